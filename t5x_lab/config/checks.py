@@ -1,0 +1,56 @@
+"""Type checks for the dataclasses that gin builds: a wrong type is found here, not deep inside a call."""
+
+import dataclasses
+import types
+import typing
+
+from t5x_lab.config.errors import UserError
+
+_NAMES = {int: "a whole number", float: "a number", str: "a string", bool: "True or False", type(None): "None"}
+
+
+def check_types(config) -> None:
+    """Checks every field of a dataclass whose annotation is made of int, float, str, bool, None, tuple or dict.
+
+    Raises:
+      UserError: naming the class, the field, the value found and what is allowed.
+    """
+    for field, annotation in typing.get_type_hints(type(config)).items():
+        value = getattr(config, field, None)
+        if not _fits(value, annotation):
+            raise UserError(
+                f"{type(config).__name__}.{field} is {value!r}; it must be {_describe(annotation)}. "
+                f"Set it with --gin.{type(config).__name__}.{field}=VALUE, or through the macro that feeds it."
+            )
+
+
+def positive(config, *fields: str) -> None:
+    """Raises a `UserError` unless each named field of `config` is greater than zero."""
+    for field in fields:
+        value = getattr(config, field)
+        if value is not None and value <= 0:
+            raise UserError(f"{type(config).__name__}.{field} is {value}; it must be greater than zero.")
+
+
+def _options(annotation) -> tuple:
+    return typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
+
+
+def _fits(value, annotation) -> bool:
+    for option in _options(annotation):
+        origin = typing.get_origin(option) or option
+        if dataclasses.is_dataclass(origin) or origin not in (int, float, str, bool, type(None), tuple, dict):
+            return True  # dataclasses and objects are checked by their own constructors
+        if origin is int and isinstance(value, int) and not isinstance(value, bool):
+            return True
+        if origin is float and isinstance(value, int | float) and not isinstance(value, bool):
+            return True
+        if origin is tuple and isinstance(value, tuple | list):
+            return True
+        if origin in (str, bool, dict, type(None)) and isinstance(value, origin):
+            return True
+    return False
+
+
+def _describe(annotation) -> str:
+    return " or ".join(_NAMES.get(o, getattr(typing.get_origin(o) or o, "__name__", str(o))) for o in _options(annotation))

@@ -1,0 +1,1 @@
+"""Turning logits into tokens, over any `step(state, token) -> (logits, state)`."""

@@ -1,0 +1,1 @@
+"""A network with its loss: what training, evaluation and decoding call."""

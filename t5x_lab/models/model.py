@@ -1,0 +1,113 @@
+"""A transformer with its loss, as pure functions of (parameters, batch).
+
+Parameters are nested dicts of arrays, so that optimizers, checkpoints and shardings need no knowledge of Flax.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx, traverse_util
+
+from t5x_lab.config.checks import check_types
+from t5x_lab.config.errors import UserError
+from t5x_lab.models.loss import check_normalizer, token_weights
+from t5x_lab.networks.config import TransformerConfig
+from t5x_lab.networks.transformer import Batch, Transformer
+from t5x_lab.ops.cross_entropy import cross_entropy
+
+Params = dict
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """A network and its loss.
+
+    Attributes:
+      network: the transformer's shapes.
+      z_loss: weight of log(Z)**2 per token with loss, 1e-4 in T5's code.
+      label_smoothing: probability mass moved from the target to all other tokens.
+      loss_normalizing_factor: see `weights_and_normalizer`; None is T5X's sum over tokens.
+    """
+
+    network: TransformerConfig
+    z_loss: float = 1e-4
+    label_smoothing: float = 0.0
+    loss_normalizing_factor: float | str | None = "NUM_REAL_TARGET_TOKENS"
+
+    def __post_init__(self):
+        check_types(self)
+        check_normalizer(self.loss_normalizing_factor)
+        if self.z_loss < 0:
+            raise UserError(f"Z_LOSS is {self.z_loss}; it must not be negative. T5 uses 1e-4; 0.0 turns it off.")
+        if not 0.0 <= self.label_smoothing < 1.0:
+            raise UserError(f"LABEL_SMOOTHING is {self.label_smoothing}; it must be at least 0 and below 1.")
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class LossSums:
+    """Sums over the tokens of a batch; they add over microbatches and evaluation batches."""
+
+    loss: jax.Array
+    z_loss: jax.Array
+    weights: jax.Array
+    correct: jax.Array
+
+
+class Model:
+    """The functions of one network. Holds shapes and names only; every method takes the parameters.
+
+    Args:
+      config: network and loss.
+      constrain: shards activations; see `Transformer`.
+    """
+
+    def __init__(self, config: ModelConfig, constrain: Callable = lambda x, axes: x):
+        self.config = config
+
+        def make(rngs):
+            return Transformer(config.network, constrain=constrain, rngs=rngs)
+
+        self._make = make
+        self._graph, self._abstract = nnx.split(nnx.eval_shape(lambda: make(nnx.Rngs(params=0))), nnx.Param)
+        self.abstract_params: Params = nnx.to_pure_dict(self._abstract)
+        flat_axes = {path: param.get_metadata("axes") for path, param in nnx.to_flat_state(self._abstract)}
+        self.axes: dict = traverse_util.unflatten_dict(flat_axes)
+        self.num_parameters = sum(leaf.size for leaf in jax.tree.leaves(self.abstract_params))
+
+    def init(self, key: jax.Array) -> Params:
+        """Fresh float32 parameters."""
+        return nnx.to_pure_dict(nnx.state(self._make(nnx.Rngs(params=key)), nnx.Param))
+
+    def network(self, params: Params) -> Transformer:
+        """The NNX module with these parameters in it."""
+        state = jax.tree.map(lambda x: x, self._abstract)
+        nnx.replace_by_pure_dict(state, params)
+        return nnx.merge(self._graph, state)
+
+    def logits(self, params: Params, batch: Batch, dropout_key: jax.Array | None = None) -> jax.Array:
+        """Teacher-forced logits, float32 [B, T, V]."""
+        return self.network(params)(batch, dropout_key)
+
+    def loss(
+        self, params: Params, batch: Batch, weights: jax.Array | None = None, dropout_key: jax.Array | None = None
+    ) -> LossSums:
+        """Cross-entropy, z-loss (weighted by `config.z_loss`), weights and right answers, summed over tokens."""
+        weights = token_weights(batch) if weights is None else weights
+        targets = batch["decoder_target_tokens"]
+        logits = self.logits(params, batch, dropout_key)
+        loss, log_z = cross_entropy(logits, targets, self.config.label_smoothing)
+        has_loss = (weights > 0).astype(jnp.float32)
+        return LossSums(
+            loss=jnp.sum(loss * weights),
+            z_loss=self.config.z_loss * jnp.sum(jnp.square(log_z) * weights),
+            weights=jnp.sum(weights),
+            correct=jnp.sum((jnp.argmax(logits, axis=-1) == targets) * has_loss),
+        )
+
+    def score(self, params: Params, batch: Batch) -> jax.Array:
+        """Sum of the log-probabilities of each row's target tokens with loss, float32 [B]; no z-loss, no smoothing."""
+        loss, _ = cross_entropy(self.logits(params, batch), batch["decoder_target_tokens"])
+        return -jnp.sum(loss * (token_weights(batch) > 0), axis=-1)

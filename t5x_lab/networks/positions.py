@@ -1,0 +1,46 @@
+"""T5's relative positions: one learned scalar per head and bucket of distances (Raffel et al., section 2.1)."""
+
+import jax
+import numpy as np
+from flax import nnx
+
+from t5x_lab.ops.attention import DiagonalBias
+
+
+def relative_position_bucket(
+    distance: np.ndarray, bidirectional: bool, num_buckets: int = 32, max_distance: int = 128
+) -> np.ndarray:
+    """Bucket of each distance (key position - query position); half the buckets exact, half logarithmic.
+
+    Unidirectional buckets put every key to the right into bucket 0. Distances from `max_distance` on share the last
+    bucket. Bidirectional buckets use the upper half for keys to the right.
+    """
+    behind = -distance
+    bucket = np.zeros_like(distance)
+    if bidirectional:
+        num_buckets //= 2
+        bucket += (behind < 0) * num_buckets
+        behind = np.abs(behind)
+    else:
+        behind = np.maximum(behind, 0)
+    exact = num_buckets // 2
+    # In float32 with T5's epsilon, so that distances on a boundary fall into the bucket that T5's weights expect.
+    ratio = behind.astype(np.float32) / exact + np.finfo(np.float32).eps
+    logarithmic = exact + (np.log(ratio) / np.log(max_distance / exact) * (num_buckets - exact)).astype(np.int32)
+    return bucket + np.where(behind < exact, behind, np.minimum(logarithmic, num_buckets - 1))
+
+
+class RelativeBias(nnx.Module):
+    """The table [heads, buckets] and its expansion over the diagonals of an attention matrix."""
+
+    def __init__(self, num_heads: int, num_buckets: int, max_distance: int, bidirectional: bool, *, rngs: nnx.Rngs):
+        limit = np.sqrt(6.0 / (num_heads + num_buckets))  # variance scaling, fan average, uniform
+        table = jax.random.uniform(rngs.params(), (num_heads, num_buckets), minval=-limit, maxval=limit)
+        self.rel_embedding = nnx.Param(table, axes=("heads", "relpos_buckets"))
+        self.num_buckets, self.max_distance, self.bidirectional = num_buckets, max_distance, bidirectional
+
+    def __call__(self, span: int, key_length: int, dtype) -> DiagonalBias:
+        """The bias for query positions 0 … span-1 and key positions 0 … key_length-1."""
+        distance = np.arange(span + key_length - 1) - (span - 1)
+        buckets = relative_position_bucket(distance, self.bidirectional, self.num_buckets, self.max_distance)
+        return DiagonalBias(self.rel_embedding[...][:, buckets].astype(dtype), span)

@@ -1,0 +1,1 @@
+"""Pure functions on arrays: attention, cross-entropy, dropout. No parameters, no configuration."""

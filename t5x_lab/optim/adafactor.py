@@ -1,0 +1,155 @@
+"""Adafactor by logical axis names (Shazeer & Stern 2018), as T5X runs it, on stacked layers.
+
+`optax.adafactor` factors the two largest dimensions and takes its root mean squares over the whole stack, so that a
+scanned model would train differently from an unrolled one. Here names decide: `layers` is a batch axis, rows are
+`embed`, columns are everything that `embed` is projected to, and every layer of a stack is updated as if it stood alone.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+ROWS = frozenset({"embed"})
+COLUMNS = frozenset({"vocab", "mlp", "heads", "kv"})
+BATCH = frozenset({"layers"})
+UNFACTORED = frozenset({"relpos_buckets"})
+
+
+class AdafactorState(NamedTuple):
+    """Step count, and per parameter either row and column means or the whole second moment; the unused are empty.
+
+    Means keep the reduced dimensions with size 1, so that a leaf's axes are its parameter's.
+    """
+
+    count: jax.Array
+    v_row: optax.Updates
+    v_col: optax.Updates
+    v: optax.Updates
+    m: optax.Updates | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Factoring:
+    """Which dimensions of one parameter are rows, columns, and averaged over; rows and columns () = not factored."""
+
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+    averaged: tuple[int, ...]
+
+
+def factoring(axes: tuple[str, ...], shape: tuple[int, ...], min_dim_size_to_factor: int) -> Factoring:
+    """Derives the factoring of a parameter from its axis names.
+
+    It is factored when it has rows and columns, none of its names forbids it, and both sizes (columns such as
+    `heads, kv` joined) reach `min_dim_size_to_factor`.
+    """
+    unknown = [name for name in axes if name not in ROWS | COLUMNS | BATCH | UNFACTORED]
+    if unknown:
+        raise ValueError(f"Adafactor has no rule for the axis {unknown[0]!r}; add it to ROWS, COLUMNS, BATCH or UNFACTORED.")
+    rows = tuple(i for i, name in enumerate(axes) if name in ROWS)
+    columns = tuple(i for i, name in enumerate(axes) if name in COLUMNS)
+    averaged = tuple(i for i, name in enumerate(axes) if name not in BATCH)
+    sizes = [math.prod(shape[i] for i in dims) if dims else 0 for dims in (rows, columns)]
+    if min(sizes) < max(min_dim_size_to_factor, 1) or UNFACTORED & set(axes):
+        rows = columns = ()
+    return Factoring(rows, columns, averaged)
+
+
+def adafactor(
+    learning_rate: Callable[[jax.Array], jax.Array],
+    axes: dict,
+    *,
+    decay_rate: float = 0.8,
+    clipping_threshold: float | None = 1.0,
+    multiply_by_parameter_scale: bool = True,
+    min_dim_size_to_factor: int = 128,
+    momentum: float | None = None,
+    weight_decay: float | None = None,
+    epsilon1: float = 1e-30,
+    epsilon2: float = 1e-3,
+) -> optax.GradientTransformation:
+    """Adafactor with T5X's defaults: no momentum, relative step sizes, update clipping.
+
+    With g the gradient, t the step from 1 and beta2_t = 1 - t**-decay_rate (the paper's section 7.2):
+
+        V_t = beta2_t V_{t-1} + (1 - beta2_t) (g**2 + epsilon1), kept as means over rows and columns where factored
+        U   = g / sqrt(V_t);  U /= max(1, rms(U) / clipping_threshold)
+        x  -= learning_rate(t - 1) * max(epsilon2, rms(x)) * U
+
+    Args:
+      learning_rate: function of the step, from 0.
+      axes: the parameters' logical axis names, in the tree of the parameters.
+      decay_rate … epsilon2: as above; `clipping_threshold=None` and `multiply_by_parameter_scale=False` turn theirs off.
+      min_dim_size_to_factor: smaller matrices keep their whole second moment.
+      momentum: None keeps none, which is where Adafactor's memory is saved.
+      weight_decay: fraction of the parameter subtracted each step, or None.
+
+    Returns:
+      An optax transformation; its updates are to be added to the parameters.
+    """
+
+    def factorings(params):
+        is_axes = lambda node: isinstance(node, tuple)
+        return jax.tree.map(lambda a, p: factoring(a, p.shape, min_dim_size_to_factor), axes, params, is_leaf=is_axes)
+
+    def init(params):
+        plan = factorings(params)
+
+        def zeros(kind):
+            def one(f: Factoring, p):
+                shapes = {
+                    "v_row": _reduced(p.shape, f.columns) if f.rows else (0,),
+                    "v_col": _reduced(p.shape, f.rows) if f.rows else (0,),
+                    "v": (0,) if f.rows else p.shape,
+                    "m": p.shape,
+                }
+                return jnp.zeros(shapes[kind], jnp.float32)
+
+            return jax.tree.map(one, plan, params)
+
+        m = None if momentum is None else zeros("m")
+        return AdafactorState(jnp.zeros((), jnp.int32), zeros("v_row"), zeros("v_col"), zeros("v"), m)
+
+    def update(grads, state, params):
+        rate = learning_rate(state.count)
+        beta2 = 1.0 - (state.count.astype(jnp.float32) + 1.0) ** -decay_rate
+
+        def one(f: Factoring, p, g, v_row, v_col, v):
+            g = g.astype(jnp.float32)
+            square = g * g + epsilon1
+            if f.rows:
+                v_row = beta2 * v_row + (1 - beta2) * jnp.mean(square, axis=f.columns, keepdims=True)
+                v_col = beta2 * v_col + (1 - beta2) * jnp.mean(square, axis=f.rows, keepdims=True)
+                u = g * jax.lax.rsqrt(v_row / jnp.mean(v_row, axis=f.rows, keepdims=True)) * jax.lax.rsqrt(v_col)
+            else:
+                v = beta2 * v + (1 - beta2) * square
+                u = g * jax.lax.rsqrt(v)
+            if clipping_threshold is not None:
+                u /= jnp.maximum(1.0, _rms(u, f.averaged) / clipping_threshold)
+            scale = jnp.maximum(_rms(p, f.averaged), epsilon2) if multiply_by_parameter_scale else 1.0
+            return -rate * scale * u, v_row, v_col, v
+
+        plan = factorings(params)
+        out = jax.tree.map(one, plan, params, grads, state.v_row, state.v_col, state.v)
+        updates, v_row, v_col, v = jax.tree.transpose(jax.tree.structure(plan), None, out)
+        m = state.m
+        if momentum is not None:
+            m = updates = jax.tree.map(lambda old, new: momentum * old + (1 - momentum) * new, m, updates)
+        if weight_decay is not None:
+            updates = jax.tree.map(lambda u, p: u - weight_decay * p, updates, params)
+        return updates, AdafactorState(state.count + 1, v_row, v_col, v, m)
+
+    return optax.GradientTransformation(init, update)
+
+
+def _reduced(shape: tuple[int, ...], dims: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(1 if i in dims else size for i, size in enumerate(shape))
+
+
+def _rms(x: jax.Array, averaged: tuple[int, ...]) -> jax.Array:
+    return jnp.sqrt(jnp.mean(jnp.square(x.astype(jnp.float32)), axis=averaged, keepdims=True))

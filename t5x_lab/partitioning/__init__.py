@@ -1,0 +1,1 @@
+"""Meshes, and the table that maps logical axis names to them."""

@@ -1,0 +1,120 @@
+"""The training step: loss, gradient, update, counters. A pure function of (state, batch)."""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from t5x_lab.models.loss import weights_and_normalizer
+from t5x_lab.models.model import LossSums, Model, Params
+from t5x_lab.networks.transformer import Batch
+from t5x_lab.training.state import COUNTERS, TrainState, add_to_counter
+
+Metrics = dict[str, jax.Array]
+
+
+def make_train_step(
+    model: Model,
+    optimizer: optax.GradientTransformation,
+    learning_rate: Callable[[jax.Array], jax.Array],
+    *,
+    seed: int,
+    microbatches: int = 1,
+) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
+    """Builds the step.
+
+    Args:
+      model: gives loss sums.
+      optimizer: an optax transformation.
+      learning_rate: the optimizer's schedule, for the metrics.
+      seed: of dropout; the key of a step is derived from the seed and the step's number.
+      microbatches: the batch is worked off in so many equal parts; loss and gradient do not depend on it.
+
+    Returns:
+      (state, batch) -> (state, metrics), where metrics are scalars: `loss` (cross-entropy per token with loss),
+      `z_loss`, `accuracy`, `grad_norm`, `learning_rate`, `healthy`, and this step's counts of tokens.
+    """
+
+    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        key = jax.random.fold_in(jax.random.key(seed), state.step)
+        weights, normalizer = weights_and_normalizer(batch, model.config.loss_normalizing_factor)
+        grads, sums = _gradients(model, state.params, batch, weights, normalizer, key, microbatches)
+
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        counts = count_tokens(batch)
+        new = dataclasses.replace(
+            state,
+            step=state.step + 1,
+            params=optax.apply_updates(state.params, updates),
+            opt_state=opt_state,
+            counters={name: add_to_counter(state.counters[name], counts[name]) for name in COUNTERS},
+        )
+        grad_norm = optax.global_norm(grads)
+        healthy = state.healthy & jnp.isfinite(sums.loss) & jnp.isfinite(sums.z_loss) & jnp.isfinite(grad_norm)
+        # The old buffers are donated and metrics are read a step late, so a bad step is undone here.
+        new = jax.tree.map(lambda new, old: jnp.where(healthy, new, old), new, state)
+        metrics = {
+            **per_token(sums),
+            "grad_norm": grad_norm,
+            "learning_rate": learning_rate(state.step),
+            "healthy": healthy,
+            **counts,
+        }
+        return dataclasses.replace(new, healthy=healthy), metrics
+
+    return train_step
+
+
+def _gradients(
+    model: Model, params: Params, batch: Batch, weights, normalizer, key, microbatches: int
+) -> tuple[Params, LossSums]:
+    """Gradient of (loss + z-loss) / normalizer and the sums, over all microbatches."""
+
+    def objective(params, batch, weights, key):
+        sums = model.loss(params, batch, weights, key if model.config.network.dropout_rate else None)
+        return (sums.loss + sums.z_loss) / normalizer, sums
+
+    gradient = jax.grad(objective, has_aux=True)
+    if microbatches == 1:
+        return gradient(params, batch, weights, key)
+
+    def split(x):
+        # Every microbatch takes rows from every device's part of the batch, so that none of them idles.
+        return jnp.moveaxis(x.reshape(x.shape[0] // microbatches, microbatches, *x.shape[1:]), 1, 0)
+
+    def accumulate(total, inputs):
+        micro, weights, index = inputs
+        result = gradient(params, micro, weights, jax.random.fold_in(key, index))
+        return jax.tree.map(jnp.add, total, result), None
+
+    zero = jnp.zeros((), jnp.float32)
+    start = (jax.tree.map(jnp.zeros_like, params), LossSums(zero, zero, zero, zero))
+    inputs = (jax.tree.map(split, dict(batch)), split(weights), jnp.arange(microbatches))
+    return jax.lax.scan(accumulate, start, inputs)[0]
+
+
+def make_eval_step(model: Model) -> Callable[[Params, Batch], tuple[LossSums, Metrics]]:
+    """(params, batch) -> (loss sums with plain token weights, counts of tokens); no dropout, no smoothing of sums."""
+
+    def eval_step(params: Params, batch: Batch) -> tuple[LossSums, Metrics]:
+        return model.loss(params, batch), count_tokens(batch)
+
+    return eval_step
+
+
+def per_token(sums: LossSums) -> Metrics:
+    """Means over the tokens with loss."""
+    weights = jnp.maximum(sums.weights, 1e-6)
+    return {"loss": sums.loss / weights, "z_loss": sums.z_loss / weights, "accuracy": sums.correct / weights}
+
+
+def count_tokens(batch: Batch) -> Metrics:
+    """Tokens of a batch: processed (padding excluded), with loss, and of raw text where the pipeline counted them."""
+    processed = jnp.sum(batch["decoder_target_tokens"] > 0)
+    with_loss = jnp.sum(batch["decoder_loss_weights"] > 0) if "decoder_loss_weights" in batch else processed
+    if "encoder_input_tokens" in batch:
+        processed += jnp.sum(batch["encoder_input_tokens"] > 0)
+    raw = jnp.sum(batch["raw_tokens"]) if "raw_tokens" in batch else jnp.zeros((), jnp.int32)
+    return {"tokens_processed": processed, "tokens_with_loss": with_loss, "raw_tokens": raw}
