@@ -48,12 +48,19 @@ class ModelConfig:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LossSums:
-    """Sums over the tokens of a batch; they add over microbatches and evaluation batches."""
+    """Sums over the tokens of a batch; they add over microbatches and evaluation batches.
 
+    Attributes:
+      objective: what training differentiates: (cross-entropy + z-loss) times the objective's weights.
+      loss, z_loss, correct: times the batch's own loss weights, for the metrics.
+      weights: sum of those weights.
+    """
+
+    objective: jax.Array
     loss: jax.Array
     z_loss: jax.Array
-    weights: jax.Array
     correct: jax.Array
+    weights: jax.Array
 
 
 class Model:
@@ -92,19 +99,21 @@ class Model:
         return self.network(params)(batch, dropout_key)
 
     def loss(
-        self, params: Params, batch: Batch, weights: jax.Array | None = None, dropout_key: jax.Array | None = None
+        self, params: Params, batch: Batch, objective_weights: jax.Array | None = None, dropout_key=None
     ) -> LossSums:
-        """Cross-entropy, z-loss (weighted by `config.z_loss`), weights and right answers, summed over tokens."""
-        weights = token_weights(batch) if weights is None else weights
+        """Loss sums of a batch; `objective_weights` [B, T] are the loss weights unless given."""
+        weights = token_weights(batch)
+        objective_weights = weights if objective_weights is None else objective_weights
         targets = batch["decoder_target_tokens"]
         logits = self.logits(params, batch, dropout_key)
         loss, log_z = cross_entropy(logits, targets, self.config.label_smoothing)
-        has_loss = (weights > 0).astype(jnp.float32)
+        z_loss = self.config.z_loss * jnp.square(log_z)
         return LossSums(
+            objective=jnp.sum((loss + z_loss) * objective_weights),
             loss=jnp.sum(loss * weights),
-            z_loss=self.config.z_loss * jnp.sum(jnp.square(log_z) * weights),
+            z_loss=jnp.sum(z_loss * weights),
+            correct=jnp.sum((jnp.argmax(logits, axis=-1) == targets) * weights),
             weights=jnp.sum(weights),
-            correct=jnp.sum((jnp.argmax(logits, axis=-1) == targets) * has_loss),
         )
 
     def score(self, params: Params, batch: Batch) -> jax.Array:

@@ -21,7 +21,7 @@ UNFACTORED = frozenset({"relpos_buckets"})
 
 
 class AdafactorState(NamedTuple):
-    """Step count, and per parameter either row and column means or the whole second moment; the unused are empty.
+    """Step count, and per parameter either row and column means or the whole second moment; the unused have shape (1,).
 
     Means keep the reduced dimensions with size 1, so that a leaf's axes are its parameter's.
     """
@@ -103,9 +103,9 @@ def adafactor(
         def zeros(kind):
             def one(f: Factoring, p):
                 shapes = {
-                    "v_row": _reduced(p.shape, f.columns) if f.rows else (0,),
-                    "v_col": _reduced(p.shape, f.rows) if f.rows else (0,),
-                    "v": (0,) if f.rows else p.shape,
+                    "v_row": _reduced(p.shape, f.columns) if f.rows else (1,),
+                    "v_col": _reduced(p.shape, f.rows) if f.rows else (1,),
+                    "v": (1,) if f.rows else p.shape,
                     "m": p.shape,
                 }
                 return jnp.zeros(shapes[kind], jnp.float32)

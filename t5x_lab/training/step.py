@@ -74,7 +74,7 @@ def _gradients(
 
     def objective(params, batch, weights, key):
         sums = model.loss(params, batch, weights, key if model.config.network.dropout_rate else None)
-        return (sums.loss + sums.z_loss) / normalizer, sums
+        return sums.objective / normalizer, sums
 
     gradient = jax.grad(objective, has_aux=True)
     if microbatches == 1:
@@ -90,13 +90,13 @@ def _gradients(
         return jax.tree.map(jnp.add, total, result), None
 
     zero = jnp.zeros((), jnp.float32)
-    start = (jax.tree.map(jnp.zeros_like, params), LossSums(zero, zero, zero, zero))
+    start = (jax.tree.map(jnp.zeros_like, params), LossSums(*(zero,) * 5))
     inputs = (jax.tree.map(split, dict(batch)), split(weights), jnp.arange(microbatches))
     return jax.lax.scan(accumulate, start, inputs)[0]
 
 
 def make_eval_step(model: Model) -> Callable[[Params, Batch], tuple[LossSums, Metrics]]:
-    """(params, batch) -> (loss sums with plain token weights, counts of tokens); no dropout, no smoothing of sums."""
+    """(params, batch) -> (loss sums, counts of tokens), without dropout."""
 
     def eval_step(params: Params, batch: Batch) -> tuple[LossSums, Metrics]:
         return model.loss(params, batch), count_tokens(batch)

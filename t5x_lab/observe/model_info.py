@@ -1,0 +1,53 @@
+"""Every parameter of a model: name, shape, logical axes, sharding, bytes; as rows, as text, as JSON."""
+
+import math
+
+import jax
+from jax.sharding import Mesh
+
+from t5x_lab.models.model import Model
+from t5x_lab.partitioning.rules import partition_spec
+
+
+def parameter_rows(model: Model, mesh: Mesh | None = None) -> list[dict]:
+    """One dict a parameter, with `name`, `shape`, `dtype`, `axes`, `bytes`, and on a mesh `sharding`, `bytes_per_device`."""
+    axes = jax.tree.leaves(model.axes, is_leaf=lambda node: isinstance(node, tuple))
+    rows = []
+    leaves = jax.tree_util.tree_leaves_with_path(model.abstract_params)
+    for (path, param), names in zip(leaves, axes, strict=True):
+        size = math.prod(param.shape) * param.dtype.itemsize
+        row = {
+            "name": "/".join(entry.key for entry in path),
+            "shape": list(param.shape),
+            "dtype": str(param.dtype),
+            "axes": list(names),
+            "bytes": size,
+        }
+        if mesh is not None:
+            spec = partition_spec(names)
+            row["sharding"] = [entry or None for entry in spec]
+            row["bytes_per_device"] = size // math.prod(mesh.shape[entry] for entry in spec if entry)
+        rows.append(row)
+    return rows
+
+
+def model_info(model: Model, mesh: Mesh | None = None) -> str:
+    """The table that is written to model-info.txt."""
+    rows = parameter_rows(model, mesh)
+    header = ["parameter", "shape", "axes", "bytes"] + (["sharding", "bytes/device"] if mesh else [])
+    cells = [
+        [row["name"], "x".join(map(str, row["shape"])), ", ".join(row["axes"]), f"{row['bytes']:,}"]
+        + ([", ".join(str(s or "-") for s in row["sharding"]), f"{row['bytes_per_device']:,}"] if mesh else [])
+        for row in rows
+    ]
+    widths = [max(len(line[i]) for line in [header, *cells]) for i in range(len(header))]
+    numeric = {3, 5}
+    lines = [
+        "  ".join(cell.rjust(w) if i in numeric else cell.ljust(w) for i, (cell, w) in enumerate(zip(line, widths)))
+        for line in [header, *cells]
+    ]
+    total = sum(row["bytes"] for row in rows)
+    lines.append(f"\n{model.num_parameters:,} parameters, {total:,} bytes")
+    if mesh:
+        lines.append(f"{sum(row['bytes_per_device'] for row in rows):,} bytes on each of {mesh.size} devices, mesh {dict(mesh.shape)}")
+    return "\n".join(line.rstrip() for line in lines) + "\n"

@@ -1,0 +1,148 @@
+"""The training loop: dispatch a step, read the metrics of the one before, let hooks look at the state when they are due."""
+
+import dataclasses
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+import jax
+
+from t5x_lab.training.batches import Batches, HostBatch
+from t5x_lab.training.state import TrainState
+
+Record = Callable[[int, dict[str, float]], None]
+
+
+class Preempted(Exception):
+    """The process was asked to end; the state is saved."""
+
+
+class Diverged(Exception):
+    """A step's loss or gradient was not finite; the state before it is saved."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Hook:
+    """`run(step, state)` after every `period` steps, and after the last one.
+
+    `at_stop` hooks (the one that saves) also run when the loop ends early.
+    """
+
+    run: Callable[[int, TrainState], None]
+    period: int
+    at_stop: bool = False
+
+
+def train(
+    state: TrainState,
+    batches: Batches,
+    train_step: Callable,
+    *,
+    put: Callable[[HostBatch], dict[str, jax.Array]],
+    total_steps: int,
+    record: Record,
+    hooks: Sequence[Hook] = (),
+) -> TrainState:
+    """Runs steps from `state.step` up to `total_steps`.
+
+    Args:
+      state: donated to the steps; use the returned one.
+      batches: where host batches come from.
+      train_step: compiled (state, batch) -> (state, metrics).
+      put: makes global arrays of this process's rows.
+      total_steps: where to stop, counted from the run's beginning.
+      record: called with every step's number and metrics, one step late, so that the host never waits for the device
+        between two steps.
+      hooks: what happens between steps.
+
+    Raises:
+      Preempted: after SIGTERM, when the running step and the `at_stop` hooks are done.
+      Diverged: after a step that was not finite; `state` is then the one before that step.
+    """
+    pending: _Pending | None = None
+    first = int(state.step)
+    clock = time.monotonic()
+    with _StopSignal() as stop:
+        for step in range(first + 1, total_steps + 1):
+            before = time.monotonic()
+            batch = next(batches)
+            wait = time.monotonic() - before
+            state, metrics = train_step(state, put(batch))
+            if pending:
+                clock = _finish(pending, clock, record, state, hooks)
+            pending = _Pending(step, metrics, wait)
+            due = [hook for hook in hooks if step % hook.period == 0 or step == total_steps]
+            if due or stop.requested:
+                clock = _finish(pending, clock, record, state, hooks)
+                pending = None
+            for hook in due:
+                hook.run(step, state)
+            if due:
+                clock = time.monotonic()
+            if stop.requested:
+                _save(step, state, (hook for hook in hooks if hook not in due))
+                raise Preempted(f"stopped by {stop.requested} after step {step}; everything is saved")
+    return state
+
+
+@dataclasses.dataclass(frozen=True)
+class _Pending:
+    step: int
+    metrics: dict[str, jax.Array]
+    data_wait: float
+
+
+def _finish(pending: _Pending, clock: float, record: Record, state: TrainState, hooks: Sequence[Hook]) -> float:
+    """Waits for a step, hands its metrics on, and stops if it was not finite; returns the time it was done."""
+    metrics = {name: value.item() for name, value in jax.device_get(pending.metrics).items()}
+    now = time.monotonic()
+    seconds = max(now - clock, 1e-9)
+    healthy = metrics.pop("healthy")
+    record(
+        pending.step,
+        {
+            **metrics,
+            "seconds_per_step": seconds,
+            "tokens_per_second": metrics["tokens_processed"] / seconds,
+            "data_wait_fraction": min(pending.data_wait / seconds, 1.0),
+        },
+    )
+    if not healthy:
+        _save(pending.step - 1, state, hooks)
+        raise Diverged(
+            f"step {pending.step} had loss {metrics['loss']} and gradient norm {metrics['grad_norm']}; the state before "
+            "it is saved. Running again continues after the batches read so far; a lower learning rate or a longer "
+            "warm-up is the usual cure."
+        )
+    return now
+
+
+def _save(step: int, state: TrainState, hooks: Iterable[Hook]) -> None:
+    for hook in hooks:
+        if hook.at_stop:
+            hook.run(step, state)
+
+
+class _StopSignal:
+    """Turns SIGTERM (and the first Ctrl-C) into a request that the loop sees between two steps."""
+
+    def __init__(self):
+        self.requested = ""
+
+    def __enter__(self):
+        self._old = {}
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._old[number] = signal.signal(number, self._request)
+        return self
+
+    def _request(self, number, frame):
+        del frame
+        if self.requested and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.requested = signal.Signals(number).name
+
+    def __exit__(self, *unused):
+        for number, handler in self._old.items():
+            signal.signal(number, handler)
