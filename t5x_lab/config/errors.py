@@ -7,6 +7,10 @@ from collections.abc import Iterable
 class UserError(Exception):
     """A mistake the user can mend. Commands print its message on stderr, without a traceback, and exit with status 2."""
 
+    def __init__(self, sentence: str):
+        super().__init__(sentence)
+        self.sentence = sentence  # gin appends its own call stack to str(error); this stays as it was
+
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Returns ' Did you mean "…"?' for the known name closest to `name`, or '' when none is close."""

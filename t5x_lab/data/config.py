@@ -90,6 +90,13 @@ class DataConfig:
                 f"same number of rows. Change one of them, for example --gin.DATA_SHARDS={_largest_divisor(self)}."
             )
 
+    def model_lengths(self, has_encoder: bool) -> tuple[int, int]:
+        """Tokens of a row for the encoder (0 without one) and for the decoder, which without an encoder reads both."""
+        inputs, targets = (self.task_feature_lengths.get(name, 0) for name in ("inputs", "targets"))
+        if has_encoder:
+            return inputs, targets
+        return 0, targets if "prefix_lm_objective" in self.mixture_or_task_name else inputs + targets
+
 
 def _largest_divisor(config: DataConfig) -> int:
     return max(n for n in range(1, config.shards + 1) if config.batch_size % n == 0)

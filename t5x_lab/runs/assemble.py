@@ -1,0 +1,127 @@
+"""Model, mesh, shardings and compiled steps of a run: everything between the configuration and the loop."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from t5x_lab.config.errors import UserError
+from t5x_lab.models.model import Model, ModelConfig, Params
+from t5x_lab.optim.optimizers import Adafactor, AdamW
+from t5x_lab.partitioning.mesh import MeshShape, make_mesh
+from t5x_lab.partitioning.rules import (
+    activation_constraint,
+    batch_sharding,
+    check_divides,
+    optimizer_shardings,
+    param_shardings,
+)
+from t5x_lab.training.batches import HostBatch
+from t5x_lab.training.state import TrainState, initial_state
+from t5x_lab.training.step import make_eval_step, make_train_step
+
+
+class Placed:
+    """A model on a mesh: where its parameters and batches go.
+
+    Raises:
+      UserError: when the mesh does not fit the devices, or does not divide the model's sizes.
+    """
+
+    def __init__(self, config: ModelConfig, mesh: MeshShape, devices: list | None = None):
+        self.mesh: Mesh = make_mesh(mesh, devices)
+        self.model = Model(config, activation_constraint(self.mesh))
+        check_divides(self.model.abstract_params, self.model.axes, self.mesh.shape)
+        self.param_shardings = param_shardings(self.model.axes, self.mesh)
+        self.batch_sharding = batch_sharding(self.mesh)
+        self.replicated = NamedSharding(self.mesh, PartitionSpec())
+
+    @property
+    def row_multiple(self) -> int:
+        """Batches have a multiple of so many rows."""
+        return self.mesh.shape["data"] * self.mesh.shape["fsdp"]
+
+    @property
+    def abstract_params(self) -> Params:
+        """Shapes and shardings, for restoring."""
+        return _with_shardings(self.model.abstract_params, self.param_shardings)
+
+    def put(self, batch: HostBatch) -> dict[str, jax.Array]:
+        """Global arrays of this process's rows."""
+        return {name: jax.make_array_from_process_local_data(self.batch_sharding, x) for name, x in batch.items()}
+
+    def init_params(self, seed: int) -> Params:
+        """Fresh parameters, made where they will live; the same numbers on every mesh."""
+        return jax.jit(self.model.init, out_shardings=self.param_shardings)(jax.random.key(seed))
+
+    @functools.cached_property
+    def eval_step(self) -> Callable:
+        return jax.jit(
+            make_eval_step(self.model),
+            in_shardings=(self.param_shardings, self.batch_sharding),
+            out_shardings=self.replicated,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """A placed model with its optimizer.
+
+    Attributes:
+      placed: model and mesh.
+      optimizer: the optax transformation.
+      abstract_state: shapes and shardings of a `TrainState`, for restoring.
+      step: the compiled training step; it donates the state.
+    """
+
+    placed: Placed
+    optimizer: optax.GradientTransformation
+    abstract_state: TrainState
+    step: Callable[[TrainState, Any], tuple[TrainState, dict[str, jax.Array]]]
+
+    def start(self, params: Params) -> TrainState:
+        """Step 0 with these parameters."""
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state)
+        make = functools.partial(initial_state, self.placed.model, self.optimizer)
+        return jax.jit(make, out_shardings=shardings)(params)
+
+
+def assemble(
+    placed: Placed, optimizer: Adafactor | AdamW, *, batch_size: int, microbatches: int, seed: int
+) -> Training:
+    """Builds the training step and the shardings of its state.
+
+    Raises:
+      UserError: when the batch cannot be split over the mesh.
+    """
+    rows, parts = batch_size // microbatches, placed.row_multiple
+    if rows % parts:
+        raise UserError(
+            f"BATCH_SIZE / MICROBATCHES is {rows} rows, which cannot be split over data * fsdp = {parts} devices. Choose a "
+            f"multiple of {parts}."
+        )
+    model = placed.model
+    transformation = optimizer.make(model.axes)
+    abstract = jax.eval_shape(functools.partial(initial_state, model, transformation), model.abstract_params)
+    shardings = jax.tree.map(lambda leaf: placed.replicated, abstract)
+    shardings = dataclasses.replace(
+        shardings,
+        params=placed.param_shardings,
+        opt_state=optimizer_shardings(abstract.opt_state, model.abstract_params, model.axes, placed.mesh),
+    )
+    step = make_train_step(model, transformation, optimizer.learning_rate, seed=seed, microbatches=microbatches)
+    compiled = jax.jit(
+        step,
+        in_shardings=(shardings, placed.batch_sharding),
+        out_shardings=(shardings, placed.replicated),
+        donate_argnums=0,
+    )
+    return Training(placed, transformation, _with_shardings(abstract, shardings), compiled)
+
+
+def _with_shardings(abstract, shardings):
+    return jax.tree.map(lambda leaf, s: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=s), abstract, shardings)

@@ -1,0 +1,109 @@
+"""What gin builds: one `RunConfig`, made of the dataclasses of all layers, which are registered with gin here."""
+
+import dataclasses
+
+import gin
+
+from t5x_lab.config import gin_files
+from t5x_lab.config.checks import check_types, positive
+from t5x_lab.config.errors import UserError
+from t5x_lab.data.config import ByteVocabulary, DataConfig, SentencePieceVocabulary, TextFiles, Vocabulary
+from t5x_lab.models.model import ModelConfig
+from t5x_lab.networks.config import TransformerConfig
+from t5x_lab.optim.optimizers import Adafactor, AdamW
+from t5x_lab.optim.schedules import LearningRate
+from t5x_lab.partitioning.mesh import MeshShape
+
+DEFAULTS = "runs/defaults.gin"
+HINTS = {
+    "MODEL": "Add a model file, for example --gin_file=models/t5_1_1/small.gin.",
+    "MIXTURE_OR_TASK_NAME": "Add an objective file, for example --gin_file=objectives/span_corruption.gin, or name a task.",
+    "TASK_FEATURE_LENGTHS": 'It gives tokens per feature, for example {"inputs": 512, "targets": 114}.',
+    "MODEL_DIR": "It is the directory that the run is kept in.",
+    "TRAIN_STEPS": "It is the number of the last step, counted from the beginning of the run.",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """A training run, whole.
+
+    Attributes:
+      model, optimizer, data: see their classes.
+      train_steps: the last step, counted from the beginning of the run.
+      model_dir: where the run is kept.
+      initial_checkpoint_path: a run or checkpoint whose parameters a new run starts from, or None.
+      resume: whether to continue what is in `model_dir`; False asks for a fresh start and refuses to overwrite one.
+      seed: of parameters, dropout and data.
+      mesh: devices along `data`, `fsdp`, `tensor`.
+      microbatches: parts that a batch is worked off in.
+      eval_period, checkpoint_period: steps between them.
+      checkpoints_to_keep: the newest so many.
+    """
+
+    model: ModelConfig
+    optimizer: Adafactor | AdamW
+    data: DataConfig
+    train_steps: int
+    model_dir: str
+    initial_checkpoint_path: str | None = None
+    resume: bool = True
+    seed: int = 0
+    mesh: str | dict | MeshShape = "data=-1"
+    microbatches: int = 1
+    eval_period: int = 1000
+    checkpoint_period: int = 1000
+    checkpoints_to_keep: int = 3
+
+    def __post_init__(self):
+        check_types(self)
+        positive(
+            self, "train_steps", "microbatches", "eval_period", "checkpoint_period", "checkpoints_to_keep"
+        )
+        if self.data.batch_size % self.microbatches:
+            raise UserError(
+                f"BATCH_SIZE is {self.data.batch_size}, which MICROBATCHES={self.microbatches} does not divide; every "
+                "microbatch has the same number of rows."
+            )
+        object.__setattr__(self, "mesh", MeshShape.parse(self.mesh))
+
+
+for _configurable in (
+    RunConfig,
+    ModelConfig,
+    TransformerConfig,
+    DataConfig,
+    TextFiles,
+    SentencePieceVocabulary,
+    ByteVocabulary,
+    Adafactor,
+    AdamW,
+    LearningRate,
+):
+    gin.external_configurable(_configurable, module="t5x_lab")
+
+
+@dataclasses.dataclass(frozen=True)
+class GinConfig:
+    """A parsed configuration, of which the parts that a command needs are built.
+
+    Args:
+      files, bindings, search_paths: see `t5x_lab.config.gin_files.parse`.
+    """
+
+    files: tuple[str, ...] = ()
+    bindings: tuple[str, ...] = ()
+    search_paths: tuple[str, ...] = ()
+
+    def __post_init__(self):
+        gin_files.parse([DEFAULTS, *self.files], self.bindings, self.search_paths)
+        object.__setattr__(self, "text", gin_files.config_text())
+
+    def run(self) -> RunConfig:
+        return gin_files.build("RunConfig", HINTS)
+
+    def model(self) -> ModelConfig:
+        return gin_files.build("MODEL", HINTS)
+
+    def vocabulary(self) -> Vocabulary:
+        return gin_files.build("VOCABULARY", HINTS)

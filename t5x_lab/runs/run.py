@@ -1,0 +1,253 @@
+"""A model with its parameters and vocabulary, in Python: generate, score, logits, loss."""
+
+import functools
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from etils import epath
+
+from t5x_lab.checkpoints.manager import find_checkpoint, read_info, restore_params, save_params
+from t5x_lab.config.errors import UserError
+from t5x_lab.decoding.sampling import SamplingConfig, sample
+from t5x_lab.models import prediction
+from t5x_lab.models.model import Params
+from t5x_lab.partitioning.mesh import MeshShape
+from t5x_lab.runs.assemble import Placed
+from t5x_lab.runs.config import GinConfig
+from t5x_lab.training.step import per_token
+
+_LENGTH_MULTIPLE = 16  # lengths are padded to multiples of it, so that few programs are compiled
+
+
+def load(model_dir: str, step: int | None = None, mesh: str = "data=1") -> "Run":
+    """The model of a run directory, at its latest checkpoint or at `step`.
+
+    Args:
+      model_dir: a directory that `t5x_lab train` or `Run.save` wrote.
+      step: a checkpoint's step.
+      mesh: devices to spread it over, such as "fsdp=8"; the first device alone by default.
+    """
+    config_file = epath.Path(model_dir) / "config.gin"
+    if not config_file.exists():
+        raise UserError(f"{model_dir} is not a run directory: it has no config.gin. Name the MODEL_DIR of a training run.")
+    return from_gin([str(config_file)], checkpoint=model_dir, step=step, mesh=mesh)
+
+
+def from_gin(
+    files: Sequence[str],
+    bindings: Sequence[str] = (),
+    *,
+    seed: int = 0,
+    checkpoint: str | None = None,
+    step: int | None = None,
+    mesh: str = "data=1",
+) -> "Run":
+    """A model from gin files, with fresh parameters or those of a checkpoint.
+
+    Args:
+      files: at least a model file, such as "models/t5_1_1/small.gin".
+      bindings: gin bindings, such as "DROPOUT_RATE = 0.0".
+      seed: of fresh parameters.
+      checkpoint: a run directory or a checkpoint in one.
+      step: which checkpoint of a run directory; the latest by default.
+      mesh: see `load`.
+    """
+    config = GinConfig(tuple(map(str, files)), tuple(bindings))
+    shape = MeshShape.parse(mesh)
+    fixed = [size for size in (shape.data, shape.fsdp, shape.tensor) if size > 0]
+    devices = jax.devices() if len(fixed) < 3 else jax.devices()[: int(np.prod(fixed))]
+    placed = Placed(config.model(), shape, devices)
+    if checkpoint is None:
+        return Run(config, placed, placed.init_params(seed), step=0)
+    path = find_checkpoint(checkpoint, step)
+    return Run(config, placed, restore_params(path, placed.abstract_params), step=read_info(path)["step"])
+
+
+class Run:
+    """A model that can be asked.
+
+    Attributes:
+      params: nested dict of arrays, logical names.
+      num_parameters: their number.
+      mesh: the devices they are on.
+      step: of the checkpoint they came from.
+    """
+
+    def __init__(self, config: GinConfig, placed: Placed, params: Params, step: int):
+        self.config, self.params, self.step = config, params, step
+        self._placed, self._model = placed, placed.model
+        self.num_parameters = placed.model.num_parameters
+        self.mesh = placed.mesh
+
+    @functools.cached_property
+    def vocabulary(self):
+        """The SeqIO vocabulary of the configuration."""
+        from t5x_lab.data.vocabularies import build_vocabulary
+
+        return build_vocabulary(self.config.vocabulary())
+
+    @functools.cached_property
+    def input_eos(self) -> bool:
+        """Whether the run's task ends its inputs with an end token, and so text given as inputs is too."""
+        try:
+            data = self.config.run().data
+        except UserError:
+            return False  # a model without a task
+        from t5x_lab.data.tasks import get_mixture_or_task
+
+        feature = get_mixture_or_task(data).output_features.get("inputs")
+        return feature is not None and feature.add_eos
+
+    def generate(
+        self,
+        prompts: Sequence[str],
+        *,
+        max_tokens: int = 64,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        num_samples: int = 1,
+        seed: int = 0,
+    ) -> list[list[str]]:
+        """Completes each prompt `num_samples` times; greedy at temperature 0. See `SamplingConfig`.
+
+        Returns:
+          one list a prompt, of `num_samples` strings without the prompt.
+        """
+        rows = [self._encode(prompt, self.input_eos) for prompt in prompts for _ in range(num_samples)]
+        tokens, _ = self.generate_tokens(
+            _pad(rows), max_tokens=max_tokens, sampling=SamplingConfig(temperature, top_k, top_p), seed=seed
+        )
+        texts = [self._decode(row) for row in tokens]
+        return [texts[i : i + num_samples] for i in range(0, len(texts), num_samples)]
+
+    def generate_tokens(
+        self, prompts: np.ndarray, *, max_tokens: int, sampling: SamplingConfig = SamplingConfig(), seed: int = 0
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Completes token ids int [B, P], 0 = padding on the right.
+
+        Returns:
+          (tokens int32 [B, max_tokens], 0 after the end token; log-probability of each, float32)
+        """
+        if max_tokens < 1:
+            raise UserError(f"max_tokens is {max_tokens}; it must be at least 1.")
+        prompts = _pad_rows(_pad(prompts), self._placed.row_multiple)
+        out = self._generate(max_tokens, sampling)(self.params, jnp.asarray(prompts), jax.random.key(seed))
+        return tuple(np.asarray(x)[: len(prompts)] for x in out)
+
+    @functools.lru_cache(maxsize=8)
+    def _generate(self, max_tokens: int, sampling: SamplingConfig):
+        model = self._model
+        eos_id = self.vocabulary.eos_id
+
+        @jax.jit
+        def generate(params, prompts, key):
+            logits, state = prediction.prefill(model, params, prompts, max_tokens)
+            return sample(
+                lambda state, token: prediction.step(model, params, state, token),
+                logits,
+                state,
+                max_tokens=max_tokens,
+                eos_id=eos_id,
+                config=sampling,
+                key=key,
+            )
+
+        return generate
+
+    def score(self, inputs, targets, *, eos: bool = False) -> np.ndarray:
+        """Sum of the log-probabilities of the target tokens, float32 [B]; no z-loss, no label smoothing.
+
+        Args:
+          inputs, targets: lists of strings; or integer arrays [B, K] and [B, T], taken as they are, 0 = padding.
+          eos: whether an end token is added to target strings and scored with them.
+        """
+        if len(inputs) != len(targets):
+            raise UserError(f"score was given {len(inputs)} inputs and {len(targets)} targets; give one target for each input.")
+        if len(inputs) == 0:
+            return np.zeros((0,), np.float32)
+        if isinstance(inputs[0], str):
+            inputs = [self._encode(text, self.input_eos) for text in inputs]
+            targets = [self._encode(text, eos) for text in targets]
+        else:
+            inputs, targets = ([[int(i) for i in row if i] for row in rows] for rows in (inputs, targets))
+        batch = _pad_batch(scoring_batch(inputs, targets, self._model.config.network.has_encoder), self._placed)
+        return np.asarray(self._score(self.params, batch))[: len(inputs)]
+
+    @functools.cached_property
+    def _score(self):
+        return jax.jit(self._model.score)
+
+    def logits(self, **features) -> np.ndarray:
+        """Teacher-forced logits, float32 [B, T, V], of SeqIO model features (`decoder_input_tokens`, …)."""
+        batch = {name: jnp.asarray(x) for name, x in features.items()}
+        needed = ["decoder_input_tokens"] + ["encoder_input_tokens"] * self._model.config.network.has_encoder
+        missing = [name for name in needed if name not in batch]
+        if missing:
+            raise UserError(f"logits needs {missing[0]} for a model of architecture {self._model.config.network.architecture}.")
+        return np.asarray(self._logits(self.params, batch))
+
+    @functools.cached_property
+    def _logits(self):
+        return jax.jit(self._model.logits)
+
+    def loss(self, batch: dict) -> dict[str, float]:
+        """`loss` (cross-entropy per token with loss), `z_loss` (the same for z-loss) and `weight_sum` of a batch."""
+        sums = self._loss(self.params, {name: jnp.asarray(x) for name, x in batch.items()})
+        means = per_token(sums)
+        return {"loss": float(means["loss"]), "z_loss": float(means["z_loss"]), "weight_sum": float(sums.weights)}
+
+    @functools.cached_property
+    def _loss(self):
+        return jax.jit(self._model.loss)
+
+    def save(self, directory: str) -> None:
+        """Writes a run directory that `t5x_lab.load` reads: the configuration and the parameters."""
+        root = epath.Path(directory).absolute()
+        root.mkdir(parents=True, exist_ok=True)
+        (root / "config.gin").write_text(self.config.text)
+        save_params(root / "checkpoints" / str(self.step), self.params, self.step)
+
+    def _encode(self, text: str, eos: bool) -> list[int]:
+        return list(self.vocabulary.encode(text)) + [self.vocabulary.eos_id] * eos
+
+    def _decode(self, tokens: np.ndarray) -> str:
+        ids = [int(token) for token in tokens if token not in (0, self.vocabulary.eos_id)]
+        return self.vocabulary.decode(ids)
+
+
+def scoring_batch(inputs: list[list[int]], targets: list[list[int]], has_encoder: bool) -> dict[str, np.ndarray]:
+    """Model features that put loss on the targets alone: inputs into the encoder, or before them as a prefix."""
+    if has_encoder:
+        target_tokens = _pad(targets)
+        return {
+            "encoder_input_tokens": _pad(inputs),
+            "decoder_input_tokens": np.pad(target_tokens, ((0, 0), (1, 0)))[:, :-1],
+            "decoder_target_tokens": target_tokens,
+        }
+    tokens = _pad([i + t for i, t in zip(inputs, targets, strict=True)])
+    position = np.arange(tokens.shape[1])
+    prefix = np.array([len(row) for row in inputs])[:, None]
+    return {
+        "decoder_input_tokens": np.pad(tokens, ((0, 0), (1, 0)))[:, :-1],
+        "decoder_target_tokens": tokens,
+        "decoder_loss_weights": ((position >= prefix) & (tokens > 0)).astype(np.int32),
+        # One more than the prefix: inputs are shifted to the right by one.
+        "decoder_causal_attention": (position <= prefix).astype(np.int32),
+    }
+
+
+def _pad(rows) -> np.ndarray:
+    longest = max((len(row) for row in rows), default=0)
+    length = max(-(-longest // _LENGTH_MULTIPLE), 1) * _LENGTH_MULTIPLE
+    return np.array([np.pad(np.asarray(row, np.int32), (0, length - len(row))) for row in rows], np.int32)
+
+
+def _pad_rows(x: np.ndarray, multiple: int) -> np.ndarray:
+    return np.pad(x, [(0, -len(x) % multiple)] + [(0, 0)] * (x.ndim - 1))
+
+
+def _pad_batch(batch: dict[str, np.ndarray], placed: Placed) -> dict[str, jax.Array]:
+    return {name: jnp.asarray(_pad_rows(x, placed.row_multiple)) for name, x in batch.items()}

@@ -1,0 +1,156 @@
+"""`t5x_lab train`: from a configuration to a trained run directory, and from an interrupted one onwards."""
+
+import jax
+from etils import epath
+
+from t5x_lab.checkpoints.manager import Checkpoints, find_checkpoint, finished_steps, read_info, restore_params
+from t5x_lab.config.errors import UserError
+from t5x_lab.observe.console import Progress, say
+from t5x_lab.observe.hardware import peak_flops
+from t5x_lab.observe.metrics import MetricWriter, NoWriter
+from t5x_lab.observe.model_info import model_info
+from t5x_lab.observe.plots import write_plots
+from t5x_lab.networks.flops import flops_per_example
+from t5x_lab.runs.assemble import Placed, Training, assemble
+from t5x_lab.runs.config import GinConfig, RunConfig
+from t5x_lab.runs.evaluate import Evaluation
+from t5x_lab.training.loop import Hook, train as train_loop
+from t5x_lab.training.state import COUNTERS, TrainState, read_counter
+
+
+def train(config: GinConfig) -> None:
+    """Trains until `TRAIN_STEPS`; continues what `MODEL_DIR` holds.
+
+    Raises:
+      UserError: for a mistake in the configuration, before data are read or parameters made.
+      Preempted, Diverged: see `t5x_lab.training.loop`.
+    """
+    run = config.run()
+    placed = Placed(run.model, run.mesh)
+    training = assemble(
+        placed, run.optimizer, batch_size=run.data.batch_size, microbatches=run.microbatches, seed=run.seed
+    )
+    from t5x_lab.data import pipeline  # TensorFlow, once everything that does not need it is known to be right
+
+    architecture = run.model.network.architecture
+    tasks = pipeline.resolve_tasks(run.data, architecture, run.model.network.vocab_size)
+    batches = pipeline.SeqioBatches(
+        tasks, run.data, architecture, run.seed, jax.process_index(), jax.process_count()
+    )
+    source, reason = where_to_start(run)
+    say(reason)
+    is_main = jax.process_index() == 0
+    if is_main:
+        write_run_files(run, config.text, placed)
+    checkpoints = Checkpoints(run.model_dir, run.checkpoints_to_keep)
+    state = _first_state(run, training, checkpoints, source, batches)
+    start = int(state.step)
+    if start >= run.train_steps:
+        say(f"Nothing to do: step {start} of {run.train_steps} is done. Raise TRAIN_STEPS to train on.")
+        checkpoints.close()
+        return
+
+    writer = MetricWriter(run.model_dir, resume_step=start) if is_main else NoWriter()
+    progress = Progress(start, run.train_steps)
+    evaluation = Evaluation(placed, tasks, run.data)
+    say(banner(run, placed, start))
+    flops = flops_per_batch(run)
+    peak = peak_flops(jax.devices()[0].device_kind)
+    totals = {name: read_counter(state.counters[name]) for name in COUNTERS}
+
+    def record(step: int, metrics: dict) -> None:
+        for name in COUNTERS:
+            totals[name] += metrics[name]
+        speed = flops / metrics["seconds_per_step"] / placed.mesh.size
+        metrics = {**metrics, **totals, "mfu": speed / peak if peak else None}
+        writer.write(step, "train", metrics)
+        progress.show(step, metrics)
+
+    def evaluate(step: int, state: TrainState) -> None:
+        for split, metrics in evaluation(state.params).items():
+            writer.write(step, split, metrics)
+            say(f"step {step}  {split}  loss {metrics['loss']:.4f}  accuracy {metrics['accuracy']:.3f}")
+
+    def save(step: int, state: TrainState) -> None:
+        checkpoints.save(step, state, batches)
+
+    hooks = [Hook(save, run.checkpoint_period, at_stop=True), Hook(evaluate, run.eval_period)]
+    try:
+        train_loop(
+            state, batches, training.step, put=placed.put, total_steps=run.train_steps, record=record, hooks=hooks
+        )
+    finally:
+        checkpoints.close()
+        progress.close()
+        writer.close()
+        if is_main:
+            write_plots(run.model_dir)
+
+
+def where_to_start(run: RunConfig) -> tuple[str, str]:
+    """What a run begins with, by precedence: what is in MODEL_DIR, then INITIAL_CHECKPOINT_PATH, then fresh parameters.
+
+    Returns:
+      ("resume", "initial" or "fresh"; a sentence that says so and why)
+    """
+    steps = finished_steps(run.model_dir)
+    if steps and not run.resume:
+        raise UserError(
+            f"MODEL_DIR {run.model_dir} holds a run at step {steps[-1]}, and RESUME=False asks for a fresh start. Nothing is "
+            "ever deleted: choose another MODEL_DIR, or move that one away."
+        )
+    if steps:
+        beats = " (INITIAL_CHECKPOINT_PATH is not used: MODEL_DIR comes first)" if run.initial_checkpoint_path else ""
+        return "resume", f"Continuing after step {steps[-1]}, the latest checkpoint in {run.model_dir}{beats}."
+    if run.initial_checkpoint_path:
+        path = find_checkpoint(run.initial_checkpoint_path)
+        return "initial", (
+            f"Starting at step 0 with the parameters of {path} (its step {read_info(path)['step']}), because "
+            f"{run.model_dir} holds no checkpoint and INITIAL_CHECKPOINT_PATH is set."
+        )
+    return "fresh", f"Starting at step 0 with fresh parameters: {run.model_dir} holds no checkpoint."
+
+
+def _first_state(run: RunConfig, training: Training, checkpoints: Checkpoints, source: str, batches) -> TrainState:
+    if source == "resume":
+        return checkpoints.restore(checkpoints.latest(), training.abstract_state, batches)
+    if source == "initial":
+        path = find_checkpoint(run.initial_checkpoint_path)
+        return training.start(restore_params(path, training.placed.abstract_params))
+    return training.start(training.placed.init_params(run.seed))
+
+
+def write_run_files(run: RunConfig, config_text: str, placed: Placed) -> None:
+    """Writes config.gin and model-info.txt."""
+    directory = epath.Path(run.model_dir)
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.gin").write_text(config_text)
+    (directory / "model-info.txt").write_text(model_info(placed.model, placed.mesh))
+
+
+def flops_per_batch(run: RunConfig) -> int:
+    """Model FLOPs of one training step; see `t5x_lab.networks.flops` for what is counted."""
+    encoder, decoder = run.data.model_lengths(run.model.network.has_encoder)
+    return run.data.batch_size * flops_per_example(run.model.network, encoder, decoder)
+
+
+def banner(run: RunConfig, placed: Placed, start: int) -> str:
+    """What one wants to know before a run begins."""
+    devices = placed.mesh.devices.flat
+    encoder, decoder = run.data.model_lengths(run.model.network.has_encoder)
+    tokens = run.data.batch_size * (encoder + decoder)
+    kind = devices[0].device_kind
+    peak = peak_flops(kind)
+    return "\n".join(
+        [
+            f"devices     {placed.mesh.size} x {kind}, {jax.process_count()} process(es), mesh "
+            + ", ".join(f"{axis}={size}" for axis, size in placed.mesh.shape.items()),
+            f"model       {run.model.network.architecture}, {placed.model.num_parameters:,} parameters",
+            f"data        {run.data.mixture_or_task_name}, {run.data.batch_size} rows of {encoder} + {decoder} tokens = "
+            f"{tokens:,} per batch",
+            f"steps       {start} to {run.train_steps}: {tokens * (run.train_steps - start):,} tokens, "
+            f"{float(flops_per_batch(run)) * (run.train_steps - start):.3g} FLOPs (forward and backward, attention in full)",
+            f"MFU         against {peak:.3g} FLOP/s per device" if peak else "MFU         none: this device's peak is unknown",
+            f"directory   {run.model_dir}",
+        ]
+    )
