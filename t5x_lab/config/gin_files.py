@@ -102,7 +102,7 @@ def _check_macros(selector: str, hints: Mapping[str, str]) -> None:
 
 def _needed_macros(selector: str) -> list[str]:
     """Macros that evaluating `selector` will ask for, in the order of the configuration."""
-    todo = [("macro", selector)] if selector.isupper() else [("configurable", _REGISTRY[selector].selector)]
+    todo = [("macro", selector)] if selector.isupper() else [("configurable", _REGISTRY.get_match(selector).selector)]
     seen, macros = set(), []
     while todo:
         kind, name = todo.pop(0)
@@ -148,7 +148,7 @@ def _sentence(error: Exception, search_paths: Sequence[str]) -> str:
     if where:
         place = f" ({where[1]}, line {where[2]})" if where[2] else " (on the command line)"
     if match := re.search(r"No configurable matching (?:reference )?'@?([\w./]+?)(?:\(\))?'", text):
-        known = [name.split(".")[-1] for name in _REGISTRY]
+        known = [name.split(".")[-1] for name in _REGISTRY._selector_map]
         return f'Gin knows nothing called "{match[1]}"{place}.{nearest(match[1].split(".")[-1], known)} If it is your own, import its module in the gin file.'
     if match := re.search(r"Configurable '([\w.]+)' doesn't have a parameter named '(\w+)'", text):
         fields = _parameters(match[1])
@@ -168,4 +168,4 @@ def _sentence(error: Exception, search_paths: Sequence[str]) -> str:
 
 
 def _parameters(selector: str) -> list[str]:
-    return list(inspect.signature(_REGISTRY[selector].wrapped).parameters)
+    return list(inspect.signature(_REGISTRY.get_match(selector).wrapped).parameters)

@@ -4,8 +4,12 @@ The `t5` package requires `seqio-nightly` and `tfds-nightly`, which own the same
 `tensorflow-datasets`: whichever pip installs last wins, and pip's own records do not show it. The modules do.
 """
 
+import contextlib
 import importlib
+import os
 import re
+import sys
+import tempfile
 
 from t5x_lab.config.errors import UserError
 
@@ -14,11 +18,15 @@ REPAIR = 'pip install --force-reinstall --no-deps "seqio>=0.0.20" "tensorflow-da
 
 
 def check_environment() -> None:
-    """Raises a `UserError` with the repair command when a nightly build, or an older one, is in place."""
+    """Raises a `UserError` with the repair command when a nightly build, or an older one, is in place.
+
+    Call it before importing any module of this layer: it also keeps TensorFlow's greetings off the console.
+    """
     for module, oldest in OLDEST.items():
         package = module.split(".")[0]
         try:
-            found = importlib.import_module(module).__version__
+            with _without_greetings():
+                found = importlib.import_module(module).__version__
         except ImportError as error:
             raise UserError(f"Data need {package}, which cannot be imported ({error}). Repair it with: {REPAIR}") from error
         if "dev" in found or "nightly" in found or _parts(found) < _parts(oldest):
@@ -30,3 +38,17 @@ def check_environment() -> None:
 
 def _parts(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+
+
+@contextlib.contextmanager
+def _without_greetings():
+    """TensorFlow's libraries write to the error stream while they load, whatever their log level is."""
+    sys.stderr.flush()
+    stderr = os.dup(2)
+    with tempfile.TemporaryFile() as scrap:
+        os.dup2(scrap.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)

@@ -9,7 +9,6 @@ from etils import epath
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.data.config import DataConfig
-from t5x_lab.data.environment import check_environment
 from t5x_lab.data.feature_converters import convert, task_lengths
 from t5x_lab.data.tasks import WeightedTasks, get_mixture_or_task
 from t5x_lab.training.batches import HostBatch
@@ -21,7 +20,6 @@ def resolve_tasks(config: DataConfig, architecture: str, vocab_size: int) -> Wei
     Raises:
       UserError: for an unknown name, lengths or an architecture that do not fit, a vocabulary larger than the model's.
     """
-    check_environment()
     tf.config.set_visible_devices([], "GPU")  # the accelerator is JAX's
     tasks = get_mixture_or_task(config)
     for task in tasks.tasks:

@@ -7,7 +7,7 @@ or after, and they take the place of their namesakes wherever a run uses one, al
 
 import dataclasses
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import seqio
 
@@ -84,6 +84,16 @@ def get_mixture_or_task(config: DataConfig) -> WeightedTasks:
     features = next(iter(rates)).output_features
     target = features.get("decoder_target_tokens") or features["targets"]
     return WeightedTasks(name, rates, target.vocabulary)
+
+
+def documents(config: DataConfig, limit: int) -> Iterator[str]:
+    """Texts of the training split of one of t5x_lab's tasks or the user's own, before any preprocessing."""
+    for task in get_mixture_or_task(config).tasks:
+        for example in task.source.get_dataset("train", shuffle=False).take(limit).as_numpy_iterator():
+            text = example.get("text", example.get("targets"))
+            if text is None:
+                raise UserError(f'The examples of task "{task.name}" have no "text"; they have {", ".join(example)}.')
+            yield text.decode("utf-8", errors="replace")
 
 
 def _make(name: str, config: DataConfig) -> seqio.Task:

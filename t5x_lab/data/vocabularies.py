@@ -36,14 +36,14 @@ def special_ids(vocabulary: seqio.Vocabulary) -> range:
     return range(vocabulary.vocab_size - vocabulary.extra_ids, vocabulary.vocab_size)
 
 
-def train_sentencepiece(texts: Iterable[str], path: str, size: int, seed_characters: float = 1.0) -> None:
+def train_sentencepiece(texts: Iterable[str], path: str, size: int, character_coverage: float = 1.0) -> None:
     """Trains a unigram SentencePiece model with T5's ids (pad 0, eos 1, unk 2, no bos) and writes it to `path`.
 
     Args:
       texts: sentences or paragraphs.
       path: the model file; a `.vocab` file is not kept.
       size: number of pieces, without sentinels.
-      seed_characters: share of characters that get a piece of their own; the rest become bytes.
+      character_coverage: share of the text's characters that get a piece of their own; the others become unknown.
 
     Raises:
       UserError: when the text is too small for the size.
@@ -53,11 +53,11 @@ def train_sentencepiece(texts: Iterable[str], path: str, size: int, seed_charact
     with open(temporary, "wb") as model:
         try:
             sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=iter(texts),
+                sentence_iterator=(line for text in texts for line in text.splitlines() if line.strip()),
                 model_writer=model,
                 vocab_size=size,
                 model_type="unigram",
-                character_coverage=seed_characters,
+                character_coverage=character_coverage,
                 pad_id=0,
                 eos_id=1,
                 unk_id=2,

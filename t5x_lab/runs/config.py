@@ -1,8 +1,10 @@
 """What gin builds: one `RunConfig`, made of the dataclasses of all layers, which are registered with gin here."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import gin
+from etils import epath
 
 from t5x_lab.config import gin_files
 from t5x_lab.config.checks import check_types, positive
@@ -83,27 +85,47 @@ for _configurable in (
     gin.external_configurable(_configurable, module="t5x_lab")
 
 
-@dataclasses.dataclass(frozen=True)
 class GinConfig:
-    """A parsed configuration, of which the parts that a command needs are built.
+    """A configuration, parsed once; the parts that a command needs are built when asked for.
 
     Args:
       files, bindings, search_paths: see `t5x_lab.config.gin_files.parse`.
+
+    Attributes:
+      text: all of it as one gin file; reading that alone gives the same configuration.
     """
 
-    files: tuple[str, ...] = ()
-    bindings: tuple[str, ...] = ()
-    search_paths: tuple[str, ...] = ()
+    def __init__(self, files: Sequence[str] = (), bindings: Sequence[str] = (), search_paths: Sequence[str] = ()):
+        gin_files.parse([DEFAULTS, *files], bindings, search_paths)
+        self.text = gin_files.config_text()
 
-    def __post_init__(self):
-        gin_files.parse([DEFAULTS, *self.files], self.bindings, self.search_paths)
-        object.__setattr__(self, "text", gin_files.config_text())
+    def _build(self, selector: str):
+        gin_files.parse([], [self.text])  # gin's state is global, and another configuration may have been read since
+        return gin_files.build(selector, HINTS)
 
     def run(self) -> RunConfig:
-        return gin_files.build("RunConfig", HINTS)
+        return self._build("RunConfig")
 
     def model(self) -> ModelConfig:
-        return gin_files.build("MODEL", HINTS)
+        return self._build("MODEL")
+
+    def data(self) -> DataConfig:
+        return self._build("DataConfig")
+
+    def mesh(self) -> MeshShape:
+        return MeshShape.parse(self._build("MESH"))
 
     def vocabulary(self) -> Vocabulary:
-        return gin_files.build("VOCABULARY", HINTS)
+        return self._build("VOCABULARY")
+
+
+def run_config_file(model_dir: str) -> str:
+    """The path of a run directory's config.gin.
+
+    Raises:
+      UserError: when there is none.
+    """
+    path = epath.Path(model_dir) / "config.gin"
+    if not path.exists():
+        raise UserError(f"{model_dir} is not a run directory: it has no config.gin. Name the MODEL_DIR of a training run.")
+    return str(path)

@@ -1,11 +1,17 @@
 """Teacher-forced evaluation: the loss of every task on its validation split."""
 
+from collections.abc import Iterator
+
 import jax
 
+from t5x_lab.checkpoints.manager import find_checkpoint, finished_steps, restore_params
+from t5x_lab.config.errors import UserError
 from t5x_lab.data.config import DataConfig
+from t5x_lab.data.environment import check_environment
 from t5x_lab.models.model import Params
 from t5x_lab.observe.console import say
 from t5x_lab.runs.assemble import Placed
+from t5x_lab.runs.config import GinConfig
 from t5x_lab.training.step import per_token
 
 
@@ -44,3 +50,29 @@ class Evaluation:
             return {}
         sums, counts = jax.device_get(total)
         return {name: float(value) for name, value in {**per_token(sums), **counts}.items()}
+
+
+def evaluate_checkpoints(config: GinConfig, model_dir: str, step: str) -> Iterator[tuple[int, dict[str, dict[str, float]]]]:
+    """Evaluates a run's checkpoints one after the other.
+
+    Args:
+      config: the run's configuration.
+      model_dir: its directory.
+      step: a number, "latest" or "all".
+
+    Yields:
+      (step, metrics by split)
+    """
+    model, data = config.model(), config.data()
+    if step not in ("latest", "all") and not step.isdigit():
+        raise UserError(f'--step is "{step}"; give a number, latest or all.')
+    path = find_checkpoint(model_dir, int(step) if step.isdigit() else None)
+    steps = finished_steps(model_dir) if step == "all" else [int(path.name)]
+    placed = Placed(model, config.mesh())
+    check_environment()
+    from t5x_lab.data.pipeline import resolve_tasks
+
+    tasks = resolve_tasks(data, model.network.architecture, model.network.vocab_size)
+    evaluation = Evaluation(placed, tasks, data)
+    for number in steps:
+        yield number, evaluation(restore_params(find_checkpoint(model_dir, number), placed.abstract_params))

@@ -10,12 +10,13 @@ from etils import epath
 
 from t5x_lab.checkpoints.manager import find_checkpoint, read_info, restore_params, save_params
 from t5x_lab.config.errors import UserError
+from t5x_lab.data.environment import check_environment
 from t5x_lab.decoding.sampling import SamplingConfig, sample
 from t5x_lab.models import prediction
 from t5x_lab.models.model import Params
 from t5x_lab.partitioning.mesh import MeshShape
 from t5x_lab.runs.assemble import Placed
-from t5x_lab.runs.config import GinConfig
+from t5x_lab.runs.config import GinConfig, run_config_file
 from t5x_lab.training.step import per_token
 
 _LENGTH_MULTIPLE = 16  # lengths are padded to multiples of it, so that few programs are compiled
@@ -29,10 +30,7 @@ def load(model_dir: str, step: int | None = None, mesh: str = "data=1") -> "Run"
       step: a checkpoint's step.
       mesh: devices to spread it over, such as "fsdp=8"; the first device alone by default.
     """
-    config_file = epath.Path(model_dir) / "config.gin"
-    if not config_file.exists():
-        raise UserError(f"{model_dir} is not a run directory: it has no config.gin. Name the MODEL_DIR of a training run.")
-    return from_gin([str(config_file)], checkpoint=model_dir, step=step, mesh=mesh)
+    return from_gin([run_config_file(model_dir)], checkpoint=model_dir, step=step, mesh=mesh)
 
 
 def from_gin(
@@ -84,6 +82,7 @@ class Run:
     @functools.cached_property
     def vocabulary(self):
         """The SeqIO vocabulary of the configuration."""
+        check_environment()
         from t5x_lab.data.vocabularies import build_vocabulary
 
         return build_vocabulary(self.config.vocabulary())
@@ -92,9 +91,10 @@ class Run:
     def input_eos(self) -> bool:
         """Whether the run's task ends its inputs with an end token, and so text given as inputs is too."""
         try:
-            data = self.config.run().data
+            data = self.config.data()
         except UserError:
             return False  # a model without a task
+        check_environment()
         from t5x_lab.data.tasks import get_mixture_or_task
 
         feature = get_mixture_or_task(data).output_features.get("inputs")
@@ -133,29 +133,20 @@ class Run:
         """
         if max_tokens < 1:
             raise UserError(f"max_tokens is {max_tokens}; it must be at least 1.")
-        prompts = _pad_rows(_pad(prompts), self._placed.row_multiple)
-        out = self._generate(max_tokens, sampling)(self.params, jnp.asarray(prompts), jax.random.key(seed))
+        rows = jnp.asarray(_pad_rows(_pad(prompts), self._placed.row_multiple))
+        out = self._generate(self.params, rows, jax.random.key(seed), max_tokens, sampling, self.vocabulary.eos_id)
         return tuple(np.asarray(x)[: len(prompts)] for x in out)
 
-    @functools.lru_cache(maxsize=8)
-    def _generate(self, max_tokens: int, sampling: SamplingConfig):
+    @functools.cached_property
+    def _generate(self):
         model = self._model
-        eos_id = self.vocabulary.eos_id
 
-        @jax.jit
-        def generate(params, prompts, key):
+        def generate(params, prompts, key, max_tokens, sampling, eos_id):
             logits, state = prediction.prefill(model, params, prompts, max_tokens)
-            return sample(
-                lambda state, token: prediction.step(model, params, state, token),
-                logits,
-                state,
-                max_tokens=max_tokens,
-                eos_id=eos_id,
-                config=sampling,
-                key=key,
-            )
+            step = lambda state, token: prediction.step(model, params, state, token)
+            return sample(step, logits, state, max_tokens=max_tokens, eos_id=eos_id, config=sampling, key=key)
 
-        return generate
+        return jax.jit(generate, static_argnames=("max_tokens", "sampling", "eos_id"))
 
     def score(self, inputs, targets, *, eos: bool = False) -> np.ndarray:
         """Sum of the log-probabilities of the target tokens, float32 [B]; no z-loss, no label smoothing.

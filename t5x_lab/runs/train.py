@@ -5,6 +5,7 @@ from etils import epath
 
 from t5x_lab.checkpoints.manager import Checkpoints, find_checkpoint, finished_steps, read_info, restore_params
 from t5x_lab.config.errors import UserError
+from t5x_lab.data.environment import check_environment
 from t5x_lab.observe.console import Progress, say
 from t5x_lab.observe.hardware import peak_flops
 from t5x_lab.observe.metrics import MetricWriter, NoWriter
@@ -30,6 +31,7 @@ def train(config: GinConfig) -> None:
     training = assemble(
         placed, run.optimizer, batch_size=run.data.batch_size, microbatches=run.microbatches, seed=run.seed
     )
+    check_environment()
     from t5x_lab.data import pipeline  # TensorFlow, once everything that does not need it is known to be right
 
     architecture = run.model.network.architecture
@@ -85,6 +87,14 @@ def train(config: GinConfig) -> None:
         writer.close()
         if is_main:
             write_plots(run.model_dir)
+
+
+def dry_run(config: GinConfig) -> str:
+    """The resolved configuration, the parameter and memory table, and what a run would begin with; touches no data."""
+    run = config.run()
+    placed = Placed(run.model, run.mesh)
+    assemble(placed, run.optimizer, batch_size=run.data.batch_size, microbatches=run.microbatches, seed=run.seed)
+    return "\n".join([config.text, model_info(placed.model, placed.mesh), banner(run, placed, 0), where_to_start(run)[1]])
 
 
 def where_to_start(run: RunConfig) -> tuple[str, str]:

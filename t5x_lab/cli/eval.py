@@ -1,0 +1,28 @@
+"""Teacher-forced loss and accuracy of a run's checkpoints on the validation split of its tasks."""
+
+import argparse
+import json
+import sys
+
+from t5x_lab.cli.flags import add_gin_flags, add_model_flags, gin_config
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    add_model_flags(parser, several=True)
+    add_gin_flags(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object, and everything else to stderr")
+
+
+def run(args: argparse.Namespace) -> None:
+    from t5x_lab.observe.console import describe
+    from t5x_lab.runs.config import run_config_file
+    from t5x_lab.runs.evaluate import evaluate_checkpoints
+
+    config = gin_config(args, run_config_file(args.model_dir))
+    results = {}
+    for step, splits in evaluate_checkpoints(config, args.model_dir, args.step):
+        results[step] = splits
+        for split, metrics in splits.items():
+            print(f"step {step}  {split}  {describe(metrics)}", file=sys.stderr if args.json else sys.stdout)
+    if args.json:
+        print(json.dumps(results))

@@ -1,0 +1,55 @@
+"""Flags that several commands share."""
+
+import argparse
+
+from t5x_lab.config.errors import UserError
+
+
+def add_gin_flags(parser: argparse.ArgumentParser) -> None:
+    """T5X's configuration flags."""
+    group = parser.add_argument_group("configuration")
+    group.add_argument(
+        "--gin_file", action="append", default=[], metavar="FILE", help="a gin file; repeat it, later files win"
+    )
+    group.add_argument(
+        "--gin.NAME=VALUE", dest="unused", default=argparse.SUPPRESS, help="a binding; strings need no quotes"
+    )
+    group.add_argument(
+        "--gin_bindings", action="append", default=[], metavar="BINDING", help='a binding in gin\'s own syntax: "NAME = 3"'
+    )
+    group.add_argument(
+        "--gin_search_paths", action="append", default=[], metavar="PATHS", help="where to look for gin files, comma-separated"
+    )
+
+
+def gin_config(args: argparse.Namespace, *first_files: str):
+    """The configuration that the flags describe, on top of `first_files`."""
+    from t5x_lab.config.gin_files import binding
+    from t5x_lab.runs.config import GinConfig
+
+    bindings = [*args.gin_bindings, *(binding(flag) for flag in args.gin)]
+    paths = [path for paths in args.gin_search_paths for path in paths.split(",")]
+    return GinConfig((*first_files, *args.gin_file), tuple(bindings), tuple(paths))
+
+
+def add_model_flags(parser: argparse.ArgumentParser, several: bool = False) -> None:
+    """`--model_dir` and `--step`."""
+    parser.add_argument("--model_dir", required=True, help="a run directory")
+    parser.add_argument("--step", default="latest", help="a checkpoint's step, or latest" + (", or all" if several else ""))
+
+
+def chosen_step(step: str) -> int | None:
+    """The number behind `--step`; None for the latest."""
+    if step == "latest":
+        return None
+    if not step.isdigit():
+        raise UserError(f'--step is "{step}"; give a number or latest.')
+    return int(step)
+
+
+def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--max_tokens", type=int, default=64, help="most tokens to write")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
+    parser.add_argument("--top_k", type=int, default=0, help="only the k most probable tokens; 0 is all")
+    parser.add_argument("--top_p", type=float, default=1.0, help="only the most probable tokens up to this mass")
+    parser.add_argument("--seed", type=int, default=0, help="of sampling")

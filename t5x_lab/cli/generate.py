@@ -1,0 +1,43 @@
+"""Completes prompts from the command line, a file, or typed in one by one."""
+
+import argparse
+import sys
+
+from t5x_lab.cli.flags import add_model_flags, add_sampling_flags, chosen_step
+from t5x_lab.config.errors import UserError
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    add_model_flags(parser)
+    parser.add_argument("--prompt", action="append", default=[], help="a prompt; repeat it for more")
+    parser.add_argument("--input", help="a file with one prompt a line")
+    parser.add_argument("--num_samples", type=int, default=1, help="completions of each prompt")
+    add_sampling_flags(parser)
+
+
+def run(args: argparse.Namespace) -> None:
+    import t5x_lab
+
+    prompts = list(args.prompt)
+    if args.input:
+        try:
+            with open(args.input, encoding="utf-8") as file:
+                prompts += [line.rstrip("\n") for line in file]
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"The prompts in {args.input} cannot be read: {error}") from error
+    if args.num_samples < 1:
+        raise UserError(f"--num_samples is {args.num_samples}; it must be at least 1.")
+    model = t5x_lab.load(args.model_dir, step=chosen_step(args.step))
+
+    def complete(prompts):
+        options = {name: getattr(args, name) for name in ("max_tokens", "temperature", "top_k", "top_p", "num_samples", "seed")}
+        for prompt, samples in zip(prompts, model.generate(prompts, **options), strict=True):
+            for text in samples:
+                print(f"{prompt}  →  {text}" if sys.stdout.isatty() else f"{prompt}\t{text}", flush=True)
+
+    if prompts:
+        complete(prompts)
+        return
+    print("Type a prompt and Enter; Ctrl-D ends.", file=sys.stderr)
+    for line in sys.stdin:
+        complete([line.rstrip("\n")])

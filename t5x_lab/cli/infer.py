@@ -1,0 +1,26 @@
+"""Predictions or scores of every example of a .jsonl or .txt file, to JSONL. Continues after an interruption."""
+
+import argparse
+
+from t5x_lab.cli.flags import add_model_flags, add_sampling_flags, chosen_step
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    add_model_flags(parser)
+    parser.add_argument("--input", required=True, help='a .txt file (one input a line) or .jsonl with "inputs" and, to score, "targets"')
+    parser.add_argument("--output", required=True, help="the .jsonl file to write; what it already holds is not done again")
+    parser.add_argument("--mode", choices=("predict", "score"), default="predict", help="generate, or score the targets")
+    parser.add_argument("--batch_size", type=int, default=32, help="examples at a time")
+    parser.add_argument("--shard_id", type=int, default=0, help="this process's share of the input")
+    parser.add_argument("--num_shards", type=int, default=1, help="shares of the input")
+    add_sampling_flags(parser)
+
+
+def run(args: argparse.Namespace) -> None:
+    import t5x_lab
+    from t5x_lab.evaluation.infer import infer, read_examples, shard
+
+    examples = shard(read_examples(args.input, args.mode), args.shard_id, args.num_shards)
+    model = t5x_lab.load(args.model_dir, step=chosen_step(args.step))
+    sampling = {name: getattr(args, name) for name in ("max_tokens", "temperature", "top_k", "top_p", "seed")}
+    infer(model, examples, args.output, mode=args.mode, batch_size=args.batch_size, sampling=sampling)

@@ -1,0 +1,77 @@
+"""`t5x_lab COMMAND [flags]`: finds the command, turns errors into sentences and exit statuses."""
+
+import argparse
+import importlib
+import os
+import sys
+
+from t5x_lab.config.errors import UserError, nearest
+
+COMMANDS = {
+    "demo": "train on the embedded corpus for a few minutes and write a report",
+    "train": "pre-train, adapt or fine-tune; continues when run again with the same MODEL_DIR",
+    "eval": "teacher-forced loss of one, the latest or all checkpoints",
+    "infer": "predictions or scores of a file or a task, to JSONL; resumable",
+    "generate": "complete prompts",
+    "inspect": "parameters, shapes, axes and bytes of a configuration or a checkpoint",
+    "vocab": "train a SentencePiece vocabulary",
+}
+SUCCESS, FAILURE, USER_MISTAKE, STOPPED = 0, 1, 2, 3
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str):
+        print(f"{self.prog}: {message}. See {self.prog} --help.", file=sys.stderr)
+        raise SystemExit(USER_MISTAKE)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs a command; returns the exit status."""
+    argv = sys.argv[1:] if argv is None else argv
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    if not argv or argv[0] in ("-h", "--help"):
+        print(_help())
+        return SUCCESS if argv else USER_MISTAKE
+    if argv[0] == "--version":
+        from t5x_lab import __version__
+
+        print(f"t5x_lab {__version__}")
+        return SUCCESS
+    name, *rest = argv
+    try:
+        if name not in COMMANDS:
+            raise UserError(f'There is no command "{name}".{nearest(name, COMMANDS)} See t5x_lab --help.')
+        command = importlib.import_module(f"t5x_lab.cli.{name}")
+        parser = _Parser(
+            prog=f"t5x_lab {name}",
+            description=command.__doc__,
+            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+            allow_abbrev=False,
+        )
+        command.add_flags(parser)
+        return command.run(_parse(parser, rest)) or SUCCESS
+    except SystemExit as error:
+        return int(error.code or 0)
+    except UserError as error:
+        print(f"t5x_lab {name}: {error.sentence}", file=sys.stderr)
+        return USER_MISTAKE
+    except KeyboardInterrupt:
+        print(f"t5x_lab {name}: interrupted", file=sys.stderr)
+        return STOPPED
+
+
+def _parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
+    """Parses flags, taking `--gin.NAME=VALUE` out first."""
+    gin_flags = [flag.removeprefix("--gin.") for flag in argv if flag.startswith("--gin.")]
+    args = parser.parse_args([flag for flag in argv if not flag.startswith("--gin.")])
+    if gin_flags and not hasattr(args, "gin_file"):
+        raise UserError(f"This command takes no configuration, but was given --gin.{gin_flags[0]}.")
+    args.gin = gin_flags
+    return args
+
+
+def _help() -> str:
+    lines = [f"  {name:<10} {text}" for name, text in COMMANDS.items()]
+    return "\n".join(
+        ["usage: t5x_lab COMMAND [flags]", "", *lines, "", "t5x_lab COMMAND --help lists the flags of a command."]
+    )

@@ -1,0 +1,40 @@
+"""Trains the run that the gin files describe, and continues it when run again with the same MODEL_DIR."""
+
+import argparse
+import sys
+
+from t5x_lab.cli.flags import add_gin_flags, gin_config
+from t5x_lab.cli.main import FAILURE, STOPPED
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    add_gin_flags(parser)
+    parser.add_argument(
+        "--dry_run", action="store_true", help="print the configuration and the parameter and memory table, and stop"
+    )
+    parser.add_argument(
+        "--distributed", action="store_true", help="join the other processes of this run (TPU pod, Slurm, Open MPI, or JAX_* variables)"
+    )
+
+
+def run(args: argparse.Namespace) -> int | None:
+    config = gin_config(args)
+    if args.distributed:
+        from t5x_lab.partitioning.distributed import initialize
+
+        initialize()
+    from t5x_lab.runs import train as training
+    from t5x_lab.training.loop import Diverged, Preempted
+
+    if args.dry_run:
+        print(training.dry_run(config))
+        return None
+    try:
+        training.train(config)
+    except Preempted as stopped:
+        print(f"t5x_lab train: {stopped}", file=sys.stderr)
+        return STOPPED
+    except Diverged as stopped:
+        print(f"t5x_lab train: {stopped}", file=sys.stderr)
+        return FAILURE
+    return None

@@ -1,0 +1,1 @@
+"""What a trained model says about examples: batch inference to files."""
