@@ -106,9 +106,12 @@ def training_shard(
     ]
     provider = parts[0][0] if len(parts) == 1 else seqio.Mixture(tasks.name, parts)
     lengths = task_lengths(tasks.name, architecture, tasks.output_features, config.task_feature_lengths)
-    dataset = provider.get_dataset(
-        lengths, split="train", shuffle=True, seed=shard_seed, num_epochs=None, try_in_mem_cache=False
-    )
+    try:
+        dataset = provider.get_dataset(
+            lengths, split="train", shuffle=True, seed=shard_seed, num_epochs=None, try_in_mem_cache=False
+        )
+    except ValueError as error:
+        raise UserError(f'The task "{tasks.name}" cannot be prepared at the lengths {lengths}: {error}') from error
     dataset = convert(dataset, architecture, tasks.output_features, lengths, tasks.vocabulary, config.pack)
     options = tf.data.Options()
     options.deterministic = True

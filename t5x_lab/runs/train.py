@@ -27,23 +27,23 @@ def train(config: GinConfig) -> None:
       Preempted, Diverged: see `t5x_lab.training.loop`.
     """
     run = config.run()
-    placed = Placed(run.model, run.mesh)
-    training = assemble(
-        placed, run.optimizer, batch_size=run.data.batch_size, microbatches=run.microbatches, seed=run.seed
-    )
+    source, reason = where_to_start(run)
     check_environment()
     from t5x_lab.data import pipeline  # TensorFlow, once everything that does not need it is known to be right
 
     architecture = run.model.network.architecture
     tasks = pipeline.resolve_tasks(run.data, architecture, run.model.network.vocab_size)
-    batches = pipeline.SeqioBatches(
-        tasks, run.data, architecture, run.seed, jax.process_index(), jax.process_count()
+    placed = Placed(run.model, run.mesh)
+    training = assemble(
+        placed, run.optimizer, batch_size=run.data.batch_size, microbatches=run.microbatches, seed=run.seed
     )
-    source, reason = where_to_start(run)
-    say(reason)
     is_main = jax.process_index() == 0
     if is_main:
         write_run_files(run, config.text, placed)
+    say(reason)
+    batches = pipeline.SeqioBatches(
+        tasks, run.data, architecture, run.seed, jax.process_index(), jax.process_count()
+    )
     checkpoints = Checkpoints(run.model_dir, run.checkpoints_to_keep)
     state = _first_state(run, training, checkpoints, source, batches)
     start = int(state.step)
@@ -133,9 +133,12 @@ def _first_state(run: RunConfig, training: Training, checkpoints: Checkpoints, s
 def write_run_files(run: RunConfig, config_text: str, placed: Placed) -> None:
     """Writes config.gin and model-info.txt."""
     directory = epath.Path(run.model_dir)
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.gin").write_text(config_text)
-    (directory / "model-info.txt").write_text(model_info(placed.model, placed.mesh))
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "config.gin").write_text(config_text)
+        (directory / "model-info.txt").write_text(model_info(placed.model, placed.mesh))
+    except OSError as error:
+        raise UserError(f"MODEL_DIR {run.model_dir} cannot be written to: {error.strerror}. Choose another.") from error
 
 
 def flops_per_batch(run: RunConfig) -> int:
