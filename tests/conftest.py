@@ -1,0 +1,30 @@
+"""Every test runs on eight virtual CPU devices, with matrix products in full float32."""
+
+import os
+import pathlib
+
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import jax  # noqa: E402
+import pytest  # noqa: E402
+
+jax.config.update("jax_default_matmul_precision", "highest")
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+SHARED = ROOT.parent / "shared" / "data"
+
+
+def shared_data(*parts: str) -> pathlib.Path:
+    """A path in the data that tests may compare with; skips the test where they are not there."""
+    path = SHARED.joinpath(*parts)
+    if not path.exists():
+        pytest.skip(f"needs {'/'.join(parts)} of the shared test data, which are not here")
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _in_empty_directory(tmp_path, monkeypatch):
+    """Tests write where they may."""
+    monkeypatch.chdir(tmp_path)

@@ -1,0 +1,60 @@
+"""Small models and batches that many tests use."""
+
+import numpy as np
+
+from t5x_lab.models.model import Model, ModelConfig
+from t5x_lab.networks.config import TransformerConfig
+
+ARCHITECTURES = ("encoder_decoder", "causal_decoder", "prefix_decoder")
+
+
+def tiny_config(architecture: str, **changes) -> TransformerConfig:
+    sizes = dict(vocab_size=64, emb_dim=16, num_heads=4, head_dim=4, mlp_dim=32, num_decoder_layers=3, dtype="float32")
+    sizes["num_encoder_layers"] = 2 if architecture == "encoder_decoder" else 0
+    return TransformerConfig(architecture, **{**sizes, **changes})
+
+
+def tiny_model(architecture: str, **changes) -> Model:
+    return Model(ModelConfig(tiny_config(architecture, **changes)))
+
+
+def random_batch(architecture: str, rows: int = 8, length: int = 12, seed: int = 0, vocab_size: int = 64) -> dict:
+    """Unpacked rows of random lengths, padded; a decoder's first tokens are its prefix."""
+    rng = np.random.default_rng(seed)
+
+    def tokens(width):
+        x = rng.integers(2, vocab_size, (rows, width)).astype(np.int32)
+        return np.where(np.arange(width) < rng.integers(width // 2, width + 1, (rows, 1)), x, 0)
+
+    targets = tokens(length)
+    batch = {
+        "decoder_target_tokens": targets,
+        "decoder_input_tokens": np.pad(targets, ((0, 0), (1, 0)))[:, :-1],
+        "decoder_loss_weights": (targets > 0).astype(np.int32),
+    }
+    if architecture == "encoder_decoder":
+        batch["encoder_input_tokens"] = tokens(length + 4)
+    else:
+        prefix = rng.integers(1, length // 2, (rows, 1))
+        batch["decoder_causal_attention"] = (np.arange(length) <= prefix).astype(np.int32)
+        batch["decoder_loss_weights"] *= (np.arange(length) >= prefix).astype(np.int32)
+    return batch
+
+
+def pack_rows(batch: dict, first: int, second: int, architecture: str) -> dict:
+    """One packed row of two unpacked ones, as SeqIO packs: segments numbered from 1, positions that start again."""
+    packed = {}
+    sides = {"decoder": "decoder_target_tokens"}
+    if architecture == "encoder_decoder":
+        sides["encoder"] = "encoder_input_tokens"
+    for side, tokens in sides.items():
+        lengths = [int((batch[tokens][row] > 0).sum()) for row in (first, second)]
+        width = 2 * batch[tokens].shape[1]
+        for name in [name for name in batch if name.startswith(side)]:
+            parts = [batch[name][row][:length] for row, length in zip((first, second), lengths)]
+            packed[name] = np.pad(np.concatenate(parts), (0, width - sum(lengths)))[None]
+        segments = np.repeat([1, 2, 0], [*lengths, width - sum(lengths)])
+        positions = np.concatenate([np.arange(lengths[0]), np.arange(lengths[1]), np.zeros(width - sum(lengths), int)])
+        packed[f"{side}_segment_ids"] = segments[None].astype(np.int32)
+        packed[f"{side}_positions"] = positions[None].astype(np.int32)
+    return packed

@@ -1,0 +1,130 @@
+"""Adafactor against its published formulas, layer by layer; schedules against theirs; AdamW's decay mask."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from t5x_lab.config.errors import UserError
+from t5x_lab.optim.adafactor import factoring
+from t5x_lab.optim.optimizers import Adafactor, AdamW
+from t5x_lab.optim.schedules import LearningRate
+
+AXES = {
+    "matrix": ("layers", "embed", "mlp"),
+    "heads": ("layers", "embed", "heads", "kv"),
+    "out": ("layers", "heads", "kv", "embed"),
+    "table": ("vocab", "embed"),
+    "scale": ("layers", "embed"),
+    "bias": ("layers", "heads", "relpos_buckets"),
+    "small": ("layers", "embed", "mlp"),
+}
+SHAPES = {
+    "matrix": (3, 16, 24), "heads": (3, 16, 4, 5), "out": (3, 4, 5, 16), "table": (40, 16),
+    "scale": (3, 16), "bias": (3, 4, 32), "small": (3, 16, 8),
+}  # fmt: skip
+
+
+def reference_step(x, g, state, t, rate, min_dim, rows, columns):
+    """One Adafactor step of one layer in float64, from algorithms 4 to 6 of Shazeer & Stern (2018); state is (R, C) or V."""
+    beta = 1 - t**-0.8
+    square = g**2 + 1e-30
+    if rows is not None:
+        g2 = np.transpose(square, rows + columns).reshape(np.prod([x.shape[i] for i in rows]), -1)
+        R = beta * state[0] + (1 - beta) * g2.sum(1)
+        C = beta * state[1] + (1 - beta) * g2.sum(0)
+        V = np.outer(R, C) / R.sum()
+        V = np.transpose(V.reshape([x.shape[i] for i in rows + columns]), np.argsort(rows + columns))
+        state = (R, C)
+    else:
+        V = state = beta * state + (1 - beta) * square
+    u = g / np.sqrt(V)
+    u /= max(1.0, np.sqrt(np.mean(u**2)) / 1.0)
+    return x - rate * max(1e-3, np.sqrt(np.mean(x**2))) * u, state
+
+
+def test_stacked_adafactor_equals_the_published_formulas_layer_by_layer_for_50_steps():
+    rng = np.random.default_rng(0)
+    params = {name: rng.normal(size=shape).astype(np.float32) * 0.1 for name, shape in SHAPES.items()}
+    factored = {"matrix": ((0,), (1,)), "heads": ((0,), (1, 2)), "out": ((2,), (0, 1)), "table": ((1,), (0,))}
+    ours = {name: jnp.asarray(x) for name, x in params.items()}
+    theirs, states = {}, {}
+    for name, x in params.items():
+        for layer, part in enumerate(x if AXES[name][0] == "layers" else [x]):
+            theirs[name, layer] = part.astype(np.float64)
+            if name in factored:
+                rows, columns = factored[name]
+                states[name, layer] = tuple(np.zeros(int(np.prod([part.shape[i] for i in dims]))) for dims in (rows, columns))
+            else:
+                states[name, layer] = np.zeros(part.shape)
+    rate = LearningRate("constant * rsqrt_decay", 1.0, warmup_steps=10)
+    optimizer = Adafactor(rate, min_dim_size_to_factor=12).make(AXES)
+    state = optimizer.init(ours)
+    update = jax.jit(optimizer.update)
+    for t in range(1, 51):
+        grads = {name: (rng.normal(size=shape) * rng.uniform(0.1, 10)).astype(np.float32) for name, shape in SHAPES.items()}
+        updates, state = update(grads, state, ours)
+        ours = optax.apply_updates(ours, updates)
+        for (name, layer), x in theirs.items():
+            g = grads[name][layer] if AXES[name][0] == "layers" else grads[name]
+            rows, columns = factored.get(name, (None, None))
+            theirs[name, layer], states[name, layer] = reference_step(
+                x, g.astype(np.float64), states[name, layer], float(t), 1 / np.sqrt(max(t - 1, 10)), 12, rows, columns
+            )
+    for (name, layer), x in theirs.items():
+        got = ours[name][layer] if AXES[name][0] == "layers" else ours[name]
+        np.testing.assert_allclose(got, x, rtol=2e-4, atol=2e-5, err_msg=f"{name} {layer}")
+
+
+def test_what_is_factored():
+    assert factoring(("layers", "embed", "heads", "kv"), (2, 128, 2, 64), 128).columns == (2, 3)
+    assert factoring(("layers", "embed", "heads", "kv"), (2, 128, 1, 64), 128).columns == ()
+    assert factoring(("layers", "heads", "relpos_buckets"), (2, 128, 128), 1).rows == ()
+    assert factoring(("layers", "embed"), (2, 128), 1).averaged == (1,)
+    with pytest.raises(ValueError, match="no rule for the axis 'wings'"):
+        factoring(("wings",), (3,), 1)
+
+
+def test_the_second_moment_of_a_large_matrix_takes_rows_plus_columns():
+    params = {"w": jnp.zeros((4, 256, 512))}
+    state = Adafactor().make({"w": ("layers", "embed", "mlp")}).init(params)
+    assert sum(leaf.size for leaf in jax.tree.leaves(state)) < 4 * (256 + 512) + 10
+
+
+@pytest.mark.parametrize(
+    "factors, expected",
+    [
+        ("constant * rsqrt_decay", lambda n: 2.0 / np.sqrt(max(n, 100))),
+        ("constant * linear_warmup * rsqrt_normalized_decay", lambda n: 2 * min(1, n / 100) * np.sqrt(100) / np.sqrt(max(n, 100))),
+        ("constant * decay_every", lambda n: 2 * 0.5 ** (n // 300)),
+        ("constant * cosine_decay", lambda n: max(1e-8, 2 * (1 + np.cos(np.pi * (max(0, (n - 100) / 1000) % 1))) / 2)),
+        ("linear_decay", lambda n: max(1e-8, 2 * min(n / 100, 1 + 0.5 * (100 - n)))),
+    ],
+)
+def test_schedules_follow_their_formulas(factors, expected):
+    schedule = LearningRate(factors, 2.0, 100, decay_factor=0.5, steps_per_decay=300, steps_per_cycle=1000)
+    for n in (0, 1, 50, 99, 100, 101, 500, 1000, 5000):
+        assert float(schedule(n)) == pytest.approx(max(expected(n), 1e-8), rel=1e-5, abs=1e-8)
+
+
+def test_t5s_pretraining_rate():
+    schedule = LearningRate()
+    assert float(schedule(0)) == pytest.approx(0.01)
+    assert float(schedule(131_072)) == pytest.approx(0.00276, abs=5e-6)  # Wang et al. (2022), Table 2
+
+
+def test_adamw_decays_matrices_of_a_stack_and_leaves_scales_alone():
+    params = {"matrix": jnp.ones((2, 4, 4)), "scale": jnp.ones((2, 4))}
+    axes = {"matrix": ("layers", "embed", "mlp"), "scale": ("layers", "embed")}
+    optimizer = AdamW(LearningRate("constant", 0.1), weight_decay=0.5).make(axes)
+    updates, _ = optimizer.update(jax.tree.map(jnp.zeros_like, params), optimizer.init(params), params)
+    np.testing.assert_allclose(updates["matrix"], -0.05)
+    np.testing.assert_allclose(updates["scale"], 0.0)
+
+
+def test_mistakes_are_sentences():
+    with pytest.raises(UserError, match='Did you mean "rsqrt_decay"'):
+        LearningRate("constant * rsqrt_deca")
+    with pytest.raises(UserError, match="decay_rate is 2.0"):
+        Adafactor(decay_rate=2.0)

@@ -1,0 +1,179 @@
+"""The step and the loop: meshes, microbatches, normalisers, counters, and what happens when something goes wrong."""
+
+import os
+import signal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import random_batch, tiny_config
+
+from t5x_lab.config.errors import UserError
+from t5x_lab.models.loss import weights_and_normalizer
+from t5x_lab.models.model import ModelConfig
+from t5x_lab.optim.optimizers import Adafactor, AdamW
+from t5x_lab.optim.schedules import LearningRate
+from t5x_lab.partitioning.mesh import MeshShape
+from t5x_lab.runs.assemble import Placed, assemble
+from t5x_lab.training.batches import SyntheticBatches
+from t5x_lab.training.loop import Diverged, Hook, Preempted, train
+from t5x_lab.training.state import add_to_counter, read_counter
+
+RATE = LearningRate("constant", 0.01)
+
+
+def run_steps(mesh, architecture="encoder_decoder", steps=3, microbatches=1, optimizer=None, factor="NUM_REAL_TARGET_TOKENS", **changes):
+    """Losses and final parameters of a few steps on random batches."""
+    sizes = [size for size in (mesh.data, mesh.fsdp, mesh.tensor)]
+    placed = Placed(
+        ModelConfig(tiny_config(architecture, **changes), loss_normalizing_factor=factor), mesh, jax.devices()[: int(np.prod(sizes))]
+    )
+    optimizer = optimizer or Adafactor(RATE, min_dim_size_to_factor=8)
+    training = assemble(placed, optimizer, batch_size=8, microbatches=microbatches, seed=0)
+    state = training.start(placed.init_params(0))
+    losses = []
+    for step in range(steps):
+        state, metrics = training.step(state, placed.put(random_batch(architecture, seed=step)))
+        losses.append((metrics["loss"].item(), metrics["grad_norm"].item()))
+    return np.array(losses), jax.device_get(state)
+
+
+@pytest.mark.parametrize("architecture", ["encoder_decoder", "prefix_decoder"])
+def test_every_mesh_trains_like_one_device(architecture):
+    losses, state = run_steps(MeshShape(1, 1, 1), architecture)
+    for mesh in (MeshShape(8, 1, 1), MeshShape(1, 8, 1), MeshShape(1, 1, 4), MeshShape(2, 2, 2)):
+        other_losses, other = run_steps(mesh, architecture)
+        np.testing.assert_allclose(other_losses, losses, rtol=1e-5, err_msg=str(mesh))
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5, err_msg=str(mesh)), other, state)
+
+
+def test_a_mesh_really_splits_parameters_optimizer_and_batch():
+    placed = Placed(ModelConfig(tiny_config("encoder_decoder")), MeshShape(2, 2, 2))
+    training = assemble(placed, Adafactor(RATE, min_dim_size_to_factor=8), batch_size=8, microbatches=1, seed=0)
+    state = training.start(placed.init_params(0))
+    wi = state.params["decoder"]["layers"]["mlp"]["wi_0"]["kernel"]
+    assert wi.addressable_shards[0].data.shape == (3, 16 // 2, 32 // 2)
+    row = state.opt_state.v_row["decoder"]["layers"]["mlp"]["wi_0"]["kernel"]
+    assert row.shape == (3, 16, 1) and row.addressable_shards[0].data.shape == (3, 8, 1)
+    batch = placed.put(random_batch("encoder_decoder"))
+    assert batch["encoder_input_tokens"].addressable_shards[0].data.shape[0] == 2
+    compiled = training.step.lower(state, batch).compile().as_text()
+    assert "all-reduce" in compiled or "reduce-scatter" in compiled
+
+
+@pytest.mark.parametrize("factor", ["NUM_REAL_TARGET_TOKENS", "NUM_TOTAL_TARGET_TOKENS", "AVERAGE_PER_SEQUENCE", None, 50.0])
+def test_loss_and_gradient_do_not_depend_on_the_number_of_microbatches(factor):
+    one, four = (
+        run_steps(MeshShape(2, 1, 1), microbatches=n, factor=factor, optimizer=AdamW(RATE, clip_global_norm=None)) for n in (1, 4)
+    )
+    np.testing.assert_allclose(one[0], four[0], rtol=2e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), one[1].params, four[1].params)
+
+
+def test_normalisers():
+    batch = {
+        "decoder_target_tokens": jnp.array([[5, 6, 7, 8], [9, 9, 0, 0]]),
+        "decoder_segment_ids": jnp.array([[1, 1, 1, 2], [1, 1, 0, 0]]),
+    }
+    assert weights_and_normalizer(batch, None)[1] == 1
+    assert weights_and_normalizer(batch, "NUM_REAL_TARGET_TOKENS")[1] == 6
+    assert weights_and_normalizer(batch, "NUM_TOTAL_TARGET_TOKENS")[1] == 8
+    assert weights_and_normalizer(batch, 233472)[1] == 233472
+    weights, factor = weights_and_normalizer(batch, "AVERAGE_PER_SEQUENCE")
+    np.testing.assert_allclose(weights, [[1 / 3, 1 / 3, 1 / 3, 1], [0.5, 0.5, 0, 0]], rtol=1e-6)
+    assert factor == 3
+
+
+def test_dropout_follows_the_seed_and_the_step_and_not_the_mesh():
+    once, again = (run_steps(MeshShape(1, 1, 1), dropout_rate=0.2)[0] for _ in range(2))
+    np.testing.assert_array_equal(once, again)
+    np.testing.assert_allclose(run_steps(MeshShape(2, 2, 2), dropout_rate=0.2)[0], once, rtol=1e-5)
+    assert not np.allclose(run_steps(MeshShape(1, 1, 1))[0], once)
+
+
+def test_counters_carry_beyond_32_bits():
+    counter = jnp.array([0, 2**32 - 3], jnp.uint32)
+    counter = add_to_counter(add_to_counter(counter, jnp.int32(10)), jnp.int32(1))
+    assert read_counter(counter) == 2**32 + 8
+
+
+def test_token_counts_leave_padding_out():
+    _, state = run_steps(MeshShape(1, 1, 1), steps=2)
+    batches = [random_batch("encoder_decoder", seed=s) for s in range(2)]
+    processed = sum(int((b["encoder_input_tokens"] > 0).sum() + (b["decoder_target_tokens"] > 0).sum()) for b in batches)
+    assert read_counter(state.counters["tokens_processed"]) == processed
+    assert read_counter(state.counters["tokens_with_loss"]) == sum(int(b["decoder_loss_weights"].sum()) for b in batches)
+
+
+class Recorder:
+    """A loop with a tiny causal decoder on synthetic batches."""
+
+    def __init__(self, optimizer=None):
+        placed = Placed(ModelConfig(tiny_config("causal_decoder")), MeshShape(1, 1, 1), jax.devices()[:1])
+        self.training = assemble(placed, optimizer or Adafactor(RATE), batch_size=4, microbatches=1, seed=0)
+        self.state = self.training.start(placed.init_params(0))
+        self.lines, self.saved = [], []
+        self.batches = SyntheticBatches({"targets": 8}, 4, 64)
+
+    def run(self, total, hooks=(), step=None):
+        save = Hook(lambda n, state: self.saved.append((n, int(state.step), jax.device_get(state.params))), 4, at_stop=True)
+        return train(
+            self.state, self.batches, step or self.training.step, put=self.training.placed.put, total_steps=total,
+            record=lambda n, metrics: self.lines.append((n, metrics)), hooks=[save, *hooks],
+        )  # fmt: skip
+
+
+def test_the_loop_records_every_step_once_and_saves_when_due_and_at_the_end():
+    recorder = Recorder()
+    state = recorder.run(10)
+    assert [n for n, _ in recorder.lines] == list(range(1, 11))
+    assert [n for n, *_ in recorder.saved] == [4, 8, 10] and int(state.step) == 10
+    assert all(n == step for n, step, _ in recorder.saved)
+    assert {"loss", "accuracy", "learning_rate", "grad_norm", "seconds_per_step", "tokens_per_second", "data_wait_fraction"} <= set(
+        recorder.lines[0][1]
+    )
+
+
+def test_a_step_that_is_not_finite_keeps_the_last_good_state():
+    recorder = Recorder()
+    before = []
+
+    def poisoned(state, batch):
+        if int(state.step) == 5:
+            before.append(jax.device_get(state.params))
+            state = jax.tree.map(lambda x: x, state)
+            batch = {**batch, "decoder_loss_weights": batch["decoder_loss_weights"] * jnp.nan}
+        return recorder.training.step(state, batch)
+
+    with pytest.raises(Diverged, match="step 6 had loss nan"):
+        recorder.run(20, step=poisoned)
+    step, state_step, params = recorder.saved[-1]
+    assert step == state_step == 5
+    jax.tree.map(np.testing.assert_array_equal, params, before[0])
+
+
+def test_sigterm_finishes_the_step_saves_and_raises():
+    recorder = Recorder()
+    kill = Hook(lambda n, state: os.kill(os.getpid(), signal.SIGTERM) if n == 3 else None, 1)
+    with pytest.raises(Preempted, match="SIGTERM after step 3"):
+        recorder.run(20, hooks=[kill])
+    assert recorder.saved[-1][0] == 3
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_a_mesh_that_does_not_fit_is_a_sentence():
+    with pytest.raises(UserError, match="needs 3 devices; there are 8"):
+        MeshShape.parse("data=3").resolve(8)
+    with pytest.raises(UserError, match='Did you mean "tensor"'):
+        MeshShape.parse("tensr=2")
+    with pytest.raises(UserError, match='write it like "data=2'):
+        MeshShape.parse("2x4")
+    with pytest.raises(UserError, match="only one axis may be -1"):
+        MeshShape.parse("data=-1,fsdp=-1").resolve(8)
+    with pytest.raises(UserError, match="num_heads = 4 over tensor=8"):
+        Placed(ModelConfig(tiny_config("causal_decoder")), MeshShape(1, 1, 8))
+    with pytest.raises(UserError, match="cannot be split over data \\* fsdp = 8"):
+        assemble(Placed(ModelConfig(tiny_config("causal_decoder")), MeshShape(8, 1, 1)), Adafactor(), batch_size=4, microbatches=1, seed=0)
+    assert MeshShape.parse("fsdp=-1").resolve(8) == (1, 8, 1)
+    assert MeshShape.parse({"tensor": 2}).resolve(8) == (4, 1, 2)
