@@ -97,6 +97,7 @@ def test_cached_decoding_equals_running_the_whole_sequence_again(architecture, r
     )
     for row in range(4):
         prompt, written = list(prompts[row, : lengths[row]]), []
+        logits_of = jax.jit(model.logits)
         for i in range(7):
             before = written if architecture == "encoder_decoder" else prompt + written
             batch = {"decoder_input_tokens": np.array([[0, *before]], np.int32)}
@@ -105,7 +106,7 @@ def test_cached_decoding_equals_running_the_whole_sequence_again(architecture, r
             else:
                 position = np.arange(len(before) + 1)
                 batch["decoder_causal_attention"] = (position <= len(prompt)).astype(np.int32)[None]
-            last = model.logits(params, batch)[0, -1]
+            last = logits_of(params, batch)[0, -1]
             token = int(jnp.argmax(last))
             assert int(tokens[row, i]) == token
             np.testing.assert_allclose(log_probs[row, i], jax.nn.log_softmax(last)[token], atol=2e-5)

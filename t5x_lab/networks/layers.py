@@ -5,7 +5,7 @@ Adafactor's rows and columns. Axis letters: B batch, T length, D embed, F mlp, V
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -38,11 +38,14 @@ class Projection(nnx.Module):
 class Embedding(nnx.Module):
     """A table [V, D], initialised N(0, 1); `attend` gives tied logits in float32."""
 
-    def __init__(self, vocab_size: int, emb_dim: int, *, rngs: nnx.Rngs):
+    def __init__(self, vocab_size: int, emb_dim: int, constrain: Callable, *, rngs: nnx.Rngs):
+        self.constrain = constrain
         self.embedding = nnx.Param(jax.random.normal(rngs.params(), (vocab_size, emb_dim)), axes=("vocab", "embed"))
 
     def __call__(self, tokens: jax.Array, dtype) -> jax.Array:
-        return self.embedding[...].astype(dtype)[tokens]
+        # Rows are looked up whole: a table split along D would make the compiler replicate the activations.
+        table_VD = self.constrain(self.embedding[...].astype(dtype), ("vocab", "gathered"))
+        return self.constrain(table_VD[tokens], ("batch", "length", "embed"))
 
     def attend(self, x: jax.Array) -> jax.Array:
         return jnp.einsum("BTD,VD->BTV", x.astype(jnp.float32), self.embedding[...])

@@ -30,7 +30,7 @@ class Transformer(nnx.Module):
 
     def __init__(self, config: TransformerConfig, *, constrain: Callable = lambda x, axes: x, rngs: nnx.Rngs):
         self.config, self.constrain = config, constrain
-        self.token_embedder = Embedding(config.vocab_size, config.emb_dim, rngs=rngs)
+        self.token_embedder = Embedding(config.vocab_size, config.emb_dim, constrain, rngs=rngs)
         if config.has_encoder:
             self.encoder = Stack(
                 config, config.num_encoder_layers, cross=False, bidirectional=True, constrain=constrain, rngs=rngs

@@ -19,6 +19,7 @@ RULES: Mapping[str, tuple[str, ...]] = {
     "kv": (),
     "layers": (),
     "relpos_buckets": (),
+    "gathered": (),
 }
 
 

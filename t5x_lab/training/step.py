@@ -51,7 +51,7 @@ def make_train_step(
             opt_state=opt_state,
             counters={name: add_to_counter(state.counters[name], counts[name]) for name in COUNTERS},
         )
-        grad_norm = optax.global_norm(grads)
+        grad_norm = optax.tree.norm(grads)
         healthy = state.healthy & jnp.isfinite(sums.loss) & jnp.isfinite(sums.z_loss) & jnp.isfinite(grad_norm)
         # The old buffers are donated and metrics are read a step late, so a bad step is undone here.
         new = jax.tree.map(lambda new, old: jnp.where(healthy, new, old), new, state)
