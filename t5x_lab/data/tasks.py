@@ -86,8 +86,8 @@ def get_mixture_or_task(config: DataConfig) -> WeightedTasks:
     return WeightedTasks(name, rates, target.vocabulary)
 
 
-def documents(config: DataConfig, limit: int) -> Iterator[str]:
-    """Texts of the training split of one of t5x_lab's tasks or the user's own, before any preprocessing."""
+def documents(config: DataConfig, limit: int = -1) -> Iterator[str]:
+    """Texts of the training split of one of t5x_lab's tasks or the user's own, before any preprocessing; -1 = all."""
     for task in get_mixture_or_task(config).tasks:
         for example in task.source.get_dataset("train", shuffle=False).take(limit).as_numpy_iterator():
             text = example.get("text", example.get("targets"))

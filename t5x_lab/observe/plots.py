@@ -1,5 +1,7 @@
 """plots/*.png: loss, learning rate and speed, drawn from metrics.jsonl."""
 
+from collections.abc import Mapping
+
 import matplotlib
 
 matplotlib.use("Agg")
@@ -16,15 +18,20 @@ PLOTS = {
 }
 
 
-def write_plots(model_dir: str) -> list[str]:
-    """Draws every plot that has data; returns their paths."""
+def write_plots(model_dir: str, reference_losses: Mapping[str, float] = {}) -> list[str]:
+    """Draws every plot that has data; returns their paths. `reference_losses` become dashed lines in the loss."""
     lines = read_metrics(model_dir)
     directory = epath.Path(model_dir) / "plots"
     directory.mkdir(parents=True, exist_ok=True)
-    return [str(path) for key, label in PLOTS.items() if (path := _plot(lines, key, label, directory))]
+    paths = [
+        _plot(lines, key, label, directory, reference_losses if key == "loss" else {}) for key, label in PLOTS.items()
+    ]
+    return [str(path) for path in paths if path]
 
 
-def _plot(lines: list[dict], key: str, label: str, directory: epath.Path) -> epath.Path | None:
+def _plot(
+    lines: list[dict], key: str, label: str, directory: epath.Path, references: Mapping[str, float]
+) -> epath.Path | None:
     splits = sorted({line["split"] for line in lines if line.get(key) is not None}, key=lambda s: s != "train")
     if not splits:
         return None
@@ -34,6 +41,8 @@ def _plot(lines: list[dict], key: str, label: str, directory: epath.Path) -> epa
         steps, values = zip(*points, strict=True)
         style = {"alpha": 0.8, "linewidth": 1} if split == "train" else {"marker": "o", "markersize": 3}
         axes.plot(steps, values, label=split, **style)
+    for name, value in references.items():
+        axes.axhline(value, linestyle="--", color="gray", label=name)
     axes.set(xlabel="step", ylabel=label)
     axes.grid(alpha=0.3)
     axes.legend()

@@ -1,0 +1,35 @@
+# Everything from a fresh clone: `make demo` and `make test` install what they need into .venv first.
+
+PYTHON ?= python3
+BIN := .venv/bin
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: demo test test-fast lint bench clean
+
+# Reinstalled when setup.py changes. One install command: a second one for t5 would bring its nightly packages back on top.
+.venv/installed: setup.py
+	@$(PYTHON) -c 'import sys; sys.exit("t5x_lab needs Python 3.11 or newer; this is %s. Use: make PYTHON=python3.11" % sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet -e '.[test,lint]'
+	@touch $@
+
+demo: .venv/installed
+	$(BIN)/t5x_lab demo
+
+test: .venv/installed
+	$(BIN)/python -m pytest -n 2
+
+test-fast: .venv/installed
+	$(BIN)/python -m pytest -n 2 -m 'not slow'
+
+lint: .venv/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: .venv/installed
+	$(BIN)/python benchmarks/kill_and_resume.py
+
+clean:
+	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache
