@@ -37,13 +37,13 @@ def train(config: GinConfig) -> None:
     training = assemble(
         placed, run.optimizer, batch_size=run.data.batch_size, microbatches=run.microbatches, seed=run.seed
     )
+    batches = pipeline.SeqioBatches(
+        tasks, run.data, architecture, run.seed, jax.process_index(), jax.process_count()
+    )
     is_main = jax.process_index() == 0
     if is_main:
         write_run_files(run, config.text, placed)
     say(reason)
-    batches = pipeline.SeqioBatches(
-        tasks, run.data, architecture, run.seed, jax.process_index(), jax.process_count()
-    )
     checkpoints = Checkpoints(run.model_dir, run.checkpoints_to_keep)
     state = _first_state(run, training, checkpoints, source, batches)
     start = int(state.step)

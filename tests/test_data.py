@@ -1,0 +1,408 @@
+"""The six pairs of architecture and objective: masks, inputs, targets and weights; the pipeline's order, position and shards."""
+
+import json
+import pathlib
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import seqio
+import tensorflow as tf
+from conftest import shared_data
+from helpers import tiny_config
+from t5.data import preprocessors as t5_preprocessors
+
+from t5x_lab.config.errors import UserError
+from t5x_lab.data import environment, tasks
+from t5x_lab.data.config import ByteVocabulary, DataConfig, SentencePieceVocabulary, TextFiles
+from t5x_lab.data.feature_converters import convert, task_lengths
+from t5x_lab.data.objectives import OBJECTIVES, objective_task
+from t5x_lab.data.pipeline import SeqioBatches, eval_batches, resolve_tasks
+from t5x_lab.data.vocabularies import build_vocabulary, train_sentencepiece
+from t5x_lab.models.model import Model, ModelConfig
+from t5x_lab.ops.attention import expand_mask
+
+VOCABULARY = seqio.ByteVocabulary(extra_ids=100)
+PAIRS = [
+    ("causal_decoder", "full_lm", {"targets": 16}),
+    ("causal_decoder", "span_corruption", {"inputs": 16, "targets": 8}),
+    ("prefix_decoder", "prefix_lm_objective_decoder_architecture", {"targets": 16}),
+    ("prefix_decoder", "span_corruption", {"inputs": 16, "targets": 8}),
+    ("encoder_decoder", "prefix_lm_objective_encoder_decoder_architecture", {"inputs": 16, "targets": 16}),
+    ("encoder_decoder", "span_corruption", {"inputs": 16, "targets": 8}),
+]
+
+
+def text_source(*documents: str) -> seqio.FunctionDataSource:
+    def dataset(split, shuffle_files=False, seed=None):
+        del split, shuffle_files, seed
+        return tf.data.Dataset.from_tensor_slices({"text": list(documents)})
+
+    return seqio.FunctionDataSource(dataset, splits=["train", "validation"])
+
+
+def rows_of(objective, architecture, lengths, documents, pack=True, count=4):
+    """The first rows of an objective on documents in their order."""
+    task = objective_task("t", text_source(*documents), objective, VOCABULARY)
+    lengths = task_lengths("t", architecture, task.output_features, lengths)
+    dataset = task.get_dataset(lengths, "train", shuffle=False, seed=3, num_epochs=1)
+    dataset = convert(dataset, architecture, task.output_features, lengths, VOCABULARY, pack)
+    return list(dataset.take(count).as_numpy_iterator())
+
+
+def mask_of(architecture, row):
+    """Decoder and cross mask of one row, as 0/1 matrices."""
+    model = Model(ModelConfig(tiny_config(architecture, vocab_size=384)))
+    batch = {name: jnp.asarray(x)[None] for name, x in row.items() if name != "raw_tokens"}
+    network = model._make(__import__("flax").nnx.Rngs(params=0))
+    mask, cross = network.decoder_masks(batch)
+    T = row["decoder_target_tokens"].shape[0]
+    as_matrix = lambda m, S: np.asarray(expand_mask(m, T, S)[0]).astype(int)
+    return as_matrix(mask, T), None if cross is None else as_matrix(cross, row["encoder_input_tokens"].shape[0])
+
+
+def encode(text):
+    return VOCABULARY.encode(text)
+
+
+def shifted(tokens):
+    return [0, *tokens[:-1]]
+
+
+def lower_triangle(n):
+    return np.tril(np.ones((n, n), int))
+
+
+def test_full_lm_of_a_causal_decoder_by_hand():
+    """Two documents of 9 and 12 bytes with end tokens make 23 tokens: a row of 16 and a rest of 7."""
+    first, second = rows_of("full_lm", "causal_decoder", {"targets": 16}, ["one two t", "four five si"], pack=False)
+    stream = [*encode("one two t"), 1, *encode("four five si"), 1]
+    assert first["decoder_target_tokens"].tolist() == stream[:16]
+    assert first["decoder_input_tokens"].tolist() == shifted(stream[:16])
+    assert first["decoder_loss_weights"].tolist() == [1] * 16  # the end token in the middle has loss too
+    assert first["raw_tokens"] == 16
+    np.testing.assert_array_equal(mask_of("causal_decoder", first)[0], lower_triangle(16))  # no barrier between documents
+    assert second["decoder_target_tokens"].tolist() == stream[16:] + [0] * 9
+    assert second["decoder_loss_weights"].tolist() == [1] * 7 + [0] * 9
+    assert "decoder_causal_attention" not in first
+
+
+def test_prefix_lm_of_a_prefix_decoder_by_hand():
+    documents = ["abcdefghijklmno", "pqrstuvwxyzabcd"]
+    rows = rows_of("prefix_lm_objective_decoder_architecture", "prefix_decoder", {"targets": 16}, documents)
+    splits = set()
+    for row, document in zip(rows, documents):
+        stream = [*encode(document), 1]
+        assert row["decoder_target_tokens"].tolist() == stream
+        assert row["decoder_input_tokens"].tolist() == shifted(stream)
+        split = 16 - int(row["decoder_loss_weights"].sum())
+        splits.add(split)
+        assert 1 <= split <= 15
+        assert row["decoder_loss_weights"].tolist() == [int(i >= split) for i in range(16)]
+        assert row["decoder_causal_attention"].tolist() == [int(i <= split) for i in range(16)]  # one more: inputs are shifted
+        expected = [[int(k <= q or (q <= split and k <= split)) for k in range(16)] for q in range(16)]
+        np.testing.assert_array_equal(mask_of("prefix_decoder", row)[0], expected)
+        assert row["raw_tokens"] == 16
+    assert len(splits) == 2, "two rows should not be split alike"
+
+
+def test_prefix_lm_of_an_encoder_decoder_by_hand():
+    """Two sequences A and B share a row: A[:i] and B[:16-i] encoded, their rests decoded, no padding anywhere."""
+    first, second = "abcdefghijklmno", "pqrstuvwxyzabcd"
+    A, B = [*encode(first), 1], [*encode(second), 1]
+    (row,) = rows_of("prefix_lm_objective_encoder_decoder_architecture", "encoder_decoder", {"inputs": 16, "targets": 16}, [first, second])
+    i = int((row["encoder_segment_ids"] == 1).sum())
+    assert row["encoder_input_tokens"].tolist() == A[:i] + B[: 16 - i]
+    assert row["decoder_target_tokens"].tolist() == A[i:] + B[16 - i :]
+    assert row["decoder_input_tokens"].tolist() == shifted(A[i:]) + shifted(B[16 - i :])
+    assert row["decoder_segment_ids"].tolist() == [1] * (16 - i) + [2] * i
+    assert row["decoder_positions"].tolist() == [*range(16 - i), *range(i)]
+    assert row["decoder_loss_weights"].tolist() == [1] * 16
+    assert row["raw_tokens"] == 32
+    own, cross = mask_of("encoder_decoder", row)
+    decoder, encoder = np.array([1] * (16 - i) + [2] * i), np.array([1] * i + [2] * (16 - i))
+    np.testing.assert_array_equal(own, lower_triangle(16) * (decoder[:, None] == decoder))
+    np.testing.assert_array_equal(cross, decoder[:, None] == encoder)
+
+
+def rebuild(inputs, targets):
+    """The text before span corruption: each sentinel of the inputs replaced by what follows it in the targets."""
+    sentinels = [t for t in inputs if t >= 259]
+    assert sentinels == sorted(sentinels, reverse=True) and len(set(sentinels)) == len(sentinels)
+    assert [t for t in targets if t >= 259][: len(sentinels)] == sentinels
+    spans, current = {}, None
+    for token in targets:
+        if token >= 259:
+            current = spans.setdefault(token, [])
+        else:
+            current.append(token)
+    return [piece for token in inputs for piece in (spans[token] if token >= 259 else [token])]
+
+
+@pytest.mark.parametrize("architecture", ["causal_decoder", "prefix_decoder", "encoder_decoder"])
+def test_span_corruption_by_hand(architecture):
+    """At 16: 17 raw tokens, of which 3 are noise in one span: inputs 14 + sentinel + end, targets sentinel + 3 + end."""
+    assert t5_preprocessors.random_spans_helper(16, 0.15, 3.0, 1, 1) == (17, 5)
+    text = "The quick brown fox jumps over the lazy dog again and again, and then it sleeps."
+    rows = rows_of("span_corruption", architecture, {"inputs": 16, "targets": 8}, [text], pack=False)
+    for n, row in enumerate(rows):
+        if architecture == "encoder_decoder":
+            inputs, targets = (list(row[name][row[name] > 0]) for name in ("encoder_input_tokens", "decoder_target_tokens"))
+            assert row["decoder_input_tokens"].tolist() == shifted(row["decoder_target_tokens"].tolist())
+            assert row["decoder_loss_weights"].tolist() == [1] * len(targets) + [0] * (8 - len(targets))
+            own, cross = mask_of(architecture, row)
+            np.testing.assert_array_equal(own[: len(targets), : len(targets)], lower_triangle(len(targets)))
+            np.testing.assert_array_equal(cross[: len(targets)], np.arange(16) < np.full((len(targets), 1), len(inputs)))
+        else:
+            tokens = list(row["decoder_target_tokens"][row["decoder_target_tokens"] > 0])
+            prefix = tokens.index(1) + 1
+            inputs, targets = tokens[:prefix], tokens[prefix:]
+            length, used = 24, len(tokens)
+            assert row["decoder_input_tokens"].tolist() == shifted(row["decoder_target_tokens"].tolist())
+            assert row["decoder_loss_weights"].tolist() == [int(prefix <= i < used) for i in range(length)]
+            assert row["decoder_causal_attention"].tolist() == [int(i <= prefix) for i in range(length)]
+            both = lambda q, k: architecture == "prefix_decoder" and q <= prefix and k <= prefix
+            expected = [[int((k <= q or both(q, k)) and q < used and k < used) for k in range(length)] for q in range(length)]
+            np.testing.assert_array_equal(mask_of(architecture, row)[0], expected)
+        assert inputs[-1] == targets[-1] == 1
+        assert rebuild(inputs[:-1], targets[:-1]) == encode(text)[17 * n : 17 * (n + 1)]
+        assert (len(inputs), len(targets), row["raw_tokens"]) == (16, 5, 17)
+
+
+def test_budget_of_span_corruption_at_512_and_114():
+    """Raffel et al., Wang et al.: 568 raw tokens, 512 + 114, 18.2 % of 626 with loss."""
+    text = "In the course of human events it becomes necessary. " * 40
+    for architecture in ("encoder_decoder", "causal_decoder"):
+        row = rows_of("span_corruption", architecture, {"inputs": 512, "targets": 114}, [text])[0]
+        tokens = np.concatenate([row[name] for name in ("encoder_input_tokens", "decoder_target_tokens") if name in row])
+        assert (tokens > 0).all() and len(tokens) == 626
+        assert row["decoder_loss_weights"].sum() == 114
+        assert row["raw_tokens"] == 568
+
+
+def test_objectives_equal_the_t5_librarys_own_on_the_same_tokens_and_seeds():
+    """Our tasks give what `t5`'s preprocessors give when applied one after the other."""
+    documents = ["some words to begin with " * 9, "and a second document " * 11]
+    for objective, (steps, _) in OBJECTIVES.items():
+        ours = objective_task("t", text_source(*documents), objective, VOCABULARY)
+        lengths = {"inputs": 32, "targets": 32}
+        mine = list(ours.get_dataset(lengths, "train", shuffle=False, seed=7).as_numpy_iterator())
+        dataset = tf.data.Dataset.from_tensor_slices({"targets": list(documents)})
+        features = ours.output_features
+        dataset = seqio.preprocessors.tokenize(dataset, {"targets": features["targets"]}, with_eos=False, copy_pretokenized=False)
+        with seqio.map_seed_manager(7 + 42 * 2):  # SeqIO skips 42 seeds for each step before the cache placeholder
+            for step in steps:
+                given = {"sequence_length": lengths, "output_features": features}
+                names = step.__code__.co_varnames if hasattr(step, "__code__") else step.__wrapped__.__code__.co_varnames
+                dataset = step(dataset, **{name: value for name, value in given.items() if name in names})
+        theirs = list(dataset.as_numpy_iterator())
+        assert len(mine) == len(theirs) > 0
+        for a, b in zip(mine, theirs):
+            for name in a:
+                np.testing.assert_array_equal(a[name], b[name], err_msg=f"{objective} {name}")
+
+
+def small_config(task="sotu_span_corruption", **changes):
+    lengths = {"inputs": 32, "targets": 16} if "span" in task else {"targets": 32}
+    settings = dict(batch_size=8, vocabulary=ByteVocabulary(), shuffle_buffer_size=20, eval_steps=3)
+    return DataConfig(task, lengths, **{**settings, **changes})
+
+
+def batches_of(config, architecture="encoder_decoder", seed=0, process=0, num_processes=1):
+    return SeqioBatches(resolve_tasks(config, architecture, 384), config, architecture, seed, process, num_processes)
+
+
+def equal(a, b):
+    return a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
+
+
+def test_the_same_seed_gives_the_same_batches_and_another_seed_others():
+    one, two, other = batches_of(small_config()), batches_of(small_config()), batches_of(small_config(), seed=1)
+    for _ in range(3):
+        a = next(one)
+        assert equal(a, next(two)) and not equal(a, next(other))
+
+
+@pytest.mark.parametrize("task, architecture", [("sotu_span_corruption", "encoder_decoder"), ("sotu_full_lm", "causal_decoder")])
+def test_a_restored_position_continues_with_the_next_batch(task, architecture, tmp_path):
+    from etils import epath
+
+    batches = batches_of(small_config(task), architecture)
+    for _ in range(5):
+        next(batches)
+    batches.save(epath.Path(tmp_path))
+    expected = [next(batches) for _ in range(4)]
+    again = batches_of(small_config(task), architecture)
+    again.restore(epath.Path(tmp_path))
+    assert all(equal(next(again), batch) for batch in expected)
+
+
+def test_more_processes_split_the_batches_and_read_the_same_rows():
+    whole = batches_of(small_config())
+    halves = [batches_of(small_config(), process=p, num_processes=2) for p in range(2)]
+    for _ in range(2):
+        parts = [next(half) for half in halves]
+        joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        assert equal(next(whole), joined)
+    with pytest.raises(UserError, match="DATA_SHARDS is 4, which 3 processes do not divide"):
+        batches_of(small_config(), num_processes=3)
+
+
+def test_shards_read_every_document_once_and_mask_differently():
+    """Four shards of 8 numbered documents: together all of them, no two alike; and their random choices differ."""
+    documents = [f"document number {n} has its own words, {n} of them " * 3 for n in range(8)]
+    tasks.register("numbered", lambda name, vocabulary, config: objective_task(name, text_source(*documents), "span_corruption", vocabulary))
+    try:
+        config = DataConfig("numbered", {"inputs": 128, "targets": 60}, 4, ByteVocabulary(), shuffle_buffer_size=1, pack=False)
+        batch = next(batches_of(config))
+        seen = [VOCABULARY.decode([int(t) for t in row if 0 < t < 259]) for row in batch["encoder_input_tokens"]]
+        assert len({text[:25] for text in seen}) == 4
+        masks = {tuple(np.flatnonzero(row >= 259)) for row in batch["encoder_input_tokens"]}
+        assert len(masks) == 4
+    finally:
+        del tasks._FACTORIES["numbered"]
+
+
+def test_evaluation_reads_the_same_held_out_rows_every_time_and_fills_up_with_padding():
+    config = small_config("sotu_full_lm", eval_steps=10_000, batch_size=512)
+    found = resolve_tasks(config, "causal_decoder", 384)
+    once, again = (list(eval_batches(found.tasks[0], found.vocabulary, config, "causal_decoder", 0, 1)) for _ in range(2))
+    assert len(once) == len(again) and all(map(equal, once, again))
+    last = once[-1]["decoder_target_tokens"]
+    assert last.shape == (512, 32) and not last[-1].any()
+    from t5x_lab.tasks.sotu import speeches
+
+    characters = sum(len(pathlib.Path(file).read_bytes().split()) for file in speeches()["validation"])
+    words = sum(len(VOCABULARY.decode([int(t) for t in row if t > 1]).split()) for batch in once for row in batch["decoder_target_tokens"])
+    assert words == pytest.approx(characters, rel=0.25)  # rows cut words in two, nothing is lost
+    assert set(speeches()["train"]).isdisjoint(speeches()["validation"])
+
+
+@pytest.mark.parametrize("kind", ["txt", "jsonl", "tfrecord"])
+def test_a_folder_of_files_is_trained_on_from_gin_alone(kind, tmp_path):
+    texts = [f"Line {n} of the user's own text, long enough to fill something." for n in range(200)]
+    for part in range(2):
+        lines = texts[part::2]
+        path = tmp_path / f"part{part}.{kind}"
+        if kind == "txt":
+            path.write_text("\n\n".join(lines))
+        elif kind == "jsonl":
+            path.write_text("\n".join(json.dumps({"content": line}) for line in lines))
+        else:
+            with tf.io.TFRecordWriter(str(path)) as writer:
+                for line in lines:
+                    feature = tf.train.Feature(bytes_list=tf.train.BytesList(value=[line.encode()]))
+                    writer.write(tf.train.Example(features=tf.train.Features(feature={"content": feature})).SerializeToString())
+    files = TextFiles(train=str(tmp_path / f"*.{kind}"), text_key="content")
+    batch = next(batches_of(small_config("files_full_lm", files=files), "causal_decoder"))
+    assert "own text" in VOCABULARY.decode([int(t) for t in batch["decoder_target_tokens"].reshape(-1) if t > 1])
+
+
+def test_a_bad_line_of_json_is_a_sentence(tmp_path):
+    (tmp_path / "bad.jsonl").write_text('{"text": "fine"}\n[1, 2]\n')
+    files = TextFiles(train=str(tmp_path / "bad.jsonl"))
+    with pytest.raises(UserError, match=r"not an object with a text under \"text\": b'\[1, 2\]'"):
+        next(batches_of(small_config("files_full_lm", files=files, shards=1), "causal_decoder"))
+    with pytest.raises(UserError, match="No file matches TextFiles.train"):
+        batches_of(small_config("files_full_lm", files=TextFiles(train="nothing*.txt")), "causal_decoder")
+
+
+def test_t5s_own_registrations_live_beside_ours_in_both_orders():
+    """`t5.data.mixtures` registers the same names; importing it changes nothing for a run."""
+    import t5.data.mixtures  # noqa: F401
+
+    import t5x_lab.tasks  # noqa: F401
+
+    assert "c4_v220_span_corruption" in seqio.TaskRegistry.names()
+    for name in ("c4_v220_span_corruption", "c4_v220_full_lm", "c4_prefix_lm_objective_decoder_architecture"):
+        assert name in tasks._FACTORIES and name in tasks.known_names()
+
+
+def test_c4_is_read_through_tfds_in_the_version_that_is_prepared(tmp_path, monkeypatch):
+    """A directory in TFDS's layout, made of 20 real C4 documents; version 2.2.0 is preferred, 3.1.0 otherwise."""
+    source = shared_data("crawl", "trax_c4_tfrecord", "c4", "en", "2.3.0")
+    import tensorflow_datasets as tfds
+
+    from t5x_lab.tasks import c4
+
+    monkeypatch.setattr(tfds.core.constants, "DATA_DIR", str(tmp_path))
+    with pytest.raises(UserError, match="neither c4/en:2.2.0 nor c4/en:3.1.0"):
+        c4.prepared_version()
+    features = tfds.features.FeaturesDict({name: tfds.features.Text() for name in ("text", "url", "content-length", "content-type", "timestamp")})
+    for version in ("3.1.0", "2.2.0"):
+        folder = tmp_path / "c4" / "en" / version
+        folder.mkdir(parents=True)
+        tfds.folder_dataset.write_metadata(
+            data_dir=str(folder), features=features, split_infos=_copy_shards(source, folder, tfds), filename_template=None, check_data=False
+        )
+        info = json.loads((folder / "dataset_info.json").read_text())
+        (folder / "dataset_info.json").write_text(json.dumps({**info, "name": "c4", "configName": "en", "version": version}))
+        assert c4.prepared_version() == version
+    config = small_config("c4_v220_span_corruption", shards=1)
+    batch = next(batches_of(config))
+    assert batch["encoder_input_tokens"].shape == (8, 32) and batch["encoder_input_tokens"].all()
+
+
+def _copy_shards(source, folder, tfds):
+    splits = []
+    for split in ("train", "validation"):
+        data = (source / f"c4-{split}.tfrecord-00000-of-00001").read_bytes()
+        (folder / f"c4-{split}.tfrecord-00000-of-00001").write_bytes(data)
+        count = sum(1 for _ in tf.data.TFRecordDataset(str(folder / f"c4-{split}.tfrecord-00000-of-00001")))
+        template = tfds.core.ShardedFileTemplate(
+            dataset_name="c4", split=split, filetype_suffix="tfrecord", data_dir=str(folder),
+            template="{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}",
+        )  # fmt: skip
+        splits.append(tfds.core.SplitInfo(name=split, shard_lengths=[count], num_bytes=len(data), filename_template=template))
+    return splits
+
+
+def test_a_mixture_draws_from_its_tasks_at_their_rates(tmp_path):
+    for letter in "ab":
+        (tmp_path / f"{letter}.txt").write_text("\n".join([letter * 200] * 500))
+    make = lambda letter: seqio.Task(
+        f"only_{letter}", seqio.TextLineDataSource({"train": str(tmp_path / f"{letter}.txt")}),
+        preprocessors=[lambda ds: ds.map(lambda line: {"targets": line}), seqio.preprocessors.tokenize, seqio.preprocessors.append_eos_after_trim],
+        output_features={"targets": seqio.Feature(VOCABULARY)},
+    )  # fmt: skip
+    for letter in "ab":
+        seqio.TaskRegistry.add_provider(f"only_{letter}", make(letter))
+    seqio.MixtureRegistry.add("three_to_one", [("only_a", 3.0), ("only_b", 1.0)])
+    try:
+        batches = batches_of(small_config("three_to_one", batch_size=16, pack=False), "causal_decoder")
+        rows = np.concatenate([next(batches)["decoder_target_tokens"][:, 0] for _ in range(60)])
+        share = float((rows == encode("a")[0]).mean())
+        assert share == pytest.approx(0.75, abs=4 * (0.75 * 0.25 / len(rows)) ** 0.5)
+    finally:
+        seqio.MixtureRegistry.remove("three_to_one")
+        for letter in "ab":
+            seqio.TaskRegistry.remove(f"only_{letter}")
+
+
+def test_a_trained_sentencepiece_model_has_t5s_ids(tmp_path):
+    words = [f"the number {n} and the word w{n % 97} of the text" for n in range(3000)]
+    train_sentencepiece(words, "vocab.model", 200)
+    vocabulary = build_vocabulary(SentencePieceVocabulary("vocab.model", extra_ids=100))
+    assert (vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id, vocabulary.vocab_size) == (0, 1, 2, 300)
+    assert vocabulary.decode(vocabulary.encode("the word w5 of the text")) == "the word w5 of the text"
+    assert vocabulary.encode("<extra_id_0>")[-1] == 299
+    with pytest.raises(UserError, match="cannot train 100000 pieces"):
+        train_sentencepiece(words, "other.model", 100_000)
+    assert not pathlib.Path("other.model").exists() and not pathlib.Path("other.model.tmp").exists()
+
+
+def test_the_t5_vocabulary_encodes_as_published():
+    path = shared_data("t5_vocabulary", "sentencepiece.model")
+    vocabulary = build_vocabulary(SentencePieceVocabulary(str(path)))
+    ids = vocabulary.encode("Translate English to German: The house is wonderful.")
+    assert ids == [30355, 15, 1566, 12, 2968, 10, 37, 629, 19, 1627, 5]
+    assert vocabulary.vocab_size == 32_100 and vocabulary.encode("<extra_id_0>")[-1] == 32_099
+
+
+def test_nightly_files_in_place_are_named_with_the_repair(monkeypatch):
+    import seqio.version
+
+    environment.check_environment()
+    monkeypatch.setattr(seqio.version, "__version__", "0.0.18.dev20250227")
+    with pytest.raises(UserError, match="seqio in place are those of version 0.0.18.dev20250227.*pip install --force-reinstall --no-deps"):
+        environment.check_environment()

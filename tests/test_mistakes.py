@@ -1,0 +1,102 @@
+"""Every mistake of a user is one sentence on stderr, with the nearest name, and exit status 2."""
+
+import pytest
+
+from t5x_lab.cli.main import main
+from t5x_lab.config.errors import UserError
+from t5x_lab.config.gin_files import binding
+from t5x_lab.runs.config import GinConfig
+
+TRAIN = [
+    "train", "--gin_file=models/t5_1_1/tiny.gin", "--gin_file=objectives/span_corruption.gin", "--gin.MODEL_DIR=run",
+    "--gin.TRAIN_STEPS=3", "--gin.VOCABULARY=@ByteVocabulary()", "--gin.MIXTURE_OR_TASK_NAME=sotu_span_corruption",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "flags, says",
+    [
+        (["--gin.TransformerConfg.emb_dim=3"], 'nothing called "TransformerConfg" (on the command line). Did you mean "TransformerConfig"'),
+        (["--gin.TransformerConfig.emb_dimm=3"], "TransformerConfig has no parameter 'emb_dimm' (on the command line). Did you mean \"emb_dim\""),
+        (["--gin.TRAIN_STEP=3"], 'Nothing uses TRAIN_STEP. Did you mean "TRAIN_STEPS"'),
+        (["--gin.MIXTURE_OR_TASK_NAME=sotu_span_coruption"], 'no task or mixture "sotu_span_coruption". Did you mean "sotu_span_corruption"'),
+        (['--gin.TransformerConfig.mlp_activations=("gelou", "linear")'], 'is "gelou". Did you mean "gelu"'),
+        (["--gin.MESH=tensor=8"], "MESH splits num_heads = 4 over tensor=8 devices, which does not divide it"),
+        (["--gin.MESH=data=3"], "MESH is data=3, fsdp=1, tensor=1, which needs 3 devices; there are 8."),
+        (["--gin.MESH=datta=3"], 'MESH names the axis "datta". Did you mean "data"'),
+        (["--gin.BATCH_SIZE=many"], "DataConfig.batch_size is 'many'; it must be a whole number"),
+        (["--gin.BATCH_SIZE=0"], "DataConfig.batch_size is 0; it must be greater than zero"),
+        (["--gin.BATCH_SIZE=6"], "BATCH_SIZE is 6, which DATA_SHARDS=4 does not divide"),
+        (["--gin.MICROBATCHES=7"], "BATCH_SIZE is 128, which MICROBATCHES=7 does not divide"),
+        (["--gin.DROPOUT_RATE=1.5"], "DROPOUT_RATE is 1.5; it must be at least 0 and below 1"),
+        (["--gin.LOSS_NORMALIZING_FACTOR=NUM_REAL_TARGET_TOKEN"], 'Did you mean "NUM_REAL_TARGET_TOKENS"'),
+        (["--gin.LearningRate.factors=constant * rsqrt_deca"], 'Did you mean "rsqrt_decay"'),
+        (["--gin.OPTIMIZER=@AdamX()"], 'nothing called "AdamX" (on the command line). Did you mean "AdamW"'),
+        (["--gin.MIXTURE_OR_TASK_NAME=sotu_full_lm"], "has no inputs (full language modelling), so an encoder would have nothing to read"),
+        (["--gin.MIXTURE_OR_TASK_NAME=sotu_prefix_lm_objective_decoder_architecture"], "is made for a decoder model"),
+        (["--gin.MIXTURE_OR_TASK_NAME=files_span_corruption"], 'say where with --gin.TextFiles.train="FOLDER/*.txt"'),
+        (["--gin.MIXTURE_OR_TASK_NAME=c4_v220_span_corruption"], "C4 is not prepared under"),
+        (["--gin.TASK_FEATURE_LENGTHS={'targets': 114}"], 'needs a length for "inputs"'),
+        (["--gin.TASK_FEATURE_LENGTHS={'inputs': 512, 'targets': 64}", "--gin.BATCH_SIZE=8"], "greater than configured targets length"),
+        (["--gin.VOCABULARY=@SentencePieceVocabulary()", "--gin.SentencePieceVocabulary.path=/nope"], "The vocabulary /nope cannot be read"),
+        (["--gin.TransformerConfig.vocab_size=300"], "has 359 ids, the model only 300"),
+        (["--gin.INITIAL_CHECKPOINT_PATH=/nope"], "/nope does not exist. Name a run directory"),
+        (["--gin_bindings=import no_such_module"], "imports a module that cannot be imported: No module named 'no_such_module'"),
+        (["--gin_file=models/t5_1_1/smal.gin"], 'no gin file models/t5_1_1/smal.gin. Did you mean "models/t5_1_1/small.gin"'),
+        (["--gin.TRAIN_STEPS"], "--gin.TRAIN_STEPS has no value"),
+        (["--trian"], "unrecognized arguments: --trian"),
+        (["--gin.MODEL_DIR=/proc/run", "--gin.BATCH_SIZE=8"], "MODEL_DIR /proc/run cannot be written to"),
+    ],
+)
+def test_training_refuses(flags, says, capfd):
+    assert main([*TRAIN, *flags]) == 2
+    error = capfd.readouterr().err.strip()
+    assert says in error, error
+    assert "Traceback" not in error and error.count("\n") == 0 and error.startswith("t5x_lab train: ")
+
+
+@pytest.mark.parametrize(
+    "argv, says",
+    [
+        (["train"], "MODEL is not set. Add a model file"),
+        (["train", "--gin_file=models/t5_1_1/tiny.gin"], "MODEL_DIR is not set. It is the directory"),
+        ([*TRAIN[:3], "--gin.MODEL_DIR=run"], "TRAIN_STEPS is not set."),
+        (["trian"], 'no command "trian". Did you mean "train"'),
+        (["generate", "--model_dir=/nope", "--prompt=x"], "/nope is not a run directory"),
+        (["eval", "--model_dir=/nope"], "/nope is not a run directory"),
+        (["inspect", "--gin_file=nope.gin"], "no gin file nope.gin"),
+        (["vocab", "--output=x"], "Give either --input FILES or --task NAME"),
+        (["generate", "--gin.X=3", "--model_dir=x"], "takes no configuration"),
+    ],
+)
+def test_commands_refuse(argv, says, capfd):
+    assert main(argv) == 2
+    error = capfd.readouterr().err.strip()
+    assert says in error and "Traceback" not in error and error.count("\n") == 0, error
+
+
+def test_a_required_macro_is_named(tmp_path):
+    (tmp_path / "mine.gin").write_text('include "models/t5_1_1/tiny.gin"\nTRAIN_STEPS = %gin.REQUIRED\nMODEL_DIR = "x"\nMIXTURE_OR_TASK_NAME = "y"\nTASK_FEATURE_LENGTHS = {"targets": 3}\n')
+    with pytest.raises(UserError, match="TRAIN_STEPS is not set"):
+        GinConfig(["mine.gin"]).run()
+
+
+def test_a_mistake_in_a_file_names_the_file_and_the_line(tmp_path):
+    (tmp_path / "mine.gin").write_text('include "models/t5_1_1/tiny.gin"\n\nTransformerConfig.heads = 3\n')
+    with pytest.raises(UserError, match=r"no parameter 'heads' \(mine.gin, line 3\)"):
+        GinConfig(["mine.gin"])
+
+
+def test_values_on_the_command_line_need_no_quotes():
+    assert binding("MODEL_DIR=runs/x") == "MODEL_DIR = 'runs/x'"
+    assert binding('MODEL_DIR="runs/x"') == 'MODEL_DIR = "runs/x"'
+    assert binding("A.b=3e-4") == "A.b = 3e-4"
+    assert binding("M=%N") == "M = %N" and binding("M=@N()") == "M = @N()"
+    assert binding('L={"a": 1}') == 'L = {"a": 1}' and binding("X=None") == "X = None"
+
+
+def test_two_configurations_do_not_mix():
+    small, large = GinConfig(["models/t5_1_1/small.gin"]), GinConfig(["models/t5_1_1/large.gin"], ["DROPOUT_RATE = 0.3"])
+    assert small.model().network.emb_dim == 512 and small.model().network.dropout_rate == 0.0
+    assert large.model().network.emb_dim == 1024 and large.model().network.dropout_rate == 0.3
+    assert GinConfig([], [large.text]).model() == large.model()

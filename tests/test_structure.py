@@ -1,0 +1,112 @@
+"""Layers import only layers above them; the core runs without TensorFlow; --help is quick and light."""
+
+import ast
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import ROOT
+
+LAYERS = [
+    "config", "ops", "networks", "decoding", "models", "partitioning", "optim", "training", "checkpoints", "observe",
+    "data", "tasks", "prompts", "corpora", "runs", "evaluation", "study", "cli",
+]  # fmt: skip
+WITHOUT_TENSORFLOW = LAYERS[: LAYERS.index("data")]
+TENSORFLOW_SIDE = ("tensorflow", "seqio", "t5", "tensorflow_datasets", "tensorflow_text", "clu")
+
+
+def imports(path) -> list[tuple[str, bool]]:
+    """(module, whether imported when the file is) of every import in a file."""
+    tree = ast.parse(path.read_text())
+    top = {id(node) for node in tree.body}
+    found = []
+    for node in ast.walk(tree):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module or ""]
+        found += [(name, id(node) in top) for name in names]
+    return found
+
+
+def files_of(layer):
+    folder = ROOT / "tasks" if layer == "tasks" else ROOT / "t5x_lab" / layer
+    return sorted(folder.rglob("*.py"))
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_imports_run_one_way(layer):
+    for path in files_of(layer):
+        for module, at_import in imports(path):
+            parts = module.split(".")
+            if parts[0] == "t5x_lab" and len(parts) > 1 and parts[1] in LAYERS and at_import:
+                assert LAYERS.index(parts[1]) <= LAYERS.index(layer), f"{path.name} of {layer} imports {module}"
+
+
+@pytest.mark.parametrize("layer", WITHOUT_TENSORFLOW)
+def test_the_core_never_names_tensorflow(layer):
+    for path in files_of(layer):
+        assert not [m for m, _ in imports(path) if m.split(".")[0] in TENSORFLOW_SIDE], path
+
+
+def run_python(code: str) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+
+
+@pytest.mark.slow
+def test_the_core_trains_where_tensorflow_cannot_be_imported():
+    """In a process where these packages raise: import everything above the line, train, save, restore, generate."""
+    modules = [
+        ".".join(path.relative_to(ROOT).with_suffix("").parts) for layer in WITHOUT_TENSORFLOW for path in files_of(layer) if path.stem != "__init__"
+    ]
+    code = f"""
+import sys
+sys.modules.update(dict.fromkeys({TENSORFLOW_SIDE}))  # importing a module that is None raises
+import importlib, t5x_lab
+for module in {modules}:
+    importlib.import_module(module)
+import jax
+from t5x_lab.checkpoints.manager import Checkpoints
+from t5x_lab.optim.optimizers import Adafactor
+from t5x_lab.runs.assemble import Placed, assemble
+from t5x_lab.training.batches import SyntheticBatches
+run = t5x_lab.from_gin(["models/t5_1_1/tiny.gin"], ["TransformerConfig.vocab_size = 100"])
+placed = run._placed
+training = assemble(placed, Adafactor(), batch_size=4, microbatches=1, seed=0)
+batches = SyntheticBatches({{"inputs": 8, "targets": 8}}, 4, 100)
+state, metrics = training.step(training.start(placed.init_params(0)), placed.put(next(batches)))
+checkpoints = Checkpoints("run"); checkpoints.save(1, state, batches); checkpoints.wait()
+state = checkpoints.restore(1, training.abstract_state, batches)
+print(run.score([[5, 6]], [[7, 8]]), float(metrics["loss"]))
+"""
+    done = run_python(code)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("[-")
+
+
+def test_importing_the_package_is_light():
+    done = run_python("import t5x_lab, sys; print([m for m in ('jax', 'tensorflow', 'flax', 'numpy') if m in sys.modules])")
+    assert done.stdout.strip() == "[]", done
+
+
+@pytest.mark.parametrize("command", ["", "train", "eval", "infer", "generate", "inspect", "vocab", "demo"])
+def test_help_answers_at_once_without_jax_or_tensorflow(command):
+    code = f"""
+import sys
+from t5x_lab.cli.main import main
+status = main({[command, "--help"] if command else ["--help"]})
+assert status == 0 and not {{'jax', 'tensorflow'}} & set(sys.modules)
+"""
+    began = time.monotonic()
+    done = run_python(code)
+    assert done.returncode == 0, done.stderr
+    assert "usage" in done.stdout
+    assert time.monotonic() - began < 10  # the contract says two seconds; this machine may be busy
+
+
+def test_no_module_is_without_a_word_on_what_it_is_for():
+    for path in sorted((ROOT / "t5x_lab").rglob("*.py")) + sorted((ROOT / "tasks").glob("*.py")):
+        assert ast.get_docstring(ast.parse(path.read_text())), path
