@@ -13,6 +13,7 @@ The names and definitions are those of Wang et al. (2022) and of `t5/data/tasks.
 import functools
 
 import seqio
+import tensorflow as tf
 from t5.data import preprocessors
 
 PREPACKED = ("decoder_target_tokens", "decoder_input_tokens", "decoder_loss_weights")
@@ -26,6 +27,13 @@ PREPACKED_ENCODER_DECODER = (
     "decoder_positions",
 )
 
+
+
+def whole_pairs(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Drops the last of an odd number of examples, which `pack_prefix_lm_encoder_decoder` has no partner for."""
+    return dataset.batch(2, drop_remainder=True).unbatch()
+
+
 # objective: (preprocessors after tokenisation, features)
 OBJECTIVES = {
     "span_corruption": (
@@ -38,7 +46,7 @@ OBJECTIVES = {
         PREPACKED_DECODER,
     ),
     "prefix_lm_objective_encoder_decoder_architecture": (
-        [preprocessors.targets_for_prefix_lm_objective, preprocessors.pack_prefix_lm_encoder_decoder],
+        [preprocessors.targets_for_prefix_lm_objective, whole_pairs, preprocessors.pack_prefix_lm_encoder_decoder],
         PREPACKED_ENCODER_DECODER,
     ),
 }
