@@ -3,7 +3,7 @@
 import seqio
 
 from t5x_lab.data import tasks
-from t5x_lab.data.objectives import OBJECTIVES, objective_task
+from t5x_lab.data.objectives import OBJECTIVES, objective_task, placeholder_task
 from t5x_lab.data.sources import text_files
 
 
@@ -12,4 +12,4 @@ def _make(name: str, vocabulary: seqio.Vocabulary, config) -> seqio.Task:
 
 
 for _objective in OBJECTIVES:
-    tasks.register(f"files_{_objective}", _make)
+    tasks.register(f"files_{_objective}", _make, placeholder_task(f"files_{_objective}", _objective))

@@ -11,7 +11,7 @@ import seqio
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.data import tasks
-from t5x_lab.data.objectives import OBJECTIVES, objective_task
+from t5x_lab.data.objectives import OBJECTIVES, objective_task, placeholder_task
 from t5x_lab.data.sources import document_files
 
 LINES_PER_DOCUMENT = 16  # paragraphs
@@ -40,4 +40,4 @@ def _make(name: str, vocabulary: seqio.Vocabulary, config) -> seqio.Task:
 
 
 for _objective in OBJECTIVES:
-    tasks.register(f"sotu_{_objective}", _make)
+    tasks.register(f"sotu_{_objective}", _make, placeholder_task(f"sotu_{_objective}", _objective))

@@ -75,3 +75,13 @@ def objective_task(
         ],
         metric_fns=[],
     )
+
+
+def placeholder_task(name: str, objective: str) -> seqio.Task:
+    """A task with the features of an objective and no text, to declare mixtures over."""
+
+    def no_text(split, shuffle_files, seed=None):
+        raise NotImplementedError(f"{name} is a placeholder; t5x_lab.data.tasks.get_mixture_or_task gives the task.")
+
+    source = seqio.FunctionDataSource(no_text, splits=("train", "validation"))
+    return objective_task(name, source, objective, seqio.ByteVocabulary(extra_ids=100))

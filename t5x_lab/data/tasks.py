@@ -19,9 +19,14 @@ TaskFactory = Callable[[str, seqio.Vocabulary, DataConfig], seqio.Task]
 _FACTORIES: dict[str, TaskFactory] = {}
 
 
-def register(name: str, factory: TaskFactory) -> None:
-    """Makes `name` known; `factory(name, vocabulary, config)` is called when a run asks for it."""
+def register(name: str, factory: TaskFactory, placeholder: seqio.Task | None = None) -> None:
+    """Makes `name` known; `factory(name, vocabulary, config)` is called when a run asks for it.
+
+    A `placeholder` is put into SeqIO's registry, so that mixtures can be declared over the name; it is never read.
+    """
     _FACTORIES[name] = factory
+    if placeholder is not None and name not in seqio.TaskRegistry.names():
+        seqio.TaskRegistry.add_provider(name, placeholder)
 
 
 def known_names() -> list[str]:

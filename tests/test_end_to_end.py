@@ -1,0 +1,299 @@
+"""Real text, from the command line: the six pairs learn; runs are killed, stopped, resumed, handed on; a trained run is asked."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from conftest import ROOT
+
+import t5x_lab
+from t5x_lab.cli.main import main
+from t5x_lab.config.errors import UserError
+from t5x_lab.evaluation.infer import infer, read_examples, shard
+from t5x_lab.observe.metrics import read_metrics
+
+pytestmark = pytest.mark.slow
+
+TINY = [
+    "--gin.VOCABULARY=@ByteVocabulary()", "--gin.TransformerConfig.vocab_size=384", "--gin.TransformerConfig.emb_dim=32",
+    "--gin.TransformerConfig.mlp_dim=64", "--gin.TransformerConfig.head_dim=8", '--gin.TransformerConfig.dtype="float32"',
+    "--gin.BATCH_SIZE=8", "--gin.DataConfig.shuffle_buffer_size=20", "--gin.DataConfig.eval_steps=2",
+    "--gin.LearningRate.warmup_steps=1000",
+]  # fmt: skip
+SPANS = ["--gin.MIXTURE_OR_TASK_NAME=sotu_span_corruption", '--gin.TASK_FEATURE_LENGTHS={"inputs": 64, "targets": 24}']
+FULL_LM = ["--gin.MIXTURE_OR_TASK_NAME=sotu_full_lm", '--gin.TASK_FEATURE_LENGTHS={"targets": 64}']
+PREFIX_LM = ["--gin.MIXTURE_OR_TASK_NAME=sotu_prefix_lm_objective_decoder_architecture", '--gin.TASK_FEATURE_LENGTHS={"targets": 64}']
+PREFIX_LM_ED = [
+    "--gin.MIXTURE_OR_TASK_NAME=sotu_prefix_lm_objective_encoder_decoder_architecture", '--gin.TASK_FEATURE_LENGTHS={"inputs": 64, "targets": 64}',
+]  # fmt: skip
+MODELS = {
+    "causal_decoder": ["--gin_file=models/decoder/tiny.gin"],
+    "prefix_decoder": ["--gin_file=models/decoder/tiny.gin", "--gin.TransformerConfig.architecture=prefix_decoder"],
+    "encoder_decoder": ["--gin_file=models/t5_1_1/tiny.gin"],
+}
+PAIRS = [
+    ("causal_decoder", FULL_LM), ("causal_decoder", SPANS), ("prefix_decoder", PREFIX_LM), ("prefix_decoder", SPANS),
+    ("encoder_decoder", PREFIX_LM_ED), ("encoder_decoder", SPANS),
+]  # fmt: skip
+
+
+def flags(architecture, objective, model_dir, steps, *more):
+    return ["train", *MODELS[architecture], *objective, *TINY, f"--gin.MODEL_DIR={model_dir}", f"--gin.TRAIN_STEPS={steps}", *more]
+
+
+def on_one_device():
+    """The command as a user starts it, on one CPU device."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": "--xla_backend_optimization_level=0"}
+    return {"args": [sys.executable, "-m", "t5x_lab"], "env": environment}
+
+
+def start(argv, log="log"):
+    command = on_one_device()
+    with open(log, "ab") as file:
+        return subprocess.Popen([*command["args"], *argv], env=command["env"], stdout=file, stderr=file, start_new_session=True)
+
+
+def losses(model_dir, split="train"):
+    return {line["step"]: (line["loss"], line.get("grad_norm"), line["raw_tokens"]) for line in read_metrics(model_dir) if line["split"] == split}
+
+
+@pytest.mark.parametrize("architecture, objective", PAIRS, ids=lambda value: value if isinstance(value, str) else value[0].split("sotu_")[1])
+def test_each_pair_learns_from_real_text(architecture, objective):
+    assert main([*flags(architecture, objective, "run", 80), "--gin.EVAL_PERIOD=40"]) == 0
+    train = losses("run")
+    assert len(train) == 80
+    first, last = train[1][0], np.mean([train[step][0] for step in range(71, 81)])
+    assert first > 5.5 and last < first - 2.0, (first, last)  # ln 384 = 5.95
+    held_out = losses("run", "eval/" + objective[0].split("=")[1])
+    assert set(held_out) == {40, 80} and held_out[80][0] < held_out[40][0] < first
+    for name in ("config.gin", "model-info.txt", "plots/loss.png", "plots/learning_rate.png", "plots/tokens_per_second.png"):
+        assert os.path.getsize(f"run/{name}") > 0
+    assert os.listdir("run/checkpoints") == ["80"]
+    assert [name for name in os.listdir("run") if name.startswith("events.out")]
+    line = read_metrics("run")[-2]
+    assert {
+        "step", "split", "loss", "accuracy", "learning_rate", "grad_norm", "seconds_per_step", "tokens_per_second", "mfu",
+        "tokens_processed", "tokens_with_loss", "raw_tokens", "data_wait_fraction",
+    } <= line.keys()  # fmt: skip
+
+
+def test_a_run_killed_at_random_moments_has_the_losses_of_one_that_never_was():
+    more = ["--gin.CHECKPOINT_PERIOD=7", "--gin.EVAL_PERIOD=1000", "--gin.DROPOUT_RATE=0.1"]
+    argv = lambda name: flags("encoder_decoder", SPANS, name, 60, *more)
+    assert start(argv("whole")).wait() == 0
+    rng = random.Random(0)
+    for _ in range(3):
+        begun = max(losses("killed"), default=0)
+        process = start(argv("killed"))
+        while process.poll() is None and max(losses("killed"), default=0) <= begun + 8:
+            time.sleep(0.05)
+        time.sleep(rng.random() * 0.5)
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert start(argv("killed")).wait() == 0
+    assert losses("killed") == losses("whole") and len(losses("whole")) == 60
+    assert "Continuing after step" in open("log").read()
+
+
+def test_sigterm_saves_and_exits_with_3_and_the_run_goes_on():
+    argv = flags("causal_decoder", FULL_LM, "run", 100_000, "--gin.CHECKPOINT_PERIOD=100000")
+    process = start(argv)
+    while process.poll() is None and len(losses("run")) < 5:
+        time.sleep(0.05)
+    process.terminate()
+    assert process.wait() == 3, open("log").read()
+    saved = int(os.listdir("run/checkpoints")[0])
+    assert saved == max(losses("run")) and "stopped by SIGTERM" in open("log").read()
+    assert main(flags("causal_decoder", FULL_LM, "run", saved + 2)) == 0
+    assert max(losses("run")) == saved + 2
+
+
+def test_the_saved_configuration_alone_repeats_the_run():
+    assert main(flags("causal_decoder", FULL_LM, "one", 6)) == 0
+    assert main(["train", "--gin_file=one/config.gin", "--gin.MODEL_DIR=two"]) == 0
+    assert losses("one") == losses("two")
+
+
+def test_parameters_go_from_a_causal_to_a_prefix_decoder_and_back(capfd):
+    assert main(flags("causal_decoder", FULL_LM, "causal", 6)) == 0
+    assert main(flags("prefix_decoder", PREFIX_LM, "prefix", 1, "--gin.INITIAL_CHECKPOINT_PATH=causal")) == 0
+    assert "Starting at step 0 with the parameters of" in capfd.readouterr().err
+    fresh = flags("prefix_decoder", PREFIX_LM, "fresh", 1)
+    assert main(fresh) == 0
+    assert losses("prefix")[1][0] < losses("fresh")[1][0] - 0.05
+    assert main([*fresh, "--gin.RESUME=False"]) == 2
+    assert "Nothing is ever deleted" in capfd.readouterr().err
+    other = flags("prefix_decoder", PREFIX_LM, "fresh", 9, "--gin.TransformerConfig.mlp_dim=96")
+    assert main(other) == 2
+    assert "has shape (2, 32, 64) there and has shape (2, 32, 96)" in capfd.readouterr().err
+
+
+MY_TASKS = """
+import functools
+import seqio
+import t5x_lab.tasks
+from t5.data import preprocessors
+
+vocabulary = seqio.ByteVocabulary(extra_ids=100)
+seqio.TaskRegistry.add(
+    "my_words",
+    source=seqio.TextLineDataSource({"train": "words.txt", "validation": "words.txt"}),
+    preprocessors=[
+        functools.partial(preprocessors.parse_tsv, field_names=["inputs", "targets"]),
+        seqio.preprocessors.tokenize,
+        seqio.preprocessors.append_eos,
+    ],
+    output_features={"inputs": seqio.Feature(vocabulary), "targets": seqio.Feature(vocabulary)},
+)
+seqio.MixtureRegistry.add("my_mixture", [("my_words", 3.0), ("sotu_span_corruption", 1.0)])
+"""
+
+
+def test_a_users_own_task_and_mixture_with_rates(tmp_path):
+    (tmp_path / "my_tasks.py").write_text(MY_TASKS)
+    (tmp_path / "words.txt").write_text("".join(f"word {n}\tnumber {n}\n" for n in range(50)))
+    mixture = ["--gin_bindings=import my_tasks", "--gin.MIXTURE_OR_TASK_NAME=my_mixture", SPANS[1]]
+    process = start(flags("encoder_decoder", mixture, "run", 4))
+    assert process.wait() == 0, open("log").read()
+    assert set(losses("run", "eval/my_words")) == {4} and set(losses("run", "eval/sotu_span_corruption")) == {4}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A prefix decoder that was trained until it knows a few lines by heart."""
+    folder = tmp_path_factory.mktemp("trained")
+    lines = ["red is a color", "two is a number", "cat is an animal", "oak is a tree"]
+    for name in ("one", "two", "three", "four"):
+        (folder / f"{name}.txt").write_text("\n".join(lines * 50))
+    objective = [
+        "--gin.MIXTURE_OR_TASK_NAME=files_full_lm", '--gin.TASK_FEATURE_LENGTHS={"targets": 20}', f"--gin.TextFiles.train={folder}/*.txt",
+        f"--gin.TextFiles.validation={folder}/one.txt", "--gin.TextFiles.lines_per_document=1",
+    ]  # fmt: skip
+    run = str(folder / "run")
+    assert main(flags("causal_decoder", objective, run, 500, "--gin.LearningRate.base_learning_rate=0.5", "--gin.EVAL_PERIOD=500", "--gin.CHECKPOINT_PERIOD=250")) == 0
+    return run
+
+
+def test_a_trained_run_answers_in_python(trained):
+    run = t5x_lab.load(trained)
+    assert run.step == 500 and run.num_parameters == sum(np.size(x) for x in _leaves(run.params))
+    # The stream is cut anywhere, so the model sees lines after an end token too.
+    prompts = ["red is a", "cat is an", "oak is"]
+    assert [texts[0] for texts in run.generate(prompts, max_tokens=12)] == [" color", " animal", " a tree"]
+    samples = run.generate(["oak is"], max_tokens=12, temperature=1.0, top_k=3, num_samples=4, seed=1)
+    assert len(samples) == 1 and len(samples[0]) == 4
+
+    right, wrong = run.score(["cat is an", "cat is an"], [" animal", " color"])
+    assert right > -1 and wrong < right - 3
+    with_end = run.score(["cat is an"], [" animal"], eos=True)[0]
+    encode = run.vocabulary.encode
+    prompt, target = encode("cat is an"), encode(" animal")
+    np.testing.assert_allclose(run.score([prompt], [target]), [right], atol=1e-5)
+    logits = run.logits(decoder_input_tokens=np.array([[0, *prompt, *target]]))
+    assert logits.dtype == np.float32 and logits.shape == (1, 1 + len(prompt) + len(target), 384)
+    log_probs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    by_hand = [log_probs[0, len(prompt) + i, token] for i, token in enumerate([*target, 1])]
+    np.testing.assert_allclose([sum(by_hand[:-1]), sum(by_hand)], [right, with_end], atol=1e-3)
+
+    tokens = np.array([[0, *prompt, *target]])
+    loss = run.loss({"decoder_input_tokens": tokens[:, :-1], "decoder_target_tokens": tokens[:, 1:]})
+    assert loss["weight_sum"] == tokens.shape[1] - 1
+    own = [-log_probs[0, i, token] for i, token in enumerate(tokens[0, 1:])]
+    np.testing.assert_allclose(loss["loss"], np.mean(own), rtol=1e-3)
+    assert t5x_lab.load(trained, step=250).step == 250
+    with pytest.raises(UserError, match="give one target for each input"):
+        run.score(["a"], [])
+
+    run.save("copy")
+    again = t5x_lab.load("copy")
+    np.testing.assert_array_equal(again.score(["cat is an"], [" animal"]), [right])
+
+
+def _leaves(tree):
+    return [leaf for value in tree.values() for leaf in (_leaves(value) if isinstance(value, dict) else [value])]
+
+
+def test_a_trained_run_answers_on_the_command_line(trained, capsys):
+    assert main(["generate", f"--model_dir={trained}", "--prompt=red is a", "--max_tokens=12"]) == 0
+    assert capsys.readouterr().out == "red is a\t color\n"
+    assert main(["eval", f"--model_dir={trained}", "--step=all", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert list(result) == ["250", "500"]
+    logged = losses(trained, "eval/files_full_lm")[500][0]
+    assert result["500"]["eval/files_full_lm"]["loss"] == pytest.approx(logged, rel=1e-6)
+    assert main(["inspect", f"--model_dir={trained}", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    run = t5x_lab.load(trained)
+    assert result["num_parameters"] == run.num_parameters == sum(int(np.prod(p["shape"])) for p in result["parameters"])
+    assert {"name", "shape", "dtype", "axes", "bytes"} <= result["parameters"][0].keys() and result["flops_per_token"] > 6 * 10_000
+
+
+def test_infer_writes_every_example_once_and_continues(trained, capsys):
+    lines = ["red is a", "two is a", "cat is an", "oak is a"] * 3
+    with open("in.txt", "w") as file:
+        file.write("\n".join(lines) + "\n")
+    command = ["infer", f"--model_dir={trained}", "--input=in.txt", "--max_tokens=12", "--batch_size=4"]
+    assert main([*command, "--output=whole.jsonl"]) == 0
+    whole = open("whole.jsonl").read()
+    answers = [json.loads(line) for line in whole.splitlines()]
+    assert [a["inputs"] for a in answers] == lines and answers[2]["prediction"] == " animal"
+    with open("cut.jsonl", "w") as file:
+        file.write(whole[: len(whole) // 2])  # as a kill in the middle of a line leaves it
+    assert main([*command, "--output=cut.jsonl"]) == 0
+    assert open("cut.jsonl").read() == whole
+    run = t5x_lab.load(trained)
+    with open("in.jsonl", "w") as file:
+        file.write("".join(json.dumps({"inputs": "cat is an", "targets": t}) + "\n" for t in (" animal", " tree")))
+    infer(run, read_examples("in.jsonl", "score"), "scores.jsonl", mode="score", batch_size=8, sampling={})
+    scores = [json.loads(line)["score"] for line in open("scores.jsonl")]
+    np.testing.assert_allclose(scores, run.score(["cat is an"] * 2, [" animal", " tree"]), rtol=1e-5)
+    assert sorted(sum((shard(list(range(10)), i, 3) for i in range(3)), [])) == list(range(10))
+
+
+@pytest.mark.parametrize(
+    "name, content, says",
+    [
+        ("bad.txt", b"fine\n\xff\xfe\n", "bad.txt, line 2 is not valid UTF-8"),
+        ("bad.jsonl", b'{"inputs": "x"}\n[1]\n', 'bad.jsonl, line 2 has no text under "inputs"'),
+        ("bad.jsonl", b'{"inputs": "x"\n', "bad.jsonl, line 1 is not JSON"),
+        ("empty.txt", b"", "empty.txt is empty"),
+    ],
+)
+def test_inference_input_that_cannot_be_read_names_file_and_line(name, content, says):
+    with open(name, "wb") as file:
+        file.write(content)
+    with pytest.raises(UserError, match=says):
+        read_examples(name, "predict")
+    with pytest.raises(UserError, match='has no text under "targets"'):
+        with open("x.jsonl", "w") as file:
+            file.write('{"inputs": "x"}\n')
+        read_examples("x.jsonl", "score")
+
+
+def test_two_processes_train_like_one(tmp_path):
+    """Real processes over loopback with Gloo: the same losses, one run directory."""
+    more = ["--gin.MESH=data=2", "--gin.CHECKPOINT_PERIOD=3"]
+    command = on_one_device()
+    with open("one.log", "wb") as log:
+        environment = {**command["env"], "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_force_host_platform_device_count=2"}
+        one = subprocess.Popen([*command["args"], *flags("causal_decoder", FULL_LM, "one", 6, *more)], env=environment, stdout=log, stderr=log)
+        assert one.wait() == 0, open("one.log").read()
+    processes = []
+    for index in range(2):
+        environment = {
+            **command["env"], "JAX_COORDINATOR_ADDRESS": "localhost:12355", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": str(index),
+        }  # fmt: skip
+        argv = [*command["args"], *flags("causal_decoder", FULL_LM, "two", 6, *more), "--distributed"]
+        with open(f"two{index}.log", "wb") as log:
+            processes.append(subprocess.Popen(argv, env=environment, stdout=log, stderr=log))
+    assert [process.wait() for process in processes] == [0, 0], open("two0.log").read() + open("two1.log").read()
+    one, two = losses("one"), losses("two")
+    assert one.keys() == two.keys()
+    np.testing.assert_allclose([v[0] for v in one.values()], [v[0] for v in two.values()], rtol=1e-5)
