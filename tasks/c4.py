@@ -4,9 +4,9 @@ T5 names version 2.2.0, which TensorFlow Datasets can no longer prepare but stil
 present version is 3.1.0. The task reads what is there and says which.
 """
 
-from absl import logging
 import seqio
 import tensorflow_datasets as tfds
+from absl import logging
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.data import tasks

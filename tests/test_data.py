@@ -110,7 +110,9 @@ def test_prefix_lm_of_an_encoder_decoder_by_hand():
     """Two sequences A and B share a row: A[:i] and B[:16-i] encoded, their rests decoded, no padding anywhere."""
     first, second = "abcdefghijklmno", "pqrstuvwxyzabcd"
     A, B = [*encode(first), 1], [*encode(second), 1]
-    (row,) = rows_of("prefix_lm_objective_encoder_decoder_architecture", "encoder_decoder", {"inputs": 16, "targets": 16}, [first, second])
+    (row,) = rows_of(
+        "prefix_lm_objective_encoder_decoder_architecture", "encoder_decoder", {"inputs": 16, "targets": 16}, [first, second]
+    )
     i = int((row["encoder_segment_ids"] == 1).sum())
     assert row["encoder_input_tokens"].tolist() == A[:i] + B[: 16 - i]
     assert row["decoder_target_tokens"].tolist() == A[i:] + B[16 - i :]
@@ -189,7 +191,9 @@ def test_objectives_equal_the_t5_librarys_own_on_the_same_tokens_and_seeds():
         mine = list(ours.get_dataset(lengths, "train", shuffle=False, seed=7).as_numpy_iterator())
         dataset = tf.data.Dataset.from_tensor_slices({"targets": list(documents)})
         features = ours.output_features
-        dataset = seqio.preprocessors.tokenize(dataset, {"targets": features["targets"]}, with_eos=False, copy_pretokenized=False)
+        dataset = seqio.preprocessors.tokenize(
+            dataset, {"targets": features["targets"]}, with_eos=False, copy_pretokenized=False
+        )
         with seqio.map_seed_manager(7 + 42 * 2):  # SeqIO skips 42 seeds for each step before the cache placeholder
             for step in steps:
                 given = {"sequence_length": lengths, "output_features": features}
@@ -223,7 +227,9 @@ def test_the_same_seed_gives_the_same_batches_and_another_seed_others():
         assert equal(a, next(two)) and not equal(a, next(other))
 
 
-@pytest.mark.parametrize("task, architecture", [("sotu_span_corruption", "encoder_decoder"), ("sotu_full_lm", "causal_decoder")])
+@pytest.mark.parametrize(
+    "task, architecture", [("sotu_span_corruption", "encoder_decoder"), ("sotu_full_lm", "causal_decoder")]
+)
 def test_a_restored_position_continues_with_the_next_batch(task, architecture, tmp_path):
     from etils import epath
 
@@ -251,7 +257,10 @@ def test_more_processes_split_the_batches_and_read_the_same_rows():
 def test_shards_read_every_document_once_and_mask_differently():
     """Four shards of 8 numbered documents: together all of them, no two alike; and their random choices differ."""
     documents = [f"document number {n} has its own words, {n} of them " * 3 for n in range(8)]
-    tasks.register("numbered", lambda name, vocabulary, config: objective_task(name, text_source(*documents), "span_corruption", vocabulary))
+    tasks.register(
+        "numbered",
+        lambda name, vocabulary, config: objective_task(name, text_source(*documents), "span_corruption", vocabulary),
+    )
     try:
         config = DataConfig("numbered", {"inputs": 128, "targets": 60}, 4, ByteVocabulary(), shuffle_buffer_size=1, pack=False)
         batch = next(batches_of(config))
@@ -273,7 +282,11 @@ def test_evaluation_reads_the_same_held_out_rows_every_time_and_fills_up_with_pa
     from t5x_lab.tasks.sotu import speeches
 
     characters = sum(len(pathlib.Path(file).read_bytes().split()) for file in speeches()["validation"])
-    words = sum(len(VOCABULARY.decode([int(t) for t in row if t > 1]).split()) for batch in once for row in batch["decoder_target_tokens"])
+    words = sum(
+        len(VOCABULARY.decode([int(t) for t in row if t > 1]).split())
+        for batch in once
+        for row in batch["decoder_target_tokens"]
+    )
     assert words == pytest.approx(characters, rel=0.25)  # rows cut words in two, nothing is lost
     assert set(speeches()["train"]).isdisjoint(speeches()["validation"])
 
@@ -328,12 +341,18 @@ def test_c4_is_read_through_tfds_in_the_version_that_is_prepared(tmp_path, monke
     monkeypatch.setattr(tfds.core.constants, "DATA_DIR", str(tmp_path))
     with pytest.raises(UserError, match="neither c4/en:2.2.0 nor c4/en:3.1.0"):
         c4.prepared_version()
-    features = tfds.features.FeaturesDict({name: tfds.features.Text() for name in ("text", "url", "content-length", "content-type", "timestamp")})
+    features = tfds.features.FeaturesDict(
+        {name: tfds.features.Text() for name in ("text", "url", "content-length", "content-type", "timestamp")}
+    )
     for version in ("3.1.0", "2.2.0"):
         folder = tmp_path / "c4" / "en" / version
         folder.mkdir(parents=True)
         tfds.folder_dataset.write_metadata(
-            data_dir=str(folder), features=features, split_infos=_copy_shards(source, folder, tfds), filename_template=None, check_data=False
+            data_dir=str(folder),
+            features=features,
+            split_infos=_copy_shards(source, folder, tfds),
+            filename_template=None,
+            check_data=False,
         )
         info = json.loads((folder / "dataset_info.json").read_text())
         (folder / "dataset_info.json").write_text(json.dumps({**info, "name": "c4", "configName": "en", "version": version}))
@@ -404,5 +423,7 @@ def test_nightly_files_in_place_are_named_with_the_repair(monkeypatch):
 
     environment.check_environment()
     monkeypatch.setattr(seqio.version, "__version__", "0.0.18.dev20250227")
-    with pytest.raises(UserError, match="seqio in place are those of version 0.0.18.dev20250227.*pip install --force-reinstall --no-deps"):
+    with pytest.raises(
+        UserError, match="seqio in place are those of version 0.0.18.dev20250227.*pip install --force-reinstall --no-deps"
+    ):
         environment.check_environment()

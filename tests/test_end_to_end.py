@@ -28,7 +28,10 @@ TINY = [
 ]  # fmt: skip
 SPANS = ["--gin.MIXTURE_OR_TASK_NAME=sotu_span_corruption", '--gin.TASK_FEATURE_LENGTHS={"inputs": 64, "targets": 24}']
 FULL_LM = ["--gin.MIXTURE_OR_TASK_NAME=sotu_full_lm", '--gin.TASK_FEATURE_LENGTHS={"targets": 64}']
-PREFIX_LM = ["--gin.MIXTURE_OR_TASK_NAME=sotu_prefix_lm_objective_decoder_architecture", '--gin.TASK_FEATURE_LENGTHS={"targets": 64}']
+PREFIX_LM = [
+    "--gin.MIXTURE_OR_TASK_NAME=sotu_prefix_lm_objective_decoder_architecture",
+    '--gin.TASK_FEATURE_LENGTHS={"targets": 64}',
+]
 PREFIX_LM_ED = [
     "--gin.MIXTURE_OR_TASK_NAME=sotu_prefix_lm_objective_encoder_decoder_architecture", '--gin.TASK_FEATURE_LENGTHS={"inputs": 64, "targets": 64}',
 ]  # fmt: skip
@@ -44,7 +47,15 @@ PAIRS = [
 
 
 def flags(architecture, objective, model_dir, steps, *more):
-    return ["train", *MODELS[architecture], *objective, *TINY, f"--gin.MODEL_DIR={model_dir}", f"--gin.TRAIN_STEPS={steps}", *more]
+    return [
+        "train",
+        *MODELS[architecture],
+        *objective,
+        *TINY,
+        f"--gin.MODEL_DIR={model_dir}",
+        f"--gin.TRAIN_STEPS={steps}",
+        *more,
+    ]
 
 
 def on_one_device():
@@ -60,10 +71,16 @@ def start(argv, log="log"):
 
 
 def losses(model_dir, split="train"):
-    return {line["step"]: (line["loss"], line.get("grad_norm"), line["raw_tokens"]) for line in read_metrics(model_dir) if line["split"] == split}
+    return {
+        line["step"]: (line["loss"], line.get("grad_norm"), line["raw_tokens"])
+        for line in read_metrics(model_dir)
+        if line["split"] == split
+    }
 
 
-@pytest.mark.parametrize("architecture, objective", PAIRS, ids=lambda value: value if isinstance(value, str) else value[0].split("sotu_")[1])
+@pytest.mark.parametrize(
+    "architecture, objective", PAIRS, ids=lambda value: value if isinstance(value, str) else value[0].split("sotu_")[1]
+)
 def test_each_pair_learns_from_real_text(architecture, objective):
     assert main([*flags(architecture, objective, "run", 80), "--gin.EVAL_PERIOD=40"]) == 0
     train = losses("run")
@@ -177,7 +194,20 @@ def trained(tmp_path_factory):
         f"--gin.TextFiles.validation={folder}/one.txt", "--gin.TextFiles.lines_per_document=1",
     ]  # fmt: skip
     run = str(folder / "run")
-    assert main(flags("causal_decoder", objective, run, 500, "--gin.LearningRate.base_learning_rate=0.5", "--gin.EVAL_PERIOD=500", "--gin.CHECKPOINT_PERIOD=250")) == 0
+    assert (
+        main(
+            flags(
+                "causal_decoder",
+                objective,
+                run,
+                500,
+                "--gin.LearningRate.base_learning_rate=0.5",
+                "--gin.EVAL_PERIOD=500",
+                "--gin.CHECKPOINT_PERIOD=250",
+            )
+        )
+        == 0
+    )
     return run
 
 
@@ -232,7 +262,9 @@ def test_a_trained_run_answers_on_the_command_line(trained, capsys):
     result = json.loads(capsys.readouterr().out)
     run = t5x_lab.load(trained)
     assert result["num_parameters"] == run.num_parameters == sum(int(np.prod(p["shape"])) for p in result["parameters"])
-    assert {"name", "shape", "dtype", "axes", "bytes"} <= result["parameters"][0].keys() and result["flops_per_token"] > 6 * 10_000
+    assert {"name", "shape", "dtype", "axes", "bytes"} <= result["parameters"][0].keys() and result[
+        "flops_per_token"
+    ] > 6 * 10_000
 
 
 def test_infer_writes_every_example_once_and_continues(trained, capsys):
@@ -282,8 +314,13 @@ def test_two_processes_train_like_one(tmp_path):
     more = ["--gin.MESH=data=2", "--gin.CHECKPOINT_PERIOD=3"]
     command = on_one_device()
     with open("one.log", "wb") as log:
-        environment = {**command["env"], "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_force_host_platform_device_count=2"}
-        one = subprocess.Popen([*command["args"], *flags("causal_decoder", FULL_LM, "one", 6, *more)], env=environment, stdout=log, stderr=log)
+        environment = {
+            **command["env"],
+            "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_force_host_platform_device_count=2",
+        }
+        one = subprocess.Popen(
+            [*command["args"], *flags("causal_decoder", FULL_LM, "one", 6, *more)], env=environment, stdout=log, stderr=log
+        )
         assert one.wait() == 0, open("one.log").read()
     processes = []
     for index in range(2):

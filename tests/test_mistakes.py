@@ -16,10 +16,19 @@ TRAIN = [
 @pytest.mark.parametrize(
     "flags, says",
     [
-        (["--gin.TransformerConfg.emb_dim=3"], 'nothing called "TransformerConfg" (on the command line). Did you mean "TransformerConfig"'),
-        (["--gin.TransformerConfig.emb_dimm=3"], "TransformerConfig has no parameter 'emb_dimm' (on the command line). Did you mean \"emb_dim\""),
+        (
+            ["--gin.TransformerConfg.emb_dim=3"],
+            'nothing called "TransformerConfg" (on the command line). Did you mean "TransformerConfig"',
+        ),
+        (
+            ["--gin.TransformerConfig.emb_dimm=3"],
+            "TransformerConfig has no parameter 'emb_dimm' (on the command line). Did you mean \"emb_dim\"",
+        ),
         (["--gin.TRAIN_STEP=3"], 'Nothing uses TRAIN_STEP. Did you mean "TRAIN_STEPS"'),
-        (["--gin.MIXTURE_OR_TASK_NAME=sotu_span_coruption"], 'no task or mixture "sotu_span_coruption". Did you mean "sotu_span_corruption"'),
+        (
+            ["--gin.MIXTURE_OR_TASK_NAME=sotu_span_coruption"],
+            'no task or mixture "sotu_span_coruption". Did you mean "sotu_span_corruption"',
+        ),
         (['--gin.TransformerConfig.mlp_activations=("gelou", "linear")'], 'is "gelou". Did you mean "gelu"'),
         (["--gin.MESH=tensor=8"], "MESH splits num_heads = 4 over tensor=8 devices, which does not divide it"),
         (["--gin.MESH=data=3"], "MESH is data=3, fsdp=1, tensor=1, which needs 3 devices; there are 8."),
@@ -32,16 +41,28 @@ TRAIN = [
         (["--gin.LOSS_NORMALIZING_FACTOR=NUM_REAL_TARGET_TOKEN"], 'Did you mean "NUM_REAL_TARGET_TOKENS"'),
         (["--gin.LearningRate.factors=constant * rsqrt_deca"], 'Did you mean "rsqrt_decay"'),
         (["--gin.OPTIMIZER=@AdamX()"], 'nothing called "AdamX" (on the command line). Did you mean "AdamW"'),
-        (["--gin.MIXTURE_OR_TASK_NAME=sotu_full_lm"], "has no inputs (full language modelling), so an encoder would have nothing to read"),
+        (
+            ["--gin.MIXTURE_OR_TASK_NAME=sotu_full_lm"],
+            "has no inputs (full language modelling), so an encoder would have nothing to read",
+        ),
         (["--gin.MIXTURE_OR_TASK_NAME=sotu_prefix_lm_objective_decoder_architecture"], "is made for a decoder model"),
         (["--gin.MIXTURE_OR_TASK_NAME=files_span_corruption"], 'say where with --gin.TextFiles.train="FOLDER/*.txt"'),
         (["--gin.MIXTURE_OR_TASK_NAME=c4_v220_span_corruption"], "C4 is not prepared under"),
         (["--gin.TASK_FEATURE_LENGTHS={'targets': 114}"], 'needs a length for "inputs"'),
-        (["--gin.TASK_FEATURE_LENGTHS={'inputs': 512, 'targets': 64}", "--gin.BATCH_SIZE=8"], "greater than configured targets length"),
-        (["--gin.VOCABULARY=@SentencePieceVocabulary()", "--gin.SentencePieceVocabulary.path=/nope"], "The vocabulary /nope cannot be read"),
+        (
+            ["--gin.TASK_FEATURE_LENGTHS={'inputs': 512, 'targets': 64}", "--gin.BATCH_SIZE=8"],
+            "greater than configured targets length",
+        ),
+        (
+            ["--gin.VOCABULARY=@SentencePieceVocabulary()", "--gin.SentencePieceVocabulary.path=/nope"],
+            "The vocabulary /nope cannot be read",
+        ),
         (["--gin.TransformerConfig.vocab_size=300"], "has 359 ids, the model only 300"),
         (["--gin.INITIAL_CHECKPOINT_PATH=/nope"], "/nope does not exist. Name a run directory"),
-        (["--gin_bindings=import no_such_module"], "imports a module that cannot be imported: No module named 'no_such_module'"),
+        (
+            ["--gin_bindings=import no_such_module"],
+            "imports a module that cannot be imported: No module named 'no_such_module'",
+        ),
         (["--gin_file=models/t5_1_1/smal.gin"], 'no gin file models/t5_1_1/smal.gin. Did you mean "models/t5_1_1/small.gin"'),
         (["--gin.TRAIN_STEPS"], "--gin.TRAIN_STEPS has no value"),
         (["--trian"], "unrecognized arguments: --trian"),
@@ -76,7 +97,9 @@ def test_commands_refuse(argv, says, capfd):
 
 
 def test_a_required_macro_is_named(tmp_path):
-    (tmp_path / "mine.gin").write_text('include "models/t5_1_1/tiny.gin"\nTRAIN_STEPS = %gin.REQUIRED\nMODEL_DIR = "x"\nMIXTURE_OR_TASK_NAME = "y"\nTASK_FEATURE_LENGTHS = {"targets": 3}\n')
+    (tmp_path / "mine.gin").write_text(
+        'include "models/t5_1_1/tiny.gin"\nTRAIN_STEPS = %gin.REQUIRED\nMODEL_DIR = "x"\nMIXTURE_OR_TASK_NAME = "y"\nTASK_FEATURE_LENGTHS = {"targets": 3}\n'
+    )
     with pytest.raises(UserError, match="TRAIN_STEPS is not set"):
         GinConfig(["mine.gin"]).run()
 

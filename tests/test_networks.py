@@ -93,7 +93,12 @@ def test_cached_decoding_equals_running_the_whole_sequence_again(architecture, r
     logits, state = prediction.prefill(model, params, jnp.asarray(prompts), 7)
     tokens, log_probs = sample(
         lambda state, token: prediction.step(model, params, state, token),
-        logits, state, max_tokens=7, eos_id=1, config=SamplingConfig(), key=jax.random.key(0),
+        logits,
+        state,
+        max_tokens=7,
+        eos_id=1,
+        config=SamplingConfig(),
+        key=jax.random.key(0),
     )
     for row in range(4):
         prompt, written = list(prompts[row, : lengths[row]]), []
@@ -126,7 +131,13 @@ def test_a_row_stops_at_its_end_token_while_others_go_on():
 
     first = jnp.where(jnp.arange(3) == 0, 1, 5)
     tokens, log_probs = sample(
-        step, jax.nn.one_hot(first, 16) * 10, jnp.int32(0), max_tokens=5, eos_id=1, config=SamplingConfig(), key=jax.random.key(0)
+        step,
+        jax.nn.one_hot(first, 16) * 10,
+        jnp.int32(0),
+        max_tokens=5,
+        eos_id=1,
+        config=SamplingConfig(),
+        key=jax.random.key(0),
     )
     np.testing.assert_array_equal(tokens, [[1, 0, 0, 0, 0], [5, 1, 0, 0, 0], [5, 6, 1, 0, 0]])
     assert (np.asarray(log_probs) == 0).sum() == 4 + 3 + 2
@@ -182,7 +193,9 @@ def test_dtypes_of_activations_and_logits():
 
 
 def test_initialisation_has_t5s_scales():
-    config = dataclasses.replace(tiny_config("encoder_decoder"), emb_dim=256, head_dim=64, num_heads=8, mlp_dim=512, vocab_size=512)
+    config = dataclasses.replace(
+        tiny_config("encoder_decoder"), emb_dim=256, head_dim=64, num_heads=8, mlp_dim=512, vocab_size=512
+    )
     params = Model(ModelConfig(config)).init(jax.random.key(0))
     layers = params["decoder"]["layers"]
     deviation = lambda x: float(jnp.std(x))

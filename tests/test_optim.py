@@ -96,7 +96,10 @@ def test_the_second_moment_of_a_large_matrix_takes_rows_plus_columns():
     "factors, expected",
     [
         ("constant * rsqrt_decay", lambda n: 2.0 / np.sqrt(max(n, 100))),
-        ("constant * linear_warmup * rsqrt_normalized_decay", lambda n: 2 * min(1, n / 100) * np.sqrt(100) / np.sqrt(max(n, 100))),
+        (
+            "constant * linear_warmup * rsqrt_normalized_decay",
+            lambda n: 2 * min(1, n / 100) * np.sqrt(100) / np.sqrt(max(n, 100)),
+        ),
         ("constant * decay_every", lambda n: 2 * 0.5 ** (n // 300)),
         ("constant * cosine_decay", lambda n: max(1e-8, 2 * (1 + np.cos(np.pi * (max(0, (n - 100) / 1000) % 1))) / 2)),
         ("linear_decay", lambda n: max(1e-8, 2 * min(n / 100, 1 + 0.5 * (100 - n)))),

@@ -35,8 +35,8 @@ def formula(c) -> int:
 
 
 def test_all_presets_are_there():
-    families = {name: "tiny small base large xl xxl".split() for name in ("t5_1_1", "mt5", "byt5", "decoder")}
-    families["t5_1_0"] = "tiny small base large 3b 11b".split()
+    families = {name: ["tiny", "small", "base", "large", "xl", "xxl"] for name in ("t5_1_1", "mt5", "byt5", "decoder")}
+    families["t5_1_0"] = ["tiny", "small", "base", "large", "3b", "11b"]
     assert {str(pathlib.Path(preset).with_suffix("").relative_to("models")) for preset in PRESETS} >= {
         f"{family}/{size}" for family, sizes in families.items() for size in sizes
     }

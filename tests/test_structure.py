@@ -53,14 +53,19 @@ def test_the_core_never_names_tensorflow(layer):
 
 
 def run_python(code: str) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
 
 
 @pytest.mark.slow
 def test_the_core_trains_where_tensorflow_cannot_be_imported():
     """In a process where these packages raise: import everything above the line, train, save, restore, generate."""
     modules = [
-        ".".join(path.relative_to(ROOT).with_suffix("").parts) for layer in WITHOUT_TENSORFLOW for path in files_of(layer) if path.stem != "__init__"
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for layer in WITHOUT_TENSORFLOW
+        for path in files_of(layer)
+        if path.stem != "__init__"
     ]
     code = f"""
 import sys

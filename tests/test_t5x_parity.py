@@ -40,7 +40,9 @@ def from_t5x(theirs: dict[str, np.ndarray], model: Model) -> dict:
     """T5X's parameters under our names: single layers or a layer axis in the middle become our leading layer axis."""
     ours = {}
     for name, shape in traverse_util.flatten_dict(model.abstract_params, sep="/").items():
-        source = name.replace("encoder/final_norm", "encoder/encoder_norm").replace("decoder/final_norm", "decoder/decoder_norm")
+        source = name.replace("encoder/final_norm", "encoder/encoder_norm").replace(
+            "decoder/final_norm", "decoder/decoder_norm"
+        )
         source = source.replace("logits_dense", "decoder/logits_dense")
         if source.startswith("encoder/"):
             source = source.replace("self_attention", "attention")

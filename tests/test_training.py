@@ -23,11 +23,15 @@ from t5x_lab.training.state import add_to_counter, read_counter
 RATE = LearningRate("constant", 0.01)
 
 
-def run_steps(mesh, architecture="encoder_decoder", steps=3, microbatches=1, optimizer=None, factor="NUM_REAL_TARGET_TOKENS", **changes):
+def run_steps(
+    mesh, architecture="encoder_decoder", steps=3, microbatches=1, optimizer=None, factor="NUM_REAL_TARGET_TOKENS", **changes
+):
     """Losses and final parameters of a few steps on random batches."""
     sizes = [size for size in (mesh.data, mesh.fsdp, mesh.tensor)]
     placed = Placed(
-        ModelConfig(tiny_config(architecture, **changes), loss_normalizing_factor=factor), mesh, jax.devices()[: int(np.prod(sizes))]
+        ModelConfig(tiny_config(architecture, **changes), loss_normalizing_factor=factor),
+        mesh,
+        jax.devices()[: int(np.prod(sizes))],
     )
     optimizer = optimizer or Adafactor(RATE, min_dim_size_to_factor=8)
     training = assemble(placed, optimizer, batch_size=8, microbatches=microbatches, seed=0)
@@ -65,7 +69,8 @@ def test_a_mesh_really_splits_parameters_optimizer_and_batch():
 @pytest.mark.parametrize("factor", ["NUM_REAL_TARGET_TOKENS", "NUM_TOTAL_TARGET_TOKENS", "AVERAGE_PER_SEQUENCE", None, 50.0])
 def test_loss_and_gradient_do_not_depend_on_the_number_of_microbatches(factor):
     one, four = (
-        run_steps(MeshShape(2, 1, 1), microbatches=n, factor=factor, optimizer=AdamW(RATE, clip_global_norm=None)) for n in (1, 4)
+        run_steps(MeshShape(2, 1, 1), microbatches=n, factor=factor, optimizer=AdamW(RATE, clip_global_norm=None))
+        for n in (1, 4)
     )
     np.testing.assert_allclose(one[0], four[0], rtol=2e-5)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), one[1].params, four[1].params)
@@ -130,9 +135,15 @@ def test_the_loop_records_every_step_once_and_saves_when_due_and_at_the_end():
     assert [n for n, _ in recorder.lines] == list(range(1, 11))
     assert [n for n, *_ in recorder.saved] == [4, 8, 10] and int(state.step) == 10
     assert all(n == step for n, step, _ in recorder.saved)
-    assert {"loss", "accuracy", "learning_rate", "grad_norm", "seconds_per_step", "tokens_per_second", "data_wait_fraction"} <= set(
-        recorder.lines[0][1]
-    )
+    assert {
+        "loss",
+        "accuracy",
+        "learning_rate",
+        "grad_norm",
+        "seconds_per_step",
+        "tokens_per_second",
+        "data_wait_fraction",
+    } <= set(recorder.lines[0][1])
 
 
 def test_a_step_that_is_not_finite_keeps_the_last_good_state():
@@ -174,6 +185,12 @@ def test_a_mesh_that_does_not_fit_is_a_sentence():
     with pytest.raises(UserError, match="num_heads = 4 over tensor=8"):
         Placed(ModelConfig(tiny_config("causal_decoder")), MeshShape(1, 1, 8))
     with pytest.raises(UserError, match="cannot be split over data \\* fsdp = 8"):
-        assemble(Placed(ModelConfig(tiny_config("causal_decoder")), MeshShape(8, 1, 1)), Adafactor(), batch_size=4, microbatches=1, seed=0)
+        assemble(
+            Placed(ModelConfig(tiny_config("causal_decoder")), MeshShape(8, 1, 1)),
+            Adafactor(),
+            batch_size=4,
+            microbatches=1,
+            seed=0,
+        )
     assert MeshShape.parse("fsdp=-1").resolve(8) == (1, 8, 1)
     assert MeshShape.parse({"tensor": 2}).resolve(8) == (4, 1, 2)

@@ -114,9 +114,7 @@ def save_params(path: epath.Path, params: dict, step: int = 0) -> None:
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(path / "params", params)
     (path / "info").mkdir()
-    (path / "info" / "metadata").write_text(
-        json.dumps({"format": FORMAT, "step": step, "parameters": shapes(params)})
-    )
+    (path / "info" / "metadata").write_text(json.dumps({"format": FORMAT, "step": step, "parameters": shapes(params)}))
 
 
 def find_checkpoint(path: str, step: int | None = None) -> epath.Path:

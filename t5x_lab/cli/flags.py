@@ -8,12 +8,8 @@ from t5x_lab.config.errors import UserError
 def add_gin_flags(parser: argparse.ArgumentParser) -> None:
     """T5X's configuration flags."""
     group = parser.add_argument_group("configuration")
-    group.add_argument(
-        "--gin_file", action="append", default=[], metavar="FILE", help="a gin file; repeat it, later files win"
-    )
-    group.add_argument(
-        "--gin.NAME=VALUE", dest="unused", default=argparse.SUPPRESS, help="a binding; strings need no quotes"
-    )
+    group.add_argument("--gin_file", action="append", default=[], metavar="FILE", help="a gin file; repeat it, later files win")
+    group.add_argument("--gin.NAME=VALUE", dest="unused", default=argparse.SUPPRESS, help="a binding; strings need no quotes")
     group.add_argument(
         "--gin_bindings", action="append", default=[], metavar="BINDING", help='a binding in gin\'s own syntax: "NAME = 3"'
     )

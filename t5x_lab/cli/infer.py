@@ -7,7 +7,9 @@ from t5x_lab.cli.flags import add_model_flags, add_sampling_flags, chosen_step
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     add_model_flags(parser)
-    parser.add_argument("--input", required=True, help='a .txt file (one input a line) or .jsonl with "inputs" and, to score, "targets"')
+    parser.add_argument(
+        "--input", required=True, help='a .txt file (one input a line) or .jsonl with "inputs" and, to score, "targets"'
+    )
     parser.add_argument("--output", required=True, help="the .jsonl file to write; what it already holds is not done again")
     parser.add_argument("--mode", choices=("predict", "score"), default="predict", help="generate, or score the targets")
     parser.add_argument("--batch_size", type=int, default=32, help="examples at a time")

@@ -33,9 +33,9 @@ def run(args: argparse.Namespace) -> None:
         lengths = (512, 114) if network.has_encoder else (0, 626)
     flops = flops_per_token(network, *lengths)
     if args.json:
-        print(json.dumps({
-            "num_parameters": model.num_parameters, "parameters": parameter_rows(model), "flops_per_token": flops
-        }))
+        print(
+            json.dumps({"num_parameters": model.num_parameters, "parameters": parameter_rows(model), "flops_per_token": flops})
+        )
         return
     print(model_info(model), end="")
     print(f"{flops:,.0f} FLOPs per token, forward and backward, at {lengths[0]} + {lengths[1]} tokens")

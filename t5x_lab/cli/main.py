@@ -72,6 +72,4 @@ def _parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespa
 
 def _help() -> str:
     lines = [f"  {name:<10} {text}" for name, text in COMMANDS.items()]
-    return "\n".join(
-        ["usage: t5x_lab COMMAND [flags]", "", *lines, "", "t5x_lab COMMAND --help lists the flags of a command."]
-    )
+    return "\n".join(["usage: t5x_lab COMMAND [flags]", "", *lines, "", "t5x_lab COMMAND --help lists the flags of a command."])

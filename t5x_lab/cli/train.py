@@ -13,7 +13,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--dry_run", action="store_true", help="print the configuration and the parameter and memory table, and stop"
     )
     parser.add_argument(
-        "--distributed", action="store_true", help="join the other processes of this run (TPU pod, Slurm, Open MPI, or JAX_* variables)"
+        "--distributed",
+        action="store_true",
+        help="join the other processes of this run (TPU pod, Slurm, Open MPI, or JAX_* variables)",
     )
 
 

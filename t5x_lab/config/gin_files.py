@@ -74,7 +74,7 @@ def binding(text: str) -> str:
     name, separator, value = text.partition("=")
     name, value = name.strip(), value.strip()
     if not separator:
-        raise UserError(f'--gin.{text} has no value; write it as --gin.{text}=VALUE.')
+        raise UserError(f"--gin.{text} has no value; write it as --gin.{text}=VALUE.")
     if not value.startswith(("@", "%", "[", "{", "(")):
         try:
             ast.literal_eval(value)
@@ -88,7 +88,7 @@ def _check_macros(selector: str, hints: Mapping[str, str]) -> None:
     used = {macro for values in _CONFIG.values() for macro in _macros_in(values.values())}
     for name in sorted(defined - used):
         if name != selector:
-            raise UserError(f'Nothing uses {name}.{nearest(name, used)} Macros in use: {", ".join(sorted(used))}.')
+            raise UserError(f"Nothing uses {name}.{nearest(name, used)} Macros in use: {', '.join(sorted(used))}.")
     for name in _needed_macros(selector):
         value = _CONFIG.get((name, "gin.macro"), {}).get("value")
         if name not in defined or _is_required(value):

@@ -28,7 +28,6 @@ PREPACKED_ENCODER_DECODER = (
 )
 
 
-
 def whole_pairs(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Drops the last of an odd number of examples, which `pack_prefix_lm_encoder_decoder` has no partner for."""
     return dataset.batch(2, drop_remainder=True).unbatch()
@@ -52,9 +51,7 @@ OBJECTIVES = {
 }
 
 
-def objective_task(
-    name: str, source: seqio.DataSource, objective: str, vocabulary: seqio.Vocabulary
-) -> seqio.Task:
+def objective_task(name: str, source: seqio.DataSource, objective: str, vocabulary: seqio.Vocabulary) -> seqio.Task:
     """A task that turns the documents of `source` into examples of an objective; not registered anywhere."""
     steps, features = OBJECTIVES[objective]
     if features[0] in PREPACKED:

@@ -59,9 +59,7 @@ class SeqioBatches:
         self._shards = range(process * per_process, (process + 1) * per_process)
         rows = config.batch_size // config.shards
         self._iterators = {
-            shard: iter(
-                training_shard(tasks, config, architecture, seed, shard).batch(rows, drop_remainder=True).prefetch(2)
-            )
+            shard: iter(training_shard(tasks, config, architecture, seed, shard).batch(rows, drop_remainder=True).prefetch(2))
             for shard in self._shards
         }
 
@@ -95,15 +93,11 @@ class SeqioBatches:
             tf.train.Checkpoint(iterator=iterator).read(str(directory / f"shard_{shard}")).assert_consumed()
 
 
-def training_shard(
-    tasks: WeightedTasks, config: DataConfig, architecture: str, seed: int, shard: int
-) -> tf.data.Dataset:
+def training_shard(tasks: WeightedTasks, config: DataConfig, architecture: str, seed: int, shard: int) -> tf.data.Dataset:
     """Model features of one logical shard, shuffled and repeated without end."""
     shard_info = seqio.ShardInfo(index=shard, num_shards=config.shards)
     shard_seed = int(np.random.default_rng([seed, shard]).integers(2**31))
-    parts = [
-        (_shard_of_task(task, shard_info, seed, config.shuffle_buffer_size), rate) for task, rate in tasks.rates.items()
-    ]
+    parts = [(_shard_of_task(task, shard_info, seed, config.shuffle_buffer_size), rate) for task, rate in tasks.rates.items()]
     provider = parts[0][0] if len(parts) == 1 else seqio.Mixture(tasks.name, parts)
     lengths = task_lengths(tasks.name, architecture, tasks.output_features, config.task_feature_lengths)
     try:

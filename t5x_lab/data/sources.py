@@ -67,9 +67,7 @@ def _json_lines(file, text_key: str) -> tf.data.Dataset:
 
 def _examples(file, text_key: str) -> tf.data.Dataset:
     features = {text_key: tf.io.FixedLenFeature([], tf.string)}
-    return tf.data.TFRecordDataset(file).map(
-        lambda record: {"text": tf.io.parse_single_example(record, features)[text_key]}
-    )
+    return tf.data.TFRecordDataset(file).map(lambda record: {"text": tf.io.parse_single_example(record, features)[text_key]})
 
 
 def _matching(pattern: str, split: str) -> list[str]:

@@ -3,8 +3,8 @@
 import os
 from collections.abc import Iterable
 
-import seqio
 import sentencepiece
+import seqio
 from etils import epath
 
 from t5x_lab.config.errors import UserError

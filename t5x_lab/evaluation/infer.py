@@ -29,7 +29,9 @@ def read_examples(path: str, mode: str) -> list[Example]:
         try:
             line = raw.decode("utf-8")
         except UnicodeDecodeError as error:
-            raise UserError(f"{where} is not valid UTF-8 ({error.reason} at byte {error.start}). Mend or remove the line.") from error
+            raise UserError(
+                f"{where} is not valid UTF-8 ({error.reason} at byte {error.start}). Mend or remove the line."
+            ) from error
         examples.append(_parse(line, path.endswith(".jsonl"), where, mode))
     if not examples:
         raise UserError(f"The input {path} is empty; give one example a line.")
@@ -46,7 +48,9 @@ def _parse(line: str, is_json: bool, where: str, mode: str) -> Example:
     needed = ["inputs"] + ["targets"] * (mode == "score")
     for name in needed:
         if not isinstance(example, dict) or not isinstance(example.get(name), str):
-            raise UserError(f'{where} has no text under "{name}", which --mode={mode} needs. Write lines like {{"{name}": "…"}}.')
+            raise UserError(
+                f'{where} has no text under "{name}", which --mode={mode} needs. Write lines like {{"{name}": "…"}}.'
+            )
     return example
 
 
@@ -57,9 +61,7 @@ def shard(examples: list[Example], shard_id: int, num_shards: int) -> list[Examp
     return examples[shard_id::num_shards]
 
 
-def infer(
-    model: Run, examples: Sequence[Example], output: str, *, mode: str, batch_size: int, sampling: dict
-) -> None:
+def infer(model: Run, examples: Sequence[Example], output: str, *, mode: str, batch_size: int, sampling: dict) -> None:
     """Appends one JSON object an example to `output`: the example, and its "prediction" or "score".
 
     Whole lines that `output` already holds are kept, and their examples not computed again.

@@ -98,9 +98,7 @@ class Model:
         """Teacher-forced logits, float32 [B, T, V]."""
         return self.network(params)(batch, dropout_key)
 
-    def loss(
-        self, params: Params, batch: Batch, objective_weights: jax.Array | None = None, dropout_key=None
-    ) -> LossSums:
+    def loss(self, params: Params, batch: Batch, objective_weights: jax.Array | None = None, dropout_key=None) -> LossSums:
         """Loss sums of a batch; `objective_weights` [B, T] are the loss weights unless given."""
         weights = token_weights(batch)
         objective_weights = weights if objective_weights is None else objective_weights

@@ -76,9 +76,7 @@ class Stack(nnx.Module):
     def __init__(
         self, config: TransformerConfig, num_layers: int, *, cross: bool, bidirectional: bool, constrain, rngs: nnx.Rngs
     ):
-        self.layers = stacked(
-            lambda rngs: Layer(config, cross=cross, bidirectional=bidirectional, rngs=rngs), num_layers, rngs
-        )
+        self.layers = stacked(lambda rngs: Layer(config, cross=cross, bidirectional=bidirectional, rngs=rngs), num_layers, rngs)
         self.final_norm = RMSNorm(config.emb_dim)
         if config.relative_bias == "shared":
             self.relpos_bias = relative_bias(config, bidirectional, rngs)
@@ -144,9 +142,7 @@ class Stack(nnx.Module):
 
 
 def relative_bias(config: TransformerConfig, bidirectional: bool, rngs: nnx.Rngs) -> RelativeBias:
-    return RelativeBias(
-        config.num_heads, config.relpos_buckets, config.relpos_max_distance, bidirectional, rngs=rngs
-    )
+    return RelativeBias(config.num_heads, config.relpos_buckets, config.relpos_max_distance, bidirectional, rngs=rngs)
 
 
 def stacked(make_layer: Callable[[nnx.Rngs], nnx.Module], num_layers: int, rngs: nnx.Rngs) -> nnx.Module:

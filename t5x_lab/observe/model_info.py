@@ -49,5 +49,7 @@ def model_info(model: Model, mesh: Mesh | None = None) -> str:
     total = sum(row["bytes"] for row in rows)
     lines.append(f"\n{model.num_parameters:,} parameters, {total:,} bytes")
     if mesh:
-        lines.append(f"{sum(row['bytes_per_device'] for row in rows):,} bytes on each of {mesh.size} devices, mesh {dict(mesh.shape)}")
+        lines.append(
+            f"{sum(row['bytes_per_device'] for row in rows):,} bytes on each of {mesh.size} devices, mesh {dict(mesh.shape)}"
+        )
     return "\n".join(line.rstrip() for line in lines) + "\n"

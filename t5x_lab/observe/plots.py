@@ -6,10 +6,10 @@ import matplotlib
 
 matplotlib.use("Agg")
 
-import matplotlib.pyplot as plt  # noqa: E402
-from etils import epath  # noqa: E402
+import matplotlib.pyplot as plt
+from etils import epath
 
-from t5x_lab.observe.metrics import read_metrics  # noqa: E402
+from t5x_lab.observe.metrics import read_metrics
 
 PLOTS = {
     "loss": "cross-entropy, nats per token with loss",
@@ -23,15 +23,11 @@ def write_plots(model_dir: str, reference_losses: Mapping[str, float] = {}) -> l
     lines = read_metrics(model_dir)
     directory = epath.Path(model_dir) / "plots"
     directory.mkdir(parents=True, exist_ok=True)
-    paths = [
-        _plot(lines, key, label, directory, reference_losses if key == "loss" else {}) for key, label in PLOTS.items()
-    ]
+    paths = [_plot(lines, key, label, directory, reference_losses if key == "loss" else {}) for key, label in PLOTS.items()]
     return [str(path) for path in paths if path]
 
 
-def _plot(
-    lines: list[dict], key: str, label: str, directory: epath.Path, references: Mapping[str, float]
-) -> epath.Path | None:
+def _plot(lines: list[dict], key: str, label: str, directory: epath.Path, references: Mapping[str, float]) -> epath.Path | None:
     splits = sorted({line["split"] for line in lines if line.get(key) is not None}, key=lambda s: s != "train")
     if not splits:
         return None

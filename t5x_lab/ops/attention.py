@@ -97,8 +97,10 @@ def expand_mask(mask: Mask, T: int, S: int) -> jax.Array | None:
             allowed |= mask.query_prefix[:, :, None] & mask.key_prefix[:, None, :]
     if mask.key_segments is not None:
         real_key = mask.key_segments[:, None, :] > 0
-        same = real_key if mask.query_segments is None else (
-            (mask.query_segments[:, :, None] == mask.key_segments[:, None, :]) & real_key
+        same = (
+            real_key
+            if mask.query_segments is None
+            else ((mask.query_segments[:, :, None] == mask.key_segments[:, None, :]) & real_key)
         )
         allowed = same if allowed is None else allowed & same
     return allowed

@@ -57,11 +57,13 @@ class LearningRate:
 FACTORS: dict[str, Callable] = {
     "constant": lambda c, n: c.base_learning_rate,
     "linear_warmup": lambda c, n: jnp.minimum(1.0, n / c.warmup_steps),
-    "linear_decay": lambda c, n: c.base_learning_rate
-    * jnp.minimum(n / c.warmup_steps, 1.0 + c.decay_factor * (c.warmup_steps - n)),
+    "linear_decay": lambda c, n: (
+        c.base_learning_rate * jnp.minimum(n / c.warmup_steps, 1.0 + c.decay_factor * (c.warmup_steps - n))
+    ),
     "rsqrt_decay": lambda c, n: 1.0 / jnp.sqrt(jnp.maximum(n, c.warmup_steps)),
     "rsqrt_normalized_decay": lambda c, n: jnp.sqrt(c.warmup_steps / jnp.maximum(n, c.warmup_steps)),
     "decay_every": lambda c, n: c.decay_factor ** (n // c.steps_per_decay),
-    "cosine_decay": lambda c, n: 0.5
-    * (1.0 + jnp.cos(jnp.pi * (jnp.maximum(0.0, (n - c.warmup_steps) / c.steps_per_cycle) % 1.0))),
+    "cosine_decay": lambda c, n: (
+        0.5 * (1.0 + jnp.cos(jnp.pi * (jnp.maximum(0.0, (n - c.warmup_steps) / c.steps_per_cycle) % 1.0)))
+    ),
 }

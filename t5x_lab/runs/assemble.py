@@ -94,9 +94,7 @@ class Training:
         return jax.jit(make, out_shardings=shardings)(params)
 
 
-def assemble(
-    placed: Placed, optimizer: Adafactor | AdamW, *, batch_size: int, microbatches: int, seed: int
-) -> Training:
+def assemble(placed: Placed, optimizer: Adafactor | AdamW, *, batch_size: int, microbatches: int, seed: int) -> Training:
     """Builds the training step and the shardings of its state.
 
     Raises:

@@ -59,9 +59,7 @@ class RunConfig:
 
     def __post_init__(self):
         check_types(self)
-        positive(
-            self, "train_steps", "microbatches", "eval_period", "checkpoint_period", "checkpoints_to_keep"
-        )
+        positive(self, "train_steps", "microbatches", "eval_period", "checkpoint_period", "checkpoints_to_keep")
         if self.data.batch_size % self.microbatches:
             raise UserError(
                 f"BATCH_SIZE is {self.data.batch_size}, which MICROBATCHES={self.microbatches} does not divide; every "

@@ -40,9 +40,7 @@ class Evaluation:
 
         total = None
         architecture = self._placed.model.config.network.architecture
-        for batch in eval_batches(
-            task, self._vocabulary, self._data, architecture, jax.process_index(), jax.process_count()
-        ):
+        for batch in eval_batches(task, self._vocabulary, self._data, architecture, jax.process_index(), jax.process_count()):
             result = self._placed.eval_step(params, self._placed.put(batch))
             total = result if total is None else jax.tree.map(lambda a, b: a + b, total, result)
         if total is None:

@@ -6,16 +6,17 @@ from etils import epath
 from t5x_lab.checkpoints.manager import Checkpoints, find_checkpoint, finished_steps, read_info, restore_params
 from t5x_lab.config.errors import UserError
 from t5x_lab.data.environment import check_environment
+from t5x_lab.networks.flops import flops_per_example
 from t5x_lab.observe.console import Progress, say
 from t5x_lab.observe.hardware import peak_flops
 from t5x_lab.observe.metrics import MetricWriter, NoWriter
 from t5x_lab.observe.model_info import model_info
 from t5x_lab.observe.plots import write_plots
-from t5x_lab.networks.flops import flops_per_example
 from t5x_lab.runs.assemble import Placed, Training, assemble
 from t5x_lab.runs.config import GinConfig, RunConfig
 from t5x_lab.runs.evaluate import Evaluation
-from t5x_lab.training.loop import Hook, train as train_loop
+from t5x_lab.training.loop import Hook
+from t5x_lab.training.loop import train as train_loop
 from t5x_lab.training.state import COUNTERS, TrainState, read_counter
 
 
@@ -34,12 +35,8 @@ def train(config: GinConfig) -> None:
     architecture = run.model.network.architecture
     tasks = pipeline.resolve_tasks(run.data, architecture, run.model.network.vocab_size)
     placed = Placed(run.model, run.mesh)
-    training = assemble(
-        placed, run.optimizer, batch_size=run.data.batch_size, microbatches=run.microbatches, seed=run.seed
-    )
-    batches = pipeline.SeqioBatches(
-        tasks, run.data, architecture, run.seed, jax.process_index(), jax.process_count()
-    )
+    training = assemble(placed, run.optimizer, batch_size=run.data.batch_size, microbatches=run.microbatches, seed=run.seed)
+    batches = pipeline.SeqioBatches(tasks, run.data, architecture, run.seed, jax.process_index(), jax.process_count())
     is_main = jax.process_index() == 0
     if is_main:
         write_run_files(run, config.text, placed)
@@ -78,9 +75,7 @@ def train(config: GinConfig) -> None:
 
     hooks = [Hook(save, run.checkpoint_period, at_stop=True), Hook(evaluate, run.eval_period)]
     try:
-        train_loop(
-            state, batches, training.step, put=placed.put, total_steps=run.train_steps, record=record, hooks=hooks
-        )
+        train_loop(state, batches, training.step, put=placed.put, total_steps=run.train_steps, record=record, hooks=hooks)
     finally:
         checkpoints.close()
         progress.close()
