@@ -1,8 +1,9 @@
 """Kills a training run with SIGKILL at random moments and checks that nothing but time was lost.
 
 A run on the embedded corpus (SeqIO, asynchronous saves every few steps) is started again and again and killed after a random
-time, between saves and during them, until it has been killed `--kills` times; then it is left to finish. Every restart must continue
-from a whole checkpoint, and loss, gradient norm and token counts of every step must equal those of a run that was never killed.
+time, between saves and during them, until it has been killed `--kills` times; then it is left to finish. Every restart must
+continue from a whole checkpoint, and loss, gradient norm and token counts of every step must equal those of a run that was
+never killed.
 
     python benchmarks/kill_and_resume.py --kills=20
 """
@@ -61,8 +62,8 @@ def main() -> None:
         different = [step for step in a if a[step] != b.get(step)]
         resumed = sum(bool(re.search("Continuing after step", pathlib.Path(log).read_text())) for log in logs[1:])
         print(
-            f"{args.kills} kills, {during_save} of them during a save; {resumed} of {len(logs) - 1} restarts continued from a whole "
-            f"checkpoint\nsteps done again after a kill: {sum(lost)}, at most {max(lost)} (a save every 5 steps)\n"
+            f"{args.kills} kills, {during_save} of them during a save; {resumed} of {len(logs) - 1} restarts continued from a "
+            f"whole checkpoint\nsteps done again after a kill: {sum(lost)}, at most {max(lost)} (a save every 5 steps)\n"
             f"{len(a)} steps, {len(b)} in the stitched run, {len(different)} of them different"
         )
         sys.exit(bool(different) or len(a) != len(b) or len(a) != args.steps)

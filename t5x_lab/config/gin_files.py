@@ -149,10 +149,14 @@ def _sentence(error: Exception, search_paths: Sequence[str]) -> str:
         place = f" ({where[1]}, line {where[2]})" if where[2] else " (on the command line)"
     if match := re.search(r"No configurable matching (?:reference )?'@?([\w./]+?)(?:\(\))?'", text):
         known = [name.split(".")[-1] for name in _REGISTRY._selector_map]
-        return f'Gin knows nothing called "{match[1]}"{place}.{nearest(match[1].split(".")[-1], known)} If it is your own, import its module in the gin file.'
+        return (
+            f'Gin knows nothing called "{match[1]}"{place}.{nearest(match[1].split(".")[-1], known)} If it is your own, '
+            "import its module in the gin file."
+        )
     if match := re.search(r"Configurable '([\w.]+)' doesn't have a parameter named '(\w+)'", text):
         fields = _parameters(match[1])
-        return f"{match[1].split('.')[-1]} has no parameter {match[2]!r}{place}.{nearest(match[2], fields)} It has: {', '.join(fields)}."
+        name = match[1].split(".")[-1]
+        return f"{name} has no parameter {match[2]!r}{place}.{nearest(match[2], fields)} It has: {', '.join(fields)}."
     if match := re.search(r"Unable to open file: (.+?)\. Searched config paths", text):
         known = [str(path.relative_to(PACKAGE_GIN)) for path in PACKAGE_GIN.rglob("*.gin")]
         return (
@@ -160,7 +164,10 @@ def _sentence(error: Exception, search_paths: Sequence[str]) -> str:
             f"{', '.join([*search_paths, 'then' if search_paths else 'and'])} t5x_lab's own gin/ folder."
         )
     if isinstance(error, ImportError):
-        return f"A gin file imports a module that cannot be imported: {text.splitlines()[0]}{place}. The working directory is on Python's path."
+        return (
+            f"A gin file imports a module that cannot be imported: {text.splitlines()[0]}{place}. The working directory is on "
+            "Python's path."
+        )
     if match := re.search(r"missing \d+ required .*?argument.*?: (.+?)(?:\n|$)", text):
         return f"The configuration does not set {match[1]}: {text.splitlines()[0]}"
     first = " ".join(line.strip() for line in text.splitlines()[:2])

@@ -77,8 +77,6 @@ def task_lengths(
             f"{', '.join(lengths)}. Set for example --gin.TASK_FEATURE_LENGTHS={dict.fromkeys(needed, 512)}"
         )
     result = {feature: lengths[feature] for feature in needed}
-    if (PREPACKED in features and len(set(result.values())) != 1) or (
-        any(n % 2 for n in result.values()) and PREPACKED in features
-    ):
-        raise UserError(f'The task "{name}" packs two examples into rows of one even length; TASK_FEATURE_LENGTHS is {result}.')
+    if PREPACKED in features and (len(set(result.values())) > 1 or any(length % 2 for length in result.values())):
+        raise UserError(f'The task "{name}" makes rows of one even length for all features; TASK_FEATURE_LENGTHS is {result}.')
     return result

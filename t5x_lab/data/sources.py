@@ -4,7 +4,7 @@ No Python generators: the state of a tf.data iterator over one cannot be saved, 
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import seqio
 import tensorflow as tf
@@ -32,7 +32,7 @@ def text_files(config: TextFiles) -> seqio.FileDataSource:
 
 
 def document_files(
-    files: dict[str, Iterable[str]], kind: str = "txt", text_key: str = "text", lines_per_document: int = 32
+    files: Mapping[str, Iterable[str]], kind: str = "txt", text_key: str = "text", lines_per_document: int = 32
 ) -> seqio.FileDataSource:
     """A source over files of one kind, by split."""
     readers = {

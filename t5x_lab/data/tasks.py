@@ -69,7 +69,7 @@ def get_mixture_or_task(config: DataConfig) -> WeightedTasks:
             f'There is no task or mixture "{name}".{nearest(name, known_names())} If it is your own, import its module from '
             "a gin file, for example: import my_tasks"
         )
-    own = {}
+    own: dict[str, seqio.Task] = {}
 
     def resolve(task: seqio.Task) -> seqio.Task:
         if task.name not in _FACTORIES:

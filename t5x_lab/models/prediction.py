@@ -39,7 +39,7 @@ def prefill(model: Model, params: Params, prompt: jax.Array, max_tokens: int) ->
       (logits of the first new token, float32 [B, V]; the state after the prompt)
     """
     network, c = model.network(params), model.config.network
-    batch, length = prompt.shape
+    batch = prompt.shape[0]
     start = jnp.zeros((batch, 1), jnp.int32)
     cross = encoder_segments = prefix = key_prefix = None
     if c.has_encoder:

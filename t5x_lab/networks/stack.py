@@ -138,14 +138,19 @@ class Stack(nnx.Module):
     def cross_keys_values(self, encoded: jax.Array) -> KeyValues:
         """Keys and values of every layer's cross-attention, [layers, B, S, N, H]."""
         graph, params = nnx.split(self.layers, nnx.Param)
-        return jax.lax.map(lambda p: nnx.merge(graph, p).encoder_decoder_attention.keys_values(encoded), params)
+
+        def of_layer(layer_params) -> KeyValues:
+            layer: Layer = nnx.merge(graph, layer_params)
+            return layer.encoder_decoder_attention.keys_values(encoded)
+
+        return jax.lax.map(of_layer, params)
 
 
 def relative_bias(config: TransformerConfig, bidirectional: bool, rngs: nnx.Rngs) -> RelativeBias:
     return RelativeBias(config.num_heads, config.relpos_buckets, config.relpos_max_distance, bidirectional, rngs=rngs)
 
 
-def stacked(make_layer: Callable[[nnx.Rngs], nnx.Module], num_layers: int, rngs: nnx.Rngs) -> nnx.Module:
+def stacked(make_layer: Callable[[nnx.Rngs], Layer], num_layers: int, rngs: nnx.Rngs) -> Layer:
     """One module whose every parameter has a leading `layers` axis, each layer initialised with its own key."""
     graph, params = nnx.split(nnx.eval_shape(lambda: make_layer(nnx.Rngs(params=0))), nnx.Param)
 

@@ -77,7 +77,9 @@ class Transformer(nnx.Module):
     ) -> tuple[jax.Array, KeyValues]:
         """Hidden states [B, T, D] of new tokens [B, T] written into `cache` at `mask.query_offset`, and that cache."""
         x = self.embed(tokens)
-        return self.decoder(x, mask=mask, cross_mask=cross_mask, cross_keys_values=cross, cache=cache)
+        x, written = self.decoder(x, mask=mask, cross_mask=cross_mask, cross_keys_values=cross, cache=cache)
+        assert written is not None
+        return x, written
 
     def decoder_masks(self, batch: Batch) -> tuple[Mask, Mask | None]:
         segments = segments_of(batch, "decoder_segment_ids", "decoder_target_tokens")

@@ -46,7 +46,7 @@ def describe(metrics: Mapping[str, float | None]) -> str:
         parts += [f"{metrics['seconds_per_step']:.2f} s/step", f"{metrics['tokens_per_second']:,.0f} tok/s"]
     if metrics.get("mfu") is not None:
         parts.append(f"MFU {metrics['mfu']:.1%}")
-    if metrics.get("data_wait_fraction", 0.0) > 0.1:
+    if (metrics.get("data_wait_fraction") or 0.0) > 0.1:
         parts.append(f"waits for data {metrics['data_wait_fraction']:.0%}")
     return "  ".join(parts)
 

@@ -93,7 +93,7 @@ def expand_mask(mask: Mask, T: int, S: int) -> jax.Array | None:
         if mask.query_offset is not None:
             query_position = query_position + mask.query_offset[:, None, None]
         allowed = jnp.arange(S)[None, None, :] <= query_position
-        if mask.query_prefix is not None:
+        if mask.query_prefix is not None and mask.key_prefix is not None:
             allowed |= mask.query_prefix[:, :, None] & mask.key_prefix[:, None, :]
     if mask.key_segments is not None:
         real_key = mask.key_segments[:, None, :] > 0

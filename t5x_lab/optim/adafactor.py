@@ -26,7 +26,7 @@ class AdafactorState(NamedTuple):
     Means keep the reduced dimensions with size 1, so that a leaf's axes are its parameter's.
     """
 
-    count: jax.Array
+    step: jax.Array
     v_row: optax.Updates
     v_col: optax.Updates
     v: optax.Updates
@@ -116,8 +116,8 @@ def adafactor(
         return AdafactorState(jnp.zeros((), jnp.int32), zeros("v_row"), zeros("v_col"), zeros("v"), m)
 
     def update(grads, state, params):
-        rate = learning_rate(state.count)
-        beta2 = 1.0 - (state.count.astype(jnp.float32) + 1.0) ** -decay_rate
+        rate = learning_rate(state.step)
+        beta2 = 1.0 - (state.step.astype(jnp.float32) + 1.0) ** -decay_rate
 
         def one(f: Factoring, p, g, v_row, v_col, v):
             g = g.astype(jnp.float32)
@@ -142,7 +142,7 @@ def adafactor(
             m = updates = jax.tree.map(lambda old, new: momentum * old + (1 - momentum) * new, m, updates)
         if weight_decay is not None:
             updates = jax.tree.map(lambda u, p: u - weight_decay * p, updates, params)
-        return updates, AdafactorState(state.count + 1, v_row, v_col, v, m)
+        return updates, AdafactorState(state.step + 1, v_row, v_col, v, m)
 
     return optax.GradientTransformation(init, update)
 

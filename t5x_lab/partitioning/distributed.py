@@ -22,8 +22,8 @@ def initialize() -> None:
         missing = ", ".join(name for name, value in zip(VARIABLES, values, strict=True) if not value)
         raise UserError(f"--distributed needs {', '.join(VARIABLES)} together; missing: {missing}.")
     try:
-        if all(values):
-            address, count, index = values
+        address, count, index = values
+        if address and count and index:
             jax.distributed.initialize(address, int(count), int(index))
         else:
             jax.distributed.initialize()

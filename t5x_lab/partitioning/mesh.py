@@ -61,9 +61,10 @@ class MeshShape:
 def _parse_text(text: str) -> dict[str, int]:
     parts = [part.strip() for part in text.split(",") if part.strip()]
     matches = [re.fullmatch(r"(\w+)\s*=\s*(-?\d+)", part) for part in parts]
-    if not all(matches):
+    found = [match for match in matches if match]
+    if len(found) < len(parts):
         raise UserError(f'MESH is "{text}"; write it like "data=2,fsdp=4,tensor=1", with -1 for what the others leave.')
-    return {match[1]: int(match[2]) for match in matches}
+    return {match[1]: int(match[2]) for match in found}
 
 
 def make_mesh(shape: MeshShape, devices: list | None = None) -> Mesh:

@@ -65,7 +65,11 @@ class RunConfig:
                 f"BATCH_SIZE is {self.data.batch_size}, which MICROBATCHES={self.microbatches} does not divide; every "
                 "microbatch has the same number of rows."
             )
-        object.__setattr__(self, "mesh", MeshShape.parse(self.mesh))
+        self.mesh_shape  # noqa: B018  (a mistake in it is found here)
+
+    @property
+    def mesh_shape(self) -> MeshShape:
+        return MeshShape.parse(self.mesh)
 
 
 for _configurable in (

@@ -86,8 +86,9 @@ def unigram_loss(config: GinConfig) -> float:
 def write_samples(model: Run) -> list[tuple[str, str, str]]:
     """(prompt, kind, continuation) of every prompt, greedy and sampled; shown as they come."""
     samples = []
-    for kind, options in (("greedy", {}), ("temperature 0.8, top-p 0.9", {"temperature": 0.8, "top_p": 0.9, "seed": 1})):
-        for prompt, texts in zip(PROMPTS, model.generate(PROMPTS, max_tokens=40, **options), strict=True):
+    for kind, temperature, top_p in (("greedy", 0.0, 1.0), ("temperature 0.8, top-p 0.9", 0.8, 0.9)):
+        completions = model.generate(PROMPTS, max_tokens=40, temperature=temperature, top_p=top_p, seed=1)
+        for prompt, texts in zip(PROMPTS, completions, strict=True):
             samples.append((prompt, kind, texts[0]))
             say(f"   [{kind}] {prompt} … {texts[0]}")
     return samples
@@ -113,8 +114,9 @@ def write_report(model_dir: str, model: Run, unigram: float, samples: list[tuple
     path = os.path.join(model_dir, "report.html")
     with open(path, "w", encoding="utf-8") as file:
         file.write(
-            '<!doctype html><meta charset="utf-8"><title>t5x_lab demo</title><body style="font: 16px sans-serif; margin: 2em; '
-            f'max-width: 48em"><h1>t5x_lab demo</h1><table cellpadding="4">{table}</table>{images}<h2>What it writes</h2>{texts}'
+            '<!doctype html><meta charset="utf-8"><title>t5x_lab demo</title>'
+            '<body style="font: 16px sans-serif; margin: 2em; max-width: 48em">'
+            f'<h1>t5x_lab demo</h1><table cellpadding="4">{table}</table>{images}<h2>What it writes</h2>{texts}'
         )
     return path
 

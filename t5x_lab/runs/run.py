@@ -135,7 +135,8 @@ class Run:
             raise UserError(f"max_tokens is {max_tokens}; it must be at least 1.")
         rows = jnp.asarray(_pad_rows(_pad(prompts), self._placed.row_multiple))
         out = self._generate(self.params, rows, jax.random.key(seed), max_tokens, sampling, self.vocabulary.eos_id)
-        return tuple(np.asarray(x)[: len(prompts)] for x in out)
+        tokens, log_probs = (np.asarray(x)[: len(prompts)] for x in out)
+        return tokens, log_probs
 
     @functools.cached_property
     def _generate(self):

@@ -34,7 +34,7 @@ def train(config: GinConfig) -> None:
 
     architecture = run.model.network.architecture
     tasks = pipeline.resolve_tasks(run.data, architecture, run.model.network.vocab_size)
-    placed = Placed(run.model, run.mesh)
+    placed = Placed(run.model, run.mesh_shape)
     training = assemble(placed, run.optimizer, batch_size=run.data.batch_size, microbatches=run.microbatches, seed=run.seed)
     batches = pipeline.SeqioBatches(tasks, run.data, architecture, run.seed, jax.process_index(), jax.process_count())
     is_main = jax.process_index() == 0
@@ -87,7 +87,7 @@ def train(config: GinConfig) -> None:
 def dry_run(config: GinConfig) -> str:
     """The resolved configuration, the parameter and memory table, and what a run would begin with; touches no data."""
     run = config.run()
-    placed = Placed(run.model, run.mesh)
+    placed = Placed(run.model, run.mesh_shape)
     assemble(placed, run.optimizer, batch_size=run.data.batch_size, microbatches=run.microbatches, seed=run.seed)
     return "\n".join([config.text, model_info(placed.model, placed.mesh), banner(run, placed, 0), where_to_start(run)[1]])
 
@@ -117,9 +117,10 @@ def where_to_start(run: RunConfig) -> tuple[str, str]:
 
 
 def _first_state(run: RunConfig, training: Training, checkpoints: Checkpoints, source: str, batches) -> TrainState:
-    if source == "resume":
-        return checkpoints.restore(checkpoints.latest(), training.abstract_state, batches)
-    if source == "initial":
+    latest = checkpoints.latest()
+    if source == "resume" and latest is not None:
+        return checkpoints.restore(latest, training.abstract_state, batches)
+    if source == "initial" and run.initial_checkpoint_path:
         path = find_checkpoint(run.initial_checkpoint_path)
         return training.start(restore_params(path, training.placed.abstract_params))
     return training.start(training.placed.init_params(run.seed))
