@@ -4,6 +4,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -309,28 +310,40 @@ def test_inference_input_that_cannot_be_read_names_file_and_line(name, content, 
         read_examples("x.jsonl", "score")
 
 
-def test_two_processes_train_like_one(tmp_path):
-    """Real processes over loopback with Gloo: the same losses, one run directory."""
+def start_two_processes(model_dir, steps, *more):
+    """Two real processes over loopback with Gloo, one device each."""
+    command, processes = on_one_device(), []
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    for index in range(2):
+        variables = {"JAX_COORDINATOR_ADDRESS": f"localhost:{port}", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": str(index)}
+        argv = [*command["args"], *flags("causal_decoder", FULL_LM, model_dir, steps, *more), "--distributed"]
+        with open(f"{model_dir}{index}.log", "wb") as log:
+            processes.append(subprocess.Popen(argv, env={**command["env"], **variables}, stdout=log, stderr=log))
+    return processes
+
+
+def test_two_processes_train_like_one():
+    """The same losses as one process with two devices, whatever the number of processes."""
     more = ["--gin.MESH=data=2", "--gin.CHECKPOINT_PERIOD=3"]
     command = on_one_device()
-    with open("one.log", "wb") as log:
-        environment = {
-            **command["env"],
-            "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_force_host_platform_device_count=2",
-        }
-        one = subprocess.Popen(
-            [*command["args"], *flags("causal_decoder", FULL_LM, "one", 6, *more)], env=environment, stdout=log, stderr=log
-        )
-        assert one.wait() == 0, open("one.log").read()
-    processes = []
-    for index in range(2):
-        environment = {
-            **command["env"], "JAX_COORDINATOR_ADDRESS": "localhost:12355", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": str(index),
-        }  # fmt: skip
-        argv = [*command["args"], *flags("causal_decoder", FULL_LM, "two", 6, *more), "--distributed"]
-        with open(f"two{index}.log", "wb") as log:
-            processes.append(subprocess.Popen(argv, env=environment, stdout=log, stderr=log))
+    command["env"]["XLA_FLAGS"] += " --xla_force_host_platform_device_count=2"
+    argv = [*command["args"], *flags("causal_decoder", FULL_LM, "one", 6, *more)]
+    assert subprocess.run(argv, env=command["env"], capture_output=True).returncode == 0
+    processes = start_two_processes("two", 6, *more)
     assert [process.wait() for process in processes] == [0, 0], open("two0.log").read() + open("two1.log").read()
     one, two = losses("one"), losses("two")
     assert one.keys() == two.keys()
     np.testing.assert_allclose([v[0] for v in one.values()], [v[0] for v in two.values()], rtol=1e-5)
+    assert sorted(os.listdir("two/checkpoints")) == ["3", "6"]
+
+
+def test_sigterm_to_one_of_two_processes_saves_and_stops_both():
+    processes = start_two_processes("two", 100_000, "--gin.CHECKPOINT_PERIOD=100000")
+    while all(process.poll() is None for process in processes) and len(losses("two")) < 5:
+        time.sleep(0.1)
+    processes[1].terminate()
+    assert [process.wait() for process in processes] == [3, 3], open("two0.log").read() + open("two1.log").read()
+    (saved,) = os.listdir("two/checkpoints")
+    assert int(saved) == max(losses("two"))

@@ -164,12 +164,12 @@ def test_a_step_that_is_not_finite_keeps_the_last_good_state():
     jax.tree.map(np.testing.assert_array_equal, params, before[0])
 
 
-def test_sigterm_finishes_the_step_saves_and_raises():
+def test_sigterm_between_two_steps_finishes_the_next_saves_and_raises():
     recorder = Recorder()
     kill = Hook(lambda n, state: os.kill(os.getpid(), signal.SIGTERM) if n == 3 else None, 1)
-    with pytest.raises(Preempted, match="SIGTERM after step 3"):
+    with pytest.raises(Preempted, match="SIGTERM after step 4"):
         recorder.run(20, hooks=[kill])
-    assert recorder.saved[-1][0] == 3
+    assert recorder.saved[-1][0] == 4
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 

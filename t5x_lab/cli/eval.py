@@ -16,9 +16,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     from t5x_lab.observe.console import describe
     from t5x_lab.runs.config import run_config_file
-    from t5x_lab.runs.evaluate import evaluate_checkpoints
+    from t5x_lab.runs.evaluate import dry_run, evaluate_checkpoints
 
     config = gin_config(args, run_config_file(args.model_dir))
+    if args.dry_run:
+        print(dry_run(config))
+        return
     results = {}
     for step, splits in evaluate_checkpoints(config, args.model_dir, args.step):
         results[step] = splits

@@ -16,6 +16,9 @@ def add_gin_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--gin_search_paths", action="append", default=[], metavar="PATHS", help="where to look for gin files, comma-separated"
     )
+    group.add_argument(
+        "--dry_run", action="store_true", help="print the configuration and the parameter and memory table, and stop"
+    )
 
 
 def gin_config(args: argparse.Namespace, *first_files: str):

@@ -24,6 +24,8 @@ def run(args: argparse.Namespace) -> None:
     files = [run_config_file(args.model_dir)] if args.model_dir else []
     config = gin_config(args, *files)
     model = Model(config.model())
+    if args.dry_run:
+        print(config.text)
     if args.model_dir:
         check_same_tree(find_checkpoint(args.model_dir, chosen_step(args.step)), model.abstract_params)
     network = model.config.network

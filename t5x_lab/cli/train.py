@@ -10,9 +10,6 @@ from t5x_lab.cli.main import FAILURE, STOPPED
 def add_flags(parser: argparse.ArgumentParser) -> None:
     add_gin_flags(parser)
     parser.add_argument(
-        "--dry_run", action="store_true", help="print the configuration and the parameter and memory table, and stop"
-    )
-    parser.add_argument(
         "--distributed",
         action="store_true",
         help="join the other processes of this run (TPU pod, Slurm, Open MPI, or JAX_* variables)",

@@ -2,6 +2,8 @@
 
 import json
 import math
+import tempfile
+import time
 from collections.abc import Mapping
 
 import tensorboardX
@@ -11,17 +13,21 @@ from etils import epath
 class MetricWriter:
     """Appends to a run's metrics.
 
+    Object stores cannot append: for a remote `model_dir` (gs://…) files are written locally and copied there once a minute.
+
     Args:
       model_dir: the run's directory.
       resume_step: lines of later steps, left by an interrupted run, are removed first.
     """
 
     def __init__(self, model_dir: str, resume_step: int = 0):
-        self.path = epath.Path(model_dir) / "metrics.jsonl"
-        self._lines = [line for line in read_metrics(model_dir) if line["step"] <= resume_step]
-        self.path.write_text("".join(json.dumps(line) + "\n" for line in self._lines))
-        self._file = self.path.open("a")
-        self._events = tensorboardX.SummaryWriter(str(model_dir), purge_step=resume_step + 1 if resume_step else None)
+        lines = [line for line in read_metrics(model_dir) if line["step"] <= resume_step]
+        self._remote = epath.Path(model_dir) if "://" in str(model_dir) else None
+        self._local = epath.Path(tempfile.mkdtemp()) if self._remote else epath.Path(model_dir)
+        self._file = (self._local / "metrics.jsonl").open("w")
+        self._file.writelines(json.dumps(line) + "\n" for line in lines)
+        self._events = tensorboardX.SummaryWriter(str(self._local), purge_step=resume_step + 1 if resume_step else None)
+        self._copied = time.monotonic()
 
     def write(self, step: int, split: str, values: Mapping[str, float | None]) -> None:
         """Writes one line; `split` is "train", "eval/<task>" or "infer/<task>"."""
@@ -31,10 +37,19 @@ class MetricWriter:
         for name, value in clean.items():
             if value is not None:
                 self._events.add_scalar(f"{split}/{name}", value, step)
+        if self._remote and time.monotonic() - self._copied > 60:
+            self._copy()
+
+    def _copy(self) -> None:
+        for file in self._local.iterdir():
+            file.copy(self._remote / file.name, overwrite=True)
+        self._copied = time.monotonic()
 
     def close(self) -> None:
         self._file.close()
         self._events.close()
+        if self._remote:
+            self._copy()
 
 
 class NoWriter:

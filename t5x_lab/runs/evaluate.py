@@ -10,6 +10,7 @@ from t5x_lab.data.config import DataConfig
 from t5x_lab.data.environment import check_environment
 from t5x_lab.models.model import Params
 from t5x_lab.observe.console import say
+from t5x_lab.observe.model_info import model_info
 from t5x_lab.runs.assemble import Placed
 from t5x_lab.runs.config import GinConfig
 from t5x_lab.training.step import per_token
@@ -48,6 +49,12 @@ class Evaluation:
             return {}
         sums, counts = jax.device_get(total)
         return {name: float(value) for name, value in {**per_token(sums), **counts}.items()}
+
+
+def dry_run(config: GinConfig) -> str:
+    """The resolved configuration and the parameter and memory table; touches no data."""
+    placed = Placed(config.model(), config.mesh())
+    return config.text + "\n" + model_info(placed.model, placed.mesh)
 
 
 def evaluate_checkpoints(config: GinConfig, model_dir: str, step: str) -> Iterator[tuple[int, dict[str, dict[str, float]]]]:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 import jax
+from jax.experimental import multihost_utils
 
 from t5x_lab.training.batches import Batches, HostBatch
 from t5x_lab.training.state import TrainState
@@ -73,16 +74,17 @@ def train(
                 clock = _finish(pending, clock, record, state, hooks)
             pending = _Pending(step, metrics, wait)
             due = [hook for hook in hooks if step % hook.period == 0 or step == total_steps]
-            if due or stop.requested:
+            stopping = stop.reached(step)
+            if due or stopping:
                 clock = _finish(pending, clock, record, state, hooks)
                 pending = None
             for hook in due:
                 hook.run(step, state)
             if due:
                 clock = time.monotonic()
-            if stop.requested:
+            if stopping:
                 _save(step, state, (hook for hook in hooks if hook not in due))
-                raise Preempted(f"stopped by {stop.requested} after step {step}; everything is saved")
+                raise Preempted(f"stopped by {stopping} after step {step}; everything is saved")
     return state
 
 
@@ -125,23 +127,34 @@ def _save(step: int, state: TrainState, hooks: Iterable[Hook]) -> None:
 
 
 class _StopSignal:
-    """Turns SIGTERM (and the first Ctrl-C) into a request that the loop sees between two steps."""
+    """Turns SIGTERM (and the first Ctrl-C) into a request that the loop sees between two steps.
+
+    Several processes must stop after the same step: there JAX's preemption service, which hears SIGTERM itself and agrees on
+    one, is asked instead.
+    """
 
     def __init__(self):
-        self.requested = ""
+        self._requested = ""
+        self._alone = jax.process_count() == 1
+
+    def reached(self, step: int) -> str:
+        """The signal that asks to stop after this step, or ""."""
+        if not self._alone and multihost_utils.reached_preemption_sync_point(step):
+            return "SIGTERM"
+        return self._requested
 
     def __enter__(self):
         self._old = {}
-        if threading.current_thread() is threading.main_thread():
+        if self._alone and threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
                 self._old[number] = signal.signal(number, self._request)
         return self
 
     def _request(self, number, frame):
         del frame
-        if self.requested and number == signal.SIGINT:
+        if self._requested and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.requested = signal.Signals(number).name
+        self._requested = signal.Signals(number).name
 
     def __exit__(self, *unused):
         for number, handler in self._old.items():

@@ -1,0 +1,84 @@
+"""Metrics files, the parameter table, plots, the progress lines."""
+
+import json
+import math
+
+import jax
+import pytest
+from etils import epath
+from helpers import tiny_model
+
+from t5x_lab.observe import metrics as metrics_module
+from t5x_lab.observe.console import Progress
+from t5x_lab.observe.hardware import peak_flops
+from t5x_lab.observe.metrics import MetricWriter, read_metrics
+from t5x_lab.observe.model_info import model_info, parameter_rows
+from t5x_lab.observe.plots import write_plots
+from t5x_lab.partitioning.mesh import MeshShape, make_mesh
+
+
+def write_steps(steps, **options):
+    writer = MetricWriter("run", **options)
+    for step in steps:
+        writer.write(step, "train", {"loss": 1.0 / step, "mfu": None, "learning_rate": math.nan})
+    writer.close()
+
+
+@pytest.fixture(autouse=True)
+def _run_directory(tmp_path):
+    (tmp_path / "run").mkdir()
+
+
+def test_lines_after_the_resumed_step_are_replaced_and_a_cut_line_is_dropped():
+    write_steps(range(1, 6))
+    with open("run/metrics.jsonl", "a") as file:
+        file.write('{"step": 6, "spl')
+    assert [line["step"] for line in read_metrics("run")] == [1, 2, 3, 4, 5]
+    write_steps([4, 5], resume_step=3)
+    lines = read_metrics("run")
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5]
+    assert lines[0] == {"step": 1, "split": "train", "loss": 1.0, "mfu": None, "learning_rate": None}
+
+
+def test_remote_run_directories_get_copies(monkeypatch):
+    """An object store, for which a local folder stands in."""
+    real = epath.Path
+    monkeypatch.setattr(metrics_module.epath, "Path", lambda path: real(str(path).replace("gs://bucket", "run")))
+    writer = MetricWriter("gs://bucket")
+    writer.write(1, "train", {"loss": 2.0})
+    assert not read_metrics("run")
+    writer.close()
+    assert read_metrics("run")[0]["loss"] == 2.0
+    assert [file for file in real("run").iterdir() if file.name.startswith("events.out")]
+
+
+def test_the_parameter_table_names_counts_and_splits():
+    model = tiny_model("encoder_decoder")
+    rows = parameter_rows(model, make_mesh(MeshShape(2, 2, 2)))
+    assert sum(row["bytes"] for row in rows) == 4 * model.num_parameters
+    wi = next(row for row in rows if row["name"] == "decoder/layers/mlp/wi_0/kernel")
+    assert (wi["axes"], wi["sharding"]) == (["layers", "embed", "mlp"], [None, "fsdp", "tensor"])
+    assert wi["bytes_per_device"] * 4 == wi["bytes"]
+    text = model_info(model, make_mesh(MeshShape(2, 2, 2)))
+    assert f"{model.num_parameters:,} parameters" in text and "decoder/layers/mlp/wi_0/kernel" in text
+    json.dumps(rows)
+
+
+def test_plots_are_drawn_from_what_there_is():
+    write_steps(range(1, 10))
+    assert [path.split("/")[-1] for path in write_plots("run", {"unigram model": 0.5})] == ["loss.png"]
+
+
+def test_progress_shows_the_first_steps_and_the_last(capsys):
+    progress = Progress(0, 100)
+    for step in range(1, 101):
+        progress.show(step, {"loss": 1.0, "accuracy": 0.5})
+    progress.close()
+    shown = [line.split()[1] for line in capsys.readouterr().err.splitlines() if line.startswith("step")]
+    assert shown == ["1/100", "2/100", "3/100", "100/100"]
+
+
+def test_peaks_of_devices():
+    assert peak_flops("NVIDIA H100 80GB HBM3") == 989e12
+    assert peak_flops("TPU v5 lite") == 197e12 and peak_flops("TPU v5p") == 459e12
+    assert peak_flops(jax.devices()[0].device_kind) is None
