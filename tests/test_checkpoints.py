@@ -1,5 +1,7 @@
 """Saving, restoring, retention, other meshes, and checkpoints that do not fit."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -88,6 +90,18 @@ def test_a_checkpoint_that_does_not_fit_names_the_first_difference(tmp_path):
         restore_params(find_checkpoint(str(tmp_path)), make(mlp_dim=48).placed.abstract_params)
     with pytest.raises(UserError, match="encoder.* is missing there"):
         restore_params(find_checkpoint(str(tmp_path)), make(architecture="encoder_decoder").placed.abstract_params)
+
+
+def test_a_state_saved_after_a_bad_step_can_go_on(tmp_path):
+    training, batches = make(), synthetic()
+    state = training.start(training.placed.init_params(0))
+    state = dataclasses.replace(state, healthy=state.healthy & False)
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(0, state, batches)
+    checkpoints.wait()
+    restored, _ = advance(training, checkpoints.restore(0, training.abstract_state, batches), batches, 2)
+    assert int(restored.step) == 2
+    checkpoints.close()
 
 
 def test_places_without_a_checkpoint_are_sentences(tmp_path):

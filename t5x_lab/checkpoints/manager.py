@@ -87,7 +87,8 @@ class Checkpoints:
                 params=ocp.args.StandardRestore(params), rest=ocp.args.StandardRestore(rest), data=_DataRestore(batches)
             ),
         )
-        return TrainState(params=restored["params"], **restored["rest"])
+        healthy = jax.device_put(True, abstract_state.healthy.sharding)
+        return TrainState(params=restored["params"], **restored["rest"], healthy=healthy)
 
     def wait(self) -> None:
         """Returns when everything is on disk."""
@@ -98,8 +99,9 @@ class Checkpoints:
 
 
 def _parts(state: TrainState) -> tuple[dict, dict[str, Any]]:
-    rest = {field.name: getattr(state, field.name) for field in dataclasses.fields(state) if field.name != "params"}
-    return state.params, rest
+    """Parameters, and the rest without `healthy`: what is saved is the last good state, from which a run may go on."""
+    names = [field.name for field in dataclasses.fields(state) if field.name not in ("params", "healthy")]
+    return state.params, {name: getattr(state, name) for name in names}
 
 
 def restore_params(path: epath.Path, abstract_params: dict) -> dict:

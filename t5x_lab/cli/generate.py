@@ -25,8 +25,6 @@ def run(args: argparse.Namespace) -> None:
                 prompts += [line.rstrip("\n") for line in file]
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"The prompts in {args.input} cannot be read: {error}") from error
-    if args.num_samples < 1:
-        raise UserError(f"--num_samples is {args.num_samples}; it must be at least 1.")
     model = t5x_lab.load(args.model_dir, step=chosen_step(args.step))
 
     def complete(prompts):

@@ -34,6 +34,8 @@ def check_environment() -> None:
                 f"The files of {package} in place are those of version {found}; t5x_lab needs {oldest} or newer, stable. "
                 f"The t5 package brings nightly builds that overwrite them. Repair it with: {REPAIR}"
             )
+    with contextlib.suppress(RuntimeError):  # somebody has used TensorFlow before us
+        importlib.import_module("tensorflow").config.set_visible_devices([], "GPU")  # the accelerator is JAX's
 
 
 def _parts(version: str) -> tuple[int, ...]:

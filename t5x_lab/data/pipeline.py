@@ -20,7 +20,6 @@ def resolve_tasks(config: DataConfig, architecture: str, vocab_size: int) -> Wei
     Raises:
       UserError: for an unknown name, lengths or an architecture that do not fit, a vocabulary larger than the model's.
     """
-    tf.config.set_visible_devices([], "GPU")  # the accelerator is JAX's
     tasks = get_mixture_or_task(config)
     for task in tasks.tasks:
         task_lengths(task.name, architecture, task.output_features, config.task_feature_lengths)

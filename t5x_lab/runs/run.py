@@ -116,6 +116,10 @@ class Run:
         Returns:
           one list a prompt, of `num_samples` strings without the prompt.
         """
+        if num_samples < 1:
+            raise UserError(f"num_samples is {num_samples}; it must be at least 1.")
+        if not prompts:
+            return []
         rows = [self._encode(prompt, self.input_eos) for prompt in prompts for _ in range(num_samples)]
         tokens, _ = self.generate_tokens(
             _pad(rows), max_tokens=max_tokens, sampling=SamplingConfig(temperature, top_k, top_p), seed=seed
