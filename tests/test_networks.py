@@ -27,7 +27,7 @@ def test_scanned_unrolled_and_rematerialised_give_equal_losses_and_gradients(arc
         {"scan_layers": False, "remat_policy": "minimal"},
     ):
         model = tiny_model(architecture, relative_bias=relative_bias, dropout_rate=0.1, **changes)
-        params = model.init(jax.random.key(0))
+        params = jax.jit(model.init)(jax.random.key(0))
         objective = lambda p: model.loss(p, batch, dropout_key=jax.random.key(1)).objective
         result = jax.jit(jax.value_and_grad(objective))(params)
         if reference is None:
@@ -38,13 +38,14 @@ def test_scanned_unrolled_and_rematerialised_give_equal_losses_and_gradients(arc
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_packed_examples_have_the_losses_they_have_alone(architecture):
     model = tiny_model(architecture)
-    params = model.init(jax.random.key(0))
+    params = jax.jit(model.init)(jax.random.key(0))
+    loss = jax.jit(model.loss)
     batch = random_batch(architecture, rows=4)
-    alone = [model.loss(params, {name: x[row : row + 1] for name, x in batch.items()}) for row in (1, 2)]
+    alone = [loss(params, {name: x[row : row + 1] for name, x in batch.items()}) for row in (1, 2)]
     packed = pack_rows(batch, 1, 2, architecture)
     for segment, expected in enumerate(alone, start=1):
         weights = packed["decoder_loss_weights"] * (packed["decoder_segment_ids"] == segment)
-        got = model.loss(params, {**packed, "decoder_loss_weights": weights})
+        got = loss(params, {**packed, "decoder_loss_weights": weights})
         np.testing.assert_allclose(got.loss, expected.loss, rtol=1e-5)
         np.testing.assert_allclose(got.z_loss, expected.z_loss, rtol=1e-5)
 
@@ -52,30 +53,31 @@ def test_packed_examples_have_the_losses_they_have_alone(architecture):
 def test_a_prefix_decoder_is_a_causal_decoder_with_one_flag():
     causal, prefix = tiny_model("causal_decoder"), tiny_model("prefix_decoder")
     assert jax.tree.structure(causal.abstract_params) == jax.tree.structure(prefix.abstract_params)
-    params = causal.init(jax.random.key(0))
+    params = jax.jit(causal.init)(jax.random.key(0))
     batch = random_batch("prefix_decoder")
-    assert not np.allclose(causal.logits(params, batch), prefix.logits(params, batch))
+    assert not np.allclose(jax.jit(causal.logits)(params, batch), jax.jit(prefix.logits)(params, batch))
     del batch["decoder_causal_attention"]
-    np.testing.assert_array_equal(causal.logits(params, batch), prefix.logits(params, batch))
+    np.testing.assert_array_equal(jax.jit(causal.logits)(params, batch), jax.jit(prefix.logits)(params, batch))
 
 
 def test_a_bidirectional_bias_tells_right_from_left():
     batch = random_batch("prefix_decoder")
     one, two = tiny_model("prefix_decoder"), tiny_model("prefix_decoder", bidirectional_bias=True)
-    params = one.init(jax.random.key(0))
-    assert not np.allclose(one.logits(params, batch), two.logits(params, batch))
+    params = jax.jit(one.init)(jax.random.key(0))
+    assert not np.allclose(jax.jit(one.logits)(params, batch), jax.jit(two.logits)(params, batch))
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_no_target_sees_its_future(architecture):
     model = tiny_model(architecture)
-    params = model.init(jax.random.key(0))
+    params = jax.jit(model.init)(jax.random.key(0))
     batch = random_batch(architecture, length=10)
     batch["decoder_target_tokens"] = np.maximum(batch["decoder_target_tokens"], 2)
     batch["decoder_input_tokens"] = np.pad(batch["decoder_target_tokens"], ((0, 0), (1, 0)))[:, :-1]
     changed = {**batch, "decoder_input_tokens": batch["decoder_input_tokens"].copy()}
     changed["decoder_input_tokens"][:, 7:] = 3
-    before, after = model.logits(params, batch), model.logits(params, changed)
+    logits = jax.jit(model.logits)
+    before, after = logits(params, batch), logits(params, changed)
     np.testing.assert_array_equal(before[:, :7], after[:, :7])
     assert not np.allclose(before[:, 7:], after[:, 7:])
 
@@ -86,20 +88,18 @@ def test_cached_decoding_equals_running_the_whole_sequence_again(architecture, r
     changes = {"bidirectional_bias": True} if architecture == "bidirectional_prefix_decoder" else {}
     architecture = architecture.removeprefix("bidirectional_")
     model = tiny_model(architecture, relative_bias=relative_bias, **changes)
-    params = model.init(jax.random.key(0))
+    params = jax.jit(model.init)(jax.random.key(0))
     rng = np.random.default_rng(0)
     lengths = np.array([5, 1, 8, 3])
     prompts = np.where(np.arange(8) < lengths[:, None], rng.integers(2, 64, (4, 8)), 0).astype(np.int32)
-    logits, state = prediction.prefill(model, params, jnp.asarray(prompts), 7)
-    tokens, log_probs = sample(
-        lambda state, token: prediction.step(model, params, state, token),
-        logits,
-        state,
-        max_tokens=7,
-        eos_id=1,
-        config=SamplingConfig(),
-        key=jax.random.key(0),
-    )
+
+    @jax.jit
+    def generate(params, prompts):
+        logits, state = prediction.prefill(model, params, prompts, 7)
+        step = lambda state, token: prediction.step(model, params, state, token)
+        return sample(step, logits, state, max_tokens=7, eos_id=1, config=SamplingConfig(), key=jax.random.key(0))
+
+    tokens, log_probs = generate(params, prompts)
     for row in range(4):
         prompt, written = list(prompts[row, : lengths[row]]), []
         logits_of = jax.jit(model.logits)
@@ -168,7 +168,7 @@ def test_decoder_mask_of_a_prefix_example_written_by_hand():
         "decoder_causal_attention": np.array([[1, 1, 1, 1, 0, 0, 0]]),
     }
     model = tiny_model("prefix_decoder")
-    network = model.network(model.init(jax.random.key(0)))
+    network = model.network(jax.jit(model.init)(jax.random.key(0)))
     mask, _ = network.decoder_masks({name: jnp.asarray(x) for name, x in batch.items()})
     expected = [
         [1, 1, 1, 1, 0, 0, 0],
@@ -184,19 +184,19 @@ def test_decoder_mask_of_a_prefix_example_written_by_hand():
 
 def test_dtypes_of_activations_and_logits():
     model = tiny_model("encoder_decoder", dtype="bfloat16")
-    params = model.init(jax.random.key(0))
+    params = jax.jit(model.init)(jax.random.key(0))
     batch = random_batch("encoder_decoder")
-    assert model.logits(params, batch).dtype == jnp.float32
+    assert jax.eval_shape(model.logits, params, batch).dtype == jnp.float32
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(params))
     exact = Model(ModelConfig(tiny_config("encoder_decoder")))
-    np.testing.assert_allclose(model.loss(params, batch).loss, exact.loss(params, batch).loss, rtol=0.02)
+    np.testing.assert_allclose(jax.jit(model.loss)(params, batch).loss, jax.jit(exact.loss)(params, batch).loss, rtol=0.02)
 
 
 def test_initialisation_has_t5s_scales():
     config = dataclasses.replace(
         tiny_config("encoder_decoder"), emb_dim=256, head_dim=64, num_heads=8, mlp_dim=512, vocab_size=512
     )
-    params = Model(ModelConfig(config)).init(jax.random.key(0))
+    params = jax.jit(Model(ModelConfig(config)).init)(jax.random.key(0))
     layers = params["decoder"]["layers"]
     deviation = lambda x: float(jnp.std(x))
     assert deviation(params["token_embedder"]["embedding"]) == pytest.approx(1.0, rel=0.02)
