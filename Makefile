@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-fast lint bench clean
+.PHONY: demo test test-fast lint docs bench clean
 
 # Reinstalled when setup.py changes. One install command: a second one for t5 would bring its nightly packages back on top.
 .venv/installed: setup.py
@@ -27,6 +27,10 @@ lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: .venv/installed
+	$(BIN)/python -m pip install --quiet -e ".[docs]"
+	$(BIN)/mkdocs build
 
 bench: .venv/installed
 	$(BIN)/python benchmarks/kill_and_resume.py
