@@ -14,9 +14,13 @@ from t5x_lab.models import prediction
 from t5x_lab.models.model import Model, ModelConfig
 from t5x_lab.ops.attention import expand_mask
 
+# A decoder's are quick enough for every edit; the others run with the whole suite.
+SOME_SLOW = ["prefix_decoder", *(pytest.param(name, marks=pytest.mark.slow) for name in ("causal_decoder", "encoder_decoder"))]
+BIASES = ["shared", pytest.param("per_layer", marks=pytest.mark.slow)]
 
-@pytest.mark.parametrize("relative_bias", ["shared", "per_layer"])
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+
+@pytest.mark.parametrize("relative_bias", BIASES)
+@pytest.mark.parametrize("architecture", SOME_SLOW)
 def test_scanned_unrolled_and_rematerialised_give_equal_losses_and_gradients(architecture, relative_bias):
     batch = random_batch(architecture)
     reference = None
@@ -82,8 +86,8 @@ def test_no_target_sees_its_future(architecture):
     assert not np.allclose(before[:, 7:], after[:, 7:])
 
 
-@pytest.mark.parametrize("relative_bias", ["shared", "per_layer"])
-@pytest.mark.parametrize("architecture", [*ARCHITECTURES, "bidirectional_prefix_decoder"])
+@pytest.mark.parametrize("relative_bias", BIASES)
+@pytest.mark.parametrize("architecture", [*SOME_SLOW, "bidirectional_prefix_decoder"])
 def test_cached_decoding_equals_running_the_whole_sequence_again(architecture, relative_bias):
     changes = {"bidirectional_bias": True} if architecture == "bidirectional_prefix_decoder" else {}
     architecture = architecture.removeprefix("bidirectional_")

@@ -63,7 +63,7 @@ def relative_difference(a, b) -> float:
     return float(np.abs(np.asarray(a) - np.asarray(b)).max() / np.abs(np.asarray(b)).max())
 
 
-@pytest.mark.parametrize("scan_layers", [True, False])
+@pytest.mark.parametrize("scan_layers", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_losses_and_parameters_equal_t5x(name, scan_layers):
     folder = shared_data("t5x_checkpoints", name)

@@ -43,6 +43,7 @@ def run_steps(
     return np.array(losses), jax.device_get(state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["encoder_decoder", "prefix_decoder"])
 def test_every_mesh_trains_like_one_device(architecture):
     losses, state = run_steps(MeshShape(1, 1, 1), architecture)
@@ -66,6 +67,7 @@ def test_a_mesh_really_splits_parameters_optimizer_and_batch():
     assert "all-reduce" in compiled or "reduce-scatter" in compiled
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", ["NUM_REAL_TARGET_TOKENS", "NUM_TOTAL_TARGET_TOKENS", "AVERAGE_PER_SEQUENCE", None, 50.0])
 def test_loss_and_gradient_do_not_depend_on_the_number_of_microbatches(factor):
     one, four = (
@@ -90,6 +92,7 @@ def test_normalisers():
     assert factor == 3
 
 
+@pytest.mark.slow
 def test_dropout_follows_the_seed_and_the_step_and_not_the_mesh():
     once, again = (run_steps(MeshShape(1, 1, 1), dropout_rate=0.2)[0] for _ in range(2))
     np.testing.assert_array_equal(once, again)

@@ -7,6 +7,7 @@ a checkpoint exists whole or not at all.
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -48,9 +49,11 @@ class Checkpoints:
     Args:
       model_dir: the run's directory.
       keep: how many checkpoints stay; the oldest go first.
+      settings: what a run is continued with unchanged, kept in every checkpoint; see `check_settings`.
     """
 
-    def __init__(self, model_dir: str, keep: int = 3):
+    def __init__(self, model_dir: str, keep: int = 3, settings: Mapping[str, str] | None = None):
+        self._settings = dict(settings or {})
         self.directory = epath.Path(model_dir).absolute() / "checkpoints"
         self._manager = ocp.CheckpointManager(
             self.directory,
@@ -71,7 +74,7 @@ class Checkpoints:
                 params=ocp.args.StandardSave(params),
                 rest=ocp.args.StandardSave(rest),
                 data=_DataSave(batches),
-                info=ocp.args.JsonSave({"format": FORMAT, "step": step, "parameters": shapes(params)}),
+                info=ocp.args.JsonSave(_info(params, step) | {"settings": self._settings}),
             ),
             force=True,
         )
@@ -114,9 +117,13 @@ def restore_params(path: epath.Path, abstract_params: dict) -> dict:
 def save_params(path: epath.Path, params: dict, step: int = 0) -> None:
     """Writes a checkpoint of parameters alone, at `path`."""
     with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(path / "params", params)
-    (path / "info").mkdir()
-    (path / "info" / "metadata").write_text(json.dumps({"format": FORMAT, "step": step, "parameters": shapes(params)}))
+        checkpointer.save(path / "params", params, force=True)
+    (path / "info").mkdir(exist_ok=True)
+    (path / "info" / "metadata").write_text(json.dumps(_info(params, step)))
+
+
+def _info(params: dict, step: int) -> dict:
+    return {"format": FORMAT, "step": step, "parameters": shapes(params)}
 
 
 def find_checkpoint(path: str, step: int | None = None) -> epath.Path:
@@ -142,7 +149,8 @@ def finished_steps(model_dir: str | epath.Path) -> list[int]:
     directory = epath.Path(model_dir) / "checkpoints"
     if not directory.exists():
         return []
-    return sorted(int(entry.name) for entry in directory.iterdir() if entry.name.isdigit())
+    numbered = [entry for entry in directory.iterdir() if entry.name.isascii() and entry.name.isdigit()]
+    return sorted(int(entry.name) for entry in numbered if ocp.utils.is_checkpoint_finalized(entry))
 
 
 def read_info(path: epath.Path) -> dict:
@@ -151,6 +159,18 @@ def read_info(path: epath.Path) -> dict:
     if not file.exists():
         raise UserError(f"{path} is not a whole t5x_lab checkpoint: it has no info/metadata. Use another step.")
     return json.loads(file.read_text())
+
+
+def check_settings(model_dir: str, step: int, settings: Mapping[str, str]) -> None:
+    """Raises a `UserError` that names the first setting in which a run's checkpoint and the configuration differ."""
+    saved = read_info(epath.Path(model_dir) / "checkpoints" / str(step)).get("settings", {})
+    for name, value in settings.items():
+        if name in saved and saved[name] != value:
+            raise UserError(
+                f"The run in {model_dir} was trained with {name} = {saved[name]}, and this configuration has {value}: it "
+                "cannot be continued with another. Use the same, or start a new MODEL_DIR with "
+                f"--gin.INITIAL_CHECKPOINT_PATH={model_dir}."
+            )
 
 
 def shapes(params: dict) -> dict[str, list[int]]:

@@ -41,7 +41,7 @@ def chosen_step(step: str) -> int | None:
     """The number behind `--step`; None for the latest."""
     if step == "latest":
         return None
-    if not step.isdigit():
+    if not (step.isascii() and step.isdigit()):
         raise UserError(f'--step is "{step}"; give a number or latest.')
     return int(step)
 

@@ -1,6 +1,7 @@
 """Predictions or scores of every example of a .jsonl or .txt file, to JSONL. Continues after an interruption."""
 
 import argparse
+import os
 
 from t5x_lab.cli.flags import add_model_flags, add_sampling_flags, chosen_step
 
@@ -20,7 +21,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     import t5x_lab
+    from t5x_lab.config.errors import UserError
     from t5x_lab.evaluation.infer import infer, read_examples, shard
+
+    if os.path.realpath(args.input) == os.path.realpath(args.output):
+        raise UserError("--input and --output name the same file; results would be written over the examples.")
 
     examples = shard(read_examples(args.input, args.mode), args.shard_id, args.num_shards)
     model = t5x_lab.load(args.model_dir, step=chosen_step(args.step))

@@ -11,7 +11,7 @@ COMMANDS = {
     "demo": "train on the embedded corpus for a few minutes and write a report",
     "train": "pre-train, adapt or fine-tune; continues when run again with the same MODEL_DIR",
     "eval": "teacher-forced loss of one, the latest or all checkpoints",
-    "infer": "predictions or scores of a file or a task, to JSONL; resumable",
+    "infer": "predictions or scores of the examples of a file, to JSONL; resumable",
     "generate": "complete prompts",
     "inspect": "parameters, shapes, axes and bytes of a configuration or a checkpoint",
     "vocab": "train a SentencePiece vocabulary",
@@ -57,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
         return USER_MISTAKE
     except KeyboardInterrupt:
         print(f"t5x_lab {name}: interrupted", file=sys.stderr)
-        return STOPPED
+        return FAILURE  # 3 would say that everything is saved
 
 
 def _parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:

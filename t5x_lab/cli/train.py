@@ -18,7 +18,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int | None:
     config = gin_config(args)
-    if args.distributed:
+    if args.distributed and not args.dry_run:
         from t5x_lab.partitioning.distributed import initialize
 
         initialize()

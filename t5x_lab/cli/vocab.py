@@ -31,7 +31,12 @@ def run(args: argparse.Namespace) -> None:
 
     sys.path.insert(0, os.getcwd())
     for module in args.module:
-        importlib.import_module(module)
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise UserError(f"--module={module} cannot be imported: {error}. The working directory is searched too.") from error
+    if args.size < 1 or args.max_documents < 1:
+        raise UserError("--size and --max_documents must be at least 1.")
     files = TextFiles(train=args.input or "", text_key=args.text_key)
     config = DataConfig(args.task or "files_full_lm", {"targets": 512}, 1, ByteVocabulary(), files=files, shards=1)
     texts = documents(config, args.max_documents)

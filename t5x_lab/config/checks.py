@@ -6,7 +6,15 @@ import typing
 
 from t5x_lab.config.errors import UserError
 
-_NAMES = {int: "a whole number", float: "a number", str: "a string", bool: "True or False", type(None): "None"}
+_NAMES = {
+    int: "a whole number",
+    float: "a number",
+    str: "a string",
+    bool: "True or False",
+    type(None): "None",
+    tuple: 'a tuple such as ("gelu", "linear")',
+    dict: 'a dictionary such as {"inputs": 512, "targets": 114}',
+}
 
 
 def check_types(config) -> None:
@@ -24,6 +32,13 @@ def check_types(config) -> None:
             )
 
 
+def in_range(config, field: str, low: float, high: float) -> None:
+    """Raises a `UserError` unless the field is None or low <= value < high."""
+    value = getattr(config, field)
+    if value is not None and not low <= value < high:
+        raise UserError(f"{type(config).__name__}.{field} is {value}; it must be at least {low} and below {high}.")
+
+
 def positive(config, *fields: str) -> None:
     """Raises a `UserError` unless each named field of `config` is greater than zero."""
     for field in fields:
@@ -38,9 +53,11 @@ def _options(annotation) -> tuple:
 
 def _fits(value, annotation) -> bool:
     for option in _options(annotation):
+        if option is object:
+            return True  # whoever declares it so checks it
         origin = typing.get_origin(option) or option
-        if dataclasses.is_dataclass(origin) or origin not in (int, float, str, bool, type(None), tuple, dict):
-            return True  # dataclasses and objects are checked by their own constructors
+        if isinstance(origin, type) and dataclasses.is_dataclass(origin) and isinstance(value, origin):
+            return True
         if origin is int and isinstance(value, int) and not isinstance(value, bool):
             return True
         if origin is float and isinstance(value, int | float) and not isinstance(value, bool):
@@ -53,4 +70,5 @@ def _fits(value, annotation) -> bool:
 
 
 def _describe(annotation) -> str:
-    return " or ".join(_NAMES.get(o, getattr(typing.get_origin(o) or o, "__name__", str(o))) for o in _options(annotation))
+    origins = [typing.get_origin(option) or option for option in _options(annotation)]
+    return " or ".join(_NAMES.get(origin, f"@{origin.__name__}()") for origin in origins)

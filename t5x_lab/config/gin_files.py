@@ -10,6 +10,7 @@ import os
 import pathlib
 import re
 import sys
+import tokenize
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import gin
@@ -40,7 +41,7 @@ def parse(files: Sequence[str], bindings: Sequence[str] = (), search_paths: Sequ
         gin.parse_config_files_and_bindings(list(files), list(bindings), finalize_config=False)
     except UserError as error:
         raise UserError(error.sentence) from None
-    except (ValueError, TypeError, SyntaxError, OSError, ImportError, AttributeError) as error:
+    except (ValueError, TypeError, SyntaxError, OSError, ImportError, AttributeError, tokenize.TokenError) as error:
         raise UserError(_sentence(error, search_paths)) from error
 
 
@@ -60,6 +61,8 @@ def build(selector: str, hints: Mapping[str, str] = {}):
         return gin.get_configurable(f"{selector}/gin.macro" if is_macro else selector)()
     except UserError as error:
         raise UserError(error.sentence) from None
+    except RecursionError as error:
+        raise UserError(f"The configuration of {selector} refers to itself. Look for a macro that is set to itself.") from error
     except (TypeError, RuntimeError) as error:
         raise UserError(_sentence(error, ())) from error
 
@@ -160,8 +163,8 @@ def _sentence(error: Exception, search_paths: Sequence[str]) -> str:
     if match := re.search(r"Unable to open file: (.+?)\. Searched config paths", text):
         known = [str(path.relative_to(PACKAGE_GIN)) for path in PACKAGE_GIN.rglob("*.gin")]
         return (
-            f"There is no gin file {match[1]}{place}.{nearest(match[1], known)} Files are looked for in the working directory, "
-            f"{', '.join([*search_paths, 'then' if search_paths else 'and'])} t5x_lab's own gin/ folder."
+            f"There is no gin file {match[1]}{place}.{nearest(match[1], known)} Files are looked for in "
+            f"{', '.join(['the working directory', *search_paths])} and t5x_lab's own gin/ folder."
         )
     if isinstance(error, ImportError):
         return (

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from t5x_lab.config.checks import check_types, positive
+from t5x_lab.config.checks import check_types, in_range, positive
 from t5x_lab.config.errors import UserError
 
 
@@ -15,6 +15,7 @@ class SentencePieceVocabulary:
 
     def __post_init__(self):
         check_types(self)
+        in_range(self, "extra_ids", 0, 10_000)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +26,7 @@ class ByteVocabulary:
 
     def __post_init__(self):
         check_types(self)
+        in_range(self, "extra_ids", 0, 10_000)
 
 
 Vocabulary = SentencePieceVocabulary | ByteVocabulary
@@ -82,7 +84,7 @@ class DataConfig:
         check_types(self)
         positive(self, "batch_size", "shards", "shuffle_buffer_size", "eval_steps")
         for feature, length in self.task_feature_lengths.items():
-            if not isinstance(length, int) or length <= 0:
+            if not isinstance(length, int) or isinstance(length, bool) or length <= 0:
                 raise UserError(f'TASK_FEATURE_LENGTHS["{feature}"] is {length!r}; it must be a number of tokens above zero.')
         if self.batch_size % self.shards:
             raise UserError(
@@ -91,11 +93,28 @@ class DataConfig:
             )
 
     def model_lengths(self, has_encoder: bool) -> tuple[int, int]:
-        """Tokens of a row for the encoder (0 without one) and for the decoder, which without an encoder reads both."""
+        """Tokens of a row for the encoder (0 without one) and for the decoder, which without an encoder reads both.
+
+        Told from the task's name, without opening it; a decoder's language-modelling tasks have targets alone.
+        """
         inputs, targets = (self.task_feature_lengths.get(name, 0) for name in ("inputs", "targets"))
         if has_encoder:
             return inputs, targets
-        return 0, targets if "prefix_lm_objective" in self.mixture_or_task_name else inputs + targets
+        targets_alone = any(name in self.mixture_or_task_name for name in ("prefix_lm_objective", "full_lm"))
+        return 0, targets if targets_alone else inputs + targets
+
+    def identity(self) -> dict[str, str]:
+        """What the position in the data means something for: a checkpoint is continued with these unchanged."""
+        return {
+            "MIXTURE_OR_TASK_NAME": self.mixture_or_task_name,
+            "TASK_FEATURE_LENGTHS": str(dict(sorted(self.task_feature_lengths.items()))),
+            "BATCH_SIZE": str(self.batch_size),
+            "DATA_SHARDS": str(self.shards),
+            "VOCABULARY": str(self.vocabulary),
+            "DataConfig.pack": str(self.pack),
+            "DataConfig.shuffle_buffer_size": str(self.shuffle_buffer_size),
+            "TextFiles": str(self.files),
+        }
 
 
 def _largest_divisor(config: DataConfig) -> int:

@@ -47,6 +47,13 @@ def _raw_tokens(tokens: tf.Tensor, vocabulary: seqio.Vocabulary, denoised: bool)
     return tf.reduce_sum(tf.cast(raw, tf.int32))
 
 
+def model_lengths(architecture: str, features: Mapping[str, seqio.Feature], lengths: Mapping[str, int]) -> tuple[int, int]:
+    """Tokens of a row for the encoder (0 without one) and for the decoder, of a task whose `lengths` are `task_lengths`."""
+    if architecture == "encoder_decoder":
+        return lengths["inputs"], lengths["targets"]
+    return 0, lengths["targets"] if PREPACKED in features else sum(lengths.values())
+
+
 def task_lengths(
     name: str, architecture: str, features: Mapping[str, seqio.Feature], lengths: Mapping[str, int]
 ) -> dict[str, int]:

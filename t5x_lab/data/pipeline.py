@@ -1,5 +1,6 @@
 """The input pipeline: logical shards of a SeqIO task or mixture, batched, with a position that can be saved."""
 
+import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -155,19 +156,16 @@ def eval_batches(
     dataset = task.get_dataset(lengths, split="validation", shuffle=False, seed=0, shard_info=shard_info, num_epochs=1)
     dataset = convert(dataset, architecture, task.output_features, lengths, vocabulary, config.pack)
     rows = config.batch_size // num_processes
-    empty = None
     produced = 0
     for batch in dataset.batch(rows).take(config.eval_steps).as_numpy_iterator():
-        batch = {name: np.pad(x, [(0, rows - len(x))] + [(0, 0)] * (x.ndim - 1)) for name, x in batch.items()}
-        empty = {name: np.zeros_like(x) for name, x in batch.items()}
         produced += 1
-        yield batch
-    while num_processes > 1 and empty is not None and produced < config.eval_steps:
+        yield {name: np.pad(x, [(0, rows - len(x))] + [(0, 0)] * (x.ndim - 1)) for name, x in batch.items()}
+    while num_processes > 1 and produced < config.eval_steps:
         produced += 1
-        yield empty
+        yield {name: np.zeros((rows, *spec.shape), spec.dtype.as_numpy_dtype) for name, spec in dataset.element_spec.items()}
 
 
 def _sentence(error: tf.errors.OpError) -> Exception:
     """Errors that our own parsers raised inside tf.data are the user's; any other is passed on as it is."""
-    marked = [line for line in str(error).splitlines() if "of your .jsonl files" in line]
-    return UserError(marked[0].removeprefix("ValueError: ")) if marked else error
+    marked = re.search(r"A line of your \.jsonl files .*", str(error))
+    return UserError(marked[0]) if marked else error

@@ -32,8 +32,11 @@ def build_vocabulary(config: Vocabulary) -> seqio.Vocabulary:
 
 
 def special_ids(vocabulary: seqio.Vocabulary) -> range:
-    """Ids of the sentinels: the last `extra_ids` of the vocabulary."""
-    return range(vocabulary.vocab_size - vocabulary.extra_ids, vocabulary.vocab_size)
+    """Ids of the sentinels, which the `t5` library counts down from the last id: `extra_ids` of them.
+
+    A vocabulary that has them among its own pieces (mT5's) says 0; T5's number is meant then.
+    """
+    return range(vocabulary.vocab_size - (vocabulary.extra_ids or 100), vocabulary.vocab_size)
 
 
 def train_sentencepiece(texts: Iterable[str], path: str, size: int, character_coverage: float = 1.0) -> None:
@@ -48,9 +51,12 @@ def train_sentencepiece(texts: Iterable[str], path: str, size: int, character_co
     Raises:
       UserError: when the text is too small for the size.
     """
-    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-    temporary = f"{path}.tmp"
-    with open(temporary, "wb") as model:
+    try:
+        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+        model = open(f"{path}.tmp", "wb")
+    except OSError as error:
+        raise UserError(f"The vocabulary {path} cannot be written: {error.strerror}. Name another file.") from error
+    with model:
         try:
             sentencepiece.SentencePieceTrainer.train(
                 sentence_iterator=(line for text in texts for line in text.splitlines() if line.strip()),
@@ -66,10 +72,12 @@ def train_sentencepiece(texts: Iterable[str], path: str, size: int, character_co
                 num_threads=os.cpu_count(),
                 minloglevel=2,
             )
-        except (RuntimeError, OSError) as error:
-            os.unlink(temporary)
+        except BaseException as error:
+            os.unlink(model.name)
+            if not isinstance(error, RuntimeError | OSError):
+                raise
             raise UserError(
                 f"SentencePiece cannot train {size} pieces on this text: {str(error).splitlines()[-1]} Use a smaller --size "
                 "or more text."
             ) from error
-    os.replace(temporary, path)
+    os.replace(model.name, path)

@@ -28,7 +28,7 @@ class SamplingConfig:
     top_p: float = 1.0
 
     def __post_init__(self):
-        if self.temperature < 0:
+        if not self.temperature >= 0:
             raise UserError(f"temperature is {self.temperature}; it must not be negative. 0 decodes greedily.")
         if self.top_k < 0:
             raise UserError(f"top_k is {self.top_k}; it must not be negative. 0 keeps all tokens.")

@@ -1,5 +1,6 @@
 """Batch inference over the examples of a file, written to JSONL in order, so that what is there need not be done again."""
 
+import contextlib
 import json
 import os
 from collections.abc import Sequence
@@ -56,6 +57,8 @@ def _parse(line: str, is_json: bool, where: str, mode: str) -> Example:
 
 def shard(examples: list[Example], shard_id: int, num_shards: int) -> list[Example]:
     """The examples of one of `num_shards` processes."""
+    if num_shards < 1:
+        raise UserError(f"--num_shards is {num_shards}; it must be at least 1.")
     if not 0 <= shard_id < num_shards:
         raise UserError(f"--shard_id is {shard_id}; with --num_shards={num_shards} it is one of 0 … {num_shards - 1}.")
     return examples[shard_id::num_shards]
@@ -64,36 +67,66 @@ def shard(examples: list[Example], shard_id: int, num_shards: int) -> list[Examp
 def infer(model: Run, examples: Sequence[Example], output: str, *, mode: str, batch_size: int, sampling: dict) -> None:
     """Appends one JSON object an example to `output`: the example, and its "prediction" or "score".
 
-    Whole lines that `output` already holds are kept, and their examples not computed again.
+    Whole batches that `output` already holds are kept, and their examples not computed again.
+
+    Raises:
+      UserError: when `output` cannot be written, or holds something else than such results.
     """
-    done = _keep_whole_lines(output, examples)
-    with open(output, "a", encoding="utf-8") as file:
+    if batch_size < 1:
+        raise UserError(f"--batch_size is {batch_size}; it must be at least 1.")
+    result = {"score": "score", "predict": "prediction"}[mode]
+    done = _keep_whole_batches(output, examples, result, batch_size)
+    sampling = dict(sampling)
+    seed = sampling.pop("seed", 0)
+    with _open(output, "ab") as file:
         for start in tqdm.tqdm(range(done, len(examples), batch_size), unit="batch", disable=None):
             batch = examples[start : start + batch_size]
             inputs = [example["inputs"] for example in batch]
             if mode == "score":
                 values = model.score(inputs, [example["targets"] for example in batch]).tolist()
-                results = [{"score": value} for value in values]
             else:
-                results = [{"prediction": texts[0]} for texts in model.generate(inputs, **sampling)]
-            file.writelines(json.dumps({**e, **r}, ensure_ascii=False) + "\n" for e, r in zip(batch, results, strict=True))
+                values = [texts[0] for texts in model.generate(inputs, seed=seed + start, **sampling)]
+            lines = [json.dumps({**e, result: value}, ensure_ascii=False) for e, value in zip(batch, values, strict=True)]
+            file.write("".join(line + "\n" for line in lines).encode())
             file.flush()
             os.fsync(file.fileno())
 
 
-def _keep_whole_lines(output: str, examples: Sequence[Example]) -> int:
-    """Cuts off a last line that a crash left unfinished; returns the number of lines that stay."""
+def _keep_whole_batches(output: str, examples: Sequence[Example], result: str, batch_size: int) -> int:
+    """Cuts off what a crash left behind the last whole batch; returns the number of lines that stay."""
     if not os.path.exists(output):
-        os.makedirs(os.path.dirname(os.path.abspath(output)), exist_ok=True)
+        with contextlib.suppress(OSError):
+            os.makedirs(os.path.dirname(os.path.abspath(output)), exist_ok=True)
+        _open(output, "wb").close()
         return 0
-    with open(output, "rb+") as file:
-        content = file.read()
-        whole = content[: content.rfind(b"\n") + 1]
-        file.truncate(len(whole))
-    lines = whole.splitlines()
-    for example, line in zip(examples, lines, strict=False):
-        if json.loads(line).get("inputs") != example["inputs"]:
-            raise UserError(f"{output} holds results of other inputs. Name another --output, or move that file away.")
-    if len(lines) > len(examples):
-        raise UserError(f"{output} holds {len(lines)} results for {len(examples)} examples. Name another --output.")
-    return len(lines)
+    with _open(output, "rb+") as file:
+        lines = file.read().split(b"\n")
+        lines, rest = lines[:-1], lines[-1]  # what follows the last line break was cut off
+        for number, line in enumerate(lines, start=1):
+            if number > len(examples) or not _is_result(line, examples[number - 1], result):
+                raise UserError(
+                    f'{output}, line {number} is not the "{result}" of example {number} of the input. Name another '
+                    "--output, or move that file away; it was not touched."
+                )
+        if rest and not rest.startswith(b"{"):
+            raise UserError(
+                f"{output} does not hold results. Name another --output, or move that file away; it was not touched."
+            )
+        whole = len(lines) if len(lines) == len(examples) else len(lines) // batch_size * batch_size
+        file.truncate(sum(len(line) + 1 for line in lines[:whole]))
+    return whole
+
+
+def _is_result(line: bytes, example: Example, result: str) -> bool:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return False
+    return isinstance(found, dict) and found.get("inputs") == example["inputs"] and result in found
+
+
+def _open(output: str, mode: str):
+    try:
+        return open(output, mode)
+    except OSError as error:
+        raise UserError(f"The output {output} cannot be written: {error.strerror}. Name another --output.") from error

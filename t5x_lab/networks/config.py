@@ -63,8 +63,17 @@ class TransformerConfig:
     def __post_init__(self):
         check_types(self)
         object.__setattr__(self, "mlp_activations", tuple(self.mlp_activations))
-        positive(self, "vocab_size", "emb_dim", "num_heads", "head_dim", "mlp_dim", "num_decoder_layers")
+        positive(self, "vocab_size", "emb_dim", "num_heads", "head_dim", "mlp_dim", "num_decoder_layers", "relpos_buckets")
         one_of("TransformerConfig.architecture", self.architecture, ARCHITECTURES)
+        if self.relpos_max_distance <= self.relpos_buckets:
+            raise UserError(
+                f"TransformerConfig.relpos_max_distance is {self.relpos_max_distance}; it must exceed relpos_buckets, which is "
+                f"{self.relpos_buckets}. T5 has 32 buckets up to distance 128."
+            )
+        if not self.mlp_activations:
+            raise UserError(
+                'TransformerConfig.mlp_activations is empty; give one name, or two for a gated MLP: ("gelu", "linear").'
+            )
         for activation in self.mlp_activations:
             one_of("An activation of TransformerConfig.mlp_activations", activation, ACTIVATIONS)
         one_of("TransformerConfig.relative_bias", self.relative_bias, ("shared", "per_layer"))

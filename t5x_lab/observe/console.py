@@ -19,8 +19,8 @@ class Progress:
         self._terminal = sys.stderr.isatty()
         self._bar = tqdm.tqdm(initial=start, total=total, unit="step", disable=not self._terminal)
         self._total, self._seconds = total, seconds_between_lines
-        self._started, self._last, self._shown = time.monotonic(), 0.0, 0
-        self._start = start
+        self._last, self._shown = 0.0, 0
+        self._first: tuple[int, float] | None = None
 
     def show(self, step: int, metrics: Mapping[str, float | None]) -> None:
         text = describe(metrics)
@@ -31,8 +31,12 @@ class Progress:
         now = time.monotonic()
         if self._shown < 3 or now - self._last >= self._seconds or step == self._total:
             self._last, self._shown = now, self._shown + 1
-            left = (now - self._started) / max(step - self._start, 1) * (self._total - step)
-            say(f"step {step}/{self._total}  {text}  {_duration(left)} left")
+            left = ""  # unknown at first: a run's first step is mostly compilation
+            if self._first:
+                done, began = self._first
+                left = f"  {_duration((now - began) / max(step - done, 1) * (self._total - step))} left"
+            say(f"step {step}/{self._total}  {text}{left}")
+        self._first = self._first or (step, now)
 
     def close(self) -> None:
         self._bar.close()

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import optax
 
-from t5x_lab.config.checks import check_types
+from t5x_lab.config.checks import check_types, in_range, positive
 from t5x_lab.config.errors import UserError
 from t5x_lab.optim.adafactor import adafactor
 from t5x_lab.optim.schedules import LearningRate
@@ -25,6 +25,8 @@ class Adafactor:
 
     def __post_init__(self):
         check_types(self)
+        in_range(self, "momentum", 0.0, 1.0)
+        positive(self, "clipping_threshold", "min_dim_size_to_factor")
         if not 0 < self.decay_rate < 1:
             raise UserError(f"Adafactor.decay_rate is {self.decay_rate}; it must lie between 0 and 1. T5 uses 0.8.")
 
@@ -46,6 +48,9 @@ class AdamW:
 
     def __post_init__(self):
         check_types(self)
+        in_range(self, "b1", 0.0, 1.0)
+        in_range(self, "b2", 0.0, 1.0)
+        positive(self, "epsilon", "clip_global_norm")
 
     def make(self, axes: dict) -> optax.GradientTransformation:
         def decayed(params):

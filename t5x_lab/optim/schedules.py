@@ -1,11 +1,12 @@
 """Learning-rate schedules as a product of named factors, in T5X's vocabulary."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 
 import jax.numpy as jnp
 
-from t5x_lab.config.checks import check_types
+from t5x_lab.config.checks import check_types, in_range, positive
 from t5x_lab.config.errors import UserError, one_of
 
 
@@ -36,6 +37,8 @@ class LearningRate:
 
     def __post_init__(self):
         check_types(self)
+        positive(self, "steps_per_decay", "steps_per_cycle")
+        in_range(self, "base_learning_rate", 0.0, math.inf)
         for name in self.names:
             one_of("A factor of LearningRate.factors", name, FACTORS)
         if self.warmup_steps <= 0 and any("constant" not in name and "every" not in name for name in self.names):

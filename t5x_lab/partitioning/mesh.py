@@ -22,13 +22,15 @@ class MeshShape:
     tensor: int = 1
 
     @classmethod
-    def parse(cls, mesh: "MeshShape | str | dict") -> "MeshShape":
+    def parse(cls, mesh: object) -> "MeshShape":
         """Reads "fsdp=4,tensor=2", {"fsdp": 4, "tensor": 2} or a `MeshShape`.
 
         `data` is -1 unless given, and 1 when another axis is -1.
         """
         if isinstance(mesh, MeshShape):
             return mesh
+        if not isinstance(mesh, str | dict):
+            raise UserError(f'MESH is {mesh!r}; write it like "data=2,fsdp=4,tensor=1", with -1 for what the others leave.')
         sizes = mesh if isinstance(mesh, dict) else _parse_text(mesh)
         for axis, size in sizes.items():
             if axis not in AXES:

@@ -60,7 +60,7 @@ class Placed:
         on_cpu = self.mesh.devices.flat[0].platform == "cpu"
         options = {"xla_backend_optimization_level": 0} if on_cpu else None
         init = jax.jit(self.model.init, out_shardings=self.param_shardings, compiler_options=options)
-        return init(jax.random.key(seed))
+        return init(jax.random.split(jax.random.key(seed))[0])  # the other half is for dropout
 
     @functools.cached_property
     def eval_step(self) -> Callable:

@@ -7,7 +7,7 @@ import gin
 from etils import epath
 
 from t5x_lab.config import gin_files
-from t5x_lab.config.checks import check_types, positive
+from t5x_lab.config.checks import check_types, in_range, positive
 from t5x_lab.config.errors import UserError
 from t5x_lab.data.config import ByteVocabulary, DataConfig, SentencePieceVocabulary, TextFiles, Vocabulary
 from t5x_lab.models.model import ModelConfig
@@ -51,7 +51,7 @@ class RunConfig:
     initial_checkpoint_path: str | None = None
     resume: bool = True
     seed: int = 0
-    mesh: str | dict | MeshShape = "data=-1"
+    mesh: object = "data=-1"
     microbatches: int = 1
     eval_period: int = 1000
     checkpoint_period: int = 1000
@@ -60,12 +60,19 @@ class RunConfig:
     def __post_init__(self):
         check_types(self)
         positive(self, "train_steps", "microbatches", "eval_period", "checkpoint_period", "checkpoints_to_keep")
+        in_range(self, "seed", 0, 2**31)
+        if not self.model_dir:
+            raise UserError("MODEL_DIR is empty; name the directory that the run is kept in.")
         if self.data.batch_size % self.microbatches:
             raise UserError(
                 f"BATCH_SIZE is {self.data.batch_size}, which MICROBATCHES={self.microbatches} does not divide; every "
                 "microbatch has the same number of rows."
             )
         self.mesh_shape  # noqa: B018  (a mistake in it is found here)
+
+    def identity(self) -> dict[str, str]:
+        """Settings that a checkpoint is continued with unchanged, under the names the user sets them by."""
+        return {"SEED": str(self.seed), "OPTIMIZER": f"@{type(self.optimizer).__name__}()", **self.data.identity()}
 
     @property
     def mesh_shape(self) -> MeshShape:

@@ -3,6 +3,8 @@
 import html
 import math
 import os
+import shutil
+import sys
 import time
 
 import numpy as np
@@ -44,13 +46,14 @@ def demo(model_dir: str, steps: int | None = None) -> None:
     samples = write_samples(model)
     report = write_report(model_dir, model, unigram, samples)
     first, last = _losses(model_dir)
+    command = "t5x_lab" if shutil.which("t5x_lab") else os.path.join(os.path.dirname(sys.executable), "t5x_lab")
     say(
         f"\nThe loss on held-out speeches is {last:.2f} nats per token; it began at {first:.2f}, and a unigram model has "
         f"{unigram:.2f}.\nThe report is {report}, with plots in {os.path.join(model_dir, 'plots')}.\n"
         f"The whole demo took {(time.monotonic() - began) / 60:.1f} minutes. Continue with:\n"
-        f'  t5x_lab generate --model_dir={model_dir} --prompt="The people" --temperature=0.7\n'
-        f"  t5x_lab eval --model_dir={model_dir} --step=all\n"
-        f"  t5x_lab train --gin_file={model_dir}/config.gin --gin.TRAIN_STEPS={2 * model.step}"
+        f'  {command} generate --model_dir={model_dir} --prompt="The people" --temperature=0.7\n'
+        f"  {command} eval --model_dir={model_dir} --step=all\n"
+        f"  {command} train --gin_file={model_dir}/config.gin --gin.TRAIN_STEPS={2 * model.step}"
     )
 
 

@@ -69,7 +69,7 @@ def evaluate_checkpoints(config: GinConfig, model_dir: str, step: str) -> Iterat
       (step, metrics by split)
     """
     model, data = config.model(), config.data()
-    if step not in ("latest", "all") and not step.isdigit():
+    if step not in ("latest", "all") and not (step.isascii() and step.isdigit()):
         raise UserError(f'--step is "{step}"; give a number, latest or all.')
     path = find_checkpoint(model_dir, int(step) if step.isdigit() else None)
     steps = finished_steps(model_dir) if step == "all" else [int(path.name)]

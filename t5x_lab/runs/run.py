@@ -52,6 +52,7 @@ def from_gin(
       step: which checkpoint of a run directory; the latest by default.
       mesh: see `load`.
     """
+    files, bindings = ([x] if isinstance(x, str) else x for x in (files, bindings))
     config = GinConfig(tuple(map(str, files)), tuple(bindings))
     shape = MeshShape.parse(mesh)
     fixed = [size for size in (shape.data, shape.fsdp, shape.tensor) if size > 0]
@@ -116,6 +117,7 @@ class Run:
         Returns:
           one list a prompt, of `num_samples` strings without the prompt.
         """
+        _check_texts("generate", prompts)
         if num_samples < 1:
             raise UserError(f"num_samples is {num_samples}; it must be at least 1.")
         if not prompts:
@@ -124,7 +126,7 @@ class Run:
         tokens, _ = self.generate_tokens(
             _pad(rows), max_tokens=max_tokens, sampling=SamplingConfig(temperature, top_k, top_p), seed=seed
         )
-        texts = [self._decode(row) for row in tokens]
+        texts = [self._continuation(prompt, row) for prompt, row in zip(rows, tokens, strict=True)]
         return [texts[i : i + num_samples] for i in range(0, len(texts), num_samples)]
 
     def generate_tokens(
@@ -160,6 +162,8 @@ class Run:
           inputs, targets: lists of strings; or integer arrays [B, K] and [B, T], taken as they are, 0 = padding.
           eos: whether an end token is added to target strings and scored with them.
         """
+        for texts in (inputs, targets):
+            _check_texts("score", texts)
         if len(inputs) != len(targets):
             raise UserError(f"score was given {len(inputs)} inputs and {len(targets)} targets; give one target for each input.")
         if len(inputs) == 0:
@@ -191,6 +195,8 @@ class Run:
 
     def loss(self, batch: dict) -> dict[str, float]:
         """`loss` (cross-entropy per token with loss), `z_loss` (the same for z-loss) and `weight_sum` of a batch."""
+        if "decoder_target_tokens" not in batch:
+            raise UserError("loss needs decoder_target_tokens in the batch, besides what logits needs.")
         sums = self._loss(self.params, {name: jnp.asarray(x) for name, x in batch.items()})
         means = per_token(sums)
         return {"loss": float(means["loss"]), "z_loss": float(means["z_loss"]), "weight_sum": float(sums.weights)}
@@ -209,9 +215,20 @@ class Run:
     def _encode(self, text: str, eos: bool) -> list[int]:
         return list(self.vocabulary.encode(text)) + [self.vocabulary.eos_id] * eos
 
-    def _decode(self, tokens: np.ndarray) -> str:
+    def _continuation(self, prompt: list[int], tokens: np.ndarray) -> str:
+        """The text of new tokens. A decoder's make one text with the prompt, which shows whether a space comes between."""
         ids = [int(token) for token in tokens if token not in (0, self.vocabulary.eos_id)]
-        return self.vocabulary.decode(ids)
+        text = self.vocabulary.decode(ids)
+        if not self._model.config.network.has_encoder:
+            before, whole = self.vocabulary.decode(prompt), self.vocabulary.decode(prompt + ids)
+            if whole.startswith(before):
+                text = whole[len(before) :]
+        return text
+
+
+def _check_texts(function: str, texts) -> None:
+    if isinstance(texts, str):
+        raise UserError(f"{function} takes lists of strings; write [{texts[:20]!r}] for a single one.")
 
 
 def scoring_batch(inputs: list[list[int]], targets: list[list[int]], has_encoder: bool) -> dict[str, np.ndarray]:

@@ -3,7 +3,7 @@
 import jax
 from etils import epath
 
-from t5x_lab.checkpoints.manager import Checkpoints, find_checkpoint, finished_steps, read_info, restore_params
+from t5x_lab.checkpoints.manager import Checkpoints, check_settings, find_checkpoint, finished_steps, read_info, restore_params
 from t5x_lab.config.errors import UserError
 from t5x_lab.data.environment import check_environment
 from t5x_lab.networks.flops import flops_per_example
@@ -31,18 +31,20 @@ def train(config: GinConfig) -> None:
     source, reason = where_to_start(run)
     check_environment()
     from t5x_lab.data import pipeline  # TensorFlow, once everything that does not need it is known to be right
+    from t5x_lab.data.feature_converters import model_lengths, task_lengths
 
     architecture = run.model.network.architecture
     tasks = pipeline.resolve_tasks(run.data, architecture, run.model.network.vocab_size)
     placed = Placed(run.model, run.mesh_shape)
     training = assemble(placed, run.optimizer, batch_size=run.data.batch_size, microbatches=run.microbatches, seed=run.seed)
     batches = pipeline.SeqioBatches(tasks, run.data, architecture, run.seed, jax.process_index(), jax.process_count())
+    make_run_directory(run.model_dir)
+    checkpoints = Checkpoints(run.model_dir, run.checkpoints_to_keep, run.identity())
+    state = _first_state(run, training, checkpoints, source, batches)
     is_main = jax.process_index() == 0
     if is_main:
         write_run_files(run, config.text, placed)
     say(reason)
-    checkpoints = Checkpoints(run.model_dir, run.checkpoints_to_keep)
-    state = _first_state(run, training, checkpoints, source, batches)
     start = int(state.step)
     if start >= run.train_steps:
         say(f"Nothing to do: step {start} of {run.train_steps} is done. Raise TRAIN_STEPS to train on.")
@@ -52,8 +54,10 @@ def train(config: GinConfig) -> None:
     writer = MetricWriter(run.model_dir, resume_step=start) if is_main else NoWriter()
     progress = Progress(start, run.train_steps)
     evaluation = Evaluation(placed, tasks, run.data)
-    say(banner(run, placed, start))
-    flops = flops_per_batch(run)
+    needed = task_lengths(tasks.name, architecture, tasks.output_features, run.data.task_feature_lengths)
+    lengths = model_lengths(architecture, tasks.output_features, needed)
+    say(banner(run, placed, start, lengths))
+    flops = run.data.batch_size * flops_per_example(run.model.network, *lengths)
     peak = peak_flops(jax.devices()[0].device_kind)
     totals = {name: read_counter(state.counters[name]) for name in COUNTERS}
 
@@ -89,7 +93,14 @@ def dry_run(config: GinConfig) -> str:
     run = config.run()
     placed = Placed(run.model, run.mesh_shape)
     assemble(placed, run.optimizer, batch_size=run.data.batch_size, microbatches=run.microbatches, seed=run.seed)
-    return "\n".join([config.text, model_info(placed.model, placed.mesh), banner(run, placed, 0), where_to_start(run)[1]])
+    lengths = run.data.model_lengths(run.model.network.has_encoder)
+    try:
+        start = where_to_start(run)[1]
+    except UserError:
+        raise
+    except Exception as error:  # a remote directory that this machine cannot reach
+        start = f"{run.model_dir} cannot be read from here ({type(error).__name__}); what a run would begin with is not known."
+    return "\n".join([config.text, model_info(placed.model, placed.mesh), banner(run, placed, 0, lengths), start])
 
 
 def where_to_start(run: RunConfig) -> tuple[str, str]:
@@ -105,6 +116,7 @@ def where_to_start(run: RunConfig) -> tuple[str, str]:
             "ever deleted: choose another MODEL_DIR, or move that one away."
         )
     if steps:
+        check_settings(run.model_dir, steps[-1], run.identity())
         beats = " (INITIAL_CHECKPOINT_PATH is not used: MODEL_DIR comes first)" if run.initial_checkpoint_path else ""
         return "resume", f"Continuing after step {steps[-1]}, the latest checkpoint in {run.model_dir}{beats}."
     if run.initial_checkpoint_path:
@@ -126,28 +138,26 @@ def _first_state(run: RunConfig, training: Training, checkpoints: Checkpoints, s
     return training.start(training.placed.init_params(run.seed))
 
 
-def write_run_files(run: RunConfig, config_text: str, placed: Placed) -> None:
-    """Writes config.gin and model-info.txt."""
-    directory = epath.Path(run.model_dir)
+def make_run_directory(model_dir: str) -> None:
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / "config.gin").write_text(config_text)
-        (directory / "model-info.txt").write_text(model_info(placed.model, placed.mesh))
+        epath.Path(model_dir).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"MODEL_DIR {run.model_dir} cannot be written to: {error.strerror}. Choose another.") from error
+        raise UserError(f"MODEL_DIR {model_dir} cannot be written to: {error.strerror}. Choose another.") from error
 
 
-def flops_per_batch(run: RunConfig) -> int:
-    """Model FLOPs of one training step; see `t5x_lab.networks.flops` for what is counted."""
-    encoder, decoder = run.data.model_lengths(run.model.network.has_encoder)
-    return run.data.batch_size * flops_per_example(run.model.network, encoder, decoder)
+def write_run_files(run: RunConfig, config_text: str, placed: Placed) -> None:
+    """Writes config.gin and model-info.txt, once it is sure that the run goes on with them."""
+    directory = epath.Path(run.model_dir)
+    (directory / "config.gin").write_text(config_text)
+    (directory / "model-info.txt").write_text(model_info(placed.model, placed.mesh))
 
 
-def banner(run: RunConfig, placed: Placed, start: int) -> str:
-    """What one wants to know before a run begins."""
+def banner(run: RunConfig, placed: Placed, start: int, lengths: tuple[int, int]) -> str:
+    """What one wants to know before a run begins; `lengths` are the encoder's and the decoder's."""
     devices = placed.mesh.devices.flat
-    encoder, decoder = run.data.model_lengths(run.model.network.has_encoder)
+    encoder, decoder = lengths
     tokens = run.data.batch_size * (encoder + decoder)
+    flops = run.data.batch_size * flops_per_example(run.model.network, encoder, decoder) * (run.train_steps - start)
     kind = devices[0].device_kind
     peak = peak_flops(kind)
     return "\n".join(
@@ -158,7 +168,7 @@ def banner(run: RunConfig, placed: Placed, start: int) -> str:
             f"data        {run.data.mixture_or_task_name}, {run.data.batch_size} rows of {encoder} + {decoder} tokens = "
             f"{tokens:,} per batch",
             f"steps       {start} to {run.train_steps}: {tokens * (run.train_steps - start):,} tokens, "
-            f"{float(flops_per_batch(run)) * (run.train_steps - start):.3g} FLOPs (forward and backward, attention in full)",
+            f"{float(flops):.3g} FLOPs (forward and backward, attention in full)",
             f"MFU         against {peak:.3g} FLOP/s per device" if peak else "MFU         none: this device's peak is unknown",
             f"directory   {run.model_dir}",
         ]

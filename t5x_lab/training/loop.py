@@ -114,8 +114,7 @@ def _finish(pending: _Pending, clock: float, record: Record, state: TrainState, 
         _save(pending.step - 1, state, hooks)
         raise Diverged(
             f"step {pending.step} had loss {metrics['loss']} and gradient norm {metrics['grad_norm']}; the state before "
-            "it is saved. Running again continues after the batches read so far; a lower learning rate or a longer "
-            "warm-up is the usual cure."
+            "it is saved, and running again goes on from there. A lower learning rate or a longer warm-up is the usual cure."
         )
     return now
 

@@ -38,7 +38,7 @@ def make_train_step(
     """
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        key = jax.random.fold_in(jax.random.key(seed), state.step)
+        key = jax.random.fold_in(jax.random.split(jax.random.key(seed))[1], state.step)  # the other half made the parameters
         weights, normalizer = weights_and_normalizer(batch, model.config.loss_normalizing_factor)
         grads, sums = _gradients(model, state.params, batch, weights, normalizer, key, microbatches)
 
