@@ -6,11 +6,11 @@ present version is 3.1.0. The task reads what is there and says which.
 
 import seqio
 import tensorflow_datasets as tfds
-from absl import logging
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.data import tasks
 from t5x_lab.data.objectives import objective_task
+from t5x_lab.observe.console import say
 
 VERSIONS = ("2.2.0", "3.1.0")
 TASKS = {
@@ -31,7 +31,7 @@ def prepared_version() -> str:
         try:
             builder = tfds.builder(f"c4/en:{version}", try_gcs=False)
             if builder.data_path.exists() and builder.info.splits:
-                logging.info("Reading C4 from %s", builder.data_path)
+                say(f"Reading C4 {version} from {builder.data_path}.")
                 return version
         except (tfds.core.DatasetNotFoundError, AssertionError, ValueError):
             continue  # an old version that is not prepared cannot even be named

@@ -46,9 +46,9 @@ def run_steps(
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["encoder_decoder", "prefix_decoder"])
 def test_every_mesh_trains_like_one_device(architecture):
-    losses, state = run_steps(MeshShape(1, 1, 1), architecture)
-    for mesh in (MeshShape(8, 1, 1), MeshShape(1, 8, 1), MeshShape(1, 1, 4), MeshShape(2, 2, 2)):
-        other_losses, other = run_steps(mesh, architecture)
+    losses, state = run_steps(MeshShape(1, 1, 1), architecture, num_heads=8)
+    for mesh in (MeshShape(8, 1, 1), MeshShape(1, 8, 1), MeshShape(1, 1, 8), MeshShape(2, 2, 2)):
+        other_losses, other = run_steps(mesh, architecture, num_heads=8)
         np.testing.assert_allclose(other_losses, losses, rtol=1e-5, err_msg=str(mesh))
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5, err_msg=str(mesh)), other, state)
 
@@ -70,8 +70,9 @@ def test_a_mesh_really_splits_parameters_optimizer_and_batch():
 @pytest.mark.slow
 @pytest.mark.parametrize("factor", ["NUM_REAL_TARGET_TOKENS", "NUM_TOTAL_TARGET_TOKENS", "AVERAGE_PER_SEQUENCE", None, 50.0])
 def test_loss_and_gradient_do_not_depend_on_the_number_of_microbatches(factor):
+    # A large epsilon: Adam's own would blow rounding up to a whole step where a gradient is zero.
     one, four = (
-        run_steps(MeshShape(2, 1, 1), microbatches=n, factor=factor, optimizer=AdamW(RATE, clip_global_norm=None))
+        run_steps(MeshShape(2, 1, 1), microbatches=n, factor=factor, optimizer=AdamW(RATE, epsilon=1e-2, clip_global_norm=None))
         for n in (1, 4)
     )
     np.testing.assert_allclose(one[0], four[0], rtol=2e-5)
