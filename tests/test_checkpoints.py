@@ -59,6 +59,7 @@ def test_a_restored_run_continues_to_the_bit_and_only_the_newest_are_kept(tmp_pa
     checkpoints.close()
 
 
+@pytest.mark.slow
 def test_restoring_onto_another_mesh_keeps_every_number(tmp_path):
     eight, one = make(MeshShape(2, 2, 2)), make()
     state, _ = advance(eight, eight.start(eight.placed.init_params(0)), synthetic(), 2)
@@ -92,6 +93,7 @@ def test_a_checkpoint_that_does_not_fit_names_the_first_difference(tmp_path):
         restore_params(find_checkpoint(str(tmp_path)), make(architecture="encoder_decoder").placed.abstract_params)
 
 
+@pytest.mark.slow
 def test_a_state_saved_after_a_bad_step_can_go_on(tmp_path):
     training, batches = make(), synthetic()
     state = training.start(training.placed.init_params(0))

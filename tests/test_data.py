@@ -220,6 +220,7 @@ def equal(a, b):
     return a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_batches_and_another_seed_others():
     one, two, other = batches_of(small_config()), batches_of(small_config()), batches_of(small_config(), seed=1)
     for _ in range(3):
@@ -227,6 +228,7 @@ def test_the_same_seed_gives_the_same_batches_and_another_seed_others():
         assert equal(a, next(two)) and not equal(a, next(other))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "task, architecture", [("sotu_span_corruption", "encoder_decoder"), ("sotu_full_lm", "causal_decoder")]
 )
@@ -243,6 +245,7 @@ def test_a_restored_position_continues_with_the_next_batch(task, architecture, t
     assert all(equal(next(again), batch) for batch in expected)
 
 
+@pytest.mark.slow
 def test_more_processes_split_the_batches_and_read_the_same_rows():
     whole = batches_of(small_config())
     halves = [batches_of(small_config(), process=p, num_processes=2) for p in range(2)]
@@ -272,6 +275,7 @@ def test_shards_read_every_document_once_and_mask_differently():
         del tasks._FACTORIES["numbered"]
 
 
+@pytest.mark.slow
 def test_evaluation_reads_the_same_held_out_rows_every_time_and_fills_up_with_padding():
     config = small_config("sotu_full_lm", eval_steps=10_000, batch_size=512)
     found = resolve_tasks(config, "causal_decoder", 384)
@@ -291,6 +295,7 @@ def test_evaluation_reads_the_same_held_out_rows_every_time_and_fills_up_with_pa
     assert set(speeches()["train"]).isdisjoint(speeches()["validation"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["txt", "jsonl", "tfrecord"])
 def test_a_folder_of_files_is_trained_on_from_gin_alone(kind, tmp_path):
     texts = [f"Line {n} of the user's own text, long enough to fill something." for n in range(200)]

@@ -87,7 +87,7 @@ def test_no_target_sees_its_future(architecture):
 
 
 @pytest.mark.parametrize("relative_bias", BIASES)
-@pytest.mark.parametrize("architecture", [*SOME_SLOW, "bidirectional_prefix_decoder"])
+@pytest.mark.parametrize("architecture", [*SOME_SLOW, pytest.param("bidirectional_prefix_decoder", marks=pytest.mark.slow)])
 def test_cached_decoding_equals_running_the_whole_sequence_again(architecture, relative_bias):
     changes = {"bidirectional_bias": True} if architecture == "bidirectional_prefix_decoder" else {}
     architecture = architecture.removeprefix("bidirectional_")

@@ -53,6 +53,7 @@ def test_every_mesh_trains_like_one_device(architecture):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5, err_msg=str(mesh)), other, state)
 
 
+@pytest.mark.slow
 def test_a_mesh_really_splits_parameters_optimizer_and_batch():
     placed = Placed(ModelConfig(tiny_config("encoder_decoder")), MeshShape(2, 2, 2))
     training = assemble(placed, Adafactor(RATE, min_dim_size_to_factor=8), batch_size=8, microbatches=1, seed=0)
@@ -107,6 +108,7 @@ def test_counters_carry_beyond_32_bits():
     assert read_counter(counter) == 2**32 + 8
 
 
+@pytest.mark.slow
 def test_token_counts_leave_padding_out():
     _, state = run_steps(MeshShape(1, 1, 1), steps=2)
     batches = [random_batch("encoder_decoder", seed=s) for s in range(2)]
