@@ -60,9 +60,6 @@ class Checkpoints:
             options=ocp.CheckpointManagerOptions(max_to_keep=keep, create=True, cleanup_tmp_directories=True),
         )
 
-    def latest(self) -> int | None:
-        return self._manager.latest_step()
-
     def save(self, step: int, state: TrainState, batches: Batches) -> None:
         """Starts saving; returns when the arrays are copied, while files are still being written."""
         if step in self._manager.all_steps():

@@ -1,5 +1,7 @@
 """`t5x_lab train`: from a configuration to a trained run directory, and from an interrupted one onwards."""
 
+import dataclasses
+
 import jax
 from etils import epath
 
@@ -28,7 +30,7 @@ def train(config: GinConfig) -> None:
       Preempted, Diverged: see `t5x_lab.training.loop`.
     """
     run = config.run()
-    source, reason = where_to_start(run)
+    begin = where_to_start(run)
     check_environment()
     from t5x_lab.data import pipeline  # TensorFlow, once everything that does not need it is known to be right
     from t5x_lab.data.feature_converters import model_lengths, task_lengths
@@ -40,11 +42,11 @@ def train(config: GinConfig) -> None:
     batches = pipeline.SeqioBatches(tasks, run.data, architecture, run.seed, jax.process_index(), jax.process_count())
     make_run_directory(run.model_dir)
     checkpoints = Checkpoints(run.model_dir, run.checkpoints_to_keep, run.identity())
-    state = _first_state(run, training, checkpoints, source, batches)
+    state = _first_state(run, training, checkpoints, begin, batches)
     is_main = jax.process_index() == 0
     if is_main:
         write_run_files(run, config.text, placed)
-    say(reason)
+    say(begin.reason)
     start = int(state.step)
     if start >= run.train_steps:
         say(f"Nothing to do: step {start} of {run.train_steps} is done. Raise TRAIN_STEPS to train on.")
@@ -95,7 +97,7 @@ def dry_run(config: GinConfig) -> str:
     assemble(placed, run.optimizer, batch_size=run.data.batch_size, microbatches=run.microbatches, seed=run.seed)
     lengths = run.data.model_lengths(run.model.network.has_encoder)
     try:
-        start = where_to_start(run)[1]
+        start = where_to_start(run).reason
     except UserError:
         raise
     except Exception as error:  # a remote directory that this machine cannot reach
@@ -103,12 +105,17 @@ def dry_run(config: GinConfig) -> str:
     return "\n".join([config.text, model_info(placed.model, placed.mesh), banner(run, placed, 0, lengths), start])
 
 
-def where_to_start(run: RunConfig) -> tuple[str, str]:
-    """What a run begins with, by precedence: what is in MODEL_DIR, then INITIAL_CHECKPOINT_PATH, then fresh parameters.
+@dataclasses.dataclass(frozen=True)
+class Begin:
+    """What a run begins with: a step of its own, or the parameters of a checkpoint, or neither; and why, as a sentence."""
 
-    Returns:
-      ("resume", "initial" or "fresh"; a sentence that says so and why)
-    """
+    reason: str
+    step: int | None = None
+    checkpoint: epath.Path | None = None
+
+
+def where_to_start(run: RunConfig) -> Begin:
+    """Decides by precedence: what is in MODEL_DIR, then INITIAL_CHECKPOINT_PATH, then fresh parameters."""
     steps = finished_steps(run.model_dir)
     if steps and not run.resume:
         raise UserError(
@@ -118,23 +125,22 @@ def where_to_start(run: RunConfig) -> tuple[str, str]:
     if steps:
         check_settings(run.model_dir, steps[-1], run.identity())
         beats = " (INITIAL_CHECKPOINT_PATH is not used: MODEL_DIR comes first)" if run.initial_checkpoint_path else ""
-        return "resume", f"Continuing after step {steps[-1]}, the latest checkpoint in {run.model_dir}{beats}."
+        return Begin(f"Continuing after step {steps[-1]}, the latest checkpoint in {run.model_dir}{beats}.", step=steps[-1])
     if run.initial_checkpoint_path:
         path = find_checkpoint(run.initial_checkpoint_path)
-        return "initial", (
+        reason = (
             f"Starting at step 0 with the parameters of {path} (its step {read_info(path)['step']}), because "
             f"{run.model_dir} holds no checkpoint and INITIAL_CHECKPOINT_PATH is set."
         )
-    return "fresh", f"Starting at step 0 with fresh parameters: {run.model_dir} holds no checkpoint."
+        return Begin(reason, checkpoint=path)
+    return Begin(f"Starting at step 0 with fresh parameters: {run.model_dir} holds no checkpoint.")
 
 
-def _first_state(run: RunConfig, training: Training, checkpoints: Checkpoints, source: str, batches) -> TrainState:
-    latest = checkpoints.latest()
-    if source == "resume" and latest is not None:
-        return checkpoints.restore(latest, training.abstract_state, batches)
-    if source == "initial" and run.initial_checkpoint_path:
-        path = find_checkpoint(run.initial_checkpoint_path)
-        return training.start(restore_params(path, training.placed.abstract_params))
+def _first_state(run: RunConfig, training: Training, checkpoints: Checkpoints, begin: Begin, batches) -> TrainState:
+    if begin.step is not None:
+        return checkpoints.restore(begin.step, training.abstract_state, batches)
+    if begin.checkpoint is not None:
+        return training.start(restore_params(begin.checkpoint, training.placed.abstract_params))
     return training.start(training.placed.init_params(run.seed))
 
 
