@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from t5x_lab import ops
 from t5x_lab.networks.positions import relative_position_bucket
 from t5x_lab.ops.attention import DiagonalBias, Mask, dot_product_attention, expand_bias, expand_mask
-from t5x_lab.ops.cross_entropy import cross_entropy
+from t5x_lab.ops.cross_entropy import CrossEntropy, TokenLosses, cross_entropy
 from t5x_lab.ops.dropout import dropout
 
 
@@ -95,21 +96,57 @@ def test_buckets_follow_the_formula(bidirectional):
         assert bucket == offset + expected, (d, bucket, offset + expected)
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_cross_entropy_equals_float64(smoothing):
+@pytest.mark.parametrize("chunk", [3, 8, 10_000], ids=["many chunks", "some", "one"])
+@pytest.mark.parametrize("smoothing, z_loss, shards", [(0.0, 0.0, 1), (0.1, 1e-2, 2), (0.0, 1e-2, 4)])
+def test_cross_entropy_and_its_gradient_equal_float64(monkeypatch, smoothing, z_loss, shards, chunk):
+    """Against the definition, all logits at once, differentiated by JAX, both in float64."""
+    monkeypatch.setattr(ops.cross_entropy, "CHUNK", chunk)
     rng = np.random.default_rng(3)
-    logits = rng.normal(size=(4, 7, 11)).astype(np.float32) * 5
-    targets = rng.integers(0, 11, (4, 7))
-    loss, log_z = cross_entropy(jnp.asarray(logits), jnp.asarray(targets), smoothing)
-    exact = logits.astype(np.float64)
-    expected_z = np.log(np.exp(exact).sum(-1))
-    distribution = np.full((4, 7, 11), smoothing / 10)
-    np.put_along_axis(distribution, targets[..., None], 1 - smoothing, -1)
-    expected = (distribution * (expected_z[..., None] - exact)).sum(-1)
-    if smoothing:
-        expected -= -(distribution * np.log(distribution)).sum(-1)
-    np.testing.assert_allclose(loss, expected, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(log_z, expected_z, rtol=1e-6)
+    with jax.enable_x64(True):
+        hidden, matrix = jnp.asarray(rng.normal(size=(4, 7, 6))), jnp.asarray(rng.normal(size=(6, 11)) * 2)
+        targets, weights = jnp.asarray(rng.integers(0, 11, (4, 7))), jnp.asarray(rng.uniform(0, 2, (4, 7)))
+
+        def plain(hidden, matrix):
+            logits = 0.5 * hidden @ matrix
+            log_z = jax.nn.logsumexp(logits, axis=-1)
+            probability = jax.nn.one_hot(targets, 11) * (1 - smoothing - smoothing / 10) + smoothing / 10
+            loss = jnp.sum(probability * (log_z[..., None] - logits), axis=-1)
+            if smoothing:
+                loss += jnp.sum(probability * jnp.log(probability), axis=-1)
+            return jnp.sum((loss + z_loss * log_z**2) * weights), TokenLosses(loss, log_z, jnp.argmax(logits, -1) == targets)
+
+        def ours(hidden, matrix):
+            config = CrossEntropy(z_loss, smoothing, scale=0.5, shards=shards)
+            return cross_entropy(hidden, matrix, targets, weights, config)
+
+        expected = jax.value_and_grad(plain, argnums=(0, 1), has_aux=True)(hidden, matrix)
+        got = jax.jit(jax.value_and_grad(ours, argnums=(0, 1), has_aux=True))(hidden, matrix)
+        assert got[1][0].dtype == jnp.float64
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12), got, expected)
+        np.testing.assert_allclose(ours(hidden, matrix)[0], expected[0][0], rtol=1e-12)
+
+
+@pytest.mark.parametrize("causal, prefix", [(False, False), (True, False), (True, True)])
+def test_attention_in_blocks_equals_attention_at_once(monkeypatch, causal, prefix):
+    """Outputs and gradients, of the biases too, for blocks that do not divide the length."""
+    rng = np.random.default_rng(4)
+    T, S = 11, 11 if causal else 13
+    q, k, v = (jnp.asarray(rng.normal(size=(2, n, 4, 3)), jnp.float32) for n in (T, S, S))
+    k, v = k[:, :, :2], v[:, :, :2]
+    values = jnp.asarray(rng.normal(size=(4, T + S - 1)), jnp.float32)
+    segments = [jnp.asarray(np.sort(rng.integers(1, 3, (2, n)), axis=1)) for n in (T, S)]
+    flags = jnp.asarray(np.arange(T) < [[4], [6]]) if prefix else None
+    mask = Mask(causal, *(segments if not causal else [segments[0]] * 2), flags, flags)
+    wanted = jnp.asarray(rng.normal(size=(2, T, 4, 3)), jnp.float32)
+
+    def run(q, k, v, values):
+        return jnp.sum(dot_product_attention(q, k, v, mask=mask, bias=DiagonalBias(values, T)) * wanted)
+
+    results = []
+    for block in (64, 4):
+        monkeypatch.setattr(ops.attention, "BLOCK", block)
+        results.append(jax.jit(jax.value_and_grad(run, argnums=(0, 1, 2, 3)))(q, k, v, values))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), *results)
 
 
 def test_dropout_shares_its_mask_along_the_length_and_keeps_the_mean():

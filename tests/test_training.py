@@ -190,7 +190,7 @@ def test_a_mesh_that_does_not_fit_is_a_sentence():
         MeshShape.parse("data=-1,fsdp=-1").resolve(8)
     with pytest.raises(UserError, match="num_heads = 4 over tensor=8"):
         Placed(ModelConfig(tiny_config("causal_decoder")), MeshShape(1, 1, 8))
-    with pytest.raises(UserError, match="cannot be split over data \\* fsdp = 8"):
+    with pytest.raises(UserError, match="cannot be split over replica \\* data \\* fsdp = 8"):
         assemble(
             Placed(ModelConfig(tiny_config("causal_decoder")), MeshShape(8, 1, 1)),
             Adafactor(),

@@ -15,9 +15,10 @@ from t5x_lab.config.checks import check_types
 from t5x_lab.config.errors import UserError
 from t5x_lab.models.loss import check_normalizer, target_tokens, token_weights
 from t5x_lab.networks.config import NetworkConfig, TransformerConfig
+from t5x_lab.networks.layers import output_matrix
 from t5x_lab.networks.lstm import Lstm
 from t5x_lab.networks.transformer import Batch, Transformer
-from t5x_lab.ops.cross_entropy import cross_entropy
+from t5x_lab.ops.cross_entropy import CrossEntropy, TokenLosses, cross_entropy
 
 Params = dict
 
@@ -71,10 +72,11 @@ class Model:
     Args:
       config: network and loss.
       constrain: shards activations; see `Transformer`.
+      batch_shards: parts that `constrain` splits a batch's rows into.
     """
 
-    def __init__(self, config: ModelConfig, constrain: Callable = lambda x, axes: x):
-        self.config = config
+    def __init__(self, config: ModelConfig, constrain: Callable = lambda x, axes: x, batch_shards: int = 1):
+        self.config, self._constrain, self._batch_shards = config, constrain, batch_shards
 
         def make(rngs):
             network = Transformer if isinstance(config.network, TransformerConfig) else Lstm
@@ -99,7 +101,8 @@ class Model:
 
     def logits(self, params: Params, batch: Batch, dropout_key: jax.Array | None = None) -> jax.Array:
         """Teacher-forced logits, float32 [B, T, V]; of an encoder alone, [B, S, V]."""
-        return self.network(params)(batch, dropout_key)
+        network = self.network(params)
+        return network.logits(network(batch, dropout_key))
 
     def prefill(self, params: Params, prompt: jax.Array, max_tokens: int) -> tuple[jax.Array, Any]:
         """Reads prompts [B, P]; see `Transformer.prefill`."""
@@ -113,19 +116,30 @@ class Model:
         """Loss sums of a batch; `objective_weights` [B, T] are the loss weights unless given."""
         weights = token_weights(batch)
         objective_weights = weights if objective_weights is None else objective_weights
-        targets = target_tokens(batch)
-        logits = self.logits(params, batch, dropout_key)
-        loss, log_z = cross_entropy(logits, targets, self.config.label_smoothing)
-        z_loss = self.config.z_loss * jnp.square(log_z)
+        objective, tokens = self._cross_entropy(
+            params,
+            batch,
+            objective_weights,
+            dropout_key,
+            z_loss=self.config.z_loss,
+            label_smoothing=self.config.label_smoothing,
+        )
         return LossSums(
-            objective=jnp.sum((loss + z_loss) * objective_weights),
-            loss=jnp.sum(loss * weights),
-            z_loss=jnp.sum(z_loss * weights),
-            correct=jnp.sum((jnp.argmax(logits, axis=-1) == targets) * weights),
+            objective=objective,
+            loss=jnp.sum(tokens.loss * weights),
+            z_loss=jnp.sum(self.config.z_loss * jnp.square(tokens.log_z) * weights),
+            correct=jnp.sum(tokens.correct * weights),
             weights=jnp.sum(weights),
         )
 
     def score(self, params: Params, batch: Batch) -> jax.Array:
         """Sum of the log-probabilities of each row's target tokens with loss, float32 [B]; no z-loss, no smoothing."""
-        loss, _ = cross_entropy(self.logits(params, batch), target_tokens(batch))
-        return -jnp.sum(loss * (token_weights(batch) > 0), axis=-1)
+        weights = (token_weights(batch) > 0).astype(jnp.float32)
+        _, tokens = self._cross_entropy(params, batch, weights)
+        return -jnp.sum(tokens.loss * weights, axis=-1)
+
+    def _cross_entropy(self, params, batch, weights, dropout_key=None, **loss) -> tuple[jax.Array, TokenLosses]:
+        network = self.network(params)
+        matrix, scale = output_matrix(network)
+        config = CrossEntropy(scale=scale, shards=self._batch_shards, constrain=self._constrain, **loss)
+        return cross_entropy(network(batch, dropout_key), matrix, target_tokens(batch), weights, config)

@@ -4,10 +4,12 @@ Axis letters: B batch, T new tokens, S cache slots or key length, D embed, N hea
 """
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from t5x_lab.networks.config import DTYPES, TransformerConfig
 from t5x_lab.networks.layers import Projection, normal
@@ -32,9 +34,12 @@ class KeyValues:
 
 
 class MultiHeadAttention(nnx.Module):
-    """Query, key, value and output projections around `dot_product_attention`."""
+    """Query, key, value and output projections around `dot_product_attention`.
 
-    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
+    Sequences are whole in here: where there is a `tensor` axis, it splits the heads.
+    """
+
+    def __init__(self, config: TransformerConfig, *, constrain: Callable, rngs: nnx.Rngs):
         c = config
 
         def project(heads: int, name: str, fan_in: int) -> Projection:
@@ -48,12 +53,17 @@ class MultiHeadAttention(nnx.Module):
         out = normal(rngs.params(), (c.num_heads, c.head_dim, c.emb_dim), c.scaling, c.num_heads * c.head_dim)
         self.out = Projection(out, ("heads", "kv", "embed"), "BTNH,NHD->BTD", ("embed",) if c.use_bias else ())
         self.dropout_rate = c.dropout_rate
+        self.constrain, self.kv_heads = constrain, kv_heads
         self.query_scale = 1.0 if c.scaling == "t5" else c.head_dim**-0.5
 
     def keys_values(self, x_BSD: jax.Array, positions: jax.Array | None = None) -> KeyValues:
         """Keys and values [B, S, K, H]; keys turned by `positions` [B, S] where they are given (rotary)."""
         key = self.key(x_BSD)
-        return KeyValues(key if positions is None else rotate(key, positions), self.value(x_BSD))
+        key = key if positions is None else rotate(key, positions)
+        return KeyValues(self._keep(key, self.kv_heads), self._keep(self.value(x_BSD), self.kv_heads))
+
+    def _keep(self, x: jax.Array, heads: str) -> jax.Array:
+        return checkpoint_name(self.constrain(x, ("batch", "whole_length", heads, "kv")), "heads")
 
     def __call__(
         self,
@@ -66,8 +76,9 @@ class MultiHeadAttention(nnx.Module):
         dropout_key: jax.Array | None = None,
     ) -> jax.Array:
         query_BTNH = self.query(x_BTD) * self.query_scale
+        query_BTNH = query_BTNH if positions is None else rotate(query_BTNH, positions)
         attended_BTNH = dot_product_attention(
-            query_BTNH if positions is None else rotate(query_BTNH, positions),
+            self._keep(query_BTNH, "heads"),
             keys_values.key.astype(x_BTD.dtype),
             keys_values.value.astype(x_BTD.dtype),
             mask=mask,

@@ -17,6 +17,16 @@ ACTIVATIONS = {
     "tanh": jnp.tanh,
     "linear": lambda x: x,
 }
+# What the backward pass finds of a layer's forward pass, beside the layer's input; it computes the rest again. `heads` are
+# queries, keys and values; `sublayers` what attention adds to the residual; `mlp` the MLP's hidden products.
+REMAT_POLICIES: dict[str, tuple[str, ...] | None] = {
+    "everything": None,
+    "products": ("heads", "sublayers", "mlp"),
+    "mlp": ("sublayers", "mlp"),
+    "attention": ("heads", "sublayers"),
+    "boundaries": (),
+}
+_REMAT_OF_T5X = {"none": "everything", "minimal": "products", "full": "boundaries"}
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
 
 
@@ -53,7 +63,9 @@ class TransformerConfig:
       dropout_rate: for embeddings, sub-layer outputs, attention weights and MLP activations.
       dtype: of activations. Parameters, softmax and logits are float32.
       scan_layers: run the layers as one scan (compile time independent of depth) or unrolled; same parameters.
-      remat_policy: "none", "minimal" (keep the outputs of matrix products) or "full" (keep only layer boundaries).
+      remat_policy: what is kept of a layer for its backward pass: "everything"; "products", the outputs of all its matrix
+        products (T5X's "minimal"); only those of its "attention" or its "mlp"; or only the "boundaries" between layers
+        (T5X's "full"). Attention weights are computed again under every policy. T5X's names work too.
     """
 
     architecture: str
@@ -82,11 +94,12 @@ class TransformerConfig:
     dropout_rate: float = 0.0
     dtype: str = "bfloat16"
     scan_layers: bool = True
-    remat_policy: str = "none"
+    remat_policy: str = "everything"
 
     def __post_init__(self):
         check_types(self)
         object.__setattr__(self, "mlp_activations", tuple(self.mlp_activations))
+        object.__setattr__(self, "remat_policy", _REMAT_OF_T5X.get(self.remat_policy, self.remat_policy))
         positive(self, "vocab_size", "emb_dim", "num_heads", "num_kv_heads", "head_dim", "mlp_dim", "relpos_buckets")
         positive(self, "max_positions", "norm_epsilon")
         one_of("TransformerConfig.architecture", self.architecture, ARCHITECTURES)
@@ -125,7 +138,7 @@ _CHOICES = {
     "norm": ("rms", "layer"),
     "norm_position": ("pre", "post"),
     "dtype": DTYPES,
-    "remat_policy": ("none", "minimal", "full"),
+    "remat_policy": REMAT_POLICIES,
 }
 
 

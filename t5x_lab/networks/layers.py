@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from t5x_lab.networks.config import ACTIVATIONS, TransformerConfig
 from t5x_lab.ops.dropout import dropout
@@ -52,10 +53,10 @@ class Projection(nnx.Module):
 
 
 class Embedding(nnx.Module):
-    """A table [V, D], initialised N(0, 1) under T5's scaling; `attend` gives tied logits in float32."""
+    """A table [V, D], initialised N(0, 1) under T5's scaling."""
 
     def __init__(self, vocab_size: int, emb_dim: int, constrain: Callable, scaling: str = "t5", *, rngs: nnx.Rngs):
-        self.constrain, self.scaling = constrain, scaling
+        self.constrain = constrain
         table = normal(rngs.params(), (vocab_size, emb_dim), scaling, fan_in=1)
         self.embedding = nnx.Param(table, axes=("vocab", "embed"))
 
@@ -63,10 +64,6 @@ class Embedding(nnx.Module):
         # Rows are looked up whole: a table split along D would make the compiler replicate the activations.
         table_VD = self.constrain(self.embedding[...].astype(dtype), ("vocab", "gathered"))
         return self.constrain(table_VD[tokens], ("batch", "length", "embed"))
-
-    def attend(self, x: jax.Array) -> jax.Array:
-        logits = jnp.einsum("BTD,VD->BTV", x.astype(jnp.float32), self.embedding[...])
-        return logits / math.sqrt(x.shape[-1]) if self.scaling == "t5" else logits
 
 
 class RMSNorm(nnx.Module):
@@ -105,7 +102,7 @@ def make_norm(config: TransformerConfig) -> RMSNorm | LayerNorm:
 class Mlp(nnx.Module):
     """Position-wise MLP; with two activations the products are multiplied (Shazeer 2020, "GLU variants")."""
 
-    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: TransformerConfig, *, constrain: Callable, rngs: nnx.Rngs):
         c, activations = config, config.mlp_activations
         names = ["wi"] if len(activations) == 1 else [f"wi_{i}" for i in range(len(activations))]
         bias = ("mlp",) if c.use_bias else ()
@@ -115,8 +112,23 @@ class Mlp(nnx.Module):
         kernel = truncated_normal(rngs.params(), (c.mlp_dim, c.emb_dim), c.scaling, c.mlp_dim)
         self.wo = Projection(kernel, ("mlp", "embed"), "BTF,FD->BTD", ("embed",) if c.use_bias else ())
         self.inputs = tuple(zip(names, activations, strict=True))
-        self.dropout_rate = c.dropout_rate
+        self.dropout_rate, self.constrain = c.dropout_rate, constrain
 
     def __call__(self, x_BTD: jax.Array, dropout_key: jax.Array | None = None) -> jax.Array:
-        hidden_BTF = math.prod(ACTIVATIONS[activation](getattr(self, name)(x_BTD)) for name, activation in self.inputs)
+        def product(name: str) -> jax.Array:
+            return checkpoint_name(self.constrain(getattr(self, name)(x_BTD), ("batch", "whole_length", "mlp")), "mlp")
+
+        hidden_BTF = math.prod(ACTIVATIONS[activation](product(name)) for name, activation in self.inputs)
         return self.wo(dropout(hidden_BTF, self.dropout_rate, dropout_key))
+
+
+def output_matrix(network: nnx.Module) -> tuple[jax.Array, float]:
+    """The matrix [D, V] that turns hidden states into logits, and what these are multiplied by.
+
+    Where the network has no matrix of its own it is the embedding table, scaled down as T5 1.0 does.
+    """
+    if network.config.logits_via_embedding:
+        scaling = getattr(network.config, "scaling", "t5")
+        table_VD = network.token_embedder.embedding[...]
+        return table_VD.T, 1 / math.sqrt(table_VD.shape[1]) if scaling == "t5" else 1.0
+    return network.logits_dense.kernel[...], 1.0

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from t5x_lab.networks.config import DTYPES, LstmConfig
-from t5x_lab.networks.layers import Embedding, Projection, truncated_normal
+from t5x_lab.networks.layers import Embedding, Projection, output_matrix, truncated_normal
 from t5x_lab.networks.transformer import Batch, segments_of
+from t5x_lab.ops.cross_entropy import logits_of
 from t5x_lab.ops.dropout import dropout
 
 
@@ -49,7 +50,7 @@ class Lstm(nnx.Module):
             self.logits_dense = Projection(kernel, ("embed", "vocab"), "BTD,DV->BTV")
 
     def __call__(self, batch: Batch, dropout_key: jax.Array | None = None) -> jax.Array:
-        """Teacher-forced logits, float32 [B, T, V]; the state starts afresh with each packed example."""
+        """Hidden states [B, T, D], before the output matrix; the state starts afresh with each packed example."""
         keys = (None, None) if dropout_key is None else jax.random.split(dropout_key)
         tokens = batch["decoder_input_tokens"]
         segments = segments_of(batch, "decoder_segment_ids", "decoder_target_tokens")
@@ -57,7 +58,7 @@ class Lstm(nnx.Module):
             segments = jnp.ones(tokens.shape, jnp.int32)
         fresh = segments != jnp.pad(segments[:, :-1], ((0, 0), (1, 0)))
         hidden, _ = self._run(self._embed(tokens, keys[0]), fresh, self._start(tokens.shape[0]))
-        return self._logits(dropout(hidden, self.config.dropout_rate, keys[1]))
+        return dropout(hidden, self.config.dropout_rate, keys[1])
 
     def prefill(self, prompt: jax.Array, max_tokens: int) -> tuple[jax.Array, CellState]:
         """As `Transformer.prefill`; rows stop changing at their padding."""
@@ -66,12 +67,12 @@ class Lstm(nnx.Module):
         num_inputs = 1 + jnp.sum(prompt > 0, axis=1)
         hidden, states = self._run(self._embed(tokens), jnp.zeros(tokens.shape, bool), self._start(tokens.shape[0]))
         pick = lambda x: jnp.take_along_axis(x, (num_inputs - 1)[:, None, None], axis=1)
-        return self._logits(pick(hidden))[:, 0], jax.tree.map(lambda x: pick(x)[:, 0], states)
+        return self.logits(pick(hidden))[:, 0], jax.tree.map(lambda x: pick(x)[:, 0], states)
 
     def step(self, state: CellState, token: jax.Array) -> tuple[jax.Array, CellState]:
         """As `Transformer.step`."""
         hidden, states = self._run(self._embed(token[:, None]), jnp.zeros((*token.shape, 1), bool), state)
-        return self._logits(hidden)[:, 0], jax.tree.map(lambda x: x[:, 0], states)
+        return self.logits(hidden)[:, 0], jax.tree.map(lambda x: x[:, 0], states)
 
     def _embed(self, tokens: jax.Array, key: jax.Array | None = None) -> jax.Array:
         return dropout(self.token_embedder(tokens, DTYPES[self.config.dtype]), self.config.dropout_rate, key)
@@ -97,7 +98,6 @@ class Lstm(nnx.Module):
         states = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), states)
         return self.constrain(self.out(states.output.astype(x_BTD.dtype)), ("batch", "length", "embed")), states
 
-    def _logits(self, x_BTD: jax.Array) -> jax.Array:
-        if self.config.logits_via_embedding:
-            return self.constrain(self.token_embedder.attend(x_BTD), ("batch", "length", "vocab"))
-        return self.constrain(self.logits_dense(x_BTD.astype(jnp.float32)), ("batch", "length", "vocab"))
+    def logits(self, x_BTD: jax.Array) -> jax.Array:
+        """As `Transformer.logits`."""
+        return self.constrain(logits_of(x_BTD, *output_matrix(self)), ("batch", "whole_length", "vocab"))

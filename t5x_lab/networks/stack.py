@@ -4,33 +4,30 @@ from collections.abc import Callable
 
 import jax
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from t5x_lab.networks.attention import KeyValues, MultiHeadAttention
-from t5x_lab.networks.config import TransformerConfig
+from t5x_lab.networks.config import REMAT_POLICIES, TransformerConfig
 from t5x_lab.networks.layers import Mlp, make_norm
 from t5x_lab.networks.positions import RelativeBias
 from t5x_lab.ops.attention import DiagonalBias, Mask
 from t5x_lab.ops.dropout import dropout
 
-REMAT_POLICIES = {
-    "minimal": jax.checkpoint_policies.checkpoint_dots_with_no_batch_dims,
-    "full": jax.checkpoint_policies.nothing_saveable,
-}
-
 
 class Layer(nnx.Module):
     """Self-attention, cross-attention where there is an encoder's output to attend to, and MLP."""
 
-    def __init__(self, config: TransformerConfig, *, cross: bool, rngs: nnx.Rngs):
-        self.config, self.own_bias = config, config.positions == "relative" and config.relative_bias == "per_layer"
-        self.self_attention = MultiHeadAttention(config, rngs=rngs)
+    def __init__(self, config: TransformerConfig, *, cross: bool, constrain: Callable, rngs: nnx.Rngs):
+        self.config, self.constrain = config, constrain
+        self.own_bias = config.positions == "relative" and config.relative_bias == "per_layer"
+        self.self_attention = MultiHeadAttention(config, constrain=constrain, rngs=rngs)
         self._add_norm("self_attention")
         if self.own_bias:
             self.relpos_bias = relative_bias(config, rngs)
         if cross:
-            self.encoder_decoder_attention = MultiHeadAttention(config, rngs=rngs)
+            self.encoder_decoder_attention = MultiHeadAttention(config, constrain=constrain, rngs=rngs)
             self._add_norm("cross_attention")
-        self.mlp = Mlp(config, rngs=rngs)
+        self.mlp = Mlp(config, constrain=constrain, rngs=rngs)
         self._add_norm("mlp")
 
     def __call__(
@@ -75,6 +72,7 @@ class Layer(nnx.Module):
         return getattr(self, f"pre_{sublayer}_layer_norm")(x) if self.config.norm_position == "pre" else x
 
     def _leave(self, sublayer: str, x: jax.Array, y: jax.Array, key: jax.Array | None) -> jax.Array:
+        y = checkpoint_name(self.constrain(y, ("batch", "length", "embed")), "sublayers")
         x = x + dropout(y, self.config.dropout_rate, key)
         return x if self.config.norm_position == "pre" else getattr(self, f"post_{sublayer}_layer_norm")(x)
 
@@ -83,7 +81,7 @@ class Stack(nnx.Module):
     """`num_layers` layers, the final norm of pre-norm layers, and the relative bias where the stack shares one."""
 
     def __init__(self, config: TransformerConfig, num_layers: int, *, cross: bool, constrain, rngs: nnx.Rngs):
-        self.layers = stacked(lambda rngs: Layer(config, cross=cross, rngs=rngs), num_layers, rngs)
+        self.layers = stacked(lambda rngs: Layer(config, cross=cross, constrain=constrain, rngs=rngs), num_layers, rngs)
         if config.norm_position == "pre":
             self.final_norm = make_norm(config)
         self.shared_bias = config.positions == "relative" and config.relative_bias == "shared"
@@ -139,8 +137,10 @@ class Stack(nnx.Module):
             )
             return self.constrain(x, ("batch", "length", "embed")), layer_cache
 
-        if c.remat_policy != "none":
-            run_layer = jax.checkpoint(run_layer, policy=REMAT_POLICIES[c.remat_policy], prevent_cse=not c.scan_layers)
+        kept = REMAT_POLICIES[c.remat_policy]
+        if kept is not None:
+            policy = jax.checkpoint_policies.save_only_these_names(*kept)
+            run_layer = jax.checkpoint(run_layer, policy=policy, prevent_cse=not c.scan_layers)
         inputs = (params, cross_keys_values, cache, None if keys is None else keys[: self.num_layers])
         run = jax.lax.scan if c.scan_layers else unrolled
         x, cache = run(run_layer, self.constrain(x, ("batch", "length", "embed")), inputs)

@@ -12,10 +12,11 @@ from flax import nnx
 
 from t5x_lab.networks.attention import KeyValues, empty_cache
 from t5x_lab.networks.config import DTYPES, TransformerConfig
-from t5x_lab.networks.layers import Embedding, Projection, truncated_normal
+from t5x_lab.networks.layers import Embedding, Projection, output_matrix, truncated_normal
 from t5x_lab.networks.positions import sinusoidal
 from t5x_lab.networks.stack import Stack
 from t5x_lab.ops.attention import Mask
+from t5x_lab.ops.cross_entropy import logits_of
 
 Batch = Mapping[str, jax.Array]
 
@@ -63,21 +64,20 @@ class Transformer(nnx.Module):
             self.logits_dense = Projection(kernel, ("embed", "vocab"), "BTD,DV->BTV")
 
     def __call__(self, batch: Batch, dropout_key: jax.Array | None = None) -> jax.Array:
-        """Teacher-forced logits, float32 [B, T, V], of a batch in SeqIO's model features.
+        """Teacher-forced hidden states [B, T, D], before the output matrix, of a batch in SeqIO's model features.
 
         `decoder_input_tokens` is required where there is a decoder, `encoder_input_tokens` where there is an encoder; the
-        logits of an encoder alone are [B, S, V]. Segment ids separate packed examples; without them, token 0 in
+        states of an encoder alone are [B, S, D]. Segment ids separate packed examples; without them, token 0 in
         `encoder_input_tokens` and `decoder_target_tokens` is padding.
         """
         encoder_key, decoder_key = (None, None) if dropout_key is None else jax.random.split(dropout_key)
         encoded = self.encode(batch, encoder_key) if self.config.has_encoder else None
         if encoded is not None and not self.config.has_decoder:
-            return self.logits(encoded)
+            return encoded
         mask, cross_mask = self.decoder_masks(batch)
         tokens = batch["decoder_input_tokens"]
         x, turn = self.embed(tokens, batch.get("decoder_positions", jnp.arange(tokens.shape[1])[None]))
-        x, _ = self.decoder(x, mask=mask, positions=turn, cross_mask=cross_mask, encoded=encoded, dropout_key=decoder_key)
-        return self.logits(x)
+        return self.decoder(x, mask=mask, positions=turn, cross_mask=cross_mask, encoded=encoded, dropout_key=decoder_key)[0]
 
     def encode(self, batch: Batch, dropout_key: jax.Array | None = None) -> jax.Array:
         """Encoder outputs [B, S, D]."""
@@ -160,12 +160,8 @@ class Transformer(nnx.Module):
         return x, positions if c.positions == "rotary" else None
 
     def logits(self, x_BTD: jax.Array) -> jax.Array:
-        """Float32 logits [B, T, V] of the last stack's hidden states."""
-        if self.config.logits_via_embedding:
-            logits = self.token_embedder.attend(x_BTD)
-        else:
-            logits = self.logits_dense(x_BTD.astype(jnp.float32))
-        return self.constrain(logits, ("batch", "length", "vocab"))
+        """Float32 logits [B, T, V] of hidden states."""
+        return self.constrain(logits_of(x_BTD, *output_matrix(self)), ("batch", "whole_length", "vocab"))
 
 
 def segments_of(batch: Batch, segment_ids: str, tokens: str) -> jax.Array | None:

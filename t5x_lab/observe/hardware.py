@@ -1,20 +1,51 @@
-"""Peak bfloat16 matrix FLOP/s per device, as the vendors publish them, for MFU."""
+"""What accelerators can do, as their vendors publish it: one table for MFU, memory limits and lower bounds of a step's time."""
 
-PEAK_FLOPS = {
-    "TPU v4": 275e12,
-    "TPU v5 lite": 197e12,
-    "TPU v5e": 197e12,
-    "TPU v5": 459e12,
-    "TPU v5p": 459e12,
-    "TPU v6 lite": 918e12,
-    "TPU v6e": 918e12,
-    "NVIDIA A100": 312e12,
-    "NVIDIA H100": 989e12,
-    "NVIDIA H200": 989e12,
+import dataclasses
+
+GB, GiB = 10**9, 2**30
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """What JAX calls a device: a chip, or one of its two cores where (TPU v3, 7x) these are devices of their own.
+
+    Attributes:
+      peak_flops: dense bfloat16 matrix FLOP/s.
+      memory: bytes of high-bandwidth memory.
+      bandwidth: its bytes per second.
+    """
+
+    peak_flops: float
+    memory: float
+    bandwidth: float
+
+
+_V5E = Chip(197e12, 16 * GiB, 819e9)
+_V5P = Chip(459e12, 95 * GiB, 2765e9)
+_V6E = Chip(918e12, 32 * GiB, 1640e9)
+CHIPS = {
+    "TPU v3": Chip(61.5e12, 16 * GiB, 450e9),
+    "TPU v4": Chip(275e12, 32 * GiB, 1228e9),
+    "TPU v5 lite": _V5E,
+    "TPU v5e": _V5E,
+    "TPU v5": _V5P,
+    "TPU v5p": _V5P,
+    "TPU v6 lite": _V6E,
+    "TPU v6e": _V6E,
+    "TPU7x": Chip(1153e12, 96 * GiB, 3690e9),
+    "NVIDIA A100": Chip(312e12, 80 * GB, 2039e9),
+    "NVIDIA H100": Chip(989e12, 80 * GB, 3350e9),
+    "NVIDIA H200": Chip(989e12, 141 * GB, 4800e9),
 }
 
 
+def chip(device_kind: str) -> Chip | None:
+    """The chip of the longest known name that `device_kind` begins with; None where it is unknown, as a CPU is."""
+    known = [name for name in CHIPS if device_kind.startswith(name)]
+    return CHIPS[max(known, key=len)] if known else None
+
+
 def peak_flops(device_kind: str) -> float | None:
-    """The peak of the longest known name that `device_kind` begins with; None where it is unknown, as on a CPU."""
-    known = [name for name in PEAK_FLOPS if device_kind.startswith(name)]
-    return PEAK_FLOPS[max(known, key=len)] if known else None
+    """Peak FLOP/s of a device, None where it is unknown."""
+    found = chip(device_kind)
+    return found.peak_flops if found else None

@@ -5,12 +5,14 @@ them, H head size, D = span + S - 1 diagonals.
 """
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 
 from t5x_lab.ops.dropout import dropout
 
+BLOCK = 256  # queries whose weights exist at one time
 _MASKED = -1e10
 
 
@@ -70,19 +72,71 @@ def dot_product_attention(
     """Attention without a scale (the query carries it), softmax in float32.
 
     Query head n attends to head n // G of keys and values (grouped queries, Ainslie et al. 2023; G = 1 is multi-head). A
-    query that sees no key (padding) returns the mean of all values; its loss weight is zero.
+    query that sees no key (padding) returns some mean of the values; its loss weight is zero.
+
+    Queries are worked off in blocks, and the backward pass computes a block's weights again: no [B, N, T, S] is kept. A block
+    of a causal mask without a prefix reads keys up to its last query only.
 
     Returns:
       [B, T, N, H] in the dtype of `value_BSKH`.
     """
+    return _in_blocks(query_BTNH, key_BSKH, value_BSKH, bias, mask, dropout_key, dropout_rate)
+
+
+# Not `jax.checkpoint`: nested in a layer's, it keeps keys and values once for every block.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(6,))
+def _in_blocks(query_BTNH, key_BSKH, value_BSKH, bias, mask: Mask, dropout_key, dropout_rate: float) -> jax.Array:
+    operands = (query_BTNH, key_BSKH, value_BSKH, bias)
+    blocks = _blocks(mask, query_BTNH.shape[1], key_BSKH.shape[1])
+    attended = [_attend_block(*operands, mask, dropout_key, dropout_rate, *block) for block in blocks]
+    return attended[0] if len(attended) == 1 else jnp.concatenate(attended, axis=1)
+
+
+def _forward(*args):
+    return _in_blocks(*args), args[:-1]
+
+
+def _backward(dropout_rate, residuals, of_attended_BTNH):
+    *operands, mask, dropout_key = residuals
+    total = jax.tree.map(jnp.zeros_like, operands)
+    for start, stop, keys in _blocks(mask, operands[0].shape[1], operands[1].shape[1]):
+        block = lambda *operands: _attend_block(*operands, mask, dropout_key, dropout_rate, start, stop, keys)
+        _, transpose = jax.vjp(block, *operands)
+        total = jax.tree.map(jnp.add, total, list(transpose(of_attended_BTNH[:, start:stop])))
+    return *total, None, None
+
+
+_in_blocks.defvjp(_forward, _backward)
+
+
+def _blocks(mask: Mask, T: int, S: int) -> list[tuple[int, int, int]]:
+    """(first query, last query + 1, keys that some of them see) of equal blocks."""
+    size = -(-T // -(-T // BLOCK))
+    left_only = mask.causal and mask.query_prefix is None and mask.query_offset is None
+    return [(i, min(i + size, T), min(i + size, S) if left_only else S) for i in range(0, T, size)]
+
+
+def _attend_block(query, key, value, bias, mask: Mask, dropout_key, dropout_rate, start: int, stop: int, keys: int):
+    mask = dataclasses.replace(
+        mask,
+        query_segments=None if mask.query_segments is None else mask.query_segments[:, start:stop],
+        key_segments=None if mask.key_segments is None else mask.key_segments[:, :keys],
+        query_prefix=None if mask.query_prefix is None else mask.query_prefix[:, start:stop],
+        key_prefix=None if mask.key_prefix is None else mask.key_prefix[:, :keys],
+    )
+    return _attend(query[:, start:stop], key[:, :keys], value[:, :keys], bias, mask, dropout_key, dropout_rate, start)
+
+
+def _attend(query_BTNH, key_BSKH, value_BSKH, bias, mask: Mask, dropout_key, dropout_rate: float, start: int) -> jax.Array:
+    """Attention of queries the first of which stands at position `start`."""
     B, T, N, H = query_BTNH.shape
     S, K = key_BSKH.shape[1:3]
     query_BTKGH = query_BTNH.reshape(B, T, K, N // K, H)
     logits_BKGTS = jnp.einsum("BTKGH,BSKH->BKGTS", query_BTKGH, key_BSKH, preferred_element_type=jnp.float32)
     logits_BNTS = logits_BKGTS.reshape(B, N, T, S)
     if bias is not None:
-        logits_BNTS += expand_bias(bias, T, S, mask.query_offset).astype(jnp.float32)
-    allowed_BTS = expand_mask(mask, T, S)
+        logits_BNTS += expand_bias(bias, T, S, mask.query_offset, start).astype(jnp.float32)
+    allowed_BTS = expand_mask(mask, T, S, start)
     if allowed_BTS is not None:
         logits_BNTS = jnp.where(allowed_BTS[:, None], logits_BNTS, _MASKED)
     weights_BNTS = jax.nn.softmax(logits_BNTS, axis=-1).astype(value_BSKH.dtype)
@@ -91,11 +145,14 @@ def dot_product_attention(
     return attended_BTKGH.reshape(B, T, N, H)
 
 
-def expand_mask(mask: Mask, T: int, S: int) -> jax.Array | None:
-    """Returns bool [B or 1, T, S], True where the query sees the key, or None where everything sees everything."""
+def expand_mask(mask: Mask, T: int, S: int, start: int = 0) -> jax.Array | None:
+    """Returns bool [B or 1, T, S], True where the query sees the key, or None where everything sees everything.
+
+    The first query stands at position `start`, beside the mask's own offsets.
+    """
     allowed = None
     if mask.causal:
-        query_position = jnp.arange(T)[None, :, None]
+        query_position = start + jnp.arange(T)[None, :, None]
         if mask.query_offset is not None:
             query_position = query_position + mask.query_offset[:, None, None]
         allowed = jnp.arange(S)[None, None, :] <= query_position
@@ -112,18 +169,18 @@ def expand_mask(mask: Mask, T: int, S: int) -> jax.Array | None:
     return allowed
 
 
-def expand_bias(bias: DiagonalBias, T: int, S: int, query_offset: jax.Array | None = None) -> jax.Array:
-    """Returns the bias as [1 or B, N, T, S]."""
+def expand_bias(bias: DiagonalBias, T: int, S: int, query_offset: jax.Array | None = None, start: int = 0) -> jax.Array:
+    """Returns the bias as [1 or B, N, T, S]; the first query stands at position `start`, beside its row's offset."""
     values_ND = bias.values
     if query_offset is None:
-        # Row t of the result is values[T-1-t : T-1-t+S]. Tiling the vector and reading it back in rows that are one
-        # longer shifts each row by one, so that the transpose is a reshape and a sum instead of a scatter.
-        N, D = values_ND.shape
-        first = bias.span - T  # rows of a span longer than T start further right
-        width = T + S
-        tiled = jnp.broadcast_to(jnp.pad(values_ND[:, first:], ((0, 0), (0, width - D + first)))[:, None], (N, T, width))
+        # Row t of the result is values[left + T-1-t : left + T-1-t+S]. Tiling that window and reading it back in rows that
+        # are one longer shifts each row by one, so that the transpose is a reshape and a sum instead of a scatter.
+        left = bias.span - T - start
+        window = jnp.pad(values_ND[:, left : left + T + S - 1], ((0, 0), (0, 1)))
+        N, width = window.shape
+        tiled = jnp.broadcast_to(window[:, None], (N, T, width))
         flat = jnp.pad(tiled.reshape(N, T * width), ((0, 0), (0, T)))
         return flat.reshape(N, T, width + 1)[:, ::-1, :S][None]
-    distance_BTS = jnp.arange(S)[None, None] - jnp.arange(T)[None, :, None] - query_offset[:, None, None]
+    distance_BTS = jnp.arange(S)[None, None] - (start + jnp.arange(T)[None, :, None]) - query_offset[:, None, None]
     index_BTS = jnp.clip(distance_BTS + bias.span - 1, 0, values_ND.shape[1] - 1)
     return jnp.moveaxis(values_ND[:, index_BTS], 0, 1)

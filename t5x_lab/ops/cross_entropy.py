@@ -1,32 +1,164 @@
-"""Softmax cross-entropy with T5's z-loss and label smoothing, per token, in float32."""
+"""Logits, and softmax cross-entropy that never holds all of them.
+
+The logits of T5's 32,128 ids in float32 are the largest array of a training step. Here tokens are worked off in chunks: from
+the logits of a chunk come its losses and, where a gradient is asked for, at once its part of the gradient. Nothing of size
+[B, T, V] outlives a chunk, and no matrix product is done twice.
+
+Axis letters: B batch, T length, D embed, V vocab, S shards of the batch, R = B / S rows of each, C columns of a chunk.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
+CHUNK = 2048  # tokens of each shard whose logits exist at one time
 
-def cross_entropy(logits: jax.Array, targets: jax.Array, label_smoothing: float = 0.0) -> tuple[jax.Array, jax.Array]:
-    """Cross-entropy of each token and log Z, its log partition function.
 
-    With label smoothing s the target has probability 1 - s and every other token s / (V - 1); the entropy of that
-    distribution is subtracted, so that a perfect model has loss 0 (as in T5X).
+@dataclasses.dataclass(frozen=True)
+class CrossEntropy:
+    """How a token's loss is computed, and how its arrays lie on devices.
+
+    Attributes:
+      z_loss: weight of log(Z)**2 in the objective, where Z is the softmax's sum (T5 code base).
+      label_smoothing: s gives the target the probability 1 - s and every other id s / (V - 1); the entropy of that
+        distribution is subtracted, so that a perfect model has loss 0 (as in T5X).
+      scale: what logits are multiplied by.
+      shards: parts that the batch's rows are split into over devices. Each sums its own gradient of the matrix; they are
+        added once, after the last chunk.
+      constrain: f(array, logical axes) -> array, as in `Transformer`.
+    """
+
+    z_loss: float = 0.0
+    label_smoothing: float = 0.0
+    scale: float = 1.0
+    shards: int = 1
+    constrain: Callable = lambda x, axes: x
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TokenLosses:
+    """Per token, float32 [B, T]: cross-entropy, log Z, and 1 where no id is likelier than the target. Without gradient."""
+
+    loss: jax.Array
+    log_z: jax.Array
+    correct: jax.Array
+
+
+def logits_of(hidden: jax.Array, matrix_DV: jax.Array, scale: float = 1.0) -> jax.Array:
+    """Logits [..., V]: products in the dtype of the hidden states [..., D], summed in float32 (or wider, if they are)."""
+    wide = jnp.promote_types(hidden.dtype, jnp.float32)
+    logits = jnp.einsum("...D,DV->...V", hidden, matrix_DV.astype(hidden.dtype), preferred_element_type=wide)
+    return logits if scale == 1.0 else logits * scale
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+def cross_entropy(
+    hidden_BTD: jax.Array, matrix_DV: jax.Array, targets_BT: jax.Array, weights_BT: jax.Array, config: CrossEntropy
+) -> tuple[jax.Array, TokenLosses]:
+    """The objective, sum of weight * (loss + z_loss * log(Z)**2) over tokens, and what it is made of.
+
+    Only the objective has a gradient, with respect to the hidden states and the matrix.
 
     Args:
-      logits: float [..., V].
-      targets: int [...], ids below V.
-
-    Returns:
-      (loss, log_z), both float32 [...]. The z-loss of a token is z_loss * log_z ** 2 (T5 code base).
+      hidden_BTD: what the matrix turns into logits.
+      matrix_DV: the output matrix, or the transposed embedding table.
+      targets_BT: ids below V.
+      weights_BT: float32, of each token in the objective.
+      config: see `CrossEntropy`.
     """
-    logits = logits.astype(jnp.float32)
-    vocab_size = logits.shape[-1]
-    log_z = jax.nn.logsumexp(logits, axis=-1)
-    # A masked sum instead of a gather: it stays local when the vocabulary is split over devices.
+    objective, losses, _ = _chunked(hidden_BTD, matrix_DV, targets_BT, weights_BT, config, with_gradient=False)
+    return objective, losses
+
+
+def _forward(hidden, matrix, targets, weights, config):
+    objective, losses, gradient = _chunked(hidden, matrix, targets, weights, config, with_gradient=True)
+    return (objective, losses), gradient
+
+
+def _backward(config, gradient, cotangents):
+    del config
+    of_hidden, of_matrix = jax.tree.map(lambda g: g * cotangents[0].astype(g.dtype), gradient)
+    return of_hidden, of_matrix, None, None
+
+
+cross_entropy.defvjp(_forward, _backward)
+
+
+def _chunked(hidden_BTD, matrix_DV, targets_BT, weights_BT, config: CrossEntropy, with_gradient: bool):
+    """(objective, token losses, (gradient of hidden, of matrix) or None)."""
+    B, T, D = hidden_BTD.shape
+    S = config.shards if B % config.shards == 0 else 1
+    chunks = max(1, round(B // S * T / CHUNK))
+    C = -(-T // chunks)
+    chunks = -(-T // C)
+    matrix = config.constrain(matrix_DV.astype(hidden_BTD.dtype), ("gathered", "vocab"))
+    wide = jnp.promote_types(hidden_BTD.dtype, jnp.float32)
+
+    def to_chunks(x):
+        x = jnp.pad(x, [(0, 0), (0, chunks * C - T)] + [(0, 0)] * (x.ndim - 2))
+        x = x.reshape(S, B // S, chunks, C, *x.shape[2:])
+        return jnp.moveaxis(x, 2, 0)
+
+    def from_chunks(x):
+        x = jnp.moveaxis(x, 0, 2)
+        return x.reshape(B, chunks * C, *x.shape[4:])[:, :T]
+
+    def one_chunk(of_matrix, inputs):
+        hidden_SRCD, targets_SRC, weights_SRC = inputs
+        losses, of_logits = _of_chunk(hidden_SRCD, matrix, targets_SRC, weights_SRC, config, with_gradient)
+        if of_logits is None:
+            return of_matrix, (losses, None)
+        of_hidden = jnp.einsum("SRCV,DV->SRCD", of_logits, matrix)
+        if chunks == 1:
+            return jnp.einsum("SRCD,SRCV->DV", hidden_SRCD, of_logits, preferred_element_type=wide), (losses, of_hidden)
+        of_matrix += jnp.einsum("SRCD,SRCV->SDV", hidden_SRCD, of_logits, preferred_element_type=wide)
+        return config.constrain(of_matrix, ("batch", "gathered", "vocab")), (losses, of_hidden)
+
+    inputs = tuple(to_chunks(x) for x in (hidden_BTD, targets_BT, weights_BT.astype(wide)))
+    if chunks == 1:
+        of_matrix, outputs = one_chunk(None, jax.tree.map(lambda x: x[0], inputs))
+        outputs = jax.tree.map(lambda x: x[None], outputs)
+    else:
+        zeros = jnp.zeros((S, D, matrix.shape[1]), wide) if with_gradient else None
+        zeros = config.constrain(zeros, ("batch", "gathered", "vocab")) if with_gradient else None
+        of_matrix, outputs = jax.lax.scan(one_chunk, zeros, inputs)
+        of_matrix = jnp.sum(of_matrix, axis=0) if with_gradient else None
+    losses, of_hidden = jax.tree.map(from_chunks, outputs)
+    objective = jnp.sum((losses.loss + config.z_loss * jnp.square(losses.log_z)) * weights_BT)
+    if not with_gradient:
+        return objective, losses, None
+    of_matrix = config.constrain(of_matrix, ("embed", "vocab")).astype(matrix_DV.dtype)
+    return objective, losses, (config.constrain(of_hidden, ("batch", "length", "embed")), of_matrix)
+
+
+def _of_chunk(hidden, matrix, targets, weights, config: CrossEntropy, with_gradient: bool):
+    """(token losses, gradient of the objective with respect to the products before `scale`, or None) of one chunk.
+
+    With p the softmax and q the smoothed target, d(loss)/d(logits) = p - q and d(log Z)/d(logits) = p.
+    """
+    logits = config.constrain(logits_of(hidden, matrix, config.scale), ("batch", "rows", "whole_length", "vocab"))
+    vocab_size = matrix.shape[1]
+    low = config.label_smoothing / max(vocab_size - 1, 1)
+    high = 1.0 - config.label_smoothing
+    entropy = -(high * jnp.log(high) + config.label_smoothing * jnp.log(low + 1e-20)) if low else 0.0
+
+    largest = jnp.max(logits, axis=-1)
+    powers = jnp.exp(logits - largest[..., None])
+    Z = jnp.sum(powers, axis=-1)
+    log_z = largest + jnp.log(Z)
+    # A comparison and a sum instead of a gather: they stay local when the vocabulary is split over devices.
     is_target = targets[..., None] == jnp.arange(vocab_size)
     target_logit = jnp.sum(jnp.where(is_target, logits, 0.0), axis=-1)
-    if label_smoothing == 0.0:
-        return log_z - target_logit, log_z
-    low = label_smoothing / (vocab_size - 1)
-    high = 1.0 - label_smoothing
-    expected_logit = high * target_logit + low * (jnp.sum(logits, axis=-1) - target_logit)
-    entropy = -(high * jnp.log(high) + label_smoothing * jnp.log(low + 1e-20))
-    return log_z - expected_logit - entropy, log_z
+    expected = target_logit
+    if low:
+        expected = high * target_logit + low * (jnp.sum(logits, axis=-1) - target_logit)
+    losses = TokenLosses(log_z - expected - entropy, log_z, (target_logit >= largest).astype(logits.dtype))
+    if not with_gradient:
+        return losses, None
+    of_softmax = weights * (1.0 + 2.0 * config.z_loss * log_z) / Z * config.scale
+    of_target = jnp.where(is_target, high, low) * (weights * config.scale)[..., None]
+    return losses, (powers * of_softmax[..., None] - of_target).astype(hidden.dtype)

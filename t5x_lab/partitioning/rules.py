@@ -1,5 +1,6 @@
 """Every sharding decision, in one table: which mesh axes a logical axis is split over."""
 
+import math
 from collections.abc import Callable, Mapping
 
 import jax
@@ -10,8 +11,12 @@ from t5x_lab.config.errors import UserError
 # Within one array a mesh axis is used once, by the first of its logical axes that asks for it. So a parameter
 # [embed, mlp] is split over fsdp and tensor, while an activation [batch, length, embed] spends fsdp on the batch.
 RULES: Mapping[str, tuple[str, ...]] = {
-    "batch": ("data", "fsdp"),
-    "length": (),
+    "batch": ("replica", "data", "fsdp"),
+    "rows": (),
+    # Between sub-layers, where every token stands alone, `tensor` splits the sequence (Korthikanti et al. 2022); inside
+    # them it splits heads, hidden units or the vocabulary, and the sequence is whole.
+    "length": ("tensor",),
+    "whole_length": (),
     "embed": ("fsdp",),
     "vocab": ("tensor",),
     "heads": ("tensor",),
@@ -28,12 +33,12 @@ RULES: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def partition_spec(axes: tuple[str, ...], rules: Mapping[str, tuple[str, ...]] = RULES) -> PartitionSpec:
+def partition_spec(axes: tuple[str, ...]) -> PartitionSpec:
     """The mesh axes of an array with these logical axes."""
     used: set[str] = set()
     spec = []
     for name in axes:
-        mesh_axes = tuple(axis for axis in rules[name] if axis not in used)
+        mesh_axes = tuple(axis for axis in RULES[name] if axis not in used)
         used.update(mesh_axes)
         spec.append(mesh_axes if len(mesh_axes) != 1 else mesh_axes[0])
     return PartitionSpec(*(entry or None for entry in spec))
@@ -43,13 +48,27 @@ def activation_constraint(mesh: Mesh) -> Callable:
     """f(array, logical axes) -> the array, sharded as the rules say; what networks call on their activations."""
 
     def constrain(x, axes):
-        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, partition_spec(axes)))
+        spec = [
+            entry if entry is None or size >= num_parts(mesh, entry) else None  # one token cannot be split
+            for size, entry in zip(x.shape, partition_spec(axes), strict=True)
+        ]
+        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*spec)))
 
     return constrain
 
 
+def num_parts(mesh: Mesh, entry: str | tuple[str, ...]) -> int:
+    """How many parts an entry of a partition spec splits a dimension into."""
+    return math.prod(mesh.shape[axis] for axis in ((entry,) if isinstance(entry, str) else entry))
+
+
+def batch_shards(mesh: Mesh) -> int:
+    """How many parts a batch's rows are split into."""
+    return num_parts(mesh, RULES["batch"])
+
+
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """For every feature of a batch: rows split over `data` and `fsdp`."""
+    """For every feature of a batch: rows split over `replica`, `data` and `fsdp`."""
     return NamedSharding(mesh, PartitionSpec(RULES["batch"]))
 
 

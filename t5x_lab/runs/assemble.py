@@ -16,6 +16,7 @@ from t5x_lab.partitioning.mesh import MeshShape, make_mesh
 from t5x_lab.partitioning.rules import (
     activation_constraint,
     batch_sharding,
+    batch_shards,
     check_divides,
     optimizer_shardings,
     param_shardings,
@@ -34,7 +35,7 @@ class Placed:
 
     def __init__(self, config: ModelConfig, mesh: MeshShape, devices: list | None = None):
         self.mesh: Mesh = make_mesh(mesh, devices)
-        self.model = Model(config, activation_constraint(self.mesh))
+        self.model = Model(config, activation_constraint(self.mesh), batch_shards(self.mesh))
         check_divides(self.model.abstract_params, self.model.axes, self.mesh.shape)
         self.param_shardings = param_shardings(self.model.axes, self.mesh)
         self.batch_sharding = batch_sharding(self.mesh)
@@ -43,7 +44,7 @@ class Placed:
     @property
     def row_multiple(self) -> int:
         """Batches have a multiple of so many rows."""
-        return self.mesh.shape["data"] * self.mesh.shape["fsdp"]
+        return batch_shards(self.mesh)
 
     @property
     def abstract_params(self) -> Params:
@@ -101,8 +102,8 @@ def assemble(
     rows, parts = batch_size // microbatches, placed.row_multiple
     if rows % parts:
         raise UserError(
-            f"BATCH_SIZE / MICROBATCHES is {rows} rows, which cannot be split over data * fsdp = {parts} devices. Choose a "
-            f"multiple of {parts}."
+            f"BATCH_SIZE / MICROBATCHES is {rows} rows, which cannot be split over replica * data * fsdp = {parts} devices. "
+            f"Choose a multiple of {parts}."
         )
     model = placed.model
     transformation = optimizer.make(model.axes)
