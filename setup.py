@@ -43,7 +43,8 @@ DATA = [
 EXTRAS = {
     "tpu": ["jax[tpu]"],
     "gpu": ["jax[cuda12]"],
-    "test": ["pytest>=8", "pytest-xdist>=3.6", "hypothesis>=6.100"],
+    "compile": ["libtpu>=0.0.40"],  # TPU programs without a TPU
+    "test": ["libtpu>=0.0.40", "pytest>=8", "pytest-xdist>=3.6", "hypothesis>=6.100"],
     "docs": ["mkdocs>=1.6,<2", "mkdocs-material>=9.5"],
     "lint": ["ruff>=0.8", "mypy>=1.13"],
 }

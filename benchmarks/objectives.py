@@ -1,6 +1,6 @@
 """How many tokens a second a core makes for each objective, beside SeqIO's own pipeline with the t5 library's preprocessors.
 
-    python benchmarks/objectives.py [--seconds=4] [--rounds=3] [--objectives=span_corruption,full_lm] [--vocabulary=FILE]
+    python benchmarks/objectives.py [--seconds=4] [--rounds=3] [--rows=128] [--objectives=ul2,full_lm] [--vocabulary=FILE]
 
 Both read the same text (annual messages of the presidents), tokenise it, make examples of 512 tokens of input, pack and batch
 them, on one core, in turns; ours once in one shard and once in four, which is how a run reads by default. Tokens are those that
@@ -30,18 +30,17 @@ from t5x_lab.data.objectives import OBJECTIVES
 from t5x_lab.data.pipeline import SeqioBatches, resolve_tasks
 from t5x_lab.tasks import sotu
 
-ROWS = 128  # T5's batch
 OBJECTIVE_NAMES = [name for name in OBJECTIVES if not name.startswith(("prefix_lm_", "replace_spans_", "span_corruption_"))]
 
 
-def ours(name: str, architecture: str, vocabulary, shards: int):
+def ours(name: str, architecture: str, vocabulary, rows: int, shards: int):
     lengths = {"targets": 626} if name in ("full_lm", "prefix_lm") else {"inputs": 512}
-    config = DataConfig("sotu", lengths, ROWS, vocabulary, objective=name, shards=shards)
+    config = DataConfig("sotu", lengths, rows, vocabulary, objective=name, shards=shards)
     tasks = resolve_tasks(config, architecture, 10**6)
     return iter(SeqioBatches(tasks, config, seed=0)), tasks
 
 
-def plain(name: str, architecture: str, task: seqio.Task, lengths):
+def plain(name: str, architecture: str, task: seqio.Task, lengths, rows: int):
     """The chain that a T5X user has: SeqIO's task, mixture defaults, feature converter and batch. None where `t5` has none."""
     objective, vocabulary = OBJECTIVES[name], task.output_features["targets"].vocabulary
     features = {feature: seqio.Feature(vocabulary) for feature in objective.features}
@@ -63,7 +62,7 @@ def plain(name: str, architecture: str, task: seqio.Task, lengths):
     dataset = made.get_dataset(lengths, "train", shuffle=True, seed=0, num_epochs=None, try_in_mem_cache=False)
     if name != "prefix_lm":  # which packs by itself
         dataset = converter(pack=True)(dataset, lengths)
-    return iter(dataset.batch(ROWS, drop_remainder=True).prefetch(2).as_numpy_iterator())
+    return iter(dataset.batch(rows, drop_remainder=True).prefetch(2).as_numpy_iterator())
 
 
 def _denoising(objective: Denoising, lengths):
@@ -95,28 +94,28 @@ def speed(batches, seconds: float) -> float:
 
 def stages(vocabulary) -> list[tuple[str, float]]:
     """Tokens of text a second after each stage of span corruption for an encoder-decoder."""
-    config = DataConfig("sotu", {"inputs": 512}, ROWS, vocabulary, objective="span_corruption", shards=1)
+    config = DataConfig("sotu", {"inputs": 512}, 128, vocabulary, objective="span_corruption", shards=1)
     tasks = resolve_tasks(config, "encoder_decoder", 10**6)
     part = tasks.parts[0]
     steps = list(part.task.preprocessors)
     where = next(i for i, step in enumerate(steps) if isinstance(step, seqio.CacheDatasetPlaceholder))
 
     def run(upto: int) -> float:
-        names = {0: (), where: ("targets",), where + 2: ("targets",)}.get(upto, ("inputs", "targets"))
+        names = {0: (), where + 2: ("targets",)}.get(upto, ("inputs", "targets"))
         features = {name: part.task.output_features[name] for name in names}
         task = seqio.Task("stage", part.task.source, output_features=features, preprocessors=steps[:upto])
-        dataset = task.get_dataset(part.lengths, "train", shuffle=True, seed=0, num_epochs=None, try_in_mem_cache=False)
-        size = (lambda x: tf.strings.length(x["text"])) if upto == 0 else (lambda x: tf.size(x["targets"]))
-        size = size if upto < where + 2 else (lambda x: x["raw_tokens"])
+        # Not shuffled: a shuffle's buffer is as large as this corpus, and filling it would count as reading.
+        dataset = task.get_dataset(part.lengths, "train", shuffle=False, seed=0, num_epochs=None, try_in_mem_cache=False)
+        size = (lambda x: tf.strings.length(x["text"])) if upto == 0 else (lambda x: x["raw_tokens"])
+        size = size if upto == 0 else (lambda x: x["raw_tokens"])
         iterator = iter(dataset.map(size).batch(64).prefetch(2).as_numpy_iterator())
-        for _ in range(8):  # until the shuffle's buffer is full
-            next(iterator)
+        next(iterator)
         began, total = time.perf_counter(), 0
         while (passed := time.perf_counter() - began) < 3:
             total += int(next(iterator).sum())
         return total / passed / (4.2 if upto == 0 and not isinstance(vocabulary, ByteVocabulary) else 1)
 
-    found = [("read text", run(0)), ("tokenise", run(where)), ("cut into chunks", run(where + 2)), ("noise", run(where + 3))]
+    found = [("read text", run(0)), ("tokenise, cut into chunks", run(where + 2)), ("noise", run(where + 3))]
     batches = iter(SeqioBatches(tasks, config, seed=0))
     for _ in range(30):
         next(batches)
@@ -130,6 +129,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rows", type=int, default=128, help="of a batch; T5's has 128")
     parser.add_argument("--objectives", default=",".join(OBJECTIVE_NAMES))
     parser.add_argument("--vocabulary", help="a SentencePiece model; UTF-8 bytes without one")
     args = parser.parse_args()
@@ -140,11 +140,11 @@ def main() -> None:
     for name in args.objectives.split(","):
         for architecture in ("encoder_decoder", "prefix_decoder", "encoder"):
             try:
-                batches, tasks = ours(name, architecture, vocabulary, shards=1)
+                batches, tasks = ours(name, architecture, vocabulary, args.rows, shards=1)
             except UserError:
                 continue  # not defined
-            sharded, _ = ours(name, architecture, vocabulary, shards=4)
-            theirs = plain(name, architecture, tasks.parts[0].task, dict(tasks.parts[0].lengths))
+            sharded, _ = ours(name, architecture, vocabulary, args.rows, shards=4)
+            theirs = plain(name, architecture, tasks.parts[0].task, dict(tasks.parts[0].lengths), args.rows)
             runs = {"ours": batches, "sharded": sharded} | ({"theirs": theirs} if theirs else {})
             for iterator in runs.values():
                 for _ in range(8):  # until the shuffle's buffer is full

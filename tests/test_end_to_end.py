@@ -466,3 +466,17 @@ def test_sigterm_to_one_of_two_processes_saves_and_stops_both():
     assert [process.wait() for process in processes] == [3, 3], open("two0.log").read() + open("two1.log").read()
     (saved,) = os.listdir("two/checkpoints")
     assert int(saved) == max(losses("two"))
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_process_that_dies_ends_the_other_with_a_message(killed):
+    """Process 0 leads, process 1 follows; neither waits for the other's ghost."""
+    processes = start_two_processes("two", 100_000, "--gin.CHECKPOINT_PERIOD=5")
+    while all(process.poll() is None for process in processes) and len(losses("two")) < 8:
+        time.sleep(0.1)
+    processes[killed].kill()
+    assert processes[1 - killed].wait(timeout=60) not in (0, 2, 3)
+    log = open(f"two{1 - killed}.log").read()
+    assert "lost another process of this run" in log or "coordination service" in log.lower(), log
+    resumed = start_two_processes("two", max(losses("two")) + 2, "--gin.CHECKPOINT_PERIOD=5")
+    assert [process.wait() for process in resumed] == [0, 0], open("two0.log").read() + open("two1.log").read()

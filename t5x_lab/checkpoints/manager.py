@@ -60,8 +60,11 @@ class Checkpoints:
             options=ocp.CheckpointManagerOptions(max_to_keep=keep, create=True, cleanup_tmp_directories=True),
         )
 
-    def save(self, step: int, state: TrainState, batches: Batches) -> None:
-        """Starts saving; returns when the arrays are copied, while files are still being written."""
+    def save(self, step: int, state: TrainState, batches: Batches, notes: Mapping[str, Any] | None = None) -> None:
+        """Starts saving; returns when the arrays are copied, while files are still being written.
+
+        `notes` are kept in the checkpoint's info, as JSON.
+        """
         if step in self._manager.all_steps():
             return
         params, rest = _parts(state)
@@ -71,7 +74,7 @@ class Checkpoints:
                 params=ocp.args.StandardSave(params),
                 rest=ocp.args.StandardSave(rest),
                 data=_DataSave(batches),
-                info=ocp.args.JsonSave(_info(params, step) | {"settings": self._settings}),
+                info=ocp.args.JsonSave(_info(params, step) | {"settings": self._settings} | dict(notes or {})),
             ),
             force=True,
         )

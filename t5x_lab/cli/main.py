@@ -13,6 +13,7 @@ COMMANDS = {
     "eval": "teacher-forced loss of one, the latest or all checkpoints",
     "infer": "predictions or scores of the examples of a file, to JSONL; resumable",
     "generate": "complete prompts",
+    "compile": "compile a step for any TPU slice, without a TPU, and report the bytes it takes of each device",
     "inspect": "parameters, shapes, axes and bytes of a configuration or a checkpoint",
     "table": "every architecture with every objective: shapes, share of tokens with loss, FLOPs per token",
     "vocab": "train a SentencePiece vocabulary",

@@ -157,6 +157,17 @@ class DataConfig:
         sentinels = number_of_sentinels(self.vocabulary)
         return row_lengths(architecture, [found.complete(self.task_feature_lengths, architecture, sentinels)])
 
+    def batch_shapes(self, architecture: str) -> dict[str, tuple[int, ...]]:
+        """Shapes of the int32 features of a whole training batch, told without opening a task."""
+        shapes: dict[str, tuple[int, ...]] = {"raw_tokens": (self.batch_size,)}
+        for stream, length in zip(("encoder", "decoder"), self.model_lengths(architecture), strict=True):
+            names = ["input_tokens"]
+            names += ["target_tokens", "loss_weights"] if stream == "decoder" or architecture == "encoder" else []
+            names += ["segment_ids", "positions"] if self.pack else []
+            names += ["causal_attention"] if architecture == "prefix_decoder" else []
+            shapes |= {f"{stream}_{name}": (self.batch_size, length) for name in names if length}
+        return shapes
+
     def identity(self) -> dict[str, str]:
         """What the position in the data means something for: a checkpoint is continued with these unchanged."""
         return {

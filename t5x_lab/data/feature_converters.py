@@ -34,10 +34,10 @@ def convert(
         "encoder": (_encoder, lambda batch, pack: batch),
     }[architecture]
     by_stream = {name: n for name, n in zip(("encoder", "decoder"), lengths, strict=True) if n}
-    batches = batches_of_rows(
-        dataset, to_streams, by_stream, rows, pack=pack, num_tasks=num_tasks, drop_remainder=drop_remainder
+    finish_rows = lambda batch: finish(batch, pack)
+    return batches_of_rows(
+        dataset, to_streams, finish_rows, by_stream, rows, pack=pack, num_tasks=num_tasks, drop_remainder=drop_remainder
     )
-    return batches.map(lambda batch: finish(batch, pack), tf.data.AUTOTUNE)
 
 
 def _encoder_decoder(group):

@@ -17,7 +17,7 @@ Streams = Mapping[str, Mapping[str, tf.RaggedTensor]]
 
 
 def batches_of_rows(
-    dataset: tf.data.Dataset, to_streams, lengths: Mapping[str, int], rows: int, *, pack: bool, num_tasks: int,
+    dataset: tf.data.Dataset, to_streams, finish, lengths: Mapping[str, int], rows: int, *, pack: bool, num_tasks: int,
     drop_remainder: bool,
 ) -> tf.data.Dataset:  # fmt: skip
     """Batches of rows that examples are put into.
@@ -26,6 +26,8 @@ def batches_of_rows(
       dataset: examples with scalars `raw_tokens`, and of several tasks `task` (a number below `num_tasks`), beside their
         features; with `first` [2] where one holds two.
       to_streams: f(a group of examples, features ragged) -> {stream: {feature: ragged tokens}}.
+      finish: f(features of rows) -> features of rows, for what a row's features say of each other. Called on many rows at
+        once: on small batches its operations would cost more than their work.
       lengths: tokens of a row by stream.
       rows: of a batch.
       pack: whether a row may hold several examples.
@@ -64,7 +66,7 @@ def batches_of_rows(
             tokens = tf.reduce_sum(examples, axis=1)
             by_task = tf.math.unsorted_segment_sum(tokens, row * num_tasks + group["task"], num_rows * num_tasks)
             features["task_tokens"] = tf.reshape(by_task, [num_rows, num_tasks])
-        return features
+        return finish(features)
 
     return dataset.ragged_batch(GROUP).map(to_rows, tf.data.AUTOTUNE).rebatch(rows, drop_remainder)
 

@@ -1,10 +1,10 @@
 """Model FLOPs by hand: a multiply-add is two, the backward pass twice the forward, attention counted in full.
 
 XLA's own count is wrong under scan and for kernels; 6 * parameters * tokens is wrong for encoder-decoders, where a token
-crosses one of the two stacks. Recomputation (remat) is not counted. S encoder length, T decoder length.
+crosses one of the two stacks. Recomputation (remat) is not in the model's FLOPs. S encoder length, T decoder length.
 """
 
-from t5x_lab.networks.config import LstmConfig, NetworkConfig, TransformerConfig
+from t5x_lab.networks.config import REMAT_POLICIES, LstmConfig, NetworkConfig, TransformerConfig
 
 
 def flops_per_example(config: NetworkConfig, encoder_length: int, decoder_length: int) -> int:
@@ -13,7 +13,7 @@ def flops_per_example(config: NetworkConfig, encoder_length: int, decoder_length
     logits = 2 * predicted * config.emb_dim * config.vocab_size
     if isinstance(config, LstmConfig):
         return 3 * (_lstm(config, decoder_length) + logits)
-    return 3 * (_transformer(config, encoder_length, decoder_length) + logits)
+    return 3 * (sum(_transformer(config, encoder_length, decoder_length).values()) + logits)
 
 
 def flops_per_token(config: NetworkConfig, encoder_length: int, decoder_length: int) -> float:
@@ -21,16 +21,38 @@ def flops_per_token(config: NetworkConfig, encoder_length: int, decoder_length: 
     return flops_per_example(config, encoder_length, decoder_length) / (encoder_length + decoder_length)
 
 
-def _transformer(c: TransformerConfig, S: int, T: int) -> int:
-    inner, kv_inner = c.num_heads * c.head_dim, c.kv_heads * c.head_dim
-    queries, keys_values = 2 * c.emb_dim * inner, 2 * c.emb_dim * kv_inner  # queries and outputs; keys and values
-    mlp = (len(c.mlp_activations) + 1) * c.emb_dim * c.mlp_dim
+def recomputed_flops_per_example(config: NetworkConfig, encoder_length: int, decoder_length: int) -> int:
+    """FLOPs of one sequence that the backward pass spends on what the remat policy does not keep.
 
-    encoder_layer = 2 * S * (queries + keys_values + mlp) + 4 * S * S * inner
-    decoder_layer = 2 * T * (queries + keys_values + mlp) + 4 * T * T * inner
-    # Queries and outputs run over the decoder's length, keys and values over the encoder's.
-    cross = 2 * T * queries + 2 * S * keys_values + 4 * T * S * inner if c.has_encoder else 0
-    return c.num_encoder_layers * encoder_layer + c.num_decoder_layers * (decoder_layer + cross)
+    Attention computes its scores once more by itself; in a layer under remat also scores and mixture, for its output.
+    """
+    if isinstance(config, LstmConfig):
+        return 0
+    products = _transformer(config, encoder_length, decoder_length)
+    kept = REMAT_POLICIES[config.remat_policy]
+    if kept is None:
+        return products["scores"]
+    missing = [name for name in ("heads", "sublayers", "mlp") if name not in kept]
+    return 2 * products["scores"] + products["mixture"] + sum(products[name] for name in missing)
+
+
+def _transformer(c: TransformerConfig, S: int, T: int) -> dict[str, int]:
+    """Forward FLOPs of all layers' matrix products, under the names that remat policies have for their outputs.
+
+    `mlp_output` has no such name: no backward pass needs what the MLP's last product puts out.
+    """
+    inner, kv_inner = c.num_heads * c.head_dim, c.kv_heads * c.head_dim
+    E, D = c.num_encoder_layers, c.num_decoder_layers
+    X = D if c.has_encoder else 0  # layers with cross-attention: queries over the decoder, keys and values over the encoder
+    tokens = E * S + D * T
+    return {
+        "heads": 2 * c.emb_dim * (tokens * (inner + 2 * kv_inner) + X * (T * inner + 2 * S * kv_inner)),
+        "scores": 2 * inner * (E * S * S + D * T * T + X * T * S),
+        "mixture": 2 * inner * (E * S * S + D * T * T + X * T * S),
+        "sublayers": 2 * c.emb_dim * inner * (tokens + X * T),
+        "mlp": 2 * c.emb_dim * c.mlp_dim * tokens * len(c.mlp_activations),
+        "mlp_output": 2 * c.emb_dim * c.mlp_dim * tokens,
+    }
 
 
 def _lstm(c: LstmConfig, T: int) -> int:

@@ -6,6 +6,7 @@ Adafactor's rows and columns. Axis letters: B batch, T length, D embed, F mlp, V
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -122,7 +123,7 @@ class Mlp(nnx.Module):
         return self.wo(dropout(hidden_BTF, self.dropout_rate, dropout_key))
 
 
-def output_matrix(network: nnx.Module) -> tuple[jax.Array, float]:
+def output_matrix(network: Any) -> tuple[jax.Array, float]:
     """The matrix [D, V] that turns hidden states into logits, and what these are multiplied by.
 
     Where the network has no matrix of its own it is the embedding table, scaled down as T5 1.0 does.

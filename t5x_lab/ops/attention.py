@@ -86,10 +86,9 @@ def dot_product_attention(
 # Not `jax.checkpoint`: nested in a layer's, it keeps keys and values once for every block.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(6,))
 def _in_blocks(query_BTNH, key_BSKH, value_BSKH, bias, mask: Mask, dropout_key, dropout_rate: float) -> jax.Array:
-    operands = (query_BTNH, key_BSKH, value_BSKH, bias)
+    rest = (key_BSKH, value_BSKH, bias, mask, dropout_key, dropout_rate)
     blocks = _blocks(mask, query_BTNH.shape[1], key_BSKH.shape[1])
-    attended = [_attend_block(*operands, mask, dropout_key, dropout_rate, *block) for block in blocks]
-    return attended[0] if len(attended) == 1 else jnp.concatenate(attended, axis=1)
+    return jnp.concatenate([_attend_block(query_BTNH[:, block[0] : block[1]], *rest, *block) for block in blocks], axis=1)
 
 
 def _forward(*args):
@@ -97,13 +96,18 @@ def _forward(*args):
 
 
 def _backward(dropout_rate, residuals, of_attended_BTNH):
-    *operands, mask, dropout_key = residuals
-    total = jax.tree.map(jnp.zeros_like, operands)
-    for start, stop, keys in _blocks(mask, operands[0].shape[1], operands[1].shape[1]):
-        block = lambda *operands: _attend_block(*operands, mask, dropout_key, dropout_rate, start, stop, keys)
-        _, transpose = jax.vjp(block, *operands)
-        total = jax.tree.map(jnp.add, total, list(transpose(of_attended_BTNH[:, start:stop])))
-    return *total, None, None
+    query, key, value, bias, mask, dropout_key = residuals
+    of_query, of_rest = [], jax.tree.map(jnp.zeros_like, (key, value, bias))
+    for start, stop, keys in _blocks(mask, query.shape[1], key.shape[1]):
+        attend = lambda query, *rest: _attend_block(query, *rest, mask, dropout_key, dropout_rate, start, stop, keys)
+        block = (query[:, start:stop], key, value, bias), of_attended_BTNH[:, start:stop], of_rest
+        # One block after the other, each from its own weights: the compiler would keep those of the forward pass, or of all.
+        operands, of_attended, of_rest = jax.lax.optimization_barrier(block)
+        _, transpose = jax.vjp(attend, *operands)
+        of_block, *rest = transpose(of_attended)
+        of_query.append(of_block)
+        of_rest = jax.tree.map(jnp.add, of_rest, tuple(rest))
+    return jnp.concatenate(of_query, axis=1), *of_rest, None, None
 
 
 _in_blocks.defvjp(_forward, _backward)
@@ -124,7 +128,7 @@ def _attend_block(query, key, value, bias, mask: Mask, dropout_key, dropout_rate
         query_prefix=None if mask.query_prefix is None else mask.query_prefix[:, start:stop],
         key_prefix=None if mask.key_prefix is None else mask.key_prefix[:, :keys],
     )
-    return _attend(query[:, start:stop], key[:, :keys], value[:, :keys], bias, mask, dropout_key, dropout_rate, start)
+    return _attend(query, key[:, :keys], value[:, :keys], bias, mask, dropout_key, dropout_rate, start)
 
 
 def _attend(query_BTNH, key_BSKH, value_BSKH, bias, mask: Mask, dropout_key, dropout_rate: float, start: int) -> jax.Array:

@@ -1,34 +1,68 @@
-"""Joining the processes of one run into one JAX program."""
+"""Joining the processes of one run into one JAX program, and ending them together."""
 
+import contextlib
 import os
+import sys
+import traceback
+from collections.abc import Iterator
 
 import jax
 
 from t5x_lab.config.errors import UserError
 
 VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+FLAGS = ("--coordinator_address", "--num_processes", "--process_id")
+HEARTBEAT_SECONDS = 30  # a process that is silent for so long is taken for dead
 
 
-def initialize() -> None:
-    """Calls `jax.distributed.initialize`, from `VARIABLES` where they are set, else from what JAX finds by itself.
+def initialize(address: str | None = None, num_processes: int | None = None, process_id: int | None = None) -> None:
+    """Calls `jax.distributed.initialize`, from the arguments, else from `VARIABLES`, else from what JAX finds by itself.
 
     JAX recognises TPU pods, Slurm, Open MPI and Kubernetes.
 
     Raises:
-      UserError: when only some variables are set, or nothing was recognised.
+      UserError: when only some of the three are given, or nothing was recognised.
     """
-    values = [os.environ.get(name) for name in VARIABLES]
+    given = (address, num_processes, process_id)
+    values = [os.environ.get(name) if value is None else str(value) for name, value in zip(VARIABLES, given, strict=True)]
+    names = [f"{flag} (or {name})" for flag, name in zip(FLAGS, VARIABLES, strict=True)]
     if any(values) and not all(values):
-        missing = ", ".join(name for name, value in zip(VARIABLES, values, strict=True) if not value)
-        raise UserError(f"--distributed needs {', '.join(VARIABLES)} together; missing: {missing}.")
+        missing = ", ".join(name for name, value in zip(names, values, strict=True) if not value)
+        raise UserError(f"--distributed needs {', '.join(names)} together; missing: {missing}.")
     try:
         address, count, index = values
         if address and count and index:
-            jax.distributed.initialize(address, int(count), int(index))
+            jax.distributed.initialize(address, int(count), int(index), heartbeat_timeout_seconds=HEARTBEAT_SECONDS)
         else:
-            jax.distributed.initialize()
+            jax.distributed.initialize(heartbeat_timeout_seconds=HEARTBEAT_SECONDS)
     except (ValueError, RuntimeError) as error:
         raise UserError(
             f"--distributed could not join the other processes ({error}). On a TPU pod, Slurm, Open MPI or Kubernetes nothing "
-            f"more is needed; elsewhere set {', '.join(VARIABLES)}."
+            f"more is needed; elsewhere give {', '.join(names)}."
         ) from error
+
+
+@contextlib.contextmanager
+def ending_together(*agreed: type[BaseException]) -> Iterator[None]:
+    """Ends this process at once, with a message, when it fails or when another one has died.
+
+    Alone, it lets every exception through. Of several processes, one that left its last words to `finally` blocks would wait
+    in them for the others, and the others for it. The exceptions `agreed` are those that all processes raise after the same
+    step.
+    """
+    try:
+        yield
+    except agreed:
+        raise
+    except BaseException as error:
+        if jax.process_count() == 1:
+            raise
+        if isinstance(error, jax.errors.JaxRuntimeError):
+            reason = f"lost another process of this run ({str(error).splitlines()[0][:200]}); its own log says why it ended"
+        elif isinstance(error, UserError):
+            reason = error.sentence
+        else:
+            reason = "".join(traceback.format_exception(error))
+        again = "Start all processes again with the same command: the run goes on from its latest checkpoint."
+        print(f"t5x_lab: process {jax.process_index()} {reason}. {again}", file=sys.stderr, flush=True)
+        os._exit(2 if isinstance(error, UserError) else 1)

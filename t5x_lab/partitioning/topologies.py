@@ -7,12 +7,22 @@ from t5x_lab.config.errors import UserError
 
 # `v4:4x4x4` means 64 chips to those who write it; without the megacore configuration each counts as two devices.
 _MEGACORE = {"v4": {"chip_config_name": "megacore"}}
+_ENVIRONMENT = {
+    "JAX_PLATFORMS": "cpu",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    # libtpu looks for the hosts of its slice, and says at length that it finds none.
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_ACCELERATOR_TYPE": "v4-8",
+    "TPU_STDERR_LOG_LEVEL": "3",
+    "TPU_MIN_LOG_LEVEL": "3",
+}
 EXAMPLES = "v4:4x4x4, v5e:16x16, v5p:4x4x4, v6e:16x16"
 
 
 def without_accelerator() -> None:
     """Makes JAX look for no TPU, and lets several processes of a machine compile at once. Before JAX is first used."""
-    for name, value in {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}.items():
+    for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
 
 
@@ -30,7 +40,7 @@ def topology_devices(name: str, num_slices: int = 1) -> list:
         import libtpu  # noqa: F401
     except ImportError:
         raise UserError("--topology compiles with libtpu, which is not installed: pip install 't5x_lab[compile]'.") from None
-    options = _MEGACORE.get(name.split(":")[0], {})
+    options: dict = _MEGACORE.get(name.split(":")[0], {})
     if num_slices > 1:
         options = {**options, "num_slices": num_slices}
     try:

@@ -39,10 +39,11 @@ class RunConfig:
       initial_checkpoint_path: a run or checkpoint whose parameters a new run starts from, or None.
       resume: whether to continue what is in `model_dir`; False asks for a fresh start and refuses to overwrite one.
       seed: of parameters, dropout and data.
-      mesh: devices along `data`, `fsdp`, `tensor`.
+      mesh: devices along `replica`, `data`, `fsdp`, `tensor`.
       microbatches: parts that a batch is worked off in.
       eval_period, checkpoint_period: steps between them.
       checkpoints_to_keep: the newest so many.
+      profile_steps: how many steps are traced into `model_dir`/profile, from the third of this process; 0 = none.
     """
 
     model: ModelConfig
@@ -59,11 +60,13 @@ class RunConfig:
     eval_period: int = 1000
     checkpoint_period: int = 1000
     checkpoints_to_keep: int = 3
+    profile_steps: int = 0
 
     def __post_init__(self):
         check_types(self)
         positive(self, "train_steps", "train_tokens", "microbatches", "eval_period", "checkpoint_period", "checkpoints_to_keep")
         in_range(self, "seed", 0, 2**31)
+        in_range(self, "profile_steps", 0, 1001)
         if (self.train_steps is None) == (self.train_tokens is None):
             raise UserError(
                 f"TRAIN_STEPS is {self.train_steps} and TRAIN_TOKENS is {self.train_tokens}; give one of them: the number of "

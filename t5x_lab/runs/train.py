@@ -16,10 +16,13 @@ from t5x_lab.observe.hardware import peak_flops
 from t5x_lab.observe.metrics import MetricWriter, NoWriter
 from t5x_lab.observe.model_info import model_info
 from t5x_lab.observe.plots import write_plots
+from t5x_lab.observe.profile import Profiled
+from t5x_lab.partitioning.distributed import ending_together
 from t5x_lab.runs.assemble import Placed, Training, assemble
 from t5x_lab.runs.config import GinConfig, RunConfig
 from t5x_lab.runs.evaluate import Evaluation
-from t5x_lab.training.loop import Budget, Hook
+from t5x_lab.training.clock import Clock
+from t5x_lab.training.loop import Budget, Diverged, Hook, Preempted
 from t5x_lab.training.loop import train as train_loop
 from t5x_lab.training.state import COUNTERS, TrainState, read_counter
 
@@ -66,6 +69,8 @@ def train(config: GinConfig) -> None:
     say(banner(run, placed, start, tasks.lengths, budget))
     flops = run.data.batch_size * flops_per_example(run.model.network, *tasks.lengths)
     peak = peak_flops(jax.devices()[0].device_kind)
+    saved = {} if begin.step is None else read_info(checkpoints.directory / str(begin.step))
+    clock = Clock(**saved.get("clock", {}))
 
     def record(step: int, metrics: dict) -> None:
         for name in COUNTERS:
@@ -73,7 +78,8 @@ def train(config: GinConfig) -> None:
         for task, tokens in enumerate(metrics.pop("task_tokens")):
             by_task[task] += tokens
         speed = flops / metrics["seconds_per_step"] / placed.mesh.size
-        metrics = {**metrics, **totals, "mfu": speed / peak if peak else None}
+        goodput = clock.add(metrics["seconds_per_step"], metrics["data_wait_fraction"])
+        metrics = {**metrics, **totals, "mfu": speed / peak if peak else None, "goodput": goodput}
         if len(names) > 1:
             metrics |= {f"tokens_processed/{name}": tokens for name, tokens in zip(names, by_task, strict=True)}
         writer.write(step, "train", metrics)
@@ -85,12 +91,17 @@ def train(config: GinConfig) -> None:
             say(f"step {step}  {split}  loss {metrics['loss']:.4f}  accuracy {metrics['accuracy']:.3f}")
 
     def save(step: int, state: TrainState) -> None:
-        checkpoints.save(step, state, batches)
+        checkpoints.save(step, state, batches, {"clock": clock.state()})
 
     hooks = [Hook(save, run.checkpoint_period, at_stop=True), Hook(evaluate, run.eval_period)]
+    profiled = Profiled(training.step, f"{run.model_dir}/profile", run.profile_steps) if run.profile_steps else None
+    step = profiled or training.step
     try:
-        train_loop(state, batches, training.step, put=placed.put, budget=budget, record=record, hooks=hooks)
+        with ending_together(Preempted, Diverged):
+            train_loop(state, batches, step, put=placed.put, budget=budget, record=record, hooks=hooks)
     finally:
+        if profiled:
+            profiled.close()
         checkpoints.close()
         progress.close()
         writer.close()

@@ -1,0 +1,276 @@
+"""`t5x_lab compile`: the program of a step, compiled for devices that need not be there, and what it would take of them."""
+
+import dataclasses
+import math
+import re
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from t5x_lab.config.errors import UserError, one_of
+from t5x_lab.decoding.sampling import SamplingConfig, sample
+from t5x_lab.networks.config import REMAT_POLICIES, TransformerConfig
+from t5x_lab.networks.flops import flops_per_example, recomputed_flops_per_example
+from t5x_lab.observe.collectives import collectives
+from t5x_lab.observe.hardware import GiB, chip
+from t5x_lab.runs.assemble import Placed, assemble
+from t5x_lab.runs.config import RunConfig
+
+MODES = ("train", "eval", "predict")
+_UNITS = {"B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What a compiled step takes.
+
+    Attributes:
+      topology: the slice's name, or the kind of the local devices.
+      devices: how many.
+      mesh: sizes by axis.
+      batch_size, microbatches, remat_policy: what was compiled; an LSTM has no policy.
+      num_parameters: of the model.
+      bytes_per_device: `arguments`, `temporaries`, `outputs` (that are not written over arguments), their sum `peak`, and the
+        `limit`, None where it is unknown. Where the program does not fit only `peak` and `limit` are known, as the
+        compiler gives them.
+      fits: whether the compiler found room for it.
+      collectives: kind to `count` and `bytes`, of one device in one step.
+      model_flops_per_step: by hand, forward and backward when training; attention counted in full.
+      recomputed_flops_per_step: what remat adds to them.
+      floor_seconds: `compute`, both FLOPs at the devices' peak rate; `memory`, arguments and outputs moved once and temporaries
+        twice (written and read) at the memory's bandwidth. None where the device is unknown. No step is faster than both.
+      compile_seconds: of tracing and compiling, on this machine.
+    """
+
+    topology: str
+    devices: int
+    mesh: dict[str, int]
+    batch_size: int
+    microbatches: int
+    remat_policy: str | None
+    num_parameters: int
+    bytes_per_device: dict[str, int | None]
+    fits: bool
+    collectives: dict[str, dict[str, int]]
+    model_flops_per_step: int
+    recomputed_flops_per_step: int
+    floor_seconds: dict[str, float | None]
+    compile_seconds: float
+
+
+def compile_step(run: RunConfig, mode: str = "train", devices: Sequence | None = None, topology: str | None = None) -> Report:
+    """Lowers and compiles a run's own step on its own mesh and rules.
+
+    Args:
+      run: the configuration.
+      mode: "train"; "eval", the teacher-forced evaluation of a batch; "predict", greedy decoding of a batch of prompts as long
+        as its inputs.
+      devices: what to compile for, the local devices if None.
+      topology: what to call them.
+
+    Raises:
+      UserError: when the mesh or the batch do not fit the devices, or the architecture does not generate.
+    """
+    one_of("--mode", mode, MODES)
+    devices = list(jax.devices() if devices is None else devices)
+    placed = Placed(run.model, run.mesh_shape, devices)
+    network = run.model.network
+    lengths = run.data.model_lengths(network.architecture)
+    share = 1.0 if mode == "train" else 1 / 3  # the forward pass alone
+    flops = round(run.data.batch_size * flops_per_example(network, *lengths) * share)
+    again = run.data.batch_size * recomputed_flops_per_example(network, *lengths) if mode == "train" else 0
+
+    began = time.monotonic()
+    program, arguments = _program(run, placed, mode, lengths)
+    lowered = program.lower(*arguments)
+    kind = chip(devices[0].device_kind)
+    limit = round(kind.memory) if kind else None
+    try:
+        compiled = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        unknown = {"arguments": None, "temporaries": None, "outputs": None}
+        sizes: dict[str, int | None] = {**unknown, **_memory_of_refusal(error, _bytes_on_one_device(arguments))}
+        fits, found = False, {}
+        moved = None
+    else:
+        memory: Any = compiled.memory_analysis()
+        outputs = memory.output_size_in_bytes - memory.alias_size_in_bytes
+        parts = {"arguments": memory.argument_size_in_bytes, "temporaries": memory.temp_size_in_bytes, "outputs": outputs}
+        sizes = {**parts, "peak": sum(parts.values()), "limit": limit}
+        fits, found = True, collectives(compiled.as_text())
+        moved = memory.argument_size_in_bytes + memory.output_size_in_bytes + 2 * memory.temp_size_in_bytes
+    floors = {
+        "compute": (flops + again) / len(devices) / kind.peak_flops if kind else None,
+        "memory": moved / kind.bandwidth if kind and moved else None,
+    }
+    return Report(
+        topology=topology or devices[0].device_kind,
+        devices=len(devices),
+        mesh=dict(placed.mesh.shape),
+        batch_size=run.data.batch_size,
+        microbatches=run.microbatches,
+        remat_policy=getattr(network, "remat_policy", None),
+        num_parameters=placed.model.num_parameters,
+        bytes_per_device=sizes,
+        fits=fits,
+        collectives=found,
+        model_flops_per_step=flops,
+        recomputed_flops_per_step=again,
+        floor_seconds=floors,
+        compile_seconds=time.monotonic() - began,
+    )
+
+
+def _program(run: RunConfig, placed: Placed, mode: str, lengths: tuple[int, int]) -> tuple[Any, tuple]:
+    """The jitted step and its arguments, as shapes with shardings."""
+    batch = {
+        name: jax.ShapeDtypeStruct(shape, jnp.int32, sharding=placed.batch_sharding)
+        for name, shape in run.data.batch_shapes(run.model.network.architecture).items()
+    }
+    if mode == "train":
+        training = assemble(placed, run.optimizer, batch_size=run.data.batch_size, microbatches=run.microbatches, seed=run.seed)
+        return training.step, (training.abstract_state, batch)
+    if mode == "eval":
+        return placed.eval_step, (placed.abstract_params, batch)
+
+    if not run.model.network.has_decoder:
+        raise UserError("--mode=predict generates text, which an encoder alone cannot; compile it with --mode=eval.")
+    inputs, targets = lengths
+    prompt = jax.ShapeDtypeStruct((run.data.batch_size, inputs or targets), jnp.int32, sharding=placed.batch_sharding)
+
+    def predict(params, prompt):
+        logits, state = placed.model.prefill(params, prompt, targets)
+        step = lambda state, token: placed.model.step(params, state, token)
+        key = jax.random.key(run.seed)
+        return sample(step, logits, state, max_tokens=targets, eos_id=1, config=SamplingConfig(), key=key)
+
+    shardings = (placed.param_shardings, placed.batch_sharding)
+    jitted = jax.jit(predict, in_shardings=shardings, out_shardings=placed.batch_sharding)
+    return jitted, (placed.abstract_params, prompt)
+
+
+def _bytes_on_one_device(arguments: tuple) -> int:
+    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(arguments))
+
+
+def _memory_of_refusal(error: jax.errors.JaxRuntimeError, arguments: int) -> dict[str, int | None]:
+    """What the compiler gives as its reason, of the temporaries or of all; any other error is passed on."""
+    found = re.search(r"\(([\d.]+)([BKMGT])\) exceeds available HBM \(([\d.]+)([BKMGT])\)", str(error))
+    if not found:
+        raise error
+    needed, limit = (round(float(found[i]) * _UNITS[found[i + 1]]) for i in (1, 3))
+    if "HLO temporaries" in str(error):
+        return {"arguments": arguments, "temporaries": needed, "peak": arguments + needed, "limit": limit}
+    return {"peak": needed, "limit": limit}
+
+
+def search(run: RunConfig, devices: Sequence | None = None, topology: str | None = None) -> Iterator[Report]:
+    """Compiles the training step with other settings, and yields every report; `best` of them is the answer.
+
+    Of the run's batch size, first the policies that recompute least with one microbatch, then more microbatches for those that
+    do not fit; with the first that fits, batches twice as large as long as they fit.
+    """
+    if not isinstance(run.model.network, TransformerConfig):
+        raise UserError("--search tries remat policies, which an LSTM does not have.")
+    rows = Placed(run.model, run.mesh_shape, None if devices is None else list(devices)).row_multiple
+    policies = sorted(REMAT_POLICIES, key=lambda policy: _recomputed(run, policy))
+    microbatches = 1
+    while run.data.batch_size % microbatches == 0 and (run.data.batch_size // microbatches) % rows == 0:
+        for policy in policies:
+            tried = _with(run, run.data.batch_size, microbatches, policy)
+            report = compile_step(tried, devices=devices, topology=topology)
+            yield report
+            while report.fits:
+                tried = _with(tried, 2 * tried.data.batch_size, microbatches, policy)
+                report = compile_step(tried, devices=devices, topology=topology)
+                yield report
+                if not report.fits:
+                    return
+        microbatches *= 2
+
+
+def best(reports: Sequence[Report]) -> Report | None:
+    """Of those that fit, the one with the fewest FLOPs an example; then the largest batch; then the least memory."""
+
+    def cost(report: Report):
+        flops = (report.model_flops_per_step + report.recomputed_flops_per_step) / report.batch_size
+        return round(flops), -report.batch_size, report.bytes_per_device["peak"]
+
+    return min((report for report in reports if report.fits), key=cost, default=None)
+
+
+def _with(run: RunConfig, batch_size: int, microbatches: int, policy: str) -> RunConfig:
+    return dataclasses.replace(
+        run,
+        model=dataclasses.replace(run.model, network=_with_policy(run, policy)),
+        data=dataclasses.replace(run.data, batch_size=batch_size),
+        microbatches=microbatches,
+    )
+
+
+def _with_policy(run: RunConfig, policy: str) -> TransformerConfig:
+    assert isinstance(run.model.network, TransformerConfig)
+    return dataclasses.replace(run.model.network, remat_policy=policy)
+
+
+def _recomputed(run: RunConfig, policy: str) -> int:
+    network = _with_policy(run, policy)
+    return recomputed_flops_per_example(network, *run.data.model_lengths(network.architecture))
+
+
+def to_text(report: Report) -> str:
+    """The report as a table; of a program that does not fit, by how much and what to change."""
+    size, floors = report.bytes_per_device, report.floor_seconds
+    axes = ", ".join(f"{axis}={n}" for axis, n in report.mesh.items() if n > 1) or "one device"
+    seconds = lambda s: "unknown for this device" if s is None else f"{s:.4g} s"
+    flops = f"{report.model_flops_per_step:.4g} FLOPs of the model, {report.recomputed_flops_per_step:.3g} computed again"
+    lines = [
+        f"devices        {report.devices} x {report.topology}, mesh {axes}",
+        f"model          {report.num_parameters:,} parameters",
+        f"settings       {settings(report)}",
+        f"step           {flops}",
+        f"memory         arguments    {_bytes(size['arguments'])} on each device",
+        f"               temporaries  {_bytes(size['temporaries'])}",
+        f"               outputs      {_bytes(size['outputs'])}",
+        f"               peak         {_bytes(size['peak'])} of {_bytes(size['limit']).strip()}",
+        f"               {_verdict(report)}",
+        f"at the least   {seconds(floors['compute'])} by computing, {seconds(floors['memory'])} by moving memory",
+        *(
+            f"{'collectives' if i == 0 else '':<15}{kind:<20}{found['count']:8,} {_bytes(found['bytes'])}"
+            for i, (kind, found) in enumerate(report.collectives.items())
+        ),
+        f"compiled in    {report.compile_seconds:.0f} s",
+    ]
+    return "\n".join(lines)
+
+
+def _bytes(number: int | None) -> str:
+    if number is None:
+        return "  unknown    "
+    return f"{number / GiB:9.2f} GiB" if number >= GiB else f"{number * 1024 / GiB:9.2f} MiB"
+
+
+def settings(report: Report) -> str:
+    """What was compiled, in a line."""
+    policy = f", remat policy {report.remat_policy}" if report.remat_policy else ""
+    return f"batch size {report.batch_size}, microbatches {report.microbatches}{policy}"
+
+
+def _verdict(report: Report) -> str:
+    size = report.bytes_per_device
+    if report.fits:
+        return "fits" if size["limit"] is not None else "compiled; this device's memory is not known"
+    over = f"does not fit: {((size['peak'] or 0) - (size['limit'] or 0)) / GiB:.2f} GiB too much on each device. "
+    if report.remat_policy not in (None, "boundaries"):
+        return over + "Keep less of each layer: --gin.TransformerConfig.remat_policy=boundaries. Or see --search."
+    if report.batch_size // report.microbatches > _rows(report):
+        more = 2 * report.microbatches
+        return over + f"Work the batch off in more parts: --gin.MICROBATCHES={more}. Or see --search."
+    return over + "Split the model over more devices: a larger slice, or more of MESH in fsdp and tensor."
+
+
+def _rows(report: Report) -> int:
+    return report.mesh["replica"] * report.mesh["data"] * report.mesh["fsdp"]

@@ -1,0 +1,30 @@
+"""How much of a run's time went into training, over all its restarts."""
+
+import dataclasses
+import time
+
+
+@dataclasses.dataclass
+class Clock:
+    """Kept in every checkpoint, so that goodput counts what was lost since.
+
+    Attributes:
+      began: when the run first began, in seconds of the Unix epoch.
+      productive: seconds of steps that count, without their wait for data. The first step of a process is compilation and
+        does not count; nor do steps after the checkpoint that a run was continued from.
+    """
+
+    began: float = dataclasses.field(default_factory=time.time)
+    productive: float = 0.0
+    _compiled: bool = dataclasses.field(default=False, init=False)
+
+    def add(self, seconds_per_step: float, data_wait_fraction: float) -> float:
+        """Counts a step; returns the goodput, productive seconds as a share of all since the run began."""
+        if self._compiled:
+            self.productive += seconds_per_step * (1.0 - data_wait_fraction)
+        self._compiled = True
+        return self.productive / max(time.time() - self.began, 1e-9)
+
+    def state(self) -> dict[str, float]:
+        """What `Clock(**state)` continues from."""
+        return {"began": self.began, "productive": self.productive}
