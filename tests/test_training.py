@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import ROOT
 from helpers import random_batch, tiny_config
 
 from t5x_lab.config.errors import UserError
@@ -16,6 +17,7 @@ from t5x_lab.optim.optimizers import Adafactor, AdamW
 from t5x_lab.optim.schedules import LearningRate
 from t5x_lab.partitioning.mesh import MeshShape
 from t5x_lab.runs.assemble import Placed, assemble
+from t5x_lab.runs.config import GinConfig
 from t5x_lab.training.batches import SyntheticBatches
 from t5x_lab.training.loop import Budget, Diverged, Hook, Preempted, train
 from t5x_lab.training.state import add_to_counter, read_counter
@@ -27,11 +29,11 @@ def run_steps(
     mesh, architecture="encoder_decoder", steps=3, microbatches=1, optimizer=None, factor="NUM_REAL_TARGET_TOKENS", **changes
 ):
     """Losses and final parameters of a few steps on random batches."""
-    sizes = [size for size in (mesh.data, mesh.fsdp, mesh.tensor)]
+    sizes = (mesh.data, mesh.fsdp, mesh.tensor, mesh.replica or 1)
     placed = Placed(
         ModelConfig(tiny_config(architecture, **changes), loss_normalizing_factor=factor),
         mesh,
-        jax.devices()[: int(np.prod(sizes))],
+        jax.devices() if -1 in sizes else jax.devices()[: int(np.prod(sizes))],
     )
     optimizer = optimizer or Adafactor(RATE, min_dim_size_to_factor=8)
     training = assemble(placed, optimizer, batch_size=8, microbatches=microbatches, seed=0)
@@ -47,7 +49,9 @@ def run_steps(
 @pytest.mark.parametrize("architecture", ["encoder_decoder", "prefix_decoder"])
 def test_every_mesh_trains_like_one_device(architecture):
     losses, state = run_steps(MeshShape(1, 1, 1), architecture, num_heads=8)
-    for mesh in (MeshShape(8, 1, 1), MeshShape(1, 8, 1), MeshShape(1, 1, 8), MeshShape(2, 2, 2)):
+    presets = [GinConfig([f"meshes/{file.name}"]).mesh() for file in (ROOT / "gin" / "meshes").iterdir()]
+    assert len(presets) >= 3
+    for mesh in (*presets, MeshShape(1, 1, 8), MeshShape(2, 2, 2), MeshShape(1, 2, 2, replica=2)):
         other_losses, other = run_steps(mesh, architecture, num_heads=8)
         np.testing.assert_allclose(other_losses, losses, rtol=1e-5, err_msg=str(mesh))
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5, err_msg=str(mesh)), other, state)

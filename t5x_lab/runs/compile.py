@@ -175,6 +175,9 @@ def search(run: RunConfig, devices: Sequence | None = None, topology: str | None
     """
     if not isinstance(run.model.network, TransformerConfig):
         raise UserError("--search tries remat policies, which an LSTM does not have.")
+    kind = (jax.devices() if devices is None else devices)[0].device_kind
+    if chip(kind) is None:
+        raise UserError(f'--search needs a device whose memory is known, which "{kind}" is not; give it a --topology.')
     rows = Placed(run.model, run.mesh_shape, None if devices is None else list(devices)).row_multiple
     policies = sorted(REMAT_POLICIES, key=lambda policy: _recomputed(run, policy))
     microbatches = 1

@@ -1,0 +1,280 @@
+"""Programs compiled for devices that are not there; what is counted in them; what memory the step does not take."""
+
+import dataclasses
+import json
+import math
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import random_batch, tiny_config
+
+from t5x_lab.config.errors import UserError
+from t5x_lab.data.config import ByteVocabulary, DataConfig
+from t5x_lab.models.model import Model, ModelConfig
+from t5x_lab.networks.flops import flops_per_example
+from t5x_lab.observe.collectives import collectives
+from t5x_lab.observe.hardware import GiB, chip
+from t5x_lab.ops.cross_entropy import CrossEntropy, cross_entropy
+from t5x_lab.optim.optimizers import Adafactor
+from t5x_lab.optim.schedules import LearningRate
+from t5x_lab.partitioning.mesh import MeshShape
+from t5x_lab.partitioning.topologies import topology_devices
+from t5x_lab.runs import compile as compiling
+from t5x_lab.runs.assemble import Placed, assemble
+from t5x_lab.runs.compile import Report, best, compile_step, search, to_text
+from t5x_lab.runs.config import GinConfig
+
+TINY = ["models/causal_decoder/tiny.gin", "objectives/full_lm.gin"]
+COMMON = ["TRAIN_STEPS = 1", 'MODEL_DIR = "unused"', 'MIXTURE_OR_TASK_NAME = "sotu"']
+
+
+def compile_command(*flags):
+    argv = [sys.executable, "-m", "t5x_lab", "compile", *flags, "--gin.MIXTURE_OR_TASK_NAME=sotu"]
+    return subprocess.run(argv, capture_output=True, text=True)
+
+
+def tiny_run(*bindings):
+    return GinConfig(TINY, [*COMMON, *bindings]).run()
+
+
+@pytest.mark.slow
+def test_a_step_for_two_slices_of_a_tpu_that_is_not_there():
+    flags = [*(f"--gin_file={file}" for file in TINY), "--gin.BATCH_SIZE=16", "--gin.MESH=fsdp=2,tensor=2", "--json"]
+    result = compile_command("--topology=v5e:2x2", "--num_slices=2", *flags)
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout)
+    run = tiny_run("BATCH_SIZE = 16")
+    model = Model(run.model)
+    assert report["devices"] == 8 and report["mesh"] == {"replica": 2, "data": 1, "fsdp": 2, "tensor": 2}
+    assert report["num_parameters"] == model.num_parameters and report["fits"] is True
+    assert report["model_flops_per_step"] == 16 * flops_per_example(run.model.network, 0, 626)
+    size = report["bytes_per_device"]
+    assert size["peak"] == size["arguments"] + size["temporaries"] + size["outputs"] <= size["limit"] == 16 * GiB
+    # Every device holds at least its share of the parameters, which the slices do not split, and of the batch.
+    assert size["arguments"] >= model.num_parameters * 4 / 4 + 6 * 16 * 626 * 4 / 4
+    assert size["arguments"] < 3 * (model.num_parameters * 4 / 4 + 6 * 16 * 626 * 4 / 4)
+    # The slices' gradients meet: every parameter crosses at least once.
+    assert sum(kind["bytes"] for kind in report["collectives"].values()) >= model.num_parameters
+    assert report["floor_seconds"]["compute"] > 0 and report["floor_seconds"]["memory"] > 0
+
+
+@pytest.mark.slow
+def test_a_program_that_does_not_fit_says_by_how_much_and_what_to_change():
+    run = ["--gin_file=models/t5_1_1/base.gin", "--gin_file=objectives/span_corruption.gin", "--gin.BATCH_SIZE=512"]
+    result = compile_command("--topology=v5e:1x1", *run)
+    assert result.returncode == 0, result.stderr
+    assert "does not fit: " in result.stdout and "GiB too much" in result.stdout
+    assert "remat_policy=boundaries" in result.stdout
+
+
+@pytest.mark.parametrize("mode", ["train", "eval", "predict"])
+def test_every_mode_compiles_for_the_local_devices(mode):
+    run = tiny_run("BATCH_SIZE = 8", 'TASK_FEATURE_LENGTHS = {"targets": 16}', 'MESH = "data=2,fsdp=2,tensor=2"')
+    report = compile_step(run, mode)
+    assert report.fits and report.devices == 8 and report.bytes_per_device["limit"] is None
+    forward = flops_per_example(run.model.network, 0, 16) * 8 / 3
+    assert report.model_flops_per_step == round(forward * (3 if mode == "train" else 1))
+    assert "compiled; this device's memory is not known" in to_text(report)
+
+
+def test_arguments_are_the_bytes_of_the_state_and_the_batch():
+    run = tiny_run("BATCH_SIZE = 8", 'TASK_FEATURE_LENGTHS = {"targets": 16}')
+    placed = Placed(run.model, MeshShape(1, 1, 1), jax.devices()[:1])
+    training = assemble(placed, run.optimizer, batch_size=8, microbatches=1, seed=0)
+    state = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(training.abstract_state))
+    shapes = run.data.batch_shapes("causal_decoder")
+    used = {name: shape for name, shape in shapes.items() if name != "decoder_positions"}  # relative biases need none
+    report = compile_step(run, devices=jax.devices()[:1])
+    assert report.bytes_per_device["arguments"] == state + 4 * sum(math.prod(shape) for shape in used.values())
+
+
+@pytest.mark.parametrize(
+    "flags, says",
+    [
+        (["--topology=v4"], "is a generation and its chips along each axis"),
+        (["--topology=v9:2x2"], 'libtpu knows no slices "v9:2x2"'),
+        (["--num_slices=2"], "--num_slices needs a --topology"),
+        (["--topology=v5e:2x2", "--mode=serve"], '--mode is "serve"'),
+        (["--topology=v5e:2x2", "--gin.MESH=fsdp=3"], "multiple of 3 devices; there are 4"),
+        (["--topology=v5e:2x2", "--num_slices=2", "--gin.MESH=replica=1,fsdp=8"], "there are 2 slices"),
+    ],
+)
+def test_mistakes_are_sentences(flags, says):
+    result = compile_command(*flags, *(f"--gin_file={file}" for file in TINY))
+    assert result.returncode == 2 and says in result.stderr and "Traceback" not in result.stderr, result.stderr
+
+
+def test_missing_libtpu_is_one_sentence(monkeypatch):
+    monkeypatch.setitem(sys.modules, "libtpu", None)
+    with pytest.raises(UserError, match=r"pip install 't5x_lab\[compile\]'"):
+        topology_devices("v5e:2x2")
+
+
+HLO = """HloModule m
+
+%add (a: f32[], b: f32[]) -> f32[] {
+  ROOT %s = f32[] add(%a, %b)
+}
+
+%inner (p: (s32[], bf16[4,8])) -> (s32[], bf16[4,8]) {
+  %g = bf16[4,8]{1,0} collective-permute(%x), source_target_pairs={{0,1}}
+}
+
+%inner_condition (p: (s32[], bf16[4,8])) -> pred[] {
+  %limit = s32[]{:T(128)} constant(3)
+  ROOT %lt = pred[] compare(%i, %limit), direction=LT
+}
+
+%outer (p: (s32[], f32[16])) -> (s32[], f32[16]) {
+  %w = (s32[], bf16[4,8]) while(%t), condition=%inner_condition, body=%inner
+  %r = f32[16]{0} all-reduce(%y), to_apply=%add
+  %s = (f32[2]{0}, f32[16]{0}) all-gather-start(%z), dimensions={0}
+}
+
+ENTRY %main (p0: f32[16]) -> f32[16] {
+  %w2 = (s32[], f32[16]) while(%t2), condition=%c, body=%outer, backend_config={"known_trip_count":{"n":"5"}}
+  %last = (f32[16]{0}, bf16[2]{0}) all-reduce(%a, %b), to_apply=%add
+}
+"""
+
+
+def test_collectives_in_loops_count_as_often_as_the_loops_run():
+    assert collectives(HLO) == {
+        "all-gather": {"count": 5, "bytes": 5 * 64},
+        "all-reduce": {"count": 6, "bytes": 5 * 64 + 68},
+        "collective-permute": {"count": 15, "bytes": 15 * 64},
+    }
+
+
+def test_collectives_of_a_real_program():
+    """A product whose contracted dimension is split needs one sum over devices; seven in a scan need seven."""
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    split = jax.NamedSharding(mesh, jax.P(None, "x"))
+    whole = jax.NamedSharding(mesh, jax.P())
+
+    def program(x, y):
+        def body(carry, _):
+            product = jax.lax.with_sharding_constraint(carry @ y.T, whole)
+            return jax.lax.with_sharding_constraint(jnp.tile(product, (1, 4)), split), None
+
+        return jax.lax.scan(body, x, length=7)[0]
+
+    shape = jax.ShapeDtypeStruct((16, 64), jnp.float32, sharding=split)
+    rows = jax.ShapeDtypeStruct((16, 64), jnp.float32, sharding=split)
+    found = collectives(jax.jit(program, out_shardings=split).lower(shape, rows).compile().as_text())
+    assert found["all-reduce"] == {"count": 7, "bytes": 7 * 16 * 16 * 4}
+
+
+def fake(run, fits_below):
+    """A report as if memory were rows of a microbatch times what the policy keeps."""
+    kept = {"everything": 9, "products": 5, "mlp": 3, "attention": 3, "boundaries": 1}[run.model.network.remat_policy]
+    peak = run.data.batch_size // run.microbatches * kept
+    sizes = {"arguments": 0, "temporaries": peak, "outputs": 0, "peak": peak, "limit": fits_below}
+    again = run.data.batch_size * (9 - kept)
+    settings = (run.data.batch_size, run.microbatches, run.model.network.remat_policy)
+    floors = {"compute": None, "memory": None}
+    flops = 100 * run.data.batch_size
+    return Report("fake", 8, {}, *settings, 1, sizes, peak <= fits_below, {}, flops, again, floors, 0.0)
+
+
+@pytest.mark.parametrize(
+    "fits_below, expected", [(144, (16, 1, "everything")), (90, (16, 1, "products")), (8, (16, 2, "boundaries")), (3, None)]
+)
+def test_search_returns_what_recomputes_least_and_fits(monkeypatch, fits_below, expected):
+    monkeypatch.setattr(compiling, "compile_step", lambda run, **unused: fake(run, fits_below))
+    monkeypatch.setattr(compiling, "chip", lambda kind: chip("TPU v4"))
+    reports = list(search(tiny_run("BATCH_SIZE = 16")))
+    found = best(reports)
+    assert (found and (found.batch_size, found.microbatches, found.remat_policy)) == expected
+
+
+def temporaries(function, *arguments) -> int:
+    return jax.jit(function).lower(*arguments).compile().memory_analysis().temp_size_in_bytes
+
+
+@pytest.mark.parametrize("vocab_size", [32_128, 250_112])
+def test_cross_entropy_takes_the_memory_of_a_chunk_not_of_all_logits(vocab_size):
+    """T5's and mT5's vocabularies, 16,384 tokens of 64: all logits in float32 are 2.0 and 15.3 GiB."""
+    hidden = jax.ShapeDtypeStruct((32, 512, 64), jnp.bfloat16)
+    matrix = jax.ShapeDtypeStruct((64, vocab_size), jnp.float32)
+    targets, weights = (jax.ShapeDtypeStruct((32, 512), dtype) for dtype in (jnp.int32, jnp.float32))
+
+    def ours(hidden, matrix, targets, weights):
+        return cross_entropy(hidden, matrix, targets, weights, CrossEntropy(z_loss=1e-4))[0]
+
+    def plain(hidden, matrix, targets, weights):
+        logits = jnp.einsum("BTD,DV->BTV", hidden.astype(jnp.float32), matrix)
+        log_z = jax.nn.logsumexp(logits, axis=-1)
+        target = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+        return jnp.sum((log_z - target + 1e-4 * log_z**2) * weights)
+
+    logits = 32 * 512 * vocab_size * 4
+    chunked, whole = (
+        temporaries(jax.grad(function, argnums=(0, 1)), hidden, matrix, targets, weights) for function in (ours, plain)
+    )
+    print(f"{vocab_size}: chunked {chunked / GiB:.2f} GiB, plain {whole / GiB:.2f} GiB, logits {logits / GiB:.2f} GiB")
+    assert whole >= logits and chunked < logits / 3
+
+
+@pytest.mark.parametrize("architecture", ["encoder_decoder", "prefix_decoder"])
+def test_no_attention_weights_are_kept_for_the_backward_pass(architecture):
+    """Nothing that the scans over layers hand to the backward pass has both a query's and a key's length."""
+    config = tiny_config(architecture, dtype="bfloat16", emb_dim=40, remat_policy="products")
+    model = Model(ModelConfig(config))
+    batch = random_batch(architecture, seed=0)
+    lengths = {x.shape[1] for x in batch.values()}
+    program = jax.make_jaxpr(jax.grad(lambda params: model.loss(params, batch).objective))(model.abstract_params)
+    shapes = [v.aval.shape for e in program.eqns if e.primitive.name == "scan" for v in e.outvars]
+    assert any(len(shape) == 5 for shape in shapes), "queries, keys and values are kept"
+    assert not [shape for shape in shapes if len(shape) >= 4 and sum(size in lengths for size in shape[2:]) >= 2]
+
+
+def test_what_a_policy_keeps_falls_from_everything_to_boundaries():
+    def kept(policy):
+        model = Model(ModelConfig(dataclasses.replace(tiny_config("encoder_decoder"), remat_policy=policy)))
+        batch = random_batch("encoder_decoder", seed=0)
+        program = jax.make_jaxpr(jax.grad(lambda params: model.loss(params, batch).objective))(model.abstract_params)
+        forward = [e for e in program.eqns if e.primitive.name == "scan"][:2]
+        return sum(math.prod(v.aval.shape) for e in forward for v in e.outvars)
+
+    sizes = [kept(policy) for policy in ("everything", "products", "mlp", "boundaries")]
+    assert sizes == sorted(sizes, reverse=True) and len(set(sizes)) == 4
+    assert kept("boundaries") < kept("attention") < kept("products")
+
+
+def test_peak_memory_falls_as_microbatches_grow():
+    network = tiny_config("encoder_decoder", emb_dim=64, mlp_dim=256, remat_policy="boundaries")
+    placed = Placed(ModelConfig(network), MeshShape(1, 1, 1), jax.devices()[:1])
+    found = []
+    for microbatches in (1, 2, 4, 8):
+        optimizer = Adafactor(LearningRate("constant", 0.01))
+        training = assemble(placed, optimizer, batch_size=128, microbatches=microbatches, seed=0)
+        batch = {
+            f"{side}_{name}": jax.ShapeDtypeStruct((128, 64), jnp.int32)
+            for side, name in [
+                ("encoder", "input_tokens"),
+                ("decoder", "input_tokens"),
+                ("decoder", "target_tokens"),
+                ("decoder", "loss_weights"),
+            ]
+        }
+        compiled = training.step.lower(training.abstract_state, batch).compile()
+        found.append(compiled.memory_analysis().temp_size_in_bytes)
+    assert found == sorted(found, reverse=True) and found[-1] < 0.4 * found[0], found
+
+
+@pytest.mark.parametrize(
+    "architecture, objective, lengths",
+    [("encoder_decoder", "span_corruption", {"inputs": 32}), ("prefix_decoder", "prefix_lm", {"targets": 63})],
+)
+def test_the_features_of_a_batch_are_told_without_opening_a_task(architecture, objective, lengths):
+    from t5x_lab.data.pipeline import SeqioBatches, resolve_tasks
+
+    data = DataConfig("sotu", lengths, 4, ByteVocabulary(), objective=objective)
+    batch = next(SeqioBatches(resolve_tasks(data, architecture, 10**6), data, seed=0))
+    assert {name: x.shape for name, x in batch.items()} == data.batch_shapes(architecture)
+    assert all(np.issubdtype(x.dtype, np.integer) for x in batch.values())
