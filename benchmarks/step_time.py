@@ -1,34 +1,41 @@
 """The training step on a CPU beside PyTorch's transformers: T5 1.1 small, batch 8, 128 + 32 tokens, float32, Adafactor.
 
-    pip install -e '.[compare]' && python benchmarks/step_time.py [--rounds=9] [--threads=2]
+    pip install -e '.[compare]' && python benchmarks/step_time.py [--rounds=5] [--small_pages] [--binding="Z_LOSS = 0.0"]
 
-Both do forward, backward and Adafactor at the same shapes, without dropout, in turns in one process, after two steps each to
-warm up. The machine's own rate is that of square float32 products, measured between them; the model's matrix products alone
-would take model FLOPs / rate. Medians; other programs on the machine spoil them.
+Both do forward, backward and Adafactor at the same shapes, without dropout, in turns, each in a process of its own that
+sleeps while the others work, six steps a turn, after one turn each to warm up. The machine's own rate is that of square
+float32 products, measured in the same rounds; the model's matrix products alone would take model FLOPs / rate. Medians; other
+programs on the machine spoil them. Both use huge pages for large arrays (docs/scale.md, "On a CPU"); --small_pages leaves
+them out.
 """
 
 import argparse
+import os
 import statistics
+import subprocess
+import sys
 import time
 
-import jax
-import numpy as np
-import torch
-import transformers
-
-from t5x_lab.networks.flops import flops_per_example
-from t5x_lab.runs.assemble import Placed, assemble
-from t5x_lab.runs.config import GinConfig
-from t5x_lab.training.batches import SyntheticBatches
-
 ROWS, INPUTS, TARGETS = 8, 128, 32
+TURN = 6  # steps
+SIZE, REPEATS = 2048, 8  # of the products that give the machine's rate
+
+
+def our_run(bindings: list[str]):
+    from t5x_lab.runs.config import GinConfig
+
+    common = ["TRAIN_STEPS = 1", 'MODEL_DIR = "unused"', 'MIXTURE_OR_TASK_NAME = "c4"', f"BATCH_SIZE = {ROWS}"]
+    files = ["models/t5_1_1/small.gin", "objectives/span_corruption.gin"]
+    return GinConfig(files, [*common, 'TransformerConfig.dtype = "float32"', *bindings]).run()
 
 
 def ours(bindings: list[str]):
-    """(function that takes a step, model FLOPs of a step)"""
-    common = ["TRAIN_STEPS = 1", 'MODEL_DIR = "unused"', 'MIXTURE_OR_TASK_NAME = "c4"', f"BATCH_SIZE = {ROWS}"]
-    files = ["models/t5_1_1/small.gin", "objectives/span_corruption.gin"]
-    run = GinConfig(files, [*common, 'TransformerConfig.dtype = "float32"', *bindings]).run()
+    import jax
+
+    from t5x_lab.runs.assemble import Placed, assemble
+    from t5x_lab.training.batches import SyntheticBatches
+
+    run = our_run(bindings)
     placed = Placed(run.model, run.mesh_shape)
     training = assemble(placed, run.optimizer, batch_size=ROWS, microbatches=1, seed=0)
     state = training.start(placed.init_params(0))
@@ -39,10 +46,14 @@ def ours(bindings: list[str]):
         state, metrics = training.step(state, placed.put(next(batches)))
         jax.block_until_ready((state, metrics))
 
-    return step, ROWS * flops_per_example(run.model.network, INPUTS, TARGETS)
+    return step
 
 
-def theirs():
+def theirs(unused):
+    import numpy as np
+    import torch
+    import transformers
+
     config = transformers.T5Config(
         vocab_size=32128, d_model=512, d_kv=64, d_ff=1024, num_layers=8, num_decoder_layers=8, num_heads=6, dropout_rate=0.0,
         feed_forward_proj="gated-gelu", tie_word_embeddings=False, decoder_start_token_id=0,
@@ -63,41 +74,77 @@ def theirs():
     return step
 
 
-def product_rate(size: int = 2048) -> float:
-    """FLOP/s of square float32 products."""
-    x = torch.rand(size, size)
-    began = time.perf_counter()
-    for _ in range(8):
-        x @ x
-    return 8 * 2 * size**3 / (time.perf_counter() - began)
+def products(unused):
+    import torch
+
+    x = torch.rand(SIZE, SIZE)
+
+    def step() -> None:
+        for _ in range(REPEATS):
+            x @ x
+
+    return step
 
 
-def seconds(step) -> float:
-    began = time.perf_counter()
-    step()
-    return time.perf_counter() - began
+SIDES = {"t5x_lab": ours, "transformers": theirs, "products": products}
+
+
+def work(side: str, bindings: list[str]) -> None:
+    """Takes a turn of some steps for every line that comes in, and answers with the median of their seconds.
+
+    The first of a turn does not count: it finds its memory returned to the system and the caches full of another's data.
+    """
+    step = SIDES[side](bindings)
+    for _ in sys.stdin:
+        seconds = []
+        for _ in range(TURN):
+            began = time.perf_counter()
+            step()
+            seconds.append(time.perf_counter() - began)
+        print(statistics.median(seconds[1:]), flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--threads", type=int, default=2, help="of PyTorch; JAX takes the cores it is allowed")
-    parser.add_argument("--binding", action="append", default=[], help='further gin bindings for ours, such as "Z_LOSS = 0.0"')
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--binding", action="append", default=[], help="further gin bindings for ours")
+    parser.add_argument("--small_pages", action="store_true", help="without huge pages")
+    parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    (our_step, flops), their_step = ours(args.binding), theirs()
-    times: dict[str, list[float]] = {"ours": [], "theirs": [], "rate": []}
-    for round_ in range(args.rounds + 2):
-        found = {"ours": seconds(our_step), "theirs": seconds(their_step), "rate": product_rate()}
-        if round_ >= 2:
-            for name, value in found.items():
-                times[name].append(value)
-    median = {name: statistics.median(values) for name, values in times.items()}
-    bound = flops / median["rate"]
-    print(f"t5x_lab       {median['ours']:.3f} s   {median['ours'] / median['theirs']:.2f} of transformers' time")
-    print(f"transformers  {median['theirs']:.3f} s")
-    print(f"products      {bound:.3f} s at {median['rate'] / 1e9:.0f} GFLOP/s, {flops / 1e9:.0f} GFLOP a step")
-    print(f"share of the product rate: t5x_lab {bound / median['ours']:.0%}, transformers {bound / median['theirs']:.0%}")
+    if args.side:
+        work(args.side, args.binding)
+        return
+
+    pages = {} if args.small_pages else {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", **pages}
+    bindings = [f"--binding={binding}" for binding in args.binding]
+    workers = {
+        side: subprocess.Popen(
+            [sys.executable, __file__, f"--side={side}", *bindings],
+            env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        )
+        for side in SIDES
+    }  # fmt: skip
+    times: dict[str, list[float]] = {side: [] for side in SIDES}
+    for round_ in range(args.rounds + 1):
+        for side, worker in workers.items():
+            print(file=worker.stdin, flush=True)
+            seconds = float(worker.stdout.readline())
+            time.sleep(0.5)  # threads that wait for more work give up
+            if round_ >= 1:
+                times[side].append(seconds)
+    for worker in workers.values():
+        worker.stdin.close()
+
+    from t5x_lab.networks.flops import flops_per_example
+
+    median = {side: statistics.median(values) for side, values in times.items()}
+    flops = ROWS * flops_per_example(our_run(args.binding).model.network, INPUTS, TARGETS)
+    rate = REPEATS * 2 * SIZE**3 / median["products"]
+    for side in ("t5x_lab", "transformers"):
+        beside, share = median[side] / median["transformers"], flops / rate / median[side]
+        print(f"{side:<13} {median[side]:.3f} s, {beside:.2f} of transformers' time, {share:.0%} of the product rate")
+    print(f"products      {flops / rate:.3f} s for {flops / 1e9:.0f} GFLOP a step at {rate / 1e9:.0f} GFLOP/s")
 
 
 if __name__ == "__main__":

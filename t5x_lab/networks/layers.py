@@ -15,6 +15,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from t5x_lab.networks.config import ACTIVATIONS, TransformerConfig
 from t5x_lab.ops.dropout import dropout
+from t5x_lab.ops.projection import project
 
 STANDARD_DEVIATION = 0.02  # of every matrix under "standard" scaling (Radford et al. 2018, section 4.1)
 
@@ -49,7 +50,7 @@ class Projection(nnx.Module):
             self.bias = nnx.Param(jnp.zeros([sizes[name] for name in bias_axes]), axes=bias_axes)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        y = jnp.einsum(self.equation, x, self.kernel[...].astype(x.dtype))
+        y = project(x, self.kernel[...].astype(x.dtype), self.equation)
         return y + self.bias[...].astype(x.dtype) if self.has_bias else y
 
 
