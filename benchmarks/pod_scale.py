@@ -4,7 +4,8 @@
 
 Each program is the run's own step, as `t5x_lab compile` compiles it. T5X's figures are those of its `scalable_t5`, measured the
 same way (same libtpu, temporaries per chip as XLA's memory analysis gives them). A program takes one to five minutes on two
-cores; results are kept in benchmarks/pod_scale.json, which a second run adds to, and the page and its plot are made of all.
+cores; results are kept in benchmarks/pod_scale.json, to which a second run adds what is missing (remove the file to compile all
+again), and the page and its plot are made of all.
 """
 
 import argparse
@@ -153,6 +154,8 @@ def main() -> None:
     args = parser.parse_args()
     found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for key, compiled in programs(args.only, args.policies.split(",")):
+        if key in found:
+            continue
         report = found[key] = dataclasses.asdict(compiled())
         size = report["bytes_per_device"]
         print(f"{key}: temporaries {(size['temporaries'] or 0) / GiB:.3f} GiB, fits {report['fits']}", flush=True)

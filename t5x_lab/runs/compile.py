@@ -37,7 +37,7 @@ class Report:
         `limit`, None where it is unknown. Where the program does not fit only `peak` and `limit` are known, as the
         compiler gives them.
       fits: whether the compiler found room for it.
-      collectives: kind to `count` and `bytes`, of one device in one step.
+      collectives: kind to `count` and `bytes`, of one device in one step; None where the compiler's program cannot be read.
       model_flops_per_step: by hand, forward and backward when training; attention counted in full.
       recomputed_flops_per_step: what remat adds to them.
       floor_seconds: `compute`, both FLOPs at the devices' peak rate; `memory`, arguments and outputs moved once and temporaries
@@ -54,7 +54,7 @@ class Report:
     num_parameters: int
     bytes_per_device: dict[str, int | None]
     fits: bool
-    collectives: dict[str, dict[str, int]]
+    collectives: dict[str, dict[str, int]] | None
     model_flops_per_step: int
     recomputed_flops_per_step: int
     floor_seconds: dict[str, float | None]
@@ -93,14 +93,13 @@ def compile_step(run: RunConfig, mode: str = "train", devices: Sequence | None =
     except jax.errors.JaxRuntimeError as error:
         unknown = {"arguments": None, "temporaries": None, "outputs": None}
         sizes: dict[str, int | None] = {**unknown, **_memory_of_refusal(error, _bytes_on_one_device(arguments))}
-        fits, found = False, {}
-        moved = None
+        fits, found, moved = False, None, None
     else:
         memory: Any = compiled.memory_analysis()
         outputs = memory.output_size_in_bytes - memory.alias_size_in_bytes
         parts = {"arguments": memory.argument_size_in_bytes, "temporaries": memory.temp_size_in_bytes, "outputs": outputs}
         sizes = {**parts, "peak": sum(parts.values()), "limit": limit}
-        fits, found = True, collectives(compiled.as_text())
+        fits, found = True, _collectives(compiled)
         moved = memory.argument_size_in_bytes + memory.output_size_in_bytes + 2 * memory.temp_size_in_bytes
     floors = {
         "compute": (flops + again) / len(devices) / kind.peak_flops if kind else None,
@@ -122,6 +121,13 @@ def compile_step(run: RunConfig, mode: str = "train", devices: Sequence | None =
         floor_seconds=floors,
         compile_seconds=time.monotonic() - began,
     )
+
+
+def _collectives(compiled: jax.stages.Compiled) -> dict[str, dict[str, int]] | None:
+    try:
+        return collectives(compiled.as_text())
+    except jax.errors.JaxRuntimeError:  # libtpu may write what an older jaxlib cannot read (0.0.51 for v5p, jaxlib 0.10.2)
+        return None
 
 
 def _program(run: RunConfig, placed: Placed, mode: str, lengths: tuple[int, int]) -> tuple[Any, tuple]:
@@ -241,9 +247,10 @@ def to_text(report: Report) -> str:
         f"               peak         {_bytes(size['peak'])} of {_bytes(size['limit']).strip()}",
         f"               {_verdict(report)}",
         f"at the least   {seconds(floors['compute'])} by computing, {seconds(floors['memory'])} by moving memory",
+        *(["collectives    unknown: this jaxlib cannot read libtpu's program"] if report.collectives is None else []),
         *(
             f"{'collectives' if i == 0 else '':<15}{kind:<20}{found['count']:8,} {_bytes(found['bytes'])}"
-            for i, (kind, found) in enumerate(report.collectives.items())
+            for i, (kind, found) in enumerate((report.collectives or {}).items())
         ),
         f"compiled in    {report.compile_seconds:.0f} s",
     ]
