@@ -33,7 +33,7 @@ def collectives(hlo: str) -> dict[str, dict[str, int]]:
         known[name] = counts
         return counts
 
-    entry = next(name for name, lines in computations.items() if lines and lines[0].startswith("ENTRY"))
+    entry = next((name for name, lines in computations.items() if lines[0].startswith("ENTRY")), "")
     return {kind: {"count": count, "bytes": size} for kind, (count, size) in total(entry).items() if count}
 
 

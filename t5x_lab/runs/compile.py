@@ -125,7 +125,7 @@ def compile_step(run: RunConfig, mode: str = "train", devices: Sequence | None =
 
 def _collectives(compiled: jax.stages.Compiled) -> dict[str, dict[str, int]] | None:
     try:
-        return collectives(compiled.as_text())
+        return collectives(compiled.as_text() or "")
     except jax.errors.JaxRuntimeError:  # libtpu may write what an older jaxlib cannot read (0.0.51 for v5p, jaxlib 0.10.2)
         return None
 
