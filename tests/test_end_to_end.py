@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import random
 import signal
 import socket
@@ -9,11 +10,13 @@ import subprocess
 import sys
 import time
 
+import jax
 import numpy as np
 import pytest
 from conftest import ROOT
 
 import t5x_lab
+from t5x_lab.checkpoints.manager import find_checkpoint, read_info
 from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
 from t5x_lab.evaluation.infer import infer, read_examples, shard
@@ -480,3 +483,24 @@ def test_a_process_that_dies_ends_the_other_with_a_message(killed):
     assert "lost another process of this run" in log or "coordination service" in log.lower(), log
     resumed = start_two_processes("two", max(losses("two")) + 2, "--gin.CHECKPOINT_PERIOD=5")
     assert [process.wait() for process in resumed] == [0, 0], open("two0.log").read() + open("two1.log").read()
+
+
+def test_a_profile_is_written_and_goodput_survives_a_restart():
+    """Goodput against its definition: productive seconds over all since the first start, the pause between two included."""
+    for steps in (8, 12):
+        command = on_one_device()
+        argv = flags("causal_decoder", FULL_LM, "run", steps, "--gin.PROFILE_STEPS=2", "--gin.CHECKPOINT_PERIOD=4")
+        assert subprocess.run([*command["args"], *argv], env=command["env"]).returncode == 0
+        time.sleep(3)
+    trace = next(pathlib.Path("run/profile").rglob("*.xplane.pb"))
+    planes = jax.profiler.ProfileData.from_file(str(trace)).planes
+    assert "train" in {event.name for plane in planes for line in plane.lines for event in line.events}
+
+    lines = [line for line in read_metrics("run") if line["split"] == "train"]
+    counted = [line for line in lines if line["step"] not in (1, 9)]  # the first of each process compiles
+    productive = sum(line["seconds_per_step"] * (1 - line["data_wait_fraction"]) for line in counted)
+    clock = read_info(find_checkpoint("run"))["clock"]
+    assert clock["productive"] == pytest.approx(productive, rel=1e-6)
+    elapsed = sum(line["seconds_per_step"] for line in lines) + 3
+    assert 0 < lines[-1]["goodput"] < productive / elapsed
+    assert time.time() - clock["began"] > elapsed

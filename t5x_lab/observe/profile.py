@@ -1,10 +1,23 @@
 """A trace of some steps, for TensorBoard's or XProf's profile page."""
 
+import importlib.util
+import os
 from collections.abc import Callable
 
 import jax
 
+from t5x_lab.config.errors import UserError
+
 SKIPPED = 2  # steps that compile and warm up
+
+
+def check_profiler() -> None:
+    """Refuses to trace where JAX's profiler would take the process down."""
+    if importlib.util.find_spec("libtpu") and not os.environ.get("JAX_PLATFORMS") and jax.default_backend() == "cpu":
+        raise UserError(
+            "PROFILE_STEPS would crash here: JAX's profiler also asks libtpu, which is installed, for the trace of a TPU that "
+            "is not there. Set JAX_PLATFORMS=cpu in the environment."
+        )
 
 
 class Profiled:

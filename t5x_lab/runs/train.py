@@ -16,7 +16,7 @@ from t5x_lab.observe.hardware import peak_flops
 from t5x_lab.observe.metrics import MetricWriter, NoWriter
 from t5x_lab.observe.model_info import model_info
 from t5x_lab.observe.plots import write_plots
-from t5x_lab.observe.profile import Profiled
+from t5x_lab.observe.profile import Profiled, check_profiler
 from t5x_lab.partitioning.distributed import ending_together
 from t5x_lab.runs.assemble import Placed, Training, assemble
 from t5x_lab.runs.config import GinConfig, RunConfig
@@ -36,6 +36,8 @@ def train(config: GinConfig) -> None:
     """
     run = config.run()
     begin = where_to_start(run)
+    if run.profile_steps:
+        check_profiler()
     check_environment()
     from t5x_lab.data import pipeline  # TensorFlow, once everything that does not need it is known to be right
 
