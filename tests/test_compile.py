@@ -120,6 +120,10 @@ HLO = """HloModule m
   ROOT %s = f32[] add(%a, %b)
 }
 
+%scatter (p: f32[16]) -> f32[2] {
+  ROOT %rs = f32[2]{0} reduce-scatter(%p), dimensions={0}, to_apply=%add
+}
+
 %inner (p: (s32[], bf16[4,8])) -> (s32[], bf16[4,8]) {
   %g = bf16[4,8]{1,0} collective-permute(%x), source_target_pairs={{0,1}}
 }
@@ -133,6 +137,8 @@ HLO = """HloModule m
   %w = (s32[], bf16[4,8]) while(%t), condition=%inner_condition, body=%inner
   %r = f32[16]{0} all-reduce(%y), to_apply=%add
   %s = (f32[2]{0}, f32[16]{0}) all-gather-start(%z), dimensions={0}
+  %q = ((f32[16]{0}), f32[2]{0}, u32[]) async-start(%z), calls=%scatter
+  %u = f32[2]{0} async-done(%q), calls=%scatter
 }
 
 ENTRY %main (p0: f32[16]) -> f32[16] {
@@ -146,6 +152,7 @@ def test_collectives_in_loops_count_as_often_as_the_loops_run():
     assert collectives(HLO) == {
         "all-gather": {"count": 5, "bytes": 5 * 64},
         "all-reduce": {"count": 6, "bytes": 5 * 64 + 68},
+        "reduce-scatter": {"count": 5, "bytes": 5 * 8},
         "collective-permute": {"count": 15, "bytes": 15 * 64},
     }
 
@@ -178,7 +185,7 @@ def fake(run, fits_below):
     settings = (run.data.batch_size, run.microbatches, run.model.network.remat_policy)
     floors = {"compute": None, "memory": None}
     flops = 100 * run.data.batch_size
-    return Report("fake", 8, {}, *settings, 1, sizes, peak <= fits_below, {}, flops, again, floors, 0.0)
+    return Report("fake", 8, {}, "train", *settings, 1, sizes, peak <= fits_below, {}, flops, again, floors, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,8 @@ def collectives(hlo: str) -> dict[str, dict[str, int]]:
             if found := _COLLECTIVE.search(line):
                 counts[found[2]][0] += 1
                 counts[found[2]][1] += _result_bytes(found[1], asynchronous=bool(found[3]))
+            if " async-update(" in line or " async-done(" in line:
+                continue  # they name the computation that their start has called
             times = _trips(line, computations) if " while(" in line else 1
             for callee in _CALL.findall(line):
                 for kind, (count, size) in total(callee).items():

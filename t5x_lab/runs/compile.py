@@ -2,7 +2,9 @@
 
 import dataclasses
 import math
+import pathlib
 import re
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -31,13 +33,14 @@ class Report:
       topology: the slice's name, or the kind of the local devices.
       devices: how many.
       mesh: sizes by axis.
+      mode: the step that was compiled.
       batch_size, microbatches, remat_policy: what was compiled; an LSTM has no policy.
       num_parameters: of the model.
       bytes_per_device: `arguments`, `temporaries`, `outputs` (that are not written over arguments), their sum `peak`, and the
         `limit`, None where it is unknown. Where the program does not fit only `peak` and `limit` are known, as the
         compiler gives them.
       fits: whether the compiler found room for it.
-      collectives: kind to `count` and `bytes`, of one device in one step; None where the compiler's program cannot be read.
+      collectives: kind to `count` and `bytes`, of one device in one step.
       model_flops_per_step: by hand, forward and backward when training; attention counted in full.
       recomputed_flops_per_step: what remat adds to them.
       floor_seconds: `compute`, both FLOPs at the devices' peak rate; `memory`, arguments and outputs moved once and temporaries
@@ -48,13 +51,14 @@ class Report:
     topology: str
     devices: int
     mesh: dict[str, int]
+    mode: str
     batch_size: int
     microbatches: int
     remat_policy: str | None
     num_parameters: int
     bytes_per_device: dict[str, int | None]
     fits: bool
-    collectives: dict[str, dict[str, int]] | None
+    collectives: dict[str, dict[str, int]]
     model_flops_per_step: int
     recomputed_flops_per_step: int
     floor_seconds: dict[str, float | None]
@@ -89,17 +93,17 @@ def compile_step(run: RunConfig, mode: str = "train", devices: Sequence | None =
     kind = chip(devices[0].device_kind)
     limit = round(kind.memory) if kind else None
     try:
-        compiled = lowered.compile()
+        compiled, text = _compile(lowered, devices)
     except jax.errors.JaxRuntimeError as error:
         unknown = {"arguments": None, "temporaries": None, "outputs": None}
         sizes: dict[str, int | None] = {**unknown, **_memory_of_refusal(error, _bytes_on_one_device(arguments))}
-        fits, found, moved = False, None, None
+        fits, found, moved = False, {}, None
     else:
         memory: Any = compiled.memory_analysis()
         outputs = memory.output_size_in_bytes - memory.alias_size_in_bytes
         parts = {"arguments": memory.argument_size_in_bytes, "temporaries": memory.temp_size_in_bytes, "outputs": outputs}
         sizes = {**parts, "peak": sum(parts.values()), "limit": limit}
-        fits, found = True, _collectives(compiled)
+        fits, found = True, collectives(text)
         moved = memory.argument_size_in_bytes + memory.output_size_in_bytes + 2 * memory.temp_size_in_bytes
     floors = {
         "compute": (flops + again) / len(devices) / kind.peak_flops if kind else None,
@@ -109,6 +113,7 @@ def compile_step(run: RunConfig, mode: str = "train", devices: Sequence | None =
         topology=topology or devices[0].device_kind,
         devices=len(devices),
         mesh=dict(placed.mesh.shape),
+        mode=mode,
         batch_size=run.data.batch_size,
         microbatches=run.microbatches,
         remat_policy=getattr(network, "remat_policy", None),
@@ -123,11 +128,18 @@ def compile_step(run: RunConfig, mode: str = "train", devices: Sequence | None =
     )
 
 
-def _collectives(compiled: jax.stages.Compiled) -> dict[str, dict[str, int]] | None:
-    try:
-        return collectives(compiled.as_text() or "")
-    except jax.errors.JaxRuntimeError:  # libtpu may write what an older jaxlib cannot read (0.0.51 for v5p, jaxlib 0.10.2)
-        return None
+def _compile(lowered: jax.stages.Lowered, devices: Sequence) -> tuple[jax.stages.Compiled, str]:
+    """The executable and its program as text.
+
+    libtpu writes its program itself: an older jaxlib cannot read what a newer libtpu compiled (jaxlib 0.10.2, libtpu 0.0.51).
+    """
+    if devices[0].platform != "tpu":
+        compiled = lowered.compile()
+        return compiled, compiled.as_text() or ""
+    with tempfile.TemporaryDirectory() as folder:
+        compiled = lowered.compile(compiler_options={"xla_dump_to": folder, "xla_dump_hlo_as_text": True})
+        programs = [path.read_text() for path in pathlib.Path(folder).glob("*.after_optimizations.txt")]
+    return compiled, max(programs, key=len, default="")
 
 
 def _program(run: RunConfig, placed: Placed, mode: str, lengths: tuple[int, int]) -> tuple[Any, tuple]:
@@ -247,10 +259,9 @@ def to_text(report: Report) -> str:
         f"               peak         {_bytes(size['peak'])} of {_bytes(size['limit']).strip()}",
         f"               {_verdict(report)}",
         f"at the least   {seconds(floors['compute'])} by computing, {seconds(floors['memory'])} by moving memory",
-        *(["collectives    unknown: this jaxlib cannot read libtpu's program"] if report.collectives is None else []),
         *(
             f"{'collectives' if i == 0 else '':<15}{kind:<20}{found['count']:8,} {_bytes(found['bytes'])}"
-            for i, (kind, found) in enumerate((report.collectives or {}).items())
+            for i, (kind, found) in enumerate(report.collectives.items())
         ),
         f"compiled in    {report.compile_seconds:.0f} s",
     ]
@@ -265,6 +276,8 @@ def _bytes(number: int | None) -> str:
 
 def settings(report: Report) -> str:
     """What was compiled, in a line."""
+    if report.mode != "train":
+        return f"{report.mode}, batch size {report.batch_size}"
     policy = f", remat policy {report.remat_policy}" if report.remat_policy else ""
     return f"batch size {report.batch_size}, microbatches {report.microbatches}{policy}"
 
@@ -274,6 +287,8 @@ def _verdict(report: Report) -> str:
     if report.fits:
         return "fits" if size["limit"] is not None else "compiled; this device's memory is not known"
     over = f"does not fit: {((size['peak'] or 0) - (size['limit'] or 0)) / GiB:.2f} GiB too much on each device. "
+    if report.mode != "train":
+        return over + f"Take fewer rows at a time: --gin.BATCH_SIZE={max(report.batch_size // 2, 1)}."
     if report.remat_policy not in (None, "boundaries"):
         return over + "Keep less of each layer: --gin.TransformerConfig.remat_policy=boundaries. Or see --search."
     if report.batch_size // report.microbatches > _rows(report):
