@@ -432,33 +432,55 @@ def test_inference_input_that_cannot_be_read_names_file_and_line(name, content, 
         read_examples("x.jsonl", "score")
 
 
-def start_two_processes(model_dir, steps, *more):
+def start_two(*argv, log="two"):
     """Two real processes over loopback with Gloo, one device each."""
     command, processes = on_one_device(), []
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     for index in range(2):
-        variables = {"JAX_COORDINATOR_ADDRESS": f"localhost:{port}", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": str(index)}
-        argv = [*command["args"], *flags("causal_decoder", FULL_LM, model_dir, steps, *more), "--distributed"]
-        with open(f"{model_dir}{index}.log", "wb") as log:
-            processes.append(subprocess.Popen(argv, env={**command["env"], **variables}, stdout=log, stderr=log))
+        place = [f"--coordinator_address=localhost:{port}", "--num_processes=2", f"--process_id={index}"]
+        with open(f"{log}{index}.log", "wb") as file:
+            processes.append(subprocess.Popen([*command["args"], *argv, *place], env=command["env"], stdout=file, stderr=file))
     return processes
 
 
-def test_two_processes_train_like_one():
-    """The same losses as one process with two devices, whatever the number of processes."""
-    more = ["--gin.MESH=data=2", "--gin.CHECKPOINT_PERIOD=3"]
+def start_two_processes(model_dir, steps, *more):
+    return start_two(*flags("causal_decoder", FULL_LM, model_dir, steps, *more), log=model_dir)
+
+
+def test_two_processes_work_like_one():
+    """Training, evaluation, checkpoints from one process count to another and back, and generation."""
+    more = ["--gin.MESH=fsdp=2", "--gin.CHECKPOINT_PERIOD=3", "--gin.EVAL_PERIOD=3"]
     command = on_one_device()
     command["env"]["XLA_FLAGS"] += " --xla_force_host_platform_device_count=2"
-    argv = [*command["args"], *flags("causal_decoder", FULL_LM, "one", 6, *more)]
-    assert subprocess.run(argv, env=command["env"], capture_output=True).returncode == 0
-    processes = start_two_processes("two", 6, *more)
-    assert [process.wait() for process in processes] == [0, 0], open("two0.log").read() + open("two1.log").read()
-    one, two = losses("one"), losses("two")
-    assert one.keys() == two.keys()
-    np.testing.assert_allclose([v[0] for v in one.values()], [v[0] for v in two.values()], rtol=1e-5)
-    assert sorted(os.listdir("two/checkpoints")) == ["3", "6"]
+
+    def one(*argv):
+        result = subprocess.run([*command["args"], *argv], env=command["env"], capture_output=True, text=True)
+        assert result.returncode == 0, result.stderr
+        return result.stdout
+
+    def two(*argv):
+        processes = start_two(*argv)
+        logs = [open(f"two{index}.log") for index in range(2)]
+        assert [process.wait() for process in processes] == [0, 0], "".join(log.read() for log in logs)
+        return [log.read() for log in logs]
+
+    one(*flags("causal_decoder", FULL_LM, "alone", 9, *more))
+    two(*flags("causal_decoder", FULL_LM, "mixed", 3, *more))
+    one(*flags("causal_decoder", FULL_LM, "mixed", 6, *more))
+    two(*flags("causal_decoder", FULL_LM, "mixed", 9, *more))
+    assert sorted(os.listdir("mixed/checkpoints")) == ["3", "6", "9"]
+    for split in ("train", "eval/sotu_full_lm"):
+        alone, mixed = losses("alone", split), losses("mixed", split)
+        assert alone.keys() == mixed.keys() and alone
+        np.testing.assert_allclose([v[0] for v in alone.values()], [v[0] for v in mixed.values()], rtol=1e-5)
+
+    prompts = ["--prompt=The Congress of", "--prompt=We", "--max_tokens=12"]
+    alone = one("generate", "--model_dir=alone", *prompts)
+    first, second = two("generate", "--model_dir=mixed", *prompts)
+    assert alone.splitlines() == [line for line in first.splitlines() if "\t" in line] and alone.count("\n") == 2
+    assert "\t" not in second
 
 
 def test_sigterm_to_one_of_two_processes_saves_and_stops_both():
@@ -481,8 +503,6 @@ def test_a_process_that_dies_ends_the_other_with_a_message(killed):
     assert processes[1 - killed].wait(timeout=60) not in (0, 2, 3)
     log = open(f"two{1 - killed}.log").read()
     assert "lost another process of this run" in log or "coordination service" in log.lower(), log
-    resumed = start_two_processes("two", max(losses("two")) + 2, "--gin.CHECKPOINT_PERIOD=5")
-    assert [process.wait() for process in resumed] == [0, 0], open("two0.log").read() + open("two1.log").read()
 
 
 def test_a_profile_is_written_and_goodput_survives_a_restart():

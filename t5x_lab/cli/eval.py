@@ -4,12 +4,13 @@ import argparse
 import json
 import sys
 
-from t5x_lab.cli.flags import add_gin_flags, add_model_flags, gin_config
+from t5x_lab.cli.flags import add_gin_flags, add_model_flags, add_process_flags, gin_config, join_processes
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     add_model_flags(parser, several=True)
     add_gin_flags(parser)
+    add_process_flags(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object, and everything else to stderr")
 
 
@@ -22,10 +23,15 @@ def run(args: argparse.Namespace) -> None:
     if args.dry_run:
         print(dry_run(config))
         return
+    join_processes(args)
+    import jax
+
     results = {}
     for step, splits in evaluate_checkpoints(config, args.model_dir, args.step):
         results[step] = splits
+        if jax.process_index() > 0:
+            continue  # the first process speaks for all
         for split, metrics in splits.items():
             print(f"step {step}  {split}  {describe(metrics)}", file=sys.stderr if args.json else sys.stdout)
-    if args.json:
+    if args.json and jax.process_index() == 0:
         print(json.dumps(results))

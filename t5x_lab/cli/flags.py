@@ -52,3 +52,25 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top_k", type=int, default=0, help="only the k most probable tokens; 0 is all")
     parser.add_argument("--top_p", type=float, default=1.0, help="only the most probable tokens up to this mass")
     parser.add_argument("--seed", type=int, default=0, help="of sampling")
+
+
+def add_process_flags(parser: argparse.ArgumentParser) -> None:
+    """Where this process stands among those that work as one."""
+    group = parser.add_argument_group("several processes")
+    group.add_argument(
+        "--distributed",
+        action="store_true",
+        help="join the other processes; a TPU pod, Slurm, Open MPI and Kubernetes need nothing more",
+    )
+    group.add_argument("--coordinator_address", help="host:port of process 0, elsewhere; or JAX_COORDINATOR_ADDRESS")
+    group.add_argument("--num_processes", type=int, help="or JAX_NUM_PROCESSES")
+    group.add_argument("--process_id", type=int, help="from 0; or JAX_PROCESS_ID")
+
+
+def join_processes(args: argparse.Namespace) -> None:
+    """Waits for the other processes where the flags speak of any; before JAX is first used."""
+    place = (args.coordinator_address, args.num_processes, args.process_id)
+    if args.distributed or any(part is not None for part in place):
+        from t5x_lab.partitioning.distributed import initialize
+
+        initialize(*place)

@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from t5x_lab.cli.flags import add_model_flags, add_sampling_flags, chosen_step
+from t5x_lab.cli.flags import add_model_flags, add_process_flags, add_sampling_flags, chosen_step, join_processes
 from t5x_lab.config.errors import UserError
 
 
@@ -13,9 +13,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--input", help="a file with one prompt a line")
     parser.add_argument("--num_samples", type=int, default=1, help="completions of each prompt")
     add_sampling_flags(parser)
+    add_process_flags(parser)
 
 
 def run(args: argparse.Namespace) -> None:
+    join_processes(args)
+    import jax
+
     import t5x_lab
 
     prompts = list(args.prompt)
@@ -30,12 +34,14 @@ def run(args: argparse.Namespace) -> None:
     def complete(prompts):
         options = {name: getattr(args, name) for name in ("max_tokens", "temperature", "top_k", "top_p", "num_samples", "seed")}
         for prompt, samples in zip(prompts, model.generate(prompts, **options), strict=True):
-            for text in samples:
+            for text in samples if jax.process_index() == 0 else []:
                 print(f"{prompt}  →  {text}" if sys.stdout.isatty() else f"{prompt}\t{text}", flush=True)
 
     if prompts:
         complete(prompts)
         return
+    if jax.process_count() > 1:
+        raise UserError("Several processes cannot take turns at the keyboard; give all of them the same --prompt or --input.")
     print("Type a prompt and Enter; Ctrl-D ends.", file=sys.stderr)
     for line in sys.stdin:
         complete([line.rstrip("\n")])

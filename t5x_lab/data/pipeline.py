@@ -190,28 +190,19 @@ def _shard_of_task(part: Part, shard_info: seqio.ShardInfo, seed: int, config: D
 def eval_batches(
     tasks: WeightedTasks, part: Part, config: DataConfig, process: int = 0, num_processes: int = 1
 ) -> Iterator[HostBatch]:
-    """At most `config.eval_steps` batches of one task's validation split, the same ones every time.
+    """This process's rows of at most `config.eval_steps` batches of one task's validation split, the same ones every time.
 
-    The last batch is filled up with rows of padding, which count for nothing; where several processes read, so are
-    batches that this process has no rows for, since all processes must take part in every step.
+    Every process reads all of it, so that rows and batches do not depend on their number. The last batch is filled up with
+    rows of padding, which count for nothing.
     """
-    shard_info = seqio.ShardInfo(index=process, num_shards=num_processes)
-    dataset = part.task.get_dataset(
-        part.lengths, split="validation", shuffle=False, seed=0, shard_info=shard_info, num_epochs=1
-    )
-    rows = config.batch_size // num_processes
+    dataset = part.task.get_dataset(part.lengths, split="validation", shuffle=False, seed=0, num_epochs=1)
     alone = WeightedTasks(tasks.name, tasks.architecture, (part,))
     examples = _examples(dataset, part, 0, alone)
+    rows = config.batch_size
     dataset = convert(examples, tasks.architecture, tasks.lengths, rows, pack=config.pack, drop_remainder=False)
-    produced = 0
+    mine = slice(process * rows // num_processes, (process + 1) * rows // num_processes)
     for batch in dataset.take(config.eval_steps).as_numpy_iterator():
-        produced += 1
-        yield {name: np.pad(x, [(0, rows - len(x))] + [(0, 0)] * (x.ndim - 1)) for name, x in batch.items()}
-    while num_processes > 1 and produced < config.eval_steps:
-        produced += 1
-        yield {
-            name: np.zeros((rows, *spec.shape[1:]), spec.dtype.as_numpy_dtype) for name, spec in dataset.element_spec.items()
-        }
+        yield {name: np.pad(x, [(0, rows - len(x))] + [(0, 0)] * (x.ndim - 1))[mine] for name, x in batch.items()}
 
 
 def _sentence(error: tf.errors.OpError) -> Exception:

@@ -4,7 +4,6 @@ import functools
 from collections.abc import Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
@@ -21,13 +20,14 @@ from t5x_lab.training.step import per_token
 _LENGTH_MULTIPLE = 16  # lengths are padded to multiples of it, so that few programs are compiled
 
 
-def load(model_dir: str, step: int | None = None, mesh: str = "data=1") -> "Run":
+def load(model_dir: str, step: int | None = None, mesh: str | None = None) -> "Run":
     """The model of a run directory, at its latest checkpoint or at `step`.
 
     Args:
       model_dir: a directory that `t5x_lab train` or `Run.save` wrote.
       step: a checkpoint's step.
-      mesh: devices to spread it over, such as "fsdp=8"; the first device alone by default.
+      mesh: devices to spread it over, such as "fsdp=8"; by default the first device alone, or where several processes work as
+        one the run's own MESH. All of them then make the same calls, and get the same answers.
     """
     return from_gin([run_config_file(model_dir)], checkpoint=model_dir, step=step, mesh=mesh)
 
@@ -39,7 +39,7 @@ def from_gin(
     seed: int = 0,
     checkpoint: str | None = None,
     step: int | None = None,
-    mesh: str = "data=1",
+    mesh: str | None = None,
 ) -> "Run":
     """A model from gin files, with fresh parameters or those of a checkpoint.
 
@@ -53,9 +53,10 @@ def from_gin(
     """
     files, bindings = ([x] if isinstance(x, str) else x for x in (files, bindings))
     config = GinConfig(tuple(map(str, files)), tuple(bindings))
-    shape = MeshShape.parse(mesh)
-    fixed = [size for size in (shape.data, shape.fsdp, shape.tensor) if size > 0]
-    devices = jax.devices() if len(fixed) < 3 else jax.devices()[: int(np.prod(fixed))]
+    together = mesh is None and jax.process_count() > 1
+    shape = config.mesh() if together else MeshShape.parse(mesh or "data=1")
+    sizes = (shape.data, shape.fsdp, shape.tensor, shape.replica or 1)
+    devices = jax.devices() if -1 in sizes else jax.devices()[: int(np.prod(sizes))]
     placed = Placed(config.model(), shape, devices)
     if checkpoint is None:
         return Run(config, placed, placed.init_params(seed), step=0)
@@ -139,8 +140,8 @@ class Run:
         self._check_decoder("generate_tokens")
         if max_tokens < 1:
             raise UserError(f"max_tokens is {max_tokens}; it must be at least 1.")
-        rows = jnp.asarray(_pad_rows(_pad(prompts), self._placed.row_multiple))
-        out = self._generate(self.params, rows, jax.random.key(seed), max_tokens, sampling, self.vocabulary.eos_id)
+        rows = _pad_rows(_pad(prompts), self._placed.row_multiple)
+        out = self._generate(self.params, rows, np.uint32(seed), max_tokens, sampling, self.vocabulary.eos_id)
         tokens, log_probs = (np.asarray(x)[: len(prompts)] for x in out)
         return tokens, log_probs
 
@@ -148,12 +149,14 @@ class Run:
     def _generate(self):
         model = self._model
 
-        def generate(params, prompts, key, max_tokens, sampling, eos_id):
+        def generate(params, prompts, seed, max_tokens, sampling, eos_id):
+            key = jax.random.key(seed)
             logits, state = model.prefill(params, prompts, max_tokens)
             step = lambda state, token: model.step(params, state, token)
             return sample(step, logits, state, max_tokens=max_tokens, eos_id=eos_id, config=sampling, key=key)
 
-        return jax.jit(generate, static_argnames=("max_tokens", "sampling", "eos_id"))
+        static = ("max_tokens", "sampling", "eos_id")
+        return jax.jit(generate, static_argnames=static, out_shardings=self._placed.replicated)
 
     def score(self, inputs, targets, *, eos: bool = False) -> np.ndarray:
         """Sum of the log-probabilities of the target tokens, float32 [B]; no z-loss, no label smoothing.
@@ -179,11 +182,11 @@ class Run:
 
     @functools.cached_property
     def _score(self):
-        return jax.jit(self._model.score)
+        return jax.jit(self._model.score, out_shardings=self._placed.replicated)
 
     def logits(self, **features) -> np.ndarray:
         """Teacher-forced logits, float32 [B, T, V], of SeqIO model features (`decoder_input_tokens`, …)."""
-        batch = {name: jnp.asarray(x) for name, x in features.items()}
+        batch = {name: np.asarray(x) for name, x in features.items()}
         network = self._model.config.network
         needed = ["decoder_input_tokens"] * network.has_decoder + ["encoder_input_tokens"] * network.has_encoder
         missing = [name for name in needed if name not in batch]
@@ -193,20 +196,20 @@ class Run:
 
     @functools.cached_property
     def _logits(self):
-        return jax.jit(self._model.logits)
+        return jax.jit(self._model.logits, out_shardings=self._placed.replicated)
 
     def loss(self, batch: dict) -> dict[str, float]:
         """`loss` (cross-entropy per token with loss), `z_loss` (the same for z-loss) and `weight_sum` of a batch."""
         targets = f"{'decoder' if self._model.config.network.has_decoder else 'encoder'}_target_tokens"
         if targets not in batch:
             raise UserError(f"loss needs {targets} in the batch, besides what logits needs.")
-        sums = self._loss(self.params, {name: jnp.asarray(x) for name, x in batch.items()})
+        sums = self._loss(self.params, {name: np.asarray(x) for name, x in batch.items()})
         means = per_token(sums)
         return {"loss": float(means["loss"]), "z_loss": float(means["z_loss"]), "weight_sum": float(sums.weights)}
 
     @functools.cached_property
     def _loss(self):
-        return jax.jit(self._model.loss)
+        return jax.jit(self._model.loss, out_shardings=self._placed.replicated)
 
     def save(self, directory: str) -> None:
         """Writes a run directory that `t5x_lab.load` reads: the configuration and the parameters."""
@@ -272,5 +275,5 @@ def _pad_rows(x: np.ndarray, multiple: int) -> np.ndarray:
     return np.pad(x, [(0, -len(x) % multiple)] + [(0, 0)] * (x.ndim - 1))
 
 
-def _pad_batch(batch: dict[str, np.ndarray], placed: Placed) -> dict[str, jax.Array]:
-    return {name: jnp.asarray(_pad_rows(x, placed.row_multiple)) for name, x in batch.items()}
+def _pad_batch(batch: dict[str, np.ndarray], placed: Placed) -> dict[str, np.ndarray]:
+    return {name: _pad_rows(x, placed.row_multiple) for name, x in batch.items()}
