@@ -228,7 +228,9 @@ def banner(run: RunConfig, placed: Placed, start: int, lengths: tuple[int, int],
             f"{tokens:,} per batch",
             f"steps       {start} to {'about ' if run.train_tokens else ''}{start + steps}: {tokens * steps:,} tokens, "
             f"{float(flops):.3g} FLOPs (forward and backward, attention in full)",
-            f"MFU         against {peak:.3g} FLOP/s per device" if peak else "MFU         none: this device's peak is unknown",
+            f"MFU         those FLOPs, recomputation not counted, against {peak:.3g} FLOP/s per device"
+            if peak
+            else "MFU         none: this device's peak is unknown",
             f"directory   {run.model_dir}",
         ]
     )
