@@ -95,6 +95,9 @@ def test_arguments_are_the_bytes_of_the_state_and_the_batch():
 @pytest.mark.parametrize(
     "flags, says",
     [
+        (["--topology=v5e:0x2"], "is a generation and its chips along each axis"),
+        (["--topology=v5e:4x4", "--gin.BATCH_SIZE=8", "--search"], "cannot be split over"),
+        (["--topology=v5e:4x4", "--gin.BATCH_SIZE=8", "--mode=eval"], "cannot be split over"),
         (["--topology=v4"], "is a generation and its chips along each axis"),
         (["--topology=v9:2x2"], 'libtpu knows no slices "v9:2x2"'),
         (["--num_slices=2"], "--num_slices needs a --topology"),
@@ -106,6 +109,15 @@ def test_arguments_are_the_bytes_of_the_state_and_the_batch():
 def test_mistakes_are_sentences(flags, says):
     result = compile_command(*flags, *(f"--gin_file={file}" for file in TINY))
     assert result.returncode == 2 and says in result.stderr and "Traceback" not in result.stderr, result.stderr
+
+
+def test_rows_that_several_processes_would_read_are_refused():
+    """A tensor axis across hosts: each would read other text for the same rows. Four chips a host, sixteen hosts."""
+    devices = topology_devices("v4:4x4x4")
+    model = ModelConfig(tiny_config("causal_decoder", num_heads=8))
+    Placed(model, MeshShape.parse("data=-1"), devices).check_processes()
+    with pytest.raises(UserError, match="spreads a row of the batch over several processes"):
+        Placed(model, MeshShape.parse("data=-1,tensor=8"), devices).check_processes()
 
 
 def test_missing_libtpu_is_one_sentence(monkeypatch):
@@ -128,6 +140,14 @@ HLO = """HloModule m
   %g = bf16[4,8]{1,0} collective-permute(%x), source_target_pairs={{0,1}}
 }
 
+%compute_of_channel_7 (p: f32[16]) -> f32[16] {
+  ROOT %again = f32[16]{0} all-reduce(%p), channel_id=7, to_apply=%add
+}
+
+%all-reduce-scatter.1 (p: f32[16]) -> f32[4] {
+  %whole = f32[16]{0} all-reduce(%p), channel_id=8, to_apply=%add
+}
+
 %inner_condition (p: (s32[], bf16[4,8])) -> pred[] {
   %limit = s32[]{:T(128)} constant(3)
   ROOT %lt = pred[] compare(%i, %limit), direction=LT
@@ -135,7 +155,9 @@ HLO = """HloModule m
 
 %outer (p: (s32[], f32[16])) -> (s32[], f32[16]) {
   %w = (s32[], bf16[4,8]) while(%t), condition=%inner_condition, body=%inner
-  %r = f32[16]{0} all-reduce(%y), to_apply=%add
+  %r = f32[16]{0} all-reduce(%y), channel_id=7, to_apply=%add
+  %r2 = f32[16]{0} fusion(%y), kind=kCustom, calls=%compute_of_channel_7
+  %rs = f32[4]{0} fusion(%y), kind=kCustom, calls=%all-reduce-scatter.1
   %s = (f32[2]{0}, f32[16]{0}) all-gather-start(%z), dimensions={0}
   %q = ((f32[16]{0}), f32[2]{0}, u32[]) async-start(%z), calls=%scatter
   %u = f32[2]{0} async-done(%q), calls=%scatter
@@ -143,7 +165,7 @@ HLO = """HloModule m
 
 ENTRY %main (p0: f32[16]) -> f32[16] {
   %w2 = (s32[], f32[16]) while(%t2), condition=%c, body=%outer, backend_config={"known_trip_count":{"n":"5"}}
-  %last = (f32[16]{0}, bf16[2]{0}) all-reduce(%a, %b), to_apply=%add
+  %last = (f32[16]{0}, bf16[2]{0}) all-reduce-start(%a, %b), to_apply=%add
 }
 """
 
@@ -152,7 +174,7 @@ def test_collectives_in_loops_count_as_often_as_the_loops_run():
     assert collectives(HLO) == {
         "all-gather": {"count": 5, "bytes": 5 * 64},
         "all-reduce": {"count": 6, "bytes": 5 * 64 + 68},
-        "reduce-scatter": {"count": 5, "bytes": 5 * 8},
+        "reduce-scatter": {"count": 10, "bytes": 5 * 8 + 5 * 16},
         "collective-permute": {"count": 15, "bytes": 15 * 64},
     }
 

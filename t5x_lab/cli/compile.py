@@ -23,7 +23,7 @@ def run(args: argparse.Namespace) -> None:
     from t5x_lab.config.errors import UserError
     from t5x_lab.partitioning.topologies import topology_devices, without_accelerator
 
-    if args.topology:
+    if args.topology is not None:
         without_accelerator()
     elif args.num_slices != 1:
         raise UserError("--num_slices needs a --topology, the slice that there are so many of.")
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> None:
     from t5x_lab.runs import compile as compiling
 
     run_config = config.run()
-    devices = topology_devices(args.topology, args.num_slices) if args.topology else None
+    devices = topology_devices(args.topology, args.num_slices) if args.topology is not None else None
     name = args.topology and (args.topology if args.num_slices == 1 else f"{args.num_slices} slices {args.topology}")
     if not args.search:
         report = compiling.compile_step(run_config, args.mode, devices, name)

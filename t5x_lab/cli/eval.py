@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 
-from t5x_lab.cli.flags import add_gin_flags, add_model_flags, add_process_flags, gin_config, join_processes
+from t5x_lab.cli.flags import add_gin_flags, add_model_flags, add_process_flags, gin_config, joined_processes
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -15,6 +15,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    import jax
+
     from t5x_lab.observe.console import describe
     from t5x_lab.runs.config import run_config_file
     from t5x_lab.runs.evaluate import dry_run, evaluate_checkpoints
@@ -23,15 +25,13 @@ def run(args: argparse.Namespace) -> None:
     if args.dry_run:
         print(dry_run(config))
         return
-    join_processes(args)
-    import jax
-
     results = {}
-    for step, splits in evaluate_checkpoints(config, args.model_dir, args.step):
-        results[step] = splits
-        if jax.process_index() > 0:
-            continue  # the first process speaks for all
-        for split, metrics in splits.items():
-            print(f"step {step}  {split}  {describe(metrics)}", file=sys.stderr if args.json else sys.stdout)
-    if args.json and jax.process_index() == 0:
-        print(json.dumps(results))
+    with joined_processes(args):
+        for step, splits in evaluate_checkpoints(config, args.model_dir, args.step):
+            results[step] = splits
+            if jax.process_index() > 0:
+                continue  # the first process speaks for all
+            for split, metrics in splits.items():
+                print(f"step {step}  {split}  {describe(metrics)}", file=sys.stderr if args.json else sys.stdout)
+        if args.json and jax.process_index() == 0:
+            print(json.dumps(results))

@@ -1,6 +1,8 @@
 """Flags that several commands share."""
 
 import argparse
+import contextlib
+from collections.abc import Iterator
 
 from t5x_lab.config.errors import UserError
 
@@ -67,10 +69,18 @@ def add_process_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--process_id", type=int, help="from 0; or JAX_PROCESS_ID")
 
 
-def join_processes(args: argparse.Namespace) -> None:
-    """Waits for the other processes where the flags speak of any; before JAX is first used."""
+@contextlib.contextmanager
+def joined_processes(args: argparse.Namespace, *agreed: type[BaseException]) -> Iterator[None]:
+    """Waits for the other processes where the flags speak of any, before JAX is first used, and ends together with them.
+
+    `agreed` are exceptions that all processes raise after the same step.
+    """
+    from t5x_lab.partitioning.distributed import ending_together
+
     place = (args.coordinator_address, args.num_processes, args.process_id)
     if args.distributed or any(part is not None for part in place):
         from t5x_lab.partitioning.distributed import initialize
 
         initialize(*place)
+    with ending_together(*agreed):
+        yield

@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from t5x_lab.cli.flags import add_model_flags, add_process_flags, add_sampling_flags, chosen_step, join_processes
+from t5x_lab.cli.flags import add_model_flags, add_process_flags, add_sampling_flags, chosen_step, joined_processes
 from t5x_lab.config.errors import UserError
 
 
@@ -17,7 +17,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    join_processes(args)
+    with joined_processes(args):
+        _run(args)
+
+
+def _run(args: argparse.Namespace) -> None:
     import jax
 
     import t5x_lab

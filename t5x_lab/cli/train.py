@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from t5x_lab.cli.flags import add_gin_flags, add_process_flags, gin_config, join_processes
+from t5x_lab.cli.flags import add_gin_flags, add_process_flags, gin_config, joined_processes
 from t5x_lab.cli.main import FAILURE, STOPPED
 
 
@@ -14,9 +14,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int | None:
     config = gin_config(args)
-    if not args.dry_run:
-        join_processes(args)
-    from t5x_lab.partitioning.distributed import ending_together
     from t5x_lab.runs import train as training
     from t5x_lab.training.loop import Diverged, Preempted
 
@@ -24,7 +21,7 @@ def run(args: argparse.Namespace) -> int | None:
         print(training.dry_run(config))
         return None
     try:
-        with ending_together(Preempted, Diverged):
+        with joined_processes(args, Preempted, Diverged):
             training.train(config)
     except Preempted as stopped:
         print(f"t5x_lab train: {stopped}", file=sys.stderr)

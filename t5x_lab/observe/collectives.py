@@ -6,6 +6,7 @@ KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective
 _BYTES = {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "f16": 2, "bf16": 2, "s64": 8, "u64": 8, "f64": 8}  # others: 4
 _COLLECTIVE = re.compile(rf"= (.*?) ({'|'.join(KINDS)})(-start)?\(")
 _CALL = re.compile(r"\b(?:calls|body|to_apply|true_computation|false_computation|branch_computations)=\{?([^\s,}]+)")
+_CHANNEL = re.compile(r"channel_id=(\d+)")
 _TRIPS = re.compile(r"known_trip_count\D*(\d+)")
 
 
@@ -13,30 +14,43 @@ def collectives(hlo: str) -> dict[str, dict[str, int]]:
     """Kind -> `count` and `bytes` of results on one device, in one run of a compiled program's text.
 
     What stands in a loop counts as often as the loop runs: its known trip count, or the number its condition compares with.
+    Parts of one asynchronous collective share a channel and count once. An all-reduce of which a device keeps its share (a
+    fusion by that name on TPUs) is a reduce-scatter.
     """
     computations = _computations(hlo)
-    known: dict[str, dict[str, list[int]]] = {}
+    known: dict[str, dict[object, tuple[str, int, int]]] = {}
 
-    def total(name: str) -> dict[str, list[int]]:
+    def total(name: str) -> dict[object, tuple[str, int, int]]:
+        """(kind, count, bytes) by channel, or by place where there is none."""
         if name in known:
             return known[name]
-        counts = {kind: [0, 0] for kind in KINDS}
-        for line in computations.get(name, []):
-            if found := _COLLECTIVE.search(line):
-                counts[found[2]][0] += 1
-                counts[found[2]][1] += _result_bytes(found[1], asynchronous=bool(found[3]))
+        found: dict[object, tuple[str, int, int]] = {}
+        for number, line in enumerate(computations.get(name, [])):
             if " async-update(" in line or " async-done(" in line:
                 continue  # they name the computation that their start has called
+            if match := _COLLECTIVE.search(line):
+                channel = _CHANNEL.search(line)
+                key: object = int(channel[1]) if channel else (name, number)
+                found[key] = (match[2], 1, _result_bytes(match[1], match[2], asynchronous=bool(match[3])))
             times = _trips(line, computations) if " while(" in line else 1
             for callee in _CALL.findall(line):
-                for kind, (count, size) in total(callee).items():
-                    counts[kind][0] += times * count
-                    counts[kind][1] += times * size
-        known[name] = counts
-        return counts
+                for key, (kind, count, size) in total(callee).items():
+                    if "all-reduce-scatter" in callee and kind == "all-reduce":
+                        kind, size = (
+                            "reduce-scatter",
+                            _result_bytes(line.partition("= ")[2].partition(" fusion(")[0], "", False),
+                        )
+                    found[key] = (kind, times * count, times * size)
+        known[name] = found
+        return found
 
     entry = next((name for name, lines in computations.items() if lines[0].startswith("ENTRY")), "")
-    return {kind: {"count": count, "bytes": size} for kind, (count, size) in total(entry).items() if count}
+    result: dict[str, dict[str, int]] = {}
+    for kind, count, size in total(entry).values():
+        so_far = result.setdefault(kind, {"count": 0, "bytes": 0})
+        so_far["count"] += count
+        so_far["bytes"] += size
+    return result
 
 
 def _computations(hlo: str) -> dict[str, list[str]]:
@@ -60,10 +74,11 @@ def _trips(line: str, computations: dict[str, list[str]]) -> int:
     return max(limits, default=1)
 
 
-def _result_bytes(shape: str, asynchronous: bool) -> int:
-    """Bytes of a result's shape. A start's is (operands, results, …): the results are its second half."""
+def _result_bytes(shape: str, kind: str, asynchronous: bool) -> int:
+    """Bytes of a result's shape. A start's is (operands, results, …), but for an all-reduce's, which is results alone."""
     arrays = [_BYTES.get(dtype, 4) * _product(dims) for dtype, dims in re.findall(r"\b([a-z]+\d*)\[([\d,]*)\]", shape) if dims]
-    return sum(arrays[len(arrays) // 2 :]) if asynchronous and shape.startswith("(") else sum(arrays)
+    halves = asynchronous and shape.startswith("(") and kind != "all-reduce"
+    return sum(arrays[len(arrays) // 2 :]) if halves else sum(arrays)
 
 
 def _product(dims: str) -> int:

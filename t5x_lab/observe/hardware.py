@@ -34,7 +34,10 @@ CHIPS = {
     "TPU v6e": _V6E,
     "TPU7x": Chip(1153e12, 96 * GiB, 3690e9),
     "NVIDIA A100": Chip(312e12, 80 * GB, 2039e9),
+    "NVIDIA A100-SXM4-40GB": Chip(312e12, 40 * GB, 1555e9),
+    "NVIDIA A100-PCIE-40GB": Chip(312e12, 40 * GB, 1555e9),
     "NVIDIA H100": Chip(989e12, 80 * GB, 3350e9),
+    "NVIDIA H100 PCIe": Chip(756e12, 80 * GB, 2039e9),
     "NVIDIA H200": Chip(989e12, 141 * GB, 4800e9),
 }
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-CHUNK = 2048  # tokens of each shard whose logits exist at one time
+CHUNK = 2048  # about so many tokens of each shard have logits at one time; at least one column of its rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +81,7 @@ def _forward(hidden, matrix, targets, weights, config):
 
 def _backward(config, gradient, cotangents):
     del config
-    of_hidden, of_matrix = jax.tree.map(lambda g: g * cotangents[0].astype(g.dtype), gradient)
+    of_hidden, of_matrix = jax.tree.map(lambda g: (g * cotangents[0]).astype(g.dtype), gradient)
     return of_hidden, of_matrix, None, None
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import sys
 import traceback
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from t5x_lab.config.errors import UserError
 
 VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 FLAGS = ("--coordinator_address", "--num_processes", "--process_id")
+_OWN_FAULT = re.compile("RESOURCE_EXHAUSTED|INVALID_ARGUMENT|UNIMPLEMENTED|out of memory", re.IGNORECASE)
 HEARTBEAT_SECONDS = 30  # a process that is silent for so long is taken for dead
 
 
@@ -57,12 +59,14 @@ def ending_together(*agreed: type[BaseException]) -> Iterator[None]:
     except BaseException as error:
         if jax.process_count() == 1:
             raise
-        if isinstance(error, jax.errors.JaxRuntimeError):
-            reason = f"lost another process of this run ({str(error).splitlines()[0][:200]}); its own log says why it ended"
-        elif isinstance(error, UserError):
-            reason = error.sentence
+        if isinstance(error, UserError):
+            reason = f": {error.sentence}"
+        elif isinstance(error, jax.errors.JaxRuntimeError) and not _OWN_FAULT.search(str(error)):
+            reason = (
+                f" lost another process of this run ({str(error)[:200]}); its own log says why it ended. Start all processes "
+                "again with the same command: the run goes on from its latest checkpoint."
+            )
         else:
-            reason = "".join(traceback.format_exception(error))
-        again = "Start all processes again with the same command: the run goes on from its latest checkpoint."
-        print(f"t5x_lab: process {jax.process_index()} {reason}. {again}", file=sys.stderr, flush=True)
+            reason = " failed:\n" + "".join(traceback.format_exception(error))
+        print(f"t5x_lab: process {jax.process_index()}{reason}", file=sys.stderr, flush=True)
         os._exit(2 if isinstance(error, UserError) else 1)

@@ -34,7 +34,7 @@ def topology_devices(name: str, num_slices: int = 1) -> list:
     """
     from jax.experimental import topologies
 
-    if not re.fullmatch(r"\w+:\d+(x\d+)*", name):
+    if not re.fullmatch(r"\w+:[1-9]\d*(x[1-9]\d*)*", name):
         raise UserError(f'--topology is "{name}"; it is a generation and its chips along each axis, such as {EXAMPLES}.')
     try:
         import libtpu  # noqa: F401
@@ -46,5 +46,5 @@ def topology_devices(name: str, num_slices: int = 1) -> list:
     try:
         return list(topologies.get_topology_desc(topology_name=name, platform="tpu", **options).devices)
     except Exception as error:  # JaxRuntimeError for an unknown name, RuntimeError and others from libtpu's start
-        reason = str(error).splitlines()[0]
+        reason = str(error).partition(chr(10))[0]
         raise UserError(f'libtpu knows no slices "{name}" ({reason}). Some that it knows: {EXAMPLES}.') from error

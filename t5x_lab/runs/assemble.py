@@ -51,6 +51,20 @@ class Placed:
         """Shapes and shardings, for restoring."""
         return _with_shardings(self.model.abstract_params, self.param_shardings)
 
+    def check_processes(self) -> None:
+        """Checks that no row of a batch is on the devices of two processes, each of which reads rows of its own.
+
+        Raises:
+          UserError: when `tensor` splits a row over processes.
+        """
+        by_rows = self.mesh.devices.reshape(self.row_multiple, -1)
+        if any(len({device.process_index for device in group}) > 1 for group in by_rows):
+            tensor = self.mesh.shape["tensor"]
+            raise UserError(
+                f"MESH has tensor={tensor}, and on these devices that spreads a row of the batch over several processes, each "
+                "of which reads rows of its own. Choose a smaller tensor (one host's devices at most), or fsdp=-1 alone."
+            )
+
     def put(self, batch: HostBatch) -> dict[str, jax.Array]:
         """Global arrays of this process's rows."""
         return {name: jax.make_array_from_process_local_data(self.batch_sharding, x) for name, x in batch.items()}
@@ -99,12 +113,7 @@ def assemble(
     Raises:
       UserError: when the batch cannot be split over the mesh.
     """
-    rows, parts = batch_size // microbatches, placed.row_multiple
-    if rows % parts:
-        raise UserError(
-            f"BATCH_SIZE / MICROBATCHES is {rows} rows, which cannot be split over replica * data * fsdp = {parts} devices. "
-            f"Choose a multiple of {parts}."
-        )
+    check_rows(batch_size // microbatches, placed.row_multiple)
     model = placed.model
     transformation = optimizer.make(model.axes)
     start = functools.partial(initial_state, model, transformation, num_tasks=num_tasks)
@@ -124,6 +133,15 @@ def assemble(
     )
     first = jax.jit(start, out_shardings=shardings)
     return Training(placed, transformation, _with_shardings(abstract, shardings), first, compiled)
+
+
+def check_rows(rows: int, parts: int) -> None:
+    """Raises a `UserError` when that many rows cannot be split over the mesh."""
+    if rows % parts:
+        raise UserError(
+            f"BATCH_SIZE / MICROBATCHES is {rows} rows, which cannot be split over replica * data * fsdp = {parts} devices. "
+            f"Choose a multiple of {parts}."
+        )
 
 
 def _with_shardings(abstract, shardings):

@@ -18,7 +18,7 @@ from t5x_lab.networks.config import REMAT_POLICIES, TransformerConfig
 from t5x_lab.networks.flops import flops_per_example, recomputed_flops_per_example
 from t5x_lab.observe.collectives import collectives
 from t5x_lab.observe.hardware import GiB, chip
-from t5x_lab.runs.assemble import Placed, assemble
+from t5x_lab.runs.assemble import Placed, assemble, check_rows
 from t5x_lab.runs.config import RunConfig
 
 MODES = ("train", "eval", "predict")
@@ -37,14 +37,15 @@ class Report:
       batch_size, microbatches, remat_policy: what was compiled; an LSTM has no policy.
       num_parameters: of the model.
       bytes_per_device: `arguments`, `temporaries`, `outputs` (that are not written over arguments), their sum `peak`, and the
-        `limit`, None where it is unknown. Where the program does not fit only `peak` and `limit` are known, as the
-        compiler gives them.
+        `limit`, None where it is unknown. Of a program that the compiler refuses only the peak and the limit are known,
+        as it gives them.
       fits: whether the compiler found room for it.
       collectives: kind to `count` and `bytes`, of one device in one step.
       model_flops_per_step: by hand, forward and backward when training; attention counted in full.
       recomputed_flops_per_step: what remat adds to them.
       floor_seconds: `compute`, both FLOPs at the devices' peak rate; `memory`, arguments and outputs moved once and temporaries
-        twice (written and read) at the memory's bandwidth. None where the device is unknown. No step is faster than both.
+        twice (written and read) at the memory's bandwidth. None where the device is unknown. Attention is counted in
+        full, so that a causal step may be a little faster than the first.
       compile_seconds: of tracing and compiling, on this machine.
     """
 
@@ -83,12 +84,16 @@ def compile_step(run: RunConfig, mode: str = "train", devices: Sequence | None =
     placed = Placed(run.model, run.mesh_shape, devices)
     network = run.model.network
     lengths = run.data.model_lengths(network.architecture)
+    rows = run.data.batch_size // (run.microbatches if mode == "train" else 1)
+    check_rows(rows, placed.row_multiple)
     share = 1.0 if mode == "train" else 1 / 3  # the forward pass alone
+    if mode == "predict" and not network.has_encoder:
+        lengths = (0, 2 * lengths[1])  # a prompt as long as what is written
     flops = round(run.data.batch_size * flops_per_example(network, *lengths) * share)
     again = run.data.batch_size * recomputed_flops_per_example(network, *lengths) if mode == "train" else 0
 
     began = time.monotonic()
-    program, arguments = _program(run, placed, mode, lengths)
+    program, arguments = _program(run, placed, mode)
     lowered = program.lower(*arguments)
     kind = chip(devices[0].device_kind)
     limit = round(kind.memory) if kind else None
@@ -102,8 +107,10 @@ def compile_step(run: RunConfig, mode: str = "train", devices: Sequence | None =
         memory: Any = compiled.memory_analysis()
         outputs = memory.output_size_in_bytes - memory.alias_size_in_bytes
         parts = {"arguments": memory.argument_size_in_bytes, "temporaries": memory.temp_size_in_bytes, "outputs": outputs}
-        sizes = {**parts, "peak": sum(parts.values()), "limit": limit}
-        fits, found = True, collectives(text)
+        peak = sum(parts.values())
+        sizes = {**parts, "peak": peak, "limit": limit}
+        # A TPU's compiler refuses what does not fit, a GPU's does not.
+        fits, found = limit is None or peak <= limit, collectives(text)
         moved = memory.argument_size_in_bytes + memory.output_size_in_bytes + 2 * memory.temp_size_in_bytes
     floors = {
         "compute": (flops + again) / len(devices) / kind.peak_flops if kind else None,
@@ -142,8 +149,9 @@ def _compile(lowered: jax.stages.Lowered, devices: Sequence) -> tuple[jax.stages
     return compiled, max(programs, key=len, default="")
 
 
-def _program(run: RunConfig, placed: Placed, mode: str, lengths: tuple[int, int]) -> tuple[Any, tuple]:
+def _program(run: RunConfig, placed: Placed, mode: str) -> tuple[Any, tuple]:
     """The jitted step and its arguments, as shapes with shardings."""
+    lengths = run.data.model_lengths(run.model.network.architecture)
     batch = {
         name: jax.ShapeDtypeStruct(shape, jnp.int32, sharding=placed.batch_sharding)
         for name, shape in run.data.batch_shapes(run.model.network.architecture).items()
@@ -181,7 +189,8 @@ def _memory_of_refusal(error: jax.errors.JaxRuntimeError, arguments: int) -> dic
         raise error
     needed, limit = (round(float(found[i]) * _UNITS[found[i + 1]]) for i in (1, 3))
     if "HLO temporaries" in str(error):
-        return {"arguments": arguments, "temporaries": needed, "peak": arguments + needed, "limit": limit}
+        # Whose "temporaries" are all of the program's memory, the arguments too.
+        return {"arguments": arguments, "temporaries": max(needed - arguments, 0), "peak": needed, "limit": limit}
     return {"peak": needed, "limit": limit}
 
 
@@ -197,6 +206,7 @@ def search(run: RunConfig, devices: Sequence | None = None, topology: str | None
     if chip(kind) is None:
         raise UserError(f'--search needs a device whose memory is known, which "{kind}" is not; give it a --topology.')
     rows = Placed(run.model, run.mesh_shape, None if devices is None else list(devices)).row_multiple
+    check_rows(run.data.batch_size, rows)
     policies = sorted(REMAT_POLICIES, key=lambda policy: _recomputed(run, policy))
     microbatches = 1
     while run.data.batch_size % microbatches == 0 and (run.data.batch_size // microbatches) % rows == 0:

@@ -11,7 +11,7 @@ from t5x_lab.data.environment import check_environment
 from t5x_lab.models.model import Params
 from t5x_lab.observe.console import say
 from t5x_lab.observe.model_info import model_info
-from t5x_lab.runs.assemble import Placed
+from t5x_lab.runs.assemble import Placed, check_rows
 from t5x_lab.runs.config import GinConfig
 from t5x_lab.training.step import per_token
 
@@ -73,6 +73,8 @@ def evaluate_checkpoints(config: GinConfig, model_dir: str, step: str) -> Iterat
     path = find_checkpoint(model_dir, int(step) if step.isdigit() else None)
     steps = finished_steps(model_dir) if step == "all" else [int(path.name)]
     placed = Placed(model, config.mesh())
+    placed.check_processes()
+    check_rows(data.batch_size, placed.row_multiple)
     check_environment()
     from t5x_lab.data.pipeline import resolve_tasks
 

@@ -56,7 +56,7 @@ def from_gin(
     together = mesh is None and jax.process_count() > 1
     shape = config.mesh() if together else MeshShape.parse(mesh or "data=1")
     sizes = (shape.data, shape.fsdp, shape.tensor, shape.replica or 1)
-    devices = jax.devices() if -1 in sizes else jax.devices()[: int(np.prod(sizes))]
+    devices = jax.devices() if -1 in sizes or jax.process_count() > 1 else jax.devices()[: int(np.prod(sizes))]
     placed = Placed(config.model(), shape, devices)
     if checkpoint is None:
         return Run(config, placed, placed.init_params(seed), step=0)

@@ -34,6 +34,7 @@ def train(config: GinConfig) -> None:
       UserError: for a mistake in the configuration, before data are read or parameters made.
       Preempted, Diverged: see `t5x_lab.training.loop`.
     """
+    clock = Clock()
     run = config.run()
     begin = where_to_start(run)
     if run.profile_steps:
@@ -46,6 +47,7 @@ def train(config: GinConfig) -> None:
     names = [part.task.name for part in tasks.parts]
     _check_positions(run, tasks.lengths)
     placed = Placed(run.model, run.mesh_shape)
+    placed.check_processes()
     training = _assemble(run, placed, num_tasks=len(names))
     batches = pipeline.SeqioBatches(tasks, run.data, run.seed, jax.process_index(), jax.process_count())
     make_run_directory(run.model_dir)
@@ -71,8 +73,8 @@ def train(config: GinConfig) -> None:
     say(banner(run, placed, start, tasks.lengths, budget))
     flops = run.data.batch_size * flops_per_example(run.model.network, *tasks.lengths)
     peak = peak_flops(jax.devices()[0].device_kind)
-    saved = {} if begin.step is None else read_info(checkpoints.directory / str(begin.step))
-    clock = Clock(**saved.get("clock", {}))
+    if begin.step is not None:
+        clock = Clock(**read_info(checkpoints.directory / str(begin.step)).get("clock", {}))
 
     def record(step: int, metrics: dict) -> None:
         for name in COUNTERS:
@@ -80,7 +82,7 @@ def train(config: GinConfig) -> None:
         for task, tokens in enumerate(metrics.pop("task_tokens")):
             by_task[task] += tokens
         speed = flops / metrics["seconds_per_step"] / placed.mesh.size
-        goodput = clock.add(metrics["seconds_per_step"], metrics["data_wait_fraction"])
+        goodput = clock.add(metrics["seconds_per_step"])
         metrics = {**metrics, **totals, "mfu": speed / peak if peak else None, "goodput": goodput}
         if len(names) > 1:
             metrics |= {f"tokens_processed/{name}": tokens for name, tokens in zip(names, by_task, strict=True)}

@@ -10,18 +10,18 @@ class Clock:
 
     Attributes:
       began: when the run first began, in seconds of the Unix epoch.
-      productive: seconds of steps that count, without their wait for data. The first step of a process is compilation and
-        does not count; nor do steps after the checkpoint that a run was continued from.
+      productive: seconds of steps that count, their wait for data included, which is reported beside. The first step of a
+        process is compilation and does not count; nor do steps after the checkpoint that a run was continued from.
     """
 
     began: float = dataclasses.field(default_factory=time.time)
     productive: float = 0.0
     _compiled: bool = dataclasses.field(default=False, init=False)
 
-    def add(self, seconds_per_step: float, data_wait_fraction: float) -> float:
+    def add(self, seconds_per_step: float) -> float:
         """Counts a step; returns the goodput, productive seconds as a share of all since the run began."""
         if self._compiled:
-            self.productive += seconds_per_step * (1.0 - data_wait_fraction)
+            self.productive += seconds_per_step
         self._compiled = True
         return self.productive / max(time.time() - self.began, 1e-9)
 
