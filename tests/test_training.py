@@ -202,5 +202,5 @@ def test_a_mesh_that_does_not_fit_is_a_sentence():
             microbatches=1,
             seed=0,
         )
-    assert MeshShape.parse("fsdp=-1").resolve(8) == (1, 8, 1)
-    assert MeshShape.parse({"tensor": 2}).resolve(8) == (4, 1, 2)
+    assert MeshShape.parse("fsdp=-1").resolve(8) == (1, 1, 8, 1)
+    assert MeshShape.parse({"tensor": 2}).resolve(8) == (1, 4, 1, 2)
