@@ -36,6 +36,15 @@ class SamplingConfig:
             raise UserError(f"top_p is {self.top_p}; it must be above 0 and at most 1. 1 keeps all tokens.")
 
 
+def generate(
+    model, params: Any, prompts: jax.Array, seed: jax.Array | int, max_tokens: int, config: SamplingConfig, eos_id: int
+) -> tuple[jax.Array, jax.Array]:
+    """Reads prompts int [B, P] with the model's `prefill` and writes on with its `step`; returns what `sample` does."""
+    logits, state = model.prefill(params, prompts, max_tokens)
+    step = lambda state, token: model.step(params, state, token)
+    return sample(step, logits, state, max_tokens=max_tokens, eos_id=eos_id, config=config, key=jax.random.key(seed))
+
+
 def sample(
     step: Callable[[Any, jax.Array], tuple[jax.Array, Any]],
     logits: jax.Array,

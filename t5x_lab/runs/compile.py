@@ -1,6 +1,7 @@
 """`t5x_lab compile`: the program of a step, compiled for devices that need not be there, and what it would take of them."""
 
 import dataclasses
+import functools
 import math
 import pathlib
 import re
@@ -13,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from t5x_lab.config.errors import UserError, one_of
-from t5x_lab.decoding.sampling import SamplingConfig, sample
+from t5x_lab.decoding.sampling import SamplingConfig, generate
 from t5x_lab.networks.config import REMAT_POLICIES, TransformerConfig
 from t5x_lab.networks.flops import flops_per_example, recomputed_flops_per_example
 from t5x_lab.observe.collectives import collectives
@@ -167,12 +168,7 @@ def _program(run: RunConfig, placed: Placed, mode: str) -> tuple[Any, tuple]:
     inputs, targets = lengths
     prompt = jax.ShapeDtypeStruct((run.data.batch_size, inputs or targets), jnp.int32, sharding=placed.batch_sharding)
 
-    def predict(params, prompt):
-        logits, state = placed.model.prefill(params, prompt, targets)
-        step = lambda state, token: placed.model.step(params, state, token)
-        key = jax.random.key(run.seed)
-        return sample(step, logits, state, max_tokens=targets, eos_id=1, config=SamplingConfig(), key=key)
-
+    predict = functools.partial(generate, placed.model, seed=run.seed, max_tokens=targets, config=SamplingConfig(), eos_id=1)
     shardings = (placed.param_shardings, placed.batch_sharding)
     jitted = jax.jit(predict, in_shardings=shardings, out_shardings=placed.batch_sharding)
     return jitted, (placed.abstract_params, prompt)

@@ -10,7 +10,7 @@ from etils import epath
 from t5x_lab.checkpoints.manager import find_checkpoint, read_info, restore_params, save_params
 from t5x_lab.config.errors import UserError
 from t5x_lab.data.environment import check_environment
-from t5x_lab.decoding.sampling import SamplingConfig, sample
+from t5x_lab.decoding.sampling import SamplingConfig, generate
 from t5x_lab.models.model import Params
 from t5x_lab.partitioning.mesh import MeshShape
 from t5x_lab.runs.assemble import Placed
@@ -147,16 +147,8 @@ class Run:
 
     @functools.cached_property
     def _generate(self):
-        model = self._model
-
-        def generate(params, prompts, seed, max_tokens, sampling, eos_id):
-            key = jax.random.key(seed)
-            logits, state = model.prefill(params, prompts, max_tokens)
-            step = lambda state, token: model.step(params, state, token)
-            return sample(step, logits, state, max_tokens=max_tokens, eos_id=eos_id, config=sampling, key=key)
-
-        static = ("max_tokens", "sampling", "eos_id")
-        return jax.jit(generate, static_argnames=static, out_shardings=self._placed.replicated)
+        program = functools.partial(generate, self._model)
+        return jax.jit(program, static_argnames=("max_tokens", "config", "eos_id"), out_shardings=self._placed.replicated)
 
     def score(self, inputs, targets, *, eos: bool = False) -> np.ndarray:
         """Sum of the log-probabilities of the target tokens, float32 [B]; no z-loss, no label smoothing.
