@@ -112,13 +112,22 @@ def test_mistakes_are_sentences(flags, says):
     assert result.returncode == 2 and says in result.stderr and "Traceback" not in result.stderr, result.stderr
 
 
-def test_rows_that_several_processes_would_read_are_refused():
-    """A tensor axis across hosts: each would read other text for the same rows. Four chips a host, sixteen hosts."""
-    devices = topology_devices("v4:4x4x4")
-    model = ModelConfig(tiny_config("causal_decoder", num_heads=8))
-    Placed(model, MeshShape.parse("data=-1"), devices).check_processes()
-    with pytest.raises(UserError, match="spreads a row of the batch over several processes"):
-        Placed(model, MeshShape.parse("data=-1,tensor=8"), devices).check_processes()
+@pytest.mark.parametrize("mesh", ["data=-1", "data=-1,tensor=4", "data=4,fsdp=2,tensor=8"])
+def test_each_process_holds_the_rows_of_its_devices_and_each_row_has_one_owner(mesh, monkeypatch):
+    """Sixteen hosts of four chips each; the tensor axes cross hosts."""
+    placed = Placed(
+        ModelConfig(tiny_config("causal_decoder", num_heads=8)), MeshShape.parse(mesh), topology_devices("v4:4x4x4")
+    )
+    where = placed.batch_sharding.devices_indices_map((128, 3))
+    owners = np.zeros(128, int)
+    for process in range(16):
+        monkeypatch.setattr(jax, "process_index", lambda process=process: process)
+        placed.__dict__.pop("_parts", None)
+        rows = placed.rows(128)
+        held = [range(128)[index[0]] for device, index in where.items() if device.process_index == process]
+        assert rows.held.tolist() == sorted(set().union(*held)) and set(rows.owned) <= set(rows.held)
+        owners[rows.owned] += 1
+    assert (owners == 1).all()
 
 
 def test_missing_libtpu_is_one_sentence(monkeypatch):

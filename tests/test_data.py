@@ -19,6 +19,7 @@ from t5x_lab.data.pipeline import SeqioBatches, eval_batches, resolve_tasks
 from t5x_lab.data.vocabularies import build_vocabulary, train_sentencepiece
 from t5x_lab.models.model import Model, ModelConfig
 from t5x_lab.ops.attention import expand_mask
+from t5x_lab.training.batches import Rows
 
 VOCABULARY = seqio.ByteVocabulary(extra_ids=100)
 
@@ -189,8 +190,8 @@ def small_config(task="sotu_span_corruption", **changes):
     return DataConfig(task, lengths, **{**settings, **changes})
 
 
-def batches_of(config, architecture="encoder_decoder", seed=0, process=0, num_processes=1):
-    return SeqioBatches(resolve_tasks(config, architecture, 384), config, seed, process, num_processes)
+def batches_of(config, architecture="encoder_decoder", seed=0, rows=None):
+    return SeqioBatches(resolve_tasks(config, architecture, 384), config, seed, rows)
 
 
 def equal(a, b):
@@ -223,15 +224,25 @@ def test_a_restored_position_continues_with_the_next_batch(task, architecture, t
 
 
 @pytest.mark.slow
-def test_more_processes_split_the_batches_and_read_the_same_rows():
-    whole = batches_of(small_config())
-    halves = [batches_of(small_config(), process=p, num_processes=2) for p in range(2)]
-    for _ in range(2):
-        parts = [next(half) for half in halves]
-        joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        assert equal(next(whole), joined)
-    with pytest.raises(UserError, match="DATA_SHARDS is 4, which 3 processes do not divide"):
-        batches_of(small_config(), num_processes=3)
+def test_processes_read_the_rows_they_hold_and_save_each_position_once(tmp_path):
+    """Two shards of four rows: split evenly, unevenly, and held by two processes at once."""
+    from etils import epath
+
+    config = small_config("sotu_full_lm", shards=2)
+    whole = batches_of(config, "causal_decoder")
+    expected = [next(whole) for _ in range(2)]
+    for number, held in enumerate([[[0, 1, 2, 3], [4, 5, 6, 7]], [[0], [1, 7], [2, 3, 4, 5, 6]], [[0, 1, 6, 7]] * 2]):
+        owned: set[int] = set()
+        saved = []
+        for process, rows in enumerate(map(np.array, held)):
+            mine = batches_of(config, "causal_decoder", rows=Rows(rows, np.setdiff1d(rows, list(owned))))
+            owned |= set(rows.tolist())
+            assert all(equal(next(mine), {name: x[rows] for name, x in batch.items()}) for batch in expected)
+            directory = epath.Path(tmp_path) / f"{number}_{process}"
+            directory.mkdir()
+            mine.save(directory)
+            saved += [file.name for file in directory.glob("*.index")]
+        assert sorted(saved) == [f"shard_{shard}.index" for shard in range(2) if 4 * shard in owned]
 
 
 def test_shards_read_every_document_once_and_mask_differently(text):

@@ -17,6 +17,7 @@ from t5x_lab.data import tasks
 from t5x_lab.data.config import ByteVocabulary, DataConfig, Mixing
 from t5x_lab.data.objectives import OBJECTIVES
 from t5x_lab.data.pipeline import SeqioBatches, resolve_tasks
+from t5x_lab.training.batches import Rows
 
 VOCABULARY = seqio.ByteVocabulary(extra_ids=100)
 # Training examples, as T5's mixture has them.
@@ -156,10 +157,10 @@ SETTINGS = [
 ]  # fmt: skip
 
 
-def stream(name, architecture, seed=0, process=0, num_processes=1):
+def stream(name, architecture, seed=0, rows=None):
     lengths = {"targets": 33} if name in ("full_lm", "prefix_lm") else {"inputs": 48}
     config = DataConfig("sotu", lengths, 4, ByteVocabulary(), objective=name, shards=2, shuffle_buffer_size=10)
-    return SeqioBatches(resolve_tasks(config, architecture, 384), config, seed, process, num_processes)
+    return SeqioBatches(resolve_tasks(config, architecture, 384), config, seed, rows)
 
 
 def digest(batch):
@@ -173,7 +174,7 @@ def test_a_stream_resumes_where_it_was_and_is_split_among_processes(name, archit
     first = [next(batches) for _ in range(3)]
     batches.save(epath.Path(tmp_path))
     later = [digest(next(batches)) for _ in range(3)]
-    halves = [stream(name, architecture, process=process, num_processes=2) for process in range(2)]
+    halves = [stream(name, architecture, rows=Rows(rows, rows)) for rows in np.arange(4).reshape(2, 2)]
     for batch in first:
         parts = [next(half) for half in halves]
         assert digest({f: np.concatenate([part[f] for part in parts]) for f in batch}) == digest(batch)

@@ -1,6 +1,7 @@
 """The input pipeline: logical shards of a SeqIO task or mixture, batched, with a position that can be saved."""
 
 import re
+import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -14,7 +15,7 @@ from t5x_lab.data.feature_converters import convert
 from t5x_lab.data.preprocessors import truncated
 from t5x_lab.data.tasks import Part, WeightedTasks, get_mixture_or_task
 from t5x_lab.data.vocabularies import special_ids
-from t5x_lab.training.batches import HostBatch
+from t5x_lab.training.batches import HostBatch, Rows
 
 
 def resolve_tasks(config: DataConfig, architecture: str, vocab_size: int) -> WeightedTasks:
@@ -36,26 +37,32 @@ def resolve_tasks(config: DataConfig, architecture: str, vocab_size: int) -> Wei
 
 
 class SeqioBatches:
-    """Endless training batches of the shards that this process reads; see `t5x_lab.training.batches.Batches`.
+    """Endless training batches of this process's rows; see `t5x_lab.training.batches.Batches`.
 
-    Rows of a batch are grouped by shard, in the order of the shards.
+    Rows of a batch are grouped by shard, in the order of the shards. A process reads the shards that its rows come from, and
+    saves the position of those whose first row it owns.
 
     Args:
       tasks: what to read.
       config: batch size, shards, packing.
       seed: of shuffling and of every random choice of the objectives; each shard derives its own.
-      process, num_processes: which shards this process reads.
+      rows: those of this process; all by default.
     """
 
-    def __init__(self, tasks: WeightedTasks, config: DataConfig, seed: int, process: int = 0, num_processes: int = 1):
-        if config.shards % num_processes:
-            raise UserError(
-                f"DATA_SHARDS is {config.shards}, which {num_processes} processes do not divide. Start the run with a number "
-                "of processes that does; a new run may also choose another DATA_SHARDS."
+    def __init__(self, tasks: WeightedTasks, config: DataConfig, seed: int, rows: Rows | None = None):
+        rows = rows or Rows.all(config.batch_size)
+        per_shard = config.batch_size // config.shards
+        shards = np.unique(rows.held // per_shard)
+        self._rows = np.searchsorted(shards, rows.held // per_shard) * per_shard + rows.held % per_shard
+        if len(shards) * per_shard > len(rows.held):
+            print(
+                f"This process reads {len(shards) * per_shard} rows of each batch and uses {len(rows.held)} of them, because "
+                f"its rows come from parts of shards. DATA_SHARDS ({config.shards}) had better be a multiple of the number of "
+                "processes; it is fixed for the life of a run.",
+                file=sys.stderr,
             )
-        per_process = config.shards // num_processes
-        self._shards = range(process * per_process, (process + 1) * per_process)
-        self._iterators = {shard: iter(training_shard(tasks, config, seed, shard).prefetch(2)) for shard in self._shards}
+        self._saved = [shard for shard in shards if shard * per_shard in rows.owned]
+        self._iterators = {shard: iter(training_shard(tasks, config, seed, shard).prefetch(2)) for shard in shards.tolist()}
 
     def __iter__(self):
         return self
@@ -70,11 +77,11 @@ class SeqioBatches:
                 "The data have no complete batch: a shard of the training split is empty after preprocessing. Lower "
                 "DATA_SHARDS or BATCH_SIZE, shorten TASK_FEATURE_LENGTHS, or give more text."
             ) from None
-        return {name: np.concatenate([part[name].numpy() for part in parts]) for name in parts[0]}
+        return {name: np.concatenate([part[name].numpy() for part in parts])[self._rows] for name in parts[0]}
 
     def save(self, directory: epath.Path) -> None:
-        for shard, iterator in self._iterators.items():
-            tf.train.Checkpoint(iterator=iterator).write(str(directory / f"shard_{shard}"))
+        for shard in self._saved:
+            tf.train.Checkpoint(iterator=self._iterators[shard]).write(str(directory / f"shard_{shard}"))
 
     def restore(self, directory: epath.Path) -> None:
         saved = sum(1 for file in directory.iterdir() if file.name.endswith(".index"))
@@ -187,9 +194,7 @@ def _shard_of_task(part: Part, shard_info: seqio.ShardInfo, seed: int, config: D
     )
 
 
-def eval_batches(
-    tasks: WeightedTasks, part: Part, config: DataConfig, process: int = 0, num_processes: int = 1
-) -> Iterator[HostBatch]:
+def eval_batches(tasks: WeightedTasks, part: Part, config: DataConfig, rows: Rows | None = None) -> Iterator[HostBatch]:
     """This process's rows of at most `config.eval_steps` batches of one task's validation split, the same ones every time.
 
     Every process reads all of it, so that rows and batches do not depend on their number. The last batch is filled up with
@@ -198,11 +203,11 @@ def eval_batches(
     dataset = part.task.get_dataset(part.lengths, split="validation", shuffle=False, seed=0, num_epochs=1)
     alone = WeightedTasks(tasks.name, tasks.architecture, (part,))
     examples = _examples(dataset, part, 0, alone)
-    rows = config.batch_size
-    dataset = convert(examples, tasks.architecture, tasks.lengths, rows, pack=config.pack, drop_remainder=False)
-    mine = slice(process * rows // num_processes, (process + 1) * rows // num_processes)
+    size = config.batch_size
+    dataset = convert(examples, tasks.architecture, tasks.lengths, size, pack=config.pack, drop_remainder=False)
+    held = (rows or Rows.all(size)).held
     for batch in dataset.take(config.eval_steps).as_numpy_iterator():
-        yield {name: np.pad(x, [(0, rows - len(x))] + [(0, 0)] * (x.ndim - 1))[mine] for name, x in batch.items()}
+        yield {name: np.pad(x, [(0, size - len(x))] + [(0, 0)] * (x.ndim - 1))[held] for name, x in batch.items()}
 
 
 def _sentence(error: tf.errors.OpError) -> Exception:

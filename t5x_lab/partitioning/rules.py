@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 
 import jax
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from t5x_lab.config.errors import UserError
@@ -65,6 +66,12 @@ def num_parts(mesh: Mesh, entry: str | tuple[str, ...]) -> int:
 def batch_shards(mesh: Mesh) -> int:
     """How many parts a batch's rows are split into."""
     return num_parts(mesh, RULES["batch"])
+
+
+def parts_of_processes(mesh: Mesh) -> np.ndarray:
+    """[batch shards, devices of each]: the process that each device belongs to."""
+    processes = [device.process_index for device in mesh.devices.flat]
+    return np.array(processes).reshape(batch_shards(mesh), -1)
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:

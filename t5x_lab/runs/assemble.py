@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -20,8 +21,9 @@ from t5x_lab.partitioning.rules import (
     check_divides,
     optimizer_shardings,
     param_shardings,
+    parts_of_processes,
 )
-from t5x_lab.training.batches import HostBatch
+from t5x_lab.training.batches import HostBatch, Rows
 from t5x_lab.training.state import TrainState, initial_state
 from t5x_lab.training.step import make_eval_step, make_train_step
 
@@ -51,23 +53,31 @@ class Placed:
         """Shapes and shardings, for restoring."""
         return _with_shardings(self.model.abstract_params, self.param_shardings)
 
-    def check_processes(self) -> None:
-        """Checks that no row of a batch is on the devices of two processes, each of which reads rows of its own.
+    def rows(self, batch_size: int) -> Rows:
+        """The rows of a batch that this process holds."""
+        parts = np.arange(batch_size).reshape(self.row_multiple, -1)
+        owners = parts_of_processes(self.mesh).min(axis=1)
+        return Rows(parts[self._parts].ravel(), parts[owners == jax.process_index()].ravel())
 
-        Raises:
-          UserError: when `tensor` splits a row over processes.
-        """
-        by_rows = self.mesh.devices.reshape(self.row_multiple, -1)
-        if any(len({device.process_index for device in group}) > 1 for group in by_rows):
-            tensor = self.mesh.shape["tensor"]
-            raise UserError(
-                f"MESH has tensor={tensor}, and on these devices that spreads a row of the batch over several processes, each "
-                "of which reads rows of its own. Choose a smaller tensor (one host's devices at most), or fsdp=-1 alone."
-            )
+    @functools.cached_property
+    def _parts(self) -> np.ndarray:
+        """The parts of a batch, `row_multiple` in all, that this process holds."""
+        return np.flatnonzero((parts_of_processes(self.mesh) == jax.process_index()).any(axis=1))
 
     def put(self, batch: HostBatch) -> dict[str, jax.Array]:
-        """Global arrays of this process's rows."""
-        return {name: jax.make_array_from_process_local_data(self.batch_sharding, x) for name, x in batch.items()}
+        """Global arrays, made of the rows that this process holds."""
+
+        def whole(rows: np.ndarray) -> jax.Array:
+            per_part = len(rows) // len(self._parts)
+
+            def part(index: tuple[slice, ...] | None) -> np.ndarray:
+                start = index[0].start if index else 0
+                first = np.searchsorted(self._parts, (start or 0) // per_part) * per_part
+                return rows[first : first + per_part]
+
+            return jax.make_array_from_callback((self.row_multiple * per_part, *rows.shape[1:]), self.batch_sharding, part)
+
+        return {name: whole(rows) for name, rows in batch.items()}
 
     def init_params(self, seed: int) -> Params:
         """Fresh parameters, made where they will live; the same numbers on every mesh."""

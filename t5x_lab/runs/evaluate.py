@@ -40,7 +40,7 @@ class Evaluation:
         from t5x_lab.data.pipeline import eval_batches
 
         total = None
-        for batch in eval_batches(self._tasks, part, self._data, jax.process_index(), jax.process_count()):
+        for batch in eval_batches(self._tasks, part, self._data, self._placed.rows(self._data.batch_size)):
             result = self._placed.eval_step(params, self._placed.put(batch))
             total = result if total is None else jax.tree.map(lambda a, b: a + b, total, result)
         if total is None:
@@ -73,7 +73,6 @@ def evaluate_checkpoints(config: GinConfig, model_dir: str, step: str) -> Iterat
     path = find_checkpoint(model_dir, int(step) if step.isdigit() else None)
     steps = finished_steps(model_dir) if step == "all" else [int(path.name)]
     placed = Placed(model, config.mesh())
-    placed.check_processes()
     check_rows(data.batch_size, placed.row_multiple)
     check_environment()
     from t5x_lab.data.pipeline import resolve_tasks

@@ -47,9 +47,8 @@ def train(config: GinConfig) -> None:
     names = [part.task.name for part in tasks.parts]
     _check_positions(run, tasks.lengths)
     placed = Placed(run.model, run.mesh_shape)
-    placed.check_processes()
     training = _assemble(run, placed, num_tasks=len(names))
-    batches = pipeline.SeqioBatches(tasks, run.data, run.seed, jax.process_index(), jax.process_count())
+    batches = pipeline.SeqioBatches(tasks, run.data, run.seed, placed.rows(run.data.batch_size))
     make_run_directory(run.model_dir)
     checkpoints = Checkpoints(run.model_dir, run.checkpoints_to_keep, run.identity())
     state = _first_state(run, training, checkpoints, begin, batches)

@@ -1,11 +1,31 @@
 """What training asks of a data source, and a source that needs no TensorFlow."""
 
+import dataclasses
 from typing import Protocol
 
 import numpy as np
 from etils import epath
 
 HostBatch = dict[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """The rows of every batch that a process holds on its devices.
+
+    Attributes:
+      held: their indices in the batch of all processes, in order. Where `tensor` spreads a row over several processes, each
+        of them holds it.
+      owned: those of them that no process with a lower number holds; every row is owned by one process.
+    """
+
+    held: np.ndarray
+    owned: np.ndarray
+
+    @classmethod
+    def all(cls, batch_size: int) -> "Rows":
+        """The rows of a process that is alone."""
+        return cls(np.arange(batch_size), np.arange(batch_size))
 
 
 class Batches(Protocol):
@@ -28,14 +48,12 @@ class SyntheticBatches:
       batch_size: rows of all processes together.
       vocab_size: tokens are drawn from 2 … vocab_size-1.
       seed: of the stream.
-      shard, num_shards: which part of each batch's rows this process takes.
+      rows: those of this process; all by default.
     """
 
-    def __init__(
-        self, lengths: dict[str, int], batch_size: int, vocab_size: int, seed: int = 0, shard: int = 0, num_shards: int = 1
-    ):
+    def __init__(self, lengths: dict[str, int], batch_size: int, vocab_size: int, seed: int = 0, rows: Rows | None = None):
         self.lengths, self.batch_size, self.vocab_size, self.seed = dict(lengths), batch_size, vocab_size, seed
-        self.rows = slice(shard * batch_size // num_shards, (shard + 1) * batch_size // num_shards)
+        self.rows = (rows or Rows.all(batch_size)).held
         self.position = 0
 
     def __iter__(self):
