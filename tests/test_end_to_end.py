@@ -484,11 +484,12 @@ def test_two_processes_work_like_one():
     assert "\t" not in second
 
 
-def test_sigterm_to_one_of_two_processes_saves_and_stops_both():
+def test_ctrl_c_in_one_of_two_processes_saves_and_stops_both():
+    """It becomes a SIGTERM, which JAX tells the other process."""
     processes = start_two_processes("two", 100_000, "--gin.CHECKPOINT_PERIOD=100000")
     while all(process.poll() is None for process in processes) and len(losses("two")) < 5:
         time.sleep(0.1)
-    processes[1].terminate()
+    processes[1].send_signal(signal.SIGINT)
     assert [process.wait() for process in processes] == [3, 3], open("two0.log").read() + open("two1.log").read()
     (saved,) = os.listdir("two/checkpoints")
     assert int(saved) == max(losses("two"))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import jax
 
 from t5x_lab.config.errors import UserError
+from t5x_lab.observe.console import say
 
 SKIPPED = 2  # steps that compile and warm up
 
@@ -52,3 +53,5 @@ class Profiled:
         if self._tracing:
             jax.profiler.stop_trace()
             self._tracing = False
+        elif self._calls <= SKIPPED:
+            say(f"PROFILE_STEPS wrote no trace: the run ended before its step {SKIPPED + 1}, the first to be traced.")

@@ -297,9 +297,9 @@ def _verdict(report: Report) -> str:
         return over + f"Take fewer rows at a time: --gin.BATCH_SIZE={max(report.batch_size // 2, 1)}."
     if report.remat_policy not in (None, "boundaries"):
         return over + "Keep less of each layer: --gin.TransformerConfig.remat_policy=boundaries. Or see --search."
-    if report.batch_size // report.microbatches > _rows(report):
-        more = 2 * report.microbatches
-        return over + f"Work the batch off in more parts: --gin.MICROBATCHES={more}. Or see --search."
+    more = [n for n in range(report.microbatches + 1, report.batch_size + 1) if report.batch_size % (n * _rows(report)) == 0]
+    if more:
+        return over + f"Work the batch off in more parts: --gin.MICROBATCHES={more[0]}. Or see --search."
     return over + "Split the model over more devices: a larger slice, or more of MESH in fsdp and tensor."
 
 

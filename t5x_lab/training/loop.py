@@ -166,14 +166,14 @@ class _StopSignal:
 
     def reached(self, step: int) -> str:
         """The signal that asks to stop after this step, or ""."""
-        if not self._alone and multihost_utils.reached_preemption_sync_point(step):
-            return "SIGTERM"
-        return self._requested
+        if self._alone:
+            return self._requested
+        return "SIGTERM" if multihost_utils.reached_preemption_sync_point(step) else ""
 
     def __enter__(self):
         self._old = {}
-        if self._alone and threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT) if self._alone else (signal.SIGINT,):
                 self._old[number] = signal.signal(number, self._request)
         return self
 
@@ -182,6 +182,8 @@ class _StopSignal:
         if self._requested and number == signal.SIGINT:
             raise KeyboardInterrupt
         self._requested = signal.Signals(number).name
+        if not self._alone:
+            signal.raise_signal(signal.SIGTERM)  # which JAX, having taken it over, tells the other processes
 
     def __exit__(self, *unused):
         for number, handler in self._old.items():
