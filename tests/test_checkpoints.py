@@ -1,13 +1,17 @@
-"""Saving, restoring, retention, other meshes, and checkpoints that do not fit."""
+"""Saving, restoring, retention, damage, failing storage, other meshes, and checkpoints that do not fit."""
 
 import dataclasses
+import shutil
 
 import jax
 import numpy as np
 import pytest
 from helpers import tiny_config
 
-from t5x_lab.checkpoints.manager import Checkpoints, find_checkpoint, finished_steps, restore_params
+from t5x_lab.checkpoints.checksums import checksums
+from t5x_lab.checkpoints.config import SaveCheckpointConfig
+from t5x_lab.checkpoints.layout import find_checkpoint, finished_steps, flat
+from t5x_lab.checkpoints.manager import Checkpoints, restore_params
 from t5x_lab.config.errors import UserError
 from t5x_lab.models.model import ModelConfig
 from t5x_lab.optim.optimizers import Adafactor
@@ -39,7 +43,7 @@ def synthetic():
 def test_a_restored_run_continues_to_the_bit_and_only_the_newest_are_kept(tmp_path):
     training, batches = make(dropout_rate=0.1), synthetic()
     state = training.start(training.placed.init_params(0))
-    checkpoints = Checkpoints(tmp_path, keep=2)
+    checkpoints = Checkpoints(tmp_path, SaveCheckpointConfig(keep=2))
     losses = []
     for step in range(1, 6):
         state, new = advance(training, state, batches, 1)
@@ -50,7 +54,7 @@ def test_a_restored_run_continues_to_the_bit_and_only_the_newest_are_kept(tmp_pa
     assert not [entry for entry in (tmp_path / "checkpoints").iterdir() if "tmp" in entry.name]
 
     again = synthetic()
-    checkpoints = Checkpoints(tmp_path, keep=2)
+    checkpoints = Checkpoints(tmp_path, SaveCheckpointConfig(keep=2))
     restored = checkpoints.restore(4, training.abstract_state, again)
     assert int(restored.step) == 4 and again.position == 4
     restored, last = advance(training, restored, again, 1)
@@ -115,3 +119,184 @@ def test_places_without_a_checkpoint_are_sentences(tmp_path):
     (tmp_path / "run" / "checkpoints" / "5").mkdir(parents=True)
     with pytest.raises(UserError, match="no checkpoint of step 6; it has 5"):
         find_checkpoint(str(tmp_path / "run"), 6)
+
+
+def test_checksums_see_every_bit_and_every_exchange_whatever_the_sharding():
+    rng = np.random.default_rng(0)
+    arrays = {"f": rng.normal(size=(6, 8)).astype(np.float32), "i": np.arange(8, dtype=np.int32), "s": np.float32(3.0)}
+    arrays["b"], arrays["h"] = np.array([True, False]), arrays["f"].astype(jax.numpy.bfloat16)
+    before = checksums(arrays)
+    for name, array in arrays.items():
+        flat_bytes = np.atleast_1d(array).view(np.uint8).ravel()
+        for bit in [0] if name == "b" else range(8 * flat_bytes.size):
+            changed = flat_bytes.copy()
+            changed[bit // 8] ^= 1 << bit % 8
+            assert checksums({name: changed.view(array.dtype).reshape(array.shape)})[name] != before[name]
+    assert checksums({"f": arrays["f"][::-1]})["f"] != before["f"] != checksums({"f": arrays["f"].T})["f"]
+    training = make(MeshShape(2, 2, 2))
+    params = training.placed.init_params(0)
+    assert checksums(flat(params)) == checksums(flat(jax.device_get(params)))
+
+
+@pytest.fixture(scope="module")
+def two_checkpoints(tmp_path_factory):
+    """A run with checkpoints of steps 1 and 2, and the state of the second."""
+    folder = tmp_path_factory.mktemp("whole")
+    training, batches = make(), synthetic()
+    state = training.start(training.placed.init_params(0))
+    checkpoints = Checkpoints(folder, notes={"config": "A = 1"})
+    for step in (1, 2):
+        state, _ = advance(training, state, batches, 1)
+        checkpoints.save(step, state, batches)
+    checkpoints.close()
+    return training, jax.device_get(state), folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", ["flip", "truncate", "delete"])
+def test_damage_to_any_file_is_named_or_harmless(damage, two_checkpoints, tmp_path):
+    """Every file of a checkpoint in turn: a sentence that offers the one before, or the same numbers."""
+    training, state, whole = two_checkpoints
+    rng, named = np.random.default_rng(0), set()
+    files = sorted(file for file in (whole / "checkpoints" / "2").rglob("*") if file.is_file())
+    for number, original in enumerate(files):
+        run = tmp_path / str(number)
+        shutil.copytree(whole, run)
+        file = run / original.relative_to(whole)
+        content = bytearray(file.read_bytes())
+        if damage == "delete":
+            file.unlink()
+        elif damage == "truncate":
+            file.write_bytes(content[: len(content) // 2])
+        else:
+            content[rng.integers(len(content))] ^= 1 << rng.integers(8)
+            file.write_bytes(content)
+        batches = synthetic()
+        try:
+            checkpoints = Checkpoints(run)
+            assert finished_steps(run) == [1, 2], file
+            restored = checkpoints.restore(2, training.abstract_state, batches)
+            jax.tree.map(np.testing.assert_array_equal, jax.device_get(restored), state)
+            assert batches.position == 2
+        except UserError as error:
+            named.add(str(original.relative_to(whole / "checkpoints" / "2")))
+            assert "damaged" in error.sentence and "step 1: to go on from there, move" in error.sentence, error
+        shutil.rmtree(run)
+    assert {"info/metadata", "data/position", "params/manifest.ocdbt", "rest/manifest.ocdbt"} <= named
+    assert any(name.startswith("params/ocdbt.process_0/d/") for name in named)
+
+
+def save_steps(model_dir, rules, steps, metrics=None):
+    """Tiny checkpoints of these steps; the steps left."""
+    training, batches = make(), synthetic()
+    state = training.start(training.placed.init_params(0))
+    checkpoints = Checkpoints(model_dir, rules)
+    for step in steps:
+        checkpoints.save(step, state, batches, metrics=(metrics or {}).get(step))
+        checkpoints.wait()
+        if step == 2:
+            (model_dir / "checkpoints" / "2" / "PINNED").touch()
+    checkpoints.close()
+    return finished_steps(model_dir)
+
+
+def test_each_rule_keeps_its_own(tmp_path):
+    """The newest two, multiples of five, the lowest loss (of step 3; step 4's is not a number), and the pinned."""
+    rules = SaveCheckpointConfig(keep=2, keep_period=5, best_metric="eval/t/loss")
+    losses = {3: 1.0, 4: float("nan"), 6: 1.5, 8: 2.0}
+    metrics = {step: {"eval/t/loss": loss} for step, loss in losses.items()}
+    assert save_steps(tmp_path / "run", rules, range(1, 9), metrics) == [2, 3, 5, 7, 8]
+    assert save_steps(tmp_path / "run", rules, [9], {9: {"eval/t/loss": 0.5}}) == [2, 5, 8, 9], "3 is no longer the best"
+
+
+class Storage:
+    """Checkpoints on storage that fails while `broken`, when a save begins or while its files are written."""
+
+    directory = "somewhere"
+
+    def __init__(self, at: str):
+        self.at, self.broken, self.tried, self.saved, self.cleaned = at, True, [], [], 0
+        self._pending = None
+
+    def save(self, step, state, batches, notes, metrics):
+        self.wait()
+        if step in self.saved:
+            return
+        self.tried.append(step)
+        if self.broken and self.at == "begin":
+            raise OSError(28, "No space left on device")
+        self._pending = step
+
+    def is_busy(self):
+        return False
+
+    def wait(self):
+        if self._pending is not None:
+            step, self._pending = self._pending, None
+            if self.broken:
+                raise ValueError("RESOURCE_EXHAUSTED: no space left")
+            self.saved.append(step)
+
+    def forget_failure(self):
+        self.cleaned += 1
+
+
+@pytest.mark.parametrize("at", ["begin", "background"])
+def test_a_failing_save_is_tried_again_until_it_works_or_the_time_is_up(at, monkeypatch):
+    from t5x_lab.checkpoints import saving
+
+    now = [0.0]
+    monkeypatch.setattr(saving.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(saving.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+
+    def saver(storage, **rules):
+        said.clear()
+        return saving.Saver(storage, SaveCheckpointConfig(period=10, **rules), None, say=said.append)
+
+    def steps(one, first, last):
+        for step in range(first, last):
+            now[0] += 1.0
+            if one.due(step):
+                one.save(step, None)
+
+    said: list[str] = []
+    storage = Storage(at)
+    one = saver(storage, retry_minutes=1)
+    steps(one, 1, 40)
+    assert storage.tried[0] == 10 and len(storage.tried) > 3 and not storage.saved and storage.cleaned == len(said)
+    assert "could not be saved" in said[0] and "no space left" in said[0].lower()
+    storage.broken = False
+    steps(one, 40, 70)
+    assert storage.saved[-2:] == [50, 60] and any("Saving works again" in line for line in said)
+    one.finish()
+    assert storage.saved[-1] == 60
+
+    with pytest.raises(saving.SaveFailed, match="It was tried for 1 minutes. Checkpoints made before are whole"):
+        steps(saver(Storage(at), retry_minutes=1), 1, 400)
+    one = saver(Storage(at), retry_minutes=1, on_failure="go_on")
+    steps(one, 1, 401)  # trains on
+    with pytest.raises(saving.SaveFailed):  # but cannot end without
+        one.finish()
+
+    storage = Storage(at)
+    one = saver(storage, retry_minutes=1)
+    monkeypatch.setattr(saving.time, "sleep", lambda seconds: setattr(storage, "broken", False))
+    one.save(7, None)
+    one.finish()
+    assert storage.saved == [7]
+
+
+def test_a_run_is_saved_by_the_clock_too(monkeypatch):
+    from t5x_lab.checkpoints import saving
+
+    now = [0.0]
+    monkeypatch.setattr(saving.time, "monotonic", lambda: now[0])
+    storage = Storage("begin")
+    storage.broken = False
+    saver = saving.Saver(storage, SaveCheckpointConfig(period=100, minutes=5, keep_period=30), None)
+    for step in range(1, 101):
+        now[0] += 16.0
+        if saver.due(step):
+            saver.save(step, None)
+    saver.finish()
+    assert storage.saved == [19, 30, 49, 60, 79, 90, 100]

@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import random
+import resource
 import signal
 import socket
 import subprocess
@@ -16,7 +17,7 @@ import pytest
 from conftest import ROOT
 
 import t5x_lab
-from t5x_lab.checkpoints.manager import find_checkpoint, read_info
+from t5x_lab.checkpoints.layout import find_checkpoint, finished_steps, read_info
 from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
 from t5x_lab.evaluation.infer import infer, read_examples, shard
@@ -482,6 +483,28 @@ def test_two_processes_work_like_one():
     first, second = two("generate", "--model_dir=mixed", *prompts)
     assert alone.splitlines() == [line for line in first.splitlines() if "\t" in line] and alone.count("\n") == 2
     assert "\t" not in second
+
+
+def test_a_full_disk_stops_nothing_until_the_end_and_loses_nothing():
+    """Files that may not grow beyond 4,000 bytes stand in for the disk; they may again once the run is asked to stop."""
+    command = on_one_device()
+    argv = flags("causal_decoder", FULL_LM, "run", 100_000, "--gin.CHECKPOINT_PERIOD=20")
+    process = subprocess.Popen([*command["args"], *argv], env=command["env"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    limit = lambda size: resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+    while process.poll() is None and len(losses("run")) < 45:
+        time.sleep(0.1)
+    limit(4000)
+    before = len(losses("run"))
+    time.sleep(3)
+    process.terminate()
+    time.sleep(1)
+    assert process.poll() is None and {"20", "40"} <= set(os.listdir("run/checkpoints"))
+    limit(resource.RLIM_INFINITY)
+    log = process.communicate()[1].decode()
+    assert process.returncode == 3, log
+    last = finished_steps("run")[-1]
+    assert "could not be saved" in log and f"Saving works again: step {last} is saved" in log and "Traceback" not in log, log
+    assert list(losses("run")) == list(range(1, last + 1)) and last > before
 
 
 def test_ctrl_c_in_one_of_two_processes_saves_and_stops_both():

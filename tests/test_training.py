@@ -19,7 +19,7 @@ from t5x_lab.partitioning.mesh import MeshShape
 from t5x_lab.runs.assemble import Placed, assemble
 from t5x_lab.runs.config import GinConfig
 from t5x_lab.training.batches import SyntheticBatches
-from t5x_lab.training.loop import Budget, Diverged, Hook, Preempted, train
+from t5x_lab.training.loop import Budget, Diverged, Hook, Preempted, every, train
 from t5x_lab.training.state import add_to_counter, read_counter
 
 RATE = LearningRate("constant", 0.01)
@@ -132,7 +132,9 @@ class Recorder:
         self.batches = SyntheticBatches({"targets": 8}, 4, 64)
 
     def run(self, total, hooks=(), step=None):
-        save = Hook(lambda n, state: self.saved.append((n, int(state.step), jax.device_get(state.params))), 4, at_stop=True)
+        save = Hook(
+            lambda n, state: self.saved.append((n, int(state.step), jax.device_get(state.params))), every(4), at_stop=True
+        )
         return train(
             self.state, self.batches, step or self.training.step, put=self.training.placed.put, budget=Budget(total),
             record=lambda n, metrics: self.lines.append((n, metrics)), hooks=[save, *hooks],
@@ -176,7 +178,7 @@ def test_a_step_that_is_not_finite_keeps_the_last_good_state():
 
 def test_sigterm_between_two_steps_finishes_the_next_saves_and_raises():
     recorder = Recorder()
-    kill = Hook(lambda n, state: os.kill(os.getpid(), signal.SIGTERM) if n == 3 else None, 1)
+    kill = Hook(lambda n, state: os.kill(os.getpid(), signal.SIGTERM) if n == 3 else None, every(1))
     with pytest.raises(Preempted, match="SIGTERM after step 4"):
         recorder.run(20, hooks=[kill])
     assert recorder.saved[-1][0] == 4

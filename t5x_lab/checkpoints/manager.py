@@ -1,31 +1,36 @@
-"""The checkpoints of one run: `MODEL_DIR/checkpoints/<step>/`, written asynchronously, a bounded number of them kept.
+"""The checkpoints of one run: written asynchronously by Orbax, kept by rules, checked when they are read.
 
-A checkpoint has four parts: `params`; `rest` (optimizer, step, counters); `data` (position per logical shard); and `info`
-(format version, parameter names and shapes). Orbax writes them under a temporary name and renames it at the end, so that
-a checkpoint exists whole or not at all.
+Orbax writes a checkpoint under a temporary name and renames it at the end, so that it exists whole or not at all, and deletes
+older ones only then.
 """
 
+import contextlib
 import dataclasses
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
+from t5x_lab.checkpoints import checksums, orbax_files
+from t5x_lab.checkpoints.config import SaveCheckpointConfig
+from t5x_lab.checkpoints.layout import INFO, PINNED, Damaged, check_same_tree, finished_steps, flat, info_of, read_info, sealed
 from t5x_lab.config.errors import UserError
 from t5x_lab.training.batches import Batches
 from t5x_lab.training.state import TrainState
 
-FORMAT = 1
+_DIGESTS = "digests_{}.json"
 
 
 class _DataHandler(ocp.CheckpointHandler):
-    """Lets a data source write its own position into the checkpoint, each process its own shards."""
+    """Lets a data source write its own position into the checkpoint, each process its own shards, and checks the files."""
 
     def save(self, directory: epath.Path, args: "_DataSave"):
-        args.item.save(directory)
+        digests = {file.name: checksums.file_digest(file) for file in args.item.save(directory)}
+        (directory / _DIGESTS.format(jax.process_index())).write_text(json.dumps(digests))
 
     def restore(self, directory: epath.Path, args: "_DataRestore"):
         args.item.restore(directory)
@@ -43,59 +48,126 @@ class _DataRestore(ocp.args.CheckpointArgs):
     item: Batches
 
 
+@dataclasses.dataclass
+class _Kept:
+    """Orbax's question about every checkpoint of a run, answered by a `SaveCheckpointConfig`."""
+
+    directory: epath.Path
+    rules: SaveCheckpointConfig
+    merits: dict[int, float] = dataclasses.field(default_factory=dict)  # by step
+
+    def should_preserve(self, checkpoints, *, context) -> list[bool]:
+        del context
+        merits = [self._merit(checkpoint.step) for checkpoint in checkpoints]
+        best = max(merits, default=-math.inf)
+        return [
+            i >= len(checkpoints) - self.rules.keep
+            or (merits[i] == best > -math.inf and best not in merits[:i])
+            or bool(self.rules.keep_period and checkpoint.step % self.rules.keep_period == 0)
+            or (self.directory / str(checkpoint.step) / PINNED).exists()
+            for i, checkpoint in enumerate(checkpoints)
+        ]
+
+    def _merit(self, step: int) -> float:
+        if step not in self.merits:
+            try:
+                metrics = read_info(self.directory / str(step)).get("metrics", {})
+            except UserError:  # a damaged one is not the best
+                metrics = {}
+            self.merits[step] = self.rules.merit(metrics)
+        return self.merits[step]
+
+
 class Checkpoints:
     """Saves and restores a run's states.
 
     Args:
       model_dir: the run's directory.
-      keep: how many checkpoints stay; the oldest go first.
-      settings: what a run is continued with unchanged, kept in every checkpoint; see `check_settings`.
+      rules: which checkpoints stay.
+      notes: what every checkpoint's info says beside its own: `settings` (what a run is continued with unchanged, see
+        `layout.check_settings`), `config` (gin's text).
     """
 
-    def __init__(self, model_dir: str, keep: int = 3, settings: Mapping[str, str] | None = None):
-        self._settings = dict(settings or {})
+    def __init__(
+        self, model_dir: str, rules: SaveCheckpointConfig = SaveCheckpointConfig(), notes: Mapping[str, Any] | None = None
+    ):
+        self._notes = dict(notes or {})
         self.directory = epath.Path(model_dir).absolute() / "checkpoints"
-        self._manager = ocp.CheckpointManager(
-            self.directory,
-            options=ocp.CheckpointManagerOptions(max_to_keep=keep, create=True, cleanup_tmp_directories=True),
+        self._kept = _Kept(self.directory, rules)
+        self._options = ocp.CheckpointManagerOptions(
+            create=True,
+            cleanup_tmp_directories=True,
+            preservation_policy=self._kept,
         )
+        self._manager = ocp.CheckpointManager(self.directory, options=self._options)
 
-    def save(self, step: int, state: TrainState, batches: Batches, notes: Mapping[str, Any] | None = None) -> None:
+    def save(
+        self,
+        step: int,
+        state: TrainState,
+        batches: Batches,
+        notes: Mapping[str, Any] | None = None,
+        metrics: Mapping[str, float] | None = None,
+    ) -> None:
         """Starts saving; returns when the arrays are copied, while files are still being written.
 
-        `notes` are kept in the checkpoint's info, as JSON.
+        `notes` are kept in the checkpoint's info, as JSON; `metrics` are what `best_metric` may name.
+
+        Raises:
+          Exception: what went wrong with this save, or with the one before; see `forget_failure`.
         """
         if step in self._manager.all_steps():
+            self.wait()
             return
         params, rest = _parts(state)
+        info = info_of(params, step, **self._notes, **dict(notes or {}), processes=jax.process_count())
+        info["metrics"] = dict(metrics or {})
+        self._kept.merits[step] = self._kept.rules.merit(info["metrics"])
+        info["checksums"] = checksums.checksums(flat({"params": params, "rest": rest}))
         self._manager.save(
             step,
             args=ocp.args.Composite(
                 params=ocp.args.StandardSave(params),
                 rest=ocp.args.StandardSave(rest),
                 data=_DataSave(batches),
-                info=ocp.args.JsonSave(_info(params, step) | {"settings": self._settings} | dict(notes or {})),
+                info=ocp.args.JsonSave(sealed(info)),
             ),
             force=True,
         )
 
-    def restore(self, step: int, abstract_state: TrainState, batches: Batches) -> TrainState:
-        """The state of `step`, placed as `abstract_state`'s shardings say; moves `batches` to where it was."""
-        path = self.directory / str(step)
-        params, rest = _parts(abstract_state)
-        check_same_tree(path, params)
-        restored = self._manager.restore(
-            step,
-            args=ocp.args.Composite(
-                params=ocp.args.StandardRestore(params), rest=ocp.args.StandardRestore(rest), data=_DataRestore(batches)
-            ),
-        )
-        healthy = jax.device_put(True, abstract_state.healthy.sharding)
-        return TrainState(params=restored["params"], **restored["rest"], healthy=healthy)
+    def is_busy(self) -> bool:
+        """Whether files are still being written."""
+        return self._manager.is_saving_in_progress()
 
     def wait(self) -> None:
-        """Returns when everything is on disk."""
+        """Returns when everything is on disk; raises what went wrong."""
         self._manager.wait_until_finished()
+
+    def forget_failure(self) -> None:
+        """Makes ready for another save after one that failed, and removes what that left."""
+        self._manager = ocp.CheckpointManager(self.directory, options=self._options)
+
+    def restore(self, step: int, abstract_state: TrainState, batches: Batches | None) -> TrainState:
+        """The state of `step`, placed as `abstract_state`'s shardings say; moves `batches` to where it was.
+
+        Raises:
+          UserError: when the checkpoint is of another model, or damaged, naming what is, and the newest whole one before it.
+        """
+        path = self.directory / str(step)
+        params, rest = _parts(abstract_state)
+        parts: dict[str, ocp.args.CheckpointArgs] = {
+            "params": ocp.args.StandardRestore(params),
+            "rest": ocp.args.StandardRestore(rest),
+        }
+        with naming_damage(path):
+            check_same_tree(path, params)
+            if batches is not None:
+                _check_data_files(path)
+                parts["data"] = _DataRestore(batches)
+            restored = self._manager.restore(step, args=ocp.args.Composite(**parts))
+            _check_arrays(path, {"params": restored["params"], "rest": restored["rest"]})
+        healthy = jax.device_put(True, abstract_state.healthy.sharding)
+        return TrainState(params=restored["params"], **restored["rest"], healthy=healthy)
 
     def close(self) -> None:
         self._manager.close()
@@ -109,86 +181,90 @@ def _parts(state: TrainState) -> tuple[dict, dict[str, Any]]:
 
 def restore_params(path: epath.Path, abstract_params: dict) -> dict:
     """The parameters of the checkpoint at `path` (a `checkpoints/<step>` directory), and nothing else of it."""
-    check_same_tree(path, abstract_params)
-    with ocp.StandardCheckpointer() as checkpointer:
-        return checkpointer.restore(path / "params", abstract_params)
+    with naming_damage(path), ocp.StandardCheckpointer() as checkpointer:
+        check_same_tree(path, abstract_params)
+        params = checkpointer.restore(path / "params", abstract_params)
+        _check_arrays(path, {"params": params})
+    return params
 
 
-def save_params(path: epath.Path, params: dict, step: int = 0) -> None:
+def save_params(path: epath.Path, params: dict, step: int = 0, **notes: Any) -> None:
     """Writes a checkpoint of parameters alone, at `path`."""
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(path / "params", params, force=True)
-    (path / "info").mkdir(exist_ok=True)
-    (path / "info" / "metadata").write_text(json.dumps(_info(params, step)))
+    info = info_of(params, step, **notes, checksums=checksums.checksums(flat({"params": params})))
+    (path / INFO).parent.mkdir(exist_ok=True)
+    (path / INFO).write_text(json.dumps(sealed(info)))
 
 
-def _info(params: dict, step: int) -> dict:
-    return {"format": FORMAT, "step": step, "parameters": shapes(params)}
-
-
-def find_checkpoint(path: str, step: int | None = None) -> epath.Path:
-    """Finds the checkpoint that a user names: a run directory (its latest step, or `step`) or a checkpoint itself.
+@contextlib.contextmanager
+def naming_damage(path: epath.Path) -> Iterator[None]:
+    """Adds to what is said of a damaged checkpoint what to do next; the newest whole one before it is looked for.
 
     Raises:
-      UserError: saying what is at `path` instead.
+      UserError: for whatever a damaged file leads to.
     """
-    root = epath.Path(path).absolute()
-    if (root / "params").exists():
-        return root
-    steps = finished_steps(root)
-    if not steps:
-        what = "does not exist" if not root.exists() else "holds no finished checkpoint"
-        raise UserError(f"{path} {what}. Name a run directory (with checkpoints/<step> in it) or a checkpoint directory.")
-    if step is not None and step not in steps:
-        raise UserError(f"{path} has no checkpoint of step {step}; it has {', '.join(map(str, steps))}.")
-    return root / "checkpoints" / str(steps[-1] if step is None else step)
+    try:
+        yield
+    except Damaged as error:
+        raise UserError(f"{error.sentence} {_way_out(path)}") from error
+    except UserError:
+        raise
+    except Exception as error:
+        what = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:300]}"
+        raise UserError(f"{Damaged(path, what).sentence} {_way_out(path)}") from error
 
 
-def finished_steps(model_dir: str | epath.Path) -> list[int]:
-    """Steps of the whole checkpoints in a run directory, in order."""
-    directory = epath.Path(model_dir) / "checkpoints"
-    if not directory.exists():
-        return []
-    numbered = [entry for entry in directory.iterdir() if entry.name.isascii() and entry.name.isdigit()]
-    return sorted(int(entry.name) for entry in numbered if ocp.utils.is_checkpoint_finalized(entry))
+def _way_out(path: epath.Path) -> str:
+    run = path.parent.parent
+    older = finished_steps(run) if path.name.isdigit() and path.parent.name == "checkpoints" else []
+    for step in reversed([step for step in older if step < int(path.name)]):
+        try:
+            verify(path.parent / str(step))
+        except UserError:
+            continue
+        return (
+            f"The newest whole one before it is of step {step}: to go on from there, move the damaged one away "
+            f"(mv {path} {run / f'damaged_{path.name}'}) and run the same command again."
+        )
+    return "There is no whole one before it."
 
 
-def read_info(path: epath.Path) -> dict:
-    """Format, step and parameter shapes of the checkpoint at `path`."""
-    file = path / "info" / "metadata"
-    if not file.exists():
-        raise UserError(f"{path} is not a whole t5x_lab checkpoint: it has no info/metadata. Use another step.")
-    return json.loads(file.read_text())
+def verify(path: epath.Path) -> None:
+    """Reads all of a checkpoint, one array at a time.
+
+    Raises:
+      UserError: when it is damaged.
+    """
+    saved = read_info(path).get("checksums", {})
+    for part in ("params", "rest"):
+        names = {name.removeprefix(f"{part}/") for name in saved if name.startswith(f"{part}/")}
+        arrays = orbax_files.open_arrays(path / part) if names else {}
+        for name in sorted(names):
+            if name not in arrays or checksums.checksums({"": arrays[name].whole()})[""] != saved[f"{part}/{name}"]:
+                raise Damaged(path, f"{part}/{name} is not as it was saved")
+    if (path / "data").exists():
+        _check_data_files(path)
 
 
-def check_settings(model_dir: str, step: int, settings: Mapping[str, str]) -> None:
-    """Raises a `UserError` that names the first setting in which a run's checkpoint and the configuration differ."""
-    saved = read_info(epath.Path(model_dir) / "checkpoints" / str(step)).get("settings", {})
-    for name, value in settings.items():
-        if name in saved and saved[name] != value:
-            raise UserError(
-                f"The run in {model_dir} was trained with {name} = {saved[name]}, and this configuration has {value}: it "
-                "cannot be continued with another. Use the same, or start a new MODEL_DIR with "
-                f"--gin.INITIAL_CHECKPOINT_PATH={model_dir}."
-            )
+def _check_arrays(path: epath.Path, restored: dict) -> None:
+    saved = read_info(path).get("checksums")
+    if saved is None:  # the first format had none
+        return
+    found = checksums.checksums(flat(restored))
+    different = [name for name in sorted(found) if found[name] != saved.get(name)]
+    if different:
+        more = f" and {len(different) - 1} more" if len(different) > 1 else ""
+        raise Damaged(path, f"{different[0]}{more} came back with another checksum than it was saved with")
 
 
-def shapes(params: dict) -> dict[str, list[int]]:
-    """Parameter names, joined by "/", and their shapes."""
-    return {
-        "/".join(str(entry.key) for entry in path): list(leaf.shape)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
-    }
-
-
-def check_same_tree(path: epath.Path, abstract_params: dict) -> None:
-    """Raises a `UserError` that names the first parameter which the checkpoint and the model do not share."""
-    found, wanted = read_info(path)["parameters"], shapes(abstract_params)
-    for name in sorted(found.keys() | wanted.keys()):
-        if found.get(name) != wanted.get(name):
-            describe = lambda shape: "is missing" if shape is None else f"has shape {tuple(shape)}"
-            raise UserError(
-                f"The checkpoint {path} does not fit the model: {name} {describe(found.get(name))} there and "
-                f"{describe(wanted.get(name))} in the configuration. Use the configuration it was trained with, or "
-                "another MODEL_DIR for a new run."
-            )
+def _check_data_files(path: epath.Path) -> None:
+    for process in range(read_info(path).get("processes", 0)):
+        listed = path / "data" / _DIGESTS.format(process)
+        try:
+            digests = json.loads(listed.read_bytes())
+            for name, digest in digests.items():
+                if checksums.file_digest(path / "data" / name) != digest:
+                    raise Damaged(path, f"data/{name} is not as it was saved")
+        except (OSError, ValueError, AttributeError) as error:
+            raise Damaged(path, f"data/{listed.name} or a file that it lists cannot be read ({error})") from error

@@ -15,7 +15,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from t5x_lab.checkpoints.manager import check_same_tree, find_checkpoint
+    from t5x_lab.checkpoints.layout import check_same_tree, find_checkpoint
     from t5x_lab.models.model import Model
     from t5x_lab.networks.flops import flops_per_token
     from t5x_lab.observe.model_info import model_info, parameter_rows

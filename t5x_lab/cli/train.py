@@ -3,6 +3,8 @@
 import argparse
 import sys
 
+import absl.logging
+
 from t5x_lab.cli.flags import add_gin_flags, add_process_flags, gin_config, joined_processes
 from t5x_lab.cli.main import FAILURE, STOPPED
 
@@ -14,6 +16,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int | None:
     config = gin_config(args)
+    absl.logging.set_verbosity(absl.logging.FATAL)  # what Orbax logs of a failing save is said in a sentence
+    from t5x_lab.checkpoints.saving import SaveFailed
     from t5x_lab.runs import train as training
     from t5x_lab.training.loop import Diverged, Preempted
 
@@ -26,7 +30,7 @@ def run(args: argparse.Namespace) -> int | None:
     except Preempted as stopped:
         print(f"t5x_lab train: {stopped}", file=sys.stderr)
         return STOPPED
-    except Diverged as stopped:
+    except (Diverged, SaveFailed) as stopped:
         print(f"t5x_lab train: {stopped}", file=sys.stderr)
         return FAILURE
     return None

@@ -79,9 +79,10 @@ class SeqioBatches:
             ) from None
         return {name: np.concatenate([part[name].numpy() for part in parts])[self._rows] for name in parts[0]}
 
-    def save(self, directory: epath.Path) -> None:
+    def save(self, directory: epath.Path) -> list[epath.Path]:
         for shard in self._saved:
             tf.train.Checkpoint(iterator=self._iterators[shard]).write(str(directory / f"shard_{shard}"))
+        return [file for shard in self._saved for file in directory.glob(f"shard_{shard}.*")]
 
     def restore(self, directory: epath.Path) -> None:
         saved = sum(1 for file in directory.iterdir() if file.name.endswith(".index"))

@@ -1,5 +1,6 @@
 """Progress on the console: a bar on a terminal, a line a minute in a log."""
 
+import contextlib
 import sys
 import time
 from collections.abc import Mapping
@@ -56,9 +57,10 @@ def describe(metrics: Mapping[str, float | None]) -> str:
 
 
 def say(text: str) -> None:
-    """One line to stderr, under the progress bar if there is one."""
-    tqdm.tqdm.write(text, file=sys.stderr)
-    sys.stderr.flush()
+    """One line to stderr, under the progress bar if there is one. A log on a full disk stops nothing."""
+    with contextlib.suppress(OSError):
+        tqdm.tqdm.write(text, file=sys.stderr)
+        sys.stderr.flush()
 
 
 def _duration(seconds: float) -> str:

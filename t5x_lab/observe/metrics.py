@@ -1,19 +1,26 @@
 """metrics.jsonl, one object a line, and the same numbers as TensorBoard events."""
 
+import errno
 import json
 import math
+import os
 import tempfile
 import time
 from collections.abc import Mapping
 
-import tensorboardX
 from etils import epath
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.summary import scalar
+
+from t5x_lab.observe.console import say
 
 
 class MetricWriter:
     """Appends to a run's metrics.
 
-    Object stores cannot append: for a remote `model_dir` (gs://…) files are written locally and copied there once a minute.
+    Storage that fails stops nothing: lines wait in memory until it works again, events of that time are lost. Object stores
+    cannot append: for a remote `model_dir` (gs://…) files are written locally and copied there once a minute.
 
     Args:
       model_dir: the run's directory.
@@ -24,21 +31,56 @@ class MetricWriter:
         lines = [line for line in read_metrics(model_dir) if line["step"] <= resume_step]
         self._remote = epath.Path(model_dir) if "://" in str(model_dir) else None
         self._local = epath.Path(tempfile.mkdtemp()) if self._remote else epath.Path(model_dir)
-        self._file = (self._local / "metrics.jsonl").open("w")
-        self._file.writelines(json.dumps(line) + "\n" for line in lines)
-        self._events = tensorboardX.SummaryWriter(str(self._local), purge_step=resume_step + 1 if resume_step else None)
-        self._copied = time.monotonic()
+        path = self._local / "metrics.jsonl"
+        kept = path.with_name("metrics.jsonl.new")
+        kept.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        kept.replace(path)  # at once, so that no moment is without the lines
+        self._file = open(path, "ab", buffering=0)
+        self._waiting: list[bytes] = []
+        self._purge_step = resume_step + 1 if resume_step else None
+        self._events: EventsWriter | None = None
+        self._failing = False
+        self._flushed = self._copied = time.monotonic()
 
     def write(self, step: int, split: str, values: Mapping[str, float | None]) -> None:
         """Writes one line; `split` is "train", "eval/<task>" or "infer/<task>"."""
         clean = {name: _finite(value) for name, value in values.items()}
-        self._file.write(json.dumps({"step": step, "split": split, **clean}) + "\n")
-        self._file.flush()
-        for name, value in clean.items():
+        self._waiting.append((json.dumps({"step": step, "split": split, **clean}) + "\n").encode())
+        try:
+            self._append()
+            self._write_events(step, split, clean)
+            if self._remote and time.monotonic() - self._copied > 60:
+                self._copy()
+            self._failing = False
+        except OSError as error:
+            if not self._failing:
+                say(f"Metrics of step {step} could not be written ({error}); they are kept and tried again.")
+            self._failing, self._events = True, None
+
+    def _append(self) -> None:
+        end = self._file.seek(0, os.SEEK_END)
+        data = b"".join(self._waiting)
+        try:
+            if self._file.write(data) != len(data):
+                raise OSError(errno.ENOSPC, "only a part of a line could be written")
+        except OSError:
+            self._file.truncate(end)
+            raise
+        self._waiting.clear()
+
+    def _write_events(self, step: int, split: str, values: Mapping[str, float | None]) -> None:
+        if self._events is None:
+            self._events = EventsWriter(str(self._local / "events"))
+            if self._purge_step is not None:  # hides what an interrupted run wrote after its checkpoint
+                start = SessionLog(status=SessionLog.START)
+                self._events.write_event(Event(step=self._purge_step, wall_time=time.time(), session_log=start))
+        for name, value in values.items():
             if value is not None:
-                self._events.add_scalar(f"{split}/{name}", value, step)
-        if self._remote and time.monotonic() - self._copied > 60:
-            self._copy()
+                summary = scalar(f"{split}/{name}", value)
+                self._events.write_event(Event(step=step, wall_time=time.time(), summary=summary))
+        if split != "train" or time.monotonic() - self._flushed > 10:
+            self._events.flush()
+            self._flushed = time.monotonic()
 
     def _copy(self) -> None:
         for file in self._local.iterdir():
@@ -46,10 +88,16 @@ class MetricWriter:
         self._copied = time.monotonic()
 
     def close(self) -> None:
-        self._file.close()
-        self._events.close()
-        if self._remote:
-            self._copy()
+        try:
+            if self._waiting:
+                self._append()
+            self._file.close()
+            if self._events:
+                self._events.close()
+            if self._remote:
+                self._copy()
+        except OSError as error:
+            say(f"The last metrics could not be written: {error}.")
 
 
 class NoWriter:

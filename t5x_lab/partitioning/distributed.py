@@ -8,6 +8,8 @@ import traceback
 from collections.abc import Iterator
 
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 
 from t5x_lab.config.errors import UserError
 
@@ -42,6 +44,13 @@ def initialize(address: str | None = None, num_processes: int | None = None, pro
             f"--distributed could not join the other processes ({error}). On a TPU pod, Slurm, Open MPI or Kubernetes nothing "
             f"more is needed; elsewhere give {', '.join(names)}."
         ) from error
+
+
+def as_the_first(decision: bool) -> bool:
+    """The first process's decision, in every process; all of them call this at the same point."""
+    if jax.process_count() == 1:
+        return decision
+    return bool(multihost_utils.broadcast_one_to_all(np.asarray(decision)))
 
 
 @contextlib.contextmanager

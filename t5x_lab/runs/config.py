@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import gin
 from etils import epath
 
+from t5x_lab.checkpoints.config import SaveCheckpointConfig
 from t5x_lab.config import gin_files
 from t5x_lab.config.checks import check_types, in_range, positive
 from t5x_lab.config.errors import UserError
@@ -41,8 +42,8 @@ class RunConfig:
       seed: of parameters, dropout and data.
       mesh: devices along `replica`, `data`, `fsdp`, `tensor`.
       microbatches: parts that a batch is worked off in.
-      eval_period, checkpoint_period: steps between them.
-      checkpoints_to_keep: the newest so many.
+      eval_period: steps between evaluations.
+      saving: when checkpoints are made and which are kept.
       profile_steps: how many steps are traced into `model_dir`/profile, from the third of this process; 0 = none.
     """
 
@@ -58,13 +59,12 @@ class RunConfig:
     mesh: object = "data=-1"
     microbatches: int = 1
     eval_period: int = 1000
-    checkpoint_period: int = 1000
-    checkpoints_to_keep: int = 3
+    saving: SaveCheckpointConfig = SaveCheckpointConfig()
     profile_steps: int = 0
 
     def __post_init__(self):
         check_types(self)
-        positive(self, "train_steps", "train_tokens", "microbatches", "eval_period", "checkpoint_period", "checkpoints_to_keep")
+        positive(self, "train_steps", "train_tokens", "microbatches", "eval_period")
         in_range(self, "seed", 0, 2**31)
         in_range(self, "profile_steps", 0, 1001)
         if (self.train_steps is None) == (self.train_tokens is None):
@@ -92,6 +92,7 @@ class RunConfig:
 
 for _configurable in (
     RunConfig,
+    SaveCheckpointConfig,
     ModelConfig,
     TransformerConfig,
     LstmConfig,

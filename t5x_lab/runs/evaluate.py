@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 import jax
 
-from t5x_lab.checkpoints.manager import find_checkpoint, finished_steps, restore_params
+from t5x_lab.checkpoints.layout import find_checkpoint, finished_steps
+from t5x_lab.checkpoints.manager import restore_params
 from t5x_lab.config.errors import UserError
 from t5x_lab.data.config import DataConfig
 from t5x_lab.data.environment import check_environment

@@ -7,7 +7,8 @@ import jax
 import numpy as np
 from etils import epath
 
-from t5x_lab.checkpoints.manager import find_checkpoint, read_info, restore_params, save_params
+from t5x_lab.checkpoints.layout import find_checkpoint, read_info
+from t5x_lab.checkpoints.manager import restore_params, save_params
 from t5x_lab.config.errors import UserError
 from t5x_lab.data.environment import check_environment
 from t5x_lab.decoding.sampling import SamplingConfig, generate

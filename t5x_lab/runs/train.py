@@ -1,12 +1,13 @@
 """`t5x_lab train`: from a configuration to a trained run directory, and from an interrupted one onwards."""
 
-import dataclasses
 import math
 
 import jax
 from etils import epath
 
-from t5x_lab.checkpoints.manager import Checkpoints, check_settings, find_checkpoint, finished_steps, read_info, restore_params
+from t5x_lab.checkpoints.layout import read_info
+from t5x_lab.checkpoints.manager import Checkpoints
+from t5x_lab.checkpoints.saving import Saver
 from t5x_lab.config.errors import UserError
 from t5x_lab.data.environment import check_environment
 from t5x_lab.networks.config import TransformerConfig
@@ -17,12 +18,13 @@ from t5x_lab.observe.metrics import MetricWriter, NoWriter
 from t5x_lab.observe.model_info import model_info
 from t5x_lab.observe.plots import write_plots
 from t5x_lab.observe.profile import Profiled, check_profiler
-from t5x_lab.partitioning.distributed import ending_together
+from t5x_lab.partitioning.distributed import as_the_first, ending_together
 from t5x_lab.runs.assemble import Placed, Training, assemble
+from t5x_lab.runs.begin import first_state, where_to_start
 from t5x_lab.runs.config import GinConfig, RunConfig
 from t5x_lab.runs.evaluate import Evaluation
 from t5x_lab.training.clock import Clock
-from t5x_lab.training.loop import Budget, Diverged, Hook, Preempted
+from t5x_lab.training.loop import Budget, Diverged, Hook, Preempted, every
 from t5x_lab.training.loop import train as train_loop
 from t5x_lab.training.state import COUNTERS, TrainState, read_counter
 
@@ -32,7 +34,7 @@ def train(config: GinConfig) -> None:
 
     Raises:
       UserError: for a mistake in the configuration, before data are read or parameters made.
-      Preempted, Diverged: see `t5x_lab.training.loop`.
+      Preempted, Diverged, SaveFailed: see `t5x_lab.training.loop` and `t5x_lab.checkpoints.saving`.
     """
     clock = Clock()
     run = config.run()
@@ -50,8 +52,8 @@ def train(config: GinConfig) -> None:
     training = _assemble(run, placed, num_tasks=len(names))
     batches = pipeline.SeqioBatches(tasks, run.data, run.seed, placed.rows(run.data.batch_size))
     make_run_directory(run.model_dir)
-    checkpoints = Checkpoints(run.model_dir, run.checkpoints_to_keep, run.identity())
-    state = _first_state(run, training, checkpoints, begin, batches)
+    checkpoints = Checkpoints(run.model_dir, run.saving, {"settings": run.identity(), "config": config.text})
+    state = first_state(run, training, checkpoints, begin, batches)
     is_main = jax.process_index() == 0
     if is_main:
         write_run_files(run, config.text, placed)
@@ -74,6 +76,7 @@ def train(config: GinConfig) -> None:
     peak = peak_flops(jax.devices()[0].device_kind)
     if begin.step is not None:
         clock = Clock(**read_info(checkpoints.directory / str(begin.step)).get("clock", {}))
+    measured: dict[int, dict[str, float]] = {}  # of the last evaluation: by step, "split/metric"
 
     def record(step: int, metrics: dict) -> None:
         for name in COUNTERS:
@@ -89,19 +92,34 @@ def train(config: GinConfig) -> None:
         progress.show(step, metrics)
 
     def evaluate(step: int, state: TrainState) -> None:
+        measured.clear()
         for split, metrics in evaluation(state.params).items():
             writer.write(step, split, metrics)
+            measured.setdefault(step, {}).update({f"{split}/{name}": value for name, value in metrics.items()})
             say(f"step {step}  {split}  loss {metrics['loss']:.4f}  accuracy {metrics['accuracy']:.3f}")
 
-    def save(step: int, state: TrainState) -> None:
-        checkpoints.save(step, state, batches, {"clock": clock.state()})
-
-    hooks = [Hook(save, run.checkpoint_period, at_stop=True), Hook(evaluate, run.eval_period)]
+    saver = Saver(
+        checkpoints,
+        run.saving,
+        batches,
+        notes=lambda: {"clock": clock.state()},
+        metrics=lambda step: measured.get(step, {}),
+        agree=as_the_first,
+        say=say,
+    )
+    hooks = [Hook(saver.save, saver.due, at_stop=True), Hook(evaluate, every(run.eval_period))]
+    if run.saving.best_metric:
+        hooks.reverse()  # a checkpoint's merit is measured before it is made; else what is trained is saved first
     profiled = Profiled(training.step, f"{run.model_dir}/profile", run.profile_steps) if run.profile_steps else None
     step = profiled or training.step
     try:
         with ending_together(Preempted, Diverged):
-            train_loop(state, batches, step, put=placed.put, budget=budget, record=record, hooks=hooks)
+            try:
+                train_loop(state, batches, step, put=placed.put, budget=budget, record=record, hooks=hooks)
+            except (Preempted, Diverged):
+                saver.finish()
+                raise
+            saver.finish()
     finally:
         if profiled:
             profiled.close()
@@ -156,45 +174,6 @@ def last_step(budget: Budget, start: int) -> int:
     if budget.steps < math.inf:
         return int(budget.steps)
     return start + math.ceil((budget.tokens - budget.processed) / budget.most_per_step)
-
-
-@dataclasses.dataclass(frozen=True)
-class Begin:
-    """What a run begins with: a step of its own, or the parameters of a checkpoint, or neither; and why, as a sentence."""
-
-    reason: str
-    step: int | None = None
-    checkpoint: epath.Path | None = None
-
-
-def where_to_start(run: RunConfig) -> Begin:
-    """Decides by precedence: what is in MODEL_DIR, then INITIAL_CHECKPOINT_PATH, then fresh parameters."""
-    steps = finished_steps(run.model_dir)
-    if steps and not run.resume:
-        raise UserError(
-            f"MODEL_DIR {run.model_dir} holds a run at step {steps[-1]}, and RESUME=False asks for a fresh start. Nothing is "
-            "ever deleted: choose another MODEL_DIR, or move that one away."
-        )
-    if steps:
-        check_settings(run.model_dir, steps[-1], run.identity())
-        beats = " (INITIAL_CHECKPOINT_PATH is not used: MODEL_DIR comes first)" if run.initial_checkpoint_path else ""
-        return Begin(f"Continuing after step {steps[-1]}, the latest checkpoint in {run.model_dir}{beats}.", step=steps[-1])
-    if run.initial_checkpoint_path:
-        path = find_checkpoint(run.initial_checkpoint_path)
-        reason = (
-            f"Starting at step 0 with the parameters of {path} (its step {read_info(path)['step']}), because "
-            f"{run.model_dir} holds no checkpoint and INITIAL_CHECKPOINT_PATH is set."
-        )
-        return Begin(reason, checkpoint=path)
-    return Begin(f"Starting at step 0 with fresh parameters: {run.model_dir} holds no checkpoint.")
-
-
-def _first_state(run: RunConfig, training: Training, checkpoints: Checkpoints, begin: Begin, batches) -> TrainState:
-    if begin.step is not None:
-        return checkpoints.restore(begin.step, training.abstract_state, batches)
-    if begin.checkpoint is not None:
-        return training.start(restore_params(begin.checkpoint, training.placed.abstract_params))
-    return training.start(training.placed.init_params(run.seed))
 
 
 def make_run_directory(model_dir: str) -> None:

@@ -33,8 +33,8 @@ class Batches(Protocol):
 
     def __next__(self) -> HostBatch: ...
 
-    def save(self, directory: epath.Path) -> None:
-        """Writes the position of this process's shards into an existing directory."""
+    def save(self, directory: epath.Path) -> list[epath.Path]:
+        """Writes the position of this process's shards into an existing directory; returns the files."""
 
     def restore(self, directory: epath.Path) -> None:
         """Continues after the batch that was the last one when `save` was called."""
@@ -53,7 +53,7 @@ class SyntheticBatches:
 
     def __init__(self, lengths: dict[str, int], batch_size: int, vocab_size: int, seed: int = 0, rows: Rows | None = None):
         self.lengths, self.batch_size, self.vocab_size, self.seed = dict(lengths), batch_size, vocab_size, seed
-        self.rows = (rows or Rows.all(batch_size)).held
+        self.rows = rows or Rows.all(batch_size)
         self.position = 0
 
     def __iter__(self):
@@ -62,7 +62,7 @@ class SyntheticBatches:
     def __next__(self) -> HostBatch:
         rng = np.random.default_rng([self.seed, self.position])
         self.position += 1
-        draw = lambda length: rng.integers(2, self.vocab_size, (self.batch_size, length), np.int32)[self.rows]
+        draw = lambda length: rng.integers(2, self.vocab_size, (self.batch_size, length), np.int32)[self.rows.held]
         targets = draw(self.lengths["targets"])
         batch = {
             "decoder_target_tokens": targets,
@@ -73,8 +73,11 @@ class SyntheticBatches:
             batch["encoder_input_tokens"] = draw(self.lengths["inputs"])
         return batch
 
-    def save(self, directory: epath.Path) -> None:
+    def save(self, directory: epath.Path) -> list[epath.Path]:
+        if 0 not in self.rows.owned:
+            return []
         (directory / "position").write_text(str(self.position))
+        return [directory / "position"]
 
     def restore(self, directory: epath.Path) -> None:
         self.position = int((directory / "position").read_text())

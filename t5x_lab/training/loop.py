@@ -26,14 +26,19 @@ class Diverged(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Hook:
-    """`run(step, state)` after every `period` steps, and after the last one.
+    """`run(step, state)` after every step that is `due`, and after the last one.
 
     `at_stop` hooks (the one that saves) also run when the loop ends early.
     """
 
     run: Callable[[int, TrainState], None]
-    period: int
+    due: Callable[[int], bool]
     at_stop: bool = False
+
+
+def every(period: int) -> Callable[[int], bool]:
+    """True of the multiples of `period`."""
+    return lambda step: step % period == 0
 
 
 @dataclasses.dataclass
@@ -98,7 +103,7 @@ def train(
             if pending:
                 clock = _finish(pending, clock, budget, record, state, hooks)
             pending = _Pending(step, metrics, wait)
-            due = [hook for hook in hooks if step % hook.period == 0]
+            due = [hook for hook in hooks if hook.due(step)]
             stopping = stop.reached(step)
             if due or stopping or budget.may_be_spent(step):
                 clock = _finish(pending, clock, budget, record, state, hooks)

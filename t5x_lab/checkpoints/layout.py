@@ -1,0 +1,135 @@
+"""Where things are in a run's checkpoints, and what their info says.
+
+`MODEL_DIR/checkpoints/<step>/` has four parts: `params`; `rest` (optimizer, step, counters); `data` (position per logical
+shard); and `info`, one JSON object: format version, step, parameter shapes, checksums, the resolved configuration, and the
+settings that the run is continued with unchanged. A file `PINNED` in it keeps a checkpoint for good.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+from etils import epath
+
+from t5x_lab.config.errors import UserError
+
+FORMAT = 2
+PINNED = "PINNED"
+INFO = "info/metadata"
+
+
+class Damaged(UserError):
+    """A checkpoint that is not as it was saved."""
+
+    def __init__(self, path: epath.Path, what: str):
+        super().__init__(f"The checkpoint {path} is damaged: {what}.")
+
+
+def info_of(params: dict, step: int, **notes: Any) -> dict:
+    """What a checkpoint says of itself."""
+    return {"format": FORMAT, "step": step, "parameters": shapes(params), **notes}
+
+
+def sealed(info: Mapping[str, Any]) -> dict:
+    """Info with a checksum of itself."""
+    info = {name: value for name, value in info.items() if name != "sha256"}
+    return {**info, "sha256": _digest(info)}
+
+
+def _digest(info: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(info, sort_keys=True).encode()).hexdigest()
+
+
+def read_info(path: epath.Path) -> dict:
+    """The info of the checkpoint at `path` (a `checkpoints/<step>` directory).
+
+    Raises:
+      UserError: when it is damaged, or of a later format.
+    """
+    file = path / INFO
+    if not file.exists():
+        raise Damaged(path, f"it has no {INFO}")
+    try:
+        info = json.loads(file.read_bytes())
+        info["format"], info["step"], info["parameters"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise Damaged(path, f"its {INFO} cannot be read") from error
+    if info["format"] not in (1, FORMAT):
+        raise UserError(
+            f"The checkpoint {path} has format {info['format']}; this version of t5x_lab reads formats up to {FORMAT}. "
+            "Install a newer t5x_lab."
+        )
+    if info["format"] >= 2 and info.get("sha256") != sealed(info)["sha256"]:
+        raise Damaged(path, f"its {INFO} is not as it was saved")
+    return info
+
+
+def is_checkpoint(path: epath.Path) -> bool:
+    """Whether `path` is a checkpoint of t5x_lab, and not a directory of them."""
+    return (path / "params").exists() and (path / "info").exists()
+
+
+def find_checkpoint(path: str, step: int | None = None) -> epath.Path:
+    """Finds the checkpoint that a user names: a run directory (its latest step, or `step`) or a checkpoint itself.
+
+    Raises:
+      UserError: saying what is at `path` instead.
+    """
+    root = epath.Path(path).absolute()
+    if (root / "params").exists():
+        return root
+    steps = finished_steps(root)
+    if not steps:
+        what = "does not exist" if not root.exists() else "holds no finished checkpoint"
+        raise UserError(f"{path} {what}. Name a run directory (with checkpoints/<step> in it) or a checkpoint directory.")
+    if step is not None and step not in steps:
+        raise UserError(f"{path} has no checkpoint of step {step}; it has {', '.join(map(str, steps))}.")
+    return root / "checkpoints" / str(steps[-1] if step is None else step)
+
+
+def finished_steps(model_dir: str | epath.Path) -> list[int]:
+    """Steps of the whole checkpoints in a run directory, in order."""
+    directory = epath.Path(model_dir) / "checkpoints"
+    if not directory.exists():
+        return []
+    numbered = [entry for entry in directory.iterdir() if entry.name.isascii() and entry.name.isdigit()]
+    return sorted(int(entry.name) for entry in numbered if ocp.utils.is_checkpoint_finalized(entry))
+
+
+def check_settings(model_dir: str, step: int, settings: Mapping[str, str]) -> None:
+    """Raises a `UserError` that names the first setting in which a run's checkpoint and the configuration differ."""
+    saved = read_info(epath.Path(model_dir) / "checkpoints" / str(step)).get("settings", {})
+    for name, value in settings.items():
+        if name in saved and saved[name] != value:
+            raise UserError(
+                f"The run in {model_dir} was trained with {name} = {saved[name]}, and this configuration has {value}: it "
+                "cannot be continued with another. Use the same, or start a new MODEL_DIR with "
+                f"--gin.INITIAL_CHECKPOINT_PATH={model_dir}."
+            )
+
+
+def shapes(params: dict) -> dict[str, list[int]]:
+    """Parameter names, joined by "/", and their shapes."""
+    return {name: list(leaf.shape) for name, leaf in flat(params).items()}
+
+
+def flat(tree: Any) -> dict[str, Any]:
+    """Leaves by their paths, joined by "/"."""
+    name = lambda path: "/".join(str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path)
+    return {name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def check_same_tree(path: epath.Path, abstract_params: dict) -> None:
+    """Raises a `UserError` that names the first parameter which the checkpoint and the model do not share."""
+    found, wanted = read_info(path)["parameters"], shapes(abstract_params)
+    for name in sorted(found.keys() | wanted.keys()):
+        if found.get(name) != wanted.get(name):
+            describe = lambda shape: "is missing" if shape is None else f"has shape {tuple(shape)}"
+            raise UserError(
+                f"The checkpoint {path} does not fit the model: {name} {describe(found.get(name))} there and "
+                f"{describe(wanted.get(name))} in the configuration. Use the configuration it was trained with, or "
+                "another MODEL_DIR for a new run."
+            )

@@ -1,0 +1,62 @@
+"""The arrays of a directory that Orbax wrote, one by one and in part."""
+
+import json
+from typing import Any
+
+import numpy as np
+import tensorstore as ts
+from etils import epath
+
+from t5x_lab.checkpoints.tensors import Tensor
+from t5x_lab.config.errors import UserError
+
+METADATA = "_METADATA"
+
+
+def open_arrays(directory: epath.Path) -> dict[str, Tensor]:
+    """Every array, by its name in the saved tree, joined by "/".
+
+    Raises:
+      UserError: when the directory is damaged, or not Orbax's.
+    """
+    try:
+        metadata = json.loads((directory / METADATA).read_bytes())
+        entries = [
+            [str(key["key"]) for key in entry["key_metadata"]]
+            for entry in metadata["tree_metadata"].values()
+            if entry["value_metadata"]["value_type"] in ("jax.Array", "np.ndarray", "scalar")
+        ]
+        return {
+            "/".join(names): open_zarr(
+                directory, ".".join(names), bool(metadata.get("use_ocdbt")), bool(metadata.get("use_zarr3"))
+            )
+            for names in entries
+        }
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        raise UserError(f"{directory} cannot be read: {_first_line(error)}") from error
+
+
+def open_zarr(directory: epath.Path, name: str, ocdbt: bool = False, zarr3: bool = False) -> Tensor:
+    """One array of a directory of zarr arrays, or of an OCDBT store of them.
+
+    Raises:
+      ValueError: when it is not there or damaged.
+    """
+    base = str(directory) if "://" in str(directory) else f"file://{directory}"
+    kvstore: dict[str, Any] | str = f"{base}/{name}/"
+    if ocdbt:
+        kvstore = {"driver": "ocdbt", "base": f"{base}/", "path": f"{name}/"}
+    store = ts.open({"driver": "zarr3" if zarr3 else "zarr", "kvstore": kvstore}, open=True, read=True).result()
+    dtype = np.dtype(store.dtype.numpy_dtype)
+
+    def read(index: tuple[slice, ...]) -> np.ndarray:
+        try:
+            return np.asarray(store[index].read().result())
+        except ValueError as error:
+            raise UserError(f"{directory} is damaged: {name} cannot be read ({_first_line(error)}).") from error
+
+    return Tensor(tuple(store.shape), dtype, read)
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"

@@ -1,0 +1,140 @@
+"""When a run is saved, and what is done when storage fails for a while."""
+
+import re
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from t5x_lab.checkpoints.config import SaveCheckpointConfig
+from t5x_lab.checkpoints.manager import Checkpoints
+from t5x_lab.training.batches import Batches
+from t5x_lab.training.state import TrainState
+
+# Processes agree on the time by asking the first one, which costs a message between all of them.
+STEPS_BETWEEN_AGREEMENTS = 10
+_LONGEST_PAUSE = 60.0  # seconds
+
+
+class SaveFailed(Exception):
+    """A run could not be saved, for longer than it is allowed to go on like that."""
+
+
+class Saver:
+    """Saves a run when it is due, while it goes on.
+
+    Alone, a process that cannot save trains on, tries again, and gives up after `SaveCheckpointConfig.retry_minutes`. One of
+    several ends at once: the others would wait for it.
+
+    Args:
+      checkpoints: where to.
+      config: when.
+      batches: whose position is saved.
+      notes: () -> what is written into a checkpoint's info.
+      metrics: step -> what was measured after it, by "split/metric".
+      agree: makes the first process's bool everyone's.
+      say: prints a line.
+    """
+
+    def __init__(
+        self,
+        checkpoints: Checkpoints,
+        config: SaveCheckpointConfig,
+        batches: Batches,
+        *,
+        notes: Callable[[], Mapping[str, Any]] = dict,
+        metrics: Callable[[int], Mapping[str, float]] = lambda step: {},
+        agree: Callable[[bool], bool] = bool,
+        say: Callable[[str], None] = print,
+    ):
+        self._checkpoints, self._config, self._batches = checkpoints, config, batches
+        self._notes, self._metrics, self._agree, self._say = notes, metrics, agree, say
+        self._alone = jax.process_count() == 1
+        self._last: tuple[int, TrainState] | None = None  # of which it is not yet known that it is on disk
+        self._under_way = False
+        self._saved_at = time.monotonic()
+        self._failing_since: float | None = None
+        self._pause = 0.0
+        self._next_try = 0.0
+
+    def due(self, step: int) -> bool:
+        """Whether the state after `step` is to be saved. All processes ask after every step, and get the same answer."""
+        self._look()
+        config = self._config
+        if step % config.period == 0 or (config.keep_period and step % config.keep_period == 0):
+            return True
+        if self._failing_since is not None:
+            return not self._under_way and time.monotonic() >= self._next_try
+        if config.minutes is None:
+            return False
+        late = time.monotonic() - self._saved_at >= config.minutes * 60
+        return late if self._alone else step % STEPS_BETWEEN_AGREEMENTS == 0 and self._agree(late)
+
+    def save(self, step: int, state: TrainState) -> None:
+        """Starts saving. A failure is announced and tried again later.
+
+        Raises:
+          SaveFailed: after the last try.
+        """
+        self._last = (step, state)
+        try:
+            self._checkpoints.save(step, state, self._batches, self._notes(), self._metrics(step))
+            self._saved_at, self._under_way = time.monotonic(), True
+        except Exception as error:
+            self._failed(error)
+
+    def finish(self) -> None:
+        """Returns when the state that was saved last is on disk; where that fails, it is tried again here.
+
+        Raises:
+          SaveFailed: after the last try.
+        """
+        while self._last:
+            step, state = self._last
+            try:
+                self._checkpoints.wait()
+                self._checkpoints.save(step, state, self._batches, self._notes(), self._metrics(step))
+                self._checkpoints.wait()
+                self._succeeded()
+            except Exception as error:
+                self._failed(error, at_end=True)
+                time.sleep(self._pause)
+
+    def _look(self) -> None:
+        """Learns how the save under way ended, if it has."""
+        if self._alone and self._under_way and not self._checkpoints.is_busy():
+            try:
+                self._checkpoints.wait()
+                self._succeeded()
+            except Exception as error:
+                self._failed(error)
+
+    def _succeeded(self) -> None:
+        if self._failing_since is not None and self._last:
+            self._say(f"Saving works again: step {self._last[0]} is saved.")
+        self._last, self._under_way, self._failing_since, self._pause = None, False, None, 0.0
+
+    def _failed(self, error: Exception, at_end: bool = False) -> None:
+        now = time.monotonic()
+        self._under_way = False
+        step = self._last[0] if self._last else 0
+        what = re.sub(r"\{\{.*?\}\}", "", str(error)).strip().partition("\n")[0]  # TensorFlow begins with a node's name
+        reason = f"Step {step} could not be saved in {self._checkpoints.directory} ({type(error).__name__}: {what[:300]})."
+        if not self._alone:
+            raise SaveFailed(f"{reason} Make room or mend the storage, and start all processes again.") from error
+        self._failing_since = now if self._failing_since is None else self._failing_since
+        over = now - self._failing_since >= self._config.retry_minutes * 60
+        if over and (at_end or self._config.on_failure == "stop"):
+            raise SaveFailed(
+                f"{reason} It was tried for {self._config.retry_minutes:g} minutes. Checkpoints made before are whole. Make "
+                "room or mend the storage and run the same command again. To train on meanwhile, set "
+                '--gin.SaveCheckpointConfig.on_failure="go_on" or more --gin.SaveCheckpointConfig.retry_minutes.'
+            ) from error
+        self._pause = min(max(2 * self._pause, 1.0), _LONGEST_PAUSE)
+        self._next_try = now + self._pause
+        self._say(f"{reason} Trying again in {self._pause:.0f} s.")
+        try:
+            self._checkpoints.forget_failure()
+        except Exception as again:  # the directory cannot even be looked at; the next try says so again
+            self._say(f"{type(again).__name__}: {str(again)[:300]}")
