@@ -2,10 +2,12 @@
 
 import dataclasses
 import math
+import re
 from collections.abc import Mapping
+from typing import Any
 
 from t5x_lab.config.checks import check_types, in_range, positive
-from t5x_lab.config.errors import one_of
+from t5x_lab.config.errors import UserError, one_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,3 +47,70 @@ class SaveCheckpointConfig:
         """The best metric, signed so that higher is better; minus infinity where it was not measured, or is not a number."""
         value = metrics.get(self.best_metric or "", math.nan)
         return -math.inf if math.isnan(value) else -value if self.best_is == "lowest" else value
+
+
+@dataclasses.dataclass(frozen=True)
+class RestoreCheckpointConfig:
+    """What a new run takes from INITIAL_CHECKPOINT_PATH: once, never again when it is continued.
+
+    Without rules, every parameter takes the one of its own name, and neither side may have more than the other. In rules the
+    layers of a stack are counted singly: `decoder/layers_0/mlp/wo/kernel`.
+
+    Attributes:
+      assignment_map: rules (pattern, source). The first whose pattern matches all of a new parameter's name says which of the
+        checkpoint's it takes (\\1 stands for the pattern's first group), or, where `source` is None, that it stays fresh. A
+        third entry "transposed" turns the checkpoint's matrix round.
+      layers: by stack, the checkpoint's layer that each new layer takes, or None for a fresh one:
+        {"decoder": [0, 2, 4, None]}. Rules come before it.
+      extend: logical axes, such as ["vocab"], along which the checkpoint may have fewer entries, the rest of which stay fresh,
+        or more, which are left.
+      strict: refuse rules that match nothing and parameters that the checkpoint lacks; otherwise these stay fresh.
+      carry: what else goes over: "optimizer", its slots and its own step, on which the schedule runs (where the schedule is to
+        begin anew, set LearningRate.step_offset to the checkpoint's step); "step", the run's step and its counters of tokens.
+    """
+
+    assignment_map: tuple = ()
+    layers: dict = dataclasses.field(default_factory=dict)
+    extend: tuple = ()
+    strict: bool = True
+    carry: tuple = ()
+
+    def __post_init__(self):
+        for field in ("assignment_map", "extend", "carry"):
+            value = getattr(self, field)
+            object.__setattr__(self, field, tuple(value) if isinstance(value, list) else value)
+        check_types(self)
+        for name in self.carry:
+            one_of("An entry of RestoreCheckpointConfig.carry", name, ("optimizer", "step"))
+        for rule in self.assignment_map:
+            _check_rule(rule)
+        for stack, sources in self.layers.items():
+            if not isinstance(sources, list | tuple) or not all(i is None or isinstance(i, int) for i in sources):
+                raise UserError(
+                    f"RestoreCheckpointConfig.layers gives {stack} {sources!r}; give a list with the checkpoint's layer, or "
+                    "None, for each new layer, such as [0, 2, 4, None]."
+                )
+
+    @property
+    def has_rules(self) -> bool:
+        """Whether more is asked for than every parameter under its own name."""
+        return bool(self.assignment_map or self.layers or self.extend or not self.strict)
+
+
+def _check_rule(rule: Any) -> None:
+    fits = (
+        isinstance(rule, list | tuple)
+        and len(rule) in (2, 3)
+        and isinstance(rule[0], str)
+        and isinstance(rule[1], str | None)
+        and tuple(rule[2:]) in ((), ("transposed",))
+    )
+    if not fits:
+        raise UserError(
+            f"RestoreCheckpointConfig.assignment_map has the rule {rule!r}; a rule is (pattern, source) or (pattern, source, "
+            '"transposed"), where source is a parameter of the checkpoint, or None.'
+        )
+    try:
+        re.compile(rule[0])
+    except re.error as error:
+        raise UserError(f'RestoreCheckpointConfig.assignment_map has the pattern "{rule[0]}": {error}.') from error

@@ -36,8 +36,10 @@ def open_arrays(directory: epath.Path) -> dict[str, Tensor]:
         raise UserError(f"{directory} cannot be read: {_first_line(error)}") from error
 
 
-def open_zarr(directory: epath.Path, name: str, ocdbt: bool = False, zarr3: bool = False) -> Tensor:
-    """One array of a directory of zarr arrays, or of an OCDBT store of them.
+def open_zarr(
+    directory: epath.Path, name: str, ocdbt: bool = False, zarr3: bool = False, assumed: dict[str, Any] | None = None
+) -> Tensor:
+    """One array of a directory of zarr arrays, or of an OCDBT store of them; `assumed` replaces its own metadata.
 
     Raises:
       ValueError: when it is not there or damaged.
@@ -46,7 +48,10 @@ def open_zarr(directory: epath.Path, name: str, ocdbt: bool = False, zarr3: bool
     kvstore: dict[str, Any] | str = f"{base}/{name}/"
     if ocdbt:
         kvstore = {"driver": "ocdbt", "base": f"{base}/", "path": f"{name}/"}
-    store = ts.open({"driver": "zarr3" if zarr3 else "zarr", "kvstore": kvstore}, open=True, read=True).result()
+    spec: dict[str, Any] = {"driver": "zarr3" if zarr3 else "zarr", "kvstore": kvstore}
+    if assumed is not None:
+        spec["metadata"] = assumed
+    store = ts.open(spec, open=True, read=True, assume_metadata=assumed is not None).result()
     dtype = np.dtype(store.dtype.numpy_dtype)
 
     def read(index: tuple[slice, ...]) -> np.ndarray:

@@ -70,6 +70,7 @@ class Tensor:
 
 def of_array(array: np.ndarray) -> Tensor:
     """An array that is in memory."""
+    array = np.asarray(array)
     return Tensor(array.shape, array.dtype, lambda index: array[index])
 
 

@@ -1,11 +1,14 @@
 """What a run begins with: its own latest checkpoint, another run's, or nothing."""
 
 import dataclasses
+import functools
 
 from etils import epath
 
-from t5x_lab.checkpoints.layout import check_settings, find_checkpoint, finished_steps, read_info
-from t5x_lab.checkpoints.manager import Checkpoints, naming_damage, restore_params
+from t5x_lab.checkpoints.layout import check_settings, finished_steps
+from t5x_lab.checkpoints.loading import carry_over, load_params
+from t5x_lab.checkpoints.manager import Checkpoints, naming_damage
+from t5x_lab.checkpoints.sources import FORMATS, Place, find
 from t5x_lab.config.errors import UserError
 from t5x_lab.runs.assemble import Training
 from t5x_lab.runs.config import RunConfig
@@ -15,11 +18,11 @@ from t5x_lab.training.state import TrainState
 
 @dataclasses.dataclass(frozen=True)
 class Begin:
-    """What a run begins with: a step of its own, or the parameters of a checkpoint, or neither; and why, as a sentence."""
+    """What a run begins with: a step of its own, or another checkpoint, or neither; and why, as a sentence."""
 
     reason: str
     step: int | None = None
-    checkpoint: epath.Path | None = None
+    checkpoint: Place | None = None
 
 
 def where_to_start(run: RunConfig) -> Begin:
@@ -36,12 +39,14 @@ def where_to_start(run: RunConfig) -> Begin:
         beats = " (INITIAL_CHECKPOINT_PATH is not used: MODEL_DIR comes first)" if run.initial_checkpoint_path else ""
         return Begin(f"Continuing after step {steps[-1]}, the latest checkpoint in {run.model_dir}{beats}.", step=steps[-1])
     if run.initial_checkpoint_path:
-        path = find_checkpoint(run.initial_checkpoint_path)
+        place = find(run.initial_checkpoint_path)
+        more = "".join(f", its {part}" for part in run.restore.carry)
+        by_rules = " by the rules of RestoreCheckpointConfig" if run.restore.has_rules else ""
         reason = (
-            f"Starting at step 0 with the parameters of {path} (its step {read_info(path)['step']}), because "
-            f"{run.model_dir} holds no checkpoint and INITIAL_CHECKPOINT_PATH is set."
+            f"Starting with the parameters{more} of {place.path} ({FORMATS[place.format]}){by_rules}, because {run.model_dir} "
+            "holds no checkpoint and INITIAL_CHECKPOINT_PATH is set."
         )
-        return Begin(reason, checkpoint=path)
+        return Begin(reason, checkpoint=place)
     return Begin(f"Starting at step 0 with fresh parameters: {run.model_dir} holds no checkpoint.")
 
 
@@ -49,6 +54,9 @@ def first_state(run: RunConfig, training: Training, checkpoints: Checkpoints, be
     """The state that a run begins with; moves `batches` to where they were."""
     if begin.step is not None:
         return checkpoints.restore(begin.step, training.abstract_state, batches)
-    if begin.checkpoint is not None:
-        return training.start(restore_params(begin.checkpoint, training.placed.abstract_params))
-    return training.start(training.placed.init_params(run.seed))
+    placed = training.placed
+    fresh = functools.partial(placed.init_params, run.seed)
+    if begin.checkpoint is None:
+        return training.start(fresh())
+    params = load_params(begin.checkpoint, placed.abstract_params, placed.model.axes, run.restore, fresh)
+    return carry_over(begin.checkpoint, training.start(params), placed.abstract_params, placed.model.axes, run.restore)

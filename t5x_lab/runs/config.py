@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import gin
 from etils import epath
 
-from t5x_lab.checkpoints.config import SaveCheckpointConfig
+from t5x_lab.checkpoints.config import RestoreCheckpointConfig, SaveCheckpointConfig
 from t5x_lab.config import gin_files
 from t5x_lab.config.checks import check_types, in_range, positive
 from t5x_lab.config.errors import UserError
@@ -37,7 +37,8 @@ class RunConfig:
       train_steps, train_tokens: when training ends, one of the two: after that step, or after the first step that brings
         the tokens processed (padding excluded) to that many; both counted from the beginning of the run.
       model_dir: where the run is kept.
-      initial_checkpoint_path: a run or checkpoint whose parameters a new run starts from, or None.
+      initial_checkpoint_path: a run or a checkpoint of any format whose parameters a new run starts from, or None.
+      restore: what a new run takes from there, and what else goes over.
       resume: whether to continue what is in `model_dir`; False asks for a fresh start and refuses to overwrite one.
       seed: of parameters, dropout and data.
       mesh: devices along `replica`, `data`, `fsdp`, `tensor`.
@@ -54,6 +55,7 @@ class RunConfig:
     train_steps: int | None = None
     train_tokens: int | None = None
     initial_checkpoint_path: str | None = None
+    restore: RestoreCheckpointConfig = RestoreCheckpointConfig()
     resume: bool = True
     seed: int = 0
     mesh: object = "data=-1"
@@ -93,6 +95,7 @@ class RunConfig:
 for _configurable in (
     RunConfig,
     SaveCheckpointConfig,
+    RestoreCheckpointConfig,
     ModelConfig,
     TransformerConfig,
     LstmConfig,

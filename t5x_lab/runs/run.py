@@ -7,8 +7,10 @@ import jax
 import numpy as np
 from etils import epath
 
-from t5x_lab.checkpoints.layout import find_checkpoint, read_info
-from t5x_lab.checkpoints.manager import restore_params, save_params
+from t5x_lab.checkpoints.layout import read_info
+from t5x_lab.checkpoints.loading import load_params
+from t5x_lab.checkpoints.manager import save_params
+from t5x_lab.checkpoints.sources import find
 from t5x_lab.config.errors import UserError
 from t5x_lab.data.environment import check_environment
 from t5x_lab.decoding.sampling import SamplingConfig, generate
@@ -48,7 +50,7 @@ def from_gin(
       files: at least a model file, such as "models/t5_1_1/small.gin".
       bindings: gin bindings, such as "DROPOUT_RATE = 0.0".
       seed: of fresh parameters.
-      checkpoint: a run directory or a checkpoint in one.
+      checkpoint: a run directory, or a checkpoint of t5x_lab, T5X or Hugging Face.
       step: which checkpoint of a run directory; the latest by default.
       mesh: see `load`.
     """
@@ -61,8 +63,9 @@ def from_gin(
     placed = Placed(config.model(), shape, devices)
     if checkpoint is None:
         return Run(config, placed, placed.init_params(seed), step=0)
-    path = find_checkpoint(checkpoint, step)
-    return Run(config, placed, restore_params(path, placed.abstract_params), step=read_info(path)["step"])
+    place = find(checkpoint, step)
+    params = load_params(place, placed.abstract_params, placed.model.axes)
+    return Run(config, placed, params, step=read_info(place.path)["step"] if place.format == "t5x_lab" else 0)
 
 
 class Run:
@@ -209,7 +212,7 @@ class Run:
         root = epath.Path(directory).absolute()
         root.mkdir(parents=True, exist_ok=True)
         (root / "config.gin").write_text(self.config.text)
-        save_params(root / "checkpoints" / str(self.step), self.params, self.step)
+        save_params(root / "checkpoints" / str(self.step), self.params, self.step, config=self.config.text)
 
     def _check_decoder(self, function: str) -> None:
         if not self._model.config.network.has_decoder:

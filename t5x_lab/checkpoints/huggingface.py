@@ -1,0 +1,96 @@
+"""Directories that Hugging Face's `transformers` saved or will load: safetensors and config.json."""
+
+import json
+import pathlib
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from t5x_lab.checkpoints import safetensors_files
+from t5x_lab.checkpoints.hf_families import FAMILIES, Family, family_of
+from t5x_lab.checkpoints.names import Part
+from t5x_lab.checkpoints.tensors import Tensor
+from t5x_lab.config.errors import UserError
+from t5x_lab.networks.config import TransformerConfig
+
+_LEFT_OUT = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")  # buffers that older versions saved
+
+
+def read_config(directory: pathlib.Path) -> tuple[Family, TransformerConfig]:
+    """The network that a config.json describes.
+
+    Raises:
+      UserError: when it is of a kind that is not read, or damaged.
+    """
+    path = directory / "config.json"
+    try:
+        config = json.loads(path.read_bytes())
+        kind = config["model_type"]
+        if kind not in FAMILIES:
+            raise UserError(f'{path} is of a model of type "{kind}"; t5x_lab reads {", ".join(FAMILIES)}.')
+        return FAMILIES[kind], FAMILIES[kind].to_ours(config)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} is no config.json of transformers ({type(error).__name__}: {error}).") from error
+
+
+def open_tensors(directory: pathlib.Path, shapes: Callable[[TransformerConfig], Mapping[str, Part]]) -> dict[str, Tensor]:
+    """Our tensors, layers counted singly, of a directory that `transformers` saved.
+
+    Args:
+      shapes: the parts of our parameters, of a configuration.
+
+    Raises:
+      UserError: when files are damaged, or hold other tensors than config.json promises.
+    """
+    family, config = read_config(directory)
+    found: dict[str, Tensor] = {}
+    for name, tensor in safetensors_files.open_directory(directory).items():
+        if not name.endswith(_LEFT_OUT):
+            found.setdefault(family.aliases(name), tensor)
+    _check_tied(found, config, directory)
+    ours, parts = {}, {name: part.shape for name, part in shapes(config).items()}
+    for entry in family.entries(config):
+        if entry.name not in found:
+            raise UserError(f"{directory} holds no {entry.name}, which its config.json promises: it is not whole.")
+        ours.update(entry.split(found.pop(entry.name), parts, str(directory)))
+    if found:
+        raise UserError(f"{directory} holds {next(iter(found))}, which a model of its config.json has not.")
+    return ours
+
+
+def _check_tied(found: dict[str, Tensor], config: TransformerConfig, directory: pathlib.Path) -> None:
+    """Makes the output matrix of a T5 or Llama one tensor where logits are tied and two where they are not."""
+    head, table = found.get("lm_head.weight"), found.get("shared.weight", found.get("model.embed_tokens.weight"))
+    if not config.logits_via_embedding and head is None and table is not None:
+        found["lm_head.weight"] = table  # tied after all, without T5 1.0's scaling: the same numbers twice
+    elif config.logits_via_embedding and head is not None and table is not None:
+        if not np.array_equal(head.whole(), table.whole()):
+            raise UserError(
+                f"{directory} has logits of their own (lm_head.weight), and its config.json says that they are tied to the "
+                "embeddings. Set tie_word_embeddings or scale_decoder_outputs in it to what the model was trained with."
+            )
+        del found["lm_head.weight"]
+
+
+def write(
+    directory: pathlib.Path, tensors: Mapping[str, Tensor], config: TransformerConfig, dtype: str = "float32"
+) -> list[str]:
+    """Writes a directory that `transformers` loads with `from_pretrained`; returns the names of its files.
+
+    Args:
+      tensors: ours, layers counted singly.
+      config: the network.
+      dtype: of the numbers: "float32", "bfloat16" or "float16".
+
+    Raises:
+      UserError: when `transformers` has no class for such a network.
+    """
+    family, theirs = family_of(config)
+    names = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+    to = safetensors_files.DTYPES[names[dtype]]
+    cast = lambda tensor: Tensor(tensor.shape, to, lambda index: np.asarray(tensor.read(index)).astype(to))
+    files = safetensors_files.write(directory, {entry.name: cast(entry.theirs(tensors)) for entry in family.entries(config)})
+    (directory / "config.json").write_text(json.dumps({**theirs, "dtype": dtype}, indent=1) + "\n")
+    tokens = {name: theirs[name] for name in theirs if name.endswith("token_id")}
+    (directory / "generation_config.json").write_text(json.dumps(tokens, indent=1) + "\n")
+    return [*files, "config.json", "generation_config.json"]

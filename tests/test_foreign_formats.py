@@ -1,0 +1,359 @@
+"""T5X's and Hugging Face's checkpoints, read and written: numbers, logits, generated tokens, and files one should not trust."""
+
+import json
+import pathlib
+import shutil
+import struct
+
+import jax
+import numpy as np
+import pytest
+from conftest import shared_data
+from flax import traverse_util
+from helpers import tiny_config
+from test_t5x_parity import MODELS, from_t5x, our_model
+
+import t5x_lab
+from t5x_lab.checkpoints import huggingface, safetensors_files, t5x
+from t5x_lab.checkpoints.config import RestoreCheckpointConfig
+from t5x_lab.checkpoints.layout import flat
+from t5x_lab.checkpoints.loading import carry_over, load_params, parts_of
+from t5x_lab.checkpoints.names import split_layers
+from t5x_lab.checkpoints.sources import find
+from t5x_lab.checkpoints.tensors import Tensor, joined, of_array, stacked
+from t5x_lab.config.errors import UserError
+from t5x_lab.models.model import Model, ModelConfig
+from t5x_lab.networks.config import TransformerConfig
+from t5x_lab.optim.optimizers import Adafactor
+from t5x_lab.optim.schedules import LearningRate
+from t5x_lab.partitioning.mesh import MeshShape
+from t5x_lab.runs.assemble import Placed, assemble
+
+
+def placed_model(network, mesh=MeshShape(1, 1, 1)):
+    return Placed(ModelConfig(network), mesh, jax.devices()[: mesh.data * mesh.fsdp * mesh.tensor])
+
+
+def equal_trees(a, b, **tolerance):
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(np.asarray(x), np.asarray(y), rtol=0, atol=0, **tolerance), a, b)
+
+
+def test_lazy_tensors_are_numpys_arrays():
+    a = np.arange(24.0).reshape(2, 3, 4)
+    t = of_array(a)
+    index = (slice(0, 2), slice(1, 3))
+    pairs = [
+        (t.at(1, 2), a[:, 2]),
+        (t.cut(2, 1, 3), a[:, :, 1:3]),
+        (t.transposed(), a.T),
+        (t.reshaped((2, 12)), a.reshape(2, 12)),
+        (t.reshaped((2, 3, 2, 2)), a.reshape(2, 3, 2, 2)),
+        (joined([t, t.cut(1, 0, 1)], 1), np.concatenate([a, a[:, :1]], 1)),
+        (stacked([t.at(0, 1), t.at(0, 0)]), a[::-1]),
+    ]
+    for tensor, array in pairs:
+        assert tensor.shape == array.shape
+        np.testing.assert_array_equal(tensor.whole(), array)
+        part = (*index, *(slice(None) for _ in range(array.ndim - 2)))[: array.ndim]
+        np.testing.assert_array_equal(tensor.read(tuple(slice(*s.indices(n)) for s, n in zip(part, array.shape))), array[part])
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("layout", ["native/checkpoint_0", "native/checkpoint_5", "orbax/checkpoint_5"])
+def test_a_t5x_checkpoint_is_read_to_the_bit_and_its_optimizer_too(name, layout):
+    """The files' own numbers, by T5X's `expected.npz`; the slots are those that our Adafactor has after the same five steps."""
+    folder = shared_data("t5x_checkpoints", name)
+    if not (folder / layout).exists():
+        pytest.skip(f"{name} has no {layout}")
+    model = our_model(folder, scanned="scanned" in name)
+    placed = placed_model(model.config.network)
+    expected = np.load(folder / "expected.npz")
+    prefix = "params_before/" if layout.endswith("0") else "params_after_5/"
+    theirs = {key.removeprefix(prefix): expected[key] for key in expected.files if key.startswith(prefix)}
+    place = find(str(folder / layout.split("/")[0]), int(layout[-1]))
+    params = load_params(place, placed.abstract_params, placed.model.axes)
+    equal_trees(params, from_t5x(theirs, model))
+    if layout.endswith("0"):
+        return
+    optimizer = Adafactor(LearningRate("constant", 0.01), min_dim_size_to_factor=16)
+    training = assemble(placed, optimizer, batch_size=2, microbatches=1, seed=0)
+    carry = RestoreCheckpointConfig(carry=("optimizer", "step"))
+    state = carry_over(place, training.start(params), placed.abstract_params, placed.model.axes, carry)
+    assert int(state.step) == 5 and int(state.opt_state.step) == 5
+
+    batch = {key.removeprefix("batch/"): expected[key] for key in expected.files if key.startswith("batch/")}
+    before = {key.removeprefix("params_before/"): expected[key] for key in expected.files if key.startswith("params_before/")}
+    transformation = optimizer.make(model.axes)
+    ours = from_t5x(before, model)
+    slots = transformation.init(ours)
+    gradient, update = jax.jit(jax.grad(lambda p: model.loss(p, batch).objective)), jax.jit(transformation.update)
+    for _ in range(5):
+        updates, slots = update(gradient(ours), slots, ours)
+        ours = jax.tree.map(lambda a, b: a + b, ours, updates)
+    for found, wanted in zip(jax.tree.leaves(state.opt_state), jax.tree.leaves(slots), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=2e-3, atol=1e-12)
+
+
+NETWORKS = {
+    "t5_1_0": dict(mlp_activations=("relu",), logits_via_embedding=True, num_decoder_layers=2),
+    "t5_1_1": dict(num_encoder_layers=3),
+    "byt5": dict(vocab_size=384, num_encoder_layers=4, num_decoder_layers=2),
+    "gpt1": dict(
+        architecture="causal_decoder", mlp_activations=("gelu",), logits_via_embedding=True, scaling="standard",
+        positions="learned", max_positions=40, norm="layer", norm_position="post", norm_epsilon=1e-5, use_bias=True,
+        mlp_dim=64, head_dim=4, dtype="float32",
+    ),
+    "llama": dict(
+        architecture="causal_decoder", mlp_activations=("silu", "linear"), scaling="standard", positions="rotary",
+        num_kv_heads=2, head_dim=6, dtype="float32",
+    ),
+}  # fmt: skip
+
+
+def network(kind: str) -> TransformerConfig:
+    changes = dict(NETWORKS[kind])
+    return tiny_config(changes.pop("architecture", "encoder_decoder"), **changes)
+
+
+def random_params(model: Model, seed=0) -> dict:
+    """Weights with which everything matters: no zero biases, no scales of one."""
+    rng = np.random.default_rng(seed)
+    draw = lambda leaf: (
+        rng.normal(size=leaf.shape) * 0.3 + (1.0 if len(leaf.shape) == 2 and leaf.shape[-1] == 16 else 0.0)
+    ).astype(np.float32)
+    return jax.tree.map(draw, model.abstract_params)
+
+
+def exported(kind, directory, **options):
+    """A random model of ours, and transformers' model of the directory that it was written to."""
+    model = Model(ModelConfig(network(kind)))
+    params = random_params(model)
+    directory.mkdir()
+    tensors = split_layers({name: of_array(leaf) for name, leaf in flat(params).items()})
+    huggingface.write(directory, tensors, model.config.network, **options)
+    return model, params
+
+
+def theirs_of(directory):
+    transformers = pytest.importorskip("transformers")
+    kind = json.loads((directory / "config.json").read_text())
+    auto = transformers.AutoModelForSeq2SeqLM if kind.get("is_encoder_decoder") else transformers.AutoModelForCausalLM
+    model, info = auto.from_pretrained(directory, output_loading_info=True, attn_implementation="eager")
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), info
+    return model.eval()
+
+
+def batches(model):
+    """Rows with padding in both features."""
+    rng = np.random.default_rng(1)
+    tokens = lambda *lengths: np.array([np.pad(rng.integers(2, 64, n), (0, 12 - n)) for n in lengths])
+    targets = tokens(12, 7, 3)
+    batch = {"decoder_input_tokens": np.pad(targets, ((0, 0), (1, 0)))[:, :-1], "decoder_target_tokens": targets}
+    if model.config.network.has_encoder:
+        batch["encoder_input_tokens"] = tokens(12, 5, 9)
+    return batch
+
+
+def their_logits(theirs, batch):
+    import torch
+
+    inputs = {name: torch.tensor(value) for name, value in batch.items()}
+    with torch.no_grad():
+        if "encoder_input_tokens" in batch:
+            ids = inputs["encoder_input_tokens"]
+            out = theirs(input_ids=ids, attention_mask=(ids > 0).long(), decoder_input_ids=inputs["decoder_input_tokens"])
+        else:
+            out = theirs(input_ids=inputs["decoder_input_tokens"])
+    return out.logits.numpy()
+
+
+def assert_close(ours, theirs, where):
+    scale = np.abs(theirs[where]).max()
+    assert np.abs(ours - theirs)[where].max() < 1e-4 * scale, (np.abs(ours - theirs)[where].max(), scale)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_logits_and_greedy_tokens_equal_transformers_in_both_directions(kind, tmp_path):
+    import torch
+
+    model, params = exported(kind, tmp_path / "hf")
+    theirs = theirs_of(tmp_path / "hf")
+    batch = batches(model)
+    where = batch["decoder_target_tokens"] > 0
+    assert_close(np.asarray(jax.jit(model.logits)(params, batch)), their_logits(theirs, batch), where)
+    if "encoder_input_tokens" in batch:  # two examples packed into a row are the two alone
+        two = {name: value[1:] for name, value in batch.items()}
+        packed = {}
+        for name in ("encoder_input_tokens", "decoder_target_tokens", "decoder_input_tokens"):
+            lengths = [7, 3] if name.startswith("decoder") else [5, 9]
+            rows = [two[name][i][:n] for i, n in enumerate(lengths)]
+            feature = name.split("_")[0]
+            packed[name] = np.concatenate(rows)[None]
+            packed[f"{feature}_segment_ids"] = np.repeat([1, 2], lengths)[None]
+            packed[f"{feature}_positions"] = np.concatenate([np.arange(n) for n in lengths])[None]
+        ours = np.asarray(jax.jit(model.logits)(params, packed))[0]
+        alone = their_logits(theirs, two)
+        assert_close(ours, np.concatenate([alone[0, :7], alone[1, :3]]), np.ones(10, bool))
+
+    # What transformers saves, in several files, is read again.
+    theirs.save_pretrained(tmp_path / "again", max_shard_size="20KB")
+    assert len(list((tmp_path / "again").glob("*.safetensors"))) > 1
+    place = find(str(tmp_path / "again"))
+    assert place.format == "hf"
+    placed = placed_model(model.config.network, MeshShape(1, 2, 2))
+    equal_trees(load_params(place, placed.abstract_params, placed.model.axes), params)
+    read = huggingface.read_config(tmp_path / "again")[1]
+    assert {n: s.shape for n, s in parts_of(read).items()} == {n: s.shape for n, s in parts_of(model.config.network).items()}
+
+    # Greedy generation.
+    prompt = np.random.default_rng(2).integers(2, 64, (2, 6))
+    start = {} if model.config.network.has_encoder else {"pad_token_id": 0}
+    ids = torch.tensor(prompt if model.config.network.has_encoder else np.pad(prompt, ((0, 0), (1, 0))))
+    made = theirs.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=10, do_sample=False, num_beams=1, **start)
+    made = made[:, 1:] if model.config.network.has_encoder else made[:, 7:]
+    from t5x_lab.decoding.sampling import SamplingConfig, generate
+
+    write = jax.jit(lambda p, ids: generate(model, p, ids, 0, max_tokens=10, config=SamplingConfig(), eos_id=1)[0])
+    ours = np.asarray(write(params, prompt))
+    for a, b in zip(ours.reshape(2, -1).tolist(), made.tolist(), strict=True):
+        a, b = ([t for t in row[: (row.index(1) if 1 in row else len(row))]] for row in (a, b))
+        assert a == b
+
+
+def test_safetensors_files_are_the_librarys(tmp_path):
+    library = pytest.importorskip("safetensors.numpy")
+    rng = np.random.default_rng(0)
+    arrays = {"a": rng.normal(size=(3, 5)).astype(np.float32), "b/c": np.arange(7), "d": np.float16(rng.normal(size=(2, 2, 2)))}
+    arrays["e"] = np.zeros((0, 4), np.float32)
+    safetensors_files.write(tmp_path, {name: of_array(array) for name, array in arrays.items()})
+    read = library.load_file(tmp_path / "model.safetensors")
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(read[name], array)
+    library.save_file(arrays, tmp_path / "theirs.safetensors")
+    for name, tensor in safetensors_files.open_file(tmp_path / "theirs.safetensors").items():
+        np.testing.assert_array_equal(tensor.whole(), arrays[name])
+
+
+def test_writing_needs_memory_for_one_tensor(tmp_path):
+    """Tensors are made when they are written, and are gone before the next one is."""
+    alive: list[int] = []
+
+    class Counted(np.ndarray):
+        def __del__(self):
+            if self.base is None:
+                alive.append(-1)
+
+    def read(index):
+        alive.append(1)
+        assert sum(alive) <= 1
+        return np.zeros((64, 64), np.float32).view(Counted).copy()
+
+    tensors = {str(i): Tensor((64, 64), np.dtype(np.float32), read) for i in range(20)}
+    files = safetensors_files.write(tmp_path, tensors, bytes_per_file=5 * 64 * 64 * 4)
+    assert len(files) == 5 and len(safetensors_files.open_directory(tmp_path)) == 20
+
+
+def header(path, **changes):
+    """The file again, with another header."""
+    data = path.read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    entries = json.loads(data[8 : 8 + length])
+    entries.update(changes)
+    text = json.dumps(entries).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + length :])
+
+
+def test_files_that_one_should_not_trust_are_sentences(tmp_path):
+    def refused(match, change, source="hf"):
+        directory = tmp_path / "case"
+        shutil.rmtree(directory, ignore_errors=True)
+        shutil.copytree(tmp_path / source, directory)
+        change(directory)
+        with pytest.raises(UserError, match=match):
+            placed = placed_model(network("t5_1_0"))
+            load_params(find(str(directory)), placed.abstract_params, placed.model.axes)
+
+    exported("t5_1_0", tmp_path / "hf")
+    weights = "model.safetensors"
+    write = lambda name, data: lambda d: (d / name).write_bytes(data)
+    whole = (tmp_path / "hf" / weights).read_bytes()
+    refused("is not whole", write(weights, whole[: len(whole) // 2]))
+    refused("header is said to have 1,152,921,504,606,846,976 bytes", write(weights, struct.pack("<Q", 1 << 60) + b"{}"))
+    refused("is no whole safetensors file", write(weights, b"short"))
+    refused("damaged header", write(weights, struct.pack("<Q", 4) + b"nope"))
+    terabytes = {"dtype": "F32", "shape": [1 << 40], "data_offsets": [0, 4 << 40]}
+    refused("is said to lie at bytes", lambda d: header(d / weights, **{"shared.weight": terabytes}))
+    refused("damaged header", lambda d: header(d / weights, **{"shared.weight": {**terabytes, "shape": [-1]}}))
+    refused("reads F64", lambda d: header(d / weights, **{"shared.weight": {**terabytes, "dtype": "F4"}}))
+    refused(
+        "holds no shared.weight", lambda d: (d / weights).unlink() or safetensors_files.write(d, {"x": of_array(np.zeros(3))})
+    )
+    refused('type "bert"', write("config.json", b'{"model_type": "bert"}'))
+    refused("no config.json of transformers", write("config.json", b"{"))
+    refused("holds shared.weight with shape", lambda d: rewrite(d / "config.json", vocab_size=99))
+    refused("does not hold decoder/layers_3", lambda d: None, "hf_small") if (tmp_path / "hf_small").exists() else None
+
+    def pickled(directory):
+        (directory / weights).unlink()
+        (directory / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch executed'\ntR.")
+
+    refused("is a pickle, which can execute anything", pickled)
+    assert not pathlib.Path("executed").exists()
+    index = lambda file: json.dumps({"weight_map": {"shared.weight": file}}).encode()
+    for outside in ("../hf/model.safetensors", "/etc/passwd", ".."):
+        refused("not a file of its directory", write(safetensors_files.INDEX, index(outside)))
+    refused("lists none.safetensors, which is not there", write(safetensors_files.INDEX, index("none.safetensors")))
+    refused("is damaged", write(safetensors_files.INDEX, b"[]"))
+
+
+def rewrite(path, **changes):
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_t5x_files_that_one_should_not_trust_are_sentences(tmp_path):
+    import msgpack
+    from etils import epath
+
+    original = shared_data("t5x_checkpoints", "decoder_causal") / "native" / "checkpoint_5"
+    index = (original / "checkpoint").read_bytes()
+
+    def refused(match, data, remove=None):
+        directory = tmp_path / "checkpoint_5"
+        shutil.rmtree(directory, ignore_errors=True)
+        shutil.copytree(original, directory)
+        (directory / "checkpoint").write_bytes(data)
+        if remove:
+            shutil.rmtree(directory / remove)
+        with pytest.raises(UserError, match=match):
+            {name: tensor.whole() for name, tensor in t5x.open_tensors(epath.Path(directory))[0].items()}
+
+    tree = msgpack.unpackb(index, raw=False, strict_map_key=False)
+    refused("no index of T5X's, or damaged", index[: len(index) // 2])
+    refused("no index of T5X's, or damaged", b"cos\nsystem\n(S'touch executed'\ntR.")
+    refused("version 9", msgpack.packb({**tree, "version": 9}))
+    refused("holds no parameters", msgpack.packb({"version": 3, "optimizer": {}}))
+    refused("is not whole: target/decoder/token_embedder", index, "target.decoder.token_embedder.embedding") if (
+        original / "target.decoder.token_embedder.embedding"
+    ).exists() else None
+    place = lambda path: {"driver": "zarr", "kvstore": {"driver": "file", "path": path}, "metadata": {"shape": [3]}}
+    for path in ("../../../etc", "/etc/", "..", ""):
+        evil = {"version": 3, "optimizer": {"target": {"x": place(path)}}}
+        refused("which is not there", msgpack.packb(evil))
+
+
+def test_a_network_that_transformers_has_no_class_for_is_a_sentence(tmp_path):
+    for changes in (dict(use_bias=True), dict(num_kv_heads=2), dict(positions="learned")):
+        with pytest.raises(UserError, match="transformers has no class for this network"):
+            huggingface.family_of(tiny_config("encoder_decoder", **changes))
+
+
+def test_from_gin_takes_a_checkpoint_of_any_format(tmp_path):
+    folder = shared_data("t5x_checkpoints", "t5_1_1")
+    network = our_model(folder, scanned=False).config.network
+    bindings = [f"TransformerConfig.{name} = {value!r}" for name, value in vars(network).items()]
+    run = t5x_lab.from_gin(["models/t5_1_1/tiny.gin"], bindings, checkpoint=str(folder / "native"))
+    expected = np.load(folder / "expected.npz")
+    table = np.asarray(traverse_util.flatten_dict(run.params, sep="/")["token_embedder/embedding"])
+    np.testing.assert_array_equal(table, expected["params_after_5/token_embedder/embedding"])
