@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from helpers import tiny_config
 
-from t5x_lab.checkpoints.checksums import checksums
+from t5x_lab.checkpoints.checksums import checksum_of_parts, checksums
 from t5x_lab.checkpoints.config import SaveCheckpointConfig
 from t5x_lab.checkpoints.layout import find_checkpoint, finished_steps, flat
 from t5x_lab.checkpoints.manager import Checkpoints, restore_params
+from t5x_lab.checkpoints.tensors import of_array
 from t5x_lab.config.errors import UserError
 from t5x_lab.models.model import ModelConfig
 from t5x_lab.optim.optimizers import Adafactor
@@ -126,6 +127,7 @@ def test_checksums_see_every_bit_and_every_exchange_whatever_the_sharding():
     arrays = {"f": rng.normal(size=(6, 8)).astype(np.float32), "i": np.arange(8, dtype=np.int32), "s": np.float32(3.0)}
     arrays["b"], arrays["h"] = np.array([True, False]), arrays["f"].astype(jax.numpy.bfloat16)
     before = checksums(arrays)
+    assert before == {name: checksum_of_parts(of_array(array).parts(most_bytes=40)) for name, array in arrays.items()}
     for name, array in arrays.items():
         flat_bytes = np.atleast_1d(array).view(np.uint8).ravel()
         for bit in [0] if name == "b" else range(8 * flat_bytes.size):

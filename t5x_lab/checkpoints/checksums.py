@@ -8,7 +8,7 @@ probability 1 - 2**-64.
 
 import functools
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,23 @@ def checksums(arrays: Mapping[str, jax.Array | np.ndarray]) -> dict[str, str]:
     """16 hexadecimal digits for each array. Several processes call this together, and get the same."""
     arrays = dict(arrays)
     sums = np.asarray(_compiled(_replicated(arrays))(arrays))
-    return {name: f"{high:08x}{low:08x}" for name, (high, low) in zip(sorted(arrays), sums.tolist(), strict=True)}
+    return {name: _digits(pair) for name, pair in zip(sorted(arrays), sums, strict=True)}
+
+
+def checksum_of_parts(parts: Iterable[np.ndarray]) -> str:
+    """The checksum of an array that comes in parts along its first axis, one after the other, in the host's memory."""
+    total, position = np.zeros(2, np.uint32), 0
+    for part in parts:
+        bits = _bits_on_host(part)
+        total += _sums(
+            np, bits, np.arange(position, position + bits.size, dtype=np.uint64).astype(np.uint32).reshape(bits.shape)
+        )
+        position += bits.size
+    return _digits(total)
+
+
+def _digits(pair: np.ndarray) -> str:
+    return f"{int(pair[0]):08x}{int(pair[1]):08x}"
 
 
 def _replicated(arrays: Mapping[str, jax.Array | np.ndarray]) -> NamedSharding | None:
@@ -34,16 +50,23 @@ def _replicated(arrays: Mapping[str, jax.Array | np.ndarray]) -> NamedSharding |
 
 @functools.cache
 def _compiled(out: NamedSharding | None):
-    return jax.jit(lambda arrays: jnp.stack([_checksum(arrays[name]) for name in sorted(arrays)]), out_shardings=out)
+    def all_of_them(arrays):
+        return jnp.stack([_sums(jnp, bits := _bits(arrays[name]), _positions(bits.shape)) for name in sorted(arrays)])
+
+    return jax.jit(all_of_them, out_shardings=out)
 
 
-def _checksum(array: jax.Array) -> jax.Array:
-    """uint32 [2]."""
-    bits = _bits(array)
-    position = jnp.zeros(bits.shape, jnp.uint32)
-    for axis, size in enumerate(bits.shape):
-        position = position * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis)
-    return jnp.stack([jnp.sum(_mix(bits ^ _mix(position + jnp.uint32(seed))), dtype=jnp.uint32) for seed in _SEEDS])
+def _sums(xp, bits, positions):
+    """uint32 [2], of uint32 arrays of numpy or JAX."""
+    return xp.stack([xp.sum(_mix(bits ^ _mix(positions + np.uint32(seed))), dtype=np.uint32) for seed in _SEEDS])
+
+
+def _positions(shape: tuple[int, ...]) -> jax.Array:
+    """The index of each element in the flat array; built by axes, so that a sharded array's is never whole anywhere."""
+    position = jnp.zeros(shape, jnp.uint32)
+    for axis, size in enumerate(shape):
+        position = position * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, shape, axis)
+    return position
 
 
 def _bits(array: jax.Array) -> jax.Array:
@@ -55,11 +78,19 @@ def _bits(array: jax.Array) -> jax.Array:
     return unsigned.astype(jnp.uint32)
 
 
-def _mix(x: jax.Array) -> jax.Array:
+def _bits_on_host(array: np.ndarray) -> np.ndarray:
+    array = np.ascontiguousarray(array)
+    width = array.dtype.itemsize * 8
+    if width > 32:
+        return array.view(np.uint32).reshape(*array.shape, width // 32)
+    return array.view(f"uint{width}").astype(np.uint32).reshape(array.shape)
+
+
+def _mix(x):
     """A bijection of 32 bits in which every bit of the input reaches every bit of the output (MurmurHash3's finalizer)."""
-    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
-    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
-    return x ^ (x >> 16)
+    x = (x ^ (x >> np.uint32(16))) * np.uint32(0x85EBCA6B)
+    x = (x ^ (x >> np.uint32(13))) * np.uint32(0xC2B2AE35)
+    return x ^ (x >> np.uint32(16))
 
 
 def file_digest(path: epath.Path) -> str:

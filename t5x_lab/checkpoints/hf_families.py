@@ -11,7 +11,7 @@ from typing import Any
 
 from t5x_lab.checkpoints.tensors import Tensor, check_shape, joined
 from t5x_lab.config.errors import UserError
-from t5x_lab.networks.config import TransformerConfig
+from t5x_lab.networks.config import NetworkConfig, TransformerConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Family:
       aliases: names of theirs -> the same tensor's other name, both of which may be in a file.
     """
 
-    entries: Callable[[TransformerConfig], Iterator[Entry]]
+    entries: Callable[[Any], Iterator[Entry]]
     to_theirs: Callable[[TransformerConfig], dict[str, Any] | None]
     to_ours: Callable[[Mapping[str, Any]], TransformerConfig]
     aliases: Callable[[str], str]
@@ -363,7 +363,7 @@ FAMILIES = {
 }
 
 
-def family_of(config: TransformerConfig) -> tuple[Family, dict[str, Any]]:
+def family_of(config: NetworkConfig) -> tuple[Family, dict[str, Any]]:
     """The family that a network of ours belongs to, and its config.json.
 
     Raises:

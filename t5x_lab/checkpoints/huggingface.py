@@ -11,7 +11,7 @@ from t5x_lab.checkpoints.hf_families import FAMILIES, Family, family_of
 from t5x_lab.checkpoints.names import Part
 from t5x_lab.checkpoints.tensors import Tensor
 from t5x_lab.config.errors import UserError
-from t5x_lab.networks.config import TransformerConfig
+from t5x_lab.networks.config import NetworkConfig, TransformerConfig
 
 _LEFT_OUT = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")  # buffers that older versions saved
 
@@ -72,9 +72,7 @@ def _check_tied(found: dict[str, Tensor], config: TransformerConfig, directory: 
         del found["lm_head.weight"]
 
 
-def write(
-    directory: pathlib.Path, tensors: Mapping[str, Tensor], config: TransformerConfig, dtype: str = "float32"
-) -> list[str]:
+def write(directory: pathlib.Path, tensors: Mapping[str, Tensor], config: NetworkConfig, dtype: str = "float32") -> list[str]:
     """Writes a directory that `transformers` loads with `from_pretrained`; returns the names of its files.
 
     Args:

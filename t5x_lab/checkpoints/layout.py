@@ -30,7 +30,12 @@ class Damaged(UserError):
 
 def info_of(params: dict, step: int, **notes: Any) -> dict:
     """What a checkpoint says of itself."""
-    return {"format": FORMAT, "step": step, "parameters": shapes(params), **notes}
+    return info_from_shapes(shapes(params), step, **notes)
+
+
+def info_from_shapes(shapes: Mapping[str, list[int]], step: int, **notes: Any) -> dict:
+    """See `info_of`."""
+    return {"format": FORMAT, "step": step, "parameters": dict(shapes), **notes}
 
 
 def sealed(info: Mapping[str, Any]) -> dict:

@@ -243,7 +243,7 @@ def verify(path: epath.Path, parts: Sequence[str] = ("params", "rest", "data")) 
         names = {name.removeprefix(f"{part}/") for name in saved if name.startswith(f"{part}/")}
         arrays = orbax_files.open_arrays(path / part) if names else {}
         for name in sorted(names):
-            if name not in arrays or checksums.checksums({"": arrays[name].whole()})[""] != saved[f"{part}/{name}"]:
+            if name not in arrays or checksums.checksum_of_parts(arrays[name].parts()) != saved[f"{part}/{name}"]:
                 raise Damaged(path, f"{part}/{name} is not as it was saved")
     if "data" in parts and (path / "data").exists():
         _check_data_files(path)

@@ -4,6 +4,7 @@ Here the layers of a stack lie in one array, `decoder/layers/mlp/wo/kernel` [lay
 reach single layers, they are `decoder/layers_0/mlp/wo/kernel` [mlp, embed] and so on.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -20,6 +21,10 @@ class Part(NamedTuple):
     parameter: str
     layer: int | None
     shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
 
 
 def single_layers(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Part]:

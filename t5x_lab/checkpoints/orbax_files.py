@@ -1,12 +1,14 @@
 """The arrays of a directory that Orbax wrote, one by one and in part."""
 
 import json
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import tensorstore as ts
 from etils import epath
 
+from t5x_lab.checkpoints import checksums
 from t5x_lab.checkpoints.tensors import Tensor
 from t5x_lab.config.errors import UserError
 
@@ -44,7 +46,7 @@ def open_zarr(
     Raises:
       ValueError: when it is not there or damaged.
     """
-    base = str(directory) if "://" in str(directory) else f"file://{directory}"
+    base = _url(directory)
     kvstore: dict[str, Any] | str = f"{base}/{name}/"
     if ocdbt:
         kvstore = {"driver": "ocdbt", "base": f"{base}/", "path": f"{name}/"}
@@ -61,6 +63,45 @@ def open_zarr(
             raise UserError(f"{directory} is damaged: {name} cannot be read ({_first_line(error)}).") from error
 
     return Tensor(tuple(store.shape), dtype, read)
+
+
+def write_arrays(directory: epath.Path, tensors: Mapping[str, Tensor], most_bytes: int = 64 << 20) -> dict[str, str]:
+    """Writes what Orbax restores as a tree; a part of one tensor is in memory at a time. Returns the checksums."""
+    sums: dict[str, str] = {}
+    tree: dict[str, dict] = {}
+    for name, tensor in tensors.items():
+        keys = name.split("/")
+        rows = max(most_bytes * tensor.shape[0] // max(tensor.nbytes, 1), 1) if tensor.shape else 0
+        array = {
+            "shape": tensor.shape,
+            "chunks": (min(rows, tensor.shape[0]), *tensor.shape[1:]) if tensor.shape else (),
+            "dtype": np.dtype(tensor.dtype).str if tensor.dtype.kind != "V" else str(tensor.dtype),
+            "compressor": {"id": "zstd", "level": 1},
+        }
+        spec: dict[str, Any] = {"driver": "zarr", "metadata": array, "store_data_equal_to_fill_value": True}
+        spec["kvstore"] = {"driver": "ocdbt", "base": f"{_url(directory)}/", "path": ".".join(keys) + "/"}
+        store = ts.open(spec, create=True).result()
+
+        def written(store=store, tensor=tensor) -> Iterator[np.ndarray]:
+            row = 0
+            for part in tensor.parts(most_bytes):
+                target = store[row : row + len(part)] if tensor.shape else store
+                target.write(part).result()
+                row += len(part) if tensor.shape else 0
+                yield part
+
+        sums[name] = checksums.checksum_of_parts(written())
+        tree[str(tuple(keys))] = {
+            "key_metadata": [{"key": key, "key_type": 2} for key in keys],  # of a dictionary
+            "value_metadata": {"value_type": "jax.Array", "skip_deserialize": False, "write_shape": list(tensor.shape)},
+        }
+    metadata = {"tree_metadata": tree, "use_ocdbt": True, "use_zarr3": False, "store_array_data_equal_to_fill_value": True}
+    (directory / METADATA).write_text(json.dumps({**metadata, "custom_metadata": None}))
+    return sums
+
+
+def _url(directory: epath.Path) -> str:
+    return str(directory) if "://" in str(directory) else f"file://{directory}"
 
 
 def _first_line(error: Exception) -> str:

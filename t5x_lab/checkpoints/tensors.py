@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -31,6 +31,16 @@ class Tensor:
     def whole(self) -> np.ndarray:
         """All of it, in memory."""
         return self.read(tuple(slice(0, size) for size in self.shape))
+
+    def parts(self, most_bytes: int = 64 << 20) -> Iterator[np.ndarray]:
+        """All of it, one part along the first axis after the other."""
+        if not self.shape:
+            yield self.whole()
+            return
+        rows = max(most_bytes * self.shape[0] // max(self.nbytes, 1), 1)
+        for start in range(0, self.shape[0], rows):
+            stop = min(start + rows, self.shape[0])
+            yield self.read((slice(start, stop), *(slice(0, size) for size in self.shape[1:])))
 
     def at(self, axis: int, position: int) -> "Tensor":
         """One entry along an axis, which goes."""

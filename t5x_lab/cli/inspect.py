@@ -1,4 +1,4 @@
-"""Parameters, shapes, logical axes and bytes of a configuration or of a run's checkpoint."""
+"""Parameters, shapes, logical axes and bytes of a configuration, or what is in a checkpoint of t5x_lab, T5X or Hugging Face."""
 
 import argparse
 import json
@@ -8,6 +8,10 @@ from t5x_lab.config.errors import UserError
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("checkpoint", nargs="?", help="a run directory or a checkpoint of any format: lists all that is in it")
+    parser.add_argument(
+        "--verify", action="store_true", help="also read all of it, and compare with the checksums where it has any"
+    )
     parser.add_argument("--model_dir", help="a run directory; without it, the configuration of the gin flags")
     parser.add_argument("--step", default="latest", help="a checkpoint's step, or latest")
     add_gin_flags(parser)
@@ -15,6 +19,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    if args.checkpoint:
+        return _list(args)
+    if args.verify:
+        raise UserError("--verify reads a checkpoint; name it: t5x_lab inspect DIR --verify.")
     from t5x_lab.checkpoints.layout import check_same_tree, find_checkpoint
     from t5x_lab.models.model import Model
     from t5x_lab.networks.flops import flops_per_token
@@ -41,3 +49,31 @@ def run(args: argparse.Namespace) -> None:
         return
     print(model_info(model), end="")
     print(f"{flops:,.0f} FLOPs per token, forward and backward, at {lengths[0]} + {lengths[1]} tokens")
+
+
+def _list(args: argparse.Namespace) -> None:
+    """What is in a checkpoint, under its own names."""
+    from t5x_lab.checkpoints.manager import naming_damage, verify
+    from t5x_lab.checkpoints.sources import FORMATS, as_saved, find
+
+    place = find(args.checkpoint, chosen_step(args.step))
+    with naming_damage(place.path):
+        tensors = as_saved(place)
+        if args.verify and place.format == "t5x_lab":
+            verify(place.path)
+        elif args.verify:
+            for tensor in tensors.values():
+                for _ in tensor.parts():
+                    pass
+    total = sum(tensor.nbytes for tensor in tensors.values())
+    if args.json:
+        keys = lambda tensor: {"shape": list(tensor.shape), "dtype": str(tensor.dtype), "bytes": tensor.nbytes}
+        listed = [{"name": name, **keys(tensor)} for name, tensor in tensors.items()]
+        print(json.dumps({"format": place.format, "path": str(place.path), "bytes": total, "tensors": listed}))
+        return
+    width = max(map(len, tensors), default=0)
+    for name, tensor in tensors.items():
+        shape = "x".join(map(str, tensor.shape)) or "scalar"
+        print(f"{name:<{width}}  {shape:>20}  {tensor.dtype!s:>8}  {tensor.nbytes:>15,}")
+    checked = "" if not args.verify else "; as it was saved" if place.format == "t5x_lab" else "; all of it can be read"
+    print(f"{place.path}: {FORMATS[place.format]}, {len(tensors)} arrays, {total:,} bytes{checked}")

@@ -14,7 +14,8 @@ COMMANDS = {
     "infer": "predictions or scores of the examples of a file, to JSONL; resumable",
     "generate": "complete prompts",
     "compile": "compile a step for any TPU slice, without a TPU, and report the bytes it takes of each device",
-    "inspect": "parameters, shapes, axes and bytes of a configuration or a checkpoint",
+    "inspect": "parameters, shapes, axes and bytes of a configuration or of a checkpoint of any format",
+    "convert": "a checkpoint of T5X or Hugging Face into a run directory, or a run into Hugging Face's format",
     "table": "every architecture with every objective: shapes, share of tokens with loss, FLOPs per token",
     "vocab": "train a SentencePiece vocabulary",
 }

@@ -1,0 +1,41 @@
+"""Writes a checkpoint in another format: T5X or Hugging Face to t5x_lab, and t5x_lab (or T5X) to Hugging Face."""
+
+import argparse
+
+from t5x_lab.cli.flags import add_gin_flags, chosen_step, gin_config
+from t5x_lab.config.errors import UserError
+
+READ, WRITTEN = ("t5x_lab", "t5x", "hf"), ("t5x_lab", "hf")
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--source", required=True, help="a run directory, or a checkpoint of any format")
+    parser.add_argument("--target", required=True, help="a new directory; to t5x_lab's format it becomes a run directory")
+    parser.add_argument("--from", dest="origin", help=f"the source's format, to be checked: {', '.join(READ)}")
+    parser.add_argument("--to", required=True, help=f"the target's format: {', '.join(WRITTEN)}")
+    parser.add_argument("--step", default="latest", help="a checkpoint's step, or latest")
+    parser.add_argument(
+        "--dtype", default="float32", help="of the numbers in Hugging Face's format: float32, bfloat16, float16"
+    )
+    add_gin_flags(parser)
+
+
+def run(args: argparse.Namespace) -> None:
+    if args.to not in WRITTEN:
+        raise UserError(f'--to is "{args.to}"; t5x_lab writes {", ".join(WRITTEN)}.')
+    if args.origin is not None and args.origin not in READ:
+        raise UserError(f'--from is "{args.origin}"; t5x_lab reads {", ".join(READ)}.')
+    if args.dtype not in ("float32", "bfloat16", "float16"):
+        raise UserError(f'--dtype is "{args.dtype}"; give float32, bfloat16 or float16.')
+    from t5x_lab.checkpoints.sources import find
+    from t5x_lab.runs.convert import config_of, convert
+
+    step = chosen_step(args.step)
+    place = find(args.source, step)
+    if args.origin not in (None, place.format):
+        raise UserError(f"--from is {args.origin}, but {args.source} is a checkpoint of {place.format}. Leave --from out.")
+    config = gin_config(args) if args.gin_file or args.gin or args.gin_bindings else None
+    if args.dry_run:
+        print((config or config_of(place)).text)
+        return
+    print(convert(args.source, args.target, args.to, config=config, step=step, dtype=args.dtype))

@@ -1,0 +1,188 @@
+"""`t5x_lab convert`: a checkpoint of one format written in another, a part of one tensor in memory at a time."""
+
+import dataclasses
+import json
+import pathlib
+import shutil
+
+from etils import epath
+
+from t5x_lab.checkpoints import huggingface, orbax_files
+from t5x_lab.checkpoints.hf_families import family_of
+from t5x_lab.checkpoints.layout import INFO, finished_steps, info_from_shapes, read_info, sealed
+from t5x_lab.checkpoints.loading import parts_of
+from t5x_lab.checkpoints.manager import naming_damage, verify
+from t5x_lab.checkpoints.names import join_layers
+from t5x_lab.checkpoints.sources import FORMATS, Place, Source, find, open_source
+from t5x_lab.checkpoints.tensors import Tensor, check_shape
+from t5x_lab.config.errors import UserError
+from t5x_lab.data.config import ByteVocabulary, SentencePieceVocabulary
+from t5x_lab.networks.config import NetworkConfig
+from t5x_lab.runs.config import GinConfig
+
+SENTENCEPIECE = "spiece.model"  # transformers' name for a T5 tokenizer's file
+_THEIR_SENTENCEPIECES = (SENTENCEPIECE, "tokenizer.model", "sentencepiece.bpe.model")
+
+
+def convert(
+    source: str, target: str, to: str, *, config: GinConfig | None = None, step: int | None = None, dtype="float32"
+) -> str:
+    """Writes what is at `source` to the new directory `target`, which appears when it is whole.
+
+    Args:
+      source: a run directory, or a checkpoint of any of `FORMATS`.
+      target: must not exist. In t5x_lab's format it becomes a run directory.
+      to: "t5x_lab" or "hf".
+      config: the configuration, where the source has none of its own.
+      step: which checkpoint of a run; the latest by default.
+      dtype: of the numbers in Hugging Face's format.
+
+    Returns:
+      a sentence on what was done.
+
+    Raises:
+      UserError: when the source is damaged or does not fit the configuration, or the target is there or impossible.
+    """
+    place = find(source, step)
+    config = config or config_of(place)
+    network = config.model().network
+    if to == "hf":
+        family_of(network)
+    goal = pathlib.Path(target).absolute()
+    if goal.exists():
+        raise UserError(f"{target} exists, and nothing is ever overwritten. Name a new directory.")
+    if place.format == "t5x_lab":
+        with naming_damage(place.path):
+            verify(place.path, ("params",))
+    opened = open_source(place, parts_of)
+    tensors = _in_model_order(opened, network)
+    new = goal.with_name(goal.name + ".new")
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir(parents=True)
+    try:
+        if to == "hf":
+            huggingface.write(new, tensors, network, dtype)
+            notes = _write_tokenizer(new, config)
+        else:
+            notes = _write_run(new, goal, tensors, opened.step, config)
+        new.replace(goal)
+    except BaseException:
+        shutil.rmtree(new, ignore_errors=True)
+        raise
+    count = sum(_size(tensor) for tensor in tensors.values())
+    return f"{place.path} ({FORMATS[place.format]}) is now in {target} ({FORMATS[to]}): {count:,} parameters.{notes}"
+
+
+def config_of(place: Place) -> GinConfig:
+    """The configuration that a checkpoint carries.
+
+    Raises:
+      UserError: when it carries none.
+    """
+    if place.format == "hf":
+        return GinConfig((), _bindings(pathlib.Path(place.path)))
+    text = read_info(place.path).get("config") if place.format == "t5x_lab" else None
+    if text:
+        return GinConfig((), (text,))
+    file = place.path.parent.parent / "config.gin"
+    if place.format == "t5x_lab" and file.exists():
+        return GinConfig((str(file),))
+    raise UserError(
+        f"{place.path} holds no configuration. Give the model's, for example --gin_file=models/t5_1_1/small.gin, and with "
+        "it the sizes that differ: --gin.TransformerConfig.vocab_size=VALUE."
+    )
+
+
+def _in_model_order(source: Source, network: NetworkConfig) -> dict[str, Tensor]:
+    """The source's parameters, each in the model's shape, in the model's order."""
+    parts = parts_of(network)
+    where = str(source.place.path)
+    for name in parts:
+        if name not in source.params:
+            raise UserError(f"{where} does not hold {name}: it is of another model. Give the configuration it was made with.")
+    for name in source.params:
+        if name not in parts:
+            raise UserError(f"{where} holds {name}, which the configuration's model has not. Give the one it was made with.")
+    tensors = {}
+    for name, part in parts.items():
+        tensor = source.params[name]
+        joined_heads = _size(tensor) == part.size and len(tensor.shape) != len(part.shape)
+        if not joined_heads:
+            check_shape(name, tensor.shape, part.shape, where)
+        tensors[name] = tensor.reshaped(part.shape)
+    return tensors
+
+
+def _size(tensor: Tensor) -> int:
+    return tensor.nbytes // tensor.dtype.itemsize
+
+
+def _write_run(new: pathlib.Path, goal: pathlib.Path, tensors: dict[str, Tensor], step: int, config: GinConfig) -> str:
+    checkpoint = epath.Path(new) / "checkpoints" / str(step)
+    (checkpoint / "params").mkdir(parents=True)
+    whole = join_layers(tensors)
+    sums = orbax_files.write_arrays(checkpoint / "params", whole)
+    vocabulary = _vocabulary(config)
+    text = config.text
+    pieces = _pieces(vocabulary)
+    if pieces:
+        (new / SENTENCEPIECE).write_bytes(pieces)  # the run keeps what it reads text with
+        text = GinConfig((), (config.text, f"SentencePieceVocabulary.path = {str(goal / SENTENCEPIECE)!r}")).text
+    (new / "config.gin").write_text(text)
+    checksums = {f"params/{name}": checksum for name, checksum in sums.items()}
+    info = info_from_shapes(
+        {name: list(tensor.shape) for name, tensor in whole.items()}, step, config=text, checksums=checksums
+    )
+    (checkpoint / INFO).parent.mkdir()
+    (checkpoint / INFO).write_text(json.dumps(sealed(info)))
+    assert finished_steps(epath.Path(new)) == [step]
+    return ""
+
+
+def _vocabulary(config: GinConfig) -> SentencePieceVocabulary | ByteVocabulary | None:
+    try:
+        return config.vocabulary()
+    except UserError:  # a model without one
+        return None
+
+
+def _pieces(vocabulary: SentencePieceVocabulary | ByteVocabulary | None) -> bytes | None:
+    """A SentencePiece model's file, where it can be read."""
+    if not isinstance(vocabulary, SentencePieceVocabulary):
+        return None
+    try:
+        return epath.Path(vocabulary.path).read_bytes()
+    except Exception:  # any failure of a remote file system means the same here
+        return None
+
+
+def _write_tokenizer(directory: pathlib.Path, config: GinConfig) -> str:
+    """Tokenizer files beside the weights, where the vocabulary is one that `transformers` has a class for."""
+    vocabulary = _vocabulary(config)
+    special = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    if isinstance(vocabulary, ByteVocabulary):
+        tokenizer = {"tokenizer_class": "ByT5Tokenizer", "extra_ids": vocabulary.extra_ids, **special}
+    elif vocabulary is not None and (pieces := _pieces(vocabulary)):
+        (directory / SENTENCEPIECE).write_bytes(pieces)
+        tokenizer = {"tokenizer_class": "T5Tokenizer", "extra_ids": vocabulary.extra_ids, **special}
+    else:
+        return " No tokenizer is beside it: the configuration's vocabulary cannot be read from here."
+    (directory / "tokenizer_config.json").write_text(json.dumps(tokenizer, indent=1) + "\n")
+    return ""
+
+
+def _bindings(directory: pathlib.Path) -> tuple[str, ...]:
+    """Gin bindings of the network and the vocabulary that a Hugging Face directory describes."""
+    network = huggingface.read_config(directory)[1]
+    fields = {field.name: getattr(network, field.name) for field in dataclasses.fields(network)}
+    bindings = [f"TransformerConfig.{name} = {value!r}" for name, value in fields.items() if name != "dropout_rate"]
+    bindings.append("MODEL = @ModelConfig()")
+    tokenizer = directory / "tokenizer_config.json"
+    described = json.loads(tokenizer.read_bytes()) if tokenizer.exists() else {}
+    pieces = next((directory / name for name in _THEIR_SENTENCEPIECES if (directory / name).exists()), None)
+    if pieces:
+        bindings += ["VOCABULARY = @SentencePieceVocabulary()", f"SentencePieceVocabulary.path = {str(pieces)!r}"]
+        bindings.append(f"SentencePieceVocabulary.extra_ids = {int(described.get('extra_ids') or 0)}")
+    elif "ByT5" in str(described.get("tokenizer_class")):
+        bindings += ["VOCABULARY = @ByteVocabulary()", f"ByteVocabulary.extra_ids = {int(described.get('extra_ids', 100))}"]
+    return tuple(bindings)
