@@ -1,6 +1,7 @@
 """T5X's and Hugging Face's checkpoints, read and written: numbers, logits, generated tokens, and files one should not trust."""
 
 import json
+import math
 import pathlib
 import shutil
 import struct
@@ -21,6 +22,7 @@ from t5x_lab.checkpoints.loading import carry_over, load_params, parts_of
 from t5x_lab.checkpoints.names import split_layers
 from t5x_lab.checkpoints.sources import find
 from t5x_lab.checkpoints.tensors import Tensor, joined, of_array, stacked
+from t5x_lab.cli.main import main as cli_main
 from t5x_lab.config.errors import UserError
 from t5x_lab.models.model import Model, ModelConfig
 from t5x_lab.networks.config import TransformerConfig
@@ -28,6 +30,7 @@ from t5x_lab.optim.optimizers import Adafactor
 from t5x_lab.optim.schedules import LearningRate
 from t5x_lab.partitioning.mesh import MeshShape
 from t5x_lab.runs.assemble import Placed, assemble
+from t5x_lab.runs.convert import convert
 
 
 def placed_model(network, mesh=MeshShape(1, 1, 1)):
@@ -357,3 +360,52 @@ def test_from_gin_takes_a_checkpoint_of_any_format(tmp_path):
     expected = np.load(folder / "expected.npz")
     table = np.asarray(traverse_util.flatten_dict(run.params, sep="/")["token_embedder/embedding"])
     np.testing.assert_array_equal(table, expected["params_after_5/token_embedder/embedding"])
+
+
+def test_convert_there_and_back(tmp_path, capsys):
+    """T5X's small test model to a run, to Hugging Face with its tokenizer, and to a run again: the same numbers and text."""
+    transformers = pytest.importorskip("transformers")
+    source = shared_data("t5x_checkpoints", "from_t5x_repository") / "test_t5_tiny.checkpoint_0"
+    pieces = shared_data("t5_vocabulary") / "sentencepiece.model"
+    main = lambda *argv: cli_main(["convert", *argv])
+    from_t5x = ["--from=t5x", f"--source={source}", "--to=t5x_lab"]
+    assert main(*from_t5x, "--target=ours") == 2 and "holds no configuration" in capsys.readouterr().err
+    gin = ["--gin_file=models/t5_1_1/tiny.gin", f"--gin.SentencePieceVocabulary.path={pieces}"]
+    assert main(*from_t5x, "--target=ours", *gin, "--gin.TransformerConfig.mlp_dim=20") == 2
+    assert "with shape" in capsys.readouterr().err and not pathlib.Path("ours").exists()
+    assert main(*from_t5x, "--target=ours", *gin) == 0
+    assert main("--source=ours", "--to=hf", "--target=theirs", "--from=hf") == 2
+    assert main("--source=ours", "--to=hf", "--target=theirs") == 0
+    assert main("--source=ours", "--to=hf", "--target=theirs") == 2 and "nothing is ever overwritten" in capsys.readouterr().err
+    assert main("--source=theirs", "--to=t5x_lab", "--target=again") == 0
+
+    ours, again = t5x_lab.load("ours"), t5x_lab.load("again")
+    equal_trees(ours.params, again.params)
+    assert ours.vocabulary.encode("Some text.") == again.vocabulary.encode("Some text.")
+    tokenizer = transformers.AutoTokenizer.from_pretrained("theirs")
+    for text in ("Hello world, how are you?", "Straße  two  spaces", "a <extra_id_0> b"):
+        assert tokenizer(text).input_ids == [*ours.vocabulary.encode(text), 1]
+    (checkpoint,) = pathlib.Path("again/checkpoints").iterdir()
+    capsys.readouterr()
+    assert cli_main(["inspect", "again", "--verify"]) == 0 and "as it was saved" in capsys.readouterr().out
+    assert cli_main(["inspect", "theirs", "--json"]) == 0
+    assert sum(math.prod(row["shape"]) for row in json.loads(capsys.readouterr().out)["tensors"]) == ours.num_parameters
+    data = max(checkpoint.glob("params/d/*"), key=lambda file: file.stat().st_size)
+    content = bytearray(data.read_bytes())
+    content[len(content) // 2] ^= 1
+    data.write_bytes(content)
+    assert cli_main(["inspect", "again", "--verify"]) == 2 and "damaged" in capsys.readouterr().err
+    assert main("--source=again", "--to=hf", "--target=damaged") == 2 and not pathlib.Path("damaged").exists()
+
+
+def test_the_decoder_of_a_run_is_llamas(tmp_path):
+    """bfloat16 on disk; the tokenizer is left out where there is none, and said so."""
+    run = t5x_lab.from_gin(["models/rotary_decoder/tiny.gin"], ["TransformerConfig.dtype = 'float32'"])
+    run.save("ours")
+    assert "No tokenizer" in convert("ours", "theirs", "hf", dtype="bfloat16")
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained("theirs", attn_implementation="eager").float().eval()
+    tokens = np.random.default_rng(0).integers(2, 1000, (2, 9))
+    batch = {"decoder_input_tokens": tokens, "decoder_target_tokens": tokens}
+    ours = run.logits(**batch)
+    np.testing.assert_allclose(their_logits(theirs, batch), ours, atol=0.02 * np.abs(ours).max())

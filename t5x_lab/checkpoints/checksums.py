@@ -21,9 +21,16 @@ _SEEDS = (0x9E3779B9, 0x85EBCA6B)
 
 def checksums(arrays: Mapping[str, jax.Array | np.ndarray]) -> dict[str, str]:
     """16 hexadecimal digits for each array. Several processes call this together, and get the same."""
-    arrays = dict(arrays)
-    sums = np.asarray(_compiled(_replicated(arrays))(arrays))
-    return {name: _digits(pair) for name, pair in zip(sorted(arrays), sums, strict=True)}
+    small = {name: array for name, array in arrays.items() if _is_small(array)}
+    one = _compiled(_replicated(arrays))  # compiled once for each shape, of which a model has few
+    sums = jax.device_get({name: one(array) for name, array in arrays.items() if name not in small})
+    on_host = {name: checksum_of_parts([np.atleast_1d(array)]) for name, array in jax.device_get(small).items()}
+    return on_host | {name: _digits(pair) for name, pair in sums.items()}
+
+
+def _is_small(array: jax.Array | np.ndarray) -> bool:
+    """Whether fetching an array costs less than compiling for its shape."""
+    return array.nbytes <= 1 << 20 and getattr(array, "is_fully_addressable", True)
 
 
 def checksum_of_parts(parts: Iterable[np.ndarray]) -> str:
@@ -50,10 +57,7 @@ def _replicated(arrays: Mapping[str, jax.Array | np.ndarray]) -> NamedSharding |
 
 @functools.cache
 def _compiled(out: NamedSharding | None):
-    def all_of_them(arrays):
-        return jnp.stack([_sums(jnp, bits := _bits(arrays[name]), _positions(bits.shape)) for name in sorted(arrays)])
-
-    return jax.jit(all_of_them, out_shardings=out)
+    return jax.jit(lambda array: _sums(jnp, bits := _bits(array), _positions(bits.shape)), out_shardings=out)
 
 
 def _sums(xp, bits, positions):

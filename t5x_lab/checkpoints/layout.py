@@ -135,6 +135,6 @@ def check_same_tree(path: epath.Path, abstract_params: dict) -> None:
             describe = lambda shape: "is missing" if shape is None else f"has shape {tuple(shape)}"
             raise UserError(
                 f"The checkpoint {path} does not fit the model: {name} {describe(found.get(name))} there and "
-                f"{describe(wanted.get(name))} in the configuration. Use the configuration it was trained with, or "
-                "another MODEL_DIR for a new run."
+                f"{describe(wanted.get(name))} in the configuration. Use the configuration it was trained with, "
+                "another MODEL_DIR for a new run, or the rules of RestoreCheckpointConfig to begin with a part of it."
             )

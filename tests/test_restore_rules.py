@@ -1,0 +1,192 @@
+"""Starting from another model: which tensors go over, which stay fresh, and what is refused."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from helpers import tiny_config
+from test_checkpoints import advance, make, synthetic
+
+from t5x_lab.checkpoints.config import RestoreCheckpointConfig
+from t5x_lab.checkpoints.hf_families import family_of
+from t5x_lab.checkpoints.layout import flat
+from t5x_lab.checkpoints.loading import carry_over, load_params
+from t5x_lab.checkpoints.manager import Checkpoints, save_params
+from t5x_lab.checkpoints.names import split_layers
+from t5x_lab.checkpoints.sources import find
+from t5x_lab.checkpoints.tensors import of_array
+from t5x_lab.config.errors import UserError
+from t5x_lab.models.model import Model, ModelConfig
+from t5x_lab.partitioning.mesh import MeshShape
+from t5x_lab.runs.assemble import Placed
+
+GPT1 = dict(
+    scaling="standard", positions="learned", max_positions=16, norm="layer", norm_position="post", use_bias=True,
+    mlp_activations=("gelu",), logits_via_embedding=True, mlp_dim=64, num_decoder_layers=12,
+)  # fmt: skip
+
+
+def random_params(model: Model, seed: int) -> dict:
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), model.abstract_params)
+
+
+def saved(tmp_path, network, seed=1):
+    """A checkpoint of random parameters."""
+    model = Model(ModelConfig(network))
+    params = random_params(model, seed)
+    save_params(find_path(tmp_path), params)
+    return find(str(tmp_path / "source")), params
+
+
+def find_path(tmp_path):
+    from etils import epath
+
+    return epath.Path(tmp_path) / "source"
+
+
+def load(place, network, mesh=MeshShape(1, 1, 1), fresh_seed=2, **rules):
+    """What a new model begins with, and its fresh parameters."""
+    placed = Placed(ModelConfig(network), mesh, jax.devices()[: mesh.data * mesh.fsdp * mesh.tensor])
+    fresh = random_params(placed.model, fresh_seed)
+    put = lambda: jax.device_put(fresh, placed.param_shardings)
+    params = load_params(place, placed.abstract_params, placed.model.axes, RestoreCheckpointConfig(**rules), put)
+    return jax.device_get(params), fresh
+
+
+def single(params) -> dict[str, np.ndarray]:
+    return {name: t.whole() for name, t in split_layers({n: of_array(np.asarray(x)) for n, x in flat(params).items()}).items()}
+
+
+@pytest.mark.parametrize("n, kept", [(-1, 0), (0, 2), (1, 14), (6, 74), (12, 146)])
+def test_transfer_of_the_first_layers_keeps_gpt1s_tensors(n, kept, tmp_path):
+    """Radford et al., figure 2: 2 tensors of embeddings and 12 a layer, as the paper's model counts them."""
+    network = tiny_config("causal_decoder", **GPT1)
+    place, source = saved(tmp_path, network)
+    only_layers = {"layers": {"decoder": [*range(n), *[None] * (12 - n)]}}
+    rules = {"assignment_map": [(".*", None)]} if n < 0 else only_layers
+    params, fresh = load(place, network, **rules)
+    theirs = lambda tree: {
+        entry.name: entry.theirs({name: of_array(x) for name, x in single(tree).items()}).whole()
+        for entry in family_of(network)[0].entries(network)
+    }
+    ours, old, new = theirs(params), theirs(source), theirs(fresh)
+    same = [name for name in ours if np.array_equal(ours[name], old[name])]
+    assert len(same) == kept and len(ours) == 146
+    assert all(np.array_equal(ours[name], new[name]) for name in ours if name not in same)
+    layers = {int(name.split(".")[2]) for name in same if ".h." in name}
+    assert layers == set(range(max(n, 0)))
+
+
+@pytest.mark.parametrize("mesh", [MeshShape(1, 1, 1), MeshShape(2, 2, 2)])
+def test_layers_are_picked_one_by_one_on_any_mesh(mesh, tmp_path):
+    """Every second layer of six, and one more than there were."""
+    network = tiny_config("causal_decoder", num_decoder_layers=6)
+    place, source = saved(tmp_path, network)
+    smaller = dataclasses.replace(network, num_decoder_layers=4)
+    params, fresh = (single(tree) for tree in load(place, smaller, mesh, layers={"decoder": [0, 2, 4, None]}))
+    source = single(source)
+    for name, value in params.items():
+        layer = name.split("layers_")[-1].split("/")[0] if "layers_" in name else None
+        wanted = source[name] if layer is None else fresh[name] if layer == "3" else None
+        if wanted is None:
+            wanted = source[name.replace(f"layers_{layer}/", f"layers_{2 * int(layer)}/")]
+        np.testing.assert_array_equal(value, wanted)
+
+
+@pytest.mark.parametrize("mesh", [MeshShape(1, 1, 1), MeshShape(1, 2, 4)])
+def test_a_vocabulary_is_extended_and_logits_are_untied(mesh, tmp_path):
+    network = tiny_config("causal_decoder", logits_via_embedding=True)
+    place, source = saved(tmp_path, network)
+    larger = dataclasses.replace(network, vocab_size=96, logits_via_embedding=False)
+    rules = [("logits_dense/kernel", "token_embedder/embedding", "transposed")]
+    params, fresh = load(place, larger, mesh, assignment_map=rules, extend=["vocab"])
+    table = source["token_embedder"]["embedding"]
+    np.testing.assert_array_equal(params["token_embedder"]["embedding"][:64], table)
+    np.testing.assert_array_equal(params["token_embedder"]["embedding"][64:], fresh["token_embedder"]["embedding"][64:])
+    np.testing.assert_array_equal(params["logits_dense"]["kernel"][:, :64], table.T)
+    np.testing.assert_array_equal(params["logits_dense"]["kernel"][:, 64:], fresh["logits_dense"]["kernel"][:, 64:])
+
+
+def test_a_decoder_is_made_of_an_encoder_decoders(tmp_path):
+    """Rules over names: what the source has no use for is left."""
+    place, source = saved(tmp_path, tiny_config("encoder_decoder", relative_bias="per_layer", num_decoder_layers=2))
+    network = tiny_config("causal_decoder", relative_bias="per_layer", num_decoder_layers=2)
+    params, _ = load(place, network, assignment_map=[(r"decoder/layers_(\d)/mlp/(.*)", r"encoder/layers_\1/mlp/\2")])
+    np.testing.assert_array_equal(
+        params["decoder"]["layers"]["mlp"]["wo"]["kernel"], source["encoder"]["layers"]["mlp"]["wo"]["kernel"]
+    )
+    table = source["decoder"]["layers"]["relpos_bias"]["rel_embedding"]
+    np.testing.assert_array_equal(params["decoder"]["layers"]["relpos_bias"]["rel_embedding"], table)
+
+
+def test_mistakes_in_rules_are_sentences(tmp_path):
+    network = tiny_config("causal_decoder")
+    place, _ = saved(tmp_path, network)
+    one_more = dataclasses.replace(network, num_decoder_layers=4)
+    for match, target, rules in [
+        ('no parameter of the new model is left for the pattern "nothing"', network, dict(assignment_map=[("nothing", None)])),
+        ("does not fit the model: .* or the rules of RestoreCheckpointConfig", one_more, {}),
+        ("does not hold decoder/layers_3/.* Give a rule", one_more, dict(extend=["vocab"])),
+        ("does not hold other, for decoder/final_norm/scale", network, dict(assignment_map=[("decoder/final_norm/scale", "other")])),
+        ("has 3 entries for decoder, which has a layer 3", one_more, dict(layers={"decoder": [0, 1, 2]})),
+        (r"shape \(16, 64\), and the new model needs \(16, 96\). If it is to be extended, add \"vocab\"",
+         dataclasses.replace(network, vocab_size=96), dict(layers={"decoder": [0, 1, 2]})),
+        ("an entry of|is .*optimiser", network, dict(carry=["optimiser"])),
+        ("a rule is", network, dict(assignment_map=["abc"])),
+        (r"has the pattern \"\(\"", network, dict(assignment_map=[("(", None)])),
+        (r'"\\2" does not fit', network, dict(assignment_map=[("decoder/(.*)", r"\2")])),
+    ]:  # fmt: skip
+        with pytest.raises(UserError, match=f"(?i){match}"):
+            load(place, target, **rules)
+    params, fresh = load(place, one_more, strict=False, assignment_map=[("nothing", None)])
+    new = params["decoder"]["layers"]["mlp"]["wo"]["kernel"][3]
+    np.testing.assert_array_equal(new, fresh["decoder"]["layers"]["mlp"]["wo"]["kernel"][3])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["adafactor", "adamw"])
+def test_optimizer_and_step_go_over_where_it_is_asked_for(optimizer, tmp_path):
+    """With both, the next step is the one that the source would have made, from a causal to a prefix decoder too."""
+    training, batches = make(optimizer=optimizer), synthetic()
+    state, _ = advance(training, training.start(training.placed.init_params(0)), batches, 3)
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(3, state, batches)
+    checkpoints.close()
+    place = find(str(tmp_path))
+    other = make(MeshShape(1, 4, 2), architecture="prefix_decoder", optimizer=optimizer)
+    placed = other.placed
+
+    def begin(*carry):
+        config = RestoreCheckpointConfig(carry=carry)
+        params = load_params(place, placed.abstract_params, placed.model.axes, config)
+        return carry_over(place, other.start(params), placed.abstract_params, placed.model.axes, config)
+
+    whole = begin("optimizer", "step")
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(whole), jax.device_get(state))
+    slots = begin("optimizer")
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(slots.opt_state), jax.device_get(state.opt_state))
+    assert int(slots.step) == 0 and int(begin("step").step) == 3
+    plain = begin()
+    assert int(plain.step) == 0 and not any(np.any(x) for x in jax.tree.leaves(jax.device_get(plain.opt_state)))
+
+
+@pytest.mark.slow
+def test_slots_follow_their_parameters_into_another_depth(tmp_path):
+    training, batches = make(), synthetic()
+    state, _ = advance(training, training.start(training.placed.init_params(0)), batches, 2)
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(2, state, batches)
+    checkpoints.close()
+    other = make(num_decoder_layers=4)
+    config = RestoreCheckpointConfig(layers={"decoder": [2, 1, 0, None]}, carry=("optimizer",))
+    placed = other.placed
+    fresh = lambda: placed.init_params(5)
+    params = load_params(find(str(tmp_path)), placed.abstract_params, placed.model.axes, config, fresh)
+    new = carry_over(find(str(tmp_path)), other.start(params), placed.abstract_params, placed.model.axes, config)
+    for kind in ("v_row", "v"):
+        ours, theirs = flat(getattr(new.opt_state, kind)), flat(getattr(state.opt_state, kind))
+        for name in [name for name in ours if "/layers/" in name and theirs[name].ndim > 1]:
+            np.testing.assert_array_equal(ours[name][:3], theirs[name][::-1])
+            assert not np.any(np.asarray(ours[name][3]))
