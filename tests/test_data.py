@@ -245,6 +245,36 @@ def test_processes_read_the_rows_they_hold_and_save_each_position_once(tmp_path)
         assert sorted(saved) == [f"shard_{shard}.index" for shard in range(2) if 4 * shard in owned]
 
 
+def test_an_epoch_read_by_one_process_then_two_then_one_has_every_example_once(tmp_path):
+    """Four shards of 8 numbered examples; positions go from one number of processes to the other."""
+    from etils import epath
+
+    features = {name: seqio.Feature(VOCABULARY, add_eos=True) for name in ("inputs", "targets")}
+
+    def numbered(split, shuffle_files=False, seed=None):
+        del split, shuffle_files, seed
+        texts = [f"{n:02d}" for n in range(32)]
+        return tf.data.Dataset.from_tensor_slices({"inputs": texts, "targets": texts})
+
+    source = seqio.FunctionDataSource(numbered, splits=["train"])
+    steps = [seqio.preprocessors.tokenize, seqio.preprocessors.append_eos]
+    seqio.TaskRegistry.add("numbered", source, preprocessors=steps, output_features=features)
+    config = DataConfig("numbered", {"inputs": 8, "targets": 8}, 4, ByteVocabulary(), shuffle_buffer_size=1, pack=False)
+    both = [Rows(np.array(rows), np.array(rows)) for rows in ([0, 1], [2, 3])]
+    seen: list[str] = []
+    for number, (processes, steps) in enumerate([([None], 3), (both, 3), ([None], 2)]):
+        readers = [batches_of(config, rows=rows) for rows in processes]
+        for reader in readers:
+            if number:
+                reader.restore(epath.Path(tmp_path))
+            for _ in range(steps):
+                seen += [VOCABULARY.decode([int(t) for t in row if t > 1]) for row in next(reader)["encoder_input_tokens"]]
+        for reader in readers:
+            reader.save(epath.Path(tmp_path))
+    seqio.TaskRegistry.remove("numbered")
+    assert sorted(seen) == [f"{n:02d}" for n in range(32)]
+
+
 def test_shards_read_every_document_once_and_mask_differently(text):
     """Four shards of 8 numbered documents: together all of them, no two alike; and their random choices differ."""
     text(*(f"document number {n} has its own words, {n} of them " * 3 for n in range(8)))

@@ -107,7 +107,7 @@ def test_training_refuses(flags, says, capfd):
         (["train", "--gin_file=models/t5_1_1/tiny.gin"], "MODEL_DIR is not set. It is the directory"),
         ([*TRAIN[:3], "--gin.MODEL_DIR=run"], "TRAIN_STEPS is None and TRAIN_TOKENS is None; give one of them"),
         (["trian"], 'no command "trian". Did you mean "train"'),
-        (["generate", "--model_dir=/nope", "--prompt=x"], "/nope is not a run directory"),
+        (["generate", "--model_dir=/nope", "--prompt=x"], "/nope does not exist. Name a run directory"),
         (["eval", "--model_dir=/nope"], "/nope is not a run directory"),
         (["inspect", "--gin_file=nope.gin"], "no gin file nope.gin"),
         (["vocab", "--output=x"], "Give either --input FILES or --task NAME"),

@@ -28,7 +28,8 @@ def run(args: argparse.Namespace) -> None:
     if args.dtype not in ("float32", "bfloat16", "float16"):
         raise UserError(f'--dtype is "{args.dtype}"; give float32, bfloat16 or float16.')
     from t5x_lab.checkpoints.sources import find
-    from t5x_lab.runs.convert import config_of, convert
+    from t5x_lab.runs.carried_config import config_of
+    from t5x_lab.runs.convert import convert
 
     step = chosen_step(args.step)
     place = find(args.source, step)

@@ -1,6 +1,5 @@
 """`t5x_lab convert`: a checkpoint of one format written in another, a part of one tensor in memory at a time."""
 
-import dataclasses
 import json
 import pathlib
 import shutil
@@ -9,19 +8,17 @@ from etils import epath
 
 from t5x_lab.checkpoints import huggingface, orbax_files
 from t5x_lab.checkpoints.hf_families import family_of
-from t5x_lab.checkpoints.layout import INFO, finished_steps, info_from_shapes, read_info, sealed
+from t5x_lab.checkpoints.layout import INFO, finished_steps, info_from_shapes, sealed
 from t5x_lab.checkpoints.loading import parts_of
 from t5x_lab.checkpoints.manager import naming_damage, verify
 from t5x_lab.checkpoints.names import join_layers
-from t5x_lab.checkpoints.sources import FORMATS, Place, Source, find, open_source
+from t5x_lab.checkpoints.sources import FORMATS, Source, find, open_source
 from t5x_lab.checkpoints.tensors import Tensor, check_shape
 from t5x_lab.config.errors import UserError
 from t5x_lab.data.config import ByteVocabulary, SentencePieceVocabulary
 from t5x_lab.networks.config import NetworkConfig
+from t5x_lab.runs.carried_config import SENTENCEPIECE, config_of
 from t5x_lab.runs.config import GinConfig
-
-SENTENCEPIECE = "spiece.model"  # transformers' name for a T5 tokenizer's file
-_THEIR_SENTENCEPIECES = (SENTENCEPIECE, "tokenizer.model", "sentencepiece.bpe.model")
 
 
 def convert(
@@ -71,26 +68,6 @@ def convert(
         raise
     count = sum(_size(tensor) for tensor in tensors.values())
     return f"{place.path} ({FORMATS[place.format]}) is now in {target} ({FORMATS[to]}): {count:,} parameters.{notes}"
-
-
-def config_of(place: Place) -> GinConfig:
-    """The configuration that a checkpoint carries.
-
-    Raises:
-      UserError: when it carries none.
-    """
-    if place.format == "hf":
-        return GinConfig((), _bindings(pathlib.Path(place.path)))
-    text = read_info(place.path).get("config") if place.format == "t5x_lab" else None
-    if text:
-        return GinConfig((), (text,))
-    file = place.path.parent.parent / "config.gin"
-    if place.format == "t5x_lab" and file.exists():
-        return GinConfig((str(file),))
-    raise UserError(
-        f"{place.path} holds no configuration. Give the model's, for example --gin_file=models/t5_1_1/small.gin, and with "
-        "it the sizes that differ: --gin.TransformerConfig.vocab_size=VALUE."
-    )
 
 
 def _in_model_order(source: Source, network: NetworkConfig) -> dict[str, Tensor]:
@@ -169,20 +146,3 @@ def _write_tokenizer(directory: pathlib.Path, config: GinConfig) -> str:
         return " No tokenizer is beside it: the configuration's vocabulary cannot be read from here."
     (directory / "tokenizer_config.json").write_text(json.dumps(tokenizer, indent=1) + "\n")
     return ""
-
-
-def _bindings(directory: pathlib.Path) -> tuple[str, ...]:
-    """Gin bindings of the network and the vocabulary that a Hugging Face directory describes."""
-    network = huggingface.read_config(directory)[1]
-    fields = {field.name: getattr(network, field.name) for field in dataclasses.fields(network)}
-    bindings = [f"TransformerConfig.{name} = {value!r}" for name, value in fields.items() if name != "dropout_rate"]
-    bindings.append("MODEL = @ModelConfig()")
-    tokenizer = directory / "tokenizer_config.json"
-    described = json.loads(tokenizer.read_bytes()) if tokenizer.exists() else {}
-    pieces = next((directory / name for name in _THEIR_SENTENCEPIECES if (directory / name).exists()), None)
-    if pieces:
-        bindings += ["VOCABULARY = @SentencePieceVocabulary()", f"SentencePieceVocabulary.path = {str(pieces)!r}"]
-        bindings.append(f"SentencePieceVocabulary.extra_ids = {int(described.get('extra_ids') or 0)}")
-    elif "ByT5" in str(described.get("tokenizer_class")):
-        bindings += ["VOCABULARY = @ByteVocabulary()", f"ByteVocabulary.extra_ids = {int(described.get('extra_ids', 100))}"]
-    return tuple(bindings)

@@ -17,22 +17,23 @@ from t5x_lab.decoding.sampling import SamplingConfig, generate
 from t5x_lab.models.model import Params
 from t5x_lab.partitioning.mesh import MeshShape
 from t5x_lab.runs.assemble import Placed
-from t5x_lab.runs.config import GinConfig, run_config_file
+from t5x_lab.runs.carried_config import config_of
+from t5x_lab.runs.config import GinConfig
 from t5x_lab.training.step import per_token
 
 _LENGTH_MULTIPLE = 16  # lengths are padded to multiples of it, so that few programs are compiled
 
 
 def load(model_dir: str, step: int | None = None, mesh: str | None = None) -> "Run":
-    """The model of a run directory, at its latest checkpoint or at `step`.
+    """The model of a run directory, at its latest checkpoint or at `step`; or of a directory of Hugging Face's.
 
     Args:
-      model_dir: a directory that `t5x_lab train` or `Run.save` wrote.
+      model_dir: a directory that `t5x_lab train`, `Run.save` or `t5x_lab convert` wrote, or `transformers` saved.
       step: a checkpoint's step.
       mesh: devices to spread it over, such as "fsdp=8"; by default the first device alone, or where several processes work as
         one the run's own MESH. All of them then make the same calls, and get the same answers.
     """
-    return from_gin([run_config_file(model_dir)], checkpoint=model_dir, step=step, mesh=mesh)
+    return _run(config_of(find(model_dir, step)), checkpoint=model_dir, step=step, mesh=mesh)
 
 
 def from_gin(
@@ -55,7 +56,10 @@ def from_gin(
       mesh: see `load`.
     """
     files, bindings = ([x] if isinstance(x, str) else x for x in (files, bindings))
-    config = GinConfig(tuple(map(str, files)), tuple(bindings))
+    return _run(GinConfig(tuple(map(str, files)), tuple(bindings)), seed=seed, checkpoint=checkpoint, step=step, mesh=mesh)
+
+
+def _run(config: GinConfig, *, seed: int = 0, checkpoint: str | None, step: int | None, mesh: str | None) -> "Run":
     together = mesh is None and jax.process_count() > 1
     shape = config.mesh() if together else MeshShape.parse(mesh or "data=1")
     sizes = (shape.data, shape.fsdp, shape.tensor, shape.replica or 1)

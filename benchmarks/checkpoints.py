@@ -1,0 +1,170 @@
+"""What checkpoints cost: time of a step, bandwidth against `cp`, time to resume, memory to convert.
+
+    python benchmarks/checkpoints.py [--model=models/t5_1_1/small.gin]
+
+Prints medians; each ratio is of two things timed side by side in this run. Nothing else should run on the machine.
+"""
+
+import argparse
+import pathlib
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+import jax
+import numpy as np
+from etils import epath
+
+from t5x_lab.checkpoints.checksums import checksums
+from t5x_lab.checkpoints.config import SaveCheckpointConfig
+from t5x_lab.checkpoints.layout import flat
+from t5x_lab.checkpoints.manager import Checkpoints
+from t5x_lab.data.config import ByteVocabulary, DataConfig
+from t5x_lab.optim.optimizers import Adafactor
+from t5x_lab.partitioning.mesh import MeshShape
+from t5x_lab.runs.assemble import Placed, assemble
+from t5x_lab.runs.config import GinConfig
+from t5x_lab.training.batches import SyntheticBatches
+
+ROUNDS = 5
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="models/t5_1_1/small.gin")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        saving(args.model, folder)
+        resuming(folder)
+        converting(args.model, folder)
+
+
+def timed(function, *args) -> float:
+    """Seconds that a call takes, its arrays included."""
+    begin = time.perf_counter()
+    jax.block_until_ready(function(*args))
+    return time.perf_counter() - begin
+
+
+def saving(model: str, folder: pathlib.Path) -> None:
+    placed = Placed(GinConfig((model,)).model(), MeshShape())
+    training = assemble(placed, Adafactor(), batch_size=8, microbatches=1, seed=0)
+    batches = SyntheticBatches({"inputs": 128, "targets": 32}, 8, placed.model.config.network.vocab_size)
+    state = training.start(placed.init_params(0))
+    step = lambda state: training.step(state, placed.put(next(batches)))[0]
+    state = step(step(state))
+    checkpoints = Checkpoints(folder / "run", SaveCheckpointConfig(keep=1))
+    number, plain, calls, beside, sums = 0, [], [], [], []
+    for _ in range(ROUNDS):
+        begin = time.perf_counter()
+        state = jax.block_until_ready(step(state))
+        plain.append(time.perf_counter() - begin)
+        number += 1
+        sums.append(timed(lambda: checksums(flat({"params": state.params, "opt_state": state.opt_state}))))
+        calls.append(timed(lambda: checkpoints.save(number, state, batches)))
+        begin = time.perf_counter()
+        while checkpoints.is_busy():
+            state = jax.block_until_ready(step(state))
+            beside.append(time.perf_counter() - begin)
+            begin = time.perf_counter()
+        checkpoints.wait()
+    a, call, slower = map(statistics.median, (plain, calls, beside or plain))
+    print(f"a step                        {a:.3f} s; {slower / a:.2f} of that while a save is under way (it shares the cores)")
+    print(
+        f"the loop waits for a save     {call:.3f} s ({call / a:.2f} of a step), {statistics.median(sums):.3f} s for checksums"
+    )
+
+    saved = folder / "run" / "checkpoints" / str(number)
+    size = sum(file.stat().st_size for file in saved.rglob("*") if file.is_file())
+    in_memory = sum(x.nbytes for x in jax.tree.leaves((state.params, state.opt_state)))
+    copies, saves, restores = [], [], []
+    for i in range(ROUNDS):
+        shutil.rmtree(folder / "copy", ignore_errors=True)
+        copies.append(timed(lambda: subprocess.run(["cp", "-r", saved, folder / "copy"], check=True)))
+        subprocess.run(["sync"], check=True)
+
+        def save(number=number + 1 + i):
+            checkpoints.save(number, state, batches)
+            checkpoints.wait()
+
+        saves.append(timed(save))
+        restores.append(timed(lambda: checkpoints.restore(number + 1 + i, training.abstract_state, None)))
+    cp, save_time, restore_time = map(statistics.median, (copies, saves, restores))
+    print(
+        f"{size / 2**20:.0f} MiB of files for {in_memory / 2**20:.0f} MiB of arrays: cp {size / cp / 2**20:.0f} MiB/s, "
+        f"save {in_memory / save_time / 2**20:.0f} MiB/s ({save_time / cp:.1f} of cp's time), restore with verification "
+        f"{in_memory / restore_time / 2**20:.0f} MiB/s ({restore_time / cp:.1f})"
+    )
+    checkpoints.close()
+
+
+def resuming(folder: pathlib.Path) -> None:
+    from t5x_lab.data.pipeline import SeqioBatches, resolve_tasks
+
+    data = DataConfig("sotu_span_corruption", {"inputs": 64, "targets": 24}, 8, ByteVocabulary(), shuffle_buffer_size=100)
+    tasks = resolve_tasks(data, "encoder_decoder", 384)
+    batches = SeqioBatches(tasks, data, seed=0)
+    times = {}
+    for step in range(1, 10_002):
+        batch = next(batches)
+        if step in (11, 10_001):  # the one after the position that was saved
+            times[step - 1] = [one_resume(tasks, data, folder / str(step - 1), batch) for _ in range(ROUNDS)]
+        if step in (10, 10_000):
+            (folder / str(step)).mkdir()
+            batches.save(epath.Path(folder / str(step)))
+    early, late = (statistics.median(times[step]) for step in (10, 10_000))
+    print(f"a SeqIO pipeline resumed      at step 10 in {early:.2f} s, at step 10,000 in {late:.2f} s ({late / early:.2f})")
+
+
+def one_resume(tasks, data: DataConfig, position: pathlib.Path, expected: dict) -> float:
+    from t5x_lab.data.pipeline import SeqioBatches
+
+    begin = time.perf_counter()
+    batches = SeqioBatches(tasks, data, seed=0)
+    batches.restore(epath.Path(position))
+    batch = next(batches)
+    assert all(np.array_equal(batch[name], expected[name]) for name in expected)
+    return time.perf_counter() - begin
+
+
+def converting(model: str, folder: pathlib.Path) -> None:
+    run = str(folder / "converted_from")
+    make = f"import t5x_lab; t5x_lab.from_gin([{model!r}]).save({run!r})"
+    subprocess.run([sys.executable, "-c", make], check=True, capture_output=True)
+    commands = [
+        ["t5x_lab to Hugging Face", run, "hf", str(folder / "hf")],
+        ["Hugging Face to t5x_lab", str(folder / "hf"), "t5x_lab", str(folder / "back")],
+    ]
+    for name, source, to, target in commands:
+        peaks = [peak_of(f"import sys; sys.argv = ['t5x_lab']\n{line}") for line in (
+            "import t5x_lab.runs.convert as c; from t5x_lab.networks.config import TransformerConfig\n"
+            "c.parts_of(TransformerConfig('causal_decoder', 8, 8, 1, 8, 8, 1))",
+            f"from t5x_lab.runs.convert import convert; convert({source!r}, {target!r}, {to!r})",
+        )]  # fmt: skip
+        size = sum(file.stat().st_size for file in pathlib.Path(target).rglob("*") if file.is_file())
+        largest = (peaks[1] - peaks[0]) / 2**20
+        print(f"{name:<29} {size / 2**20:.0f} MiB of files, {largest:.0f} MiB of memory more than a start without a model")
+
+
+def peak_of(code: str) -> int:
+    """Bytes that a process has at the most, files it maps not counted."""
+    watch = """
+import re, threading, time
+peak = [0]
+def look():
+    while True:
+        with open("/proc/self/status") as file:
+            peak[0] = max(peak[0], int(re.search(r"RssAnon:\\s+(\\d+)", file.read())[1]))
+        time.sleep(0.005)
+threading.Thread(target=look, daemon=True).start()
+"""
+    out = subprocess.run([sys.executable, "-c", f"{watch}{code}\nprint(peak[0])"], check=True, capture_output=True, text=True)
+    return int(out.stdout.split()[-1]) * 1024
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""The configuration that a checkpoint carries: a run's gin text, or what a config.json of Hugging Face's says in gin."""
+
+import dataclasses
+import json
+import pathlib
+
+from t5x_lab.checkpoints import huggingface
+from t5x_lab.checkpoints.layout import read_info
+from t5x_lab.checkpoints.sources import Place
+from t5x_lab.config.errors import UserError
+from t5x_lab.runs.config import GinConfig
+
+SENTENCEPIECE = "spiece.model"  # transformers' name for a T5 tokenizer's file
+_THEIR_SENTENCEPIECES = (SENTENCEPIECE, "tokenizer.model", "sentencepiece.bpe.model")
+
+
+def config_of(place: Place) -> GinConfig:
+    """The configuration that a checkpoint carries.
+
+    Raises:
+      UserError: when it carries none.
+    """
+    if place.format == "hf":
+        return GinConfig((), _bindings(pathlib.Path(place.path)))
+    if place.format == "t5x_lab":
+        file = place.path.parent.parent / "config.gin"
+        if file.exists():
+            return GinConfig((str(file),))
+        text = read_info(place.path).get("config")
+        if text:
+            return GinConfig((), (text,))
+    raise UserError(
+        f"{place.path} holds no configuration. Give the model's, for example --gin_file=models/t5_1_1/small.gin, and with "
+        "it the sizes that differ: --gin.TransformerConfig.vocab_size=VALUE."
+    )
+
+
+def _bindings(directory: pathlib.Path) -> tuple[str, ...]:
+    """Gin bindings of the network and the vocabulary that a Hugging Face directory describes."""
+    network = huggingface.read_config(directory)[1]
+    fields = {field.name: getattr(network, field.name) for field in dataclasses.fields(network)}
+    bindings = [f"TransformerConfig.{name} = {value!r}" for name, value in fields.items() if name != "dropout_rate"]
+    bindings.append("MODEL = @ModelConfig()")
+    tokenizer = directory / "tokenizer_config.json"
+    described = json.loads(tokenizer.read_bytes()) if tokenizer.exists() else {}
+    pieces = next((directory / name for name in _THEIR_SENTENCEPIECES if (directory / name).exists()), None)
+    if pieces:
+        bindings += ["VOCABULARY = @SentencePieceVocabulary()", f"SentencePieceVocabulary.path = {str(pieces)!r}"]
+        bindings.append(f"SentencePieceVocabulary.extra_ids = {int(described.get('extra_ids') or 0)}")
+    elif "ByT5" in str(described.get("tokenizer_class")):
+        bindings += ["VOCABULARY = @ByteVocabulary()", f"ByteVocabulary.extra_ids = {int(described.get('extra_ids', 100))}"]
+    return tuple(bindings)
