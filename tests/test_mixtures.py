@@ -185,16 +185,17 @@ def test_a_stream_resumes_where_it_was_and_is_split_among_processes(name, archit
 
 @pytest.mark.slow
 def test_another_process_makes_the_same_batches_and_another_seed_others():
-    code = """
+    some = [setting for setting in SETTINGS if setting[0] in ("full_lm", "bert_style", "span_corruption")]
+    code = f"""
 import json, test_mixtures as t
-print(json.dumps({name: t.digest(next(t.stream(name, architecture))) for name, architecture in t.SETTINGS}))
+print(json.dumps({{name: t.digest(next(t.stream(name, architecture))) for name, architecture in {some}}}))
 """
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "PATH": ""}
     )
     assert done.returncode == 0, done.stderr[-2000:]
     elsewhere = json.loads(done.stdout.splitlines()[-1])
-    assert set(elsewhere) <= set(OBJECTIVES) and len(set(elsewhere.values())) == len(SETTINGS)
-    for name, architecture in SETTINGS:
+    assert set(elsewhere) <= set(OBJECTIVES) and len(set(elsewhere.values())) == len(some)
+    for name, architecture in some:
         assert digest(next(stream(name, architecture))) == elsewhere[name]
     assert digest(next(stream("span_corruption", "encoder_decoder", seed=1))) != elsewhere["span_corruption"]
