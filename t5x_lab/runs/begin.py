@@ -40,11 +40,11 @@ def where_to_start(run: RunConfig) -> Begin:
         return Begin(f"Continuing after step {steps[-1]}, the latest checkpoint in {run.model_dir}{beats}.", step=steps[-1])
     if run.initial_checkpoint_path:
         place = find(run.initial_checkpoint_path)
-        more = "".join(f", its {part}" for part in run.restore.carry)
+        more = " and the optimizer" if "optimizer" in run.restore.carry else ""
         by_rules = " by the rules of RestoreCheckpointConfig" if run.restore.has_rules else ""
         reason = (
-            f"Starting with the parameters{more} of {place.path} ({FORMATS[place.format]}){by_rules}, because {run.model_dir} "
-            "holds no checkpoint and INITIAL_CHECKPOINT_PATH is set."
+            f"Starting at {'its step' if 'step' in run.restore.carry else 'step 0'} with the parameters{more} of {place.path} "
+            f"({FORMATS[place.format]}){by_rules}, because {run.model_dir} holds no checkpoint and INITIAL_CHECKPOINT_PATH is set."
         )
         return Begin(reason, checkpoint=place)
     return Begin(f"Starting at step 0 with fresh parameters: {run.model_dir} holds no checkpoint.")
