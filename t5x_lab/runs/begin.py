@@ -44,7 +44,8 @@ def where_to_start(run: RunConfig) -> Begin:
         by_rules = " by the rules of RestoreCheckpointConfig" if run.restore.has_rules else ""
         reason = (
             f"Starting at {'its step' if 'step' in run.restore.carry else 'step 0'} with the parameters{more} of {place.path} "
-            f"({FORMATS[place.format]}){by_rules}, because {run.model_dir} holds no checkpoint and INITIAL_CHECKPOINT_PATH is set."
+            f"({FORMATS[place.format]}){by_rules}, because {run.model_dir} holds no checkpoint and INITIAL_CHECKPOINT_PATH is "
+            "set."
         )
         return Begin(reason, checkpoint=place)
     return Begin(f"Starting at step 0 with fresh parameters: {run.model_dir} holds no checkpoint.")
