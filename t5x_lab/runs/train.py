@@ -12,21 +12,20 @@ from t5x_lab.config.errors import UserError
 from t5x_lab.data.environment import check_environment
 from t5x_lab.networks.config import TransformerConfig
 from t5x_lab.networks.flops import flops_per_example
-from t5x_lab.observe.console import Progress, say
+from t5x_lab.observe.console import say
 from t5x_lab.observe.hardware import peak_flops
-from t5x_lab.observe.metrics import MetricWriter, NoWriter
 from t5x_lab.observe.model_info import model_info
-from t5x_lab.observe.plots import write_plots
 from t5x_lab.observe.profile import Profiled, check_profiler
 from t5x_lab.partitioning.distributed import as_the_first, ending_together
 from t5x_lab.runs.assemble import Placed, Training, assemble
 from t5x_lab.runs.begin import first_state, where_to_start
 from t5x_lab.runs.config import GinConfig, RunConfig
 from t5x_lab.runs.evaluate import Evaluation
+from t5x_lab.runs.recording import Recorder
 from t5x_lab.training.clock import Clock
 from t5x_lab.training.loop import Budget, Diverged, Hook, Preempted, every
 from t5x_lab.training.loop import train as train_loop
-from t5x_lab.training.state import COUNTERS, TrainState, read_counter
+from t5x_lab.training.state import read_counter
 
 
 def train(config: GinConfig) -> None:
@@ -54,59 +53,32 @@ def train(config: GinConfig) -> None:
     make_run_directory(run.model_dir)
     checkpoints = Checkpoints(run.model_dir, run.saving, {"settings": run.identity(), "config": config.text})
     state = first_state(run, training, checkpoints, begin, batches)
-    is_main = jax.process_index() == 0
-    if is_main:
+    if jax.process_index() == 0:
         write_run_files(run, config.text, placed)
     say(begin.reason)
     start = int(state.step)
-    totals = {name: read_counter(state.counters[name]) for name in COUNTERS}
-    by_task = [read_counter(counter) for counter in state.counters["task_tokens"]]
-    budget = budget_of(run, tasks.lengths, totals["tokens_processed"])
+    budget = budget_of(run, tasks.lengths, read_counter(state.counters["tokens_processed"]))
     if budget.is_spent(start):
         goal = f"step {run.train_steps}" if run.train_steps else f"{run.train_tokens:,} tokens"
         say(f"Nothing to do: {goal} is reached at step {start}. Raise TRAIN_STEPS or TRAIN_TOKENS to train on.")
         checkpoints.close()
         return
 
-    writer = MetricWriter(run.model_dir, resume_step=start) if is_main else NoWriter()
-    progress = Progress(start, last_step(budget, start))
     evaluation = Evaluation(placed, tasks, run.data)
     say(banner(run, placed, start, tasks.lengths, budget))
-    flops = run.data.batch_size * flops_per_example(run.model.network, *tasks.lengths)
-    peak = peak_flops(jax.devices()[0].device_kind)
     if begin.step is not None:
         clock = Clock(**read_info(checkpoints.directory / str(begin.step)).get("clock", {}))
-    measured: dict[int, dict[str, float]] = {}  # of the last evaluation: by step, "split/metric"
-
-    def record(step: int, metrics: dict) -> None:
-        for name in COUNTERS:
-            totals[name] += metrics[name]
-        for task, tokens in enumerate(metrics.pop("task_tokens")):
-            by_task[task] += tokens
-        speed = flops / metrics["seconds_per_step"] / placed.mesh.size
-        goodput = clock.add(metrics["seconds_per_step"])
-        metrics = {**metrics, **totals, "mfu": speed / peak if peak else None, "goodput": goodput}
-        if len(names) > 1:
-            metrics |= {f"tokens_processed/{name}": tokens for name, tokens in zip(names, by_task, strict=True)}
-        writer.write(step, "train", metrics)
-        progress.show(step, metrics)
-
-    def evaluate(step: int, state: TrainState) -> None:
-        measured.clear()
-        for split, metrics in evaluation(state.params).items():
-            writer.write(step, split, metrics)
-            measured.setdefault(step, {}).update({f"{split}/{name}": value for name, value in metrics.items()})
-            say(f"step {step}  {split}  loss {metrics['loss']:.4f}  accuracy {metrics['accuracy']:.3f}")
-
+    recorder = Recorder(run, state, clock, names, tasks.lengths, placed.mesh.size, last_step(budget, start))
     saver = Saver(
         checkpoints,
         run.saving,
         batches,
         notes=lambda: {"clock": clock.state()},
-        metrics=lambda step: measured.get(step, {}),
+        metrics=recorder.measured,
         agree=as_the_first,
         say=say,
     )
+    evaluate = lambda step, state: recorder.evaluation(step, evaluation(state.params))
     hooks = [Hook(saver.save, saver.due, at_stop=True), Hook(evaluate, every(run.eval_period))]
     if run.saving.best_metric:
         hooks.reverse()  # a checkpoint's merit is measured before it is made; else what is trained is saved first
@@ -115,7 +87,7 @@ def train(config: GinConfig) -> None:
     try:
         with ending_together(Preempted, Diverged):
             try:
-                train_loop(state, batches, step, put=placed.put, budget=budget, record=record, hooks=hooks)
+                train_loop(state, batches, step, put=placed.put, budget=budget, record=recorder.step, hooks=hooks)
             except (Preempted, Diverged):
                 saver.finish()
                 raise
@@ -124,10 +96,7 @@ def train(config: GinConfig) -> None:
         if profiled:
             profiled.close()
         checkpoints.close()
-        progress.close()
-        writer.close()
-        if is_main:
-            write_plots(run.model_dir)
+        recorder.close()
 
 
 def dry_run(config: GinConfig) -> str:

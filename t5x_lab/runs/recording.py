@@ -1,0 +1,79 @@
+"""What a run writes down of its steps and evaluations."""
+
+import jax
+
+from t5x_lab.networks.flops import flops_per_example
+from t5x_lab.observe.console import Progress, say
+from t5x_lab.observe.hardware import peak_flops
+from t5x_lab.observe.metrics import MetricWriter, NoWriter
+from t5x_lab.observe.plots import write_plots
+from t5x_lab.runs.config import RunConfig
+from t5x_lab.training.clock import Clock
+from t5x_lab.training.state import COUNTERS, TrainState, read_counter
+
+
+class Recorder:
+    """Adds totals, MFU and goodput to what steps measure, and hands it on to files and console.
+
+    Args:
+      run: the run.
+      state: the one it begins with, whose counters are continued.
+      clock: of the run's time.
+      task_names: of the tasks that are counted apart.
+      lengths: of the model's encoder and decoder.
+      num_devices: that share the step's FLOPs.
+      last_step: the run's, as far as it is known.
+    """
+
+    def __init__(
+        self,
+        run: RunConfig,
+        state: TrainState,
+        clock: Clock,
+        task_names: list[str],
+        lengths: tuple[int, int],
+        num_devices: int,
+        last_step: int,
+    ):
+        start = int(state.step)
+        self._model_dir, self._is_main = run.model_dir, jax.process_index() == 0
+        self._writer = MetricWriter(run.model_dir, resume_step=start) if self._is_main else NoWriter()
+        self._progress = Progress(start, last_step)
+        self._clock, self._task_names = clock, task_names
+        self._totals = {name: read_counter(state.counters[name]) for name in COUNTERS}
+        self._by_task = [read_counter(counter) for counter in state.counters["task_tokens"]]
+        self._flops = run.data.batch_size * flops_per_example(run.model.network, *lengths) / num_devices
+        self._peak = peak_flops(jax.devices()[0].device_kind)
+        self._evaluated: tuple[int, dict[str, float]] = (-1, {})
+
+    def step(self, step: int, metrics: dict) -> None:
+        """Records a training step's metrics."""
+        for name in COUNTERS:
+            self._totals[name] += metrics[name]
+        for task, tokens in enumerate(metrics.pop("task_tokens")):
+            self._by_task[task] += tokens
+        speed = self._flops / metrics["seconds_per_step"]
+        goodput = self._clock.add(metrics["seconds_per_step"])
+        metrics = {**metrics, **self._totals, "mfu": speed / self._peak if self._peak else None, "goodput": goodput}
+        if len(self._task_names) > 1:
+            by_task = zip(self._task_names, self._by_task, strict=True)
+            metrics |= {f"tokens_processed/{name}": tokens for name, tokens in by_task}
+        self._writer.write(step, "train", metrics)
+        self._progress.show(step, metrics)
+
+    def evaluation(self, step: int, results: dict[str, dict[str, float]]) -> None:
+        """Records an evaluation, by split."""
+        for split, metrics in results.items():
+            self._writer.write(step, split, metrics)
+            say(f"step {step}  {split}  loss {metrics['loss']:.4f}  accuracy {metrics['accuracy']:.3f}")
+        self._evaluated = (step, {f"{split}/{name}": x for split, found in results.items() for name, x in found.items()})
+
+    def measured(self, step: int) -> dict[str, float]:
+        """What the evaluation of exactly this step found, by "split/metric"."""
+        return self._evaluated[1] if self._evaluated[0] == step else {}
+
+    def close(self) -> None:
+        self._progress.close()
+        self._writer.close()
+        if self._is_main:
+            write_plots(self._model_dir)
