@@ -48,12 +48,17 @@ def chosen_step(step: str) -> int | None:
     return int(step)
 
 
+SAMPLING = ("max_tokens", "temperature", "top_k", "top_p", "seed", "beam_size", "beam_alpha")
+
+
 def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max_tokens", type=int, default=64, help="most tokens to write")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
     parser.add_argument("--top_k", type=int, default=0, help="only the k most probable tokens; 0 is all")
     parser.add_argument("--top_p", type=float, default=1.0, help="only the most probable tokens up to this mass")
     parser.add_argument("--seed", type=int, default=0, help="of sampling")
+    parser.add_argument("--beam_size", type=int, default=1, help="hypotheses of a beam search; 1 is none")
+    parser.add_argument("--beam_alpha", type=float, default=0.6, help="how a beam search forgives length; T5's 0.6")
 
 
 def add_process_flags(parser: argparse.ArgumentParser) -> None:

@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from t5x_lab.cli.flags import add_model_flags, add_process_flags, add_sampling_flags, chosen_step, joined_processes
+from t5x_lab.cli.flags import SAMPLING, add_model_flags, add_process_flags, add_sampling_flags, chosen_step, joined_processes
 from t5x_lab.config.errors import UserError
 
 
@@ -36,7 +36,8 @@ def _run(args: argparse.Namespace) -> None:
     model = t5x_lab.load(args.model_dir, step=chosen_step(args.step))
 
     def complete(prompts):
-        options = {name: getattr(args, name) for name in ("max_tokens", "temperature", "top_k", "top_p", "num_samples", "seed")}
+        options = {name: getattr(args, name) for name in SAMPLING}
+        options["num_samples"] = args.num_samples
         for prompt, samples in zip(prompts, model.generate(prompts, **options), strict=True):
             for text in samples if jax.process_index() == 0 else []:
                 print(f"{prompt}  →  {text}" if sys.stdout.isatty() else f"{prompt}\t{text}", flush=True)

@@ -3,7 +3,7 @@
 import argparse
 import os
 
-from t5x_lab.cli.flags import add_model_flags, add_sampling_flags, chosen_step
+from t5x_lab.cli.flags import SAMPLING, add_model_flags, add_sampling_flags, chosen_step
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -29,5 +29,5 @@ def run(args: argparse.Namespace) -> None:
 
     examples = shard(read_examples(args.input, args.mode), args.shard_id, args.num_shards)
     model = t5x_lab.load(args.model_dir, step=chosen_step(args.step))
-    sampling = {name: getattr(args, name) for name in ("max_tokens", "temperature", "top_k", "top_p", "seed")}
+    sampling = {name: getattr(args, name) for name in SAMPLING}
     infer(model, examples, args.output, mode=args.mode, batch_size=args.batch_size, sampling=sampling)

@@ -25,6 +25,14 @@ class CellState:
     cell: jax.Array
     output: jax.Array
 
+    def repeat(self, times: int) -> "CellState":
+        """Each row so many times, next to each other."""
+        return jax.tree.map(lambda x: jnp.repeat(x, times, 0), self)
+
+    def exchange(self, rows: jax.Array) -> "CellState":
+        """These rows."""
+        return jax.tree.map(lambda x: x[rows], self)
+
 
 class Lstm(nnx.Module):
     """One layer (Hochreiter & Schmidhuber 1997, with forget gates, their bias initialised to 1).

@@ -38,6 +38,18 @@ class DecodingState:
     cross: KeyValues | None
     encoder_segments: jax.Array | None
 
+    def repeat(self, times: int) -> "DecodingState":
+        """Each row so many times, next to each other."""
+        along = lambda tree, axis: jax.tree.map(lambda x: jnp.repeat(x, times, axis), tree)
+        return DecodingState(
+            along(self.cache, 1), along(self.position, 0), along(self.cross, 1), along(self.encoder_segments, 0)
+        )
+
+    def exchange(self, rows: jax.Array) -> "DecodingState":
+        """These rows, each in the place of one with the same prompt; what the encoder said is theirs already."""
+        cache = jax.tree.map(lambda x: x[:, rows], self.cache)
+        return dataclasses.replace(self, cache=cache, position=self.position[rows])
+
 
 class Transformer(nnx.Module):
     """Encoder-decoder, causal decoder, prefix decoder or encoder, after Raffel et al. (2020) and T5X.

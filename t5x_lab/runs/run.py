@@ -13,6 +13,7 @@ from t5x_lab.checkpoints.manager import save_params
 from t5x_lab.checkpoints.sources import find
 from t5x_lab.config.errors import UserError
 from t5x_lab.data.environment import check_environment
+from t5x_lab.decoding.beam_search import BeamConfig, search
 from t5x_lab.decoding.sampling import SamplingConfig, generate
 from t5x_lab.models.model import Params
 from t5x_lab.partitioning.mesh import MeshShape
@@ -118,8 +119,12 @@ class Run:
         top_p: float = 1.0,
         num_samples: int = 1,
         seed: int = 0,
+        beam_size: int = 1,
+        beam_alpha: float = 0.6,
     ) -> list[list[str]]:
         """Completes each prompt `num_samples` times; greedy at temperature 0. See `SamplingConfig`.
+
+        With a `beam_size` above 1 the `num_samples` best hypotheses of a beam search are returned; see `BeamConfig`.
 
         Returns:
           one list a prompt, of `num_samples` strings without the prompt.
@@ -130,6 +135,17 @@ class Run:
             raise UserError(f"num_samples is {num_samples}; it must be at least 1.")
         if not prompts:
             return []
+        if beam_size != 1:
+            if temperature or num_samples > beam_size:
+                raise UserError(
+                    f"beam_size is {beam_size}, which does not go with temperature {temperature} and num_samples "
+                    f"{num_samples}: a beam search draws nothing, and finds no more than beam_size texts."
+                )
+            ids = [self._encode(prompt, self.input_eos) for prompt in prompts]
+            beams = BeamConfig(beam_size, beam_alpha)
+            found, _ = self.search_tokens(_pad(ids), max_tokens=max_tokens, beams=beams)
+            hypotheses = zip(ids, found[:, :num_samples], strict=True)
+            return [[self._continuation(prompt, row) for row in rows] for prompt, rows in hypotheses]
         rows = [self._encode(prompt, self.input_eos) for prompt in prompts for _ in range(num_samples)]
         tokens, _ = self.generate_tokens(
             _pad(rows), max_tokens=max_tokens, sampling=SamplingConfig(temperature, top_k, top_p), seed=seed
@@ -152,6 +168,27 @@ class Run:
         out = self._generate(self.params, rows, np.uint32(seed), max_tokens, sampling, self.vocabulary.eos_id)
         tokens, log_probs = (np.asarray(x)[: len(prompts)] for x in out)
         return tokens, log_probs
+
+    def search_tokens(
+        self, prompts: np.ndarray, *, max_tokens: int, beams: BeamConfig = BeamConfig()
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Searches completions of token ids int [B, P], 0 = padding on the right.
+
+        Returns:
+          (tokens int32 [B, beam size, max_tokens], 0 after the end token; scores float32 [B, beam size]), best first
+        """
+        self._check_decoder("search_tokens")
+        if max_tokens < 1:
+            raise UserError(f"max_tokens is {max_tokens}; it must be at least 1.")
+        rows = _pad_rows(_pad(prompts), self._placed.row_multiple)
+        out = self._search(self.params, rows, max_tokens, beams, self.vocabulary.eos_id)
+        tokens, scores = (np.asarray(x)[: len(prompts)] for x in out)
+        return tokens, scores
+
+    @functools.cached_property
+    def _search(self):
+        program = functools.partial(search, self._model)
+        return jax.jit(program, static_argnames=("max_tokens", "config", "eos_id"), out_shardings=self._placed.replicated)
 
     @functools.cached_property
     def _generate(self):
