@@ -402,10 +402,25 @@ def test_the_decoder_of_a_run_is_llamas(tmp_path):
     """bfloat16 on disk; the tokenizer is left out where there is none, and said so."""
     run = t5x_lab.from_gin(["models/rotary_decoder/tiny.gin"], ["TransformerConfig.dtype = 'float32'"])
     run.save("ours")
-    assert "No tokenizer" in convert("ours", "theirs", "hf", dtype="bfloat16")
+    assert "No tokenizer" in convert(find("ours"), "theirs", "hf", dtype="bfloat16")
     transformers = pytest.importorskip("transformers")
     theirs = transformers.AutoModelForCausalLM.from_pretrained("theirs", attn_implementation="eager").float().eval()
     tokens = np.random.default_rng(0).integers(2, 1000, (2, 9))
     batch = {"decoder_input_tokens": tokens, "decoder_target_tokens": tokens}
     ours = run.logits(**batch)
     np.testing.assert_allclose(their_logits(theirs, batch), ours, atol=0.02 * np.abs(ours).max())
+    # Numbers of 16 bits become parameters of 32, with checksums of what was written.
+    convert(find("theirs"), "back", "t5x_lab")
+    np.testing.assert_allclose(t5x_lab.load("back").logits(**batch), ours, atol=0.02 * np.abs(ours).max())
+    with pytest.raises(UserError, match="nothing is ever overwritten"):
+        run.save("ours")
+    for target, match in (
+        ("theirs/inside", "lies inside the source"),
+        ("gs://b/x", "is remote"),
+        ("/proc/x/y", "cannot be written"),
+    ):
+        with pytest.raises(UserError, match=match):
+            convert(find("theirs"), target, "t5x_lab")
+    for source in ("theirs", "ours/checkpoints/0"):
+        with pytest.raises(UserError, match="Leave --step out"):
+            find(source, step=77)

@@ -4,8 +4,6 @@ import json
 import pathlib
 from collections.abc import Callable, Mapping
 
-import numpy as np
-
 from t5x_lab.checkpoints import safetensors_files
 from t5x_lab.checkpoints.hf_families import FAMILIES, Family, family_of
 from t5x_lab.checkpoints.names import Part
@@ -13,6 +11,7 @@ from t5x_lab.checkpoints.tensors import Tensor
 from t5x_lab.config.errors import UserError
 from t5x_lab.networks.config import NetworkConfig, TransformerConfig
 
+_MOST_LAYERS = 10_000
 _LEFT_OUT = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")  # buffers that older versions saved
 
 
@@ -28,9 +27,12 @@ def read_config(directory: pathlib.Path) -> tuple[Family, TransformerConfig]:
         kind = config["model_type"]
         if kind not in FAMILIES:
             raise UserError(f'{path} is of a model of type "{kind}"; t5x_lab reads {", ".join(FAMILIES)}.')
-        return FAMILIES[kind], FAMILIES[kind].to_ours(config)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        network = FAMILIES[kind].to_ours(config)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise UserError(f"{path} is no config.json of transformers ({type(error).__name__}: {error}).") from error
+    if network.num_encoder_layers + network.num_decoder_layers > _MOST_LAYERS:
+        raise UserError(f"{path} promises more than {_MOST_LAYERS:,} layers. Do not trust this model.")
+    return FAMILIES[kind], network
 
 
 def open_tensors(directory: pathlib.Path, shapes: Callable[[TransformerConfig], Mapping[str, Part]]) -> dict[str, Tensor]:
@@ -46,7 +48,9 @@ def open_tensors(directory: pathlib.Path, shapes: Callable[[TransformerConfig], 
     found: dict[str, Tensor] = {}
     for name, tensor in safetensors_files.open_directory(directory).items():
         if not name.endswith(_LEFT_OUT):
-            found.setdefault(family.aliases(name), tensor)
+            known = found.setdefault(family.aliases(name), tensor)
+            if known is not tensor and not known.equals(tensor):
+                raise UserError(f"{directory} holds {name} and {family.aliases(name)}, which should be the same and are not.")
     _check_tied(found, config, directory)
     ours, parts = {}, {name: part.shape for name, part in shapes(config).items()}
     for entry in family.entries(config):
@@ -64,7 +68,7 @@ def _check_tied(found: dict[str, Tensor], config: TransformerConfig, directory: 
     if not config.logits_via_embedding and head is None and table is not None:
         found["lm_head.weight"] = table  # tied after all, without T5 1.0's scaling: the same numbers twice
     elif config.logits_via_embedding and head is not None and table is not None:
-        if not np.array_equal(head.whole(), table.whole()):
+        if not head.equals(table):
             raise UserError(
                 f"{directory} has logits of their own (lm_head.weight), and its config.json says that they are tied to the "
                 "embeddings. Set tie_word_embeddings or scale_decoder_outputs in it to what the model was trained with."
@@ -86,8 +90,7 @@ def write(directory: pathlib.Path, tensors: Mapping[str, Tensor], config: Networ
     family, theirs = family_of(config)
     names = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
     to = safetensors_files.DTYPES[names[dtype]]
-    cast = lambda tensor: Tensor(tensor.shape, to, lambda index: np.asarray(tensor.read(index)).astype(to))
-    files = safetensors_files.write(directory, {entry.name: cast(entry.theirs(tensors)) for entry in family.entries(config)})
+    files = safetensors_files.write(directory, {entry.name: entry.theirs(tensors).cast(to) for entry in family.entries(config)})
     (directory / "config.json").write_text(json.dumps({**theirs, "dtype": dtype}, indent=1) + "\n")
     tokens = {name: theirs[name] for name in theirs if name.endswith("token_id")}
     (directory / "generation_config.json").write_text(json.dumps(tokens, indent=1) + "\n")

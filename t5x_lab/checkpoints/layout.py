@@ -28,6 +28,12 @@ class Damaged(UserError):
         super().__init__(f"The checkpoint {path} is damaged: {what}.")
 
 
+def rooted(path: str | epath.Path) -> epath.Path:
+    """The path from the root; a remote one (gs://…) is that already."""
+    path = epath.Path(path)
+    return path if "://" in str(path) else path.absolute()
+
+
 def info_of(params: dict, step: int, **notes: Any) -> dict:
     """What a checkpoint says of itself."""
     return info_from_shapes(shapes(params), step, **notes)
@@ -60,13 +66,16 @@ def read_info(path: epath.Path) -> dict:
     try:
         info = json.loads(file.read_bytes())
         info["format"], info["step"], info["parameters"]
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise Damaged(path, f"its {INFO} cannot be read") from error
     if info["format"] not in (1, FORMAT):
         raise UserError(
             f"The checkpoint {path} has format {info['format']}; this version of t5x_lab reads formats up to {FORMAT}. "
             "Install a newer t5x_lab."
         )
+    step = info["step"]
+    if not isinstance(step, int) or isinstance(step, bool) or step < 0 or (path.name.isdigit() and int(path.name) != step):
+        raise Damaged(path, f"its {INFO} says that it is of step {step!r}")
     if info["format"] >= 2 and info.get("sha256") != sealed(info)["sha256"]:
         raise Damaged(path, f"its {INFO} is not as it was saved")
     return info
@@ -83,8 +92,12 @@ def find_checkpoint(path: str, step: int | None = None) -> epath.Path:
     Raises:
       UserError: saying what is at `path` instead.
     """
-    root = epath.Path(path).absolute()
+    root = rooted(path)
     if (root / "params").exists():
+        if step is not None and read_info(root)["step"] != step:
+            raise UserError(
+                f"{path} is the checkpoint of step {read_info(root)['step']}, not of step {step}. Leave --step out."
+            )
         return root
     steps = finished_steps(root)
     if not steps:

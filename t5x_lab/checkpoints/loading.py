@@ -3,6 +3,8 @@
 import dataclasses
 from collections.abc import Callable, Mapping
 
+import jax
+
 from t5x_lab.checkpoints import manager, rules
 from t5x_lab.checkpoints.config import RestoreCheckpointConfig
 from t5x_lab.checkpoints.layout import flat
@@ -36,7 +38,8 @@ def load_params(
     """
     if place.format == "t5x_lab" and not config.has_rules:
         return manager.restore_params(place.path, abstract_params)
-    return rules.restore_params(_checked(place, config), abstract_params, axes, config, fresh)
+    with manager.naming_damage(place.path):
+        return rules.restore_params(_checked(place, "params"), abstract_params, axes, config, fresh)
 
 
 def carry_over(
@@ -45,18 +48,19 @@ def carry_over(
     """A first state with what else `config.carry` takes from a checkpoint: the optimizer, the step and its counters."""
     if not config.carry:
         return state
-    source = _checked(place, config)
-    if "optimizer" in config.carry:
-        opt_state = rules.restore_optimizer(source, state.opt_state, abstract_params, axes, config)
-        state = dataclasses.replace(state, opt_state=opt_state)
-    if "step" in config.carry:
-        counted = {"step": state.step, "counters": state.counters}
-        state = dataclasses.replace(state, **rules.restore_others(source, counted))
+    with manager.naming_damage(place.path):
+        source = _checked(place, "rest")
+        if "optimizer" in config.carry:
+            opt_state = rules.restore_optimizer(source, state.opt_state, abstract_params, axes, config)
+            state = dataclasses.replace(state, opt_state=opt_state)
+        if "step" in config.carry:
+            counted = {"step": state.step, "counters": state.counters}
+            state = dataclasses.replace(state, **rules.restore_others(source, counted))
     return state
 
 
-def _checked(place: Place, config: RestoreCheckpointConfig) -> Source:
+def _checked(place: Place, part: str) -> Source:
+    """The source; of a checkpoint of ours, this process's share of the part's arrays is verified first."""
     if place.format == "t5x_lab":
-        with manager.naming_damage(place.path):
-            manager.verify(place.path, ("params", "rest") if config.carry else ("params",))
+        manager.verify(place.path, (part,), jax.process_index(), jax.process_count())
     return open_source(place, parts_of)

@@ -8,6 +8,8 @@ import contextlib
 import dataclasses
 import json
 import math
+import pathlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,12 +19,25 @@ from etils import epath
 
 from t5x_lab.checkpoints import checksums, orbax_files
 from t5x_lab.checkpoints.config import SaveCheckpointConfig
-from t5x_lab.checkpoints.layout import INFO, PINNED, Damaged, check_same_tree, finished_steps, flat, info_of, read_info, sealed
+from t5x_lab.checkpoints.layout import (
+    INFO,
+    PINNED,
+    Damaged,
+    check_same_tree,
+    finished_steps,
+    flat,
+    info_of,
+    read_info,
+    rooted,
+    sealed,
+)
+from t5x_lab.checkpoints.tensors import Unreadable
 from t5x_lab.config.errors import UserError
 from t5x_lab.training.batches import Batches
 from t5x_lab.training.state import TrainState
 
 _DIGESTS = "digests_{}.json"
+_OUTAGE = re.compile("UNAVAILABLE|DEADLINE_EXCEEDED|PERMISSION_DENIED|UNAUTHENTICATED|RESOURCE_EXHAUSTED|ABORTED|CANCELLED")
 
 
 class _DataHandler(ocp.CheckpointHandler):
@@ -92,7 +107,7 @@ class Checkpoints:
         self, model_dir: str, rules: SaveCheckpointConfig = SaveCheckpointConfig(), notes: Mapping[str, Any] | None = None
     ):
         self._notes = dict(notes or {})
-        self.directory = epath.Path(model_dir).absolute() / "checkpoints"
+        self.directory = rooted(model_dir) / "checkpoints"
         self._kept = _Kept(self.directory, rules)
         self._options = ocp.CheckpointManagerOptions(
             create=True,
@@ -191,7 +206,7 @@ def restore_params(path: epath.Path, abstract_params: dict) -> dict:
 def save_params(path: epath.Path, params: dict, step: int = 0, **notes: Any) -> None:
     """Writes a checkpoint of parameters alone, at `path`."""
     with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(path / "params", params, force=True)
+        checkpointer.save(path / "params", params)
     info = info_of(params, step, **notes, checksums=checksums.checksums(flat({"params": params})))
     (path / INFO).parent.mkdir(exist_ok=True)
     (path / INFO).write_text(json.dumps(sealed(info)))
@@ -206,19 +221,22 @@ def naming_damage(path: epath.Path) -> Iterator[None]:
     """
     try:
         yield
-    except Damaged as error:
-        raise UserError(f"{error.sentence} {_way_out(path)}") from error
-    except UserError:
-        raise
+    except (Damaged, Unreadable) as error:
+        raise UserError(f"{error.sentence} {_way_out(path)}".rstrip()) from error
+    except (UserError, MemoryError, jax.errors.JaxRuntimeError):
+        raise  # a device without memory, or another process that is gone, says nothing of the files
     except Exception as error:
         what = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:300]}"
-        raise UserError(f"{Damaged(path, what).sentence} {_way_out(path)}") from error
+        if _OUTAGE.search(what) or (isinstance(error, OSError) and not isinstance(error, FileNotFoundError)):
+            raise UserError(f"The checkpoint {path} could not be read ({what}). Try again when the storage can be.") from error
+        raise UserError(f"{Damaged(path, what).sentence} {_way_out(path)}".rstrip()) from error
 
 
 def _way_out(path: epath.Path) -> str:
+    if not path.name.isdigit() or path.parent.name != "checkpoints":
+        return ""
     run = path.parent.parent
-    older = finished_steps(run) if path.name.isdigit() and path.parent.name == "checkpoints" else []
-    for step in reversed([step for step in older if step < int(path.name)]):
+    for step in reversed([step for step in finished_steps(run) if step < int(path.name)]):
         try:
             verify(path.parent / str(step))
         except UserError:
@@ -230,23 +248,29 @@ def _way_out(path: epath.Path) -> str:
     return "There is no whole one before it."
 
 
-def verify(path: epath.Path, parts: Sequence[str] = ("params", "rest", "data")) -> None:
+def verify(path: epath.Path, parts: Sequence[str] = ("params", "rest", "data"), process: int = 0, processes: int = 1) -> bool:
     """Reads a checkpoint's parts, one array at a time, and compares with the checksums.
+
+    Several processes may share the arrays among them.
+
+    Returns:
+      whether there were checksums; the first format had none.
 
     Raises:
       UserError: when it is damaged.
     """
-    saved = read_info(path).get("checksums", {})
+    info = read_info(path)
+    saved = info.get("checksums", {})
     for part in ("params", "rest"):
-        if part not in parts:
-            continue
-        names = {name.removeprefix(f"{part}/") for name in saved if name.startswith(f"{part}/")}
+        names = sorted(name for name in saved if name.startswith(f"{part}/") and part in parts)[process::processes]
         arrays = orbax_files.open_arrays(path / part) if names else {}
-        for name in sorted(names):
-            if name not in arrays or checksums.checksum_of_parts(arrays[name].parts()) != saved[f"{part}/{name}"]:
-                raise Damaged(path, f"{part}/{name} is not as it was saved")
-    if "data" in parts and (path / "data").exists():
+        for name in names:
+            tensor = arrays.get(name.removeprefix(f"{part}/"))
+            if tensor is None or checksums.checksum_of_parts(tensor.parts()) != saved[name]:
+                raise Damaged(path, f"{name} is not as it was saved")
+    if "data" in parts:
         _check_data_files(path)
+    return bool(saved)
 
 
 def _check_arrays(path: epath.Path, restored: dict) -> None:
@@ -266,6 +290,8 @@ def _check_data_files(path: epath.Path) -> None:
         try:
             digests = json.loads(listed.read_bytes())
             for name, digest in digests.items():
+                if pathlib.PurePath(name).name != name or name in (".", ".."):
+                    raise Damaged(path, f"data/{listed.name} names a file outside of it")
                 if checksums.file_digest(path / "data" / name) != digest:
                     raise Damaged(path, f"data/{name} is not as it was saved")
         except (OSError, ValueError, AttributeError) as error:

@@ -9,8 +9,7 @@ import tensorstore as ts
 from etils import epath
 
 from t5x_lab.checkpoints import checksums
-from t5x_lab.checkpoints.tensors import Tensor
-from t5x_lab.config.errors import UserError
+from t5x_lab.checkpoints.tensors import Tensor, Unreadable
 
 METADATA = "_METADATA"
 
@@ -28,14 +27,16 @@ def open_arrays(directory: epath.Path) -> dict[str, Tensor]:
             for entry in metadata["tree_metadata"].values()
             if entry["value_metadata"]["value_type"] in ("jax.Array", "np.ndarray", "scalar")
         ]
+        if any(not name or "/" in name or name in (".", "..") for names in entries for name in names):
+            raise ValueError("it names arrays outside the directory")
         return {
             "/".join(names): open_zarr(
                 directory, ".".join(names), bool(metadata.get("use_ocdbt")), bool(metadata.get("use_zarr3"))
             )
             for names in entries
         }
-    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-        raise UserError(f"{directory} cannot be read: {_first_line(error)}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
+        raise Unreadable(f"{directory} cannot be read: {_first_line(error)}.") from error
 
 
 def open_zarr(
@@ -46,11 +47,11 @@ def open_zarr(
     Raises:
       ValueError: when it is not there or damaged.
     """
-    base = _url(directory)
-    kvstore: dict[str, Any] | str = f"{base}/{name}/"
-    if ocdbt:
-        kvstore = {"driver": "ocdbt", "base": f"{base}/", "path": f"{name}/"}
-    spec: dict[str, Any] = {"driver": "zarr3" if zarr3 else "zarr", "kvstore": kvstore}
+    spec: dict[str, Any] = {
+        "driver": "zarr3" if zarr3 else "zarr",
+        "kvstore": _store(directory, name, ocdbt),
+        "fill_missing_data_reads": False,  # a chunk that is not there is damage, not zeros
+    }
     if assumed is not None:
         spec["metadata"] = assumed
     store = ts.open(spec, open=True, read=True, assume_metadata=assumed is not None).result()
@@ -60,7 +61,7 @@ def open_zarr(
         try:
             return np.asarray(store[index].read().result())
         except ValueError as error:
-            raise UserError(f"{directory} is damaged: {name} cannot be read ({_first_line(error)}).") from error
+            raise Unreadable(f"{directory} is damaged: {name} cannot be read ({_first_line(error)}).") from error
 
     return Tensor(tuple(store.shape), dtype, read)
 
@@ -79,7 +80,7 @@ def write_arrays(directory: epath.Path, tensors: Mapping[str, Tensor], most_byte
             "compressor": {"id": "zstd", "level": 1},
         }
         spec: dict[str, Any] = {"driver": "zarr", "metadata": array, "store_data_equal_to_fill_value": True}
-        spec["kvstore"] = {"driver": "ocdbt", "base": f"{_url(directory)}/", "path": ".".join(keys) + "/"}
+        spec["kvstore"] = _store(directory, ".".join(keys), ocdbt=True)
         store = ts.open(spec, create=True).result()
 
         def written(store=store, tensor=tensor) -> Iterator[np.ndarray]:
@@ -100,8 +101,13 @@ def write_arrays(directory: epath.Path, tensors: Mapping[str, Tensor], most_byte
     return sums
 
 
-def _url(directory: epath.Path) -> str:
-    return str(directory) if "://" in str(directory) else f"file://{directory}"
+def _store(directory: epath.Path, name: str, ocdbt: bool) -> dict[str, Any] | str:
+    """Where an array is, in TensorStore's words. A local path is no URL: it may have any characters."""
+    remote = "://" in str(directory)
+    if ocdbt:
+        base = f"{directory}/" if remote else {"driver": "file", "path": f"{directory}/"}
+        return {"driver": "ocdbt", "base": base, "path": f"{name}/"}
+    return f"{directory}/{name}/" if remote else {"driver": "file", "path": f"{directory}/{name}/"}
 
 
 def _first_line(error: Exception) -> str:

@@ -16,7 +16,7 @@ from t5x_lab.checkpoints.layout import flat
 from t5x_lab.checkpoints.names import SINGLE, Part, single_layers
 from t5x_lab.checkpoints.sources import Source, owner_of
 from t5x_lab.checkpoints.tensors import Index, Tensor
-from t5x_lab.config.errors import UserError
+from t5x_lab.config.errors import UserError, one_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +34,8 @@ def assignments(new: Mapping[str, Part], source: Source, config: RestoreCheckpoi
       UserError: for a rule that matches nothing, a part without a source, or a source's parameter that nobody takes where
         there are no rules.
     """
+    if config.strict:
+        _check_layers(new, config)
     used: set[int] = set()
     taken = {name: _taken(name, config, used) for name in new}
     for number, rule in enumerate(config.assignment_map):
@@ -56,6 +58,20 @@ def assignments(new: Mapping[str, Part], source: Source, config: RestoreCheckpoi
     return taken
 
 
+def _check_layers(new: Mapping[str, Part], config: RestoreCheckpointConfig) -> None:
+    stacks: dict[str, int] = {}
+    for match in filter(None, map(SINGLE.fullmatch, new)):
+        stacks[match[1]] = max(stacks.get(match[1], 0), int(match[2]) + 1)
+    for stack, sources in config.layers.items():
+        if stack not in stacks:
+            raise UserError(f'RestoreCheckpointConfig.layers names "{stack}"; the new model has {", ".join(stacks)}.')
+        if len(sources) != stacks[stack]:
+            raise UserError(
+                f"RestoreCheckpointConfig.layers has {len(sources)} entries for {stack}, which has {stacks[stack]} layers: one "
+                "entry for each new layer, None for a fresh one."
+            )
+
+
 def _taken(name: str, config: RestoreCheckpointConfig, used: set[int]) -> Taken:
     for number, (pattern, source, *more) in enumerate(config.assignment_map):
         match = re.fullmatch(pattern, name)
@@ -73,10 +89,7 @@ def _taken(name: str, config: RestoreCheckpointConfig, used: set[int]) -> Taken:
     stack, layer, rest = match[1], int(match[2]), match[3]
     sources = config.layers[stack]
     if layer >= len(sources):
-        raise UserError(
-            f"RestoreCheckpointConfig.layers has {len(sources)} entries for {stack}, which has a layer {layer}: one entry for "
-            "each new layer, None for a fresh one."
-        )
+        return Taken(None)
     return Taken(None if sources[layer] is None else f"{stack}/layers_{sources[layer]}/{rest}")
 
 
@@ -97,7 +110,7 @@ def restore_params(
     config: RestoreCheckpointConfig,
     fresh: Callable[[], dict],
 ) -> dict:
-    """Parameters placed as `abstract_params`' shardings say; each process reads only what its devices hold.
+    """Parameters placed as `abstract_params`' shardings say; each process takes only what its devices hold.
 
     Args:
       source: what is taken from.
@@ -107,6 +120,9 @@ def restore_params(
       fresh: makes fresh parameters; called when any part stays fresh.
     """
     wanted, names = flat(abstract_params), _flat_axes(axes)
+    known = {axis for of_one in names.values() for axis in of_one}
+    for axis in config.extend:
+        one_of("An entry of RestoreCheckpointConfig.extend", axis, sorted(known))
     parts = single_layers({name: leaf.shape for name, leaf in wanted.items()})
     taken = assignments(parts, source, config)
     pieces: dict[str, list[tuple[int | None, Tensor]]] = {name: [] for name in wanted}

@@ -4,6 +4,7 @@ A file is the header's length (8 bytes), the header (JSON: name to dtype, shape 
 the other. Nothing in it is executed, and nothing is read that the file's own size does not vouch for.
 """
 
+import itertools
 import json
 import math
 import os
@@ -14,8 +15,7 @@ from collections.abc import Iterable, Mapping
 import ml_dtypes
 import numpy as np
 
-from t5x_lab.checkpoints.tensors import Index, Tensor
-from t5x_lab.config.errors import UserError
+from t5x_lab.checkpoints.tensors import Index, Tensor, Unreadable
 
 DTYPES = {
     "F64": np.dtype(np.float64),
@@ -40,34 +40,46 @@ def open_file(path: pathlib.Path) -> dict[str, Tensor]:
     Raises:
       UserError: when it is damaged, or says what cannot be.
     """
+    if not path.is_file():
+        raise Unreadable(f"{path} is no file.")
     size = path.stat().st_size
     with open(path, "rb") as file:
         (length,) = struct.unpack("<Q", file.read(8).ljust(8, b"\0"))
         if not 2 <= length <= min(size - 8, _LARGEST_HEADER):
-            raise UserError(
+            raise Unreadable(
                 f"{path} is no whole safetensors file: its header is said to have {length:,} bytes, and the file has {size:,}. "
                 "Copy it again."
             )
         try:
-            header = json.loads(file.read(length))
-            return {
-                name: _tensor(path, name, entry, 8 + length, size) for name, entry in header.items() if name != "__metadata__"
-            }
+            header = json.loads(file.read(length), object_pairs_hook=_without_doubles)
+            header.pop("__metadata__", None)
+            tensors = {name: _tensor(path, name, entry, 8 + length, size) for name, entry in header.items()}
+            places = sorted(tuple(entry["data_offsets"]) for entry in header.values())
+            if any(start < end for (_, end), (start, _) in itertools.pairwise(places)):
+                raise ValueError("two tensors lie over each other")
+            return tensors
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise UserError(
+            raise Unreadable(
                 f"{path} has a damaged header ({type(error).__name__}: {str(error)[:100]}). Copy it again."
             ) from error
+
+
+def _without_doubles(pairs: list[tuple]) -> dict:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name stands there twice")
+    return found
 
 
 def _tensor(path: pathlib.Path, name: str, entry: Mapping, begin: int, size: int) -> Tensor:
     shape, (start, stop) = tuple(entry["shape"]), entry["data_offsets"]
     if entry["dtype"] not in DTYPES:
-        raise UserError(f"{path} holds {name} as {entry['dtype']}; t5x_lab reads {', '.join(DTYPES)}.")
+        raise Unreadable(f"{path} holds {name} as {entry['dtype']}; t5x_lab reads {', '.join(DTYPES)}.")
     dtype = DTYPES[entry["dtype"]]
     if not all(isinstance(n, int) and n >= 0 for n in (*shape, start, stop)):
         raise ValueError(f"{name} has shape {shape}")
     if stop - start != math.prod(shape) * dtype.itemsize or begin + stop > size:
-        raise UserError(
+        raise Unreadable(
             f"{path} is not whole: {name}, {shape} of {entry['dtype']}, is said to lie at bytes {start:,} to {stop:,} of "
             f"{size - begin:,}. Copy it again."
         )
@@ -97,23 +109,23 @@ def open_directory(directory: pathlib.Path) -> dict[str, Tensor]:
             if pickles
             else ""
         )
-        raise UserError(f"{directory} has no model.safetensors.{more}")
+        raise Unreadable(f"{directory} has no model.safetensors.{more}")
     try:
         files = json.loads(index.read_bytes())["weight_map"]
         listed = {str(name): str(file) for name, file in files.items()}
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UserError(f"{index} is damaged ({type(error).__name__}). Copy it again.") from error
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise Unreadable(f"{index} is damaged ({type(error).__name__}). Copy it again.") from error
     outside = next((file for file in listed.values() if pathlib.PurePath(file).name != file or file in (".", "..")), None)
     if outside:
-        raise UserError(f'{index} lists "{outside}", which is not a file of its directory. Do not trust this model.')
+        raise Unreadable(f'{index} lists "{outside}", which is not a file of its directory. Do not trust this model.')
     tensors = {}
     for file in sorted(set(listed.values())):
         if not (directory / file).is_file():
-            raise UserError(f"{index} lists {file}, which is not there. Copy it again.")
+            raise Unreadable(f"{index} lists {file}, which is not there. Copy it again.")
         found = open_file(directory / file)
         for name in [name for name, where in listed.items() if where == file]:
             if name not in found:
-                raise UserError(f"{index} says that {file} holds {name}; it does not. Copy both again.")
+                raise Unreadable(f"{index} says that {file} holds {name}; it does not. Copy both again.")
             tensors[name] = found[name]
     return tensors
 

@@ -9,6 +9,7 @@ import jax
 
 from t5x_lab.checkpoints.config import SaveCheckpointConfig
 from t5x_lab.checkpoints.manager import Checkpoints
+from t5x_lab.config.errors import UserError
 from t5x_lab.training.batches import Batches
 from t5x_lab.training.state import TrainState
 
@@ -17,7 +18,7 @@ STEPS_BETWEEN_AGREEMENTS = 10
 _LONGEST_PAUSE = 60.0  # seconds
 
 
-class SaveFailed(Exception):
+class SaveFailed(UserError):
     """A run could not be saved, for longer than it is allowed to go on like that."""
 
 

@@ -8,9 +8,9 @@ import numpy as np
 from etils import epath
 
 from t5x_lab.checkpoints import huggingface, orbax_files, safetensors_files, t5x
-from t5x_lab.checkpoints.layout import find_checkpoint, finished_steps, is_checkpoint, read_info
+from t5x_lab.checkpoints.layout import find_checkpoint, finished_steps, is_checkpoint, read_info, rooted
 from t5x_lab.checkpoints.names import Part, split_layers
-from t5x_lab.checkpoints.tensors import Tensor, of_array
+from t5x_lab.checkpoints.tensors import Tensor, Unreadable, of_array
 from t5x_lab.config.errors import UserError
 from t5x_lab.networks.config import TransformerConfig
 
@@ -50,12 +50,15 @@ def find(path: str, step: int | None = None) -> Place:
     Raises:
       UserError: saying what is at `path` instead.
     """
-    root = epath.Path(path).absolute()
+    root = rooted(path)
     if not root.exists():
         raise UserError(f"{path} does not exist. Name a run directory or a checkpoint of t5x_lab, T5X or Hugging Face.")
     if is_checkpoint(root) or finished_steps(root):
         return Place("t5x_lab", find_checkpoint(path, step))
     if t5x.is_t5x(root):
+        own = t5x.step_in(root.name)
+        if step is not None and own is not None and step != own:
+            raise UserError(f"{path} is the checkpoint of step {own}, not of step {step}. Leave --step out.")
         return Place("t5x", root)
     steps = t5x.steps_of(root)
     if steps:
@@ -63,6 +66,10 @@ def find(path: str, step: int | None = None) -> Place:
             raise UserError(f"{path} has no checkpoint of step {step}; it has {', '.join(map(str, steps))}.")
         return Place("t5x", root / f"checkpoint_{steps[-1] if step is None else step}")
     if root.is_dir() and ((root / "config.json").exists() or list(root.glob("*.safetensors"))):
+        if step is not None:
+            raise UserError(f"{path} is a model of Hugging Face's, which has no steps. Leave --step out.")
+        if "://" in str(root):
+            raise UserError(f"{path} is remote; a model of Hugging Face's is read from a local directory. Copy it first.")
         return Place("hf", root)
     raise UserError(
         f"{path} holds no finished checkpoint. Name a run directory (with checkpoints/<step> in it) or a checkpoint of "
@@ -80,6 +87,15 @@ def open_source(place: Place, parts: Callable[[TransformerConfig], Mapping[str, 
     Raises:
       UserError: when it is damaged, or of a kind or version that is not read.
     """
+    try:
+        return _open(place, parts)
+    except UserError:
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError, OSError, ArithmeticError, IndexError, RecursionError) as error:
+        raise Unreadable(f"{place.path} cannot be read ({type(error).__name__}: {str(error)[:200]}).") from error
+
+
+def _open(place: Place, parts: Callable[[TransformerConfig], Mapping[str, Part]]) -> Source:
     if place.format == "t5x":
         params, slots, step = t5x.open_tensors(place.path)
         count = of_array(np.array(step, np.int32))

@@ -12,8 +12,7 @@ from etils import epath
 from flax import serialization
 
 from t5x_lab.checkpoints import orbax_files
-from t5x_lab.checkpoints.tensors import Tensor, of_array
-from t5x_lab.config.errors import UserError
+from t5x_lab.checkpoints.tensors import Tensor, Unreadable, of_array
 
 VERSION = 3
 SLOTS = ("m", "v", "v_row", "v_col")
@@ -35,6 +34,12 @@ def is_t5x(path: epath.Path) -> bool:
     return path.is_file() and re.fullmatch(r".*checkpoint_\d+", path.name) is not None
 
 
+def step_in(name: str) -> int | None:
+    """The step in a name such as "checkpoint_1000", or None."""
+    match = re.fullmatch(r".*checkpoint_(\d+)", name)
+    return int(match[1]) if match else None
+
+
 def steps_of(directory: epath.Path) -> list[int]:
     """Steps of the checkpoints in one of T5X's run directories."""
     names = [entry.name for entry in directory.iterdir()] if directory.is_dir() else []
@@ -53,19 +58,28 @@ def open_tensors(path: epath.Path) -> tuple[dict[str, Tensor], dict[str, dict[st
     saved = open_saved(path)
     params = {name.removeprefix("target/"): tensor for name, tensor in saved.items() if name.startswith("target/")}
     if not params:
-        raise UserError(f"{path} holds no parameters (nothing under target/), only {', '.join(sorted(saved)[:3])}.")
+        raise Unreadable(f"{path} holds no parameters (nothing under target/), only {', '.join(sorted(saved)[:3])}.")
     slots: dict[str, dict[str, Tensor]] = {}
     for slot in SLOTS:
         found = re.compile(rf"state/param_states/(.*)/{slot}")
         named = {match[1]: tensor for name, tensor in saved.items() if (match := found.fullmatch(name))}
         if named:
             slots[slot] = named
-    step = int(saved["state/step"].whole()) if "state/step" in saved else 0
+    step = step_of(saved, path)
     layers = _scanned_layers(params)
-    for name in slots.get("v_row", {}):
+    both = slots.get("v_row", {}).keys() & slots.get("v_col", {}).keys() & params.keys()
+    for name in both:
         if _row_is_not_embed(name, params[name].shape, layers):
             slots["v_row"][name], slots["v_col"][name] = slots["v_col"][name], slots["v_row"][name]
     return _ours(params, layers), {slot: _ours(named, layers, slot) for slot, named in slots.items()}, step
+
+
+def step_of(saved: Mapping[str, Tensor], path: epath.Path) -> int:
+    """The step of what is saved; 0 where it does not say."""
+    step = np.asarray(saved["state/step"].whole() if "state/step" in saved else 0)
+    if step.shape or not np.issubdtype(step.dtype, np.integer) or step < 0:
+        raise Unreadable(f"{path} says that it is of step {step}.")
+    return int(step)
 
 
 def open_saved(path: epath.Path) -> dict[str, Tensor]:
@@ -73,17 +87,19 @@ def open_saved(path: epath.Path) -> dict[str, Tensor]:
     if path.is_dir() and (path / "state" / orbax_files.METADATA).exists():
         return orbax_files.open_arrays(path / "state")
     file = path / "checkpoint" if path.is_dir() else path
+    if not file.is_file():
+        raise Unreadable(f"{file} is no file.")
     if file.stat().length > _LARGEST_INDEX:
-        raise UserError(f"{file} has {file.stat().length:,} bytes, too many for an index of arrays.")
+        raise Unreadable(f"{file} has {file.stat().length:,} bytes, too many for an index of arrays.")
     try:
         index = serialization.msgpack_restore(file.read_bytes())
         if not isinstance(index, dict):
             raise ValueError("it is no dictionary")
     except (ValueError, TypeError, KeyError, msgpack.UnpackException, AttributeError, MemoryError) as error:
-        raise UserError(f"{file} is no index of T5X's, or damaged ({type(error).__name__}: {str(error)[:100]}).") from error
+        raise Unreadable(f"{file} is no index of T5X's, or damaged ({type(error).__name__}: {str(error)[:100]}).") from error
     version = index.get("version", VERSION)
     if not isinstance(version, int) or not 1 <= version <= VERSION:
-        raise UserError(f"{file} has T5X's version {version!r}; t5x_lab reads versions 1 to {VERSION}.")
+        raise Unreadable(f"{file} has T5X's version {version!r}; t5x_lab reads versions 1 to {VERSION}.")
     tree = index.get("optimizer", index)
     saved: dict[str, Tensor] = {}
     _collect(tree if isinstance(tree, dict) else {}, "", file.parent, saved)
@@ -111,13 +127,13 @@ def _zarr(directory: epath.Path, name: str, where: str, entry: Mapping = Mapping
     """
     folder = pathlib.PurePosixPath(where).name
     if not folder or folder in (".", "..") or not (directory / folder).is_dir():
-        raise UserError(f"{directory} is not whole: {name} should be in {folder or repr(where)}, which is not there.")
+        raise Unreadable(f"{directory} is not whole: {name} should be in {folder or repr(where)}, which is not there.")
     try:
         if entry.get("metadata") and not (directory / folder / ".zarray").exists():
             return orbax_files.open_zarr(directory, folder, assumed=_metadata(entry))
         return orbax_files.open_zarr(directory, folder)
     except (ValueError, OSError) as error:
-        raise UserError(f"{directory / folder} cannot be read: {str(error).partition(chr(10))[0][:200]}") from error
+        raise Unreadable(f"{directory / folder} cannot be read: {str(error).partition(chr(10))[0][:200]}") from error
 
 
 def _metadata(entry: Mapping) -> dict[str, Any]:
@@ -160,7 +176,7 @@ def _ours(tensors: Mapping[str, Tensor], layers: Mapping[str, int], slot: str = 
         stack, rest = match.groups()
         axis, unused = _layer_axis(name, slot), tensor.shape == (1,)  # a slot that the other ones stand for
         if not unused and (len(tensor.shape) <= axis or tensor.shape[axis] != layers[stack]):
-            raise UserError(
+            raise Unreadable(
                 f"{name} {slot} has shape {tensor.shape}, which has not {layers[stack]} layers at dimension {axis}."
             )
         for i in range(layers[stack]):
@@ -172,8 +188,3 @@ def _renamed(name: str) -> str:
     for pattern, replacement in _RENAMED:
         name = re.sub(pattern, replacement, name)
     return name
-
-
-def describe(path: epath.Path) -> dict[str, Any]:
-    """Names, shapes and dtypes of everything in a checkpoint, as T5X named them."""
-    return {name: (tensor.shape, tensor.dtype) for name, tensor in sorted(open_saved(path).items())}

@@ -11,6 +11,10 @@ from t5x_lab.config.errors import UserError
 Index = tuple[slice, ...]
 
 
+class Unreadable(UserError):
+    """Files that are damaged, or not what they are said to be."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Tensor:
     """An array that is somewhere else.
@@ -41,6 +45,15 @@ class Tensor:
         for start in range(0, self.shape[0], rows):
             stop = min(start + rows, self.shape[0])
             yield self.read((slice(start, stop), *(slice(0, size) for size in self.shape[1:])))
+
+    def cast(self, dtype: np.dtype) -> "Tensor":
+        """The same numbers in another dtype."""
+        dtype = np.dtype(dtype)
+        return self if dtype == self.dtype else Tensor(self.shape, dtype, lambda i: np.asarray(self.read(i)).astype(dtype))
+
+    def equals(self, other: "Tensor") -> bool:
+        """Whether all numbers are the same; a part of each is in memory at a time."""
+        return self.shape == other.shape and all(map(np.array_equal, self.parts(), other.parts()))
 
     def at(self, axis: int, position: int) -> "Tensor":
         """One entry along an axis, which goes."""

@@ -31,12 +31,11 @@ def run(args: argparse.Namespace) -> None:
     from t5x_lab.runs.carried_config import config_of
     from t5x_lab.runs.convert import convert
 
-    step = chosen_step(args.step)
-    place = find(args.source, step)
+    place = find(args.source, chosen_step(args.step))
     if args.origin not in (None, place.format):
         raise UserError(f"--from is {args.origin}, but {args.source} is a checkpoint of {place.format}. Leave --from out.")
     config = gin_config(args) if args.gin_file or args.gin or args.gin_bindings else None
     if args.dry_run:
         print((config or config_of(place)).text)
         return
-    print(convert(args.source, args.target, args.to, config=config, step=step, dtype=args.dtype))
+    print(convert(place, args.target, args.to, config=config, dtype=args.dtype))

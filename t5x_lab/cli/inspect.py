@@ -56,11 +56,11 @@ def _list(args: argparse.Namespace) -> None:
     from t5x_lab.checkpoints.manager import naming_damage, verify
     from t5x_lab.checkpoints.sources import FORMATS, as_saved, find
 
-    place = find(args.checkpoint, chosen_step(args.step))
+    place, had_checksums = find(args.checkpoint, chosen_step(args.step)), False
     with naming_damage(place.path):
         tensors = as_saved(place)
         if args.verify and place.format == "t5x_lab":
-            verify(place.path)
+            had_checksums = verify(place.path)
         elif args.verify:
             for tensor in tensors.values():
                 for _ in tensor.parts():
@@ -74,6 +74,8 @@ def _list(args: argparse.Namespace) -> None:
     width = max(map(len, tensors), default=0)
     for name, tensor in tensors.items():
         shape = "x".join(map(str, tensor.shape)) or "scalar"
+        name = "".join(c if c.isprintable() and not "\ud800" <= c <= "\udfff" else ascii(c)[1:-1] for c in name)
         print(f"{name:<{width}}  {shape:>20}  {tensor.dtype!s:>8}  {tensor.nbytes:>15,}")
-    checked = "" if not args.verify else "; as it was saved" if place.format == "t5x_lab" else "; all of it can be read"
+    ours = "; as it was saved" if had_checksums else "; it has no checksums to compare with"
+    checked = "" if not args.verify else ours if place.format == "t5x_lab" else "; all of it can be read"
     print(f"{place.path}: {FORMATS[place.format]}, {len(tensors)} arrays, {total:,} bytes{checked}")

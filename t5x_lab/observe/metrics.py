@@ -13,6 +13,7 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.summary import scalar
 
+from t5x_lab.config.errors import UserError
 from t5x_lab.observe.console import say
 
 
@@ -33,9 +34,12 @@ class MetricWriter:
         self._local = epath.Path(tempfile.mkdtemp()) if self._remote else epath.Path(model_dir)
         path = self._local / "metrics.jsonl"
         kept = path.with_name("metrics.jsonl.new")
-        kept.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        kept.replace(path)  # at once, so that no moment is without the lines
-        self._file = open(path, "ab", buffering=0)
+        try:
+            kept.write_text("".join(json.dumps(line) + "\n" for line in lines))
+            kept.replace(path)  # at once, so that no moment is without the lines
+            self._file = open(path, "ab", buffering=0)
+        except OSError as error:
+            raise UserError(f"{path} cannot be written: {error.strerror}. Make room, or choose another MODEL_DIR.") from error
         self._waiting: list[bytes] = []
         self._purge_step = resume_step + 1 if resume_step else None
         self._events: EventsWriter | None = None
@@ -52,7 +56,7 @@ class MetricWriter:
             if self._remote and time.monotonic() - self._copied > 60:
                 self._copy()
             self._failing = False
-        except OSError as error:
+        except Exception as error:  # a remote file system has errors of its own
             if not self._failing:
                 say(f"Metrics of step {step} could not be written ({error}); they are kept and tried again.")
             self._failing, self._events = True, None
@@ -96,7 +100,7 @@ class MetricWriter:
                 self._events.close()
             if self._remote:
                 self._copy()
-        except OSError as error:
+        except Exception as error:
             say(f"The last metrics could not be written: {error}.")
 
 
@@ -116,12 +120,14 @@ def _finite(value):
 
 
 def read_metrics(model_dir: str | epath.Path) -> list[dict]:
-    """The lines of a run's metrics.jsonl; a last line that was cut off by a crash is left out."""
+    """The lines of a run's metrics.jsonl; those that are none, such as a last one cut off by a crash, are left out."""
     path = epath.Path(model_dir) / "metrics.jsonl"
     lines = []
     for line in path.read_text().splitlines() if path.exists() else []:
         try:
-            lines.append(json.loads(line))
+            found = json.loads(line)
         except json.JSONDecodeError:
-            break
+            continue
+        if isinstance(found, dict) and {"step", "split"} <= found.keys():
+            lines.append(found)
     return lines

@@ -3,9 +3,11 @@
 import dataclasses
 import functools
 
-from etils import epath
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
 
-from t5x_lab.checkpoints.layout import check_settings, finished_steps
+from t5x_lab.checkpoints.layout import check_settings, finished_steps, rooted
 from t5x_lab.checkpoints.loading import carry_over, load_params
 from t5x_lab.checkpoints.manager import Checkpoints, naming_damage
 from t5x_lab.checkpoints.sources import FORMATS, Place, find
@@ -34,7 +36,7 @@ def where_to_start(run: RunConfig) -> Begin:
             "ever deleted: choose another MODEL_DIR, or move that one away."
         )
     if steps:
-        with naming_damage(epath.Path(run.model_dir).absolute() / "checkpoints" / str(steps[-1])):
+        with naming_damage(rooted(run.model_dir) / "checkpoints" / str(steps[-1])):
             check_settings(run.model_dir, steps[-1], run.identity())
         beats = " (INITIAL_CHECKPOINT_PATH is not used: MODEL_DIR comes first)" if run.initial_checkpoint_path else ""
         return Begin(f"Continuing after step {steps[-1]}, the latest checkpoint in {run.model_dir}{beats}.", step=steps[-1])
@@ -49,6 +51,18 @@ def where_to_start(run: RunConfig) -> Begin:
         )
         return Begin(reason, checkpoint=place)
     return Begin(f"Starting at step 0 with fresh parameters: {run.model_dir} holds no checkpoint.")
+
+
+def check_agreed(run: RunConfig, begin: Begin) -> None:
+    """Raises a `UserError` where this process found another beginning than the first one: they would wait for each other."""
+    mine = -1 if begin.step is None else begin.step
+    if jax.process_count() > 1:
+        first = int(multihost_utils.broadcast_one_to_all(np.asarray(mine)))
+        if mine != first:
+            raise UserError(
+                f"This process finds step {mine} in MODEL_DIR {run.model_dir}, and the first one step {first} (-1: none). "
+                "MODEL_DIR must be on storage that all processes see."
+            )
 
 
 def first_state(run: RunConfig, training: Training, checkpoints: Checkpoints, begin: Begin, batches: Batches) -> TrainState:

@@ -23,10 +23,10 @@ def config_of(place: Place) -> GinConfig:
     if place.format == "hf":
         return GinConfig((), _bindings(pathlib.Path(place.path)))
     if place.format == "t5x_lab":
-        file = place.path.parent.parent / "config.gin"
-        if file.exists():
-            return GinConfig((str(file),))
         text = read_info(place.path).get("config")
+        file = place.path.parent.parent / "config.gin"
+        if not text and place.path.parent.name == "checkpoints" and file.exists():
+            text = file.read_text()
         if text:
             return GinConfig((), (text,))
     raise UserError(
@@ -42,11 +42,17 @@ def _bindings(directory: pathlib.Path) -> tuple[str, ...]:
     bindings = [f"TransformerConfig.{name} = {value!r}" for name, value in fields.items() if name != "dropout_rate"]
     bindings.append("MODEL = @ModelConfig()")
     tokenizer = directory / "tokenizer_config.json"
-    described = json.loads(tokenizer.read_bytes()) if tokenizer.exists() else {}
+    try:
+        described = dict(json.loads(tokenizer.read_bytes())) if tokenizer.exists() else {}
+        extra_ids = int(described.get("extra_ids") or 0)
+    except (ValueError, TypeError, OSError, RecursionError) as error:
+        raise UserError(
+            f"{tokenizer} is no tokenizer_config.json of transformers ({type(error).__name__}: {error})."
+        ) from error
     pieces = next((directory / name for name in _THEIR_SENTENCEPIECES if (directory / name).exists()), None)
     if pieces:
         bindings += ["VOCABULARY = @SentencePieceVocabulary()", f"SentencePieceVocabulary.path = {str(pieces)!r}"]
-        bindings.append(f"SentencePieceVocabulary.extra_ids = {int(described.get('extra_ids') or 0)}")
+        bindings.append(f"SentencePieceVocabulary.extra_ids = {extra_ids}")
     elif "ByT5" in str(described.get("tokenizer_class")):
-        bindings += ["VOCABULARY = @ByteVocabulary()", f"ByteVocabulary.extra_ids = {int(described.get('extra_ids', 100))}"]
+        bindings += ["VOCABULARY = @ByteVocabulary()", f"ByteVocabulary.extra_ids = {extra_ids or 100}"]
     return tuple(bindings)

@@ -1,6 +1,8 @@
 """What gin builds: one `RunConfig`, made of the dataclasses of all layers, which are registered with gin here."""
 
 import dataclasses
+import pathlib
+import tempfile
 from collections.abc import Sequence
 
 import gin
@@ -156,4 +158,8 @@ def run_config_file(model_dir: str) -> str:
     path = epath.Path(model_dir) / "config.gin"
     if not path.exists():
         raise UserError(f"{model_dir} is not a run directory: it has no config.gin. Name the MODEL_DIR of a training run.")
-    return str(path)
+    if "://" not in str(path):
+        return str(path)
+    copy = pathlib.Path(tempfile.mkdtemp()) / "config.gin"  # gin reads local files
+    copy.write_text(path.read_text())
+    return str(copy)

@@ -3,16 +3,18 @@
 import json
 import pathlib
 import shutil
+import tempfile
 
+import numpy as np
 from etils import epath
 
 from t5x_lab.checkpoints import huggingface, orbax_files
 from t5x_lab.checkpoints.hf_families import family_of
-from t5x_lab.checkpoints.layout import INFO, finished_steps, info_from_shapes, sealed
+from t5x_lab.checkpoints.layout import INFO, info_from_shapes, sealed
 from t5x_lab.checkpoints.loading import parts_of
 from t5x_lab.checkpoints.manager import naming_damage, verify
 from t5x_lab.checkpoints.names import join_layers
-from t5x_lab.checkpoints.sources import FORMATS, Source, find, open_source
+from t5x_lab.checkpoints.sources import FORMATS, Place, Source, open_source
 from t5x_lab.checkpoints.tensors import Tensor, check_shape
 from t5x_lab.config.errors import UserError
 from t5x_lab.data.config import ByteVocabulary, SentencePieceVocabulary
@@ -21,17 +23,14 @@ from t5x_lab.runs.carried_config import SENTENCEPIECE, config_of
 from t5x_lab.runs.config import GinConfig
 
 
-def convert(
-    source: str, target: str, to: str, *, config: GinConfig | None = None, step: int | None = None, dtype="float32"
-) -> str:
-    """Writes what is at `source` to the new directory `target`, which appears when it is whole.
+def convert(place: Place, target: str, to: str, *, config: GinConfig | None = None, dtype: str = "float32") -> str:
+    """Writes a checkpoint to the new directory `target`, which appears when it is whole.
 
     Args:
-      source: a run directory, or a checkpoint of any of `FORMATS`.
+      place: a checkpoint of any of `FORMATS`; see `sources.find`.
       target: must not exist. In t5x_lab's format it becomes a run directory.
       to: "t5x_lab" or "hf".
       config: the configuration, where the source has none of its own.
-      step: which checkpoint of a run; the latest by default.
       dtype: of the numbers in Hugging Face's format.
 
     Returns:
@@ -40,34 +39,48 @@ def convert(
     Raises:
       UserError: when the source is damaged or does not fit the configuration, or the target is there or impossible.
     """
-    place = find(source, step)
     config = config or config_of(place)
     network = config.model().network
     if to == "hf":
         family_of(network)
+    goal = _new_directory(target, place)
+    with naming_damage(place.path):
+        if place.format == "t5x_lab":
+            verify(place.path, ("params",))
+        opened = open_source(place, parts_of)
+        tensors = _in_model_order(opened, network)
+        try:
+            goal.parent.mkdir(parents=True, exist_ok=True)
+            new = pathlib.Path(tempfile.mkdtemp(prefix=f".{goal.name}.", dir=goal.parent))
+        except OSError as error:
+            raise UserError(f"{target} cannot be written: {error.strerror}. Name another directory.") from error
+        try:
+            notes = ""
+            if to == "hf":
+                huggingface.write(new, tensors, network, dtype)
+                notes = _write_tokenizer(new, config)
+            else:
+                _write_run(new, goal, tensors, opened.step, config)
+            new.chmod(0o755)  # what mkdtemp made is for its owner alone
+            new.rename(goal)
+        except OSError as error:
+            raise UserError(f"{target} cannot be written: {error.strerror or error}. Nothing is left of it.") from error
+        finally:
+            shutil.rmtree(new, ignore_errors=True)
+    count = sum(_size(tensor) for tensor in tensors.values())
+    return f"{place.path} ({FORMATS[place.format]}) is now in {target} ({FORMATS[to]}): {count:,} parameters.{notes}"
+
+
+def _new_directory(target: str, place: Place) -> pathlib.Path:
+    if "://" in target:
+        raise UserError(f"{target} is remote; convert writes to a local directory. Copy it there afterwards.")
     goal = pathlib.Path(target).absolute()
     if goal.exists():
         raise UserError(f"{target} exists, and nothing is ever overwritten. Name a new directory.")
-    if place.format == "t5x_lab":
-        with naming_damage(place.path):
-            verify(place.path, ("params",))
-    opened = open_source(place, parts_of)
-    tensors = _in_model_order(opened, network)
-    new = goal.with_name(goal.name + ".new")
-    shutil.rmtree(new, ignore_errors=True)
-    new.mkdir(parents=True)
-    try:
-        if to == "hf":
-            huggingface.write(new, tensors, network, dtype)
-            notes = _write_tokenizer(new, config)
-        else:
-            notes = _write_run(new, goal, tensors, opened.step, config)
-        new.replace(goal)
-    except BaseException:
-        shutil.rmtree(new, ignore_errors=True)
-        raise
-    count = sum(_size(tensor) for tensor in tensors.values())
-    return f"{place.path} ({FORMATS[place.format]}) is now in {target} ({FORMATS[to]}): {count:,} parameters.{notes}"
+    inside = pathlib.Path(place.path).parent if place.path.parent.name == "checkpoints" else pathlib.Path(place.path)
+    if inside in goal.parents:
+        raise UserError(f"{target} lies inside the source. Name a directory beside it.")
+    return goal
 
 
 def _in_model_order(source: Source, network: NetworkConfig) -> dict[str, Tensor]:
@@ -86,7 +99,7 @@ def _in_model_order(source: Source, network: NetworkConfig) -> dict[str, Tensor]
         joined_heads = _size(tensor) == part.size and len(tensor.shape) != len(part.shape)
         if not joined_heads:
             check_shape(name, tensor.shape, part.shape, where)
-        tensors[name] = tensor.reshaped(part.shape)
+        tensors[name] = tensor.reshaped(part.shape).cast(np.dtype(np.float32))  # as parameters are kept
     return tensors
 
 
@@ -94,7 +107,7 @@ def _size(tensor: Tensor) -> int:
     return tensor.nbytes // tensor.dtype.itemsize
 
 
-def _write_run(new: pathlib.Path, goal: pathlib.Path, tensors: dict[str, Tensor], step: int, config: GinConfig) -> str:
+def _write_run(new: pathlib.Path, goal: pathlib.Path, tensors: dict[str, Tensor], step: int, config: GinConfig) -> None:
     checkpoint = epath.Path(new) / "checkpoints" / str(step)
     (checkpoint / "params").mkdir(parents=True)
     whole = join_layers(tensors)
@@ -112,8 +125,6 @@ def _write_run(new: pathlib.Path, goal: pathlib.Path, tensors: dict[str, Tensor]
     )
     (checkpoint / INFO).parent.mkdir()
     (checkpoint / INFO).write_text(json.dumps(sealed(info)))
-    assert finished_steps(epath.Path(new)) == [step]
-    return ""
 
 
 def _vocabulary(config: GinConfig) -> SentencePieceVocabulary | ByteVocabulary | None:

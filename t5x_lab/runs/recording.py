@@ -76,4 +76,7 @@ class Recorder:
         self._progress.close()
         self._writer.close()
         if self._is_main:
-            write_plots(self._model_dir)
+            try:
+                write_plots(self._model_dir)
+            except OSError as error:
+                say(f"The plots could not be written: {error}.")

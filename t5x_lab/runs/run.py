@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import jax
 import numpy as np
-from etils import epath
 
-from t5x_lab.checkpoints.layout import read_info
+from t5x_lab.checkpoints import t5x
+from t5x_lab.checkpoints.layout import read_info, rooted
 from t5x_lab.checkpoints.loading import load_params
 from t5x_lab.checkpoints.manager import save_params
 from t5x_lab.checkpoints.sources import find
@@ -70,7 +70,8 @@ def _run(config: GinConfig, *, seed: int = 0, checkpoint: str | None, step: int 
         return Run(config, placed, placed.init_params(seed), step=0)
     place = find(checkpoint, step)
     params = load_params(place, placed.abstract_params, placed.model.axes)
-    return Run(config, placed, params, step=read_info(place.path)["step"] if place.format == "t5x_lab" else 0)
+    step = read_info(place.path)["step"] if place.format == "t5x_lab" else t5x.step_in(place.path.name)
+    return Run(config, placed, params, step=step or 0)
 
 
 class Run:
@@ -250,7 +251,9 @@ class Run:
 
     def save(self, directory: str) -> None:
         """Writes a run directory that `t5x_lab.load` reads: the configuration and the parameters."""
-        root = epath.Path(directory).absolute()
+        root = rooted(directory)
+        if (root / "checkpoints" / str(self.step)).exists():
+            raise UserError(f"{directory} holds a checkpoint of step {self.step} already, and nothing is ever overwritten.")
         root.mkdir(parents=True, exist_ok=True)
         (root / "config.gin").write_text(self.config.text)
         save_params(root / "checkpoints" / str(self.step), self.params, self.step, config=self.config.text)

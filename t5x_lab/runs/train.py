@@ -18,7 +18,7 @@ from t5x_lab.observe.model_info import model_info
 from t5x_lab.observe.profile import Profiled, check_profiler
 from t5x_lab.partitioning.distributed import as_the_first, ending_together
 from t5x_lab.runs.assemble import Placed, Training, assemble
-from t5x_lab.runs.begin import first_state, where_to_start
+from t5x_lab.runs.begin import check_agreed, first_state, where_to_start
 from t5x_lab.runs.config import GinConfig, RunConfig
 from t5x_lab.runs.evaluate import Evaluation
 from t5x_lab.runs.recording import Recorder
@@ -50,6 +50,7 @@ def train(config: GinConfig) -> None:
     placed = Placed(run.model, run.mesh_shape)
     training = _assemble(run, placed, num_tasks=len(names))
     batches = pipeline.SeqioBatches(tasks, run.data, run.seed, placed.rows(run.data.batch_size))
+    check_agreed(run, begin)
     make_run_directory(run.model_dir)
     checkpoints = Checkpoints(run.model_dir, run.saving, {"settings": run.identity(), "config": config.text})
     state = first_state(run, training, checkpoints, begin, batches)
