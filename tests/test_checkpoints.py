@@ -191,6 +191,22 @@ def test_damage_to_any_file_is_named_or_harmless(damage, two_checkpoints, tmp_pa
     assert any(name.startswith("params/ocdbt.process_0/d/") for name in named)
 
 
+def test_an_outage_is_not_called_damage(tmp_path):
+    from etils import epath
+
+    from t5x_lab.checkpoints.manager import naming_damage
+
+    for error, match in (
+        (ValueError("UNAVAILABLE: try again"), "could not be read"),
+        (PermissionError(13, "no"), "could not be"),
+    ):
+        with pytest.raises(UserError, match=match) as caught, naming_damage(epath.Path(tmp_path)):
+            raise error
+        assert "damaged" not in caught.value.sentence
+    with pytest.raises(jax.errors.JaxRuntimeError), naming_damage(epath.Path(tmp_path)):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
+
+
 def save_steps(model_dir, rules, steps, metrics=None):
     """Tiny checkpoints of these steps; the steps left."""
     training, batches = make(), synthetic()

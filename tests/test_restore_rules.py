@@ -1,6 +1,7 @@
 """Starting from another model: which tensors go over, which stay fresh, and what is refused."""
 
 import dataclasses
+import json
 
 import jax
 import numpy as np
@@ -10,7 +11,7 @@ from test_checkpoints import advance, make, synthetic
 
 from t5x_lab.checkpoints.config import RestoreCheckpointConfig
 from t5x_lab.checkpoints.hf_families import family_of
-from t5x_lab.checkpoints.layout import flat
+from t5x_lab.checkpoints.layout import flat, sealed
 from t5x_lab.checkpoints.loading import carry_over, load_params
 from t5x_lab.checkpoints.manager import Checkpoints, save_params
 from t5x_lab.checkpoints.names import split_layers
@@ -119,6 +120,19 @@ def test_a_decoder_is_made_of_an_encoder_decoders(tmp_path):
     )
     table = source["decoder"]["layers"]["relpos_bias"]["rel_embedding"]
     np.testing.assert_array_equal(params["decoder"]["layers"]["relpos_bias"]["rel_embedding"], table)
+
+
+def test_a_directory_may_have_any_name_and_a_step_is_no_path(tmp_path):
+    network = tiny_config("causal_decoder")
+    place, source = saved(tmp_path / "a#1?b 50%25", network)
+    params, _ = load(place, network, extend=["vocab"])
+    jax.tree.map(np.testing.assert_array_equal, params, source)
+    info = place.path / "info" / "metadata"
+    for step in ("../../escaped", -1, True):
+        text = json.loads(info.read_text())
+        info.write_text(json.dumps(sealed({**text, "step": step})))
+        with pytest.raises(UserError, match="says that it is of step"):
+            load(place, network, extend=["vocab"])
 
 
 def test_mistakes_in_rules_are_sentences(tmp_path):
