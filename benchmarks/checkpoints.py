@@ -78,13 +78,13 @@ def saving(model: str, folder: pathlib.Path) -> None:
         f"the loop waits for a save     {call:.3f} s ({call / a:.2f} of a step), {statistics.median(sums):.3f} s for checksums"
     )
 
-    saved = folder / "run" / "checkpoints" / str(number)
-    size = sum(file.stat().st_size for file in saved.rglob("*") if file.is_file())
+    saved = lambda number: folder / "run" / "checkpoints" / str(number)  # the only one that is kept
+    size = sum(file.stat().st_size for file in saved(number).rglob("*") if file.is_file())
     in_memory = sum(x.nbytes for x in jax.tree.leaves((state.params, state.opt_state)))
     copies, saves, restores = [], [], []
     for i in range(ROUNDS):
         shutil.rmtree(folder / "copy", ignore_errors=True)
-        copies.append(timed(lambda: subprocess.run(["cp", "-r", saved, folder / "copy"], check=True)))
+        copies.append(timed(lambda: subprocess.run(["cp", "-r", saved(number + i), folder / "copy"], check=True)))
         subprocess.run(["sync"], check=True)
 
         def save(number=number + 1 + i):
@@ -143,7 +143,8 @@ def converting(model: str, folder: pathlib.Path) -> None:
         peaks = [peak_of(f"import sys; sys.argv = ['t5x_lab']\n{line}") for line in (
             "import t5x_lab.runs.convert as c; from t5x_lab.networks.config import TransformerConfig\n"
             "c.parts_of(TransformerConfig('causal_decoder', 8, 8, 1, 8, 8, 1))",
-            f"from t5x_lab.runs.convert import convert; convert({source!r}, {target!r}, {to!r})",
+            "from t5x_lab.checkpoints.sources import find; from t5x_lab.runs.convert import convert\n"
+            f"convert(find({source!r}), {target!r}, {to!r})",
         )]  # fmt: skip
         size = sum(file.stat().st_size for file in pathlib.Path(target).rglob("*") if file.is_file())
         largest = (peaks[1] - peaks[0]) / 2**20

@@ -140,6 +140,7 @@ def exported(kind, directory, **options):
 
 
 def theirs_of(directory):
+    pytest.importorskip("torch", reason="pip install -e '.[compare]' compares with transformers")
     transformers = pytest.importorskip("transformers")
     kind = json.loads((directory / "config.json").read_text())
     auto = transformers.AutoModelForSeq2SeqLM if kind.get("is_encoder_decoder") else transformers.AutoModelForCausalLM
@@ -160,7 +161,7 @@ def batches(model):
 
 
 def their_logits(theirs, batch):
-    import torch
+    torch = pytest.importorskip("torch")
 
     inputs = {name: torch.tensor(value) for name, value in batch.items()}
     with torch.no_grad():
@@ -180,7 +181,7 @@ def assert_close(ours, theirs, where):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", NETWORKS)
 def test_logits_and_greedy_tokens_equal_transformers_in_both_directions(kind, tmp_path):
-    import torch
+    torch = pytest.importorskip("torch")
 
     model, params = exported(kind, tmp_path / "hf")
     theirs = theirs_of(tmp_path / "hf")
@@ -406,6 +407,7 @@ def test_the_decoder_of_a_run_is_llamas(tmp_path):
     run = t5x_lab.from_gin(["models/rotary_decoder/tiny.gin"], ["TransformerConfig.dtype = 'float32'"])
     run.save("ours")
     assert "No tokenizer" in convert(find("ours"), "theirs", "hf", dtype="bfloat16")
+    pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     theirs = transformers.AutoModelForCausalLM.from_pretrained("theirs", attn_implementation="eager").float().eval()
     tokens = np.random.default_rng(0).integers(2, 1000, (2, 9))
