@@ -22,6 +22,7 @@ from t5x_lab.checkpoints.checksums import checksums
 from t5x_lab.checkpoints.config import SaveCheckpointConfig
 from t5x_lab.checkpoints.layout import flat
 from t5x_lab.checkpoints.manager import Checkpoints
+from t5x_lab.checkpoints.sources import as_saved, find
 from t5x_lab.data.config import ByteVocabulary, DataConfig
 from t5x_lab.optim.optimizers import Adafactor
 from t5x_lab.partitioning.mesh import MeshShape
@@ -30,17 +31,23 @@ from t5x_lab.runs.config import GinConfig
 from t5x_lab.training.batches import SyntheticBatches
 
 ROUNDS = 5
+STEPS = (10, 100, 1_000, 10_000)
+TINY = "models/t5_1_1/tiny.gin"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="models/t5_1_1/small.gin")
+    parser.add_argument("--only", choices=("saving", "resuming", "converting"), help="one part of it")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        saving(args.model, folder)
-        resuming(folder)
-        converting(args.model, folder)
+        if args.only in (None, "saving"):
+            saving(args.model, folder)
+        if args.only in (None, "resuming"):
+            resuming(folder)
+        if args.only in (None, "converting"):
+            converting(args.model, folder)
 
 
 def timed(function, *args) -> float:
@@ -111,13 +118,13 @@ def resuming(folder: pathlib.Path) -> None:
     times = {}
     for step in range(1, 10_002):
         batch = next(batches)
-        if step in (11, 10_001):  # the one after the position that was saved
+        if step - 1 in STEPS:  # the one after the position that was saved
             times[step - 1] = [one_resume(tasks, data, folder / str(step - 1), batch) for _ in range(ROUNDS)]
-        if step in (10, 10_000):
+        if step in STEPS:
             (folder / str(step)).mkdir()
             batches.save(epath.Path(folder / str(step)))
-    early, late = (statistics.median(times[step]) for step in (10, 10_000))
-    print(f"a SeqIO pipeline resumed      at step 10 in {early:.2f} s, at step 10,000 in {late:.2f} s ({late / early:.2f})")
+    medians = {step: statistics.median(times[step]) for step in STEPS}
+    print("a SeqIO pipeline resumed      " + ", ".join(f"at step {step:,} in {t:.2f} s" for step, t in medians.items()))
 
 
 def one_resume(tasks, data: DataConfig, position: pathlib.Path, expected: dict) -> float:
@@ -132,23 +139,25 @@ def one_resume(tasks, data: DataConfig, position: pathlib.Path, expected: dict) 
 
 
 def converting(model: str, folder: pathlib.Path) -> None:
-    run = str(folder / "converted_from")
-    make = f"import t5x_lab; t5x_lab.from_gin([{model!r}]).save({run!r})"
-    subprocess.run([sys.executable, "-c", make], check=True, capture_output=True)
-    commands = [
-        ["t5x_lab to Hugging Face", run, "hf", str(folder / "hf")],
-        ["Hugging Face to t5x_lab", str(folder / "hf"), "t5x_lab", str(folder / "back")],
-    ]
-    for name, source, to, target in commands:
-        peaks = [peak_of(f"import sys; sys.argv = ['t5x_lab']\n{line}") for line in (
-            "import t5x_lab.runs.convert as c; from t5x_lab.networks.config import TransformerConfig\n"
-            "c.parts_of(TransformerConfig('causal_decoder', 8, 8, 1, 8, 8, 1))",
-            "from t5x_lab.checkpoints.sources import find; from t5x_lab.runs.convert import convert\n"
-            f"convert(find({source!r}), {target!r}, {to!r})",
-        )]  # fmt: skip
-        size = sum(file.stat().st_size for file in pathlib.Path(target).rglob("*") if file.is_file())
-        largest = (peaks[1] - peaks[0]) / 2**20
-        print(f"{name:<29} {size / 2**20:.0f} MiB of files, {largest:.0f} MiB of memory more than a start without a model")
+    """Beside a model of two megabytes, which needs the same programs and no memory to speak of."""
+    peaks: dict[str, list[int]] = {}
+    for number, name in enumerate((TINY, model)):
+        run, hf, back = (str(folder / f"{part}{number}") for part in ("run", "hf", "back"))
+        make = f"import t5x_lab; t5x_lab.from_gin([{name!r}]).save({run!r})"
+        subprocess.run([sys.executable, "-c", make], check=True, capture_output=True)
+        for what, source, target, to in (("t5x_lab to Hugging Face", run, hf, "hf"), ("and back", hf, back, "t5x_lab")):
+            code = (
+                "from t5x_lab.checkpoints.sources import find; from t5x_lab.runs.convert import convert\n"
+                f"convert(find({source!r}), {target!r}, {to!r})"
+            )
+            peaks.setdefault(what, []).append(peak_of(code))
+    size = sum(file.stat().st_size for file in (folder / "hf1").iterdir())
+    largest = max(leaf.nbytes for leaf in as_saved(find(str(folder / "hf1"))).values())
+    for what, (small, large) in peaks.items():
+        more = (large - small) / 2**20
+        print(
+            f"{what:<29} {size / 2**20:.0f} MiB, the largest tensor {largest / 2**20:.0f}: {more:.0f} MiB more than a tiny one"
+        )
 
 
 def peak_of(code: str) -> int:

@@ -38,9 +38,8 @@ def checksum_of_parts(parts: Iterable[np.ndarray]) -> str:
     total, position = np.zeros(2, np.uint32), 0
     for part in parts:
         bits = _bits_on_host(part)
-        total += _sums(
-            np, bits, np.arange(position, position + bits.size, dtype=np.uint64).astype(np.uint32).reshape(bits.shape)
-        )
+        positions = np.arange(bits.size, dtype=np.uint32) + np.uint32(position % 2**32)
+        total += _sums(np, bits, positions.reshape(bits.shape))
         position += bits.size
     return _digits(total)
 

@@ -9,7 +9,7 @@ import tensorstore as ts
 from etils import epath
 
 from t5x_lab.checkpoints import checksums
-from t5x_lab.checkpoints.tensors import Tensor, Unreadable
+from t5x_lab.checkpoints.tensors import PART, Tensor, Unreadable
 
 METADATA = "_METADATA"
 
@@ -66,7 +66,7 @@ def open_zarr(
     return Tensor(tuple(store.shape), dtype, read)
 
 
-def write_arrays(directory: epath.Path, tensors: Mapping[str, Tensor], most_bytes: int = 64 << 20) -> dict[str, str]:
+def write_arrays(directory: epath.Path, tensors: Mapping[str, Tensor], most_bytes: int = PART) -> dict[str, str]:
     """Writes what Orbax restores as a tree; a part of one tensor is in memory at a time. Returns the checksums."""
     sums: dict[str, str] = {}
     tree: dict[str, dict] = {}

@@ -10,7 +10,7 @@ import math
 import os
 import pathlib
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import ml_dtypes
 import numpy as np
@@ -168,13 +168,9 @@ def _write_file(path: pathlib.Path, tensors: Mapping[str, Tensor]) -> None:
     new = path.with_name(path.name + ".new")
     with open(new, "wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
-        for part in _parts(tensors.values()):
-            file.write(part)
+        for tensor in tensors.values():
+            for part in tensor.parts():
+                file.write(np.ascontiguousarray(part).tobytes())
         file.flush()
         os.fsync(file.fileno())
     new.replace(path)
-
-
-def _parts(tensors: Iterable[Tensor]) -> Iterable[bytes]:
-    for tensor in tensors:
-        yield np.ascontiguousarray(tensor.whole()).astype(tensor.dtype, copy=False).tobytes()

@@ -9,6 +9,7 @@ import numpy as np
 from t5x_lab.config.errors import UserError
 
 Index = tuple[slice, ...]
+PART = 8 << 20  # bytes; what is in memory of an array that is read from one end to the other
 
 
 class Unreadable(UserError):
@@ -36,7 +37,7 @@ class Tensor:
         """All of it, in memory."""
         return self.read(tuple(slice(0, size) for size in self.shape))
 
-    def parts(self, most_bytes: int = 64 << 20) -> Iterator[np.ndarray]:
+    def parts(self, most_bytes: int = PART) -> Iterator[np.ndarray]:
         """All of it, one part along the first axis after the other."""
         if not self.shape:
             yield self.whole()
