@@ -44,7 +44,8 @@ EXTRAS = {
     "tpu": ["jax[tpu]"],
     "gpu": ["jax[cuda12]"],
     "compile": ["libtpu>=0.0.40"],  # TPU programs without a TPU
-    "test": ["libtpu>=0.0.40", "pytest>=8", "pytest-xdist>=3.6", "hypothesis>=6.100"],
+    "harness": ["lm-eval>=0.4.13"],
+    "test": ["libtpu>=0.0.40", "lm-eval>=0.4.13", "pytest>=8", "pytest-xdist>=3.6", "hypothesis>=6.100"],
     "compare": ["torch==2.13.0", "transformers>=5"],  # benchmarks/step_time.py
     "docs": ["mkdocs>=1.6,<2", "mkdocs-material>=9.5"],
     "lint": ["ruff>=0.8", "mypy>=1.13"],

@@ -1,15 +1,24 @@
 """Beam search against exhaustive search and a slow reference, over made-up and real step functions."""
 
+import functools
 import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import architecture_of, tiny_model
+from helpers import architecture_of, tiny_config, tiny_model
+from hypothesis import given
+from hypothesis import strategies as st
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.decoding.beam_search import BeamConfig, beam_search, search
+from t5x_lab.decoding.sampling import SamplingConfig, choose
+from t5x_lab.decoding.writing import Written, write_all
+from t5x_lab.models.model import ModelConfig
+from t5x_lab.partitioning.mesh import MeshShape
+from t5x_lab.runs.assemble import Placed
+from t5x_lab.runs.inference import Inference, bucket, scoring_batch
 
 EOS = 1
 
@@ -142,3 +151,155 @@ def test_impossible_beams_are_sentences():
     for options in ({"size": 0}, {"alpha": -1.0}):
         with pytest.raises(UserError, match="beam_"):
             BeamConfig(**options)
+
+
+# Texts of any number and length through `Inference`, against one uncached pass a token.
+
+
+@functools.cache
+def compiled_logits(model):
+    return jax.jit(model.logits)
+
+
+def slow_text(model, params, prompt, limit, config=SamplingConfig(), seed=0, stream=0):
+    """Tokens and log-probabilities, each from the whole sequence run again."""
+    architecture = model.config.network.architecture
+    key = jax.random.fold_in(jax.random.key(seed), stream)
+    written, log_probs = [], []
+    for i in range(limit):
+        before = written if architecture == "encoder_decoder" else [*prompt, *written]
+        at = len(before)
+        tokens = np.zeros((1, 40), np.int32)  # one shape, one program; what stands to the right changes nothing
+        tokens[0, 1 : at + 1] = before
+        batch = {"decoder_input_tokens": tokens}
+        if architecture == "encoder_decoder":
+            batch["encoder_input_tokens"] = np.array([[*prompt, *[0] * (24 - len(prompt))]], np.int32)
+        else:
+            batch["decoder_causal_attention"] = (np.arange(40) <= len(prompt)).astype(np.int32)[None]
+        logits = compiled_logits(model)(params, batch)[:, at]
+        token = int(choose(logits, config, jax.random.fold_in(key, i)[None])[0])
+        written.append(token)
+        log_probs.append(float(jax.nn.log_softmax(logits[0])[token]))
+        if token == EOS:
+            break
+    return written, log_probs
+
+
+def made_up_texts(number, seed=0, least=1):
+    rng = np.random.default_rng(seed)
+    prompts = [rng.integers(2, 64, rng.integers(least, 22)).tolist() for _ in range(number)]
+    return prompts, rng.integers(1, 14, number).tolist()
+
+
+def sharp_model(name, mesh="data=1", devices=1):
+    placed = Placed(ModelConfig(tiny_config(name)), MeshShape.parse(mesh), jax.devices()[:devices])
+    params = jax.tree.map(lambda x: x * 3, placed.init_params(0))
+    return placed, params, tiny_model(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["encoder_decoder", "prefix_decoder", "causal_decoder", "lstm"])
+@pytest.mark.parametrize("config", [SamplingConfig(), SamplingConfig(1.0, top_k=20, top_p=0.9)], ids=["greedy", "sampled"])
+def test_refilled_rows_write_what_each_text_alone_would(name, config):
+    """Eleven texts through four rows, refilled as they finish: tokens and log-probabilities of the slow reference."""
+    placed, params, model = sharp_model(name)
+    prompts, limits = made_up_texts(11)
+    found = {
+        i: (tokens.tolist(), log_probs)
+        for i, tokens, log_probs in Inference(placed, EOS).generate(
+            params, prompts, limits=limits, sampling=config, seed=5, batch_size=4
+        )
+    }
+    assert sorted(found) == list(range(11))
+    for i in range(11):
+        tokens, log_probs = slow_text(model, params, prompts[i], limits[i], config, seed=5, stream=i)
+        assert found[i][0] == tokens, i
+        np.testing.assert_allclose(found[i][1], log_probs, atol=1e-3)
+
+
+def test_rows_are_refilled_as_they_finish_and_stopped_texts_too():
+    """With texts of very unequal lengths, refilling takes far fewer steps than batches that wait for their longest."""
+    steps = []
+
+    class CountingPrograms:
+        """Row r of a text with limit n is done after n steps."""
+
+        def begin(self, prompts, limits, streams):
+            self.left = np.array(limits + [0] * (4 - len(limits)))
+            return None
+
+        def refill(self, slots, rows, prompts, limits, streams):
+            self.left[rows] = limits
+
+        def write(self, slots, stopped, at_most, until):
+            self.left[stopped] = 0
+            n = 0
+            while n < at_most and (self.left <= 0).sum() < until:
+                self.left = np.maximum(self.left - 1, 0)
+                n += 1
+            steps.append(n)
+            rows = np.zeros((4, 100))
+            return None, Written(rows, rows, np.full((4,), 3), self.left <= 0)
+
+    limits = [100 if i % 4 == 0 else 5 for i in range(16)]
+    args = ([[1]] * 16, limits, range(16))
+    written = list(write_all(CountingPrograms(), *args, rows=4, group=1))
+    assert sorted(i for i, _, _ in written) == list(range(16))
+    assert sum(steps) < 200  # 400 where each batch of four waits for its 100
+    steps.clear()
+    list(write_all(CountingPrograms(), *args, rows=4, group=1, is_stopped=lambda i, tokens: True))
+    assert max(steps) <= 16 and sum(steps) <= 16 * 16
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["encoder_decoder", "prefix_decoder", "causal_decoder", "gpt1", "lstm"])
+def test_scores_with_shared_inputs_equal_those_of_the_whole_sequence(name):
+    """Sums of log-probabilities and the greedy flag; four targets of each input, one of them what greedy decoding writes."""
+    placed, params, model = sharp_model(name)
+    inference, rng = Inference(placed, EOS), np.random.default_rng(1)
+    prompts, _ = made_up_texts(5, seed=1)
+    inputs = [prompt for prompt in prompts for _ in range(4)]
+    targets = [rng.integers(2, 64, rng.integers(1, 8)).tolist() for _ in inputs]
+    greedy = {i: t.tolist() for i, t, _ in inference.generate(params, prompts, limits=[6] * 5)}
+    targets[::4] = [greedy[i] for i in range(5)]
+    shared = inference.score(params, inputs, targets, batch_size=8)
+    order = rng.permutation(20)
+    for i in order[:4].tolist():
+        alone = inference.score(params, [inputs[i]], [targets[i]])
+        np.testing.assert_allclose(shared[0][i], alone[0][0], rtol=1e-4, atol=1e-4)
+        assert shared[1][i] == alone[1][0]
+    has_encoder = model.config.network.has_encoder
+    for i in range(20):
+        batch = scoring_batch([inputs[i]], [targets[i]], has_encoder)
+        logits = np.asarray(compiled_logits(model)(params, batch))[0]
+        first = 0 if has_encoder else len(inputs[i])
+        logits = logits[first : first + len(targets[i])]
+        np.testing.assert_allclose(
+            shared[0][i], log_softmax(logits)[np.arange(len(targets[i])), targets[i]].sum(), rtol=1e-4, atol=1e-4
+        )
+        assert shared[1][i] == (logits.argmax(-1) == targets[i]).all() and (shared[1][i] or i % 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["encoder_decoder", "prefix_decoder"])
+def test_a_mesh_of_devices_writes_and_scores_the_same(name):
+    prompts, limits = made_up_texts(11, seed=2)
+    found = []
+    for mesh, devices in (("data=1", 1), ("data=2,fsdp=2,tensor=2", 8)):
+        placed, params, _ = sharp_model(name, mesh, devices)
+        inference = Inference(placed, EOS)
+        texts = inference.generate(params, prompts, limits=limits, batch_size=4)
+        scores, _ = inference.score(params, prompts + prompts, prompts + prompts[::-1], batch_size=8)
+        found.append((sorted((i, tokens.tolist()) for i, tokens, _ in texts), scores))
+    assert found[0][0] == found[1][0]
+    np.testing.assert_allclose(found[0][1], found[1][1], rtol=1e-4)
+
+
+@given(st.integers(1, 5000), st.sampled_from([4, 16]))
+def test_buckets_hold_their_lengths_are_few_and_waste_little(length, least):
+    assert length <= bucket(length, least) < max(1.25 * length + 1, length + least)
+    assert bucket(bucket(length, least), least) == bucket(length, least)
+
+
+def test_buckets_are_few():
+    assert len({bucket(length) for length in range(1, 4097)}) < 32

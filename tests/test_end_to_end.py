@@ -20,7 +20,8 @@ import t5x_lab
 from t5x_lab.checkpoints.layout import find_checkpoint, finished_steps, read_info
 from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
-from t5x_lab.evaluation.infer import infer, read_examples, shard
+from t5x_lab.evaluation.examples import read_examples, shard
+from t5x_lab.evaluation.infer import infer
 from t5x_lab.observe.metrics import read_metrics
 
 pytestmark = pytest.mark.slow

@@ -218,7 +218,8 @@ def test_logits_and_greedy_tokens_equal_transformers_in_both_directions(kind, tm
     ids = torch.tensor(prompt if model.config.network.has_encoder else np.pad(prompt, ((0, 0), (1, 0))))
     made = theirs.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=10, do_sample=False, num_beams=1, **start)
     made = made[:, 1:] if model.config.network.has_encoder else made[:, 7:]
-    from t5x_lab.decoding.sampling import SamplingConfig, generate
+    from t5x_lab.decoding.sampling import SamplingConfig
+    from t5x_lab.decoding.writing import generate
 
     write = jax.jit(lambda p, ids: generate(model, p, ids, 0, max_tokens=10, config=SamplingConfig(), eos_id=1)[0])
     ours = np.asarray(write(params, prompt))

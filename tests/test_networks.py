@@ -9,7 +9,8 @@ import pytest
 from helpers import ARCHITECTURES, VARIANTS, architecture_of, pack_rows, random_batch, tiny_config, tiny_model
 
 from t5x_lab.config.errors import UserError
-from t5x_lab.decoding.sampling import SamplingConfig, sample
+from t5x_lab.decoding.sampling import SamplingConfig, choose
+from t5x_lab.decoding.writing import begin, generate, write
 from t5x_lab.models.model import Model, ModelConfig
 from t5x_lab.ops.attention import expand_mask
 
@@ -109,13 +110,7 @@ def test_cached_decoding_equals_running_the_whole_sequence_again(name, changes):
     lengths = np.array([5, 1, 8, 3])
     prompts = np.where(np.arange(8) < lengths[:, None], rng.integers(2, 64, (4, 8)), 0).astype(np.int32)
 
-    @jax.jit
-    def generate(params, prompts):
-        logits, state = model.prefill(params, prompts, 7)
-        step = lambda state, token: model.step(params, state, token)
-        return sample(step, logits, state, max_tokens=7, eos_id=1, config=SamplingConfig(), key=jax.random.key(0))
-
-    tokens, log_probs = generate(params, prompts)
+    tokens, log_probs = jax.jit(lambda params, x: generate(model, params, x, 0, 7, SamplingConfig(), 1))(params, prompts)
     for row in range(4):
         prompt, written = list(prompts[row, : lengths[row]]), []
         logits_of = jax.jit(model.logits)
@@ -146,17 +141,10 @@ def test_a_row_stops_at_its_end_token_while_others_go_on():
         return jax.nn.one_hot(nxt, 16) * 10, i
 
     first = jnp.where(jnp.arange(3) == 0, 1, 5)
-    tokens, log_probs = sample(
-        step,
-        jax.nn.one_hot(first, 16) * 10,
-        jnp.int32(0),
-        max_tokens=5,
-        eos_id=1,
-        config=SamplingConfig(),
-        key=jax.random.key(0),
-    )
-    np.testing.assert_array_equal(tokens, [[1, 0, 0, 0, 0], [5, 1, 0, 0, 0], [5, 6, 1, 0, 0]])
-    assert (np.asarray(log_probs) == 0).sum() == 4 + 3 + 2
+    slots = begin(jax.nn.one_hot(first, 16) * 10, jnp.int32(0), jnp.full((3,), 5), jnp.arange(3), max_tokens=5)
+    slots = write(step, slots, config=SamplingConfig(), eos_id=1, seed=0, at_most=5, until=3)
+    np.testing.assert_array_equal(slots.tokens, [[1, 0, 0, 0, 0], [5, 1, 0, 0, 0], [5, 6, 1, 0, 0]])
+    assert (np.asarray(slots.log_probs) == 0).sum() == 4 + 3 + 2
 
 
 @pytest.mark.parametrize(
@@ -164,14 +152,12 @@ def test_a_row_stops_at_its_end_token_while_others_go_on():
     [(SamplingConfig(1.0, top_k=2), {0, 1}), (SamplingConfig(1.0, top_p=0.75), {0, 1}), (SamplingConfig(1.0), {0, 1, 2, 3})],
 )
 def test_sampling_draws_from_the_right_tokens_in_the_right_shares(config, kept):
-    from t5x_lab.decoding.sampling import choose
-
     probabilities = np.array([0.5, 0.3, 0.15, 0.05])
     logits = jnp.broadcast_to(jnp.log(probabilities), (20_000, 4))
-    drawn = np.bincount(choose(logits, config, jax.random.key(0)), minlength=4) / 20_000
+    drawn = np.bincount(choose(logits, config, jax.random.split(jax.random.key(0), 20_000)), minlength=4) / 20_000
     expected = np.where([i in kept for i in range(4)], probabilities, 0)
     np.testing.assert_allclose(drawn, expected / expected.sum(), atol=0.012)
-    hot = choose(logits, SamplingConfig(0.5), jax.random.key(1))
+    hot = choose(logits, SamplingConfig(0.5), jax.random.split(jax.random.key(1), 20_000))
     squared = probabilities**2 / (probabilities**2).sum()
     np.testing.assert_allclose(np.bincount(hot, minlength=4) / 20_000, squared, atol=0.012)
 

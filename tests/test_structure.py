@@ -11,7 +11,7 @@ from conftest import ROOT
 
 LAYERS = [
     "config", "ops", "networks", "decoding", "models", "partitioning", "optim", "training", "checkpoints", "observe",
-    "data", "tasks", "prompts", "corpora", "runs", "evaluation", "study", "cli",
+    "data", "tasks", "prompts", "corpora", "evaluation", "runs", "study", "cli",
 ]  # fmt: skip
 WITHOUT_TENSORFLOW = LAYERS[: LAYERS.index("data")]
 TENSORFLOW_SIDE = ("tensorflow", "seqio", "t5", "tensorflow_datasets", "tensorflow_text", "clu")

@@ -1,4 +1,4 @@
-"""Teacher-forced loss and accuracy of a run's checkpoints on the validation split of its tasks."""
+"""Loss and accuracy of a run's checkpoints on the validation split of its tasks, and the metrics that SeqIO tasks define."""
 
 import argparse
 import json
@@ -11,6 +11,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add_model_flags(parser, several=True)
     add_gin_flags(parser)
     add_process_flags(parser)
+    parser.add_argument("--wait_minutes", type=float, default=60.0, help="with --step=new: end when none came for so long")
     parser.add_argument("--json", action="store_true", help="print one JSON object, and everything else to stderr")
 
 
@@ -27,7 +28,7 @@ def run(args: argparse.Namespace) -> None:
         return
     results = {}
     with joined_processes(args):
-        for step, splits in evaluate_checkpoints(config, args.model_dir, args.step):
+        for step, splits in evaluate_checkpoints(config, args.model_dir, args.step, args.wait_minutes):
             results[step] = splits
             if jax.process_index() > 0:
                 continue  # the first process speaks for all

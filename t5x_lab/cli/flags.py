@@ -36,7 +36,12 @@ def gin_config(args: argparse.Namespace, *first_files: str, fixed: tuple[str, ..
 def add_model_flags(parser: argparse.ArgumentParser, several: bool = False) -> None:
     """`--model_dir` and `--step`."""
     parser.add_argument("--model_dir", required=True, help="a run directory")
-    parser.add_argument("--step", default="latest", help="a checkpoint's step, or latest" + (", or all" if several else ""))
+    parser.add_argument(
+        "--step",
+        default="latest",
+        help="a checkpoint's step, or latest"
+        + (", all, several joined by commas, or new: each as it is made" if several else ""),
+    )
 
 
 def chosen_step(step: str) -> int | None:

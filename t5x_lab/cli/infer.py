@@ -1,33 +1,86 @@
-"""Predictions or scores of every example of a .jsonl or .txt file, to JSONL. Continues after an interruption."""
+"""Predictions, scores or ranked choices of every example of a task or a file, to JSONL. Continues after an interruption."""
 
 import argparse
+import json
 import os
 
-from t5x_lab.cli.flags import SAMPLING, add_model_flags, add_sampling_flags, chosen_step
+from t5x_lab.cli.flags import (
+    SAMPLING,
+    add_gin_flags,
+    add_model_flags,
+    add_process_flags,
+    add_sampling_flags,
+    chosen_step,
+    gin_config,
+    joined_processes,
+)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     add_model_flags(parser)
     parser.add_argument(
-        "--input", required=True, help='a .txt file (one input a line) or .jsonl with "inputs" and, to score, "targets"'
+        "--input", help='a .txt file (one input a line) or .jsonl with "inputs" and, to score, "targets", to rank, "choices"'
     )
+    parser.add_argument("--task", help="instead of --input: a text with its objective, a SeqIO task, or a mixture")
+    parser.add_argument("--split", default="validation", help="of the task")
     parser.add_argument("--output", required=True, help="the .jsonl file to write; what it already holds is not done again")
-    parser.add_argument("--mode", choices=("predict", "score"), default="predict", help="generate, or score the targets")
-    parser.add_argument("--batch_size", type=int, default=32, help="examples at a time")
+    parser.add_argument(
+        "--mode", choices=("predict", "score", "rank"), default="predict", help="generate, score the targets, or rank choices"
+    )
+    parser.add_argument("--choice", action="append", default=[], help="to rank, where lines have no choices; repeat it")
+    parser.add_argument("--batch_size", type=int, default=32, help="texts at a time")
+    parser.add_argument("--max_length", type=int, help="cut inputs from the left, to read no more tokens than this")
     parser.add_argument("--shard_id", type=int, default=0, help="this process's share of the input")
     parser.add_argument("--num_shards", type=int, default=1, help="shares of the input")
     add_sampling_flags(parser)
+    add_gin_flags(parser)
+    add_process_flags(parser)
 
 
 def run(args: argparse.Namespace) -> None:
+    with joined_processes(args):
+        _run(args)
+
+
+def _run(args: argparse.Namespace) -> None:
+    import jax
+
     import t5x_lab
     from t5x_lab.config.errors import UserError
-    from t5x_lab.evaluation.infer import infer, read_examples, shard
+    from t5x_lab.evaluation.examples import read_examples, shard
+    from t5x_lab.evaluation.infer import infer, rank_report
 
-    if os.path.realpath(args.input) == os.path.realpath(args.output):
+    if bool(args.input) == bool(args.task):
+        raise UserError("Give either --input, a file, or --task, a name.")
+    if args.input and os.path.realpath(args.input) == os.path.realpath(args.output):
         raise UserError("--input and --output name the same file; results would be written over the examples.")
 
-    examples = shard(read_examples(args.input, args.mode), args.shard_id, args.num_shards)
+    if args.input:
+        examples = shard(read_examples(args.input, args.mode, args.choice), args.shard_id, args.num_shards)
     model = t5x_lab.load(args.model_dir, step=chosen_step(args.step))
-    sampling = {name: getattr(args, name) for name in SAMPLING}
-    infer(model, examples, args.output, mode=args.mode, batch_size=args.batch_size, sampling=sampling)
+    if args.task:
+        examples = shard(list(_of_task(args, model)), args.shard_id, args.num_shards)
+    infer(
+        model,
+        examples,
+        args.output,
+        mode=args.mode,
+        batch_size=args.batch_size,
+        sampling={name: getattr(args, name) for name in SAMPLING},
+        max_length=args.max_length,
+        writes=jax.process_index() == 0,
+    )
+    if args.mode == "rank" and jax.process_index() == 0:
+        print(json.dumps(rank_report(examples, args.output)))
+
+
+def _of_task(args: argparse.Namespace, model):
+    from t5x_lab.config.gin_files import binding
+    from t5x_lab.data.pipeline import resolve_tasks
+    from t5x_lab.evaluation.examples import task_examples
+    from t5x_lab.runs.config import run_config_file
+
+    config = gin_config(args, run_config_file(args.model_dir), fixed=(binding(f"MIXTURE_OR_TASK_NAME={args.task}"),))
+    network = config.model().network
+    tasks = resolve_tasks(config.data(), network.architecture, network.vocab_size)
+    return task_examples(tasks, args.split, args.mode, model.vocabulary)

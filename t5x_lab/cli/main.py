@@ -10,9 +10,10 @@ from t5x_lab.config.errors import UserError, nearest
 COMMANDS = {
     "demo": "train on the embedded corpus for a few minutes and write a report",
     "train": "pre-train, adapt or fine-tune; continues when run again with the same MODEL_DIR",
-    "eval": "teacher-forced loss of one, the latest or all checkpoints",
-    "infer": "predictions or scores of the examples of a file, to JSONL; resumable",
+    "eval": "loss and the tasks' own metrics of one, the latest, all or every new checkpoint",
+    "infer": "predictions, scores or ranked choices of a task or a file, to JSONL; resumable",
     "generate": "complete prompts",
+    "harness": "lm-eval tasks on a checkpoint",
     "compile": "compile a step for any TPU slice, without a TPU, and report the bytes it takes of each device",
     "inspect": "parameters, shapes, axes and bytes of a configuration or of a checkpoint of any format",
     "convert": "a checkpoint of T5X or Hugging Face into a run directory, or a run into Hugging Face's format",

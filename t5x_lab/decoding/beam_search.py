@@ -62,7 +62,7 @@ def search(model, params: Any, prompts: jax.Array, max_tokens: int, config: Beam
     logits, state = model.prefill(params, prompts, max_tokens)
     step = lambda state, token: model.step(params, state, token)
     exchange = lambda state, rows: state.exchange(rows)
-    state = state.repeat(config.size)
+    state = state.take(jnp.repeat(jnp.arange(prompts.shape[0]), config.size))
     return beam_search(step, logits, state, exchange, max_tokens=max_tokens, eos_id=eos_id, config=config)
 
 

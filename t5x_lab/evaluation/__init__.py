@@ -1,1 +1,4 @@
-"""What a trained model says about examples: batch inference to files."""
+"""What a trained model says about examples, and how good it is.
+
+A `model` here is anything with the functions `generate`, `generate_tokens` and `scores` of `t5x_lab.runs.run.Run`.
+"""

@@ -1,103 +1,121 @@
-"""Batch inference over the examples of a file, written to JSONL in order, so that what is there need not be done again."""
+"""Batch inference, written to JSONL in order and in whole chunks, so that what is there need not be done again."""
 
 import contextlib
 import json
 import os
+import sys
 from collections.abc import Sequence
 
 import tqdm
 
 from t5x_lab.config.errors import UserError
-from t5x_lab.runs.run import Run
+from t5x_lab.evaluation import rank
+from t5x_lab.evaluation.examples import Example
 
-Example = dict[str, str]
-
-
-def read_examples(path: str, mode: str) -> list[Example]:
-    """Examples of a .txt file (one input a line) or a .jsonl file (objects with "inputs", to score also "targets").
-
-    Raises:
-      UserError: naming the file and the line.
-    """
-    try:
-        with open(path, "rb") as file:
-            lines = file.read().splitlines()
-    except OSError as error:
-        raise UserError(f"The input {path} cannot be read: {error.strerror}.") from error
-    examples = []
-    for number, raw in enumerate(lines, start=1):
-        where = f"{path}, line {number}"
-        try:
-            line = raw.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise UserError(
-                f"{where} is not valid UTF-8 ({error.reason} at byte {error.start}). Mend or remove the line."
-            ) from error
-        examples.append(_parse(line, path.endswith(".jsonl"), where, mode))
-    if not examples:
-        raise UserError(f"The input {path} is empty; give one example a line.")
-    return examples
+RESULTS = {"score": "score", "predict": "prediction", "rank": "picks"}
+BATCHES_OF_CHUNK = 8
 
 
-def _parse(line: str, is_json: bool, where: str, mode: str) -> Example:
-    example = {"inputs": line}
-    if is_json:
-        try:
-            example = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise UserError(f"{where} is not JSON: {error}. Every line is one object.") from error
-    needed = ["inputs"] + ["targets"] * (mode == "score")
-    for name in needed:
-        if not isinstance(example, dict) or not isinstance(example.get(name), str):
-            raise UserError(
-                f'{where} has no text under "{name}", which --mode={mode} needs. Write lines like {{"{name}": "…"}}.'
-            )
-    return example
+def infer(
+    model,
+    examples: Sequence[Example],
+    output: str,
+    *,
+    mode: str,
+    batch_size: int,
+    sampling: dict,
+    max_length: int | None = None,
+    writes: bool = True,
+) -> None:
+    """Appends one JSON object an example to `output`: its record and the result.
 
+    A chunk of `BATCHES_OF_CHUNK` batches is computed, longest inputs first, put back in order, and written; whole chunks that
+    `output` already holds are not computed again. A result does not depend on where a run was interrupted.
 
-def shard(examples: list[Example], shard_id: int, num_shards: int) -> list[Example]:
-    """The examples of one of `num_shards` processes."""
-    if num_shards < 1:
-        raise UserError(f"--num_shards is {num_shards}; it must be at least 1.")
-    if not 0 <= shard_id < num_shards:
-        raise UserError(f"--shard_id is {shard_id}; with --num_shards={num_shards} it is one of 0 … {num_shards - 1}.")
-    return examples[shard_id::num_shards]
-
-
-def infer(model: Run, examples: Sequence[Example], output: str, *, mode: str, batch_size: int, sampling: dict) -> None:
-    """Appends one JSON object an example to `output`: the example, and its "prediction" or "score".
-
-    Whole batches that `output` already holds are kept, and their examples not computed again.
+    Args:
+      model: see `t5x_lab.evaluation`.
+      examples: all of them.
+      output: the path of a .jsonl file.
+      mode: "predict", "score" or "rank".
+      batch_size: texts at a time.
+      sampling: arguments of `generate`.
+      max_length: see `generate` and `scores`.
+      writes: whether this process writes; of several that work as one, the first does.
 
     Raises:
       UserError: when `output` cannot be written, or holds something else than such results.
     """
     if batch_size < 1:
         raise UserError(f"--batch_size is {batch_size}; it must be at least 1.")
-    result = {"score": "score", "predict": "prediction"}[mode]
-    done = _keep_whole_batches(output, examples, result, batch_size)
-    sampling = dict(sampling)
-    seed = sampling.pop("seed", 0)
-    with _open(output, "ab") as file:
-        for start in tqdm.tqdm(range(done, len(examples), batch_size), unit="batch", disable=None):
-            batch = examples[start : start + batch_size]
-            inputs = [example["inputs"] for example in batch]
-            if mode == "score":
-                values = model.score(inputs, [example["targets"] for example in batch]).tolist()
-            else:
-                values = [texts[0] for texts in model.generate(inputs, seed=seed + start, **sampling)]
-            lines = [json.dumps({**e, result: value}, ensure_ascii=False) for e, value in zip(batch, values, strict=True)]
-            file.write("".join(line + "\n" for line in lines).encode())
-            file.flush()
-            os.fsync(file.fileno())
+    size = batch_size * BATCHES_OF_CHUNK
+    done = _keep_whole_chunks(output, examples, RESULTS[mode], size, writes)
+    options = {"batch_size": batch_size, "max_length": max_length}
+    often = {} if sys.stderr.isatty() else {"mininterval": 30.0}
+    with tqdm.tqdm(total=len(examples), initial=done, unit="example", disable=not writes, **often) as progress:
+        for start in range(done, len(examples), size):
+            chunk = examples[start : start + size]
+            results = _RESULTS_OF[mode](model, chunk, start, sampling, options)
+            lines = [json.dumps({**e.record, **r}, ensure_ascii=False) for e, r in zip(chunk, results, strict=True)]
+            if writes:
+                with _open(output, "ab") as file:
+                    file.write("".join(line + "\n" for line in lines).encode())
+                    file.flush()
+                    os.fsync(file.fileno())
+            progress.update(len(chunk))
 
 
-def _keep_whole_batches(output: str, examples: Sequence[Example], result: str, batch_size: int) -> int:
-    """Cuts off what a crash left behind the last whole batch; returns the number of lines that stay."""
+def _predictions(model, chunk: Sequence[Example], start: int, sampling: dict, options: dict) -> list[dict]:
+    for example in chunk:
+        model.check_prompt(example.inputs, sampling["max_tokens"], options["max_length"], example.where)
+    streams = range(start, start + len(chunk))
+    texts = model.generate([example.inputs for example in chunk], streams=streams, **sampling, **options)
+    return [{"prediction": samples[0]} for samples in texts]
+
+
+def _scores(model, chunk: Sequence[Example], start: int, sampling: dict, options: dict) -> list[dict]:
+    scores = model.scores([e.inputs for e in chunk], [e.targets for e in chunk], **options)
+    characters = [len(example.record["targets"]) for example in chunk]
+    columns = zip(scores.log_prob, scores.tokens, characters, scores.is_greedy, scores.cut, strict=True)
+    return [
+        {"score": float(score), "tokens": int(tokens), "characters": n, "is_greedy": bool(greedy), "cut": int(cut)}
+        for score, tokens, n, greedy, cut in columns
+    ]
+
+
+def _picks(model, chunk: Sequence[Example], start: int, sampling: dict, options: dict) -> list[dict]:
+    questions = [e.question for e in chunk if e.question is not None]
+    return [
+        {
+            "label": q.label,
+            "picks": a.picks,
+            "ties": a.ties,
+            "scores": a.log_probs,
+            "tokens": a.tokens,
+            "characters": a.characters,
+            "cut": a.cut,
+        }
+        for q, a in zip(questions, rank.answers(model, questions, **options), strict=True)
+    ]
+
+
+_RESULTS_OF = {"predict": _predictions, "score": _scores, "rank": _picks}
+
+
+def rank_report(examples: Sequence[Example], output: str) -> dict:
+    """The accuracies of an `output` that is complete; see `t5x_lab.evaluation.rank.report`."""
+    with open(output, encoding="utf-8") as file:
+        lines = [json.loads(line) for line in file]
+    found = [rank.answer(line["scores"], line["tokens"], line["characters"], line["cut"]) for line in lines]
+    return rank.report([e.question for e in examples if e.question is not None], found)
+
+
+def _keep_whole_chunks(output: str, examples: Sequence[Example], result: str, size: int, writes: bool) -> int:
+    """Cuts off what a crash left behind the last whole chunk; returns the number of lines that stay."""
     if not os.path.exists(output):
-        with contextlib.suppress(OSError):
-            os.makedirs(os.path.dirname(os.path.abspath(output)), exist_ok=True)
-        _open(output, "wb").close()
+        if writes:
+            with contextlib.suppress(OSError):
+                os.makedirs(os.path.dirname(os.path.abspath(output)), exist_ok=True)
+            _open(output, "wb").close()
         return 0
     with _open(output, "rb+") as file:
         lines = file.read().split(b"\n")
@@ -112,8 +130,9 @@ def _keep_whole_batches(output: str, examples: Sequence[Example], result: str, b
             raise UserError(
                 f"{output} does not hold results. Name another --output, or move that file away; it was not touched."
             )
-        whole = len(lines) if len(lines) == len(examples) else len(lines) // batch_size * batch_size
-        file.truncate(sum(len(line) + 1 for line in lines[:whole]))
+        whole = len(lines) if len(lines) == len(examples) else len(lines) // size * size
+        if writes:
+            file.truncate(sum(len(line) + 1 for line in lines[:whole]))
     return whole
 
 
@@ -122,7 +141,7 @@ def _is_result(line: bytes, example: Example, result: str) -> bool:
         found = json.loads(line)
     except ValueError:
         return False
-    return isinstance(found, dict) and found.get("inputs") == example["inputs"] and result in found
+    return isinstance(found, dict) and found.get("inputs") == example.record["inputs"] and result in found
 
 
 def _open(output: str, mode: str):

@@ -66,6 +66,20 @@ class LossSums:
     weights: jax.Array
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Scores:
+    """Of each row's target tokens.
+
+    Attributes:
+      log_prob: the sum of their log-probabilities, float32 [B].
+      is_greedy: whether no id is likelier than any of them, bool [B].
+    """
+
+    log_prob: jax.Array
+    is_greedy: jax.Array
+
+
 class Model:
     """The functions of one network. Holds shapes and names only; every method takes the parameters.
 
@@ -105,22 +119,27 @@ class Model:
         return network.logits(network(batch, dropout_key))
 
     def prefill(self, params: Params, prompt: jax.Array, max_tokens: int) -> tuple[jax.Array, Any]:
-        """Reads prompts [B, P]; see `Transformer.prefill`."""
-        return self.network(params).prefill(prompt, max_tokens)
+        """Reads prompts [B, P], see `Transformer.read`; returns the first token's logits, float32 [B, V], and the state."""
+        network = self.network(params)
+        hidden, state = network.read(prompt, max_tokens)
+        return network.logits(hidden[:, None])[:, 0], state
 
     def step(self, params: Params, state: Any, token: jax.Array) -> tuple[jax.Array, Any]:
-        """Feeds one token a row, [B]; see `Transformer.step`."""
-        return self.network(params).step(state, token)
+        """Feeds one token a row, int [B]; returns the next token's logits, float32 [B, V], and the new state."""
+        network = self.network(params)
+        hidden, state = network.extend(state, token[:, None])
+        return network.logits(hidden)[:, 0], state
 
     def loss(self, params: Params, batch: Batch, objective_weights: jax.Array | None = None, dropout_key=None) -> LossSums:
         """Loss sums of a batch; `objective_weights` [B, T] are the loss weights unless given."""
         weights = token_weights(batch)
         objective_weights = weights if objective_weights is None else objective_weights
+        network = self.network(params)
         objective, tokens = self._cross_entropy(
-            params,
-            batch,
+            network,
+            network(batch, dropout_key),
+            target_tokens(batch),
             objective_weights,
-            dropout_key,
             z_loss=self.config.z_loss,
             label_smoothing=self.config.label_smoothing,
         )
@@ -132,14 +151,32 @@ class Model:
             weights=jnp.sum(weights),
         )
 
-    def score(self, params: Params, batch: Batch) -> jax.Array:
-        """Sum of the log-probabilities of each row's target tokens with loss, float32 [B]; no z-loss, no smoothing."""
+    def score(self, params: Params, batch: Batch) -> Scores:
+        """Scores each row's target tokens with loss; no z-loss, no label smoothing."""
         weights = (token_weights(batch) > 0).astype(jnp.float32)
-        _, tokens = self._cross_entropy(params, batch, weights)
-        return -jnp.sum(tokens.loss * weights, axis=-1)
-
-    def _cross_entropy(self, params, batch, weights, dropout_key=None, **loss) -> tuple[jax.Array, TokenLosses]:
         network = self.network(params)
+        return _summed(self._cross_entropy(network, network(batch), target_tokens(batch), weights)[1], weights)
+
+    def score_continuations(self, params: Params, prompts: jax.Array, rows: jax.Array, targets: jax.Array) -> Scores:
+        """Scores targets [R, T], 0 = padding, each after one of the prompts [U, P], whose number is in rows [R].
+
+        A prompt is read once for all its targets.
+        """
+        network: Any = self.network(params)
+        steps = targets.shape[1]
+        hidden, state = network.read(prompts, steps)
+        hidden = hidden[rows][:, None]
+        if steps > 1:
+            after, _ = network.extend(state.take(rows), targets[:, :-1])
+            hidden = jnp.concatenate([hidden, after], axis=1)
+        weights = (targets > 0).astype(jnp.float32)
+        return _summed(self._cross_entropy(network, hidden, targets, weights)[1], weights)
+
+    def _cross_entropy(self, network, hidden, targets, weights, **loss) -> tuple[jax.Array, TokenLosses]:
         matrix, scale = output_matrix(network)
         config = CrossEntropy(scale=scale, shards=self._batch_shards, constrain=self._constrain, **loss)
-        return cross_entropy(network(batch, dropout_key), matrix, target_tokens(batch), weights, config)
+        return cross_entropy(hidden, matrix, targets, weights, config)
+
+
+def _summed(tokens: TokenLosses, weights: jax.Array) -> Scores:
+    return Scores(-jnp.sum(tokens.loss * weights, axis=-1), jnp.all((tokens.correct > 0) | (weights == 0), axis=-1))

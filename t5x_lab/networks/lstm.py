@@ -25,13 +25,15 @@ class CellState:
     cell: jax.Array
     output: jax.Array
 
-    def repeat(self, times: int) -> "CellState":
-        """Each row so many times, next to each other."""
-        return jax.tree.map(lambda x: jnp.repeat(x, times, 0), self)
-
-    def exchange(self, rows: jax.Array) -> "CellState":
-        """These rows."""
+    def take(self, rows: jax.Array) -> "CellState":
+        """As `DecodingState.take`."""
         return jax.tree.map(lambda x: x[rows], self)
+
+    exchange = take
+
+    def put(self, rows: jax.Array, other: "CellState") -> "CellState":
+        """As `DecodingState.put`."""
+        return jax.tree.map(lambda x, y: x.at[rows].set(y, mode="drop"), self, other)
 
 
 class Lstm(nnx.Module):
@@ -68,19 +70,19 @@ class Lstm(nnx.Module):
         hidden, _ = self._run(self._embed(tokens, keys[0]), fresh, self._start(tokens.shape[0]))
         return dropout(hidden, self.config.dropout_rate, keys[1])
 
-    def prefill(self, prompt: jax.Array, max_tokens: int) -> tuple[jax.Array, CellState]:
-        """As `Transformer.prefill`; rows stop changing at their padding."""
+    def read(self, prompt: jax.Array, max_tokens: int) -> tuple[jax.Array, CellState]:
+        """As `Transformer.read`; rows stop changing at their padding."""
         del max_tokens
         tokens = jnp.pad(prompt, ((0, 0), (1, 0)))
         num_inputs = 1 + jnp.sum(prompt > 0, axis=1)
         hidden, states = self._run(self._embed(tokens), jnp.zeros(tokens.shape, bool), self._start(tokens.shape[0]))
         pick = lambda x: jnp.take_along_axis(x, (num_inputs - 1)[:, None, None], axis=1)
-        return self.logits(pick(hidden))[:, 0], jax.tree.map(lambda x: pick(x)[:, 0], states)
+        return pick(hidden)[:, 0], jax.tree.map(lambda x: pick(x)[:, 0], states)
 
-    def step(self, state: CellState, token: jax.Array) -> tuple[jax.Array, CellState]:
-        """As `Transformer.step`."""
-        hidden, states = self._run(self._embed(token[:, None]), jnp.zeros((*token.shape, 1), bool), state)
-        return self.logits(hidden)[:, 0], jax.tree.map(lambda x: x[:, 0], states)
+    def extend(self, state: CellState, tokens: jax.Array) -> tuple[jax.Array, CellState]:
+        """As `Transformer.extend`."""
+        hidden, states = self._run(self._embed(tokens), jnp.zeros(tokens.shape, bool), state)
+        return hidden, jax.tree.map(lambda x: x[:, -1], states)
 
     def _embed(self, tokens: jax.Array, key: jax.Array | None = None) -> jax.Array:
         return dropout(self.token_embedder(tokens, DTYPES[self.config.dtype]), self.config.dropout_rate, key)

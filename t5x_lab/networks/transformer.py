@@ -38,11 +38,26 @@ class DecodingState:
     cross: KeyValues | None
     encoder_segments: jax.Array | None
 
-    def repeat(self, times: int) -> "DecodingState":
-        """Each row so many times, next to each other."""
-        along = lambda tree, axis: jax.tree.map(lambda x: jnp.repeat(x, times, axis), tree)
+    def take(self, rows: jax.Array) -> "DecodingState":
+        """These rows, any number of them."""
+        of = lambda tree, axis: jax.tree.map(lambda x: jnp.take(x, rows, axis), tree)
+        return DecodingState(of(self.cache, 1), of(self.position, 0), of(self.cross, 1), of(self.encoder_segments, 0))
+
+    def put(self, rows: jax.Array, other: "DecodingState") -> "DecodingState":
+        """These rows replaced by those of `other`, whose prompts may be shorter; a row number too high replaces nothing."""
+
+        def along(mine, theirs, axis: int):
+            def into(x, y):
+                room = [(0, 0 if i == axis else x.shape[i] - y.shape[i]) for i in range(x.ndim)]
+                return x.at[(slice(None),) * axis + (rows,)].set(jnp.pad(y, room), mode="drop")
+
+            return jax.tree.map(into, mine, theirs)
+
         return DecodingState(
-            along(self.cache, 1), along(self.position, 0), along(self.cross, 1), along(self.encoder_segments, 0)
+            along(self.cache, other.cache, 1),
+            along(self.position, other.position, 0),
+            along(self.cross, other.cross, 1),
+            along(self.encoder_segments, other.encoder_segments, 0),
         )
 
     def exchange(self, rows: jax.Array) -> "DecodingState":
@@ -100,13 +115,13 @@ class Transformer(nnx.Module):
         stack = self.decoder if self.config.share_stacks else self.encoder
         return stack(x, mask=mask, positions=turn, dropout_key=dropout_key)[0]
 
-    def prefill(self, prompt: jax.Array, max_tokens: int) -> tuple[jax.Array, DecodingState]:
+    def read(self, prompt: jax.Array, max_tokens: int) -> tuple[jax.Array, DecodingState]:
         """Reads a prompt of token ids [B, P], 0 = padding on the right, in one pass.
 
         An encoder-decoder encodes it; a decoder reads it after the start token 0, a prefix decoder both ways.
 
         Returns:
-          (logits of the first new token, float32 [B, V]; the state after the prompt, with room for `max_tokens` more)
+          (hidden states after the last token, [B, D]; the state after the prompt, with room for `max_tokens` more)
         """
         c, batch = self.config, prompt.shape[0]
         start = jnp.zeros((batch, 1), jnp.int32)
@@ -127,12 +142,12 @@ class Transformer(nnx.Module):
         state = DecodingState(empty_cache(c, batch, slots), jnp.zeros((batch,), jnp.int32), cross, encoder_segments)
         hidden, state = self._decode(inputs, state, mask)
         last = jnp.take_along_axis(hidden, (num_inputs - 1)[:, None, None], axis=1)
-        return self.logits(last)[:, 0], dataclasses.replace(state, position=num_inputs)
+        return last[:, 0], dataclasses.replace(state, position=num_inputs)
 
-    def step(self, state: DecodingState, token: jax.Array) -> tuple[jax.Array, DecodingState]:
-        """Feeds one token per row, int [B]; returns the next token's logits, float32 [B, V], and the new state."""
-        hidden, state = self._decode(token[:, None], state, Mask(True, query_offset=state.position))
-        return self.logits(hidden)[:, 0], dataclasses.replace(state, position=state.position + 1)
+    def extend(self, state: DecodingState, tokens: jax.Array) -> tuple[jax.Array, DecodingState]:
+        """Feeds tokens [B, T] after those that were read; returns their hidden states [B, T, D] and the new state."""
+        hidden, state = self._decode(tokens, state, Mask(True, query_offset=state.position))
+        return hidden, dataclasses.replace(state, position=state.position + tokens.shape[1])
 
     def _decode(self, tokens: jax.Array, state: DecodingState, mask: Mask) -> tuple[jax.Array, DecodingState]:
         """Hidden states [B, T, D] of new tokens [B, T], whose keys and values are written into the cache."""

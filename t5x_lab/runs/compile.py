@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from t5x_lab.config.errors import UserError, one_of
-from t5x_lab.decoding.sampling import SamplingConfig, generate
+from t5x_lab.decoding.sampling import SamplingConfig
+from t5x_lab.decoding.writing import generate
 from t5x_lab.networks.config import REMAT_POLICIES, TransformerConfig
 from t5x_lab.networks.flops import flops_per_example, recomputed_flops_per_example
 from t5x_lab.observe.collectives import collectives

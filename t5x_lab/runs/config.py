@@ -15,6 +15,7 @@ from t5x_lab.config.errors import UserError
 from t5x_lab.data.config import ByteVocabulary, DataConfig, Mixing, SentencePieceVocabulary, TextFiles, Vocabulary
 from t5x_lab.data.denoising import Denoising
 from t5x_lab.data.objective import MaskedLm
+from t5x_lab.evaluation.config import InferEvalConfig
 from t5x_lab.models.model import ModelConfig
 from t5x_lab.networks.config import LstmConfig, TransformerConfig
 from t5x_lab.optim.optimizers import Adafactor, AdamW
@@ -45,7 +46,8 @@ class RunConfig:
       seed: of parameters, dropout and data.
       mesh: devices along `replica`, `data`, `fsdp`, `tensor`.
       microbatches: parts that a batch is worked off in.
-      eval_period: steps between evaluations.
+      eval_period: steps between teacher-forced evaluations.
+      infer_eval: when and on what the tasks' own metrics are measured, on generated or scored text.
       saving: when checkpoints are made and which are kept.
       profile_steps: how many steps are traced into `model_dir`/profile, from the third of this process; 0 = none.
     """
@@ -63,6 +65,7 @@ class RunConfig:
     mesh: object = "data=-1"
     microbatches: int = 1
     eval_period: int = 1000
+    infer_eval: InferEvalConfig = InferEvalConfig()
     saving: SaveCheckpointConfig = SaveCheckpointConfig()
     profile_steps: int = 0
 
@@ -96,6 +99,7 @@ class RunConfig:
 
 for _configurable in (
     RunConfig,
+    InferEvalConfig,
     SaveCheckpointConfig,
     RestoreCheckpointConfig,
     ModelConfig,
@@ -144,6 +148,9 @@ class GinConfig:
 
     def mesh(self) -> MeshShape:
         return MeshShape.parse(self._build("MESH"))
+
+    def infer_eval(self) -> InferEvalConfig:
+        return self._build("InferEvalConfig")
 
     def vocabulary(self) -> Vocabulary:
         return self._build("VOCABULARY")

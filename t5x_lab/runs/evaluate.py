@@ -1,6 +1,8 @@
-"""Teacher-forced evaluation: the loss of every task on its validation split."""
+"""Evaluation: the loss of every task on its validation split, and the metrics that tasks define themselves."""
 
-from collections.abc import Iterator
+import re
+import time
+from collections.abc import Iterable, Iterator
 
 import jax
 
@@ -14,6 +16,7 @@ from t5x_lab.observe.console import say
 from t5x_lab.observe.model_info import model_info
 from t5x_lab.runs.assemble import Placed, check_rows
 from t5x_lab.runs.config import GinConfig
+from t5x_lab.runs.run import Run
 from t5x_lab.training.step import per_token
 
 
@@ -51,34 +54,100 @@ class Evaluation:
         return {name: float(value) for name, value in {**per_token(sums), **counts}.items()}
 
 
+class Measurement:
+    """Measures the tasks' own metrics on what parameters make a model generate and score.
+
+    Args:
+      config: the run's; see `InferEvalConfig`.
+      placed: model and mesh.
+      tasks: a `t5x_lab.data.tasks.WeightedTasks`.
+
+    Raises:
+      UserError: when no task has metrics, and `config` says that they are to be measured while training.
+    """
+
+    def __init__(self, config: GinConfig, placed: Placed, tasks):
+        from t5x_lab.evaluation.task_metrics import TaskMetrics
+
+        how, data = config.infer_eval(), config.data()
+        self._metrics = TaskMetrics(tasks, how, data.task_feature_lengths)
+        self._model: Run | None = None
+        self._make = lambda params, step: Run(config, placed, params, step)
+        self.period = how.period or 0
+        self.has_tasks = bool(self._metrics.tasks)
+        if how.period and not self.has_tasks:
+            raise UserError(
+                f'INFER_EVAL_PERIOD is {how.period}, but no task of "{tasks.name}" has a split "{how.split}" and metrics. '
+                "Leave it out: the loss is evaluated at EVAL_PERIOD. Or register the task with metric_fns."
+            )
+
+    def __call__(self, params: Params, step: int, directory: str | None = None) -> dict[str, dict[str, float]]:
+        """Metrics by "infer/<task>"; predictions go to files of `directory`."""
+        self._model = self._model.with_params(params, step) if self._model else self._make(params, step)
+        return self._metrics(self._model, step, directory if jax.process_index() == 0 else None)
+
+
 def dry_run(config: GinConfig) -> str:
     """The resolved configuration and the parameter and memory table; touches no data."""
     placed = Placed(config.model(), config.mesh())
     return config.text + "\n" + model_info(placed.model, placed.mesh)
 
 
-def evaluate_checkpoints(config: GinConfig, model_dir: str, step: str) -> Iterator[tuple[int, dict[str, dict[str, float]]]]:
-    """Evaluates a run's checkpoints one after the other.
+def evaluate_checkpoints(
+    config: GinConfig, model_dir: str, step: str, wait_minutes: float = 60.0
+) -> Iterator[tuple[int, dict[str, dict[str, float]]]]:
+    """Evaluates a run's checkpoints one after the other; what tasks with metrics predict goes to `model_dir`/inference.
 
     Args:
       config: the run's configuration.
       model_dir: its directory.
-      step: a number, "latest" or "all".
+      step: "latest", "all", numbers joined by commas, or "new": those that are there and then every new one, until that of
+        TRAIN_STEPS.
+      wait_minutes: "new" ends when there has been none for so long.
 
     Yields:
       (step, metrics by split)
     """
     model, data = config.model(), config.data()
-    if step not in ("latest", "all") and not (step.isascii() and step.isdigit()):
-        raise UserError(f'--step is "{step}"; give a number, latest or all.')
-    path = find_checkpoint(model_dir, int(step) if step.isdigit() else None)
-    steps = finished_steps(model_dir) if step == "all" else [int(path.name)]
+    steps = _steps(model_dir, step, config, wait_minutes)
     placed = Placed(model, config.mesh())
     check_rows(data.batch_size, placed.row_multiple)
     check_environment()
     from t5x_lab.data.pipeline import resolve_tasks
 
     tasks = resolve_tasks(data, model.network.architecture, model.network.vocab_size)
-    evaluation = Evaluation(placed, tasks, data)
+    evaluation, measure = Evaluation(placed, tasks, data), Measurement(config, placed, tasks)
     for number in steps:
-        yield number, evaluation(restore_params(find_checkpoint(model_dir, number), placed.abstract_params))
+        if step == "new" and number not in finished_steps(model_dir):
+            continue  # removed to make room for newer ones
+        params = restore_params(find_checkpoint(model_dir, number), placed.abstract_params)
+        results = evaluation(params)
+        if measure.has_tasks:
+            results |= measure(params, number, f"{model_dir}/inference")
+        yield number, results
+
+
+def _steps(model_dir: str, step: str, config: GinConfig, wait_minutes: float) -> Iterable[int]:
+    if step == "new":
+        return _as_they_come(model_dir, config.run().train_steps, wait_minutes)
+    if step == "all":
+        find_checkpoint(model_dir)
+        return finished_steps(model_dir)
+    if step == "latest":
+        return [int(find_checkpoint(model_dir).name)]
+    if not re.fullmatch(r"\d+(,\d+)*", step, re.ASCII):
+        raise UserError(f'--step is "{step}"; give a number, several joined by commas, latest, all or new.')
+    return [int(find_checkpoint(model_dir, int(number)).name) for number in step.split(",")]
+
+
+def _as_they_come(model_dir: str, last: int | None, wait_minutes: float) -> Iterator[int]:
+    seen: set[int] = set()
+    news = time.monotonic()
+    while last not in seen and time.monotonic() - news < 60 * wait_minutes:
+        waiting = [step for step in finished_steps(model_dir) if step not in seen]
+        if not waiting:
+            time.sleep(1.0)
+            continue
+        seen.add(waiting[0])
+        yield waiting[0]
+        news = time.monotonic()

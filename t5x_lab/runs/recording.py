@@ -3,7 +3,7 @@
 import jax
 
 from t5x_lab.networks.flops import flops_per_example
-from t5x_lab.observe.console import Progress, say
+from t5x_lab.observe.console import Progress, describe, say
 from t5x_lab.observe.hardware import peak_flops
 from t5x_lab.observe.metrics import MetricWriter, NoWriter
 from t5x_lab.observe.plots import write_plots
@@ -65,7 +65,7 @@ class Recorder:
         """Records an evaluation, by split."""
         for split, metrics in results.items():
             self._writer.write(step, split, metrics)
-            say(f"step {step}  {split}  loss {metrics['loss']:.4f}  accuracy {metrics['accuracy']:.3f}")
+            say(f"step {step}  {split}  {describe(metrics)}")
         self._evaluated = (step, {f"{split}/{name}": x for split, found in results.items() for name, x in found.items()})
 
     def measured(self, step: int) -> dict[str, float]:

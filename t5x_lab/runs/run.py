@@ -1,5 +1,7 @@
 """A model with its parameters and vocabulary, in Python: generate, score, logits, loss."""
 
+import copy
+import dataclasses
 import functools
 from collections.abc import Sequence
 
@@ -13,16 +15,15 @@ from t5x_lab.checkpoints.manager import save_params
 from t5x_lab.checkpoints.sources import find
 from t5x_lab.config.errors import UserError
 from t5x_lab.data.environment import check_environment
-from t5x_lab.decoding.beam_search import BeamConfig, search
-from t5x_lab.decoding.sampling import SamplingConfig, generate
+from t5x_lab.decoding.beam_search import BeamConfig
+from t5x_lab.decoding.sampling import SamplingConfig
 from t5x_lab.models.model import Params
 from t5x_lab.partitioning.mesh import MeshShape
 from t5x_lab.runs.assemble import Placed
 from t5x_lab.runs.carried_config import config_of
 from t5x_lab.runs.config import GinConfig
+from t5x_lab.runs.inference import Inference
 from t5x_lab.training.step import per_token
-
-_LENGTH_MULTIPLE = 16  # lengths are padded to multiples of it, so that few programs are compiled
 
 
 def load(model_dir: str, step: int | None = None, mesh: str | None = None) -> "Run":
@@ -98,6 +99,16 @@ class Run:
 
         return build_vocabulary(self.config.vocabulary())
 
+    @property
+    def has_encoder(self) -> bool:
+        """Whether inputs go into an encoder; else they come before what is written or scored."""
+        return self._model.config.network.has_encoder
+
+    @property
+    def most_positions(self) -> int | None:
+        """Tokens that the model can tell the positions of; None where nothing limits them."""
+        return self._inference.most_positions
+
     @functools.cached_property
     def input_eos(self) -> bool:
         """Whether the run's task ends its inputs with an end token, and so text given as inputs is too."""
@@ -110,11 +121,21 @@ class Run:
 
         return get_mixture_or_task(data, self._model.config.network.architecture).input_eos
 
+    @functools.cached_property
+    def _inference(self) -> Inference:
+        return Inference(self._placed, self.vocabulary.eos_id)
+
+    def with_params(self, params: Params, step: int) -> "Run":
+        """The same model with other parameters, and the programs that were compiled for it."""
+        other = copy.copy(self)
+        other._inference, other.params, other.step = self._inference, params, step
+        return other
+
     def generate(
         self,
-        prompts: Sequence[str],
+        prompts: Sequence[str] | Sequence[list[int]],
         *,
-        max_tokens: int = 64,
+        max_tokens: int | Sequence[int] = 64,
         temperature: float = 0.0,
         top_k: int = 0,
         top_p: float = 1.0,
@@ -122,105 +143,181 @@ class Run:
         seed: int = 0,
         beam_size: int = 1,
         beam_alpha: float = 0.6,
+        stop: Sequence[str] = (),
+        streams: Sequence[int] | None = None,
+        max_length: int | None = None,
+        batch_size: int = 32,
     ) -> list[list[str]]:
         """Completes each prompt `num_samples` times; greedy at temperature 0. See `SamplingConfig`.
 
         With a `beam_size` above 1 the `num_samples` best hypotheses of a beam search are returned; see `BeamConfig`.
+
+        Args:
+          prompts: any number of texts of any lengths; or token ids, taken as they are.
+          max_tokens: most tokens to write, for all prompts or for each.
+          stop: a completion ends before the first of these texts that it would contain.
+          streams: which of the seed's streams of random numbers each prompt draws from; by default its own number's.
+          max_length: prompts are cut from the left, so that an encoder reads no more tokens than this, or a decoder no more
+            with those that it writes.
+          batch_size: texts that are written at a time; a finished one makes room for the next.
 
         Returns:
           one list a prompt, of `num_samples` strings without the prompt.
         """
         self._check_decoder("generate")
         _check_texts("generate", prompts)
+        _check_texts("generate", stop, "stop")
         if num_samples < 1:
             raise UserError(f"num_samples is {num_samples}; it must be at least 1.")
         if not prompts:
             return []
+        limits = [max_tokens] * len(prompts) if isinstance(max_tokens, int) else list(max_tokens)
+        self._check_limits(limits, prompts)
+        ids = [self._prompt_ids(prompt) for prompt in prompts]
+        self._check_read(ids)
+        if max_length is not None:
+            ids = [_last(text, self._inference.room(max_length, limit)) for text, limit in zip(ids, limits, strict=True)]
         if beam_size != 1:
-            if temperature or num_samples > beam_size:
+            if temperature or num_samples > beam_size or len(set(limits)) > 1:
                 raise UserError(
-                    f"beam_size is {beam_size}, which does not go with temperature {temperature} and num_samples "
-                    f"{num_samples}: a beam search draws nothing, and finds no more than beam_size texts."
+                    f"beam_size is {beam_size}, which does not go with temperature {temperature}, num_samples {num_samples} "
+                    "or a limit for each prompt: a beam search draws nothing, finds no more than beam_size texts, and writes "
+                    "all of them to the same length."
                 )
-            ids = [self._encode(prompt, self.input_eos) for prompt in prompts]
             beams = BeamConfig(beam_size, beam_alpha)
-            found, _ = self.search_tokens(_pad(ids), max_tokens=max_tokens, beams=beams)
+            found, _ = self._inference.search(self.params, ids, max_tokens=limits[0], beams=beams, batch_size=batch_size)
             hypotheses = zip(ids, found[:, :num_samples], strict=True)
-            return [[self._continuation(prompt, row) for row in rows] for prompt, rows in hypotheses]
-        rows = [self._encode(prompt, self.input_eos) for prompt in prompts for _ in range(num_samples)]
-        tokens, _ = self.generate_tokens(
-            _pad(rows), max_tokens=max_tokens, sampling=SamplingConfig(temperature, top_k, top_p), seed=seed
+            return [[_before(self._continuation(prompt, row), stop) for row in rows] for prompt, rows in hypotheses]
+        several = lambda values: [value for value in values for _ in range(num_samples)]
+        ids, limits = several(ids), several(limits)
+        firsts = range(len(prompts)) if streams is None else streams
+        streams = [stream * num_samples + sample for stream in firsts for sample in range(num_samples)]
+        text_of = lambda i, tokens: self._continuation(ids[i], tokens)
+        written = self._inference.generate(
+            self.params,
+            ids,
+            limits=limits,
+            sampling=SamplingConfig(temperature, top_k, top_p),
+            seed=seed,
+            streams=streams,
+            is_stopped=(lambda i, tokens: any(end in text_of(i, tokens) for end in stop)) if stop else None,
+            batch_size=batch_size,
         )
-        texts = [self._continuation(prompt, row) for prompt, row in zip(rows, tokens, strict=True)]
-        return [texts[i : i + num_samples] for i in range(0, len(texts), num_samples)]
+        texts = {i: _before(text_of(i, tokens), stop) for i, tokens, _ in written}
+        return [[texts[i + j] for j in range(num_samples)] for i in range(0, len(ids), num_samples)]
 
     def generate_tokens(
-        self, prompts: np.ndarray, *, max_tokens: int, sampling: SamplingConfig = SamplingConfig(), seed: int = 0
+        self, prompts, *, max_tokens: int, sampling: SamplingConfig = SamplingConfig(), seed: int = 0, batch_size: int = 32
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Completes token ids int [B, P], 0 = padding on the right.
+        """Completes token ids: an array int [B, P], 0 = padding on the right, or lists of them.
 
         Returns:
           (tokens int32 [B, max_tokens], 0 after the end token; log-probability of each, float32)
         """
         self._check_decoder("generate_tokens")
-        if max_tokens < 1:
-            raise UserError(f"max_tokens is {max_tokens}; it must be at least 1.")
-        rows = _pad_rows(_pad(prompts), self._placed.row_multiple)
-        out = self._generate(self.params, rows, np.uint32(seed), max_tokens, sampling, self.vocabulary.eos_id)
-        tokens, log_probs = (np.asarray(x)[: len(prompts)] for x in out)
+        self._check_limits([max_tokens], prompts)
+        tokens = np.zeros((len(prompts), max_tokens), np.int32)
+        log_probs = np.zeros(tokens.shape, np.float32)
+        texts, limits = _without_padding(prompts), [max_tokens] * len(prompts)
+        written = self._inference.generate(
+            self.params, texts, limits=limits, sampling=sampling, seed=seed, batch_size=batch_size
+        )
+        for i, text, logs in written:
+            tokens[i, : len(text)], log_probs[i, : len(text)] = text, logs
         return tokens, log_probs
 
     def search_tokens(
-        self, prompts: np.ndarray, *, max_tokens: int, beams: BeamConfig = BeamConfig()
+        self, prompts, *, max_tokens: int, beams: BeamConfig = BeamConfig(), batch_size: int = 32
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Searches completions of token ids int [B, P], 0 = padding on the right.
+        """Searches completions of token ids: an array int [B, P], 0 = padding on the right, or lists of them.
 
         Returns:
           (tokens int32 [B, beam size, max_tokens], 0 after the end token; scores float32 [B, beam size]), best first
         """
         self._check_decoder("search_tokens")
-        if max_tokens < 1:
-            raise UserError(f"max_tokens is {max_tokens}; it must be at least 1.")
-        rows = _pad_rows(_pad(prompts), self._placed.row_multiple)
-        out = self._search(self.params, rows, max_tokens, beams, self.vocabulary.eos_id)
-        tokens, scores = (np.asarray(x)[: len(prompts)] for x in out)
-        return tokens, scores
-
-    @functools.cached_property
-    def _search(self):
-        program = functools.partial(search, self._model)
-        return jax.jit(program, static_argnames=("max_tokens", "config", "eos_id"), out_shardings=self._placed.replicated)
-
-    @functools.cached_property
-    def _generate(self):
-        program = functools.partial(generate, self._model)
-        return jax.jit(program, static_argnames=("max_tokens", "config", "eos_id"), out_shardings=self._placed.replicated)
+        self._check_limits([max_tokens], prompts)
+        texts = _without_padding(prompts)
+        return self._inference.search(self.params, texts, max_tokens=max_tokens, beams=beams, batch_size=batch_size)
 
     def score(self, inputs, targets, *, eos: bool = False) -> np.ndarray:
-        """Sum of the log-probabilities of the target tokens, float32 [B]; no z-loss, no label smoothing.
+        """Sum of the log-probabilities of the target tokens, float32 [B]; no z-loss, no label smoothing. See `scores`."""
+        return self.scores(inputs, targets, eos=eos).log_prob
+
+    def scores(
+        self, inputs, targets, *, eos: bool = False, max_length: int | None = None, batch_size: int = 32
+    ) -> "TargetScores":
+        """What the model gives to each target after its inputs. Targets of the same inputs share the reading of them.
 
         Args:
-          inputs, targets: lists of strings; or integer arrays [B, K] and [B, T], taken as they are, 0 = padding.
+          inputs, targets: lists of strings; or integer arrays [B, K] and [B, T], or lists of ids, taken as they are, 0 =
+            padding. Inputs that do not fit are cut from the left.
           eos: whether an end token is added to target strings and scored with them.
+          max_length: an encoder reads no more tokens than this, or a decoder no more with those of the target.
+          batch_size: targets that are scored at a time.
+
+        Raises:
+          UserError: for a target that does not fit by itself.
         """
         self._check_decoder("score")
         for texts in (inputs, targets):
             _check_texts("score", texts)
         if len(inputs) != len(targets):
             raise UserError(f"score was given {len(inputs)} inputs and {len(targets)} targets; give one target for each input.")
-        if len(inputs) == 0:
-            return np.zeros((0,), np.float32)
-        if isinstance(inputs[0], str):
-            inputs = [self._encode(text, self.input_eos) for text in inputs]
-            targets = [self._encode(text, eos) for text in targets]
+        characters = None
+        if len(inputs) and isinstance(targets[0], str):
+            characters = np.array([len(text) for text in targets])
+            encoded = {text: self._encode(text, self.input_eos) for text in set(inputs)}
+            inputs, targets = [encoded[text] for text in inputs], [self._encode(text, eos) for text in targets]
         else:
-            inputs, targets = ([[int(i) for i in row if i] for row in rows] for rows in (inputs, targets))
-        batch = _pad_batch(scoring_batch(inputs, targets, self._model.config.network.has_encoder), self._placed)
-        return np.asarray(self._score(self.params, batch))[: len(inputs)]
+            inputs, targets = _without_padding(inputs), _without_padding(targets)
+        self._check_read(inputs)
+        rooms = [self._room_beside(i, target, max_length) for i, target in enumerate(targets)]
+        fitting = [_last(text, room) for text, room in zip(inputs, rooms, strict=True)]
+        log_prob, is_greedy = self._inference.score(self.params, fitting, targets, batch_size=batch_size)
+        return TargetScores(
+            log_prob=log_prob,
+            is_greedy=is_greedy,
+            tokens=np.array([len(target) for target in targets], int),
+            characters=characters,
+            cut=np.array([len(a) - len(b) for a, b in zip(inputs, fitting, strict=True)], int),
+        )
 
-    @functools.cached_property
-    def _score(self):
-        return jax.jit(self._model.score, out_shardings=self._placed.replicated)
+    def _room_beside(self, number: int, target: list[int], max_length: int | None) -> int | None:
+        room = self._inference.room(max_length, 0)
+        if room is not None and len(target) > room:
+            raise UserError(
+                f"Target {number} has {len(target)} tokens, more than the {room} that max_length or the model's positions "
+                "allow; only inputs are cut. Shorten it."
+            )
+        return self._inference.room(max_length, len(target))
+
+    def _check_read(self, texts: Sequence[list[int]]) -> None:
+        if self.has_encoder and not all(texts):
+            empty = next(i for i, text in enumerate(texts) if not text)
+            raise UserError(f"Input {empty} has no tokens; an encoder reads at least one.")
+
+    def check_prompt(self, prompt: str | list[int], max_tokens: int, max_length: int | None, where: str) -> None:
+        """Raises a `UserError` that says where a prompt stands which the model cannot read to its end."""
+        ids = self._prompt_ids(prompt)
+        if self.has_encoder and not ids:
+            raise UserError(f"{where} has no tokens to read; an encoder reads at least one.")
+        room = self._inference.room(None, max_tokens)
+        if max_length is None and room is not None and len(ids) > room:
+            raise UserError(
+                f"{where} has {len(ids)} tokens, more than the {room} that the model's positions leave beside {max_tokens} to "
+                f"write. Shorten it, or give --max_length={self._inference.most_positions} to cut such prompts from the left."
+            )
+
+    def _prompt_ids(self, prompt: str | list[int]) -> list[int]:
+        return self._encode(prompt, self.input_eos) if isinstance(prompt, str) else [int(i) for i in prompt]
+
+    def _check_limits(self, limits: Sequence[int], prompts) -> None:
+        if min(limits) < 1:
+            raise UserError(f"max_tokens is {min(limits)}; it must be at least 1.")
+        if len(limits) not in (1, len(prompts)):
+            raise UserError(
+                f"max_tokens has {len(limits)} numbers for {len(prompts)} prompts; give one number, or one for each."
+            )
 
     def logits(self, **features) -> np.ndarray:
         """Teacher-forced logits, float32 [B, T, V], of SeqIO model features (`decoder_input_tokens`, …)."""
@@ -272,48 +369,45 @@ class Run:
         """The text of new tokens. A decoder's make one text with the prompt, which shows whether a space comes between."""
         ids = [int(token) for token in tokens if token not in (0, self.vocabulary.eos_id)]
         text = self.vocabulary.decode(ids)
-        if not self._model.config.network.has_encoder:
+        if not self.has_encoder:
             before, whole = self.vocabulary.decode(prompt), self.vocabulary.decode(prompt + ids)
             if whole.startswith(before):
                 text = whole[len(before) :]
         return text
 
 
-def _check_texts(function: str, texts) -> None:
+@dataclasses.dataclass(frozen=True)
+class TargetScores:
+    """Scores of B targets, and what they are divided by to compare targets of different lengths.
+
+    Attributes:
+      log_prob: sum of the log-probabilities of the target's tokens, float32 [B].
+      is_greedy: whether greedy decoding would have written it, bool [B].
+      tokens: scored ones, the end token included where it was asked for, int [B].
+      characters: of the target's text, int [B]; None for token ids.
+      cut: tokens that were cut from the left of the inputs, int [B].
+    """
+
+    log_prob: np.ndarray
+    is_greedy: np.ndarray
+    tokens: np.ndarray
+    characters: np.ndarray | None
+    cut: np.ndarray
+
+
+def _check_texts(function: str, texts, name: str = "lists of strings") -> None:
     if isinstance(texts, str):
-        raise UserError(f"{function} takes lists of strings; write [{texts[:20]!r}] for a single one.")
+        raise UserError(f"{function} takes {name} as a list; write [{texts[:20]!r}] for a single one.")
 
 
-def scoring_batch(inputs: list[list[int]], targets: list[list[int]], has_encoder: bool) -> dict[str, np.ndarray]:
-    """Model features that put loss on the targets alone: inputs into the encoder, or before them as a prefix."""
-    if has_encoder:
-        target_tokens = _pad(targets)
-        return {
-            "encoder_input_tokens": _pad(inputs),
-            "decoder_input_tokens": np.pad(target_tokens, ((0, 0), (1, 0)))[:, :-1],
-            "decoder_target_tokens": target_tokens,
-        }
-    tokens = _pad([i + t for i, t in zip(inputs, targets, strict=True)])
-    position = np.arange(tokens.shape[1])
-    prefix = np.array([len(row) for row in inputs])[:, None]
-    return {
-        "decoder_input_tokens": np.pad(tokens, ((0, 0), (1, 0)))[:, :-1],
-        "decoder_target_tokens": tokens,
-        "decoder_loss_weights": ((position >= prefix) & (tokens > 0)).astype(np.int32),
-        # One more than the prefix: inputs are shifted to the right by one.
-        "decoder_causal_attention": (position <= prefix).astype(np.int32),
-    }
+def _without_padding(rows) -> list[list[int]]:
+    return [[int(i) for i in row if i] for row in rows]
 
 
-def _pad(rows) -> np.ndarray:
-    longest = max((len(row) for row in rows), default=0)
-    length = max(-(-longest // _LENGTH_MULTIPLE), 1) * _LENGTH_MULTIPLE
-    return np.array([np.pad(np.asarray(row, np.int32), (0, length - len(row))) for row in rows], np.int32)
+def _last(text: list[int], room: int | None) -> list[int]:
+    return text if room is None else text[max(len(text) - room, 0) :]
 
 
-def _pad_rows(x: np.ndarray, multiple: int) -> np.ndarray:
-    return np.pad(x, [(0, -len(x) % multiple)] + [(0, 0)] * (x.ndim - 1))
-
-
-def _pad_batch(batch: dict[str, np.ndarray], placed: Placed) -> dict[str, np.ndarray]:
-    return {name: _pad_rows(x, placed.row_multiple) for name, x in batch.items()}
+def _before(text: str, ends: Sequence[str]) -> str:
+    """The text up to the first of the ends in it."""
+    return text[: min((at for end in ends if (at := text.find(end)) >= 0), default=len(text))]

@@ -20,7 +20,7 @@ from t5x_lab.partitioning.distributed import as_the_first, ending_together
 from t5x_lab.runs.assemble import Placed, Training, assemble
 from t5x_lab.runs.begin import check_agreed, first_state, where_to_start
 from t5x_lab.runs.config import GinConfig, RunConfig
-from t5x_lab.runs.evaluate import Evaluation
+from t5x_lab.runs.evaluate import Evaluation, Measurement
 from t5x_lab.runs.recording import Recorder
 from t5x_lab.training.clock import Clock
 from t5x_lab.training.loop import Budget, Diverged, Hook, Preempted, every
@@ -49,6 +49,7 @@ def train(config: GinConfig) -> None:
     _check_positions(run, tasks.lengths)
     placed = Placed(run.model, run.mesh_shape)
     training = _assemble(run, placed, num_tasks=len(names))
+    measure = Measurement(config, placed, tasks) if run.infer_eval.period else None
     batches = pipeline.SeqioBatches(tasks, run.data, run.seed, placed.rows(run.data.batch_size))
     check_agreed(run, begin)
     make_run_directory(run.model_dir)
@@ -81,6 +82,8 @@ def train(config: GinConfig) -> None:
     )
     evaluate = lambda step, state: recorder.evaluation(step, evaluation(state.params))
     hooks = [Hook(saver.save, saver.due, at_stop=True), Hook(evaluate, every(run.eval_period))]
+    if measure:
+        hooks.append(Hook(lambda step, state: recorder.evaluation(step, measure(state.params, step)), every(measure.period)))
     if run.saving.best_metric:
         hooks.reverse()  # a checkpoint's merit is measured before it is made; else what is trained is saved first
     profiled = Profiled(training.step, f"{run.model_dir}/profile", run.profile_steps) if run.profile_steps else None

@@ -1,0 +1,137 @@
+"""The metrics that SeqIO tasks define, measured by SeqIO's own Evaluator on what a model generates and scores."""
+
+import functools
+import json
+import numbers
+from collections.abc import Sequence
+
+import numpy as np
+import seqio
+from etils import epath
+
+from t5x_lab.config.errors import UserError
+from t5x_lab.data.tasks import WeightedTasks
+from t5x_lab.evaluation.config import InferEvalConfig
+from t5x_lab.observe.console import say
+
+
+class TaskMetrics:
+    """Measures models on the same examples every time.
+
+    Args:
+      tasks: of the run; those without metric functions or objects, or without the split, are left out.
+      config: see there.
+      lengths: TASK_FEATURE_LENGTHS. Longer inputs are cut from the left, so that the question stays; their number is said.
+    """
+
+    def __init__(self, tasks: WeightedTasks, config: InferEvalConfig, lengths: dict[str, int]):
+        self._config, self._lengths = config, lengths
+        self.tasks = [part.task for part in tasks.parts if config.split in part.task.splits and (part.task.metric_objs)]
+        self._evaluators: dict[str, seqio.Evaluator] = {}
+
+    def __call__(self, model, step: int, directory: str | None = None) -> dict[str, dict[str, float]]:
+        """The tasks' metrics by "infer/<task>".
+
+        Args:
+          model: see `t5x_lab.evaluation`.
+          step: of its parameters.
+          directory: predictions and scores go to `directory`/<task>-<step>.jsonl, with inputs and targets beside them.
+
+        Raises:
+          UserError: when a task's examples or metrics fail, naming it.
+        """
+        return {f"infer/{task.name}": self._measure(task, model, step, directory) for task in self.tasks}
+
+    def _measure(self, task: seqio.Task, model, step: int, directory: str | None) -> dict[str, float]:
+        evaluator = self._evaluator(task)
+        examples = list(evaluator.cached_task_datasets[task.name].as_numpy_iterator())
+        if not examples:
+            say(f'The {self._config.split} split of task "{task.name}" is empty; its metrics are not measured.')
+            return {}
+        outputs = _Outputs(model, examples, self._lengths, self._config)
+        kinds = seqio.metrics.ModelOutputType
+        try:
+            metrics, _ = evaluator.evaluate(
+                compute_metrics=True,
+                step=step,
+                model_fns={
+                    kinds.PREDICTION: lambda unused: outputs.predictions(),
+                    kinds.PREDICTION_WITH_AUX: lambda unused: (outputs.predictions(), {"scores": outputs.log_probs()}),
+                    kinds.SCORE: lambda unused: outputs.scores(),
+                    kinds.SCORE_WITH_INTERMEDIATES: lambda unused: (outputs.scores(), {}),
+                },
+            )
+            found = metrics.result()[task.name]
+        except ValueError as error:
+            raise UserError(f'The metrics of task "{task.name}" failed: {error}') from error
+        if outputs.cut:
+            say(f'{outputs.cut} of {len(examples)} inputs of task "{task.name}" were cut from the left to fit.')
+        if directory:
+            path = epath.Path(directory) / f"{task.name}-{step}.jsonl"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in outputs.lines(task)))
+        values = {name: getattr(metric, "value", metric) for name, metric in found.items()}
+        return {name: float(value) for name, value in values.items() if isinstance(value, numbers.Real)}
+
+    def _evaluator(self, task: seqio.Task) -> seqio.Evaluator:
+        if task.name not in self._evaluators:
+            options = dict(
+                feature_converter=seqio.PassThroughFeatureConverter(),
+                eval_split=self._config.split,
+                num_examples=self._config.num_examples,
+                async_compute_metrics=False,
+            )
+            try:
+                self._evaluators[task.name] = seqio.Evaluator(task.name, **options)
+            except ValueError as error:
+                if "sequence_length" not in str(error):
+                    raise UserError(f'Task "{task.name}" cannot be evaluated: {error}') from error
+                # A preprocessor wants lengths; then SeqIO cuts to them as well.
+                self._evaluators[task.name] = seqio.Evaluator(task.name, sequence_length=self._lengths, **options)
+        return self._evaluators[task.name]
+
+
+class _Outputs:
+    """What one model gives for the examples of one task, asked for as SeqIO does: pairs of (number, output)."""
+
+    def __init__(self, model, examples: Sequence[dict], lengths: dict[str, int], config: InferEvalConfig):
+        self._model, self._examples, self._config = model, examples, config
+        self._targets = [example["targets"].tolist() for example in examples]
+        whole = [example["inputs"].tolist() if "inputs" in example else [] for example in examples]
+        most = lengths.get("inputs")
+        self._inputs = [ids if most is None else ids[max(len(ids) - most, 0) :] for ids in whole]
+        self.cut = sum(len(a) < len(b) for a, b in zip(self._inputs, whole, strict=True))
+        self._max_tokens = config.max_tokens or lengths.get("targets") or max(map(len, self._targets))
+
+    @functools.cached_property
+    def generated(self) -> tuple[np.ndarray, np.ndarray]:
+        """(tokens [N, max_tokens], 0 after the end token; their log-probabilities)."""
+        return self._model.generate_tokens(self._inputs, max_tokens=self._max_tokens, batch_size=self._config.batch_size)
+
+    @functools.cached_property
+    def scored(self) -> list[float]:
+        return self._model.scores(self._inputs, self._targets, batch_size=self._config.batch_size).log_prob.tolist()
+
+    def predictions(self) -> list[tuple[int, list[int]]]:
+        return list(enumerate(self.generated[0].tolist()))
+
+    def log_probs(self) -> list[float]:
+        return self.generated[1].sum(axis=1).tolist()
+
+    def scores(self) -> list[tuple[int, float]]:
+        return list(enumerate(self.scored))
+
+    def lines(self, task: seqio.Task) -> list[dict]:
+        decode = {name: feature.vocabulary.decode for name, feature in task.output_features.items()}
+
+        def text(example: dict, name: str) -> str:
+            before = example.get(f"{name}_pretokenized")
+            return before.decode("utf-8", "replace") if isinstance(before, bytes) else decode[name](example[name].tolist())
+
+        lines: list[dict] = [{name: text(x, name) for name in ("inputs", "targets") if name in decode} for x in self._examples]
+        for i, line in enumerate(lines):
+            if "generated" in vars(self):  # a cached property that was asked for
+                line["prediction"] = decode["targets"](self.generated[0][i].tolist())
+            if "scored" in vars(self):
+                line["score"] = self.scored[i]
+        return lines

@@ -1,0 +1,259 @@
+"""A placed model asked about token ids: texts of any number and length, sorted, batched, padded and put back in order.
+
+Texts are lists of ids without padding. Several processes make the same calls and get the same answers.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
+
+import jax
+import numpy as np
+
+from t5x_lab.config.errors import UserError
+from t5x_lab.decoding import writing
+from t5x_lab.decoding.beam_search import BeamConfig, search
+from t5x_lab.decoding.sampling import SamplingConfig
+from t5x_lab.decoding.writing import Slots, Written, write_all
+from t5x_lab.models.model import Params
+from t5x_lab.networks.config import TransformerConfig
+from t5x_lab.runs.assemble import Placed
+
+Text = list[int]
+
+
+class Inference:
+    """The compiled programs of a model, for whatever parameters.
+
+    Args:
+      placed: model and mesh.
+      eos_id: the end token.
+    """
+
+    def __init__(self, placed: Placed, eos_id: int):
+        self._placed, self._model, self._eos_id = placed, placed.model, eos_id
+        self._network = placed.model.config.network
+        self.has_encoder = self._network.has_encoder
+
+    @property
+    def most_positions(self) -> int | None:
+        """Tokens that the model can tell the positions of; None where nothing limits them."""
+        c = self._network
+        return c.max_positions if isinstance(c, TransformerConfig) and c.positions == "learned" else None
+
+    def room(self, max_length: int | None, written: int) -> int | None:
+        """Tokens of an input beside `written` tokens of a target, where `max_length` limits a sequence of the model."""
+        limits = [limit for limit in (max_length, self.most_positions) if limit is not None]
+        if not limits:
+            return None
+        return max(min(limits) - (0 if self.has_encoder else written), 0)
+
+    def generate(
+        self,
+        params: Params,
+        prompts: Sequence[Text],
+        *,
+        limits: Sequence[int],
+        sampling: SamplingConfig = SamplingConfig(),
+        seed: int = 0,
+        streams: Sequence[int] | None = None,
+        is_stopped: Callable[[int, np.ndarray], bool] | None = None,
+        batch_size: int = 32,
+    ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+        """Completes prompts; see `write_all`. A text draws from its own stream of random numbers, by default its number."""
+        if not prompts:
+            return iter(())
+        multiple = self._placed.row_multiple
+        rows = round_up(min(batch_size, len(prompts)), multiple)
+        group = rows if len(prompts) <= rows else round_up(max(rows // 4, 1), multiple)
+        programs = _Generation(self, params, sampling, seed, max(limits), max(map(len, prompts)), rows, group)
+        streams = range(len(prompts)) if streams is None else streams
+        return write_all(programs, prompts, limits, streams, rows=rows, group=group, is_stopped=is_stopped)
+
+    def search(
+        self, params: Params, prompts: Sequence[Text], *, max_tokens: int, beams: BeamConfig, batch_size: int = 32
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The best hypotheses of each prompt: (tokens int32 [N, beam size, max_tokens], scores float32 [N, beam size])."""
+        tokens = np.zeros((len(prompts), beams.size, max_tokens), np.int32)
+        scores = np.zeros((len(prompts), beams.size), np.float32)
+        order = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))
+        rows = round_up(min(batch_size, len(prompts)), self._placed.row_multiple)
+        for batch in _batches(order, rows):
+            ids = self._padded([prompts[i] for i in batch], rows, max_tokens)
+            found = self._search(params, ids, max_tokens=max_tokens, config=beams, eos_id=self._eos_id)
+            tokens[batch], scores[batch] = (np.asarray(x)[: len(batch)] for x in found)
+        return tokens, scores
+
+    def score(
+        self, params: Params, inputs: Sequence[Text], targets: Sequence[Text], *, batch_size: int = 32
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(sum of the targets' log-probabilities, float32 [N]; whether each token is the likeliest one, bool [N]).
+
+        Where a batch holds several targets of the same inputs, these are read once.
+        """
+        log_prob, is_greedy = np.zeros((len(inputs),), np.float32), np.zeros((len(inputs),), bool)
+        order = sorted(range(len(inputs)), key=lambda i: (-len(inputs[i]), inputs[i], len(targets[i])))
+        rows = round_up(min(batch_size, len(inputs)), self._placed.row_multiple)
+        for batch in _batches(order, rows):
+            mine = [inputs[i] for i in batch], [targets[i] for i in batch]
+            prompts = list(dict.fromkeys(map(tuple, mine[0])))
+            scores = self._score_shared(params, *mine, prompts, rows) if 2 * len(prompts) <= len(batch) else None
+            if scores is None:
+                batch_of = scoring_batch(*mine, self.has_encoder, self.most_positions)
+                scores = self._score(params, {name: pad_rows(x, rows) for name, x in batch_of.items()})
+            log_prob[batch] = np.asarray(scores.log_prob)[: len(batch)]
+            is_greedy[batch] = np.asarray(scores.is_greedy)[: len(batch)]
+        return log_prob, is_greedy
+
+    def _score_shared(self, params: Params, inputs: list[Text], targets: list[Text], prompts: list[tuple], rows: int):
+        steps = bucket(max(map(len, targets)), 4)
+        longest = max(map(len, prompts)) if prompts else 0
+        if not self.has_encoder and self.most_positions is not None and longest + steps > self.most_positions:
+            steps = max(map(len, targets))
+        number = {prompt: i for i, prompt in enumerate(prompts)}
+        of_row = np.array([number[tuple(text)] for text in inputs], np.int32)
+        many = round_up(1 << (len(prompts) - 1).bit_length(), self._placed.row_multiple)
+        ids = self._padded(prompts, many, steps)
+        return self._score_continuations(params, ids, pad_rows(of_row, rows), pad_rows(pad(targets, steps), rows))
+
+    def _padded(self, prompts: Sequence[Sequence[int]], rows: int, room: int) -> np.ndarray:
+        """Prompts as int32 [rows, P], with P one of few lengths that leaves the model `room` for what is written."""
+        longest = max((len(prompt) for prompt in prompts), default=0)
+        return pad_rows(pad(prompts, self.prompt_length(longest, room)), rows)
+
+    def prompt_length(self, longest: int, room: int) -> int:
+        """What prompts of at most so many tokens are padded to."""
+        most = self.room(None, room)
+        length = bucket(longest)
+        if most is not None and length > most:
+            length = most
+            if longest > most:
+                raise UserError(
+                    f"A prompt of {longest} tokens and {room} to write are longer than the model's {self.most_positions} "
+                    "positions. Shorten it, give max_length to cut it from the left, or write fewer tokens."
+                )
+        return length
+
+    @functools.cached_property
+    def _score(self):
+        return jax.jit(self._model.score, out_shardings=self._placed.replicated)
+
+    @functools.cached_property
+    def _score_continuations(self):
+        return jax.jit(self._model.score_continuations, out_shardings=self._placed.replicated)
+
+    @functools.cached_property
+    def _search(self):
+        program = functools.partial(search, self._model)
+        return jax.jit(program, static_argnames=("max_tokens", "config", "eos_id"), out_shardings=self._placed.replicated)
+
+    @functools.cached_property
+    def begin(self):
+        def begin(params, prompts, limit, stream, *, most, max_tokens):
+            logits, state = self._model.prefill(params, prompts, most)
+            return writing.begin(logits, state, limit, stream, max_tokens)
+
+        return jax.jit(begin, static_argnames=("most", "max_tokens"))
+
+    @functools.cached_property
+    def put(self):
+        return jax.jit(Slots.put, donate_argnums=0)
+
+    @functools.cached_property
+    def write(self):
+        def write(params, slots: Slots, stopped, seed, at_most, until, *, config):
+            slots = dataclasses.replace(slots, ended=slots.ended | stopped)
+            step = lambda state, token: self._model.step(params, state, token)
+            slots = writing.write(step, slots, config=config, eos_id=self._eos_id, seed=seed, at_most=at_most, until=until)
+            return slots, Written(slots.tokens, slots.log_probs, slots.written, slots.done)
+
+        return jax.jit(write, static_argnames="config", donate_argnums=1, out_shardings=(None, self._placed.replicated))
+
+
+class _Generation:
+    """`t5x_lab.decoding.writing.Programs` of one call."""
+
+    def __init__(self, inference: Inference, params, sampling, seed: int, max_tokens: int, longest: int, rows: int, group: int):
+        self._inference, self._params, self._sampling, self._seed = inference, params, sampling, np.uint32(seed)
+        self._max_tokens, self._rows, self._group = max_tokens, rows, group
+        self._length = inference.prompt_length(longest, max_tokens)
+
+    def begin(self, prompts: list[Text], limits: list[int], streams: list[int], rows: int | None = None) -> Slots:
+        rows = rows or self._rows
+        length = self._inference.prompt_length(max(map(len, prompts)), self._max_tokens)
+        if rows == self._rows:
+            length = self._length  # all that follow fit into it
+        # A decoder's prompts are in the cache that it writes to; behind shorter ones there is more room.
+        ids = pad_rows(pad(prompts, length), rows)
+        of_row = lambda values: pad_rows(np.array(values, np.int32), rows)
+        most = self._max_tokens + (0 if self._inference.has_encoder else self._length - length)
+        return self._inference.begin(self._params, ids, of_row(limits), of_row(streams), most=most, max_tokens=self._max_tokens)
+
+    def refill(self, slots: Slots, rows: list[int], prompts: list[Text], limits: list[int], streams: list[int]) -> Slots:
+        fresh = self.begin(prompts, limits, streams, self._group)
+        to = np.full((self._group,), self._rows, np.int32)
+        to[: len(rows)] = rows
+        return self._inference.put(slots, to, fresh)
+
+    def write(self, slots: Slots, stopped: np.ndarray, at_most: int, until: int) -> tuple[Slots, Written]:
+        args = (self._params, slots, stopped, self._seed, np.int32(at_most), np.int32(until))
+        slots, written = self._inference.write(*args, config=self._sampling)
+        return slots, jax.tree.map(np.asarray, written)
+
+
+def scoring_batch(
+    inputs: Sequence[Text], targets: Sequence[Text], has_encoder: bool, most: int | None = None
+) -> dict[str, np.ndarray]:
+    """Model features that put loss on the targets alone: inputs into the encoder, or before them as a prefix.
+
+    Rows are padded to one of few lengths, but not beyond `most`.
+    """
+
+    def width(rows: Sequence[Text]) -> int:
+        length = bucket(max(map(len, rows)))
+        return length if most is None else min(length, most)
+
+    if has_encoder:
+        target_tokens = pad(targets, width(targets))
+        return {
+            "encoder_input_tokens": pad(inputs, width(inputs)),
+            "decoder_input_tokens": np.pad(target_tokens, ((0, 0), (1, 0)))[:, :-1],
+            "decoder_target_tokens": target_tokens,
+        }
+    rows = [[*i, *t] for i, t in zip(inputs, targets, strict=True)]
+    tokens = pad(rows, width(rows))
+    position = np.arange(tokens.shape[1])
+    prefix = np.array([len(row) for row in inputs])[:, None]
+    return {
+        "decoder_input_tokens": np.pad(tokens, ((0, 0), (1, 0)))[:, :-1],
+        "decoder_target_tokens": tokens,
+        "decoder_loss_weights": ((position >= prefix) & (tokens > 0)).astype(np.int32),
+        # One more than the prefix: inputs are shifted to the right by one.
+        "decoder_causal_attention": (position <= prefix).astype(np.int32),
+    }
+
+
+def bucket(length: int, least: int = 16) -> int:
+    """One of few lengths, at most a quarter longer (or `least`), so that few programs are compiled."""
+    return max(round_up(length, max(least, 1 << max((length - 1).bit_length() - 3, 0))), least)
+
+
+def round_up(n: int, multiple: int) -> int:
+    return -(-n // multiple) * multiple
+
+
+def pad(rows: Sequence[Sequence[int]], length: int) -> np.ndarray:
+    """Int32 [len(rows), length], 0 behind each row's ids."""
+    out = np.zeros((len(rows), length), np.int32)
+    for padded, row in zip(out, rows, strict=True):
+        padded[: len(row)] = row
+    return out
+
+
+def pad_rows(x: np.ndarray, rows: int) -> np.ndarray:
+    """`x` with rows of zeros behind its own."""
+    return np.pad(x, [(0, rows - len(x))] + [(0, 0)] * (x.ndim - 1))
+
+
+def _batches(order: list[int], rows: int) -> Iterator[list[int]]:
+    return (order[i : i + rows] for i in range(0, len(order), rows))

@@ -1,0 +1,399 @@
+"""A model that knows a task by heart is asked in every way there is; rank classification's rules; lm-eval on real data."""
+
+import json
+import math
+import os
+import pathlib
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from conftest import ROOT
+
+import t5x_lab
+from t5x_lab.cli.main import main
+from t5x_lab.config.errors import UserError
+from t5x_lab.evaluation import rank
+from t5x_lab.observe.metrics import read_metrics
+
+SHARED = ROOT.parent / "shared" / "data"
+WORDS = {
+    "red": "color", "blue": "color", "pink": "color", "two": "number", "nine": "number", "six": "number",
+    "cat": "animal", "fox": "animal", "owl": "animal", "oak": "tree", "elm": "tree", "fir": "tree",
+}  # fmt: skip
+CHOICES = ["animal", "color", "number", "tree"]
+
+TASKS = """
+import seqio
+import tensorflow as tf
+
+@seqio.map_over_dataset
+def parse(line):
+    parts = tf.strings.split(line, "\\t")
+    return {"inputs": parts[0], "targets": parts[1]}
+
+def exact(targets, predictions):
+    return {"exact": sum(a == b for a, b in zip(targets, predictions)) / len(targets)}
+
+def mean_score(targets, scores):
+    return {"mean_score": float(sum(scores) / len(scores))}
+
+class Longest(seqio.metrics.CollectingMetric):
+    model_output_type = seqio.metrics.ModelOutputType.PREDICTION
+
+    def actual_compute(self, task_dataset_as_numpy, task_output_features, target_field_name="targets", cached_targets=None, **unused):
+        values = super().compute()["model_output"]
+        return {"longest": int((values > 2).sum(axis=1).max())}, {"targets": None}
+
+vocabulary = seqio.ByteVocabulary(100)
+steps = [parse, seqio.preprocessors.tokenize, seqio.CacheDatasetPlaceholder(), seqio.preprocessors.append_eos]
+files = {"train": "known.tsv", "validation": "known.tsv"}
+for name, metrics in {"known": [exact, mean_score], "known_too": [exact]}.items():
+    seqio.TaskRegistry.add(
+        name, seqio.TextLineDataSource(files), preprocessors=steps, metric_fns=metrics,
+        output_features={k: seqio.Feature(vocabulary) for k in ("inputs", "targets")},
+    )
+seqio.MixtureRegistry.add("both_known", [("known", 1.0), ("known_too", 1.0)])
+"""
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory):
+    """A byte-level encoder-decoder that was trained until it knows twelve lines, in a folder with their task."""
+    folder = tmp_path_factory.mktemp("known")
+    before = pathlib.Path.cwd()
+    os.chdir(folder)
+    lines = [f"what is {word}?\t{kind}\n" for word, kind in WORDS.items()]
+    (folder / "known.tsv").write_text("".join(lines))
+    (folder / "known_tasks.py").write_text(TASKS)
+    command = [
+        "train", "--gin_file=models/t5_1_1/tiny.gin", "--gin_bindings=import known_tasks",
+        "--gin.MIXTURE_OR_TASK_NAME=known", '--gin.TASK_FEATURE_LENGTHS={"inputs": 20, "targets": 8}',
+        "--gin.VOCABULARY=@ByteVocabulary()", "--gin.TransformerConfig.vocab_size=384", "--gin.TransformerConfig.emb_dim=64",
+        '--gin.TransformerConfig.dtype="float32"', "--gin.BATCH_SIZE=12", "--gin.DATA_SHARDS=1", "--gin.DataConfig.pack=False",
+        "--gin.MODEL_DIR=run", "--gin.TRAIN_STEPS=150", "--gin.LearningRate.factors=constant", "--gin.LearningRate.base_learning_rate=0.01",
+        "--gin.EVAL_PERIOD=150", "--gin.INFER_EVAL_PERIOD=75", "--gin.CHECKPOINT_PERIOD=75",
+    ]  # fmt: skip
+    try:
+        assert main(command) == 0
+        yield folder
+    finally:
+        os.chdir(before)
+
+
+@pytest.fixture
+def inside(known, monkeypatch):
+    monkeypatch.chdir(known)
+    return known
+
+
+QUESTIONS = [f"what is {word}?" for word in WORDS]
+ANSWERS = list(WORDS.values())
+
+
+@pytest.mark.slow
+def test_generate_knows_all_answers(inside):
+    run = t5x_lab.load("run")
+    assert [texts[0] for texts in run.generate(QUESTIONS, max_tokens=8, batch_size=5)] == ANSWERS
+    assert [texts[0] for texts in run.generate(QUESTIONS, max_tokens=8, beam_size=2)] == ANSWERS
+    stopped = run.generate(QUESTIONS, max_tokens=8, stop=["o", "ee"], batch_size=5)
+    assert [texts[0] for texts in stopped] == [word.split("o")[0].split("ee")[0] for word in ANSWERS]
+    limited = run.generate(QUESTIONS, max_tokens=[1 + i % 4 for i in range(12)])
+    assert [texts[0] for texts in limited] == [word[: 1 + i % 4] for i, word in enumerate(ANSWERS)]
+    cut = run.generate(["x" * 100 + QUESTIONS[0]], max_tokens=8, max_length=len(QUESTIONS[0]) + run.input_eos)
+    assert cut == [[ANSWERS[0]]]
+
+
+@pytest.mark.slow
+def test_scores_come_with_lengths_flags_and_what_was_cut(inside):
+    run = t5x_lab.load("run")
+    inputs = [question for question in QUESTIONS for _ in CHOICES]
+    scores = run.scores(inputs, CHOICES * 12, eos=True)
+    picks = scores.log_prob.reshape(12, 4).argmax(1)
+    assert [CHOICES[i] for i in picks] == ANSWERS
+    assert scores.tokens.tolist() == [len(c) + 1 for c in CHOICES] * 12 and scores.characters.tolist() == [5 + (c == "animal") + (c == "number") - (c == "tree") for c in CHOICES] * 12  # fmt: skip
+    assert (scores.is_greedy.reshape(12, 4).sum(1) == 1).all() and not scores.cut.any()
+    cut = run.scores(["pad " * 50 + QUESTIONS[0]], [ANSWERS[0]], max_length=16)
+    assert cut.cut.tolist() == [200 + len(QUESTIONS[0]) + run.input_eos - 16]
+    with pytest.raises(UserError, match="Target 0 has 6 tokens"):
+        run.scores(["x"], ["animal"], max_length=5)
+
+
+@pytest.mark.slow
+def test_training_and_eval_measure_the_tasks_own_metrics(inside, capsys):
+    logged = {m["step"]: m for m in read_metrics("run") if m["split"] == "infer/known"}
+    assert list(logged) == [75, 150] and logged[150]["exact"] == 1.0
+    run = t5x_lab.load("run")
+    own = run.scores(QUESTIONS, ANSWERS, eos=True).log_prob.mean()
+    assert main(["eval", "--model_dir=run", "--step=75,150", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert list(found) == ["75", "150"] and found["150"]["infer/known"]["exact"] == 1.0
+    assert found["150"]["infer/known"]["mean_score"] == pytest.approx(own, abs=1e-4)
+    assert found["150"]["eval/known"]["accuracy"] == 1.0
+    lines = [json.loads(line) for line in open("run/inference/known-150.jsonl")]
+    assert [(x["inputs"], x["targets"], x["prediction"]) for x in lines] == list(zip(QUESTIONS, ANSWERS, ANSWERS, strict=True))
+    assert main(["eval", "--model_dir=run", "--gin.MIXTURE_OR_TASK_NAME=both_known", "--step=new", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert list(found) == ["75", "150"] and found["150"]["infer/known_too"]["exact"] == 1.0
+    for step, says in (("7", "no checkpoint of step 7"), ("soon", "several joined by commas")):
+        assert main(["eval", "--model_dir=run", f"--step={step}"]) == 2 and says in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_infer_on_a_task_a_mixture_and_ranked_choices(inside, tmp_path, capsys):
+    command = ["infer", "--model_dir=run", "--batch_size=2", "--max_tokens=8"]
+    assert main([*command, "--task=known", f"--output={tmp_path}/known.jsonl"]) == 0
+    lines = [json.loads(line) for line in open(tmp_path / "known.jsonl")]
+    assert [x["prediction"] for x in lines] == ANSWERS == [x["targets"] for x in lines]
+    assert main([*command, "--task=both_known", "--mode=score", f"--output={tmp_path}/scored.jsonl"]) == 0
+    lines = [json.loads(line) for line in open(tmp_path / "scored.jsonl")]
+    run = t5x_lab.load("run")
+    np.testing.assert_allclose([x["score"] for x in lines], np.tile(run.score(QUESTIONS, ANSWERS, eos=True), 2), atol=1e-4)
+    assert [x["task"] for x in lines] == ["known"] * 12 + ["known_too"] * 12 and all(x["is_greedy"] for x in lines)
+
+    capsys.readouterr()
+    records = [
+        {"inputs": q, "targets": a, "dataset": "words" if i % 2 else "others", "prompt": f"p{i % 3}"}
+        for i, (q, a) in enumerate(zip(QUESTIONS, ANSWERS, strict=True))
+    ]
+    (tmp_path / "ranked.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    ranked = [*command, f"--input={tmp_path}/ranked.jsonl", "--mode=rank", f"--output={tmp_path}/picks.jsonl"]
+    assert main([*ranked, *(f"--choice={c}" for c in CHOICES)]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["average(others+words)"] == dict.fromkeys(rank.NORMALIZATIONS, 1.0)
+    assert report["datasets"]["words"]["over_prompts"]["sum"]["prompts"] == 3
+
+    for more, says in (
+        (["--task=known", "--split=test"], 'has no split "test"'),
+        (["--task=unknown"], "unknown"),
+        (["--task=known", "--mode=rank"], "reads files"),
+        (["--task=sotu_full_lm", "--mode=predict", '--gin.TASK_FEATURE_LENGTHS={"targets": 8}', "--gin.VOCABULARY=@ByteVocabulary()", "--gin.ByteVocabulary.extra_ids=50"], "was trained with"),
+        ([], "Give either --input"),
+    ):  # fmt: skip
+        assert main([*command, *more, f"--output={tmp_path}/none.jsonl"]) == 2, more
+        assert says in capsys.readouterr().err, more
+
+
+@pytest.mark.slow
+def test_infer_killed_twice_writes_every_example_once(inside, tmp_path):
+    """Kill -9 in the middle, twice; the output is that of an uninterrupted run, to the byte."""
+    rng = random.Random(0)
+    (tmp_path / "in.txt").write_text(
+        "".join(f"what is {rng.choice(list(WORDS))}{'?' * rng.randint(1, 9)}\n" for _ in range(400))
+    )
+    command = [
+        sys.executable, "-m", "t5x_lab", "infer", "--model_dir=run", f"--input={tmp_path}/in.txt", "--batch_size=2", "--max_tokens=8",
+        "--temperature=1.0", "--seed=3",
+    ]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": "--xla_backend_optimization_level=0"}
+    output = tmp_path / "out.jsonl"
+    kills, line_counts = 0, []
+    for _ in range(20):
+        process = subprocess.Popen([*command, f"--output={output}"], env=environment, stderr=subprocess.DEVNULL)
+        seen = output.stat().st_size if output.exists() else 0
+        while process.poll() is None and not (kills < 2 and output.exists() and output.stat().st_size > seen):
+            time.sleep(0.01)
+        if process.poll() is not None:
+            break
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        kills += 1
+        line_counts.append(len(output.read_bytes().splitlines()))
+    assert kills == 2 and process.returncode == 0 and 0 < line_counts[0] < line_counts[1] < 400
+    assert subprocess.run([*command, f"--output={tmp_path}/whole.jsonl"], env=environment, check=False).returncode == 0
+    assert output.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+    assert [json.loads(x)["inputs"] for x in output.open()] == (tmp_path / "in.txt").read_text().splitlines()
+
+
+@pytest.mark.parametrize(
+    "content, mode, says",
+    [
+        ('{"inputs": "x"}\n{"inputs": ""}\n', "predict", "line 2 has an empty text"),
+        ('{"inputs": "x"}\n{"inputs": "x"}\n', "score", 'line 1 has no text under "targets"'),
+        ('{"inputs": "x", "choices": ["a"]}\n', "rank", "line 1 has no list of two or more texts"),
+        ('{"inputs": "x", "choices": ["a", "b"]}\n', "rank", "line 1 does not say which choice is right"),
+        ('{"inputs": "x", "choices": ["a", "b"], "label": 2}\n', "rank", "Give a number from 0 to 1"),
+        ('"text"\n', "predict", 'line 1 has no text under "inputs"'),
+    ],
+)
+def test_bad_lines_are_sentences_and_what_was_done_is_kept(tmp_path, content, mode, says):
+    from t5x_lab.evaluation.examples import read_examples
+
+    path = tmp_path / "bad.jsonl"
+    path.write_text(content)
+    with pytest.raises(UserError, match=says) as error:
+        read_examples(str(path), mode)
+    assert "bad.jsonl" in str(error.value)
+
+
+# Rank classification, by hand.
+
+
+def test_ties_and_what_is_not_a_number():
+    nan = math.nan
+    assert rank.best([-1.0, -2.0]) == (0, False)
+    assert rank.best([-2.0, -1.0, -1.0]) == (1, True)
+    assert rank.best([nan, -5.0]) == (1, False)
+    assert rank.best([nan, nan]) == (None, False)
+    assert rank.best([-math.inf, nan]) == (0, False)
+
+
+def test_normalizations_may_disagree():
+    """Worked by hand: sums -4, -5, -9; per token -4, -2.5, -3; per character -2, -1.25, -0.9."""
+    found = rank.answer([-4.0, -5.0, -9.0], [1, 2, 3], [2, 4, 10])
+    assert found.picks == {"sum": 0, "token_mean": 1, "character_mean": 2} and not found.ties
+
+
+def test_a_report_names_its_data_sets_and_spreads_over_prompts():
+    questions, found = [], []
+    right_of = {("a", "p"): 4, ("a", "q"): 2, ("a", "r"): 1, ("b", "p"): 3}
+    for (dataset, prompt), right in right_of.items():
+        for i in range(4):
+            questions.append(rank.Question("x", ("y", "z"), 0, dataset, prompt))
+            found.append(rank.answer([-1.0, -2.0] if i < right else [-2.0, -1.0], [1, 1], [1, 1]))
+    report = rank.report(questions, found)
+    over = report["datasets"]["a"]["over_prompts"]["sum"]
+    values = [1.0, 0.5, 0.25]
+    assert over["median"] == 0.5 and over["mean"] == pytest.approx(statistics.fmean(values)) and over["lowest"] == 0.25
+    assert over["interquartile_range"] == pytest.approx(np.subtract(*np.percentile(values, [75, 25])))
+    assert report["average(a+b)"]["sum"] == pytest.approx((0.5 + 0.75) / 2)
+    only = rank.report(questions[:12], found[:12])
+    assert "average(a)" in only and "average(a+b)" not in only
+
+
+# lm-eval.
+
+
+def harness_task(folder, name, data, text, choices, label, **more):
+    """A task file as lm-eval reads them, with a local .jsonl file."""
+    fields = {
+        "task": name, "dataset_path": "json", "dataset_kwargs": {"data_files": {"validation": str(data)}},
+        "output_type": "multiple_choice", "validation_split": "validation", "doc_to_text": text, "doc_to_choice": choices,
+        "doc_to_target": label, "metric_list": [{"metric": "acc"}, {"metric": "acc_norm"}], **more,
+    }  # fmt: skip
+    (folder / f"{name}.yaml").write_text(json.dumps({k: v for k, v in fields.items() if v is not None}))  # JSON is YAML
+
+
+@pytest.fixture
+def offline(tmp_path, monkeypatch):
+    pytest.importorskip("lm_eval")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+
+
+@pytest.mark.slow
+def test_lm_eval_finds_what_the_model_knows(inside, offline, tmp_path, capsys):
+    """Multiple choice, generation and perplexity tasks by `t5x_lab harness`, with lm-eval's own files."""
+    data = tmp_path / "known.jsonl"
+    records = [
+        {"inputs": q, "answer": a, "choices": CHOICES, "label": CHOICES.index(a)}
+        for q, a in zip(QUESTIONS, ANSWERS, strict=True)
+    ]
+    data.write_text("".join(json.dumps(r) + "\n" for r in records))
+    harness_task(tmp_path, "known_choice", data, "{{inputs}}", "{{choices}}", "label", target_delimiter="")
+    harness_task(
+        tmp_path, "known_text", data, "{{inputs}}", None, "answer", target_delimiter="", output_type="generate_until",
+        generation_kwargs={"until": ["\n"], "max_gen_toks": 8}, metric_list=[{"metric": "exact_match"}],
+    )  # fmt: skip
+    harness_task(
+        tmp_path, "known_rolling", data, "", None, "{{answer}}", output_type="loglikelihood_rolling",
+        metric_list=[{"metric": "byte_perplexity"}],
+    )  # fmt: skip
+    names = "known_choice,known_text,known_rolling"
+    command = ["harness", "--model_dir=run", f"--tasks={names}", f"--include_path={tmp_path}", f"--output_path={tmp_path}/out"]
+    assert main([*command, "--json"]) == 0
+    printed = capsys.readouterr()
+    results = json.loads(printed.out)["results"]
+    assert results["known_choice"]["acc,none"] == 1.0 and results["known_text"]["exact_match,none"] == 1.0
+    assert "known_choice" in printed.err and "|acc" in printed.err  # lm-eval's table
+    run = t5x_lab.load("run")
+    total = run.scores([[1]] * 12, [run.vocabulary.encode(a) for a in ANSWERS]).log_prob.sum()
+    size = sum(len(a) for a in ANSWERS)
+    assert results["known_rolling"]["byte_perplexity,none"] == pytest.approx(math.exp(-total / size), rel=1e-4)
+    written = list((tmp_path / "out").rglob("*.json*"))
+    assert any("results" in p.name for p in written) and any("samples_known_choice" in p.name for p in written)
+    assert main(["harness", "--model_dir=run", "--tasks=no_such_task"]) == 2
+    assert 'no task "no_such_task"' in capsys.readouterr().err
+
+
+def copa(folder):
+    """COPA as lm-eval tasks, on its published validation file, and the (context, choices, label) of every example."""
+    source = SHARED / "eval" / "superglue" / "COPA" / "val.jsonl"
+    if not source.exists():
+        pytest.skip("needs ../shared/data/eval/superglue, which is not here")
+    word = {"cause": "because", "effect": "therefore"}
+    records = [json.loads(line) for line in source.open()]
+    for r in records:
+        r["context"] = r["premise"].rstrip(".") + " " + word[r["question"]]
+        r["choices"] = [r["choice1"][0].lower() + r["choice1"][1:], r["choice2"][0].lower() + r["choice2"][1:]]
+    data = folder / "copa.jsonl"
+    data.write_text("".join(json.dumps(r) + "\n" for r in records))
+    harness_task(folder, "local_copa", data, "{{context}}", "{{choices}}", "label")
+    return records
+
+
+def samples_of(folder, task):
+    (path,) = folder.rglob(f"samples_{task}_*.jsonl")
+    rows = [json.loads(line) for line in path.open()]
+    return sorted(rows, key=lambda row: row["doc_id"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["encoder_decoder", "causal_decoder", "prefix_decoder"])
+def test_lm_eval_on_copa_equals_an_independent_computation(architecture, offline, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = fresh(architecture)
+    run.save("run")
+    records = copa(tmp_path)
+    command = ["harness", "--model_dir=run", "--tasks=local_copa", "--include_path=.", "--output_path=out", "--batch_size=16"]
+    assert main(command) == 0
+    rows = samples_of(tmp_path / "out", "local_copa")
+    contexts = [r["context"] for r in records for _ in range(2)]
+    choices = [" " + choice for r in records for choice in r["choices"]]
+    scores = run.score(contexts, choices).reshape(-1, 2)
+    ours = np.array([[float(x[0][0]) for x in row["resps"]] for row in rows])
+    np.testing.assert_allclose(ours, scores, rtol=1e-4, atol=1e-3)
+    labels = np.array([r["label"] for r in records])
+    assert np.mean([row["acc"] for row in rows]) == (scores.argmax(1) == labels).mean()
+    lengths = np.array([[len(c) for c in r["choices"]] for r in records])
+    assert np.mean([row["acc_norm"] for row in rows]) == ((scores / lengths).argmax(1) == labels).mean()
+
+
+def fresh(architecture):
+    sizes = ["TransformerConfig.emb_dim = 32", "TransformerConfig.vocab_size = 384", "TransformerConfig.dtype = 'float32'"]
+    files = ["models/byt5/tiny.gin"] if architecture == "encoder_decoder" else ["models/decoder/tiny.gin"]
+    kind = [] if architecture == "encoder_decoder" else [f"TransformerConfig.architecture = '{architecture}'"]
+    return t5x_lab.from_gin(files, ["VOCABULARY = @ByteVocabulary()", *sizes, *kind], seed=3)
+
+
+@pytest.mark.slow
+def test_the_exported_weights_under_lm_evals_own_model_give_the_same(offline, tmp_path, monkeypatch):
+    """ByT5 shapes, converted to Hugging Face, run by lm-eval's `hf` model: accuracies and log-probabilities to 1e-3."""
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    fresh("encoder_decoder").save("run")
+    copa(tmp_path)
+    assert main(["convert", "--from=t5x_lab", "--to=hf", "--source=run", "--target=hf_model"]) == 0
+    common = ["--tasks", "local_copa", "--include_path", ".", "--batch_size", "16", "--log_samples", "--limit", "40"]
+    ours = [sys.executable, "-m", "t5x_lab.evaluation.harness", "--model", "t5x_lab", "--model_args", "model_dir=run"]
+    theirs = [
+        sys.executable, "-m", "lm_eval", "--model", "hf", "--model_args",
+        "pretrained=hf_model,backend=seq2seq,dtype=float32,add_bos_token=False", "--device", "cpu",
+    ]  # fmt: skip
+    found = {}
+    for name, command in (("ours", ours), ("theirs", theirs)):
+        done = subprocess.run(
+            [*command, *common, "--output_path", name],
+            env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-3000:]
+        found[name] = samples_of(tmp_path / name, "local_copa")
+    for a, b in zip(found["ours"], found["theirs"], strict=True):
+        np.testing.assert_allclose([float(x[0][0]) for x in a["resps"]], [float(x[0][0]) for x in b["resps"]], atol=1e-3)
+        assert (a["acc"], a["acc_norm"]) == (b["acc"], b["acc_norm"])
