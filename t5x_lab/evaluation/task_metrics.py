@@ -15,6 +15,13 @@ from t5x_lab.evaluation.config import InferEvalConfig
 from t5x_lab.observe.console import say
 
 
+class _Unconverted(seqio.PassThroughFeatureConverter):
+    """Examples as their task makes them; the model pads and batches."""
+
+    TASK_FEATURES: dict = {}  # what SeqIO's Evaluator asks for, and its own pass-through converter lacks
+    pack = False
+
+
 class TaskMetrics:
     """Measures models on the same examples every time.
 
@@ -76,7 +83,7 @@ class TaskMetrics:
     def _evaluator(self, task: seqio.Task) -> seqio.Evaluator:
         if task.name not in self._evaluators:
             options = dict(
-                feature_converter=seqio.PassThroughFeatureConverter(),
+                feature_converter=_Unconverted(),
                 eval_split=self._config.split,
                 num_examples=self._config.num_examples,
                 async_compute_metrics=False,
