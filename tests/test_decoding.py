@@ -206,8 +206,8 @@ def test_refilled_rows_write_what_each_text_alone_would(name, config):
     prompts, limits = made_up_texts(11)
     found = {
         i: (tokens.tolist(), log_probs)
-        for i, tokens, log_probs in Inference(placed, EOS).generate(
-            params, prompts, limits=limits, sampling=config, seed=5, batch_size=4
+        for i, tokens, log_probs in Inference(placed).generate(
+            params, prompts, limits=limits, eos_id=EOS, sampling=config, seed=5, batch_size=4
         )
     }
     assert sorted(found) == list(range(11))
@@ -256,11 +256,11 @@ def test_rows_are_refilled_as_they_finish_and_stopped_texts_too():
 def test_scores_with_shared_inputs_equal_those_of_the_whole_sequence(name):
     """Sums of log-probabilities and the greedy flag; four targets of each input, one of them what greedy decoding writes."""
     placed, params, model = sharp_model(name)
-    inference, rng = Inference(placed, EOS), np.random.default_rng(1)
+    inference, rng = Inference(placed), np.random.default_rng(1)
     prompts, _ = made_up_texts(5, seed=1)
     inputs = [prompt for prompt in prompts for _ in range(4)]
     targets = [rng.integers(2, 64, rng.integers(1, 8)).tolist() for _ in inputs]
-    greedy = {i: t.tolist() for i, t, _ in inference.generate(params, prompts, limits=[6] * 5)}
+    greedy = {i: t.tolist() for i, t, _ in inference.generate(params, prompts, limits=[6] * 5, eos_id=EOS)}
     targets[::4] = [greedy[i] for i in range(5)]
     shared = inference.score(params, inputs, targets, batch_size=8)
     order = rng.permutation(20)
@@ -287,8 +287,8 @@ def test_a_mesh_of_devices_writes_and_scores_the_same(name):
     found = []
     for mesh, devices in (("data=1", 1), ("data=2,fsdp=2,tensor=2", 8)):
         placed, params, _ = sharp_model(name, mesh, devices)
-        inference = Inference(placed, EOS)
-        texts = inference.generate(params, prompts, limits=limits, batch_size=4)
+        inference = Inference(placed)
+        texts = inference.generate(params, prompts, limits=limits, eos_id=EOS, batch_size=4)
         scores, _ = inference.score(params, prompts + prompts, prompts + prompts[::-1], batch_size=8)
         found.append((sorted((i, tokens.tolist()) for i, tokens, _ in texts), scores))
     assert found[0][0] == found[1][0]
@@ -303,3 +303,16 @@ def test_buckets_hold_their_lengths_are_few_and_waste_little(length, least):
 
 def test_buckets_are_few():
     assert len({bucket(length) for length in range(1, 4097)}) < 32
+
+
+def test_learned_positions_limit_each_text_by_itself():
+    """GPT-1's 32 positions: a long prompt with few tokens to write beside a short one with many; one too many is a sentence."""
+    placed, params, model = sharp_model("gpt1")
+    prompts, limits = [[5] * 28, [6, 7], [8] * 20], [4, 30, 12]
+    found = {i: t.tolist() for i, t, _ in Inference(placed).generate(params, prompts, limits=limits, eos_id=63, batch_size=2)}
+    for i in range(3):
+        assert len(found[i]) == limits[i] or found[i][-1] == 63
+    alone = {i: t.tolist() for i, t, _ in Inference(placed).generate(params, prompts[:1], limits=[4], eos_id=63)}
+    assert alone[0] == found[0]
+    with pytest.raises(UserError, match="Prompt 1 has 28 tokens, which with 5 to write"):
+        Inference(placed).generate(params, [[1], [5] * 28], limits=[5, 5], eos_id=63)

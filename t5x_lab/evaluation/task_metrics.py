@@ -4,6 +4,7 @@ import functools
 import json
 import numbers
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 import seqio
@@ -18,7 +19,7 @@ from t5x_lab.observe.console import say
 class _Unconverted(seqio.PassThroughFeatureConverter):
     """Examples as their task makes them; the model pads and batches."""
 
-    TASK_FEATURES: dict = {}  # what SeqIO's Evaluator asks for, and its own pass-through converter lacks
+    TASK_FEATURES: ClassVar[dict] = {}  # what SeqIO's Evaluator asks for, and its own pass-through converter lacks
     pack = False
 
 

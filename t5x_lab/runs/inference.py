@@ -27,11 +27,10 @@ class Inference:
 
     Args:
       placed: model and mesh.
-      eos_id: the end token.
     """
 
-    def __init__(self, placed: Placed, eos_id: int):
-        self._placed, self._model, self._eos_id = placed, placed.model, eos_id
+    def __init__(self, placed: Placed):
+        self._placed, self._model = placed, placed.model
         self._network = placed.model.config.network
         self.has_encoder = self._network.has_encoder
 
@@ -54,6 +53,7 @@ class Inference:
         prompts: Sequence[Text],
         *,
         limits: Sequence[int],
+        eos_id: int,
         sampling: SamplingConfig = SamplingConfig(),
         seed: int = 0,
         streams: Sequence[int] | None = None,
@@ -66,12 +66,15 @@ class Inference:
         multiple = self._placed.row_multiple
         rows = round_up(min(batch_size, len(prompts)), multiple)
         group = rows if len(prompts) <= rows else round_up(max(rows // 4, 1), multiple)
-        programs = _Generation(self, params, sampling, seed, max(limits), max(map(len, prompts)), rows, group)
+        for number, (prompt, limit) in enumerate(zip(prompts, limits, strict=True)):
+            self._check_room(len(prompt), limit, number)
+        length = self.prompt_length(max(map(len, prompts)), min(limits))
+        programs = _Generation(self, params, sampling, eos_id, seed, max(limits), length, rows, group)
         streams = range(len(prompts)) if streams is None else streams
         return write_all(programs, prompts, limits, streams, rows=rows, group=group, is_stopped=is_stopped)
 
     def search(
-        self, params: Params, prompts: Sequence[Text], *, max_tokens: int, beams: BeamConfig, batch_size: int = 32
+        self, params: Params, prompts: Sequence[Text], *, max_tokens: int, beams: BeamConfig, eos_id: int, batch_size: int = 32
     ) -> tuple[np.ndarray, np.ndarray]:
         """The best hypotheses of each prompt: (tokens int32 [N, beam size, max_tokens], scores float32 [N, beam size])."""
         tokens = np.zeros((len(prompts), beams.size, max_tokens), np.int32)
@@ -79,8 +82,10 @@ class Inference:
         order = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))
         rows = round_up(min(batch_size, len(prompts)), self._placed.row_multiple)
         for batch in _batches(order, rows):
+            for i in batch:
+                self._check_room(len(prompts[i]), max_tokens, i)
             ids = self._padded([prompts[i] for i in batch], rows, max_tokens)
-            found = self._search(params, ids, max_tokens=max_tokens, config=beams, eos_id=self._eos_id)
+            found = self._search(params, ids, max_tokens=max_tokens, config=beams, eos_id=eos_id)
             tokens[batch], scores[batch] = (np.asarray(x)[: len(batch)] for x in found)
         return tokens, scores
 
@@ -122,17 +127,17 @@ class Inference:
         return pad_rows(pad(prompts, self.prompt_length(longest, room)), rows)
 
     def prompt_length(self, longest: int, room: int) -> int:
-        """What prompts of at most so many tokens are padded to."""
+        """What prompts of at most so many tokens are padded to, where the longest leaves the model `room`."""
         most = self.room(None, room)
-        length = bucket(longest)
-        if most is not None and length > most:
-            length = most
-            if longest > most:
-                raise UserError(
-                    f"A prompt of {longest} tokens and {room} to write are longer than the model's {self.most_positions} "
-                    "positions. Shorten it, give max_length to cut it from the left, or write fewer tokens."
-                )
-        return length
+        return bucket(longest) if most is None else min(bucket(longest), most)
+
+    def _check_room(self, length: int, limit: int, number: int) -> None:
+        room = self.room(None, limit)
+        if room is not None and length > room:
+            raise UserError(
+                f"Prompt {number} has {length} tokens, which with {limit} to write are more than the model's "
+                f"{self.most_positions} positions. Shorten it, give max_length to cut it from the left, or write fewer tokens."
+            )
 
     @functools.cached_property
     def _score(self):
@@ -161,43 +166,52 @@ class Inference:
 
     @functools.cached_property
     def write(self):
-        def write(params, slots: Slots, stopped, seed, at_most, until, *, config):
+        def write(params, slots: Slots, stopped, seed, at_most, until, *, config, eos_id):
             slots = dataclasses.replace(slots, ended=slots.ended | stopped)
             step = lambda state, token: self._model.step(params, state, token)
-            slots = writing.write(step, slots, config=config, eos_id=self._eos_id, seed=seed, at_most=at_most, until=until)
+            slots = writing.write(step, slots, config=config, eos_id=eos_id, seed=seed, at_most=at_most, until=until)
             return slots, Written(slots.tokens, slots.log_probs, slots.written, slots.done)
 
-        return jax.jit(write, static_argnames="config", donate_argnums=1, out_shardings=(None, self._placed.replicated))
+        return jax.jit(
+            write, static_argnames=("config", "eos_id"), donate_argnums=1, out_shardings=(None, self._placed.replicated)
+        )
 
 
+@dataclasses.dataclass(frozen=True)
 class _Generation:
-    """`t5x_lab.decoding.writing.Programs` of one call."""
+    """`t5x_lab.decoding.writing.Programs` of one call; `length` is what the longest prompts are padded to."""
 
-    def __init__(self, inference: Inference, params, sampling, seed: int, max_tokens: int, longest: int, rows: int, group: int):
-        self._inference, self._params, self._sampling, self._seed = inference, params, sampling, np.uint32(seed)
-        self._max_tokens, self._rows, self._group = max_tokens, rows, group
-        self._length = inference.prompt_length(longest, max_tokens)
+    inference: Inference
+    params: Params
+    sampling: SamplingConfig
+    eos_id: int
+    seed: int
+    max_tokens: int
+    length: int
+    rows: int
+    group: int
 
     def begin(self, prompts: list[Text], limits: list[int], streams: list[int], rows: int | None = None) -> Slots:
-        rows = rows or self._rows
-        length = self._inference.prompt_length(max(map(len, prompts)), self._max_tokens)
-        if rows == self._rows:
-            length = self._length  # all that follow fit into it
-        # A decoder's prompts are in the cache that it writes to; behind shorter ones there is more room.
+        rows = rows or self.rows
+        # All that follow fit into the first ones' length.
+        length = self.length if rows == self.rows else min(bucket(max(map(len, prompts))), self.length)
         ids = pad_rows(pad(prompts, length), rows)
         of_row = lambda values: pad_rows(np.array(values, np.int32), rows)
-        most = self._max_tokens + (0 if self._inference.has_encoder else self._length - length)
-        return self._inference.begin(self._params, ids, of_row(limits), of_row(streams), most=most, max_tokens=self._max_tokens)
+        most = self.max_tokens
+        if not self.inference.has_encoder:  # prompts are in the cache that is written to, whose size stays
+            positions = self.inference.most_positions or np.inf
+            most = int(min(self.length + self.max_tokens, positions)) - length
+        return self.inference.begin(self.params, ids, of_row(limits), of_row(streams), most=most, max_tokens=self.max_tokens)
 
     def refill(self, slots: Slots, rows: list[int], prompts: list[Text], limits: list[int], streams: list[int]) -> Slots:
-        fresh = self.begin(prompts, limits, streams, self._group)
-        to = np.full((self._group,), self._rows, np.int32)
+        fresh = self.begin(prompts, limits, streams, self.group)
+        to = np.full((self.group,), self.rows, np.int32)
         to[: len(rows)] = rows
-        return self._inference.put(slots, to, fresh)
+        return self.inference.put(slots, to, fresh)
 
     def write(self, slots: Slots, stopped: np.ndarray, at_most: int, until: int) -> tuple[Slots, Written]:
-        args = (self._params, slots, stopped, self._seed, np.int32(at_most), np.int32(until))
-        slots, written = self._inference.write(*args, config=self._sampling)
+        args = (self.params, slots, stopped, np.uint32(self.seed), np.int32(at_most), np.int32(until))
+        slots, written = self.inference.write(*args, config=self.sampling, eos_id=self.eos_id)
         return slots, jax.tree.map(np.asarray, written)
 
 

@@ -123,7 +123,7 @@ class Run:
 
     @functools.cached_property
     def _inference(self) -> Inference:
-        return Inference(self._placed, self.vocabulary.eos_id)
+        return Inference(self._placed)
 
     def with_params(self, params: Params, step: int) -> "Run":
         """The same model with other parameters, and the programs that were compiled for it."""
@@ -175,6 +175,7 @@ class Run:
         self._check_limits(limits, prompts)
         ids = [self._prompt_ids(prompt) for prompt in prompts]
         self._check_read(ids)
+        eos_id = self.vocabulary.eos_id
         if max_length is not None:
             ids = [_last(text, self._inference.room(max_length, limit)) for text, limit in zip(ids, limits, strict=True)]
         if beam_size != 1:
@@ -185,7 +186,9 @@ class Run:
                     "all of them to the same length."
                 )
             beams = BeamConfig(beam_size, beam_alpha)
-            found, _ = self._inference.search(self.params, ids, max_tokens=limits[0], beams=beams, batch_size=batch_size)
+            found, _ = self._inference.search(
+                self.params, ids, max_tokens=limits[0], beams=beams, eos_id=eos_id, batch_size=batch_size
+            )
             hypotheses = zip(ids, found[:, :num_samples], strict=True)
             return [[_before(self._continuation(prompt, row), stop) for row in rows] for prompt, rows in hypotheses]
         several = lambda values: [value for value in values for _ in range(num_samples)]
@@ -197,6 +200,7 @@ class Run:
             self.params,
             ids,
             limits=limits,
+            eos_id=eos_id,
             sampling=SamplingConfig(temperature, top_k, top_p),
             seed=seed,
             streams=streams,
@@ -220,7 +224,13 @@ class Run:
         log_probs = np.zeros(tokens.shape, np.float32)
         texts, limits = _without_padding(prompts), [max_tokens] * len(prompts)
         written = self._inference.generate(
-            self.params, texts, limits=limits, sampling=sampling, seed=seed, batch_size=batch_size
+            self.params,
+            texts,
+            limits=limits,
+            eos_id=self.vocabulary.eos_id,
+            sampling=sampling,
+            seed=seed,
+            batch_size=batch_size,
         )
         for i, text, logs in written:
             tokens[i, : len(text)], log_probs[i, : len(text)] = text, logs
@@ -237,7 +247,8 @@ class Run:
         self._check_decoder("search_tokens")
         self._check_limits([max_tokens], prompts)
         texts = _without_padding(prompts)
-        return self._inference.search(self.params, texts, max_tokens=max_tokens, beams=beams, batch_size=batch_size)
+        options = dict(max_tokens=max_tokens, beams=beams, eos_id=self.vocabulary.eos_id, batch_size=batch_size)
+        return self._inference.search(self.params, texts, **options)
 
     def score(self, inputs, targets, *, eos: bool = False) -> np.ndarray:
         """Sum of the log-probabilities of the target tokens, float32 [B]; no z-loss, no label smoothing. See `scores`."""
