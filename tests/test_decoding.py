@@ -307,7 +307,7 @@ def test_buckets_are_few():
 
 def test_learned_positions_limit_each_text_by_itself():
     """GPT-1's 32 positions: a long prompt with few tokens to write beside a short one with many; one too many is a sentence."""
-    placed, params, model = sharp_model("gpt1")
+    placed, params, _ = sharp_model("gpt1")
     prompts, limits = [[5] * 28, [6, 7], [8] * 20], [4, 30, 12]
     found = {i: t.tolist() for i, t, _ in Inference(placed).generate(params, prompts, limits=limits, eos_id=63, batch_size=2)}
     for i in range(3):

@@ -58,12 +58,11 @@ class _Beams:
 
 
 def search(model, params: Any, prompts: jax.Array, max_tokens: int, config: BeamConfig, eos_id: int):
-    """Reads prompts int [B, P] with the model's `prefill` and searches with its `step`; returns what `beam_search` does."""
+    """Reads prompts int [B, P] with the model's `prefill` and searches with its `stepper`; returns what `beam_search` does."""
     logits, state = model.prefill(params, prompts, max_tokens)
-    step = lambda state, token: model.step(params, state, token)
     exchange = lambda state, rows: state.exchange(rows)
     state = state.take(jnp.repeat(jnp.arange(prompts.shape[0]), config.size))
-    return beam_search(step, logits, state, exchange, max_tokens=max_tokens, eos_id=eos_id, config=config)
+    return beam_search(model.stepper(params), logits, state, exchange, max_tokens=max_tokens, eos_id=eos_id, config=config)
 
 
 def beam_search(

@@ -108,7 +108,7 @@ def write(
 def generate(
     model, params: Any, prompts: jax.Array, seed: Integer, max_tokens: int, config: SamplingConfig, eos_id: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Completes one batch: prompts int [B, P], read with the model's `prefill` and written on with its `step`.
+    """Completes one batch: prompts int [B, P], read with the model's `prefill` and written on with its `stepper`.
 
     Returns:
       (tokens int [B, max_tokens], 0 after the end token; log-probability of each, float32)
@@ -116,8 +116,7 @@ def generate(
     batch = prompts.shape[0]
     logits, state = model.prefill(params, prompts, max_tokens)
     slots = begin(logits, state, jnp.full((batch,), max_tokens, jnp.int32), jnp.arange(batch), max_tokens)
-    step = lambda state, token: model.step(params, state, token)
-    slots = write(step, slots, config=config, eos_id=eos_id, seed=seed, at_most=max_tokens, until=batch)
+    slots = write(model.stepper(params), slots, config=config, eos_id=eos_id, seed=seed, at_most=max_tokens, until=batch)
     return slots.tokens, slots.log_probs
 
 

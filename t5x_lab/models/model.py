@@ -124,11 +124,19 @@ class Model:
         hidden, state = network.read(prompt, max_tokens)
         return network.logits(hidden[:, None])[:, 0], state
 
-    def step(self, params: Params, state: Any, token: jax.Array) -> tuple[jax.Array, Any]:
-        """Feeds one token a row, int [B]; returns the next token's logits, float32 [B, V], and the new state."""
-        network = self.network(params)
-        hidden, state = network.extend(state, token[:, None])
-        return network.logits(hidden)[:, 0], state
+    def stepper(self, params: Params) -> Callable[[Any, jax.Array], tuple[jax.Array, Any]]:
+        """A function that feeds one token a row: (state, int [B]) -> (logits of the next one, float32 [B, V]; the new state).
+
+        It is made outside of the loop that calls it.
+        """
+        network: Any = self.network(params)
+        layers = network.apart()
+
+        def step(state: Any, token: jax.Array) -> tuple[jax.Array, Any]:
+            hidden, state = network.extend(state, token[:, None], layers)
+            return network.logits(hidden)[:, 0], state
+
+        return step
 
     def loss(self, params: Params, batch: Batch, objective_weights: jax.Array | None = None, dropout_key=None) -> LossSums:
         """Loss sums of a batch; `objective_weights` [B, T] are the loss weights unless given."""

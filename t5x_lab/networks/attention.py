@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from t5x_lab.networks.config import DTYPES, TransformerConfig
+from t5x_lab.networks.config import TransformerConfig
 from t5x_lab.networks.layers import Projection, normal
 from t5x_lab.networks.positions import rotate
 from t5x_lab.ops.attention import DiagonalBias, Mask, dot_product_attention
@@ -20,17 +20,36 @@ from t5x_lab.ops.attention import DiagonalBias, Mask, dot_product_attention
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class KeyValues:
-    """Keys and values [B, S, K, H] of one layer, or [layers, B, S, K, H] of a stack; a cache when written to."""
+    """Keys and values [B, S, K, H] of one layer, as projections give them; or [layers, B, S, K, H] of a stack."""
 
     key: jax.Array
     value: jax.Array
 
-    def write(self, new: "KeyValues", offset_B: jax.Array | None) -> "KeyValues":
-        """Puts `new` [B, T, K, H] at slots offset … offset+T-1 of each row; at the first slots without an offset."""
-        if offset_B is None:
-            offset_B = jnp.zeros((self.key.shape[0],), jnp.int32)
-        put = jax.vmap(lambda slots, x, start: jax.lax.dynamic_update_slice_in_dim(slots, x, start, axis=0))
-        return jax.tree.map(lambda slots, x: put(slots, x.astype(slots.dtype), offset_B), self, new)
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Cache:
+    """Keys and values [B, K, S, H] of one layer, kept while decoding: heads stand first, as attention's products read them."""
+
+    key: jax.Array
+    value: jax.Array
+
+    @classmethod
+    def holding(cls, keys_values: KeyValues, slots: int) -> "Cache":
+        """A cache with so many slots, the first of which hold these."""
+        room = [(0, 0), (0, 0), (0, slots - keys_values.key.shape[1]), (0, 0)]
+        laid = jax.tree.map(lambda x: jnp.pad(jnp.swapaxes(x, 1, 2), room), keys_values)
+        return cls(laid.key, laid.value)
+
+    @property
+    def keys_values(self) -> KeyValues:
+        return KeyValues(jnp.swapaxes(self.key, 1, 2), jnp.swapaxes(self.value, 1, 2))
+
+    def write(self, new: KeyValues, offset_B: jax.Array) -> "Cache":
+        """Puts `new` [B, T, K, H] at slots offset … offset+T-1 of each row."""
+        put = jax.vmap(lambda slots, x, start: jax.lax.dynamic_update_slice_in_dim(slots, x, start, axis=1))
+        into = lambda slots, x: put(slots, jnp.swapaxes(x, 1, 2).astype(slots.dtype), offset_B)
+        return Cache(into(self.key, new.key), into(self.value, new.value))
 
 
 class MultiHeadAttention(nnx.Module):
@@ -87,10 +106,3 @@ class MultiHeadAttention(nnx.Module):
             dropout_key=dropout_key,
         )
         return self.out(attended_BTNH)
-
-
-def empty_cache(config: TransformerConfig, batch: int, slots: int) -> KeyValues:
-    """A decoder's cache of zeros, [layers, B, S, K, H]."""
-    shape = (config.num_decoder_layers, batch, slots, config.kv_heads, config.head_dim)
-    zeros = jnp.zeros(shape, DTYPES[config.dtype])
-    return KeyValues(zeros, zeros)

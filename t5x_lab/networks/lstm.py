@@ -79,7 +79,10 @@ class Lstm(nnx.Module):
         pick = lambda x: jnp.take_along_axis(x, (num_inputs - 1)[:, None, None], axis=1)
         return pick(hidden)[:, 0], jax.tree.map(lambda x: pick(x)[:, 0], states)
 
-    def extend(self, state: CellState, tokens: jax.Array) -> tuple[jax.Array, CellState]:
+    def apart(self) -> None:
+        """As `Transformer.apart`; there is one layer."""
+
+    def extend(self, state: CellState, tokens: jax.Array, layers: None = None) -> tuple[jax.Array, CellState]:
         """As `Transformer.extend`."""
         hidden, states = self._run(self._embed(tokens), jnp.zeros(tokens.shape, bool), state)
         return hidden, jax.tree.map(lambda x: x[:, -1], states)

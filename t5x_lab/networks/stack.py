@@ -1,12 +1,13 @@
 """A stack of equal layers: parameters stored on a leading `layers` axis, run as one scan or unrolled, with remat."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from t5x_lab.networks.attention import KeyValues, MultiHeadAttention
+from t5x_lab.networks.attention import Cache, KeyValues, MultiHeadAttention
 from t5x_lab.networks.config import REMAT_POLICIES, TransformerConfig
 from t5x_lab.networks.layers import Mlp, make_norm
 from t5x_lab.networks.positions import RelativeBias
@@ -39,15 +40,19 @@ class Layer(nnx.Module):
         positions: jax.Array | None,
         cross_mask: Mask | None,
         cross_keys_values: KeyValues | None,
-        cache: KeyValues | None,
+        cache: Cache | None,
         dropout_key: jax.Array | None,
-    ) -> tuple[jax.Array, KeyValues | None]:
+    ) -> tuple[jax.Array, KeyValues | Cache]:
+        """The layer's output, and the keys and values that it made, or the cache that they were written into."""
         keys = [None] * 6 if dropout_key is None else list(jax.random.split(dropout_key, 6))
 
         y = self._enter("self_attention", x)
         keys_values = self.self_attention.keys_values(y, positions)
+        made: KeyValues | Cache = keys_values
         if cache is not None:
-            cache = keys_values = cache.write(keys_values, mask.query_offset)
+            assert mask.query_offset is not None
+            made = cache = cache.write(keys_values, mask.query_offset)
+            keys_values = cache.keys_values
         if self.own_bias:
             slots = keys_values.key.shape[1]
             span = x.shape[1] if cache is None else slots
@@ -62,7 +67,7 @@ class Layer(nnx.Module):
             x = self._leave("cross_attention", x, y, keys[3])
 
         y = self.mlp(self._enter("mlp", x), dropout_key=keys[4])
-        return self._leave("mlp", x, y, keys[5]), cache
+        return self._leave("mlp", x, y, keys[5]), made
 
     # T5X's names for the norms, "pre_mlp_layer_norm" and so on, say where they stand.
     def _add_norm(self, sublayer: str) -> None:
@@ -96,67 +101,107 @@ class Stack(nnx.Module):
         mask: Mask,
         positions: jax.Array | None = None,
         cross_mask: Mask | None = None,
-        cross_keys_values: KeyValues | None = None,
         encoded: jax.Array | None = None,
-        cache: KeyValues | None = None,
         dropout_key: jax.Array | None = None,
+        keep: bool = False,
     ) -> tuple[jax.Array, KeyValues | None]:
         """Runs the layers on x [B, T, D].
 
-        Cross-attention takes its keys and values from `cross_keys_values` (a stack's, computed once for decoding), or
-        computes them layer by layer from `encoded` [B, S, D]; with neither there is none. `positions` [B or 1, T] turn
-        queries and keys (rotary).
+        Cross-attention computes its keys and values layer by layer from `encoded` [B, S, D]; without it there is none.
+        `positions` [B or 1, T] turn queries and keys (rotary).
 
         Returns:
-          (output [B, T, D], the written cache or None)
+          (output [B, T, D], self-attention's keys and values [layers, B, T, K, H] if they are to be kept)
         """
         c = self.config
-        bias = None
-        if self.shared_bias:
-            slots = x.shape[1] if cache is None else cache.key.shape[2]
-            bias = self.relpos_bias(slots, slots, x.dtype, bidirectional=has_bidirectional_bias(c, mask))
+        bias = self._shared_bias(x.shape[1], x, mask)
         graph, params = nnx.split(self.layers, nnx.Param)
         keys = None if dropout_key is None else jax.random.split(dropout_key, self.num_layers + 2)
         if keys is not None:
             x = dropout(x, c.dropout_rate, keys[-2])
 
         def run_layer(x, inputs):
-            layer_params, layer_cross, layer_cache, key = inputs
+            layer_params, key = inputs
             layer = nnx.merge(graph, layer_params)
-            if encoded is not None:
-                layer_cross = layer.encoder_decoder_attention.keys_values(encoded)
-            x, layer_cache = layer(
+            x, made = layer(
                 x,
                 mask=mask,
                 bias=bias,
                 positions=positions,
                 cross_mask=cross_mask,
-                cross_keys_values=layer_cross,
-                cache=layer_cache,
+                cross_keys_values=None if encoded is None else layer.encoder_decoder_attention.keys_values(encoded),
+                cache=None,
                 dropout_key=key,
             )
-            return self.constrain(x, ("batch", "length", "embed")), layer_cache
+            return self.constrain(x, ("batch", "length", "embed")), made if keep else None
 
         kept = REMAT_POLICIES[c.remat_policy]
         if kept is not None:
             policy = jax.checkpoint_policies.save_only_these_names(*kept)
             run_layer = jax.checkpoint(run_layer, policy=policy, prevent_cse=not c.scan_layers)
-        inputs = (params, cross_keys_values, cache, None if keys is None else keys[: self.num_layers])
+        inputs = (params, None if keys is None else keys[: self.num_layers])
         run = jax.lax.scan if c.scan_layers else unrolled
-        x, cache = run(run_layer, self.constrain(x, ("batch", "length", "embed")), inputs)
+        x, made = run(run_layer, self.constrain(x, ("batch", "length", "embed")), inputs)
         if c.norm_position == "post":
-            return x, cache  # each sub-layer has dropped and normalised what it wrote
-        return dropout(self.final_norm(x), c.dropout_rate, None if keys is None else keys[-1]), cache
+            return x, made  # each sub-layer has dropped and normalised what it wrote
+        return dropout(self.final_norm(x), c.dropout_rate, None if keys is None else keys[-1]), made
 
-    def cross_keys_values(self, encoded: jax.Array) -> KeyValues:
-        """Keys and values of every layer's cross-attention, [layers, B, S, K, H]."""
+    def _shared_bias(self, length: int, x: jax.Array, mask: Mask) -> DiagonalBias | None:
+        if not self.shared_bias:
+            return None
+        return self.relpos_bias(length, length, x.dtype, bidirectional=has_bidirectional_bias(self.config, mask))
+
+    # Decoding runs the layers one by one: in a scan, a step would copy each layer's parameters and cache to look at them.
+
+    def apart(self) -> tuple[Layer, ...]:
+        """The layers as modules of their own; to be taken once, before the loop over tokens."""
         graph, params = nnx.split(self.layers, nnx.Param)
+        return tuple(nnx.merge(graph, layer) for layer in split_layers(params))
 
-        def of_layer(layer_params) -> KeyValues:
-            layer: Layer = nnx.merge(graph, layer_params)
-            return layer.encoder_decoder_attention.keys_values(encoded)
+    def extend(
+        self,
+        layers: Sequence[Layer],
+        x: jax.Array,
+        caches: Sequence[Cache],
+        *,
+        mask: Mask,
+        positions: jax.Array | None,
+        cross_mask: Mask | None,
+        cross: Sequence[Cache] | None,
+    ) -> tuple[jax.Array, tuple[Cache, ...]]:
+        """Runs `apart()`'s layers on x [B, T, D], which follows what the caches hold; returns outputs and written caches.
 
-        return jax.lax.map(of_layer, params)
+        `cross` are keys and values of the encoder's output, see `cross_caches`.
+        """
+        bias = self._shared_bias(caches[0].key.shape[2], x, mask)
+        written = []
+        for number, layer in enumerate(layers):
+            x, cache = layer(
+                x,
+                mask=mask,
+                bias=bias,
+                positions=positions,
+                cross_mask=cross_mask,
+                cross_keys_values=None if cross is None else cross[number].keys_values,
+                cache=caches[number],
+                dropout_key=None,
+            )
+            assert isinstance(cache, Cache)
+            written.append(cache)
+        return x if self.config.norm_position == "post" else self.final_norm(x), tuple(written)
+
+    def caches(self, made: KeyValues, slots: int) -> tuple[Cache, ...]:
+        """Caches with so many slots, of the keys and values that a run of the layers kept."""
+        return tuple(self._placed(Cache.holding(layer, slots)) for layer in split_layers(made))
+
+    def cross_caches(self, encoded: jax.Array) -> tuple[Cache, ...]:
+        """Keys and values of every layer's cross-attention to `encoded` [B, S, D]."""
+        made = [layer.encoder_decoder_attention.keys_values(encoded) for layer in self.apart()]
+        return tuple(self._placed(Cache.holding(layer, encoded.shape[1])) for layer in made)
+
+    def _placed(self, cache: Cache) -> Cache:
+        heads = "heads" if self.config.num_kv_heads is None else "kv_heads"
+        return jax.tree.map(lambda x: self.constrain(x, ("batch", heads, "whole_length", "kv")), cache)
 
 
 def relative_bias(config: TransformerConfig, rngs: nnx.Rngs) -> RelativeBias:
@@ -183,11 +228,16 @@ def stacked(make_layer: Callable[[nnx.Rngs], Layer], num_layers: int, rngs: nnx.
 
 def unrolled(body, carry, inputs):
     """`jax.lax.scan` written out. Splitting, unlike one index per layer, has a concatenation as its transpose."""
-    leaves, tree = jax.tree.flatten(inputs)
-    num_layers = leaves[0].shape[0]
-    split = [jax.lax.split(leaf, (1,) * num_layers, axis=0) for leaf in leaves]
     outputs = []
-    for layer in range(num_layers):
-        carry, output = body(carry, jax.tree.unflatten(tree, [pieces[layer][0] for pieces in split]))
+    for layer in split_layers(inputs):
+        carry, output = body(carry, layer)
         outputs.append(output)
     return carry, jax.tree.map(lambda *leaves: jax.numpy.stack(leaves), *outputs)
+
+
+def split_layers(stacked: Any) -> list[Any]:
+    """The trees of single layers."""
+    leaves, tree = jax.tree.flatten(stacked)
+    num_layers = leaves[0].shape[0]
+    split = [jax.lax.split(leaf, (1,) * num_layers, axis=0) for leaf in leaves]
+    return [jax.tree.unflatten(tree, [pieces[layer][0] for pieces in split]) for layer in range(num_layers)]

@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from t5x_lab.networks.attention import KeyValues, empty_cache
+from t5x_lab.networks.attention import Cache
 from t5x_lab.networks.config import DTYPES, TransformerConfig
 from t5x_lab.networks.layers import Embedding, Projection, output_matrix, truncated_normal
 from t5x_lab.networks.positions import sinusoidal
-from t5x_lab.networks.stack import Stack
+from t5x_lab.networks.stack import Layer, Stack
 from t5x_lab.ops.attention import Mask
 from t5x_lab.ops.cross_entropy import logits_of
 
@@ -24,46 +24,37 @@ Batch = Mapping[str, jax.Array]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DecodingState:
-    """What a row remembers between tokens.
+    """What rows remember between tokens; rows are the first axis of every array.
 
     Attributes:
-      cache: the decoder's keys and values, [layers, B, slots, K, H].
+      caches: the decoder's keys and values, one cache a layer.
       position: int [B], the slot the next token goes to.
-      cross: keys and values of the encoder's outputs, or None.
+      cross: keys and values of the encoder's outputs, one cache a layer, or None.
       encoder_segments: int [B, S], 0 = padding, or None.
     """
 
-    cache: KeyValues
+    caches: tuple[Cache, ...]
     position: jax.Array
-    cross: KeyValues | None
+    cross: tuple[Cache, ...] | None
     encoder_segments: jax.Array | None
 
     def take(self, rows: jax.Array) -> "DecodingState":
         """These rows, any number of them."""
-        of = lambda tree, axis: jax.tree.map(lambda x: jnp.take(x, rows, axis), tree)
-        return DecodingState(of(self.cache, 1), of(self.position, 0), of(self.cross, 1), of(self.encoder_segments, 0))
+        return jax.tree.map(lambda x: jnp.take(x, rows, axis=0), self)
+
+    def exchange(self, rows: jax.Array) -> "DecodingState":
+        """These rows, each in the place of one with the same prompt; what the encoder said is theirs already."""
+        pick = lambda tree: jax.tree.map(lambda x: jnp.take(x, rows, axis=0), tree)
+        return dataclasses.replace(self, caches=pick(self.caches), position=pick(self.position))
 
     def put(self, rows: jax.Array, other: "DecodingState") -> "DecodingState":
         """These rows replaced by those of `other`, whose prompts may be shorter; a row number too high replaces nothing."""
 
-        def along(mine, theirs, axis: int):
-            def into(x, y):
-                room = [(0, 0 if i == axis else x.shape[i] - y.shape[i]) for i in range(x.ndim)]
-                return x.at[(slice(None),) * axis + (rows,)].set(jnp.pad(y, room), mode="drop")
+        def into(x, y):
+            room = [(0, 0), *((0, a - b) for a, b in zip(x.shape[1:], y.shape[1:], strict=True))]
+            return x.at[rows].set(jnp.pad(y, room), mode="drop")
 
-            return jax.tree.map(into, mine, theirs)
-
-        return DecodingState(
-            along(self.cache, other.cache, 1),
-            along(self.position, other.position, 0),
-            along(self.cross, other.cross, 1),
-            along(self.encoder_segments, other.encoder_segments, 0),
-        )
-
-    def exchange(self, rows: jax.Array) -> "DecodingState":
-        """These rows, each in the place of one with the same prompt; what the encoder said is theirs already."""
-        cache = jax.tree.map(lambda x: x[:, rows], self.cache)
-        return dataclasses.replace(self, cache=cache, position=self.position[rows])
+        return jax.tree.map(into, self, other)
 
 
 class Transformer(nnx.Module):
@@ -124,45 +115,51 @@ class Transformer(nnx.Module):
           (hidden states after the last token, [B, D]; the state after the prompt, with room for `max_tokens` more)
         """
         c, batch = self.config, prompt.shape[0]
-        start = jnp.zeros((batch, 1), jnp.int32)
-        cross = encoder_segments = prefix = key_prefix = None
+        inputs = jnp.zeros((batch, 1), jnp.int32)
+        num_inputs = jnp.ones((batch,), jnp.int32)
+        cross = cross_mask = encoded = encoder_segments = prefix = None
         if c.has_encoder:
             encoder_batch = {"encoder_input_tokens": prompt}
-            cross = self.decoder.cross_keys_values(self.encode(encoder_batch))
+            encoded = self.encode(encoder_batch)
+            cross = self.decoder.cross_caches(encoded)
             encoder_segments = segments_of(encoder_batch, "encoder_segment_ids", "encoder_input_tokens")
-            inputs, num_inputs = start, jnp.ones((batch,), jnp.int32)
+            cross_mask = Mask(False, key_segments=encoder_segments)
         else:
-            inputs = jnp.concatenate([start, prompt], axis=1)
-            num_inputs = 1 + jnp.sum(prompt > 0, axis=1)
+            inputs = jnp.concatenate([inputs, prompt], axis=1)
+            num_inputs += jnp.sum(prompt > 0, axis=1)
         slots = inputs.shape[1] + max_tokens
+        c.check_length(slots - 1)  # the last token written is not read
         if c.architecture == "prefix_decoder":
             prefix = jnp.arange(inputs.shape[1]) < num_inputs[:, None]
-            key_prefix = jnp.arange(slots) < num_inputs[:, None]
-        mask = Mask(True, query_prefix=prefix, key_prefix=key_prefix)
-        state = DecodingState(empty_cache(c, batch, slots), jnp.zeros((batch,), jnp.int32), cross, encoder_segments)
-        hidden, state = self._decode(inputs, state, mask)
+        x, turn = self.embed(inputs, jnp.arange(inputs.shape[1])[None])
+        mask = Mask(True, query_prefix=prefix, key_prefix=prefix)
+        hidden, made = self.decoder(x, mask=mask, positions=turn, cross_mask=cross_mask, encoded=encoded, keep=True)
+        assert made is not None
         last = jnp.take_along_axis(hidden, (num_inputs - 1)[:, None, None], axis=1)
-        return last[:, 0], dataclasses.replace(state, position=num_inputs)
+        return last[:, 0], DecodingState(self.decoder.caches(made, slots), num_inputs, cross, encoder_segments)
 
-    def extend(self, state: DecodingState, tokens: jax.Array) -> tuple[jax.Array, DecodingState]:
-        """Feeds tokens [B, T] after those that were read; returns their hidden states [B, T, D] and the new state."""
-        hidden, state = self._decode(tokens, state, Mask(True, query_offset=state.position))
-        return hidden, dataclasses.replace(state, position=state.position + tokens.shape[1])
+    def apart(self) -> tuple[Layer, ...]:
+        """The decoder's layers, for `extend`."""
+        return self.decoder.apart()
 
-    def _decode(self, tokens: jax.Array, state: DecodingState, mask: Mask) -> tuple[jax.Array, DecodingState]:
-        """Hidden states [B, T, D] of new tokens [B, T], whose keys and values are written into the cache."""
-        self.config.check_length(state.cache.key.shape[2] - 1)  # the last token written is not read
+    def extend(
+        self, state: DecodingState, tokens: jax.Array, layers: tuple[Layer, ...] | None = None
+    ) -> tuple[jax.Array, DecodingState]:
+        """Feeds tokens [B, T] after those that were read; returns their hidden states [B, T, D] and the new state.
+
+        A loop over tokens takes `layers = apart()` once, before it begins.
+        """
         x, turn = self.embed(tokens, state.position[:, None] + jnp.arange(tokens.shape[1]))
-        x, cache = self.decoder(
+        hidden, caches = self.decoder.extend(
+            self.apart() if layers is None else layers,
             x,
-            mask=mask,
+            state.caches,
+            mask=Mask(True, query_offset=state.position),
             positions=turn,
             cross_mask=None if state.cross is None else Mask(False, key_segments=state.encoder_segments),
-            cross_keys_values=state.cross,
-            cache=state.cache,
+            cross=state.cross,
         )
-        assert cache is not None
-        return x, dataclasses.replace(state, cache=cache)
+        return hidden, dataclasses.replace(state, caches=caches, position=state.position + tokens.shape[1])
 
     def decoder_masks(self, batch: Batch) -> tuple[Mask, Mask | None]:
         segments = segments_of(batch, "decoder_segment_ids", "decoder_target_tokens")

@@ -168,7 +168,7 @@ class Inference:
     def write(self):
         def write(params, slots: Slots, stopped, seed, at_most, until, *, config, eos_id):
             slots = dataclasses.replace(slots, ended=slots.ended | stopped)
-            step = lambda state, token: self._model.step(params, state, token)
+            step = self._model.stepper(params)
             slots = writing.write(step, slots, config=config, eos_id=eos_id, seed=seed, at_most=at_most, until=until)
             return slots, Written(slots.tokens, slots.log_probs, slots.written, slots.done)
 
