@@ -10,11 +10,10 @@ them out.
 """
 
 import argparse
-import os
 import statistics
-import subprocess
-import sys
 import time
+
+from turns import Worker, serve
 
 ROWS, INPUTS, TARGETS = 8, 128, 32
 TURN = 6  # steps
@@ -89,19 +88,17 @@ def products(unused):
 SIDES = {"t5x_lab": ours, "transformers": theirs, "products": products}
 
 
-def work(side: str, bindings: list[str]) -> None:
-    """Takes a turn of some steps for every line that comes in, and answers with the median of their seconds.
+def turn(step) -> float:
+    """Median seconds of some steps.
 
-    The first of a turn does not count: it finds its memory returned to the system and the caches full of another's data.
+    The first does not count: it finds its memory returned to the system and the caches full of another's data.
     """
-    step = SIDES[side](bindings)
-    for _ in sys.stdin:
-        seconds = []
-        for _ in range(TURN):
-            began = time.perf_counter()
-            step()
-            seconds.append(time.perf_counter() - began)
-        print(statistics.median(seconds[1:]), flush=True)
+    seconds = []
+    for _ in range(TURN):
+        began = time.perf_counter()
+        step()
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds[1:])
 
 
 def main() -> None:
@@ -112,29 +109,20 @@ def main() -> None:
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.side:
-        work(args.side, args.binding)
+        step = SIDES[args.side](args.binding)
+        serve(lambda line: turn(step))
         return
 
-    pages = {} if args.small_pages else {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", **pages}
     bindings = [f"--binding={binding}" for binding in args.binding]
-    workers = {
-        side: subprocess.Popen(
-            [sys.executable, __file__, f"--side={side}", *bindings],
-            env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-        )
-        for side in SIDES
-    }  # fmt: skip
+    workers = {side: Worker(__file__, f"--side={side}", *bindings, huge_pages=not args.small_pages) for side in SIDES}
     times: dict[str, list[float]] = {side: [] for side in SIDES}
     for round_ in range(args.rounds + 1):
         for side, worker in workers.items():
-            print(file=worker.stdin, flush=True)
-            seconds = float(worker.stdout.readline())
-            time.sleep(0.5)  # threads that wait for more work give up
+            seconds = float(worker.ask())
             if round_ >= 1:
                 times[side].append(seconds)
     for worker in workers.values():
-        worker.stdin.close()
+        worker.close()
 
     from t5x_lab.networks.flops import flops_per_example
 

@@ -111,18 +111,18 @@ def test_cached_decoding_equals_running_the_whole_sequence_again(name, changes):
     prompts = np.where(np.arange(8) < lengths[:, None], rng.integers(2, 64, (4, 8)), 0).astype(np.int32)
 
     tokens, log_probs = jax.jit(lambda params, x: generate(model, params, x, 0, 7, SamplingConfig(), 1))(params, prompts)
+    logits_of = jax.jit(model.logits)
+    padded = lambda ids: np.pad(np.array(ids, np.int32), (0, 16 - len(ids)))[None]  # one shape, one program
     for row in range(4):
         prompt, written = list(prompts[row, : lengths[row]]), []
-        logits_of = jax.jit(model.logits)
         for i in range(7):
             before = written if architecture == "encoder_decoder" else prompt + written
-            batch = {"decoder_input_tokens": np.array([[0, *before]], np.int32)}
+            batch = {"decoder_input_tokens": padded([0, *before])}
             if architecture == "encoder_decoder":
-                batch["encoder_input_tokens"] = np.array([prompt], np.int32)
+                batch["encoder_input_tokens"] = padded(prompt)
             else:
-                position = np.arange(len(before) + 1)
-                batch["decoder_causal_attention"] = (position <= len(prompt)).astype(np.int32)[None]
-            last = logits_of(params, batch)[0, -1]
+                batch["decoder_causal_attention"] = (np.arange(16) <= len(prompt)).astype(np.int32)[None]
+            last = logits_of(params, batch)[0, len(before)]
             token = int(jnp.argmax(last))
             assert int(tokens[row, i]) == token
             np.testing.assert_allclose(log_probs[row, i], jax.nn.log_softmax(last)[token], atol=2e-5)
