@@ -80,7 +80,9 @@ def _of_task(args: argparse.Namespace, model):
     from t5x_lab.evaluation.examples import task_examples
     from t5x_lab.runs.config import run_config_file
 
-    config = gin_config(args, run_config_file(args.model_dir), fixed=(binding(f"MIXTURE_OR_TASK_NAME={args.task}"),))
+    config = gin_config(
+        args, run_config_file(args.model_dir), "runs/infer.gin", fixed=(binding(f"MIXTURE_OR_TASK_NAME={args.task}"),)
+    )
     network = config.model().network
     tasks = resolve_tasks(config.data(), network.architecture, network.vocab_size)
     return task_examples(tasks, args.split, args.mode, model.vocabulary)

@@ -11,6 +11,7 @@ import tqdm
 from t5x_lab.config.errors import UserError
 from t5x_lab.evaluation import rank
 from t5x_lab.evaluation.examples import Example
+from t5x_lab.partitioning.distributed import as_the_first
 
 RESULTS = {"score": "score", "predict": "prediction", "rank": "picks"}
 BATCHES_OF_CHUNK = 8
@@ -40,7 +41,7 @@ def infer(
       batch_size: texts at a time.
       sampling: arguments of `generate`.
       max_length: see `generate` and `scores`.
-      writes: whether this process writes; of several that work as one, the first does.
+      writes: whether this process reads and writes `output`; of several that work as one, the first does.
 
     Raises:
       UserError: when `output` cannot be written, or holds something else than such results.
@@ -48,7 +49,7 @@ def infer(
     if batch_size < 1:
         raise UserError(f"--batch_size is {batch_size}; it must be at least 1.")
     size = batch_size * BATCHES_OF_CHUNK
-    done = _keep_whole_chunks(output, examples, RESULTS[mode], size, writes)
+    done = as_the_first(_keep_whole_chunks(output, examples, RESULTS[mode], size) if writes else 0)
     options = {"batch_size": batch_size, "max_length": max_length}
     often = {} if sys.stderr.isatty() else {"mininterval": 30.0}
     with tqdm.tqdm(total=len(examples), initial=done, unit="example", disable=not writes, **often) as progress:
@@ -109,13 +110,12 @@ def rank_report(examples: Sequence[Example], output: str) -> dict:
     return rank.report([e.question for e in examples if e.question is not None], found)
 
 
-def _keep_whole_chunks(output: str, examples: Sequence[Example], result: str, size: int, writes: bool) -> int:
+def _keep_whole_chunks(output: str, examples: Sequence[Example], result: str, size: int) -> int:
     """Cuts off what a crash left behind the last whole chunk; returns the number of lines that stay."""
     if not os.path.exists(output):
-        if writes:
-            with contextlib.suppress(OSError):
-                os.makedirs(os.path.dirname(os.path.abspath(output)), exist_ok=True)
-            _open(output, "wb").close()
+        with contextlib.suppress(OSError):
+            os.makedirs(os.path.dirname(os.path.abspath(output)), exist_ok=True)
+        _open(output, "wb").close()
         return 0
     with _open(output, "rb+") as file:
         lines = file.read().split(b"\n")
@@ -131,8 +131,7 @@ def _keep_whole_chunks(output: str, examples: Sequence[Example], result: str, si
                 f"{output} does not hold results. Name another --output, or move that file away; it was not touched."
             )
         whole = len(lines) if len(lines) == len(examples) else len(lines) // size * size
-        if writes:
-            file.truncate(sum(len(line) + 1 for line in lines[:whole]))
+        file.truncate(sum(len(line) + 1 for line in lines[:whole]))
     return whole
 
 

@@ -46,11 +46,11 @@ def initialize(address: str | None = None, num_processes: int | None = None, pro
         ) from error
 
 
-def as_the_first(decision: bool) -> bool:
-    """The first process's decision, in every process; all of them call this at the same point."""
+def as_the_first(decision: int) -> int:
+    """The first process's decision (a number, or whether), in every process; all of them call this at the same point."""
     if jax.process_count() == 1:
         return decision
-    return bool(multihost_utils.broadcast_one_to_all(np.asarray(decision)))
+    return int(multihost_utils.broadcast_one_to_all(np.asarray(decision)))
 
 
 @contextlib.contextmanager
