@@ -29,8 +29,12 @@ WORDS = {
 CHOICES = ["animal", "color", "number", "tree"]
 
 TASKS = """
+import functools
+
 import seqio
 import tensorflow as tf
+from t5.data import postprocessors as t5_postprocessors, preprocessors as t5_steps
+from t5.evaluation import metrics as t5_metrics
 
 @seqio.map_over_dataset
 def parse(line):
@@ -58,6 +62,20 @@ for name, metrics in {"known": [exact, mean_score], "known_too": [exact]}.items(
         name, seqio.TextLineDataSource(files), preprocessors=steps, metric_fns=metrics,
         output_features={k: seqio.Feature(vocabulary) for k in ("inputs", "targets")},
     )
+
+@seqio.map_over_dataset
+def numbered(example):
+    label = tf.argmax(tf.equal(KINDS, example["targets"]), output_type=tf.int32)
+    return {"inputs": example["inputs"], "label": label}
+
+KINDS = ["animal", "color", "number", "tree"]
+rank = functools.partial(t5_steps.rank_classification_formatter, inputs_formats="{inputs}", targets_formats=KINDS)
+seqio.TaskRegistry.add(
+    "ranked", seqio.TextLineDataSource(files), preprocessors=[parse, numbered, rank, *steps[1:]],
+    postprocess_fn=t5_postprocessors.rank_classification,
+    metric_fns=[functools.partial(t5_metrics.rank_classification, num_classes=4)],
+    output_features={k: seqio.Feature(vocabulary) for k in ("inputs", "targets")},
+)
 seqio.MixtureRegistry.add("both_known", [("known", 1.0), ("known_too", 1.0)])
 """
 
@@ -140,6 +158,8 @@ def test_training_and_eval_measure_the_tasks_own_metrics(inside, capsys):
     assert main(["eval", "--model_dir=run", "--gin.MIXTURE_OR_TASK_NAME=both_known", "--step=new", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert list(found) == ["75", "150"] and found["150"]["infer/known_too"]["exact"] == 1.0
+    assert main(["eval", "--model_dir=run", "--gin.MIXTURE_OR_TASK_NAME=ranked", "--json"]) == 0  # T5's own rank classification
+    assert json.loads(capsys.readouterr().out)["150"]["infer/ranked"]["accuracy"] == 100.0
     for step, says in (("7", "no checkpoint of step 7"), ("soon", "several joined by commas")):
         assert main(["eval", "--model_dir=run", f"--step={step}"]) == 2 and says in capsys.readouterr().err
 

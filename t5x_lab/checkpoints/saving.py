@@ -46,7 +46,7 @@ class Saver:
         *,
         notes: Callable[[], Mapping[str, Any]] = dict,
         metrics: Callable[[int], Mapping[str, float]] = lambda step: {},
-        agree: Callable[[bool], bool] = bool,
+        agree: Callable[[bool], int] = bool,
         say: Callable[[str], None] = print,
     ):
         self._checkpoints, self._config, self._batches = checkpoints, config, batches
@@ -70,7 +70,7 @@ class Saver:
         if config.minutes is None:
             return False
         late = time.monotonic() - self._saved_at >= config.minutes * 60
-        return late if self._alone else step % STEPS_BETWEEN_AGREEMENTS == 0 and self._agree(late)
+        return late if self._alone else step % STEPS_BETWEEN_AGREEMENTS == 0 and bool(self._agree(late))
 
     def save(self, step: int, state: TrainState) -> None:
         """Starts saving. A failure is announced and tried again later.
