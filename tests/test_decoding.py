@@ -316,3 +316,13 @@ def test_learned_positions_limit_each_text_by_itself():
     assert alone[0] == found[0]
     with pytest.raises(UserError, match="Prompt 1 has 28 tokens, which with 5 to write"):
         Inference(placed).generate(params, [[1], [5] * 28], limits=[5, 5], eos_id=63)
+
+
+def test_scores_of_texts_that_fit_one_by_one_only():
+    """A long input with a short target beside a short one with a long target: together they would not fit 32 positions."""
+    placed, params, _ = sharp_model("gpt1")
+    inputs = [[5] * 28] * 3 + [[6, 7]] * 3
+    targets = [[3], [4], [5, 6], [8] * 20, [9] * 30, [3] * 10]
+    together = Inference(placed).score(params, inputs, targets)[0]
+    alone = [Inference(placed).score(params, [i], [t])[0][0] for i, t in zip(inputs, targets, strict=True)]
+    np.testing.assert_allclose(together, alone, rtol=1e-4)

@@ -399,6 +399,8 @@ def test_infer_writes_every_example_once_and_continues(trained, capsys):
     assert main([*command, "--output=cut.jsonl"]) == 0
     assert open("cut.jsonl").read() == whole
     assert main([*command, "--output=whole.jsonl", "--mode=predict"]) == 0 and open("whole.jsonl").read() == whole
+    assert main([*command, "--output=whole.jsonl", "--step=250"]) == 2
+    assert "whole.jsonl was begun with step = 500, not 250" in capsys.readouterr().err and open("whole.jsonl").read() == whole
     with open("scored.jsonl", "w") as file:
         file.write('{"inputs": "red is a", "score": -1.0}\n')
     for output, says in (("in.txt", "the same file"), ("scored.jsonl", 'not the "prediction" of example 1')):

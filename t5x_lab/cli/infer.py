@@ -46,6 +46,7 @@ def _run(args: argparse.Namespace) -> None:
     import jax
 
     import t5x_lab
+    from t5x_lab.checkpoints.layout import rooted
     from t5x_lab.config.errors import UserError
     from t5x_lab.evaluation.examples import read_examples, shard
     from t5x_lab.evaluation.infer import infer, rank_report
@@ -68,6 +69,7 @@ def _run(args: argparse.Namespace) -> None:
         batch_size=args.batch_size,
         sampling={name: getattr(args, name) for name in SAMPLING},
         max_length=args.max_length,
+        settings={"model_dir": str(rooted(args.model_dir)), "step": model.step, "gin": [*args.gin_bindings, *args.gin]},
         writes=jax.process_index() == 0,
     )
     if args.mode == "rank" and jax.process_index() == 0:

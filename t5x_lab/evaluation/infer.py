@@ -26,6 +26,7 @@ def infer(
     batch_size: int,
     sampling: dict,
     max_length: int | None = None,
+    settings: dict | None = None,
     writes: bool = True,
 ) -> None:
     """Appends one JSON object an example to `output`: its record and the result.
@@ -41,6 +42,8 @@ def infer(
       batch_size: texts at a time.
       sampling: arguments of `generate`.
       max_length: see `generate` and `scores`.
+      settings: whatever else results depend on, as JSON has it, such as the checkpoint. All of it is kept in
+        `output`.settings.json, and only a run with the same settings goes on with `output`.
       writes: whether this process reads and writes `output`; of several that work as one, the first does.
 
     Raises:
@@ -49,6 +52,8 @@ def infer(
     if batch_size < 1:
         raise UserError(f"--batch_size is {batch_size}; it must be at least 1.")
     size = batch_size * BATCHES_OF_CHUNK
+    if writes:
+        _check_settings(output, {"mode": mode, "sampling": sampling, "max_length": max_length, **(settings or {})})
     done = as_the_first(_keep_whole_chunks(output, examples, RESULTS[mode], size) if writes else 0)
     options = {"batch_size": batch_size, "max_length": max_length}
     often = {} if sys.stderr.isatty() else {"mininterval": 30.0}
@@ -110,11 +115,28 @@ def rank_report(examples: Sequence[Example], output: str) -> dict:
     return rank.report([e.question for e in examples if e.question is not None], found)
 
 
-def _keep_whole_chunks(output: str, examples: Sequence[Example], result: str, size: int) -> int:
-    """Cuts off what a crash left behind the last whole chunk; returns the number of lines that stay."""
+def _check_settings(output: str, settings: dict) -> None:
+    """Says with what an `output` that is there was made differently; notes the settings of a new one."""
+    path = f"{output}.settings.json"
+    if os.path.exists(output) and os.path.exists(path):
+        with _open(path, "r") as file:
+            before = json.load(file)
+        for name, value in settings.items():
+            if before.get(name) != value:
+                raise UserError(
+                    f"{output} was begun with {name} = {json.dumps(before.get(name))}, not {json.dumps(value)}; results of "
+                    "both in one file would tell nothing. Name another --output, or move that file away."
+                )
     if not os.path.exists(output):
         with contextlib.suppress(OSError):
             os.makedirs(os.path.dirname(os.path.abspath(output)), exist_ok=True)
+        with _open(path, "w") as file:
+            json.dump(settings, file)
+
+
+def _keep_whole_chunks(output: str, examples: Sequence[Example], result: str, size: int) -> int:
+    """Cuts off what a crash left behind the last whole chunk; returns the number of lines that stay."""
+    if not os.path.exists(output):
         _open(output, "wb").close()
         return 0
     with _open(output, "rb+") as file:

@@ -102,18 +102,23 @@ class Inference:
         for batch in _batches(order, rows):
             mine = [inputs[i] for i in batch], [targets[i] for i in batch]
             prompts = list(dict.fromkeys(map(tuple, mine[0])))
-            scores = self._score_shared(params, *mine, prompts, rows) if 2 * len(prompts) <= len(batch) else None
-            if scores is None:
-                batch_of = scoring_batch(*mine, self.has_encoder, self.most_positions)
-                scores = self._score(params, {name: pad_rows(x, rows) for name, x in batch_of.items()})
+            if 2 * len(prompts) <= len(batch) and self._all_fit(*mine):
+                scores = self._score_shared(params, *mine, prompts, rows)
+            else:
+                features = scoring_batch(*mine, self.has_encoder, self.most_positions)
+                scores = self._score(params, {name: pad_rows(x, rows) for name, x in features.items()})
             log_prob[batch] = np.asarray(scores.log_prob)[: len(batch)]
             is_greedy[batch] = np.asarray(scores.is_greedy)[: len(batch)]
         return log_prob, is_greedy
 
+    def _all_fit(self, inputs: list[Text], targets: list[Text]) -> bool:
+        """Whether any of the targets could follow any of the inputs."""
+        room = self.room(None, max(map(len, targets)))
+        return room is None or max(map(len, inputs)) <= room
+
     def _score_shared(self, params: Params, inputs: list[Text], targets: list[Text], prompts: list[tuple], rows: int):
         steps = bucket(max(map(len, targets)), 4)
-        longest = max(map(len, prompts)) if prompts else 0
-        if not self.has_encoder and self.most_positions is not None and longest + steps > self.most_positions:
+        if not self._all_fit(inputs, [[0] * steps]):
             steps = max(map(len, targets))
         number = {prompt: i for i, prompt in enumerate(prompts)}
         of_row = np.array([number[tuple(text)] for text in inputs], np.int32)
