@@ -20,10 +20,10 @@ demo: .venv/installed
 	$(BIN)/t5x_lab demo
 
 test: .venv/installed
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist=loadgroup
 
 test-fast: .venv/installed
-	$(BIN)/python -m pytest -n 2 -m 'not slow'
+	$(BIN)/python -m pytest -n 2 --dist=loadgroup -m 'not slow'
 
 lint: .venv/installed
 	$(BIN)/ruff check .

@@ -33,6 +33,13 @@ def shared_data(*parts: str) -> pathlib.Path:
     return path
 
 
+def pytest_collection_modifyitems(items):
+    """Tests that ask one trained model go to one worker, so that it is trained once."""
+    for item in items:
+        for model in {"trained", "known"} & set(item.fixturenames):
+            item.add_marker(pytest.mark.xdist_group(model))
+
+
 @pytest.fixture(autouse=True)
 def _in_empty_directory(tmp_path, monkeypatch):
     """Tests write where they may."""

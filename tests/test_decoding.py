@@ -11,6 +11,7 @@ from helpers import architecture_of, tiny_config, tiny_model
 from hypothesis import given
 from hypothesis import strategies as st
 
+import t5x_lab
 from t5x_lab.config.errors import UserError
 from t5x_lab.decoding.beam_search import BeamConfig, beam_search, search
 from t5x_lab.decoding.sampling import SamplingConfig, choose
@@ -314,8 +315,17 @@ def test_learned_positions_limit_each_text_by_itself():
         assert len(found[i]) == limits[i] or found[i][-1] == 63
     alone = {i: t.tolist() for i, t, _ in Inference(placed).generate(params, prompts[:1], limits=[4], eos_id=63)}
     assert alone[0] == found[0]
-    with pytest.raises(UserError, match="Prompt 1 has 28 tokens, which with 5 to write"):
-        Inference(placed).generate(params, [[1], [5] * 28], limits=[5, 5], eos_id=63)
+    fit = Inference(placed).fit_prompts
+    for limits, max_length, says in (
+        ([5, 5], None, "b has 28 tokens, more than the 27"),
+        ([33, 1], None, "a: 33 tokens to write are more than the model's 32"),
+        ([8, 8], 8, "a: beside 8 tokens to write there is no room for a prompt in 8"),
+    ):
+        with pytest.raises(UserError, match=says):
+            fit([[1], [5] * 28], limits, max_length, ["a", "b"])
+    assert fit([[1], [5, *[6] * 27]], [5, 5], 32, ["a", "b"]) == [[1], [6] * 27]
+    with pytest.raises(UserError, match="a holds the id 64; the model's ids are below 64"):
+        fit([[64]], [1], None, ["a"])
 
 
 def test_scores_of_texts_that_fit_one_by_one_only():
@@ -326,3 +336,13 @@ def test_scores_of_texts_that_fit_one_by_one_only():
     together = Inference(placed).score(params, inputs, targets)[0]
     alone = [Inference(placed).score(params, [i], [t])[0][0] for i, t in zip(inputs, targets, strict=True)]
     np.testing.assert_allclose(together, alone, rtol=1e-4)
+
+
+@pytest.mark.parametrize("prompt, ends", [("one two", False), ("one two", True)])
+def test_a_decoders_text_is_what_follows_its_prompt(prompt, ends):
+    """Also where the prompt ends with an end token, at which SeqIO's decode stops."""
+    run = t5x_lab.from_gin(
+        ["models/decoder/tiny.gin"], ["VOCABULARY = @ByteVocabulary()", "TransformerConfig.vocab_size = 384"]
+    )
+    encode = lambda text: list(run.vocabulary.encode(text))
+    assert run._continuation(encode(prompt) + [1] * ends, np.array([*encode(" three"), 1, 0, 0])) == " three"

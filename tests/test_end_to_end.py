@@ -420,7 +420,7 @@ def test_infer_writes_every_example_once_and_continues(trained, capsys):
     "name, content, says",
     [
         ("bad.txt", b"fine\n\xff\xfe\n", "bad.txt, line 2 is not valid UTF-8"),
-        ("bad.jsonl", b'{"inputs": "x"}\n[1]\n', 'bad.jsonl, line 2 has no text under "inputs"'),
+        ("bad.jsonl", b'{"inputs": "x"}\n[1]\n', "bad.jsonl, line 2 is not an object"),
         ("bad.jsonl", b'{"inputs": "x"\n', "bad.jsonl, line 1 is not JSON"),
         ("empty.txt", b"", "empty.txt is empty"),
     ],

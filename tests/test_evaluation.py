@@ -123,6 +123,14 @@ def test_generate_knows_all_answers(inside):
     assert [texts[0] for texts in stopped] == [word.split("o")[0].split("ee")[0] for word in ANSWERS]
     limited = run.generate(QUESTIONS, max_tokens=[1 + i % 4 for i in range(12)])
     assert [texts[0] for texts in limited] == [word[: 1 + i % 4] for i, word in enumerate(ANSWERS)]
+    as_ids = run.generate([[*run.vocabulary.encode(q), 1] for q in QUESTIONS], max_tokens=8)
+    assert [texts[0] for texts in as_ids] == ANSWERS
+    for options, says in (
+        ({"stop": [""]}, "empty text"), ({"seed": -1}, "seed is -1"), ({"batch_size": 0}, "batch_size is 0"),
+        ({"max_tokens": [1]}, "1 numbers for 12"), ({"beam_size": 0}, "beam_size is 0"), ({"streams": [1]}, "streams has 1"),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=says):
+            run.generate(QUESTIONS, **options)
     cut = run.generate(["x" * 100 + QUESTIONS[0]], max_tokens=8, max_length=len(QUESTIONS[0]) + run.input_eos)
     assert cut == [[ANSWERS[0]]]
 
@@ -138,7 +146,10 @@ def test_scores_come_with_lengths_flags_and_what_was_cut(inside):
     assert (scores.is_greedy.reshape(12, 4).sum(1) == 1).all() and not scores.cut.any()
     cut = run.scores(["pad " * 50 + QUESTIONS[0]], [ANSWERS[0]], max_length=16)
     assert cut.cut.tolist() == [200 + len(QUESTIONS[0]) + run.input_eos - 16]
-    with pytest.raises(UserError, match="Target 0 has 6 tokens"):
+    assert run.scores([], []).log_prob.shape == (0,)
+    with pytest.raises(UserError, match="of one kind"):
+        run.scores(["a"], [[5]])
+    with pytest.raises(UserError, match="Pair 0 has a target of 6 tokens"):
         run.scores(["x"], ["animal"], max_length=5)
 
 
@@ -185,6 +196,11 @@ def test_infer_on_a_task_a_mixture_and_ranked_choices(inside, tmp_path, capsys):
     ranked = [*command, f"--input={tmp_path}/ranked.jsonl", "--mode=rank", f"--output={tmp_path}/picks.jsonl"]
     assert main([*ranked, *(f"--choice={c}" for c in CHOICES)]) == 0
     report = json.loads(capsys.readouterr().out)
+    changed = (tmp_path / "ranked.jsonl").read_text().replace("color", "tree", 1)
+    (tmp_path / "changed.jsonl").write_text(changed)
+    stale = [*command, f"--input={tmp_path}/changed.jsonl", "--mode=rank", f"--output={tmp_path}/picks.jsonl"]
+    assert main([*stale, *(f"--choice={c}" for c in CHOICES)]) == 2
+    assert "line 1 is not" in capsys.readouterr().err
     assert report["average(others+words)"] == dict.fromkeys(rank.NORMALIZATIONS, 1.0)
     assert report["datasets"]["words"]["over_prompts"]["sum"]["prompts"] == 3
 
@@ -238,7 +254,8 @@ def test_infer_killed_twice_writes_every_example_once(inside, tmp_path):
         ('{"inputs": "x", "choices": ["a"]}\n', "rank", "line 1 has no list of two or more texts"),
         ('{"inputs": "x", "choices": ["a", "b"]}\n', "rank", "line 1 does not say which choice is right"),
         ('{"inputs": "x", "choices": ["a", "b"], "label": 2}\n', "rank", "Give a number from 0 to 1"),
-        ('"text"\n', "predict", 'line 1 has no text under "inputs"'),
+        ('"text"\n', "predict", "line 1 is not an object"),
+        ('{"inputs": "a\\ud800b"}\n', "predict", "line 1 holds half of a surrogate pair"),
     ],
 )
 def test_bad_lines_are_sentences_and_what_was_done_is_kept(tmp_path, content, mode, says):

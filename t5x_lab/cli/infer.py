@@ -28,6 +28,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--mode", choices=("predict", "score", "rank"), default="predict", help="generate, score the targets, or rank choices"
     )
     parser.add_argument("--choice", action="append", default=[], help="to rank, where lines have no choices; repeat it")
+    parser.add_argument("--eos", action="store_true", help="to score or rank a file: an end token behind targets and choices")
     parser.add_argument("--batch_size", type=int, default=32, help="texts at a time")
     parser.add_argument("--max_length", type=int, help="cut inputs from the left, to read no more tokens than this")
     parser.add_argument("--shard_id", type=int, default=0, help="this process's share of the input")
@@ -68,8 +69,14 @@ def _run(args: argparse.Namespace) -> None:
         mode=args.mode,
         batch_size=args.batch_size,
         sampling={name: getattr(args, name) for name in SAMPLING},
+        eos=args.eos,
         max_length=args.max_length,
-        settings={"model_dir": str(rooted(args.model_dir)), "step": model.step, "gin": [*args.gin_bindings, *args.gin]},
+        settings={
+            "model_dir": str(rooted(args.model_dir)),
+            "step": model.step,
+            "choices": args.choice,
+            "gin": [*args.gin_bindings, *args.gin],
+        },
         writes=jax.process_index() == 0,
     )
     if args.mode == "rank" and jax.process_index() == 0:

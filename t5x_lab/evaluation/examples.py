@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from collections.abc import Iterator, Sequence
 
 from t5x_lab.config.errors import UserError
@@ -37,9 +38,13 @@ def read_examples(path: str, mode: str, choices: Sequence[str] = ()) -> list[Exa
     """
     try:
         with open(path, "rb") as file:
-            lines = file.read().splitlines()
+            lines = [line.removesuffix(b"\r") for line in file.read().removeprefix(b"\xef\xbb\xbf").split(b"\n")]
     except OSError as error:
         raise UserError(f"The input {path} cannot be read: {error.strerror}.") from error
+    if not lines[-1]:
+        lines.pop()  # what follows the last line break
+    if mode != "predict" and not path.endswith(".jsonl"):
+        raise UserError(f"--mode={mode} needs more than one text of each example; give a .jsonl file instead of {path}.")
     examples = []
     for number, raw in enumerate(lines, start=1):
         where = f"{path}, line {number}"
@@ -62,12 +67,16 @@ def _parse(line: str, is_json: bool, where: str, mode: str, choices: Sequence[st
             record = json.loads(line)
         except ValueError as error:
             raise UserError(f"{where} is not JSON: {error}. Every line is one object.") from error
+        if not isinstance(record, dict):
+            raise UserError(f'{where} is not an object. Write lines like {{"inputs": "…"}}.')
+        if re.search("[\ud800-\udfff]", json.dumps(record, ensure_ascii=False)):
+            raise UserError(f"{where} holds half of a surrogate pair, which is no text. Mend or remove the line.")
     for name in MODES[mode]:
-        if not isinstance(record, dict) or not isinstance(record.get(name), str):
+        if not isinstance(record.get(name), str):
             raise UserError(
                 f'{where} has no text under "{name}", which --mode={mode} needs. Write lines like {{"{name}": "…"}}.'
             )
-        if not record[name]:
+        if not record[name].strip():
             raise UserError(f'{where} has an empty text under "{name}". Write something there, or remove the line.')
     targets = record.get("targets") if mode == "score" else None
     question = question_of(record, choices, where) if mode == "rank" else None

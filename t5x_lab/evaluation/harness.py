@@ -101,9 +101,11 @@ class HarnessModel(TemplateLM):
 
     def loglikelihood_rolling(self, requests, disable_tqdm: bool = False) -> list[float]:
         windows = []
+        # A decoder reads its start token besides the window's context.
+        most = self.max_length if self.has_encoder else self.max_length - 1
         for number, request in enumerate(requests):
             tokens = self.tok_encode(request.args[0], add_special_tokens=False)
-            found = utils.get_rolling_token_windows(tokens, self.prefix_token_id, self.max_length, context_len=1)
+            found = utils.get_rolling_token_windows(tokens, self.prefix_token_id, most, context_len=1)
             windows += [(number, *utils.make_disjoint_window(window)) for window in found]
         contexts = [[] if context == [0] else context for _, context, _ in windows]
         scores = self._scores(contexts, [continuation for _, _, continuation in windows])
@@ -160,13 +162,22 @@ def run_harness(model, tasks: Sequence[str], *, include_path: str | None, limit:
     import lm_eval
     from lm_eval.tasks import TaskManager
 
+    if not tasks:
+        raise UserError("--tasks names no task.")
+    if limit is not None and limit <= 0:
+        raise UserError(f"--limit is {limit:g}; give a number of examples, or a share below 1.")
     manager = TaskManager(include_path=include_path)
     unknown = [name for name in tasks if not manager.match_tasks([name])]
     if unknown:
         raise UserError(
             f'lm-eval knows no task "{unknown[0]}". Name one of its own, or give --include_path, where your .yaml files are.'
         )
-    return lm_eval.simple_evaluate(model=model, tasks=list(tasks), limit=limit, task_manager=manager, **options)
+    try:
+        return lm_eval.simple_evaluate(model=model, tasks=list(tasks), limit=limit, task_manager=manager, **options)
+    except ConnectionError as error:
+        raise UserError(
+            f"The data of these tasks cannot be reached: {error}. Tasks whose data are local files need no network."
+        ) from error
 
 
 if __name__ == "__main__":

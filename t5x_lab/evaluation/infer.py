@@ -15,6 +15,8 @@ from t5x_lab.partitioning.distributed import as_the_first
 
 RESULTS = {"score": "score", "predict": "prediction", "rank": "picks"}
 BATCHES_OF_CHUNK = 8
+# What results are called: a record's own fields of these names, of a run before this one perhaps, are written over.
+_WRITTEN = {"prediction", "score", "tokens", "characters", "is_greedy", "cut", "label", "picks", "ties", "scores"}
 
 
 def infer(
@@ -24,7 +26,8 @@ def infer(
     *,
     mode: str,
     batch_size: int,
-    sampling: dict,
+    sampling: dict | None = None,
+    eos: bool = False,
     max_length: int | None = None,
     settings: dict | None = None,
     writes: bool = True,
@@ -40,7 +43,8 @@ def infer(
       output: the path of a .jsonl file.
       mode: "predict", "score" or "rank".
       batch_size: texts at a time.
-      sampling: arguments of `generate`.
+      sampling: arguments of `generate`, to predict.
+      eos: whether an end token is scored behind targets and choices that are texts.
       max_length: see `generate` and `scores`.
       settings: whatever else results depend on, as JSON has it, such as the checkpoint. All of it is kept in
         `output`.settings.json, and only a run with the same settings goes on with `output`.
@@ -52,15 +56,16 @@ def infer(
     if batch_size < 1:
         raise UserError(f"--batch_size is {batch_size}; it must be at least 1.")
     size = batch_size * BATCHES_OF_CHUNK
+    how = {"eos": eos} if mode != "predict" else dict(sampling or {})
     if writes:
-        _check_settings(output, {"mode": mode, "sampling": sampling, "max_length": max_length, **(settings or {})})
+        _check_settings(output, {"mode": mode, "max_length": max_length, **how, **(settings or {})})
     done = as_the_first(_keep_whole_chunks(output, examples, RESULTS[mode], size) if writes else 0)
     options = {"batch_size": batch_size, "max_length": max_length}
     often = {} if sys.stderr.isatty() else {"mininterval": 30.0}
     with tqdm.tqdm(total=len(examples), initial=done, unit="example", disable=not writes, **often) as progress:
         for start in range(done, len(examples), size):
             chunk = examples[start : start + size]
-            results = _RESULTS_OF[mode](model, chunk, start, sampling, options)
+            results = _RESULTS_OF[mode](model, chunk, start, how, options)
             lines = [json.dumps({**e.record, **r}, ensure_ascii=False) for e, r in zip(chunk, results, strict=True)]
             if writes:
                 with _open(output, "ab") as file:
@@ -70,16 +75,17 @@ def infer(
             progress.update(len(chunk))
 
 
-def _predictions(model, chunk: Sequence[Example], start: int, sampling: dict, options: dict) -> list[dict]:
-    for example in chunk:
-        model.check_prompt(example.inputs, sampling["max_tokens"], options["max_length"], example.where)
+def _predictions(model, chunk: Sequence[Example], start: int, how: dict, options: dict) -> list[dict]:
+    inputs, names = [e.inputs for e in chunk], [e.where for e in chunk]
+    cut = model.cut(inputs, how["max_tokens"], options["max_length"], names)
     streams = range(start, start + len(chunk))
-    texts = model.generate([example.inputs for example in chunk], streams=streams, **sampling, **options)
-    return [{"prediction": samples[0]} for samples in texts]
+    texts = model.generate(inputs, streams=streams, names=names, **how, **options)
+    return [{"prediction": samples[0], "cut": n} for samples, n in zip(texts, cut, strict=True)]
 
 
-def _scores(model, chunk: Sequence[Example], start: int, sampling: dict, options: dict) -> list[dict]:
-    scores = model.scores([e.inputs for e in chunk], [e.targets for e in chunk], **options)
+def _scores(model, chunk: Sequence[Example], start: int, how: dict, options: dict) -> list[dict]:
+    names = [e.where for e in chunk]
+    scores = model.scores([e.inputs for e in chunk], [e.targets for e in chunk], eos=how["eos"], names=names, **options)
     characters = [len(example.record["targets"]) for example in chunk]
     columns = zip(scores.log_prob, scores.tokens, characters, scores.is_greedy, scores.cut, strict=True)
     return [
@@ -88,8 +94,9 @@ def _scores(model, chunk: Sequence[Example], start: int, sampling: dict, options
     ]
 
 
-def _picks(model, chunk: Sequence[Example], start: int, sampling: dict, options: dict) -> list[dict]:
+def _picks(model, chunk: Sequence[Example], start: int, how: dict, options: dict) -> list[dict]:
     questions = [e.question for e in chunk if e.question is not None]
+    found = rank.answers(model, questions, [e.where for e in chunk], eos=how["eos"], **options)
     return [
         {
             "label": q.label,
@@ -100,7 +107,7 @@ def _picks(model, chunk: Sequence[Example], start: int, sampling: dict, options:
             "characters": a.characters,
             "cut": a.cut,
         }
-        for q, a in zip(questions, rank.answers(model, questions, **options), strict=True)
+        for q, a in zip(questions, found, strict=True)
     ]
 
 
@@ -162,7 +169,9 @@ def _is_result(line: bytes, example: Example, result: str) -> bool:
         found = json.loads(line)
     except ValueError:
         return False
-    return isinstance(found, dict) and found.get("inputs") == example.record["inputs"] and result in found
+    if not isinstance(found, dict) or result not in found:
+        return False
+    return all(found.get(name) == value for name, value in example.record.items() if name not in _WRITTEN)
 
 
 def _open(output: str, mode: str):

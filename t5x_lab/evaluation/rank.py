@@ -63,11 +63,14 @@ def best(values: Sequence[float]) -> tuple[int | None, bool]:
     return list(values).index(max(numbers)), numbers.count(max(numbers)) > 1
 
 
-def answers(model, questions: Sequence[Question], *, eos: bool = False, **options) -> list[Answer]:
-    """Scores every choice of every question, reading inputs once; `options` are those of `scores`."""
+def answers(model, questions: Sequence[Question], names: Sequence[str] | None = None, **options) -> list[Answer]:
+    """Scores every choice of every question, reading inputs once; messages call questions by `names`, `options` are those of
+    `scores`."""
+    names = names or [f"Question {number}" for number in range(len(questions))]
+    called = [name for name, question in zip(names, questions, strict=True) for _ in question.choices]
     inputs = [question.inputs for question in questions for _ in question.choices]
     targets = [choice for question in questions for choice in question.choices]
-    scores = model.scores(inputs, targets, eos=eos, **options)
+    scores = model.scores(inputs, targets, names=called, **options)
     found, start = [], 0
     for question in questions:
         mine = slice(start, start + len(question.choices))

@@ -41,11 +41,63 @@ class Inference:
         return c.max_positions if isinstance(c, TransformerConfig) and c.positions == "learned" else None
 
     def room(self, max_length: int | None, written: int) -> int | None:
-        """Tokens of an input beside `written` tokens of a target, where `max_length` limits a sequence of the model."""
+        """Tokens of an input beside `written` ones, where `max_length` or positions limit a sequence; None = any number."""
         limits = [limit for limit in (max_length, self.most_positions) if limit is not None]
-        if not limits:
-            return None
-        return max(min(limits) - (0 if self.has_encoder else written), 0)
+        return min(limits) - (0 if self.has_encoder else written) if limits else None
+
+    def fit_prompts(
+        self, prompts: Sequence[Text], limits: Sequence[int], max_length: int | None, names: Sequence[str]
+    ) -> list[Text]:
+        """Prompts cut from the left, where `max_length` is given, to leave room for `limits` tokens after them.
+
+        Raises:
+          UserError: for a prompt that cannot be read, by its name.
+        """
+        fitting = []
+        for prompt, limit, name in zip(prompts, limits, names, strict=True):
+            room = self.room(max_length, limit)
+            self._check_ids(prompt, name)
+            if self.most_positions is not None and limit > self.most_positions:
+                raise UserError(f"{name}: {limit} tokens to write are more than the model's {self.most_positions} positions.")
+            if room is not None and (room < 1 if prompt else room < 0):
+                raise UserError(
+                    f"{name}: beside {limit} tokens to write there is no room for a prompt in {room + limit} tokens. Write "
+                    "fewer, or raise max_length."
+                )
+            if room is not None and len(prompt) > room and max_length is None:
+                raise UserError(
+                    f"{name} has {len(prompt)} tokens, more than the {room} that the model's positions leave beside {limit} to "
+                    f"write. Shorten it, or give max_length={self.most_positions} to cut such prompts from the left."
+                )
+            fitting.append(_last(prompt, room))
+        return fitting
+
+    def fit_inputs(
+        self, inputs: Sequence[Text], targets: Sequence[Text], max_length: int | None, names: Sequence[str]
+    ) -> list[Text]:
+        """Inputs cut from the left, to leave room for their targets.
+
+        Raises:
+          UserError: for a target that does not fit, or inputs that cannot be read, by their name.
+        """
+        fitting = []
+        for text, target, name in zip(inputs, targets, names, strict=True):
+            most, room = self.room(max_length, 0), self.room(max_length, len(target))
+            self._check_ids(text, name)
+            if most is not None and len(target) > most - (bool(text) and not self.has_encoder):
+                raise UserError(
+                    f"{name} has a target of {len(target)} tokens, which leaves no room for inputs in the {most} that "
+                    "max_length or the model's positions allow; only inputs are cut. Shorten it."
+                )
+            fitting.append(_last(text, room))
+        return fitting
+
+    def _check_ids(self, text: Text, name: str) -> None:
+        if self.has_encoder and not text:
+            raise UserError(f"{name} has no tokens to read; an encoder reads at least one.")
+        wrong = [i for i in text if not 0 < i < self._network.vocab_size]
+        if wrong:
+            raise UserError(f"{name} holds the id {wrong[0]}; the model's ids are below {self._network.vocab_size}.")
 
     def generate(
         self,
@@ -60,14 +112,12 @@ class Inference:
         is_stopped: Callable[[int, np.ndarray], bool] | None = None,
         batch_size: int = 32,
     ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """Completes prompts; see `write_all`. A text draws from its own stream of random numbers, by default its number."""
+        """Completes prompts that fit; see `write_all`. A text draws from its own stream of random numbers, by default its
+        number."""
         if not prompts:
             return iter(())
-        multiple = self._placed.row_multiple
-        rows = round_up(min(batch_size, len(prompts)), multiple)
+        rows, multiple = self._rows(len(prompts), batch_size), self._placed.row_multiple
         group = rows if len(prompts) <= rows else round_up(max(rows // 4, 1), multiple)
-        for number, (prompt, limit) in enumerate(zip(prompts, limits, strict=True)):
-            self._check_room(len(prompt), limit, number)
         length = self.prompt_length(max(map(len, prompts)), min(limits))
         programs = _Generation(self, params, sampling, eos_id, seed, max(limits), length, rows, group)
         streams = range(len(prompts)) if streams is None else streams
@@ -80,10 +130,8 @@ class Inference:
         tokens = np.zeros((len(prompts), beams.size, max_tokens), np.int32)
         scores = np.zeros((len(prompts), beams.size), np.float32)
         order = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))
-        rows = round_up(min(batch_size, len(prompts)), self._placed.row_multiple)
+        rows = self._rows(len(prompts), batch_size)
         for batch in _batches(order, rows):
-            for i in batch:
-                self._check_room(len(prompts[i]), max_tokens, i)
             ids = self._padded([prompts[i] for i in batch], rows, max_tokens)
             found = self._search(params, ids, max_tokens=max_tokens, config=beams, eos_id=eos_id)
             tokens[batch], scores[batch] = (np.asarray(x)[: len(batch)] for x in found)
@@ -98,7 +146,7 @@ class Inference:
         """
         log_prob, is_greedy = np.zeros((len(inputs),), np.float32), np.zeros((len(inputs),), bool)
         order = sorted(range(len(inputs)), key=lambda i: (-len(inputs[i]), inputs[i], len(targets[i])))
-        rows = round_up(min(batch_size, len(inputs)), self._placed.row_multiple)
+        rows = self._rows(len(inputs), batch_size)
         for batch in _batches(order, rows):
             mine = [inputs[i] for i in batch], [targets[i] for i in batch]
             prompts = list(dict.fromkeys(map(tuple, mine[0])))
@@ -136,13 +184,10 @@ class Inference:
         most = self.room(None, room)
         return bucket(longest) if most is None else min(bucket(longest), most)
 
-    def _check_room(self, length: int, limit: int, number: int) -> None:
-        room = self.room(None, limit)
-        if room is not None and length > room:
-            raise UserError(
-                f"Prompt {number} has {length} tokens, which with {limit} to write are more than the model's "
-                f"{self.most_positions} positions. Shorten it, give max_length to cut it from the left, or write fewer tokens."
-            )
+    def _rows(self, texts: int, batch_size: int) -> int:
+        if batch_size < 1:
+            raise UserError(f"batch_size is {batch_size}; it must be at least 1.")
+        return round_up(max(min(batch_size, texts), 1), self._placed.row_multiple)
 
     @functools.cached_property
     def _score(self):
@@ -272,6 +317,10 @@ def pad(rows: Sequence[Sequence[int]], length: int) -> np.ndarray:
 def pad_rows(x: np.ndarray, rows: int) -> np.ndarray:
     """`x` with rows of zeros behind its own."""
     return np.pad(x, [(0, rows - len(x))] + [(0, 0)] * (x.ndim - 1))
+
+
+def _last(text: Text, room: int | None) -> Text:
+    return text if room is None else text[max(len(text) - room, 0) :]
 
 
 def _batches(order: list[int], rows: int) -> Iterator[list[int]]:

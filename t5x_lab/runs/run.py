@@ -147,6 +147,7 @@ class Run:
         streams: Sequence[int] | None = None,
         max_length: int | None = None,
         batch_size: int = 32,
+        names: Sequence[str] | None = None,
     ) -> list[list[str]]:
         """Completes each prompt `num_samples` times; greedy at temperature 0. See `SamplingConfig`.
 
@@ -155,11 +156,13 @@ class Run:
         Args:
           prompts: any number of texts of any lengths; or token ids, taken as they are.
           max_tokens: most tokens to write, for all prompts or for each.
+          seed: of everything drawn, below 2**32.
           stop: a completion ends before the first of these texts that it would contain.
           streams: which of the seed's streams of random numbers each prompt draws from; by default its own number's.
           max_length: prompts are cut from the left, so that an encoder reads no more tokens than this, or a decoder no more
             with those that it writes.
           batch_size: texts that are written at a time; a finished one makes room for the next.
+          names: what messages call the prompts.
 
         Returns:
           one list a prompt, of `num_samples` strings without the prompt.
@@ -169,23 +172,26 @@ class Run:
         _check_texts("generate", stop, "stop")
         if num_samples < 1:
             raise UserError(f"num_samples is {num_samples}; it must be at least 1.")
-        if not prompts:
+        if "" in stop:
+            raise UserError("stop holds an empty text, which every text contains; leave it out.")
+        if not 0 <= seed < 2**32:
+            raise UserError(f"seed is {seed}; it must be at least 0 and below 2**32.")
+        if streams is not None and len(streams) != len(prompts):
+            raise UserError(f"streams has {len(streams)} numbers for {len(prompts)} prompts; give one for each.")
+        if len(prompts) == 0:
             return []
-        limits = [max_tokens] * len(prompts) if isinstance(max_tokens, int) else list(max_tokens)
-        self._check_limits(limits, prompts)
+        limits = _limits(max_tokens, len(prompts))
         ids = [self._prompt_ids(prompt) for prompt in prompts]
-        self._check_read(ids)
+        ids = self._inference.fit_prompts(ids, limits, max_length, names or _names("Prompt", ids))
         eos_id = self.vocabulary.eos_id
-        if max_length is not None:
-            ids = [_last(text, self._inference.room(max_length, limit)) for text, limit in zip(ids, limits, strict=True)]
         if beam_size != 1:
+            beams = BeamConfig(beam_size, beam_alpha)
             if temperature or num_samples > beam_size or len(set(limits)) > 1:
                 raise UserError(
                     f"beam_size is {beam_size}, which does not go with temperature {temperature}, num_samples {num_samples} "
                     "or a limit for each prompt: a beam search draws nothing, finds no more than beam_size texts, and writes "
                     "all of them to the same length."
                 )
-            beams = BeamConfig(beam_size, beam_alpha)
             found, _ = self._inference.search(
                 self.params, ids, max_tokens=limits[0], beams=beams, eos_id=eos_id, batch_size=batch_size
             )
@@ -219,10 +225,10 @@ class Run:
           (tokens int32 [B, max_tokens], 0 after the end token; log-probability of each, float32)
         """
         self._check_decoder("generate_tokens")
-        self._check_limits([max_tokens], prompts)
+        texts, limits = _without_padding(prompts), _limits(max_tokens, len(prompts))
+        texts = self._inference.fit_prompts(texts, limits, None, _names("Prompt", texts))
         tokens = np.zeros((len(prompts), max_tokens), np.int32)
         log_probs = np.zeros(tokens.shape, np.float32)
-        texts, limits = _without_padding(prompts), [max_tokens] * len(prompts)
         written = self._inference.generate(
             self.params,
             texts,
@@ -245,8 +251,8 @@ class Run:
           (tokens int32 [B, beam size, max_tokens], 0 after the end token; scores float32 [B, beam size]), best first
         """
         self._check_decoder("search_tokens")
-        self._check_limits([max_tokens], prompts)
         texts = _without_padding(prompts)
+        texts = self._inference.fit_prompts(texts, _limits(max_tokens, len(texts)), None, _names("Prompt", texts))
         options = dict(max_tokens=max_tokens, beams=beams, eos_id=self.vocabulary.eos_id, batch_size=batch_size)
         return self._inference.search(self.params, texts, **options)
 
@@ -255,7 +261,14 @@ class Run:
         return self.scores(inputs, targets, eos=eos).log_prob
 
     def scores(
-        self, inputs, targets, *, eos: bool = False, max_length: int | None = None, batch_size: int = 32
+        self,
+        inputs,
+        targets,
+        *,
+        eos: bool = False,
+        max_length: int | None = None,
+        batch_size: int = 32,
+        names: Sequence[str] | None = None,
     ) -> "TargetScores":
         """What the model gives to each target after its inputs. Targets of the same inputs share the reading of them.
 
@@ -265,6 +278,7 @@ class Run:
           eos: whether an end token is added to target strings and scored with them.
           max_length: an encoder reads no more tokens than this, or a decoder no more with those of the target.
           batch_size: targets that are scored at a time.
+          names: what messages call the pairs.
 
         Raises:
           UserError: for a target that does not fit by itself.
@@ -275,15 +289,15 @@ class Run:
         if len(inputs) != len(targets):
             raise UserError(f"score was given {len(inputs)} inputs and {len(targets)} targets; give one target for each input.")
         characters = None
+        if len({isinstance(text, str) for text in (*inputs, *targets)}) > 1:
+            raise UserError("score was given texts and token ids together; give inputs and targets of one kind.")
         if len(inputs) and isinstance(targets[0], str):
             characters = np.array([len(text) for text in targets])
             encoded = {text: self._encode(text, self.input_eos) for text in set(inputs)}
             inputs, targets = [encoded[text] for text in inputs], [self._encode(text, eos) for text in targets]
         else:
             inputs, targets = _without_padding(inputs), _without_padding(targets)
-        self._check_read(inputs)
-        rooms = [self._room_beside(i, target, max_length) for i, target in enumerate(targets)]
-        fitting = [_last(text, room) for text, room in zip(inputs, rooms, strict=True)]
+        fitting = self._inference.fit_inputs(inputs, targets, max_length, names or _names("Pair", inputs))
         log_prob, is_greedy = self._inference.score(self.params, fitting, targets, batch_size=batch_size)
         return TargetScores(
             log_prob=log_prob,
@@ -293,42 +307,14 @@ class Run:
             cut=np.array([len(a) - len(b) for a, b in zip(inputs, fitting, strict=True)], int),
         )
 
-    def _room_beside(self, number: int, target: list[int], max_length: int | None) -> int | None:
-        room = self._inference.room(max_length, 0)
-        if room is not None and len(target) > room:
-            raise UserError(
-                f"Target {number} has {len(target)} tokens, more than the {room} that max_length or the model's positions "
-                "allow; only inputs are cut. Shorten it."
-            )
-        return self._inference.room(max_length, len(target))
-
-    def _check_read(self, texts: Sequence[list[int]]) -> None:
-        if self.has_encoder and not all(texts):
-            empty = next(i for i, text in enumerate(texts) if not text)
-            raise UserError(f"Input {empty} has no tokens; an encoder reads at least one.")
-
-    def check_prompt(self, prompt: str | list[int], max_tokens: int, max_length: int | None, where: str) -> None:
-        """Raises a `UserError` that says where a prompt stands which the model cannot read to its end."""
-        ids = self._prompt_ids(prompt)
-        if self.has_encoder and not ids:
-            raise UserError(f"{where} has no tokens to read; an encoder reads at least one.")
-        room = self._inference.room(None, max_tokens)
-        if max_length is None and room is not None and len(ids) > room:
-            raise UserError(
-                f"{where} has {len(ids)} tokens, more than the {room} that the model's positions leave beside {max_tokens} to "
-                f"write. Shorten it, or give --max_length={self._inference.most_positions} to cut such prompts from the left."
-            )
+    def cut(self, prompts, max_tokens: int, max_length: int | None, names: Sequence[str]) -> list[int]:
+        """How many tokens `generate` would cut from the left of each prompt. Raises the same errors."""
+        ids = [self._prompt_ids(prompt) for prompt in prompts]
+        fitting = self._inference.fit_prompts(ids, _limits(max_tokens, len(ids)), max_length, names)
+        return [len(a) - len(b) for a, b in zip(ids, fitting, strict=True)]
 
     def _prompt_ids(self, prompt: str | list[int]) -> list[int]:
-        return self._encode(prompt, self.input_eos) if isinstance(prompt, str) else [int(i) for i in prompt]
-
-    def _check_limits(self, limits: Sequence[int], prompts) -> None:
-        if min(limits) < 1:
-            raise UserError(f"max_tokens is {min(limits)}; it must be at least 1.")
-        if len(limits) not in (1, len(prompts)):
-            raise UserError(
-                f"max_tokens has {len(limits)} numbers for {len(prompts)} prompts; give one number, or one for each."
-            )
+        return self._encode(prompt, self.input_eos) if isinstance(prompt, str) else [int(i) for i in prompt if i]
 
     def logits(self, **features) -> np.ndarray:
         """Teacher-forced logits, float32 [B, T, V], of SeqIO model features (`decoder_input_tokens`, …)."""
@@ -378,10 +364,12 @@ class Run:
 
     def _continuation(self, prompt: list[int], tokens: np.ndarray) -> str:
         """The text of new tokens. A decoder's make one text with the prompt, which shows whether a space comes between."""
-        ids = [int(token) for token in tokens if token not in (0, self.vocabulary.eos_id)]
+        eos_id = self.vocabulary.eos_id
+        ids = [int(token) for token in tokens if token not in (0, eos_id)]
         text = self.vocabulary.decode(ids)
-        if not self.has_encoder:
-            before, whole = self.vocabulary.decode(prompt), self.vocabulary.decode(prompt + ids)
+        if not self.has_encoder and prompt and prompt[-1] != eos_id:
+            running = [token for token in prompt if token != eos_id]  # SeqIO's decode would stop there
+            before, whole = self.vocabulary.decode(running), self.vocabulary.decode(running + ids)
             if whole.startswith(before):
                 text = whole[len(before) :]
         return text
@@ -415,8 +403,17 @@ def _without_padding(rows) -> list[list[int]]:
     return [[int(i) for i in row if i] for row in rows]
 
 
-def _last(text: list[int], room: int | None) -> list[int]:
-    return text if room is None else text[max(len(text) - room, 0) :]
+def _limits(max_tokens, number: int) -> list[int]:
+    limits = [int(n) for n in np.broadcast_to(max_tokens, (number,))] if np.ndim(max_tokens) == 0 else list(max_tokens)
+    if len(limits) != number:
+        raise UserError(f"max_tokens has {len(limits)} numbers for {number} prompts; give one number, or one for each.")
+    if min(limits, default=1) < 1:
+        raise UserError(f"max_tokens is {min(limits)}; it must be at least 1.")
+    return limits
+
+
+def _names(kind: str, texts: Sequence) -> list[str]:
+    return [f"{kind} {number}" for number in range(len(texts))]
 
 
 def _before(text: str, ends: Sequence[str]) -> str:
