@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from lm_eval import utils
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
+from lm_eval.models.utils import normalize_gen_kwargs
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.observe.console import say
@@ -53,14 +54,10 @@ class HarnessModel(TemplateLM):
         self.model, self.vocabulary = model, model.vocabulary
         self.has_encoder = model.has_encoder
         self.backend = "seq2seq" if self.has_encoder else "causal"
-        self.batch_size_per_gpu = int(batch_size) if str(batch_size).isdigit() else 32
+        self.batch_size = int(batch_size) if str(batch_size).isdigit() else 32  # lm-eval may say "auto"
         self.max_length = max_length or model.most_positions or 2048
         self.max_gen_toks = max_gen_toks
         self.cut = 0
-
-    @property
-    def batch_size(self) -> int:
-        return self.batch_size_per_gpu
 
     @property
     def tokenizer_name(self) -> str:
@@ -122,28 +119,21 @@ class HarnessModel(TemplateLM):
             groups.setdefault(repr(sorted(request.args[1].items())), []).append(number)
         texts = [""] * len(requests)
         for numbers in groups.values():
-            wishes = requests[numbers[0]].args[1]
-            until = wishes.get("until") or []
+            wishes = normalize_gen_kwargs(requests[numbers[0]].args[1], self.max_gen_toks)
             written = self.model.generate(
                 [requests[number].args[0] for number in numbers],
-                max_tokens=int(wishes.get("max_gen_toks", self.max_gen_toks)),
-                stop=[until] if isinstance(until, str) else list(until),
+                max_tokens=wishes["max_gen_toks"],
+                temperature=float(wishes.get("temperature", 0.0)),
+                top_k=int(wishes.get("top_k", 0)),
+                top_p=float(wishes.get("top_p", 1.0)),
+                stop=[end for end in wishes["until"] if end],
                 max_length=self.max_length,
                 batch_size=self.batch_size,
-                **_sampling(wishes),
             )
             for number, samples in zip(numbers, written, strict=True):
                 texts[number] = samples[0]
                 self.cache_hook.add_partial("generate_until", requests[number].args, samples[0])
         return texts
-
-
-def _sampling(wishes: dict) -> dict:
-    """lm-eval's names: without `do_sample` or a temperature, decoding is greedy."""
-    temperature = float(wishes.get("temperature", 1.0 if wishes.get("do_sample") else 0.0))
-    if wishes.get("do_sample") is False:
-        temperature = 0.0
-    return {"temperature": temperature, "top_k": int(wishes.get("top_k", 0)), "top_p": float(wishes.get("top_p", 1.0))}
 
 
 def run_harness(model, tasks: Sequence[str], *, include_path: str | None, limit: float | None, **options) -> dict:
