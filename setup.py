@@ -46,7 +46,7 @@ EXTRAS = {
     "compile": ["libtpu>=0.0.40"],  # TPU programs without a TPU
     "harness": ["lm-eval>=0.4.13"],
     "test": ["libtpu>=0.0.40", "lm-eval>=0.4.13", "pytest>=8", "pytest-xdist>=3.6", "hypothesis>=6.100"],
-    "compare": ["torch==2.13.0", "transformers>=5"],  # benchmarks/step_time.py
+    "compare": ["torch==2.13.0", "transformers>=5", "accelerate>=1"],  # comparisons in tests and benchmarks
     "docs": ["mkdocs>=1.6,<2", "mkdocs-material>=9.5"],
     "lint": ["ruff>=0.8", "mypy>=1.13"],
 }

@@ -166,7 +166,7 @@ def test_the_tutorial_works_as_it_is_written():
     )
     command = on_one_device()
     argv = [*command["args"], "train", "--gin_file=my_run.gin", "--gin.CHECKPOINT_PERIOD=20"]
-    for tokens in (40_000, 50_000):  # the second time it is continued
+    for tokens in (20_000, 25_000):  # the second time it is continued
         done = subprocess.run([*argv, f"--gin.TRAIN_TOKENS={tokens}"], env=command["env"], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         train = [line for line in read_metrics("runs/mine") if line["split"] == "train"]
@@ -189,7 +189,7 @@ def test_tokens_are_counted_for_each_task_of_a_mixture():
         '--gin.TASK_FEATURE_LENGTHS={"inputs": 64, "targets": 64}',
     ]
     command = on_one_device()
-    for steps in (6, 9):
+    for steps in (3, 5):
         argv = flags("encoder_decoder", data, "run", steps, "--gin.CHECKPOINT_PERIOD=3")
         done = subprocess.run([*command["args"], *argv], env=command["env"], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr

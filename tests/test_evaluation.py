@@ -415,7 +415,7 @@ def test_the_exported_weights_under_lm_evals_own_model_give_the_same(offline, tm
 
     With T5 1.0's tied logits: lm-eval ties those of every T5 under transformers 5, also where the model does not.
     """
-    pytest.importorskip("torch")
+    pytest.importorskip("accelerate")  # of the extra "compare", with torch
     monkeypatch.chdir(tmp_path)
     fresh("encoder_decoder", "TransformerConfig.logits_via_embedding = True").save("run")
     copa(tmp_path)
