@@ -128,16 +128,16 @@ def test_each_pair_learns_from_real_text(architecture, objective):
     ],
 )
 def test_every_objective_learns_from_real_text(architecture, objective, lengths):
-    """A few hundred steps; counts of tokens are those of the objective."""
+    """A hundred and forty steps; counts of tokens are those of the objective."""
     data = ["--gin.MIXTURE_OR_TASK_NAME=sotu", f"--gin.OBJECTIVE={objective}", f"--gin.TASK_FEATURE_LENGTHS={lengths}"]
     lstm = ["--gin.LstmConfig.vocab_size=384", "--gin.LstmConfig.emb_dim=32", "--gin.LstmConfig.hidden_dim=64"]
     more = lstm if architecture == "lstm" else []
-    argv = flags(architecture, data, "run", 200, "--gin.EVAL_PERIOD=200", "--gin.CHECKPOINT_PERIOD=200", *more)
+    argv = flags(architecture, data, "run", 140, "--gin.EVAL_PERIOD=140", "--gin.CHECKPOINT_PERIOD=140", *more)
     assert main(argv) == 0
     train = losses("run")
-    first, last = train[1][0], np.mean([train[step][0] for step in range(191, 201)])
-    assert len(train) == 200 and last < first - 1.5, (first, last)
-    assert losses("run", f"eval/sotu_{objective}")[200][0] < first - 1.5
+    first, last = train[1][0], np.mean([train[step][0] for step in range(131, 141)])
+    assert len(train) == 140 and last < first - 1.2, (first, last)
+    assert losses("run", f"eval/sotu_{objective}")[140][0] < first - 1.2
     line = read_metrics("run")[-2]
     assert 0 < line["tokens_with_loss"] <= line["tokens_processed"]
     assert 0 < line["raw_tokens"] <= line["tokens_processed"]
