@@ -42,6 +42,7 @@ def synthetic():
     return SyntheticBatches({"targets": 8}, 8, 64)
 
 
+@pytest.mark.slow
 def test_a_restored_run_continues_to_the_bit_and_only_the_newest_are_kept(tmp_path):
     training, batches = make(dropout_rate=0.1), synthetic()
     state = training.start(training.placed.init_params(0))

@@ -28,6 +28,8 @@ from t5x_lab.runs.assemble import Placed, assemble
 from t5x_lab.runs.compile import Report, best, compile_step, search, to_text
 from t5x_lab.runs.config import GinConfig
 
+pytestmark = pytest.mark.slow
+
 TINY = ["models/causal_decoder/tiny.gin", "objectives/full_lm.gin"]
 COMMON = ["TRAIN_STEPS = 1", 'MODEL_DIR = "unused"', 'MIXTURE_OR_TASK_NAME = "sotu"']
 

@@ -245,6 +245,7 @@ def test_processes_read_the_rows_they_hold_and_save_each_position_once(tmp_path)
         assert sorted(saved) == [f"shard_{shard}.index" for shard in range(2) if 4 * shard in owned]
 
 
+@pytest.mark.slow
 def test_an_epoch_read_by_one_process_then_two_then_one_has_every_example_once(tmp_path):
     """Four shards of 8 numbered examples; positions go from one number of processes to the other."""
     from etils import epath
@@ -275,6 +276,7 @@ def test_an_epoch_read_by_one_process_then_two_then_one_has_every_example_once(t
     assert sorted(seen) == [f"{n:02d}" for n in range(32)]
 
 
+@pytest.mark.slow
 def test_shards_read_every_document_once_and_mask_differently(text):
     """Four shards of 8 numbered documents: together all of them, no two alike; and their random choices differ."""
     text(*(f"document number {n} has its own words, {n} of them " * 3 for n in range(8)))

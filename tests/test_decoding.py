@@ -306,6 +306,7 @@ def test_buckets_are_few():
     assert len({bucket(length) for length in range(1, 4097)}) < 32
 
 
+@pytest.mark.slow
 def test_learned_positions_limit_each_text_by_itself():
     """GPT-1's 32 positions: a long prompt with few tokens to write beside a short one with many; one too many is a sentence."""
     placed, params, _ = sharp_model("gpt1")
@@ -328,6 +329,7 @@ def test_learned_positions_limit_each_text_by_itself():
         fit([[64]], [1], None, ["a"])
 
 
+@pytest.mark.slow
 def test_scores_of_texts_that_fit_one_by_one_only():
     """A long input with a short target beside a short one with a long target: together they would not fit 32 positions."""
     placed, params, _ = sharp_model("gpt1")

@@ -33,6 +33,8 @@ from t5x_lab.partitioning.mesh import MeshShape
 from t5x_lab.runs.assemble import Placed, assemble
 from t5x_lab.runs.convert import convert
 
+pytestmark = pytest.mark.slow
+
 
 def placed_model(network, mesh=MeshShape(1, 1, 1)):
     return Placed(ModelConfig(network), mesh, jax.devices()[: mesh.data * mesh.fsdp * mesh.tensor])

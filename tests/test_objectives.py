@@ -228,6 +228,7 @@ def test_whole_texts_are_written(sizes, inputs, seed, name):
     assert written == flat
 
 
+@pytest.mark.slow
 @SOME
 @given(DOCUMENTS, st.integers(2, 81), st.integers(0, 10**6))
 def test_prefix_lm_loses_nothing_at_any_length(sizes, length, seed):
@@ -343,6 +344,7 @@ def test_first_fit_is_first_fit(sizes):
     np.testing.assert_array_equal(first_fit(np.array(sizes), [9, 5]), expected)
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None, phases=[Phase.generate])
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 6)), min_size=1, max_size=30), st.integers(0, 99))
 def test_packed_rows_hold_every_example_once_as_seqio_would_alone(sizes, seed):

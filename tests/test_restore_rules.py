@@ -22,6 +22,8 @@ from t5x_lab.models.model import Model, ModelConfig
 from t5x_lab.partitioning.mesh import MeshShape
 from t5x_lab.runs.assemble import Placed
 
+pytestmark = pytest.mark.slow
+
 GPT1 = dict(
     scaling="standard", positions="learned", max_positions=16, norm="layer", norm_position="post", use_bias=True,
     mlp_activations=("gelu",), logits_via_embedding=True, mlp_dim=64, num_decoder_layers=12,

@@ -15,6 +15,8 @@ from t5x_lab.networks.config import TransformerConfig
 from t5x_lab.optim.optimizers import Adafactor
 from t5x_lab.optim.schedules import LearningRate
 
+pytestmark = pytest.mark.slow
+
 MODELS = ["t5_1_1", "t5_1_0", "t5_1_1_scanned", "decoder_causal", "decoder_prefix"]
 ARCHITECTURES = {False: "encoder_decoder", "causal": "causal_decoder", "prefix": "prefix_decoder"}
 
