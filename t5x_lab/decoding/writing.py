@@ -51,11 +51,8 @@ class Slots:
     def put(self, rows: jax.Array, fresh: "Slots") -> "Slots":
         """These rows replaced by those of `fresh`; a row number of B or more replaces nothing."""
         put = lambda old, new: old.at[rows].set(new, mode="drop")
-        rest = {name: put(getattr(self, name), getattr(fresh, name)) for name in _OF_ROWS}
-        return Slots(state=self.state.put(rows, fresh.state), **rest)
-
-
-_OF_ROWS = [field.name for field in dataclasses.fields(Slots) if field.name != "state"]
+        without_state = (dataclasses.replace(slots, state=None) for slots in (self, fresh))
+        return dataclasses.replace(jax.tree.map(put, *without_state), state=self.state.put(rows, fresh.state))
 
 
 def begin(logits: jax.Array, state: Any, limit: jax.Array, stream: jax.Array, max_tokens: int) -> Slots:
@@ -79,7 +76,7 @@ def write(
       seed: of everything drawn; not used when greedy.
       at_most, until: integers.
     """
-    batch, rows = slots.written.shape[0], jnp.arange(slots.written.shape[0])
+    rows, beyond = jnp.arange(slots.tokens.shape[0]), slots.tokens.shape[1]
     keys = jax.vmap(lambda stream: jax.random.fold_in(jax.random.key(seed), stream))(slots.stream)
 
     def unfinished(carry) -> jax.Array:
@@ -90,7 +87,7 @@ def write(
         i, slots = carry
         token = choose(slots.logits, config, jax.vmap(jax.random.fold_in)(keys, slots.written))
         log_prob = jnp.take_along_axis(jax.nn.log_softmax(slots.logits), token[:, None], axis=-1)[:, 0]
-        to = (rows, jnp.where(slots.done, batch + slots.tokens.shape[1], slots.written))  # a row that is done writes nowhere
+        to = (rows, jnp.where(slots.done, beyond, slots.written))  # a row that is done writes nowhere
         logits, state = step(slots.state, token)
         return i + 1, dataclasses.replace(
             slots,

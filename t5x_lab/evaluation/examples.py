@@ -118,14 +118,15 @@ def task_examples(tasks, split: str, mode: str, vocabulary) -> Iterator[Example]
         for number, example in enumerate(data.as_numpy_iterator()):
             where = f'task "{task.name}", {split}, example {number}'
             ids = {name: example[name].tolist() for name in task.output_features if name in example}
-            texts = {name: _text(example, name, ids[name], vocabulary) for name in ("inputs", "targets") if name in ids}
+            texts = {name: text_of(example, name, vocabulary) for name in ("inputs", "targets") if name in ids}
             inputs = ids.get("inputs", [])
             yield Example({"task": task.name, "inputs": "", **texts}, inputs, ids.get("targets"), where)
 
 
-def _text(example, name: str, ids: list[int], vocabulary) -> str:
+def text_of(example, name: str, vocabulary) -> str:
+    """The text of a feature of a task's example: as it was before it was tokenised, or decoded."""
     before = example.get(f"{name}_pretokenized")
-    return before.decode("utf-8", "replace") if isinstance(before, bytes) else vocabulary.decode(ids)
+    return before.decode("utf-8", "replace") if isinstance(before, bytes) else vocabulary.decode(example[name].tolist())
 
 
 def shard(examples: list[Example], shard_id: int, num_shards: int) -> list[Example]:

@@ -104,8 +104,7 @@ class HarnessModel(TemplateLM):
             tokens = self.tok_encode(request.args[0], add_special_tokens=False)
             found = utils.get_rolling_token_windows(tokens, self.prefix_token_id, most, context_len=1)
             windows += [(number, *utils.make_disjoint_window(window)) for window in found]
-        contexts = [[] if context == [0] else context for _, context, _ in windows]
-        scores = self._scores(contexts, [continuation for _, _, continuation in windows])
+        scores = self._scores([context for _, context, _ in windows], [continuation for _, _, continuation in windows])
         totals = [0.0] * len(requests)
         for (number, _, _), log_prob in zip(windows, scores.log_prob.tolist(), strict=True):
             totals[number] += log_prob

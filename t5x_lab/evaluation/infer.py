@@ -76,10 +76,9 @@ def infer(
 
 
 def _predictions(model, chunk: Sequence[Example], start: int, how: dict, options: dict) -> list[dict]:
-    inputs, names = [e.inputs for e in chunk], [e.where for e in chunk]
-    cut = model.cut(inputs, how["max_tokens"], options["max_length"], names)
-    streams = range(start, start + len(chunk))
-    texts = model.generate(inputs, streams=streams, names=names, **how, **options)
+    names = [e.where for e in chunk]
+    ids, cut = model.fit_prompts([e.inputs for e in chunk], how["max_tokens"], options["max_length"], names)
+    texts = model.generate(ids, streams=range(start, start + len(chunk)), **how, **options)
     return [{"prediction": samples[0], "cut": n} for samples, n in zip(texts, cut, strict=True)]
 
 

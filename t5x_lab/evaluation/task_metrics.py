@@ -13,6 +13,7 @@ from etils import epath
 from t5x_lab.config.errors import UserError
 from t5x_lab.data.tasks import WeightedTasks
 from t5x_lab.evaluation.config import InferEvalConfig
+from t5x_lab.evaluation.examples import text_of
 from t5x_lab.observe.console import say
 
 
@@ -130,16 +131,12 @@ class _Outputs:
         return list(enumerate(self.scored))
 
     def lines(self, task: seqio.Task) -> list[dict]:
-        decode = {name: feature.vocabulary.decode for name, feature in task.output_features.items()}
-
-        def text(example: dict, name: str) -> str:
-            before = example.get(f"{name}_pretokenized")
-            return before.decode("utf-8", "replace") if isinstance(before, bytes) else decode[name](example[name].tolist())
-
-        lines: list[dict] = [{name: text(x, name) for name in ("inputs", "targets") if name in decode} for x in self._examples]
+        vocabularies = {name: feature.vocabulary for name, feature in task.output_features.items()}
+        named = {name: vocabularies[name] for name in ("inputs", "targets") if name in vocabularies}
+        lines: list[dict] = [{name: text_of(x, name, found) for name, found in named.items()} for x in self._examples]
         for i, line in enumerate(lines):
             if "generated" in vars(self):  # a cached property that was asked for
-                line["prediction"] = decode["targets"](self.generated[0][i].tolist())
+                line["prediction"] = named["targets"].decode(self.generated[0][i].tolist())
             if "scored" in vars(self):
                 line["score"] = self.scored[i]
         return lines

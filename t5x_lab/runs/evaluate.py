@@ -71,8 +71,7 @@ class Measurement:
 
         how, data = config.infer_eval(), config.data()
         self._metrics = TaskMetrics(tasks, how, data.task_feature_lengths)
-        self._model: Run | None = None
-        self._make = lambda params, step: Run(config, placed, params, step)
+        self._model = Run(config, placed, {}, step=0)
         self.period = how.period or 0
         self.has_tasks = bool(self._metrics.tasks)
         if how.period and not self.has_tasks:
@@ -83,8 +82,8 @@ class Measurement:
 
     def __call__(self, params: Params, step: int, directory: str | None = None) -> dict[str, dict[str, float]]:
         """Metrics by "infer/<task>"; predictions go to files of `directory`."""
-        self._model = self._model.with_params(params, step) if self._model else self._make(params, step)
-        return self._metrics(self._model, step, directory if jax.process_index() == 0 else None)
+        model = self._model.with_params(params, step)
+        return self._metrics(model, step, directory if jax.process_index() == 0 else None)
 
 
 def dry_run(config: GinConfig) -> str:

@@ -147,7 +147,6 @@ class Run:
         streams: Sequence[int] | None = None,
         max_length: int | None = None,
         batch_size: int = 32,
-        names: Sequence[str] | None = None,
     ) -> list[list[str]]:
         """Completes each prompt `num_samples` times; greedy at temperature 0. See `SamplingConfig`.
 
@@ -162,7 +161,6 @@ class Run:
           max_length: prompts are cut from the left, so that an encoder reads no more tokens than this, or a decoder no more
             with those that it writes.
           batch_size: texts that are written at a time; a finished one makes room for the next.
-          names: what messages call the prompts.
 
         Returns:
           one list a prompt, of `num_samples` strings without the prompt.
@@ -181,8 +179,7 @@ class Run:
         if len(prompts) == 0:
             return []
         limits = _limits(max_tokens, len(prompts))
-        ids = [self._prompt_ids(prompt) for prompt in prompts]
-        ids = self._inference.fit_prompts(ids, limits, max_length, names or _names("Prompt", ids))
+        ids, _ = self.fit_prompts(prompts, limits, max_length, _names("Prompt", prompts))
         eos_id = self.vocabulary.eos_id
         if beam_size != 1:
             beams = BeamConfig(beam_size, beam_alpha)
@@ -307,11 +304,17 @@ class Run:
             cut=np.array([len(a) - len(b) for a, b in zip(inputs, fitting, strict=True)], int),
         )
 
-    def cut(self, prompts, max_tokens: int, max_length: int | None, names: Sequence[str]) -> list[int]:
-        """How many tokens `generate` would cut from the left of each prompt. Raises the same errors."""
-        ids = [self._prompt_ids(prompt) for prompt in prompts]
-        fitting = self._inference.fit_prompts(ids, _limits(max_tokens, len(ids)), max_length, names)
-        return [len(a) - len(b) for a, b in zip(ids, fitting, strict=True)]
+    def fit_prompts(
+        self, prompts, max_tokens: int | Sequence[int], max_length: int | None, names: Sequence[str]
+    ) -> tuple[list[list[int]], list[int]]:
+        """Token ids of prompts as `generate` reads them, and how many it cuts from the left of each.
+
+        Raises:
+          UserError: for a prompt that cannot be read, by its name.
+        """
+        whole = [self._prompt_ids(prompt) for prompt in prompts]
+        ids = self._inference.fit_prompts(whole, _limits(max_tokens, len(whole)), max_length, names)
+        return ids, [len(a) - len(b) for a, b in zip(whole, ids, strict=True)]
 
     def _prompt_ids(self, prompt: str | list[int]) -> list[int]:
         return self._encode(prompt, self.input_eos) if isinstance(prompt, str) else [int(i) for i in prompt if i]
@@ -404,7 +407,7 @@ def _without_padding(rows) -> list[list[int]]:
 
 
 def _limits(max_tokens, number: int) -> list[int]:
-    limits = [int(n) for n in np.broadcast_to(max_tokens, (number,))] if np.ndim(max_tokens) == 0 else list(max_tokens)
+    limits = [int(max_tokens)] * number if np.ndim(max_tokens) == 0 else list(max_tokens)
     if len(limits) != number:
         raise UserError(f"max_tokens has {len(limits)} numbers for {number} prompts; give one number, or one for each.")
     if min(limits, default=1) < 1:
