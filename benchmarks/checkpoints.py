@@ -20,14 +20,15 @@ from etils import epath
 
 from t5x_lab.checkpoints.checksums import checksums
 from t5x_lab.checkpoints.config import SaveCheckpointConfig
+from t5x_lab.checkpoints.formats import find, open_as_saved
 from t5x_lab.checkpoints.layout import flat
 from t5x_lab.checkpoints.manager import Checkpoints
-from t5x_lab.checkpoints.sources import as_saved, find
 from t5x_lab.data.config import ByteVocabulary, DataConfig
 from t5x_lab.optim.optimizers import Adafactor
 from t5x_lab.partitioning.mesh import MeshShape
-from t5x_lab.runs.assemble import Placed, assemble
+from t5x_lab.runs.assemble import assemble
 from t5x_lab.runs.config import GinConfig
+from t5x_lab.runs.sharded_model import ShardedModel
 from t5x_lab.training.batches import SyntheticBatches
 
 ROUNDS = 5
@@ -58,11 +59,11 @@ def timed(function, *args) -> float:
 
 
 def saving(model: str, folder: pathlib.Path) -> None:
-    placed = Placed(GinConfig((model,)).model(), MeshShape())
-    training = assemble(placed, Adafactor(), batch_size=8, microbatches=1, seed=0)
-    batches = SyntheticBatches({"inputs": 128, "targets": 32}, 8, placed.model.config.network.vocab_size)
-    state = training.start(placed.init_params(0))
-    step = lambda state: training.step(state, placed.put(next(batches)))[0]
+    sharded = ShardedModel(GinConfig((model,)).model(), MeshShape())
+    training = assemble(sharded, Adafactor(), batch_size=8, microbatches=1, seed=0)
+    batches = SyntheticBatches({"inputs": 128, "targets": 32}, 8, sharded.model.config.network.vocab_size)
+    state = training.start(sharded.init_params(0))
+    step = lambda state: training.step(state, sharded.put(next(batches)))[0]
     state = step(step(state))
     checkpoints = Checkpoints(folder / "run", SaveCheckpointConfig(keep=1))
     number, plain, calls, beside, sums = 0, [], [], [], []
@@ -147,12 +148,12 @@ def converting(model: str, folder: pathlib.Path) -> None:
         subprocess.run([sys.executable, "-c", make], check=True, capture_output=True)
         for what, source, target, to in (("t5x_lab to Hugging Face", run, hf, "hf"), ("and back", hf, back, "t5x_lab")):
             code = (
-                "from t5x_lab.checkpoints.sources import find; from t5x_lab.runs.convert import convert\n"
+                "from t5x_lab.checkpoints.formats import find; from t5x_lab.runs.convert import convert\n"
                 f"convert(find({source!r}), {target!r}, {to!r})"
             )
             peaks.setdefault(what, []).append(peak_of(code))
     size = sum(file.stat().st_size for file in (folder / "hf1").iterdir())
-    largest = max(leaf.nbytes for leaf in as_saved(find(str(folder / "hf1"))).values())
+    largest = max(leaf.nbytes for leaf in open_as_saved(find(str(folder / "hf1"))).values())
     for what, (small, large) in peaks.items():
         more = (large - small) / 2**20
         print(

@@ -99,15 +99,16 @@ def train_on_synthetic(model_dir: str, steps: int) -> None:
     from t5x_lab.networks.config import TransformerConfig
     from t5x_lab.optim.optimizers import Adafactor
     from t5x_lab.partitioning.mesh import MeshShape
-    from t5x_lab.runs.assemble import Placed, assemble
+    from t5x_lab.runs.assemble import assemble
+    from t5x_lab.runs.sharded_model import ShardedModel
     from t5x_lab.training.batches import SyntheticBatches
     from t5x_lab.training.loop import Budget, Hook, train
 
     network = TransformerConfig(
         "encoder_decoder", 128, 32, 4, 8, 64, num_decoder_layers=2, num_encoder_layers=2, dropout_rate=0.1, dtype="float32"
     )
-    placed = Placed(ModelConfig(network), MeshShape())
-    training = assemble(placed, Adafactor(min_dim_size_to_factor=16), batch_size=8, microbatches=1, seed=0)
+    sharded = ShardedModel(ModelConfig(network), MeshShape())
+    training = assemble(sharded, Adafactor(min_dim_size_to_factor=16), batch_size=8, microbatches=1, seed=0)
     batches = SyntheticBatches({"inputs": 24, "targets": 16}, 8, 128)
     os.makedirs(model_dir, exist_ok=True)
     checkpoints = Checkpoints(model_dir, SaveCheckpointConfig(period=5))
@@ -116,7 +117,7 @@ def train_on_synthetic(model_dir: str, steps: int) -> None:
         print(f"Continuing after step {saved[-1]}")
         state = checkpoints.restore(saved[-1], training.abstract_state, batches)
     else:
-        state = training.start(placed.init_params(0))
+        state = training.start(sharded.init_params(0))
     writer = MetricWriter(model_dir, resume_step=int(state.step))
     drop = lambda metrics: {name: value for name, value in metrics.items() if name != "task_tokens"}
     saver = Saver(checkpoints, SaveCheckpointConfig(period=5), batches)
@@ -124,7 +125,7 @@ def train_on_synthetic(model_dir: str, steps: int) -> None:
         state,
         batches,
         training.step,
-        put=placed.put,
+        put=sharded.put,
         budget=Budget(steps),
         record=lambda step, metrics: writer.write(step, "train", drop(metrics)),
         hooks=[Hook(saver.save, saver.due, at_stop=True)],

@@ -31,18 +31,19 @@ def our_run(bindings: list[str]):
 def ours(bindings: list[str]):
     import jax
 
-    from t5x_lab.runs.assemble import Placed, assemble
+    from t5x_lab.runs.assemble import assemble
+    from t5x_lab.runs.sharded_model import ShardedModel
     from t5x_lab.training.batches import SyntheticBatches
 
     run = our_run(bindings)
-    placed = Placed(run.model, run.mesh_shape)
-    training = assemble(placed, run.optimizer, batch_size=ROWS, microbatches=1, seed=0)
-    state = training.start(placed.init_params(0))
+    sharded = ShardedModel(run.model, run.mesh_shape)
+    training = assemble(sharded, run.optimizer, batch_size=ROWS, microbatches=1, seed=0)
+    state = training.start(sharded.init_params(0))
     batches = SyntheticBatches({"inputs": INPUTS, "targets": TARGETS}, ROWS, run.model.network.vocab_size)
 
     def step() -> None:
         nonlocal state
-        state, metrics = training.step(state, placed.put(next(batches)))
+        state, metrics = training.step(state, sharded.put(next(batches)))
         jax.block_until_ready((state, metrics))
 
     return step

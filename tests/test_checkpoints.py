@@ -8,34 +8,41 @@ import numpy as np
 import pytest
 from helpers import tiny_config
 
-from t5x_lab.checkpoints.checksums import _compiled, _digits, checksum_of_parts, checksums
+from t5x_lab.checkpoints.checksums import _compiled, _hexadecimal, checksum_of_chunks, checksums
 from t5x_lab.checkpoints.config import SaveCheckpointConfig
-from t5x_lab.checkpoints.layout import find_checkpoint, finished_steps, flat
-from t5x_lab.checkpoints.manager import Checkpoints, restore_params
-from t5x_lab.checkpoints.tensors import of_array
+from t5x_lab.checkpoints.formats import find
+from t5x_lab.checkpoints.initial import load_params
+from t5x_lab.checkpoints.layout import find_checkpoint, finished_steps, named_leaves
+from t5x_lab.checkpoints.lazy_tensors import from_array
+from t5x_lab.checkpoints.manager import Checkpoints
 from t5x_lab.config.errors import UserError
 from t5x_lab.models.model import ModelConfig
 from t5x_lab.optim.optimizers import Adafactor, AdamW
 from t5x_lab.optim.schedules import LearningRate
 from t5x_lab.partitioning.mesh import MeshShape
-from t5x_lab.runs.assemble import Placed, assemble
+from t5x_lab.runs.assemble import assemble
+from t5x_lab.runs.sharded_model import ShardedModel
 from t5x_lab.training.batches import SyntheticBatches
 
 
 def make(mesh=MeshShape(1, 1, 1), architecture="causal_decoder", optimizer="adafactor", **changes):
     devices = jax.devices()[: mesh.data * mesh.fsdp * mesh.tensor]
-    placed = Placed(ModelConfig(tiny_config(architecture, **changes)), mesh, devices)
+    sharded = ShardedModel(ModelConfig(tiny_config(architecture, **changes)), mesh, devices)
     rate = LearningRate("constant", 0.01)
     rule = AdamW(rate) if optimizer == "adamw" else Adafactor(rate, min_dim_size_to_factor=8)
-    return assemble(placed, rule, batch_size=8, microbatches=1, seed=0)
+    return assemble(sharded, rule, batch_size=8, microbatches=1, seed=0)
 
 
 def advance(training, state, batches, steps):
     losses = []
     for _ in range(steps):
-        state, metrics = training.step(state, training.placed.put(next(batches)))
+        state, metrics = training.step(state, training.sharded.put(next(batches)))
         losses.append(metrics["loss"].item())
     return state, losses
+
+
+def load(model_dir, sharded):
+    return load_params(find(str(model_dir)), sharded.abstract_params, sharded.model.axes)
 
 
 def synthetic():
@@ -45,7 +52,7 @@ def synthetic():
 @pytest.mark.slow
 def test_a_restored_run_continues_to_the_bit_and_only_the_newest_are_kept(tmp_path):
     training, batches = make(dropout_rate=0.1), synthetic()
-    state = training.start(training.placed.init_params(0))
+    state = training.start(training.sharded.init_params(0))
     checkpoints = Checkpoints(tmp_path, SaveCheckpointConfig(keep=2))
     losses = []
     for step in range(1, 6):
@@ -69,7 +76,7 @@ def test_a_restored_run_continues_to_the_bit_and_only_the_newest_are_kept(tmp_pa
 @pytest.mark.slow
 def test_restoring_onto_another_mesh_keeps_every_number(tmp_path):
     eight, one = make(MeshShape(2, 2, 2)), make()
-    state, _ = advance(eight, eight.start(eight.placed.init_params(0)), synthetic(), 2)
+    state, _ = advance(eight, eight.start(eight.sharded.init_params(0)), synthetic(), 2)
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(2, state, synthetic())
     checkpoints.wait()
@@ -81,29 +88,29 @@ def test_restoring_onto_another_mesh_keeps_every_number(tmp_path):
 
 def test_parameters_alone_go_from_a_causal_to_a_prefix_decoder(tmp_path):
     causal, prefix = make(), make(architecture="prefix_decoder")
-    state = causal.start(causal.placed.init_params(3))
+    state = causal.start(causal.sharded.init_params(3))
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(7, state, synthetic())
     checkpoints.close()
-    params = restore_params(find_checkpoint(str(tmp_path)), prefix.placed.abstract_params)
+    params = load(tmp_path, prefix.sharded)
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(params), jax.device_get(state.params))
 
 
 def test_a_checkpoint_that_does_not_fit_names_the_first_difference(tmp_path):
     training = make()
     checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(1, training.start(training.placed.init_params(0)), synthetic())
+    checkpoints.save(1, training.start(training.sharded.init_params(0)), synthetic())
     checkpoints.close()
     with pytest.raises(UserError, match=r"mlp/wi_0/kernel has shape \(3, 16, 32\) there and has shape \(3, 16, 48\)"):
-        restore_params(find_checkpoint(str(tmp_path)), make(mlp_dim=48).placed.abstract_params)
-    with pytest.raises(UserError, match="encoder.* is missing there"):
-        restore_params(find_checkpoint(str(tmp_path)), make(architecture="encoder_decoder").placed.abstract_params)
+        load(tmp_path, make(mlp_dim=48).sharded)
+    with pytest.raises(UserError, match="cross_attention.* is missing there"):
+        load(tmp_path, make(architecture="encoder_decoder").sharded)
 
 
 @pytest.mark.slow
 def test_a_state_saved_after_a_bad_step_can_go_on(tmp_path):
     training, batches = make(), synthetic()
-    state = training.start(training.placed.init_params(0))
+    state = training.start(training.sharded.init_params(0))
     state = dataclasses.replace(state, healthy=state.healthy & False)
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(0, state, batches)
@@ -129,8 +136,8 @@ def test_checksums_see_every_bit_and_every_exchange_whatever_the_sharding():
     arrays = {"f": rng.normal(size=(6, 8)).astype(np.float32), "i": np.arange(8, dtype=np.int32), "s": np.float32(3.0)}
     arrays["b"], arrays["h"] = np.array([True, False]), arrays["f"].astype(jax.numpy.bfloat16)
     before = checksums(arrays)
-    assert before == {name: _digits(np.asarray(_compiled(None)(array))) for name, array in arrays.items()}  # on a device
-    assert before == {name: checksum_of_parts(of_array(array).parts(most_bytes=40)) for name, array in arrays.items()}
+    assert before == {name: _hexadecimal(np.asarray(_compiled(None)(array))) for name, array in arrays.items()}  # on a device
+    assert before == {name: checksum_of_chunks(from_array(array).chunks(max_bytes=40)) for name, array in arrays.items()}
     for name, array in arrays.items():
         flat_bytes = np.atleast_1d(array).view(np.uint8).ravel()
         for bit in [0] if name == "b" else range(8 * flat_bytes.size):
@@ -139,9 +146,9 @@ def test_checksums_see_every_bit_and_every_exchange_whatever_the_sharding():
             assert checksums({name: changed.view(array.dtype).reshape(array.shape)})[name] != before[name]
     assert checksums({"f": arrays["f"][::-1]})["f"] != before["f"] != checksums({"f": arrays["f"].T})["f"]
     training = make(MeshShape(2, 2, 2))
-    params = training.placed.init_params(0)
-    found = {name: _digits(np.asarray(_compiled(None)(array))) for name, array in flat(params).items()}  # sharded
-    assert found == checksums(flat(jax.device_get(params)))
+    params = training.sharded.init_params(0)
+    found = {name: _hexadecimal(np.asarray(_compiled(None)(array))) for name, array in named_leaves(params).items()}  # sharded
+    assert found == checksums(named_leaves(jax.device_get(params)))
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +156,7 @@ def two_checkpoints(tmp_path_factory):
     """A run with checkpoints of steps 1 and 2, and the state of the second."""
     folder = tmp_path_factory.mktemp("whole")
     training, batches = make(), synthetic()
-    state = training.start(training.placed.init_params(0))
+    state = training.start(training.sharded.init_params(0))
     checkpoints = Checkpoints(folder, notes={"config": "A = 1"})
     for step in (1, 2):
         state, _ = advance(training, state, batches, 1)
@@ -195,23 +202,23 @@ def test_damage_to_any_file_is_named_or_harmless(damage, two_checkpoints, tmp_pa
 def test_an_outage_is_not_called_damage(tmp_path):
     from etils import epath
 
-    from t5x_lab.checkpoints.manager import naming_damage
+    from t5x_lab.checkpoints.verification import explaining_damage
 
     for error, match in (
         (ValueError("UNAVAILABLE: try again"), "could not be read"),
         (PermissionError(13, "no"), "could not be"),
     ):
-        with pytest.raises(UserError, match=match) as caught, naming_damage(epath.Path(tmp_path)):
+        with pytest.raises(UserError, match=match) as caught, explaining_damage(epath.Path(tmp_path)):
             raise error
         assert "damaged" not in caught.value.sentence
-    with pytest.raises(jax.errors.JaxRuntimeError), naming_damage(epath.Path(tmp_path)):
+    with pytest.raises(jax.errors.JaxRuntimeError), explaining_damage(epath.Path(tmp_path)):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
 
 
 def save_steps(model_dir, rules, steps, metrics=None):
     """Tiny checkpoints of these steps; the steps left."""
     training, batches = make(), synthetic()
-    state = training.start(training.placed.init_params(0))
+    state = training.start(training.sharded.init_params(0))
     checkpoints = Checkpoints(model_dir, rules)
     for step in steps:
         checkpoints.save(step, state, batches, metrics=(metrics or {}).get(step))

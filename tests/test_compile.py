@@ -24,9 +24,10 @@ from t5x_lab.optim.schedules import LearningRate
 from t5x_lab.partitioning.mesh import MeshShape
 from t5x_lab.partitioning.topologies import topology_devices
 from t5x_lab.runs import compile as compiling
-from t5x_lab.runs.assemble import Placed, assemble
+from t5x_lab.runs.assemble import assemble
 from t5x_lab.runs.compile import Report, best, compile_step, search, to_text
 from t5x_lab.runs.config import GinConfig
+from t5x_lab.runs.sharded_model import ShardedModel
 
 pytestmark = pytest.mark.slow
 
@@ -86,8 +87,8 @@ def test_every_mode_compiles_for_the_local_devices(mode):
 
 def test_arguments_are_the_bytes_of_the_state_and_the_batch():
     run = tiny_run("BATCH_SIZE = 8", 'TASK_FEATURE_LENGTHS = {"targets": 16}')
-    placed = Placed(run.model, MeshShape(1, 1, 1), jax.devices()[:1])
-    training = assemble(placed, run.optimizer, batch_size=8, microbatches=1, seed=0)
+    sharded = ShardedModel(run.model, MeshShape(1, 1, 1), jax.devices()[:1])
+    training = assemble(sharded, run.optimizer, batch_size=8, microbatches=1, seed=0)
     state = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(training.abstract_state))
     shapes = run.data.batch_shapes("causal_decoder")
     used = {name: shape for name, shape in shapes.items() if name != "decoder_positions"}  # relative biases need none
@@ -117,15 +118,15 @@ def test_mistakes_are_sentences(flags, says):
 @pytest.mark.parametrize("mesh", ["data=-1", "data=-1,tensor=4", "data=4,fsdp=2,tensor=8"])
 def test_each_process_holds_the_rows_of_its_devices_and_each_row_has_one_owner(mesh, monkeypatch):
     """Sixteen hosts of four chips each; the tensor axes cross hosts."""
-    placed = Placed(
+    sharded = ShardedModel(
         ModelConfig(tiny_config("causal_decoder", num_heads=8)), MeshShape.parse(mesh), topology_devices("v4:4x4x4")
     )
-    where = placed.batch_sharding.devices_indices_map((128, 3))
+    where = sharded.batch_sharding.devices_indices_map((128, 3))
     owners = np.zeros(128, int)
     for process in range(16):
         monkeypatch.setattr(jax, "process_index", lambda process=process: process)
-        placed.__dict__.pop("_parts", None)
-        rows = placed.rows(128)
+        sharded.__dict__.pop("_shards", None)
+        rows = sharded.rows(128)
         held = [range(128)[index[0]] for device, index in where.items() if device.process_index == process]
         assert rows.held.tolist() == sorted(set().union(*held)) and set(rows.owned) <= set(rows.held)
         owners[rows.owned] += 1
@@ -289,11 +290,11 @@ def test_what_a_policy_keeps_falls_from_everything_to_boundaries():
 
 def test_peak_memory_falls_as_microbatches_grow():
     network = tiny_config("encoder_decoder", emb_dim=64, mlp_dim=256, remat_policy="boundaries")
-    placed = Placed(ModelConfig(network), MeshShape(1, 1, 1), jax.devices()[:1])
+    sharded = ShardedModel(ModelConfig(network), MeshShape(1, 1, 1), jax.devices()[:1])
     found = []
     for microbatches in (1, 2, 4, 8):
         optimizer = Adafactor(LearningRate("constant", 0.01))
-        training = assemble(placed, optimizer, batch_size=128, microbatches=microbatches, seed=0)
+        training = assemble(sharded, optimizer, batch_size=128, microbatches=microbatches, seed=0)
         batch = {
             f"{side}_{name}": jax.ShapeDtypeStruct((128, 64), jnp.int32)
             for side, name in [

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 import t5x_lab
 from t5x_lab.config.errors import UserError
 from t5x_lab.decoding.beam_search import BeamConfig, beam_search, search
+from t5x_lab.decoding.generation import Generated, complete_all
 from t5x_lab.decoding.sampling import SamplingConfig, choose
-from t5x_lab.decoding.writing import Written, write_all
 from t5x_lab.models.model import ModelConfig
 from t5x_lab.partitioning.mesh import MeshShape
-from t5x_lab.runs.assemble import Placed
-from t5x_lab.runs.inference import Inference, bucket, scoring_batch
+from t5x_lab.runs.inference import Inference
+from t5x_lab.runs.padding import bucket, scoring_batch
+from t5x_lab.runs.sharded_model import ShardedModel
 
 EOS = 1
 
@@ -193,9 +194,9 @@ def made_up_texts(number, seed=0, least=1):
 
 
 def sharp_model(name, mesh="data=1", devices=1):
-    placed = Placed(ModelConfig(tiny_config(name)), MeshShape.parse(mesh), jax.devices()[:devices])
-    params = jax.tree.map(lambda x: x * 3, placed.init_params(0))
-    return placed, params, tiny_model(name)
+    sharded = ShardedModel(ModelConfig(tiny_config(name)), MeshShape.parse(mesh), jax.devices()[:devices])
+    params = jax.tree.map(lambda x: x * 3, sharded.init_params(0))
+    return sharded, params, tiny_model(name)
 
 
 @pytest.mark.slow
@@ -203,11 +204,11 @@ def sharp_model(name, mesh="data=1", devices=1):
 @pytest.mark.parametrize("config", [SamplingConfig(), SamplingConfig(1.0, top_k=20, top_p=0.9)], ids=["greedy", "sampled"])
 def test_refilled_rows_write_what_each_text_alone_would(name, config):
     """Eleven texts through four rows, refilled as they finish: tokens and log-probabilities of the slow reference."""
-    placed, params, model = sharp_model(name)
+    sharded, params, model = sharp_model(name)
     prompts, limits = made_up_texts(11)
     found = {
         i: (tokens.tolist(), log_probs)
-        for i, tokens, log_probs in Inference(placed).generate(
+        for i, tokens, log_probs in Inference(sharded).generate(
             params, prompts, limits=limits, eos_id=EOS, sampling=config, seed=5, batch_size=4
         )
     }
@@ -225,30 +226,30 @@ def test_rows_are_refilled_as_they_finish_and_stopped_texts_too():
     class CountingPrograms:
         """Row r of a text with limit n is done after n steps."""
 
-        def begin(self, prompts, limits, streams):
+        def start(self, prompts, limits, streams):
             self.left = np.array(limits + [0] * (4 - len(limits)))
             return None
 
         def refill(self, slots, rows, prompts, limits, streams):
             self.left[rows] = limits
 
-        def write(self, slots, stopped, at_most, until):
+        def generate(self, slots, stopped, max_steps, until):
             self.left[stopped] = 0
             n = 0
-            while n < at_most and (self.left <= 0).sum() < until:
+            while n < max_steps and (self.left <= 0).sum() < until:
                 self.left = np.maximum(self.left - 1, 0)
                 n += 1
             steps.append(n)
             rows = np.zeros((4, 100))
-            return None, Written(rows, rows, np.full((4,), 3), self.left <= 0)
+            return None, Generated(rows, rows, np.full((4,), 3), self.left <= 0)
 
     limits = [100 if i % 4 == 0 else 5 for i in range(16)]
     args = ([[1]] * 16, limits, range(16))
-    written = list(write_all(CountingPrograms(), *args, rows=4, group=1))
+    written = list(complete_all(CountingPrograms(), *args, rows=4, group=1))
     assert sorted(i for i, _, _ in written) == list(range(16))
     assert sum(steps) < 200  # 400 where each batch of four waits for its 100
     steps.clear()
-    list(write_all(CountingPrograms(), *args, rows=4, group=1, is_stopped=lambda i, tokens: True))
+    list(complete_all(CountingPrograms(), *args, rows=4, group=1, is_stopped=lambda i, tokens: True))
     assert max(steps) <= 16 and sum(steps) <= 16 * 16
 
 
@@ -256,8 +257,8 @@ def test_rows_are_refilled_as_they_finish_and_stopped_texts_too():
 @pytest.mark.parametrize("name", ["encoder_decoder", "prefix_decoder", "causal_decoder", "gpt1", "lstm"])
 def test_scores_with_shared_inputs_equal_those_of_the_whole_sequence(name):
     """Sums of log-probabilities and the greedy flag; four targets of each input, one of them what greedy decoding writes."""
-    placed, params, model = sharp_model(name)
-    inference, rng = Inference(placed), np.random.default_rng(1)
+    sharded, params, model = sharp_model(name)
+    inference, rng = Inference(sharded), np.random.default_rng(1)
     prompts, _ = made_up_texts(5, seed=1)
     inputs = [prompt for prompt in prompts for _ in range(4)]
     targets = [rng.integers(2, 64, rng.integers(1, 8)).tolist() for _ in inputs]
@@ -287,8 +288,8 @@ def test_a_mesh_of_devices_writes_and_scores_the_same(name):
     prompts, limits = made_up_texts(11, seed=2)
     found = []
     for mesh, devices in (("data=1", 1), ("data=2,fsdp=2,tensor=2", 8)):
-        placed, params, _ = sharp_model(name, mesh, devices)
-        inference = Inference(placed)
+        sharded, params, _ = sharp_model(name, mesh, devices)
+        inference = Inference(sharded)
         texts = inference.generate(params, prompts, limits=limits, eos_id=EOS, batch_size=4)
         scores, _ = inference.score(params, prompts + prompts, prompts + prompts[::-1], batch_size=8)
         found.append((sorted((i, tokens.tolist()) for i, tokens, _ in texts), scores))
@@ -309,14 +310,14 @@ def test_buckets_are_few():
 @pytest.mark.slow
 def test_learned_positions_limit_each_text_by_itself():
     """GPT-1's 32 positions: a long prompt with few tokens to write beside a short one with many; one too many is a sentence."""
-    placed, params, _ = sharp_model("gpt1")
+    sharded, params, _ = sharp_model("gpt1")
     prompts, limits = [[5] * 28, [6, 7], [8] * 20], [4, 30, 12]
-    found = {i: t.tolist() for i, t, _ in Inference(placed).generate(params, prompts, limits=limits, eos_id=63, batch_size=2)}
+    found = {i: t.tolist() for i, t, _ in Inference(sharded).generate(params, prompts, limits=limits, eos_id=63, batch_size=2)}
     for i in range(3):
         assert len(found[i]) == limits[i] or found[i][-1] == 63
-    alone = {i: t.tolist() for i, t, _ in Inference(placed).generate(params, prompts[:1], limits=[4], eos_id=63)}
+    alone = {i: t.tolist() for i, t, _ in Inference(sharded).generate(params, prompts[:1], limits=[4], eos_id=63)}
     assert alone[0] == found[0]
-    fit = Inference(placed).fit_prompts
+    fit = Inference(sharded).context.fit_prompts
     for limits, max_length, says in (
         ([5, 5], None, "b has 28 tokens, more than the 27"),
         ([33, 1], None, "a: 33 tokens to write are more than the model's 32"),
@@ -332,11 +333,11 @@ def test_learned_positions_limit_each_text_by_itself():
 @pytest.mark.slow
 def test_scores_of_texts_that_fit_one_by_one_only():
     """A long input with a short target beside a short one with a long target: together they would not fit 32 positions."""
-    placed, params, _ = sharp_model("gpt1")
+    sharded, params, _ = sharp_model("gpt1")
     inputs = [[5] * 28] * 3 + [[6, 7]] * 3
     targets = [[3], [4], [5, 6], [8] * 20, [9] * 30, [3] * 10]
-    together = Inference(placed).score(params, inputs, targets)[0]
-    alone = [Inference(placed).score(params, [i], [t])[0][0] for i, t in zip(inputs, targets, strict=True)]
+    together = Inference(sharded).score(params, inputs, targets)[0]
+    alone = [Inference(sharded).score(params, [i], [t])[0][0] for i, t in zip(inputs, targets, strict=True)]
     np.testing.assert_allclose(together, alone, rtol=1e-4)
 
 
@@ -347,4 +348,4 @@ def test_a_decoders_text_is_what_follows_its_prompt(prompt, ends):
         ["models/decoder/tiny.gin"], ["VOCABULARY = @ByteVocabulary()", "TransformerConfig.vocab_size = 384"]
     )
     encode = lambda text: list(run.vocabulary.encode(text))
-    assert run._continuation(encode(prompt) + [1] * ends, np.array([*encode(" three"), 1, 0, 0])) == " three"
+    assert run._texts.completion(encode(prompt) + [1] * ends, np.array([*encode(" three"), 1, 0, 0])) == " three"

@@ -421,7 +421,7 @@ def test_the_exported_weights_under_lm_evals_own_model_give_the_same(offline, tm
     copa(tmp_path)
     assert main(["convert", "--from=t5x_lab", "--to=hf", "--source=run", "--target=hf_model"]) == 0
     common = ["--tasks", "local_copa", "--include_path", ".", "--batch_size", "16", "--log_samples", "--limit", "40"]
-    ours = [sys.executable, "-m", "t5x_lab.evaluation.harness", "--model", "t5x_lab", "--model_args", "model_dir=run"]
+    ours = [sys.executable, "-m", "t5x_lab.runs.harness", "--model", "t5x_lab", "--model_args", "model_dir=run"]
     theirs = [
         sys.executable, "-m", "lm_eval", "--model", "hf", "--model_args",
         "pretrained=hf_model,backend=seq2seq,dtype=float32,add_bos_token=False", "--device", "cpu",

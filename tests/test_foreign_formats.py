@@ -16,13 +16,13 @@ from helpers import tiny_config
 from test_t5x_parity import MODELS, from_t5x, our_model
 
 import t5x_lab
-from t5x_lab.checkpoints import huggingface, safetensors_files, t5x
 from t5x_lab.checkpoints.config import RestoreCheckpointConfig
-from t5x_lab.checkpoints.layout import flat
-from t5x_lab.checkpoints.loading import carry_over, load_params, parts_of
-from t5x_lab.checkpoints.names import split_layers
-from t5x_lab.checkpoints.sources import find
-from t5x_lab.checkpoints.tensors import Tensor, joined, of_array, stacked
+from t5x_lab.checkpoints.formats import find, huggingface, t5x
+from t5x_lab.checkpoints.formats.huggingface import safetensors_files
+from t5x_lab.checkpoints.initial import carry_over, load_params
+from t5x_lab.checkpoints.layers import parts_of, unstack_layers
+from t5x_lab.checkpoints.layout import named_leaves
+from t5x_lab.checkpoints.lazy_tensors import LazyTensor, concatenate, from_array, stack
 from t5x_lab.cli.main import main as cli_main
 from t5x_lab.config.errors import UserError
 from t5x_lab.models.model import Model, ModelConfig
@@ -30,14 +30,15 @@ from t5x_lab.networks.config import TransformerConfig
 from t5x_lab.optim.optimizers import Adafactor
 from t5x_lab.optim.schedules import LearningRate
 from t5x_lab.partitioning.mesh import MeshShape
-from t5x_lab.runs.assemble import Placed, assemble
+from t5x_lab.runs.assemble import assemble
 from t5x_lab.runs.convert import convert
+from t5x_lab.runs.sharded_model import ShardedModel
 
 pytestmark = pytest.mark.slow
 
 
-def placed_model(network, mesh=MeshShape(1, 1, 1)):
-    return Placed(ModelConfig(network), mesh, jax.devices()[: mesh.data * mesh.fsdp * mesh.tensor])
+def sharded_model(network, mesh=MeshShape(1, 1, 1)):
+    return ShardedModel(ModelConfig(network), mesh, jax.devices()[: mesh.data * mesh.fsdp * mesh.tensor])
 
 
 def equal_trees(a, b, **tolerance):
@@ -47,20 +48,20 @@ def equal_trees(a, b, **tolerance):
 
 def test_lazy_tensors_are_numpys_arrays():
     a = np.arange(24.0).reshape(2, 3, 4)
-    t = of_array(a)
+    t = from_array(a)
     index = (slice(0, 2), slice(1, 3))
     pairs = [
-        (t.at(1, 2), a[:, 2]),
-        (t.cut(2, 1, 3), a[:, :, 1:3]),
-        (t.transposed(), a.T),
-        (t.reshaped((2, 12)), a.reshape(2, 12)),
-        (t.reshaped((2, 3, 2, 2)), a.reshape(2, 3, 2, 2)),
-        (joined([t, t.cut(1, 0, 1)], 1), np.concatenate([a, a[:, :1]], 1)),
-        (stacked([t.at(0, 1), t.at(0, 0)]), a[::-1]),
+        (t.index(1, 2), a[:, 2]),
+        (t.narrow(2, 1, 3), a[:, :, 1:3]),
+        (t.transpose(), a.T),
+        (t.reshape((2, 12)), a.reshape(2, 12)),
+        (t.reshape((2, 3, 2, 2)), a.reshape(2, 3, 2, 2)),
+        (concatenate([t, t.narrow(1, 0, 1)], 1), np.concatenate([a, a[:, :1]], 1)),
+        (stack([t.index(0, 1), t.index(0, 0)]), a[::-1]),
     ]
     for tensor, array in pairs:
         assert tensor.shape == array.shape
-        np.testing.assert_array_equal(tensor.whole(), array)
+        np.testing.assert_array_equal(tensor.read_all(), array)
         part = (*index, *(slice(None) for _ in range(array.ndim - 2)))[: array.ndim]
         np.testing.assert_array_equal(tensor.read(tuple(slice(*s.indices(n)) for s, n in zip(part, array.shape))), array[part])
 
@@ -73,19 +74,19 @@ def test_a_t5x_checkpoint_is_read_to_the_bit_and_its_optimizer_too(name, layout)
     if not (folder / layout).exists():
         pytest.skip(f"{name} has no {layout}")
     model = our_model(folder, scanned="scanned" in name)
-    placed = placed_model(model.config.network)
+    sharded = sharded_model(model.config.network)
     expected = np.load(folder / "expected.npz")
     prefix = "params_before/" if layout.endswith("0") else "params_after_5/"
     theirs = {key.removeprefix(prefix): expected[key] for key in expected.files if key.startswith(prefix)}
     place = find(str(folder / layout.split("/")[0]), int(layout[-1]))
-    params = load_params(place, placed.abstract_params, placed.model.axes)
+    params = load_params(place, sharded.abstract_params, sharded.model.axes)
     equal_trees(params, from_t5x(theirs, model))
     if layout.endswith("0"):
         return
     optimizer = Adafactor(LearningRate("constant", 0.01), min_dim_size_to_factor=16)
-    training = assemble(placed, optimizer, batch_size=2, microbatches=1, seed=0)
+    training = assemble(sharded, optimizer, batch_size=2, microbatches=1, seed=0)
     carry = RestoreCheckpointConfig(carry=("optimizer", "step"))
-    state = carry_over(place, training.start(params), placed.abstract_params, placed.model.axes, carry)
+    state = carry_over(place, training.start(params), sharded.abstract_params, sharded.model.axes, carry)
     assert int(state.step) == 5 and int(state.opt_state.step) == 5
 
     batch = {key.removeprefix("batch/"): expected[key] for key in expected.files if key.startswith("batch/")}
@@ -136,7 +137,7 @@ def exported(kind, directory, **options):
     model = Model(ModelConfig(network(kind)))
     params = random_params(model)
     directory.mkdir()
-    tensors = split_layers({name: of_array(leaf) for name, leaf in flat(params).items()})
+    tensors = unstack_layers({name: from_array(leaf) for name, leaf in named_leaves(params).items()})
     huggingface.write(directory, tensors, model.config.network, **options)
     return model, params
 
@@ -209,8 +210,8 @@ def test_logits_and_greedy_tokens_equal_transformers_in_both_directions(kind, tm
     assert len(list((tmp_path / "again").glob("*.safetensors"))) > 1
     place = find(str(tmp_path / "again"))
     assert place.format == "hf"
-    placed = placed_model(model.config.network, MeshShape(1, 2, 2))
-    equal_trees(load_params(place, placed.abstract_params, placed.model.axes), params)
+    sharded = sharded_model(model.config.network, MeshShape(1, 2, 2))
+    equal_trees(load_params(place, sharded.abstract_params, sharded.model.axes), params)
     read = huggingface.read_config(tmp_path / "again")[1]
     assert {n: s.shape for n, s in parts_of(read).items()} == {n: s.shape for n, s in parts_of(model.config.network).items()}
 
@@ -220,10 +221,10 @@ def test_logits_and_greedy_tokens_equal_transformers_in_both_directions(kind, tm
     ids = torch.tensor(prompt if model.config.network.has_encoder else np.pad(prompt, ((0, 0), (1, 0))))
     made = theirs.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=10, do_sample=False, num_beams=1, **start)
     made = made[:, 1:] if model.config.network.has_encoder else made[:, 7:]
+    from t5x_lab.decoding.generation import complete
     from t5x_lab.decoding.sampling import SamplingConfig
-    from t5x_lab.decoding.writing import generate
 
-    write = jax.jit(lambda p, ids: generate(model, p, ids, 0, max_tokens=10, config=SamplingConfig(), eos_id=1)[0])
+    write = jax.jit(lambda p, ids: complete(model, p, ids, 0, max_tokens=10, config=SamplingConfig(), eos_id=1)[0])
     ours = np.asarray(write(params, prompt))
     for a, b in zip(ours.reshape(2, -1).tolist(), made.tolist(), strict=True):
         a, b = ([t for t in row[: (row.index(1) if 1 in row else len(row))]] for row in (a, b))
@@ -235,13 +236,13 @@ def test_safetensors_files_are_the_librarys(tmp_path):
     rng = np.random.default_rng(0)
     arrays = {"a": rng.normal(size=(3, 5)).astype(np.float32), "b/c": np.arange(7), "d": np.float16(rng.normal(size=(2, 2, 2)))}
     arrays["e"] = np.zeros((0, 4), np.float32)
-    safetensors_files.write(tmp_path, {name: of_array(array) for name, array in arrays.items()})
+    safetensors_files.write(tmp_path, {name: from_array(array) for name, array in arrays.items()})
     read = library.load_file(tmp_path / "model.safetensors")
     for name, array in arrays.items():
         np.testing.assert_array_equal(read[name], array)
     library.save_file(arrays, tmp_path / "theirs.safetensors")
     for name, tensor in safetensors_files.open_file(tmp_path / "theirs.safetensors").items():
-        np.testing.assert_array_equal(tensor.whole(), arrays[name])
+        np.testing.assert_array_equal(tensor.read_all(), arrays[name])
 
 
 def test_writing_needs_memory_for_one_tensor(tmp_path):
@@ -258,7 +259,7 @@ def test_writing_needs_memory_for_one_tensor(tmp_path):
         assert sum(alive) <= 2
         return np.zeros((64, 64), np.float32).view(Counted).copy()
 
-    tensors = {str(i): Tensor((64, 64), np.dtype(np.float32), read) for i in range(20)}
+    tensors = {str(i): LazyTensor((64, 64), np.dtype(np.float32), read) for i in range(20)}
     files = safetensors_files.write(tmp_path, tensors, bytes_per_file=5 * 64 * 64 * 4)
     assert len(files) == 5 and len(safetensors_files.open_directory(tmp_path)) == 20
 
@@ -280,8 +281,8 @@ def test_files_that_one_should_not_trust_are_sentences(tmp_path):
         shutil.copytree(tmp_path / source, directory)
         change(directory)
         with pytest.raises(UserError, match=match):
-            placed = placed_model(network("t5_1_0"))
-            load_params(find(str(directory)), placed.abstract_params, placed.model.axes)
+            sharded = sharded_model(network("t5_1_0"))
+            load_params(find(str(directory)), sharded.abstract_params, sharded.model.axes)
 
     exported("t5_1_0", tmp_path / "hf")
     weights = "model.safetensors"
@@ -296,7 +297,7 @@ def test_files_that_one_should_not_trust_are_sentences(tmp_path):
     refused("damaged header", lambda d: header(d / weights, **{"shared.weight": {**terabytes, "shape": [-1]}}))
     refused("reads F64", lambda d: header(d / weights, **{"shared.weight": {**terabytes, "dtype": "F4"}}))
     refused(
-        "holds no shared.weight", lambda d: (d / weights).unlink() or safetensors_files.write(d, {"x": of_array(np.zeros(3))})
+        "holds no shared.weight", lambda d: (d / weights).unlink() or safetensors_files.write(d, {"x": from_array(np.zeros(3))})
     )
     refused('type "bert"', write("config.json", b'{"model_type": "bert"}'))
     refused("no config.json of transformers", write("config.json", b"{"))
@@ -335,7 +336,7 @@ def test_t5x_files_that_one_should_not_trust_are_sentences(tmp_path):
         if remove:
             (shutil.rmtree if (directory / remove).is_dir() else os.remove)(directory / remove)
         with pytest.raises(UserError, match=match):
-            {name: tensor.whole() for name, tensor in t5x.open_tensors(epath.Path(directory))[0].items()}
+            {name: tensor.read_all() for name, tensor in t5x.open(epath.Path(directory)).params.items()}
 
     tree = msgpack.unpackb(index, raw=False, strict_map_key=False)
     refused("no index of T5X's, or damaged", index[: len(index) // 2])

@@ -9,8 +9,8 @@ import pytest
 from helpers import ARCHITECTURES, VARIANTS, architecture_of, pack_rows, random_batch, tiny_config, tiny_model
 
 from t5x_lab.config.errors import UserError
+from t5x_lab.decoding.generation import complete, generate, start
 from t5x_lab.decoding.sampling import SamplingConfig, choose
-from t5x_lab.decoding.writing import begin, generate, write
 from t5x_lab.models.model import Model, ModelConfig
 from t5x_lab.ops.attention import expand_mask
 
@@ -110,7 +110,7 @@ def test_cached_decoding_equals_running_the_whole_sequence_again(name, changes):
     lengths = np.array([5, 1, 8, 3])
     prompts = np.where(np.arange(8) < lengths[:, None], rng.integers(2, 64, (4, 8)), 0).astype(np.int32)
 
-    tokens, log_probs = jax.jit(lambda params, x: generate(model, params, x, 0, 7, SamplingConfig(), 1))(params, prompts)
+    tokens, log_probs = jax.jit(lambda params, x: complete(model, params, x, 0, 7, SamplingConfig(), 1))(params, prompts)
     logits_of = jax.jit(model.logits)
     padded = lambda ids: np.pad(np.array(ids, np.int32), (0, 16 - len(ids)))[None]  # one shape, one program
     for row in range(4):
@@ -141,8 +141,8 @@ def test_a_row_stops_at_its_end_token_while_others_go_on():
         return jax.nn.one_hot(nxt, 16) * 10, i
 
     first = jnp.where(jnp.arange(3) == 0, 1, 5)
-    slots = begin(jax.nn.one_hot(first, 16) * 10, jnp.int32(0), jnp.full((3,), 5), jnp.arange(3), max_tokens=5)
-    slots = write(step, slots, config=SamplingConfig(), eos_id=1, seed=0, at_most=5, until=3)
+    slots = start(jax.nn.one_hot(first, 16) * 10, jnp.int32(0), jnp.full((3,), 5), jnp.arange(3), max_tokens=5)
+    slots = generate(step, slots, config=SamplingConfig(), eos_id=1, seed=0, max_steps=5, until=3)
     np.testing.assert_array_equal(slots.tokens, [[1, 0, 0, 0, 0], [5, 1, 0, 0, 0], [5, 6, 1, 0, 0]])
     assert (np.asarray(slots.log_probs) == 0).sum() == 4 + 3 + 2
 

@@ -10,17 +10,17 @@ from helpers import tiny_config
 from test_checkpoints import advance, make, synthetic
 
 from t5x_lab.checkpoints.config import RestoreCheckpointConfig
-from t5x_lab.checkpoints.hf_families import family_of
-from t5x_lab.checkpoints.layout import flat, sealed
-from t5x_lab.checkpoints.loading import carry_over, load_params
+from t5x_lab.checkpoints.formats import find
+from t5x_lab.checkpoints.formats.huggingface import family_of
+from t5x_lab.checkpoints.initial import carry_over, load_params
+from t5x_lab.checkpoints.layers import unstack_layers
+from t5x_lab.checkpoints.layout import make_info, named_leaves
+from t5x_lab.checkpoints.lazy_tensors import from_array
 from t5x_lab.checkpoints.manager import Checkpoints, save_params
-from t5x_lab.checkpoints.names import split_layers
-from t5x_lab.checkpoints.sources import find
-from t5x_lab.checkpoints.tensors import of_array
 from t5x_lab.config.errors import UserError
 from t5x_lab.models.model import Model, ModelConfig
 from t5x_lab.partitioning.mesh import MeshShape
-from t5x_lab.runs.assemble import Placed
+from t5x_lab.runs.sharded_model import ShardedModel
 
 pytestmark = pytest.mark.slow
 
@@ -51,15 +51,18 @@ def find_path(tmp_path):
 
 def load(place, network, mesh=MeshShape(1, 1, 1), fresh_seed=2, **rules):
     """What a new model begins with, and its fresh parameters."""
-    placed = Placed(ModelConfig(network), mesh, jax.devices()[: mesh.data * mesh.fsdp * mesh.tensor])
-    fresh = random_params(placed.model, fresh_seed)
-    put = lambda: jax.device_put(fresh, placed.param_shardings)
-    params = load_params(place, placed.abstract_params, placed.model.axes, RestoreCheckpointConfig(**rules), put)
+    sharded = ShardedModel(ModelConfig(network), mesh, jax.devices()[: mesh.data * mesh.fsdp * mesh.tensor])
+    fresh = random_params(sharded.model, fresh_seed)
+    put = lambda: jax.device_put(fresh, sharded.param_shardings)
+    params = load_params(place, sharded.abstract_params, sharded.model.axes, RestoreCheckpointConfig(**rules), put)
     return jax.device_get(params), fresh
 
 
 def single(params) -> dict[str, np.ndarray]:
-    return {name: t.whole() for name, t in split_layers({n: of_array(np.asarray(x)) for n, x in flat(params).items()}).items()}
+    return {
+        name: t.read_all()
+        for name, t in unstack_layers({n: from_array(np.asarray(x)) for n, x in named_leaves(params).items()}).items()
+    }
 
 
 @pytest.mark.parametrize("n, kept", [(-1, 0), (0, 2), (1, 14), (6, 74), (12, 146)])
@@ -71,7 +74,7 @@ def test_transfer_of_the_first_layers_keeps_gpt1s_tensors(n, kept, tmp_path):
     rules = {"assignment_map": [(".*", None)]} if n < 0 else only_layers
     params, fresh = load(place, network, **rules)
     theirs = lambda tree: {
-        entry.name: entry.theirs({name: of_array(x) for name, x in single(tree).items()}).whole()
+        entry.name: entry.theirs({name: from_array(x) for name, x in single(tree).items()}).read_all()
         for entry in family_of(network)[0].entries(network)
     }
     ours, old, new = theirs(params), theirs(source), theirs(fresh)
@@ -132,7 +135,7 @@ def test_a_directory_may_have_any_name_and_a_step_is_no_path(tmp_path):
     info = place.path / "info" / "metadata"
     for step in ("../../escaped", -1, True):
         text = json.loads(info.read_text())
-        info.write_text(json.dumps(sealed({**text, "step": step})))
+        info.write_text(json.dumps(make_info(text["parameters"], step, checksums=text["checksums"])))
         with pytest.raises(UserError, match="says that it is of step"):
             load(place, network, extend=["vocab"])
 
@@ -169,18 +172,18 @@ def test_mistakes_in_rules_are_sentences(tmp_path):
 def test_optimizer_and_step_go_over_where_it_is_asked_for(optimizer, tmp_path):
     """With both, the next step is the one that the source would have made, from a causal to a prefix decoder too."""
     training, batches = make(optimizer=optimizer), synthetic()
-    state, _ = advance(training, training.start(training.placed.init_params(0)), batches, 3)
+    state, _ = advance(training, training.start(training.sharded.init_params(0)), batches, 3)
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(3, state, batches)
     checkpoints.close()
     place = find(str(tmp_path))
     other = make(MeshShape(1, 4, 2), architecture="prefix_decoder", optimizer=optimizer)
-    placed = other.placed
+    sharded = other.sharded
 
     def begin(*carry):
         config = RestoreCheckpointConfig(carry=carry)
-        params = load_params(place, placed.abstract_params, placed.model.axes, config)
-        return carry_over(place, other.start(params), placed.abstract_params, placed.model.axes, config)
+        params = load_params(place, sharded.abstract_params, sharded.model.axes, config)
+        return carry_over(place, other.start(params), sharded.abstract_params, sharded.model.axes, config)
 
     whole = begin("optimizer", "step")
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(whole), jax.device_get(state))
@@ -194,18 +197,18 @@ def test_optimizer_and_step_go_over_where_it_is_asked_for(optimizer, tmp_path):
 @pytest.mark.slow
 def test_slots_follow_their_parameters_into_another_depth(tmp_path):
     training, batches = make(), synthetic()
-    state, _ = advance(training, training.start(training.placed.init_params(0)), batches, 2)
+    state, _ = advance(training, training.start(training.sharded.init_params(0)), batches, 2)
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(2, state, batches)
     checkpoints.close()
     other = make(num_decoder_layers=4)
     config = RestoreCheckpointConfig(layers={"decoder": [2, 1, 0, None]}, carry=("optimizer",))
-    placed = other.placed
-    fresh = lambda: placed.init_params(5)
-    params = load_params(find(str(tmp_path)), placed.abstract_params, placed.model.axes, config, fresh)
-    new = carry_over(find(str(tmp_path)), other.start(params), placed.abstract_params, placed.model.axes, config)
+    sharded = other.sharded
+    fresh = lambda: sharded.init_params(5)
+    params = load_params(find(str(tmp_path)), sharded.abstract_params, sharded.model.axes, config, fresh)
+    new = carry_over(find(str(tmp_path)), other.start(params), sharded.abstract_params, sharded.model.axes, config)
     for kind in ("v_row", "v"):
-        ours, theirs = flat(getattr(new.opt_state, kind)), flat(getattr(state.opt_state, kind))
+        ours, theirs = named_leaves(getattr(new.opt_state, kind)), named_leaves(getattr(state.opt_state, kind))
         for name in [name for name in ours if "/layers/" in name and theirs[name].ndim > 1]:
             np.testing.assert_array_equal(ours[name][:3], theirs[name][::-1])
             assert not np.any(np.asarray(ours[name][3]))

@@ -76,13 +76,14 @@ for module in {modules}:
 import jax
 from t5x_lab.checkpoints.manager import Checkpoints
 from t5x_lab.optim.optimizers import Adafactor
-from t5x_lab.runs.assemble import Placed, assemble
+from t5x_lab.runs.assemble import assemble
+from t5x_lab.runs.sharded_model import ShardedModel
 from t5x_lab.training.batches import SyntheticBatches
 run = t5x_lab.from_gin(["models/t5_1_1/tiny.gin"], ["TransformerConfig.vocab_size = 100"])
-placed = run._placed
-training = assemble(placed, Adafactor(), batch_size=4, microbatches=1, seed=0)
+sharded = run._sharded
+training = assemble(sharded, Adafactor(), batch_size=4, microbatches=1, seed=0)
 batches = SyntheticBatches({{"inputs": 8, "targets": 8}}, 4, 100)
-state, metrics = training.step(training.start(placed.init_params(0)), placed.put(next(batches)))
+state, metrics = training.step(training.start(sharded.init_params(0)), sharded.put(next(batches)))
 checkpoints = Checkpoints("run"); checkpoints.save(1, state, batches); checkpoints.wait()
 state = checkpoints.restore(1, training.abstract_state, batches)
 print(run.score([[5, 6]], [[7, 8]]), float(metrics["loss"]))

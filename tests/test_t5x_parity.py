@@ -1,6 +1,7 @@
 """Logits, losses and five Adafactor steps equal T5X's own, on five models that T5X trained."""
 
 import json
+import re
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +46,10 @@ def from_t5x(theirs: dict[str, np.ndarray], model: Model) -> dict:
         source = name.replace("encoder/final_norm", "encoder/encoder_norm").replace(
             "decoder/final_norm", "decoder/decoder_norm"
         )
-        source = source.replace("logits_dense", "decoder/logits_dense")
+        source = source.replace("logits_dense", "decoder/logits_dense").replace(
+            "cross_attention/", "encoder_decoder_attention/"
+        )
+        source = re.sub(r"/(\w+)_norm/(?=scale$)", r"/pre_\1_layer_norm/", source) if "/layers/" in source else source
         if source.startswith("encoder/"):
             source = source.replace("self_attention", "attention")
         if not model.config.network.has_encoder:

@@ -16,8 +16,9 @@ from t5x_lab.models.model import ModelConfig
 from t5x_lab.optim.optimizers import Adafactor, AdamW
 from t5x_lab.optim.schedules import LearningRate
 from t5x_lab.partitioning.mesh import MeshShape
-from t5x_lab.runs.assemble import Placed, assemble
+from t5x_lab.runs.assemble import assemble
 from t5x_lab.runs.config import GinConfig
+from t5x_lab.runs.sharded_model import ShardedModel
 from t5x_lab.training.batches import SyntheticBatches
 from t5x_lab.training.loop import Budget, Diverged, Hook, Preempted, every, train
 from t5x_lab.training.state import add_to_counter, read_counter
@@ -30,17 +31,17 @@ def run_steps(
 ):
     """Losses and final parameters of a few steps on random batches."""
     sizes = (mesh.data, mesh.fsdp, mesh.tensor, mesh.replica or 1)
-    placed = Placed(
+    sharded = ShardedModel(
         ModelConfig(tiny_config(architecture, **changes), loss_normalizing_factor=factor),
         mesh,
         jax.devices() if -1 in sizes else jax.devices()[: int(np.prod(sizes))],
     )
     optimizer = optimizer or Adafactor(RATE, min_dim_size_to_factor=8)
-    training = assemble(placed, optimizer, batch_size=8, microbatches=microbatches, seed=0)
-    state = training.start(placed.init_params(0))
+    training = assemble(sharded, optimizer, batch_size=8, microbatches=microbatches, seed=0)
+    state = training.start(sharded.init_params(0))
     losses = []
     for step in range(steps):
-        state, metrics = training.step(state, placed.put(random_batch(architecture, seed=step)))
+        state, metrics = training.step(state, sharded.put(random_batch(architecture, seed=step)))
         losses.append((metrics["loss"].item(), metrics["grad_norm"].item()))
     return np.array(losses), jax.device_get(state)
 
@@ -59,14 +60,14 @@ def test_every_mesh_trains_like_one_device(architecture):
 
 @pytest.mark.slow
 def test_a_mesh_really_splits_parameters_optimizer_and_batch():
-    placed = Placed(ModelConfig(tiny_config("encoder_decoder")), MeshShape(2, 2, 2))
-    training = assemble(placed, Adafactor(RATE, min_dim_size_to_factor=8), batch_size=8, microbatches=1, seed=0)
-    state = training.start(placed.init_params(0))
+    sharded = ShardedModel(ModelConfig(tiny_config("encoder_decoder")), MeshShape(2, 2, 2))
+    training = assemble(sharded, Adafactor(RATE, min_dim_size_to_factor=8), batch_size=8, microbatches=1, seed=0)
+    state = training.start(sharded.init_params(0))
     wi = state.params["decoder"]["layers"]["mlp"]["wi_0"]["kernel"]
     assert wi.addressable_shards[0].data.shape == (3, 16 // 2, 32 // 2)
     row = state.opt_state.v_row["decoder"]["layers"]["mlp"]["wi_0"]["kernel"]
     assert row.shape == (3, 16, 1) and row.addressable_shards[0].data.shape == (3, 8, 1)
-    batch = placed.put(random_batch("encoder_decoder"))
+    batch = sharded.put(random_batch("encoder_decoder"))
     assert batch["encoder_input_tokens"].addressable_shards[0].data.shape[0] == 2
     compiled = training.step.lower(state, batch).compile().as_text()
     assert "all-reduce" in compiled or "reduce-scatter" in compiled
@@ -125,9 +126,9 @@ class Recorder:
     """A loop with a tiny causal decoder on synthetic batches."""
 
     def __init__(self, optimizer=None):
-        placed = Placed(ModelConfig(tiny_config("causal_decoder")), MeshShape(1, 1, 1), jax.devices()[:1])
-        self.training = assemble(placed, optimizer or Adafactor(RATE), batch_size=4, microbatches=1, seed=0)
-        self.state = self.training.start(placed.init_params(0))
+        sharded = ShardedModel(ModelConfig(tiny_config("causal_decoder")), MeshShape(1, 1, 1), jax.devices()[:1])
+        self.training = assemble(sharded, optimizer or Adafactor(RATE), batch_size=4, microbatches=1, seed=0)
+        self.state = self.training.start(sharded.init_params(0))
         self.lines, self.saved = [], []
         self.batches = SyntheticBatches({"targets": 8}, 4, 64)
 
@@ -136,7 +137,7 @@ class Recorder:
             lambda n, state: self.saved.append((n, int(state.step), jax.device_get(state.params))), every(4), at_stop=True
         )
         return train(
-            self.state, self.batches, step or self.training.step, put=self.training.placed.put, budget=Budget(total),
+            self.state, self.batches, step or self.training.step, put=self.training.sharded.put, budget=Budget(total),
             record=lambda n, metrics: self.lines.append((n, metrics)), hooks=[save, *hooks],
         )  # fmt: skip
 
@@ -195,10 +196,10 @@ def test_a_mesh_that_does_not_fit_is_a_sentence():
     with pytest.raises(UserError, match="only one axis may be -1"):
         MeshShape.parse("data=-1,fsdp=-1").resolve(8)
     with pytest.raises(UserError, match="num_heads = 4 over tensor=8"):
-        Placed(ModelConfig(tiny_config("causal_decoder")), MeshShape(1, 1, 8))
+        ShardedModel(ModelConfig(tiny_config("causal_decoder")), MeshShape(1, 1, 8))
     with pytest.raises(UserError, match="cannot be split over replica \\* data \\* fsdp = 8"):
         assemble(
-            Placed(ModelConfig(tiny_config("causal_decoder")), MeshShape(8, 1, 1)),
+            ShardedModel(ModelConfig(tiny_config("causal_decoder")), MeshShape(8, 1, 1)),
             Adafactor(),
             batch_size=4,
             microbatches=1,

@@ -59,10 +59,10 @@ def test_gpt1_is_the_papers_equations():
             a = p["self_attention"]
             attended = causal_attention(project("query"), project("key"), project("value"))
             y = np.einsum("tnh,nhd->td", attended, a["out"]["kernel"]) + a["out"]["bias"]
-            x = layer_norm(x + y, p["post_self_attention_layer_norm"])
+            x = layer_norm(x + y, p["self_attention_norm"])
             hidden = x @ p["mlp"]["wi"]["kernel"] + p["mlp"]["wi"]["bias"]
             hidden = 0.5 * hidden * (1 + np.tanh(np.sqrt(2 / np.pi) * (hidden + 0.044715 * hidden**3)))
-            x = layer_norm(x + hidden @ p["mlp"]["wo"]["kernel"] + p["mlp"]["wo"]["bias"], p["post_mlp_layer_norm"])
+            x = layer_norm(x + hidden @ p["mlp"]["wo"]["kernel"] + p["mlp"]["wo"]["bias"], p["mlp_norm"])
         np.testing.assert_allclose(got, x @ embedding.T, rtol=1e-4, atol=1e-4)
     assert "final_norm" not in params["decoder"]
 
@@ -83,12 +83,12 @@ def test_a_rotary_decoder_with_grouped_queries():
     for row, got in zip(TOKENS, jax.jit(model.logits)(params, {"decoder_input_tokens": TOKENS}), strict=True):
         x = embedding[row]
         for p in layers_of(params):
-            y = rms_norm(x, p["pre_self_attention_layer_norm"])
+            y = rms_norm(x, p["self_attention_norm"])
             a = p["self_attention"]
             q, k, v = (np.einsum("td,dnh->tnh", y, a[name]["kernel"]) for name in ("query", "key", "value"))
             attended = causal_attention(turned(q), np.repeat(turned(k), 2, axis=1), np.repeat(v, 2, axis=1))
             x = x + np.einsum("tnh,nhd->td", attended, a["out"]["kernel"])
-            y = rms_norm(x, p["pre_mlp_layer_norm"])
+            y = rms_norm(x, p["mlp_norm"])
             gate = y @ p["mlp"]["wi_0"]["kernel"]
             x = x + (gate / (1 + np.exp(-gate)) * (y @ p["mlp"]["wi_1"]["kernel"])) @ p["mlp"]["wo"]["kernel"]
         expected = rms_norm(x, params["decoder"]["final_norm"]) @ params["logits_dense"]["kernel"]
@@ -137,7 +137,7 @@ def test_shared_stacks_are_two_stacks_with_equal_parameters():
     assert set(shared.abstract_params) == {"token_embedder", "decoder", "logits_dense"}
     params = params_of(shared)
     layers = params["decoder"]["layers"]
-    own = {name: x for name, x in layers.items() if "cross" not in name and name != "encoder_decoder_attention"}
+    own = {name: x for name, x in layers.items() if "cross" not in name}
     copied = {**params, "encoder": {**params["decoder"], "layers": own}}
     batch = random_batch("encoder_decoder")
     got, expected = jax.jit(shared.logits)(params, batch), jax.jit(apart.logits)(copied, batch)

@@ -24,8 +24,8 @@ def checksums(arrays: Mapping[str, jax.Array | np.ndarray]) -> dict[str, str]:
     small = {name: array for name, array in arrays.items() if _is_small(array)}
     one = _compiled(_replicated(arrays))  # compiled once for each shape, of which a model has few
     sums = jax.device_get({name: one(array) for name, array in arrays.items() if name not in small})
-    on_host = {name: checksum_of_parts([np.atleast_1d(array)]) for name, array in jax.device_get(small).items()}
-    return on_host | {name: _digits(pair) for name, pair in sums.items()}
+    on_host = {name: checksum_of_chunks([np.atleast_1d(array)]) for name, array in jax.device_get(small).items()}
+    return on_host | {name: _hexadecimal(pair) for name, pair in sums.items()}
 
 
 def _is_small(array: jax.Array | np.ndarray) -> bool:
@@ -33,18 +33,18 @@ def _is_small(array: jax.Array | np.ndarray) -> bool:
     return array.nbytes <= 1 << 20 and getattr(array, "is_fully_addressable", True)
 
 
-def checksum_of_parts(parts: Iterable[np.ndarray]) -> str:
-    """The checksum of an array that comes in parts along its first axis, one after the other, in the host's memory."""
+def checksum_of_chunks(chunks: Iterable[np.ndarray]) -> str:
+    """The checksum of an array that comes in slices of its first axis, one after the other, in the host's memory."""
     total, position = np.zeros(2, np.uint32), 0
-    for part in parts:
-        bits = _bits_on_host(part)
+    for chunk in chunks:
+        bits = _bits_on_host(chunk)
         positions = np.arange(bits.size, dtype=np.uint32) + np.uint32(position % 2**32)
         total += _sums(np, bits, positions.reshape(bits.shape))
         position += bits.size
-    return _digits(total)
+    return _hexadecimal(total)
 
 
-def _digits(pair: np.ndarray) -> str:
+def _hexadecimal(pair: np.ndarray) -> str:
     return f"{int(pair[0]):08x}{int(pair[1]):08x}"
 
 

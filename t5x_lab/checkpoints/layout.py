@@ -7,6 +7,7 @@ settings that the run is continued with unchanged. A file `PINNED` in it keeps a
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,42 +17,42 @@ from etils import epath
 
 from t5x_lab.config.errors import UserError
 
-FORMAT = 2
+FORMAT = 3  # 2 had other names for norms and cross-attention; 1 had no checksums either
 PINNED = "PINNED"
 INFO = "info/metadata"
 
 
-class Damaged(UserError):
-    """A checkpoint that is not as it was saved."""
+class Corrupt(UserError):
+    """A checkpoint whose files are not as they were saved."""
 
     def __init__(self, path: epath.Path, what: str):
         super().__init__(f"The checkpoint {path} is damaged: {what}.")
 
 
-def rooted(path: str | epath.Path) -> epath.Path:
-    """The path from the root; a remote one (gs://…) is that already."""
+def absolute_path(path: str | epath.Path) -> epath.Path:
+    """The absolute path; a remote one (gs://…) is absolute already."""
     path = epath.Path(path)
     return path if "://" in str(path) else path.absolute()
 
 
-def info_of(params: dict, step: int, **notes: Any) -> dict:
-    """What a checkpoint says of itself."""
-    return info_from_shapes(shapes(params), step, **notes)
+# ---- info
 
 
-def info_from_shapes(shapes: Mapping[str, list[int]], step: int, **notes: Any) -> dict:
-    """See `info_of`."""
-    return {"format": FORMAT, "step": step, "parameters": dict(shapes), **notes}
+def make_info(shapes: Mapping[str, list[int]], step: int, **notes: Any) -> dict:
+    """A checkpoint's info, with a digest of itself.
 
-
-def sealed(info: Mapping[str, Any]) -> dict:
-    """Info with a checksum of itself."""
-    info = {name: value for name, value in info.items() if name != "sha256"}
+    Args:
+      shapes: of the parameters, by name; see `shapes_of`.
+      step: of the run.
+      notes: what else is written down, as JSON.
+    """
+    info = {"format": FORMAT, "step": step, "parameters": dict(shapes), **notes}
     return {**info, "sha256": _digest(info)}
 
 
 def _digest(info: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(info, sort_keys=True).encode()).hexdigest()
+    without_digest = {name: value for name, value in info.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(without_digest, sort_keys=True).encode()).hexdigest()
 
 
 def read_info(path: epath.Path) -> dict:
@@ -62,23 +63,36 @@ def read_info(path: epath.Path) -> dict:
     """
     file = path / INFO
     if not file.exists():
-        raise Damaged(path, f"it has no {INFO}")
+        raise Corrupt(path, f"it has no {INFO}")
     try:
         info = json.loads(file.read_bytes())
         info["format"], info["step"], info["parameters"]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise Damaged(path, f"its {INFO} cannot be read") from error
-    if info["format"] not in (1, FORMAT):
+        raise Corrupt(path, f"its {INFO} cannot be read") from error
+    if info["format"] not in range(1, FORMAT + 1):
         raise UserError(
             f"The checkpoint {path} has format {info['format']}; this version of t5x_lab reads formats up to {FORMAT}. "
             "Install a newer t5x_lab."
         )
     step = info["step"]
     if not isinstance(step, int) or isinstance(step, bool) or step < 0 or (path.name.isdigit() and int(path.name) != step):
-        raise Damaged(path, f"its {INFO} says that it is of step {step!r}")
-    if info["format"] >= 2 and info.get("sha256") != sealed(info)["sha256"]:
-        raise Damaged(path, f"its {INFO} is not as it was saved")
+        raise Corrupt(path, f"its {INFO} says that it is of step {step!r}")
+    if info["format"] >= 2 and info.get("sha256") != _digest(info):
+        raise Corrupt(path, f"its {INFO} is not as it was saved")
+    for key in {"parameters", "checksums"} & info.keys():
+        info[key] = {current_name(name, info["format"]): value for name, value in info[key].items()}
     return info
+
+
+def current_name(name: str, saved_format: int) -> str:
+    """Today's name of a parameter, or of an array that belongs to one, in a checkpoint of an older format."""
+    if saved_format >= 3:
+        return name
+    name = re.sub(r"\b(pre|post)_(self_attention|cross_attention|mlp)_layer_norm\b", r"\2_norm", name)
+    return re.sub(r"\bencoder_decoder_attention\b", "cross_attention", name)
+
+
+# ---- directories
 
 
 def is_checkpoint(path: epath.Path) -> bool:
@@ -92,7 +106,7 @@ def find_checkpoint(path: str, step: int | None = None) -> epath.Path:
     Raises:
       UserError: saying what is at `path` instead.
     """
-    root = rooted(path)
+    root = absolute_path(path)
     if (root / "params").exists():
         if step is not None and read_info(root)["step"] != step:
             raise UserError(
@@ -109,12 +123,15 @@ def find_checkpoint(path: str, step: int | None = None) -> epath.Path:
 
 
 def finished_steps(model_dir: str | epath.Path) -> list[int]:
-    """Steps of the whole checkpoints in a run directory, in order."""
+    """Steps of the finished checkpoints in a run directory, in order."""
     directory = epath.Path(model_dir) / "checkpoints"
     if not directory.exists():
         return []
     numbered = [entry for entry in directory.iterdir() if entry.name.isascii() and entry.name.isdigit()]
     return sorted(int(entry.name) for entry in numbered if ocp.utils.is_checkpoint_finalized(entry))
+
+
+# ---- whether a checkpoint fits
 
 
 def check_settings(model_dir: str, step: int, settings: Mapping[str, str]) -> None:
@@ -129,20 +146,9 @@ def check_settings(model_dir: str, step: int, settings: Mapping[str, str]) -> No
             )
 
 
-def shapes(params: dict) -> dict[str, list[int]]:
-    """Parameter names, joined by "/", and their shapes."""
-    return {name: list(leaf.shape) for name, leaf in flat(params).items()}
-
-
-def flat(tree: Any) -> dict[str, Any]:
-    """Leaves by their paths, joined by "/"."""
-    name = lambda path: "/".join(str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path)
-    return {name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-
-
-def check_same_tree(path: epath.Path, abstract_params: dict) -> None:
-    """Raises a `UserError` that names the first parameter which the checkpoint and the model do not share."""
-    found, wanted = read_info(path)["parameters"], shapes(abstract_params)
+def check_same_parameters(path: epath.Path, abstract_params: dict) -> None:
+    """Raises a `UserError` that names the first parameter in which the checkpoint and the model differ."""
+    found, wanted = read_info(path)["parameters"], shapes_of(abstract_params)
     for name in sorted(found.keys() | wanted.keys()):
         if found.get(name) != wanted.get(name):
             describe = lambda shape: "is missing" if shape is None else f"has shape {tuple(shape)}"
@@ -151,3 +157,17 @@ def check_same_tree(path: epath.Path, abstract_params: dict) -> None:
                 f"{describe(wanted.get(name))} in the configuration. Use the configuration it was trained with, "
                 "another MODEL_DIR for a new run, or the rules of RestoreCheckpointConfig to begin with a part of it."
             )
+
+
+# ---- names
+
+
+def shapes_of(params: dict) -> dict[str, list[int]]:
+    """Parameter names and their shapes."""
+    return {name: list(leaf.shape) for name, leaf in named_leaves(params).items()}
+
+
+def named_leaves(tree: Any) -> dict[str, Any]:
+    """Leaves by their paths, joined by "/"."""
+    name = lambda path: "/".join(str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path)
+    return {name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}

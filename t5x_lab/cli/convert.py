@@ -27,15 +27,15 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(f'--from is "{args.origin}"; t5x_lab reads {", ".join(READ)}.')
     if args.dtype not in ("float32", "bfloat16", "float16"):
         raise UserError(f'--dtype is "{args.dtype}"; give float32, bfloat16 or float16.')
-    from t5x_lab.checkpoints.sources import find
-    from t5x_lab.runs.carried_config import config_of
+    from t5x_lab.checkpoints.formats import find
+    from t5x_lab.runs.checkpoint_config import config_of
     from t5x_lab.runs.convert import convert
 
-    place = find(args.source, chosen_step(args.step))
-    if args.origin not in (None, place.format):
-        raise UserError(f"--from is {args.origin}, but {args.source} is a checkpoint of {place.format}. Leave --from out.")
+    location = find(args.source, chosen_step(args.step))
+    if args.origin not in (None, location.format):
+        raise UserError(f"--from is {args.origin}, but {args.source} is a checkpoint of {location.format}. Leave --from out.")
     config = gin_config(args) if args.gin_file or args.gin or args.gin_bindings else None
     if args.dry_run:
-        print((config or config_of(place)).text)
+        print((config or config_of(location)).text)
         return
-    print(convert(place, args.target, args.to, config=config, dtype=args.dtype))
+    print(convert(location, args.target, args.to, config=config, dtype=args.dtype))

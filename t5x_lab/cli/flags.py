@@ -85,12 +85,12 @@ def joined_processes(args: argparse.Namespace, *agreed: type[BaseException]) -> 
 
     `agreed` are exceptions that all processes raise after the same step.
     """
-    from t5x_lab.partitioning.distributed import ending_together
+    from t5x_lab.partitioning.distributed import fail_together
 
     place = (args.coordinator_address, args.num_processes, args.process_id)
     if args.distributed or any(part is not None for part in place):
         from t5x_lab.partitioning.distributed import initialize
 
         initialize(*place)
-    with ending_together(*agreed):
+    with fail_together(*agreed):
         yield

@@ -47,7 +47,7 @@ def _run(args: argparse.Namespace) -> None:
     import jax
 
     import t5x_lab
-    from t5x_lab.checkpoints.layout import rooted
+    from t5x_lab.checkpoints.layout import absolute_path
     from t5x_lab.config.errors import UserError
     from t5x_lab.evaluation.examples import read_examples, shard
     from t5x_lab.evaluation.infer import infer, rank_report
@@ -72,7 +72,7 @@ def _run(args: argparse.Namespace) -> None:
         eos=args.eos,
         max_length=args.max_length,
         settings={
-            "model_dir": str(rooted(args.model_dir)),
+            "model_dir": str(absolute_path(args.model_dir)),
             "step": model.step,
             "choices": args.choice,
             "gin": [*args.gin_bindings, *args.gin],

@@ -23,7 +23,7 @@ def run(args: argparse.Namespace) -> None:
         return _list(args)
     if args.verify:
         raise UserError("--verify reads a checkpoint; name it: t5x_lab inspect DIR --verify.")
-    from t5x_lab.checkpoints.layout import check_same_tree, find_checkpoint
+    from t5x_lab.checkpoints.layout import check_same_parameters, find_checkpoint
     from t5x_lab.models.model import Model
     from t5x_lab.networks.flops import flops_per_token
     from t5x_lab.observe.model_info import model_info, parameter_rows
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> None:
     if args.dry_run:
         print(config.text)
     if args.model_dir:
-        check_same_tree(find_checkpoint(args.model_dir, chosen_step(args.step)), model.abstract_params)
+        check_same_parameters(find_checkpoint(args.model_dir, chosen_step(args.step)), model.abstract_params)
     network = model.config.network
     try:
         lengths = config.data().model_lengths(network.architecture)
@@ -53,23 +53,23 @@ def run(args: argparse.Namespace) -> None:
 
 def _list(args: argparse.Namespace) -> None:
     """What is in a checkpoint, under its own names."""
-    from t5x_lab.checkpoints.manager import naming_damage, verify
-    from t5x_lab.checkpoints.sources import FORMATS, as_saved, find
+    from t5x_lab.checkpoints.formats import find, open_as_saved
+    from t5x_lab.checkpoints.verification import explaining_damage, verify
 
-    place, had_checksums = find(args.checkpoint, chosen_step(args.step)), False
-    with naming_damage(place.path):
-        tensors = as_saved(place)
-        if args.verify and place.format == "t5x_lab":
-            had_checksums = verify(place.path)
+    location, had_checksums = find(args.checkpoint, chosen_step(args.step)), False
+    with explaining_damage(location.path):
+        tensors = open_as_saved(location)
+        if args.verify and location.format == "t5x_lab":
+            had_checksums = verify(location.path)
         elif args.verify:
             for tensor in tensors.values():
-                for _ in tensor.parts():
+                for _ in tensor.chunks():
                     pass
     total = sum(tensor.nbytes for tensor in tensors.values())
     if args.json:
         keys = lambda tensor: {"shape": list(tensor.shape), "dtype": str(tensor.dtype), "bytes": tensor.nbytes}
         listed = [{"name": name, **keys(tensor)} for name, tensor in tensors.items()]
-        print(json.dumps({"format": place.format, "path": str(place.path), "bytes": total, "tensors": listed}))
+        print(json.dumps({"format": location.format, "path": str(location.path), "bytes": total, "tensors": listed}))
         return
     width = max(map(len, tensors), default=0)
     for name, tensor in tensors.items():
@@ -77,5 +77,5 @@ def _list(args: argparse.Namespace) -> None:
         name = "".join(c if c.isprintable() and not "\ud800" <= c <= "\udfff" else ascii(c)[1:-1] for c in name)
         print(f"{name:<{width}}  {shape:>20}  {tensor.dtype!s:>8}  {tensor.nbytes:>15,}")
     ours = "; as it was saved" if had_checksums else "; it has no checksums to compare with"
-    checked = "" if not args.verify else ours if place.format == "t5x_lab" else "; all of it can be read"
-    print(f"{place.path}: {FORMATS[place.format]}, {len(tensors)} arrays, {total:,} bytes{checked}")
+    checked = "" if not args.verify else ours if location.format == "t5x_lab" else "; all of it can be read"
+    print(f"{location.path}: {location.title}, {len(tensors)} arrays, {total:,} bytes{checked}")

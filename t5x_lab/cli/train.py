@@ -18,15 +18,16 @@ def run(args: argparse.Namespace) -> int | None:
     config = gin_config(args)
     absl.logging.set_verbosity(absl.logging.FATAL)  # what Orbax logs of a failing save is said in a sentence
     from t5x_lab.checkpoints.saving import SaveFailed
-    from t5x_lab.runs import train as training
+    from t5x_lab.runs.summary import dry_run
+    from t5x_lab.runs.train import train
     from t5x_lab.training.loop import Diverged, Preempted
 
     if args.dry_run:
-        print(training.dry_run(config))
+        print(dry_run(config))
         return None
     try:
         with joined_processes(args, Preempted, Diverged):
-            training.train(config)
+            train(config)
     except Preempted as stopped:
         print(f"t5x_lab train: {stopped}", file=sys.stderr)
         return STOPPED

@@ -17,7 +17,7 @@ class BeamConfig:
     """How many hypotheses are kept, and how their scores forgive length.
 
     Attributes:
-      size: hypotheses that are followed at once.
+      size: hypotheses that are kept at each step.
       alpha: a finished hypothesis of n tokens, the end token included, scores the sum of its log-probabilities divided by
         ((5 + n) / 6) ** alpha (Wu et al. 2016, equation 14); T5 uses 0.6.
     """
@@ -58,18 +58,18 @@ class _Beams:
 
 
 def search(model, params: Any, prompts: jax.Array, max_tokens: int, config: BeamConfig, eos_id: int):
-    """Reads prompts int [B, P] with the model's `prefill` and searches with its `stepper`; returns what `beam_search` does."""
+    """Beam search after prompts int [B, P], with the model's `prefill` and `decode_step`; returns what `beam_search` does."""
     logits, state = model.prefill(params, prompts, max_tokens)
-    exchange = lambda state, rows: state.exchange(rows)
+    reorder = lambda state, rows: state.reorder(rows)
     state = state.take(jnp.repeat(jnp.arange(prompts.shape[0]), config.size))
-    return beam_search(model.stepper(params), logits, state, exchange, max_tokens=max_tokens, eos_id=eos_id, config=config)
+    return beam_search(model.decode_step(params), logits, state, reorder, max_tokens=max_tokens, eos_id=eos_id, config=config)
 
 
 def beam_search(
     step: Callable[[Any, jax.Array], tuple[jax.Array, Any]],
     logits: jax.Array,
     state: Any,
-    exchange: Callable[[Any, jax.Array], Any],
+    reorder: Callable[[Any, jax.Array], Any],
     *,
     max_tokens: int,
     eos_id: int,
@@ -84,7 +84,7 @@ def beam_search(
       step: (state, tokens int [B * K]) -> (logits [B * K, V], state).
       logits: of the first token, [B, V].
       state: after the prompts, each row K times, next to each other.
-      exchange: (state, rows int [B * K]) -> the state of these rows, each from the same prompt as the one it replaces.
+      reorder: (state, rows int [B * K]) -> the state of these rows, each from the same prompt as the one it replaces.
       max_tokens: most tokens to write, the end token included.
       eos_id: the end token.
       config: how many, and the penalty.
@@ -94,7 +94,7 @@ def beam_search(
     """
     (batch, vocab), size = logits.shape, config.size
     most = config.penalty(max_tokens)
-    # At first all hypotheses are the same: only one of them counts.
+    # All hypotheses begin alike: only the first one counts.
     first = jnp.where(jnp.arange(size) == 0, 0.0, _NEVER)
     beams = _Beams(
         written=jnp.int32(0),
@@ -126,7 +126,7 @@ def beam_search(
         live_scores, going_on = jax.lax.top_k(jnp.where(ends, _NEVER, scores), size)
         pick = lambda x: jnp.take_along_axis(x, going_on, axis=1)
         rows = (jnp.arange(batch)[:, None] * size + pick(parent)).reshape(-1)
-        next_logits, state = step(exchange(beams.state, rows), pick(token).reshape(-1))
+        next_logits, state = step(reorder(beams.state, rows), pick(token).reshape(-1))
         return _Beams(
             written=beams.written + 1,
             logits=next_logits.reshape(batch, size, vocab),

@@ -1,32 +1,24 @@
-"""A model for lm-eval (EleutherAI), registered under the name `t5x_lab`.
-
-`t5x_lab harness` runs it. With all of lm-eval's own flags:
-
-    python -m t5x_lab.evaluation.harness --model t5x_lab --model_args model_dir=runs/x --tasks mine --include_path tasks/
+"""A model for lm-eval (EleutherAI), which `t5x_lab harness` runs.
 
 What a context is depends on the architecture: the encoder's input, or the decoder's prefix, which a prefix decoder reads both
-ways. As lm-eval does it, an encoder-decoder gets context and continuation tokenised apart, a decoder gets one text cut in two.
+ways. As lm-eval does it, context and continuation of an encoder-decoder are tokenised separately, those of a decoder as one text.
 """
 
 from collections.abc import Sequence
 
 from lm_eval import utils
 from lm_eval.api.model import TemplateLM
-from lm_eval.api.registry import register_model
 from lm_eval.models.utils import normalize_gen_kwargs
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.observe.console import say
 
 
-@register_model("t5x_lab")
 class HarnessModel(TemplateLM):
     """lm-eval's questions put to a t5x_lab model.
 
     Args:
-      model_dir: a run directory; or `model`, what `t5x_lab.load` returns.
-      step: of its checkpoint; the latest by default.
-      mesh: see `t5x_lab.load`.
+      model: see `t5x_lab.evaluation`.
       batch_size: texts at a time.
       max_length: tokens that an encoder reads, or a decoder with those it writes. Longer contexts are cut from the left, and
         counted. By default the positions that the model has learned, or 2048.
@@ -35,27 +27,17 @@ class HarnessModel(TemplateLM):
 
     def __init__(
         self,
-        model_dir: str | None = None,
-        step: int | None = None,
-        mesh: str | None = None,
+        model,
         batch_size: int | str = 32,
         max_length: int | None = None,
         max_gen_toks: int = 256,
-        model=None,
-        **unused,
     ):
         super().__init__()
-        if model is None:
-            import t5x_lab
-
-            if not model_dir:
-                raise UserError("Give the run directory: --model_args model_dir=runs/x.")
-            model = t5x_lab.load(model_dir, step=step, mesh=mesh)
         self.model, self.vocabulary = model, model.vocabulary
         self.has_encoder = model.has_encoder
         self.backend = "seq2seq" if self.has_encoder else "causal"
         self.batch_size = int(batch_size) if str(batch_size).isdigit() else 32  # lm-eval may say "auto"
-        self.max_length = max_length or model.most_positions or 2048
+        self.max_length = max_length or model.max_positions or 2048
         self.max_gen_toks = max_gen_toks
         self.cut = 0
 
@@ -167,9 +149,3 @@ def run_harness(model, tasks: Sequence[str], *, include_path: str | None, limit:
         raise UserError(
             f"The data of these tasks cannot be reached: {error}. Tasks whose data are local files need no network."
         ) from error
-
-
-if __name__ == "__main__":
-    from lm_eval.__main__ import cli_evaluate
-
-    cli_evaluate()

@@ -11,7 +11,7 @@ import tqdm
 from t5x_lab.config.errors import UserError
 from t5x_lab.evaluation import rank
 from t5x_lab.evaluation.examples import Example
-from t5x_lab.partitioning.distributed import as_the_first
+from t5x_lab.partitioning.distributed import broadcast
 
 RESULTS = {"score": "score", "predict": "prediction", "rank": "picks"}
 BATCHES_OF_CHUNK = 8
@@ -59,7 +59,7 @@ def infer(
     how = {"eos": eos} if mode != "predict" else dict(sampling or {})
     if writes:
         _check_settings(output, {"mode": mode, "max_length": max_length, **how, **(settings or {})})
-    done = as_the_first(_keep_whole_chunks(output, examples, RESULTS[mode], size) if writes else 0)
+    done = broadcast(_keep_whole_chunks(output, examples, RESULTS[mode], size) if writes else 0)
     options = {"batch_size": batch_size, "max_length": max_length}
     often = {} if sys.stderr.isatty() else {"mininterval": 30.0}
     with tqdm.tqdm(total=len(examples), initial=done, unit="example", disable=not writes, **often) as progress:

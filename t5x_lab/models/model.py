@@ -119,21 +119,21 @@ class Model:
         return network.logits(network(batch, dropout_key))
 
     def prefill(self, params: Params, prompt: jax.Array, max_tokens: int) -> tuple[jax.Array, Any]:
-        """Reads prompts [B, P], see `Transformer.read`; returns the first token's logits, float32 [B, V], and the state."""
+        """Runs prompts [B, P], see `Transformer.prefill`; returns the next token's logits, float32 [B, V], and the state."""
         network = self.network(params)
-        hidden, state = network.read(prompt, max_tokens)
+        hidden, state = network.prefill(prompt, max_tokens)
         return network.logits(hidden[:, None])[:, 0], state
 
-    def stepper(self, params: Params) -> Callable[[Any, jax.Array], tuple[jax.Array, Any]]:
-        """A function that feeds one token a row: (state, int [B]) -> (logits of the next one, float32 [B, V]; the new state).
+    def decode_step(self, params: Params) -> Callable[[Any, jax.Array], tuple[jax.Array, Any]]:
+        """The function of one decode step: (state, tokens int [B]) -> (next logits, float32 [B, V]; the new state).
 
-        It is made outside of the loop that calls it.
+        Make it outside of the loop that calls it.
         """
         network: Any = self.network(params)
-        layers = network.apart()
+        layers = network.unstack()
 
         def step(state: Any, token: jax.Array) -> tuple[jax.Array, Any]:
-            hidden, state = network.extend(state, token[:, None], layers)
+            hidden, state = network.decode(state, token[:, None], layers)
             return network.logits(hidden)[:, 0], state
 
         return step
@@ -166,16 +166,16 @@ class Model:
         return _summed(self._cross_entropy(network, network(batch), target_tokens(batch), weights)[1], weights)
 
     def score_continuations(self, params: Params, prompts: jax.Array, rows: jax.Array, targets: jax.Array) -> Scores:
-        """Scores targets [R, T], 0 = padding, each after one of the prompts [U, P], whose number is in rows [R].
+        """Scores targets [R, T], 0 = padding; target r follows prompt rows[r] of the prompts [U, P].
 
-        A prompt is read once for all its targets.
+        A prompt is run once for all its targets.
         """
         network: Any = self.network(params)
         steps = targets.shape[1]
-        hidden, state = network.read(prompts, steps)
+        hidden, state = network.prefill(prompts, steps)
         hidden = hidden[rows][:, None]
         if steps > 1:
-            after, _ = network.extend(state.take(rows), targets[:, :-1])
+            after, _ = network.decode(state.take(rows), targets[:, :-1])
             hidden = jnp.concatenate([hidden, after], axis=1)
         weights = (targets > 0).astype(jnp.float32)
         return _summed(self._cross_entropy(network, hidden, targets, weights)[1], weights)

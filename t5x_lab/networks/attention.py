@@ -29,33 +29,33 @@ class KeyValues:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Cache:
-    """Keys and values [B, K, S, H] of one layer, kept while decoding: heads stand first, as attention's products read them."""
+    """Keys and values [B, K, S, H] of one layer while decoding; heads come before slots, as attention's products read them."""
 
     key: jax.Array
     value: jax.Array
 
     @classmethod
-    def holding(cls, keys_values: KeyValues, slots: int) -> "Cache":
-        """A cache with so many slots, the first of which hold these."""
-        room = [(0, 0), (0, 0), (0, slots - keys_values.key.shape[1]), (0, 0)]
-        laid = jax.tree.map(lambda x: jnp.pad(jnp.swapaxes(x, 1, 2), room), keys_values)
-        return cls(laid.key, laid.value)
+    def filled(cls, keys_values: KeyValues, slots: int) -> "Cache":
+        """A cache of `slots` slots, the first of which hold these keys and values."""
+        padding = [(0, 0), (0, 0), (0, slots - keys_values.key.shape[1]), (0, 0)]
+        padded = jax.tree.map(lambda x: jnp.pad(jnp.swapaxes(x, 1, 2), padding), keys_values)
+        return cls(padded.key, padded.value)
 
     @property
     def keys_values(self) -> KeyValues:
         return KeyValues(jnp.swapaxes(self.key, 1, 2), jnp.swapaxes(self.value, 1, 2))
 
     def write(self, new: KeyValues, offset_B: jax.Array) -> "Cache":
-        """Puts `new` [B, T, K, H] at slots offset … offset+T-1 of each row."""
-        put = jax.vmap(lambda slots, x, start: jax.lax.dynamic_update_slice_in_dim(slots, x, start, axis=1))
-        into = lambda slots, x: put(slots, jnp.swapaxes(x, 1, 2).astype(slots.dtype), offset_B)
-        return Cache(into(self.key, new.key), into(self.value, new.value))
+        """Writes `new` [B, T, K, H] to the slots offset … offset+T-1 of each row."""
+        update = jax.vmap(lambda slots, x, start: jax.lax.dynamic_update_slice_in_dim(slots, x, start, axis=1))
+        write = lambda slots, x: update(slots, jnp.swapaxes(x, 1, 2).astype(slots.dtype), offset_B)
+        return Cache(write(self.key, new.key), write(self.value, new.value))
 
 
 class MultiHeadAttention(nnx.Module):
     """Query, key, value and output projections around `dot_product_attention`.
 
-    Sequences are whole in here: where there is a `tensor` axis, it splits the heads.
+    A mesh's `tensor` axis splits the heads here, and the sequence is whole.
     """
 
     def __init__(self, config: TransformerConfig, *, constrain: Callable, rngs: nnx.Rngs):
@@ -76,13 +76,14 @@ class MultiHeadAttention(nnx.Module):
         self.query_scale = 1.0 if c.scaling == "t5" else c.head_dim**-0.5
 
     def keys_values(self, x_BSD: jax.Array, positions: jax.Array | None = None) -> KeyValues:
-        """Keys and values [B, S, K, H]; keys turned by `positions` [B, S] where they are given (rotary)."""
+        """Keys and values [B, S, K, H] of x; keys are rotated by `positions` [B, S] unless that is None."""
         key = self.key(x_BSD)
         key = key if positions is None else rotate(key, positions)
-        return KeyValues(self._keep(key, self.kv_heads), self._keep(self.value(x_BSD), self.kv_heads))
+        return KeyValues(self._checkpointed(key, self.kv_heads), self._checkpointed(self.value(x_BSD), self.kv_heads))
 
-    def _keep(self, x: jax.Array, heads: str) -> jax.Array:
-        return checkpoint_name(self.constrain(x, ("batch", "whole_length", heads, "kv")), "heads")
+    def _checkpointed(self, x: jax.Array, heads: str) -> jax.Array:
+        """Sharded, and named for the remat policies."""
+        return checkpoint_name(self.constrain(x, ("batch", None, heads, None)), "heads")
 
     def __call__(
         self,
@@ -97,7 +98,7 @@ class MultiHeadAttention(nnx.Module):
         query_BTNH = self.query(x_BTD) * self.query_scale
         query_BTNH = query_BTNH if positions is None else rotate(query_BTNH, positions)
         attended_BTNH = dot_product_attention(
-            self._keep(query_BTNH, "heads"),
+            self._checkpointed(query_BTNH, "heads"),
             keys_values.key.astype(x_BTD.dtype),
             keys_values.value.astype(x_BTD.dtype),
             mask=mask,

@@ -154,9 +154,10 @@ def _check_shapes(c: TransformerConfig) -> None:
             f"TransformerConfig.relpos_max_distance is {c.relpos_max_distance}; it must exceed relpos_buckets, which is "
             f"{c.relpos_buckets}. T5 has 32 buckets up to distance 128."
         )
-    if not c.mlp_activations:
+    if len(c.mlp_activations) not in (1, 2):
         raise UserError(
-            'TransformerConfig.mlp_activations is empty; give one name, or two for a gated MLP: ("gelu", "linear").'
+            f"TransformerConfig.mlp_activations is {c.mlp_activations}; give one name, or two for a gated MLP: "
+            '("gelu", "linear").'
         )
     for stack, there in (("encoder", c.has_encoder), ("decoder", c.has_decoder)):
         layers = getattr(c, f"num_{stack}_layers")

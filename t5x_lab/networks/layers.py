@@ -64,8 +64,8 @@ class Embedding(nnx.Module):
 
     def __call__(self, tokens: jax.Array, dtype) -> jax.Array:
         # Rows are looked up whole: a table split along D would make the compiler replicate the activations.
-        table_VD = self.constrain(self.embedding[...].astype(dtype), ("vocab", "gathered"))
-        return self.constrain(table_VD[tokens], ("batch", "length", "embed"))
+        table_VD = self.constrain(self.embedding[...].astype(dtype), ("vocab", None))
+        return self.constrain(table_VD[tokens], ("batch", "length", None))
 
 
 class RMSNorm(nnx.Module):
@@ -105,23 +105,34 @@ class Mlp(nnx.Module):
     """Position-wise MLP; with two activations the products are multiplied (Shazeer 2020, "GLU variants")."""
 
     def __init__(self, config: TransformerConfig, *, constrain: Callable, rngs: nnx.Rngs):
-        c, activations = config, config.mlp_activations
-        names = ["wi"] if len(activations) == 1 else [f"wi_{i}" for i in range(len(activations))]
+        c = config
         bias = ("mlp",) if c.use_bias else ()
-        for name in names:
+
+        def project_in() -> Projection:
             kernel = truncated_normal(rngs.params(), (c.emb_dim, c.mlp_dim), c.scaling, c.emb_dim)
-            setattr(self, name, Projection(kernel, ("embed", "mlp"), "BTD,DF->BTF", bias))
+            return Projection(kernel, ("embed", "mlp"), "BTD,DF->BTF", bias)
+
+        # T5's names: `wi`; or, of a gated MLP, `wi_0` into the first activation and `wi_1` into the second.
+        if len(c.mlp_activations) == 1:
+            self.wi = project_in()
+        else:
+            self.wi_0, self.wi_1 = project_in(), project_in()
         kernel = truncated_normal(rngs.params(), (c.mlp_dim, c.emb_dim), c.scaling, c.mlp_dim)
         self.wo = Projection(kernel, ("mlp", "embed"), "BTF,FD->BTD", ("embed",) if c.use_bias else ())
-        self.inputs = tuple(zip(names, activations, strict=True))
+        self.activations = tuple(ACTIVATIONS[name] for name in c.mlp_activations)
         self.dropout_rate, self.constrain = c.dropout_rate, constrain
 
     def __call__(self, x_BTD: jax.Array, dropout_key: jax.Array | None = None) -> jax.Array:
-        def product(name: str) -> jax.Array:
-            return checkpoint_name(self.constrain(getattr(self, name)(x_BTD), ("batch", "whole_length", "mlp")), "mlp")
-
-        hidden_BTF = math.prod(ACTIVATIONS[activation](product(name)) for name, activation in self.inputs)
+        if len(self.activations) == 1:
+            hidden_BTF = self.activations[0](self._checkpointed(self.wi(x_BTD)))
+        else:
+            gate, linear = self.activations
+            hidden_BTF = gate(self._checkpointed(self.wi_0(x_BTD))) * linear(self._checkpointed(self.wi_1(x_BTD)))
         return self.wo(dropout(hidden_BTF, self.dropout_rate, dropout_key))
+
+    def _checkpointed(self, x_BTF: jax.Array) -> jax.Array:
+        """Sharded, and named for the remat policies."""
+        return checkpoint_name(self.constrain(x_BTF, ("batch", None, "mlp")), "mlp")
 
 
 def output_matrix(network: Any) -> tuple[jax.Array, float]:

@@ -20,7 +20,7 @@ from t5x_lab.ops.dropout import dropout
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class CellState:
-    """Cell and output of each row, float32 [B, U]; all that an LSTM remembers of the tokens it has read."""
+    """Cell and output of each row, float32 [B, U]; the whole decoding state of an LSTM."""
 
     cell: jax.Array
     output: jax.Array
@@ -29,7 +29,7 @@ class CellState:
         """As `DecodingState.take`."""
         return jax.tree.map(lambda x: x[rows], self)
 
-    exchange = take
+    reorder = take
 
     def put(self, rows: jax.Array, other: "CellState") -> "CellState":
         """As `DecodingState.put`."""
@@ -70,8 +70,8 @@ class Lstm(nnx.Module):
         hidden, _ = self._run(self._embed(tokens, keys[0]), fresh, self._start(tokens.shape[0]))
         return dropout(hidden, self.config.dropout_rate, keys[1])
 
-    def read(self, prompt: jax.Array, max_tokens: int) -> tuple[jax.Array, CellState]:
-        """As `Transformer.read`; rows stop changing at their padding."""
+    def prefill(self, prompt: jax.Array, max_tokens: int) -> tuple[jax.Array, CellState]:
+        """As `Transformer.prefill`; a row's state is the one before its padding."""
         del max_tokens
         tokens = jnp.pad(prompt, ((0, 0), (1, 0)))
         num_inputs = 1 + jnp.sum(prompt > 0, axis=1)
@@ -79,11 +79,11 @@ class Lstm(nnx.Module):
         pick = lambda x: jnp.take_along_axis(x, (num_inputs - 1)[:, None, None], axis=1)
         return pick(hidden)[:, 0], jax.tree.map(lambda x: pick(x)[:, 0], states)
 
-    def apart(self) -> None:
-        """As `Transformer.apart`; there is one layer."""
+    def unstack(self) -> None:
+        """As `Transformer.unstack`; there is one layer."""
 
-    def extend(self, state: CellState, tokens: jax.Array, layers: None = None) -> tuple[jax.Array, CellState]:
-        """As `Transformer.extend`."""
+    def decode(self, state: CellState, tokens: jax.Array, layers: None = None) -> tuple[jax.Array, CellState]:
+        """As `Transformer.decode`."""
         hidden, states = self._run(self._embed(tokens), jnp.zeros(tokens.shape, bool), state)
         return hidden, jax.tree.map(lambda x: x[:, -1], states)
 
@@ -109,8 +109,8 @@ class Lstm(nnx.Module):
         time_first = lambda x: jnp.moveaxis(x, 1, 0)
         _, states = jax.lax.scan(one, state, (time_first(self.inputs(x_BTD)), time_first(fresh_BT)))
         states = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), states)
-        return self.constrain(self.out(states.output.astype(x_BTD.dtype)), ("batch", "length", "embed")), states
+        return self.constrain(self.out(states.output.astype(x_BTD.dtype)), ("batch", "length", None)), states
 
     def logits(self, x_BTD: jax.Array) -> jax.Array:
         """As `Transformer.logits`."""
-        return self.constrain(logits_of(x_BTD, *output_matrix(self)), ("batch", "whole_length", "vocab"))
+        return self.constrain(logits_of(x_BTD, *output_matrix(self)), ("batch", None, "vocab"))

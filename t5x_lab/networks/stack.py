@@ -1,4 +1,7 @@
-"""A stack of equal layers: parameters stored on a leading `layers` axis, run as one scan or unrolled, with remat."""
+"""A stack of equal layers: parameters stored on a leading `layers` axis, run as one scan or unrolled, with remat.
+
+Axis letters: B batch, T length, S cache slots, K heads of keys and values, H head size, D embed.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,27 +12,27 @@ from jax.ad_checkpoint import checkpoint_name
 
 from t5x_lab.networks.attention import Cache, KeyValues, MultiHeadAttention
 from t5x_lab.networks.config import REMAT_POLICIES, TransformerConfig
-from t5x_lab.networks.layers import Mlp, make_norm
+from t5x_lab.networks.layers import LayerNorm, Mlp, RMSNorm, make_norm
 from t5x_lab.networks.positions import RelativeBias
 from t5x_lab.ops.attention import DiagonalBias, Mask
 from t5x_lab.ops.dropout import dropout
 
 
 class Layer(nnx.Module):
-    """Self-attention, cross-attention where there is an encoder's output to attend to, and MLP."""
+    """Self-attention, cross-attention where the stack reads an encoder's output, and MLP, each with its norm."""
 
     def __init__(self, config: TransformerConfig, *, cross: bool, constrain: Callable, rngs: nnx.Rngs):
         self.config, self.constrain = config, constrain
-        self.own_bias = config.positions == "relative" and config.relative_bias == "per_layer"
         self.self_attention = MultiHeadAttention(config, constrain=constrain, rngs=rngs)
-        self._add_norm("self_attention")
-        if self.own_bias:
-            self.relpos_bias = relative_bias(config, rngs)
+        self.self_attention_norm = make_norm(config)
+        self.has_own_bias = config.positions == "relative" and config.relative_bias == "per_layer"
+        if self.has_own_bias:
+            self.relpos_bias = make_relative_bias(config, rngs)
         if cross:
-            self.encoder_decoder_attention = MultiHeadAttention(config, constrain=constrain, rngs=rngs)
-            self._add_norm("cross_attention")
+            self.cross_attention = MultiHeadAttention(config, constrain=constrain, rngs=rngs)
+            self.cross_attention_norm = make_norm(config)
         self.mlp = Mlp(config, constrain=constrain, rngs=rngs)
-        self._add_norm("mlp")
+        self.mlp_norm = make_norm(config)
 
     def __call__(
         self,
@@ -43,55 +46,53 @@ class Layer(nnx.Module):
         cache: Cache | None,
         dropout_key: jax.Array | None,
     ) -> tuple[jax.Array, KeyValues | Cache]:
-        """The layer's output, and the keys and values that it made, or the cache that they were written into."""
+        """Returns x [B, T, D] after the layer, and its keys and values; with a cache, the cache that they were written to."""
         keys = [None] * 6 if dropout_key is None else list(jax.random.split(dropout_key, 6))
 
-        y = self._enter("self_attention", x)
+        y = self._before(self.self_attention_norm, x)
         keys_values = self.self_attention.keys_values(y, positions)
-        made: KeyValues | Cache = keys_values
+        kept: KeyValues | Cache = keys_values
         if cache is not None:
             assert mask.query_offset is not None
-            made = cache = cache.write(keys_values, mask.query_offset)
+            kept = cache = cache.write(keys_values, mask.query_offset)
             keys_values = cache.keys_values
-        if self.own_bias:
+        if self.has_own_bias:
             slots = keys_values.key.shape[1]
             span = x.shape[1] if cache is None else slots
             bias = self.relpos_bias(span, slots, x.dtype, bidirectional=has_bidirectional_bias(self.config, mask))
         y = self.self_attention(y, keys_values, mask=mask, bias=bias, positions=positions, dropout_key=keys[0])
-        x = self._leave("self_attention", x, y, keys[1])
+        x = self._after(self.self_attention_norm, x, y, keys[1])
 
         if cross_keys_values is not None:
             assert cross_mask is not None
-            y = self._enter("cross_attention", x)
-            y = self.encoder_decoder_attention(y, cross_keys_values, mask=cross_mask, dropout_key=keys[2])
-            x = self._leave("cross_attention", x, y, keys[3])
+            y = self._before(self.cross_attention_norm, x)
+            y = self.cross_attention(y, cross_keys_values, mask=cross_mask, dropout_key=keys[2])
+            x = self._after(self.cross_attention_norm, x, y, keys[3])
 
-        y = self.mlp(self._enter("mlp", x), dropout_key=keys[4])
-        return self._leave("mlp", x, y, keys[5]), made
+        y = self.mlp(self._before(self.mlp_norm, x), dropout_key=keys[4])
+        return self._after(self.mlp_norm, x, y, keys[5]), kept
 
-    # T5X's names for the norms, "pre_mlp_layer_norm" and so on, say where they stand.
-    def _add_norm(self, sublayer: str) -> None:
-        setattr(self, f"{self.config.norm_position}_{sublayer}_layer_norm", make_norm(self.config))
+    def _before(self, norm: RMSNorm | LayerNorm, x: jax.Array) -> jax.Array:
+        """What a sub-layer reads."""
+        return norm(x) if self.config.norm_position == "pre" else x
 
-    def _enter(self, sublayer: str, x: jax.Array) -> jax.Array:
-        return getattr(self, f"pre_{sublayer}_layer_norm")(x) if self.config.norm_position == "pre" else x
-
-    def _leave(self, sublayer: str, x: jax.Array, y: jax.Array, key: jax.Array | None) -> jax.Array:
-        y = checkpoint_name(self.constrain(y, ("batch", "length", "embed")), "sublayers")
+    def _after(self, norm: RMSNorm | LayerNorm, x: jax.Array, y: jax.Array, key: jax.Array | None) -> jax.Array:
+        """The residual x with what a sub-layer adds to it, y."""
+        y = checkpoint_name(self.constrain(y, ("batch", "length", None)), "sublayers")
         x = x + dropout(y, self.config.dropout_rate, key)
-        return x if self.config.norm_position == "pre" else getattr(self, f"post_{sublayer}_layer_norm")(x)
+        return x if self.config.norm_position == "pre" else norm(x)
 
 
 class Stack(nnx.Module):
-    """`num_layers` layers, the final norm of pre-norm layers, and the relative bias where the stack shares one."""
+    """`num_layers` layers, the final norm of pre-norm layers, and the relative bias where the layers share one."""
 
     def __init__(self, config: TransformerConfig, num_layers: int, *, cross: bool, constrain, rngs: nnx.Rngs):
-        self.layers = stacked(lambda rngs: Layer(config, cross=cross, constrain=constrain, rngs=rngs), num_layers, rngs)
+        self.layers = make_stacked(lambda rngs: Layer(config, cross=cross, constrain=constrain, rngs=rngs), num_layers, rngs)
         if config.norm_position == "pre":
             self.final_norm = make_norm(config)
-        self.shared_bias = config.positions == "relative" and config.relative_bias == "shared"
-        if self.shared_bias:
-            self.relpos_bias = relative_bias(config, rngs)
+        self.has_shared_bias = config.positions == "relative" and config.relative_bias == "shared"
+        if self.has_shared_bias:
+            self.relpos_bias = make_relative_bias(config, rngs)
         self.config, self.num_layers, self.constrain = config, num_layers, constrain
 
     def __call__(
@@ -103,15 +104,20 @@ class Stack(nnx.Module):
         cross_mask: Mask | None = None,
         encoded: jax.Array | None = None,
         dropout_key: jax.Array | None = None,
-        keep: bool = False,
+        keep_keys_values: bool = False,
     ) -> tuple[jax.Array, KeyValues | None]:
         """Runs the layers on x [B, T, D].
 
-        Cross-attention computes its keys and values layer by layer from `encoded` [B, S, D]; without it there is none.
-        `positions` [B or 1, T] turn queries and keys (rotary).
+        Args:
+          x: embedded tokens.
+          mask: of self-attention.
+          positions: int [B or 1, T], by which queries and keys are rotated; None = no rotation.
+          cross_mask, encoded: the encoder's output [B, S, D] that cross-attention reads; None = no cross-attention.
+          dropout_key: None = no dropout.
+          keep_keys_values: whether self-attention's keys and values are returned.
 
         Returns:
-          (output [B, T, D], self-attention's keys and values [layers, B, T, K, H] if they are to be kept)
+          (output [B, T, D]; keys and values [layers, B, T, K, H], or None)
         """
         c = self.config
         bias = self._shared_bias(x.shape[1], x, mask)
@@ -123,42 +129,42 @@ class Stack(nnx.Module):
         def run_layer(x, inputs):
             layer_params, key = inputs
             layer = nnx.merge(graph, layer_params)
-            x, made = layer(
+            x, keys_values = layer(
                 x,
                 mask=mask,
                 bias=bias,
                 positions=positions,
                 cross_mask=cross_mask,
-                cross_keys_values=None if encoded is None else layer.encoder_decoder_attention.keys_values(encoded),
+                cross_keys_values=None if encoded is None else layer.cross_attention.keys_values(encoded),
                 cache=None,
                 dropout_key=key,
             )
-            return self.constrain(x, ("batch", "length", "embed")), made if keep else None
+            return self.constrain(x, ("batch", "length", None)), keys_values if keep_keys_values else None
 
         kept = REMAT_POLICIES[c.remat_policy]
         if kept is not None:
             policy = jax.checkpoint_policies.save_only_these_names(*kept)
             run_layer = jax.checkpoint(run_layer, policy=policy, prevent_cse=not c.scan_layers)
         inputs = (params, None if keys is None else keys[: self.num_layers])
-        run = jax.lax.scan if c.scan_layers else unrolled
-        x, made = run(run_layer, self.constrain(x, ("batch", "length", "embed")), inputs)
+        scan = jax.lax.scan if c.scan_layers else unrolled_scan
+        x, keys_values = scan(run_layer, self.constrain(x, ("batch", "length", None)), inputs)
         if c.norm_position == "post":
-            return x, made  # each sub-layer has dropped and normalised what it wrote
-        return dropout(self.final_norm(x), c.dropout_rate, None if keys is None else keys[-1]), made
+            return x, keys_values  # the last sub-layer has normalised its output, and dropped from it
+        return dropout(self.final_norm(x), c.dropout_rate, None if keys is None else keys[-1]), keys_values
 
     def _shared_bias(self, length: int, x: jax.Array, mask: Mask) -> DiagonalBias | None:
-        if not self.shared_bias:
+        if not self.has_shared_bias:
             return None
         return self.relpos_bias(length, length, x.dtype, bidirectional=has_bidirectional_bias(self.config, mask))
 
     # Decoding runs the layers one by one: in a scan, a step would copy each layer's parameters and cache to look at them.
 
-    def apart(self) -> tuple[Layer, ...]:
-        """The layers as modules of their own; to be taken once, before the loop over tokens."""
+    def unstack(self) -> tuple[Layer, ...]:
+        """The layers as modules of their own. A loop over tokens calls this once, before it begins."""
         graph, params = nnx.split(self.layers, nnx.Param)
-        return tuple(nnx.merge(graph, layer) for layer in split_layers(params))
+        return tuple(nnx.merge(graph, layer) for layer in unstack(params))
 
-    def extend(
+    def decode(
         self,
         layers: Sequence[Layer],
         x: jax.Array,
@@ -167,11 +173,14 @@ class Stack(nnx.Module):
         mask: Mask,
         positions: jax.Array | None,
         cross_mask: Mask | None,
-        cross: Sequence[Cache] | None,
+        cross_caches: Sequence[Cache] | None,
     ) -> tuple[jax.Array, tuple[Cache, ...]]:
-        """Runs `apart()`'s layers on x [B, T, D], which follows what the caches hold; returns outputs and written caches.
+        """Runs unstacked layers on x [B, T, D], the tokens that follow those in the caches.
 
-        `cross` are keys and values of the encoder's output, see `cross_caches`.
+        `cross_caches` are those that `cross_caches()` made of the encoder's output.
+
+        Returns:
+          (output [B, T, D]; the caches with the new keys and values)
         """
         bias = self._shared_bias(caches[0].key.shape[2], x, mask)
         written = []
@@ -182,7 +191,7 @@ class Stack(nnx.Module):
                 bias=bias,
                 positions=positions,
                 cross_mask=cross_mask,
-                cross_keys_values=None if cross is None else cross[number].keys_values,
+                cross_keys_values=None if cross_caches is None else cross_caches[number].keys_values,
                 cache=caches[number],
                 dropout_key=None,
             )
@@ -190,21 +199,21 @@ class Stack(nnx.Module):
             written.append(cache)
         return x if self.config.norm_position == "post" else self.final_norm(x), tuple(written)
 
-    def caches(self, made: KeyValues, slots: int) -> tuple[Cache, ...]:
-        """Caches with so many slots, of the keys and values that a run of the layers kept."""
-        return tuple(self._placed(Cache.holding(layer, slots)) for layer in split_layers(made))
+    def caches(self, keys_values: KeyValues, slots: int) -> tuple[Cache, ...]:
+        """One cache of `slots` slots a layer, filled with the keys and values [layers, B, T, K, H] of a run of the stack."""
+        return tuple(self._constrained(Cache.filled(layer, slots)) for layer in unstack(keys_values))
 
     def cross_caches(self, encoded: jax.Array) -> tuple[Cache, ...]:
-        """Keys and values of every layer's cross-attention to `encoded` [B, S, D]."""
-        made = [layer.encoder_decoder_attention.keys_values(encoded) for layer in self.apart()]
-        return tuple(self._placed(Cache.holding(layer, encoded.shape[1])) for layer in made)
+        """One cache a layer with its cross-attention's keys and values of `encoded` [B, S, D]."""
+        of_layers = [layer.cross_attention.keys_values(encoded) for layer in self.unstack()]
+        return tuple(self._constrained(Cache.filled(layer, encoded.shape[1])) for layer in of_layers)
 
-    def _placed(self, cache: Cache) -> Cache:
+    def _constrained(self, cache: Cache) -> Cache:
         heads = "heads" if self.config.num_kv_heads is None else "kv_heads"
-        return jax.tree.map(lambda x: self.constrain(x, ("batch", heads, "whole_length", "kv")), cache)
+        return jax.tree.map(lambda x: self.constrain(x, ("batch", heads, None, None)), cache)
 
 
-def relative_bias(config: TransformerConfig, rngs: nnx.Rngs) -> RelativeBias:
+def make_relative_bias(config: TransformerConfig, rngs: nnx.Rngs) -> RelativeBias:
     return RelativeBias(config.num_heads, config.relpos_buckets, config.relpos_max_distance, rngs=rngs)
 
 
@@ -213,7 +222,7 @@ def has_bidirectional_bias(config: TransformerConfig, mask: Mask) -> bool:
     return not mask.causal or config.bidirectional_bias
 
 
-def stacked(make_layer: Callable[[nnx.Rngs], Layer], num_layers: int, rngs: nnx.Rngs) -> Layer:
+def make_stacked(make_layer: Callable[[nnx.Rngs], Layer], num_layers: int, rngs: nnx.Rngs) -> Layer:
     """One module whose every parameter has a leading `layers` axis, each layer initialised with its own key."""
     graph, params = nnx.split(nnx.eval_shape(lambda: make_layer(nnx.Rngs(params=0))), nnx.Param)
 
@@ -226,17 +235,17 @@ def stacked(make_layer: Callable[[nnx.Rngs], Layer], num_layers: int, rngs: nnx.
     return nnx.merge(graph, params)
 
 
-def unrolled(body, carry, inputs):
+def unrolled_scan(body, carry, inputs):
     """`jax.lax.scan` written out. Splitting, unlike one index per layer, has a concatenation as its transpose."""
     outputs = []
-    for layer in split_layers(inputs):
+    for layer in unstack(inputs):
         carry, output = body(carry, layer)
         outputs.append(output)
     return carry, jax.tree.map(lambda *leaves: jax.numpy.stack(leaves), *outputs)
 
 
-def split_layers(stacked: Any) -> list[Any]:
-    """The trees of single layers."""
+def unstack(stacked: Any) -> list[Any]:
+    """The trees of single layers, of a tree whose leaves have a leading `layers` axis."""
     leaves, tree = jax.tree.flatten(stacked)
     num_layers = leaves[0].shape[0]
     split = [jax.lax.split(leaf, (1,) * num_layers, axis=0) for leaf in leaves]

@@ -24,37 +24,37 @@ Batch = Mapping[str, jax.Array]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DecodingState:
-    """What rows remember between tokens; rows are the first axis of every array.
+    """What decoding keeps of each row between tokens; rows are the first axis of every array.
 
     Attributes:
       caches: the decoder's keys and values, one cache a layer.
-      position: int [B], the slot the next token goes to.
-      cross: keys and values of the encoder's outputs, one cache a layer, or None.
+      position: int [B], the slot that the next token is written to.
+      cross_caches: keys and values of the encoder's output, one cache a layer, or None.
       encoder_segments: int [B, S], 0 = padding, or None.
     """
 
     caches: tuple[Cache, ...]
     position: jax.Array
-    cross: tuple[Cache, ...] | None
+    cross_caches: tuple[Cache, ...] | None
     encoder_segments: jax.Array | None
 
     def take(self, rows: jax.Array) -> "DecodingState":
-        """These rows, any number of them."""
+        """The state of these rows, any number of them."""
         return jax.tree.map(lambda x: jnp.take(x, rows, axis=0), self)
 
-    def exchange(self, rows: jax.Array) -> "DecodingState":
-        """These rows, each in the place of one with the same prompt; what the encoder said is theirs already."""
+    def reorder(self, rows: jax.Array) -> "DecodingState":
+        """The state of these rows, where each replaces a row of the same prompt; the encoder's output need not move."""
         pick = lambda tree: jax.tree.map(lambda x: jnp.take(x, rows, axis=0), tree)
         return dataclasses.replace(self, caches=pick(self.caches), position=pick(self.position))
 
     def put(self, rows: jax.Array, other: "DecodingState") -> "DecodingState":
-        """These rows replaced by those of `other`, whose prompts may be shorter; a row number too high replaces nothing."""
+        """Replaces these rows by those of `other`, whose prompts may be shorter; a row number beyond the last is skipped."""
 
-        def into(x, y):
-            room = [(0, 0), *((0, a - b) for a, b in zip(x.shape[1:], y.shape[1:], strict=True))]
-            return x.at[rows].set(jnp.pad(y, room), mode="drop")
+        def write(x, y):
+            padding = [(0, 0), *((0, a - b) for a, b in zip(x.shape[1:], y.shape[1:], strict=True))]
+            return x.at[rows].set(jnp.pad(y, padding), mode="drop")
 
-        return jax.tree.map(into, self, other)
+        return jax.tree.map(write, self, other)
 
 
 class Transformer(nnx.Module):
@@ -82,11 +82,12 @@ class Transformer(nnx.Module):
             self.logits_dense = Projection(kernel, ("embed", "vocab"), "BTD,DV->BTV")
 
     def __call__(self, batch: Batch, dropout_key: jax.Array | None = None) -> jax.Array:
-        """Teacher-forced hidden states [B, T, D], before the output matrix, of a batch in SeqIO's model features.
+        """Teacher-forced hidden states [B, T, D], before the output matrix; of an encoder alone, [B, S, D].
 
-        `decoder_input_tokens` is required where there is a decoder, `encoder_input_tokens` where there is an encoder; the
-        states of an encoder alone are [B, S, D]. Segment ids separate packed examples; without them, token 0 in
-        `encoder_input_tokens` and `decoder_target_tokens` is padding.
+        Args:
+          batch: SeqIO's model features: `decoder_input_tokens` for a decoder, `encoder_input_tokens` for an encoder. Segment
+            ids separate packed examples; without them, 0 in `encoder_input_tokens` and `decoder_target_tokens` is padding.
+          dropout_key: None = no dropout.
         """
         encoder_key, decoder_key = (None, None) if dropout_key is None else jax.random.split(dropout_key)
         encoded = self.encode(batch, encoder_key) if self.config.has_encoder else None
@@ -94,34 +95,36 @@ class Transformer(nnx.Module):
             return encoded
         mask, cross_mask = self.decoder_masks(batch)
         tokens = batch["decoder_input_tokens"]
-        x, turn = self.embed(tokens, batch.get("decoder_positions", jnp.arange(tokens.shape[1])[None]))
-        return self.decoder(x, mask=mask, positions=turn, cross_mask=cross_mask, encoded=encoded, dropout_key=decoder_key)[0]
+        x, rotations = self.embed(tokens, batch.get("decoder_positions", jnp.arange(tokens.shape[1])[None]))
+        return self.decoder(x, mask=mask, positions=rotations, cross_mask=cross_mask, encoded=encoded, dropout_key=decoder_key)[
+            0
+        ]
 
     def encode(self, batch: Batch, dropout_key: jax.Array | None = None) -> jax.Array:
         """Encoder outputs [B, S, D]."""
         segments = segments_of(batch, "encoder_segment_ids", "encoder_input_tokens")
         mask = Mask(causal=False, query_segments=segments, key_segments=segments)
         tokens = batch["encoder_input_tokens"]
-        x, turn = self.embed(tokens, batch.get("encoder_positions", jnp.arange(tokens.shape[1])[None]))
+        x, rotations = self.embed(tokens, batch.get("encoder_positions", jnp.arange(tokens.shape[1])[None]))
         stack = self.decoder if self.config.share_stacks else self.encoder
-        return stack(x, mask=mask, positions=turn, dropout_key=dropout_key)[0]
+        return stack(x, mask=mask, positions=rotations, dropout_key=dropout_key)[0]
 
-    def read(self, prompt: jax.Array, max_tokens: int) -> tuple[jax.Array, DecodingState]:
-        """Reads a prompt of token ids [B, P], 0 = padding on the right, in one pass.
+    def prefill(self, prompt: jax.Array, max_tokens: int) -> tuple[jax.Array, DecodingState]:
+        """Runs a prompt of token ids [B, P], 0 = padding on the right, through the network in one pass.
 
-        An encoder-decoder encodes it; a decoder reads it after the start token 0, a prefix decoder both ways.
+        It is the encoder's input; without an encoder it follows the start token 0, and a prefix decoder sees it both ways.
 
         Returns:
-          (hidden states after the last token, [B, D]; the state after the prompt, with room for `max_tokens` more)
+          (hidden state of the prompt's last token, [B, D]; the state after it, with room for `max_tokens` more)
         """
         c, batch = self.config, prompt.shape[0]
         inputs = jnp.zeros((batch, 1), jnp.int32)
         num_inputs = jnp.ones((batch,), jnp.int32)
-        cross = cross_mask = encoded = encoder_segments = prefix = None
+        cross_caches = cross_mask = encoded = encoder_segments = prefix = None
         if c.has_encoder:
             encoder_batch = {"encoder_input_tokens": prompt}
             encoded = self.encode(encoder_batch)
-            cross = self.decoder.cross_caches(encoded)
+            cross_caches = self.decoder.cross_caches(encoded)
             encoder_segments = segments_of(encoder_batch, "encoder_segment_ids", "encoder_input_tokens")
             cross_mask = Mask(False, key_segments=encoder_segments)
         else:
@@ -131,33 +134,36 @@ class Transformer(nnx.Module):
         c.check_length(slots - 1)  # the last token written is not read
         if c.architecture == "prefix_decoder":
             prefix = jnp.arange(inputs.shape[1]) < num_inputs[:, None]
-        x, turn = self.embed(inputs, jnp.arange(inputs.shape[1])[None])
+        x, rotations = self.embed(inputs, jnp.arange(inputs.shape[1])[None])
         mask = Mask(True, query_prefix=prefix, key_prefix=prefix)
-        hidden, made = self.decoder(x, mask=mask, positions=turn, cross_mask=cross_mask, encoded=encoded, keep=True)
-        assert made is not None
+        hidden, keys_values = self.decoder(
+            x, mask=mask, positions=rotations, cross_mask=cross_mask, encoded=encoded, keep_keys_values=True
+        )
+        assert keys_values is not None
         last = jnp.take_along_axis(hidden, (num_inputs - 1)[:, None, None], axis=1)
-        return last[:, 0], DecodingState(self.decoder.caches(made, slots), num_inputs, cross, encoder_segments)
+        caches = self.decoder.caches(keys_values, slots)
+        return last[:, 0], DecodingState(caches, num_inputs, cross_caches, encoder_segments)
 
-    def apart(self) -> tuple[Layer, ...]:
-        """The decoder's layers, for `extend`."""
-        return self.decoder.apart()
+    def unstack(self) -> tuple[Layer, ...]:
+        """The decoder's layers, for `decode`."""
+        return self.decoder.unstack()
 
-    def extend(
+    def decode(
         self, state: DecodingState, tokens: jax.Array, layers: tuple[Layer, ...] | None = None
     ) -> tuple[jax.Array, DecodingState]:
-        """Feeds tokens [B, T] after those that were read; returns their hidden states [B, T, D] and the new state.
+        """Runs tokens [B, T] that follow those of the state; returns their hidden states [B, T, D] and the new state.
 
-        A loop over tokens takes `layers = apart()` once, before it begins.
+        A loop over tokens calls `unstack()` once before it begins, and passes the layers.
         """
-        x, turn = self.embed(tokens, state.position[:, None] + jnp.arange(tokens.shape[1]))
-        hidden, caches = self.decoder.extend(
-            self.apart() if layers is None else layers,
+        x, rotations = self.embed(tokens, state.position[:, None] + jnp.arange(tokens.shape[1]))
+        hidden, caches = self.decoder.decode(
+            self.unstack() if layers is None else layers,
             x,
             state.caches,
             mask=Mask(True, query_offset=state.position),
-            positions=turn,
-            cross_mask=None if state.cross is None else Mask(False, key_segments=state.encoder_segments),
-            cross=state.cross,
+            positions=rotations,
+            cross_mask=None if state.cross_caches is None else Mask(False, key_segments=state.encoder_segments),
+            cross_caches=state.cross_caches,
         )
         return hidden, dataclasses.replace(state, caches=caches, position=state.position + tokens.shape[1])
 
@@ -173,7 +179,7 @@ class Transformer(nnx.Module):
         return mask, Mask(False, query_segments=segments, key_segments=encoder_segments)
 
     def embed(self, tokens: jax.Array, positions: jax.Array) -> tuple[jax.Array, jax.Array | None]:
-        """Embeddings [B, T, D] with absolute positions [B or 1, T] added, and the positions that rotary attention turns by."""
+        """Embedded tokens [B, T, D], and the positions [B or 1, T] by which attention rotates queries and keys, or None."""
         c, dtype = self.config, DTYPES[self.config.dtype]
         self.config.check_length(tokens.shape[1])
         x = self.token_embedder(tokens, dtype)
@@ -185,7 +191,7 @@ class Transformer(nnx.Module):
 
     def logits(self, x_BTD: jax.Array) -> jax.Array:
         """Float32 logits [B, T, V] of hidden states."""
-        return self.constrain(logits_of(x_BTD, *output_matrix(self)), ("batch", "whole_length", "vocab"))
+        return self.constrain(logits_of(x_BTD, *output_matrix(self)), ("batch", None, "vocab"))
 
 
 def segments_of(batch: Batch, segment_ids: str, tokens: str) -> jax.Array | None:

@@ -6,7 +6,7 @@ import jax
 from jax.sharding import Mesh
 
 from t5x_lab.models.model import Model
-from t5x_lab.partitioning.rules import partition_spec
+from t5x_lab.partitioning.rules import PARAMETERS, num_parts, partition_spec
 
 
 def parameter_rows(model: Model, mesh: Mesh | None = None) -> list[dict]:
@@ -24,9 +24,9 @@ def parameter_rows(model: Model, mesh: Mesh | None = None) -> list[dict]:
             "bytes": size,
         }
         if mesh is not None:
-            spec = partition_spec(names)
-            row["sharding"] = [entry or None for entry in spec]
-            row["bytes_per_device"] = size // math.prod(mesh.shape[entry] for entry in spec if entry)
+            spec = partition_spec(names, PARAMETERS)
+            row["sharding"] = list(spec)
+            row["bytes_per_device"] = size // math.prod(num_parts(mesh.shape, entry) for entry in spec)
         rows.append(row)
     return rows
 

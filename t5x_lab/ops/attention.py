@@ -95,20 +95,20 @@ def _forward(*args):
     return _in_blocks(*args), args[:-1]
 
 
-def _backward(dropout_rate, residuals, of_attended_BTNH):
+def _backward(dropout_rate, residuals, d_attended_BTNH):
     query, key, value, bias, mask, dropout_key = residuals
-    of_query, total = [], jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), (key, value, bias))
+    d_query, total = [], jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), (key, value, bias))
     for start, stop, keys in _blocks(mask, query.shape[1], key.shape[1]):
         attend = lambda query, *rest: _attend_block(query, *rest, mask, dropout_key, dropout_rate, start, stop, keys)
-        block = (query[:, start:stop], key, value, bias), of_attended_BTNH[:, start:stop], total
+        block = (query[:, start:stop], key, value, bias), d_attended_BTNH[:, start:stop], total
         # One block after the other, each from its own weights: the compiler would keep those of the forward pass, or of all.
-        operands, of_attended, total = jax.lax.optimization_barrier(block)
+        operands, d_attended, total = jax.lax.optimization_barrier(block)
         _, transpose = jax.vjp(attend, *operands)
-        of_block, *of_rest = transpose(of_attended)
-        of_query.append(of_block)
-        total = jax.tree.map(jnp.add, total, tuple(of_rest))
-    of_rest = jax.tree.map(lambda x, like: x.astype(like.dtype), total, (key, value, bias))
-    return jnp.concatenate(of_query, axis=1), *of_rest, None, None
+        d_block, *d_rest = transpose(d_attended)
+        d_query.append(d_block)
+        total = jax.tree.map(jnp.add, total, tuple(d_rest))
+    d_rest = jax.tree.map(lambda x, like: x.astype(like.dtype), total, (key, value, bias))
+    return jnp.concatenate(d_query, axis=1), *d_rest, None, None
 
 
 _in_blocks.defvjp(_forward, _backward)

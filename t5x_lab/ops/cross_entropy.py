@@ -81,8 +81,8 @@ def _forward(hidden, matrix, targets, weights, config):
 
 def _backward(config, gradient, cotangents):
     del config
-    of_hidden, of_matrix = jax.tree.map(lambda g: (g * cotangents[0]).astype(g.dtype), gradient)
-    return of_hidden, of_matrix, None, None
+    d_hidden, d_matrix = jax.tree.map(lambda g: (g * cotangents[0]).astype(g.dtype), gradient)
+    return d_hidden, d_matrix, None, None
 
 
 cross_entropy.defvjp(_forward, _backward)
@@ -95,7 +95,7 @@ def _chunked(hidden_BTD, matrix_DV, targets_BT, weights_BT, config: CrossEntropy
     chunks = max(1, round(B // S * T / CHUNK))
     C = -(-T // chunks)
     chunks = -(-T // C)
-    matrix = config.constrain(matrix_DV.astype(hidden_BTD.dtype), ("gathered", "vocab"))
+    matrix = config.constrain(matrix_DV.astype(hidden_BTD.dtype), (None, "vocab"))
     wide = jnp.promote_types(hidden_BTD.dtype, jnp.float32)
 
     def to_chunks(x):
@@ -107,40 +107,40 @@ def _chunked(hidden_BTD, matrix_DV, targets_BT, weights_BT, config: CrossEntropy
         x = jnp.moveaxis(x, 0, 2)
         return x.reshape(B, chunks * C, *x.shape[4:])[:, :T]
 
-    def one_chunk(of_matrix, inputs):
+    def one_chunk(d_matrix, inputs):
         hidden_SRCD, targets_SRC, weights_SRC = inputs
-        losses, of_logits = _of_chunk(hidden_SRCD, matrix, targets_SRC, weights_SRC, config, with_gradient)
-        if of_logits is None:
-            return of_matrix, (losses, None)
-        of_hidden = jnp.einsum("SRCV,DV->SRCD", of_logits, matrix)
+        losses, d_logits = _one_chunk_losses(hidden_SRCD, matrix, targets_SRC, weights_SRC, config, with_gradient)
+        if d_logits is None:
+            return d_matrix, (losses, None)
+        d_hidden = jnp.einsum("SRCV,DV->SRCD", d_logits, matrix)
         if chunks == 1:
-            return jnp.einsum("SRCD,SRCV->DV", hidden_SRCD, of_logits, preferred_element_type=wide), (losses, of_hidden)
-        of_matrix += jnp.einsum("SRCD,SRCV->SDV", hidden_SRCD, of_logits, preferred_element_type=wide)
-        return config.constrain(of_matrix, ("batch", "gathered", "vocab")), (losses, of_hidden)
+            return jnp.einsum("SRCD,SRCV->DV", hidden_SRCD, d_logits, preferred_element_type=wide), (losses, d_hidden)
+        d_matrix += jnp.einsum("SRCD,SRCV->SDV", hidden_SRCD, d_logits, preferred_element_type=wide)
+        return config.constrain(d_matrix, ("batch", None, "vocab")), (losses, d_hidden)
 
     inputs = tuple(to_chunks(x) for x in (hidden_BTD, targets_BT, weights_BT.astype(wide)))
     if chunks == 1:
-        of_matrix, outputs = one_chunk(None, jax.tree.map(lambda x: x[0], inputs))
+        d_matrix, outputs = one_chunk(None, jax.tree.map(lambda x: x[0], inputs))
         outputs = jax.tree.map(lambda x: x[None], outputs)
     else:
         zeros = jnp.zeros((S, D, matrix.shape[1]), wide) if with_gradient else None
-        zeros = config.constrain(zeros, ("batch", "gathered", "vocab")) if with_gradient else None
-        of_matrix, outputs = jax.lax.scan(one_chunk, zeros, inputs)
-        of_matrix = jnp.sum(of_matrix, axis=0) if with_gradient else None
-    losses, of_hidden = jax.tree.map(from_chunks, outputs)
+        zeros = config.constrain(zeros, ("batch", None, "vocab")) if with_gradient else None
+        d_matrix, outputs = jax.lax.scan(one_chunk, zeros, inputs)
+        d_matrix = jnp.sum(d_matrix, axis=0) if with_gradient else None
+    losses, d_hidden = jax.tree.map(from_chunks, outputs)
     objective = jnp.sum((losses.loss + config.z_loss * jnp.square(losses.log_z)) * weights_BT)
     if not with_gradient:
         return objective, losses, None
-    of_matrix = config.constrain(of_matrix, ("embed", "vocab")).astype(matrix_DV.dtype)
-    return objective, losses, (config.constrain(of_hidden, ("batch", "length", "embed")), of_matrix)
+    d_matrix = config.constrain(d_matrix, ("embed", "vocab")).astype(matrix_DV.dtype)
+    return objective, losses, (config.constrain(d_hidden, ("batch", "length", None)), d_matrix)
 
 
-def _of_chunk(hidden, matrix, targets, weights, config: CrossEntropy, with_gradient: bool):
+def _one_chunk_losses(hidden, matrix, targets, weights, config: CrossEntropy, with_gradient: bool):
     """(token losses, gradient of the objective with respect to the products before `scale`, or None) of one chunk.
 
     With p the softmax and q the smoothed target, d(loss)/d(logits) = p - q and d(log Z)/d(logits) = p.
     """
-    logits = config.constrain(logits_of(hidden, matrix, config.scale), ("batch", "rows", "whole_length", "vocab"))
+    logits = config.constrain(logits_of(hidden, matrix, config.scale), ("batch", None, None, "vocab"))
     vocab_size = matrix.shape[1]
     low = config.label_smoothing / max(vocab_size - 1, 1)
     high = 1.0 - config.label_smoothing
@@ -159,6 +159,6 @@ def _of_chunk(hidden, matrix, targets, weights, config: CrossEntropy, with_gradi
     losses = TokenLosses(log_z - expected - entropy, log_z, (target_logit >= largest).astype(logits.dtype))
     if not with_gradient:
         return losses, None
-    of_softmax = weights * (1.0 + 2.0 * config.z_loss * log_z) / Z * config.scale
-    of_target = jnp.where(is_target, high, low) * (weights * config.scale)[..., None]
-    return losses, (powers * of_softmax[..., None] - of_target).astype(hidden.dtype)
+    softmax_scale = weights * (1.0 + 2.0 * config.z_loss * log_z) / Z * config.scale
+    target_term = jnp.where(is_target, high, low) * (weights * config.scale)[..., None]
+    return losses, (powers * softmax_scale[..., None] - target_term).astype(hidden.dtype)

@@ -20,13 +20,13 @@ def _forward(x, kernel, equation):
     return project(x, kernel, equation), (x, kernel)
 
 
-def _backward(equation, operands, of_y):
+def _backward(equation, operands, d_y):
     x, kernel = operands
     ins, y_axes = equation.split("->")
     x_axes, kernel_axes = ins.split(",")
-    of_x = jnp.einsum(f"{y_axes},{kernel_axes}->{x_axes}", of_y, kernel)
-    of_kernel = jnp.einsum(f"{x_axes},{y_axes}->{kernel_axes}", x, of_y)
-    return of_x, of_kernel
+    d_x = jnp.einsum(f"{y_axes},{kernel_axes}->{x_axes}", d_y, kernel)
+    d_kernel = jnp.einsum(f"{x_axes},{y_axes}->{kernel_axes}", x, d_y)
+    return d_x, d_kernel
 
 
 project.defvjp(_forward, _backward)

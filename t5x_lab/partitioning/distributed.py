@@ -46,20 +46,19 @@ def initialize(address: str | None = None, num_processes: int | None = None, pro
         ) from error
 
 
-def as_the_first(decision: int) -> int:
-    """The first process's decision (a number, or whether), in every process; all of them call this at the same point."""
+def broadcast(value: int) -> int:
+    """The first process's value (a number, or whether), in every process; all of them call this at the same point."""
     if jax.process_count() == 1:
-        return decision
-    return int(multihost_utils.broadcast_one_to_all(np.asarray(decision)))
+        return value
+    return int(multihost_utils.broadcast_one_to_all(np.asarray(value)))
 
 
 @contextlib.contextmanager
-def ending_together(*agreed: type[BaseException]) -> Iterator[None]:
+def fail_together(*agreed: type[BaseException]) -> Iterator[None]:
     """Ends this process at once, with a message, when it fails or when another one has died.
 
-    Alone, it lets every exception through. Of several processes, one that left its last words to `finally` blocks would wait
-    in them for the others, and the others for it. The exceptions `agreed` are those that all processes raise after the same
-    step.
+    A process that is alone raises as usual. One of several that unwound its stack would wait for the others in a `finally`
+    block, and the others for it. The exceptions `agreed` are those that all processes raise after the same step.
     """
     try:
         yield

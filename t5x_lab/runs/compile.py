@@ -14,14 +14,15 @@ import jax
 import jax.numpy as jnp
 
 from t5x_lab.config.errors import UserError, one_of
+from t5x_lab.decoding.generation import complete
 from t5x_lab.decoding.sampling import SamplingConfig
-from t5x_lab.decoding.writing import generate
 from t5x_lab.networks.config import REMAT_POLICIES, TransformerConfig
 from t5x_lab.networks.flops import flops_per_example, recomputed_flops_per_example
 from t5x_lab.observe.collectives import collectives
 from t5x_lab.observe.hardware import GiB, chip
-from t5x_lab.runs.assemble import Placed, assemble, check_rows
 from t5x_lab.runs.config import RunConfig
+from t5x_lab.runs.sharded_model import ShardedModel, check_rows
+from t5x_lab.runs.summary import assemble_run
 
 MODES = ("train", "eval", "predict")
 _UNITS = {"B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -83,11 +84,11 @@ def compile_step(run: RunConfig, mode: str = "train", devices: Sequence | None =
     """
     one_of("--mode", mode, MODES)
     devices = list(jax.devices() if devices is None else devices)
-    placed = Placed(run.model, run.mesh_shape, devices)
+    sharded = ShardedModel(run.model, run.mesh_shape, devices)
     network = run.model.network
     lengths = run.data.model_lengths(network.architecture)
     rows = run.data.batch_size // (run.microbatches if mode == "train" else 1)
-    check_rows(rows, placed.row_multiple)
+    check_rows(rows, sharded.row_multiple)
     share = 1.0 if mode == "train" else 1 / 3  # the forward pass alone
     if mode == "predict" and not network.has_encoder:
         lengths = (0, 2 * lengths[1])  # a prompt as long as what is written
@@ -95,7 +96,7 @@ def compile_step(run: RunConfig, mode: str = "train", devices: Sequence | None =
     again = run.data.batch_size * recomputed_flops_per_example(network, *lengths) if mode == "train" else 0
 
     began = time.monotonic()
-    program, arguments = _program(run, placed, mode)
+    program, arguments = _program(run, sharded, mode)
     lowered = program.lower(*arguments)
     kind = chip(devices[0].device_kind)
     limit = round(kind.memory) if kind else None
@@ -121,12 +122,12 @@ def compile_step(run: RunConfig, mode: str = "train", devices: Sequence | None =
     return Report(
         topology=topology or devices[0].device_kind,
         devices=len(devices),
-        mesh=dict(placed.mesh.shape),
+        mesh=dict(sharded.mesh.shape),
         mode=mode,
         batch_size=run.data.batch_size,
         microbatches=run.microbatches,
         remat_policy=getattr(network, "remat_policy", None),
-        num_parameters=placed.model.num_parameters,
+        num_parameters=sharded.model.num_parameters,
         bytes_per_device=sizes,
         fits=fits,
         collectives=found,
@@ -151,28 +152,28 @@ def _compile(lowered: jax.stages.Lowered, devices: Sequence) -> tuple[jax.stages
     return compiled, max(programs, key=len, default="")
 
 
-def _program(run: RunConfig, placed: Placed, mode: str) -> tuple[Any, tuple]:
+def _program(run: RunConfig, sharded: ShardedModel, mode: str) -> tuple[Any, tuple]:
     """The jitted step and its arguments, as shapes with shardings."""
     lengths = run.data.model_lengths(run.model.network.architecture)
     batch = {
-        name: jax.ShapeDtypeStruct(shape, jnp.int32, sharding=placed.batch_sharding)
+        name: jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharded.batch_sharding)
         for name, shape in run.data.batch_shapes(run.model.network.architecture).items()
     }
     if mode == "train":
-        training = assemble(placed, run.optimizer, batch_size=run.data.batch_size, microbatches=run.microbatches, seed=run.seed)
+        training = assemble_run(run, sharded, num_tasks=1)
         return training.step, (training.abstract_state, batch)
     if mode == "eval":
-        return placed.eval_step, (placed.abstract_params, batch)
+        return sharded.eval_step, (sharded.abstract_params, batch)
 
     if not run.model.network.has_decoder:
         raise UserError("--mode=predict generates text, which an encoder alone cannot; compile it with --mode=eval.")
     inputs, targets = lengths
-    prompt = jax.ShapeDtypeStruct((run.data.batch_size, inputs or targets), jnp.int32, sharding=placed.batch_sharding)
+    prompt = jax.ShapeDtypeStruct((run.data.batch_size, inputs or targets), jnp.int32, sharding=sharded.batch_sharding)
 
-    predict = functools.partial(generate, placed.model, seed=run.seed, max_tokens=targets, config=SamplingConfig(), eos_id=1)
-    shardings = (placed.param_shardings, placed.batch_sharding)
-    jitted = jax.jit(predict, in_shardings=shardings, out_shardings=placed.batch_sharding)
-    return jitted, (placed.abstract_params, prompt)
+    predict = functools.partial(complete, sharded.model, seed=run.seed, max_tokens=targets, config=SamplingConfig(), eos_id=1)
+    shardings = (sharded.param_shardings, sharded.batch_sharding)
+    jitted = jax.jit(predict, in_shardings=shardings, out_shardings=sharded.batch_sharding)
+    return jitted, (sharded.abstract_params, prompt)
 
 
 def _bytes_on_one_device(arguments: tuple) -> int:
@@ -202,7 +203,7 @@ def search(run: RunConfig, devices: Sequence | None = None, topology: str | None
     kind = (jax.devices() if devices is None else devices)[0].device_kind
     if chip(kind) is None:
         raise UserError(f'--search needs a device whose memory is known, which "{kind}" is not; give it a --topology.')
-    rows = Placed(run.model, run.mesh_shape, None if devices is None else list(devices)).row_multiple
+    rows = ShardedModel(run.model, run.mesh_shape, None if devices is None else list(devices)).row_multiple
     check_rows(run.data.batch_size, rows)
     policies = sorted(REMAT_POLICIES, key=lambda policy: _recomputed(run, policy))
     microbatches = 1

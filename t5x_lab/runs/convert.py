@@ -1,4 +1,4 @@
-"""`t5x_lab convert`: a checkpoint of one format written in another, a part of one tensor in memory at a time."""
+"""`t5x_lab convert`: a checkpoint of one format written in another, a chunk of one tensor in memory at a time."""
 
 import json
 import pathlib
@@ -8,26 +8,22 @@ import tempfile
 import numpy as np
 from etils import epath
 
-from t5x_lab.checkpoints import huggingface, orbax_files
-from t5x_lab.checkpoints.hf_families import family_of
-from t5x_lab.checkpoints.layout import INFO, info_from_shapes, sealed
-from t5x_lab.checkpoints.loading import parts_of
-from t5x_lab.checkpoints.manager import naming_damage, verify
-from t5x_lab.checkpoints.names import join_layers
-from t5x_lab.checkpoints.sources import FORMATS, Place, Source, open_source
-from t5x_lab.checkpoints.tensors import Tensor, check_shape
+from t5x_lab.checkpoints.formats import FORMATS, Location, Source, huggingface, open_source, t5x_lab
+from t5x_lab.checkpoints.layers import parts_of
+from t5x_lab.checkpoints.lazy_tensors import LazyTensor, check_shape
+from t5x_lab.checkpoints.verification import explaining_damage, verify
 from t5x_lab.config.errors import UserError
 from t5x_lab.data.config import ByteVocabulary, SentencePieceVocabulary
 from t5x_lab.networks.config import NetworkConfig
-from t5x_lab.runs.carried_config import SENTENCEPIECE, config_of
+from t5x_lab.runs.checkpoint_config import SENTENCEPIECE, config_of
 from t5x_lab.runs.config import GinConfig
 
 
-def convert(place: Place, target: str, to: str, *, config: GinConfig | None = None, dtype: str = "float32") -> str:
+def convert(location: Location, target: str, to: str, *, config: GinConfig | None = None, dtype: str = "float32") -> str:
     """Writes a checkpoint to the new directory `target`, which appears when it is whole.
 
     Args:
-      place: a checkpoint of any of `FORMATS`; see `sources.find`.
+      location: a checkpoint of any format; see `formats.find`.
       target: must not exist. In t5x_lab's format it becomes a run directory.
       to: "t5x_lab" or "hf".
       config: the configuration, where the source has none of its own.
@@ -39,15 +35,15 @@ def convert(place: Place, target: str, to: str, *, config: GinConfig | None = No
     Raises:
       UserError: when the source is damaged or does not fit the configuration, or the target is there or impossible.
     """
-    config = config or config_of(place)
+    config = config or config_of(location)
     network = config.model().network
     if to == "hf":
-        family_of(network)
-    goal = _new_directory(target, place)
-    with naming_damage(place.path):
-        if place.format == "t5x_lab":
-            verify(place.path, ("params",))
-        opened = open_source(place, parts_of)
+        huggingface.family_of(network)
+    goal = _new_directory(target, location)
+    with explaining_damage(location.path):
+        if location.format == "t5x_lab":
+            verify(location.path, ("params",))
+        opened = open_source(location)
         tensors = _in_model_order(opened, network)
         try:
             goal.parent.mkdir(parents=True, exist_ok=True)
@@ -67,64 +63,52 @@ def convert(place: Place, target: str, to: str, *, config: GinConfig | None = No
             raise UserError(f"{target} cannot be written: {error.strerror or error}. Nothing is left of it.") from error
         finally:
             shutil.rmtree(new, ignore_errors=True)
-    count = sum(_size(tensor) for tensor in tensors.values())
-    return f"{place.path} ({FORMATS[place.format]}) is now in {target} ({FORMATS[to]}): {count:,} parameters.{notes}"
+    count = sum(tensor.size for tensor in tensors.values())
+    return f"{location.path} ({location.title}) is now in {target} ({FORMATS[to].TITLE}): {count:,} parameters.{notes}"
 
 
-def _new_directory(target: str, place: Place) -> pathlib.Path:
+def _new_directory(target: str, location: Location) -> pathlib.Path:
     if "://" in target:
         raise UserError(f"{target} is remote; convert writes to a local directory. Copy it there afterwards.")
     goal = pathlib.Path(target).absolute()
     if goal.exists():
         raise UserError(f"{target} exists, and nothing is ever overwritten. Name a new directory.")
-    inside = pathlib.Path(place.path).parent if place.path.parent.name == "checkpoints" else pathlib.Path(place.path)
+    inside = pathlib.Path(location.path).parent if location.path.parent.name == "checkpoints" else pathlib.Path(location.path)
     if inside in goal.parents:
         raise UserError(f"{target} lies inside the source. Name a directory beside it.")
     return goal
 
 
-def _in_model_order(source: Source, network: NetworkConfig) -> dict[str, Tensor]:
+def _in_model_order(source: Source, network: NetworkConfig) -> dict[str, LazyTensor]:
     """The source's parameters, each in the model's shape, in the model's order."""
     parts = parts_of(network)
-    where = str(source.place.path)
+    where = str(source.path)
     for name in parts:
         if name not in source.params:
             raise UserError(f"{where} does not hold {name}: it is of another model. Give the configuration it was made with.")
     for name in source.params:
         if name not in parts:
-            raise UserError(f"{where} holds {name}, which the configuration's model has not. Give the one it was made with.")
+            raise UserError(
+                f"{where} holds {name}, which the configuration's model does not have. Give the one it was made with."
+            )
     tensors = {}
     for name, part in parts.items():
         tensor = source.params[name]
-        joined_heads = _size(tensor) == part.size and len(tensor.shape) != len(part.shape)
+        joined_heads = tensor.size == part.size and len(tensor.shape) != len(part.shape)
         if not joined_heads:
             check_shape(name, tensor.shape, part.shape, where)
-        tensors[name] = tensor.reshaped(part.shape).cast(np.dtype(np.float32))  # as parameters are kept
+        tensors[name] = tensor.reshape(part.shape).cast(np.dtype(np.float32))  # as parameters are kept
     return tensors
 
 
-def _size(tensor: Tensor) -> int:
-    return tensor.nbytes // tensor.dtype.itemsize
-
-
-def _write_run(new: pathlib.Path, goal: pathlib.Path, tensors: dict[str, Tensor], step: int, config: GinConfig) -> None:
-    checkpoint = epath.Path(new) / "checkpoints" / str(step)
-    (checkpoint / "params").mkdir(parents=True)
-    whole = join_layers(tensors)
-    sums = orbax_files.write_arrays(checkpoint / "params", whole)
-    vocabulary = _vocabulary(config)
+def _write_run(new: pathlib.Path, goal: pathlib.Path, tensors: dict[str, LazyTensor], step: int, config: GinConfig) -> None:
     text = config.text
-    pieces = _pieces(vocabulary)
+    pieces = _pieces(_vocabulary(config))
     if pieces:
-        (new / SENTENCEPIECE).write_bytes(pieces)  # the run keeps what it reads text with
+        (new / SENTENCEPIECE).write_bytes(pieces)  # the run keeps the vocabulary that it was trained with
         text = GinConfig((), (config.text, f"SentencePieceVocabulary.path = {str(goal / SENTENCEPIECE)!r}")).text
     (new / "config.gin").write_text(text)
-    checksums = {f"params/{name}": checksum for name, checksum in sums.items()}
-    info = info_from_shapes(
-        {name: list(tensor.shape) for name, tensor in whole.items()}, step, config=text, checksums=checksums
-    )
-    (checkpoint / INFO).parent.mkdir()
-    (checkpoint / INFO).write_text(json.dumps(sealed(info)))
+    t5x_lab.write(epath.Path(new) / "checkpoints" / str(step), tensors, step, config=text)
 
 
 def _vocabulary(config: GinConfig) -> SentencePieceVocabulary | ByteVocabulary | None:

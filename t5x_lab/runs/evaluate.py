@@ -6,17 +6,18 @@ from collections.abc import Iterable, Iterator
 
 import jax
 
+from t5x_lab.checkpoints.formats import find
+from t5x_lab.checkpoints.initial import load_params
 from t5x_lab.checkpoints.layout import find_checkpoint, finished_steps
-from t5x_lab.checkpoints.manager import restore_params
 from t5x_lab.config.errors import UserError
 from t5x_lab.data.config import DataConfig
 from t5x_lab.data.environment import check_environment
 from t5x_lab.models.model import Params
 from t5x_lab.observe.console import say
 from t5x_lab.observe.model_info import model_info
-from t5x_lab.runs.assemble import Placed, check_rows
 from t5x_lab.runs.config import GinConfig
 from t5x_lab.runs.run import Run
+from t5x_lab.runs.sharded_model import ShardedModel, check_rows
 from t5x_lab.training.step import per_token
 
 
@@ -24,13 +25,13 @@ class Evaluation:
     """Evaluates parameters on the same batches every time.
 
     Args:
-      placed: model and mesh.
+      sharded: model and mesh.
       tasks: a `t5x_lab.data.tasks.WeightedTasks`.
       data: lengths, batch size, number of batches.
     """
 
-    def __init__(self, placed: Placed, tasks, data: DataConfig):
-        self._placed, self._tasks, self._data = placed, tasks, data
+    def __init__(self, sharded: ShardedModel, tasks, data: DataConfig):
+        self._sharded, self._tasks, self._data = sharded, tasks, data
         self._parts = [part for part in tasks.parts if "validation" in part.task.splits]
         for part in tasks.parts:
             if part not in self._parts:
@@ -44,8 +45,8 @@ class Evaluation:
         from t5x_lab.data.pipeline import eval_batches
 
         total = None
-        for batch in eval_batches(self._tasks, part, self._data, self._placed.rows(self._data.batch_size)):
-            result = self._placed.eval_step(params, self._placed.put(batch))
+        for batch in eval_batches(self._tasks, part, self._data, self._sharded.rows(self._data.batch_size)):
+            result = self._sharded.eval_step(params, self._sharded.put(batch))
             total = result if total is None else jax.tree.map(lambda a, b: a + b, total, result)
         if total is None:
             say(f'The validation split of task "{part.task.name}" is empty; it is not evaluated.')
@@ -59,19 +60,19 @@ class Measurement:
 
     Args:
       config: the run's; see `InferEvalConfig`.
-      placed: model and mesh.
+      sharded: model and mesh.
       tasks: a `t5x_lab.data.tasks.WeightedTasks`.
 
     Raises:
       UserError: when no task has metrics, and `config` says that they are to be measured while training.
     """
 
-    def __init__(self, config: GinConfig, placed: Placed, tasks):
+    def __init__(self, config: GinConfig, sharded: ShardedModel, tasks):
         from t5x_lab.evaluation.task_metrics import TaskMetrics
 
         how, data = config.infer_eval(), config.data()
         self._metrics = TaskMetrics(tasks, how, data.task_feature_lengths)
-        self._model = Run(config, placed, {}, step=0)
+        self._model = Run(config, sharded, {}, step=0)
         self.period = how.period or 0
         self.has_tasks = bool(self._metrics.tasks)
         if how.period and not self.has_tasks:
@@ -88,8 +89,8 @@ class Measurement:
 
 def dry_run(config: GinConfig) -> str:
     """The resolved configuration and the parameter and memory table; touches no data."""
-    placed = Placed(config.model(), config.mesh())
-    return config.text + "\n" + model_info(placed.model, placed.mesh)
+    sharded = ShardedModel(config.model(), config.mesh())
+    return config.text + "\n" + model_info(sharded.model, sharded.mesh)
 
 
 def evaluate_checkpoints(
@@ -109,17 +110,17 @@ def evaluate_checkpoints(
     """
     model, data = config.model(), config.data()
     steps = _steps(model_dir, step, config, wait_minutes)
-    placed = Placed(model, config.mesh())
-    check_rows(data.batch_size, placed.row_multiple)
+    sharded = ShardedModel(model, config.mesh())
+    check_rows(data.batch_size, sharded.row_multiple)
     check_environment()
     from t5x_lab.data.pipeline import resolve_tasks
 
     tasks = resolve_tasks(data, model.network.architecture, model.network.vocab_size)
-    evaluation, measure = Evaluation(placed, tasks, data), Measurement(config, placed, tasks)
+    evaluation, measure = Evaluation(sharded, tasks, data), Measurement(config, sharded, tasks)
     for number in steps:
         if step == "new" and number not in finished_steps(model_dir):
             continue  # removed to make room for newer ones
-        params = restore_params(find_checkpoint(model_dir, number), placed.abstract_params)
+        params = load_params(find(model_dir, number), sharded.abstract_params, sharded.model.axes)
         results = evaluation(params)
         if measure.has_tasks:
             results |= measure(params, number, f"{model_dir}/inference")

@@ -1,4 +1,4 @@
-"""A model with its parameters and vocabulary, in Python: generate, score, logits, loss."""
+"""What users import: a model with its parameters and vocabulary, that generates and scores text."""
 
 import copy
 import dataclasses
@@ -8,21 +8,30 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from t5x_lab.checkpoints import t5x
-from t5x_lab.checkpoints.layout import read_info, rooted
-from t5x_lab.checkpoints.loading import load_params
+from t5x_lab.checkpoints.formats import find
+from t5x_lab.checkpoints.initial import load_params
+from t5x_lab.checkpoints.layout import absolute_path
 from t5x_lab.checkpoints.manager import save_params
-from t5x_lab.checkpoints.sources import find
 from t5x_lab.config.errors import UserError
 from t5x_lab.data.environment import check_environment
 from t5x_lab.decoding.beam_search import BeamConfig
 from t5x_lab.decoding.sampling import SamplingConfig
 from t5x_lab.models.model import Params
 from t5x_lab.partitioning.mesh import MeshShape
-from t5x_lab.runs.assemble import Placed
-from t5x_lab.runs.carried_config import config_of
+from t5x_lab.runs.checkpoint_config import config_of
 from t5x_lab.runs.config import GinConfig
 from t5x_lab.runs.inference import Inference
+from t5x_lab.runs.padding import Ids
+from t5x_lab.runs.sharded_model import ShardedModel
+from t5x_lab.runs.texts import (
+    Texts,
+    check_beams,
+    check_generation,
+    check_pairs,
+    limits_of,
+    numbered,
+    without_padding,
+)
 from t5x_lab.training.step import per_token
 
 
@@ -66,13 +75,11 @@ def _run(config: GinConfig, *, seed: int = 0, checkpoint: str | None, step: int 
     shape = config.mesh() if together else MeshShape.parse(mesh or "data=1")
     sizes = (shape.data, shape.fsdp, shape.tensor, shape.replica or 1)
     devices = jax.devices() if -1 in sizes or jax.process_count() > 1 else jax.devices()[: int(np.prod(sizes))]
-    placed = Placed(config.model(), shape, devices)
+    sharded = ShardedModel(config.model(), shape, devices)
     if checkpoint is None:
-        return Run(config, placed, placed.init_params(seed), step=0)
-    place = find(checkpoint, step)
-    params = load_params(place, placed.abstract_params, placed.model.axes)
-    step = read_info(place.path)["step"] if place.format == "t5x_lab" else t5x.step_in(place.path.name)
-    return Run(config, placed, params, step=step or 0)
+        return Run(config, sharded, sharded.init_params(seed), step=0)
+    location = find(checkpoint, step)
+    return Run(config, sharded, load_params(location, sharded.abstract_params, sharded.model.axes), location.step)
 
 
 class Run:
@@ -85,11 +92,11 @@ class Run:
       step: of the checkpoint they came from.
     """
 
-    def __init__(self, config: GinConfig, placed: Placed, params: Params, step: int):
+    def __init__(self, config: GinConfig, sharded: ShardedModel, params: Params, step: int):
         self.config, self.params, self.step = config, params, step
-        self._placed, self._model = placed, placed.model
-        self.num_parameters = placed.model.num_parameters
-        self.mesh = placed.mesh
+        self._sharded, self._model = sharded, sharded.model
+        self.num_parameters = sharded.model.num_parameters
+        self.mesh = sharded.mesh
 
     @functools.cached_property
     def vocabulary(self):
@@ -101,13 +108,13 @@ class Run:
 
     @property
     def has_encoder(self) -> bool:
-        """Whether inputs go into an encoder; else they come before what is written or scored."""
+        """Whether inputs go into an encoder; else they come before what is generated or scored."""
         return self._model.config.network.has_encoder
 
     @property
-    def most_positions(self) -> int | None:
+    def max_positions(self) -> int | None:
         """Tokens that the model can tell the positions of; None where nothing limits them."""
-        return self._inference.most_positions
+        return self._inference.context.max_positions
 
     @functools.cached_property
     def input_eos(self) -> bool:
@@ -123,7 +130,11 @@ class Run:
 
     @functools.cached_property
     def _inference(self) -> Inference:
-        return Inference(self._placed)
+        return Inference(self._sharded)
+
+    @functools.cached_property
+    def _texts(self) -> Texts:
+        return Texts(self.vocabulary, self.has_encoder, self.input_eos)
 
     def with_params(self, params: Params, step: int) -> "Run":
         """The same model with other parameters, and the programs that were compiled for it."""
@@ -166,51 +177,35 @@ class Run:
           one list a prompt, of `num_samples` strings without the prompt.
         """
         self._check_decoder("generate")
-        _check_texts("generate", prompts)
-        _check_texts("generate", stop, "stop")
-        if num_samples < 1:
-            raise UserError(f"num_samples is {num_samples}; it must be at least 1.")
-        if "" in stop:
-            raise UserError("stop holds an empty text, which every text contains; leave it out.")
-        if not 0 <= seed < 2**32:
-            raise UserError(f"seed is {seed}; it must be at least 0 and below 2**32.")
-        if streams is not None and len(streams) != len(prompts):
-            raise UserError(f"streams has {len(streams)} numbers for {len(prompts)} prompts; give one for each.")
+        check_generation(prompts, stop, num_samples, seed, streams)
         if len(prompts) == 0:
             return []
-        limits = _limits(max_tokens, len(prompts))
-        ids, _ = self.fit_prompts(prompts, limits, max_length, _names("Prompt", prompts))
-        eos_id = self.vocabulary.eos_id
+        limits = limits_of(max_tokens, len(prompts))
+        ids, _ = self.fit_prompts(prompts, limits, max_length, numbered("Prompt", prompts))
         if beam_size != 1:
             beams = BeamConfig(beam_size, beam_alpha)
-            if temperature or num_samples > beam_size or len(set(limits)) > 1:
-                raise UserError(
-                    f"beam_size is {beam_size}, which does not go with temperature {temperature}, num_samples {num_samples} "
-                    "or a limit for each prompt: a beam search draws nothing, finds no more than beam_size texts, and writes "
-                    "all of them to the same length."
-                )
-            found, _ = self._inference.search(
-                self.params, ids, max_tokens=limits[0], beams=beams, eos_id=eos_id, batch_size=batch_size
-            )
-            hypotheses = zip(ids, found[:, :num_samples], strict=True)
-            return [[_before(self._continuation(prompt, row), stop) for row in rows] for prompt, rows in hypotheses]
-        several = lambda values: [value for value in values for _ in range(num_samples)]
-        ids, limits = several(ids), several(limits)
+            check_beams(beam_size, temperature, num_samples, limits)
+            found, _ = self.search_tokens(ids, max_tokens=limits[0], beams=beams, batch_size=batch_size)
+            best = zip(ids, found[:, :num_samples], strict=True)
+            return [[self._texts.completion(prompt, tokens, stop) for tokens in rows] for prompt, rows in best]
+
+        repeat = lambda values: [value for value in values for _ in range(num_samples)]
+        ids, limits = repeat(ids), repeat(limits)
         firsts = range(len(prompts)) if streams is None else streams
         streams = [stream * num_samples + sample for stream in firsts for sample in range(num_samples)]
-        text_of = lambda i, tokens: self._continuation(ids[i], tokens)
-        written = self._inference.generate(
+        text_of = lambda i, tokens: self._texts.completion(ids[i], tokens)
+        generated = self._inference.generate(
             self.params,
             ids,
             limits=limits,
-            eos_id=eos_id,
+            eos_id=self.vocabulary.eos_id,
             sampling=SamplingConfig(temperature, top_k, top_p),
             seed=seed,
             streams=streams,
             is_stopped=(lambda i, tokens: any(end in text_of(i, tokens) for end in stop)) if stop else None,
             batch_size=batch_size,
         )
-        texts = {i: _before(text_of(i, tokens), stop) for i, tokens, _ in written}
+        texts = {i: self._texts.completion(ids[i], tokens, stop) for i, tokens, _ in generated}
         return [[texts[i + j] for j in range(num_samples)] for i in range(0, len(ids), num_samples)]
 
     def generate_tokens(
@@ -222,21 +217,13 @@ class Run:
           (tokens int32 [B, max_tokens], 0 after the end token; log-probability of each, float32)
         """
         self._check_decoder("generate_tokens")
-        texts, limits = _without_padding(prompts), _limits(max_tokens, len(prompts))
-        texts = self._inference.fit_prompts(texts, limits, None, _names("Prompt", texts))
+        limits = limits_of(max_tokens, len(prompts))
+        ids = self._fit_ids(prompts, limits)
         tokens = np.zeros((len(prompts), max_tokens), np.int32)
         log_probs = np.zeros(tokens.shape, np.float32)
-        written = self._inference.generate(
-            self.params,
-            texts,
-            limits=limits,
-            eos_id=self.vocabulary.eos_id,
-            sampling=sampling,
-            seed=seed,
-            batch_size=batch_size,
-        )
-        for i, text, logs in written:
-            tokens[i, : len(text)], log_probs[i, : len(text)] = text, logs
+        options = dict(eos_id=self.vocabulary.eos_id, sampling=sampling, seed=seed, batch_size=batch_size)
+        for i, new, new_log_probs in self._inference.generate(self.params, ids, limits=limits, **options):
+            tokens[i, : len(new)], log_probs[i, : len(new)] = new, new_log_probs
         return tokens, log_probs
 
     def search_tokens(
@@ -248,10 +235,12 @@ class Run:
           (tokens int32 [B, beam size, max_tokens], 0 after the end token; scores float32 [B, beam size]), best first
         """
         self._check_decoder("search_tokens")
-        texts = _without_padding(prompts)
-        texts = self._inference.fit_prompts(texts, _limits(max_tokens, len(texts)), None, _names("Prompt", texts))
+        ids = self._fit_ids(prompts, limits_of(max_tokens, len(prompts)))
         options = dict(max_tokens=max_tokens, beams=beams, eos_id=self.vocabulary.eos_id, batch_size=batch_size)
-        return self._inference.search(self.params, texts, **options)
+        return self._inference.search(self.params, ids, **options)
+
+    def _fit_ids(self, prompts, limits: list[int]) -> list[Ids]:
+        return self._inference.context.fit_prompts(without_padding(prompts), limits, None, numbered("Prompt", prompts))
 
     def score(self, inputs, targets, *, eos: bool = False) -> np.ndarray:
         """Sum of the log-probabilities of the target tokens, float32 [B]; no z-loss, no label smoothing. See `scores`."""
@@ -281,20 +270,16 @@ class Run:
           UserError: for a target that does not fit by itself.
         """
         self._check_decoder("score")
-        for texts in (inputs, targets):
-            _check_texts("score", texts)
-        if len(inputs) != len(targets):
-            raise UserError(f"score was given {len(inputs)} inputs and {len(targets)} targets; give one target for each input.")
+        check_pairs(inputs, targets)
         characters = None
-        if len({isinstance(text, str) for text in (*inputs, *targets)}) > 1:
-            raise UserError("score was given texts and token ids together; give inputs and targets of one kind.")
         if len(inputs) and isinstance(targets[0], str):
             characters = np.array([len(text) for text in targets])
-            encoded = {text: self._encode(text, self.input_eos) for text in set(inputs)}
-            inputs, targets = [encoded[text] for text in inputs], [self._encode(text, eos) for text in targets]
+            encoded = {text: self._texts.encode_input(text) for text in set(inputs)}
+            inputs, targets = [encoded[text] for text in inputs], [self._texts.encode(text, eos) for text in targets]
         else:
-            inputs, targets = _without_padding(inputs), _without_padding(targets)
-        fitting = self._inference.fit_inputs(inputs, targets, max_length, names or _names("Pair", inputs))
+            inputs, targets = without_padding(inputs), without_padding(targets)
+        names = names or numbered("Pair", inputs)
+        fitting = self._inference.context.fit_inputs(inputs, targets, max_length, names)
         log_prob, is_greedy = self._inference.score(self.params, fitting, targets, batch_size=batch_size)
         return TargetScores(
             log_prob=log_prob,
@@ -312,12 +297,9 @@ class Run:
         Raises:
           UserError: for a prompt that cannot be read, by its name.
         """
-        whole = [self._prompt_ids(prompt) for prompt in prompts]
-        ids = self._inference.fit_prompts(whole, _limits(max_tokens, len(whole)), max_length, names)
+        whole = [self._texts.encode_input(prompt) for prompt in prompts]
+        ids = self._inference.context.fit_prompts(whole, limits_of(max_tokens, len(whole)), max_length, names)
         return ids, [len(a) - len(b) for a, b in zip(whole, ids, strict=True)]
-
-    def _prompt_ids(self, prompt: str | list[int]) -> list[int]:
-        return self._encode(prompt, self.input_eos) if isinstance(prompt, str) else [int(i) for i in prompt if i]
 
     def logits(self, **features) -> np.ndarray:
         """Teacher-forced logits, float32 [B, T, V], of SeqIO model features (`decoder_input_tokens`, …)."""
@@ -331,7 +313,7 @@ class Run:
 
     @functools.cached_property
     def _logits(self):
-        return jax.jit(self._model.logits, out_shardings=self._placed.replicated)
+        return jax.jit(self._model.logits, out_shardings=self._sharded.replicated)
 
     def loss(self, batch: dict) -> dict[str, float]:
         """`loss` (cross-entropy per token with loss), `z_loss` (the same for z-loss) and `weight_sum` of a batch."""
@@ -344,11 +326,11 @@ class Run:
 
     @functools.cached_property
     def _loss(self):
-        return jax.jit(self._model.loss, out_shardings=self._placed.replicated)
+        return jax.jit(self._model.loss, out_shardings=self._sharded.replicated)
 
     def save(self, directory: str) -> None:
         """Writes a run directory that `t5x_lab.load` reads: the configuration and the parameters."""
-        root = rooted(directory)
+        root = absolute_path(directory)
         if (root / "checkpoints" / str(self.step)).exists():
             raise UserError(f"{directory} holds a checkpoint of step {self.step} already, and nothing is ever overwritten.")
         root.mkdir(parents=True, exist_ok=True)
@@ -361,21 +343,6 @@ class Run:
                 f"{function} needs a model that writes one token after the other; an encoder alone predicts masked tokens in "
                 "place. Use its logits, or train a decoder or an encoder-decoder."
             )
-
-    def _encode(self, text: str, eos: bool) -> list[int]:
-        return list(self.vocabulary.encode(text)) + [self.vocabulary.eos_id] * eos
-
-    def _continuation(self, prompt: list[int], tokens: np.ndarray) -> str:
-        """The text of new tokens. A decoder's make one text with the prompt, which shows whether a space comes between."""
-        eos_id = self.vocabulary.eos_id
-        ids = [int(token) for token in tokens if token not in (0, eos_id)]
-        text = self.vocabulary.decode(ids)
-        if not self.has_encoder and prompt and prompt[-1] != eos_id:
-            running = [token for token in prompt if token != eos_id]  # SeqIO's decode would stop there
-            before, whole = self.vocabulary.decode(running), self.vocabulary.decode(running + ids)
-            if whole.startswith(before):
-                text = whole[len(before) :]
-        return text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -395,30 +362,3 @@ class TargetScores:
     tokens: np.ndarray
     characters: np.ndarray | None
     cut: np.ndarray
-
-
-def _check_texts(function: str, texts, name: str = "lists of strings") -> None:
-    if isinstance(texts, str):
-        raise UserError(f"{function} takes {name} as a list; write [{texts[:20]!r}] for a single one.")
-
-
-def _without_padding(rows) -> list[list[int]]:
-    return [[int(i) for i in row if i] for row in rows]
-
-
-def _limits(max_tokens, number: int) -> list[int]:
-    limits = [int(max_tokens)] * number if np.ndim(max_tokens) == 0 else list(max_tokens)
-    if len(limits) != number:
-        raise UserError(f"max_tokens has {len(limits)} numbers for {number} prompts; give one number, or one for each.")
-    if min(limits, default=1) < 1:
-        raise UserError(f"max_tokens is {min(limits)}; it must be at least 1.")
-    return limits
-
-
-def _names(kind: str, texts: Sequence) -> list[str]:
-    return [f"{kind} {number}" for number in range(len(texts))]
-
-
-def _before(text: str, ends: Sequence[str]) -> str:
-    """The text up to the first of the ends in it."""
-    return text[: min((at for end in ends if (at := text.find(end)) >= 0), default=len(text))]

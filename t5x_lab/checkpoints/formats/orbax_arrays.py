@@ -1,4 +1,4 @@
-"""The arrays of a directory that Orbax wrote, one by one and in part."""
+"""The arrays of a directory in Orbax's layout: read lazily, or written one after the other."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -9,12 +9,12 @@ import tensorstore as ts
 from etils import epath
 
 from t5x_lab.checkpoints import checksums
-from t5x_lab.checkpoints.tensors import PART, Tensor, Unreadable
+from t5x_lab.checkpoints.lazy_tensors import CHUNK_BYTES, LazyTensor, Unreadable
 
 METADATA = "_METADATA"
 
 
-def open_arrays(directory: epath.Path) -> dict[str, Tensor]:
+def open_arrays(directory: epath.Path) -> dict[str, LazyTensor]:
     """Every array, by its name in the saved tree, joined by "/".
 
     Raises:
@@ -41,7 +41,7 @@ def open_arrays(directory: epath.Path) -> dict[str, Tensor]:
 
 def open_zarr(
     directory: epath.Path, name: str, ocdbt: bool = False, zarr3: bool = False, assumed: dict[str, Any] | None = None
-) -> Tensor:
+) -> LazyTensor:
     """One array of a directory of zarr arrays, or of an OCDBT store of them; `assumed` replaces its own metadata.
 
     Raises:
@@ -63,16 +63,16 @@ def open_zarr(
         except ValueError as error:
             raise Unreadable(f"{directory} is damaged: {name} cannot be read ({_first_line(error)}).") from error
 
-    return Tensor(tuple(store.shape), dtype, read)
+    return LazyTensor(tuple(store.shape), dtype, read)
 
 
-def write_arrays(directory: epath.Path, tensors: Mapping[str, Tensor], most_bytes: int = PART) -> dict[str, str]:
-    """Writes what Orbax restores as a tree; a part of one tensor is in memory at a time. Returns the checksums."""
+def write_arrays(directory: epath.Path, tensors: Mapping[str, LazyTensor], max_bytes: int = CHUNK_BYTES) -> dict[str, str]:
+    """Writes what Orbax restores as a tree; a chunk of one tensor is in memory at a time. Returns the checksums."""
     sums: dict[str, str] = {}
     tree: dict[str, dict] = {}
     for name, tensor in tensors.items():
         keys = name.split("/")
-        rows = max(most_bytes * tensor.shape[0] // max(tensor.nbytes, 1), 1) if tensor.shape else 0
+        rows = max(max_bytes * tensor.shape[0] // max(tensor.nbytes, 1), 1) if tensor.shape else 0
         array = {
             "shape": tensor.shape,
             "chunks": (min(rows, tensor.shape[0]), *tensor.shape[1:]) if tensor.shape else (),
@@ -85,13 +85,13 @@ def write_arrays(directory: epath.Path, tensors: Mapping[str, Tensor], most_byte
 
         def written(store=store, tensor=tensor) -> Iterator[np.ndarray]:
             row = 0
-            for part in tensor.parts(most_bytes):
-                target = store[row : row + len(part)] if tensor.shape else store
-                target.write(part).result()
-                row += len(part) if tensor.shape else 0
-                yield part
+            for chunk in tensor.chunks(max_bytes):
+                target = store[row : row + len(chunk)] if tensor.shape else store
+                target.write(chunk).result()
+                row += len(chunk) if tensor.shape else 0
+                yield chunk
 
-        sums[name] = checksums.checksum_of_parts(written())
+        sums[name] = checksums.checksum_of_chunks(written())
         tree[str(tuple(keys))] = {
             "key_metadata": [{"key": key, "key_type": 2} for key in keys],  # of a dictionary
             "value_metadata": {"value_type": "jax.Array", "skip_deserialize": False, "write_shape": list(tensor.shape)},

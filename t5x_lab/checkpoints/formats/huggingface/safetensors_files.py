@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import ml_dtypes
 import numpy as np
 
-from t5x_lab.checkpoints.tensors import Index, Tensor, Unreadable
+from t5x_lab.checkpoints.lazy_tensors import Index, LazyTensor, Unreadable
 
 DTYPES = {
     "F64": np.dtype(np.float64),
@@ -34,7 +34,7 @@ _LARGEST_HEADER = 100 << 20
 _BYTES_PER_FILE = 5 << 30
 
 
-def open_file(path: pathlib.Path) -> dict[str, Tensor]:
+def open_file(path: pathlib.Path) -> dict[str, LazyTensor]:
     """The tensors of one file.
 
     Raises:
@@ -71,7 +71,7 @@ def _without_doubles(pairs: list[tuple]) -> dict:
     return found
 
 
-def _tensor(path: pathlib.Path, name: str, entry: Mapping, begin: int, size: int) -> Tensor:
+def _tensor(path: pathlib.Path, name: str, entry: Mapping, begin: int, size: int) -> LazyTensor:
     shape, (start, stop) = tuple(entry["shape"]), entry["data_offsets"]
     if entry["dtype"] not in DTYPES:
         raise Unreadable(f"{path} holds {name} as {entry['dtype']}; t5x_lab reads {', '.join(DTYPES)}.")
@@ -88,10 +88,10 @@ def _tensor(path: pathlib.Path, name: str, entry: Mapping, begin: int, size: int
         mapped = np.memmap(path, np.uint8, "r", begin + start, (stop - start,)) if stop > start else np.zeros(0, np.uint8)
         return np.array(mapped.view(dtype).reshape(shape)[index])
 
-    return Tensor(shape, dtype, read)
+    return LazyTensor(shape, dtype, read)
 
 
-def open_directory(directory: pathlib.Path) -> dict[str, Tensor]:
+def open_directory(directory: pathlib.Path) -> dict[str, LazyTensor]:
     """The tensors of a model: of `model.safetensors`, or of the files that its index lists.
 
     Raises:
@@ -130,7 +130,7 @@ def open_directory(directory: pathlib.Path) -> dict[str, Tensor]:
     return tensors
 
 
-def write(directory: pathlib.Path, tensors: Mapping[str, Tensor], bytes_per_file: int = _BYTES_PER_FILE) -> list[str]:
+def write(directory: pathlib.Path, tensors: Mapping[str, LazyTensor], bytes_per_file: int = _BYTES_PER_FILE) -> list[str]:
     """Writes a model as `model.safetensors`, or as numbered files and their index; one tensor is in memory at a time.
 
     Returns:
@@ -156,7 +156,7 @@ def write(directory: pathlib.Path, tensors: Mapping[str, Tensor], bytes_per_file
     return [*files, INDEX]
 
 
-def _write_file(path: pathlib.Path, tensors: Mapping[str, Tensor]) -> None:
+def _write_file(path: pathlib.Path, tensors: Mapping[str, LazyTensor]) -> None:
     names = {dtype: name for name, dtype in DTYPES.items()}
     header: dict = {"__metadata__": {"format": "pt"}}  # transformers reads no other
     end = 0
@@ -169,8 +169,8 @@ def _write_file(path: pathlib.Path, tensors: Mapping[str, Tensor]) -> None:
     with open(new, "wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for tensor in tensors.values():
-            for part in tensor.parts():
-                file.write(np.ascontiguousarray(part).tobytes())
+            for chunk in tensor.chunks():
+                file.write(np.ascontiguousarray(chunk).tobytes())
         file.flush()
         os.fsync(file.fileno())
     new.replace(path)

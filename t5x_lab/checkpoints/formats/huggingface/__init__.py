@@ -1,18 +1,46 @@
-"""Directories that Hugging Face's `transformers` saved or will load: safetensors and config.json."""
+"""Hugging Face's format: directories that `transformers` saved or will load, of safetensors and a config.json."""
 
 import json
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from typing import Any
 
-from t5x_lab.checkpoints import safetensors_files
-from t5x_lab.checkpoints.hf_families import FAMILIES, Family, family_of
-from t5x_lab.checkpoints.names import Part
-from t5x_lab.checkpoints.tensors import Tensor
+from etils import epath
+
+from t5x_lab.checkpoints.formats.huggingface import gpt1, llama, safetensors_files, t5
+from t5x_lab.checkpoints.formats.huggingface.table import Family
+from t5x_lab.checkpoints.formats.source import Source
+from t5x_lab.checkpoints.layers import parts_of
+from t5x_lab.checkpoints.lazy_tensors import LazyTensor
 from t5x_lab.config.errors import UserError
 from t5x_lab.networks.config import NetworkConfig, TransformerConfig
 
-_MOST_LAYERS = 10_000
+NAME, TITLE = "hf", "Hugging Face"
+FAMILIES: dict[str, Family] = {"t5": t5.FAMILY, "mt5": t5.FAMILY, "openai-gpt": gpt1.FAMILY, "llama": llama.FAMILY}
+_MAX_LAYERS = 10_000
 _LEFT_OUT = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")  # buffers that older versions saved
+
+
+def find(root: epath.Path, step: int | None) -> epath.Path | None:
+    if not (root.is_dir() and ((root / "config.json").exists() or list(root.glob("*.safetensors")))):
+        return None
+    if step is not None:
+        raise UserError(f"{root} is a model of Hugging Face's, which has no steps. Leave --step out.")
+    if "://" in str(root):
+        raise UserError(f"{root} is remote; a model of Hugging Face's is read from a local directory. Copy it first.")
+    return root
+
+
+def step_of(path: epath.Path) -> int:
+    return 0
+
+
+def open(path: epath.Path) -> Source:
+    return Source(path, 0, _open_params(pathlib.Path(path)))
+
+
+def open_as_saved(path: epath.Path) -> Mapping[str, LazyTensor]:
+    return safetensors_files.open_directory(pathlib.Path(path))
 
 
 def read_config(directory: pathlib.Path) -> tuple[Family, TransformerConfig]:
@@ -30,39 +58,36 @@ def read_config(directory: pathlib.Path) -> tuple[Family, TransformerConfig]:
         network = FAMILIES[kind].to_ours(config)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise UserError(f"{path} is no config.json of transformers ({type(error).__name__}: {error}).") from error
-    if network.num_encoder_layers + network.num_decoder_layers > _MOST_LAYERS:
-        raise UserError(f"{path} promises more than {_MOST_LAYERS:,} layers. Do not trust this model.")
+    if network.num_encoder_layers + network.num_decoder_layers > _MAX_LAYERS:
+        raise UserError(f"{path} promises more than {_MAX_LAYERS:,} layers. Do not trust this model.")
     return FAMILIES[kind], network
 
 
-def open_tensors(directory: pathlib.Path, shapes: Callable[[TransformerConfig], Mapping[str, Part]]) -> dict[str, Tensor]:
-    """Our tensors, layers counted singly, of a directory that `transformers` saved.
-
-    Args:
-      shapes: the parts of our parameters, of a configuration.
+def _open_params(directory: pathlib.Path) -> dict[str, LazyTensor]:
+    """Our parameters, by unstacked names.
 
     Raises:
       UserError: when files are damaged, or hold other tensors than config.json promises.
     """
     family, config = read_config(directory)
-    found: dict[str, Tensor] = {}
+    found: dict[str, LazyTensor] = {}
     for name, tensor in safetensors_files.open_directory(directory).items():
         if not name.endswith(_LEFT_OUT):
             known = found.setdefault(family.aliases(name), tensor)
             if known is not tensor and not known.equals(tensor):
                 raise UserError(f"{directory} holds {name} and {family.aliases(name)}, which should be the same and are not.")
     _check_tied(found, config, directory)
-    ours, parts = {}, {name: part.shape for name, part in shapes(config).items()}
+    ours, shapes = {}, {name: part.shape for name, part in parts_of(config).items()}
     for entry in family.entries(config):
         if entry.name not in found:
             raise UserError(f"{directory} holds no {entry.name}, which its config.json promises: it is not whole.")
-        ours.update(entry.split(found.pop(entry.name), parts, str(directory)))
+        ours.update(entry.ours_of(found.pop(entry.name), shapes, str(directory)))
     if found:
-        raise UserError(f"{directory} holds {next(iter(found))}, which a model of its config.json has not.")
+        raise UserError(f"{directory} holds {next(iter(found))}, which a model of its config.json does not have.")
     return ours
 
 
-def _check_tied(found: dict[str, Tensor], config: TransformerConfig, directory: pathlib.Path) -> None:
+def _check_tied(found: dict[str, LazyTensor], config: TransformerConfig, directory: pathlib.Path) -> None:
     """Makes the output matrix of a T5 or Llama one tensor where logits are tied and two where they are not."""
     head, table = found.get("lm_head.weight"), found.get("shared.weight", found.get("model.embed_tokens.weight"))
     if not config.logits_via_embedding and head is None and table is not None:
@@ -76,11 +101,30 @@ def _check_tied(found: dict[str, Tensor], config: TransformerConfig, directory: 
         del found["lm_head.weight"]
 
 
-def write(directory: pathlib.Path, tensors: Mapping[str, Tensor], config: NetworkConfig, dtype: str = "float32") -> list[str]:
+def family_of(config: NetworkConfig) -> tuple[Family, dict[str, Any]]:
+    """The family that a network of ours belongs to, and its config.json.
+
+    Raises:
+      UserError: when it belongs to none.
+    """
+    for family in dict.fromkeys(FAMILIES.values()):
+        theirs = family.to_theirs(config) if isinstance(config, TransformerConfig) else None
+        if theirs:
+            return family, theirs
+    raise UserError(
+        "transformers has no class for this network. What it has: encoder-decoders with relative biases (T5), causal decoders "
+        "with learned positions, post-norm and biases (GPT-1), and causal decoders with rotary positions, RMS norms and gated "
+        "SiLU (Llama)."
+    )
+
+
+def write(
+    directory: pathlib.Path, tensors: Mapping[str, LazyTensor], config: NetworkConfig, dtype: str = "float32"
+) -> list[str]:
     """Writes a directory that `transformers` loads with `from_pretrained`; returns the names of its files.
 
     Args:
-      tensors: ours, layers counted singly.
+      tensors: ours, by unstacked names.
       config: the network.
       dtype: of the numbers: "float32", "bfloat16" or "float16".
 

@@ -1,12 +1,11 @@
-"""The configuration that a checkpoint carries: a run's gin text, or what a config.json of Hugging Face's says in gin."""
+"""The configuration in a checkpoint: a run's gin text, or the bindings that a config.json of Hugging Face's amounts to."""
 
 import dataclasses
 import json
 import pathlib
 
-from t5x_lab.checkpoints import huggingface
+from t5x_lab.checkpoints.formats import Location, huggingface
 from t5x_lab.checkpoints.layout import read_info
-from t5x_lab.checkpoints.sources import Place
 from t5x_lab.config.errors import UserError
 from t5x_lab.runs.config import GinConfig
 
@@ -14,23 +13,23 @@ SENTENCEPIECE = "spiece.model"  # transformers' name for a T5 tokenizer's file
 _THEIR_SENTENCEPIECES = (SENTENCEPIECE, "tokenizer.model", "sentencepiece.bpe.model")
 
 
-def config_of(place: Place) -> GinConfig:
-    """The configuration that a checkpoint carries.
+def config_of(location: Location) -> GinConfig:
+    """The configuration in a checkpoint.
 
     Raises:
-      UserError: when it carries none.
+      UserError: when it has none.
     """
-    if place.format == "hf":
-        return GinConfig((), _bindings(pathlib.Path(place.path)))
-    if place.format == "t5x_lab":
-        text = read_info(place.path).get("config")
-        file = place.path.parent.parent / "config.gin"
-        if not text and place.path.parent.name == "checkpoints" and file.exists():
+    if location.format == "hf":
+        return GinConfig((), _bindings(pathlib.Path(location.path)))
+    if location.format == "t5x_lab":
+        text = read_info(location.path).get("config")
+        file = location.path.parent.parent / "config.gin"
+        if not text and location.path.parent.name == "checkpoints" and file.exists():
             text = file.read_text()
         if text:
             return GinConfig((), (text,))
     raise UserError(
-        f"{place.path} holds no configuration. Give the model's, for example --gin_file=models/t5_1_1/small.gin, and with "
+        f"{location.path} holds no configuration. Give the model's, for example --gin_file=models/t5_1_1/small.gin, and with "
         "it the sizes that differ: --gin.TransformerConfig.vocab_size=VALUE."
     )
 

@@ -1,0 +1,85 @@
+"""GPT-1: causal decoders with learned positions, post-norm and biases."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from t5x_lab.checkpoints.formats.huggingface.table import DECODER_TOKENS, Entry, Family
+from t5x_lab.config.errors import UserError
+from t5x_lab.networks.config import TransformerConfig
+
+
+def _entries(c: TransformerConfig) -> Iterator[Entry]:
+    yield Entry("transformer.tokens_embed.weight", ("token_embedder/embedding",))
+    yield Entry("transformer.positions_embed.weight", ("position_embedder/embedding",))
+    for i in range(c.num_decoder_layers):
+        theirs, ours = f"transformer.h.{i}", f"decoder/layers_{i}"
+        sublayers = (
+            ("attn.c_attn", ("self_attention/query", "self_attention/key", "self_attention/value"), 1),
+            ("attn.c_proj", ("self_attention/out",), 2),
+            ("mlp.c_fc", ("mlp/wi",), 1),
+            ("mlp.c_proj", ("mlp/wo",), 1),
+        )
+        for name, parts, inputs in sublayers:  # a Conv1D has its inputs first
+            yield Entry(f"{theirs}.{name}.weight", tuple(f"{ours}/{part}/kernel" for part in parts), inputs)
+            yield Entry(f"{theirs}.{name}.bias", tuple(f"{ours}/{part}/bias" for part in parts), inputs=0)
+        for name, norm in (("ln_1", "self_attention_norm"), ("ln_2", "mlp_norm")):
+            yield Entry(f"{theirs}.{name}.weight", (f"{ours}/{norm}/scale",))
+            yield Entry(f"{theirs}.{name}.bias", (f"{ours}/{norm}/bias",))
+
+
+def _to_theirs(c: TransformerConfig) -> dict[str, Any] | None:
+    is_gpt = (
+        (c.architecture, c.positions, c.norm, c.norm_position, c.scaling)
+        == ("causal_decoder", "learned", "layer", "post", "standard")
+        and c.mlp_activations == ("gelu",)
+        and c.use_bias
+        and c.logits_via_embedding
+        and (c.kv_heads, c.num_heads * c.head_dim, c.mlp_dim) == (c.num_heads, c.emb_dim, 4 * c.emb_dim)
+    )
+    if not is_gpt:
+        return None
+    return {
+        "architectures": ["OpenAIGPTLMHeadModel"],
+        "model_type": "openai-gpt",
+        "vocab_size": c.vocab_size,
+        "n_embd": c.emb_dim,
+        "n_head": c.num_heads,
+        "n_layer": c.num_decoder_layers,
+        "n_positions": c.max_positions,
+        "afn": "gelu",
+        "layer_norm_epsilon": c.norm_epsilon,
+        **{name: c.dropout_rate for name in ("attn_pdrop", "embd_pdrop", "resid_pdrop")},
+        **DECODER_TOKENS,
+    }  # fmt: skip
+
+
+def _to_ours(config: Mapping[str, Any]) -> TransformerConfig:
+    if config.get("afn", "gelu") != "gelu":
+        raise UserError(f'config.json has afn "{config["afn"]}"; of GPT-1 t5x_lab reads models with "gelu".')
+    return TransformerConfig(
+        architecture="causal_decoder",
+        vocab_size=config["vocab_size"],
+        emb_dim=config["n_embd"],
+        num_heads=config["n_head"],
+        head_dim=config["n_embd"] // config["n_head"],
+        mlp_dim=4 * config["n_embd"],
+        num_decoder_layers=config["n_layer"],
+        mlp_activations=("gelu",),
+        logits_via_embedding=True,
+        scaling="standard",
+        positions="learned",
+        max_positions=config.get("n_positions", 512),
+        norm="layer",
+        norm_position="post",
+        norm_epsilon=config.get("layer_norm_epsilon", 1e-5),
+        use_bias=True,
+    )
+
+
+def _alias(name: str) -> str:
+    if name == "lm_head.weight":
+        return "transformer.tokens_embed.weight"
+    return name if name.startswith("transformer.") else f"transformer.{name}"
+
+
+FAMILY = Family(_entries, _to_theirs, _to_ours, _alias)

@@ -1,0 +1,115 @@
+"""T5 and mT5: encoder-decoders with relative biases."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from t5x_lab.checkpoints.formats.huggingface.table import Entry, Family, linear
+from t5x_lab.config.errors import UserError
+from t5x_lab.networks.config import TransformerConfig
+
+
+def _entries(c: TransformerConfig) -> Iterator[Entry]:
+    yield Entry("shared.weight", ("token_embedder/embedding",))
+    stacks = (
+        ("encoder", c.num_encoder_layers, ("SelfAttention",)),
+        ("decoder", c.num_decoder_layers, ("SelfAttention", "EncDecAttention")),
+    )
+    for stack, num_layers, attentions in stacks:
+        bias = ".layer.0.SelfAttention.relative_attention_bias.weight"
+        yield Entry(f"{stack}.block.0{bias}", (f"{stack}/relpos_bias/rel_embedding",), transposed=True)
+        for i in range(num_layers):
+            theirs, ours = f"{stack}.block.{i}", f"{stack}/layers_{i}"
+            for number, name in enumerate(attentions):
+                of, norm = {
+                    "SelfAttention": ("self_attention", "self_attention_norm"),
+                    "EncDecAttention": ("cross_attention", "cross_attention_norm"),
+                }[name]
+                yield Entry(f"{theirs}.layer.{number}.layer_norm.weight", (f"{ours}/{norm}/scale",))
+                for letter, which in (("q", "query"), ("k", "key"), ("v", "value")):
+                    yield linear(f"{theirs}.layer.{number}.{name}.{letter}", f"{ours}/{of}/{which}")
+                yield linear(f"{theirs}.layer.{number}.{name}.o", f"{ours}/{of}/out", inputs=2)
+            number = len(attentions)
+            yield Entry(f"{theirs}.layer.{number}.layer_norm.weight", (f"{ours}/mlp_norm/scale",))
+            for name in ("wi",) if len(c.mlp_activations) == 1 else ("wi_0", "wi_1"):
+                yield linear(f"{theirs}.layer.{number}.DenseReluDense.{name}", f"{ours}/mlp/{name}")
+            yield linear(f"{theirs}.layer.{number}.DenseReluDense.wo", f"{ours}/mlp/wo")
+        yield Entry(f"{stack}.final_layer_norm.weight", (f"{stack}/final_norm/scale",))
+    if not c.logits_via_embedding:
+        yield linear("lm_head", "logits_dense")
+
+
+def _to_theirs(c: TransformerConfig) -> dict[str, Any] | None:
+    activation = _activation(c.mlp_activations)
+    is_t5 = (
+        (c.architecture, c.positions, c.norm, c.norm_position, c.scaling) == ("encoder_decoder", "relative", "rms", "pre", "t5")
+        and activation
+        and c.kv_heads == c.num_heads
+        and c.relative_bias == "shared"
+        and not (c.use_bias or c.share_stacks)
+    )
+    if not is_t5:
+        return None
+    return {
+        "architectures": ["T5ForConditionalGeneration"],
+        "model_type": "t5",
+        "vocab_size": c.vocab_size,
+        "d_model": c.emb_dim,
+        "d_kv": c.head_dim,
+        "d_ff": c.mlp_dim,
+        "num_layers": c.num_encoder_layers,
+        "num_decoder_layers": c.num_decoder_layers,
+        "num_heads": c.num_heads,
+        "feed_forward_proj": activation,
+        "relative_attention_num_buckets": c.relpos_buckets,
+        "relative_attention_max_distance": c.relpos_max_distance,
+        "layer_norm_epsilon": c.norm_epsilon,
+        "tie_word_embeddings": c.logits_via_embedding,  # what transformers takes for "tied logits, and scaled"
+        "dropout_rate": c.dropout_rate,
+        "is_encoder_decoder": True,
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+        "decoder_start_token_id": 0,
+    }
+
+
+_GATED = {"gated-gelu": "gelu", "gated-silu": "silu", "gated-relu": "relu"}
+_PLAIN = {"relu": "relu", "silu": "silu", "tanh": "tanh", "gelu_new": "gelu"}
+
+
+def _activation(activations: tuple[str, ...]) -> str | None:
+    if len(activations) == 2 and activations[1] == "linear":
+        return next((theirs for theirs, ours in _GATED.items() if ours == activations[0]), None)
+    return next((theirs for theirs, ours in _PLAIN.items() if (ours,) == activations), None)
+
+
+def _to_ours(config: Mapping[str, Any]) -> TransformerConfig:
+    activation = config.get("feed_forward_proj", "relu")
+    if activation not in _GATED and activation not in _PLAIN:
+        raise UserError(f'config.json has feed_forward_proj "{activation}", which t5x_lab has no activation for.')
+    return TransformerConfig(
+        architecture="encoder_decoder",
+        vocab_size=config["vocab_size"],
+        emb_dim=config["d_model"],
+        num_heads=config["num_heads"],
+        head_dim=config["d_kv"],
+        mlp_dim=config["d_ff"],
+        num_encoder_layers=config["num_layers"],
+        num_decoder_layers=config.get("num_decoder_layers") or config["num_layers"],
+        mlp_activations=(_GATED[activation], "linear") if activation in _GATED else (_PLAIN[activation],),
+        logits_via_embedding=_is_tied(config),
+        relpos_buckets=config.get("relative_attention_num_buckets", 32),
+        relpos_max_distance=config.get("relative_attention_max_distance", 128),
+        norm_epsilon=config.get("layer_norm_epsilon", 1e-6),
+    )
+
+
+def _is_tied(config: Mapping[str, Any]) -> bool:
+    """transformers 5 calls every T5 tied, and tells T5 1.0's scaled logits by another word; mT5's are never those."""
+    return config["model_type"] == "t5" and bool(config.get("scale_decoder_outputs", config.get("tie_word_embeddings", True)))
+
+
+def _alias(name: str) -> str:
+    return "shared.weight" if name in ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight") else name
+
+
+FAMILY = Family(_entries, _to_theirs, _to_ours, _alias)

@@ -1,0 +1,66 @@
+"""t5x_lab's own checkpoints, read lazily and written without a run."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from etils import epath
+
+from t5x_lab.checkpoints.formats import orbax_arrays
+from t5x_lab.checkpoints.formats.source import Source, owner_of
+from t5x_lab.checkpoints.layers import stack_layers, unstack_layers
+from t5x_lab.checkpoints.layout import INFO, current_name, find_checkpoint, finished_steps, is_checkpoint, make_info, read_info
+from t5x_lab.checkpoints.lazy_tensors import LazyTensor
+
+NAME, TITLE = "t5x_lab", "a run or checkpoint of t5x_lab"
+
+
+def find(root: epath.Path, step: int | None) -> epath.Path | None:
+    return find_checkpoint(str(root), step) if is_checkpoint(root) or finished_steps(root) else None
+
+
+def step_of(path: epath.Path) -> int:
+    return read_info(path)["step"]
+
+
+def open(path: epath.Path) -> Source:
+    params = open_part(path, "params")
+    slots: dict[str, dict[str, LazyTensor]] = {}
+    others = {}
+    for name, tensor in (open_part(path, "rest") if (path / "rest").exists() else {}).items():
+        owner = owner_of(name, params)
+        if owner:
+            slots.setdefault(name.removeprefix("opt_state/").removesuffix(f"/{owner}"), {})[owner] = tensor
+        else:
+            others[name] = tensor
+    by_layer = {slot: unstack_layers(tensors) for slot, tensors in slots.items()}
+    return Source(path, step_of(path), unstack_layers(params), by_layer, others)
+
+
+def open_part(path: epath.Path, part: str) -> dict[str, LazyTensor]:
+    """The arrays of `params` or `rest`, by today's names."""
+    saved_format = read_info(path)["format"]
+    return {current_name(name, saved_format): x for name, x in orbax_arrays.open_arrays(path / part).items()}
+
+
+def open_as_saved(path: epath.Path) -> dict[str, LazyTensor]:
+    parts = [part for part in ("params", "rest") if (path / part).exists()]
+    return {f"{part}/{name}": x for part in parts for name, x in orbax_arrays.open_arrays(path / part).items()}
+
+
+def write(path: epath.Path, tensors: Mapping[str, LazyTensor], step: int, **notes: Any) -> None:
+    """Writes a checkpoint of parameters alone to the new directory `path`; a chunk of one tensor is in memory at a time.
+
+    Args:
+      path: a `checkpoints/<step>` directory.
+      tensors: by unstacked names, in the order of the layers.
+      step: of their training.
+      notes: for its info.
+    """
+    (path / "params").mkdir(parents=True)
+    params = stack_layers(tensors)
+    sums = orbax_arrays.write_arrays(path / "params", params)
+    checksums = {f"params/{name}": checksum for name, checksum in sums.items()}
+    shapes = {name: list(tensor.shape) for name, tensor in params.items()}
+    (path / INFO).parent.mkdir()
+    (path / INFO).write_text(json.dumps(make_info(shapes, step, **notes, checksums=checksums)))

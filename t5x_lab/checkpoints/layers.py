@@ -1,0 +1,66 @@
+"""Parameter names with one entry a layer, in which all formats meet.
+
+Our parameters are stacked: `decoder/layers/mlp/wo/kernel` [layers, mlp, embed]. Foreign formats, and rules that name single
+layers, have them unstacked: `decoder/layers_0/mlp/wo/kernel` [mlp, embed], and so on.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from t5x_lab.checkpoints.layout import named_leaves
+from t5x_lab.checkpoints.lazy_tensors import LazyTensor, stack
+from t5x_lab.models.model import Model, ModelConfig
+from t5x_lab.networks.config import NetworkConfig
+
+UNSTACKED = re.compile(r"(.*?)/layers_(\d+)/(.*)")
+_STACKED = re.compile(r"(.*?)/layers/(.*)")
+
+
+class Part(NamedTuple):
+    """What an unstacked name stands for: a whole parameter, or one layer of it."""
+
+    parameter: str
+    layer: int | None
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+def unstacked_parts(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Part]:
+    """Parts by their unstacked names, of parameters with these shapes, in the parameters' order."""
+    parts = {}
+    for name, shape in shapes.items():
+        match = _STACKED.fullmatch(name)
+        if match:
+            for i in range(shape[0]):
+                parts[f"{match[1]}/layers_{i}/{match[2]}"] = Part(name, i, tuple(shape[1:]))
+        else:
+            parts[name] = Part(name, None, tuple(shape))
+    return parts
+
+
+def parts_of(network: NetworkConfig) -> dict[str, Part]:
+    """Parts of a network's parameters."""
+    model = Model(ModelConfig(network))
+    return unstacked_parts({name: leaf.shape for name, leaf in named_leaves(model.abstract_params).items()})
+
+
+def unstack_layers(tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
+    """Our tensors by unstacked names."""
+    parts = unstacked_parts({name: tensor.shape for name, tensor in tensors.items()})
+    parameter = lambda part: tensors[part.parameter]
+    return {
+        name: parameter(part) if part.layer is None else parameter(part).index(0, part.layer) for name, part in parts.items()
+    }
+
+
+def stack_layers(tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
+    """The inverse of `unstack_layers`; tensors come in the order of their layers."""
+    by_parameter: dict[str, list[LazyTensor]] = {}
+    for name, tensor in tensors.items():
+        by_parameter.setdefault(re.sub(r"/layers_\d+/", "/layers/", name), []).append(tensor)
+    return {name: stack(group) if "/layers/" in name else group[0] for name, group in by_parameter.items()}

@@ -1,0 +1,83 @@
+"""How many tokens a model can read and write, and inputs cut to that."""
+
+from collections.abc import Sequence
+
+from t5x_lab.config.errors import UserError
+from t5x_lab.networks.config import NetworkConfig, TransformerConfig
+from t5x_lab.runs.padding import Ids, cut_left
+
+
+class Context:
+    """The limits of a network's sequences.
+
+    Args:
+      network: what it is.
+    """
+
+    def __init__(self, network: NetworkConfig):
+        self._network, self.has_encoder = network, network.has_encoder
+
+    @property
+    def max_positions(self) -> int | None:
+        """Tokens that the model can tell the positions of; None where nothing limits them."""
+        c = self._network
+        return c.max_positions if isinstance(c, TransformerConfig) and c.positions == "learned" else None
+
+    def room(self, max_length: int | None, written: int) -> int | None:
+        """Tokens of an input beside `written` ones, where `max_length` or positions limit a sequence; None = any number."""
+        limits = [limit for limit in (max_length, self.max_positions) if limit is not None]
+        return min(limits) - (0 if self.has_encoder else written) if limits else None
+
+    def fit_prompts(
+        self, prompts: Sequence[Ids], limits: Sequence[int], max_length: int | None, names: Sequence[str]
+    ) -> list[Ids]:
+        """Prompts cut from the left, where `max_length` is given, to leave room for `limits` tokens after them.
+
+        Raises:
+          UserError: for a prompt that cannot be read, by its name.
+        """
+        fitting = []
+        for prompt, limit, name in zip(prompts, limits, names, strict=True):
+            room = self.room(max_length, limit)
+            self._check_ids(prompt, name)
+            if self.max_positions is not None and limit > self.max_positions:
+                raise UserError(f"{name}: {limit} tokens to write are more than the model's {self.max_positions} positions.")
+            if room is not None and (room < 1 if prompt else room < 0):
+                raise UserError(
+                    f"{name}: beside {limit} tokens to write there is no room for a prompt in {room + limit} tokens. Write "
+                    "fewer, or raise max_length."
+                )
+            if room is not None and len(prompt) > room and max_length is None:
+                raise UserError(
+                    f"{name} has {len(prompt)} tokens, more than the {room} that the model's positions leave beside {limit} to "
+                    f"write. Shorten it, or give max_length={self.max_positions} to cut such prompts from the left."
+                )
+            fitting.append(cut_left(prompt, room))
+        return fitting
+
+    def fit_inputs(
+        self, inputs: Sequence[Ids], targets: Sequence[Ids], max_length: int | None, names: Sequence[str]
+    ) -> list[Ids]:
+        """Inputs cut from the left, to leave room for their targets.
+
+        Raises:
+          UserError: for a target that does not fit, or inputs that cannot be read, by their name.
+        """
+        fitting = []
+        for text, target, name in zip(inputs, targets, names, strict=True):
+            most, room = self.room(max_length, 0), self.room(max_length, len(target))
+            self._check_ids(text, name)
+            if most is not None and len(target) > most - (bool(text) and not self.has_encoder):
+                raise UserError(
+                    f"{name} has a target of {len(target)} tokens, which leaves no room for inputs in the {most} that "
+                    "max_length or the model's positions allow; only inputs are cut. Shorten it."
+                )
+            fitting.append(cut_left(text, room))
+        return fitting
+
+    def _check_ids(self, text: Ids, name: str) -> None:
+        if self.has_encoder and not text:
+            raise UserError(f"{name} has no tokens to read; an encoder reads at least one.")
+        wrong = [i for i in text if not 0 < i < self._network.vocab_size]
+        if wrong:
+            raise UserError(f"{name} holds the id {wrong[0]}; the model's ids are below {self._network.vocab_size}.")

@@ -1,0 +1,105 @@
+"""A model on a mesh: where its parameters and batches go, and the programs that every use of it needs."""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from t5x_lab.config.errors import UserError
+from t5x_lab.models.model import Model, ModelConfig, Params
+from t5x_lab.partitioning.mesh import MeshShape, make_mesh
+from t5x_lab.partitioning.rules import (
+    activation_constraint,
+    batch_sharding,
+    batch_shards,
+    check_divides,
+    param_shardings,
+    processes_by_shard,
+)
+from t5x_lab.training.batches import HostBatch, Rows
+from t5x_lab.training.step import make_eval_step
+
+
+class ShardedModel:
+    """A model on a mesh.
+
+    Raises:
+      UserError: when the mesh does not fit the devices, or does not divide the model's sizes.
+    """
+
+    def __init__(self, config: ModelConfig, mesh: MeshShape, devices: list | None = None):
+        self.mesh: Mesh = make_mesh(mesh, devices)
+        self.model = Model(config, activation_constraint(self.mesh), batch_shards(self.mesh))
+        check_divides(self.model.abstract_params, self.model.axes, self.mesh.shape)
+        self.param_shardings = param_shardings(self.model.axes, self.mesh)
+        self.batch_sharding = batch_sharding(self.mesh)
+        self.replicated = NamedSharding(self.mesh, PartitionSpec())
+
+    @property
+    def row_multiple(self) -> int:
+        """What the number of a batch's rows must be a multiple of."""
+        return batch_shards(self.mesh)
+
+    @property
+    def abstract_params(self) -> Params:
+        """Shapes and shardings, for restoring."""
+        return with_shardings(self.model.abstract_params, self.param_shardings)
+
+    def rows(self, batch_size: int) -> Rows:
+        """The rows of a batch that this process holds."""
+        by_shard = np.arange(batch_size).reshape(self.row_multiple, -1)
+        owners = processes_by_shard(self.mesh).min(axis=1)
+        return Rows(by_shard[self._shards].ravel(), by_shard[owners == jax.process_index()].ravel())
+
+    @functools.cached_property
+    def _shards(self) -> np.ndarray:
+        """Numbers of the batch's shards, `row_multiple` in all, that this process holds."""
+        return np.flatnonzero((processes_by_shard(self.mesh) == jax.process_index()).any(axis=1))
+
+    def put(self, batch: HostBatch) -> dict[str, jax.Array]:
+        """Global arrays, made of the rows that this process holds."""
+
+        def to_global(rows: np.ndarray) -> jax.Array:
+            per_shard = len(rows) // len(self._shards)
+
+            def of_shard(index: tuple[slice, ...] | None) -> np.ndarray:
+                shard = (index[0].start or 0) // per_shard if index else 0
+                first = np.searchsorted(self._shards, shard) * per_shard
+                return rows[first : first + per_shard]
+
+            shape = (self.row_multiple * per_shard, *rows.shape[1:])
+            return jax.make_array_from_callback(shape, self.batch_sharding, of_shard)
+
+        return {name: to_global(rows) for name, rows in batch.items()}
+
+    def init_params(self, seed: int) -> Params:
+        """Fresh parameters, made in their shards; the same numbers on every mesh."""
+        # Random generators are long programs that run once; a CPU's compiler need not polish them.
+        on_cpu = self.mesh.devices.flat[0].platform == "cpu"
+        options = {"xla_backend_optimization_level": 0} if on_cpu else None
+        init = jax.jit(self.model.init, out_shardings=self.param_shardings, compiler_options=options)
+        return init(jax.random.split(jax.random.key(seed))[0])  # the other half is for dropout
+
+    @functools.cached_property
+    def eval_step(self) -> Callable:
+        return jax.jit(
+            make_eval_step(self.model),
+            in_shardings=(self.param_shardings, self.batch_sharding),
+            out_shardings=self.replicated,
+        )
+
+
+def check_rows(rows: int, parts: int) -> None:
+    """Raises a `UserError` when that many rows cannot be split over the mesh."""
+    if rows % parts:
+        raise UserError(
+            f"BATCH_SIZE / MICROBATCHES is {rows} rows, which cannot be split over replica * data * fsdp = {parts} devices. "
+            f"Choose a multiple of {parts}."
+        )
+
+
+def with_shardings(abstract, shardings):
+    """Shapes with their shardings."""
+    return jax.tree.map(lambda leaf, s: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=s), abstract, shardings)

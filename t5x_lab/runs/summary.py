@@ -1,0 +1,105 @@
+"""What is said of a run before it begins: its budget, its banner, its dry run, the files that describe it."""
+
+import math
+
+import jax
+from etils import epath
+
+from t5x_lab.config.errors import UserError
+from t5x_lab.networks.config import TransformerConfig
+from t5x_lab.networks.flops import flops_per_example
+from t5x_lab.observe.hardware import peak_flops
+from t5x_lab.observe.model_info import model_info
+from t5x_lab.runs.assemble import Training, assemble
+from t5x_lab.runs.config import GinConfig, RunConfig
+from t5x_lab.runs.sharded_model import ShardedModel
+from t5x_lab.runs.starting_point import find_starting_point
+from t5x_lab.training.loop import Budget
+
+
+def assemble_run(run: RunConfig, sharded: ShardedModel, num_tasks: int) -> Training:
+    """`assemble`, with the run's own settings."""
+    return assemble(
+        sharded,
+        run.optimizer,
+        batch_size=run.data.batch_size,
+        microbatches=run.microbatches,
+        seed=run.seed,
+        num_tasks=num_tasks,
+    )
+
+
+def check_positions(run: RunConfig, lengths: tuple[int, int]) -> None:
+    """Raises a `UserError` when the model cannot tell the positions of sequences of these lengths."""
+    if isinstance(run.model.network, TransformerConfig):
+        run.model.network.check_length(max(lengths))
+
+
+def budget_of(run: RunConfig, lengths: tuple[int, int], processed: int) -> Budget:
+    """The run's budget, of which `processed` tokens are spent; `lengths` are the encoder's and the decoder's."""
+    max_tokens = run.data.batch_size * sum(lengths)
+    return Budget(run.train_steps or math.inf, run.train_tokens or math.inf, processed, max_tokens)
+
+
+def last_step(budget: Budget, start: int) -> int:
+    """The number of the last step; of a budget of tokens, if there were no padding."""
+    if budget.steps < math.inf:
+        return int(budget.steps)
+    return start + math.ceil((budget.tokens - budget.processed) / budget.most_per_step)
+
+
+def dry_run(config: GinConfig) -> str:
+    """The resolved configuration, the parameter and memory table, and what a run would start from; touches no data."""
+    run = config.run()
+    sharded = ShardedModel(run.model, run.mesh_shape)
+    assemble_run(run, sharded, num_tasks=1)
+    lengths = run.data.model_lengths(run.model.network.architecture)
+    try:
+        start = find_starting_point(run).reason
+    except UserError:
+        raise
+    except Exception as error:  # a remote directory that this machine cannot reach
+        start = f"{run.model_dir} cannot be read from here ({type(error).__name__}); what a run would start from is not known."
+    check_positions(run, lengths)
+    text = banner(run, sharded, 0, lengths, budget_of(run, lengths, 0))
+    return "\n".join([config.text, model_info(sharded.model, sharded.mesh), text, start])
+
+
+def banner(run: RunConfig, sharded: ShardedModel, start: int, lengths: tuple[int, int], budget: Budget) -> str:
+    """What one wants to know before a run begins; `lengths` are the encoder's and the decoder's."""
+    devices = sharded.mesh.devices.flat
+    encoder, decoder = lengths
+    tokens = run.data.batch_size * (encoder + decoder)
+    steps = last_step(budget, start) - start
+    flops = run.data.batch_size * flops_per_example(run.model.network, encoder, decoder) * steps
+    kind = devices[0].device_kind
+    peak = peak_flops(kind)
+    return "\n".join(
+        [
+            f"devices     {sharded.mesh.size} x {kind}, {jax.process_count()} process(es), mesh "
+            + ", ".join(f"{axis}={size}" for axis, size in sharded.mesh.shape.items()),
+            f"model       {run.model.network.architecture}, {sharded.model.num_parameters:,} parameters",
+            f"data        {run.data.mixture_or_task_name}, {run.data.batch_size} rows of {encoder} + {decoder} tokens = "
+            f"{tokens:,} per batch",
+            f"steps       {start} to {'about ' if run.train_tokens else ''}{start + steps}: {tokens * steps:,} tokens, "
+            f"{float(flops):.3g} FLOPs (forward and backward, attention in full)",
+            f"MFU         those FLOPs, recomputation not counted, against {peak:.3g} FLOP/s per device"
+            if peak
+            else "MFU         none: this device's peak is unknown",
+            f"directory   {run.model_dir}",
+        ]
+    )
+
+
+def make_run_directory(model_dir: str) -> None:
+    try:
+        epath.Path(model_dir).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"MODEL_DIR {model_dir} cannot be written to: {error.strerror}. Choose another.") from error
+
+
+def write_run_files(run: RunConfig, config_text: str, sharded: ShardedModel) -> None:
+    """Writes config.gin and model-info.txt, once it is sure that the run goes on with them."""
+    directory = epath.Path(run.model_dir)
+    (directory / "config.gin").write_text(config_text)
+    (directory / "model-info.txt").write_text(model_info(sharded.model, sharded.mesh))

@@ -1,0 +1,102 @@
+"""Texts to token ids and back, and checks of the texts that a user asks a model about."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from t5x_lab.config.errors import UserError
+from t5x_lab.runs.padding import Ids
+
+
+class Texts:
+    """A model's way with text.
+
+    Args:
+      vocabulary: a SeqIO vocabulary.
+      has_encoder: whether inputs go into an encoder; else a completion continues its prompt.
+      input_eos: whether inputs end with an end token.
+    """
+
+    def __init__(self, vocabulary, has_encoder: bool, input_eos: bool):
+        self.vocabulary, self._has_encoder, self._input_eos = vocabulary, has_encoder, input_eos
+
+    def encode(self, text: str, eos: bool = False) -> Ids:
+        return list(self.vocabulary.encode(text)) + [self.vocabulary.eos_id] * eos
+
+    def encode_input(self, text: str | Sequence[int]) -> Ids:
+        """Ids of an input; of ids, those that are not padding."""
+        return self.encode(text, self._input_eos) if isinstance(text, str) else [int(i) for i in text if i]
+
+    def completion(self, prompt: Ids, tokens: np.ndarray, stop: Sequence[str] = ()) -> str:
+        """The text of generated tokens, up to the first of the texts `stop` in it.
+
+        A decoder's tokens are decoded together with the prompt, which tells whether a space comes between.
+        """
+        vocabulary = self.vocabulary
+        ids = [int(token) for token in tokens if token not in (0, vocabulary.eos_id)]
+        text = vocabulary.decode(ids)
+        if not self._has_encoder and prompt and prompt[-1] != vocabulary.eos_id:
+            prompt = [token for token in prompt if token != vocabulary.eos_id]  # SeqIO's decode would stop there
+            before, both = vocabulary.decode(prompt), vocabulary.decode(prompt + ids)
+            if both.startswith(before):
+                text = both[len(before) :]
+        return text[: min((at for end in stop if (at := text.find(end)) >= 0), default=len(text))]
+
+
+def without_padding(rows) -> list[Ids]:
+    return [[int(i) for i in row if i] for row in rows]
+
+
+def check_texts(function: str, texts, name: str = "lists of strings") -> None:
+    if isinstance(texts, str):
+        raise UserError(f"{function} takes {name} as a list; write [{texts[:20]!r}] for a single one.")
+
+
+def check_pairs(inputs, targets) -> None:
+    """Raises a `UserError` unless inputs and targets of `score` are as many, and of one kind."""
+    for texts in (inputs, targets):
+        check_texts("score", texts)
+    if len(inputs) != len(targets):
+        raise UserError(f"score was given {len(inputs)} inputs and {len(targets)} targets; give one target for each input.")
+    if len({isinstance(text, str) for text in (*inputs, *targets)}) > 1:
+        raise UserError("score was given texts and token ids together; give inputs and targets of one kind.")
+
+
+def check_generation(prompts, stop: Sequence[str], num_samples: int, seed: int, streams: Sequence[int] | None) -> None:
+    """Raises a `UserError` for arguments of `generate` that make no sense."""
+    check_texts("generate", prompts)
+    check_texts("generate", stop, "stop")
+    if num_samples < 1:
+        raise UserError(f"num_samples is {num_samples}; it must be at least 1.")
+    if "" in stop:
+        raise UserError("stop holds an empty text, which every text contains; leave it out.")
+    if not 0 <= seed < 2**32:
+        raise UserError(f"seed is {seed}; it must be at least 0 and below 2**32.")
+    if streams is not None and len(streams) != len(prompts):
+        raise UserError(f"streams has {len(streams)} numbers for {len(prompts)} prompts; give one for each.")
+
+
+def check_beams(beam_size: int, temperature: float, num_samples: int, limits: Sequence[int]) -> None:
+    """Raises a `UserError` for arguments of `generate` that do not go with a beam search."""
+    if temperature or num_samples > beam_size or len(set(limits)) > 1:
+        raise UserError(
+            f"beam_size is {beam_size}, which does not go with temperature {temperature}, num_samples {num_samples} "
+            "or a limit for each prompt: a beam search draws nothing, finds no more than beam_size texts, and writes "
+            "all of them to the same length."
+        )
+
+
+def limits_of(max_tokens: int | Sequence[int], number: int) -> list[int]:
+    """The most tokens to write after each prompt."""
+    given = np.asarray(max_tokens)
+    limits = [int(given)] * number if given.ndim == 0 else [int(limit) for limit in given]
+    if len(limits) != number:
+        raise UserError(f"max_tokens has {len(limits)} numbers for {number} prompts; give one number, or one for each.")
+    if min(limits, default=1) < 1:
+        raise UserError(f"max_tokens is {min(limits)}; it must be at least 1.")
+    return limits
+
+
+def numbered(kind: str, texts: Sequence) -> list[str]:
+    """What messages call each of the texts."""
+    return [f"{kind} {number}" for number in range(len(texts))]

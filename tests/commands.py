@@ -1,0 +1,125 @@
+"""The command `t5x_lab` in processes of its own, forked from one that has imported everything already.
+
+A Python that starts afresh spends ten CPU-seconds on importing TensorFlow, SeqIO and JAX; a fork spends none. The process that
+is forked from has imported, and done nothing else: no backend of JAX is started in it, no TensorFlow operation is run.
+"""
+
+import atexit
+import multiprocessing
+import os
+import socket
+import sys
+import time
+import traceback
+from typing import NamedTuple
+
+from conftest import ROOT
+
+ON_ONE_DEVICE = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
+
+_server = multiprocessing.get_context("forkserver")
+_server.set_forkserver_preload(["tensorflow", "commands_preload"])
+
+
+class Done(NamedTuple):
+    """How a command ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+class Command:
+    """A running command.
+
+    Args:
+      argv: after `t5x_lab`.
+      log: a file that the output is appended to.
+      stdout: another file for what goes to stdout; the same by default.
+      environment: what is different in the environment.
+    """
+
+    def __init__(self, *argv: str, log: str = "log", stdout: str | None = None, environment: dict | None = None):
+        self.log = os.path.abspath(log)
+        out = self.log if stdout is None else os.path.abspath(stdout)
+        self._process = _server.Process(
+            target=_run, args=(argv, os.getcwd(), self.log, out, {**ON_ONE_DEVICE, **(environment or {})})
+        )
+        self._process.start()
+        self.pid = self._process.pid
+
+    def is_running(self) -> bool:
+        return self._process.is_alive()
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit status; minus the signal's number for one that was killed."""
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise TimeoutError(f"still running after {timeout} s: {self.output()}")
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def terminate(self) -> None:
+        self._process.terminate()
+
+    def wait_until(self, condition, pause: float = 0.02) -> None:
+        """Returns when the condition holds, or the command has ended."""
+        while self.is_running() and not condition():
+            time.sleep(pause)
+
+    def output(self) -> str:
+        with open(self.log, errors="replace") as file:
+            return file.read()
+
+
+def run(*argv: str, environment: dict | None = None) -> Done:
+    """Runs a command to its end."""
+    log, out = (f"{os.getpid()}_{time.monotonic_ns()}.{kind}" for kind in ("err", "out"))
+    command = Command(*argv, log=log, stdout=out, environment=environment)
+    status = command.wait()
+    with open(out) as stdout:
+        done = Done(status, stdout.read(), command.output())
+    os.unlink(out)
+    os.unlink(log)
+    return done
+
+
+def start_two(*argv: str, log: str = "two") -> list[Command]:
+    """The command as two real processes that work as one, over loopback with Gloo, one device each."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    place = [f"--coordinator_address=localhost:{port}", "--num_processes=2"]
+    return [Command(*argv, *place, f"--process_id={index}", log=f"{log}{index}.log") for index in range(2)]
+
+
+def _run(argv: tuple[str, ...], directory: str, log: str, out: str, environment: dict) -> None:
+    """In the child: becomes the command."""
+    os.setsid()
+    os.chdir(directory)
+    os.environ.update(environment)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    for number, path in ((1, out), (2, log)):
+        os.dup2(os.open(path, flags, 0o644), number)
+    sys.argv = ["t5x_lab", *argv]
+    if str(ROOT) not in sys.path:
+        sys.path.insert(0, str(ROOT))
+    from t5x_lab.cli.main import main
+
+    status = 1
+    try:
+        status = main(list(argv))
+        atexit._run_exitfuncs()
+    except SystemExit as error:
+        status = int(error.code or 0)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
