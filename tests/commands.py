@@ -7,15 +7,15 @@ is forked from has imported, and done nothing else: no backend of JAX is started
 import atexit
 import multiprocessing
 import os
+import pathlib
 import socket
 import sys
 import time
 import traceback
 from typing import NamedTuple
 
-from conftest import ROOT
-
-ON_ONE_DEVICE = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+ON_ONE_DEVICE = {"XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"}
 
 _server = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(["tensorflow", "commands_preload"])

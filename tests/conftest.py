@@ -6,31 +6,42 @@ import pathlib
 import shutil
 import tempfile
 
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0")
+# A CPU's programs are compiled without optimization and without XLA's MLIR emitters: four times as fast.
+COMPILE_FAST = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+os.environ.setdefault("XLA_FLAGS", f"--xla_force_host_platform_device_count=8 {COMPILE_FAST}")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-    # Programs that several tests, or the processes they start, compile alike are compiled once.
+    # Programs that several tests, workers or commands compile alike are compiled once. With a size, files are locked.
     os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="t5x_lab_programs_")
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
+    os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] = str(1 << 30)
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.15"
     atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 
 import jax
 import pytest
+from hypothesis import settings
 
 jax.config.update("jax_default_matmul_precision", "highest")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# The same cases every time; benchmarks/properties.py draws many others.
+settings.register_profile("same", derandomize=True, database=None, deadline=None, max_examples=20)
+settings.register_profile("long", derandomize=False, database=None, deadline=None, max_examples=1000)
+settings.load_profile("same")
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared" / "data"
+DATA = pathlib.Path(__file__).resolve().parent / "data"
 
 
 def shared_data(*parts: str) -> pathlib.Path:
-    """A path in the data that tests may compare with; skips the test where they are not there."""
-    path = SHARED.joinpath(*parts)
-    if not path.exists():
-        pytest.skip(f"needs {'/'.join(parts)} of the shared test data, which are not here")
-    return path
+    """A path in the data that tests may compare with: those in `tests/data`, else the shared ones, else the test skips."""
+    for root in (DATA, SHARED):
+        if root.joinpath(*parts).exists():
+            return root.joinpath(*parts)
+    pytest.skip(f"needs {'/'.join(parts)} of the shared test data, which are not here")
 
 
 def pytest_collection_modifyitems(items):
@@ -38,6 +49,13 @@ def pytest_collection_modifyitems(items):
     for item in items:
         for model in {"trained", "known"} & set(item.fixturenames):
             item.add_marker(pytest.mark.xdist_group(model))
+
+
+def pytest_unconfigure():
+    """Waits for the process that commands were forked from, so that what they took is counted."""
+    from multiprocessing import forkserver
+
+    forkserver._forkserver._stop()
 
 
 @pytest.fixture(autouse=True)

@@ -6,14 +6,14 @@ import pathlib
 import random
 import resource
 import signal
-import socket
-import subprocess
-import sys
+import threading
 import time
 
+import commands
 import jax
 import numpy as np
 import pytest
+from commands import Command
 from conftest import ROOT
 
 import t5x_lab
@@ -30,7 +30,7 @@ TINY = [
     "--gin.VOCABULARY=@ByteVocabulary()", "--gin.TransformerConfig.vocab_size=384", "--gin.TransformerConfig.emb_dim=32",
     "--gin.TransformerConfig.mlp_dim=64", "--gin.TransformerConfig.head_dim=8", '--gin.TransformerConfig.dtype="float32"',
     "--gin.BATCH_SIZE=8", "--gin.DataConfig.shuffle_buffer_size=20", "--gin.DataConfig.eval_steps=2",
-    "--gin.LearningRate.warmup_steps=1000", "--gin.DATA_SHARDS=2",
+    "--gin.LearningRate.warmup_steps=1000", "--gin.DATA_SHARDS=1",
 ]  # fmt: skip
 SPANS = ["--gin.MIXTURE_OR_TASK_NAME=sotu_span_corruption", '--gin.TASK_FEATURE_LENGTHS={"inputs": 64, "targets": 24}']
 FULL_LM = ["--gin.MIXTURE_OR_TASK_NAME=sotu_full_lm", '--gin.TASK_FEATURE_LENGTHS={"targets": 64}']
@@ -67,18 +67,6 @@ def flags(architecture, objective, model_dir, steps, *more):
         f"--gin.TRAIN_STEPS={steps}",
         *more,
     ]
-
-
-def on_one_device():
-    """The command as a user starts it, on one CPU device."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": "--xla_backend_optimization_level=0"}
-    return {"args": [sys.executable, "-m", "t5x_lab"], "env": environment}
-
-
-def start(argv, log="log"):
-    command = on_one_device()
-    with open(log, "ab") as file:
-        return subprocess.Popen([*command["args"], *argv], env=command["env"], stdout=file, stderr=file, start_new_session=True)
 
 
 def losses(model_dir, split="train"):
@@ -164,16 +152,15 @@ def test_the_tutorial_works_as_it_is_written():
     open("my_text.txt", "w").write(
         "\n".join(f"It is line {n} of a text that somebody wrote, and it goes on." for n in range(900))
     )
-    command = on_one_device()
-    argv = [*command["args"], "train", "--gin_file=my_run.gin", "--gin.CHECKPOINT_PERIOD=20"]
+    argv = ["train", "--gin_file=my_run.gin", "--gin.CHECKPOINT_PERIOD=20"]
     for tokens in (20_000, 25_000):  # the second time it is continued
-        done = subprocess.run([*argv, f"--gin.TRAIN_TOKENS={tokens}"], env=command["env"], capture_output=True, text=True)
+        done = commands.run(*argv, f"--gin.TRAIN_TOKENS={tokens}")
         assert done.returncode == 0, done.stderr
         train = [line for line in read_metrics("runs/mine") if line["split"] == "train"]
         assert train[-1]["tokens_processed"] >= tokens > train[-2]["tokens_processed"]
     assert "Continuing after step" in done.stderr
     assert train[-1]["loss"] < train[0]["loss"] - 1
-    changed = subprocess.run([*argv, "--gin.shifted_tokens.rate=0.1"], env=command["env"], capture_output=True, text=True)
+    changed = commands.run(*argv, "--gin.shifted_tokens.rate=0.1")
     assert changed.returncode == 2 and "was trained with OBJECTIVE" in changed.stderr, changed.stderr
 
 
@@ -188,10 +175,8 @@ def test_tokens_are_counted_for_each_task_of_a_mixture():
         "--gin.MIXTURE_OR_TASK_NAME=mixed",
         '--gin.TASK_FEATURE_LENGTHS={"inputs": 64, "targets": 64}',
     ]
-    command = on_one_device()
     for steps in (3, 5):
-        argv = flags("encoder_decoder", data, "run", steps, "--gin.CHECKPOINT_PERIOD=3")
-        done = subprocess.run([*command["args"], *argv], env=command["env"], capture_output=True, text=True)
+        done = commands.run(*flags("encoder_decoder", data, "run", steps, "--gin.CHECKPOINT_PERIOD=3"))
         assert done.returncode == 0, done.stderr
     for line in [line for line in read_metrics("run") if line["split"] == "train"]:
         counts = {name: line[f"tokens_processed/{name}"] for name in ("sotu_span_corruption", "sotu_deshuffling")}
@@ -213,31 +198,28 @@ def test_an_encoder_alone_predicts_in_place_and_does_not_generate():
 def test_a_run_killed_at_random_moments_has_the_losses_of_one_that_never_was():
     more = ["--gin.CHECKPOINT_PERIOD=7", "--gin.EVAL_PERIOD=1000", "--gin.DROPOUT_RATE=0.1"]
     argv = lambda name: flags("causal_decoder", FULL_LM, name, 40, *more)
-    assert start(argv("whole")).wait() == 0
+    assert Command(*argv("whole")).wait() == 0
     rng = random.Random(0)
     for _ in range(2):
         begun = max(losses("killed"), default=0)
-        process = start(argv("killed"))
-        while process.poll() is None and max(losses("killed"), default=0) <= begun + 8:
-            time.sleep(0.05)
+        process = Command(*argv("killed"))
+        process.wait_until(lambda begun=begun: max(losses("killed"), default=0) > begun + 8)
         time.sleep(rng.random() * 0.5)
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
         process.wait()
-    assert start(argv("killed")).wait() == 0
+    assert Command(*argv("killed")).wait() == 0
     assert losses("killed") == losses("whole") and len(losses("whole")) == 40
     assert "Continuing after step" in open("log").read()
 
 
 def test_sigterm_saves_and_exits_with_3_and_the_run_goes_on():
     argv = flags("causal_decoder", FULL_LM, "run", 100_000, "--gin.CHECKPOINT_PERIOD=100000")
-    process = start(argv)
-    while process.poll() is None and len(losses("run")) < 5:
-        time.sleep(0.05)
+    process = Command(*argv)
+    process.wait_until(lambda: len(losses("run")) >= 5)
     process.terminate()
-    assert process.wait() == 3, open("log").read()
+    assert process.wait() == 3, process.output()
     saved = int(os.listdir("run/checkpoints")[0])
-    assert saved == max(losses("run")) and "stopped by SIGTERM" in open("log").read()
+    assert saved == max(losses("run")) and "stopped by SIGTERM" in process.output()
     assert main(flags("causal_decoder", FULL_LM, "run", saved + 2)) == 0
     assert max(losses("run")) == saved + 2
 
@@ -295,8 +277,8 @@ def test_a_users_own_task_and_mixture_with_rates(tmp_path):
     (tmp_path / "my_tasks.py").write_text(MY_TASKS)
     (tmp_path / "words.txt").write_text("".join(f"word {n}\tnumber {n}\n" for n in range(50)))
     mixture = ["--gin_bindings=import my_tasks", "--gin.MIXTURE_OR_TASK_NAME=my_mixture", SPANS[1]]
-    process = start(flags("encoder_decoder", mixture, "run", 4))
-    assert process.wait() == 0, open("log").read()
+    done = commands.run(*flags("encoder_decoder", mixture, "run", 4))
+    assert done.returncode == 0, done.stderr
     assert set(losses("run", "eval/my_words")) == {4} and set(losses("run", "eval/sotu_span_corruption")) == {4}
 
 
@@ -436,21 +418,8 @@ def test_inference_input_that_cannot_be_read_names_file_and_line(name, content, 
         read_examples("x.jsonl", "score")
 
 
-def start_two(*argv, log="two"):
-    """Two real processes over loopback with Gloo, one device each."""
-    command, processes = on_one_device(), []
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    for index in range(2):
-        place = [f"--coordinator_address=localhost:{port}", "--num_processes=2", f"--process_id={index}"]
-        with open(f"{log}{index}.log", "wb") as file:
-            processes.append(subprocess.Popen([*command["args"], *argv, *place], env=command["env"], stdout=file, stderr=file))
-    return processes
-
-
 def start_two_processes(model_dir, steps, *more):
-    return start_two(*flags("causal_decoder", FULL_LM, model_dir, steps, *more), log=model_dir)
+    return commands.start_two(*flags("causal_decoder", FULL_LM, model_dir, steps, *more), log=model_dir)
 
 
 def test_two_processes_work_like_one(capsys):
@@ -461,10 +430,9 @@ def test_two_processes_work_like_one(capsys):
         return flags("causal_decoder", FULL_LM, model_dir, steps, f"--gin.MESH={mesh}", *more)
 
     def two(*argv):
-        processes = start_two(*argv)
-        logs = [open(f"two{index}.log") for index in range(2)]
-        assert [process.wait() for process in processes] == [0, 0], "".join(log.read() for log in logs)
-        return [log.read() for log in logs]
+        processes = commands.start_two(*argv)
+        assert [process.wait() for process in processes] == [0, 0], "".join(process.output() for process in processes)
+        return [process.output() for process in processes]
 
     assert main(train("alone", 9, "fsdp=8")) == 0
     two(*train("mixed", 3, "fsdp=2"))
@@ -487,33 +455,35 @@ def test_two_processes_work_like_one(capsys):
 
 def test_a_full_disk_stops_nothing_until_the_end_and_loses_nothing():
     """Files that may not grow beyond 4,000 bytes stand in for the disk; they may again once the run is asked to stop."""
-    command = on_one_device()
-    argv = flags("causal_decoder", FULL_LM, "run", 100_000, "--gin.CHECKPOINT_PERIOD=20")
-    process = subprocess.Popen([*command["args"], *argv], env=command["env"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    os.mkfifo("pipe")  # has no size, so that the log is whole
+    log: list[str] = []
+    reader = threading.Thread(target=lambda: log.append(pathlib.Path("pipe").read_text()))
+    reader.start()
+    process = Command(*flags("causal_decoder", FULL_LM, "run", 100_000, "--gin.CHECKPOINT_PERIOD=20"), log="pipe")
     limit = lambda size: resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
-    while process.poll() is None and len(losses("run")) < 45:
-        time.sleep(0.1)
+    process.wait_until(lambda: len(losses("run")) >= 45)
     limit(4000)
     before = len(losses("run"))
     time.sleep(3)
     process.terminate()
     time.sleep(1)
-    assert process.poll() is None and {"20", "40"} <= set(os.listdir("run/checkpoints"))
+    assert process.is_running() and {"20", "40"} <= set(os.listdir("run/checkpoints"))
     limit(resource.RLIM_INFINITY)
-    log = process.communicate()[1].decode()
-    assert process.returncode == 3, log
+    status = process.wait()
+    reader.join()
+    assert status == 3, log[0]
     last = finished_steps("run")[-1]
-    assert "could not be saved" in log and f"Saving works again: step {last} is saved" in log and "Traceback" not in log, log
+    assert "could not be saved" in log[0] and f"Saving works again: step {last} is saved" in log[0], log[0]
+    assert "Traceback" not in log[0], log[0]
     assert list(losses("run")) == list(range(1, last + 1)) and last > before
 
 
 def test_ctrl_c_in_one_of_two_processes_saves_and_stops_both():
     """It becomes a SIGTERM, which JAX tells the other process."""
     processes = start_two_processes("two", 100_000, "--gin.CHECKPOINT_PERIOD=100000")
-    while all(process.poll() is None for process in processes) and len(losses("two")) < 5:
-        time.sleep(0.1)
+    processes[0].wait_until(lambda: len(losses("two")) >= 5)
     processes[1].send_signal(signal.SIGINT)
-    assert [process.wait() for process in processes] == [3, 3], open("two0.log").read() + open("two1.log").read()
+    assert [process.wait() for process in processes] == [3, 3], "".join(process.output() for process in processes)
     (saved,) = os.listdir("two/checkpoints")
     assert int(saved) == max(losses("two"))
 
@@ -522,8 +492,7 @@ def test_ctrl_c_in_one_of_two_processes_saves_and_stops_both():
 def test_a_process_that_dies_ends_the_other_with_a_message(killed):
     """Process 0 leads, process 1 follows; neither waits for the other's ghost."""
     processes = start_two_processes("two", 100_000, "--gin.CHECKPOINT_PERIOD=5")
-    while all(process.poll() is None for process in processes) and len(losses("two")) < 8:
-        time.sleep(0.1)
+    processes[0].wait_until(lambda: len(losses("two")) >= 8)
     processes[killed].kill()
     assert processes[1 - killed].wait(timeout=60) not in (0, 2, 3)
     log = open(f"two{1 - killed}.log").read()
@@ -533,9 +502,8 @@ def test_a_process_that_dies_ends_the_other_with_a_message(killed):
 def test_a_profile_is_written_and_goodput_survives_a_restart():
     """Goodput against its definition: productive seconds over all since the first start, the pause between two included."""
     for steps in (8, 12):
-        command = on_one_device()
         argv = flags("causal_decoder", FULL_LM, "run", steps, "--gin.PROFILE_STEPS=2", "--gin.CHECKPOINT_PERIOD=4")
-        assert subprocess.run([*command["args"], *argv], env=command["env"]).returncode == 0
+        assert Command(*argv).wait() == 0
         time.sleep(3)
     trace = next(pathlib.Path("run/profile").rglob("*.xplane.pb"))
     planes = jax.profiler.ProfileData.from_file(str(trace)).planes

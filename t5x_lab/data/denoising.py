@@ -3,6 +3,7 @@
 Nothing here imports TensorFlow before the SeqIO preprocessors are asked for.
 """
 
+import bisect
 import dataclasses
 import functools
 import itertools
@@ -135,10 +136,11 @@ class Denoising(Objective):
             for side, limit in limits.items():
                 n = _iid_fit(self.noise_density, self._costs(side), limit, n)
             return n
-        n = 1
-        while all(self._most(n + 1, side) <= limit for side, limit in limits.items()):
-            n += 1
-        return n
+        is_too_long = lambda n: any(self._most(n, side) > limit for side, limit in limits.items())
+        most = 2
+        while not is_too_long(most):
+            most *= 2
+        return 1 + bisect.bisect_left(range(2, most), True, key=is_too_long)
 
     @property
     def _mode_tokens(self) -> int:
@@ -204,7 +206,7 @@ def _iid_lengths(density: float, costs: tuple[int, int, int], limit: int) -> Ite
     spans of it, of which there may be one more: so one is paid at the start.
     """
     text, noise, span = costs
-    shifted = lambda chances, by: np.pad(chances, (by, 0))[: limit + 1]
+    shifted = lambda chances, by: np.concatenate([np.zeros(by), chances[: len(chances) - by]]) if by else chances
     in_text, in_noise = np.zeros((2, limit + 1))
     in_text[min(span, limit)] = 1.0
     while True:

@@ -140,7 +140,7 @@ def beam_search(
     beams = jax.lax.while_loop(may_improve, write_one, beams)
     # Unfinished ones take the places that no finished one has.
     is_done = beams.done_scores > _NEVER / 2
-    place = jnp.maximum(jnp.arange(size) - jnp.sum(is_done, axis=1, keepdims=True), 0)
+    place = jnp.maximum(jnp.arange(size)[None] - jnp.sum(is_done, axis=1, keepdims=True), 0)
     live = jnp.take_along_axis(beams.live, place[..., None], axis=1)
     live_scores = jnp.take_along_axis(beams.live_scores, place, axis=1) / most
     return jnp.where(is_done[..., None], beams.done, live), jnp.where(is_done, beams.done_scores, live_scores)

@@ -1,7 +1,7 @@
 """A model for lm-eval (EleutherAI), which `t5x_lab harness` runs.
 
 What a context is depends on the architecture: the encoder's input, or the decoder's prefix, which a prefix decoder reads both
-ways. As lm-eval does it, context and continuation of an encoder-decoder are tokenised separately, those of a decoder as one text.
+ways. As in lm-eval, context and continuation of an encoder-decoder are tokenised separately, those of a decoder as one text.
 """
 
 from collections.abc import Sequence

@@ -33,6 +33,11 @@ def truncated_normal(key: jax.Array, shape: Sequence[int], scaling: str, fan_in:
     return jax.random.truncated_normal(key, -2.0, 2.0, shape) / (0.87962566103423978 * math.sqrt(fan_in))
 
 
+def align(vector: jax.Array, x: jax.Array) -> jax.Array:
+    """A parameter of x's last axes, in x's dtype and with as many axes as x."""
+    return jnp.expand_dims(vector.astype(x.dtype), range(x.ndim - vector.ndim))
+
+
 class Projection(nnx.Module):
     """A matrix between named axes, contracted as an einsum, and a bias where it is given; computed in the input's dtype.
 
@@ -51,7 +56,7 @@ class Projection(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         y = project(x, self.kernel[...].astype(x.dtype), self.equation)
-        return y + self.bias[...].astype(x.dtype) if self.has_bias else y
+        return y + align(self.bias[...], y) if self.has_bias else y
 
 
 class Embedding(nnx.Module):
@@ -78,7 +83,7 @@ class RMSNorm(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         x32 = x.astype(jnp.float32)
         mean_square = jnp.mean(jnp.square(x32), axis=-1, keepdims=True)
-        return (x32 * jax.lax.rsqrt(mean_square + self.epsilon)).astype(x.dtype) * self.scale[...].astype(x.dtype)
+        return (x32 * jax.lax.rsqrt(mean_square + self.epsilon)).astype(x.dtype) * align(self.scale[...], x)
 
 
 class LayerNorm(nnx.Module):
@@ -94,7 +99,7 @@ class LayerNorm(nnx.Module):
         centred = x32 - jnp.mean(x32, axis=-1, keepdims=True)
         variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
         y = (centred * jax.lax.rsqrt(variance + self.epsilon)).astype(x.dtype)
-        return y * self.scale[...].astype(x.dtype) + self.bias[...].astype(x.dtype)
+        return y * align(self.scale[...], x) + align(self.bias[...], x)
 
 
 def make_norm(config: TransformerConfig) -> RMSNorm | LayerNorm:

@@ -54,7 +54,7 @@ class RelativeBias(nnx.Module):
 def sinusoidal(positions_BT: jax.Array, emb_dim: int) -> jax.Array:
     """Float32 [B, T, D]: sines in even columns, cosines in odd ones, wavelengths 2 pi to 20,000 pi (Vaswani et al. 2017)."""
     rate = 10_000.0 ** (-np.arange(0, emb_dim, 2) / emb_dim)
-    angle = positions_BT[..., None].astype(jnp.float32) * rate
+    angle = positions_BT[:, :, None].astype(jnp.float32) * rate[None, None]
     return jnp.stack([jnp.sin(angle), jnp.cos(angle)], axis=-1).reshape(*positions_BT.shape, emb_dim)
 
 
@@ -62,7 +62,7 @@ def rotate(x_BTNH: jax.Array, positions_BT: jax.Array) -> jax.Array:
     """Turns the pair (h, h + H/2) of each head by position * 10,000**(-2h/H), in float32 (Su et al. 2021; Llama's pairing)."""
     half = x_BTNH.shape[-1] // 2
     rate = 10_000.0 ** (-np.arange(half) / half)
-    angle = positions_BT[:, :, None, None].astype(jnp.float32) * rate
+    angle = positions_BT[:, :, None, None].astype(jnp.float32) * rate[None, None, None]
     first, second = jnp.split(x_BTNH.astype(jnp.float32), 2, axis=-1)
     cos, sin = jnp.cos(angle), jnp.sin(angle)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x_BTNH.dtype)

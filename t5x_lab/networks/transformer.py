@@ -133,7 +133,7 @@ class Transformer(nnx.Module):
         slots = inputs.shape[1] + max_tokens
         c.check_length(slots - 1)  # the last token written is not read
         if c.architecture == "prefix_decoder":
-            prefix = jnp.arange(inputs.shape[1]) < num_inputs[:, None]
+            prefix = jnp.arange(inputs.shape[1])[None] < num_inputs[:, None]
         x, rotations = self.embed(inputs, jnp.arange(inputs.shape[1])[None])
         mask = Mask(True, query_prefix=prefix, key_prefix=prefix)
         hidden, keys_values = self.decoder(
@@ -155,7 +155,7 @@ class Transformer(nnx.Module):
 
         A loop over tokens calls `unstack()` once before it begins, and passes the layers.
         """
-        x, rotations = self.embed(tokens, state.position[:, None] + jnp.arange(tokens.shape[1]))
+        x, rotations = self.embed(tokens, state.position[:, None] + jnp.arange(tokens.shape[1])[None])
         hidden, caches = self.decoder.decode(
             self.unstack() if layers is None else layers,
             x,

@@ -151,7 +151,7 @@ def _one_chunk_losses(hidden, matrix, targets, weights, config: CrossEntropy, wi
     Z = jnp.sum(powers, axis=-1)
     log_z = largest + jnp.log(Z)
     # A comparison and a sum instead of a gather: they stay local when the vocabulary is split over devices.
-    is_target = targets[..., None] == jnp.arange(vocab_size)
+    is_target = targets[..., None] == jnp.expand_dims(jnp.arange(vocab_size), range(targets.ndim))
     target_logit = jnp.sum(jnp.where(is_target, logits, 0.0), axis=-1)
     expected = target_logit
     if low:

@@ -3,6 +3,7 @@
 Computed from the descriptions alone, in a second; nothing is read or trained.
 """
 
+import bisect
 import dataclasses
 from collections.abc import Mapping
 
@@ -89,16 +90,23 @@ def _cell(name: str, objective_name: str, model: Model, sentinels: int) -> Cell:
 
 def _lengths_that_fit(name: str, objective: Objective, network, sentinels: int) -> dict[str, int]:
     """The usual lengths; the longest shorter ones, where a model has only so many learned positions."""
-    lengths = dict(LENGTHS.get(name, {"inputs": 512}))
-    (given,) = lengths
-    while True:
-        complete = objective.complete(lengths, network.architecture, sentinels)
+    ((given, usual),) = LENGTHS.get(name, {"inputs": 512}).items()
+    complete = lambda length: objective.complete({given: length}, network.architecture, sentinels)
+
+    def is_too_long(length: int) -> bool:
         try:
-            if isinstance(network, TransformerConfig):
-                network.check_length(max(row_lengths(network.architecture, [complete])))
-            return complete
+            lengths = complete(length)
+        except UserError:  # the objective has no room in so few tokens
+            return False
+        try:
+            network.check_length(max(row_lengths(network.architecture, [lengths])))
         except UserError:
-            lengths[given] -= 1
+            return True
+        return False
+
+    if not isinstance(network, TransformerConfig) or not is_too_long(usual):
+        return complete(usual)
+    return complete(bisect.bisect_left(range(1, usual + 1), True, key=is_too_long))
 
 
 def as_markdown(cells: list[Cell]) -> str:
