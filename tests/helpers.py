@@ -1,5 +1,8 @@
 """Small models and batches that many tests use."""
 
+import functools
+
+import jax
 import numpy as np
 
 from t5x_lab.models.model import Model, ModelConfig
@@ -34,11 +37,24 @@ def tiny_config(name: str, **changes) -> NetworkConfig:
     return TransformerConfig(architecture, **{**sizes, **variant, **changes})
 
 
+@functools.cache
 def tiny_model(name: str, **changes) -> Model:
     return Model(ModelConfig(tiny_config(name, **changes)))
 
 
-def random_batch(architecture: str, rows: int = 8, length: int = 12, seed: int = 0, vocab_size: int = 64) -> dict:
+@functools.cache
+def compiled(function) -> "jax.stages.Wrapped":
+    """A jitted method of a `tiny_model`; tests that ask the same of one share its program."""
+    return jax.jit(function)
+
+
+def random_params(model: Model, seed: int = 0) -> dict:
+    """Weights with which everything matters, biases and scales too; no program is compiled for them."""
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda x: rng.normal(0, 0.3, x.shape).astype(np.float32), model.abstract_params)
+
+
+def random_batch(architecture: str, rows: int = 4, length: int = 12, seed: int = 0, vocab_size: int = 64) -> dict:
     """Unpacked rows of random lengths, padded; a decoder's first tokens are its prefix."""
     architecture = architecture_of(architecture)
     rng = np.random.default_rng(seed)

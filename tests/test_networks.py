@@ -6,7 +6,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import ARCHITECTURES, VARIANTS, architecture_of, pack_rows, random_batch, tiny_config, tiny_model
+from helpers import (
+    ARCHITECTURES,
+    VARIANTS,
+    architecture_of,
+    compiled,
+    pack_rows,
+    random_batch,
+    random_params,
+    tiny_config,
+    tiny_model,
+)
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.decoding.generation import complete, generate, start
@@ -14,13 +24,11 @@ from t5x_lab.decoding.sampling import SamplingConfig, choose
 from t5x_lab.models.model import Model, ModelConfig
 from t5x_lab.ops.attention import expand_mask
 
-# A decoder's are quick enough for every edit; the others run with the whole suite.
-SOME_SLOW = ["prefix_decoder", *(pytest.param(name, marks=pytest.mark.slow) for name in ("causal_decoder", "encoder_decoder"))]
-BIASES = ["shared", pytest.param("per_layer", marks=pytest.mark.slow)]
 
-
-@pytest.mark.parametrize("relative_bias", BIASES)
-@pytest.mark.parametrize("architecture", SOME_SLOW)
+@pytest.mark.parametrize(
+    "architecture, relative_bias",
+    [("prefix_decoder", "per_layer"), pytest.param("encoder_decoder", "shared", marks=pytest.mark.slow)],
+)
 def test_scanned_unrolled_and_rematerialised_give_equal_losses_and_gradients(architecture, relative_bias):
     batch = random_batch(architecture)
     reference = None
@@ -31,56 +39,51 @@ def test_scanned_unrolled_and_rematerialised_give_equal_losses_and_gradients(arc
         {"scan_layers": False, "remat_policy": "minimal"},
     ):
         model = tiny_model(architecture, relative_bias=relative_bias, dropout_rate=0.1, **changes)
-        params = jax.jit(model.init)(jax.random.key(0))
         objective = lambda p: model.loss(p, batch, dropout_key=jax.random.key(1)).objective
-        result = jax.jit(jax.value_and_grad(objective))(params)
-        if reference is None:
-            reference = result
+        result = jax.jit(jax.value_and_grad(objective))(random_params(model))
+        reference = reference or result
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6), result, reference)
 
 
 @pytest.mark.parametrize("architecture", [*ARCHITECTURES, *VARIANTS])
-def test_packed_examples_have_the_losses_they_have_alone(architecture):
+def test_packed_examples_have_the_logits_they_have_alone(architecture):
     model = tiny_model(architecture)
-    params = jax.jit(model.init)(jax.random.key(0))
-    loss = jax.jit(model.loss)
-    batch = random_batch(architecture, rows=4)
-    alone = [loss(params, {name: x[row : row + 1] for name, x in batch.items()}) for row in (1, 2)]
+    params, logits = random_params(model), compiled(model.logits)
+    batch = random_batch(architecture)
+    alone = logits(params, batch)
     packed = pack_rows(batch, 1, 2, architecture)
-    for segment, expected in enumerate(alone, start=1):
-        weights = packed["decoder_loss_weights"] * (packed["decoder_segment_ids"] == segment)
-        got = loss(params, {**packed, "decoder_loss_weights": weights})
-        np.testing.assert_allclose(got.loss, expected.loss, rtol=1e-5)
-        np.testing.assert_allclose(got.z_loss, expected.z_loss, rtol=1e-5)
+    together, segments = logits(params, packed)[0], packed["decoder_segment_ids"][0]
+    for segment, row in ((1, 1), (2, 2)):
+        length = int((segments == segment).sum())
+        np.testing.assert_allclose(together[segments == segment], alone[row, :length], rtol=1e-4, atol=1e-5)
 
 
 def test_a_prefix_decoder_is_a_causal_decoder_with_one_flag():
     causal, prefix = tiny_model("causal_decoder"), tiny_model("prefix_decoder")
     assert jax.tree.structure(causal.abstract_params) == jax.tree.structure(prefix.abstract_params)
-    params = jax.jit(causal.init)(jax.random.key(0))
-    batch = random_batch("prefix_decoder")
-    assert not np.allclose(jax.jit(causal.logits)(params, batch), jax.jit(prefix.logits)(params, batch))
-    del batch["decoder_causal_attention"]
-    np.testing.assert_array_equal(jax.jit(causal.logits)(params, batch), jax.jit(prefix.logits)(params, batch))
+    params, batch = random_params(causal), random_batch("prefix_decoder")
+    plain = compiled(causal.logits)(params, batch)
+    assert not np.allclose(plain, compiled(prefix.logits)(params, batch))
+    no_prefix = {**batch, "decoder_causal_attention": np.zeros_like(batch["decoder_causal_attention"])}
+    np.testing.assert_array_equal(plain, compiled(prefix.logits)(params, no_prefix))
 
 
 def test_a_bidirectional_bias_tells_right_from_left():
     batch = random_batch("prefix_decoder")
     one, two = tiny_model("prefix_decoder"), tiny_model("prefix_decoder", bidirectional_bias=True)
-    params = jax.jit(one.init)(jax.random.key(0))
-    assert not np.allclose(jax.jit(one.logits)(params, batch), jax.jit(two.logits)(params, batch))
+    params = random_params(one)
+    assert not np.allclose(compiled(one.logits)(params, batch), compiled(two.logits)(params, batch))
 
 
 @pytest.mark.parametrize("architecture", [*ARCHITECTURES, *VARIANTS])
 def test_no_target_sees_its_future(architecture):
     model = tiny_model(architecture)
-    params = jax.jit(model.init)(jax.random.key(0))
-    batch = random_batch(architecture, length=10)
+    params, logits = random_params(model), compiled(model.logits)
+    batch = random_batch(architecture)
     batch["decoder_target_tokens"] = np.maximum(batch["decoder_target_tokens"], 2)
     batch["decoder_input_tokens"] = np.pad(batch["decoder_target_tokens"], ((0, 0), (1, 0)))[:, :-1]
     changed = {**batch, "decoder_input_tokens": batch["decoder_input_tokens"].copy()}
     changed["decoder_input_tokens"][:, 7:] = 3
-    logits = jax.jit(model.logits)
     before, after = logits(params, batch), logits(params, changed)
     np.testing.assert_array_equal(before[:, :7], after[:, :7])
     assert not np.allclose(before[:, 7:], after[:, 7:])
@@ -94,9 +97,8 @@ def test_no_target_sees_its_future(architecture):
         *(
             pytest.param(name, changes, marks=pytest.mark.slow)
             for name, changes in [
-                *((name, {"relative_bias": "per_layer"}) for name in ARCHITECTURES),
-                ("causal_decoder", {}),
                 ("encoder_decoder", {}),
+                ("causal_decoder", {"relative_bias": "per_layer"}),
                 ("prefix_decoder", {"bidirectional_bias": True}),
                 *((name, {}) for name in VARIANTS if name != "lstm"),
             ]
@@ -105,31 +107,34 @@ def test_no_target_sees_its_future(architecture):
 )
 def test_cached_decoding_equals_running_the_whole_sequence_again(name, changes):
     model, architecture = tiny_model(name, **changes), architecture_of(name)
-    params = jax.jit(model.init)(jax.random.key(0))
+    params = random_params(model)
     rng = np.random.default_rng(0)
-    lengths = np.array([5, 1, 8, 3])
-    prompts = np.where(np.arange(8) < lengths[:, None], rng.integers(2, 64, (4, 8)), 0).astype(np.int32)
+    lengths = np.array([5, 1, 4, 3])
+    prompts = np.where(np.arange(5) < lengths[:, None], rng.integers(2, 64, (4, 5)), 0).astype(np.int32)
 
     tokens, log_probs = jax.jit(lambda params, x: complete(model, params, x, 0, 7, SamplingConfig(), 1))(params, prompts)
-    logits_of = jax.jit(model.logits)
-    padded = lambda ids: np.pad(np.array(ids, np.int32), (0, 16 - len(ids)))[None]  # one shape, one program
-    for row in range(4):
-        prompt, written = list(prompts[row, : lengths[row]]), []
-        for i in range(7):
-            before = written if architecture == "encoder_decoder" else prompt + written
-            batch = {"decoder_input_tokens": padded([0, *before])}
-            if architecture == "encoder_decoder":
-                batch["encoder_input_tokens"] = padded(prompt)
-            else:
-                batch["decoder_causal_attention"] = (np.arange(16) <= len(prompt)).astype(np.int32)[None]
-            last = logits_of(params, batch)[0, len(before)]
+    logits_of = compiled(model.logits)
+    for i in range(7):  # all rows at once, in the shape of `random_batch`
+        batch = {"decoder_input_tokens": np.zeros((4, 12), np.int32)}
+        if architecture == "encoder_decoder":
+            batch["encoder_input_tokens"] = np.pad(prompts, ((0, 0), (0, 11)))
+        else:
+            batch["decoder_causal_attention"] = (np.arange(12) <= lengths[:, None]).astype(np.int32)
+        before = [
+            [*([] if architecture == "encoder_decoder" else prompts[row, :n]), *tokens[row, :i]]
+            for row, n in enumerate(lengths)
+        ]
+        for row, ids in enumerate(before):
+            batch["decoder_input_tokens"][row, 1 : len(ids) + 1] = ids
+        logits = logits_of(params, batch)
+        for row, ids in enumerate(before):
+            if 1 in tokens[row, :i]:
+                assert tokens[row, i] == 0
+                continue
+            last = logits[row, len(ids)]
             token = int(jnp.argmax(last))
             assert int(tokens[row, i]) == token
-            np.testing.assert_allclose(log_probs[row, i], jax.nn.log_softmax(last)[token], atol=2e-5)
-            written.append(token)
-            if token == 1:
-                assert not tokens[row, i + 1 :].any()
-                break
+            np.testing.assert_allclose(log_probs[row, i], jax.nn.log_softmax(last)[token], atol=1e-4)
 
 
 def test_a_row_stops_at_its_end_token_while_others_go_on():
@@ -170,7 +175,7 @@ def test_decoder_mask_of_a_prefix_example_written_by_hand():
         "decoder_causal_attention": np.array([[1, 1, 1, 1, 0, 0, 0]]),
     }
     model = tiny_model("prefix_decoder")
-    network = model.network(jax.jit(model.init)(jax.random.key(0)))
+    network = model.network(random_params(model))
     mask, _ = network.decoder_masks({name: jnp.asarray(x) for name, x in batch.items()})
     expected = [
         [1, 1, 1, 1, 0, 0, 0],
@@ -186,28 +191,29 @@ def test_decoder_mask_of_a_prefix_example_written_by_hand():
 
 def test_dtypes_of_activations_and_logits():
     model = tiny_model("encoder_decoder", dtype="bfloat16")
-    params = jax.jit(model.init)(jax.random.key(0))
-    batch = random_batch("encoder_decoder")
+    params, batch = random_params(model), random_batch("encoder_decoder")
     assert jax.eval_shape(model.logits, params, batch).dtype == jnp.float32
-    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(params))
-    exact = Model(ModelConfig(tiny_config("encoder_decoder")))
-    np.testing.assert_allclose(jax.jit(model.loss)(params, batch).loss, jax.jit(exact.loss)(params, batch).loss, rtol=0.02)
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(model.abstract_params))
+    exact = compiled(tiny_model("encoder_decoder").logits)(params, batch)
+    np.testing.assert_allclose(compiled(model.logits)(params, batch), exact, atol=0.05 * float(jnp.abs(exact).max()))
 
 
 def test_initialisation_has_t5s_scales():
     config = dataclasses.replace(
-        tiny_config("encoder_decoder"), emb_dim=256, head_dim=64, num_heads=8, mlp_dim=512, vocab_size=512
+        tiny_config("encoder_decoder"), emb_dim=128, head_dim=32, num_heads=8, mlp_dim=256, vocab_size=512
     )
     params = jax.jit(Model(ModelConfig(config)).init)(jax.random.key(0))
     layers = params["decoder"]["layers"]
-    deviation = lambda x: float(jnp.std(x))
-    assert deviation(params["token_embedder"]["embedding"]) == pytest.approx(1.0, rel=0.02)
-    assert deviation(layers["self_attention"]["query"]["kernel"]) == pytest.approx((256 * 64) ** -0.5, rel=0.02)
-    assert deviation(layers["self_attention"]["key"]["kernel"]) == pytest.approx(256**-0.5, rel=0.02)
-    assert deviation(layers["self_attention"]["out"]["kernel"]) == pytest.approx(512**-0.5, rel=0.02)
-    assert deviation(layers["mlp"]["wo"]["kernel"]) == pytest.approx(512**-0.5, rel=0.02)
-    assert deviation(params["logits_dense"]["kernel"]) == pytest.approx(256**-0.5, rel=0.02)
-    first, second = layers["mlp"]["wo"]["kernel"][:2]
+    for kernel, deviation in (
+        (params["token_embedder"]["embedding"], 1.0),
+        (layers["self_attention"]["query"]["kernel"], (128 * 32) ** -0.5),
+        (layers["self_attention"]["key"]["kernel"], 128**-0.5),
+        (layers["self_attention"]["out"]["kernel"], 256**-0.5),
+        (layers["mlp"]["wo"]["kernel"], 256**-0.5),
+        (params["logits_dense"]["kernel"], 128**-0.5),
+    ):
+        assert float(np.std(kernel)) == pytest.approx(deviation, rel=0.02)
+    first, second = np.asarray(layers["mlp"]["wo"]["kernel"])[:2]
     assert not np.allclose(first, second)
 
 
