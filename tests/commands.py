@@ -89,6 +89,21 @@ def run(*argv: str, environment: dict | None = None) -> Done:
     return done
 
 
+def call(function, *args):
+    """What a function of a test module returns in another process."""
+    ours, theirs = _server.Pipe(duplex=False)
+    process = _server.Process(target=_call, args=(theirs, function, args))
+    process.start()
+    theirs.close()
+    result = ours.recv()
+    process.join()
+    return result
+
+
+def _call(pipe, function, args) -> None:
+    pipe.send(function(*args))
+
+
 def start_two(*argv: str, log: str = "two") -> list[Command]:
     """The command as two real processes that work as one, over loopback with Gloo, one device each."""
     with socket.socket() as free:

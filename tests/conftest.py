@@ -21,15 +21,9 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
 
 import jax
 import pytest
-from hypothesis import settings
 
 jax.config.update("jax_default_matmul_precision", "highest")
 jax.config.update("jax_numpy_rank_promotion", "raise")
-
-# The same cases every time; benchmarks/properties.py draws many others.
-settings.register_profile("same", derandomize=True, database=None, deadline=None, max_examples=20)
-settings.register_profile("long", derandomize=False, database=None, deadline=None, max_examples=1000)
-settings.load_profile("same")
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared" / "data"

@@ -1,12 +1,23 @@
 """Small models and batches that many tests use."""
 
 import functools
+import os
 
 import jax
 import numpy as np
+from hypothesis import Phase, settings
 
 from t5x_lab.models.model import Model, ModelConfig
 from t5x_lab.networks.config import LstmConfig, NetworkConfig, TransformerConfig
+
+SCALE = int(os.environ.get("PROPERTY_SCALE", "1"))  # benchmarks/properties.py draws many more cases, other ones each time
+
+
+def cases(number: int, shrink: bool = True) -> settings:
+    """How many cases a property test draws: the same ones in every run of the tests."""
+    phases = tuple(Phase) if shrink else (Phase.explicit, Phase.generate)
+    return settings(max_examples=number * SCALE, derandomize=SCALE == 1, database=None, deadline=None, phases=phases)
+
 
 ARCHITECTURES = ("encoder_decoder", "causal_decoder", "prefix_decoder")
 # Further networks, as changes of one of these.

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import architecture_of, tiny_config, tiny_model
+from helpers import architecture_of, cases, tiny_config, tiny_model
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -297,6 +297,7 @@ def test_a_mesh_of_devices_writes_and_scores_the_same(name):
     np.testing.assert_allclose(found[0][1], found[1][1], rtol=1e-4)
 
 
+@cases(100)
 @given(st.integers(1, 5000), st.sampled_from([4, 16]))
 def test_buckets_hold_their_lengths_are_few_and_waste_little(length, least):
     assert length <= bucket(length, least) < max(1.25 * length + 1, length + least)

@@ -101,7 +101,9 @@ def _places(examples: tf.Tensor, limits: list[int]) -> tuple[tf.Tensor, tf.Tenso
 
 
 def first_fit(sizes: np.ndarray, limits: list[int]) -> np.ndarray:
-    """Puts each example into the first of the last ten rows with room that has enough of it in every stream.
+    """Puts each example into the first open row with enough room in every stream, else into a new one.
+
+    A row is closed when it is full in any stream, and when there are ten newer open ones.
 
     Args:
       sizes: int [examples, streams].
@@ -119,11 +121,12 @@ def first_fit(sizes: np.ndarray, limits: list[int]) -> np.ndarray:
                 break
         else:
             found = [num_rows, 0, [0] * len(limits)]
-            open_rows = [*open_rows[-LOOK_BACK + 1 :], found]
+            open_rows.append(found)
             num_rows += 1
         row, segments, used = found
         place[example] = [row, segments + 1]
         found[1], found[2] = segments + 1, [a + b for a, b in zip(used, size, strict=True)]
         if any(used == limit for used, limit in zip(found[2], limits, strict=True)):
             open_rows.remove(found)  # it is full
+        del open_rows[:-LOOK_BACK]
     return place
