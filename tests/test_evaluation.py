@@ -164,7 +164,7 @@ def test_training_and_eval_measure_the_tasks_own_metrics(inside, capsys):
     assert list(found) == ["75", "150"] and found["150"]["infer/known"]["exact"] == 1.0
     assert found["150"]["infer/known"]["mean_score"] == pytest.approx(own, abs=1e-4)
     assert found["150"]["eval/known"]["accuracy"] == 1.0
-    lines = [json.loads(line) for line in open("run/inference/known-150.jsonl")]
+    lines = [json.loads(line) for line in pathlib.Path("run/inference/known-150.jsonl").read_text().splitlines()]
     assert [(x["inputs"], x["targets"], x["prediction"]) for x in lines] == list(zip(QUESTIONS, ANSWERS, ANSWERS, strict=True))
     assert main(["eval", "--model_dir=run", "--gin.MIXTURE_OR_TASK_NAME=both_known", "--step=new", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -179,10 +179,10 @@ def test_training_and_eval_measure_the_tasks_own_metrics(inside, capsys):
 def test_infer_on_a_task_a_mixture_and_ranked_choices(inside, tmp_path, capsys):
     command = ["infer", "--model_dir=run", "--batch_size=2", "--max_tokens=8"]
     assert main([*command, "--task=known", f"--output={tmp_path}/known.jsonl"]) == 0
-    lines = [json.loads(line) for line in open(tmp_path / "known.jsonl")]
+    lines = [json.loads(line) for line in pathlib.Path(tmp_path / "known.jsonl").read_text().splitlines()]
     assert [x["prediction"] for x in lines] == ANSWERS == [x["targets"] for x in lines]
     assert main([*command, "--task=both_known", "--mode=score", f"--output={tmp_path}/scored.jsonl"]) == 0
-    lines = [json.loads(line) for line in open(tmp_path / "scored.jsonl")]
+    lines = [json.loads(line) for line in pathlib.Path(tmp_path / "scored.jsonl").read_text().splitlines()]
     run = t5x_lab.load("run")
     np.testing.assert_allclose([x["score"] for x in lines], np.tile(run.score(QUESTIONS, ANSWERS, eos=True), 2), atol=1e-4)
     assert [x["task"] for x in lines] == ["known"] * 12 + ["known_too"] * 12 and all(x["is_greedy"] for x in lines)
@@ -243,7 +243,7 @@ def test_infer_killed_twice_writes_every_example_once(inside, tmp_path):
     assert kills == 2 and process.returncode == 0 and 0 < line_counts[0] < line_counts[1] < 400
     assert subprocess.run([*command, f"--output={tmp_path}/whole.jsonl"], env=environment, check=False).returncode == 0
     assert output.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
-    assert [json.loads(x)["inputs"] for x in output.open()] == (tmp_path / "in.txt").read_text().splitlines()
+    assert [json.loads(x)["inputs"] for x in output.read_text().splitlines()] == (tmp_path / "in.txt").read_text().splitlines()
 
 
 @pytest.mark.parametrize(
@@ -365,7 +365,7 @@ def copa(folder):
     if not source.exists():
         pytest.skip("needs ../shared/data/eval/superglue, which is not here")
     word = {"cause": "because", "effect": "therefore"}
-    records = [json.loads(line) for line in source.open()]
+    records = [json.loads(line) for line in source.read_text().splitlines()]
     for r in records:
         r["context"] = r["premise"].rstrip(".") + " " + word[r["question"]]
         r["choices"] = [r["choice1"][0].lower() + r["choice1"][1:], r["choice2"][0].lower() + r["choice2"][1:]]
@@ -377,7 +377,7 @@ def copa(folder):
 
 def samples_of(folder, task):
     (path,) = folder.rglob(f"samples_{task}_*.jsonl")
-    rows = [json.loads(line) for line in path.open()]
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
     return sorted(rows, key=lambda row: row["doc_id"])
 
 

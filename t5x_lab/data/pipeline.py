@@ -135,6 +135,7 @@ def _examples(dataset: tf.data.Dataset, part: Part, number: int, tasks: Weighted
         return dataset  # has all of it
     with_pairs = any(other.pairs for other in tasks.parts)
 
+    @tf.autograph.experimental.do_not_convert
     def common(example):
         names = [name for name in ("inputs", "targets", "loss_weights") if name in part.task.output_features]
         features = {name: tf.cast(example[name], tf.int32) for name in names}

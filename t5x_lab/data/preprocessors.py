@@ -16,6 +16,9 @@ from t5x_lab.data.denoising import Denoising
 from t5x_lab.data.objective import Lengths
 from t5x_lab.data.vocabularies import special_ids
 
+# Made of TensorFlow's own operations, with nothing for AutoGraph to convert: that would take seconds at every start.
+as_it_is = tf.autograph.experimental.do_not_convert
+
 MAX_DOCUMENT = 65_536  # tokens; of longer documents a random part is taken (t5's number)
 MERGED_DOCUMENTS = 128
 
@@ -34,6 +37,7 @@ def chunks(
     bounds = np.cumsum(rates) / np.sum(rates)
 
     @seqio.map_over_dataset(num_seeds=1)
+    @as_it_is
     def cut(document, seed):
         tokens = document["targets"]
         n = tf.size(tokens)
@@ -59,6 +63,7 @@ def chunks(
 
 
 @seqio.map_over_dataset(num_seeds=1)
+@as_it_is
 def split_anywhere(chunk, seed):
     """A chunk into inputs and targets, at a point uniform in 1 … n-1 of its n tokens."""
     tokens = chunk["targets"]
@@ -74,6 +79,7 @@ def split_pairs(length: int) -> Callable:
     """
 
     @seqio.map_over_dataset(num_seeds=1)
+    @as_it_is
     def join(pair, seed):
         tokens, sizes = pair["targets"].values, tf.cast(pair["targets"].row_lengths(), tf.int32)
         one, other = sizes[0], tf.reduce_sum(sizes[1:])  # the last chunk may be alone
@@ -102,6 +108,7 @@ def denoise(objectives: Sequence[Denoising], lengths: Lengths, sentinels: int) -
 
     def add_noise(dataset: tf.data.Dataset, output_features) -> tf.data.Dataset:
         @seqio.map_over_dataset(num_seeds=1)
+        @as_it_is
         def one(chunk, seed):
             kinds = [functools.partial(_noisy, o, sentinels, chunk, seed, output_features) for o in objectives]
             example = kinds[0]() if len(kinds) == 1 else tf.switch_case(chunk["kind"], kinds)
@@ -181,6 +188,7 @@ def mask_in_place(noise_density: float) -> Callable:
         vocabulary = output_features["inputs"].vocabulary
 
         @seqio.map_over_dataset(num_seeds=1)
+        @as_it_is
         def one(chunk, seed):
             tokens, seeds = chunk["targets"], tf.unstack(tf.random.split(seed, 3))
             noise = t5.iid_noise_mask(tf.size(tokens), noise_density, seeds[:1])

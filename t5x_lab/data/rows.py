@@ -40,6 +40,7 @@ def batches_of_rows(
       `<stream>_positions` (from 0 in each segment).
     """
 
+    @tf.autograph.experimental.do_not_convert
     def to_rows(group):
         group = _apart({name: x if name == "first" else _as_ragged(x) for name, x in group.items()})
         streams = to_streams(group)
