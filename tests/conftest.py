@@ -38,6 +38,7 @@ def shared_data(*parts: str) -> pathlib.Path:
     pytest.skip(f"needs {'/'.join(parts)} of the shared test data, which are not here")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
 def pytest_collection_modifyitems(items):
     """Tests that ask one trained model go to one worker, so that it is trained once."""
     for item in items:

@@ -81,17 +81,17 @@ def losses(model_dir, split="train"):
     "architecture, objective", PAIRS, ids=lambda value: value if isinstance(value, str) else value[0].split("sotu_")[1]
 )
 def test_each_pair_learns_from_real_text(architecture, objective):
-    done = commands.run(*flags(architecture, objective, "run", 80), "--gin.EVAL_PERIOD=40")
+    done = commands.run(*flags(architecture, objective, "run", 60), "--gin.EVAL_PERIOD=30")
     assert done.returncode == 0, done.stderr
     train = losses("run")
-    assert len(train) == 80
-    first, last = train[1][0], np.mean([train[step][0] for step in range(71, 81)])
+    assert len(train) == 60
+    first, last = train[1][0], np.mean([train[step][0] for step in range(51, 61)])
     assert first > 5.5 and last < first - 2.0, (first, last)  # ln 384 = 5.95
     held_out = losses("run", "eval/" + objective[0].split("=")[1])
-    assert set(held_out) == {40, 80} and held_out[80][0] < first - 2.0
+    assert set(held_out) == {30, 60} and held_out[60][0] < first - 2.0
     for name in ("config.gin", "model-info.txt", "plots/loss.png", "plots/learning_rate.png", "plots/tokens_per_second.png"):
         assert os.path.getsize(f"run/{name}") > 0
-    assert os.listdir("run/checkpoints") == ["80"]
+    assert os.listdir("run/checkpoints") == ["60"]
     assert [name for name in os.listdir("run") if name.startswith("events.out")]
     line = read_metrics("run")[-2]
     assert {
@@ -117,16 +117,16 @@ def test_each_pair_learns_from_real_text(architecture, objective):
     ],
 )
 def test_every_objective_learns_from_real_text(architecture, objective, lengths):
-    """A hundred and forty steps; counts of tokens are those of the objective."""
+    """Forty steps; counts of tokens are those of the objective."""
     data = ["--gin.MIXTURE_OR_TASK_NAME=sotu", f"--gin.OBJECTIVE={objective}", f"--gin.TASK_FEATURE_LENGTHS={lengths}"]
     lstm = ["--gin.LstmConfig.vocab_size=384", "--gin.LstmConfig.emb_dim=32", "--gin.LstmConfig.hidden_dim=64"]
     more = lstm if architecture == "lstm" else []
-    done = commands.run(*flags(architecture, data, "run", 140, "--gin.EVAL_PERIOD=140", "--gin.CHECKPOINT_PERIOD=140", *more))
+    done = commands.run(*flags(architecture, data, "run", 40, "--gin.EVAL_PERIOD=40", "--gin.CHECKPOINT_PERIOD=40", *more))
     assert done.returncode == 0, done.stderr
     train = losses("run")
-    first, last = train[1][0], np.mean([train[step][0] for step in range(131, 141)])
-    assert len(train) == 140 and last < first - 1.2, (first, last)
-    assert losses("run", f"eval/sotu_{objective}")[140][0] < first - 1.2
+    first, last = train[1][0], np.mean([train[step][0] for step in range(31, 41)])
+    assert len(train) == 40 and last < first - 1.2, (first, last)
+    assert losses("run", f"eval/sotu_{objective}")[40][0] < first - 1.2
     line = read_metrics("run")[-2]
     assert 0 < line["tokens_with_loss"] <= line["tokens_processed"]
     assert 0 < line["raw_tokens"] <= line["tokens_processed"]
@@ -296,26 +296,16 @@ def trained(tmp_path_factory):
         f"--gin.TextFiles.validation={folder}/one.txt", "--gin.TextFiles.lines_per_document=1",
     ]  # fmt: skip
     run = str(folder / "run")
-    assert (
-        main(
-            flags(
-                "causal_decoder",
-                objective,
-                run,
-                500,
-                "--gin.LearningRate.base_learning_rate=0.5",
-                "--gin.EVAL_PERIOD=500",
-                "--gin.CHECKPOINT_PERIOD=250",
-            )
-        )
-        == 0
-    )
+    more = ["--gin.LearningRate.base_learning_rate=0.5", "--gin.EVAL_PERIOD=400", "--gin.CHECKPOINT_PERIOD=200"]
+    os.chdir(folder)
+    done = commands.run(*flags("causal_decoder", objective, run, 400, *more))
+    assert done.returncode == 0, done.stderr
     return run
 
 
 def test_a_trained_run_answers_in_python(trained):
     run = t5x_lab.load(trained)
-    assert run.step == 500 and run.num_parameters == sum(np.size(x) for x in _leaves(run.params))
+    assert run.step == 400 and run.num_parameters == sum(np.size(x) for x in _leaves(run.params))
     # The stream is cut anywhere, so the model sees lines after an end token too.
     prompts = ["red is a", "cat is an", "oak is"]
     assert [texts[0] for texts in run.generate(prompts, max_tokens=12)] == [" color", " animal", " a tree"]
@@ -339,7 +329,7 @@ def test_a_trained_run_answers_in_python(trained):
     assert loss["weight_sum"] == tokens.shape[1] - 1
     own = [-log_probs[0, i, token] for i, token in enumerate(tokens[0, 1:])]
     np.testing.assert_allclose(loss["loss"], np.mean(own), rtol=1e-3)
-    assert t5x_lab.load(trained, step=250).step == 250
+    assert t5x_lab.load(trained, step=200).step == 200
     with pytest.raises(UserError, match="give one target for each input"):
         run.score(["a"], [])
 
@@ -357,9 +347,9 @@ def test_a_trained_run_answers_on_the_command_line(trained, capsys):
     assert capsys.readouterr().out == "red is a\t color\n"
     assert main(["eval", f"--model_dir={trained}", "--step=all", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
-    assert list(result) == ["250", "500"]
-    logged = losses(trained, "eval/files_full_lm")[500][0]
-    assert result["500"]["eval/files_full_lm"]["loss"] == pytest.approx(logged, rel=1e-6)
+    assert list(result) == ["200", "400"]
+    logged = losses(trained, "eval/files_full_lm")[400][0]
+    assert result["400"]["eval/files_full_lm"]["loss"] == pytest.approx(logged, rel=1e-6)
     assert main(["inspect", f"--model_dir={trained}", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     run = t5x_lab.load(trained)
@@ -383,9 +373,9 @@ def test_infer_writes_every_example_once_and_continues(trained, capsys):
     assert main([*command, "--output=cut.jsonl"]) == 0
     assert pathlib.Path("cut.jsonl").read_text() == whole
     assert main([*command, "--output=whole.jsonl", "--mode=predict"]) == 0 and pathlib.Path("whole.jsonl").read_text() == whole
-    assert main([*command, "--output=whole.jsonl", "--step=250"]) == 2
+    assert main([*command, "--output=whole.jsonl", "--step=200"]) == 2
     assert (
-        "whole.jsonl was begun with step = 500, not 250" in capsys.readouterr().err
+        "whole.jsonl was begun with step = 400, not 200" in capsys.readouterr().err
         and pathlib.Path("whole.jsonl").read_text() == whole
     )
     with open("scored.jsonl", "w") as file:

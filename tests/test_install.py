@@ -12,23 +12,25 @@ from conftest import ROOT
 pytestmark = pytest.mark.slow
 
 PROBE = """
-import os, t5x_lab, t5x_lab.tasks.sotu
+import importlib.util, os, t5x_lab
 from t5x_lab.config.gin_files import PACKAGE_GIN
+assert (PACKAGE_GIN / "runs" / "pretrain.gin").exists() and importlib.util.find_spec("t5x_lab.tasks.sotu")
+"""
+USES = """
 from t5x_lab.data import tasks
 from t5x_lab.data.environment import check_environment
 from t5x_lab.runs.config import GinConfig
 check_environment()
-assert (PACKAGE_GIN / "runs" / "pretrain.gin").exists()
 assert GinConfig(["models/t5_1_1/small.gin"]).model().network.emb_dim == 512
 assert "sotu_span_corruption" in tasks.known_names() and "c4_v220_full_lm" in tasks.known_names()
-print("found", os.path.dirname(t5x_lab.__file__))
 """
 
 
-def probe(python: str, **environment) -> str:
-    """Runs the probe in an empty directory; returns where the package was found."""
+def probe(python: str, code: str = PROBE, **environment) -> str:
+    """Runs the code in an empty directory; returns where the package was found."""
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run([python, "-c", PROBE], capture_output=True, text=True, env={**clean, **environment})
+    code += "\nprint('found', os.path.dirname(t5x_lab.__file__))"
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, env={**clean, **environment})
     assert done.returncode == 0, done.stderr
     return done.stdout.split()[-1]
 
@@ -55,7 +57,7 @@ def test_from_a_wheel(tmp_path):
     assert "t5x_lab/gin/models/t5_1_1/small.gin" in names and "t5x_lab/tasks/sotu.py" in names and "t5x_lab/py.typed" in names
     assert not [name for name in names if name.startswith(("gin/", "tasks/", "tests/"))]
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
-    assert probe(sys.executable, PYTHONPATH=str(tmp_path / "site")) == str(tmp_path / "site" / "t5x_lab")
+    assert probe(sys.executable, PROBE + USES, PYTHONPATH=str(tmp_path / "site")) == str(tmp_path / "site" / "t5x_lab")
 
 
 def test_from_a_bare_checkout():

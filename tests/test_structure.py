@@ -4,7 +4,6 @@ import ast
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 from conftest import ROOT
@@ -98,19 +97,18 @@ def test_importing_the_package_is_light():
     assert done.stdout.strip() == "[]", done
 
 
-@pytest.mark.parametrize("command", ["", "train", "eval", "infer", "generate", "inspect", "table", "vocab", "demo"])
-def test_help_answers_at_once_without_jax_or_tensorflow(command):
-    code = f"""
-import sys
-from t5x_lab.cli.main import main
-status = main({[command, "--help"] if command else ["--help"]})
-assert status == 0 and not {{'jax', 'tensorflow'}} & set(sys.modules)
+def test_help_answers_at_once_without_jax_or_tensorflow():
+    code = """
+import sys, time
+from t5x_lab.cli.main import COMMANDS, main
+for command in ([], *([name] for name in COMMANDS)):
+    began = time.process_time()
+    assert main([*command, "--help"]) == 0 and not {'jax', 'tensorflow'} & set(sys.modules), command
+    assert time.process_time() - began < 2, command
 """
-    began = time.monotonic()
     done = run_python(code)
     assert done.returncode == 0, done.stderr
-    assert "usage" in done.stdout
-    assert time.monotonic() - began < 10  # the contract says two seconds; this machine may be busy
+    assert done.stdout.count("usage") == done.stdout.count("usage: t5x_lab") > 10
 
 
 def test_no_module_is_without_a_word_on_what_it_is_for():

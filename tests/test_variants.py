@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from helpers import random_batch, tiny_config, tiny_model
+from helpers import compiled, random_batch, random_params, tiny_config, tiny_model
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.models.model import Model, ModelConfig
@@ -11,12 +11,6 @@ from t5x_lab.networks.config import TransformerConfig
 from t5x_lab.networks.positions import rotate, sinusoidal
 
 TOKENS = np.array([[5, 9, 3, 3, 17, 40, 2], [7, 7, 7, 8, 1, 30, 62]], np.int32)
-
-
-def params_of(model):
-    """Random ones, biases and scales too, which initialisation makes 0 and 1."""
-    rng = np.random.default_rng(0)
-    return jax.tree.map(lambda x: rng.normal(0, 0.3, x.shape).astype(np.float32), model.abstract_params)
 
 
 def softmax(x):
@@ -50,9 +44,9 @@ def causal_attention(q, k, v):
 def test_gpt1_is_the_papers_equations():
     """h0 = U We + Wp; n = LN(x + attention(x)); h = LN(n + MLP(n)); softmax(h We^T); no norm at the end."""
     model = tiny_model("gpt1")
-    params = params_of(model)
+    params = random_params(model)
     embedding = np.asarray(params["token_embedder"]["embedding"], np.float64)
-    for row, got in zip(TOKENS, jax.jit(model.logits)(params, {"decoder_input_tokens": TOKENS}), strict=True):
+    for row, got in zip(TOKENS, compiled(model.logits)(params, {"decoder_input_tokens": TOKENS}), strict=True):
         x = embedding[row] + params["position_embedder"]["embedding"][: len(row)]
         for p in layers_of(params):
             project = lambda name: np.einsum("td,dnh->tnh", x, a[name]["kernel"]) + a[name]["bias"]
@@ -77,10 +71,10 @@ def turned(x):
 
 def test_a_rotary_decoder_with_grouped_queries():
     model = tiny_model("rotary")
-    params = params_of(model)
+    params = random_params(model)
     assert params["decoder"]["layers"]["self_attention"]["key"]["kernel"].shape == (3, 16, 2, 4)
     embedding = np.asarray(params["token_embedder"]["embedding"], np.float64)
-    for row, got in zip(TOKENS, jax.jit(model.logits)(params, {"decoder_input_tokens": TOKENS}), strict=True):
+    for row, got in zip(TOKENS, compiled(model.logits)(params, {"decoder_input_tokens": TOKENS}), strict=True):
         x = embedding[row]
         for p in layers_of(params):
             y = rms_norm(x, p["self_attention_norm"])
@@ -113,10 +107,10 @@ def test_sinusoids_by_the_formula():
 
 def test_an_lstm_step_by_step():
     model = tiny_model("lstm")
-    params = params_of(model)
+    params = random_params(model)
     p = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
     sigmoid = lambda x: 1 / (1 + np.exp(-x))
-    for row, got in zip(TOKENS, jax.jit(model.logits)(params, {"decoder_input_tokens": TOKENS}), strict=True):
+    for row, got in zip(TOKENS, compiled(model.logits)(params, {"decoder_input_tokens": TOKENS}), strict=True):
         cell = output = np.zeros(24)
         for token, logits in zip(row, got, strict=True):
             x = p["token_embedder"]["embedding"][token]
@@ -135,12 +129,12 @@ def test_an_lstm_step_by_step():
 def test_shared_stacks_are_two_stacks_with_equal_parameters():
     shared, apart = (tiny_model("shared_stacks", share_stacks=share) for share in (True, False))
     assert set(shared.abstract_params) == {"token_embedder", "decoder", "logits_dense"}
-    params = params_of(shared)
+    params = random_params(shared)
     layers = params["decoder"]["layers"]
     own = {name: x for name, x in layers.items() if "cross" not in name}
     copied = {**params, "encoder": {**params["decoder"], "layers": own}}
     batch = random_batch("encoder_decoder")
-    got, expected = jax.jit(shared.logits)(params, batch), jax.jit(apart.logits)(copied, batch)
+    got, expected = compiled(shared.logits)(params, batch), compiled(apart.logits)(copied, batch)
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -148,19 +142,19 @@ def test_without_positions_an_encoder_does_not_know_the_order():
     shuffled = TOKENS[:, [3, 0, 6, 2, 5, 1, 4]]
     for positions, knows in (("none", False), ("relative", True), ("learned", True), ("rotary", True), ("sinusoidal", True)):
         model = tiny_model("encoder", positions=positions)
-        params = params_of(model)
-        one, two = (jax.jit(model.logits)(params, {"encoder_input_tokens": t}) for t in (TOKENS, shuffled))
+        params = random_params(model)
+        one, two = (compiled(model.logits)(params, {"encoder_input_tokens": t}) for t in (TOKENS, shuffled))
         assert np.allclose(one[:, [3, 0, 6, 2, 5, 1, 4]], two, atol=1e-4) != knows
 
 
 def test_an_encoders_loss_is_on_the_marked_targets():
     model = tiny_model("encoder")
-    params = params_of(model)
+    params = random_params(model)
     weights = np.array([[0, 1, 0, 0, 0, 1, 0], [0, 0, 0, 0, 0, 0, 0]], np.int32)
     targets = np.full_like(TOKENS, 11)
     batch = {"encoder_input_tokens": TOKENS, "encoder_target_tokens": targets, "encoder_loss_weights": weights}
     sums = jax.jit(model.loss)(params, batch)
-    log_probs = jax.nn.log_softmax(jax.jit(model.logits)(params, batch))[0]
+    log_probs = jax.nn.log_softmax(compiled(model.logits)(params, batch))[0]
     np.testing.assert_allclose(sums.loss, -(log_probs[1, 11] + log_probs[5, 11]), rtol=1e-5)
     assert float(sums.weights) == 2
 
