@@ -8,24 +8,28 @@ export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 
 .PHONY: demo test test-fast lint docs bench clean
 
-# Reinstalled when setup.py changes. One install command: a second one for t5 would bring its nightly packages back on top.
+# Reinstalled when setup.py changes; the demo needs no more than this.
 .venv/installed: setup.py
 	@$(PYTHON) -c 'import sys; sys.exit("t5x_lab needs Python 3.11 or newer; this is %s. Use: make PYTHON=python3.11" % sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet -e '.[test,lint]'
+	$(BIN)/python -m pip install --quiet -e .
+	@touch $@
+
+.venv/tested: .venv/installed
+	$(BIN)/python -m pip install --quiet -e '.[test,compare,lint]'
 	@touch $@
 
 demo: .venv/installed
 	$(BIN)/t5x_lab demo
 
-test: .venv/installed
+test: .venv/tested
 	$(BIN)/python -m pytest -n 2 --dist=loadgroup
 
-test-fast: .venv/installed
+test-fast: .venv/tested
 	$(BIN)/python -m pytest -n 2 --dist=loadgroup -m 'not slow'
 
-lint: .venv/installed
+lint: .venv/tested
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

@@ -24,7 +24,7 @@ def run(args: argparse.Namespace) -> None:
 def _run(args: argparse.Namespace) -> None:
     import jax
 
-    import t5x_lab
+    from t5x_lab.runs.run import load
 
     prompts = list(args.prompt)
     if args.input:
@@ -33,7 +33,7 @@ def _run(args: argparse.Namespace) -> None:
                 prompts += [line.rstrip("\n") for line in file]
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"The prompts in {args.input} cannot be read: {error}") from error
-    model = t5x_lab.load(args.model_dir, step=chosen_step(args.step))
+    model = load(args.model_dir, step=chosen_step(args.step))
 
     def complete(prompts):
         options = {name: getattr(args, name) for name in SAMPLING}

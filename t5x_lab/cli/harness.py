@@ -27,11 +27,11 @@ def run(args: argparse.Namespace) -> None:
     except ImportError as error:
         raise UserError(f"lm-eval is not installed ({error}). Run: pip install 't5x_lab[harness]'") from error
 
-    import t5x_lab
     from t5x_lab.evaluation.harness import HarnessModel, run_harness
+    from t5x_lab.runs.run import load
 
     step = chosen_step(args.step)
-    loaded = t5x_lab.load(args.model_dir, step=step)
+    loaded = load(args.model_dir, step=step)
     model = HarnessModel(model=loaded, batch_size=args.batch_size, max_length=args.max_length)
     tracker = EvaluationTracker(output_path=args.output_path)
     results = run_harness(

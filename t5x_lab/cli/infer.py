@@ -46,11 +46,11 @@ def run(args: argparse.Namespace) -> None:
 def _run(args: argparse.Namespace) -> None:
     import jax
 
-    import t5x_lab
     from t5x_lab.checkpoints.layout import absolute_path
     from t5x_lab.config.errors import UserError
     from t5x_lab.evaluation.examples import read_examples, shard
     from t5x_lab.evaluation.infer import infer, rank_report
+    from t5x_lab.runs.run import load
 
     if bool(args.input) == bool(args.task):
         raise UserError("Give either --input, a file, or --task, a name.")
@@ -59,7 +59,7 @@ def _run(args: argparse.Namespace) -> None:
 
     if args.input:
         examples = shard(read_examples(args.input, args.mode, args.choice), args.shard_id, args.num_shards)
-    model = t5x_lab.load(args.model_dir, step=chosen_step(args.step))
+    model = load(args.model_dir, step=chosen_step(args.step))
     if args.task:
         examples = shard(list(_of_task(args, model)), args.shard_id, args.num_shards)
     infer(
