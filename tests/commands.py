@@ -12,6 +12,7 @@ import socket
 import sys
 import time
 import traceback
+from multiprocessing import forkserver
 from typing import NamedTuple
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -19,6 +20,23 @@ ON_ONE_DEVICE = {"XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_cpu_use_
 
 _server = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(["tensorflow", "commands_preload"])
+
+
+_started: list["Command"] = []
+
+
+def end_all() -> None:
+    """Kills what a test left running."""
+    while _started:
+        command = _started.pop()
+        if command.is_running():
+            command.kill()
+            command.wait()
+
+
+def end_server() -> None:
+    """Ends the process that commands are forked from, and waits for it, so that what they took is counted."""
+    forkserver._forkserver._stop()
 
 
 class Done(NamedTuple):
@@ -47,6 +65,7 @@ class Command:
         )
         self._process.start()
         self.pid = self._process.pid
+        _started.append(self)
 
     def is_running(self) -> bool:
         return self._process.is_alive()

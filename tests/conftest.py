@@ -4,6 +4,7 @@ import atexit
 import os
 import pathlib
 import shutil
+import sys
 import tempfile
 
 # A CPU's programs are compiled without optimization and without XLA's MLIR emitters: four times as fast.
@@ -47,10 +48,15 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_unconfigure():
-    """Waits for the process that commands were forked from, so that what they took is counted."""
-    from multiprocessing import forkserver
+    if "commands" in sys.modules:
+        sys.modules["commands"].end_server()
 
-    forkserver._forkserver._stop()
+
+@pytest.fixture(autouse=True)
+def _leaves_nothing_running():
+    yield
+    if "commands" in sys.modules:
+        sys.modules["commands"].end_all()
 
 
 @pytest.fixture(autouse=True)

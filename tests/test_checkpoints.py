@@ -1,20 +1,24 @@
 """Saving, restoring, retention, damage, failing storage, other meshes, and checkpoints that do not fit."""
 
 import dataclasses
+import json
 import shutil
 
 import jax
 import numpy as np
 import pytest
-from helpers import tiny_config
+from etils import epath
+from helpers import random_params, tiny_config
 
+from t5x_lab.checkpoints import layout
 from t5x_lab.checkpoints.checksums import _compiled, _hexadecimal, checksum_of_chunks, checksums
 from t5x_lab.checkpoints.config import SaveCheckpointConfig
 from t5x_lab.checkpoints.formats import find
 from t5x_lab.checkpoints.initial import load_params
 from t5x_lab.checkpoints.layout import find_checkpoint, finished_steps, named_leaves
 from t5x_lab.checkpoints.lazy_tensors import from_array
-from t5x_lab.checkpoints.manager import Checkpoints
+from t5x_lab.checkpoints.manager import Checkpoints, save_params
+from t5x_lab.checkpoints.verification import verify
 from t5x_lab.config.errors import UserError
 from t5x_lab.models.model import ModelConfig
 from t5x_lab.optim.optimizers import Adafactor, AdamW
@@ -329,3 +333,22 @@ def test_a_run_is_saved_by_the_clock_too(monkeypatch):
             saver.save(step, None)
     saver.finish()
     assert storage.saved == [19, 30, 49, 60, 79, 90, 100]
+
+
+def test_a_checkpoint_of_format_2_is_read_under_todays_names(tmp_path):
+    training = make(architecture="encoder_decoder")
+    params = random_params(training.sharded.model)
+    old = {"cross_attention": "encoder_decoder_attention"}
+    old |= {f"{name}_norm": f"pre_{name}_layer_norm" for name in ("self_attention", "cross_attention", "mlp")}
+    rename = lambda tree: {old.get(k, k): rename(v) if isinstance(v, dict) else v for k, v in tree.items()}
+    path = epath.Path(tmp_path) / "checkpoints" / "3"
+    save_params(path, rename(params), step=3)
+    file = path / "info" / "metadata"
+    info = {**json.loads(file.read_text()), "format": 2}
+    file.write_text(json.dumps({**info, "sha256": layout._digest(info)}))
+
+    found = load(tmp_path, training.sharded)
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(found), params)
+    assert verify(path, ("params",))
+    with pytest.raises(UserError, match="made by an older t5x_lab.*carry"):
+        Checkpoints(tmp_path).restore(3, training.abstract_state, None)
