@@ -24,10 +24,10 @@ demo: .venv/installed
 	$(BIN)/t5x_lab demo
 
 test: .venv/tested
-	$(BIN)/python -m pytest -n 2 --dist=loadgroup
+	$(BIN)/python -m pytest -n 2 --dist=loadfile
 
 test-fast: .venv/tested
-	$(BIN)/python -m pytest -n 2 --dist=loadgroup -m 'not slow'
+	$(BIN)/python -m pytest -n 2 --dist=loadfile -m 'not slow'
 
 lint: .venv/tested
 	$(BIN)/ruff check .

@@ -39,14 +39,6 @@ def shared_data(*parts: str) -> pathlib.Path:
     pytest.skip(f"needs {'/'.join(parts)} of the shared test data, which are not here")
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
-def pytest_collection_modifyitems(items):
-    """Tests that ask one trained model go to one worker, so that it is trained once."""
-    for item in items:
-        for model in {"trained", "known"} & set(item.fixturenames):
-            item.add_marker(pytest.mark.xdist_group(model))
-
-
 def pytest_unconfigure():
     if "commands" in sys.modules:
         sys.modules["commands"].end_server()

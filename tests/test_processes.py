@@ -1,0 +1,70 @@
+"""Two real processes over loopback work like one, and end together."""
+
+import os
+import pathlib
+import signal
+
+import commands
+import numpy as np
+import pytest
+from runs_of_text import FULL_LM, flags, losses
+
+from t5x_lab.cli.main import main
+
+pytestmark = pytest.mark.slow
+
+
+def start_two_processes(model_dir, steps, *more):
+    return commands.start_two(*flags("causal_decoder", FULL_LM, model_dir, steps, *more), log=model_dir)
+
+
+def test_two_processes_work_like_one(capsys):
+    """Training, evaluation, checkpoints from one process of eight devices to two of one and back, and generation."""
+    more = ["--gin.CHECKPOINT_PERIOD=3", "--gin.EVAL_PERIOD=3"]
+
+    def train(model_dir, steps, mesh):
+        return flags("causal_decoder", FULL_LM, model_dir, steps, f"--gin.MESH={mesh}", *more)
+
+    def two(*argv):
+        processes = commands.start_two(*argv)
+        assert [process.wait() for process in processes] == [0, 0], "".join(process.output() for process in processes)
+        return [process.output() for process in processes]
+
+    assert main(train("alone", 9, "fsdp=8")) == 0
+    two(*train("mixed", 3, "fsdp=2"))
+    assert main(train("mixed", 6, "fsdp=8")) == 0
+    two(*train("mixed", 9, "tensor=2"))  # now both processes hold every row
+    assert sorted(os.listdir("mixed/checkpoints")) == ["3", "6", "9"]
+    for split in ("train", "eval/sotu_full_lm"):
+        alone, mixed = losses("alone", split), losses("mixed", split)
+        assert alone.keys() == mixed.keys() and alone
+        np.testing.assert_allclose([v[0] for v in alone.values()], [v[0] for v in mixed.values()], rtol=1e-5)
+
+    prompts = ["--prompt=The Congress of", "--prompt=We", "--max_tokens=12"]
+    capsys.readouterr()
+    assert main(["generate", "--model_dir=alone", *prompts]) == 0
+    alone = capsys.readouterr().out
+    first, second = two("generate", "--model_dir=mixed", *prompts)
+    assert alone.splitlines() == [line for line in first.splitlines() if "\t" in line] and alone.count("\n") == 2
+    assert "\t" not in second
+
+
+def test_ctrl_c_in_one_of_two_processes_saves_and_stops_both():
+    """It becomes a SIGTERM, which JAX tells the other process."""
+    processes = start_two_processes("two", 100_000, "--gin.CHECKPOINT_PERIOD=100000")
+    processes[0].wait_until(lambda: len(losses("two")) >= 5)
+    processes[1].send_signal(signal.SIGINT)
+    assert [process.wait() for process in processes] == [3, 3], "".join(process.output() for process in processes)
+    (saved,) = os.listdir("two/checkpoints")
+    assert int(saved) == max(losses("two"))
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_process_that_dies_ends_the_other_with_a_message(killed):
+    """Process 0 leads, process 1 follows; neither waits for the other's ghost."""
+    processes = start_two_processes("two", 100_000, "--gin.CHECKPOINT_PERIOD=5")
+    processes[0].wait_until(lambda: len(losses("two")) >= 8)
+    processes[killed].kill()
+    assert processes[1 - killed].wait(timeout=60) not in (0, 2, 3)
+    log = pathlib.Path(f"two{1 - killed}.log").read_text()
+    assert "lost another process of this run" in log or "coordination service" in log.lower(), log

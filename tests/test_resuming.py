@@ -1,0 +1,121 @@
+"""Runs that are killed, stopped, starved of disk, handed on: they lose nothing."""
+
+import os
+import pathlib
+import random
+import resource
+import threading
+import time
+
+import jax
+import pytest
+from commands import Command
+from runs_of_text import FULL_LM, PREFIX_LM, flags, losses
+
+from t5x_lab.checkpoints.layout import find_checkpoint, finished_steps, read_info
+from t5x_lab.cli.main import main
+from t5x_lab.observe.metrics import read_metrics
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_run_killed_at_random_moments_has_the_losses_of_one_that_never_was():
+    more = ["--gin.CHECKPOINT_PERIOD=7", "--gin.EVAL_PERIOD=1000", "--gin.DROPOUT_RATE=0.1"]
+    argv = lambda name: flags("causal_decoder", FULL_LM, name, 40, *more)
+    assert Command(*argv("whole")).wait() == 0
+    rng = random.Random(0)
+    for _ in range(2):
+        begun = max(losses("killed"), default=0)
+        process = Command(*argv("killed"))
+        process.wait_until(lambda begun=begun: max(losses("killed"), default=0) > begun + 8)
+        time.sleep(rng.random() * 0.5)
+        process.kill()
+        process.wait()
+    assert Command(*argv("killed")).wait() == 0
+    assert losses("killed") == losses("whole") and len(losses("whole")) == 40
+    assert "Continuing after step" in pathlib.Path("log").read_text()
+
+
+def test_sigterm_saves_and_exits_with_3_and_the_run_goes_on():
+    argv = flags("causal_decoder", FULL_LM, "run", 100_000, "--gin.CHECKPOINT_PERIOD=100000")
+    process = Command(*argv)
+    process.wait_until(lambda: len(losses("run")) >= 5)
+    process.terminate()
+    assert process.wait() == 3, process.output()
+    saved = int(os.listdir("run/checkpoints")[0])
+    assert saved == max(losses("run")) and "stopped by SIGTERM" in process.output()
+    assert main(flags("causal_decoder", FULL_LM, "run", saved + 2)) == 0
+    assert max(losses("run")) == saved + 2
+
+
+def test_the_saved_configuration_alone_repeats_the_run():
+    assert main(flags("causal_decoder", FULL_LM, "one", 6)) == 0
+    assert main(["train", "--gin_file=one/config.gin", "--gin.MODEL_DIR=two"]) == 0
+    assert losses("one") == losses("two")
+
+
+def test_parameters_go_from_a_causal_to_a_prefix_decoder_and_back(capfd):
+    assert main(flags("causal_decoder", FULL_LM, "causal", 6)) == 0
+    assert main(flags("prefix_decoder", PREFIX_LM, "prefix", 1, "--gin.INITIAL_CHECKPOINT_PATH=causal")) == 0
+    assert "Starting at step 0 with the parameters of" in capfd.readouterr().err
+    fresh = flags("prefix_decoder", PREFIX_LM, "fresh", 1)
+    assert main(fresh) == 0
+    assert losses("prefix")[1][0] < losses("fresh")[1][0] - 0.05
+    assert main([*fresh, "--gin.RESUME=False"]) == 2
+    assert "Nothing is ever deleted" in capfd.readouterr().err
+    before = pathlib.Path("fresh/config.gin").read_text()
+    for change, says in (
+        ("--gin.TransformerConfig.mlp_dim=96", "has shape (2, 32, 64) there and has shape (2, 32, 96)"),
+        ("--gin.OPTIMIZER=@AdamW()", "was trained with OPTIMIZER = @Adafactor(), and this configuration has @AdamW()"),
+        ("--gin.DATA_SHARDS=4", "was trained with DATA_SHARDS = 1"),
+        ("--gin.MIXTURE_OR_TASK_NAME=sotu_full_lm", "was trained with MIXTURE_OR_TASK_NAME = sotu_prefix_lm"),
+        ('--gin.TASK_FEATURE_LENGTHS={"targets": 32}', "was trained with TASK_FEATURE_LENGTHS"),
+    ):
+        assert main([*flags("prefix_decoder", PREFIX_LM, "fresh", 9), change]) == 2
+        assert says in capfd.readouterr().err
+        assert pathlib.Path("fresh/config.gin").read_text() == before, "a refused run must not change the directory"
+
+
+def test_a_full_disk_stops_nothing_until_the_end_and_loses_nothing():
+    """Files that may not grow beyond 4,000 bytes stand in for the disk; they may again once the run is asked to stop."""
+    os.mkfifo("pipe")  # has no size, so that the log is whole
+    log: list[str] = []
+    reader = threading.Thread(target=lambda: log.append(pathlib.Path("pipe").read_text()))
+    reader.start()
+    process = Command(*flags("causal_decoder", FULL_LM, "run", 100_000, "--gin.CHECKPOINT_PERIOD=20"), log="pipe")
+    limit = lambda size: resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+    process.wait_until(lambda: len(losses("run")) >= 45)
+    limit(4000)
+    before = len(losses("run"))
+    time.sleep(3)
+    process.terminate()
+    time.sleep(1)
+    assert process.is_running() and {"20", "40"} <= set(os.listdir("run/checkpoints"))
+    limit(resource.RLIM_INFINITY)
+    status = process.wait()
+    reader.join()
+    assert status == 3, log[0]
+    last = finished_steps("run")[-1]
+    assert "could not be saved" in log[0] and f"Saving works again: step {last} is saved" in log[0], log[0]
+    assert "Traceback" not in log[0], log[0]
+    assert list(losses("run")) == list(range(1, last + 1)) and last > before
+
+
+def test_a_profile_is_written_and_goodput_survives_a_restart():
+    """Goodput against its definition: productive seconds over all since the first start, the pause between two included."""
+    for steps in (8, 12):
+        argv = flags("causal_decoder", FULL_LM, "run", steps, "--gin.PROFILE_STEPS=2", "--gin.CHECKPOINT_PERIOD=4")
+        assert Command(*argv).wait() == 0
+        time.sleep(3)
+    trace = next(pathlib.Path("run/profile").rglob("*.xplane.pb"))
+    planes = jax.profiler.ProfileData.from_file(str(trace)).planes
+    assert "train" in {event.name for plane in planes for line in plane.lines for event in line.events}
+
+    lines = [line for line in read_metrics("run") if line["split"] == "train"]
+    counted = [line for line in lines if line["step"] not in (1, 9)]  # the first of each process compiles
+    productive = sum(line["seconds_per_step"] for line in counted)
+    clock = read_info(find_checkpoint("run"))["clock"]
+    assert clock["productive"] == pytest.approx(productive, rel=1e-6)
+    elapsed = sum(line["seconds_per_step"] for line in lines) + 3
+    assert 0 < lines[-1]["goodput"] < productive / elapsed
+    assert time.time() - clock["began"] > elapsed
