@@ -314,7 +314,7 @@ def test_learned_positions_limit_each_text_by_itself():
         assert len(found[i]) == limits[i] or found[i][-1] == 63
     alone = {i: t.tolist() for i, t, _ in Inference(sharded).generate(params, prompts[:1], limits=[4], eos_id=63)}
     assert alone[0] == found[0]
-    fit = Inference(sharded).context.fit_prompts
+    fit = Inference(sharded).limits.fit_prompts
     for limits, max_length, says in (
         ([5, 5], None, "b has 28 tokens, more than the 27"),
         ([33, 1], None, "a: 33 tokens to write are more than the model's 32"),

@@ -7,8 +7,11 @@ from helpers import compiled, random_batch, random_params, tiny_config, tiny_mod
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.models.model import Model, ModelConfig
+from t5x_lab.networks import layers, stack
 from t5x_lab.networks.config import TransformerConfig
+from t5x_lab.networks.layers import make_norm
 from t5x_lab.networks.positions import rotate, sinusoidal
+from t5x_lab.ops import attention
 
 TOKENS = np.array([[5, 9, 3, 3, 17, 40, 2], [7, 7, 7, 8, 1, 30, 62]], np.int32)
 
@@ -187,3 +190,30 @@ def test_a_sequence_longer_than_the_learned_positions_is_a_sentence():
 def test_contradictions_are_sentences(name, changes, says):
     with pytest.raises(UserError, match=says):
         tiny_config(name, **changes)
+
+
+@pytest.mark.parametrize("name, norm", [("prefix_decoder", rms_norm), ("gpt1", layer_norm)])
+def test_norms_of_tiny_numbers_know_their_epsilon(name, norm):
+    """Where the variance is of epsilon's size, as in float64."""
+    config = tiny_config(name, norm_epsilon=1e-5)
+    x = np.random.default_rng(0).normal(0, 3e-3, (2, 5, 16)).astype(np.float32)
+    module = make_norm(config)
+    parameters = {"scale": np.ones(16), "bias": np.zeros(16)}
+    np.testing.assert_allclose(module(x), norm(x.astype(np.float64), parameters, 1e-5), rtol=1e-5)
+
+
+def test_dropout_is_where_t5_has_it(monkeypatch):
+    """Embeddings, attention weights, what each sub-layer adds, the MLP's hidden units, and the output of the final norm."""
+    shapes = []
+
+    def record(x, rate, key, broadcast_axis=-2):
+        shapes.append(x.shape if rate and key is not None else None)
+        return x
+
+    for module in (stack, layers, attention):
+        monkeypatch.setattr(module, "dropout", record)
+    model = Model(ModelConfig(tiny_config("causal_decoder", num_decoder_layers=1, dropout_rate=0.5, scan_layers=False)))
+    batch = random_batch("causal_decoder")
+    jax.eval_shape(lambda p: model.logits(p, batch, jax.random.key(0)), model.abstract_params)
+    stream, weights, hidden = (4, 12, 16), (4, 4, 12, 12), (4, 12, 32)
+    assert shapes == [stream, weights, stream, hidden, stream, stream]

@@ -5,13 +5,13 @@ import argparse
 from t5x_lab.cli.flags import add_gin_flags, chosen_step, gin_config
 from t5x_lab.config.errors import UserError
 
-READ, WRITTEN = ("t5x_lab", "t5x", "hf"), ("t5x_lab", "hf")
+WRITTEN = ("t5x_lab", "hf")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--source", required=True, help="a run directory, or a checkpoint of any format")
     parser.add_argument("--target", required=True, help="a new directory; to t5x_lab's format it becomes a run directory")
-    parser.add_argument("--from", dest="origin", help=f"the source's format, to be checked: {', '.join(READ)}")
+    parser.add_argument("--from", dest="origin", help="the source's format, to be checked: t5x_lab, t5x, hf")
     parser.add_argument("--to", required=True, help=f"the target's format: {', '.join(WRITTEN)}")
     parser.add_argument("--step", default="latest", help="a checkpoint's step, or latest")
     parser.add_argument(
@@ -23,14 +23,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     if args.to not in WRITTEN:
         raise UserError(f'--to is "{args.to}"; t5x_lab writes {", ".join(WRITTEN)}.')
-    if args.origin is not None and args.origin not in READ:
-        raise UserError(f'--from is "{args.origin}"; t5x_lab reads {", ".join(READ)}.')
     if args.dtype not in ("float32", "bfloat16", "float16"):
         raise UserError(f'--dtype is "{args.dtype}"; give float32, bfloat16 or float16.')
-    from t5x_lab.checkpoints.formats import find
+    from t5x_lab.checkpoints.formats import FORMATS, find
     from t5x_lab.runs.checkpoint_config import config_of
     from t5x_lab.runs.convert import convert
 
+    if args.origin is not None and args.origin not in FORMATS:
+        raise UserError(f'--from is "{args.origin}"; t5x_lab reads {", ".join(FORMATS)}.')
     location = find(args.source, chosen_step(args.step))
     if args.origin not in (None, location.format):
         raise UserError(f"--from is {args.origin}, but {args.source} is a checkpoint of {location.format}. Leave --from out.")

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from t5x_lab.config.errors import UserError
 
-_NEVER = -1e10
+_IMPOSSIBLE = -1e10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +38,7 @@ class BeamConfig:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Beams:
-    """Axes: B prompts, K hypotheses of each, T tokens. Slots that hold nothing yet score `_NEVER`.
+    """Axes: B prompts, K hypotheses of each, T tokens. Slots that hold nothing yet score `_IMPOSSIBLE`.
 
     Attributes:
       written: int, tokens written by the hypotheses that go on.
@@ -95,7 +95,7 @@ def beam_search(
     (batch, vocab), size = logits.shape, config.size
     most = config.penalty(max_tokens)
     # All hypotheses begin alike: only the first one counts.
-    first = jnp.where(jnp.arange(size) == 0, 0.0, _NEVER)
+    first = jnp.where(jnp.arange(size) == 0, 0.0, _IMPOSSIBLE)
     beams = _Beams(
         written=jnp.int32(0),
         logits=jnp.broadcast_to(logits[:, None], (batch, size, vocab)),
@@ -103,7 +103,7 @@ def beam_search(
         live=jnp.zeros((batch, size, max_tokens), jnp.int32),
         live_scores=jnp.broadcast_to(first, (batch, size)).astype(jnp.float32),
         done=jnp.zeros((batch, size, max_tokens), jnp.int32),
-        done_scores=jnp.full((batch, size), _NEVER, jnp.float32),
+        done_scores=jnp.full((batch, size), _IMPOSSIBLE, jnp.float32),
     )
 
     def may_improve(beams: _Beams) -> jax.Array:
@@ -118,12 +118,12 @@ def beam_search(
         tokens = jnp.take_along_axis(beams.live, parent[..., None], axis=1).at[:, :, beams.written].set(token)
         ends = token == eos_id
 
-        done_scores = jnp.where(ends & (scores > _NEVER / 2), scores / config.penalty(beams.written + 1.0), _NEVER)
+        done_scores = jnp.where(ends & (scores > _IMPOSSIBLE / 2), scores / config.penalty(beams.written + 1.0), _IMPOSSIBLE)
         done_scores = jnp.concatenate([beams.done_scores, done_scores], axis=1)
         best, kept = jax.lax.top_k(done_scores, size)
         done = jnp.take_along_axis(jnp.concatenate([beams.done, tokens], axis=1), kept[..., None], axis=1)
 
-        live_scores, going_on = jax.lax.top_k(jnp.where(ends, _NEVER, scores), size)
+        live_scores, going_on = jax.lax.top_k(jnp.where(ends, _IMPOSSIBLE, scores), size)
         pick = lambda x: jnp.take_along_axis(x, going_on, axis=1)
         rows = (jnp.arange(batch)[:, None] * size + pick(parent)).reshape(-1)
         next_logits, state = step(reorder(beams.state, rows), pick(token).reshape(-1))
@@ -139,7 +139,7 @@ def beam_search(
 
     beams = jax.lax.while_loop(may_improve, write_one, beams)
     # Unfinished ones take the places that no finished one has.
-    is_done = beams.done_scores > _NEVER / 2
+    is_done = beams.done_scores > _IMPOSSIBLE / 2
     place = jnp.maximum(jnp.arange(size)[None] - jnp.sum(is_done, axis=1, keepdims=True), 0)
     live = jnp.take_along_axis(beams.live, place[..., None], axis=1)
     live_scores = jnp.take_along_axis(beams.live_scores, place, axis=1) / most

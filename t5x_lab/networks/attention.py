@@ -79,9 +79,9 @@ class MultiHeadAttention(nnx.Module):
         """Keys and values [B, S, K, H] of x; keys are rotated by `positions` [B, S] unless that is None."""
         key = self.key(x_BSD)
         key = key if positions is None else rotate(key, positions)
-        return KeyValues(self._checkpointed(key, self.kv_heads), self._checkpointed(self.value(x_BSD), self.kv_heads))
+        return KeyValues(self._shard_and_name(key, self.kv_heads), self._shard_and_name(self.value(x_BSD), self.kv_heads))
 
-    def _checkpointed(self, x: jax.Array, heads: str) -> jax.Array:
+    def _shard_and_name(self, x: jax.Array, heads: str) -> jax.Array:
         """Sharded, and named for the remat policies."""
         return checkpoint_name(self.constrain(x, ("batch", None, heads, None)), "heads")
 
@@ -98,7 +98,7 @@ class MultiHeadAttention(nnx.Module):
         query_BTNH = self.query(x_BTD) * self.query_scale
         query_BTNH = query_BTNH if positions is None else rotate(query_BTNH, positions)
         attended_BTNH = dot_product_attention(
-            self._checkpointed(query_BTNH, "heads"),
+            self._shard_and_name(query_BTNH, "heads"),
             keys_values.key.astype(x_BTD.dtype),
             keys_values.value.astype(x_BTD.dtype),
             mask=mask,

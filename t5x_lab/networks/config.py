@@ -9,7 +9,7 @@ from t5x_lab.config.checks import check_types, positive
 from t5x_lab.config.errors import UserError, one_of
 
 ARCHITECTURES = ("encoder_decoder", "causal_decoder", "prefix_decoder", "encoder")
-ACTIVATIONS = {
+ACTIVATION_FUNCTIONS = {
     "gelu": jax.nn.gelu,  # the tanh approximation, as in T5 1.1
     "relu": jax.nn.relu,
     "silu": jax.nn.silu,
@@ -104,7 +104,7 @@ class TransformerConfig:
         positive(self, "max_positions", "norm_epsilon")
         one_of("TransformerConfig.architecture", self.architecture, ARCHITECTURES)
         for activation in self.mlp_activations:
-            one_of("An activation of TransformerConfig.mlp_activations", activation, ACTIVATIONS)
+            one_of("An activation of TransformerConfig.mlp_activations", activation, ACTIVATION_FUNCTIONS)
         for field, allowed in _CHOICES.items():
             one_of(f"TransformerConfig.{field}", getattr(self, field), allowed)
         _check_dropout(self.dropout_rate)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from t5x_lab.networks.config import ACTIVATIONS, TransformerConfig
+from t5x_lab.networks.config import ACTIVATION_FUNCTIONS, TransformerConfig
 from t5x_lab.ops.dropout import dropout
 from t5x_lab.ops.projection import project
 
@@ -124,18 +124,18 @@ class Mlp(nnx.Module):
             self.wi_0, self.wi_1 = project_in(), project_in()
         kernel = truncated_normal(rngs.params(), (c.mlp_dim, c.emb_dim), c.scaling, c.mlp_dim)
         self.wo = Projection(kernel, ("mlp", "embed"), "BTF,FD->BTD", ("embed",) if c.use_bias else ())
-        self.activations = tuple(ACTIVATIONS[name] for name in c.mlp_activations)
+        self.activations = tuple(ACTIVATION_FUNCTIONS[name] for name in c.mlp_activations)
         self.dropout_rate, self.constrain = c.dropout_rate, constrain
 
     def __call__(self, x_BTD: jax.Array, dropout_key: jax.Array | None = None) -> jax.Array:
         if len(self.activations) == 1:
-            hidden_BTF = self.activations[0](self._checkpointed(self.wi(x_BTD)))
+            hidden_BTF = self.activations[0](self._shard_and_name(self.wi(x_BTD)))
         else:
             gate, linear = self.activations
-            hidden_BTF = gate(self._checkpointed(self.wi_0(x_BTD))) * linear(self._checkpointed(self.wi_1(x_BTD)))
+            hidden_BTF = gate(self._shard_and_name(self.wi_0(x_BTD))) * linear(self._shard_and_name(self.wi_1(x_BTD)))
         return self.wo(dropout(hidden_BTF, self.dropout_rate, dropout_key))
 
-    def _checkpointed(self, x_BTF: jax.Array) -> jax.Array:
+    def _shard_and_name(self, x_BTF: jax.Array) -> jax.Array:
         """Sharded, and named for the remat policies."""
         return checkpoint_name(self.constrain(x_BTF, ("batch", None, "mlp")), "mlp")
 

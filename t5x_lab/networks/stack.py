@@ -58,8 +58,7 @@ class Layer(nnx.Module):
             keys_values = cache.keys_values
         if self.has_own_bias:
             slots = keys_values.key.shape[1]
-            span = x.shape[1] if cache is None else slots
-            bias = self.relpos_bias(span, slots, x.dtype, bidirectional=has_bidirectional_bias(self.config, mask))
+            bias = self.relpos_bias(slots, slots, x.dtype, bidirectional=has_bidirectional_bias(self.config, mask))
         y = self.self_attention(y, keys_values, mask=mask, bias=bias, positions=positions, dropout_key=keys[0])
         x = self._after(self.self_attention_norm, x, y, keys[1])
 

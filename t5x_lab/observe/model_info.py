@@ -6,7 +6,7 @@ import jax
 from jax.sharding import Mesh
 
 from t5x_lab.models.model import Model
-from t5x_lab.partitioning.rules import PARAMETERS, num_parts, partition_spec
+from t5x_lab.partitioning.rules import PARAMETER_RULES, num_parts, partition_spec
 
 
 def parameter_rows(model: Model, mesh: Mesh | None = None) -> list[dict]:
@@ -24,7 +24,7 @@ def parameter_rows(model: Model, mesh: Mesh | None = None) -> list[dict]:
             "bytes": size,
         }
         if mesh is not None:
-            spec = partition_spec(names, PARAMETERS)
+            spec = partition_spec(names, PARAMETER_RULES)
             row["sharding"] = list(spec)
             row["bytes_per_device"] = size // math.prod(num_parts(mesh.shape, entry) for entry in spec)
         rows.append(row)

@@ -1,1 +1,1 @@
-"""Meshes, and the table that maps logical axis names to them."""
+"""Meshes, the two tables that map logical axis names to their axes, TPU topologies, several processes."""

@@ -15,7 +15,7 @@ from t5x_lab.config.errors import UserError
 
 Rules = Mapping[str, tuple[str, ...]]
 
-PARAMETERS: Rules = {
+PARAMETER_RULES: Rules = {
     "embed": ("fsdp",),  # [embed, heads, kv]  [heads, kv, embed]  [embed, mlp]  [mlp, embed]  [vocab, embed]  [embed, vocab]
     "heads": ("tensor",),  # [embed, heads, kv]  [heads, kv, embed]  [heads, relpos_buckets]
     "kv_heads": ("tensor",),  # [embed, kv_heads, kv], of grouped queries
@@ -23,7 +23,7 @@ PARAMETERS: Rules = {
     "vocab": ("tensor",),  # [vocab, embed]  [embed, vocab]
 }
 
-ACTIVATIONS: Rules = {
+ACTIVATION_RULES: Rules = {
     "batch": ("replica", "data", "fsdp"),  # every array below but the last two
     # Between sub-layers, where every token stands alone, `tensor` splits the sequence (Korthikanti et al. 2022); inside
     # them it splits heads, hidden units or the vocabulary, and the sequence is whole.
@@ -53,12 +53,12 @@ def num_parts(sizes: Mapping[str, int], entry: str | tuple[str, ...] | None) -> 
 
 
 def activation_constraint(mesh: Mesh) -> Callable:
-    """f(array, logical axes) -> the array, sharded by `ACTIVATIONS`; what networks call on their activations."""
+    """f(array, logical axes) -> the array, sharded by `ACTIVATION_RULES`; what networks call on their activations."""
 
     def constrain(x, axes):
         spec = [
             entry if size >= num_parts(mesh.shape, entry) else None  # one token cannot be split
-            for size, entry in zip(x.shape, partition_spec(axes, ACTIVATIONS), strict=True)
+            for size, entry in zip(x.shape, partition_spec(axes, ACTIVATION_RULES), strict=True)
         ]
         return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*spec)))
 
@@ -67,12 +67,12 @@ def activation_constraint(mesh: Mesh) -> Callable:
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
     """For every feature of a batch [batch, ...]."""
-    return NamedSharding(mesh, partition_spec(["batch"], ACTIVATIONS))
+    return NamedSharding(mesh, partition_spec(["batch"], ACTIVATION_RULES))
 
 
 def batch_shards(mesh: Mesh) -> int:
     """How many parts a batch's rows are split into."""
-    return num_parts(mesh.shape, ACTIVATIONS["batch"])
+    return num_parts(mesh.shape, ACTIVATION_RULES["batch"])
 
 
 def processes_by_shard(mesh: Mesh) -> np.ndarray:
@@ -82,8 +82,8 @@ def processes_by_shard(mesh: Mesh) -> np.ndarray:
 
 
 def param_shardings(axes: dict, mesh: Mesh) -> dict:
-    """Shardings by `PARAMETERS`, in the tree of the parameters."""
-    return jax.tree.map(lambda names: NamedSharding(mesh, partition_spec(names, PARAMETERS)), axes, is_leaf=_is_axes)
+    """Shardings by `PARAMETER_RULES`, in the tree of the parameters."""
+    return jax.tree.map(lambda names: NamedSharding(mesh, partition_spec(names, PARAMETER_RULES)), axes, is_leaf=_is_axes)
 
 
 def optimizer_shardings(abstract_state, abstract_params: dict, axes: dict, mesh: Mesh):
@@ -99,7 +99,7 @@ def optimizer_shardings(abstract_state, abstract_params: dict, axes: dict, mesh:
         if owner is None or len(owner[0]) != leaf.ndim:
             return NamedSharding(mesh, PartitionSpec())
         full_shape, names = owner
-        spec = partition_spec(names, PARAMETERS)
+        spec = partition_spec(names, PARAMETER_RULES)
         kept = [entry if size == full else None for entry, size, full in zip(spec, leaf.shape, full_shape, strict=True)]
         return NamedSharding(mesh, PartitionSpec(*kept))
 
@@ -116,7 +116,7 @@ def check_divides(abstract_params: dict, axes: dict, mesh_sizes: Mapping[str, in
       UserError: naming the logical axis, its size and the mesh axes, in the user's terms.
     """
     for path, shape, names in _parameters(abstract_params, axes):
-        for name, size, entry in zip(names, shape, partition_spec(names, PARAMETERS), strict=True):
+        for name, size, entry in zip(names, shape, partition_spec(names, PARAMETER_RULES), strict=True):
             if size % num_parts(mesh_sizes, entry):
                 mesh_axes = _mesh_axes(entry)
                 over = " * ".join(f"{axis}={mesh_sizes[axis]}" for axis in mesh_axes)

@@ -21,7 +21,7 @@ from t5x_lab.runs.sharded_model import ShardedModel, check_rows
 from t5x_lab.training.step import per_token
 
 
-class Evaluation:
+class LossEvaluation:
     """Evaluates parameters on the same batches every time.
 
     Args:
@@ -55,7 +55,7 @@ class Evaluation:
         return {name: float(value) for name, value in {**per_token(sums), **counts}.items()}
 
 
-class Measurement:
+class TaskEvaluation:
     """Measures the tasks' own metrics on what parameters make a model generate and score.
 
     Args:
@@ -116,7 +116,7 @@ def evaluate_checkpoints(
     from t5x_lab.data.pipeline import resolve_tasks
 
     tasks = resolve_tasks(data, model.network.architecture, model.network.vocab_size)
-    evaluation, measure = Evaluation(sharded, tasks, data), Measurement(config, sharded, tasks)
+    evaluation, measure = LossEvaluation(sharded, tasks, data), TaskEvaluation(config, sharded, tasks)
     for number in steps:
         if step == "new" and number not in finished_steps(model_dir):
             continue  # removed to make room for newer ones

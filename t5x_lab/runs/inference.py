@@ -16,7 +16,7 @@ from t5x_lab.decoding.beam_search import BeamConfig, search
 from t5x_lab.decoding.generation import Generated, Sequences, complete_all
 from t5x_lab.decoding.sampling import SamplingConfig
 from t5x_lab.models.model import Params
-from t5x_lab.runs.context import Context
+from t5x_lab.runs.length_limits import LengthLimits
 from t5x_lab.runs.padding import Ids, bucket, pad, pad_rows, round_up, scoring_batch
 from t5x_lab.runs.sharded_model import ShardedModel
 
@@ -31,7 +31,7 @@ class Inference:
     def __init__(self, sharded: ShardedModel):
         self._sharded, self._model = sharded, sharded.model
         self.has_encoder = sharded.model.config.network.has_encoder
-        self.context = Context(sharded.model.config.network)
+        self.limits = LengthLimits(sharded.model.config.network)
 
     def generate(
         self,
@@ -87,7 +87,7 @@ class Inference:
             if 2 * len(prompts) <= len(batch) and self._all_fit(*mine):
                 scores = self._score_shared(params, *mine, prompts, rows)
             else:
-                features = scoring_batch(*mine, self.has_encoder, self.context.max_positions)
+                features = scoring_batch(*mine, self.has_encoder, self.limits.max_positions)
                 scores = self._score(params, {name: pad_rows(x, rows) for name, x in features.items()})
             log_prob[batch] = np.asarray(scores.log_prob)[: len(batch)]
             is_greedy[batch] = np.asarray(scores.is_greedy)[: len(batch)]
@@ -95,7 +95,7 @@ class Inference:
 
     def _all_fit(self, inputs: list[Ids], targets: list[Ids]) -> bool:
         """Whether any of the targets could follow any of the inputs."""
-        room = self.context.room(None, max(map(len, targets)))
+        room = self.limits.room(None, max(map(len, targets)))
         return room is None or max(map(len, inputs)) <= room
 
     def _score_shared(self, params: Params, inputs: list[Ids], targets: list[Ids], prompts: list[tuple], rows: int):
@@ -115,7 +115,7 @@ class Inference:
 
     def prompt_length(self, longest: int, room: int) -> int:
         """What prompts of at most so many tokens are padded to, where the longest leaves the model `room`."""
-        most = self.context.room(None, room)
+        most = self.limits.room(None, room)
         return bucket(longest) if most is None else min(bucket(longest), most)
 
     def _rows(self, texts: int, batch_size: int) -> int:
@@ -183,7 +183,7 @@ class _Generation:
         by_row = lambda values: pad_rows(np.array(values, np.int32), rows)
         room = self.max_tokens
         if not self.inference.has_encoder:  # prompts are in the decoder's cache, whose size stays the same
-            positions = self.inference.context.max_positions or np.inf
+            positions = self.inference.limits.max_positions or np.inf
             room = int(min(self.length + self.max_tokens, positions)) - length
         options = dict(room=room, max_tokens=self.max_tokens)
         return self.inference.start(self.params, ids, by_row(limits), by_row(streams), **options)

@@ -15,7 +15,7 @@ from t5x_lab.observe.profile import Profiled, check_profiler
 from t5x_lab.partitioning.distributed import broadcast, fail_together
 from t5x_lab.runs.assemble import Training
 from t5x_lab.runs.config import GinConfig, RunConfig
-from t5x_lab.runs.evaluate import Evaluation, Measurement
+from t5x_lab.runs.evaluate import LossEvaluation, TaskEvaluation
 from t5x_lab.runs.recording import Recorder
 from t5x_lab.runs.sharded_model import ShardedModel
 from t5x_lab.runs.starting_point import StartingPoint, check_agreement, find_starting_point, first_state
@@ -97,7 +97,7 @@ class Job:
     batches: Any
     state: TrainState
     budget: Budget
-    measure: Measurement | None
+    measure: TaskEvaluation | None
 
     @property
     def first_step(self) -> int:
@@ -126,7 +126,7 @@ def prepare(config: GinConfig) -> Job:
     check_positions(run, tasks.lengths)
     sharded = ShardedModel(run.model, run.mesh_shape)
     training = assemble_run(run, sharded, num_tasks=len(tasks.parts))
-    measure = Measurement(config, sharded, tasks) if run.infer_eval.period else None
+    measure = TaskEvaluation(config, sharded, tasks) if run.infer_eval.period else None
     batches = pipeline.SeqioBatches(tasks, run.data, run.seed, sharded.rows(run.data.batch_size))
     check_agreement(run, start)
 
@@ -158,7 +158,7 @@ def make_saver(job: Job, clock: Clock, recorder: Recorder) -> Saver:
 
 def make_hooks(job: Job, recorder: Recorder, saver: Saver) -> list[Hook]:
     """Saving and evaluation, in the order in which they run after a step."""
-    evaluation, measure = Evaluation(job.sharded, job.tasks, job.run.data), job.measure
+    evaluation, measure = LossEvaluation(job.sharded, job.tasks, job.run.data), job.measure
     evaluate = lambda step, state: recorder.evaluation(step, evaluation(state.params))
     hooks = [Hook(saver.save, saver.due, at_stop=True), Hook(evaluate, every(job.run.eval_period))]
     if measure:

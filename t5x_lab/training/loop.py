@@ -101,12 +101,12 @@ def train(
             wait = time.monotonic() - before
             state, metrics = train_step(state, put(batch))
             if pending:
-                clock = _finish(pending, clock, budget, record, state, hooks)
+                clock = _record_and_check(pending, clock, budget, record, state, hooks)
             pending = _Pending(step, metrics, wait)
             due = [hook for hook in hooks if hook.due(step)]
             stopping = stop.reached(step)
             if due or stopping or budget.may_be_spent(step):
-                clock = _finish(pending, clock, budget, record, state, hooks)
+                clock = _record_and_check(pending, clock, budget, record, state, hooks)
                 pending = None
                 if budget.is_spent(step):
                     due = list(hooks)
@@ -127,7 +127,9 @@ class _Pending:
     data_wait: float
 
 
-def _finish(pending: _Pending, clock: float, budget: Budget, record: Record, state: TrainState, hooks: Sequence[Hook]) -> float:
+def _record_and_check(
+    pending: _Pending, clock: float, budget: Budget, record: Record, state: TrainState, hooks: Sequence[Hook]
+) -> float:
     """Waits for a step, hands its metrics on, and stops if it was not finite; returns the time it was done."""
     metrics = {name: value.tolist() for name, value in jax.device_get(pending.metrics).items()}
     now = time.monotonic()

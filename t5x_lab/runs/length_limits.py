@@ -7,7 +7,7 @@ from t5x_lab.networks.config import NetworkConfig, TransformerConfig
 from t5x_lab.runs.padding import Ids, cut_left
 
 
-class Context:
+class LengthLimits:
     """The limits of a network's sequences.
 
     Args:
