@@ -27,7 +27,7 @@ from t5x_lab.ops.attention import expand_mask
 
 @pytest.mark.parametrize(
     "architecture, relative_bias",
-    [("prefix_decoder", "per_layer"), pytest.param("encoder_decoder", "shared", marks=pytest.mark.slow)],
+    [("causal_decoder", "per_layer"), pytest.param("encoder_decoder", "shared", marks=pytest.mark.slow)],
 )
 def test_scanned_unrolled_and_rematerialised_give_equal_losses_and_gradients(architecture, relative_bias):
     batch = random_batch(architecture)
@@ -200,7 +200,7 @@ def test_dtypes_of_activations_and_logits():
 
 def test_initialisation_has_t5s_scales():
     config = dataclasses.replace(
-        tiny_config("encoder_decoder"), emb_dim=128, head_dim=32, num_heads=8, mlp_dim=256, vocab_size=512
+        tiny_config("causal_decoder"), emb_dim=128, head_dim=32, num_heads=8, mlp_dim=256, vocab_size=512
     )
     params = jax.jit(Model(ModelConfig(config)).init)(jax.random.key(0))
     layers = params["decoder"]["layers"]
