@@ -30,7 +30,7 @@ def demo(model_dir: str, steps: int | None = None) -> None:
     vocabulary = os.path.join(model_dir, "vocabulary.model")
     bindings = [f'MODEL_DIR = "{model_dir}"', f'SentencePieceVocabulary.path = "{vocabulary}"']
     if steps is not None:
-        bindings.append(f"TRAIN_STEPS = {steps}")
+        bindings += [f"TRAIN_STEPS = {steps}", f"LearningRate.decay_factor = {_decay_factor(steps)}"]
 
     say("1. A vocabulary of 4,000 pieces from the annual messages of the presidents of the United States, 1790 to 2026.")
     check_environment()
@@ -53,8 +53,14 @@ def demo(model_dir: str, steps: int | None = None) -> None:
         f"The whole demo took {(time.monotonic() - began) / 60:.1f} minutes. Continue with:\n"
         f'  {command} generate --model_dir={model_dir} --prompt="The people" --temperature=0.7\n'
         f"  {command} eval --model_dir={model_dir} --step=all\n"
-        f"  {command} train --gin_file={model_dir}/config.gin --gin.TRAIN_STEPS={2 * model.step}"
+        f"  {command} train --gin_file={model_dir}/config.gin --gin.TRAIN_STEPS={2 * model.step} "
+        f"--gin.LearningRate.decay_factor={_decay_factor(2 * model.step)}"
     )
+
+
+def _decay_factor(steps: int) -> float:
+    """What takes the recipe's learning rate from its highest value, after 100 steps, to zero at the last."""
+    return round(1 / max(steps - 100, 1), 7)
 
 
 def _train_vocabulary(path: str) -> None:
