@@ -21,7 +21,7 @@ from etils import epath
 from t5x_lab.checkpoints.checksums import checksums
 from t5x_lab.checkpoints.config import SaveCheckpointConfig
 from t5x_lab.checkpoints.formats import find, open_as_saved
-from t5x_lab.checkpoints.layout import flat
+from t5x_lab.checkpoints.layout import named_leaves
 from t5x_lab.checkpoints.manager import Checkpoints
 from t5x_lab.data.config import ByteVocabulary, DataConfig
 from t5x_lab.optim.optimizers import Adafactor
@@ -72,7 +72,7 @@ def saving(model: str, folder: pathlib.Path) -> None:
         state = jax.block_until_ready(step(state))
         plain.append(time.perf_counter() - begin)
         number += 1
-        sums.append(timed(lambda: checksums(flat({"params": state.params, "opt_state": state.opt_state}))))
+        sums.append(timed(lambda: checksums(named_leaves({"params": state.params, "opt_state": state.opt_state}))))
         calls.append(timed(lambda: checkpoints.save(number, state, batches)))
         begin = time.perf_counter()
         while checkpoints.is_busy():

@@ -168,11 +168,12 @@ def cost(rounds: int) -> None:
         times = np.zeros((rounds, most // chunk))
         for round_ in range(-1, rounds):  # the first one compiles, and is written over
             ids = prompts(batch).astype(np.int32)
-            slots = jax.block_until_ready(inference.begin(run.params, ids, limit, stream, most=most, max_tokens=most))
+            slots = jax.block_until_ready(inference.start(run.params, ids, limit, stream, room=most, max_tokens=most))
             for i in range(most // chunk):
                 began = time.perf_counter()
                 args = (np.zeros((batch,), bool), np.uint32(0), np.int32(chunk), np.int32(batch))
-                slots, _ = jax.block_until_ready(inference.write(run.params, slots, *args, config=SamplingConfig(), eos_id=-1))
+                run_steps = inference.run_steps(run.params, slots, *args, config=SamplingConfig(), eos_id=-1)
+                slots, _ = jax.block_until_ready(run_steps)
                 times[round_, i] = (time.perf_counter() - began) / chunk
         median = np.median(times, axis=0)
         axes.plot((np.arange(most // chunk) + 0.5) * chunk, 1000 * median, label=model)

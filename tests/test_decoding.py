@@ -314,7 +314,7 @@ def test_learned_positions_limit_each_text_by_itself():
         assert len(found[i]) == limits[i] or found[i][-1] == 63
     alone = {i: t.tolist() for i, t, _ in Inference(sharded).generate(params, prompts[:1], limits=[4], eos_id=63)}
     assert alone[0] == found[0]
-    fit = Inference(sharded).limits.fit_prompts
+    fit = Inference(sharded).length_limits.fit_prompts
     for limits, max_length, says in (
         ([5, 5], None, "b has 28 tokens, more than the 27"),
         ([33, 1], None, "a: 33 tokens to write are more than the model's 32"),
@@ -341,7 +341,7 @@ def test_scores_of_texts_that_fit_one_by_one_only():
 @pytest.mark.parametrize("ends", [False, True])
 def test_a_decoders_text_is_what_follows_its_prompt(ends):
     """Also where the prompt ends with an end token, at which SeqIO's decode stops."""
-    texts = Texts(build_vocabulary(ByteVocabulary()), has_encoder=False, input_eos=False)
+    texts = Texts(build_vocabulary(ByteVocabulary()), has_encoder=False, input_eos=lambda: False)
     tokens = np.array([*texts.encode(" three"), 1, 0, 0])
     assert texts.completion(texts.encode("one two", eos=ends), tokens) == " three"
     assert texts.completion(texts.encode("one two", eos=ends), tokens, stop=["ee", "r"]) == " th"

@@ -425,6 +425,17 @@ def test_masking_needs_a_sentinel():
             OBJECTIVES[name].complete({"inputs": 64}, architecture, 0)
 
 
+def test_a_function_of_ones_own_may_have_an_if_over_tensors():
+    def first_or_all(tokens, noise_mask, vocabulary, seeds):
+        if tf.size(tokens) > 10:
+            tokens = tokens[:10]
+        return tokens
+
+    objective = Denoising(inputs=first_or_all, targets="whole")
+    (example,) = examples_of(objective, {"inputs": 64}, [list(range(3, 33))])
+    assert example["inputs"].tolist() == [*range(3, 13), 1] and example["targets"].tolist() == [*range(3, 33), 1]
+
+
 def test_few_sentinels_make_shorter_examples_and_none_is_used_twice():
     objective = OBJECTIVES["span_corruption_50_2"]
     n = objective.text_tokens(512, None, 100)

@@ -66,8 +66,8 @@ def read_info(path: epath.Path) -> dict:
         raise Corrupt(path, f"it has no {INFO}")
     try:
         info = json.loads(file.read_bytes())
-        info["format"], info["step"], info["parameters"]
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        info["format"], info["step"], info["parameters"].items()
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise Corrupt(path, f"its {INFO} cannot be read") from error
     if info["format"] not in range(1, FORMAT + 1):
         raise UserError(
@@ -144,6 +144,16 @@ def check_settings(model_dir: str, step: int, settings: Mapping[str, str]) -> No
                 "cannot be continued with another. Use the same, or start a new MODEL_DIR with "
                 f"--gin.INITIAL_CHECKPOINT_PATH={model_dir}."
             )
+
+
+def check_format(path: epath.Path) -> None:
+    """Raises a `UserError` when a run cannot be continued from a checkpoint because its format is an older one."""
+    if read_info(path)["format"] < FORMAT:
+        raise UserError(
+            f"The checkpoint {path} was made by an older t5x_lab, whose arrays had other names. Go on from it in a new "
+            f"MODEL_DIR, with --gin.INITIAL_CHECKPOINT_PATH={path} and "
+            '--gin.RestoreCheckpointConfig.carry=["optimizer", "step"]; the data begin anew.'
+        )
 
 
 def check_same_parameters(path: epath.Path, abstract_params: dict) -> None:

@@ -17,10 +17,10 @@ from etils import epath
 from t5x_lab.checkpoints import checksums
 from t5x_lab.checkpoints.config import SaveCheckpointConfig
 from t5x_lab.checkpoints.layout import (
-    FORMAT,
     INFO,
     PINNED,
     absolute_path,
+    check_format,
     check_same_parameters,
     make_info,
     named_leaves,
@@ -173,7 +173,7 @@ class Checkpoints:
         }
         with explaining_damage(path):
             check_same_parameters(path, params)
-            _check_format(path)
+            check_format(path)
             if batches is not None:
                 check_data_files(path)
                 parts["data"] = _DataRestore(batches)
@@ -190,15 +190,6 @@ def _parts(state: TrainState) -> tuple[dict, dict[str, Any]]:
     """Parameters, and the rest without `healthy`: what is saved is the last good state, from which a run may go on."""
     names = [field.name for field in dataclasses.fields(state) if field.name not in ("params", "healthy")]
     return state.params, {name: getattr(state, name) for name in names}
-
-
-def _check_format(path: epath.Path) -> None:
-    if read_info(path)["format"] < FORMAT:
-        raise UserError(
-            f"The checkpoint {path} was made by an older t5x_lab, whose arrays had other names. Go on from it in a new "
-            f"MODEL_DIR, with --gin.INITIAL_CHECKPOINT_PATH={path} and "
-            '--gin.RestoreCheckpointConfig.carry=["optimizer", "step"]; the data begin anew.'
-        )
 
 
 def save_params(path: epath.Path, params: dict, step: int = 0, **notes: Any) -> None:

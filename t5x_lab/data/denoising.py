@@ -206,7 +206,7 @@ def _iid_lengths(density: float, costs: tuple[int, int, int], limit: int) -> Ite
     spans of it, of which there may be one more: so one is paid at the start.
     """
     text, noise, span = costs
-    shifted = lambda chances, by: np.concatenate([np.zeros(by), chances[: len(chances) - by]]) if by else chances
+    shifted = lambda chances, by: np.concatenate([np.zeros(by), chances])[: limit + 1]
     in_text, in_noise = np.zeros((2, limit + 1))
     in_text[min(span, limit)] = 1.0
     while True:

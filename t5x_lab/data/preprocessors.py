@@ -107,15 +107,15 @@ def denoise(objectives: Sequence[Denoising], lengths: Lengths, sentinels: int) -
         return tf.pad(tokens[: length - 1], [[0, 1]], constant_values=vocabulary.eos_id)
 
     def add_noise(dataset: tf.data.Dataset, output_features) -> tf.data.Dataset:
-        @seqio.map_over_dataset(num_seeds=1)
-        @as_it_is
         def one(chunk, seed):
             kinds = [functools.partial(_noisy, o, sentinels, chunk, seed, output_features) for o in objectives]
             example = kinds[0]() if len(kinds) == 1 else tf.switch_case(chunk["kind"], kinds)
             ended = {name: end(tokens, lengths[name], output_features[name].vocabulary) for name, tokens in example.items()}
             return {**ended, "raw_tokens": chunk["raw_tokens"]}
 
-        return one(dataset)
+        # A function of one's own may have Python's `if` over tensors in it.
+        has_own = any(callable(view) for objective in objectives for view in (objective.inputs, objective.targets))
+        return seqio.map_over_dataset(one if has_own else as_it_is(one), num_seeds=1)(dataset)
 
     return add_noise
 

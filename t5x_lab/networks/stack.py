@@ -161,7 +161,7 @@ class Stack(nnx.Module):
     def unstack(self) -> tuple[Layer, ...]:
         """The layers as modules of their own. A loop over tokens calls this once, before it begins."""
         graph, params = nnx.split(self.layers, nnx.Param)
-        return tuple(nnx.merge(graph, layer) for layer in unstack(params))
+        return tuple(nnx.merge(graph, layer) for layer in unstack_tree(params))
 
     def decode(
         self,
@@ -176,7 +176,7 @@ class Stack(nnx.Module):
     ) -> tuple[jax.Array, tuple[Cache, ...]]:
         """Runs unstacked layers on x [B, T, D], the tokens that follow those in the caches.
 
-        `cross_caches` are those that `cross_caches()` made of the encoder's output.
+        `cross_caches` are those that `make_cross_caches` made of the encoder's output.
 
         Returns:
           (output [B, T, D]; the caches with the new keys and values)
@@ -198,11 +198,11 @@ class Stack(nnx.Module):
             written.append(cache)
         return x if self.config.norm_position == "post" else self.final_norm(x), tuple(written)
 
-    def caches(self, keys_values: KeyValues, slots: int) -> tuple[Cache, ...]:
+    def make_caches(self, keys_values: KeyValues, slots: int) -> tuple[Cache, ...]:
         """One cache of `slots` slots a layer, filled with the keys and values [layers, B, T, K, H] of a run of the stack."""
-        return tuple(self._constrained(Cache.filled(layer, slots)) for layer in unstack(keys_values))
+        return tuple(self._constrained(Cache.filled(layer, slots)) for layer in unstack_tree(keys_values))
 
-    def cross_caches(self, encoded: jax.Array) -> tuple[Cache, ...]:
+    def make_cross_caches(self, encoded: jax.Array) -> tuple[Cache, ...]:
         """One cache a layer with its cross-attention's keys and values of `encoded` [B, S, D]."""
         of_layers = [layer.cross_attention.keys_values(encoded) for layer in self.unstack()]
         return tuple(self._constrained(Cache.filled(layer, encoded.shape[1])) for layer in of_layers)
@@ -237,13 +237,13 @@ def make_stacked(make_layer: Callable[[nnx.Rngs], Layer], num_layers: int, rngs:
 def unrolled_scan(body, carry, inputs):
     """`jax.lax.scan` written out. Splitting, unlike one index per layer, has a concatenation as its transpose."""
     outputs = []
-    for layer in unstack(inputs):
+    for layer in unstack_tree(inputs):
         carry, output = body(carry, layer)
         outputs.append(output)
     return carry, jax.tree.map(lambda *leaves: jax.numpy.stack(leaves), *outputs)
 
 
-def unstack(stacked: Any) -> list[Any]:
+def unstack_tree(stacked: Any) -> list[Any]:
     """The trees of single layers, of a tree whose leaves have a leading `layers` axis."""
     leaves, tree = jax.tree.flatten(stacked)
     num_layers = leaves[0].shape[0]

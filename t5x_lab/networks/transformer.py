@@ -96,9 +96,10 @@ class Transformer(nnx.Module):
         mask, cross_mask = self.decoder_masks(batch)
         tokens = batch["decoder_input_tokens"]
         x, rotations = self.embed(tokens, batch.get("decoder_positions", jnp.arange(tokens.shape[1])[None]))
-        return self.decoder(x, mask=mask, positions=rotations, cross_mask=cross_mask, encoded=encoded, dropout_key=decoder_key)[
-            0
-        ]
+        hidden, _ = self.decoder(
+            x, mask=mask, positions=rotations, cross_mask=cross_mask, encoded=encoded, dropout_key=decoder_key
+        )
+        return hidden
 
     def encode(self, batch: Batch, dropout_key: jax.Array | None = None) -> jax.Array:
         """Encoder outputs [B, S, D]."""
@@ -124,7 +125,7 @@ class Transformer(nnx.Module):
         if c.has_encoder:
             encoder_batch = {"encoder_input_tokens": prompt}
             encoded = self.encode(encoder_batch)
-            cross_caches = self.decoder.cross_caches(encoded)
+            cross_caches = self.decoder.make_cross_caches(encoded)
             encoder_segments = segments_of(encoder_batch, "encoder_segment_ids", "encoder_input_tokens")
             cross_mask = Mask(False, key_segments=encoder_segments)
         else:
@@ -141,7 +142,7 @@ class Transformer(nnx.Module):
         )
         assert keys_values is not None
         last = jnp.take_along_axis(hidden, (num_inputs - 1)[:, None, None], axis=1)
-        caches = self.decoder.caches(keys_values, slots)
+        caches = self.decoder.make_caches(keys_values, slots)
         return last[:, 0], DecodingState(caches, num_inputs, cross_caches, encoder_segments)
 
     def unstack(self) -> tuple[Layer, ...]:

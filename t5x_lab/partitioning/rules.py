@@ -1,7 +1,9 @@
 """Every sharding decision, in two tables: which mesh axes the dimensions of parameters and of activations are split over.
 
-Dimensions have logical names. A name that a table does not have, or None, is a dimension that stays whole. Within one array a
-mesh axis is used once, by the first dimension that asks for it.
+Dimensions have logical names. Of a parameter, a dimension whose name is not in the table stays whole (`layers`, `kv`,
+`relpos_buckets`, `positions`; and an LSTM's `recurrent`, `gates` and `units`: it is small, and its steps would wait for each
+other's parts); of an activation, one that is None. Within one array a mesh axis is used once, by the first dimension that asks
+for it. Comments show some of the shapes.
 """
 
 import math
@@ -24,14 +26,14 @@ PARAMETER_RULES: Rules = {
 }
 
 ACTIVATION_RULES: Rules = {
-    "batch": ("replica", "data", "fsdp"),  # every array below but the last two
+    "batch": ("replica", "data", "fsdp"),  # [batch, length]
     # Between sub-layers, where every token stands alone, `tensor` splits the sequence (Korthikanti et al. 2022); inside
     # them it splits heads, hidden units or the vocabulary, and the sequence is whole.
     "length": ("tensor",),  # [batch, length, None]
-    "heads": ("tensor",),  # [batch, None, heads, None]
+    "heads": ("tensor",),  # [batch, None, heads, None]; caches [batch, heads, None, None]
     "kv_heads": ("tensor",),  # [batch, None, kv_heads, None]
     "mlp": ("tensor",),  # [batch, None, mlp]
-    "vocab": ("tensor",),  # [batch, None, vocab]; [vocab, None], the embedding table in the activations' dtype
+    "vocab": ("tensor",),  # logits [batch, None, vocab]; tables in the activations' dtype, [vocab, None] and [None, vocab]
     "embed": ("fsdp",),  # [embed, vocab], the gradient of the output matrix
 }
 
@@ -56,6 +58,9 @@ def activation_constraint(mesh: Mesh) -> Callable:
     """f(array, logical axes) -> the array, sharded by `ACTIVATION_RULES`; what networks call on their activations."""
 
     def constrain(x, axes):
+        unknown = set(axes) - {None, *ACTIVATION_RULES}
+        if unknown:
+            raise ValueError(f"ACTIVATION_RULES have no {sorted(unknown)[0]!r}; a dimension that stays whole is None.")
         spec = [
             entry if size >= num_parts(mesh.shape, entry) else None  # one token cannot be split
             for size, entry in zip(x.shape, partition_spec(axes, ACTIVATION_RULES), strict=True)

@@ -9,8 +9,10 @@ import jax
 import optax
 
 from t5x_lab.models.model import Params
+from t5x_lab.networks.config import TransformerConfig
 from t5x_lab.optim.optimizers import Adafactor, AdamW
 from t5x_lab.partitioning.rules import optimizer_shardings
+from t5x_lab.runs.config import RunConfig
 from t5x_lab.runs.sharded_model import ShardedModel, check_rows, with_shardings
 from t5x_lab.training.state import TrainState, initial_state
 from t5x_lab.training.step import make_train_step
@@ -46,7 +48,7 @@ def assemble(
     check_rows(batch_size // microbatches, sharded.row_multiple)
     model = sharded.model
     transformation = optimizer.make(model.axes)
-    start = functools.partial(initial_state, model, transformation, num_tasks=num_tasks)
+    start = functools.partial(initial_state, transformation, num_tasks=num_tasks)
     abstract = jax.eval_shape(start, model.abstract_params)
     shardings = jax.tree.map(lambda leaf: sharded.replicated, abstract)
     shardings = dataclasses.replace(
@@ -63,3 +65,21 @@ def assemble(
     )
     first = jax.jit(start, out_shardings=shardings)
     return Training(sharded, transformation, with_shardings(abstract, shardings), first, compiled)
+
+
+def assemble_run(run: RunConfig, sharded: ShardedModel, num_tasks: int) -> Training:
+    """`assemble`, with the run's own settings."""
+    return assemble(
+        sharded,
+        run.optimizer,
+        batch_size=run.data.batch_size,
+        microbatches=run.microbatches,
+        seed=run.seed,
+        num_tasks=num_tasks,
+    )
+
+
+def check_positions(run: RunConfig, lengths: tuple[int, int]) -> None:
+    """Raises a `UserError` when the model cannot tell the positions of sequences of these lengths."""
+    if isinstance(run.model.network, TransformerConfig):
+        run.model.network.check_length(max(lengths))

@@ -20,9 +20,9 @@ from t5x_lab.networks.config import REMAT_POLICIES, TransformerConfig
 from t5x_lab.networks.flops import flops_per_example, recomputed_flops_per_example
 from t5x_lab.observe.collectives import collectives
 from t5x_lab.observe.hardware import GiB, chip
+from t5x_lab.runs.assemble import assemble_run
 from t5x_lab.runs.config import RunConfig
 from t5x_lab.runs.sharded_model import ShardedModel, check_rows
-from t5x_lab.runs.summary import assemble_run
 
 MODES = ("train", "eval", "predict")
 _UNITS = {"B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}

@@ -31,7 +31,7 @@ class Inference:
     def __init__(self, sharded: ShardedModel):
         self._sharded, self._model = sharded, sharded.model
         self.has_encoder = sharded.model.config.network.has_encoder
-        self.limits = LengthLimits(sharded.model.config.network)
+        self.length_limits = LengthLimits(sharded.model.config.network)
 
     def generate(
         self,
@@ -87,7 +87,7 @@ class Inference:
             if 2 * len(prompts) <= len(batch) and self._all_fit(*mine):
                 scores = self._score_shared(params, *mine, prompts, rows)
             else:
-                features = scoring_batch(*mine, self.has_encoder, self.limits.max_positions)
+                features = scoring_batch(*mine, self.has_encoder, self.length_limits.max_positions)
                 scores = self._score(params, {name: pad_rows(x, rows) for name, x in features.items()})
             log_prob[batch] = np.asarray(scores.log_prob)[: len(batch)]
             is_greedy[batch] = np.asarray(scores.is_greedy)[: len(batch)]
@@ -95,7 +95,7 @@ class Inference:
 
     def _all_fit(self, inputs: list[Ids], targets: list[Ids]) -> bool:
         """Whether any of the targets could follow any of the inputs."""
-        room = self.limits.room(None, max(map(len, targets)))
+        room = self.length_limits.room(None, max(map(len, targets)))
         return room is None or max(map(len, inputs)) <= room
 
     def _score_shared(self, params: Params, inputs: list[Ids], targets: list[Ids], prompts: list[tuple], rows: int):
@@ -115,7 +115,7 @@ class Inference:
 
     def prompt_length(self, longest: int, room: int) -> int:
         """What prompts of at most so many tokens are padded to, where the longest leaves the model `room`."""
-        most = self.limits.room(None, room)
+        most = self.length_limits.room(None, room)
         return bucket(longest) if most is None else min(bucket(longest), most)
 
     def _rows(self, texts: int, batch_size: int) -> int:
@@ -183,7 +183,7 @@ class _Generation:
         by_row = lambda values: pad_rows(np.array(values, np.int32), rows)
         room = self.max_tokens
         if not self.inference.has_encoder:  # prompts are in the decoder's cache, whose size stays the same
-            positions = self.inference.limits.max_positions or np.inf
+            positions = self.inference.length_limits.max_positions or np.inf
             room = int(min(self.length + self.max_tokens, positions)) - length
         options = dict(room=room, max_tokens=self.max_tokens)
         return self.inference.start(self.params, ids, by_row(limits), by_row(streams), **options)

@@ -114,7 +114,7 @@ class Run:
     @property
     def max_positions(self) -> int | None:
         """Tokens that the model can tell the positions of; None where nothing limits them."""
-        return self._inference.limits.max_positions
+        return self._inference.length_limits.max_positions
 
     @functools.cached_property
     def input_eos(self) -> bool:
@@ -134,7 +134,7 @@ class Run:
 
     @functools.cached_property
     def _texts(self) -> Texts:
-        return Texts(self.vocabulary, self.has_encoder, self.input_eos)
+        return Texts(self.vocabulary, self.has_encoder, lambda: self.input_eos)
 
     def with_params(self, params: Params, step: int) -> "Run":
         """The same model with other parameters, and the programs that were compiled for it."""
@@ -240,7 +240,7 @@ class Run:
         return self._inference.search(self.params, ids, **options)
 
     def _fit_ids(self, prompts, limits: list[int]) -> list[Ids]:
-        return self._inference.limits.fit_prompts(without_padding(prompts), limits, None, numbered("Prompt", prompts))
+        return self._inference.length_limits.fit_prompts(without_padding(prompts), limits, None, numbered("Prompt", prompts))
 
     def score(self, inputs, targets, *, eos: bool = False) -> np.ndarray:
         """Sum of the log-probabilities of the target tokens, float32 [B]; no z-loss, no label smoothing. See `scores`."""
@@ -279,7 +279,7 @@ class Run:
         else:
             inputs, targets = without_padding(inputs), without_padding(targets)
         names = names or numbered("Pair", inputs)
-        fitting = self._inference.limits.fit_inputs(inputs, targets, max_length, names)
+        fitting = self._inference.length_limits.fit_inputs(inputs, targets, max_length, names)
         log_prob, is_greedy = self._inference.score(self.params, fitting, targets, batch_size=batch_size)
         return TargetScores(
             log_prob=log_prob,
@@ -298,7 +298,7 @@ class Run:
           UserError: for a prompt that cannot be read, by its name.
         """
         whole = [self._texts.encode_input(prompt) for prompt in prompts]
-        ids = self._inference.limits.fit_prompts(whole, limits_of(max_tokens, len(whole)), max_length, names)
+        ids = self._inference.length_limits.fit_prompts(whole, limits_of(max_tokens, len(whole)), max_length, names)
         return ids, [len(a) - len(b) for a, b in zip(whole, ids, strict=True)]
 
     def logits(self, **features) -> np.ndarray:

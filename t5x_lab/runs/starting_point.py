@@ -5,7 +5,7 @@ import functools
 
 from t5x_lab.checkpoints.formats import Location, find
 from t5x_lab.checkpoints.initial import carry_over, load_params
-from t5x_lab.checkpoints.layout import absolute_path, check_settings, finished_steps
+from t5x_lab.checkpoints.layout import absolute_path, check_format, check_settings, finished_steps
 from t5x_lab.checkpoints.manager import Checkpoints
 from t5x_lab.checkpoints.verification import explaining_damage
 from t5x_lab.config.errors import UserError
@@ -34,7 +34,9 @@ def find_starting_point(run: RunConfig) -> StartingPoint:
             "ever deleted: choose another MODEL_DIR, or move that one away."
         )
     if steps:
-        with explaining_damage(absolute_path(run.model_dir) / "checkpoints" / str(steps[-1])):
+        path = absolute_path(run.model_dir) / "checkpoints" / str(steps[-1])
+        with explaining_damage(path):
+            check_format(path)
             check_settings(run.model_dir, steps[-1], run.identity())
         beats = " (INITIAL_CHECKPOINT_PATH is not used: MODEL_DIR comes first)" if run.initial_checkpoint_path else ""
         reason = f"Continuing after step {steps[-1]}, the latest checkpoint in {run.model_dir}{beats}."

@@ -6,33 +6,14 @@ import jax
 from etils import epath
 
 from t5x_lab.config.errors import UserError
-from t5x_lab.networks.config import TransformerConfig
 from t5x_lab.networks.flops import flops_per_example
 from t5x_lab.observe.hardware import peak_flops
 from t5x_lab.observe.model_info import model_info
-from t5x_lab.runs.assemble import Training, assemble
+from t5x_lab.runs.assemble import assemble_run, check_positions
 from t5x_lab.runs.config import GinConfig, RunConfig
 from t5x_lab.runs.sharded_model import ShardedModel
 from t5x_lab.runs.starting_point import find_starting_point
 from t5x_lab.training.loop import Budget
-
-
-def assemble_run(run: RunConfig, sharded: ShardedModel, num_tasks: int) -> Training:
-    """`assemble`, with the run's own settings."""
-    return assemble(
-        sharded,
-        run.optimizer,
-        batch_size=run.data.batch_size,
-        microbatches=run.microbatches,
-        seed=run.seed,
-        num_tasks=num_tasks,
-    )
-
-
-def check_positions(run: RunConfig, lengths: tuple[int, int]) -> None:
-    """Raises a `UserError` when the model cannot tell the positions of sequences of these lengths."""
-    if isinstance(run.model.network, TransformerConfig):
-        run.model.network.check_length(max(lengths))
 
 
 def budget_of(run: RunConfig, lengths: tuple[int, int], processed: int) -> Budget:

@@ -1,6 +1,6 @@
 """Texts to token ids and back, and checks of the texts that a user asks a model about."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -14,10 +14,10 @@ class Texts:
     Args:
       vocabulary: a SeqIO vocabulary.
       has_encoder: whether inputs go into an encoder; else a completion continues its prompt.
-      input_eos: whether inputs end with an end token.
+      input_eos: () -> whether inputs end with an end token; asked when a text is encoded.
     """
 
-    def __init__(self, vocabulary, has_encoder: bool, input_eos: bool):
+    def __init__(self, vocabulary, has_encoder: bool, input_eos: Callable[[], bool]):
         self.vocabulary, self._has_encoder, self._input_eos = vocabulary, has_encoder, input_eos
 
     def encode(self, text: str, eos: bool = False) -> Ids:
@@ -25,7 +25,7 @@ class Texts:
 
     def encode_input(self, text: str | Sequence[int]) -> Ids:
         """Ids of an input; of ids, those that are not padding."""
-        return self.encode(text, self._input_eos) if isinstance(text, str) else [int(i) for i in text if i]
+        return self.encode(text, self._input_eos()) if isinstance(text, str) else [int(i) for i in text if i]
 
     def completion(self, prompt: Ids, tokens: np.ndarray, stop: Sequence[str] = ()) -> str:
         """The text of generated tokens, up to the first of the texts `stop` in it.

@@ -13,17 +13,15 @@ from t5x_lab.data.environment import check_environment
 from t5x_lab.observe.console import say
 from t5x_lab.observe.profile import Profiled, check_profiler
 from t5x_lab.partitioning.distributed import broadcast, fail_together
-from t5x_lab.runs.assemble import Training
+from t5x_lab.runs.assemble import Training, assemble_run, check_positions
 from t5x_lab.runs.config import GinConfig, RunConfig
 from t5x_lab.runs.evaluate import LossEvaluation, TaskEvaluation
 from t5x_lab.runs.recording import Recorder
 from t5x_lab.runs.sharded_model import ShardedModel
 from t5x_lab.runs.starting_point import StartingPoint, check_agreement, find_starting_point, first_state
 from t5x_lab.runs.summary import (
-    assemble_run,
     banner,
     budget_of,
-    check_positions,
     last_step,
     make_run_directory,
     write_run_files,
@@ -50,6 +48,7 @@ def train(config: GinConfig) -> None:
             goal = f"step {job.run.train_steps}" if job.run.train_steps else f"{job.run.train_tokens:,} tokens"
             say(f"Nothing to do: {goal} is reached at step {job.first_step}. Raise TRAIN_STEPS or TRAIN_TOKENS to train on.")
             return
+        evaluation = LossEvaluation(job.sharded, job.tasks, job.run.data)
         say(banner(job.run, job.sharded, job.first_step, job.lengths, job.budget))
         if job.start.step is not None:
             clock = Clock(**read_info(job.checkpoints.directory / str(job.start.step)).get("clock", {}))
@@ -60,7 +59,7 @@ def train(config: GinConfig) -> None:
         if job.run.profile_steps:
             step = profiled = Profiled(step, f"{job.run.model_dir}/profile", job.run.profile_steps)
             stack.callback(profiled.close)
-        hooks = make_hooks(job, recorder, saver)
+        hooks = make_hooks(job, evaluation, recorder, saver)
         with fail_together(Preempted, Diverged):
             try:
                 put = job.sharded.put
@@ -156,9 +155,9 @@ def make_saver(job: Job, clock: Clock, recorder: Recorder) -> Saver:
     )
 
 
-def make_hooks(job: Job, recorder: Recorder, saver: Saver) -> list[Hook]:
+def make_hooks(job: Job, evaluation: LossEvaluation, recorder: Recorder, saver: Saver) -> list[Hook]:
     """Saving and evaluation, in the order in which they run after a step."""
-    evaluation, measure = LossEvaluation(job.sharded, job.tasks, job.run.data), job.measure
+    measure = job.measure
     evaluate = lambda step, state: recorder.evaluation(step, evaluation(state.params))
     hooks = [Hook(saver.save, saver.due, at_stop=True), Hook(evaluate, every(job.run.eval_period))]
     if measure:

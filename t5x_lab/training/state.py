@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from t5x_lab.models.model import Model, Params
+from t5x_lab.models.model import Params
 
 COUNTERS = ("tokens_processed", "tokens_with_loss", "raw_tokens")
 
@@ -33,7 +33,7 @@ class TrainState:
     healthy: jax.Array
 
 
-def initial_state(model: Model, optimizer: optax.GradientTransformation, params: Params, num_tasks: int = 1) -> TrainState:
+def initial_state(optimizer: optax.GradientTransformation, params: Params, num_tasks: int = 1) -> TrainState:
     """Step 0 with these parameters."""
     counters = {name: jnp.zeros((2,), jnp.uint32) for name in COUNTERS}
     return TrainState(
