@@ -345,3 +345,18 @@ def test_a_decoders_text_is_what_follows_its_prompt(ends):
     tokens = np.array([*texts.encode(" three"), 1, 0, 0])
     assert texts.completion(texts.encode("one two", eos=ends), tokens) == " three"
     assert texts.completion(texts.encode("one two", eos=ends), tokens, stop=["ee", "r"]) == " th"
+
+
+def test_a_search_goes_on_while_a_longer_text_may_still_win():
+    """The text that ends at once is likelier; the one of five tokens has the better score, which only its length forgives."""
+
+    def step(state, token):
+        state = state + 1
+        return jnp.where(state[:, None] < 4, jax.nn.one_hot(token, 4), jax.nn.one_hot(jnp.full_like(token, EOS), 4)) * 50, state
+
+    config = BeamConfig(size=1, alpha=1.0)
+    first = jnp.log(jnp.array([[0.1, 0.4, 0.35, 0.15]]))
+    options = dict(max_tokens=6, eos_id=EOS, config=config)
+    tokens, scores = beam_search(step, first, jnp.zeros((1,), jnp.int32), lambda state, rows: state[rows], **options)
+    assert tokens[0, 0].tolist() == [2, 2, 2, 2, EOS, 0]
+    assert float(scores[0, 0]) == pytest.approx(np.log(0.35) / (10 / 6), rel=1e-5)
