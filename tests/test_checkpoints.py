@@ -135,6 +135,7 @@ def test_places_without_a_checkpoint_are_sentences(tmp_path):
         find_checkpoint(str(tmp_path / "run"), 6)
 
 
+@pytest.mark.slow
 def test_checksums_see_every_bit_and_every_exchange_whatever_the_sharding():
     rng = np.random.default_rng(0)
     arrays = {"f": rng.normal(size=(6, 8)).astype(np.float32), "i": np.arange(8, dtype=np.int32), "s": np.float32(3.0)}
@@ -233,6 +234,7 @@ def save_steps(model_dir, rules, steps, metrics=None):
     return finished_steps(model_dir)
 
 
+@pytest.mark.slow
 def test_each_rule_keeps_its_own(tmp_path):
     """The newest two, multiples of five, the lowest loss (of step 3; step 4's is not a number), and the pinned."""
     rules = SaveCheckpointConfig(keep=2, keep_period=5, best_metric="eval/t/loss")

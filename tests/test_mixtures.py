@@ -129,6 +129,7 @@ def test_a_mixture_may_hold_text_whose_objective_is_set_apart(mixture):
         seqio.MixtureRegistry.remove("text_too")
 
 
+@pytest.mark.slow
 def test_a_truncated_data_set_is_the_same_tokens_in_every_epoch():
     """240 documents of 50 tokens, the first telling which; 1,025 unique tokens in two shards, met many times over."""
     documents = [[3 + n, *[255] * 49] for n in range(240)]

@@ -25,10 +25,8 @@ from t5x_lab.models.model import Model, ModelConfig
 from t5x_lab.ops.attention import expand_mask
 
 
-@pytest.mark.parametrize(
-    "architecture, relative_bias",
-    [("causal_decoder", "per_layer"), pytest.param("encoder_decoder", "shared", marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture, relative_bias", [("causal_decoder", "per_layer"), ("encoder_decoder", "shared")])
 def test_scanned_unrolled_and_rematerialised_give_equal_losses_and_gradients(architecture, relative_bias):
     batch = random_batch(architecture)
     reference = None
@@ -198,6 +196,7 @@ def test_dtypes_of_activations_and_logits():
     np.testing.assert_allclose(compiled(model.logits)(params, batch), exact, atol=0.05 * float(jnp.abs(exact).max()))
 
 
+@pytest.mark.slow
 def test_initialisation_has_t5s_scales():
     config = dataclasses.replace(
         tiny_config("causal_decoder"), emb_dim=128, head_dim=32, num_heads=8, mlp_dim=256, vocab_size=512

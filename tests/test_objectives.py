@@ -86,7 +86,7 @@ LIBRARY = ["full_lm", "span_corruption", "span_corruption_25_5", "span_corruptio
            "mass_style", "drop_tokens", "deshuffling", "bert_style"]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", LIBRARY)
+@pytest.mark.parametrize("name", [*LIBRARY[:2], *(pytest.param(name, marks=pytest.mark.slow) for name in LIBRARY[2:])])
 def test_equal_to_the_t5_library_on_the_same_tokens_and_seeds(name):
     objective = OBJECTIVES[name]
     architecture = "causal_decoder" if name == "full_lm" else "encoder_decoder"
@@ -106,6 +106,7 @@ def test_equal_to_the_t5_library_on_the_same_tokens_and_seeds(name):
             np.testing.assert_array_equal(a["inputs"], b["inputs"])
 
 
+@pytest.mark.slow
 def test_prefix_lm_equal_to_the_t5_librarys_packing():
     """Theirs packs in the preprocessor, for even lengths; ours makes examples, and rows of any length come after."""
     documents = text_of(np.random.default_rng(1), [96 - 1] * 2)  # with end tokens six chunks of 32
@@ -289,6 +290,7 @@ def test_bert_style_in_its_shares():
     assert ((read != text) & (read != 358)).mean() == pytest.approx(0.15 * 0.1 * 255 / 256, abs=0.003)
 
 
+@pytest.mark.slow
 def test_ul2_draws_its_seven_denoisers_alike_and_names_their_modes():
     documents = text_of(np.random.default_rng(0), [60_000] * 4)
     examples = examples_of(OBJECTIVES["ul2"], {"inputs": 128}, documents)

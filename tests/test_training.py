@@ -144,6 +144,7 @@ class Recorder:
         )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_loop_records_every_step_once_and_saves_when_due_and_at_the_end():
     recorder = Recorder()
     state = recorder.run(10)
