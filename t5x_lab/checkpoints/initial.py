@@ -98,7 +98,7 @@ def _load_by_rules(
     known = {axis for axes_of_one in names.values() for axis in axes_of_one}
     for axis in config.extend:
         one_of("An entry of RestoreCheckpointConfig.extend", axis, sorted(known))
-    parts = unstacked_parts({name: leaf.shape for name, leaf in wanted.items()})
+    parts = unstacked_parts(wanted)
     assigned = assignments(parts, source, config)
     pieces: dict[str, list[tuple[int | None, LazyTensor]]] = {name: [] for name in wanted}
     needs_fresh = False
@@ -124,7 +124,7 @@ def _load_slots(source: Source, fresh_state: Any, abstract_params: Params, axes:
       UserError: when the source has no such slots.
     """
     params, names = named_leaves(abstract_params), _named_axes(axes)
-    parts = unstacked_parts({name: leaf.shape for name, leaf in params.items()})
+    parts = unstacked_parts(params)
     assigned = assignments(parts, source, config)
     parts_of_parameter: dict[str, list[tuple[str, Part]]] = {}
     for name, part in parts.items():

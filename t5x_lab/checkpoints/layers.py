@@ -7,7 +7,7 @@ layers, have them unstacked: `decoder/layers_0/mlp/wo/kernel` [mlp, embed], and 
 import math
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from t5x_lab.checkpoints.layout import named_leaves
 from t5x_lab.checkpoints.lazy_tensors import LazyTensor, stack
@@ -30,28 +30,28 @@ class Part(NamedTuple):
         return math.prod(self.shape)
 
 
-def unstacked_parts(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Part]:
-    """Parts by their unstacked names, of parameters with these shapes, in the parameters' order."""
+def unstacked_parts(leaves: Mapping[str, Any]) -> dict[str, Part]:
+    """Parts by their unstacked names, of whatever has shapes, in the parameters' order."""
     parts = {}
-    for name, shape in shapes.items():
-        match = _STACKED.fullmatch(name)
+    for name, leaf in leaves.items():
+        match, shape = _STACKED.fullmatch(name), tuple(leaf.shape)
         if match:
             for i in range(shape[0]):
-                parts[f"{match[1]}/layers_{i}/{match[2]}"] = Part(name, i, tuple(shape[1:]))
+                parts[f"{match[1]}/layers_{i}/{match[2]}"] = Part(name, i, shape[1:])
         else:
-            parts[name] = Part(name, None, tuple(shape))
+            parts[name] = Part(name, None, shape)
     return parts
 
 
 def parts_of(network: NetworkConfig) -> dict[str, Part]:
     """Parts of a network's parameters."""
     model = Model(ModelConfig(network))
-    return unstacked_parts({name: leaf.shape for name, leaf in named_leaves(model.abstract_params).items()})
+    return unstacked_parts(named_leaves(model.abstract_params))
 
 
 def unstack_layers(tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
     """Our tensors by unstacked names."""
-    parts = unstacked_parts({name: tensor.shape for name, tensor in tensors.items()})
+    parts = unstacked_parts(tensors)
     parameter = lambda part: tensors[part.parameter]
     return {
         name: parameter(part) if part.layer is None else parameter(part).index(0, part.layer) for name, part in parts.items()

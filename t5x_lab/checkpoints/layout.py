@@ -7,6 +7,7 @@ settings that the run is continued with unchanged. A file `PINNED` in it keeps a
 
 import hashlib
 import json
+import pathlib
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -98,6 +99,11 @@ def current_name(name: str, saved_format: int) -> str:
 def is_checkpoint(path: epath.Path) -> bool:
     """Whether `path` is a checkpoint of t5x_lab, and not a directory of them."""
     return (path / "params").exists() and (path / "info").exists()
+
+
+def is_file_name(name: str) -> bool:
+    """Whether a name that stands in a file is of a file beside it, and leads nowhere else."""
+    return pathlib.PurePath(name).name == name and name not in (".", "..")
 
 
 def find_checkpoint(path: str, step: int | None = None) -> epath.Path:

@@ -45,10 +45,14 @@ class LazyTensor:
         if not self.shape:
             yield self.read_all()
             return
-        rows = max(max_bytes * self.shape[0] // max(self.nbytes, 1), 1)
+        rows = self.chunk_rows(max_bytes)
         for start in range(0, self.shape[0], rows):
             stop = min(start + rows, self.shape[0])
             yield self.read((slice(start, stop), *(slice(0, size) for size in self.shape[1:])))
+
+    def chunk_rows(self, max_bytes: int = CHUNK_BYTES) -> int:
+        """Entries of the first axis in one of `chunks`; at least 1, and perhaps more than there are."""
+        return max(max_bytes * self.shape[0] // max(self.nbytes, 1), 1)
 
     def equals(self, other: "LazyTensor") -> bool:
         """Whether all numbers are equal; a chunk of each is in memory at a time."""

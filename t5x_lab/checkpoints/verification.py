@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import pathlib
 import re
 from collections.abc import Iterator, Sequence
 
@@ -11,7 +10,7 @@ from etils import epath
 
 from t5x_lab.checkpoints import checksums
 from t5x_lab.checkpoints.formats.t5x_lab import open_part
-from t5x_lab.checkpoints.layout import Corrupt, finished_steps, named_leaves, read_info
+from t5x_lab.checkpoints.layout import Corrupt, finished_steps, is_file_name, named_leaves, read_info
 from t5x_lab.checkpoints.lazy_tensors import Unreadable
 from t5x_lab.config.errors import UserError
 
@@ -74,7 +73,7 @@ def check_data_files(path: epath.Path) -> None:
         try:
             digests = json.loads(listed.read_bytes())
             for name, digest in digests.items():
-                if pathlib.PurePath(name).name != name or name in (".", ".."):
+                if not is_file_name(name):
                     raise Corrupt(path, f"data/{listed.name} names a file outside of it")
                 if checksums.file_digest(path / "data" / name) != digest:
                     raise Corrupt(path, f"data/{name} is not as it was saved")

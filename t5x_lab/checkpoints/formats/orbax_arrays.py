@@ -72,10 +72,9 @@ def write_arrays(directory: epath.Path, tensors: Mapping[str, LazyTensor], max_b
     tree: dict[str, dict] = {}
     for name, tensor in tensors.items():
         keys = name.split("/")
-        rows = max(max_bytes * tensor.shape[0] // max(tensor.nbytes, 1), 1) if tensor.shape else 0
         array = {
             "shape": tensor.shape,
-            "chunks": (min(rows, tensor.shape[0]), *tensor.shape[1:]) if tensor.shape else (),
+            "chunks": (min(tensor.chunk_rows(max_bytes), tensor.shape[0]), *tensor.shape[1:]) if tensor.shape else (),
             "dtype": np.dtype(tensor.dtype).str if tensor.dtype.kind != "V" else str(tensor.dtype),
             "compressor": {"id": "zstd", "level": 1},
         }

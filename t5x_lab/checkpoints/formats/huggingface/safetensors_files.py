@@ -15,6 +15,7 @@ from collections.abc import Mapping
 import ml_dtypes
 import numpy as np
 
+from t5x_lab.checkpoints.layout import is_file_name
 from t5x_lab.checkpoints.lazy_tensors import Index, LazyTensor, Unreadable
 
 DTYPES = {
@@ -115,7 +116,7 @@ def open_directory(directory: pathlib.Path) -> dict[str, LazyTensor]:
         listed = {str(name): str(file) for name, file in files.items()}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise Unreadable(f"{index} is damaged ({type(error).__name__}). Copy it again.") from error
-    outside = next((file for file in listed.values() if pathlib.PurePath(file).name != file or file in (".", "..")), None)
+    outside = next((file for file in listed.values() if not is_file_name(file)), None)
     if outside:
         raise Unreadable(f'{index} lists "{outside}", which is not a file of its directory. Do not trust this model.')
     tensors = {}
