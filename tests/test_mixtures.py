@@ -80,9 +80,9 @@ def test_rates_are_the_papers(mixture):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mixing, expected", [MIXINGS[0], MIXINGS[2], MIXINGS[5]], ids=["own", "limit", "temperature"])
-def test_examples_come_out_at_their_rates(mixture, mixing, expected):
+def test_examples_come_out_at_their_rates(mixture):
     """50,000 examples, each share within four standard errors; by their targets, and by the tokens counted for each task."""
+    mixing, expected = MIXINGS[4]
     config, found, order = mixed(mixture, mixing)
     batches = SeqioBatches(found, config, seed=0)
     drawn, counted = np.zeros(5), np.zeros(5)
@@ -200,9 +200,9 @@ def test_a_stream_resumes_where_it_was(name, architecture, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["prefix_lm", "ul2"])
-def test_a_stream_is_split_among_processes(name):
+def test_a_stream_is_split_among_processes():
     """Two shards of two rows; the even split, and one where both processes hold the second shard."""
+    name = "prefix_lm"
     whole = stream(name, "encoder_decoder", shards=2)
     expected = [next(whole) for _ in range(2)]
     for rows in ([0, 1], [2, 3], [0, 1, 2]):
@@ -216,7 +216,6 @@ def digest_of(name, architecture, seed=0):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name, architecture", [("full_lm", "causal_decoder"), ("ul2", "encoder_decoder")])
-def test_another_process_makes_the_same_batches_and_another_seed_others(name, architecture):
-    here = digest_of(name, architecture)
-    assert here == commands.call(digest_of, name, architecture) != digest_of(name, architecture, seed=1)
+def test_another_process_makes_the_same_batches_and_another_seed_others():
+    here = digest_of("ul2", "encoder_decoder")
+    assert here == commands.call(digest_of, "ul2", "encoder_decoder") != digest_of("ul2", "encoder_decoder", seed=1)

@@ -53,7 +53,7 @@ def test_every_mesh_trains_like_one_device(architecture):
     presets = [GinConfig([f"meshes/{file.name}"]).mesh() for file in (ROOT / "gin" / "meshes").iterdir()]
     assert len(presets) >= 3
     meshes = (*presets, MeshShape(1, 1, 8), MeshShape(2, 2, 2), MeshShape(1, 2, 2, replica=2))
-    for mesh in meshes if architecture == "encoder_decoder" else [MeshShape(2, 2, 2)]:
+    for mesh in meshes if architecture == "prefix_decoder" else [MeshShape(2, 2, 2)]:
         other_losses, other = run_steps(mesh, architecture, steps=2, num_heads=8)
         np.testing.assert_allclose(other_losses, losses, rtol=1e-5, err_msg=str(mesh))
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5, err_msg=str(mesh)), other, state)
@@ -79,7 +79,13 @@ def test_a_mesh_really_splits_parameters_optimizer_and_batch():
 def test_loss_and_gradient_do_not_depend_on_the_number_of_microbatches(factor):
     # A large epsilon: Adam's own would blow rounding up to a whole step where a gradient is zero.
     one, four = (
-        run_steps(MeshShape(2, 1, 1), microbatches=n, factor=factor, optimizer=AdamW(RATE, epsilon=1e-2, clip_global_norm=None))
+        run_steps(
+            MeshShape(2, 1, 1),
+            "prefix_decoder",
+            microbatches=n,
+            factor=factor,
+            optimizer=AdamW(RATE, epsilon=1e-2, clip_global_norm=None),
+        )
         for n in (1, 4)
     )
     np.testing.assert_allclose(one[0], four[0], rtol=2e-5)
