@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# Huge pages for large arrays: a CPU's step spends a sixth less time (docs/scale.md).
+# Huge pages for large arrays make a CPU's step faster (docs/scale.md).
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 
 .PHONY: demo test test-fast lint docs bench clean

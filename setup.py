@@ -18,10 +18,13 @@ CORE = [
     "gin-config>=0.5.0",
     "jax>=0.10",
     "matplotlib>=3.9",
+    "ml_dtypes>=0.5",
+    "msgpack>=1.0",
     "numpy>=2.0",
     "optax>=0.2.7",
     "orbax-checkpoint>=0.11.36",
     "tensorboardX>=2.6.2",
+    "tensorstore>=0.1.74",
     "tqdm>=4.66",
 ]
 

@@ -62,8 +62,8 @@ def saving(model: str, folder: pathlib.Path) -> None:
     sharded = ShardedModel(GinConfig((model,)).model(), MeshShape())
     training = assemble(sharded, Adafactor(), batch_size=8, microbatches=1, seed=0)
     batches = SyntheticBatches({"inputs": 128, "targets": 32}, 8, sharded.model.config.network.vocab_size)
-    state = training.start(sharded.init_params(0))
-    step = lambda state: training.step(state, sharded.put(next(batches)))[0]
+    state = training.init_state(sharded.init_params(0))
+    step = lambda state: training.step(state, sharded.shard_batch(next(batches)))[0]
     state = step(step(state))
     checkpoints = Checkpoints(folder / "run", SaveCheckpointConfig(keep=1))
     number, plain, calls, beside, sums = 0, [], [], [], []

@@ -117,7 +117,7 @@ def train_on_synthetic(model_dir: str, steps: int) -> None:
         print(f"Continuing after step {saved[-1]}")
         state = checkpoints.restore(saved[-1], training.abstract_state, batches)
     else:
-        state = training.start(sharded.init_params(0))
+        state = training.init_state(sharded.init_params(0))
     writer = MetricWriter(model_dir, resume_step=int(state.step))
     drop = lambda metrics: {name: value for name, value in metrics.items() if name != "task_tokens"}
     saver = Saver(checkpoints, SaveCheckpointConfig(period=5), batches)
@@ -125,7 +125,7 @@ def train_on_synthetic(model_dir: str, steps: int) -> None:
         state,
         batches,
         training.step,
-        put=sharded.put,
+        shard_batch=sharded.shard_batch,
         budget=Budget(steps),
         record=lambda step, metrics: writer.write(step, "train", drop(metrics)),
         hooks=[Hook(saver.save, saver.due, at_stop=True)],

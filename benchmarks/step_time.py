@@ -38,12 +38,12 @@ def ours(bindings: list[str]):
     run = our_run(bindings)
     sharded = ShardedModel(run.model, run.mesh_shape)
     training = assemble(sharded, run.optimizer, batch_size=ROWS, microbatches=1, seed=0)
-    state = training.start(sharded.init_params(0))
+    state = training.init_state(sharded.init_params(0))
     batches = SyntheticBatches({"inputs": INPUTS, "targets": TARGETS}, ROWS, run.model.network.vocab_size)
 
     def step() -> None:
         nonlocal state
-        state, metrics = training.step(state, sharded.put(next(batches)))
+        state, metrics = training.step(state, sharded.shard_batch(next(batches)))
         jax.block_until_ready((state, metrics))
 
     return step

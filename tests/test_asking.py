@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import shutil
 
 import commands
 import numpy as np
@@ -104,6 +105,7 @@ def test_infer_writes_every_example_once_and_continues(trained, capsys):
     assert [a["inputs"] for a in answers] == lines and answers[2]["prediction"] == " animal"
     with open("cut.jsonl", "w") as file:
         file.write(whole[: len(whole) // 2])  # as a kill in the middle of a line leaves it
+    shutil.copy("whole.jsonl.settings.json", "cut.jsonl.settings.json")
     assert main([*command, "--output=cut.jsonl"]) == 0
     assert pathlib.Path("cut.jsonl").read_text() == whole
     assert main([*command, "--output=whole.jsonl", "--mode=predict"]) == 0 and pathlib.Path("whole.jsonl").read_text() == whole
@@ -112,9 +114,14 @@ def test_infer_writes_every_example_once_and_continues(trained, capsys):
         "whole.jsonl was begun with step = 400, not 200" in capsys.readouterr().err
         and pathlib.Path("whole.jsonl").read_text() == whole
     )
-    with open("scored.jsonl", "w") as file:
-        file.write('{"inputs": "red is a", "score": -1.0}\n')
-    for output, says in (("in.txt", "the same file"), ("scored.jsonl", 'not the "prediction" of example 1')):
+    for name in ("scored", "other"):
+        pathlib.Path(f"{name}.jsonl").write_text('{"inputs": "red is a", "score": -1.0}\n')
+    shutil.copy("whole.jsonl.settings.json", "other.jsonl.settings.json")
+    for output, says in (
+        ("in.txt", "the same file"),
+        ("scored.jsonl", "without scored.jsonl.settings.json"),
+        ("other.jsonl", 'not the "prediction" of example 1'),
+    ):
         before = pathlib.Path(output).read_text()
         assert main([*command, f"--output={output}"]) == 2
         assert says in capsys.readouterr().err and pathlib.Path(output).read_text() == before

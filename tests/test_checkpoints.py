@@ -40,7 +40,7 @@ def make(mesh=MeshShape(1, 1, 1), architecture="causal_decoder", optimizer="adaf
 def advance(training, state, batches, steps):
     losses = []
     for _ in range(steps):
-        state, metrics = training.step(state, training.sharded.put(next(batches)))
+        state, metrics = training.step(state, training.sharded.shard_batch(next(batches)))
         losses.append(metrics["loss"].item())
     return state, losses
 
@@ -56,7 +56,7 @@ def synthetic():
 @pytest.mark.slow
 def test_a_restored_run_continues_to_the_bit_and_only_the_newest_are_kept(tmp_path):
     training, batches = make(dropout_rate=0.1), synthetic()
-    state = training.start(training.sharded.init_params(0))
+    state = training.init_state(training.sharded.init_params(0))
     checkpoints = Checkpoints(tmp_path, SaveCheckpointConfig(keep=2))
     losses = []
     for step in range(1, 6):
@@ -80,7 +80,7 @@ def test_a_restored_run_continues_to_the_bit_and_only_the_newest_are_kept(tmp_pa
 @pytest.mark.slow
 def test_restoring_onto_another_mesh_keeps_every_number(tmp_path):
     eight, one = make(MeshShape(2, 2, 2)), make()
-    state, _ = advance(eight, eight.start(eight.sharded.init_params(0)), synthetic(), 2)
+    state, _ = advance(eight, eight.init_state(eight.sharded.init_params(0)), synthetic(), 2)
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(2, state, synthetic())
     checkpoints.wait()
@@ -92,7 +92,7 @@ def test_restoring_onto_another_mesh_keeps_every_number(tmp_path):
 
 def test_parameters_alone_go_from_a_causal_to_a_prefix_decoder(tmp_path):
     causal, prefix = make(), make(architecture="prefix_decoder")
-    state = causal.start(causal.sharded.init_params(3))
+    state = causal.init_state(causal.sharded.init_params(3))
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(7, state, synthetic())
     checkpoints.close()
@@ -103,7 +103,7 @@ def test_parameters_alone_go_from_a_causal_to_a_prefix_decoder(tmp_path):
 def test_a_checkpoint_that_does_not_fit_names_the_first_difference(tmp_path):
     training = make()
     checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(1, training.start(training.sharded.init_params(0)), synthetic())
+    checkpoints.save(1, training.init_state(training.sharded.init_params(0)), synthetic())
     checkpoints.close()
     with pytest.raises(UserError, match=r"mlp/wi_0/kernel has shape \(3, 16, 32\) there and has shape \(3, 16, 48\)"):
         load(tmp_path, make(mlp_dim=48).sharded)
@@ -114,7 +114,7 @@ def test_a_checkpoint_that_does_not_fit_names_the_first_difference(tmp_path):
 @pytest.mark.slow
 def test_a_state_saved_after_a_bad_step_can_go_on(tmp_path):
     training, batches = make(), synthetic()
-    state = training.start(training.sharded.init_params(0))
+    state = training.init_state(training.sharded.init_params(0))
     state = dataclasses.replace(state, healthy=state.healthy & False)
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(0, state, batches)
@@ -161,7 +161,7 @@ def two_checkpoints(tmp_path_factory):
     """A run with checkpoints of steps 1 and 2, and the state of the second."""
     folder = tmp_path_factory.mktemp("whole")
     training, batches = make(), synthetic()
-    state = training.start(training.sharded.init_params(0))
+    state = training.init_state(training.sharded.init_params(0))
     checkpoints = Checkpoints(folder, notes={"config": "A = 1"})
     for step in (1, 2):
         state, _ = advance(training, state, batches, 1)
@@ -223,7 +223,7 @@ def test_an_outage_is_not_called_damage(tmp_path):
 def save_steps(model_dir, rules, steps, metrics=None):
     """Tiny checkpoints of these steps; the steps left."""
     training, batches = make(), synthetic()
-    state = training.start(training.sharded.init_params(0))
+    state = training.init_state(training.sharded.init_params(0))
     checkpoints = Checkpoints(model_dir, rules)
     for step in steps:
         checkpoints.save(step, state, batches, metrics=(metrics or {}).get(step))
@@ -306,8 +306,9 @@ def test_a_failing_save_is_tried_again_until_it_works_or_the_time_is_up(at, monk
     one.finish()
     assert storage.saved[-1] == 60
 
-    with pytest.raises(saving.SaveFailed, match="It was tried for 1 minutes. Checkpoints made before are whole"):
+    with pytest.raises(saving.SaveFailed, match="It was tried for 1 minutes. Checkpoints made before are whole") as failed:
         steps(saver(Storage(at), retry_minutes=1), 1, 400)
+    assert failed.value.status == 1, "which is not a user's mistake"
     one = saver(Storage(at), retry_minutes=1, on_failure="go_on")
     steps(one, 1, 401)  # trains on
     with pytest.raises(saving.SaveFailed):  # but cannot end without
@@ -335,6 +336,19 @@ def test_a_run_is_saved_by_the_clock_too(monkeypatch):
             saver.save(step, None)
     saver.finish()
     assert storage.saved == [19, 30, 49, 60, 79, 90, 100]
+
+
+def test_a_best_metric_that_is_not_measured_is_said_once():
+    from t5x_lab.checkpoints import saving
+
+    said: list[str] = []
+    storage, rules = Storage("begin"), SaveCheckpointConfig(period=10, best_metric="eval/task/los")
+    storage.broken = False
+    saver = saving.Saver(storage, rules, None, metrics=lambda step: {"eval/task/loss": 1.0}, say=said.append)
+    for step in (10, 20):
+        saver.save(step, None)
+    (sentence,) = said
+    assert 'best_metric = "eval/task/los": it was not measured then. Did you mean "eval/task/loss"?' in sentence
 
 
 def test_a_checkpoint_of_format_2_is_read_under_todays_names(tmp_path):

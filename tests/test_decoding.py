@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import architecture_of, cases, compiled, random_params, tiny_config, tiny_model
+from helpers import architecture_of, cases, compiled, random_batch, random_params, tiny_config, tiny_model
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -300,6 +300,14 @@ def test_buckets_hold_their_lengths_are_few_and_waste_little(length, least):
     assert bucket(bucket(length, least), least) == bucket(length, least)
 
 
+def test_scores_count_a_token_once_whatever_its_weight():
+    model, batch = tiny_model("causal_decoder"), random_batch("causal_decoder")
+    score = lambda weight: compiled(model.score)(
+        random_params(model), {**batch, "decoder_loss_weights": np.float32(weight) * batch["decoder_loss_weights"]}
+    )
+    np.testing.assert_array_equal(score(1.0).log_prob, score(0.5).log_prob)
+
+
 def test_buckets_are_few():
     assert len({bucket(length) for length in range(1, 4097)}) < 32
 
@@ -323,7 +331,7 @@ def test_learned_positions_limit_each_text_by_itself():
         with pytest.raises(UserError, match=says):
             fit([[1], [5] * 28], limits, max_length, ["a", "b"])
     assert fit([[1], [5, *[6] * 27]], [5, 5], 32, ["a", "b"]) == [[1], [6] * 27]
-    with pytest.raises(UserError, match="a holds the id 64; the model's ids are below 64"):
+    with pytest.raises(UserError, match="a holds the id 64; the model's are 1 to 63"):
         fit([[64]], [1], None, ["a"])
 
 

@@ -86,7 +86,7 @@ def test_a_t5x_checkpoint_is_read_to_the_bit_and_its_optimizer_too(name, layout)
     optimizer = Adafactor(LearningRate("constant", 0.01), min_dim_size_to_factor=16)
     training = assemble(sharded, optimizer, batch_size=2, microbatches=1, seed=0)
     carry = RestoreCheckpointConfig(carry=("optimizer", "step"))
-    state = carry_over(place, training.start(params), sharded.abstract_params, sharded.model.axes, carry)
+    state = carry_over(place, training.init_state(params), sharded.abstract_params, sharded.model.axes, carry)
     assert int(state.step) == 5 and int(state.opt_state.step) == 5
 
     batch = {key.removeprefix("batch/"): expected[key] for key in expected.files if key.startswith("batch/")}

@@ -2,19 +2,29 @@
 
 import json
 import math
+import struct
+import time
+from typing import NamedTuple
 
 import jax
+import numpy as np
 import pytest
 from etils import epath
 from helpers import tiny_model
+from tensorboardX.proto.event_pb2 import Event
 
+from t5x_lab.data.config import ByteVocabulary, DataConfig
+from t5x_lab.models.model import ModelConfig
 from t5x_lab.observe import metrics as metrics_module
-from t5x_lab.observe.console import Progress
+from t5x_lab.observe.console import Progress, describe
 from t5x_lab.observe.hardware import peak_flops
 from t5x_lab.observe.metrics import MetricWriter, read_metrics
 from t5x_lab.observe.model_info import model_info, parameter_rows
 from t5x_lab.observe.plots import write_plots
 from t5x_lab.partitioning.mesh import MeshShape, make_mesh
+from t5x_lab.runs.recording import Recorder
+from t5x_lab.training.clock import Clock
+from t5x_lab.training.state import COUNTERS, TrainState
 
 
 def write_steps(steps, **options):
@@ -27,6 +37,49 @@ def write_steps(steps, **options):
 @pytest.fixture(autouse=True)
 def _run_directory(tmp_path):
     (tmp_path / "run").mkdir()
+
+
+def test_events_of_a_run_that_was_killed_before_its_first_checkpoint_are_purged():
+    for _ in range(2):  # both times from step 0
+        write_steps([1, 2])
+        time.sleep(0.01)  # a file's name has the time
+    events = [event for file in sorted(epath.Path("run").glob("events.out*")) for event in read_events(file)]
+    purged = [event.step for event in events if event.HasField("session_log")]
+    assert purged == [1] and [event.step for event in events if event.HasField("summary")][:1] == [1]
+
+
+def read_events(file):
+    """TFRecords: a length in 8 bytes, its checksum, the event, its checksum."""
+    data = file.read_bytes()
+    while data:
+        (size,) = struct.unpack("<Q", data[:8])
+        yield Event.FromString(data[12 : 12 + size])
+        data = data[16 + size :]
+
+
+class ARun(NamedTuple):
+    """What a `Recorder` asks of a run's configuration."""
+
+    model_dir: str
+    model: ModelConfig
+    data: DataConfig
+
+
+def test_what_was_measured_after_a_step_is_that_of_all_its_evaluations():
+    model = tiny_model("causal_decoder")
+    counters = {name: np.zeros(2, np.uint32) for name in COUNTERS} | {"task_tokens": np.zeros((1, 2), np.uint32)}
+    state = TrainState(np.int32(0), {}, {}, counters, True)
+    run = ARun("run", model.config, DataConfig("t", {"targets": 8}, 4, ByteVocabulary()))
+    recorder = Recorder(run, state, Clock(), ["t"], (0, 8), 1, 10)
+    recorder.evaluation(5, {"infer/t": {"exact": 1.0}})
+    recorder.evaluation(5, {"eval/t": {"loss": 2.0}})
+    assert recorder.measured(5) == {"infer/t/exact": 1.0, "eval/t/loss": 2.0} and recorder.measured(6) == {}
+    recorder.close()
+
+
+def test_a_tasks_own_metric_may_be_called_loss():
+    assert describe({"loss": 2.0}) == "loss 2" and describe({"accuracy": 0.5}) == "accuracy 0.5"
+    assert describe({"loss": 2.0, "accuracy": 0.5}) == "loss 2.0000  accuracy 0.500"
 
 
 def test_lines_after_the_resumed_step_are_replaced_and_a_cut_line_is_dropped():

@@ -1,5 +1,7 @@
 """Adafactor against its published formulas, layer by layer; schedules against theirs; AdamW's decay mask."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -109,6 +111,8 @@ def test_schedules_follow_their_formulas(factors, expected):
     schedule = LearningRate(factors, 2.0, 100, decay_factor=0.5, steps_per_decay=300, steps_per_cycle=1000)
     for n in (0, 1, 50, 99, 100, 101, 500, 1000, 5000):
         assert float(schedule(n)) == pytest.approx(max(expected(n), 1e-8), rel=1e-5, abs=1e-8)
+        assert float(dataclasses.replace(schedule, step_offset=70)(n + 70)) == float(schedule(n))
+    assert float(dataclasses.replace(schedule, step_offset=70)(60)) == float(schedule(0)), "and before it, as at it"
 
 
 def test_t5s_pretraining_rate():

@@ -172,7 +172,7 @@ def test_mistakes_in_rules_are_sentences(tmp_path):
 def test_optimizer_and_step_go_over_where_it_is_asked_for(optimizer, tmp_path):
     """With both, the next step is the one that the source would have made, from a causal to a prefix decoder too."""
     training, batches = make(optimizer=optimizer), synthetic()
-    state, _ = advance(training, training.start(training.sharded.init_params(0)), batches, 3)
+    state, _ = advance(training, training.init_state(training.sharded.init_params(0)), batches, 3)
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(3, state, batches)
     checkpoints.close()
@@ -183,7 +183,7 @@ def test_optimizer_and_step_go_over_where_it_is_asked_for(optimizer, tmp_path):
     def begin(*carry):
         config = RestoreCheckpointConfig(carry=carry)
         params = load_params(place, sharded.abstract_params, sharded.model.axes, config)
-        return carry_over(place, other.start(params), sharded.abstract_params, sharded.model.axes, config)
+        return carry_over(place, other.init_state(params), sharded.abstract_params, sharded.model.axes, config)
 
     whole = begin("optimizer", "step")
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(whole), jax.device_get(state))
@@ -197,7 +197,7 @@ def test_optimizer_and_step_go_over_where_it_is_asked_for(optimizer, tmp_path):
 @pytest.mark.slow
 def test_slots_follow_their_parameters_into_another_depth(tmp_path):
     training, batches = make(), synthetic()
-    state, _ = advance(training, training.start(training.sharded.init_params(0)), batches, 2)
+    state, _ = advance(training, training.init_state(training.sharded.init_params(0)), batches, 2)
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(2, state, batches)
     checkpoints.close()
@@ -206,7 +206,7 @@ def test_slots_follow_their_parameters_into_another_depth(tmp_path):
     sharded = other.sharded
     fresh = lambda: sharded.init_params(5)
     params = load_params(find(str(tmp_path)), sharded.abstract_params, sharded.model.axes, config, fresh)
-    new = carry_over(find(str(tmp_path)), other.start(params), sharded.abstract_params, sharded.model.axes, config)
+    new = carry_over(find(str(tmp_path)), other.init_state(params), sharded.abstract_params, sharded.model.axes, config)
     for kind in ("v_row", "v"):
         ours, theirs = named_leaves(getattr(new.opt_state, kind)), named_leaves(getattr(state.opt_state, kind))
         for name in [name for name in ours if "/layers/" in name and theirs[name].ndim > 1]:

@@ -38,10 +38,10 @@ def run_steps(
     )
     optimizer = optimizer or Adafactor(RATE, min_dim_size_to_factor=8)
     training = assemble(sharded, optimizer, batch_size=8, microbatches=microbatches, seed=0)
-    state = training.start(jax.device_put(random_params(sharded.model), sharded.param_shardings))
+    state = training.init_state(jax.device_put(random_params(sharded.model), sharded.param_shardings))
     losses = []
     for step in range(steps):
-        state, metrics = training.step(state, sharded.put(random_batch(architecture, rows=8, seed=step)))
+        state, metrics = training.step(state, sharded.shard_batch(random_batch(architecture, rows=8, seed=step)))
         losses.append((metrics["loss"].item(), metrics["grad_norm"].item()))
     return np.array(losses), jax.device_get(state)
 
@@ -63,12 +63,12 @@ def test_every_mesh_trains_like_one_device(architecture):
 def test_a_mesh_really_splits_parameters_optimizer_and_batch():
     sharded = ShardedModel(ModelConfig(tiny_config("encoder_decoder")), MeshShape(2, 2, 2))
     training = assemble(sharded, Adafactor(RATE, min_dim_size_to_factor=8), batch_size=8, microbatches=1, seed=0)
-    state = training.start(sharded.init_params(0))
+    state = training.init_state(sharded.init_params(0))
     wi = state.params["decoder"]["layers"]["mlp"]["wi_0"]["kernel"]
     assert wi.addressable_shards[0].data.shape == (3, 16 // 2, 32 // 2)
     row = state.opt_state.v_row["decoder"]["layers"]["mlp"]["wi_0"]["kernel"]
     assert row.shape == (3, 16, 1) and row.addressable_shards[0].data.shape == (3, 8, 1)
-    batch = sharded.put(random_batch("encoder_decoder", rows=8))
+    batch = sharded.shard_batch(random_batch("encoder_decoder", rows=8))
     assert batch["encoder_input_tokens"].addressable_shards[0].data.shape[0] == 2
     compiled = training.step.lower(state, batch).compile().as_text()
     assert "all-reduce" in compiled or "reduce-scatter" in compiled
@@ -115,6 +115,19 @@ def test_dropout_follows_the_seed_and_the_step_and_not_the_mesh():
     assert not np.allclose(run(MeshShape(1, 1, 1)), once)
 
 
+@pytest.mark.slow
+def test_microbatches_drop_different_activations():
+    """Two equal rows, one a microbatch: with one mask for both their loss would be the one row's."""
+    sharded = ShardedModel(ModelConfig(tiny_config("causal_decoder", dropout_rate=0.3)), MeshShape(1, 1, 1), jax.devices()[:1])
+    losses = []
+    for rows in (1, 2):
+        training = assemble(sharded, AdamW(RATE), batch_size=rows, microbatches=rows, seed=0)
+        state = training.init_state(jax.device_put(random_params(sharded.model), sharded.param_shardings))
+        batch = {name: np.repeat(x, rows, 0) for name, x in random_batch("causal_decoder", rows=1).items()}
+        losses.append(training.step(state, sharded.shard_batch(batch))[1]["loss"].item())
+    assert abs(losses[0] - losses[1]) > 1e-3
+
+
 def test_counters_carry_beyond_32_bits():
     counter = jnp.array([0, 2**32 - 3], jnp.uint32)
     counter = add_to_counter(add_to_counter(counter, jnp.int32(10)), jnp.int32(1))
@@ -136,7 +149,7 @@ class Recorder:
     def __init__(self, optimizer=None):
         sharded = ShardedModel(ModelConfig(tiny_config("causal_decoder")), MeshShape(1, 1, 1), jax.devices()[:1])
         self.training = assemble(sharded, optimizer or Adafactor(RATE), batch_size=4, microbatches=1, seed=0)
-        self.state = self.training.start(sharded.init_params(0))
+        self.state = self.training.init_state(sharded.init_params(0))
         self.lines, self.saved = [], []
         self.batches = SyntheticBatches({"targets": 8}, 4, 64)
 
@@ -145,7 +158,7 @@ class Recorder:
             lambda n, state: self.saved.append((n, int(state.step), jax.device_get(state.params))), every(4), at_stop=True
         )
         return train(
-            self.state, self.batches, step or self.training.step, put=self.training.sharded.put, budget=Budget(total),
+            self.state, self.batches, step or self.training.step, shard_batch=self.training.sharded.shard_batch, budget=Budget(total),
             record=lambda n, metrics: self.lines.append((n, metrics)), hooks=[save, *hooks],
         )  # fmt: skip
 

@@ -18,8 +18,8 @@ class SaveCheckpointConfig:
 
     Attributes:
       period: steps between checkpoints.
-      minutes: one is also made when the last is so many minutes old; None for never.
-      keep: the newest so many stay.
+      minutes: one is also made when the last is this old; None for never.
+      keep: the newest ones that stay.
       keep_period: those whose step is a multiple of it stay, for the record; they are made where `period` makes none.
       best_metric: the one with the best value of it stays, such as "eval/<task>/loss", measured at the checkpoint's step.
       best_is: "lowest" or "highest".
@@ -65,8 +65,8 @@ class RestoreCheckpointConfig:
       extend: logical axes, such as ["vocab"], along which the checkpoint may have fewer entries, the rest of which stay fresh,
         or more, which are left.
       strict: refuse rules that match nothing and parameters that the checkpoint lacks; otherwise these stay fresh.
-      carry: what else goes over: "optimizer", its slots and its own step, on which the schedule runs (where the schedule is to
-        begin anew, set LearningRate.step_offset to the checkpoint's step); "step", the run's step and its counters of tokens.
+      carry: what else is restored: "optimizer", its slots and its own step, on which the schedule runs; "step", the run's step
+        and its counters of tokens. To begin the schedule anew, set LearningRate.step_offset to the checkpoint's step.
     """
 
     assignment_map: tuple = ()

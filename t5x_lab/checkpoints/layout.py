@@ -51,6 +51,12 @@ def make_info(shapes: Mapping[str, list[int]], step: int, **notes: Any) -> dict:
     return {**info, "sha256": _digest(info)}
 
 
+def write_info(path: epath.Path, info: Mapping[str, Any]) -> None:
+    """Writes the info of a new checkpoint of parameters alone."""
+    (path / INFO).parent.mkdir(exist_ok=True)
+    (path / INFO).write_text(json.dumps(info))
+
+
 def _digest(info: Mapping[str, Any]) -> str:
     without_digest = {name: value for name, value in info.items() if name != "sha256"}
     return hashlib.sha256(json.dumps(without_digest, sort_keys=True).encode()).hexdigest()
@@ -113,7 +119,7 @@ def find_checkpoint(path: str, step: int | None = None) -> epath.Path:
       UserError: saying what is at `path` instead.
     """
     root = absolute_path(path)
-    if (root / "params").exists():
+    if is_checkpoint(root):
         if step is not None and read_info(root)["step"] != step:
             raise UserError(
                 f"{path} is the checkpoint of step {read_info(root)['step']}, not of step {step}. Leave --step out."
@@ -185,5 +191,5 @@ def shapes_of(params: dict) -> dict[str, list[int]]:
 
 def named_leaves(tree: Any) -> dict[str, Any]:
     """Leaves by their paths, joined by "/"."""
-    name = lambda path: "/".join(str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path)
-    return {name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}

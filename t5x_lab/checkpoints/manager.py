@@ -17,7 +17,6 @@ from etils import epath
 from t5x_lab.checkpoints import checksums
 from t5x_lab.checkpoints.config import SaveCheckpointConfig
 from t5x_lab.checkpoints.layout import (
-    INFO,
     PINNED,
     absolute_path,
     check_format,
@@ -26,9 +25,11 @@ from t5x_lab.checkpoints.layout import (
     named_leaves,
     read_info,
     shapes_of,
+    write_info,
 )
 from t5x_lab.checkpoints.verification import DATA_DIGESTS, check_arrays, check_data_files, explaining_damage
 from t5x_lab.config.errors import UserError
+from t5x_lab.partitioning.distributed import broadcast
 from t5x_lab.training.batches import Batches
 from t5x_lab.training.state import TrainState
 
@@ -58,7 +59,7 @@ class _DataRestore(ocp.args.CheckpointArgs):
 
 @dataclasses.dataclass
 class _Retention:
-    """Orbax's question about every checkpoint of a run, answered by a `SaveCheckpointConfig`."""
+    """Orbax's preservation policy, by the rules of a `SaveCheckpointConfig`."""
 
     directory: epath.Path
     rules: SaveCheckpointConfig
@@ -193,9 +194,12 @@ def _parts(state: TrainState) -> tuple[dict, dict[str, Any]]:
 
 
 def save_params(path: epath.Path, params: dict, step: int = 0, **notes: Any) -> None:
-    """Writes a checkpoint of parameters alone, at `path`."""
+    """Writes a checkpoint of parameters alone at `path`, whole or not at all. Several processes call this together."""
+    unfinished = path.with_name(f"{path.name}.unfinished")
     with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(path / "params", params)
+        checkpointer.save(unfinished / "params", params, force=True)
     notes["checksums"] = checksums.checksums(named_leaves({"params": params}))
-    (path / INFO).parent.mkdir(exist_ok=True)
-    (path / INFO).write_text(json.dumps(make_info(shapes_of(params), step, **notes)))
+    if jax.process_index() == 0:
+        write_info(unfinished, make_info(shapes_of(params), step, **notes))
+        unfinished.rename(path)
+    broadcast(0)  # nobody reads before

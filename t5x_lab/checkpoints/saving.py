@@ -9,7 +9,7 @@ import jax
 
 from t5x_lab.checkpoints.config import SaveCheckpointConfig
 from t5x_lab.checkpoints.manager import Checkpoints
-from t5x_lab.config.errors import UserError
+from t5x_lab.config.errors import UserError, nearest
 from t5x_lab.training.batches import Batches
 from t5x_lab.training.state import TrainState
 
@@ -20,6 +20,8 @@ _LONGEST_PAUSE = 60.0  # seconds
 
 class SaveFailed(UserError):
     """A run could not be saved, for longer than it is allowed to go on like that."""
+
+    status = 1  # the storage's fault, not the user's
 
 
 class Saver:
@@ -55,6 +57,7 @@ class Saver:
         self._last: tuple[int, TrainState] | None = None  # of which it is not yet known that it is on disk
         self._under_way = False
         self._saved_at = time.monotonic()
+        self._said_unmeasured = False
         self._failing_since: float | None = None
         self._pause = 0.0
         self._next_try = 0.0
@@ -80,7 +83,9 @@ class Saver:
         """
         self._last = (step, state)
         try:
-            self._checkpoints.save(step, state, self._batches, self._notes(), self._metrics(step))
+            metrics = self._metrics(step)
+            self._say_once_if_unmeasured(step, metrics)
+            self._checkpoints.save(step, state, self._batches, self._notes(), metrics)
             self._saved_at, self._under_way = time.monotonic(), True
         except Exception as error:
             self._failed(error)
@@ -101,6 +106,17 @@ class Saver:
             except Exception as error:
                 self._failed(error, at_end=True)
                 time.sleep(self._pause)
+
+    def _say_once_if_unmeasured(self, step: int, metrics: Mapping[str, float]) -> None:
+        best = self._config.best_metric
+        if not best or best in metrics or self._said_unmeasured or (step % self._config.period and not metrics):
+            return
+        self._said_unmeasured = True
+        self._say(
+            f'The checkpoint of step {step} is not judged by best_metric = "{best}": it was not measured then.'
+            + (nearest(best, metrics) or f" Measured were: {', '.join(sorted(metrics)) or 'none'}.")
+            + " EVAL_PERIOD (or INFER_EVAL_PERIOD) and CHECKPOINT_PERIOD had better be equal."
+        )
 
     def _look(self) -> None:
         """Learns how the save under way ended, if it has."""
@@ -123,13 +139,13 @@ class Saver:
         what = re.sub(r"\{\{.*?\}\}", "", str(error)).strip().partition("\n")[0]  # TensorFlow begins with a node's name
         reason = f"Step {step} could not be saved in {self._checkpoints.directory} ({type(error).__name__}: {what[:300]})."
         if not self._alone:
-            raise SaveFailed(f"{reason} Make room or mend the storage, and start all processes again.") from error
+            raise SaveFailed(f"{reason} Make room or repair the storage, and start all processes again.") from error
         self._failing_since = now if self._failing_since is None else self._failing_since
         over = now - self._failing_since >= self._config.retry_minutes * 60
         if over and (at_end or self._config.on_failure == "stop"):
             raise SaveFailed(
                 f"{reason} It was tried for {self._config.retry_minutes:g} minutes. Checkpoints made before are whole. Make "
-                "room or mend the storage and run the same command again. To train on meanwhile, set "
+                "room or repair the storage and run the same command again. To train on meanwhile, set "
                 '--gin.SaveCheckpointConfig.on_failure="go_on" or more --gin.SaveCheckpointConfig.retry_minutes.'
             ) from error
         self._pause = min(max(2 * self._pause, 1.0), _LONGEST_PAUSE)

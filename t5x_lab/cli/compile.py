@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> None:
     if args.topology is not None:
         without_accelerator()
     elif args.num_slices != 1:
-        raise UserError("--num_slices needs a --topology, the slice that there are so many of.")
+        raise UserError("--num_slices counts slices of a --topology; give that too.")
     if args.num_slices < 1:
         raise UserError(f"--num_slices is {args.num_slices}; it must be at least 1.")
     # What a program does not depend on need not be given.

@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 
-from t5x_lab.cli.flags import add_gin_flags, add_model_flags, add_process_flags, gin_config, joined_processes
+from t5x_lab.cli.flags import add_gin_flags, add_model_flags, add_process_flags, gin_config, joined_processes, print_once
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -20,14 +20,16 @@ def run(args: argparse.Namespace) -> None:
 
     from t5x_lab.observe.console import describe
     from t5x_lab.runs.config import run_config_file
-    from t5x_lab.runs.evaluate import dry_run, evaluate_checkpoints
+    from t5x_lab.runs.evaluate import evaluate_checkpoints
+    from t5x_lab.runs.sharded_model import ShardedModel
+    from t5x_lab.runs.summary import with_model_info
 
     config = gin_config(args, run_config_file(args.model_dir))
-    if args.dry_run:
-        print(dry_run(config))
-        return
     results = {}
     with joined_processes(args):
+        if args.dry_run:
+            print_once(with_model_info(config, ShardedModel(config.model(), config.mesh())))
+            return
         for step, splits in evaluate_checkpoints(config, args.model_dir, args.step, args.wait_minutes):
             results[step] = splits
             if jax.process_index() > 0:

@@ -19,7 +19,7 @@ def add_gin_flags(parser: argparse.ArgumentParser) -> None:
         "--gin_search_paths", action="append", default=[], metavar="PATHS", help="where to look for gin files, comma-separated"
     )
     group.add_argument(
-        "--dry_run", action="store_true", help="print the configuration and the parameter and memory table, and stop"
+        "--dry_run", action="store_true", help="print the configuration, to train or evaluate the memory table too, and stop"
     )
 
 
@@ -77,6 +77,14 @@ def add_process_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--coordinator_address", help="host:port of process 0, elsewhere; or JAX_COORDINATOR_ADDRESS")
     group.add_argument("--num_processes", type=int, help="or JAX_NUM_PROCESSES")
     group.add_argument("--process_id", type=int, help="from 0; or JAX_PROCESS_ID")
+
+
+def print_once(text: str) -> None:
+    """Prints in the first of the processes that work as one."""
+    import jax
+
+    if jax.process_index() == 0:
+        print(text)
 
 
 @contextlib.contextmanager

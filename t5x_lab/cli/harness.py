@@ -12,7 +12,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add_model_flags(parser)
     parser.add_argument("--tasks", required=True, help="names of lm-eval's tasks, joined by commas")
     parser.add_argument("--include_path", help="a folder with further tasks' .yaml files")
-    parser.add_argument("--limit", type=float, help="only so many examples of each task, or a share below 1")
+    parser.add_argument("--limit", type=float, help="only the first N examples of each task, or a share below 1")
     parser.add_argument("--output_path", help="where lm-eval's result files go, with every example's answer")
     parser.add_argument("--num_fewshot", type=int, help="examples before the question; a task's own number by default")
     parser.add_argument("--batch_size", type=int, default=32, help="texts at a time")

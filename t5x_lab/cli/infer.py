@@ -13,6 +13,7 @@ from t5x_lab.cli.flags import (
     chosen_step,
     gin_config,
     joined_processes,
+    print_once,
 )
 
 
@@ -54,6 +55,11 @@ def _run(args: argparse.Namespace) -> None:
 
     if bool(args.input) == bool(args.task):
         raise UserError("Give either --input, a file, or --task, a name.")
+    if args.input and (args.gin_file or args.gin_bindings or args.gin):
+        raise UserError("A file's examples depend on no configuration: leave the gin flags out, or give --task.")
+    if args.dry_run:
+        print_once(_config(args).text)
+        return
     if args.input and os.path.realpath(args.input) == os.path.realpath(args.output):
         raise UserError("--input and --output name the same file; results would be written over the examples.")
 
@@ -83,15 +89,19 @@ def _run(args: argparse.Namespace) -> None:
         print(json.dumps(rank_report(examples, args.output)))
 
 
-def _of_task(args: argparse.Namespace, model):
+def _config(args: argparse.Namespace):
     from t5x_lab.config.gin_files import binding
-    from t5x_lab.data.pipeline import resolve_tasks
-    from t5x_lab.evaluation.examples import task_examples
     from t5x_lab.runs.config import run_config_file
 
-    config = gin_config(
-        args, run_config_file(args.model_dir), "runs/infer.gin", fixed=(binding(f"MIXTURE_OR_TASK_NAME={args.task}"),)
-    )
+    task = (binding(f"MIXTURE_OR_TASK_NAME={args.task}"),) if args.task else ()
+    return gin_config(args, run_config_file(args.model_dir), "runs/infer.gin", fixed=task)
+
+
+def _of_task(args: argparse.Namespace, model):
+    from t5x_lab.data.pipeline import resolve_tasks
+    from t5x_lab.evaluation.examples import task_examples
+
+    config = _config(args)
     network = config.model().network
     tasks = resolve_tasks(config.data(), network.architecture, network.vocab_size)
     return task_examples(tasks, args.split, args.mode, model.vocabulary)

@@ -4,7 +4,7 @@ import argparse
 import json
 
 from t5x_lab.cli.flags import add_gin_flags, chosen_step, gin_config
-from t5x_lab.config.errors import UserError
+from t5x_lab.config.errors import NotSet, UserError
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> None:
     network = model.config.network
     try:
         lengths = config.data().model_lengths(network.architecture)
-    except UserError:  # a model alone: T5's lengths
+    except NotSet:  # a model alone: T5's lengths
         lengths = {"encoder_decoder": (512, 114), "encoder": (512, 0)}.get(network.architecture, (0, 626))
     flops = flops_per_token(network, *lengths)
     if args.json:

@@ -58,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
         return int(error.code or 0)
     except UserError as error:
         print(f"t5x_lab {name}: {error.sentence}", file=sys.stderr)
-        return USER_MISTAKE
+        return error.status
     except KeyboardInterrupt:
         print(f"t5x_lab {name}: interrupted", file=sys.stderr)
         return FAILURE  # 3 would say that everything is saved

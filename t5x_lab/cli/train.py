@@ -5,7 +5,7 @@ import sys
 
 import absl.logging
 
-from t5x_lab.cli.flags import add_gin_flags, add_process_flags, gin_config, joined_processes
+from t5x_lab.cli.flags import add_gin_flags, add_process_flags, gin_config, joined_processes, print_once
 from t5x_lab.cli.main import FAILURE, STOPPED
 
 
@@ -17,21 +17,20 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int | None:
     config = gin_config(args)
     absl.logging.set_verbosity(absl.logging.FATAL)  # what Orbax logs of a failing save is said in a sentence
-    from t5x_lab.checkpoints.saving import SaveFailed
     from t5x_lab.runs.summary import dry_run
     from t5x_lab.runs.train import train
     from t5x_lab.training.loop import Diverged, Preempted
 
-    if args.dry_run:
-        print(dry_run(config))
-        return None
     try:
         with joined_processes(args, Preempted, Diverged):
+            if args.dry_run:
+                print_once(dry_run(config))
+                return None
             train(config)
     except Preempted as stopped:
         print(f"t5x_lab train: {stopped}", file=sys.stderr)
         return STOPPED
-    except (Diverged, SaveFailed) as stopped:
+    except Diverged as stopped:
         print(f"t5x_lab train: {stopped}", file=sys.stderr)
         return FAILURE
     return None

@@ -5,11 +5,17 @@ from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """A mistake the user can mend. Commands print its message on stderr, without a traceback, and exit with status 2."""
+    """A mistake the user can correct. Commands print its message on stderr, without a traceback, and exit with `status`."""
+
+    status = 2
 
     def __init__(self, sentence: str):
         super().__init__(sentence)
         self.sentence = sentence  # gin appends its own call stack to str(error); this stays as it was
+
+
+class NotSet(UserError):
+    """A configuration lacks a value that was asked for."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

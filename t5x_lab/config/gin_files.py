@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import gin
 from gin.config import _CONFIG, _FILE_READERS, _LOCATION_PREFIXES, _REGISTRY, ConfigurableReference
 
-from t5x_lab.config.errors import UserError, nearest
+from t5x_lab.config.errors import NotSet, UserError, nearest
 
 PACKAGE_GIN = pathlib.Path(__file__).resolve().parent.parent / "gin"
 
@@ -96,7 +96,7 @@ def _check_macros(selector: str, hints: Mapping[str, str]) -> None:
         value = _CONFIG.get((name, "gin.macro"), {}).get("value")
         if name not in defined or _is_required(value):
             similar = difflib.get_close_matches(name, defined, n=1)
-            raise UserError(
+            raise NotSet(
                 f"{name} is not set. {hints.get(name, '')}".rstrip()
                 + f" Set it in a gin file or with --gin.{name}=VALUE."
                 + (f" ({similar[0]} is set: is that what you meant?)" if similar and name not in hints else "")

@@ -76,7 +76,7 @@ class TextFiles:
       train, validation: such as "corpus/*.txt"; the kind is read off the end of the pattern. Without `validation` there
         is no evaluation.
       text_key: the field of a .jsonl line or TFRecord example that holds the text.
-      lines_per_document: of .txt files: so many non-empty lines make a document.
+      lines_per_document: of .txt files: non-empty lines that make a document.
     """
 
     train: str = ""
@@ -102,7 +102,7 @@ class DataConfig:
       vocabulary: for t5x_lab's own tasks, and for text given to a trained model.
       objective: what is made of plain text: a name, an `Objective`, or None where the tasks' names say it.
       mixing: rates of a mixture's tasks; None = the mixture's own.
-      unique_tokens: train on the first so many tokens of text over and over (Raffel et al., section 3.4.2); None = all.
+      unique_tokens: train on the first N tokens of text over and over (Raffel et al., section 3.4.2); None = all.
       files: the text behind `files`.
       shards: logical shards of the stream, fixed for a run's life; the batch size is a multiple of it and the number of
         processes divides it, so that another number of processes reads the same examples.

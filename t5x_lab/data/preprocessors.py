@@ -204,7 +204,7 @@ def mask_in_place(noise_density: float) -> Callable:
 
 
 def truncated(tokens: int) -> Callable:
-    """The first so many tokens of all documents, the last one cut: the data set of a study of repeats."""
+    """The first N tokens of all documents, the last one cut: the data set of a study of repeats."""
 
     def truncate(dataset: tf.data.Dataset) -> tf.data.Dataset:
         def take(before, document):

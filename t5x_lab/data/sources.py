@@ -63,7 +63,7 @@ def _json_lines(file, text_key: str) -> tf.data.Dataset:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 f'A line of your .jsonl files is not an object with a text under "{text_key}": {line[:80]!r} ({error!r}). '
-                "Mend the line, or name the field with --gin.TextFiles.text_key=NAME."
+                "Correct the line, or name the field with --gin.TextFiles.text_key=NAME."
             ) from error
 
     def parse(line):

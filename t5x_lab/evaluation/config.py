@@ -1,4 +1,4 @@
-"""How often and on what models are measured; imports nothing heavy."""
+"""Settings for measuring the tasks' own metrics; imports nothing heavy."""
 
 import dataclasses
 
@@ -12,7 +12,7 @@ class InferEvalConfig:
     Attributes:
       period: steps between two measurements while training; None = none while training.
       split: of the tasks.
-      num_examples: the first so many of each task; None = all.
+      num_examples: the first N of each task; None = all.
       max_tokens: most tokens of a prediction; None = the length of the task's targets in TASK_FEATURE_LENGTHS.
       batch_size: texts at a time.
     """

@@ -52,7 +52,7 @@ def read_examples(path: str, mode: str, choices: Sequence[str] = ()) -> list[Exa
             line = raw.decode("utf-8")
         except UnicodeDecodeError as error:
             raise UserError(
-                f"{where} is not valid UTF-8 ({error.reason} at byte {error.start}). Mend or remove the line."
+                f"{where} is not valid UTF-8 ({error.reason} at byte {error.start}). Correct or remove the line."
             ) from error
         examples.append(_parse(line, path.endswith(".jsonl"), where, mode, choices))
     if not examples:
@@ -70,7 +70,7 @@ def _parse(line: str, is_json: bool, where: str, mode: str, choices: Sequence[st
         if not isinstance(record, dict):
             raise UserError(f'{where} is not an object. Write lines like {{"inputs": "…"}}.')
         if re.search("[\ud800-\udfff]", json.dumps(record, ensure_ascii=False)):
-            raise UserError(f"{where} holds half of a surrogate pair, which is no text. Mend or remove the line.")
+            raise UserError(f"{where} holds half of a surrogate pair, which is no text. Correct or remove the line.")
     for name in MODES[mode]:
         if not isinstance(record.get(name), str):
             raise UserError(

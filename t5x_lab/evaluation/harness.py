@@ -124,7 +124,7 @@ def run_harness(model, tasks: Sequence[str], *, include_path: str | None, limit:
       model: a `HarnessModel`.
       tasks: names, files or folders, as lm-eval takes them.
       include_path: a folder of further task files.
-      limit: the first so many examples of each task, or a share below 1; None = all.
+      limit: the first N examples of each task, or a share below 1; None = all.
       options: further arguments of `lm_eval.simple_evaluate`.
 
     Raises:

@@ -26,7 +26,7 @@ def infer(
     *,
     mode: str,
     batch_size: int,
-    sampling: dict | None = None,
+    sampling: dict,
     eos: bool = False,
     max_length: int | None = None,
     settings: dict | None = None,
@@ -56,7 +56,7 @@ def infer(
     if batch_size < 1:
         raise UserError(f"--batch_size is {batch_size}; it must be at least 1.")
     size = batch_size * BATCHES_OF_CHUNK
-    how = {"eos": eos} if mode != "predict" else dict(sampling or {})
+    how = {"eos": eos} if mode != "predict" else dict(sampling)
     if writes:
         _check_settings(output, {"mode": mode, "max_length": max_length, **how, **(settings or {})})
     done = broadcast(_keep_whole_chunks(output, examples, RESULTS[mode], size) if writes else 0)
@@ -124,7 +124,12 @@ def rank_report(examples: Sequence[Example], output: str) -> dict:
 def _check_settings(output: str, settings: dict) -> None:
     """Says with what an `output` that is there was made differently; notes the settings of a new one."""
     path = f"{output}.settings.json"
-    if os.path.exists(output) and os.path.exists(path):
+    if os.path.exists(output) and os.path.getsize(output):
+        if not os.path.exists(path):
+            raise UserError(
+                f"{output} is there without {os.path.basename(path)}, which would say how it was made. Name another --output, "
+                "or move that file away; it was not touched."
+            )
         with _open(path, "r") as file:
             before = json.load(file)
         for name, value in settings.items():
@@ -133,7 +138,7 @@ def _check_settings(output: str, settings: dict) -> None:
                     f"{output} was begun with {name} = {json.dumps(before.get(name))}, not {json.dumps(value)}; results of "
                     "both in one file would tell nothing. Name another --output, or move that file away."
                 )
-    if not os.path.exists(output):
+    else:
         with contextlib.suppress(OSError):
             os.makedirs(os.path.dirname(os.path.abspath(output)), exist_ok=True)
         with _open(path, "w") as file:

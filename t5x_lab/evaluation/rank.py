@@ -25,7 +25,7 @@ class Question:
       inputs: what the model reads.
       choices: texts, of which one is right.
       label: its number.
-      dataset, prompt: what it is a part of, and how it was put into words.
+      dataset, prompt: the data set it belongs to, and the template that made its text.
     """
 
     inputs: str

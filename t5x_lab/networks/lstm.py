@@ -101,9 +101,9 @@ class Lstm(nnx.Module):
             gates_BGU, fresh_B = inputs
             state = jax.tree.map(lambda x: jnp.where(fresh_B[:, None], 0.0, x), state)
             gates_BGU = (gates_BGU + self.recurrent(state.output.astype(x_BTD.dtype))).astype(jnp.float32)
-            enter, forget, new, leave = (gates_BGU[:, i] for i in range(4))
-            cell = jax.nn.sigmoid(forget) * state.cell + jax.nn.sigmoid(enter) * jnp.tanh(new)
-            state = CellState(cell, jax.nn.sigmoid(leave) * jnp.tanh(cell))
+            input_gate, forget_gate, candidate, output_gate = (gates_BGU[:, i] for i in range(4))
+            cell = jax.nn.sigmoid(forget_gate) * state.cell + jax.nn.sigmoid(input_gate) * jnp.tanh(candidate)
+            state = CellState(cell, jax.nn.sigmoid(output_gate) * jnp.tanh(cell))
             return state, state
 
         time_first = lambda x: jnp.moveaxis(x, 1, 0)

@@ -45,7 +45,7 @@ class Progress:
 
 def describe(metrics: Mapping[str, float | None]) -> str:
     """The numbers worth reading at a glance; of a task's own metrics, all."""
-    if "loss" not in metrics:
+    if not {"loss", "accuracy"} <= metrics.keys():
         return "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
     parts = [f"loss {metrics['loss']:.4f}", f"accuracy {metrics['accuracy']:.3f}"]
     if "learning_rate" in metrics:

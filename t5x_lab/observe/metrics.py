@@ -29,7 +29,8 @@ class MetricWriter:
     """
 
     def __init__(self, model_dir: str, resume_step: int = 0):
-        lines = [line for line in read_metrics(model_dir) if line["step"] <= resume_step]
+        before = read_metrics(model_dir)
+        lines = [line for line in before if line["step"] <= resume_step]
         self._remote = epath.Path(model_dir) if "://" in str(model_dir) else None
         self._local = epath.Path(tempfile.mkdtemp()) if self._remote else epath.Path(model_dir)
         path = self._local / "metrics.jsonl"
@@ -41,7 +42,7 @@ class MetricWriter:
         except OSError as error:
             raise UserError(f"{path} cannot be written: {error.strerror}. Make room, or choose another MODEL_DIR.") from error
         self._waiting: list[bytes] = []
-        self._purge_step = resume_step + 1 if resume_step else None
+        self._purge_step = resume_step + 1 if before else None
         self._events: EventsWriter | None = None
         self._failing = False
         self._flushed = self._copied = time.monotonic()

@@ -1,4 +1,4 @@
-"""Every parameter of a model: name, shape, logical axes, sharding, bytes; as rows, as text, as JSON."""
+"""Every parameter of a model: name, shape, logical axes, sharding, bytes; as rows and as text."""
 
 import math
 
@@ -6,18 +6,18 @@ import jax
 from jax.sharding import Mesh
 
 from t5x_lab.models.model import Model
-from t5x_lab.partitioning.rules import PARAMETER_RULES, num_parts, partition_spec
+from t5x_lab.partitioning.rules import PARAMETER_RULES, is_axes, num_parts, partition_spec
 
 
 def parameter_rows(model: Model, mesh: Mesh | None = None) -> list[dict]:
     """One dict a parameter, with `name`, `shape`, `dtype`, `axes`, `bytes`, and on a mesh `sharding`, `bytes_per_device`."""
-    axes = jax.tree.leaves(model.axes, is_leaf=lambda node: isinstance(node, tuple))
+    axes = jax.tree.leaves(model.axes, is_leaf=is_axes)
     rows = []
     leaves = jax.tree_util.tree_leaves_with_path(model.abstract_params)
     for (path, param), names in zip(leaves, axes, strict=True):
         size = math.prod(param.shape) * param.dtype.itemsize
         row = {
-            "name": "/".join(entry.key for entry in path),
+            "name": jax.tree_util.keystr(path, simple=True, separator="/"),
             "shape": list(param.shape),
             "dtype": str(param.dtype),
             "axes": list(names),

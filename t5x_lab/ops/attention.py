@@ -74,7 +74,7 @@ def dot_product_attention(
     Query head n attends to head n // G of keys and values (grouped queries, Ainslie et al. 2023; G = 1 is multi-head). A
     query that sees no key (padding) returns some mean of the values; its loss weight is zero.
 
-    Queries are worked off in blocks, and the backward pass computes a block's weights again: no [B, N, T, S] is kept. A block
+    Queries are processed in blocks, and the backward pass computes a block's weights again: no [B, N, T, S] is kept. A block
     of a causal mask without a prefix reads keys up to its last query only.
 
     Returns:

@@ -1,6 +1,6 @@
 """Logits, and softmax cross-entropy that never holds all of them.
 
-The logits of T5's 32,128 ids in float32 are the largest array of a training step. Here tokens are worked off in chunks: from
+The logits of T5's 32,128 ids in float32 are the largest array of a training step. Here tokens are processed in chunks: from
 the logits of a chunk come its losses and, where a gradient is asked for, at once its part of the gradient. Nothing of size
 [B, T, V] outlives a chunk, and no matrix product is done twice.
 
@@ -14,7 +14,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-CHUNK = 2048  # about so many tokens of each shard have logits at one time; at least one column of its rows
+CHUNK = 2048  # tokens of each shard, about, that have logits at one time; at least one column of its rows
 
 
 @dataclasses.dataclass(frozen=True)

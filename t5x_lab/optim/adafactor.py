@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from t5x_lab.partitioning.rules import is_axes
+
 ROWS = frozenset({"embed", "recurrent"})
 COLUMNS = frozenset({"vocab", "positions", "mlp", "heads", "kv_heads", "kv", "gates", "units"})
 BATCH = frozenset({"layers"})
@@ -94,7 +96,6 @@ def adafactor(
     """
 
     def factorings(params):
-        is_axes = lambda node: isinstance(node, tuple)
         return jax.tree.map(lambda a, p: factoring(a, p.shape, min_dim_size_to_factor), axes, params, is_leaf=is_axes)
 
     def init(params):

@@ -9,6 +9,7 @@ from t5x_lab.config.checks import check_types, in_range, positive
 from t5x_lab.config.errors import UserError
 from t5x_lab.optim.adafactor import adafactor
 from t5x_lab.optim.schedules import LearningRate
+from t5x_lab.partitioning.rules import is_axes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +56,7 @@ class AdamW:
     def make(self, axes: dict) -> optax.GradientTransformation:
         def decayed(params):
             rank = lambda names: len([name for name in names if name != "layers"])
-            return jax.tree.map(lambda a, p: rank(a) > 1, axes, params, is_leaf=lambda node: isinstance(node, tuple))
+            return jax.tree.map(lambda a, p: rank(a) > 1, axes, params, is_leaf=is_axes)
 
         clip = [] if self.clip_global_norm is None else [optax.clip_by_global_norm(self.clip_global_norm)]
         adamw = optax.adamw(self.learning_rate, self.b1, self.b2, self.epsilon, weight_decay=self.weight_decay, mask=decayed)

@@ -47,7 +47,7 @@ def initialize(address: str | None = None, num_processes: int | None = None, pro
 
 
 def broadcast(value: int) -> int:
-    """The first process's value (a number, or whether), in every process; all of them call this at the same point."""
+    """The first process's value (an int or a bool), in every process; all of them call this at the same point."""
     if jax.process_count() == 1:
         return value
     return int(multihost_utils.broadcast_one_to_all(np.asarray(value)))
@@ -77,4 +77,4 @@ def fail_together(*agreed: type[BaseException]) -> Iterator[None]:
         else:
             reason = " failed:\n" + "".join(traceback.format_exception(error))
         print(f"t5x_lab: process {jax.process_index()}{reason}", file=sys.stderr, flush=True)
-        os._exit(2 if isinstance(error, UserError) else 1)
+        os._exit(error.status if isinstance(error, UserError) else 1)

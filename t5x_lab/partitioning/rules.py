@@ -1,9 +1,9 @@
 """Every sharding decision, in two tables: which mesh axes the dimensions of parameters and of activations are split over.
 
-Dimensions have logical names. Of a parameter, a dimension whose name is not in the table stays whole (`layers`, `kv`,
-`relpos_buckets`, `positions`; and an LSTM's `recurrent`, `gates` and `units`: it is small, and its steps would wait for each
-other's parts); of an activation, one that is None. Within one array a mesh axis is used once, by the first dimension that asks
-for it. Comments show some of the shapes.
+Dimensions have logical names. A parameter's dimension whose name is not in the table stays whole: `layers`, `kv`,
+`relpos_buckets`, `positions`. So do an LSTM's `recurrent`, `gates` and `units`; it is small, and its steps would wait for each
+other's parts. An activation's dimension stays whole where its name is None. Within one array a mesh axis is used once, by the
+first dimension that asks for it. Comments show some of the shapes.
 """
 
 import math
@@ -88,7 +88,7 @@ def processes_by_shard(mesh: Mesh) -> np.ndarray:
 
 def param_shardings(axes: dict, mesh: Mesh) -> dict:
     """Shardings by `PARAMETER_RULES`, in the tree of the parameters."""
-    return jax.tree.map(lambda names: NamedSharding(mesh, partition_spec(names, PARAMETER_RULES)), axes, is_leaf=_is_axes)
+    return jax.tree.map(lambda names: NamedSharding(mesh, partition_spec(names, PARAMETER_RULES)), axes, is_leaf=is_axes)
 
 
 def optimizer_shardings(abstract_state, abstract_params: dict, axes: dict, mesh: Mesh):
@@ -138,13 +138,14 @@ def _mesh_axes(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
 def _parameters(abstract_params: dict, axes: dict) -> list[tuple[tuple[str, ...], tuple[int, ...], tuple[str, ...]]]:
     """(path, shape, logical axes) of every parameter."""
     leaves = jax.tree_util.tree_leaves_with_path(abstract_params)
-    all_names = jax.tree.leaves(axes, is_leaf=_is_axes)
+    all_names = jax.tree.leaves(axes, is_leaf=is_axes)
     return [(_path(path), leaf.shape, names) for (path, leaf), names in zip(leaves, all_names, strict=True)]
 
 
-def _is_axes(node) -> bool:
+def is_axes(node) -> bool:
+    """Whether a node of a tree of logical axes is a leaf: one array's axes."""
     return isinstance(node, tuple)
 
 
 def _path(path) -> tuple[str, ...]:
-    return tuple(str(getattr(entry, "key", getattr(entry, "name", getattr(entry, "idx", entry)))) for entry in path)
+    return tuple(jax.tree_util.keystr(path, simple=True, separator="/").split("/"))

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import optax
 
 from t5x_lab.models.model import Params
 from t5x_lab.networks.config import TransformerConfig
@@ -20,27 +19,25 @@ from t5x_lab.training.step import make_train_step
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """A sharded model with its optimizer.
+    """What it takes to train a sharded model.
 
     Attributes:
       sharded: model and mesh.
-      optimizer: the optax transformation.
       abstract_state: shapes and shardings of a `TrainState`, for restoring.
-      start: the state of step 0, of parameters.
+      init_state: parameters -> the state of step 0.
       step: the compiled training step; it donates the state.
     """
 
     sharded: ShardedModel
-    optimizer: optax.GradientTransformation
     abstract_state: TrainState
-    start: Callable[[Params], TrainState]
+    init_state: Callable[[Params], TrainState]
     step: Callable[[TrainState, Any], tuple[TrainState, dict[str, jax.Array]]]
 
 
 def assemble(
     sharded: ShardedModel, optimizer: Adafactor | AdamW, *, batch_size: int, microbatches: int, seed: int, num_tasks: int = 1
 ) -> Training:
-    """Builds the training step and the shardings of its state, which counts the tokens of so many tasks.
+    """Builds the training step and the shardings of its state, which counts the tokens of `num_tasks` tasks.
 
     Raises:
       UserError: when the batch cannot be split over the mesh.
@@ -64,7 +61,7 @@ def assemble(
         donate_argnums=0,
     )
     first = jax.jit(start, out_shardings=shardings)
-    return Training(sharded, transformation, with_shardings(abstract, shardings), first, compiled)
+    return Training(sharded, with_shardings(abstract, shardings), first, compiled)
 
 
 def assemble_run(run: RunConfig, sharded: ShardedModel, num_tasks: int) -> Training:

@@ -187,7 +187,7 @@ def _memory_of_refusal(error: jax.errors.JaxRuntimeError, arguments: int) -> dic
         raise error
     needed, limit = (round(float(found[i]) * _UNITS[found[i + 1]]) for i in (1, 3))
     if "HLO temporaries" in str(error):
-        # Whose "temporaries" are all of the program's memory, the arguments too.
+        # What the compiler calls temporaries here is all of the program's memory, the arguments included.
         return {"arguments": arguments, "temporaries": max(needed - arguments, 0), "peak": needed, "limit": limit}
     return {"peak": needed, "limit": limit}
 
@@ -301,7 +301,7 @@ def _verdict(report: Report) -> str:
         return over + "Keep less of each layer: --gin.TransformerConfig.remat_policy=boundaries. Or see --search."
     more = [n for n in range(report.microbatches + 1, report.batch_size + 1) if report.batch_size % (n * _rows(report)) == 0]
     if more:
-        return over + f"Work the batch off in more parts: --gin.MICROBATCHES={more[0]}. Or see --search."
+        return over + f"Process the batch in more parts: --gin.MICROBATCHES={more[0]}. Or see --search."
     return over + "Split the model over more devices: a larger slice, or more of MESH in fsdp and tensor."
 
 

@@ -45,7 +45,7 @@ class RunConfig:
       resume: whether to continue what is in `model_dir`; False asks for a fresh start and refuses to overwrite one.
       seed: of parameters, dropout and data.
       mesh: devices along `replica`, `data`, `fsdp`, `tensor`.
-      microbatches: parts that a batch is worked off in.
+      microbatches: parts that a batch is processed in, one after the other.
       eval_period: steps between teacher-forced evaluations.
       infer_eval: when and on what the tasks' own metrics are measured, on generated or scored text.
       saving: when checkpoints are made and which are kept.

@@ -12,7 +12,7 @@ from t5x_lab.checkpoints.formats import FORMATS, Location, Source, huggingface, 
 from t5x_lab.checkpoints.layers import parts_of
 from t5x_lab.checkpoints.lazy_tensors import LazyTensor, check_shape
 from t5x_lab.checkpoints.verification import explaining_damage, verify
-from t5x_lab.config.errors import UserError
+from t5x_lab.config.errors import NotSet, UserError
 from t5x_lab.data.config import ByteVocabulary, SentencePieceVocabulary
 from t5x_lab.networks.config import NetworkConfig
 from t5x_lab.runs.checkpoint_config import SENTENCEPIECE, config_of
@@ -114,7 +114,7 @@ def _write_run(new: pathlib.Path, goal: pathlib.Path, tensors: dict[str, LazyTen
 def _vocabulary(config: GinConfig) -> SentencePieceVocabulary | ByteVocabulary | None:
     try:
         return config.vocabulary()
-    except UserError:  # a model without one
+    except NotSet:  # a model without one
         return None
 
 

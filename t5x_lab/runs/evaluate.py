@@ -14,7 +14,7 @@ from t5x_lab.data.config import DataConfig
 from t5x_lab.data.environment import check_environment
 from t5x_lab.models.model import Params
 from t5x_lab.observe.console import say
-from t5x_lab.observe.model_info import model_info
+from t5x_lab.partitioning.distributed import broadcast
 from t5x_lab.runs.config import GinConfig
 from t5x_lab.runs.run import Run
 from t5x_lab.runs.sharded_model import ShardedModel, check_rows
@@ -46,7 +46,7 @@ class LossEvaluation:
 
         total = None
         for batch in eval_batches(self._tasks, part, self._data, self._sharded.rows(self._data.batch_size)):
-            result = self._sharded.eval_step(params, self._sharded.put(batch))
+            result = self._sharded.eval_step(params, self._sharded.shard_batch(batch))
             total = result if total is None else jax.tree.map(lambda a, b: a + b, total, result)
         if total is None:
             say(f'The validation split of task "{part.task.name}" is empty; it is not evaluated.')
@@ -87,12 +87,6 @@ class TaskEvaluation:
         return self._metrics(model, step, directory if jax.process_index() == 0 else None)
 
 
-def dry_run(config: GinConfig) -> str:
-    """The resolved configuration and the parameter and memory table; touches no data."""
-    sharded = ShardedModel(config.model(), config.mesh())
-    return config.text + "\n" + model_info(sharded.model, sharded.mesh)
-
-
 def evaluate_checkpoints(
     config: GinConfig, model_dir: str, step: str, wait_minutes: float = 60.0
 ) -> Iterator[tuple[int, dict[str, dict[str, float]]]]:
@@ -109,7 +103,7 @@ def evaluate_checkpoints(
       (step, metrics by split)
     """
     model, data = config.model(), config.data()
-    steps = _steps(model_dir, step, config, wait_minutes)
+    steps = _steps(model_dir, step, config, wait_minutes)  # a mistake in `step` is found before data are read
     sharded = ShardedModel(model, config.mesh())
     check_rows(data.batch_size, sharded.row_multiple)
     check_environment()
@@ -118,7 +112,7 @@ def evaluate_checkpoints(
     tasks = resolve_tasks(data, model.network.architecture, model.network.vocab_size)
     evaluation, measure = LossEvaluation(sharded, tasks, data), TaskEvaluation(config, sharded, tasks)
     for number in steps:
-        if step == "new" and number not in finished_steps(model_dir):
+        if step == "new" and not broadcast(number in finished_steps(model_dir)):
             continue  # removed to make room for newer ones
         params = load_params(find(model_dir, number), sharded.abstract_params, sharded.model.axes)
         results = evaluation(params)
@@ -134,20 +128,26 @@ def _steps(model_dir: str, step: str, config: GinConfig, wait_minutes: float) ->
         find_checkpoint(model_dir)
         return finished_steps(model_dir)
     if step == "latest":
-        return [int(find_checkpoint(model_dir).name)]
+        return [broadcast(int(find_checkpoint(model_dir).name))]
     if not re.fullmatch(r"\d+(,\d+)*", step, re.ASCII):
         raise UserError(f'--step is "{step}"; give a number, several joined by commas, latest, all or new.')
     return [int(find_checkpoint(model_dir, int(number)).name) for number in step.split(",")]
 
 
 def _as_they_come(model_dir: str, last: int | None, wait_minutes: float) -> Iterator[int]:
+    """New steps; the first process looks for them, since a directory may change between two processes' looks."""
+    none_yet, none_for_long = -1, -2
     seen: set[int] = set()
     news = time.monotonic()
-    while last not in seen and time.monotonic() - news < 60 * wait_minutes:
+    while last not in seen:
         waiting = [step for step in finished_steps(model_dir) if step not in seen]
-        if not waiting:
+        late = time.monotonic() - news >= 60 * wait_minutes
+        found = broadcast(waiting[0] if waiting else none_for_long if late else none_yet)
+        if found == none_for_long:
+            return
+        if found == none_yet:
             time.sleep(1.0)
             continue
-        seen.add(waiting[0])
-        yield waiting[0]
+        seen.add(found)
+        yield found
         news = time.monotonic()

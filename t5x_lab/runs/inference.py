@@ -94,7 +94,7 @@ class Inference:
         return log_prob, is_greedy
 
     def _all_fit(self, inputs: list[Ids], targets: list[Ids]) -> bool:
-        """Whether any of the targets could follow any of the inputs."""
+        """Whether the longest target fits behind the longest input."""
         room = self.length_limits.room(None, max(map(len, targets)))
         return room is None or max(map(len, inputs)) <= room
 
@@ -114,7 +114,7 @@ class Inference:
         return pad_rows(pad(prompts, self.prompt_length(longest, room)), rows)
 
     def prompt_length(self, longest: int, room: int) -> int:
-        """What prompts of at most so many tokens are padded to, where the longest leaves the model `room`."""
+        """What prompts of up to `longest` tokens are padded to, where the model must still have `room` for more."""
         most = self.length_limits.room(None, room)
         return bucket(longest) if most is None else min(bucket(longest), most)
 

@@ -43,9 +43,10 @@ class LengthLimits:
             if self.max_positions is not None and limit > self.max_positions:
                 raise UserError(f"{name}: {limit} tokens to write are more than the model's {self.max_positions} positions.")
             if room is not None and (room < 1 if prompt else room < 0):
+                most = room if self.has_encoder else room + limit
                 raise UserError(
-                    f"{name}: beside {limit} tokens to write there is no room for a prompt in {room + limit} tokens. Write "
-                    "fewer, or raise max_length."
+                    f"{name}: beside {limit} tokens to write there is no room for a prompt in {most} tokens. Write fewer, or "
+                    "raise max_length."
                 )
             if room is not None and len(prompt) > room and max_length is None:
                 raise UserError(
@@ -80,4 +81,4 @@ class LengthLimits:
             raise UserError(f"{name} has no tokens to read; an encoder reads at least one.")
         wrong = [i for i in text if not 0 < i < self._network.vocab_size]
         if wrong:
-            raise UserError(f"{name} holds the id {wrong[0]}; the model's ids are below {self._network.vocab_size}.")
+            raise UserError(f"{name} holds the id {wrong[0]}; the model's are 1 to {self._network.vocab_size - 1}.")

@@ -19,7 +19,7 @@ class Recorder:
       run: the run.
       state: the one it begins with, whose counters are continued.
       clock: of the run's time.
-      task_names: of the tasks that are counted apart.
+      task_names: of the tasks whose tokens are counted separately.
       lengths: of the model's encoder and decoder.
       num_devices: that share the step's FLOPs.
       last_step: the run's, as far as it is known.
@@ -66,10 +66,11 @@ class Recorder:
         for split, metrics in results.items():
             self._writer.write(step, split, metrics)
             say(f"step {step}  {split}  {describe(metrics)}")
-        self._evaluated = (step, {f"{split}/{name}": x for split, found in results.items() for name, x in found.items()})
+        found = {f"{split}/{name}": value for split, metrics in results.items() for name, value in metrics.items()}
+        self._evaluated = (step, {**self.measured(step), **found})
 
     def measured(self, step: int) -> dict[str, float]:
-        """What the evaluation of exactly this step found, by "split/metric"."""
+        """What the evaluations after exactly this step found, by "split/metric"."""
         return self._evaluated[1] if self._evaluated[0] == step else {}
 
     def close(self) -> None:

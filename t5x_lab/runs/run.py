@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from t5x_lab.checkpoints.formats import find
+from t5x_lab.checkpoints.formats import Location, find
 from t5x_lab.checkpoints.initial import load_params
 from t5x_lab.checkpoints.layout import absolute_path
 from t5x_lab.checkpoints.manager import save_params
-from t5x_lab.config.errors import UserError
+from t5x_lab.config.errors import NotSet, UserError
 from t5x_lab.data.environment import check_environment
 from t5x_lab.decoding.beam_search import BeamConfig
 from t5x_lab.decoding.sampling import SamplingConfig
@@ -44,7 +44,8 @@ def load(model_dir: str, step: int | None = None, mesh: str | None = None) -> "R
       mesh: devices to spread it over, such as "fsdp=8"; by default the first device alone, or where several processes work as
         one the run's own MESH. All of them then make the same calls, and get the same answers.
     """
-    return _run(config_of(find(model_dir, step)), checkpoint=model_dir, step=step, mesh=mesh)
+    checkpoint = find(model_dir, step)
+    return _run(config_of(checkpoint), checkpoint, mesh)
 
 
 def from_gin(
@@ -67,10 +68,11 @@ def from_gin(
       mesh: see `load`.
     """
     files, bindings = ([x] if isinstance(x, str) else x for x in (files, bindings))
-    return _run(GinConfig(tuple(map(str, files)), tuple(bindings)), seed=seed, checkpoint=checkpoint, step=step, mesh=mesh)
+    config = GinConfig(tuple(map(str, files)), tuple(bindings))
+    return _run(config, None if checkpoint is None else find(checkpoint, step), mesh, seed)
 
 
-def _run(config: GinConfig, *, seed: int = 0, checkpoint: str | None, step: int | None, mesh: str | None) -> "Run":
+def _run(config: GinConfig, checkpoint: Location | None, mesh: str | None, seed: int = 0) -> "Run":
     together = mesh is None and jax.process_count() > 1
     shape = config.mesh() if together else MeshShape.parse(mesh or "data=1")
     sizes = (shape.data, shape.fsdp, shape.tensor, shape.replica or 1)
@@ -78,8 +80,7 @@ def _run(config: GinConfig, *, seed: int = 0, checkpoint: str | None, step: int 
     sharded = ShardedModel(config.model(), shape, devices)
     if checkpoint is None:
         return Run(config, sharded, sharded.init_params(seed), step=0)
-    location = find(checkpoint, step)
-    return Run(config, sharded, load_params(location, sharded.abstract_params, sharded.model.axes), location.step)
+    return Run(config, sharded, load_params(checkpoint, sharded.abstract_params, sharded.model.axes), checkpoint.step)
 
 
 class Run:
@@ -121,7 +122,7 @@ class Run:
         """Whether the run's task ends its inputs with an end token, and so text given as inputs is too."""
         try:
             data = self.config.data()
-        except UserError:
+        except NotSet:
             return False  # a model without a task
         check_environment()
         from t5x_lab.data.tasks import get_mixture_or_task

@@ -58,7 +58,7 @@ class ShardedModel:
         """Numbers of the batch's shards, `row_multiple` in all, that this process holds."""
         return np.flatnonzero((processes_by_shard(self.mesh) == jax.process_index()).any(axis=1))
 
-    def put(self, batch: HostBatch) -> dict[str, jax.Array]:
+    def shard_batch(self, batch: HostBatch) -> dict[str, jax.Array]:
         """Global arrays, made of the rows that this process holds."""
 
         def to_global(rows: np.ndarray) -> jax.Array:

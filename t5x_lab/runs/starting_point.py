@@ -74,7 +74,7 @@ def first_state(
     sharded = training.sharded
     fresh = functools.partial(sharded.init_params, run.seed)
     if start.checkpoint is None:
-        return training.start(fresh())
+        return training.init_state(fresh())
     model = (sharded.abstract_params, sharded.model.axes, run.restore)
     params = load_params(start.checkpoint, *model, fresh)
-    return carry_over(start.checkpoint, training.start(params), *model)
+    return carry_over(start.checkpoint, training.init_state(params), *model)

@@ -22,11 +22,11 @@ def budget_of(run: RunConfig, lengths: tuple[int, int], processed: int) -> Budge
     return Budget(run.train_steps or math.inf, run.train_tokens or math.inf, processed, max_tokens)
 
 
-def last_step(budget: Budget, start: int) -> int:
+def last_step(budget: Budget, first_step: int) -> int:
     """The number of the last step; of a budget of tokens, if there were no padding."""
     if budget.steps < math.inf:
         return int(budget.steps)
-    return start + math.ceil((budget.tokens - budget.processed) / budget.most_per_step)
+    return first_step + math.ceil((budget.tokens - budget.processed) / budget.most_per_step)
 
 
 def dry_run(config: GinConfig) -> str:
@@ -43,15 +43,21 @@ def dry_run(config: GinConfig) -> str:
         start = f"{run.model_dir} cannot be read from here ({type(error).__name__}); what a run would start from is not known."
     check_positions(run, lengths)
     text = banner(run, sharded, 0, lengths, budget_of(run, lengths, 0))
-    return "\n".join([config.text, model_info(sharded.model, sharded.mesh), text, start])
+    return "\n".join([with_model_info(config, sharded), text, start])
 
 
-def banner(run: RunConfig, sharded: ShardedModel, start: int, lengths: tuple[int, int], budget: Budget) -> str:
+def with_model_info(config: GinConfig, sharded: ShardedModel) -> str:
+    """The resolved configuration, and the parameter and memory table."""
+    return f"{config.text}\n{model_info(sharded.model, sharded.mesh)}"
+
+
+def banner(run: RunConfig, sharded: ShardedModel, first_step: int, lengths: tuple[int, int], budget: Budget) -> str:
     """What one wants to know before a run begins; `lengths` are the encoder's and the decoder's."""
     devices = sharded.mesh.devices.flat
     encoder, decoder = lengths
     tokens = run.data.batch_size * (encoder + decoder)
-    steps = last_step(budget, start) - start
+    end = last_step(budget, first_step)
+    steps = end - first_step
     flops = run.data.batch_size * flops_per_example(run.model.network, encoder, decoder) * steps
     kind = devices[0].device_kind
     peak = peak_flops(kind)
@@ -62,7 +68,7 @@ def banner(run: RunConfig, sharded: ShardedModel, start: int, lengths: tuple[int
             f"model       {run.model.network.architecture}, {sharded.model.num_parameters:,} parameters",
             f"data        {run.data.mixture_or_task_name}, {run.data.batch_size} rows of {encoder} + {decoder} tokens = "
             f"{tokens:,} per batch",
-            f"steps       {start} to {'about ' if run.train_tokens else ''}{start + steps}: {tokens * steps:,} tokens, "
+            f"steps       {first_step} to {'about ' if run.train_tokens else ''}{end}: {tokens * steps:,} tokens, "
             f"{float(flops):.3g} FLOPs (forward and backward, attention in full)",
             f"MFU         those FLOPs, recomputation not counted, against {peak:.3g} FLOP/s per device"
             if peak

@@ -9,7 +9,7 @@ from t5x_lab.runs.padding import Ids
 
 
 class Texts:
-    """A model's way with text.
+    """Encodes inputs and decodes completions with a model's vocabulary.
 
     Args:
       vocabulary: a SeqIO vocabulary.
@@ -47,7 +47,7 @@ def without_padding(rows) -> list[Ids]:
     return [[int(i) for i in row if i] for row in rows]
 
 
-def check_texts(function: str, texts, name: str = "lists of strings") -> None:
+def check_texts(function: str, texts, name: str = "texts") -> None:
     if isinstance(texts, str):
         raise UserError(f"{function} takes {name} as a list; write [{texts[:20]!r}] for a single one.")
 

@@ -41,7 +41,7 @@ def train(config: GinConfig) -> None:
     """
     clock = Clock()
     job = prepare(config)
-    say(job.start.reason)
+    say(job.starting_point.reason)
     with contextlib.ExitStack() as stack:
         stack.callback(job.checkpoints.close)
         if job.budget.is_spent(job.first_step):
@@ -50,8 +50,8 @@ def train(config: GinConfig) -> None:
             return
         evaluation = LossEvaluation(job.sharded, job.tasks, job.run.data)
         say(banner(job.run, job.sharded, job.first_step, job.lengths, job.budget))
-        if job.start.step is not None:
-            clock = Clock(**read_info(job.checkpoints.directory / str(job.start.step)).get("clock", {}))
+        if job.starting_point.step is not None:
+            clock = Clock(**read_info(job.checkpoints.directory / str(job.starting_point.step)).get("clock", {}))
         recorder = make_recorder(job, clock)
         stack.callback(recorder.close)
         saver = make_saver(job, clock, recorder)
@@ -62,8 +62,10 @@ def train(config: GinConfig) -> None:
         hooks = make_hooks(job, evaluation, recorder, saver)
         with fail_together(Preempted, Diverged):
             try:
-                put = job.sharded.put
-                train_loop(job.state, job.batches, step, put=put, budget=job.budget, record=recorder.step, hooks=hooks)
+                shard_batch = job.sharded.shard_batch
+                train_loop(
+                    job.state, job.batches, step, shard_batch=shard_batch, budget=job.budget, record=recorder.step, hooks=hooks
+                )
             except (Preempted, Diverged):
                 saver.finish()
                 raise
@@ -75,8 +77,8 @@ class Job:
     """A run that is ready to train.
 
     Attributes:
-      config, run: its configuration, as gin text and as dataclasses.
-      start: what it starts from.
+      run: its configuration.
+      starting_point: what it starts from.
       tasks: a `t5x_lab.data.tasks.WeightedTasks`.
       sharded, training: its model on the mesh, its step and optimizer.
       checkpoints: of its directory.
@@ -86,9 +88,8 @@ class Job:
       measure: the tasks' own metrics, where they are measured while training.
     """
 
-    config: GinConfig
     run: RunConfig
-    start: StartingPoint
+    starting_point: StartingPoint
     tasks: Any
     sharded: ShardedModel
     training: Training
@@ -135,7 +136,7 @@ def prepare(config: GinConfig) -> Job:
     if jax.process_index() == 0:
         write_run_files(run, config.text, sharded)
     budget = budget_of(run, tasks.lengths, read_counter(state.counters["tokens_processed"]))
-    return Job(config, run, start, tasks, sharded, training, checkpoints, batches, state, budget, measure)
+    return Job(run, start, tasks, sharded, training, checkpoints, batches, state, budget, measure)
 
 
 def make_recorder(job: Job, clock: Clock) -> Recorder:

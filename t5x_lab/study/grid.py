@@ -89,7 +89,7 @@ def _cell(name: str, objective_name: str, model: Model, sentinels: int) -> Cell:
 
 
 def _lengths_that_fit(name: str, objective: Objective, network, sentinels: int) -> dict[str, int]:
-    """The usual lengths; the longest shorter ones, where a model has only so many learned positions."""
+    """The usual lengths; the longest shorter ones, where a model has fewer learned positions."""
     ((given, usual),) = LENGTHS.get(name, {"inputs": 512}).items()
     complete = lambda length: objective.complete({given: length}, network.architecture, sentinels)
 

@@ -69,7 +69,7 @@ def train(
     batches: Batches,
     train_step: Callable,
     *,
-    put: Callable[[HostBatch], dict[str, jax.Array]],
+    shard_batch: Callable[[HostBatch], dict[str, jax.Array]],
     budget: Budget,
     record: Record,
     hooks: Sequence[Hook] = (),
@@ -80,7 +80,7 @@ def train(
       state: donated to the steps; use the returned one.
       batches: where host batches come from.
       train_step: compiled (state, batch) -> (state, metrics).
-      put: makes global arrays of this process's rows.
+      shard_batch: makes global arrays of this process's rows.
       budget: when to stop.
       record: called with every step's number and metrics, one step late, so that the host never waits for the device
         between two steps.
@@ -99,7 +99,7 @@ def train(
             before = time.monotonic()
             batch = next(batches)
             wait = time.monotonic() - before
-            state, metrics = train_step(state, put(batch))
+            state, metrics = train_step(state, shard_batch(batch))
             if pending:
                 clock = _record_and_check(pending, clock, budget, record, state, hooks)
             pending = _Pending(step, metrics, wait)

@@ -30,7 +30,7 @@ def make_train_step(
       optimizer: an optax transformation.
       learning_rate: the optimizer's schedule, for the metrics.
       seed: of dropout; the key of a step is derived from the seed and the step's number.
-      microbatches: the batch is worked off in so many equal parts; loss and gradient do not depend on it.
+      microbatches: equal parts that the batch is processed in, one after the other; loss and gradient do not depend on it.
 
     Returns:
       (state, batch) -> (state, metrics), where metrics are scalars: `loss` (cross-entropy per token with loss),

@@ -1,6 +1,5 @@
 """t5x_lab's own checkpoints, read lazily and written without a run."""
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +8,15 @@ from etils import epath
 from t5x_lab.checkpoints.formats import orbax_arrays
 from t5x_lab.checkpoints.formats.source import Source, owner_of
 from t5x_lab.checkpoints.layers import stack_layers, unstack_layers
-from t5x_lab.checkpoints.layout import INFO, current_name, find_checkpoint, finished_steps, is_checkpoint, make_info, read_info
+from t5x_lab.checkpoints.layout import (
+    current_name,
+    find_checkpoint,
+    finished_steps,
+    is_checkpoint,
+    make_info,
+    read_info,
+    write_info,
+)
 from t5x_lab.checkpoints.lazy_tensors import LazyTensor
 
 NAME, TITLE = "t5x_lab", "a run or checkpoint of t5x_lab"
@@ -49,7 +56,7 @@ def open_as_saved(path: epath.Path) -> dict[str, LazyTensor]:
 
 
 def write(path: epath.Path, tensors: Mapping[str, LazyTensor], step: int, **notes: Any) -> None:
-    """Writes a checkpoint of parameters alone to the new directory `path`; a chunk of one tensor is in memory at a time.
+    """Writes a checkpoint of parameters alone to the new directory `path`; about one tensor is in memory at a time.
 
     Args:
       path: a `checkpoints/<step>` directory.
@@ -62,5 +69,4 @@ def write(path: epath.Path, tensors: Mapping[str, LazyTensor], step: int, **note
     sums = orbax_arrays.write_arrays(path / "params", params)
     checksums = {f"params/{name}": checksum for name, checksum in sums.items()}
     shapes = {name: list(tensor.shape) for name, tensor in params.items()}
-    (path / INFO).parent.mkdir()
-    (path / INFO).write_text(json.dumps(make_info(shapes, step, **notes, checksums=checksums)))
+    write_info(path, make_info(shapes, step, **notes, checksums=checksums))

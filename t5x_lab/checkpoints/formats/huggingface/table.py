@@ -21,7 +21,7 @@ class Entry:
     Attributes:
       name: theirs.
       ours: names of ours, side by side along the last dimension as we store it.
-      inputs: the first so many dimensions of ours are a matrix's inputs, the others its outputs.
+      inputs: how many of our array's dimensions, from the first, are the matrix's inputs; the others are its outputs.
       transposed: whether theirs has outputs first, as PyTorch's `Linear` does.
     """
 
