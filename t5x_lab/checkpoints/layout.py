@@ -16,6 +16,7 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
+from t5x_lab.checkpoints.lazy_tensors import Unreadable
 from t5x_lab.config.errors import UserError
 
 FORMAT = 3  # 2 had other names for norms and cross-attention; 1 had no checksums either
@@ -23,7 +24,7 @@ PINNED = "PINNED"
 INFO = "info/metadata"
 
 
-class Corrupt(UserError):
+class Corrupt(Unreadable):
     """A checkpoint whose files are not as they were saved."""
 
     def __init__(self, path: epath.Path, what: str):

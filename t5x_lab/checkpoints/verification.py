@@ -90,7 +90,7 @@ def explaining_damage(path: epath.Path) -> Iterator[None]:
     """
     try:
         yield
-    except (Corrupt, Unreadable) as error:
+    except Unreadable as error:
         raise UserError(f"{error.sentence} {_advice(path)}".rstrip()) from error
     except (UserError, MemoryError, jax.errors.JaxRuntimeError):
         raise  # a device without memory, or another process that is gone, says nothing of the files

@@ -4,7 +4,8 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import tqdm
 
@@ -13,7 +14,6 @@ from t5x_lab.evaluation import rank
 from t5x_lab.evaluation.examples import Example
 from t5x_lab.partitioning.distributed import broadcast
 
-RESULTS = {"score": "score", "predict": "prediction", "rank": "picks"}
 BATCHES_OF_CHUNK = 8
 # What results are called: a record's own fields of these names, of a run before this one perhaps, are written over.
 _WRITTEN = {"prediction", "score", "tokens", "characters", "is_greedy", "cut", "label", "picks", "ties", "scores"}
@@ -59,13 +59,13 @@ def infer(
     how = {"eos": eos} if mode != "predict" else dict(sampling)
     if writes:
         _check_settings(output, {"mode": mode, "max_length": max_length, **how, **(settings or {})})
-    done = broadcast(_keep_whole_chunks(output, examples, RESULTS[mode], size) if writes else 0)
+    done = broadcast(_keep_whole_chunks(output, examples, _RESULTS[mode].name, size) if writes else 0)
     options = {"batch_size": batch_size, "max_length": max_length}
     often = {} if sys.stderr.isatty() else {"mininterval": 30.0}
     with tqdm.tqdm(total=len(examples), initial=done, unit="example", disable=not writes, **often) as progress:
         for start in range(done, len(examples), size):
             chunk = examples[start : start + size]
-            results = _RESULTS_OF[mode](model, chunk, start, how, options)
+            results = _RESULTS[mode].compute(model, chunk, start, how, options)
             lines = [json.dumps({**e.record, **r}, ensure_ascii=False) for e, r in zip(chunk, results, strict=True)]
             if writes:
                 with _open(output, "ab") as file:
@@ -110,7 +110,18 @@ def _picks(model, chunk: Sequence[Example], start: int, how: dict, options: dict
     ]
 
 
-_RESULTS_OF = {"predict": _predictions, "score": _scores, "rank": _picks}
+class _Result(NamedTuple):
+    """The field of a line that says it is done, and what computes the lines of a chunk."""
+
+    name: str
+    compute: Callable
+
+
+_RESULTS = {
+    "predict": _Result("prediction", _predictions),
+    "score": _Result("score", _scores),
+    "rank": _Result("picks", _picks),
+}
 
 
 def rank_report(examples: Sequence[Example], output: str) -> dict:
