@@ -296,6 +296,12 @@ def test_files_that_one_should_not_trust_are_sentences(tmp_path):
     refused("is said to lie at bytes", lambda d: header(d / weights, **{"shared.weight": terabytes}))
     refused("damaged header", lambda d: header(d / weights, **{"shared.weight": {**terabytes, "shape": [-1]}}))
     refused("reads F64", lambda d: header(d / weights, **{"shared.weight": {**terabytes, "dtype": "F4"}}))
+    (length,) = struct.unpack("<Q", whole[:8])
+    entry = json.loads(whole[8 : 8 + length])["shared.weight"]
+    start, end = entry["data_offsets"]
+    by = -4 if start else 4
+    overlapping = {**entry, "data_offsets": [start + by, end + by]}
+    refused("two tensors lie over each other", lambda d: header(d / weights, **{"shared.weight": overlapping}))
     refused(
         "holds no shared.weight", lambda d: (d / weights).unlink() or safetensors_files.write(d, {"x": from_array(np.zeros(3))})
     )

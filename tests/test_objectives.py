@@ -337,6 +337,7 @@ def rows_from(examples, architecture, lengths, pack=True):
 @cases(100)
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 5)), min_size=1, max_size=40))
 @hypothesis.example([(4, 2), (4, 4), (4, 4), *[(6, 0)] * 7, (4, 5), (0, 0)])  # a row leaves the ten when it is filled
+@hypothesis.example([*[(5, 0)] * 11, (4, 0)])  # it would fit the first, which the eleventh has closed
 def test_first_fit_is_first_fit(sizes):
     used, expected, closed = [], [], set()
     for a, b in sizes:

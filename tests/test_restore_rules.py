@@ -7,19 +7,23 @@ import jax
 import numpy as np
 import pytest
 from helpers import tiny_config
+from jax.sharding import NamedSharding, PartitionSpec
 from test_checkpoints import advance, make, synthetic
 
 from t5x_lab.checkpoints.config import RestoreCheckpointConfig
 from t5x_lab.checkpoints.formats import find
 from t5x_lab.checkpoints.formats.huggingface import family_of
+from t5x_lab.checkpoints.formats.source import Source
 from t5x_lab.checkpoints.initial import carry_over, load_params
-from t5x_lab.checkpoints.layers import unstack_layers
+from t5x_lab.checkpoints.layers import Part, unstack_layers
 from t5x_lab.checkpoints.layout import make_info, named_leaves
 from t5x_lab.checkpoints.lazy_tensors import from_array
 from t5x_lab.checkpoints.manager import Checkpoints, save_params
+from t5x_lab.checkpoints.rules import assignments
+from t5x_lab.checkpoints.sharded_arrays import to_array
 from t5x_lab.config.errors import UserError
 from t5x_lab.models.model import Model, ModelConfig
-from t5x_lab.partitioning.mesh import MeshShape
+from t5x_lab.partitioning.mesh import MeshShape, make_mesh
 from t5x_lab.runs.sharded_model import ShardedModel
 
 pytestmark = pytest.mark.slow
@@ -47,6 +51,25 @@ def find_path(tmp_path):
     from etils import epath
 
     return epath.Path(tmp_path) / "source"
+
+
+def test_layers_go_to_the_devices_that_hold_them():
+    """An array whose layers are split over eight devices, of which the sixth stays fresh."""
+    mesh = make_mesh(MeshShape(8, 1, 1))
+    like = jax.ShapeDtypeStruct((8, 3), np.float32, sharding=NamedSharding(mesh, PartitionSpec("data")))
+    fresh = jax.device_put(np.full((8, 3), 9, np.float32), like.sharding)
+    layers = [(layer, from_array(np.full((3,), layer, np.float32))) for layer in range(8) if layer != 5]
+    expected = np.repeat(np.array([0, 1, 2, 3, 4, 9, 6, 7], np.float32)[:, None], 3, axis=1)
+    np.testing.assert_array_equal(to_array(like, layers, fresh), expected)
+
+
+def test_what_nobody_takes_is_refused_where_there_are_no_rules(tmp_path):
+    tensors = {name: from_array(np.zeros((2,), np.float32)) for name in ("mine", "theirs")}
+    new, source = {"mine": Part("mine", None, (2,))}, Source(tmp_path, 0, tensors)
+    with pytest.raises(UserError, match="holds theirs, which the new model does not have"):
+        assignments(new, source, RestoreCheckpointConfig())
+    taken = assignments(new, source, RestoreCheckpointConfig(assignment_map=(("mine", "theirs"),)))
+    assert taken["mine"].source == "theirs"
 
 
 def load(place, network, mesh=MeshShape(1, 1, 1), fresh_seed=2, **rules):

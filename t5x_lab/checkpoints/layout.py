@@ -18,6 +18,7 @@ from etils import epath
 
 from t5x_lab.checkpoints.lazy_tensors import Unreadable
 from t5x_lab.config.errors import UserError
+from t5x_lab.config.gin_files import flag
 
 FORMAT = 3  # 2 had other names for norms and cross-attention; 1 had no checksums either
 PINNED = "PINNED"
@@ -155,7 +156,7 @@ def check_settings(model_dir: str, step: int, settings: Mapping[str, str]) -> No
             raise UserError(
                 f"The run in {model_dir} was trained with {name} = {saved[name]}, and this configuration has {value}: it "
                 "cannot be continued with another. Use the same, or start a new MODEL_DIR with "
-                f"--gin.INITIAL_CHECKPOINT_PATH={model_dir}."
+                f"{_from_another(model_dir)}"
             )
 
 
@@ -164,9 +165,13 @@ def check_format(path: epath.Path) -> None:
     if read_info(path)["format"] < FORMAT:
         raise UserError(
             f"The checkpoint {path} was made by an older t5x_lab, whose arrays had other names. Go on from it in a new "
-            f"MODEL_DIR, with --gin.INITIAL_CHECKPOINT_PATH={path} and "
-            '--gin.RestoreCheckpointConfig.carry=["optimizer", "step"]; the data begin anew.'
+            f"MODEL_DIR, with {_from_another(path)}"
         )
+
+
+def _from_another(path: str | epath.Path) -> str:
+    carry = flag("RestoreCheckpointConfig.carry", '["optimizer", "step"]')
+    return f"{flag('INITIAL_CHECKPOINT_PATH', path)}, and {carry} to keep more than the parameters; the data begin anew there."
 
 
 def check_same_parameters(path: epath.Path, abstract_params: dict) -> None:

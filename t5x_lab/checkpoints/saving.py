@@ -146,7 +146,7 @@ class Saver:
             raise SaveFailed(
                 f"{reason} It was tried for {self._config.retry_minutes:g} minutes. Checkpoints made before are whole. Make "
                 "room or repair the storage and run the same command again. To train on meanwhile, set "
-                '--gin.SaveCheckpointConfig.on_failure="go_on" or more --gin.SaveCheckpointConfig.retry_minutes.'
+                "--gin.SaveCheckpointConfig.on_failure=go_on or more --gin.SaveCheckpointConfig.retry_minutes."
             ) from error
         self._pause = min(max(2 * self._pause, 1.0), _LONGEST_PAUSE)
         self._next_try = now + self._pause

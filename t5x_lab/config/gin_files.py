@@ -9,6 +9,7 @@ import inspect
 import os
 import pathlib
 import re
+import shlex
 import sys
 import tokenize
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -84,6 +85,11 @@ def binding(text: str) -> str:
         except (ValueError, SyntaxError):
             value = repr(value)
     return f"{name} = {value}"
+
+
+def flag(name: str, value: object) -> str:
+    """The flag that sets a gin name, for messages: a shell takes it as it is printed."""
+    return shlex.quote(f"--gin.{name}={value}")
 
 
 def _check_macros(selector: str, hints: Mapping[str, str]) -> None:

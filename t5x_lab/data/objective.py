@@ -4,10 +4,12 @@ Nothing here imports TensorFlow before the SeqIO preprocessors are asked for.
 """
 
 import dataclasses
+import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import ClassVar
 
 from t5x_lab.config.errors import UserError
+from t5x_lab.config.gin_files import flag
 
 Lengths = Mapping[str, int]
 
@@ -56,7 +58,7 @@ class Objective:
             if name not in lengths:
                 raise UserError(
                     f'TASK_FEATURE_LENGTHS gives no length for "{name}". Set for example '
-                    f"--gin.TASK_FEATURE_LENGTHS={dict.fromkeys(needed, 512)}"
+                    f"{flag('TASK_FEATURE_LENGTHS', json.dumps(dict.fromkeys(needed, 512)))}"
                 )
         return {name: lengths[name] for name in needed}
 

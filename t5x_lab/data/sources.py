@@ -12,6 +12,7 @@ import seqio
 import tensorflow as tf
 
 from t5x_lab.config.errors import UserError
+from t5x_lab.config.gin_files import flag
 from t5x_lab.data.config import TextFiles
 
 
@@ -23,7 +24,7 @@ def text_files(config: TextFiles) -> seqio.FileDataSource:
     """
     if not config.train:
         raise UserError(
-            'The text "files" is your own: say where with --gin.TextFiles.train="FOLDER/*.txt" (or .jsonl, .tfrecord).'
+            f'The text "files" is your own: say where with {flag("TextFiles.train", "FOLDER/*.txt")} (or .jsonl, .tfrecord).'
         )
     patterns = {"train": config.train} | ({"validation": config.validation} if config.validation else {})
     files = {split: _matching(pattern, split) for split, pattern in patterns.items()}

@@ -11,12 +11,14 @@ or after, and they take the place of their namesakes wherever a run uses one, al
 import dataclasses
 import functools
 import importlib
+import json
 from collections.abc import Callable, Iterator
 
 import seqio
 from t5.data import preprocessors as t5
 
 from t5x_lab.config.errors import UserError, nearest
+from t5x_lab.config.gin_files import flag
 from t5x_lab.data.config import DataConfig
 from t5x_lab.data.objective import Lengths, Objective, PrefixLm, row_lengths
 from t5x_lab.data.objectives import OBJECTIVES, get_objective
@@ -274,7 +276,7 @@ def _rate(task: seqio.Task, mixture: seqio.Mixture, config: DataConfig) -> float
         if number is None:
             raise UserError(
                 f'Nobody knows how many training examples the task "{task.name}" has. Say it: '
-                f'--gin.Mixing.num_examples={{"{task.name}": NUMBER}}'
+                + flag("Mixing.num_examples", f'{{"{task.name}": NUMBER}}')
             )
         return mixing.rate(number)
     except (TypeError, ValueError) as error:
@@ -304,6 +306,7 @@ def _lengths_of_examples(task: seqio.Task, config: DataConfig, architecture: str
     if missing:
         raise UserError(
             f'The task "{task.name}" needs a length for "{missing[0]}"; TASK_FEATURE_LENGTHS gives only '
-            f"{', '.join(config.task_feature_lengths)}. Set for example --gin.TASK_FEATURE_LENGTHS={dict.fromkeys(needed, 512)}"
+            f"{', '.join(config.task_feature_lengths)}. Set for example "
+            + flag("TASK_FEATURE_LENGTHS", json.dumps(dict.fromkeys(needed, 512)))
         )
     return {name: config.task_feature_lengths[name] for name in needed}

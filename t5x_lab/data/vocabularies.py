@@ -8,6 +8,7 @@ import seqio
 from etils import epath
 
 from t5x_lab.config.errors import UserError
+from t5x_lab.config.gin_files import flag
 from t5x_lab.data.config import ByteVocabulary, Vocabulary
 
 
@@ -26,7 +27,8 @@ def build_vocabulary(config: Vocabulary) -> seqio.Vocabulary:
     if not readable:
         raise UserError(
             f"The vocabulary {config.path} cannot be read. Name a SentencePiece model with "
-            "--gin.SentencePieceVocabulary.path=FILE (t5x_lab vocab trains one), or use --gin.VOCABULARY=@ByteVocabulary()."
+            "--gin.SentencePieceVocabulary.path=FILE (t5x_lab vocab trains one), or use "
+            f"{flag('VOCABULARY', '@ByteVocabulary()')}."
         )
     return seqio.SentencePieceVocabulary(str(config.path), extra_ids=config.extra_ids)
 
