@@ -114,7 +114,7 @@ def test_arguments_are_the_bytes_of_the_state_and_the_batch():
         (["--topology=v5e:4x4", "--gin.BATCH_SIZE=8", "--mode=eval"], "cannot be split over"),
         (["--topology=v4"], "is a generation and its chips along each axis"),
         (["--topology=v9:2x2"], 'libtpu knows no slices "v9:2x2"'),
-        (["--num_slices=2"], "--num_slices needs a --topology"),
+        (["--num_slices=2"], "--num_slices counts slices of a --topology"),
         (["--topology=v5e:2x2", "--mode=serve"], '--mode is "serve"'),
         (["--topology=v5e:2x2", "--gin.MESH=fsdp=3"], "multiple of 3 devices; there are 4"),
         (["--topology=v5e:2x2", "--num_slices=2", "--gin.MESH=replica=1,fsdp=8"], "there are 2 slices"),
