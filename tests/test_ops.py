@@ -109,7 +109,7 @@ def test_cross_entropy_and_its_gradient_equal_float64(monkeypatch, smoothing, z_
         hidden, matrix = jnp.asarray(rng.normal(size=(4, 7, 6))), jnp.asarray(rng.normal(size=(6, 11)) * 2)
         targets, weights = jnp.asarray(rng.integers(0, 11, (4, 7))), jnp.asarray(rng.uniform(0, 2, (4, 7)))
 
-        def plain(hidden, matrix):
+        def plain(hidden, matrix, weights=weights):
             logits = 0.5 * hidden @ matrix
             log_z = jax.nn.logsumexp(logits, axis=-1)
             probability = jax.nn.one_hot(targets, 11) * (1 - smoothing - smoothing / 10) + smoothing / 10
@@ -118,7 +118,7 @@ def test_cross_entropy_and_its_gradient_equal_float64(monkeypatch, smoothing, z_
                 loss += jnp.sum(probability * jnp.log(probability), axis=-1)
             return jnp.sum((loss + z_loss * log_z**2) * weights), TokenLosses(loss, log_z, jnp.argmax(logits, -1) == targets)
 
-        def ours(hidden, matrix):
+        def ours(hidden, matrix, weights=weights):
             config = CrossEntropy(z_loss, smoothing, scale=0.5, shards=shards)
             return cross_entropy(hidden, matrix, targets, weights, config)
 
@@ -127,6 +127,20 @@ def test_cross_entropy_and_its_gradient_equal_float64(monkeypatch, smoothing, z_
         assert got[1][0].dtype == jnp.float64
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12), got, expected)
         np.testing.assert_allclose(jax.jit(ours)(hidden, matrix)[0], expected[0][0], rtol=1e-12)
+
+        # Every number that comes out may be differentiated, by every number that goes in.
+        mixes = {
+            "one token's loss": lambda objective, tokens: tokens.loss[1, 2],
+            "losses": lambda objective, tokens: jnp.sum(tokens.loss**2),
+            "log Z": lambda objective, tokens: jnp.sum(tokens.log_z**3),
+            "all": lambda objective, tokens: objective * jnp.sum(tokens.loss * tokens.log_z),
+        }
+        for name, mix in mixes.items():
+            expected, got = (
+                jax.jit(jax.grad(lambda h, m, w, f=f, mix=mix: mix(*f(h, m, w)), argnums=(0, 1, 2)))(hidden, matrix, weights)
+                for f in (plain, ours)
+            )
+            jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-11, err_msg=name), got, expected)
 
 
 @pytest.mark.parametrize("causal, prefix", [(False, False), (True, False), (True, True)])

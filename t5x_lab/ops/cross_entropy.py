@@ -1,8 +1,9 @@
 """Logits, and softmax cross-entropy that never holds all of them.
 
 The logits of T5's 32,128 ids in float32 are the largest array of a training step. Here tokens are processed in chunks: from
-the logits of a chunk come its losses and, where a gradient is asked for, at once its part of the gradient. Nothing of size
-[B, T, V] outlives a chunk, and no matrix product is done twice.
+the logits of a chunk come its losses and, where a gradient is asked for, at once its part of the objective's gradient. Nothing
+of size [B, T, V] outlives a chunk, and no matrix product is done twice. The gradient of single tokens' losses, which training
+does not need, computes the chunks once more.
 
 Axis letters: B batch, T length, D embed, V vocab, S shards of the batch, R = B / S rows of each, C columns of a chunk.
 """
@@ -13,6 +14,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
 
 CHUNK = 2048  # tokens of each shard, about, that have logits at one time; at least one column of its rows
 
@@ -41,7 +43,7 @@ class CrossEntropy:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TokenLosses:
-    """Per token, float32 [B, T]: cross-entropy, log Z, and 1 where no id is likelier than the target. Without gradient."""
+    """Per token, float32 [B, T]: cross-entropy, log Z, and 1 where no id is likelier than the target."""
 
     loss: jax.Array
     log_z: jax.Array
@@ -61,8 +63,6 @@ def cross_entropy(
 ) -> tuple[jax.Array, TokenLosses]:
     """The objective, sum of weight * (loss + z_loss * log(Z)**2) over tokens, and what it is made of.
 
-    Only the objective has a gradient, with respect to the hidden states and the matrix.
-
     Args:
       hidden_BTD: what the matrix turns into logits.
       matrix_DV: the output matrix, or the transposed embedding table.
@@ -70,26 +70,45 @@ def cross_entropy(
       weights_BT: float32, of each token in the objective.
       config: see `CrossEntropy`.
     """
-    objective, losses, _ = _chunked(hidden_BTD, matrix_DV, targets_BT, weights_BT, config, with_gradient=False)
-    return objective, losses
+    losses, _ = _chunked(hidden_BTD, matrix_DV, targets_BT, None, config)
+    return _objective(losses, weights_BT, config), losses
 
 
 def _forward(hidden, matrix, targets, weights, config):
-    objective, losses, gradient = _chunked(hidden, matrix, targets, weights, config, with_gradient=True)
-    return (objective, losses), gradient
+    hidden, matrix, targets, weights = inputs = tuple(x.value for x in (hidden, matrix, targets, weights))
+    of_token = lambda log_z, weights: (weights * (1.0 + 2.0 * config.z_loss * log_z), weights)
+    losses, gradient = _chunked(hidden, matrix, targets, (of_token, (weights,)), config)
+    return (_objective(losses, weights, config), losses), (inputs, losses, gradient)
 
 
-def _backward(config, gradient, cotangents):
-    del config
-    d_hidden, d_matrix = jax.tree.map(lambda g: (g * cotangents[0]).astype(g.dtype), gradient)
-    return d_hidden, d_matrix, None, None
+def _backward(config, saved, cotangents):
+    (hidden, matrix, targets, weights), losses, gradient = saved
+    d_objective, d_losses = cotangents
+    d_hidden, d_matrix, d_weights = jnp.zeros_like(hidden), jnp.zeros_like(matrix), jnp.zeros_like(weights)
+    if not isinstance(d_objective, SymbolicZero):
+        d_hidden, d_matrix = ((g * d_objective).astype(g.dtype) for g in gradient)
+        d_weights = ((losses.loss + config.z_loss * jnp.square(losses.log_z)) * d_objective).astype(weights.dtype)
+    if not (isinstance(d_losses.loss, SymbolicZero) and isinstance(d_losses.log_z, SymbolicZero)):
+        given = (jnp.zeros(d.shape, d.dtype) if isinstance(d, SymbolicZero) else d for d in (d_losses.loss, d_losses.log_z))
+        of_token = lambda log_z, d_loss, d_log_z: (d_loss + d_log_z, d_loss)
+        _, more = _chunked(hidden, matrix, targets, (of_token, tuple(given)), config)
+        d_hidden, d_matrix = d_hidden + more[0], d_matrix + more[1]
+    return d_hidden, d_matrix, None, d_weights
 
 
-cross_entropy.defvjp(_forward, _backward)
+cross_entropy.defvjp(_forward, _backward, symbolic_zeros=True)
 
 
-def _chunked(hidden_BTD, matrix_DV, targets_BT, weights_BT, config: CrossEntropy, with_gradient: bool):
-    """(objective, token losses, (gradient of hidden, of matrix) or None)."""
+def _objective(losses: TokenLosses, weights_BT: jax.Array, config: CrossEntropy) -> jax.Array:
+    return jnp.sum((losses.loss + config.z_loss * jnp.square(losses.log_z)) * weights_BT)
+
+
+def _chunked(hidden_BTD, matrix_DV, targets_BT, cotangents, config: CrossEntropy):
+    """(token losses, (gradient of hidden, of matrix) or None).
+
+    `cotangents` are None for no gradient; or a function and its arguments, each [B, T]: (log Z, arguments) -> what the softmax
+    and what the target's distribution are weighted with in d_logits.
+    """
     B, T, D = hidden_BTD.shape
     S = config.shards if B % config.shards == 0 else 1
     chunks = max(1, round(B // S * T / CHUNK))
@@ -107,9 +126,13 @@ def _chunked(hidden_BTD, matrix_DV, targets_BT, weights_BT, config: CrossEntropy
         x = jnp.moveaxis(x, 0, 2)
         return x.reshape(B, chunks * C, *x.shape[4:])[:, :T]
 
+    of_token, arguments = cotangents or (None, ())
+    with_gradient = of_token is not None
+
     def one_chunk(d_matrix, inputs):
-        hidden_SRCD, targets_SRC, weights_SRC = inputs
-        losses, d_logits = _one_chunk_losses(hidden_SRCD, matrix, targets_SRC, weights_SRC, config, with_gradient)
+        hidden_SRCD, targets_SRC, *arguments_SRC = inputs
+        given = of_token and (lambda log_z: of_token(log_z, *arguments_SRC))
+        losses, d_logits = _one_chunk_losses(hidden_SRCD, matrix, targets_SRC, given, config)
         if d_logits is None:
             return d_matrix, (losses, None)
         d_hidden = jnp.einsum("SRCV,DV->SRCD", d_logits, matrix)
@@ -118,7 +141,7 @@ def _chunked(hidden_BTD, matrix_DV, targets_BT, weights_BT, config: CrossEntropy
         d_matrix += jnp.einsum("SRCD,SRCV->SDV", hidden_SRCD, d_logits, preferred_element_type=wide)
         return config.constrain(d_matrix, ("batch", None, "vocab")), (losses, d_hidden)
 
-    inputs = tuple(to_chunks(x) for x in (hidden_BTD, targets_BT, weights_BT.astype(wide)))
+    inputs = tuple(to_chunks(x) for x in (hidden_BTD, targets_BT, *(x.astype(wide) for x in arguments)))
     if chunks == 1:
         d_matrix, outputs = one_chunk(None, jax.tree.map(lambda x: x[0], inputs))
         outputs = jax.tree.map(lambda x: x[None], outputs)
@@ -128,17 +151,17 @@ def _chunked(hidden_BTD, matrix_DV, targets_BT, weights_BT, config: CrossEntropy
         d_matrix, outputs = jax.lax.scan(one_chunk, zeros, inputs)
         d_matrix = jnp.sum(d_matrix, axis=0) if with_gradient else None
     losses, d_hidden = jax.tree.map(from_chunks, outputs)
-    objective = jnp.sum((losses.loss + config.z_loss * jnp.square(losses.log_z)) * weights_BT)
     if not with_gradient:
-        return objective, losses, None
+        return losses, None
     d_matrix = config.constrain(d_matrix, ("embed", "vocab")).astype(matrix_DV.dtype)
-    return objective, losses, (config.constrain(d_hidden, ("batch", "length", None)), d_matrix)
+    return losses, (config.constrain(d_hidden, ("batch", "length", None)), d_matrix)
 
 
-def _one_chunk_losses(hidden, matrix, targets, weights, config: CrossEntropy, with_gradient: bool):
-    """(token losses, gradient of the objective with respect to the products before `scale`, or None) of one chunk.
+def _one_chunk_losses(hidden, matrix, targets, of_token, config: CrossEntropy):
+    """(token losses, gradient with respect to the products before `scale`, or None) of one chunk.
 
-    With p the softmax and q the smoothed target, d(loss)/d(logits) = p - q and d(log Z)/d(logits) = p.
+    With p the softmax and q the smoothed target, d(loss)/d(logits) = p - q and d(log Z)/d(logits) = p. So `of_token`, called
+    with log Z, says what p and q of each token are weighted with.
     """
     logits = config.constrain(logits_of(hidden, matrix, config.scale), ("batch", None, None, "vocab"))
     vocab_size = matrix.shape[1]
@@ -157,8 +180,8 @@ def _one_chunk_losses(hidden, matrix, targets, weights, config: CrossEntropy, wi
     if low:
         expected = high * target_logit + low * (jnp.sum(logits, axis=-1) - target_logit)
     losses = TokenLosses(log_z - expected - entropy, log_z, (target_logit >= largest).astype(logits.dtype))
-    if not with_gradient:
+    if of_token is None:
         return losses, None
-    softmax_scale = weights * (1.0 + 2.0 * config.z_loss * log_z) / Z * config.scale
-    target_term = jnp.where(is_target, high, low) * (weights * config.scale)[..., None]
-    return losses, (powers * softmax_scale[..., None] - target_term).astype(hidden.dtype)
+    d_softmax, d_target = of_token(log_z)
+    target_term = jnp.where(is_target, high, low) * (d_target * config.scale)[..., None]
+    return losses, (powers * (d_softmax / Z * config.scale)[..., None] - target_term).astype(hidden.dtype)
