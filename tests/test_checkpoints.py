@@ -253,6 +253,11 @@ def test_each_rule_keeps_its_own(tmp_path):
     assert save_steps(tmp_path / "run", rules, [9], {9: {"eval/t/loss": 0.5}}) == [2, 5, 8, 9], "3 is no longer the best"
 
 
+@pytest.mark.slow
+def test_all_are_kept_where_keep_is_none(tmp_path):
+    assert save_steps(tmp_path / "run", SaveCheckpointConfig(keep=None), range(1, 7), {}) == [1, 2, 3, 4, 5, 6]
+
+
 class Storage:
     """Checkpoints on storage that fails while `broken`, when a save begins or while its files are written."""
 

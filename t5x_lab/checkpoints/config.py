@@ -19,7 +19,7 @@ class SaveCheckpointConfig:
     Attributes:
       period: steps between checkpoints.
       minutes: one is also made when the last is this old; None for never.
-      keep: the newest ones that stay.
+      keep: the newest ones that stay; None for all.
       keep_period: those whose step is a multiple of it stay, for the record; they are made where `period` makes none.
       best_metric: the one with the best value of it stays, such as "eval/<task>/loss", measured at the checkpoint's step.
       best_is: "lowest" or "highest".
@@ -29,7 +29,7 @@ class SaveCheckpointConfig:
 
     period: int = 1000
     minutes: float | None = 30.0
-    keep: int = 3
+    keep: int | None = 3
     keep_period: int | None = None
     best_metric: str | None = None
     best_is: str = "lowest"

@@ -70,7 +70,8 @@ class _Retention:
         merits = [self._merit(checkpoint.step) for checkpoint in checkpoints]
         best = max(merits, default=-math.inf)
         return [
-            i >= len(checkpoints) - self.rules.keep
+            self.rules.keep is None
+            or i >= len(checkpoints) - self.rules.keep
             or (merits[i] == best > -math.inf and best not in merits[:i])
             or bool(self.rules.keep_period and checkpoint.step % self.rules.keep_period == 0)
             or (self.directory / str(checkpoint.step) / PINNED).exists()

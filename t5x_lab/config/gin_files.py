@@ -4,7 +4,9 @@ Gin's state is global. It is cleared, filled and turned into dataclasses here, a
 """
 
 import ast
+import copy
 import difflib
+import functools
 import inspect
 import os
 import pathlib
@@ -12,14 +14,31 @@ import re
 import shlex
 import sys
 import tokenize
+import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import gin
-from gin.config import _CONFIG, _FILE_READERS, _LOCATION_PREFIXES, _REGISTRY, ConfigurableReference
+from gin.config import _CONFIG, _FILE_READERS, _LOCATION_PREFIXES, _REGISTRY, ConfigurableReference, ParseContext
 
 from t5x_lab.config.errors import NotSet, UserError, nearest
+from t5x_lab.config.t5x_names import hint
 
 PACKAGE_GIN = pathlib.Path(__file__).resolve().parent.parent / "gin"
+
+
+def _get_configurable(context: ParseContext, selector: str):
+    """What gin finds by a file's imports; with dynamic registration also what is registered under its own name, as ours are."""
+    try:
+        return _FIND_CONFIGURABLE(context, selector)
+    except NameError:
+        found = _REGISTRY.get_match(selector)
+        if found is None:
+            raise
+        return found
+
+
+_FIND_CONFIGURABLE = ParseContext.get_configurable
+ParseContext.get_configurable = _get_configurable
 
 
 def parse(files: Sequence[str], bindings: Sequence[str] = (), search_paths: Sequence[str] = ()) -> None:
@@ -42,30 +61,83 @@ def parse(files: Sequence[str], bindings: Sequence[str] = (), search_paths: Sequ
         gin.parse_config_files_and_bindings(list(files), list(bindings), finalize_config=False)
     except UserError as error:
         raise UserError(error.sentence) from None
-    except (ValueError, TypeError, SyntaxError, OSError, ImportError, AttributeError, tokenize.TokenError) as error:
+    except Exception as error:
+        _raise_if_of_user_code(error)
+        if not isinstance(error, _OF_GIN):
+            raise
         raise UserError(_sentence(error, search_paths)) from error
+    _drop_replaced_macros(bindings)
+
+
+def _drop_replaced_macros(bindings: Sequence[str]) -> None:
+    """Forgets macros of our own gin files that fed a parameter which is now bound without them, as T5X's users do.
+
+    Raises:
+      UserError: for one that the bindings set.
+    """
+    said = {text.partition("=")[0].strip() for text in bindings}
+    for name in sorted(_unused_macros() & _shipped_macros()):
+        if name in said:
+            raise UserError(f"Nothing uses {name}: what it feeds is bound to something else. Leave one of the two out.")
+        del _CONFIG[name, "gin.macro"]
+
+
+@functools.cache
+def _shipped_macros() -> frozenset[str]:
+    texts = (path.read_text() for path in PACKAGE_GIN.rglob("*.gin"))
+    return frozenset(name for text in texts for name in re.findall(r"^([A-Z][A-Z0-9_]*) *=", text, re.MULTILINE))
+
+
+def _unused_macros() -> set[str]:
+    return {scope for scope, name in _CONFIG if name == "gin.macro"} - _used_macros()
+
+
+def _used_macros() -> set[str]:
+    return {macro for values in _CONFIG.values() for macro in _macros_in(values.values())}
 
 
 def build(selector: str, hints: Mapping[str, str] = {}):
-    """Calls a configurable ("RunConfig") or evaluates a macro ("MODEL") once everything it needs is known to be set.
+    """Calls a configurable ("RunConfig"), or evaluates what one of its parameters is bound to ("RunConfig.model").
 
     Args:
-      selector: what to build.
+      selector: what to build, once everything it needs is known to be set.
       hints: for macros without a value, what to say of each.
 
     Raises:
       UserError: for a macro that is not set, one that nothing uses, or a value that a dataclass refuses.
     """
     _check_macros(selector, hints)
-    is_macro = selector.isupper()
     try:
-        return gin.get_configurable(f"{selector}/gin.macro" if is_macro else selector)()
+        name, _, parameter = selector.partition(".")
+        if parameter:
+            return copy.deepcopy(_CONFIG["", _REGISTRY.get_match(name).selector][parameter])  # which evaluates references
+        return gin.get_configurable(selector)()
     except UserError as error:
         raise UserError(error.sentence) from None
     except RecursionError as error:
         raise UserError(f"The configuration of {selector} refers to itself. Look for a macro that is set to itself.") from error
-    except (TypeError, RuntimeError) as error:
+    except Exception as error:
+        _raise_if_of_user_code(error)
+        if not isinstance(error, TypeError | RuntimeError):
+            raise
         raise UserError(_sentence(error, ())) from error
+
+
+_OF_GIN = (ValueError, TypeError, SyntaxError, OSError, ImportError, AttributeError, NameError, tokenize.TokenError)
+_LIBRARIES = ("site-packages", "dist-packages", str(pathlib.Path(os.__file__).parent), str(PACKAGE_GIN.parent))
+
+
+def _raise_if_of_user_code(error: Exception) -> None:
+    """Raises a `UserError` with file and line for an error in a module that is neither ours nor installed."""
+    frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError) and str(error.filename).endswith(".py"):
+        frames.append((str(error.filename), error.lineno))
+    own = [(file, line) for file, line in frames if os.path.exists(file) and not any(part in file for part in _LIBRARIES)]
+    if own:
+        file, line = own[-1]
+        what = str(error.args[0] if error.args else error).splitlines()[0] if str(error) else ""
+        kind = type(error).__name__
+        raise UserError(f"{os.path.relpath(file)}, line {line}, raises {kind}: {what}".rstrip(": ") + ".") from error
 
 
 def config_text() -> str:
@@ -93,11 +165,9 @@ def flag(name: str, value: object) -> str:
 
 
 def _check_macros(selector: str, hints: Mapping[str, str]) -> None:
-    defined = {scope for scope, name in _CONFIG if name == "gin.macro"}
-    used = {macro for values in _CONFIG.values() for macro in _macros_in(values.values())}
-    for name in sorted(defined - used):
-        if name != selector:
-            raise UserError(f"Nothing uses {name}.{nearest(name, used)} Macros in use: {', '.join(sorted(used))}.")
+    defined, used = {scope for scope, name in _CONFIG if name == "gin.macro"}, _used_macros()
+    for name in sorted(_unused_macros()):
+        raise UserError(f"Nothing uses {name}.{hint(name) or nearest(name, used)} Macros in use: {', '.join(sorted(used))}.")
     for name in _needed_macros(selector):
         value = _CONFIG.get((name, "gin.macro"), {}).get("value")
         if name not in defined or _is_required(value):
@@ -111,8 +181,12 @@ def _check_macros(selector: str, hints: Mapping[str, str]) -> None:
 
 def _needed_macros(selector: str) -> list[str]:
     """Macros that evaluating `selector` will ask for, in the order of the configuration."""
-    todo = [("macro", selector)] if selector.isupper() else [("configurable", _REGISTRY.get_match(selector).selector)]
+    name, _, parameter = selector.partition(".")
+    configurable = _REGISTRY.get_match(name).selector
     seen, macros = set(), []
+    todo = [("configurable", configurable)]
+    if parameter:
+        todo = _next([_CONFIG.get(("", configurable), {}).get(parameter)])
     while todo:
         kind, name = todo.pop(0)
         if (kind, name) in seen:
@@ -123,12 +197,15 @@ def _needed_macros(selector: str) -> list[str]:
             values = _CONFIG.get((name, "gin.macro"), {}).values()
         else:
             values = [v for (_, key), bound in _CONFIG.items() if key == name for v in bound.values()]
-        for reference in _references_in(values):
-            if reference.selector == "gin.macro":
-                todo.append(("macro", "/".join(reference.scopes)))
-            elif reference.selector != "gin.constant":
-                todo.append(("configurable", reference.configurable.selector))
+        todo += _next(values)
     return macros
+
+
+def _next(values: Iterable) -> list[tuple[str, str]]:
+    """The macros and configurables that values refer to."""
+    references = [r for r in _references_in(values) if r.selector != "gin.constant"]
+    is_macro = lambda reference: reference.selector == "gin.macro"
+    return [("macro", "/".join(r.scopes)) if is_macro(r) else ("configurable", r.configurable.selector) for r in references]
 
 
 def _references_in(values: Iterable) -> Iterator[ConfigurableReference]:
@@ -158,20 +235,24 @@ def _sentence(error: Exception, search_paths: Sequence[str]) -> str:
         place = f" ({where[1]}, line {where[2]})" if where[2] else " (on the command line)"
     if match := re.search(r"No configurable matching (?:reference )?'@?([\w./]+?)(?:\(\))?'", text):
         known = [name.split(".")[-1] for name in _REGISTRY._selector_map]
-        return (
-            f'Gin knows nothing called "{match[1]}"{place}.{nearest(match[1].split(".")[-1], known)} If it is your own, '
-            "import its module in the gin file."
+        parameter = re.search(rf"{re.escape(match[1])}\.(\w+) *=", text)
+        theirs = hint(f"{match[1]}.{parameter[1]}" if parameter else match[1])
+        return f'Gin knows nothing called "{match[1]}"{place}.' + (
+            theirs or f"{nearest(match[1].split('.')[-1], known)} If it is your own, import its module in the gin file."
         )
     if match := re.search(r"Configurable '([\w.]+)' doesn't have a parameter named '(\w+)'", text):
         fields = _parameters(match[1])
         name = match[1].split(".")[-1]
-        return f"{name} has no parameter {match[2]!r}{place}.{nearest(match[2], fields)} It has: {', '.join(fields)}."
+        theirs = hint(f"{name}.{match[2]}")
+        return f"{name} has no parameter {match[2]!r}{place}.{theirs or nearest(match[2], fields)} It has: {', '.join(fields)}."
     if match := re.search(r"Unable to open file: (.+?)\. Searched config paths", text):
         known = [str(path.relative_to(PACKAGE_GIN)) for path in PACKAGE_GIN.rglob("*.gin")]
         return (
             f"There is no gin file {match[1]}{place}.{nearest(match[1], known)} Files are looked for in "
             f"{', '.join(['the working directory', *search_paths])} and t5x_lab's own gin/ folder."
         )
+    if isinstance(error, ImportError) and re.match(r"No module named '(t5x|flaxformer)\b", text):
+        return f"A gin file imports {text.split(chr(39))[1]}{place}. Leave that line out: t5x_lab's names need no import."
     if isinstance(error, ImportError):
         return (
             f"A gin file imports a module that cannot be imported: {text.splitlines()[0]}{place}. The working directory is on "

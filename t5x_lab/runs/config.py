@@ -97,6 +97,13 @@ class RunConfig:
         return MeshShape.parse(self.mesh)
 
 
+# Where T5X has the class of the same name, so that a module in front of it ("utils.SaveCheckpointConfig") is understood.
+_MODULES_OF_T5X = {
+    SaveCheckpointConfig: "utils",
+    RestoreCheckpointConfig: "utils",
+    TransformerConfig: "network",
+    Adafactor: "adafactor",
+}
 for _configurable in (
     RunConfig,
     InferEvalConfig,
@@ -116,7 +123,7 @@ for _configurable in (
     AdamW,
     LearningRate,
 ):
-    gin.external_configurable(_configurable, module="t5x_lab")
+    gin.external_configurable(_configurable, module=".".join(filter(None, ("t5x_lab", _MODULES_OF_T5X.get(_configurable)))))
 
 
 class GinConfig:
@@ -141,19 +148,19 @@ class GinConfig:
         return self._build("RunConfig")
 
     def model(self) -> ModelConfig:
-        return self._build("MODEL")
+        return self._build("RunConfig.model")
 
     def data(self) -> DataConfig:
         return self._build("DataConfig")
 
     def mesh(self) -> MeshShape:
-        return MeshShape.parse(self._build("MESH"))
+        return MeshShape.parse(self._build("RunConfig.mesh"))
 
     def infer_eval(self) -> InferEvalConfig:
         return self._build("InferEvalConfig")
 
     def vocabulary(self) -> Vocabulary:
-        return self._build("VOCABULARY")
+        return self._build("DataConfig.vocabulary")
 
 
 def run_config_file(model_dir: str) -> str:

@@ -5,6 +5,7 @@ import math
 import jax
 from etils import epath
 
+from t5x_lab.checkpoints.layout import finished_steps
 from t5x_lab.config.errors import UserError
 from t5x_lab.networks.flops import flops_per_example
 from t5x_lab.observe.hardware import peak_flops
@@ -40,10 +41,20 @@ def dry_run(config: GinConfig) -> str:
     except UserError:
         raise
     except Exception as error:  # a remote directory that this machine cannot reach
-        start = f"{run.model_dir} cannot be read from here ({type(error).__name__}); what a run would start from is not known."
+        start = (
+            f"{_unreadable(run)} cannot be read from here ({type(error).__name__}); what a run would start from is not known."
+        )
     check_positions(run, lengths)
     text = banner(run, sharded, 0, lengths, budget_of(run, lengths, 0))
     return "\n".join([with_model_info(config, sharded), text, start])
+
+
+def _unreadable(run: RunConfig) -> str:
+    try:
+        finished_steps(run.model_dir)
+    except Exception:
+        return f"MODEL_DIR {run.model_dir}"
+    return f"INITIAL_CHECKPOINT_PATH {run.initial_checkpoint_path}"
 
 
 def with_model_info(config: GinConfig, sharded: ShardedModel) -> str:

@@ -1,0 +1,202 @@
+"""T5X's names in gin, and what is written here instead: one table, for hints in errors and for docs/from_t5x.md.
+
+Names are those that public projects bind, without their modules: macros, `Class.parameter`, or a class whose parameters all go
+the same way.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+
+class Row(NamedTuple):
+    """Names of T5X with the same answer.
+
+    Attributes:
+      theirs: separated by spaces; a last part in braces stands for several: `train.{model, model_dir}`.
+      ours: names to write instead, or "" where there are none.
+      note: what else there is to know, a sentence without its capital and full stop.
+    """
+
+    theirs: str
+    ours: str
+    note: str = ""
+
+
+# By topic, in the order of the documentation.
+TABLE: dict[str, tuple[Row, ...]] = {
+    "The run": (
+        Row("RANDOM_SEED train.random_seed", "SEED", "0 unless set: runs repeat"),
+        Row("USE_HARDWARE_RNG train.use_hardware_rng", "", "every run is repeatable; random numbers do not depend on the mesh"),
+        Row("train.{model}", "MODEL"),
+        Row("train.{model_dir}", "MODEL_DIR"),
+        Row("train.{total_steps}", "TRAIN_STEPS", "or TRAIN_TOKENS; counted from 0 also when fine-tuning"),
+        Row("train.{train_dataset_cfg}", "DataConfig", "its parameters, or the macros that feed them"),
+        Row("train.{checkpoint_cfg} CheckpointConfig.{save, restore}", "SaveCheckpointConfig, RestoreCheckpointConfig"),
+        Row("train.{partitioner}", "MESH"),
+        Row("train.{trainer_cls}", "MICROBATCHES, OPTIMIZER", "the trainer itself is not bound"),
+        Row("train.{summarize_config_fn}", "", "config.gin and model-info.txt are always written"),
+        Row("train.{stats_period}", "", "metrics.jsonl has every step; the console a line a minute"),
+        Row("train.{actions} TerminateOnNanAction", "", "a step that is not finite changes nothing, and the run stops"),
+        Row("train.{run_eval_before_training}", "", "use t5x_lab eval before the run"),
+        Row("Trainer.{num_microbatches} MoeTrainer.{num_microbatches}", "MICROBATCHES"),
+        Row("Trainer.{learning_rate_fn} MoeTrainer.{learning_rate_fn}", "LearningRate", "bound to the optimizer"),
+        Row("Trainer.{weight_metrics_computer}", "", "grad_norm is logged at every step"),
+    ),
+    "Data": (
+        Row("MIXTURE_OR_TASK_MODULE DatasetConfig.{module}", "", 'write "import my_tasks" in a gin file'),
+        Row("USE_CACHED_TASKS DatasetConfig.{use_cached}", "", "tasks are prepared on the fly"),
+        Row("SHUFFLE_TRAIN_EXAMPLES DatasetConfig.{shuffle}", "", "training data are always shuffled, evaluation data never"),
+        Row("DatasetConfig.{mixture_or_task_name}", "MIXTURE_OR_TASK_NAME"),
+        Row("DatasetConfig.{task_feature_lengths}", "TASK_FEATURE_LENGTHS"),
+        Row("DatasetConfig.{batch_size}", "BATCH_SIZE"),
+        Row("DatasetConfig.{seed}", "SEED"),
+        Row("DatasetConfig.{pack}", "DataConfig.pack"),
+        Row("DatasetConfig.{use_custom_packing_ops}", "", "packing needs no custom ops"),
+        Row("DatasetConfig.{split}", "", "training reads train, evaluation validation; t5x_lab infer takes --split"),
+        Row("EVAL_STEPS train.{eval_steps}", "DataConfig.eval_steps"),
+        Row("EVAL_BATCH_SIZE", "", "evaluation uses BATCH_SIZE"),
+        Row(
+            "SentencePieceVocabulary.{sentencepiece_model_file}",
+            "SentencePieceVocabulary.path",
+            "@SentencePieceVocabulary() is ours",
+        ),
+        Row("PassThroughVocabulary", "VOCABULARY"),
+    ),
+    "Model": (
+        Row("EncoderDecoderModel DecoderOnlyModel", "ModelConfig", "MODEL = @ModelConfig(), as the model files have it"),
+        Row("EncoderDecoderModel.{module} DecoderOnlyModel.{module}", "ModelConfig.network"),
+        Row(
+            "EncoderDecoderModel.{input_vocabulary, output_vocabulary} DecoderOnlyModel.{vocabulary}",
+            "VOCABULARY",
+            "one for inputs and targets",
+        ),
+        Row("EncoderDecoderModel.{optimizer_def} DecoderOnlyModel.{optimizer_def}", "OPTIMIZER"),
+        Row("EncoderDecoderModel.{z_loss} DecoderOnlyModel.{z_loss}", "Z_LOSS"),
+        Row("EncoderDecoderModel.{label_smoothing} DecoderOnlyModel.{label_smoothing}", "LABEL_SMOOTHING"),
+        Row(
+            "EncoderDecoderModel.{loss_normalizing_factor} DecoderOnlyModel.{loss_normalizing_factor}",
+            "LOSS_NORMALIZING_FACTOR",
+            'None is the sum over tokens, as in T5X; the default is "NUM_REAL_TARGET_TOKENS"',
+        ),
+        Row(
+            "DecoderOnlyModel.{inputs_bidirectional_attention}",
+            "TransformerConfig.architecture",
+            '"prefix_decoder" for True, "causal_decoder" for False',
+        ),
+        Row("Transformer DecoderWrapper T5Config", "TransformerConfig", "it has T5Config's parameters under the same names"),
+        Row("TransformerConfig.{num_layers}", "TransformerConfig.num_decoder_layers"),
+        Row("NUM_EMBEDDINGS", "TransformerConfig.vocab_size"),
+        Row("EMBED_DIM", "TransformerConfig.emb_dim"),
+        Row("HEAD_DIM", "TransformerConfig.head_dim"),
+        Row("NUM_HEADS", "TransformerConfig.num_heads"),
+        Row("MLP_DIM", "TransformerConfig.mlp_dim"),
+        Row("NUM_ENCODER_LAYERS", "TransformerConfig.num_encoder_layers"),
+        Row("NUM_DECODER_LAYERS NUM_LAYERS", "TransformerConfig.num_decoder_layers"),
+        Row("ARCHITECTURE", "ModelConfig.network"),
+        Row("ACTIVATION_DTYPE", "TransformerConfig.dtype"),
+        Row("SCALE BIAS_INIT variance_scaling normal", "TransformerConfig.scaling"),
+        Row("MlpBlock.{activations}", "TransformerConfig.mlp_activations"),
+        Row("MlpBlock.{intermediate_dim}", "TransformerConfig.mlp_dim"),
+        Row("MlpBlock DenseGeneral.{use_bias}", "TransformerConfig.use_bias"),
+        Row("Dropout DROPOUT_FACTORY", "DROPOUT_RATE"),
+        Row("RelativePositionBiases.{num_buckets}", "TransformerConfig.relpos_buckets"),
+        Row("RelativePositionBiases.{max_distance}", "TransformerConfig.relpos_max_distance"),
+        Row(
+            "RelativePositionBiases Encoder Decoder EncoderDecoder EncoderLayer DecoderLayer MultiHeadDotProductAttention "
+            "DenseGeneral Embed T5LayerNorm",
+            "TransformerConfig",
+            "one network with all of Flaxformer's options for T5; a layer is not bound by itself",
+        ),
+        Row("IA3 IA3Attention", "", "no adapters yet"),
+        Row("ACTIVATION_PARTITIONING_DIMS", "MESH", "activations are split as the mesh says"),
+    ),
+    "Optimizer and schedule": (
+        Row("Adafactor.{step_offset}", "LearningRate.step_offset"),
+        Row("Adafactor.{logical_factor_rules} HParamMap", "Adafactor.min_dim_size_to_factor", "factors follow logical axes"),
+        Row("Adafactor.{weight_decay_rate}", "Adafactor.weight_decay"),
+        Row("create_learning_rate_scheduler", "LearningRate", "with the same factors and formulas"),
+        Row("LEARNING_RATE", "LearningRate.base_learning_rate"),
+        Row("DECAY_STEPS", "LearningRate.steps_per_cycle"),
+        Row("warmup_cosine_decay_schedule", "LearningRate.factors", '"constant * linear_warmup * cosine_decay"'),
+        Row("adamw", "AdamW"),
+        Row("clip chain", "AdamW.clip_global_norm"),
+        Row("MultiOptimizer ModelParamTraversal match_any TRAINABLE_REGEX", "", "one optimizer for all parameters"),
+    ),
+    "Checkpoints": (
+        Row("CHECKPOINT_PATH RestoreCheckpointConfig.{path} INIT_CHECKPOINT", "INITIAL_CHECKPOINT_PATH"),
+        Row("RestoreCheckpointConfig.{mode}", "", "a run directory's latest checkpoint is used, or the one that is named"),
+        Row("RestoreCheckpointConfig.{fallback_to_scratch}", "RestoreCheckpointConfig.strict"),
+        Row("RestoreCheckpointConfig.{dtype} SaveCheckpointConfig.{dtype}", "", "parameters are float32"),
+        Row("SaveCheckpointConfig.{save_dataset}", "", "the position in the data is always saved"),
+        Row("SaveCheckpointConfig.{checkpointer_cls}", "", "checkpoints are Orbax's"),
+    ),
+    "Partitioning": (
+        Row("NUM_MODEL_PARTITIONS PjitPartitioner.{num_partitions}", "MESH", '"data=-1,tensor=4" for 4 partitions'),
+        Row(
+            "MODEL_PARALLEL_SUBMESH PjitPartitioner.{model_parallel_submesh}",
+            "MESH",
+            "it is laid on the devices by JAX; -1 takes what the others leave",
+        ),
+        Row("standard_logical_axis_rules PjitPartitioner.{logical_axis_rules}", "MESH", "the rules are partitioning/rules.py"),
+        Row("PjitPartitioner", "MESH"),
+        Row("NUM_EXPERT_PARTITIONS MoePjitPartitioner MoeTrainer", "", "no mixture of experts"),
+    ),
+    "Evaluation and inference": (
+        Row("train.{eval_period}", "EVAL_PERIOD"),
+        Row("train.{train_eval_dataset_cfg}", "", "the loss is evaluated on the run's own task"),
+        Row("train.{infer_eval_dataset_cfg, inference_evaluator_cls} Evaluator", "INFER_EVAL_PERIOD, InferEvalConfig"),
+        Row("Evaluator.{num_examples} EVALUATOR_NUM_EXAMPLES", "InferEvalConfig.num_examples"),
+        Row("EVALUATOR_USE_MEMORY_CACHE Evaluator.{use_memory_cache}", "", "targets are kept in memory"),
+        Row("Evaluator.{logger_cls} JSONLogger JSON_WRITE_N_RESULTS", "", "predictions go to MODEL_DIR/inference"),
+        Row("evaluate EVAL_OUTPUT_DIR", "", "use t5x_lab eval --model_dir=…"),
+        Row("infer INFER_OUTPUT_DIR", "", "use t5x_lab infer --model_dir=… --task=… --output=…"),
+        Row(
+            "predict_batch_with_aux temperature_sample beam_search",
+            "",
+            "flags of t5x_lab infer and generate: --temperature, --top_k, --beam_size, --beam_alpha",
+        ),
+    ),
+}
+
+
+def names(theirs: str) -> Iterator[str]:
+    """The names in a row's `theirs`, one by one."""
+    words = theirs.replace(", ", ",").split()
+    for word in words:
+        owner, brace, parameters = word.partition(".{")
+        yield from (f"{owner}.{parameter}" for parameter in parameters[:-1].split(",")) if brace else (word,)
+
+
+_ROWS = {name: row for rows in TABLE.values() for row in rows for name in names(row.theirs)}
+
+
+def hint(name: str) -> str:
+    """What is said of a name that gin does not know, when it is one of T5X's; else "".
+
+    Args:
+      name: as it stands in the file: `network.T5Config.emb_dim`, `train/utils.DatasetConfig.pack`, `RANDOM_SEED`.
+    """
+    parts = name.rpartition("/")[2].split(".")
+    for theirs in (".".join(parts[-2:]), parts[-1], *parts[-2:-1]):
+        if row := _ROWS.get(theirs):
+            return f" T5X's {theirs} {_answer(row)}."
+    return ""
+
+
+def _answer(row: Row) -> str:
+    if row.ours:
+        return f"is {row.ours} here" + (f": {row.note}" if row.note else "")
+    return f"has no counterpart here: {row.note}"
+
+
+def documentation() -> str:
+    """The table in Markdown, a section a topic."""
+    sections = []
+    for topic, rows in TABLE.items():
+        lines = [f"### {topic}", "", "| T5X | here |", "|---|---|"]
+        for row in rows:
+            theirs = ", ".join(f"`{name}`" for name in names(row.theirs))
+            ours = ", ".join(f"`{name}`" for name in row.ours.split(", ")) if row.ours else "none"
+            lines.append(f"| {theirs} | {ours}{': ' + row.note if row.note else ''} |")
+        sections.append("\n".join(lines))
+    return "\n\n".join(sections) + "\n"

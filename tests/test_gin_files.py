@@ -1,0 +1,125 @@
+"""Gin as T5X's users write it, and mistakes in their own modules."""
+
+import inspect
+import pathlib
+import re
+
+import pytest
+from conftest import ROOT
+from gin.config import _REGISTRY
+
+from t5x_lab.config.errors import UserError
+from t5x_lab.config.t5x_names import TABLE, documentation, hint
+from t5x_lab.runs.config import GinConfig
+
+FILES = ["models/t5_1_1/tiny.gin", "objectives/span_corruption.gin"]
+NEEDED = ["MODEL_DIR = 'x'", "TRAIN_STEPS = 3", "MIXTURE_OR_TASK_NAME = 'sotu'", "VOCABULARY = @ByteVocabulary()"]
+FED_BY_MACROS = re.findall(r"^(\w+\.\w+) = %(\w+)$", (ROOT / "gin" / "runs" / "defaults.gin").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("parameter, macro", FED_BY_MACROS, ids=[parameter for parameter, _ in FED_BY_MACROS])
+def test_a_parameter_may_be_bound_itself_instead_of_the_macro_that_feeds_it(parameter, macro):
+    by_macro = GinConfig(FILES, NEEDED)
+    value = re.search(rf"^{macro} = (.*(?:\n    .*)*)", by_macro.text, re.MULTILINE)[1]
+    without = [text for text in NEEDED if not text.startswith(f"{macro} =")]
+    for config in (found := GinConfig(FILES, [*without, f"{parameter} = {value}"])), GinConfig([], [found.text]):
+        assert config.run() == by_macro.run()
+        assert (config.model(), config.mesh()) == (by_macro.model(), by_macro.mesh())
+        assert config.vocabulary() == by_macro.vocabulary()
+
+
+def test_a_macro_on_the_command_line_that_has_no_effect_is_refused():
+    with pytest.raises(UserError, match="Nothing uses CHECKPOINT_PERIOD: what it feeds is bound to something else"):
+        GinConfig(FILES, [*NEEDED, "SaveCheckpointConfig.period = 5", "CHECKPOINT_PERIOD = 7"])
+
+
+def test_dynamic_registration_finds_our_names_too(tmp_path):
+    (tmp_path / "my_module.py").write_text("class Mine:\n    def __init__(self, size=3):\n        self.size = size\n")
+    (tmp_path / "mine.gin").write_text(
+        "from __gin__ import dynamic_registration\nimport my_module\n\n"
+        'BATCH_SIZE = 16\nSaveCheckpointConfig.period = 5\nLearningRate.factors = "constant"\nmy_module.Mine.size = 4\n'
+    )
+    config = GinConfig([*FILES, "mine.gin"], NEEDED)
+    for run in (config.run(), GinConfig([], [config.text]).run()):
+        assert (run.data.batch_size, run.saving.period, run.optimizer.learning_rate.factors) == (16, 5, "constant")
+    (tmp_path / "wrong.gin").write_text("from __gin__ import dynamic_registration\n\nSaveCheckpointConfg.period = 5\n")
+    with pytest.raises(UserError, match="SaveCheckpointConfg"):
+        GinConfig([*FILES, "wrong.gin"], NEEDED)
+
+
+@pytest.mark.parametrize(
+    "source, says",
+    [
+        ("x = 1\ny = x / 0\n", r"line 2, raises ZeroDivisionError: division by zero\."),
+        ("import seqio\n\nx = (1\n", r"line 3, raises SyntaxError: '\(' was never closed\."),
+        ("import a_package_that_is_not_there\n", r"line 1, raises ModuleNotFoundError: No module named 'a_package_that_is"),
+        ("class A:\n    pass\n\nA().b\n", r"line 4, raises AttributeError: 'A' object has no attribute 'b'\."),
+    ],
+)
+def test_an_error_in_a_users_module_names_its_file_and_line(source, says):
+    name = f"broken_{abs(hash(source))}"
+    pathlib.Path(f"{name}.py").write_text(source)
+    with pytest.raises(UserError, match=rf"^{name}\.py, {says}"):
+        GinConfig([], [f"import {name}"])
+
+
+def test_an_error_in_a_users_configurable_names_its_file_and_line():
+    pathlib.Path("broken_schedule.py").write_text(
+        "import gin\n\n@gin.configurable\ndef broken_schedule():\n    return {}['rate']\n"
+    )
+    config = GinConfig(FILES, [*NEEDED, "import broken_schedule", "Adafactor.learning_rate = @broken_schedule()"])
+    with pytest.raises(UserError, match=r"^broken_schedule\.py, line 5, raises KeyError: 'rate'\."):
+        config.run()
+
+
+BOUND = pathlib.Path(ROOT.parent / "shared" / "facts" / "t5x_bindings.md")
+
+
+@pytest.mark.parametrize(
+    "line, says",
+    [
+        ("RANDOM_SEED = 3", "Nothing uses RANDOM_SEED. T5X's RANDOM_SEED is SEED here: 0 unless set: runs repeat."),
+        ("network.T5Config.emb_dim = 8", "T5X's T5Config is TransformerConfig here"),
+        ("train_eval/utils.DatasetConfig.batch_size = 8", "T5X's DatasetConfig.batch_size is BATCH_SIZE here."),
+        ("partitioning.PjitPartitioner.num_partitions = 2", 'is MESH here: "data=-1,tensor=4" for 4 partitions.'),
+        ("Adafactor.step_offset = 0", "T5X's Adafactor.step_offset is LearningRate.step_offset here."),
+        ("SaveCheckpointConfig.dtype = 'float32'", "T5X's SaveCheckpointConfig.dtype has no counterpart here: parameters are"),
+        ("trainer.Trainer.num_microbatches = 2", "T5X's Trainer.num_microbatches is MICROBATCHES here."),
+        ("utils.create_learning_rate_scheduler.factors = 'constant'", "is LearningRate here: with the same factors"),
+        ("SentencePieceVocabulary.sentencepiece_model_file = 'x'", "is SentencePieceVocabulary.path here"),
+        ("EVAL_STEPS = 3", "T5X's EVAL_STEPS is DataConfig.eval_steps here."),
+        ("import t5x.utils", "A gin file imports t5x"),
+    ],
+)
+def test_a_name_of_t5x_gets_ours_as_its_hint(line, says):
+    with pytest.raises(UserError) as error:
+        GinConfig(FILES, [*NEEDED, line]).run()
+    assert says in error.value.sentence
+
+
+def test_every_name_that_t5xs_users_bind_is_ours_or_in_the_table():
+    if not BOUND.exists():
+        pytest.skip("needs the counts of what public projects bind, which are not here")
+    names = re.findall(r"^\| `([\w./]+)` \| \d+ \| \d+ \|$", BOUND.read_text(), re.MULTILINE)
+    left = [name for name in names if not hint(name) and not is_ours(name)]
+    assert len(names) > 200 and left == ["create_task_from_tuples.vocab", "utils.SaveCheckpointConfig.period"]  # one's own
+    assert GinConfig(FILES, [*NEEDED, "utils.SaveCheckpointConfig.period = 5"]).run().saving.period == 5
+
+
+def is_ours(name):
+    """Whether a macro, a configurable or a parameter of one has this name here."""
+    configurables = {selector.split(".")[-1]: found for selector, found in _REGISTRY._selector_map.items()}
+    owner, _, parameter = name.partition(".")
+    if parameter:
+        return owner in configurables and parameter in inspect.signature(configurables[owner].wrapped).parameters
+    defaults = (ROOT / "gin" / "runs" / "defaults.gin").read_text()
+    return name in configurables or re.search(rf"^{name} =|%{name}\b", defaults, re.MULTILINE) is not None
+
+
+def test_every_name_of_ours_in_the_table_exists():
+    ours = {name for rows in TABLE.values() for row in rows for name in row.ours.split(", ") if name}
+    assert [name for name in sorted(ours) if not is_ours(name)] == []
+
+
+def test_the_documentation_has_the_table():
+    assert documentation() in (ROOT / "docs" / "from_t5x.md").read_text()
