@@ -204,6 +204,7 @@ def test_damage_to_any_file_is_named_or_harmless(damage, two_checkpoints, tmp_pa
     assert any(name.startswith("params/ocdbt.process_0/d/") for name in named)
 
 
+@pytest.mark.slow
 def test_an_info_that_was_changed_and_is_still_json_is_damaged(two_checkpoints, tmp_path):
     path = epath.Path(tmp_path) / "2"
     shutil.copytree(two_checkpoints[2] / "checkpoints" / "2", path)

@@ -4,13 +4,18 @@ import inspect
 import pathlib
 import re
 
+import jax
+import numpy as np
 import pytest
 from conftest import ROOT
 from gin.config import _REGISTRY
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.t5x_names import TABLE, documentation, hint
+from t5x_lab.partitioning.mesh import MeshShape
+from t5x_lab.runs.assemble import assemble
 from t5x_lab.runs.config import GinConfig
+from t5x_lab.runs.sharded_model import ShardedModel
 
 FILES = ["models/t5_1_1/tiny.gin", "objectives/span_corruption.gin"]
 NEEDED = ["MODEL_DIR = 'x'", "TRAIN_STEPS = 3", "MIXTURE_OR_TASK_NAME = 'sotu'", "VOCABULARY = @ByteVocabulary()"]
@@ -123,3 +128,47 @@ def test_every_name_of_ours_in_the_table_exists():
 
 def test_the_documentation_has_the_table():
     assert documentation() in (ROOT / "docs" / "from_t5x.md").read_text()
+
+
+@pytest.mark.parametrize("file", sorted(path.name for path in (ROOT / "gin" / "optimizers").iterdir()))
+def test_every_optimizer_file_binds_an_optimizer(file):
+    run = GinConfig([*FILES, f"optimizers/{file}"], [*NEEDED, "TRAIN_STEPS = 5000"]).run()
+    assert type(run.optimizer).__name__.lower() == file.removesuffix(".gin")
+    assert run.optimizer.make({"kernel": ("embed", "mlp")}) and float(run.optimizer.learning_rate(2000)) > 0
+
+
+def test_an_optimizer_and_a_schedule_of_ones_own():
+    """Those of docs/your_own.md."""
+    blocks = (ROOT / "docs" / "your_own.md").read_text().split("```")[1::2]
+    pathlib.Path("my_optimizer.py").write_text(next(block for block in blocks if "sign_sgd" in block).removeprefix("python\n"))
+    pathlib.Path("mine.gin").write_text(next(block for block in blocks if "import my_optimizer" in block))
+    config = GinConfig([*FILES, "mine.gin"], [*NEEDED, "halving.first = 0.25", "halving.every = 2"])
+    for run in (config.run(), GinConfig([], [config.text]).run()):
+        assert [float(run.optimizer.learning_rate(step)) for step in (0, 1, 2, 4)] == [0.25, 0.25, 0.125, 0.0625]
+        params = {"w": np.ones((2, 2), np.float32)}
+        transformation = run.optimizer.make({"w": ("embed", "mlp")})
+        updates, _ = transformation.update({"w": -params["w"]}, transformation.init(params), params)
+        np.testing.assert_allclose(updates["w"], 0.25)
+
+
+@pytest.mark.parametrize(
+    "name, body, says",
+    [
+        ("number", "return 3", "RunConfig.optimizer is 3; it must be an optimizer: something that has learning_rate and make"),
+        (
+            "no_optax",
+            "return Optax(7, lambda step: 0.1)",
+            "Optax.make(axes) returned 7; it must return an optax transformation",
+        ),
+        ("no_scalar", "return Optax(optax.sgd(0.1), lambda step: jnp.ones(3) * step)", "for a step; it must give a scalar"),
+        ("raises", "raise ValueError('no')", "raises.py, line 10, raises ValueError: no."),
+    ],
+)
+def test_a_wrong_optimizer_is_a_sentence(name, body, says):
+    head = "import gin\nimport jax.numpy as jnp\nimport optax\n\nfrom t5x_lab.protocols import Optax\n\n\n"
+    pathlib.Path(f"{name}.py").write_text(f"{head}@gin.configurable\ndef optimizer_{name}():\n    {body}\n")
+    with pytest.raises(UserError) as error:
+        run = GinConfig(FILES, [*NEEDED, f"import {name}", f"OPTIMIZER = @optimizer_{name}()"]).run()
+        sharded = ShardedModel(run.model, MeshShape(1, 1, 1), jax.devices()[:1])
+        assemble(sharded, run.optimizer, batch_size=8, microbatches=1, seed=0)
+    assert says in error.value.sentence

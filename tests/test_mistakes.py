@@ -83,7 +83,18 @@ TRAIN = [
         ),
         (["--gin_file=models/t5_1_1/smal.gin"], 'no gin file models/t5_1_1/smal.gin. Did you mean "models/t5_1_1/small.gin"'),
         (["--gin.TRAIN_STEPS"], "--gin.TRAIN_STEPS has no value"),
-        (["--gin.OPTIMIZER=@Adafactor"], "it must be @Adafactor() or @AdamW()"),
+        (
+            ["--gin.OPTIMIZER=@Adafactor"],
+            "it must be an optimizer: something that has learning_rate and make (a class is called",
+        ),
+        (
+            ["--gin.AdamW.learning_rate=3e-4", "--gin.OPTIMIZER=@AdamW()"],
+            "AdamW.learning_rate is 0.0003; it is a function of the",
+        ),
+        (
+            ["--gin.AdamW.learning_rate=@LearningRate", "--gin.OPTIMIZER=@AdamW()"],
+            "it must be a schedule: something to call (a class is called in gin: @Name())",
+        ),
         (["--gin.MODEL=decoder"], "RunConfig.model is 'decoder'; it must be @ModelConfig()"),
         (["--gin.MESH=7"], 'MESH is 7; write it like "data=2'),
         (["--gin.SEED=-1"], "RunConfig.seed is -1; it must be at least 0"),

@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from optax import contrib
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.optim.adafactor import factoring
-from t5x_lab.optim.optimizers import Adafactor, AdamW
-from t5x_lab.optim.schedules import LearningRate
+from t5x_lab.optim.optimizers import Adafactor, AdamW, Lion, Muon, Optax, Sgd
+from t5x_lab.optim.schedules import CosineDecay, LearningRate, LinearDecay, WarmupStableDecay
 
 AXES = {
     "matrix": ("layers", "embed", "mlp"),
@@ -128,6 +129,98 @@ def test_adamw_decays_matrices_of_a_stack_and_leaves_scales_alone():
     updates, _ = optimizer.update(jax.tree.map(jnp.zeros_like, params), optimizer.init(params), params)
     np.testing.assert_allclose(updates["matrix"], -0.05)
     np.testing.assert_allclose(updates["scale"], 0.0)
+
+
+N, W, END, DECAY = 1000, 100, 0.1, 200  # total steps, warm-up, floor, decay
+
+
+@pytest.mark.parametrize(
+    "schedule, expected",
+    [
+        (LinearDecay(2.0, N, W), lambda n: max(0.0, 2 * (N - n) / (N - W))),
+        (LinearDecay(2.0, N, W, END), lambda n: max(END, END + (2 - END) * (N - n) / (N - W))),
+        (CosineDecay(2.0, N, W, END), lambda n: END + (2 - END) * (1 + np.cos(np.pi * min(1, (n - W) / (N - W)))) / 2),
+        (WarmupStableDecay(2.0, N, W, END, decay_steps=DECAY), lambda n: END + (2 - END) * np.clip((N - n) / DECAY, 0, 1)),
+        (
+            WarmupStableDecay(2.0, N, W, decay_steps=DECAY, decay="sqrt"),
+            lambda n: 2 * (1 - np.sqrt(np.clip((n - N + DECAY) / DECAY, 0, 1))),
+        ),
+    ],
+    ids=lambda value: type(value).__name__ if not callable(value) or hasattr(value, "peak") else "",
+)
+def test_shapes_over_a_known_length(schedule, expected):
+    """At the ends, in the middle, and long after the end, where a cosine does not rise again."""
+    for n in (0, 1, 50, 99, 100, 101, 550, 799, 800, 801, 900, 999, 1000, 1001, 1900, 5000):
+        right = 2 * n / W if n < W else expected(n)
+        assert float(schedule(n)) == pytest.approx(right, rel=1e-5, abs=1e-6), n
+        assert float(dataclasses.replace(schedule, step_offset=70)(n + 70)) == float(schedule(n))
+    assert float(dataclasses.replace(schedule, warmup_steps=0)(0)) == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(
+    "make, says",
+    [
+        (lambda: LinearDecay(1.0, 10, 10), "LinearDecay.warmup_steps is 10; it must be at least 0 and below total_steps"),
+        (lambda: CosineDecay(1.0, 10, floor=-1.0), "CosineDecay.floor is -1.0"),
+        (lambda: WarmupStableDecay(1.0, 10, 5, decay_steps=6), "together more than total_steps"),
+        (lambda: WarmupStableDecay(1.0, 10, decay_steps=5, decay="cosin"), "Choose one of: linear, sqrt"),
+    ],
+)
+def test_schedules_that_cannot_be(make, says):
+    with pytest.raises(UserError, match=says):
+        make()
+
+
+def random_tree(seed):
+    rng = np.random.default_rng(seed)
+    return {name: rng.normal(size=shape).astype(np.float32) * 0.1 for name, shape in SHAPES.items()}
+
+
+def updated(transformation, params, steps=4):
+    """Parameters after a few steps with random gradients."""
+    state = transformation.init(params)
+    for step in range(steps):
+        updates, state = jax.jit(transformation.update)(random_tree(step + 1), state, params)
+        params = optax.apply_updates(params, updates)
+    return params
+
+
+MATRICES = {name: len(set(axes) - {"layers"}) > 1 for name, axes in AXES.items()}
+RATE = LinearDecay(0.1, 10, 2)
+
+
+@pytest.mark.parametrize(
+    "ours, theirs",
+    [
+        (Lion(RATE, clip_global_norm=None), optax.lion(RATE, mask=MATRICES)),
+        (Lion(RATE, 0.8, 0.9, 0.5), optax.chain(optax.clip_by_global_norm(1.0), optax.lion(RATE, 0.8, 0.9, weight_decay=0.5, mask=MATRICES))),
+        (Sgd(RATE), optax.sgd(RATE)),
+        (Sgd(RATE, 0.9, True, 2.0), optax.chain(optax.clip_by_global_norm(2.0), optax.sgd(RATE, 0.9, True))),
+        (AdamW(RATE, clip_global_norm=None), optax.adamw(RATE, weight_decay=0.01, mask=MATRICES)),
+        (Optax(optax.rmsprop(0.1), RATE), optax.rmsprop(0.1)),
+    ],
+    ids=["lion", "lion_clipped", "sgd", "sgd_momentum", "adamw", "any"],
+)  # fmt: skip
+def test_optaxs_own_updates(ours, theirs):
+    params = random_tree(0)
+    jax.tree.map(np.testing.assert_array_equal, updated(ours.make(AXES), params), updated(theirs, params))
+
+
+def test_muon_orthogonalises_each_layers_matrix_as_if_it_stood_alone():
+    """Against optax's Muon on every layer's matrix by itself, two-dimensional, heads joined; all else against its Adam."""
+    as_matrix = {"matrix": (16, 24), "heads": (16, 20), "out": (20, 16), "small": (16, 8)}
+    got = updated(Muon(RATE, weight_decay=0.1, clip_global_norm=None).make(AXES), random_tree(0))
+    plain = contrib.muon(RATE, weight_decay=0.1, consistent_rms=0.2)
+    for name, shape in SHAPES.items():
+        part = lambda x, layer, shape=as_matrix.get(name): x[layer].reshape(shape) if shape else x
+        for layer in range(shape[0]) if name in as_matrix else [0]:
+            x = part(random_tree(0)[name], layer)
+            transformation = plain if name in as_matrix else optax.adamw(RATE, nesterov=True, weight_decay=0.0)
+            state = transformation.init(x)
+            for step in range(4):
+                updates, state = transformation.update(part(random_tree(step + 1)[name], layer), state, x)
+                x = x + updates
+            np.testing.assert_allclose(part(got[name], layer), x, rtol=2e-3, atol=2e-5, err_msg=name)
 
 
 def test_mistakes_are_sentences():

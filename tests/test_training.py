@@ -13,7 +13,7 @@ from helpers import random_batch, random_params, tiny_config
 from t5x_lab.config.errors import UserError
 from t5x_lab.models.loss import weights_and_normalizer
 from t5x_lab.models.model import ModelConfig
-from t5x_lab.optim.optimizers import Adafactor, AdamW
+from t5x_lab.optim.optimizers import Adafactor, AdamW, Lion, Muon, Sgd
 from t5x_lab.optim.schedules import LearningRate
 from t5x_lab.partitioning.mesh import MeshShape
 from t5x_lab.runs.assemble import assemble
@@ -57,6 +57,20 @@ def test_every_mesh_trains_like_one_device(architecture):
         other_losses, other = run_steps(mesh, architecture, steps=2, num_heads=8)
         np.testing.assert_allclose(other_losses, losses, rtol=1e-5, err_msg=str(mesh))
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5, err_msg=str(mesh)), other, state)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", [Lion(RATE), Sgd(RATE, 0.9), Muon(RATE)], ids=["lion", "sgd", "muon"])
+def test_optaxs_optimizers_train_alike_on_a_mesh(optimizer):
+    """Their slots are split as the parameters are."""
+    one = run_steps(MeshShape(1, 1, 1), "causal_decoder", optimizer=optimizer)
+    eight = run_steps(MeshShape(2, 2, 2), "causal_decoder", optimizer=optimizer)
+    np.testing.assert_allclose(eight[0], one[0], rtol=1e-3)
+    sharded = ShardedModel(ModelConfig(tiny_config("causal_decoder")), MeshShape(2, 2, 2))
+    abstract = assemble(sharded, optimizer, batch_size=8, microbatches=1, seed=0).abstract_state
+    kernel = abstract.params["decoder"]["layers"]["mlp"]["wi_0"]["kernel"]
+    slots = [leaf for path, leaf in jax.tree_util.tree_leaves_with_path(abstract.opt_state) if "wi_0" in str(path)]
+    assert slots and all(slot.sharding == kernel.sharding for slot in slots if slot.shape == kernel.shape)
 
 
 @pytest.mark.slow

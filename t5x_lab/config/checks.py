@@ -19,7 +19,7 @@ _NAMES = {
 
 
 def check_types(config) -> None:
-    """Checks every field of a dataclass whose annotation is made of int, float, str, bool, None, tuple or dict.
+    """Checks every field of a dataclass whose annotation is made of simple types, dataclasses and protocols.
 
     Raises:
       UserError: naming the class, the field, the value found and what is allowed.
@@ -57,6 +57,10 @@ def _fits(value, annotation) -> bool:
     for option in _options(annotation):
         if option in (object, Any):
             return True  # whoever declares it so checks it
+        if _is_protocol(option):
+            if isinstance(value, option) and not isinstance(value, type):
+                return True
+            continue
         origin = typing.get_origin(option) or option
         if isinstance(origin, type) and dataclasses.is_dataclass(origin) and isinstance(value, origin):
             return True
@@ -71,6 +75,21 @@ def _fits(value, annotation) -> bool:
     return False
 
 
+def _is_protocol(option) -> bool:
+    return getattr(option, "_is_protocol", False)
+
+
 def _describe(annotation) -> str:
-    origins = [typing.get_origin(option) or option for option in _options(annotation)]
-    return " or ".join(_NAMES.get(origin, f"@{origin.__name__}()") for origin in origins)
+    return " or ".join(_describe_one(typing.get_origin(option) or option) for option in _options(annotation))
+
+
+def _describe_one(origin) -> str:
+    if not _is_protocol(origin):
+        return _NAMES.get(origin, f"@{origin.__name__}()")
+    members = {**vars(origin), **typing.get_type_hints(origin)}
+    public = [name for name in members if not name.startswith("_")]
+    name = origin.__name__
+    article = "an" if name[0] in "AEIOU" else "a"
+    if not public:
+        return f"{article} {name.lower()}: something to call (a class is called in gin: @Name())"
+    return f"{article} {name.lower()}: something that has {' and '.join(sorted(public))} (a class is called in gin: @Name())"

@@ -117,7 +117,7 @@ TABLE: dict[str, tuple[Row, ...]] = {
         Row("create_learning_rate_scheduler", "LearningRate", "with the same factors and formulas"),
         Row("LEARNING_RATE", "LearningRate.base_learning_rate"),
         Row("DECAY_STEPS", "LearningRate.steps_per_cycle"),
-        Row("warmup_cosine_decay_schedule", "LearningRate.factors", '"constant * linear_warmup * cosine_decay"'),
+        Row("warmup_cosine_decay_schedule", "CosineDecay", "with peak, warmup_steps, total_steps and floor"),
         Row("adamw", "AdamW"),
         Row("clip chain", "AdamW.clip_global_norm"),
         Row("MultiOptimizer ModelParamTraversal match_any TRAINABLE_REGEX", "", "one optimizer for all parameters"),

@@ -1,22 +1,56 @@
-"""The dataclasses behind gin's `OPTIMIZER`, each of which makes an optax transformation for a model's axes."""
+"""What gin binds as OPTIMIZER: the protocol, T5X's Adafactor, and optax's transformations as thin dataclasses."""
 
 import dataclasses
+from typing import Protocol, runtime_checkable
 
 import jax
 import optax
+from optax import contrib
 
 from t5x_lab.config.checks import check_types, in_range, positive
 from t5x_lab.config.errors import UserError
-from t5x_lab.optim.adafactor import adafactor
-from t5x_lab.optim.schedules import LearningRate
+from t5x_lab.optim.adafactor import BATCH, UNFACTORED, adafactor
+from t5x_lab.optim.schedules import LearningRate, Schedule, check_schedule
 from t5x_lab.partitioning.rules import is_axes
+
+
+@runtime_checkable
+class Optimizer(Protocol):
+    """An optax transformation that knows the axes of the parameters.
+
+    A leaf of its state is sharded like the parameter whose path ends its own and whose rank it has; all others are copied to
+    every device.
+
+    Attributes:
+      learning_rate: of a step, for the metrics; the transformation applies it itself.
+    """
+
+    learning_rate: Schedule
+
+    def make(self, axes: dict) -> optax.GradientTransformation:
+        """The transformation for parameters with these logical axes: a tree of tuples of names, None = unnamed.
+
+        Its updates are added to the parameters.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class Optax:
+    """Any optax transformation as an `Optimizer`: `Optax(optax.lion(rate), rate)`."""
+
+    transformation: optax.GradientTransformation
+    learning_rate: Schedule
+
+    def make(self, axes: dict) -> optax.GradientTransformation:
+        del axes
+        return self.transformation
 
 
 @dataclasses.dataclass(frozen=True)
 class Adafactor:
     """T5X's Adafactor; see `t5x_lab.optim.adafactor`."""
 
-    learning_rate: LearningRate = LearningRate()
+    learning_rate: Schedule = LearningRate()
     decay_rate: float = 0.8
     clipping_threshold: float | None = 1.0
     multiply_by_parameter_scale: bool = True
@@ -25,6 +59,7 @@ class Adafactor:
     weight_decay: float | None = None
 
     def __post_init__(self):
+        check_schedule(self)
         check_types(self)
         in_range(self, "momentum", 0.0, 1.0)
         positive(self, "clipping_threshold", "min_dim_size_to_factor")
@@ -40,7 +75,7 @@ class Adafactor:
 class AdamW:
     """AdamW (Loshchilov & Hutter 2019) with a clipped global norm; matrices decay, vectors (norm scales) do not."""
 
-    learning_rate: LearningRate = LearningRate("constant * linear_warmup * cosine_decay", 1e-4, 1_000)
+    learning_rate: Schedule = LearningRate("constant * linear_warmup * cosine_decay", 1e-4, 1_000)
     b1: float = 0.9
     b2: float = 0.999
     epsilon: float = 1e-8
@@ -48,16 +83,133 @@ class AdamW:
     clip_global_norm: float | None = 1.0
 
     def __post_init__(self):
+        check_schedule(self)
         check_types(self)
         in_range(self, "b1", 0.0, 1.0)
         in_range(self, "b2", 0.0, 1.0)
         positive(self, "epsilon", "clip_global_norm")
 
     def make(self, axes: dict) -> optax.GradientTransformation:
-        def decayed(params):
-            rank = lambda names: len([name for name in names if name != "layers"])
-            return jax.tree.map(lambda a, p: rank(a) > 1, axes, params, is_leaf=is_axes)
+        decay = dict(weight_decay=self.weight_decay, mask=_matrices(axes))
+        adamw = optax.adamw(self.learning_rate, self.b1, self.b2, self.epsilon, **decay)
+        return _clipped(self.clip_global_norm, adamw)
 
-        clip = [] if self.clip_global_norm is None else [optax.clip_by_global_norm(self.clip_global_norm)]
-        adamw = optax.adamw(self.learning_rate, self.b1, self.b2, self.epsilon, weight_decay=self.weight_decay, mask=decayed)
-        return optax.chain(*clip, adamw)
+
+@dataclasses.dataclass(frozen=True)
+class Lion:
+    """Lion (Chen et al. 2023), as optax has it; matrices decay. Its rates are three to ten times smaller than AdamW's."""
+
+    learning_rate: Schedule
+    b1: float = 0.9
+    b2: float = 0.99
+    weight_decay: float = 1e-3
+    clip_global_norm: float | None = 1.0
+
+    def __post_init__(self):
+        check_schedule(self)
+        check_types(self)
+        in_range(self, "b1", 0.0, 1.0)
+        in_range(self, "b2", 0.0, 1.0)
+        positive(self, "clip_global_norm")
+
+    def make(self, axes: dict) -> optax.GradientTransformation:
+        lion = optax.lion(self.learning_rate, self.b1, self.b2, weight_decay=self.weight_decay, mask=_matrices(axes))
+        return _clipped(self.clip_global_norm, lion)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sgd:
+    """Stochastic gradient descent, with momentum where it is given."""
+
+    learning_rate: Schedule
+    momentum: float | None = None
+    nesterov: bool = False
+    clip_global_norm: float | None = None
+
+    def __post_init__(self):
+        check_schedule(self)
+        check_types(self)
+        in_range(self, "momentum", 0.0, 1.0)
+        positive(self, "clip_global_norm")
+
+    def make(self, axes: dict) -> optax.GradientTransformation:
+        del axes
+        return _clipped(self.clip_global_norm, optax.sgd(self.learning_rate, self.momentum, self.nesterov))
+
+
+@dataclasses.dataclass(frozen=True)
+class Muon:
+    """Muon (Jordan et al. 2024), as optax has it: matrices by orthogonalised momentum, all else by Adam.
+
+    Every layer's matrix is orthogonalised by itself, with heads joined as its inputs or outputs. Embedding tables, the output
+    matrix and position biases are Adam's.
+
+    Attributes:
+      learning_rate: of both.
+      beta: of the momentum.
+      ns_steps: Newton-Schulz iterations.
+      weight_decay: of the matrices, multiplied by the learning rate.
+      consistent_rms: the root mean square that updates of matrices are scaled to, 0.2 to match AdamW's (Liu et al. 2025);
+        None scales by max(1, outputs / inputs) ** 0.5.
+      adam_b1, adam_b2: Adam's.
+      clip_global_norm: of the gradient.
+    """
+
+    learning_rate: Schedule
+    beta: float = 0.95
+    ns_steps: int = 5
+    weight_decay: float = 0.0
+    consistent_rms: float | None = 0.2
+    adam_b1: float = 0.9
+    adam_b2: float = 0.999
+    clip_global_norm: float | None = 1.0
+
+    def __post_init__(self):
+        check_schedule(self)
+        check_types(self)
+        for field in ("beta", "adam_b1", "adam_b2"):
+            in_range(self, field, 0.0, 1.0)
+        positive(self, "ns_steps", "consistent_rms", "clip_global_norm")
+
+    def make(self, axes: dict) -> optax.GradientTransformation:
+        muon = contrib.muon(
+            self.learning_rate,
+            ns_steps=self.ns_steps,
+            beta=self.beta,
+            weight_decay=self.weight_decay,
+            adam_b1=self.adam_b1,
+            adam_b2=self.adam_b2,
+            muon_weight_dimension_numbers=lambda params: jax.tree.map(
+                lambda names, _: matrix_dimensions(names), axes, params, is_leaf=is_axes
+            ),
+            consistent_rms=self.consistent_rms,
+        )
+        return _clipped(self.clip_global_norm, muon)
+
+
+TABLES = frozenset({"vocab", "positions"}) | UNFACTORED
+
+
+def matrix_dimensions(names: tuple[str | None, ...]) -> contrib.MuonDimensionNumbers | None:
+    """Which dimensions of a parameter are a matrix's inputs and which its outputs; None where it is no matrix.
+
+    `layers` counts the matrices. `embed` is one side of a matrix and all other dimensions the other; without it, the first
+    dimension is the inputs.
+    """
+    dims = [i for i, name in enumerate(names) if name not in BATCH]
+    if len(dims) < 2 or TABLES & set(names):
+        return None
+    embed = [i for i in dims if names[i] == "embed"] or dims[:1]
+    rest = [i for i in dims if i not in embed]
+    inputs, outputs = (embed, rest) if embed[0] < rest[0] else (rest, embed)
+    return contrib.MuonDimensionNumbers(tuple(inputs), tuple(outputs))
+
+
+def _matrices(axes: dict):
+    """params -> a tree of whether each is a matrix, or a stack of them."""
+    rank = lambda names: len([name for name in names if name not in BATCH])
+    return lambda params: jax.tree.map(lambda names, _: rank(names) > 1, axes, params, is_leaf=is_axes)
+
+
+def _clipped(norm: float | None, transformation: optax.GradientTransformation) -> optax.GradientTransformation:
+    return optax.chain(*([] if norm is None else [optax.clip_by_global_norm(norm)]), transformation)

@@ -1,13 +1,23 @@
-"""Learning-rate schedules as a product of named factors, in T5X's vocabulary."""
+"""Learning-rate schedules: any function of the step; products of T5X's factors, and the usual shapes over a known length."""
 
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
+import jax
 import jax.numpy as jnp
 
 from t5x_lab.config.checks import check_types, in_range, positive
 from t5x_lab.config.errors import UserError, one_of
+
+
+@runtime_checkable
+class Schedule(Protocol):
+    """The learning rate of a step: any function of it that JAX can trace."""
+
+    def __call__(self, step: jax.Array) -> jax.Array:
+        """A float32 scalar, of the number of steps done before this one, int32."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +67,16 @@ class LearningRate:
         return jnp.maximum(rate, self.min_learning_rate).astype(jnp.float32)
 
 
+def check_schedule(config) -> None:
+    """Raises a `UserError` where a number stands for the schedule of an optimizer."""
+    rate = config.learning_rate
+    if isinstance(rate, int | float):
+        raise UserError(
+            f"{type(config).__name__}.learning_rate is {rate}; it is a function of the step. For a constant one bind "
+            f'@LearningRate(), LearningRate.factors = "constant" and LearningRate.base_learning_rate = {rate}.'
+        )
+
+
 FACTORS: dict[str, Callable] = {
     "constant": lambda c, n: c.base_learning_rate,
     "linear_warmup": lambda c, n: jnp.minimum(1.0, n / c.warmup_steps),
@@ -70,3 +90,86 @@ FACTORS: dict[str, Callable] = {
         0.5 * (1.0 + jnp.cos(jnp.pi * (jnp.maximum(0.0, (n - c.warmup_steps) / c.steps_per_cycle) % 1.0)))
     ),
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class _Shape:
+    """A schedule that rises linearly from 0 to `peak` over `warmup_steps` and ends at `floor` after `total_steps`.
+
+    Attributes:
+      peak, floor: learning rates.
+      warmup_steps: may be 0.
+      total_steps: at which the floor is reached; it stays there. Most often %TRAIN_STEPS.
+      step_offset: the step that counts as 0.
+    """
+
+    peak: float
+    total_steps: int
+    warmup_steps: int = 0
+    floor: float = 0.0
+    step_offset: int = 0
+
+    def __post_init__(self):
+        check_types(self)
+        name = type(self).__name__
+        positive(self, "peak", "total_steps")
+        in_range(self, "floor", 0.0, math.inf)
+        if not 0 <= self.warmup_steps < self.total_steps:
+            raise UserError(
+                f"{name}.warmup_steps is {self.warmup_steps}; it must be at least 0 and below total_steps, which is "
+                f"{self.total_steps}."
+            )
+
+    def __call__(self, step) -> jax.Array:
+        n = jnp.maximum(0, step - self.step_offset).astype(jnp.float32)
+        above = self._decay((n - self.warmup_steps) / (self.total_steps - self.warmup_steps))
+        after = self.floor + (self.peak - self.floor) * above
+        return jnp.where(n < self.warmup_steps, self.peak * n / max(self.warmup_steps, 1), after).astype(jnp.float32)
+
+    def _decay(self, part: jax.Array) -> jax.Array:
+        """From 1 to 0, of the part of the steps after the warm-up that is done, which may exceed 1."""
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearDecay(_Shape):
+    """Linear warm-up, then linear decay: to 0, or to `floor`. Attributes: see `_Shape`."""
+
+    def _decay(self, part):
+        return 1.0 - jnp.minimum(part, 1.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class CosineDecay(_Shape):
+    """Linear warm-up, then half a cosine down to `floor` (Loshchilov & Hutter 2017, without restarts)."""
+
+    def _decay(self, part):
+        return 0.5 * (1.0 + jnp.cos(jnp.pi * jnp.minimum(part, 1.0)))
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmupStableDecay(_Shape):
+    """Linear warm-up, the peak, and a decay over the last `decay_steps` (Hu et al. 2024; Hägele et al. 2024).
+
+    Attributes:
+      decay_steps: of the decay.
+      decay: "linear", or "sqrt": 1 - sqrt of the part of the decay that is done.
+    """
+
+    decay_steps: int = dataclasses.field(kw_only=True)
+    decay: str = "linear"
+
+    def __post_init__(self):
+        super().__post_init__()
+        positive(self, "decay_steps")
+        one_of("WarmupStableDecay.decay", self.decay, ("linear", "sqrt"))
+        if self.warmup_steps + self.decay_steps > self.total_steps:
+            raise UserError(
+                f"WarmupStableDecay.warmup_steps and decay_steps are {self.warmup_steps} and {self.decay_steps}, together more "
+                f"than total_steps, which is {self.total_steps}."
+            )
+
+    def _decay(self, part):
+        after_warmup = self.total_steps - self.warmup_steps
+        done = jnp.clip((part * after_warmup - (after_warmup - self.decay_steps)) / self.decay_steps, 0.0, 1.0)
+        return 1.0 - (done if self.decay == "linear" else jnp.sqrt(done))

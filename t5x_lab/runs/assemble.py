@@ -6,10 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import optax
 
+from t5x_lab.config.errors import UserError
 from t5x_lab.models.model import Params
 from t5x_lab.networks.config import TransformerConfig
-from t5x_lab.optim.optimizers import Adafactor, AdamW
+from t5x_lab.optim.optimizers import Optimizer
 from t5x_lab.partitioning.rules import optimizer_shardings
 from t5x_lab.runs.config import RunConfig
 from t5x_lab.runs.sharded_model import ShardedModel, check_rows, with_shardings
@@ -35,7 +38,7 @@ class Training:
 
 
 def assemble(
-    sharded: ShardedModel, optimizer: Adafactor | AdamW, *, batch_size: int, microbatches: int, seed: int, num_tasks: int = 1
+    sharded: ShardedModel, optimizer: Optimizer, *, batch_size: int, microbatches: int, seed: int, num_tasks: int = 1
 ) -> Training:
     """Builds the training step and the shardings of its state, which counts the tokens of `num_tasks` tasks.
 
@@ -44,7 +47,7 @@ def assemble(
     """
     check_rows(batch_size // microbatches, sharded.row_multiple)
     model = sharded.model
-    transformation = optimizer.make(model.axes)
+    transformation = _transformation(optimizer, model.axes)
     start = functools.partial(initial_state, transformation, num_tasks=num_tasks)
     abstract = jax.eval_shape(start, model.abstract_params)
     shardings = jax.tree.map(lambda leaf: sharded.replicated, abstract)
@@ -62,6 +65,18 @@ def assemble(
     )
     first = jax.jit(start, out_shardings=shardings)
     return Training(sharded, with_shardings(abstract, shardings), first, compiled)
+
+
+def _transformation(optimizer: Optimizer, axes: dict) -> optax.GradientTransformation:
+    """What an optimizer makes; a user's mistake in it is found here."""
+    name = type(optimizer).__name__
+    made = optimizer.make(axes)
+    if not (hasattr(made, "init") and hasattr(made, "update")):
+        raise UserError(f"{name}.make(axes) returned {made!r}; it must return an optax transformation, with init and update.")
+    rate = jax.eval_shape(optimizer.learning_rate, jax.ShapeDtypeStruct((), jnp.int32))
+    if getattr(rate, "shape", None) != ():
+        raise UserError(f"{name}.learning_rate gave {rate} for a step; it must give a scalar.")
+    return made
 
 
 def assemble_run(run: RunConfig, sharded: ShardedModel, num_tasks: int) -> Training:

@@ -18,8 +18,8 @@ from t5x_lab.data.objective import MaskedLm
 from t5x_lab.evaluation.config import InferEvalConfig
 from t5x_lab.models.model import ModelConfig
 from t5x_lab.networks.config import LstmConfig, TransformerConfig
-from t5x_lab.optim.optimizers import Adafactor, AdamW
-from t5x_lab.optim.schedules import LearningRate
+from t5x_lab.optim.optimizers import Adafactor, AdamW, Lion, Muon, Optimizer, Sgd
+from t5x_lab.optim.schedules import CosineDecay, LearningRate, LinearDecay, WarmupStableDecay
 from t5x_lab.partitioning.mesh import MeshShape
 
 DEFAULTS = "runs/defaults.gin"
@@ -53,7 +53,7 @@ class RunConfig:
     """
 
     model: ModelConfig
-    optimizer: Adafactor | AdamW
+    optimizer: Optimizer
     data: DataConfig
     model_dir: str
     train_steps: int | None = None
@@ -121,7 +121,13 @@ for _configurable in (
     ByteVocabulary,
     Adafactor,
     AdamW,
+    Lion,
+    Muon,
+    Sgd,
     LearningRate,
+    LinearDecay,
+    CosineDecay,
+    WarmupStableDecay,
 ):
     gin.external_configurable(_configurable, module=".".join(filter(None, ("t5x_lab", _MODULES_OF_T5X.get(_configurable)))))
 
