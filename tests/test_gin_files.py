@@ -8,10 +8,12 @@ import jax
 import numpy as np
 import pytest
 from conftest import ROOT
+from flax import nnx
 from gin.config import _REGISTRY
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.t5x_names import TABLE, documentation, hint
+from t5x_lab.models.model import Model
 from t5x_lab.partitioning.mesh import MeshShape
 from t5x_lab.runs.assemble import assemble
 from t5x_lab.runs.config import GinConfig
@@ -149,6 +151,36 @@ def test_an_optimizer_and_a_schedule_of_ones_own():
         transformation = run.optimizer.make({"w": ("embed", "mlp")})
         updates, _ = transformation.update({"w": -params["w"]}, transformation.init(params), params)
         np.testing.assert_allclose(updates["w"], 0.25)
+
+
+def test_an_activation_of_ones_own():
+    """Squared ReLU (So et al. 2021), beside one of ours by name."""
+    pathlib.Path("my_activation.py").write_text(
+        "import gin\nimport jax\n\n@gin.configurable\ndef squared_relu(x):\n    return jax.nn.relu(x) ** 2\n"
+    )
+    mine = ["import my_activation", 'TransformerConfig.mlp_activations = (@squared_relu, "linear")']
+    config = GinConfig(FILES, [*NEEDED, *mine])
+    for model in (config.model(), GinConfig([], [config.text]).model()):
+        activations = Model(model)._make(nnx.Rngs(0)).encoder.layers.mlp.activations
+        assert [float(f(np.float32(3.0))) for f in activations] == [9.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    "name, expression, says",
+    [
+        ("summed", "lambda x: x.sum()", "makes ShapeDtypeStruct(shape=(), dtype=bfloat16)"),
+        ("float32", "lambda x: x.astype('float32')", "it must keep both"),
+        ("two", "lambda x, y: x", "fails on a bfloat16 array: TypeError"),
+    ],
+)
+def test_a_wrong_activation_is_a_sentence(name, expression, says):
+    pathlib.Path(f"{name}_activation.py").write_text(
+        f"import gin\n\n{name}_activation = gin.configurable('{name}_activation')({expression})\n"
+    )
+    mine = [f"import {name}_activation", f"TransformerConfig.mlp_activations = (@{name}_activation,)"]
+    with pytest.raises(UserError) as error:
+        GinConfig(FILES, [*NEEDED, *mine]).model()
+    assert says in error.value.sentence
 
 
 @pytest.mark.parametrize(

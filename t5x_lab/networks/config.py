@@ -1,6 +1,7 @@
 """What a network is: one dataclass for every transformer here, and one for the LSTM they are compared with."""
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +46,8 @@ class TransformerConfig:
         None = num_heads.
       share_stacks: the encoder runs through the decoder's layers, without their cross-attention (Raffel et al., section
         3.2.2).
-      mlp_activations: one name for a plain MLP; two, such as ("gelu", "linear"), for a gated one.
+      mlp_activations: one for a plain MLP; two, such as ("gelu", "linear"), for a gated one: names of `ACTIVATION_FUNCTIONS`,
+        or functions of an array, elementwise.
       logits_via_embedding: tied logits.
       scaling: "t5": weights initialised by fan-in and embeddings N(0, 1), attention logits as they are, tied logits
         divided by sqrt(emb_dim); or "standard" (GPT, BERT, Llama): every matrix N(0, 0.02**2), attention logits divided by
@@ -78,7 +80,7 @@ class TransformerConfig:
     num_encoder_layers: int = 0
     num_kv_heads: int | None = None
     share_stacks: bool = False
-    mlp_activations: tuple[str, ...] = ("gelu", "linear")
+    mlp_activations: tuple[str | Callable, ...] = ("gelu", "linear")
     logits_via_embedding: bool = False
     scaling: str = "t5"
     positions: str = "relative"
@@ -104,7 +106,7 @@ class TransformerConfig:
         positive(self, "max_positions", "norm_epsilon")
         one_of("TransformerConfig.architecture", self.architecture, ARCHITECTURES)
         for activation in self.mlp_activations:
-            one_of("An activation of TransformerConfig.mlp_activations", activation, ACTIVATION_FUNCTIONS)
+            _check_activation(activation)
         for field, allowed in _CHOICES.items():
             one_of(f"TransformerConfig.{field}", getattr(self, field), allowed)
         _check_dropout(self.dropout_rate)
@@ -140,6 +142,25 @@ _CHOICES = {
     "dtype": DTYPES,
     "remat_policy": REMAT_POLICIES,
 }
+
+
+def _check_activation(activation: str | Callable) -> None:
+    if not callable(activation):
+        one_of("An activation of TransformerConfig.mlp_activations", activation, ACTIVATION_FUNCTIONS)
+        return
+    name = getattr(activation, "__name__", repr(activation))
+    given = jax.ShapeDtypeStruct((2, 3), jnp.bfloat16)
+    try:
+        result = jax.eval_shape(activation, given)
+    except Exception as error:
+        raise UserError(
+            f"The activation {name} of TransformerConfig.mlp_activations fails on a bfloat16 array: {type(error).__name__}: "
+            f"{str(error).splitlines()[0] if str(error) else ''}. In gin, write @{name} without parentheses."
+        ) from error
+    if (getattr(result, "shape", None), getattr(result, "dtype", None)) != (given.shape, given.dtype):
+        raise UserError(
+            f"The activation {name} of TransformerConfig.mlp_activations makes {result} of {given}; it must keep both."
+        )
 
 
 def _check_dropout(rate: float) -> None:

@@ -124,7 +124,9 @@ class Mlp(nnx.Module):
             self.wi_0, self.wi_1 = project_in(), project_in()
         kernel = truncated_normal(rngs.params(), (c.mlp_dim, c.emb_dim), c.scaling, c.mlp_dim)
         self.wo = Projection(kernel, ("mlp", "embed"), "BTF,FD->BTD", ("embed",) if c.use_bias else ())
-        self.activations = tuple(ACTIVATION_FUNCTIONS[name] for name in c.mlp_activations)
+        self.activations = tuple(
+            ACTIVATION_FUNCTIONS[given] if isinstance(given, str) else given for given in c.mlp_activations
+        )
         self.dropout_rate, self.constrain = c.dropout_rate, constrain
 
     def __call__(self, x_BTD: jax.Array, dropout_key: jax.Array | None = None) -> jax.Array:

@@ -76,7 +76,7 @@ _GATED = {"gated-gelu": "gelu", "gated-silu": "silu", "gated-relu": "relu"}
 _PLAIN = {"relu": "relu", "silu": "silu", "tanh": "tanh", "gelu_new": "gelu"}
 
 
-def _activation(activations: tuple[str, ...]) -> str | None:
+def _activation(activations: tuple) -> str | None:
     if len(activations) == 2 and activations[1] == "linear":
         return next((theirs for theirs, ours in _GATED.items() if ours == activations[0]), None)
     return next((theirs for theirs, ours in _PLAIN.items() if (ours,) == activations), None)
