@@ -26,7 +26,7 @@ from t5x_lab.checkpoints.lazy_tensors import LazyTensor, concatenate, from_array
 from t5x_lab.cli.main import main as cli_main
 from t5x_lab.config.errors import UserError
 from t5x_lab.models.model import Model, ModelConfig
-from t5x_lab.networks.config import TransformerConfig
+from t5x_lab.networks.config import RotaryScaling, TransformerConfig
 from t5x_lab.optim.optimizers import Adafactor
 from t5x_lab.optim.schedules import LearningRate
 from t5x_lab.partitioning.mesh import MeshShape
@@ -114,6 +114,10 @@ NETWORKS = {
     "llama": dict(
         architecture="causal_decoder", mlp_activations=("silu", "linear"), scaling="standard", positions="rotary",
         num_kv_heads=2, head_dim=6, dtype="float32",
+    ),
+    "llama3": dict(
+        architecture="causal_decoder", mlp_activations=("silu", "linear"), scaling="standard", positions="rotary",
+        head_dim=6, rotary_theta=500_000.0, rotary_scaling=RotaryScaling(8.0, 1.0, 4.0, 16), dtype="float32",
     ),
 }  # fmt: skip
 

@@ -13,7 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from t5x_lab.networks.config import TransformerConfig
 from t5x_lab.networks.layers import Projection, normal
-from t5x_lab.networks.positions import rotate
+from t5x_lab.networks.positions import rotary_rates, rotate
 from t5x_lab.ops.attention import DiagonalBias, Mask, dot_product_attention
 
 
@@ -73,13 +73,17 @@ class MultiHeadAttention(nnx.Module):
         self.out = Projection(out, ("heads", "kv", "embed"), "BTNH,NHD->BTD", ("embed",) if c.use_bias else ())
         self.dropout_rate = c.dropout_rate
         self.constrain, self.kv_heads = constrain, kv_heads
+        self.rotary = (c.rotary_theta, c.rotary_scaling)
         self.query_scale = 1.0 if c.scaling == "t5" else c.head_dim**-0.5
 
     def keys_values(self, x_BSD: jax.Array, positions: jax.Array | None = None) -> KeyValues:
         """Keys and values [B, S, K, H] of x; keys are rotated by `positions` [B, S] unless that is None."""
         key = self.key(x_BSD)
-        key = key if positions is None else rotate(key, positions)
+        key = key if positions is None else self._rotate(key, positions)
         return KeyValues(self._shard_and_name(key, self.kv_heads), self._shard_and_name(self.value(x_BSD), self.kv_heads))
+
+    def _rotate(self, x_BTNH: jax.Array, positions: jax.Array) -> jax.Array:
+        return rotate(x_BTNH, positions, rotary_rates(x_BTNH.shape[-1], *self.rotary))
 
     def _shard_and_name(self, x: jax.Array, heads: str) -> jax.Array:
         """Sharded, and named for the remat policies."""
@@ -96,7 +100,7 @@ class MultiHeadAttention(nnx.Module):
         dropout_key: jax.Array | None = None,
     ) -> jax.Array:
         query_BTNH = self.query(x_BTD) * self.query_scale
-        query_BTNH = query_BTNH if positions is None else rotate(query_BTNH, positions)
+        query_BTNH = query_BTNH if positions is None else self._rotate(query_BTNH, positions)
         attended_BTNH = dot_product_attention(
             self._shard_and_name(query_BTNH, "heads"),
             keys_values.key.astype(x_BTD.dtype),

@@ -32,6 +32,32 @@ DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float
 
 
 @dataclasses.dataclass(frozen=True)
+class RotaryScaling:
+    """Llama 3's scaling of rotations for longer texts (Grattafiori et al. 2024, as transformers' "llama3").
+
+    Attributes:
+      factor: what wavelengths longer than original_length / low_freq_factor are multiplied by.
+      low_freq_factor, high_freq_factor: wavelengths shorter than original_length / high_freq_factor stay; in between it is
+        interpolated.
+      original_length: of the texts that the model was trained on before.
+    """
+
+    factor: float
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_length: int = 8192
+
+    def __post_init__(self):
+        check_types(self)
+        positive(self, "factor", "low_freq_factor", "original_length")
+        if not self.high_freq_factor > self.low_freq_factor:
+            raise UserError(
+                f"RotaryScaling.high_freq_factor is {self.high_freq_factor}; it must exceed low_freq_factor, which is "
+                f"{self.low_freq_factor}."
+            )
+
+
+@dataclasses.dataclass(frozen=True)
 class TransformerConfig:
     """Shapes and choices of one transformer. Field names are T5X's `T5Config` where that has them.
 
@@ -58,6 +84,7 @@ class TransformerConfig:
       bidirectional_bias: whether a prefix decoder's buckets tell left from right. False is T5X's and Wang et al.'s
         choice and keeps the weights interchangeable with a causal decoder's; True is Mesh TensorFlow's.
       max_positions: rows of the table of learned positions, the longest sequence there is.
+      rotary_theta, rotary_scaling: base of the rotations' wavelengths, and a `RotaryScaling` of them or None.
       norm: "rms" (T5) or "layer" (with mean and bias).
       norm_position: "pre", x + f(norm(x)) with a final norm; or "post", norm(x + f(x)) without one.
       norm_epsilon: added to the variance.
@@ -89,6 +116,8 @@ class TransformerConfig:
     relpos_buckets: int = 32
     relpos_max_distance: int = 128
     max_positions: int = 512
+    rotary_theta: float = 10_000.0
+    rotary_scaling: RotaryScaling | None = None
     norm: str = "rms"
     norm_position: str = "pre"
     norm_epsilon: float = 1e-6
@@ -103,7 +132,7 @@ class TransformerConfig:
         object.__setattr__(self, "mlp_activations", tuple(self.mlp_activations))
         object.__setattr__(self, "remat_policy", _REMAT_OF_T5X.get(self.remat_policy, self.remat_policy))
         positive(self, "vocab_size", "emb_dim", "num_heads", "num_kv_heads", "head_dim", "mlp_dim", "relpos_buckets")
-        positive(self, "max_positions", "norm_epsilon")
+        positive(self, "max_positions", "norm_epsilon", "rotary_theta")
         one_of("TransformerConfig.architecture", self.architecture, ARCHITECTURES)
         for activation in self.mlp_activations:
             _check_activation(activation)
@@ -205,6 +234,11 @@ def _check_shapes(c: TransformerConfig) -> None:
         )
     if c.positions == "rotary" and c.head_dim % 2:
         raise UserError(f"TransformerConfig.head_dim is {c.head_dim}; rotary positions turn pairs, so it must be even.")
+    if c.positions != "rotary" and (c.rotary_scaling is not None or c.rotary_theta != 10_000.0):
+        raise UserError(
+            f'TransformerConfig.rotary_theta and rotary_scaling turn queries and keys, which positions = "{c.positions}" do '
+            'not. Set TransformerConfig.positions = "rotary", or leave them out.'
+        )
     if c.positions == "sinusoidal" and c.emb_dim % 2:
         raise UserError(f"TransformerConfig.emb_dim is {c.emb_dim}; sinusoidal positions come in pairs, so it must be even.")
 

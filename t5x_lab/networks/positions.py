@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from t5x_lab.networks.config import RotaryScaling
 from t5x_lab.ops.attention import DiagonalBias
 
 
@@ -58,10 +59,20 @@ def sinusoidal(positions_BT: jax.Array, emb_dim: int) -> jax.Array:
     return jnp.stack([jnp.sin(angle), jnp.cos(angle)], axis=-1).reshape(*positions_BT.shape, emb_dim)
 
 
-def rotate(x_BTNH: jax.Array, positions_BT: jax.Array) -> jax.Array:
-    """Turns the pair (h, h + H/2) of each head by position * 10,000**(-2h/H), in float32 (Su et al. 2021; Llama's pairing)."""
-    half = x_BTNH.shape[-1] // 2
-    rate = 10_000.0 ** (-np.arange(half) / half)
+def rotary_rates(head_dim: int, theta: float = 10_000.0, scaling: RotaryScaling | None = None) -> np.ndarray:
+    """Float64 [H / 2]: radians that each pair of a head is turned by per position, theta**(-2h/H), and scaled."""
+    half = head_dim // 2
+    rate = theta ** (-np.arange(half) / half)
+    if scaling is None:
+        return rate
+    turns = scaling.original_length * rate / (2 * np.pi)  # in the original length
+    kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    kept = np.clip(kept, 0.0, 1.0)
+    return kept * rate + (1 - kept) * rate / scaling.factor
+
+
+def rotate(x_BTNH: jax.Array, positions_BT: jax.Array, rate: np.ndarray) -> jax.Array:
+    """Turns the pair (h, h + H/2) of each head by position * rate[h], in float32 (Su et al. 2021; Llama's pairing)."""
     angle = positions_BT[:, :, None, None].astype(jnp.float32) * rate[None, None, None]
     first, second = jnp.split(x_BTNH.astype(jnp.float32), 2, axis=-1)
     cos, sin = jnp.cos(angle), jnp.sin(angle)

@@ -5,7 +5,9 @@ from typing import Any
 
 from t5x_lab.checkpoints.formats.huggingface.table import DECODER_TOKENS, Entry, Family, linear
 from t5x_lab.config.errors import UserError
-from t5x_lab.networks.config import TransformerConfig
+from t5x_lab.networks.config import RotaryScaling, TransformerConfig
+
+_MAX_LENGTH = 2048  # a hint for serving; rotations know no end
 
 
 def _entries(c: TransformerConfig) -> Iterator[Entry]:
@@ -30,7 +32,7 @@ def _to_theirs(c: TransformerConfig) -> dict[str, Any] | None:
         == ("causal_decoder", "rotary", "rms", "pre", "standard")
         and c.mlp_activations in (("silu", "linear"), ("swish", "linear"))
         and not c.use_bias
-        and c.emb_dim % c.num_heads == 0
+        and c.emb_dim % c.num_heads == 0  # transformers insists, though head_dim is free
     )
     if not is_llama:
         return None
@@ -46,9 +48,9 @@ def _to_theirs(c: TransformerConfig) -> dict[str, Any] | None:
         "head_dim": c.head_dim,
         "hidden_act": "silu",
         "rms_norm_eps": c.norm_epsilon,
-        "rope_theta": 10000.0,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-        "max_position_embeddings": 2048,  # a hint for serving; rotations know no end
+        "rope_theta": c.rotary_theta,
+        "rope_parameters": {"rope_theta": c.rotary_theta, **_scaling_to_theirs(c.rotary_scaling)},
+        "max_position_embeddings": _MAX_LENGTH * round(c.rotary_scaling.factor if c.rotary_scaling else 1),
         "tie_word_embeddings": c.logits_via_embedding,
         "attention_bias": False,
         "mlp_bias": False,
@@ -56,14 +58,35 @@ def _to_theirs(c: TransformerConfig) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
+def _scaling_to_theirs(scaling: RotaryScaling | None) -> dict[str, Any]:
+    if scaling is None:
+        return {"rope_type": "default"}
+    return {
+        "rope_type": "llama3",
+        "factor": scaling.factor,
+        "low_freq_factor": scaling.low_freq_factor,
+        "high_freq_factor": scaling.high_freq_factor,
+        "original_max_position_embeddings": scaling.original_length,
+    }
+
+
+def _scaling_to_ours(rope: Mapping[str, Any]) -> RotaryScaling:
+    return RotaryScaling(
+        factor=rope["factor"],
+        low_freq_factor=rope["low_freq_factor"],
+        high_freq_factor=rope["high_freq_factor"],
+        original_length=rope["original_max_position_embeddings"],
+    )
+
+
 def _to_ours(config: Mapping[str, Any]) -> TransformerConfig:
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     theta = rope.get("rope_theta", config.get("rope_theta", 10000.0))
     kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "default" or theta != 10000.0 or config.get("attention_bias") or config.get("mlp_bias"):
+    if kind not in ("default", "llama3") or config.get("attention_bias") or config.get("mlp_bias"):
         raise UserError(
-            f'config.json has rotations of type "{kind}" and base {theta:g}, or biases; of Llama\'s kind t5x_lab reads models '
-            "with plain rotations of base 10,000 and without biases."
+            f'config.json has rotations of type "{kind}", or biases; of Llama\'s kind t5x_lab reads models with rotations of '
+            'type "default" or "llama3" and without biases.'
         )
     if config.get("hidden_act", "silu") != "silu":
         raise UserError(
@@ -82,6 +105,8 @@ def _to_ours(config: Mapping[str, Any]) -> TransformerConfig:
         logits_via_embedding=config.get("tie_word_embeddings", False),
         scaling="standard",
         positions="rotary",
+        rotary_theta=float(theta),
+        rotary_scaling=_scaling_to_ours(rope) if kind == "llama3" else None,
         norm_epsilon=config.get("rms_norm_eps", 1e-6),
     )
 
