@@ -115,6 +115,10 @@ NETWORKS = {
         architecture="causal_decoder", mlp_activations=("silu", "linear"), scaling="standard", positions="rotary",
         num_kv_heads=2, head_dim=6, dtype="float32",
     ),
+    "qwen3": dict(
+        architecture="causal_decoder", mlp_activations=("silu", "linear"), scaling="standard", positions="rotary",
+        num_kv_heads=2, head_dim=6, qk_norm=True, rotary_theta=1e6, dtype="float32",
+    ),
     "llama3": dict(
         architecture="causal_decoder", mlp_activations=("silu", "linear"), scaling="standard", positions="rotary",
         head_dim=6, rotary_theta=500_000.0, rotary_scaling=RotaryScaling(8.0, 1.0, 4.0, 16), dtype="float32",
@@ -365,7 +369,7 @@ def test_t5x_files_that_one_should_not_trust_are_sentences(tmp_path):
 
 
 def test_a_network_that_transformers_has_no_class_for_is_a_sentence(tmp_path):
-    for changes in (dict(use_bias=True), dict(num_kv_heads=2), dict(positions="learned")):
+    for changes in (dict(use_bias=True), dict(num_kv_heads=2), dict(positions="learned"), dict(qk_norm=True)):
         with pytest.raises(UserError, match="transformers has no class for this network"):
             huggingface.family_of(tiny_config("encoder_decoder", **changes))
 

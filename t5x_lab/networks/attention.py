@@ -12,7 +12,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from t5x_lab.networks.config import TransformerConfig
-from t5x_lab.networks.layers import Projection, normal
+from t5x_lab.networks.layers import Projection, RMSNorm, normal
 from t5x_lab.networks.positions import rotary_rates, rotate
 from t5x_lab.ops.attention import DiagonalBias, Mask, dot_product_attention
 
@@ -71,14 +71,16 @@ class MultiHeadAttention(nnx.Module):
         self.key, self.value = project(c.kv_heads, kv_heads, c.emb_dim), project(c.kv_heads, kv_heads, c.emb_dim)
         out = normal(rngs.params(), (c.num_heads, c.head_dim, c.emb_dim), c.scaling, c.num_heads * c.head_dim)
         self.out = Projection(out, ("heads", "kv", "embed"), "BTNH,NHD->BTD", ("embed",) if c.use_bias else ())
-        self.dropout_rate = c.dropout_rate
+        if c.qk_norm:
+            self.query_norm, self.key_norm = (RMSNorm(c.head_dim, c.norm_epsilon, "kv") for _ in range(2))
+        self.qk_norm, self.dropout_rate = c.qk_norm, c.dropout_rate
         self.constrain, self.kv_heads = constrain, kv_heads
         self.rotary = (c.rotary_theta, c.rotary_scaling)
         self.query_scale = 1.0 if c.scaling == "t5" else c.head_dim**-0.5
 
     def keys_values(self, x_BSD: jax.Array, positions: jax.Array | None = None) -> KeyValues:
         """Keys and values [B, S, K, H] of x; keys are rotated by `positions` [B, S] unless that is None."""
-        key = self.key(x_BSD)
+        key = self.key_norm(self.key(x_BSD)) if self.qk_norm else self.key(x_BSD)
         key = key if positions is None else self._rotate(key, positions)
         return KeyValues(self._shard_and_name(key, self.kv_heads), self._shard_and_name(self.value(x_BSD), self.kv_heads))
 
@@ -99,7 +101,8 @@ class MultiHeadAttention(nnx.Module):
         positions: jax.Array | None = None,
         dropout_key: jax.Array | None = None,
     ) -> jax.Array:
-        query_BTNH = self.query(x_BTD) * self.query_scale
+        query_BTNH = self.query_norm(self.query(x_BTD)) if self.qk_norm else self.query(x_BTD)
+        query_BTNH = query_BTNH * self.query_scale
         query_BTNH = query_BTNH if positions is None else self._rotate(query_BTNH, positions)
         attended_BTNH = dot_product_attention(
             self._shard_and_name(query_BTNH, "heads"),

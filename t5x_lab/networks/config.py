@@ -85,6 +85,7 @@ class TransformerConfig:
         choice and keeps the weights interchangeable with a causal decoder's; True is Mesh TensorFlow's.
       max_positions: rows of the table of learned positions, the longest sequence there is.
       rotary_theta, rotary_scaling: base of the rotations' wavelengths, and a `RotaryScaling` of them or None.
+      qk_norm: RMS norms of each head's queries and keys, before they are rotated (Henry et al. 2020; as in Qwen3).
       norm: "rms" (T5) or "layer" (with mean and bias).
       norm_position: "pre", x + f(norm(x)) with a final norm; or "post", norm(x + f(x)) without one.
       norm_epsilon: added to the variance.
@@ -118,6 +119,7 @@ class TransformerConfig:
     max_positions: int = 512
     rotary_theta: float = 10_000.0
     rotary_scaling: RotaryScaling | None = None
+    qk_norm: bool = False
     norm: str = "rms"
     norm_position: str = "pre"
     norm_epsilon: float = 1e-6

@@ -76,8 +76,8 @@ class Embedding(nnx.Module):
 class RMSNorm(nnx.Module):
     """x / rms(x) * scale, the mean square in float32 (Zhang & Sennrich 2019; T5's "layer norm")."""
 
-    def __init__(self, emb_dim: int, epsilon: float):
-        self.scale = nnx.Param(jnp.ones((emb_dim,)), axes=("embed",))
+    def __init__(self, size: int, epsilon: float, axis: str = "embed"):
+        self.scale = nnx.Param(jnp.ones((size,)), axes=(axis,))
         self.epsilon = epsilon
 
     def __call__(self, x: jax.Array) -> jax.Array:

@@ -16,7 +16,13 @@ from t5x_lab.config.errors import UserError
 from t5x_lab.networks.config import NetworkConfig, TransformerConfig
 
 NAME, TITLE = "hf", "Hugging Face"
-FAMILIES: dict[str, Family] = {"t5": t5.FAMILY, "mt5": t5.FAMILY, "openai-gpt": gpt1.FAMILY, "llama": llama.FAMILY}
+FAMILIES: dict[str, Family] = {
+    "t5": t5.FAMILY,
+    "mt5": t5.FAMILY,
+    "openai-gpt": gpt1.FAMILY,
+    "llama": llama.FAMILY,
+    "qwen3": llama.FAMILY,
+}
 _MAX_LAYERS = 10_000
 _LEFT_OUT = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")  # buffers that older versions saved
 
@@ -114,7 +120,7 @@ def family_of(config: NetworkConfig) -> tuple[Family, dict[str, Any]]:
     raise UserError(
         "transformers has no class for this network. What it has: encoder-decoders with relative biases (T5), causal decoders "
         "with learned positions, post-norm and biases (GPT-1), and causal decoders with rotary positions, RMS norms and gated "
-        "SiLU (Llama)."
+        "SiLU (Llama; with norms of queries and keys, Qwen 3)."
     )
 
 

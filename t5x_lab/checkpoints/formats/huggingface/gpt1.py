@@ -33,6 +33,7 @@ def _to_theirs(c: TransformerConfig) -> dict[str, Any] | None:
         == ("causal_decoder", "learned", "layer", "post", "standard")
         and c.mlp_activations == ("gelu",)
         and c.use_bias
+        and not c.qk_norm
         and c.logits_via_embedding
         and (c.kv_heads, c.num_heads * c.head_dim, c.mlp_dim) == (c.num_heads, c.emb_dim, 4 * c.emb_dim)
     )

@@ -1,4 +1,4 @@
-"""Llama: causal decoders with rotary positions, RMS norms and a gated SiLU."""
+"""Llama, and Qwen 3: causal decoders with rotary positions, RMS norms and a gated SiLU; Qwen 3's norm queries and keys too."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -17,6 +17,8 @@ def _entries(c: TransformerConfig) -> Iterator[Entry]:
         yield Entry(f"{theirs}.input_layernorm.weight", (f"{ours}/self_attention_norm/scale",))
         for letter, which in (("q", "query"), ("k", "key"), ("v", "value")):
             yield linear(f"{theirs}.self_attn.{letter}_proj", f"{ours}/self_attention/{which}")
+        for letter, which in (("q", "query"), ("k", "key")) if c.qk_norm else ():
+            yield Entry(f"{theirs}.self_attn.{letter}_norm.weight", (f"{ours}/self_attention/{which}_norm/scale",))
         yield linear(f"{theirs}.self_attn.o_proj", f"{ours}/self_attention/out", inputs=2)
         yield Entry(f"{theirs}.post_attention_layernorm.weight", (f"{ours}/mlp_norm/scale",))
         for name, which in (("gate", "wi_0"), ("up", "wi_1"), ("down", "wo")):
@@ -37,8 +39,8 @@ def _to_theirs(c: TransformerConfig) -> dict[str, Any] | None:
     if not is_llama:
         return None
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        "architectures": ["Qwen3ForCausalLM" if c.qk_norm else "LlamaForCausalLM"],
+        "model_type": "qwen3" if c.qk_norm else "llama",
         "vocab_size": c.vocab_size,
         "hidden_size": c.emb_dim,
         "intermediate_size": c.mlp_dim,
@@ -106,6 +108,7 @@ def _to_ours(config: Mapping[str, Any]) -> TransformerConfig:
         scaling="standard",
         positions="rotary",
         rotary_theta=float(theta),
+        qk_norm=config["model_type"] == "qwen3",
         rotary_scaling=_scaling_to_ours(rope) if kind == "llama3" else None,
         norm_epsilon=config.get("rms_norm_eps", 1e-6),
     )

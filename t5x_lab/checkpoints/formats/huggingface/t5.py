@@ -45,7 +45,7 @@ def _to_theirs(c: TransformerConfig) -> dict[str, Any] | None:
         and activation
         and c.kv_heads == c.num_heads
         and c.relative_bias == "shared"
-        and not (c.use_bias or c.share_stacks)
+        and not (c.use_bias or c.share_stacks or c.qk_norm)
     )
     if not is_t5:
         return None
