@@ -125,10 +125,8 @@ def main() -> None:
     for worker in workers.values():
         worker.close()
 
-    from t5x_lab.networks.flops import flops_per_example
-
     median = {side: statistics.median(values) for side, values in times.items()}
-    flops = ROWS * flops_per_example(our_run(args.binding).model.network, INPUTS, TARGETS)
+    flops = ROWS * our_run(args.binding).model.network.flops(INPUTS, TARGETS)
     rate = REPEATS * 2 * SIZE**3 / median["products"]
     for side in ("t5x_lab", "transformers"):
         beside, share = median[side] / median["transformers"], flops / rate / median[side]

@@ -16,7 +16,6 @@ from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
 from t5x_lab.data.config import ByteVocabulary, DataConfig
 from t5x_lab.models.model import Model, ModelConfig
-from t5x_lab.networks.flops import flops_per_example
 from t5x_lab.observe.collectives import collectives
 from t5x_lab.observe.hardware import GiB, chip
 from t5x_lab.ops.cross_entropy import CrossEntropy, cross_entropy
@@ -64,7 +63,7 @@ def test_a_step_for_two_slices_of_a_tpu_that_is_not_there():
     model = Model(run.model)
     assert report["devices"] == 8 and report["mesh"] == {"replica": 2, "data": 1, "fsdp": 2, "tensor": 2}
     assert report["num_parameters"] == model.num_parameters and report["fits"] is True
-    assert report["model_flops_per_step"] == 16 * flops_per_example(run.model.network, 0, 626)
+    assert report["model_flops_per_step"] == 16 * run.model.network.flops(0, 626)
     size = report["bytes_per_device"]
     assert size["peak"] == size["arguments"] + size["temporaries"] + size["outputs"] <= size["limit"] == 16 * GiB
     # Every device holds at least its share of the parameters, which the slices do not split, and of the batch.
@@ -90,7 +89,7 @@ def test_every_mode_compiles_for_the_local_devices(mode):
     report = compile_step(run, mode)
     assert report.fits and report.devices == 8 and report.bytes_per_device["limit"] is None
     # A prompt of 16 tokens is read before 16 more are written.
-    forward = flops_per_example(run.model.network, 0, 32 if mode == "predict" else 16) * 8 / 3
+    forward = run.model.network.flops(0, 32 if mode == "predict" else 16) * 8 / 3
     assert report.model_flops_per_step == round(forward * (3 if mode == "train" else 1))
     assert "compiled; this device's memory is not known" in to_text(report)
 

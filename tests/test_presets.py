@@ -8,7 +8,6 @@ from conftest import ROOT
 from t5x_lab.config.gin_files import PACKAGE_GIN
 from t5x_lab.models.model import Model
 from t5x_lab.networks.config import LstmConfig
-from t5x_lab.networks.flops import flops_per_example
 from t5x_lab.runs.config import GinConfig
 
 PRESETS = sorted(str(path.relative_to(ROOT / "gin")) for path in (ROOT / "gin" / "models").rglob("*.gin"))
@@ -79,7 +78,7 @@ def test_the_studys_models():
 )
 def test_flops_of_t5_1_1_at_512_and_128(size, teraflops):
     config = GinConfig([f"models/t5_1_1/{size}.gin"]).model().network
-    assert flops_per_example(config, 512, 128) / 1e12 == pytest.approx(teraflops, rel=6e-3)
+    assert config.flops(512, 128) / 1e12 == pytest.approx(teraflops, rel=6e-3)
 
 
 def test_flops_of_an_encoder_decoder_are_a_decoders_at_twice_the_parameters():
@@ -87,7 +86,7 @@ def test_flops_of_an_encoder_decoder_are_a_decoders_at_twice_the_parameters():
 
     Equal but for cross-attention and for attention's square of the length, which is why 10 % is granted."""
     costs = {
-        name: flops_per_example(GinConfig([f"models/{name}/base.gin"]).model().network, *lengths)
+        name: GinConfig([f"models/{name}/base.gin"]).model().network.flops(*lengths)
         for name, lengths in {
             "t5_1_0": (512, 512), "shared_stacks": (512, 512), "half_layers": (512, 512), "causal_decoder": (0, 1024)
         }.items()
@@ -105,4 +104,4 @@ def test_flops_of_matrix_products_are_six_times_parameters_times_tokens():
         model = Model(GinConfig([f"models/{name}/base.gin"]).model())
         c = model.config.network
         used = model.num_parameters - (0 if c.logits_via_embedding else c.vocab_size * c.emb_dim)
-        assert flops_per_example(c, 0, 2) == pytest.approx(6 * used * 2, rel=1e-3)
+        assert c.flops(0, 2) == pytest.approx(6 * used * 2, rel=1e-3)

@@ -174,7 +174,7 @@ def test_gpt1_has_exactly_the_published_number_of_parameters():
 
 def test_a_sequence_longer_than_the_learned_positions_is_a_sentence():
     model = tiny_model("gpt1", max_positions=4)
-    with pytest.raises(UserError, match="7 tokens is longer than the model's 4 learned positions"):
+    with pytest.raises(UserError, match="7 tokens is longer than the model's 4 positions"):
         jax.eval_shape(model.logits, model.abstract_params, {"decoder_input_tokens": TOKENS})
 
 

@@ -25,7 +25,6 @@ def run(args: argparse.Namespace) -> None:
         raise UserError("--verify reads a checkpoint; name it: t5x_lab inspect DIR --verify.")
     from t5x_lab.checkpoints.layout import check_same_parameters, find_checkpoint
     from t5x_lab.models.model import Model
-    from t5x_lab.networks.flops import flops_per_token
     from t5x_lab.observe.model_info import model_info, parameter_rows
     from t5x_lab.runs.config import run_config_file
 
@@ -41,7 +40,7 @@ def run(args: argparse.Namespace) -> None:
         lengths = config.data().model_lengths(network.architecture)
     except NotSet:  # a model alone: T5's lengths
         lengths = {"encoder_decoder": (512, 114), "encoder": (512, 0)}.get(network.architecture, (0, 626))
-    flops = flops_per_token(network, *lengths)
+    flops = network.flops(*lengths) / sum(lengths)
     if args.json:
         print(
             json.dumps({"num_parameters": model.num_parameters, "parameters": parameter_rows(model), "flops_per_token": flops})

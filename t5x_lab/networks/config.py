@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from t5x_lab.config.checks import check_types, positive
 from t5x_lab.config.errors import UserError, one_of
+from t5x_lab.networks.flops import lstm_flops, transformer_flops, transformer_recomputed_flops
 
 ARCHITECTURES = ("encoder_decoder", "causal_decoder", "prefix_decoder", "encoder")
 ACTIVATION_FUNCTIONS = {
@@ -155,13 +156,27 @@ class TransformerConfig:
     def kv_heads(self) -> int:
         return self.num_kv_heads or self.num_heads
 
-    def check_length(self, length: int) -> None:
-        """Raises a `UserError` when sequences of that many tokens are longer than the model can tell positions."""
-        if self.positions == "learned" and length > self.max_positions:
-            raise UserError(
-                f"A sequence of {length} tokens is longer than the model's {self.max_positions} learned positions. Shorten "
-                f"TASK_FEATURE_LENGTHS (or the prompt), or set --gin.TransformerConfig.max_positions={length}."
-            )
+    @property
+    def max_length(self) -> int | None:
+        """Tokens that the model can tell the positions of; None where nothing limits them."""
+        return self.max_positions if self.positions == "learned" else None
+
+    def flops(self, encoder_length: int, decoder_length: int) -> int:
+        """Forward and backward FLOPs of one sequence; 0 is the length of a stack that is not there."""
+        return transformer_flops(self, encoder_length, decoder_length)
+
+    def recomputed_flops(self, encoder_length: int, decoder_length: int) -> int:
+        """FLOPs of one sequence that the backward pass spends on what the remat policy does not keep."""
+        return transformer_recomputed_flops(self, encoder_length, decoder_length, REMAT_POLICIES[self.remat_policy])
+
+
+def check_length(network: "NetworkConfig", length: int) -> None:
+    """Raises a `UserError` when sequences of that many tokens are longer than the model can tell positions."""
+    if network.max_length is not None and length > network.max_length:
+        raise UserError(
+            f"A sequence of {length} tokens is longer than the model's {network.max_length} positions. Shorten "
+            f"TASK_FEATURE_LENGTHS (or the prompt), or set --gin.TransformerConfig.max_positions={length}."
+        )
 
 
 _CHOICES = {
@@ -269,12 +284,23 @@ class LstmConfig:
     architecture = "causal_decoder"
     has_encoder = False
     has_decoder = True
+    max_length = None
 
     def __post_init__(self):
         check_types(self)
         positive(self, "vocab_size", "emb_dim", "hidden_dim")
         one_of("LstmConfig.dtype", self.dtype, DTYPES)
         _check_dropout(self.dropout_rate)
+
+    def flops(self, encoder_length: int, decoder_length: int) -> int:
+        """As `TransformerConfig.flops`."""
+        del encoder_length
+        return lstm_flops(self, decoder_length)
+
+    def recomputed_flops(self, encoder_length: int, decoder_length: int) -> int:
+        """As `TransformerConfig.recomputed_flops`: everything is kept."""
+        del encoder_length, decoder_length
+        return 0
 
 
 NetworkConfig = TransformerConfig | LstmConfig

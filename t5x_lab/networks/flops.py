@@ -4,39 +4,39 @@ XLA's own count is wrong under scan and for kernels; 6 * parameters * tokens is 
 crosses one of the two stacks. Recomputation (remat) is not in the model's FLOPs. S encoder length, T decoder length.
 """
 
-from t5x_lab.networks.config import REMAT_POLICIES, LstmConfig, NetworkConfig, TransformerConfig
+from typing import Any
+
+BACKWARD = 2  # times the forward pass
 
 
-def flops_per_example(config: NetworkConfig, encoder_length: int, decoder_length: int) -> int:
+def transformer_flops(c: Any, S: int, T: int) -> int:
     """Forward and backward FLOPs of one sequence; an architecture without one of the stacks has length 0 there."""
-    predicted = decoder_length if config.has_decoder else encoder_length
-    logits = 2 * predicted * config.emb_dim * config.vocab_size
-    if isinstance(config, LstmConfig):
-        return 3 * (_lstm(config, decoder_length) + logits)
-    return 3 * (sum(_transformer(config, encoder_length, decoder_length).values()) + logits)
+    return (1 + BACKWARD) * (sum(_transformer(c, S, T).values()) + _logits(c, T if c.has_decoder else S))
 
 
-def flops_per_token(config: NetworkConfig, encoder_length: int, decoder_length: int) -> float:
-    """FLOPs of an example over its tokens, encoder and decoder together."""
-    return flops_per_example(config, encoder_length, decoder_length) / (encoder_length + decoder_length)
-
-
-def recomputed_flops_per_example(config: NetworkConfig, encoder_length: int, decoder_length: int) -> int:
-    """FLOPs of one sequence that the backward pass spends on what the remat policy does not keep.
+def transformer_recomputed_flops(c: Any, S: int, T: int, kept: tuple[str, ...] | None) -> int:
+    """FLOPs of one sequence that the backward pass spends on what a remat policy does not keep (None: it keeps everything).
 
     Attention computes its scores once more by itself; in a layer under remat also scores and mixture, for its output.
     """
-    if isinstance(config, LstmConfig):
-        return 0
-    products = _transformer(config, encoder_length, decoder_length)
-    kept = REMAT_POLICIES[config.remat_policy]
+    products = _transformer(c, S, T)
     if kept is None:
         return products["scores"]
     missing = [name for name in ("heads", "sublayers", "mlp") if name not in kept]
     return 2 * products["scores"] + products["mixture"] + sum(products[name] for name in missing)
 
 
-def _transformer(c: TransformerConfig, S: int, T: int) -> dict[str, int]:
+def lstm_flops(c: Any, T: int) -> int:
+    """Forward and backward FLOPs of one sequence."""
+    gates = 4 * c.hidden_dim * (c.emb_dim + c.hidden_dim)
+    return (1 + BACKWARD) * (2 * T * (gates + c.hidden_dim * c.emb_dim) + _logits(c, T))
+
+
+def _logits(c: Any, predicted: int) -> int:
+    return 2 * predicted * c.emb_dim * c.vocab_size
+
+
+def _transformer(c: Any, S: int, T: int) -> dict[str, int]:
     """Forward FLOPs of all layers' matrix products, under the names that remat policies have for their outputs.
 
     `mlp_output` has no such name: no backward pass needs what the MLP's last product puts out.
@@ -53,8 +53,3 @@ def _transformer(c: TransformerConfig, S: int, T: int) -> dict[str, int]:
         "mlp": 2 * c.emb_dim * c.mlp_dim * tokens * len(c.mlp_activations),
         "mlp_output": 2 * c.emb_dim * c.mlp_dim * tokens,
     }
-
-
-def _lstm(c: LstmConfig, T: int) -> int:
-    gates = 4 * c.hidden_dim * (c.emb_dim + c.hidden_dim)
-    return 2 * T * (gates + c.hidden_dim * c.emb_dim)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from t5x_lab.networks.attention import Cache
-from t5x_lab.networks.config import DTYPES, TransformerConfig
+from t5x_lab.networks.config import DTYPES, TransformerConfig, check_length
 from t5x_lab.networks.layers import Embedding, Projection, output_matrix, truncated_normal
 from t5x_lab.networks.positions import sinusoidal
 from t5x_lab.networks.stack import Layer, Stack
@@ -132,7 +132,7 @@ class Transformer(nnx.Module):
             inputs = jnp.concatenate([inputs, prompt], axis=1)
             num_inputs += jnp.sum(prompt > 0, axis=1)
         slots = inputs.shape[1] + max_tokens
-        c.check_length(slots - 1)  # the last token written is not read
+        check_length(c, slots - 1)  # the last token written is not read
         if c.architecture == "prefix_decoder":
             prefix = jnp.arange(inputs.shape[1])[None] < num_inputs[:, None]
         x, rotations = self.embed(inputs, jnp.arange(inputs.shape[1])[None])
@@ -182,7 +182,7 @@ class Transformer(nnx.Module):
     def embed(self, tokens: jax.Array, positions: jax.Array) -> tuple[jax.Array, jax.Array | None]:
         """Embedded tokens [B, T, D], and the positions [B or 1, T] by which attention rotates queries and keys, or None."""
         c, dtype = self.config, DTYPES[self.config.dtype]
-        self.config.check_length(tokens.shape[1])
+        check_length(self.config, tokens.shape[1])
         x = self.token_embedder(tokens, dtype)
         if c.positions == "learned":
             x = x + self.position_embedder(positions, dtype)

@@ -11,7 +11,7 @@ import optax
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.models.model import Params
-from t5x_lab.networks.config import TransformerConfig
+from t5x_lab.networks.config import check_length
 from t5x_lab.optim.optimizers import Optimizer
 from t5x_lab.partitioning.rules import optimizer_shardings
 from t5x_lab.runs.config import RunConfig
@@ -93,5 +93,4 @@ def assemble_run(run: RunConfig, sharded: ShardedModel, num_tasks: int) -> Train
 
 def check_positions(run: RunConfig, lengths: tuple[int, int]) -> None:
     """Raises a `UserError` when the model cannot tell the positions of sequences of these lengths."""
-    if isinstance(run.model.network, TransformerConfig):
-        run.model.network.check_length(max(lengths))
+    check_length(run.model.network, max(lengths))

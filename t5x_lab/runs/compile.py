@@ -16,8 +16,7 @@ import jax.numpy as jnp
 from t5x_lab.config.errors import UserError, one_of
 from t5x_lab.decoding.generation import complete
 from t5x_lab.decoding.sampling import SamplingConfig
-from t5x_lab.networks.config import REMAT_POLICIES, TransformerConfig
-from t5x_lab.networks.flops import flops_per_example, recomputed_flops_per_example
+from t5x_lab.networks.config import REMAT_POLICIES
 from t5x_lab.observe.collectives import collectives
 from t5x_lab.observe.hardware import GiB, chip
 from t5x_lab.runs.assemble import assemble_run
@@ -92,8 +91,8 @@ def compile_step(run: RunConfig, mode: str = "train", devices: Sequence | None =
     share = 1.0 if mode == "train" else 1 / 3  # the forward pass alone
     if mode == "predict" and not network.has_encoder:
         lengths = (0, 2 * lengths[1])  # a prompt as long as what is written
-    flops = round(run.data.batch_size * flops_per_example(network, *lengths) * share)
-    again = run.data.batch_size * recomputed_flops_per_example(network, *lengths) if mode == "train" else 0
+    flops = round(run.data.batch_size * network.flops(*lengths) * share)
+    again = run.data.batch_size * network.recomputed_flops(*lengths) if mode == "train" else 0
 
     began = time.monotonic()
     program, arguments = _program(run, sharded, mode)
@@ -198,8 +197,8 @@ def search(run: RunConfig, devices: Sequence | None = None, topology: str | None
     Of the run's batch size, first the policies that recompute least with one microbatch, then more microbatches for those that
     do not fit; with the first that fits, batches twice as large as long as they fit.
     """
-    if not isinstance(run.model.network, TransformerConfig):
-        raise UserError("--search tries remat policies, which an LSTM does not have.")
+    if not hasattr(run.model.network, "remat_policy"):
+        raise UserError(f"--search tries remat policies, which a {type(run.model.network).__name__} does not have.")
     kind = (jax.devices() if devices is None else devices)[0].device_kind
     if chip(kind) is None:
         raise UserError(f'--search needs a device whose memory is known, which "{kind}" is not; give it a --topology.')
@@ -240,14 +239,14 @@ def _with(run: RunConfig, batch_size: int, microbatches: int, policy: str) -> Ru
     )
 
 
-def _with_policy(run: RunConfig, policy: str) -> TransformerConfig:
-    assert isinstance(run.model.network, TransformerConfig)
-    return dataclasses.replace(run.model.network, remat_policy=policy)
+def _with_policy(run: RunConfig, policy: str) -> Any:
+    network: Any = run.model.network
+    return dataclasses.replace(network, remat_policy=policy)
 
 
 def _recomputed(run: RunConfig, policy: str) -> int:
     network = _with_policy(run, policy)
-    return recomputed_flops_per_example(network, *run.data.model_lengths(network.architecture))
+    return network.recomputed_flops(*run.data.model_lengths(network.architecture))
 
 
 def to_text(report: Report) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from t5x_lab.config.errors import UserError
-from t5x_lab.networks.config import NetworkConfig, TransformerConfig
+from t5x_lab.networks.config import NetworkConfig
 from t5x_lab.runs.padding import Ids, cut_left
 
 
@@ -20,8 +20,7 @@ class LengthLimits:
     @property
     def max_positions(self) -> int | None:
         """Tokens that the model can tell the positions of; None where nothing limits them."""
-        c = self._network
-        return c.max_positions if isinstance(c, TransformerConfig) and c.positions == "learned" else None
+        return self._network.max_length
 
     def room(self, max_length: int | None, written: int) -> int | None:
         """Tokens of an input beside `written` ones, where `max_length` or positions limit a sequence; None = any number."""

@@ -2,7 +2,6 @@
 
 import jax
 
-from t5x_lab.networks.flops import flops_per_example
 from t5x_lab.observe.console import Progress, describe, say
 from t5x_lab.observe.hardware import peak_flops
 from t5x_lab.observe.metrics import MetricWriter, NoWriter
@@ -42,7 +41,7 @@ class Recorder:
         self._clock, self._task_names = clock, task_names
         self._totals = {name: read_counter(state.counters[name]) for name in COUNTERS}
         self._by_task = [read_counter(counter) for counter in state.counters["task_tokens"]]
-        self._flops = run.data.batch_size * flops_per_example(run.model.network, *lengths) / num_devices
+        self._flops = run.data.batch_size * run.model.network.flops(*lengths) / num_devices
         self._peak = peak_flops(jax.devices()[0].device_kind)
         self._evaluated: tuple[int, dict[str, float]] = (-1, {})
 

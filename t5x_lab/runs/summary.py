@@ -7,7 +7,6 @@ from etils import epath
 
 from t5x_lab.checkpoints.layout import finished_steps
 from t5x_lab.config.errors import UserError
-from t5x_lab.networks.flops import flops_per_example
 from t5x_lab.observe.hardware import peak_flops
 from t5x_lab.observe.model_info import model_info
 from t5x_lab.runs.assemble import assemble_run, check_positions
@@ -69,7 +68,7 @@ def banner(run: RunConfig, sharded: ShardedModel, first_step: int, lengths: tupl
     tokens = run.data.batch_size * (encoder + decoder)
     end = last_step(budget, first_step)
     steps = end - first_step
-    flops = run.data.batch_size * flops_per_example(run.model.network, encoder, decoder) * steps
+    flops = run.data.batch_size * run.model.network.flops(encoder, decoder) * steps
     kind = devices[0].device_kind
     peak = peak_flops(kind)
     return "\n".join(

@@ -12,8 +12,7 @@ from t5x_lab.data.config import number_of_sentinels
 from t5x_lab.data.objective import Objective, row_lengths
 from t5x_lab.data.objectives import OBJECTIVES
 from t5x_lab.models.model import Model
-from t5x_lab.networks.config import TransformerConfig
-from t5x_lab.networks.flops import flops_per_token
+from t5x_lab.networks.config import check_length
 from t5x_lab.runs.config import GinConfig
 
 ARCHITECTURES = {
@@ -84,7 +83,7 @@ def _cell(name: str, objective_name: str, model: Model, sentinels: int) -> Cell:
         encoder,
         decoder,
         tokens.with_loss / tokens.processed,
-        flops_per_token(network, encoder, decoder),
+        network.flops(encoder, decoder) / (encoder + decoder),
     )
 
 
@@ -99,12 +98,12 @@ def _lengths_that_fit(name: str, objective: Objective, network, sentinels: int) 
         except UserError:  # the objective has no room in so few tokens
             return False
         try:
-            network.check_length(max(row_lengths(network.architecture, [lengths])))
+            check_length(network, max(row_lengths(network.architecture, [lengths])))
         except UserError:
             return True
         return False
 
-    if not isinstance(network, TransformerConfig) or not is_too_long(usual):
+    if network.max_length is None or not is_too_long(usual):
         return complete(usual)
     return complete(bisect.bisect_left(range(1, usual + 1), True, key=is_too_long))
 
