@@ -85,8 +85,9 @@ def test_what_is_factored():
     assert factoring(("layers", "embed", "heads", "kv"), (2, 128, 1, 64), 128).columns == ()
     assert factoring(("layers", "heads", "relpos_buckets"), (2, 128, 128), 1).rows == ()
     assert factoring(("layers", "embed"), (2, 128), 1).averaged == (1,)
-    with pytest.raises(ValueError, match="no rule for the axis 'wings'"):
-        factoring(("wings",), (3,), 1)
+    for axes in (("layers", "wings", None, "tails"), ("layers", None, None, None)):  # a user's own names, or none
+        assert factoring(axes, (2, 8, 2, 4), 8) == factoring(("layers", "embed", "heads", "kv"), (2, 8, 2, 4), 8)
+    assert factoring((None,), (300,), 1).rows == ()
 
 
 def test_the_second_moment_of_a_large_matrix_takes_rows_plus_columns():

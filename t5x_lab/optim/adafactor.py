@@ -44,18 +44,18 @@ class Factoring:
     averaged: tuple[int, ...]
 
 
-def factoring(axes: tuple[str, ...], shape: tuple[int, ...], min_dim_size_to_factor: int) -> Factoring:
+def factoring(axes: tuple[str | None, ...], shape: tuple[int, ...], min_dim_size_to_factor: int) -> Factoring:
     """Derives the factoring of a parameter from its axis names.
 
     It is factored when it has rows and columns, none of its names forbids it, and both sizes (columns such as
-    `heads, kv` joined) reach `min_dim_size_to_factor`.
+    `heads, kv` joined) reach `min_dim_size_to_factor`. Where a dimension has a name that is not known here, or none, the first
+    one is the rows and the others are the columns.
     """
-    unknown = [name for name in axes if name not in ROWS | COLUMNS | BATCH | UNFACTORED]
-    if unknown:
-        raise ValueError(f"Adafactor has no rule for the axis {unknown[0]!r}; add it to ROWS, COLUMNS, BATCH or UNFACTORED.")
-    rows = tuple(i for i, name in enumerate(axes) if name in ROWS)
-    columns = tuple(i for i, name in enumerate(axes) if name in COLUMNS)
     averaged = tuple(i for i, name in enumerate(axes) if name not in BATCH)
+    rows = tuple(i for i in averaged if axes[i] in ROWS)
+    columns = tuple(i for i in averaged if axes[i] in COLUMNS)
+    if set(axes) - ROWS - COLUMNS - BATCH - UNFACTORED:
+        rows, columns = averaged[:1], averaged[1:]
     sizes = [math.prod(shape[i] for i in dims) if dims else 0 for dims in (rows, columns)]
     if min(sizes) < max(min_dim_size_to_factor, 1) or UNFACTORED & set(axes):
         rows = columns = ()
