@@ -17,7 +17,7 @@ from t5x_lab.data.config import ByteVocabulary, SentencePieceVocabulary
 from t5x_lab.data.vocabularies import build_vocabulary
 from t5x_lab.decoding.beam_search import BeamConfig, beam_search, search
 from t5x_lab.decoding.generation import Generated, complete_all
-from t5x_lab.decoding.sampling import SamplingConfig, choose
+from t5x_lab.decoding.sampling import SamplingConfig, choose, replaced
 from t5x_lab.models.model import ModelConfig
 from t5x_lab.partitioning.mesh import MeshShape
 from t5x_lab.runs.inference import Inference
@@ -176,7 +176,7 @@ def slow_text(model, params, prompt, limit, config=SamplingConfig(), seed=0, str
             batch["encoder_input_tokens"] = np.array([[*prompt, *[0] * (24 - len(prompt))]], np.int32)
         else:
             batch["decoder_causal_attention"] = (np.arange(40) <= len(prompt)).astype(np.int32)[None]
-        logits = compiled(model.logits)(params, batch)[:, at]
+        logits = replaced(compiled(model.logits)(params, batch)[:, at], config.logits_fn)
         token = int(choose(logits, config, jax.random.fold_in(key, i)[None])[0])
         written.append(token)
         log_probs.append(float(jax.nn.log_softmax(logits[0])[token]))
@@ -195,6 +195,30 @@ def sharp_model(name, mesh="data=1", devices=1):
     sharded = ShardedModel(ModelConfig(tiny_config(name)), MeshShape.parse(mesh), jax.devices()[:devices])
     params = jax.device_put(random_params(sharded.model), sharded.param_shardings)
     return sharded, params, tiny_model(name)
+
+
+def even_ids_twice_as_sharp(logits):
+    return jnp.where(jnp.arange(logits.shape[-1]) % 2 == 0, 2 * logits, -1e10)
+
+
+@pytest.mark.slow
+def test_a_function_on_logits_decides_what_may_be_written():
+    """Sampled, as in the slow reference; and by beams, whose scores are those of what it leaves."""
+    sharded, params, model = sharp_model("causal_decoder")
+    prompts, limits = made_up_texts(5)
+    sampling = SamplingConfig(1.0, logits_fn=even_ids_twice_as_sharp)
+    for i, tokens, _ in Inference(sharded).generate(
+        params, prompts, limits=limits, eos_id=EOS, sampling=sampling, batch_size=4
+    ):
+        assert tokens.tolist() == slow_text(model, params, prompts[i], limits[i], sampling, stream=i)[0]
+        assert all(token % 2 == 0 for token in tokens)
+    beams = BeamConfig(2, 0.0, logits_fn=even_ids_twice_as_sharp)
+    tokens, scores = Inference(sharded).search(params, prompts[:1], max_tokens=3, beams=beams, eos_id=EOS)
+    assert (tokens % 2 == 0).all() and (np.diff(scores) <= 0).all()
+    greedy, log_probs = slow_text(model, params, prompts[0], 3, SamplingConfig(logits_fn=even_ids_twice_as_sharp))
+    assert sum(log_probs) <= scores[0, 0] + 1e-4 and all(token % 2 == 0 for token in greedy)
+    with pytest.raises(UserError, match="it must keep the shape"):
+        replaced(jnp.zeros((2, 4)), lambda logits: logits[0])
 
 
 @pytest.mark.slow

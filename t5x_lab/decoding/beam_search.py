@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from t5x_lab.config.errors import UserError
+from t5x_lab.decoding.sampling import LogitsFn, replaced
 
 _IMPOSSIBLE = -1e10
 
@@ -20,10 +21,12 @@ class BeamConfig:
       size: hypotheses that are kept at each step.
       alpha: a finished hypothesis of n tokens, the end token included, scores the sum of its log-probabilities divided by
         ((5 + n) / 6) ** alpha (Wu et al. 2016, equation 14); T5 uses 0.6.
+      logits_fn: see `SamplingConfig`.
     """
 
     size: int = 4
     alpha: float = 0.6
+    logits_fn: LogitsFn | None = None
 
     def __post_init__(self):
         if self.size < 1:
@@ -110,7 +113,7 @@ def beam_search(
         return (beams.written < max_tokens) & jnp.any(beams.live_scores[:, 0] / most > beams.done_scores[:, -1])
 
     def write_one(beams: _Beams) -> _Beams:
-        scores = beams.live_scores[..., None] + jax.nn.log_softmax(beams.logits.astype(jnp.float32))
+        scores = beams.live_scores[..., None] + jax.nn.log_softmax(replaced(beams.logits.astype(jnp.float32), config.logits_fn))
         # Of 2K candidates at most K end here, so that K go on.
         candidates = min(2 * size, size * vocab)
         scores, index = jax.lax.top_k(scores.reshape(batch, -1), candidates)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from t5x_lab.decoding.sampling import SamplingConfig, choose
+from t5x_lab.decoding.sampling import SamplingConfig, choose, replaced
 
 Integer = jax.Array | int
 Step = Callable[[Any, jax.Array], tuple[jax.Array, Any]]
@@ -86,8 +86,9 @@ def generate(
 
     def add_token(carry):
         i, s = carry
-        token = choose(s.logits, config, jax.vmap(jax.random.fold_in)(keys, s.length))
-        log_prob = jnp.take_along_axis(jax.nn.log_softmax(s.logits), token[:, None], axis=-1)[:, 0]
+        given = replaced(s.logits, config.logits_fn)
+        token = choose(given, config, jax.vmap(jax.random.fold_in)(keys, s.length))
+        log_prob = jnp.take_along_axis(jax.nn.log_softmax(given), token[:, None], axis=-1)[:, 0]
         place = (rows, jnp.where(s.done, beyond, s.length))  # of a row that is done, beyond the last: dropped
         logits, state = step(s.state, token)
         return i + 1, dataclasses.replace(

@@ -1,6 +1,7 @@
 """Choosing the next token: greedy, temperature, top-k and top-p."""
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 from t5x_lab.config.errors import UserError
 
 _IMPOSSIBLE = -1e10
+LogitsFn = Callable[[jax.Array], jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,11 +21,14 @@ class SamplingConfig:
       top_k: only the k most probable tokens; 0 = all.
       top_p: only the smallest set of most probable tokens whose mass reaches p, after temperature and top_k
         (Holtzman et al. 2020, nucleus sampling); 1 = all.
+      logits_fn: what the model's logits [..., V] are replaced by before all that, or None; keep one function for many calls,
+        each new one compiles anew.
     """
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
+    logits_fn: LogitsFn | None = None
 
     def __post_init__(self):
         if not self.temperature >= 0:
@@ -32,6 +37,20 @@ class SamplingConfig:
             raise UserError(f"top_k is {self.top_k}; it must not be negative. 0 keeps all tokens.")
         if not 0 < self.top_p <= 1:
             raise UserError(f"top_p is {self.top_p}; it must be above 0 and at most 1. 1 keeps all tokens.")
+
+
+def replaced(logits: jax.Array, logits_fn: LogitsFn | None) -> jax.Array:
+    """What a user's function makes of logits float32 [..., V].
+
+    Raises:
+      UserError: when it is not of the same shape.
+    """
+    if logits_fn is None:
+        return logits
+    found = logits_fn(logits)
+    if getattr(found, "shape", None) != logits.shape:
+        raise UserError(f"logits_fn made {found} of logits of shape {logits.shape}; it must keep the shape.")
+    return found.astype(logits.dtype)
 
 
 def choose(logits: jax.Array, config: SamplingConfig, keys: jax.Array) -> jax.Array:

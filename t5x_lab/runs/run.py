@@ -15,7 +15,7 @@ from t5x_lab.checkpoints.manager import save_params
 from t5x_lab.config.errors import NotSet, UserError
 from t5x_lab.data.environment import check_environment
 from t5x_lab.decoding.beam_search import BeamConfig
-from t5x_lab.decoding.sampling import SamplingConfig
+from t5x_lab.decoding.sampling import LogitsFn, SamplingConfig
 from t5x_lab.models.model import Params
 from t5x_lab.partitioning.mesh import MeshShape
 from t5x_lab.runs.checkpoint_config import config_of
@@ -158,6 +158,7 @@ class Run:
         stop: Sequence[str] = (),
         streams: Sequence[int] | None = None,
         max_length: int | None = None,
+        logits_fn: LogitsFn | None = None,
         batch_size: int = 32,
     ) -> list[list[str]]:
         """Completes each prompt `num_samples` times; greedy at temperature 0. See `SamplingConfig`.
@@ -172,6 +173,7 @@ class Run:
           streams: which of the seed's streams of random numbers each prompt draws from; by default its own number's.
           max_length: prompts are cut from the left, so that an encoder reads no more tokens than this, or a decoder no more
             with those that it writes.
+          logits_fn: what logits are replaced by before a token is chosen; see `SamplingConfig`.
           batch_size: texts that are written at a time; a finished one makes room for the next.
 
         Returns:
@@ -184,7 +186,7 @@ class Run:
         limits = limits_of(max_tokens, len(prompts))
         ids, _ = self.fit_prompts(prompts, limits, max_length, numbered("Prompt", prompts))
         if beam_size != 1:
-            beams = BeamConfig(beam_size, beam_alpha)
+            beams = BeamConfig(beam_size, beam_alpha, logits_fn)
             check_beams(beam_size, temperature, num_samples, limits)
             found, _ = self.search_tokens(ids, max_tokens=limits[0], beams=beams, batch_size=batch_size)
             best = zip(ids, found[:, :num_samples], strict=True)
@@ -200,7 +202,7 @@ class Run:
             ids,
             limits=limits,
             eos_id=self.vocabulary.eos_id,
-            sampling=SamplingConfig(temperature, top_k, top_p),
+            sampling=SamplingConfig(temperature, top_k, top_p, logits_fn),
             seed=seed,
             streams=streams,
             is_stopped=(lambda i, tokens: any(end in text_of(i, tokens) for end in stop)) if stop else None,
