@@ -5,6 +5,7 @@ import os
 
 import jax
 import numpy as np
+from conftest import ROOT
 from hypothesis import Phase, settings
 
 from t5x_lab.models.model import Model, ModelConfig
@@ -63,6 +64,12 @@ def random_params(model: Model, seed: int = 0) -> dict:
     """Weights with which everything matters, biases and scales too; no program is compiled for them."""
     rng = np.random.default_rng(seed)
     return jax.tree.map(lambda x: rng.normal(0, 0.3, x.shape).astype(np.float32), model.abstract_params)
+
+
+def documented(page: str, containing: str) -> str:
+    """The first block of code in a page of docs/ that contains a text."""
+    blocks = (ROOT / "docs" / page).read_text().split("```")[1::2]
+    return next(block for block in blocks if containing in block).partition("\n")[2]
 
 
 def random_batch(architecture: str, rows: int = 4, length: int = 12, seed: int = 0, vocab_size: int = 64) -> dict:

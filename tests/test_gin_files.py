@@ -10,6 +10,7 @@ import pytest
 from conftest import ROOT
 from flax import nnx
 from gin.config import _REGISTRY
+from helpers import documented
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.t5x_names import TABLE, documentation, hint
@@ -141,9 +142,8 @@ def test_every_optimizer_file_binds_an_optimizer(file):
 
 def test_an_optimizer_and_a_schedule_of_ones_own():
     """Those of docs/your_own.md."""
-    blocks = (ROOT / "docs" / "your_own.md").read_text().split("```")[1::2]
-    pathlib.Path("my_optimizer.py").write_text(next(block for block in blocks if "sign_sgd" in block).removeprefix("python\n"))
-    pathlib.Path("mine.gin").write_text(next(block for block in blocks if "import my_optimizer" in block))
+    pathlib.Path("my_optimizer.py").write_text(documented("your_own.md", "sign_sgd"))
+    pathlib.Path("mine.gin").write_text(documented("your_own.md", "import my_optimizer"))
     config = GinConfig([*FILES, "mine.gin"], [*NEEDED, "halving.first = 0.25", "halving.every = 2"])
     for run in (config.run(), GinConfig([], [config.text]).run()):
         assert [float(run.optimizer.learning_rate(step)) for step in (0, 1, 2, 4)] == [0.25, 0.25, 0.125, 0.0625]

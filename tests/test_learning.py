@@ -6,7 +6,7 @@ import pathlib
 import commands
 import numpy as np
 import pytest
-from conftest import ROOT
+from helpers import documented
 from runs_of_text import FULL_LM, PREFIX_LM, PREFIX_LM_ED, SPANS, flags, losses
 
 import t5x_lab
@@ -74,11 +74,8 @@ def test_a_budget_of_tokens_ends_training_at_the_first_step_that_spends_it():
 
 def test_the_tutorial_works_as_it_is_written():
     """docs/your_own.md: its module and gin file, in an empty directory with a text; trained, resumed, counted."""
-    blocks = (ROOT / "docs" / "your_own.md").read_text().split("```")[1::2]
-    module = next(block for block in blocks if "seqio.TaskRegistry.add" in block)
-    run = next(block for block in blocks if block.startswith("\nimport my_tasks"))
-    pathlib.Path("my_tasks.py").write_text(module.removeprefix("python\n"))
-    pathlib.Path("my_run.gin").write_text(run)
+    pathlib.Path("my_tasks.py").write_text(documented("your_own.md", "seqio.TaskRegistry.add"))
+    pathlib.Path("my_run.gin").write_text(documented("your_own.md", "import my_tasks"))
     pathlib.Path("my_text.txt").write_text(
         "\n".join(f"It is line {n} of a text that somebody wrote, and it goes on." for n in range(900))
     )

@@ -48,6 +48,12 @@ def test_events_of_a_run_that_was_killed_before_its_first_checkpoint_are_purged(
     assert purged == [1] and [event.step for event in events if event.HasField("summary")][:1] == [1]
 
 
+def test_events_after_the_resumed_step_are_purged_where_the_lines_are_gone_too():
+    write_steps([4], resume_step=3)
+    (file,) = epath.Path("run").glob("events.out*")
+    assert [event.step for event in read_events(file) if event.HasField("session_log")] == [4]
+
+
 def read_events(file):
     """TFRecords: a length in 8 bytes, its checksum, the event, its checksum."""
     data = file.read_bytes()

@@ -10,7 +10,7 @@ from t5x_lab.models.model import Model, ModelConfig
 from t5x_lab.networks import layers, stack
 from t5x_lab.networks.config import TransformerConfig
 from t5x_lab.networks.layers import make_norm
-from t5x_lab.networks.positions import rotary_rates, rotate, sinusoidal
+from t5x_lab.networks.positions import angular_rates, rotate, sinusoidal
 from t5x_lab.ops import attention
 
 TOKENS = np.array([[5, 9, 3, 3, 17, 40, 2], [7, 7, 7, 8, 1, 30, 62]], np.int32)
@@ -95,7 +95,7 @@ def test_a_rotary_decoder_with_grouped_queries():
 def test_rotated_queries_and_keys_know_their_distance_alone():
     rng = np.random.default_rng(0)
     q, k = rng.normal(size=(2, 1, 1, 1, 8)).astype(np.float32)
-    rate = rotary_rates(8)
+    rate = angular_rates(8)
     product = lambda t, s: float((rotate(q, np.array([[t]]), rate) * rotate(k, np.array([[s]]), rate)).sum())
     assert product(9, 4) == pytest.approx(product(105, 100), abs=1e-4)
     assert abs(product(9, 4) - product(9, 5)) > 1e-3

@@ -36,5 +36,5 @@ def run(args: argparse.Namespace) -> None:
                 continue  # the first process speaks for all
             for split, metrics in splits.items():
                 print(f"step {step}  {split}  {describe(metrics)}", file=sys.stderr if args.json else sys.stdout)
-        if args.json and jax.process_index() == 0:
-            print(json.dumps(results))
+        if args.json:
+            print_once(json.dumps(results))

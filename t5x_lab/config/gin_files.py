@@ -76,7 +76,9 @@ def _drop_replaced_macros(bindings: Sequence[str]) -> None:
       UserError: for one that the bindings set.
     """
     said = {text.partition("=")[0].strip() for text in bindings}
-    for name in sorted(_unused_macros() & _shipped_macros()):
+    for name in sorted(_defined_macros() - _used_macros()):
+        if name not in _shipped_macros():
+            continue  # the user's own, which `build` refuses
         if name in said:
             raise UserError(f"Nothing uses {name}: what it feeds is bound to something else. Leave one of the two out.")
         del _CONFIG[name, "gin.macro"]
@@ -88,8 +90,8 @@ def _shipped_macros() -> frozenset[str]:
     return frozenset(name for text in texts for name in re.findall(r"^([A-Z][A-Z0-9_]*) *=", text, re.MULTILINE))
 
 
-def _unused_macros() -> set[str]:
-    return {scope for scope, name in _CONFIG if name == "gin.macro"} - _used_macros()
+def _defined_macros() -> set[str]:
+    return {scope for scope, name in _CONFIG if name == "gin.macro"}
 
 
 def _used_macros() -> set[str]:
@@ -108,9 +110,8 @@ def build(selector: str, hints: Mapping[str, str] = {}):
     """
     _check_macros(selector, hints)
     try:
-        name, _, parameter = selector.partition(".")
-        if parameter:
-            return copy.deepcopy(_CONFIG["", _REGISTRY.get_match(name).selector][parameter])  # which evaluates references
+        if "." in selector:
+            return copy.deepcopy(_bound_to(selector))  # which evaluates references
         return gin.get_configurable(selector)()
     except UserError as error:
         raise UserError(error.sentence) from None
@@ -165,8 +166,8 @@ def flag(name: str, value: object) -> str:
 
 
 def _check_macros(selector: str, hints: Mapping[str, str]) -> None:
-    defined, used = {scope for scope, name in _CONFIG if name == "gin.macro"}, _used_macros()
-    for name in sorted(_unused_macros()):
+    defined, used = _defined_macros(), _used_macros()
+    for name in sorted(defined - used):
         raise UserError(f"Nothing uses {name}.{hint(name) or nearest(name, used)} Macros in use: {', '.join(sorted(used))}.")
     for name in _needed_macros(selector):
         value = _CONFIG.get((name, "gin.macro"), {}).get("value")
@@ -181,12 +182,9 @@ def _check_macros(selector: str, hints: Mapping[str, str]) -> None:
 
 def _needed_macros(selector: str) -> list[str]:
     """Macros that evaluating `selector` will ask for, in the order of the configuration."""
-    name, _, parameter = selector.partition(".")
-    configurable = _REGISTRY.get_match(name).selector
+    is_parameter = "." in selector
+    todo = _next([_bound_to(selector)]) if is_parameter else [("configurable", _REGISTRY.get_match(selector).selector)]
     seen, macros = set(), []
-    todo = [("configurable", configurable)]
-    if parameter:
-        todo = _next([_CONFIG.get(("", configurable), {}).get(parameter)])
     while todo:
         kind, name = todo.pop(0)
         if (kind, name) in seen:
@@ -199,6 +197,12 @@ def _needed_macros(selector: str) -> list[str]:
             values = [v for (_, key), bound in _CONFIG.items() if key == name for v in bound.values()]
         todo += _next(values)
     return macros
+
+
+def _bound_to(selector: str):
+    """The value, perhaps a reference, of a parameter ("RunConfig.model"); None where it has none."""
+    name, _, parameter = selector.partition(".")
+    return _CONFIG.get(("", _REGISTRY.get_match(name).selector), {}).get(parameter)
 
 
 def _next(values: Iterable) -> list[tuple[str, str]]:

@@ -8,9 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from t5x_lab.config.errors import UserError
-from t5x_lab.decoding.sampling import LogitsFn, replaced
-
-_IMPOSSIBLE = -1e10
+from t5x_lab.decoding.sampling import IMPOSSIBLE, LogitsFn, replaced
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +39,7 @@ class BeamConfig:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Beams:
-    """Axes: B prompts, K hypotheses of each, T tokens. Slots that hold nothing yet score `_IMPOSSIBLE`.
+    """Axes: B prompts, K hypotheses of each, T tokens. Slots that hold nothing yet score `IMPOSSIBLE`.
 
     Attributes:
       written: int, tokens written by the hypotheses that go on.
@@ -98,7 +96,7 @@ def beam_search(
     (batch, vocab), size = logits.shape, config.size
     most = config.penalty(max_tokens)
     # All hypotheses begin alike: only the first one counts.
-    first = jnp.where(jnp.arange(size) == 0, 0.0, _IMPOSSIBLE)
+    first = jnp.where(jnp.arange(size) == 0, 0.0, IMPOSSIBLE)
     beams = _Beams(
         written=jnp.int32(0),
         logits=jnp.broadcast_to(logits[:, None], (batch, size, vocab)),
@@ -106,7 +104,7 @@ def beam_search(
         live=jnp.zeros((batch, size, max_tokens), jnp.int32),
         live_scores=jnp.broadcast_to(first, (batch, size)).astype(jnp.float32),
         done=jnp.zeros((batch, size, max_tokens), jnp.int32),
-        done_scores=jnp.full((batch, size), _IMPOSSIBLE, jnp.float32),
+        done_scores=jnp.full((batch, size), IMPOSSIBLE, jnp.float32),
     )
 
     def may_improve(beams: _Beams) -> jax.Array:
@@ -121,12 +119,12 @@ def beam_search(
         tokens = jnp.take_along_axis(beams.live, parent[..., None], axis=1).at[:, :, beams.written].set(token)
         ends = token == eos_id
 
-        done_scores = jnp.where(ends & (scores > _IMPOSSIBLE / 2), scores / config.penalty(beams.written + 1.0), _IMPOSSIBLE)
+        done_scores = jnp.where(ends & (scores > IMPOSSIBLE / 2), scores / config.penalty(beams.written + 1.0), IMPOSSIBLE)
         done_scores = jnp.concatenate([beams.done_scores, done_scores], axis=1)
         best, kept = jax.lax.top_k(done_scores, size)
         done = jnp.take_along_axis(jnp.concatenate([beams.done, tokens], axis=1), kept[..., None], axis=1)
 
-        live_scores, going_on = jax.lax.top_k(jnp.where(ends, _IMPOSSIBLE, scores), size)
+        live_scores, going_on = jax.lax.top_k(jnp.where(ends, IMPOSSIBLE, scores), size)
         pick = lambda x: jnp.take_along_axis(x, going_on, axis=1)
         rows = (jnp.arange(batch)[:, None] * size + pick(parent)).reshape(-1)
         next_logits, state = step(reorder(beams.state, rows), pick(token).reshape(-1))
@@ -142,7 +140,7 @@ def beam_search(
 
     beams = jax.lax.while_loop(may_improve, write_one, beams)
     # Unfinished ones take the places that no finished one has.
-    is_done = beams.done_scores > _IMPOSSIBLE / 2
+    is_done = beams.done_scores > IMPOSSIBLE / 2
     place = jnp.maximum(jnp.arange(size)[None] - jnp.sum(is_done, axis=1, keepdims=True), 0)
     live = jnp.take_along_axis(beams.live, place[..., None], axis=1)
     live_scores = jnp.take_along_axis(beams.live_scores, place, axis=1) / most

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from t5x_lab.config.errors import UserError
 
-_IMPOSSIBLE = -1e10
+IMPOSSIBLE = -1e10
 LogitsFn = Callable[[jax.Array], jax.Array]
 
 
@@ -60,13 +60,13 @@ def choose(logits: jax.Array, config: SamplingConfig, keys: jax.Array) -> jax.Ar
     logits = logits / config.temperature
     if config.top_k:
         smallest_kept = jax.lax.top_k(logits, min(config.top_k, logits.shape[-1]))[0][:, -1:]
-        logits = jnp.where(logits < smallest_kept, _IMPOSSIBLE, logits)
+        logits = jnp.where(logits < smallest_kept, IMPOSSIBLE, logits)
     if config.top_p < 1.0:
         ordered = jnp.sort(logits, axis=-1)[:, ::-1]
         probabilities = jax.nn.softmax(ordered, axis=-1)
         mass_before = jnp.cumsum(probabilities, axis=-1) - probabilities
         smallest_kept = jnp.min(jnp.where(mass_before < config.top_p, ordered, jnp.inf), axis=-1, keepdims=True)
-        logits = jnp.where(logits < smallest_kept, _IMPOSSIBLE, logits)
+        logits = jnp.where(logits < smallest_kept, IMPOSSIBLE, logits)
     return jax.vmap(jax.random.categorical)(keys, logits).astype(jnp.int32)
 
 

@@ -13,7 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from t5x_lab.networks.config import TransformerConfig
 from t5x_lab.networks.layers import Projection, RMSNorm, normal
-from t5x_lab.networks.positions import rotary_rates, rotate
+from t5x_lab.networks.positions import angular_rates, rotate
 from t5x_lab.ops.attention import DiagonalBias, Mask, dot_product_attention
 
 
@@ -85,7 +85,7 @@ class MultiHeadAttention(nnx.Module):
         return KeyValues(self._shard_and_name(key, self.kv_heads), self._shard_and_name(self.value(x_BSD), self.kv_heads))
 
     def _rotate(self, x_BTNH: jax.Array, positions: jax.Array) -> jax.Array:
-        return rotate(x_BTNH, positions, rotary_rates(x_BTNH.shape[-1], *self.rotary))
+        return rotate(x_BTNH, positions, angular_rates(x_BTNH.shape[-1], *self.rotary))
 
     def _shard_and_name(self, x: jax.Array, heads: str) -> jax.Array:
         """Sharded, and named for the remat policies."""

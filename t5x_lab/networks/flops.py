@@ -1,7 +1,8 @@
 """Model FLOPs by hand: a multiply-add is two, the backward pass twice the forward, attention counted in full.
 
 XLA's own count is wrong under scan and for kernels; 6 * parameters * tokens is wrong for encoder-decoders, where a token
-crosses one of the two stacks. Recomputation (remat) is not in the model's FLOPs. S encoder length, T decoder length.
+crosses one of the two stacks. Recomputation (remat) is not in the model's FLOPs. S encoder length, T decoder length;
+`c` is the network's configuration, which imports this file.
 """
 
 from typing import Any

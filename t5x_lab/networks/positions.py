@@ -52,16 +52,9 @@ class RelativeBias(nnx.Module):
         return DiagonalBias(self.rel_embedding[...][:, buckets].astype(dtype), span)
 
 
-def sinusoidal(positions_BT: jax.Array, emb_dim: int) -> jax.Array:
-    """Float32 [B, T, D]: sines in even columns, cosines in odd ones, wavelengths 2 pi to 20,000 pi (Vaswani et al. 2017)."""
-    rate = 10_000.0 ** (-np.arange(0, emb_dim, 2) / emb_dim)
-    angle = positions_BT[:, :, None].astype(jnp.float32) * rate[None, None]
-    return jnp.stack([jnp.sin(angle), jnp.cos(angle)], axis=-1).reshape(*positions_BT.shape, emb_dim)
-
-
-def rotary_rates(head_dim: int, theta: float = 10_000.0, scaling: RotaryScaling | None = None) -> np.ndarray:
-    """Float64 [H / 2]: radians that each pair of a head is turned by per position, theta**(-2h/H), and scaled."""
-    half = head_dim // 2
+def angular_rates(size: int, theta: float = 10_000.0, scaling: RotaryScaling | None = None) -> np.ndarray:
+    """Float64 [size / 2]: radians per position of each pair of dimensions, theta**(-2 * pair / size), and scaled."""
+    half = size // 2
     rate = theta ** (-np.arange(half) / half)
     if scaling is None:
         return rate
@@ -69,6 +62,12 @@ def rotary_rates(head_dim: int, theta: float = 10_000.0, scaling: RotaryScaling 
     kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     kept = np.clip(kept, 0.0, 1.0)
     return kept * rate + (1 - kept) * rate / scaling.factor
+
+
+def sinusoidal(positions_BT: jax.Array, emb_dim: int) -> jax.Array:
+    """Float32 [B, T, D]: sines in even columns, cosines in odd ones, wavelengths 2 pi to 20,000 pi (Vaswani et al. 2017)."""
+    angle = positions_BT[:, :, None].astype(jnp.float32) * angular_rates(emb_dim)[None, None]
+    return jnp.stack([jnp.sin(angle), jnp.cos(angle)], axis=-1).reshape(*positions_BT.shape, emb_dim)
 
 
 def rotate(x_BTNH: jax.Array, positions_BT: jax.Array, rate: np.ndarray) -> jax.Array:

@@ -42,7 +42,7 @@ class MetricWriter:
         except OSError as error:
             raise UserError(f"{path} cannot be written: {error.strerror}. Make room, or choose another MODEL_DIR.") from error
         self._waiting: list[bytes] = []
-        self._purge_step = resume_step + 1 if before else None
+        self._purge_step = resume_step + 1 if before or resume_step else None
         self._events: EventsWriter | None = None
         self._failing = False
         self._flushed = self._copied = time.monotonic()

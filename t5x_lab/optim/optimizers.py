@@ -10,7 +10,7 @@ from optax import contrib
 from t5x_lab.config.checks import check_types, in_range, positive
 from t5x_lab.config.errors import UserError
 from t5x_lab.optim.adafactor import BATCH, UNFACTORED, adafactor
-from t5x_lab.optim.schedules import LearningRate, Schedule, check_schedule
+from t5x_lab.optim.schedules import LearningRate, Schedule
 from t5x_lab.partitioning.rules import is_axes
 
 
@@ -32,6 +32,17 @@ class Optimizer(Protocol):
 
         Its updates are added to the parameters.
         """
+
+
+def check_optimizer(config) -> None:
+    """`check_types`, with a sentence of its own for a number in the place of a schedule."""
+    rate = config.learning_rate
+    if isinstance(rate, int | float):
+        raise UserError(
+            f"{type(config).__name__}.learning_rate is {rate}; it is a function of the step. For a constant one bind "
+            f'@LearningRate(), LearningRate.factors = "constant" and LearningRate.base_learning_rate = {rate}.'
+        )
+    check_types(config)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,8 +70,7 @@ class Adafactor:
     weight_decay: float | None = None
 
     def __post_init__(self):
-        check_schedule(self)
-        check_types(self)
+        check_optimizer(self)
         in_range(self, "momentum", 0.0, 1.0)
         positive(self, "clipping_threshold", "min_dim_size_to_factor")
         if not 0 < self.decay_rate < 1:
@@ -83,8 +93,7 @@ class AdamW:
     clip_global_norm: float | None = 1.0
 
     def __post_init__(self):
-        check_schedule(self)
-        check_types(self)
+        check_optimizer(self)
         in_range(self, "b1", 0.0, 1.0)
         in_range(self, "b2", 0.0, 1.0)
         positive(self, "epsilon", "clip_global_norm")
@@ -106,8 +115,7 @@ class Lion:
     clip_global_norm: float | None = 1.0
 
     def __post_init__(self):
-        check_schedule(self)
-        check_types(self)
+        check_optimizer(self)
         in_range(self, "b1", 0.0, 1.0)
         in_range(self, "b2", 0.0, 1.0)
         positive(self, "clip_global_norm")
@@ -127,8 +135,7 @@ class Sgd:
     clip_global_norm: float | None = None
 
     def __post_init__(self):
-        check_schedule(self)
-        check_types(self)
+        check_optimizer(self)
         in_range(self, "momentum", 0.0, 1.0)
         positive(self, "clip_global_norm")
 
@@ -165,8 +172,7 @@ class Muon:
     clip_global_norm: float | None = 1.0
 
     def __post_init__(self):
-        check_schedule(self)
-        check_types(self)
+        check_optimizer(self)
         for field in ("beta", "adam_b1", "adam_b2"):
             in_range(self, field, 0.0, 1.0)
         positive(self, "ns_steps", "consistent_rms", "clip_global_norm")

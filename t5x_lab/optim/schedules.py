@@ -67,16 +67,6 @@ class LearningRate:
         return jnp.maximum(rate, self.min_learning_rate).astype(jnp.float32)
 
 
-def check_schedule(config) -> None:
-    """Raises a `UserError` where a number stands for the schedule of an optimizer."""
-    rate = config.learning_rate
-    if isinstance(rate, int | float):
-        raise UserError(
-            f"{type(config).__name__}.learning_rate is {rate}; it is a function of the step. For a constant one bind "
-            f'@LearningRate(), LearningRate.factors = "constant" and LearningRate.base_learning_rate = {rate}.'
-        )
-
-
 FACTORS: dict[str, Callable] = {
     "constant": lambda c, n: c.base_learning_rate,
     "linear_warmup": lambda c, n: jnp.minimum(1.0, n / c.warmup_steps),

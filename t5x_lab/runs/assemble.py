@@ -11,7 +11,6 @@ import optax
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.models.model import Params
-from t5x_lab.networks.config import check_length
 from t5x_lab.optim.optimizers import Optimizer
 from t5x_lab.partitioning.rules import optimizer_shardings
 from t5x_lab.runs.config import RunConfig
@@ -89,8 +88,3 @@ def assemble_run(run: RunConfig, sharded: ShardedModel, num_tasks: int) -> Train
         seed=run.seed,
         num_tasks=num_tasks,
     )
-
-
-def check_positions(run: RunConfig, lengths: tuple[int, int]) -> None:
-    """Raises a `UserError` when the model cannot tell the positions of sequences of these lengths."""
-    check_length(run.model.network, max(lengths))

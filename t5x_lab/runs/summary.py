@@ -7,9 +7,10 @@ from etils import epath
 
 from t5x_lab.checkpoints.layout import finished_steps
 from t5x_lab.config.errors import UserError
+from t5x_lab.networks.config import check_length
 from t5x_lab.observe.hardware import peak_flops
 from t5x_lab.observe.model_info import model_info
-from t5x_lab.runs.assemble import assemble_run, check_positions
+from t5x_lab.runs.assemble import assemble_run
 from t5x_lab.runs.config import GinConfig, RunConfig
 from t5x_lab.runs.sharded_model import ShardedModel
 from t5x_lab.runs.starting_point import find_starting_point
@@ -43,7 +44,7 @@ def dry_run(config: GinConfig) -> str:
         start = (
             f"{_unreadable(run)} cannot be read from here ({type(error).__name__}); what a run would start from is not known."
         )
-    check_positions(run, lengths)
+    check_length(run.model.network, max(lengths))
     text = banner(run, sharded, 0, lengths, budget_of(run, lengths, 0))
     return "\n".join([with_model_info(config, sharded), text, start])
 

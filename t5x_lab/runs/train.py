@@ -10,10 +10,11 @@ from t5x_lab.checkpoints.layout import read_info
 from t5x_lab.checkpoints.manager import Checkpoints
 from t5x_lab.checkpoints.saving import Saver
 from t5x_lab.data.environment import check_environment
+from t5x_lab.networks.config import check_length
 from t5x_lab.observe.console import say
 from t5x_lab.observe.profile import Profiled, check_profiler
 from t5x_lab.partitioning.distributed import broadcast, fail_together
-from t5x_lab.runs.assemble import Training, assemble_run, check_positions
+from t5x_lab.runs.assemble import Training, assemble_run
 from t5x_lab.runs.config import GinConfig, RunConfig
 from t5x_lab.runs.evaluate import LossEvaluation, TaskEvaluation
 from t5x_lab.runs.recording import Recorder
@@ -123,7 +124,7 @@ def prepare(config: GinConfig) -> Job:
     from t5x_lab.data import pipeline  # TensorFlow, once everything that does not need it is known to be right
 
     tasks = pipeline.resolve_tasks(run.data, run.model.network.architecture, run.model.network.vocab_size)
-    check_positions(run, tasks.lengths)
+    check_length(run.model.network, max(tasks.lengths))
     sharded = ShardedModel(run.model, run.mesh_shape)
     training = assemble_run(run, sharded, num_tasks=len(tasks.parts))
     measure = TaskEvaluation(config, sharded, tasks) if run.infer_eval.period else None
