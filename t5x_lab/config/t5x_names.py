@@ -164,7 +164,7 @@ def names(theirs: str) -> Iterator[str]:
     words = theirs.replace(", ", ",").split()
     for word in words:
         owner, brace, parameters = word.partition(".{")
-        yield from (f"{owner}.parameter" for parameter in parameters[:-1].split(",")) if brace else (word,)
+        yield from (f"{owner}.{parameter}" for parameter in parameters[:-1].split(",")) if brace else (word,)
 
 
 _ROWS = {name: row for rows in TABLE.values() for row in rows for name in names(row.theirs)}
