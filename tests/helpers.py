@@ -9,7 +9,9 @@ from conftest import ROOT
 from hypothesis import Phase, settings
 
 from t5x_lab.models.model import Model, ModelConfig
-from t5x_lab.networks.config import LstmConfig, NetworkConfig, TransformerConfig
+from t5x_lab.networks.lstm import LstmConfig
+from t5x_lab.networks.network import Network
+from t5x_lab.networks.transformer import TransformerConfig
 
 SCALE = int(os.environ.get("PROPERTY_SCALE", "1"))  # benchmarks/properties.py draws many more cases, other ones each time
 
@@ -38,7 +40,7 @@ def architecture_of(name: str) -> str:
     return VARIANTS[name][0] if name in VARIANTS else name
 
 
-def tiny_config(name: str, **changes) -> NetworkConfig:
+def tiny_config(name: str, **changes) -> Network:
     """A network of one of `ARCHITECTURES`, "encoder" or `VARIANTS`."""
     if name == "lstm":
         return LstmConfig(vocab_size=64, emb_dim=16, hidden_dim=24, dtype="float32", **changes)

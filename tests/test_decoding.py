@@ -19,6 +19,7 @@ from t5x_lab.decoding.beam_search import BeamConfig, beam_search, search
 from t5x_lab.decoding.generation import Generated, complete_all
 from t5x_lab.decoding.sampling import SamplingConfig, choose, replaced
 from t5x_lab.models.model import ModelConfig
+from t5x_lab.networks.network import has_encoder
 from t5x_lab.partitioning.mesh import MeshShape
 from t5x_lab.runs.inference import Inference
 from t5x_lab.runs.padding import bucket, scoring_batch
@@ -292,11 +293,11 @@ def test_scores_with_shared_inputs_equal_those_of_the_whole_sequence(name):
         alone = inference.score(params, [inputs[i]], [targets[i]])
         np.testing.assert_allclose(shared[0][i], alone[0][0], rtol=1e-4, atol=1e-4)
         assert shared[1][i] == alone[1][0]
-    has_encoder = model.config.network.has_encoder
+    with_encoder = has_encoder(model.config.network)
     for i in range(20):
-        batch = scoring_batch([inputs[i]], [targets[i]], has_encoder)
+        batch = scoring_batch([inputs[i]], [targets[i]], with_encoder)
         logits = np.asarray(compiled(model.logits)(params, batch))[0]
-        first = 0 if has_encoder else len(inputs[i])
+        first = 0 if with_encoder else len(inputs[i])
         logits = logits[first : first + len(targets[i])]
         np.testing.assert_allclose(
             shared[0][i], log_softmax(logits)[np.arange(len(targets[i])), targets[i]].sum(), rtol=1e-4, atol=1e-4

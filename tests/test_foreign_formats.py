@@ -26,7 +26,8 @@ from t5x_lab.checkpoints.lazy_tensors import LazyTensor, concatenate, from_array
 from t5x_lab.cli.main import main as cli_main
 from t5x_lab.config.errors import UserError
 from t5x_lab.models.model import Model, ModelConfig
-from t5x_lab.networks.config import RotaryScaling, TransformerConfig
+from t5x_lab.networks.config import RotaryScaling
+from t5x_lab.networks.transformer import TransformerConfig
 from t5x_lab.optim.optimizers import Adafactor
 from t5x_lab.optim.schedules import LearningRate
 from t5x_lab.partitioning.mesh import MeshShape

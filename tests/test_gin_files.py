@@ -14,7 +14,6 @@ from helpers import documented
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.t5x_names import TABLE, documentation, hint
-from t5x_lab.models.model import Model
 from t5x_lab.partitioning.mesh import MeshShape
 from t5x_lab.runs.assemble import assemble
 from t5x_lab.runs.config import GinConfig
@@ -161,7 +160,7 @@ def test_an_activation_of_ones_own():
     mine = ["import my_activation", 'TransformerConfig.mlp_activations = (@squared_relu, "linear")']
     config = GinConfig(FILES, [*NEEDED, *mine])
     for model in (config.model(), GinConfig([], [config.text]).model()):
-        activations = Model(model)._make(nnx.Rngs(0)).encoder.layers.mlp.activations
+        activations = model.network.make(nnx.Rngs(0), lambda x, axes: x).encoder.layers.mlp.activations
         assert [float(f(np.float32(3.0))) for f in activations] == [9.0, 3.0]
 
 

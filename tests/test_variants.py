@@ -8,9 +8,9 @@ from helpers import compiled, random_batch, random_params, tiny_config, tiny_mod
 from t5x_lab.config.errors import UserError
 from t5x_lab.models.model import Model, ModelConfig
 from t5x_lab.networks import layers, stack
-from t5x_lab.networks.config import TransformerConfig
 from t5x_lab.networks.layers import make_norm
 from t5x_lab.networks.positions import angular_rates, rotate, sinusoidal
+from t5x_lab.networks.transformer import TransformerConfig
 from t5x_lab.ops import attention
 
 TOKENS = np.array([[5, 9, 3, 3, 17, 40, 2], [7, 7, 7, 8, 1, 30, 62]], np.int32)

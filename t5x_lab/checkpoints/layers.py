@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 from t5x_lab.checkpoints.layout import named_leaves
 from t5x_lab.checkpoints.lazy_tensors import LazyTensor, stack
 from t5x_lab.models.model import Model, ModelConfig
-from t5x_lab.networks.config import NetworkConfig
+from t5x_lab.networks.network import Network
 
 UNSTACKED = re.compile(r"(.*?)/layers_(\d+)/(.*)")
-_STACKED = re.compile(r"(.*?)/layers/(.*)")
+_STACKED = re.compile(r"(.*?)/layers/(?!\d+/)(.*)")  # not a list of layers, each with arrays of its own
 
 
 class Part(NamedTuple):
@@ -43,7 +43,7 @@ def unstacked_parts(leaves: Mapping[str, Any]) -> dict[str, Part]:
     return parts
 
 
-def parts_of(network: NetworkConfig) -> dict[str, Part]:
+def parts_of(network: Network) -> dict[str, Part]:
     """Parts of a network's parameters."""
     model = Model(ModelConfig(network))
     return unstacked_parts(named_leaves(model.abstract_params))

@@ -14,7 +14,6 @@ import re
 import shlex
 import sys
 import tokenize
-import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import gin
@@ -22,6 +21,7 @@ from gin.config import _CONFIG, _FILE_READERS, _LOCATION_PREFIXES, _REGISTRY, Co
 
 from t5x_lab.config.errors import NotSet, UserError, nearest
 from t5x_lab.config.t5x_names import hint
+from t5x_lab.config.user_code import raised_in
 
 PACKAGE_GIN = pathlib.Path(__file__).resolve().parent.parent / "gin"
 
@@ -125,20 +125,12 @@ def build(selector: str, hints: Mapping[str, str] = {}):
 
 
 _OF_GIN = (ValueError, TypeError, SyntaxError, OSError, ImportError, AttributeError, NameError, tokenize.TokenError)
-_LIBRARIES = ("site-packages", "dist-packages", str(pathlib.Path(os.__file__).parent), str(PACKAGE_GIN.parent))
 
 
 def _raise_if_of_user_code(error: Exception) -> None:
-    """Raises a `UserError` with file and line for an error in a module that is neither ours nor installed."""
-    frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
-    if isinstance(error, SyntaxError) and str(error.filename).endswith(".py"):
-        frames.append((str(error.filename), error.lineno))
-    own = [(file, line) for file, line in frames if os.path.exists(file) and not any(part in file for part in _LIBRARIES)]
-    if own:
-        file, line = own[-1]
-        what = str(error.args[0] if error.args else error).splitlines()[0] if str(error) else ""
-        kind = type(error).__name__
-        raise UserError(f"{os.path.relpath(file)}, line {line}, raises {kind}: {what}".rstrip(": ") + ".") from error
+    where = raised_in(error)
+    if where:
+        raise UserError(f"{where}.") from error
 
 
 def config_text() -> str:
@@ -263,7 +255,8 @@ def _sentence(error: Exception, search_paths: Sequence[str]) -> str:
             "Python's path."
         )
     if match := re.search(r"missing \d+ required .*?argument.*?: (.+?)(?:\n|$)", text):
-        return f"The configuration does not set {match[1]}: {text.splitlines()[0]}"
+        more = ". A network is bound without parentheses, @Name: it is made with the run's seed" if match[1] == "'rngs'" else ""
+        return f"The configuration does not set {match[1]}: {text.splitlines()[0]}{more}"
     first = " ".join(line.strip() for line in text.splitlines()[:2])
     return f"Gin cannot read the configuration{place}: {first}"
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from t5x_lab.config.errors import UserError
+from t5x_lab.decoding.rows import reorder_rows, take_rows
 from t5x_lab.decoding.sampling import IMPOSSIBLE, LogitsFn, replaced
 
 
@@ -61,9 +62,10 @@ class _Beams:
 def search(model, params: Any, prompts: jax.Array, max_tokens: int, config: BeamConfig, eos_id: int):
     """Beam search after prompts int [B, P], with the model's `prefill` and `decode_step`; returns what `beam_search` does."""
     logits, state = model.prefill(params, prompts, max_tokens)
-    reorder = lambda state, rows: state.reorder(rows)
-    state = state.take(jnp.repeat(jnp.arange(prompts.shape[0]), config.size))
-    return beam_search(model.decode_step(params), logits, state, reorder, max_tokens=max_tokens, eos_id=eos_id, config=config)
+    state = take_rows(state, jnp.repeat(jnp.arange(prompts.shape[0]), config.size))
+    return beam_search(
+        model.decode_step(params), logits, state, reorder_rows, max_tokens=max_tokens, eos_id=eos_id, config=config
+    )
 
 
 def beam_search(

@@ -1,7 +1,6 @@
 """Generation token by token, with continuous batching: a row takes up the next prompt as soon as its sequence is finished.
 
-Everything here works over any decode step `(state, tokens) -> (logits, state)`; a state knows how to `put` other rows into
-itself.
+Everything here works over any decode step `(state, tokens) -> (logits, state)`.
 """
 
 import collections
@@ -13,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from t5x_lab.decoding.rows import put_rows
 from t5x_lab.decoding.sampling import SamplingConfig, choose, replaced
 
 Integer = jax.Array | int
@@ -51,9 +51,7 @@ class Sequences:
 
     def put(self, rows: jax.Array, other: "Sequences") -> "Sequences":
         """Replaces these rows by those of `other`; a row number beyond the last is skipped."""
-        put = lambda old, new: old.at[rows].set(new, mode="drop")
-        without_state = (dataclasses.replace(sequences, state=None) for sequences in (self, other))
-        return dataclasses.replace(jax.tree.map(put, *without_state), state=self.state.put(rows, other.state))
+        return put_rows(self, rows, other)
 
 
 def start(logits: jax.Array, state: Any, limit: jax.Array, stream: jax.Array, max_tokens: int) -> Sequences:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from t5x_lab.config.errors import UserError, nearest
-from t5x_lab.networks.transformer import Batch
+from t5x_lab.networks.network import Batch
 
 NORMALIZERS = ("NUM_REAL_TARGET_TOKENS", "NUM_TOTAL_TARGET_TOKENS", "AVERAGE_PER_SEQUENCE")
 

@@ -4,23 +4,23 @@ Parameters are nested dicts of arrays, so that optimizers, checkpoints and shard
 """
 
 import dataclasses
+import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx, traverse_util
 
 from t5x_lab.config.checks import check_types
 from t5x_lab.config.errors import UserError
+from t5x_lab.decoding.rows import take_rows
 from t5x_lab.models.loss import check_normalizer, target_tokens, token_weights
-from t5x_lab.networks.config import NetworkConfig, TransformerConfig
-from t5x_lab.networks.layers import output_matrix
-from t5x_lab.networks.lstm import Lstm
-from t5x_lab.networks.transformer import Batch, Transformer
-from t5x_lab.ops.cross_entropy import CrossEntropy, TokenLosses, cross_entropy
-
-Params = dict
+from t5x_lab.networks.checks import check_network
+from t5x_lab.networks.functional import Functional, Params
+from t5x_lab.networks.network import Batch, Network
+from t5x_lab.networks.of_module import OfModule
+from t5x_lab.ops.cross_entropy import CrossEntropy, TokenLosses, cross_entropy, cross_entropy_of_logits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,19 +28,22 @@ class ModelConfig:
     """A network and its loss.
 
     Attributes:
-      network: its shapes.
+      network: a `Network`, or the class of an NNX module, see `OfModule`.
       z_loss: weight of log(Z)**2 per token with loss, 1e-4 in T5's code.
       label_smoothing: probability mass moved from the target to all other tokens.
       loss_normalizing_factor: see `weights_and_normalizer`; None is T5X's sum over tokens.
     """
 
-    network: NetworkConfig
+    network: Network
     z_loss: float = 1e-4
     label_smoothing: float = 0.0
     loss_normalizing_factor: float | str | None = "NUM_REAL_TARGET_TOKENS"
 
     def __post_init__(self):
+        if callable(self.network) and not hasattr(self.network, "make"):
+            object.__setattr__(self, "network", OfModule(self.network))
         check_types(self)
+        check_network(self.network)
         check_normalizer(self.loss_normalizing_factor)
         if self.z_loss < 0:
             raise UserError(f"Z_LOSS is {self.z_loss}; it must not be negative. T5 uses 1e-4; 0.0 turns it off.")
@@ -92,34 +95,35 @@ class Model:
     def __init__(self, config: ModelConfig, constrain: Callable = lambda x, axes: x, batch_shards: int = 1):
         self.config, self._constrain, self._batch_shards = config, constrain, batch_shards
 
-        def make(rngs):
-            network = Transformer if isinstance(config.network, TransformerConfig) else Lstm
-            return network(config.network, constrain=constrain, rngs=rngs)
-
-        self._make = make
-        self._graph, self._abstract = nnx.split(nnx.eval_shape(lambda: make(nnx.Rngs(params=0))), nnx.Param)
-        self.abstract_params: Params = nnx.to_pure_dict(self._abstract)
-        flat_axes = {path: param.get_metadata("axes") for path, param in nnx.to_flat_state(self._abstract)}
-        self.axes: dict = traverse_util.unflatten_dict(flat_axes)
+        self._functional = Functional(lambda rngs: config.network.make(rngs, constrain))
+        self.abstract_params, self.axes = self._functional.abstract_params, self._functional.axes
         self.num_parameters = sum(leaf.size for leaf in jax.tree.leaves(self.abstract_params))
+        self.generates = hasattr(self._functional.abstract_module(), "prefill")
 
     def init(self, key: jax.Array) -> Params:
         """Fresh float32 parameters."""
-        return nnx.to_pure_dict(nnx.state(self._make(nnx.Rngs(params=key)), nnx.Param))
+        return self._functional.init(key)
 
-    def network(self, params: Params) -> Transformer | Lstm:
-        """The NNX module with these parameters in it."""
-        state = jax.tree.map(lambda x: x, self._abstract)
-        nnx.replace_by_pure_dict(state, params)
-        return nnx.merge(self._graph, state)
+    def check_generates(self, function: str) -> None:
+        """Raises a `UserError` that names the function, where the network cannot decode step by step."""
+        if not self.generates:
+            name = getattr(self.config.network, "name", type(self.config.network).__name__)
+            raise UserError(
+                f"{function} needs a network that decodes step by step, and {name} has no prefill and decode. It trains, "
+                "evaluates, scores and ranks without them; t5x_lab.protocols.Decoder says what they are."
+            )
+
+    def network(self, params: Params) -> Any:
+        """The NNX module with these parameters in it, as it is used."""
+        return self._functional.module(params)
 
     def logits(self, params: Params, batch: Batch, dropout_key: jax.Array | None = None) -> jax.Array:
         """Teacher-forced logits, float32 [B, T, V]; of an encoder alone, [B, S, V]."""
-        network = self.network(params)
-        return network.logits(network(batch, dropout_key))
+        network, hidden = self._hidden(params, batch, dropout_key)
+        return network.logits(hidden)
 
     def prefill(self, params: Params, prompt: jax.Array, max_tokens: int) -> tuple[jax.Array, Any]:
-        """Runs prompts [B, P], see `Transformer.prefill`; returns the next token's logits, float32 [B, V], and the state."""
+        """Runs prompts [B, P], see `Decoder.prefill`; returns the next token's logits, float32 [B, V], and the state."""
         network = self.network(params)
         hidden, state = network.prefill(prompt, max_tokens)
         return network.logits(hidden[:, None])[:, 0], state
@@ -129,11 +133,13 @@ class Model:
 
         Make it outside of the loop that calls it.
         """
-        network: Any = self.network(params)
-        layers = network.unstack()
+        network = self.network(params)
+        decode = network.decode
+        if hasattr(network, "unstack"):
+            decode = functools.partial(decode, layers=network.unstack())
 
         def step(state: Any, token: jax.Array) -> tuple[jax.Array, Any]:
-            hidden, state = network.decode(state, token[:, None], layers)
+            hidden, state = decode(state, token[:, None])
             return network.logits(hidden)[:, 0], state
 
         return step
@@ -142,10 +148,10 @@ class Model:
         """Loss sums of a batch; `objective_weights` [B, T] are the loss weights unless given."""
         weights = token_weights(batch)
         objective_weights = weights if objective_weights is None else objective_weights
-        network = self.network(params)
+        network, hidden = self._hidden(params, batch, dropout_key)
         objective, tokens = self._cross_entropy(
             network,
-            network(batch, dropout_key),
+            hidden,
             target_tokens(batch),
             objective_weights,
             z_loss=self.config.z_loss,
@@ -162,26 +168,33 @@ class Model:
     def score(self, params: Params, batch: Batch) -> Scores:
         """Scores each row's target tokens with loss; no z-loss, no label smoothing."""
         weights = (token_weights(batch) > 0).astype(jnp.float32)
-        network = self.network(params)
-        return _summed(self._cross_entropy(network, network(batch), target_tokens(batch), weights)[1], weights)
+        network, hidden = self._hidden(params, batch)
+        return _summed(self._cross_entropy(network, hidden, target_tokens(batch), weights)[1], weights)
 
     def score_continuations(self, params: Params, prompts: jax.Array, rows: jax.Array, targets: jax.Array) -> Scores:
         """Scores targets [R, T], 0 = padding; target r follows prompt rows[r] of the prompts [U, P].
 
         A prompt is run once for all its targets.
         """
-        network: Any = self.network(params)
+        network = self.network(params)
         steps = targets.shape[1]
         hidden, state = network.prefill(prompts, steps)
         hidden = hidden[rows][:, None]
         if steps > 1:
-            after, _ = network.decode(state.take(rows), targets[:, :-1])
+            after, _ = network.decode(take_rows(state, rows), targets[:, :-1])
             hidden = jnp.concatenate([hidden, after], axis=1)
         weights = (targets > 0).astype(jnp.float32)
         return _summed(self._cross_entropy(network, hidden, targets, weights)[1], weights)
 
+    def _hidden(self, params: Params, batch: Batch, dropout_key: jax.Array | None = None) -> tuple[Any, jax.Array]:
+        network = self._functional.module(params, dropout_key)
+        takes_key = "dropout_key" in inspect.signature(network.__call__).parameters
+        return network, network(batch, **({"dropout_key": dropout_key} if takes_key else {}))
+
     def _cross_entropy(self, network, hidden, targets, weights, **loss) -> tuple[jax.Array, TokenLosses]:
-        matrix, scale = output_matrix(network)
+        if not hasattr(network, "output_matrix"):
+            return cross_entropy_of_logits(network.logits(hidden), targets, weights, CrossEntropy(**loss))
+        matrix, scale = network.output_matrix()
         config = CrossEntropy(scale=scale, shards=self._batch_shards, constrain=self._constrain, **loss)
         return cross_entropy(hidden, matrix, targets, weights, config)
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from t5x_lab.networks.config import TransformerConfig
+from t5x_lab.networks.config import TransformerShape
 from t5x_lab.networks.layers import Projection, RMSNorm, normal
 from t5x_lab.networks.positions import angular_rates, rotate
 from t5x_lab.ops.attention import DiagonalBias, Mask, dot_product_attention
@@ -58,7 +58,7 @@ class MultiHeadAttention(nnx.Module):
     A mesh's `tensor` axis splits the heads here, and the sequence is whole.
     """
 
-    def __init__(self, config: TransformerConfig, *, constrain: Callable, rngs: nnx.Rngs):
+    def __init__(self, config: TransformerShape, *, constrain: Callable, rngs: nnx.Rngs):
         c = config
 
         def project(heads: int, name: str, fan_in: int) -> Projection:

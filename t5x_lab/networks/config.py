@@ -1,4 +1,4 @@
-"""What a network is: one dataclass for every transformer here, and one for the LSTM they are compared with."""
+"""Shapes and choices of the transformers here, in one dataclass."""
 
 import dataclasses
 from collections.abc import Callable
@@ -8,9 +8,8 @@ import jax.numpy as jnp
 
 from t5x_lab.config.checks import check_types, positive
 from t5x_lab.config.errors import UserError, one_of
-from t5x_lab.networks.flops import lstm_flops, transformer_flops, transformer_recomputed_flops
+from t5x_lab.networks.network import ARCHITECTURES
 
-ARCHITECTURES = ("encoder_decoder", "causal_decoder", "prefix_decoder", "encoder")
 ACTIVATION_FUNCTIONS = {
     "gelu": jax.nn.gelu,  # the tanh approximation, as in T5 1.1
     "relu": jax.nn.relu,
@@ -59,8 +58,8 @@ class RotaryScaling:
 
 
 @dataclasses.dataclass(frozen=True)
-class TransformerConfig:
-    """Shapes and choices of one transformer. Field names are T5X's `T5Config` where that has them.
+class TransformerShape:
+    """Shapes and choices of one transformer, of `TransformerConfig`. Field names are T5X's `T5Config` where that has them.
 
     Attributes:
       architecture: "encoder_decoder"; "causal_decoder"; "prefix_decoder", a decoder that sees its prefix
@@ -141,7 +140,7 @@ class TransformerConfig:
             _check_activation(activation)
         for field, allowed in _CHOICES.items():
             one_of(f"TransformerConfig.{field}", getattr(self, field), allowed)
-        _check_dropout(self.dropout_rate)
+        check_dropout(self.dropout_rate)
         _check_shapes(self)
 
     @property
@@ -160,23 +159,6 @@ class TransformerConfig:
     def max_length(self) -> int | None:
         """Tokens that the model can tell the positions of; None where nothing limits them."""
         return self.max_positions if self.positions == "learned" else None
-
-    def flops(self, encoder_length: int, decoder_length: int) -> int:
-        """Forward and backward FLOPs of one sequence; 0 is the length of a stack that is not there."""
-        return transformer_flops(self, encoder_length, decoder_length)
-
-    def recomputed_flops(self, encoder_length: int, decoder_length: int) -> int:
-        """FLOPs of one sequence that the backward pass spends on what the remat policy does not keep."""
-        return transformer_recomputed_flops(self, encoder_length, decoder_length, REMAT_POLICIES[self.remat_policy])
-
-
-def check_length(network: "NetworkConfig", length: int) -> None:
-    """Raises a `UserError` when sequences of that many tokens are longer than the model can tell positions."""
-    if network.max_length is not None and length > network.max_length:
-        raise UserError(
-            f"A sequence of {length} tokens is longer than the model's {network.max_length} positions. Shorten "
-            f"TASK_FEATURE_LENGTHS (or the prompt), or set --gin.TransformerConfig.max_positions={length}."
-        )
 
 
 _CHOICES = {
@@ -209,12 +191,12 @@ def _check_activation(activation: str | Callable) -> None:
         )
 
 
-def _check_dropout(rate: float) -> None:
+def check_dropout(rate: float) -> None:
     if not 0.0 <= rate < 1.0:
         raise UserError(f"DROPOUT_RATE is {rate}; it must be at least 0 and below 1.")
 
 
-def _check_shapes(c: TransformerConfig) -> None:
+def _check_shapes(c: TransformerShape) -> None:
     """Raises a `UserError` for sizes and choices that contradict each other."""
     if c.relpos_max_distance <= c.relpos_buckets:
         raise UserError(
@@ -258,49 +240,3 @@ def _check_shapes(c: TransformerConfig) -> None:
         )
     if c.positions == "sinusoidal" and c.emb_dim % 2:
         raise UserError(f"TransformerConfig.emb_dim is {c.emb_dim}; sinusoidal positions come in pairs, so it must be even.")
-
-
-@dataclasses.dataclass(frozen=True)
-class LstmConfig:
-    """One LSTM layer as a causal decoder: the baseline of Radford et al. (2018), Table 5, "LSTM (1 layer, 2048 units)".
-
-    The paper gives no embedding size and no output layer; here states are projected to the embedding's size, so that
-    logits can be tied as its transformer's are.
-
-    Attributes:
-      vocab_size: rows of the embedding table.
-      emb_dim: its columns.
-      hidden_dim: units.
-      logits_via_embedding, dropout_rate, dtype: as in `TransformerConfig`; the cell's state is float32.
-    """
-
-    vocab_size: int
-    emb_dim: int
-    hidden_dim: int
-    logits_via_embedding: bool = True
-    dropout_rate: float = 0.0
-    dtype: str = "bfloat16"
-
-    architecture = "causal_decoder"
-    has_encoder = False
-    has_decoder = True
-    max_length = None
-
-    def __post_init__(self):
-        check_types(self)
-        positive(self, "vocab_size", "emb_dim", "hidden_dim")
-        one_of("LstmConfig.dtype", self.dtype, DTYPES)
-        _check_dropout(self.dropout_rate)
-
-    def flops(self, encoder_length: int, decoder_length: int) -> int:
-        """As `TransformerConfig.flops`."""
-        del encoder_length
-        return lstm_flops(self, decoder_length)
-
-    def recomputed_flops(self, encoder_length: int, decoder_length: int) -> int:
-        """As `TransformerConfig.recomputed_flops`: everything is kept."""
-        del encoder_length, decoder_length
-        return 0
-
-
-NetworkConfig = TransformerConfig | LstmConfig

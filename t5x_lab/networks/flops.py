@@ -5,7 +5,12 @@ crosses one of the two stacks. Recomputation (remat) is not in the model's FLOPs
 `c` is the network's configuration, which imports this file.
 """
 
+import math
+from collections.abc import Callable
 from typing import Any
+
+import jax
+from jax.extend.core import jaxprs_in_params
 
 BACKWARD = 2  # times the forward pass
 
@@ -54,3 +59,34 @@ def _transformer(c: Any, S: int, T: int) -> dict[str, int]:
         "mlp": 2 * c.emb_dim * c.mlp_dim * tokens * len(c.mlp_activations),
         "mlp_output": 2 * c.emb_dim * c.mlp_dim * tokens,
     }
+
+
+def traced_flops(function: Callable, *arguments: Any) -> int:
+    """FLOPs of the matrix products and convolutions of a function, by its JAX program; nothing is computed.
+
+    A scan counts as often as it runs; a while loop, whose trips are not known, once; of branches the costliest counts.
+
+    Args:
+      function: of trees of arrays.
+      arguments: their shapes.
+    """
+    return _of_jaxpr(jax.make_jaxpr(function)(*arguments).jaxpr)
+
+
+def _of_jaxpr(jaxpr: Any) -> int:
+    return sum(_of_equation(equation) for equation in jaxpr.eqns)
+
+
+def _of_equation(equation: Any) -> int:
+    name, parameters = equation.primitive.name, equation.params
+    sizes = [getattr(variable.aval, "shape", ()) for variable in (*equation.invars, *equation.outvars)]
+    if name == "dot_general":
+        contracted = parameters["dimension_numbers"][0][0]
+        return 2 * math.prod(sizes[-1]) * math.prod(sizes[0][i] for i in contracted)
+    if name == "conv_general_dilated":
+        out_features = sizes[1][parameters["dimension_numbers"].rhs_spec[0]]
+        return 2 * math.prod(sizes[-1]) * math.prod(sizes[1]) // out_features
+    inner = [_of_jaxpr(getattr(program, "jaxpr", program)) for program in jaxprs_in_params(parameters)]
+    if name == "cond":
+        return max(inner)
+    return sum(inner) * (parameters["length"] if name == "scan" else 1)

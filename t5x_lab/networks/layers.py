@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from t5x_lab.networks.config import ACTIVATION_FUNCTIONS, TransformerConfig
+from t5x_lab.networks.config import ACTIVATION_FUNCTIONS, TransformerShape
 from t5x_lab.ops.dropout import dropout
 from t5x_lab.ops.projection import project
 
@@ -102,14 +102,14 @@ class LayerNorm(nnx.Module):
         return y * align(self.scale[...], x) + align(self.bias[...], x)
 
 
-def make_norm(config: TransformerConfig) -> RMSNorm | LayerNorm:
+def make_norm(config: TransformerShape) -> RMSNorm | LayerNorm:
     return (RMSNorm if config.norm == "rms" else LayerNorm)(config.emb_dim, config.norm_epsilon)
 
 
 class Mlp(nnx.Module):
     """Position-wise MLP; with two activations the products are multiplied (Shazeer 2020, "GLU variants")."""
 
-    def __init__(self, config: TransformerConfig, *, constrain: Callable, rngs: nnx.Rngs):
+    def __init__(self, config: TransformerShape, *, constrain: Callable, rngs: nnx.Rngs):
         c = config
         bias = ("mlp",) if c.use_bias else ()
 

@@ -10,11 +10,52 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from t5x_lab.networks.config import DTYPES, LstmConfig
+from t5x_lab.config.checks import check_types, positive
+from t5x_lab.config.errors import one_of
+from t5x_lab.networks.config import DTYPES, check_dropout
+from t5x_lab.networks.flops import lstm_flops
 from t5x_lab.networks.layers import Embedding, Projection, output_matrix, truncated_normal
-from t5x_lab.networks.transformer import Batch, segments_of
+from t5x_lab.networks.network import Batch, Constrain, segments_of
 from t5x_lab.ops.cross_entropy import logits_of
 from t5x_lab.ops.dropout import dropout
+
+
+@dataclasses.dataclass(frozen=True)
+class LstmConfig:
+    """One LSTM layer as a causal decoder: the baseline of Radford et al. (2018), Table 5, "LSTM (1 layer, 2048 units)".
+
+    The paper gives no embedding size and no output layer; here states are projected to the embedding's size, so that
+    logits can be tied as its transformer's are.
+
+    Attributes:
+      vocab_size: rows of the embedding table.
+      emb_dim: its columns.
+      hidden_dim: units.
+      logits_via_embedding, dropout_rate, dtype: as in `TransformerConfig`; the cell's state is float32.
+    """
+
+    vocab_size: int
+    emb_dim: int
+    hidden_dim: int
+    logits_via_embedding: bool = True
+    dropout_rate: float = 0.0
+    dtype: str = "bfloat16"
+
+    architecture = "causal_decoder"
+
+    def __post_init__(self):
+        check_types(self)
+        positive(self, "vocab_size", "emb_dim", "hidden_dim")
+        one_of("LstmConfig.dtype", self.dtype, DTYPES)
+        check_dropout(self.dropout_rate)
+
+    def flops(self, encoder_length: int, decoder_length: int) -> int:
+        """As `Network.flops`."""
+        del encoder_length
+        return lstm_flops(self, decoder_length)
+
+    def make(self, rngs: nnx.Rngs, constrain: Constrain) -> "Lstm":
+        return Lstm(self, constrain=constrain, rngs=rngs)
 
 
 @jax.tree_util.register_dataclass
@@ -24,16 +65,6 @@ class CellState:
 
     cell: jax.Array
     output: jax.Array
-
-    def take(self, rows: jax.Array) -> "CellState":
-        """As `DecodingState.take`."""
-        return jax.tree.map(lambda x: x[rows], self)
-
-    reorder = take
-
-    def put(self, rows: jax.Array, other: "CellState") -> "CellState":
-        """As `DecodingState.put`."""
-        return jax.tree.map(lambda x, y: x.at[rows].set(y, mode="drop"), self, other)
 
 
 class Lstm(nnx.Module):
@@ -79,9 +110,6 @@ class Lstm(nnx.Module):
         pick = lambda x: jnp.take_along_axis(x, (num_inputs - 1)[:, None, None], axis=1)
         return pick(hidden)[:, 0], jax.tree.map(lambda x: pick(x)[:, 0], states)
 
-    def unstack(self) -> None:
-        """As `Transformer.unstack`; there is one layer."""
-
     def decode(self, state: CellState, tokens: jax.Array, layers: None = None) -> tuple[jax.Array, CellState]:
         """As `Transformer.decode`."""
         hidden, states = self._run(self._embed(tokens), jnp.zeros(tokens.shape, bool), state)
@@ -113,4 +141,8 @@ class Lstm(nnx.Module):
 
     def logits(self, x_BTD: jax.Array) -> jax.Array:
         """As `Transformer.logits`."""
-        return self.constrain(logits_of(x_BTD, *output_matrix(self)), ("batch", None, "vocab"))
+        return self.constrain(logits_of(x_BTD, *self.output_matrix()), ("batch", None, "vocab"))
+
+    def output_matrix(self) -> tuple[jax.Array, float]:
+        """As `Transformer.output_matrix`."""
+        return output_matrix(self)

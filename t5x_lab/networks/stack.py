@@ -11,7 +11,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from t5x_lab.networks.attention import Cache, KeyValues, MultiHeadAttention
-from t5x_lab.networks.config import REMAT_POLICIES, TransformerConfig
+from t5x_lab.networks.config import REMAT_POLICIES, TransformerShape
 from t5x_lab.networks.layers import LayerNorm, Mlp, RMSNorm, make_norm
 from t5x_lab.networks.positions import RelativeBias
 from t5x_lab.ops.attention import DiagonalBias, Mask
@@ -21,7 +21,7 @@ from t5x_lab.ops.dropout import dropout
 class Layer(nnx.Module):
     """Self-attention, cross-attention where the stack reads an encoder's output, and MLP, each with its norm."""
 
-    def __init__(self, config: TransformerConfig, *, cross: bool, constrain: Callable, rngs: nnx.Rngs):
+    def __init__(self, config: TransformerShape, *, cross: bool, constrain: Callable, rngs: nnx.Rngs):
         self.config, self.constrain = config, constrain
         self.self_attention = MultiHeadAttention(config, constrain=constrain, rngs=rngs)
         self.self_attention_norm = make_norm(config)
@@ -85,7 +85,7 @@ class Layer(nnx.Module):
 class Stack(nnx.Module):
     """`num_layers` layers, the final norm of pre-norm layers, and the relative bias where the layers share one."""
 
-    def __init__(self, config: TransformerConfig, num_layers: int, *, cross: bool, constrain, rngs: nnx.Rngs):
+    def __init__(self, config: TransformerShape, num_layers: int, *, cross: bool, constrain, rngs: nnx.Rngs):
         self.layers = make_stacked(lambda rngs: Layer(config, cross=cross, constrain=constrain, rngs=rngs), num_layers, rngs)
         if config.norm_position == "pre":
             self.final_norm = make_norm(config)
@@ -212,11 +212,11 @@ class Stack(nnx.Module):
         return jax.tree.map(lambda x: self.constrain(x, ("batch", heads, None, None)), cache)
 
 
-def make_relative_bias(config: TransformerConfig, rngs: nnx.Rngs) -> RelativeBias:
+def make_relative_bias(config: TransformerShape, rngs: nnx.Rngs) -> RelativeBias:
     return RelativeBias(config.num_heads, config.relpos_buckets, config.relpos_max_distance, rngs=rngs)
 
 
-def has_bidirectional_bias(config: TransformerConfig, mask: Mask) -> bool:
+def has_bidirectional_bias(config: TransformerShape, mask: Mask) -> bool:
     """An encoder's buckets tell left from right; a decoder's only where the configuration asks for it."""
     return not mask.causal or config.bidirectional_bias
 

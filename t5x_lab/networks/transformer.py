@@ -4,21 +4,21 @@ Axis letters: B batch, T decoder length, S encoder length, D embed, V vocab.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from t5x_lab.networks.attention import Cache
-from t5x_lab.networks.config import DTYPES, TransformerConfig, check_length
+from t5x_lab.networks.config import DTYPES, REMAT_POLICIES, TransformerShape
+from t5x_lab.networks.flops import transformer_flops, transformer_recomputed_flops
 from t5x_lab.networks.layers import Embedding, Projection, output_matrix, truncated_normal
+from t5x_lab.networks.network import Batch, Constrain, check_length, segments_of
 from t5x_lab.networks.positions import sinusoidal
 from t5x_lab.networks.stack import Layer, Stack
 from t5x_lab.ops.attention import Mask
 from t5x_lab.ops.cross_entropy import logits_of
-
-Batch = Mapping[str, jax.Array]
 
 
 @jax.tree_util.register_dataclass
@@ -38,23 +38,26 @@ class DecodingState:
     cross_caches: tuple[Cache, ...] | None
     encoder_segments: jax.Array | None
 
-    def take(self, rows: jax.Array) -> "DecodingState":
-        """The state of these rows, any number of them."""
-        return jax.tree.map(lambda x: jnp.take(x, rows, axis=0), self)
-
     def reorder(self, rows: jax.Array) -> "DecodingState":
         """The state of these rows, where each replaces a row of the same prompt; the encoder's output need not move."""
         pick = lambda tree: jax.tree.map(lambda x: jnp.take(x, rows, axis=0), tree)
         return dataclasses.replace(self, caches=pick(self.caches), position=pick(self.position))
 
-    def put(self, rows: jax.Array, other: "DecodingState") -> "DecodingState":
-        """Replaces these rows by those of `other`, whose prompts may be shorter; a row number beyond the last is skipped."""
 
-        def write(x, y):
-            padding = [(0, 0), *((0, a - b) for a, b in zip(x.shape[1:], y.shape[1:], strict=True))]
-            return x.at[rows].set(jnp.pad(y, padding), mode="drop")
+@dataclasses.dataclass(frozen=True)
+class TransformerConfig(TransformerShape):
+    """One transformer, as a `Network`; its fields are those of `TransformerShape`."""
 
-        return jax.tree.map(write, self, other)
+    def flops(self, encoder_length: int, decoder_length: int) -> int:
+        """As `Network.flops`."""
+        return transformer_flops(self, encoder_length, decoder_length)
+
+    def recomputed_flops(self, encoder_length: int, decoder_length: int) -> int:
+        """FLOPs of one sequence that the backward pass spends on what the remat policy does not keep."""
+        return transformer_recomputed_flops(self, encoder_length, decoder_length, REMAT_POLICIES[self.remat_policy])
+
+    def make(self, rngs: nnx.Rngs, constrain: Constrain) -> "Transformer":
+        return Transformer(self, constrain=constrain, rngs=rngs)
 
 
 class Transformer(nnx.Module):
@@ -192,11 +195,8 @@ class Transformer(nnx.Module):
 
     def logits(self, x_BTD: jax.Array) -> jax.Array:
         """Float32 logits [B, T, V] of hidden states."""
-        return self.constrain(logits_of(x_BTD, *output_matrix(self)), ("batch", None, "vocab"))
+        return self.constrain(logits_of(x_BTD, *self.output_matrix()), ("batch", None, "vocab"))
 
-
-def segments_of(batch: Batch, segment_ids: str, tokens: str) -> jax.Array | None:
-    """Segment ids where the batch is packed, else 1 for tokens and 0 for padding, else None (all tokens are real)."""
-    if segment_ids in batch:
-        return batch[segment_ids]
-    return (batch[tokens] > 0).astype(jnp.int32) if tokens in batch else None
+    def output_matrix(self) -> tuple[jax.Array, float]:
+        """The matrix [D, V] that makes logits of hidden states, and what they are multiplied by."""
+        return output_matrix(self)

@@ -36,7 +36,7 @@ def model_info(model: Model, mesh: Mesh | None = None) -> str:
     rows = parameter_rows(model, mesh)
     header = ["parameter", "shape", "axes", "bytes"] + (["sharding", "bytes/device"] if mesh else [])
     cells = [
-        [row["name"], "x".join(map(str, row["shape"])), ", ".join(row["axes"]), f"{row['bytes']:,}"]
+        [row["name"], "x".join(map(str, row["shape"])), ", ".join(name or "-" for name in row["axes"]), f"{row['bytes']:,}"]
         + ([", ".join(str(s or "-") for s in row["sharding"]), f"{row['bytes_per_device']:,}"] if mesh else [])
         for row in rows
     ]

@@ -74,6 +74,15 @@ def cross_entropy(
     return _objective(losses, weights_BT, config), losses
 
 
+def cross_entropy_of_logits(
+    logits_BTV: jax.Array, targets_BT: jax.Array, weights_BT: jax.Array, config: CrossEntropy
+) -> tuple[jax.Array, TokenLosses]:
+    """As `cross_entropy`, of logits that are there as a whole; JAX differentiates it."""
+    wide = logits_BTV.astype(jnp.promote_types(logits_BTV.dtype, jnp.float32))
+    losses, _ = _losses(wide, targets_BT, None, config)
+    return _objective(losses, weights_BT, config), losses
+
+
 def _forward(hidden, matrix, targets, weights, config):
     hidden, matrix, targets, weights = inputs = tuple(x.value for x in (hidden, matrix, targets, weights))
     of_token = lambda log_z, weights: (weights * (1.0 + 2.0 * config.z_loss * log_z), weights)
@@ -158,13 +167,18 @@ def _chunked(hidden_BTD, matrix_DV, targets_BT, cotangents, config: CrossEntropy
 
 
 def _one_chunk_losses(hidden, matrix, targets, of_token, config: CrossEntropy):
-    """(token losses, gradient with respect to the products before `scale`, or None) of one chunk.
+    logits = config.constrain(logits_of(hidden, matrix, config.scale), ("batch", None, None, "vocab"))
+    losses, d_logits = _losses(logits, targets, of_token, config)
+    return losses, None if d_logits is None else d_logits.astype(hidden.dtype)
+
+
+def _losses(logits, targets, of_token, config: CrossEntropy):
+    """(token losses, gradient with respect to the products before `scale`, or None).
 
     With p the softmax and q the smoothed target, d(loss)/d(logits) = p - q and d(log Z)/d(logits) = p. So `of_token`, called
     with log Z, says what p and q of each token are weighted with.
     """
-    logits = config.constrain(logits_of(hidden, matrix, config.scale), ("batch", None, None, "vocab"))
-    vocab_size = matrix.shape[1]
+    vocab_size = logits.shape[-1]
     low = config.label_smoothing / max(vocab_size - 1, 1)
     high = 1.0 - config.label_smoothing
     entropy = -(high * jnp.log(high) + config.label_smoothing * jnp.log(low + 1e-20)) if low else 0.0
@@ -184,4 +198,4 @@ def _one_chunk_losses(hidden, matrix, targets, of_token, config: CrossEntropy):
         return losses, None
     d_softmax, d_target = of_token(log_z)
     target_term = jnp.where(is_target, high, low) * (d_target * config.scale)[..., None]
-    return losses, (powers * (d_softmax / Z * config.scale)[..., None] - target_term).astype(hidden.dtype)
+    return losses, powers * (d_softmax / Z * config.scale)[..., None] - target_term

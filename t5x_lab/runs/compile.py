@@ -17,6 +17,7 @@ from t5x_lab.config.errors import UserError, one_of
 from t5x_lab.decoding.generation import complete
 from t5x_lab.decoding.sampling import SamplingConfig
 from t5x_lab.networks.config import REMAT_POLICIES
+from t5x_lab.networks.network import has_decoder, has_encoder, recomputed_flops
 from t5x_lab.observe.collectives import collectives
 from t5x_lab.observe.hardware import GiB, chip
 from t5x_lab.runs.assemble import assemble_run
@@ -89,10 +90,10 @@ def compile_step(run: RunConfig, mode: str = "train", devices: Sequence | None =
     rows = run.data.batch_size // (run.microbatches if mode == "train" else 1)
     check_rows(rows, sharded.row_multiple)
     share = 1.0 if mode == "train" else 1 / 3  # the forward pass alone
-    if mode == "predict" and not network.has_encoder:
+    if mode == "predict" and not has_encoder(network):
         lengths = (0, 2 * lengths[1])  # a prompt as long as what is written
     flops = round(run.data.batch_size * network.flops(*lengths) * share)
-    again = run.data.batch_size * network.recomputed_flops(*lengths) if mode == "train" else 0
+    again = run.data.batch_size * recomputed_flops(network, *lengths) if mode == "train" else 0
 
     began = time.monotonic()
     program, arguments = _program(run, sharded, mode)
@@ -164,8 +165,9 @@ def _program(run: RunConfig, sharded: ShardedModel, mode: str) -> tuple[Any, tup
     if mode == "eval":
         return sharded.eval_step, (sharded.abstract_params, batch)
 
-    if not run.model.network.has_decoder:
+    if not has_decoder(run.model.network):
         raise UserError("--mode=predict generates text, which an encoder alone cannot; compile it with --mode=eval.")
+    sharded.model.check_generates("--mode=predict")
     inputs, targets = lengths
     prompt = jax.ShapeDtypeStruct((run.data.batch_size, inputs or targets), jnp.int32, sharding=sharded.batch_sharding)
 

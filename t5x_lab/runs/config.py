@@ -17,7 +17,9 @@ from t5x_lab.data.denoising import Denoising
 from t5x_lab.data.objective import MaskedLm
 from t5x_lab.evaluation.config import InferEvalConfig
 from t5x_lab.models.model import ModelConfig
-from t5x_lab.networks.config import LstmConfig, RotaryScaling, TransformerConfig
+from t5x_lab.networks.config import RotaryScaling
+from t5x_lab.networks.lstm import LstmConfig
+from t5x_lab.networks.transformer import TransformerConfig
 from t5x_lab.optim.optimizers import Adafactor, AdamW, Lion, Muon, Optimizer, Sgd
 from t5x_lab.optim.schedules import CosineDecay, LearningRate, LinearDecay, WarmupStableDecay
 from t5x_lab.partitioning.mesh import MeshShape

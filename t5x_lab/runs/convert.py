@@ -14,7 +14,7 @@ from t5x_lab.checkpoints.lazy_tensors import LazyTensor, check_shape
 from t5x_lab.checkpoints.verification import explaining_damage, verify
 from t5x_lab.config.errors import NotSet, UserError
 from t5x_lab.data.config import ByteVocabulary, SentencePieceVocabulary
-from t5x_lab.networks.config import NetworkConfig
+from t5x_lab.networks.network import Network
 from t5x_lab.runs.checkpoint_config import SENTENCEPIECE, config_of
 from t5x_lab.runs.config import GinConfig
 
@@ -79,7 +79,7 @@ def _new_directory(target: str, location: Location) -> pathlib.Path:
     return goal
 
 
-def _in_model_order(source: Source, network: NetworkConfig) -> dict[str, LazyTensor]:
+def _in_model_order(source: Source, network: Network) -> dict[str, LazyTensor]:
     """The source's parameters, each in the model's shape, in the model's order."""
     parts = parts_of(network)
     where = str(source.path)

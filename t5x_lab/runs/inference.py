@@ -16,6 +16,7 @@ from t5x_lab.decoding.beam_search import BeamConfig, search
 from t5x_lab.decoding.generation import Generated, Sequences, complete_all
 from t5x_lab.decoding.sampling import SamplingConfig
 from t5x_lab.models.model import Params
+from t5x_lab.networks.network import has_encoder
 from t5x_lab.runs.length_limits import LengthLimits
 from t5x_lab.runs.padding import Ids, bucket, pad, pad_rows, round_up, scoring_batch
 from t5x_lab.runs.sharded_model import ShardedModel
@@ -30,7 +31,7 @@ class Inference:
 
     def __init__(self, sharded: ShardedModel):
         self._sharded, self._model = sharded, sharded.model
-        self.has_encoder = sharded.model.config.network.has_encoder
+        self.has_encoder = has_encoder(sharded.model.config.network)
         self.length_limits = LengthLimits(sharded.model.config.network)
 
     def generate(
@@ -84,7 +85,7 @@ class Inference:
         for batch in _batches(order, rows):
             mine = [inputs[i] for i in batch], [targets[i] for i in batch]
             prompts = list(dict.fromkeys(map(tuple, mine[0])))
-            if 2 * len(prompts) <= len(batch) and self._all_fit(*mine):
+            if self._model.generates and 2 * len(prompts) <= len(batch) and self._all_fit(*mine):
                 scores = self._score_shared(params, *mine, prompts, rows)
             else:
                 features = scoring_batch(*mine, self.has_encoder, self.length_limits.max_positions)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from t5x_lab.config.errors import UserError
-from t5x_lab.networks.config import NetworkConfig
+from t5x_lab.networks.network import Network, has_encoder, max_length
 from t5x_lab.runs.padding import Ids, cut_left
 
 
@@ -14,13 +14,13 @@ class LengthLimits:
       network: what it is.
     """
 
-    def __init__(self, network: NetworkConfig):
-        self._network, self.has_encoder = network, network.has_encoder
+    def __init__(self, network: Network):
+        self._network, self.has_encoder = network, has_encoder(network)
 
     @property
     def max_positions(self) -> int | None:
         """Tokens that the model can tell the positions of; None where nothing limits them."""
-        return self._network.max_length
+        return max_length(self._network)
 
     def room(self, max_length: int | None, written: int) -> int | None:
         """Tokens of an input beside `written` ones, where `max_length` or positions limit a sequence; None = any number."""

@@ -17,6 +17,7 @@ from t5x_lab.data.environment import check_environment
 from t5x_lab.decoding.beam_search import BeamConfig
 from t5x_lab.decoding.sampling import LogitsFn, SamplingConfig
 from t5x_lab.models.model import Params
+from t5x_lab.networks.network import has_decoder, has_encoder
 from t5x_lab.partitioning.mesh import MeshShape
 from t5x_lab.runs.checkpoint_config import config_of
 from t5x_lab.runs.config import GinConfig
@@ -110,7 +111,7 @@ class Run:
     @property
     def has_encoder(self) -> bool:
         """Whether inputs go into an encoder; else they come before what is generated or scored."""
-        return self._model.config.network.has_encoder
+        return has_encoder(self._model.config.network)
 
     @property
     def max_positions(self) -> int | None:
@@ -179,7 +180,7 @@ class Run:
         Returns:
           one list a prompt, of `num_samples` strings without the prompt.
         """
-        self._check_decoder("generate")
+        self._check_generates("generate")
         check_generation(prompts, stop, num_samples, seed, streams)
         if len(prompts) == 0:
             return []
@@ -219,7 +220,7 @@ class Run:
         Returns:
           (tokens int32 [B, max_tokens], 0 after the end token; log-probability of each, float32)
         """
-        self._check_decoder("generate_tokens")
+        self._check_generates("generate_tokens")
         limits = limits_of(max_tokens, len(prompts))
         ids = self._fit_ids(prompts, limits)
         tokens = np.zeros((len(prompts), max_tokens), np.int32)
@@ -237,7 +238,7 @@ class Run:
         Returns:
           (tokens int32 [B, beam size, max_tokens], 0 after the end token; scores float32 [B, beam size]), best first
         """
-        self._check_decoder("search_tokens")
+        self._check_generates("search_tokens")
         ids = self._fit_ids(prompts, limits_of(max_tokens, len(prompts)))
         options = dict(max_tokens=max_tokens, beams=beams, eos_id=self.vocabulary.eos_id, batch_size=batch_size)
         return self._inference.search(self.params, ids, **options)
@@ -308,7 +309,7 @@ class Run:
         """Teacher-forced logits, float32 [B, T, V], of SeqIO model features (`decoder_input_tokens`, …)."""
         batch = {name: np.asarray(x) for name, x in features.items()}
         network = self._model.config.network
-        needed = ["decoder_input_tokens"] * network.has_decoder + ["encoder_input_tokens"] * network.has_encoder
+        needed = ["decoder_input_tokens"] * has_decoder(network) + ["encoder_input_tokens"] * has_encoder(network)
         missing = [name for name in needed if name not in batch]
         if missing:
             raise UserError(f"logits needs {missing[0]} for a model of architecture {network.architecture}.")
@@ -320,7 +321,7 @@ class Run:
 
     def loss(self, batch: dict) -> dict[str, float]:
         """`loss` (cross-entropy per token with loss), `z_loss` (the same for z-loss) and `weight_sum` of a batch."""
-        targets = f"{'decoder' if self._model.config.network.has_decoder else 'encoder'}_target_tokens"
+        targets = f"{'decoder' if has_decoder(self._model.config.network) else 'encoder'}_target_tokens"
         if targets not in batch:
             raise UserError(f"loss needs {targets} in the batch, besides what logits needs.")
         sums = self._loss(self.params, {name: np.asarray(x) for name, x in batch.items()})
@@ -341,11 +342,15 @@ class Run:
         save_params(root / "checkpoints" / str(self.step), self.params, self.step, config=self.config.text)
 
     def _check_decoder(self, function: str) -> None:
-        if not self._model.config.network.has_decoder:
+        if not has_decoder(self._model.config.network):
             raise UserError(
                 f"{function} needs a model that writes one token after the other; an encoder alone predicts masked tokens in "
                 "place. Use its logits, or train a decoder or an encoder-decoder."
             )
+
+    def _check_generates(self, function: str) -> None:
+        self._check_decoder(function)
+        self._model.check_generates(function)
 
 
 @dataclasses.dataclass(frozen=True)

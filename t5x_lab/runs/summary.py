@@ -7,7 +7,7 @@ from etils import epath
 
 from t5x_lab.checkpoints.layout import finished_steps
 from t5x_lab.config.errors import UserError
-from t5x_lab.networks.config import check_length
+from t5x_lab.networks.network import check_length
 from t5x_lab.observe.hardware import peak_flops
 from t5x_lab.observe.model_info import model_info
 from t5x_lab.runs.assemble import assemble_run

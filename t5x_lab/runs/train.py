@@ -10,7 +10,7 @@ from t5x_lab.checkpoints.layout import read_info
 from t5x_lab.checkpoints.manager import Checkpoints
 from t5x_lab.checkpoints.saving import Saver
 from t5x_lab.data.environment import check_environment
-from t5x_lab.networks.config import check_length
+from t5x_lab.networks.network import check_length
 from t5x_lab.observe.console import say
 from t5x_lab.observe.profile import Profiled, check_profiler
 from t5x_lab.partitioning.distributed import broadcast, fail_together

@@ -12,7 +12,7 @@ from t5x_lab.data.config import number_of_sentinels
 from t5x_lab.data.objective import Objective, row_lengths
 from t5x_lab.data.objectives import OBJECTIVES
 from t5x_lab.models.model import Model
-from t5x_lab.networks.config import check_length
+from t5x_lab.networks.network import check_length, max_length
 from t5x_lab.runs.config import GinConfig
 
 ARCHITECTURES = {
@@ -103,7 +103,7 @@ def _lengths_that_fit(name: str, objective: Objective, network, sentinels: int) 
             return True
         return False
 
-    if network.max_length is None or not is_too_long(usual):
+    if max_length(network) is None or not is_too_long(usual):
         return complete(usual)
     return complete(bisect.bisect_left(range(1, usual + 1), True, key=is_too_long))
 

@@ -9,7 +9,7 @@ import optax
 
 from t5x_lab.models.loss import token_weights, weights_and_normalizer
 from t5x_lab.models.model import LossSums, Model, Params
-from t5x_lab.networks.transformer import Batch
+from t5x_lab.networks.network import Batch
 from t5x_lab.training.state import TrainState, add_to_counter
 
 Metrics = dict[str, jax.Array]
@@ -74,7 +74,7 @@ def _gradients(
     """Gradient of (loss + z-loss) / normalizer and the sums, over all microbatches."""
 
     def objective(params, batch, weights, key):
-        sums = model.loss(params, batch, weights, key if model.config.network.dropout_rate else None)
+        sums = model.loss(params, batch, weights, key if getattr(model.config.network, "dropout_rate", 1.0) else None)
         return sums.objective / normalizer, sums
 
     gradient = jax.grad(objective, has_aux=True)

@@ -13,7 +13,8 @@ from t5x_lab.checkpoints.formats.source import Source
 from t5x_lab.checkpoints.layers import parts_of
 from t5x_lab.checkpoints.lazy_tensors import LazyTensor
 from t5x_lab.config.errors import UserError
-from t5x_lab.networks.config import NetworkConfig, TransformerConfig
+from t5x_lab.networks.network import Network
+from t5x_lab.networks.transformer import TransformerConfig
 
 NAME, TITLE = "hf", "Hugging Face"
 FAMILIES: dict[str, Family] = {
@@ -107,7 +108,7 @@ def _check_tied(found: dict[str, LazyTensor], config: TransformerConfig, directo
         del found["lm_head.weight"]
 
 
-def family_of(config: NetworkConfig) -> tuple[Family, dict[str, Any]]:
+def family_of(config: Network) -> tuple[Family, dict[str, Any]]:
     """The family that a network of ours belongs to, and its config.json.
 
     Raises:
@@ -124,9 +125,7 @@ def family_of(config: NetworkConfig) -> tuple[Family, dict[str, Any]]:
     )
 
 
-def write(
-    directory: pathlib.Path, tensors: Mapping[str, LazyTensor], config: NetworkConfig, dtype: str = "float32"
-) -> list[str]:
+def write(directory: pathlib.Path, tensors: Mapping[str, LazyTensor], config: Network, dtype: str = "float32") -> list[str]:
     """Writes a directory that `transformers` loads with `from_pretrained`; returns the names of its files.
 
     Args:

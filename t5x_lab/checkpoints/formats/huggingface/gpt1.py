@@ -5,7 +5,7 @@ from typing import Any
 
 from t5x_lab.checkpoints.formats.huggingface.table import DECODER_TOKENS, Entry, Family
 from t5x_lab.config.errors import UserError
-from t5x_lab.networks.config import TransformerConfig
+from t5x_lab.networks.transformer import TransformerConfig
 
 
 def _entries(c: TransformerConfig) -> Iterator[Entry]:

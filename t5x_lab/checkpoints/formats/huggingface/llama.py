@@ -5,7 +5,8 @@ from typing import Any
 
 from t5x_lab.checkpoints.formats.huggingface.table import DECODER_TOKENS, Entry, Family, linear
 from t5x_lab.config.errors import UserError
-from t5x_lab.networks.config import RotaryScaling, TransformerConfig
+from t5x_lab.networks.config import RotaryScaling
+from t5x_lab.networks.transformer import TransformerConfig
 
 _MAX_LENGTH = 2048  # a hint for serving; rotations know no end
 

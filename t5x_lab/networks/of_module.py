@@ -1,0 +1,88 @@
+"""A Flax NNX module's class as a network, so that one class is all a user writes."""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from flax import nnx
+
+from t5x_lab.config.errors import UserError
+from t5x_lab.config.user_code import tried
+from t5x_lab.networks.flops import BACKWARD, traced_flops
+from t5x_lab.networks.functional import Functional
+from t5x_lab.networks.network import Constrain, abstract_batch
+
+
+@dataclasses.dataclass(frozen=True)
+class OfModule:
+    """The class of an NNX module, or a function that makes one, as a `Network`.
+
+    The module says what a `Network` says, as attributes of its own: `architecture` and `vocab_size`; `max_length` and
+    `dropout_rate` where it has them; and `flops`, without which the matrix products of its forward pass are counted.
+
+    Attributes:
+      module: f(rngs=…) -> an `nnx.Module`; it may have the argument `constrain`, too.
+    """
+
+    module: Callable[..., nnx.Module]
+
+    @property
+    def name(self) -> str:
+        return getattr(self.module, "__name__", type(self.module).__name__)
+
+    def make(self, rngs: nnx.Rngs, constrain: Constrain) -> Any:
+        function: Any = self.module
+        takes = inspect.signature(function.__init__ if isinstance(function, type) else function).parameters  # type: ignore[misc]
+        if "rngs" not in takes:
+            raise UserError(f"{self.name} takes no rngs. Its parameters are made with them: def __init__(self, …, *, rngs).")
+        return self.module(rngs=rngs, **({"constrain": constrain} if "constrain" in takes else {}))
+
+    @property
+    def architecture(self) -> str:
+        return self._said("architecture", '"causal_decoder", for example')
+
+    @property
+    def vocab_size(self) -> int:
+        return self._said("vocab_size", "the number of ids")
+
+    @property
+    def max_length(self) -> int | None:
+        return getattr(self._module, "max_length", None)
+
+    @property
+    def dropout_rate(self) -> float:
+        return getattr(self._module, "dropout_rate", 1.0)  # not known: a key is made in every step
+
+    def flops(self, encoder_length: int, decoder_length: int) -> int:
+        """As `Network.flops`."""
+        if hasattr(self._module, "flops"):
+            return self._module.flops(encoder_length, decoder_length)
+        return _counted_flops(self, encoder_length, decoder_length)
+
+    def _said(self, name: str, what: str) -> Any:
+        if not hasattr(self._module, name):
+            raise UserError(f"{self.name} has no {name}. A network says it as an attribute of the class or the module: {what}.")
+        return getattr(self._module, name)
+
+    @functools.cached_property
+    def functional(self) -> Functional:
+        make = lambda rngs: self.make(rngs, lambda x, axes: x)
+        return tried(f"The network {self.name} cannot be made", lambda: Functional(make))
+
+    @functools.cached_property
+    def _module(self) -> Any:
+        return self.functional.abstract_module()
+
+
+@functools.cache
+def _counted_flops(network: OfModule, encoder_length: int, decoder_length: int) -> int:
+    """Of its forward pass on one sequence, and twice as many of the backward pass."""
+
+    def logits(params, batch):
+        module = network.functional.module(params)
+        return module.logits(module(batch))
+
+    batch = abstract_batch(network, 1, encoder_length, decoder_length)
+    return (1 + BACKWARD) * traced_flops(logits, network.functional.abstract_params, batch)

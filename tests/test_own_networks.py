@@ -1,0 +1,262 @@
+"""Networks of a user's: the documentation's, T5X's way of writing Linen, and what is said of wrong ones."""
+
+import importlib
+import pathlib
+import sys
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen, nnx
+from flax.linen import partitioning
+from helpers import documented, random_batch, tiny_config
+
+from t5x_lab.config.errors import UserError
+from t5x_lab.decoding.beam_search import BeamConfig
+from t5x_lab.models.model import Model, ModelConfig
+from t5x_lab.networks.flops import traced_flops
+from t5x_lab.partitioning.mesh import MeshShape
+from t5x_lab.runs.config import GinConfig
+from t5x_lab.runs.inference import Inference
+from t5x_lab.runs.sharded_model import ShardedModel
+from t5x_lab.training.step import make_eval_step
+
+
+@pytest.fixture(autouse=True)
+def _imports_from_here(monkeypatch):
+    monkeypatch.syspath_prepend(".")
+    before = set(sys.modules)
+    importlib.invalidate_caches()
+    yield
+    for name in set(sys.modules) - before:
+        if name.startswith("my_"):
+            del sys.modules[name]
+
+
+def written(module: str, *texts: str) -> dict:
+    """The names of a module that consists of these texts."""
+    pathlib.Path(f"{module}.py").write_text("\n\n".join(texts))
+    return vars(importlib.import_module(module))
+
+
+def convolutions(old: str = "", new: str = "") -> Callable:
+    """The documentation's network, which generates too; with a text of that part replaced."""
+    text = documented("own/network.md", "class Convolutions").replace("@gin.configurable\n", "")
+    more = documented("own/network.md", "def prefill")
+    assert old in more
+    made = written("my_network", text, more.replace(old, new))["GeneratingConvolutions"]
+    return lambda *, rngs: made(vocab_size=64, emb_dim=16, width=3, rngs=rngs)
+
+
+@pytest.mark.parametrize("page_has, name", [("class Convolutions", "Convolutions"), ("class LinenGru", "LinenGru")])
+def test_the_documentations_networks_are_bound_by_gin(page_has, name):
+    written("my_network", documented("own/network.md", page_has))
+    text = documented("own/network.md", "import my_network").replace("Convolutions", name)
+    pathlib.Path("my.gin").write_text(text)
+    config = GinConfig(["my.gin"])
+    for again in (config, GinConfig([], [config.text])):
+        model = Model(again.model())
+        assert model.config.network.architecture == "causal_decoder" and not model.generates
+    params = model.init(jax.random.key(0))
+    batch = random_batch("causal_decoder")
+    logits = model.logits(params, batch)
+    assert logits.shape == (4, 12, 384)
+    np.testing.assert_array_equal(model.logits(params, batch), logits)  # at rest there is no dropout
+    first, second = (model.logits(params, batch, jax.random.key(seed)) for seed in (1, 2))
+    assert not np.array_equal(first, logits) and not np.array_equal(first, second)
+
+    log_probs = jax.nn.log_softmax(logits)
+    targets, weights = batch["decoder_target_tokens"], batch["decoder_loss_weights"]
+    expected = -np.take_along_axis(log_probs, targets[..., None], -1)[..., 0] * weights
+    sums, _ = make_eval_step(model)(params, batch)
+    np.testing.assert_allclose(sums.loss, expected.sum(), rtol=1e-5)
+    np.testing.assert_allclose(model.score(params, batch).log_prob, -expected.sum(1), rtol=1e-5)
+
+
+def test_a_network_written_as_t5xs_are_says_its_axes():
+    class Net(linen.Module):
+        @linen.compact
+        def __call__(self, tokens):
+            init = linen.initializers.normal(0.1)
+            table = partitioning.param_with_axes("table", init, (64, 16), axes=("vocab", "embed"))
+            x = partitioning.with_sharding_constraint(table[tokens], ("batch", "length", "embed"))
+            kernel_init = linen.with_logical_partitioning(init, ("embed", "vocab"))
+            return linen.Dense(64, use_bias=False, kernel_init=kernel_init)(x)
+
+    class Bridged(nnx.Module):
+        architecture, vocab_size = "causal_decoder", 64
+
+        def __init__(self, *, rngs):
+            self.net = nnx.bridge.ToNNX(Net(), rngs=rngs).lazy_init(jnp.zeros((1, 1), int))
+
+        def __call__(self, batch):
+            return self.net(batch["decoder_input_tokens"])
+
+        def logits(self, x):
+            return x
+
+    sharded = ShardedModel(ModelConfig(Bridged), MeshShape(1, 2, 2), jax.devices()[:4])
+    axes = {"net": {"table": ("vocab", "embed"), "Dense_0": {"kernel": ("embed", "vocab")}}}
+    assert sharded.model.axes == axes
+    params = sharded.init_params(0)
+    assert params["net"]["table"].sharding.shard_shape((64, 16)) == (32, 8)
+    batch = random_batch("causal_decoder")
+    table, kernel = (np.asarray(x) for x in (params["net"]["table"], params["net"]["Dense_0"]["kernel"]))
+    expected = table[batch["decoder_input_tokens"]] @ kernel
+    np.testing.assert_allclose(jax.jit(sharded.model.logits)(params, batch), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_network_of_ones_own_generates_as_if_each_token_were_chosen_by_hand():
+    """Greedy, by beams, and shared scores, of the documentation's convolutions with `prefill` and `decode`."""
+    sharded = ShardedModel(ModelConfig(convolutions()), MeshShape(1, 1, 1), jax.devices()[:1])
+    model, inference = sharded.model, Inference(sharded)
+    assert model.generates
+    params = jax.tree.map(lambda x: 3 * x, model.init(jax.random.key(1)))
+    logits = jax.jit(model.logits)
+    prompts, steps = [[5, 6, 7], [8], [9, 10, 11, 12]], 5
+
+    def greedy(prompt):
+        tokens = [0, *prompt]
+        for _ in range(steps):
+            batch = {"decoder_input_tokens": np.pad(tokens, (0, 12 - len(tokens)))[None].astype(np.int32)}
+            tokens.append(int(np.argmax(logits(params, batch)[0, len(tokens) - 1])))
+        return tokens[1 + len(prompt) :]
+
+    found = inference.generate(params, prompts, limits=[steps] * 3, eos_id=63, batch_size=2)
+    assert {i: tokens.tolist() for i, tokens, _ in found} == {i: greedy(prompt) for i, prompt in enumerate(prompts)}
+    tokens, scores = inference.search(params, prompts, max_tokens=steps, beams=BeamConfig(2, 0.0), eos_id=63)
+    log_prob, _ = inference.score(params, prompts, [row[row > 0].tolist() for row in tokens[:, 0]])
+    np.testing.assert_allclose(scores[:, 0], log_prob, rtol=1e-4)
+    shared, _ = inference.score(params, prompts[:1] * 4, [[3, 4], [5], [6, 7, 8], [9]])
+    alone = [inference.score(params, prompts[:1], [target])[0][0] for target in ([3, 4], [5], [6, 7, 8], [9])]
+    np.testing.assert_allclose(shared, alone, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["encoder_decoder", "causal_decoder", "gpt1", "encoder", "shared_stacks"])
+def test_flops_by_hand_are_those_of_the_traced_forward_pass(name):
+    """Three times its matrix products, over lengths for which attention is not computed in blocks."""
+    config = tiny_config(name)
+    model = Model(ModelConfig(config))
+    batch = {name: x for name, x in random_batch(name, rows=1).items() if not name.endswith("weights")}
+    if name == "encoder":
+        batch = {"encoder_input_tokens": batch["decoder_target_tokens"]}
+    lengths = [batch[name].shape[1] if name in batch else 0 for name in ("encoder_input_tokens", "decoder_input_tokens")]
+    assert 3 * traced_flops(model.logits, model.abstract_params, batch) == config.flops(*lengths)
+
+
+def test_traced_flops_count_scans_branches_and_convolutions():
+    x, matrix = jnp.ones((2, 8)), jnp.ones((8, 8))
+    product = 2 * 2 * 8 * 8
+    loop = lambda x: jax.lax.scan(lambda x, _: (x @ matrix, None), x, length=5)[0]
+    assert traced_flops(jax.jit(loop), x) == 5 * product
+    branch = lambda x: jax.lax.cond(x[0, 0] > 0, lambda x: x @ matrix @ matrix, lambda x: x, x)
+    assert traced_flops(branch, x) == 2 * product
+    image, filters = jnp.ones((3, 10, 4)), jnp.ones((7, 4, 6))  # batch, width, channels; window, in, out
+    convolve = lambda x, w: jax.lax.conv_general_dilated(x, w, (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC"))
+    assert traced_flops(convolve, image, filters) == 2 * (3 * 10 * 6) * (7 * 4)
+
+
+GOOD = """\
+from flax import nnx
+import jax, jax.numpy as jnp
+
+class Net(nnx.Module):
+    architecture, vocab_size = "causal_decoder", 64
+
+    def __init__(self, *, rngs):
+        self.embed = nnx.Embed(64, 8, rngs=rngs)
+
+    def __call__(self, batch):
+        return self.embed(batch["decoder_input_tokens"])
+
+    def logits(self, x):
+        return self.embed.attend(x)
+"""
+
+
+def test_a_network_that_is_bound_with_parentheses_is_a_sentence():
+    written("my_network", documented("own/network.md", "class Convolutions"))
+    text = documented("own/network.md", "import my_network").replace("@Convolutions", "@Convolutions()")
+    with pytest.raises(UserError) as error:
+        GinConfig([], [text]).model()
+    assert "A network is bound without parentheses" in error.value.sentence
+
+
+# What is wrong: the text of GOOD that is replaced, by what, and what is said.
+WRONG = {
+    "no architecture": ("architecture, vocab_size =", "kind, vocab_size =", "Net has no architecture."),
+    "no vocab_size": ("vocab_size = ", "size = ", "Net has no vocab_size. A network says it as an attribute"),
+    "an unknown architecture": ('"causal_decoder"', '"causal_decodr"', 'Did you mean "causal_decoder"?'),
+    "a vocabulary that is no number": ('"causal_decoder", 64', '"causal_decoder", "64"', "Net.vocab_size is '64'"),
+    "no logits": ("def logits", "def output", "Net has no logits. A network is called with a batch"),
+    "no call": ("def __call__", "def apply", "Net has no __call__."),
+    "a feature that is not there": (
+        "decoder_input_tokens",
+        "inputs",
+        "The network Net fails on a batch of decoder_input_tokens, decoder_target_tokens: my_wrong.py, line 11, raises KeyError",
+    ),
+    "a mean over the length": (
+        '"])',
+        '"]).mean(1)',
+        "Net gives hidden states of the shape [2, 8] for 2 rows; the shape [2, 3, …] is expected.",
+    ),
+    "logits of another size": (
+        "self.embed.attend(x)",
+        "x",
+        "Net.logits gives logits of the shape [2, 3, 8] for 2 rows; the shape [2, 3, 64] is expected.",
+    ),
+    "no floats": ("self.embed(batch", "abs(batch", "floats [2, 3, …] is expected"),
+    "running averages": (
+        "rngs=rngs)\n",
+        "rngs=rngs)\n        self.norm = nnx.BatchNorm(8, rngs=rngs)\n",
+        "Net has the state norm/mean, of the kind BatchStat.",
+    ),
+    "whole numbers as parameters": (
+        "rngs=rngs)\n",
+        "rngs=rngs)\n        self.shift = nnx.Param(jnp.ones(3, int))\n",
+        "The parameter shift of Net is int32; parameters are float32.",
+    ),
+    "too few axes": (
+        "rngs=rngs)\n",
+        "rngs=rngs)\n        self.shift = nnx.Param(jnp.ones((3, 3)), axes=('embed',))\n",
+        "The parameter shift of Net has the axes ('embed',) and the shape (3, 3); one name each.",
+    ),
+    "an error of its own": (
+        "self.embed = ",
+        "raise ValueError('no room')\n        x = ",
+        "The network Net cannot be made: my_wrong.py, line 8, raises ValueError: no room.",
+    ),
+    "no module": ("class Net(nnx.Module)", "class Net", "it must be a flax.nnx.Module"),
+    "no rngs": ("*, rngs", "rng", "Net takes no rngs"),
+    "half a decoder": (
+        "def logits",
+        "def prefill(self, prompt, max_tokens):\n        return 1\n\n    def logits",
+        "Add the other",
+    ),
+    "FLOPs that are no number": ("def logits", "def flops(self, a, b):\n        return None\n\n    def logits", "gives None"),
+}
+
+
+@pytest.mark.parametrize("old, new, says", WRONG.values(), ids=WRONG)
+def test_what_is_said_of_a_wrong_network(old, new, says):
+    assert old in GOOD
+    net = written("my_wrong", GOOD.replace(old, new))["Net"]
+    with pytest.raises(UserError) as error:
+        ModelConfig(net)
+    assert says in error.value.sentence
+
+
+@pytest.mark.parametrize(
+    "old, new, says",
+    [
+        ("self._at(tokens, length - 1), ", "self({'decoder_input_tokens': tokens}), ", "prefill gives the hidden states"),
+        ("stack(hidden, axis=1), (seen", "stack(hidden, axis=1), (seen.astype(float)", "changes the shapes of its state"),
+        ("jnp.stack(hidden, axis=1)", "hidden[0]", "decode gives hidden states of the shape [2, 16] for 2 rows"),
+    ],
+)
+def test_what_is_said_of_a_wrong_decoder(old, new, says):
+    with pytest.raises(UserError) as error:
+        ModelConfig(convolutions(old, new))
+    assert says in error.value.sentence
