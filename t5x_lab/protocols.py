@@ -1,9 +1,10 @@
 """What a user's own objects may be, and what helps to make them. Gin binds whatever satisfies one of these protocols."""
 
 from t5x_lab.data.objective import Objective
+from t5x_lab.models.loss import Loss
 from t5x_lab.networks.network import Decoder, Module, Network
 from t5x_lab.networks.of_module import OfModule
 from t5x_lab.optim.optimizers import Optax, Optimizer
 from t5x_lab.optim.schedules import Schedule
 
-__all__ = ["Decoder", "Module", "Network", "Objective", "OfModule", "Optax", "Optimizer", "Schedule"]
+__all__ = ["Decoder", "Loss", "Module", "Network", "Objective", "OfModule", "Optax", "Optimizer", "Schedule"]

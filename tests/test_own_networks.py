@@ -177,8 +177,9 @@ class Net(nnx.Module):
 
 
 def test_a_network_that_is_bound_with_parentheses_is_a_sentence():
-    written("my_network", documented("own/network.md", "class Convolutions"))
-    text = documented("own/network.md", "import my_network").replace("@Convolutions", "@Convolutions()")
+    written("my_brackets", documented("own/network.md", "class Convolutions"))
+    text = documented("own/network.md", "import my_network").replace("my_network", "my_brackets")
+    text = text.replace("@Convolutions", "@my_brackets.Convolutions()").replace("Convolutions.v", "my_brackets.Convolutions.v")
     with pytest.raises(UserError) as error:
         GinConfig([], [text]).model()
     assert "A network is bound without parentheses" in error.value.sentence

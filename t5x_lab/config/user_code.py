@@ -34,7 +34,8 @@ def tried(what: str, call: Callable) -> Any:
     except UserError:
         raise
     except Exception as error:
-        where = raised_in(error)
+        called_wrongly = isinstance(error, TypeError) and "argument" in str(error)  # raised where it is called, not in it
+        where = raised_in(error) or (told(error) if called_wrongly else None)
         if not where:
             raise
         raise UserError(f"{what}: {where}.") from error

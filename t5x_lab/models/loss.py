@@ -3,11 +3,36 @@
 The normaliser is computed once for a whole batch, so that loss and gradient do not depend on the number of microbatches.
 """
 
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
+
 import jax
 import jax.numpy as jnp
 
 from t5x_lab.config.errors import UserError, nearest
-from t5x_lab.networks.network import Batch
+from t5x_lab.config.user_code import tried
+from t5x_lab.networks.functional import Functional
+from t5x_lab.networks.network import Batch, Network, abstract_batch, max_length
+
+
+@runtime_checkable
+class Loss(Protocol):
+    """A term of what is trained, beside the cross-entropy or instead of it."""
+
+    def __call__(self, network: Any, hidden: jax.Array, batch: Batch, weights: jax.Array) -> jax.Array:
+        """A scalar: a sum over the batch's tokens, so that it adds over microbatches and evaluation batches.
+
+        It is divided by what the cross-entropy is divided by, see LOSS_NORMALIZING_FACTOR; its metric is per token with loss.
+
+        Args:
+          network: the module with its parameters in it, after it has read the batch; `network.logits(hidden)` are its logits.
+          hidden: its hidden states [B, T, …].
+          batch: SeqIO's model features.
+          weights: float32 [B, T], of each token in the loss. A penalty that does not depend on tokens is multiplied by
+            their sum.
+        """
+        ...
+
 
 NORMALIZERS = ("NUM_REAL_TARGET_TOKENS", "NUM_TOTAL_TARGET_TOKENS", "AVERAGE_PER_SEQUENCE")
 
@@ -20,6 +45,34 @@ def check_normalizer(factor: float | str | None) -> None:
         )
     if isinstance(factor, int | float) and factor <= 0:
         raise UserError(f"LOSS_NORMALIZING_FACTOR is {factor}; a number here must be greater than zero.")
+
+
+METRICS = ("loss", "z_loss", "accuracy", "grad_norm", "learning_rate", "healthy", "weights")
+
+
+def check_losses(losses: Mapping[str, Loss], network: Network) -> None:
+    """Raises a `UserError` for losses that do not give a scalar, found out on shapes alone."""
+    if not losses:
+        return
+    functional = Functional(lambda rngs: network.make(rngs, lambda x, axes: x))
+    for name, loss in losses.items():
+        if name in METRICS:
+            raise UserError(f'ModelConfig.losses has a loss called "{name}", which is another metric. Choose another name.')
+        if not callable(loss) or isinstance(loss, type):
+            raise UserError(
+                f'ModelConfig.losses["{name}"] is {loss!r}; it must be a function of (network, hidden, batch, weights).'
+            )
+
+        def run(params, batch, loss=loss):
+            module = functional.module(params)
+            return loss(module, module(batch), batch, token_weights(batch))
+
+        rows, tokens = 2, min(3, max_length(network) or 3)
+        batch = abstract_batch(network, rows, tokens, tokens)
+        what = f'The loss "{name}" fails'
+        found = tried(what, lambda run=run: jax.eval_shape(run, functional.abstract_params, batch))
+        if getattr(found, "shape", None) != () or not jnp.issubdtype(found.dtype, jnp.floating):
+            raise UserError(f'The loss "{name}" gives {found}; it must give a scalar, the sum over all tokens.')
 
 
 def predicting_side(batch: Batch) -> str:

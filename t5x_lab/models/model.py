@@ -6,16 +6,17 @@ Parameters are nested dicts of arrays, so that optimizers, checkpoints and shard
 import dataclasses
 import functools
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from t5x_lab.config.checks import check_types
+from t5x_lab.config.checks import check_types, in_range
 from t5x_lab.config.errors import UserError
 from t5x_lab.decoding.rows import take_rows
-from t5x_lab.models.loss import check_normalizer, target_tokens, token_weights
+from t5x_lab.models.loss import Loss, check_losses, check_normalizer, target_tokens, token_weights
 from t5x_lab.networks.checks import check_network
 from t5x_lab.networks.functional import Functional, Params
 from t5x_lab.networks.network import Batch, Network
@@ -32,12 +33,17 @@ class ModelConfig:
       z_loss: weight of log(Z)**2 per token with loss, 1e-4 in T5's code.
       label_smoothing: probability mass moved from the target to all other tokens.
       loss_normalizing_factor: see `weights_and_normalizer`; None is T5X's sum over tokens.
+      losses: further terms of what is trained, `Loss`es by the names of their metrics.
+      cross_entropy_weight: what cross-entropy and z-loss are multiplied by beside them; 0 trains on `losses` alone, and the
+        metrics still have the cross-entropy.
     """
 
     network: Network
     z_loss: float = 1e-4
     label_smoothing: float = 0.0
     loss_normalizing_factor: float | str | None = "NUM_REAL_TARGET_TOKENS"
+    losses: dict[str, Loss] = dataclasses.field(default_factory=dict)
+    cross_entropy_weight: float = 1.0
 
     def __post_init__(self):
         if callable(self.network) and not hasattr(self.network, "make"):
@@ -49,6 +55,10 @@ class ModelConfig:
             raise UserError(f"Z_LOSS is {self.z_loss}; it must not be negative. T5 uses 1e-4; 0.0 turns it off.")
         if not 0.0 <= self.label_smoothing < 1.0:
             raise UserError(f"LABEL_SMOOTHING is {self.label_smoothing}; it must be at least 0 and below 1.")
+        in_range(self, "cross_entropy_weight", 0.0, math.inf)
+        if not self.losses and not self.cross_entropy_weight:
+            raise UserError("ModelConfig.cross_entropy_weight is 0 and ModelConfig.losses is empty; nothing would be trained.")
+        check_losses(self.losses, self.network)
 
 
 @jax.tree_util.register_dataclass
@@ -57,9 +67,11 @@ class LossSums:
     """Sums over the tokens of a batch; they add over microbatches and evaluation batches.
 
     Attributes:
-      objective: what training differentiates: (cross-entropy + z-loss) times the objective's weights.
+      objective: what training differentiates: (cross-entropy + z-loss) times the objective's weights, and the terms of a
+        user's.
       loss, z_loss, correct: times the batch's own loss weights, for the metrics.
       weights: sum of those weights.
+      terms: a user's losses, by name.
     """
 
     objective: jax.Array
@@ -67,6 +79,7 @@ class LossSums:
     z_loss: jax.Array
     correct: jax.Array
     weights: jax.Array
+    terms: dict[str, jax.Array] = dataclasses.field(default_factory=dict)
 
 
 @jax.tree_util.register_dataclass
@@ -149,21 +162,32 @@ class Model:
         weights = token_weights(batch)
         objective_weights = weights if objective_weights is None else objective_weights
         network, hidden = self._hidden(params, batch, dropout_key)
+        share = self.config.cross_entropy_weight
         objective, tokens = self._cross_entropy(
             network,
-            hidden,
+            hidden if share else jax.lax.stop_gradient(hidden),
             target_tokens(batch),
             objective_weights,
             z_loss=self.config.z_loss,
             label_smoothing=self.config.label_smoothing,
         )
+        terms = {
+            name: term(network, hidden, batch, objective_weights).astype(jnp.float32)
+            for name, term in self.config.losses.items()
+        }
         return LossSums(
-            objective=objective,
+            objective=sum(terms.values(), share * objective if share else jnp.float32(0)),
             loss=jnp.sum(tokens.loss * weights),
             z_loss=jnp.sum(self.config.z_loss * jnp.square(tokens.log_z) * weights),
             correct=jnp.sum(tokens.correct * weights),
             weights=jnp.sum(weights),
+            terms=terms,
         )
+
+    def no_losses(self) -> LossSums:
+        """The sums of no tokens."""
+        zero = jnp.zeros((), jnp.float32)
+        return LossSums(*(zero,) * 5, dict.fromkeys(self.config.losses, zero))
 
     def score(self, params: Params, batch: Batch) -> Scores:
         """Scores each row's target tokens with loss; no z-loss, no label smoothing."""

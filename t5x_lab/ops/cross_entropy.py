@@ -84,24 +84,27 @@ def cross_entropy_of_logits(
 
 
 def _forward(hidden, matrix, targets, weights, config):
+    of_matrix = matrix.perturbed  # a frozen one has no gradient
     hidden, matrix, targets, weights = inputs = tuple(x.value for x in (hidden, matrix, targets, weights))
     of_token = lambda log_z, weights: (weights * (1.0 + 2.0 * config.z_loss * log_z), weights)
-    losses, gradient = _chunked(hidden, matrix, targets, (of_token, (weights,)), config)
+    losses, gradient = _chunked(hidden, matrix, targets, (of_token, (weights,)), config, of_matrix)
     return (_objective(losses, weights, config), losses), (inputs, losses, gradient)
 
 
 def _backward(config, saved, cotangents):
     (hidden, matrix, targets, weights), losses, gradient = saved
     d_objective, d_losses = cotangents
-    d_hidden, d_matrix, d_weights = jnp.zeros_like(hidden), jnp.zeros_like(matrix), jnp.zeros_like(weights)
+    of_matrix = gradient[1] is not None
+    d_hidden, d_weights = jnp.zeros_like(hidden), jnp.zeros_like(weights)
+    d_matrix = jnp.zeros_like(matrix) if of_matrix else None
     if not isinstance(d_objective, SymbolicZero):
-        d_hidden, d_matrix = ((g * d_objective).astype(g.dtype) for g in gradient)
+        d_hidden, d_matrix = jax.tree.map(lambda g: (g * d_objective).astype(g.dtype), gradient)
         d_weights = ((losses.loss + config.z_loss * jnp.square(losses.log_z)) * d_objective).astype(weights.dtype)
     if not (isinstance(d_losses.loss, SymbolicZero) and isinstance(d_losses.log_z, SymbolicZero)):
         given = (jnp.zeros(d.shape, d.dtype) if isinstance(d, SymbolicZero) else d for d in (d_losses.loss, d_losses.log_z))
         of_token = lambda log_z, d_loss, d_log_z: (d_loss + d_log_z, d_loss)
-        _, more = _chunked(hidden, matrix, targets, (of_token, tuple(given)), config)
-        d_hidden, d_matrix = d_hidden + more[0], d_matrix + more[1]
+        _, more = _chunked(hidden, matrix, targets, (of_token, tuple(given)), config, of_matrix)
+        d_hidden, d_matrix = jax.tree.map(jnp.add, (d_hidden, d_matrix), more)
     return d_hidden, d_matrix, None, d_weights
 
 
@@ -112,8 +115,8 @@ def _objective(losses: TokenLosses, weights_BT: jax.Array, config: CrossEntropy)
     return jnp.sum((losses.loss + config.z_loss * jnp.square(losses.log_z)) * weights_BT)
 
 
-def _chunked(hidden_BTD, matrix_DV, targets_BT, cotangents, config: CrossEntropy):
-    """(token losses, (gradient of hidden, of matrix) or None).
+def _chunked(hidden_BTD, matrix_DV, targets_BT, cotangents, config: CrossEntropy, of_matrix: bool = True):
+    """(token losses, (gradient of hidden, of matrix) or None). Without `of_matrix` that gradient is None.
 
     `cotangents` are None for no gradient; or a function and its arguments, each [B, T]: (log Z, arguments) -> what the softmax
     and what the target's distribution are weighted with in d_logits.
@@ -145,6 +148,8 @@ def _chunked(hidden_BTD, matrix_DV, targets_BT, cotangents, config: CrossEntropy
         if d_logits is None:
             return d_matrix, (losses, None)
         d_hidden = jnp.einsum("SRCV,DV->SRCD", d_logits, matrix)
+        if not of_matrix:
+            return None, (losses, d_hidden)
         if chunks == 1:
             return jnp.einsum("SRCD,SRCV->DV", hidden_SRCD, d_logits, preferred_element_type=wide), (losses, d_hidden)
         d_matrix += jnp.einsum("SRCD,SRCV->SDV", hidden_SRCD, d_logits, preferred_element_type=wide)
@@ -155,14 +160,16 @@ def _chunked(hidden_BTD, matrix_DV, targets_BT, cotangents, config: CrossEntropy
         d_matrix, outputs = one_chunk(None, jax.tree.map(lambda x: x[0], inputs))
         outputs = jax.tree.map(lambda x: x[None], outputs)
     else:
-        zeros = jnp.zeros((S, D, matrix.shape[1]), wide) if with_gradient else None
-        zeros = config.constrain(zeros, ("batch", None, "vocab")) if with_gradient else None
+        sums = with_gradient and of_matrix
+        zeros = jnp.zeros((S, D, matrix.shape[1]), wide) if sums else None
+        zeros = config.constrain(zeros, ("batch", None, "vocab")) if sums else None
         d_matrix, outputs = jax.lax.scan(one_chunk, zeros, inputs)
-        d_matrix = jnp.sum(d_matrix, axis=0) if with_gradient else None
+        d_matrix = jnp.sum(d_matrix, axis=0) if sums else None
     losses, d_hidden = jax.tree.map(from_chunks, outputs)
     if not with_gradient:
         return losses, None
-    d_matrix = config.constrain(d_matrix, ("embed", "vocab")).astype(matrix_DV.dtype)
+    if of_matrix:
+        d_matrix = config.constrain(d_matrix, ("embed", "vocab")).astype(matrix_DV.dtype)
     return losses, (config.constrain(d_hidden, ("batch", "length", None)), d_matrix)
 
 

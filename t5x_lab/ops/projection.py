@@ -8,6 +8,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
@@ -17,16 +18,20 @@ def project(x: jax.Array, kernel: jax.Array, equation: str) -> jax.Array:
 
 
 def _forward(x, kernel, equation):
-    return project(x, kernel, equation), (x, kernel)
+    # Of an operand that is not differentiated, a frozen kernel or the first input, nothing is kept or computed.
+    kept = (x.value if kernel.perturbed else None, kernel.value if x.perturbed else None)
+    return project(x.value, kernel.value, equation), kept
 
 
-def _backward(equation, operands, d_y):
-    x, kernel = operands
+def _backward(equation, kept, d_y):
+    if isinstance(d_y, SymbolicZero):
+        return None, None
+    x, kernel = kept
     ins, y_axes = equation.split("->")
     x_axes, kernel_axes = ins.split(",")
-    d_x = jnp.einsum(f"{y_axes},{kernel_axes}->{x_axes}", d_y, kernel)
-    d_kernel = jnp.einsum(f"{x_axes},{y_axes}->{kernel_axes}", x, d_y)
+    d_x = None if kernel is None else jnp.einsum(f"{y_axes},{kernel_axes}->{x_axes}", d_y, kernel)
+    d_kernel = None if x is None else jnp.einsum(f"{x_axes},{y_axes}->{kernel_axes}", x, d_y)
     return d_x, d_kernel
 
 
-project.defvjp(_forward, _backward)
+project.defvjp(_forward, _backward, symbolic_zeros=True)

@@ -10,7 +10,9 @@ import jax.numpy as jnp
 import optax
 
 from t5x_lab.config.errors import UserError
+from t5x_lab.config.user_code import tried
 from t5x_lab.models.model import Params
+from t5x_lab.optim.groups import learning_rates, select, trained
 from t5x_lab.optim.optimizers import Optimizer
 from t5x_lab.partitioning.rules import optimizer_shardings
 from t5x_lab.runs.config import RunConfig
@@ -46,8 +48,9 @@ def assemble(
     """
     check_rows(batch_size // microbatches, sharded.row_multiple)
     model = sharded.model
-    transformation = _transformation(optimizer, model.axes)
-    start = functools.partial(initial_state, transformation, num_tasks=num_tasks)
+    is_trained = trained(optimizer)
+    transformation = _transformation(optimizer, select(model.axes, is_trained))
+    start = functools.partial(initial_state, transformation, num_tasks=num_tasks, is_trained=is_trained)
     abstract = jax.eval_shape(start, model.abstract_params)
     shardings = jax.tree.map(lambda leaf: sharded.replicated, abstract)
     shardings = dataclasses.replace(
@@ -55,7 +58,8 @@ def assemble(
         params=sharded.param_shardings,
         opt_state=optimizer_shardings(abstract.opt_state, model.abstract_params, model.axes, sharded.mesh),
     )
-    step = make_train_step(model, transformation, optimizer.learning_rate, seed=seed, microbatches=microbatches)
+    rates = learning_rates(optimizer)
+    step = make_train_step(model, transformation, rates, seed=seed, microbatches=microbatches, is_trained=is_trained)
     compiled = jax.jit(
         step,
         in_shardings=(shardings, sharded.batch_sharding),
@@ -69,12 +73,14 @@ def assemble(
 def _transformation(optimizer: Optimizer, axes: dict) -> optax.GradientTransformation:
     """What an optimizer makes; a user's mistake in it is found here."""
     name = type(optimizer).__name__
-    made = optimizer.make(axes)
+    made = tried(f"{name}.make fails", lambda: optimizer.make(axes))
     if not (hasattr(made, "init") and hasattr(made, "update")):
         raise UserError(f"{name}.make(axes) returned {made!r}; it must return an optax transformation, with init and update.")
-    rate = jax.eval_shape(optimizer.learning_rate, jax.ShapeDtypeStruct((), jnp.int32))
-    if getattr(rate, "shape", None) != ():
-        raise UserError(f"{name}.learning_rate gave {rate} for a step; it must give a scalar.")
+    for schedule in learning_rates(optimizer).values():
+        step = jax.ShapeDtypeStruct((), jnp.int32)
+        rate = tried(f"{name}.learning_rate fails", lambda schedule=schedule: jax.eval_shape(schedule, step))
+        if getattr(rate, "shape", None) != ():
+            raise UserError(f"{name}.learning_rate gave {rate} for a step; it must give a scalar.")
     return made
 
 

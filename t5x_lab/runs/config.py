@@ -20,6 +20,7 @@ from t5x_lab.models.model import ModelConfig
 from t5x_lab.networks.config import RotaryScaling
 from t5x_lab.networks.lstm import LstmConfig
 from t5x_lab.networks.transformer import TransformerConfig
+from t5x_lab.optim.groups import Groups, optimizer_identity
 from t5x_lab.optim.optimizers import Adafactor, AdamW, Lion, Muon, Optimizer, Sgd
 from t5x_lab.optim.schedules import CosineDecay, LearningRate, LinearDecay, WarmupStableDecay
 from t5x_lab.partitioning.mesh import MeshShape
@@ -92,7 +93,7 @@ class RunConfig:
 
     def identity(self) -> dict[str, str]:
         """Settings that a checkpoint is continued with unchanged, under the names the user sets them by."""
-        return {"SEED": str(self.seed), "OPTIMIZER": f"@{type(self.optimizer).__name__}()", **self.data.identity()}
+        return {"SEED": str(self.seed), "OPTIMIZER": optimizer_identity(self.optimizer), **self.data.identity()}
 
     @property
     def mesh_shape(self) -> MeshShape:
@@ -127,6 +128,7 @@ for _configurable in (
     Lion,
     Muon,
     Sgd,
+    Groups,
     LearningRate,
     LinearDecay,
     CosineDecay,

@@ -1,6 +1,7 @@
 """What a training step reads and writes, and nothing else."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ import numpy as np
 import optax
 
 from t5x_lab.models.model import Params
+from t5x_lab.optim.groups import select
 
 COUNTERS = ("tokens_processed", "tokens_with_loss", "raw_tokens")
 
@@ -33,13 +35,18 @@ class TrainState:
     healthy: jax.Array
 
 
-def initial_state(optimizer: optax.GradientTransformation, params: Params, num_tasks: int = 1) -> TrainState:
-    """Step 0 with these parameters."""
+def initial_state(
+    optimizer: optax.GradientTransformation,
+    params: Params,
+    num_tasks: int = 1,
+    is_trained: Callable[[str], bool] = lambda name: True,
+) -> TrainState:
+    """Step 0 with these parameters; the optimizer's state is of those that are trained, by their names."""
     counters = {name: jnp.zeros((2,), jnp.uint32) for name in COUNTERS}
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
-        opt_state=optimizer.init(params),
+        opt_state=optimizer.init(select(params, is_trained)),
         counters={**counters, "task_tokens": jnp.zeros((num_tasks, 2), jnp.uint32)},
         healthy=jnp.ones((), bool),
     )

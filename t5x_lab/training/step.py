@@ -1,7 +1,7 @@
 """The training step: loss, gradient, update, counters. A pure function of (state, batch)."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,8 @@ import optax
 from t5x_lab.models.loss import token_weights, weights_and_normalizer
 from t5x_lab.models.model import LossSums, Model, Params
 from t5x_lab.networks.network import Batch
+from t5x_lab.optim.groups import merge, select
+from t5x_lab.optim.schedules import Schedule
 from t5x_lab.training.state import TrainState, add_to_counter
 
 Metrics = dict[str, jax.Array]
@@ -18,37 +20,42 @@ Metrics = dict[str, jax.Array]
 def make_train_step(
     model: Model,
     optimizer: optax.GradientTransformation,
-    learning_rate: Callable[[jax.Array], jax.Array],
+    learning_rates: Mapping[str, Schedule],
     *,
     seed: int,
     microbatches: int = 1,
+    is_trained: Callable[[str], bool] = lambda name: True,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     """Builds the step.
 
     Args:
       model: gives loss sums.
-      optimizer: an optax transformation.
-      learning_rate: the optimizer's schedule, for the metrics.
+      optimizer: an optax transformation, of the parameters that are trained.
+      learning_rates: the optimizer's schedules, by the names of their metrics.
       seed: of dropout; the key of a step is derived from the seed and the step's number.
       microbatches: equal parts that the batch is processed in, one after the other; loss and gradient do not depend on it.
+      is_trained: whether the parameter of a name is; of the others no gradient is computed.
 
     Returns:
       (state, batch) -> (state, metrics), where metrics are scalars: `loss` (cross-entropy per token with loss),
-      `z_loss`, `accuracy`, `grad_norm`, `learning_rate`, `healthy`, and this step's counts of tokens; and `task_tokens`
-      [tasks].
+      `z_loss`, `accuracy`, the losses of a user's, `grad_norm`, the learning rates, `healthy`, and this step's counts of
+      tokens; and `task_tokens` [tasks].
     """
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         key = jax.random.fold_in(jax.random.split(jax.random.key(seed))[1], state.step)  # the other half made the parameters
         weights, normalizer = weights_and_normalizer(batch, model.config.loss_normalizing_factor)
-        grads, sums = _gradients(model, state.params, batch, weights, normalizer, key, microbatches)
+        trained = select(state.params, is_trained)
+        frozen = select(state.params, lambda name: not is_trained(name))
+        loss = lambda trained, *args: model.loss(merge(trained, frozen), *args)
+        grads, sums = _gradients(model, loss, trained, batch, weights, normalizer, key, microbatches)
 
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        updates, opt_state = optimizer.update(grads, state.opt_state, trained)
         counts = {**count_tokens(batch), "task_tokens": count_by_task(batch)}
         new = dataclasses.replace(
             state,
             step=state.step + 1,
-            params=optax.apply_updates(state.params, updates),
+            params=merge(optax.apply_updates(trained, updates), frozen),
             opt_state=opt_state,
             counters={name: add_to_counter(counter, counts[name]) for name, counter in state.counters.items()},
         )
@@ -59,7 +66,7 @@ def make_train_step(
         metrics = {
             **per_token(sums),
             "grad_norm": grad_norm,
-            "learning_rate": learning_rate(state.step),
+            **{name: rate(state.step) for name, rate in learning_rates.items()},
             "healthy": healthy,
             **counts,
         }
@@ -69,12 +76,12 @@ def make_train_step(
 
 
 def _gradients(
-    model: Model, params: Params, batch: Batch, weights, normalizer, key, microbatches: int
+    model: Model, loss: Callable, params: Params, batch: Batch, weights, normalizer, key, microbatches: int
 ) -> tuple[Params, LossSums]:
-    """Gradient of (loss + z-loss) / normalizer and the sums, over all microbatches."""
+    """Gradient of the objective / normalizer and the sums, over all microbatches."""
 
     def objective(params, batch, weights, key):
-        sums = model.loss(params, batch, weights, key if getattr(model.config.network, "dropout_rate", 1.0) else None)
+        sums = loss(params, batch, weights, key if getattr(model.config.network, "dropout_rate", 1.0) else None)
         return sums.objective / normalizer, sums
 
     gradient = jax.grad(objective, has_aux=True)
@@ -90,8 +97,7 @@ def _gradients(
         result = gradient(params, micro, weights, jax.random.fold_in(key, index))
         return jax.tree.map(jnp.add, total, result), None
 
-    zero = jnp.zeros((), jnp.float32)
-    start = (jax.tree.map(jnp.zeros_like, params), LossSums(*(zero,) * 5))
+    start = (jax.tree.map(jnp.zeros_like, params), model.no_losses())
     inputs = (jax.tree.map(split, dict(batch)), split(weights), jnp.arange(microbatches))
     return jax.lax.scan(accumulate, start, inputs)[0]
 
@@ -108,7 +114,8 @@ def make_eval_step(model: Model) -> Callable[[Params, Batch], tuple[LossSums, Me
 def per_token(sums: LossSums) -> Metrics:
     """Means over the tokens with loss."""
     weights = jnp.maximum(sums.weights, 1e-6)
-    return {"loss": sums.loss / weights, "z_loss": sums.z_loss / weights, "accuracy": sums.correct / weights}
+    own = {name: term / weights for name, term in sums.terms.items()}
+    return {"loss": sums.loss / weights, "z_loss": sums.z_loss / weights, "accuracy": sums.correct / weights, **own}
 
 
 def count_tokens(batch: Batch) -> Metrics:

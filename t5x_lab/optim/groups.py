@@ -1,0 +1,131 @@
+"""Groups of parameters by their names, each with an optimizer of its own, or with none."""
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import optax
+from flax import traverse_util
+
+from t5x_lab.config.checks import check_types
+from t5x_lab.config.errors import UserError
+from t5x_lab.optim.optimizers import Optimizer
+from t5x_lab.optim.schedules import Schedule
+
+
+@dataclasses.dataclass(frozen=True)
+class Groups:
+    """Optimizers by regular expressions over parameters' names, as T5X's MultiOptimizer.
+
+    A frozen group's parameters stay what they were: there is no gradient of them, and no slot.
+
+    Attributes:
+      groups: {pattern: optimizer, or None for a frozen group}. A parameter, "encoder/layers/mlp/wo/kernel", belongs to the
+        first pattern that matches its whole name. The layers of a stack are one parameter.
+    """
+
+    groups: dict[str, Optimizer | None]
+
+    def __post_init__(self):
+        check_types(self)
+        for pattern, optimizer in self.groups.items():
+            try:
+                re.compile(pattern)
+            except (re.error, TypeError) as error:
+                raise UserError(f"Groups.groups has {pattern!r}, which is no regular expression: {error}.") from error
+            if optimizer is not None and (isinstance(optimizer, type) or not isinstance(optimizer, Optimizer)):
+                raise UserError(
+                    f'Groups.groups has {optimizer!r} for "{pattern}"; it must be an optimizer, such as @AdamW(), or None for '
+                    "parameters that stay as they are."
+                )
+        if all(optimizer is None for optimizer in self.groups.values()):
+            raise UserError('Groups.groups trains nothing. Give one of the patterns an optimizer: {"decoder/.*": @AdamW()}.')
+
+    @property
+    def learning_rate(self) -> Schedule:
+        """That of the first group that is trained."""
+        return next(optimizer.learning_rate for optimizer in self.groups.values() if optimizer is not None)
+
+    @property
+    def learning_rates(self) -> dict[str, Schedule]:
+        """By pattern, of the groups that are trained."""
+        return {pattern: optimizer.learning_rate for pattern, optimizer in self.groups.items() if optimizer is not None}
+
+    def is_trained(self, name: str) -> bool:
+        """Whether a parameter is of a group that is not frozen."""
+        return self.groups[self._pattern_of(name)] is not None
+
+    def identity(self) -> str:
+        """What a run is continued with unchanged: the groups, and the kinds of their optimizers."""
+        kind = lambda optimizer: None if optimizer is None else f"@{type(optimizer).__name__}()"
+        return f"@Groups() of { ({pattern: kind(optimizer) for pattern, optimizer in self.groups.items()}) }"
+
+    def make(self, axes: dict) -> optax.GradientTransformation:
+        """See `Optimizer.make`. Its state is a tuple of those of the groups that are trained, in their order."""
+        patterns = {pattern: optimizer for pattern, optimizer in self.groups.items() if optimizer is not None}
+        of_group = lambda pattern: lambda name: self._pattern_of(name) == pattern
+        made = []
+        for pattern, optimizer in patterns.items():
+            mine = select(axes, of_group(pattern))
+            if not mine:
+                names = ", ".join(sorted(flat_names(axes))[:8])
+                raise UserError(f'No parameter that is trained belongs to the group "{pattern}". Names are such as {names}.')
+            made.append((of_group(pattern), optimizer.make(mine)))
+
+        def init(params: Any) -> tuple:
+            return tuple(transformation.init(select(params, mine)) for mine, transformation in made)
+
+        def update(updates: Any, states: tuple, params: Any = None) -> tuple[Any, tuple]:
+            found: dict = {}
+            new_states = []
+            for (mine, transformation), state in zip(made, states, strict=True):
+                of_params = None if params is None else select(params, mine)
+                changed, state = transformation.update(select(updates, mine), state, of_params)
+                found = merge(found, changed)
+                new_states.append(state)
+            return found, tuple(new_states)
+
+        return optax.GradientTransformation(init, update)
+
+    def _pattern_of(self, name: str) -> str:
+        for pattern in self.groups:
+            if re.fullmatch(pattern, name):
+                return pattern
+        raise UserError(
+            f'No pattern of Groups.groups matches the parameter {name}. A last one, ".*", takes all others: with None they '
+            "stay as they are."
+        )
+
+
+def learning_rates(optimizer: Optimizer) -> dict[str, Schedule]:
+    """What is logged of an optimizer's rates, by the names of the metrics."""
+    by_group: Mapping[str, Schedule] = getattr(optimizer, "learning_rates", {})
+    more = {f"learning_rate/{name}": rate for name, rate in by_group.items()} if len(by_group) > 1 else {}
+    return {"learning_rate": optimizer.learning_rate, **more}
+
+
+def optimizer_identity(optimizer: Optimizer) -> str:
+    """What a run is continued with unchanged."""
+    return optimizer.identity() if isinstance(optimizer, Groups) else f"@{type(optimizer).__name__}()"
+
+
+def trained(optimizer: Optimizer) -> Callable[[str], bool]:
+    """Whether a parameter of that name is trained; all are, where the optimizer does not say."""
+    return getattr(optimizer, "is_trained", lambda name: True)
+
+
+def flat_names(tree: dict) -> dict[str, Any]:
+    """The leaves of nested dicts by their names, joined by slashes."""
+    return traverse_util.flatten_dict(tree, sep="/")
+
+
+def select(tree: dict, wanted: Callable[[str], bool]) -> dict:
+    """The part of nested dicts whose leaves have names that are wanted."""
+    flat = flat_names(tree)
+    return traverse_util.unflatten_dict({name: leaf for name, leaf in flat.items() if wanted(name)}, sep="/")
+
+
+def merge(one: dict, other: dict) -> dict:
+    """Two parts of nested dicts as one."""
+    return traverse_util.unflatten_dict(flat_names(one) | flat_names(other), sep="/")

@@ -1,0 +1,191 @@
+"""What a user adds to training: groups of parameters, losses."""
+
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from helpers import documented, random_batch, random_params, tiny_config
+
+from t5x_lab.config.errors import UserError
+from t5x_lab.models.loss import target_tokens, token_weights
+from t5x_lab.models.model import Model, ModelConfig
+from t5x_lab.networks.flops import traced_flops
+from t5x_lab.optim.groups import Groups, flat_names
+from t5x_lab.optim.optimizers import Adafactor, AdamW, Sgd
+from t5x_lab.optim.schedules import LearningRate, LinearDecay
+from t5x_lab.partitioning.mesh import MeshShape
+from t5x_lab.runs.assemble import assemble
+from t5x_lab.runs.config import GinConfig
+from t5x_lab.runs.sharded_model import ShardedModel
+from t5x_lab.training.step import make_eval_step
+
+RATE = LearningRate("constant", 0.01)
+MESHES = {"one device": MeshShape(1, 1, 1), "a mesh": MeshShape(2, 2, 2)}
+
+
+def trained(optimizer, mesh=MESHES["one device"], steps=1, microbatches=1, **config):
+    """(parameters before, the training, states and metrics after each step)."""
+    sizes = mesh.data * mesh.fsdp * mesh.tensor
+    settings = ModelConfig(tiny_config("causal_decoder"), **config)
+    sharded = ShardedModel(settings, mesh, jax.devices()[:sizes])
+    training = assemble(sharded, optimizer, batch_size=8, microbatches=microbatches, seed=0)
+    params = random_params(sharded.model)
+    state, after = training.init_state(jax.device_put(params, sharded.param_shardings)), []
+    for step in range(steps):
+        state, metrics = training.step(state, sharded.shard_batch(random_batch("causal_decoder", rows=8, seed=step)))
+        after.append(jax.device_get((state, metrics)))
+    return params, training, after
+
+
+@pytest.mark.parametrize("mesh", MESHES.values(), ids=MESHES)
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_each_group_is_updated_by_its_own_optimizer_and_a_frozen_one_not_at_all(mesh, microbatches):
+    if microbatches == 2 and mesh.data == 2:
+        pytest.skip("one of the two is enough at a time")
+    decay = LinearDecay(peak=0.5, total_steps=4)
+    groups = Groups({r"decoder/layers/mlp/.*": Sgd(decay), r".*embedding": None, ".*": AdamW(RATE, clip_global_norm=None)})
+    before, training, ((state, metrics), (second, metrics_2)) = trained(groups, mesh, steps=2, microbatches=microbatches)
+
+    model = training.sharded.model
+    batch = random_batch("causal_decoder", rows=8, seed=0)
+    mean = lambda params: (lambda sums: sums.objective / sums.weights)(model.loss(params, batch))
+    grads = flat_names(jax.grad(mean)(before))
+    all_adamw = AdamW(RATE, clip_global_norm=None).make(model.axes)
+    updates, _ = all_adamw.update(jax.grad(mean)(before), all_adamw.init(before), before)
+    by_adamw = flat_names(optax.apply_updates(before, updates))
+    for name, now in flat_names(state.params).items():
+        old = flat_names(before)[name]
+        if name.endswith("embedding"):
+            np.testing.assert_array_equal(flat_names(second.params)[name], old)
+        elif "/mlp/" in name:
+            np.testing.assert_allclose(now, old - 0.5 * grads[name], rtol=1e-4, atol=1e-6, err_msg=name)
+        else:
+            np.testing.assert_allclose(now, by_adamw[name], rtol=1e-3, atol=2e-5, err_msg=name)
+    slots = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(state.opt_state)]
+    assert not any("embedding" in name for name in slots) and any("'q" in name or "query" in name for name in slots)
+    assert not any("'mlp'" in name for name in slots)  # plain gradient descent has none
+    rates = [metrics[f"learning_rate/{name}"] for name in (r"decoder/layers/mlp/.*", ".*")]
+    np.testing.assert_allclose(rates, [0.5, 0.01])
+    np.testing.assert_allclose(metrics_2["learning_rate/decoder/layers/mlp/.*"], 0.375)
+
+
+@pytest.mark.parametrize("frozen", [r".*/mlp/.*", "logits_dense/.*"])
+def test_what_is_frozen_has_no_gradient_in_the_program(frozen):
+    """Its matrix products are fewer by those of the frozen kernels' gradients, and its state smaller by their slots."""
+    flops, state_bytes, temporaries = [], [], []
+    for patterns in ({".*": Adafactor(RATE)}, {frozen: None, ".*": Adafactor(RATE)}):
+        _, training, _ = trained(Groups(patterns), steps=0)
+        batch = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in random_batch("causal_decoder", rows=8).items()}
+        flops.append(traced_flops(training.step, training.abstract_state, batch))
+        state_bytes.append(sum(x.size * 4 for x in jax.tree.leaves(training.abstract_state.opt_state)))
+        compiled = training.step.lower(training.abstract_state, batch).compile()
+        temporaries.append(compiled.memory_analysis().temp_size_in_bytes)
+    network = tiny_config("causal_decoder")
+    mlps = 3 * network.num_decoder_layers * network.emb_dim * network.mlp_dim  # wi_0, wi_1, wo
+    kernels = mlps if "mlp" in frozen else network.emb_dim * network.vocab_size
+    tokens = 8 * 12
+    assert flops[0] - flops[1] == 2 * tokens * kernels
+    assert state_bytes[0] - state_bytes[1] >= 4 * kernels  # too small to be factored: a number each
+    assert temporaries[1] < temporaries[0]
+
+
+@pytest.mark.parametrize(
+    "groups, says",
+    [
+        ({"encoder/.*": Sgd(RATE), ".*": None}, 'No parameter that is trained belongs to the group "encoder/.*"'),
+        ({"decoder/.*": Sgd(RATE)}, "No pattern of Groups.groups matches the parameter logits_dense/kernel"),
+        ({".*": None}, "Groups.groups trains nothing"),
+        ({"(": Sgd(RATE)}, "which is no regular expression"),
+        ({".*": Sgd}, "it must be an optimizer, such as @AdamW(), or None"),
+        ({".*": 0.1}, "it must be an optimizer"),
+    ],
+)
+def test_what_is_said_of_wrong_groups(groups, says):
+    with pytest.raises(UserError) as error:
+        trained(Groups(groups), steps=0)
+    assert says in error.value.sentence
+
+
+def confidence(model, params, batch, scale):
+    log_probs = np.asarray(jax.nn.log_softmax(model.logits(params, batch)))
+    return scale * np.sum(np.sum(np.exp(log_probs) * log_probs, -1) * np.asarray(token_weights(batch)))
+
+
+@pytest.fixture
+def documented_loss(monkeypatch):
+    """The model configuration of docs/own/loss.md."""
+    monkeypatch.syspath_prepend(".")
+    pathlib.Path("my_loss.py").write_text(documented("own/loss.md", "def confident"))
+    model = ["models/causal_decoder/tiny.gin"]
+    text = documented("own/loss.md", "import my_loss")
+    return GinConfig(model, [text, "TransformerConfig.vocab_size = 64", 'TransformerConfig.dtype = "float32"'])
+
+
+def test_a_loss_of_ones_own_is_added_measured_and_differentiated(documented_loss):
+    config = documented_loss.model()
+    again = GinConfig([], [documented_loss.text]).model()
+    model, plain = Model(config), Model(ModelConfig(config.network))
+    params, batch = random_params(model), random_batch("causal_decoder")
+    sums, _ = make_eval_step(Model(again))(params, batch)
+    expected = confidence(model, params, batch, 0.05)
+    np.testing.assert_allclose(sums.terms["confidence"], expected, rtol=1e-5)
+    np.testing.assert_allclose(sums.objective, plain.loss(params, batch).objective + expected, rtol=1e-5)
+
+    def by_hand(params):
+        log_probs = jax.nn.log_softmax(plain.logits(params, batch))
+        weights = token_weights(batch)
+        target = jnp.take_along_axis(log_probs, target_tokens(batch)[..., None], -1)[..., 0]
+        log_z = jax.nn.logsumexp(plain.logits(params, batch), axis=-1)
+        entropy = jnp.sum(jnp.exp(log_probs) * log_probs, -1)
+        return jnp.sum(weights * (-target + 1e-4 * log_z**2 + 0.05 * entropy))
+
+    gradient = jax.grad(lambda params: model.loss(params, batch).objective)(params)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-4), gradient, jax.grad(by_hand)(params))
+
+
+def test_losses_add_over_microbatches_and_a_mesh_and_may_stand_alone():
+    def spread(network, hidden, batch, weights):
+        return 0.1 * jnp.sum(weights * jnp.mean(jnp.square(hidden.astype(jnp.float32)), axis=-1))
+
+    runs = [
+        trained(Sgd(RATE), mesh, microbatches=microbatches, losses={"spread": spread}, cross_entropy_weight=weight)
+        for mesh, microbatches, weight in (
+            (MESHES["one device"], 1, 0.0),
+            (MESHES["one device"], 4, 0.0),
+            (MESHES["a mesh"], 2, 0.0),
+            (MESHES["one device"], 1, 1.0),
+        )
+    ]
+    (params, training, [(state, metrics)]), *others = runs
+    model, batch = training.sharded.model, random_batch("causal_decoder", rows=8, seed=0)
+    _, hidden = model._hidden(params, batch)
+    weights = token_weights(batch)
+    np.testing.assert_allclose(metrics["spread"], spread(None, hidden, batch, weights) / weights.sum(), rtol=1e-5)
+    for _, _, [(other, other_metrics)] in others:
+        np.testing.assert_allclose(other_metrics["spread"], metrics["spread"], rtol=1e-4)
+        np.testing.assert_allclose(other_metrics["loss"], metrics["loss"], rtol=1e-4)  # the cross-entropy, trained or not
+    for _, _, [(other, _)] in others[:2]:
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), other.params, state.params)
+    head = flat_names(state.params)["logits_dense/kernel"]
+    np.testing.assert_array_equal(head, flat_names(params)["logits_dense/kernel"])  # no cross-entropy, no gradient
+    assert not np.array_equal(flat_names(others[2][2][0][0].params)["logits_dense/kernel"], head)
+
+
+@pytest.mark.parametrize(
+    "losses, says",
+    [
+        ({"mine": lambda network, hidden, batch, weights: weights}, 'The loss "mine" gives ShapeDtypeStruct(shape=(2, 3)'),
+        ({"mine": lambda network, hidden, batch, weights: jnp.sum(weights > 0)}, "it must give a scalar"),
+        ({"mine": lambda network, hidden: 0.0}, 'The loss "mine" fails: TypeError: '),
+        ({"mine": lambda network, hidden, batch, weights: None}, 'The loss "mine" gives None'),
+        ({"mine": 0.1}, "must be a function of (network, hidden, batch, weights)"),
+        ({"loss": lambda network, hidden, batch, weights: jnp.sum(weights)}, "which is another metric"),
+    ],
+)
+def test_what_is_said_of_a_wrong_loss(losses, says):
+    with pytest.raises(UserError) as error:
+        ModelConfig(tiny_config("causal_decoder"), losses=losses)
+    assert says in error.value.sentence
