@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 
-from t5x_lab.observe.metrics import MetricWriter, read_metrics
+from t5x_lab.observe.metrics import JsonLines, read_metrics
 
 SEQIO = [
     "-m", "t5x_lab", "train",
@@ -102,7 +102,8 @@ def train_on_synthetic(model_dir: str, steps: int) -> None:
     from t5x_lab.runs.assemble import assemble
     from t5x_lab.runs.sharded_model import ShardedModel
     from t5x_lab.training.batches import SyntheticBatches
-    from t5x_lab.training.loop import Budget, Hook, train
+    from t5x_lab.training.hooks import RunStart
+    from t5x_lab.training.loop import Action, Budget, train
 
     network = TransformerConfig(
         "encoder_decoder", 128, 32, 4, 8, 64, num_decoder_layers=2, num_encoder_layers=2, dropout_rate=0.1, dtype="float32"
@@ -118,7 +119,8 @@ def train_on_synthetic(model_dir: str, steps: int) -> None:
         state = checkpoints.restore(saved[-1], training.abstract_state, batches)
     else:
         state = training.init_state(sharded.init_params(0))
-    writer = MetricWriter(model_dir, resume_step=int(state.step))
+    lines = JsonLines()
+    lines.on_start(RunStart(model_dir, int(state.step), steps))
     drop = lambda metrics: {name: value for name, value in metrics.items() if name != "task_tokens"}
     saver = Saver(checkpoints, SaveCheckpointConfig(period=5), batches)
     train(
@@ -127,12 +129,12 @@ def train_on_synthetic(model_dir: str, steps: int) -> None:
         training.step,
         shard_batch=sharded.shard_batch,
         budget=Budget(steps),
-        record=lambda step, metrics: writer.write(step, "train", drop(metrics)),
-        hooks=[Hook(saver.save, saver.due, at_stop=True)],
+        record=lambda step, metrics: lines.on_step(step, drop(metrics)),
+        actions=[Action(saver.save, saver.due, at_stop=True)],
     )
     saver.finish()
     checkpoints.close()
-    writer.close()
+    lines.on_end(None)
     assert "tensorflow" not in sys.modules
 
 

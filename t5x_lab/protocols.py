@@ -6,5 +6,6 @@ from t5x_lab.networks.network import Decoder, Module, Network
 from t5x_lab.networks.of_module import OfModule
 from t5x_lab.optim.optimizers import Optax, Optimizer
 from t5x_lab.optim.schedules import Schedule
+from t5x_lab.training.hooks import Hook
 
-__all__ = ["Decoder", "Loss", "Module", "Network", "Objective", "OfModule", "Optax", "Optimizer", "Schedule"]
+__all__ = ["Decoder", "Hook", "Loss", "Module", "Network", "Objective", "OfModule", "Optax", "Optimizer", "Schedule"]

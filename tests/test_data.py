@@ -3,6 +3,7 @@
 import json
 import pathlib
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -56,7 +57,7 @@ def mask_of(architecture, row):
     """Decoder and cross mask of one row, as 0/1 matrices."""
     model = Model(ModelConfig(tiny_config(architecture, vocab_size=384)))
     batch = {name: jnp.asarray(x)[None] for name, x in row.items() if name != "raw_tokens"}
-    network = model._make(__import__("flax").nnx.Rngs(params=0))
+    network = model.network(model.init(jax.random.key(0)))
     mask, cross = network.decoder_masks(batch)
     T = row["decoder_target_tokens"].shape[0]
     as_matrix = lambda m, S: np.asarray(expand_mask(m, T, S)[0]).astype(int)

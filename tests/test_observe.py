@@ -16,22 +16,26 @@ from tensorboardX.proto.event_pb2 import Event
 from t5x_lab.data.config import ByteVocabulary, DataConfig
 from t5x_lab.models.model import ModelConfig
 from t5x_lab.observe import metrics as metrics_module
-from t5x_lab.observe.console import Progress, describe
+from t5x_lab.observe import tensorboard
+from t5x_lab.observe.console import Console, describe
 from t5x_lab.observe.hardware import peak_flops
-from t5x_lab.observe.metrics import MetricWriter, read_metrics
+from t5x_lab.observe.metrics import JsonLines, read_metrics
 from t5x_lab.observe.model_info import model_info, parameter_rows
 from t5x_lab.observe.plots import write_plots
+from t5x_lab.observe.tensorboard import TensorBoard
 from t5x_lab.partitioning.mesh import MeshShape, make_mesh
 from t5x_lab.runs.recording import Recorder
 from t5x_lab.training.clock import Clock
+from t5x_lab.training.hooks import Hooks, RunStart
 from t5x_lab.training.state import COUNTERS, TrainState
 
 
-def write_steps(steps, **options):
-    writer = MetricWriter("run", **options)
+def write_steps(steps, first_step=0, model_dir="run"):
+    hooks = Hooks([JsonLines(), TensorBoard()])
+    hooks.start(RunStart(model_dir, first_step, 100))
     for step in steps:
-        writer.write(step, "train", {"loss": 1.0 / step, "mfu": None, "learning_rate": math.nan})
-    writer.close()
+        hooks.step(step, {"loss": 1.0 / step, "mfu": None})
+    hooks.end(None)
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +53,7 @@ def test_events_of_a_run_that_was_killed_before_its_first_checkpoint_are_purged(
 
 
 def test_events_after_the_resumed_step_are_purged_where_the_lines_are_gone_too():
-    write_steps([4], resume_step=3)
+    write_steps([4], first_step=3)
     (file,) = epath.Path("run").glob("events.out*")
     assert [event.step for event in read_events(file) if event.HasField("session_log")] == [4]
 
@@ -61,6 +65,16 @@ def read_events(file):
         (size,) = struct.unpack("<Q", data[:8])
         yield Event.FromString(data[12 : 12 + size])
         data = data[16 + size :]
+
+
+class Kept:
+    """A hook that keeps what it is told."""
+
+    def __init__(self):
+        self.evaluations = []
+
+    def on_evaluation(self, step, split, metrics):
+        self.evaluations.append((step, split, metrics))
 
 
 class ARun(NamedTuple):
@@ -76,10 +90,13 @@ def test_what_was_measured_after_a_step_is_that_of_all_its_evaluations():
     counters = {name: np.zeros(2, np.uint32) for name in COUNTERS} | {"task_tokens": np.zeros((1, 2), np.uint32)}
     state = TrainState(np.int32(0), {}, {}, counters, True)
     run = ARun("run", model.config, DataConfig("t", {"targets": 8}, 4, ByteVocabulary()))
-    recorder = Recorder(run, state, Clock(), ["t"], (0, 8), 1, 10)
+    kept = Kept()
+    recorder = Recorder(run, state, Clock(), ["t"], (0, 8), 1, Hooks([kept]))
     recorder.evaluation(5, {"infer/t": {"exact": 1.0}})
-    recorder.evaluation(5, {"eval/t": {"loss": 2.0}})
-    assert recorder.measured(5) == {"infer/t/exact": 1.0, "eval/t/loss": 2.0} and recorder.measured(6) == {}
+    recorder.evaluation(5, {"eval/t": {"loss": 2.0, "z_loss": math.nan}})
+    assert kept.evaluations == [(5, "infer/t", {"exact": 1.0}), (5, "eval/t", {"loss": 2.0, "z_loss": None})]
+    measured = recorder.measured(5)
+    assert (measured["infer/t/exact"], measured["eval/t/loss"]) == (1.0, 2.0) and recorder.measured(6) == {}
     recorder.close()
 
 
@@ -93,20 +110,23 @@ def test_lines_after_the_resumed_step_are_replaced_and_a_cut_line_is_dropped():
     with open("run/metrics.jsonl", "a") as file:
         file.write('{"step": 6, "spl')
     assert [line["step"] for line in read_metrics("run")] == [1, 2, 3, 4, 5]
-    write_steps([4, 5], resume_step=3)
+    write_steps([4, 5], first_step=3)
     lines = read_metrics("run")
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5]
-    assert lines[0] == {"step": 1, "split": "train", "loss": 1.0, "mfu": None, "learning_rate": None}
+    assert lines[0] == {"step": 1, "split": "train", "loss": 1.0, "mfu": None}
 
 
 def test_remote_run_directories_get_copies(monkeypatch):
     """An object store, for which a local folder stands in."""
     real = epath.Path
     monkeypatch.setattr(metrics_module.epath, "Path", lambda path: real(str(path).replace("gs://bucket", "run")))
-    writer = MetricWriter("gs://bucket")
-    writer.write(1, "train", {"loss": 2.0})
+    monkeypatch.setattr(tensorboard.epath, "Path", metrics_module.epath.Path)
+    write_steps([], model_dir="gs://bucket")
+    hooks = Hooks([JsonLines(), TensorBoard()])
+    hooks.start(RunStart("gs://bucket", 0, 100))
+    hooks.step(1, {"loss": 2.0})
     assert not read_metrics("run")
-    writer.close()
+    hooks.end(None)
     assert read_metrics("run")[0]["loss"] == 2.0
     assert [file for file in real("run").iterdir() if file.name.startswith("events.out")]
 
@@ -129,10 +149,11 @@ def test_plots_are_drawn_from_what_there_is():
 
 
 def test_progress_shows_the_first_steps_and_the_last(capsys):
-    progress = Progress(0, 100)
+    console = Console()
+    console.on_start(RunStart("run", 0, 100))
     for step in range(1, 101):
-        progress.show(step, {"loss": 1.0, "accuracy": 0.5})
-    progress.close()
+        console.on_step(step, {"loss": 1.0, "accuracy": 0.5})
+    console.on_end(None)
     shown = [line.split()[1] for line in capsys.readouterr().err.splitlines() if line.startswith("step")]
     assert shown == ["1/100", "2/100", "3/100", "100/100"]
 

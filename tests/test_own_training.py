@@ -1,6 +1,7 @@
-"""What a user adds to training: groups of parameters, losses."""
+"""What a user adds to training: groups of parameters, losses, hooks."""
 
 import pathlib
+import struct
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,8 @@ from t5x_lab.config.errors import UserError
 from t5x_lab.models.loss import target_tokens, token_weights
 from t5x_lab.models.model import Model, ModelConfig
 from t5x_lab.networks.flops import traced_flops
+from t5x_lab.observe.norms import Norms
+from t5x_lab.observe.weights_and_biases import WeightsAndBiases
 from t5x_lab.optim.groups import Groups, flat_names
 from t5x_lab.optim.optimizers import Adafactor, AdamW, Sgd
 from t5x_lab.optim.schedules import LearningRate, LinearDecay
@@ -20,18 +23,20 @@ from t5x_lab.partitioning.mesh import MeshShape
 from t5x_lab.runs.assemble import assemble
 from t5x_lab.runs.config import GinConfig
 from t5x_lab.runs.sharded_model import ShardedModel
+from t5x_lab.training.hooks import METHODS, Hook, Hooks, RunStart, Statistics, check_hooks
 from t5x_lab.training.step import make_eval_step
 
 RATE = LearningRate("constant", 0.01)
 MESHES = {"one device": MeshShape(1, 1, 1), "a mesh": MeshShape(2, 2, 2)}
 
 
-def trained(optimizer, mesh=MESHES["one device"], steps=1, microbatches=1, **config):
+def trained(optimizer, mesh=MESHES["one device"], steps=1, microbatches=1, hooks=(), **config):
     """(parameters before, the training, states and metrics after each step)."""
     sizes = mesh.data * mesh.fsdp * mesh.tensor
     settings = ModelConfig(tiny_config("causal_decoder"), **config)
     sharded = ShardedModel(settings, mesh, jax.devices()[:sizes])
-    training = assemble(sharded, optimizer, batch_size=8, microbatches=microbatches, seed=0)
+    options = dict(batch_size=8, microbatches=microbatches, seed=0)
+    training = assemble(sharded, optimizer, **options, statistics=Statistics(hooks))
     params = random_params(sharded.model)
     state, after = training.init_state(jax.device_put(params, sharded.param_shardings)), []
     for step in range(steps):
@@ -164,7 +169,7 @@ def test_losses_add_over_microbatches_and_a_mesh_and_may_stand_alone():
     _, hidden = model._hidden(params, batch)
     weights = token_weights(batch)
     np.testing.assert_allclose(metrics["spread"], spread(None, hidden, batch, weights) / weights.sum(), rtol=1e-5)
-    for _, _, [(other, other_metrics)] in others:
+    for _, _, [(_, other_metrics)] in others:
         np.testing.assert_allclose(other_metrics["spread"], metrics["spread"], rtol=1e-4)
         np.testing.assert_allclose(other_metrics["loss"], metrics["loss"], rtol=1e-4)  # the cross-entropy, trained or not
     for _, _, [(other, _)] in others[:2]:
@@ -189,3 +194,136 @@ def test_what_is_said_of_a_wrong_loss(losses, says):
     with pytest.raises(UserError) as error:
         ModelConfig(tiny_config("causal_decoder"), losses=losses)
     assert says in error.value.sentence
+
+
+@pytest.mark.parametrize("mesh", MESHES.values(), ids=MESHES)
+def test_norms_are_those_of_each_layer_and_computed_when_they_are_due(mesh):
+    """Against numpy; the updates are what parameters change by."""
+    norms = Norms(period=2)
+    _, _, ((first, metrics), (second, due)) = trained(Sgd(RATE), mesh, steps=2, hooks=[norms])
+    names = [name for name in due if "_norm/" in name]
+    layers = {name.partition("/")[2] for name in names}
+    assert {"decoder/layers_0", "decoder/layers_2", "logits_dense", "token_embedder"} <= layers and len(names) == 3 * len(
+        layers
+    )
+    assert all(metrics[name] == 0.0 for name in names)  # the first step is none of every second
+
+    def norm(tree, layer):
+        total = 0.0
+        for name, leaf in flat_names(tree).items():
+            if "/layers/" in name:
+                prefix, index = layer.rsplit("_", 1) if "layers_" in layer else ("", "")
+                total += np.sum(np.square(leaf[int(index)])) if name.startswith(f"{prefix}/") else 0.0
+            elif name.startswith(f"{layer}/"):
+                total += np.sum(np.square(leaf))
+        return np.sqrt(total)
+
+    updates = jax.tree.map(lambda new, old: new - old, second.params, first.params)
+    for layer in layers:
+        np.testing.assert_allclose(due[f"parameter_norm/{layer}"], norm(first.params, layer), rtol=1e-5)
+        np.testing.assert_allclose(due[f"update_norm/{layer}"], norm(updates, layer), rtol=1e-2, atol=1e-6)
+        np.testing.assert_allclose(due[f"update_norm/{layer}"], 0.01 * due[f"gradient_norm/{layer}"], rtol=1e-4)
+    whole = np.sqrt(sum(due[f"gradient_norm/{layer}"] ** 2 for layer in layers))
+    np.testing.assert_allclose(whole, due["grad_norm"], rtol=1e-5)
+
+
+class Told:
+    """A hook that keeps what it is told, and fails where it is asked to."""
+
+    def __init__(self, fails=()):
+        self.calls, self.fails = [], fails
+
+    def __getattr__(self, name):
+        if not name.startswith("on_"):
+            raise AttributeError(name)
+
+        def method(*args):
+            self.calls.append((name, *args))
+            if (name, args[0]) in self.fails:
+                raise ValueError("full")
+
+        return method
+
+
+def test_a_failing_hook_is_told_once_by_its_name_and_stops_nothing():
+    said = []
+    failing, other = Told(fails=[("on_step", 2), ("on_step", 3), ("on_step", 5)]), Told()
+    hooks = Hooks([failing, object(), other], said.append)
+    hooks.start(RunStart("run", 0, 6))
+    for step in range(1, 7):
+        hooks.step(step, {"loss": 1.0})
+    hooks.evaluation(6, "eval/t", {"loss": 2.0})
+    hooks.save(6)
+    hooks.end(None)
+    assert failing.calls == other.calls and [call[0] for call in other.calls[:2]] == ["on_start", "on_step"]
+    assert other.calls[-3:] == [("on_evaluation", 6, "eval/t", {"loss": 2.0}), ("on_save", 6), ("on_end", None)]
+    assert len(said) == 2 and "The hook Told failed in on_step of step 2: " in said[0] and "ValueError: full" in said[0]
+    assert "step 5" in said[1]
+
+
+def test_what_is_said_of_wrong_hooks():
+    class Shapes:
+        def statistics(self, params, gradients, updates):
+            return {"all": jnp.ones(3)}
+
+    class Taken:
+        def statistics(self, params, gradients, updates):
+            return {"loss": jnp.ones(())}
+
+    class Early:
+        def on_start(self, run):
+            raise ValueError("no account")
+
+    assert METHODS == ["on_start", "on_step", "on_evaluation", "on_save", "on_end", "statistics"]
+    check_hooks([Hook(), Told(), Norms()])
+    wrong = [
+        (lambda: check_hooks([Told]), "write @Told() to make a hook of it"),
+        (lambda: check_hooks([3]), "HOOKS has 3, which has no method of a hook: on_start, on_step"),
+        (lambda: trained(Sgd(RATE), steps=1, hooks=[Shapes()]), "The hook Shapes has the statistic 'all'"),
+        (lambda: trained(Sgd(RATE), steps=1, hooks=[Taken()]), 'the statistic "loss", which is another metric'),
+        (lambda: trained(Sgd(RATE), steps=1, hooks=[Norms(1), Norms(1)]), "which another hook has too"),
+        (lambda: Hooks([Early()]).start(RunStart("run", 0, 1)), "The hook Early fails in on_start: "),
+        (lambda: Norms(0), "Norms.period is 0"),
+    ]
+    for call, says in wrong:
+        with pytest.raises(UserError) as error:
+            call()
+        assert says in error.value.sentence
+
+
+def records_of(file: pathlib.Path) -> list:
+    """Weights & Biases' log: a header of 7 bytes, then LevelDB's blocks of records with checksum, length and kind."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    data, position, whole, found = file.read_bytes(), 7, b"", []
+    while position + 7 <= len(data):
+        if 32768 - position % 32768 < 7:
+            position += 32768 - position % 32768
+        _, size, kind = struct.unpack("<IHB", data[position : position + 7])
+        whole += data[position + 7 : position + 7 + size]
+        position += 7 + size
+        if kind in (1, 4):  # a whole record, or the last part of one
+            found.append(Record.FromString(whole))
+            whole = b""
+    return found
+
+
+@pytest.mark.slow
+def test_weights_and_biases_offline_has_every_number(monkeypatch):
+    pytest.importorskip("wandb", reason="needs the extra wandb")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    pathlib.Path("run").mkdir()
+    hooks = Hooks([WeightsAndBiases("project", mode="offline", tags=("a", "b"))], pytest.fail)
+    hooks.start(RunStart("run", 0, 2, 'SEED = "x"', 7))
+    hooks.step(1, {"loss": 2.5, "mfu": None})
+    hooks.step(2, {"loss": 1.5, "mfu": None})
+    hooks.evaluation(2, "eval/t", {"loss": 1.25})
+    hooks.end(None)
+    (log,) = pathlib.Path("run").glob("wandb/offline-run-*/*.wandb")
+    records = records_of(log)
+    history = [{(i.key or i.nested_key[0]): i.value_json for i in r.history.item} for r in records if r.HasField("history")]
+    assert [(line["step"], line.get("train/loss")) for line in history] == [("1", "2.5"), ("2", "1.5"), ("2", None)]
+    assert history[2]["eval/t/loss"] == "1.25" and "train/mfu" not in history[0]
+    (run,) = [r.run for r in records if r.HasField("run")][:1]
+    config = {update.key: update.value_json for update in run.config.update}
+    assert run.project == "project" and config["num_parameters"] == "7" and run.display_name == "run"

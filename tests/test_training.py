@@ -20,7 +20,7 @@ from t5x_lab.runs.assemble import assemble
 from t5x_lab.runs.config import GinConfig
 from t5x_lab.runs.sharded_model import ShardedModel
 from t5x_lab.training.batches import SyntheticBatches
-from t5x_lab.training.loop import Budget, Diverged, Hook, Preempted, every, train
+from t5x_lab.training.loop import Action, Budget, Diverged, Preempted, every, train
 from t5x_lab.training.state import add_to_counter, read_counter
 
 RATE = LearningRate("constant", 0.01)
@@ -167,13 +167,13 @@ class Recorder:
         self.lines, self.saved = [], []
         self.batches = SyntheticBatches({"targets": 8}, 4, 64)
 
-    def run(self, total, hooks=(), step=None):
-        save = Hook(
+    def run(self, total, actions=(), step=None, bad_steps=0):
+        save = Action(
             lambda n, state: self.saved.append((n, int(state.step), jax.device_get(state.params))), every(4), at_stop=True
         )
         return train(
             self.state, self.batches, step or self.training.step, shard_batch=self.training.sharded.shard_batch, budget=Budget(total),
-            record=lambda n, metrics: self.lines.append((n, metrics)), hooks=[save, *hooks],
+            record=lambda n, metrics: self.lines.append((n, metrics)), actions=[save, *actions], bad_steps=bad_steps,
         )  # fmt: skip
 
 
@@ -215,9 +215,9 @@ def test_a_step_that_is_not_finite_keeps_the_last_good_state():
 
 def test_sigterm_between_two_steps_finishes_the_next_saves_and_raises():
     recorder = Recorder()
-    kill = Hook(lambda n, state: os.kill(os.getpid(), signal.SIGTERM) if n == 3 else None, every(1))
+    kill = Action(lambda n, state: os.kill(os.getpid(), signal.SIGTERM) if n == 3 else None, every(1))
     with pytest.raises(Preempted, match="SIGTERM after step 4"):
-        recorder.run(20, hooks=[kill])
+        recorder.run(20, actions=[kill])
     assert recorder.saved[-1][0] == 4
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 

@@ -215,6 +215,7 @@ def test_dropout_is_where_t5_has_it(monkeypatch):
         monkeypatch.setattr(module, "dropout", record)
     model = Model(ModelConfig(tiny_config("causal_decoder", num_decoder_layers=1, dropout_rate=0.5, scan_layers=False)))
     batch = random_batch("causal_decoder")
+    shapes.clear()
     jax.eval_shape(lambda p: model.logits(p, batch, jax.random.key(0)), model.abstract_params)
     stream, weights, hidden = (4, 12, 16), (4, 4, 12, 12), (4, 12, 32)
     assert shapes == [stream, weights, stream, hidden, stream, stream]

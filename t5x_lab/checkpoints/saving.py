@@ -36,6 +36,7 @@ class Saver:
       batches: whose position is saved.
       notes: () -> what is written into a checkpoint's info.
       metrics: step -> what was measured after it, by "split/metric".
+      saved: called with a step, once its checkpoint is on disk.
       agree: makes the first process's bool everyone's.
       say: prints a line.
     """
@@ -48,11 +49,12 @@ class Saver:
         *,
         notes: Callable[[], Mapping[str, Any]] = dict,
         metrics: Callable[[int], Mapping[str, float]] = lambda step: {},
+        saved: Callable[[int], None] = lambda step: None,
         agree: Callable[[bool], int] = bool,
         say: Callable[[str], None] = print,
     ):
         self._checkpoints, self._config, self._batches = checkpoints, config, batches
-        self._notes, self._metrics, self._agree, self._say = notes, metrics, agree, say
+        self._notes, self._metrics, self._saved, self._agree, self._say = notes, metrics, saved, agree, say
         self._alone = jax.process_count() == 1
         self._last: tuple[int, TrainState] | None = None  # of which it is not yet known that it is on disk
         self._under_way = False
@@ -81,8 +83,11 @@ class Saver:
         Raises:
           SaveFailed: after the last try.
         """
-        self._last = (step, state)
         try:
+            if self._under_way and not self._alone:
+                self._checkpoints.wait()  # as saving would anyway
+                self._succeeded()
+            self._last = (step, state)
             metrics = self._metrics(step)
             self._say_once_if_unmeasured(step, metrics)
             self._checkpoints.save(step, state, self._batches, self._notes(), metrics)
@@ -130,6 +135,8 @@ class Saver:
     def _succeeded(self) -> None:
         if self._failing_since is not None and self._last:
             self._say(f"Saving works again: step {self._last[0]} is saved.")
+        if self._last:
+            self._saved(self._last[0])
         self._last, self._under_way, self._failing_since, self._pause = None, False, None, 0.0
 
     def _failed(self, error: Exception, at_end: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Progress on the console: a bar on a terminal, a line a minute in a log."""
+"""Progress on the console: a bar on a terminal, a line a minute in a log; and every evaluation."""
 
 import contextlib
 import sys
@@ -7,23 +7,30 @@ from collections.abc import Mapping
 
 import tqdm
 
+from t5x_lab.training.hooks import RunStart
 
-class Progress:
-    """Shows how far training is.
+
+class Console:
+    """A hook that shows how far training is.
 
     Args:
-      start, total: first and last step.
       seconds_between_lines: in a log; the first steps are always shown, so that one sees that it runs.
     """
 
-    def __init__(self, start: int, total: int, seconds_between_lines: float = 60.0):
+    def __init__(self, seconds_between_lines: float = 60.0):
+        self._seconds = seconds_between_lines
         self._terminal = sys.stderr.isatty()
-        self._bar = tqdm.tqdm(initial=start, total=total, unit="step", disable=not self._terminal)
-        self._total, self._seconds = total, seconds_between_lines
-        self._last, self._shown = 0.0, 0
+        self._last, self._shown, self._total = 0.0, 0, 0
         self._first: tuple[int, float] | None = None
 
-    def show(self, step: int, metrics: Mapping[str, float | None]) -> None:
+    def on_start(self, run: RunStart) -> None:
+        self._total = run.last_step
+        self._bar = tqdm.tqdm(initial=run.first_step, total=run.last_step, unit="step", disable=not self._terminal)
+
+    def on_evaluation(self, step: int, split: str, metrics: Mapping[str, float | None]) -> None:
+        say(f"step {step}  {split}  {describe(metrics)}")
+
+    def on_step(self, step: int, metrics: Mapping[str, float | None]) -> None:
         text = describe(metrics)
         if self._terminal:
             self._bar.set_postfix_str(text, refresh=False)
@@ -39,23 +46,28 @@ class Progress:
             say(f"step {step}/{self._total}  {text}{left}")
         self._first = self._first or (step, now)
 
-    def close(self) -> None:
-        self._bar.close()
+    def on_end(self, error: BaseException | None) -> None:
+        if self._total:
+            self._bar.close()
 
 
 def describe(metrics: Mapping[str, float | None]) -> str:
     """The numbers worth reading at a glance; of a task's own metrics, all."""
     if not {"loss", "accuracy"} <= metrics.keys():
-        return "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
-    parts = [f"loss {metrics['loss']:.4f}", f"accuracy {metrics['accuracy']:.3f}"]
+        return "  ".join(f"{name} {_number(value, '.4g')}" for name, value in metrics.items())
+    parts = [f"loss {_number(metrics['loss'], '.4f')}", f"accuracy {_number(metrics['accuracy'], '.3f')}"]
     if "learning_rate" in metrics:
-        parts += [f"lr {metrics['learning_rate']:.2e}", f"grad {metrics['grad_norm']:.3f}"]
+        parts += [f"lr {_number(metrics['learning_rate'], '.2e')}", f"grad {_number(metrics['grad_norm'], '.3f')}"]
         parts += [f"{metrics['seconds_per_step']:.2f} s/step", f"{metrics['tokens_per_second']:,.0f} tok/s"]
     if metrics.get("mfu") is not None:
         parts.append(f"MFU {metrics['mfu']:.1%}")
     if (metrics.get("data_wait_fraction") or 0.0) > 0.1:
         parts.append(f"waits for data {metrics['data_wait_fraction']:.0%}")
     return "  ".join(parts)
+
+
+def _number(value: float | None, form: str) -> str:
+    return "nan" if value is None else format(value, form)
 
 
 def say(text: str) -> None:

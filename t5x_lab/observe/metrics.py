@@ -1,39 +1,56 @@
-"""metrics.jsonl, one object a line, and the same numbers as TensorBoard events."""
+"""metrics.jsonl: every step's and evaluation's numbers, one JSON object a line."""
 
 import errno
 import json
-import math
 import os
 import tempfile
 import time
 from collections.abc import Mapping
+from typing import IO
 
 from etils import epath
-from tensorboardX.event_file_writer import EventsWriter
-from tensorboardX.proto.event_pb2 import Event, SessionLog
-from tensorboardX.summary import scalar
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.observe.console import say
+from t5x_lab.training.hooks import RunStart
 
 
-class MetricWriter:
-    """Appends to a run's metrics.
-
-    Storage that fails stops nothing: lines wait in memory until it works again, events of that time are lost. Object stores
-    cannot append: for a remote `model_dir` (gs://…) files are written locally and copied there once a minute.
+class Folder:
+    """Where a hook's files are written. Object stores cannot append: a remote folder gets copies of local files.
 
     Args:
       model_dir: the run's directory.
-      resume_step: lines of later steps, left by an interrupted run, are removed first.
     """
 
-    def __init__(self, model_dir: str, resume_step: int = 0):
-        before = read_metrics(model_dir)
-        lines = [line for line in before if line["step"] <= resume_step]
+    def __init__(self, model_dir: str):
         self._remote = epath.Path(model_dir) if "://" in str(model_dir) else None
-        self._local = epath.Path(tempfile.mkdtemp()) if self._remote else epath.Path(model_dir)
-        path = self._local / "metrics.jsonl"
+        self.local = epath.Path(tempfile.mkdtemp()) if self._remote else epath.Path(model_dir)
+        self._copied = time.monotonic()
+
+    def copy(self, seconds: float = 60.0) -> None:
+        """Copies the files, unless that was done less than so many seconds ago."""
+        if self._remote and time.monotonic() - self._copied >= seconds:
+            for file in self.local.iterdir():
+                file.copy(self._remote / file.name, overwrite=True)
+            self._copied = time.monotonic()
+
+
+class JsonLines:
+    """A hook that appends to a run's metrics.jsonl.
+
+    Lines of steps after the first one, left by an interrupted run, are removed. Storage that fails stops nothing: lines wait in
+    memory until it works again.
+    """
+
+    def __init__(self):
+        self._folder: Folder | None = None
+        self._file: IO | None = None
+        self._waiting: list[bytes] = []
+
+    def on_start(self, run: RunStart) -> None:
+        self._folder = Folder(run.model_dir)
+        lines = [line for line in read_metrics(run.model_dir) if line["step"] <= run.first_step]
+        path = self._folder.local / "metrics.jsonl"
         kept = path.with_name("metrics.jsonl.new")
         try:
             kept.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -41,28 +58,29 @@ class MetricWriter:
             self._file = open(path, "ab", buffering=0)
         except OSError as error:
             raise UserError(f"{path} cannot be written: {error.strerror}. Make room, or choose another MODEL_DIR.") from error
-        self._waiting: list[bytes] = []
-        self._purge_step = resume_step + 1 if before or resume_step else None
-        self._events: EventsWriter | None = None
-        self._failing = False
-        self._flushed = self._copied = time.monotonic()
 
-    def write(self, step: int, split: str, values: Mapping[str, float | None]) -> None:
-        """Writes one line; `split` is "train", "eval/<task>" or "infer/<task>"."""
-        clean = {name: _finite(value) for name, value in values.items()}
-        self._waiting.append((json.dumps({"step": step, "split": split, **clean}) + "\n").encode())
+    def on_step(self, step: int, metrics: Mapping[str, float | None]) -> None:
+        self.on_evaluation(step, "train", metrics)
+
+    def on_evaluation(self, step: int, split: str, metrics: Mapping[str, float | None]) -> None:
+        self._waiting.append((json.dumps({"step": step, "split": split, **metrics}) + "\n").encode())
+        self._append()
+        assert self._folder
+        self._folder.copy()
+
+    def on_end(self, error: BaseException | None) -> None:
+        if self._file is None or self._folder is None:
+            return  # the run ended before it began
         try:
-            self._append()
-            self._write_events(step, split, clean)
-            if self._remote and time.monotonic() - self._copied > 60:
-                self._copy()
-            self._failing = False
-        except Exception as error:  # a remote file system has errors of its own
-            if not self._failing:
-                say(f"Metrics of step {step} could not be written ({error}); they are kept and tried again.")
-            self._failing, self._events = True, None
+            if self._waiting:
+                self._append()
+            self._file.close()
+            self._folder.copy(seconds=0.0)
+        except Exception as failure:  # a remote file system has errors of its own
+            say(f"The last metrics could not be written: {failure}.")
 
     def _append(self) -> None:
+        assert self._file
         end = self._file.seek(0, os.SEEK_END)
         data = b"".join(self._waiting)
         try:
@@ -72,52 +90,6 @@ class MetricWriter:
             self._file.truncate(end)
             raise
         self._waiting.clear()
-
-    def _write_events(self, step: int, split: str, values: Mapping[str, float | None]) -> None:
-        if self._events is None:
-            self._events = EventsWriter(str(self._local / "events"))
-            if self._purge_step is not None:  # hides what an interrupted run wrote after its checkpoint
-                start = SessionLog(status=SessionLog.START)
-                self._events.write_event(Event(step=self._purge_step, wall_time=time.time(), session_log=start))
-        for name, value in values.items():
-            if value is not None:
-                summary = scalar(f"{split}/{name}", value)
-                self._events.write_event(Event(step=step, wall_time=time.time(), summary=summary))
-        if split != "train" or time.monotonic() - self._flushed > 10:
-            self._events.flush()
-            self._flushed = time.monotonic()
-
-    def _copy(self) -> None:
-        for file in self._local.iterdir():
-            file.copy(self._remote / file.name, overwrite=True)
-        self._copied = time.monotonic()
-
-    def close(self) -> None:
-        try:
-            if self._waiting:
-                self._append()
-            self._file.close()
-            if self._events:
-                self._events.close()
-            if self._remote:
-                self._copy()
-        except Exception as error:
-            say(f"The last metrics could not be written: {error}.")
-
-
-class NoWriter:
-    """For processes other than the first: they compute the same numbers and write nothing."""
-
-    def write(self, step: int, split: str, values: Mapping[str, float | None]) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-def _finite(value):
-    """JSON has no NaN or infinity: they become null."""
-    return None if value is None or not math.isfinite(value) else value
 
 
 def read_metrics(model_dir: str | epath.Path) -> list[dict]:

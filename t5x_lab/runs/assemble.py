@@ -17,6 +17,7 @@ from t5x_lab.optim.optimizers import Optimizer
 from t5x_lab.partitioning.rules import optimizer_shardings
 from t5x_lab.runs.config import RunConfig
 from t5x_lab.runs.sharded_model import ShardedModel, check_rows, with_shardings
+from t5x_lab.training.hooks import Statistics
 from t5x_lab.training.state import TrainState, initial_state
 from t5x_lab.training.step import make_train_step
 
@@ -39,7 +40,15 @@ class Training:
 
 
 def assemble(
-    sharded: ShardedModel, optimizer: Optimizer, *, batch_size: int, microbatches: int, seed: int, num_tasks: int = 1
+    sharded: ShardedModel,
+    optimizer: Optimizer,
+    *,
+    batch_size: int,
+    microbatches: int,
+    seed: int,
+    num_tasks: int = 1,
+    statistics: Statistics = Statistics(),
+    skip_bad_steps: bool = False,
 ) -> Training:
     """Builds the training step and the shardings of its state, which counts the tokens of `num_tasks` tasks.
 
@@ -58,8 +67,16 @@ def assemble(
         params=sharded.param_shardings,
         opt_state=optimizer_shardings(abstract.opt_state, model.abstract_params, model.axes, sharded.mesh),
     )
-    rates = learning_rates(optimizer)
-    step = make_train_step(model, transformation, rates, seed=seed, microbatches=microbatches, is_trained=is_trained)
+    step = make_train_step(
+        model,
+        transformation,
+        learning_rates(optimizer),
+        seed=seed,
+        microbatches=microbatches,
+        is_trained=is_trained,
+        statistics=statistics,
+        skip_bad_steps=skip_bad_steps,
+    )
     compiled = jax.jit(
         step,
         in_shardings=(shardings, sharded.batch_sharding),
@@ -84,7 +101,7 @@ def _transformation(optimizer: Optimizer, axes: dict) -> optax.GradientTransform
     return made
 
 
-def assemble_run(run: RunConfig, sharded: ShardedModel, num_tasks: int) -> Training:
+def assemble_run(run: RunConfig, sharded: ShardedModel, num_tasks: int, statistics: Statistics | None = None) -> Training:
     """`assemble`, with the run's own settings."""
     return assemble(
         sharded,
@@ -93,4 +110,6 @@ def assemble_run(run: RunConfig, sharded: ShardedModel, num_tasks: int) -> Train
         microbatches=run.microbatches,
         seed=run.seed,
         num_tasks=num_tasks,
+        statistics=statistics or Statistics(run.hooks),
+        skip_bad_steps=run.bad_steps > 0,
     )

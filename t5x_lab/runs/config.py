@@ -20,10 +20,16 @@ from t5x_lab.models.model import ModelConfig
 from t5x_lab.networks.config import RotaryScaling
 from t5x_lab.networks.lstm import LstmConfig
 from t5x_lab.networks.transformer import TransformerConfig
+from t5x_lab.observe.console import Console
+from t5x_lab.observe.metrics import JsonLines
+from t5x_lab.observe.norms import Norms
+from t5x_lab.observe.tensorboard import TensorBoard
+from t5x_lab.observe.weights_and_biases import WeightsAndBiases
 from t5x_lab.optim.groups import Groups, optimizer_identity
 from t5x_lab.optim.optimizers import Adafactor, AdamW, Lion, Muon, Optimizer, Sgd
 from t5x_lab.optim.schedules import CosineDecay, LearningRate, LinearDecay, WarmupStableDecay
 from t5x_lab.partitioning.mesh import MeshShape
+from t5x_lab.training.hooks import check_hooks
 
 DEFAULTS = "runs/defaults.gin"
 HINTS = {
@@ -52,6 +58,8 @@ class RunConfig:
       eval_period: steps between teacher-forced evaluations.
       infer_eval: when and on what the tasks' own metrics are measured, on generated or scored text.
       saving: when checkpoints are made and which are kept.
+      hooks: what happens beside training, see `t5x_lab.training.hooks.Hook`; metrics are written by hooks, too.
+      bad_steps: steps in a row whose loss or gradient is not finite that are skipped; the next one ends the training.
       profile_steps: how many steps are traced into `model_dir`/profile, from the third of this process; 0 = none.
     """
 
@@ -70,6 +78,8 @@ class RunConfig:
     eval_period: int = 1000
     infer_eval: InferEvalConfig = InferEvalConfig()
     saving: SaveCheckpointConfig = SaveCheckpointConfig()
+    hooks: tuple = dataclasses.field(default=(), compare=False)  # they have a state of their own
+    bad_steps: int = 0
     profile_steps: int = 0
 
     def __post_init__(self):
@@ -77,6 +87,8 @@ class RunConfig:
         positive(self, "train_steps", "train_tokens", "microbatches", "eval_period")
         in_range(self, "seed", 0, 2**31)
         in_range(self, "profile_steps", 0, 1001)
+        in_range(self, "bad_steps", 0, 2**31)
+        check_hooks(self.hooks)
         if (self.train_steps is None) == (self.train_tokens is None):
             raise UserError(
                 f"TRAIN_STEPS is {self.train_steps} and TRAIN_TOKENS is {self.train_tokens}; give one of them: the number of "
@@ -133,6 +145,11 @@ for _configurable in (
     LinearDecay,
     CosineDecay,
     WarmupStableDecay,
+    Console,
+    JsonLines,
+    TensorBoard,
+    WeightsAndBiases,
+    Norms,
 ):
     gin.external_configurable(_configurable, module=".".join(filter(None, ("t5x_lab", _MODULES_OF_T5X.get(_configurable)))))
 

@@ -1,18 +1,20 @@
 """What a run writes down of its steps and evaluations."""
 
+import math
+
 import jax
 
-from t5x_lab.observe.console import Progress, describe, say
+from t5x_lab.observe.console import say
 from t5x_lab.observe.hardware import peak_flops
-from t5x_lab.observe.metrics import MetricWriter, NoWriter
 from t5x_lab.observe.plots import write_plots
 from t5x_lab.runs.config import RunConfig
 from t5x_lab.training.clock import Clock
+from t5x_lab.training.hooks import Hooks
 from t5x_lab.training.state import COUNTERS, TrainState, read_counter
 
 
 class Recorder:
-    """Adds totals, MFU and goodput to what steps measure, and hands it on to files and console.
+    """Adds totals, MFU and goodput to what steps measure, and hands it on to the hooks.
 
     Args:
       run: the run.
@@ -21,7 +23,7 @@ class Recorder:
       task_names: of the tasks whose tokens are counted separately.
       lengths: of the model's encoder and decoder.
       num_devices: that share the step's FLOPs.
-      last_step: the run's, as far as it is known.
+      hooks: that get the numbers.
     """
 
     def __init__(
@@ -32,12 +34,9 @@ class Recorder:
         task_names: list[str],
         lengths: tuple[int, int],
         num_devices: int,
-        last_step: int,
+        hooks: Hooks,
     ):
-        start = int(state.step)
-        self._model_dir, self._is_main = run.model_dir, jax.process_index() == 0
-        self._writer = MetricWriter(run.model_dir, resume_step=start) if self._is_main else NoWriter()
-        self._progress = Progress(start, last_step)
+        self._model_dir, self._hooks = run.model_dir, hooks
         self._clock, self._task_names = clock, task_names
         self._totals = {name: read_counter(state.counters[name]) for name in COUNTERS}
         self._by_task = [read_counter(counter) for counter in state.counters["task_tokens"]]
@@ -57,14 +56,12 @@ class Recorder:
         if len(self._task_names) > 1:
             by_task = zip(self._task_names, self._by_task, strict=True)
             metrics |= {f"tokens_processed/{name}": tokens for name, tokens in by_task}
-        self._writer.write(step, "train", metrics)
-        self._progress.show(step, metrics)
+        self._hooks.step(step, _finite(metrics))
 
     def evaluation(self, step: int, results: dict[str, dict[str, float]]) -> None:
         """Records an evaluation, by split."""
         for split, metrics in results.items():
-            self._writer.write(step, split, metrics)
-            say(f"step {step}  {split}  {describe(metrics)}")
+            self._hooks.evaluation(step, split, _finite(metrics))
         found = {f"{split}/{name}": value for split, metrics in results.items() for name, value in metrics.items()}
         self._evaluated = (step, {**self.measured(step), **found})
 
@@ -73,10 +70,14 @@ class Recorder:
         return self._evaluated[1] if self._evaluated[0] == step else {}
 
     def close(self) -> None:
-        self._progress.close()
-        self._writer.close()
-        if self._is_main:
+        """Draws the plots."""
+        if jax.process_index() == 0:
             try:
                 write_plots(self._model_dir)
             except OSError as error:
                 say(f"The plots could not be written: {error}.")
+
+
+def _finite(metrics: dict) -> dict[str, float | None]:
+    """JSON has no NaN or infinity: they become None."""
+    return {name: None if value is None or not math.isfinite(value) else value for name, value in metrics.items()}

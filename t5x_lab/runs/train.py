@@ -28,7 +28,8 @@ from t5x_lab.runs.summary import (
     write_run_files,
 )
 from t5x_lab.training.clock import Clock
-from t5x_lab.training.loop import Budget, Diverged, Hook, Preempted, every
+from t5x_lab.training.hooks import Hooks, RunStart, Statistics
+from t5x_lab.training.loop import Action, Budget, Diverged, Preempted, every
 from t5x_lab.training.loop import train as train_loop
 from t5x_lab.training.state import TrainState, read_counter
 
@@ -53,19 +54,28 @@ def train(config: GinConfig) -> None:
         say(banner(job.run, job.sharded, job.first_step, job.lengths, job.budget))
         if job.starting_point.step is not None:
             clock = Clock(**read_info(job.checkpoints.directory / str(job.starting_point.step)).get("clock", {}))
-        recorder = make_recorder(job, clock)
+        hooks = Hooks(job.run.hooks, say)
+        recorder = Recorder(job.run, job.state, clock, job.task_names, job.lengths, job.sharded.mesh.size, hooks)
         stack.callback(recorder.close)
-        saver = make_saver(job, clock, recorder)
+        stack.push(lambda kind, error, trace: hooks.end(error))
+        saver = make_saver(job, clock, recorder, hooks)
         step = job.training.step
         if job.run.profile_steps:
             step = profiled = Profiled(step, f"{job.run.model_dir}/profile", job.run.profile_steps)
             stack.callback(profiled.close)
-        hooks = make_hooks(job, evaluation, recorder, saver)
         with fail_together(Preempted, Diverged):
+            hooks.start(start_of(job, config.text))
             try:
-                shard_batch = job.sharded.shard_batch
                 train_loop(
-                    job.state, job.batches, step, shard_batch=shard_batch, budget=job.budget, record=recorder.step, hooks=hooks
+                    job.state,
+                    job.batches,
+                    step,
+                    shard_batch=job.sharded.shard_batch,
+                    budget=job.budget,
+                    record=lambda step, metrics: recorder.step(step, job.statistics.without_unmeasured(step, metrics)),
+                    actions=make_actions(job, evaluation, recorder, saver),
+                    bad_steps=job.run.bad_steps,
+                    say=say,
                 )
             except (Preempted, Diverged):
                 saver.finish()
@@ -82,6 +92,7 @@ class Job:
       starting_point: what it starts from.
       tasks: a `t5x_lab.data.tasks.WeightedTasks`.
       sharded, training: its model on the mesh, its step and optimizer.
+      statistics: what hooks measure in the step.
       checkpoints: of its directory.
       batches: at their position.
       state: at `first_step`.
@@ -94,6 +105,7 @@ class Job:
     tasks: Any
     sharded: ShardedModel
     training: Training
+    statistics: Statistics
     checkpoints: Checkpoints
     batches: Any
     state: TrainState
@@ -126,7 +138,8 @@ def prepare(config: GinConfig) -> Job:
     tasks = pipeline.resolve_tasks(run.data, run.model.network.architecture, run.model.network.vocab_size)
     check_length(run.model.network, max(tasks.lengths))
     sharded = ShardedModel(run.model, run.mesh_shape)
-    training = assemble_run(run, sharded, num_tasks=len(tasks.parts))
+    statistics = Statistics(run.hooks)
+    training = assemble_run(run, sharded, len(tasks.parts), statistics)
     measure = TaskEvaluation(config, sharded, tasks) if run.infer_eval.period else None
     batches = pipeline.SeqioBatches(tasks, run.data, run.seed, sharded.rows(run.data.batch_size))
     check_agreement(run, start)
@@ -137,33 +150,40 @@ def prepare(config: GinConfig) -> Job:
     if jax.process_index() == 0:
         write_run_files(run, config.text, sharded)
     budget = budget_of(run, tasks.lengths, read_counter(state.counters["tokens_processed"]))
-    return Job(run, start, tasks, sharded, training, checkpoints, batches, state, budget, measure)
+    return Job(run, start, tasks, sharded, training, statistics, checkpoints, batches, state, budget, measure)
 
 
-def make_recorder(job: Job, clock: Clock) -> Recorder:
-    end = last_step(job.budget, job.first_step)
-    return Recorder(job.run, job.state, clock, job.task_names, job.lengths, job.sharded.mesh.size, end)
+def start_of(job: Job, config_text: str) -> RunStart:
+    return RunStart(
+        model_dir=job.run.model_dir,
+        first_step=job.first_step,
+        last_step=last_step(job.budget, job.first_step),
+        config=config_text,
+        num_parameters=job.sharded.model.num_parameters,
+    )
 
 
-def make_saver(job: Job, clock: Clock, recorder: Recorder) -> Saver:
+def make_saver(job: Job, clock: Clock, recorder: Recorder, hooks: Hooks) -> Saver:
     return Saver(
         job.checkpoints,
         job.run.saving,
         job.batches,
         notes=lambda: {"clock": clock.state()},
         metrics=recorder.measured,
+        saved=hooks.save,
         agree=broadcast,
         say=say,
     )
 
 
-def make_hooks(job: Job, evaluation: LossEvaluation, recorder: Recorder, saver: Saver) -> list[Hook]:
+def make_actions(job: Job, evaluation: LossEvaluation, recorder: Recorder, saver: Saver) -> list[Action]:
     """Saving and evaluation, in the order in which they run after a step."""
     measure = job.measure
     evaluate = lambda step, state: recorder.evaluation(step, evaluation(state.params))
-    hooks = [Hook(saver.save, saver.due, at_stop=True), Hook(evaluate, every(job.run.eval_period))]
+    actions = [Action(saver.save, saver.due, at_stop=True), Action(evaluate, every(job.run.eval_period))]
     if measure:
-        hooks.append(Hook(lambda step, state: recorder.evaluation(step, measure(state.params, step)), every(measure.period)))
+        measured = lambda step, state: recorder.evaluation(step, measure(state.params, step))
+        actions.append(Action(measured, every(measure.period)))
     if job.run.saving.best_metric:
-        hooks.reverse()  # a checkpoint's merit is measured before it is made; else what is trained is saved first
-    return hooks
+        actions.reverse()  # a checkpoint's merit is measured before it is made; else what is trained is saved first
+    return actions

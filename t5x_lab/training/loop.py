@@ -1,4 +1,4 @@
-"""The training loop: dispatch a step, read the metrics of the one before, let hooks look at the state when they are due."""
+"""The training loop: dispatch a step, read the metrics of the one before, let actions look at the state when they are due."""
 
 import dataclasses
 import math
@@ -25,10 +25,10 @@ class Diverged(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
-class Hook:
+class Action:
     """`run(step, state)` after every step that is `due`, and after the last one.
 
-    `at_stop` hooks (the one that saves) also run when the loop ends early.
+    `at_stop` actions (the one that saves) also run when the loop ends early.
     """
 
     run: Callable[[int, TrainState], None]
@@ -72,7 +72,9 @@ def train(
     shard_batch: Callable[[HostBatch], dict[str, jax.Array]],
     budget: Budget,
     record: Record,
-    hooks: Sequence[Hook] = (),
+    actions: Sequence[Action] = (),
+    bad_steps: int = 0,
+    say: Callable[[str], None] = print,
 ) -> TrainState:
     """Runs steps from `state.step` until the budget is spent.
 
@@ -84,15 +86,18 @@ def train(
       budget: when to stop.
       record: called with every step's number and metrics, one step late, so that the host never waits for the device
         between two steps.
-      hooks: what happens between steps.
+      actions: what happens between steps.
+      bad_steps: how many steps in a row may be skipped because their loss or gradient was not finite; then
+        `train_step` must be one that skips them.
+      say: prints a line.
 
     Raises:
-      Preempted: after SIGTERM, when the running step and the `at_stop` hooks are done.
-      Diverged: after a step that was not finite; `state` is then the one before that step.
+      Preempted: after SIGTERM, when the running step and the `at_stop` actions are done.
+      Diverged: after a step that was not finite, or more than `bad_steps` in a row; the state is saved as it was before.
     """
     pending: _Pending | None = None
     step = int(state.step)
-    clock = time.monotonic()
+    log = _Log(budget, record, actions, bad_steps, say)
     with _StopSignal() as stop:
         while not budget.is_spent(step):
             step += 1
@@ -101,21 +106,21 @@ def train(
             wait = time.monotonic() - before
             state, metrics = train_step(state, shard_batch(batch))
             if pending:
-                clock = _record_and_check(pending, clock, budget, record, state, hooks)
+                log.done(pending, state)
             pending = _Pending(step, metrics, wait)
-            due = [hook for hook in hooks if hook.due(step)]
+            due = [action for action in actions if action.due(step)]
             stopping = stop.reached(step)
             if due or stopping or budget.may_be_spent(step):
-                clock = _record_and_check(pending, clock, budget, record, state, hooks)
+                log.done(pending, state)
                 pending = None
                 if budget.is_spent(step):
-                    due = list(hooks)
-            for hook in due:
-                hook.run(step, state)
+                    due = list(actions)
+            for action in due:
+                action.run(step, state)
             if due:
-                clock = time.monotonic()
+                log.clock = time.monotonic()
             if stopping:
-                _save(step, state, (hook for hook in hooks if hook not in due))
+                _save(step, state, (action for action in actions if action not in due))
                 raise Preempted(f"stopped by {stopping} after step {step}; everything is saved")
     return state
 
@@ -127,37 +132,54 @@ class _Pending:
     data_wait: float
 
 
-def _record_and_check(
-    pending: _Pending, clock: float, budget: Budget, record: Record, state: TrainState, hooks: Sequence[Hook]
-) -> float:
-    """Waits for a step, hands its metrics on, and stops if it was not finite; returns the time it was done."""
-    metrics = {name: value.tolist() for name, value in jax.device_get(pending.metrics).items()}
-    now = time.monotonic()
-    seconds = max(now - clock, 1e-9)
-    healthy = metrics.pop("healthy")
-    budget.processed += metrics["tokens_processed"] if healthy else 0
-    record(
-        pending.step,
-        {
-            **metrics,
-            "seconds_per_step": seconds,
-            "tokens_per_second": metrics["tokens_processed"] / seconds,
-            "data_wait_fraction": min(pending.data_wait / seconds, 1.0),
-        },
-    )
-    if not healthy:
-        _save(pending.step - 1, state, hooks)
-        raise Diverged(
-            f"step {pending.step} had loss {metrics['loss']} and gradient norm {metrics['grad_norm']}; the state before "
-            "it is saved, and running again goes on from there. A lower learning rate or a longer warm-up is the usual cure."
+class _Log:
+    """Hands on the metrics of steps that are done, and ends the training after bad ones.
+
+    Args:
+      budget, record, actions, bad_steps, say: see `train`.
+
+    Attributes:
+      clock: when the last step was done.
+    """
+
+    def __init__(self, budget: Budget, record: Record, actions: Sequence[Action], bad_steps: int, say: Callable[[str], None]):
+        self._budget, self._record, self._actions = budget, record, actions
+        self._allowed, self._bad, self._say = bad_steps, 0, say
+        self.clock = time.monotonic()
+
+    def done(self, pending: _Pending, state: TrainState) -> None:
+        """Waits for a step, hands its metrics on, and stops if it was not finite."""
+        metrics = {name: value.tolist() for name, value in jax.device_get(pending.metrics).items()}
+        now = time.monotonic()
+        seconds, self.clock = max(now - self.clock, 1e-9), now
+        healthy = metrics.pop("healthy")
+        self._bad = 0 if healthy else self._bad + 1
+        self._budget.processed += metrics["tokens_processed"] if healthy or self._allowed else 0
+        self._record(
+            pending.step,
+            {
+                **metrics,
+                "seconds_per_step": seconds,
+                "tokens_per_second": metrics["tokens_processed"] / seconds,
+                "data_wait_fraction": min(pending.data_wait / seconds, 1.0),
+            },
         )
-    return now
+        found = f"step {pending.step} had loss {metrics['loss']} and gradient norm {metrics['grad_norm']}"
+        if self._bad > self._allowed:
+            _save(int(state.step), state, self._actions)
+            row = f", the last of {self._bad} in a row that were not finite" if self._allowed else ""
+            raise Diverged(
+                f"{found}{row}; the state before it is saved, and running again goes on from there. A lower learning rate or a "
+                "longer warm-up is the usual cure."
+            )
+        if not healthy:
+            self._say(f"{found}: it changed nothing, and training goes on (bad step {self._bad} of {self._allowed} in a row).")
 
 
-def _save(step: int, state: TrainState, hooks: Iterable[Hook]) -> None:
-    for hook in hooks:
-        if hook.at_stop:
-            hook.run(step, state)
+def _save(step: int, state: TrainState, actions: Iterable[Action]) -> None:
+    for action in actions:
+        if action.at_stop:
+            action.run(step, state)
 
 
 class _StopSignal:

@@ -12,6 +12,7 @@ from t5x_lab.models.model import LossSums, Model, Params
 from t5x_lab.networks.network import Batch
 from t5x_lab.optim.groups import merge, select
 from t5x_lab.optim.schedules import Schedule
+from t5x_lab.training.hooks import Statistics, check_names
 from t5x_lab.training.state import TrainState, add_to_counter
 
 Metrics = dict[str, jax.Array]
@@ -25,6 +26,8 @@ def make_train_step(
     seed: int,
     microbatches: int = 1,
     is_trained: Callable[[str], bool] = lambda name: True,
+    statistics: Statistics = Statistics(),
+    skip_bad_steps: bool = False,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     """Builds the step.
 
@@ -35,6 +38,9 @@ def make_train_step(
       seed: of dropout; the key of a step is derived from the seed and the step's number.
       microbatches: equal parts that the batch is processed in, one after the other; loss and gradient do not depend on it.
       is_trained: whether the parameter of a name is; of the others no gradient is computed.
+      statistics: what hooks measure.
+      skip_bad_steps: a step whose loss or gradient is not finite changes no parameter, and the next one goes on; by default
+        none does.
 
     Returns:
       (state, batch) -> (state, metrics), where metrics are scalars: `loss` (cross-entropy per token with loss),
@@ -52,17 +58,20 @@ def make_train_step(
 
         updates, opt_state = optimizer.update(grads, state.opt_state, trained)
         counts = {**count_tokens(batch), "task_tokens": count_by_task(batch)}
+        counters = {name: add_to_counter(counter, counts[name]) for name, counter in state.counters.items()}
         new = dataclasses.replace(
             state,
             step=state.step + 1,
             params=merge(optax.apply_updates(trained, updates), frozen),
             opt_state=opt_state,
-            counters={name: add_to_counter(counter, counts[name]) for name, counter in state.counters.items()},
+            counters=counters,
         )
         grad_norm = optax.tree.norm(grads)
         healthy = state.healthy & jnp.isfinite(sums.loss) & jnp.isfinite(sums.z_loss) & jnp.isfinite(grad_norm)
         # The old buffers are donated and metrics are read a step late, so a bad step is undone here.
         new = jax.tree.map(lambda new, old: jnp.where(healthy, new, old), new, state)
+        if skip_bad_steps:
+            new = dataclasses.replace(new, step=state.step + 1, counters=counters)
         metrics = {
             **per_token(sums),
             "grad_norm": grad_norm,
@@ -70,7 +79,9 @@ def make_train_step(
             "healthy": healthy,
             **counts,
         }
-        return dataclasses.replace(new, healthy=healthy), metrics
+        own = statistics.measure(state.step + 1, trained, grads, updates)
+        check_names(own, metrics)
+        return dataclasses.replace(new, healthy=jnp.ones((), bool) if skip_bad_steps else healthy), {**metrics, **own}
 
     return train_step
 

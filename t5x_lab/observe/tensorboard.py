@@ -1,0 +1,64 @@
+"""Every step's and evaluation's numbers as TensorBoard events."""
+
+import time
+from collections.abc import Mapping
+
+from etils import epath
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.summary import scalar
+
+from t5x_lab.observe.metrics import Folder
+from t5x_lab.training.hooks import RunStart
+
+
+class TensorBoard:
+    """A hook that writes events beside the checkpoints. Those of a time in which storage fails are lost."""
+
+    def __init__(self):
+        self._folder: Folder | None = None
+        self._events: EventsWriter | None = None
+        self._purge_step: int | None = None
+        self._flushed = time.monotonic()
+
+    def on_start(self, run: RunStart) -> None:
+        self._folder = Folder(run.model_dir)
+        before = any(epath.Path(run.model_dir).glob("events.out*"))
+        self._purge_step = run.first_step + 1 if before or run.first_step else None
+
+    def on_step(self, step: int, metrics: Mapping[str, float | None]) -> None:
+        self._write(step, "train", metrics)
+        if time.monotonic() - self._flushed > 10:
+            self._flush()
+
+    def on_evaluation(self, step: int, split: str, metrics: Mapping[str, float | None]) -> None:
+        self._write(step, split, metrics)
+        self._flush()
+
+    def on_end(self, error: BaseException | None) -> None:
+        if self._events:
+            self._events.close()
+        if self._folder:
+            self._folder.copy(seconds=0.0)
+
+    def _write(self, step: int, split: str, metrics: Mapping[str, float | None]) -> None:
+        assert self._folder
+        if self._events is None:
+            self._events = EventsWriter(str(self._folder.local / "events"))
+            if self._purge_step is not None:  # hides what an interrupted run wrote after its checkpoint
+                start = SessionLog(status=SessionLog.START)
+                self._events.write_event(Event(step=self._purge_step, wall_time=time.time(), session_log=start))
+        try:
+            for name, value in metrics.items():
+                if value is not None:
+                    summary = scalar(f"{split}/{name}", value)
+                    self._events.write_event(Event(step=step, wall_time=time.time(), summary=summary))
+        except Exception:
+            self._events = None  # a new file, once storage works again
+            raise
+
+    def _flush(self) -> None:
+        assert self._events and self._folder
+        self._events.flush()
+        self._flushed = time.monotonic()
+        self._folder.copy()

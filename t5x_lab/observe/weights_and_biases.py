@@ -1,0 +1,71 @@
+"""Weights & Biases as a hook; the extra `wandb` installs it."""
+
+import dataclasses
+import hashlib
+import pathlib
+import tempfile
+from collections.abc import Mapping
+from typing import Any
+
+from t5x_lab.config.checks import check_types
+from t5x_lab.config.errors import UserError
+from t5x_lab.training.hooks import RunStart
+
+
+@dataclasses.dataclass
+class WeightsAndBiases:
+    """A hook that sends every step's and evaluation's metrics to https://wandb.ai, or to files with mode = "offline".
+
+    A run that is continued goes on as the same run there: its id is made of MODEL_DIR.
+
+    Attributes:
+      project, entity, name, group, tags: as `wandb.init` has them; the name is MODEL_DIR's last part by default.
+      mode: "online", "offline" or "disabled"; None = what the environment says (WANDB_MODE).
+    """
+
+    project: str
+    entity: str | None = None
+    name: str | None = None
+    group: str | None = None
+    tags: tuple[str, ...] = ()
+    mode: str | None = None
+
+    def __post_init__(self):
+        check_types(self)
+        self._run: Any = None
+
+    def on_start(self, run: RunStart) -> None:
+        try:
+            import wandb
+        except ImportError as error:
+            raise UserError("WeightsAndBiases needs the package wandb: pip install 't5x_lab[wandb]'.") from error
+        is_remote = "://" in run.model_dir
+        self._run = wandb.init(
+            project=self.project,
+            entity=self.entity,
+            name=self.name or pathlib.PurePath(run.model_dir).name,
+            group=self.group,
+            tags=list(self.tags),
+            mode=self.mode,  # type: ignore[arg-type]
+            id=hashlib.sha256(run.model_dir.encode()).hexdigest()[:16],
+            resume="allow",
+            dir=tempfile.mkdtemp() if is_remote else run.model_dir,
+            config={"gin": run.config, "num_parameters": run.num_parameters, "model_dir": run.model_dir},
+        )
+        # A step of its own: what was logged after the last checkpoint of a run that was killed is logged again.
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
+
+    def on_step(self, step: int, metrics: Mapping[str, float | None]) -> None:
+        self._log(step, "train", metrics)
+
+    def on_evaluation(self, step: int, split: str, metrics: Mapping[str, float | None]) -> None:
+        self._log(step, split, metrics)
+
+    def on_end(self, error: BaseException | None) -> None:
+        if self._run is not None:
+            self._run.finish(exit_code=0 if error is None else 1)
+
+    def _log(self, step: int, split: str, metrics: Mapping[str, float | None]) -> None:
+        found = {f"{split}/{name}": value for name, value in metrics.items() if value is not None}
+        self._run.log({"step": step, **found})

@@ -1,0 +1,174 @@
+"""What happens beside training: the protocol of hooks, and how they are called."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from t5x_lab.config.errors import UserError
+from t5x_lab.config.user_code import raised_in, told, tried
+
+Metrics = Mapping[str, float | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class RunStart:
+    """What a hook knows of a run when it begins.
+
+    Attributes:
+      model_dir: where it is kept; a path or an address, such as gs://….
+      first_step, last_step: done before, and the last as far as it is known.
+      config: all of its gin configuration.
+      num_parameters: of the model.
+    """
+
+    model_dir: str
+    first_step: int
+    last_step: int
+    config: str = ""
+    num_parameters: int = 0
+
+
+class Hook:
+    """What happens beside training. A user's class has those of these methods that it wants, and need not inherit.
+
+    Methods run on the first process, or on all where the class says `every_process = True`. A hook that fails does not end the
+    training, unless it fails at the start.
+    """
+
+    every_process = False
+    period = 1  # steps between two times that `statistics` are measured
+
+    def on_start(self, run: RunStart) -> None:
+        """Before the first step."""
+
+    def on_step(self, step: int, metrics: Metrics) -> None:
+        """After each step, with its numbers; called when the next one is under way already."""
+
+    def on_evaluation(self, step: int, split: str, metrics: Metrics) -> None:
+        """After an evaluation of the state after `step`; `split` is "eval/<task>" or "infer/<task>"."""
+
+    def on_save(self, step: int) -> None:
+        """When the checkpoint of `step` is on disk."""
+
+    def on_end(self, error: BaseException | None) -> None:
+        """After the last step, or after what ended the training."""
+
+    def statistics(self, params: Any, gradients: Any, updates: Any) -> dict[str, jax.Array]:
+        """Scalars that become metrics of the step; compiled into it.
+
+        Args:
+          params, gradients, updates: nested dicts of arrays, before the step; without those of frozen parameters.
+        """
+        return {}
+
+
+METHODS = [name for name in vars(Hook) if name.startswith("on_") or name == "statistics"]
+
+
+def check_hooks(hooks: Sequence[Any]) -> None:
+    """Raises a `UserError` for an object that has none of a hook's methods."""
+    for hook in hooks:
+        if isinstance(hook, type):
+            raise UserError(f"HOOKS has the class {hook.__name__}; write @{hook.__name__}() to make a hook of it.")
+        if not any(callable(getattr(hook, name, None)) for name in METHODS):
+            raise UserError(f"HOOKS has {hook!r}, which has no method of a hook: {', '.join(METHODS)}.")
+
+
+class Hooks:
+    """Calls the hooks of a run.
+
+    Args:
+      hooks: objects with any of `METHODS`.
+      say: prints a line.
+    """
+
+    def __init__(self, hooks: Sequence[Any], say: Callable[[str], None] = print):
+        is_main = jax.process_index() == 0
+        self._hooks = [hook for hook in hooks if is_main or getattr(hook, "every_process", False)]
+        self._say = say
+        self._failing: set[tuple[int, str]] = set()
+
+    def start(self, run: RunStart) -> None:
+        """Raises a `UserError` with the name of a hook that fails."""
+        for hook in self._hooks:
+            if hasattr(hook, "on_start"):
+                tried(f"The hook {_name(hook)} fails in on_start", lambda hook=hook: hook.on_start(run))
+
+    def step(self, step: int, metrics: Metrics) -> None:
+        self._call("on_step", step, metrics)
+
+    def evaluation(self, step: int, split: str, metrics: Metrics) -> None:
+        self._call("on_evaluation", step, split, metrics)
+
+    def save(self, step: int) -> None:
+        self._call("on_save", step)
+
+    def end(self, error: BaseException | None) -> None:
+        self._call("on_end", error)
+
+    def _call(self, method: str, *args: Any) -> None:
+        for hook in self._hooks:
+            if not hasattr(hook, method):
+                continue
+            key = (id(hook), method)
+            try:
+                getattr(hook, method)(*args)
+                self._failing.discard(key)
+            except Exception as error:
+                if key not in self._failing:  # said once, until it works again
+                    where = raised_in(error) or told(error)
+                    at = f" of step {args[0]}" if isinstance(args[0], int) else ""
+                    self._say(f"The hook {_name(hook)} failed in {method}{at}: {where}. Training goes on.")
+                self._failing.add(key)
+
+
+class Statistics:
+    """What hooks measure in the compiled step.
+
+    Args:
+      hooks: of which those count that have `statistics`.
+    """
+
+    def __init__(self, hooks: Sequence[Any] = ()):
+        self._hooks = [hook for hook in hooks if hasattr(hook, "statistics")]
+        self._periods: dict[str, int] = {}
+
+    def measure(self, step: jax.Array, params: Any, gradients: Any, updates: Any) -> dict[str, jax.Array]:
+        """The statistics of the step with that number; zeros where a hook's period leaves it out."""
+        found: dict[str, jax.Array] = {}
+        for hook in self._hooks:
+            what = f"The hook {_name(hook)}"
+            given = (params, gradients, updates)
+            shapes = tried(f"{what} fails in statistics", lambda hook=hook: jax.eval_shape(hook.statistics, *given))
+            for name, shape in shapes.items() if isinstance(shapes, dict) else [("", shapes)]:
+                if getattr(shape, "shape", None) != ():
+                    raise UserError(f"{what} has the statistic {name!r}, {shape}; statistics are a dict of scalars by name.")
+                if name in found:
+                    raise UserError(f'{what} has the statistic "{name}", which another hook has too.')
+            period = getattr(hook, "period", 1)
+            self._periods |= dict.fromkeys(shapes, period)
+            float32 = lambda *given, hook=hook: {k: jnp.float32(x) for k, x in hook.statistics(*given).items()}
+            if period == 1:
+                found |= float32(*given)
+            else:
+                none = lambda *given, shapes=shapes: dict.fromkeys(shapes, jnp.float32(0))
+                found |= jax.lax.cond(step % period == 0, float32, none, *given)
+        return found
+
+    def without_unmeasured(self, step: int, metrics: Metrics) -> dict[str, float | None]:
+        """Metrics of a step without those statistics that its number leaves out."""
+        return {name: value for name, value in metrics.items() if step % self._periods.get(name, 1) == 0}
+
+
+def check_names(own: Mapping[str, Any], metrics: Mapping[str, Any]) -> None:
+    """Raises a `UserError` for a statistic that is called like another metric."""
+    for name in own:
+        if name in metrics:
+            raise UserError(f'A hook has the statistic "{name}", which is another metric. Choose another name.')
+
+
+def _name(hook: Any) -> str:
+    return type(hook).__name__
