@@ -24,6 +24,7 @@ from t5x_lab.observe.model_info import model_info, parameter_rows
 from t5x_lab.observe.plots import write_plots
 from t5x_lab.observe.tensorboard import TensorBoard
 from t5x_lab.partitioning.mesh import MeshShape, make_mesh
+from t5x_lab.partitioning.partitioner import Partitioner
 from t5x_lab.runs.recording import Recorder
 from t5x_lab.training.clock import Clock
 from t5x_lab.training.hooks import Hooks, RunStart
@@ -133,12 +134,12 @@ def test_remote_run_directories_get_copies(monkeypatch):
 
 def test_the_parameter_table_names_counts_and_splits():
     model = tiny_model("encoder_decoder")
-    rows = parameter_rows(model, make_mesh(MeshShape(2, 2, 2)))
+    rows = parameter_rows(model, Partitioner(make_mesh(MeshShape(2, 2, 2))))
     assert sum(row["bytes"] for row in rows) == 4 * model.num_parameters
     wi = next(row for row in rows if row["name"] == "decoder/layers/mlp/wi_0/kernel")
     assert (wi["axes"], wi["sharding"]) == (["layers", "embed", "mlp"], [None, "fsdp", "tensor"])
     assert wi["bytes_per_device"] * 4 == wi["bytes"]
-    text = model_info(model, make_mesh(MeshShape(2, 2, 2)))
+    text = model_info(model, Partitioner(make_mesh(MeshShape(2, 2, 2))))
     assert f"{model.num_parameters:,} parameters" in text and "decoder/layers/mlp/wi_0/kernel" in text
     json.dumps(rows)
 

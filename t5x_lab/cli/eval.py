@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> None:
     results = {}
     with joined_processes(args):
         if args.dry_run:
-            print_once(with_model_info(config, ShardedModel(config.model(), config.mesh())))
+            print_once(with_model_info(config, ShardedModel(config.model(), config.mesh(), rules=config.sharding())))
             return
         for step, splits in evaluate_checkpoints(config, args.model_dir, args.step, args.wait_minutes):
             results[step] = splits

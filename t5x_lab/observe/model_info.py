@@ -3,13 +3,13 @@
 import math
 
 import jax
-from jax.sharding import Mesh
 
 from t5x_lab.models.model import Model
-from t5x_lab.partitioning.rules import PARAMETER_RULES, is_axes, num_parts, partition_spec
+from t5x_lab.partitioning.partitioner import Partitioner
+from t5x_lab.partitioning.rules import is_axes
 
 
-def parameter_rows(model: Model, mesh: Mesh | None = None) -> list[dict]:
+def parameter_rows(model: Model, partitioner: Partitioner | None = None) -> list[dict]:
     """One dict a parameter, with `name`, `shape`, `dtype`, `axes`, `bytes`, and on a mesh `sharding`, `bytes_per_device`."""
     axes = jax.tree.leaves(model.axes, is_leaf=is_axes)
     rows = []
@@ -23,21 +23,21 @@ def parameter_rows(model: Model, mesh: Mesh | None = None) -> list[dict]:
             "axes": list(names),
             "bytes": size,
         }
-        if mesh is not None:
-            spec = partition_spec(names, PARAMETER_RULES)
+        if partitioner is not None:
+            spec = partitioner.spec(names, param.shape)
             row["sharding"] = list(spec)
-            row["bytes_per_device"] = size // math.prod(num_parts(mesh.shape, entry) for entry in spec)
+            row["bytes_per_device"] = partitioner.bytes_per_device(size, spec)
         rows.append(row)
     return rows
 
 
-def model_info(model: Model, mesh: Mesh | None = None) -> str:
+def model_info(model: Model, partitioner: Partitioner | None = None) -> str:
     """The table that is written to model-info.txt."""
-    rows = parameter_rows(model, mesh)
-    header = ["parameter", "shape", "axes", "bytes"] + (["sharding", "bytes/device"] if mesh else [])
+    rows = parameter_rows(model, partitioner)
+    header = ["parameter", "shape", "axes", "bytes"] + (["sharding", "bytes/device"] if partitioner else [])
     cells = [
         [row["name"], "x".join(map(str, row["shape"])), ", ".join(name or "-" for name in row["axes"]), f"{row['bytes']:,}"]
-        + ([", ".join(str(s or "-") for s in row["sharding"]), f"{row['bytes_per_device']:,}"] if mesh else [])
+        + ([", ".join(str(s or "-") for s in row["sharding"]), f"{row['bytes_per_device']:,}"] if partitioner else [])
         for row in rows
     ]
     widths = [max(len(line[i]) for line in [header, *cells]) for i in range(len(header))]
@@ -48,7 +48,8 @@ def model_info(model: Model, mesh: Mesh | None = None) -> str:
     ]
     total = sum(row["bytes"] for row in rows)
     lines.append(f"\n{model.num_parameters:,} parameters, {total:,} bytes")
-    if mesh:
+    if partitioner:
+        mesh = partitioner.mesh
         lines.append(
             f"{sum(row['bytes_per_device'] for row in rows):,} bytes on each of {mesh.size} devices, mesh {dict(mesh.shape)}"
         )

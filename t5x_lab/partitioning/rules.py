@@ -6,14 +6,15 @@ other's parts. An activation's dimension stays whole where its name is None. Wit
 first dimension that asks for it. Comments show some of the shapes.
 """
 
+import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-import jax
-import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec
 
-from t5x_lab.config.errors import UserError
+from t5x_lab.config.checks import check_types
+from t5x_lab.config.errors import UserError, nearest
+from t5x_lab.partitioning.mesh import AXES
 
 Rules = Mapping[str, tuple[str, ...]]
 
@@ -38,12 +39,79 @@ ACTIVATION_RULES: Rules = {
 }
 
 
-def partition_spec(axes: Sequence[str | None], rules: Rules) -> PartitionSpec:
-    """The mesh axes of an array with these logical axes; an entry is a mesh axis, a tuple of several, or None."""
+# Dimensions that stay whole where the mesh does not divide them. Every device then has all heads of keys and values, of which
+# its queries read some: as many numbers as are few beside the queries', in exchange for meshes that fit.
+WHOLE_IF_UNEVEN = frozenset({"kv_heads"})
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardingRules:
+    """Changes of the two tables, and names of a user's own: {"experts": "tensor", "embed": None, "mlp": ("fsdp", "tensor")}.
+
+    Attributes:
+      parameters, activations: a logical name's mesh axis, several, or None to keep the dimension whole.
+    """
+
+    parameters: dict[str, str | tuple[str, ...] | None] = dataclasses.field(default_factory=dict)
+    activations: dict[str, str | tuple[str, ...] | None] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self):
+        check_types(self)
+        for field, rules in (("parameters", self.parameters), ("activations", self.activations)):
+            for name, entry in rules.items():
+                _check_entry(f"ShardingRules.{field}", name, entry)
+        if "batch" in self.activations:
+            raise UserError(
+                "ShardingRules.activations has a rule for batch, whose rows lie where replica, data and fsdp put them. Leave "
+                "it out, and choose the axes' sizes with MESH."
+            )
+
+    def parameter_entries(self, axes: Sequence[str | None], shape: Sequence[int], sizes: Mapping[str, int]) -> PartitionSpec:
+        """The mesh axes of a parameter with these logical axes; `sizes` are those of the mesh axes."""
+        return _partition_spec(axes, shape, {**PARAMETER_RULES, **_as_tuples(self.parameters)}, sizes)
+
+    def activation_entries(self, axes: Sequence[str | None], shape: Sequence[int], sizes: Mapping[str, int]) -> PartitionSpec:
+        """The mesh axes of an activation; a dimension shorter than its number of parts stays whole.
+
+        Raises:
+          UserError: for a name that the table does not have.
+        """
+        rules = {**ACTIVATION_RULES, **_as_tuples(self.activations)}
+        if len(axes) != len(shape):
+            raise UserError(f"In a network, an activation of the shape {tuple(shape)} has the axes {axes}; one name each.")
+        for name in axes:
+            if name is not None and name not in rules:
+                raise UserError(
+                    f'A network constrains an activation by the axis "{name}", which has no rule.{nearest(name, rules)} Add it '
+                    "to ShardingRules.activations; a dimension that stays whole is None."
+                )
+        spec = _partition_spec(axes, shape, rules, sizes)
+        return PartitionSpec(*(e if n >= num_parts(sizes, e) else None for n, e in zip(shape, spec, strict=True)))
+
+
+def _check_entry(where: str, name: object, entry: object) -> None:
+    axes = (entry,) if isinstance(entry, str) else entry if isinstance(entry, tuple | list) else ()
+    if not isinstance(name, str) or (entry is not None and not axes):
+        raise UserError(f'{where} has {name!r}: {entry!r}; it is written {{"mlp": "tensor"}}, with a tuple of axes, or None.')
+    for axis in axes:
+        if axis not in AXES:
+            raise UserError(
+                f'{where} splits {name} over "{axis}".{nearest(str(axis), AXES)} The mesh has the axes {", ".join(AXES)}.'
+            )
+
+
+def _as_tuples(rules: Mapping[str, str | tuple[str, ...] | None]) -> Rules:
+    return {name: (entry,) if isinstance(entry, str) else tuple(entry or ()) for name, entry in rules.items()}
+
+
+def _partition_spec(axes: Sequence[str | None], shape: Sequence[int], rules: Rules, sizes: Mapping[str, int]) -> PartitionSpec:
+    """An entry for each dimension: a mesh axis, a tuple of several, or None."""
     used: set[str] = set()
     entries: list[str | tuple[str, ...] | None] = []
-    for name in axes:
+    for name, size in zip(axes, shape, strict=True):
         mesh_axes = tuple(axis for axis in rules.get(name or "", ()) if axis not in used)
+        if name in WHOLE_IF_UNEVEN and size % num_parts(sizes, mesh_axes):
+            mesh_axes = ()
         used.update(mesh_axes)
         entries.append(mesh_axes[0] if len(mesh_axes) == 1 else mesh_axes or None)
     return PartitionSpec(*entries)
@@ -51,101 +119,13 @@ def partition_spec(axes: Sequence[str | None], rules: Rules) -> PartitionSpec:
 
 def num_parts(sizes: Mapping[str, int], entry: str | tuple[str, ...] | None) -> int:
     """How many parts an entry of a partition spec splits a dimension into; `sizes` are those of the mesh axes."""
-    return math.prod(sizes[axis] for axis in _mesh_axes(entry))
+    return math.prod(sizes[axis] for axis in mesh_axes_of(entry))
 
 
-def activation_constraint(mesh: Mesh) -> Callable:
-    """f(array, logical axes) -> the array, sharded by `ACTIVATION_RULES`; what networks call on their activations."""
-
-    def constrain(x, axes):
-        unknown = set(axes) - {None, *ACTIVATION_RULES}
-        if unknown:
-            raise ValueError(f"ACTIVATION_RULES have no {sorted(unknown)[0]!r}; a dimension that stays whole is None.")
-        spec = [
-            entry if size >= num_parts(mesh.shape, entry) else None  # one token cannot be split
-            for size, entry in zip(x.shape, partition_spec(axes, ACTIVATION_RULES), strict=True)
-        ]
-        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*spec)))
-
-    return constrain
-
-
-def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """For every feature of a batch [batch, ...]."""
-    return NamedSharding(mesh, partition_spec(["batch"], ACTIVATION_RULES))
-
-
-def batch_shards(mesh: Mesh) -> int:
-    """How many parts a batch's rows are split into."""
-    return num_parts(mesh.shape, ACTIVATION_RULES["batch"])
-
-
-def processes_by_shard(mesh: Mesh) -> np.ndarray:
-    """Int [batch shards, devices of each]: the process that each device belongs to."""
-    processes = [device.process_index for device in mesh.devices.flat]
-    return np.array(processes).reshape(batch_shards(mesh), -1)
-
-
-def param_shardings(axes: dict, mesh: Mesh) -> dict:
-    """Shardings by `PARAMETER_RULES`, in the tree of the parameters."""
-    return jax.tree.map(lambda names: NamedSharding(mesh, partition_spec(names, PARAMETER_RULES)), axes, is_leaf=is_axes)
-
-
-def optimizer_shardings(abstract_state, abstract_params: dict, axes: dict, mesh: Mesh):
-    """Shardings of an optimizer's state: a leaf belongs to the parameter whose path ends its own.
-
-    Dimensions that the optimizer reduced to size 1 are not split; leaves of no parameter are replicated.
-    """
-    by_path = {path: (shape, names) for path, shape, names in _parameters(abstract_params, axes)}
-
-    def sharding(path, leaf):
-        path = _path(path)
-        owner = next((by_path[path[i:]] for i in range(len(path)) if path[i:] in by_path), None)
-        if owner is None or len(owner[0]) != leaf.ndim:
-            return NamedSharding(mesh, PartitionSpec())
-        full_shape, names = owner
-        spec = partition_spec(names, PARAMETER_RULES)
-        kept = [entry if size == full else None for entry, size, full in zip(spec, leaf.shape, full_shape, strict=True)]
-        return NamedSharding(mesh, PartitionSpec(*kept))
-
-    return jax.tree_util.tree_map_with_path(sharding, abstract_state)
-
-
-_SETTINGS = {"heads": "num_heads", "kv_heads": "num_kv_heads", "mlp": "mlp_dim", "embed": "emb_dim", "vocab": "vocab_size"}
-
-
-def check_divides(abstract_params: dict, axes: dict, mesh_sizes: Mapping[str, int]) -> None:
-    """Checks that every parameter can be split evenly.
-
-    Raises:
-      UserError: naming the logical axis, its size and the mesh axes, in the user's terms.
-    """
-    for path, shape, names in _parameters(abstract_params, axes):
-        for name, size, entry in zip(names, shape, partition_spec(names, PARAMETER_RULES), strict=True):
-            if size % num_parts(mesh_sizes, entry):
-                mesh_axes = _mesh_axes(entry)
-                over = " * ".join(f"{axis}={mesh_sizes[axis]}" for axis in mesh_axes)
-                raise UserError(
-                    f"MESH splits {_SETTINGS.get(name, name)} = {size} over {over} devices, which does not divide it "
-                    f"({'/'.join(path)} has {size} {name}). Choose a size of {' * '.join(mesh_axes)} that divides {size}."
-                )
-
-
-def _mesh_axes(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
+def mesh_axes_of(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
     return () if entry is None else (entry,) if isinstance(entry, str) else entry
-
-
-def _parameters(abstract_params: dict, axes: dict) -> list[tuple[tuple[str, ...], tuple[int, ...], tuple[str, ...]]]:
-    """(path, shape, logical axes) of every parameter."""
-    leaves = jax.tree_util.tree_leaves_with_path(abstract_params)
-    all_names = jax.tree.leaves(axes, is_leaf=is_axes)
-    return [(_path(path), leaf.shape, names) for (path, leaf), names in zip(leaves, all_names, strict=True)]
 
 
 def is_axes(node) -> bool:
     """Whether a node of a tree of logical axes is a leaf: one array's axes."""
     return isinstance(node, tuple)
-
-
-def _path(path) -> tuple[str, ...]:
-    return tuple(jax.tree_util.keystr(path, simple=True, separator="/").split("/"))

@@ -14,7 +14,6 @@ from t5x_lab.config.user_code import tried
 from t5x_lab.models.model import Params
 from t5x_lab.optim.groups import learning_rates, select, trained
 from t5x_lab.optim.optimizers import Optimizer
-from t5x_lab.partitioning.rules import optimizer_shardings
 from t5x_lab.runs.config import RunConfig
 from t5x_lab.runs.sharded_model import ShardedModel, check_rows, with_shardings
 from t5x_lab.training.hooks import Statistics
@@ -65,7 +64,7 @@ def assemble(
     shardings = dataclasses.replace(
         shardings,
         params=sharded.param_shardings,
-        opt_state=optimizer_shardings(abstract.opt_state, model.abstract_params, model.axes, sharded.mesh),
+        opt_state=sharded.partitioner.optimizer(abstract.opt_state, model.abstract_params, model.axes),
     )
     step = make_train_step(
         model,

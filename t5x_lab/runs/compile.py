@@ -84,7 +84,7 @@ def compile_step(run: RunConfig, mode: str = "train", devices: Sequence | None =
     """
     one_of("--mode", mode, MODES)
     devices = list(jax.devices() if devices is None else devices)
-    sharded = ShardedModel(run.model, run.mesh_shape, devices)
+    sharded = ShardedModel(run.model, run.mesh_shape, devices, run.sharding)
     network = run.model.network
     lengths = run.data.model_lengths(network.architecture)
     rows = run.data.batch_size // (run.microbatches if mode == "train" else 1)

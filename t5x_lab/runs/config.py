@@ -29,6 +29,7 @@ from t5x_lab.optim.groups import Groups, optimizer_identity
 from t5x_lab.optim.optimizers import Adafactor, AdamW, Lion, Muon, Optimizer, Sgd
 from t5x_lab.optim.schedules import CosineDecay, LearningRate, LinearDecay, WarmupStableDecay
 from t5x_lab.partitioning.mesh import MeshShape
+from t5x_lab.partitioning.rules import ShardingRules
 from t5x_lab.training.hooks import check_hooks
 
 DEFAULTS = "runs/defaults.gin"
@@ -54,6 +55,7 @@ class RunConfig:
       resume: whether to continue what is in `model_dir`; False asks for a fresh start and refuses to overwrite one.
       seed: of parameters, dropout and data.
       mesh: devices along `replica`, `data`, `fsdp`, `tensor`.
+      sharding: which of them dimensions are split over, where the library's tables are not what is wanted.
       microbatches: parts that a batch is processed in, one after the other.
       eval_period: steps between teacher-forced evaluations.
       infer_eval: when and on what the tasks' own metrics are measured, on generated or scored text.
@@ -74,6 +76,7 @@ class RunConfig:
     resume: bool = True
     seed: int = 0
     mesh: object = "data=-1"
+    sharding: ShardingRules = ShardingRules()
     microbatches: int = 1
     eval_period: int = 1000
     infer_eval: InferEvalConfig = InferEvalConfig()
@@ -145,6 +148,7 @@ for _configurable in (
     LinearDecay,
     CosineDecay,
     WarmupStableDecay,
+    ShardingRules,
     Console,
     JsonLines,
     TensorBoard,
@@ -183,6 +187,9 @@ class GinConfig:
 
     def mesh(self) -> MeshShape:
         return MeshShape.parse(self._build("RunConfig.mesh"))
+
+    def sharding(self) -> ShardingRules:
+        return self._build("RunConfig.sharding")
 
     def infer_eval(self) -> InferEvalConfig:
         return self._build("InferEvalConfig")

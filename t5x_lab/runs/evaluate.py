@@ -104,7 +104,7 @@ def evaluate_checkpoints(
     """
     model, data = config.model(), config.data()
     steps = _steps(model_dir, step, config, wait_minutes)  # a mistake in `step` is found before data are read
-    sharded = ShardedModel(model, config.mesh())
+    sharded = ShardedModel(model, config.mesh(), rules=config.sharding())
     check_rows(data.batch_size, sharded.row_multiple)
     check_environment()
     from t5x_lab.data.pipeline import resolve_tasks

@@ -78,7 +78,7 @@ def _run(config: GinConfig, checkpoint: Location | None, mesh: str | None, seed:
     shape = config.mesh() if together else MeshShape.parse(mesh or "data=1")
     sizes = (shape.data, shape.fsdp, shape.tensor, shape.replica or 1)
     devices = jax.devices() if -1 in sizes or jax.process_count() > 1 else jax.devices()[: int(np.prod(sizes))]
-    sharded = ShardedModel(config.model(), shape, devices)
+    sharded = ShardedModel(config.model(), shape, devices, config.sharding())
     if checkpoint is None:
         return Run(config, sharded, sharded.init_params(seed), step=0)
     return Run(config, sharded, load_params(checkpoint, sharded.abstract_params, sharded.model.axes), checkpoint.step)

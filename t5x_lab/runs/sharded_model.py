@@ -5,19 +5,13 @@ from collections.abc import Callable
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.models.model import Model, ModelConfig, Params
 from t5x_lab.partitioning.mesh import MeshShape, make_mesh
-from t5x_lab.partitioning.rules import (
-    activation_constraint,
-    batch_sharding,
-    batch_shards,
-    check_divides,
-    param_shardings,
-    processes_by_shard,
-)
+from t5x_lab.partitioning.partitioner import Partitioner
+from t5x_lab.partitioning.rules import ShardingRules
 from t5x_lab.training.batches import HostBatch, Rows
 from t5x_lab.training.step import make_eval_step
 
@@ -29,18 +23,19 @@ class ShardedModel:
       UserError: when the mesh does not fit the devices, or does not divide the model's sizes.
     """
 
-    def __init__(self, config: ModelConfig, mesh: MeshShape, devices: list | None = None):
+    def __init__(
+        self, config: ModelConfig, mesh: MeshShape, devices: list | None = None, rules: ShardingRules = ShardingRules()
+    ):
         self.mesh: Mesh = make_mesh(mesh, devices)
-        self.model = Model(config, activation_constraint(self.mesh), batch_shards(self.mesh))
-        check_divides(self.model.abstract_params, self.model.axes, self.mesh.shape)
-        self.param_shardings = param_shardings(self.model.axes, self.mesh)
-        self.batch_sharding = batch_sharding(self.mesh)
-        self.replicated = NamedSharding(self.mesh, PartitionSpec())
+        self.partitioner = Partitioner(self.mesh, rules)
+        self.model = Model(config, self.partitioner.constrain, self.partitioner.batch_shards)
+        self.param_shardings = self.partitioner.parameters(self.model.abstract_params, self.model.axes)
+        self.batch_sharding, self.replicated = self.partitioner.batch, self.partitioner.replicated
 
     @property
     def row_multiple(self) -> int:
         """What the number of a batch's rows must be a multiple of."""
-        return batch_shards(self.mesh)
+        return self.partitioner.batch_shards
 
     @property
     def abstract_params(self) -> Params:
@@ -50,13 +45,13 @@ class ShardedModel:
     def rows(self, batch_size: int) -> Rows:
         """The rows of a batch that this process holds."""
         by_shard = np.arange(batch_size).reshape(self.row_multiple, -1)
-        owners = processes_by_shard(self.mesh).min(axis=1)
+        owners = self.partitioner.processes_by_shard().min(axis=1)
         return Rows(by_shard[self._shards].ravel(), by_shard[owners == jax.process_index()].ravel())
 
     @functools.cached_property
     def _shards(self) -> np.ndarray:
         """Numbers of the batch's shards, `row_multiple` in all, that this process holds."""
-        return np.flatnonzero((processes_by_shard(self.mesh) == jax.process_index()).any(axis=1))
+        return np.flatnonzero((self.partitioner.processes_by_shard() == jax.process_index()).any(axis=1))
 
     def shard_batch(self, batch: HostBatch) -> dict[str, jax.Array]:
         """Global arrays, made of the rows that this process holds."""

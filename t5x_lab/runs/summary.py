@@ -33,7 +33,7 @@ def last_step(budget: Budget, first_step: int) -> int:
 def dry_run(config: GinConfig) -> str:
     """The resolved configuration, the parameter and memory table, and what a run would start from; touches no data."""
     run = config.run()
-    sharded = ShardedModel(run.model, run.mesh_shape)
+    sharded = ShardedModel(run.model, run.mesh_shape, rules=run.sharding)
     assemble_run(run, sharded, num_tasks=1)
     lengths = run.data.model_lengths(run.model.network.architecture)
     try:
@@ -59,7 +59,7 @@ def _unreadable(run: RunConfig) -> str:
 
 def with_model_info(config: GinConfig, sharded: ShardedModel) -> str:
     """The resolved configuration, and the parameter and memory table."""
-    return f"{config.text}\n{model_info(sharded.model, sharded.mesh)}"
+    return f"{config.text}\n{model_info(sharded.model, sharded.partitioner)}"
 
 
 def banner(run: RunConfig, sharded: ShardedModel, first_step: int, lengths: tuple[int, int], budget: Budget) -> str:
@@ -100,4 +100,4 @@ def write_run_files(run: RunConfig, config_text: str, sharded: ShardedModel) -> 
     """Writes config.gin and model-info.txt, once it is sure that the run goes on with them."""
     directory = epath.Path(run.model_dir)
     (directory / "config.gin").write_text(config_text)
-    (directory / "model-info.txt").write_text(model_info(sharded.model, sharded.mesh))
+    (directory / "model-info.txt").write_text(model_info(sharded.model, sharded.partitioner))

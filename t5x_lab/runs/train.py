@@ -137,7 +137,7 @@ def prepare(config: GinConfig) -> Job:
 
     tasks = pipeline.resolve_tasks(run.data, run.model.network.architecture, run.model.network.vocab_size)
     check_length(run.model.network, max(tasks.lengths))
-    sharded = ShardedModel(run.model, run.mesh_shape)
+    sharded = ShardedModel(run.model, run.mesh_shape, rules=run.sharding)
     statistics = Statistics(run.hooks)
     training = assemble_run(run, sharded, len(tasks.parts), statistics)
     measure = TaskEvaluation(config, sharded, tasks) if run.infer_eval.period else None
