@@ -9,11 +9,18 @@ import numpy as np
 import optax
 import pytest
 from helpers import documented, random_batch, random_params, tiny_config
+from runs_of_text import FULL_LM, flags
 
+import t5x_lab
+from t5x_lab.checkpoints.config import RestoreCheckpointConfig
+from t5x_lab.checkpoints.formats import find
+from t5x_lab.checkpoints.initial import load_params
+from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
 from t5x_lab.models.loss import target_tokens, token_weights
 from t5x_lab.models.model import Model, ModelConfig
 from t5x_lab.networks.flops import traced_flops
+from t5x_lab.observe.metrics import read_metrics
 from t5x_lab.observe.norms import Norms
 from t5x_lab.observe.weights_and_biases import WeightsAndBiases
 from t5x_lab.optim.groups import Groups, flat_names
@@ -22,6 +29,7 @@ from t5x_lab.optim.schedules import LearningRate, LinearDecay
 from t5x_lab.partitioning.mesh import MeshShape
 from t5x_lab.runs.assemble import assemble
 from t5x_lab.runs.config import GinConfig
+from t5x_lab.runs.evaluate import evaluate_checkpoints
 from t5x_lab.runs.sharded_model import ShardedModel
 from t5x_lab.training.hooks import METHODS, Hook, Hooks, RunStart, Statistics, check_hooks
 from t5x_lab.training.step import make_eval_step
@@ -30,13 +38,13 @@ RATE = LearningRate("constant", 0.01)
 MESHES = {"one device": MeshShape(1, 1, 1), "a mesh": MeshShape(2, 2, 2)}
 
 
-def trained(optimizer, mesh=MESHES["one device"], steps=1, microbatches=1, hooks=(), **config):
+def trained(optimizer, mesh=MESHES["one device"], steps=1, microbatches=1, hooks=(), average_decay=None, **config):
     """(parameters before, the training, states and metrics after each step)."""
     sizes = mesh.data * mesh.fsdp * mesh.tensor
     settings = ModelConfig(tiny_config("causal_decoder"), **config)
     sharded = ShardedModel(settings, mesh, jax.devices()[:sizes])
     options = dict(batch_size=8, microbatches=microbatches, seed=0)
-    training = assemble(sharded, optimizer, **options, statistics=Statistics(hooks))
+    training = assemble(sharded, optimizer, **options, statistics=Statistics(hooks), average_decay=average_decay)
     params = random_params(sharded.model)
     state, after = training.init_state(jax.device_put(params, sharded.param_shardings)), []
     for step in range(steps):
@@ -327,3 +335,39 @@ def test_weights_and_biases_offline_has_every_number(monkeypatch):
     (run,) = [r.run for r in records if r.HasField("run")][:1]
     config = {update.key: update.value_json for update in run.config.update}
     assert run.project == "project" and config["num_parameters"] == "7" and run.display_name == "run"
+
+
+@pytest.mark.parametrize("mesh", MESHES.values(), ids=MESHES)
+def test_the_average_of_the_weights_follows_its_formula(mesh):
+    before, training, after = trained(Sgd(LearningRate("constant", 1.0)), mesh, steps=4, average_decay=0.2)
+    average = before
+    for n, (state, _) in enumerate(after):
+        decay = min(0.2, (1 + n) / (10 + n))
+        average = jax.tree.map(lambda old, new, decay=decay: decay * old + (1 - decay) * new, average, state.params)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), state.average, average)
+    abstract = training.abstract_state
+    assert jax.tree.map(lambda x: x.sharding, abstract.average) == jax.tree.map(lambda x: x.sharding, abstract.params)
+    assert not np.array_equal(*(flat_names(tree)["logits_dense/kernel"] for tree in (state.params, state.average)))
+
+
+@pytest.mark.slow
+def test_a_run_keeps_evaluates_saves_and_loads_its_average():
+    decay = "--gin.AVERAGE_DECAY=0.5"
+    argv = flags("causal_decoder", FULL_LM, "run", 4, decay, "--gin.EVAL_PERIOD=4", "--gin.DataConfig.eval_steps=2")
+    assert main(argv) == 0
+    (averaged,) = [line for line in read_metrics("run") if line["split"].startswith("eval_average/")]
+    (last,) = [line for line in read_metrics("run") if line["split"].startswith("eval/")]
+    assert averaged["loss"] != last["loss"] and averaged["tokens_with_loss"] == last["tokens_with_loss"]
+    config = GinConfig(["run/config.gin"])
+    for weights, line in (("last", last), ("average", averaged)):
+        ((_, found),) = evaluate_checkpoints(config, "run", "latest", weights=weights)
+        np.testing.assert_allclose(found["eval/sotu_full_lm"]["loss"], line["loss"], rtol=1e-6)
+    average = t5x_lab.load("run", weights="average").params
+    new = RestoreCheckpointConfig(weights="average", assignment_map=(("nothing", None),), strict=False)
+    sharded = ShardedModel(config.model(), MESHES["one device"], jax.devices()[:1])
+    loaded = load_params(find("run", weights="average"), sharded.abstract_params, sharded.model.axes, new)
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(loaded), jax.device_get(average))
+    assert main([*argv, "--gin.TRAIN_STEPS=5", "--gin.AVERAGE_DECAY=None"]) == 2
+    assert main([*argv, "--gin.TRAIN_STEPS=6"]) == 0
+    with pytest.raises(UserError, match="Choose one of: average, last"):
+        find("run", weights="averaged")

@@ -160,20 +160,20 @@ def test_token_counts_leave_padding_out():
 class Recorder:
     """A loop with a tiny causal decoder on synthetic batches."""
 
-    def __init__(self, optimizer=None):
+    def __init__(self, optimizer=None, **options):
         sharded = ShardedModel(ModelConfig(tiny_config("causal_decoder")), MeshShape(1, 1, 1), jax.devices()[:1])
-        self.training = assemble(sharded, optimizer or Adafactor(RATE), batch_size=4, microbatches=1, seed=0)
+        self.training = assemble(sharded, optimizer or Adafactor(RATE), batch_size=4, microbatches=1, seed=0, **options)
         self.state = self.training.init_state(sharded.init_params(0))
         self.lines, self.saved = [], []
         self.batches = SyntheticBatches({"targets": 8}, 4, 64)
 
-    def run(self, total, actions=(), step=None, bad_steps=0):
+    def run(self, total, actions=(), step=None, **options):
         save = Action(
             lambda n, state: self.saved.append((n, int(state.step), jax.device_get(state.params))), every(4), at_stop=True
         )
         return train(
             self.state, self.batches, step or self.training.step, shard_batch=self.training.sharded.shard_batch, budget=Budget(total),
-            record=lambda n, metrics: self.lines.append((n, metrics)), actions=[save, *actions], bad_steps=bad_steps,
+            record=lambda n, metrics: self.lines.append((n, metrics)), actions=[save, *actions], **options,
         )  # fmt: skip
 
 
@@ -211,6 +211,34 @@ def test_a_step_that_is_not_finite_keeps_the_last_good_state():
     step, state_step, params = recorder.saved[-1]
     assert step == state_step == 5
     jax.tree.map(np.testing.assert_array_equal, params, before[0])
+
+
+@pytest.mark.parametrize("poisoned", [[3, 4, 7], [3, 4, 5]], ids=["two in a row", "three in a row"])
+def test_bad_steps_are_skipped_up_to_a_number_in_a_row(poisoned):
+    recorder = Recorder(skip_bad_steps=True)
+    said, after = [], {}
+
+    def step(state, batch):
+        number = int(state.step) + 1
+        if number in poisoned:
+            batch = {**batch, "decoder_loss_weights": batch["decoder_loss_weights"] * jnp.nan}
+        state, metrics = recorder.training.step(state, batch)
+        after[number] = jax.device_get((state.params, state.opt_state, read_counter(state.counters["tokens_processed"])))
+        return state, metrics
+
+    if len(poisoned) == 3 and poisoned[-1] == 5:
+        with pytest.raises(Diverged, match="step 5 had loss nan .*, the last of 3 in a row"):
+            recorder.run(8, step=step, bad_steps=2, say=said.append)
+        assert recorder.saved[-1][0] == recorder.saved[-1][1] >= 5  # its step is that of its state
+    else:
+        state = recorder.run(8, step=step, bad_steps=2, say=said.append)
+        assert (
+            int(state.step) == 8 and np.isfinite([metrics["loss"] for n, metrics in recorder.lines if n not in poisoned]).all()
+        )
+        assert after[7][2] > after[6][2]  # its tokens were read
+        assert not np.array_equal(*(jax.tree.leaves(after[n][0])[0] for n in (4, 5)))
+    jax.tree.map(np.testing.assert_array_equal, after[4][:2], after[2][:2])
+    assert len(said) == (3 if poisoned[-1] == 7 else 2) and "bad step 1 of 2 in a row" in said[0] and "2 of 2" in said[1]
 
 
 def test_sigterm_between_two_steps_finishes_the_next_saves_and_raises():

@@ -65,6 +65,7 @@ class RestoreCheckpointConfig:
       extend: logical axes, such as ["vocab"], along which the checkpoint may have fewer entries, the rest of which stay fresh,
         or more, which are left.
       strict: refuse rules that match nothing and parameters that the checkpoint lacks; otherwise these stay fresh.
+      weights: of a run that keeps an average of them (AVERAGE_DECAY): "last" or "average".
       carry: what else is restored: "optimizer", its slots and its own step, on which the schedule runs; "step", the run's step
         and its counters of tokens. To begin the schedule anew, set LearningRate.step_offset to the checkpoint's step.
     """
@@ -73,6 +74,7 @@ class RestoreCheckpointConfig:
     layers: dict = dataclasses.field(default_factory=dict)
     extend: tuple = ()
     strict: bool = True
+    weights: str = "last"
     carry: tuple = ()
 
     def __post_init__(self):
@@ -80,6 +82,7 @@ class RestoreCheckpointConfig:
             value = getattr(self, field)
             object.__setattr__(self, field, tuple(value) if isinstance(value, list) else value)
         check_types(self)
+        one_of("RestoreCheckpointConfig.weights", self.weights, ("last", "average"))
         for name in self.carry:
             one_of("An entry of RestoreCheckpointConfig.carry", name, ("optimizer", "step"))
         for rule in self.assignment_map:

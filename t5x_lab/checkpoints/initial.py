@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
-from etils import epath
 from flax import traverse_util
 
 from t5x_lab.checkpoints.config import RestoreCheckpointConfig
@@ -49,8 +48,8 @@ def load_params(
         if location.format == "t5x_lab" and not config.has_rules:
             check_same_parameters(location.path, abstract_params)
             if read_info(location.path)["format"] == FORMAT:
-                return _restore_params(location.path, abstract_params)
-        return _load_by_rules(_verified(location, "params"), abstract_params, axes, config, fresh)
+                return _restore_params(location, abstract_params)
+        return _load_by_rules(_verified(location, location.part), abstract_params, axes, config, fresh)
 
 
 def carry_over(
@@ -83,11 +82,11 @@ def _verified(location: Location, part: str) -> Source:
     return open_source(location)
 
 
-def _restore_params(path: epath.Path, abstract_params: Params) -> Params:
+def _restore_params(location: Location, abstract_params: Params) -> Params:
     """All parameters of a checkpoint of ours, by Orbax."""
     with ocp.StandardCheckpointer() as checkpointer:
-        params = checkpointer.restore(path / "params", abstract_params)
-    check_arrays(path, {"params": params})
+        params = checkpointer.restore(location.path / location.part, abstract_params)
+    check_arrays(location.path, {location.part: params})
     return params
 
 

@@ -1,8 +1,9 @@
 """Where things are in a run's checkpoints, and what their info says.
 
-`MODEL_DIR/checkpoints/<step>/` has four parts: `params`; `rest` (optimizer, step, counters); `data` (position per logical
-shard); and `info`, one JSON object: format version, step, parameter shapes, checksums, the resolved configuration, and the
-settings that the run is continued with unchanged. A file `PINNED` in it keeps a checkpoint for good.
+`MODEL_DIR/checkpoints/<step>/` has these parts: `params`; `average`, of the parameters, where the run keeps one; `rest`
+(optimizer, step, counters); `data` (position per logical shard); and `info`, one JSON object: format version, step, parameter
+shapes, checksums, the resolved configuration, and the settings that the run is continued with unchanged. A file `PINNED` in it
+keeps a checkpoint for good.
 """
 
 import hashlib
@@ -22,6 +23,8 @@ from t5x_lab.config.gin_files import flag
 
 FORMAT = 3  # 2 had other names for norms and cross-attention; 1 had no checksums either
 PINNED = "PINNED"
+ARRAYS = ("params", "average", "rest")
+WEIGHTS = {"last": "params", "average": "average"}
 INFO = "info/metadata"
 
 
@@ -172,6 +175,15 @@ def check_format(path: epath.Path) -> None:
 def _from_another(path: str | epath.Path) -> str:
     carry = flag("RestoreCheckpointConfig.carry", '["optimizer", "step"]')
     return f"{flag('INITIAL_CHECKPOINT_PATH', path)}, and {carry} to keep more than the parameters; the data begin anew there."
+
+
+def check_part(path: epath.Path, part: str) -> None:
+    """Raises a `UserError` for a checkpoint without averaged weights where they are asked for."""
+    if not (path / part).exists():
+        raise UserError(
+            f"The checkpoint {path} has no averaged weights: its run was trained without AVERAGE_DECAY. Take the last ones, "
+            f"or go on from them in a new MODEL_DIR, with {_from_another(path)}"
+        )
 
 
 def check_same_parameters(path: epath.Path, abstract_params: dict) -> None:

@@ -20,6 +20,7 @@ from t5x_lab.checkpoints.layout import (
     PINNED,
     absolute_path,
     check_format,
+    check_part,
     check_same_parameters,
     make_info,
     named_leaves,
@@ -129,22 +130,21 @@ class Checkpoints:
         if step in self._manager.all_steps():
             self.wait()
             return
-        params, rest = _parts(state)
+        parts = _parts(state)
         notes = {
             **self._notes,
             **dict(notes or {}),
             "processes": jax.process_count(),
             "metrics": dict(metrics or {}),
-            "checksums": checksums.checksums(named_leaves({"params": params, "rest": rest})),
+            "checksums": checksums.checksums(named_leaves(parts)),
         }
         self._retention.merits[step] = self._retention.rules.merit(notes["metrics"])
         self._manager.save(
             step,
             args=ocp.args.Composite(
-                params=ocp.args.StandardSave(params),
-                rest=ocp.args.StandardSave(rest),
+                **{name: ocp.args.StandardSave(part) for name, part in parts.items()},
                 data=_DataSave(batches),
-                info=ocp.args.JsonSave(make_info(shapes_of(params), step, **notes)),
+                info=ocp.args.JsonSave(make_info(shapes_of(state.params), step, **notes)),
             ),
             force=True,
         )
@@ -168,30 +168,30 @@ class Checkpoints:
           UserError: when the checkpoint is of another model, or damaged, naming what is, and the newest whole one before it.
         """
         path = self.directory / str(step)
-        params, rest = _parts(abstract_state)
-        parts: dict[str, ocp.args.CheckpointArgs] = {
-            "params": ocp.args.StandardRestore(params),
-            "rest": ocp.args.StandardRestore(rest),
-        }
+        wanted = _parts(abstract_state)
+        parts: dict[str, ocp.args.CheckpointArgs] = {name: ocp.args.StandardRestore(part) for name, part in wanted.items()}
         with explaining_damage(path):
-            check_same_parameters(path, params)
+            check_same_parameters(path, abstract_state.params)
             check_format(path)
+            check_part(path, "average" if abstract_state.average else "params")
             if batches is not None:
                 check_data_files(path)
                 parts["data"] = _DataRestore(batches)
             restored = self._manager.restore(step, args=ocp.args.Composite(**parts))
-            check_arrays(path, {"params": restored["params"], "rest": restored["rest"]})
+            check_arrays(path, {name: restored[name] for name in wanted})
         healthy = jax.device_put(True, abstract_state.healthy.sharding)
-        return TrainState(params=restored["params"], **restored["rest"], healthy=healthy)
+        arrays = {name: restored[name] for name in wanted if name != "rest"}
+        return TrainState(**arrays, **restored["rest"], healthy=healthy)
 
     def close(self) -> None:
         self._manager.close()
 
 
-def _parts(state: TrainState) -> tuple[dict, dict[str, Any]]:
-    """Parameters, and the rest without `healthy`: what is saved is the last good state, from which a run may go on."""
-    names = [field.name for field in dataclasses.fields(state) if field.name not in ("params", "healthy")]
-    return state.params, {name: getattr(state, name) for name in names}
+def _parts(state: TrainState) -> dict[str, dict[str, Any]]:
+    """Parameters, their average where there is one, and the rest without `healthy`: what is saved is the last good state."""
+    names = [field.name for field in dataclasses.fields(state) if field.name not in ("params", "average", "healthy")]
+    average = {} if state.average is None else {"average": state.average}
+    return {"params": state.params, **average, "rest": {name: getattr(state, name) for name in names}}
 
 
 def save_params(path: epath.Path, params: dict, step: int = 0, **notes: Any) -> None:

@@ -10,7 +10,7 @@ from etils import epath
 
 from t5x_lab.checkpoints import checksums
 from t5x_lab.checkpoints.formats.t5x_lab import open_part
-from t5x_lab.checkpoints.layout import Corrupt, finished_steps, is_file_name, named_leaves, read_info
+from t5x_lab.checkpoints.layout import ARRAYS, Corrupt, finished_steps, is_file_name, named_leaves, read_info
 from t5x_lab.checkpoints.lazy_tensors import Unreadable
 from t5x_lab.config.errors import UserError
 
@@ -18,7 +18,7 @@ DATA_DIGESTS = "digests_{}.json"  # of the files in `data` that a process wrote
 _OUTAGE = re.compile("UNAVAILABLE|DEADLINE_EXCEEDED|PERMISSION_DENIED|UNAUTHENTICATED|RESOURCE_EXHAUSTED|ABORTED|CANCELLED")
 
 
-def verify(path: epath.Path, parts: Sequence[str] = ("params", "rest", "data"), process: int = 0, processes: int = 1) -> bool:
+def verify(path: epath.Path, parts: Sequence[str] = (*ARRAYS, "data"), process: int = 0, processes: int = 1) -> bool:
     """Reads a checkpoint's parts, one array at a time, and compares them with the checksums.
 
     Args:
@@ -34,7 +34,7 @@ def verify(path: epath.Path, parts: Sequence[str] = ("params", "rest", "data"), 
     """
     info = read_info(path)
     saved = info.get("checksums", {})
-    for part in ("params", "rest"):
+    for part in ARRAYS:
         names = sorted(name for name in saved if name.startswith(f"{part}/") and part in parts)[process::processes]
         arrays = open_part(path, part) if names else {}
         for name in names:

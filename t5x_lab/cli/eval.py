@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> None:
         if args.dry_run:
             print_once(with_model_info(config, ShardedModel(config.model(), config.mesh(), rules=config.sharding())))
             return
-        for step, splits in evaluate_checkpoints(config, args.model_dir, args.step, args.wait_minutes):
+        for step, splits in evaluate_checkpoints(config, args.model_dir, args.step, args.wait_minutes, args.weights):
             results[step] = splits
             if jax.process_index() > 0:
                 continue  # the first process speaks for all

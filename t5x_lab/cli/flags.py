@@ -34,7 +34,7 @@ def gin_config(args: argparse.Namespace, *first_files: str, fixed: tuple[str, ..
 
 
 def add_model_flags(parser: argparse.ArgumentParser, several: bool = False) -> None:
-    """`--model_dir` and `--step`."""
+    """`--model_dir`, `--step` and `--weights`."""
     parser.add_argument("--model_dir", required=True, help="a run directory")
     parser.add_argument(
         "--step",
@@ -42,6 +42,7 @@ def add_model_flags(parser: argparse.ArgumentParser, several: bool = False) -> N
         help="a checkpoint's step, or latest"
         + (", all, several joined by commas, or new: each as it is made" if several else ""),
     )
+    parser.add_argument("--weights", default="last", help="last, or average: those of AVERAGE_DECAY")
 
 
 def chosen_step(step: str) -> int | None:

@@ -33,7 +33,7 @@ def _run(args: argparse.Namespace) -> None:
                 prompts += [line.rstrip("\n") for line in file]
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"The prompts in {args.input} cannot be read: {error}") from error
-    model = load(args.model_dir, step=chosen_step(args.step))
+    model = load(args.model_dir, step=chosen_step(args.step), weights=args.weights)
 
     def complete(prompts):
         options = {name: getattr(args, name) for name in SAMPLING}

@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> None:
     from t5x_lab.runs.run import load
 
     step = chosen_step(args.step)
-    loaded = load(args.model_dir, step=step)
+    loaded = load(args.model_dir, step=step, weights=args.weights)
     model = HarnessModel(model=loaded, batch_size=args.batch_size, max_length=args.max_length)
     tracker = EvaluationTracker(output_path=args.output_path)
     results = run_harness(

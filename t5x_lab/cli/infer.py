@@ -65,7 +65,7 @@ def _run(args: argparse.Namespace) -> None:
 
     if args.input:
         examples = shard(read_examples(args.input, args.mode, args.choice), args.shard_id, args.num_shards)
-    model = load(args.model_dir, step=chosen_step(args.step))
+    model = load(args.model_dir, step=chosen_step(args.step), weights=args.weights)
     if args.task:
         examples = shard(list(_of_task(args, model)), args.shard_id, args.num_shards)
     infer(

@@ -48,6 +48,7 @@ def assemble(
     num_tasks: int = 1,
     statistics: Statistics = Statistics(),
     skip_bad_steps: bool = False,
+    average_decay: float | None = None,
 ) -> Training:
     """Builds the training step and the shardings of its state, which counts the tokens of `num_tasks` tasks.
 
@@ -58,12 +59,15 @@ def assemble(
     model = sharded.model
     is_trained = trained(optimizer)
     transformation = _transformation(optimizer, select(model.axes, is_trained))
-    start = functools.partial(initial_state, transformation, num_tasks=num_tasks, is_trained=is_trained)
+    start = functools.partial(
+        initial_state, transformation, num_tasks=num_tasks, is_trained=is_trained, with_average=average_decay is not None
+    )
     abstract = jax.eval_shape(start, model.abstract_params)
     shardings = jax.tree.map(lambda leaf: sharded.replicated, abstract)
     shardings = dataclasses.replace(
         shardings,
         params=sharded.param_shardings,
+        average=None if average_decay is None else sharded.param_shardings,
         opt_state=sharded.partitioner.optimizer(abstract.opt_state, model.abstract_params, model.axes),
     )
     step = make_train_step(
@@ -75,6 +79,7 @@ def assemble(
         is_trained=is_trained,
         statistics=statistics,
         skip_bad_steps=skip_bad_steps,
+        average_decay=average_decay,
     )
     compiled = jax.jit(
         step,
@@ -111,4 +116,5 @@ def assemble_run(run: RunConfig, sharded: ShardedModel, num_tasks: int, statisti
         num_tasks=num_tasks,
         statistics=statistics or Statistics(run.hooks),
         skip_bad_steps=run.bad_steps > 0,
+        average_decay=run.average_decay,
     )

@@ -62,6 +62,7 @@ class RunConfig:
       saving: when checkpoints are made and which are kept.
       hooks: what happens beside training, see `t5x_lab.training.hooks.Hook`; metrics are written by hooks, too.
       bad_steps: steps in a row whose loss or gradient is not finite that are skipped; the next one ends the training.
+      average_decay: of an exponential moving average of the weights, which is evaluated and saved beside them; None = none.
       profile_steps: how many steps are traced into `model_dir`/profile, from the third of this process; 0 = none.
     """
 
@@ -83,6 +84,7 @@ class RunConfig:
     saving: SaveCheckpointConfig = SaveCheckpointConfig()
     hooks: tuple = dataclasses.field(default=(), compare=False)  # they have a state of their own
     bad_steps: int = 0
+    average_decay: float | None = None
     profile_steps: int = 0
 
     def __post_init__(self):
@@ -91,6 +93,7 @@ class RunConfig:
         in_range(self, "seed", 0, 2**31)
         in_range(self, "profile_steps", 0, 1001)
         in_range(self, "bad_steps", 0, 2**31)
+        in_range(self, "average_decay", 0.0, 1.0)
         check_hooks(self.hooks)
         if (self.train_steps is None) == (self.train_tokens is None):
             raise UserError(
@@ -108,7 +111,12 @@ class RunConfig:
 
     def identity(self) -> dict[str, str]:
         """Settings that a checkpoint is continued with unchanged, under the names the user sets them by."""
-        return {"SEED": str(self.seed), "OPTIMIZER": optimizer_identity(self.optimizer), **self.data.identity()}
+        return {
+            "SEED": str(self.seed),
+            "OPTIMIZER": optimizer_identity(self.optimizer),
+            "AVERAGE_DECAY": str(self.average_decay),
+            **self.data.identity(),
+        }
 
     @property
     def mesh_shape(self) -> MeshShape:

@@ -88,7 +88,7 @@ class TaskEvaluation:
 
 
 def evaluate_checkpoints(
-    config: GinConfig, model_dir: str, step: str, wait_minutes: float = 60.0
+    config: GinConfig, model_dir: str, step: str, wait_minutes: float = 60.0, weights: str = "last"
 ) -> Iterator[tuple[int, dict[str, dict[str, float]]]]:
     """Evaluates a run's checkpoints one after the other; what tasks with metrics predict goes to `model_dir`/inference.
 
@@ -97,6 +97,7 @@ def evaluate_checkpoints(
       model_dir: its directory.
       step: "latest", "all", numbers joined by commas, or "new": those that are there and then every new one, until that of
         TRAIN_STEPS.
+      weights: "last" or "average", see `t5x_lab.load`.
       wait_minutes: "new" ends when there has been none for so long.
 
     Yields:
@@ -114,7 +115,7 @@ def evaluate_checkpoints(
     for number in steps:
         if step == "new" and not broadcast(number in finished_steps(model_dir)):
             continue  # removed to make room for newer ones
-        params = load_params(find(model_dir, number), sharded.abstract_params, sharded.model.axes)
+        params = load_params(find(model_dir, number, weights), sharded.abstract_params, sharded.model.axes)
         results = evaluation(params)
         if measure.has_tasks:
             results |= measure(params, number, f"{model_dir}/inference")

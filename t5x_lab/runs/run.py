@@ -36,7 +36,7 @@ from t5x_lab.runs.texts import (
 from t5x_lab.training.step import per_token
 
 
-def load(model_dir: str, step: int | None = None, mesh: str | None = None) -> "Run":
+def load(model_dir: str, step: int | None = None, mesh: str | None = None, weights: str = "last") -> "Run":
     """The model of a run directory, at its latest checkpoint or at `step`; or of a directory of Hugging Face's.
 
     Args:
@@ -44,8 +44,9 @@ def load(model_dir: str, step: int | None = None, mesh: str | None = None) -> "R
       step: a checkpoint's step.
       mesh: devices to spread it over, such as "fsdp=8"; by default the first device alone, or where several processes work as
         one the run's own MESH. All of them then make the same calls, and get the same answers.
+      weights: those of the checkpoint's "last" step, or their moving "average" where the run keeps one (AVERAGE_DECAY).
     """
-    checkpoint = find(model_dir, step)
+    checkpoint = find(model_dir, step, weights)
     return _run(config_of(checkpoint), checkpoint, mesh)
 
 

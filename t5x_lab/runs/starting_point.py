@@ -42,7 +42,7 @@ def find_starting_point(run: RunConfig) -> StartingPoint:
         reason = f"Continuing after step {steps[-1]}, the latest checkpoint in {run.model_dir}{beats}."
         return StartingPoint(reason, step=steps[-1])
     if run.initial_checkpoint_path:
-        checkpoint = find(run.initial_checkpoint_path)
+        checkpoint = find(run.initial_checkpoint_path, weights=run.restore.weights)
         more = " and the optimizer" if "optimizer" in run.restore.carry else ""
         by_rules = " by the rules of RestoreCheckpointConfig" if run.restore.has_rules else ""
         reason = (

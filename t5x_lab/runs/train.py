@@ -179,7 +179,13 @@ def make_saver(job: Job, clock: Clock, recorder: Recorder, hooks: Hooks) -> Save
 def make_actions(job: Job, evaluation: LossEvaluation, recorder: Recorder, saver: Saver) -> list[Action]:
     """Saving and evaluation, in the order in which they run after a step."""
     measure = job.measure
-    evaluate = lambda step, state: recorder.evaluation(step, evaluation(state.params))
+
+    def evaluate(step: int, state: TrainState) -> None:
+        recorder.evaluation(step, evaluation(state.params))
+        if state.average is not None:
+            found = evaluation(state.average)
+            recorder.evaluation(step, {split.replace("eval/", "eval_average/", 1): metrics for split, metrics in found.items()})
+
     actions = [Action(saver.save, saver.due, at_stop=True), Action(evaluate, every(job.run.eval_period))]
     if measure:
         measured = lambda step, state: recorder.evaluation(step, measure(state.params, step))

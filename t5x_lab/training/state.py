@@ -26,6 +26,7 @@ class TrainState:
       counters: `COUNTERS` so far, each uint32 [2], (high, low) halves of a 64-bit number; and `task_tokens`, uint32
         [tasks, 2], tokens processed of each task.
       healthy: bool; once a step was not finite, no later step changes anything.
+      average: the exponential moving average of the parameters, or None.
     """
 
     step: jax.Array
@@ -33,6 +34,7 @@ class TrainState:
     opt_state: Any
     counters: dict[str, jax.Array]
     healthy: jax.Array
+    average: Params | None = None
 
 
 def initial_state(
@@ -40,6 +42,7 @@ def initial_state(
     params: Params,
     num_tasks: int = 1,
     is_trained: Callable[[str], bool] = lambda name: True,
+    with_average: bool = False,
 ) -> TrainState:
     """Step 0 with these parameters; the optimizer's state is of those that are trained, by their names."""
     counters = {name: jnp.zeros((2,), jnp.uint32) for name in COUNTERS}
@@ -49,6 +52,7 @@ def initial_state(
         opt_state=optimizer.init(select(params, is_trained)),
         counters={**counters, "task_tokens": jnp.zeros((num_tasks, 2), jnp.uint32)},
         healthy=jnp.ones((), bool),
+        average=jax.tree.map(jnp.copy, params) if with_average else None,  # the step donates both
     )
 
 

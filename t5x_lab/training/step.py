@@ -28,6 +28,7 @@ def make_train_step(
     is_trained: Callable[[str], bool] = lambda name: True,
     statistics: Statistics = Statistics(),
     skip_bad_steps: bool = False,
+    average_decay: float | None = None,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     """Builds the step.
 
@@ -41,6 +42,7 @@ def make_train_step(
       statistics: what hooks measure.
       skip_bad_steps: a step whose loss or gradient is not finite changes no parameter, and the next one goes on; by default
         none does.
+      average_decay: of `TrainState.average`, where it is kept.
 
     Returns:
       (state, batch) -> (state, metrics), where metrics are scalars: `loss` (cross-entropy per token with loss),
@@ -58,13 +60,15 @@ def make_train_step(
 
         updates, opt_state = optimizer.update(grads, state.opt_state, trained)
         counts = {**count_tokens(batch), "task_tokens": count_by_task(batch)}
+        params = merge(optax.apply_updates(trained, updates), frozen)
         counters = {name: add_to_counter(counter, counts[name]) for name, counter in state.counters.items()}
         new = dataclasses.replace(
             state,
             step=state.step + 1,
-            params=merge(optax.apply_updates(trained, updates), frozen),
+            params=params,
             opt_state=opt_state,
             counters=counters,
+            average=moving_average(state.average, params, state.step, average_decay),
         )
         grad_norm = optax.tree.norm(grads)
         healthy = state.healthy & jnp.isfinite(sums.loss) & jnp.isfinite(sums.z_loss) & jnp.isfinite(grad_norm)
@@ -84,6 +88,17 @@ def make_train_step(
         return dataclasses.replace(new, healthy=jnp.ones((), bool) if skip_bad_steps else healthy), {**metrics, **own}
 
     return train_step
+
+
+def moving_average(average: Params | None, params: Params, step: jax.Array, decay: float | None) -> Params | None:
+    """decay * average + (1 - decay) * params, float32; at first with the smaller decay (1 + n) / (10 + n) after n steps.
+
+    So that the first parameters do not weigh for 1 / (1 - decay) steps (TensorFlow's ExponentialMovingAverage).
+    """
+    if average is None or decay is None:
+        return None
+    new_share = 1.0 - jnp.minimum(decay, (1.0 + step) / (10.0 + step))
+    return jax.tree.map(lambda old, new: old + new_share * (new - old), average, params)
 
 
 def _gradients(

@@ -1,23 +1,31 @@
 """The checkpoint formats that t5x_lab reads, each a module or a folder here that satisfies `source.Format`."""
 
+import dataclasses
 from typing import NamedTuple
 
 from etils import epath
 
 from t5x_lab.checkpoints.formats import huggingface, t5x, t5x_lab
 from t5x_lab.checkpoints.formats.source import Format, Source
-from t5x_lab.checkpoints.layout import absolute_path
+from t5x_lab.checkpoints.layers import unstack_layers
+from t5x_lab.checkpoints.layout import WEIGHTS, absolute_path, check_part
 from t5x_lab.checkpoints.lazy_tensors import LazyTensor, Unreadable
-from t5x_lab.config.errors import UserError
+from t5x_lab.config.errors import UserError, one_of
 
 FORMATS: dict[str, Format] = {module.NAME: module for module in (t5x_lab, t5x, huggingface)}
 
 
 class Location(NamedTuple):
-    """Where a checkpoint is, and the name of its format."""
+    """Where a checkpoint is, the name of its format, and which of its weights are meant: "last" or "average"."""
 
     format: str
     path: epath.Path
+    weights: str = "last"
+
+    @property
+    def part(self) -> str:
+        """The part of one of our checkpoints that the weights are in."""
+        return WEIGHTS[self.weights]
 
     @property
     def title(self) -> str:
@@ -28,8 +36,13 @@ class Location(NamedTuple):
         return FORMATS[self.format].step_of(self.path)
 
 
-def find(path: str, step: int | None = None) -> Location:
+def find(path: str, step: int | None = None, weights: str = "last") -> Location:
     """Finds the checkpoint that a user names, whatever its format.
+
+    Args:
+      path: a run directory or a checkpoint.
+      step: of a run directory, which checkpoint; the latest by default.
+      weights: "last", or "average" of a run that keeps one.
 
     Raises:
       UserError: saying what is at `path` instead.
@@ -39,8 +52,14 @@ def find(path: str, step: int | None = None) -> Location:
         raise UserError(f"{path} does not exist. Name a run directory or a checkpoint of t5x_lab, T5X or Hugging Face.")
     for name, format in FORMATS.items():
         found = format.find(root, step)
-        if found is not None:
-            return Location(name, found)
+        if found is None:
+            continue
+        if weights != "last":
+            one_of("weights", weights, WEIGHTS)
+            if name != t5x_lab.NAME:
+                raise UserError(f'{found} is {format.TITLE}, which has no averaged weights; leave weights = "average" out.')
+            check_part(found, WEIGHTS[weights])
+        return Location(name, found, weights)
     raise UserError(
         f"{path} holds no finished checkpoint. Name a run directory (with checkpoints/<step> in it) or a checkpoint of "
         "t5x_lab, T5X or Hugging Face."
@@ -54,7 +73,10 @@ def open_source(location: Location) -> Source:
       UserError: when it is damaged, or of a kind or version that is not read.
     """
     try:
-        return FORMATS[location.format].open(location.path)
+        source = FORMATS[location.format].open(location.path)
+        if location.weights == "last":
+            return source
+        return dataclasses.replace(source, params=unstack_layers(t5x_lab.open_part(location.path, location.part)))
     except UserError:
         raise
     except (ValueError, TypeError, KeyError, AttributeError, OSError, ArithmeticError, IndexError, RecursionError) as error:

@@ -9,6 +9,7 @@ from t5x_lab.checkpoints.formats import orbax_arrays
 from t5x_lab.checkpoints.formats.source import Source, owner_of
 from t5x_lab.checkpoints.layers import stack_layers, unstack_layers
 from t5x_lab.checkpoints.layout import (
+    ARRAYS,
     current_name,
     find_checkpoint,
     finished_steps,
@@ -45,13 +46,13 @@ def open(path: epath.Path) -> Source:
 
 
 def open_part(path: epath.Path, part: str) -> dict[str, LazyTensor]:
-    """The arrays of `params` or `rest`, by today's names."""
+    """The arrays of one of `ARRAYS`, by today's names."""
     saved_format = read_info(path)["format"]
     return {current_name(name, saved_format): x for name, x in orbax_arrays.open_arrays(path / part).items()}
 
 
 def open_as_saved(path: epath.Path) -> dict[str, LazyTensor]:
-    parts = [part for part in ("params", "rest") if (path / part).exists()]
+    parts = [part for part in ARRAYS if (path / part).exists()]
     return {f"{part}/{name}": x for part in parts for name, x in orbax_arrays.open_arrays(path / part).items()}
 
 
