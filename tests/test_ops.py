@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from t5x_lab import ops
 from t5x_lab.networks.positions import relative_position_bucket
 from t5x_lab.ops.attention import DiagonalBias, Mask, dot_product_attention, expand_bias, expand_mask
-from t5x_lab.ops.cross_entropy import CrossEntropy, TokenLosses, cross_entropy
+from t5x_lab.ops.cross_entropy import CrossEntropy, TokenLosses, cross_entropy, cross_entropy_of_logits, logits_of
 from t5x_lab.ops.dropout import dropout
 
 
@@ -99,9 +99,10 @@ def test_buckets_follow_the_formula(bidirectional):
 
 
 @pytest.mark.parametrize(
-    "smoothing, z_loss, shards, chunk", [(0.0, 0.0, 1, 10_000), (0.1, 1e-2, 2, 3), (0.1, 1e-2, 1, 8), (0.0, 1e-2, 4, 3)]
+    "smoothing, z_loss, shards, chunk, cap",
+    [(0.0, 0.0, 1, 10_000, None), (0.1, 1e-2, 2, 3, None), (0.1, 1e-2, 1, 8, 2.0), (0.0, 1e-2, 4, 3, None)],
 )
-def test_cross_entropy_and_its_gradient_equal_float64(monkeypatch, smoothing, z_loss, shards, chunk):
+def test_cross_entropy_and_its_gradient_equal_float64(monkeypatch, smoothing, z_loss, shards, chunk, cap):
     """Against the definition, all logits at once, differentiated by JAX, both in float64."""
     monkeypatch.setattr(ops.cross_entropy, "CHUNK", chunk)
     rng = np.random.default_rng(3)
@@ -111,6 +112,7 @@ def test_cross_entropy_and_its_gradient_equal_float64(monkeypatch, smoothing, z_
 
         def plain(hidden, matrix, weights=weights):
             logits = 0.5 * hidden @ matrix
+            logits = logits if cap is None else cap * jnp.tanh(logits / cap)
             log_z = jax.nn.logsumexp(logits, axis=-1)
             probability = jax.nn.one_hot(targets, 11) * (1 - smoothing - smoothing / 10) + smoothing / 10
             loss = jnp.sum(probability * (log_z[..., None] - logits), axis=-1)
@@ -119,7 +121,7 @@ def test_cross_entropy_and_its_gradient_equal_float64(monkeypatch, smoothing, z_
             return jnp.sum((loss + z_loss * log_z**2) * weights), TokenLosses(loss, log_z, jnp.argmax(logits, -1) == targets)
 
         def ours(hidden, matrix, weights=weights):
-            config = CrossEntropy(z_loss, smoothing, scale=0.5, shards=shards)
+            config = CrossEntropy(z_loss, smoothing, scale=0.5, cap=cap, shards=shards)
             return cross_entropy(hidden, matrix, targets, weights, config)
 
         expected = jax.jit(jax.value_and_grad(plain, argnums=(0, 1), has_aux=True))(hidden, matrix)
@@ -127,6 +129,10 @@ def test_cross_entropy_and_its_gradient_equal_float64(monkeypatch, smoothing, z_
         assert got[1][0].dtype == jnp.float64
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12), got, expected)
         np.testing.assert_allclose(jax.jit(ours)(hidden, matrix)[0], expected[0][0], rtol=1e-12)
+        if chunk == 8:  # of a network without an output matrix
+            logits = logits_of(hidden, matrix, 0.5, cap)
+            whole, tokens = cross_entropy_of_logits(logits, targets, weights, CrossEntropy(z_loss, smoothing))
+            jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), (whole, tokens), expected[0])
 
         # Every number that comes out may be differentiated, by every number that goes in.
         mixes = {
@@ -143,8 +149,8 @@ def test_cross_entropy_and_its_gradient_equal_float64(monkeypatch, smoothing, z_
             jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-11, err_msg=name), got, expected)
 
 
-@pytest.mark.parametrize("causal, prefix", [(False, False), (True, False), (True, True)])
-def test_attention_in_blocks_equals_attention_at_once(monkeypatch, causal, prefix):
+@pytest.mark.parametrize("causal, prefix, cap", [(False, False, None), (True, False, 1.5), (True, True, None)])
+def test_attention_in_blocks_equals_attention_at_once(monkeypatch, causal, prefix, cap):
     """Outputs and gradients, of the biases too, for blocks that do not divide the length."""
     rng = np.random.default_rng(4)
     T, S = 11, 11 if causal else 13
@@ -157,7 +163,7 @@ def test_attention_in_blocks_equals_attention_at_once(monkeypatch, causal, prefi
     wanted = jnp.asarray(rng.normal(size=(2, T, 4, 3)), jnp.float32)
 
     def run(q, k, v, values):
-        return jnp.sum(dot_product_attention(q, k, v, mask=mask, bias=DiagonalBias(values, T)) * wanted)
+        return jnp.sum(dot_product_attention(q, k, v, mask=mask, bias=DiagonalBias(values, T), logit_cap=cap) * wanted)
 
     results = []
     for block in (64, 4):

@@ -64,6 +64,12 @@ class LazyTensor:
             return self
         return LazyTensor(self.shape, dtype, lambda index: np.asarray(self.read(index)).astype(dtype))
 
+    def plus(self, number: float) -> "LazyTensor":
+        """With a number added to every entry, float32."""
+        return LazyTensor(
+            self.shape, np.dtype(np.float32), lambda index: self.read(index).astype(np.float32) + np.float32(number)
+        )
+
     def index(self, axis: int, position: int) -> "LazyTensor":
         """The entry at a position of an axis; the axis is removed."""
 

@@ -219,7 +219,8 @@ class Model:
         if not hasattr(network, "output_matrix"):
             return cross_entropy_of_logits(network.logits(hidden), targets, weights, CrossEntropy(**loss))
         matrix, scale = network.output_matrix()
-        config = CrossEntropy(scale=scale, shards=self._batch_shards, constrain=self._constrain, **loss)
+        cap = getattr(network, "logit_cap", None)
+        config = CrossEntropy(scale=scale, cap=cap, shards=self._batch_shards, constrain=self._constrain, **loss)
         return cross_entropy(hidden, matrix, targets, weights, config)
 
 

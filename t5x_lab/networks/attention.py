@@ -75,6 +75,7 @@ class MultiHeadAttention(nnx.Module):
             self.query_norm, self.key_norm = (RMSNorm(c.head_dim, c.norm_epsilon, "kv") for _ in range(2))
         self.qk_norm, self.dropout_rate = c.qk_norm, c.dropout_rate
         self.constrain, self.kv_heads = constrain, kv_heads
+        self.logit_cap = c.attention_logit_cap
         self.rotary = (c.rotary_theta, c.rotary_scaling)
         self.query_scale = 1.0 if c.scaling == "t5" else c.head_dim**-0.5
 
@@ -112,5 +113,6 @@ class MultiHeadAttention(nnx.Module):
             bias=bias,
             dropout_rate=self.dropout_rate,
             dropout_key=dropout_key,
+            logit_cap=self.logit_cap,
         )
         return self.out(attended_BTNH)

@@ -86,8 +86,13 @@ class TransformerShape:
       max_positions: rows of the table of learned positions, the longest sequence there is.
       rotary_theta, rotary_scaling: base of the rotations' wavelengths, and a `RotaryScaling` of them or None.
       qk_norm: RMS norms of each head's queries and keys, before they are rotated (Henry et al. 2020; as in Qwen3).
+      attention_logit_cap, logit_cap: c turns attention's, or the vocabulary's, logits x into c * tanh(x / c) (Bello et al.
+        2017; as in Gemma 2); None = as they are.
+      scale_embeddings: multiplies embedded tokens by sqrt(emb_dim) (Vaswani et al. 2017, section 3.4).
+      longest_sequence: longer ones are refused; None = any that positions allow.
       norm: "rms" (T5) or "layer" (with mean and bias).
-      norm_position: "pre", x + f(norm(x)) with a final norm; or "post", norm(x + f(x)) without one.
+      norm_position: "pre", x + f(norm(x)) with a final norm; "post", norm(x + f(x)) without one; or "both",
+        x + norm(f(norm(x))) with a final norm (as in Gemma 2).
       norm_epsilon: added to the variance.
       use_bias: a bias on every matrix but the logits'.
       dropout_rate: for embeddings, sub-layer outputs, attention weights and MLP activations.
@@ -120,6 +125,10 @@ class TransformerShape:
     rotary_theta: float = 10_000.0
     rotary_scaling: RotaryScaling | None = None
     qk_norm: bool = False
+    attention_logit_cap: float | None = None
+    logit_cap: float | None = None
+    scale_embeddings: bool = False
+    longest_sequence: int | None = None
     norm: str = "rms"
     norm_position: str = "pre"
     norm_epsilon: float = 1e-6
@@ -135,6 +144,7 @@ class TransformerShape:
         object.__setattr__(self, "remat_policy", _REMAT_OF_T5X.get(self.remat_policy, self.remat_policy))
         positive(self, "vocab_size", "emb_dim", "num_heads", "num_kv_heads", "head_dim", "mlp_dim", "relpos_buckets")
         positive(self, "max_positions", "norm_epsilon", "rotary_theta")
+        positive(self, "attention_logit_cap", "logit_cap", "longest_sequence")
         one_of("TransformerConfig.architecture", self.architecture, ARCHITECTURES)
         for activation in self.mlp_activations:
             _check_activation(activation)
@@ -158,7 +168,8 @@ class TransformerShape:
     @property
     def max_length(self) -> int | None:
         """Tokens that the model can tell the positions of; None where nothing limits them."""
-        return self.max_positions if self.positions == "learned" else None
+        limits = [self.longest_sequence, self.max_positions if self.positions == "learned" else None]
+        return min((limit for limit in limits if limit is not None), default=None)
 
 
 _CHOICES = {
@@ -166,7 +177,7 @@ _CHOICES = {
     "positions": ("relative", "learned", "sinusoidal", "rotary", "none"),
     "relative_bias": ("shared", "per_layer"),
     "norm": ("rms", "layer"),
-    "norm_position": ("pre", "post"),
+    "norm_position": ("pre", "post", "both"),
     "dtype": DTYPES,
     "remat_policy": REMAT_POLICIES,
 }

@@ -64,6 +64,7 @@ class Module(Protocol):
     It may have more:
       output_matrix() -> (matrix [D, V], a number): what hidden states are multiplied by to make logits. The loss then never
         holds all logits at once.
+      logit_cap: c, where `logits` ends with c * tanh(logits / c); for the loss by the matrix.
       prefill and decode, see `Decoder`: it generates.
       unstack(): what `decode` takes as `layers`; called once before a loop over tokens.
     """

@@ -33,6 +33,11 @@ class Layer(nnx.Module):
             self.cross_attention_norm = make_norm(config)
         self.mlp = Mlp(config, constrain=constrain, rngs=rngs)
         self.mlp_norm = make_norm(config)
+        self.has_output_norms = config.norm_position == "both"
+        if self.has_output_norms:
+            self.self_attention_output_norm, self.mlp_output_norm = make_norm(config), make_norm(config)
+            if cross:
+                self.cross_attention_output_norm = make_norm(config)
 
     def __call__(
         self,
@@ -60,34 +65,37 @@ class Layer(nnx.Module):
             slots = keys_values.key.shape[1]
             bias = self.relpos_bias(slots, slots, x.dtype, bidirectional=has_bidirectional_bias(self.config, mask))
         y = self.self_attention(y, keys_values, mask=mask, bias=bias, positions=positions, dropout_key=keys[0])
+        y = self.self_attention_output_norm(y) if self.has_output_norms else y
         x = self._after(self.self_attention_norm, x, y, keys[1])
 
         if cross_keys_values is not None:
             assert cross_mask is not None
             y = self._before(self.cross_attention_norm, x)
             y = self.cross_attention(y, cross_keys_values, mask=cross_mask, dropout_key=keys[2])
+            y = self.cross_attention_output_norm(y) if self.has_output_norms else y
             x = self._after(self.cross_attention_norm, x, y, keys[3])
 
         y = self.mlp(self._before(self.mlp_norm, x), dropout_key=keys[4])
+        y = self.mlp_output_norm(y) if self.has_output_norms else y
         return self._after(self.mlp_norm, x, y, keys[5]), kept
 
     def _before(self, norm: RMSNorm | LayerNorm, x: jax.Array) -> jax.Array:
         """What a sub-layer reads."""
-        return norm(x) if self.config.norm_position == "pre" else x
+        return x if self.config.norm_position == "post" else norm(x)
 
     def _after(self, norm: RMSNorm | LayerNorm, x: jax.Array, y: jax.Array, key: jax.Array | None) -> jax.Array:
         """The residual x with what a sub-layer adds to it, y."""
         y = checkpoint_name(self.constrain(y, ("batch", "length", None)), "sublayers")
         x = x + dropout(y, self.config.dropout_rate, key)
-        return x if self.config.norm_position == "pre" else norm(x)
+        return norm(x) if self.config.norm_position == "post" else x
 
 
 class Stack(nnx.Module):
-    """`num_layers` layers, the final norm of pre-norm layers, and the relative bias where the layers share one."""
+    """`num_layers` layers, the final norm but of post-norm layers, and the relative bias where the layers share one."""
 
     def __init__(self, config: TransformerShape, num_layers: int, *, cross: bool, constrain, rngs: nnx.Rngs):
         self.layers = make_stacked(lambda rngs: Layer(config, cross=cross, constrain=constrain, rngs=rngs), num_layers, rngs)
-        if config.norm_position == "pre":
+        if config.norm_position != "post":
             self.final_norm = make_norm(config)
         self.has_shared_bias = config.positions == "relative" and config.relative_bias == "shared"
         if self.has_shared_bias:

@@ -4,6 +4,7 @@ Axis letters: B batch, T decoder length, S encoder length, D embed, V vocab.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 
 import jax
@@ -71,7 +72,7 @@ class Transformer(nnx.Module):
 
     def __init__(self, config: TransformerConfig, *, constrain: Callable = lambda x, axes: x, rngs: nnx.Rngs):
         c = config
-        self.config, self.constrain = c, constrain
+        self.config, self.constrain, self.logit_cap = c, constrain, c.logit_cap
         self.token_embedder = Embedding(c.vocab_size, c.emb_dim, constrain, c.scaling, rngs=rngs)
         if c.positions == "learned":
             self.position_embedder = Embedding(c.max_positions, c.emb_dim, constrain, c.scaling, rngs=rngs)
@@ -187,6 +188,8 @@ class Transformer(nnx.Module):
         c, dtype = self.config, DTYPES[self.config.dtype]
         check_length(self.config, tokens.shape[1])
         x = self.token_embedder(tokens, dtype)
+        if c.scale_embeddings:
+            x = x * jnp.asarray(math.sqrt(c.emb_dim), dtype)
         if c.positions == "learned":
             x = x + self.position_embedder(positions, dtype)
         if c.positions == "sinusoidal":
@@ -195,7 +198,7 @@ class Transformer(nnx.Module):
 
     def logits(self, x_BTD: jax.Array) -> jax.Array:
         """Float32 logits [B, T, V] of hidden states."""
-        return self.constrain(logits_of(x_BTD, *self.output_matrix()), ("batch", None, "vocab"))
+        return self.constrain(logits_of(x_BTD, *self.output_matrix(), self.logit_cap), ("batch", None, "vocab"))
 
     def output_matrix(self) -> tuple[jax.Array, float]:
         """The matrix [D, V] that makes logits of hidden states, and what they are multiplied by."""

@@ -68,8 +68,11 @@ def dot_product_attention(
     bias: DiagonalBias | None = None,
     dropout_rate: float = 0.0,
     dropout_key: jax.Array | None = None,
+    logit_cap: float | None = None,
 ) -> jax.Array:
     """Attention without a scale (the query carries it), softmax in float32.
+
+    A `logit_cap` c turns the products x of queries and keys into c * tanh(x / c), before the bias is added.
 
     Query head n attends to head n // G of keys and values (grouped queries, Ainslie et al. 2023; G = 1 is multi-head). A
     query that sees no key (padding) returns some mean of the values; its loss weight is zero.
@@ -80,13 +83,13 @@ def dot_product_attention(
     Returns:
       [B, T, N, H] in the dtype of `value_BSKH`.
     """
-    return _in_blocks(query_BTNH, key_BSKH, value_BSKH, bias, mask, dropout_key, dropout_rate)
+    return _in_blocks(query_BTNH, key_BSKH, value_BSKH, bias, mask, dropout_key, (dropout_rate, logit_cap))
 
 
 # Not `jax.checkpoint`: nested in a layer's, it keeps keys and values once for every block.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(6,))
-def _in_blocks(query_BTNH, key_BSKH, value_BSKH, bias, mask: Mask, dropout_key, dropout_rate: float) -> jax.Array:
-    rest = (key_BSKH, value_BSKH, bias, mask, dropout_key, dropout_rate)
+def _in_blocks(query_BTNH, key_BSKH, value_BSKH, bias, mask: Mask, dropout_key, rate_and_cap) -> jax.Array:
+    rest = (key_BSKH, value_BSKH, bias, mask, dropout_key, rate_and_cap)
     blocks = _blocks(mask, query_BTNH.shape[1], key_BSKH.shape[1])
     return jnp.concatenate([_attend_block(query_BTNH[:, block[0] : block[1]], *rest, *block) for block in blocks], axis=1)
 
@@ -95,11 +98,11 @@ def _forward(*args):
     return _in_blocks(*args), args[:-1]
 
 
-def _backward(dropout_rate, residuals, d_attended_BTNH):
+def _backward(rate_and_cap, residuals, d_attended_BTNH):
     query, key, value, bias, mask, dropout_key = residuals
     d_query, total = [], jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), (key, value, bias))
     for start, stop, keys in _blocks(mask, query.shape[1], key.shape[1]):
-        attend = lambda query, *rest: _attend_block(query, *rest, mask, dropout_key, dropout_rate, start, stop, keys)
+        attend = lambda query, *rest: _attend_block(query, *rest, mask, dropout_key, rate_and_cap, start, stop, keys)
         block = (query[:, start:stop], key, value, bias), d_attended_BTNH[:, start:stop], total
         # One block after the other, each from its own weights: the compiler would keep those of the forward pass, or of all.
         operands, d_attended, total = jax.lax.optimization_barrier(block)
@@ -121,7 +124,7 @@ def _blocks(mask: Mask, T: int, S: int) -> list[tuple[int, int, int]]:
     return [(i, min(i + size, T), min(i + size, S) if left_only else S) for i in range(0, T, size)]
 
 
-def _attend_block(query, key, value, bias, mask: Mask, dropout_key, dropout_rate, start: int, stop: int, keys: int):
+def _attend_block(query, key, value, bias, mask: Mask, dropout_key, rate_and_cap, start: int, stop: int, keys: int):
     mask = dataclasses.replace(
         mask,
         query_segments=None if mask.query_segments is None else mask.query_segments[:, start:stop],
@@ -129,25 +132,31 @@ def _attend_block(query, key, value, bias, mask: Mask, dropout_key, dropout_rate
         query_prefix=None if mask.query_prefix is None else mask.query_prefix[:, start:stop],
         key_prefix=None if mask.key_prefix is None else mask.key_prefix[:, :keys],
     )
-    return _attend(query, key[:, :keys], value[:, :keys], bias, mask, dropout_key, dropout_rate, start)
+    rate, cap = rate_and_cap
+    return _attend(query, key[:, :keys], value[:, :keys], bias, mask, dropout_key, rate, cap, start)
 
 
-def _attend(query_BTNH, key_BSKH, value_BSKH, bias, mask: Mask, dropout_key, dropout_rate: float, start: int) -> jax.Array:
+def _attend(query_BTNH, key_BSKH, value_BSKH, bias, mask: Mask, dropout_key, rate: float, cap, start: int) -> jax.Array:
     """Attention of queries the first of which stands at position `start`."""
     B, T, N, H = query_BTNH.shape
     S, K = key_BSKH.shape[1:3]
     query_BTKGH = query_BTNH.reshape(B, T, K, N // K, H)
     logits_BKGTS = jnp.einsum("BTKGH,BSKH->BKGTS", query_BTKGH, key_BSKH, preferred_element_type=jnp.float32)
-    logits_BNTS = logits_BKGTS.reshape(B, N, T, S)
+    logits_BNTS = capped(logits_BKGTS.reshape(B, N, T, S), cap)
     if bias is not None:
         logits_BNTS += expand_bias(bias, T, S, mask.query_offset, start).astype(jnp.float32)
     allowed_BTS = expand_mask(mask, T, S, start)
     if allowed_BTS is not None:
         logits_BNTS = jnp.where(allowed_BTS[:, None], logits_BNTS, _MASKED)
     weights_BNTS = jax.nn.softmax(logits_BNTS, axis=-1).astype(value_BSKH.dtype)
-    weights_BNTS = dropout(weights_BNTS, dropout_rate, dropout_key, broadcast_axis=-2)
+    weights_BNTS = dropout(weights_BNTS, rate, dropout_key, broadcast_axis=-2)
     attended_BTKGH = jnp.einsum("BKGTS,BSKH->BTKGH", weights_BNTS.reshape(B, K, N // K, T, S), value_BSKH)
     return attended_BTKGH.reshape(B, T, N, H)
+
+
+def capped(logits: jax.Array, cap: float | None) -> jax.Array:
+    """cap * tanh(logits / cap), or the logits where there is no cap."""
+    return logits if cap is None else cap * jnp.tanh(logits / cap)
 
 
 def expand_mask(mask: Mask, T: int, S: int, start: int = 0) -> jax.Array | None:

@@ -16,6 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
+from t5x_lab.ops.attention import capped
+
 CHUNK = 2048  # tokens of each shard, about, that have logits at one time; at least one column of its rows
 
 
@@ -28,6 +30,7 @@ class CrossEntropy:
       label_smoothing: s gives the target the probability 1 - s and every other id s / (V - 1); the entropy of that
         distribution is subtracted, so that a perfect model has loss 0 (as in T5X).
       scale: what logits are multiplied by.
+      cap: what bounds them then, see `t5x_lab.ops.attention.capped`; None = nothing.
       shards: parts that the batch's rows are split into over devices. Each sums its own gradient of the matrix; they are
         added once, after the last chunk.
       constrain: f(array, logical axes) -> array, as in `Transformer`.
@@ -36,6 +39,7 @@ class CrossEntropy:
     z_loss: float = 0.0
     label_smoothing: float = 0.0
     scale: float = 1.0
+    cap: float | None = None
     shards: int = 1
     constrain: Callable = lambda x, axes: x
 
@@ -50,11 +54,11 @@ class TokenLosses:
     correct: jax.Array
 
 
-def logits_of(hidden: jax.Array, matrix_DV: jax.Array, scale: float = 1.0) -> jax.Array:
+def logits_of(hidden: jax.Array, matrix_DV: jax.Array, scale: float = 1.0, cap: float | None = None) -> jax.Array:
     """Logits [..., V]: products in the dtype of the hidden states [..., D], summed in float32 (or wider, if they are)."""
     wide = jnp.promote_types(hidden.dtype, jnp.float32)
     logits = jnp.einsum("...D,DV->...V", hidden, matrix_DV.astype(hidden.dtype), preferred_element_type=wide)
-    return logits if scale == 1.0 else logits * scale
+    return capped(logits if scale == 1.0 else logits * scale, cap)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
@@ -174,8 +178,10 @@ def _chunked(hidden_BTD, matrix_DV, targets_BT, cotangents, config: CrossEntropy
 
 
 def _one_chunk_losses(hidden, matrix, targets, of_token, config: CrossEntropy):
-    logits = config.constrain(logits_of(hidden, matrix, config.scale), ("batch", None, None, "vocab"))
+    logits = config.constrain(logits_of(hidden, matrix, config.scale, config.cap), ("batch", None, None, "vocab"))
     losses, d_logits = _losses(logits, targets, of_token, config)
+    if d_logits is not None and config.cap is not None:
+        d_logits *= 1.0 - jnp.square(logits / config.cap)  # the derivative of the hyperbolic tangent
     return losses, None if d_logits is None else d_logits.astype(hidden.dtype)
 
 

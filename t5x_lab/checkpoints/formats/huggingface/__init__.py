@@ -7,7 +7,7 @@ from typing import Any
 
 from etils import epath
 
-from t5x_lab.checkpoints.formats.huggingface import gpt1, llama, safetensors_files, t5
+from t5x_lab.checkpoints.formats.huggingface import gemma2, gpt1, llama, safetensors_files, t5
 from t5x_lab.checkpoints.formats.huggingface.table import Family
 from t5x_lab.checkpoints.formats.source import Source
 from t5x_lab.checkpoints.layers import parts_of
@@ -23,6 +23,7 @@ FAMILIES: dict[str, Family] = {
     "openai-gpt": gpt1.FAMILY,
     "llama": llama.FAMILY,
     "qwen3": llama.FAMILY,
+    "gemma2": gemma2.FAMILY,
 }
 _MAX_LAYERS = 10_000
 _LEFT_OUT = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")  # buffers that older versions saved
@@ -114,14 +115,16 @@ def family_of(config: Network) -> tuple[Family, dict[str, Any]]:
     Raises:
       UserError: when it belongs to none.
     """
+    only_gemmas = ("attention_logit_cap", "logit_cap", "scale_embeddings", "longest_sequence")
     for family in dict.fromkeys(FAMILIES.values()):
-        theirs = family.to_theirs(config) if isinstance(config, TransformerConfig) else None
+        fits = family is gemma2.FAMILY or not any(getattr(config, name, None) for name in only_gemmas)
+        theirs = family.to_theirs(config) if fits and isinstance(config, TransformerConfig) else None
         if theirs:
             return family, theirs
     raise UserError(
         "transformers has no class for this network. What it has: encoder-decoders with relative biases (T5), causal decoders "
         "with learned positions, post-norm and biases (GPT-1), and causal decoders with rotary positions, RMS norms and gated "
-        "SiLU (Llama; with norms of queries and keys, Qwen 3)."
+        "SiLU (Llama; with norms of queries and keys, Qwen 3; with capped logits and a gated GELU, Gemma 2)."
     )
 
 

@@ -23,22 +23,26 @@ class Entry:
       ours: names of ours, side by side along the last dimension as we store it.
       inputs: how many of our array's dimensions, from the first, are the matrix's inputs; the others are its outputs.
       transposed: whether theirs has outputs first, as PyTorch's `Linear` does.
+      less: what theirs is less than ours: 1 of a scale that is stored as what it differs from 1.
     """
 
     name: str
     ours: tuple[str, ...]
     inputs: int = 1
     transposed: bool = False
+    less: float = 0.0
 
     def theirs(self, tensors: Mapping[str, LazyTensor]) -> LazyTensor:
         """Their tensor, made of ours."""
         flat = [tensors[name].reshape(self._flat(tensors[name].shape)) for name in self.ours]
         joined = flat[0] if len(flat) == 1 else concatenate(flat, axis=len(flat[0].shape) - 1)
+        joined = joined.plus(-self.less) if self.less else joined
         return joined.transpose() if self.transposed else joined
 
     def ours_of(self, tensor: LazyTensor, shapes: Mapping[str, tuple[int, ...]], where: str) -> dict[str, LazyTensor]:
         """Our tensors, made of theirs, with these shapes by name; `where` is for messages."""
         joined = tensor.transpose() if self.transposed else tensor
+        joined = joined.plus(self.less) if self.less else joined
         flat = [self._flat(shapes[name]) for name in self.ours]
         *rows, _ = flat[0]
         widths = [shape[-1] for shape in flat]

@@ -1,0 +1,113 @@
+"""Gemma 2: a Llama whose logits are capped, with norms on both sides of a sub-layer and scaled embeddings.
+
+Its scales are stored as what they differ from 1. Half of its layers see a window of the text only; ours see all of it, so that
+texts longer than the window are refused.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from t5x_lab.checkpoints.formats.huggingface.table import DECODER_TOKENS, Entry, Family, linear
+from t5x_lab.config.errors import UserError
+from t5x_lab.networks.transformer import TransformerConfig
+
+_MAX_LENGTH = 8192  # a hint for serving; rotations know no end
+_NORMS = {
+    "input_layernorm": "self_attention_norm",
+    "post_attention_layernorm": "self_attention_output_norm",
+    "pre_feedforward_layernorm": "mlp_norm",
+    "post_feedforward_layernorm": "mlp_output_norm",
+}
+
+
+def _entries(c: TransformerConfig) -> Iterator[Entry]:
+    yield Entry("model.embed_tokens.weight", ("token_embedder/embedding",))
+    for i in range(c.num_decoder_layers):
+        theirs, ours = f"model.layers.{i}", f"decoder/layers_{i}"
+        for name, norm in _NORMS.items():
+            yield Entry(f"{theirs}.{name}.weight", (f"{ours}/{norm}/scale",), less=1.0)
+        for letter, which in (("q", "query"), ("k", "key"), ("v", "value")):
+            yield linear(f"{theirs}.self_attn.{letter}_proj", f"{ours}/self_attention/{which}")
+        yield linear(f"{theirs}.self_attn.o_proj", f"{ours}/self_attention/out", inputs=2)
+        for name, which in (("gate", "wi_0"), ("up", "wi_1"), ("down", "wo")):
+            yield linear(f"{theirs}.mlp.{name}_proj", f"{ours}/mlp/{which}")
+    yield Entry("model.norm.weight", ("decoder/final_norm/scale",), less=1.0)
+
+
+def _to_theirs(c: TransformerConfig) -> dict[str, Any] | None:
+    is_gemma = (
+        (c.architecture, c.positions, c.norm, c.norm_position, c.scaling)
+        == ("causal_decoder", "rotary", "rms", "both", "standard")
+        and c.mlp_activations == ("gelu", "linear")
+        and c.logits_via_embedding
+        and c.scale_embeddings
+        and c.rotary_scaling is None
+        and not (c.use_bias or c.qk_norm)
+    )
+    if not is_gemma:
+        return None
+    return {
+        "architectures": ["Gemma2ForCausalLM"],
+        "model_type": "gemma2",
+        "vocab_size": c.vocab_size,
+        "hidden_size": c.emb_dim,
+        "intermediate_size": c.mlp_dim,
+        "num_hidden_layers": c.num_decoder_layers,
+        "num_attention_heads": c.num_heads,
+        "num_key_value_heads": c.kv_heads,
+        "head_dim": c.head_dim,
+        "query_pre_attn_scalar": c.head_dim,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "attn_logit_softcapping": c.attention_logit_cap,
+        "final_logit_softcapping": c.logit_cap,
+        "layer_types": ["full_attention"] * c.num_decoder_layers,
+        "sliding_window": c.longest_sequence or _MAX_LENGTH,
+        "max_position_embeddings": c.longest_sequence or _MAX_LENGTH,
+        "rms_norm_eps": c.norm_epsilon,
+        "rope_theta": c.rotary_theta,
+        "rope_parameters": {"rope_theta": c.rotary_theta, "rope_type": "default"},
+        "tie_word_embeddings": True,
+        "attention_bias": False,
+        **DECODER_TOKENS,
+    }  # fmt: skip
+
+
+def _to_ours(config: Mapping[str, Any]) -> TransformerConfig:
+    rope = config.get("rope_parameters") or {}
+    if (
+        config.get("hidden_activation", "gelu_pytorch_tanh") != "gelu_pytorch_tanh"
+        or config.get("attention_bias")
+        or not config.get("tie_word_embeddings", True)
+        or rope.get("rope_type", "default") != "default"
+        or config.get("query_pre_attn_scalar", 256) != config.get("head_dim", 256)
+    ):
+        raise UserError(
+            "config.json has another activation, biases, rotations or logits than Gemma 2's, or a query_pre_attn_scalar "
+            "that is not its head_dim; such models are not read."
+        )
+    kinds = config.get("layer_types") or ["sliding_attention", "full_attention"]
+    has_windows = "sliding_attention" in kinds
+    return TransformerConfig(
+        architecture="causal_decoder",
+        vocab_size=config["vocab_size"],
+        emb_dim=config["hidden_size"],
+        num_heads=config["num_attention_heads"],
+        num_kv_heads=config["num_key_value_heads"],
+        head_dim=config.get("head_dim", 256),
+        mlp_dim=config["intermediate_size"],
+        num_decoder_layers=config["num_hidden_layers"],
+        mlp_activations=("gelu", "linear"),
+        logits_via_embedding=True,
+        scaling="standard",
+        positions="rotary",
+        rotary_theta=float(rope.get("rope_theta", config.get("rope_theta", 10000.0))),
+        attention_logit_cap=config.get("attn_logit_softcapping", 50.0),
+        logit_cap=config.get("final_logit_softcapping", 30.0),
+        scale_embeddings=True,
+        longest_sequence=config.get("sliding_window", 4096) if has_windows else None,
+        norm_position="both",
+        norm_epsilon=config.get("rms_norm_eps", 1e-6),
+    )
+
+
+FAMILY = Family(_entries, _to_theirs, _to_ours, lambda name: name)
