@@ -98,6 +98,7 @@ def test_no_target_sees_its_future(architecture):
                 ("encoder_decoder", {}),
                 ("causal_decoder", {"relative_bias": "per_layer"}),
                 ("prefix_decoder", {"bidirectional_bias": True}),
+                ("encoder_decoder", {"norm_position": "both", "attention_logit_cap": 1.0, "scale_embeddings": True}),
                 *((name, {}) for name in VARIANTS if name != "lstm"),
             ]
         ),
@@ -214,6 +215,36 @@ def test_initialisation_has_t5s_scales():
         assert float(np.std(kernel)) == pytest.approx(deviation, rel=0.02)
     first, second = np.asarray(layers["mlp"]["wo"]["kernel"])[:2]
     assert not np.allclose(first, second)
+
+
+@pytest.mark.parametrize("given", ["orthogonal", "glorot_uniform", jax.nn.initializers.normal(0.5)], ids=str)
+def test_matrices_are_drawn_by_the_initializer_as_inputs_by_outputs(given):
+    """Against JAX's own draws of a matrix of that shape: their scale, or their rows' products."""
+    config = dataclasses.replace(
+        tiny_config("causal_decoder", initializer=given), emb_dim=64, num_heads=4, head_dim=16, mlp_dim=96
+    )
+    params = jax.jit(Model(ModelConfig(config)).init)(jax.random.key(0))
+    layers = params["decoder"]["layers"]
+    function = getattr(jax.nn.initializers, given)() if isinstance(given, str) else given
+    for (module, name), inputs, outputs in (
+        (("self_attention", "query"), 64, 64),
+        (("self_attention", "out"), 64, 64),
+        (("mlp", "wi_0"), 64, 96),
+        (("mlp", "wo"), 96, 64),
+    ):
+        matrix = np.asarray(layers[module][name]["kernel"][0]).reshape(inputs, outputs)
+        other = np.asarray(function(jax.random.key(1), (inputs, outputs), jnp.float32))
+        assert np.std(matrix) == pytest.approx(np.std(other), rel=0.05) and abs(matrix).max() == pytest.approx(
+            abs(other).max(), rel=0.3
+        )
+        if given == "orthogonal":
+            small = min(inputs, outputs)
+            product = matrix @ matrix.T if inputs == small else matrix.T @ matrix
+            np.testing.assert_allclose(product, np.eye(small), atol=1e-5)
+    assert np.std(params["token_embedder"]["embedding"]) == pytest.approx(1.0, rel=0.1)  # tables are not matrices
+    for wrong, says in (("xavier", 'TransformerConfig.initializer is "xavier"'), (lambda key, shape, dtype: 0.0, "makes")):
+        with pytest.raises(UserError, match=says):
+            tiny_config("causal_decoder", initializer=wrong)
 
 
 def test_contradictions_are_sentences():

@@ -12,7 +12,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from t5x_lab.networks.config import TransformerShape
-from t5x_lab.networks.layers import Projection, RMSNorm, normal
+from t5x_lab.networks.layers import Projection, RMSNorm, kernel, normal
 from t5x_lab.networks.positions import angular_rates, rotate
 from t5x_lab.ops.attention import DiagonalBias, Mask, dot_product_attention
 
@@ -62,14 +62,14 @@ class MultiHeadAttention(nnx.Module):
         c = config
 
         def project(heads: int, name: str, fan_in: int) -> Projection:
-            kernel = normal(rngs.params(), (c.emb_dim, heads, c.head_dim), c.scaling, fan_in)
-            return Projection(kernel, ("embed", name, "kv"), "BTD,DNH->BTNH", (name, "kv") if c.use_bias else ())
+            matrix = kernel(c, rngs, (c.emb_dim, heads, c.head_dim), c.emb_dim, normal, fan_in)
+            return Projection(matrix, ("embed", name, "kv"), "BTD,DNH->BTNH", (name, "kv") if c.use_bias else ())
 
         # T5 folds the 1/sqrt(H) of scaled attention into the query's initialisation.
         self.query = project(c.num_heads, "heads", c.emb_dim * c.head_dim)
         kv_heads = "heads" if c.num_kv_heads is None else "kv_heads"
         self.key, self.value = project(c.kv_heads, kv_heads, c.emb_dim), project(c.kv_heads, kv_heads, c.emb_dim)
-        out = normal(rngs.params(), (c.num_heads, c.head_dim, c.emb_dim), c.scaling, c.num_heads * c.head_dim)
+        out = kernel(c, rngs, (c.num_heads, c.head_dim, c.emb_dim), c.num_heads * c.head_dim, normal)
         self.out = Projection(out, ("heads", "kv", "embed"), "BTNH,NHD->BTD", ("embed",) if c.use_bias else ())
         if c.qk_norm:
             self.query_norm, self.key_norm = (RMSNorm(c.head_dim, c.norm_epsilon, "kv") for _ in range(2))

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from t5x_lab.config.checks import check_types, positive
 from t5x_lab.config.errors import UserError, one_of
+from t5x_lab.config.user_code import tried
 from t5x_lab.networks.network import ARCHITECTURES
 
 ACTIVATION_FUNCTIONS = {
@@ -17,6 +18,16 @@ ACTIVATION_FUNCTIONS = {
     "swish": jax.nn.silu,
     "tanh": jnp.tanh,
     "linear": lambda x: x,
+}
+INITIALIZERS = {
+    "glorot_normal": jax.nn.initializers.glorot_normal(),
+    "glorot_uniform": jax.nn.initializers.glorot_uniform(),
+    "he_normal": jax.nn.initializers.he_normal(),
+    "he_uniform": jax.nn.initializers.he_uniform(),
+    "lecun_normal": jax.nn.initializers.lecun_normal(),
+    "lecun_uniform": jax.nn.initializers.lecun_uniform(),
+    "orthogonal": jax.nn.initializers.orthogonal(),
+    "zeros": jax.nn.initializers.zeros,
 }
 # What the backward pass finds of a layer's forward pass, beside the layer's input; it computes the rest again. `heads` are
 # queries, keys and values; `sublayers` what attention adds to the residual; `mlp` the MLP's hidden products.
@@ -78,6 +89,8 @@ class TransformerShape:
       scaling: "t5": weights initialised by fan-in and embeddings N(0, 1), attention logits as they are, tied logits
         divided by sqrt(emb_dim); or "standard" (GPT, BERT, Llama): every matrix N(0, 0.02**2), attention logits divided by
         sqrt(head_dim), tied logits as they are.
+      initializer: of every matrix but embedding tables, in the place of `scaling`'s: one of `INITIALIZERS`, or a function
+        (key, shape [inputs, outputs], dtype) -> array, as JAX's are.
       positions: "relative" (T5's biases), "learned", "sinusoidal" (Vaswani et al. 2017), "rotary" (Su et al. 2021) or
         "none".
       relative_bias: "shared" by a stack (T5), or "per_layer" (T5X's scanned networks, Wang et al.'s decoders).
@@ -116,6 +129,7 @@ class TransformerShape:
     mlp_activations: tuple[str | Callable, ...] = ("gelu", "linear")
     logits_via_embedding: bool = False
     scaling: str = "t5"
+    initializer: str | Callable | None = None
     positions: str = "relative"
     relative_bias: str = "shared"
     bidirectional_bias: bool = False
@@ -148,6 +162,7 @@ class TransformerShape:
         one_of("TransformerConfig.architecture", self.architecture, ARCHITECTURES)
         for activation in self.mlp_activations:
             _check_activation(activation)
+        _check_initializer(self.initializer)
         for field, allowed in _CHOICES.items():
             one_of(f"TransformerConfig.{field}", getattr(self, field), allowed)
         check_dropout(self.dropout_rate)
@@ -200,6 +215,21 @@ def _check_activation(activation: str | Callable) -> None:
         raise UserError(
             f"The activation {name} of TransformerConfig.mlp_activations makes {result} of {given}; it must keep both."
         )
+
+
+def _check_initializer(initializer: str | Callable | None) -> None:
+    if initializer is None:
+        return
+    if not callable(initializer):
+        one_of("TransformerConfig.initializer", initializer, INITIALIZERS)
+        return
+    name = getattr(initializer, "__name__", repr(initializer))
+    result = tried(
+        f"TransformerConfig.initializer fails: {name}",
+        lambda: jax.eval_shape(lambda: initializer(jax.random.key(0), (3, 2), jnp.float32)),
+    )
+    if (getattr(result, "shape", None), getattr(result, "dtype", None)) != ((3, 2), jnp.float32):
+        raise UserError(f"TransformerConfig.initializer {name} makes {result} for the shape (3, 2) and float32.")
 
 
 def check_dropout(rate: float) -> None:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from t5x_lab.networks.config import ACTIVATION_FUNCTIONS, TransformerShape
+from t5x_lab.networks.config import ACTIVATION_FUNCTIONS, INITIALIZERS, TransformerShape
 from t5x_lab.ops.dropout import dropout
 from t5x_lab.ops.projection import project
 
@@ -31,6 +31,24 @@ def truncated_normal(key: jax.Array, shape: Sequence[int], scaling: str, fan_in:
         return normal(key, shape, scaling, fan_in)
     # 0.8796… is the standard deviation of a normal distribution cut at two standard deviations.
     return jax.random.truncated_normal(key, -2.0, 2.0, shape) / (0.87962566103423978 * math.sqrt(fan_in))
+
+
+def kernel(
+    c: TransformerShape, rngs: nnx.Rngs, shape: Sequence[int], inputs: int, draw: Callable = truncated_normal, fan_in: int = 0
+) -> jax.Array:
+    """A matrix [*inputs, *outputs] of a transformer, by its initializer; where it has none, drawn by its scaling.
+
+    Args:
+      c: the configuration.
+      rngs: with a `params` stream.
+      shape: of the matrix.
+      inputs: the product of its first dimensions that are inputs.
+      draw, fan_in: how and for how many inputs the scaling draws it; 0 = those that it has.
+    """
+    if c.initializer is None:
+        return draw(rngs.params(), shape, c.scaling, fan_in or inputs)
+    initializer = INITIALIZERS[c.initializer] if isinstance(c.initializer, str) else c.initializer
+    return initializer(rngs.params(), (inputs, math.prod(shape) // inputs), jnp.float32).reshape(shape)
 
 
 def align(vector: jax.Array, x: jax.Array) -> jax.Array:
@@ -114,16 +132,15 @@ class Mlp(nnx.Module):
         bias = ("mlp",) if c.use_bias else ()
 
         def project_in() -> Projection:
-            kernel = truncated_normal(rngs.params(), (c.emb_dim, c.mlp_dim), c.scaling, c.emb_dim)
-            return Projection(kernel, ("embed", "mlp"), "BTD,DF->BTF", bias)
+            return Projection(kernel(c, rngs, (c.emb_dim, c.mlp_dim), c.emb_dim), ("embed", "mlp"), "BTD,DF->BTF", bias)
 
         # T5's names: `wi`; or, of a gated MLP, `wi_0` into the first activation and `wi_1` into the second.
         if len(c.mlp_activations) == 1:
             self.wi = project_in()
         else:
             self.wi_0, self.wi_1 = project_in(), project_in()
-        kernel = truncated_normal(rngs.params(), (c.mlp_dim, c.emb_dim), c.scaling, c.mlp_dim)
-        self.wo = Projection(kernel, ("mlp", "embed"), "BTF,FD->BTD", ("embed",) if c.use_bias else ())
+        wo = kernel(c, rngs, (c.mlp_dim, c.emb_dim), c.mlp_dim)
+        self.wo = Projection(wo, ("mlp", "embed"), "BTF,FD->BTD", ("embed",) if c.use_bias else ())
         self.activations = tuple(
             ACTIVATION_FUNCTIONS[given] if isinstance(given, str) else given for given in c.mlp_activations
         )

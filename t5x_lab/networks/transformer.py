@@ -14,7 +14,7 @@ from flax import nnx
 from t5x_lab.networks.attention import Cache
 from t5x_lab.networks.config import DTYPES, REMAT_POLICIES, TransformerShape
 from t5x_lab.networks.flops import transformer_flops, transformer_recomputed_flops
-from t5x_lab.networks.layers import Embedding, Projection, output_matrix, truncated_normal
+from t5x_lab.networks.layers import Embedding, Projection, kernel, output_matrix
 from t5x_lab.networks.network import Batch, Constrain, check_length, segments_of
 from t5x_lab.networks.positions import sinusoidal
 from t5x_lab.networks.stack import Layer, Stack
@@ -82,8 +82,8 @@ class Transformer(nnx.Module):
         if c.has_decoder:
             self.decoder = Stack(c, c.num_decoder_layers, cross=c.has_encoder, constrain=constrain, rngs=rngs)
         if not c.logits_via_embedding:
-            kernel = truncated_normal(rngs.params(), (c.emb_dim, c.vocab_size), c.scaling, c.emb_dim)
-            self.logits_dense = Projection(kernel, ("embed", "vocab"), "BTD,DV->BTV")
+            matrix = kernel(c, rngs, (c.emb_dim, c.vocab_size), c.emb_dim)
+            self.logits_dense = Projection(matrix, ("embed", "vocab"), "BTD,DV->BTV")
 
     def __call__(self, batch: Batch, dropout_key: jax.Array | None = None) -> jax.Array:
         """Teacher-forced hidden states [B, T, D], before the output matrix; of an encoder alone, [B, S, D].
