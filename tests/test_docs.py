@@ -1,12 +1,18 @@
 """What the documentation tells a reader to type can be typed."""
 
+import pathlib
 import re
 import subprocess
 
+import commands
 import pytest
 from conftest import ROOT
 
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+from t5x_lab.runs.config import GinConfig
+
+RUN = ['MODEL_DIR = "run"', "TRAIN_STEPS = 100000", "VOCABULARY = @ByteVocabulary()", "TransformerConfig.vocab_size = 384"]
+
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 
 
 def commands_of(text: str) -> list[str]:
@@ -30,3 +36,26 @@ def test_gin_files_and_links_that_the_documentation_names_are_there(page):
         assert (ROOT / "gin" / name).exists(), name
     for link in re.findall(r"\]\(([\w./]+)\)", text):
         assert (page.parent / link).exists(), link
+
+
+OWN = sorted(page for page in (ROOT / "docs" / "own").glob("*.md") if page.name != "tutorial.md")
+
+
+def bind_all(page: str) -> list[str]:
+    """The settings of a page's gin files, with the page's modules beside them."""
+    blocks = re.findall(r"```(python)?\n(.*?)```", pathlib.Path(page).read_text(), re.DOTALL)
+    code = [text for kind, text in blocks if kind and "@gin.configurable" in text]
+    pathlib.Path("of_the_page.py").write_text("\n\n".join(code))
+    found = []
+    for settings in (re.sub(r"import my_\w+", "import of_the_page", text) for kind, text in blocks if not kind):
+        config = GinConfig(["models/causal_decoder/tiny.gin", "objectives/full_lm.gin"], [*RUN, settings])
+        config.run()
+        GinConfig([], [config.text]).run()  # as a run directory keeps it
+        found.append(settings)
+    return found
+
+
+@pytest.mark.parametrize("page", OWN, ids=lambda page: page.name)
+def test_every_page_on_objects_of_ones_own_binds_what_it_shows(page):
+    """In a process of its own, for gin knows each name once."""
+    assert commands.call(bind_all, str(page))

@@ -205,16 +205,18 @@ def test_what_is_said_of_a_wrong_loss(losses, says):
 
 
 @pytest.mark.parametrize("mesh", MESHES.values(), ids=MESHES)
-def test_norms_are_those_of_each_layer_and_computed_when_they_are_due(mesh):
+def test_norms_are_those_of_each_layer_and_written_when_they_are_due(mesh):
     """Against numpy; the updates are what parameters change by."""
-    norms = Norms(period=2)
-    _, _, ((first, metrics), (second, due)) = trained(Sgd(RATE), mesh, steps=2, hooks=[norms])
+    norms, statistics = Norms(period=2), Statistics([Norms(period=2)])
+    before, _, ((first, metrics), (second, due)) = trained(Sgd(RATE), mesh, steps=2, hooks=[norms])
     names = [name for name in due if "_norm/" in name]
     layers = {name.partition("/")[2] for name in names}
     assert {"decoder/layers_0", "decoder/layers_2", "logits_dense", "token_embedder"} <= layers and len(names) == 3 * len(
         layers
     )
-    assert all(metrics[name] == 0.0 for name in names)  # the first step is none of every second
+    statistics.measure(*(jax.tree.map(jnp.zeros_like, before),) * 3)
+    written = [set(statistics.due(step, metrics)) & set(names) for step in (1, 2, 3, 4)]
+    assert written == [set(), set(names), set(), set(names)] and "loss" in statistics.due(1, metrics)
 
     def norm(tree, layer):
         total = 0.0

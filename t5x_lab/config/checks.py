@@ -3,6 +3,7 @@
 import dataclasses
 import types
 import typing
+from collections.abc import Callable
 from typing import Any
 
 from t5x_lab.config.errors import UserError
@@ -13,6 +14,7 @@ _NAMES = {
     str: "a string",
     bool: "True or False",
     type(None): "None",
+    Callable: "a function, which is bound by reference: @name",
     tuple: 'a tuple such as ("gelu", "linear")',
     dict: 'a dictionary such as {"inputs": 512, "targets": 114}',
 }
@@ -63,6 +65,8 @@ def _fits(value, annotation) -> bool:
             continue
         origin = typing.get_origin(option) or option
         if isinstance(origin, type) and dataclasses.is_dataclass(origin) and isinstance(value, origin):
+            return True
+        if origin is Callable and callable(value) and not isinstance(value, type):
             return True
         if origin is int and isinstance(value, int) and not isinstance(value, bool):
             return True

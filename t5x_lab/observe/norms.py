@@ -18,7 +18,7 @@ class Norms:
     A layer is "decoder/layers_3"; beside the layers, a module is what its parameters' names begin with: "token_embedder".
 
     Attributes:
-      period: steps between two measurements; in the others nothing is computed.
+      period: steps between two times that they are written down.
     """
 
     period: int = 100

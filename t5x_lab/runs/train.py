@@ -72,7 +72,7 @@ def train(config: GinConfig) -> None:
                     step,
                     shard_batch=job.sharded.shard_batch,
                     budget=job.budget,
-                    record=lambda step, metrics: recorder.step(step, job.statistics.without_unmeasured(step, metrics)),
+                    record=lambda step, metrics: recorder.step(step, job.statistics.due(step, metrics)),
                     actions=make_actions(job, evaluation, recorder, saver),
                     bad_steps=job.run.bad_steps,
                     say=say,

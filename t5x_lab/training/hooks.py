@@ -39,7 +39,7 @@ class Hook:
     """
 
     every_process = False
-    period = 1  # steps between two times that `statistics` are measured
+    period = 1  # steps between two times that `statistics` become metrics
 
     def on_start(self, run: RunStart) -> None:
         """Before the first step."""
@@ -57,7 +57,7 @@ class Hook:
         """After the last step, or after what ended the training."""
 
     def statistics(self, params: Any, gradients: Any, updates: Any) -> dict[str, jax.Array]:
-        """Scalars that become metrics of the step; compiled into it.
+        """Scalars that become metrics of the step; compiled into every step, they had better be cheap.
 
         Args:
           params, gradients, updates: nested dicts of arrays, before the step; without those of frozen parameters.
@@ -136,8 +136,10 @@ class Statistics:
         self._hooks = [hook for hook in hooks if hasattr(hook, "statistics")]
         self._periods: dict[str, int] = {}
 
-    def measure(self, step: jax.Array, params: Any, gradients: Any, updates: Any) -> dict[str, jax.Array]:
-        """The statistics of the step with that number; zeros where a hook's period leaves it out."""
+    # Not in a `lax.cond` by the period: a CPU's programs with collectives in a branch hang when they come from the cache.
+
+    def measure(self, params: Any, gradients: Any, updates: Any) -> dict[str, jax.Array]:
+        """All statistics of a step."""
         found: dict[str, jax.Array] = {}
         for hook in self._hooks:
             what = f"The hook {_name(hook)}"
@@ -148,18 +150,12 @@ class Statistics:
                     raise UserError(f"{what} has the statistic {name!r}, {shape}; statistics are a dict of scalars by name.")
                 if name in found:
                     raise UserError(f'{what} has the statistic "{name}", which another hook has too.')
-            period = getattr(hook, "period", 1)
-            self._periods |= dict.fromkeys(shapes, period)
-            float32 = lambda *given, hook=hook: {k: jnp.float32(x) for k, x in hook.statistics(*given).items()}
-            if period == 1:
-                found |= float32(*given)
-            else:
-                none = lambda *given, shapes=shapes: dict.fromkeys(shapes, jnp.float32(0))
-                found |= jax.lax.cond(step % period == 0, float32, none, *given)
+            self._periods |= dict.fromkeys(shapes, getattr(hook, "period", 1))
+            found |= {name: jnp.float32(value) for name, value in hook.statistics(*given).items()}
         return found
 
-    def without_unmeasured(self, step: int, metrics: Metrics) -> dict[str, float | None]:
-        """Metrics of a step without those statistics that its number leaves out."""
+    def due(self, step: int, metrics: Metrics) -> dict[str, float | None]:
+        """Metrics of a step without those statistics whose period its number is no multiple of."""
         return {name: value for name, value in metrics.items() if step % self._periods.get(name, 1) == 0}
 
 

@@ -83,7 +83,7 @@ def make_train_step(
             "healthy": healthy,
             **counts,
         }
-        own = statistics.measure(state.step + 1, trained, grads, updates)
+        own = statistics.measure(trained, grads, updates)
         check_names(own, metrics)
         return dataclasses.replace(new, healthy=jnp.ones((), bool) if skip_bad_steps else healthy), {**metrics, **own}
 
