@@ -74,7 +74,7 @@ def test_everything_of_ones_own_trains_survives_evaluates_and_compiles():
         "--topology=v4:2x2x1",
         "--gin.MESH=data=1,fsdp=2,tensor=2",
         "--json",
-        environment=EIGHT,
+        environment=AS_DOCUMENTED,
     )
     assert compiled.returncode == 0, compiled.stderr
     report = json.loads(compiled.stdout)
