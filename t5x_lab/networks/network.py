@@ -127,7 +127,8 @@ def check_length(network: Network, length: int) -> None:
     """Raises a `UserError` when sequences of that many tokens are longer than the model can tell positions."""
     most = max_length(network)
     if most is not None and length > most:
-        more = f", or set --gin.TransformerConfig.max_positions={length}" if hasattr(network, "max_positions") else ""
+        is_table = most == getattr(network, "max_positions", None) and getattr(network, "longest_sequence", None) is None
+        more = f", or set --gin.TransformerConfig.max_positions={length}" if is_table else ""
         raise UserError(
             f"A sequence of {length} tokens is longer than the model's {most} positions. Shorten TASK_FEATURE_LENGTHS (or the "
             f"prompt){more}."
