@@ -33,10 +33,9 @@ from t5x_lab.training.state import COUNTERS, TrainState
 
 def write_steps(steps, first_step=0, model_dir="run"):
     hooks = Hooks([JsonLines(), TensorBoard()])
-    hooks.start(RunStart(model_dir, first_step, 100))
-    for step in steps:
-        hooks.step(step, {"loss": 1.0 / step, "mfu": None})
-    hooks.end(None)
+    with hooks.around(RunStart(model_dir, first_step, 100)):
+        for step in steps:
+            hooks.step(step, {"loss": 1.0 / step, "mfu": None})
 
 
 @pytest.fixture(autouse=True)
@@ -92,9 +91,11 @@ def test_what_was_measured_after_a_step_is_that_of_all_its_evaluations():
     state = TrainState(np.int32(0), {}, {}, counters, True)
     run = ARun("run", model.config, DataConfig("t", {"targets": 8}, 4, ByteVocabulary()))
     kept = Kept()
-    recorder = Recorder(run, state, Clock(), ["t"], (0, 8), 1, Hooks([kept]))
-    recorder.evaluation(5, {"infer/t": {"exact": 1.0}})
-    recorder.evaluation(5, {"eval/t": {"loss": 2.0, "z_loss": math.nan}})
+    hooks = Hooks([kept])
+    recorder = Recorder(run, state, Clock(), ["t"], (0, 8), 1, hooks)
+    with hooks.around(RunStart("run", 0, 10)):
+        recorder.evaluation(5, {"infer/t": {"exact": 1.0}})
+        recorder.evaluation(5, {"eval/t": {"loss": 2.0, "z_loss": math.nan}})
     assert kept.evaluations == [(5, "infer/t", {"exact": 1.0}), (5, "eval/t", {"loss": 2.0, "z_loss": None})]
     measured = recorder.measured(5)
     assert (measured["infer/t/exact"], measured["eval/t/loss"]) == (1.0, 2.0) and recorder.measured(6) == {}
@@ -124,10 +125,9 @@ def test_remote_run_directories_get_copies(monkeypatch):
     monkeypatch.setattr(tensorboard.epath, "Path", metrics_module.epath.Path)
     write_steps([], model_dir="gs://bucket")
     hooks = Hooks([JsonLines(), TensorBoard()])
-    hooks.start(RunStart("gs://bucket", 0, 100))
-    hooks.step(1, {"loss": 2.0})
-    assert not read_metrics("run")
-    hooks.end(None)
+    with hooks.around(RunStart("gs://bucket", 0, 100)):
+        hooks.step(1, {"loss": 2.0})
+        assert not read_metrics("run")
     assert read_metrics("run")[0]["loss"] == 2.0
     assert [file for file in real("run").iterdir() if file.name.startswith("events.out")]
 

@@ -13,6 +13,8 @@ from flax import linen, nnx
 from flax.linen import partitioning
 from helpers import documented, random_batch, tiny_config
 
+from t5x_lab.checkpoints.layers import stack_layers, unstack_layers, unstacked_parts
+from t5x_lab.checkpoints.lazy_tensors import from_array
 from t5x_lab.config.errors import UserError
 from t5x_lab.decoding.beam_search import BeamConfig
 from t5x_lab.models.model import Model, ModelConfig
@@ -158,6 +160,62 @@ def test_traced_flops_count_scans_branches_and_convolutions():
     assert traced_flops(convolve, image, filters) == 2 * (3 * 10 * 6) * (7 * 4)
 
 
+def test_layers_side_by_side_with_dropout_have_a_key_each():
+    """NNX's own way to scan layers; and a list of layers goes through another format and back under its own names."""
+
+    class Block(nnx.Module):
+        def __init__(self, rngs):
+            self.linear, self.dropout = nnx.Linear(8, 8, rngs=rngs), nnx.Dropout(0.5, rngs=rngs)
+
+        def __call__(self, x):
+            return x + self.dropout(nnx.relu(self.linear(x)))
+
+    class Stacked(nnx.Module):
+        architecture, vocab_size = "causal_decoder", 64
+
+        def __init__(self, *, rngs):
+            self.embed = nnx.Embed(64, 8, rngs=rngs)
+            self.blocks = nnx.split_rngs(splits=3)(nnx.vmap(Block))(rngs)
+
+        def __call__(self, batch):
+            run = nnx.scan(lambda x, block: block(x), in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
+            return run(self.embed(batch["decoder_input_tokens"]), self.blocks)
+
+        def logits(self, x):
+            return self.embed.attend(x)
+
+    model = Model(ModelConfig(Stacked))
+    params, batch = model.init(jax.random.key(0)), random_batch("causal_decoder")
+    assert params["blocks"]["linear"]["kernel"].shape == (3, 8, 8)
+    assert np.std(params["blocks"]["linear"]["kernel"][0] - params["blocks"]["linear"]["kernel"][1]) > 0
+    logits = [model.logits(params, batch, jax.random.key(seed)) for seed in (1, 1, 2)]
+    np.testing.assert_array_equal(logits[0], logits[1])
+    assert not np.array_equal(logits[0], logits[2])
+
+
+@pytest.mark.parametrize("names", [("layers/0/kernel", "layers/1/kernel"), ("layers_0/kernel", "layers_1/kernel")])
+def test_layers_that_are_not_stacked_keep_their_names_in_conversions(names):
+    arrays = {f"decoder/{name}": np.random.default_rng(0).normal(size=(4, 5)) for name in names}
+    tensors = {name: from_array(array) for name, array in arrays.items()}
+    parts = unstacked_parts(tensors)
+    again = stack_layers(unstack_layers(tensors), parts)
+    assert {name: tensor.shape for name, tensor in again.items()} == {name: (4, 5) for name in tensors}
+    stacked = {"decoder/layers/kernel": from_array(np.ones((2, 4, 5))), "decoder/scale": from_array(np.ones(()))}
+    again = stack_layers(unstack_layers(stacked), unstacked_parts(stacked))
+    assert {name: tensor.shape for name, tensor in again.items()} == {name: x.shape for name, x in stacked.items()}
+
+
+def test_two_configurations_of_one_network_stay_apart():
+    """Though gin hands out the same class for both, and another configuration is read before the first is used."""
+    text = documented("own/network.md", "class Convolutions")
+    written("my_sizes", text.replace("@gin.configurable", "@gin.configurable('Sized')"))
+    bindings = ["import my_sizes", "MODEL = @ModelConfig()", "ModelConfig.network = @Sized", "Sized.vocab_size = 64"]
+    small, large = (GinConfig([], [*bindings, f"Sized.emb_dim = {size}"]).model() for size in (8, 32))
+    assert Model(small).abstract_params["embed"]["embedding"].shape == (64, 8)
+    assert Model(large).abstract_params["embed"]["embedding"].shape == (64, 32)
+    assert 0 < small.network.flops(0, 8) < large.network.flops(0, 8)
+
+
 GOOD = """\
 from flax import nnx
 import jax, jax.numpy as jnp
@@ -223,6 +281,21 @@ WRONG = {
         "rngs=rngs)\n",
         "rngs=rngs)\n        self.shift = nnx.Param(jnp.ones((3, 3)), axes=('embed',))\n",
         "The parameter shift of Net has the axes ('embed',) and the shape (3, 3); one name each.",
+    ),
+    "an array that is no parameter": (
+        "rngs=rngs)\n",
+        "rngs=rngs)\n        self.table = jnp.ones((3, 3))\n",
+        "A network keeps an array that is no parameter.",
+    ),
+    "a half as many bits": (
+        "rngs=rngs)\n",
+        "rngs=rngs)\n        self.shift = nnx.Param(jnp.ones(3, jnp.bfloat16))\n",
+        "The parameter shift of Net is bfloat16; parameters are float32.",
+    ),
+    "an output matrix the other way round": (
+        "def logits",
+        "def output_matrix(self):\n        return self.embed.embedding[...], 1.0\n\n    def logits",
+        "Net.output_matrix gives [(64, 8), ()]; a matrix of the shape (8, 64) and a number are expected",
     ),
     "an error of its own": (
         "self.embed = ",

@@ -195,7 +195,7 @@ def test_losses_add_over_microbatches_and_a_mesh_and_may_stand_alone():
         ({"mine": lambda network, hidden: 0.0}, 'The loss "mine" fails: TypeError: '),
         ({"mine": lambda network, hidden, batch, weights: None}, 'The loss "mine" gives None'),
         ({"mine": 0.1}, "must be a function of (network, hidden, batch, weights)"),
-        ({"loss": lambda network, hidden, batch, weights: jnp.sum(weights)}, "which is another metric"),
+        ({"mfu": lambda network, hidden, batch, weights: jnp.sum(weights)}, 'is called "mfu", which is another metric'),
     ],
 )
 def test_what_is_said_of_a_wrong_loss(losses, says):
@@ -259,12 +259,11 @@ def test_a_failing_hook_is_told_once_by_its_name_and_stops_nothing():
     said = []
     failing, other = Told(fails=[("on_step", 2), ("on_step", 3), ("on_step", 5)]), Told()
     hooks = Hooks([failing, object(), other], said.append)
-    hooks.start(RunStart("run", 0, 6))
-    for step in range(1, 7):
-        hooks.step(step, {"loss": 1.0})
-    hooks.evaluation(6, "eval/t", {"loss": 2.0})
-    hooks.save(6)
-    hooks.end(None)
+    with hooks.around(RunStart("run", 0, 6)):
+        for step in range(1, 7):
+            hooks.step(step, {"loss": 1.0})
+        hooks.evaluation(6, "eval/t", {"loss": 2.0})
+        hooks.save(6)
     assert failing.calls == other.calls and [call[0] for call in other.calls[:2]] == ["on_start", "on_step"]
     assert other.calls[-3:] == [("on_evaluation", 6, "eval/t", {"loss": 2.0}), ("on_save", 6), ("on_end", None)]
     assert len(said) == 2 and "The hook Told failed in on_step of step 2: " in said[0] and "ValueError: full" in said[0]
@@ -284,15 +283,31 @@ def test_what_is_said_of_wrong_hooks():
         def on_start(self, run):
             raise ValueError("no account")
 
+    class Often:
+        period = 0
+
+        def on_step(self, step, metrics):
+            pass
+
+    class Alone:
+        def statistics(self, params, gradients, updates):
+            return jnp.ones(())
+
+    def begun(hooks):
+        with Hooks(hooks).around(RunStart("run", 0, 1)):
+            pass
+
     assert METHODS == ["on_start", "on_step", "on_evaluation", "on_save", "on_end", "statistics"]
     check_hooks([Hook(), Told(), Norms()])
     wrong = [
         (lambda: check_hooks([Told]), "write @Told() to make a hook of it"),
         (lambda: check_hooks([3]), "HOOKS has 3, which has no method of a hook: on_start, on_step"),
         (lambda: trained(Sgd(RATE), steps=1, hooks=[Shapes()]), "The hook Shapes has the statistic 'all'"),
-        (lambda: trained(Sgd(RATE), steps=1, hooks=[Taken()]), 'the statistic "loss", which is another metric'),
+        (lambda: trained(Sgd(RATE), steps=1, hooks=[Taken()]), 'The hook Taken has a statistic that is called "loss"'),
         (lambda: trained(Sgd(RATE), steps=1, hooks=[Norms(1), Norms(1)]), "which another hook has too"),
-        (lambda: Hooks([Early()]).start(RunStart("run", 0, 1)), "The hook Early fails in on_start: "),
+        (lambda: begun([Early()]), "The hook Early fails in on_start: "),
+        (lambda: check_hooks([Often()]), "The hook Often has the period 0"),
+        (lambda: trained(Sgd(RATE), steps=1, hooks=[Alone()]), "they are a dict of scalars by name"),
         (lambda: Norms(0), "Norms.period is 0"),
     ]
     for call, says in wrong:
@@ -324,11 +339,10 @@ def test_weights_and_biases_offline_has_every_number(monkeypatch):
     monkeypatch.setenv("WANDB_SILENT", "true")
     pathlib.Path("run").mkdir()
     hooks = Hooks([WeightsAndBiases("project", mode="offline", tags=("a", "b"))], pytest.fail)
-    hooks.start(RunStart("run", 0, 2, 'SEED = "x"', 7))
-    hooks.step(1, {"loss": 2.5, "mfu": None})
-    hooks.step(2, {"loss": 1.5, "mfu": None})
-    hooks.evaluation(2, "eval/t", {"loss": 1.25})
-    hooks.end(None)
+    with hooks.around(RunStart("run", 0, 2, 'SEED = "x"', 7)):
+        hooks.step(1, {"loss": 2.5, "mfu": None})
+        hooks.step(2, {"loss": 1.5, "mfu": None})
+        hooks.evaluation(2, "eval/t", {"loss": 1.25})
     (log,) = pathlib.Path("run").glob("wandb/offline-run-*/*.wandb")
     records = records_of(log)
     history = [{(i.key or i.nested_key[0]): i.value_json for i in r.history.item} for r in records if r.HasField("history")]
@@ -369,7 +383,11 @@ def test_a_run_keeps_evaluates_saves_and_loads_its_average():
     sharded = ShardedModel(config.model(), MESHES["one device"], jax.devices()[:1])
     loaded = load_params(find("run", weights="average"), sharded.abstract_params, sharded.model.axes, new)
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(loaded), jax.device_get(average))
-    assert main([*argv, "--gin.TRAIN_STEPS=5", "--gin.AVERAGE_DECAY=None"]) == 2
-    assert main([*argv, "--gin.TRAIN_STEPS=6"]) == 0
+    assert main([*argv, "--gin.TRAIN_STEPS=5", "--gin.AVERAGE_DECAY=None"]) == 0  # leaves it off
+    with pytest.raises(UserError, match="has no averaged weights"):
+        find("run", weights="average")
+    assert main([*argv, "--gin.TRAIN_STEPS=6"]) == 0  # begins it anew
+    begun = t5x_lab.load("run", weights="average").params
+    assert not np.array_equal(*(jax.tree.leaves(x)[0] for x in (begun, t5x_lab.load("run").params)))
     with pytest.raises(UserError, match="Choose one of: average, last"):
         find("run", weights="averaged")

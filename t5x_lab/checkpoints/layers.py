@@ -35,7 +35,7 @@ def unstacked_parts(leaves: Mapping[str, Any]) -> dict[str, Part]:
     parts = {}
     for name, leaf in leaves.items():
         match, shape = _STACKED.fullmatch(name), tuple(leaf.shape)
-        if match:
+        if match and shape:
             for i in range(shape[0]):
                 parts[f"{match[1]}/layers_{i}/{match[2]}"] = Part(name, i, shape[1:])
         else:
@@ -58,9 +58,10 @@ def unstack_layers(tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
     }
 
 
-def stack_layers(tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
-    """The inverse of `unstack_layers`; tensors come in the order of their layers."""
+def stack_layers(tensors: Mapping[str, LazyTensor], parts: Mapping[str, Part]) -> dict[str, LazyTensor]:
+    """The inverse of `unstack_layers`; tensors come in the order of their layers, and are the parts that `parts` says."""
     by_parameter: dict[str, list[LazyTensor]] = {}
     for name, tensor in tensors.items():
-        by_parameter.setdefault(re.sub(r"/layers_\d+/", "/layers/", name), []).append(tensor)
-    return {name: stack(group) if "/layers/" in name else group[0] for name, group in by_parameter.items()}
+        by_parameter.setdefault(parts[name].parameter, []).append(tensor)
+    is_stacked = {part.parameter for part in parts.values() if part.layer is not None}
+    return {name: stack(group) if name in is_stacked else group[0] for name, group in by_parameter.items()}

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from etils import epath
 
@@ -20,7 +21,6 @@ from t5x_lab.checkpoints.layout import (
     PINNED,
     absolute_path,
     check_format,
-    check_part,
     check_same_parameters,
     make_info,
     named_leaves,
@@ -169,19 +169,22 @@ class Checkpoints:
         """
         path = self.directory / str(step)
         wanted = _parts(abstract_state)
+        if not (path / "average").exists():
+            wanted.pop("average", None)  # it begins here
         parts: dict[str, ocp.args.CheckpointArgs] = {name: ocp.args.StandardRestore(part) for name, part in wanted.items()}
         with explaining_damage(path):
             check_same_parameters(path, abstract_state.params)
             check_format(path)
-            check_part(path, "average" if abstract_state.average else "params")
             if batches is not None:
                 check_data_files(path)
                 parts["data"] = _DataRestore(batches)
             restored = self._manager.restore(step, args=ocp.args.Composite(**parts))
             check_arrays(path, {name: restored[name] for name in wanted})
         healthy = jax.device_put(True, abstract_state.healthy.sharding)
-        arrays = {name: restored[name] for name in wanted if name != "rest"}
-        return TrainState(**arrays, **restored["rest"], healthy=healthy)
+        params, average = restored["params"], restored["average"] if "average" in wanted else None
+        if abstract_state.average is not None and average is None:
+            average = jax.tree.map(jnp.copy, params)
+        return TrainState(params=params, average=average, **restored["rest"], healthy=healthy)
 
     def close(self) -> None:
         self._manager.close()

@@ -57,6 +57,7 @@ class Saver:
         self._notes, self._metrics, self._saved, self._agree, self._say = notes, metrics, saved, agree, say
         self._alone = jax.process_count() == 1
         self._last: tuple[int, TrainState] | None = None  # of which it is not yet known that it is on disk
+        self._announced: int | None = None
         self._under_way = False
         self._saved_at = time.monotonic()
         self._said_unmeasured = False
@@ -84,7 +85,7 @@ class Saver:
           SaveFailed: after the last try.
         """
         try:
-            if self._under_way and not self._alone:
+            if self._under_way:
                 self._checkpoints.wait()  # as saving would anyway
                 self._succeeded()
             self._last = (step, state)
@@ -135,8 +136,9 @@ class Saver:
     def _succeeded(self) -> None:
         if self._failing_since is not None and self._last:
             self._say(f"Saving works again: step {self._last[0]} is saved.")
-        if self._last:
-            self._saved(self._last[0])
+        if self._last and self._last[0] != self._announced:
+            self._announced = self._last[0]
+            self._saved(self._announced)
         self._last, self._under_way, self._failing_since, self._pause = None, False, None, 0.0
 
     def _failed(self, error: Exception, at_end: bool = False) -> None:

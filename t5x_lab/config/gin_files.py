@@ -14,7 +14,8 @@ import re
 import shlex
 import sys
 import tokenize
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import gin
 from gin.config import _CONFIG, _FILE_READERS, _LOCATION_PREFIXES, _REGISTRY, ConfigurableReference, ParseContext
@@ -131,6 +132,23 @@ def _raise_if_of_user_code(error: Exception) -> None:
     where = raised_in(error)
     if where:
         raise UserError(f"{where}.") from error
+
+
+def as_configured(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which finds today's bindings also when another configuration was read before it is called."""
+    today = {key: dict(values) for key, values in _CONFIG.items()}
+
+    def call(*args: Any, **options: Any) -> Any:
+        before = dict(_CONFIG)
+        _CONFIG.clear()
+        _CONFIG.update(today)
+        try:
+            return function(*args, **options)
+        finally:
+            _CONFIG.clear()
+            _CONFIG.update(before)
+
+    return call
 
 
 def config_text() -> str:

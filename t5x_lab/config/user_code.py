@@ -8,7 +8,8 @@ from typing import Any
 
 from t5x_lab.config.errors import UserError
 
-_LIBRARIES = ("site-packages", "dist-packages", str(pathlib.Path(os.__file__).parent), str(pathlib.Path(__file__).parents[1]))
+_OURS = pathlib.Path(__file__).resolve().parents[1]
+_PYTHONS = pathlib.Path(os.__file__).resolve().parent
 
 
 def raised_in(error: BaseException) -> str | None:
@@ -16,11 +17,20 @@ def raised_in(error: BaseException) -> str | None:
     frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     if isinstance(error, SyntaxError) and str(error.filename).endswith(".py"):
         frames.append((str(error.filename), error.lineno))
-    own = [(file, line) for file, line in frames if os.path.exists(file) and not any(part in file for part in _LIBRARIES)]
+    own = [(file, line) for file, line in frames if os.path.exists(file) and not _is_library(file)]
     if not own:
         return None
     file, line = own[-1]
     return f"{os.path.relpath(file)}, line {line}, raises {told(error)}"
+
+
+def _is_library(file: str) -> bool:
+    packages = {"site-packages", "dist-packages"} & set(pathlib.Path(file).parts)
+    return bool(packages) or _is_in(file, _OURS) or _is_in(file, _PYTHONS)
+
+
+def _is_in(file: str, folder: pathlib.Path) -> bool:
+    return pathlib.Path(file).resolve().is_relative_to(folder)
 
 
 def tried(what: str, call: Callable) -> Any:
@@ -34,7 +44,9 @@ def tried(what: str, call: Callable) -> Any:
     except UserError:
         raise
     except Exception as error:
-        called_wrongly = isinstance(error, TypeError) and "argument" in str(error)  # raised where it is called, not in it
+        # Of wrong arguments Python speaks where a function is called, here or by our caller, not in it.
+        last = traceback.extract_tb(error.__traceback__)[-1].filename
+        called_wrongly = isinstance(error, TypeError) and "argument" in str(error) and _is_in(last, _OURS)
         where = raised_in(error) or (told(error) if called_wrongly else None)
         if not where:
             raise

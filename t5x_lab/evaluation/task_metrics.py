@@ -38,6 +38,19 @@ class TaskMetrics:
         self.tasks = [part.task for part in tasks.parts if config.split in part.task.splits and (part.task.metric_objs)]
         self._evaluators: dict[str, seqio.Evaluator] = {}
 
+    @property
+    def need_generation(self) -> list[str]:
+        """Names of the tasks with metrics on what a model writes."""
+        kinds = (seqio.metrics.ModelOutputType.PREDICTION, seqio.metrics.ModelOutputType.PREDICTION_WITH_AUX)
+        return [task.name for task in self.tasks if any(metric.model_output_type in kinds for metric in task.metric_objs)]
+
+    def leave_out_generation(self) -> None:
+        """Leaves those out, and says so."""
+        names = self.need_generation
+        if names:
+            say(f"The metrics of {', '.join(names)} need a network that decodes step by step; they are not measured.")
+        self.tasks = [task for task in self.tasks if task.name not in names]
+
     def __call__(self, model, step: int, directory: str | None = None) -> dict[str, dict[str, float]]:
         """The tasks' metrics by "infer/<task>".
 

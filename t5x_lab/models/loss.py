@@ -47,7 +47,16 @@ def check_normalizer(factor: float | str | None) -> None:
         raise UserError(f"LOSS_NORMALIZING_FACTOR is {factor}; a number here must be greater than zero.")
 
 
-METRICS = ("loss", "z_loss", "accuracy", "grad_norm", "learning_rate", "healthy", "weights")
+# Of every run; a user's metrics have other names.
+METRICS = frozenset(("loss", "z_loss", "accuracy", "grad_norm", "learning_rate", "healthy", "mfu", "goodput"))
+METRICS |= {"tokens_processed", "tokens_with_loss", "raw_tokens", "task_tokens"}
+METRICS |= {"seconds_per_step", "tokens_per_second", "data_wait_fraction"}
+
+
+def check_metric(what: str, name: str) -> None:
+    """Raises a `UserError` for a user's metric that is called like one of every run."""
+    if name.partition("/")[0] in METRICS:
+        raise UserError(f'{what} is called "{name}", which is another metric. Choose another name.')
 
 
 def check_losses(losses: Mapping[str, Loss], network: Network) -> None:
@@ -56,8 +65,7 @@ def check_losses(losses: Mapping[str, Loss], network: Network) -> None:
         return
     functional = Functional(lambda rngs: network.make(rngs, lambda x, axes: x))
     for name, loss in losses.items():
-        if name in METRICS:
-            raise UserError(f'ModelConfig.losses has a loss called "{name}", which is another metric. Choose another name.')
+        check_metric("A loss of ModelConfig.losses", name)
         if not callable(loss) or isinstance(loss, type):
             raise UserError(
                 f'ModelConfig.losses["{name}"] is {loss!r}; it must be a function of (network, hidden, batch, weights).'

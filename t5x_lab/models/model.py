@@ -71,6 +71,7 @@ class LossSums:
         user's.
       loss, z_loss, correct: times the batch's own loss weights, for the metrics.
       weights: sum of those weights.
+      objective_weights: sum of the objective's weights.
       terms: a user's losses, by name.
     """
 
@@ -79,6 +80,7 @@ class LossSums:
     z_loss: jax.Array
     correct: jax.Array
     weights: jax.Array
+    objective_weights: jax.Array
     terms: dict[str, jax.Array] = dataclasses.field(default_factory=dict)
 
 
@@ -181,13 +183,14 @@ class Model:
             z_loss=jnp.sum(self.config.z_loss * jnp.square(tokens.log_z) * weights),
             correct=jnp.sum(tokens.correct * weights),
             weights=jnp.sum(weights),
+            objective_weights=jnp.sum(objective_weights),
             terms=terms,
         )
 
     def no_losses(self) -> LossSums:
         """The sums of no tokens."""
         zero = jnp.zeros((), jnp.float32)
-        return LossSums(*(zero,) * 5, dict.fromkeys(self.config.losses, zero))
+        return LossSums(*(zero,) * 6, dict.fromkeys(self.config.losses, zero))
 
     def score(self, params: Params, batch: Batch) -> Scores:
         """Scores each row's target tokens with loss; no z-loss, no label smoothing."""

@@ -18,11 +18,11 @@ _ROWS, _TOKENS = 2, 3
 def check_network(network: Network) -> None:
     """Raises a `UserError` for a network that does not do what `Network` and `Module` say."""
     try:
-        _check_once(network)  # type: ignore[arg-type]
-    except TypeError:
-        if getattr(type(network), "__hash__", None):
-            raise
+        hash(network)
+    except TypeError:  # of a field that is a list, or a dictionary
         _check(network)
+    else:
+        _check_once(network)  # type: ignore[arg-type]
 
 
 def _check(network: Network) -> None:
@@ -51,10 +51,22 @@ def _check(network: Network) -> None:
     flops = tried(f"The network {name} cannot count its FLOPs", lambda: network.flops(tokens, tokens))
     if not isinstance(flops, int) or flops < 0:
         raise UserError(f"{name}.flops gives {flops!r}; it must give a whole number, the FLOPs of one sequence.")
+    if hasattr(module, "output_matrix"):
+        _check_output_matrix(name, run, hidden, network.vocab_size)
     if hasattr(module, "prefill") != hasattr(module, "decode"):
         raise UserError(f"{name} has one of prefill and decode; a network that generates has both. Add the other, or neither.")
     if has_decoder(network) and hasattr(module, "prefill") and most > 1:
         _check_decoder(name, run, hidden, prompt_length=min(_TOKENS, most - 1))
+
+
+def _check_output_matrix(name: str, run: Callable, hidden: jax.ShapeDtypeStruct, vocab_size: int) -> None:
+    found = run("in output_matrix", lambda module: jax.tree.map(jnp.asarray, module.output_matrix()))
+    shapes = [getattr(part, "shape", None) for part in found] if isinstance(found, tuple | list) else [found]
+    if shapes != [(hidden.shape[-1], vocab_size), ()]:
+        raise UserError(
+            f"{name}.output_matrix gives {shapes}; a matrix of the shape {(hidden.shape[-1], vocab_size)} and a number are "
+            "expected, which make the same logits as the method logits."
+        )
 
 
 def _check_decoder(name: str, run: Callable, hidden: jax.ShapeDtypeStruct, prompt_length: int) -> None:

@@ -35,7 +35,7 @@ class Functional:
             return module
 
         self._make = quietly
-        module = nnx.eval_shape(lambda: quietly(_rngs(jax.random.key(0))))
+        module = _without_arrays(lambda: nnx.eval_shape(lambda: quietly(_rngs(jax.random.key(0)))))
         name = type(module).__name__
         module.train()
         split: Callable[[nnx.Module], Any] = lambda module: nnx.split(module, nnx.Param, nnx.RngState, ...)
@@ -84,8 +84,22 @@ class Functional:
         leaves, structure = jax.tree.flatten(self._random)
         keys = jax.random.split(key, max(len(leaves), 1))
         is_key = lambda leaf: jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-        fresh = [keys[i] if is_key(leaf) else jnp.zeros(leaf.shape, leaf.dtype) for i, leaf in enumerate(leaves)]
+        draw = lambda key, shape: jax.random.split(key, shape) if shape else key  # of layers side by side, a key each
+        fresh = [draw(keys[i], x.shape) if is_key(x) else jnp.zeros(x.shape, x.dtype) for i, x in enumerate(leaves)]
         return jax.tree.unflatten(structure, fresh)
+
+
+def _without_arrays(make: Callable[[], Any]) -> Any:
+    """The module; an array among its attributes that is no parameter is a sentence."""
+    try:
+        return make()
+    except (ValueError, jax.errors.UnexpectedTracerError) as error:
+        if isinstance(error, ValueError) and "metadata fields" not in str(error):
+            raise
+        raise UserError(
+            "A network keeps an array that is no parameter. Make constants, such as masks and tables of positions, in "
+            "__call__, and what is trained an nnx.Param."
+        ) from error
 
 
 def _rngs(key: jax.Array) -> nnx.Rngs:
@@ -99,7 +113,8 @@ def _is_axes_of_t5x(variable: Any) -> bool:
 
 def _axes(module: str, path: tuple, param: nnx.Param, axes_of_t5x: dict) -> tuple[str | None, ...]:
     name = "/".join(map(str, path))
-    if not jnp.issubdtype(param.get_value().dtype, jnp.floating):
+    dtype = param.get_value().dtype
+    if not jnp.issubdtype(dtype, jnp.floating) or dtype.itemsize < 4:
         raise UserError(f"The parameter {name} of {module} is {param.get_value().dtype}; parameters are float32.")
     beside = axes_of_t5x.get((*path[:-1], f"{path[-1]}_axes"))
     found = param.get_metadata("axes", None) or param.get_metadata("out_sharding", None) or beside

@@ -9,6 +9,7 @@ from typing import Any
 from flax import nnx
 
 from t5x_lab.config.errors import UserError
+from t5x_lab.config.gin_files import as_configured
 from t5x_lab.config.user_code import tried
 from t5x_lab.networks.flops import BACKWARD, traced_flops
 from t5x_lab.networks.functional import Functional
@@ -19,8 +20,8 @@ from t5x_lab.networks.network import Constrain, abstract_batch
 class OfModule:
     """The class of an NNX module, or a function that makes one, as a `Network`.
 
-    The module says what a `Network` says, as attributes of its own: `architecture` and `vocab_size`; `max_length` and
-    `dropout_rate` where it has them; and `flops`, without which the matrix products of its forward pass are counted.
+    The module says what a `Network` says, as attributes of its own: `architecture` and `vocab_size`; `max_length`
+    where it has one; and `flops`, without which the matrix products of its forward pass are counted.
 
     Attributes:
       module: f(rngs=…) -> an `nnx.Module`; it may have the argument `constrain`, too.
@@ -28,16 +29,24 @@ class OfModule:
 
     module: Callable[..., nnx.Module]
 
+    # Gin hands out the same function whatever is bound to its arguments; so networks are compared by what they are alone.
+    __hash__ = None  # type: ignore[assignment]
+
+    def __post_init__(self):
+        object.__setattr__(self, "_call", as_configured(self.module))
+
     @property
     def name(self) -> str:
         return getattr(self.module, "__name__", type(self.module).__name__)
 
     def make(self, rngs: nnx.Rngs, constrain: Constrain) -> Any:
+        """As `Network.make`."""
         function: Any = self.module
-        takes = inspect.signature(function.__init__ if isinstance(function, type) else function).parameters  # type: ignore[misc]
-        if "rngs" not in takes:
+        function = function.__init__ if isinstance(function, type) else function  # type: ignore[misc]
+        takes = inspect.signature(function).parameters
+        if "rngs" not in takes and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes.values()):
             raise UserError(f"{self.name} takes no rngs. Its parameters are made with them: def __init__(self, …, *, rngs).")
-        return self.module(rngs=rngs, **({"constrain": constrain} if "constrain" in takes else {}))
+        return self._call(rngs=rngs, **({"constrain": constrain} if "constrain" in takes else {}))  # type: ignore[attr-defined]
 
     @property
     def architecture(self) -> str:
@@ -51,20 +60,33 @@ class OfModule:
     def max_length(self) -> int | None:
         return getattr(self._module, "max_length", None)
 
-    @property
-    def dropout_rate(self) -> float:
-        return getattr(self._module, "dropout_rate", 1.0)  # not known: a key is made in every step
-
     def flops(self, encoder_length: int, decoder_length: int) -> int:
         """As `Network.flops`."""
         if hasattr(self._module, "flops"):
             return self._module.flops(encoder_length, decoder_length)
-        return _counted_flops(self, encoder_length, decoder_length)
+        lengths = (encoder_length, decoder_length)
+        if lengths not in self._counted:
+            self._counted[lengths] = self._count_flops(*lengths)
+        return self._counted[lengths]
+
+    def _count_flops(self, encoder_length: int, decoder_length: int) -> int:
+        """Of its forward pass on one sequence, and twice as many of the backward pass."""
+
+        def logits(params, batch):
+            module = self.functional.module(params)
+            return module.logits(module(batch))
+
+        batch = abstract_batch(self, 1, encoder_length, decoder_length)
+        return (1 + BACKWARD) * traced_flops(logits, self.functional.abstract_params, batch)
 
     def _said(self, name: str, what: str) -> Any:
         if not hasattr(self._module, name):
             raise UserError(f"{self.name} has no {name}. A network says it as an attribute of the class or the module: {what}.")
         return getattr(self._module, name)
+
+    @functools.cached_property
+    def _counted(self) -> dict[tuple[int, int], int]:
+        return {}
 
     @functools.cached_property
     def functional(self) -> Functional:
@@ -74,15 +96,3 @@ class OfModule:
     @functools.cached_property
     def _module(self) -> Any:
         return self.functional.abstract_module()
-
-
-@functools.cache
-def _counted_flops(network: OfModule, encoder_length: int, decoder_length: int) -> int:
-    """Of its forward pass on one sequence, and twice as many of the backward pass."""
-
-    def logits(params, batch):
-        module = network.functional.module(params)
-        return module.logits(module(batch))
-
-    batch = abstract_batch(network, 1, encoder_length, decoder_length)
-    return (1 + BACKWARD) * traced_flops(logits, network.functional.abstract_params, batch)

@@ -36,15 +36,27 @@ class Norms:
 
 def _squares(tree: Any) -> dict[str, jax.Array]:
     """Sums of squares by layer, float32."""
+    flat = traverse_util.flatten_dict(tree, sep="/")
+    stacks = _stacks(flat)
     found: dict[str, jax.Array] = {}
-    for name, leaf in traverse_util.flatten_dict(tree, sep="/").items():
-        stack = re.match(r"(.*?/layers)/", name)
+    for name, leaf in flat.items():
         square = jnp.square(leaf.astype(jnp.float32))
+        stack = next((prefix for prefix in stacks if name.startswith(f"{prefix}/")), None)
         if stack:
             sums = jnp.sum(square.reshape(square.shape[0], -1), axis=1)
-            parts = {f"{stack[1]}_{i}": sums[i] for i in range(leaf.shape[0])}
+            parts = {f"{stack}_{i}": sums[i] for i in range(leaf.shape[0])}
         else:
-            parts = {"/".join(name.split("/")[:2][: max(1, name.count("/"))]): jnp.sum(square)}
+            parts = {"/".join(name.split("/")[:-1][:2]) or name: jnp.sum(square)}
         for layer, part in parts.items():
             found[layer] = found.get(layer, jnp.float32(0)) + part
     return found
+
+
+def _stacks(flat: dict[str, jax.Array]) -> list[str]:
+    """Names such as "decoder/layers" under which all arrays have a first axis of the same size, one entry a layer."""
+    sizes: dict[str, set[int | None]] = {}
+    for name, leaf in flat.items():
+        match = re.match(r"(.*?layers)/(?!\d+/)", name)
+        if match:
+            sizes.setdefault(match[1], set()).add(leaf.shape[0] if leaf.ndim else None)
+    return [name for name, found in sizes.items() if len(found) == 1 and None not in found]

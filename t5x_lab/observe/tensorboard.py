@@ -48,6 +48,7 @@ class TensorBoard:
             if self._purge_step is not None:  # hides what an interrupted run wrote after its checkpoint
                 start = SessionLog(status=SessionLog.START)
                 self._events.write_event(Event(step=self._purge_step, wall_time=time.time(), session_log=start))
+                self._purge_step = None
         try:
             for name, value in metrics.items():
                 if value is not None:
@@ -59,6 +60,10 @@ class TensorBoard:
 
     def _flush(self) -> None:
         assert self._events and self._folder
-        self._events.flush()
+        try:
+            self._events.flush()
+        except Exception:
+            self._events = None
+            raise
         self._flushed = time.monotonic()
         self._folder.copy()

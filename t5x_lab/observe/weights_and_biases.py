@@ -1,22 +1,26 @@
 """Weights & Biases as a hook; the extra `wandb` installs it."""
 
 import dataclasses
-import hashlib
 import pathlib
 import tempfile
+import uuid
 from collections.abc import Mapping
 from typing import Any
 
+from etils import epath
+
 from t5x_lab.config.checks import check_types
 from t5x_lab.config.errors import UserError
+from t5x_lab.config.user_code import told
 from t5x_lab.training.hooks import RunStart
+from t5x_lab.training.loop import Preempted
 
 
 @dataclasses.dataclass
 class WeightsAndBiases:
     """A hook that sends every step's and evaluation's metrics to https://wandb.ai, or to files with mode = "offline".
 
-    A run that is continued goes on as the same run there: its id is made of MODEL_DIR.
+    A run that is continued goes on as the same run there: MODEL_DIR keeps its id.
 
     Attributes:
       project, entity, name, group, tags: as `wandb.init` has them; the name is MODEL_DIR's last part by default.
@@ -40,21 +44,31 @@ class WeightsAndBiases:
         except ImportError as error:
             raise UserError("WeightsAndBiases needs the package wandb: pip install 't5x_lab[wandb]'.") from error
         is_remote = "://" in run.model_dir
-        self._run = wandb.init(
+        self._run = self._begin(wandb, run, is_remote)
+        # A step of its own: what was logged after the last checkpoint of a run that was killed is logged again.
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
+
+    def _begin(self, wandb: Any, run: RunStart, is_remote: bool) -> Any:
+        options = dict(
             project=self.project,
             entity=self.entity,
             name=self.name or pathlib.PurePath(run.model_dir).name,
             group=self.group,
             tags=list(self.tags),
-            mode=self.mode,  # type: ignore[arg-type]
-            id=hashlib.sha256(run.model_dir.encode()).hexdigest()[:16],
+            mode=self.mode,
+            id=_run_id(epath.Path(run.model_dir)),
             resume="allow",
             dir=tempfile.mkdtemp() if is_remote else run.model_dir,
             config={"gin": run.config, "num_parameters": run.num_parameters, "model_dir": run.model_dir},
         )
-        # A step of its own: what was logged after the last checkpoint of a run that was killed is logged again.
-        self._run.define_metric("step")
-        self._run.define_metric("*", step_metric="step")
+        try:
+            return wandb.init(**options)
+        except Exception as error:
+            raise UserError(
+                f"Weights & Biases could not begin a run ({told(error)}). Log in with `wandb login`, or set "
+                "--gin.WeightsAndBiases.mode=offline."
+            ) from error
 
     def on_step(self, step: int, metrics: Mapping[str, float | None]) -> None:
         self._log(step, "train", metrics)
@@ -64,8 +78,16 @@ class WeightsAndBiases:
 
     def on_end(self, error: BaseException | None) -> None:
         if self._run is not None:
-            self._run.finish(exit_code=0 if error is None else 1)
+            self._run.finish(exit_code=0 if error is None or isinstance(error, Preempted) else 1)
 
     def _log(self, step: int, split: str, metrics: Mapping[str, float | None]) -> None:
         found = {f"{split}/{name}": value for name, value in metrics.items() if value is not None}
         self._run.log({"step": step, **found})
+
+
+def _run_id(model_dir: epath.Path) -> str:
+    """The id under which a run directory is known there; made once, and kept in it."""
+    path = model_dir / "wandb_id"
+    if not path.exists():
+        path.write_text(uuid.uuid4().hex[:16])
+    return path.read_text()

@@ -204,7 +204,7 @@ def search(run: RunConfig, devices: Sequence | None = None, topology: str | None
     kind = (jax.devices() if devices is None else devices)[0].device_kind
     if chip(kind) is None:
         raise UserError(f'--search needs a device whose memory is known, which "{kind}" is not; give it a --topology.')
-    rows = ShardedModel(run.model, run.mesh_shape, None if devices is None else list(devices)).row_multiple
+    rows = ShardedModel(run.model, run.mesh_shape, None if devices is None else list(devices), run.sharding).row_multiple
     check_rows(run.data.batch_size, rows)
     policies = sorted(REMAT_POLICIES, key=lambda policy: _recomputed(run, policy))
     microbatches = 1
@@ -248,7 +248,7 @@ def _with_policy(run: RunConfig, policy: str) -> Any:
 
 def _recomputed(run: RunConfig, policy: str) -> int:
     network = _with_policy(run, policy)
-    return network.recomputed_flops(*run.data.model_lengths(network.architecture))
+    return recomputed_flops(network, *run.data.model_lengths(network.architecture))
 
 
 def to_text(report: Report) -> str:

@@ -114,7 +114,6 @@ class RunConfig:
         return {
             "SEED": str(self.seed),
             "OPTIMIZER": optimizer_identity(self.optimizer),
-            "AVERAGE_DECAY": str(self.average_decay),
             **self.data.identity(),
         }
 

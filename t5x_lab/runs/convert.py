@@ -108,7 +108,8 @@ def _write_run(new: pathlib.Path, goal: pathlib.Path, tensors: dict[str, LazyTen
         (new / SENTENCEPIECE).write_bytes(pieces)  # the run keeps the vocabulary that it was trained with
         text = GinConfig((), (config.text, f"SentencePieceVocabulary.path = {str(goal / SENTENCEPIECE)!r}")).text
     (new / "config.gin").write_text(text)
-    t5x_lab.write(epath.Path(new) / "checkpoints" / str(step), tensors, step, config=text)
+    parts = parts_of(config.model().network)
+    t5x_lab.write(epath.Path(new) / "checkpoints" / str(step), tensors, parts, step, config=text)
 
 
 def _vocabulary(config: GinConfig) -> SentencePieceVocabulary | ByteVocabulary | None:

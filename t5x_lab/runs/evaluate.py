@@ -72,6 +72,10 @@ class TaskEvaluation:
 
         how, data = config.infer_eval(), config.data()
         self._metrics = TaskMetrics(tasks, how, data.task_feature_lengths)
+        if how.period and self._metrics.need_generation:
+            sharded.model.check_generates(f"INFER_EVAL_PERIOD, with the metrics of {self._metrics.need_generation[0]},")
+        if not sharded.model.generates:
+            self._metrics.leave_out_generation()
         self._model = Run(config, sharded, {}, step=0)
         self.period = how.period or 0
         self.has_tasks = bool(self._metrics.tasks)

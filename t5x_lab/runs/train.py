@@ -57,14 +57,12 @@ def train(config: GinConfig) -> None:
         hooks = Hooks(job.run.hooks, say)
         recorder = Recorder(job.run, job.state, clock, job.task_names, job.lengths, job.sharded.mesh.size, hooks)
         stack.callback(recorder.close)
-        stack.push(lambda kind, error, trace: hooks.end(error))
         saver = make_saver(job, clock, recorder, hooks)
         step = job.training.step
         if job.run.profile_steps:
             step = profiled = Profiled(step, f"{job.run.model_dir}/profile", job.run.profile_steps)
             stack.callback(profiled.close)
-        with fail_together(Preempted, Diverged):
-            hooks.start(start_of(job, config.text))
+        with fail_together(Preempted, Diverged), hooks.around(start_of(job, config.text)):
             try:
                 train_loop(
                     job.state,

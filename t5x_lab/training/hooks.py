@@ -1,7 +1,9 @@
 """What happens beside training: the protocol of hooks, and how they are called."""
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -9,6 +11,7 @@ import jax.numpy as jnp
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.user_code import raised_in, told, tried
+from t5x_lab.models.loss import check_metric
 
 Metrics = Mapping[str, float | None]
 
@@ -48,7 +51,7 @@ class Hook:
         """After each step, with its numbers; called when the next one is under way already."""
 
     def on_evaluation(self, step: int, split: str, metrics: Metrics) -> None:
-        """After an evaluation of the state after `step`; `split` is "eval/<task>" or "infer/<task>"."""
+        """After an evaluation of the state after `step`; `split` is "eval/<task>", "eval_average/<task>" or "infer/<task>"."""
 
     def on_save(self, step: int) -> None:
         """When the checkpoint of `step` is on disk."""
@@ -75,6 +78,9 @@ def check_hooks(hooks: Sequence[Any]) -> None:
             raise UserError(f"HOOKS has the class {hook.__name__}; write @{hook.__name__}() to make a hook of it.")
         if not any(callable(getattr(hook, name, None)) for name in METHODS):
             raise UserError(f"HOOKS has {hook!r}, which has no method of a hook: {', '.join(METHODS)}.")
+        period = getattr(hook, "period", 1)
+        if not isinstance(period, int) or period < 1:
+            raise UserError(f"The hook {_name(hook)} has the period {period!r}; it is a number of steps, at least 1.")
 
 
 class Hooks:
@@ -88,29 +94,39 @@ class Hooks:
     def __init__(self, hooks: Sequence[Any], say: Callable[[str], None] = print):
         is_main = jax.process_index() == 0
         self._hooks = [hook for hook in hooks if is_main or getattr(hook, "every_process", False)]
+        self._started: list[Any] = []
         self._say = say
         self._failing: set[tuple[int, str]] = set()
 
-    def start(self, run: RunStart) -> None:
-        """Raises a `UserError` with the name of a hook that fails."""
-        for hook in self._hooks:
-            if hasattr(hook, "on_start"):
-                tried(f"The hook {_name(hook)} fails in on_start", lambda hook=hook: hook.on_start(run))
+    @contextlib.contextmanager
+    def around(self, run: RunStart) -> Iterator[None]:
+        """Starts the hooks, and ends those that started.
+
+        Raises:
+          UserError: with the name of a hook that fails at the start.
+        """
+        try:
+            for hook in self._hooks:
+                if hasattr(hook, "on_start"):
+                    tried(f"The hook {_name(hook)} fails in on_start", lambda hook=hook: hook.on_start(run))
+                self._started.append(hook)
+            yield
+        except BaseException as error:
+            self._call("on_end", error)
+            raise
+        self._call("on_end", None)
 
     def step(self, step: int, metrics: Metrics) -> None:
-        self._call("on_step", step, metrics)
+        self._call("on_step", step, types.MappingProxyType(dict(metrics)))
 
     def evaluation(self, step: int, split: str, metrics: Metrics) -> None:
-        self._call("on_evaluation", step, split, metrics)
+        self._call("on_evaluation", step, split, types.MappingProxyType(dict(metrics)))
 
     def save(self, step: int) -> None:
         self._call("on_save", step)
 
-    def end(self, error: BaseException | None) -> None:
-        self._call("on_end", error)
-
     def _call(self, method: str, *args: Any) -> None:
-        for hook in self._hooks:
+        for hook in self._started:
             if not hasattr(hook, method):
                 continue
             key = (id(hook), method)
@@ -121,7 +137,8 @@ class Hooks:
                 if key not in self._failing:  # said once, until it works again
                     where = raised_in(error) or told(error)
                     at = f" of step {args[0]}" if isinstance(args[0], int) else ""
-                    self._say(f"The hook {_name(hook)} failed in {method}{at}: {where}. Training goes on.")
+                    goes_on = "" if method == "on_end" else " Training goes on."
+                    self._say(f"The hook {_name(hook)} failed in {method}{at}: {where}.{goes_on}")
                 self._failing.add(key)
 
 
@@ -145,9 +162,12 @@ class Statistics:
             what = f"The hook {_name(hook)}"
             given = (params, gradients, updates)
             shapes = tried(f"{what} fails in statistics", lambda hook=hook: jax.eval_shape(hook.statistics, *given))
-            for name, shape in shapes.items() if isinstance(shapes, dict) else [("", shapes)]:
+            if not isinstance(shapes, dict):
+                raise UserError(f"{what} has the statistics {shapes}; they are a dict of scalars by name.")
+            for name, shape in shapes.items():
                 if getattr(shape, "shape", None) != ():
                     raise UserError(f"{what} has the statistic {name!r}, {shape}; statistics are a dict of scalars by name.")
+                check_metric(f"{what} has a statistic that", name)
                 if name in found:
                     raise UserError(f'{what} has the statistic "{name}", which another hook has too.')
             self._periods |= dict.fromkeys(shapes, getattr(hook, "period", 1))
@@ -157,13 +177,6 @@ class Statistics:
     def due(self, step: int, metrics: Metrics) -> dict[str, float | None]:
         """Metrics of a step without those statistics whose period its number is no multiple of."""
         return {name: value for name, value in metrics.items() if step % self._periods.get(name, 1) == 0}
-
-
-def check_names(own: Mapping[str, Any], metrics: Mapping[str, Any]) -> None:
-    """Raises a `UserError` for a statistic that is called like another metric."""
-    for name in own:
-        if name in metrics:
-            raise UserError(f'A hook has the statistic "{name}", which is another metric. Choose another name.')
 
 
 def _name(hook: Any) -> str:

@@ -167,10 +167,12 @@ class _Log:
         found = f"step {pending.step} had loss {metrics['loss']} and gradient norm {metrics['grad_norm']}"
         if self._bad > self._allowed:
             _save(int(state.step), state, self._actions)
-            row = f", the last of {self._bad} in a row that were not finite" if self._allowed else ""
+            saved = "the state before it is saved"
+            if self._allowed:
+                saved = f"it is the last of {self._bad} in a row, none of which changed a parameter, and everything is saved"
             raise Diverged(
-                f"{found}{row}; the state before it is saved, and running again goes on from there. A lower learning rate or a "
-                "longer warm-up is the usual cure."
+                f"{found}; {saved}. Running again goes on from there. A lower learning rate or a longer warm-up is the usual "
+                "cure."
             )
         if not healthy:
             self._say(f"{found}: it changed nothing, and training goes on (bad step {self._bad} of {self._allowed} in a row).")

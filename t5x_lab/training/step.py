@@ -12,7 +12,7 @@ from t5x_lab.models.model import LossSums, Model, Params
 from t5x_lab.networks.network import Batch
 from t5x_lab.optim.groups import merge, select
 from t5x_lab.optim.schedules import Schedule
-from t5x_lab.training.hooks import Statistics, check_names
+from t5x_lab.training.hooks import Statistics
 from t5x_lab.training.state import TrainState, add_to_counter
 
 Metrics = dict[str, jax.Array]
@@ -74,8 +74,10 @@ def make_train_step(
         healthy = state.healthy & jnp.isfinite(sums.loss) & jnp.isfinite(sums.z_loss) & jnp.isfinite(grad_norm)
         # The old buffers are donated and metrics are read a step late, so a bad step is undone here.
         new = jax.tree.map(lambda new, old: jnp.where(healthy, new, old), new, state)
-        if skip_bad_steps:
-            new = dataclasses.replace(new, step=state.step + 1, counters=counters)
+        if skip_bad_steps:  # the run goes on with the next step, and with it the schedule, which counts in the optimizer
+            counts_on = lambda old, new: new if jnp.issubdtype(new.dtype, jnp.integer) and new.ndim == 0 else old
+            slots = jax.tree.map(counts_on, new.opt_state, opt_state)
+            new = dataclasses.replace(new, step=state.step + 1, counters=counters, opt_state=slots)
         metrics = {
             **per_token(sums),
             "grad_norm": grad_norm,
@@ -84,7 +86,6 @@ def make_train_step(
             **counts,
         }
         own = statistics.measure(trained, grads, updates)
-        check_names(own, metrics)
         return dataclasses.replace(new, healthy=jnp.ones((), bool) if skip_bad_steps else healthy), {**metrics, **own}
 
     return train_step
@@ -140,7 +141,7 @@ def make_eval_step(model: Model) -> Callable[[Params, Batch], tuple[LossSums, Me
 def per_token(sums: LossSums) -> Metrics:
     """Means over the tokens with loss."""
     weights = jnp.maximum(sums.weights, 1e-6)
-    own = {name: term / weights for name, term in sums.terms.items()}
+    own = {name: term / jnp.maximum(sums.objective_weights, 1e-6) for name, term in sums.terms.items()}
     return {"loss": sums.loss / weights, "z_loss": sums.z_loss / weights, "accuracy": sums.correct / weights, **own}
 
 

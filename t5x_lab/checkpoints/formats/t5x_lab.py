@@ -7,7 +7,7 @@ from etils import epath
 
 from t5x_lab.checkpoints.formats import orbax_arrays
 from t5x_lab.checkpoints.formats.source import Source, owner_of
-from t5x_lab.checkpoints.layers import stack_layers, unstack_layers
+from t5x_lab.checkpoints.layers import Part, stack_layers, unstack_layers
 from t5x_lab.checkpoints.layout import (
     ARRAYS,
     current_name,
@@ -56,17 +56,18 @@ def open_as_saved(path: epath.Path) -> dict[str, LazyTensor]:
     return {f"{part}/{name}": x for part in parts for name, x in orbax_arrays.open_arrays(path / part).items()}
 
 
-def write(path: epath.Path, tensors: Mapping[str, LazyTensor], step: int, **notes: Any) -> None:
+def write(path: epath.Path, tensors: Mapping[str, LazyTensor], parts: Mapping[str, Part], step: int, **notes: Any) -> None:
     """Writes a checkpoint of parameters alone to the new directory `path`; about one tensor is in memory at a time.
 
     Args:
       path: a `checkpoints/<step>` directory.
       tensors: by unstacked names, in the order of the layers.
+      parts: what these names stand for in the model.
       step: of their training.
       notes: for its info.
     """
     (path / "params").mkdir(parents=True)
-    params = stack_layers(tensors)
+    params = stack_layers(tensors, parts)
     sums = orbax_arrays.write_arrays(path / "params", params)
     checksums = {f"params/{name}": checksum for name, checksum in sums.items()}
     shapes = {name: list(tensor.shape) for name, tensor in params.items()}

@@ -115,7 +115,7 @@ def family_of(config: Network) -> tuple[Family, dict[str, Any]]:
     Raises:
       UserError: when it belongs to none.
     """
-    only_gemmas = ("attention_logit_cap", "logit_cap", "scale_embeddings", "longest_sequence")
+    only_gemmas = ("attention_logit_cap", "logit_cap", "scale_embeddings")
     for family in dict.fromkeys(FAMILIES.values()):
         fits = family is gemma2.FAMILY or not any(getattr(config, name, None) for name in only_gemmas)
         theirs = family.to_theirs(config) if fits and isinstance(config, TransformerConfig) else None

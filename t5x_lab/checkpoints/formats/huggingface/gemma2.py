@@ -60,7 +60,9 @@ def _to_theirs(c: TransformerConfig) -> dict[str, Any] | None:
         "hidden_activation": "gelu_pytorch_tanh",
         "attn_logit_softcapping": c.attention_logit_cap,
         "final_logit_softcapping": c.logit_cap,
-        "layer_types": ["full_attention"] * c.num_decoder_layers,
+        "layer_types": [
+            "sliding_attention" if c.longest_sequence and i % 2 == 0 else "full_attention" for i in range(c.num_decoder_layers)
+        ],
         "sliding_window": c.longest_sequence or _MAX_LENGTH,
         "max_position_embeddings": c.longest_sequence or _MAX_LENGTH,
         "rms_norm_eps": c.norm_epsilon,
