@@ -240,7 +240,7 @@ def test_a_network_that_is_bound_with_parentheses_is_a_sentence():
     text = text.replace("@Convolutions", "@my_brackets.Convolutions()").replace("Convolutions.v", "my_brackets.Convolutions.v")
     with pytest.raises(UserError) as error:
         GinConfig([], [text]).model()
-    assert "A network is bound without parentheses" in error.value.sentence
+    assert "are bound without parentheses: @Name" in error.value.sentence
 
 
 # What is wrong: the text of GOOD that is replaced, by what, and what is said.
@@ -254,7 +254,7 @@ WRONG = {
     "a feature that is not there": (
         "decoder_input_tokens",
         "inputs",
-        "The network Net fails on a batch of decoder_input_tokens, decoder_target_tokens: my_wrong.py, line 11, raises KeyError",
+        "The network Net fails on a batch of decoder_input_tokens, decoder_target_tokens, decoder_segment_ids, decoder_positions: my_wrong.py, line 11, raises KeyError",
     ),
     "a mean over the length": (
         '"])',
@@ -285,7 +285,7 @@ WRONG = {
     "an array that is no parameter": (
         "rngs=rngs)\n",
         "rngs=rngs)\n        self.table = jnp.ones((3, 3))\n",
-        "A network keeps an array that is no parameter.",
+        "A network keeps an array as it is.",
     ),
     "a half as many bits": (
         "rngs=rngs)\n",
@@ -334,3 +334,66 @@ def test_what_is_said_of_a_wrong_decoder(old, new, says):
     with pytest.raises(UserError) as error:
         ModelConfig(convolutions(old, new))
     assert says in error.value.sentence
+
+
+def test_a_linen_network_generates_and_keeps_constants():
+    """Through the bridge, which counts what it draws at every call, in a loop; with a table of positions as a constant."""
+
+    class Sums(linen.Module):
+        @linen.compact
+        def __call__(self, tokens):
+            return linen.Dense(64)(jnp.cumsum(linen.Embed(64, 8)(tokens), axis=1))
+
+    class Network(nnx.Module):
+        architecture, vocab_size, max_length = "causal_decoder", 64, 16
+
+        def __init__(self, *, rngs):
+            self.linen = nnx.bridge.ToNNX(Sums(), rngs=rngs).lazy_init(jnp.zeros((1, 1), int))
+            self.places = nnx.Variable(jnp.sin(jnp.arange(16.0)))
+
+        def __call__(self, batch):
+            tokens = batch["decoder_input_tokens"]
+            return self.linen(tokens) + self.places[: tokens.shape[1]][None, :, None]
+
+        def logits(self, x):
+            return x
+
+        def prefill(self, prompt, max_tokens):
+            tokens, length = jnp.pad(prompt, ((0, 0), (1, max_tokens))), 1 + jnp.sum(prompt > 0, axis=1)
+            return self._at(tokens, length - 1), (tokens, length)
+
+        def decode(self, state, tokens, layers=None):
+            seen, length = state
+            seen = jnp.where(jnp.arange(seen.shape[1])[None] == length[:, None], tokens, seen)
+            return self._at(seen, length)[:, None], (seen, length + 1)
+
+        def _at(self, tokens, index):
+            hidden = self({"decoder_input_tokens": tokens[:, :16]})
+            return jnp.take_along_axis(hidden, jnp.minimum(index, 15)[:, None, None], axis=1)[:, 0]
+
+    sharded = ShardedModel(ModelConfig(Network), MeshShape(1, 1, 1), jax.devices()[:1])
+    params = jax.tree.map(lambda x: 5 * x, sharded.init_params(0))
+    assert set(params) == {"linen"}  # the constant is no parameter
+    ((_, tokens, _),) = Inference(sharded).generate(params, [[5, 6]], limits=[4], eos_id=63)
+    written = [0, 5, 6]
+    for _ in range(4):
+        logits = sharded.model.logits(params, {"decoder_input_tokens": np.array([written], np.int32)})
+        written.append(int(np.argmax(logits[0, -1])))
+    assert tokens.tolist() == written[3:]
+    table, dense = params["linen"]["Embed_0"]["embedding"], params["linen"]["Dense_0"]
+    expected = (
+        np.cumsum(np.asarray(table)[[0, 5, 6]], axis=0) @ np.asarray(dense["kernel"])
+        + np.asarray(dense["bias"])[None]
+        + np.sin(np.arange(3.0))[:, None]
+    )
+    logits = sharded.model.logits(params, {"decoder_input_tokens": np.array([[0, 5, 6]], np.int32)})
+    np.testing.assert_allclose(logits[0], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_what_fails_on_packed_examples_alone_is_found_before_training():
+    source = GOOD.replace(
+        'return self.embed(batch["decoder_input_tokens"])',
+        'return self.embed(batch["decoder_input_tokens"]) + batch.get("decoder_positions", jnp.ones((2, 3)))[:, :2]',
+    )
+    with pytest.raises(UserError, match=r"decoder_positions: my_packed.py, line 11, raises"):
+        ModelConfig(written("my_packed", source)["Net"])

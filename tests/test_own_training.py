@@ -59,7 +59,9 @@ def test_each_group_is_updated_by_its_own_optimizer_and_a_frozen_one_not_at_all(
     if microbatches == 2 and mesh.data == 2:
         pytest.skip("one of the two is enough at a time")
     decay = LinearDecay(peak=0.5, total_steps=4)
-    groups = Groups({r"decoder/layers/mlp/.*": Sgd(decay), r".*embedding": None, ".*": AdamW(RATE, clip_global_norm=None)})
+    groups = Groups(
+        ((r"decoder/layers/mlp/.*", Sgd(decay)), (r".*embedding", None), (".*", AdamW(RATE, clip_global_norm=None)))
+    )
     before, training, ((state, metrics), (second, metrics_2)) = trained(groups, mesh, steps=2, microbatches=microbatches)
 
     model = training.sharded.model
@@ -89,7 +91,7 @@ def test_each_group_is_updated_by_its_own_optimizer_and_a_frozen_one_not_at_all(
 def test_what_is_frozen_has_no_gradient_in_the_program(frozen):
     """Its matrix products are fewer by those of the frozen kernels' gradients, and its state smaller by their slots."""
     flops, state_bytes, temporaries = [], [], []
-    for patterns in ({".*": Adafactor(RATE)}, {frozen: None, ".*": Adafactor(RATE)}):
+    for patterns in ([(".*", Adafactor(RATE))], [(frozen, None), (".*", Adafactor(RATE))]):
         _, training, _ = trained(Groups(patterns), steps=0)
         batch = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in random_batch("causal_decoder", rows=8).items()}
         flops.append(traced_flops(training.step, training.abstract_state, batch))
@@ -108,12 +110,14 @@ def test_what_is_frozen_has_no_gradient_in_the_program(frozen):
 @pytest.mark.parametrize(
     "groups, says",
     [
-        ({"encoder/.*": Sgd(RATE), ".*": None}, 'No parameter that is trained belongs to the group "encoder/.*"'),
-        ({"decoder/.*": Sgd(RATE)}, "No pattern of Groups.groups matches the parameter logits_dense/kernel"),
-        ({".*": None}, "Groups.groups trains nothing"),
-        ({"(": Sgd(RATE)}, "which is no regular expression"),
-        ({".*": Sgd}, "it must be an optimizer, such as @AdamW(), or None"),
-        ({".*": 0.1}, "it must be an optimizer"),
+        ([("decoder/.*", Sgd(RATE)), ("encoder/.*", None), (".*", None)], 'No parameter belongs to the group "encoder/.*"'),
+        ({".*": Sgd(RATE)}, "Groups.groups is a dictionary; give pairs in their order"),
+        ([".*"], "Groups.groups has '.*'; give pairs"),
+        ([("decoder/.*", Sgd(RATE))], "No pattern of Groups.groups matches the parameter logits_dense/kernel"),
+        ([(".*", None)], "Groups.groups trains nothing"),
+        ([("(", Sgd(RATE))], "which is no regular expression"),
+        ([(".*", Sgd)], "it must be an optimizer, such as @AdamW(), or None"),
+        ([(".*", 0.1)], "it must be an optimizer"),
     ],
 )
 def test_what_is_said_of_wrong_groups(groups, says):

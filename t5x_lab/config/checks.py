@@ -15,7 +15,7 @@ _NAMES = {
     bool: "True or False",
     type(None): "None",
     Callable: "a function, which is bound by reference: @name",
-    tuple: 'a tuple such as ("gelu", "linear")',
+    tuple: "a tuple or a list: (a, b)",
     dict: 'a dictionary such as {"inputs": 512, "targets": 114}',
 }
 

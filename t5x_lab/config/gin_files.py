@@ -5,6 +5,7 @@ Gin's state is global. It is cleared, filled and turned into dataclasses here, a
 
 import ast
 import copy
+import dataclasses
 import difflib
 import functools
 import inspect
@@ -273,11 +274,15 @@ def _sentence(error: Exception, search_paths: Sequence[str]) -> str:
             "Python's path."
         )
     if match := re.search(r"missing \d+ required .*?argument.*?: (.+?)(?:\n|$)", text):
-        more = ". A network is bound without parentheses, @Name: it is made with the run's seed" if match[1] == "'rngs'" else ""
+        called_later = {"rngs", "network", "hidden", "batch", "step", "x", "key"} & set(re.findall(r"\w+", match[1]))
+        more = ". A network, a loss, a schedule and an activation are bound without parentheses: @Name" if called_later else ""
         return f"The configuration does not set {match[1]}: {text.splitlines()[0]}{more}"
     first = " ".join(line.strip() for line in text.splitlines()[:2])
     return f"Gin cannot read the configuration{place}: {first}"
 
 
 def _parameters(selector: str) -> list[str]:
-    return list(inspect.signature(_REGISTRY.get_match(selector).wrapped).parameters)
+    wrapped = _REGISTRY.get_match(selector).wrapped
+    if isinstance(wrapped, type) and not dataclasses.is_dataclass(wrapped):
+        return list(inspect.signature(wrapped.__init__).parameters)[1:]  # a metaclass may hide it
+    return list(inspect.signature(wrapped).parameters)

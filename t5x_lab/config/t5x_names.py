@@ -124,7 +124,7 @@ TABLE: dict[str, tuple[Row, ...]] = {
         Row(
             "MultiOptimizer ModelParamTraversal match_any TRAINABLE_REGEX",
             "Groups.groups",
-            "{pattern: optimizer, or None to freeze}",
+            "[(pattern, optimizer, or None to freeze), …]",
         ),
     ),
     "Checkpoints": (

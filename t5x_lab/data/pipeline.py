@@ -30,7 +30,8 @@ def resolve_tasks(config: DataConfig, architecture: str, vocab_size: int) -> Wei
             if feature.vocabulary.vocab_size > vocab_size:
                 raise UserError(
                     f'The vocabulary of feature "{name}" of task "{part.task.name}" has {feature.vocabulary.vocab_size} ids, '
-                    f"the model only {vocab_size}. Set --gin.TransformerConfig.vocab_size to at least that, or use the "
+                    f"the model only {vocab_size}. Set the network's (--gin.TransformerConfig.vocab_size) to at least that, or "
+                    "use the "
                     "vocabulary the model was made for."
                 )
     return tasks

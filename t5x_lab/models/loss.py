@@ -80,7 +80,7 @@ def check_losses(losses: Mapping[str, Loss], network: Network) -> None:
         what = f'The loss "{name}" fails'
         found = tried(what, lambda run=run: jax.eval_shape(run, functional.abstract_params, batch))
         if getattr(found, "shape", None) != () or not jnp.issubdtype(found.dtype, jnp.floating):
-            raise UserError(f'The loss "{name}" gives {found}; it must give a scalar, the sum over all tokens.')
+            raise UserError(f'The loss "{name}" gives {found}; it must give a scalar, the sum over all tokens, in floats.')
 
 
 def predicting_side(batch: Batch) -> str:

@@ -4,7 +4,6 @@ Parameters are nested dicts of arrays, so that optimizers, checkpoints and shard
 """
 
 import dataclasses
-import functools
 import inspect
 import math
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from t5x_lab.decoding.rows import take_rows
 from t5x_lab.models.loss import Loss, check_losses, check_normalizer, target_tokens, token_weights
 from t5x_lab.networks.checks import check_network
 from t5x_lab.networks.functional import Functional, Params
-from t5x_lab.networks.network import Batch, Network
+from t5x_lab.networks.network import Batch, Network, is_feature, name_of
 from t5x_lab.networks.of_module import OfModule
 from t5x_lab.ops.cross_entropy import CrossEntropy, TokenLosses, cross_entropy, cross_entropy_of_logits
 
@@ -122,7 +121,7 @@ class Model:
     def check_generates(self, function: str) -> None:
         """Raises a `UserError` that names the function, where the network cannot decode step by step."""
         if not self.generates:
-            name = getattr(self.config.network, "name", type(self.config.network).__name__)
+            name = name_of(self.config.network)
             raise UserError(
                 f"{function} needs a network that decodes step by step, and {name} has no prefill and decode. It trains, "
                 "evaluates, scores and ranks without them; t5x_lab.protocols.Decoder says what they are."
@@ -148,13 +147,12 @@ class Model:
 
         Make it outside of the loop that calls it.
         """
-        network = self.network(params)
-        decode = network.decode
-        if hasattr(network, "unstack"):
-            decode = functools.partial(decode, layers=network.unstack())
+        outside = self.network(params)
+        layers = outside.unstack() if hasattr(outside, "unstack") else None
 
         def step(state: Any, token: jax.Array) -> tuple[jax.Array, Any]:
-            hidden, state = decode(state, token[:, None])
+            network = self.network(params)  # a module that counts what it draws must be the loop's own
+            hidden, state = network.decode(state, token[:, None], layers)
             return network.logits(hidden)[:, 0], state
 
         return step
@@ -174,7 +172,7 @@ class Model:
             label_smoothing=self.config.label_smoothing,
         )
         terms = {
-            name: term(network, hidden, batch, objective_weights).astype(jnp.float32)
+            name: jnp.asarray(term(network, hidden, batch, objective_weights), jnp.float32)
             for name, term in self.config.losses.items()
         }
         return LossSums(
@@ -216,7 +214,8 @@ class Model:
     def _hidden(self, params: Params, batch: Batch, dropout_key: jax.Array | None = None) -> tuple[Any, jax.Array]:
         network = self._functional.module(params, dropout_key)
         takes_key = "dropout_key" in inspect.signature(network.__call__).parameters
-        return network, network(batch, **({"dropout_key": dropout_key} if takes_key else {}))
+        features = {name: x for name, x in batch.items() if is_feature(name)}
+        return network, network(features, **({"dropout_key": dropout_key} if takes_key else {}))
 
     def _cross_entropy(self, network, hidden, targets, weights, **loss) -> tuple[jax.Array, TokenLosses]:
         if not hasattr(network, "output_matrix"):

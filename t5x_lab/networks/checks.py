@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from t5x_lab.config.errors import UserError, one_of
 from t5x_lab.config.user_code import tried
 from t5x_lab.networks.functional import Functional
-from t5x_lab.networks.network import ARCHITECTURES, Network, abstract_batch, has_decoder, max_length
+from t5x_lab.networks.network import ARCHITECTURES, Network, abstract_batch, has_decoder, max_length, name_of
 
 _ROWS, _TOKENS = 2, 3
 
@@ -26,7 +26,7 @@ def check_network(network: Network) -> None:
 
 
 def _check(network: Network) -> None:
-    name = getattr(network, "name", type(network).__name__)
+    name = name_of(network)
     make = lambda rngs: network.make(rngs, lambda x, axes: x)
     functional = tried(f"The network {name} cannot be made", lambda: Functional(make))
     one_of(f"{name}.architecture", network.architecture, ARCHITECTURES)
@@ -43,9 +43,10 @@ def _check(network: Network) -> None:
 
     most = max_length(network) or _TOKENS + 1
     tokens = min(_TOKENS, most)
-    batch = abstract_batch(network, _ROWS, tokens, tokens)
-    hidden = run(f"on a batch of {', '.join(batch)}", lambda module, batch: module(batch), batch)
-    _expect(f"{name} gives hidden states", hidden, (_ROWS, tokens))
+    for packed in (True, False):
+        batch = abstract_batch(network, _ROWS, tokens, tokens, packed)
+        hidden = run(f"on a batch of {', '.join(batch)}", lambda module, batch: module(batch), batch)
+        _expect(f"{name} gives hidden states", hidden, (_ROWS, tokens))
     logits = run(f"to make logits of hidden states {hidden.shape}", lambda module, x: module.logits(x), hidden)
     _expect(f"{name}.logits gives logits", logits, (_ROWS, tokens, network.vocab_size), whole=True)
     flops = tried(f"The network {name} cannot count its FLOPs", lambda: network.flops(tokens, tokens))

@@ -44,11 +44,12 @@ class Functional:
         self._resting, self._abstract, self._random, self._rest = split(module)
         self._paths = {tuple(map(str, path)): path for path, _ in nnx.to_flat_state(self._abstract)}
         axes_of_t5x = {path: leaf.get_value().names for path, leaf in nnx.to_flat_state(self._rest) if _is_axes_of_t5x(leaf)}
+        self._constants = [path for path, leaf in nnx.to_flat_state(self._rest) if type(leaf) is nnx.Variable]
         for path, leaf in nnx.to_flat_state(self._rest):
-            if path not in axes_of_t5x:
+            if path not in axes_of_t5x and path not in self._constants:
                 raise UserError(
                     f"{name} has the state {'/'.join(map(str, path))}, of the kind {type(leaf).__name__}. Networks have "
-                    "parameters (nnx.Param) and streams of random numbers, and no state that a forward pass changes."
+                    "parameters (nnx.Param), constants (nnx.Variable) and streams of random numbers, and no state that changes."
                 )
         flat = {path: leaf for path, leaf in nnx.to_flat_state(self._abstract)}
         self.abstract_params: Params = self._params(self._abstract)
@@ -69,7 +70,7 @@ class Functional:
         state = jax.tree.map(lambda x: x, self._abstract)
         nnx.replace_by_pure_dict(state, traverse_util.unflatten_dict(values))
         graph = self._resting if dropout_key is None else self._training
-        return nnx.merge(graph, state, self._streams(dropout_key), self._rest)
+        return nnx.merge(graph, state, self._streams(dropout_key), self._rest_with_constants())
 
     def abstract_module(self) -> Any:
         """The module with shapes in the place of arrays."""
@@ -78,6 +79,12 @@ class Functional:
     def _params(self, state: nnx.State) -> Params:
         flat = {tuple(map(str, path)): leaf.get_value() for path, leaf in nnx.to_flat_state(state)}
         return traverse_util.unflatten_dict(flat)
+
+    def _rest_with_constants(self) -> Any:
+        """Constants are made anew in the program that needs them; what else is made with them is not computed."""
+        if not self._constants:
+            return self._rest
+        return nnx.split(self._make(_rngs(jax.random.key(0))), nnx.Param, nnx.RngState, ...)[3]
 
     def _streams(self, key: jax.Array | None) -> nnx.State:
         key = jax.random.key(0) if key is None else key
@@ -97,8 +104,8 @@ def _without_arrays(make: Callable[[], Any]) -> Any:
         if isinstance(error, ValueError) and "metadata fields" not in str(error):
             raise
         raise UserError(
-            "A network keeps an array that is no parameter. Make constants, such as masks and tables of positions, in "
-            "__call__, and what is trained an nnx.Param."
+            "A network keeps an array as it is. Make what is trained an nnx.Param, and a constant, such as a table of "
+            "positions, an nnx.Variable."
         ) from error
 
 

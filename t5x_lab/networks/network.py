@@ -73,7 +73,8 @@ class Module(Protocol):
         """Teacher-forced hidden states [B, T, ...].
 
         Args:
-          batch: SeqIO's model features. Segment ids and positions only where examples are packed.
+          batch: SeqIO's model features: `<side>_input_tokens` and `<side>_target_tokens`, int [B, T]; of a prefix decoder
+            `decoder_causal_attention`; and `<side>_segment_ids` and `<side>_positions` only where examples are packed.
           dropout_key: None = no dropout. A module that draws from its own streams leaves the argument out.
         """
         ...
@@ -102,6 +103,16 @@ class Decoder(Module, Protocol):
     def decode(self, state: Any, tokens: jax.Array, layers: Any = None) -> tuple[jax.Array, Any]:
         """Reads tokens, int [B, T], that follow; their hidden states [B, T, D], and the state after them."""
         ...
+
+
+def name_of(network: Network) -> str:
+    """What sentences call it: the name of its class, or of the module's."""
+    return getattr(network, "name", type(network).__name__)
+
+
+def dropout_rate(network: Network) -> float:
+    """Its rate of dropout; 1 where it does not say, so that keys are made."""
+    return getattr(network, "dropout_rate", 1.0)
 
 
 def has_encoder(network: Network) -> bool:
@@ -135,13 +146,25 @@ def check_length(network: Network, length: int) -> None:
         )
 
 
-def abstract_batch(network: Network, rows: int, encoder_length: int, decoder_length: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes of an unpacked batch."""
+def is_feature(name: str) -> bool:
+    """Whether networks are given that part of a batch: tokens, segments, positions and prefixes, but no weights or counts."""
+    return name.startswith(("encoder_", "decoder_")) and not name.endswith("_loss_weights")
+
+
+def abstract_batch(
+    network: Network, rows: int, encoder_length: int, decoder_length: int, packed: bool = False
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes of the features of a batch."""
     names = {"encoder_input_tokens": encoder_length} if has_encoder(network) else {}
     if has_decoder(network):
         names |= dict.fromkeys(("decoder_input_tokens", "decoder_target_tokens"), decoder_length)
     else:
         names |= {"encoder_target_tokens": encoder_length}
+    if network.architecture == "prefix_decoder":
+        names |= {"decoder_causal_attention": decoder_length}
+    if packed:
+        sides = dict.fromkeys((name.partition("_")[0], length) for name, length in names.items())
+        names |= {f"{side}_{what}": length for side, length in sides for what in ("segment_ids", "positions")}
     return {name: jax.ShapeDtypeStruct((rows, length), jnp.int32) for name, length in names.items()}
 
 

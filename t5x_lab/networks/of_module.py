@@ -44,6 +44,10 @@ class OfModule:
         function: Any = self.module
         function = function.__init__ if isinstance(function, type) else function  # type: ignore[misc]
         takes = inspect.signature(function).parameters
+        if hasattr(function, "init_with_output") or hasattr(self.module, "init_with_output"):
+            raise UserError(
+                f"{self.name} is a module of Flax Linen; nnx.bridge.ToNNX makes one of NNX of it (docs/own/network.md)."
+            )
         if "rngs" not in takes and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes.values()):
             raise UserError(f"{self.name} takes no rngs. Its parameters are made with them: def __init__(self, …, *, rngs).")
         return self._call(rngs=rngs, **({"constrain": constrain} if "constrain" in takes else {}))  # type: ignore[attr-defined]

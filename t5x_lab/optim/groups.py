@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import optax
@@ -13,6 +13,8 @@ from t5x_lab.config.errors import UserError
 from t5x_lab.optim.optimizers import Optimizer
 from t5x_lab.optim.schedules import Schedule
 
+_PAIRS = 'give pairs, in their order: [("decoder/.*", @AdamW()), (".*", None)].'
+
 
 @dataclasses.dataclass(frozen=True)
 class Groups:
@@ -21,15 +23,23 @@ class Groups:
     A frozen group's parameters stay what they were: there is no gradient of them, and no slot.
 
     Attributes:
-      groups: {pattern: optimizer, or None for a frozen group}. A parameter, "encoder/layers/mlp/wo/kernel", belongs to the
-        first pattern that matches its whole name. The layers of a stack are one parameter.
+      groups: pairs (pattern, optimizer, or None for a frozen group). A parameter, "encoder/layers/mlp/wo/kernel", belongs to
+        the first pattern that matches its whole name. The layers of a stack are one parameter.
     """
 
-    groups: dict[str, Optimizer | None]
+    groups: tuple[tuple[str, Optimizer | None], ...]
 
     def __post_init__(self):
+        if isinstance(self.groups, dict):  # whose order gin does not keep
+            raise UserError(
+                'Groups.groups is a dictionary; give pairs in their order: [("decoder/.*", @AdamW()), (".*", None)].'
+            )
         check_types(self)
-        for pattern, optimizer in self.groups.items():
+        for pair in self.groups:
+            if not isinstance(pair, tuple | list) or len(pair) != 2:
+                raise UserError(f"Groups.groups has {pair!r}; {_PAIRS}")
+        object.__setattr__(self, "groups", tuple(tuple(pair) for pair in self.groups))
+        for pattern, optimizer in self.groups:
             try:
                 re.compile(pattern)
             except (re.error, TypeError) as error:
@@ -39,38 +49,45 @@ class Groups:
                     f'Groups.groups has {optimizer!r} for "{pattern}"; it must be an optimizer, such as @AdamW(), or None for '
                     "parameters that stay as they are."
                 )
-        if all(optimizer is None for optimizer in self.groups.values()):
-            raise UserError('Groups.groups trains nothing. Give one of the patterns an optimizer: {"decoder/.*": @AdamW()}.')
+        if all(optimizer is None for _, optimizer in self.groups):
+            raise UserError('Groups.groups trains nothing. Give one of the patterns an optimizer: ("decoder/.*", @AdamW()).')
 
     @property
     def learning_rate(self) -> Schedule:
         """That of the first group that is trained."""
-        return next(optimizer.learning_rate for optimizer in self.groups.values() if optimizer is not None)
+        return next(iter(self.learning_rates.values()))
 
     @property
     def learning_rates(self) -> dict[str, Schedule]:
         """By pattern, of the groups that are trained."""
-        return {pattern: optimizer.learning_rate for pattern, optimizer in self.groups.items() if optimizer is not None}
+        return {pattern: optimizer.learning_rate for pattern, optimizer in self.groups if optimizer is not None}
 
     def is_trained(self, name: str) -> bool:
         """Whether a parameter is of a group that is not frozen."""
-        return self.groups[self._pattern_of(name)] is not None
+        return self._group_of(name)[1] is not None
+
+    def check_names(self, names: Sequence[str]) -> None:
+        """Raises a `UserError` for a pattern that is the first to match none of all parameters' names."""
+        used = {self._group_of(name)[0] for name in names}
+        for pattern, _ in self.groups:
+            if pattern not in used:
+                raise UserError(
+                    f'No parameter belongs to the group "{pattern}". Names are such as {", ".join(sorted(names)[:8])}.'
+                )
 
     def identity(self) -> str:
         """What a run is continued with unchanged: the groups, and the kinds of their optimizers."""
         kind = lambda optimizer: None if optimizer is None else f"@{type(optimizer).__name__}()"
-        return f"@Groups() of { ({pattern: kind(optimizer) for pattern, optimizer in self.groups.items()}) }"
+        return f"@Groups() of { ({pattern: kind(optimizer) for pattern, optimizer in self.groups}) }"
 
     def make(self, axes: dict) -> optax.GradientTransformation:
         """See `Optimizer.make`. Its state is a tuple of those of the groups that are trained, in their order."""
-        patterns = {pattern: optimizer for pattern, optimizer in self.groups.items() if optimizer is not None}
-        of_group = lambda pattern: lambda name: self._pattern_of(name) == pattern
+        of_group = lambda pattern: lambda name: self._group_of(name)[0] == pattern
         made = []
-        for pattern, optimizer in patterns.items():
+        for pattern, optimizer in self.groups:
+            if optimizer is None:
+                continue
             mine = select(axes, of_group(pattern))
-            if not mine:
-                names = ", ".join(sorted(flat_names(axes))[:8])
-                raise UserError(f'No parameter that is trained belongs to the group "{pattern}". Names are such as {names}.')
             made.append((of_group(pattern), optimizer.make(mine)))
 
         def init(params: Any) -> tuple:
@@ -88,10 +105,10 @@ class Groups:
 
         return optax.GradientTransformation(init, update)
 
-    def _pattern_of(self, name: str) -> str:
-        for pattern in self.groups:
+    def _group_of(self, name: str) -> tuple[str, Optimizer | None]:
+        for pattern, optimizer in self.groups:
             if re.fullmatch(pattern, name):
-                return pattern
+                return pattern, optimizer
         raise UserError(
             f'No pattern of Groups.groups matches the parameter {name}. A last one, ".*", takes all others: with None they '
             "stay as they are."
@@ -110,8 +127,10 @@ def optimizer_identity(optimizer: Optimizer) -> str:
     return optimizer.identity() if isinstance(optimizer, Groups) else f"@{type(optimizer).__name__}()"
 
 
-def trained(optimizer: Optimizer) -> Callable[[str], bool]:
-    """Whether a parameter of that name is trained; all are, where the optimizer does not say."""
+def trained(optimizer: Optimizer, names: Sequence[str]) -> Callable[[str], bool]:
+    """Whether a parameter, one of these names, is trained; all are, where the optimizer does not say."""
+    if isinstance(optimizer, Groups):
+        optimizer.check_names(names)
     return getattr(optimizer, "is_trained", lambda name: True)
 
 

@@ -52,6 +52,13 @@ class Optax:
     transformation: optax.GradientTransformation
     learning_rate: Schedule
 
+    def __post_init__(self):
+        if isinstance(self.learning_rate, int | float):
+            raise UserError(
+                f"Optax has the learning rate {self.learning_rate}; it is a function of the step, and the same one that the "
+                "transformation is made with: rate = lambda step: 0.01, and Optax(optax.lion(rate), rate)."
+            )
+
     def make(self, axes: dict) -> optax.GradientTransformation:
         del axes
         return self.transformation

@@ -93,6 +93,8 @@ def _check_entry(where: str, name: object, entry: object) -> None:
     axes = (entry,) if isinstance(entry, str) else entry if isinstance(entry, tuple | list) else ()
     if not isinstance(name, str) or (entry is not None and not axes):
         raise UserError(f'{where} has {name!r}: {entry!r}; it is written {{"mlp": "tensor"}}, with a tuple of axes, or None.')
+    if len(set(axes)) < len(axes):
+        raise UserError(f"{where} splits {name} over {axes}; each mesh axis is named once.")
     for axis in axes:
         if axis not in AXES:
             raise UserError(

@@ -12,7 +12,7 @@ import optax
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.user_code import tried
 from t5x_lab.models.model import Params
-from t5x_lab.optim.groups import learning_rates, select, trained
+from t5x_lab.optim.groups import flat_names, learning_rates, select, trained
 from t5x_lab.optim.optimizers import Optimizer
 from t5x_lab.runs.config import RunConfig
 from t5x_lab.runs.sharded_model import ShardedModel, check_rows, with_shardings
@@ -57,7 +57,7 @@ def assemble(
     """
     check_rows(batch_size // microbatches, sharded.row_multiple)
     model = sharded.model
-    is_trained = trained(optimizer)
+    is_trained = trained(optimizer, list(flat_names(model.axes)))
     transformation = _transformation(optimizer, select(model.axes, is_trained))
     start = functools.partial(
         initial_state, transformation, num_tasks=num_tasks, is_trained=is_trained, with_average=average_decay is not None
@@ -98,6 +98,8 @@ def _transformation(optimizer: Optimizer, axes: dict) -> optax.GradientTransform
     if not (hasattr(made, "init") and hasattr(made, "update")):
         raise UserError(f"{name}.make(axes) returned {made!r}; it must return an optax transformation, with init and update.")
     for schedule in learning_rates(optimizer).values():
+        if not callable(schedule):
+            raise UserError(f"{name}.learning_rate is {schedule!r}; it is a function of the step, such as @LinearDecay().")
         step = jax.ShapeDtypeStruct((), jnp.int32)
         rate = tried(f"{name}.learning_rate fails", lambda schedule=schedule: jax.eval_shape(schedule, step))
         if getattr(rate, "shape", None) != ():

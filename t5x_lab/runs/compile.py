@@ -17,7 +17,7 @@ from t5x_lab.config.errors import UserError, one_of
 from t5x_lab.decoding.generation import complete
 from t5x_lab.decoding.sampling import SamplingConfig
 from t5x_lab.networks.config import REMAT_POLICIES
-from t5x_lab.networks.network import has_decoder, has_encoder, recomputed_flops
+from t5x_lab.networks.network import has_decoder, has_encoder, name_of, recomputed_flops
 from t5x_lab.observe.collectives import collectives
 from t5x_lab.observe.hardware import GiB, chip
 from t5x_lab.runs.assemble import assemble_run
@@ -200,7 +200,7 @@ def search(run: RunConfig, devices: Sequence | None = None, topology: str | None
     do not fit; with the first that fits, batches twice as large as long as they fit.
     """
     if not hasattr(run.model.network, "remat_policy"):
-        raise UserError(f"--search tries remat policies, which a {type(run.model.network).__name__} does not have.")
+        raise UserError(f"--search tries remat policies, which a {name_of(run.model.network)} does not have.")
     kind = (jax.devices() if devices is None else devices)[0].device_kind
     if chip(kind) is None:
         raise UserError(f'--search needs a device whose memory is known, which "{kind}" is not; give it a --topology.')

@@ -13,6 +13,7 @@ from t5x_lab.checkpoints.initial import load_params
 from t5x_lab.checkpoints.layout import absolute_path
 from t5x_lab.checkpoints.manager import save_params
 from t5x_lab.config.errors import NotSet, UserError
+from t5x_lab.config.user_code import tried
 from t5x_lab.data.environment import check_environment
 from t5x_lab.decoding.beam_search import BeamConfig
 from t5x_lab.decoding.sampling import LogitsFn, SamplingConfig
@@ -314,7 +315,8 @@ class Run:
         missing = [name for name in needed if name not in batch]
         if missing:
             raise UserError(f"logits needs {missing[0]} for a model of architecture {network.architecture}.")
-        return np.asarray(self._logits(self.params, batch))
+        what = f"The network fails on the features {', '.join(batch)}"
+        return np.asarray(tried(what, lambda: self._logits(self.params, batch)))
 
     @functools.cached_property
     def _logits(self):

@@ -9,7 +9,7 @@ import optax
 
 from t5x_lab.models.loss import token_weights, weights_and_normalizer
 from t5x_lab.models.model import LossSums, Model, Params
-from t5x_lab.networks.network import Batch
+from t5x_lab.networks.network import Batch, dropout_rate
 from t5x_lab.optim.groups import merge, select
 from t5x_lab.optim.schedules import Schedule
 from t5x_lab.training.hooks import Statistics
@@ -108,7 +108,7 @@ def _gradients(
     """Gradient of the objective / normalizer and the sums, over all microbatches."""
 
     def objective(params, batch, weights, key):
-        sums = loss(params, batch, weights, key if getattr(model.config.network, "dropout_rate", 1.0) else None)
+        sums = loss(params, batch, weights, key if dropout_rate(model.config.network) else None)
         return sums.objective / normalizer, sums
 
     gradient = jax.grad(objective, has_aux=True)
