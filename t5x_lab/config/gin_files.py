@@ -284,5 +284,5 @@ def _sentence(error: Exception, search_paths: Sequence[str]) -> str:
 def _parameters(selector: str) -> list[str]:
     wrapped = _REGISTRY.get_match(selector).wrapped
     if isinstance(wrapped, type) and not dataclasses.is_dataclass(wrapped):
-        return list(inspect.signature(wrapped.__init__).parameters)[1:]  # a metaclass may hide it
+        return list(inspect.signature(wrapped.__init__).parameters)[1:]  # type: ignore[misc]  # a metaclass may hide it
     return list(inspect.signature(wrapped).parameters)

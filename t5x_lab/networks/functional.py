@@ -38,10 +38,9 @@ class Functional:
         module = _without_arrays(lambda: nnx.eval_shape(lambda: quietly(_rngs(jax.random.key(0)))))
         name = type(module).__name__
         module.train()
-        split: Callable[[nnx.Module], Any] = lambda module: nnx.split(module, nnx.Param, nnx.RngState, ...)
-        self._training = split(module)[0]
+        self._training = _split(module)[0]
         module.eval()
-        self._resting, self._abstract, self._random, self._rest = split(module)
+        self._resting, self._abstract, self._random, self._rest = _split(module)
         self._paths = {tuple(map(str, path)): path for path, _ in nnx.to_flat_state(self._abstract)}
         axes_of_t5x = {path: leaf.get_value().names for path, leaf in nnx.to_flat_state(self._rest) if _is_axes_of_t5x(leaf)}
         self._constants = [path for path, leaf in nnx.to_flat_state(self._rest) if type(leaf) is nnx.Variable]
@@ -84,7 +83,7 @@ class Functional:
         """Constants are made anew in the program that needs them; what else is made with them is not computed."""
         if not self._constants:
             return self._rest
-        return nnx.split(self._make(_rngs(jax.random.key(0))), nnx.Param, nnx.RngState, ...)[3]
+        return _split(self._make(_rngs(jax.random.key(0))))[3]
 
     def _streams(self, key: jax.Array | None) -> nnx.State:
         key = jax.random.key(0) if key is None else key
@@ -94,6 +93,11 @@ class Functional:
         draw = lambda key, shape: jax.random.split(key, shape) if shape else key  # of layers side by side, a key each
         fresh = [draw(keys[i], x.shape) if is_key(x) else jnp.zeros(x.shape, x.dtype) for i, x in enumerate(leaves)]
         return jax.tree.unflatten(structure, fresh)
+
+
+def _split(module: nnx.Module) -> Any:
+    """(structure, parameters, streams of random numbers, all else)."""
+    return nnx.split(module, nnx.Param, nnx.RngState, ...)
 
 
 def _without_arrays(make: Callable[[], Any]) -> Any:
