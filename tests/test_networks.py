@@ -217,7 +217,9 @@ def test_initialisation_has_t5s_scales():
     assert not np.allclose(first, second)
 
 
-@pytest.mark.parametrize("given", ["orthogonal", "glorot_uniform", jax.nn.initializers.normal(0.5)], ids=str)
+@pytest.mark.parametrize(
+    "given", ["orthogonal", "glorot_uniform", jax.nn.initializers.normal(0.5)], ids=["orthogonal", "glorot_uniform", "own"]
+)
 def test_matrices_are_drawn_by_the_initializer_as_inputs_by_outputs(given):
     """Against JAX's own draws of a matrix of that shape: their scale, or their rows' products."""
     config = dataclasses.replace(
