@@ -63,6 +63,8 @@ def test_parameters_go_from_a_causal_to_a_prefix_decoder_and_back(capfd):
         ("--gin.MIXTURE_OR_TASK_NAME=sotu_full_lm", "was trained with MIXTURE_OR_TASK_NAME = sotu_prefix_lm"),
         ('--gin.TASK_FEATURE_LENGTHS={"targets": 32}', "was trained with TASK_FEATURE_LENGTHS"),
     ):
+        assert main([*flags("prefix_decoder", PREFIX_LM, "fresh", 9), change, "--dry_run"]) == 2
+        assert says in capfd.readouterr().err
         assert main([*flags("prefix_decoder", PREFIX_LM, "fresh", 9), change]) == 2
         assert says in capfd.readouterr().err
         assert pathlib.Path("fresh/config.gin").read_text() == before, "a refused run must not change the directory"

@@ -53,6 +53,13 @@ def tried(what: str, call: Callable) -> Any:
         raise UserError(f"{what}: {where}.") from error
 
 
+def shown(value: Any) -> str:
+    """ "float32 [2, 3]" of an array or its shape; of anything else what Python shows, in short."""
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"{value.dtype} {list(value.shape)}"
+    return f"{value!r:.200}"
+
+
 def told(error: BaseException) -> str:
     """ "ValueError: the first line of what it says"."""
     said = str(error.args[0] if error.args else error).strip()

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from t5x_lab.config.errors import UserError, nearest
-from t5x_lab.config.user_code import tried
+from t5x_lab.config.user_code import shown, tried
 from t5x_lab.networks.functional import Functional
 from t5x_lab.networks.network import Batch, Network, abstract_batch, max_length
 
@@ -80,7 +80,7 @@ def check_losses(losses: Mapping[str, Loss], network: Network) -> None:
         what = f'The loss "{name}" fails'
         found = tried(what, lambda run=run: jax.eval_shape(run, functional.abstract_params, batch))
         if getattr(found, "shape", None) != () or not jnp.issubdtype(found.dtype, jnp.floating):
-            raise UserError(f'The loss "{name}" gives {found}; it must give a scalar, the sum over all tokens, in floats.')
+            raise UserError(f'The loss "{name}" gives {shown(found)}; it must give a float, the sum over all tokens.')
 
 
 def predicting_side(batch: Batch) -> str:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from t5x_lab.config.errors import UserError, one_of
-from t5x_lab.config.user_code import tried
+from t5x_lab.config.user_code import shown, tried
 from t5x_lab.networks.functional import Functional
 from t5x_lab.networks.network import ARCHITECTURES, Network, abstract_batch, has_decoder, max_length, name_of
 
@@ -89,6 +89,6 @@ def _expect(what: str, found: Any, shape: tuple[int, ...], whole: bool = False) 
     given = getattr(found, "shape", None)
     wanted = f"[{', '.join(map(str, shape))}{'' if whole else ', …'}]"
     if given is None or not jnp.issubdtype(found.dtype, jnp.floating):
-        raise UserError(f"{what} that are {found!r:.200}; an array of floats {wanted} is expected.")
+        raise UserError(f"{what} that are {shown(found)}; an array of floats {wanted} is expected.")
     if (given if whole else given[: len(shape)]) != shape:
         raise UserError(f"{what} of the shape {list(given)} for {_ROWS} rows; the shape {wanted} is expected.")

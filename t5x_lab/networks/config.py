@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from t5x_lab.config.checks import check_types, positive
 from t5x_lab.config.errors import UserError, one_of
-from t5x_lab.config.user_code import tried
+from t5x_lab.config.user_code import shown, tried
 from t5x_lab.networks.network import ARCHITECTURES
 
 ACTIVATION_FUNCTIONS = {
@@ -213,7 +213,8 @@ def _check_activation(activation: str | Callable) -> None:
         ) from error
     if (getattr(result, "shape", None), getattr(result, "dtype", None)) != (given.shape, given.dtype):
         raise UserError(
-            f"The activation {name} of TransformerConfig.mlp_activations makes {result} of {given}; it must keep both."
+            f"The activation {name} of TransformerConfig.mlp_activations makes {shown(result)} of {shown(given)}; it must "
+            "keep both."
         )
 
 
@@ -229,7 +230,7 @@ def _check_initializer(initializer: str | Callable | None) -> None:
         lambda: jax.eval_shape(lambda: initializer(jax.random.key(0), (3, 2), jnp.float32)),
     )
     if (getattr(result, "shape", None), getattr(result, "dtype", None)) != ((3, 2), jnp.float32):
-        raise UserError(f"TransformerConfig.initializer {name} makes {result} for the shape (3, 2) and float32.")
+        raise UserError(f"TransformerConfig.initializer {name} makes {shown(result)} for the shape (3, 2) and float32.")
 
 
 def check_dropout(rate: float) -> None:

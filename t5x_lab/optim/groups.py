@@ -31,9 +31,7 @@ class Groups:
 
     def __post_init__(self):
         if isinstance(self.groups, dict):  # whose order gin does not keep
-            raise UserError(
-                'Groups.groups is a dictionary; give pairs in their order: [("decoder/.*", @AdamW()), (".*", None)].'
-            )
+            raise UserError(f"Groups.groups is a dictionary; {_PAIRS}")
         check_types(self)
         for pair in self.groups:
             if not isinstance(pair, tuple | list) or len(pair) != 2:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from t5x_lab.config.errors import UserError
-from t5x_lab.config.user_code import tried
+from t5x_lab.config.user_code import shown, tried
 from t5x_lab.models.model import Params
 from t5x_lab.optim.groups import flat_names, learning_rates, select, trained
 from t5x_lab.optim.optimizers import Optimizer
@@ -103,7 +103,7 @@ def _transformation(optimizer: Optimizer, axes: dict) -> optax.GradientTransform
         step = jax.ShapeDtypeStruct((), jnp.int32)
         rate = tried(f"{name}.learning_rate fails", lambda schedule=schedule: jax.eval_shape(schedule, step))
         if getattr(rate, "shape", None) != ():
-            raise UserError(f"{name}.learning_rate gave {rate} for a step; it must give a scalar.")
+            raise UserError(f"{name}.learning_rate gave {shown(rate)} for a step; it must give a scalar.")
     return made
 
 

@@ -5,10 +5,11 @@ import functools
 
 from t5x_lab.checkpoints.formats import Location, find
 from t5x_lab.checkpoints.initial import carry_over, load_params
-from t5x_lab.checkpoints.layout import absolute_path, check_format, check_settings, finished_steps
+from t5x_lab.checkpoints.layout import absolute_path, check_format, check_same_parameters, check_settings, finished_steps
 from t5x_lab.checkpoints.manager import Checkpoints
 from t5x_lab.checkpoints.verification import explaining_damage
 from t5x_lab.config.errors import UserError
+from t5x_lab.models.model import Params
 from t5x_lab.partitioning.distributed import broadcast
 from t5x_lab.runs.assemble import Training
 from t5x_lab.runs.config import RunConfig
@@ -52,6 +53,14 @@ def find_starting_point(run: RunConfig) -> StartingPoint:
         )
         return StartingPoint(reason, checkpoint=checkpoint)
     return StartingPoint(f"Starting at step 0 with fresh parameters: {run.model_dir} holds no checkpoint.")
+
+
+def check_fits(run: RunConfig, start: StartingPoint, abstract_params: Params) -> None:
+    """Raises a `UserError` where the model is not that of the run's own checkpoint, or of another of ours that is taken whole."""
+    if start.step is not None:
+        check_same_parameters(absolute_path(run.model_dir) / "checkpoints" / str(start.step), abstract_params)
+    elif start.checkpoint is not None and start.checkpoint.format == "t5x_lab" and not run.restore.has_rules:
+        check_same_parameters(start.checkpoint.path, abstract_params)
 
 
 def check_agreement(run: RunConfig, start: StartingPoint) -> None:

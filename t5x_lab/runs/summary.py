@@ -13,7 +13,7 @@ from t5x_lab.observe.model_info import model_info
 from t5x_lab.runs.assemble import assemble_run
 from t5x_lab.runs.config import GinConfig, RunConfig
 from t5x_lab.runs.sharded_model import ShardedModel
-from t5x_lab.runs.starting_point import find_starting_point
+from t5x_lab.runs.starting_point import check_fits, find_starting_point
 from t5x_lab.training.loop import Budget
 
 
@@ -37,7 +37,9 @@ def dry_run(config: GinConfig) -> str:
     assemble_run(run, sharded, num_tasks=1)
     lengths = run.data.model_lengths(run.model.network.architecture)
     try:
-        start = find_starting_point(run).reason
+        found = find_starting_point(run)
+        check_fits(run, found, sharded.model.abstract_params)
+        start = found.reason
     except UserError:
         raise
     except Exception as error:  # a remote directory that this machine cannot reach

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from t5x_lab.config.errors import UserError
-from t5x_lab.config.user_code import raised_in, told, tried
+from t5x_lab.config.user_code import raised_in, shown, told, tried
 from t5x_lab.models.loss import check_metric
 
 Metrics = Mapping[str, float | None]
@@ -163,10 +163,10 @@ class Statistics:
             given = (params, gradients, updates)
             shapes = tried(f"{what} fails in statistics", lambda hook=hook: jax.eval_shape(hook.statistics, *given))
             if not isinstance(shapes, dict):
-                raise UserError(f"{what} has the statistics {shapes}; they are a dict of scalars by name.")
+                raise UserError(f"{what} has the statistics {shown(shapes)}; they are a dict of scalars by name.")
             for name, shape in shapes.items():
                 if getattr(shape, "shape", None) != ():
-                    raise UserError(f"{what} has the statistic {name!r}, {shape}; statistics are a dict of scalars by name.")
+                    raise UserError(f"{what} has the statistic {name!r}, {shown(shape)}; they are a dict of scalars by name.")
                 check_metric(f"{what} has a statistic that", name)
                 if name in found:
                     raise UserError(f'{what} has the statistic "{name}", which another hook has too.')
