@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.models.model import ModelConfig
+from t5x_lab.observe.model_info import model_info
 from t5x_lab.optim.optimizers import AdamW
 from t5x_lab.optim.schedules import LearningRate
 from t5x_lab.partitioning.mesh import MeshShape
@@ -127,6 +128,8 @@ def test_a_name_of_ones_own_is_split_where_a_rule_says_so():
     without = ShardedModel(ModelConfig(Wide), MeshShape(1, 2, 2), jax.devices()[:4])
     with pytest.raises(UserError, match='by the axis "width", which has no rule'):
         jax.eval_shape(without.model.logits, without.model.abstract_params, batch)
+    misspelled = ShardedModel(ModelConfig(Wide), MeshShape(1, 2, 2), jax.devices()[:4], ShardingRules({"widht": "tensor"}))
+    assert 'No parameter has the axis "widht"' in model_info(misspelled.model, misspelled.partitioner)
     short = ShardedModel(ModelConfig(tiny_config("causal_decoder")), MeshShape(1, 2, 2), jax.devices()[:4], rules)
     with pytest.raises(UserError, match=r"an activation of the shape \(2, 3\) has the axes"):
         short.partitioner.constrain(jnp.ones((2, 3)), ("batch",))

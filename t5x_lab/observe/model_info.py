@@ -53,4 +53,10 @@ def model_info(model: Model, partitioner: Partitioner | None = None) -> str:
         lines.append(
             f"{sum(row['bytes_per_device'] for row in rows):,} bytes on each of {mesh.size} devices, mesh {dict(mesh.shape)}"
         )
+        known = {name for row in rows for name in row["axes"]}
+        lines += [
+            f'No parameter has the axis "{name}", which ShardingRules.parameters has a rule for.'
+            for name in partitioner.rules.parameters
+            if name not in known
+        ]
     return "\n".join(line.rstrip() for line in lines) + "\n"

@@ -56,7 +56,7 @@ def find_starting_point(run: RunConfig) -> StartingPoint:
 
 
 def check_fits(run: RunConfig, start: StartingPoint, abstract_params: Params) -> None:
-    """Raises a `UserError` where the model is not that of the run's own checkpoint, or of another of ours that is taken whole."""
+    """Raises a `UserError` where the model is not that of the run's checkpoint, or of another of ours that is taken whole."""
     if start.step is not None:
         check_same_parameters(absolute_path(run.model_dir) / "checkpoints" / str(start.step), abstract_params)
     elif start.checkpoint is not None and start.checkpoint.format == "t5x_lab" and not run.restore.has_rules:
