@@ -10,6 +10,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from t5x_lab.ops.capping import capped
 from t5x_lab.ops.dropout import dropout
 
 BLOCK = 256  # queries whose weights exist at one time
@@ -152,11 +153,6 @@ def _attend(query_BTNH, key_BSKH, value_BSKH, bias, mask: Mask, dropout_key, rat
     weights_BNTS = dropout(weights_BNTS, rate, dropout_key, broadcast_axis=-2)
     attended_BTKGH = jnp.einsum("BKGTS,BSKH->BTKGH", weights_BNTS.reshape(B, K, N // K, T, S), value_BSKH)
     return attended_BTKGH.reshape(B, T, N, H)
-
-
-def capped(logits: jax.Array, cap: float | None) -> jax.Array:
-    """cap * tanh(logits / cap), or the logits where there is no cap."""
-    return logits if cap is None else cap * jnp.tanh(logits / cap)
 
 
 def expand_mask(mask: Mask, T: int, S: int, start: int = 0) -> jax.Array | None:

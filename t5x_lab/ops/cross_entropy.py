@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
-from t5x_lab.ops.attention import capped
+from t5x_lab.ops.capping import capped
 
 CHUNK = 2048  # tokens of each shard, about, that have logits at one time; at least one column of its rows
 
@@ -30,7 +30,7 @@ class CrossEntropy:
       label_smoothing: s gives the target the probability 1 - s and every other id s / (V - 1); the entropy of that
         distribution is subtracted, so that a perfect model has loss 0 (as in T5X).
       scale: what logits are multiplied by.
-      cap: what bounds them then, see `t5x_lab.ops.attention.capped`; None = nothing.
+      cap: what bounds them then, see `t5x_lab.ops.capping`; None = nothing.
       shards: parts that the batch's rows are split into over devices. Each sums its own gradient of the matrix; they are
         added once, after the last chunk.
       constrain: f(array, logical axes) -> array, as in `Transformer`.
