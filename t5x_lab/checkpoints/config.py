@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from t5x_lab.checkpoints.layout import WEIGHTS
 from t5x_lab.config.checks import check_types, in_range, positive
 from t5x_lab.config.errors import UserError, one_of
 
@@ -82,7 +83,7 @@ class RestoreCheckpointConfig:
             value = getattr(self, field)
             object.__setattr__(self, field, tuple(value) if isinstance(value, list) else value)
         check_types(self)
-        one_of("RestoreCheckpointConfig.weights", self.weights, ("last", "average"))
+        one_of("RestoreCheckpointConfig.weights", self.weights, WEIGHTS)
         for name in self.carry:
             one_of("An entry of RestoreCheckpointConfig.carry", name, ("optimizer", "step"))
         for rule in self.assignment_map:

@@ -59,11 +59,8 @@ def check_metric(what: str, name: str) -> None:
         raise UserError(f'{what} is called "{name}", which is another metric. Choose another name.')
 
 
-def check_losses(losses: Mapping[str, Loss], network: Network) -> None:
-    """Raises a `UserError` for losses that do not give a scalar, found out on shapes alone."""
-    if not losses:
-        return
-    functional = Functional(lambda rngs: network.make(rngs, lambda x, axes: x))
+def check_losses(losses: Mapping[str, Loss], network: Network, functional: Functional) -> None:
+    """Raises a `UserError` for losses that do not give a scalar, found out on shapes alone of the network's module."""
     for name, loss in losses.items():
         check_metric("A loss of ModelConfig.losses", name)
         if not callable(loss) or isinstance(loss, type):

@@ -48,7 +48,7 @@ class ModelConfig:
         if callable(self.network) and not hasattr(self.network, "make"):
             object.__setattr__(self, "network", OfModule(self.network))
         check_types(self)
-        check_network(self.network)
+        functional = check_network(self.network)
         check_normalizer(self.loss_normalizing_factor)
         if self.z_loss < 0:
             raise UserError(f"Z_LOSS is {self.z_loss}; it must not be negative. T5 uses 1e-4; 0.0 turns it off.")
@@ -57,7 +57,7 @@ class ModelConfig:
         in_range(self, "cross_entropy_weight", 0.0, math.inf)
         if not self.losses and not self.cross_entropy_weight:
             raise UserError("ModelConfig.cross_entropy_weight is 0 and ModelConfig.losses is empty; nothing would be trained.")
-        check_losses(self.losses, self.network)
+        check_losses(self.losses, self.network, functional)
 
 
 @jax.tree_util.register_dataclass

@@ -15,17 +15,21 @@ from t5x_lab.networks.network import ARCHITECTURES, Network, abstract_batch, has
 _ROWS, _TOKENS = 2, 3
 
 
-def check_network(network: Network) -> None:
-    """Raises a `UserError` for a network that does not do what `Network` and `Module` say."""
+def check_network(network: Network) -> Functional:
+    """The network's module as a function of its parameters, not split over a mesh.
+
+    Raises:
+      UserError: for a network that does not do what `Network` and `Module` say.
+    """
     try:
         hash(network)
     except TypeError:  # of a field that is a list, or a dictionary
-        _check(network)
+        return _check(network)
     else:
-        _check_once(network)  # type: ignore[arg-type]
+        return _check_once(network)  # type: ignore[arg-type]
 
 
-def _check(network: Network) -> None:
+def _check(network: Network) -> Functional:
     name = name_of(network)
     make = lambda rngs: network.make(rngs, lambda x, axes: x)
     functional = tried(f"The network {name} cannot be made", lambda: Functional(make))
@@ -58,6 +62,7 @@ def _check(network: Network) -> None:
         raise UserError(f"{name} has one of prefill and decode; a network that generates has both. Add the other, or neither.")
     if has_decoder(network) and hasattr(module, "prefill") and most > 1:
         _check_decoder(name, run, hidden, prompt_length=min(_TOKENS, most - 1))
+    return functional
 
 
 def _check_output_matrix(name: str, run: Callable, hidden: jax.ShapeDtypeStruct, vocab_size: int) -> None:

@@ -6,9 +6,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import traverse_util
 
 from t5x_lab.config.checks import check_types, positive
+from t5x_lab.optim.groups import flat_names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Norms:
 
 def _squares(tree: Any) -> dict[str, jax.Array]:
     """Sums of squares by layer, float32."""
-    flat = traverse_util.flatten_dict(tree, sep="/")
+    flat = flat_names(tree)
     stacks = _stacks(flat)
     found: dict[str, jax.Array] = {}
     for name, leaf in flat.items():

@@ -122,13 +122,13 @@ def learning_rates(optimizer: Optimizer) -> dict[str, Schedule]:
 
 def optimizer_identity(optimizer: Optimizer) -> str:
     """What a run is continued with unchanged."""
-    return optimizer.identity() if isinstance(optimizer, Groups) else f"@{type(optimizer).__name__}()"
+    identity = getattr(optimizer, "identity", lambda: f"@{type(optimizer).__name__}()")
+    return identity()
 
 
 def trained(optimizer: Optimizer, names: Sequence[str]) -> Callable[[str], bool]:
     """Whether a parameter, one of these names, is trained; all are, where the optimizer does not say."""
-    if isinstance(optimizer, Groups):
-        optimizer.check_names(names)
+    getattr(optimizer, "check_names", lambda names: None)(names)
     return getattr(optimizer, "is_trained", lambda name: True)
 
 

@@ -23,6 +23,9 @@ class Optimizer(Protocol):
 
     Attributes:
       learning_rate: of a step, for the metrics; the transformation applies it itself.
+
+    It may have more, as `Groups` has: learning_rates, by group; is_trained(name), false where frozen; check_names(names),
+    of all parameters; identity(), what a run is continued with unchanged.
     """
 
     learning_rate: Schedule

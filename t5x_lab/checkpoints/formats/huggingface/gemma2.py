@@ -7,7 +7,8 @@ texts longer than the window are refused.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from t5x_lab.checkpoints.formats.huggingface.table import DECODER_TOKENS, Entry, Family, linear
+from t5x_lab.checkpoints.formats.huggingface.llama import projections, sizes
+from t5x_lab.checkpoints.formats.huggingface.table import DECODER_TOKENS, Entry, Family
 from t5x_lab.config.errors import UserError
 from t5x_lab.networks.transformer import TransformerConfig
 
@@ -26,11 +27,7 @@ def _entries(c: TransformerConfig) -> Iterator[Entry]:
         theirs, ours = f"model.layers.{i}", f"decoder/layers_{i}"
         for name, norm in _NORMS.items():
             yield Entry(f"{theirs}.{name}.weight", (f"{ours}/{norm}/scale",), less=1.0)
-        for letter, which in (("q", "query"), ("k", "key"), ("v", "value")):
-            yield linear(f"{theirs}.self_attn.{letter}_proj", f"{ours}/self_attention/{which}")
-        yield linear(f"{theirs}.self_attn.o_proj", f"{ours}/self_attention/out", inputs=2)
-        for name, which in (("gate", "wi_0"), ("up", "wi_1"), ("down", "wo")):
-            yield linear(f"{theirs}.mlp.{name}_proj", f"{ours}/mlp/{which}")
+        yield from projections(theirs, ours)
     yield Entry("model.norm.weight", ("decoder/final_norm/scale",), less=1.0)
 
 
@@ -49,13 +46,7 @@ def _to_theirs(c: TransformerConfig) -> dict[str, Any] | None:
     return {
         "architectures": ["Gemma2ForCausalLM"],
         "model_type": "gemma2",
-        "vocab_size": c.vocab_size,
-        "hidden_size": c.emb_dim,
-        "intermediate_size": c.mlp_dim,
-        "num_hidden_layers": c.num_decoder_layers,
-        "num_attention_heads": c.num_heads,
-        "num_key_value_heads": c.kv_heads,
-        "head_dim": c.head_dim,
+        **sizes(c),
         "query_pre_attn_scalar": c.head_dim,
         "hidden_activation": "gelu_pytorch_tanh",
         "attn_logit_softcapping": c.attention_logit_cap,

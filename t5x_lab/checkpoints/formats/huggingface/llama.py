@@ -11,19 +11,37 @@ from t5x_lab.networks.transformer import TransformerConfig
 _MAX_LENGTH = 2048  # a hint for serving; rotations know no end
 
 
+def projections(theirs: str, ours: str) -> Iterator[Entry]:
+    """The matrices of a layer, which Gemma 2 has under the same names."""
+    for letter, which in (("q", "query"), ("k", "key"), ("v", "value")):
+        yield linear(f"{theirs}.self_attn.{letter}_proj", f"{ours}/self_attention/{which}")
+    yield linear(f"{theirs}.self_attn.o_proj", f"{ours}/self_attention/out", inputs=2)
+    for name, which in (("gate", "wi_0"), ("up", "wi_1"), ("down", "wo")):
+        yield linear(f"{theirs}.mlp.{name}_proj", f"{ours}/mlp/{which}")
+
+
+def sizes(c: TransformerConfig) -> dict[str, int]:
+    """The sizes of config.json, under the names of Llama and Gemma 2."""
+    return {
+        "vocab_size": c.vocab_size,
+        "hidden_size": c.emb_dim,
+        "intermediate_size": c.mlp_dim,
+        "num_hidden_layers": c.num_decoder_layers,
+        "num_attention_heads": c.num_heads,
+        "num_key_value_heads": c.kv_heads,
+        "head_dim": c.head_dim,
+    }
+
+
 def _entries(c: TransformerConfig) -> Iterator[Entry]:
     yield Entry("model.embed_tokens.weight", ("token_embedder/embedding",))
     for i in range(c.num_decoder_layers):
         theirs, ours = f"model.layers.{i}", f"decoder/layers_{i}"
         yield Entry(f"{theirs}.input_layernorm.weight", (f"{ours}/self_attention_norm/scale",))
-        for letter, which in (("q", "query"), ("k", "key"), ("v", "value")):
-            yield linear(f"{theirs}.self_attn.{letter}_proj", f"{ours}/self_attention/{which}")
+        yield from projections(theirs, ours)
         for letter, which in (("q", "query"), ("k", "key")) if c.qk_norm else ():
             yield Entry(f"{theirs}.self_attn.{letter}_norm.weight", (f"{ours}/self_attention/{which}_norm/scale",))
-        yield linear(f"{theirs}.self_attn.o_proj", f"{ours}/self_attention/out", inputs=2)
         yield Entry(f"{theirs}.post_attention_layernorm.weight", (f"{ours}/mlp_norm/scale",))
-        for name, which in (("gate", "wi_0"), ("up", "wi_1"), ("down", "wo")):
-            yield linear(f"{theirs}.mlp.{name}_proj", f"{ours}/mlp/{which}")
     yield Entry("model.norm.weight", ("decoder/final_norm/scale",))
     if not c.logits_via_embedding:
         yield linear("lm_head", "logits_dense")
@@ -42,13 +60,7 @@ def _to_theirs(c: TransformerConfig) -> dict[str, Any] | None:
     return {
         "architectures": ["Qwen3ForCausalLM" if c.qk_norm else "LlamaForCausalLM"],
         "model_type": "qwen3" if c.qk_norm else "llama",
-        "vocab_size": c.vocab_size,
-        "hidden_size": c.emb_dim,
-        "intermediate_size": c.mlp_dim,
-        "num_hidden_layers": c.num_decoder_layers,
-        "num_attention_heads": c.num_heads,
-        "num_key_value_heads": c.kv_heads,
-        "head_dim": c.head_dim,
+        **sizes(c),
         "hidden_act": "silu",
         "rms_norm_eps": c.norm_epsilon,
         "rope_theta": c.rotary_theta,
