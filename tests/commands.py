@@ -54,7 +54,7 @@ class Command:
       argv: after `t5x_lab`.
       log: a file that the output is appended to.
       stdout: another file for what goes to stdout; the same by default.
-      environment: what is different in the environment.
+      environment: what is different in the environment; None for what is not in it.
     """
 
     def __init__(self, *argv: str, log: str = "log", stdout: str | None = None, environment: dict | None = None):
@@ -119,24 +119,60 @@ def call(function, *args):
     return result
 
 
+def call_two(function, *args) -> list:
+    """What a function of a test module returns in two processes that work as one, of one device each."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    pipes, processes = [], []
+    for index in range(2):
+        ours, theirs = _server.Pipe(duplex=False)
+        processes.append(_server.Process(target=_call_joined, args=(theirs, address, index, function, args)))
+        processes[-1].start()
+        theirs.close()
+        pipes.append(ours)
+    found = [pipe.recv() for pipe in pipes]
+    for process in processes:
+        process.join()
+    return found
+
+
+def _call_joined(pipe, address: str, index: int, function, args) -> None:
+    os.environ.update(ON_ONE_DEVICE)
+    import jax
+
+    from t5x_lab.partitioning.distributed import initialize
+
+    initialize(address, 2, index)
+    pipe.send(function(*args))
+    jax.distributed.shutdown()  # which waits for the other one
+
+
 def _call(pipe, function, args) -> None:
     pipe.send(function(*args))
 
 
-def start_two(*argv: str, log: str = "two") -> list[Command]:
-    """The command as two real processes that work as one, over loopback with Gloo, one device each."""
+def start_two(*argv: str, log: str = "two", devices: int = 1) -> list[Command]:
+    """The command as two real processes that work as one, over loopback with Gloo, with so many devices each."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     place = [f"--coordinator_address=localhost:{port}", "--num_processes=2"]
-    return [Command(*argv, *place, f"--process_id={index}", log=f"{log}{index}.log") for index in range(2)]
+    # As users start it: with the threads that the command itself takes care of.
+    flags = f"{ON_ONE_DEVICE['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"
+    environment = {"XLA_FLAGS": flags, "NPROC": None}
+    return [
+        Command(*argv, *place, f"--process_id={index}", log=f"{log}{index}.log", environment=environment) for index in range(2)
+    ]
 
 
 def _run(argv: tuple[str, ...], directory: str, log: str, out: str, environment: dict) -> None:
     """In the child: becomes the command."""
     os.setsid()
     os.chdir(directory)
-    os.environ.update(environment)
+    for name, value in environment.items():
+        os.environ.pop(name, None)
+        os.environ.update({} if value is None else {name: value})
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     for number, path in ((1, out), (2, log)):
         os.dup2(os.open(path, flags, 0o644), number)

@@ -43,7 +43,7 @@ def architecture_of(name: str) -> str:
 def tiny_config(name: str, **changes) -> Network:
     """A network of one of `ARCHITECTURES`, "encoder" or `VARIANTS`."""
     if name == "lstm":
-        return LstmConfig(vocab_size=64, emb_dim=16, hidden_dim=24, dtype="float32", **changes)
+        return LstmConfig(**{**dict(vocab_size=64, emb_dim=16, hidden_dim=24, dtype="float32"), **changes})
     architecture, variant = VARIANTS.get(name, (name, {}))
     sizes = dict(vocab_size=64, emb_dim=16, num_heads=4, head_dim=4, mlp_dim=32, dtype="float32")
     sizes["num_encoder_layers"] = 2 if architecture in ("encoder_decoder", "encoder") else 0

@@ -66,7 +66,7 @@ def exhaustive(table, vocab, max_tokens, config):
     return sorted(scored, reverse=True)
 
 
-def run_beams(tables, vocab, max_tokens, config):
+def run_beams(tables, vocab, max_tokens, config, before=None):
     batch = len(tables)
     groups = jnp.repeat(jnp.arange(batch), config.size)
 
@@ -76,7 +76,8 @@ def run_beams(tables, vocab, max_tokens, config):
 
     first = jnp.asarray(tables)[:, 0]
     start = jnp.zeros((batch * config.size,), jnp.int32)
-    return beam_search(step, first, start, lambda s, rows: s[rows], max_tokens=max_tokens, eos_id=EOS, config=config)
+    options = dict(max_tokens=max_tokens, eos_id=EOS, config=config, tokens_before=before)
+    return beam_search(step, first, start, lambda s, rows: s[rows], **options)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
@@ -94,7 +95,7 @@ def test_a_wide_beam_finds_what_exhaustive_search_finds(alpha):
         assert found == [text for _, text in best]
 
 
-def slow_beams(table, vocab, max_tokens, config):
+def slow_beams(table, vocab, max_tokens, config, before):
     """Beam search as a person would write it down."""
     live, done = [(0.0, ())], []
     for n in range(1, max_tokens + 1):
@@ -104,12 +105,12 @@ def slow_beams(table, vocab, max_tokens, config):
             for token in range(vocab)
         ]
         candidates = sorted(candidates, reverse=True)[: 2 * config.size]
-        done += [(score / config.penalty(n), text) for score, text in candidates if text[-1] == EOS]
+        done += [(score / config.penalty(before + n), text) for score, text in candidates if text[-1] == EOS]
         done = sorted(done, reverse=True)[: config.size]
         live = [(score, text) for score, text in candidates if text[-1] != EOS][: config.size]
-        if len(done) == config.size and live[0][0] / config.penalty(max_tokens) <= done[-1][0]:
+        if len(done) == config.size and live[0][0] / config.penalty(before + max_tokens) <= done[-1][0]:
             break
-    return done + [(score / config.penalty(max_tokens), text) for score, text in live][: config.size - len(done)]
+    return done + [(score / config.penalty(before + max_tokens), text) for score, text in live][: config.size - len(done)]
 
 
 @pytest.mark.parametrize("size, alpha, seed", [(1, 0.6, 0), (2, 0.6, 1), (3, 0.0, 2), (4, 1.0, 3)])
@@ -118,9 +119,10 @@ def test_a_narrow_beam_equals_the_slow_reference(size, alpha, seed):
     config = BeamConfig(size, alpha)
     tables = table_model(seed, batch, vocab, max_tokens)
     tables[-1, :, EOS] = -50.0  # one that never ends by itself
-    tokens, scores = jax.jit(lambda: run_beams(tables, vocab, max_tokens, config))()
+    before = jnp.array([0, 3, 10, 1])
+    tokens, scores = jax.jit(lambda: run_beams(tables, vocab, max_tokens, config, before))()
     for row in range(batch):
-        expected = slow_beams(tables[row], vocab, max_tokens, config)[:size]
+        expected = slow_beams(tables[row], vocab, max_tokens, config, int(before[row]))[:size]
         np.testing.assert_allclose(scores[row][: len(expected)], [score for score, _ in expected], rtol=1e-4)
         for text, (_, wanted) in zip(np.asarray(tokens[row]), expected, strict=False):
             assert tuple(text[: len(wanted)]) == wanted and not text[len(wanted) :].any()
@@ -150,7 +152,7 @@ def test_beams_of_a_model_score_what_the_model_gives_them(name):
             batch["decoder_causal_attention"] = (np.arange(len(before)) <= len(prompt)).astype(np.int32)[None]
         logits = np.asarray(logits_of(params, batch))[0][-len(text) :]
         total = log_softmax(logits)[np.arange(len(text)), text].sum()
-        np.testing.assert_allclose(scores[row, beam], total / config.penalty(len(text)), rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(scores[row, beam], total / config.penalty(len(before)), rtol=1e-3, atol=1e-4)
 
 
 def test_impossible_beams_are_sentences():
@@ -178,7 +180,7 @@ def slow_text(model, params, prompt, limit, config=SamplingConfig(), seed=0, str
         else:
             batch["decoder_causal_attention"] = (np.arange(40) <= len(prompt)).astype(np.int32)[None]
         logits = replaced(compiled(model.logits)(params, batch)[:, at], config.logits_fn)
-        token = int(choose(logits, config, jax.random.fold_in(key, i)[None])[0])
+        token = int(choose(logits, config, jax.random.fold_in(key, i)[None])[0][0])
         written.append(token)
         log_probs.append(float(jax.nn.log_softmax(logits[0])[token]))
         if token == EOS:
@@ -190,6 +192,11 @@ def made_up_texts(number, seed=0, least=1):
     rng = np.random.default_rng(seed)
     prompts = [rng.integers(2, 64, rng.integers(least, 22)).tolist() for _ in range(number)]
     return prompts, rng.integers(1, 14, number).tolist()
+
+
+def begun(sharded, prompts):
+    """As `Inference` takes them: a decoder's begin with its start token."""
+    return [[0, *prompt] if not has_encoder(sharded.model.config.network) else prompt for prompt in prompts]
 
 
 def sharp_model(name, mesh="data=1", devices=1):
@@ -209,12 +216,12 @@ def test_a_function_on_logits_decides_what_may_be_written():
     prompts, limits = made_up_texts(5)
     sampling = SamplingConfig(1.0, logits_fn=even_ids_twice_as_sharp)
     for i, tokens, _ in Inference(sharded).generate(
-        params, prompts, limits=limits, eos_id=EOS, sampling=sampling, batch_size=4
+        params, begun(sharded, prompts), limits=limits, eos_id=EOS, sampling=sampling, batch_size=4
     ):
         assert tokens.tolist() == slow_text(model, params, prompts[i], limits[i], sampling, stream=i)[0]
         assert all(token % 2 == 0 for token in tokens)
     beams = BeamConfig(2, 0.0, logits_fn=even_ids_twice_as_sharp)
-    tokens, scores = Inference(sharded).search(params, prompts[:1], max_tokens=3, beams=beams, eos_id=EOS)
+    tokens, scores = Inference(sharded).search(params, begun(sharded, prompts[:1]), max_tokens=3, beams=beams, eos_id=EOS)
     assert (tokens % 2 == 0).all() and (np.diff(scores) <= 0).all()
     greedy, log_probs = slow_text(model, params, prompts[0], 3, SamplingConfig(logits_fn=even_ids_twice_as_sharp))
     assert sum(log_probs) <= scores[0, 0] + 1e-4 and all(token % 2 == 0 for token in greedy)
@@ -232,7 +239,7 @@ def test_refilled_rows_write_what_each_text_alone_would(name, config):
     found = {
         i: (tokens.tolist(), log_probs)
         for i, tokens, log_probs in Inference(sharded).generate(
-            params, prompts, limits=limits, eos_id=EOS, sampling=config, seed=5, batch_size=4
+            params, begun(sharded, prompts), limits=limits, eos_id=EOS, sampling=config, seed=5, batch_size=4
         )
     }
     assert sorted(found) == list(range(11))
@@ -283,6 +290,7 @@ def test_scores_with_shared_inputs_equal_those_of_the_whole_sequence(name):
     sharded, params, model = sharp_model(name)
     inference, rng = Inference(sharded), np.random.default_rng(1)
     prompts, _ = made_up_texts(5, seed=1)
+    prompts = begun(sharded, prompts)
     inputs = [prompt for prompt in prompts for _ in range(4)]
     targets = [rng.integers(2, 64, rng.integers(1, 8)).tolist() for _ in inputs]
     greedy = {i: t.tolist() for i, t, _ in inference.generate(params, prompts, limits=[6] * 5, eos_id=EOS)}
@@ -295,9 +303,9 @@ def test_scores_with_shared_inputs_equal_those_of_the_whole_sequence(name):
         assert shared[1][i] == alone[1][0]
     with_encoder = has_encoder(model.config.network)
     for i in range(20):
-        batch = scoring_batch([inputs[i]], [targets[i]], with_encoder)
+        batch = scoring_batch([inputs[i]], [targets[i]], 0 if with_encoder else None)
         logits = np.asarray(compiled(model.logits)(params, batch))[0]
-        first = 0 if with_encoder else len(inputs[i])
+        first = 0 if with_encoder else len(inputs[i]) - 1
         logits = logits[first : first + len(targets[i])]
         np.testing.assert_allclose(
             shared[0][i], log_softmax(logits)[np.arange(len(targets[i])), targets[i]].sum(), rtol=1e-4, atol=1e-4
@@ -312,9 +320,9 @@ def test_a_mesh_of_devices_writes_and_scores_the_same(name):
     found = []
     for mesh, devices in (("data=1", 1), ("data=2,fsdp=2,tensor=2", 8)):
         sharded, params, _ = sharp_model(name, mesh, devices)
-        inference = Inference(sharded)
-        texts = inference.generate(params, prompts, limits=limits, eos_id=EOS, batch_size=4)
-        scores, _ = inference.score(params, prompts + prompts, prompts + prompts[::-1], batch_size=8)
+        inference, begins = Inference(sharded), begun(sharded, prompts)
+        texts = inference.generate(params, begins, limits=limits, eos_id=EOS, batch_size=4)
+        scores, _ = inference.score(params, begins + begins, prompts + prompts[::-1], batch_size=8)
         found.append((sorted((i, tokens.tolist()) for i, tokens, _ in texts), scores))
     assert found[0][0] == found[1][0]
     np.testing.assert_allclose(found[0][1], found[1][1], rtol=1e-4)
@@ -343,7 +351,7 @@ def test_buckets_are_few():
 def test_learned_positions_limit_each_text_by_itself():
     """GPT-1's 32 positions: a long prompt with few tokens to write beside a short one with many; one too many is a sentence."""
     sharded, params, _ = sharp_model("gpt1")
-    prompts, limits = [[5] * 28, [6, 7], [8] * 20], [4, 30, 12]
+    prompts, limits = begun(sharded, [[5] * 28, [6, 7], [8] * 20]), [4, 30, 12]
     found = {i: t.tolist() for i, t, _ in Inference(sharded).generate(params, prompts, limits=limits, eos_id=63, batch_size=2)}
     for i in range(3):
         assert len(found[i]) == limits[i] or found[i][-1] == 63
@@ -356,9 +364,10 @@ def test_learned_positions_limit_each_text_by_itself():
         ([8, 8], 8, "a: beside 8 tokens to write there is no room for a prompt in 8"),
     ):
         with pytest.raises(UserError, match=says):
-            fit([[1], [5] * 28], limits, max_length, ["a", "b"])
-    assert fit([[1], [5, *[6] * 27]], [5, 5], 32, ["a", "b"]) == [[1], [6] * 27]
-    with pytest.raises(UserError, match="a holds the id 64; the model's are 1 to 63"):
+            fit([[0, 1], [0, *[5] * 28]], limits, max_length, ["a", "b"], 1)
+    assert fit([[0, 1], [0, 5, *[6] * 27]], [5, 5], 32, ["a", "b"], 1) == [[0, 1], [0, *[6] * 27]]
+    assert fit([[5, *[6] * 28]], [5], 32, ["a"]) == [[6] * 28]  # without a start token there is room for one more
+    with pytest.raises(UserError, match="a holds the id 64; the model's are 0 to 63"):
         fit([[64]], [1], None, ["a"])
 
 
@@ -366,7 +375,7 @@ def test_learned_positions_limit_each_text_by_itself():
 def test_scores_of_texts_that_fit_one_by_one_only():
     """A long input with a short target beside a short one with a long target: together they would not fit 32 positions."""
     sharded, params, _ = sharp_model("gpt1")
-    inputs = [[5] * 28] * 3 + [[6, 7]] * 3
+    inputs = begun(sharded, [[5] * 28] * 3 + [[6, 7]] * 3)
     targets = [[3], [4], [5, 6], [8] * 20, [9] * 30, [3] * 10]
     together = Inference(sharded).score(params, inputs, targets)[0]
     alone = [Inference(sharded).score(params, [i], [t])[0][0] for i, t in zip(inputs, targets, strict=True)]
@@ -389,7 +398,7 @@ def vocabulary(request, tmp_path_factory):
 @pytest.mark.parametrize("ends", [False, True])
 def test_a_decoders_text_is_what_follows_its_prompt(vocabulary, ends):
     """Also where the prompt ends with an end token, at which SeqIO's decode stops."""
-    texts = Texts(vocabulary, has_encoder=False, input_eos=lambda: False)
+    texts = Texts(vocabulary, has_encoder=False, end_ids=(1,), input_eos=lambda: False)
     tokens = np.array([*texts.encode(" three"), 1, 0, 0])
     spaced = vocabulary.decode(texts.encode(" three")) == " three"
     assert spaced == isinstance(vocabulary, seqio.ByteVocabulary)

@@ -55,6 +55,7 @@ def bind_all(page: str) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", OWN, ids=lambda page: page.name)
 def test_every_page_on_objects_of_ones_own_binds_what_it_shows(page):
     """In a process of its own, for gin knows each name once."""

@@ -121,8 +121,12 @@ def test_generate_knows_all_answers(inside):
     assert [texts[0] for texts in run.generate(QUESTIONS, max_tokens=8, beam_size=2)] == ANSWERS
     stopped = run.generate(QUESTIONS, max_tokens=8, stop=["o", "ee"], batch_size=5)
     assert [texts[0] for texts in stopped] == [word.split("o")[0].split("ee")[0] for word in ANSWERS]
-    limited = run.generate(QUESTIONS, max_tokens=[1 + i % 4 for i in range(12)])
-    assert [texts[0] for texts in limited] == [word[: 1 + i % 4] for i, word in enumerate(ANSWERS)]
+    limits = [1 + i % 4 for i in range(12)]
+    limited = run.generate(QUESTIONS, max_tokens=limits)
+    assert [texts[0] for texts in limited] == [word[:limit] for limit, word in zip(limits, ANSWERS)]
+    beams = run.generate(QUESTIONS, max_tokens=limits, beam_size=2)
+    for remainder in range(4):
+        assert beams[remainder::4] == run.generate(QUESTIONS[remainder::4], max_tokens=1 + remainder, beam_size=2)
     as_ids = run.generate([[*run.vocabulary.encode(q), 1] for q in QUESTIONS], max_tokens=8)
     assert [texts[0] for texts in as_ids] == ANSWERS
     for options, says in (
@@ -155,6 +159,7 @@ def test_scores_come_with_lengths_flags_and_what_was_cut(inside):
 
 @pytest.mark.slow
 def test_training_and_eval_measure_the_tasks_own_metrics(inside, capsys):
+    assert "SpecialTokens.input_eos = True" in pathlib.Path("run/config.gin").read_text()
     logged = {m["step"]: m for m in read_metrics("run") if m["split"] == "infer/known"}
     assert list(logged) == [75, 150] and logged[150]["exact"] == 1.0
     run = t5x_lab.load("run")
@@ -173,6 +178,23 @@ def test_training_and_eval_measure_the_tasks_own_metrics(inside, capsys):
     assert json.loads(capsys.readouterr().out)["150"]["infer/ranked"]["accuracy"] == 100.0
     for step, says in (("7", "no checkpoint of step 7"), ("soon", "several joined by commas")):
         assert main(["eval", "--model_dir=run", f"--step={step}"]) == 2 and says in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_fine_tuning_measures_the_tasks_metrics_on_whole_inputs(inside, tmp_path, capsys):
+    """As T5X does: TASK_FEATURE_LENGTHS cuts training's inputs alone."""
+    short = '--gin.TASK_FEATURE_LENGTHS={"inputs": 9, "targets": 8}'
+    command = [
+        "train", "--gin_file=run/config.gin", "--gin_file=runs/finetune.gin", "--gin.INITIAL_CHECKPOINT_PATH=run", short,
+        f"--gin.MODEL_DIR={tmp_path}/tuned", "--gin.TRAIN_STEPS=2", "--gin.EVAL_PERIOD=2",
+        "--gin.LearningRate.base_learning_rate=1e-9",
+    ]  # fmt: skip
+    assert main(command) == 0
+    found = {line["split"]: line for line in read_metrics(f"{tmp_path}/tuned")}
+    assert found["infer/known"]["exact"] == 1.0 and found["infer/known"]["step"] == 2
+    capsys.readouterr()
+    assert main(["eval", "--model_dir=run", short, "--json"]) == 0
+    assert "were cut to 9 tokens" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -329,6 +351,49 @@ def offline(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+def test_a_blank_context_does_not_end_an_evaluation(monkeypatch):
+    """A SentencePiece model has no token for a space; here nothing has one."""
+    instance = pytest.importorskip("lm_eval.api.instance").Instance
+    from t5x_lab.evaluation.harness import HarnessModel
+
+    bindings = ["VOCABULARY = @ByteVocabulary()", "TransformerConfig.vocab_size = 384"]
+    for file in ("t5_1_1", "decoder"):
+        run = t5x_lab.from_gin([f"models/{file}/tiny.gin"], bindings)
+        model = HarnessModel(run)
+        encode = model.tok_encode
+        monkeypatch.setattr(model, "tok_encode", lambda text, *args, encode=encode, **more: encode(text.strip()))
+        first = [] if file == "t5_1_1" else [0]  # as tok_encode begins a decoder's context
+        scores = model._loglikelihood_tokens([((" ", "a"), first, [5, 6]), (("b", "a"), [*first, 7], [5, 6])])
+        assert all(np.isfinite(score) for score, _ in scores)
+        expected = run.score([[1] if file == "t5_1_1" else []], [[5, 6]])
+        np.testing.assert_allclose(scores[0][0], expected[0], rtol=1e-4)
+        if file == "t5_1_1":
+            monkeypatch.setattr(run._texts.vocabulary, "encode", lambda text: [])
+        requests = [instance("generate_until", {}, (text, {"until": ["x"], "max_gen_toks": 2}), 0) for text in (" ", " ")]
+        assert len(model.generate_until(requests)) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["encoder_decoder", "causal_decoder"])
+def test_what_does_not_fit_the_model_does_not_end_an_evaluation(architecture, capsys):
+    instance = pytest.importorskip("lm_eval.api.instance").Instance
+    from t5x_lab.evaluation.harness import HarnessModel
+
+    run = fresh(architecture, "SpecialTokens.input_eos = True")
+    model = HarnessModel(run, max_length=8)
+    asked = lambda kind, *arguments: [instance(kind, {}, args, i) for i, args in enumerate(arguments)]
+    short, long = model.loglikelihood(asked("loglikelihood", ("ab", " c"), ("ab", " far too long")))
+    np.testing.assert_allclose(short[0], run.score(["ab"], [" c"])[0], rtol=1e-4)
+    assert long == (-math.inf, False)
+    assert "1 of 2 requests have continuations of up to 13 tokens, beyond the 8 tokens" in capsys.readouterr().err
+    wishes = ({"until": ["\n"], "max_gen_toks": 3}, {"until": ["\n"], "max_gen_toks": 30})
+    texts = model.generate_until(asked("generate_until", *(("ab", wish) for wish in wishes)))
+    assert texts[0] == run.generate(["ab"], max_tokens=3)[0][0].partition("\n")[0]
+    said = "1 of 2 requests ask for 30 tokens (max_gen_toks), which leave no room in the 8 tokens" in capsys.readouterr().err
+    assert said == (architecture == "causal_decoder") and (not said or texts[1] == "")
+
+
+@pytest.mark.slow
 def test_lm_eval_finds_what_the_model_knows(inside, offline, tmp_path, capsys):
     """Multiple choice, generation and perplexity tasks by `t5x_lab harness`, with lm-eval's own files."""
     data = tmp_path / "known.jsonl"
@@ -354,7 +419,8 @@ def test_lm_eval_finds_what_the_model_knows(inside, offline, tmp_path, capsys):
     assert results["known_choice"]["acc,none"] == 1.0 and results["known_text"]["exact_match,none"] == 1.0
     assert "known_choice" in printed.err and "|acc" in printed.err  # lm-eval's table
     run = t5x_lab.load("run")
-    total = run.scores([[1]] * 12, [run.vocabulary.encode(a) for a in ANSWERS]).log_prob.sum()
+    texts = [[*run.vocabulary.encode(a), 1] for a in ANSWERS]  # as lm-eval's own model, with the end token
+    total = run.scores([[1]] * 12, texts).log_prob.sum()
     size = sum(len(a) for a in ANSWERS)
     assert results["known_rolling"]["byte_perplexity,none"] == pytest.approx(math.exp(-total / size), rel=1e-4)
     written = list((tmp_path / "out").rglob("*.json*"))

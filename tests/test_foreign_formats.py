@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 from conftest import shared_data
-from flax import traverse_util
+from flax import serialization, traverse_util
 from helpers import tiny_config
 from test_t5x_parity import MODELS, from_t5x, our_model
 
@@ -105,6 +105,65 @@ def test_a_t5x_checkpoint_is_read_to_the_bit_and_its_optimizer_too(name, layout)
         np.testing.assert_allclose(found, wanted, rtol=2e-3, atol=1e-12)
 
 
+def test_a_t5x_checkpoint_with_momentum_is_continued_as_t5x_would(tmp_path):
+    """T5X's formulas in float64, its slots m and v after three steps read from its format; the fourth step is made here."""
+    config = tiny_config("causal_decoder", num_decoder_layers=1)
+    sharded = sharded_model(config)
+    flat = lambda tree: {name.replace("layers/", "layers_0/"): x for name, x in named_leaves(tree).items()}
+    unstacked = lambda tree: {n: x[0] if "layers_0" in n else x for n, x in flat(tree).items()}
+    params = {name: np.asarray(x, np.float64) for name, x in unstacked(random_params(sharded.model)).items()}
+    rng = np.random.default_rng(1)
+    slots = {name: {"m": np.zeros_like(x), "v": np.zeros_like(x)} for name, x in params.items()}
+
+    def t5x_step(n, gradients):
+        for name, x in params.items():
+            slot, g = slots[name], gradients[name]
+            decay = 1 - (n + 1.0) ** -0.8
+            slot["v"] = decay * slot["v"] + (1 - decay) * (g * g + 1e-30)
+            update = g / np.sqrt(slot["v"])
+            update /= max(1.0, np.sqrt(np.mean(update**2)))
+            subtrahend = 0.1 * max(1e-3, np.sqrt(np.mean(x**2))) * update
+            slot["m"] = 0.9 * slot["m"] + (1 - 0.9) * subtrahend
+            params[name] = (1 - 0.01) * x - slot["m"]
+
+    draw = lambda: {name: rng.normal(size=x.shape) for name, x in params.items()}
+    for n in range(3):
+        t5x_step(n, draw())
+
+    names = (("decoder/final_norm", "decoder/decoder_norm"), ("logits_dense", "decoder/logits_dense"))
+    names += (("/self_attention_norm", "/pre_self_attention_layer_norm"), ("/mlp_norm", "/pre_mlp_layer_norm"))
+
+    def nested(tree):
+        renamed = {}
+        for name, x in tree.items():
+            for ours, theirs in names:
+                name = name.replace(ours, theirs)
+            renamed[tuple(name.split("/"))] = x
+        return traverse_util.unflatten_dict(renamed)
+
+    unused = {"v_row": np.zeros(1, np.float32), "v_col": np.zeros(1, np.float32)}
+    of_params = {name: {**unused, **{k: x.astype(np.float32) for k, x in slot.items()}} for name, slot in slots.items()}
+    target = nested({name: x.astype(np.float32) for name, x in params.items()})
+    state = {"step": np.int32(3), "param_states": nested(of_params)}
+    (tmp_path / "checkpoint_3").mkdir()
+    index = serialization.msgpack_serialize({"version": 3, "optimizer": {"target": target, "state": state}})
+    (tmp_path / "checkpoint_3" / "checkpoint").write_bytes(index)
+
+    optimizer = Adafactor(LearningRate("constant", 0.1), momentum=0.9, weight_decay=0.01)
+    training = assemble(sharded, optimizer, batch_size=2, microbatches=1, seed=0)
+    place, axes = find(str(tmp_path), 3), sharded.model.axes
+    ours = load_params(place, sharded.abstract_params, axes)
+    carry = RestoreCheckpointConfig(carry=("optimizer", "step"))
+    restored = carry_over(place, training.init_state(ours), sharded.abstract_params, axes, carry)
+    gradients = draw()
+    stacked = [gradients[name].reshape(x.shape).astype(np.float32) for name, x in flat(ours).items()]
+    given = jax.tree.unflatten(jax.tree.structure(ours), stacked)
+    updates, _ = optimizer.make(axes).update(given, restored.opt_state, restored.params)
+    t5x_step(3, gradients)
+    for name, x in unstacked(jax.tree.map(lambda a, b: a + b, restored.params, updates)).items():
+        np.testing.assert_allclose(x, params[name], rtol=1e-5, atol=1e-6, err_msg=name)
+
+
 NETWORKS = {
     "t5_1_0": dict(mlp_activations=("relu",), logits_via_embedding=True, num_decoder_layers=2),
     "t5_1_1": dict(num_encoder_layers=3),
@@ -124,7 +183,7 @@ NETWORKS = {
     ),
     "llama3": dict(
         architecture="causal_decoder", mlp_activations=("silu", "linear"), scaling="standard", positions="rotary",
-        head_dim=6, rotary_theta=500_000.0, rotary_scaling=RotaryScaling(8.0, 1.0, 4.0, 16), dtype="float32",
+        head_dim=6, rotary_theta=500_000.0, rotary_scaling=RotaryScaling(8.0, "llama3", 1.0, 4.0, 16), dtype="float32",
     ),
     "gemma2": dict(
         architecture="causal_decoder", scaling="standard", positions="rotary", num_kv_heads=2, head_dim=6, norm_position="both",
@@ -350,10 +409,12 @@ def test_t5x_files_that_one_should_not_trust_are_sentences(tmp_path):
     original = shared_data("t5x_checkpoints", "decoder_causal") / "native" / "checkpoint_5"
     index = (original / "checkpoint").read_bytes()
 
-    def refused(match, data, remove=None):
+    def refused(match, data, remove=None, make=None):
         directory = tmp_path / "checkpoint_5"
         shutil.rmtree(directory, ignore_errors=True)
         shutil.copytree(original, directory)
+        if make:
+            (directory / make).mkdir()
         (directory / "checkpoint").write_bytes(data)
         if remove:
             (shutil.rmtree if (directory / remove).is_dir() else os.remove)(directory / remove)
@@ -370,6 +431,16 @@ def test_t5x_files_that_one_should_not_trust_are_sentences(tmp_path):
     ).exists() else None
     chunk = min((original / "target.decoder.token_embedder.embedding").glob("[0-9]*")).name
     refused("cannot be read", index, f"target.decoder.token_embedder.embedding/{chunk}")
+    bomb = json.loads((original / "target.decoder.token_embedder.embedding" / ".zarray").read_text())
+    for wrong in ({"chunks": [99_999_999_999, 1]}, {"chunks": [64, 99_999_999]}):
+        in_index = {
+            "driver": "zarr",
+            "kvstore": {"driver": "file", "path": "x"},
+            "metadata": {**bomb, **wrong},
+            "dtype": "float32",
+        }
+        evil = {"version": 3, "optimizer": {"target": {"x": in_index}}}
+        refused("the chunks of x are said to be", msgpack.packb(evil), make="x")
     place = lambda path: {"driver": "zarr", "kvstore": {"driver": "file", "path": path}, "metadata": {"shape": [3]}}
     for path in ("../../../etc", "/etc/", "..", ""):
         evil = {"version": 3, "optimizer": {"target": {"x": place(path)}}}

@@ -12,11 +12,14 @@ from flax import nnx
 from gin.config import _REGISTRY
 from helpers import documented
 
+from t5x_lab.checkpoints.layout import absolute_path
+from t5x_lab.checkpoints.manager import save_params
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.t5x_names import TABLE, documentation, hint
 from t5x_lab.partitioning.mesh import MeshShape
 from t5x_lab.runs.assemble import assemble
 from t5x_lab.runs.config import GinConfig
+from t5x_lab.runs.run import load
 from t5x_lab.runs.sharded_model import ShardedModel
 
 FILES = ["models/t5_1_1/tiny.gin", "objectives/span_corruption.gin"]
@@ -68,6 +71,13 @@ def test_an_error_in_a_users_module_names_its_file_and_line(source, says):
     pathlib.Path(f"{name}.py").write_text(source)
     with pytest.raises(UserError, match=rf"^{name}\.py, {says}"):
         GinConfig([], [f"import {name}"])
+
+
+def test_a_checkpoint_whose_module_is_gone_names_both(tmp_path):
+    save_params(absolute_path(tmp_path / "checkpoints" / "0"), {"a": np.zeros(2)}, config="import a_module_that_is_gone\n")
+    says = r"No module named 'a_module_that_is_gone' \(in the configuration of .*/checkpoints/0\)"
+    with pytest.raises(UserError, match=says):
+        load(str(tmp_path))
 
 
 def test_an_error_in_a_users_configurable_names_its_file_and_line():

@@ -1,6 +1,11 @@
 """Every mistake of a user is one sentence on stderr, with the nearest name, and exit status 2."""
 
+import errno
+import re
+import sys
+
 import pytest
+import seqio
 
 from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
@@ -74,6 +79,14 @@ TRAIN = [
         (
             ["--gin.VOCABULARY=@SentencePieceVocabulary()", "--gin.SentencePieceVocabulary.path=/nope"],
             "The vocabulary /nope cannot be read",
+        ),
+        (
+            ["--gin.VOCABULARY=@SentencePieceVocabulary()", "--gin.SentencePieceVocabulary.path=/"],
+            "The vocabulary / cannot be read",
+        ),
+        (
+            ["--gin.VOCABULARY=@SentencePieceVocabulary()", f"--gin.SentencePieceVocabulary.path={__file__}"],
+            "test_mistakes.py is no SentencePiece model. Name a",
         ),
         (["--gin.TransformerConfig.vocab_size=300"], "has 359 ids, the model only 300"),
         (["--gin.INITIAL_CHECKPOINT_PATH=/nope"], "/nope does not exist. Name a run directory"),
@@ -162,8 +175,88 @@ def test_values_on_the_command_line_need_no_quotes():
     assert binding('L={"a": 1}') == 'L = {"a": 1}' and binding("X=None") == "X = None"
 
 
+def test_storage_that_fails_is_a_sentence(monkeypatch, capsys):
+    def fail(args):
+        raise OSError(errno.ENOSPC, "whatever", "there/file")
+
+    monkeypatch.setattr("t5x_lab.cli.inspect.run", fail)
+    assert main(["inspect"]) == 1
+    assert capsys.readouterr().err.startswith("t5x_lab inspect: there/file cannot be used: No space left on device. Repair")
+
+
 def test_two_configurations_do_not_mix():
     small, large = GinConfig(["models/t5_1_1/small.gin"]), GinConfig(["models/t5_1_1/large.gin"], ["DROPOUT_RATE = 0.3"])
     assert small.model().network.emb_dim == 512 and small.model().network.dropout_rate == 0.0
     assert large.model().network.emb_dim == 1024 and large.model().network.dropout_rate == 0.3
     assert GinConfig([], [large.text]).model() == large.model()
+
+
+OWN_TASKS = """
+import seqio
+import tensorflow as tf
+
+def source(split, shuffle_files, seed=None):
+    return tf.data.Dataset.from_tensor_slices({name: ["a b"] * 50 for name in ("inputs", "targets", "weather")})
+
+def add(name, *features, splits=("train", "validation")):
+    features = {feature: seqio.Feature(seqio.ByteVocabulary(extra_ids=100)) for feature in features}
+    steps = [seqio.preprocessors.tokenize, seqio.preprocessors.append_eos_after_trim]
+    seqio.TaskRegistry.add(name, seqio.FunctionDataSource(source, splits), preprocessors=steps, output_features=features)
+
+add("own_pairs", "inputs", "targets")
+add("own_weather", "inputs", "targets", "weather")
+add("own_targets", "targets")
+add("own_tests", "inputs", "targets", splits=("validation",))
+"""
+
+
+@pytest.fixture
+def own(monkeypatch, tmp_path):
+    """Flags of a run on a task of one's own."""
+    (tmp_path / "own_tasks.py").write_text(OWN_TASKS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield lambda task, *more: [
+        "train", "--gin_file=models/t5_1_1/tiny.gin", "--gin_bindings=import own_tasks", "--gin.MODEL_DIR=run", "--gin.TRAIN_STEPS=1",
+        f"--gin.MIXTURE_OR_TASK_NAME={task}", '--gin.TASK_FEATURE_LENGTHS={"inputs": 16, "targets": 8}', "--gin.BATCH_SIZE=8",
+        "--gin.VOCABULARY=@ByteVocabulary()", *more,
+    ]  # fmt: skip
+    for name in [name for name in seqio.TaskRegistry.names() if name.startswith("own_")]:
+        seqio.TaskRegistry.remove(name)
+    sys.modules.pop("own_tasks", None)
+
+
+@pytest.mark.parametrize(
+    "task, says",
+    [
+        ("own_pair", 'no task or mixture "own_pair". Did you mean "own_pairs"'),
+        ("own_targets", 'The task "own_targets" has no inputs, so an encoder would have nothing to read'),
+        ("own_tests", 'The task "own_tests" has no split "train" to train on; it has validation'),
+    ],
+)
+def test_a_dry_run_refuses_the_tasks_that_training_refuses(own, task, says, capsys):
+    for more in (["--dry_run"], []):
+        assert main(own(task, *more)) == 2
+        assert says in capsys.readouterr().err
+
+
+def test_a_dry_run_says_which_data_are_not_here(own, capsys):
+    assert main(own("own_pairs", "--dry_run")) == 0
+    said = capsys.readouterr()
+    assert "8 rows of 16 + 8 tokens" in said.out and not re.search("not read|Nothing reads|vocabulary", said.err)
+    assert main([*TRAIN, "--gin.MIXTURE_OR_TASK_NAME=files", "--gin.TextFiles.train=none/*.txt", "--dry_run"]) == 0
+    said = capsys.readouterr().out
+    assert (
+        'The tasks are not checked, and lengths are told from their names: No file matches TextFiles.train = "none/*.txt"'
+        in said
+    )
+
+
+def test_what_nothing_reads_is_said(own, capsys):
+    lengths = '--gin.TASK_FEATURE_LENGTHS={"inputs": 16, "targets": 8, "target": 9}'
+    assert main(own("own_weather", lengths, "--gin.ByteVocabulary.extra_ids=50", "--dry_run")) == 0
+    said = capsys.readouterr().err
+    assert 'Nothing reads "weather" of the task "own_weather"' in said
+    assert 'gives a length for "target", which nothing reads. Did you mean "targets"?' in said
+    assert (
+        "has a vocabulary of its own, a ByteVocabulary of 359 ids; VOCABULARY is another, ByteVocabulary(extra_ids=50)" in said
+    )

@@ -158,12 +158,23 @@ def test_a_row_stops_at_its_end_token_while_others_go_on():
 def test_sampling_draws_from_the_right_tokens_in_the_right_shares(config, kept):
     probabilities = np.array([0.5, 0.3, 0.15, 0.05])
     logits = jnp.broadcast_to(jnp.log(probabilities), (20_000, 4))
-    drawn = np.bincount(choose(logits, config, jax.random.split(jax.random.key(0), 20_000)), minlength=4) / 20_000
+    tokens, log_probs = choose(logits, config, jax.random.split(jax.random.key(0), 20_000))
     expected = np.where([i in kept for i in range(4)], probabilities, 0)
-    np.testing.assert_allclose(drawn, expected / expected.sum(), atol=0.012)
-    hot = choose(logits, SamplingConfig(0.5), jax.random.split(jax.random.key(1), 20_000))
+    expected /= expected.sum()
+    np.testing.assert_allclose(np.bincount(tokens, minlength=4) / 20_000, expected, atol=0.012)
+    np.testing.assert_allclose(log_probs, np.log(probabilities)[tokens], rtol=1e-5)
+    as_t5x = dataclasses.replace(config, rescale_log_probs=True)
+    _, rescaled = choose(logits, as_t5x, jax.random.split(jax.random.key(0), 20_000))
+    np.testing.assert_allclose(rescaled, np.log(expected[tokens]), rtol=1e-4)
+    hot, _ = choose(logits, SamplingConfig(0.5), jax.random.split(jax.random.key(1), 20_000))
     squared = probabilities**2 / (probabilities**2).sum()
     np.testing.assert_allclose(np.bincount(hot, minlength=4) / 20_000, squared, atol=0.012)
+
+
+@pytest.mark.parametrize("config, kept", [(SamplingConfig(1.0, top_p=0.8), {0, 3}), (SamplingConfig(1.0, top_k=3), {0, 1, 3})])
+def test_neither_rounding_nor_ties_make_the_set_larger(config, kept):
+    logits = jnp.broadcast_to(jnp.log(jnp.array([0.3, 0.1, 0.1, 0.5])), (1000, 4))
+    assert set(choose(logits, config, jax.random.split(jax.random.key(0), 1000))[0].tolist()) == kept
 
 
 def test_decoder_mask_of_a_prefix_example_written_by_hand():
@@ -217,6 +228,7 @@ def test_initialisation_has_t5s_scales():
     assert not np.allclose(first, second)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "given", ["orthogonal", "glorot_uniform", jax.nn.initializers.normal(0.5)], ids=["orthogonal", "glorot_uniform", "own"]
 )

@@ -446,3 +446,21 @@ def test_few_sentinels_make_shorter_examples_and_none_is_used_twice():
     assert objective.share_of_inputs({"inputs": 512, "targets": 512}, 100) < 0.7
     with pytest.raises(UserError, match="0 sentinels"):
         objective.complete({"inputs": 512}, "encoder_decoder", 0)
+
+
+def test_what_is_too_long_for_its_row_is_cut_before_its_end_token(capsys):
+    long, short, endless = [*range(3, 43), 1], [5, 6, 1], list(range(3, 43))
+    pairs = [(long, long), (short, endless), (short, short)]
+    examples = {name: tf.ragged.constant([pair[i] for pair in pairs], tf.int32) for i, name in enumerate(("inputs", "targets"))}
+    dataset = tf.data.Dataset.from_tensor_slices({**examples, "raw_tokens": tf.zeros(3, tf.int32)})
+    fit = lambda ids, n: ids if len(ids) <= n else [*ids[: n - 1], 1] if ids[-1] == 1 else ids[:n]
+    padded = lambda ids, n: [*ids, *[0] * (n - len(ids))]
+    batch = next(convert(dataset, "encoder_decoder", (16, 12), 3, pack=False).as_numpy_iterator())
+    for (inputs, targets), inputs_row, targets_row in zip(
+        pairs, batch["encoder_input_tokens"], batch["decoder_target_tokens"], strict=True
+    ):
+        assert inputs_row.tolist() == padded(fit(inputs, 16), 16) and targets_row.tolist() == padded(fit(targets, 12), 12)
+    assert capsys.readouterr().err.count("Some examples have 41 tokens or more where a row has room for 16; they are cut") == 1
+    batch = next(convert(dataset, "prefix_decoder", (0, 48), 3, pack=True).as_numpy_iterator())
+    assert batch["decoder_target_tokens"][0].tolist() == fit([*long, *long], 48)
+    assert batch["decoder_loss_weights"][0].tolist() == [0] * 41 + [1] * 7

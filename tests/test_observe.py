@@ -3,6 +3,7 @@
 import json
 import math
 import struct
+import threading
 import time
 from typing import NamedTuple
 
@@ -130,6 +131,42 @@ def test_remote_run_directories_get_copies(monkeypatch):
         assert not read_metrics("run")
     assert read_metrics("run")[0]["loss"] == 2.0
     assert [file for file in real("run").iterdir() if file.name.startswith("events.out")]
+
+
+def test_of_a_long_remote_run_only_what_is_new_is_copied(monkeypatch):
+    """And not by the thread that trains."""
+    real, copied, threads = epath.Path, [], set()
+    monkeypatch.setattr(metrics_module.epath, "Path", lambda path: real(str(path).replace("gs://bucket", "run")))
+    monkeypatch.setattr(tensorboard.epath, "Path", metrics_module.epath.Path)
+    monkeypatch.setattr(metrics_module, "PIECE_BYTES", 2000)
+    copy = type(real(".")).copy
+
+    def counted(self, to, overwrite=False):
+        copied.append(self.stat().length)
+        threads.add(threading.current_thread())
+        return copy(self, to, overwrite=overwrite)
+
+    monkeypatch.setattr(type(real(".")), "copy", counted)
+
+    def run(steps, first_step):
+        hooks = Hooks([JsonLines(), TensorBoard()])
+        with hooks.around(RunStart("gs://bucket", first_step, 1000)):
+            for step in steps:
+                hooks.step(step, {"loss": 1.0 / step, "grad_norm": 0.5})
+                for hook in hooks._hooks:  # as if a minute had passed
+                    if isinstance(hook, TensorBoard):
+                        hook._flush()
+                    hook._folder.copy(seconds=1e-9)
+
+    run(range(1, 301), 0)
+    size = sum(file.stat().length for file in real("run").iterdir())
+    assert [line["step"] for line in read_metrics("run")] == list(range(1, 301))
+    assert len(copied) > 50 and sum(copied) < size + len(copied) * 2 * 2000 and max(copied) < 4000
+    assert threading.current_thread() not in threads
+    assert len([file for file in real("run").iterdir() if file.name.startswith("events")]) > 1
+
+    run(range(201, 250), 200)  # a run that was killed after step 300, and continues after its checkpoint of step 200
+    assert [line["step"] for line in read_metrics("run")] == list(range(1, 250))
 
 
 def test_the_parameter_table_names_counts_and_splits():

@@ -7,10 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from helpers import random_params, tiny_model
 from optax import contrib
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.optim.adafactor import factoring
+from t5x_lab.optim.groups import Groups, current_rates, flat_names
 from t5x_lab.optim.optimizers import Adafactor, AdamW, Lion, Muon, Optax, Sgd
 from t5x_lab.optim.schedules import CosineDecay, LearningRate, LinearDecay, WarmupStableDecay
 
@@ -20,12 +22,12 @@ AXES = {
     "out": ("layers", "heads", "kv", "embed"),
     "table": ("vocab", "embed"),
     "scale": ("layers", "embed"),
-    "bias": ("layers", "heads", "relpos_buckets"),
+    "relpos": ("layers", "heads", "relpos_buckets"),
     "small": ("layers", "embed", "mlp"),
 }
 SHAPES = {
     "matrix": (3, 16, 24), "heads": (3, 16, 4, 5), "out": (3, 4, 5, 16), "table": (40, 16),
-    "scale": (3, 16), "bias": (3, 4, 32), "small": (3, 16, 8),
+    "scale": (3, 16), "relpos": (3, 4, 32), "small": (3, 16, 8),
 }  # fmt: skip
 
 
@@ -123,13 +125,30 @@ def test_t5s_pretraining_rate():
     assert float(schedule(131_072)) == pytest.approx(0.00276, abs=5e-6)  # Wang et al. (2022), Table 2
 
 
-def test_adamw_decays_matrices_of_a_stack_and_leaves_scales_alone():
-    params = {"matrix": jnp.ones((2, 4, 4)), "scale": jnp.ones((2, 4))}
-    axes = {"matrix": ("layers", "embed", "mlp"), "scale": ("layers", "embed")}
-    optimizer = AdamW(LearningRate("constant", 0.1), weight_decay=0.5).make(axes)
-    updates, _ = optimizer.update(jax.tree.map(jnp.zeros_like, params), optimizer.init(params), params)
-    np.testing.assert_allclose(updates["matrix"], -0.05)
-    np.testing.assert_allclose(updates["scale"], 0.0)
+@pytest.mark.parametrize("network, kind", [("gpt1", AdamW), ("lstm", AdamW), ("gpt1", Lion), ("gpt1", Muon)])
+def test_biases_do_not_decay_however_many_axes_they_have(network, kind):
+    model = tiny_model(network)
+    optimizer = kind(LearningRate("constant", 0.1), weight_decay=0.5).make(model.axes)
+    params = jax.tree.map(jnp.ones_like, random_params(model))
+    step = jax.jit(lambda params: optimizer.update(jax.tree.map(jnp.zeros_like, params), optimizer.init(params), params)[0])
+    for name, update in flat_names(step(params)).items():
+        by_adam = kind is Muon and ("embed" in name or "logits" in name)  # which decays nothing there
+        expected = 0.0 if name.endswith(("bias", "scale")) or by_adam else -0.05
+        np.testing.assert_allclose(update, expected, atol=1e-7, err_msg=name)
+
+
+@pytest.mark.parametrize("kind", [AdamW, Adafactor, Lion, Muon, Sgd])
+def test_rates_are_told_of_the_optimizers_own_step(kind):
+    """Which is not the run's where the optimizer was carried over from another one."""
+    rate = LinearDecay(1.0, 100)
+    params, axes = {"a": jnp.ones((3, 4)), "b": jnp.ones((3,))}, {"a": ("embed", "mlp"), "b": ("embed",)}
+    groups = Groups((("a", kind(rate)), ("b", kind(LinearDecay(2.0, 100)))))
+    for optimizer, expected in ((kind(rate), [0.97]), (groups, [0.97, 0.97, 1.94])):
+        transformation = optimizer.make(axes)
+        state = transformation.init(params)
+        for _ in range(3):
+            _, state = transformation.update(params, state, params)
+        np.testing.assert_allclose(list(current_rates(optimizer, state, jnp.int32(0)).values()), expected, rtol=1e-6)
 
 
 N, W, END, DECAY = 1000, 100, 0.1, 200  # total steps, warm-up, floor, decay
@@ -207,6 +226,7 @@ def test_optaxs_own_updates(ours, theirs):
     jax.tree.map(np.testing.assert_array_equal, updated(ours.make(AXES), params), updated(theirs, params))
 
 
+@pytest.mark.slow
 def test_muon_orthogonalises_each_layers_matrix_as_if_it_stood_alone():
     """Against optax's Muon on every layer's matrix by itself, two-dimensional, heads joined; all else against its Adam."""
     as_matrix = {"matrix": (16, 24), "heads": (16, 20), "out": (20, 16), "small": (16, 8)}

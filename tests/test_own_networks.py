@@ -52,6 +52,7 @@ def convolutions(old: str = "", new: str = "") -> Callable:
     return lambda *, rngs: made(vocab_size=64, emb_dim=16, width=3, rngs=rngs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page_has, name", [("class Convolutions", "Convolutions"), ("class LinenGru", "LinenGru")])
 def test_the_documentations_networks_are_bound_by_gin(page_has, name):
     written("my_network", documented("own/network.md", page_has))
@@ -126,8 +127,10 @@ def test_a_network_of_ones_own_generates_as_if_each_token_were_chosen_by_hand():
             tokens.append(int(np.argmax(logits(params, batch)[0, len(tokens) - 1])))
         return tokens[1 + len(prompt) :]
 
+    expected = {i: greedy(prompt) for i, prompt in enumerate(prompts)}
+    prompts = [[0, *prompt] for prompt in prompts]
     found = inference.generate(params, prompts, limits=[steps] * 3, eos_id=63, batch_size=2)
-    assert {i: tokens.tolist() for i, tokens, _ in found} == {i: greedy(prompt) for i, prompt in enumerate(prompts)}
+    assert {i: tokens.tolist() for i, tokens, _ in found} == expected
     tokens, scores = inference.search(params, prompts, max_tokens=steps, beams=BeamConfig(2, 0.0), eos_id=63)
     log_prob, _ = inference.score(params, prompts, [row[row > 0].tolist() for row in tokens[:, 0]])
     np.testing.assert_allclose(scores[:, 0], log_prob, rtol=1e-4)
@@ -336,6 +339,7 @@ def test_what_is_said_of_a_wrong_decoder(old, new, says):
     assert says in error.value.sentence
 
 
+@pytest.mark.slow
 def test_a_linen_network_generates_and_keeps_constants():
     """Through the bridge, which counts what it draws at every call, in a loop; with a table of positions as a constant."""
 
@@ -374,7 +378,7 @@ def test_a_linen_network_generates_and_keeps_constants():
     sharded = ShardedModel(ModelConfig(Network), MeshShape(1, 1, 1), jax.devices()[:1])
     params = jax.tree.map(lambda x: 5 * x, sharded.init_params(0))
     assert set(params) == {"linen"}  # the constant is no parameter
-    ((_, tokens, _),) = Inference(sharded).generate(params, [[5, 6]], limits=[4], eos_id=63)
+    ((_, tokens, _),) = Inference(sharded).generate(params, [[0, 5, 6]], limits=[4], eos_id=63)
     written = [0, 5, 6]
     for _ in range(4):
         logits = sharded.model.logits(params, {"decoder_input_tokens": np.array([written], np.int32)})

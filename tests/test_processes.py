@@ -19,22 +19,24 @@ def start_two_processes(model_dir, steps, *more):
 
 
 def test_two_processes_work_like_one(capsys):
-    """Training, evaluation, checkpoints from one process of eight devices to two of one and back, and generation."""
+    """Training, evaluation, checkpoints from one process of eight devices to two of one and of four, and generation."""
     more = ["--gin.CHECKPOINT_PERIOD=2", "--gin.EVAL_PERIOD=2"]
 
     def train(model_dir, steps, mesh):
         return flags("causal_decoder", FULL_LM, model_dir, steps, f"--gin.MESH={mesh}", *more)
 
-    def two(*argv):
-        processes = commands.start_two(*argv)
+    def two(*argv, devices=1):
+        processes = commands.start_two(*argv, devices=devices)
         assert [process.wait() for process in processes] == [0, 0], "".join(process.output() for process in processes)
         return [process.output() for process in processes]
 
-    assert main(train("alone", 6, "fsdp=8")) == 0
+    assert main(train("alone", 10, "fsdp=8")) == 0
     two(*train("mixed", 2, "fsdp=2"))
     assert main(train("mixed", 4, "fsdp=8")) == 0
-    two(*train("mixed", 6, "tensor=2"))  # now both processes hold every row
-    assert sorted(os.listdir("mixed/checkpoints")) == ["2", "4", "6"]
+    two(*train("mixed", 6, "data=2,fsdp=2,tensor=2"), devices=4)
+    assert main(train("mixed", 8, "fsdp=8")) == 0
+    two(*train("mixed", 10, "tensor=2"))  # now both processes hold every row
+    assert sorted(os.listdir("mixed/checkpoints")) == ["10", "6", "8"]
     for split in ("train", "eval/sotu_full_lm"):
         alone, mixed = losses("alone", split), losses("mixed", split)
         assert alone.keys() == mixed.keys() and alone
@@ -68,3 +70,16 @@ def test_a_process_that_dies_ends_the_other_with_a_message(killed):
     assert processes[1 - killed].wait(timeout=60) not in (0, 2, 3)
     log = pathlib.Path(f"two{1 - killed}.log").read_text()
     assert "lost another process of this run" in log or "coordination service" in log.lower(), log
+
+
+def test_a_process_that_waits_for_long_says_for_what_and_ends():
+    """The other one lives, and does something else."""
+    pathlib.Path("sleeping.py").write_text(
+        "import time\nimport gin\nimport jax\n\n\n@gin.configurable\nclass Sleep:\n    every_process = True\n\n    def on_step(self, step, metrics):\n"
+        "        if step == 3 and jax.process_index() == 1:\n            time.sleep(1000)\n"
+    )
+    pathlib.Path("sleeping.gin").write_text("import sleeping\nHOOKS = (@Sleep(), @Console(), @JsonLines())\n")
+    processes = start_two_processes("two", 100_000, "--gin_file=sleeping.gin", "--gin.WAIT_MINUTES=0.4")
+    assert processes[0].wait() == 1
+    assert "has waited for step " in processes[0].output() and "WAIT_MINUTES" in processes[0].output()
+    assert processes[1].wait() != 0  # JAX finds that the first one is gone

@@ -3,6 +3,7 @@
 import os
 import pathlib
 import random
+import re
 import resource
 import threading
 import time
@@ -12,6 +13,7 @@ import pytest
 from commands import Command
 from runs_of_text import FULL_LM, PREFIX_LM, flags, losses
 
+import t5x_lab
 from t5x_lab.checkpoints.layout import find_checkpoint, finished_steps, read_info
 from t5x_lab.cli.main import main
 from t5x_lab.observe.metrics import read_metrics
@@ -59,6 +61,11 @@ def test_parameters_go_from_a_causal_to_a_prefix_decoder_and_back(capfd):
     for change, says in (
         ("--gin.TransformerConfig.mlp_dim=96", "has shape (2, 32, 64) there and has shape (2, 32, 96)"),
         ("--gin.OPTIMIZER=@AdamW()", "was trained with OPTIMIZER = @Adafactor(), and this configuration has @AdamW()"),
+        (
+            "--gin.Adafactor.momentum=0.9",
+            "was trained with another optimizer: Adafactor.momentum was None, and is 0.9. Continue",
+        ),
+        ("--gin.Adafactor.min_dim_size_to_factor=8", "Adafactor.min_dim_size_to_factor was 128, and is 8. Continue"),
         ("--gin.DATA_SHARDS=4", "was trained with DATA_SHARDS = 1"),
         ("--gin.MIXTURE_OR_TASK_NAME=sotu_full_lm", "was trained with MIXTURE_OR_TASK_NAME = sotu_prefix_lm"),
         ('--gin.TASK_FEATURE_LENGTHS={"targets": 32}', "was trained with TASK_FEATURE_LENGTHS"),
@@ -68,6 +75,59 @@ def test_parameters_go_from_a_causal_to_a_prefix_decoder_and_back(capfd):
         assert main([*flags("prefix_decoder", PREFIX_LM, "fresh", 9), change]) == 2
         assert says in capfd.readouterr().err
         assert pathlib.Path("fresh/config.gin").read_text() == before, "a refused run must not change the directory"
+
+
+def test_a_directory_with_parameters_alone_starts_a_run_at_its_step(capfd):
+    more = ["--gin.CHECKPOINT_PERIOD=2", "--gin.SaveCheckpointConfig.keep=1"]
+    assert main(flags("causal_decoder", FULL_LM, "first", 4, *more)) == 0
+    t5x_lab.load("first").save("saved")
+    assert main([*flags("causal_decoder", FULL_LM, "saved", 8, *more), "--dry_run"]) == 0
+    assert "Starting at step 4 with the parameters of" in capfd.readouterr().out
+    assert main(flags("causal_decoder", FULL_LM, "saved", 8, *more)) == 0
+    assert "Starting at step 4 with the parameters of" in capfd.readouterr().err
+    train = [line for line in read_metrics("saved") if line["split"] == "train"]
+    assert [line["step"] for line in train] == [5, 6, 7, 8]
+    factors = ["--gin.LearningRate.factors=linear_warmup", *more]
+    assert main(flags("causal_decoder", FULL_LM, "whole", 8, *factors)) == 0
+    t5x_lab.load("first").save("warm")
+    assert main(flags("causal_decoder", FULL_LM, "warm", 8, *factors)) == 0
+    rates = [[line["learning_rate"] for line in read_metrics(run) if line["split"] == "train"] for run in ("whole", "warm")]
+    assert rates[0][4:] == rates[1], "the schedule goes on at the step"
+    assert finished_steps("saved") == [4, 8], "what training did not write stays"
+    assert main(flags("causal_decoder", FULL_LM, "saved", 10, *more)) == 0
+    assert "Continuing after step 8" in capfd.readouterr().err
+
+
+def test_it_is_said_from_where_the_steps_are_counted(capfd):
+    assert main(flags("causal_decoder", FULL_LM, "first", 4)) == 0
+    start = [*flags("causal_decoder", FULL_LM, "next", 6, "--gin.INITIAL_CHECKPOINT_PATH=first"), "--dry_run"]
+    capfd.readouterr()
+    assert main(start) == 0
+    said = capfd.readouterr().out
+    assert "TRAIN_STEPS = 6 is counted from step 0: 6 steps. To count from its step, as T5X does, 2 steps, set" in said
+    (other,) = re.findall(r"'(--gin.RestoreCheckpointConfig.carry=.*?)'\.", said)
+    assert main([*start, other]) == 0
+    said = capfd.readouterr().out
+    assert "TRAIN_STEPS = 6 is counted from that step, as T5X counts: 2 steps. To count from step 0, 6 steps, set" in said
+    assert main([*start[:-1], other]) == 0
+    train = [line for line in read_metrics("next") if line["split"] == "train"]
+    assert [line["step"] for line in train] == [5, 6]
+    assert main([*flags("causal_decoder", FULL_LM, "third", 4, "--gin.INITIAL_CHECKPOINT_PATH=first"), "--dry_run"]) == 0
+    assert "is counted from" not in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("size, file", [(100, "OWNER"), (1000, "config.gin")])
+def test_a_disk_that_is_full_at_the_start_is_a_sentence(size, file):
+    os.mkfifo("pipe")
+    log: list[str] = []
+    reader = threading.Thread(target=lambda: log.append(pathlib.Path("pipe").read_text()))
+    reader.start()
+    process = Command(*flags("causal_decoder", FULL_LM, "run", 4), log="pipe")
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+    assert process.wait() == 2
+    reader.join()
+    assert f"run/{file} cannot be written: File too large. Make room" in log[0] and "Traceback" not in log[0]
+    assert not finished_steps("run") and not pathlib.Path("run/OWNER").exists()
 
 
 def test_a_full_disk_stops_nothing_until_the_end_and_loses_nothing():

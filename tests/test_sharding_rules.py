@@ -66,7 +66,7 @@ def test_heads_that_queries_share_stay_whole_where_tensor_does_not_divide_them()
     assert attention["query"]["kernel"].sharding.spec == P(None, "fsdp", "tensor", None)
 
     one = ShardedModel(sharded.model.config, MeshShape(1, 1, 1), jax.devices()[:1])
-    prompts, options = [[5, 6, 7], [8, 9]], dict(limits=[4, 4], eos_id=63)
+    prompts, options = [[0, 5, 6, 7], [0, 8, 9]], dict(limits=[4, 4], eos_id=63)
     texts = [
         {i: tokens.tolist() for i, tokens, _ in Inference(model).generate(place(model, params), prompts, **options)}
         for model in (one, sharded)
@@ -100,6 +100,8 @@ def test_what_does_not_divide_is_said_with_the_way_out():
         ShardedModel(config, MeshShape(1, 2, 4), rules=ShardingRules({"mlp": ("fsdp", "tensor")}))
     assert 'ShardingRules.parameters = {"mlp": None}' in error.value.sentence
     ShardedModel(config, MeshShape(1, 2, 4), rules=ShardingRules({"mlp": None}))
+    with pytest.raises(UserError, match=r"head_dim = 4 over tensor=8 devices"):
+        ShardedModel(config, MeshShape(1, 1, 8), rules=ShardingRules({"heads": None, "mlp": None, "kv": "tensor"}))
 
 
 class Wide(nnx.Module):

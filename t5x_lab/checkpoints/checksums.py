@@ -8,7 +8,7 @@ probability 1 - 2**-64.
 
 import functools
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from etils import epath
 from jax.sharding import NamedSharding, PartitionSpec
 
 _SEEDS = (0x9E3779B9, 0x85EBCA6B)
+_ROWS_OF_BYTES = 8 << 20  # of a region that is hashed at a time
 
 
 def checksums(arrays: Mapping[str, jax.Array | np.ndarray]) -> dict[str, str]:
@@ -25,7 +26,7 @@ def checksums(arrays: Mapping[str, jax.Array | np.ndarray]) -> dict[str, str]:
     one = _compiled(_replicated(arrays))  # compiled once for each shape, of which a model has few
     sums = jax.device_get({name: one(array) for name, array in arrays.items() if name not in small})
     on_host = {name: checksum_of_chunks([np.atleast_1d(array)]) for name, array in jax.device_get(small).items()}
-    return on_host | {name: _hexadecimal(pair) for name, pair in sums.items()}
+    return on_host | {name: hexadecimal(pair) for name, pair in sums.items()}
 
 
 def _is_small(array: jax.Array | np.ndarray) -> bool:
@@ -37,15 +38,35 @@ def checksum_of_chunks(chunks: Iterable[np.ndarray]) -> str:
     """The checksum of an array that comes in slices of its first axis, one after the other, in the host's memory."""
     total, position = np.zeros(2, np.uint32), 0
     for chunk in chunks:
-        bits = _bits_on_host(chunk)
-        positions = np.arange(bits.size, dtype=np.uint32) + np.uint32(position % 2**32)
-        total += _sums(np, bits, positions.reshape(bits.shape))
-        position += bits.size
-    return _hexadecimal(total)
+        total += sums_of_region(chunk.ravel(), (position,), (position + chunk.size,))
+        position += chunk.size
+    return hexadecimal(total)
 
 
-def _hexadecimal(pair: np.ndarray) -> str:
-    return f"{int(pair[0]):08x}{int(pair[1]):08x}"
+def sums_of_region(region: np.ndarray, starts: Sequence[int], shape: Sequence[int]) -> np.ndarray:
+    """What the part of an array of this shape that begins at `starts` adds to its sums, uint32 [2].
+
+    The sums of parts that do not overlap and leave nothing out, added modulo 2**32, are the array's: see `hexadecimal`.
+    """
+    if not region.ndim:
+        region, starts, shape = region[None], (0,), (1,)
+    total = np.zeros(2, np.uint32)
+    rows = max(_ROWS_OF_BYTES // max(region.nbytes // max(len(region), 1), 1), 1)
+    for row in range(0, len(region), rows):
+        bits = _bits_on_host(region[row : row + rows])
+        words = bits.shape[region.ndim :]  # of a number of 64 bits
+        firsts = (starts[0] + row, *starts[1:], *(0 for _ in words))
+        position = np.zeros(bits.shape, np.uint32)
+        for axis, (size, first) in enumerate(zip((*shape, *words), firsts, strict=True)):
+            along = (np.arange(bits.shape[axis]) + first).astype(np.uint32)
+            position = position * np.uint32(size % 2**32) + along.reshape(-1, *[1] * (bits.ndim - axis - 1))
+        total += _sums(np, bits, position)
+    return total
+
+
+def hexadecimal(sums: np.ndarray) -> str:
+    """An array's checksum, of its sums uint32 [2]."""
+    return f"{int(sums[0]):08x}{int(sums[1]):08x}"
 
 
 def _replicated(arrays: Mapping[str, jax.Array | np.ndarray]) -> NamedSharding | None:

@@ -67,8 +67,10 @@ class RestoreCheckpointConfig:
         or more, which are left.
       strict: refuse rules that match nothing and parameters that the checkpoint lacks; otherwise these stay fresh.
       weights: of a run that keeps an average of them (AVERAGE_DECAY): "last" or "average".
-      carry: what else is restored: "optimizer", its slots and its own step, on which the schedule runs; "step", the run's step
-        and its counters of tokens. To begin the schedule anew, set LearningRate.step_offset to the checkpoint's step.
+      carry: what else is restored: "optimizer", its slots and its own count of updates, on which the schedule runs; "step", the
+        run's step and its counters of tokens, where a fresh optimizer's schedule goes on. TRAIN_STEPS is counted on from that
+        step, as T5X counts it; without, from 0. To begin the schedule anew all the same, set LearningRate.step_offset to the
+        checkpoint's step.
     """
 
     assignment_map: tuple = ()

@@ -18,10 +18,11 @@ from t5x_lab.checkpoints.layers import Part, unstacked_parts
 from t5x_lab.checkpoints.layout import FORMAT, check_same_parameters, named_leaves, read_info
 from t5x_lab.checkpoints.lazy_tensors import LazyTensor
 from t5x_lab.checkpoints.rules import assignments, fit_shape
-from t5x_lab.checkpoints.sharded_arrays import to_array
-from t5x_lab.checkpoints.verification import check_arrays, explaining_damage, verify
+from t5x_lab.checkpoints.sharded_arrays import read_once, to_array
+from t5x_lab.checkpoints.verification import check_arrays, explaining_damage
 from t5x_lab.config.errors import UserError, one_of
 from t5x_lab.models.model import Params
+from t5x_lab.optim.counts import counting_from
 from t5x_lab.training.state import TrainState
 
 
@@ -49,7 +50,10 @@ def load_params(
             check_same_parameters(location.path, abstract_params)
             if read_info(location.path)["format"] == FORMAT:
                 return _restore_params(location, abstract_params)
-        return _load_by_rules(_verified(location, location.part), abstract_params, axes, config, fresh)
+        source = open_source(location)
+        params = _load_by_rules(source, abstract_params, axes, config, fresh)
+        source.check()
+    return params
 
 
 def carry_over(
@@ -65,29 +69,29 @@ def carry_over(
     if not config.carry:
         return state
     with explaining_damage(location.path):
-        source = _verified(location, "rest")
+        source = open_source(location)
         if "optimizer" in config.carry:
             opt_state = _load_slots(source, state.opt_state, abstract_params, axes, config)
             state = dataclasses.replace(state, opt_state=opt_state)
         if "step" in config.carry:
             counted = {"step": state.step, "counters": state.counters}
             state = dataclasses.replace(state, **_load_others(source, counted))
+            if "optimizer" not in config.carry:
+                state = dataclasses.replace(state, opt_state=counting_from(state.opt_state, state.step))
+        source.check()
     return state
-
-
-def _verified(location: Location, part: str) -> Source:
-    """The opened checkpoint; of one of ours, this process's share of the part's arrays is verified first."""
-    if location.format == "t5x_lab":
-        verify(location.path, (part,), jax.process_index(), jax.process_count())
-    return open_source(location)
 
 
 def _restore_params(location: Location, abstract_params: Params) -> Params:
     """All parameters of a checkpoint of ours, by Orbax."""
-    with ocp.StandardCheckpointer() as checkpointer:
-        params = checkpointer.restore(location.path / location.part, abstract_params)
-    check_arrays(location.path, {location.part: params})
-    return params
+
+    def restore(wanted: Params) -> Params:
+        with ocp.StandardCheckpointer() as checkpointer:
+            params = checkpointer.restore(location.path / location.part, wanted)
+        check_arrays(location.path, {location.part: params})
+        return params
+
+    return read_once(abstract_params, restore)
 
 
 def _load_by_rules(
@@ -111,8 +115,12 @@ def _load_by_rules(
         fitted = fit_shape(tensor, part.shape, _part_axes(names, part), name, source, config)
         needs_fresh |= fitted.shape != part.shape
         pieces[part.parameter].append((part.layer, fitted))
-    base = named_leaves(fresh()) if needs_fresh else {}
-    arrays = {name: to_array(leaf, pieces[name], base.get(name)) for name, leaf in wanted.items()}
+    if needs_fresh:
+        base = named_leaves(fresh())
+        read = lambda base: {name: to_array(leaf, pieces[name], leaf) for name, leaf in base.items()}
+        arrays = read_once(base, read)
+    else:
+        arrays = read_once(wanted, lambda wanted: {n: to_array(leaf, pieces[n], None) for n, leaf in wanted.items()})
     return traverse_util.unflatten_dict(arrays, sep="/")
 
 
@@ -154,8 +162,8 @@ def _load_slots(source: Source, fresh_state: Any, abstract_params: Params, axes:
             pieces.append((part.layer, fitted))
         return to_array(leaf, pieces, leaf)
 
-    leaves = [load(name, leaf) for name, leaf in named_leaves(fresh_state).items()]
-    return jax.tree.unflatten(jax.tree.structure(fresh_state), leaves)
+    leaves = read_once(named_leaves(fresh_state), lambda leaves: {name: load(name, leaf) for name, leaf in leaves.items()})
+    return jax.tree.unflatten(jax.tree.structure(fresh_state), list(leaves.values()))
 
 
 def _load_others(source: Source, tree: Any) -> Any:

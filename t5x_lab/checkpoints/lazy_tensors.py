@@ -40,19 +40,15 @@ class LazyTensor:
     def read_all(self) -> np.ndarray:
         return self.read(tuple(slice(0, size) for size in self.shape))
 
-    def chunks(self, max_bytes: int = CHUNK_BYTES) -> Iterator[np.ndarray]:
-        """The whole tensor, as slices of the first axis one after the other."""
+    def chunks(self, max_bytes: int = CHUNK_BYTES, multiple_of: int = 1) -> Iterator[np.ndarray]:
+        """The whole tensor, as slices of the first axis one after the other, each of a multiple of so many entries."""
         if not self.shape:
             yield self.read_all()
             return
-        rows = self.chunk_rows(max_bytes)
+        rows = max(max_bytes * self.shape[0] // max(self.nbytes, 1) // multiple_of, 1) * multiple_of
         for start in range(0, self.shape[0], rows):
             stop = min(start + rows, self.shape[0])
             yield self.read((slice(start, stop), *(slice(0, size) for size in self.shape[1:])))
-
-    def chunk_rows(self, max_bytes: int = CHUNK_BYTES) -> int:
-        """Entries of the first axis in one of `chunks`; at least 1, and perhaps more than there are."""
-        return max(max_bytes * self.shape[0] // max(self.nbytes, 1), 1)
 
     def equals(self, other: "LazyTensor") -> bool:
         """Whether all numbers are equal; a chunk of each is in memory at a time."""
@@ -69,6 +65,9 @@ class LazyTensor:
         return LazyTensor(
             self.shape, np.dtype(np.float32), lambda index: self.read(index).astype(np.float32) + np.float32(number)
         )
+
+    def negative(self) -> "LazyTensor":
+        return LazyTensor(self.shape, self.dtype, lambda index: -self.read(index))
 
     def index(self, axis: int, position: int) -> "LazyTensor":
         """The entry at a position of an axis; the axis is removed."""

@@ -6,6 +6,7 @@ older ones only then.
 
 import dataclasses
 import json
+import logging
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -17,6 +18,7 @@ from etils import epath
 
 from t5x_lab.checkpoints import checksums
 from t5x_lab.checkpoints.config import SaveCheckpointConfig
+from t5x_lab.checkpoints.formats.orbax_arrays import chunk_bytes
 from t5x_lab.checkpoints.layout import (
     PINNED,
     absolute_path,
@@ -28,11 +30,15 @@ from t5x_lab.checkpoints.layout import (
     shapes_of,
     write_info,
 )
+from t5x_lab.checkpoints.sharded_arrays import read_once
 from t5x_lab.checkpoints.verification import DATA_DIGESTS, check_arrays, check_data_files, explaining_damage
 from t5x_lab.config.errors import UserError
 from t5x_lab.partitioning.distributed import broadcast
 from t5x_lab.training.batches import Batches
 from t5x_lab.training.state import TrainState
+
+# Orbax's opinion on the size of chunks, once for each array.
+logging.getLogger("absl").addFilter(lambda record: "target_byte_size too small" not in record.getMessage())
 
 
 class _DataHandler(ocp.CheckpointHandler):
@@ -76,6 +82,7 @@ class _Retention:
             or (merits[i] == best > -math.inf and best not in merits[:i])
             or bool(self.rules.keep_period and checkpoint.step % self.rules.keep_period == 0)
             or (self.directory / str(checkpoint.step) / PINNED).exists()
+            or not (self.directory / str(checkpoint.step) / "rest").exists()  # which no training wrote
             for i, checkpoint in enumerate(checkpoints)
         ]
 
@@ -142,7 +149,7 @@ class Checkpoints:
         self._manager.save(
             step,
             args=ocp.args.Composite(
-                **{name: ocp.args.StandardSave(part) for name, part in parts.items()},
+                **{name: ocp.args.StandardSave(part, _in_chunks(part)) for name, part in parts.items()},
                 data=_DataSave(batches),
                 info=ocp.args.JsonSave(make_info(shapes_of(state.params), step, **notes)),
             ),
@@ -171,15 +178,22 @@ class Checkpoints:
         wanted = _parts(abstract_state)
         if not (path / "average").exists():
             wanted.pop("average", None)  # it begins here
-        parts: dict[str, ocp.args.CheckpointArgs] = {name: ocp.args.StandardRestore(part) for name, part in wanted.items()}
+        moved: dict[str, ocp.args.CheckpointArgs] = {}
         with explaining_damage(path):
             check_same_parameters(path, abstract_state.params)
             check_format(path)
             if batches is not None:
                 check_data_files(path)
-                parts["data"] = _DataRestore(batches)
-            restored = self._manager.restore(step, args=ocp.args.Composite(**parts))
-            check_arrays(path, {name: restored[name] for name in wanted})
+                moved["data"] = _DataRestore(batches)
+
+            def read(wanted: dict[str, Any]) -> dict[str, Any]:
+                parts = {name: ocp.args.StandardRestore(part) for name, part in wanted.items()}
+                found = self._manager.restore(step, args=ocp.args.Composite(**parts, **moved))
+                found = {name: found[name] for name in wanted}
+                check_arrays(path, found)
+                return found
+
+            restored = read_once(wanted, read)
         healthy = jax.device_put(True, abstract_state.healthy.sharding)
         params, average = restored["params"], restored["average"] if "average" in wanted else None
         if abstract_state.average is not None and average is None:
@@ -197,11 +211,16 @@ def _parts(state: TrainState) -> dict[str, dict[str, Any]]:
     return {"params": state.params, **average, "rest": {name: getattr(state, name) for name in names}}
 
 
+def _in_chunks(tree: Any) -> Any:
+    """How each array is saved: in chunks from which a host on another mesh can read its part alone."""
+    return jax.tree.map(lambda array: ocp.SaveArgs(chunk_byte_size=chunk_bytes(array.nbytes)), tree)
+
+
 def save_params(path: epath.Path, params: dict, step: int = 0, **notes: Any) -> None:
     """Writes a checkpoint of parameters alone at `path`, whole or not at all. Several processes call this together."""
     unfinished = path.with_name(f"{path.name}.unfinished")
     with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(unfinished / "params", params, force=True)
+        checkpointer.save(unfinished / "params", params, save_args=_in_chunks(params), force=True)
     notes["checksums"] = checksums.checksums(named_leaves({"params": params}))
     if jax.process_index() == 0:
         write_info(unfinished, make_info(shapes_of(params), step, **notes))

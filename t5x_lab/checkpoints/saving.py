@@ -1,8 +1,10 @@
 """When a run is saved, and what is done when storage fails for a while."""
 
+import contextlib
 import re
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -10,6 +12,7 @@ import jax
 from t5x_lab.checkpoints.config import SaveCheckpointConfig
 from t5x_lab.checkpoints.manager import Checkpoints
 from t5x_lab.config.errors import UserError, nearest
+from t5x_lab.partitioning.waiting import waiting_for
 from t5x_lab.training.batches import Batches
 from t5x_lab.training.state import TrainState
 
@@ -22,6 +25,25 @@ class SaveFailed(UserError):
     """A run could not be saved, for longer than it is allowed to go on like that."""
 
     status = 1  # the storage's fault, not the user's
+
+
+@contextlib.contextmanager
+def without_abandoned_writes() -> Iterator[None]:
+    """Keeps off the console what writes say that a failed save has left behind; that it failed is said in a sentence.
+
+    The first write that fails ends Orbax's event loop, to which TensorStore's other writes then report in vain.
+    """
+    before = sys.unraisablehook
+
+    def tell(unraisable) -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            before(unraisable)
+
+    sys.unraisablehook = tell
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
 
 
 class Saver:
@@ -86,12 +108,12 @@ class Saver:
         """
         try:
             if self._under_way:
-                self._checkpoints.wait()  # as saving would anyway
+                self._wait()  # as saving would anyway
                 self._succeeded()
             self._last = (step, state)
             metrics = self._metrics(step)
             self._say_once_if_unmeasured(step, metrics)
-            self._checkpoints.save(step, state, self._batches, self._notes(), metrics)
+            self._start(step, state, metrics)
             self._saved_at, self._under_way = time.monotonic(), True
         except Exception as error:
             self._failed(error)
@@ -105,13 +127,21 @@ class Saver:
         while self._last:
             step, state = self._last
             try:
-                self._checkpoints.wait()
-                self._checkpoints.save(step, state, self._batches, self._notes(), self._metrics(step))
-                self._checkpoints.wait()
+                self._wait()
+                self._start(step, state, self._metrics(step))
+                self._wait()
                 self._succeeded()
             except Exception as error:
                 self._failed(error, at_end=True)
                 time.sleep(self._pause)
+
+    def _start(self, step: int, state: TrainState, metrics: Mapping[str, float]) -> None:
+        with waiting_for(f"the checkpoint of step {step} to be begun by all processes"):
+            self._checkpoints.save(step, state, self._batches, self._notes(), metrics)
+
+    def _wait(self) -> None:
+        with waiting_for("the checkpoint under way to be written by all processes"):
+            self._checkpoints.wait()
 
     def _say_once_if_unmeasured(self, step: int, metrics: Mapping[str, float]) -> None:
         best = self._config.best_metric

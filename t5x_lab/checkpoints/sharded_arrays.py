@@ -1,14 +1,47 @@
 """Sharded arrays made of lazy tensors: each process reads only what its devices hold."""
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from t5x_lab.checkpoints.lazy_tensors import Index, LazyTensor
+from t5x_lab.partitioning.rules import mesh_axes_of, num_parts
 
 Region = tuple[tuple[int, int], ...]  # (start, stop) of each dimension
+
+
+def read_once(tree: Any, read: Callable[[Any], Any]) -> Any:
+    """What `read` makes of arrays, or of shapes with shardings, where no two processes read the same part of a file.
+
+    While it reads, mesh axes that an array is copied over split it instead; then the processes give each other the parts. All
+    of them call this together.
+    """
+    if jax.process_count() == 1:
+        return read(tree)
+    spread = jax.tree.map(lambda leaf: NamedSharding(leaf.sharding.mesh, _spread(leaf)), tree)
+    if isinstance(jax.tree.leaves(tree)[0], jax.Array):
+        split = jax.jit(lambda tree: tree, out_shardings=spread)(tree)
+    else:
+        split = jax.tree.map(lambda leaf, s: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=s), tree, spread)
+    wanted = jax.tree.map(lambda leaf: leaf.sharding, tree)
+    return jax.jit(lambda tree: tree, out_shardings=wanted)(read(split))
+
+
+def _spread(leaf: Any) -> PartitionSpec:
+    """The array's partition, with the mesh axes that it does not use on the dimensions that have the most left to split."""
+    sizes = leaf.sharding.mesh.shape
+    entries = [mesh_axes_of(entry) for entry in (*leaf.sharding.spec, *[None] * (len(leaf.shape) - len(leaf.sharding.spec)))]
+    for axis in [axis for axis in sizes if axis not in itertools.chain(*entries)]:
+        left = [size // num_parts(sizes, entry) for size, entry in zip(leaf.shape, entries, strict=True)]
+        even = [i for i, size in enumerate(left) if size % sizes[axis] == 0]
+        if even:
+            most = max(even, key=lambda i: left[i])
+            entries[most] = (*entries[most], axis)
+    return PartitionSpec(*(entry or None for entry in entries))
 
 
 def to_array(like: Any, pieces: Sequence[tuple[int | None, LazyTensor]], fresh: jax.Array | None) -> jax.Array:

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import jax
 from etils import epath
@@ -18,13 +18,11 @@ DATA_DIGESTS = "digests_{}.json"  # of the files in `data` that a process wrote
 _OUTAGE = re.compile("UNAVAILABLE|DEADLINE_EXCEEDED|PERMISSION_DENIED|UNAUTHENTICATED|RESOURCE_EXHAUSTED|ABORTED|CANCELLED")
 
 
-def verify(path: epath.Path, parts: Sequence[str] = (*ARRAYS, "data"), process: int = 0, processes: int = 1) -> bool:
-    """Reads a checkpoint's parts, one array at a time, and compares them with the checksums.
+def verify(path: epath.Path) -> bool:
+    """Reads a checkpoint, one array at a time, and compares it with the checksums.
 
     Args:
       path: a `checkpoints/<step>` directory.
-      parts: which of them.
-      process, processes: several processes may share the arrays.
 
     Returns:
       whether there were checksums; format 1 had none.
@@ -35,14 +33,13 @@ def verify(path: epath.Path, parts: Sequence[str] = (*ARRAYS, "data"), process: 
     info = read_info(path)
     saved = info.get("checksums", {})
     for part in ARRAYS:
-        names = sorted(name for name in saved if name.startswith(f"{part}/") and part in parts)[process::processes]
+        names = sorted(name for name in saved if name.startswith(f"{part}/"))
         arrays = open_part(path, part) if names else {}
         for name in names:
             tensor = arrays.get(name.removeprefix(f"{part}/"))
             if tensor is None or checksums.checksum_of_chunks(tensor.chunks()) != saved[name]:
                 raise Corrupt(path, f"{name} is not as it was saved")
-    if "data" in parts:
-        check_data_files(path)
+    check_data_files(path)
     return bool(saved)
 
 

@@ -64,7 +64,7 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top_p", type=float, default=1.0, help="only the most probable tokens up to this mass")
     parser.add_argument("--seed", type=int, default=0, help="of sampling")
     parser.add_argument("--beam_size", type=int, default=1, help="hypotheses of a beam search; 1 is none")
-    parser.add_argument("--beam_alpha", type=float, default=0.6, help="how a beam search forgives length; T5's 0.6")
+    parser.add_argument("--beam_alpha", type=float, help="how a beam search forgives length; 0.6, T5's, unless given")
 
 
 def add_process_flags(parser: argparse.ArgumentParser) -> None:

@@ -64,11 +64,21 @@ def _list(args: argparse.Namespace) -> None:
             for tensor in tensors.values():
                 for _ in tensor.chunks():
                     pass
+    from t5x_lab.runs.checkpoint_config import config_of, text_settings
+
+    try:
+        settings, unknown = text_settings(config_of(location)), ""
+    except UserError as error:  # it has no configuration, or one that names a module of the user's
+        settings, unknown = None, error.sentence
     total = sum(tensor.nbytes for tensor in tensors.values())
     if args.json:
         keys = lambda tensor: {"shape": list(tensor.shape), "dtype": str(tensor.dtype), "bytes": tensor.nbytes}
         listed = [{"name": name, **keys(tensor)} for name, tensor in tensors.items()]
-        print(json.dumps({"format": location.format, "path": str(location.path), "bytes": total, "tensors": listed}))
+        print(
+            json.dumps(
+                {"format": location.format, "path": str(location.path), "bytes": total, "text": settings, "tensors": listed}
+            )
+        )
         return
     width = max(map(len, tensors), default=0)
     for name, tensor in tensors.items():
@@ -77,4 +87,8 @@ def _list(args: argparse.Namespace) -> None:
         print(f"{name:<{width}}  {shape:>20}  {tensor.dtype!s:>8}  {tensor.nbytes:>15,}")
     ours = "; as it was saved" if had_checksums else "; it has no checksums to compare with"
     checked = "" if not args.verify else ours if location.format == "t5x_lab" else "; all of it can be read"
+    if settings is None:
+        print(f"What it reads and writes beside text is not known: {unknown}")
+    else:
+        print(", ".join(f"{name} {value}" for name, value in settings.items()))
     print(f"{location.path}: {location.title}, {len(tensors)} arrays, {total:,} bytes{checked}")

@@ -1,6 +1,7 @@
 """`t5x_lab COMMAND [flags]`: finds the command, turns errors into sentences and exit statuses."""
 
 import argparse
+import errno
 import importlib
 import os
 import sys
@@ -20,7 +21,11 @@ COMMANDS = {
     "table": "every architecture with every objective: shapes, share of tokens with loss, FLOPs per token",
     "vocab": "train a SentencePiece vocabulary",
 }
+STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
 SUCCESS, FAILURE, USER_MISTAKE, STOPPED = 0, 1, 2, 3
+# XLA runs all virtual devices of a CPU on one pool of threads, as many as cores or devices. Each collective keeps a thread
+# until all devices have come to it, and a device may have come to several: with too few threads they wait for ever.
+THREADS = 64
 
 
 class _Parser(argparse.ArgumentParser):
@@ -33,6 +38,7 @@ def main(argv: list[str] | None = None) -> int:
     """Runs a command; returns the exit status."""
     argv = sys.argv[1:] if argv is None else argv
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ.setdefault("NPROC", str(max(THREADS, os.cpu_count() or 1)))  # where XLA looks for the size of its pool
     if not argv or argv[0] in ("-h", "--help"):
         print(_help())
         return SUCCESS if argv else USER_MISTAKE
@@ -59,6 +65,12 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         print(f"t5x_lab {name}: {error.sentence}", file=sys.stderr)
         return error.status
+    except OSError as error:
+        if error.errno not in STORAGE:
+            raise
+        what = f"{error.filename or 'a file'} cannot be used: {os.strerror(error.errno)}"
+        print(f"t5x_lab {name}: {what}. Repair that, and run the same command again.", file=sys.stderr)
+        return FAILURE
     except KeyboardInterrupt:
         print(f"t5x_lab {name}: interrupted", file=sys.stderr)
         return FAILURE  # 3 would say that everything is saved

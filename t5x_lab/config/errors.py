@@ -18,6 +18,15 @@ class NotSet(UserError):
     """A configuration lacks a value that was asked for."""
 
 
+class NotHere(UserError):
+    """Data or a vocabulary that this machine does not have, and another may."""
+
+
+def unwritable(path: object, error: OSError) -> UserError:
+    """What to raise when a file of a run cannot be written."""
+    return UserError(f"{path} cannot be written: {error.strerror}. Make room, or choose another MODEL_DIR.")
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Returns ' Did you mean "…"?' for the known name closest to `name`, or '' when none is close."""
     candidates = {str(candidate).lower(): str(candidate) for candidate in known}

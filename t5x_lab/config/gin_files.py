@@ -43,11 +43,16 @@ _FIND_CONFIGURABLE = ParseContext.get_configurable
 ParseContext.get_configurable = _get_configurable
 
 
-def parse(files: Sequence[str], bindings: Sequence[str] = (), search_paths: Sequence[str] = ()) -> None:
+def parse(
+    files: Sequence[str], bindings: Sequence[str] = (), search_paths: Sequence[str] = (), source: str = "on the command line"
+) -> None:
     """Clears gin and reads files, then bindings; later ones override earlier ones.
 
     Files are found in the working directory, the search paths, then the package's own `gin/`. The working directory is on
     Python's path, so that `import my_tasks` in a gin file finds the user's module.
+
+    Args:
+      source: what messages say of where the bindings stand.
 
     Raises:
       UserError: for a file that is not there, a line that gin cannot read, or a name it does not know.
@@ -67,7 +72,7 @@ def parse(files: Sequence[str], bindings: Sequence[str] = (), search_paths: Sequ
         _raise_if_of_user_code(error)
         if not isinstance(error, _OF_GIN):
             raise
-        raise UserError(_sentence(error, search_paths)) from error
+        raise UserError(_sentence(error, search_paths, source)) from error
     _drop_replaced_macros(bindings)
 
 
@@ -123,7 +128,7 @@ def build(selector: str, hints: Mapping[str, str] = {}):
         _raise_if_of_user_code(error)
         if not isinstance(error, TypeError | RuntimeError):
             raise
-        raise UserError(_sentence(error, ())) from error
+        raise UserError(_sentence(error)) from error
 
 
 _OF_GIN = (ValueError, TypeError, SyntaxError, OSError, ImportError, AttributeError, NameError, tokenize.TokenError)
@@ -241,13 +246,13 @@ def _is_required(value) -> bool:
     return isinstance(value, ConfigurableReference) and value.scopes == ["gin.REQUIRED"]
 
 
-def _sentence(error: Exception, search_paths: Sequence[str]) -> str:
+def _sentence(error: Exception, search_paths: Sequence[str] = (), source: str = "") -> str:
     """Gin's errors, said so that the next step is clear."""
     text = str(error)
     where = re.search(r'In file "(.+?)", line (\d+)', text) or re.search(r"In bindings string line (\d+)()", text)
     place = ""
     if where:
-        place = f" ({where[1]}, line {where[2]})" if where[2] else " (on the command line)"
+        place = f" ({where[1]}, line {where[2]})" if where[2] else f" ({source})"
     if match := re.search(r"No configurable matching (?:reference )?'@?([\w./]+?)(?:\(\))?'", text):
         known = [name.split(".")[-1] for name in _REGISTRY._selector_map]
         parameter = re.search(rf"{re.escape(match[1])}\.(\w+) *=", text)

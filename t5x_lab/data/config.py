@@ -32,11 +32,59 @@ class ByteVocabulary:
         in_range(self, "extra_ids", 0, 10_000)
 
 
-Vocabulary = SentencePieceVocabulary | ByteVocabulary
+@dataclasses.dataclass(frozen=True)
+class HuggingFaceVocabulary:
+    """A tokenizer of any kind, in a directory that `transformers` saved; slower in a training's pipeline than the others."""
+
+    path: str
+
+    def __post_init__(self):
+        check_types(self)
+
+
+Vocabulary = SentencePieceVocabulary | ByteVocabulary | HuggingFaceVocabulary
+
+
+@dataclasses.dataclass(frozen=True)
+class SpecialTokens:
+    """Ids beside those of text, as the model was trained with them; T5's by default.
+
+    Attributes:
+      start: what a decoder reads first. None = nothing of its own: it reads the first token of a text, and does not predict
+        it (as Qwen's do).
+      end: what ends a text; None = the vocabulary's end token. Of several (Llama 3's), any ends what is written; the
+        vocabulary's, or else the first, is put behind texts.
+      padding: of arrays of ids.
+      input_eos: whether inputs end with an end token; None = as the task says.
+    """
+
+    start: int | None = 0
+    end: int | tuple[int, ...] | None = None
+    padding: int = 0
+    input_eos: bool | None = None
+
+    def before_texts(self, eos_id: int) -> int:
+        """What a decoder reads before a text in training: where there is no start token, the end token of the text before."""
+        return next(i for i in (self.start, *self.ends, eos_id) if i is not None)
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """What ends a text; none where that is the vocabulary's."""
+        return () if self.end is None else (self.end,) if isinstance(self.end, int) else self.end
+
+    def __post_init__(self):
+        check_types(self)
+        for name, ids in (("start", (self.start or 0,)), ("end", self.ends), ("padding", (self.padding,))):
+            if min(ids, default=0) < 0:
+                raise UserError(f"SpecialTokens.{name} is {getattr(self, name)}; it is an id, or None where that may be.")
 
 
 def number_of_sentinels(vocabulary: Vocabulary) -> int:
     """A SentencePiece model with extra_ids = 0 (mT5's) has T5's 100 among its pieces."""
+    if isinstance(vocabulary, HuggingFaceVocabulary):
+        from t5x_lab.data.huggingface_tokenizer import HuggingFaceTokenizer
+
+        return HuggingFaceTokenizer(vocabulary.path).sentinels
     return vocabulary.extra_ids or (100 if isinstance(vocabulary, SentencePieceVocabulary) else 0)
 
 
@@ -100,6 +148,7 @@ class DataConfig:
         about may be left out.
       batch_size: rows of a batch over all processes.
       vocabulary: for t5x_lab's own tasks, and for text given to a trained model.
+      special_tokens: what decoders read first, and what ends texts.
       objective: what is made of plain text: a name, an `Objective`, or None where the tasks' names say it.
       mixing: rates of a mixture's tasks; None = the mixture's own.
       unique_tokens: train on the first N tokens of text over and over (Raffel et al., section 3.4.2); None = all.
@@ -115,6 +164,7 @@ class DataConfig:
     task_feature_lengths: dict[str, int]
     batch_size: int
     vocabulary: Vocabulary
+    special_tokens: SpecialTokens = SpecialTokens()
     objective: str | Objective | None = None
     mixing: Mixing | None = None
     unique_tokens: int | None = None

@@ -13,7 +13,7 @@ from t5x_lab.data.rows import batches_of_rows
 
 def convert(
     dataset: tf.data.Dataset, architecture: str, lengths: tuple[int, int], rows: int, *, pack: bool, num_tasks: int = 1,
-    drop_remainder: bool = True,
+    drop_remainder: bool = True, start: int = 0, end: int = 1,
 ) -> tf.data.Dataset:  # fmt: skip
     """Batches of model features.
 
@@ -26,18 +26,21 @@ def convert(
       pack: several examples in a row.
       num_tasks: how many tasks the examples are from.
       drop_remainder: whether a last batch with fewer rows is left out.
+      start: what decoders read first.
+      end: what ends a text.
     """
     to_streams, finish = {
         "encoder_decoder": (_encoder_decoder, _autoregressive),
         "causal_decoder": (_decoder, _autoregressive),
         "prefix_decoder": (_decoder, _autoregressive),
-        "encoder": (_encoder, lambda batch, pack: batch),
+        "encoder": (_encoder, lambda batch, pack, start: batch),
     }[architecture]
     by_stream = {name: n for name, n in zip(("encoder", "decoder"), lengths, strict=True) if n}
-    finish_rows = lambda batch: finish(batch, pack)
+    finish_rows = lambda batch: finish(batch, pack, start)
     return batches_of_rows(
-        dataset, to_streams, finish_rows, by_stream, rows, pack=pack, num_tasks=num_tasks, drop_remainder=drop_remainder
-    )
+        dataset, to_streams, finish_rows, by_stream, rows, pack=pack, num_tasks=num_tasks, drop_remainder=drop_remainder,
+        end=end,
+    )  # fmt: skip
 
 
 def _encoder_decoder(group):
@@ -74,10 +77,12 @@ def _encoder(group):
     }
 
 
-def _autoregressive(batch: Mapping[str, tf.Tensor], pack: bool) -> dict[str, tf.Tensor]:
+def _autoregressive(batch: Mapping[str, tf.Tensor], pack: bool, start: int) -> dict[str, tf.Tensor]:
     """Adds decoder inputs, the targets shifted to the right within their segment, and loss weights where there are none."""
-    shifted = tf.pad(batch["decoder_target_tokens"], [[0, 0], [1, 0]])[:, :-1]
+    shifted = tf.pad(batch["decoder_target_tokens"], [[0, 0], [1, 0]], constant_values=start)[:, :-1]
+    is_token = batch["decoder_target_tokens"] > 0
     if pack:
-        shifted = tf.where(batch["decoder_positions"] == 0, 0, shifted)
-    weights = batch.get("decoder_loss_weights", tf.cast(batch["decoder_target_tokens"] > 0, tf.int32))
+        is_token = batch["decoder_segment_ids"] > 0  # 0 is a token of some vocabularies
+        shifted = tf.where((batch["decoder_positions"] == 0) & is_token, start, shifted)
+    weights = batch.get("decoder_loss_weights", tf.cast(is_token, tf.int32))
     return {**batch, "decoder_input_tokens": shifted, "decoder_loss_weights": weights}

@@ -3,18 +3,20 @@
 import re
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import seqio
 import tensorflow as tf
 from etils import epath
 
-from t5x_lab.config.errors import UserError
+from t5x_lab.config.errors import UserError, nearest
 from t5x_lab.data.config import DataConfig
 from t5x_lab.data.feature_converters import convert
 from t5x_lab.data.preprocessors import truncated
 from t5x_lab.data.tasks import Part, WeightedTasks, get_mixture_or_task
-from t5x_lab.data.vocabularies import special_ids
+from t5x_lab.data.vocabularies import is_made_of, special_ids
+from t5x_lab.observe.console import say
 from t5x_lab.training.batches import HostBatch, Rows
 
 
@@ -25,6 +27,12 @@ def resolve_tasks(config: DataConfig, architecture: str, vocab_size: int) -> Wei
       UserError: for an unknown name, lengths or an architecture that do not fit, a vocabulary larger than the model's.
     """
     tasks = get_mixture_or_task(config, architecture)
+    if tasks.vocabulary.eos_id is None:
+        raise UserError(
+            f"{config.vocabulary} has no end token, which training puts behind documents. Add one to the tokenizer's files "
+            '("eos_token" in tokenizer_config.json).'
+        )
+    _tell_what_is_not_read(tasks, config)
     for part in tasks.parts:
         for name, feature in part.task.output_features.items():
             if feature.vocabulary.vocab_size > vocab_size:
@@ -35,6 +43,41 @@ def resolve_tasks(config: DataConfig, architecture: str, vocab_size: int) -> Wei
                     "vocabulary the model was made for."
                 )
     return tasks
+
+
+def check_training(tasks: WeightedTasks) -> None:
+    """Raises a `UserError` for a task without examples to train on."""
+    for part in tasks.parts:
+        if "train" not in part.task.splits:
+            raise UserError(
+                f'The task "{part.task.name}" has no split "train" to train on; it has {", ".join(part.task.splits)}. Name '
+                "another task."
+            )
+
+
+def _tell_what_is_not_read(tasks: WeightedTasks, config: DataConfig) -> None:
+    """Says which settings and features a run does without, in a line each."""
+    read = {name for part in tasks.parts for name in part.lengths}
+    for name in sorted(set(config.task_feature_lengths) - read):
+        say(
+            f'TASK_FEATURE_LENGTHS gives a length for "{name}", which nothing reads.{nearest(name, read)} The lengths read are '
+            f"{', '.join(sorted(read))}."
+        )
+    made_of = ("inputs", "targets", *(["loss_weights"] if tasks.architecture == "encoder" else []))
+    for part in tasks.parts:
+        unread = [f'"{name}"' for name in part.task.output_features if name not in made_of]
+        if unread:
+            say(f'Nothing reads {", ".join(unread)} of the task "{part.task.name}"; a model reads inputs and targets.')
+    try:
+        differs = not is_made_of(tasks.vocabulary, config.vocabulary)
+    except UserError:
+        differs = True
+    if differs:
+        say(
+            f'The task "{tasks.parts[0].task.name}" has a vocabulary of its own, a {type(tasks.vocabulary).__name__} of '
+            f"{tasks.vocabulary.vocab_size} ids; VOCABULARY is another, {config.vocabulary}. Training uses the task's, but "
+            "texts that the trained model is given are read with VOCABULARY. Make it the task's."
+        )
 
 
 class SeqioBatches:
@@ -51,6 +94,7 @@ class SeqioBatches:
     """
 
     def __init__(self, tasks: WeightedTasks, config: DataConfig, seed: int, rows: Rows | None = None):
+        check_training(tasks)
         rows = rows or Rows.all(config.batch_size)
         per_shard = config.batch_size // config.shards
         shards = np.unique(rows.held // per_shard)
@@ -119,10 +163,18 @@ def training_shard(tasks: WeightedTasks, config: DataConfig, seed: int, shard: i
     rates = [part.rate for part in tasks.parts]
     mixed = datasets[0] if len(datasets) == 1 else tf.data.Dataset.sample_from_datasets(datasets, rates, shard_seed)
     rows = config.batch_size // config.shards
-    batches = convert(mixed, tasks.architecture, tasks.lengths, rows, pack=config.pack, num_tasks=len(datasets))
+    batches = convert(
+        mixed, tasks.architecture, tasks.lengths, rows, pack=config.pack, num_tasks=len(datasets), **_around(tasks, config)
+    )
     options = tf.data.Options()
     options.deterministic = True
     return batches.with_options(options)
+
+
+def _around(tasks: WeightedTasks, config: DataConfig) -> dict[str, Any]:
+    """Ids before and after a text."""
+    end = tasks.vocabulary.eos_id
+    return {"start": config.special_tokens.before_texts(end), "end": end}
 
 
 def _examples(dataset: tf.data.Dataset, part: Part, number: int, tasks: WeightedTasks) -> tf.data.Dataset:
@@ -203,11 +255,13 @@ def eval_batches(tasks: WeightedTasks, part: Part, config: DataConfig, rows: Row
     Every process reads all of it, so that rows and batches do not depend on their number. The last batch is filled up with
     rows of padding, which count for nothing.
     """
-    dataset = part.task.get_dataset(part.lengths, split="validation", shuffle=False, seed=0, num_epochs=1)
+    dataset = part.task.get_dataset(
+        part.lengths, split="validation", shuffle=False, seed=0, num_epochs=1, trim_output_features=not part.is_text
+    )
     alone = WeightedTasks(tasks.name, tasks.architecture, (part,))
     examples = _examples(dataset, part, 0, alone)
-    size = config.batch_size
-    dataset = convert(examples, tasks.architecture, tasks.lengths, size, pack=config.pack, drop_remainder=False)
+    size, around = config.batch_size, _around(tasks, config)
+    dataset = convert(examples, tasks.architecture, tasks.lengths, size, pack=config.pack, drop_remainder=False, **around)
     held = (rows or Rows.all(size)).held
     for batch in dataset.take(config.eval_steps).as_numpy_iterator():
         yield {name: np.pad(x, [(0, size - len(x))] + [(0, 0)] * (x.ndim - 1))[held] for name, x in batch.items()}

@@ -9,16 +9,19 @@ from collections.abc import Mapping
 import numpy as np
 import tensorflow as tf
 
+from t5x_lab.observe.console import say
+
 GROUP = 512  # examples that are packed together
 LOOK_BACK = 10  # rows that are not full and may still take an example
 
+_said: set[int] = set()  # lengths of rows, of which it was said that examples are longer
 # A stream is one sequence of a row; its first feature gives the examples' lengths there, the others are as long.
 Streams = Mapping[str, Mapping[str, tf.RaggedTensor]]
 
 
 def batches_of_rows(
     dataset: tf.data.Dataset, to_streams, finish, lengths: Mapping[str, int], rows: int, *, pack: bool, num_tasks: int,
-    drop_remainder: bool,
+    drop_remainder: bool, end: int,
 ) -> tf.data.Dataset:  # fmt: skip
     """Batches of rows that examples are put into.
 
@@ -33,6 +36,7 @@ def batches_of_rows(
       pack: whether a row may hold several examples.
       num_tasks: how many tasks there are.
       drop_remainder: whether a last batch with fewer rows is left out.
+      end: the end token: a sequence that is longer than a row is cut before it.
 
     Returns:
       a dataset of batches: every feature int32 [rows, length]; `raw_tokens` [rows] and, of several tasks, `task_tokens` [rows,
@@ -43,7 +47,7 @@ def batches_of_rows(
     @tf.autograph.experimental.do_not_convert
     def to_rows(group):
         group = _apart({name: x if name == "first" else _as_ragged(x) for name, x in group.items()})
-        streams = to_streams(group)
+        streams = {name: _cut(stream, lengths[name], end) for name, stream in to_streams(group).items()}
         sizes = [next(iter(streams[name].values())).row_lengths() for name in lengths]
         examples = tf.cast(tf.stack(sizes, axis=1), tf.int32)
         row, segment = _places(examples, list(lengths.values())) if pack else (tf.range(tf.shape(examples)[0]), None)
@@ -70,6 +74,39 @@ def batches_of_rows(
         return finish(features)
 
     return dataset.ragged_batch(GROUP).map(to_rows, tf.data.AUTOTUNE).rebatch(rows, drop_remainder)
+
+
+def _cut(stream: Mapping[str, tf.RaggedTensor], length: int, end: int) -> Mapping[str, tf.RaggedTensor]:
+    """Sequences of at most `length`; what a preprocessor of one's own made longer loses what lies before its end token."""
+    tokens = next(iter(stream.values()))
+    sizes = tokens.row_lengths()
+
+    def cut():
+        size = tf.minimum(sizes, length)
+        place = tf.ragged.range(size, row_splits_dtype=tokens.row_splits.dtype)
+        last = tf.gather(tokens.values, tf.maximum(tokens.row_limits() - 1, 0))
+        ended = (sizes > length) & (last == tf.cast(end, last.dtype))
+        source = tf.where(tf.repeat(ended, size) & (place.values == length - 1), tf.repeat(sizes - 1, size), place.values)
+        source += tf.repeat(tokens.row_starts(), size)
+        return {name: place.with_values(tf.gather(x.values, source)) for name, x in stream.items()}
+
+    return tf.cond(_is_longer(sizes, length), cut, lambda: dict(stream))
+
+
+def _is_longer(sizes: tf.Tensor, length: int) -> tf.Tensor:
+    """Whether any is, which is said once."""
+
+    def any_longer(sizes: np.ndarray) -> np.ndarray:
+        longest = int(sizes.max(initial=0))
+        if longest > length and length not in _said:
+            _said.add(length)
+            say(
+                f"Some examples have {longest} tokens or more where a row has room for {length}; they are cut before their end "
+                "token. Keep to TASK_FEATURE_LENGTHS in the task's or the objective's preprocessors, or raise them."
+            )
+        return np.array(longest > length)
+
+    return tf.ensure_shape(tf.numpy_function(any_longer, [sizes], tf.bool, stateful=False), [])
 
 
 def _as_ragged(x):

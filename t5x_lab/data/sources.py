@@ -11,7 +11,7 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
-from t5x_lab.config.errors import UserError
+from t5x_lab.config.errors import NotHere, UserError
 from t5x_lab.config.gin_files import flag
 from t5x_lab.data.config import TextFiles
 
@@ -82,7 +82,7 @@ def _examples(file, text_key: str) -> tf.data.Dataset:
 def _matching(pattern: str, split: str) -> list[str]:
     files = sorted(file for part in pattern.split(",") for file in tf.io.gfile.glob(part.strip()))
     if not files:
-        raise UserError(f'No file matches TextFiles.{split} = "{pattern}". Give a pattern such as "corpus/*.txt".')
+        raise NotHere(f'No file matches TextFiles.{split} = "{pattern}". Give a pattern such as "corpus/*.txt".')
     return files
 
 

@@ -1,5 +1,6 @@
 """SeqIO vocabularies from their descriptions, and training a SentencePiece model."""
 
+import filecmp
 import os
 from collections.abc import Iterable
 
@@ -7,9 +8,10 @@ import sentencepiece
 import seqio
 from etils import epath
 
-from t5x_lab.config.errors import UserError
+from t5x_lab.config.errors import NotHere, UserError
 from t5x_lab.config.gin_files import flag
-from t5x_lab.data.config import ByteVocabulary, Vocabulary
+from t5x_lab.data.config import ByteVocabulary, HuggingFaceVocabulary, SentencePieceVocabulary, Vocabulary
+from t5x_lab.data.huggingface_tokenizer import HuggingFaceTokenizer
 
 
 def build_vocabulary(config: Vocabulary) -> seqio.Vocabulary:
@@ -20,17 +22,39 @@ def build_vocabulary(config: Vocabulary) -> seqio.Vocabulary:
     """
     if isinstance(config, ByteVocabulary):
         return seqio.ByteVocabulary(extra_ids=config.extra_ids)
+    if isinstance(config, HuggingFaceVocabulary):
+        return HuggingFaceTokenizer(config.path)
+    advice = (
+        "Name a SentencePiece model with --gin.SentencePieceVocabulary.path=FILE (t5x_lab vocab trains one), or use "
+        f"{flag('VOCABULARY', '@ByteVocabulary()')}."
+    )
     try:
-        readable = epath.Path(config.path).exists()
-    except Exception:  # any failure of a remote file system means the same to the user
-        readable = False
-    if not readable:
-        raise UserError(
-            f"The vocabulary {config.path} cannot be read. Name a SentencePiece model with "
-            "--gin.SentencePieceVocabulary.path=FILE (t5x_lab vocab trains one), or use "
-            f"{flag('VOCABULARY', '@ByteVocabulary()')}."
-        )
+        model = epath.Path(config.path).read_bytes()
+    except Exception as error:  # any failure of a remote file system means the same to the user
+        raise NotHere(f"The vocabulary {config.path} cannot be read. {advice}") from error
+    try:
+        sentencepiece.SentencePieceProcessor(model_proto=model)
+    except RuntimeError as error:
+        raise UserError(f"The vocabulary {config.path} is no SentencePiece model. {advice}") from error
     return seqio.SentencePieceVocabulary(str(config.path), extra_ids=config.extra_ids)
+
+
+def is_made_of(vocabulary: seqio.Vocabulary, config: Vocabulary) -> bool:
+    """Whether a vocabulary is the described one, as far as its files can be compared here."""
+    if isinstance(config, SentencePieceVocabulary) and isinstance(vocabulary, seqio.SentencePieceVocabulary):
+        files = str(config.path), str(vocabulary.sentencepiece_model_file)
+        same_file = files[0] == files[1] or _are_same(*files)
+        return same_file and config.extra_ids == vocabulary.extra_ids
+    if isinstance(config, SentencePieceVocabulary) or isinstance(vocabulary, seqio.SentencePieceVocabulary):
+        return False
+    return build_vocabulary(config) == vocabulary
+
+
+def _are_same(one: str, other: str) -> bool:
+    try:
+        return filecmp.cmp(one, other, shallow=False)
+    except OSError:  # remote, or not there
+        return False
 
 
 def special_ids(vocabulary: seqio.Vocabulary) -> range:
@@ -38,6 +62,8 @@ def special_ids(vocabulary: seqio.Vocabulary) -> range:
 
     A SentencePiece model that has them among its own pieces (mT5's) says 0; T5's number is meant then.
     """
+    if isinstance(vocabulary, HuggingFaceTokenizer):
+        return range(vocabulary.vocab_size - vocabulary.sentinels, vocabulary.vocab_size)
     among_pieces = isinstance(vocabulary, seqio.SentencePieceVocabulary) and not vocabulary.extra_ids
     return range(vocabulary.vocab_size - (100 if among_pieces else vocabulary.extra_ids), vocabulary.vocab_size)
 

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.decoding.rows import reorder_rows, take_rows
-from t5x_lab.decoding.sampling import IMPOSSIBLE, LogitsFn, replaced
+from t5x_lab.decoding.sampling import IMPOSSIBLE, EndIds, LogitsFn, is_end, replaced
+from t5x_lab.networks.network import has_encoder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +20,7 @@ class BeamConfig:
     Attributes:
       size: hypotheses that are kept at each step.
       alpha: a finished hypothesis of n tokens, the end token included, scores the sum of its log-probabilities divided by
-        ((5 + n) / 6) ** alpha (Wu et al. 2016, equation 14); T5 uses 0.6.
+        ((5 + n) / 6) ** alpha (Wu et al. 2016, equation 14); T5 uses 0.6. A decoder's prompt counts, as in T5X.
       logits_fn: see `SamplingConfig`.
     """
 
@@ -35,6 +36,13 @@ class BeamConfig:
 
     def penalty(self, length):
         return ((5.0 + length) / 6.0) ** self.alpha
+
+
+def beams_of(size: int, alpha: float | None, logits_fn: LogitsFn | None = None) -> BeamConfig | None:
+    """What `beam_size` and `beam_alpha` ask for: one hypothesis without an alpha is no beam search."""
+    if size == 1 and alpha is None:
+        return None
+    return BeamConfig(size, BeamConfig.alpha if alpha is None else alpha, logits_fn)
 
 
 @jax.tree_util.register_dataclass
@@ -59,12 +67,31 @@ class _Beams:
     done_scores: jax.Array
 
 
-def search(model, params: Any, prompts: jax.Array, max_tokens: int, config: BeamConfig, eos_id: int):
+def search(
+    model,
+    params: Any,
+    prompts: jax.Array,
+    max_tokens: int,
+    config: BeamConfig,
+    eos_id: EndIds,
+    start: int | None = 0,
+    padding: int = 0,
+):
     """Beam search after prompts int [B, P], with the model's `prefill` and `decode_step`; returns what `beam_search` does."""
-    logits, state = model.prefill(params, prompts, max_tokens)
+    logits, state = model.prefill(params, prompts, max_tokens, start, padding)
+    # T5X counts a decoder's prompt without its start token.
+    counted = jnp.sum(prompts != padding, axis=1) - (start is None)
+    before = None if has_encoder(model.config.network) else counted
     state = take_rows(state, jnp.repeat(jnp.arange(prompts.shape[0]), config.size))
     return beam_search(
-        model.decode_step(params), logits, state, reorder_rows, max_tokens=max_tokens, eos_id=eos_id, config=config
+        model.decode_step(params),
+        logits,
+        state,
+        reorder_rows,
+        max_tokens=max_tokens,
+        eos_id=eos_id,
+        config=config,
+        tokens_before=before,
     )
 
 
@@ -75,8 +102,9 @@ def beam_search(
     reorder: Callable[[Any, jax.Array], Any],
     *,
     max_tokens: int,
-    eos_id: int,
+    eos_id: EndIds,
     config: BeamConfig,
+    tokens_before: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """The best hypotheses of each prompt.
 
@@ -89,14 +117,17 @@ def beam_search(
       state: after the prompts, each row K times, next to each other.
       reorder: (state, rows int [B * K]) -> the state of these rows, each from the same prompt as the one it replaces.
       max_tokens: most tokens to write, the end token included.
-      eos_id: the end token.
+      eos_id: the end token, or several.
       config: how many, and the penalty.
+      tokens_before: [B], of the sequence that a hypothesis continues, which its length counts; None = none.
 
     Returns:
       (tokens int [B, K, max_tokens], 0 after the end token; scores float32 [B, K]), finished ones first, best first
     """
     (batch, vocab), size = logits.shape, config.size
-    most = config.penalty(max_tokens)
+    before = jnp.zeros((batch,)) if tokens_before is None else tokens_before
+    penalty = lambda length: config.penalty(before + length)[:, None]
+    most = penalty(max_tokens)
     # All hypotheses begin alike: only the first one counts.
     first = jnp.where(jnp.arange(size) == 0, 0.0, IMPOSSIBLE)
     beams = _Beams(
@@ -110,7 +141,7 @@ def beam_search(
     )
 
     def may_improve(beams: _Beams) -> jax.Array:
-        return (beams.written < max_tokens) & jnp.any(beams.live_scores[:, 0] / most > beams.done_scores[:, -1])
+        return (beams.written < max_tokens) & jnp.any(beams.live_scores[:, :1] / most > beams.done_scores[:, -1:])
 
     def write_one(beams: _Beams) -> _Beams:
         scores = beams.live_scores[..., None] + jax.nn.log_softmax(replaced(beams.logits.astype(jnp.float32), config.logits_fn))
@@ -119,9 +150,9 @@ def beam_search(
         scores, index = jax.lax.top_k(scores.reshape(batch, -1), candidates)
         parent, token = index // vocab, index % vocab
         tokens = jnp.take_along_axis(beams.live, parent[..., None], axis=1).at[:, :, beams.written].set(token)
-        ends = token == eos_id
+        ends = is_end(token, eos_id)
 
-        done_scores = jnp.where(ends & (scores > IMPOSSIBLE / 2), scores / config.penalty(beams.written + 1.0), IMPOSSIBLE)
+        done_scores = jnp.where(ends & (scores > IMPOSSIBLE / 2), scores / penalty(beams.written + 1.0), IMPOSSIBLE)
         done_scores = jnp.concatenate([beams.done_scores, done_scores], axis=1)
         best, kept = jax.lax.top_k(done_scores, size)
         done = jnp.take_along_axis(jnp.concatenate([beams.done, tokens], axis=1), kept[..., None], axis=1)
@@ -140,10 +171,13 @@ def beam_search(
             done_scores=best,
         )
 
-    beams = jax.lax.while_loop(may_improve, write_one, beams)
-    # Unfinished ones take the places that no finished one has.
+    return _finished_first(jax.lax.while_loop(may_improve, write_one, beams), most)
+
+
+def _finished_first(beams: _Beams, most: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Tokens and scores; unfinished hypotheses, whose penalty is `most` [B, 1], take the places that no finished one has."""
     is_done = beams.done_scores > IMPOSSIBLE / 2
-    place = jnp.maximum(jnp.arange(size)[None] - jnp.sum(is_done, axis=1, keepdims=True), 0)
+    place = jnp.maximum(jnp.arange(is_done.shape[1])[None] - jnp.sum(is_done, axis=1, keepdims=True), 0)
     live = jnp.take_along_axis(beams.live, place[..., None], axis=1)
     live_scores = jnp.take_along_axis(beams.live_scores, place, axis=1) / most
     return jnp.where(is_done[..., None], beams.done, live), jnp.where(is_done, beams.done_scores, live_scores)

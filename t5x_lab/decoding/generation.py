@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from t5x_lab.decoding.rows import put_rows
-from t5x_lab.decoding.sampling import SamplingConfig, choose, replaced
+from t5x_lab.decoding.sampling import EndIds, SamplingConfig, choose, is_end, replaced
 
 Integer = jax.Array | int
 Step = Callable[[Any, jax.Array], tuple[jax.Array, Any]]
@@ -63,7 +63,14 @@ def start(logits: jax.Array, state: Any, limit: jax.Array, stream: jax.Array, ma
 
 
 def generate(
-    step: Step, sequences: Sequences, *, config: SamplingConfig, eos_id: int, seed: Integer, max_steps: Integer, until: Integer
+    step: Step,
+    sequences: Sequences,
+    *,
+    config: SamplingConfig,
+    eos_id: EndIds,
+    seed: Integer,
+    max_steps: Integer,
+    until: Integer,
 ) -> Sequences:
     """Runs decode steps until `until` rows are done, at most `max_steps`.
 
@@ -71,7 +78,7 @@ def generate(
       step: (state, tokens int [B]) -> (logits of the next token [B, V], state).
       sequences: so far.
       config: how the next token is chosen.
-      eos_id: the end token.
+      eos_id: the end token, or several.
       seed: of the random streams; not used when greedy.
       max_steps, until: integers.
     """
@@ -85,8 +92,7 @@ def generate(
     def add_token(carry):
         i, s = carry
         given = replaced(s.logits, config.logits_fn)
-        token = choose(given, config, jax.vmap(jax.random.fold_in)(keys, s.length))
-        log_prob = jnp.take_along_axis(jax.nn.log_softmax(given), token[:, None], axis=-1)[:, 0]
+        token, log_prob = choose(given, config, jax.vmap(jax.random.fold_in)(keys, s.length))
         place = (rows, jnp.where(s.done, beyond, s.length))  # of a row that is done, beyond the last: dropped
         logits, state = step(s.state, token)
         return i + 1, dataclasses.replace(
@@ -96,14 +102,14 @@ def generate(
             tokens=s.tokens.at[place].set(token, mode="drop"),
             log_probs=s.log_probs.at[place].set(log_prob, mode="drop"),
             length=s.length + ~s.done,
-            ended=s.ended | (~s.done & (token == eos_id)),
+            ended=s.ended | (~s.done & is_end(token, eos_id)),
         )
 
     return jax.lax.while_loop(goes_on, add_token, (jnp.int32(0), sequences))[1]
 
 
 def complete(
-    model, params: Any, prompts: jax.Array, seed: Integer, max_tokens: int, config: SamplingConfig, eos_id: int
+    model, params: Any, prompts: jax.Array, seed: Integer, max_tokens: int, config: SamplingConfig, eos_id: EndIds
 ) -> tuple[jax.Array, jax.Array]:
     """Completes one batch of prompts int [B, P], with the model's `prefill` and `decode_step`.
 

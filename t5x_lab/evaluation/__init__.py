@@ -1,5 +1,5 @@
 """What a trained model says about examples, and how good it is.
 
-A `model` here is anything with the functions `generate`, `generate_tokens`, `scores` and `fit_prompts` of
-`t5x_lab.runs.run.Run`, and its attributes `vocabulary`, `has_encoder`, `input_eos` and `max_positions`.
+A `model` here is anything with the functions `generate`, `generate_tokens`, `search_tokens`, `scores` and `fit_prompts` of
+`t5x_lab.runs.run.Run`, and its attributes `vocabulary`, `has_encoder`, `input_eos`, `eos_id`, `end_ids` and `max_positions`.
 """

@@ -4,6 +4,7 @@ What a context is depends on the architecture: the encoder's input, or the decod
 ways. As in lm-eval, context and continuation of an encoder-decoder are tokenised separately, those of a decoder as one text.
 """
 
+import math
 from collections.abc import Sequence
 
 from lm_eval import utils
@@ -37,7 +38,8 @@ class HarnessModel(TemplateLM):
         self.has_encoder = model.has_encoder
         self.backend = "seq2seq" if self.has_encoder else "causal"
         self.batch_size = int(batch_size) if str(batch_size).isdigit() else 32  # lm-eval may say "auto"
-        self.max_length = max_length or model.max_positions or 2048
+        positions = model.max_positions
+        self.max_length = min(n for n in (max_length or positions or 2048, positions) if n)
         self.max_gen_toks = max_gen_toks
         self.cut = 0
 
@@ -47,48 +49,78 @@ class HarnessModel(TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
-        return self.vocabulary.eos_id
+        return self.model.eos_id
 
     @property
     def prefix_token_id(self) -> int:
-        """What an empty context is made of: for a decoder its start token, which `Run.scores` puts before all texts."""
-        return self.vocabulary.eos_id if self.has_encoder else 0
+        """What an empty context is made of: for a decoder its start token."""
+        start = None if self.has_encoder else self.model.special_tokens.start
+        return self.eot_token_id if start is None else start
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **unused) -> list[int]:
-        ends = self.has_encoder and self.model.input_eos and add_special_tokens is not False
-        return list(self.vocabulary.encode(string)) + [self.eot_token_id] * ends
+        """As lm-eval's own models: ids with what the model reads before or after a text."""
+        ids = list(self.vocabulary.encode(string))
+        if add_special_tokens is False:
+            return ids
+        if self.has_encoder:
+            return [*ids, *[self.eot_token_id] * self.model.input_eos]
+        begun = self.model.special_tokens.start in (None, *ids[:1])  # a text may say the start token itself
+        return ids if begun else [self.prefix_token_id, *ids]
 
     def _loglikelihood_tokens(self, requests, disable_tqdm: bool = False, **unused) -> list[tuple[float, bool]]:
-        # A decoder that was trained with an end token after its inputs finds one there.
-        ends = [self.eot_token_id] * (self.model.input_eos and not self.has_encoder)
-        contexts = [[*context, *ends] if context != [0] else [] for _, context, _ in requests]
-        scores = self._scores(contexts, [continuation for _, _, continuation in requests])
-        found = list(zip(scores.log_prob.tolist(), scores.is_greedy.tolist(), strict=True))
+        ends = self._behind_contexts
+        contexts = [[*context, *ends] if context != [self.prefix_token_id] else context for _, context, _ in requests]
+        contexts = [context or self._blank for context in contexts]
+        found = self._scores(contexts, [continuation for _, _, continuation in requests])
         for (texts, _, _), result in zip(requests, found, strict=True):
             if texts is not None:
                 self.cache_hook.add_partial("loglikelihood", texts, result)
         return found
 
-    def _scores(self, contexts: Sequence[list[int]], continuations: Sequence[list[int]]):
-        scores = self.model.scores(contexts, continuations, max_length=self.max_length, batch_size=self.batch_size)
-        self.cut += int((scores.cut > 0).sum())
-        if (scores.cut > 0).any():
-            say(
-                f"{int((scores.cut > 0).sum())} of {len(contexts)} contexts were cut from the left to {self.max_length} tokens."
+    @property
+    def _behind_contexts(self) -> list[int]:
+        """A decoder that was trained with an end token after its inputs finds one there."""
+        return [self.eot_token_id] * (self.model.input_eos and not self.has_encoder)
+
+    @property
+    def _blank(self) -> list[int]:
+        """What a context without a token, such as a space, is read as: an encoder reads at least its end token."""
+        return [self.prefix_token_id]
+
+    def _scores(self, contexts: Sequence[list[int]], continuations: Sequence[list[int]]) -> list[tuple[float, bool]]:
+        """(log-probability, whether it is what the model would write) of each continuation; (-inf, False) of too long ones."""
+        found = [(-math.inf, False)] * len(contexts)
+        fitting = [i for i, tokens in enumerate(continuations) if len(tokens) <= self.max_length]
+        if len(fitting) < len(contexts):
+            longest = max(map(len, continuations))
+            self._say_unfit(
+                len(contexts) - len(fitting), len(contexts), f"have continuations of up to {longest} tokens, beyond the", "-inf"
             )
-        return scores
+        options = dict(max_length=self.max_length, batch_size=self.batch_size, add_start=False)
+        scores = self.model.scores([contexts[i] for i in fitting], [continuations[i] for i in fitting], **options)
+        for i, log_prob, is_greedy in zip(fitting, scores.log_prob.tolist(), scores.is_greedy.tolist(), strict=True):
+            found[i] = log_prob, is_greedy
+        cut = int((scores.cut > 0).sum())
+        self.cut += cut
+        if cut:
+            say(f"{cut} of {len(contexts)} contexts were cut from the left to {self.max_length} tokens.")
+        return found
+
+    def _say_unfit(self, unfit: int, requests: int, what: str, counted: str) -> None:
+        say(
+            f"{unfit} of {requests} requests {what} {self.max_length} tokens that the model reads (max_length). They are not "
+            f"answered, and count as {counted}."
+        )
 
     def loglikelihood_rolling(self, requests, disable_tqdm: bool = False) -> list[float]:
         windows = []
-        # A decoder reads its start token besides the window's context.
-        most = self.max_length if self.has_encoder else self.max_length - 1
         for number, request in enumerate(requests):
-            tokens = self.tok_encode(request.args[0], add_special_tokens=False)
-            found = utils.get_rolling_token_windows(tokens, self.prefix_token_id, most, context_len=1)
+            tokens = self.tok_encode(request.args[0])
+            found = utils.get_rolling_token_windows(tokens, self.prefix_token_id, self.max_length, context_len=1)
             windows += [(number, *utils.make_disjoint_window(window)) for window in found]
         scores = self._scores([context for _, context, _ in windows], [continuation for _, _, continuation in windows])
         totals = [0.0] * len(requests)
-        for (number, _, _), log_prob in zip(windows, scores.log_prob.tolist(), strict=True):
+        for (number, _, _), (log_prob, _) in zip(windows, scores, strict=True):
             totals[number] += log_prob
         for request, total in zip(requests, totals, strict=True):
             self.cache_hook.add_partial("loglikelihood_rolling", request.args, total)
@@ -101,14 +133,22 @@ class HarnessModel(TemplateLM):
         texts = [""] * len(requests)
         for numbers in groups.values():
             wishes = normalize_gen_kwargs(requests[numbers[0]].args[1], self.max_gen_toks)
+            # The last token written is not read, but lm-eval counts it.
+            most = self.max_length if self.has_encoder else self.max_length - 1
+            if wishes["max_gen_toks"] > (most if not self.has_encoder else self.model.max_positions or math.inf):
+                wished = f"ask for {wishes['max_gen_toks']} tokens (max_gen_toks), which leave no room in the"
+                self._say_unfit(len(numbers), len(requests), wished, "an empty text")
+                continue
+            prompts = [requests[number].args[0] for number in numbers]
             written = self.model.generate(
-                [requests[number].args[0] for number in numbers],
+                [[*self.tok_encode(prompt), *self._behind_contexts] or self._blank for prompt in prompts],
+                add_start=False,
                 max_tokens=wishes["max_gen_toks"],
                 temperature=float(wishes.get("temperature", 0.0)),
                 top_k=int(wishes.get("top_k", 0)),
                 top_p=float(wishes.get("top_p", 1.0)),
                 stop=[end for end in wishes["until"] if end],
-                max_length=self.max_length,
+                max_length=most,
                 batch_size=self.batch_size,
             )
             for number, samples in zip(numbers, written, strict=True):

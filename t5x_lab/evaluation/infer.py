@@ -78,7 +78,7 @@ def infer(
 def _predictions(model, chunk: Sequence[Example], start: int, how: dict, options: dict) -> list[dict]:
     names = [e.where for e in chunk]
     ids, cut = model.fit_prompts([e.inputs for e in chunk], how["max_tokens"], options["max_length"], names)
-    texts = model.generate(ids, streams=range(start, start + len(chunk)), **how, **options)
+    texts = model.generate(ids, add_start=False, streams=range(start, start + len(chunk)), **how, **options)
     return [{"prediction": samples[0], "cut": n} for samples, n in zip(texts, cut, strict=True)]
 
 

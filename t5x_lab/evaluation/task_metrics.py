@@ -1,6 +1,7 @@
 """The metrics that SeqIO tasks define, measured by SeqIO's own Evaluator on what a model generates and scores."""
 
 import functools
+import itertools
 import json
 import numbers
 from collections.abc import Sequence
@@ -11,7 +12,9 @@ import seqio
 from etils import epath
 
 from t5x_lab.config.errors import UserError
+from t5x_lab.data.cutting import cut_left, cut_right
 from t5x_lab.data.tasks import WeightedTasks
+from t5x_lab.decoding.beam_search import beams_of
 from t5x_lab.evaluation.config import InferEvalConfig
 from t5x_lab.evaluation.examples import text_of
 from t5x_lab.observe.console import say
@@ -30,12 +33,13 @@ class TaskMetrics:
     Args:
       tasks: of the run; those without metric functions or objects, or without the split, are left out.
       config: see there.
-      lengths: TASK_FEATURE_LENGTHS. Longer inputs are cut from the left, so that the question stays; their number is said.
+      lengths: TASK_FEATURE_LENGTHS. Longer inputs are cut as `config` says; their number is said.
     """
 
     def __init__(self, tasks: WeightedTasks, config: InferEvalConfig, lengths: dict[str, int]):
         self._config, self._lengths = config, lengths
         self.tasks = [part.task for part in tasks.parts if config.split in part.task.splits and (part.task.metric_objs)]
+        self.defined = bool(self.tasks)
         self._evaluators: dict[str, seqio.Evaluator] = {}
 
     @property
@@ -87,7 +91,7 @@ class TaskMetrics:
         except ValueError as error:
             raise UserError(f'The metrics of task "{task.name}" failed: {error}') from error
         if outputs.cut:
-            say(f'{outputs.cut} of {len(examples)} inputs of task "{task.name}" were cut from the left to fit.')
+            say(f'{outputs.cut} of {len(examples)} inputs of task "{task.name}" were cut to {outputs.most} tokens.')
         if directory:
             path = epath.Path(directory) / f"{task.name}-{step}.jsonl"
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -108,7 +112,8 @@ class TaskMetrics:
             except ValueError as error:
                 if "sequence_length" not in str(error):
                     raise UserError(f'Task "{task.name}" cannot be evaluated: {error}') from error
-                # A preprocessor wants lengths; then SeqIO cuts to them as well.
+                if self._config.cut_inputs != "right":
+                    say(f'A preprocessor of task "{task.name}" needs lengths; SeqIO cuts its inputs to TASK_FEATURE_LENGTHS.')
                 self._evaluators[task.name] = seqio.Evaluator(task.name, sequence_length=self._lengths, **options)
         return self._evaluators[task.name]
 
@@ -120,22 +125,36 @@ class _Outputs:
         self._model, self._examples, self._config = model, examples, config
         self._targets = [example["targets"].tolist() for example in examples]
         whole = [example["inputs"].tolist() if "inputs" in example else [] for example in examples]
-        most = lengths.get("inputs")
-        self._inputs = [ids if most is None else ids[max(len(ids) - most, 0) :] for ids in whole]
-        self.cut = sum(len(a) < len(b) for a, b in zip(self._inputs, whole, strict=True))
         self._max_tokens = config.max_tokens or lengths.get("targets") or max(map(len, self._targets))
+        positions = model.max_positions and model.max_positions - (0 if model.has_encoder else self._max_tokens)
+        self.most = lengths.get("inputs") if config.cut_inputs else positions
+        cut = cut_left if config.cut_inputs == "left" else functools.partial(cut_right, ends=model.end_ids)
+        self._inputs = [cut(ids, self.most) for ids in whole]
+        self.cut = sum(len(a) < len(b) for a, b in zip(self._inputs, whole, strict=True))
 
     @functools.cached_property
     def generated(self) -> tuple[np.ndarray, np.ndarray]:
-        """(tokens [N, max_tokens], 0 after the end token; their log-probabilities)."""
-        return self._model.generate_tokens(self._inputs, max_tokens=self._max_tokens, batch_size=self._config.batch_size)
+        """(tokens [N, max_tokens], padding after the end token; their log-probabilities, or beams' scores [N, 1])"""
+        beams = beams_of(self._config.beam_size, self._config.beam_alpha)
+        options = dict(max_tokens=self._max_tokens, batch_size=self._config.batch_size)
+        if beams is None:
+            return self._model.generate_tokens(self._inputs, **options)
+        tokens, scores = self._model.search_tokens(self._inputs, beams=beams, **options)
+        return tokens[:, 0], scores[:, :1]
+
+    @functools.cached_property
+    def written(self) -> list[list[int]]:
+        """What was generated, up to its end token; what stands behind may be a token of the vocabulary."""
+        ends = self._model.end_ids
+        return [list(itertools.takewhile(lambda token: token not in ends, row)) for row in self.generated[0].tolist()]
 
     @functools.cached_property
     def scored(self) -> list[float]:
         return self._model.scores(self._inputs, self._targets, batch_size=self._config.batch_size).log_prob.tolist()
 
     def predictions(self) -> list[tuple[int, list[int]]]:
-        return list(enumerate(self.generated[0].tolist()))
+        length = self.generated[0].shape[1]  # SeqIO wants rows of one length
+        return [(i, [*row, *[max(self._model.eos_id, 0)] * (length - len(row))]) for i, row in enumerate(self.written)]
 
     def log_probs(self) -> list[float]:
         return self.generated[1].sum(axis=1).tolist()
@@ -149,7 +168,7 @@ class _Outputs:
         lines: list[dict] = [{name: text_of(x, name, found) for name, found in named.items()} for x in self._examples]
         for i, line in enumerate(lines):
             if "generated" in vars(self):  # a cached property that was asked for
-                line["prediction"] = named["targets"].decode(self.generated[0][i].tolist())
+                line["prediction"] = named["targets"].decode(self.written[i])
             if "scored" in vars(self):
                 line["score"] = self.scored[i]
         return lines

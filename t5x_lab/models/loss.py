@@ -103,7 +103,7 @@ def weights_and_normalizer(batch: Batch, factor: float | str | None) -> tuple[ja
       batch: a whole batch, before it is split into microbatches.
       factor: None = the sum over tokens (T5X's default); a number; or one of `NORMALIZERS`: tokens with loss; all
         positions, padding included; or the mean over sequences of each sequence's mean, packed ones told apart by
-        their segment ids.
+        their segment ids. Padding is no sequence, whatever it weighs.
     """
     weights = token_weights(batch)
     if factor is None:
@@ -113,9 +113,10 @@ def weights_and_normalizer(batch: Batch, factor: float | str | None) -> tuple[ja
     if factor == "NUM_TOTAL_TARGET_TOKENS":
         return weights, jnp.float32(weights.size)
     if factor == "AVERAGE_PER_SEQUENCE":
-        segments = batch.get(f"{predicting_side(batch)}_segment_ids", jnp.ones(weights.shape, jnp.int32))
-        same = (segments[:, :, None] == segments[:, None, :]).astype(jnp.float32)
-        total = jnp.einsum("BTS,BS->BT", same, weights)
+        segments = batch.get(f"{predicting_side(batch)}_segment_ids", (target_tokens(batch) > 0).astype(jnp.int32))
+        weights = jnp.where(segments > 0, weights, 0.0)
+        add_up = jax.vmap(lambda segments, weights: jnp.zeros(len(weights) + 1).at[segments].add(weights)[segments])
+        total = add_up(segments, weights)
         weights = jnp.where(total > 0, weights / jnp.maximum(total, 1e-6), 0.0)
         return weights, jnp.maximum(jnp.sum(weights), 1e-6)
     return weights, jnp.float32(factor)

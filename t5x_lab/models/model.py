@@ -103,11 +103,13 @@ class Model:
     Args:
       config: network and loss.
       constrain: shards activations; see `Transformer`.
-      batch_shards: parts that `constrain` splits a batch's rows into.
+      parts_of_rows: () -> parts that `constrain` splits a batch's rows into.
     """
 
-    def __init__(self, config: ModelConfig, constrain: Callable = lambda x, axes: x, batch_shards: int = 1):
-        self.config, self._constrain, self._batch_shards = config, constrain, batch_shards
+    def __init__(
+        self, config: ModelConfig, constrain: Callable = lambda x, axes: x, parts_of_rows: Callable[[], int] = lambda: 1
+    ):
+        self.config, self._constrain, self._parts_of_rows = config, constrain, parts_of_rows
 
         self._functional = Functional(lambda rngs: config.network.make(rngs, constrain))
         self.abstract_params, self.axes = self._functional.abstract_params, self._functional.axes
@@ -127,6 +129,15 @@ class Model:
                 "evaluates, scores and ranks without them; t5x_lab.protocols.Decoder says what they are."
             )
 
+    def check_start(self, start: int | None) -> None:
+        """Raises a `UserError` where a network that generates knows the start token 0 alone, and another one is asked for."""
+        prefill = getattr(self._functional.abstract_module(), "prefill", None)
+        if start != 0 and prefill and "start" not in inspect.signature(prefill).parameters:
+            raise UserError(
+                f"SpecialTokens.start is {start}, and the prefill of {name_of(self.config.network)} puts 0 before its prompts. "
+                "Give it the arguments start and padding, see t5x_lab.protocols.Decoder."
+            )
+
     def network(self, params: Params) -> Any:
         """The NNX module with these parameters in it, as it is used."""
         return self._functional.module(params)
@@ -136,10 +147,12 @@ class Model:
         network, hidden = self._hidden(params, batch, dropout_key)
         return network.logits(hidden)
 
-    def prefill(self, params: Params, prompt: jax.Array, max_tokens: int) -> tuple[jax.Array, Any]:
-        """Runs prompts [B, P], see `Decoder.prefill`; returns the next token's logits, float32 [B, V], and the state."""
+    def prefill(
+        self, params: Params, prompt: jax.Array, max_tokens: int, start: int | None = 0, padding: int = 0
+    ) -> tuple[jax.Array, Any]:
+        """Runs prompts [B, P]; returns the next token's logits, float32 [B, V], and the state. See `Transformer.prefill`."""
         network = self.network(params)
-        hidden, state = network.prefill(prompt, max_tokens)
+        hidden, state = _prefill(network, prompt, max_tokens, start, padding)
         return network.logits(hidden[:, None])[:, 0], state
 
     def decode_step(self, params: Params) -> Callable[[Any, jax.Array], tuple[jax.Array, Any]]:
@@ -196,19 +209,28 @@ class Model:
         network, hidden = self._hidden(params, batch)
         return _summed(self._cross_entropy(network, hidden, target_tokens(batch), weights)[1], weights)
 
-    def score_continuations(self, params: Params, prompts: jax.Array, rows: jax.Array, targets: jax.Array) -> Scores:
-        """Scores targets [R, T], 0 = padding; target r follows prompt rows[r] of the prompts [U, P].
+    def score_continuations(
+        self,
+        params: Params,
+        prompts: jax.Array,
+        rows: jax.Array,
+        targets: jax.Array,
+        start: int | None = 0,
+        padding: int = 0,
+    ) -> Scores:
+        """Scores targets [R, T]; target r follows prompt rows[r] of the prompts [U, P]. See `Transformer.prefill`.
 
         A prompt is run once for all its targets.
         """
         network = self.network(params)
         steps = targets.shape[1]
-        hidden, state = network.prefill(prompts, steps)
+        weights = (targets != padding).astype(jnp.float32)
+        targets = jnp.where(targets != padding, targets, 0)
+        hidden, state = _prefill(network, prompts, steps, start, padding)
         hidden = hidden[rows][:, None]
         if steps > 1:
             after, _ = network.decode(take_rows(state, rows), targets[:, :-1])
             hidden = jnp.concatenate([hidden, after], axis=1)
-        weights = (targets > 0).astype(jnp.float32)
         return _summed(self._cross_entropy(network, hidden, targets, weights)[1], weights)
 
     def _hidden(self, params: Params, batch: Batch, dropout_key: jax.Array | None = None) -> tuple[Any, jax.Array]:
@@ -222,8 +244,17 @@ class Model:
             return cross_entropy_of_logits(network.logits(hidden), targets, weights, CrossEntropy(**loss))
         matrix, scale = network.output_matrix()
         cap = getattr(network, "logit_cap", None)
-        config = CrossEntropy(scale=scale, cap=cap, shards=self._batch_shards, constrain=self._constrain, **loss)
+        config = CrossEntropy(scale=scale, cap=cap, shards=self._parts_of_rows(), constrain=self._constrain, **loss)
         return cross_entropy(hidden, matrix, targets, weights, config)
+
+
+def _prefill(network: Any, prompt: jax.Array, max_tokens: int, start: int | None, padding: int) -> tuple[jax.Array, Any]:
+    """`prefill` of a network, or of one that knows the start token 0 and padding 0 alone."""
+    if "start" in inspect.signature(network.prefill).parameters:
+        return network.prefill(prompt, max_tokens, start=start, padding=padding)
+    if start is None:
+        prompt = prompt[:, 1:]  # it puts the start token there itself
+    return network.prefill(jnp.where(prompt != padding, prompt, 0), max_tokens)
 
 
 def _summed(tokens: TokenLosses, weights: jax.Array) -> Scores:

@@ -63,14 +63,14 @@ class MultiHeadAttention(nnx.Module):
 
         def project(heads: int, name: str, fan_in: int) -> Projection:
             matrix = kernel(c, rngs, (c.emb_dim, heads, c.head_dim), c.emb_dim, normal, fan_in)
-            return Projection(matrix, ("embed", name, "kv"), "BTD,DNH->BTNH", (name, "kv") if c.use_bias else ())
+            return Projection(matrix, ("embed", name, "kv"), "BTD,DNH->BTNH", (name, "kv") if c.has_bias("qkv") else ())
 
         # T5 folds the 1/sqrt(H) of scaled attention into the query's initialisation.
         self.query = project(c.num_heads, "heads", c.emb_dim * c.head_dim)
         kv_heads = "heads" if c.num_kv_heads is None else "kv_heads"
         self.key, self.value = project(c.kv_heads, kv_heads, c.emb_dim), project(c.kv_heads, kv_heads, c.emb_dim)
         out = kernel(c, rngs, (c.num_heads, c.head_dim, c.emb_dim), c.num_heads * c.head_dim, normal)
-        self.out = Projection(out, ("heads", "kv", "embed"), "BTNH,NHD->BTD", ("embed",) if c.use_bias else ())
+        self.out = Projection(out, ("heads", "kv", "embed"), "BTNH,NHD->BTD", ("embed",) if c.has_bias("out") else ())
         if c.qk_norm:
             self.query_norm, self.key_norm = (RMSNorm(c.head_dim, c.norm_epsilon, "kv") for _ in range(2))
         self.qk_norm, self.dropout_rate = c.qk_norm, c.dropout_rate

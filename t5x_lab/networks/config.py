@@ -44,22 +44,26 @@ DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float
 
 @dataclasses.dataclass(frozen=True)
 class RotaryScaling:
-    """Llama 3's scaling of rotations for longer texts (Grattafiori et al. 2024, as transformers' "llama3").
+    """Scaling of rotations for texts longer than a model was trained on.
 
     Attributes:
-      factor: what wavelengths longer than original_length / low_freq_factor are multiplied by.
+      factor: what wavelengths are multiplied by.
+      kind: which of them: "linear", all (Chen et al. 2023); "llama3", those longer than original_length / low_freq_factor
+        (Grattafiori et al. 2024). Names are those of transformers.
       low_freq_factor, high_freq_factor: wavelengths shorter than original_length / high_freq_factor stay; in between it is
         interpolated.
       original_length: of the texts that the model was trained on before.
     """
 
     factor: float
+    kind: str = "llama3"
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_length: int = 8192
 
     def __post_init__(self):
         check_types(self)
+        one_of("RotaryScaling.kind", self.kind, ("linear", "llama3"))
         positive(self, "factor", "low_freq_factor", "original_length")
         if not self.high_freq_factor > self.low_freq_factor:
             raise UserError(
@@ -107,7 +111,7 @@ class TransformerShape:
       norm_position: "pre", x + f(norm(x)) with a final norm; "post", norm(x + f(x)) without one; or "both",
         x + norm(f(norm(x))) with a final norm (as in Gemma 2).
       norm_epsilon: added to the variance.
-      use_bias: a bias on every matrix but the logits'.
+      use_bias: a bias on every matrix but the logits'; or where there is one, of "qkv" (as in Qwen 2), "out" and "mlp".
       dropout_rate: for embeddings, sub-layer outputs, attention weights and MLP activations.
       dtype: of activations. Parameters, softmax and logits are float32.
       scan_layers: run the layers as one scan (compile time independent of depth) or unrolled; same parameters.
@@ -146,7 +150,7 @@ class TransformerShape:
     norm: str = "rms"
     norm_position: str = "pre"
     norm_epsilon: float = 1e-6
-    use_bias: bool = False
+    use_bias: bool | tuple[str, ...] = False
     dropout_rate: float = 0.0
     dtype: str = "bfloat16"
     scan_layers: bool = True
@@ -179,6 +183,10 @@ class TransformerShape:
     @property
     def kv_heads(self) -> int:
         return self.num_kv_heads or self.num_heads
+
+    def has_bias(self, where: str) -> bool:
+        """Whether the matrices of "qkv", "out" (of an attention) or "mlp" have biases."""
+        return self.use_bias is True or (self.use_bias is not False and where in self.use_bias)
 
     @property
     def max_length(self) -> int | None:
@@ -240,11 +248,13 @@ def check_dropout(rate: float) -> None:
 
 def _check_shapes(c: TransformerShape) -> None:
     """Raises a `UserError` for sizes and choices that contradict each other."""
-    if c.relpos_max_distance <= c.relpos_buckets:
+    if c.relpos_max_distance <= c.relpos_buckets // 2:
         raise UserError(
-            f"TransformerConfig.relpos_max_distance is {c.relpos_max_distance}; it must exceed relpos_buckets, which is "
-            f"{c.relpos_buckets}. T5 has 32 buckets up to distance 128."
+            f"TransformerConfig.relpos_max_distance is {c.relpos_max_distance}; it must exceed half of relpos_buckets, which "
+            f"is {c.relpos_buckets}: each of these distances has a bucket of its own. T5 has 32 buckets up to distance 128."
         )
+    for where in () if isinstance(c.use_bias, bool) else c.use_bias:
+        one_of("TransformerConfig.use_bias", where, ("qkv", "out", "mlp"))
     if len(c.mlp_activations) not in (1, 2):
         raise UserError(
             f"TransformerConfig.mlp_activations is {c.mlp_activations}; give one name, or two for a gated MLP: "

@@ -15,7 +15,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from t5x_lab.networks.config import ACTIVATION_FUNCTIONS, INITIALIZERS, TransformerShape
 from t5x_lab.ops.dropout import dropout
-from t5x_lab.ops.projection import project
+from t5x_lab.ops.parameters import broadcast, lookup, project
 
 STANDARD_DEVIATION = 0.02  # of every matrix under "standard" scaling (Radford et al. 2018, section 4.1)
 
@@ -51,11 +51,6 @@ def kernel(
     return initializer(rngs.params(), (inputs, math.prod(shape) // inputs), jnp.float32).reshape(shape)
 
 
-def align(vector: jax.Array, x: jax.Array) -> jax.Array:
-    """A parameter of x's last axes, in x's dtype and with as many axes as x."""
-    return jnp.expand_dims(vector.astype(x.dtype), range(x.ndim - vector.ndim))
-
-
 class Projection(nnx.Module):
     """A matrix between named axes, contracted as an einsum, and a bias where it is given; computed in the input's dtype.
 
@@ -73,8 +68,8 @@ class Projection(nnx.Module):
             self.bias = nnx.Param(jnp.zeros([sizes[name] for name in bias_axes]), axes=bias_axes)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        y = project(x, self.kernel[...].astype(x.dtype), self.equation)
-        return y + align(self.bias[...], y) if self.has_bias else y
+        y = project(x, self.kernel[...], self.equation)
+        return y + broadcast(self.bias[...], y.shape, y.dtype) if self.has_bias else y
 
 
 class Embedding(nnx.Module):
@@ -86,9 +81,7 @@ class Embedding(nnx.Module):
         self.embedding = nnx.Param(table, axes=("vocab", "embed"))
 
     def __call__(self, tokens: jax.Array, dtype) -> jax.Array:
-        # Rows are looked up whole: a table split along D would make the compiler replicate the activations.
-        table_VD = self.constrain(self.embedding[...].astype(dtype), ("vocab", None))
-        return self.constrain(table_VD[tokens], ("batch", "length", None))
+        return lookup(self.embedding[...], tokens, dtype, self.constrain)
 
 
 class RMSNorm(nnx.Module):
@@ -101,7 +94,8 @@ class RMSNorm(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         x32 = x.astype(jnp.float32)
         mean_square = jnp.mean(jnp.square(x32), axis=-1, keepdims=True)
-        return (x32 * jax.lax.rsqrt(mean_square + self.epsilon)).astype(x.dtype) * align(self.scale[...], x)
+        y = (x32 * jax.lax.rsqrt(mean_square + self.epsilon)).astype(x.dtype)
+        return y * broadcast(self.scale[...], x.shape, x.dtype)
 
 
 class LayerNorm(nnx.Module):
@@ -117,7 +111,7 @@ class LayerNorm(nnx.Module):
         centred = x32 - jnp.mean(x32, axis=-1, keepdims=True)
         variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
         y = (centred * jax.lax.rsqrt(variance + self.epsilon)).astype(x.dtype)
-        return y * align(self.scale[...], x) + align(self.bias[...], x)
+        return y * broadcast(self.scale[...], x.shape, x.dtype) + broadcast(self.bias[...], x.shape, x.dtype)
 
 
 def make_norm(config: TransformerShape) -> RMSNorm | LayerNorm:
@@ -129,7 +123,7 @@ class Mlp(nnx.Module):
 
     def __init__(self, config: TransformerShape, *, constrain: Callable, rngs: nnx.Rngs):
         c = config
-        bias = ("mlp",) if c.use_bias else ()
+        bias = ("mlp",) if c.has_bias("mlp") else ()
 
         def project_in() -> Projection:
             return Projection(kernel(c, rngs, (c.emb_dim, c.mlp_dim), c.emb_dim), ("embed", "mlp"), "BTD,DF->BTF", bias)
@@ -140,7 +134,7 @@ class Mlp(nnx.Module):
         else:
             self.wi_0, self.wi_1 = project_in(), project_in()
         wo = kernel(c, rngs, (c.mlp_dim, c.emb_dim), c.mlp_dim)
-        self.wo = Projection(wo, ("mlp", "embed"), "BTF,FD->BTD", ("embed",) if c.use_bias else ())
+        self.wo = Projection(wo, ("mlp", "embed"), "BTF,FD->BTD", ("embed",) if c.has_bias("mlp") else ())
         self.activations = tuple(
             ACTIVATION_FUNCTIONS[given] if isinstance(given, str) else given for given in c.mlp_activations
         )

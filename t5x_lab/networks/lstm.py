@@ -83,7 +83,7 @@ class Lstm(nnx.Module):
         self.inputs = Projection(kernel, ("embed", "gates", "units"), "BTD,DGU->BTGU", ("gates", "units"))
         self.inputs.bias[...] = self.inputs.bias[...].at[1].set(1.0)
         kernel = truncated_normal(rngs.params(), (c.hidden_dim, 4, c.hidden_dim), "t5", c.hidden_dim)
-        self.recurrent = Projection(kernel, ("recurrent", "gates", "units"), "BU,UGW->BGW")
+        self.recurrent = Projection(kernel, ("recurrent", "gates", "units"), "BTU,UGW->BTGW")
         kernel = truncated_normal(rngs.params(), (c.hidden_dim, c.emb_dim), "t5", c.hidden_dim)
         self.out = Projection(kernel, ("units", "embed"), "BTU,UD->BTD")
         if not c.logits_via_embedding:
@@ -101,11 +101,15 @@ class Lstm(nnx.Module):
         hidden, _ = self._run(self._embed(tokens, keys[0]), fresh, self._start(tokens.shape[0]))
         return dropout(hidden, self.config.dropout_rate, keys[1])
 
-    def prefill(self, prompt: jax.Array, max_tokens: int) -> tuple[jax.Array, CellState]:
+    def prefill(
+        self, prompt: jax.Array, max_tokens: int, start: int | None = 0, padding: int = 0
+    ) -> tuple[jax.Array, CellState]:
         """As `Transformer.prefill`; a row's state is the one before its padding."""
         del max_tokens
-        tokens = jnp.pad(prompt, ((0, 0), (1, 0)))
-        num_inputs = 1 + jnp.sum(prompt > 0, axis=1)
+        is_token = prompt != padding
+        first = jnp.full((prompt.shape[0], 0 if start is None else 1), start or 0, jnp.int32)
+        tokens = jnp.concatenate([first, jnp.where(is_token, prompt, 0)], axis=1)
+        num_inputs = first.shape[1] + jnp.sum(is_token, axis=1)
         hidden, states = self._run(self._embed(tokens), jnp.zeros(tokens.shape, bool), self._start(tokens.shape[0]))
         pick = lambda x: jnp.take_along_axis(x, (num_inputs - 1)[:, None, None], axis=1)
         return pick(hidden)[:, 0], jax.tree.map(lambda x: pick(x)[:, 0], states)
@@ -128,7 +132,8 @@ class Lstm(nnx.Module):
         def one(state: CellState, inputs) -> tuple[CellState, CellState]:
             gates_BGU, fresh_B = inputs
             state = jax.tree.map(lambda x: jnp.where(fresh_B[:, None], 0.0, x), state)
-            gates_BGU = (gates_BGU + self.recurrent(state.output.astype(x_BTD.dtype))).astype(jnp.float32)
+            recurrent_BGU = self.recurrent(state.output[:, None].astype(x_BTD.dtype))[:, 0]
+            gates_BGU = (gates_BGU + recurrent_BGU).astype(jnp.float32)
             input_gate, forget_gate, candidate, output_gate = (gates_BGU[:, i] for i in range(4))
             cell = jax.nn.sigmoid(forget_gate) * state.cell + jax.nn.sigmoid(input_gate) * jnp.tanh(candidate)
             state = CellState(cell, jax.nn.sigmoid(output_gate) * jnp.tanh(cell))

@@ -93,7 +93,8 @@ class Decoder(Module, Protocol):
     def prefill(self, prompt: jax.Array, max_tokens: int) -> tuple[jax.Array, Any]:
         """Reads prompts, int [B, P], 0 = padding on the right.
 
-        They are the encoder's input, or follow the start token 0.
+        They are the encoder's input, or follow the start token 0. A module whose `prefill` has the arguments `start` and
+        `padding` as well serves vocabularies with other ids, see `Transformer.prefill`.
 
         Returns:
           (hidden state of each prompt's last token, [B, D]; the state, with room for `max_tokens` more)

@@ -45,11 +45,11 @@ class RelativeBias(nnx.Module):
         self.rel_embedding = nnx.Param(table, axes=("heads", "relpos_buckets"))
         self.num_buckets, self.max_distance = num_buckets, max_distance
 
-    def __call__(self, span: int, key_length: int, dtype, *, bidirectional: bool) -> DiagonalBias:
+    def __call__(self, span: int, key_length: int, *, bidirectional: bool) -> DiagonalBias:
         """The bias for query positions 0 … span-1 and key positions 0 … key_length-1."""
         distance = np.arange(span + key_length - 1) - (span - 1)
         buckets = relative_position_bucket(distance, bidirectional, self.num_buckets, self.max_distance)
-        return DiagonalBias(self.rel_embedding[...][:, buckets].astype(dtype), span)
+        return DiagonalBias(self.rel_embedding[...][:, buckets], span)
 
 
 def angular_rates(size: int, theta: float = 10_000.0, scaling: RotaryScaling | None = None) -> np.ndarray:
@@ -58,6 +58,8 @@ def angular_rates(size: int, theta: float = 10_000.0, scaling: RotaryScaling | N
     rate = theta ** (-np.arange(half) / half)
     if scaling is None:
         return rate
+    if scaling.kind == "linear":
+        return rate / scaling.factor
     turns = scaling.original_length * rate / (2 * np.pi)  # in the original length
     kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     kept = np.clip(kept, 0.0, 1.0)

@@ -63,7 +63,7 @@ class Layer(nnx.Module):
             keys_values = cache.keys_values
         if self.has_own_bias:
             slots = keys_values.key.shape[1]
-            bias = self.relpos_bias(slots, slots, x.dtype, bidirectional=has_bidirectional_bias(self.config, mask))
+            bias = self.relpos_bias(slots, slots, bidirectional=has_bidirectional_bias(self.config, mask))
         y = self.self_attention(y, keys_values, mask=mask, bias=bias, positions=positions, dropout_key=keys[0])
         y = self.self_attention_output_norm(y) if self.has_output_norms else y
         x = self._after(self.self_attention_norm, x, y, keys[1])
@@ -127,7 +127,7 @@ class Stack(nnx.Module):
           (output [B, T, D]; keys and values [layers, B, T, K, H], or None)
         """
         c = self.config
-        bias = self._shared_bias(x.shape[1], x, mask)
+        bias = self._shared_bias(x.shape[1], mask)
         graph, params = nnx.split(self.layers, nnx.Param)
         keys = None if dropout_key is None else jax.random.split(dropout_key, self.num_layers + 2)
         if keys is not None:
@@ -159,10 +159,10 @@ class Stack(nnx.Module):
             return x, keys_values  # the last sub-layer has normalised its output, and dropped from it
         return dropout(self.final_norm(x), c.dropout_rate, None if keys is None else keys[-1]), keys_values
 
-    def _shared_bias(self, length: int, x: jax.Array, mask: Mask) -> DiagonalBias | None:
+    def _shared_bias(self, length: int, mask: Mask) -> DiagonalBias | None:
         if not self.has_shared_bias:
             return None
-        return self.relpos_bias(length, length, x.dtype, bidirectional=has_bidirectional_bias(self.config, mask))
+        return self.relpos_bias(length, length, bidirectional=has_bidirectional_bias(self.config, mask))
 
     # Decoding runs the layers one by one: in a scan, a step would copy each layer's parameters and cache to look at them.
 
@@ -189,20 +189,25 @@ class Stack(nnx.Module):
         Returns:
           (output [B, T, D]; the caches with the new keys and values)
         """
-        bias = self._shared_bias(caches[0].key.shape[2], x, mask)
-        written = []
-        for number, layer in enumerate(layers):
-            x, cache = layer(
+        bias = self._shared_bias(caches[0].key.shape[2], mask)
+
+        @jax.jit  # traced once for all layers
+        def run_layer(layer: Layer, x: jax.Array, cache: Cache, cross_cache: Cache | None) -> tuple[jax.Array, Any]:
+            return layer(
                 x,
                 mask=mask,
                 bias=bias,
                 positions=positions,
                 cross_mask=cross_mask,
-                cross_keys_values=None if cross_caches is None else cross_caches[number].keys_values,
-                cache=caches[number],
+                cross_keys_values=None if cross_cache is None else cross_cache.keys_values,
+                cache=cache,
                 dropout_key=None,
             )
-            assert isinstance(cache, Cache)
+
+        written: list[Cache] = []
+        of_encoder: Sequence[Cache | None] = cross_caches or [None] * len(caches)
+        for layer, cache, cross_cache in zip(layers, caches, of_encoder, strict=True):
+            x, cache = run_layer(layer, x, cache, cross_cache)
             written.append(cache)
         return x if self.config.norm_position == "post" else self.final_norm(x), tuple(written)
 

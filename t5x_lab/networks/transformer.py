@@ -114,27 +114,34 @@ class Transformer(nnx.Module):
         stack = self.decoder if self.config.share_stacks else self.encoder
         return stack(x, mask=mask, positions=rotations, dropout_key=dropout_key)[0]
 
-    def prefill(self, prompt: jax.Array, max_tokens: int) -> tuple[jax.Array, DecodingState]:
-        """Runs a prompt of token ids [B, P], 0 = padding on the right, through the network in one pass.
+    def prefill(
+        self, prompt: jax.Array, max_tokens: int, start: int | None = 0, padding: int = 0
+    ) -> tuple[jax.Array, DecodingState]:
+        """Runs prompts of token ids [B, P], with padding on the right, through the network in one pass.
 
-        It is the encoder's input; without an encoder it follows the start token 0, and a prefix decoder sees it both ways.
+        Args:
+          prompt: the encoder's input; without an encoder, what the decoder reads, and a prefix decoder sees both ways.
+          max_tokens: see below.
+          start: what the decoder reads first; None = a decoder's prompts begin with it.
+          padding: what is no token of a prompt.
 
         Returns:
           (hidden state of the prompt's last token, [B, D]; the state after it, with room for `max_tokens` more)
         """
         c, batch = self.config, prompt.shape[0]
-        inputs = jnp.zeros((batch, 1), jnp.int32)
-        num_inputs = jnp.ones((batch,), jnp.int32)
+        inputs = jnp.full((batch, 0 if start is None else 1), start or 0, jnp.int32)
+        num_inputs = jnp.full((batch,), inputs.shape[1], jnp.int32)
+        is_token = prompt != padding
+        prompt = jnp.where(is_token, prompt, 0)
         cross_caches = cross_mask = encoded = encoder_segments = prefix = None
         if c.has_encoder:
-            encoder_batch = {"encoder_input_tokens": prompt}
-            encoded = self.encode(encoder_batch)
+            encoder_segments = is_token.astype(jnp.int32)
+            encoded = self.encode({"encoder_input_tokens": prompt, "encoder_segment_ids": encoder_segments})
             cross_caches = self.decoder.make_cross_caches(encoded)
-            encoder_segments = segments_of(encoder_batch, "encoder_segment_ids", "encoder_input_tokens")
             cross_mask = Mask(False, key_segments=encoder_segments)
         else:
             inputs = jnp.concatenate([inputs, prompt], axis=1)
-            num_inputs += jnp.sum(prompt > 0, axis=1)
+            num_inputs += jnp.sum(is_token, axis=1)
         slots = inputs.shape[1] + max_tokens
         check_length(c, slots - 1)  # the last token written is not read
         if c.architecture == "prefix_decoder":

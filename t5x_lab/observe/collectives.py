@@ -3,8 +3,11 @@
 import re
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
+# What crosses slices is handed to the hosts, whose network connects them.
+BETWEEN_SLICES = ("send", "recv")
+_HOSTS = "xla_megascale_runtime"
 _BYTES = {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "f16": 2, "bf16": 2, "s64": 8, "u64": 8, "f64": 8}  # others: 4
-_COLLECTIVE = re.compile(rf"= (.*?) ({'|'.join(KINDS)})(-start)?\(")
+_COLLECTIVE = re.compile(rf"= (.*?) ({'|'.join(KINDS + BETWEEN_SLICES)})(-start)?\(")
 _CALL = re.compile(r"\b(?:calls|body|to_apply|true_computation|false_computation|branch_computations)=\{?([^\s,}]+)")
 _CHANNEL = re.compile(r"channel_id=(\d+)")
 _TRIPS = re.compile(r"known_trip_count\D*(\d+)")
@@ -12,6 +15,8 @@ _TRIPS = re.compile(r"known_trip_count\D*(\d+)")
 
 def collectives(hlo: str) -> dict[str, dict[str, int]]:
     """Kind -> `count` and `bytes` of results on one device, in one run of a compiled program's text.
+
+    Kinds are `KINDS`, within a slice, and `BETWEEN_SLICES`, whose bytes are those that leave or reach a device.
 
     What stands in a loop counts as often as the loop runs: its known trip count, or the number its condition compares with.
     Parts of one asynchronous collective share a channel and count once. An all-reduce of which a device keeps its share (a
@@ -28,7 +33,8 @@ def collectives(hlo: str) -> dict[str, dict[str, int]]:
         for number, line in enumerate(computations.get(name, [])):
             if " async-update(" in line or " async-done(" in line:
                 continue  # they name the computation that their start has called
-            if match := _COLLECTIVE.search(line):
+            match = _COLLECTIVE.search(line)
+            if match and (match[2] in KINDS or _HOSTS in line):
                 channel = _CHANNEL.search(line)
                 key: object = int(channel[1]) if channel else (name, number)
                 found[key] = (match[2], 1, _result_bytes(match[1], match[2], asynchronous=bool(match[3])))

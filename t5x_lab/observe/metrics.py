@@ -4,60 +4,115 @@ import errno
 import json
 import os
 import tempfile
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import IO
 
 from etils import epath
 
-from t5x_lab.config.errors import UserError
+from t5x_lab.config.errors import unwritable
 from t5x_lab.observe.console import say
 from t5x_lab.training.hooks import RunStart
+
+PIECE_BYTES = 1 << 20  # of a file of a remote run, before the next one is begun
 
 
 class Folder:
     """Where a hook's files are written. Object stores cannot append: a remote folder gets copies of local files.
+
+    Whoever writes begins a new file after `PIECE_BYTES`, so that copies of what has changed are small. They are made in a
+    thread of their own.
 
     Args:
       model_dir: the run's directory.
     """
 
     def __init__(self, model_dir: str):
-        self._remote = epath.Path(model_dir) if "://" in str(model_dir) else None
-        self.local = epath.Path(tempfile.mkdtemp()) if self._remote else epath.Path(model_dir)
-        self._copied = time.monotonic()
+        self.remote = epath.Path(model_dir) if "://" in str(model_dir) else None
+        self.local = epath.Path(tempfile.mkdtemp()) if self.remote else epath.Path(model_dir)
+        self._begun = time.monotonic()
+        self._sizes: dict[str, int] = {}  # of the files that were copied, as they were then
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
+
+    def is_full(self, size: int) -> bool:
+        """Whether a file of that size is to be followed by another."""
+        return self.remote is not None and size >= PIECE_BYTES
 
     def copy(self, seconds: float = 60.0) -> None:
-        """Copies the files, unless that was done less than so many seconds ago."""
-        if self._remote and time.monotonic() - self._copied >= seconds:
-            for file in self.local.iterdir():
-                file.copy(self._remote / file.name, overwrite=True)
-            self._copied = time.monotonic()
+        """Begins to copy what has changed, unless that was begun less than so many seconds ago; at 0 seconds, finishes it.
+
+        Raises:
+          Exception: what went wrong with the copies before.
+        """
+        if not self.remote or time.monotonic() - self._begun < seconds:
+            return
+        if self._thread and self._thread.is_alive() and seconds:
+            return
+        self._finish()
+        self._begun = time.monotonic()
+        self._thread = threading.Thread(target=self._copy, name="metrics", daemon=True)
+        self._thread.start()
+        if not seconds:
+            self._finish()
+
+    def _finish(self) -> None:
+        if self._thread:
+            self._thread.join()
+        error, self._error = self._error, None
+        if error:
+            raise error
+
+    def _copy(self) -> None:
+        assert self.remote
+        try:
+            for file in sorted(self.local.iterdir()):
+                size = file.stat().length
+                if self._sizes.get(file.name) != size:
+                    file.copy(self.remote / file.name, overwrite=True)
+                    self._sizes[file.name] = size
+        except Exception as error:  # a remote file system has errors of its own
+            self._error = error
 
 
 class JsonLines:
     """A hook that appends to a run's metrics.jsonl.
 
     Lines of steps after the first one, left by an interrupted run, are removed. Storage that fails stops nothing: lines wait in
-    memory until it works again.
+    memory until it works again. In a remote directory metrics.1.jsonl, metrics.2.jsonl, … follow metrics.jsonl.
     """
 
     def __init__(self):
         self._folder: Folder | None = None
         self._file: IO | None = None
+        self._number = 0
         self._waiting: list[bytes] = []
 
     def on_start(self, run: RunStart) -> None:
         self._folder = Folder(run.model_dir)
-        lines = [line for line in read_metrics(run.model_dir) if line["step"] <= run.first_step]
-        path = self._folder.local / "metrics.jsonl"
-        kept = path.with_name("metrics.jsonl.new")
+        pieces = _pieces(run.model_dir)
+        last, lines = 0, list[dict]()
+        for number, path in pieces.items():
+            last, lines = number, _lines(path)
+            if any(line["step"] > run.first_step for line in lines):
+                break
+        self._open(last, [line for line in lines if line["step"] <= run.first_step])
+        for number, path in pieces.items():
+            if number > last:
+                path.unlink()
+
+    def _open(self, number: int, lines: Sequence[dict] = ()) -> None:
+        """Goes on in the piece of that number, which has these lines."""
+        assert self._folder
+        path = self._folder.local / _piece(number)
+        kept = path.with_name(f"{path.name}.new")
         try:
             kept.write_text("".join(json.dumps(line) + "\n" for line in lines))
             kept.replace(path)  # at once, so that no moment is without the lines
-            self._file = open(path, "ab", buffering=0)
+            self._file, self._number = open(path, "ab", buffering=0), number
         except OSError as error:
-            raise UserError(f"{path} cannot be written: {error.strerror}. Make room, or choose another MODEL_DIR.") from error
+            raise unwritable(path, error) from error
 
     def on_step(self, step: int, metrics: Mapping[str, float | None]) -> None:
         self.on_evaluation(step, "train", metrics)
@@ -90,13 +145,19 @@ class JsonLines:
             self._file.truncate(end)
             raise
         self._waiting.clear()
+        if self._folder and self._folder.is_full(end + len(data)):
+            self._file.close()
+            self._open(self._number + 1)
 
 
 def read_metrics(model_dir: str | epath.Path) -> list[dict]:
-    """The lines of a run's metrics.jsonl; those that are none, such as a last one cut off by a crash, are left out."""
-    path = epath.Path(model_dir) / "metrics.jsonl"
+    """The lines of a run's metrics; those that are none, such as a last one cut off by a crash, are left out."""
+    return [line for path in _pieces(model_dir).values() for line in _lines(path)]
+
+
+def _lines(path: epath.Path) -> list[dict]:
     lines = []
-    for line in path.read_text().splitlines() if path.exists() else []:
+    for line in path.read_text().splitlines():
         try:
             found = json.loads(line)
         except json.JSONDecodeError:
@@ -104,3 +165,15 @@ def read_metrics(model_dir: str | epath.Path) -> list[dict]:
         if isinstance(found, dict) and {"step", "split"} <= found.keys():
             lines.append(found)
     return lines
+
+
+def _piece(number: int) -> str:
+    return f"metrics.{number}.jsonl" if number else "metrics.jsonl"
+
+
+def _pieces(model_dir: str | epath.Path) -> dict[int, epath.Path]:
+    """The files of a run's metrics, by number, in order."""
+    directory, found = epath.Path(model_dir), dict[int, epath.Path]()
+    while (path := directory / _piece(len(found))).exists():
+        found[len(found)] = path
+    return found

@@ -19,7 +19,7 @@ class TensorBoard:
         self._folder: Folder | None = None
         self._events: EventsWriter | None = None
         self._purge_step: int | None = None
-        self._flushed = time.monotonic()
+        self._flushed, self._number = time.monotonic(), 0
 
     def on_start(self, run: RunStart) -> None:
         self._folder = Folder(run.model_dir)
@@ -44,7 +44,7 @@ class TensorBoard:
     def _write(self, step: int, split: str, metrics: Mapping[str, float | None]) -> None:
         assert self._folder
         if self._events is None:
-            self._events = EventsWriter(str(self._folder.local / "events"))
+            self._events = EventsWriter(str(self._folder.local / "events"), self._suffix)
             if self._purge_step is not None:  # hides what an interrupted run wrote after its checkpoint
                 start = SessionLog(status=SessionLog.START)
                 self._events.write_event(Event(step=self._purge_step, wall_time=time.time(), session_log=start))
@@ -66,4 +66,13 @@ class TensorBoard:
             self._events = None
             raise
         self._flushed = time.monotonic()
+        written = sum(file.stat().length for file in self._folder.local.glob(f"events.out*{self._suffix}"))
+        if self._folder.is_full(written):
+            self._events.close()
+            self._events, self._number = None, self._number + 1
         self._folder.copy()
+
+    @property
+    def _suffix(self) -> str:
+        """Of the file's name; a remote run has several files."""
+        return f".{self._number}" if self._folder and self._folder.remote else ""

@@ -5,11 +5,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
 import optax
 from flax import traverse_util
 
 from t5x_lab.config.checks import check_types
 from t5x_lab.config.errors import UserError
+from t5x_lab.optim.counts import updates
 from t5x_lab.optim.optimizers import Optimizer
 from t5x_lab.optim.schedules import Schedule
 
@@ -114,10 +116,22 @@ class Groups:
 
 
 def learning_rates(optimizer: Optimizer) -> dict[str, Schedule]:
-    """What is logged of an optimizer's rates, by the names of the metrics."""
+    """What is logged of an optimizer's rates, by the names of the metrics; of each group that is trained, in their order."""
     by_group: Mapping[str, Schedule] = getattr(optimizer, "learning_rates", {})
     more = {f"learning_rate/{name}": rate for name, rate in by_group.items()} if len(by_group) > 1 else {}
     return {"learning_rate": optimizer.learning_rate, **more}
+
+
+def current_rates(optimizer: Optimizer, opt_state: Any, step: jax.Array) -> dict[str, jax.Array]:
+    """The rates of the update that comes next, by the names of the metrics.
+
+    Each is its schedule's at the optimizer's own count, or at `step` where its state counts none.
+    """
+    rates = learning_rates(optimizer)
+    of_groups = list(opt_state) if len(rates) > 1 else []
+    return {
+        name: rate(updates(state, step)) for (name, rate), state in zip(rates.items(), [opt_state, *of_groups], strict=True)
+    }
 
 
 def optimizer_identity(optimizer: Optimizer) -> str:

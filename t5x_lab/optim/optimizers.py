@@ -1,7 +1,8 @@
 """What gin binds as OPTIMIZER: the protocol, T5X's Adafactor, and optax's transformations as thin dataclasses."""
 
 import dataclasses
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import optax
@@ -24,8 +25,8 @@ class Optimizer(Protocol):
     Attributes:
       learning_rate: of a step, for the metrics; the transformation applies it itself.
 
-    It may have more, as `Groups` has: learning_rates, by group; is_trained(name), false where frozen; check_names(names),
-    of all parameters; identity(), what a run is continued with unchanged.
+    It may have more, as `Groups` has: learning_rates, by group, whose states its own is a tuple of; is_trained(name), false
+    where frozen; check_names(names), of all parameters; identity(), what a run is continued with unchanged.
     """
 
     learning_rate: Schedule
@@ -93,7 +94,7 @@ class Adafactor:
 
 @dataclasses.dataclass(frozen=True)
 class AdamW:
-    """AdamW (Loshchilov & Hutter 2019) with a clipped global norm; matrices decay, vectors (norm scales) do not."""
+    """AdamW (Loshchilov & Hutter 2019) with a clipped global norm; matrices decay, biases and norms' scales do not."""
 
     learning_rate: Schedule = LearningRate("constant * linear_warmup * cosine_decay", 1e-4, 1_000)
     b1: float = 0.9
@@ -195,9 +196,7 @@ class Muon:
             weight_decay=self.weight_decay,
             adam_b1=self.adam_b1,
             adam_b2=self.adam_b2,
-            muon_weight_dimension_numbers=lambda params: jax.tree.map(
-                lambda names, _: matrix_dimensions(names), axes, params, is_leaf=is_axes
-            ),
+            muon_weight_dimension_numbers=lambda params: _of_each(matrix_dimensions, axes, params),
             consistent_rms=self.consistent_rms,
         )
         return _clipped(self.clip_global_norm, muon)
@@ -206,14 +205,14 @@ class Muon:
 TABLES = frozenset({"vocab", "positions"}) | UNFACTORED
 
 
-def matrix_dimensions(names: tuple[str | None, ...]) -> contrib.MuonDimensionNumbers | None:
+def matrix_dimensions(parameter: str, names: tuple[str | None, ...]) -> contrib.MuonDimensionNumbers | None:
     """Which dimensions of a parameter are a matrix's inputs and which its outputs; None where it is no matrix.
 
-    `layers` counts the matrices. `embed` is one side of a matrix and all other dimensions the other; without it, the first
-    dimension is the inputs.
+    A bias has a dimension for each of the outputs', such as heads and their size, and is no matrix. `layers` counts the
+    matrices. `embed` is one side of a matrix and all other dimensions the other; without it, the first dimension is the inputs.
     """
     dims = [i for i, name in enumerate(names) if name not in BATCH]
-    if len(dims) < 2 or TABLES & set(names):
+    if not _is_matrix(parameter, names) or TABLES & set(names):
         return None
     embed = [i for i in dims if names[i] == "embed"] or dims[:1]
     rest = [i for i in dims if i not in embed]
@@ -223,8 +222,17 @@ def matrix_dimensions(names: tuple[str | None, ...]) -> contrib.MuonDimensionNum
 
 def _matrices(axes: dict):
     """params -> a tree of whether each is a matrix, or a stack of them."""
-    rank = lambda names: len([name for name in names if name not in BATCH])
-    return lambda params: jax.tree.map(lambda names, _: rank(names) > 1, axes, params, is_leaf=is_axes)
+    return lambda params: _of_each(_is_matrix, axes, params)
+
+
+def _is_matrix(parameter: str, names: tuple[str | None, ...]) -> bool:
+    return len([name for name in names if name not in BATCH]) > 1 and parameter.rpartition("/")[2] != "bias"
+
+
+def _of_each(function: Callable, axes: dict, params: Any) -> Any:
+    """A tree of what a function gives for the name of each parameter and its axes."""
+    of_path = lambda path, names, _: function(jax.tree_util.keystr(path, simple=True, separator="/"), names)
+    return jax.tree_util.tree_map_with_path(of_path, axes, params, is_leaf=is_axes)
 
 
 def _clipped(norm: float | None, transformation: optax.GradientTransformation) -> optax.GradientTransformation:

@@ -12,6 +12,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from t5x_lab.config.errors import UserError
+from t5x_lab.partitioning.waiting import waiting_for
 
 VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 FLAGS = ("--coordinator_address", "--num_processes", "--process_id")
@@ -50,7 +51,8 @@ def broadcast(value: int) -> int:
     """The first process's value (an int or a bool), in every process; all of them call this at the same point."""
     if jax.process_count() == 1:
         return value
-    return int(multihost_utils.broadcast_one_to_all(np.asarray(value)))
+    with waiting_for("what the first process has decided"):
+        return int(multihost_utils.broadcast_one_to_all(np.asarray(value)))
 
 
 @contextlib.contextmanager

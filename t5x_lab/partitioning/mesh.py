@@ -15,6 +15,7 @@ from jax.sharding import AxisType, Mesh
 from t5x_lab.config.errors import UserError, nearest
 
 AXES = ("replica", "data", "fsdp", "tensor")
+SLICES = "replica"
 _EXAMPLE = 'write it like "data=2,fsdp=4,tensor=1", with -1 for what the others leave'
 
 

@@ -1,13 +1,17 @@
 """Where parameters, optimizer states, batches and activations of a model go on a mesh, by the sharding rules."""
 
+import contextvars
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from t5x_lab.config.errors import UserError
+from t5x_lab.partitioning.mesh import SLICES
 from t5x_lab.partitioning.rules import ACTIVATION_RULES, ShardingRules, is_axes, mesh_axes_of, num_parts
 
 
@@ -22,6 +26,7 @@ class Partitioner:
       replicated: the sharding of what every device has whole.
       batch: the sharding of every feature of a batch [batch, ...].
       batch_shards: how many parts a batch's rows are split into.
+      slices: how many of these parts are in slices of their own.
     """
 
     def __init__(self, mesh: Mesh, rules: ShardingRules = ShardingRules()):
@@ -29,11 +34,48 @@ class Partitioner:
         self.replicated = NamedSharding(mesh, PartitionSpec())
         self.batch = NamedSharding(mesh, PartitionSpec(ACTIVATION_RULES["batch"]))
         self.batch_shards = num_parts(mesh.shape, ACTIVATION_RULES["batch"])
+        self.slices = mesh.shape[SLICES]
 
     def constrain(self, x: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
         """The activation, split by its logical axes; what networks call."""
-        spec = self.rules.activation_entries(axes, x.shape, self.mesh.shape)
-        return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, spec))
+        if not _in_one_slice.get():
+            spec = self.rules.activation_entries(axes, x.shape, self.mesh.shape)
+            return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, spec))
+        spec = self.rules.activation_entries(axes, x.shape, {**self.mesh.shape, SLICES: 1})
+        kept = (tuple(axis for axis in mesh_axes_of(entry) if axis != SLICES) or None for entry in spec)
+        return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, PartitionSpec(*kept)))
+
+    def parts_of_rows(self) -> int:
+        """How many parts `constrain` splits the rows into that are at hand: within `sum_over_slices`, those of a slice."""
+        return self.batch_shards // (self.slices if _in_one_slice.get() else 1)
+
+    def sum_over_slices(self, function: Callable) -> Callable:
+        """(whole, rows) -> the sum of function(slice, whole, its rows) over slices, which meet once, at the end.
+
+        Where the compiler divides the work by itself, it adds up what slices have as soon as it can: in every microbatch.
+        `slice` is None where there is one.
+
+        Args:
+          function: (slice int [], whole, rows) -> a tree of sums.
+        """
+        if self.slices == 1:
+            return lambda whole, rows: function(None, whole, rows)
+        within = tuple(axis for axis in ACTIVATION_RULES["batch"] if axis != SLICES)
+        rows_of_slice = NamedSharding(self.mesh, PartitionSpec(SLICES, within))
+
+        def by_slice(x):
+            return jax.lax.with_sharding_constraint(x.reshape(self.slices, -1, *x.shape[1:]), rows_of_slice)
+
+        def summed(whole, rows):
+            token = _in_one_slice.set(True)
+            try:
+                mapped = jax.vmap(function, in_axes=(0, None, 0), spmd_axis_name=SLICES)
+                sums = mapped(jnp.arange(self.slices), whole, jax.tree.map(by_slice, rows))
+            finally:
+                _in_one_slice.reset(token)
+            return jax.tree.map(lambda x: jnp.sum(x, axis=0), sums)
+
+        return summed
 
     def processes_by_shard(self) -> np.ndarray:
         """Int [batch shards, devices of each]: the process that each device belongs to."""
@@ -91,7 +133,18 @@ class Partitioner:
         return size // math.prod(num_parts(self.mesh.shape, entry) for entry in spec)
 
 
-_SETTINGS = {"heads": "num_heads", "kv_heads": "num_kv_heads", "mlp": "mlp_dim", "embed": "emb_dim", "vocab": "vocab_size"}
+# Whether what is traced is within `sum_over_slices`.
+_in_one_slice = contextvars.ContextVar("in_one_slice", default=False)
+
+
+_SETTINGS = {
+    "heads": "num_heads",
+    "kv_heads": "num_kv_heads",
+    "kv": "head_dim",
+    "mlp": "mlp_dim",
+    "embed": "emb_dim",
+    "vocab": "vocab_size",
+}
 
 
 def _parameters(abstract_params: dict, axes: dict) -> list[tuple[tuple[str, ...], tuple[int, ...], tuple[str | None, ...]]]:

@@ -12,7 +12,7 @@ import optax
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.user_code import shown, tried
 from t5x_lab.models.model import Params
-from t5x_lab.optim.groups import flat_names, learning_rates, select, trained
+from t5x_lab.optim.groups import current_rates, flat_names, learning_rates, select, trained
 from t5x_lab.optim.optimizers import Optimizer
 from t5x_lab.runs.config import RunConfig
 from t5x_lab.runs.sharded_model import ShardedModel, check_rows, with_shardings
@@ -73,9 +73,10 @@ def assemble(
     step = make_train_step(
         model,
         transformation,
-        learning_rates(optimizer),
+        functools.partial(current_rates, optimizer),
         seed=seed,
         microbatches=microbatches,
+        sum_over_slices=sharded.partitioner.sum_over_slices,
         is_trained=is_trained,
         statistics=statistics,
         skip_bad_steps=skip_bad_steps,

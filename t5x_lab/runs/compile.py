@@ -18,7 +18,7 @@ from t5x_lab.decoding.generation import complete
 from t5x_lab.decoding.sampling import SamplingConfig
 from t5x_lab.networks.config import REMAT_POLICIES
 from t5x_lab.networks.network import has_decoder, has_encoder, name_of, recomputed_flops
-from t5x_lab.observe.collectives import collectives
+from t5x_lab.observe.collectives import BETWEEN_SLICES, collectives
 from t5x_lab.observe.hardware import GiB, chip
 from t5x_lab.runs.assemble import assemble_run
 from t5x_lab.runs.config import RunConfig
@@ -43,7 +43,8 @@ class Report:
         `limit`, None where it is unknown. Of a program that the compiler refuses only the peak and the limit are known,
         as it gives them.
       fits: whether the compiler found room for it.
-      collectives: kind to `count` and `bytes`, of one device in one step.
+      collectives: kind to `count` and `bytes`, of one device in one step, within a slice.
+      between_slices: the same of what is sent to other slices and received from them.
       model_flops_per_step: by hand, forward and backward when training; attention counted in full.
       recomputed_flops_per_step: what remat adds to them.
       floor_seconds: `compute`, both FLOPs at the devices' peak rate; `memory`, arguments and outputs moved once and temporaries
@@ -63,6 +64,7 @@ class Report:
     bytes_per_device: dict[str, int | None]
     fits: bool
     collectives: dict[str, dict[str, int]]
+    between_slices: dict[str, dict[str, int]]
     model_flops_per_step: int
     recomputed_flops_per_step: int
     floor_seconds: dict[str, float | None]
@@ -130,7 +132,8 @@ def compile_step(run: RunConfig, mode: str = "train", devices: Sequence | None =
         num_parameters=sharded.model.num_parameters,
         bytes_per_device=sizes,
         fits=fits,
-        collectives=found,
+        collectives={kind: sums for kind, sums in found.items() if kind not in BETWEEN_SLICES},
+        between_slices={kind: found[kind] for kind in BETWEEN_SLICES if kind in found},
         model_flops_per_step=flops,
         recomputed_flops_per_step=again,
         floor_seconds=floors,
@@ -268,13 +271,18 @@ def to_text(report: Report) -> str:
         f"               peak         {_bytes(size['peak'])} of {_bytes(size['limit']).strip()}",
         f"               {_verdict(report)}",
         f"at the least   {seconds(floors['compute'])} by computing, {seconds(floors['memory'])} by moving memory",
-        *(
-            f"{'collectives' if i == 0 else '':<15}{kind:<20}{found['count']:8,} {_bytes(found['bytes'])}"
-            for i, (kind, found) in enumerate(report.collectives.items())
-        ),
+        *_transfers("collectives", report.collectives),
+        *_transfers("between slices", report.between_slices),
         f"compiled in    {report.compile_seconds:.0f} s",
     ]
     return "\n".join(lines)
+
+
+def _transfers(title: str, found: dict[str, dict[str, int]]) -> list[str]:
+    return [
+        f"{title if i == 0 else '':<15}{kind:<20}{sums['count']:8,} {_bytes(sums['bytes'])}"
+        for i, (kind, sums) in enumerate(found.items())
+    ]
 
 
 def _bytes(number: int | None) -> str:

@@ -12,7 +12,16 @@ from t5x_lab.checkpoints.config import RestoreCheckpointConfig, SaveCheckpointCo
 from t5x_lab.config import gin_files
 from t5x_lab.config.checks import check_types, in_range, positive
 from t5x_lab.config.errors import UserError
-from t5x_lab.data.config import ByteVocabulary, DataConfig, Mixing, SentencePieceVocabulary, TextFiles, Vocabulary
+from t5x_lab.data.config import (
+    ByteVocabulary,
+    DataConfig,
+    HuggingFaceVocabulary,
+    Mixing,
+    SentencePieceVocabulary,
+    SpecialTokens,
+    TextFiles,
+    Vocabulary,
+)
 from t5x_lab.data.denoising import Denoising
 from t5x_lab.data.objective import MaskedLm
 from t5x_lab.evaluation.config import InferEvalConfig
@@ -63,6 +72,7 @@ class RunConfig:
       hooks: what happens beside training, see `t5x_lab.training.hooks.Hook`; metrics are written by hooks, too.
       bad_steps: steps in a row whose loss or gradient is not finite that are skipped; the next one ends the training.
       average_decay: of an exponential moving average of the weights, which is evaluated and saved beside them; None = none.
+      wait_minutes: how long one of several processes waits for the others, before it says for what, and ends.
       profile_steps: how many steps are traced into `model_dir`/profile, from the third of this process; 0 = none.
     """
 
@@ -85,6 +95,7 @@ class RunConfig:
     hooks: tuple = dataclasses.field(default=(), compare=False)  # they have a state of their own
     bad_steps: int = 0
     average_decay: float | None = None
+    wait_minutes: float = 30.0
     profile_steps: int = 0
 
     def __post_init__(self):
@@ -94,6 +105,7 @@ class RunConfig:
         in_range(self, "profile_steps", 0, 1001)
         in_range(self, "bad_steps", 0, 2**31)
         in_range(self, "average_decay", 0.0, 1.0)
+        positive(self, "wait_minutes")
         check_hooks(self.hooks)
         if (self.train_steps is None) == (self.train_tokens is None):
             raise UserError(
@@ -145,6 +157,8 @@ for _configurable in (
     TextFiles,
     SentencePieceVocabulary,
     ByteVocabulary,
+    HuggingFaceVocabulary,
+    SpecialTokens,
     Adafactor,
     AdamW,
     Lion,
@@ -169,14 +183,20 @@ class GinConfig:
     """A configuration, parsed once; the parts that a command needs are built when asked for.
 
     Args:
-      files, bindings, search_paths: see `t5x_lab.config.gin_files.parse`.
+      files, bindings, search_paths, source: see `t5x_lab.config.gin_files.parse`.
 
     Attributes:
       text: all of it as one gin file; reading that alone gives the same configuration.
     """
 
-    def __init__(self, files: Sequence[str] = (), bindings: Sequence[str] = (), search_paths: Sequence[str] = ()):
-        gin_files.parse([DEFAULTS, *files], bindings, search_paths)
+    def __init__(
+        self,
+        files: Sequence[str] = (),
+        bindings: Sequence[str] = (),
+        search_paths: Sequence[str] = (),
+        source: str = "on the command line",
+    ):
+        gin_files.parse([DEFAULTS, *files], bindings, search_paths, source)
         self.text = gin_files.config_text()
 
     def _build(self, selector: str):
@@ -203,6 +223,9 @@ class GinConfig:
 
     def vocabulary(self) -> Vocabulary:
         return self._build("DataConfig.vocabulary")
+
+    def special_tokens(self) -> SpecialTokens:
+        return self._build("DataConfig.special_tokens")
 
 
 def run_config_file(model_dir: str) -> str:

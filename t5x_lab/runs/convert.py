@@ -1,6 +1,5 @@
 """`t5x_lab convert`: a checkpoint of one format written in another, a chunk of one tensor in memory at a time."""
 
-import json
 import pathlib
 import shutil
 import tempfile
@@ -11,12 +10,16 @@ from etils import epath
 from t5x_lab.checkpoints.formats import FORMATS, Location, Source, huggingface, open_source, t5x_lab
 from t5x_lab.checkpoints.layers import parts_of
 from t5x_lab.checkpoints.lazy_tensors import LazyTensor, check_shape
-from t5x_lab.checkpoints.verification import explaining_damage, verify
+from t5x_lab.checkpoints.verification import explaining_damage
 from t5x_lab.config.errors import NotSet, UserError
-from t5x_lab.data.config import ByteVocabulary, SentencePieceVocabulary
-from t5x_lab.networks.network import Network
+from t5x_lab.data.config import HuggingFaceVocabulary, SpecialTokens, Vocabulary
+from t5x_lab.data.environment import check_environment
+from t5x_lab.networks.network import Network, has_encoder
 from t5x_lab.runs.checkpoint_config import SENTENCEPIECE, config_of
 from t5x_lab.runs.config import GinConfig
+from t5x_lab.runs.export_tokenizer import pieces_of, write_tokenizer
+
+TOKENIZER = "tokenizer"  # the folder of a run's tokenizer, where that is transformers'
 
 
 def convert(location: Location, target: str, to: str, *, config: GinConfig | None = None, dtype: str = "float32") -> str:
@@ -41,8 +44,6 @@ def convert(location: Location, target: str, to: str, *, config: GinConfig | Non
         huggingface.family_of(network)
     goal = _new_directory(target, location)
     with explaining_damage(location.path):
-        if location.format == "t5x_lab":
-            verify(location.path, ("params",))
         opened = open_source(location)
         tensors = _in_model_order(opened, network)
         try:
@@ -53,10 +54,14 @@ def convert(location: Location, target: str, to: str, *, config: GinConfig | Non
         try:
             notes = ""
             if to == "hf":
-                huggingface.write(new, tensors, network, dtype)
-                notes = _write_tokenizer(new, config)
+                special, vocabulary = config.special_tokens(), _vocabulary(config)
+                end = _end_id(special, vocabulary)
+                ids = {"pad_token_id": special.padding, "bos_token_id": special.start, "eos_token_id": end}
+                huggingface.write(new, tensors, network, dtype, ids)
+                notes = write_tokenizer(new, vocabulary, special, has_encoder(network))
             else:
                 _write_run(new, goal, tensors, opened.step, config)
+            opened.check()
             new.chmod(0o755)  # what mkdtemp made is for its owner alone
             new.rename(goal)
         except OSError as error:
@@ -102,43 +107,33 @@ def _in_model_order(source: Source, network: Network) -> dict[str, LazyTensor]:
 
 
 def _write_run(new: pathlib.Path, goal: pathlib.Path, tensors: dict[str, LazyTensor], step: int, config: GinConfig) -> None:
-    text = config.text
-    pieces = _pieces(_vocabulary(config))
-    if pieces:
-        (new / SENTENCEPIECE).write_bytes(pieces)  # the run keeps the vocabulary that it was trained with
-        text = GinConfig((), (config.text, f"SentencePieceVocabulary.path = {str(goal / SENTENCEPIECE)!r}")).text
+    """The run keeps the vocabulary that it was trained with."""
+    vocabulary, text = _vocabulary(config), config.text
+    if pieces := pieces_of(vocabulary):
+        (new / SENTENCEPIECE).write_bytes(pieces)
+        text = GinConfig((), (text, f"SentencePieceVocabulary.path = {str(goal / SENTENCEPIECE)!r}")).text
+    elif isinstance(vocabulary, HuggingFaceVocabulary):
+        write_tokenizer(new / TOKENIZER, vocabulary, config.special_tokens(), has_encoder(config.model().network))
+        text = GinConfig((), (text, f"HuggingFaceVocabulary.path = {str(goal / TOKENIZER)!r}")).text
     (new / "config.gin").write_text(text)
     parts = parts_of(config.model().network)
     t5x_lab.write(epath.Path(new) / "checkpoints" / str(step), tensors, parts, step, config=text)
 
 
-def _vocabulary(config: GinConfig) -> SentencePieceVocabulary | ByteVocabulary | None:
+def _end_id(special: SpecialTokens, vocabulary: Vocabulary | None) -> int | tuple[int, ...] | None:
+    if special.end is not None or vocabulary is None:
+        return 1 if special.end is None else special.end
+    check_environment()
+    from t5x_lab.data.vocabularies import build_vocabulary
+
+    try:
+        return build_vocabulary(vocabulary).eos_id
+    except UserError:  # it cannot be read from here, which is said where its tokenizer is written
+        return 1
+
+
+def _vocabulary(config: GinConfig) -> Vocabulary | None:
     try:
         return config.vocabulary()
     except NotSet:  # a model without one
         return None
-
-
-def _pieces(vocabulary: SentencePieceVocabulary | ByteVocabulary | None) -> bytes | None:
-    """A SentencePiece model's file, where it can be read."""
-    if not isinstance(vocabulary, SentencePieceVocabulary):
-        return None
-    try:
-        return epath.Path(vocabulary.path).read_bytes()
-    except Exception:  # any failure of a remote file system means the same here
-        return None
-
-
-def _write_tokenizer(directory: pathlib.Path, config: GinConfig) -> str:
-    """Tokenizer files beside the weights, where the vocabulary is one that `transformers` has a class for."""
-    vocabulary = _vocabulary(config)
-    special = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
-    if isinstance(vocabulary, ByteVocabulary):
-        tokenizer = {"tokenizer_class": "ByT5Tokenizer", "extra_ids": vocabulary.extra_ids, **special}
-    elif vocabulary is not None and (pieces := _pieces(vocabulary)):
-        (directory / SENTENCEPIECE).write_bytes(pieces)
-        tokenizer = {"tokenizer_class": "T5Tokenizer", "extra_ids": vocabulary.extra_ids, **special}
-    else:
-        return " No tokenizer is beside it: the configuration's vocabulary cannot be read from here."
-    (directory / "tokenizer_config.json").write_text(json.dumps(tokenizer, indent=1) + "\n")
-    return ""

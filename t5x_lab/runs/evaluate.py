@@ -15,6 +15,7 @@ from t5x_lab.data.environment import check_environment
 from t5x_lab.models.model import Params
 from t5x_lab.observe.console import say
 from t5x_lab.partitioning.distributed import broadcast
+from t5x_lab.partitioning.waiting import fetch
 from t5x_lab.runs.config import GinConfig
 from t5x_lab.runs.run import Run
 from t5x_lab.runs.sharded_model import ShardedModel, check_rows
@@ -51,7 +52,7 @@ class LossEvaluation:
         if total is None:
             say(f'The validation split of task "{part.task.name}" is empty; it is not evaluated.')
             return {}
-        sums, counts = jax.device_get(total)
+        sums, counts = fetch(total, "the evaluation's loss, which all processes compute together")
         return {name: float(value) for name, value in {**per_token(sums), **counts}.items()}
 
 
@@ -61,10 +62,7 @@ class TaskEvaluation:
     Args:
       config: the run's; see `InferEvalConfig`.
       sharded: model and mesh.
-      tasks: a `t5x_lab.data.tasks.WeightedTasks`.
-
-    Raises:
-      UserError: when no task has metrics, and `config` says that they are to be measured while training.
+      tasks: a `t5x_lab.data.tasks.WeightedTasks`; what cannot be measured of them is said.
     """
 
     def __init__(self, config: GinConfig, sharded: ShardedModel, tasks):
@@ -72,17 +70,15 @@ class TaskEvaluation:
 
         how, data = config.infer_eval(), config.data()
         self._metrics = TaskMetrics(tasks, how, data.task_feature_lengths)
-        if how.period and self._metrics.need_generation:
-            sharded.model.check_generates(f"INFER_EVAL_PERIOD, with the metrics of {self._metrics.need_generation[0]},")
         if not sharded.model.generates:
             self._metrics.leave_out_generation()
         self._model = Run(config, sharded, {}, step=0)
         self.period = how.period or 0
         self.has_tasks = bool(self._metrics.tasks)
-        if how.period and not self.has_tasks:
-            raise UserError(
-                f'INFER_EVAL_PERIOD is {how.period}, but no task of "{tasks.name}" has a split "{how.split}" and metrics. '
-                "Leave it out: the loss is evaluated at EVAL_PERIOD. Or register the task with metric_fns."
+        if how.period and not self._metrics.defined:
+            say(
+                f'INFER_EVAL_PERIOD is {how.period}, but no task of "{tasks.name}" has a split "{how.split}" and metrics '
+                "(metric_fns): the loss alone is evaluated, at EVAL_PERIOD."
             )
 
     def __call__(self, params: Params, step: int, directory: str | None = None) -> dict[str, dict[str, float]]:

@@ -1,6 +1,7 @@
 """A sharded model's programs for inference on token ids: any number of sequences, sorted, batched, padded, put back in order.
 
-Sequences are lists of ids without padding. Several processes make the same calls and get the same answers.
+Sequences are lists of ids without padding; a decoder's prompts begin with whatever it reads first. Several processes make the
+same calls and get the same answers.
 """
 
 import dataclasses
@@ -14,11 +15,12 @@ from t5x_lab.config.errors import UserError
 from t5x_lab.decoding import generation
 from t5x_lab.decoding.beam_search import BeamConfig, search
 from t5x_lab.decoding.generation import Generated, Sequences, complete_all
-from t5x_lab.decoding.sampling import SamplingConfig
+from t5x_lab.decoding.sampling import EndIds, SamplingConfig
 from t5x_lab.models.model import Params
 from t5x_lab.networks.network import has_encoder
+from t5x_lab.partitioning.waiting import fetch
 from t5x_lab.runs.length_limits import LengthLimits
-from t5x_lab.runs.padding import Ids, bucket, pad, pad_rows, round_up, scoring_batch
+from t5x_lab.runs.padding import PADDING, Ids, bucket, pad, pad_rows, round_up, scoring_batch
 from t5x_lab.runs.sharded_model import ShardedModel
 
 
@@ -27,11 +29,13 @@ class Inference:
 
     Args:
       sharded: model and mesh.
+      start: what a decoder behind an encoder reads first.
     """
 
-    def __init__(self, sharded: ShardedModel):
+    def __init__(self, sharded: ShardedModel, start: int = 0):
         self._sharded, self._model = sharded, sharded.model
         self.has_encoder = has_encoder(sharded.model.config.network)
+        self._ids = {"start": start if self.has_encoder else None, "padding": PADDING}
         self.length_limits = LengthLimits(sharded.model.config.network)
 
     def generate(
@@ -40,7 +44,7 @@ class Inference:
         prompts: Sequence[Ids],
         *,
         limits: Sequence[int],
-        eos_id: int,
+        eos_id: EndIds,
         sampling: SamplingConfig = SamplingConfig(),
         seed: int = 0,
         streams: Sequence[int] | None = None,
@@ -59,7 +63,14 @@ class Inference:
         return complete_all(programs, prompts, limits, streams, rows=rows, group=group, is_stopped=is_stopped)
 
     def search(
-        self, params: Params, prompts: Sequence[Ids], *, max_tokens: int, beams: BeamConfig, eos_id: int, batch_size: int = 32
+        self,
+        params: Params,
+        prompts: Sequence[Ids],
+        *,
+        max_tokens: int,
+        beams: BeamConfig,
+        eos_id: EndIds,
+        batch_size: int = 32,
     ) -> tuple[np.ndarray, np.ndarray]:
         """The best hypotheses of each prompt: (tokens int32 [N, beam size, max_tokens], scores float32 [N, beam size])."""
         tokens = np.zeros((len(prompts), beams.size, max_tokens), np.int32)
@@ -68,8 +79,8 @@ class Inference:
         rows = self._rows(len(prompts), batch_size)
         for batch in _batches(order, rows):
             ids = self._padded([prompts[i] for i in batch], rows, max_tokens)
-            found = self._search(params, ids, max_tokens=max_tokens, config=beams, eos_id=eos_id)
-            tokens[batch], scores[batch] = (np.asarray(x)[: len(batch)] for x in found)
+            found = fetch(self._search(params, ids, max_tokens=max_tokens, config=beams, eos_id=eos_id), "a batch's beams")
+            tokens[batch], scores[batch] = (x[: len(batch)] for x in found)
         return tokens, scores
 
     def score(
@@ -86,12 +97,13 @@ class Inference:
             mine = [inputs[i] for i in batch], [targets[i] for i in batch]
             prompts = list(dict.fromkeys(map(tuple, mine[0])))
             if self._model.generates and 2 * len(prompts) <= len(batch) and self._all_fit(*mine):
-                scores = self._score_shared(params, *mine, prompts, rows)
+                found = self._score_shared(params, *mine, prompts, rows)
             else:
-                features = scoring_batch(*mine, self.has_encoder, self.length_limits.max_positions)
-                scores = self._score(params, {name: pad_rows(x, rows) for name, x in features.items()})
-            log_prob[batch] = np.asarray(scores.log_prob)[: len(batch)]
-            is_greedy[batch] = np.asarray(scores.is_greedy)[: len(batch)]
+                features = scoring_batch(*mine, self._ids["start"], self.length_limits.max_positions)
+                found = self._score(params, {name: pad_rows(x, rows) for name, x in features.items()})
+            scores = fetch(found, "a batch's scores")
+            log_prob[batch] = scores.log_prob[: len(batch)]
+            is_greedy[batch] = scores.is_greedy[: len(batch)]
         return log_prob, is_greedy
 
     def _all_fit(self, inputs: list[Ids], targets: list[Ids]) -> bool:
@@ -107,12 +119,13 @@ class Inference:
         of_row = np.array([number[tuple(text)] for text in inputs], np.int32)
         many = round_up(1 << (len(prompts) - 1).bit_length(), self._sharded.row_multiple)
         ids = self._padded(prompts, many, steps)
-        return self._score_continuations(params, ids, pad_rows(of_row, rows), pad_rows(pad(targets, steps), rows))
+        padded = pad_rows(pad(targets, steps, PADDING), rows, PADDING)
+        return self._score_continuations(params, ids, pad_rows(of_row, rows), padded)
 
     def _padded(self, prompts: Sequence[Sequence[int]], rows: int, room: int) -> np.ndarray:
         """Prompts as int32 [rows, P], with P one of few lengths that leaves the model `room` for what is written."""
         longest = max((len(prompt) for prompt in prompts), default=0)
-        return pad_rows(pad(prompts, self.prompt_length(longest, room)), rows)
+        return pad_rows(pad(prompts, self.prompt_length(longest, room), PADDING), rows, PADDING)
 
     def prompt_length(self, longest: int, room: int) -> int:
         """What prompts of up to `longest` tokens are padded to, where the model must still have `room` for more."""
@@ -130,17 +143,18 @@ class Inference:
 
     @functools.cached_property
     def _score_continuations(self):
-        return jax.jit(self._model.score_continuations, out_shardings=self._sharded.replicated)
+        program = functools.partial(self._model.score_continuations, **self._ids)
+        return jax.jit(program, out_shardings=self._sharded.replicated)
 
     @functools.cached_property
     def _search(self):
-        program = functools.partial(search, self._model)
+        program = functools.partial(search, self._model, **self._ids)
         return jax.jit(program, static_argnames=("max_tokens", "config", "eos_id"), out_shardings=self._sharded.replicated)
 
     @functools.cached_property
     def start(self):
         def start(params, prompts, limit, stream, *, room, max_tokens):
-            logits, state = self._model.prefill(params, prompts, room)
+            logits, state = self._model.prefill(params, prompts, room, **self._ids)
             return generation.start(logits, state, limit, stream, max_tokens)
 
         return jax.jit(start, static_argnames=("room", "max_tokens"))
@@ -169,7 +183,7 @@ class _Generation:
     inference: Inference
     params: Params
     sampling: SamplingConfig
-    eos_id: int
+    eos_id: EndIds
     seed: int
     max_tokens: int
     length: int
@@ -180,12 +194,12 @@ class _Generation:
         rows = rows or self.rows
         # The prompts that come first are the longest.
         length = self.length if rows == self.rows else min(bucket(max(map(len, prompts))), self.length)
-        ids = pad_rows(pad(prompts, length), rows)
+        ids = pad_rows(pad(prompts, length, PADDING), rows, PADDING)
         by_row = lambda values: pad_rows(np.array(values, np.int32), rows)
         room = self.max_tokens
         if not self.inference.has_encoder:  # prompts are in the decoder's cache, whose size stays the same
             positions = self.inference.length_limits.max_positions or np.inf
-            room = int(min(self.length + self.max_tokens, positions)) - length
+            room = int(min(self.length + self.max_tokens, positions + 1)) - length
         options = dict(room=room, max_tokens=self.max_tokens)
         return self.inference.start(self.params, ids, by_row(limits), by_row(streams), **options)
 
@@ -200,7 +214,7 @@ class _Generation:
     def generate(self, sequences: Sequences, stopped: np.ndarray, max_steps: int, until: int) -> tuple[Sequences, Generated]:
         args = (self.params, sequences, stopped, np.uint32(self.seed), np.int32(max_steps), np.int32(until))
         sequences, generated = self.inference.run_steps(*args, config=self.sampling, eos_id=self.eos_id)
-        return sequences, jax.tree.map(np.asarray, generated)
+        return sequences, fetch(generated, "the next tokens of a batch")
 
 
 def _batches(order: list[int], rows: int) -> Iterator[list[int]]:

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from t5x_lab.config.errors import UserError
+from t5x_lab.data.cutting import Ids, cut_left
 from t5x_lab.networks.network import Network, has_encoder, max_length
-from t5x_lab.runs.padding import Ids, cut_left
 
 
 class LengthLimits:
@@ -23,14 +23,17 @@ class LengthLimits:
         return max_length(self._network)
 
     def room(self, max_length: int | None, written: int) -> int | None:
-        """Tokens of an input beside `written` ones, where `max_length` or positions limit a sequence; None = any number."""
+        """Tokens of an input beside `written` ones, where `max_length` or positions limit a sequence; None = any number.
+
+        Of a decoder, whose last token is written and not read.
+        """
         limits = [limit for limit in (max_length, self.max_positions) if limit is not None]
-        return min(limits) - (0 if self.has_encoder else written) if limits else None
+        return min(limits) - (0 if self.has_encoder else written - 1) if limits else None
 
     def fit_prompts(
-        self, prompts: Sequence[Ids], limits: Sequence[int], max_length: int | None, names: Sequence[str]
+        self, prompts: Sequence[Ids], limits: Sequence[int], max_length: int | None, names: Sequence[str], kept: int = 0
     ) -> list[Ids]:
-        """Prompts cut from the left, where `max_length` is given, to leave room for `limits` tokens after them.
+        """Prompts cut from the left behind their first `kept` tokens, where `max_length` is given, so that `limits` follow.
 
         Raises:
           UserError: for a prompt that cannot be read, by its name.
@@ -41,43 +44,50 @@ class LengthLimits:
             self._check_ids(prompt, name)
             if self.max_positions is not None and limit > self.max_positions:
                 raise UserError(f"{name}: {limit} tokens to write are more than the model's {self.max_positions} positions.")
-            if room is not None and (room < 1 if prompt else room < 0):
-                most = room if self.has_encoder else room + limit
+            if room is not None and room < min(len(prompt), kept + 1):
+                most = room if self.has_encoder else room - kept + limit
                 raise UserError(
                     f"{name}: beside {limit} tokens to write there is no room for a prompt in {most} tokens. Write fewer, or "
                     "raise max_length."
                 )
             if room is not None and len(prompt) > room and max_length is None:
                 raise UserError(
-                    f"{name} has {len(prompt)} tokens, more than the {room} that the model's positions leave beside {limit} to "
-                    f"write. Shorten it, or give max_length={self.max_positions} to cut such prompts from the left."
+                    f"{name} has {len(prompt) - kept} tokens, more than the {room - kept} that the model's positions leave "
+                    f"beside {limit} to write. Shorten it, or give max_length={self.max_positions} to cut such prompts from "
+                    "the left."
                 )
-            fitting.append(cut_left(prompt, room))
+            fitting.append(cut_left(prompt, room, kept))
         return fitting
 
     def fit_inputs(
-        self, inputs: Sequence[Ids], targets: Sequence[Ids], max_length: int | None, names: Sequence[str]
+        self, inputs: Sequence[Ids], targets: Sequence[Ids], max_length: int | None, names: Sequence[str], kept: int = 0
     ) -> list[Ids]:
-        """Inputs cut from the left, to leave room for their targets.
+        """Inputs cut from the left behind their first `kept` tokens, to leave room for their targets.
 
         Raises:
           UserError: for a target that does not fit, or inputs that cannot be read, by their name.
         """
         fitting = []
         for text, target, name in zip(inputs, targets, names, strict=True):
-            most, room = self.room(max_length, 0), self.room(max_length, len(target))
+            room = self.room(max_length, len(target))
             self._check_ids(text, name)
-            if most is not None and len(target) > most - (bool(text) and not self.has_encoder):
+            # An encoder's decoder has a limit of its own; a decoder reads at least one token before the target's.
+            most = self.room(max_length, 0) if self.has_encoder else None
+            if (most is not None and len(target) > most) or (
+                not self.has_encoder and room is not None and room < min(len(text), kept + 1)
+            ):
+                limit = self.room(max_length, 1)
                 raise UserError(
-                    f"{name} has a target of {len(target)} tokens, which leaves no room for inputs in the {most} that "
+                    f"{name} has a target of {len(target)} tokens, which leaves no room for inputs in the {limit} that "
                     "max_length or the model's positions allow; only inputs are cut. Shorten it."
                 )
-            fitting.append(cut_left(text, room))
+            fitting.append(cut_left(text, room, kept))
         return fitting
 
     def _check_ids(self, text: Ids, name: str) -> None:
-        if self.has_encoder and not text:
-            raise UserError(f"{name} has no tokens to read; an encoder reads at least one.")
-        wrong = [i for i in text if not 0 < i < self._network.vocab_size]
+        if not text:
+            reads = "an encoder" if self.has_encoder else "a decoder without a start token"
+            raise UserError(f"{name} has no tokens to read; {reads} reads at least one.")
+        wrong = [i for i in text if not 0 <= i < self._network.vocab_size]
         if wrong:
-            raise UserError(f"{name} holds the id {wrong[0]}; the model's are 1 to {self._network.vocab_size - 1}.")
+            raise UserError(f"{name} holds the id {wrong[0]}; the model's are 0 to {self._network.vocab_size - 1}.")

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,12 +13,14 @@ from t5x_lab.checkpoints.formats import Location, find
 from t5x_lab.checkpoints.initial import load_params
 from t5x_lab.checkpoints.layout import absolute_path
 from t5x_lab.checkpoints.manager import save_params
-from t5x_lab.config.errors import NotSet, UserError
+from t5x_lab.config.errors import NotSet, UserError, one_of
 from t5x_lab.config.user_code import tried
+from t5x_lab.data.config import SpecialTokens
 from t5x_lab.data.environment import check_environment
-from t5x_lab.decoding.beam_search import BeamConfig
+from t5x_lab.decoding.beam_search import BeamConfig, beams_of
 from t5x_lab.decoding.sampling import LogitsFn, SamplingConfig
 from t5x_lab.models.model import Params
+from t5x_lab.networks.config import DTYPES
 from t5x_lab.networks.network import has_decoder, has_encoder
 from t5x_lab.partitioning.mesh import MeshShape
 from t5x_lab.runs.checkpoint_config import config_of
@@ -37,7 +40,9 @@ from t5x_lab.runs.texts import (
 from t5x_lab.training.step import per_token
 
 
-def load(model_dir: str, step: int | None = None, mesh: str | None = None, weights: str = "last") -> "Run":
+def load(
+    model_dir: str, step: int | None = None, mesh: str | None = None, weights: str = "last", dtype: str | None = None
+) -> "Run":
     """The model of a run directory, at its latest checkpoint or at `step`; or of a directory of Hugging Face's.
 
     Args:
@@ -46,9 +51,14 @@ def load(model_dir: str, step: int | None = None, mesh: str | None = None, weigh
       mesh: devices to spread it over, such as "fsdp=8"; by default the first device alone, or where several processes work as
         one the run's own MESH. All of them then make the same calls, and get the same answers.
       weights: those of the checkpoint's "last" step, or their moving "average" where the run keeps one (AVERAGE_DECAY).
+      dtype: of activations, "float32", "bfloat16" or "float16"; by default that of the checkpoint's configuration.
     """
     checkpoint = find(model_dir, step, weights)
-    return _run(config_of(checkpoint), checkpoint, mesh)
+    config = config_of(checkpoint)
+    if dtype is not None:
+        one_of("dtype", dtype, DTYPES)
+        config = GinConfig((), (config.text, f"TransformerConfig.dtype = {dtype!r}"))
+    return _run(config, checkpoint, mesh)
 
 
 def from_gin(
@@ -121,8 +131,28 @@ class Run:
         return self._inference.length_limits.max_positions
 
     @functools.cached_property
+    def special_tokens(self) -> SpecialTokens:
+        """Start, end and padding ids, of the configuration."""
+        return self.config.special_tokens()
+
+    @property
+    def eos_id(self) -> int:
+        """What is put behind a text to end it; -1 where nothing is."""
+        return self.end_ids[0] if self.end_ids else -1
+
+    @functools.cached_property
+    def end_ids(self) -> tuple[int, ...]:
+        """What ends a text that is written; the vocabulary's end token is the first, where it is one of them."""
+        own, ends = self.vocabulary.eos_id, self.special_tokens.ends
+        if own is None or (ends and own not in ends):
+            return ends
+        return (own, *(end for end in ends if end != own))
+
+    @functools.cached_property
     def input_eos(self) -> bool:
-        """Whether the run's task ends its inputs with an end token, and so text given as inputs is too."""
+        """Whether inputs end with an end token, and so text given as inputs does too: as the checkpoint or the task says."""
+        if self.special_tokens.input_eos is not None:
+            return self.special_tokens.input_eos
         try:
             data = self.config.data()
         except NotSet:
@@ -134,11 +164,20 @@ class Run:
 
     @functools.cached_property
     def _inference(self) -> Inference:
-        return Inference(self._sharded)
+        start = self.special_tokens.start
+        if start is None and self.has_encoder:
+            raise UserError("SpecialTokens.start is None; the decoder behind an encoder reads a start token first, T5's is 0.")
+        self._model.check_start(start)
+        return Inference(self._sharded, start or 0)
 
     @functools.cached_property
     def _texts(self) -> Texts:
-        return Texts(self.vocabulary, self.has_encoder, lambda: self.input_eos)
+        return Texts(self.vocabulary, self.has_encoder, self.end_ids, lambda: self.input_eos)
+
+    def _first(self, add_start: bool) -> list[int]:
+        """What a decoder reads before its inputs."""
+        start = self.special_tokens.start
+        return [] if self.has_encoder or start is None or not add_start else [start]
 
     def with_params(self, params: Params, step: int) -> "Run":
         """The same model with other parameters, and the programs that were compiled for it."""
@@ -157,16 +196,19 @@ class Run:
         num_samples: int = 1,
         seed: int = 0,
         beam_size: int = 1,
-        beam_alpha: float = 0.6,
+        beam_alpha: float | None = None,
         stop: Sequence[str] = (),
         streams: Sequence[int] | None = None,
         max_length: int | None = None,
         logits_fn: LogitsFn | None = None,
+        sort_samples: bool = False,
+        add_start: bool = True,
         batch_size: int = 32,
     ) -> list[list[str]]:
         """Completes each prompt `num_samples` times; greedy at temperature 0. See `SamplingConfig`.
 
-        With a `beam_size` above 1 the `num_samples` best hypotheses of a beam search are returned; see `BeamConfig`.
+        With a `beam_size` above 1 the `num_samples` best hypotheses of a beam search are returned; see `BeamConfig`. So it is
+        with a `beam_alpha`, 0.6 unless given: a beam of one is T5X's default, whose penalty may choose a later end.
 
         Args:
           prompts: any number of texts of any lengths; or token ids, taken as they are.
@@ -174,9 +216,12 @@ class Run:
           seed: of everything drawn, below 2**32.
           stop: a completion ends before the first of these texts that it would contain.
           streams: which of the seed's streams of random numbers each prompt draws from; by default its own number's.
-          max_length: prompts are cut from the left, so that an encoder reads no more tokens than this, or a decoder no more
-            with those that it writes.
+          max_length: prompts are cut from the left, so that no more tokens than this are read: by an encoder, or by a decoder
+            with those that it writes, the last of which it does not read.
           logits_fn: what logits are replaced by before a token is chosen; see `SamplingConfig`.
+          sort_samples: whether a prompt's samples come by their log-probabilities, the most probable last, as T5X's do; else in
+            the order in which they are numbered.
+          add_start: whether a decoder reads its start token before the prompts; not where token ids have it already.
           batch_size: texts that are written at a time; a finished one makes room for the next.
 
         Returns:
@@ -187,13 +232,16 @@ class Run:
         if len(prompts) == 0:
             return []
         limits = limits_of(max_tokens, len(prompts))
-        ids, _ = self.fit_prompts(prompts, limits, max_length, numbered("Prompt", prompts))
-        if beam_size != 1:
-            beams = BeamConfig(beam_size, beam_alpha, logits_fn)
-            check_beams(beam_size, temperature, num_samples, limits)
-            found, _ = self.search_tokens(ids, max_tokens=limits[0], beams=beams, batch_size=batch_size)
-            best = zip(ids, found[:, :num_samples], strict=True)
-            return [[self._texts.completion(prompt, tokens, stop) for tokens in rows] for prompt, rows in best]
+        ids, _ = self.fit_prompts(prompts, limits, max_length, numbered("Prompt", prompts), add_start)
+        if beams := beams_of(beam_size, beam_alpha, logits_fn):
+            check_beams(beam_size, temperature, num_samples)
+            best: dict[int, list[str]] = {}
+            for limit in sorted(set(limits)):  # all of a search are written to one length
+                mine = [i for i, own in enumerate(limits) if own == limit]
+                found, _ = self._search([ids[i] for i in mine], limit, beams, batch_size)
+                for i, rows in zip(mine, found[:, :num_samples], strict=True):
+                    best[i] = [self._texts.completion(ids[i], tokens, stop) for tokens in rows]
+            return [best[i] for i in range(len(ids))]
 
         repeat = lambda values: [value for value in values for _ in range(num_samples)]
         ids, limits = repeat(ids), repeat(limits)
@@ -204,30 +252,33 @@ class Run:
             self.params,
             ids,
             limits=limits,
-            eos_id=self.vocabulary.eos_id,
-            sampling=SamplingConfig(temperature, top_k, top_p, logits_fn),
+            eos_id=self.end_ids,
+            sampling=SamplingConfig(temperature, top_k, top_p, logits_fn, rescale_log_probs=sort_samples),
             seed=seed,
             streams=streams,
             is_stopped=(lambda i, tokens: any(end in text_of(i, tokens) for end in stop)) if stop else None,
             batch_size=batch_size,
         )
-        texts = {i: self._texts.completion(ids[i], tokens, stop) for i, tokens, _ in generated}
-        return [[texts[i + j] for j in range(num_samples)] for i in range(0, len(ids), num_samples)]
+        texts, scores = [""] * len(ids), [0.0] * len(ids)
+        for i, tokens, log_probs in generated:
+            texts[i], scores[i] = self._texts.completion(ids[i], tokens, stop), float(log_probs.sum())
+        samples_of = [range(i, i + num_samples) for i in range(0, len(ids), num_samples)]
+        return [[texts[i] for i in (sorted(each, key=scores.__getitem__) if sort_samples else each)] for each in samples_of]
 
     def generate_tokens(
         self, prompts, *, max_tokens: int, sampling: SamplingConfig = SamplingConfig(), seed: int = 0, batch_size: int = 32
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Completes token ids: an array int [B, P], 0 = padding on the right, or lists of them.
+        """Completes token ids: an array int [B, P] with padding on the right, or lists of them without.
 
         Returns:
-          (tokens int32 [B, max_tokens], 0 after the end token; log-probability of each, float32)
+          (tokens int32 [B, max_tokens], padding after the end token; log-probability of each, float32)
         """
         self._check_generates("generate_tokens")
         limits = limits_of(max_tokens, len(prompts))
         ids = self._fit_ids(prompts, limits)
-        tokens = np.zeros((len(prompts), max_tokens), np.int32)
+        tokens = np.full((len(prompts), max_tokens), self.special_tokens.padding, np.int32)
         log_probs = np.zeros(tokens.shape, np.float32)
-        options = dict(eos_id=self.vocabulary.eos_id, sampling=sampling, seed=seed, batch_size=batch_size)
+        options: dict[str, Any] = dict(eos_id=self.end_ids, sampling=sampling, seed=seed, batch_size=batch_size)
         for i, new, new_log_probs in self._inference.generate(self.params, ids, limits=limits, **options):
             tokens[i, : len(new)], log_probs[i, : len(new)] = new, new_log_probs
         return tokens, log_probs
@@ -235,18 +286,23 @@ class Run:
     def search_tokens(
         self, prompts, *, max_tokens: int, beams: BeamConfig = BeamConfig(), batch_size: int = 32
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Searches completions of token ids: an array int [B, P], 0 = padding on the right, or lists of them.
+        """Searches completions of token ids: an array int [B, P] with padding on the right, or lists of them without.
 
         Returns:
           (tokens int32 [B, beam size, max_tokens], 0 after the end token; scores float32 [B, beam size]), best first
         """
         self._check_generates("search_tokens")
         ids = self._fit_ids(prompts, limits_of(max_tokens, len(prompts)))
-        options = dict(max_tokens=max_tokens, beams=beams, eos_id=self.vocabulary.eos_id, batch_size=batch_size)
+        return self._search(ids, max_tokens, beams, batch_size)
+
+    def _search(self, ids: list[Ids], max_tokens: int, beams: BeamConfig, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
+        options: dict[str, Any] = dict(max_tokens=max_tokens, beams=beams, eos_id=self.end_ids, batch_size=batch_size)
         return self._inference.search(self.params, ids, **options)
 
     def _fit_ids(self, prompts, limits: list[int]) -> list[Ids]:
-        return self._inference.length_limits.fit_prompts(without_padding(prompts), limits, None, numbered("Prompt", prompts))
+        first = self._first(True)
+        ids = [[*first, *row] for row in without_padding(prompts, self.special_tokens.padding)]
+        return self._inference.length_limits.fit_prompts(ids, limits, None, numbered("Prompt", prompts), len(first))
 
     def score(self, inputs, targets, *, eos: bool = False) -> np.ndarray:
         """Sum of the log-probabilities of the target tokens, float32 [B]; no z-loss, no label smoothing. See `scores`."""
@@ -259,16 +315,18 @@ class Run:
         *,
         eos: bool = False,
         max_length: int | None = None,
+        add_start: bool = True,
         batch_size: int = 32,
         names: Sequence[str] | None = None,
     ) -> "TargetScores":
         """What the model gives to each target after its inputs. Targets of the same inputs share the reading of them.
 
         Args:
-          inputs, targets: lists of strings; or integer arrays [B, K] and [B, T], or lists of ids, taken as they are, 0 =
-            padding. Inputs that do not fit are cut from the left.
+          inputs, targets: lists of strings; or integer arrays [B, K] and [B, T] with padding on the right, or lists of ids,
+            taken as they are. Inputs that do not fit are cut from the left.
           eos: whether an end token is added to target strings and scored with them.
           max_length: an encoder reads no more tokens than this, or a decoder no more with those of the target.
+          add_start: whether a decoder reads its start token before the inputs; not where ids have it already.
           batch_size: targets that are scored at a time.
           names: what messages call the pairs.
 
@@ -283,9 +341,11 @@ class Run:
             encoded = {text: self._texts.encode_input(text) for text in set(inputs)}
             inputs, targets = [encoded[text] for text in inputs], [self._texts.encode(text, eos) for text in targets]
         else:
-            inputs, targets = without_padding(inputs), without_padding(targets)
+            inputs, targets = (without_padding(rows, self.special_tokens.padding) for rows in (inputs, targets))
         names = names or numbered("Pair", inputs)
-        fitting = self._inference.length_limits.fit_inputs(inputs, targets, max_length, names)
+        first = self._first(add_start)
+        inputs = [[*first, *row] for row in inputs]
+        fitting = self._inference.length_limits.fit_inputs(inputs, targets, max_length, names, len(first))
         log_prob, is_greedy = self._inference.score(self.params, fitting, targets, batch_size=batch_size)
         return TargetScores(
             log_prob=log_prob,
@@ -296,15 +356,22 @@ class Run:
         )
 
     def fit_prompts(
-        self, prompts, max_tokens: int | Sequence[int], max_length: int | None, names: Sequence[str]
+        self,
+        prompts,
+        max_tokens: int | Sequence[int],
+        max_length: int | None,
+        names: Sequence[str],
+        add_start: bool = True,
     ) -> tuple[list[list[int]], list[int]]:
-        """Token ids of prompts as `generate` reads them, and how many it cuts from the left of each.
+        """Token ids of prompts as `generate` reads them, a decoder's start token first, and how many it cuts from each.
 
         Raises:
           UserError: for a prompt that cannot be read, by its name.
         """
-        whole = [self._texts.encode_input(prompt) for prompt in prompts]
-        ids = self._inference.length_limits.fit_prompts(whole, limits_of(max_tokens, len(whole)), max_length, names)
+        first = self._first(add_start)
+        whole = [[*first, *self._texts.encode_input(prompt)] for prompt in prompts]
+        limits = limits_of(max_tokens, len(whole))
+        ids = self._inference.length_limits.fit_prompts(whole, limits, max_length, names, len(first))
         return ids, [len(a) - len(b) for a, b in zip(whole, ids, strict=True)]
 
     def logits(self, **features) -> np.ndarray:

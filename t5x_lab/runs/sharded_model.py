@@ -28,7 +28,7 @@ class ShardedModel:
     ):
         self.mesh: Mesh = make_mesh(mesh, devices)
         self.partitioner = Partitioner(self.mesh, rules)
-        self.model = Model(config, self.partitioner.constrain, self.partitioner.batch_shards)
+        self.model = Model(config, self.partitioner.constrain, self.partitioner.parts_of_rows)
         self.param_shardings = self.partitioner.parameters(self.model.abstract_params, self.model.axes)
         self.batch_sharding, self.replicated = self.partitioner.batch, self.partitioner.replicated
 

@@ -6,7 +6,8 @@ import jax
 from etils import epath
 
 from t5x_lab.checkpoints.layout import finished_steps
-from t5x_lab.config.errors import UserError
+from t5x_lab.config.errors import NotHere, UserError, unwritable
+from t5x_lab.data.environment import check_environment
 from t5x_lab.networks.network import check_length
 from t5x_lab.observe.hardware import peak_flops
 from t5x_lab.observe.model_info import model_info
@@ -31,14 +32,14 @@ def last_step(budget: Budget, first_step: int) -> int:
 
 
 def dry_run(config: GinConfig) -> str:
-    """The resolved configuration, the parameter and memory table, and what a run would start from; touches no data."""
+    """The resolved configuration, the parameter and memory table, and what a run would start from; reads no examples."""
     run = config.run()
     sharded = ShardedModel(run.model, run.mesh_shape, rules=run.sharding)
-    assemble_run(run, sharded, num_tasks=1)
-    lengths = run.data.model_lengths(run.model.network.architecture)
+    num_tasks, lengths, unchecked = _tasks_of(run)
+    training = assemble_run(run, sharded, num_tasks)
     try:
         found = find_starting_point(run)
-        check_fits(run, found, sharded.model.abstract_params)
+        check_fits(run, found, training.abstract_state)
         start = found.reason
     except UserError:
         raise
@@ -48,7 +49,26 @@ def dry_run(config: GinConfig) -> str:
         )
     check_length(run.model.network, max(lengths))
     text = banner(run, sharded, 0, lengths, budget_of(run, lengths, 0))
-    return "\n".join([with_model_info(config, sharded), text, start])
+    return "\n".join([with_model_info(config, sharded), text, start, *unchecked])
+
+
+def _tasks_of(run: RunConfig) -> tuple[int, tuple[int, int], list[str]]:
+    """(number of tasks, tokens of a row for encoder and decoder, a sentence where the data are not on this machine)"""
+    check_environment()
+    from t5x_lab.data import pipeline
+
+    network = run.model.network
+    try:
+        tasks = pipeline.resolve_tasks(run.data, network.architecture, network.vocab_size)
+        pipeline.check_training(tasks)
+    except Exception as missing:
+        if isinstance(missing, UserError) and not isinstance(missing, NotHere):
+            raise
+        # A task of the user's may raise anything where its data are not on this machine.
+        reason = missing.sentence if isinstance(missing, UserError) else f"{type(missing).__name__}: {missing}"
+        lengths = run.data.model_lengths(network.architecture)
+        return 1, lengths, [f"The tasks are not checked, and lengths are told from their names: {reason}"]
+    return len(tasks.parts), tasks.lengths, []
 
 
 def _unreadable(run: RunConfig) -> str:
@@ -101,5 +121,8 @@ def make_run_directory(model_dir: str) -> None:
 def write_run_files(run: RunConfig, config_text: str, sharded: ShardedModel) -> None:
     """Writes config.gin and model-info.txt, once it is sure that the run goes on with them."""
     directory = epath.Path(run.model_dir)
-    (directory / "config.gin").write_text(config_text)
-    (directory / "model-info.txt").write_text(model_info(sharded.model, sharded.partitioner))
+    try:
+        (directory / "config.gin").write_text(config_text)
+        (directory / "model-info.txt").write_text(model_info(sharded.model, sharded.partitioner))
+    except OSError as error:
+        raise unwritable(directory / "config.gin", error) from error

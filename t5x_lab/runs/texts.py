@@ -1,5 +1,6 @@
 """Texts to token ids and back, and checks of the texts that a user asks a model about."""
 
+import itertools
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -14,37 +15,49 @@ class Texts:
     Args:
       vocabulary: a SeqIO vocabulary.
       has_encoder: whether inputs go into an encoder; else a completion continues its prompt.
+      end_ids: what ends a text that is written; the first is put behind those that are read.
       input_eos: () -> whether inputs end with an end token; asked when a text is encoded.
     """
 
-    def __init__(self, vocabulary, has_encoder: bool, input_eos: Callable[[], bool]):
-        self.vocabulary, self._has_encoder, self._input_eos = vocabulary, has_encoder, input_eos
+    def __init__(self, vocabulary, has_encoder: bool, end_ids: tuple[int, ...], input_eos: Callable[[], bool]):
+        self.vocabulary, self._has_encoder, self._end_ids, self._input_eos = vocabulary, has_encoder, end_ids, input_eos
 
     def encode(self, text: str, eos: bool = False) -> Ids:
-        return list(self.vocabulary.encode(text)) + [self.vocabulary.eos_id] * eos
+        if eos and not self._end_ids:
+            raise UserError(
+                "The tokenizer has no end token. Set SpecialTokens.end to the id that ends texts, or leave out eos."
+            )
+        return [*self.vocabulary.encode(text), *(self._end_ids[:1] if eos else ())]
 
     def encode_input(self, text: str | Sequence[int]) -> Ids:
-        """Ids of an input; of ids, those that are not padding."""
-        return self.encode(text, self._input_eos()) if isinstance(text, str) else [int(i) for i in text if i]
+        """Ids of an input; ids are taken as they are."""
+        return self.encode(text, self._input_eos()) if isinstance(text, str) else [int(i) for i in text]
 
     def completion(self, prompt: Ids, tokens: np.ndarray, stop: Sequence[str] = ()) -> str:
         """The text of generated tokens, up to the first of the texts `stop` in it.
 
         A decoder's tokens are decoded together with the prompt, which tells whether a space comes between.
         """
-        vocabulary = self.vocabulary
-        ids = [int(token) for token in tokens if token not in (0, vocabulary.eos_id)]
+        vocabulary, ends = self.vocabulary, self._end_ids
+        ids = list(itertools.takewhile(lambda token: token not in ends, map(int, tokens)))
         text = vocabulary.decode(ids)
-        if not self._has_encoder and prompt and prompt[-1] != vocabulary.eos_id:
-            prompt = [token for token in prompt if token != vocabulary.eos_id]  # SeqIO's decode would stop there
+        if not self._has_encoder and prompt and prompt[-1] not in ends:
+            prompt = [token for token in prompt if token not in (*ends, vocabulary.eos_id)]  # SeqIO's decode would stop there
             before, both = vocabulary.decode(prompt), vocabulary.decode(prompt + ids)
             if both.startswith(before):
                 text = both[len(before) :]
         return text[: min((at for end in stop if (at := text.find(end)) >= 0), default=len(text))]
 
 
-def without_padding(rows) -> list[Ids]:
-    return [[int(i) for i in row if i] for row in rows]
+def without_padding(rows, padding: int) -> list[Ids]:
+    """Rows of an array without the padding at their ends; lists of ids as they are."""
+    found = []
+    for row in rows:
+        ids = [int(i) for i in row]
+        while isinstance(rows, np.ndarray) and ids and ids[-1] == padding:
+            ids.pop()
+        found.append(ids)
+    return found
 
 
 def check_texts(function: str, texts, name: str = "texts") -> None:
@@ -76,13 +89,12 @@ def check_generation(prompts, stop: Sequence[str], num_samples: int, seed: int, 
         raise UserError(f"streams has {len(streams)} numbers for {len(prompts)} prompts; give one for each.")
 
 
-def check_beams(beam_size: int, temperature: float, num_samples: int, limits: Sequence[int]) -> None:
+def check_beams(beam_size: int, temperature: float, num_samples: int) -> None:
     """Raises a `UserError` for arguments of `generate` that do not go with a beam search."""
-    if temperature or num_samples > beam_size or len(set(limits)) > 1:
+    if temperature or num_samples > beam_size:
         raise UserError(
-            f"beam_size is {beam_size}, which does not go with temperature {temperature}, num_samples {num_samples} "
-            "or a limit for each prompt: a beam search draws nothing, finds no more than beam_size texts, and writes "
-            "all of them to the same length."
+            f"beam_size is {beam_size}, which does not go with temperature {temperature} and num_samples {num_samples}: a beam "
+            "search draws nothing, and finds no more than beam_size texts."
         )
 
 

@@ -8,18 +8,26 @@ import jax
 
 from t5x_lab.checkpoints.layout import read_info
 from t5x_lab.checkpoints.manager import Checkpoints
-from t5x_lab.checkpoints.saving import Saver
+from t5x_lab.checkpoints.saving import Saver, without_abandoned_writes
 from t5x_lab.data.environment import check_environment
 from t5x_lab.networks.network import check_length
 from t5x_lab.observe.console import say
 from t5x_lab.observe.profile import Profiled, check_profiler
 from t5x_lab.partitioning.distributed import broadcast, fail_together
+from t5x_lab.partitioning.waiting import limit_waiting, waiting_for
 from t5x_lab.runs.assemble import Training, assemble_run
 from t5x_lab.runs.config import GinConfig, RunConfig
 from t5x_lab.runs.evaluate import LossEvaluation, TaskEvaluation
+from t5x_lab.runs.owner import owned
 from t5x_lab.runs.recording import Recorder
 from t5x_lab.runs.sharded_model import ShardedModel
-from t5x_lab.runs.starting_point import StartingPoint, check_agreement, find_starting_point, first_state
+from t5x_lab.runs.starting_point import (
+    StartingPoint,
+    check_agreement,
+    check_fits,
+    find_starting_point,
+    first_state,
+)
 from t5x_lab.runs.summary import (
     banner,
     budget_of,
@@ -42,10 +50,10 @@ def train(config: GinConfig) -> None:
       Preempted, Diverged, SaveFailed: see `t5x_lab.training.loop` and `t5x_lab.checkpoints.saving`.
     """
     clock = Clock()
-    job = prepare(config)
-    say(job.starting_point.reason)
     with contextlib.ExitStack() as stack:
-        stack.callback(job.checkpoints.close)
+        stack.enter_context(without_abandoned_writes())
+        job = prepare(config, stack)
+        say(job.starting_point.reason)
         if job.budget.is_spent(job.first_step):
             goal = f"step {job.run.train_steps}" if job.run.train_steps else f"{job.run.train_tokens:,} tokens"
             say(f"Nothing to do: {goal} is reached at step {job.first_step}. Raise TRAIN_STEPS or TRAIN_TOKENS to train on.")
@@ -62,7 +70,7 @@ def train(config: GinConfig) -> None:
         if job.run.profile_steps:
             step = profiled = Profiled(step, f"{job.run.model_dir}/profile", job.run.profile_steps)
             stack.callback(profiled.close)
-        with fail_together(Preempted, Diverged), hooks.around(start_of(job, config.text)):
+        with fail_together(Preempted, Diverged), hooks.around(start_of(job)):
             try:
                 train_loop(
                     job.state,
@@ -87,6 +95,7 @@ class Job:
 
     Attributes:
       run: its configuration.
+      config: the text of that, with what its tasks say.
       starting_point: what it starts from.
       tasks: a `t5x_lab.data.tasks.WeightedTasks`.
       sharded, training: its model on the mesh, its step and optimizer.
@@ -99,6 +108,7 @@ class Job:
     """
 
     run: RunConfig
+    config: str
     starting_point: StartingPoint
     tasks: Any
     sharded: ShardedModel
@@ -124,9 +134,13 @@ class Job:
         return [part.task.name for part in self.tasks.parts]
 
 
-def prepare(config: GinConfig) -> Job:
-    """Builds everything; what can be wrong with the configuration is found before the run's directory is touched."""
+def prepare(config: GinConfig, stack: contextlib.ExitStack) -> Job:
+    """Builds everything; what can be wrong with the configuration is found before the run's directory is touched.
+
+    What is to be closed at the end is left to `stack`.
+    """
     run = config.run()
+    limit_waiting(run.wait_minutes)
     start = find_starting_point(run)
     if run.profile_steps:
         check_profiler()
@@ -138,25 +152,35 @@ def prepare(config: GinConfig) -> Job:
     sharded = ShardedModel(run.model, run.mesh_shape, rules=run.sharding)
     statistics = Statistics(run.hooks)
     training = assemble_run(run, sharded, len(tasks.parts), statistics)
+    # Who reads prompts later may not have the task.
+    if run.data.special_tokens.input_eos not in (None, tasks.input_eos):
+        say(f"SpecialTokens.input_eos is {not tasks.input_eos}; of the tasks' inputs it is {tasks.input_eos}, which is kept.")
+    config = GinConfig((), (config.text, f"SpecialTokens.input_eos = {tasks.input_eos}"))
     measure = TaskEvaluation(config, sharded, tasks) if run.infer_eval.period else None
+    measure = measure if measure and measure.has_tasks else None
     batches = pipeline.SeqioBatches(tasks, run.data, run.seed, sharded.rows(run.data.batch_size))
-    check_agreement(run, start)
 
     make_run_directory(run.model_dir)
+    stack.enter_context(owned(run.model_dir))
+    start = find_starting_point(run)  # again: the owner before may have written since
+    check_agreement(run, start)
+    check_fits(run, start, training.abstract_state)
     checkpoints = Checkpoints(run.model_dir, run.saving, {"settings": run.identity(), "config": config.text})
-    state = first_state(run, training, checkpoints, start, batches)
+    stack.callback(checkpoints.close)
+    with waiting_for("the state that the run starts from, in all processes"):
+        state = first_state(run, training, checkpoints, start, batches)
     if jax.process_index() == 0:
         write_run_files(run, config.text, sharded)
     budget = budget_of(run, tasks.lengths, read_counter(state.counters["tokens_processed"]))
-    return Job(run, start, tasks, sharded, training, statistics, checkpoints, batches, state, budget, measure)
+    return Job(run, config.text, start, tasks, sharded, training, statistics, checkpoints, batches, state, budget, measure)
 
 
-def start_of(job: Job, config_text: str) -> RunStart:
+def start_of(job: Job) -> RunStart:
     return RunStart(
         model_dir=job.run.model_dir,
         first_step=job.first_step,
         last_step=last_step(job.budget, job.first_step),
-        config=config_text,
+        config=job.config,
         num_parameters=job.sharded.model.num_parameters,
     )
 

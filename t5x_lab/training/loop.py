@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 import jax
 from jax.experimental import multihost_utils
 
+from t5x_lab.partitioning.waiting import fetch, waiting_for
 from t5x_lab.training.batches import Batches, HostBatch
 from t5x_lab.training.state import TrainState
 
@@ -21,7 +22,7 @@ class Preempted(Exception):
 
 
 class Diverged(Exception):
-    """A step's loss or gradient was not finite; the state before it is saved."""
+    """A step's loss or gradient was not finite; what was before it is saved, with the position in the data after it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +94,8 @@ def train(
 
     Raises:
       Preempted: after SIGTERM, when the running step and the `at_stop` actions are done.
-      Diverged: after a step that was not finite, or more than `bad_steps` in a row; the state is saved as it was before.
+      Diverged: after a step that was not finite, or more than `bad_steps` in a row. The state is saved as it was before, but
+        under the number of batches that were read, one or two more: going on from there does not read the same ones again.
     """
     pending: _Pending | None = None
     step = int(state.step)
@@ -102,16 +104,17 @@ def train(
         while not budget.is_spent(step):
             step += 1
             before = time.monotonic()
-            batch = next(batches)
+            with waiting_for(f"the data of step {step}"):
+                batch = next(batches)
             wait = time.monotonic() - before
             state, metrics = train_step(state, shard_batch(batch))
             if pending:
-                log.done(pending, state)
+                log.done(pending, state, step)
             pending = _Pending(step, metrics, wait)
             due = [action for action in actions if action.due(step)]
             stopping = stop.reached(step)
             if due or stopping or budget.may_be_spent(step):
-                log.done(pending, state)
+                log.done(pending, state, step)
                 pending = None
                 if budget.is_spent(step):
                     due = list(actions)
@@ -147,9 +150,10 @@ class _Log:
         self._allowed, self._bad, self._say = bad_steps, 0, say
         self.clock = time.monotonic()
 
-    def done(self, pending: _Pending, state: TrainState) -> None:
+    def done(self, pending: _Pending, state: TrainState, batches_read: int) -> None:
         """Waits for a step, hands its metrics on, and stops if it was not finite."""
-        metrics = {name: value.tolist() for name, value in jax.device_get(pending.metrics).items()}
+        found = fetch(pending.metrics, f"step {pending.step}, which all processes do together")
+        metrics = {name: value.tolist() for name, value in found.items()}
         now = time.monotonic()
         seconds, self.clock = max(now - self.clock, 1e-9), now
         healthy = metrics.pop("healthy")
@@ -164,18 +168,19 @@ class _Log:
                 "data_wait_fraction": min(pending.data_wait / seconds, 1.0),
             },
         )
-        found = f"step {pending.step} had loss {metrics['loss']} and gradient norm {metrics['grad_norm']}"
+        bad = f"step {pending.step} had loss {metrics['loss']} and gradient norm {metrics['grad_norm']}"
         if self._bad > self._allowed:
-            _save(int(state.step), state, self._actions)
-            saved = "the state before it is saved"
-            if self._allowed:
-                saved = f"it is the last of {self._bad} in a row, none of which changed a parameter, and everything is saved"
+            # Where the step before is saved already, with the position before the bad batch, this is another checkpoint.
+            counted = dataclasses.replace(state, step=state.step + (batches_read - int(state.step)))
+            _save(batches_read, counted, self._actions)
+            many = f"it is the last of {self._bad} in a row, none of which" if self._allowed else "it"
             raise Diverged(
-                f"{found}; {saved}. Running again goes on from there. A lower learning rate or a longer warm-up is the usual "
+                f"{bad}; {many} changed no parameter, and everything is saved as step {batches_read}. Running again goes on "
+                "from there, with the batches that come next. A lower learning rate or a longer warm-up is the usual "
                 "cure."
             )
         if not healthy:
-            self._say(f"{found}: it changed nothing, and training goes on (bad step {self._bad} of {self._allowed} in a row).")
+            self._say(f"{bad}: it changed nothing, and training goes on (bad step {self._bad} of {self._allowed} in a row).")
 
 
 def _save(step: int, state: TrainState, actions: Iterable[Action]) -> None:

@@ -1,7 +1,8 @@
 """The training step: loss, gradient, update, counters. A pure function of (state, batch)."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,6 @@ from t5x_lab.models.loss import token_weights, weights_and_normalizer
 from t5x_lab.models.model import LossSums, Model, Params
 from t5x_lab.networks.network import Batch, dropout_rate
 from t5x_lab.optim.groups import merge, select
-from t5x_lab.optim.schedules import Schedule
 from t5x_lab.training.hooks import Statistics
 from t5x_lab.training.state import TrainState, add_to_counter
 
@@ -21,10 +21,11 @@ Metrics = dict[str, jax.Array]
 def make_train_step(
     model: Model,
     optimizer: optax.GradientTransformation,
-    learning_rates: Mapping[str, Schedule],
+    learning_rates: Callable[[Any, jax.Array], Metrics],
     *,
     seed: int,
     microbatches: int = 1,
+    sum_over_slices: Callable[[Callable], Callable] = lambda function: lambda whole, rows: function(None, whole, rows),
     is_trained: Callable[[str], bool] = lambda name: True,
     statistics: Statistics = Statistics(),
     skip_bad_steps: bool = False,
@@ -35,9 +36,10 @@ def make_train_step(
     Args:
       model: gives loss sums.
       optimizer: an optax transformation, of the parameters that are trained.
-      learning_rates: the optimizer's schedules, by the names of their metrics.
+      learning_rates: (the optimizer's state, step) -> its rates, by the names of their metrics.
       seed: of dropout; the key of a step is derived from the seed and the step's number.
       microbatches: equal parts that the batch is processed in, one after the other; loss and gradient do not depend on it.
+      sum_over_slices: adds gradients and losses over slices, see `Partitioner`.
       is_trained: whether the parameter of a name is; of the others no gradient is computed.
       statistics: what hooks measure.
       skip_bad_steps: a step whose loss or gradient is not finite changes no parameter, and the next one goes on; by default
@@ -56,7 +58,8 @@ def make_train_step(
         trained = select(state.params, is_trained)
         frozen = select(state.params, lambda name: not is_trained(name))
         loss = lambda trained, *args: model.loss(merge(trained, frozen), *args)
-        grads, sums = _gradients(model, loss, trained, batch, weights, normalizer, key, microbatches)
+        gradients = _gradients(model, loss, microbatches)
+        grads, sums = sum_over_slices(gradients)((trained, normalizer, key), (dict(batch), weights))
 
         updates, opt_state = optimizer.update(grads, state.opt_state, trained)
         counts = {**count_tokens(batch), "task_tokens": count_by_task(batch)}
@@ -81,7 +84,7 @@ def make_train_step(
         metrics = {
             **per_token(sums),
             "grad_norm": grad_norm,
-            **{name: rate(state.step) for name, rate in learning_rates.items()},
+            **learning_rates(state.opt_state, state.step),
             "healthy": healthy,
             **counts,
         }
@@ -102,31 +105,38 @@ def moving_average(average: Params | None, params: Params, step: jax.Array, deca
     return jax.tree.map(lambda old, new: old + new_share * (new - old), average, params)
 
 
-def _gradients(
-    model: Model, loss: Callable, params: Params, batch: Batch, weights, normalizer, key, microbatches: int
-) -> tuple[Params, LossSums]:
-    """Gradient of the objective / normalizer and the sums, over all microbatches."""
+def _gradients(model: Model, loss: Callable, microbatches: int) -> Callable[..., tuple[Params, LossSums]]:
+    """(slice, (params, normalizer, key), (batch, weights)) -> gradient of the objective / normalizer, and the sums.
 
-    def objective(params, batch, weights, key):
+    Both are of the rows that a slice has, over all microbatches.
+    """
+
+    def objective(params, normalizer, batch, weights, key):
         sums = loss(params, batch, weights, key if dropout_rate(model.config.network) else None)
         return sums.objective / normalizer, sums
 
     gradient = jax.grad(objective, has_aux=True)
-    if microbatches == 1:
-        return gradient(params, batch, weights, key)
 
     def split(x):
         # Every microbatch takes rows from every device's part of the batch, so that none of them idles.
         return jnp.moveaxis(x.reshape(x.shape[0] // microbatches, microbatches, *x.shape[1:]), 1, 0)
 
-    def accumulate(total, inputs):
-        micro, weights, index = inputs
-        result = gradient(params, micro, weights, jax.random.fold_in(key, index))
-        return jax.tree.map(jnp.add, total, result), None
+    def gradients(number, whole, rows):
+        params, normalizer, key = whole
+        if number is not None:
+            key = jax.random.fold_in(key, number)
+        if microbatches == 1:
+            return gradient(params, normalizer, *rows, key)
 
-    start = (jax.tree.map(jnp.zeros_like, params), model.no_losses())
-    inputs = (jax.tree.map(split, dict(batch)), split(weights), jnp.arange(microbatches))
-    return jax.lax.scan(accumulate, start, inputs)[0]
+        def accumulate(total, inputs):
+            index, *rows = inputs
+            result = gradient(params, normalizer, *rows, jax.random.fold_in(key, index))
+            return jax.tree.map(jnp.add, total, result), None
+
+        start = (jax.tree.map(jnp.zeros_like, params), model.no_losses())
+        return jax.lax.scan(accumulate, start, (jnp.arange(microbatches), *jax.tree.map(split, rows)))[0]
+
+    return gradients
 
 
 def make_eval_step(model: Model) -> Callable[[Params, Batch], tuple[LossSums, Metrics]]:

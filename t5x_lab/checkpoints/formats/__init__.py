@@ -1,13 +1,11 @@
 """The checkpoint formats that t5x_lab reads, each a module or a folder here that satisfies `source.Format`."""
 
-import dataclasses
 from typing import NamedTuple
 
 from etils import epath
 
 from t5x_lab.checkpoints.formats import huggingface, t5x, t5x_lab
 from t5x_lab.checkpoints.formats.source import Format, Source
-from t5x_lab.checkpoints.layers import unstack_layers
 from t5x_lab.checkpoints.layout import WEIGHTS, absolute_path, check_part
 from t5x_lab.checkpoints.lazy_tensors import LazyTensor, Unreadable
 from t5x_lab.config.errors import UserError, one_of
@@ -73,10 +71,9 @@ def open_source(location: Location) -> Source:
       UserError: when it is damaged, or of a kind or version that is not read.
     """
     try:
-        source = FORMATS[location.format].open(location.path)
-        if location.weights == "last":
-            return source
-        return dataclasses.replace(source, params=unstack_layers(t5x_lab.open_part(location.path, location.part)))
+        if location.format == t5x_lab.NAME:
+            return t5x_lab.open(location.path, location.part)
+        return FORMATS[location.format].open(location.path)
     except UserError:
         raise
     except (ValueError, TypeError, KeyError, AttributeError, OSError, ArithmeticError, IndexError, RecursionError) as error:

@@ -1,6 +1,7 @@
 """The arrays of a directory in Orbax's layout: read lazily, or written one after the other."""
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -12,6 +13,8 @@ from t5x_lab.checkpoints import checksums
 from t5x_lab.checkpoints.lazy_tensors import CHUNK_BYTES, LazyTensor, Unreadable
 
 METADATA = "_METADATA"
+SMALLEST_CHUNK, LARGEST_CHUNK = 4 << 10, 1 << 20  # bytes
+KEPT_BYTES = 64 << 20
 
 
 def open_arrays(directory: epath.Path) -> dict[str, LazyTensor]:
@@ -29,20 +32,56 @@ def open_arrays(directory: epath.Path) -> dict[str, LazyTensor]:
         ]
         if any(not name or "/" in name or name in (".", "..") for names in entries for name in names):
             raise ValueError("it names arrays outside the directory")
-        return {
-            "/".join(names): open_zarr(
-                directory, ".".join(names), bool(metadata.get("use_ocdbt")), bool(metadata.get("use_zarr3"))
-            )
-            for names in entries
-        }
+        how: dict[str, Any] = dict(
+            ocdbt=bool(metadata.get("use_ocdbt")), zarr3=bool(metadata.get("use_zarr3")), last=LastRead()
+        )
+        return {"/".join(names): open_zarr(directory, ".".join(names), **how) for names in entries}
     except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
         raise Unreadable(f"{directory} cannot be read: {_first_line(error)}.") from error
 
 
+class LastRead:
+    """The whole chunks that were read last of one of the arrays that share this: slices of them, such as layers one after the
+    other, or the parts of several devices, are not read again."""
+
+    def __init__(self) -> None:
+        self.context = ts.Context({"cache_pool": {"total_bytes_limit": KEPT_BYTES}})  # for OCDBT's own index
+        self._store: ts.TensorStore | None = None
+        self._boxes: dict[tuple[tuple[int, int], ...], np.ndarray] = {}
+
+    def read(self, store: ts.TensorStore, index: tuple[slice, ...]) -> np.ndarray:
+        """`store[index]`."""
+        chunk = _chunk_shape(store)
+        ends = [part.indices(size)[:2] for part, size in zip(index, store.shape, strict=True)]
+        box = tuple(
+            (start // c * c, min(-(-stop // c) * c, size))
+            for (start, stop), c, size in zip(ends, chunk, store.shape, strict=True)
+        )
+        if self._store is not store:
+            self._store, self._boxes = store, {}
+        if box not in self._boxes:
+            if sum(array.nbytes for array in self._boxes.values()) > KEPT_BYTES:
+                self._boxes = {}
+            self._boxes[box] = np.asarray(store[tuple(slice(*both) for both in box)].read().result())
+        return self._boxes[box][tuple(slice(a - c, b - c) for (a, b), (c, _) in zip(ends, box, strict=True))]
+
+
 def open_zarr(
-    directory: epath.Path, name: str, ocdbt: bool = False, zarr3: bool = False, assumed: dict[str, Any] | None = None
+    directory: epath.Path,
+    name: str,
+    *,
+    last: LastRead,
+    ocdbt: bool = False,
+    zarr3: bool = False,
+    assumed: dict[str, Any] | None = None,
 ) -> LazyTensor:
-    """One array of a directory of zarr arrays, or of an OCDBT store of them; `assumed` replaces its own metadata.
+    """One array of a directory of zarr arrays, or of an OCDBT store of them.
+
+    Args:
+      directory, name: where it is.
+      last: shared by the arrays that are read one after the other.
+      ocdbt, zarr3: how it was written.
+      assumed: replaces its own metadata.
 
     Raises:
       ValueError: when it is not there or damaged.
@@ -54,16 +93,42 @@ def open_zarr(
     }
     if assumed is not None:
         spec["metadata"] = assumed
-    store = ts.open(spec, open=True, read=True, assume_metadata=assumed is not None).result()
+    store = ts.open(spec, context=last.context, open=True, read=True, assume_metadata=assumed is not None).result()
     dtype = np.dtype(store.dtype.numpy_dtype)
+    if math.prod(_chunk_shape(store)) > max(2 * math.prod(store.shape), 1 << 20):  # it would be made in memory
+        raise ValueError(f"the chunks of {name} are said to be {_chunk_shape(store)}, of an array of the shape {store.shape}")
 
     def read(index: tuple[slice, ...]) -> np.ndarray:
         try:
-            return np.asarray(store[index].read().result())
+            return last.read(store, index)
         except ValueError as error:
             raise Unreadable(f"{directory} is damaged: {name} cannot be read ({_first_line(error)}).") from error
 
     return LazyTensor(tuple(store.shape), dtype, read)
+
+
+def _chunk_shape(store: ts.TensorStore) -> tuple[int, ...]:
+    return tuple(chunk or size for chunk, size in zip(store.chunk_layout.read_chunk.shape or (), store.shape, strict=True))
+
+
+def chunk_bytes(nbytes: int) -> int:
+    """The size of the chunks of an array of that size: small enough for many hosts to share it, large enough to read well."""
+    return min(max(nbytes // 256, SMALLEST_CHUNK), LARGEST_CHUNK)
+
+
+def chunks_of(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """The shape of the chunks in which an array is written, so that a host that wants a part reads little else.
+
+    Whatever axis a mesh splits, eight parts of it have chunks of their own, more of a large array, and each layer of a stack.
+    """
+    chunk = [1, *shape[1:]] if len(shape) > 2 else list(shape)
+    while math.prod(chunk) * itemsize > chunk_bytes(math.prod(shape) * itemsize):
+        splits = [-(-size // c) for size, c in zip(shape, chunk, strict=True)]
+        axis = max(range(len(chunk)), key=lambda i: (chunk[i] > 1 and splits[i] < 8, chunk[i]))
+        if splits[axis] >= 8 and math.prod(chunk) * itemsize <= LARGEST_CHUNK:
+            break
+        chunk[axis] = -(-chunk[axis] // 2)
+    return tuple(chunk)
 
 
 def write_arrays(directory: epath.Path, tensors: Mapping[str, LazyTensor], max_bytes: int = CHUNK_BYTES) -> dict[str, str]:
@@ -71,10 +136,10 @@ def write_arrays(directory: epath.Path, tensors: Mapping[str, LazyTensor], max_b
     sums: dict[str, str] = {}
     tree: dict[str, dict] = {}
     for name, tensor in tensors.items():
-        keys = name.split("/")
+        keys, chunk_shape = name.split("/"), chunks_of(tensor.shape, tensor.dtype.itemsize)
         array = {
             "shape": tensor.shape,
-            "chunks": (min(tensor.chunk_rows(max_bytes), tensor.shape[0]), *tensor.shape[1:]) if tensor.shape else (),
+            "chunks": chunk_shape,
             "dtype": np.dtype(tensor.dtype).str if tensor.dtype.kind != "V" else str(tensor.dtype),
             "compressor": {"id": "zstd", "level": 1},
         }
@@ -84,7 +149,7 @@ def write_arrays(directory: epath.Path, tensors: Mapping[str, LazyTensor], max_b
 
         def written(store=store, tensor=tensor) -> Iterator[np.ndarray]:
             row = 0
-            for chunk in tensor.chunks(max_bytes):
+            for chunk in tensor.chunks(max_bytes, multiple_of=(*chunk_shape, 1)[0]):
                 target = store[row : row + len(chunk)] if tensor.shape else store
                 target.write(chunk).result()
                 row += len(chunk) if tensor.shape else 0

@@ -1,7 +1,7 @@
 """What every format gives: a checkpoint opened, none of its tensors read yet, under t5x_lab's names."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from etils import epath
@@ -19,6 +19,8 @@ class Source:
       params: the parameters, by unstacked names (see `checkpoints.layers`).
       slots: the optimizer's tensors that belong to parameters, by slot ("v_row") and unstacked name of the parameter.
       others: what belongs to no parameter, such as the optimizer's own step and the counters of tokens.
+      check: to be called after the reading, by all processes together; raises a `UserError` where what was read of a checkpoint
+        with checksums is not as it was saved.
     """
 
     path: epath.Path
@@ -26,6 +28,7 @@ class Source:
     params: dict[str, LazyTensor]
     slots: dict[str, dict[str, LazyTensor]] = dataclasses.field(default_factory=dict)
     others: dict[str, LazyTensor] = dataclasses.field(default_factory=dict)
+    check: Callable[[], None] = lambda: None
 
 
 class Format(Protocol):

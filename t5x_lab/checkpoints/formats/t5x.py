@@ -81,6 +81,8 @@ def open(path: epath.Path) -> Source:
     for name in both:
         if _row_is_not_embed(name, params[name].shape, layers):
             slots["v_row"][name], slots["v_col"][name] = slots["v_col"][name], slots["v_row"][name]
+    if "m" in slots:  # T5X keeps the mean of what is subtracted, ours is of what is added
+        slots["m"] = {name: tensor.negative() for name, tensor in slots["m"].items()}
     slots = {slot: _ours(named, layers, slot) for slot, named in slots.items()}
     count = from_array(np.array(step, np.int32))
     return Source(path, step, _ours(params, layers), slots, {"step": count, "opt_state/step": count})
@@ -88,7 +90,8 @@ def open(path: epath.Path) -> Source:
 
 def _saved_step(saved: Mapping[str, LazyTensor], path: epath.Path) -> int:
     """The step of what is saved; 0 where it does not say."""
-    step = np.asarray(saved["state/step"].read_all() if "state/step" in saved else 0)
+    found = saved.get("state/step", from_array(np.array(0)))
+    step = np.asarray(found.shape or found.read_all())
     if step.shape or not np.issubdtype(step.dtype, np.integer) or step < 0:
         raise Unreadable(f"{path} says that it is of step {step}.")
     return int(step)
@@ -114,25 +117,27 @@ def open_as_saved(path: epath.Path) -> dict[str, LazyTensor]:
         raise Unreadable(f"{file} has T5X's version {version!r}; t5x_lab reads versions 1 to {VERSION}.")
     tree = index.get("optimizer", index)
     saved: dict[str, LazyTensor] = {}
-    _collect(tree if isinstance(tree, dict) else {}, "", file.parent, saved)
+    _collect(tree if isinstance(tree, dict) else {}, "", file.parent, saved, orbax_arrays.LastRead())
     return {name.removeprefix("_optimizer/"): tensor for name, tensor in saved.items()}
 
 
-def _collect(node: Mapping, name: str, directory: epath.Path, into: dict[str, LazyTensor]) -> None:
+def _collect(node: Mapping, name: str, directory: epath.Path, into: dict[str, LazyTensor], last: orbax_arrays.LastRead) -> None:
     """Finds the leaves of an index: arrays, and the places of arrays."""
     for key, value in node.items():
         path = f"{name}/{key}" if name else str(key)
         if isinstance(value, dict) and isinstance(value.get("kvstore"), dict):
-            into[path] = _zarr(directory, path, str(value["kvstore"].get("path", "")), value)
+            into[path] = _zarr(directory, path, str(value["kvstore"].get("path", "")), last, value)
         elif isinstance(value, dict):
-            _collect(value, path, directory, into)
+            _collect(value, path, directory, into, last)
         elif isinstance(value, str) and value.startswith("PLACEHOLDER://"):
-            into[path] = _zarr(directory, path, value.removeprefix("PLACEHOLDER://"))
+            into[path] = _zarr(directory, path, value.removeprefix("PLACEHOLDER://"), last)
         elif isinstance(value, np.ndarray | np.generic):
             into[path] = from_array(np.asarray(value))
 
 
-def _zarr(directory: epath.Path, name: str, where: str, entry: Mapping = MappingProxyType({})) -> LazyTensor:
+def _zarr(
+    directory: epath.Path, name: str, where: str, last: orbax_arrays.LastRead, entry: Mapping = MappingProxyType({})
+) -> LazyTensor:
     """An array beside the index. Whatever store and folder it was written to, it is looked for there and nowhere else.
 
     Where its own `.zarray` was lost on the way (some published checkpoints have none), the index says what that would.
@@ -142,8 +147,8 @@ def _zarr(directory: epath.Path, name: str, where: str, entry: Mapping = Mapping
         raise Unreadable(f"{directory} is not whole: {name} should be in {folder or repr(where)}, which is not there.")
     try:
         if entry.get("metadata") and not (directory / folder / ".zarray").exists():
-            return orbax_arrays.open_zarr(directory, folder, assumed=_metadata(entry))
-        return orbax_arrays.open_zarr(directory, folder)
+            return orbax_arrays.open_zarr(directory, folder, last=last, assumed=_metadata(entry))
+        return orbax_arrays.open_zarr(directory, folder, last=last)
     except (ValueError, OSError) as error:
         raise Unreadable(f"{directory / folder} cannot be read: {str(error).partition(chr(10))[0][:200]}") from error
 

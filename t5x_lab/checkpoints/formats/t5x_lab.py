@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from etils import epath
 
 from t5x_lab.checkpoints.formats import orbax_arrays
@@ -18,7 +19,8 @@ from t5x_lab.checkpoints.layout import (
     read_info,
     write_info,
 )
-from t5x_lab.checkpoints.lazy_tensors import LazyTensor
+from t5x_lab.checkpoints.lazy_tensors import LazyTensor, from_array
+from t5x_lab.checkpoints.witness import Witness
 
 NAME, TITLE = "t5x_lab", "a run or checkpoint of t5x_lab"
 
@@ -31,18 +33,22 @@ def step_of(path: epath.Path) -> int:
     return read_info(path)["step"]
 
 
-def open(path: epath.Path) -> Source:
-    params = open_part(path, "params")
+def open(path: epath.Path, weights: str = "params") -> Source:
+    """As `Format.open`; `weights` is the part whose arrays are the parameters."""
+    info = read_info(path)
+    witness = Witness(path, info.get("checksums", {}))
+    open_watched = lambda part: {n: witness.watch(f"{part}/{n}", tensor) for n, tensor in open_part(path, part).items()}
+    params = open_watched(weights)
     slots: dict[str, dict[str, LazyTensor]] = {}
-    others = {}
-    for name, tensor in (open_part(path, "rest") if (path / "rest").exists() else {}).items():
+    others = {"step": from_array(np.array(info["step"], np.int32))}  # where there are parameters alone
+    for name, tensor in (open_watched("rest") if (path / "rest").exists() else {}).items():
         owner = owner_of(name, params)
         if owner:
             slots.setdefault(name.removeprefix("opt_state/").removesuffix(f"/{owner}"), {})[owner] = tensor
         else:
             others[name] = tensor
     by_layer = {slot: unstack_layers(tensors) for slot, tensors in slots.items()}
-    return Source(path, step_of(path), unstack_layers(params), by_layer, others)
+    return Source(path, info["step"], unstack_layers(params), by_layer, others, witness.check)
 
 
 def open_part(path: epath.Path, part: str) -> dict[str, LazyTensor]:

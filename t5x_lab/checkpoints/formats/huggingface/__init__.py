@@ -1,5 +1,6 @@
 """Hugging Face's format: directories that `transformers` saved or will load, of safetensors and a config.json."""
 
+import dataclasses
 import json
 import pathlib
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from t5x_lab.checkpoints.formats.source import Source
 from t5x_lab.checkpoints.layers import parts_of
 from t5x_lab.checkpoints.lazy_tensors import LazyTensor
 from t5x_lab.config.errors import UserError
+from t5x_lab.networks.config import DTYPES
 from t5x_lab.networks.network import Network
 from t5x_lab.networks.transformer import TransformerConfig
 
@@ -22,9 +24,11 @@ FAMILIES: dict[str, Family] = {
     "mt5": t5.FAMILY,
     "openai-gpt": gpt1.FAMILY,
     "llama": llama.FAMILY,
+    "qwen2": llama.FAMILY,
     "qwen3": llama.FAMILY,
     "gemma2": gemma2.FAMILY,
 }
+T5_TOKENS: Mapping[str, int | None] = {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 1}
 _MAX_LAYERS = 10_000
 _LEFT_OUT = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")  # buffers that older versions saved
 
@@ -63,12 +67,48 @@ def read_config(directory: pathlib.Path) -> tuple[Family, TransformerConfig]:
         kind = config["model_type"]
         if kind not in FAMILIES:
             raise UserError(f'{path} is of a model of type "{kind}"; t5x_lab reads {", ".join(FAMILIES)}.')
-        network = FAMILIES[kind].to_ours(config)
+        network = dataclasses.replace(FAMILIES[kind].to_ours(config), dtype=_dtype(config, directory))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise UserError(f"{path} is no config.json of transformers ({type(error).__name__}: {error}).") from error
     if network.num_encoder_layers + network.num_decoder_layers > _MAX_LAYERS:
         raise UserError(f"{path} promises more than {_MAX_LAYERS:,} layers. Do not trust this model.")
     return FAMILIES[kind], network
+
+
+def special_tokens(directory: pathlib.Path) -> dict[str, Any]:
+    """What a model's decoder reads first, what ends its texts, and padding, by `SpecialTokens`' names.
+
+    Where a decoder has a tokenizer, that tells its start token better: it puts one before a text or does not.
+    """
+    config = json.loads((directory / "config.json").read_bytes())
+    generation = directory / "generation_config.json"
+    try:
+        config |= {k: v for k, v in json.loads(generation.read_bytes()).items() if v is not None} if generation.exists() else {}
+        first = lambda ids: ids[0] if isinstance(ids, list) else ids
+        padding = max(first(config.get("pad_token_id")) or 0, 0)  # some write -1 for none
+        end = config.get("eos_token_id")
+        ids = {"end": tuple(end) if isinstance(end, list) else end, "padding": padding}
+        if config.get("is_encoder_decoder", config["model_type"] in ("t5", "mt5")):
+            start = config.get("decoder_start_token_id")
+            ids["start"] = padding if start is None else start
+        else:
+            ids["start"] = first(config.get("bos_token_id"))
+    except (OSError, ValueError, TypeError, IndexError, AttributeError) as error:
+        raise UserError(
+            f"{generation} is no generation_config.json of transformers ({type(error).__name__}: {error})."
+        ) from error
+    return ids
+
+
+def _dtype(config: Mapping[str, Any], directory: pathlib.Path) -> str:
+    """What `transformers` computes in: the type that config.json names, else that of the numbers."""
+    named = str(config.get("dtype") or config.get("torch_dtype") or "").removeprefix("torch.")
+    if not named:
+        try:
+            named = str(next(iter(safetensors_files.open_directory(directory).values())).dtype)
+        except UserError:  # which is said where the numbers are read
+            named = "float32"
+    return named if named in DTYPES else "float32"
 
 
 def _open_params(directory: pathlib.Path) -> dict[str, LazyTensor]:
@@ -96,8 +136,9 @@ def _open_params(directory: pathlib.Path) -> dict[str, LazyTensor]:
 
 
 def _check_tied(found: dict[str, LazyTensor], config: TransformerConfig, directory: pathlib.Path) -> None:
-    """Makes the output matrix of a T5 or Llama one tensor where logits are tied and two where they are not."""
-    head, table = found.get("lm_head.weight"), found.get("shared.weight", found.get("model.embed_tokens.weight"))
+    """Makes the output matrix one tensor where logits are tied and two where they are not."""
+    tables = ("shared.weight", "model.embed_tokens.weight", "transformer.tokens_embed.weight")
+    head, table = found.get("lm_head.weight"), next((found[name] for name in tables if name in found), None)
     if not config.logits_via_embedding and head is None and table is not None:
         found["lm_head.weight"] = table  # tied after all, without T5 1.0's scaling: the same numbers twice
     elif config.logits_via_embedding and head is not None and table is not None:
@@ -124,17 +165,25 @@ def family_of(config: Network) -> tuple[Family, dict[str, Any]]:
     raise UserError(
         "transformers has no class for this network. What it has: encoder-decoders with relative biases (T5), causal decoders "
         "with learned positions, post-norm and biases (GPT-1), and causal decoders with rotary positions, RMS norms and gated "
-        "SiLU (Llama; with norms of queries and keys, Qwen 3; with capped logits and a gated GELU, Gemma 2)."
+        "SiLU (Llama; with biases of queries, keys and values, Qwen 2; with their norms, Qwen 3; with capped logits and a "
+        "gated GELU, Gemma 2)."
     )
 
 
-def write(directory: pathlib.Path, tensors: Mapping[str, LazyTensor], config: Network, dtype: str = "float32") -> list[str]:
+def write(
+    directory: pathlib.Path,
+    tensors: Mapping[str, LazyTensor],
+    config: Network,
+    dtype: str = "float32",
+    tokens: Mapping[str, int | tuple[int, ...] | None] = T5_TOKENS,
+) -> list[str]:
     """Writes a directory that `transformers` loads with `from_pretrained`; returns the names of its files.
 
     Args:
       tensors: ours, by unstacked names.
       config: the network.
       dtype: of the numbers: "float32", "bfloat16" or "float16".
+      tokens: `pad_token_id`, `bos_token_id` (what a decoder reads first) and `eos_token_id`.
 
     Raises:
       UserError: when `transformers` has no class for such a network.
@@ -143,7 +192,9 @@ def write(directory: pathlib.Path, tensors: Mapping[str, LazyTensor], config: Ne
     names = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
     to = safetensors_files.DTYPES[names[dtype]]
     files = safetensors_files.write(directory, {entry.name: entry.theirs(tensors).cast(to) for entry in family.entries(config)})
-    (directory / "config.json").write_text(json.dumps({**theirs, "dtype": dtype}, indent=1) + "\n")
-    tokens = {name: theirs[name] for name in theirs if name.endswith("token_id")}
+    if theirs.get("is_encoder_decoder"):
+        tokens = {**tokens, "decoder_start_token_id": tokens["bos_token_id"]}
+        del tokens["bos_token_id"]
+    (directory / "config.json").write_text(json.dumps({**theirs, **tokens, "dtype": dtype}, indent=1) + "\n")
     (directory / "generation_config.json").write_text(json.dumps(tokens, indent=1) + "\n")
     return [*files, "config.json", "generation_config.json"]

@@ -7,8 +7,8 @@ texts longer than the window are refused.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from t5x_lab.checkpoints.formats.huggingface.llama import projections, sizes
-from t5x_lab.checkpoints.formats.huggingface.table import DECODER_TOKENS, Entry, Family
+from t5x_lab.checkpoints.formats.huggingface.llama import projections, sizes, with_prefix
+from t5x_lab.checkpoints.formats.huggingface.table import Entry, Family, linear
 from t5x_lab.config.errors import UserError
 from t5x_lab.networks.transformer import TransformerConfig
 
@@ -29,6 +29,8 @@ def _entries(c: TransformerConfig) -> Iterator[Entry]:
             yield Entry(f"{theirs}.{name}.weight", (f"{ours}/{norm}/scale",), less=1.0)
         yield from projections(theirs, ours)
     yield Entry("model.norm.weight", ("decoder/final_norm/scale",), less=1.0)
+    if not c.logits_via_embedding:
+        yield linear("lm_head", "logits_dense")
 
 
 def _to_theirs(c: TransformerConfig) -> dict[str, Any] | None:
@@ -36,7 +38,6 @@ def _to_theirs(c: TransformerConfig) -> dict[str, Any] | None:
         (c.architecture, c.positions, c.norm, c.norm_position, c.scaling)
         == ("causal_decoder", "rotary", "rms", "both", "standard")
         and c.mlp_activations == ("gelu", "linear")
-        and c.logits_via_embedding
         and c.scale_embeddings
         and c.rotary_scaling is None
         and not (c.use_bias or c.qk_norm)
@@ -59,9 +60,8 @@ def _to_theirs(c: TransformerConfig) -> dict[str, Any] | None:
         "rms_norm_eps": c.norm_epsilon,
         "rope_theta": c.rotary_theta,
         "rope_parameters": {"rope_theta": c.rotary_theta, "rope_type": "default"},
-        "tie_word_embeddings": True,
+        "tie_word_embeddings": c.logits_via_embedding,
         "attention_bias": False,
-        **DECODER_TOKENS,
     }  # fmt: skip
 
 
@@ -70,12 +70,11 @@ def _to_ours(config: Mapping[str, Any]) -> TransformerConfig:
     if (
         config.get("hidden_activation", "gelu_pytorch_tanh") != "gelu_pytorch_tanh"
         or config.get("attention_bias")
-        or not config.get("tie_word_embeddings", True)
         or rope.get("rope_type", "default") != "default"
         or config.get("query_pre_attn_scalar", 256) != config.get("head_dim", 256)
     ):
         raise UserError(
-            "config.json has another activation, biases, rotations or logits than Gemma 2's, or a query_pre_attn_scalar "
+            "config.json has another activation, biases or rotations than Gemma 2's, or a query_pre_attn_scalar "
             "that is not its head_dim; such models are not read."
         )
     kinds = config.get("layer_types") or ["sliding_attention", "full_attention"]
@@ -90,7 +89,7 @@ def _to_ours(config: Mapping[str, Any]) -> TransformerConfig:
         mlp_dim=config["intermediate_size"],
         num_decoder_layers=config["num_hidden_layers"],
         mlp_activations=("gelu", "linear"),
-        logits_via_embedding=True,
+        logits_via_embedding=config.get("tie_word_embeddings", True),
         scaling="standard",
         positions="rotary",
         rotary_theta=float(rope.get("rope_theta", config.get("rope_theta", 10000.0))),
@@ -103,4 +102,4 @@ def _to_ours(config: Mapping[str, Any]) -> TransformerConfig:
     )
 
 
-FAMILY = Family(_entries, _to_theirs, _to_ours, lambda name: name)
+FAMILY = Family(_entries, _to_theirs, _to_ours, with_prefix)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from t5x_lab.checkpoints.formats.huggingface.table import DECODER_TOKENS, Entry, Family
+from t5x_lab.checkpoints.formats.huggingface.table import Entry, Family, linear
 from t5x_lab.config.errors import UserError
 from t5x_lab.networks.transformer import TransformerConfig
 
@@ -25,6 +25,8 @@ def _entries(c: TransformerConfig) -> Iterator[Entry]:
         for name, norm in (("ln_1", "self_attention_norm"), ("ln_2", "mlp_norm")):
             yield Entry(f"{theirs}.{name}.weight", (f"{ours}/{norm}/scale",))
             yield Entry(f"{theirs}.{name}.bias", (f"{ours}/{norm}/bias",))
+    if not c.logits_via_embedding:
+        yield linear("lm_head", "logits_dense")
 
 
 def _to_theirs(c: TransformerConfig) -> dict[str, Any] | None:
@@ -32,9 +34,8 @@ def _to_theirs(c: TransformerConfig) -> dict[str, Any] | None:
         (c.architecture, c.positions, c.norm, c.norm_position, c.scaling)
         == ("causal_decoder", "learned", "layer", "post", "standard")
         and c.mlp_activations == ("gelu",)
-        and c.use_bias
+        and c.use_bias is True
         and not c.qk_norm
-        and c.logits_via_embedding
         and (c.kv_heads, c.num_heads * c.head_dim, c.mlp_dim) == (c.num_heads, c.emb_dim, 4 * c.emb_dim)
     )
     if not is_gpt:
@@ -49,8 +50,8 @@ def _to_theirs(c: TransformerConfig) -> dict[str, Any] | None:
         "n_positions": c.max_positions,
         "afn": "gelu",
         "layer_norm_epsilon": c.norm_epsilon,
+        "tie_word_embeddings": c.logits_via_embedding,
         **{name: c.dropout_rate for name in ("attn_pdrop", "embd_pdrop", "resid_pdrop")},
-        **DECODER_TOKENS,
     }  # fmt: skip
 
 
@@ -66,7 +67,7 @@ def _to_ours(config: Mapping[str, Any]) -> TransformerConfig:
         mlp_dim=4 * config["n_embd"],
         num_decoder_layers=config["n_layer"],
         mlp_activations=("gelu",),
-        logits_via_embedding=True,
+        logits_via_embedding=config.get("tie_word_embeddings", True),
         scaling="standard",
         positions="learned",
         max_positions=config.get("n_positions", 512),
@@ -78,9 +79,7 @@ def _to_ours(config: Mapping[str, Any]) -> TransformerConfig:
 
 
 def _alias(name: str) -> str:
-    if name == "lm_head.weight":
-        return "transformer.tokens_embed.weight"
-    return name if name.startswith("transformer.") else f"transformer.{name}"
+    return name if name.startswith(("transformer.", "lm_head.")) else f"transformer.{name}"
 
 
 FAMILY = Family(_entries, _to_theirs, _to_ours, _alias)

@@ -1,9 +1,12 @@
-"""Llama, and Qwen 3: causal decoders with rotary positions, RMS norms and a gated SiLU; Qwen 3's norm queries and keys too."""
+"""Llama and Qwen: causal decoders with rotary positions, RMS norms and a gated SiLU.
+
+Qwen 2's queries, keys and values have biases; Qwen 3's queries and keys are normed.
+"""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from t5x_lab.checkpoints.formats.huggingface.table import DECODER_TOKENS, Entry, Family, linear
+from t5x_lab.checkpoints.formats.huggingface.table import Entry, Family, linear
 from t5x_lab.config.errors import UserError
 from t5x_lab.networks.config import RotaryScaling
 from t5x_lab.networks.transformer import TransformerConfig
@@ -39,6 +42,7 @@ def _entries(c: TransformerConfig) -> Iterator[Entry]:
         theirs, ours = f"model.layers.{i}", f"decoder/layers_{i}"
         yield Entry(f"{theirs}.input_layernorm.weight", (f"{ours}/self_attention_norm/scale",))
         yield from projections(theirs, ours)
+        yield from _biases(c, theirs, ours)
         for letter, which in (("q", "query"), ("k", "key")) if c.qk_norm else ():
             yield Entry(f"{theirs}.self_attn.{letter}_norm.weight", (f"{ours}/self_attention/{which}_norm/scale",))
         yield Entry(f"{theirs}.post_attention_layernorm.weight", (f"{ours}/mlp_norm/scale",))
@@ -47,19 +51,43 @@ def _entries(c: TransformerConfig) -> Iterator[Entry]:
         yield linear("lm_head", "logits_dense")
 
 
+def _biases(c: TransformerConfig, theirs: str, ours: str) -> Iterator[Entry]:
+    attention = {"q": "query", "k": "key", "v": "value"} if c.has_bias("qkv") else {}
+    attention |= {"o": "out"} if c.has_bias("out") else {}
+    for letter, which in attention.items():
+        yield Entry(f"{theirs}.self_attn.{letter}_proj.bias", (f"{ours}/self_attention/{which}/bias",), inputs=0)
+    for name, which in (("gate", "wi_0"), ("up", "wi_1"), ("down", "wo")) if c.has_bias("mlp") else ():
+        yield Entry(f"{theirs}.mlp.{name}_proj.bias", (f"{ours}/mlp/{which}/bias",), inputs=0)
+
+
+def _kind(c: TransformerConfig) -> str | None:
+    """The model_type whose class has these biases and norms."""
+    qkv, out, mlp = (c.has_bias(where) for where in ("qkv", "out", "mlp"))
+    if c.qk_norm:
+        return "qwen3" if qkv == out and not mlp else None
+    if qkv == out:
+        return "llama"
+    return "qwen2" if qkv and not mlp and c.num_heads * c.head_dim == c.emb_dim else None
+
+
+def with_prefix(name: str) -> str:
+    """A tensor's name in a model for language modelling; the model inside it, saved alone, leaves "model." out."""
+    return name if name.startswith(("model.", "lm_head.")) else f"model.{name}"
+
+
 def _to_theirs(c: TransformerConfig) -> dict[str, Any] | None:
     is_llama = (
         (c.architecture, c.positions, c.norm, c.norm_position, c.scaling)
         == ("causal_decoder", "rotary", "rms", "pre", "standard")
         and c.mlp_activations in (("silu", "linear"), ("swish", "linear"))
-        and not c.use_bias
+        and _kind(c)
         and c.emb_dim % c.num_heads == 0  # transformers insists, though head_dim is free
     )
     if not is_llama:
         return None
     return {
-        "architectures": ["Qwen3ForCausalLM" if c.qk_norm else "LlamaForCausalLM"],
-        "model_type": "qwen3" if c.qk_norm else "llama",
+        "architectures": [f"{str(_kind(c)).capitalize()}ForCausalLM"],
+        "model_type": _kind(c),
         **sizes(c),
         "hidden_act": "silu",
         "rms_norm_eps": c.norm_epsilon,
@@ -67,15 +95,16 @@ def _to_theirs(c: TransformerConfig) -> dict[str, Any] | None:
         "rope_parameters": {"rope_theta": c.rotary_theta, **_scaling_to_theirs(c.rotary_scaling)},
         "max_position_embeddings": _MAX_LENGTH * round(c.rotary_scaling.factor if c.rotary_scaling else 1),
         "tie_word_embeddings": c.logits_via_embedding,
-        "attention_bias": False,
-        "mlp_bias": False,
-        **DECODER_TOKENS,
+        "attention_bias": c.has_bias("out"),
+        "mlp_bias": c.has_bias("mlp"),
     }  # fmt: skip
 
 
 def _scaling_to_theirs(scaling: RotaryScaling | None) -> dict[str, Any]:
     if scaling is None:
         return {"rope_type": "default"}
+    if scaling.kind == "linear":
+        return {"rope_type": "linear", "factor": scaling.factor}
     return {
         "rope_type": "llama3",
         "factor": scaling.factor,
@@ -85,7 +114,11 @@ def _scaling_to_theirs(scaling: RotaryScaling | None) -> dict[str, Any]:
     }
 
 
-def _scaling_to_ours(rope: Mapping[str, Any]) -> RotaryScaling:
+def _scaling_to_ours(kind: str, rope: Mapping[str, Any]) -> RotaryScaling | None:
+    if kind == "default":
+        return None
+    if kind == "linear":
+        return RotaryScaling(factor=float(rope["factor"]), kind="linear")
     return RotaryScaling(
         factor=rope["factor"],
         low_freq_factor=rope["low_freq_factor"],
@@ -98,15 +131,18 @@ def _to_ours(config: Mapping[str, Any]) -> TransformerConfig:
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     theta = rope.get("rope_theta", config.get("rope_theta", 10000.0))
     kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind not in ("default", "llama3") or config.get("attention_bias") or config.get("mlp_bias"):
+    if kind not in ("default", "linear", "llama3") or rope.get("partial_rotary_factor", 1.0) != 1.0:
         raise UserError(
-            f'config.json has rotations of type "{kind}", or biases; of Llama\'s kind t5x_lab reads models with rotations of '
-            'type "default" or "llama3" and without biases.'
+            f'config.json has rotations of type "{kind}", or of a part of each head; of Llama\'s kind t5x_lab reads models '
+            'with whole rotations of type "default", "linear" or "llama3".'
         )
     if config.get("hidden_act", "silu") != "silu":
         raise UserError(
             f'config.json has hidden_act "{config["hidden_act"]}"; of Llama\'s kind t5x_lab reads models with "silu".'
         )
+    attention = ("qkv", "out") if config.get("attention_bias") else ("qkv",) if config["model_type"] == "qwen2" else ()
+    biases = (*attention, *(("mlp",) if config.get("mlp_bias") else ()))
+    has_windows = "sliding_attention" in (config.get("layer_types") or ())
     return TransformerConfig(
         architecture="causal_decoder",
         vocab_size=config["vocab_size"],
@@ -122,9 +158,11 @@ def _to_ours(config: Mapping[str, Any]) -> TransformerConfig:
         positions="rotary",
         rotary_theta=float(theta),
         qk_norm=config["model_type"] == "qwen3",
-        rotary_scaling=_scaling_to_ours(rope) if kind == "llama3" else None,
+        rotary_scaling=_scaling_to_ours(kind, rope),
+        use_bias=biases or False,
+        longest_sequence=config.get("sliding_window") if has_windows else None,
         norm_epsilon=config.get("rms_norm_eps", 1e-6),
     )
 
 
-FAMILY = Family(_entries, _to_theirs, _to_ours, lambda name: name)
+FAMILY = Family(_entries, _to_theirs, _to_ours, with_prefix)

@@ -66,13 +66,10 @@ def _to_theirs(c: TransformerConfig) -> dict[str, Any] | None:
         "tie_word_embeddings": c.logits_via_embedding,  # what transformers takes for "tied logits, and scaled"
         "dropout_rate": c.dropout_rate,
         "is_encoder_decoder": True,
-        "pad_token_id": 0,
-        "eos_token_id": 1,
-        "decoder_start_token_id": 0,
     }
 
 
-_GATED = {"gated-gelu": "gelu", "gated-silu": "silu", "gated-relu": "relu"}
+_GATED = {"gated-gelu": "gelu", "gated-gelu_new": "gelu", "gated-silu": "silu", "gated-relu": "relu"}
 _PLAIN = {"relu": "relu", "silu": "silu", "tanh": "tanh", "gelu_new": "gelu"}
 
 

@@ -11,8 +11,6 @@ from typing import Any
 from t5x_lab.checkpoints.lazy_tensors import LazyTensor, check_shape, concatenate
 from t5x_lab.networks.transformer import TransformerConfig
 
-DECODER_TOKENS = {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 1}  # of a decoder's config.json
-
 
 @dataclasses.dataclass(frozen=True)
 class Entry:

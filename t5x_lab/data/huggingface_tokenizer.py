@@ -1,0 +1,117 @@
+"""A tokenizer that `transformers` saved, as a SeqIO vocabulary; and what it puts around a text."""
+
+import functools
+import itertools
+import os
+import re
+from typing import Any
+
+import numpy as np
+import seqio
+import tensorflow as tf
+
+from t5x_lab.config.errors import NotHere, UserError
+
+
+@functools.cache
+def read_tokenizer(directory: str) -> Any:
+    """The tokenizer of a directory, as `transformers` itself reads it; code that lies there is not run.
+
+    Raises:
+      UserError: when there is none that it can read.
+    """
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # it warns of processes that are forked later
+    import transformers
+
+    if not os.path.isdir(directory):
+        raise NotHere(f"{directory}, which the vocabulary is in, is not here. Name a folder with HuggingFaceVocabulary.path.")
+    try:
+        return transformers.AutoTokenizer.from_pretrained(directory, local_files_only=True)
+    except Exception as error:  # whatever it stumbles on in a damaged file
+        reason = str(error).strip().partition("\n")[0][:200]
+        raise UserError(
+            f"{directory} holds no tokenizer that transformers can read ({type(error).__name__}: {reason})."
+        ) from error
+
+
+def around_texts(tokenizer: Any) -> tuple[list[int], list[int]]:
+    """Ids that the tokenizer puts before and after a text."""
+    inside = tokenizer.encode("a", add_special_tokens=False)
+    whole = tokenizer.encode("a")
+    at = next(i for i in range(len(whole) + 1) if whole[i : i + len(inside)] == inside)
+    return whole[:at], whole[at + len(inside) :]
+
+
+class HuggingFaceTokenizer(seqio.Vocabulary):
+    """The ids of a text are those of `transformers`, special tokens in it included, with none put around it.
+
+    Args:
+      directory: which the tokenizer was saved in.
+    """
+
+    def __init__(self, directory: str):
+        self.directory, self._tokenizer = directory, read_tokenizer(directory)
+        self._ids = self._tokenizer.get_vocab()
+        super().__init__(extra_ids=0)
+
+    def save(self, directory: str) -> None:
+        """Writes the tokenizer's files."""
+        self._tokenizer.save_pretrained(directory)
+
+    @property
+    def bos_id(self) -> int | None:
+        return self._tokenizer.bos_token_id
+
+    @property
+    def eos_id(self) -> int | None:
+        return self._tokenizer.eos_token_id
+
+    @property
+    def pad_id(self) -> int:
+        return self._tokenizer.pad_token_id or 0
+
+    @property
+    def unk_id(self) -> int | None:
+        return self._tokenizer.unk_token_id
+
+    @property
+    def _base_vocab_size(self) -> int:
+        return max(self._ids.values()) + 1
+
+    @property
+    def sentinels(self) -> int:
+        """How many ids at the end of the vocabulary are T5's sentinels, `<extra_id_0>` the last one of all."""
+        count = sum(bool(re.fullmatch(r"<extra_id_\d+>", token)) for token in self._ids)
+        last = self._base_vocab_size - 1
+        return count if all(self._ids.get(f"<extra_id_{i}>") == last - i for i in range(count)) else 0
+
+    def decode(self, ids) -> str:
+        """The text up to the end token. SeqIO's own makes unknown tokens of ids beyond the tokenizer's; Qwen's end texts."""
+        end = self.eos_id
+        return self._decode(list(itertools.takewhile(lambda i: i != end, ids)))
+
+    def _encode(self, s) -> list[int]:
+        text = s.decode(errors="replace") if isinstance(s, bytes) else s
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def _decode(self, ids) -> str:
+        return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=True)
+
+    def _encode_tf(self, s: tf.Tensor) -> tf.Tensor:
+        # Not stateful: the position of a pipeline with a stateful function in it cannot be saved.
+        ids = tf.numpy_function(lambda text: np.array(self._encode(text), np.int32), [s], tf.int32, stateful=False)
+        ids.set_shape([None])
+        return ids
+
+    def _decode_tf(self, ids: tf.Tensor) -> tf.Tensor:
+        if ids.shape.rank == 1:
+            return tf.numpy_function(lambda row: self._decode(row).encode(), [ids], tf.string, stateful=False)
+        return tf.map_fn(self._decode_tf, ids, fn_output_signature=tf.string)
+
+    def __eq__(self, other) -> bool:
+        return isinstance(other, HuggingFaceTokenizer) and self._ids == other._ids
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __str__(self) -> str:
+        return f"HuggingFaceTokenizer({self.directory})"

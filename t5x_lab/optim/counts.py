@@ -1,0 +1,42 @@
+"""An optimizer's own count of its updates, on which its schedule runs.
+
+It is not the run's step where the optimizer was carried over from another run, or is fresh where the step was.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from t5x_lab.optim.adafactor import AdafactorState
+
+
+def updates(opt_state: Any, step: jax.Array) -> jax.Array:
+    """The count in an optimizer's state; `step` where it has none."""
+    counts = [_count(part) for part in jax.tree.leaves(opt_state, is_leaf=_is_counted) if _is_counted(part)]
+    counts += [leaf for leaf in jax.tree.leaves(opt_state) if jnp.issubdtype(leaf.dtype, jnp.integer) and leaf.ndim == 0]
+    return counts[0] if counts else step
+
+
+def counting_from(opt_state: Any, step: jax.Array) -> Any:
+    """A fresh optimizer's state whose schedule goes on at `step`, as T5X's does, which knows one step alone.
+
+    Adafactor's decay is one of T5X's functions of the step too. Adam's corrections of its fresh means begin anew.
+    """
+
+    def one(part: Any) -> Any:
+        if not _is_counted(part):
+            return part
+        count = jnp.copy(step).astype(jnp.int32)  # the training step donates each of them
+        return part._replace(**{"step" if isinstance(part, AdafactorState) else "count": count})
+
+    return jax.tree.map(one, opt_state, is_leaf=_is_counted)
+
+
+def _is_counted(part: Any) -> bool:
+    return isinstance(part, optax.ScaleByScheduleState | AdafactorState)
+
+
+def _count(part: Any) -> jax.Array:
+    return part.step if isinstance(part, AdafactorState) else part.count

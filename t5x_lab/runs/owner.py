@@ -1,0 +1,210 @@
+"""Who trains into a run directory: one run at a time, so that two do not write over each other's checkpoints."""
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+import pathlib
+import socket
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+
+import jax
+from etils import epath
+
+from t5x_lab.config.errors import UserError, unwritable
+from t5x_lab.observe.console import say
+from t5x_lab.partitioning.distributed import broadcast
+
+FILE = "OWNER"
+BEAT_SECONDS, PATIENCE_SECONDS = 10.0, 35.0  # between two signs of life; after so long without one an owner is dead
+
+
+@dataclasses.dataclass(frozen=True)
+class Owner:
+    """A process that trains.
+
+    Attributes:
+      id: of this ownership, different each time.
+      host, process: for the reader.
+      place: the running kernel and its namespace of processes, in which `process` and `started` can be looked up.
+      started: when the process did, in the kernel's clock.
+    """
+
+    id: str
+    host: str
+    process: int
+    place: str
+    started: str
+
+    @classmethod
+    def this(cls) -> "Owner":
+        return cls(uuid.uuid4().hex, socket.gethostname(), os.getpid(), _place(), _start_of(os.getpid()))
+
+    def is_dead(self) -> bool:
+        """Whether it is known to be; False may also mean that this cannot be known from here."""
+        return bool(self.place) and self.place == _place() and _start_of(self.process) != self.started
+
+    def is_this_process(self) -> bool:
+        return (self.place, self.process, self.started) == (_place(), os.getpid(), _start_of(os.getpid()))
+
+
+@contextlib.contextmanager
+def owned(model_dir: str) -> Iterator[None]:
+    """Owns a run directory while the block runs. Several processes of one run call this together; the first one owns.
+
+    An owner writes a sign of life into MODEL_DIR/OWNER every few seconds. The place of one that is dead is taken: at once where
+    it ran on this machine, else after a while without a sign.
+
+    Raises:
+      UserError: when another run owns it.
+    """
+    refusal = ""
+    mine = _Ownership(epath.Path(model_dir) / FILE)
+    if jax.process_index() == 0:
+        try:
+            mine.take()
+        except UserError as error:
+            refusal = error.sentence
+    if broadcast(bool(refusal)):
+        raise UserError(refusal or f"Another run trains into MODEL_DIR {model_dir}; the first process says which.")
+    try:
+        yield
+    finally:
+        if jax.process_index() == 0:
+            mine.release()
+
+
+class _Ownership:
+    def __init__(self, path: epath.Path):
+        self._path, self._owner = path, Owner.this()
+        self._is_remote = "://" in str(path)
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def take(self) -> None:
+        """Raises a `UserError` where somebody who lives is the owner."""
+        silent: tuple[Owner, int] | None = None
+        while True:
+            with self._locked():
+                found = self._read()
+                if found is None or found == silent or found[0].is_dead() or found[0].is_this_process():
+                    self._write(0)
+                    break
+            self._wait_for_death(*found)
+            silent = found
+        if self._is_remote:
+            time.sleep(2.0)  # an object store locks nothing: of two who write at once the later one stays
+            if (found := self._read()) and found[0] != self._owner:
+                raise self._refusal(found[0])
+        self._thread = threading.Thread(target=self._live, name="owner", daemon=True)
+        self._thread.start()
+
+    def _refusal(self, owner: Owner) -> UserError:
+        return UserError(
+            f"MODEL_DIR {self._path.parent} belongs to process {owner.process} on {owner.host}, which trains into it now. "
+            "Choose another MODEL_DIR, or stop that run first."
+        )
+
+    def _wait_for_death(self, owner: Owner, beat: int) -> None:
+        """Returns when the owner gives no sign of life."""
+        if owner.place and owner.place == _place():
+            raise self._refusal(owner)  # it is not dead
+        say(f"{self._path} is of process {owner.process} on {owner.host}: waiting {PATIENCE_SECONDS:.0f} s for a sign of life.")
+        until = time.monotonic() + PATIENCE_SECONDS
+        while time.monotonic() < until:
+            time.sleep(PATIENCE_SECONDS / 20)
+            found = self._read()
+            if found is None:
+                return
+            if found != (owner, beat):
+                raise self._refusal(found[0])
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Nobody else is between these lines; on storage that has locks."""
+        if self._is_remote:
+            yield
+            return
+        directory = os.open(self._path.parent, os.O_RDONLY)
+        try:
+            with contextlib.suppress(OSError):
+                fcntl.flock(directory, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(directory)
+
+    def _live(self) -> None:
+        beat = 0
+        while not self._stop.wait(BEAT_SECONDS):
+            beat += 1
+            with contextlib.suppress(OSError, UserError), self._locked():  # of a full disk, or a remote one that is away
+                found = self._read()
+                if found is not None and found[0] != self._owner:
+                    print(
+                        f"t5x_lab train: process {found[0].process} on {found[0].host} has taken MODEL_DIR {self._path.parent} "
+                        "over while this one gave no sign of life. It ends here.",
+                        file=sys.stderr,
+                        flush=True,
+                    )
+                    os._exit(1)
+                self._write(beat)
+
+    def _write(self, beat: int) -> None:
+        text = json.dumps({**dataclasses.asdict(self._owner), "beat": beat})
+        if self._is_remote:
+            self._path.write_text(text)
+            return
+        new = pathlib.Path(f"{self._path}.{self._owner.id}")
+        try:
+            new.write_text(text)
+            new.replace(self._path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                new.unlink()
+            raise unwritable(self._path, error) from error
+
+    def release(self) -> None:
+        self._stop.set()
+        if self._thread:
+            self._thread.join()
+        with contextlib.suppress(OSError), self._locked():
+            found = self._read()
+            if found is not None and found[0] == self._owner:
+                self._path.unlink(missing_ok=True)
+
+    def _read(self) -> tuple[Owner, int] | None:
+        """The owner and its last sign of life; None where there is no file. One that cannot be understood is of nobody."""
+        try:
+            return _parsed(self._path.read_text())
+        except FileNotFoundError:
+            return None
+
+
+def _parsed(text: str) -> tuple[Owner, int]:
+    try:
+        values = json.loads(text)
+        return Owner(**{field.name: values[field.name] for field in dataclasses.fields(Owner)}), int(values["beat"])
+    except (ValueError, TypeError, KeyError):  # being written just now, or by a disk that was full
+        return Owner("", "an unknown host", 0, "", ""), len(text)
+
+
+def _place() -> str:
+    """Where process numbers mean the same; "" where this cannot be told, as on other systems than Linux."""
+    try:
+        return f"{pathlib.Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
+def _start_of(process: int) -> str:
+    """When a process of this place started; "" where there is none, or only its parent's memory of it."""
+    try:
+        state, *rest = pathlib.Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        return "" if state in "ZX" else rest[18]
+    except (OSError, IndexError):
+        return ""

@@ -1,0 +1,150 @@
+"""Bytes that reading a checkpoint takes from the disk, counted by TensorStore: each is read once, and by one process."""
+
+import pathlib
+
+import commands
+import jax
+import numpy as np
+import pytest
+import tensorstore as ts
+from helpers import tiny_config
+
+from t5x_lab.checkpoints.config import RestoreCheckpointConfig
+from t5x_lab.checkpoints.formats import find, t5x_lab
+from t5x_lab.checkpoints.initial import carry_over, load_params
+from t5x_lab.checkpoints.layers import parts_of
+from t5x_lab.checkpoints.layout import absolute_path, make_info, named_leaves, read_info, write_info
+from t5x_lab.checkpoints.lazy_tensors import from_array
+from t5x_lab.checkpoints.manager import Checkpoints
+from t5x_lab.checkpoints.verification import verify
+from t5x_lab.config.errors import UserError
+from t5x_lab.models.model import ModelConfig
+from t5x_lab.optim.groups import flat_names
+from t5x_lab.optim.optimizers import AdamW
+from t5x_lab.partitioning.mesh import MeshShape
+from t5x_lab.runs.assemble import Training, assemble
+from t5x_lab.runs.sharded_model import ShardedModel
+
+pytestmark = pytest.mark.slow
+SIZES = dict(num_decoder_layers=4, emb_dim=128, mlp_dim=512, num_heads=8, head_dim=16, vocab_size=1024)
+BACKWARDS = RestoreCheckpointConfig(layers={"decoder": [3, 2, 1, 0]})
+HALF = RestoreCheckpointConfig(layers={"decoder": [0, 3]})
+CARRY = RestoreCheckpointConfig(carry=("optimizer", "step"))
+
+
+class NoBatches:
+    """Of a run without data."""
+
+    def save(self, directory):
+        return []
+
+    def restore(self, directory):
+        pass
+
+
+def make(mesh: MeshShape, **changes) -> Training:
+    config = ModelConfig(tiny_config("causal_decoder", **{**SIZES, **changes}))
+    sharded = ShardedModel(config, mesh, jax.devices()[: mesh.data * mesh.fsdp * mesh.tensor])
+    return assemble(sharded, AdamW(), batch_size=8, microbatches=1, seed=0)
+
+
+def save(directory: str, mesh: MeshShape) -> None:
+    training = make(mesh)
+    state = training.init_state(training.sharded.init_params(0))
+    rng = np.random.default_rng(0)  # zeros would have no bytes
+    fill = lambda x: jax.device_put(rng.normal(size=x.shape).astype(x.dtype), x.sharding) if x.ndim else x
+    checkpoints = Checkpoints(directory, notes={"config": "A = 1"})
+    checkpoints.save(3, jax.tree.map(fill, state), NoBatches())
+    checkpoints.close()
+
+
+def bytes_read() -> int:
+    metrics = ts.experimental_collect_matching_metrics("/tensorstore/kvstore/file/bytes_read")
+    return sum(value["value"] for metric in metrics for value in metric["values"])
+
+
+def size(path) -> int:
+    return sum(file.stat().st_size for file in pathlib.Path(path).rglob("*") if file.is_file())
+
+
+def shares_read(directory: str, mesh: MeshShape) -> dict[str, float]:
+    """What each way of reading reads here, as shares of what it needs."""
+    training, place, shares = make(mesh), find(directory), {}
+    sharded, path = training.sharded, absolute_path(directory) / "checkpoints" / "3"
+
+    def measure(name, read, needs):
+        before = bytes_read()
+        result = read()
+        shares[name] = (bytes_read() - before) / needs
+        return result
+
+    load = lambda of=sharded, **rules: load_params(place, of.abstract_params, of.model.axes, **rules)
+    params_size, rest_size = size(path / "params"), size(path / "rest")
+    checkpoints = Checkpoints(directory)
+    restore = lambda: checkpoints.restore(3, training.abstract_state, None)
+    state = measure("restore", restore, params_size + rest_size)
+    checkpoints.close()
+    params = measure("parameters", load, params_size)
+    backwards = measure("rules", lambda: load(config=BACKWARDS), params_size)
+    half = make(mesh, num_decoder_layers=2).sharded
+    measure("half of the layers", lambda: load(half, config=HALF), params_size)
+    args = (training.init_state(params), sharded.abstract_params, sharded.model.axes, CARRY)
+    carried = measure("carry", lambda: carry_over(place, *args), rest_size)
+    gathered = jax.jit(lambda tree: tree, out_shardings=sharded.replicated)
+    on_host = lambda tree: named_leaves(jax.device_get(gathered(tree)))
+    ours, theirs = on_host(backwards), on_host(params)
+    for name, x in ours.items():
+        np.testing.assert_array_equal(x, theirs[name][::-1] if "/layers/" in name else theirs[name])
+    jax.tree.map(np.testing.assert_array_equal, on_host(carried.opt_state), on_host(state.opt_state))
+    return shares
+
+
+@pytest.mark.parametrize("saved_on", [MeshShape(1, 1, 1), MeshShape(1, 8, 1), MeshShape(2, 2, 2)], ids=str)
+def test_nothing_is_read_twice(saved_on):
+    save("run", saved_on)
+    for mesh in (MeshShape(1, 1, 1), MeshShape(1, 8, 1), MeshShape(2, 2, 2)):
+        for name, share in shares_read("run", mesh).items():
+            assert 0.9 < share < 1.1, f"{name} on {mesh}: {share:.2f}"
+    before = bytes_read()
+    verify(absolute_path("run/checkpoints/3"))
+    assert (bytes_read() - before) / (size("run/checkpoints/3/params") + size("run/checkpoints/3/rest")) < 1.1
+
+
+def test_a_converted_checkpoint_is_read_in_parts():
+    network, rng = make(MeshShape(1, 1, 1)).sharded.model.config.network, np.random.default_rng(0)
+    tensors = {n: from_array(rng.normal(size=part.shape).astype(np.float32)) for n, part in parts_of(network).items()}
+    path = absolute_path("run/checkpoints/0")
+    t5x_lab.write(path, tensors, parts_of(network), 0, config="A = 1")
+    axes = flat_names(make(MeshShape(1, 1, 1)).sharded.model.axes)
+    for split in ("embed", "vocab", "mlp"):
+        of_axis = {name: names.index(split) for name, names in axes.items() if split in names}
+        for host in range(8):  # as if each of eight read its part
+            before, needed = bytes_read(), 0
+            tensors = t5x_lab.open_part(path, "params")
+            for name, axis in of_axis.items():
+                part = tensors[name].shape[axis] // 8
+                needed += tensors[name].narrow(axis, host * part, (host + 1) * part).read_all().nbytes
+            assert (bytes_read() - before) / needed < 1.1, (split, host)
+
+
+@pytest.mark.parametrize("config", [BACKWARDS, HALF], ids=["all of it", "a part of it"])
+def test_what_is_read_by_rules_is_verified_too(config):
+    save("run", MeshShape(1, 8, 1))
+    path = absolute_path("run/checkpoints/3")
+    sharded = make(MeshShape(1, 8, 1), num_decoder_layers=len(config.layers["decoder"])).sharded
+    load_params(find("run"), sharded.abstract_params, sharded.model.axes, config)
+    info = read_info(path)
+    sums = {**info["checksums"], "params/decoder/layers/mlp/wo/kernel": "0" * 16}
+    kept = {key: value for key, value in info.items() if key not in ("checksums", "sha256", "format", "step", "parameters")}
+    write_info(path, make_info(info["parameters"], 3, **kept, checksums=sums))
+    with pytest.raises(UserError, match="params/decoder/layers/mlp/wo/kernel is not as it was saved"):
+        load_params(find("run"), sharded.abstract_params, sharded.model.axes, config)
+
+
+@pytest.mark.parametrize("mesh", [MeshShape(2, 1, 1), MeshShape(1, 2, 1), MeshShape(1, 1, 2)], ids=str)
+def test_a_process_reads_its_share_and_the_copies_come_from_the_other_one(mesh):
+    save("run", MeshShape(1, 1, 1))
+    most = 1.2 if mesh.tensor > 1 else 1.1  # what was saved on one device has all heads in a chunk
+    for name, shares in ((name, (share, other[name])) for share_of, other in [commands.call_two(shares_read, "run", mesh)]
+                         for name, share in share_of.items()):  # fmt: skip
+        assert max(shares) < 0.6 and sum(shares) < most, f"{name}: {shares}"

@@ -1,0 +1,249 @@
+"""Models of `transformers` with random weights and tokenizers of each kind: they write and score here what they do there.
+
+Decoders with start tokens or none, padding ids that are tokens, SentencePiece, byte-level and byte vocabularies; see `MODELS`.
+"""
+
+import dataclasses
+import json
+import pathlib
+
+import numpy as np
+import pytest
+from imported_models import MODELS, WORDS, bpe, save
+
+import t5x_lab
+from t5x_lab.checkpoints.formats import find, huggingface
+from t5x_lab.cli.main import main
+from t5x_lab.config.errors import UserError
+from t5x_lab.data.pipeline import resolve_tasks, training_shard
+from t5x_lab.data.vocabularies import build_vocabulary
+from t5x_lab.decoding.beam_search import BeamConfig
+from t5x_lab.observe.metrics import read_metrics
+from t5x_lab.runs.convert import convert
+
+torch = pytest.importorskip("torch", reason="pip install -e '.[compare]' compares with transformers")
+
+pytestmark = pytest.mark.slow
+
+PROMPTS = [WORDS, "The Congress", "!"]
+TARGETS = [" of the United States", " shall! have", " power"]
+TEXTS = [WORDS, "!", "Straße  two  spaces", " begins with one", "line\nline", "東京 🙂"]
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def imported(request, tmp_path_factory):
+    """(folder, transformers' model, its tokenizer, ours)"""
+    folder = tmp_path_factory.mktemp("imported") / request.param
+    theirs, tokenizer = save(request.param, folder)
+    return folder, theirs, tokenizer, t5x_lab.load(str(folder), dtype="float32")
+
+
+def greedy(theirs, tokenizer, prompt: str, length: int) -> list[int]:
+    """What transformers writes, up to its end token."""
+    ids = torch.tensor([tokenizer(prompt).input_ids])
+    with torch.no_grad():
+        written = theirs.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=length, do_sample=False, num_beams=1)
+    written = written[0, 1 if theirs.config.is_encoder_decoder else ids.shape[1] :].tolist()
+    return written[: written.index(tokenizer.eos_token_id)] if tokenizer.eos_token_id in written else written
+
+
+def log_probability(theirs, tokenizer, prompt: str, target: str) -> float:
+    """Of the target's tokens, which follow the tokens of the prompt."""
+    before, after = tokenizer(prompt).input_ids, tokenizer(target, add_special_tokens=False).input_ids
+    with torch.no_grad():
+        if theirs.config.is_encoder_decoder:
+            logits = theirs(input_ids=torch.tensor([before]), decoder_input_ids=torch.tensor([[0, *after[:-1]]])).logits[0]
+        else:
+            logits = theirs(input_ids=torch.tensor([before + after[:-1]])).logits[0, len(before) - 1 :]
+    return logits.log_softmax(-1)[range(len(after)), after].sum().item()
+
+
+def test_it_generates_and_scores_as_transformers_does(imported):
+    _, theirs, tokenizer, ours = imported
+    for text in TEXTS:
+        assert list(ours.vocabulary.encode(text)) == tokenizer(text, add_special_tokens=False).input_ids, text
+    first = [] if theirs.config.is_encoder_decoder else ours._first(True)
+    last = [ours.eos_id] * ours.input_eos
+    assert [*first, *ours.vocabulary.encode(WORDS), *last] == tokenizer(WORDS).input_ids
+    ids = [[*ours.vocabulary.encode(prompt), *last] for prompt in PROMPTS]
+    tokens, _ = ours.generate_tokens(ids, max_tokens=24)
+    for prompt, row, (text,) in zip(PROMPTS, tokens, ours.generate(PROMPTS, max_tokens=24), strict=True):
+        written = greedy(theirs, tokenizer, prompt, 24)
+        assert row[: len(written)].tolist() == written
+        if theirs.config.is_encoder_decoder:
+            assert text == tokenizer.decode(written, skip_special_tokens=True)
+    best, _ = ours.search_tokens(ids, max_tokens=8, beams=BeamConfig(2))
+    beams = ours.generate(PROMPTS, max_tokens=8, beam_size=2)
+    assert beams == [[ours._texts.completion(prompt, row[0])] for prompt, row in zip(ids, best, strict=True)]
+    one, _ = ours.search_tokens(ids, max_tokens=8, beams=BeamConfig(1, 0.6))
+    texts = [[ours._texts.completion(prompt, row[0])] for prompt, row in zip(ids, one, strict=True)]
+    assert ours.generate(PROMPTS, max_tokens=8, beam_alpha=0.6) == texts
+    expected = [log_probability(theirs, tokenizer, *pair) for pair in zip(PROMPTS, TARGETS, strict=True)]
+    np.testing.assert_allclose(ours.score(PROMPTS, TARGETS), expected, rtol=1e-4)
+
+
+def test_lm_eval_finds_what_it_finds_with_its_own_model(imported, monkeypatch):
+    """Log-likelihoods, of empty and blank contexts too, rolling ones over several windows, and texts with stops."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    instance = pytest.importorskip("lm_eval.api.instance").Instance
+    from lm_eval.models.huggingface import HFLM
+
+    from t5x_lab.evaluation.harness import HarnessModel
+
+    _, theirs, tokenizer, ours = imported
+    has_encoder = theirs.config.is_encoder_decoder
+    backend = "seq2seq" if has_encoder else "causal"
+    hf = HFLM(theirs, tokenizer=tokenizer, backend=backend, max_length=64, device="cpu", batch_size=1)
+    lab = HarnessModel(ours, max_length=64)
+    pairs = list(zip([*PROMPTS, ""], [*TARGETS, "The Congress"], strict=True))
+    asked = lambda kind, *arguments: [instance(kind, {}, args, i) for i, args in enumerate(arguments)]
+    log_likelihoods = [model.loglikelihood(asked("loglikelihood", *pairs)) for model in (lab, hf)]
+    for (ours_, flag), (theirs_, their_flag) in zip(*log_likelihoods, strict=True):
+        assert ours_ == pytest.approx(theirs_, rel=1e-4) and flag == their_flag
+    long = (" ".join([WORDS] * 3),)
+    rolling = [model.loglikelihood_rolling(asked("loglikelihood_rolling", long, ("!",))) for model in (lab, hf)]
+    np.testing.assert_allclose(*rolling, rtol=1e-4)
+    wishes = [(prompt, {"until": [","], "max_gen_toks": 24}) for prompt in PROMPTS]
+    for a, b in zip(*(model.generate_until(asked("generate_until", *wishes)) for model in (lab, hf)), strict=True):
+        # The decoder behind an encoder writes more than `max_gen_toks` there: as many tokens more as the encoder read.
+        assert b.startswith(a) if has_encoder else a == b, (a, b)
+
+
+def test_a_run_keeps_it_whole_and_gives_it_back(imported, tmp_path, capsys):
+    """Converted into a run and exported again: parameters, tokenizer, ids and answers are those of the first files."""
+    import transformers
+
+    folder, theirs, tokenizer, ours = imported
+    convert(find(str(folder)), str(tmp_path / "run"), "t5x_lab")
+    run = t5x_lab.load(str(tmp_path / "run"), dtype="float32")
+    assert run.special_tokens == ours.special_tokens and run.input_eos == ours.input_eos
+    inspected = []
+    for where in (folder, tmp_path / "run"):
+        assert main(["inspect", str(where), "--json"]) == 0
+        inspected.append(json.loads(capsys.readouterr().out)["text"])
+        del inspected[-1]["vocabulary"]  # the files' names
+    before = tokenizer("a").input_ids[0]
+    sentinels = {name: i for name, i in tokenizer.get_vocab().items() if name.startswith("<extra_id_")}
+    counted_down = sentinels.get("<extra_id_0>") == len(tokenizer) - 1  # as T5's are; ByT5's count up
+    assert (
+        inspected[0]
+        == inspected[1]
+        == {
+            "dtype": "float32",
+            "start": 0 if theirs.config.is_encoder_decoder else before if before == tokenizer.bos_token_id else None,
+            "end": tokenizer.eos_token_id,
+            "padding": theirs.config.pad_token_id or 0,
+            "input_eos": theirs.config.is_encoder_decoder,
+            "sentinels": len(sentinels) if counted_down else 0,
+        }
+    )
+    np.testing.assert_allclose(run.score(PROMPTS, TARGETS), ours.score(PROMPTS, TARGETS), rtol=1e-6)
+    (tmp_path / "prompts.txt").write_text("".join(f"{prompt}\n" for prompt in PROMPTS))
+    files = [f"--input={tmp_path}/prompts.txt", f"--output={tmp_path}/out.jsonl", "--max_tokens=8"]
+    assert main(["infer", f"--model_dir={tmp_path}/run", *files]) == 0
+    written = [json.loads(line)["prediction"] for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [[text] for text in written] == ours.generate(PROMPTS, max_tokens=8)
+    assert run.generate(PROMPTS, max_tokens=8) == ours.generate(PROMPTS, max_tokens=8)
+    again = tmp_path / "again"
+    convert(find(str(tmp_path / "run")), str(again), "hf")
+    auto = transformers.AutoModelForSeq2SeqLM if theirs.config.is_encoder_decoder else transformers.AutoModelForCausalLM
+    model = auto.from_pretrained(again, attn_implementation="eager").eval()
+    written = transformers.AutoTokenizer.from_pretrained(pathlib.Path(again))
+    for text in [*TEXTS, *(f"a {token} b" for token in tokenizer.all_special_tokens)]:
+        assert written(text).input_ids == tokenizer(text).input_ids, text
+    assert [greedy(model, written, prompt, 12) for prompt in PROMPTS] == [greedy(theirs, tokenizer, p, 12) for p in PROMPTS]
+    for prompt, target in zip(PROMPTS, TARGETS, strict=True):
+        expected = log_probability(theirs, tokenizer, prompt, target)
+        assert log_probability(model, written, prompt, target) == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_model_without_a_start_token_is_trained_on_and_resumed(tmp_path, capsys):
+    """Each document follows the end token of the one before; `!`, whose id is 0, carries loss as any token does."""
+    _, tokenizer = save("qwen2", tmp_path / "hf")
+    convert(find(str(tmp_path / "hf")), str(tmp_path / "run"), "t5x_lab")
+    (tmp_path / "text.txt").write_text("Stop! Go!\n" * 400)
+    train = [
+        "train", f"--gin_file={tmp_path}/run/config.gin", f"--gin.INITIAL_CHECKPOINT_PATH={tmp_path}/hf", "--gin.BATCH_SIZE=8",
+        "--gin.MIXTURE_OR_TASK_NAME=files_full_lm", f"--gin.TextFiles.train={tmp_path}/text.txt", "--gin.DATA_SHARDS=1",
+        '--gin.TASK_FEATURE_LENGTHS={"targets": 32}', "--gin.CHECKPOINT_PERIOD=2", "--gin.TextFiles.lines_per_document=1",
+    ]  # fmt: skip
+    for directory, steps in (("whole", 4), ("parts", 2), ("parts", 4)):
+        assert main([*train, f"--gin.MODEL_DIR={tmp_path}/{directory}", f"--gin.TRAIN_STEPS={steps}"]) == 0
+    whole, parts = (
+        [line["loss"] for line in read_metrics(str(tmp_path / name)) if line["split"] == "train"] for name in ("whole", "parts")
+    )
+    assert len(whole) == 4 and whole == parts
+    data = t5x_lab.load(str(tmp_path / "whole")).config.data()
+    batch = next(training_shard(resolve_tasks(data, "causal_decoder", 512), data, seed=0, shard=0).as_numpy_iterator())
+    ids, vocabulary = tokenizer("Stop!").input_ids, build_vocabulary(data.vocabulary)
+    assert 0 in ids and vocabulary.decode([*ids, tokenizer.eos_token_id, 0, 0]) == "Stop!"  # as rows of predictions are
+    assert batch["decoder_input_tokens"][0, 0] == tokenizer.eos_token_id
+    assert (batch["decoder_target_tokens"] == 0).any() and batch["decoder_loss_weights"].all()
+
+
+def test_a_tokenizer_without_an_end_token_writes_all_that_was_asked_for(tmp_path, monkeypatch):
+    """OpenAI's GPT-1 has none; a conversion makes none up."""
+    monkeypatch.setitem(MODELS, "endless", dataclasses.replace(MODELS["gpt1"], tokenizer=bpe(eos=None)))
+    theirs, tokenizer = save("endless", tmp_path / "hf")
+    ours = t5x_lab.load(str(tmp_path / "hf"), dtype="float32")
+    ids = [tokenizer(prompt).input_ids for prompt in PROMPTS]
+    prompt = torch.tensor(ids[:1])
+    options = dict(attention_mask=torch.ones_like(prompt), max_new_tokens=24, do_sample=False, num_beams=1, pad_token_id=0)
+    expected = theirs.generate(prompt, **options)
+    assert ours.generate_tokens(ids[:1], max_tokens=24)[0].tolist() == expected[:, len(ids[0]) :].tolist()
+    with pytest.raises(UserError, match="The tokenizer has no end token"):
+        ours.score(PROMPTS, TARGETS, eos=True)
+    convert(find(str(tmp_path / "hf")), str(tmp_path / "run"), "t5x_lab")
+    convert(find(str(tmp_path / "run")), str(tmp_path / "again"), "hf")
+    assert json.loads((tmp_path / "again" / "config.json").read_text()).get("eos_token_id") is None
+    assert t5x_lab.load(str(tmp_path / "again")).eos_id == -1
+    train = ["train", f"--gin_file={tmp_path}/run/config.gin", "--gin.MODEL_DIR=new", "--gin.MIXTURE_OR_TASK_NAME=sotu_full_lm"]
+    assert main([*train, "--gin.TRAIN_STEPS=1", '--gin.TASK_FEATURE_LENGTHS={"targets": 32}']) == 2
+
+
+def test_any_of_several_end_tokens_ends_what_is_written(tmp_path):
+    theirs, tokenizer = save("llama3", tmp_path / "hf")
+    before = greedy(theirs, tokenizer, WORDS, 24)
+    ends = [tokenizer.eos_token_id, before[9]]
+    theirs.config.eos_token_id = theirs.generation_config.eos_token_id = ends
+    theirs.save_pretrained(tmp_path / "hf")
+    expected = greedy(theirs, tokenizer, WORDS, 24)
+    assert expected == before[: before.index(ends[1]) + 1]
+    convert(find(str(tmp_path / "hf")), str(tmp_path / "run"), "t5x_lab")
+    for where in ("hf", "run"):
+        ours = t5x_lab.load(str(tmp_path / where), dtype="float32")
+        tokens, _ = ours.generate_tokens([ours.vocabulary.encode(WORDS)], max_tokens=24)
+        assert tokens[0].tolist() == [*expected, *[0] * (24 - len(expected))]
+        assert ours.end_ids == tuple(ends) and ours.eos_id == ends[0]
+        best, _ = ours.search_tokens([ours.vocabulary.encode(WORDS)], max_tokens=12)
+        assert all(not set(row[: len(row[row > 0]) - 1].tolist()) & set(ends) for row in best[0])
+    convert(find(str(tmp_path / "run")), str(tmp_path / "again"), "hf")
+    assert json.loads((tmp_path / "again" / "generation_config.json").read_text())["eos_token_id"] == ends
+
+
+def test_special_tokens_of_a_directory_without_a_tokenizer(tmp_path):
+    config = {"model_type": "llama", "bos_token_id": 5, "eos_token_id": [7, 8], "pad_token_id": -1}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert huggingface.special_tokens(tmp_path) == {"start": 5, "end": (7, 8), "padding": 0}
+
+
+def test_an_exported_decoders_special_tokens_are_pieces_of_its_model(tmp_path):
+    """Of a SentencePiece model with names and ids of its own, and without a piece for padding."""
+    import sentencepiece
+    import transformers
+
+    with open(tmp_path / "own.model", "wb") as file:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(WORDS.split() * 50), model_writer=file, vocab_size=60, unk_id=0, bos_id=2, eos_id=1, pad_id=-1,
+            eos_piece="<eos>", minloglevel=2, hard_vocab_limit=False,
+        )  # fmt: skip
+    bindings = [f"SentencePieceVocabulary.path = '{tmp_path}/own.model'", "SentencePieceVocabulary.extra_ids = 0"]
+    sizes = ["TransformerConfig.vocab_size = 128", "SpecialTokens.start = 2"]
+    run = t5x_lab.from_gin(["models/rotary_decoder/tiny.gin"], [*bindings, *sizes])
+    run.save(str(tmp_path / "run"))
+    convert(find(str(tmp_path / "run")), str(tmp_path / "hf"), "hf")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    assert len(tokenizer) == run.vocabulary.vocab_size
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.eos_token) == (2, 1, "<eos>")
+    for text in (WORDS, "power  to lay"):
+        assert tokenizer(text).input_ids == [2, *run.vocabulary.encode(text)]

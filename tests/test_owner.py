@@ -1,0 +1,100 @@
+"""One run at a time in a run directory: the second is refused, a dead one's place is taken."""
+
+import json
+import pathlib
+import threading
+
+import pytest
+from commands import Command
+from runs_of_text import FULL_LM, flags, losses
+
+from t5x_lab.checkpoints.layout import finished_steps
+from t5x_lab.config.errors import UserError
+from t5x_lab.runs import owner
+from t5x_lab.runs.owner import FILE, owned
+
+
+def elsewhere(beat: int, process: int = 7) -> str:
+    """What a process on another machine writes."""
+    return json.dumps({"id": "x", "host": "far", "process": process, "place": "moon", "started": "1", "beat": beat})
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr(owner, "PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(owner, "BEAT_SECONDS", 0.05)
+
+
+def test_a_directory_is_owned_while_the_block_runs(tmp_path, impatient):
+    with owned(str(tmp_path)):
+        first = json.loads((tmp_path / FILE).read_text())
+        with pytest.MonkeyPatch.context() as other:
+            other.setattr(owner.Owner, "is_this_process", lambda self: False)  # seen from a process beside it
+            with pytest.raises(UserError, match=rf"belongs to process {first['process']} on .*Choose another MODEL_DIR"):
+                owned(str(tmp_path)).__enter__()
+        while json.loads((tmp_path / FILE).read_text())["beat"] < 2:
+            pass
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("text", [elsewhere(3), "", "{"], ids=["dead", "empty", "cut off"])
+def test_the_place_of_an_owner_without_a_sign_of_life_is_taken(text, tmp_path, impatient, capfd):
+    (tmp_path / FILE).write_text(text)
+    with owned(str(tmp_path)):
+        assert json.loads((tmp_path / FILE).read_text())["host"] != "far"
+    assert "for a sign of life" in capfd.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_owner_elsewhere_that_lives_keeps_its_place(tmp_path, monkeypatch):
+    monkeypatch.setattr(owner, "PATIENCE_SECONDS", 5.0)
+    (tmp_path / FILE).write_text(elsewhere(3))
+    threading.Timer(0.3, lambda: (tmp_path / FILE).write_text(elsewhere(4))).start()
+    with pytest.raises(UserError, match="belongs to process 7 on far"):
+        owned(str(tmp_path)).__enter__()
+    assert (tmp_path / FILE).read_text() == elsewhere(4)
+
+
+def test_of_many_who_take_a_dead_ones_place_one_does(tmp_path, monkeypatch):
+    """Threads stand in for processes: none of them takes another for itself, and none is dead."""
+    dead = json.loads(elsewhere(1)) | {"place": owner._place(), "process": 2**30}
+    monkeypatch.setattr(owner.Owner, "is_this_process", lambda self: False)
+    for _ in range(20):
+        (tmp_path / FILE).write_text(json.dumps(dead))
+        ownerships = [owner._Ownership(owner.epath.Path(tmp_path) / FILE) for _ in range(8)]
+        taken, barrier = [], threading.Barrier(8)
+
+        def take(ownership, taken=taken, barrier=barrier):
+            barrier.wait()
+            try:
+                ownership.take()
+                taken.append(ownership)
+            except UserError:
+                pass
+
+        threads = [threading.Thread(target=take, args=(ownership,)) for ownership in ownerships]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(taken) == 1
+        taken[0].release()
+        assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_a_second_training_is_refused_and_a_killed_ones_place_is_taken_at_once():
+    argv = flags("causal_decoder", FULL_LM, "run", 100_000, "--gin.CHECKPOINT_PERIOD=5")
+    pair = [Command(*argv, log=f"{i}.log") for i in range(2)]
+    pair[0].wait_until(lambda: not pair[1].is_running())
+    alive, refused = sorted(pair, key=lambda process: not process.is_running())
+    alive.wait_until(lambda: finished_steps("run"))
+    assert alive.is_running() and refused.wait() == 2, refused.output()
+    assert f"MODEL_DIR run belongs to process {alive.pid} on" in refused.output()
+    alive.kill()
+    alive.wait()
+    assert pathlib.Path("run", FILE).exists()
+    steps = max(losses("run")) + 3
+    again = Command(*flags("causal_decoder", FULL_LM, "run", steps, "--gin.CHECKPOINT_PERIOD=5"), log="again.log")
+    assert again.wait() == 0 and "Continuing after step" in again.output(), again.output()
+    assert max(losses("run")) == steps and not pathlib.Path("run", FILE).exists()
