@@ -15,6 +15,7 @@ import t5x_lab
 from t5x_lab.checkpoints.formats import find, huggingface
 from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
+from t5x_lab.data.config import SpecialTokens
 from t5x_lab.data.pipeline import resolve_tasks, training_shard
 from t5x_lab.data.vocabularies import build_vocabulary
 from t5x_lab.decoding.beam_search import BeamConfig
@@ -82,10 +83,17 @@ def test_it_generates_and_scores_as_transformers_does(imported):
     np.testing.assert_allclose(ours.score(PROMPTS, TARGETS), expected, rtol=1e-4)
 
 
+def asked(kind: str, *arguments) -> list:
+    """Requests of lm-eval's."""
+    from lm_eval.api.instance import Instance
+
+    return [Instance(kind, {}, args, i) for i, args in enumerate(arguments)]
+
+
 def test_lm_eval_finds_what_it_finds_with_its_own_model(imported, monkeypatch):
     """Log-likelihoods, of empty and blank contexts too, rolling ones over several windows, and texts with stops."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    instance = pytest.importorskip("lm_eval.api.instance").Instance
+    pytest.importorskip("lm_eval", reason="pip install -e '.[harness]' compares with lm-eval")
     from lm_eval.models.huggingface import HFLM
 
     from t5x_lab.evaluation.harness import HarnessModel
@@ -96,7 +104,6 @@ def test_lm_eval_finds_what_it_finds_with_its_own_model(imported, monkeypatch):
     hf = HFLM(theirs, tokenizer=tokenizer, backend=backend, max_length=64, device="cpu", batch_size=1)
     lab = HarnessModel(ours, max_length=64)
     pairs = list(zip([*PROMPTS, ""], [*TARGETS, "The Congress"], strict=True))
-    asked = lambda kind, *arguments: [instance(kind, {}, args, i) for i, args in enumerate(arguments)]
     log_likelihoods = [model.loglikelihood(asked("loglikelihood", *pairs)) for model in (lab, hf)]
     for (ours_, flag), (theirs_, their_flag) in zip(*log_likelihoods, strict=True):
         assert ours_ == pytest.approx(theirs_, rel=1e-4) and flag == their_flag
@@ -124,7 +131,6 @@ def test_a_run_keeps_it_whole_and_gives_it_back(imported, tmp_path, capsys):
         del inspected[-1]["vocabulary"]  # the files' names
     before = tokenizer("a").input_ids[0]
     sentinels = {name: i for name, i in tokenizer.get_vocab().items() if name.startswith("<extra_id_")}
-    counted_down = sentinels.get("<extra_id_0>") == len(tokenizer) - 1  # as T5's are; ByT5's count up
     assert (
         inspected[0]
         == inspected[1]
@@ -134,7 +140,7 @@ def test_a_run_keeps_it_whole_and_gives_it_back(imported, tmp_path, capsys):
             "end": tokenizer.eos_token_id,
             "padding": theirs.config.pad_token_id or 0,
             "input_eos": theirs.config.is_encoder_decoder,
-            "sentinels": len(sentinels) if counted_down else 0,
+            "sentinels": len(sentinels),
         }
     )
     np.testing.assert_allclose(run.score(PROMPTS, TARGETS), ours.score(PROMPTS, TARGETS), rtol=1e-6)
@@ -179,9 +185,13 @@ def test_a_model_without_a_start_token_is_trained_on_and_resumed(tmp_path, capsy
     assert 0 in ids and vocabulary.decode([*ids, tokenizer.eos_token_id, 0, 0]) == "Stop!"  # as rows of predictions are
     assert batch["decoder_input_tokens"][0, 0] == tokenizer.eos_token_id
     assert (batch["decoder_target_tokens"] == 0).any() and batch["decoder_loss_weights"].all()
+    with pytest.raises(UserError, match="DataConfig.pack is False: padding .* has the id 0, which is a token"):
+        resolve_tasks(dataclasses.replace(data, pack=False), "causal_decoder", 512)
+    resolve_tasks(dataclasses.replace(data, special_tokens=SpecialTokens(end=7)), "causal_decoder", 512)
+    assert f"Training ends texts with {tokenizer.eos_token_id}, the" in capsys.readouterr().err
 
 
-def test_a_tokenizer_without_an_end_token_writes_all_that_was_asked_for(tmp_path, monkeypatch):
+def test_a_tokenizer_without_an_end_token_writes_all_that_was_asked_for(tmp_path, monkeypatch, capsys):
     """OpenAI's GPT-1 has none; a conversion makes none up."""
     monkeypatch.setitem(MODELS, "endless", dataclasses.replace(MODELS["gpt1"], tokenizer=bpe(eos=None)))
     theirs, tokenizer = save("endless", tmp_path / "hf")
@@ -193,6 +203,13 @@ def test_a_tokenizer_without_an_end_token_writes_all_that_was_asked_for(tmp_path
     assert ours.generate_tokens(ids[:1], max_tokens=24)[0].tolist() == expected[:, len(ids[0]) :].tolist()
     with pytest.raises(UserError, match="The tokenizer has no end token"):
         ours.score(PROMPTS, TARGETS, eos=True)
+    harness = pytest.importorskip("t5x_lab.evaluation.harness", reason="pip install -e '.[harness]' asks as lm-eval does")
+    lab = harness.HarnessModel(ours, max_length=64)
+    scored = lab.loglikelihood(asked("loglikelihood", ("", WORDS), (PROMPTS[0], TARGETS[0])))
+    assert scored[0] == (-np.inf, False) and scored[1][0] == pytest.approx(ours.score(PROMPTS[:1], TARGETS[:1])[0])
+    assert lab.loglikelihood_rolling(asked("loglikelihood_rolling", (WORDS,))) == [-np.inf]
+    assert lab.generate_until(asked("generate_until", ("", {"until": [], "max_gen_toks": 8}))) == [""]
+    assert capsys.readouterr().err.count("begin with nothing, which a model without a start or an end token cannot read.") == 3
     convert(find(str(tmp_path / "hf")), str(tmp_path / "run"), "t5x_lab")
     convert(find(str(tmp_path / "run")), str(tmp_path / "again"), "hf")
     assert json.loads((tmp_path / "again" / "config.json").read_text()).get("eos_token_id") is None

@@ -68,7 +68,6 @@ TRAIN = [
         ),
         (["--gin.TRAIN_TOKENS=1000"], "TRAIN_STEPS is 3 and TRAIN_TOKENS is 1000; give one of them"),
         (["--gin.TASK_FEATURE_LENGTHS={'inputs': 2}"], "has no room for 15% noise"),
-        (["--gin.ByteVocabulary.extra_ids=0"], "0 sentinels an example has no room"),
         (["--gin.MIXTURE_OR_TASK_NAME=files_span_corruption"], "say where with '--gin.TextFiles.train=FOLDER/*.txt'"),
         (["--gin.MIXTURE_OR_TASK_NAME=c4_v220_span_corruption"], "C4 is not prepared under"),
         (["--gin.TASK_FEATURE_LENGTHS={'targets': 114}"], 'gives no length for "inputs"'),

@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 from t5.data import preprocessors as t5
 
 from t5x_lab.config.errors import UserError
+from t5x_lab.data.config import HuggingFaceVocabulary
 from t5x_lab.data.denoising import Denoising, _iid_fit, _iid_most
 from t5x_lab.data.feature_converters import convert
 from t5x_lab.data.objective import FullLm, MaskedLm, PrefixLm, row_lengths
 from t5x_lab.data.objectives import OBJECTIVES, get_objective
 from t5x_lab.data.rows import first_fit
+from t5x_lab.data.vocabularies import build_vocabulary, sentinels_of
 
 VOCABULARY = seqio.ByteVocabulary(extra_ids=100)
 SENTINELS = range(259, 359)
@@ -420,6 +422,31 @@ def test_lengths_that_do_not_fit_are_sentences(name, architecture, lengths, says
 def test_noise_that_makes_no_sense_is_a_sentence(settings, says):
     with pytest.raises(UserError, match=says):
         Denoising(**settings)
+
+
+@pytest.mark.slow
+def test_sentinels_are_those_of_the_vocabulary_in_their_order(tmp_path):
+    """ByT5's pre-training took the last bytes (Xue et al. 2022); its tokenizer's `<extra_id_0>` counts up from 259."""
+    transformers = pytest.importorskip("transformers", reason="pip install -e '.[compare]' compares with transformers")
+    transformers.ByT5Tokenizer().save_pretrained(tmp_path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    document = [int(i) for i in np.arange(300) % 26 + 100]
+    extra_ids = tokenizer.convert_tokens_to_ids([f"<extra_id_{i}>" for i in range(125)])
+    own, imported = seqio.ByteVocabulary(), build_vocabulary(HuggingFaceVocabulary(str(tmp_path)))
+    for vocabulary, ids, name in (
+        (own, list(range(258, 158, -1)), "span_corruption"),
+        (imported, extra_ids, "span_corruption"),
+        (imported, extra_ids, "ul2"),
+    ):
+        assert list(sentinels_of(vocabulary)) == ids
+        example = examples_of(OBJECTIVES[name], {"inputs": 64, "targets": 64}, [document], vocabulary=vocabulary)[0]
+        inputs, targets = ([i for i in example[feature].tolist() if i in ids] for feature in ("inputs", "targets"))
+        if name == "ul2":
+            assert inputs.pop(0) in ids[-3:]
+        assert len(inputs) > 1 and inputs == ids[: len(inputs)]
+        assert len(targets) > 1 and targets == ids[: len(targets)]
+    masked = examples_of(OBJECTIVES["masked_lm"], {"inputs": 64}, [document], "encoder", vocabulary=vocabulary)
+    assert {i for i in np.concatenate([example["inputs"] for example in masked]).tolist() if i > 258} == {ids[0]}
 
 
 def test_masking_needs_a_sentinel():

@@ -8,10 +8,15 @@ from t5x_lab.config.errors import UserError
 from t5x_lab.data.objective import Objective, row_lengths
 from t5x_lab.data.objectives import get_objective, objective_of_task
 
+T5_SENTINELS = 100
+
 
 @dataclasses.dataclass(frozen=True)
 class SentencePieceVocabulary:
-    """A SentencePiece model file; `extra_ids` sentinels are added behind its pieces (T5: 32,000 + 100)."""
+    """A SentencePiece model file; `extra_ids` sentinels are added behind its pieces (T5: 32,000 + 100).
+
+    With 0 they are the last 100 pieces, as mT5's.
+    """
 
     path: str = "gs://t5-data/vocabs/cc_all.32000/sentencepiece.model"
     extra_ids: int = 100
@@ -23,7 +28,10 @@ class SentencePieceVocabulary:
 
 @dataclasses.dataclass(frozen=True)
 class ByteVocabulary:
-    """UTF-8 bytes, 3 special ids and `extra_ids` sentinels (ByT5); needs no file."""
+    """UTF-8 bytes, 3 special ids and `extra_ids` sentinels; needs no file.
+
+    With 0 they are the last 100 bytes, as those of ByT5 were in its pre-training (Xue et al. 2022).
+    """
 
     extra_ids: int = 100
 
@@ -80,12 +88,12 @@ class SpecialTokens:
 
 
 def number_of_sentinels(vocabulary: Vocabulary) -> int:
-    """A SentencePiece model with extra_ids = 0 (mT5's) has T5's 100 among its pieces."""
+    """With extra_ids = 0 they are T5's number among the vocabulary's own ids; see `vocabularies.sentinels_of`."""
     if isinstance(vocabulary, HuggingFaceVocabulary):
         from t5x_lab.data.huggingface_tokenizer import HuggingFaceTokenizer
 
-        return HuggingFaceTokenizer(vocabulary.path).sentinels
-    return vocabulary.extra_ids or (100 if isinstance(vocabulary, SentencePieceVocabulary) else 0)
+        return len(HuggingFaceTokenizer(vocabulary.path).sentinels)
+    return vocabulary.extra_ids or T5_SENTINELS
 
 
 @dataclasses.dataclass(frozen=True)

@@ -79,11 +79,17 @@ class HuggingFaceTokenizer(seqio.Vocabulary):
         return max(self._ids.values()) + 1
 
     @property
-    def sentinels(self) -> int:
-        """How many ids at the end of the vocabulary are T5's sentinels, `<extra_id_0>` the last one of all."""
+    def sentinels(self) -> range:
+        """Ids of `<extra_id_0>`, `<extra_id_1>`, …, at the end of the vocabulary: T5's count down, ByT5's up; else none."""
         count = sum(bool(re.fullmatch(r"<extra_id_\d+>", token)) for token in self._ids)
-        last = self._base_vocab_size - 1
-        return count if all(self._ids.get(f"<extra_id_{i}>") == last - i for i in range(count)) else 0
+        ids = [self._ids.get(f"<extra_id_{i}>") for i in range(count)]
+        up = range(self._base_vocab_size - count, self._base_vocab_size)
+        return next((counted for counted in (up[::-1], up) if ids == list(counted)), range(0))
+
+    @property
+    def has_text_at_0(self) -> bool:
+        """Whether the id 0, padding elsewhere, is one of text (as Qwen's `!`)."""
+        return 0 not in self._tokenizer.all_special_ids
 
     def decode(self, ids) -> str:
         """The text up to the end token. SeqIO's own makes unknown tokens of ids beyond the tokenizer's; Qwen's end texts."""

@@ -13,9 +13,10 @@ from etils import epath
 from t5x_lab.config.errors import UserError, nearest
 from t5x_lab.data.config import DataConfig
 from t5x_lab.data.feature_converters import convert
+from t5x_lab.data.huggingface_tokenizer import HuggingFaceTokenizer
 from t5x_lab.data.preprocessors import truncated
 from t5x_lab.data.tasks import Part, WeightedTasks, get_mixture_or_task
-from t5x_lab.data.vocabularies import is_made_of, special_ids
+from t5x_lab.data.vocabularies import is_made_of, sentinels_of
 from t5x_lab.observe.console import say
 from t5x_lab.training.batches import HostBatch, Rows
 
@@ -31,6 +32,11 @@ def resolve_tasks(config: DataConfig, architecture: str, vocab_size: int) -> Wei
         raise UserError(
             f"{config.vocabulary} has no end token, which training puts behind documents. Add one to the tokenizer's files "
             '("eos_token" in tokenizer_config.json).'
+        )
+    if not config.pack and _has_text_at_0(tasks.vocabulary):
+        raise UserError(
+            "DataConfig.pack is False: padding of rows that are not packed has the id 0, which is a token of "
+            f"{config.vocabulary}. Leave it out."
         )
     _tell_what_is_not_read(tasks, config)
     for part in tasks.parts:
@@ -57,6 +63,12 @@ def check_training(tasks: WeightedTasks) -> None:
 
 def _tell_what_is_not_read(tasks: WeightedTasks, config: DataConfig) -> None:
     """Says which settings and features a run does without, in a line each."""
+    end, ends = tasks.vocabulary.eos_id, config.special_tokens.ends
+    if ends and end not in ends:
+        say(
+            f"Training ends texts with {end}, the vocabulary's end token; SpecialTokens.end is {config.special_tokens.end}, at "
+            "which the trained model stops writing. Make one of them the other."
+        )
     read = {name for part in tasks.parts for name in part.lengths}
     for name in sorted(set(config.task_feature_lengths) - read):
         say(
@@ -206,9 +218,16 @@ def _examples(dataset: tf.data.Dataset, part: Part, number: int, tasks: Weighted
 
 
 def _raw_tokens(tokens: tf.Tensor, vocabulary: seqio.Vocabulary) -> tf.Tensor:
-    special = special_ids(vocabulary)
-    raw = (tokens != vocabulary.pad_id) & (tokens != vocabulary.eos_id) & ~((tokens >= special.start) & (tokens < special.stop))
+    among_bytes = isinstance(vocabulary, seqio.ByteVocabulary) and not vocabulary.extra_ids  # nothing tells them from text
+    stop = min((() if among_bytes else sentinels_of(vocabulary)), default=vocabulary.vocab_size)
+    raw = (tokens != vocabulary.eos_id) & (tokens < stop)
+    if not _has_text_at_0(vocabulary):
+        raw &= tokens != vocabulary.pad_id
     return tf.reduce_sum(tf.cast(raw, tf.int32))
+
+
+def _has_text_at_0(vocabulary: seqio.Vocabulary) -> bool:
+    return isinstance(vocabulary, HuggingFaceTokenizer) and vocabulary.has_text_at_0
 
 
 class _ShardOfSource(seqio.DataSource):

@@ -14,7 +14,7 @@ from t5.data import preprocessors as t5
 
 from t5x_lab.data.denoising import Denoising
 from t5x_lab.data.objective import Lengths
-from t5x_lab.data.vocabularies import special_ids
+from t5x_lab.data.vocabularies import sentinels_of
 
 # Made of TensorFlow's own operations, with nothing for AutoGraph to convert: that would take seconds at every start.
 as_it_is = tf.autograph.experimental.do_not_convert
@@ -130,10 +130,17 @@ def _noisy(objective: Denoising, sentinels: int, chunk, seed, output_features):
         inputs_fn=_INPUTS.get(objective.inputs, objective.inputs),
         targets_fn=_TARGETS.get(objective.targets, objective.targets),
     )
+    example = {name: _recounted(tokens, output_features[name].vocabulary) for name, tokens in example.items()}
     if objective.mode is not None:
-        mode = special_ids(output_features["inputs"].vocabulary)[objective.mode]
+        mode = sentinels_of(output_features["inputs"].vocabulary)[::-1][objective.mode]
         example["inputs"] = tf.pad(example["inputs"], [[1, 0]], constant_values=mode)
     return example
+
+
+def _recounted(tokens: tf.Tensor, vocabulary: seqio.Vocabulary) -> tf.Tensor:
+    """Tokens with the vocabulary's own sentinels: the `t5` library counts down from its last id, and some count up."""
+    ids = sentinels_of(vocabulary)
+    return tf.where(tokens >= ids[0], ids[0] + ids[-1] - tokens, tokens) if ids and ids.step > 0 else tokens
 
 
 def _noise_mask(objective: Denoising, sentinels: int) -> Callable:
@@ -164,7 +171,8 @@ def random_or_sentinel(tokens, noise_mask, vocabulary, seeds):
 
 def _random_tokens(tokens, vocabulary, seed):
     """Any of the vocabulary but padding, end, unknown and sentinels."""
-    return tf.random.stateless_uniform(tf.shape(tokens), seed, 3, special_ids(vocabulary).start, dtype=tokens.dtype)
+    stop = min(sentinels_of(vocabulary), default=vocabulary.vocab_size)
+    return tf.random.stateless_uniform(tf.shape(tokens), seed, 3, stop, dtype=tokens.dtype)
 
 
 _INPUTS = {
@@ -193,7 +201,7 @@ def mask_in_place(noise_density: float) -> Callable:
             tokens, seeds = chunk["targets"], tf.unstack(tf.random.split(seed, 3))
             noise = t5.iid_noise_mask(tf.size(tokens), noise_density, seeds[:1])
             kind = tf.random.stateless_uniform(tf.shape(tokens), seeds[1])
-            sentinel = t5.noise_token_to_sentinel(tokens, noise, vocabulary, seeds=())
+            sentinel = _recounted(t5.noise_token_to_sentinel(tokens, noise, vocabulary, seeds=()), vocabulary)
             random = tf.where(noise, _random_tokens(tokens, vocabulary, seeds[2]), tokens)
             inputs = tf.where(kind < 0.8, sentinel, tf.where(kind < 0.9, random, tokens))
             return {**chunk, "inputs": inputs, "loss_weights": tf.cast(noise, tf.int32)}

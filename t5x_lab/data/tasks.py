@@ -22,7 +22,7 @@ from t5x_lab.config.gin_files import flag
 from t5x_lab.data.config import DataConfig
 from t5x_lab.data.objective import Lengths, Objective, PrefixLm, row_lengths
 from t5x_lab.data.objectives import OBJECTIVES, get_objective
-from t5x_lab.data.vocabularies import build_vocabulary, special_ids
+from t5x_lab.data.vocabularies import build_vocabulary, sentinels_of
 from t5x_lab.observe.console import say
 
 Source = Callable[[DataConfig], seqio.DataSource]
@@ -131,7 +131,7 @@ def get_mixture_or_task(config: DataConfig, architecture: str) -> WeightedTasks:
         refused = objective.refusal(architecture)
         if refused:
             raise UserError(f'The model is of architecture "{architecture}" and cannot be trained on "{name}". {refused}')
-        sentinels = len(special_ids(task.output_features["targets"].vocabulary))
+        sentinels = len(sentinels_of(task.output_features["targets"].vocabulary))
         lengths = objective.complete(config.task_feature_lengths, architecture, sentinels)
         _tell_what_stays_empty(name, objective, lengths, sentinels)
         made = _with_objective(name, task, objective, lengths, architecture, sentinels)

@@ -10,7 +10,7 @@ from etils import epath
 
 from t5x_lab.config.errors import NotHere, UserError
 from t5x_lab.config.gin_files import flag
-from t5x_lab.data.config import ByteVocabulary, HuggingFaceVocabulary, SentencePieceVocabulary, Vocabulary
+from t5x_lab.data.config import T5_SENTINELS, ByteVocabulary, HuggingFaceVocabulary, SentencePieceVocabulary, Vocabulary
 from t5x_lab.data.huggingface_tokenizer import HuggingFaceTokenizer
 
 
@@ -57,15 +57,15 @@ def _are_same(one: str, other: str) -> bool:
         return False
 
 
-def special_ids(vocabulary: seqio.Vocabulary) -> range:
-    """Ids of the sentinels, which the `t5` library counts down from the last id: `extra_ids` of them.
+def sentinels_of(vocabulary: seqio.Vocabulary) -> range:
+    """Ids of the sentinels, the first one first, at the end of the vocabulary: T5's count down from the last id.
 
-    A SentencePiece model that has them among its own pieces (mT5's) says 0; T5's number is meant then.
+    Without ids of their own (`extra_ids` = 0) they are T5's number of the vocabulary's last: pieces of mT5's, bytes of ByT5's.
     """
     if isinstance(vocabulary, HuggingFaceTokenizer):
-        return range(vocabulary.vocab_size - vocabulary.sentinels, vocabulary.vocab_size)
-    among_pieces = isinstance(vocabulary, seqio.SentencePieceVocabulary) and not vocabulary.extra_ids
-    return range(vocabulary.vocab_size - (100 if among_pieces else vocabulary.extra_ids), vocabulary.vocab_size)
+        return vocabulary.sentinels
+    last, known = vocabulary.vocab_size - 1, isinstance(vocabulary, seqio.SentencePieceVocabulary | seqio.ByteVocabulary)
+    return range(last, last - (vocabulary.extra_ids or (T5_SENTINELS if known else 0)), -1)
 
 
 def train_sentencepiece(texts: Iterable[str], path: str, size: int, character_coverage: float = 1.0) -> None:

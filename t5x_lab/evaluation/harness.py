@@ -88,14 +88,14 @@ class HarnessModel(TemplateLM):
         return [self.prefix_token_id]
 
     def _scores(self, contexts: Sequence[list[int]], continuations: Sequence[list[int]]) -> list[tuple[float, bool]]:
-        """(log-probability, whether it is what the model would write) of each continuation; (-inf, False) of too long ones."""
+        """(log-probability, whether it is what the model would write) of each continuation; (-inf, False) if it has none."""
         found = [(-math.inf, False)] * len(contexts)
-        fitting = [i for i, tokens in enumerate(continuations) if len(tokens) <= self.max_length]
-        if len(fitting) < len(contexts):
-            longest = max(map(len, continuations))
-            self._say_unfit(
-                len(contexts) - len(fitting), len(contexts), f"have continuations of up to {longest} tokens, beyond the", "-inf"
-            )
+        begun = [i for i, context in enumerate(contexts) if context[0] >= 0]
+        self._say_unfit(len(contexts) - len(begun), len(contexts), self._UNREADABLE, "-inf")
+        fitting = [i for i in begun if len(continuations[i]) <= self.max_length]
+        longest = max(map(len, continuations), default=0)
+        too_long = f"have continuations of up to {longest} tokens, beyond the {self._limit}"
+        self._say_unfit(len(begun) - len(fitting), len(contexts), too_long, "-inf")
         options = dict(max_length=self.max_length, batch_size=self.batch_size, add_start=False)
         scores = self.model.scores([contexts[i] for i in fitting], [continuations[i] for i in fitting], **options)
         for i, log_prob, is_greedy in zip(fitting, scores.log_prob.tolist(), scores.is_greedy.tolist(), strict=True):
@@ -106,11 +106,15 @@ class HarnessModel(TemplateLM):
             say(f"{cut} of {len(contexts)} contexts were cut from the left to {self.max_length} tokens.")
         return found
 
+    _UNREADABLE = "begin with nothing, which a model without a start or an end token cannot read"
+
+    @property
+    def _limit(self) -> str:
+        return f"{self.max_length} tokens that the model reads (max_length)"
+
     def _say_unfit(self, unfit: int, requests: int, what: str, counted: str) -> None:
-        say(
-            f"{unfit} of {requests} requests {what} {self.max_length} tokens that the model reads (max_length). They are not "
-            f"answered, and count as {counted}."
-        )
+        if unfit:
+            say(f"{unfit} of {requests} requests {what}. They are not answered, and count as {counted}.")
 
     def loglikelihood_rolling(self, requests, disable_tqdm: bool = False) -> list[float]:
         windows = []
@@ -136,12 +140,14 @@ class HarnessModel(TemplateLM):
             # The last token written is not read, but lm-eval counts it.
             most = self.max_length if self.has_encoder else self.max_length - 1
             if wishes["max_gen_toks"] > (most if not self.has_encoder else self.model.max_positions or math.inf):
-                wished = f"ask for {wishes['max_gen_toks']} tokens (max_gen_toks), which leave no room in the"
+                wished = f"ask for {wishes['max_gen_toks']} tokens (max_gen_toks), which leave no room in the {self._limit}"
                 self._say_unfit(len(numbers), len(requests), wished, "an empty text")
                 continue
-            prompts = [requests[number].args[0] for number in numbers]
+            prompts = {n: [*self.tok_encode(requests[n].args[0]), *self._behind_contexts] or self._blank for n in numbers}
+            numbers = [number for number in numbers if prompts[number][0] >= 0]
+            self._say_unfit(len(prompts) - len(numbers), len(requests), self._UNREADABLE, "an empty text")
             written = self.model.generate(
-                [[*self.tok_encode(prompt), *self._behind_contexts] or self._blank for prompt in prompts],
+                [prompts[number] for number in numbers],
                 add_start=False,
                 max_tokens=wishes["max_gen_toks"],
                 temperature=float(wishes.get("temperature", 0.0)),
