@@ -17,8 +17,8 @@ def texts_to_train_on() -> list[str]:
     return [path.read_text()[:20_000] for path in sorted(folder.glob("*.txt"))[:12]]
 
 
-def byte_level_bpe(directory, *, bos=None, eos="<|endoftext|>", add_bos=False, size=400):
-    """GPT-2's kind: `!` has the id 0."""
+def byte_level_bpe(directory, *, bos=None, eos="<|endoftext|>", before=(), size=400):
+    """GPT-2's kind: `!` has the id 0. `before` are tokens that it puts before a text."""
     import tokenizers
     import transformers
     from tokenizers import decoders, models, pre_tokenizers, processors, trainers
@@ -28,11 +28,13 @@ def byte_level_bpe(directory, *, bos=None, eos="<|endoftext|>", add_bos=False, s
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
     tokenizer.train_from_iterator(texts_to_train_on(), trainer)
-    tokenizer.add_special_tokens([token for token in (bos, eos) if token])
-    if add_bos:
-        number = tokenizer.token_to_id(bos)
+    tokenizer.add_special_tokens([token for token in dict.fromkeys((bos, *before, eos)) if token])
+    if before:
+        first = " ".join(before)
         tokenizer.post_processor = processors.TemplateProcessing(
-            single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, number)]
+            single=f"{first} $A",
+            pair=f"{first} $A {first} $B",
+            special_tokens=[(token, tokenizer.token_to_id(token)) for token in before],
         )
     wrapped = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=bos, eos_token=eos)
     wrapped.save_pretrained(directory)
@@ -91,6 +93,44 @@ def byt5(directory):
     return lambda: transformers.AutoTokenizer.from_pretrained(directory)
 
 
+def wordpiece(directory):
+    """BERT's kind, with tokens on both sides of a text; neither padding nor the decoder's start has the id 0."""
+    import tokenizers
+    import transformers
+    from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+    special = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]", "[START]"]
+    tokenizer = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    trainer = trainers.WordPieceTrainer(vocab_size=400, special_tokens=special, show_progress=False)
+    tokenizer.train_from_iterator(texts_to_train_on(), trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+    )
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        eos_token="[SEP]",
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+    ).save_pretrained(directory)
+    return lambda: transformers.AutoTokenizer.from_pretrained(directory)
+
+
+def t5_with_tokens_added(directory):
+    """`spiece.model` and, beside it, a `tokenizer.json` with more."""
+    import transformers
+
+    t5_pieces(directory, config=False)
+    tokenizer = transformers.T5Tokenizer.from_pretrained(directory)
+    tokenizer.add_tokens(["{", "<answer>"])
+    tokenizer.save_pretrained(directory)
+    return lambda: transformers.AutoTokenizer.from_pretrained(directory)
+
+
 def llama_pieces(directory):
     """`tokenizer.model`, Llama 2's kind, whose class puts a start token before a text."""
     import transformers
@@ -121,9 +161,8 @@ def _seq2seq(name, **changes):
     def config(tokenizer, vocab_size):
         import transformers
 
-        return getattr(transformers, name)(
-            vocab_size=vocab_size, pad_token_id=0, eos_token_id=1, decoder_start_token_id=0, **{**_T5, **changes}
-        )
+        ids = dict(pad_token_id=0, eos_token_id=1, decoder_start_token_id=0)
+        return getattr(transformers, name)(vocab_size=vocab_size, **{**ids, **_T5, **changes})
 
     return config
 
@@ -148,11 +187,15 @@ _ROPE = {
     "original_max_position_embeddings": 16,
 }
 _GPT = dict(n_embd=32, n_head=4, n_layer=2, n_positions=256, attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0)
-START = dict(bos="<|begin|>", eos="<|end|>", add_bos=True)
+START = dict(bos="<|begin|>", eos="<|end|>", before=["<|begin|>"])
 
 MODELS = {
     "t5_1_0": Imported(_seq2seq("T5Config", feed_forward_proj="relu"), lambda d: t5_pieces(d, config=False)),
     "t5_1_1": Imported(_seq2seq("T5Config", feed_forward_proj="gated-gelu", tie_word_embeddings=False), t5_json),
+    "t5_more_tokens": Imported(_seq2seq("T5Config", feed_forward_proj="relu"), t5_with_tokens_added),
+    "t5_wordpiece": Imported(
+        _seq2seq("T5Config", feed_forward_proj="gated-gelu", pad_token_id=3, eos_token_id=2, decoder_start_token_id=5), wordpiece
+    ),
     "t5_few_sentinels": Imported(
         _seq2seq("T5Config", feed_forward_proj="gated-silu", relative_attention_num_buckets=16, relative_attention_max_distance=16),
         lambda d: t5_pieces(d, extra_ids=7),
@@ -166,15 +209,28 @@ MODELS = {
         _causal("LlamaConfig", num_key_value_heads=2, rope_parameters={"rope_theta": 5e5, **_ROPE}), bpe(**START)
     ),
     "llama_linear": Imported(
-        _causal("LlamaConfig", rope_parameters={"rope_theta": 1e4, "rope_type": "linear", "factor": 4.0}), bpe(**START)
+        _causal("LlamaConfig", rope_parameters={"rope_theta": 1e4, "rope_type": "linear", "factor": 4.0}),
+        bpe(bos="<|begin|>", eos="<|end|>"),
     ),
     "llama_tied": Imported(_causal("LlamaConfig", tie_word_embeddings=True), bpe()),
-    "llama_biases": Imported(_causal("LlamaConfig", attention_bias=True), bpe(**START)),
+    "llama_biases": Imported(
+        _causal("LlamaConfig", attention_bias=True), bpe(**{**START, "before": ["<|begin|>", "<|text|>"]})
+    ),
     "qwen2": Imported(_causal("Qwen2Config", num_key_value_heads=2), bpe()),
-    "qwen2_tied": Imported(_causal("Qwen2Config", num_key_value_heads=2, tie_word_embeddings=True), bpe()),
+    "qwen2_tied": Imported(
+        _causal(
+            "Qwen2Config", num_key_value_heads=2, tie_word_embeddings=True, use_sliding_window=True, sliding_window=200,
+            max_window_layers=1,
+        ),
+        bpe(),
+    ),
     "qwen3": Imported(_causal("Qwen3Config", num_key_value_heads=2, head_dim=8, rope_theta=1e6), bpe()),
     "gemma2": Imported(
-        _causal("Gemma2Config", num_key_value_heads=2, head_dim=8, query_pre_attn_scalar=8, sliding_window=256), bpe(**START)
+        _causal(
+            "Gemma2Config", num_key_value_heads=2, head_dim=8, query_pre_attn_scalar=8, sliding_window=256,
+            rope_parameters={"rope_theta": 1e4, "rope_type": "linear", "factor": 4.0},
+        ),
+        bpe(**START),
     ),
 }  # fmt: skip
 

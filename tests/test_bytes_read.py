@@ -7,15 +7,19 @@ import jax
 import numpy as np
 import pytest
 import tensorstore as ts
+from flax import serialization
 from helpers import tiny_config
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from t5x_lab.checkpoints.config import RestoreCheckpointConfig
-from t5x_lab.checkpoints.formats import find, t5x_lab
+from t5x_lab.checkpoints.formats import find, t5x, t5x_lab
 from t5x_lab.checkpoints.initial import carry_over, load_params
 from t5x_lab.checkpoints.layers import parts_of
 from t5x_lab.checkpoints.layout import absolute_path, make_info, named_leaves, read_info, write_info
 from t5x_lab.checkpoints.lazy_tensors import from_array
 from t5x_lab.checkpoints.manager import Checkpoints
+from t5x_lab.checkpoints.sharded_arrays import read_each, read_together, to_array
 from t5x_lab.checkpoints.verification import verify
 from t5x_lab.config.errors import UserError
 from t5x_lab.models.model import ModelConfig
@@ -68,7 +72,7 @@ def size(path) -> int:
 
 
 def shares_read(directory: str, mesh: MeshShape) -> dict[str, float]:
-    """What each way of reading reads here, as shares of what it needs."""
+    """What each way of reading reads here, as shares of what it needs; Orbax may have kept some of what it just wrote."""
     training, place, shares = make(mesh), find(directory), {}
     sharded, path = training.sharded, absolute_path(directory) / "checkpoints" / "3"
 
@@ -104,19 +108,20 @@ def test_nothing_is_read_twice(saved_on):
     save("run", saved_on)
     for mesh in (MeshShape(1, 1, 1), MeshShape(1, 8, 1), MeshShape(2, 2, 2)):
         for name, share in shares_read("run", mesh).items():
-            assert 0.9 < share < 1.1, f"{name} on {mesh}: {share:.2f}"
+            assert 0.5 < share < 1.1, f"{name} on {mesh}: {share:.2f}"
     before = bytes_read()
     verify(absolute_path("run/checkpoints/3"))
     assert (bytes_read() - before) / (size("run/checkpoints/3/params") + size("run/checkpoints/3/rest")) < 1.1
 
 
 def test_a_converted_checkpoint_is_read_in_parts():
-    network, rng = make(MeshShape(1, 1, 1)).sharded.model.config.network, np.random.default_rng(0)
+    model, rng = make(MeshShape(1, 1, 1), emb_dim=512).sharded.model, np.random.default_rng(0)
+    network = model.config.network
     tensors = {n: from_array(rng.normal(size=part.shape).astype(np.float32)) for n, part in parts_of(network).items()}
     path = absolute_path("run/checkpoints/0")
     t5x_lab.write(path, tensors, parts_of(network), 0, config="A = 1")
-    axes = flat_names(make(MeshShape(1, 1, 1)).sharded.model.axes)
-    for split in ("embed", "vocab", "mlp"):
+    axes = flat_names(model.axes)
+    for split in ("embed", "vocab", "mlp", "heads"):
         of_axis = {name: names.index(split) for name, names in axes.items() if split in names}
         for host in range(8):  # as if each of eight read its part
             before, needed = bytes_read(), 0
@@ -125,6 +130,52 @@ def test_a_converted_checkpoint_is_read_in_parts():
                 part = tensors[name].shape[axis] // 8
                 needed += tensors[name].narrow(axis, host * part, (host + 1) * part).read_all().nbytes
             assert (bytes_read() - before) / needed < 1.1, (split, host)
+
+
+@pytest.mark.parametrize("scanned", [False, True], ids=["a file a layer", "scanned"])
+def test_layers_of_t5x_are_read_once_for_all_devices(scanned):
+    """Also where they take more memory than TensorStore keeps."""
+    layers, shape = 12, (768, 2048)
+    name, root = "target.encoder.{}.mlp.wi.kernel", pathlib.Path("t5x/checkpoint_5")
+    layer = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    names = ["encoder"] if scanned else [f"layers_{i}" for i in range(layers)]
+    for stored in names:
+        size_on_disk = [768, layers, 2048] if scanned else list(shape)
+        metadata = {"shape": size_on_disk, "chunks": size_on_disk, "dtype": "<f4", "compressor": None}
+        store = {"driver": "file", "path": f"{root.absolute()}/{name.format(stored)}/"}
+        array = np.broadcast_to(layer[:, None], size_on_disk) if scanned else layer
+        ts.open({"driver": "zarr", "kvstore": store, "metadata": metadata}, create=True).result().write(array).result()
+    index = {n: {"mlp": {"wi": {"kernel": f"PLACEHOLDER://{name.format(n)}"}}} for n in names}
+    tree = {"target": {"encoder": index}, "state": {"step": np.int32(5)}}
+    (root / "checkpoint").write_bytes(serialization.msgpack_serialize({"version": 3, "optimizer": tree}))
+    for devices in (1, 8):
+        mesh = Mesh(np.array(jax.devices()[:devices]), ("fsdp",))
+        sharding = NamedSharding(mesh, P(None, "fsdp"))
+        like = jax.ShapeDtypeStruct((layers, *shape), np.float32, sharding=sharding)
+        saved, before = t5x.open_as_saved(absolute_path(str(root))), bytes_read()
+        tensors = [saved[f"target/encoder/{n}/mlp/wi/kernel"] for n in names]
+        pieces = list(enumerate([tensors[0].index(1, i) for i in range(layers)] if scanned else tensors))
+        read = to_array(like, pieces, None)
+        assert bytes_read() - before < 1.1 * size(root), devices
+        np.testing.assert_array_equal(read[layers - 1], layer)
+
+
+def test_what_no_other_process_has_is_not_copied(monkeypatch):
+    """A state that fills more than half of a device's memory is restored too."""
+    mesh = Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("fsdp", "tensor"))
+    arrays = {
+        "split": jax.device_put(np.zeros((64, 64), np.float32), NamedSharding(mesh, P("fsdp", "tensor"))),
+        "copied": jax.device_put(np.ones((64, 64), np.float32), NamedSharding(mesh, P("fsdp"))),
+    }
+    pointers = lambda array: [shard.data.unsafe_buffer_pointer() for shard in array.addressable_shards]
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    found = read_together(arrays, lambda split: split)
+    assert pointers(found["split"]) == pointers(arrays["split"])
+    before = pointers(arrays["split"])
+    kept = read_each(arrays, lambda name, leaf: leaf)
+    assert pointers(kept["split"]) == before and kept["copied"].sharding == arrays["copied"].sharding
+    read_each(arrays, lambda name, leaf: leaf + 1)
+    assert all(array.is_deleted() for array in arrays.values())
 
 
 @pytest.mark.parametrize("config", [BACKWARDS, HALF], ids=["all of it", "a part of it"])
@@ -144,7 +195,6 @@ def test_what_is_read_by_rules_is_verified_too(config):
 @pytest.mark.parametrize("mesh", [MeshShape(2, 1, 1), MeshShape(1, 2, 1), MeshShape(1, 1, 2)], ids=str)
 def test_a_process_reads_its_share_and_the_copies_come_from_the_other_one(mesh):
     save("run", MeshShape(1, 1, 1))
-    most = 1.2 if mesh.tensor > 1 else 1.1  # what was saved on one device has all heads in a chunk
     for name, shares in ((name, (share, other[name])) for share_of, other in [commands.call_two(shares_read, "run", mesh)]
                          for name, share in share_of.items()):  # fmt: skip
-        assert max(shares) < 0.6 and sum(shares) < most, f"{name}: {shares}"
+        assert max(shares) < 0.6 and sum(shares) < 1.1, f"{name}: {shares}"

@@ -3,9 +3,11 @@
 Decoders with start tokens or none, padding ids that are tokens, SentencePiece, byte-level and byte vocabularies; see `MODELS`.
 """
 
+import contextlib
 import dataclasses
 import json
 import pathlib
+import shutil
 
 import numpy as np
 import pytest
@@ -28,7 +30,7 @@ pytestmark = pytest.mark.slow
 
 PROMPTS = [WORDS, "The Congress", "!"]
 TARGETS = [" of the United States", " shall! have", " power"]
-TEXTS = [WORDS, "!", "Straße  two  spaces", " begins with one", "line\nline", "東京 🙂"]
+TEXTS = [WORDS, "!", "Straße  two  spaces", " begins with one", "line\nline", "東京 🙂", "say <answer> {now"]
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -39,9 +41,9 @@ def imported(request, tmp_path_factory):
     return folder, theirs, tokenizer, t5x_lab.load(str(folder), dtype="float32")
 
 
-def greedy(theirs, tokenizer, prompt: str, length: int) -> list[int]:
-    """What transformers writes, up to its end token."""
-    ids = torch.tensor([tokenizer(prompt).input_ids])
+def greedy(theirs, tokenizer, prompt: str, length: int, most: int = 10_000) -> list[int]:
+    """What transformers writes after the last `most` tokens of a prompt, up to its end token."""
+    ids = torch.tensor([tokenizer(prompt).input_ids[-most:]])
     with torch.no_grad():
         written = theirs.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=length, do_sample=False, num_beams=1)
     written = written[0, 1 if theirs.config.is_encoder_decoder else ids.shape[1] :].tolist()
@@ -53,7 +55,8 @@ def log_probability(theirs, tokenizer, prompt: str, target: str) -> float:
     before, after = tokenizer(prompt).input_ids, tokenizer(target, add_special_tokens=False).input_ids
     with torch.no_grad():
         if theirs.config.is_encoder_decoder:
-            logits = theirs(input_ids=torch.tensor([before]), decoder_input_ids=torch.tensor([[0, *after[:-1]]])).logits[0]
+            begun = torch.tensor([[theirs.config.decoder_start_token_id, *after[:-1]]])
+            logits = theirs(input_ids=torch.tensor([before]), decoder_input_ids=begun).logits[0]
         else:
             logits = theirs(input_ids=torch.tensor([before + after[:-1]])).logits[0, len(before) - 1 :]
     return logits.log_softmax(-1)[range(len(after)), after].sum().item()
@@ -64,9 +67,9 @@ def test_it_generates_and_scores_as_transformers_does(imported):
     for text in TEXTS:
         assert list(ours.vocabulary.encode(text)) == tokenizer(text, add_special_tokens=False).input_ids, text
     first = [] if theirs.config.is_encoder_decoder else ours._first(True)
-    last = [ours.eos_id] * ours.input_eos
-    assert [*first, *ours.vocabulary.encode(WORDS), *last] == tokenizer(WORDS).input_ids
-    ids = [[*ours.vocabulary.encode(prompt), *last] for prompt in PROMPTS]
+    before, after = ours.around_inputs
+    ids = [[*before, *ours.vocabulary.encode(prompt), *after] for prompt in PROMPTS]
+    assert [[*first, *row] for row in ids] == [tokenizer(prompt).input_ids for prompt in PROMPTS]
     tokens, _ = ours.generate_tokens(ids, max_tokens=24)
     for prompt, row, (text,) in zip(PROMPTS, tokens, ours.generate(PROMPTS, max_tokens=24), strict=True):
         written = greedy(theirs, tokenizer, prompt, 24)
@@ -111,9 +114,14 @@ def test_lm_eval_finds_what_it_finds_with_its_own_model(imported, monkeypatch):
     rolling = [model.loglikelihood_rolling(asked("loglikelihood_rolling", long, ("!",))) for model in (lab, hf)]
     np.testing.assert_allclose(*rolling, rtol=1e-4)
     wishes = [(prompt, {"until": [","], "max_gen_toks": 24}) for prompt in PROMPTS]
-    for a, b in zip(*(model.generate_until(asked("generate_until", *wishes)) for model in (lab, hf)), strict=True):
-        # The decoder behind an encoder writes more than `max_gen_toks` there: as many tokens more as the encoder read.
-        assert b.startswith(a) if has_encoder else a == b, (a, b)
+    ours_, theirs_ = (model.generate_until(asked("generate_until", *wishes)) for model in (lab, hf))
+    if has_encoder:  # the decoder writes more than `max_gen_toks` there: as many tokens more as the encoder read
+        written = [greedy(theirs, tokenizer, prompt, 24, most=64) for prompt in PROMPTS]
+        theirs_ = [tokenizer.decode(ids, skip_special_tokens=True).split(",")[0] for ids in written]
+    else:
+        most = HFLM(theirs, tokenizer=tokenizer, backend=backend, device="cpu").max_length
+        assert HarnessModel(ours).max_length == min(most, ours.max_positions or most)
+    assert ours_ == theirs_ and any(ours_)
 
 
 def test_a_run_keeps_it_whole_and_gives_it_back(imported, tmp_path, capsys):
@@ -129,17 +137,21 @@ def test_a_run_keeps_it_whole_and_gives_it_back(imported, tmp_path, capsys):
         assert main(["inspect", str(where), "--json"]) == 0
         inspected.append(json.loads(capsys.readouterr().out)["text"])
         del inspected[-1]["vocabulary"]  # the files' names
-    before = tokenizer("a").input_ids[0]
+    inside, whole = tokenizer("power", add_special_tokens=False).input_ids, tokenizer("power").input_ids
+    before, after = whole[: whole.index(inside[0])], whole[whole.index(inside[0]) + len(inside) :]
+    start = theirs.config.decoder_start_token_id if theirs.config.is_encoder_decoder else before.pop(0) if before else None
     sentinels = {name: i for name, i in tokenizer.get_vocab().items() if name.startswith("<extra_id_")}
     assert (
         inspected[0]
         == inspected[1]
         == {
             "dtype": "float32",
-            "start": 0 if theirs.config.is_encoder_decoder else before if before == tokenizer.bos_token_id else None,
+            "start": start,
             "end": tokenizer.eos_token_id,
             "padding": theirs.config.pad_token_id or 0,
+            "input_start": before,
             "input_eos": theirs.config.is_encoder_decoder,
+            "input_end": inspected[0]["input_end"] and after,  # said where it may be another than ends texts
             "sentinels": len(sentinels),
         }
     )
@@ -241,7 +253,7 @@ def test_any_of_several_end_tokens_ends_what_is_written(tmp_path):
 def test_special_tokens_of_a_directory_without_a_tokenizer(tmp_path):
     config = {"model_type": "llama", "bos_token_id": 5, "eos_token_id": [7, 8], "pad_token_id": -1}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert huggingface.special_tokens(tmp_path) == {"start": 5, "end": (7, 8), "padding": 0}
+    assert huggingface.special_tokens(tmp_path, 100) == {"start": 5, "end": (7, 8), "padding": 0}
 
 
 def test_an_exported_decoders_special_tokens_are_pieces_of_its_model(tmp_path):
@@ -264,3 +276,99 @@ def test_an_exported_decoders_special_tokens_are_pieces_of_its_model(tmp_path):
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.eos_token) == (2, 1, "<eos>")
     for text in (WORDS, "power  to lay"):
         assert tokenizer(text).input_ids == [2, *run.vocabulary.encode(text)]
+
+
+def test_code_beside_a_model_is_never_run(tmp_path, monkeypatch):
+    """Nor is it asked for: whoever says yes to everything is asked nothing."""
+    save("qwen2", tmp_path / "hf")
+    described = json.loads((tmp_path / "hf/tokenizer_config.json").read_text())
+    described = {**described, "tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None]}}
+    (tmp_path / "hf/tokenizer_config.json").write_text(json.dumps(described))
+    (tmp_path / "hf/own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Own: pass\n")
+    monkeypatch.setattr("builtins.input", lambda *unused: "y")
+    with contextlib.suppress(UserError):
+        t5x_lab.load(str(tmp_path / "hf"))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_what_greedy_decoding_does_not_heed_is_said(tmp_path, capsys):
+    save("qwen2", tmp_path / "hf")
+    settings = tmp_path / "hf/generation_config.json"
+    t5x_lab.load(str(tmp_path / "hf"))
+    assert "generation_config.json sets" not in capsys.readouterr().err
+    asked = {"repetition_penalty": 1.3, "do_sample": True, "num_beams": 1, "min_length": 0, "temperature": 0.7}
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), **asked}))
+    t5x_lab.load(str(tmp_path / "hf"))
+    assert "sets do_sample, repetition_penalty, which is not read" in capsys.readouterr().err
+
+
+def test_a_model_without_a_head_is_told_from_one_that_lost_it(tmp_path, capsys):
+    from safetensors.numpy import load_file, save_file
+
+    theirs, _ = save("llama_grouped", tmp_path / "hf")
+    whole = load_file(tmp_path / "hf/model.safetensors")
+    theirs.model.save_pretrained(tmp_path / "hf")  # as `LlamaModel`
+    headless = t5x_lab.load(str(tmp_path / "hf"))
+    assert "holds a model without a head" in capsys.readouterr().err
+    np.testing.assert_array_equal(headless.params["logits_dense"]["kernel"], whole["model.embed_tokens.weight"].T)
+    save_file({name: x for name, x in whole.items() if name != "lm_head.weight"}, tmp_path / "hf/model.safetensors")
+    with pytest.raises(UserError, match="holds no lm_head.weight, which its config.json promises"):
+        t5x_lab.load(str(tmp_path / "hf"))
+
+
+def test_a_tensor_of_t5s_that_no_model_reads_is_left_out(tmp_path):
+    """The published T5 1.0 have it."""
+    from safetensors.numpy import load_file, save_file
+
+    save("t5_1_0", tmp_path / "hf")
+    file = tmp_path / "hf/model.safetensors"
+    extra = {"decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight": np.zeros((32, 4), np.float32)}
+    save_file({**load_file(file), **extra}, file)
+    assert t5x_lab.load(str(tmp_path / "hf")).num_parameters > 0
+
+
+def test_a_directory_that_was_replaced_is_read_anew(tmp_path):
+    save("qwen2", tmp_path / "hf")
+    before = t5x_lab.load(str(tmp_path / "hf")).vocabulary.encode(WORDS)
+    shutil.rmtree(tmp_path / "hf")
+    _, tokenizer = save("llama", tmp_path / "hf")
+    after = t5x_lab.load(str(tmp_path / "hf")).vocabulary.encode(WORDS)
+    assert list(after) == tokenizer(WORDS, add_special_tokens=False).input_ids != list(before)
+
+
+def test_ids_that_the_model_does_not_have(tmp_path):
+    save("t5_1_0", tmp_path / "hf")
+    config = json.loads((tmp_path / "hf/config.json").read_text())
+    (tmp_path / "hf/generation_config.json").unlink()
+    (tmp_path / "hf/config.json").write_text(json.dumps({**config, "eos_token_id": 10**12}))
+    assert t5x_lab.load(str(tmp_path / "hf")).end_ids == (1,)  # the tokenizer's
+    (tmp_path / "hf/config.json").write_text(json.dumps({**config, "decoder_start_token_id": 7000}))
+    with pytest.raises(UserError, match="starts texts with the id 7000"):
+        t5x_lab.load(str(tmp_path / "hf"))
+
+
+def test_a_model_without_a_tokenizer_reads_and_writes_ids(tmp_path):
+    theirs, tokenizer = save("llama_grouped", tmp_path / "hf")
+    for file in (tmp_path / "hf").glob("tokenizer*"):
+        file.unlink()
+    ours, ids = t5x_lab.load(str(tmp_path / "hf"), dtype="float32"), tokenizer(WORDS).input_ids
+    tokens, _ = ours.generate_tokens([ids[1:]], max_tokens=8)
+    written = greedy(theirs, tokenizer, WORDS, 8)
+    assert tokens[0, : len(written)].tolist() == written
+    for wrong in (None, 2.5, [[3]], [[1], [2, 3]]):
+        with pytest.raises(UserError, match="max_tokens is"):
+            ours.generate_tokens([ids], max_tokens=wrong)
+    with pytest.raises(UserError, match="is neither a text nor a list of token ids"):
+        ours.generate_tokens([None], max_tokens=1)
+
+
+def test_an_encoders_inputs_without_an_end_token_are_exported_as_such(tmp_path):
+    import transformers
+
+    sizes = ["TransformerConfig.vocab_size = 384", "VOCABULARY = @ByteVocabulary()", "SpecialTokens.input_eos = False"]
+    t5x_lab.from_gin(["models/byt5/tiny.gin"], sizes).save(str(tmp_path / "run"))
+    convert(find(str(tmp_path / "run")), str(tmp_path / "hf"), "hf")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    run, again = (t5x_lab.load(str(tmp_path / name)) for name in ("run", "hf"))
+    assert tokenizer("power").input_ids == run._texts.encode_input("power") == again._texts.encode_input("power")
+    assert not again.input_eos

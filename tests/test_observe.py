@@ -169,6 +169,28 @@ def test_of_a_long_remote_run_only_what_is_new_is_copied(monkeypatch):
     assert [line["step"] for line in read_metrics("run")] == list(range(1, 250))
 
 
+def test_metrics_outlast_an_outage_that_is_over_when_the_run_ends(monkeypatch):
+    real, copy, down = epath.Path, type(epath.Path(".")).copy, []
+    monkeypatch.setattr(metrics_module.epath, "Path", lambda path: real(str(path).replace("gs://bucket", "run")))
+
+    def fails_while_down(self, to, overwrite=False):
+        if down:
+            raise RuntimeError("503")
+        return copy(self, to, overwrite=overwrite)
+
+    monkeypatch.setattr(type(real(".")), "copy", fails_while_down)
+    hooks = Hooks([JsonLines()])
+    with hooks.around(RunStart("gs://bucket", 0, 3)):
+        for step in (1, 2, 3):
+            down[:] = ["yes"] * (step == 2)
+            hooks.step(step, {"loss": 1.0})
+            folder = hooks._hooks[0]._folder
+            if step < 3:  # as if a minute had passed
+                folder.copy(seconds=1e-9)
+                folder._thread.join()
+    assert [line["step"] for line in read_metrics("run")] == [1, 2, 3]
+
+
 def test_the_parameter_table_names_counts_and_splits():
     model = tiny_model("encoder_decoder")
     rows = parameter_rows(model, Partitioner(make_mesh(MeshShape(2, 2, 2))))

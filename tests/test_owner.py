@@ -37,6 +37,23 @@ def test_a_directory_is_owned_while_the_block_runs(tmp_path, impatient):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_storage_that_fails_once_does_not_end_the_signs_of_life(tmp_path, impatient, monkeypatch):
+    """A remote file system's errors are no OSErrors."""
+    with owned(str(tmp_path)):
+        write, failed = owner._Ownership._write, []
+
+        def fails_once(self, beat):
+            if not failed:
+                failed.append(beat)
+                raise RuntimeError("503")
+            write(self, beat)
+
+        monkeypatch.setattr(owner._Ownership, "_write", fails_once)
+        while not failed or json.loads((tmp_path / FILE).read_text())["beat"] <= failed[0]:
+            pass
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("text", [elsewhere(3), "", "{"], ids=["dead", "empty", "cut off"])
 def test_the_place_of_an_owner_without_a_sign_of_life_is_taken(text, tmp_path, impatient, capfd):
     (tmp_path / FILE).write_text(text)
@@ -80,6 +97,28 @@ def test_of_many_who_take_a_dead_ones_place_one_does(tmp_path, monkeypatch):
         assert len(taken) == 1
         taken[0].release()
         assert not list(tmp_path.iterdir())
+
+
+def test_of_two_who_write_at_once_into_an_object_store_the_later_one_stays(tmp_path, monkeypatch):
+    """It locks nothing, so that a run looks again a little later."""
+
+    def remote():
+        made = owner._Ownership(owner.epath.Path(tmp_path) / FILE)
+        made._is_remote = True
+        return made
+
+    first = remote()
+    monkeypatch.setattr(owner.time, "sleep", lambda seconds: (tmp_path / FILE).write_text(elsewhere(0)))
+    with pytest.raises(UserError, match="belongs to process 7 on far"):
+        first.take()
+    (tmp_path / FILE).unlink()
+    monkeypatch.setattr(owner.time, "sleep", lambda seconds: None)
+    assert first._thread is None
+    second = remote()
+    second.take()
+    assert json.loads((tmp_path / FILE).read_text())["process"] == second._owner.process
+    second.release()
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from t5x_lab.checkpoints.layers import Part, unstacked_parts
 from t5x_lab.checkpoints.layout import FORMAT, check_same_parameters, named_leaves, read_info
 from t5x_lab.checkpoints.lazy_tensors import LazyTensor
 from t5x_lab.checkpoints.rules import assignments, fit_shape
-from t5x_lab.checkpoints.sharded_arrays import read_once, to_array
+from t5x_lab.checkpoints.sharded_arrays import read_each, read_together, to_array
 from t5x_lab.checkpoints.verification import check_arrays, explaining_damage
 from t5x_lab.config.errors import UserError, one_of
 from t5x_lab.models.model import Params
@@ -63,7 +63,7 @@ def carry_over(
 
     Args:
       location: see `formats.find`.
-      state: the first state, with parameters that `load_params` took from there.
+      state: the first state, with parameters that `load_params` took from there. Its optimizer's state is given up.
       abstract_params, axes, config: see `load_params`.
     """
     if not config.carry:
@@ -91,7 +91,7 @@ def _restore_params(location: Location, abstract_params: Params) -> Params:
         check_arrays(location.path, {location.part: params})
         return params
 
-    return read_once(abstract_params, restore)
+    return read_together(abstract_params, restore)
 
 
 def _load_by_rules(
@@ -116,11 +116,9 @@ def _load_by_rules(
         needs_fresh |= fitted.shape != part.shape
         pieces[part.parameter].append((part.layer, fitted))
     if needs_fresh:
-        base = named_leaves(fresh())
-        read = lambda base: {name: to_array(leaf, pieces[name], leaf) for name, leaf in base.items()}
-        arrays = read_once(base, read)
+        arrays = read_each(named_leaves(fresh()), lambda name, leaf: to_array(leaf, pieces[name], leaf))
     else:
-        arrays = read_once(wanted, lambda wanted: {n: to_array(leaf, pieces[n], None) for n, leaf in wanted.items()})
+        arrays = read_each(wanted, lambda name, leaf: to_array(leaf, pieces[name], None))
     return traverse_util.unflatten_dict(arrays, sep="/")
 
 
@@ -162,7 +160,7 @@ def _load_slots(source: Source, fresh_state: Any, abstract_params: Params, axes:
             pieces.append((part.layer, fitted))
         return to_array(leaf, pieces, leaf)
 
-    leaves = read_once(named_leaves(fresh_state), lambda leaves: {name: load(name, leaf) for name, leaf in leaves.items()})
+    leaves = read_each(named_leaves(fresh_state), load)
     return jax.tree.unflatten(jax.tree.structure(fresh_state), list(leaves.values()))
 
 

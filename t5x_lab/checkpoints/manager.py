@@ -13,12 +13,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 
 from t5x_lab.checkpoints import checksums
 from t5x_lab.checkpoints.config import SaveCheckpointConfig
-from t5x_lab.checkpoints.formats.orbax_arrays import chunk_bytes
+from t5x_lab.checkpoints.formats.orbax_arrays import chunk_bytes, single_axes
 from t5x_lab.checkpoints.layout import (
     PINNED,
     absolute_path,
@@ -30,7 +31,7 @@ from t5x_lab.checkpoints.layout import (
     shapes_of,
     write_info,
 )
-from t5x_lab.checkpoints.sharded_arrays import read_once
+from t5x_lab.checkpoints.sharded_arrays import read_together
 from t5x_lab.checkpoints.verification import DATA_DIGESTS, check_arrays, check_data_files, explaining_damage
 from t5x_lab.config.errors import UserError
 from t5x_lab.partitioning.distributed import broadcast
@@ -193,15 +194,20 @@ class Checkpoints:
                 check_arrays(path, found)
                 return found
 
-            restored = read_once(wanted, read)
+            restored = read_together(wanted, read)
         healthy = jax.device_put(True, abstract_state.healthy.sharding)
         params, average = restored["params"], restored["average"] if "average" in wanted else None
         if abstract_state.average is not None and average is None:
             average = jax.tree.map(jnp.copy, params)
         return TrainState(params=params, average=average, **restored["rest"], healthy=healthy)
 
-    def close(self) -> None:
-        self._manager.close()
+    def close(self, kind: type | None = None, error: BaseException | None = None, trace: Any = None) -> None:
+        """Ends what goes on in the background; a context manager's exit, which says nothing beside another error."""
+        try:
+            self._manager.close()
+        except OSError:
+            if error is None:
+                raise
 
 
 def _parts(state: TrainState) -> dict[str, dict[str, Any]]:
@@ -213,7 +219,13 @@ def _parts(state: TrainState) -> dict[str, dict[str, Any]]:
 
 def _in_chunks(tree: Any) -> Any:
     """How each array is saved: in chunks from which a host on another mesh can read its part alone."""
-    return jax.tree.map(lambda array: ocp.SaveArgs(chunk_byte_size=chunk_bytes(array.nbytes)), tree)
+
+    def args(array: jax.Array | np.ndarray) -> ocp.SaveArgs:
+        here = array.sharding.shard_shape(array.shape) if isinstance(array, jax.Array) else array.shape
+        axes = single_axes(here, array.dtype.itemsize)
+        return ocp.SaveArgs(chunk_byte_size=chunk_bytes(array.shape, array.dtype.itemsize), shard_axes=axes)
+
+    return jax.tree.map(args, tree)
 
 
 def save_params(path: epath.Path, params: dict, step: int = 0, **notes: Any) -> None:

@@ -1,7 +1,7 @@
 """Sharded arrays made of lazy tensors: each process reads only what its devices hold."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,21 +14,58 @@ from t5x_lab.partitioning.rules import mesh_axes_of, num_parts
 Region = tuple[tuple[int, int], ...]  # (start, stop) of each dimension
 
 
-def read_once(tree: Any, read: Callable[[Any], Any]) -> Any:
-    """What `read` makes of arrays, or of shapes with shardings, where no two processes read the same part of a file.
+def read_together(wanted: Any, read: Callable[[Any], Any]) -> Any:
+    """What `read` makes of shapes with shardings, where no two processes read the same part of a file.
 
     While it reads, mesh axes that an array is copied over split it instead; then the processes give each other the parts. All
     of them call this together.
     """
+    found = read(jax.tree.map(_split, wanted))
+    return jax.tree.map(lambda array, like: _as(array, like.sharding), found, wanted)
+
+
+def read_each(leaves: Mapping[str, Any], read: Callable[[str, Any], jax.Array]) -> dict[str, jax.Array]:
+    """As `read_together`, one after the other. A leaf that is an array is given up for what `read` makes of it."""
+    made = {}
+    for name, leaf in leaves.items():
+        split = _split(leaf)
+        found = read(name, split)
+        if isinstance(leaf, jax.Array) and found is split:
+            made[name] = leaf
+            continue
+        made[name] = _as(found, leaf.sharding)
+        for given in (leaf, split):
+            if isinstance(given, jax.Array):
+                given.delete()
+    return made
+
+
+def _split(leaf: Any) -> Any:
+    """The array, or the shape, as this process is to read it."""
     if jax.process_count() == 1:
-        return read(tree)
-    spread = jax.tree.map(lambda leaf: NamedSharding(leaf.sharding.mesh, _spread(leaf)), tree)
-    if isinstance(jax.tree.leaves(tree)[0], jax.Array):
-        split = jax.jit(lambda tree: tree, out_shardings=spread)(tree)
-    else:
-        split = jax.tree.map(lambda leaf, s: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=s), tree, spread)
-    wanted = jax.tree.map(lambda leaf: leaf.sharding, tree)
-    return jax.jit(lambda tree: tree, out_shardings=wanted)(read(split))
+        return leaf
+    sharding = NamedSharding(leaf.sharding.mesh, _spread(leaf))
+    if isinstance(leaf, jax.Array):
+        return leaf if _is_same(leaf, sharding) else jax.jit(_same, out_shardings=sharding)(leaf)
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+
+def _as(array: jax.Array, sharding: NamedSharding) -> jax.Array:
+    """The array with another sharding, for which it is given up; itself where that is its own."""
+    if _is_same(array, sharding):
+        return array
+    copied = jax.jit(_same, out_shardings=sharding)(array)
+    jax.block_until_ready(copied)
+    array.delete()
+    return copied
+
+
+def _is_same(array: jax.Array, sharding: NamedSharding) -> bool:
+    return array.sharding.is_equivalent_to(sharding, array.ndim)
+
+
+def _same(array: jax.Array) -> jax.Array:
+    return array
 
 
 def _spread(leaf: Any) -> PartitionSpec:
@@ -54,18 +91,13 @@ def to_array(like: Any, pieces: Sequence[tuple[int | None, LazyTensor]], fresh: 
       fresh: the numbers elsewhere; None = the pieces cover all.
     """
     local = {} if fresh is None else {_region(shard.index, like.shape): shard.data for shard in fresh.addressable_shards}
-    made: dict[Region, np.ndarray] = {}  # devices that hold copies ask for the same region
-
-    def read(index: Index | None) -> np.ndarray:
-        region = _region(index or (), like.shape)
-        if region not in made:
-            array = np.array(local[region]) if region in local else np.zeros([b - a for a, b in region], like.dtype)
-            for layer, tensor in pieces:
-                _copy_overlap(array, region, layer, tensor)
-            made[region] = array
-        return made[region]
-
-    return jax.make_array_from_callback(like.shape, like.sharding, read)
+    indices = like.sharding.addressable_devices_indices_map(like.shape).values()
+    regions = dict.fromkeys(_region(index or (), like.shape) for index in indices)  # devices that hold copies share one
+    made = {r: np.array(local[r]) if r in local else np.zeros([b - a for a, b in r], like.dtype) for r in regions}
+    for layer, tensor in pieces:  # one after the other for all devices, as they lie in the files
+        for region, array in made.items():
+            _copy_overlap(array, region, layer, tensor)
+    return jax.make_array_from_callback(like.shape, like.sharding, lambda index: made[_region(index or (), like.shape)])
 
 
 def _region(index: Index, shape: tuple[int, ...]) -> Region:

@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import jax
 import numpy as np
@@ -56,8 +56,12 @@ class Witness:
         seen = sorted(_together({name: _joined(boxes) for name, boxes in self._seen.items()}).items())
         totals = np.zeros((len(seen), 2), np.uint32)
         for (name, boxes), total in zip(seen, totals, strict=True):
-            tensor, chosen = self._tensors[name], _apart(boxes)
-            for box in itertools.islice(_left(tensor.shape, chosen), jax.process_index(), None, jax.process_count()):
+            tensor, chosen = self._tensors[name], list(boxes)
+            left, overlap = _left(tensor.shape, chosen)
+            if overlap:
+                chosen = _apart(boxes)
+                left, _ = _left(tensor.shape, chosen)
+            for box in left[jax.process_index() :: jax.process_count()]:
                 part = tensor.read(tuple(slice(*ends) for ends in box))
                 total += sums_of_region(part, [start for start, _ in box], tensor.shape)
             if jax.process_index() == 0:
@@ -108,9 +112,14 @@ def _apart(boxes: Mapping[Box, np.ndarray]) -> list[Box]:
     return chosen
 
 
-def _left(shape: tuple[int, ...], boxes: list[Box]) -> Iterator[Box]:
-    """What boxes that do not overlap leave of an array, as boxes."""
+def _left(shape: tuple[int, ...], boxes: list[Box]) -> tuple[list[Box], bool]:
+    """What boxes leave of an array, as boxes, and whether any of them overlap."""
     cuts = [sorted({0, size, *itertools.chain(*(box[axis] for box in boxes))}) for axis, size in enumerate(shape)]
-    for cell in itertools.product(*(itertools.pairwise(points) for points in cuts)):
-        if not any(all(a <= c and d <= b for (a, b), (c, d) in zip(box, cell, strict=True)) for box in boxes):
-            yield cell
+    at = [{point: i for i, point in enumerate(points)} for points in cuts]
+    times = np.zeros([len(points) - 1 for points in cuts], np.int32)  # how many boxes each cell between cuts is in
+    for box in boxes:
+        times[tuple(slice(places[a], places[b]) for places, (a, b) in zip(at, box, strict=True))] += 1
+    cells = [
+        tuple((points[i], points[i + 1]) for points, i in zip(cuts, cell, strict=True)) for cell in np.argwhere(times == 0)
+    ]
+    return cells, bool((times > 1).any())

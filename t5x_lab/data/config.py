@@ -60,16 +60,20 @@ class SpecialTokens:
     Attributes:
       start: what a decoder reads first. None = nothing of its own: it reads the first token of a text, and does not predict
         it (as Qwen's do).
-      end: what ends a text; None = the vocabulary's end token. Of several (Llama 3's), any ends what is written; the
-        vocabulary's, or else the first, is put behind texts.
+      end: what ends a text that is written; None = the vocabulary's end token. Of several (Llama 3's), any does. Behind texts
+        that are read is the vocabulary's, or else the first of these.
       padding: of arrays of ids.
+      input_start: ids before a text given as an input, behind a decoder's start token (as a BERT tokenizer's [CLS]).
       input_eos: whether inputs end with an end token; None = as the task says.
+      input_end: which one, if not the one that ends texts (as a BERT tokenizer's [SEP]).
     """
 
     start: int | None = 0
     end: int | tuple[int, ...] | None = None
     padding: int = 0
+    input_start: tuple[int, ...] = ()
     input_eos: bool | None = None
+    input_end: tuple[int, ...] | None = None
 
     def before_texts(self, eos_id: int) -> int:
         """What a decoder reads before a text in training: where there is no start token, the end token of the text before."""
@@ -82,8 +86,9 @@ class SpecialTokens:
 
     def __post_init__(self):
         check_types(self)
-        for name, ids in (("start", (self.start or 0,)), ("end", self.ends), ("padding", (self.padding,))):
-            if min(ids, default=0) < 0:
+        for name in ("start", "end", "padding", "input_start", "input_end"):
+            value = getattr(self, name)
+            if min(value if isinstance(value, tuple) else (value or 0,), default=0) < 0:
                 raise UserError(f"SpecialTokens.{name} is {getattr(self, name)}; it is an id, or None where that may be.")
 
 

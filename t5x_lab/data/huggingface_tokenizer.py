@@ -3,6 +3,7 @@
 import functools
 import itertools
 import os
+import pathlib
 import re
 from typing import Any
 
@@ -13,20 +14,25 @@ import tensorflow as tf
 from t5x_lab.config.errors import NotHere, UserError
 
 
-@functools.cache
 def read_tokenizer(directory: str) -> Any:
     """The tokenizer of a directory, as `transformers` itself reads it; code that lies there is not run.
 
     Raises:
       UserError: when there is none that it can read.
     """
+    files = sorted(path for path in pathlib.Path(directory).glob("*") if path.suffix in (".json", ".model", ".txt"))
+    return _read(directory, tuple((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files))
+
+
+@functools.lru_cache(maxsize=8)
+def _read(directory: str, state_of_files: tuple) -> Any:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # it warns of processes that are forked later
     import transformers
 
     if not os.path.isdir(directory):
         raise NotHere(f"{directory}, which the vocabulary is in, is not here. Name a folder with HuggingFaceVocabulary.path.")
     try:
-        return transformers.AutoTokenizer.from_pretrained(directory, local_files_only=True)
+        return transformers.AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # whatever it stumbles on in a damaged file
         reason = str(error).strip().partition("\n")[0][:200]
         raise UserError(
@@ -35,11 +41,21 @@ def read_tokenizer(directory: str) -> Any:
 
 
 def around_texts(tokenizer: Any) -> tuple[list[int], list[int]]:
-    """Ids that the tokenizer puts before and after a text."""
-    inside = tokenizer.encode("a", add_special_tokens=False)
-    whole = tokenizer.encode("a")
-    at = next(i for i in range(len(whole) + 1) if whole[i : i + len(inside)] == inside)
-    return whole[:at], whole[at + len(inside) :]
+    """Ids that the tokenizer puts before and after a text.
+
+    Raises:
+      UserError: when no text shows them.
+    """
+    words = ("a", "A", "1", *itertools.islice((tokenizer.decode([i]) for i in range(len(tokenizer))), 1000))
+    for word in words:
+        inside, whole = tokenizer.encode(word, add_special_tokens=False), tokenizer.encode(word)
+        if inside and not set(inside) & set(tokenizer.all_special_ids):
+            for at in range(len(whole) - len(inside) + 1):
+                if whole[at : at + len(inside)] == inside:
+                    return whole[:at], whole[at + len(inside) :]
+    raise UserError(
+        f"The tokenizer of {tokenizer.name_or_path} changes a text's ids where it puts its special tokens around it."
+    )
 
 
 class HuggingFaceTokenizer(seqio.Vocabulary):
@@ -80,11 +96,11 @@ class HuggingFaceTokenizer(seqio.Vocabulary):
 
     @property
     def sentinels(self) -> range:
-        """Ids of `<extra_id_0>`, `<extra_id_1>`, …, at the end of the vocabulary: T5's count down, ByT5's up; else none."""
+        """Ids of `<extra_id_0>`, `<extra_id_1>`, …, one after the other: T5's count down, ByT5's up; else none."""
         count = sum(bool(re.fullmatch(r"<extra_id_\d+>", token)) for token in self._ids)
+        first = self._ids.get("<extra_id_0>", 0)
         ids = [self._ids.get(f"<extra_id_{i}>") for i in range(count)]
-        up = range(self._base_vocab_size - count, self._base_vocab_size)
-        return next((counted for counted in (up[::-1], up) if ids == list(counted)), range(0))
+        return next((run for step in (-1, 1) if ids == list(run := range(first, first + step * count, step))), range(0))
 
     @property
     def has_text_at_0(self) -> bool:

@@ -219,8 +219,8 @@ def _examples(dataset: tf.data.Dataset, part: Part, number: int, tasks: Weighted
 
 def _raw_tokens(tokens: tf.Tensor, vocabulary: seqio.Vocabulary) -> tf.Tensor:
     among_bytes = isinstance(vocabulary, seqio.ByteVocabulary) and not vocabulary.extra_ids  # nothing tells them from text
-    stop = min((() if among_bytes else sentinels_of(vocabulary)), default=vocabulary.vocab_size)
-    raw = (tokens != vocabulary.eos_id) & (tokens < stop)
+    sentinels = sorted(() if among_bytes else sentinels_of(vocabulary)) or [vocabulary.vocab_size]
+    raw = (tokens != vocabulary.eos_id) & ((tokens < sentinels[0]) | (tokens > sentinels[-1]))
     if not _has_text_at_0(vocabulary):
         raw &= tokens != vocabulary.pad_id
     return tf.reduce_sum(tf.cast(raw, tf.int32))

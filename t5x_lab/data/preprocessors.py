@@ -5,6 +5,7 @@ example was made of.
 """
 
 import functools
+import types
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -130,17 +131,22 @@ def _noisy(objective: Denoising, sentinels: int, chunk, seed, output_features):
         inputs_fn=_INPUTS.get(objective.inputs, objective.inputs),
         targets_fn=_TARGETS.get(objective.targets, objective.targets),
     )
-    example = {name: _recounted(tokens, output_features[name].vocabulary) for name, tokens in example.items()}
     if objective.mode is not None:
         mode = sentinels_of(output_features["inputs"].vocabulary)[::-1][objective.mode]
         example["inputs"] = tf.pad(example["inputs"], [[1, 0]], constant_values=mode)
     return example
 
 
-def _recounted(tokens: tf.Tensor, vocabulary: seqio.Vocabulary) -> tf.Tensor:
-    """Tokens with the vocabulary's own sentinels: the `t5` library counts down from its last id, and some count up."""
-    ids = sentinels_of(vocabulary)
-    return tf.where(tokens >= ids[0], ids[0] + ids[-1] - tokens, tokens) if ids and ids.step > 0 else tokens
+def _with_sentinels(function: Callable) -> Callable:
+    """A function of the `t5` library's, which counts sentinels down from a vocabulary's last id, with the vocabulary's own."""
+
+    def apply(tokens, noise_mask, vocabulary, seeds):
+        ids, size = sentinels_of(vocabulary), vocabulary.vocab_size
+        beyond = types.SimpleNamespace(vocab_size=size + len(ids))  # no text has these
+        made = function(tokens, noise_mask, beyond, seeds)
+        return tf.where(made < size, made, ids.start + ids.step * (beyond.vocab_size - 1 - made))
+
+    return apply
 
 
 def _noise_mask(objective: Denoising, sentinels: int) -> Callable:
@@ -159,13 +165,16 @@ def _noise_mask(objective: Denoising, sentinels: int) -> Callable:
     return iid if needs_sentinels else t5.iid_noise_mask
 
 
+_token_to_sentinel = _with_sentinels(t5.noise_token_to_sentinel)
+
+
 def random_or_sentinel(tokens, noise_mask, vocabulary, seeds):
     """10 % random tokens, 90 % the first sentinel, as `t5.noise_token_to_random_token_or_sentinel`; but no random sentinels."""
     use_random = tf.random.stateless_uniform(tf.shape(tokens), seed=seeds[0]) < 0.1
     return tf.where(
         use_random,
         tf.where(noise_mask, _random_tokens(tokens, vocabulary, seeds[1]), tokens),
-        t5.noise_token_to_sentinel(tokens, noise_mask, vocabulary, seeds=()),
+        _token_to_sentinel(tokens, noise_mask, vocabulary, seeds=()),
     )
 
 
@@ -176,15 +185,15 @@ def _random_tokens(tokens, vocabulary, seed):
 
 
 _INPUTS = {
-    "sentinel_per_span": t5.noise_span_to_unique_sentinel,
-    "sentinel_per_token": t5.noise_token_to_sentinel,
+    "sentinel_per_span": _with_sentinels(t5.noise_span_to_unique_sentinel),
+    "sentinel_per_token": _token_to_sentinel,
     "random_or_sentinel": random_or_sentinel,
     "without_noise": t5.drop_noise_tokens,
     "permuted": t5.permute_noise_tokens,
 }
 _TARGETS = {
     "whole": None,
-    "noise_by_sentinel": t5.nonnoise_span_to_unique_sentinel,
+    "noise_by_sentinel": _with_sentinels(t5.nonnoise_span_to_unique_sentinel),
     "noise_alone": t5.drop_nonnoise_tokens,
 }
 
@@ -201,7 +210,7 @@ def mask_in_place(noise_density: float) -> Callable:
             tokens, seeds = chunk["targets"], tf.unstack(tf.random.split(seed, 3))
             noise = t5.iid_noise_mask(tf.size(tokens), noise_density, seeds[:1])
             kind = tf.random.stateless_uniform(tf.shape(tokens), seeds[1])
-            sentinel = _recounted(t5.noise_token_to_sentinel(tokens, noise, vocabulary, seeds=()), vocabulary)
+            sentinel = _token_to_sentinel(tokens, noise, vocabulary, seeds=())
             random = tf.where(noise, _random_tokens(tokens, vocabulary, seeds[2]), tokens)
             inputs = tf.where(kind < 0.8, sentinel, tf.where(kind < 0.9, random, tokens))
             return {**chunk, "inputs": inputs, "loss_weights": tf.cast(noise, tf.int32)}

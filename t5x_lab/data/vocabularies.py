@@ -45,6 +45,8 @@ def is_made_of(vocabulary: seqio.Vocabulary, config: Vocabulary) -> bool:
         files = str(config.path), str(vocabulary.sentencepiece_model_file)
         same_file = files[0] == files[1] or _are_same(*files)
         return same_file and config.extra_ids == vocabulary.extra_ids
+    if isinstance(config, HuggingFaceVocabulary) and isinstance(vocabulary, seqio.SentencePieceVocabulary):
+        return _are_same(os.path.join(config.path, "spiece.model"), str(vocabulary.sentencepiece_model_file))
     if isinstance(config, SentencePieceVocabulary) or isinstance(vocabulary, seqio.SentencePieceVocabulary):
         return False
     return build_vocabulary(config) == vocabulary
@@ -58,7 +60,7 @@ def _are_same(one: str, other: str) -> bool:
 
 
 def sentinels_of(vocabulary: seqio.Vocabulary) -> range:
-    """Ids of the sentinels, the first one first, at the end of the vocabulary: T5's count down from the last id.
+    """Ids of the sentinels, the first one first; T5's count down from the last id.
 
     Without ids of their own (`extra_ids` = 0) they are T5's number of the vocabulary's last: pieces of mT5's, bytes of ByT5's.
     """

@@ -12,6 +12,7 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.models.utils import normalize_gen_kwargs
 
 from t5x_lab.config.errors import UserError
+from t5x_lab.data.huggingface_tokenizer import HuggingFaceTokenizer
 from t5x_lab.observe.console import say
 
 
@@ -22,7 +23,7 @@ class HarnessModel(TemplateLM):
       model: see `t5x_lab.evaluation`.
       batch_size: texts at a time.
       max_length: tokens that an encoder reads, or a decoder with those it writes. Longer contexts are cut from the left, and
-        counted. By default the positions that the model has learned, or 2048.
+        counted. By default those that it was trained at, where that is known, or 2048.
       max_gen_toks: most tokens to write where a task does not say.
     """
 
@@ -39,7 +40,7 @@ class HarnessModel(TemplateLM):
         self.backend = "seq2seq" if self.has_encoder else "causal"
         self.batch_size = int(batch_size) if str(batch_size).isdigit() else 32  # lm-eval may say "auto"
         positions = model.max_positions
-        self.max_length = min(n for n in (max_length or positions or 2048, positions) if n)
+        self.max_length = min(n for n in (max_length or model.trained_length or 2048, positions) if n)
         self.max_gen_toks = max_gen_toks
         self.cut = 0
 
@@ -53,19 +54,21 @@ class HarnessModel(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """What an empty context is made of: for a decoder its start token."""
+        """What an empty context is made of: a decoder's start token, or one that its tokenizer has and leaves out of texts."""
         start = None if self.has_encoder else self.model.special_tokens.start
-        return self.eot_token_id if start is None else start
+        own = self.vocabulary.bos_id if isinstance(self.vocabulary, HuggingFaceTokenizer) else None
+        return next(i for i in (start, own, self.eot_token_id) if i is not None)
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **unused) -> list[int]:
         """As lm-eval's own models: ids with what the model reads before or after a text."""
         ids = list(self.vocabulary.encode(string))
         if add_special_tokens is False:
             return ids
+        before, after = self.model.around_inputs
         if self.has_encoder:
-            return [*ids, *[self.eot_token_id] * self.model.input_eos]
-        begun = self.model.special_tokens.start in (None, *ids[:1])  # a text may say the start token itself
-        return ids if begun else [self.prefix_token_id, *ids]
+            return [*before, *ids, *after]
+        start = self.model.special_tokens.start
+        return ids if start in ids[:1] else [*(() if start is None else (start,)), *before, *ids]  # a text may say it itself
 
     def _loglikelihood_tokens(self, requests, disable_tqdm: bool = False, **unused) -> list[tuple[float, bool]]:
         ends = self._behind_contexts
@@ -80,7 +83,7 @@ class HarnessModel(TemplateLM):
     @property
     def _behind_contexts(self) -> list[int]:
         """A decoder that was trained with an end token after its inputs finds one there."""
-        return [self.eot_token_id] * (self.model.input_eos and not self.has_encoder)
+        return [] if self.has_encoder else self.model.around_inputs[1]
 
     @property
     def _blank(self) -> list[int]:

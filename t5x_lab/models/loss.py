@@ -115,8 +115,9 @@ def weights_and_normalizer(batch: Batch, factor: float | str | None) -> tuple[ja
     if factor == "AVERAGE_PER_SEQUENCE":
         segments = batch.get(f"{predicting_side(batch)}_segment_ids", (target_tokens(batch) > 0).astype(jnp.int32))
         weights = jnp.where(segments > 0, weights, 0.0)
-        add_up = jax.vmap(lambda segments, weights: jnp.zeros(len(weights) + 1).at[segments].add(weights)[segments])
-        total = add_up(segments, weights)
+        number = jnp.cumsum(segments != jnp.pad(segments, [[0, 0], [1, 0]])[:, :-1], axis=1)  # whatever ids they have
+        add_up = jax.vmap(lambda number, weights: jnp.zeros(len(weights) + 1).at[number].add(weights)[number])
+        total = add_up(number, weights)
         weights = jnp.where(total > 0, weights / jnp.maximum(total, 1e-6), 0.0)
         return weights, jnp.maximum(jnp.sum(weights), 1e-6)
     return weights, jnp.float32(factor)

@@ -115,4 +115,5 @@ class MultiHeadAttention(nnx.Module):
             dropout_key=dropout_key,
             logit_cap=self.logit_cap,
         )
-        return self.out(attended_BTNH)
+        # For its gradient: split by positions, as the output is, it would be a product of all heads.
+        return self.out(self.constrain(attended_BTNH, ("batch", None, "heads", None)))

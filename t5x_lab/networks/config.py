@@ -100,7 +100,8 @@ class TransformerShape:
       relative_bias: "shared" by a stack (T5), or "per_layer" (T5X's scanned networks, Wang et al.'s decoders).
       bidirectional_bias: whether a prefix decoder's buckets tell left from right. False is T5X's and Wang et al.'s
         choice and keeps the weights interchangeable with a causal decoder's; True is Mesh TensorFlow's.
-      max_positions: rows of the table of learned positions, the longest sequence there is.
+      max_positions: rows of the table of learned positions (512 unless given), the longest sequence there is; of rotary
+        positions the length that the model was trained at, which limits nothing.
       rotary_theta, rotary_scaling: base of the rotations' wavelengths, and a `RotaryScaling` of them or None.
       qk_norm: RMS norms of each head's queries and keys, before they are rotated (Henry et al. 2020; as in Qwen3).
       attention_logit_cap, logit_cap: c turns attention's, or the vocabulary's, logits x into c * tanh(x / c) (Bello et al.
@@ -139,7 +140,7 @@ class TransformerShape:
     bidirectional_bias: bool = False
     relpos_buckets: int = 32
     relpos_max_distance: int = 128
-    max_positions: int = 512
+    max_positions: int | None = None
     rotary_theta: float = 10_000.0
     rotary_scaling: RotaryScaling | None = None
     qk_norm: bool = False
@@ -163,6 +164,8 @@ class TransformerShape:
         positive(self, "vocab_size", "emb_dim", "num_heads", "num_kv_heads", "head_dim", "mlp_dim", "relpos_buckets")
         positive(self, "max_positions", "norm_epsilon", "rotary_theta")
         positive(self, "attention_logit_cap", "logit_cap", "longest_sequence")
+        if self.positions == "learned" and self.max_positions is None:
+            object.__setattr__(self, "max_positions", 512)
         one_of("TransformerConfig.architecture", self.architecture, ARCHITECTURES)
         for activation in self.mlp_activations:
             _check_activation(activation)

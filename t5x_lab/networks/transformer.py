@@ -75,7 +75,7 @@ class Transformer(nnx.Module):
         self.config, self.constrain, self.logit_cap = c, constrain, c.logit_cap
         self.token_embedder = Embedding(c.vocab_size, c.emb_dim, constrain, c.scaling, rngs=rngs)
         if c.positions == "learned":
-            self.position_embedder = Embedding(c.max_positions, c.emb_dim, constrain, c.scaling, rngs=rngs)
+            self.position_embedder = Embedding(c.max_positions or 0, c.emb_dim, constrain, c.scaling, rngs=rngs)
             self.position_embedder.embedding.set_metadata(axes=("positions", "embed"))
         if c.has_encoder and not c.share_stacks:
             self.encoder = Stack(c, c.num_encoder_layers, cross=False, constrain=constrain, rngs=rngs)

@@ -44,24 +44,24 @@ class Folder:
         """Begins to copy what has changed, unless that was begun less than so many seconds ago; at 0 seconds, finishes it.
 
         Raises:
-          Exception: what went wrong with the copies before.
+          Exception: what went wrong with the copies before; at 0 seconds, with this one.
         """
         if not self.remote or time.monotonic() - self._begun < seconds:
             return
         if self._thread and self._thread.is_alive() and seconds:
             return
-        self._finish()
+        self._finish(heed=bool(seconds))
         self._begun = time.monotonic()
         self._thread = threading.Thread(target=self._copy, name="metrics", daemon=True)
         self._thread.start()
         if not seconds:
             self._finish()
 
-    def _finish(self) -> None:
+    def _finish(self, heed: bool = True) -> None:
         if self._thread:
             self._thread.join()
         error, self._error = self._error, None
-        if error:
+        if error and heed:
             raise error
 
     def _copy(self) -> None:

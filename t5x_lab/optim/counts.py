@@ -15,7 +15,7 @@ from t5x_lab.optim.adafactor import AdafactorState
 def updates(opt_state: Any, step: jax.Array) -> jax.Array:
     """The count in an optimizer's state; `step` where it has none."""
     counts = [_count(part) for part in jax.tree.leaves(opt_state, is_leaf=_is_counted) if _is_counted(part)]
-    counts += [leaf for leaf in jax.tree.leaves(opt_state) if jnp.issubdtype(leaf.dtype, jnp.integer) and leaf.ndim == 0]
+    counts += [leaf for leaf in jax.tree.leaves(opt_state) if _is_count(leaf)]
     return counts[0] if counts else step
 
 
@@ -25,17 +25,27 @@ def counting_from(opt_state: Any, step: jax.Array) -> Any:
     Adafactor's decay is one of T5X's functions of the step too. Adam's corrections of its fresh means begin anew.
     """
 
+    fresh = lambda: jnp.copy(step).astype(jnp.int32)  # one for each: the training step donates them
+
     def one(part: Any) -> Any:
-        if not _is_counted(part):
-            return part
-        count = jnp.copy(step).astype(jnp.int32)  # the training step donates each of them
-        return part._replace(**{"step" if isinstance(part, AdafactorState) else "count": count})
+        if isinstance(part, AdafactorState):
+            return part._replace(step=fresh())
+        if isinstance(part, optax.ScaleByScheduleState):
+            return part._replace(count=fresh())
+        if isinstance(part, optax.InjectStatefulHyperparamsState):
+            counts = jax.tree.map(lambda x: fresh() if _is_count(x) else x, part.hyperparams_states)
+            return part._replace(count=fresh(), hyperparams_states=counts, inner_state=counting_from(part.inner_state, step))
+        return part
 
     return jax.tree.map(one, opt_state, is_leaf=_is_counted)
 
 
 def _is_counted(part: Any) -> bool:
-    return isinstance(part, optax.ScaleByScheduleState | AdafactorState)
+    return isinstance(part, AdafactorState | optax.ScaleByScheduleState | optax.InjectStatefulHyperparamsState)
+
+
+def _is_count(leaf: jax.Array) -> bool:
+    return jnp.issubdtype(leaf.dtype, jnp.integer) and leaf.ndim == 0
 
 
 def _count(part: Any) -> jax.Array:

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import os
 import pathlib
 from typing import Any
 
@@ -11,6 +12,7 @@ from t5x_lab.checkpoints.layout import read_info
 from t5x_lab.config.errors import NotHere, NotSet, UserError
 from t5x_lab.data.config import number_of_sentinels
 from t5x_lab.data.environment import check_environment
+from t5x_lab.observe.console import say
 from t5x_lab.runs.config import GinConfig
 
 SENTENCEPIECE = "spiece.model"  # transformers' name for a T5 tokenizer's file
@@ -48,9 +50,15 @@ def _bindings(directory: pathlib.Path) -> tuple[str, ...]:
         bindings.append("TransformerConfig.rotary_scaling = @RotaryScaling()")
         bindings += [f"RotaryScaling.{name} = {value!r}" for name, value in dataclasses.asdict(scaling).items()]
     bindings.append("MODEL = @ModelConfig()")
-    tokens = huggingface.special_tokens(directory)
+    tokens = huggingface.special_tokens(directory, network.vocab_size)
+    for remark in huggingface.remarks(directory, network):
+        say(remark)
     pieces = directory / SENTENCEPIECE
-    if network.architecture == "encoder_decoder" and pieces.exists():
+    if (
+        network.architecture == "encoder_decoder"
+        and pieces.exists()
+        and not any(map(os.path.exists, _beside_pieces(directory)))
+    ):
         # What transformers makes of these pieces is what SentencePiece does, which TensorFlow reads itself.
         bindings += ["VOCABULARY = @SentencePieceVocabulary()", f"SentencePieceVocabulary.path = {str(pieces)!r}"]
         bindings.append(f"SentencePieceVocabulary.extra_ids = {_extra_ids(directory, pieces)}")
@@ -61,10 +69,15 @@ def _bindings(directory: pathlib.Path) -> tuple[str, ...]:
 
         before, after = around_texts(read_tokenizer(str(directory)))
         bindings += ["VOCABULARY = @HuggingFaceVocabulary()", f"HuggingFaceVocabulary.path = {str(directory)!r}"]
-        tokens["input_eos"] = bool(after)
         if network.architecture != "encoder_decoder":
-            tokens["start"] = before[-1] if before else None
+            tokens["start"] = before.pop(0) if before else None
+        tokens |= {"input_start": tuple(before), "input_eos": bool(after), "input_end": tuple(after) or None}
     return (*bindings, *(f"SpecialTokens.{name} = {value!r}" for name, value in tokens.items()))
+
+
+def _beside_pieces(directory: pathlib.Path) -> list[pathlib.Path]:
+    """Files that may add tokens to those of a SentencePiece model."""
+    return [directory / name for name in ("tokenizer.json", "added_tokens.json")]
 
 
 def _extra_ids(directory: pathlib.Path, pieces: pathlib.Path) -> int:

@@ -34,7 +34,7 @@ def write_tokenizer(directory: pathlib.Path, vocabulary: Vocabulary | None, toke
     pieces = pieces_of(vocabulary)
     if vocabulary is None or (isinstance(vocabulary, SentencePieceVocabulary) and not pieces):
         return " No tokenizer is beside it: the configuration's vocabulary cannot be read from here."
-    if has_encoder:
+    if has_encoder and tokens.input_eos is not False:
         kind = "ByT5Tokenizer" if pieces is None else "T5Tokenizer"
         described = {"tokenizer_class": kind, "extra_ids": vocabulary.extra_ids, **_NAMES}
         (directory / "tokenizer_config.json").write_text(json.dumps(described, indent=1) + "\n")
@@ -44,15 +44,17 @@ def write_tokenizer(directory: pathlib.Path, vocabulary: Vocabulary | None, toke
         if _is_unigram(_parsed(pieces)):
             return ""
         return f" transformers reads {SENTENCEPIECE} as a unigram model, which it is not: its ids will differ."
+    start = None if has_encoder else tokens.start
     if pieces is None:
-        _save(_of_bytes(vocabulary.extra_ids), directory, tokens, unknown=2, end=1)
-        return ""
-    model = _parsed(pieces)
-    if not _is_unigram(model):
-        return " No tokenizer is beside it: its SentencePiece model is not of the unigram kind."
-    spec = model.trainer_spec
-    _save(_of_pieces(model, vocabulary.extra_ids), directory, tokens, spec.unk_id, spec.eos_id)
-    return ""
+        _save(_of_bytes(vocabulary.extra_ids), directory, tokens, start, unknown=2, end=1)
+    else:
+        model = _parsed(pieces)
+        if not _is_unigram(model):
+            return " No tokenizer is beside it: its SentencePiece model is not of the unigram kind."
+        spec = model.trainer_spec
+        _save(_of_pieces(model, vocabulary.extra_ids), directory, tokens, start, spec.unk_id, spec.eos_id)
+    # A text and its continuation are one text there: an end token would stand behind both.
+    return " Inputs end with an end token here; its tokenizer puts none behind a text." if tokens.input_eos else ""
 
 
 def _parsed(pieces: bytes) -> Any:
@@ -117,20 +119,23 @@ def _of_pieces(model: Any, extra_ids: int) -> Any:
     return built
 
 
-def _save(built: Any, directory: pathlib.Path, tokens: SpecialTokens, unknown: int, end: int) -> None:
-    """Writes the tokenizer, its special tokens named as its pieces of these ids are; `end` where `tokens` say none."""
+def _save(built: Any, directory: pathlib.Path, tokens: SpecialTokens, begin: int | None, unknown: int, end: int) -> None:
+    """Writes the tokenizer, its special tokens named as its pieces of these ids are; `end` where `tokens` say none.
+
+    It puts `begin` before a text, and nothing behind.
+    """
     import transformers
     from tokenizers import processors
 
     name = lambda i: None if i is None or i < 0 else built.id_to_token(i)
-    start = name(tokens.start)
+    start = name(begin)
     ids = {"unk_token": unknown, "eos_token": next(iter(tokens.ends), end), "pad_token": tokens.padding}
     special = {kind: name(i) for kind, i in ids.items() if name(i) is not None}
     sentinels = sorted(token for token in built.get_vocab() if token.startswith("<extra_id_"))
     built.add_special_tokens([*dict.fromkeys([*special.values(), *([start] if start else [])]), *sentinels])
     if start:
         built.post_processor = processors.TemplateProcessing(
-            single=f"{start} $A", pair=f"{start} $A {start} $B", special_tokens=[(start, tokens.start)]
+            single=f"{start} $A", pair=f"{start} $A {start} $B", special_tokens=[(start, begin)]
         )
     wrapped = transformers.PreTrainedTokenizerFast(
         tokenizer_object=built, bos_token=start, clean_up_tokenization_spaces=False, **special

@@ -142,7 +142,7 @@ class _Ownership:
         beat = 0
         while not self._stop.wait(BEAT_SECONDS):
             beat += 1
-            with contextlib.suppress(OSError, UserError), self._locked():  # of a full disk, or a remote one that is away
+            with contextlib.suppress(Exception), self._locked():  # of a full disk, or a remote one, which has its own
                 found = self._read()
                 if found is not None and found[0] != self._owner:
                     print(
@@ -172,7 +172,7 @@ class _Ownership:
         self._stop.set()
         if self._thread:
             self._thread.join()
-        with contextlib.suppress(OSError), self._locked():
+        with contextlib.suppress(Exception), self._locked():
             found = self._read()
             if found is not None and found[0] == self._owner:
                 self._path.unlink(missing_ok=True)

@@ -130,23 +130,38 @@ class Run:
         """Tokens that the model can tell the positions of; None where nothing limits them."""
         return self._inference.length_limits.max_positions
 
+    @property
+    def trained_length(self) -> int | None:
+        """Tokens of a sequence that the model was trained at, as an imported one says, or that it has positions for."""
+        return getattr(self._model.config.network, "max_positions", None) or self.max_positions
+
     @functools.cached_property
     def special_tokens(self) -> SpecialTokens:
         """Start, end and padding ids, of the configuration."""
         return self.config.special_tokens()
 
-    @property
+    @functools.cached_property
     def eos_id(self) -> int:
-        """What is put behind a text to end it; -1 where nothing is."""
-        return self.end_ids[0] if self.end_ids else -1
+        """What is put behind a text to end it, the vocabulary's end token where it has one; -1 where nothing is."""
+        try:
+            own = self.vocabulary.eos_id
+        except NotSet:  # a model of token ids alone
+            own = None
+        return next((i for i in (own, *self.special_tokens.ends) if i is not None), -1)
 
     @functools.cached_property
     def end_ids(self) -> tuple[int, ...]:
-        """What ends a text that is written; the vocabulary's end token is the first, where it is one of them."""
-        own, ends = self.vocabulary.eos_id, self.special_tokens.ends
-        if own is None or (ends and own not in ends):
-            return ends
-        return (own, *(end for end in ends if end != own))
+        """What ends a text that is written; what ends those that are read is the first, where it is one of them."""
+        ends, eos = self.special_tokens.ends, self.eos_id
+        if not ends:
+            return () if eos < 0 else (eos,)
+        return tuple(sorted(ends, key=lambda end: end != eos))
+
+    @property
+    def around_inputs(self) -> tuple[list[int], list[int]]:
+        """Ids before and after a text given as an input, behind a decoder's start token."""
+        behind = self.special_tokens.input_end or (() if self.eos_id < 0 else (self.eos_id,))
+        return list(self.special_tokens.input_start), list(behind) if self.input_eos else []
 
     @functools.cached_property
     def input_eos(self) -> bool:
@@ -172,7 +187,7 @@ class Run:
 
     @functools.cached_property
     def _texts(self) -> Texts:
-        return Texts(self.vocabulary, self.has_encoder, self.end_ids, lambda: self.input_eos)
+        return Texts(self.vocabulary, self.has_encoder, self.end_ids, self.eos_id, lambda: self.around_inputs)
 
     def _first(self, add_start: bool) -> list[int]:
         """What a decoder reads before its inputs."""

@@ -1,6 +1,7 @@
 """Texts to token ids and back, and checks of the texts that a user asks a model about."""
 
 import itertools
+import operator
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -15,23 +16,35 @@ class Texts:
     Args:
       vocabulary: a SeqIO vocabulary.
       has_encoder: whether inputs go into an encoder; else a completion continues its prompt.
-      end_ids: what ends a text that is written; the first is put behind those that are read.
-      input_eos: () -> whether inputs end with an end token; asked when a text is encoded.
+      end_ids: what ends a text that is written.
+      eos_id: what ends one that is read; -1 = nothing.
+      around_inputs: () -> ids before and after inputs; asked when a text is encoded.
     """
 
-    def __init__(self, vocabulary, has_encoder: bool, end_ids: tuple[int, ...], input_eos: Callable[[], bool]):
-        self.vocabulary, self._has_encoder, self._end_ids, self._input_eos = vocabulary, has_encoder, end_ids, input_eos
+    def __init__(
+        self,
+        vocabulary,
+        has_encoder: bool,
+        end_ids: tuple[int, ...],
+        eos_id: int,
+        around_inputs: Callable[[], tuple[Ids, Ids]],
+    ):
+        self.vocabulary, self._has_encoder, self._end_ids, self._eos_id = vocabulary, has_encoder, end_ids, eos_id
+        self._around_inputs = around_inputs
 
     def encode(self, text: str, eos: bool = False) -> Ids:
-        if eos and not self._end_ids:
+        if eos and self._eos_id < 0:
             raise UserError(
                 "The tokenizer has no end token. Set SpecialTokens.end to the id that ends texts, or leave out eos."
             )
-        return [*self.vocabulary.encode(text), *(self._end_ids[:1] if eos else ())]
+        return [*self.vocabulary.encode(text), *((self._eos_id,) if eos else ())]
 
     def encode_input(self, text: str | Sequence[int]) -> Ids:
         """Ids of an input; ids are taken as they are."""
-        return self.encode(text, self._input_eos()) if isinstance(text, str) else [int(i) for i in text]
+        if not isinstance(text, str):
+            return ids_of(text)
+        before, after = self._around_inputs()
+        return [*before, *self.vocabulary.encode(text), *after]
 
     def completion(self, prompt: Ids, tokens: np.ndarray, stop: Sequence[str] = ()) -> str:
         """The text of generated tokens, up to the first of the texts `stop` in it.
@@ -49,11 +62,23 @@ class Texts:
         return text[: min((at for end in stop if (at := text.find(end)) >= 0), default=len(text))]
 
 
+def ids_of(row) -> Ids:
+    """A text's token ids, as a list.
+
+    Raises:
+      UserError: for anything else.
+    """
+    try:
+        return [operator.index(i) for i in row]
+    except TypeError as error:
+        raise UserError(f"{row!r:.40} is neither a text nor a list of token ids.") from error
+
+
 def without_padding(rows, padding: int) -> list[Ids]:
     """Rows of an array without the padding at their ends; lists of ids as they are."""
     found = []
     for row in rows:
-        ids = [int(i) for i in row]
+        ids = ids_of(row)
         while isinstance(rows, np.ndarray) and ids and ids[-1] == padding:
             ids.pop()
         found.append(ids)
@@ -100,7 +125,12 @@ def check_beams(beam_size: int, temperature: float, num_samples: int) -> None:
 
 def limits_of(max_tokens: int | Sequence[int], number: int) -> list[int]:
     """The most tokens to write after each prompt."""
-    given = np.asarray(max_tokens)
+    try:
+        given = np.asarray(max_tokens)
+    except ValueError:  # lists of different lengths
+        given = np.asarray(None)
+    if given.ndim > 1 or given.dtype.kind not in "iu":
+        raise UserError(f"max_tokens is {max_tokens!r:.40}; it is a whole number, or one for each prompt.")
     limits = [int(given)] * number if given.ndim == 0 else [int(limit) for limit in given]
     if len(limits) != number:
         raise UserError(f"max_tokens has {len(limits)} numbers for {number} prompts; give one number, or one for each.")

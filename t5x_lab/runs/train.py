@@ -166,7 +166,7 @@ def prepare(config: GinConfig, stack: contextlib.ExitStack) -> Job:
     check_agreement(run, start)
     check_fits(run, start, training.abstract_state)
     checkpoints = Checkpoints(run.model_dir, run.saving, {"settings": run.identity(), "config": config.text})
-    stack.callback(checkpoints.close)
+    stack.push(checkpoints.close)
     with waiting_for("the state that the run starts from, in all processes"):
         state = first_state(run, training, checkpoints, start, batches)
     if jax.process_index() == 0:

@@ -14,7 +14,7 @@ from t5x_lab.checkpoints.lazy_tensors import CHUNK_BYTES, LazyTensor, Unreadable
 
 METADATA = "_METADATA"
 SMALLEST_CHUNK, LARGEST_CHUNK = 4 << 10, 1 << 20  # bytes
-KEPT_BYTES = 64 << 20
+INDEX_BYTES = 64 << 20
 
 
 def open_arrays(directory: epath.Path) -> dict[str, LazyTensor]:
@@ -41,11 +41,11 @@ def open_arrays(directory: epath.Path) -> dict[str, LazyTensor]:
 
 
 class LastRead:
-    """The whole chunks that were read last of one of the arrays that share this: slices of them, such as layers one after the
-    other, or the parts of several devices, are not read again."""
+    """The chunks of one of the arrays that share this of which a part was read last: other slices of them, such as layers one
+    after the other, or the parts of several devices, are not read again."""
 
     def __init__(self) -> None:
-        self.context = ts.Context({"cache_pool": {"total_bytes_limit": KEPT_BYTES}})  # for OCDBT's own index
+        self.context = ts.Context({"cache_pool": {"total_bytes_limit": INDEX_BYTES}})  # for OCDBT's own index
         self._store: ts.TensorStore | None = None
         self._boxes: dict[tuple[tuple[int, int], ...], np.ndarray] = {}
 
@@ -59,11 +59,12 @@ class LastRead:
         )
         if self._store is not store:
             self._store, self._boxes = store, {}
-        if box not in self._boxes:
-            if sum(array.nbytes for array in self._boxes.values()) > KEPT_BYTES:
-                self._boxes = {}
-            self._boxes[box] = np.asarray(store[tuple(slice(*both) for both in box)].read().result())
-        return self._boxes[box][tuple(slice(a - c, b - c) for (a, b), (c, _) in zip(ends, box, strict=True))]
+        whole = self._boxes.get(box)
+        if whole is None:
+            whole = np.asarray(store[tuple(slice(*both) for both in box)].read().result())
+            if list(box) != ends:
+                self._boxes[box] = whole
+        return whole[tuple(slice(a - c, b - c) for (a, b), (c, _) in zip(ends, box, strict=True))]
 
 
 def open_zarr(
@@ -111,22 +112,37 @@ def _chunk_shape(store: ts.TensorStore) -> tuple[int, ...]:
     return tuple(chunk or size for chunk, size in zip(store.chunk_layout.read_chunk.shape or (), store.shape, strict=True))
 
 
-def chunk_bytes(nbytes: int) -> int:
-    """The size of the chunks of an array of that size: small enough for many hosts to share it, large enough to read well."""
-    return min(max(nbytes // 256, SMALLEST_CHUNK), LARGEST_CHUNK)
+def single_axes(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """Axes of which every entry has chunks of its own: the layers of a stack, and of its attention [layers, …] the heads.
+
+    Heads are before the entries of a head, and fewer than what they are projected from. Where chunks would become too small,
+    as of what one of many devices holds, layers share them, and then heads.
+    """
+    if len(shape) == 4:
+        widest = max(range(1, 4), key=lambda axis: shape[axis])
+        axes: tuple[int, ...] = (0, next(axis for axis in range(1, 4) if axis != widest))
+    else:
+        axes = (0,) if len(shape) > 2 else ()
+    while axes and math.prod(shape) * itemsize < SMALLEST_CHUNK * math.prod(shape[axis] for axis in axes):
+        axes = axes[1:]
+    return axes
+
+
+def chunk_bytes(shape: tuple[int, ...], itemsize: int) -> int:
+    """The size of an array's chunks: small enough that a host which wants an eighth of any axis reads little else."""
+    others = sorted(size for axis, size in enumerate(shape) if axis not in single_axes(shape, itemsize))
+    parts = [max(size // 8, 1) for size in others]
+    elements = parts[-1] * others[0] if len(shape) - len(parts) == 2 else parts[0] ** len(parts) if parts else 1
+    return min(max(elements * itemsize, SMALLEST_CHUNK), LARGEST_CHUNK)
 
 
 def chunks_of(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """The shape of the chunks in which an array is written, so that a host that wants a part reads little else.
-
-    Whatever axis a mesh splits, eight parts of it have chunks of their own, more of a large array, and each layer of a stack.
-    """
-    chunk = [1, *shape[1:]] if len(shape) > 2 else list(shape)
-    while math.prod(chunk) * itemsize > chunk_bytes(math.prod(shape) * itemsize):
-        splits = [-(-size // c) for size, c in zip(shape, chunk, strict=True)]
-        axis = max(range(len(chunk)), key=lambda i: (chunk[i] > 1 and splits[i] < 8, chunk[i]))
-        if splits[axis] >= 8 and math.prod(chunk) * itemsize <= LARGEST_CHUNK:
-            break
+    """The shape of an array's chunks, see `chunk_bytes`: every axis is split eight times before one is split more often."""
+    single = single_axes(shape, itemsize)
+    chunk = [1 if axis in single else size for axis, size in enumerate(shape)]
+    while math.prod(chunk) * itemsize > chunk_bytes(shape, itemsize):
+        often = [-(-size // c) >= 8 for size, c in zip(shape, chunk, strict=True)]
+        axis = max(range(len(chunk)), key=lambda axis: (chunk[axis] > 1 and not often[axis], chunk[axis]))
         chunk[axis] = -(-chunk[axis] // 2)
     return tuple(chunk)
 

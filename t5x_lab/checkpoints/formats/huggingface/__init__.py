@@ -30,7 +30,19 @@ FAMILIES: dict[str, Family] = {
 }
 T5_TOKENS: Mapping[str, int | None] = {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 1}
 _MAX_LAYERS = 10_000
-_LEFT_OUT = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")  # buffers that older versions saved
+_LEFT_OUT = (  # what older versions saved, and no model reads
+    "rotary_emb.inv_freq",
+    ".attn.bias",
+    ".attn.masked_bias",
+    "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",
+)
+# Of generation_config.json, with what asks for nothing; what greedy decoding does not heed is said.
+_GENERATION = {
+    "do_sample": (False,), "num_beams": (1,), "repetition_penalty": (1.0,), "encoder_repetition_penalty": (1.0,),
+    "no_repeat_ngram_size": (0,), "encoder_no_repeat_ngram_size": (0,), "min_length": (0,), "min_new_tokens": (0,),
+    "bad_words_ids": (), "suppress_tokens": (), "begin_suppress_tokens": (), "forced_bos_token_id": (),
+    "forced_eos_token_id": (), "sequence_bias": (), "penalty_alpha": (), "exponential_decay_length_penalty": (),
+}  # fmt: skip
 
 
 def find(root: epath.Path, step: int | None) -> epath.Path | None:
@@ -75,29 +87,59 @@ def read_config(directory: pathlib.Path) -> tuple[Family, TransformerConfig]:
     return FAMILIES[kind], network
 
 
-def special_tokens(directory: pathlib.Path) -> dict[str, Any]:
+def special_tokens(directory: pathlib.Path, vocab_size: int) -> dict[str, Any]:
     """What a model's decoder reads first, what ends its texts, and padding, by `SpecialTokens`' names.
 
     Where a decoder has a tokenizer, that tells its start token better: it puts one before a text or does not.
+
+    Raises:
+      UserError: when generation_config.json is damaged, or the model has no such start token.
     """
     config = json.loads((directory / "config.json").read_bytes())
-    generation = directory / "generation_config.json"
     try:
-        config |= {k: v for k, v in json.loads(generation.read_bytes()).items() if v is not None} if generation.exists() else {}
+        config |= {name: value for name, value in _generation(directory).items() if value is not None}
         first = lambda ids: ids[0] if isinstance(ids, list) else ids
         padding = max(first(config.get("pad_token_id")) or 0, 0)  # some write -1 for none
         end = config.get("eos_token_id")
-        ids = {"end": tuple(end) if isinstance(end, list) else end, "padding": padding}
+        ends = tuple(i for i in (end if isinstance(end, list) else [end]) if i is not None and i < vocab_size)
+        ids = {"end": ends if len(ends) > 1 else ends[0] if ends else None, "padding": padding}
         if config.get("is_encoder_decoder", config["model_type"] in ("t5", "mt5")):
             start = config.get("decoder_start_token_id")
-            ids["start"] = padding if start is None else start
+            start = padding if start is None else int(start)
+            if not 0 <= start < vocab_size:
+                raise UserError(f"{directory} starts texts with the id {start}, of {vocab_size} rows. Correct its config.json.")
         else:
-            ids["start"] = first(config.get("bos_token_id"))
+            start = first(config.get("bos_token_id"))
+            start = start if start is not None and 0 <= start < vocab_size else None
     except (OSError, ValueError, TypeError, IndexError, AttributeError) as error:
         raise UserError(
-            f"{generation} is no generation_config.json of transformers ({type(error).__name__}: {error})."
+            f"{directory}/generation_config.json is none of transformers ({type(error).__name__}: {error})."
         ) from error
-    return ids
+    return {"start": start, **ids}
+
+
+def _generation(directory: pathlib.Path) -> dict[str, Any]:
+    path = directory / "generation_config.json"
+    return dict(json.loads(path.read_bytes())) if path.exists() else {}
+
+
+def remarks(directory: pathlib.Path, network: TransformerConfig) -> list[str]:
+    """Sentences on what of a model is not as `transformers` would have it; for a directory that `special_tokens` has read."""
+    settings, found = _generation(directory), []
+    unread = [name for name, nothing in _GENERATION.items() if settings.get(name) not in (None, [], {}, *nothing)]
+    if unread:
+        found.append(
+            f"{directory}/generation_config.json sets {', '.join(unread)}, which is not read: texts are written greedily and "
+            "without penalties, unless other arguments are given."
+        )
+    if not network.logits_via_embedding and _is_headless(safetensors_files.open_directory(directory)):
+        found.append(f"{directory} holds a model without a head for language modelling; its embeddings take that place.")
+    return found
+
+
+def _is_headless(tensors: Mapping[str, LazyTensor]) -> bool:
+    """Whether a Llama was saved without the names that a model for language modelling has."""
+    return "embed_tokens.weight" in tensors and "lm_head.weight" not in tensors
 
 
 def _dtype(config: Mapping[str, Any], directory: pathlib.Path) -> str:
@@ -119,12 +161,13 @@ def _open_params(directory: pathlib.Path) -> dict[str, LazyTensor]:
     """
     family, config = read_config(directory)
     found: dict[str, LazyTensor] = {}
-    for name, tensor in safetensors_files.open_directory(directory).items():
+    opened = safetensors_files.open_directory(directory)
+    for name, tensor in opened.items():
         if not name.endswith(_LEFT_OUT):
             known = found.setdefault(family.aliases(name), tensor)
             if known is not tensor and not known.equals(tensor):
                 raise UserError(f"{directory} holds {name} and {family.aliases(name)}, which should be the same and are not.")
-    _check_tied(found, config, directory)
+    _check_tied(found, config, directory, _is_headless(opened))
     ours, shapes = {}, {name: part.shape for name, part in parts_of(config).items()}
     for entry in family.entries(config):
         if entry.name not in found:
@@ -135,11 +178,16 @@ def _open_params(directory: pathlib.Path) -> dict[str, LazyTensor]:
     return ours
 
 
-def _check_tied(found: dict[str, LazyTensor], config: TransformerConfig, directory: pathlib.Path) -> None:
-    """Makes the output matrix one tensor where logits are tied and two where they are not."""
+def _check_tied(found: dict[str, LazyTensor], config: TransformerConfig, directory: pathlib.Path, headless: bool) -> None:
+    """Makes the output matrix one tensor where logits are tied and two where they are not.
+
+    A `headless` model was saved without the names that one for language modelling has.
+    """
     tables = ("shared.weight", "model.embed_tokens.weight", "transformer.tokens_embed.weight")
     head, table = found.get("lm_head.weight"), next((found[name] for name in tables if name in found), None)
     if not config.logits_via_embedding and head is None and table is not None:
+        if "model.embed_tokens.weight" in found and not headless:  # a T5 without one is tied in `transformers` 5
+            raise UserError(f"{directory} holds no lm_head.weight, which its config.json promises: it is not whole.")
         found["lm_head.weight"] = table  # tied after all, without T5 1.0's scaling: the same numbers twice
     elif config.logits_via_embedding and head is not None and table is not None:
         if not head.equals(table):

@@ -7,7 +7,7 @@ texts longer than the window are refused.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from t5x_lab.checkpoints.formats.huggingface.llama import projections, sizes, with_prefix
+from t5x_lab.checkpoints.formats.huggingface.llama import projections, rotations, scaling_to_theirs, sizes, with_prefix
 from t5x_lab.checkpoints.formats.huggingface.table import Entry, Family, linear
 from t5x_lab.config.errors import UserError
 from t5x_lab.networks.transformer import TransformerConfig
@@ -39,7 +39,6 @@ def _to_theirs(c: TransformerConfig) -> dict[str, Any] | None:
         == ("causal_decoder", "rotary", "rms", "both", "standard")
         and c.mlp_activations == ("gelu", "linear")
         and c.scale_embeddings
-        and c.rotary_scaling is None
         and not (c.use_bias or c.qk_norm)
     )
     if not is_gemma:
@@ -56,26 +55,25 @@ def _to_theirs(c: TransformerConfig) -> dict[str, Any] | None:
             "sliding_attention" if c.longest_sequence and i % 2 == 0 else "full_attention" for i in range(c.num_decoder_layers)
         ],
         "sliding_window": c.longest_sequence or _MAX_LENGTH,
-        "max_position_embeddings": c.longest_sequence or _MAX_LENGTH,
+        "max_position_embeddings": c.max_positions or c.longest_sequence or _MAX_LENGTH,
         "rms_norm_eps": c.norm_epsilon,
         "rope_theta": c.rotary_theta,
-        "rope_parameters": {"rope_theta": c.rotary_theta, "rope_type": "default"},
+        "rope_parameters": {"rope_theta": c.rotary_theta, **scaling_to_theirs(c.rotary_scaling)},
         "tie_word_embeddings": c.logits_via_embedding,
         "attention_bias": False,
     }  # fmt: skip
 
 
 def _to_ours(config: Mapping[str, Any]) -> TransformerConfig:
-    rope = config.get("rope_parameters") or {}
+    theta, scaling = rotations(config)
     if (
         config.get("hidden_activation", "gelu_pytorch_tanh") != "gelu_pytorch_tanh"
         or config.get("attention_bias")
-        or rope.get("rope_type", "default") != "default"
         or config.get("query_pre_attn_scalar", 256) != config.get("head_dim", 256)
     ):
         raise UserError(
-            "config.json has another activation, biases or rotations than Gemma 2's, or a query_pre_attn_scalar "
-            "that is not its head_dim; such models are not read."
+            "config.json has another activation or biases than Gemma 2's, or a query_pre_attn_scalar that is not its head_dim; "
+            "such models are not read."
         )
     kinds = config.get("layer_types") or ["sliding_attention", "full_attention"]
     has_windows = "sliding_attention" in kinds
@@ -92,7 +90,9 @@ def _to_ours(config: Mapping[str, Any]) -> TransformerConfig:
         logits_via_embedding=config.get("tie_word_embeddings", True),
         scaling="standard",
         positions="rotary",
-        rotary_theta=float(rope.get("rope_theta", config.get("rope_theta", 10000.0))),
+        rotary_theta=theta,
+        rotary_scaling=scaling,
+        max_positions=config.get("max_position_embeddings", _MAX_LENGTH),
         attention_logit_cap=config.get("attn_logit_softcapping", 50.0),
         logit_cap=config.get("final_logit_softcapping", 30.0),
         scale_embeddings=True,

@@ -82,6 +82,7 @@ def _to_theirs(c: TransformerConfig) -> dict[str, Any] | None:
         and c.mlp_activations in (("silu", "linear"), ("swish", "linear"))
         and _kind(c)
         and c.emb_dim % c.num_heads == 0  # transformers insists, though head_dim is free
+        and not (c.longest_sequence and _kind(c) == "llama")  # only Qwens have windows
     )
     if not is_llama:
         return None
@@ -92,15 +93,21 @@ def _to_theirs(c: TransformerConfig) -> dict[str, Any] | None:
         "hidden_act": "silu",
         "rms_norm_eps": c.norm_epsilon,
         "rope_theta": c.rotary_theta,
-        "rope_parameters": {"rope_theta": c.rotary_theta, **_scaling_to_theirs(c.rotary_scaling)},
-        "max_position_embeddings": _MAX_LENGTH * round(c.rotary_scaling.factor if c.rotary_scaling else 1),
+        "rope_parameters": {"rope_theta": c.rotary_theta, **scaling_to_theirs(c.rotary_scaling)},
+        "max_position_embeddings": c.max_positions or _MAX_LENGTH * round(c.rotary_scaling.factor if c.rotary_scaling else 1),
         "tie_word_embeddings": c.logits_via_embedding,
         "attention_bias": c.has_bias("out"),
         "mlp_bias": c.has_bias("mlp"),
+        **(_windows_to_theirs(c.longest_sequence) if c.longest_sequence else {}),
     }  # fmt: skip
 
 
-def _scaling_to_theirs(scaling: RotaryScaling | None) -> dict[str, Any]:
+def _windows_to_theirs(length: int) -> dict[str, Any]:
+    """Of all layers: which of them had windows is not kept, and texts that are no longer see no difference."""
+    return {"use_sliding_window": True, "sliding_window": length, "max_window_layers": 0}
+
+
+def scaling_to_theirs(scaling: RotaryScaling | None) -> dict[str, Any]:
     if scaling is None:
         return {"rope_type": "default"}
     if scaling.kind == "linear":
@@ -127,22 +134,37 @@ def _scaling_to_ours(kind: str, rope: Mapping[str, Any]) -> RotaryScaling | None
     )
 
 
-def _to_ours(config: Mapping[str, Any]) -> TransformerConfig:
+def rotations(config: Mapping[str, Any]) -> tuple[float, RotaryScaling | None]:
+    """Their base, and how they are scaled, of a config.json as any version of `transformers` writes them."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    theta = rope.get("rope_theta", config.get("rope_theta", 10000.0))
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in ("default", "linear", "llama3") or rope.get("partial_rotary_factor", 1.0) != 1.0:
         raise UserError(
-            f'config.json has rotations of type "{kind}", or of a part of each head; of Llama\'s kind t5x_lab reads models '
-            'with whole rotations of type "default", "linear" or "llama3".'
+            f'config.json has rotations of type "{kind}", or of a part of each head; t5x_lab reads models with whole rotations '
+            'of type "default", "linear" or "llama3".'
         )
+    return float(rope.get("rope_theta", config.get("rope_theta", 10000.0))), _scaling_to_ours(kind, rope)
+
+
+def _window(config: Mapping[str, Any]) -> int | None:
+    """Tokens that some layers of a Qwen see; they see all of a text that is no longer."""
+    if not config.get("use_sliding_window") or config["model_type"] == "llama":
+        return None
+    first = config.get("max_window_layers", 28)
+    has_windows = "sliding_attention" in (
+        config.get("layer_types") or ["sliding_attention"] * (config["num_hidden_layers"] - first)
+    )
+    return config.get("sliding_window", 4096) if has_windows else None
+
+
+def _to_ours(config: Mapping[str, Any]) -> TransformerConfig:
+    theta, scaling = rotations(config)
     if config.get("hidden_act", "silu") != "silu":
         raise UserError(
             f'config.json has hidden_act "{config["hidden_act"]}"; of Llama\'s kind t5x_lab reads models with "silu".'
         )
     attention = ("qkv", "out") if config.get("attention_bias") else ("qkv",) if config["model_type"] == "qwen2" else ()
     biases = (*attention, *(("mlp",) if config.get("mlp_bias") else ()))
-    has_windows = "sliding_attention" in (config.get("layer_types") or ())
     return TransformerConfig(
         architecture="causal_decoder",
         vocab_size=config["vocab_size"],
@@ -156,11 +178,12 @@ def _to_ours(config: Mapping[str, Any]) -> TransformerConfig:
         logits_via_embedding=config.get("tie_word_embeddings", False),
         scaling="standard",
         positions="rotary",
-        rotary_theta=float(theta),
+        rotary_theta=theta,
+        max_positions=config.get("max_position_embeddings", _MAX_LENGTH),
         qk_norm=config["model_type"] == "qwen3",
-        rotary_scaling=_scaling_to_ours(kind, rope),
+        rotary_scaling=scaling,
         use_bias=biases or False,
-        longest_sequence=config.get("sliding_window") if has_windows else None,
+        longest_sequence=_window(config),
         norm_epsilon=config.get("rms_norm_eps", 1e-6),
     )
 
