@@ -21,6 +21,7 @@ from t5x_lab.decoding.sampling import SamplingConfig, choose, replaced
 from t5x_lab.models.model import ModelConfig
 from t5x_lab.networks.network import has_encoder
 from t5x_lab.partitioning.mesh import MeshShape
+from t5x_lab.runs import inference
 from t5x_lab.runs.inference import Inference
 from t5x_lab.runs.padding import bucket, scoring_batch
 from t5x_lab.runs.sharded_model import ShardedModel
@@ -345,6 +346,16 @@ def test_scores_count_a_token_once_whatever_its_weight():
 
 def test_buckets_are_few():
     assert len({bucket(length) for length in range(1, 4097)}) < 32
+
+
+def test_of_long_texts_a_batch_has_fewer(monkeypatch):
+    monkeypatch.setattr(inference, "TOKENS", 256)
+    lengths = [300, 100, 60, 60, 40, *[16] * 40]
+    found = list(Inference(sharp_model("gpt1")[0])._batches(list(range(45)), lambda i: lengths[i], batch_size=12))
+    assert [i for batch, _ in found for i in batch] == list(range(45))
+    for batch, rows in found:
+        assert len(batch) <= rows <= 12 and rows * bucket(lengths[batch[0]]) <= max(256, bucket(lengths[batch[0]]))
+    assert [rows for _, rows in found][:2] == [1, 2] and found[-2][1] == 12
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=float, help="only the first N examples of each task, or a share below 1")
     parser.add_argument("--output_path", help="where lm-eval's result files go, with every example's answer")
     parser.add_argument("--num_fewshot", type=int, help="examples before the question; a task's own number by default")
-    parser.add_argument("--batch_size", type=int, default=32, help="texts at a time")
+    parser.add_argument("--batch_size", type=int, default=32, help="texts at a time; fewer of long ones")
     parser.add_argument("--max_length", type=int, help="tokens of a context that are read; the model's positions, or 2048")
     parser.add_argument("--json", action="store_true", help="print one JSON object, and everything else to stderr")
 

@@ -30,7 +30,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--choice", action="append", default=[], help="to rank, where lines have no choices; repeat it")
     parser.add_argument("--eos", action="store_true", help="to score or rank a file: an end token behind targets and choices")
-    parser.add_argument("--batch_size", type=int, default=32, help="texts at a time")
+    parser.add_argument("--batch_size", type=int, default=32, help="texts at a time; fewer of long ones")
     parser.add_argument("--max_length", type=int, help="cut inputs from the left, to read no more tokens than this")
     parser.add_argument("--shard_id", type=int, default=0, help="this process's share of the input")
     parser.add_argument("--num_shards", type=int, default=1, help="shares of the input")

@@ -18,7 +18,7 @@ class InferEvalConfig:
       cut_inputs: where inputs longer than TASK_FEATURE_LENGTHS are cut: on the "right", before their end token, as in training;
         on the "left", so that the question stays; or None, nowhere, as T5X evaluates.
       beam_size, beam_alpha: of a beam search that writes predictions; without an alpha, one hypothesis is written greedily.
-      batch_size: texts at a time.
+      batch_size: texts at a time, fewer of long ones.
     """
 
     period: int | None = None

@@ -21,7 +21,7 @@ class HarnessModel(TemplateLM):
 
     Args:
       model: see `t5x_lab.evaluation`.
-      batch_size: texts at a time.
+      batch_size: texts at a time, fewer of long ones.
       max_length: tokens that an encoder reads, or a decoder with those it writes. Longer contexts are cut from the left, and
         counted. By default those that it was trained at, where that is known, or 2048.
       max_gen_toks: most tokens to write where a task does not say.

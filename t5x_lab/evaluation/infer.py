@@ -42,7 +42,7 @@ def infer(
       examples: all of them.
       output: the path of a .jsonl file.
       mode: "predict", "score" or "rank".
-      batch_size: texts at a time.
+      batch_size: texts at a time, fewer of long ones.
       sampling: arguments of `generate`, to predict.
       eos: whether an end token is scored behind targets and choices that are texts.
       max_length: see `generate` and `scores`.

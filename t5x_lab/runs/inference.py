@@ -23,6 +23,8 @@ from t5x_lab.runs.length_limits import LengthLimits
 from t5x_lab.runs.padding import PADDING, Ids, bucket, pad, pad_rows, round_up, scoring_batch
 from t5x_lab.runs.sharded_model import ShardedModel
 
+TOKENS = 1 << 13  # of a batch, on each part of a mesh that rows are split over: longer texts come fewer at a time
+
 
 class Inference:
     """The compiled programs of a model, for whatever parameters.
@@ -55,9 +57,9 @@ class Inference:
         number."""
         if not prompts:
             return iter(())
-        rows, multiple = self._rows(len(prompts), batch_size), self._sharded.row_multiple
-        group = rows if len(prompts) <= rows else round_up(max(rows // 4, 1), multiple)
         length = self.prompt_length(max(map(len, prompts)), min(limits))
+        rows, multiple = self._rows(len(prompts), batch_size, length + max(limits)), self._sharded.row_multiple
+        group = rows if len(prompts) <= rows else round_up(max(rows // 4, 1), multiple)
         programs = _Generation(self, params, sampling, eos_id, seed, max(limits), length, rows, group)
         streams = range(len(prompts)) if streams is None else streams
         return complete_all(programs, prompts, limits, streams, rows=rows, group=group, is_stopped=is_stopped)
@@ -76,8 +78,7 @@ class Inference:
         tokens = np.zeros((len(prompts), beams.size, max_tokens), np.int32)
         scores = np.zeros((len(prompts), beams.size), np.float32)
         order = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))
-        rows = self._rows(len(prompts), batch_size)
-        for batch in _batches(order, rows):
+        for batch, rows in self._batches(order, lambda i: (len(prompts[i]) + max_tokens) * beams.size, batch_size):
             ids = self._padded([prompts[i] for i in batch], rows, max_tokens)
             found = fetch(self._search(params, ids, max_tokens=max_tokens, config=beams, eos_id=eos_id), "a batch's beams")
             tokens[batch], scores[batch] = (x[: len(batch)] for x in found)
@@ -92,11 +93,12 @@ class Inference:
         """
         log_prob, is_greedy = np.zeros((len(inputs),), np.float32), np.zeros((len(inputs),), bool)
         order = sorted(range(len(inputs)), key=lambda i: (-len(inputs[i]), inputs[i], len(targets[i])))
-        rows = self._rows(len(inputs), batch_size)
-        for batch in _batches(order, rows):
+        for batch, rows in self._batches(order, lambda i: len(inputs[i]) + len(targets[i]), batch_size):
             mine = [inputs[i] for i in batch], [targets[i] for i in batch]
             prompts = list(dict.fromkeys(map(tuple, mine[0])))
-            if self._model.generates and 2 * len(prompts) <= len(batch) and self._all_fit(*mine):
+            # Of few inputs with many targets; where targets are longer, reading the inputs again costs less than a cache.
+            shared = 2 * len(prompts) <= len(batch) and max(map(len, prompts)) >= max(map(len, mine[1]))
+            if self._model.generates and shared and self._all_fit(*mine):
                 found = self._score_shared(params, *mine, prompts, rows)
             else:
                 features = scoring_batch(*mine, self._ids["start"], self.length_limits.max_positions)
@@ -132,10 +134,20 @@ class Inference:
         most = self.length_limits.room(None, room)
         return bucket(longest) if most is None else min(bucket(longest), most)
 
-    def _rows(self, texts: int, batch_size: int) -> int:
+    def _rows(self, texts: int, batch_size: int, length: int) -> int:
+        """Rows of a batch of texts of that length: at most `batch_size`, and fewer where they would take too much memory."""
         if batch_size < 1:
             raise UserError(f"batch_size is {batch_size}; it must be at least 1.")
-        return round_up(max(min(batch_size, texts), 1), self._sharded.row_multiple)
+        multiple = self._sharded.row_multiple
+        return round_up(max(min(batch_size, texts, multiple * TOKENS // bucket(length)), 1), multiple)
+
+    def _batches(self, order: list[int], length: Callable[[int], int], batch_size: int) -> Iterator[tuple[list[int], int]]:
+        """(numbers of texts, rows of their batch), from an order that begins with the longest."""
+        at = 0
+        while at < len(order):
+            rows = self._rows(len(order), batch_size, length(order[at]))
+            yield order[at : at + rows], rows
+            at += rows
 
     @functools.cached_property
     def _score(self):
@@ -215,7 +227,3 @@ class _Generation:
         args = (self.params, sequences, stopped, np.uint32(self.seed), np.int32(max_steps), np.int32(until))
         sequences, generated = self.inference.run_steps(*args, config=self.sampling, eos_id=self.eos_id)
         return sequences, fetch(generated, "the next tokens of a batch")
-
-
-def _batches(order: list[int], rows: int) -> Iterator[list[int]]:
-    return (order[i : i + rows] for i in range(0, len(order), rows))

@@ -237,7 +237,7 @@ class Run:
           sort_samples: whether a prompt's samples come by their log-probabilities, the most probable last, as T5X's do; else in
             the order in which they are numbered.
           add_start: whether a decoder reads its start token before the prompts; not where token ids have it already.
-          batch_size: texts that are written at a time; a finished one makes room for the next.
+          batch_size: texts that are written at a time, fewer of long ones; a finished one makes room for the next.
 
         Returns:
           one list a prompt, of `num_samples` strings without the prompt.
@@ -342,7 +342,7 @@ class Run:
           eos: whether an end token is added to target strings and scored with them.
           max_length: an encoder reads no more tokens than this, or a decoder no more with those of the target.
           add_start: whether a decoder reads its start token before the inputs; not where ids have it already.
-          batch_size: targets that are scored at a time.
+          batch_size: targets that are scored at a time, fewer of long ones.
           names: what messages call the pairs.
 
         Raises:
