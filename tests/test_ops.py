@@ -102,9 +102,8 @@ def test_buckets_follow_the_formula(bidirectional):
     "smoothing, z_loss, shards, chunk, cap",
     [(0.0, 0.0, 1, 10_000, None), (0.1, 1e-2, 2, 3, None), (0.1, 1e-2, 1, 8, 2.0), (0.0, 1e-2, 4, 3, None)],
 )
-def test_cross_entropy_and_its_gradient_equal_float64(monkeypatch, smoothing, z_loss, shards, chunk, cap):
+def test_cross_entropy_and_its_gradient_equal_float64(smoothing, z_loss, shards, chunk, cap):
     """Against the definition, all logits at once, differentiated by JAX, both in float64."""
-    monkeypatch.setattr(ops.cross_entropy, "CHUNK", chunk)
     rng = np.random.default_rng(3)
     with jax.enable_x64(True):
         hidden, matrix = jnp.asarray(rng.normal(size=(4, 7, 6))), jnp.asarray(rng.normal(size=(6, 11)) * 2)
@@ -121,7 +120,7 @@ def test_cross_entropy_and_its_gradient_equal_float64(monkeypatch, smoothing, z_
             return jnp.sum((loss + z_loss * log_z**2) * weights), TokenLosses(loss, log_z, jnp.argmax(logits, -1) == targets)
 
         def ours(hidden, matrix, weights=weights):
-            config = CrossEntropy(z_loss, smoothing, scale=0.5, cap=cap, shards=shards)
+            config = CrossEntropy(z_loss, smoothing, scale=0.5, cap=cap, shards=shards, chunk=chunk)
             return cross_entropy(hidden, matrix, targets, weights, config)
 
         expected = jax.jit(jax.value_and_grad(plain, argnums=(0, 1), has_aux=True))(hidden, matrix)

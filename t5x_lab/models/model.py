@@ -22,6 +22,8 @@ from t5x_lab.networks.network import Batch, Network, is_feature, name_of
 from t5x_lab.networks.of_module import OfModule
 from t5x_lab.ops.cross_entropy import CrossEntropy, TokenLosses, cross_entropy, cross_entropy_of_logits
 
+SCORED = 512  # tokens that have logits at one time, where no gradient's products are to be fed
+
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
@@ -207,7 +209,7 @@ class Model:
         """Scores each row's target tokens with loss; no z-loss, no label smoothing."""
         weights = (token_weights(batch) > 0).astype(jnp.float32)
         network, hidden = self._hidden(params, batch)
-        return _summed(self._cross_entropy(network, hidden, target_tokens(batch), weights)[1], weights)
+        return _summed(self._cross_entropy(network, hidden, target_tokens(batch), weights, chunk=SCORED)[1], weights)
 
     def score_continuations(
         self,
@@ -231,7 +233,7 @@ class Model:
         if steps > 1:
             after, _ = network.decode(take_rows(state, rows), targets[:, :-1])
             hidden = jnp.concatenate([hidden, after], axis=1)
-        return _summed(self._cross_entropy(network, hidden, targets, weights)[1], weights)
+        return _summed(self._cross_entropy(network, hidden, targets, weights, chunk=SCORED)[1], weights)
 
     def _hidden(self, params: Params, batch: Batch, dropout_key: jax.Array | None = None) -> tuple[Any, jax.Array]:
         network = self._functional.module(params, dropout_key)

@@ -18,8 +18,6 @@ from jax.custom_derivatives import SymbolicZero
 
 from t5x_lab.ops.capping import capped
 
-CHUNK = 2048  # tokens of each shard, about, that have logits at one time; at least one column of its rows
-
 
 @dataclasses.dataclass(frozen=True)
 class CrossEntropy:
@@ -33,6 +31,7 @@ class CrossEntropy:
       cap: what bounds them then, see `t5x_lab.ops.capping`; None = nothing.
       shards: parts that the batch's rows are split into over devices. Each sums its own gradient of the matrix; they are
         added once, after the last chunk.
+      chunk: tokens of each shard, about, that have logits at one time; at least one column of its rows.
       constrain: f(array, logical axes) -> array, as in `Transformer`.
     """
 
@@ -41,6 +40,7 @@ class CrossEntropy:
     scale: float = 1.0
     cap: float | None = None
     shards: int = 1
+    chunk: int = 2048
     constrain: Callable = lambda x, axes: x
 
 
@@ -127,7 +127,7 @@ def _chunked(hidden_BTD, matrix_DV, targets_BT, cotangents, config: CrossEntropy
     """
     B, T, D = hidden_BTD.shape
     S = config.shards if B % config.shards == 0 else 1
-    chunks = max(1, round(B // S * T / CHUNK))
+    chunks = max(1, round(B // S * T / config.chunk))
     C = -(-T // chunks)
     chunks = -(-T // C)
     matrix = config.constrain(matrix_DV.astype(hidden_BTD.dtype), (None, "vocab"))
