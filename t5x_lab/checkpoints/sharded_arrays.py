@@ -46,25 +46,27 @@ def _split(leaf: Any) -> Any:
         return leaf
     sharding = NamedSharding(leaf.sharding.mesh, _spread(leaf))
     if isinstance(leaf, jax.Array):
-        return leaf if _is_same(leaf, sharding) else jax.jit(_same, out_shardings=sharding)(leaf)
+        return _resharded(leaf, sharding)
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 
 def _as(array: jax.Array, sharding: NamedSharding) -> jax.Array:
-    """The array with another sharding, for which it is given up; itself where that is its own."""
-    if _is_same(array, sharding):
+    """As `_resharded`; an array that is copied is given up."""
+    other = _resharded(array, sharding)
+    if other is not array:
+        jax.block_until_ready(other)
+        array.delete()
+    return other
+
+
+def _resharded(array: jax.Array, sharding: NamedSharding) -> jax.Array:
+    """The array with this sharding; itself where that is its own."""
+    if array.sharding.is_equivalent_to(sharding, array.ndim):
         return array
-    copied = jax.jit(_same, out_shardings=sharding)(array)
-    jax.block_until_ready(copied)
-    array.delete()
-    return copied
+    return jax.jit(_same, out_shardings=sharding)(array)
 
 
-def _is_same(array: jax.Array, sharding: NamedSharding) -> bool:
-    return array.sharding.is_equivalent_to(sharding, array.ndim)
-
-
-def _same(array: jax.Array) -> jax.Array:
+def _same(array: jax.Array) -> jax.Array:  # a function of the module's: compiled once for each shape
     return array
 
 

@@ -94,7 +94,7 @@ class HuggingFaceTokenizer(seqio.Vocabulary):
     def _base_vocab_size(self) -> int:
         return max(self._ids.values()) + 1
 
-    @property
+    @functools.cached_property
     def sentinels(self) -> range:
         """Ids of `<extra_id_0>`, `<extra_id_1>`, …, one after the other: T5's count down, ByT5's up; else none."""
         count = sum(bool(re.fullmatch(r"<extra_id_\d+>", token)) for token in self._ids)

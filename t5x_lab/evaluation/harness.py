@@ -15,6 +15,8 @@ from t5x_lab.config.errors import UserError
 from t5x_lab.data.huggingface_tokenizer import HuggingFaceTokenizer
 from t5x_lab.observe.console import say
 
+_UNREADABLE = "begin with nothing, which a model without a start or an end token cannot read"
+
 
 class HarnessModel(TemplateLM):
     """lm-eval's questions put to a t5x_lab model.
@@ -94,7 +96,7 @@ class HarnessModel(TemplateLM):
         """(log-probability, whether it is what the model would write) of each continuation; (-inf, False) if it has none."""
         found = [(-math.inf, False)] * len(contexts)
         begun = [i for i, context in enumerate(contexts) if context[0] >= 0]
-        self._say_unfit(len(contexts) - len(begun), len(contexts), self._UNREADABLE, "-inf")
+        self._say_unfit(len(contexts) - len(begun), len(contexts), _UNREADABLE, "-inf")
         fitting = [i for i in begun if len(continuations[i]) <= self.max_length]
         longest = max(map(len, continuations), default=0)
         too_long = f"have continuations of up to {longest} tokens, beyond the {self._limit}"
@@ -108,8 +110,6 @@ class HarnessModel(TemplateLM):
         if cut:
             say(f"{cut} of {len(contexts)} contexts were cut from the left to {self.max_length} tokens.")
         return found
-
-    _UNREADABLE = "begin with nothing, which a model without a start or an end token cannot read"
 
     @property
     def _limit(self) -> str:
@@ -148,7 +148,7 @@ class HarnessModel(TemplateLM):
                 continue
             prompts = {n: [*self.tok_encode(requests[n].args[0]), *self._behind_contexts] or self._blank for n in numbers}
             numbers = [number for number in numbers if prompts[number][0] >= 0]
-            self._say_unfit(len(prompts) - len(numbers), len(requests), self._UNREADABLE, "an empty text")
+            self._say_unfit(len(prompts) - len(numbers), len(requests), _UNREADABLE, "an empty text")
             written = self.model.generate(
                 [prompts[number] for number in numbers],
                 add_start=False,

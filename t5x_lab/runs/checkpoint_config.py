@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import json
-import os
 import pathlib
 from typing import Any
 
@@ -17,6 +16,7 @@ from t5x_lab.runs.config import GinConfig
 
 SENTENCEPIECE = "spiece.model"  # transformers' name for a T5 tokenizer's file
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "sentencepiece.bpe.model", "vocab.json")
+MAY_ADD_TOKENS = ("tokenizer.json", "added_tokens.json")  # to those of a SentencePiece model beside them
 
 
 def config_of(location: Location) -> GinConfig:
@@ -54,16 +54,13 @@ def _bindings(directory: pathlib.Path) -> tuple[str, ...]:
     for remark in huggingface.remarks(directory, network):
         say(remark)
     pieces = directory / SENTENCEPIECE
-    if (
-        network.architecture == "encoder_decoder"
-        and pieces.exists()
-        and not any(map(os.path.exists, _beside_pieces(directory)))
-    ):
+    has_any = lambda names: any((directory / name).exists() for name in names)
+    if network.architecture == "encoder_decoder" and pieces.exists() and not has_any(MAY_ADD_TOKENS):
         # What transformers makes of these pieces is what SentencePiece does, which TensorFlow reads itself.
         bindings += ["VOCABULARY = @SentencePieceVocabulary()", f"SentencePieceVocabulary.path = {str(pieces)!r}"]
         bindings.append(f"SentencePieceVocabulary.extra_ids = {_extra_ids(directory, pieces)}")
         tokens["input_eos"] = True
-    elif any((directory / name).exists() for name in TOKENIZER_FILES):
+    elif has_any(TOKENIZER_FILES):
         check_environment()
         from t5x_lab.data.huggingface_tokenizer import around_texts, read_tokenizer
 
@@ -73,11 +70,6 @@ def _bindings(directory: pathlib.Path) -> tuple[str, ...]:
             tokens["start"] = before.pop(0) if before else None
         tokens |= {"input_start": tuple(before), "input_eos": bool(after), "input_end": tuple(after) or None}
     return (*bindings, *(f"SpecialTokens.{name} = {value!r}" for name, value in tokens.items()))
-
-
-def _beside_pieces(directory: pathlib.Path) -> list[pathlib.Path]:
-    """Files that may add tokens to those of a SentencePiece model."""
-    return [directory / name for name in ("tokenizer.json", "added_tokens.json")]
 
 
 def _extra_ids(directory: pathlib.Path, pieces: pathlib.Path) -> int:

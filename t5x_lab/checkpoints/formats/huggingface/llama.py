@@ -150,10 +150,8 @@ def _window(config: Mapping[str, Any]) -> int | None:
     """Tokens that some layers of a Qwen see; they see all of a text that is no longer."""
     if not config.get("use_sliding_window") or config["model_type"] == "llama":
         return None
-    first = config.get("max_window_layers", 28)
-    has_windows = "sliding_attention" in (
-        config.get("layer_types") or ["sliding_attention"] * (config["num_hidden_layers"] - first)
-    )
+    kinds = config.get("layer_types")
+    has_windows = "sliding_attention" in kinds if kinds else config.get("max_window_layers", 28) < config["num_hidden_layers"]
     return config.get("sliding_window", 4096) if has_windows else None
 
 
