@@ -356,6 +356,10 @@ def test_of_long_texts_a_batch_has_fewer(monkeypatch):
     for batch, rows in found:
         assert len(batch) <= rows <= 12 and rows * bucket(lengths[batch[0]]) <= max(256, bucket(lengths[batch[0]]))
     assert [rows for _, rows in found][:2] == [1, 2] and found[-2][1] == 12
+    # Targets of one input, and inputs whose targets differ, do not come in the order of their lengths.
+    for batch, rows in Inference(sharp_model("gpt1")[0])._batches(list(range(45)), lambda i: lengths[-i - 1], batch_size=12):
+        longest = bucket(max(lengths[-i - 1] for i in batch))
+        assert len(batch) <= rows and rows * longest <= max(256, longest)
 
 
 @pytest.mark.slow

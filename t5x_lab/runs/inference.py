@@ -92,7 +92,7 @@ class Inference:
         Where a batch holds several targets of the same inputs, these are read once.
         """
         log_prob, is_greedy = np.zeros((len(inputs),), np.float32), np.zeros((len(inputs),), bool)
-        order = sorted(range(len(inputs)), key=lambda i: (-len(inputs[i]), inputs[i], len(targets[i])))
+        order = sorted(range(len(inputs)), key=lambda i: (-len(inputs[i]), inputs[i], -len(targets[i])))
         for batch, rows in self._batches(order, lambda i: len(inputs[i]) + len(targets[i]), batch_size):
             mine = [inputs[i] for i in batch], [targets[i] for i in batch]
             prompts = list(dict.fromkeys(map(tuple, mine[0])))
@@ -142,10 +142,12 @@ class Inference:
         return round_up(max(min(batch_size, texts, multiple * TOKENS // bucket(length)), 1), multiple)
 
     def _batches(self, order: list[int], length: Callable[[int], int], batch_size: int) -> Iterator[tuple[list[int], int]]:
-        """(numbers of texts, rows of their batch), from an order that begins with the longest."""
-        at = 0
+        """(numbers of texts, rows of their batch); one after the other in their order."""
+        at, no_limit = 0, 1
         while at < len(order):
-            rows = self._rows(len(order), batch_size, length(order[at]))
+            rows = self._rows(len(order), batch_size, no_limit)
+            while (fewer := self._rows(len(order), batch_size, max(map(length, order[at : at + rows])))) < rows:
+                rows = fewer
             yield order[at : at + rows], rows
             at += rows
 
