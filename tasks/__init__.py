@@ -1,7 +1,6 @@
-"""t5x_lab's own texts. Importing this package makes their names known; nothing is read until a run asks for one.
+"""t5x_lab's own texts. Importing this package makes their tasks known, to SeqIO too; nothing is read until one is asked for.
 
-To use their tasks inside a mixture of your own, import this package first: `sotu_<objective>` and `files_<objective>` are then
-in SeqIO's registry. Those of c4 belong to `t5.data.tasks`, which registers them.
+Of c4, the tasks whose names T5 uses are left to `t5.data.tasks`; a run that names one reads C4 in the version that is there.
 """
 
 from t5x_lab.tasks import c4, files, sotu

@@ -8,7 +8,8 @@ import seqio
 import tensorflow_datasets as tfds
 
 from t5x_lab.config.errors import NotHere
-from t5x_lab.data import tasks
+from t5x_lab.data.tasks import register_text
+from t5x_lab.data.texts import OpenedWhenRead
 from t5x_lab.observe.console import say
 
 VERSIONS = ("2.2.0", "3.1.0")
@@ -37,10 +38,5 @@ def prepared_version() -> str:
     )
 
 
-def source(config) -> seqio.DataSource:
-    del config
-    return seqio.TfdsDataSource(f"c4/en:{prepared_version()}")
-
-
 for _name in TEXTS:
-    tasks.register_text(_name, source)
+    register_text(_name, OpenedWhenRead(lambda: seqio.TfdsDataSource(f"c4/en:{prepared_version()}")))

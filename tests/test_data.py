@@ -17,7 +17,8 @@ from t5x_lab.config.errors import UserError
 from t5x_lab.data import environment, tasks
 from t5x_lab.data.config import ByteVocabulary, DataConfig, SentencePieceVocabulary, TextFiles
 from t5x_lab.data.pipeline import SeqioBatches, eval_batches, resolve_tasks
-from t5x_lab.data.vocabularies import build_vocabulary, train_sentencepiece
+from t5x_lab.data.sentencepiece_files import train_sentencepiece
+from t5x_lab.data.vocabularies import build_vocabulary
 from t5x_lab.models.model import Model, ModelConfig
 from t5x_lab.ops.attention import expand_mask
 from t5x_lab.training.batches import Rows
@@ -38,7 +39,8 @@ def text():
     """Registers documents as a text, for one test."""
     tasks.known_names()  # t5x_lab's own first
     yield lambda *documents: tasks.register_text("text", text_source(*documents))
-    tasks._TEXTS.pop("text", None)
+    if "text" in tasks._TEXTS:
+        tasks.remove_text("text")
 
 
 def rows_of(objective, architecture, lengths, documents, pack=True, count=4):
@@ -50,7 +52,7 @@ def rows_of(objective, architecture, lengths, documents, pack=True, count=4):
         found = resolve_tasks(config, architecture, 384)
         return [{name: x[0] for name, x in row.items()} for row in eval_batches(found, found.parts[0], config)]
     finally:
-        del tasks._TEXTS["text"]
+        tasks.remove_text("text")
 
 
 def mask_of(architecture, row):
@@ -83,7 +85,7 @@ def test_full_lm_of_a_causal_decoder_by_hand():
     assert first["decoder_target_tokens"].tolist() == stream[:16]
     assert first["decoder_input_tokens"].tolist() == shifted(stream[:16])
     assert first["decoder_loss_weights"].tolist() == [1] * 16  # the end token in the middle has loss too
-    assert first["raw_tokens"] == 16
+    assert first["raw_tokens"] == 15  # without the end token
     np.testing.assert_array_equal(mask_of("causal_decoder", first)[0], lower_triangle(16))  # no barrier between documents
     assert second["decoder_target_tokens"].tolist() == stream[16:] + [0] * 9
     assert second["decoder_loss_weights"].tolist() == [1] * 7 + [0] * 9
@@ -105,7 +107,7 @@ def test_prefix_lm_of_a_prefix_decoder_by_hand():
         assert row["decoder_causal_attention"].tolist() == [int(i <= split) for i in range(16)]  # one more: inputs are shifted
         expected = [[int(k <= q or (q <= split and k <= split)) for k in range(16)] for q in range(16)]
         np.testing.assert_array_equal(mask_of("prefix_decoder", row)[0], expected)
-        assert row["raw_tokens"] == 16
+        assert row["raw_tokens"] == 15
     assert len(splits) == 2, "two rows should not be split alike"
 
 
@@ -123,7 +125,7 @@ def test_prefix_lm_of_an_encoder_decoder_by_hand():
     assert row["decoder_segment_ids"].tolist() == [1] * (16 - i) + [2] * i
     assert row["decoder_positions"].tolist() == [*range(16 - i), *range(i)]
     assert row["decoder_loss_weights"].tolist() == [1] * 16
-    assert row["raw_tokens"] == 32
+    assert row["raw_tokens"] == 30
     own, cross = mask_of("encoder_decoder", row)
     decoder, encoder = np.array([1] * (16 - i) + [2] * i), np.array([1] * i + [2] * (16 - i))
     np.testing.assert_array_equal(own, lower_triangle(16) * (decoder[:, None] == decoder))
@@ -326,7 +328,7 @@ def test_t5s_own_registrations_live_beside_ours_in_both_orders():
 
     assert "c4_v220_span_corruption" in seqio.TaskRegistry.names()
     for name in ("c4_v220_span_corruption", "c4_v220_full_lm", "c4_prefix_lm_objective_decoder_architecture"):
-        assert tasks._text_and_objective(name) and name in tasks.known_names()
+        assert name in tasks._own_names(tasks._TEXTS) and name in tasks.known_names()
 
 
 def test_c4_is_read_through_tfds_in_the_version_that_is_prepared(tmp_path, monkeypatch):

@@ -229,7 +229,7 @@ def own(monkeypatch, tmp_path):
     [
         ("own_pair", 'no task or mixture "own_pair". Did you mean "own_pairs"'),
         ("own_targets", 'The task "own_targets" has no inputs, so an encoder would have nothing to read'),
-        ("own_tests", 'The task "own_tests" has no split "train" to train on; it has validation'),
+        ("own_tests", '"own_tests" has no split "train" to train on; it has validation'),
     ],
 )
 def test_a_dry_run_refuses_the_tasks_that_training_refuses(own, task, says, capsys):
@@ -256,6 +256,4 @@ def test_what_nothing_reads_is_said(own, capsys):
     said = capsys.readouterr().err
     assert 'Nothing reads "weather" of the task "own_weather"' in said
     assert 'gives a length for "target", which nothing reads. Did you mean "targets"?' in said
-    assert (
-        "has a vocabulary of its own, a ByteVocabulary of 359 ids; VOCABULARY is another, ByteVocabulary(extra_ids=50)" in said
-    )
+    assert "Read with VOCABULARY, ByteVocabulary(extra_ids=50), in place of their own: own_weather." in said

@@ -104,7 +104,7 @@ def test_sizes_that_nobody_knows_are_asked_for_and_can_be_given(mixture):
     try:
         config = DataConfig("with_unknown", lengths, 4, ByteVocabulary(), mixing=Mixing(maximum=1000))
         with pytest.raises(UserError, match='Nobody knows how many training examples the task "unknown" has'):
-            resolve_tasks(config, "encoder_decoder", 384)
+            assert resolve_tasks(config, "encoder_decoder", 384).trained
         given = Mixing(maximum=1000, num_examples={"unknown": 250})
         config = DataConfig("with_unknown", lengths, 4, ByteVocabulary(), mixing=given)
         assert [part.rate for part in resolve_tasks(config, "encoder_decoder", 384).parts] == [1000, 250]
@@ -179,7 +179,7 @@ def stream(name, architecture, seed=0, rows=None, shards=1):
         config = DataConfig("documents", lengths, 4, ByteVocabulary(), **options)
         return SeqioBatches(resolve_tasks(config, architecture, 384), config, seed, rows)
     finally:
-        tasks._TEXTS.pop("documents")
+        tasks.remove_text("documents")
 
 
 def digest(batch):

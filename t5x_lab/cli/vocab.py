@@ -26,8 +26,8 @@ def run(args: argparse.Namespace) -> None:
 
     check_environment()
     from t5x_lab.data.config import ByteVocabulary, DataConfig, TextFiles
+    from t5x_lab.data.sentencepiece_files import train_sentencepiece
     from t5x_lab.data.tasks import documents
-    from t5x_lab.data.vocabularies import train_sentencepiece
 
     sys.path.insert(0, os.getcwd())
     for module in args.module:

@@ -15,7 +15,7 @@ T5_SENTINELS = 100
 class SentencePieceVocabulary:
     """A SentencePiece model file; `extra_ids` sentinels are added behind its pieces (T5: 32,000 + 100).
 
-    With 0 they are the last 100 pieces, as mT5's.
+    With 0 they are the pieces called `<extra_id_0>` and so on, as mT5's; a model without such pieces has none.
     """
 
     path: str = "gs://t5-data/vocabs/cc_all.32000/sentencepiece.model"
@@ -92,15 +92,6 @@ class SpecialTokens:
                 raise UserError(f"SpecialTokens.{name} is {getattr(self, name)}; it is an id, or None where that may be.")
 
 
-def number_of_sentinels(vocabulary: Vocabulary) -> int:
-    """With extra_ids = 0 they are T5's number among the vocabulary's own ids; see `vocabularies.sentinels_of`."""
-    if isinstance(vocabulary, HuggingFaceVocabulary):
-        from t5x_lab.data.huggingface_tokenizer import HuggingFaceTokenizer
-
-        return len(HuggingFaceTokenizer(vocabulary.path).sentinels)
-    return vocabulary.extra_ids or T5_SENTINELS
-
-
 @dataclasses.dataclass(frozen=True)
 class Mixing:
     """Rates of a mixture's tasks from their numbers of training examples (Raffel et al., section 3.5.2), not its own.
@@ -148,6 +139,10 @@ class TextFiles:
     def __post_init__(self):
         check_types(self)
         positive(self, "lines_per_document")
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return ("train", "validation") if self.validation else ("train",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,6 +212,8 @@ class DataConfig:
             raise UserError(
                 f'{refused} OBJECTIVE and the model, which is of architecture "{architecture}", do not go together.'
             )
+        from t5x_lab.data.sentinels import number_of_sentinels
+
         sentinels = number_of_sentinels(self.vocabulary)
         return row_lengths(architecture, [found.complete(self.task_feature_lengths, architecture, sentinels)])
 

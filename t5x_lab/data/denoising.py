@@ -95,12 +95,11 @@ class Denoising(Objective):
         inputs, targets = (self._expected(n, side) + 1 for side in ("inputs", "targets"))
         return Tokens(inputs + self._mode_tokens + targets, targets, n)
 
-    def preprocessors(self, lengths, architecture, sentinels):
+    def preprocessors(self):
         from t5x_lab.data import preprocessors
 
-        n = self.text_tokens(lengths["inputs"], lengths["targets"], sentinels)
-        cut = preprocessors.chunks([n], merge_documents=self.merge_documents)
-        return [cut, preprocessors.denoise([self], lengths, sentinels)]
+        sizes = lambda lengths, sentinels: [self.text_tokens(lengths["inputs"], lengths.get("targets"), sentinels)]
+        return [preprocessors.chunks(sizes, merge_documents=self.merge_documents), preprocessors.denoise(self, [self])]
 
     def share_of_inputs(self, lengths, sentinels):
         n = self.text_tokens(lengths["inputs"], lengths["targets"], sentinels)
@@ -242,9 +241,13 @@ class Denoisers(Objective):
     def share_of_inputs(self, lengths, sentinels):
         return min(objective.share_of_inputs(lengths, sentinels) for objective, _ in self.mixture)
 
-    def preprocessors(self, lengths, architecture, sentinels):
+    def preprocessors(self):
         from t5x_lab.data import preprocessors
 
         objectives, rates = zip(*self.mixture, strict=True)
-        sizes = [objective.text_tokens(lengths["inputs"], lengths["targets"], sentinels) for objective in objectives]
-        return [preprocessors.chunks(sizes, rates), preprocessors.denoise(objectives, lengths, sentinels)]
+
+        def sizes(lengths, sentinels):
+            targets = self.complete(lengths, "encoder_decoder", sentinels)["targets"]
+            return [objective.text_tokens(lengths["inputs"], targets, sentinels) for objective in objectives]
+
+        return [preprocessors.chunks(sizes, rates), preprocessors.denoise(self, objectives)]

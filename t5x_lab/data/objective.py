@@ -66,9 +66,10 @@ class Objective:
         """Expected tokens of an example at complete lengths."""
         raise NotImplementedError
 
-    def preprocessors(self, lengths: Lengths, architecture: str, sentinels: int) -> list[Callable]:
-        """SeqIO preprocessors from {"targets": a document's tokens, without end} to `features`, at complete lengths.
+    def preprocessors(self) -> list[Callable]:
+        """SeqIO preprocessors from {"targets": a document's tokens, without end} to `features`.
 
+        As SeqIO's own, they take `sequence_length`, which has the needed lengths, and `output_features` where they name them.
         Examples may have a scalar `raw_tokens` beside them, tokens of text; otherwise inputs and targets are counted.
         """
         raise NotImplementedError
@@ -97,10 +98,10 @@ class FullLm(Objective):
     def tokens(self, lengths, architecture, sentinels):
         return Tokens(*(lengths["targets"],) * 3)
 
-    def preprocessors(self, lengths, architecture, sentinels):
+    def preprocessors(self):
         from t5x_lab.data import preprocessors
 
-        return [preprocessors.chunks([lengths["targets"]], end_documents=True)]
+        return [preprocessors.chunks(lambda lengths, sentinels: [lengths["targets"]], end_documents=True)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,12 +144,11 @@ class PrefixLm(Objective):
         n = lengths["targets"]
         return Tokens(n, n / 2, n)
 
-    def preprocessors(self, lengths, architecture, sentinels):
+    def preprocessors(self):
         from t5x_lab.data import preprocessors
 
-        pairs = architecture == "encoder_decoder"
-        split = preprocessors.split_pairs(lengths["targets"]) if pairs else preprocessors.split_anywhere
-        return [preprocessors.chunks([lengths["targets"]], end_documents=True), split]
+        cut = preprocessors.chunks(lambda lengths, sentinels: [lengths["targets"]], end_documents=True)
+        return [cut, preprocessors.split]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,10 +182,11 @@ class MaskedLm(Objective):
         n = lengths["inputs"]
         return Tokens(n, n * self.noise_density, n)
 
-    def preprocessors(self, lengths, architecture, sentinels):
+    def preprocessors(self):
         from t5x_lab.data import preprocessors
 
-        return [preprocessors.chunks([lengths["inputs"]]), preprocessors.mask_in_place(self.noise_density)]
+        cut = preprocessors.chunks(lambda lengths, sentinels: [lengths["inputs"]])
+        return [cut, preprocessors.mask_in_place(self.noise_density)]
 
 
 def row_lengths(architecture: str, lengths: Iterable[Lengths]) -> tuple[int, int]:

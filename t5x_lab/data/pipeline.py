@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,10 @@ from t5x_lab.config.errors import UserError, nearest
 from t5x_lab.data.config import DataConfig
 from t5x_lab.data.feature_converters import convert
 from t5x_lab.data.huggingface_tokenizer import HuggingFaceTokenizer
+from t5x_lab.data.mixture import Part, WeightedTasks, resolve
+from t5x_lab.data.objective import PrefixLm
 from t5x_lab.data.preprocessors import truncated
-from t5x_lab.data.tasks import Part, WeightedTasks, get_mixture_or_task
-from t5x_lab.data.vocabularies import is_made_of, sentinels_of
+from t5x_lab.data.vocabularies import sentinels_of
 from t5x_lab.observe.console import say
 from t5x_lab.training.batches import HostBatch, Rows
 
@@ -27,7 +28,7 @@ def resolve_tasks(config: DataConfig, architecture: str, vocab_size: int) -> Wei
     Raises:
       UserError: for an unknown name, lengths or an architecture that do not fit, a vocabulary larger than the model's.
     """
-    tasks = get_mixture_or_task(config, architecture)
+    tasks = resolve(config, architecture)
     if tasks.vocabulary.eos_id is None:
         raise UserError(
             f"{config.vocabulary} has no end token, which training puts behind documents. Add one to the tokenizer's files "
@@ -51,14 +52,10 @@ def resolve_tasks(config: DataConfig, architecture: str, vocab_size: int) -> Wei
     return tasks
 
 
-def check_training(tasks: WeightedTasks) -> None:
-    """Raises a `UserError` for a task without examples to train on."""
-    for part in tasks.parts:
-        if "train" not in part.task.splits:
-            raise UserError(
-                f'The task "{part.task.name}" has no split "train" to train on; it has {", ".join(part.task.splits)}. Name '
-                "another task."
-            )
+def check_readable(tasks: WeightedTasks) -> None:
+    """Opens the tasks' sources; raises what they raise where their data are not here."""
+    for part in tasks.trained:
+        part.task.source.list_shards("train")
 
 
 def _tell_what_is_not_read(tasks: WeightedTasks, config: DataConfig) -> None:
@@ -80,16 +77,6 @@ def _tell_what_is_not_read(tasks: WeightedTasks, config: DataConfig) -> None:
         unread = [f'"{name}"' for name in part.task.output_features if name not in made_of]
         if unread:
             say(f'Nothing reads {", ".join(unread)} of the task "{part.task.name}"; a model reads inputs and targets.')
-    try:
-        differs = not is_made_of(tasks.vocabulary, config.vocabulary)
-    except UserError:
-        differs = True
-    if differs:
-        say(
-            f'The task "{tasks.parts[0].task.name}" has a vocabulary of its own, a {type(tasks.vocabulary).__name__} of '
-            f"{tasks.vocabulary.vocab_size} ids; VOCABULARY is another, {config.vocabulary}. Training uses the task's, but "
-            "texts that the trained model is given are read with VOCABULARY. Make it the task's."
-        )
 
 
 class SeqioBatches:
@@ -106,7 +93,6 @@ class SeqioBatches:
     """
 
     def __init__(self, tasks: WeightedTasks, config: DataConfig, seed: int, rows: Rows | None = None):
-        check_training(tasks)
         rows = rows or Rows.all(config.batch_size)
         per_shard = config.batch_size // config.shards
         shards = np.unique(rows.held // per_shard)
@@ -157,7 +143,7 @@ def training_shard(tasks: WeightedTasks, config: DataConfig, seed: int, shard: i
     shard_info = seqio.ShardInfo(index=shard, num_shards=config.shards)
     shard_seed = int(np.random.default_rng([seed, shard]).integers(2**31))
     datasets = []
-    for number, part in enumerate(tasks.parts):
+    for number, part in enumerate(tasks.trained):
         task = _shard_of_task(part, shard_info, seed, config)
         try:
             dataset = task.get_dataset(
@@ -171,8 +157,8 @@ def training_shard(tasks: WeightedTasks, config: DataConfig, seed: int, shard: i
             )
         except ValueError as error:
             raise UserError(f'The task "{task.name}" cannot be prepared at the lengths {part.lengths}: {error}') from error
-        datasets.append(_examples(dataset, part, number, tasks))
-    rates = [part.rate for part in tasks.parts]
+        datasets.append(_examples(dataset, part, number, tasks.trained, tasks))
+    rates = [part.rate for part in tasks.trained]
     mixed = datasets[0] if len(datasets) == 1 else tf.data.Dataset.sample_from_datasets(datasets, rates, shard_seed)
     rows = config.batch_size // config.shards
     batches = convert(
@@ -189,16 +175,18 @@ def _around(tasks: WeightedTasks, config: DataConfig) -> dict[str, Any]:
     return {"start": config.special_tokens.before_texts(end), "end": end}
 
 
-def _examples(dataset: tf.data.Dataset, part: Part, number: int, tasks: WeightedTasks) -> tf.data.Dataset:
+def _examples(
+    dataset: tf.data.Dataset, part: Part, number: int, mixed: Sequence[Part], tasks: WeightedTasks
+) -> tf.data.Dataset:
     """Examples of a task with what all tasks of a run have in common.
 
     `raw_tokens` is the objective's; of other examples, tokens which are not padding, sentinels or end tokens.
     """
     vocabulary = part.task.output_features["targets"].vocabulary
-    with_inputs = any("inputs" in other.task.output_features for other in tasks.parts)
-    if len(tasks.parts) == 1 and "raw_tokens" in dataset.element_spec:
+    with_inputs = any("inputs" in other.task.output_features for other in mixed)
+    if len(mixed) == 1 and "raw_tokens" in dataset.element_spec:
         return dataset  # has all of it
-    with_pairs = any(other.pairs for other in tasks.parts)
+    with_pairs = tasks.architecture == "encoder_decoder" and any(_is_of_pairs(other) for other in mixed)
 
     @tf.autograph.experimental.do_not_convert
     def common(example):
@@ -215,6 +203,10 @@ def _examples(dataset: tf.data.Dataset, part: Part, number: int, tasks: Weighted
         return {**features, "raw_tokens": raw, "task": number}
 
     return dataset.map(common, tf.data.AUTOTUNE)
+
+
+def _is_of_pairs(part: Part) -> bool:
+    return part.is_text and isinstance(part.task.objective, PrefixLm)
 
 
 def _raw_tokens(tokens: tf.Tensor, vocabulary: seqio.Vocabulary) -> tf.Tensor:
@@ -277,8 +269,7 @@ def eval_batches(tasks: WeightedTasks, part: Part, config: DataConfig, rows: Row
     dataset = part.task.get_dataset(
         part.lengths, split="validation", shuffle=False, seed=0, num_epochs=1, trim_output_features=not part.is_text
     )
-    alone = WeightedTasks(tasks.name, tasks.architecture, (part,))
-    examples = _examples(dataset, part, 0, alone)
+    examples = _examples(dataset, part, 0, [part], tasks)
     size, around = config.batch_size, _around(tasks, config)
     dataset = convert(examples, tasks.architecture, tasks.lengths, size, pack=config.pack, drop_remainder=False, **around)
     held = (rows or Rows.all(size)).held

@@ -1,20 +1,20 @@
 """SeqIO preprocessors of the objectives, made of the `t5` library's functions where it has them.
 
 All start from {"targets": a document's tokens} and give `raw_tokens` beside their features: how many tokens of text the
-example was made of.
+example was made of. Lengths and vocabulary are those that SeqIO gives them, `sequence_length` and `output_features`.
 """
 
 import functools
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import seqio
 import tensorflow as tf
 from t5.data import preprocessors as t5
 
-from t5x_lab.data.denoising import Denoising
-from t5x_lab.data.objective import Lengths
+from t5x_lab.config.errors import UserError
 from t5x_lab.data.vocabularies import sentinels_of
 
 # Made of TensorFlow's own operations, with nothing for AutoGraph to convert: that would take seconds at every start.
@@ -25,12 +25,16 @@ MERGED_DOCUMENTS = 128
 
 
 def chunks(
-    lengths: Sequence[int], rates: Sequence[float] = (1.0,), *, merge_documents: bool = True, end_documents: bool = False
+    sizes: Callable[[Mapping[str, int], int], Sequence[int]],
+    rates: Sequence[float] = (1.0,),
+    *,
+    merge_documents: bool = True,
+    end_documents: bool = False,
 ) -> Callable:
     """Pieces of text for an objective, the last of every 128 documents (or of each, unmerged) shorter.
 
     Args:
-      lengths: tokens of a piece, for each kind there is.
+      sizes: f(lengths of features, number of sentinels) -> tokens of a piece, for each kind there is.
       rates: how often each kind is drawn; `kind` of a piece is its index.
       merge_documents: whether documents are joined before they are cut.
       end_documents: whether each document is ended with an end token first.
@@ -39,18 +43,22 @@ def chunks(
 
     @seqio.map_over_dataset(num_seeds=1)
     @as_it_is
-    def cut(document, seed):
+    def cut(document, seed, lengths, end):
         tokens = document["targets"]
         n = tf.size(tokens)
         draws = tf.random.stateless_uniform([n // min(lengths) + 1], seed)
         kinds = tf.minimum(tf.searchsorted(tf.constant(bounds, tf.float32), draws, side="right"), len(lengths) - 1)
         ends = tf.minimum(tf.cumsum(tf.gather(tf.constant(lengths, tf.int32), kinds)), n)
         starts = tf.pad(ends[:-1], [[1, 0]])
-        sizes = tf.boolean_mask(ends - starts, starts < n)
-        pieces = tf.RaggedTensor.from_row_lengths(tokens, sizes)
-        return {"targets": pieces, "raw_tokens": sizes, "kind": kinds[: tf.size(sizes)]}
+        of_pieces = tf.boolean_mask(ends - starts, starts < n)
+        pieces = tf.RaggedTensor.from_row_lengths(tokens, of_pieces)
+        is_text = tf.cast(tokens != end, tf.int32) if end_documents else tf.ones_like(tokens, tf.int32)
+        raw_tokens = tf.reduce_sum(pieces.with_values(is_text), axis=1)
+        return {"targets": pieces, "raw_tokens": raw_tokens, "kind": kinds[: tf.size(of_pieces)]}
 
-    def to_chunks(dataset: tf.data.Dataset, output_features) -> tf.data.Dataset:
+    def to_chunks(dataset: tf.data.Dataset, sequence_length, output_features) -> tf.data.Dataset:
+        vocabulary = output_features["targets"].vocabulary
+        lengths = sizes(_needed(sequence_length), len(sentinels_of(vocabulary)))
         dataset = t5.select_random_chunk(dataset, output_features, max_length=MAX_DOCUMENT, feature_key="targets")
         if end_documents:
             dataset = seqio.preprocessors.append_eos(dataset, output_features)
@@ -58,9 +66,20 @@ def chunks(
             dataset = dataset.map(lambda document: {"targets": document["targets"]}, tf.data.AUTOTUNE)
             dataset = dataset.ragged_batch(MERGED_DOCUMENTS)
             dataset = dataset.map(lambda documents: {"targets": documents["targets"].values}, tf.data.AUTOTUNE)
-        return cut(dataset).unbatch()
+        return cut(dataset, lengths=lengths, end=vocabulary.eos_id).unbatch()
 
     return to_chunks
+
+
+def _needed(sequence_length: Mapping[str, int] | None) -> Mapping[str, int]:
+    if sequence_length is None:
+        raise UserError("What an objective makes of text depends on the lengths: give get_dataset a sequence_length.")
+    return sequence_length
+
+
+def split(dataset: tf.data.Dataset, sequence_length) -> tf.data.Dataset:
+    """Chunks into inputs and targets: two of them in a row where inputs have a length of their own, as an encoder's have."""
+    return split_pairs(sequence_length["targets"])(dataset) if "inputs" in sequence_length else split_anywhere(dataset)
 
 
 @seqio.map_over_dataset(num_seeds=1)
@@ -101,13 +120,21 @@ def _uniform(n: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     return tf.random.stateless_uniform((), minval=1, maxval=tf.maximum(n, 2), seed=seed, dtype=tf.int32)
 
 
-def denoise(objectives: Sequence[Denoising], lengths: Lengths, sentinels: int) -> Callable:
-    """Noise, of the objective that is a chunk's `kind`, and end tokens; by the `t5` library's functions. See `Denoising`."""
+def denoise(whole: Any, objectives: Sequence[Any]) -> Callable:
+    """Noise, of the objective that is a chunk's `kind`, and end tokens; by the `t5` library's functions.
+
+    Args:
+      whole: the objective that they are kinds of, which completes lengths.
+      objectives: a `Denoising` for each kind.
+    """
 
     def end(tokens, length, vocabulary):
         return tf.pad(tokens[: length - 1], [[0, 1]], constant_values=vocabulary.eos_id)
 
-    def add_noise(dataset: tf.data.Dataset, output_features) -> tf.data.Dataset:
+    def add_noise(dataset: tf.data.Dataset, sequence_length, output_features) -> tf.data.Dataset:
+        sentinels = len(sentinels_of(output_features["targets"].vocabulary))
+        lengths = whole.complete(_needed(sequence_length), "encoder_decoder", sentinels)
+
         def one(chunk, seed):
             kinds = [functools.partial(_noisy, o, sentinels, chunk, seed, output_features) for o in objectives]
             example = kinds[0]() if len(kinds) == 1 else tf.switch_case(chunk["kind"], kinds)
@@ -121,7 +148,7 @@ def denoise(objectives: Sequence[Denoising], lengths: Lengths, sentinels: int) -
     return add_noise
 
 
-def _noisy(objective: Denoising, sentinels: int, chunk, seed, output_features):
+def _noisy(objective, sentinels: int, chunk, seed, output_features):
     example = t5.single_example_denoise(
         chunk,
         seed,
@@ -149,7 +176,7 @@ def _with_sentinels(function: Callable) -> Callable:
     return apply
 
 
-def _noise_mask(objective: Denoising, sentinels: int) -> Callable:
+def _noise_mask(objective, sentinels: int) -> Callable:
     if objective.mean_noise_span_length is not None:
         return lambda length, density, seeds: t5.random_spans_noise_mask(
             length, density, seeds, mean_noise_span_length=objective.mean_noise_span_length

@@ -1,312 +1,188 @@
-"""Finding a task or mixture by name: texts and what objectives make of them are t5x_lab's own, the rest is SeqIO's.
+"""Every name that MIXTURE_OR_TASK_NAME can say, and the SeqIO tasks behind it, made when they are asked for.
 
-A text such as "sotu" is a source of documents. "sotu_span_corruption" is what an objective makes of it, and so is "sotu" with
-OBJECTIVE = "span_corruption"; the task is made when a run asks for it, with the run's vocabulary, lengths and architecture.
-
-Own tasks may carry the names of tasks in `t5.data.tasks` (`c4_v220_span_corruption`, …), which are tied to a vocabulary and
-a data set version that few can read. They live outside SeqIO's registry, so that `t5.data.mixtures` may be imported before
-or after, and they take the place of their namesakes wherever a run uses one, also inside a mixture.
+Texts with their objectives are t5x_lab's own; all else is SeqIO's. Own tasks are in SeqIO's registry too, so that mixtures
+and SeqIO's tools find them there, in a vocabulary of bytes; a run's have its own vocabulary. Those whose names `t5.data.tasks`
+uses (`c4_v220_span_corruption`, …) are not, but take the place of their namesakes in a run, also inside a mixture: T5's are
+tied to a version of C4 that few can read.
 """
 
+import copy
 import dataclasses
-import functools
 import importlib
-import json
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Iterable, Iterator
 
 import seqio
-from t5.data import preprocessors as t5
 
 from t5x_lab.config.errors import UserError, nearest
-from t5x_lab.config.gin_files import flag
 from t5x_lab.data.config import DataConfig
-from t5x_lab.data.objective import Lengths, Objective, PrefixLm, row_lengths
+from t5x_lab.data.objective import Objective
 from t5x_lab.data.objectives import OBJECTIVES, get_objective
-from t5x_lab.data.vocabularies import build_vocabulary, sentinels_of
+from t5x_lab.data.sources import text_files
+from t5x_lab.data.texts import OpenedWhenRead, documents_of_task, text_task, with_objective
+from t5x_lab.data.vocabularies import build_vocabulary, is_made_of
 from t5x_lab.observe.console import say
 
-Source = Callable[[DataConfig], seqio.DataSource]
-_TEXTS: dict[str, Source] = {}
+_TEXTS: dict[str, seqio.DataSource] = {}
+_T5S = re.compile(r"c4_v\d+.*|c4_prefix_lm_objective_.*")  # what `t5.data.tasks` registers itself
 
 
-def register_text(name: str, source: Source | seqio.DataSource) -> None:
-    """Makes a text known: tasks `<name>_<objective>` for every objective, and `name` itself for use with OBJECTIVE.
+def register_text(name: str, source: seqio.DataSource) -> None:
+    """Makes a text known: a task of its own name for use with OBJECTIVE, and tasks `<name>_<objective>`.
 
     Args:
       name: of the text.
-      source: of {"text": document}; or a function that makes it of the run's `DataConfig` when it is asked for.
+      source: of {"text": document}.
     """
-    if isinstance(source, seqio.DataSource):
-        made = source
-        _TEXTS[name] = lambda config: made
-    else:
-        _TEXTS[name] = source
+    _TEXTS[name] = source
+    register_in_seqio(text_task(name, source))
+    for objective in OBJECTIVES:
+        _register(name, objective)
 
 
-def declare_in_seqio(name: str) -> None:
-    """Puts placeholders of a text's tasks into SeqIO's registry, so that mixtures can be declared over their names."""
-
-    def no_text(split, shuffle_files, seed=None):
-        raise NotImplementedError(f"{name} is a placeholder; t5x_lab.data.tasks.get_mixture_or_task gives the task.")
-
-    source = seqio.FunctionDataSource(no_text, splits=("train", "validation"))
-    vocabulary = seqio.ByteVocabulary(extra_ids=100)
-    for objective in ("", *OBJECTIVES):
-        task = f"{name}_{objective}" if objective else name
-        if task not in seqio.TaskRegistry.names():
-            # A text alone gets the OBJECTIVE, most often one with inputs; SeqIO mixes tasks of equal features only.
-            names = OBJECTIVES[objective].features if objective else ("inputs", "targets")
-            features = {feature: seqio.Feature(vocabulary) for feature in names}
-            seqio.TaskRegistry.add(task, source, preprocessors=[], output_features=features)
+def _register(text: str, objective: str) -> None:
+    name = f"{text}_{objective}"
+    register_in_seqio(with_objective(name, text_task(name, _TEXTS[text]), OBJECTIVES[objective]))
 
 
-def known_names() -> list[str]:
+def register_in_seqio(task: seqio.Task) -> None:
+    """Puts a task into SeqIO's registry, in place of one that has been there by its name; T5's names are left to T5."""
+    if not _T5S.fullmatch(task.name):
+        seqio.TaskRegistry.remove(task.name)
+        seqio.TaskRegistry.add_provider(task.name, task)
+
+
+def remove_text(name: str) -> None:
+    """Forgets a text and its tasks."""
+    del _TEXTS[name]
+    for task in _own_names([name]):
+        seqio.TaskRegistry.remove(task)
+
+
+def known_names(config: DataConfig | None = None) -> list[str]:
+    """All names, those of the run's texts among them."""
     importlib.import_module("t5x_lab.tasks")
-    own = [name for text in _TEXTS for name in (text, *(f"{text}_{objective}" for objective in OBJECTIVES))]
+    own = _own_names(_texts(config))
     return sorted({*own, *seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()})
 
 
+def _texts(config: DataConfig | None) -> dict[str, seqio.DataSource]:
+    if config is None:
+        return _TEXTS
+    return {**_TEXTS, "files": OpenedWhenRead(lambda: text_files(config.files), config.files.splits)}
+
+
+def _own_names(texts: Iterable[str]) -> dict[str, tuple[str, str | None]]:
+    """(text, objective) by name."""
+    with_objectives = {f"{text}_{objective}": (text, objective) for text in texts for objective in OBJECTIVES}
+    return {**with_objectives, **{text: (text, None) for text in texts}}
+
+
 @dataclasses.dataclass(frozen=True)
-class Part:
-    """One task of a run.
+class Member:
+    """A task that a name stands for.
 
     Attributes:
-      task: the SeqIO task, which gives examples with the features that its architecture needs.
-      rate: how often it is drawn from, relative to the others.
-      lengths: tokens per feature.
-      is_text: whether an objective makes its examples of text, so that it can be limited to `unique_tokens`.
-      pairs: whether an example may hold two, see `split_pairs`.
+      task: in the run's vocabulary, with OBJECTIVE where that applies.
+      mixture: the SeqIO mixture that it is a part of, if any.
+      original: what the mixture knows it as.
     """
 
     task: seqio.Task
-    rate: float
-    lengths: Lengths
-    is_text: bool
-    pairs: bool = False
+    mixture: seqio.Mixture | None = None
+    original: seqio.Task | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class WeightedTasks:
-    """A task or mixture, flat: what a run reads.
+def members(config: DataConfig, need_objective: bool = True) -> list[Member]:
+    """The tasks that `config.mixture_or_task_name` stands for.
 
-    Attributes:
-      name: as in gin.
-      architecture: of the model that reads it.
-      parts: its tasks with their rates.
-    """
-
-    name: str
-    architecture: str
-    parts: tuple[Part, ...]
-
-    @property
-    def vocabulary(self) -> seqio.Vocabulary:
-        return self.parts[0].task.output_features["targets"].vocabulary
-
-    @property
-    def lengths(self) -> tuple[int, int]:
-        """Tokens of a row for the encoder (0 without one) and for the decoder."""
-        return row_lengths(self.architecture, [part.lengths for part in self.parts])
-
-    @property
-    def input_eos(self) -> bool:
-        """Whether inputs end with an end token."""
-        feature = self.parts[0].task.output_features.get("inputs")
-        return feature is not None and feature.add_eos
-
-
-def get_mixture_or_task(config: DataConfig, architecture: str) -> WeightedTasks:
-    """Resolves `config.mixture_or_task_name` for a model.
+    Args:
+      config: of the run.
+      need_objective: whether a plain text is refused where OBJECTIVE is not set.
 
     Raises:
-      UserError: with the nearest name when there is no such task or mixture; when an objective or a task does not go together
-        with the architecture or the lengths; when rates cannot be computed.
+      UserError: with the nearest name when there is no such task or mixture; when OBJECTIVE and a name do not go together.
     """
-    parts = []
-    for task, objective, rate in _members(config):
-        name = _name_with_objective(task.name, config)
-        if objective is None:
-            parts.append(Part(task, rate, _lengths_of_examples(task, config, architecture), is_text=False))
-            continue
-        refused = objective.refusal(architecture)
-        if refused:
-            raise UserError(f'The model is of architecture "{architecture}" and cannot be trained on "{name}". {refused}')
-        sentinels = len(sentinels_of(task.output_features["targets"].vocabulary))
-        lengths = objective.complete(config.task_feature_lengths, architecture, sentinels)
-        _tell_what_stays_empty(name, objective, lengths, sentinels)
-        made = _with_objective(name, task, objective, lengths, architecture, sentinels)
-        pairs = isinstance(objective, PrefixLm) and architecture == "encoder_decoder"
-        parts.append(Part(made, rate, lengths, is_text=True, pairs=pairs))
-    _check_vocabularies([part.task for part in parts])
-    if config.unique_tokens and not all(part.is_text for part in parts):
+    name, known = config.mixture_or_task_name, known_names(config)
+    if name not in known:
         raise UserError(
-            f'DataConfig.unique_tokens limits text that an objective is applied to; "{config.mixture_or_task_name}" has tasks '
-            "with examples of their own. Remove it."
-        )
-    return WeightedTasks(config.mixture_or_task_name, architecture, tuple(parts))
-
-
-def _check_vocabularies(tasks: list[seqio.Task]) -> None:
-    """Examples of different vocabularies would share batches."""
-    expected = tasks[0].output_features["targets"].vocabulary
-    for task in tasks:
-        for name, feature in task.output_features.items():
-            if feature.vocabulary != expected:
-                raise UserError(
-                    f'The feature "{name}" of task "{task.name}" has the vocabulary {feature.vocabulary}, the targets of '
-                    f'"{tasks[0].name}" have {expected}; one model reads both. Give all tasks the '
-                    "same, t5x_lab's own texts with VOCABULARY."
-                )
-
-
-def documents(config: DataConfig, limit: int = -1) -> Iterator[str]:
-    """Texts of the training split of a text or of the user's own tasks, before any preprocessing; -1 = all."""
-    for task, _, _ in _members(config, need_objective=False):
-        for example in task.source.get_dataset("train", shuffle=False).take(limit).as_numpy_iterator():
-            text = example.get("text", example.get("targets"))
-            if text is None:
-                raise UserError(f'The examples of task "{task.name}" have no "text"; they have {", ".join(example)}.')
-            yield text.decode("utf-8", errors="replace")
-
-
-def _members(config: DataConfig, need_objective: bool = True) -> list[tuple[seqio.Task, Objective | None, float]]:
-    """(task, objective to apply to its text or None, rate) of everything that a name stands for."""
-    name = config.mixture_or_task_name
-    if name not in known_names():
-        raise UserError(
-            f'There is no task or mixture "{name}".{nearest(name, known_names())} If it is your own, import its module from '
+            f'There is no task or mixture "{name}".{nearest(name, known)} If it is your own, import its module from '
             "a gin file, for example: import my_tasks"
         )
-    if name in seqio.MixtureRegistry.names() and not _text_and_objective(name):
+    if name in seqio.MixtureRegistry.names() and name not in _own_names(_texts(config)):
         mixture = seqio.MixtureRegistry.get(name)
-        names = [task.name for task in mixture.tasks]
-        for known in (config.mixing and config.mixing.num_examples) or {}:
-            if known not in names:
-                raise UserError(
-                    f'Mixing.num_examples names "{known}".{nearest(known, names)} The tasks of "{name}" are {", ".join(names)}.'
-                )
-        members = [_member(task.name, config, need_objective) for task in mixture.tasks]
-        return [(task, objective, _rate(task, mixture, config)) for task, objective in members]
-    return [(*_member(name, config, need_objective), 1.0)]
+        found = [Member(_task(task.name, config, need_objective), mixture, task) for task in mixture.tasks]
+    else:
+        found = [Member(_task(name, config, need_objective))]
+    changed = [member.task.name for member in found if getattr(member.task, "replaces_vocabulary", False)]
+    if changed:
+        more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+        say(f"Read with VOCABULARY, {config.vocabulary}, in place of their own: {', '.join(changed[:3])}{more}.")
+    return found
 
 
-def _member(name: str, config: DataConfig, need_objective: bool) -> tuple[seqio.Task, Objective | None]:
-    own = _text_and_objective(name)
-    if own is None:
-        task = seqio.TaskRegistry.get(name)
-        if config.objective is None or set(task.output_features) != {"targets"}:
-            return task, None
-        return task, get_objective(config.objective)
-    text, named = own
-    objective = config.objective or named
+def _task(name: str, config: DataConfig, need_objective: bool) -> seqio.Task:
+    texts = _texts(config)
+    text, named = _own_names(texts).get(name, (None, None))
     if named and config.objective and get_objective(named) != get_objective(config.objective):
         raise UserError(
             f'MIXTURE_OR_TASK_NAME "{name}" makes {named} of {text}, but OBJECTIVE is "{config.objective}". Name the text '
             f"alone: --gin.MIXTURE_OR_TASK_NAME={text}"
         )
-    if objective is None and need_objective:
-        raise UserError(
-            f'"{text}" is plain text. Say what to make of it, for example --gin.OBJECTIVE=span_corruption or '
-            f"--gin.MIXTURE_OR_TASK_NAME={text}_span_corruption."
-        )
-    source = _TEXTS[text](config)
-    return _text_task(name, source, build_vocabulary(config.vocabulary)), get_objective(objective) if objective else None
-
-
-def _text_and_objective(name: str) -> tuple[str, str | None] | None:
-    """ "sotu_full_lm" is ("sotu", "full_lm"), "sotu" ("sotu", None); None where the name is not t5x_lab's own."""
-    for text in sorted(_TEXTS, key=len, reverse=True):
-        if name == text:
-            return text, None
-        objective = name.removeprefix(f"{text}_")
-        if objective != name and objective in OBJECTIVES:
-            return text, objective
-    return None
-
-
-def _name_with_objective(name: str, config: DataConfig) -> str:
-    """A task's name says what is made of its text, also where OBJECTIVE does."""
-    objective = config.objective if isinstance(config.objective, str) else type(config.objective).__name__
-    return name if config.objective is None or name.endswith(f"_{objective}") else f"{name}_{objective}"
-
-
-def _text_task(name: str, source: seqio.DataSource, vocabulary: seqio.Vocabulary) -> seqio.Task:
-    """A document's tokens as `targets`, without an end token."""
-    return seqio.Task(
-        name,
-        source,
-        output_features={"targets": seqio.Feature(vocabulary, add_eos=False)},
-        preprocessors=[
-            functools.partial(t5.rekey, key_map={"targets": "text"}),
-            functools.partial(seqio.preprocessors.tokenize, copy_pretokenized=False),
-        ],
-    )
-
-
-def _with_objective(
-    name: str, text: seqio.Task, objective: Objective, lengths: Lengths, architecture: str, sentinels: int
-) -> seqio.Task:
-    """The task that makes an objective's examples of a text's tokens."""
-    vocabulary = text.output_features["targets"].vocabulary
-    features = {name: seqio.Feature(vocabulary, add_eos=name in objective.features_with_eos) for name in objective.features}
-    before = [step for step in text.preprocessors if not isinstance(step, seqio.CacheDatasetPlaceholder)]
-    after = objective.preprocessors(lengths, architecture, sentinels)
-    steps = [*before, seqio.CacheDatasetPlaceholder(), *after]
-    return seqio.Task(name, text.source, output_features=features, preprocessors=steps)
-
-
-def _tell_what_stays_empty(name: str, objective: Objective, lengths: Lengths, sentinels: int) -> None:
-    used = objective.share_of_inputs(lengths, sentinels)
-    if used < 0.85:
-        say(
-            f"{name}: the vocabulary's {sentinels} sentinels allow examples that fill {used:.0%} of inputs of "
-            f"{lengths['inputs']} tokens. More extra_ids or shorter TASK_FEATURE_LENGTHS leave less padding."
-        )
-
-
-def _rate(task: seqio.Task, mixture: seqio.Mixture, config: DataConfig) -> float:
-    mixing = config.mixing
-    try:
-        if mixing is None:
-            return float(mixture.get_rate(task))
-        if mixing.equal:
-            return mixing.rate(1)
-        known = (mixing.num_examples or {}).get(task.name)
-        number = task.num_input_examples("train") if known is None else known
-        if number is None:
+    if text is None:
+        task = with_vocabulary(seqio.TaskRegistry.get(name), config)
+        # What has inputs of its own, or is the work of an objective already, is no plain text.
+        objective = config.objective if set(task.output_features) == {"targets"} else None
+    else:
+        task = text_task(name, texts[text], build_vocabulary(config.vocabulary))
+        objective = named or config.objective
+    if objective is None:
+        if text and need_objective:
             raise UserError(
-                f'Nobody knows how many training examples the task "{task.name}" has. Say it: '
-                + flag("Mixing.num_examples", f'{{"{task.name}": NUMBER}}')
+                f'"{text}" is plain text. Say what to make of it, for example --gin.OBJECTIVE=span_corruption or '
+                f"--gin.MIXTURE_OR_TASK_NAME={text}_span_corruption."
             )
-        return mixing.rate(number)
-    except (TypeError, ValueError) as error:
-        raise UserError(f'The mixing rates of "{mixture.name}" cannot be computed: {error}') from error
+        return task
+    made = with_objective(_name_with(config.objective, name), task, get_objective(objective))
+    made.replaces_vocabulary = getattr(task, "replaces_vocabulary", False)
+    if text:
+        register_in_seqio(made)  # the run's own takes the place of the one in bytes
+    return made
 
 
-def _lengths_of_examples(task: seqio.Task, config: DataConfig, architecture: str) -> Lengths:
-    """The lengths that a task with examples of its own needs."""
-    features = set(task.output_features)
-    if architecture == "encoder" and "loss_weights" not in features:
-        raise UserError(
-            f'The task "{task.name}" has inputs and targets of their own, but an encoder alone predicts tokens in place: it '
-            "needs inputs, targets and loss_weights of one length. Use the objective masked_lm on a text."
-        )
-    if architecture == "encoder_decoder" and "inputs" not in features:
-        raise UserError(
-            f'The task "{task.name}" has no inputs, so an encoder would have nothing to read. Use a decoder model, or say with '
-            "OBJECTIVE what to make of its text."
-        )
-    if "targets" not in features:
-        raise UserError(
-            f'The task "{task.name}" has the features {", ".join(sorted(features))}; give it inputs and targets, which are '
-            "made into a model's features here."
-        )
-    needed = [name for name in ("inputs", "targets") if name in features]
-    missing = [name for name in needed if name not in config.task_feature_lengths]
-    if missing:
-        raise UserError(
-            f'The task "{task.name}" needs a length for "{missing[0]}"; TASK_FEATURE_LENGTHS gives only '
-            f"{', '.join(config.task_feature_lengths)}. Set for example "
-            + flag("TASK_FEATURE_LENGTHS", json.dumps(dict.fromkeys(needed, 512)))
-        )
-    return {name: config.task_feature_lengths[name] for name in needed}
+def _name_with(objective: str | Objective | None, name: str) -> str:
+    """A task's name says what is made of its text, also where OBJECTIVE does."""
+    of = objective if isinstance(objective, str) else type(objective).__name__
+    return name if objective is None or name.endswith(f"_{of}") else f"{name}_{of}"
+
+
+def with_vocabulary(task: seqio.Task, config: DataConfig) -> seqio.Task:
+    """The task with the run's vocabulary in place of its own, where that is another; features without text keep theirs."""
+    is_text = lambda feature: not isinstance(feature.vocabulary, seqio.PassThroughVocabulary)
+    texts = {name: feature for name, feature in task.output_features.items() if is_text(feature)}
+    others = [name for name, feature in texts.items() if not is_made_of(feature.vocabulary, config.vocabulary)]
+    if not others:
+        return task
+    vocabulary = build_vocabulary(config.vocabulary)
+    changed = {name: dataclasses.replace(texts[name], vocabulary=vocabulary) for name in others}
+    other = copy.copy(task)  # SeqIO's `replace` would make a plain Task of a subclass
+    other._output_features = {**task.output_features, **changed}
+    other.replaces_vocabulary = True
+    return other
+
+
+def documents(config: DataConfig, limit: int = -1) -> Iterator[str]:
+    """Texts of the training split of a text or of the user's own tasks, before any preprocessing; -1 = all."""
+    for member in members(config, need_objective=False):
+        yield from documents_of_task(member.task, limit)
+
+
+def name_in_seqio(task: seqio.Task) -> str:
+    """A name by which SeqIO's own functions find this very task."""
+    registered = seqio.TaskRegistry._REGISTRY.get(task.name)
+    if registered is task:
+        return task.name
+    name = f"{task.name}@run"
+    seqio.TaskRegistry.remove(name)
+    seqio.TaskRegistry.add_provider(name, task)
+    return name

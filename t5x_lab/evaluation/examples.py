@@ -87,7 +87,7 @@ def task_examples(tasks, split: str, mode: str, vocabulary) -> Iterator[Example]
     """Examples of a task or of the tasks of a mixture, one after the other, not cut to any length.
 
     Args:
-      tasks: a `t5x_lab.data.tasks.WeightedTasks`.
+      tasks: a `t5x_lab.data.mixture.WeightedTasks`.
       split: such as "validation".
       mode: one of `MODES`.
       vocabulary: the model's.

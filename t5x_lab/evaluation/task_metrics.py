@@ -13,7 +13,8 @@ from etils import epath
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.data.cutting import cut_left, cut_right
-from t5x_lab.data.tasks import WeightedTasks
+from t5x_lab.data.mixture import WeightedTasks
+from t5x_lab.data.tasks import name_in_seqio
 from t5x_lab.decoding.beam_search import beams_of
 from t5x_lab.evaluation.config import InferEvalConfig
 from t5x_lab.evaluation.examples import text_of
@@ -108,13 +109,13 @@ class TaskMetrics:
                 async_compute_metrics=False,
             )
             try:
-                self._evaluators[task.name] = seqio.Evaluator(task.name, **options)
+                self._evaluators[task.name] = seqio.Evaluator(name_in_seqio(task), **options)
             except ValueError as error:
                 if "sequence_length" not in str(error):
                     raise UserError(f'Task "{task.name}" cannot be evaluated: {error}') from error
                 if self._config.cut_inputs != "right":
                     say(f'A preprocessor of task "{task.name}" needs lengths; SeqIO cuts its inputs to TASK_FEATURE_LENGTHS.')
-                self._evaluators[task.name] = seqio.Evaluator(task.name, sequence_length=self._lengths, **options)
+                self._evaluators[task.name] = seqio.Evaluator(name_in_seqio(task), sequence_length=self._lengths, **options)
         return self._evaluators[task.name]
 
 

@@ -9,8 +9,8 @@ from typing import Any
 from t5x_lab.checkpoints.formats import Location, huggingface
 from t5x_lab.checkpoints.layout import read_info
 from t5x_lab.config.errors import NotHere, NotSet, UserError
-from t5x_lab.data.config import number_of_sentinels
 from t5x_lab.data.environment import check_environment
+from t5x_lab.data.sentinels import number_of_sentinels
 from t5x_lab.observe.console import say
 from t5x_lab.runs.config import GinConfig
 

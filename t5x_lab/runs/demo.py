@@ -65,19 +65,20 @@ def _decay_factor(steps: int) -> float:
 
 def _train_vocabulary(path: str) -> None:
     from t5x_lab.data.config import ByteVocabulary, DataConfig
+    from t5x_lab.data.sentencepiece_files import train_sentencepiece
     from t5x_lab.data.tasks import documents
-    from t5x_lab.data.vocabularies import train_sentencepiece
 
     train_sentencepiece(documents(DataConfig(TASK, {"targets": 1}, 1, ByteVocabulary(), shards=1)), path, PIECES)
 
 
 def unigram_loss(config: GinConfig) -> float:
     """Cross-entropy of the held-out tokens under the training text's token frequencies (plus one), in nats per token."""
+    from t5x_lab.data.mixture import resolve
     from t5x_lab.data.pipeline import eval_batches
-    from t5x_lab.data.tasks import documents, get_mixture_or_task
+    from t5x_lab.data.tasks import documents
 
     data = config.data()
-    tasks = get_mixture_or_task(data, "causal_decoder")
+    tasks = resolve(data, "causal_decoder")
     vocabulary = tasks.vocabulary
     counts = np.ones(vocabulary.vocab_size)
     for text in documents(data):

@@ -27,7 +27,7 @@ class LossEvaluation:
 
     Args:
       sharded: model and mesh.
-      tasks: a `t5x_lab.data.tasks.WeightedTasks`.
+      tasks: a `t5x_lab.data.mixture.WeightedTasks`.
       data: lengths, batch size, number of batches.
     """
 
@@ -62,7 +62,7 @@ class TaskEvaluation:
     Args:
       config: the run's; see `InferEvalConfig`.
       sharded: model and mesh.
-      tasks: a `t5x_lab.data.tasks.WeightedTasks`; what cannot be measured of them is said.
+      tasks: a `t5x_lab.data.mixture.WeightedTasks`; what cannot be measured of them is said.
     """
 
     def __init__(self, config: GinConfig, sharded: ShardedModel, tasks):

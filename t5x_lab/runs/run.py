@@ -173,9 +173,9 @@ class Run:
         except NotSet:
             return False  # a model without a task
         check_environment()
-        from t5x_lab.data.tasks import get_mixture_or_task
+        from t5x_lab.data.mixture import resolve
 
-        return get_mixture_or_task(data, self._model.config.network.architecture).input_eos
+        return resolve(data, self._model.config.network.architecture).input_eos
 
     @functools.cached_property
     def _inference(self) -> Inference:

@@ -60,7 +60,7 @@ def _tasks_of(run: RunConfig) -> tuple[int, tuple[int, int], list[str]]:
     network = run.model.network
     try:
         tasks = pipeline.resolve_tasks(run.data, network.architecture, network.vocab_size)
-        pipeline.check_training(tasks)
+        pipeline.check_readable(tasks)
     except Exception as missing:
         if isinstance(missing, UserError) and not isinstance(missing, NotHere):
             raise
@@ -68,7 +68,7 @@ def _tasks_of(run: RunConfig) -> tuple[int, tuple[int, int], list[str]]:
         reason = missing.sentence if isinstance(missing, UserError) else f"{type(missing).__name__}: {missing}"
         lengths = run.data.model_lengths(network.architecture)
         return 1, lengths, [f"The tasks are not checked, and lengths are told from their names: {reason}"]
-    return len(tasks.parts), tasks.lengths, []
+    return len(tasks.trained), tasks.lengths, []
 
 
 def _unreadable(run: RunConfig) -> str:

@@ -97,7 +97,7 @@ class Job:
       run: its configuration.
       config: the text of that, with what its tasks say.
       starting_point: what it starts from.
-      tasks: a `t5x_lab.data.tasks.WeightedTasks`.
+      tasks: a `t5x_lab.data.mixture.WeightedTasks`.
       sharded, training: its model on the mesh, its step and optimizer.
       statistics: what hooks measure in the step.
       checkpoints: of its directory.
@@ -131,7 +131,7 @@ class Job:
 
     @property
     def task_names(self) -> list[str]:
-        return [part.task.name for part in self.tasks.parts]
+        return [part.task.name for part in self.tasks.trained]
 
 
 def prepare(config: GinConfig, stack: contextlib.ExitStack) -> Job:
@@ -151,7 +151,7 @@ def prepare(config: GinConfig, stack: contextlib.ExitStack) -> Job:
     check_length(run.model.network, max(tasks.lengths))
     sharded = ShardedModel(run.model, run.mesh_shape, rules=run.sharding)
     statistics = Statistics(run.hooks)
-    training = assemble_run(run, sharded, len(tasks.parts), statistics)
+    training = assemble_run(run, sharded, len(tasks.trained), statistics)
     # Who reads prompts later may not have the task.
     if run.data.special_tokens.input_eos not in (None, tasks.input_eos):
         say(f"SpecialTokens.input_eos is {not tasks.input_eos}; of the tasks' inputs it is {tasks.input_eos}, which is kept.")

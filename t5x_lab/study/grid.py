@@ -8,9 +8,9 @@ import dataclasses
 from collections.abc import Mapping
 
 from t5x_lab.config.errors import UserError
-from t5x_lab.data.config import number_of_sentinels
 from t5x_lab.data.objective import Objective, row_lengths
 from t5x_lab.data.objectives import OBJECTIVES
+from t5x_lab.data.sentinels import number_of_sentinels
 from t5x_lab.models.model import Model
 from t5x_lab.networks.network import check_length, max_length
 from t5x_lab.runs.config import GinConfig

@@ -1,0 +1,177 @@
+"""Tasks are SeqIO tasks: its functions read t5x_lab's by name, and T5's tasks and mixtures are read in a run's vocabulary."""
+
+import io
+
+import numpy as np
+import pytest
+import sentencepiece
+import seqio
+import tensorflow as tf
+from conftest import shared_data
+
+from t5x_lab.config.errors import UserError
+from t5x_lab.data import tasks
+from t5x_lab.data.config import ByteVocabulary, DataConfig, SentencePieceVocabulary
+from t5x_lab.data.objectives import OBJECTIVES
+from t5x_lab.data.pipeline import SeqioBatches, eval_batches, resolve_tasks
+from t5x_lab.data.sentinels import number_of_sentinels
+from t5x_lab.data.vocabularies import build_vocabulary, sentinels_of
+
+
+def architecture_for(objective):
+    if objective == "masked_lm":
+        return "encoder"
+    return "prefix_decoder" if objective in ("full_lm", "prefix_lm") else "encoder_decoder"
+
+
+@pytest.mark.parametrize("name", [name for name in OBJECTIVES if "architecture" not in name])
+def test_seqio_reads_by_name_what_a_run_reads(name):
+    architecture = architecture_for(name)
+    wished = {"targets": 64} if architecture == "prefix_decoder" else {"inputs": 64}
+    config = DataConfig(f"sotu_{name}", wished, 8, ByteVocabulary(), pack=False, eval_steps=1)
+    found = resolve_tasks(config, architecture, 384)
+    (rows,) = eval_batches(found, found.parts[0], config)
+    task = seqio.get_mixture_or_task(f"sotu_{name}")
+    examples = task.get_dataset(found.parts[0].lengths, "validation", shuffle=False, seed=0).take(8).as_numpy_iterator()
+    for row, example in enumerate(examples):
+        if architecture == "prefix_decoder":
+            expected = {"decoder_target_tokens": np.concatenate([example.get("inputs", []), example["targets"]])}
+        else:
+            stream = "encoder" if architecture == "encoder" else "decoder"
+            expected = {"encoder_input_tokens": example["inputs"], f"{stream}_target_tokens": example["targets"]}
+        for feature, tokens in expected.items():
+            np.testing.assert_array_equal(rows[feature][row][: len(tokens)], tokens)
+            assert not rows[feature][row][len(tokens) :].any()
+
+
+def test_own_tasks_stand_in_anybodys_mixture_and_need_lengths():
+    tasks.known_names()
+    seqio.MixtureRegistry.add("both", [("sotu_span_corruption", 3.0), ("sotu_ul2", 1.0)])
+    try:
+        dataset = seqio.get_mixture_or_task("both").get_dataset({"inputs": 64, "targets": 64}, "train", seed=0)
+        example = next(dataset.as_numpy_iterator())
+        assert set(example) == {"inputs", "targets"} and len(example["inputs"]) <= 64
+        with pytest.raises(UserError, match="give get_dataset a sequence_length"):
+            seqio.get_mixture_or_task("sotu_full_lm").get_dataset(None, "train")
+        assert "c4_span_corruption" in seqio.TaskRegistry.names()  # nothing of C4 has been looked for
+        with pytest.raises(UserError, match="say where with .--gin.TextFiles.train"):
+            seqio.get_mixture_or_task("files_full_lm").get_dataset({"targets": 8}, "train")
+    finally:
+        seqio.MixtureRegistry.remove("both")
+
+
+GLUE = {  # features of TFDS's glue, without their label
+    "ax": ("premise", "hypothesis"), "cola": ("sentence",), "mnli": ("premise", "hypothesis"),
+    "mnli_matched": ("premise", "hypothesis"), "mnli_mismatched": ("premise", "hypothesis"), "mrpc": ("sentence1", "sentence2"),
+    "qnli": ("question", "sentence"), "qqp": ("question1", "question2"), "rte": ("sentence1", "sentence2"),
+    "sst2": ("sentence",), "stsb": ("sentence1", "sentence2"),
+}  # fmt: skip
+
+
+def _dataset(examples):
+    return tf.data.Dataset.from_tensor_slices({name: [example[name] for example in examples] for name in examples[0]})
+
+
+def write_glue(folder):
+    """GLUE in TFDS's layout, 12 examples a split; `ax` has a test split alone, two have no training split, as T5 knows them."""
+    import tensorflow_datasets as tfds
+
+    for config, names in GLUE.items():
+        label = tfds.features.Scalar(tf.float32) if config == "stsb" else tfds.features.ClassLabel(num_classes=2)
+        features = {**{name: tfds.features.Text() for name in names}, "label": label, "idx": tfds.features.Scalar(tf.int32)}
+        examples = [
+            {**{name: f"{config} {name} {n}" for name in names}, "label": 1.5 if config == "stsb" else n % 2, "idx": n}
+            for n in range(12)
+        ]
+        splits = ["test"] if config == "ax" else ["validation", "test"] if "matched" in config else ["train", "validation"]
+        tfds.dataset_builders.store_as_tfds_dataset(
+            "glue", version="1.0.0", features=tfds.features.FeaturesDict(features), config=config, data_dir=str(folder),
+            split_datasets={split: _dataset(examples) for split in splits},
+        )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_t5s_own_mixture_is_read_in_the_runs_vocabulary(tmp_path, monkeypatch, capsys):
+    """`glue_v002_proportional`: eleven tasks in T5's vocabulary on gs://, of which eight have something to train on."""
+    import t5.data.mixtures  # noqa: F401
+    import tensorflow_datasets as tfds
+
+    monkeypatch.setattr(tfds.core.constants, "DATA_DIR", str(tmp_path))
+    seqio.set_tfds_data_dir_override(str(tmp_path))
+    seqio.utils.LazyTfdsLoader._MEMOIZED_BUILDERS.clear()
+    write_glue(tmp_path)
+    path = shared_data("t5_vocabulary", "sentencepiece.model")
+    try:
+        config = DataConfig(
+            "glue_v002_proportional", {"inputs": 64, "targets": 8}, 64, SentencePieceVocabulary(str(path)), shards=2, pack=False
+        )
+        found = resolve_tasks(config, "encoder_decoder", 32128)
+        assert len(found.parts) == 11 and len(found.trained) == 8
+        said = capsys.readouterr().err
+        assert "in place of their own: glue_ax_v002, glue_cola_v002, glue_mnli_matched_v002 and 8 more" in said
+        assert "are not trained on, for want of training examples or of a rate above 0: glue_ax_v002" in said
+        vocabulary = build_vocabulary(config.vocabulary)
+        batches, seen = SeqioBatches(found, config, seed=0), set()
+        for _ in range(4):
+            seen |= {vocabulary.decode([int(t) for t in row]).split()[0] for row in next(batches)["encoder_input_tokens"]}
+        assert seen >= {"mnli", "qnli", "qqp", "sst2"}
+        assert {part.task.name: part.rate for part in found.trained}["glue_mnli_v002"] == 392_702  # T5's, which are constants
+        with pytest.raises(UserError, match='"glue_ax_v002" has no split "train" to train on; it has test'):
+            alone = resolve_tasks(
+                DataConfig("glue_ax_v002", {"inputs": 64, "targets": 8}, 8, config.vocabulary), "encoder_decoder", 32128
+            )
+            SeqioBatches(alone, config, seed=0)
+        rows = [
+            batch for part in found.parts if "validation" in part.task.splits for batch in eval_batches(found, part, config)
+        ]
+        assert len(rows) == 10 and all(row["encoder_input_tokens"].shape == (64, 64) for row in rows)
+    finally:
+        seqio.set_tfds_data_dir_override(None)
+        seqio.utils.LazyTfdsLoader._MEMOIZED_BUILDERS.clear()
+
+
+def test_a_model_without_sentinels_has_none(tmp_path):
+    """SentencePiece models like Llama's, and like mT5's, whose last pieces are sentinels."""
+    text = [f"some words of text number {n} that make pieces" for n in range(300)]
+
+    def train(name, symbols):
+        model = io.BytesIO()
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(text), model_writer=model, vocab_size=60, user_defined_symbols=symbols, minloglevel=2,
+            pad_id=0, eos_id=1, unk_id=2, bos_id=-1, hard_vocab_limit=False,
+        )  # fmt: skip
+        (tmp_path / name).write_bytes(model.getvalue())
+        return SentencePieceVocabulary(str(tmp_path / name), extra_ids=0)
+
+    plain, counted = train("plain.model", []), train("mt5.model", [f"▁<extra_id_{n}>" for n in range(9, -1, -1)])
+    assert list(sentinels_of(build_vocabulary(plain))) == [] and number_of_sentinels(plain) == 0
+    ids = list(sentinels_of(build_vocabulary(counted)))
+    pieces = build_vocabulary(counted).tokenizer
+    assert [pieces.IdToPiece(i) for i in ids] == [f"▁<extra_id_{n}>" for n in range(10)] and number_of_sentinels(counted) == 10
+    with pytest.raises(UserError, match="0 sentinels an example has no room"):
+        resolve_tasks(DataConfig("sotu_span_corruption", {"inputs": 64}, 4, plain), "encoder_decoder", 384)
+
+
+class Shouting(seqio.Task):
+    """A task class of one's own."""
+
+    def preprocess_postcache(self, dataset, sequence_length, seed=None):
+        dataset = super().preprocess_postcache(dataset, sequence_length, seed)
+        return dataset.map(lambda example: {**example, "targets": tf.ones_like(example["targets"]) * 7})
+
+
+def test_the_runs_vocabulary_leaves_features_without_text_alone():
+    features = {
+        "inputs": seqio.Feature(seqio.ByteVocabulary(extra_ids=7)),
+        "targets": seqio.Feature(seqio.PassThroughVocabulary(size=4), add_eos=False),
+    }
+    source = seqio.FunctionDataSource(lambda split, shuffle_files, seed=None: None, splits=["train"])
+    task = Shouting("shouting", source, output_features=features, preprocessors=[])
+    config = DataConfig("shouting", {"inputs": 8, "targets": 1}, 4, ByteVocabulary(extra_ids=50))
+    read = tasks.with_vocabulary(task, config)
+    assert type(read) is Shouting and read.name == "shouting"
+    assert read.output_features["inputs"].vocabulary.extra_ids == 50
+    assert read.output_features["targets"].vocabulary is features["targets"].vocabulary
+    assert task.output_features["inputs"].vocabulary.extra_ids == 7
+    same = tasks.with_vocabulary(read, config)
+    assert same is read
