@@ -30,7 +30,8 @@ from t5x_lab.runs.assemble import Training, assemble
 from t5x_lab.runs.sharded_model import ShardedModel
 
 pytestmark = pytest.mark.slow
-SIZES = dict(num_decoder_layers=4, emb_dim=128, mlp_dim=512, num_heads=8, head_dim=16, vocab_size=1024)
+# Large enough that the index of the chunks, which readers at one time may read twice, is a small part.
+SIZES = dict(num_decoder_layers=4, emb_dim=256, mlp_dim=1024, num_heads=8, head_dim=32, vocab_size=2048)
 BACKWARDS = RestoreCheckpointConfig(layers={"decoder": [3, 2, 1, 0]})
 HALF = RestoreCheckpointConfig(layers={"decoder": [0, 3]})
 CARRY = RestoreCheckpointConfig(carry=("optimizer", "step"))

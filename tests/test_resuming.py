@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 def test_a_run_killed_at_a_random_moment_has_the_losses_of_one_that_never_was():
     """It is begun from the saved configuration of the other one, which alone repeats a run."""
     more = ["--gin.CHECKPOINT_PERIOD=7", "--gin.EVAL_PERIOD=1000", "--gin.DROPOUT_RATE=0.1"]
-    assert Command(*flags("causal_decoder", FULL_LM, "whole", 30, *more)).wait() == 0
+    assert Command(*flags("causal_decoder", FULL_LM, "whole", 80, *more)).wait() == 0
     again = ["train", "--gin_file=whole/config.gin", "--gin.MODEL_DIR=killed"]
     process = Command(*again)
     process.wait_until(lambda: max(losses("killed"), default=0) > 8)
@@ -32,7 +32,7 @@ def test_a_run_killed_at_a_random_moment_has_the_losses_of_one_that_never_was():
     process.kill()
     process.wait()
     assert Command(*again).wait() == 0
-    assert losses("killed") == losses("whole") and len(losses("whole")) == 30
+    assert losses("killed") == losses("whole") and len(losses("whole")) == 80
     assert "Continuing after step" in pathlib.Path("log").read_text()
 
 

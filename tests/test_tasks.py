@@ -55,7 +55,7 @@ def test_own_tasks_stand_in_anybodys_mixture_and_need_lengths():
             seqio.get_mixture_or_task("sotu_full_lm").get_dataset(None, "train")
         assert "c4_span_corruption" in seqio.TaskRegistry.names()  # nothing of C4 has been looked for
         with pytest.raises(UserError, match="say where with .--gin.TextFiles.train"):
-            seqio.get_mixture_or_task("files_full_lm").get_dataset({"targets": 8}, "train")
+            seqio.get_mixture_or_task("files_mass_style").get_dataset({"inputs": 8, "targets": 8}, "train")
     finally:
         seqio.MixtureRegistry.remove("both")
 

@@ -164,7 +164,8 @@ class DataConfig:
       shards: logical shards of the stream, fixed for a run's life; the batch size is a multiple of it and the number of
         processes divides it, so that another number of processes reads the same examples.
       pack: several short examples in one row, told apart by segment ids.
-      shuffle_buffer_size: examples held for shuffling, per shard.
+      shuffle_buffer_size: examples of a task held for shuffling, in each shard; None = the task's own number, SeqIO's 1,000 by
+        default. Of more than 16 tasks one such buffer holds what was mixed.
       eval_steps: batches per task in an evaluation.
     """
 
@@ -179,7 +180,7 @@ class DataConfig:
     files: TextFiles = TextFiles()
     shards: int = 4
     pack: bool = True
-    shuffle_buffer_size: int = 1000
+    shuffle_buffer_size: int | None = None
     eval_steps: int = 20
 
     def __post_init__(self):

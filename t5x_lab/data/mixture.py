@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 
 import seqio
+import tensorflow as tf
 
 from t5x_lab.config.errors import UserError, nearest
 from t5x_lab.config.gin_files import flag
@@ -50,12 +51,14 @@ class WeightedTasks:
       architecture: of the model that reads it.
       vocabulary: the run's.
       parts: its tasks.
+      sample_fn: the mixture's own way to mix them, SeqIO's by default: f(datasets, rates, seed) -> dataset.
     """
 
     name: str
     architecture: str
     vocabulary: seqio.Vocabulary
     parts: tuple[Part, ...]
+    sample_fn: Callable = tf.data.Dataset.sample_from_datasets
 
     @functools.cached_property
     def trained(self) -> tuple[Part, ...]:
@@ -110,7 +113,9 @@ def resolve(config: DataConfig, architecture: str) -> WeightedTasks:
             f'DataConfig.unique_tokens limits text that an objective is applied to; "{config.mixture_or_task_name}" has tasks '
             "with examples of their own. Remove it."
         )
-    return WeightedTasks(config.mixture_or_task_name, architecture, build_vocabulary(config.vocabulary), tuple(parts))
+    mixture, vocabulary = found[0].mixture, build_vocabulary(config.vocabulary)
+    own = {} if mixture is None else {"sample_fn": mixture._sample_fn}
+    return WeightedTasks(config.mixture_or_task_name, architecture, vocabulary, tuple(parts), **own)
 
 
 def _lengths_of_objective(task: ObjectiveTask, config: DataConfig, architecture: str) -> Lengths:

@@ -16,7 +16,7 @@ from t5x_lab.data.feature_converters import convert
 from t5x_lab.data.huggingface_tokenizer import HuggingFaceTokenizer
 from t5x_lab.data.mixture import Part, WeightedTasks, resolve
 from t5x_lab.data.objective import PrefixLm
-from t5x_lab.data.preprocessors import truncated
+from t5x_lab.data.reading import MANY, seed_of, shard_of_task
 from t5x_lab.data.vocabularies import sentinels_of
 from t5x_lab.observe.console import say
 from t5x_lab.training.batches import HostBatch, Rows
@@ -140,32 +140,26 @@ class SeqioBatches:
 
 def training_shard(tasks: WeightedTasks, config: DataConfig, seed: int, shard: int) -> tf.data.Dataset:
     """Batches of model features of one logical shard, shuffled and repeated without end."""
-    shard_info = seqio.ShardInfo(index=shard, num_shards=config.shards)
-    shard_seed = int(np.random.default_rng([seed, shard]).integers(2**31))
-    datasets = []
-    for number, part in enumerate(tasks.trained):
-        task = _shard_of_task(part, shard_info, seed, config)
-        try:
-            dataset = task.get_dataset(
-                part.lengths,
-                split="train",
-                shuffle=True,
-                seed=shard_seed,
-                num_epochs=None,
-                try_in_mem_cache=False,
-                trim_output_features=not part.is_text,  # objectives keep to their lengths
-            )
-        except ValueError as error:
-            raise UserError(f'The task "{task.name}" cannot be prepared at the lengths {part.lengths}: {error}') from error
-        datasets.append(_examples(dataset, part, number, tasks.trained, tasks))
-    rates = [part.rate for part in tasks.trained]
-    mixed = datasets[0] if len(datasets) == 1 else tf.data.Dataset.sample_from_datasets(datasets, rates, shard_seed)
+    parts = tasks.trained
+    datasets = [
+        _examples(shard_of_task(part, config, seed, shard, len(parts)), part, number, parts, tasks)
+        for number, part in enumerate(parts)
+    ]
+    mixed, shard_seed = datasets[0], seed_of(seed, shard)
+    if len(datasets) > 1:
+        mixed = tasks.sample_fn(datasets, [part.rate for part in parts], shard_seed)
+    if len(parts) > MANY:
+        mixed = mixed.shuffle(config.shuffle_buffer_size or seqio.SHUFFLE_BUFFER_SIZE, seed=shard_seed)
     rows = config.batch_size // config.shards
     batches = convert(
         mixed, tasks.architecture, tasks.lengths, rows, pack=config.pack, num_tasks=len(datasets), **_around(tasks, config)
     )
     options = tf.data.Options()
     options.deterministic = True
+    if len(parts) > MANY:
+        # They are made for one pipeline: of hundreds each start would cost more than those before it.
+        options.experimental_optimization.apply_default_optimizations = False
+        options.autotune.enabled = False
     return batches.with_options(options)
 
 
@@ -220,44 +214,6 @@ def _raw_tokens(tokens: tf.Tensor, vocabulary: seqio.Vocabulary) -> tf.Tensor:
 
 def _has_text_at_0(vocabulary: seqio.Vocabulary) -> bool:
     return isinstance(vocabulary, HuggingFaceTokenizer) and vocabulary.has_text_at_0
-
-
-class _ShardOfSource(seqio.DataSource):
-    """One shard of a source, cut with the run's seed, so that shards stay disjoint while the rest of each shard's
-    pipeline is free to use a seed of its own. (With one seed for all, the n-th examples of all shards would be masked
-    alike.)"""
-
-    def __init__(self, source: seqio.DataSource, shard_info: seqio.ShardInfo, seed: int, in_order: bool):
-        super().__init__(splits=source.splits)
-        self._source, self._shard_info, self._seed, self._in_order = source, shard_info, seed, in_order
-
-    supports_arbitrary_sharding = False
-
-    def list_shards(self, split: str) -> list[str]:
-        return ["0"]
-
-    def get_dataset(self, split="train", shuffle=True, seed=None, shard_info=None, **unused) -> tf.data.Dataset:
-        source, info = self._source, self._shard_info
-        shuffle = shuffle and not self._in_order
-        if source.supports_arbitrary_sharding or len(source.list_shards(split=split)) >= info.num_shards:
-            return source.get_dataset(split=split, shuffle=shuffle, seed=self._seed, shard_info=info)
-        return source.get_dataset(split=split, shuffle=shuffle, seed=self._seed).shard(info.num_shards, info.index)
-
-
-def _shard_of_task(part: Part, shard_info: seqio.ShardInfo, seed: int, config: DataConfig) -> seqio.Task:
-    task, steps = part.task, list(part.task.preprocessors)
-    if config.unique_tokens:
-        # Every epoch must meet the same documents, so files are read in order; the shuffle comes after.
-        share, rest = divmod(config.unique_tokens, config.shards)
-        where = next(i for i, step in enumerate(steps) if isinstance(step, seqio.CacheDatasetPlaceholder))
-        steps.insert(where, truncated(share + (shard_info.index < rest)))
-    return seqio.Task(
-        task.name,
-        _ShardOfSource(task.source, shard_info, seed, in_order=bool(config.unique_tokens)),
-        output_features=task.output_features,
-        preprocessors=steps,
-        shuffle_buffer_size=config.shuffle_buffer_size,
-    )
 
 
 def eval_batches(tasks: WeightedTasks, part: Part, config: DataConfig, rows: Rows | None = None) -> Iterator[HostBatch]:

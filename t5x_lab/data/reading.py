@@ -1,0 +1,166 @@
+"""One shard of a task's training examples: its part of the records, through SeqIO's own steps, without end.
+
+A shard is one of DATA_SHARDS equal parts of a task, whatever files it lies in: documents are drawn alike, and an epoch of all
+shards meets each of them once. Seeds come from (run, task, shard): tasks over the same data set do not march in step, and the
+n-th examples of two shards are not masked alike.
+"""
+
+import copy
+import functools
+import zlib
+
+import numpy as np
+import seqio
+import tensorflow as tf
+import tensorflow_datasets as tfds
+
+from t5x_lab.config.errors import UserError
+from t5x_lab.config.user_code import told
+from t5x_lab.data.config import DataConfig
+from t5x_lab.data.mixture import Part
+from t5x_lab.data.preprocessors import truncated
+
+UNEVEN = 0.02  # by which the parts of a task may differ
+MANY = 16  # tasks, beyond which one buffer shuffles what was mixed: one for each would be gigabytes of position
+ROTATION = 256  # records, at most, that a task begins behind the first where it is not shuffled by itself
+
+
+def seed_of(*parts: int | str) -> int:
+    """A seed of 31 bits from numbers and names."""
+    numbers = [zlib.crc32(part.encode()) if isinstance(part, str) else part for part in parts]
+    return int(np.random.default_rng(numbers).integers(2**31))
+
+
+def shard_of_task(part: Part, config: DataConfig, run_seed: int, shard: int, tasks: int) -> tf.data.Dataset:
+    """Examples of one shard, endless; shuffled where a run has few tasks.
+
+    Args:
+      part: the task and its lengths.
+      config: number of shards, buffer, `unique_tokens`.
+      run_seed: SEED.
+      shard: which.
+      tasks: how many the run has.
+
+    Raises:
+      UserError: when the task needs a cache that is not there, or a preprocessor fails.
+    """
+    task, seed = part.task, seed_of(run_seed, part.task.name, shard)
+    if task.requires_caching and not task.cache_dir:
+        folders = ", ".join(seqio.utils.get_global_cache_dirs()) or "none is set"
+        raise UserError(
+            f'The task "{task.name}" is read from a cache alone, and there is none in SeqIO\'s cache directories ({folders}). '
+            "Write one with seqio_cache_tasks, and name its directory with seqio.add_global_cache_dirs in a module that a gin "
+            "file imports."
+        )
+    source = task._get_cached_source("train") if task.requires_caching else task.source
+    source = ShardOfSource(source, shard, config.shards, seed_of(run_seed, task.name), in_order=bool(config.unique_tokens))
+    few = tasks <= MANY
+    buffer = config.shuffle_buffer_size or task.shuffle_buffer_size
+    try:
+        if type(task).get_dataset is not seqio.Task.get_dataset:  # a class of the user's that reads in its own way
+            own = copy.copy(task)
+            own._source = source
+            options = dict(num_epochs=None, try_in_mem_cache=False, trim_output_features=not part.is_text)
+            return own.get_dataset(part.lengths, "train", shuffle=True, shuffle_buffer_size=buffer, seed=seed, **options)
+        dataset = source.get_dataset("train", seed=seed)
+        if not task.requires_caching:
+            dataset = task.preprocess_precache(dataset, seed=seed)
+        if config.unique_tokens:
+            share, rest = divmod(config.unique_tokens, config.shards)
+            dataset = truncated(share + (shard < rest))(dataset)
+        dataset = dataset.repeat()
+        if not few and source.is_one_file:
+            dataset = dataset.skip(seed % ROTATION)
+        dataset = task.preprocess_postcache(dataset, sequence_length=part.lengths, seed=seed)
+        dataset = _checked(dataset, task)
+        if not part.is_text:  # objectives keep to their lengths
+            dataset = seqio.utils.trim_dataset(dataset, part.lengths, task.output_features)
+        return dataset.shuffle(buffer, seed=seed) if few and buffer else dataset
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f'The task "{task.name}" cannot be read at the lengths {dict(part.lengths)}: {told(error)}.') from error
+
+
+def _checked(dataset: tf.data.Dataset, task: seqio.Task) -> tf.data.Dataset:
+    spec = dataset.element_spec
+    for name, feature in task.output_features.items():
+        if feature.required and name not in spec:
+            raise UserError(
+                f'The preprocessors of task "{task.name}" make no "{name}", which its output_features promise; they make '
+                f"{', '.join(spec)}."
+            )
+    return dataset
+
+
+class ShardOfSource(seqio.DataSource):
+    """One of a number of equal parts of a source's records.
+
+    Whole files where these are alike, TFDS's even splits, else every n-th record. A source with so few records that the parts
+    would differ is not split: each shard reads all of it, in an order of its own.
+
+    Args:
+      source: what is split.
+      shard: which part.
+      shards: how many there are.
+      seed: of the order of files, the same for all parts, so that they stay disjoint.
+      in_order: every epoch in the same order: `unique_tokens` must meet the same documents.
+    """
+
+    def __init__(self, source: seqio.DataSource, shard: int, shards: int, seed: int, in_order: bool = False):
+        super().__init__(splits=source.splits)
+        self._source, self._shard, self._shards, self._seed, self._in_order = source, shard, shards, seed, in_order
+
+    supports_arbitrary_sharding = False
+
+    def list_shards(self, split: str) -> list[str]:
+        return ["0"]
+
+    @property
+    def is_one_file(self) -> bool:
+        return len(self._source.list_shards(split="train")) == 1
+
+    def get_dataset(self, split="train", shuffle=True, seed=None, shard_info=None, **unused) -> tf.data.Dataset:
+        source, part = self._source, seqio.ShardInfo(index=self._shard, num_shards=self._shards)
+        shuffle = not self._in_order
+        if self._shards == 1:
+            return source.get_dataset(split=split, shuffle=shuffle, seed=self._seed)
+        number = None if self._in_order else _number_if_small(source, split, self._shards)
+        if number is not None and number % self._shards:
+            everything = source.get_dataset(split=split, shuffle=shuffle, seed=self._seed)
+            own = seed_of(self._seed, self._shard)
+            return everything.shuffle(max(number, 1), seed=own) if shuffle else everything
+        if isinstance(source, seqio.TfdsDataSource) and number is None:
+            return _even_split(source, split, part, shuffle, self._seed)
+        if source.supports_arbitrary_sharding or (number is None and _files_are_alike(source, split, self._shards)):
+            return source.get_dataset(split=split, shuffle=shuffle, seed=self._seed, shard_info=part)
+        return source.get_dataset(split=split, shuffle=shuffle, seed=self._seed).shard(self._shards, self._shard)
+
+
+@functools.cache
+def _number_if_small(source: seqio.DataSource, split: str, shards: int) -> int | None:
+    """Records of a source that has so few that parts of it would not be alike; None of any other."""
+    enough = round(shards / UNEVEN)
+    records = source.get_dataset(split=split, shuffle=False).take(enough)
+    number = int(records.reduce(np.int64(0), lambda count, _: count + 1))
+    return number if number < enough else None
+
+
+def _even_split(source: seqio.TfdsDataSource, split: str, part: seqio.ShardInfo, shuffle: bool, seed: int) -> tf.data.Dataset:
+    loader = copy.copy(source.tfds_dataset)
+    piece = tfds.even_splits(loader._map_split(split), n=part.num_shards, drop_remainder=False)[part.index]
+    loader._map_split = lambda split: piece
+    return loader.load(split, shuffle_files=shuffle, seed=seed)
+
+
+def _files_are_alike(source: seqio.DataSource, split: str, shards: int) -> bool:
+    """Whether shards of whole files are equal, by bytes."""
+    files = source.list_shards(split=split)
+    if len(files) % shards:
+        return False
+    try:
+        sizes = np.array([tf.io.gfile.stat(file).length for file in files])
+    except tf.errors.OpError:  # names that are not files'
+        return False
+    of_shards = np.array([sizes[shard::shards].sum() for shard in range(shards)])
+    return bool(np.ptp(of_shards) <= UNEVEN * of_shards.mean())

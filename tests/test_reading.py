@@ -1,0 +1,138 @@
+"""Shards of tasks: every document is drawn alike, whatever files it lies in, how many shards there are, or what it is mixed with."""
+
+import contextlib
+
+import numpy as np
+import pytest
+import seqio
+import tensorflow as tf
+
+from t5x_lab.config.errors import UserError
+from t5x_lab.data.config import ByteVocabulary, DataConfig
+from t5x_lab.data.pipeline import SeqioBatches, resolve_tasks
+
+WIDE = seqio.PassThroughVocabulary(size=100_000)
+FEATURES = {name: seqio.Feature(WIDE, add_eos=False) for name in ("inputs", "targets")}
+
+
+def number_of_line(dataset):
+    """A line that is a number, as the only token of inputs and targets."""
+    token = lambda line: tf.strings.to_number([line], tf.int32)
+    return dataset.map(lambda line: {"inputs": token(line), "targets": token(line)})
+
+
+@contextlib.contextmanager
+def registered(mixture=None, **tasks):
+    for name, task in tasks.items():
+        seqio.TaskRegistry.add_provider(name, task)
+    if mixture:
+        seqio.MixtureRegistry.add("mixed", **mixture)
+    try:
+        yield
+    finally:
+        seqio.MixtureRegistry.remove("mixed")
+        for name in tasks:
+            seqio.TaskRegistry.remove(name)
+
+
+def numbered(name, folder, sizes, first=1, kind=seqio.Task, **options):
+    """A task of numbers counted up over text files of these numbers of lines."""
+    for file, size in enumerate(sizes):
+        (folder / f"{name}_{file:03d}.txt").write_text("\n".join(str(first + n) for n in range(size)))
+        first += size
+    source = seqio.TextLineDataSource({"train": str(folder / f"{name}_*.txt")})
+    return kind(name, source, output_features=FEATURES, preprocessors=[number_of_line], **options)
+
+
+def read(name, shards, batch_size, batches, seed=0, **options):
+    """Numbers drawn, [batches, batch size]."""
+    settings = dict(shards=shards, pack=False, **options)
+    config = DataConfig(name, {"inputs": 1, "targets": 1}, batch_size, ByteVocabulary(), **settings)
+    stream = SeqioBatches(resolve_tasks(config, "encoder_decoder", 200_000), config, seed)
+    return np.stack([next(stream)["decoder_target_tokens"][:, 0] for _ in range(batches)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "sizes, shards", [((10, 10, 10, 5_000), 4), ((1_257,) * 4, 4), ((40,), 4), ((3,), 16), ((7, 90, 2), 4)], ids=str
+)
+def test_every_document_is_drawn_alike(sizes, shards, tmp_path):
+    """Of whole epochs each document comes once an epoch; of shards that do not divide the documents, once on average."""
+    with registered(unequal=numbered("unequal", tmp_path, sizes)):
+        documents, drawn = sum(sizes), read("unequal", shards, 3_136, 16).ravel()
+        counts = np.bincount(drawn, minlength=documents + 1)[1:]
+        expected = 50_176 / documents
+        chi_squared = ((counts - expected) ** 2 / expected).sum()
+        # Of independent draws it would be the number of documents; of epochs it is less.
+        assert chi_squared < documents + 5 * np.sqrt(2 * documents), (chi_squared, documents)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shards", [4, 16])
+def test_a_tiny_task_keeps_its_rate_and_each_shard_reads_it_in_an_order_of_its_own(shards, tmp_path):
+    with registered(
+        dict(tasks=[("tiny", 1.0), ("large", 1.0)]),
+        tiny=numbered("tiny", tmp_path, (3,)),
+        large=numbered("large", tmp_path, (4_000,), first=10),
+    ):
+        drawn = read("mixed", shards, 64 * 16, 50)
+    assert np.mean(drawn < 10) == pytest.approx(0.5, abs=4 * 0.5 / np.sqrt(drawn.size))
+    counts = np.bincount(drawn[drawn < 10], minlength=4)[1:]
+    assert ((counts - counts.mean()) ** 2 / counts.mean()).sum() < 3 + 5 * np.sqrt(6)
+    by_shard = drawn[0].reshape(shards, -1)
+    assert len({tuple(shard[shard < 10][:6]) for shard in by_shard}) > min(shards, 8) / 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("templates", [10, 20])
+def test_templates_over_one_data_set_do_not_march_in_step(templates, tmp_path):
+    """Ten tasks have a shuffle buffer each, twenty share one; a batch of 128 of 4,000 examples has 126 different ones by chance."""
+    tasks = {f"template{n}": numbered("examples", tmp_path, (4_000,)) for n in range(templates)}
+    for name, task in tasks.items():
+        task._name = name
+    with registered(dict(tasks=list(tasks), default_rate=1.0), **tasks):
+        drawn = read("mixed", 2, 128, 40)
+    distinct = [len(set(batch.tolist())) for batch in drawn]
+    assert np.mean(distinct) > (120 if templates == 10 else 110), distinct
+
+
+class Reversed(seqio.Task):
+    """A task class that reads in a way of its own."""
+
+    def get_dataset(self, *args, **kwargs):
+        dataset = super().get_dataset(*args, **kwargs)
+        return dataset.map(lambda example: {**example, "targets": example["targets"] + 1000})
+
+
+def test_what_a_task_and_a_mixture_say_of_themselves_is_heeded(tmp_path):
+    """A buffer of one keeps the order; a class's own get_dataset and a mixture's sample_fn are called."""
+    in_turn = lambda datasets, rates, seed: tf.data.Dataset.choose_from_datasets(
+        datasets, tf.data.Dataset.range(len(datasets)).repeat()
+    )
+    ordered = numbered("ordered", tmp_path, (50,), shuffle_buffer_size=1)
+    own = numbered("own", tmp_path, (50,), first=100, kind=Reversed, shuffle_buffer_size=1)
+    with registered(dict(tasks=[("ordered", 1.0), ("own", 9.0)], sample_fn=in_turn), ordered=ordered, own=own):
+        drawn = read("mixed", 1, 8, 3).ravel().tolist()
+        shuffled = read("ordered", 1, 8, 3, shuffle_buffer_size=50).ravel().tolist()
+    assert drawn[::2] == list(range(1, 13)) and drawn[1::2] == list(range(1100, 1112))
+    assert shuffled != sorted(shuffled)
+
+
+def test_a_task_that_cannot_be_read_is_a_sentence(tmp_path):
+    def broken(dataset):
+        raise KeyError("label")
+
+    def nothing(dataset):
+        return dataset.map(lambda example: {"inputs": example["inputs"]})
+
+    source = numbered("source", tmp_path, (5,)).source
+    make = lambda name, *steps: seqio.Task(name, source, output_features=FEATURES, preprocessors=[number_of_line, *steps])
+    cached = make("cached", seqio.CacheDatasetPlaceholder(required=True))
+    with registered(broken=make("broken", broken), nothing=make("nothing", nothing), cached=cached):
+        for name, says in (
+            ("broken", r'The task "broken" cannot be read at the lengths .*: KeyError: label'),
+            ("nothing", r'The preprocessors of task "nothing" make no "targets", .*; they make inputs'),
+            ("cached", r'The task "cached" is read from a cache alone, and there is none in SeqIO.s cache directories'),
+        ):
+            with pytest.raises(UserError, match=says):
+                read(name, 1, 4, 1)
