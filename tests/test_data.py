@@ -1,5 +1,6 @@
 """The six pairs of architecture and objective: masks, inputs, targets and weights; the pipeline's order, position and shards."""
 
+import gzip
 import json
 import pathlib
 
@@ -291,7 +292,7 @@ def test_evaluation_reads_the_same_held_out_rows_every_time_and_fills_up_with_pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["txt", "jsonl", "tfrecord"])
+@pytest.mark.parametrize("kind", ["txt", "jsonl", "tfrecord", "json.gz"])
 def test_a_folder_of_files_is_trained_on_from_gin_alone(kind, tmp_path):
     texts = [f"Line {n} of the user's own text, long enough to fill something." for n in range(200)]
     for part in range(2):
@@ -299,8 +300,9 @@ def test_a_folder_of_files_is_trained_on_from_gin_alone(kind, tmp_path):
         path = tmp_path / f"part{part}.{kind}"
         if kind == "txt":
             path.write_text("\n\n".join(lines))
-        elif kind == "jsonl":
-            path.write_text("\n".join(json.dumps({"content": line}) for line in lines))
+        elif "json" in kind:
+            written = "\n\n".join(json.dumps({"content": line}) for line in lines).encode()
+            path.write_bytes(gzip.compress(written) if kind.endswith(".gz") else written)
         else:
             with tf.io.TFRecordWriter(str(path)) as writer:
                 for line in lines:

@@ -1,6 +1,7 @@
 """Shards of tasks: every document is drawn alike, whatever files it lies in, how many shards there are, or what it is mixed with."""
 
 import contextlib
+import json
 
 import numpy as np
 import pytest
@@ -8,8 +9,10 @@ import seqio
 import tensorflow as tf
 
 from t5x_lab.config.errors import UserError
-from t5x_lab.data.config import ByteVocabulary, DataConfig
+from t5x_lab.data import sources
+from t5x_lab.data.config import ByteVocabulary, DataConfig, TextFiles
 from t5x_lab.data.pipeline import SeqioBatches, resolve_tasks
+from t5x_lab.data.reading import ShardOfSource
 
 WIDE = seqio.PassThroughVocabulary(size=100_000)
 FEATURES = {name: seqio.Feature(WIDE, add_eos=False) for name in ("inputs", "targets")}
@@ -94,6 +97,26 @@ def test_templates_over_one_data_set_do_not_march_in_step(templates, tmp_path):
         drawn = read("mixed", 2, 128, 40)
     distinct = [len(set(batch.tolist())) for batch in drawn]
     assert np.mean(distinct) > (120 if templates == 10 else 110), distinct
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["txt", "jsonl"])
+def test_text_files_are_split_by_documents_and_each_is_parsed_once(kind, tmp_path, monkeypatch):
+    """Files of 10 and 490 documents in 4 shards: 125 documents each, all of them in an epoch."""
+    for file, (first, last) in enumerate([(0, 10), (10, 500)]):
+        lines = [json.dumps({"text": f"{n:03d}"}) if kind == "jsonl" else f"{n:03d}" for n in range(first, last)]
+        (tmp_path / f"{file}.{kind}").write_text("\n\n".join(lines))
+    parsed = []
+    monkeypatch.setattr(sources.json, "loads", lambda line: parsed.append(line) or json.JSONDecoder().decode(line.decode()))
+    source = sources.text_files(TextFiles(train=str(tmp_path / f"*.{kind}"), lines_per_document=1))
+    shards = [
+        [example["text"].decode() for example in ShardOfSource(source, shard, 4, seed=3).get_dataset().as_numpy_iterator()]
+        for shard in range(4)
+    ]
+    assert [len(shard) for shard in shards] == [125] * 4
+    assert len(parsed) < 1000, "each once, and some to see that there are many"
+    assert sorted(sum(shards, [])) == [f"{n:03d}" for n in range(500)]
+    assert source.num_input_examples("train") == 500
 
 
 class Reversed(seqio.Task):

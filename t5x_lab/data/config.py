@@ -122,7 +122,7 @@ class Mixing:
 
 @dataclasses.dataclass(frozen=True)
 class TextFiles:
-    """The text behind the `files_…` tasks: patterns of .txt, .jsonl or .tfrecord files, several joined by commas.
+    """The text behind the `files_…` tasks: patterns of .txt, .jsonl or .tfrecord files, gzipped or not, joined by commas.
 
     Attributes:
       train, validation: such as "corpus/*.txt"; the kind is read off the end of the pattern. Without `validation` there

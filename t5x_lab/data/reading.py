@@ -19,8 +19,8 @@ from t5x_lab.config.user_code import told
 from t5x_lab.data.config import DataConfig
 from t5x_lab.data.mixture import Part
 from t5x_lab.data.preprocessors import truncated
+from t5x_lab.data.sources import UNEVEN, files_are_alike
 
-UNEVEN = 0.02  # by which the parts of a task may differ
 MANY = 16  # tasks, beyond which one buffer shuffles what was mixed: one for each would be gigabytes of position
 ROTATION = 256  # records, at most, that a task begins behind the first where it is not shuffled by itself
 
@@ -132,7 +132,7 @@ class ShardOfSource(seqio.DataSource):
             return everything.shuffle(max(number, 1), seed=own) if shuffle else everything
         if isinstance(source, seqio.TfdsDataSource) and number is None:
             return _even_split(source, split, part, shuffle, self._seed)
-        if source.supports_arbitrary_sharding or (number is None and _files_are_alike(source, split, self._shards)):
+        if source.supports_arbitrary_sharding or (number is None and files_are_alike(source.list_shards(split), self._shards)):
             return source.get_dataset(split=split, shuffle=shuffle, seed=self._seed, shard_info=part)
         return source.get_dataset(split=split, shuffle=shuffle, seed=self._seed).shard(self._shards, self._shard)
 
@@ -151,16 +151,3 @@ def _even_split(source: seqio.TfdsDataSource, split: str, part: seqio.ShardInfo,
     piece = tfds.even_splits(loader._map_split(split), n=part.num_shards, drop_remainder=False)[part.index]
     loader._map_split = lambda split: piece
     return loader.load(split, shuffle_files=shuffle, seed=seed)
-
-
-def _files_are_alike(source: seqio.DataSource, split: str, shards: int) -> bool:
-    """Whether shards of whole files are equal, by bytes."""
-    files = source.list_shards(split=split)
-    if len(files) % shards:
-        return False
-    try:
-        sizes = np.array([tf.io.gfile.stat(file).length for file in files])
-    except tf.errors.OpError:  # names that are not files'
-        return False
-    of_shards = np.array([sizes[shard::shards].sum() for shard in range(shards)])
-    return bool(np.ptp(of_shards) <= UNEVEN * of_shards.mean())
