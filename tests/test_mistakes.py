@@ -229,7 +229,7 @@ def own(monkeypatch, tmp_path):
     [
         ("own_pair", 'no task or mixture "own_pair". Did you mean "own_pairs"'),
         ("own_targets", 'The task "own_targets" has no inputs, so an encoder would have nothing to read'),
-        ("own_tests", '"own_tests" has no split "train" to train on; it has validation'),
+        ("own_tests", 'The task "own_tests" has no split "train" to train on; it has validation'),
     ],
 )
 def test_a_dry_run_refuses_the_tasks_that_training_refuses(own, task, says, capsys):

@@ -72,7 +72,8 @@ class WeightedTasks:
         if not found:
             splits = sorted({split for part in self.parts for split in part.task.splits})
             has = f"it has {', '.join(splits)}" if not with_split else "the rates of all its tasks are 0"
-            raise UserError(f'"{self.name}" has no split "train" to train on; {has}. Name another task.')
+            kind = "task" if len(self.parts) == 1 else "mixture"
+            raise UserError(f'The {kind} "{self.name}" has no split "train" to train on; {has}. Name another task.')
         if len(found) < len(self.parts):
             names = [part.task.name for part in self.parts if part not in found]
             say(f"Of {self.name} are not trained on, for want of training examples or of a rate above 0: {', '.join(names)}.")

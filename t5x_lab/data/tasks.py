@@ -37,12 +37,8 @@ def register_text(name: str, source: seqio.DataSource) -> None:
     _TEXTS[name] = source
     register_in_seqio(text_task(name, source))
     for objective in OBJECTIVES:
-        _register(name, objective)
-
-
-def _register(text: str, objective: str) -> None:
-    name = f"{text}_{objective}"
-    register_in_seqio(with_objective(name, text_task(name, _TEXTS[text]), OBJECTIVES[objective]))
+        task = f"{name}_{objective}"
+        register_in_seqio(with_objective(task, text_task(task, source), OBJECTIVES[objective]))
 
 
 def register_in_seqio(task: seqio.Task) -> None:
