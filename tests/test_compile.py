@@ -25,6 +25,7 @@ from t5x_lab.partitioning.mesh import MeshShape
 from t5x_lab.partitioning.topologies import topology_devices
 from t5x_lab.runs import compile as compiling
 from t5x_lab.runs.assemble import assemble
+from t5x_lab.runs.batch import batch_of_tasks
 from t5x_lab.runs.compile import Report, best, compile_step, search, to_text
 from t5x_lab.runs.config import GinConfig
 from t5x_lab.runs.sharded_model import ShardedModel
@@ -124,7 +125,7 @@ def test_arguments_are_the_bytes_of_the_state_and_the_batch():
     sharded = ShardedModel(run.model, MeshShape(1, 1, 1), jax.devices()[:1])
     training = assemble(sharded, run.optimizer, batch_size=8, microbatches=1, seed=0)
     state = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(training.abstract_state))
-    shapes = run.data.batch_shapes("causal_decoder")
+    shapes = {name: x.shape for name, x in batch_of_tasks(run.data, "causal_decoder").features.items()}
     used = {name: shape for name, shape in shapes.items() if name != "decoder_positions"}  # relative biases need none
     report = compile_step(run, devices=jax.devices()[:1])
     assert report.bytes_per_device["arguments"] == state + 4 * sum(math.prod(shape) for shape in used.values())
@@ -364,5 +365,5 @@ def test_the_features_of_a_batch_are_told_without_opening_a_task(architecture, o
 
     data = DataConfig("sotu", lengths, 4, ByteVocabulary(), objective=objective, shards=1)
     batch = next(SeqioBatches(resolve_tasks(data, architecture, 10**6), data, seed=0))
-    assert {name: x.shape for name, x in batch.items()} == data.batch_shapes(architecture)
-    assert all(np.issubdtype(x.dtype, np.integer) for x in batch.values())
+    told = batch_of_tasks(data, architecture).features
+    assert {name: (x.shape, x.dtype) for name, x in batch.items()} == {name: (x.shape, x.dtype) for name, x in told.items()}

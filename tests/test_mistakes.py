@@ -244,10 +244,8 @@ def test_a_dry_run_says_which_data_are_not_here(own, capsys):
     assert "8 rows of 16 + 8 tokens" in said.out and not re.search("not read|Nothing reads|vocabulary", said.err)
     assert main([*TRAIN, "--gin.MIXTURE_OR_TASK_NAME=files", "--gin.TextFiles.train=none/*.txt", "--dry_run"]) == 0
     said = capsys.readouterr().out
-    assert (
-        'The tasks are not checked, and lengths are told from their names: No file matches TextFiles.train = "none/*.txt"'
-        in said
-    )
+    assert 'The data are not checked: No file matches TextFiles.train = "none/*.txt"' in said
+    assert re.search("data        files_?\\w*, [0-9]+ rows of", said)
 
 
 def test_what_nothing_reads_is_said(own, capsys):

@@ -16,8 +16,8 @@ from t5.data import preprocessors as t5
 from t5x_lab.config.errors import UserError
 from t5x_lab.data.config import HuggingFaceVocabulary
 from t5x_lab.data.denoising import Denoising, _iid_fit, _iid_most
-from t5x_lab.data.feature_converters import convert
-from t5x_lab.data.objective import FullLm, MaskedLm, PrefixLm, row_lengths
+from t5x_lab.data.feature_converters import FeatureConverter
+from t5x_lab.data.objective import SIDES, FullLm, MaskedLm, PrefixLm, row_lengths
 from t5x_lab.data.objectives import OBJECTIVES, get_objective
 from t5x_lab.data.rows import first_fit
 from t5x_lab.data.vocabularies import build_vocabulary, sentinels_of
@@ -119,7 +119,7 @@ def test_prefix_lm_equal_to_the_t5_librarys_packing():
     ):
         theirs = _run([t5.targets_for_prefix_lm_objective, pack], lengths, {"targets": features["targets"]}, documents, 7)
         steps = PrefixLm().preprocessors()
-        ours = rows_from(_run(steps, lengths, features, documents, 7), architecture, row_lengths(architecture, [lengths]))
+        ours = rows_from(_run(steps, lengths, features, documents, 7), architecture, row_lengths(architecture, lengths))
         assert len(ours) == len(theirs) == (3 if architecture == "encoder_decoder" else 6)
         for a, b in zip(ours, theirs, strict=True):
             for feature, expected in b.items():
@@ -246,8 +246,8 @@ def test_prefix_lm_loses_nothing_at_any_length(sizes, length, seed):
             continue
         read = []
         for e in examples:
-            i, j = e["first"]
-            read += [*e["inputs"][:i], *e["targets"][:j], *e["inputs"][i:], *e["targets"][j:]]
+            of = lambda name, text, e=e: e[name][e[f"{name}_segment_ids"] == text]
+            read += [token for text in (1, 2) for name in ("inputs", "targets") for token in of(name, text)]
             assert len(e["inputs"]) <= length and len(e["targets"]) <= length
         assert read == flat
         rows = rows_from(examples, architecture, (length, length))
@@ -326,13 +326,12 @@ def test_iid_noise_rarely_outgrows_the_lengths_computed_for_it():
 
 def rows_from(examples, architecture, lengths, pack=True):
     """Model features of examples that share one row a batch."""
-    names = [name for name in ("inputs", "targets", "loss_weights") if name in examples[0]]
+    features = ("inputs", "targets", "loss_weights", "inputs_segment_ids", "targets_segment_ids")
+    names = [name for name in features if name in examples[0]]
     ragged = {name: tf.ragged.constant([e[name].tolist() for e in examples], tf.int32, ragged_rank=1) for name in names}
-    if "first" in examples[0]:
-        ragged["first"] = tf.constant([e["first"].tolist() for e in examples])
     dataset = tf.data.Dataset.from_tensor_slices({**ragged, "raw_tokens": [int(e["raw_tokens"]) for e in examples]})
     dataset = dataset.map(lambda e: {**{k: v + 0 for k, v in e.items()}, "task": 0})
-    batches = convert(dataset, architecture, lengths, 1, pack=pack)
+    batches = FeatureConverter(architecture, pack).batches(dataset, dict(zip(SIDES, lengths, strict=True)), 1)
     return [{name: x[0] for name, x in batch.items()} for batch in batches.as_numpy_iterator()]
 
 
@@ -482,12 +481,14 @@ def test_what_is_too_long_for_its_row_is_cut_before_its_end_token(capsys):
     dataset = tf.data.Dataset.from_tensor_slices({**examples, "raw_tokens": tf.zeros(3, tf.int32)})
     fit = lambda ids, n: ids if len(ids) <= n else [*ids[: n - 1], 1] if ids[-1] == 1 else ids[:n]
     padded = lambda ids, n: [*ids, *[0] * (n - len(ids))]
-    batch = next(convert(dataset, "encoder_decoder", (16, 12), 3, pack=False).as_numpy_iterator())
+    batch = next(
+        FeatureConverter("encoder_decoder", pack=False).batches(dataset, {"inputs": 16, "targets": 12}, 3).as_numpy_iterator()
+    )
     for (inputs, targets), inputs_row, targets_row in zip(
         pairs, batch["encoder_input_tokens"], batch["decoder_target_tokens"], strict=True
     ):
         assert inputs_row.tolist() == padded(fit(inputs, 16), 16) and targets_row.tolist() == padded(fit(targets, 12), 12)
     assert capsys.readouterr().err.count("Some examples have 41 tokens or more where a row has room for 16; they are cut") == 1
-    batch = next(convert(dataset, "prefix_decoder", (0, 48), 3, pack=True).as_numpy_iterator())
+    batch = next(FeatureConverter("prefix_decoder").batches(dataset, {"targets": 48}, 3).as_numpy_iterator())
     assert batch["decoder_target_tokens"][0].tolist() == fit([*long, *long], 48)
     assert batch["decoder_loss_weights"][0].tolist() == [0] * 41 + [1] * 7

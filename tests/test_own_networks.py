@@ -16,11 +16,13 @@ from helpers import documented, random_batch, tiny_config
 from t5x_lab.checkpoints.layers import stack_layers, unstack_layers, unstacked_parts
 from t5x_lab.checkpoints.lazy_tensors import from_array
 from t5x_lab.config.errors import UserError
+from t5x_lab.data.config import ByteVocabulary, DataConfig
 from t5x_lab.decoding.beam_search import BeamConfig
 from t5x_lab.models.model import Model, ModelConfig
 from t5x_lab.networks.flops import traced_flops
+from t5x_lab.optim.optimizers import AdamW
 from t5x_lab.partitioning.mesh import MeshShape
-from t5x_lab.runs.config import GinConfig
+from t5x_lab.runs.config import GinConfig, RunConfig
 from t5x_lab.runs.inference import Inference
 from t5x_lab.runs.sharded_model import ShardedModel
 from t5x_lab.training.step import make_eval_step
@@ -321,7 +323,8 @@ def test_what_is_said_of_a_wrong_network(old, new, says):
     assert old in GOOD
     net = written("my_wrong", GOOD.replace(old, new))["Net"]
     with pytest.raises(UserError) as error:
-        ModelConfig(net)
+        data = DataConfig("sotu", {"targets": 8}, 4, ByteVocabulary())
+        RunConfig(ModelConfig(net), AdamW(), data, "run", train_steps=1)
     assert says in error.value.sentence
 
 

@@ -1,18 +1,21 @@
 """Shards of tasks: every document is drawn alike, whatever files it lies in, how many shards there are, or what it is mixed with."""
 
 import contextlib
+import dataclasses
 import json
 
 import numpy as np
 import pytest
 import seqio
 import tensorflow as tf
+from etils import epath
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.data import sources
 from t5x_lab.data.config import ByteVocabulary, DataConfig, TextFiles
 from t5x_lab.data.pipeline import SeqioBatches, resolve_tasks
 from t5x_lab.data.reading import ShardOfSource
+from t5x_lab.training.batches import Rows
 
 WIDE = seqio.PassThroughVocabulary(size=100_000)
 FEATURES = {name: seqio.Feature(WIDE, add_eos=False) for name in ("inputs", "targets")}
@@ -97,6 +100,38 @@ def test_templates_over_one_data_set_do_not_march_in_step(templates, tmp_path):
         drawn = read("mixed", 2, 128, 40)
     distinct = [len(set(batch.tolist())) for batch in drawn]
     assert np.mean(distinct) > (120 if templates == 10 else 110), distinct
+
+
+@pytest.mark.slow
+def test_many_tasks_are_read_on_by_another_number_of_processes(tmp_path):
+    """Shards that are saved together: by one process, then two, then one, all batches are those of one alone."""
+    names = [f"many{n}" for n in range(20)]
+    many = {name: numbered(name, tmp_path, (2, 30 + n), first=100 * n + 1) for n, name in enumerate(names)}
+    with registered(dict(tasks=[(name, 1.0 + n % 3) for n, name in enumerate(names)]), **many):
+        config = DataConfig("mixed", {"inputs": 1, "targets": 1}, 64, ByteVocabulary(), shards=4, pack=False)
+        tasks = resolve_tasks(config, "encoder_decoder", 200_000)
+        reader = lambda rows: SeqioBatches(tasks, config, 0, rows)
+        alone = reader(None)
+        expected = [next(alone) for _ in range(9)]
+        held = [Rows(np.arange(first, first + 32), np.arange(first, first + 32)) for first in (0, 32)]
+        before = None
+        for part, processes in enumerate(([None], held, [None])):
+            readers = [reader(rows) for rows in processes]
+            directory = epath.Path(tmp_path / f"position{part}")
+            directory.mkdir()
+            for one in readers:
+                if before:
+                    one.restore(before)
+            for batch in expected[3 * part : 3 * part + 3]:
+                read = [next(one) for one in readers]
+                for name, rows in batch.items():
+                    np.testing.assert_array_equal(np.concatenate([part[name] for part in read]), rows)
+            assert len({file for one in readers for file in one.save(directory)}) == 2, "one position, of four shards"
+            before = directory
+        by_shard = np.stack([batch["decoder_target_tokens"] for batch in expected], axis=1).reshape(4, -1)
+        assert len({tuple(shard[:20]) for shard in by_shard}) == 4
+        with pytest.raises(UserError, match="holds the position of 4 data shards, not of 2. DATA_SHARDS is fixed"):
+            SeqioBatches(tasks, dataclasses.replace(config, shards=2), 0).restore(before)
 
 
 @pytest.mark.slow

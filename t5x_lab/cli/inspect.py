@@ -26,6 +26,7 @@ def run(args: argparse.Namespace) -> None:
     from t5x_lab.checkpoints.layout import check_same_parameters, find_checkpoint
     from t5x_lab.models.model import Model
     from t5x_lab.observe.model_info import model_info, parameter_rows
+    from t5x_lab.runs.batch import batch_of_tasks
     from t5x_lab.runs.config import run_config_file
 
     files = [run_config_file(args.model_dir)] if args.model_dir else []
@@ -37,7 +38,7 @@ def run(args: argparse.Namespace) -> None:
         check_same_parameters(find_checkpoint(args.model_dir, chosen_step(args.step)), model.abstract_params)
     network = model.config.network
     try:
-        lengths = config.data().model_lengths(network.architecture)
+        lengths = batch_of_tasks(config.data(), network.architecture).lengths
     except NotSet:  # a model alone: T5's lengths
         lengths = {"encoder_decoder": (512, 114), "encoder": (512, 0)}.get(network.architecture, (0, 626))
     flops = network.flops(*lengths) / sum(lengths)

@@ -61,6 +61,8 @@ def shown(value: Any) -> str:
 
 
 def told(error: BaseException) -> str:
-    """ "ValueError: the first line of what it says"."""
+    """ "ValueError: the first line of what it says"; of an error that AutoGraph tells again, what was raised first."""
     said = str(error.args[0] if error.args else error).strip()
+    if said.startswith("in user code:"):
+        return said.splitlines()[-1].strip().rstrip(".")
     return f"{type(error).__name__}: {said.splitlines()[0] if said else ''}".rstrip(": ").rstrip(".")

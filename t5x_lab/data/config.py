@@ -5,8 +5,9 @@ import re
 
 from t5x_lab.config.checks import check_types, in_range, positive
 from t5x_lab.config.errors import UserError
-from t5x_lab.data.objective import Objective, row_lengths
-from t5x_lab.data.objectives import get_objective, objective_of_task
+from t5x_lab.data.converter import Converter
+from t5x_lab.data.objective import Objective
+from t5x_lab.data.objectives import get_objective
 
 T5_SENTINELS = 100
 
@@ -164,6 +165,8 @@ class DataConfig:
       shards: logical shards of the stream, fixed for a run's life; the batch size is a multiple of it and the number of
         processes divides it, so that another number of processes reads the same examples.
       pack: several short examples in one row, told apart by segment ids.
+      converter: what makes a model's features of examples, such as `seqio.EncDecFeatureConverter()`; None = the one of the
+        architecture, see `FeatureConverter`. With one of your own, `pack` is its own setting.
       shuffle_buffer_size: examples of a task held for shuffling, in each shard; None = the task's own number, SeqIO's 1,000 by
         default. Of more than 16 tasks one such buffer holds what was mixed.
       eval_steps: batches per task in an evaluation.
@@ -180,6 +183,7 @@ class DataConfig:
     files: TextFiles = TextFiles()
     shards: int = 4
     pack: bool = True
+    converter: Converter | None = None
     shuffle_buffer_size: int | None = None
     eval_steps: int = 20
 
@@ -197,43 +201,11 @@ class DataConfig:
         if self.objective is not None:
             get_objective(self.objective)
 
-    def model_lengths(self, architecture: str) -> tuple[int, int]:
-        """Tokens of a row for the encoder and for the decoder, told from the names, without opening a task.
-
-        Raises:
-          UserError: when a length is missing or does not fit the objective.
-        """
-        objective = self.objective or objective_of_task(self.mixture_or_task_name)
-        if objective is None:
-            needed = ("inputs", "targets") if architecture == "encoder_decoder" else tuple(self.task_feature_lengths)
-            return row_lengths(architecture, [{name: self.task_feature_lengths.get(name, 0) for name in needed}])
-        found = get_objective(objective)
-        refused = found.refusal(architecture)
-        if refused:
-            raise UserError(
-                f'{refused} OBJECTIVE and the model, which is of architecture "{architecture}", do not go together.'
-            )
-        from t5x_lab.data.sentinels import number_of_sentinels
-
-        sentinels = number_of_sentinels(self.vocabulary)
-        return row_lengths(architecture, [found.complete(self.task_feature_lengths, architecture, sentinels)])
-
-    def batch_shapes(self, architecture: str) -> dict[str, tuple[int, ...]]:
-        """Shapes of the int32 features of a whole training batch, told without opening a task."""
-        shapes: dict[str, tuple[int, ...]] = {"raw_tokens": (self.batch_size,)}
-        for stream, length in zip(("encoder", "decoder"), self.model_lengths(architecture), strict=True):
-            names = ["input_tokens"]
-            names += ["target_tokens", "loss_weights"] if stream == "decoder" or architecture == "encoder" else []
-            names += ["segment_ids", "positions"] if self.pack else []
-            names += ["causal_attention"] if architecture == "prefix_decoder" else []
-            shapes |= {f"{stream}_{name}": (self.batch_size, length) for name in names if length}
-        return shapes
-
     def identity(self) -> dict[str, str]:
         """What the position in the data means something for: a checkpoint is continued with these unchanged."""
         return {
             "MIXTURE_OR_TASK_NAME": self.mixture_or_task_name,
-            "OBJECTIVE": re.sub(r" at 0x[0-9a-f]+", "", str(self.objective)),  # functions by name
+            "OBJECTIVE": _by_name(self.objective),
             "MIXING": str(self.mixing),
             "TASK_FEATURE_LENGTHS": str(dict(sorted(self.task_feature_lengths.items()))),
             "BATCH_SIZE": str(self.batch_size),
@@ -241,9 +213,15 @@ class DataConfig:
             "VOCABULARY": str(self.vocabulary),
             "DataConfig.unique_tokens": str(self.unique_tokens),
             "DataConfig.pack": str(self.pack),
+            "DataConfig.converter": _by_name(self.converter),
             "DataConfig.shuffle_buffer_size": str(self.shuffle_buffer_size),
             "TextFiles": str(self.files),
         }
+
+
+def _by_name(value: object) -> str:
+    """Functions and objects by their names, not by where they lie in memory."""
+    return re.sub(r" at 0x[0-9a-f]+", "", str(value))
 
 
 def _largest_divisor(config: DataConfig) -> int:

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import seqio
 import tensorflow as tf
@@ -11,10 +11,11 @@ import tensorflow as tf
 from t5x_lab.config.errors import UserError, nearest
 from t5x_lab.config.gin_files import flag
 from t5x_lab.data.config import DataConfig
-from t5x_lab.data.objective import Lengths, Objective, row_lengths
+from t5x_lab.data.objective import SIDES, Lengths, Objective
+from t5x_lab.data.sentinels import number_of_sentinels
 from t5x_lab.data.tasks import Member, members
 from t5x_lab.data.texts import ObjectiveTask
-from t5x_lab.data.vocabularies import build_vocabulary, sentinels_of
+from t5x_lab.data.vocabularies import unread_vocabulary
 from t5x_lab.observe.console import say
 
 
@@ -24,13 +25,16 @@ class Part:
 
     Attributes:
       task: the SeqIO task.
-      lengths: tokens per feature, SeqIO's `sequence_length`.
+      lengths: tokens of each feature that is read.
       weigh: computes how often it is drawn from, relative to the others.
+      sequence_length: what SeqIO's steps are given: `lengths`, and for a task with examples of its own all of
+        TASK_FEATURE_LENGTHS.
     """
 
     task: seqio.Task
     lengths: Lengths
     weigh: Callable[[], float]
+    sequence_length: Lengths
 
     @functools.cached_property
     def rate(self) -> float:
@@ -80,9 +84,10 @@ class WeightedTasks:
         return found
 
     @property
-    def lengths(self) -> tuple[int, int]:
-        """Tokens of a row for the encoder (0 without one) and for the decoder."""
-        return row_lengths(self.architecture, [part.lengths for part in self.parts])
+    def lengths(self) -> Lengths:
+        """Tokens of each feature, for the longest of the tasks."""
+        names = sorted({name for part in self.parts for name in part.lengths})
+        return {name: max(part.lengths.get(name, 0) for part in self.parts) for name in names}
 
     @property
     def input_eos(self) -> bool:
@@ -92,38 +97,37 @@ class WeightedTasks:
 
 
 def resolve(config: DataConfig, architecture: str) -> WeightedTasks:
-    """What `config.mixture_or_task_name` is for a model. No data are opened.
+    """What `config.mixture_or_task_name` is for a model. Neither data nor the vocabulary's file are opened.
 
     Raises:
       UserError: with the nearest name when there is no such task or mixture; when an objective or a task does not go together
         with the architecture or the lengths.
     """
-    found = members(config)
-    parts = []
+    found, parts = members(config), []
+    sentinels = number_of_sentinels(config.vocabulary) if any(isinstance(m.task, ObjectiveTask) for m in found) else 0
     for member in found:
         task = member.task
-        lengths = (
-            _lengths_of_objective(task, config, architecture)
-            if isinstance(task, ObjectiveTask)
-            else _lengths_of_examples(task, config, architecture)
-        )
-        parts.append(Part(task, lengths, functools.partial(_rate, member, config)))
+        if isinstance(task, ObjectiveTask):
+            lengths = given = _lengths_of_objective(task, config, architecture, sentinels)
+        else:
+            lengths, given = _lengths_of_examples(task, config, architecture), config.task_feature_lengths
+        parts.append(Part(task, lengths, functools.partial(_rate, member, config), {**given, **lengths}))
     _check_numbers(found, config)
+    _check_mixed(parts)
     if config.unique_tokens and not all(part.is_text for part in parts):
         raise UserError(
             f'DataConfig.unique_tokens limits text that an objective is applied to; "{config.mixture_or_task_name}" has tasks '
             "with examples of their own. Remove it."
         )
-    mixture, vocabulary = found[0].mixture, build_vocabulary(config.vocabulary)
+    mixture, vocabulary = found[0].mixture, unread_vocabulary(config.vocabulary)
     own = {} if mixture is None else {"sample_fn": mixture._sample_fn}
     return WeightedTasks(config.mixture_or_task_name, architecture, vocabulary, tuple(parts), **own)
 
 
-def _lengths_of_objective(task: ObjectiveTask, config: DataConfig, architecture: str) -> Lengths:
+def _lengths_of_objective(task: ObjectiveTask, config: DataConfig, architecture: str, sentinels: int) -> Lengths:
     refused = task.objective.refusal(architecture)
     if refused:
         raise UserError(f'The model is of architecture "{architecture}" and cannot be trained on "{task.name}". {refused}')
-    sentinels = len(sentinels_of(task.output_features["targets"].vocabulary))
     lengths = task.objective.complete(config.task_feature_lengths, architecture, sentinels)
     _tell_what_stays_empty(task.name, task.objective, lengths, sentinels)
     return lengths
@@ -169,30 +173,59 @@ def _rate(member: Member, config: DataConfig) -> float:
         raise UserError(f'The mixing rates of "{mixture.name}" cannot be computed: {error}') from error
 
 
+def _check_mixed(parts: Sequence[Part]) -> None:
+    """Raises a `UserError` where some tasks have a model's own features, and others inputs and targets."""
+    kinds = {has_model_features(part.lengths): part.task.name for part in parts}
+    if len(kinds) > 1:
+        raise UserError(
+            f'The task "{kinds[True]}" has a model\'s own features, and "{kinds[False]}" inputs and targets: one batch cannot '
+            "hold both. Give all tasks of a mixture the same features."
+        )
+
+
+def has_model_features(names: Iterable[str]) -> bool:
+    """Whether some are called as a model's features are, `decoder_target_tokens` for example."""
+    return any(name.startswith(SIDES) for name in names)
+
+
 def _lengths_of_examples(task: seqio.Task, config: DataConfig, architecture: str) -> Lengths:
-    """The lengths that a task with examples of its own needs."""
-    features = set(task.output_features)
+    """The lengths of the features that are read of a task with examples of its own."""
+    features, given = task.output_features, config.task_feature_lengths
+    if config.converter is not None:
+        return given  # it says itself what it misses
+    if "targets" not in features and has_model_features(features):
+        return _given(task, [name for name in features if name.startswith(SIDES)], given)
     if architecture == "encoder" and "loss_weights" not in features:
         raise UserError(
             f'The task "{task.name}" has inputs and targets of their own, but an encoder alone predicts tokens in place: it '
             "needs inputs, targets and loss_weights of one length. Use the objective masked_lm on a text."
         )
-    if architecture == "encoder_decoder" and "inputs" not in features:
-        raise UserError(
-            f'The task "{task.name}" has no inputs, so an encoder would have nothing to read. Use a decoder model, or say with '
-            "OBJECTIVE what to make of its text."
-        )
+    # Some tasks declare their targets alone, and their preprocessors make inputs.
+    has_inputs = "inputs" in features or (architecture == "encoder_decoder" and "inputs" in given)
+    if architecture == "encoder_decoder" and not has_inputs:
+        raise UserError(no_inputs(task))
     if "targets" not in features:
         raise UserError(
             f'The task "{task.name}" has the features {", ".join(sorted(features))}; give it inputs and targets, which are '
-            "made into a model's features here."
+            "made into a model's features here, or name a DataConfig.converter that makes them of its own."
         )
-    needed = [name for name in ("inputs", "targets") if name in features]
-    missing = [name for name in needed if name not in config.task_feature_lengths]
+    passed = [] if config.pack else [name for name in features if name in given and features[name].rank]
+    return _given(task, list(dict.fromkeys([*(["inputs"] if has_inputs else []), "targets", *passed])), given)
+
+
+def no_inputs(task: seqio.Task) -> str:
+    """What is said of a task for an encoder-decoder that has none."""
+    return (
+        f'The task "{task.name}" has no inputs, so an encoder would have nothing to read. Use a decoder model, or say with '
+        "OBJECTIVE what to make of its text."
+    )
+
+
+def _given(task: seqio.Task, needed: list[str], given: Lengths) -> Lengths:
+    missing = [name for name in needed if name not in given]
     if missing:
         raise UserError(
             f'The task "{task.name}" needs a length for "{missing[0]}"; TASK_FEATURE_LENGTHS gives only '
-            f"{', '.join(config.task_feature_lengths)}. Set for example "
-            + flag("TASK_FEATURE_LENGTHS", json.dumps(dict.fromkeys(needed, 512)))
+            f"{', '.join(given)}. Set for example " + flag("TASK_FEATURE_LENGTHS", json.dumps(dict.fromkeys(needed, 512)))
         )
-    return {name: config.task_feature_lengths[name] for name in needed}
+    return {name: given[name] for name in needed}

@@ -5,13 +5,14 @@ Nothing here imports TensorFlow before the SeqIO preprocessors are asked for.
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.gin_files import flag
 
 Lengths = Mapping[str, int]
+SIDES = ("encoder_", "decoder_")  # what the names of a model's features begin with
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +62,10 @@ class Objective:
                     f"{flag('TASK_FEATURE_LENGTHS', json.dumps(dict.fromkeys(needed, 512)))}"
                 )
         return {name: lengths[name] for name in needed}
+
+    def has_segments(self, architecture: str) -> bool:
+        """Whether an example may hold several texts, told apart by features `inputs_segment_ids` and `targets_segment_ids`."""
+        return False
 
     def tokens(self, lengths: Lengths, architecture: str, sentinels: int) -> Tokens:
         """Expected tokens of an example at complete lengths."""
@@ -140,6 +145,9 @@ class PrefixLm(Objective):
             raise UserError("Prefix LM needs sequences of at least 2 tokens, one to read and one to predict.")
         return complete
 
+    def has_segments(self, architecture):
+        return architecture == "encoder_decoder"
+
     def tokens(self, lengths, architecture, sentinels):
         n = lengths["targets"]
         return Tokens(n, n / 2, n)
@@ -189,11 +197,17 @@ class MaskedLm(Objective):
         return [cut, preprocessors.mask_in_place(self.noise_density)]
 
 
-def row_lengths(architecture: str, lengths: Iterable[Lengths]) -> tuple[int, int]:
-    """Tokens of a row for the encoder (0 without one) and the decoder, with room for each of several tasks' lengths."""
-    each = list(lengths)
+def row_lengths(architecture: str, lengths: Lengths) -> tuple[int, int]:
+    """Tokens of a row for the encoder (0 without one) and the decoder (0 of an encoder alone).
+
+    Args:
+      architecture: of the model.
+      lengths: tokens by feature, of inputs and targets, or of the model's own features (`decoder_target_tokens`, …).
+    """
+    encoder, decoder = (max((n for name, n in lengths.items() if name.startswith(side)), default=0) for side in SIDES)
+    if encoder or decoder:
+        return encoder, decoder
+    inputs, targets = lengths.get("inputs", 0), lengths.get("targets", 0)
     if architecture == "encoder":
-        return max(one["inputs"] for one in each), 0
-    if architecture == "encoder_decoder":
-        return max(one["inputs"] for one in each), max(one["targets"] for one in each)
-    return 0, max(sum(one.values()) for one in each)
+        return inputs, 0
+    return (inputs, targets) if architecture == "encoder_decoder" else (0, inputs + targets)

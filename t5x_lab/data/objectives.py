@@ -52,8 +52,3 @@ def get_objective(objective: str | Objective) -> Objective:
             "your own with t5x_lab.data.objectives.register_objective in a module that a gin file imports."
         )
     return OBJECTIVES[objective]
-
-
-def objective_of_task(name: str) -> str | None:
-    """The objective that a name such as "sotu_span_corruption" ends with."""
-    return max((objective for objective in OBJECTIVES if name.endswith(f"_{objective}")), key=len, default=None)

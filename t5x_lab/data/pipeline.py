@@ -1,5 +1,6 @@
 """The input pipeline: logical shards of a SeqIO task or mixture, batched, with a position that can be saved."""
 
+import functools
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -11,13 +12,14 @@ import tensorflow as tf
 from etils import epath
 
 from t5x_lab.config.errors import UserError, nearest
+from t5x_lab.config.user_code import raised_in, told
 from t5x_lab.data.config import DataConfig
-from t5x_lab.data.feature_converters import convert
-from t5x_lab.data.huggingface_tokenizer import HuggingFaceTokenizer
+from t5x_lab.data.examples import features_of, has_text_at_0, passed, with_features
+from t5x_lab.data.feature_converters import FeatureConverter
+from t5x_lab.data.many import Shard, of_shards
 from t5x_lab.data.mixture import Part, WeightedTasks, resolve
-from t5x_lab.data.objective import PrefixLm
 from t5x_lab.data.reading import MANY, seed_of, shard_of_task
-from t5x_lab.data.vocabularies import sentinels_of
+from t5x_lab.data.vocabularies import build_vocabulary
 from t5x_lab.observe.console import say
 from t5x_lab.training.batches import HostBatch, Rows
 
@@ -29,12 +31,19 @@ def resolve_tasks(config: DataConfig, architecture: str, vocab_size: int) -> Wei
       UserError: for an unknown name, lengths or an architecture that do not fit, a vocabulary larger than the model's.
     """
     tasks = resolve(config, architecture)
+    check_vocabulary(tasks, config, vocab_size)
+    return tasks
+
+
+def check_vocabulary(tasks: WeightedTasks, config: DataConfig, vocab_size: int) -> None:
+    """Opens the vocabulary's file, and raises a `UserError` where it does not go together with the model or the tasks."""
+    build_vocabulary(config.vocabulary)
     if tasks.vocabulary.eos_id is None:
         raise UserError(
             f"{config.vocabulary} has no end token, which training puts behind documents. Add one to the tokenizer's files "
             '("eos_token" in tokenizer_config.json).'
         )
-    if not config.pack and _has_text_at_0(tasks.vocabulary):
+    if not config.pack and has_text_at_0(tasks.vocabulary):
         raise UserError(
             "DataConfig.pack is False: padding of rows that are not packed has the id 0, which is a token of "
             f"{config.vocabulary}. Leave it out."
@@ -42,20 +51,21 @@ def resolve_tasks(config: DataConfig, architecture: str, vocab_size: int) -> Wei
     _tell_what_is_not_read(tasks, config)
     for part in tasks.parts:
         for name, feature in part.task.output_features.items():
-            if feature.vocabulary.vocab_size > vocab_size:
+            if name in part.lengths and feature.vocabulary.vocab_size > vocab_size:
                 raise UserError(
                     f'The vocabulary of feature "{name}" of task "{part.task.name}" has {feature.vocabulary.vocab_size} ids, '
                     f"the model only {vocab_size}. Set the network's (--gin.TransformerConfig.vocab_size) to at least that, or "
                     "use the "
                     "vocabulary the model was made for."
                 )
-    return tasks
 
 
-def check_readable(tasks: WeightedTasks) -> None:
+def check_readable(tasks: WeightedTasks, config: DataConfig) -> None:
     """Opens the tasks' sources; raises what they raise where their data are not here."""
     for part in tasks.trained:
         part.task.source.list_shards("train")
+        if not set(part.lengths) <= set(part.task.output_features):
+            shard_of_task(part, config, 0, 0, len(tasks.trained))  # whether its preprocessors make what it does not declare
 
 
 def _tell_what_is_not_read(tasks: WeightedTasks, config: DataConfig) -> None:
@@ -72,18 +82,25 @@ def _tell_what_is_not_read(tasks: WeightedTasks, config: DataConfig) -> None:
             f'TASK_FEATURE_LENGTHS gives a length for "{name}", which nothing reads.{nearest(name, read)} The lengths read are '
             f"{', '.join(sorted(read))}."
         )
-    made_of = ("inputs", "targets", *(["loss_weights"] if tasks.architecture == "encoder" else []))
     for part in tasks.parts:
-        unread = [f'"{name}"' for name in part.task.output_features if name not in made_of]
+        features = features_of([part], tasks.architecture, config)
+        unread = [
+            f'"{name}"' for name, feature in part.task.output_features.items() if feature.required and name not in features
+        ]
         if unread:
-            say(f'Nothing reads {", ".join(unread)} of the task "{part.task.name}"; a model reads inputs and targets.')
+            say(
+                f'Nothing reads {", ".join(unread)} of the task "{part.task.name}"; a model reads inputs and targets. Where '
+                "rows are not packed (DataConfig.pack = False) it is given labels too, and other features with a length in "
+                "TASK_FEATURE_LENGTHS; or make a model's features of them with a DataConfig.converter."
+            )
 
 
 class SeqioBatches:
     """Endless training batches of this process's rows; see `t5x_lab.training.batches.Batches`.
 
     Rows of a batch are grouped by shard, in the order of the shards. A process reads the shards that its rows come from, and
-    saves the position of those whose first row it owns.
+    saves the position of those whose first row it owns. Shards of many tasks are read and saved together, see
+    `t5x_lab.data.many`; a process that is given other shards later reads on what was saved together, and leaves out the rest.
 
     Args:
       tasks: what to read.
@@ -95,24 +112,34 @@ class SeqioBatches:
     def __init__(self, tasks: WeightedTasks, config: DataConfig, seed: int, rows: Rows | None = None):
         rows = rows or Rows.all(config.batch_size)
         per_shard = config.batch_size // config.shards
-        shards = np.unique(rows.held // per_shard)
-        self._rows = np.searchsorted(shards, rows.held // per_shard) * per_shard + rows.held % per_shard
-        if len(shards) * per_shard > len(rows.held):
+        self._shards = np.unique(rows.held // per_shard).tolist()
+        self._rows = np.searchsorted(self._shards, rows.held // per_shard) * per_shard + rows.held % per_shard
+        read = len(self._shards) * per_shard
+        if read > len(rows.held):
             print(
-                f"This process reads {len(shards) * per_shard} rows of each batch and uses {len(rows.held)} of them, because "
-                f"its rows come from parts of shards. DATA_SHARDS ({config.shards}) had better be a multiple of the number of "
-                "processes; it is fixed for the life of a run.",
+                f"This process reads {read} rows of each batch and uses {len(rows.held)} of them, because its rows come from "
+                f"parts of shards. DATA_SHARDS ({config.shards}) had better be a multiple of the number of processes; it is "
+                "fixed for the life of a run.",
                 file=sys.stderr,
             )
-        self._saved = [shard for shard in shards if shard * per_shard in rows.owned]
-        self._iterators = {shard: iter(training_shard(tasks, config, seed, shard).prefetch(2)) for shard in shards.tolist()}
+        self._owned = {shard for shard in self._shards if shard * per_shard in rows.owned}
+        self._number = config.shards
+        owned = tuple(sorted(self._owned))
+        together = [owned] if len(tasks.trained) > MANY and owned else [(shard,) for shard in owned]
+        groups = [*together, *((shard,) for shard in self._shards if shard not in self._owned)]
+        self._datasets = {group: shards_of_tasks(tasks, config, seed, group) for group in groups}
+        self._make = functools.partial(shards_of_tasks, tasks, config, seed)
 
     def __iter__(self):
         return self
 
+    @functools.cached_property
+    def _iterators(self) -> dict[tuple[int, ...], Iterator]:
+        return {group: iter(dataset.prefetch(2 * len(group))) for group, dataset in self._datasets.items()}
+
     def __next__(self) -> HostBatch:
         try:
-            parts = [next(iterator) for iterator in self._iterators.values()]
+            read = {shard: next(iterator) for group, iterator in self._iterators.items() for shard in group}
         except tf.errors.OpError as error:
             raise _sentence(error) from error
         except StopIteration:
@@ -120,100 +147,125 @@ class SeqioBatches:
                 "The data have no complete batch: a shard of the training split is empty after preprocessing. Lower "
                 "DATA_SHARDS or BATCH_SIZE, shorten TASK_FEATURE_LENGTHS, or give more text."
             ) from None
+        parts = [read[shard] for shard in self._shards]
         return {name: np.concatenate([part[name].numpy() for part in parts])[self._rows] for name in parts[0]}
 
     def save(self, directory: epath.Path) -> list[epath.Path]:
-        for shard in self._saved:
-            tf.train.Checkpoint(iterator=self._iterators[shard]).write(str(directory / f"shard_{shard}"))
-        return [file for shard in self._saved for file in directory.glob(f"shard_{shard}.*")]
+        files = []
+        for group, iterator in self._iterators.items():
+            if group[0] in self._owned:
+                tf.train.Checkpoint(iterator=iterator).write(str(directory / _name(group)))
+                files += list(directory.glob(f"{_name(group)}.*"))
+        return files
 
     def restore(self, directory: epath.Path) -> None:
-        saved = sum(1 for file in directory.iterdir() if file.name.endswith(".index"))
-        for shard, iterator in self._iterators.items():
-            if not (directory / f"shard_{shard}.index").exists():
-                raise UserError(
-                    f"The checkpoint holds the position of {saved} data shards, not of shard {shard}. DATA_SHARDS is fixed "
-                    f"for a run's life; set --gin.DATA_SHARDS={saved}."
-                )
-            tf.train.Checkpoint(iterator=iterator).read(str(directory / f"shard_{shard}")).assert_consumed()
+        saved = [_shards_of(file.name) for file in directory.iterdir() if file.name.endswith(".index")]
+        groups = {shard: group for group in saved for shard in group}
+        if set(groups) != set(range(self._number)):
+            raise UserError(
+                f"The checkpoint holds the position of {len(groups)} data shards, not of {self._number}. DATA_SHARDS is fixed "
+                f"for a run's life; set --gin.DATA_SHARDS={len(groups)}."
+            )
+        needed = sorted({groups[shard] for shard in self._shards})
+        self._datasets = {group: self._datasets.get(group) or self._make(group) for group in needed}
+        self.__dict__.pop("_iterators", None)
+        for group, iterator in self._iterators.items():
+            tf.train.Checkpoint(iterator=iterator).read(str(directory / _name(group))).assert_consumed()
 
 
-def training_shard(tasks: WeightedTasks, config: DataConfig, seed: int, shard: int) -> tf.data.Dataset:
-    """Batches of model features of one logical shard, shuffled and repeated without end."""
+def _name(shards: tuple[int, ...]) -> str:
+    """Of a file of the position of these shards."""
+    return "shard_" + "_".join(map(str, shards))
+
+
+def _shards_of(file: str) -> tuple[int, ...]:
+    return tuple(map(int, file.removesuffix(".index").removeprefix("shard_").split("_")))
+
+
+def shards_of_tasks(tasks: WeightedTasks, config: DataConfig, seed: int, shards: tuple[int, ...]) -> tf.data.Dataset:
+    """Batches of model features of one logical shard, or of several in turn, shuffled and repeated without end."""
+    batches = functools.partial(training_shard, tasks, config, seed)
+    if len(tasks.trained) > MANY:
+        return of_shards(batches, shards, [1 + seed_of(seed, shard) % (2**31 - 2) for shard in shards], seed_of(seed))
+    (shard,) = shards
+    options = tf.data.Options()
+    options.deterministic = True
+    return batches(shard).with_options(options)
+
+
+def training_shard(tasks: WeightedTasks, config: DataConfig, seed: int, shard: Shard) -> tf.data.Dataset:
+    """Batches of model features of one logical shard."""
     parts = tasks.trained
     datasets = [
-        _examples(shard_of_task(part, config, seed, shard, len(parts)), part, number, parts, tasks)
+        with_features(shard_of_task(part, config, seed, shard, len(parts)), part, number, parts, tasks.architecture, config)
         for number, part in enumerate(parts)
     ]
-    mixed, shard_seed = datasets[0], seed_of(seed, shard)
+    mixed, shard_seed = datasets[0], seed_of(seed, *([shard] if isinstance(shard, int) else []))
     if len(datasets) > 1:
         mixed = tasks.sample_fn(datasets, [part.rate for part in parts], shard_seed)
     if len(parts) > MANY:
         mixed = mixed.shuffle(config.shuffle_buffer_size or seqio.SHUFFLE_BUFFER_SIZE, seed=shard_seed)
-    rows = config.batch_size // config.shards
-    batches = convert(
-        mixed, tasks.architecture, tasks.lengths, rows, pack=config.pack, num_tasks=len(datasets), **_around(tasks, config)
-    )
-    options = tf.data.Options()
-    options.deterministic = True
-    if len(parts) > MANY:
-        # They are made for one pipeline: of hundreds each start would cost more than those before it.
-        options.experimental_optimization.apply_default_optimizations = False
-        options.autotune.enabled = False
-    return batches.with_options(options)
+    return _batches(mixed, tasks, parts, config, config.batch_size // config.shards)
 
 
-def _around(tasks: WeightedTasks, config: DataConfig) -> dict[str, Any]:
-    """Ids before and after a text."""
-    end = tasks.vocabulary.eos_id
-    return {"start": config.special_tokens.before_texts(end), "end": end}
+def batch_features(tasks: WeightedTasks, config: DataConfig) -> dict[str, tf.TensorSpec]:
+    """Shapes and types of a training batch of all processes, told by the converter of no examples: no data are read."""
+    try:
+        parts = tasks.trained
+    except Exception:  # a user's source may raise anything where its data are not on this machine
+        parts = tasks.parts
+    declared = {**features_of(parts, tasks.architecture, config), "raw_tokens": tf.TensorSpec([], tf.int32)}
+    if len(parts) > 1:
+        declared["task"] = tf.TensorSpec([], tf.int32)
+    found = _batch_features(declared, tasks, parts, config)
+    if all(spec.shape.is_fully_defined() for spec in found.values()):
+        return found
+    made = shard_of_task(parts[0], config, 0, 0, len(parts)).element_spec  # what the preprocessors know of sizes
+    found = _batch_features({name: made.get(name, spec) for name, spec in declared.items()}, tasks, parts, config)
+    for name, spec in found.items():
+        if not spec.shape.is_fully_defined():
+            raise UserError(
+                f'The converter gives "{name}" of the shape {list(spec.shape)}; a compiled program needs all of its sizes. '
+                "Pad it to a length of TASK_FEATURE_LENGTHS."
+            )
+    return found
 
 
-def _examples(
-    dataset: tf.data.Dataset, part: Part, number: int, mixed: Sequence[Part], tasks: WeightedTasks
+def _batch_features(
+    features: dict[str, tf.TensorSpec], tasks: WeightedTasks, parts: Sequence[Part], config: DataConfig
+) -> dict[str, tf.TensorSpec]:
+    none = tf.data.Dataset.from_generator(lambda: iter(()), output_signature=features)
+    unread = 0, 1  # the vocabulary, whose start and end tokens these would be
+    return _batches(none, tasks, parts, config, config.batch_size, around=unread).element_spec
+
+
+def _batches(
+    dataset: tf.data.Dataset,
+    tasks: WeightedTasks,
+    parts: Sequence[Part],
+    config: DataConfig,
+    rows: int,
+    drop_remainder: bool = True,
+    around: tuple[int, int] | None = None,
 ) -> tf.data.Dataset:
-    """Examples of a task with what all tasks of a run have in common.
-
-    `raw_tokens` is the objective's; of other examples, tokens which are not padding, sentinels or end tokens.
-    """
-    vocabulary = part.task.output_features["targets"].vocabulary
-    with_inputs = any("inputs" in other.task.output_features for other in mixed)
-    if len(mixed) == 1 and "raw_tokens" in dataset.element_spec:
-        return dataset  # has all of it
-    with_pairs = tasks.architecture == "encoder_decoder" and any(_is_of_pairs(other) for other in mixed)
-
-    @tf.autograph.experimental.do_not_convert
-    def common(example):
-        names = [name for name in ("inputs", "targets", "loss_weights") if name in part.task.output_features]
-        features = {name: tf.cast(example[name], tf.int32) for name in names}
-        read = [name for name in ("inputs", "targets") if name in features and tasks.architecture != "encoder"] or ["targets"]
-        raw = (
-            example["raw_tokens"] if "raw_tokens" in example else sum(_raw_tokens(features[name], vocabulary) for name in read)
-        )
-        if with_inputs and "inputs" not in features:
-            features["inputs"] = tf.zeros([0], tf.int32)
-        if with_pairs:
-            features["first"] = example.get("first", tf.stack([tf.size(features["inputs"]), tf.size(features["targets"])]))
-        return {**features, "raw_tokens": raw, "task": number}
-
-    return dataset.map(common, tf.data.AUTOTUNE)
-
-
-def _is_of_pairs(part: Part) -> bool:
-    return part.is_text and isinstance(part.task.objective, PrefixLm)
-
-
-def _raw_tokens(tokens: tf.Tensor, vocabulary: seqio.Vocabulary) -> tf.Tensor:
-    among_bytes = isinstance(vocabulary, seqio.ByteVocabulary) and not vocabulary.extra_ids  # nothing tells them from text
-    sentinels = sorted(() if among_bytes else sentinels_of(vocabulary)) or [vocabulary.vocab_size]
-    raw = (tokens != vocabulary.eos_id) & ((tokens < sentinels[0]) | (tokens > sentinels[-1]))
-    if not _has_text_at_0(vocabulary):
-        raw &= tokens != vocabulary.pad_id
-    return tf.reduce_sum(tf.cast(raw, tf.int32))
-
-
-def _has_text_at_0(vocabulary: seqio.Vocabulary) -> bool:
-    return isinstance(vocabulary, HuggingFaceTokenizer) and vocabulary.has_text_at_0
+    """The converter's batches of examples of `parts`; `around` are the ids before and after a text."""
+    if around is None:
+        end = tasks.vocabulary.eos_id
+        around = config.special_tokens.before_texts(end), end
+    others = passed(features_of(parts, tasks.architecture, config))
+    ours = FeatureConverter(tasks.architecture, config.pack, *around, num_tasks=len(parts), passed=others)
+    converter: Any = config.converter or ours
+    try:
+        if hasattr(converter, "batches"):
+            return converter.batches(dataset, tasks.lengths, rows, drop_remainder)
+        return converter(dataset, tasks.lengths).batch(rows, drop_remainder)
+    except Exception as error:
+        if converter is ours or isinstance(error, UserError):
+            raise
+        raise UserError(
+            f"The converter {type(converter).__name__} fails on examples with {', '.join(dataset.element_spec)} at the lengths "
+            f"{dict(tasks.lengths)}: {raised_in(error) or told(error)}."
+        ) from error
 
 
 def eval_batches(tasks: WeightedTasks, part: Part, config: DataConfig, rows: Rows | None = None) -> Iterator[HostBatch]:
@@ -223,11 +275,11 @@ def eval_batches(tasks: WeightedTasks, part: Part, config: DataConfig, rows: Row
     rows of padding, which count for nothing.
     """
     dataset = part.task.get_dataset(
-        part.lengths, split="validation", shuffle=False, seed=0, num_epochs=1, trim_output_features=not part.is_text
+        part.sequence_length, split="validation", shuffle=False, seed=0, num_epochs=1, trim_output_features=not part.is_text
     )
-    examples = _examples(dataset, part, 0, [part], tasks)
-    size, around = config.batch_size, _around(tasks, config)
-    dataset = convert(examples, tasks.architecture, tasks.lengths, size, pack=config.pack, drop_remainder=False, **around)
+    size = config.batch_size
+    examples = with_features(dataset, part, 0, [part], tasks.architecture, config)
+    dataset = _batches(examples, tasks, [part], config, size, drop_remainder=False)
     held = (rows or Rows.all(size)).held
     for batch in dataset.take(config.eval_steps).as_numpy_iterator():
         yield {name: np.pad(x, [(0, size - len(x))] + [(0, 0)] * (x.ndim - 1))[held] for name, x in batch.items()}

@@ -94,8 +94,8 @@ def split_anywhere(chunk, seed):
 def split_pairs(length: int) -> Callable:
     """Every two chunks as one example, the first split at a uniform point i, the second at n - i of n tokens.
 
-    Inputs of both, then targets of both, fill a row; `first` [2] tells how many of them are the first chunk's. They stay one
-    example, so that shuffling does not part them.
+    Inputs of both, then targets of both, fill a row; `<feature>_segment_ids` tell them apart, 1 and 2, as in SeqIO's packed
+    examples. They stay one example, so that shuffling does not part them.
     """
 
     @seqio.map_over_dataset(num_seeds=1)
@@ -106,10 +106,12 @@ def split_pairs(length: int) -> Callable:
         point = _uniform(tf.constant(length), seed)
         cut = tf.clip_by_value(point, 1, tf.maximum(one - 1, 1))
         second = one + tf.minimum(tf.clip_by_value(length - point, 1, tf.maximum(other - 1, 1)), other)
+        numbers = tf.constant([1, 2])
         return {
             "inputs": tf.concat([tokens[:cut], tokens[one:second]], axis=0),
+            "inputs_segment_ids": tf.repeat(numbers, [cut, second - one]),
             "targets": tf.concat([tokens[cut:one], tokens[second:]], axis=0),
-            "first": tf.stack([cut, one - cut]),
+            "targets_segment_ids": tf.repeat(numbers, [one - cut, tf.size(tokens) - second]),
             "raw_tokens": tf.reduce_sum(pair["raw_tokens"]),
         }
 

@@ -5,6 +5,7 @@ shards meets each of them once. Seeds come from (run, task, shard): tasks over t
 n-th examples of two shards are not masked alike.
 """
 
+import contextlib
 import copy
 import functools
 import zlib
@@ -17,9 +18,11 @@ import tensorflow_datasets as tfds
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.user_code import told
 from t5x_lab.data.config import DataConfig
-from t5x_lab.data.mixture import Part
+from t5x_lab.data.many import Shard, same_in_all_shards
+from t5x_lab.data.mixture import Part, no_inputs
 from t5x_lab.data.preprocessors import truncated
 from t5x_lab.data.sources import UNEVEN, files_are_alike
+from t5x_lab.observe.console import say
 
 MANY = 16  # tasks, beyond which one buffer shuffles what was mixed: one for each would be gigabytes of position
 ROTATION = 256  # records, at most, that a task begins behind the first where it is not shuffled by itself
@@ -31,20 +34,21 @@ def seed_of(*parts: int | str) -> int:
     return int(np.random.default_rng(numbers).integers(2**31))
 
 
-def shard_of_task(part: Part, config: DataConfig, run_seed: int, shard: int, tasks: int) -> tf.data.Dataset:
+def shard_of_task(part: Part, config: DataConfig, run_seed: int, shard: Shard, tasks: int) -> tf.data.Dataset:
     """Examples of one shard, endless; shuffled where a run has few tasks.
 
     Args:
       part: the task and its lengths.
       config: number of shards, buffer, `unique_tokens`.
       run_seed: SEED.
-      shard: which.
+      shard: which; a tensor in a graph of all shards, which has the shard's seed.
       tasks: how many the run has.
 
     Raises:
       UserError: when the task needs a cache that is not there, or a preprocessor fails.
     """
-    task, seed = part.task, seed_of(run_seed, part.task.name, shard)
+    task = part.task
+    seed = seed_of(run_seed, task.name, *([shard] if isinstance(shard, int) else []))
     if task.requires_caching and not task.cache_dir:
         folders = ", ".join(seqio.utils.get_global_cache_dirs()) or "none is set"
         raise UserError(
@@ -61,7 +65,9 @@ def shard_of_task(part: Part, config: DataConfig, run_seed: int, shard: int, tas
             own = copy.copy(task)
             own._source = source
             options = dict(num_epochs=None, try_in_mem_cache=False, trim_output_features=not part.is_text)
-            return own.get_dataset(part.lengths, "train", shuffle=True, shuffle_buffer_size=buffer, seed=seed, **options)
+            return own.get_dataset(
+                part.sequence_length, "train", shuffle=True, shuffle_buffer_size=buffer, seed=seed, **options
+            )
         dataset = source.get_dataset("train", seed=seed)
         if not task.requires_caching:
             dataset = task.preprocess_precache(dataset, seed=seed)
@@ -71,10 +77,8 @@ def shard_of_task(part: Part, config: DataConfig, run_seed: int, shard: int, tas
         dataset = dataset.repeat()
         if not few and source.is_one_file:
             dataset = dataset.skip(seed % ROTATION)
-        dataset = task.preprocess_postcache(dataset, sequence_length=part.lengths, seed=seed)
-        dataset = _checked(dataset, task)
-        if not part.is_text:  # objectives keep to their lengths
-            dataset = seqio.utils.trim_dataset(dataset, part.lengths, task.output_features)
+        dataset = task.preprocess_postcache(dataset, sequence_length=part.sequence_length, seed=seed)
+        _check_features(dataset, part)
         return dataset.shuffle(buffer, seed=seed) if few and buffer else dataset
     except UserError:
         raise
@@ -82,15 +86,25 @@ def shard_of_task(part: Part, config: DataConfig, run_seed: int, shard: int, tas
         raise UserError(f'The task "{task.name}" cannot be read at the lengths {dict(part.lengths)}: {told(error)}.') from error
 
 
-def _checked(dataset: tf.data.Dataset, task: seqio.Task) -> tf.data.Dataset:
-    spec = dataset.element_spec
-    for name, feature in task.output_features.items():
-        if feature.required and name not in spec:
+def _check_features(dataset: tf.data.Dataset, part: Part) -> None:
+    """Raises a `UserError` where the preprocessors do not make what is read; says what they make and nothing reads."""
+    task, made = part.task, {name: spec for name, spec in dataset.element_spec.items() if spec.dtype != tf.string}
+    required = [name for name, feature in task.output_features.items() if feature.required]
+    for name in sorted({*required, *part.lengths}):
+        if name not in made and name == "inputs" and name not in task.output_features:
+            raise UserError(no_inputs(task))
+        if name not in made and (name not in task.output_features or name in required):
             raise UserError(
-                f'The preprocessors of task "{task.name}" make no "{name}", which its output_features promise; they make '
-                f"{', '.join(spec)}."
+                f'The preprocessors of task "{task.name}" make no "{name}", which its output_features or TASK_FEATURE_LENGTHS '
+                f"promise; they make {', '.join(made)}."
             )
-    return dataset
+    if "inputs" in made and "inputs" not in {*task.output_features, *part.lengths} and "targets" in part.lengths:
+        _say_unread_inputs(task.name)
+
+
+@functools.cache
+def _say_unread_inputs(task: str) -> None:
+    say(f'The preprocessors of task "{task}" make inputs, which nothing reads: its output_features do not have them. Add them.')
 
 
 class ShardOfSource(seqio.DataSource):
@@ -107,7 +121,7 @@ class ShardOfSource(seqio.DataSource):
       in_order: every epoch in the same order: `unique_tokens` must meet the same documents.
     """
 
-    def __init__(self, source: seqio.DataSource, shard: int, shards: int, seed: int, in_order: bool = False):
+    def __init__(self, source: seqio.DataSource, shard: Shard, shards: int, seed: int, in_order: bool = False):
         super().__init__(splits=source.splits)
         self._source, self._shard, self._shards, self._seed, self._in_order = source, shard, shards, seed, in_order
 
@@ -121,29 +135,44 @@ class ShardOfSource(seqio.DataSource):
         return len(self._source.list_shards(split="train")) == 1
 
     def get_dataset(self, split="train", shuffle=True, seed=None, shard_info=None, **unused) -> tf.data.Dataset:
-        source, part = self._source, seqio.ShardInfo(index=self._shard, num_shards=self._shards)
-        shuffle = not self._in_order
-        if self._shards == 1:
-            return source.get_dataset(split=split, shuffle=shuffle, seed=self._seed)
-        number = None if self._in_order else _number_if_small(source, split, self._shards)
-        if number is not None and number % self._shards:
-            everything = source.get_dataset(split=split, shuffle=shuffle, seed=self._seed)
-            own = seed_of(self._seed, self._shard)
-            return everything.shuffle(max(number, 1), seed=own) if shuffle else everything
-        if isinstance(source, seqio.TfdsDataSource) and number is None:
+        source, shards, shuffle = self._source, self._shards, not self._in_order
+        part = seqio.ShardInfo(index=self._shard, num_shards=shards)
+        in_graph = not isinstance(self._shard, int)
+        with tf.init_scope():
+            number = None if shards == 1 or self._in_order else _number_if_small(source, split, shards)
+            is_split = shards > 1 and not (number or 0) % shards
+            alike = is_split and number is None and files_are_alike(source.list_shards(split), shards)
+        by_parts = is_split and (alike or source.supports_arbitrary_sharding)
+        # A graph has a source for each shard: one for all would draw the order of its files in turn, whoever comes first.
+        with same_in_all_shards() if in_graph else contextlib.nullcontext():
+            read = source.get_dataset(split=split, shuffle=shuffle, seed=self._seed, shard_info=part if by_parts else None)
+        if by_parts:
+            return read
+        if not is_split:
+            own = seed_of(self._seed, *([] if in_graph else [self._shard]))
+            return read.shuffle(number, seed=own) if number and shuffle else read
+        if isinstance(source, seqio.TfdsDataSource) and number is None and not in_graph:
             return _even_split(source, split, part, shuffle, self._seed)
-        if source.supports_arbitrary_sharding or (number is None and files_are_alike(source.list_shards(split), self._shards)):
-            return source.get_dataset(split=split, shuffle=shuffle, seed=self._seed, shard_info=part)
-        return source.get_dataset(split=split, shuffle=shuffle, seed=self._seed).shard(self._shards, self._shard)
+        return read.shard(shards, self._shard)
 
 
-@functools.cache
 def _number_if_small(source: seqio.DataSource, split: str, shards: int) -> int | None:
     """Records of a source that has so few that parts of it would not be alike; None of any other."""
     enough = round(shards / UNEVEN)
-    records = source.get_dataset(split=split, shuffle=False).take(enough)
-    number = int(records.reduce(np.int64(0), lambda count, _: count + 1))
-    return number if number < enough else None
+    known = source.num_input_examples(split) if type(source) in _KNOW_THEIR_NUMBER else None
+    if known is None:
+        # Templates over one data set have a source each.
+        key = (type(source), *source.list_shards(split)) if type(source) in _OF_FILES else source
+        if (key, enough) not in _counted:
+            records = source.get_dataset(split=split, shuffle=False).take(enough)
+            _counted[key, enough] = int(records.reduce(np.int64(0), lambda count, _: count + 1))
+        known = _counted[key, enough]
+    return known if known < enough else None
+
+
+_counted: dict[tuple, int] = {}  # records of a source, as far as they matter
+_OF_FILES = (seqio.TextLineDataSource, seqio.TFExampleDataSource, seqio.ProtoDataSource)
+_KNOW_THEIR_NUMBER = (*_OF_FILES, seqio.TfdsDataSource)
 
 
 def _even_split(source: seqio.TfdsDataSource, split: str, part: seqio.ShardInfo, shuffle: bool, seed: int) -> tf.data.Dataset:

@@ -15,12 +15,12 @@ from collections.abc import Iterable, Iterator
 import seqio
 
 from t5x_lab.config.errors import UserError, nearest
-from t5x_lab.data.config import DataConfig
+from t5x_lab.data.config import DataConfig, Vocabulary
 from t5x_lab.data.objective import Objective
 from t5x_lab.data.objectives import OBJECTIVES, get_objective
 from t5x_lab.data.sources import text_files
 from t5x_lab.data.texts import OpenedWhenRead, documents_of_task, text_task, with_objective
-from t5x_lab.data.vocabularies import build_vocabulary, is_made_of
+from t5x_lab.data.vocabularies import is_made_of, unread_vocabulary
 from t5x_lab.observe.console import say
 
 _TEXTS: dict[str, seqio.DataSource] = {}
@@ -82,15 +82,17 @@ class Member:
       task: in the run's vocabulary, with OBJECTIVE where that applies.
       mixture: the SeqIO mixture that it is a part of, if any.
       original: what the mixture knows it as.
+      other_vocabulary: whether its own is another than the run's.
     """
 
     task: seqio.Task
     mixture: seqio.Mixture | None = None
     original: seqio.Task | None = None
+    other_vocabulary: bool = False
 
 
 def members(config: DataConfig, need_objective: bool = True) -> list[Member]:
-    """The tasks that `config.mixture_or_task_name` stands for.
+    """The tasks that `config.mixture_or_task_name` stands for. No file is opened.
 
     Args:
       config: of the run.
@@ -105,19 +107,23 @@ def members(config: DataConfig, need_objective: bool = True) -> list[Member]:
             f'There is no task or mixture "{name}".{nearest(name, known)} If it is your own, import its module from '
             "a gin file, for example: import my_tasks"
         )
+    of_run = InVocabulary(config.vocabulary)
     if name in seqio.MixtureRegistry.names() and name not in _own_names(_texts(config)):
         mixture = seqio.MixtureRegistry.get(name)
-        found = [Member(_task(task.name, config, need_objective), mixture, task) for task in mixture.tasks]
+        found = [
+            dataclasses.replace(_member(task.name, config, of_run, need_objective), mixture=mixture, original=task)
+            for task in mixture.tasks
+        ]
     else:
-        found = [Member(_task(name, config, need_objective))]
-    changed = [member.task.name for member in found if getattr(member.task, "replaces_vocabulary", False)]
+        found = [_member(name, config, of_run, need_objective)]
+    changed = [member.task.name for member in found if member.other_vocabulary]
     if changed:
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
         say(f"Read with VOCABULARY, {config.vocabulary}, in place of their own: {', '.join(changed[:3])}{more}.")
     return found
 
 
-def _task(name: str, config: DataConfig, need_objective: bool) -> seqio.Task:
+def _member(name: str, config: DataConfig, of_run: "InVocabulary", need_objective: bool) -> Member:
     texts = _texts(config)
     text, named = _own_names(texts).get(name, (None, None))
     if named and config.objective and get_objective(named) != get_objective(config.objective):
@@ -125,12 +131,15 @@ def _task(name: str, config: DataConfig, need_objective: bool) -> seqio.Task:
             f'MIXTURE_OR_TASK_NAME "{name}" makes {named} of {text}, but OBJECTIVE is "{config.objective}". Name the text '
             f"alone: --gin.MIXTURE_OR_TASK_NAME={text}"
         )
+    changed = False
     if text is None:
-        task = with_vocabulary(seqio.TaskRegistry.get(name), config)
+        registered = seqio.TaskRegistry.get(name)
+        task = of_run(registered)
+        changed = task is not registered
         # What has inputs of its own, or is the work of an objective already, is no plain text.
         objective = config.objective if set(task.output_features) == {"targets"} else None
     else:
-        task = text_task(name, texts[text], build_vocabulary(config.vocabulary))
+        task = text_task(name, texts[text], of_run.vocabulary)
         objective = named or config.objective
     if objective is None:
         if text and need_objective:
@@ -138,12 +147,11 @@ def _task(name: str, config: DataConfig, need_objective: bool) -> seqio.Task:
                 f'"{text}" is plain text. Say what to make of it, for example --gin.OBJECTIVE=span_corruption or '
                 f"--gin.MIXTURE_OR_TASK_NAME={text}_span_corruption."
             )
-        return task
+        return Member(task, other_vocabulary=changed)
     made = with_objective(_name_with(config.objective, name), task, get_objective(objective))
-    made.replaces_vocabulary = getattr(task, "replaces_vocabulary", False)
     if text:
         register_in_seqio(made)  # the run's own takes the place of the one in bytes
-    return made
+    return Member(made, other_vocabulary=changed)
 
 
 def _name_with(objective: str | Objective | None, name: str) -> str:
@@ -152,19 +160,33 @@ def _name_with(objective: str | Objective | None, name: str) -> str:
     return name if objective is None or name.endswith(f"_{of}") else f"{name}_{of}"
 
 
-def with_vocabulary(task: seqio.Task, config: DataConfig) -> seqio.Task:
-    """The task with the run's vocabulary in place of its own, where that is another; features without text keep theirs."""
-    is_text = lambda feature: not isinstance(feature.vocabulary, seqio.PassThroughVocabulary)
-    texts = {name: feature for name, feature in task.output_features.items() if is_text(feature)}
-    others = [name for name, feature in texts.items() if not is_made_of(feature.vocabulary, config.vocabulary)]
-    if not others:
-        return task
-    vocabulary = build_vocabulary(config.vocabulary)
-    changed = {name: dataclasses.replace(texts[name], vocabulary=vocabulary) for name in others}
-    other = copy.copy(task)  # SeqIO's `replace` would make a plain Task of a subclass
-    other._output_features = {**task.output_features, **changed}
-    other.replaces_vocabulary = True
-    return other
+class InVocabulary:
+    """Tasks with the run's vocabulary in place of their own, where that is another; features without text keep theirs.
+
+    Attributes:
+      vocabulary: the run's.
+    """
+
+    def __init__(self, config: Vocabulary):
+        self._config, self.vocabulary = config, unread_vocabulary(config)
+        self._compared: dict[int, bool] = {}  # vocabularies are shared by many tasks, and their files are compared once
+
+    def __call__(self, task: seqio.Task) -> seqio.Task:
+        changed = {
+            name: dataclasses.replace(feature, vocabulary=self.vocabulary)
+            for name, feature in task.output_features.items()
+            if not isinstance(feature.vocabulary, seqio.PassThroughVocabulary) and not self._is_same(feature.vocabulary)
+        }
+        if not changed:
+            return task
+        other = copy.copy(task)  # SeqIO's `replace` would make a plain Task of a subclass
+        other._output_features = {**task.output_features, **changed}
+        return other
+
+    def _is_same(self, vocabulary: seqio.Vocabulary) -> bool:
+        if id(vocabulary) not in self._compared:
+            self._compared[id(vocabulary)] = is_made_of(vocabulary, self._config)
+        return self._compared[id(vocabulary)]
 
 
 def documents(config: DataConfig, limit: int = -1) -> Iterator[str]:

@@ -22,7 +22,6 @@ class ObjectiveTask(seqio.Task):
     def __init__(self, *args, objective: Objective, **kwargs):
         super().__init__(*args, **kwargs)
         self.objective = objective
-        self.replaces_vocabulary = False
 
 
 def text_task(name: str, source: seqio.DataSource, vocabulary: seqio.Vocabulary = VOCABULARY) -> seqio.Task:

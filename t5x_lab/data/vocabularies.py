@@ -17,11 +17,17 @@ def build_vocabulary(config: Vocabulary) -> seqio.Vocabulary:
     Raises:
       UserError: when the SentencePiece file cannot be read.
     """
+    if isinstance(config, SentencePieceVocabulary):
+        read_sentencepiece(config.path)
+    return unread_vocabulary(config)
+
+
+def unread_vocabulary(config: Vocabulary) -> seqio.Vocabulary:
+    """The SeqIO vocabulary, whose SentencePiece file is opened when it is used: it may lie where this machine cannot reach."""
     if isinstance(config, ByteVocabulary):
         return seqio.ByteVocabulary(extra_ids=config.extra_ids)
     if isinstance(config, HuggingFaceVocabulary):
         return HuggingFaceTokenizer(config.path)
-    read_sentencepiece(config.path)
     return seqio.SentencePieceVocabulary(str(config.path), extra_ids=config.extra_ids)
 
 
@@ -35,7 +41,7 @@ def is_made_of(vocabulary: seqio.Vocabulary, config: Vocabulary) -> bool:
         return _are_same(os.path.join(config.path, "spiece.model"), str(vocabulary.sentencepiece_model_file))
     if isinstance(config, SentencePieceVocabulary) or isinstance(vocabulary, seqio.SentencePieceVocabulary):
         return False
-    return build_vocabulary(config) == vocabulary
+    return unread_vocabulary(config) == vocabulary
 
 
 def _are_same(one: str, other: str) -> bool:

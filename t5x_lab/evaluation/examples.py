@@ -113,7 +113,7 @@ def task_examples(tasks, split: str, mode: str, vocabulary) -> Iterator[Example]
                     f"trained with {vocabulary}. The same numbers would mean other words; prepare the task with that one."
                 )
         data = task.get_dataset(
-            part.lengths, split=split, shuffle=False, seed=0, num_epochs=1, use_cached=False, trim_output_features=False
+            part.sequence_length, split=split, shuffle=False, seed=0, num_epochs=1, use_cached=False, trim_output_features=False
         )
         for number, example in enumerate(data.as_numpy_iterator()):
             where = f'task "{task.name}", {split}, example {number}'

@@ -37,6 +37,7 @@ class ModelConfig:
       losses: further terms of what is trained, `Loss`es by the names of their metrics.
       cross_entropy_weight: what cross-entropy and z-loss are multiplied by beside them; 0 trains on `losses` alone, and the
         metrics still have the cross-entropy.
+      unchecked: why the network or a loss cannot be tried on SeqIO's model features alone, where it reads others.
     """
 
     network: Network
@@ -45,12 +46,12 @@ class ModelConfig:
     loss_normalizing_factor: float | str | None = "NUM_REAL_TARGET_TOKENS"
     losses: dict[str, Loss] = dataclasses.field(default_factory=dict)
     cross_entropy_weight: float = 1.0
+    unchecked: UserError | None = dataclasses.field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self):
         if callable(self.network) and not hasattr(self.network, "make"):
             object.__setattr__(self, "network", OfModule(self.network))
         check_types(self)
-        functional = check_network(self.network)
         check_normalizer(self.loss_normalizing_factor)
         if self.z_loss < 0:
             raise UserError(f"Z_LOSS is {self.z_loss}; it must not be negative. T5 uses 1e-4; 0.0 turns it off.")
@@ -59,7 +60,12 @@ class ModelConfig:
         in_range(self, "cross_entropy_weight", 0.0, math.inf)
         if not self.losses and not self.cross_entropy_weight:
             raise UserError("ModelConfig.cross_entropy_weight is 0 and ModelConfig.losses is empty; nothing would be trained.")
-        check_losses(self.losses, self.network, functional)
+        try:
+            check_losses(self.losses, self.network, check_network(self.network))
+        except UserError as error:
+            if not isinstance(error.__cause__, KeyError):
+                raise
+            object.__setattr__(self, "unchecked", error)  # it may read a feature of the run's converter
 
 
 @jax.tree_util.register_dataclass

@@ -148,8 +148,8 @@ def check_length(network: Network, length: int) -> None:
 
 
 def is_feature(name: str) -> bool:
-    """Whether networks are given that part of a batch: tokens, segments, positions and prefixes, but no weights or counts."""
-    return name.startswith(("encoder_", "decoder_")) and not name.endswith("_loss_weights")
+    """Whether networks are given that part of a batch: all but loss weights and counts."""
+    return name not in ("raw_tokens", "task_tokens", "task") and not name.endswith("_loss_weights")
 
 
 def abstract_batch(

@@ -81,7 +81,13 @@ class OfModule:
             return module.logits(module(batch))
 
         batch = abstract_batch(self, 1, encoder_length, decoder_length)
-        return (1 + BACKWARD) * traced_flops(logits, self.functional.abstract_params, batch)
+        try:
+            return (1 + BACKWARD) * traced_flops(logits, self.functional.abstract_params, batch)
+        except KeyError as error:
+            raise UserError(
+                f"{self.name} reads {error}, which a batch of tokens does not have, so its FLOPs cannot be counted. Give it a "
+                "method flops(encoder_length, decoder_length), of one sequence forward and backward."
+            ) from error
 
     def _said(self, name: str, what: str) -> Any:
         if not hasattr(self._module, name):

@@ -14,6 +14,7 @@ from t5x_lab.config.user_code import shown, tried
 from t5x_lab.models.model import Params
 from t5x_lab.optim.groups import current_rates, flat_names, learning_rates, select, trained
 from t5x_lab.optim.optimizers import Optimizer
+from t5x_lab.runs.batch import BatchOfTasks
 from t5x_lab.runs.config import RunConfig
 from t5x_lab.runs.sharded_model import ShardedModel, check_rows, with_shardings
 from t5x_lab.training.hooks import Statistics
@@ -108,15 +109,24 @@ def _transformation(optimizer: Optimizer, axes: dict) -> optax.GradientTransform
     return made
 
 
-def assemble_run(run: RunConfig, sharded: ShardedModel, num_tasks: int, statistics: Statistics | None = None) -> Training:
-    """`assemble`, with the run's own settings."""
+def assemble_run(run: RunConfig, sharded: ShardedModel, batch: BatchOfTasks, statistics: Statistics | None = None) -> Training:
+    """`assemble`, with the run's own settings.
+
+    Raises:
+      UserError: also where the model or a loss fails on such a batch.
+    """
+    model = sharded.model
+    tried(
+        f"The model fails on a batch of {', '.join(batch.features)}",
+        lambda: jax.eval_shape(model.loss, model.abstract_params, batch.features),
+    )
     return assemble(
         sharded,
         run.optimizer,
         batch_size=run.data.batch_size,
         microbatches=run.microbatches,
         seed=run.seed,
-        num_tasks=num_tasks,
+        num_tasks=len(batch.counted),
         statistics=statistics or Statistics(run.hooks),
         skip_bad_steps=run.bad_steps > 0,
         average_decay=run.average_decay,

@@ -21,6 +21,7 @@ from t5x_lab.networks.network import has_decoder, has_encoder, name_of, recomput
 from t5x_lab.observe.collectives import BETWEEN_SLICES, collectives
 from t5x_lab.observe.hardware import GiB, chip
 from t5x_lab.runs.assemble import assemble_run
+from t5x_lab.runs.batch import BatchOfTasks, batch_of_tasks
 from t5x_lab.runs.config import RunConfig
 from t5x_lab.runs.sharded_model import ShardedModel, check_rows
 
@@ -88,7 +89,8 @@ def compile_step(run: RunConfig, mode: str = "train", devices: Sequence | None =
     devices = list(jax.devices() if devices is None else devices)
     sharded = ShardedModel(run.model, run.mesh_shape, devices, run.sharding)
     network = run.model.network
-    lengths = run.data.model_lengths(network.architecture)
+    batch = batch_of_tasks(run.data, network.architecture)
+    lengths = batch.lengths
     rows = run.data.batch_size // (run.microbatches if mode == "train" else 1)
     check_rows(rows, sharded.row_multiple)
     share = 1.0 if mode == "train" else 1 / 3  # the forward pass alone
@@ -98,7 +100,7 @@ def compile_step(run: RunConfig, mode: str = "train", devices: Sequence | None =
     again = run.data.batch_size * recomputed_flops(network, *lengths) if mode == "train" else 0
 
     began = time.monotonic()
-    program, arguments = _program(run, sharded, mode)
+    program, arguments = _program(run, sharded, mode, batch)
     lowered = program.lower(*arguments)
     kind = chip(devices[0].device_kind)
     limit = round(kind.memory) if kind else None
@@ -155,23 +157,19 @@ def _compile(lowered: jax.stages.Lowered, devices: Sequence) -> tuple[jax.stages
     return compiled, max(programs, key=len, default="")
 
 
-def _program(run: RunConfig, sharded: ShardedModel, mode: str) -> tuple[Any, tuple]:
+def _program(run: RunConfig, sharded: ShardedModel, mode: str, batch: BatchOfTasks) -> tuple[Any, tuple]:
     """The jitted step and its arguments, as shapes with shardings."""
-    lengths = run.data.model_lengths(run.model.network.architecture)
-    batch = {
-        name: jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharded.batch_sharding)
-        for name, shape in run.data.batch_shapes(run.model.network.architecture).items()
-    }
+    features = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharded.batch_sharding), batch.features)
     if mode == "train":
-        training = assemble_run(run, sharded, num_tasks=1)
-        return training.step, (training.abstract_state, batch)
+        training = assemble_run(run, sharded, batch)
+        return training.step, (training.abstract_state, features)
     if mode == "eval":
-        return sharded.eval_step, (sharded.abstract_params, batch)
+        return sharded.eval_step, (sharded.abstract_params, features)
 
     if not has_decoder(run.model.network):
         raise UserError("--mode=predict generates text, which an encoder alone cannot; compile it with --mode=eval.")
     sharded.model.check_generates("--mode=predict")
-    inputs, targets = lengths
+    inputs, targets = batch.lengths
     prompt = jax.ShapeDtypeStruct((run.data.batch_size, inputs or targets), jnp.int32, sharding=sharded.batch_sharding)
 
     predict = functools.partial(complete, sharded.model, seed=run.seed, max_tokens=targets, config=SamplingConfig(), eos_id=1)
@@ -209,7 +207,8 @@ def search(run: RunConfig, devices: Sequence | None = None, topology: str | None
         raise UserError(f'--search needs a device whose memory is known, which "{kind}" is not; give it a --topology.')
     rows = ShardedModel(run.model, run.mesh_shape, None if devices is None else list(devices), run.sharding).row_multiple
     check_rows(run.data.batch_size, rows)
-    policies = sorted(REMAT_POLICIES, key=lambda policy: _recomputed(run, policy))
+    lengths = batch_of_tasks(run.data, run.model.network.architecture).lengths
+    policies = sorted(REMAT_POLICIES, key=lambda policy: recomputed_flops(_with_policy(run, policy), *lengths))
     microbatches = 1
     while run.data.batch_size % microbatches == 0 and (run.data.batch_size // microbatches) % rows == 0:
         for policy in policies:
@@ -247,11 +246,6 @@ def _with(run: RunConfig, batch_size: int, microbatches: int, policy: str) -> Ru
 def _with_policy(run: RunConfig, policy: str) -> Any:
     network: Any = run.model.network
     return dataclasses.replace(network, remat_policy=policy)
-
-
-def _recomputed(run: RunConfig, policy: str) -> int:
-    network = _with_policy(run, policy)
-    return recomputed_flops(network, *run.data.model_lengths(network.architecture))
 
 
 def to_text(report: Report) -> str:

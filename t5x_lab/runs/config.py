@@ -107,6 +107,8 @@ class RunConfig:
         in_range(self, "average_decay", 0.0, 1.0)
         positive(self, "wait_minutes")
         check_hooks(self.hooks)
+        if self.model.unchecked and self.data.converter is None and self.data.pack:
+            raise self.model.unchecked
         if (self.train_steps is None) == (self.train_tokens is None):
             raise UserError(
                 f"TRAIN_STEPS is {self.train_steps} and TRAIN_TOKENS is {self.train_tokens}; give one of them: the number of "

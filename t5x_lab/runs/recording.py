@@ -38,6 +38,7 @@ class Recorder:
     ):
         self._model_dir, self._hooks = run.model_dir, hooks
         self._clock, self._task_names = clock, task_names
+        self._eval_period, self._last_step = run.eval_period, run.train_steps  # when tasks are told apart
         self._totals = {name: read_counter(state.counters[name]) for name in COUNTERS}
         self._by_task = [read_counter(counter) for counter in state.counters["task_tokens"]]
         self._flops = run.data.batch_size * run.model.network.flops(*lengths) / num_devices
@@ -53,7 +54,7 @@ class Recorder:
         speed = self._flops / metrics["seconds_per_step"]
         goodput = self._clock.add(metrics["seconds_per_step"])
         metrics = {**metrics, **self._totals, "mfu": speed / self._peak if self._peak else None, "goodput": goodput}
-        if len(self._task_names) > 1:
+        if len(self._task_names) > 1 and (step % self._eval_period == 0 or step == self._last_step):
             by_task = zip(self._task_names, self._by_task, strict=True)
             metrics |= {f"tokens_processed/{name}": tokens for name, tokens in by_task}
         self._hooks.step(step, _finite(metrics))

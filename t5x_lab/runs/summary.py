@@ -7,11 +7,11 @@ from etils import epath
 
 from t5x_lab.checkpoints.layout import finished_steps
 from t5x_lab.config.errors import NotHere, UserError, unwritable
-from t5x_lab.data.environment import check_environment
 from t5x_lab.networks.network import check_length
 from t5x_lab.observe.hardware import peak_flops
 from t5x_lab.observe.model_info import model_info
 from t5x_lab.runs.assemble import assemble_run
+from t5x_lab.runs.batch import BatchOfTasks, batch_of_tasks
 from t5x_lab.runs.config import GinConfig, RunConfig
 from t5x_lab.runs.sharded_model import ShardedModel
 from t5x_lab.runs.starting_point import check_fits, find_starting_point
@@ -35,8 +35,10 @@ def dry_run(config: GinConfig) -> str:
     """The resolved configuration, the parameter and memory table, and what a run would start from; reads no examples."""
     run = config.run()
     sharded = ShardedModel(run.model, run.mesh_shape, rules=run.sharding)
-    num_tasks, lengths, unchecked = _tasks_of(run)
-    training = assemble_run(run, sharded, num_tasks)
+    batch = batch_of_tasks(run.data, run.model.network.architecture)
+    lengths = batch.lengths
+    unchecked = _unchecked(run, batch)
+    training = assemble_run(run, sharded, batch)
     try:
         found = find_starting_point(run)
         check_fits(run, found, training.abstract_state)
@@ -52,23 +54,20 @@ def dry_run(config: GinConfig) -> str:
     return "\n".join([with_model_info(config, sharded), text, start, *unchecked])
 
 
-def _tasks_of(run: RunConfig) -> tuple[int, tuple[int, int], list[str]]:
-    """(number of tasks, tokens of a row for encoder and decoder, a sentence where the data are not on this machine)"""
-    check_environment()
+def _unchecked(run: RunConfig, batch: BatchOfTasks) -> list[str]:
+    """A sentence where the data, or the vocabulary's file, are not on this machine."""
     from t5x_lab.data import pipeline
 
-    network = run.model.network
     try:
-        tasks = pipeline.resolve_tasks(run.data, network.architecture, network.vocab_size)
-        pipeline.check_readable(tasks)
+        pipeline.check_vocabulary(batch.tasks, run.data, run.model.network.vocab_size)
+        pipeline.check_readable(batch.tasks, run.data)
     except Exception as missing:
         if isinstance(missing, UserError) and not isinstance(missing, NotHere):
             raise
         # A task of the user's may raise anything where its data are not on this machine.
         reason = missing.sentence if isinstance(missing, UserError) else f"{type(missing).__name__}: {missing}"
-        lengths = run.data.model_lengths(network.architecture)
-        return 1, lengths, [f"The tasks are not checked, and lengths are told from their names: {reason}"]
-    return len(tasks.trained), tasks.lengths, []
+        return [f"The data are not checked: {reason}"]
+    return []
 
 
 def _unreadable(run: RunConfig) -> str:

@@ -9,13 +9,13 @@ import jax
 from t5x_lab.checkpoints.layout import read_info
 from t5x_lab.checkpoints.manager import Checkpoints
 from t5x_lab.checkpoints.saving import Saver, without_abandoned_writes
-from t5x_lab.data.environment import check_environment
 from t5x_lab.networks.network import check_length
 from t5x_lab.observe.console import say
 from t5x_lab.observe.profile import Profiled, check_profiler
 from t5x_lab.partitioning.distributed import broadcast, fail_together
 from t5x_lab.partitioning.waiting import limit_waiting, waiting_for
 from t5x_lab.runs.assemble import Training, assemble_run
+from t5x_lab.runs.batch import BatchOfTasks, batch_of_tasks
 from t5x_lab.runs.config import GinConfig, RunConfig
 from t5x_lab.runs.evaluate import LossEvaluation, TaskEvaluation
 from t5x_lab.runs.owner import owned
@@ -58,12 +58,12 @@ def train(config: GinConfig) -> None:
             goal = f"step {job.run.train_steps}" if job.run.train_steps else f"{job.run.train_tokens:,} tokens"
             say(f"Nothing to do: {goal} is reached at step {job.first_step}. Raise TRAIN_STEPS or TRAIN_TOKENS to train on.")
             return
-        evaluation = LossEvaluation(job.sharded, job.tasks, job.run.data)
-        say(banner(job.run, job.sharded, job.first_step, job.lengths, job.budget))
+        evaluation = LossEvaluation(job.sharded, job.batch.tasks, job.run.data)
+        say(banner(job.run, job.sharded, job.first_step, job.batch.lengths, job.budget))
         if job.starting_point.step is not None:
             clock = Clock(**read_info(job.checkpoints.directory / str(job.starting_point.step)).get("clock", {}))
         hooks = Hooks(job.run.hooks, say)
-        recorder = Recorder(job.run, job.state, clock, job.task_names, job.lengths, job.sharded.mesh.size, hooks)
+        recorder = Recorder(job.run, job.state, clock, job.batch.counted, job.batch.lengths, job.sharded.mesh.size, hooks)
         stack.callback(recorder.close)
         saver = make_saver(job, clock, recorder, hooks)
         step = job.training.step
@@ -97,7 +97,7 @@ class Job:
       run: its configuration.
       config: the text of that, with what its tasks say.
       starting_point: what it starts from.
-      tasks: a `t5x_lab.data.mixture.WeightedTasks`.
+      batch: what it reads, and its shapes.
       sharded, training: its model on the mesh, its step and optimizer.
       statistics: what hooks measure in the step.
       checkpoints: of its directory.
@@ -110,7 +110,7 @@ class Job:
     run: RunConfig
     config: str
     starting_point: StartingPoint
-    tasks: Any
+    batch: BatchOfTasks
     sharded: ShardedModel
     training: Training
     statistics: Statistics
@@ -124,15 +124,6 @@ class Job:
     def first_step(self) -> int:
         return int(self.state.step)
 
-    @property
-    def lengths(self) -> tuple[int, int]:
-        """Tokens of a row, of the encoder and the decoder."""
-        return self.tasks.lengths
-
-    @property
-    def task_names(self) -> list[str]:
-        return [part.task.name for part in self.tasks.trained]
-
 
 def prepare(config: GinConfig, stack: contextlib.ExitStack) -> Job:
     """Builds everything; what can be wrong with the configuration is found before the run's directory is touched.
@@ -144,14 +135,16 @@ def prepare(config: GinConfig, stack: contextlib.ExitStack) -> Job:
     start = find_starting_point(run)
     if run.profile_steps:
         check_profiler()
-    check_environment()
-    from t5x_lab.data import pipeline  # TensorFlow, once everything that does not need it is known to be right
+    # TensorFlow, once everything that does not need it is known to be right.
+    batch = batch_of_tasks(run.data, run.model.network.architecture)
+    from t5x_lab.data import pipeline
 
-    tasks = pipeline.resolve_tasks(run.data, run.model.network.architecture, run.model.network.vocab_size)
-    check_length(run.model.network, max(tasks.lengths))
+    tasks = batch.tasks
+    pipeline.check_vocabulary(tasks, run.data, run.model.network.vocab_size)
+    check_length(run.model.network, max(batch.lengths))
     sharded = ShardedModel(run.model, run.mesh_shape, rules=run.sharding)
     statistics = Statistics(run.hooks)
-    training = assemble_run(run, sharded, len(tasks.trained), statistics)
+    training = assemble_run(run, sharded, batch, statistics)
     # Who reads prompts later may not have the task.
     if run.data.special_tokens.input_eos not in (None, tasks.input_eos):
         say(f"SpecialTokens.input_eos is {not tasks.input_eos}; of the tasks' inputs it is {tasks.input_eos}, which is kept.")
@@ -171,8 +164,8 @@ def prepare(config: GinConfig, stack: contextlib.ExitStack) -> Job:
         state = first_state(run, training, checkpoints, start, batches)
     if jax.process_index() == 0:
         write_run_files(run, config.text, sharded)
-    budget = budget_of(run, tasks.lengths, read_counter(state.counters["tokens_processed"]))
-    return Job(run, config.text, start, tasks, sharded, training, statistics, checkpoints, batches, state, budget, measure)
+    budget = budget_of(run, batch.lengths, read_counter(state.counters["tokens_processed"]))
+    return Job(run, config.text, start, batch, sharded, training, statistics, checkpoints, batches, state, budget, measure)
 
 
 def start_of(job: Job) -> RunStart:

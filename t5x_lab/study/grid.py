@@ -73,7 +73,7 @@ def _cell(name: str, objective_name: str, model: Model, sentinels: int) -> Cell:
     if refusal:
         return Cell(name, objective_name, model.num_parameters, refusal=refusal)
     lengths = _lengths_that_fit(objective_name, objective, network, sentinels)
-    encoder, decoder = row_lengths(network.architecture, [lengths])
+    encoder, decoder = row_lengths(network.architecture, lengths)
     tokens = objective.tokens(lengths, network.architecture, sentinels)
     return Cell(
         name,
@@ -98,7 +98,7 @@ def _lengths_that_fit(name: str, objective: Objective, network, sentinels: int) 
         except UserError:  # the objective has no room in so few tokens
             return False
         try:
-            check_length(network, max(row_lengths(network.architecture, [lengths])))
+            check_length(network, max(row_lengths(network.architecture, lengths)))
         except UserError:
             return True
         return False
