@@ -3,13 +3,19 @@
 import contextlib
 import dataclasses
 import json
+import os
+import re
+import shlex
 
 import numpy as np
 import pytest
 import seqio
 import tensorflow as tf
 from etils import epath
+from runs_of_text import flags
 
+import t5x_lab
+from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
 from t5x_lab.data import sources
 from t5x_lab.data.config import ByteVocabulary, DataConfig, TextFiles
@@ -126,7 +132,8 @@ def test_many_tasks_are_read_on_by_another_number_of_processes(tmp_path):
                 read = [next(one) for one in readers]
                 for name, rows in batch.items():
                     np.testing.assert_array_equal(np.concatenate([part[name] for part in read]), rows)
-            assert len({file for one in readers for file in one.save(directory)}) == 2, "one position, of four shards"
+            saved = {file.name for one in readers for file in one.save(directory)}
+            assert {name for name in saved if name.endswith(".index")} == {"shard_0_1_2_3.index"}
             before = directory
         by_shard = np.stack([batch["decoder_target_tokens"] for batch in expected], axis=1).reshape(4, -1)
         assert len({tuple(shard[:20]) for shard in by_shard}) == 4
@@ -154,6 +161,50 @@ def test_text_files_are_split_by_documents_and_each_is_parsed_once(kind, tmp_pat
     assert source.num_input_examples("train") == 500
 
 
+@pytest.mark.slow
+def test_a_text_that_changed_is_named_and_the_way_on_is_a_line(tmp_path, monkeypatch, capsys):
+    """Between two runs of a directory; a copy of the text with other times is the same text."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.txt").write_text("\n".join(f"{name} {n} red and green" for n in range(200)))
+    text = [
+        "--gin.MIXTURE_OR_TASK_NAME=files_full_lm",
+        '--gin.TASK_FEATURE_LENGTHS={"targets": 32}',
+        "--gin.TextFiles.train=*.txt",
+    ]
+    train = lambda steps, model_dir="run", *more: main(flags("causal_decoder", text, model_dir, steps, *more))
+    assert train(2) == 0
+    os.utime(tmp_path / "one.txt", (0, 0))
+    assert train(3) == 0
+    original = (tmp_path / "two.txt").read_text()
+    for change, says in (
+        (lambda: (tmp_path / "three.txt").write_text("three\n" * 40), "three.txt is new"),
+        (
+            lambda: (tmp_path / "two.txt").write_text(original + "\nmore"),
+            f"two.txt had {len(original):,} bytes and has {len(original) + 5:,}",
+        ),
+        (
+            lambda: (tmp_path / "two.txt").write_text(original.replace("red", "RED")),
+            "has the size that it had, and another text",
+        ),
+        (lambda: (tmp_path / "two.txt").unlink(), "two.txt is not there any more"),
+    ):
+        change()
+        assert train(4) == 2
+        said = capsys.readouterr().err
+        assert 'The text has changed since the run read it: of the task "files_full_lm": ' in said and says in said, said
+        assert "Traceback" not in said and "tensorflow" not in said.lower()
+        (tmp_path / "three.txt").unlink(missing_ok=True)
+        (tmp_path / "two.txt").write_text(original)
+    (tmp_path / "two.txt").write_text(original + "\nmore")
+    assert train(4) == 2
+    way_on = re.search(r"in a new MODEL_DIR, with (.*) to keep more", capsys.readouterr().err)
+    assert way_on, "flags to copy"
+    checkpoint, _, carry = shlex.split(way_on[1])
+    assert train(4, "again", checkpoint.rstrip(","), carry) == 0
+    assert t5x_lab.load("again").step == 4
+
+
 class Reversed(seqio.Task):
     """A task class that reads in a way of its own."""
 
@@ -174,6 +225,40 @@ def test_what_a_task_and_a_mixture_say_of_themselves_is_heeded(tmp_path):
         shuffled = read("ordered", 1, 8, 3, shuffle_buffer_size=50).ravel().tolist()
     assert drawn[::2] == list(range(1, 13)) and drawn[1::2] == list(range(1100, 1112))
     assert shuffled != sorted(shuffled)
+
+
+def test_splits_caches_and_order_are_the_users(tmp_path):
+    """Another split, in the order of its files, from SeqIO's cache."""
+    (tmp_path / "dev.txt").write_text("\n".join(str(n) for n in range(1, 41)))
+    source = seqio.TextLineDataSource({"dev": str(tmp_path / "dev.txt")})
+    steps = [number_of_line, seqio.CacheDatasetPlaceholder(), lambda dataset: dataset]
+    ahead = seqio.Task("ahead", source, output_features=FEATURES, preprocessors=steps)
+    with registered(ahead=ahead):
+        drawn = read("ahead", 2, 8, 5, split="dev", shuffle=False)
+        assert drawn[:, :4].ravel().tolist() == list(range(1, 41, 2)) and drawn[:, 4:].ravel().tolist() == list(range(2, 41, 2))
+        with pytest.raises(UserError, match='no split "train" to train on; it has dev. Name another task, or DataConfig.split'):
+            read("ahead", 1, 8, 1)
+        with pytest.raises(UserError, match='The task "ahead" is read from a cache alone'):
+            read("ahead", 1, 8, 1, split="dev", use_cached=True)
+
+        cache = tmp_path / "cache" / "ahead"
+        cache.mkdir(parents=True)
+        (cache / "COMPLETED").touch()
+        features = {name: {"dtype": "int32", "shape": [None]} for name in FEATURES}
+        (cache / "info.dev.json").write_text(json.dumps({"num_shards": 1, "features": features, "seqio_version": "0.0.20"}))
+        (cache / "stats.dev.json").write_text(json.dumps({"examples": 40}))
+        with tf.io.TFRecordWriter(str(cache / "dev.tfrecord-00000-of-00001")) as file:
+            for n in range(40):
+                value = tf.train.Feature(int64_list=tf.train.Int64List(value=[1_000 + n]))
+                file.write(
+                    tf.train.Example(features=tf.train.Features(feature=dict.fromkeys(FEATURES, value))).SerializeToString()
+                )
+        seqio.set_global_cache_dirs([str(tmp_path / "cache")])
+        try:
+            drawn = read("ahead", 2, 8, 5, split="dev", use_cached=True, shuffle=False)
+        finally:
+            seqio.set_global_cache_dirs([])
+        assert sorted(drawn.ravel()) == list(range(1_000, 1_040))
 
 
 def test_a_task_that_cannot_be_read_is_a_sentence(tmp_path):

@@ -159,7 +159,7 @@ def check_settings(model_dir: str, step: int, settings: Mapping[str, str]) -> No
             raise UserError(
                 f"The run in {model_dir} was trained with {name} = {saved[name]}, and this configuration has {value}: it "
                 "cannot be continued with another. Use the same, or start a new MODEL_DIR with "
-                f"{_from_another(model_dir)}"
+                f"{from_another(model_dir)}"
             )
 
 
@@ -168,11 +168,12 @@ def check_format(path: epath.Path) -> None:
     if read_info(path)["format"] < FORMAT:
         raise UserError(
             f"The checkpoint {path} was made by an older t5x_lab, whose arrays had other names. Go on from it in a new "
-            f"MODEL_DIR, with {_from_another(path)}"
+            f"MODEL_DIR, with {from_another(path)}"
         )
 
 
-def _from_another(path: str | epath.Path) -> str:
+def from_another(path: str | epath.Path) -> str:
+    """The flags that go on in a new MODEL_DIR, for messages."""
     carry = flag("RestoreCheckpointConfig.carry", '["optimizer", "step"]')
     return f"{flag('INITIAL_CHECKPOINT_PATH', path)}, and {carry} to keep more than the parameters; the data begin anew there."
 
@@ -182,7 +183,7 @@ def check_part(path: epath.Path, part: str) -> None:
     if not (path / part).exists():
         raise UserError(
             f"The checkpoint {path} has no averaged weights: its run was trained without AVERAGE_DECAY. Take the last ones, "
-            f"or go on from them in a new MODEL_DIR, with {_from_another(path)}"
+            f"or go on from them in a new MODEL_DIR, with {from_another(path)}"
         )
 
 

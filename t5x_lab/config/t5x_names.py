@@ -45,15 +45,15 @@ TABLE: dict[str, tuple[Row, ...]] = {
     ),
     "Data": (
         Row("MIXTURE_OR_TASK_MODULE DatasetConfig.module", "", 'write "import my_tasks" in a gin file'),
-        Row("USE_CACHED_TASKS DatasetConfig.use_cached", "", "tasks are prepared on the fly"),
-        Row("SHUFFLE_TRAIN_EXAMPLES DatasetConfig.shuffle", "", "training data are always shuffled, evaluation data never"),
+        Row("DatasetConfig.use_cached", "USE_CACHED_TASKS"),
+        Row("SHUFFLE_TRAIN_EXAMPLES DatasetConfig.shuffle", "DataConfig.shuffle", "of training; evaluation data never are"),
         Row("DatasetConfig.mixture_or_task_name", "MIXTURE_OR_TASK_NAME"),
         Row("DatasetConfig.task_feature_lengths", "TASK_FEATURE_LENGTHS"),
         Row("DatasetConfig.batch_size", "BATCH_SIZE"),
         Row("DatasetConfig.seed", "SEED"),
         Row("DatasetConfig.pack", "DataConfig.pack"),
         Row("DatasetConfig.use_custom_packing_ops", "", "packing needs no custom ops"),
-        Row("DatasetConfig.split", "", "training reads train, evaluation validation; t5x_lab infer takes --split"),
+        Row("DatasetConfig.split", "DataConfig.split, DataConfig.eval_split", "t5x_lab infer takes --split"),
         Row("EVAL_STEPS train.eval_steps", "DataConfig.eval_steps"),
         Row("EVAL_BATCH_SIZE", "", "evaluation uses BATCH_SIZE"),
         Row(

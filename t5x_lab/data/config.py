@@ -170,6 +170,9 @@ class DataConfig:
       shuffle_buffer_size: examples of a task held for shuffling, in each shard; None = the task's own number, SeqIO's 1,000 by
         default. Of more than 16 tasks one such buffer holds what was mixed.
       eval_steps: batches per task in an evaluation.
+      split, eval_split: of the tasks, to train on and to evaluate the loss on; a task without the latter is not evaluated.
+      shuffle: whether training examples are; False reads each shard in the order of its files.
+      use_cached: whether tasks are read from SeqIO's caches; those that require it always are.
     """
 
     mixture_or_task_name: str
@@ -186,6 +189,10 @@ class DataConfig:
     converter: Converter | None = None
     shuffle_buffer_size: int | None = None
     eval_steps: int = 20
+    split: str = "train"
+    eval_split: str = "validation"
+    shuffle: bool = True
+    use_cached: bool = False
 
     def __post_init__(self):
         check_types(self)
@@ -215,6 +222,9 @@ class DataConfig:
             "DataConfig.pack": str(self.pack),
             "DataConfig.converter": _by_name(self.converter),
             "DataConfig.shuffle_buffer_size": str(self.shuffle_buffer_size),
+            "DataConfig.split": self.split,
+            "DataConfig.shuffle": str(self.shuffle),
+            "USE_CACHED_TASKS": str(self.use_cached),
             "TextFiles": str(self.files),
         }
 

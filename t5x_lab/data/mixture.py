@@ -55,6 +55,7 @@ class WeightedTasks:
       architecture: of the model that reads it.
       vocabulary: the run's.
       parts: its tasks.
+      split: to train on.
       sample_fn: the mixture's own way to mix them, SeqIO's by default: f(datasets, rates, seed) -> dataset.
     """
 
@@ -62,6 +63,7 @@ class WeightedTasks:
     architecture: str
     vocabulary: seqio.Vocabulary
     parts: tuple[Part, ...]
+    split: str = "train"
     sample_fn: Callable = tf.data.Dataset.sample_from_datasets
 
     @functools.cached_property
@@ -71,13 +73,16 @@ class WeightedTasks:
         Raises:
           UserError: when there is none, or when rates cannot be computed.
         """
-        with_split = [part for part in self.parts if "train" in part.task.splits]
+        with_split = [part for part in self.parts if self.split in part.task.splits]
         found = tuple(part for part in with_split if part.rate > 0)
         if not found:
             splits = sorted({split for part in self.parts for split in part.task.splits})
             has = f"it has {', '.join(splits)}" if not with_split else "the rates of all its tasks are 0"
             kind = "task" if len(self.parts) == 1 else "mixture"
-            raise UserError(f'The {kind} "{self.name}" has no split "train" to train on; {has}. Name another task.')
+            raise UserError(
+                f'The {kind} "{self.name}" has no split "{self.split}" to train on; {has}. Name another task, or '
+                "DataConfig.split."
+            )
         if len(found) < len(self.parts):
             names = [part.task.name for part in self.parts if part not in found]
             say(f"Of {self.name} are not trained on, for want of training examples or of a rate above 0: {', '.join(names)}.")
@@ -121,7 +126,7 @@ def resolve(config: DataConfig, architecture: str) -> WeightedTasks:
         )
     mixture, vocabulary = found[0].mixture, unread_vocabulary(config.vocabulary)
     own = {} if mixture is None else {"sample_fn": mixture._sample_fn}
-    return WeightedTasks(config.mixture_or_task_name, architecture, vocabulary, tuple(parts), **own)
+    return WeightedTasks(config.mixture_or_task_name, architecture, vocabulary, tuple(parts), config.split, **own)
 
 
 def _lengths_of_objective(task: ObjectiveTask, config: DataConfig, architecture: str, sentinels: int) -> Lengths:
@@ -162,7 +167,7 @@ def _rate(member: Member, config: DataConfig) -> float:
         if mixing.equal:
             return mixing.rate(1)
         known = (mixing.num_examples or {}).get(task.name)
-        number = member.task.num_input_examples("train") if known is None else known
+        number = member.task.num_input_examples(config.split) if known is None else known
         if number is None:
             raise UserError(
                 f'Nobody knows how many training examples the task "{task.name}" has. Say it: '

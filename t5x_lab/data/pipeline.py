@@ -1,6 +1,7 @@
 """The input pipeline: logical shards of a SeqIO task or mixture, batched, with a position that can be saved."""
 
 import functools
+import json
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -11,11 +12,13 @@ import seqio
 import tensorflow as tf
 from etils import epath
 
+from t5x_lab.checkpoints.layout import from_another
 from t5x_lab.config.errors import UserError, nearest
 from t5x_lab.config.user_code import raised_in, told
 from t5x_lab.data.config import DataConfig
 from t5x_lab.data.examples import features_of, has_text_at_0, passed, with_features
 from t5x_lab.data.feature_converters import FeatureConverter
+from t5x_lab.data.files_read import changes, files_of
 from t5x_lab.data.many import Shard, of_shards
 from t5x_lab.data.mixture import Part, WeightedTasks, resolve
 from t5x_lab.data.reading import MANY, seed_of, shard_of_task
@@ -63,7 +66,7 @@ def check_vocabulary(tasks: WeightedTasks, config: DataConfig, vocab_size: int) 
 def check_readable(tasks: WeightedTasks, config: DataConfig) -> None:
     """Opens the tasks' sources; raises what they raise where their data are not here."""
     for part in tasks.trained:
-        part.task.source.list_shards("train")
+        part.task.source.list_shards(tasks.split)
         if not set(part.lengths) <= set(part.task.output_features):
             shard_of_task(part, config, 0, 0, len(tasks.trained))  # whether its preprocessors make what it does not declare
 
@@ -93,6 +96,9 @@ def _tell_what_is_not_read(tasks: WeightedTasks, config: DataConfig) -> None:
                 "rows are not packed (DataConfig.pack = False) it is given labels too, and other features with a length in "
                 "TASK_FEATURE_LENGTHS; or make a model's features of them with a DataConfig.converter."
             )
+
+
+FILES = "files.json"  # beside the positions: what the text's files were like
 
 
 class SeqioBatches:
@@ -129,6 +135,7 @@ class SeqioBatches:
         groups = [*together, *((shard,) for shard in self._shards if shard not in self._owned)]
         self._datasets = {group: shards_of_tasks(tasks, config, seed, group) for group in groups}
         self._make = functools.partial(shards_of_tasks, tasks, config, seed)
+        self._files = files_of(tasks)
 
     def __iter__(self):
         return self
@@ -152,6 +159,9 @@ class SeqioBatches:
 
     def save(self, directory: epath.Path) -> list[epath.Path]:
         files = []
+        if 0 in self._owned:
+            (directory / FILES).write_text(json.dumps(self._files))
+            files.append(directory / FILES)
         for group, iterator in self._iterators.items():
             if group[0] in self._owned:
                 tf.train.Checkpoint(iterator=iterator).write(str(directory / _name(group)))
@@ -166,11 +176,23 @@ class SeqioBatches:
                 f"The checkpoint holds the position of {len(groups)} data shards, not of {self._number}. DATA_SHARDS is fixed "
                 f"for a run's life; set --gin.DATA_SHARDS={len(groups)}."
             )
+        self._check_files(directory)
         needed = sorted({groups[shard] for shard in self._shards})
         self._datasets = {group: self._datasets.get(group) or self._make(group) for group in needed}
         self.__dict__.pop("_iterators", None)
         for group, iterator in self._iterators.items():
             tf.train.Checkpoint(iterator=iterator).read(str(directory / _name(group))).assert_consumed()
+
+    def _check_files(self, directory: epath.Path) -> None:
+        """Raises a `UserError` where the text is another than the one that the position is of."""
+        if not (directory / FILES).exists():
+            return  # an older checkpoint
+        changed = changes(json.loads((directory / FILES).read_text()), self._files)
+        if changed:
+            raise UserError(
+                f"The text has changed since the run read it: {changed}. The position means nothing there. Put the files back, "
+                f"or go on with the new text in a new MODEL_DIR, with {from_another(directory.parent)}"
+            )
 
 
 def _name(shards: tuple[int, ...]) -> str:
@@ -203,7 +225,7 @@ def training_shard(tasks: WeightedTasks, config: DataConfig, seed: int, shard: S
     mixed, shard_seed = datasets[0], seed_of(seed, *([shard] if isinstance(shard, int) else []))
     if len(datasets) > 1:
         mixed = tasks.sample_fn(datasets, [part.rate for part in parts], shard_seed)
-    if len(parts) > MANY:
+    if len(parts) > MANY and config.shuffle:
         mixed = mixed.shuffle(config.shuffle_buffer_size or seqio.SHUFFLE_BUFFER_SIZE, seed=shard_seed)
     return _batches(mixed, tasks, parts, config, config.batch_size // config.shards)
 
@@ -269,14 +291,15 @@ def _batches(
 
 
 def eval_batches(tasks: WeightedTasks, part: Part, config: DataConfig, rows: Rows | None = None) -> Iterator[HostBatch]:
-    """This process's rows of at most `config.eval_steps` batches of one task's validation split, the same ones every time.
+    """This process's rows of at most `config.eval_steps` batches of one task's `eval_split`, the same ones every time.
 
     Every process reads all of it, so that rows and batches do not depend on their number. The last batch is filled up with
     rows of padding, which count for nothing.
     """
     dataset = part.task.get_dataset(
-        part.sequence_length, split="validation", shuffle=False, seed=0, num_epochs=1, trim_output_features=not part.is_text
-    )
+        part.sequence_length, split=config.eval_split, shuffle=False, seed=0, num_epochs=1, use_cached=config.use_cached,
+        trim_output_features=not part.is_text,
+    )  # fmt: skip
     size = config.batch_size
     examples = with_features(dataset, part, 0, [part], tasks.architecture, config)
     dataset = _batches(examples, tasks, [part], config, size, drop_remainder=False)

@@ -49,15 +49,17 @@ def shard_of_task(part: Part, config: DataConfig, run_seed: int, shard: Shard, t
     """
     task = part.task
     seed = seed_of(run_seed, task.name, *([shard] if isinstance(shard, int) else []))
-    if task.requires_caching and not task.cache_dir:
+    cached = task.requires_caching or config.use_cached
+    if cached and not task.cache_dir:
         folders = ", ".join(seqio.utils.get_global_cache_dirs()) or "none is set"
         raise UserError(
             f'The task "{task.name}" is read from a cache alone, and there is none in SeqIO\'s cache directories ({folders}). '
             "Write one with seqio_cache_tasks, and name its directory with seqio.add_global_cache_dirs in a module that a gin "
             "file imports."
         )
-    source = task._get_cached_source("train") if task.requires_caching else task.source
-    source = ShardOfSource(source, shard, config.shards, seed_of(run_seed, task.name), in_order=bool(config.unique_tokens))
+    source = task._get_cached_source(config.split) if cached else task.source
+    in_order = bool(config.unique_tokens) or not config.shuffle
+    source = ShardOfSource(source, shard, config.shards, seed_of(run_seed, task.name), in_order=in_order)
     few = tasks <= MANY
     buffer = config.shuffle_buffer_size or task.shuffle_buffer_size
     try:
@@ -66,20 +68,20 @@ def shard_of_task(part: Part, config: DataConfig, run_seed: int, shard: Shard, t
             own._source = source
             options = dict(num_epochs=None, try_in_mem_cache=False, trim_output_features=not part.is_text)
             return own.get_dataset(
-                part.sequence_length, "train", shuffle=True, shuffle_buffer_size=buffer, seed=seed, **options
+                part.sequence_length, config.split, shuffle=config.shuffle, shuffle_buffer_size=buffer, seed=seed, **options
             )
-        dataset = source.get_dataset("train", seed=seed)
-        if not task.requires_caching:
+        dataset = source.get_dataset(config.split, seed=seed)
+        if not cached:
             dataset = task.preprocess_precache(dataset, seed=seed)
         if config.unique_tokens:
             share, rest = divmod(config.unique_tokens, config.shards)
             dataset = truncated(share + (shard < rest))(dataset)
         dataset = dataset.repeat()
-        if not few and source.is_one_file:
+        if not few and config.shuffle and source.is_one_file(config.split):
             dataset = dataset.skip(seed % ROTATION)
         dataset = task.preprocess_postcache(dataset, sequence_length=part.sequence_length, seed=seed)
         _check_features(dataset, part)
-        return dataset.shuffle(buffer, seed=seed) if few and buffer else dataset
+        return dataset.shuffle(buffer, seed=seed) if few and buffer and config.shuffle else dataset
     except UserError:
         raise
     except Exception as error:
@@ -130,9 +132,8 @@ class ShardOfSource(seqio.DataSource):
     def list_shards(self, split: str) -> list[str]:
         return ["0"]
 
-    @property
-    def is_one_file(self) -> bool:
-        return len(self._source.list_shards(split="train")) == 1
+    def is_one_file(self, split: str) -> bool:
+        return len(self._source.list_shards(split=split)) == 1
 
     def get_dataset(self, split="train", shuffle=True, seed=None, shard_info=None, **unused) -> tf.data.Dataset:
         source, shards, shuffle = self._source, self._shards, not self._in_order

@@ -33,10 +33,10 @@ class LossEvaluation:
 
     def __init__(self, sharded: ShardedModel, tasks, data: DataConfig):
         self._sharded, self._tasks, self._data = sharded, tasks, data
-        self._parts = [part for part in tasks.parts if "validation" in part.task.splits]
+        self._parts = [part for part in tasks.parts if data.eval_split in part.task.splits]
         for part in tasks.parts:
             if part not in self._parts:
-                say(f'Task "{part.task.name}" has no validation split; it is not evaluated.')
+                say(f'Task "{part.task.name}" has no split "{data.eval_split}"; it is not evaluated.')
 
     def __call__(self, params: Params) -> dict[str, dict[str, float]]:
         """Loss, z-loss and accuracy per token with loss, and token counts, by split ("eval/<task>")."""
@@ -50,7 +50,7 @@ class LossEvaluation:
             result = self._sharded.eval_step(params, self._sharded.shard_batch(batch))
             total = result if total is None else jax.tree.map(lambda a, b: a + b, total, result)
         if total is None:
-            say(f'The validation split of task "{part.task.name}" is empty; it is not evaluated.')
+            say(f'The split "{self._data.eval_split}" of task "{part.task.name}" is empty; it is not evaluated.')
             return {}
         sums, counts = fetch(total, "the evaluation's loss, which all processes compute together")
         return {name: float(value) for name, value in {**per_token(sums), **counts}.items()}
