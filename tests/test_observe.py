@@ -84,6 +84,8 @@ class ARun(NamedTuple):
     model_dir: str
     model: ModelConfig
     data: DataConfig
+    eval_period: int = 1000
+    train_steps: int | None = None
 
 
 def test_what_was_measured_after_a_step_is_that_of_all_its_evaluations():
