@@ -1,6 +1,6 @@
 """What the examples of a run's tasks have in common, so that they can be mixed and converted."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import seqio
 import tensorflow as tf
@@ -50,21 +50,21 @@ def passed(features: Iterable[str]) -> tuple[str, ...]:
 
 
 def with_features(
-    dataset: tf.data.Dataset, part: Part, number: int, mixed: Sequence[Part], architecture: str, config: DataConfig
+    dataset: tf.data.Dataset, part: Part, number: int | None, features: Mapping[str, tf.TensorSpec], architecture: str
 ) -> tf.data.Dataset:
     """Examples of a task, trimmed, with `features_of` all in its mixture, `raw_tokens`, and among several its number `task`.
 
     `raw_tokens` is the objective's; of other examples, tokens which are not padding, sentinels or end tokens.
     """
-    features, given = features_of(mixed, architecture, config), dataset.element_spec
-    if len(mixed) == 1 and part.is_text and {*features, "raw_tokens"} <= set(given):
+    given = dataset.element_spec
+    if number is None and part.is_text and {*features, "raw_tokens"} <= set(given):
         return dataset  # has all of it
 
     @tf.autograph.experimental.do_not_convert
     def common(example):
         whole = {name: _feature(example, name, spec, part) for name, spec in features.items()}
         raw = example["raw_tokens"] if "raw_tokens" in given else _raw_tokens(whole, part, architecture)
-        return {**whole, "raw_tokens": raw, **({"task": number} if len(mixed) > 1 else {})}
+        return {**whole, "raw_tokens": raw, **({} if number is None else {"task": number})}
 
     return dataset.map(common, tf.data.AUTOTUNE)
 

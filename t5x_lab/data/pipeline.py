@@ -133,8 +133,8 @@ class SeqioBatches:
         owned = tuple(sorted(self._owned))
         together = [owned] if len(tasks.trained) > MANY and owned else [(shard,) for shard in owned]
         groups = [*together, *((shard,) for shard in self._shards if shard not in self._owned)]
-        self._datasets = {group: shards_of_tasks(tasks, config, seed, group) for group in groups}
         self._make = functools.partial(shards_of_tasks, tasks, config, seed)
+        self._datasets = {group: self._make(group) for group in groups}
         self._files = files_of(tasks)
 
     def __iter__(self):
@@ -218,11 +218,13 @@ def shards_of_tasks(tasks: WeightedTasks, config: DataConfig, seed: int, shards:
 def training_shard(tasks: WeightedTasks, config: DataConfig, seed: int, shard: Shard) -> tf.data.Dataset:
     """Batches of model features of one logical shard."""
     parts = tasks.trained
+    features = features_of(parts, tasks.architecture, config)
+    numbers = range(len(parts)) if len(parts) > 1 else [None]
     datasets = [
-        with_features(shard_of_task(part, config, seed, shard, len(parts)), part, number, parts, tasks.architecture, config)
-        for number, part in enumerate(parts)
+        with_features(shard_of_task(part, config, seed, shard, len(parts)), part, number, features, tasks.architecture)
+        for number, part in zip(numbers, parts, strict=True)
     ]
-    mixed, shard_seed = datasets[0], seed_of(seed, *([shard] if isinstance(shard, int) else []))
+    mixed, shard_seed = datasets[0], seed_of(seed, shard)
     if len(datasets) > 1:
         mixed = tasks.sample_fn(datasets, [part.rate for part in parts], shard_seed)
     if len(parts) > MANY and config.shuffle:
@@ -301,7 +303,8 @@ def eval_batches(tasks: WeightedTasks, part: Part, config: DataConfig, rows: Row
         trim_output_features=not part.is_text,
     )  # fmt: skip
     size = config.batch_size
-    examples = with_features(dataset, part, 0, [part], tasks.architecture, config)
+    features = features_of([part], tasks.architecture, config)
+    examples = with_features(dataset, part, None, features, tasks.architecture)
     dataset = _batches(examples, tasks, [part], config, size, drop_remainder=False)
     held = (rows or Rows.all(size)).held
     for batch in dataset.take(config.eval_steps).as_numpy_iterator():

@@ -28,9 +28,9 @@ MANY = 16  # tasks, beyond which one buffer shuffles what was mixed: one for eac
 ROTATION = 256  # records, at most, that a task begins behind the first where it is not shuffled by itself
 
 
-def seed_of(*parts: int | str) -> int:
-    """A seed of 31 bits from numbers and names."""
-    numbers = [zlib.crc32(part.encode()) if isinstance(part, str) else part for part in parts]
+def seed_of(*parts: int | str | tf.Tensor) -> int:
+    """A seed of 31 bits from numbers and names; a shard that is a tensor adds nothing, as its graph has the shard's seed."""
+    numbers = [zlib.crc32(part.encode()) if isinstance(part, str) else part for part in parts if not tf.is_tensor(part)]
     return int(np.random.default_rng(numbers).integers(2**31))
 
 
@@ -48,7 +48,7 @@ def shard_of_task(part: Part, config: DataConfig, run_seed: int, shard: Shard, t
       UserError: when the task needs a cache that is not there, or a preprocessor fails.
     """
     task = part.task
-    seed = seed_of(run_seed, task.name, *([shard] if isinstance(shard, int) else []))
+    seed = seed_of(run_seed, task.name, shard)
     cached = task.requires_caching or config.use_cached
     if cached and not task.cache_dir:
         folders = ", ".join(seqio.utils.get_global_cache_dirs()) or "none is set"
@@ -138,7 +138,7 @@ class ShardOfSource(seqio.DataSource):
     def get_dataset(self, split="train", shuffle=True, seed=None, shard_info=None, **unused) -> tf.data.Dataset:
         source, shards, shuffle = self._source, self._shards, not self._in_order
         part = seqio.ShardInfo(index=self._shard, num_shards=shards)
-        in_graph = not isinstance(self._shard, int)
+        in_graph = tf.is_tensor(self._shard)
         with tf.init_scope():
             number = None if shards == 1 or self._in_order else _number_if_small(source, split, shards)
             is_split = shards > 1 and not (number or 0) % shards
@@ -150,7 +150,7 @@ class ShardOfSource(seqio.DataSource):
         if by_parts:
             return read
         if not is_split:
-            own = seed_of(self._seed, *([] if in_graph else [self._shard]))
+            own = seed_of(self._seed, self._shard)
             return read.shuffle(number, seed=own) if number and shuffle else read
         if isinstance(source, seqio.TfdsDataSource) and number is None and not in_graph:
             return _even_split(source, split, part, shuffle, self._seed)
