@@ -51,6 +51,8 @@ def tasks():
     made("undeclared", PAIR, targets=RAW)
     model_features = lambda n: {"decoder_target_tokens": row(5, 1 + n % 6), "decoder_loss_weights": row(5, 1 + n % 6) % 2}
     made("for_decoders", model_features, decoder_target_tokens=RAW, decoder_loss_weights=RAW)
+    weighed = lambda n: {"decoder_target_tokens": row(5, 1 + n % 6), "decoder_loss_weights": tf.fill([1 + n % 6], 0.5)}
+    made("weighed", weighed, decoder_target_tokens=RAW, decoder_loss_weights=dataclasses.replace(RAW, dtype=tf.float32))
     made("filled", lambda n: {"decoder_target_tokens": tf.ensure_shape(row(n, 8), [8])}, decoder_target_tokens=RAW)
     label = seqio.Feature(seqio.PassThroughVocabulary(3), add_eos=False, rank=0)
     dense = seqio.Feature(seqio.PassThroughVocabulary(1), add_eos=False, rank=2, dtype=tf.float32)
@@ -64,10 +66,12 @@ def tasks():
     }  # fmt: skip
     made("in_twos", segments, inputs=RAW, targets=RAW, inputs_segment_ids=RAW, targets_segment_ids=RAW)
     catalogue.known_names()
-    names = ["pairs", "undeclared", "for_decoders", "filled", "labelled", "optional", "in_twos"]
+    names = ["pairs", "undeclared", "for_decoders", "weighed", "filled", "labelled", "optional", "in_twos"]
+    seqio.MixtureRegistry.add("both_weighed", [("for_decoders", 1.0), ("weighed", 1.0)])
     seqio.MixtureRegistry.add("several", [("pairs", 1.0), ("optional", 2.0), ("sotu_span_corruption", 1.0)])
     yield
     seqio.MixtureRegistry.remove("several")
+    seqio.MixtureRegistry.remove("both_weighed")
     for name in names:
         seqio.TaskRegistry.remove(name)
 
@@ -96,6 +100,7 @@ LENGTHS = {"decoder_target_tokens": 8, "decoder_loss_weights": 8}
         ("undeclared", "encoder_decoder", {}),
         ("undeclared", "causal_decoder", {}),
         ("for_decoders", "causal_decoder", dict(lengths=LENGTHS)),
+        ("weighed", "causal_decoder", dict(lengths=LENGTHS)),
         ("labelled", "encoder_decoder", {}),
         ("labelled", "encoder_decoder", dict(lengths={"inputs": 8, "targets": 6, "image": 4}, pack=False)),
         ("optional", "prefix_decoder", {}),
@@ -116,6 +121,12 @@ def test_what_is_told_of_a_batch_is_what_is_trained_and_evaluated(tasks, name, a
     without_tasks = {feature: x for feature, x in trained.items() if feature not in ("task_tokens", "task")}
     assert shapes(evaluated) == shapes(without_tasks)
     assert len(told.counted) == (trained["task_tokens"].shape[1] if "task_tokens" in trained else 1)
+
+
+@pytest.mark.parametrize("name, weights", [("weighed", {0.5}), ("both_weighed", {0.5, 1})])
+def test_weights_of_losses_may_be_fractions(tasks, name, weights):
+    _, trained, _ = batch_of(name, "causal_decoder", lengths=LENGTHS)
+    assert set(np.unique(trained["decoder_loss_weights"])) - {0} == weights
 
 
 @pytest.mark.slow

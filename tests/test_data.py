@@ -7,6 +7,7 @@ import pathlib
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pyarrow.parquet
 import pytest
 import seqio
 import tensorflow as tf
@@ -19,6 +20,7 @@ from t5x_lab.data import environment, tasks
 from t5x_lab.data.config import ByteVocabulary, DataConfig, SentencePieceVocabulary, TextFiles
 from t5x_lab.data.pipeline import SeqioBatches, eval_batches, resolve_tasks
 from t5x_lab.data.sentencepiece_files import train_sentencepiece
+from t5x_lab.data.sources import read_on, text_files
 from t5x_lab.data.vocabularies import build_vocabulary
 from t5x_lab.models.model import Model, ModelConfig
 from t5x_lab.ops.attention import expand_mask
@@ -292,17 +294,18 @@ def test_evaluation_reads_the_same_held_out_rows_every_time_and_fills_up_with_pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["txt", "jsonl", "tfrecord", "json.gz"])
+@pytest.mark.parametrize("kind", ["txt", "txt.zst", "jsonl", "tfrecord", "json.gz", "json.zst", "parquet"])
 def test_a_folder_of_files_is_trained_on_from_gin_alone(kind, tmp_path):
     texts = [f"Line {n} of the user's own text, long enough to fill something." for n in range(200)]
     for part in range(2):
         lines = texts[part::2]
         path = tmp_path / f"part{part}.{kind}"
-        if kind == "txt":
-            path.write_text("\n\n".join(lines))
-        elif "json" in kind:
-            written = "\n\n".join(json.dumps({"content": line}) for line in lines).encode()
-            path.write_bytes(gzip.compress(written) if kind.endswith(".gz") else written)
+        if kind == "parquet":
+            pyarrow.parquet.write_table(pyarrow.table({"content": lines, "n": range(100)}), path, row_group_size=37)
+        elif kind != "tfrecord":
+            written = "\n\n".join(json.dumps({"content": line}) if "json" in kind else line for line in lines).encode()
+            pack = {"gz": gzip.compress, "zst": lambda x: pyarrow.compress(x, "zstd", asbytes=True)}
+            path.write_bytes(pack.get(kind.split(".")[-1], bytes)(written))
         else:
             with tf.io.TFRecordWriter(str(path)) as writer:
                 for line in lines:
@@ -311,6 +314,28 @@ def test_a_folder_of_files_is_trained_on_from_gin_alone(kind, tmp_path):
     files = TextFiles(train=str(tmp_path / f"*.{kind}"), text_key="content")
     batch = next(batches_of(small_config("files_full_lm", files=files), "causal_decoder"))
     assert "own text" in VOCABULARY.decode([int(t) for t in batch["decoder_target_tokens"].reshape(-1) if t > 1])
+    found = [text.decode() for text in text_files(files).get_dataset("train").map(lambda x: x["text"]).as_numpy_iterator()]
+    assert sorted("\n".join(found).splitlines()) == sorted(texts)
+
+
+def test_formats_that_tensorflow_does_not_read_are_read_once_and_from_where_they_were(tmp_path):
+    opened = []
+
+    def chunks(file):
+        opened.append(file)
+        yield from ([f"{file}{number}".encode()] for number in range(9))
+
+    files = tf.data.Dataset.from_tensor_slices(["a", "b", "a"]).interleave(read_on(chunks), cycle_length=2)
+    whole = [x.item() for x in files.as_numpy_iterator()]
+    assert sorted(whole) == sorted(f"{file}{number}".encode() for file in "aba" for number in range(9))
+    assert opened == ["a", "b", "a"]  # and twice at once where two read it
+
+    first, again = iter(files), iter(files)
+    for _ in range(11):
+        next(first)
+    tf.train.Checkpoint(iterator=first).write(str(tmp_path / "position"))
+    tf.train.Checkpoint(iterator=again).read(str(tmp_path / "position"))
+    assert [x.numpy().item() for x in again] == whole[11:]
 
 
 def test_a_bad_line_of_json_is_a_sentence(tmp_path):

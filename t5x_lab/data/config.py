@@ -123,12 +123,14 @@ class Mixing:
 
 @dataclasses.dataclass(frozen=True)
 class TextFiles:
-    """The text behind the `files_…` tasks: patterns of .txt, .jsonl or .tfrecord files, gzipped or not, joined by commas.
+    """The text behind the `files_…` tasks: patterns of .txt, .jsonl, .json, .parquet or .tfrecord files, joined by commas.
+
+    All but .parquet may be gzipped, and lines be in .zst.
 
     Attributes:
       train, validation: such as "corpus/*.txt"; the kind is read off the end of the pattern. Without `validation` there
         is no evaluation.
-      text_key: the field of a .jsonl line or TFRecord example that holds the text.
+      text_key: the field of a .jsonl line, TFRecord example or Parquet row that holds the text.
       lines_per_document: of .txt files: non-empty lines that make a document.
     """
 

@@ -19,7 +19,8 @@ def features_of(parts: Sequence[Part], architecture: str, config: DataConfig) ->
     found: dict[str, tf.TensorSpec] = {}
     of_parts = [_features(part, architecture, config) for part in parts]
     for features in of_parts:
-        found.update({name: spec for name, spec in features.items() if name not in found})
+        # Weights of a loss may be whole numbers in one task and fractions in another.
+        found.update({name: spec for name, spec in features.items() if name not in found or spec.dtype.is_floating})
     return {name: spec for name, spec in found.items() if spec.shape.rank == 1 or all(name in of for of in of_parts)}
 
 

@@ -41,9 +41,9 @@ def batches_of_rows(
       kept: features that go over as they are, of rows that hold one example.
 
     Returns:
-      a dataset of batches: every feature int32 [rows, length]; `raw_tokens` [rows] and, of several tasks, `task_tokens` [rows,
-      num_tasks], tokens of all streams by task; where rows or examples hold several texts, `<stream>_segment_ids` (from 1, 0 =
-      padding) and `<stream>_positions` (from 0 in each segment).
+      a dataset of batches: every feature [rows, length], int32 where it is not of floats; `raw_tokens` [rows] and, of several
+      tasks, `task_tokens` [rows, num_tasks], tokens of all streams by task; where rows or examples hold several texts,
+      `<stream>_segment_ids` (from 1, 0 = padding) and `<stream>_positions` (from 0 in each segment).
     """
 
     @tf.autograph.experimental.do_not_convert
@@ -74,7 +74,8 @@ def batches_of_rows(
                 flat[f"{name}_segment_ids"] = segments
                 flat[f"{name}_positions"] = tf.ragged.range(of_texts).values
             for feature, values in flat.items():
-                by_row = tf.RaggedTensor.from_row_lengths(tf.cast(values, tf.int32), in_rows, validate=False)
+                number = values if values.dtype.is_floating else tf.cast(values, tf.int32)
+                by_row = tf.RaggedTensor.from_row_lengths(number, in_rows, validate=False)
                 features[feature] = by_row.to_tensor(shape=[None, length])
         if "raw_tokens" in group:
             features["raw_tokens"] = tf.math.unsorted_segment_sum(tf.cast(group["raw_tokens"], tf.int32), row, num_rows)

@@ -1,13 +1,18 @@
-"""Text files as SeqIO sources: .txt, .jsonl and TFRecord, gzipped or not. Every element is {"text": a document}.
+"""Text files as SeqIO sources: .txt, .jsonl, TFRecord and Parquet, compressed or not. Every element is {"text": a document}.
 
 No Python generators: the state of a tf.data iterator over one cannot be saved, and resuming would not be exact.
 """
 
 import functools
+import io
+import itertools
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
 import seqio
 import tensorflow as tf
 
@@ -17,6 +22,7 @@ from t5x_lab.data.config import TextFiles
 
 UNEVEN = 0.02  # by which the shards of a text may differ
 TOGETHER = 128  # documents that are read and parsed at a time
+MOST_OPENED = 1_000  # files that TensorFlow does not read itself
 
 
 def text_files(config: TextFiles) -> seqio.FileDataSource:
@@ -27,7 +33,7 @@ def text_files(config: TextFiles) -> seqio.FileDataSource:
     """
     if not config.train:
         raise UserError(
-            f'The text "files" is your own: say where with {flag("TextFiles.train", "FOLDER/*.txt")} (or .jsonl, .tfrecord).'
+            f'The text "files" is your own: say where with {flag("TextFiles.train", "FOLDER/*.txt")} (or .jsonl, .parquet, …).'
         )
     patterns = {"train": config.train} | ({"validation": config.validation} if config.validation else {})
     files = {split: _matching(pattern, split) for split, pattern in patterns.items()}
@@ -41,9 +47,13 @@ def document_files(
     files: Mapping[str, Iterable[str]], kind: str = "txt", text_key: str = "text", lines_per_document: int = 32
 ) -> "DocumentFiles":
     """A source over files of one kind, by split; it counts its documents when it is asked how many there are."""
+    as_they_are = lambda texts: texts
     read, parse = {
-        "txt": (lambda file: _groups_of_lines(file, lines_per_document), lambda texts: texts),
-        "jsonl": (_full_lines, lambda lines: _texts_of_json(lines, text_key)),
+        "txt": (lambda file: _groups_of_lines(_lines(file), lines_per_document), as_they_are),
+        "txt.zst": (lambda file: _groups_of_lines(read_on(_lines_of_zst)(file), lines_per_document), as_they_are),
+        "jsonl": (lambda file: _full(_lines(file)), lambda lines: _texts_of_json(lines, text_key)),
+        "jsonl.zst": (lambda file: _full(read_on(_lines_of_zst)(file)), lambda lines: _texts_of_json(lines, text_key)),
+        "parquet": (read_on(functools.partial(_texts_of_parquet, text_key=text_key)), as_they_are),
         "tfrecord": (_records, lambda records: _texts_of_examples(records, text_key)),
     }[kind]
     return DocumentFiles(read, parse, {split: list(names) for split, names in files.items()})
@@ -97,18 +107,88 @@ def _compression(file) -> tf.Tensor:
     return tf.where(tf.strings.regex_full_match(file, r".*\.gz"), "GZIP", "")
 
 
-def _full_lines(file) -> tf.data.Dataset:
-    lines = tf.data.TextLineDataset(file, _compression(file)).batch(TOGETHER)
+def _lines(file) -> tf.data.Dataset:
+    return tf.data.TextLineDataset(file, _compression(file)).batch(TOGETHER)
+
+
+def _full(lines: tf.data.Dataset) -> tf.data.Dataset:
     return lines.map(lambda lines: tf.boolean_mask(lines, tf.strings.length(tf.strings.strip(lines)) > 0))
 
 
-def _groups_of_lines(file, lines_per_document: int) -> tf.data.Dataset:
-    groups = _full_lines(file).unbatch().batch(lines_per_document)
+def _groups_of_lines(lines: tf.data.Dataset, lines_per_document: int) -> tf.data.Dataset:
+    groups = _full(lines).unbatch().batch(lines_per_document)
     return groups.map(lambda lines: tf.strings.reduce_join(lines, separator="\n")).batch(TOGETHER)
 
 
 def _records(file) -> tf.data.Dataset:
     return tf.data.TFRecordDataset(file, _compression(file)).batch(TOGETHER)
+
+
+class _File(tf.io.gfile.GFile):
+    """A file of any kind of storage, as pyarrow wants it."""
+
+    closed = False
+    readable = lambda self: True
+
+    def __init__(self, name: str):
+        super().__init__(name, "rb")
+
+
+def _lines_of_zst(file: str) -> Iterator[list[bytes]]:
+    with _File(file) as opened:
+        lines = (line.rstrip(b"\r\n") for line in io.BufferedReader(pa.CompressedInputStream(opened, "zstd")))
+        while together := list(itertools.islice(lines, TOGETHER)):
+            yield together
+
+
+def _texts_of_parquet(file: str, text_key: str) -> Iterator[list[bytes]]:
+    with _File(file) as opened:
+        table = pyarrow.parquet.ParquetFile(opened)
+        if text_key not in table.schema_arrow.names:
+            raise UserError(
+                f'{file} has no column "{text_key}"; it has {", ".join(table.schema_arrow.names)}. Name the one that holds the '
+                "text with --gin.TextFiles.text_key=NAME."
+            )
+        for rows in table.iter_batches(TOGETHER, columns=[text_key]):
+            yield [text or b"" for text in rows.column(0).cast(pa.binary()).to_pylist()]
+
+
+def read_on(chunks_of: Callable[[str], Iterator[list[bytes]]]) -> Callable[[str], tf.data.Dataset]:
+    """f(file) -> a dataset of `chunks_of(file)`, string [n] each, in formats that TensorFlow does not read.
+
+    To TensorFlow a chunk is a function of the file and the chunk's number, so that the position is a number. Files stay open
+    where their last chunk ended; what is asked for out of turn is read from the beginning.
+    """
+    opened: dict[tuple[bytes, int], list[Iterator]] = {}  # readers by what they would give next
+    behind_errors: set[tuple[bytes, int]] = set()  # TensorFlow's windows ask on and would collect errors by the thousand
+    lock = threading.Lock()
+
+    def chunk(file: bytes, number: np.int64) -> np.ndarray:
+        this, after = (file, int(number)), (file, int(number) + 1)
+        if this in behind_errors:
+            return np.array([], object)
+        with lock:
+            readers = opened.pop(this, [])
+            reader = readers.pop() if readers else itertools.islice(chunks_of(file.decode()), this[1], None)
+            if readers:
+                opened[this] = readers
+        try:
+            found = next(reader, [])
+        except Exception:
+            behind_errors.add(after)
+            raise
+        if found:
+            with lock:
+                opened.setdefault(after, []).append(reader)
+                if len(opened) > MOST_OPENED:
+                    del opened[next(iter(opened))]
+        return np.array(found, object)
+
+    def dataset(file) -> tf.data.Dataset:
+        one = lambda number: tf.ensure_shape(tf.numpy_function(chunk, [file, number], tf.string, stateful=False), [None])
+        return tf.data.Dataset.counter().map(one).take_while(lambda texts: tf.size(texts) > 0)
+
+    return dataset
 
 
 def _texts_of_json(lines: tf.Tensor, text_key: str) -> tf.Tensor:
@@ -138,11 +218,20 @@ def _matching(pattern: str, split: str) -> list[str]:
     return files
 
 
+_KINDS = {
+    **{f".txt{packed}": "txt" for packed in ("", ".gz")},
+    **{f".{json}{packed}": "jsonl" for json in ("jsonl", "json") for packed in ("", ".gz")},
+    **{".txt.zst": "txt.zst", ".jsonl.zst": "jsonl.zst", ".json.zst": "jsonl.zst", ".parquet": "parquet"},
+}
+
+
 def _kind(file: str) -> str:
-    name = file.removesuffix(".gz")
-    if ".tfrecord" in name:
-        return "tfrecord"
-    for kind, ends in (("txt", ".txt"), ("jsonl", (".jsonl", ".json"))):
-        if name.endswith(ends):
+    for end, kind in _KINDS.items():
+        if file.endswith(end):
             return kind
-    raise UserError(f"{file} is of no kind that can be read; give .txt, .jsonl, .json or .tfrecord files, gzipped or not.")
+    if ".tfrecord" in file and not file.endswith(".zst"):  # T5's are called name.tfrecord-00000-of-01024
+        return "tfrecord"
+    raise UserError(
+        f"{file} is of no kind that can be read; give .txt, .jsonl or .json files (or .gz or .zst of these), .parquet, or "
+        ".tfrecord (or .gz)."
+    )
