@@ -10,9 +10,10 @@ import tensorflow as tf
 from etils import epath
 
 from t5x_lab.config.errors import UserError
-from t5x_lab.data import tasks
+from t5x_lab.data import sources, tasks
 from t5x_lab.data.config import ByteVocabulary, DataConfig, Mixing
 from t5x_lab.data.pipeline import SeqioBatches, resolve_tasks
+from t5x_lab.runs.batch import batch_of_tasks
 from t5x_lab.training.batches import Rows
 
 VOCABULARY = seqio.ByteVocabulary(extra_ids=100)
@@ -104,7 +105,7 @@ def test_sizes_that_nobody_knows_are_asked_for_and_can_be_given(mixture):
     try:
         config = DataConfig("with_unknown", lengths, 4, ByteVocabulary(), mixing=Mixing(maximum=1000))
         with pytest.raises(UserError, match='Nobody knows how many training examples the task "unknown" has'):
-            assert resolve_tasks(config, "encoder_decoder", 384).trained
+            resolve_tasks(config, "encoder_decoder", 384).rates()
         given = Mixing(maximum=1000, num_examples={"unknown": 250})
         config = DataConfig("with_unknown", lengths, 4, ByteVocabulary(), mixing=given)
         assert [part.rate for part in resolve_tasks(config, "encoder_decoder", 384).parts] == [1000, 250]
@@ -127,6 +128,28 @@ def test_a_mixture_may_hold_text_whose_objective_is_set_apart(mixture):
         assert rates["squad"] == SIZES["squad"] and 1000 < rates["sotu_span_corruption"] < 5000  # its documents are counted
     finally:
         seqio.MixtureRegistry.remove("text_too")
+
+
+def test_documents_are_counted_once_and_not_to_tell_shapes(tmp_path, monkeypatch):
+    counts, reduce = [], tf.data.Dataset.reduce
+    monkeypatch.setattr(tf.data.Dataset, "reduce", lambda self, *args: counts.append(1) or reduce(self, *args))
+    for name, size in (("few", 8), ("many", 24)):
+        (tmp_path / f"{name}.txt").write_text("one line\n" * size)
+        files = {"train": [str(tmp_path / f"{name}.txt")]}
+        tasks.register_text(name, sources.document_files(files, lines_per_document=1))
+    seqio.MixtureRegistry.add("texts", [("few", 1.0), ("many", 1.0)])
+    try:
+        config = DataConfig("texts", {"targets": 8}, 4, ByteVocabulary(), objective="full_lm", mixing=Mixing())
+        found = batch_of_tasks(config, "causal_decoder").tasks
+        assert not counts
+        assert found.rates() == [8, 24] and len(counts) == 2
+        assert resolve_tasks(config, "causal_decoder", 384).rates() == [8, 24] and len(counts) == 2  # as after a restart
+        (tmp_path / "few.txt").write_text("one line\n" * 9)
+        assert resolve_tasks(config, "causal_decoder", 384).rates() == [9, 24]
+    finally:
+        seqio.MixtureRegistry.remove("texts")
+        for name in ("few", "many"):
+            tasks.remove_text(name)
 
 
 @pytest.mark.slow

@@ -261,6 +261,44 @@ def test_splits_caches_and_order_are_the_users(tmp_path):
         assert sorted(drawn.ravel()) == list(range(1_000, 1_040))
 
 
+def breaks_at_7(dataset):
+    def checked(n):
+        if n == 7:
+            raise ValueError("7 is no number of mine")
+        return n
+
+    check = lambda x: {**x, "targets": tf.ensure_shape(tf.numpy_function(checked, [x["targets"]], tf.int32), [1])}
+    return dataset.map(check, num_parallel_calls=tf.data.AUTOTUNE)
+
+
+@pytest.mark.parametrize("others", [0, 1, pytest.param(17, marks=pytest.mark.slow)])
+def test_the_record_that_breaks_a_task_is_named(others, tmp_path):
+    """Of one task, a mixture, and a mixture whose tasks share a graph."""
+    source = numbered("broken", tmp_path, (4, 5)).source
+    tasks = {f"whole_{n}": numbered(f"whole_{n}", tmp_path, (5,), first=100) for n in range(others)}
+    tasks["broken"] = seqio.Task("broken", source, output_features=FEATURES, preprocessors=[number_of_line, breaks_at_7])
+    says = r'The task "broken" fails at record 3 of .*/broken_001.txt \(.*7.*\): ValueError: 7 is no number of mine\.'
+    with registered({"tasks": [(name, 1.0) for name in tasks]}, **tasks), pytest.raises(UserError, match=says):
+        read("mixed" if others else "broken", 1, 4, 100)
+
+
+def test_a_source_and_a_line_that_break_are_named(tmp_path, capsys):
+    (tmp_path / "a.txt").write_text("1\n2\nthree\n4\n")
+    source = seqio.TextLineDataSource({"train": str(tmp_path / "a.txt")})
+    task = seqio.Task("no_numbers", source, output_features=FEATURES, preprocessors=[number_of_line])
+    says = r'"no_numbers" fails at record 3 of .*a.txt \(b.three.\): .*could not correctly convert string: three\.'
+    with registered(no_numbers=task), pytest.raises(UserError, match=says):
+        read("no_numbers", 1, 4, 3)
+
+    def numbers(split, shuffle_files=False, seed=None):
+        return tf.data.Dataset.from_generator(lambda: iter([1, 2, None]), output_signature=tf.TensorSpec([], tf.int32))
+
+    token = lambda dataset: dataset.map(lambda n: {"inputs": [n], "targets": [n]})
+    task = seqio.Task("yields", seqio.FunctionDataSource(numbers, ["train"]), output_features=FEATURES, preprocessors=[token])
+    with registered(yields=task), pytest.raises(UserError, match=r'"yields" fails behind record 2 \(2\): TypeError: .*None'):
+        read("yields", 1, 4, 3)
+
+
 def test_a_task_that_cannot_be_read_is_a_sentence(tmp_path):
     def broken(dataset):
         raise KeyError("label")

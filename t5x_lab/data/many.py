@@ -54,7 +54,7 @@ def of_shards(
 
     def one(shard: tf.Tensor, of_shard: tf.Tensor) -> tf.data.Dataset:
         tf.compat.v1.get_default_graph().seed = ShardSeed(of_shard, seed)
-        with _one_after_the_other():
+        with one_after_the_other():
             return make(shard)
 
     one.autograph_info__ = {}  # type: ignore[attr-defined]  # not to be converted itself, while the tasks' functions are
@@ -83,7 +83,7 @@ def same_in_all_shards() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _one_after_the_other() -> Iterator[None]:
+def one_after_the_other() -> Iterator[None]:
     """Maps and interleaves without parallel calls, whatever SeqIO and preprocessors ask for: each would have threads, buffers
     and their position."""
     dataset = tf.data.Dataset

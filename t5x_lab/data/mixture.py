@@ -26,7 +26,8 @@ class Part:
     Attributes:
       task: the SeqIO task.
       lengths: tokens of each feature that is read.
-      weigh: computes how often it is drawn from, relative to the others.
+      weigh: computes how often it is drawn from, relative to the others; it may count examples.
+      is_drawn: whether it is drawn from at all, as far as is known before anything is counted.
       sequence_length: what SeqIO's steps are given: `lengths`, and for a task with examples of its own all of
         TASK_FEATURE_LENGTHS.
     """
@@ -34,6 +35,7 @@ class Part:
     task: seqio.Task
     lengths: Lengths
     weigh: Callable[[], float]
+    is_drawn: bool
     sequence_length: Lengths
 
     @functools.cached_property
@@ -68,13 +70,13 @@ class WeightedTasks:
 
     @functools.cached_property
     def trained(self) -> tuple[Part, ...]:
-        """The tasks to train on: those that have training examples, and a rate above 0.
+        """The tasks to train on: those that have training examples, and a rate that is not set to 0.
 
         Raises:
-          UserError: when there is none, or when rates cannot be computed.
+          UserError: when there is none.
         """
         with_split = [part for part in self.parts if self.split in part.task.splits]
-        found = tuple(part for part in with_split if part.rate > 0)
+        found = tuple(part for part in with_split if part.is_drawn)
         if not found:
             splits = sorted({split for part in self.parts for split in part.task.splits})
             has = f"it has {', '.join(splits)}" if not with_split else "the rates of all its tasks are 0"
@@ -86,6 +88,17 @@ class WeightedTasks:
         if len(found) < len(self.parts):
             names = [part.task.name for part in self.parts if part not in found]
             say(f"Of {self.name} are not trained on, for want of training examples or of a rate above 0: {', '.join(names)}.")
+        return found
+
+    def rates(self) -> list[float]:
+        """How often each of the tasks to train on is drawn from, relative to the others.
+
+        Raises:
+          UserError: when they cannot be computed, or are all 0.
+        """
+        found = [part.rate for part in self.trained]
+        if not any(found):
+            raise UserError(f'All tasks of the mixture "{self.name}" have the rate 0, or no training examples.')
         return found
 
     @property
@@ -116,7 +129,8 @@ def resolve(config: DataConfig, architecture: str) -> WeightedTasks:
             lengths = given = _lengths_of_objective(task, config, architecture, sentinels)
         else:
             lengths, given = _lengths_of_examples(task, config, architecture), config.task_feature_lengths
-        parts.append(Part(task, lengths, functools.partial(_rate, member, config), {**given, **lengths}))
+        rate = functools.partial(_rate, member, config)
+        parts.append(Part(task, lengths, rate, _is_drawn(member, config), {**given, **lengths}))
     _check_numbers(found, config)
     _check_mixed(parts)
     if config.unique_tokens and not all(part.is_text for part in parts):
@@ -155,6 +169,18 @@ def _check_numbers(found: Sequence[Member], config: DataConfig) -> None:
                 f'Mixing.num_examples names "{known}".{nearest(known, names)} The tasks of "{config.mixture_or_task_name}" are '
                 f"{', '.join(names)}."
             )
+
+
+def _is_drawn(member: Member, config: DataConfig) -> bool:
+    """Whether the rate may be above 0; nothing is counted for that."""
+    mixture, task = member.mixture, member.original
+    if mixture is None or task is None or config.mixing is not None:
+        return True
+    return _is_computed(mixture) or float(mixture.get_rate(task)) > 0
+
+
+def _is_computed(mixture: seqio.Mixture) -> bool:
+    return any(map(callable, mixture.rate_per_task_name.values())) or any(map(_is_computed, mixture._sub_mixtures))
 
 
 def _rate(member: Member, config: DataConfig) -> float:

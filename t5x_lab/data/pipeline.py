@@ -2,7 +2,6 @@
 
 import functools
 import json
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -17,11 +16,13 @@ from t5x_lab.config.errors import UserError, nearest
 from t5x_lab.config.user_code import raised_in, told
 from t5x_lab.data.config import DataConfig
 from t5x_lab.data.examples import features_of, has_text_at_0, passed, with_features
+from t5x_lab.data.failures import named
 from t5x_lab.data.feature_converters import FeatureConverter
 from t5x_lab.data.files_read import changes, files_of
 from t5x_lab.data.many import Shard, of_shards
 from t5x_lab.data.mixture import Part, WeightedTasks, resolve
 from t5x_lab.data.reading import MANY, seed_of, shard_of_task
+from t5x_lab.data.sources import is_counted_by_reading
 from t5x_lab.data.vocabularies import build_vocabulary
 from t5x_lab.observe.console import say
 from t5x_lab.training.batches import HostBatch, Rows
@@ -67,6 +68,8 @@ def check_readable(tasks: WeightedTasks, config: DataConfig) -> None:
     """Opens the tasks' sources; raises what they raise where their data are not here."""
     for part in tasks.trained:
         part.task.source.list_shards(tasks.split)
+        if not is_counted_by_reading(part.task.source):
+            part.weigh()
         if not set(part.lengths) <= set(part.task.output_features):
             shard_of_task(part, config, 0, 0, len(tasks.trained))  # whether its preprocessors make what it does not declare
 
@@ -133,6 +136,7 @@ class SeqioBatches:
         owned = tuple(sorted(self._owned))
         together = [owned] if len(tasks.trained) > MANY and owned else [(shard,) for shard in owned]
         groups = [*together, *((shard,) for shard in self._shards if shard not in self._owned)]
+        self._tasks, self._config = tasks, config
         self._make = functools.partial(shards_of_tasks, tasks, config, seed)
         self._datasets = {group: self._make(group) for group in groups}
         self._files = files_of(tasks)
@@ -148,7 +152,7 @@ class SeqioBatches:
         try:
             read = {shard: next(iterator) for group, iterator in self._iterators.items() for shard in group}
         except tf.errors.OpError as error:
-            raise _sentence(error) from error
+            raise named(error, self._tasks.trained, self._config, self._config.split) from error
         except StopIteration:
             raise UserError(
                 "The data have no complete batch: a shard of the training split is empty after preprocessing. Lower "
@@ -226,7 +230,7 @@ def training_shard(tasks: WeightedTasks, config: DataConfig, seed: int, shard: S
     ]
     mixed, shard_seed = datasets[0], seed_of(seed, shard)
     if len(datasets) > 1:
-        mixed = tasks.sample_fn(datasets, [part.rate for part in parts], shard_seed)
+        mixed = tasks.sample_fn(datasets, tasks.rates(), shard_seed)
     if len(parts) > MANY and config.shuffle:
         mixed = mixed.shuffle(config.shuffle_buffer_size or seqio.SHUFFLE_BUFFER_SIZE, seed=shard_seed)
     return _batches(mixed, tasks, parts, config, config.batch_size // config.shards)
@@ -234,10 +238,7 @@ def training_shard(tasks: WeightedTasks, config: DataConfig, seed: int, shard: S
 
 def batch_features(tasks: WeightedTasks, config: DataConfig) -> dict[str, tf.TensorSpec]:
     """Shapes and types of a training batch of all processes, told by the converter of no examples: no data are read."""
-    try:
-        parts = tasks.trained
-    except Exception:  # a user's source may raise anything where its data are not on this machine
-        parts = tasks.parts
+    parts = tasks.trained
     declared = {**features_of(parts, tasks.architecture, config), "raw_tokens": tf.TensorSpec([], tf.int32)}
     if len(parts) > 1:
         declared["task"] = tf.TensorSpec([], tf.int32)
@@ -307,11 +308,8 @@ def eval_batches(tasks: WeightedTasks, part: Part, config: DataConfig, rows: Row
     examples = with_features(dataset, part, None, features, tasks.architecture)
     dataset = _batches(examples, tasks, [part], config, size, drop_remainder=False)
     held = (rows or Rows.all(size)).held
-    for batch in dataset.take(config.eval_steps).as_numpy_iterator():
-        yield {name: np.pad(x, [(0, size - len(x))] + [(0, 0)] * (x.ndim - 1))[held] for name, x in batch.items()}
-
-
-def _sentence(error: tf.errors.OpError) -> Exception:
-    """Errors that our own parsers raised inside tf.data are the user's; any other is passed on as it is."""
-    marked = re.search(r"A line of your \.jsonl files .*", str(error))
-    return UserError(marked[0]) if marked else error
+    try:
+        for batch in dataset.take(config.eval_steps).as_numpy_iterator():
+            yield {name: np.pad(x, [(0, size - len(x))] + [(0, 0)] * (x.ndim - 1))[held] for name, x in batch.items()}
+    except tf.errors.OpError as error:
+        raise named(error, [part], config, config.eval_split) from error

@@ -9,6 +9,7 @@ import contextlib
 import copy
 import functools
 import zlib
+from collections.abc import Callable
 
 import numpy as np
 import seqio
@@ -49,15 +50,7 @@ def shard_of_task(part: Part, config: DataConfig, run_seed: int, shard: Shard, t
     """
     task = part.task
     seed = seed_of(run_seed, task.name, shard)
-    cached = task.requires_caching or config.use_cached
-    if cached and not task.cache_dir:
-        folders = ", ".join(seqio.utils.get_global_cache_dirs()) or "none is set"
-        raise UserError(
-            f'The task "{task.name}" is read from a cache alone, and there is none in SeqIO\'s cache directories ({folders}). '
-            "Write one with seqio_cache_tasks, and name its directory with seqio.add_global_cache_dirs in a module that a gin "
-            "file imports."
-        )
-    source = task._get_cached_source(config.split) if cached else task.source
+    source = source_of(task, config, config.split)
     in_order = bool(config.unique_tokens) or not config.shuffle
     source = ShardOfSource(source, shard, config.shards, seed_of(run_seed, task.name), in_order=in_order)
     few = tasks <= MANY
@@ -70,22 +63,56 @@ def shard_of_task(part: Part, config: DataConfig, run_seed: int, shard: Shard, t
             return own.get_dataset(
                 part.sequence_length, config.split, shuffle=config.shuffle, shuffle_buffer_size=buffer, seed=seed, **options
             )
-        dataset = source.get_dataset(config.split, seed=seed)
-        if not cached:
-            dataset = task.preprocess_precache(dataset, seed=seed)
-        if config.unique_tokens:
-            share, rest = divmod(config.unique_tokens, config.shards)
-            dataset = truncated(share + (shard < rest))(dataset)
-        dataset = dataset.repeat()
-        if not few and config.shuffle and source.is_one_file(config.split):
-            dataset = dataset.skip(seed % ROTATION)
-        dataset = task.preprocess_postcache(dataset, sequence_length=part.sequence_length, seed=seed)
+
+        def without_end(dataset: tf.data.Dataset) -> tf.data.Dataset:
+            if config.unique_tokens:
+                share, rest = divmod(config.unique_tokens, config.shards)
+                dataset = truncated(share + (shard < rest))(dataset)
+            dataset = dataset.repeat()
+            return dataset.skip(seed % ROTATION) if not few and config.shuffle and source.is_one_file(config.split) else dataset
+
+        dataset = preprocessed(part, source.get_dataset(config.split, seed=seed), config, seed, without_end)
         _check_features(dataset, part)
         return dataset.shuffle(buffer, seed=seed) if few and buffer and config.shuffle else dataset
     except UserError:
         raise
     except Exception as error:
         raise UserError(f'The task "{task.name}" cannot be read at the lengths {dict(part.lengths)}: {told(error)}.') from error
+
+
+def source_of(task: seqio.Task, config: DataConfig, split: str) -> seqio.DataSource:
+    """What a task is read from: its own source, or its cache.
+
+    Raises:
+      UserError: when the task needs a cache that is not there.
+    """
+    if not _is_cached(task, config):
+        return task.source
+    if not task.cache_dir:
+        folders = ", ".join(seqio.utils.get_global_cache_dirs()) or "none is set"
+        raise UserError(
+            f'The task "{task.name}" is read from a cache alone, and there is none in SeqIO\'s cache directories ({folders}). '
+            "Write one with seqio_cache_tasks, and name its directory with seqio.add_global_cache_dirs in a module that a gin "
+            "file imports."
+        )
+    return task._get_cached_source(split)
+
+
+def _is_cached(task: seqio.Task, config: DataConfig) -> bool:
+    return task.requires_caching or config.use_cached
+
+
+def preprocessed(
+    part: Part,
+    records: tf.data.Dataset,
+    config: DataConfig,
+    seed: int,
+    between: Callable[[tf.data.Dataset], tf.data.Dataset] = lambda dataset: dataset,
+) -> tf.data.Dataset:
+    """A task's examples of records of its source; `between` is done to what a cache would hold."""
+    if not _is_cached(part.task, config):
+        records = part.task.preprocess_precache(records, seed=seed)
+    return part.task.preprocess_postcache(between(records), sequence_length=part.sequence_length, seed=seed)
 
 
 def _check_features(dataset: tf.data.Dataset, part: Part) -> None:

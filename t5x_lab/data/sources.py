@@ -3,11 +3,13 @@
 No Python generators: the state of a tf.data iterator over one cannot be saved, and resuming would not be exact.
 """
 
+import concurrent.futures
 import functools
 import io
 import itertools
 import json
 import threading
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -85,21 +87,45 @@ class DocumentFiles(seqio.FileDataSource):
             written = written.unbatch().shard(shard_info.num_shards, shard_info.index).batch(TOGETHER)
         return written.map(lambda documents: {"text": self._parse(documents)}).unbatch()
 
-    @functools.cache  # noqa: B019  (sources live as long as the process)
     def num_input_examples(self, split: str) -> int:
-        written = super().get_dataset(split, shuffle=False)
-        return int(written.reduce(np.int64(0), lambda count, documents: count + tf.size(documents, tf.int64)))
+        """Counted by reading all of them, where `counted` does not have it."""
+        files = self.list_shards(split)
+        key = f"{zlib.crc32(json.dumps([files, sizes_of(files)]).encode()):08x}"
+        if key not in counted:
+            written = super().get_dataset(split, shuffle=False)
+            counted[key] = int(written.reduce(np.int64(0), lambda count, documents: count + tf.size(documents, tf.int64)))
+        return counted[key]
+
+
+counted: dict[str, int] = {}  # documents by what tells their files apart; a run keeps it
+
+
+def is_counted_by_reading(source: seqio.DataSource) -> bool:
+    """Whether asking for the number of its examples may take long."""
+    return isinstance(getattr(source, "source", source), DocumentFiles)
+
+
+def sizes_of(files: Sequence[str]) -> list[int | None]:
+    """Bytes of each; None of what is no file."""
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        return list(pool.map(_size, files))
+
+
+def _size(file: str) -> int | None:
+    try:
+        return tf.io.gfile.stat(file).length
+    except tf.errors.OpError:
+        return None
 
 
 def files_are_alike(files: Sequence[str], shards: int) -> bool:
     """Whether shards of whole files are equal within 2 %, by bytes."""
     if len(files) % shards:
         return False
-    try:
-        sizes = np.array([tf.io.gfile.stat(file).length for file in files])
-    except tf.errors.OpError:  # names that are not files'
+    sizes = sizes_of(files)
+    if None in sizes:  # names that are not files'
         return False
-    of_shards = np.array([sizes[shard::shards].sum() for shard in range(shards)])
+    of_shards = np.array([sum(sizes[shard::shards]) for shard in range(shards)])  # type: ignore[arg-type]
     return bool(np.ptp(of_shards) <= UNEVEN * of_shards.mean())
 
 
@@ -173,7 +199,7 @@ def read_on(chunks_of: Callable[[str], Iterator[list[bytes]]]) -> Callable[[str]
             if readers:
                 opened[this] = readers
         try:
-            found = next(reader, [])
+            found: list[bytes] = next(reader, [])
         except Exception:
             behind_errors.add(after)
             raise

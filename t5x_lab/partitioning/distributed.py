@@ -55,6 +55,17 @@ def broadcast(value: int) -> int:
         return int(multihost_utils.broadcast_one_to_all(np.asarray(value)))
 
 
+def broadcast_text(text: str) -> str:
+    """The first process's text, in every process; all of them call this at the same point."""
+    if jax.process_count() == 1:
+        return text
+    written = np.frombuffer(text.encode(), np.uint8)
+    size = broadcast(len(written))
+    with waiting_for("what the first process has read"):
+        own = written if jax.process_index() == 0 else np.zeros(size, np.uint8)
+        return np.asarray(multihost_utils.broadcast_one_to_all(own)).tobytes().decode()
+
+
 @contextlib.contextmanager
 def fail_together(*agreed: type[BaseException]) -> Iterator[None]:
     """Ends this process at once, with a message, when it fails or when another one has died.

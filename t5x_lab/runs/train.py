@@ -2,17 +2,18 @@
 
 import contextlib
 import dataclasses
+import json
 from typing import Any
 
 import jax
 
-from t5x_lab.checkpoints.layout import read_info
+from t5x_lab.checkpoints.layout import absolute_path, read_info
 from t5x_lab.checkpoints.manager import Checkpoints
 from t5x_lab.checkpoints.saving import Saver, without_abandoned_writes
 from t5x_lab.networks.network import check_length
 from t5x_lab.observe.console import say
 from t5x_lab.observe.profile import Profiled, check_profiler
-from t5x_lab.partitioning.distributed import broadcast, fail_together
+from t5x_lab.partitioning.distributed import broadcast, broadcast_text, fail_together
 from t5x_lab.partitioning.waiting import limit_waiting, waiting_for
 from t5x_lab.runs.assemble import Training, assemble_run
 from t5x_lab.runs.batch import BatchOfTasks, batch_of_tasks
@@ -142,6 +143,7 @@ def prepare(config: GinConfig, stack: contextlib.ExitStack) -> Job:
     tasks = batch.tasks
     pipeline.check_vocabulary(tasks, run.data, run.model.network.vocab_size)
     check_length(run.model.network, max(batch.lengths))
+    documents = count_documents(tasks, run, start)
     sharded = ShardedModel(run.model, run.mesh_shape, rules=run.sharding)
     statistics = Statistics(run.hooks)
     training = assemble_run(run, sharded, batch, statistics)
@@ -158,7 +160,8 @@ def prepare(config: GinConfig, stack: contextlib.ExitStack) -> Job:
     start = find_starting_point(run)  # again: the owner before may have written since
     check_agreement(run, start)
     check_fits(run, start, training.abstract_state)
-    checkpoints = Checkpoints(run.model_dir, run.saving, {"settings": run.identity(), "config": config.text})
+    notes = {"settings": run.identity(), "config": config.text, "documents": documents}
+    checkpoints = Checkpoints(run.model_dir, run.saving, notes)
     stack.push(checkpoints.close)
     with waiting_for("the state that the run starts from, in all processes"):
         state = first_state(run, training, checkpoints, start, batches)
@@ -166,6 +169,18 @@ def prepare(config: GinConfig, stack: contextlib.ExitStack) -> Job:
         write_run_files(run, config.text, sharded)
     budget = budget_of(run, batch.lengths, read_counter(state.counters["tokens_processed"]))
     return Job(run, config.text, start, batch, sharded, training, statistics, checkpoints, batches, state, budget, measure)
+
+
+def count_documents(tasks: Any, run: RunConfig, start: StartingPoint) -> dict[str, int]:
+    """Numbers of documents that rates depend on, counted once in a run's life, by the first process; see `DocumentFiles`."""
+    from t5x_lab.data.sources import counted
+
+    if start.step is not None:
+        counted.update(read_info(absolute_path(run.model_dir) / "checkpoints" / str(start.step)).get("documents", {}))
+    if jax.process_index() == 0:
+        tasks.rates()
+    counted.update(json.loads(broadcast_text(json.dumps(counted))))
+    return counted
 
 
 def start_of(job: Job) -> RunStart:

@@ -1,0 +1,102 @@
+"""Which task, file and record a pipeline failed on: looked for when it has failed, so that reading costs nothing more."""
+
+import copy
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import seqio
+import tensorflow as tf
+
+from t5x_lab.config.errors import UserError
+from t5x_lab.data.config import DataConfig
+from t5x_lab.data.many import one_after_the_other
+from t5x_lab.data.mixture import Part
+from t5x_lab.data.reading import preprocessed, source_of
+from t5x_lab.observe.console import say
+
+SECONDS = 120  # that a record is looked for
+
+
+def named(error: tf.errors.OpError, parts: Sequence[Part], config: DataConfig, split: str) -> UserError:
+    """What to raise in place of an error that TensorFlow raised while it read `split` of these tasks."""
+    cause, suspects = _cause(error), _suspects(error, parts)
+    say(f"A record of {' or '.join(part.task.name for part in suspects[:3])} cannot be read; it is looked for now.")
+    until = time.monotonic() + SECONDS
+    for part in suspects:
+        for file, source in _by_file(source_of(part.task, config, split), split):
+            where = _first_failure(part, source, f" of {file}" if file else "", config, split, until)
+            if where:
+                return UserError(f'The task "{part.task.name}" fails {where}: {cause}')
+    task = f'The task "{suspects[0].task.name}"' if len(suspects) == 1 else "A task"
+    return UserError(f"{task} cannot be read: {cause} (Which record it was has not been found.)")
+
+
+def _cause(error: tf.errors.OpError) -> str:
+    """What was raised first, as a sentence, without TensorFlow's names of operations and threads."""
+    said = re.sub(r"Error in user-defined function passed to .*? iterator: \S+: ", "", str(error.message))
+    said = re.sub(r"\{\{.*?\}\} ?|\[\[.*?\]\]|\[Op:.*", "", said.split("\nTraceback")[0]).strip()
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    return lines[0].removeprefix("UserError: ").rstrip(".") + "." if lines else f"{type(error).__name__}."
+
+
+def _suspects(error: tf.errors.OpError, parts: Sequence[Part]) -> Sequence[Part]:
+    """The task whose input of the mixture it was, where TensorFlow's path of iterators says so; else all."""
+    inputs = re.findall(r"DirectedInterleave\[(\d+)\]", str(error.message))
+    return [parts[int(inputs[0])]] if inputs and int(inputs[0]) < len(parts) else parts
+
+
+def _by_file(source: seqio.DataSource, split: str) -> Iterator[tuple[str | None, seqio.DataSource]]:
+    source = getattr(source, "source", source)  # one that is opened when it is read
+    if not isinstance(source, seqio.FileDataSource):
+        yield None, source
+        return
+    for file in source.list_shards(split):
+        one = copy.copy(source)
+        one._split_to_filepattern = {split: [file]}
+        yield file, one
+
+
+def _first_failure(
+    part: Part, source: seqio.DataSource, of_file: str, config: DataConfig, split: str, until: float
+) -> str | None:
+    """ "at record 17 of FILE (how it begins)", or "behind" it where the source fails; None where nothing does."""
+    with one_after_the_other():
+        records = source.get_dataset(split, shuffle=False)
+    number, record = 0, None
+
+    def noted():
+        nonlocal number, record
+        for record in records:
+            number += 1
+            if time.monotonic() > until:
+                return
+            yield record
+
+    if not _fails(part, noted, records.element_spec, config):
+        return None
+    if record is None:
+        return f"before the first record{of_file}"
+    alone = _fails(part, lambda: iter([record]), records.element_spec, config)
+    return f"{'at' if alone else 'behind'} record {number}{of_file} ({_shown(record)})"
+
+
+def _fails(part: Part, records: Callable[[], Iterator], spec: Any, config: DataConfig) -> bool:
+    nothing_ahead = tf.data.Options()
+    nothing_ahead.experimental_optimization.apply_default_optimizations = False
+    nothing_ahead.autotune.enabled = False
+    with one_after_the_other():
+        dataset = tf.data.Dataset.from_generator(records, output_signature=spec)
+        try:
+            for _ in preprocessed(part, dataset, config, seed=0).with_options(nothing_ahead):
+                pass
+        except tf.errors.OpError:
+            return True
+    return False
+
+
+def _shown(record: Any) -> str:
+    features = record if isinstance(record, dict) else {"": record}
+    values = {name: str(x.numpy() if hasattr(x, "numpy") else x) for name, x in features.items()}
+    return ", ".join(f"{name} {value[:60]}{'…' * (len(value) > 60)}".strip() for name, value in values.items())
