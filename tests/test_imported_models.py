@@ -192,7 +192,9 @@ def test_a_model_without_a_start_token_is_trained_on_and_resumed(tmp_path, capsy
     )
     assert len(whole) == 4 and whole == parts
     data = t5x_lab.load(str(tmp_path / "whole")).config.data()
-    batch = next(training_shard(resolve_tasks(data, "causal_decoder", 512), data, seed=0, shard=0).as_numpy_iterator())
+    batch = next(
+        training_shard(resolve_tasks(data, "causal_decoder", 512), data, seed=0, rates=[1.0], shard=0).as_numpy_iterator()
+    )
     ids, vocabulary = tokenizer("Stop!").input_ids, build_vocabulary(data.vocabulary)
     assert 0 in ids and vocabulary.decode([*ids, tokenizer.eos_token_id, 0, 0]) == "Stop!"  # as rows of predictions are
     assert batch["decoder_input_tokens"][0, 0] == tokenizer.eos_token_id

@@ -11,7 +11,7 @@ from etils import epath
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.data import sources, tasks
-from t5x_lab.data.config import ByteVocabulary, DataConfig, Mixing
+from t5x_lab.data.config import ByteVocabulary, DataConfig, Mixing, TextFiles
 from t5x_lab.data.pipeline import SeqioBatches, resolve_tasks
 from t5x_lab.runs.batch import batch_of_tasks
 from t5x_lab.training.batches import Rows
@@ -128,6 +128,43 @@ def test_a_mixture_may_hold_text_whose_objective_is_set_apart(mixture):
         assert rates["squad"] == SIZES["squad"] and 1000 < rates["sotu_span_corruption"] < 5000  # its documents are counted
     finally:
         seqio.MixtureRegistry.remove("text_too")
+
+
+@pytest.mark.slow
+def test_texts_by_name_are_read_at_their_rates(tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.txt").write_text("\n".join(f"{name} {n} red and green" for n in range(300)))
+    texts = {name: TextFiles(train=str(tmp_path / f"{name}.txt"), rate=rate) for name, rate in (("one", 3.0), ("two", 1.0))}
+    settings = dict(texts=texts, objective="full_lm")
+    drawn = tokens_by_task("texts", {"targets": 16}, "causal_decoder", **settings)
+    assert abs(drawn[0] / drawn.sum() - 0.75) < 0.03
+    alone = DataConfig("two", {"targets": 16}, 4, ByteVocabulary(), **settings)
+    assert [part.task.name for part in resolve_tasks(alone, "causal_decoder", 384).parts] == ["two_full_lm"]
+    by_size = DataConfig("texts_prefix_lm", {"targets": 16}, 4, ByteVocabulary(), texts=texts, mixing=Mixing(maximum=5))
+    assert resolve_tasks(by_size, "causal_decoder", 384).rates() == [5, 5]
+
+
+@pytest.mark.slow
+def test_rates_may_be_shares_of_tokens(mixture):
+    """`five` has rates of its own; its first two tasks are given examples of 1 and of 5 targets."""
+    longer = lambda dataset: dataset.map(lambda x: {**x, "targets": tf.repeat(x["targets"], 5)})
+    features = seqio.TaskRegistry.get("cola").output_features
+    seqio.TaskRegistry.add("long", seqio.TaskRegistry.get("squad").source, features, [_as_int32, longer])
+    seqio.MixtureRegistry.add("uneven", [("cola", 1.0), ("long", 2.0)])
+    try:
+        drawn = tokens_by_task("uneven", {"inputs": 8, "targets": 8}, "encoder_decoder", rates_of="tokens")
+        assert abs(drawn[0] / drawn.sum() - 1 / 3) < 0.02  # 2 and 6 tokens an example with its input: 3 examples to 2
+        drawn = tokens_by_task("uneven", {"inputs": 8, "targets": 8}, "encoder_decoder")
+        assert abs(drawn[0] / drawn.sum() - 2 / 14) < 0.02
+    finally:
+        seqio.MixtureRegistry.remove("uneven")
+        seqio.TaskRegistry.remove("long")
+
+
+def tokens_by_task(name, lengths, architecture, batches=150, **settings):
+    config = DataConfig(name, lengths, 32, ByteVocabulary(), **settings)
+    stream = SeqioBatches(resolve_tasks(config, architecture, 384), config, seed=0)
+    return sum(next(stream)["task_tokens"].sum(axis=0) for _ in range(batches))
 
 
 def test_documents_are_counted_once_and_not_to_tell_shapes(tmp_path, monkeypatch):

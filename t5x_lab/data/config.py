@@ -4,7 +4,7 @@ import dataclasses
 import re
 
 from t5x_lab.config.checks import check_types, in_range, positive
-from t5x_lab.config.errors import UserError
+from t5x_lab.config.errors import UserError, one_of
 from t5x_lab.data.converter import Converter
 from t5x_lab.data.objective import Objective
 from t5x_lab.data.objectives import get_objective
@@ -132,20 +132,25 @@ class TextFiles:
         is no evaluation.
       text_key: the field of a .jsonl line, TFRecord example or Parquet row that holds the text.
       lines_per_document: of .txt files: non-empty lines that make a document.
+      rate: how often it is drawn from, relative to the other texts of TEXTS.
     """
 
     train: str = ""
     validation: str = ""
     text_key: str = "text"
     lines_per_document: int = 32
+    rate: float = 1.0
 
     def __post_init__(self):
         check_types(self)
-        positive(self, "lines_per_document")
+        positive(self, "lines_per_document", "rate")
 
     @property
     def splits(self) -> tuple[str, ...]:
         return ("train", "validation") if self.validation else ("train",)
+
+
+ALL_TEXTS = "texts"  # the name of those of TEXTS together
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,8 +158,8 @@ class DataConfig:
     """Which examples, cut how, in which order.
 
     Attributes:
-      mixture_or_task_name: a text ("c4", "sotu", "files"), a text with its objective ("sotu_span_corruption"), or a task or
-        mixture registered with SeqIO by an imported module.
+      mixture_or_task_name: a text ("c4", "sotu", "files", one of TEXTS), "texts" (all of TEXTS, at their rates), a text with
+        its objective ("sotu_span_corruption"), or a task or mixture registered with SeqIO by an imported module.
       task_feature_lengths: tokens per feature, such as {"inputs": 512, "targets": 114}; what an objective leaves no choice
         about may be left out.
       batch_size: rows of a batch over all processes.
@@ -163,7 +168,10 @@ class DataConfig:
       objective: what is made of plain text: a name, an `Objective`, or None where the tasks' names say it.
       mixing: rates of a mixture's tasks; None = the mixture's own.
       unique_tokens: train on the first N tokens of text over and over (Raffel et al., section 3.4.2); None = all.
+      rates_of: what the rates of a mixture, and of TEXTS, are shares of: "examples", or "tokens", for which the mean length of
+        each task's examples is measured on the first 1,000.
       files: the text behind `files`.
+      texts: more of them, by name.
       shards: logical shards of the stream, fixed for a run's life; the batch size is a multiple of it and the number of
         processes divides it, so that another number of processes reads the same examples.
       pack: several short examples in one row, told apart by segment ids.
@@ -185,7 +193,9 @@ class DataConfig:
     objective: str | Objective | None = None
     mixing: Mixing | None = None
     unique_tokens: int | None = None
+    rates_of: str = "examples"
     files: TextFiles = TextFiles()
+    texts: dict[str, TextFiles] = dataclasses.field(default_factory=dict)
     shards: int = 4
     pack: bool = True
     converter: Converter | None = None
@@ -207,6 +217,9 @@ class DataConfig:
                 f"BATCH_SIZE is {self.batch_size}, which DATA_SHARDS={self.shards} does not divide; every shard gives the "
                 f"same number of rows. Change one of them, for example --gin.DATA_SHARDS={_largest_divisor(self)}."
             )
+        one_of("DataConfig.rates_of", self.rates_of, ("examples", "tokens"))
+        if ALL_TEXTS in self.texts:
+            raise UserError(f'TEXTS has a text called "{ALL_TEXTS}", which is the name of all of them. Call it otherwise.')
         if self.objective is not None:
             get_objective(self.objective)
 
@@ -228,6 +241,8 @@ class DataConfig:
             "DataConfig.shuffle": str(self.shuffle),
             "USE_CACHED_TASKS": str(self.use_cached),
             "TextFiles": str(self.files),
+            "TEXTS": str(dict(sorted(self.texts.items()))),
+            "DataConfig.rates_of": self.rates_of,
         }
 
 

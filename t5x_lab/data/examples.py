@@ -87,11 +87,15 @@ def _trimmed(x: tf.Tensor, name: str, part: Part) -> tf.Tensor:
     return x[: part.lengths[name]]
 
 
-def _raw_tokens(example, part: Part, architecture: str) -> tf.Tensor:
+def sequences_of(part: Part, architecture: str) -> list[str]:
+    """The features that hold a task's text, each token of it once."""
     if has_model_features(part.lengths):
-        read = [name for name in part.lengths if name.endswith("target_tokens") or name == "encoder_input_tokens"]
-    else:
-        read = [name for name in ("inputs", "targets") if name in part.lengths and architecture != "encoder"] or ["targets"]
+        return [name for name in part.lengths if name.endswith("target_tokens") or name == "encoder_input_tokens"]
+    return [name for name in ("inputs", "targets") if name in part.lengths and architecture != "encoder"] or ["targets"]
+
+
+def _raw_tokens(example, part: Part, architecture: str) -> tf.Tensor:
+    read = sequences_of(part, architecture)
     features = part.task.output_features
     vocabulary_of = lambda name: features[name if name in features else "targets"].vocabulary
     return sum((_count(example[name], vocabulary_of(name)) for name in read if name in example), tf.constant(0))

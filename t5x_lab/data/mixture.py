@@ -184,12 +184,12 @@ def _is_computed(mixture: seqio.Mixture) -> bool:
 
 
 def _rate(member: Member, config: DataConfig) -> float:
-    mixing, mixture, task = config.mixing, member.mixture, member.original
-    if mixture is None or task is None:
+    mixing, mixture, task = config.mixing, member.mixture, member.original or member.task
+    if mixture is None and member.rate is None:
         return 1.0
     try:
         if mixing is None:
-            return float(mixture.get_rate(task))
+            return float(mixture.get_rate(task)) if mixture else member.rate or 1.0
         if mixing.equal:
             return mixing.rate(1)
         known = (mixing.num_examples or {}).get(task.name)
@@ -201,7 +201,7 @@ def _rate(member: Member, config: DataConfig) -> float:
             )
         return mixing.rate(number)
     except (TypeError, ValueError) as error:
-        raise UserError(f'The mixing rates of "{mixture.name}" cannot be computed: {error}') from error
+        raise UserError(f'The mixing rates of "{config.mixture_or_task_name}" cannot be computed: {error}') from error
 
 
 def _check_mixed(parts: Sequence[Part]) -> None:

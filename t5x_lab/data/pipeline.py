@@ -1,5 +1,6 @@
 """The input pipeline: logical shards of a SeqIO task or mixture, batched, with a position that can be saved."""
 
+import dataclasses
 import functools
 import json
 import sys
@@ -15,7 +16,7 @@ from t5x_lab.checkpoints.layout import from_another
 from t5x_lab.config.errors import UserError, nearest
 from t5x_lab.config.user_code import raised_in, told
 from t5x_lab.data.config import DataConfig
-from t5x_lab.data.examples import features_of, has_text_at_0, passed, with_features
+from t5x_lab.data.examples import features_of, has_text_at_0, passed, sequences_of, with_features
 from t5x_lab.data.failures import named
 from t5x_lab.data.feature_converters import FeatureConverter
 from t5x_lab.data.files_read import changes, files_of
@@ -101,6 +102,7 @@ def _tell_what_is_not_read(tasks: WeightedTasks, config: DataConfig) -> None:
             )
 
 
+LENGTHS_MEASURED = 1_000  # examples of a task, for rates in tokens
 FILES = "files.json"  # beside the positions: what the text's files were like
 
 
@@ -137,7 +139,7 @@ class SeqioBatches:
         together = [owned] if len(tasks.trained) > MANY and owned else [(shard,) for shard in owned]
         groups = [*together, *((shard,) for shard in self._shards if shard not in self._owned)]
         self._tasks, self._config = tasks, config
-        self._make = functools.partial(shards_of_tasks, tasks, config, seed)
+        self._make = functools.partial(shards_of_tasks, tasks, config, seed, rates_of_examples(tasks, config))
         self._datasets = {group: self._make(group) for group in groups}
         self._files = files_of(tasks)
 
@@ -208,9 +210,32 @@ def _shards_of(file: str) -> tuple[int, ...]:
     return tuple(map(int, file.removesuffix(".index").removeprefix("shard_").split("_")))
 
 
-def shards_of_tasks(tasks: WeightedTasks, config: DataConfig, seed: int, shards: tuple[int, ...]) -> tf.data.Dataset:
+def rates_of_examples(tasks: WeightedTasks, config: DataConfig) -> list[float]:
+    """How often examples of each task to train on are drawn, relative to the others."""
+    if len(tasks.trained) == 1:
+        return [1.0]
+    if config.rates_of == "examples":
+        return tasks.rates()
+    lengths = [_mean_length(part, tasks.architecture, config) for part in tasks.trained]
+    return [rate / length for rate, length in zip(tasks.rates(), lengths, strict=True)]
+
+
+def _mean_length(part: Part, architecture: str, config: DataConfig) -> float:
+    """Tokens of an example, on the first ones of the whole task."""
+    whole = dataclasses.replace(config, shards=1)
+    examples = shard_of_task(part, whole, 0, 0, MANY + 1).take(LENGTHS_MEASURED)
+    sizes = [
+        sum(tf.size(x[name]) for name in sequences_of(part, architecture) if name in x).numpy()
+        for x in with_features(examples, part, None, features_of([part], architecture, config), architecture)
+    ]
+    return float(np.mean(sizes))
+
+
+def shards_of_tasks(
+    tasks: WeightedTasks, config: DataConfig, seed: int, rates: list[float], shards: tuple[int, ...]
+) -> tf.data.Dataset:
     """Batches of model features of one logical shard, or of several in turn, shuffled and repeated without end."""
-    batches = functools.partial(training_shard, tasks, config, seed)
+    batches = functools.partial(training_shard, tasks, config, seed, rates)
     if len(tasks.trained) > MANY:
         return of_shards(batches, shards, [1 + seed_of(seed, shard) % (2**31 - 2) for shard in shards], seed_of(seed))
     (shard,) = shards
@@ -219,7 +244,7 @@ def shards_of_tasks(tasks: WeightedTasks, config: DataConfig, seed: int, shards:
     return batches(shard).with_options(options)
 
 
-def training_shard(tasks: WeightedTasks, config: DataConfig, seed: int, shard: Shard) -> tf.data.Dataset:
+def training_shard(tasks: WeightedTasks, config: DataConfig, seed: int, rates: list[float], shard: Shard) -> tf.data.Dataset:
     """Batches of model features of one logical shard."""
     parts = tasks.trained
     features = features_of(parts, tasks.architecture, config)
@@ -230,7 +255,7 @@ def training_shard(tasks: WeightedTasks, config: DataConfig, seed: int, shard: S
     ]
     mixed, shard_seed = datasets[0], seed_of(seed, shard)
     if len(datasets) > 1:
-        mixed = tasks.sample_fn(datasets, tasks.rates(), shard_seed)
+        mixed = tasks.sample_fn(datasets, rates, shard_seed)
     if len(parts) > MANY and config.shuffle:
         mixed = mixed.shuffle(config.shuffle_buffer_size or seqio.SHUFFLE_BUFFER_SIZE, seed=shard_seed)
     return _batches(mixed, tasks, parts, config, config.batch_size // config.shards)

@@ -27,21 +27,21 @@ TOGETHER = 128  # documents that are read and parsed at a time
 MOST_OPENED = 1_000  # files that TensorFlow does not read itself
 
 
-def text_files(config: TextFiles) -> seqio.FileDataSource:
-    """The source of the text `files`.
+def text_files(config: TextFiles, name: str = "files") -> seqio.FileDataSource:
+    """The source of the text `files`, or of one of TEXTS.
 
     Raises:
       UserError: when no pattern is given, nothing matches, or the kind is unknown.
     """
+    scope = "" if name == "files" else f"{name}/"
     if not config.train:
-        raise UserError(
-            f'The text "files" is your own: say where with {flag("TextFiles.train", "FOLDER/*.txt")} (or .jsonl, .parquet, …).'
-        )
+        where = flag(f"{scope}TextFiles.train", "FOLDER/*.txt")
+        raise UserError(f'The text "{name}" is your own: say where with {where} (or .jsonl, .parquet, …).')
     patterns = {"train": config.train} | ({"validation": config.validation} if config.validation else {})
-    files = {split: _matching(pattern, split) for split, pattern in patterns.items()}
+    files = {split: _matching(pattern, f"{scope}TextFiles.{split}") for split, pattern in patterns.items()}
     kinds = {_kind(file) for names in files.values() for file in names}
     if len(kinds) != 1:
-        raise UserError(f"TextFiles names files of several kinds ({', '.join(sorted(kinds))}); give files of one kind.")
+        raise UserError(f"{scope}TextFiles names files of several kinds ({', '.join(sorted(kinds))}); give files of one kind.")
     return document_files(files, kinds.pop(), config.text_key, config.lines_per_document)
 
 
@@ -237,10 +237,10 @@ def _texts_of_examples(records: tf.Tensor, text_key: str) -> tf.Tensor:
     return tf.io.parse_example(records, {text_key: tf.io.FixedLenFeature([], tf.string)})[text_key]
 
 
-def _matching(pattern: str, split: str) -> list[str]:
+def _matching(pattern: str, setting: str) -> list[str]:
     files = sorted(file for part in pattern.split(",") for file in tf.io.gfile.glob(part.strip()))
     if not files:
-        raise NotHere(f'No file matches TextFiles.{split} = "{pattern}". Give a pattern such as "corpus/*.txt".')
+        raise NotHere(f'No file matches {setting} = "{pattern}". Give a pattern such as "corpus/*.txt".')
     return files
 
 

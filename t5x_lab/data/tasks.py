@@ -8,6 +8,7 @@ tied to a version of C4 that few can read.
 
 import copy
 import dataclasses
+import functools
 import importlib
 import re
 from collections.abc import Iterable, Iterator
@@ -15,7 +16,7 @@ from collections.abc import Iterable, Iterator
 import seqio
 
 from t5x_lab.config.errors import UserError, nearest
-from t5x_lab.data.config import DataConfig, Vocabulary
+from t5x_lab.data.config import ALL_TEXTS, DataConfig, Vocabulary
 from t5x_lab.data.objective import Objective
 from t5x_lab.data.objectives import OBJECTIVES, get_objective
 from t5x_lab.data.sources import text_files
@@ -58,14 +59,16 @@ def remove_text(name: str) -> None:
 def known_names(config: DataConfig | None = None) -> list[str]:
     """All names, those of the run's texts among them."""
     importlib.import_module("t5x_lab.tasks")
-    own = _own_names(_texts(config))
+    own = _own_names([*_texts(config), *([ALL_TEXTS] if config and config.texts else [])])
     return sorted({*own, *seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()})
 
 
 def _texts(config: DataConfig | None) -> dict[str, seqio.DataSource]:
     if config is None:
         return _TEXTS
-    return {**_TEXTS, "files": OpenedWhenRead(lambda: text_files(config.files), config.files.splits)}
+    of_run = {"files": config.files, **config.texts}
+    opened = {name: OpenedWhenRead(functools.partial(text_files, files, name), files.splits) for name, files in of_run.items()}
+    return {**_TEXTS, **opened}
 
 
 def _own_names(texts: Iterable[str]) -> dict[str, tuple[str, str | None]]:
@@ -82,12 +85,14 @@ class Member:
       task: in the run's vocabulary, with OBJECTIVE where that applies.
       mixture: the SeqIO mixture that it is a part of, if any.
       original: what the mixture knows it as.
+      rate: of one of TEXTS among the others; None where there are no others, or a mixture says it.
       other_vocabulary: whether its own is another than the run's.
     """
 
     task: seqio.Task
     mixture: seqio.Mixture | None = None
     original: seqio.Task | None = None
+    rate: float | None = None
     other_vocabulary: bool = False
 
 
@@ -113,6 +118,14 @@ def members(config: DataConfig, need_objective: bool = True) -> list[Member]:
         found = [
             dataclasses.replace(_member(task.name, config, of_run, need_objective), mixture=mixture, original=task)
             for task in mixture.tasks
+        ]
+    elif name in (all_texts := _own_names([ALL_TEXTS])) and config.texts:
+        objective = all_texts[name][1]
+        found = [
+            dataclasses.replace(
+                _member(f"{text}_{objective}" if objective else text, config, of_run, need_objective), rate=files.rate
+            )
+            for text, files in config.texts.items()
         ]
     else:
         found = [_member(name, config, of_run, need_objective)]
