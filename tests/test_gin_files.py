@@ -15,16 +15,18 @@ from helpers import documented
 from t5x_lab.checkpoints.layout import absolute_path
 from t5x_lab.checkpoints.manager import save_params
 from t5x_lab.config.errors import UserError
+from t5x_lab.config.macros import lines_of
 from t5x_lab.config.t5x_names import TABLE, documentation, hint
 from t5x_lab.partitioning.mesh import MeshShape
 from t5x_lab.runs.assemble import assemble
-from t5x_lab.runs.config import GinConfig
+from t5x_lab.runs.config import CONFIGURABLES, GinConfig
 from t5x_lab.runs.run import load
 from t5x_lab.runs.sharded_model import ShardedModel
 
 FILES = ["models/t5_1_1/tiny.gin", "objectives/span_corruption.gin"]
 NEEDED = ["MODEL_DIR = 'x'", "TRAIN_STEPS = 3", "MIXTURE_OR_TASK_NAME = 'sotu'", "VOCABULARY = @ByteVocabulary()"]
-FED_BY_MACROS = re.findall(r"^(\w+\.\w+) = %(\w+)$", (ROOT / "gin" / "runs" / "defaults.gin").read_text(), re.MULTILINE)
+DEFAULTS = "\n".join([*lines_of(CONFIGURABLES), (ROOT / "gin" / "runs" / "defaults.gin").read_text()])
+FED_BY_MACROS = re.findall(r"^(\w+\.\w+) = %(\w+)$", DEFAULTS, re.MULTILINE)
 
 
 @pytest.mark.parametrize("parameter, macro", FED_BY_MACROS, ids=[parameter for parameter, _ in FED_BY_MACROS])
@@ -129,8 +131,7 @@ def is_ours(name):
     owner, _, parameter = name.partition(".")
     if parameter:
         return owner in configurables and parameter in inspect.signature(configurables[owner].wrapped).parameters
-    defaults = (ROOT / "gin" / "runs" / "defaults.gin").read_text()
-    return name in configurables or re.search(rf"^{name} =|%{name}\b", defaults, re.MULTILINE) is not None
+    return name in configurables or re.search(rf"^{name} =|%{name}\b", DEFAULTS, re.MULTILINE) is not None
 
 
 def test_every_name_of_ours_in_the_table_exists():

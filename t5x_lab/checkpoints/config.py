@@ -9,6 +9,7 @@ from typing import Any
 from t5x_lab.checkpoints.layout import WEIGHTS
 from t5x_lab.config.checks import check_types, in_range, positive
 from t5x_lab.config.errors import UserError, one_of
+from t5x_lab.config.macros import macro
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +29,7 @@ class SaveCheckpointConfig:
       on_failure: what happens then: "stop", or "go_on" and keep trying.
     """
 
-    period: int = 1000
+    period: int = dataclasses.field(default=1000, metadata=macro("CHECKPOINT_PERIOD"))
     minutes: float | None = 30.0
     keep: int | None = 3
     keep_period: int | None = None

@@ -7,7 +7,6 @@ import ast
 import copy
 import dataclasses
 import difflib
-import functools
 import inspect
 import os
 import pathlib
@@ -22,10 +21,12 @@ import gin
 from gin.config import _CONFIG, _FILE_READERS, _LOCATION_PREFIXES, _REGISTRY, ConfigurableReference, ParseContext
 
 from t5x_lab.config.errors import NotSet, UserError, nearest
+from t5x_lab.config.macros import defined_in
 from t5x_lab.config.t5x_names import hint
 from t5x_lab.config.user_code import raised_in
 
 PACKAGE_GIN = pathlib.Path(__file__).resolve().parent.parent / "gin"
+_shipped = {name for path in PACKAGE_GIN.rglob("*.gin") for name in defined_in(path.read_text())}  # macros of our own
 
 
 def _get_configurable(context: ParseContext, selector: str):
@@ -44,9 +45,13 @@ ParseContext.get_configurable = _get_configurable
 
 
 def parse(
-    files: Sequence[str], bindings: Sequence[str] = (), search_paths: Sequence[str] = (), source: str = "on the command line"
+    files: Sequence[str],
+    bindings: Sequence[str] = (),
+    search_paths: Sequence[str] = (),
+    source: str = "on the command line",
+    before: str = "",
 ) -> None:
-    """Clears gin and reads files, then bindings; later ones override earlier ones.
+    """Clears gin and reads the text `before`, files, then bindings; later ones override earlier ones.
 
     Files are found in the working directory, the search paths, then the package's own `gin/`. The working directory is on
     Python's path, so that `import my_tasks` in a gin file finds the user's module.
@@ -64,7 +69,9 @@ def parse(
         gin.add_config_file_search_path(path)
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
+    _shipped.update(defined_in(before))
     try:
+        gin.parse_config(before)
         gin.parse_config_files_and_bindings(list(files), list(bindings), finalize_config=False)
     except UserError as error:
         raise UserError(error.sentence) from None
@@ -84,17 +91,11 @@ def _drop_replaced_macros(bindings: Sequence[str]) -> None:
     """
     said = {text.partition("=")[0].strip() for text in bindings}
     for name in sorted(_defined_macros() - _used_macros()):
-        if name not in _shipped_macros():
+        if name not in _shipped:
             continue  # the user's own, which `build` refuses
         if name in said:
             raise UserError(f"Nothing uses {name}: what it feeds is bound to something else. Leave one of the two out.")
         del _CONFIG[name, "gin.macro"]
-
-
-@functools.cache
-def _shipped_macros() -> frozenset[str]:
-    texts = (path.read_text() for path in PACKAGE_GIN.rglob("*.gin"))
-    return frozenset(name for text in texts for name in re.findall(r"^([A-Z][A-Z0-9_]*) *=", text, re.MULTILINE))
 
 
 def _defined_macros() -> set[str]:

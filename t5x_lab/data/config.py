@@ -5,6 +5,7 @@ import re
 
 from t5x_lab.config.checks import check_types, in_range, positive
 from t5x_lab.config.errors import UserError, one_of
+from t5x_lab.config.macros import macro
 from t5x_lab.data.converter import Converter
 from t5x_lab.data.objective import Objective
 from t5x_lab.data.objectives import get_objective
@@ -185,18 +186,18 @@ class DataConfig:
       use_cached: whether tasks are read from SeqIO's caches; those that require it always are.
     """
 
-    mixture_or_task_name: str
-    task_feature_lengths: dict[str, int]
-    batch_size: int
-    vocabulary: Vocabulary
+    mixture_or_task_name: str = dataclasses.field(metadata=macro("MIXTURE_OR_TASK_NAME"))
+    task_feature_lengths: dict[str, int] = dataclasses.field(metadata=macro("TASK_FEATURE_LENGTHS"))
+    batch_size: int = dataclasses.field(metadata=macro("BATCH_SIZE"))
+    vocabulary: Vocabulary = dataclasses.field(metadata=macro("VOCABULARY"))
     special_tokens: SpecialTokens = SpecialTokens()
-    objective: str | Objective | None = None
-    mixing: Mixing | None = None
+    objective: str | Objective | None = dataclasses.field(default=None, metadata=macro("OBJECTIVE"))
+    mixing: Mixing | None = dataclasses.field(default=None, metadata=macro("MIXING"))
     unique_tokens: int | None = None
     rates_of: str = "examples"
     files: TextFiles = TextFiles()
-    texts: dict[str, TextFiles] = dataclasses.field(default_factory=dict)
-    shards: int = 4
+    texts: dict[str, TextFiles] = dataclasses.field(default_factory=dict, metadata=macro("TEXTS"))
+    shards: int = dataclasses.field(default=4, metadata=macro("DATA_SHARDS"))
     pack: bool = True
     converter: Converter | None = None
     shuffle_buffer_size: int | None = None
@@ -204,7 +205,7 @@ class DataConfig:
     split: str = "train"
     eval_split: str = "validation"
     shuffle: bool = True
-    use_cached: bool = False
+    use_cached: bool = dataclasses.field(default=False, metadata=macro("USE_CACHED_TASKS"))
 
     def __post_init__(self):
         check_types(self)

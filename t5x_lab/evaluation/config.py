@@ -4,6 +4,7 @@ import dataclasses
 
 from t5x_lab.config.checks import check_types, positive
 from t5x_lab.config.errors import one_of
+from t5x_lab.config.macros import macro
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +22,7 @@ class InferEvalConfig:
       batch_size: texts at a time, fewer of long ones.
     """
 
-    period: int | None = None
+    period: int | None = dataclasses.field(default=None, metadata=macro("INFER_EVAL_PERIOD"))
     split: str = "validation"
     num_examples: int | None = None
     max_tokens: int | None = None

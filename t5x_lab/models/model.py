@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from t5x_lab.config.checks import check_types, in_range
 from t5x_lab.config.errors import UserError
+from t5x_lab.config.macros import macro
 from t5x_lab.decoding.rows import take_rows
 from t5x_lab.models.loss import Loss, check_losses, check_normalizer, target_tokens, token_weights
 from t5x_lab.networks.checks import check_network
@@ -41,9 +42,11 @@ class ModelConfig:
     """
 
     network: Network
-    z_loss: float = 1e-4
-    label_smoothing: float = 0.0
-    loss_normalizing_factor: float | str | None = "NUM_REAL_TARGET_TOKENS"
+    z_loss: float = dataclasses.field(default=1e-4, metadata=macro("Z_LOSS"))
+    label_smoothing: float = dataclasses.field(default=0.0, metadata=macro("LABEL_SMOOTHING"))
+    loss_normalizing_factor: float | str | None = dataclasses.field(
+        default="NUM_REAL_TARGET_TOKENS", metadata=macro("LOSS_NORMALIZING_FACTOR")
+    )
     losses: dict[str, Loss] = dataclasses.field(default_factory=dict)
     cross_entropy_weight: float = 1.0
     unchecked: UserError | None = dataclasses.field(default=None, init=False, repr=False, compare=False)

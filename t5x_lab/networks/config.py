@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from t5x_lab.config.checks import check_types, positive
 from t5x_lab.config.errors import UserError, one_of
+from t5x_lab.config.macros import macro
 from t5x_lab.config.user_code import shown, tried
 from t5x_lab.networks.network import ARCHITECTURES
 
@@ -152,7 +153,7 @@ class TransformerShape:
     norm_position: str = "pre"
     norm_epsilon: float = 1e-6
     use_bias: bool | tuple[str, ...] = False
-    dropout_rate: float = 0.0
+    dropout_rate: float = dataclasses.field(default=0.0, metadata=macro("DROPOUT_RATE"))
     dtype: str = "bfloat16"
     scan_layers: bool = True
     remat_policy: str = "everything"

@@ -12,6 +12,7 @@ from flax import nnx
 
 from t5x_lab.config.checks import check_types, positive
 from t5x_lab.config.errors import one_of
+from t5x_lab.config.macros import macro
 from t5x_lab.networks.config import DTYPES, check_dropout
 from t5x_lab.networks.flops import lstm_flops
 from t5x_lab.networks.layers import Embedding, Projection, output_matrix, truncated_normal
@@ -38,7 +39,7 @@ class LstmConfig:
     emb_dim: int
     hidden_dim: int
     logits_via_embedding: bool = True
-    dropout_rate: float = 0.0
+    dropout_rate: float = dataclasses.field(default=0.0, metadata=macro("DROPOUT_RATE"))
     dtype: str = "bfloat16"
 
     architecture = "causal_decoder"

@@ -12,6 +12,7 @@ from t5x_lab.checkpoints.config import RestoreCheckpointConfig, SaveCheckpointCo
 from t5x_lab.config import gin_files
 from t5x_lab.config.checks import check_types, in_range, positive
 from t5x_lab.config.errors import UserError
+from t5x_lab.config.macros import lines_of, macro
 from t5x_lab.data.config import (
     ByteVocabulary,
     DataConfig,
@@ -76,27 +77,27 @@ class RunConfig:
       profile_steps: how many steps are traced into `model_dir`/profile, from the third of this process; 0 = none.
     """
 
-    model: ModelConfig
-    optimizer: Optimizer
+    model: ModelConfig = dataclasses.field(metadata=macro("MODEL"))
+    optimizer: Optimizer = dataclasses.field(metadata=macro("OPTIMIZER"))
     data: DataConfig
-    model_dir: str
-    train_steps: int | None = None
-    train_tokens: int | None = None
-    initial_checkpoint_path: str | None = None
+    model_dir: str = dataclasses.field(metadata=macro("MODEL_DIR"))
+    train_steps: int | None = dataclasses.field(default=None, metadata=macro("TRAIN_STEPS"))
+    train_tokens: int | None = dataclasses.field(default=None, metadata=macro("TRAIN_TOKENS"))
+    initial_checkpoint_path: str | None = dataclasses.field(default=None, metadata=macro("INITIAL_CHECKPOINT_PATH"))
     restore: RestoreCheckpointConfig = RestoreCheckpointConfig()
-    resume: bool = True
-    seed: int = 0
-    mesh: object = "data=-1"
+    resume: bool = dataclasses.field(default=True, metadata=macro("RESUME"))
+    seed: int = dataclasses.field(default=0, metadata=macro("SEED"))
+    mesh: object = dataclasses.field(default="data=-1", metadata=macro("MESH"))
     sharding: ShardingRules = ShardingRules()
-    microbatches: int = 1
-    eval_period: int = 1000
+    microbatches: int = dataclasses.field(default=1, metadata=macro("MICROBATCHES"))
+    eval_period: int = dataclasses.field(default=1000, metadata=macro("EVAL_PERIOD"))
     infer_eval: InferEvalConfig = InferEvalConfig()
     saving: SaveCheckpointConfig = SaveCheckpointConfig()
     hooks: tuple = dataclasses.field(default=(), compare=False)  # they have a state of their own
-    bad_steps: int = 0
-    average_decay: float | None = None
-    wait_minutes: float = 30.0
-    profile_steps: int = 0
+    bad_steps: int = dataclasses.field(default=0, metadata=macro("BAD_STEPS"))
+    average_decay: float | None = dataclasses.field(default=None, metadata=macro("AVERAGE_DECAY"))
+    wait_minutes: float = dataclasses.field(default=30.0, metadata=macro("WAIT_MINUTES"))
+    profile_steps: int = dataclasses.field(default=0, metadata=macro("PROFILE_STEPS"))
 
     def __post_init__(self):
         check_types(self)
@@ -143,7 +144,7 @@ _MODULES_OF_T5X = {
     TransformerConfig: "network",
     Adafactor: "adafactor",
 }
-for _configurable in (
+CONFIGURABLES = (
     RunConfig,
     InferEvalConfig,
     SaveCheckpointConfig,
@@ -177,7 +178,8 @@ for _configurable in (
     TensorBoard,
     WeightsAndBiases,
     Norms,
-):
+)
+for _configurable in CONFIGURABLES:
     gin.external_configurable(_configurable, module=".".join(filter(None, ("t5x_lab", _MODULES_OF_T5X.get(_configurable)))))
 
 
@@ -198,7 +200,7 @@ class GinConfig:
         search_paths: Sequence[str] = (),
         source: str = "on the command line",
     ):
-        gin_files.parse([DEFAULTS, *files], bindings, search_paths, source)
+        gin_files.parse([DEFAULTS, *files], bindings, search_paths, source, before="\n".join(lines_of(CONFIGURABLES)))
         self.text = gin_files.config_text()
 
     def _build(self, selector: str):
