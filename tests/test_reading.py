@@ -241,24 +241,100 @@ def test_splits_caches_and_order_are_the_users(tmp_path):
         with pytest.raises(UserError, match='The task "ahead" is read from a cache alone'):
             read("ahead", 1, 8, 1, split="dev", use_cached=True)
 
-        cache = tmp_path / "cache" / "ahead"
-        cache.mkdir(parents=True)
-        (cache / "COMPLETED").touch()
-        features = {name: {"dtype": "int32", "shape": [None]} for name in FEATURES}
-        (cache / "info.dev.json").write_text(json.dumps({"num_shards": 1, "features": features, "seqio_version": "0.0.20"}))
-        (cache / "stats.dev.json").write_text(json.dumps({"examples": 40}))
-        with tf.io.TFRecordWriter(str(cache / "dev.tfrecord-00000-of-00001")) as file:
-            for n in range(40):
-                value = tf.train.Feature(int64_list=tf.train.Int64List(value=[1_000 + n]))
-                file.write(
-                    tf.train.Example(features=tf.train.Features(feature=dict.fromkeys(FEATURES, value))).SerializeToString()
-                )
-        seqio.set_global_cache_dirs([str(tmp_path / "cache")])
-        try:
+        with cached(tmp_path / "cache", "ahead", "dev", [range(1_000, 1_040)]):
             drawn = read("ahead", 2, 8, 5, split="dev", use_cached=True, shuffle=False)
-        finally:
-            seqio.set_global_cache_dirs([])
         assert sorted(drawn.ravel()) == list(range(1_000, 1_040))
+
+
+@contextlib.contextmanager
+def cached(folder, name, split, files):
+    """SeqIO's cache of a task of numbers."""
+    cache = folder / name
+    cache.mkdir(parents=True)
+    (cache / "COMPLETED").touch()
+    info = {
+        "num_shards": len(files),
+        "features": {name: {"dtype": "int32", "shape": [None]} for name in FEATURES},
+        "seqio_version": "0.0.20",
+    }
+    (cache / f"info.{split}.json").write_text(json.dumps(info))
+    (cache / f"stats.{split}.json").write_text(json.dumps({"examples": sum(map(len, files))}))
+    for number, values in enumerate(files):
+        with tf.io.TFRecordWriter(str(cache / f"{split}.tfrecord-{number:05d}-of-{len(files):05d}")) as file:
+            for value in values:
+                feature = tf.train.Feature(int64_list=tf.train.Int64List(value=[value]))
+                features = tf.train.Features(feature=dict.fromkeys(FEATURES, feature))
+                file.write(tf.train.Example(features=features).SerializeToString())
+    seqio.set_global_cache_dirs([str(folder)])
+    try:
+        yield
+    finally:
+        seqio.set_global_cache_dirs([])
+
+
+def interrupted(config, architecture, folder, processes, batches):
+    """Batches of `processes[0]` processes, then of `processes[1]` that go on from what these saved, and so on."""
+    tasks = resolve_tasks(config, architecture, 200_000)
+    for part, number in enumerate(processes):
+        readers = [SeqioBatches(tasks, config, 0, Rows(held, held)) for held in np.split(np.arange(config.batch_size), number)]
+        for reader in readers if part else []:
+            reader.restore(epath.Path(folder / f"position{part - 1}"))
+        for _ in range(batches):
+            read = [next(reader) for reader in readers]
+            yield {name: np.concatenate([of_process[name] for of_process in read]) for name in read[0]}
+        (folder / f"position{part}").mkdir()
+        for reader in readers:
+            reader.save(epath.Path(folder / f"position{part}"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["plain", "ahead"])
+def test_an_epoch_with_interruptions_meets_each_example_once(name, tmp_path):
+    """From a source, or from SeqIO's cache; files uneven, and other numbers of processes after each interruption."""
+    sizes = (5, 40, 19, 64)
+    plain = numbered("plain", tmp_path, sizes)
+    steps = [number_of_line, seqio.CacheDatasetPlaceholder(required=True), lambda dataset: dataset]
+    ahead = seqio.Task("ahead", plain.source, output_features=FEATURES, preprocessors=steps)
+    in_files = np.split(np.arange(1, 129), np.cumsum(sizes)[:-1])
+    settings = dict(shards=4, pack=False, shuffle_buffer_size=1)  # a buffer draws from the next epoch before this one's end
+    with registered(plain=plain, ahead=ahead), cached(tmp_path / "cache", "ahead", "train", in_files):
+        config = DataConfig(name, {"inputs": 1, "targets": 1}, 16, ByteVocabulary(), **settings)
+        drawn = [
+            batch["decoder_target_tokens"][:, 0] for batch in interrupted(config, "encoder_decoder", tmp_path, [1, 4, 2, 1], 4)
+        ]
+    for epoch in (drawn[:8], drawn[8:]):
+        assert sorted(np.concatenate(epoch)) == list(range(1, 129))
+
+
+@pytest.mark.slow
+def test_an_epoch_of_a_text_and_of_each_task_of_a_mixture_meets_all_once(tmp_path):
+    """Documents of seven letters and an end token, four of them in a row."""
+    for number, size in enumerate((100, 12, 272)):
+        lines = (f"{sum((100, 12, 272)[:number]) + n:07d}" for n in range(size))
+        (tmp_path / f"{number}.txt").write_text("\n".join(lines))
+    texts = {"whole": TextFiles(train=f"{tmp_path}/*.txt", lines_per_document=1)}
+    settings = dict(shards=2, texts=texts, shuffle_buffer_size=1, objective="full_lm")
+    config = DataConfig("whole", {"targets": 32}, 32, ByteVocabulary(), **settings)
+    (tmp_path / "text").mkdir()
+    read = np.concatenate(
+        [b["decoder_target_tokens"] for b in interrupted(config, "causal_decoder", tmp_path / "text", [1, 2, 1], 1)]
+    )
+    documents = [int(text) for row in read for text in "".join(chr(t - 3) if t > 1 else " " for t in row).split()]
+    assert sorted(documents) == list(range(384))
+
+    sizes, first = {"small": 24, "large": 96}, {"small": 1_000, "large": 2_000}
+    tasks = {name: numbered(name, tmp_path, (size // 8, size - size // 8), first[name]) for name, size in sizes.items()}
+    settings = dict(shards=2, pack=False, shuffle_buffer_size=1)
+    with registered(dict(tasks=[("small", 1.0), ("large", 4.0)]), **tasks):
+        config = DataConfig("mixed", {"inputs": 1, "targets": 1}, 16, ByteVocabulary(), **settings)
+        drawn = np.stack(
+            [b["decoder_target_tokens"][:, 0] for b in interrupted(config, "encoder_decoder", tmp_path, [1, 2, 1], 8)]
+        )
+    by_shard = drawn.reshape(len(drawn), 2, 8).transpose(1, 0, 2).reshape(2, -1)
+    for name, size in sizes.items():
+        whole = range(first[name], first[name] + size)
+        epoch = [n for shard in by_shard for n in [n for n in shard if n in whole][: size // 2]]
+        assert sorted(epoch) == list(whole)
 
 
 def breaks_at_7(dataset):
