@@ -9,6 +9,7 @@ import seqio
 import tensorflow as tf
 from conftest import shared_data
 
+from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
 from t5x_lab.data import tasks
 from t5x_lab.data.config import ByteVocabulary, DataConfig, SentencePieceVocabulary
@@ -16,6 +17,7 @@ from t5x_lab.data.objectives import OBJECTIVES
 from t5x_lab.data.pipeline import SeqioBatches, eval_batches, resolve_tasks
 from t5x_lab.data.sentinels import number_of_sentinels
 from t5x_lab.data.vocabularies import build_vocabulary, sentinels_of
+from t5x_lab.observe.metrics import read_metrics
 
 
 def architecture_for(objective):
@@ -90,6 +92,28 @@ def write_glue(folder):
         )  # fmt: skip
 
 
+def test_seqios_evaluator_reads_an_objectives_task():
+    """Ours have no metrics of their own; with one, SeqIO's Evaluator gives the model the task's targets, and gets them back."""
+    tasks.known_names()
+    ours = seqio.get_mixture_or_task("sotu_span_corruption")
+    same = lambda targets, predictions: {"same": float(np.mean([p == t for p, t in zip(predictions, targets, strict=True)]))}
+    measured = seqio.Task(
+        "measured", ours.source, output_features=ours.output_features, preprocessors=ours.preprocessors,
+        metric_fns=[same], postprocess_fn=lambda target, **_: target,
+    )  # fmt: skip
+    seqio.TaskRegistry.add_provider("measured", measured)
+    try:
+        lengths = {"inputs": 64, "targets": 30}
+        options = dict(feature_converter=seqio.EncDecFeatureConverter(pack=False), sequence_length=lengths, num_examples=8)
+        evaluator = seqio.Evaluator("measured", eval_split="validation", **options)
+        answers = lambda examples: [(i, example["decoder_target_tokens"]) for i, example in examples.as_numpy_iterator()]
+        found, _ = evaluator.evaluate(compute_metrics=True, step=0, predict_fn=answers, score_fn=None)[:2]
+        results = found.result() if hasattr(found, "result") else found
+        assert results["measured"]["same"] == 1.0
+    finally:
+        seqio.TaskRegistry.remove("measured")
+
+
 @pytest.mark.slow
 def test_t5s_own_mixture_is_read_in_the_runs_vocabulary(tmp_path, monkeypatch, capsys):
     """`glue_v002_proportional`: eleven tasks in T5's vocabulary on gs://, of which eight have something to train on."""
@@ -125,6 +149,18 @@ def test_t5s_own_mixture_is_read_in_the_runs_vocabulary(tmp_path, monkeypatch, c
             batch for part in found.parts if "validation" in part.task.splits for batch in eval_batches(found, part, config)
         ]
         assert len(rows) == 10 and all(row["encoder_input_tokens"].shape == (64, 64) for row in rows)
+
+        trained = [
+            "train", "--gin_file=models/t5_1_1/tiny.gin", "--gin_bindings=import t5.data.mixtures",
+            f"--gin.MODEL_DIR={tmp_path}/run", "--gin.MIXTURE_OR_TASK_NAME=glue_v002_proportional",
+            f"--gin.SentencePieceVocabulary.path={path}", '--gin.TASK_FEATURE_LENGTHS={"inputs": 64, "targets": 8}',
+            "--gin.BATCH_SIZE=8", "--gin.DATA_SHARDS=2", "--gin.TRAIN_STEPS=3", "--gin.EVAL_PERIOD=3", "--gin.DataConfig.eval_steps=1",
+        ]  # fmt: skip
+        assert main(trained) == 0
+        lines = read_metrics(tmp_path / "run")
+        assert [line["step"] for line in lines if line["split"] == "train"] == [1, 2, 3]
+        evaluated = {line["split"] for line in lines} - {"train"}
+        assert evaluated == {f"eval/{part.task.name}" for part in found.parts if "validation" in part.task.splits}
     finally:
         seqio.set_tfds_data_dir_override(None)
         seqio.utils.LazyTfdsLoader._MEMOIZED_BUILDERS.clear()
