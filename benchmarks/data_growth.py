@@ -2,7 +2,8 @@
 
 One quantity grows at a time: documents, files, shards, tasks. Each point is a process of its own, which reports CPU-seconds
 until its batches are built, until the first batch and until a saved position is restored; memory beyond an idle process; bytes
-of position; and examples per CPU-second once it runs. Tasks are templates over 38 data sets of TFRecords, as T0's 313 are.
+of position; and examples per CPU-second once it runs. Of 64 shards it reads four, as one of 16 hosts does, or all of them. Tasks
+are templates over 38 data sets of TFRecords, as T0's 313 are.
 
 Usage: python benchmarks/data_growth.py [--only=tasks] [--most=313] [--out=data_growth]
 """
@@ -16,13 +17,16 @@ import sys
 import tempfile
 import time
 
+import numpy as np
+
 GROWTHS = {
     "documents": [1_000, 10_000, 100_000, 1_000_000],
     "files": [1, 4, 64, 1_024],
     "shards": [1, 4, 64, 256],
+    "shards_of_one_process": [1, 4, 16, 64],
     "tasks": [1, 10, 100, 313],
 }
-USUAL = {"documents": 10_000, "files": 4, "shards": 4, "tasks": 1}
+USUAL = {"documents": 10_000, "files": 4, "shards": 4, "shards_of_one_process": 4, "tasks": 1}
 DATA_SETS = 38
 MEASURES = {
     "build": "CPU-seconds to build",
@@ -84,12 +88,15 @@ def memory() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def measure(documents: int, files: int, shards: int, tasks: int, of_templates: bool) -> dict[str, float]:
+def measure(
+    documents: int, files: int, shards: int, shards_of_one_process: int, tasks: int, of_templates: bool
+) -> dict[str, float]:
     """One point, in this process."""
     from etils import epath
 
     from t5x_lab.data.config import ByteVocabulary, DataConfig, TextFiles
     from t5x_lab.data.pipeline import SeqioBatches, resolve_tasks
+    from t5x_lab.training.batches import Rows
 
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
@@ -98,9 +105,11 @@ def measure(documents: int, files: int, shards: int, tasks: int, of_templates: b
             text, lengths = templates(folder, tasks, documents), {"inputs": 128, "targets": 32}
         else:
             more = {"files": TextFiles(train=text_of(folder, documents, files))}
+        shards = max(shards, shards_of_one_process)
         config = DataConfig(text, lengths, 4 * shards, ByteVocabulary(), shards=shards, **more)
+        held = np.arange(4 * min(shards, shards_of_one_process))
         idle, began, wall = memory(), time.process_time(), time.monotonic()
-        batches = SeqioBatches(resolve_tasks(config, "encoder_decoder", 384), config, 0)
+        batches = SeqioBatches(resolve_tasks(config, "encoder_decoder", 384), config, 0, Rows(held, held))
         built = time.process_time()
         next(batches)
         first, seconds = time.process_time(), time.monotonic() - wall
@@ -113,6 +122,8 @@ def measure(documents: int, files: int, shards: int, tasks: int, of_templates: b
         position = sum(pathlib.Path(file).stat().st_size for file in saved) / 2**20
         peak = memory()
         begun = time.process_time()
+        for other in set(range(shards)) - set(range(shards_of_one_process)):  # which other processes would have saved
+            (folder / "position" / f"shard_{other}.index").touch()
         batches.restore(epath.Path(folder / "position"))
         next(batches)
         return {

@@ -29,6 +29,10 @@ TRAIN = [
             ["--gin.TransformerConfig.emb_dimm=3"],
             "TransformerConfig has no parameter 'emb_dimm' (on the command line). Did you mean \"emb_dim\"",
         ),
+        (
+            ["--gin_bindings=OBJECTIVE = full_lm"],
+            'Gin cannot read the value full_lm. A text stands in quotes: "full_lm"',
+        ),
         (["--gin.TRAIN_STEP=3"], 'Nothing uses TRAIN_STEP. Did you mean "TRAIN_STEPS"'),
         (
             ["--gin.MIXTURE_OR_TASK_NAME=sotu_span_coruption"],

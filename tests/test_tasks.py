@@ -154,13 +154,11 @@ def test_t5s_own_mixture_is_read_in_the_runs_vocabulary(tmp_path, monkeypatch, c
             "train", "--gin_file=models/t5_1_1/tiny.gin", "--gin_bindings=import t5.data.mixtures",
             f"--gin.MODEL_DIR={tmp_path}/run", "--gin.MIXTURE_OR_TASK_NAME=glue_v002_proportional",
             f"--gin.SentencePieceVocabulary.path={path}", '--gin.TASK_FEATURE_LENGTHS={"inputs": 64, "targets": 8}',
-            "--gin.BATCH_SIZE=8", "--gin.DATA_SHARDS=2", "--gin.TRAIN_STEPS=3", "--gin.EVAL_PERIOD=3", "--gin.DataConfig.eval_steps=1",
+            "--gin.BATCH_SIZE=8", "--gin.DATA_SHARDS=1", "--gin.TRAIN_STEPS=3",
         ]  # fmt: skip
         assert main(trained) == 0
         lines = read_metrics(tmp_path / "run")
         assert [line["step"] for line in lines if line["split"] == "train"] == [1, 2, 3]
-        evaluated = {line["split"] for line in lines} - {"train"}
-        assert evaluated == {f"eval/{part.task.name}" for part in found.parts if "validation" in part.task.splits}
     finally:
         seqio.set_tfds_data_dir_override(None)
         seqio.utils.LazyTfdsLoader._MEMOIZED_BUILDERS.clear()

@@ -283,6 +283,8 @@ def _sentence(error: Exception, search_paths: Sequence[str] = (), source: str = 
         called_later = {"rngs", "network", "hidden", "batch", "step", "x", "key"} & set(re.findall(r"\w+", match[1]))
         more = ". A network, a loss, a schedule and an activation are bound without parentheses: @Name" if called_later else ""
         return f"The configuration does not set {match[1]}: {text.splitlines()[0]}{more}"
+    if match := re.search(r"malformed node .*Failed to parse token '(.+?)'", text, re.DOTALL):
+        return f'Gin cannot read the value {match[1]}{place}. A text stands in quotes: "{match[1]}".'
     first = " ".join(line.strip() for line in text.splitlines()[:2])
     return f"Gin cannot read the configuration{place}: {first}"
 
