@@ -2,7 +2,7 @@
 
 One quantity grows at a time: documents, files, shards, tasks. Each point is a process of its own, which reports CPU-seconds
 until its batches are built, until the first batch and until a saved position is restored; memory beyond an idle process; bytes
-of position; and examples per CPU-second once it runs. Of 64 shards it reads four, as one of 16 hosts does, or all of them. Tasks
+of position; and examples per CPU-second once it runs. Of 64 shards it reads four, as one of 16 hosts, or all of them. Tasks
 are templates over 38 data sets of TFRecords, as T0's 313 are.
 
 Usage: python benchmarks/data_growth.py [--only=tasks] [--most=313] [--out=data_growth]
