@@ -228,7 +228,7 @@ def _mean_length(part: Part, architecture: str, config: DataConfig) -> float:
         sum(tf.size(x[name]) for name in sequences_of(part, architecture) if name in x).numpy()
         for x in with_features(examples, part, None, features_of([part], architecture, config), architecture)
     ]
-    return float(np.mean(sizes))
+    return max(float(np.mean(sizes or [0])), 1.0)
 
 
 def shards_of_tasks(
@@ -263,7 +263,10 @@ def training_shard(tasks: WeightedTasks, config: DataConfig, seed: int, rates: l
 
 def batch_features(tasks: WeightedTasks, config: DataConfig) -> dict[str, tf.TensorSpec]:
     """Shapes and types of a training batch of all processes, told by the converter of no examples: no data are read."""
-    parts = tasks.trained
+    try:
+        parts = tasks.trained
+    except Exception:  # a user's source may raise anything where its data are not on this machine
+        parts = tasks.parts
     declared = {**features_of(parts, tasks.architecture, config), "raw_tokens": tf.TensorSpec([], tf.int32)}
     if len(parts) > 1:
         declared["task"] = tf.TensorSpec([], tf.int32)
