@@ -23,7 +23,7 @@ GROWTHS = {
     "documents": [1_000, 10_000, 100_000, 1_000_000],
     "files": [1, 4, 64, 1_024],
     "shards": [1, 4, 64, 256],
-    "shards_of_one_process": [1, 4, 16, 64],
+    "shards_of_one_process": [1, 4, 16],
     "tasks": [1, 10, 100, 313],
 }
 USUAL = {"documents": 10_000, "files": 4, "shards": 4, "shards_of_one_process": 4, "tasks": 1}
