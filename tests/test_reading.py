@@ -347,7 +347,8 @@ def breaks_at_7(dataset):
     return dataset.map(check, num_parallel_calls=tf.data.AUTOTUNE)
 
 
-@pytest.mark.parametrize("others", [0, 1, pytest.param(17, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("others", [0, 1, 17])
 def test_the_record_that_breaks_a_task_is_named(others, tmp_path):
     """Of one task, a mixture, and a mixture whose tasks share a graph."""
     source = numbered("broken", tmp_path, (4, 5)).source

@@ -92,6 +92,7 @@ def write_glue(folder):
         )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_seqios_evaluator_reads_an_objectives_task():
     """Ours have no metrics of their own; with one, SeqIO's Evaluator gives the model the task's targets, and gets them back."""
     tasks.known_names()
