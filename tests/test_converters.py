@@ -168,6 +168,7 @@ def test_what_is_told_is_trained_for_every_gin_file(file):
     raise AssertionError("no architecture is made for it")
 
 
+@pytest.mark.slow
 def test_seqios_own_converters_give_the_rows_that_ours_give():
     """Unpacked, of the same examples; and with their own options."""
     dataset = numbers("train", False).take(9).map(lambda example: PAIR(example["n"]))
@@ -183,6 +184,7 @@ def test_seqios_own_converters_give_the_rows_that_ours_give():
                 np.testing.assert_array_equal(row[name], expected[name], err_msg=name)
 
 
+@pytest.mark.slow
 def test_features_of_every_kind_come_as_they_are(tasks):
     _, batch, _ = batch_of("labelled", lengths={"inputs": 8, "targets": 6, "image": 4}, pack=False)
     assert batch["label"].shape == (8,) and batch["image"].shape == (8, 4, 2) and batch["image"].dtype == np.float32
@@ -200,6 +202,7 @@ def test_features_of_every_kind_come_as_they_are(tasks):
     assert (batch["encoder_input_tokens"][:, 0] >= 3).all()
 
 
+@pytest.mark.slow
 def test_texts_of_one_example_are_told_apart(tasks):
     """Each comes as a segment, with positions of its own, packed with others or not."""
     for pack in (True, False):

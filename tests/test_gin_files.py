@@ -163,6 +163,7 @@ def test_an_optimizer_and_a_schedule_of_ones_own():
         np.testing.assert_allclose(updates["w"], 0.25)
 
 
+@pytest.mark.slow
 def test_an_activation_of_ones_own():
     """Squared ReLU (So et al. 2021), beside one of ours by name."""
     pathlib.Path("my_activation.py").write_text(

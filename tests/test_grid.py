@@ -19,6 +19,7 @@ def cells():
     return {(cell.architecture, cell.objective): cell for cell in grid()}
 
 
+@pytest.mark.slow
 def test_the_committed_table_is_what_the_command_writes():
     assert (ROOT / "docs" / "architectures_and_objectives.md").read_text() == as_markdown(list(cells().values()))
     assert len(cells()) == len(ARCHITECTURES) * len(NAMES)

@@ -113,6 +113,7 @@ def test_a_network_written_as_t5xs_are_says_its_axes():
     np.testing.assert_allclose(jax.jit(sharded.model.logits)(params, batch), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_network_of_ones_own_generates_as_if_each_token_were_chosen_by_hand():
     """Greedy, by beams, and shared scores, of the documentation's convolutions with `prefill` and `decode`."""
     sharded = ShardedModel(ModelConfig(convolutions()), MeshShape(1, 1, 1), jax.devices()[:1])

@@ -26,6 +26,7 @@ def architecture_for(objective):
     return "prefix_decoder" if objective in ("full_lm", "prefix_lm") else "encoder_decoder"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in OBJECTIVES if "architecture" not in name])
 def test_seqio_reads_by_name_what_a_run_reads(name):
     architecture = architecture_for(name)
