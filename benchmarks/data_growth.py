@@ -173,6 +173,7 @@ def main() -> None:
             if (args.only and growth != args.only) or size > args.most:
                 continue
             point = {**USUAL, growth: size, "of_templates": growth == "tasks"}
+            point["shards_of_one_process"] = size if growth == "shards_of_one_process" else min(4, point["shards"])
             command = [sys.executable, __file__, f"--point={json.dumps(point)}"]
             done = subprocess.run(command, capture_output=True, text=True)
             if done.returncode:
