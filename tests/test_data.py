@@ -318,6 +318,28 @@ def test_a_folder_of_files_is_trained_on_from_gin_alone(kind, tmp_path):
     assert sorted("\n".join(found).splitlines()) == sorted(texts)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("shards", [1, 4])
+def test_files_that_cannot_be_read_are_named(shards, tmp_path):
+    """Also where they are looked into before anything is read."""
+    pyarrow.parquet.write_table(pyarrow.table({"content": ["a", "b"]}), tmp_path / "column.parquet")
+    pyarrow.parquet.write_table(pyarrow.table({"text": [1, 2]}), tmp_path / "numbers.parquet")
+    (tmp_path / "broken.parquet").write_bytes(b"")
+    (tmp_path / "broken.txt.zst").write_bytes(b"no zst at all")
+    (tmp_path / "broken.jsonl").write_text('{"text": "well"}\n' * 50 + "[1, 2]\n")
+    for name, says in (
+        ("column.parquet", 'column.parquet has no column "text"; it has content'),
+        ("numbers.parquet", "among the first records of .*numbers.parquet: .*Unsupported cast"),
+        ("broken.parquet", "among the first records of .*broken.parquet"),
+        ("broken.txt.zst", "among the first records of .*broken.txt.zst"),
+        ("broken.jsonl", r"among the first records of .*broken.jsonl: .*not an object with a text under"),
+    ):
+        with pytest.raises(UserError, match=f'The task "files_full_lm" fails .*{says}') as error:
+            files = TextFiles(train=str(tmp_path / name))
+            next(batches_of(small_config("files_full_lm", files=files, shards=shards), "causal_decoder"))
+        assert "{{" not in str(error.value)
+
+
 def test_formats_that_tensorflow_does_not_read_are_read_once_and_from_where_they_were(tmp_path):
     opened = []
 
@@ -336,6 +358,19 @@ def test_formats_that_tensorflow_does_not_read_are_read_once_and_from_where_they
     tf.train.Checkpoint(iterator=first).write(str(tmp_path / "position"))
     tf.train.Checkpoint(iterator=again).read(str(tmp_path / "position"))
     assert [x.numpy().item() for x in again] == whole[11:]
+
+    failures = [OSError("not now")]
+
+    def once(file):
+        for number in range(5):
+            if number == 2 and failures:
+                raise failures.pop()
+            yield [f"{number}".encode()]
+
+    dataset = read_on(once)("a")
+    with pytest.raises(tf.errors.OpError, match="not now"):
+        list(dataset)
+    assert len(list(dataset)) == 5  # a second time it is read to its end
 
 
 def test_a_bad_line_of_json_is_a_sentence(tmp_path):

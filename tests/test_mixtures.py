@@ -8,7 +8,10 @@ import pytest
 import seqio
 import tensorflow as tf
 from etils import epath
+from runs_of_text import flags
 
+from t5x_lab.checkpoints.layout import read_info
+from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
 from t5x_lab.data import sources, tasks
 from t5x_lab.data.config import ByteVocabulary, DataConfig, Mixing, TextFiles
@@ -180,13 +183,45 @@ def test_documents_are_counted_once_and_not_to_tell_shapes(tmp_path, monkeypatch
         found = batch_of_tasks(config, "causal_decoder").tasks
         assert not counts
         assert found.rates() == [8, 24] and len(counts) == 2
-        assert resolve_tasks(config, "causal_decoder", 384).rates() == [8, 24] and len(counts) == 2  # as after a restart
+        assert resolve_tasks(config, "causal_decoder", 384).rates() == [8, 24] and len(counts) == 2
         (tmp_path / "few.txt").write_text("one line\n" * 9)
         assert resolve_tasks(config, "causal_decoder", 384).rates() == [9, 24]
     finally:
         seqio.MixtureRegistry.remove("texts")
         for name in ("few", "many"):
             tasks.remove_text(name)
+
+
+@pytest.mark.slow
+def test_a_run_that_goes_on_counts_nothing_again(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    counts, reduce = [], tf.data.Dataset.reduce
+    (tmp_path / "a.txt").write_text("red and green\n" * 400)
+    cut = [f"--gin_bindings={name}/TextFiles.lines_per_document = {lines}" for name, lines in (("one", 1), ("two", 2))]
+    named = '--gin_bindings=TEXTS = {"one": @one/TextFiles(), "two": @two/TextFiles()}'
+    text = ["--gin.MIXTURE_OR_TASK_NAME=texts_full_lm", '--gin.TASK_FEATURE_LENGTHS={"targets": 32}', "--gin.DATA_SHARDS=1"]
+    more = [named, *cut, "--gin.one/TextFiles.train=a.txt", "--gin.two/TextFiles.train=a.txt", "--gin.MIXING=@Mixing()"]
+    train = lambda steps: main(flags("causal_decoder", text, "run", steps, *more))
+    assert train(2) == 0
+    known = read_info(epath.Path("run/checkpoints/2"))["documents"]
+    assert sorted(known.values()) == [200, 400]
+    sources.counted.clear()
+    monkeypatch.setattr(tf.data.Dataset, "reduce", lambda self, *args: counts.append(1) or reduce(self, *args))
+    assert train(3) == 0 and not counts
+
+
+def test_mistakes_in_texts_are_sentences():
+    file = TextFiles(train="a.txt")
+    for texts, says in (
+        ({"w": "good.txt"}, r'TEXTS\["w"\] is .good.txt.; it must be TextFiles'),
+        ({"my-text": file}, 'TEXTS has a text called "my-text". Call it otherwise'),
+        ({"texts": file}, 'TEXTS has a text called "texts"'),
+        ({"sotu": file}, 'TEXTS has a text called "sotu", as one that is known already'),
+        ({}, '"texts_full_lm" are those of TEXTS, which has none'),
+    ):
+        with pytest.raises(UserError, match=says):
+            config = DataConfig("texts_full_lm", {"targets": 8}, 4, ByteVocabulary(), texts=texts)
+            resolve_tasks(config, "causal_decoder", 384)
 
 
 @pytest.mark.slow

@@ -365,7 +365,7 @@ def test_a_source_and_a_line_that_break_are_named(tmp_path, capsys):
     task = seqio.Task("no_numbers", source, output_features=FEATURES, preprocessors=[number_of_line])
     says = r'"no_numbers" fails at record 3 of .*a.txt \(b.three.\): .*could not correctly convert string: three\.'
     with registered(no_numbers=task), pytest.raises(UserError, match=says):
-        read("no_numbers", 1, 4, 3)
+        read("no_numbers", 4, 4, 3)
 
     def numbers(split, shuffle_files=False, seed=None):
         return tf.data.Dataset.from_generator(lambda: iter([1, 2, None]), output_signature=tf.TensorSpec([], tf.int32))

@@ -140,7 +140,7 @@ class TextFiles:
     validation: str = ""
     text_key: str = "text"
     lines_per_document: int = 32
-    rate: float = 1.0
+    rate: float = dataclasses.field(default=1.0, repr=False)  # it does not say which text it is
 
     def __post_init__(self):
         check_types(self)
@@ -219,8 +219,14 @@ class DataConfig:
                 f"same number of rows. Change one of them, for example --gin.DATA_SHARDS={_largest_divisor(self)}."
             )
         one_of("DataConfig.rates_of", self.rates_of, ("examples", "tokens"))
-        if ALL_TEXTS in self.texts:
-            raise UserError(f'TEXTS has a text called "{ALL_TEXTS}", which is the name of all of them. Call it otherwise.')
+        for name, text in self.texts.items():
+            if not isinstance(text, TextFiles):
+                raise UserError(f'TEXTS["{name}"] is {text!r}; it must be TextFiles, for example @{name}/TextFiles().')
+            if name in (ALL_TEXTS, "files") or not re.fullmatch(r"[A-Za-z]\w*", name):
+                raise UserError(
+                    f'TEXTS has a text called "{name}". Call it otherwise: with letters, digits and "_", and neither "files" '
+                    f'nor "{ALL_TEXTS}", which is the name of all of them.'
+                )
         if self.objective is not None:
             get_objective(self.objective)
 
@@ -242,7 +248,7 @@ class DataConfig:
             "DataConfig.shuffle": str(self.shuffle),
             "USE_CACHED_TASKS": str(self.use_cached),
             "TextFiles": str(self.files),
-            "TEXTS": str(dict(sorted(self.texts.items()))),
+            "TEXTS": str({name: (files, files.rate) for name, files in sorted(self.texts.items())}),
             "DataConfig.rates_of": self.rates_of,
         }
 

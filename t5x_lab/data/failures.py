@@ -1,5 +1,6 @@
 """Which task, file and record a pipeline failed on: looked for when it has failed, so that reading costs nothing more."""
 
+import contextlib
 import copy
 import re
 import time
@@ -19,17 +20,27 @@ from t5x_lab.observe.console import say
 SECONDS = 120  # that a record is looked for
 
 
-def named(error: tf.errors.OpError, parts: Sequence[Part], config: DataConfig, split: str) -> UserError:
-    """What to raise in place of an error that TensorFlow raised while it read `split` of these tasks."""
-    cause, suspects = _cause(error), _suspects(error, parts)
-    say(f"A record of {' or '.join(part.task.name for part in suspects[:3])} cannot be read; it is looked for now.")
+@contextlib.contextmanager
+def naming_what_fails(parts: Sequence[Part], config: DataConfig, split: str) -> Iterator[None]:
+    """Raises a `UserError` in place of an error of TensorFlow's, where these tasks are read."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        raise _named(error, parts, config, split) from error
+
+
+def _named(error: tf.errors.OpError, parts: Sequence[Part], config: DataConfig, split: str) -> UserError:
+    cause, suspect = _cause(error), _suspect(error, parts)
+    say(f"A record of {suspect.task.name if suspect else 'a task'} cannot be read; it is looked for now.")
     until = time.monotonic() + SECONDS
-    for part in suspects:
+    for part in [suspect, *(part for part in parts if part is not suspect)] if suspect else parts:
         for file, source in _by_file(source_of(part.task, config, split), split):
+            if time.monotonic() > until:
+                break
             where = _first_failure(part, source, f" of {file}" if file else "", config, split, until)
             if where:
                 return UserError(f'The task "{part.task.name}" fails {where}: {cause}')
-    task = f'The task "{suspects[0].task.name}"' if len(suspects) == 1 else "A task"
+    task = f'The task "{suspect.task.name}"' if suspect else "A task"
     return UserError(f"{task} cannot be read: {cause} (Which record it was has not been found.)")
 
 
@@ -41,10 +52,13 @@ def _cause(error: tf.errors.OpError) -> str:
     return lines[0].removeprefix("UserError: ").rstrip(".") + "." if lines else f"{type(error).__name__}."
 
 
-def _suspects(error: tf.errors.OpError, parts: Sequence[Part]) -> Sequence[Part]:
-    """The task whose input of the mixture it was, where TensorFlow's path of iterators says so; else all."""
+def _suspect(error: tf.errors.OpError, parts: Sequence[Part]) -> Part | None:
+    """The only task, or the one whose input of the mixture it was, where TensorFlow's path of iterators says so."""
+    if len(parts) == 1:
+        return parts[0]
     inputs = re.findall(r"DirectedInterleave\[(\d+)\]", str(error.message))
-    return [parts[int(inputs[0])]] if inputs and int(inputs[0]) < len(parts) else parts
+    drawn = [part for part in parts if inputs and part.rate > 0]  # TensorFlow leaves out the others
+    return drawn[int(inputs[0])] if inputs and int(inputs[0]) < len(drawn) else None
 
 
 def _by_file(source: seqio.DataSource, split: str) -> Iterator[tuple[str | None, seqio.DataSource]]:
@@ -77,7 +91,7 @@ def _first_failure(
     if not _fails(part, noted, records.element_spec, config):
         return None
     if record is None:
-        return f"before the first record{of_file}"
+        return f"among the first records{of_file}"
     alone = _fails(part, lambda: iter([record]), records.element_spec, config)
     return f"{'at' if alone else 'behind'} record {number}{of_file} ({_shown(record)})"
 

@@ -17,7 +17,7 @@ from t5x_lab.config.errors import UserError, nearest
 from t5x_lab.config.user_code import raised_in, told
 from t5x_lab.data.config import DataConfig
 from t5x_lab.data.examples import features_of, has_text_at_0, passed, sequences_of, with_features
-from t5x_lab.data.failures import named
+from t5x_lab.data.failures import naming_what_fails
 from t5x_lab.data.feature_converters import FeatureConverter
 from t5x_lab.data.files_read import changes, files_of
 from t5x_lab.data.many import Shard, of_shards
@@ -139,12 +139,16 @@ class SeqioBatches:
         together = [owned] if len(tasks.trained) > MANY and owned else [(shard,) for shard in owned]
         groups = [*together, *((shard,) for shard in self._shards if shard not in self._owned)]
         self._tasks, self._config = tasks, config
-        self._make = functools.partial(shards_of_tasks, tasks, config, seed, rates_of_examples(tasks, config))
-        self._datasets = {group: self._make(group) for group in groups}
+        with self._naming_what_fails():
+            self._make = functools.partial(shards_of_tasks, tasks, config, seed, rates_of_examples(tasks, config))
+            self._datasets = {group: self._make(group) for group in groups}
         self._files = files_of(tasks)
 
     def __iter__(self):
         return self
+
+    def _naming_what_fails(self):
+        return naming_what_fails(self._tasks.trained, self._config, self._config.split)
 
     @functools.cached_property
     def _iterators(self) -> dict[tuple[int, ...], Iterator]:
@@ -152,9 +156,8 @@ class SeqioBatches:
 
     def __next__(self) -> HostBatch:
         try:
-            read = {shard: next(iterator) for group, iterator in self._iterators.items() for shard in group}
-        except tf.errors.OpError as error:
-            raise named(error, self._tasks.trained, self._config, self._config.split) from error
+            with self._naming_what_fails():
+                read = {shard: next(iterator) for group, iterator in self._iterators.items() for shard in group}
         except StopIteration:
             raise UserError(
                 "The data have no complete batch: a shard of the training split is empty after preprocessing. Lower "
@@ -336,8 +339,6 @@ def eval_batches(tasks: WeightedTasks, part: Part, config: DataConfig, rows: Row
     examples = with_features(dataset, part, None, features, tasks.architecture)
     dataset = _batches(examples, tasks, [part], config, size, drop_remainder=False)
     held = (rows or Rows.all(size)).held
-    try:
+    with naming_what_fails([part], config, config.eval_split):
         for batch in dataset.take(config.eval_steps).as_numpy_iterator():
             yield {name: np.pad(x, [(0, size - len(x))] + [(0, 0)] * (x.ndim - 1))[held] for name, x in batch.items()}
-    except tf.errors.OpError as error:
-        raise named(error, [part], config, config.eval_split) from error

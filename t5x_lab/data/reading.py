@@ -74,7 +74,7 @@ def shard_of_task(part: Part, config: DataConfig, run_seed: int, shard: Shard, t
         dataset = preprocessed(part, source.get_dataset(config.split, seed=seed), config, seed, without_end)
         _check_features(dataset, part)
         return dataset.shuffle(buffer, seed=seed) if few and buffer and config.shuffle else dataset
-    except UserError:
+    except (UserError, tf.errors.OpError):  # the latter are of what is read, see `failures`
         raise
     except Exception as error:
         raise UserError(f'The task "{task.name}" cannot be read at the lengths {dict(part.lengths)}: {told(error)}.') from error
@@ -168,6 +168,8 @@ class ShardOfSource(seqio.DataSource):
         in_graph = tf.is_tensor(self._shard)
         with tf.init_scope():
             number = None if shards == 1 or self._in_order else _number_if_small(source, split, shards)
+            if number == 0:
+                raise UserError(f"There is nothing to read in {', '.join(source.list_shards(split)[:3])}, the split {split}.")
             is_split = shards > 1 and not (number or 0) % shards
             alike = is_split and number is None and files_are_alike(source.list_shards(split), shards)
         by_parts = is_split and (alike or source.supports_arbitrary_sharding)

@@ -26,7 +26,7 @@ UNEVEN = 0.02  # by which the shards of a text may differ
 # AutoGraph would convert Python that TensorFlow calls while it runs, too, and make it many times slower.
 as_it_is = tf.autograph.experimental.do_not_convert
 TOGETHER = 128  # documents that are read and parsed at a time
-MOST_OPENED = 1_000  # files that TensorFlow does not read itself
+MOST_OPENED = 256  # files that TensorFlow does not read itself; those asked for longest ago are closed
 
 
 def text_files(config: TextFiles, name: str = "files") -> seqio.FileDataSource:
@@ -60,7 +60,7 @@ def document_files(
         "parquet": (read_on(functools.partial(_texts_of_parquet, text_key=text_key)), as_they_are),
         "tfrecord": (_records, lambda records: _texts_of_examples(records, text_key)),
     }[kind]
-    return DocumentFiles(read, parse, {split: list(names) for split, names in files.items()})
+    return DocumentFiles(read, parse, {split: list(names) for split, names in files.items()}, f"{kind} {lines_per_document}")
 
 
 class DocumentFiles(seqio.FileDataSource):
@@ -72,11 +72,12 @@ class DocumentFiles(seqio.FileDataSource):
       read: a file's name -> a dataset of string [n], documents as they are written.
       parse: string [n], these -> string [n], their texts.
       files: by split.
+      cut: what tells readers of the same files apart that make other documents of them.
     """
 
-    def __init__(self, read: Callable, parse: Callable, files: Mapping[str, list[str]]):
+    def __init__(self, read: Callable, parse: Callable, files: Mapping[str, list[str]], cut: str):
         super().__init__(read, files, block_length=1)
-        self._parse = parse
+        self._parse, self._cut = parse, cut
 
     @property
     def supports_arbitrary_sharding(self) -> bool:
@@ -92,7 +93,7 @@ class DocumentFiles(seqio.FileDataSource):
     def num_input_examples(self, split: str) -> int:
         """Counted by reading all of them, where `counted` does not have it."""
         files = self.list_shards(split)
-        key = f"{zlib.crc32(json.dumps([files, sizes_of(files)]).encode()):08x}"
+        key = f"{zlib.crc32(json.dumps([files, sizes_of(files), self._cut]).encode()):08x}"
         if key not in counted:
             written = super().get_dataset(split, shuffle=False)
             counted[key] = int(written.reduce(np.int64(0), lambda count, documents: count + tf.size(documents, tf.int64)))
@@ -187,7 +188,7 @@ def read_on(chunks_of: Callable[[str], Iterator[list[bytes]]]) -> Callable[[str]
     To TensorFlow a chunk is a function of the file and the chunk's number, so that the position is a number. Files stay open
     where their last chunk ended; what is asked for out of turn is read from the beginning.
     """
-    opened: dict[tuple[bytes, int], list[Iterator]] = {}  # readers by what they would give next
+    opened: list[tuple[tuple[bytes, int], Iterator]] = []  # readers, and what they would give next
     behind_errors: set[tuple[bytes, int]] = set()  # TensorFlow's windows ask on and would collect errors by the thousand
     lock = threading.Lock()
 
@@ -196,20 +197,18 @@ def read_on(chunks_of: Callable[[str], Iterator[list[bytes]]]) -> Callable[[str]
         if this in behind_errors:
             return np.array([], object)
         with lock:
-            readers = opened.pop(this, [])
-            reader = readers.pop() if readers else itertools.islice(chunks_of(file.decode()), this[1], None)
-            if readers:
-                opened[this] = readers
+            here = next((index for index, (place, _) in enumerate(opened) if place == this), None)
+            reader = opened.pop(here)[1] if here is not None else itertools.islice(chunks_of(file.decode()), this[1], None)
         try:
             found: list[bytes] = next(reader, [])
         except Exception:
             behind_errors.add(after)
             raise
+        behind_errors.discard(after)
         if found:
             with lock:
-                opened.setdefault(after, []).append(reader)
-                if len(opened) > MOST_OPENED:
-                    del opened[next(iter(opened))]
+                opened.append((after, reader))
+                del opened[:-MOST_OPENED]
         return np.array(found, object)
 
     def dataset(file) -> tf.data.Dataset:

@@ -67,6 +67,9 @@ def _texts(config: DataConfig | None) -> dict[str, seqio.DataSource]:
     if config is None:
         return _TEXTS
     of_run = {"files": config.files, **config.texts}
+    taken = [name for name in config.texts if name in _TEXTS]
+    if taken:
+        raise UserError(f'TEXTS has a text called "{taken[0]}", as one that is known already. Call it otherwise.')
     opened = {name: OpenedWhenRead(functools.partial(text_files, files, name), files.splits) for name, files in of_run.items()}
     return {**_TEXTS, **opened}
 
@@ -107,6 +110,8 @@ def members(config: DataConfig, need_objective: bool = True) -> list[Member]:
       UserError: with the nearest name when there is no such task or mixture; when OBJECTIVE and a name do not go together.
     """
     name, known = config.mixture_or_task_name, known_names(config)
+    if name in _own_names([ALL_TEXTS]) and name not in known:
+        raise UserError(f'"{name}" are those of TEXTS, which has none: TEXTS = {{"mine": @mine/TextFiles()}}, for example.')
     if name not in known:
         raise UserError(
             f'There is no task or mixture "{name}".{nearest(name, known)} If it is your own, import its module from '

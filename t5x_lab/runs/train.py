@@ -1,5 +1,6 @@
 """`t5x_lab train`: from a configuration to a trained run directory, and from an interrupted one onwards."""
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import json
@@ -173,14 +174,20 @@ def prepare(config: GinConfig, stack: contextlib.ExitStack) -> Job:
 
 def count_documents(tasks: Any, run: RunConfig, start: StartingPoint) -> dict[str, int]:
     """Numbers of documents that rates depend on, counted once in a run's life, by the first process; see `DocumentFiles`."""
+    from t5x_lab.data.failures import naming_what_fails
     from t5x_lab.data.sources import counted
 
+    counted.clear()
     if start.step is not None:
         counted.update(read_info(absolute_path(run.model_dir) / "checkpoints" / str(start.step)).get("documents", {}))
-    if jax.process_index() == 0:
-        tasks.rates()
+    with concurrent.futures.ThreadPoolExecutor(1) as pool, naming_what_fails(tasks.trained, run.data, run.data.split):
+        counting = pool.submit(tasks.rates) if jax.process_index() == 0 else None
+        while not broadcast(counting is None or bool(concurrent.futures.wait([counting], timeout=60).done)):
+            pass  # counting may take longer than processes wait for each other
+        if counting:
+            counting.result()
     counted.update(json.loads(broadcast_text(json.dumps(counted))))
-    return counted
+    return dict(counted)
 
 
 def start_of(job: Job) -> RunStart:
