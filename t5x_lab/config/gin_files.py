@@ -7,6 +7,7 @@ import ast
 import copy
 import dataclasses
 import difflib
+import functools
 import inspect
 import os
 import pathlib
@@ -26,7 +27,7 @@ from t5x_lab.config.t5x_names import hint
 from t5x_lab.config.user_code import raised_in
 
 PACKAGE_GIN = pathlib.Path(__file__).resolve().parent.parent / "gin"
-_shipped = {name for path in PACKAGE_GIN.rglob("*.gin") for name in defined_in(path.read_text())}  # macros of our own
+_of_fields: set[str] = set()  # macros that dataclasses name
 
 
 def _get_configurable(context: ParseContext, selector: str):
@@ -69,7 +70,7 @@ def parse(
         gin.add_config_file_search_path(path)
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
-    _shipped.update(defined_in(before))
+    _of_fields.update(defined_in(before))
     try:
         gin.parse_config(before)
         gin.parse_config_files_and_bindings(list(files), list(bindings), finalize_config=False)
@@ -91,11 +92,16 @@ def _drop_replaced_macros(bindings: Sequence[str]) -> None:
     """
     said = {text.partition("=")[0].strip() for text in bindings}
     for name in sorted(_defined_macros() - _used_macros()):
-        if name not in _shipped:
+        if name not in _of_fields | _shipped_macros():
             continue  # the user's own, which `build` refuses
         if name in said:
             raise UserError(f"Nothing uses {name}: what it feeds is bound to something else. Leave one of the two out.")
         del _CONFIG[name, "gin.macro"]
+
+
+@functools.cache
+def _shipped_macros() -> frozenset[str]:
+    return frozenset(name for path in PACKAGE_GIN.rglob("*.gin") for name in defined_in(path.read_text()))
 
 
 def _defined_macros() -> set[str]:

@@ -23,8 +23,6 @@ from t5x_lab.config.gin_files import flag
 from t5x_lab.data.config import TextFiles
 
 UNEVEN = 0.02  # by which the shards of a text may differ
-# AutoGraph would convert Python that TensorFlow calls while it runs, too, and make it many times slower.
-as_it_is = tf.autograph.experimental.do_not_convert
 TOGETHER = 128  # documents that are read and parsed at a time
 MOST_OPENED = 256  # files that TensorFlow does not read itself; those asked for longest ago are closed
 
@@ -213,12 +211,16 @@ def read_on(chunks_of: Callable[[str], Iterator[list[bytes]]]) -> Callable[[str]
 
     def dataset(file) -> tf.data.Dataset:
         one = lambda number: tf.ensure_shape(tf.numpy_function(chunk, [file, number], tf.string, stateful=False), [None])
-        return tf.data.Dataset.counter().map(as_it_is(one)).take_while(lambda texts: tf.size(texts) > 0)
+        return (
+            tf.data.Dataset.counter()
+            .map(tf.autograph.experimental.do_not_convert(one))
+            .take_while(lambda texts: tf.size(texts) > 0)
+        )
 
     return dataset
 
 
-@as_it_is
+@tf.autograph.experimental.do_not_convert  # which would make Python that TensorFlow calls while it runs many times slower
 def _texts_of_json(lines: tf.Tensor, text_key: str) -> tf.Tensor:
     def texts(lines: np.ndarray) -> np.ndarray:
         return np.array([text(line) for line in lines], object)
