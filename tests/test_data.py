@@ -362,15 +362,17 @@ def test_formats_that_tensorflow_does_not_read_are_read_once_and_from_where_they
     failures = [OSError("not now")]
 
     def once(file):
+        opened.append(file)
         for number in range(5):
             if number == 2 and failures:
                 raise failures.pop()
             yield [f"{number}".encode()]
 
-    dataset = read_on(once)("a")
+    dataset = read_on(once)("c")
     with pytest.raises(tf.errors.OpError, match="not now"):
         list(dataset)
     assert len(list(dataset)) == 5  # a second time it is read to its end
+    assert opened.count("c") == 2
 
 
 def test_a_bad_line_of_json_is_a_sentence(tmp_path):

@@ -211,11 +211,9 @@ def read_on(chunks_of: Callable[[str], Iterator[list[bytes]]]) -> Callable[[str]
 
     def dataset(file) -> tf.data.Dataset:
         one = lambda number: tf.ensure_shape(tf.numpy_function(chunk, [file, number], tf.string, stateful=False), [None])
-        return (
-            tf.data.Dataset.counter()
-            .map(tf.autograph.experimental.do_not_convert(one))
-            .take_while(lambda texts: tf.size(texts) > 0)
-        )
+        in_turn = tf.autograph.experimental.do_not_convert(lambda nothing, number: (nothing, one(number)))
+        chunks = tf.data.Dataset.counter().scan(0, in_turn)  # a map might ask for several at once, each read from the beginning
+        return chunks.take_while(lambda texts: tf.size(texts) > 0)
 
     return dataset
 
