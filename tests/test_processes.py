@@ -7,8 +7,10 @@ import signal
 import commands
 import numpy as np
 import pytest
+from etils import epath
 from runs_of_text import FULL_LM, flags, losses
 
+from t5x_lab.checkpoints.layout import read_info
 from t5x_lab.cli.main import main
 
 pytestmark = pytest.mark.slow
@@ -18,12 +20,28 @@ def start_two_processes(model_dir, steps, *more):
     return commands.start_two(*flags("causal_decoder", FULL_LM, model_dir, steps, *more), log=model_dir)
 
 
+def two_texts() -> list[str]:
+    """Flags of two texts that are read as often as they have documents, which are counted."""
+    for name, lines in (("one", 300), ("two", 150)):
+        pathlib.Path(f"{name}.txt").write_text("".join(f"line {n} of {name} has {n * n} letters\n" for n in range(lines)))
+    each = [
+        f'--gin_bindings={name}/TextFiles.{split} = "{name}.txt"'
+        for name in ("one", "two")
+        for split in ("train", "validation")
+    ]
+    return [
+        '--gin_bindings=TEXTS = {"one": @one/TextFiles(), "two": @two/TextFiles()}', *each, "--gin.MIXING=@Mixing()",
+        "--gin.MIXTURE_OR_TASK_NAME=texts_full_lm", '--gin.TASK_FEATURE_LENGTHS={"targets": 64}',
+    ]  # fmt: skip
+
+
 def test_two_processes_work_like_one(capsys):
     """Training, evaluation, checkpoints from one process of eight devices to two of one and of four, and generation."""
-    more = ["--gin.CHECKPOINT_PERIOD=2", "--gin.EVAL_PERIOD=2"]
+    more = ["--gin.CHECKPOINT_PERIOD=2", "--gin.EVAL_PERIOD=2", "--gin.TextFiles.lines_per_document=1"]
+    texts = two_texts()
 
     def train(model_dir, steps, mesh):
-        return flags("causal_decoder", FULL_LM, model_dir, steps, f"--gin.MESH={mesh}", *more)
+        return flags("causal_decoder", texts, model_dir, steps, f"--gin.MESH={mesh}", *more)
 
     def two(*argv, devices=1):
         processes = commands.start_two(*argv, devices=devices)
@@ -37,7 +55,9 @@ def test_two_processes_work_like_one(capsys):
     assert main(train("mixed", 8, "fsdp=8")) == 0
     two(*train("mixed", 10, "tensor=2"))  # now both processes hold every row
     assert sorted(os.listdir("mixed/checkpoints")) == ["10", "6", "8"]
-    for split in ("train", "eval/sotu_full_lm"):
+    counted = [read_info(epath.Path(f"{run}/checkpoints/10"))["documents"] for run in ("alone", "mixed")]
+    assert counted[0] == counted[1] and sorted(counted[0].values()) == [150, 300]
+    for split in ("train", "eval/one_full_lm", "eval/two_full_lm"):
         alone, mixed = losses("alone", split), losses("mixed", split)
         assert alone.keys() == mixed.keys() and alone
         np.testing.assert_allclose([v[0] for v in alone.values()], [v[0] for v in mixed.values()], rtol=1e-5)

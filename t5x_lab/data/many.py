@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.data.ops import structured_function
 
 Shard = int | tf.Tensor
 
@@ -60,7 +61,8 @@ def of_shards(
     one.autograph_info__ = {}  # type: ignore[attr-defined]  # not to be converted itself, while the tasks' functions are
     numbers = tf.data.Dataset.from_tensor_slices((np.array(shards, np.int64), np.array(seeds, np.int64)))
     beside = min(len(shards), os.cpu_count() or 1)
-    together = numbers.interleave(one, cycle_length=len(shards), block_length=1, num_parallel_calls=beside)
+    with _functions_of_one_device():
+        together = numbers.interleave(one, cycle_length=len(shards), block_length=1, num_parallel_calls=beside)
     options = tf.data.Options()
     options.deterministic = True
     # The graph is made for one pipeline: of hundreds of tasks each start would cost more than those before it.
@@ -69,6 +71,26 @@ def of_shards(
     # Generators of seeds count as state in a graph; theirs are tensors that are saved with it.
     options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
     return together.with_options(options)
+
+
+@contextlib.contextmanager
+def _functions_of_one_device() -> Iterator[None]:
+    """Functions of datasets are marked as one device's, and run as they were traced.
+
+    Others are placed, split by device and optimised anew by each shard's iterator, thousands of times in all: half of the time
+    to the first batch, and nearly all of the time that a restore takes. TensorFlow knows the attribute by this name alone.
+    """
+    of_dataset = structured_function.StructuredFunctionWrapper
+    plain = of_dataset.__init__
+
+    def of_one_device(self, *args, defun_kwargs=None, **options):
+        plain(self, *args, defun_kwargs={**(defun_kwargs or {}), "experimental_ints_on_device": True}, **options)
+
+    of_dataset.__init__ = of_one_device
+    try:
+        yield
+    finally:
+        of_dataset.__init__ = plain
 
 
 @contextlib.contextmanager
