@@ -123,6 +123,7 @@ def test_what_is_told_of_a_batch_is_what_is_trained_and_evaluated(tasks, name, a
     assert len(told.counted) == (trained["task_tokens"].shape[1] if "task_tokens" in trained else 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, weights", [("weighed", {0.5}), ("both_weighed", {0.5, 1})])
 def test_weights_of_losses_may_be_fractions(tasks, name, weights):
     _, trained, _ = batch_of(name, "causal_decoder", lengths=LENGTHS)
@@ -276,6 +277,7 @@ gin.external_configurable(label_loss)
 '''
 
 
+@pytest.mark.slow
 def test_a_converter_a_network_and_a_loss_of_ones_own_share_a_feature(tasks, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))

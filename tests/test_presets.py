@@ -52,6 +52,7 @@ def test_all_presets_are_there():
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", PRESETS)
 def test_parameter_count(preset):
     model = Model(GinConfig([preset]).model())

@@ -213,6 +213,7 @@ class Reversed(seqio.Task):
         return dataset.map(lambda example: {**example, "targets": example["targets"] + 1000})
 
 
+@pytest.mark.slow
 def test_what_a_task_and_a_mixture_say_of_themselves_is_heeded(tmp_path):
     """A buffer of one keeps the order; a class's own get_dataset and a mixture's sample_fn are called."""
     in_turn = lambda datasets, rates, seed: tf.data.Dataset.choose_from_datasets(
@@ -227,6 +228,7 @@ def test_what_a_task_and_a_mixture_say_of_themselves_is_heeded(tmp_path):
     assert shuffled != sorted(shuffled)
 
 
+@pytest.mark.slow
 def test_splits_caches_and_order_are_the_users(tmp_path):
     """Another split, in the order of its files, from SeqIO's cache."""
     (tmp_path / "dev.txt").write_text("\n".join(str(n) for n in range(1, 41)))
@@ -359,6 +361,7 @@ def test_the_record_that_breaks_a_task_is_named(others, tmp_path):
         read("mixed" if others else "broken", 1, 4, 100)
 
 
+@pytest.mark.slow
 def test_a_source_and_a_line_that_break_are_named(tmp_path, capsys):
     (tmp_path / "a.txt").write_text("1\n2\nthree\n4\n")
     source = seqio.TextLineDataSource({"train": str(tmp_path / "a.txt")})

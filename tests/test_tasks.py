@@ -47,6 +47,7 @@ def test_seqio_reads_by_name_what_a_run_reads(name):
             assert not rows[feature][row][len(tokens) :].any()
 
 
+@pytest.mark.slow
 def test_own_tasks_stand_in_anybodys_mixture_and_need_lengths():
     tasks.known_names()
     seqio.MixtureRegistry.add("both", [("sotu_span_corruption", 3.0), ("sotu_ul2", 1.0)])
