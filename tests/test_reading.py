@@ -17,7 +17,7 @@ from runs_of_text import flags
 import t5x_lab
 from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
-from t5x_lab.data import sources
+from t5x_lab.data import many, sources
 from t5x_lab.data.config import ByteVocabulary, DataConfig, TextFiles
 from t5x_lab.data.pipeline import SeqioBatches, resolve_tasks
 from t5x_lab.data.reading import ShardOfSource
@@ -62,6 +62,36 @@ def read(name, shards, batch_size, batches, seed=0, **options):
     config = DataConfig(name, {"inputs": 1, "targets": 1}, batch_size, ByteVocabulary(), **settings)
     stream = SeqioBatches(resolve_tasks(config, "encoder_decoder", 200_000), config, seed)
     return np.stack([next(stream)["decoder_target_tokens"][:, 0] for _ in range(batches)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["lines", "documents", "in a graph"])
+@pytest.mark.parametrize("sizes, shards", [((500,) * 11, 10), ((20, 3_000, 40, 700), 8), ((0, 900, 0, 30, 0), 3)], ids=str)
+def test_large_files_are_shared_by_bytes(sizes, shards, kind, tmp_path, monkeypatch):
+    """Each record is in one shard, parts are equal but for chance, and a shard opens few files."""
+    monkeypatch.setattr(sources, "LARGE", 1)
+    for number, size in enumerate(sizes):
+        (tmp_path / f"{number:02d}.txt").write_text("".join(f"{number:02d}_{n:05d}\n" for n in range(size)))
+    files = sorted(map(str, tmp_path.glob("*.txt")))
+    opened: list[set] = [set() for _ in range(shards)]
+
+    source = seqio.FileDataSource(tf.data.TextLineDataset, {"train": files})
+    if kind == "documents":
+        source = sources.document_files({"train": files}, lines_per_document=1)
+    make = lambda shard: ShardOfSource(source, shard, shards, seed=3).get_dataset()
+    if kind == "in a graph":
+        both = many.of_shards(lambda shard: make(shard).map(lambda line: (shard, line)), range(shards), range(1, shards + 1), 0)
+        found = [(int(shard), line.decode()) for shard, line in both.as_numpy_iterator()]
+    else:
+        text = lambda record: (record["text"] if kind == "documents" else record).decode()
+        found = [(shard, text(record)) for shard in range(shards) for record in make(shard).as_numpy_iterator()]
+    everything = [f"{number:02d}_{n:05d}" for number, size in enumerate(sizes) for n in range(size)]
+    assert sorted(record for _, record in found) == sorted(everything)
+    for shard, record in found:
+        opened[shard].add(record.split("_")[0])
+    assert max(map(len, opened)) <= len([size for size in sizes if size]) // shards + 3
+    counts = np.bincount([shard for shard, _ in found], minlength=shards)
+    np.testing.assert_allclose(counts, len(everything) / shards, rtol=0.02, atol=3)
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.data.ops import structured_function
 
 Shard = int | tf.Tensor
 
@@ -80,7 +79,11 @@ def _functions_of_one_device() -> Iterator[None]:
     Others are placed, split by device and optimised anew by each shard's iterator, thousands of times in all: half of the time
     to the first batch, and nearly all of the time that a restore takes. TensorFlow knows the attribute by this name alone.
     """
-    of_dataset = structured_function.StructuredFunctionWrapper
+    try:
+        from tensorflow.python.data.ops.structured_function import StructuredFunctionWrapper as of_dataset
+    except ImportError:  # it is not public; without it all is right, and slower
+        yield
+        return
     plain = of_dataset.__init__
 
     def of_one_device(self, *args, defun_kwargs=None, **options):

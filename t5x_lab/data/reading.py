@@ -22,7 +22,7 @@ from t5x_lab.data.config import DataConfig
 from t5x_lab.data.many import Shard, same_in_all_shards
 from t5x_lab.data.mixture import Part, no_inputs
 from t5x_lab.data.preprocessors import truncated
-from t5x_lab.data.sources import UNEVEN, files_are_alike
+from t5x_lab.data.sources import UNEVEN, are_large, files_are_alike, shares_of_files
 from t5x_lab.observe.console import say
 
 MANY = 16  # tasks, beyond which one buffer shuffles what was mixed: one for each would be gigabytes of position
@@ -139,8 +139,8 @@ def _say_unread_inputs(task: str) -> None:
 class ShardOfSource(seqio.DataSource):
     """One of a number of equal parts of a source's records.
 
-    Whole files where these are alike, TFDS's even splits, else every n-th record. A source with so few records that the parts
-    would differ is not split: each shard reads all of it, in an order of its own.
+    Whole files where these are alike, TFDS's even splits, shares of large files, else every n-th record. A source with so few
+    records that the parts would differ is not split: each shard reads all of it, in an order of its own.
 
     Args:
       source: what is split.
@@ -171,8 +171,12 @@ class ShardOfSource(seqio.DataSource):
             if number == 0:
                 raise UserError(f"There is nothing to read in {', '.join(source.list_shards(split)[:3])}, the split {split}.")
             is_split = shards > 1 and not (number or 0) % shards
-            alike = is_split and number is None and files_are_alike(source.list_shards(split), shards)
-        by_parts = is_split and (alike or source.supports_arbitrary_sharding)
+            files = source.list_shards(split)
+            alike = is_split and number is None and files_are_alike(files, shards)
+            by_parts = is_split and (alike or source.supports_arbitrary_sharding)
+            by_shares = is_split and not by_parts and isinstance(source, seqio.FileDataSource) and are_large(files)
+        if by_shares:
+            return shares_of_files(source._reader, files, part, self._seed if shuffle else None)
         # A graph has a source for each shard: one for all would draw the order of its files in turn, whoever comes first.
         with same_in_all_shards() if in_graph else contextlib.nullcontext():
             read = source.get_dataset(split=split, shuffle=shuffle, seed=self._seed, shard_info=part if by_parts else None)

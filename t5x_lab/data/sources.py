@@ -3,6 +3,7 @@
 No Python generators: the state of a tf.data iterator over one cannot be saved, and resuming would not be exact.
 """
 
+import bisect
 import concurrent.futures
 import functools
 import io
@@ -23,7 +24,10 @@ from t5x_lab.config.gin_files import flag
 from t5x_lab.data.config import TextFiles
 
 UNEVEN = 0.02  # by which the shards of a text may differ
+LARGE = 1 << 30  # bytes of a text: of a smaller one each shard reads all and keeps every n-th record
 TOGETHER = 128  # documents that are read and parsed at a time
+_PLACES = 1 << 32  # that a file's records are spread over, evenly wherever one stops
+_SPREAD = 2_654_435_769  # 2**32 by the golden ratio (Knuth, volume 3, 6.4)
 MOST_OPENED = 256  # files that TensorFlow does not read itself; those asked for longest ago are closed
 
 
@@ -82,10 +86,14 @@ class DocumentFiles(seqio.FileDataSource):
         return True
 
     def get_dataset(self, split="train", shuffle=True, seed=None, shard_info=None, **unused) -> tf.data.Dataset:
-        by_files = shard_info is not None and files_are_alike(self.list_shards(split), shard_info.num_shards)
-        written = super().get_dataset(split, shuffle, seed, shard_info if by_files else None)
-        if shard_info is not None and not by_files:
-            written = written.unbatch().shard(shard_info.num_shards, shard_info.index).batch(TOGETHER)
+        files = self.list_shards(split)
+        if shard_info is None or files_are_alike(files, shard_info.num_shards):
+            written = super().get_dataset(split, shuffle, seed, shard_info)
+        elif are_large(files):
+            written = shares_of_files(self._reader, files, shard_info, seed if shuffle else None, together=True)
+        else:
+            whole = super().get_dataset(split, shuffle, seed, None)
+            written = whole.unbatch().shard(shard_info.num_shards, shard_info.index).batch(TOGETHER)
         return written.map(lambda documents: {"text": self._parse(documents)}).unbatch()
 
     def num_input_examples(self, split: str) -> int:
@@ -128,6 +136,66 @@ def files_are_alike(files: Sequence[str], shards: int) -> bool:
         return False
     of_shards = np.array([sum(sizes[shard::shards]) for shard in range(shards)])  # type: ignore[arg-type]
     return bool(np.ptp(of_shards) <= UNEVEN * of_shards.mean())
+
+
+def are_large(files: Sequence[str]) -> bool:
+    """Whether no shard should read all of them to keep its part."""
+    sizes = sizes_of(files)
+    return None not in sizes and sum(sizes) >= LARGE  # type: ignore[arg-type]
+
+
+def shares_of_files(
+    read: Callable, files: Sequence[str], part: seqio.ShardInfo, seed: int | None, together: bool = False
+) -> tf.data.Dataset:
+    """A shard's part of the bytes of all files, laid one after the other: some files whole, and of the first and last a share.
+
+    A file that several shards read is shared by its records' numbers, so that each of them is in exactly one shard. Of 1,024
+    files a thousand shards read two or three each.
+
+    Args:
+      read: a file's name -> a dataset of its records.
+      files: names.
+      part: which of how many; its number may be a tensor.
+      seed: of the order of files; None = as they are.
+      together: whether `read` gives many records at a time, string [n].
+    """
+    shares, number = _shares([size or 0 for size in sizes_of(files)], part.num_shards)
+    mine = tf.data.Dataset.from_tensor_slices(tf.gather(shares, part.index)).take(tf.gather(number, part.index))
+    mine = mine if seed is None else mine.shuffle(shares.shape[1], seed=seed)
+    names = tf.constant(list(files))
+
+    def is_mine(numbers: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
+        place = numbers * _SPREAD % _PLACES
+        return (place >= share[1]) & (place < share[2])
+
+    def of_file(share: tf.Tensor) -> tf.data.Dataset:
+        records = read(names[share[0]])
+        if not together:
+            return records.enumerate().filter(lambda n, _: is_mine(n, share)).map(lambda _, record: record)
+
+        def keep(before: tf.Tensor, records: tf.Tensor):
+            after = before + tf.size(records, tf.int64)
+            return after, tf.boolean_mask(records, is_mine(tf.range(before, after), share))
+
+        return records.scan(np.int64(0), keep)
+
+    return mine.interleave(of_file, cycle_length=16, block_length=1, num_parallel_calls=tf.data.AUTOTUNE)
+
+
+def _shares(sizes: Sequence[int], shards: int) -> tuple[np.ndarray, np.ndarray]:
+    """int64 [shards, most files of one, 3], which file and from which place of `_PLACES` to which; int64 [shards], how many."""
+    ends = list(itertools.accumulate(sizes))
+    bounds = [ends[-1] * shard // shards for shard in range(shards + 1)]
+    of_shards: list[list[tuple[int, int, int]]] = []
+    for low, high in itertools.pairwise(bounds):
+        first, last = bisect.bisect_right(ends, low), bisect.bisect_left(ends, high)
+        begins = [(file, ends[file] - sizes[file]) for file in range(first, last + 1) if sizes[file]]
+        place = lambda byte, file, begin: min(max(byte - begin, 0), sizes[file]) * _PLACES // sizes[file]
+        of_shards.append([(file, place(low, file, begin), place(high, file, begin)) for file, begin in begins])
+    table = np.zeros((shards, max(map(len, of_shards)), 3), np.int64)
+    for row, files in zip(table, of_shards, strict=True):
+        row[: len(files)] = np.reshape(files, (-1, 3))
+    return table, np.array([len(files) for files in of_shards], np.int64)
 
 
 def _compression(file) -> tf.Tensor:
