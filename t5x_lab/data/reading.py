@@ -22,7 +22,7 @@ from t5x_lab.data.config import DataConfig
 from t5x_lab.data.many import Shard, same_in_all_shards
 from t5x_lab.data.mixture import Part, no_inputs
 from t5x_lab.data.preprocessors import truncated
-from t5x_lab.data.sources import UNEVEN, are_large, files_are_alike, shares_of_files
+from t5x_lab.data.sources import UNEVEN, are_large, files_are_alike, shares_of_files, sizes_of
 from t5x_lab.observe.console import say
 
 MANY = 16  # tasks, beyond which one buffer shuffles what was mixed: one for each would be gigabytes of position
@@ -171,12 +171,13 @@ class ShardOfSource(seqio.DataSource):
             if number == 0:
                 raise UserError(f"There is nothing to read in {', '.join(source.list_shards(split)[:3])}, the split {split}.")
             is_split = shards > 1 and not (number or 0) % shards
-            files = source.list_shards(split)
-            alike = is_split and number is None and files_are_alike(files, shards)
-            by_parts = is_split and (alike or source.supports_arbitrary_sharding)
-            by_shares = is_split and not by_parts and isinstance(source, seqio.FileDataSource) and are_large(files)
+            files, is_file = source.list_shards(split), isinstance(source, seqio.FileDataSource)
+            by_size = is_split and number is None and not source.supports_arbitrary_sharding
+            sizes = sizes_of(files) if by_size and (is_file or not len(files) % shards) else []
+            by_parts = is_split and (source.supports_arbitrary_sharding or files_are_alike(sizes, shards))
+            by_shares = is_split and not by_parts and is_file and are_large(sizes)
         if by_shares:
-            return shares_of_files(source._reader, files, part, self._seed if shuffle else None)
+            return shares_of_files(source._reader, files, sizes, part, self._seed if shuffle else None)
         # A graph has a source for each shard: one for all would draw the order of its files in turn, whoever comes first.
         with same_in_all_shards() if in_graph else contextlib.nullcontext():
             read = source.get_dataset(split=split, shuffle=shuffle, seed=self._seed, shard_info=part if by_parts else None)

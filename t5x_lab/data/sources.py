@@ -87,10 +87,11 @@ class DocumentFiles(seqio.FileDataSource):
 
     def get_dataset(self, split="train", shuffle=True, seed=None, shard_info=None, **unused) -> tf.data.Dataset:
         files = self.list_shards(split)
-        if shard_info is None or files_are_alike(files, shard_info.num_shards):
+        sizes = sizes_of(files) if shard_info else []
+        if shard_info is None or files_are_alike(sizes, shard_info.num_shards):
             written = super().get_dataset(split, shuffle, seed, shard_info)
-        elif are_large(files):
-            written = shares_of_files(self._reader, files, shard_info, seed if shuffle else None, together=True)
+        elif are_large(sizes):
+            written = shares_of_files(self._reader, files, sizes, shard_info, seed if shuffle else None, together=True)
         else:
             whole = super().get_dataset(split, shuffle, seed, None)
             written = whole.unbatch().shard(shard_info.num_shards, shard_info.index).batch(TOGETHER)
@@ -127,25 +128,26 @@ def _size(file: str) -> int | None:
         return None
 
 
-def files_are_alike(files: Sequence[str], shards: int) -> bool:
-    """Whether shards of whole files are equal within 2 %, by bytes."""
-    if len(files) % shards:
-        return False
-    sizes = sizes_of(files)
-    if None in sizes:  # names that are not files'
+def files_are_alike(sizes: Sequence[int | None], shards: int) -> bool:
+    """Whether shards of whole files of these bytes are equal within 2 %."""
+    if not sizes or len(sizes) % shards or None in sizes:  # None are names that are not files'
         return False
     of_shards = np.array([sum(sizes[shard::shards]) for shard in range(shards)])  # type: ignore[arg-type]
     return bool(np.ptp(of_shards) <= UNEVEN * of_shards.mean())
 
 
-def are_large(files: Sequence[str]) -> bool:
-    """Whether no shard should read all of them to keep its part."""
-    sizes = sizes_of(files)
-    return None not in sizes and sum(sizes) >= LARGE  # type: ignore[arg-type]
+def are_large(sizes: Sequence[int | None]) -> bool:
+    """Whether files are so large that no shard should read all of them to keep its part."""
+    return bool(sizes) and None not in sizes and sum(sizes) >= LARGE  # type: ignore[arg-type]
 
 
 def shares_of_files(
-    read: Callable, files: Sequence[str], part: seqio.ShardInfo, seed: int | None, together: bool = False
+    read: Callable,
+    files: Sequence[str],
+    sizes: Sequence[int | None],
+    part: seqio.ShardInfo,
+    seed: int | None,
+    together: bool = False,
 ) -> tf.data.Dataset:
     """A shard's part of the bytes of all files, laid one after the other: some files whole, and of the first and last a share.
 
@@ -155,11 +157,12 @@ def shares_of_files(
     Args:
       read: a file's name -> a dataset of its records.
       files: names.
+      sizes: their bytes.
       part: which of how many; its number may be a tensor.
       seed: of the order of files; None = as they are.
       together: whether `read` gives many records at a time, string [n].
     """
-    shares, number = _shares([size or 0 for size in sizes_of(files)], part.num_shards)
+    shares, number = _shares([size or 0 for size in sizes], part.num_shards)
     mine = tf.data.Dataset.from_tensor_slices(tf.gather(shares, part.index)).take(tf.gather(number, part.index))
     mine = mine if seed is None else mine.shuffle(shares.shape[1], seed=seed)
     names = tf.constant(list(files))
