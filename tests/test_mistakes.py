@@ -259,3 +259,14 @@ def test_what_nothing_reads_is_said(own, capsys):
     assert 'Nothing reads "weather" of the task "own_weather"' in said
     assert 'gives a length for "target", which nothing reads. Did you mean "targets"?' in said
     assert "Read with VOCABULARY, ByteVocabulary(extra_ids=50), in place of their own: own_weather." in said
+
+
+@pytest.mark.parametrize("variable, kept", [("MALLOC_ARENA_MAX", True), ("GLIBC_TUNABLES", True), ("OTHER", False)])
+def test_a_users_number_of_arenas_is_kept(variable, kept, monkeypatch):
+    from t5x_lab.cli import main
+
+    asked: list[tuple] = []
+    monkeypatch.setenv(variable, "glibc.malloc.arena_max=8" if variable == "GLIBC_TUNABLES" else "8")
+    monkeypatch.setattr(main.ctypes, "CDLL", lambda name: type("C", (), {"mallopt": lambda self, *a: asked.append(a)})())
+    main._one_arena_a_core()
+    assert bool(asked) != kept

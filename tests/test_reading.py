@@ -94,6 +94,40 @@ def test_large_files_are_shared_by_bytes(sizes, shards, kind, tmp_path, monkeypa
     np.testing.assert_allclose(counts, len(everything) / shards, rtol=0.02, atol=3)
 
 
+def test_a_source_that_reads_in_its_own_way_keeps_it_however_large(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "LARGE", 1)
+
+    class Mine(seqio.TextLineDataSource):
+        def get_dataset(self, *args, **options):
+            return super().get_dataset(*args, **options).map(lambda line: {"text": line})
+
+    files = [tmp_path / f"{number}.txt" for number in range(2)]
+    for number, file in enumerate(files):
+        file.write_text(f"{number}\n" * (400 + 300 * number))
+    found = [x for i in range(3) for x in ShardOfSource(Mine({"train": list(map(str, files))}), i, 3, seed=3).get_dataset()]
+    assert len(found) == 1_100 and set(found[0]) == {"text"}
+
+
+def test_shares_of_few_long_records_would_be_uneven_and_are_not_taken(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "LARGE", 1)
+    (tmp_path / "books.txt").write_text(("x" * 30_000 + "\n") * 3)
+    (tmp_path / "lines.txt").write_text("x\n" * 10_000)
+    source = seqio.TextLineDataSource({"train": sorted(map(str, tmp_path.glob("*.txt")))})
+    counts = [sum(1 for _ in ShardOfSource(source, shard, 16, seed=3).get_dataset()) for shard in range(16)]
+    assert sum(counts) == 10_003 and max(counts) - min(counts) <= 1
+
+
+def test_storage_that_fails_for_one_shard_does_not_split_a_text_in_two_ways(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("x\n" * 1_000)
+
+    def fails(name):
+        raise tf.errors.UnavailableError(None, None, "503")
+
+    monkeypatch.setattr(tf.io.gfile, "stat", fails)
+    with pytest.raises(tf.errors.UnavailableError):
+        sources.sizes_of([str(tmp_path / "a.txt")])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "sizes, shards", [((10, 10, 10, 5_000), 4), ((1_257,) * 4, 4), ((40,), 4), ((3,), 16), ((7, 90, 2), 4)], ids=str

@@ -82,8 +82,10 @@ def main(argv: list[str] | None = None) -> int:
 
 def _one_arena_a_core() -> None:
     """glibc gives so many threads eight arenas a core, and keeps in each what was freed there: hundreds of MiB."""
+    if "MALLOC_ARENA_MAX" in os.environ or "arena_max" in os.environ.get("GLIBC_TUNABLES", ""):
+        return  # the user's own
     with contextlib.suppress(OSError, AttributeError):  # another C library
-        ctypes.CDLL("libc.so.6").mallopt(M_ARENA_MAX, os.cpu_count() or 1)
+        ctypes.CDLL("libc.so.6").mallopt(M_ARENA_MAX, len(os.sched_getaffinity(0)))
 
 
 def _parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:

@@ -168,7 +168,8 @@ class DataConfig:
       special_tokens: what decoders read first, and what ends texts.
       objective: what is made of plain text: a name, an `Objective`, or None where the tasks' names say it.
       mixing: rates of a mixture's tasks; None = the mixture's own.
-      unique_tokens: train on the first N tokens of text over and over (Raffel et al., section 3.4.2); None = all.
+      unique_tokens: train on N tokens of text, the first of each shard's part, over and over (Raffel et al., section 3.4.2);
+        None = all.
       rates_of: what the rates of a mixture, and of TEXTS, are shares of: "examples", or "tokens", for which the mean length of
         each task's examples is measured on the first 1,000.
       files: the text behind `files`.

@@ -5,13 +5,16 @@ number is a tensor of the graph, and so is its seed; maps run one after the othe
 """
 
 import contextlib
+import functools
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
 
 Shard = int | tf.Tensor
+_PATCHED = threading.RLock()  # held while TensorFlow's functions are replaced by others
 
 
 class ShardSeed:
@@ -60,7 +63,7 @@ def of_shards(
     one.autograph_info__ = {}  # type: ignore[attr-defined]  # not to be converted itself, while the tasks' functions are
     numbers = tf.data.Dataset.from_tensor_slices((np.array(shards, np.int64), np.array(seeds, np.int64)))
     beside = min(len(shards), os.cpu_count() or 1)
-    with _functions_of_one_device():
+    with _PATCHED, _functions_of_one_device() if _knows_one_device() else contextlib.nullcontext():
         together = numbers.interleave(one, cycle_length=len(shards), block_length=1, num_parallel_calls=beside)
     options = tf.data.Options()
     options.deterministic = True
@@ -79,11 +82,8 @@ def _functions_of_one_device() -> Iterator[None]:
     Others are placed, split by device and optimised anew by each shard's iterator, thousands of times in all: half of the time
     to the first batch, and nearly all of the time that a restore takes. TensorFlow knows the attribute by this name alone.
     """
-    try:
-        from tensorflow.python.data.ops.structured_function import StructuredFunctionWrapper as of_dataset
-    except ImportError:  # it is not public; without it all is right, and slower
-        yield
-        return
+    from tensorflow.python.data.ops.structured_function import StructuredFunctionWrapper as of_dataset
+
     plain = of_dataset.__init__
 
     def of_one_device(self, *args, defun_kwargs=None, **options):
@@ -94,6 +94,17 @@ def _functions_of_one_device() -> Iterator[None]:
         yield
     finally:
         of_dataset.__init__ = plain
+
+
+@functools.cache
+def _knows_one_device() -> bool:
+    """Whether this TensorFlow does: neither class nor attribute are public, and without them all is right, and slower."""
+    try:
+        with _functions_of_one_device():
+            tf.data.Dataset.range(1).map(lambda x: x + 1)
+    except Exception:
+        return False
+    return True
 
 
 @contextlib.contextmanager

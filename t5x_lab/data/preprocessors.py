@@ -37,7 +37,7 @@ def chunks(
       sizes: f(lengths of features, number of sentinels) -> tokens of a piece, for each kind there is.
       rates: how often each kind is drawn; `kind` of a piece is its index.
       merge_documents: whether documents are joined before they are cut.
-      end_documents: whether each document that is joined is ended with an end token first.
+      end_documents: whether each document is ended with an end token first, where the task's targets are (`add_eos`).
     """
     bounds = np.cumsum(rates) / np.sum(rates)
 
@@ -60,17 +60,17 @@ def chunks(
         vocabulary = output_features["targets"].vocabulary
         lengths = sizes(_needed(sequence_length), len(sentinels_of(vocabulary)))
         dataset = t5.select_random_chunk(dataset, output_features, max_length=MAX_DOCUMENT, feature_key="targets")
-        if merge_documents:
+        if merge_documents or end_documents:
 
             @as_it_is
-            def merged(documents):
+            def joined(documents):
                 tokens = documents["targets"]
-                if end_documents:
+                if end_documents and output_features["targets"].add_eos:
                     ends = tf.fill([tokens.nrows(), 1], tf.cast(vocabulary.eos_id, tokens.dtype))
                     tokens = tf.concat([tokens, ends], axis=1)
                 return {"targets": tokens.values}
 
-            dataset = dataset.ragged_batch(MERGED_DOCUMENTS).map(merged, tf.data.AUTOTUNE)
+            dataset = dataset.ragged_batch(MERGED_DOCUMENTS if merge_documents else 1).map(joined, tf.data.AUTOTUNE)
         return cut(dataset, lengths=lengths, end=vocabulary.eos_id).unbatch()
 
     return to_chunks

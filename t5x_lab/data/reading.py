@@ -22,7 +22,7 @@ from t5x_lab.data.config import DataConfig
 from t5x_lab.data.many import Shard, same_in_all_shards
 from t5x_lab.data.mixture import Part, no_inputs
 from t5x_lab.data.preprocessors import truncated
-from t5x_lab.data.sources import UNEVEN, are_large, files_are_alike, shares_of_files, sizes_of
+from t5x_lab.data.sources import UNEVEN, can_be_shared, files_are_alike, shares_of_files, sizes_of
 from t5x_lab.observe.console import say
 
 MANY = 16  # tasks, beyond which one buffer shuffles what was mixed: one for each would be gigabytes of position
@@ -175,11 +175,13 @@ class ShardOfSource(seqio.DataSource):
             by_size = is_split and number is None and not source.supports_arbitrary_sharding
             sizes = sizes_of(files) if by_size and (is_file or not len(files) % shards) else []
             by_parts = is_split and (source.supports_arbitrary_sharding or files_are_alike(sizes, shards))
-            by_shares = is_split and not by_parts and is_file and are_large(sizes)
-        if by_shares:
-            return shares_of_files(source._reader, files, sizes, part, self._seed if shuffle else None)
+            # A class that reads in its own way is not read by its files.
+            reads_files = is_file and type(source).get_dataset is seqio.FileDataSource.get_dataset
+            by_shares = reads_files and not by_parts and can_be_shared(source._reader, files, sizes, shards)
         # A graph has a source for each shard: one for all would draw the order of its files in turn, whoever comes first.
         with same_in_all_shards() if in_graph else contextlib.nullcontext():
+            if by_shares:
+                return shares_of_files(source._reader, files, sizes, part, self._seed if shuffle else None)
             read = source.get_dataset(split=split, shuffle=shuffle, seed=self._seed, shard_info=part if by_parts else None)
         if by_parts:
             return read

@@ -23,6 +23,7 @@ from t5x_lab.config.errors import NotHere, UserError
 from t5x_lab.config.gin_files import flag
 from t5x_lab.data.config import TextFiles
 
+FILES_LOOKED_AT = 16  # for the length of a text's records
 UNEVEN = 0.02  # by which the shards of a text may differ
 LARGE = 1 << 30  # bytes of a text: of a smaller one each shard reads all and keeps every n-th record
 TOGETHER = 128  # documents that are read and parsed at a time
@@ -90,7 +91,7 @@ class DocumentFiles(seqio.FileDataSource):
         sizes = sizes_of(files) if shard_info else []
         if shard_info is None or files_are_alike(sizes, shard_info.num_shards):
             written = super().get_dataset(split, shuffle, seed, shard_info)
-        elif are_large(sizes):
+        elif can_be_shared(self._reader, files, sizes, shard_info.num_shards):
             written = shares_of_files(self._reader, files, sizes, shard_info, seed if shuffle else None, together=True)
         else:
             whole = super().get_dataset(split, shuffle, seed, None)
@@ -124,8 +125,8 @@ def sizes_of(files: Sequence[str]) -> list[int | None]:
 def _size(file: str) -> int | None:
     try:
         return tf.io.gfile.stat(file).length
-    except tf.errors.OpError:
-        return None
+    except (tf.errors.NotFoundError, tf.errors.InvalidArgumentError, tf.errors.UnimplementedError):
+        return None  # any other fault of storage is told: another shard might not meet it, and split the text otherwise
 
 
 def files_are_alike(sizes: Sequence[int | None], shards: int) -> bool:
@@ -136,9 +137,21 @@ def files_are_alike(sizes: Sequence[int | None], shards: int) -> bool:
     return bool(np.ptp(of_shards) <= UNEVEN * of_shards.mean())
 
 
-def are_large(sizes: Sequence[int | None]) -> bool:
-    """Whether files are so large that no shard should read all of them to keep its part."""
-    return bool(sizes) and None not in sizes and sum(sizes) >= LARGE  # type: ignore[arg-type]
+def can_be_shared(read: Callable, files: Sequence[str], sizes: Sequence[int | None], shards: int) -> bool:
+    """Whether files are so large that no shard should read all of them to keep its part, and a share has enough records of
+    them to be like the others."""
+    if not sizes or None in sizes or sum(sizes) < LARGE:  # type: ignore[arg-type]
+        return False
+    looked_at = {files[i * len(files) // FILES_LOOKED_AT] for i in range(min(FILES_LOOKED_AT, len(files)))}
+    longest = max(_mean_length(read, file) for file in (*looked_at, files[int(np.argmax(sizes))]))  # type: ignore[arg-type]
+    return longest <= UNEVEN * sum(sizes) / shards  # type: ignore[arg-type]
+
+
+def _mean_length(read: Callable, file: str) -> float:
+    """Bytes of a record, of the first ones of a file."""
+    texts = [x for x in tf.nest.flatten(list(read(file).take(10).as_numpy_iterator())) if isinstance(x, bytes | np.ndarray)]
+    lengths = [len(text) for x in texts for text in np.ravel(np.array(x, object))[:10] if isinstance(text, bytes)]
+    return float(np.mean(lengths or [0]))
 
 
 def shares_of_files(
@@ -162,9 +175,10 @@ def shares_of_files(
       seed: of the order of files; None = as they are.
       together: whether `read` gives many records at a time, string [n].
     """
-    shares, number = _shares([size or 0 for size in sizes], part.num_shards)
-    mine = tf.data.Dataset.from_tensor_slices(tf.gather(shares, part.index)).take(tf.gather(number, part.index))
-    mine = mine if seed is None else mine.shuffle(shares.shape[1], seed=seed)
+    shares, first = _shares([size or 0 for size in sizes], part.num_shards)
+    of_shard = tf.range(tf.gather(first, part.index), tf.gather(first, part.index + 1))
+    mine = tf.data.Dataset.from_tensor_slices(tf.gather(shares, of_shard))
+    mine = mine if seed is None else mine.shuffle(int(np.diff(first).max()), seed=seed)
     names = tf.constant(list(files))
 
     def is_mine(numbers: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
@@ -186,7 +200,7 @@ def shares_of_files(
 
 
 def _shares(sizes: Sequence[int], shards: int) -> tuple[np.ndarray, np.ndarray]:
-    """int64 [shards, most files of one, 3], which file and from which place of `_PLACES` to which; int64 [shards], how many."""
+    """int64 [shares, 3]: which file, and from which place of `_PLACES` to which; int64 [shards + 1], each shard's first share."""
     ends = list(itertools.accumulate(sizes))
     bounds = [ends[-1] * shard // shards for shard in range(shards + 1)]
     of_shards: list[list[tuple[int, int, int]]] = []
@@ -195,10 +209,8 @@ def _shares(sizes: Sequence[int], shards: int) -> tuple[np.ndarray, np.ndarray]:
         begins = [(file, ends[file] - sizes[file]) for file in range(first, last + 1) if sizes[file]]
         place = lambda byte, file, begin: min(max(byte - begin, 0), sizes[file]) * _PLACES // sizes[file]
         of_shards.append([(file, place(low, file, begin), place(high, file, begin)) for file, begin in begins])
-    table = np.zeros((shards, max(map(len, of_shards)), 3), np.int64)
-    for row, files in zip(table, of_shards, strict=True):
-        row[: len(files)] = np.reshape(files, (-1, 3))
-    return table, np.array([len(files) for files in of_shards], np.int64)
+    starts = list(itertools.accumulate(map(len, of_shards), initial=0))
+    return np.reshape([share for shares in of_shards for share in shares], (-1, 3)).astype(np.int64), np.array(starts)
 
 
 def _compression(file) -> tf.Tensor:
