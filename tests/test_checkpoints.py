@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import shutil
 
 import jax
@@ -238,9 +239,10 @@ def save_steps(model_dir, rules, steps, metrics=None):
     """Tiny checkpoints of these steps; the steps left."""
     training, batches = make(), synthetic()
     state = training.init_state(training.sharded.init_params(0))
-    checkpoints = Checkpoints(model_dir, rules)
+    measured = lambda step, metric: (metrics or {}).get(step, {}).get(metric, math.nan)
+    checkpoints = Checkpoints(model_dir, rules, measured=measured)
     for step in steps:
-        checkpoints.save(step, state, batches, metrics=(metrics or {}).get(step))
+        checkpoints.save(step, state, batches)
         checkpoints.wait()
         if step == 2:
             (model_dir / "checkpoints" / "2" / "PINNED").touch()
@@ -255,7 +257,18 @@ def test_each_rule_keeps_its_own(tmp_path):
     losses = {3: 1.0, 4: float("nan"), 6: 1.5, 8: 2.0}
     metrics = {step: {"eval/t/loss": loss} for step, loss in losses.items()}
     assert save_steps(tmp_path / "run", rules, range(1, 9), metrics) == [2, 3, 5, 7, 8]
-    assert save_steps(tmp_path / "run", rules, [9], {9: {"eval/t/loss": 0.5}}) == [2, 5, 8, 9], "3 is no longer the best"
+    metrics |= {9: {"eval/t/loss": 0.5}}
+    assert save_steps(tmp_path / "run", rules, [9], metrics) == [2, 5, 8, 9], "3 is no longer the best"
+
+
+@pytest.mark.slow
+def test_the_best_of_each_of_two_metrics_stays(tmp_path):
+    best = {"eval/t/loss": "lowest", "infer/t/accuracy": "highest"}
+    rules = SaveCheckpointConfig(keep=1, best_metric=best)
+    metrics = {step: {"eval/t/loss": abs(step - 3), "infer/t/accuracy": -abs(step - 5)} for step in range(1, 9)}
+    assert save_steps(tmp_path / "run", rules, [1, 2, 3, 4, 5, 6, 7, 8], metrics) == [2, 3, 5, 8]  # 2 is pinned
+    with pytest.raises(UserError, match='best_is is "smallest"'):
+        SaveCheckpointConfig(best_metric={"eval/t/loss": "smallest"})
 
 
 @pytest.mark.slow
@@ -272,7 +285,7 @@ class Storage:
         self.at, self.broken, self.tried, self.saved, self.cleaned = at, True, [], [], 0
         self._pending = None
 
-    def save(self, step, state, batches, notes, metrics):
+    def save(self, step, state, batches, notes):
         self.wait()
         if step in self.saved:
             return
@@ -356,19 +369,6 @@ def test_a_run_is_saved_by_the_clock_too(monkeypatch):
             saver.save(step, None)
     saver.finish()
     assert storage.saved == [19, 30, 49, 60, 79, 90, 100]
-
-
-def test_a_best_metric_that_is_not_measured_is_said_once():
-    from t5x_lab.checkpoints import saving
-
-    said: list[str] = []
-    storage, rules = Storage("begin"), SaveCheckpointConfig(period=10, best_metric="eval/task/los")
-    storage.broken = False
-    saver = saving.Saver(storage, rules, None, metrics=lambda step: {"eval/task/loss": 1.0}, say=said.append)
-    for step in (10, 20):
-        saver.save(step, None)
-    (sentence,) = said
-    assert 'best_metric = "eval/task/los": it was not measured then. Did you mean "eval/task/loss"?' in sentence
 
 
 def test_a_checkpoint_of_format_2_is_read_under_todays_names(tmp_path):

@@ -171,7 +171,7 @@ def test_training_and_eval_measure_the_tasks_own_metrics(inside, capsys):
     assert found["150"]["eval/known"]["accuracy"] == 1.0
     lines = [json.loads(line) for line in pathlib.Path("run/inference/known-150.jsonl").read_text().splitlines()]
     assert [(x["inputs"], x["targets"], x["prediction"]) for x in lines] == list(zip(QUESTIONS, ANSWERS, ANSWERS, strict=True))
-    assert main(["eval", "--model_dir=run", "--gin.MIXTURE_OR_TASK_NAME=both_known", "--step=new", "--json"]) == 0
+    assert main(["eval", "--model_dir=run", "--gin.MIXTURE_OR_TASK_NAME=both_known", "--follow", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert list(found) == ["75", "150"] and found["150"]["infer/known_too"]["exact"] == 1.0
     assert main(["eval", "--model_dir=run", "--gin.MIXTURE_OR_TASK_NAME=ranked", "--json"]) == 0  # T5's own rank classification

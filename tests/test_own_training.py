@@ -304,7 +304,7 @@ def test_what_is_said_of_wrong_hooks():
         with Hooks(hooks).around(RunStart("run", 0, 1)):
             pass
 
-    assert METHODS == ["on_start", "on_step", "on_evaluation", "on_save", "on_end", "statistics"]
+    assert METHODS == ["on_start", "on_step", "on_evaluation", "on_media", "on_save", "on_end", "statistics"]
     check_hooks([Hook(), Told(), Norms()])
     wrong = [
         (lambda: check_hooks([Told]), "write @Told() to make a hook of it"),
@@ -387,6 +387,9 @@ def test_a_run_keeps_evaluates_saves_and_loads_its_average():
     for weights, line in (("last", last), ("average", averaged)):
         ((_, found),) = evaluate_checkpoints(config, "run", "latest", weights=weights)
         np.testing.assert_allclose(found["eval/sotu_full_lm"]["loss"], line["loss"], rtol=1e-6)
+    ((_, found),) = evaluate_checkpoints(config, "run", "latest")  # as training evaluates
+    assert found["eval/sotu_full_lm"]["loss"] == last["loss"]
+    assert found["eval_average/sotu_full_lm"]["loss"] == averaged["loss"]
     average = t5x_lab.load("run", weights="average").params
     new = RestoreCheckpointConfig(weights="average", assignment_map=(("nothing", None),), strict=False)
     sharded = ShardedModel(config.model(), MESHES["one device"], jax.devices()[:1])

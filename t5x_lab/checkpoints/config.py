@@ -3,7 +3,6 @@
 import dataclasses
 import math
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from t5x_lab.checkpoints.layout import WEIGHTS
@@ -23,8 +22,9 @@ class SaveCheckpointConfig:
       minutes: one is also made when the last is this old; None for never.
       keep: the newest ones that stay; None for all.
       keep_period: those whose step is a multiple of it stay, for the record; they are made where `period` makes none.
-      best_metric: the one with the best value of it stays, such as "eval/<task>/loss", measured at the checkpoint's step.
-      best_is: "lowest" or "highest".
+      best_metric: the one with the best value of it stays, such as "eval/<task>/loss": what an evaluation of EVALS measured at
+        the checkpoint's step, in its files. Of several, with what is best: {"eval/<task>/loss": "lowest", …}.
+      best_is: "lowest" or "highest", of a single one.
       retry_minutes: how long a run goes on without a checkpoint when saving fails; it is tried again all the while.
       on_failure: what happens then: "stop", or "go_on" and keep trying.
     """
@@ -33,7 +33,7 @@ class SaveCheckpointConfig:
     minutes: float | None = 30.0
     keep: int | None = 3
     keep_period: int | None = None
-    best_metric: str | None = None
+    best_metric: str | dict[str, str] | None = None
     best_is: str = "lowest"
     retry_minutes: float = 30.0
     on_failure: str = "stop"
@@ -42,13 +42,16 @@ class SaveCheckpointConfig:
         check_types(self)
         positive(self, "period", "minutes", "keep", "keep_period")
         in_range(self, "retry_minutes", 0, math.inf)
-        one_of("SaveCheckpointConfig.best_is", self.best_is, ("lowest", "highest"))
+        for best_is in (self.best_is, *self.best.values()):
+            one_of("SaveCheckpointConfig.best_is", best_is, ("lowest", "highest"))
         one_of("SaveCheckpointConfig.on_failure", self.on_failure, ("stop", "go_on"))
 
-    def merit(self, metrics: Mapping[str, float]) -> float:
-        """The best metric, signed so that higher is better; minus infinity where it was not measured, or is not a number."""
-        value = metrics.get(self.best_metric or "", math.nan)
-        return -math.inf if math.isnan(value) else -value if self.best_is == "lowest" else value
+    @property
+    def best(self) -> dict[str, str]:
+        """What is best of each metric by which a checkpoint stays."""
+        if isinstance(self.best_metric, str):
+            return {self.best_metric: self.best_is}
+        return self.best_metric or {}
 
 
 @dataclasses.dataclass(frozen=True)

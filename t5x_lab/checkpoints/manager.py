@@ -8,7 +8,7 @@ import dataclasses
 import json
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -27,19 +27,20 @@ from t5x_lab.checkpoints.layout import (
     check_same_parameters,
     make_info,
     named_leaves,
-    read_info,
     shapes_of,
     write_info,
 )
 from t5x_lab.checkpoints.sharded_arrays import read_together
 from t5x_lab.checkpoints.verification import DATA_DIGESTS, check_arrays, check_data_files, explaining_damage
-from t5x_lab.config.errors import UserError
 from t5x_lab.partitioning.distributed import broadcast
 from t5x_lab.training.batches import Batches
 from t5x_lab.training.state import TrainState
 
 # Orbax's opinion on the size of chunks, once for each array.
 logging.getLogger("absl").addFilter(lambda record: "target_byte_size too small" not in record.getMessage())
+
+
+MetricOf = Callable[[int, str], float]
 
 
 class _DataHandler(ocp.CheckpointHandler):
@@ -71,30 +72,26 @@ class _Retention:
 
     directory: epath.Path
     rules: SaveCheckpointConfig
-    merits: dict[int, float] = dataclasses.field(default_factory=dict)  # by step
+    measured: MetricOf
 
     def should_preserve(self, checkpoints, *, context) -> list[bool]:
         del context
-        merits = [self._merit(checkpoint.step) for checkpoint in checkpoints]
-        best = max(merits, default=-math.inf)
+        best = {self._best([checkpoint.step for checkpoint in checkpoints], *rule) for rule in self.rules.best.items()}
         return [
             self.rules.keep is None
             or i >= len(checkpoints) - self.rules.keep
-            or (merits[i] == best > -math.inf and best not in merits[:i])
+            or checkpoint.step in best
             or bool(self.rules.keep_period and checkpoint.step % self.rules.keep_period == 0)
             or (self.directory / str(checkpoint.step) / PINNED).exists()
             or not (self.directory / str(checkpoint.step) / "rest").exists()  # which no training wrote
             for i, checkpoint in enumerate(checkpoints)
         ]
 
-    def _merit(self, step: int) -> float:
-        if step not in self.merits:
-            try:
-                metrics = read_info(self.directory / str(step)).get("metrics", {})
-            except UserError:  # a damaged one is not the best
-                metrics = {}
-            self.merits[step] = self.rules.merit(metrics)
-        return self.merits[step]
+    def _best(self, steps: list[int], metric: str, best_is: str) -> int | None:
+        """The first of the steps with the best value, if any has one."""
+        values = {step: value for step in steps if not math.isnan(value := self.measured(step, metric))}
+        choose = min if best_is == "lowest" else max
+        return choose(values, key=lambda step: values[step]) if values else None
 
 
 class Checkpoints:
@@ -105,14 +102,20 @@ class Checkpoints:
       rules: which checkpoints stay.
       notes: what every checkpoint's info says beside its own: `settings` (what a run is continued with unchanged, see
         `layout.check_settings`), `config` (gin's text).
+      measured: f(step, metric) -> what `best_metric` names, not a number where that was not measured; asked when checkpoints
+        are removed.
     """
 
     def __init__(
-        self, model_dir: str, rules: SaveCheckpointConfig = SaveCheckpointConfig(), notes: Mapping[str, Any] | None = None
+        self,
+        model_dir: str,
+        rules: SaveCheckpointConfig = SaveCheckpointConfig(),
+        notes: Mapping[str, Any] | None = None,
+        measured: MetricOf = lambda step, metric: math.nan,
     ):
         self._notes = dict(notes or {})
         self.directory = absolute_path(model_dir) / "checkpoints"
-        self._retention = _Retention(self.directory, rules)
+        self._retention = _Retention(self.directory, rules, measured)
         self._options = ocp.CheckpointManagerOptions(
             create=True,
             cleanup_tmp_directories=True,
@@ -126,11 +129,10 @@ class Checkpoints:
         state: TrainState,
         batches: Batches,
         notes: Mapping[str, Any] | None = None,
-        metrics: Mapping[str, float] | None = None,
     ) -> None:
         """Starts saving; returns when the arrays are copied, while files are still being written.
 
-        `notes` are kept in the checkpoint's info, as JSON; `metrics` are what `best_metric` may name.
+        `notes` are kept in the checkpoint's info, as JSON.
 
         Raises:
           Exception: what went wrong with this save, or with the one before; see `forget_failure`.
@@ -143,10 +145,8 @@ class Checkpoints:
             **self._notes,
             **dict(notes or {}),
             "processes": jax.process_count(),
-            "metrics": dict(metrics or {}),
             "checksums": checksums.checksums(named_leaves(parts)),
         }
-        self._retention.merits[step] = self._retention.rules.merit(notes["metrics"])
         self._manager.save(
             step,
             args=ocp.args.Composite(

@@ -11,7 +11,7 @@ import jax
 
 from t5x_lab.checkpoints.config import SaveCheckpointConfig
 from t5x_lab.checkpoints.manager import Checkpoints
-from t5x_lab.config.errors import UserError, nearest
+from t5x_lab.config.errors import UserError
 from t5x_lab.partitioning.waiting import waiting_for
 from t5x_lab.training.batches import Batches
 from t5x_lab.training.state import TrainState
@@ -57,7 +57,6 @@ class Saver:
       config: when.
       batches: whose position is saved.
       notes: () -> what is written into a checkpoint's info.
-      metrics: step -> what was measured after it, by "split/metric".
       saved: called with a step, once its checkpoint is on disk.
       agree: makes the first process's bool everyone's.
       say: prints a line.
@@ -70,19 +69,17 @@ class Saver:
         batches: Batches,
         *,
         notes: Callable[[], Mapping[str, Any]] = dict,
-        metrics: Callable[[int], Mapping[str, float]] = lambda step: {},
         saved: Callable[[int], None] = lambda step: None,
         agree: Callable[[bool], int] = bool,
         say: Callable[[str], None] = print,
     ):
         self._checkpoints, self._config, self._batches = checkpoints, config, batches
-        self._notes, self._metrics, self._saved, self._agree, self._say = notes, metrics, saved, agree, say
+        self._notes, self._saved, self._agree, self._say = notes, saved, agree, say
         self._alone = jax.process_count() == 1
         self._last: tuple[int, TrainState] | None = None  # of which it is not yet known that it is on disk
         self._announced: int | None = None
         self._under_way = False
         self._saved_at = time.monotonic()
-        self._said_unmeasured = False
         self._failing_since: float | None = None
         self._pause = 0.0
         self._next_try = 0.0
@@ -111,9 +108,7 @@ class Saver:
                 self._wait()  # as saving would anyway
                 self._succeeded()
             self._last = (step, state)
-            metrics = self._metrics(step)
-            self._say_once_if_unmeasured(step, metrics)
-            self._start(step, state, metrics)
+            self._start(step, state)
             self._saved_at, self._under_way = time.monotonic(), True
         except Exception as error:
             self._failed(error)
@@ -128,31 +123,20 @@ class Saver:
             step, state = self._last
             try:
                 self._wait()
-                self._start(step, state, self._metrics(step))
+                self._start(step, state)
                 self._wait()
                 self._succeeded()
             except Exception as error:
                 self._failed(error, at_end=True)
                 time.sleep(self._pause)
 
-    def _start(self, step: int, state: TrainState, metrics: Mapping[str, float]) -> None:
+    def _start(self, step: int, state: TrainState) -> None:
         with waiting_for(f"the checkpoint of step {step} to be begun by all processes"):
-            self._checkpoints.save(step, state, self._batches, self._notes(), metrics)
+            self._checkpoints.save(step, state, self._batches, self._notes())
 
     def _wait(self) -> None:
         with waiting_for("the checkpoint under way to be written by all processes"):
             self._checkpoints.wait()
-
-    def _say_once_if_unmeasured(self, step: int, metrics: Mapping[str, float]) -> None:
-        best = self._config.best_metric
-        if not best or best in metrics or self._said_unmeasured or (step % self._config.period and not metrics):
-            return
-        self._said_unmeasured = True
-        self._say(
-            f'The checkpoint of step {step} is not judged by best_metric = "{best}": it was not measured then.'
-            + (nearest(best, metrics) or f" Measured were: {', '.join(sorted(metrics)) or 'none'}.")
-            + " EVAL_PERIOD (or INFER_EVAL_PERIOD) and CHECKPOINT_PERIOD had better be equal."
-        )
 
     def _look(self) -> None:
         """Learns how the save under way ended, if it has."""

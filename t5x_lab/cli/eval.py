@@ -1,4 +1,4 @@
-"""Loss and accuracy of a run's checkpoints on the validation split of its tasks, and the metrics that SeqIO tasks define."""
+"""All evaluations of a run (EVALS) on its checkpoints: loss, the metrics that SeqIO tasks define, ranking, and your own."""
 
 import argparse
 import json
@@ -11,7 +11,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add_model_flags(parser, several=True)
     add_gin_flags(parser)
     add_process_flags(parser)
-    parser.add_argument("--wait_minutes", type=float, default=60.0, help="with --step=new: end when none came for so long")
+    parser.add_argument(
+        "--follow", action="store_true", help="evaluate each checkpoint as it is made, until the run ends; not again what was"
+    )
+    parser.add_argument("--wait_minutes", type=float, default=60.0, help="with --follow: end when none came for so long")
     parser.add_argument("--json", action="store_true", help="print one JSON object, and everything else to stderr")
 
 
@@ -20,17 +23,20 @@ def run(args: argparse.Namespace) -> None:
 
     from t5x_lab.observe.console import describe
     from t5x_lab.runs.config import run_config_file
-    from t5x_lab.runs.evaluate import evaluate_checkpoints
+    from t5x_lab.runs.evaluate import evaluate_checkpoints, wait_for_run
     from t5x_lab.runs.sharded_model import ShardedModel
     from t5x_lab.runs.summary import with_model_info
 
+    if args.follow:
+        wait_for_run(args.model_dir, args.wait_minutes)
     config = gin_config(args, run_config_file(args.model_dir))
     results = {}
     with joined_processes(args):
         if args.dry_run:
             print_once(with_model_info(config, ShardedModel(config.model(), config.mesh(), rules=config.sharding())))
             return
-        for step, splits in evaluate_checkpoints(config, args.model_dir, args.step, args.wait_minutes, args.weights):
+        options = dict(wait_minutes=args.wait_minutes, weights=args.weights, follow=args.follow)
+        for step, splits in evaluate_checkpoints(config, args.model_dir, args.step, **options):
             results[step] = splits
             if jax.process_index() > 0:
                 continue  # the first process speaks for all

@@ -39,10 +39,10 @@ def add_model_flags(parser: argparse.ArgumentParser, several: bool = False) -> N
     parser.add_argument(
         "--step",
         default="latest",
-        help="a checkpoint's step, or latest"
-        + (", all, several joined by commas, or new: each as it is made" if several else ""),
+        help="a checkpoint's step, or latest" + (", all, or several joined by commas" if several else ""),
     )
-    parser.add_argument("--weights", default="last", help="last, or average: those of AVERAGE_DECAY")
+    default = None if several else "last"
+    parser.add_argument("--weights", default=default, help="last, or average: those of AVERAGE_DECAY")
 
 
 def chosen_step(step: str) -> int | None:

@@ -324,21 +324,71 @@ def _batches(
         ) from error
 
 
-def eval_batches(tasks: WeightedTasks, part: Part, config: DataConfig, rows: Rows | None = None) -> Iterator[HostBatch]:
-    """This process's rows of at most `config.eval_steps` batches of one task's `eval_split`, the same ones every time.
+class EvalBatches:
+    """This process's rows of the batches of one task's `eval_split`, the same ones every time they are asked for.
 
     Every process reads all of it, so that rows and batches do not depend on their number. The last batch is filled up with
-    rows of padding, which count for nothing.
+    rows of padding, which count for nothing. The pipeline is built once, when it is first read; where all batches fit into
+    `keep` bytes, the data are read once too.
+
+    Args:
+      tasks, part: the task, and the mixture that it is of.
+      config: how it is read.
+      rows: those of this process; all by default.
+      most: batches at most; None = `config.eval_steps`.
+      num_examples: only the first N; None = all.
+      keep: see above.
     """
-    dataset = part.task.get_dataset(
-        part.sequence_length, split=config.eval_split, shuffle=False, seed=0, num_epochs=1, use_cached=config.use_cached,
-        trim_output_features=not part.is_text,
-    )  # fmt: skip
-    size = config.batch_size
-    features = features_of([part], tasks.architecture, config)
-    examples = with_features(dataset, part, None, features, tasks.architecture)
-    dataset = _batches(examples, tasks, [part], config, size, drop_remainder=False)
-    held = (rows or Rows.all(size)).held
-    with naming_what_fails([part], config, config.eval_split):
-        for batch in dataset.take(config.eval_steps).as_numpy_iterator():
-            yield {name: np.pad(x, [(0, size - len(x))] + [(0, 0)] * (x.ndim - 1))[held] for name, x in batch.items()}
+
+    def __init__(
+        self,
+        tasks: WeightedTasks,
+        part: Part,
+        config: DataConfig,
+        rows: Rows | None = None,
+        most: int | None = None,
+        num_examples: int | None = None,
+        keep: int = 0,
+    ):
+        self._tasks, self._part, self._config, self.split = tasks, part, config, config.eval_split
+        self._held = (rows or Rows.all(config.batch_size)).held
+        self._most, self._num_examples = most or config.eval_steps, num_examples
+        self._keep = keep
+        self._kept: list[HostBatch] | None = None
+
+    def __iter__(self) -> Iterator[HostBatch]:
+        if self._kept is not None:
+            yield from self._kept
+            return
+        kept, size = [], 0
+        for batch in self._read():
+            size += sum(x.nbytes for x in batch.values())
+            if size <= self._keep:
+                kept.append(batch)
+            else:
+                kept.clear()
+            yield batch
+        self._kept = kept if size <= self._keep else None
+
+    def _read(self) -> Iterator[HostBatch]:
+        size = self._config.batch_size
+        with naming_what_fails([self._part], self._config, self.split):
+            for batch in self._dataset.as_numpy_iterator():
+                yield {name: np.pad(x, [(0, size - len(x))] + [(0, 0)] * (x.ndim - 1))[self._held] for name, x in batch.items()}
+
+    @functools.cached_property
+    def _dataset(self) -> tf.data.Dataset:
+        part, tasks, config = self._part, self._tasks, self._config
+        dataset = part.task.get_dataset(
+            part.sequence_length, split=self.split, shuffle=False, seed=0, num_epochs=1, use_cached=config.use_cached,
+            trim_output_features=not part.is_text,
+        )  # fmt: skip
+        dataset = dataset if self._num_examples is None else dataset.take(self._num_examples)
+        features = features_of([part], tasks.architecture, config)
+        examples = with_features(dataset, part, None, features, tasks.architecture)
+        return _batches(examples, tasks, [part], config, config.batch_size, drop_remainder=False).take(self._most)
+
+
+def eval_batches(tasks: WeightedTasks, part: Part, config: DataConfig) -> Iterator[HostBatch]:
+    """All rows of at most `config.eval_steps` batches of one task's `eval_split`."""
+    return iter(EvalBatches(tasks, part, config))

@@ -200,7 +200,7 @@ def shares_of_files(
 
 
 def _shares(sizes: Sequence[int], shards: int) -> tuple[np.ndarray, np.ndarray]:
-    """int64 [shares, 3]: which file, and from which place of `_PLACES` to which; int64 [shards + 1], each shard's first share."""
+    """int64 [shares, 3]: which file, and from which place of `_PLACES` to which; int64 [shards + 1], each one's first."""
     ends = list(itertools.accumulate(sizes))
     bounds = [ends[-1] * shard // shards for shard in range(shards + 1)]
     of_shards: list[list[tuple[int, int, int]]] = []

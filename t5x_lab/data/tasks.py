@@ -80,6 +80,11 @@ def _own_names(texts: Iterable[str]) -> dict[str, tuple[str, str | None]]:
     return {**with_objectives, **{text: (text, None) for text in texts}}
 
 
+def says_its_objective(name: str, config: DataConfig) -> bool:
+    """Whether a name is that of a text with its objective."""
+    return _own_names([*_texts(config), ALL_TEXTS]).get(name, (name, None))[1] is not None
+
+
 @dataclasses.dataclass(frozen=True)
 class Member:
     """A task that a name stands for.

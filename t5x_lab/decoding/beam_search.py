@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from t5x_lab.config.errors import UserError
+from t5x_lab.decoding.generation import forced
 from t5x_lab.decoding.rows import reorder_rows, take_rows
 from t5x_lab.decoding.sampling import IMPOSSIBLE, EndIds, LogitsFn, is_end, replaced
 from t5x_lab.networks.network import has_encoder
@@ -76,12 +77,17 @@ def search(
     eos_id: EndIds,
     start: int | None = 0,
     padding: int = 0,
+    beginning: tuple[int, ...] = (),
 ):
-    """Beam search after prompts int [B, P], with the model's `prefill` and `decode_step`; returns what `beam_search` does."""
-    logits, state = model.prefill(params, prompts, max_tokens, start, padding)
+    """Beam search after prompts int [B, P], with the model's `prefill` and `decode_step`; returns what `beam_search` does.
+
+    `beginning` are tokens that all hypotheses of a decoder behind an encoder begin with; they are not among those returned.
+    """
+    logits, state = model.prefill(params, prompts, max_tokens + len(beginning), start, padding)
+    logits, state = forced(model.decode_step(params), logits, state, beginning)
     # T5X counts a decoder's prompt without its start token.
     counted = jnp.sum(prompts != padding, axis=1) - (start is None)
-    before = None if has_encoder(model.config.network) else counted
+    before = jnp.full_like(counted, len(beginning)) if has_encoder(model.config.network) else counted
     state = take_rows(state, jnp.repeat(jnp.arange(prompts.shape[0]), config.size))
     return beam_search(
         model.decode_step(params),

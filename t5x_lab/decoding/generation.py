@@ -108,6 +108,13 @@ def generate(
     return jax.lax.while_loop(goes_on, add_token, (jnp.int32(0), sequences))[1]
 
 
+def forced(step: Step, logits: jax.Array, state: Any, tokens: Sequence[int]) -> tuple[jax.Array, Any]:
+    """What `step` gives after tokens that every row is made to begin with: logits [B, V] and the state."""
+    for token in tokens:
+        logits, state = step(state, jnp.full(logits.shape[:1], token, jnp.int32))
+    return logits, state
+
+
 def complete(
     model, params: Any, prompts: jax.Array, seed: Integer, max_tokens: int, config: SamplingConfig, eos_id: EndIds
 ) -> tuple[jax.Array, jax.Array]:

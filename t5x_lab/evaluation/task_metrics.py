@@ -2,23 +2,27 @@
 
 import functools
 import itertools
-import json
 import numbers
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import seqio
-from etils import epath
 
 from t5x_lab.config.errors import UserError
+from t5x_lab.config.user_code import raised_in, told
 from t5x_lab.data.cutting import cut_left, cut_right
-from t5x_lab.data.mixture import WeightedTasks
+from t5x_lab.data.failures import naming_what_fails
+from t5x_lab.data.mixture import Part
+from t5x_lab.data.objective import Lengths
 from t5x_lab.data.tasks import name_in_seqio
-from t5x_lab.decoding.beam_search import beams_of
-from t5x_lab.evaluation.config import InferEvalConfig
+from t5x_lab.decoding.beam_search import BeamConfig
+from t5x_lab.evaluation.config import Measured, MetricsEvaluation, OutputEvaluation
 from t5x_lab.evaluation.examples import text_of
+from t5x_lab.evaluation.tasks import EvaluatedTasks, evaluated_tasks
 from t5x_lab.observe.console import say
+
+_KINDS = seqio.metrics.ModelOutputType
 
 
 class _Unconverted(seqio.PassThroughFeatureConverter):
@@ -32,129 +36,187 @@ class TaskMetrics:
     """Measures models on the same examples every time.
 
     Args:
-      tasks: of the run; those without metric functions or objects, or without the split, are left out.
-      config: see there.
-      lengths: TASK_FEATURE_LENGTHS. Longer inputs are cut as `config` says; their number is said.
+      found: the tasks.
+      how: see there. Longer inputs are cut as it says; their number is said.
+
+    Attributes:
+      settings: see `Evaluation.prepare`.
     """
 
-    def __init__(self, tasks: WeightedTasks, config: InferEvalConfig, lengths: dict[str, int]):
-        self._config, self._lengths = config, lengths
-        self.tasks = [part.task for part in tasks.parts if config.split in part.task.splits and (part.task.metric_objs)]
-        self.defined = bool(self.tasks)
-        self._evaluators: dict[str, seqio.Evaluator] = {}
+    def __init__(self, found: EvaluatedTasks, how: MetricsEvaluation):
+        self._found, self._how, self.settings = found, how, found.settings(how)
+        self._made: dict[str, tuple[seqio.Evaluator, list[dict]]] = {}
 
-    @property
-    def need_generation(self) -> list[str]:
-        """Names of the tasks with metrics on what a model writes."""
-        kinds = (seqio.metrics.ModelOutputType.PREDICTION, seqio.metrics.ModelOutputType.PREDICTION_WITH_AUX)
-        return [task.name for task in self.tasks if any(metric.model_output_type in kinds for metric in task.metric_objs)]
-
-    def leave_out_generation(self) -> None:
-        """Leaves those out, and says so."""
-        names = self.need_generation
-        if names:
-            say(f"The metrics of {', '.join(names)} need a network that decodes step by step; they are not measured.")
-        self.tasks = [task for task in self.tasks if task.name not in names]
-
-    def __call__(self, model, step: int, directory: str | None = None) -> dict[str, dict[str, float]]:
-        """The tasks' metrics by "infer/<task>".
-
-        Args:
-          model: see `t5x_lab.evaluation`.
-          step: of its parameters.
-          directory: predictions and scores go to `directory`/<task>-<step>.jsonl, with inputs and targets beside them.
-
-        Raises:
-          UserError: when a task's examples or metrics fail, naming it.
-        """
-        return {f"infer/{task.name}": self._measure(task, model, step, directory) for task in self.tasks}
-
-    def _measure(self, task: seqio.Task, model, step: int, directory: str | None) -> dict[str, float]:
-        evaluator = self._evaluator(task)
-        examples = list(evaluator.cached_task_datasets[task.name].as_numpy_iterator())
-        if not examples:
-            say(f'The {self._config.split} split of task "{task.name}" is empty; its metrics are not measured.')
-            return {}
-        outputs = _Outputs(model, examples, self._lengths, self._config)
-        kinds = seqio.metrics.ModelOutputType
-        try:
-            metrics, _ = evaluator.evaluate(
-                compute_metrics=True,
-                step=step,
-                model_fns={
-                    kinds.PREDICTION: lambda unused: outputs.predictions(),
-                    kinds.PREDICTION_WITH_AUX: lambda unused: (outputs.predictions(), {"scores": outputs.log_probs()}),
-                    kinds.SCORE: lambda unused: outputs.scores(),
-                    kinds.SCORE_WITH_INTERMEDIATES: lambda unused: (outputs.scores(), {}),
-                },
+    @classmethod
+    def of(cls, how: MetricsEvaluation, model: Any) -> "TaskMetrics | None":
+        found = evaluated_tasks(how, model)
+        found = found.only(lambda part: bool(part.task.metric_objs), "metrics (metric_fns or metric_objs)")
+        if not found.parts and how.period:
+            say(
+                f'Evaluation "{how.name}" is due every {how.period} steps, but no task of "{found.tasks.name}" has a split '
+                f'"{found.data.eval_split}" and metrics (metric_fns).'
             )
-            found = metrics.result()[task.name]
-        except ValueError as error:
-            raise UserError(f'The metrics of task "{task.name}" failed: {error}') from error
-        if outputs.cut:
-            say(f'{outputs.cut} of {len(examples)} inputs of task "{task.name}" were cut to {outputs.most} tokens.')
-        if directory:
-            path = epath.Path(directory) / f"{task.name}-{step}.jsonl"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in outputs.lines(task)))
-        values = {name: getattr(metric, "value", metric) for name, metric in found.items()}
-        return {name: float(value) for name, value in values.items() if isinstance(value, numbers.Real)}
+        if not model.generates:
+            left_out = [part.task.name for part in found.parts if _needs_generation(part)]
+            if left_out:
+                say(f"The metrics of {', '.join(left_out)} need a network that decodes step by step; they are not measured.")
+            found = found.only(lambda part: not _needs_generation(part), "metrics that a network without prefill can give")
+        return cls(found, how) if found.parts else None
 
-    def _evaluator(self, task: seqio.Task) -> seqio.Evaluator:
-        if task.name not in self._evaluators:
-            options = dict(
-                feature_converter=_Unconverted(),
-                eval_split=self._config.split,
-                num_examples=self._config.num_examples,
-                async_compute_metrics=False,
-            )
+    def __call__(self, model: Any) -> Measured:
+        """The tasks' metrics, and what is no number among them; a task whose examples or metrics fail is among the failures."""
+        metrics: dict[str, dict] = {}
+        media: dict[str, dict] = {}
+        lines: dict[str, list] = {}
+        failures: dict[str, str] = {}
+        for part in self._found.parts:
+            name = part.task.name
             try:
-                self._evaluators[task.name] = seqio.Evaluator(name_in_seqio(task), **options)
-            except ValueError as error:
-                if "sequence_length" not in str(error):
-                    raise UserError(f'Task "{task.name}" cannot be evaluated: {error}') from error
-                if self._config.cut_inputs != "right":
-                    say(f'A preprocessor of task "{task.name}" needs lengths; SeqIO cuts its inputs to TASK_FEATURE_LENGTHS.')
-                self._evaluators[task.name] = seqio.Evaluator(name_in_seqio(task), sequence_length=self._lengths, **options)
-        return self._evaluators[task.name]
+                evaluator, examples = self._examples(part)
+            except UserError as error:
+                failures[name] = error.sentence
+                continue
+            if not examples:
+                say(f'The {self._found.data.eval_split} split of task "{name}" is empty; its metrics are not measured.')
+                continue
+            # What devices do is done outside of `try`: where that fails, all processes end together.
+            outputs = _Outputs(model, examples, part.sequence_length, self._how)
+            outputs.make({metric.model_output_type for metric in part.task.metric_objs})
+            try:
+                found = _measured(evaluator, part.task.name, outputs, model.step)
+            except Exception as error:
+                cause = error.__cause__ or error
+                failures[name] = f'The metrics of task "{name}" failed: {raised_in(cause) or told(cause)}'
+            else:
+                values = {key: _number(value) for key, value in found.items()}
+                metrics[name] = {key: value for key, value in values.items() if value is not None}
+                media[name] = {key: found[key] for key, value in values.items() if value is None}
+            if outputs.cut:
+                say(f'{outputs.cut} of {len(examples)} inputs of task "{name}" were cut to {outputs.most} tokens.')
+            if self._how.outputs:
+                lines[name] = outputs.lines(part.task)
+        return Measured(metrics, lines, {task: of for task, of in media.items() if of}, failures=failures)
+
+    def _examples(self, part: Part) -> tuple[seqio.Evaluator, list[dict]]:
+        """SeqIO's evaluator of a task, and what it evaluates on; made once."""
+        name, data = part.task.name, self._found.data
+        if name not in self._made:
+            with naming_what_fails([part], data, data.eval_split):
+                evaluator = self._evaluator(part)
+                self._made[name] = evaluator, list(evaluator.cached_task_datasets[name].as_numpy_iterator())
+        return self._made[name]
+
+    def _evaluator(self, part: Part) -> seqio.Evaluator:
+        task, data = part.task, self._found.data
+        options = dict(
+            feature_converter=_Unconverted(),
+            eval_split=data.eval_split,
+            num_examples=self._how.num_examples,
+            use_cached=data.use_cached,
+            async_compute_metrics=False,
+        )
+        try:
+            return seqio.Evaluator(name_in_seqio(task), **options)
+        except ValueError as error:
+            if "sequence_length" not in str(error):
+                raise UserError(f'Task "{task.name}" cannot be evaluated: {error}') from error
+            if self._how.cut_inputs != "right":
+                say(f'A preprocessor of task "{task.name}" needs lengths; SeqIO cuts its inputs to TASK_FEATURE_LENGTHS.')
+            return seqio.Evaluator(name_in_seqio(task), sequence_length=part.sequence_length, **options)
+
+
+def _needs_generation(part: Part) -> bool:
+    """Whether some metrics are on what a model writes."""
+    return any(metric.model_output_type in (_KINDS.PREDICTION, _KINDS.PREDICTION_WITH_AUX) for metric in part.task.metric_objs)
+
+
+def _measured(evaluator: seqio.Evaluator, task: str, outputs: "_Outputs", step: int) -> dict[str, Any]:
+    metrics, _ = evaluator.evaluate(
+        compute_metrics=True,
+        step=step,
+        model_fns={
+            _KINDS.PREDICTION: lambda unused: outputs.predictions(),
+            _KINDS.PREDICTION_WITH_AUX: lambda unused: (outputs.predictions(), {"scores": outputs.log_probs()}),
+            _KINDS.SCORE: lambda unused: outputs.scores(),
+            _KINDS.SCORE_WITH_INTERMEDIATES: lambda unused: (outputs.scores(), {}),
+        },
+    )
+    return metrics.result()[task]
+
+
+def _number(metric: Any) -> float | None:
+    """The number that a metric is; None of a text, an image and the like."""
+    value = getattr(metric, "value", metric)
+    if isinstance(value, numbers.Real):
+        return float(value)
+    is_one = hasattr(value, "dtype") and getattr(value, "shape", None) in ((), (1,)) and np.asarray(value).dtype.kind in "fiub"
+    return float(np.asarray(value).reshape(())) if is_one else None
+
+
+class CutInputs:
+    """Inputs of examples cut as an evaluation says.
+
+    Args:
+      model, examples, how: see `TaskMetrics`.
+      lengths: of features.
+      written: tokens that the model writes or scores behind them.
+
+    Attributes:
+      ids: the inputs.
+      most: tokens that they are cut to; None where nothing cuts them.
+      cut: how many were.
+    """
+
+    def __init__(self, model: Any, examples: Sequence[dict], lengths: Lengths, how: OutputEvaluation, written: int):
+        whole = [example["inputs"].tolist() if "inputs" in example else [] for example in examples]
+        positions = model.max_positions and model.max_positions - (0 if model.has_encoder else written)
+        self.most = lengths.get("inputs") if how.cut_inputs else positions
+        cut = cut_left if how.cut_inputs == "left" else functools.partial(cut_right, ends=model.end_ids)
+        self.ids = [cut(ids, self.most) for ids in whole]
+        self.cut = sum(len(a) < len(b) for a, b in zip(self.ids, whole, strict=True))
 
 
 class _Outputs:
     """What one model gives for the examples of one task, asked for as SeqIO does: pairs of (number, output)."""
 
-    def __init__(self, model, examples: Sequence[dict], lengths: dict[str, int], config: InferEvalConfig):
-        self._model, self._examples, self._config = model, examples, config
+    def __init__(self, model: Any, examples: Sequence[dict], lengths: Lengths, how: MetricsEvaluation):
+        self._model, self._examples, self._how = model, examples, how
         self._targets = [example["targets"].tolist() for example in examples]
-        whole = [example["inputs"].tolist() if "inputs" in example else [] for example in examples]
-        self._max_tokens = config.max_tokens or lengths.get("targets") or max(map(len, self._targets))
-        positions = model.max_positions and model.max_positions - (0 if model.has_encoder else self._max_tokens)
-        self.most = lengths.get("inputs") if config.cut_inputs else positions
-        cut = cut_left if config.cut_inputs == "left" else functools.partial(cut_right, ends=model.end_ids)
-        self._inputs = [cut(ids, self.most) for ids in whole]
-        self.cut = sum(len(a) < len(b) for a, b in zip(self._inputs, whole, strict=True))
+        self._max_tokens = how.max_tokens or lengths.get("targets") or max(map(len, self._targets))
+        self._beginning = model.vocabulary.encode(how.beginning) if how.beginning else []
+        inputs = CutInputs(model, examples, lengths, how, self._max_tokens + len(self._beginning))
+        self._inputs, self.most, self.cut = inputs.ids, inputs.most, inputs.cut
+
+    def make(self, kinds: set) -> None:
+        """Asks the model for all that metrics of these kinds need."""
+        if kinds & {_KINDS.PREDICTION, _KINDS.PREDICTION_WITH_AUX}:
+            self.written  # noqa: B018  (a cached property)
+        if kinds & {_KINDS.SCORE, _KINDS.SCORE_WITH_INTERMEDIATES}:
+            self.scored  # noqa: B018
 
     @functools.cached_property
     def generated(self) -> tuple[np.ndarray, np.ndarray]:
         """(tokens [N, max_tokens], padding after the end token; their log-probabilities, or beams' scores [N, 1])"""
-        beams = beams_of(self._config.beam_size, self._config.beam_alpha)
-        options = dict(max_tokens=self._max_tokens, batch_size=self._config.batch_size)
-        if beams is None:
-            return self._model.generate_tokens(self._inputs, **options)
-        tokens, scores = self._model.search_tokens(self._inputs, beams=beams, **options)
+        decoding = self._how.decoding
+        options = dict(max_tokens=self._max_tokens, batch_size=self._how.batch_size, beginning=self._beginning)
+        if not isinstance(decoding, BeamConfig):
+            return self._model.generate_tokens(self._inputs, sampling=decoding, seed=self._how.seed, **options)
+        tokens, scores = self._model.search_tokens(self._inputs, beams=decoding, **options)
         return tokens[:, 0], scores[:, :1]
 
     @functools.cached_property
     def written(self) -> list[list[int]]:
         """What was generated, up to its end token; what stands behind may be a token of the vocabulary."""
         ends = self._model.end_ids
-        return [list(itertools.takewhile(lambda token: token not in ends, row)) for row in self.generated[0].tolist()]
+        rows = [list(itertools.takewhile(lambda token: token not in ends, row)) for row in self.generated[0].tolist()]
+        return [[*self._beginning, *row] for row in rows]
 
     @functools.cached_property
     def scored(self) -> list[float]:
-        return self._model.scores(self._inputs, self._targets, batch_size=self._config.batch_size).log_prob.tolist()
+        return self._model.scores(self._inputs, self._targets, batch_size=self._how.batch_size).log_prob.tolist()
 
     def predictions(self) -> list[tuple[int, list[int]]]:
-        length = self.generated[0].shape[1]  # SeqIO wants rows of one length
+        length = self.generated[0].shape[1] + len(self._beginning)  # SeqIO wants rows of one length
         return [(i, [*row, *[max(self._model.eos_id, 0)] * (length - len(row))]) for i, row in enumerate(self.written)]
 
     def log_probs(self) -> list[float]:
@@ -168,7 +230,7 @@ class _Outputs:
         named = {name: vocabularies[name] for name in ("inputs", "targets") if name in vocabularies}
         lines: list[dict] = [{name: text_of(x, name, found) for name, found in named.items()} for x in self._examples]
         for i, line in enumerate(lines):
-            if "generated" in vars(self):  # a cached property that was asked for
+            if "written" in vars(self):  # a cached property that was asked for
                 line["prediction"] = named["targets"].decode(self.written[i])
             if "scored" in vars(self):
                 line["score"] = self.scored[i]

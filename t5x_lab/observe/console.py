@@ -4,9 +4,11 @@ import contextlib
 import sys
 import time
 from collections.abc import Mapping
+from typing import Any
 
 import tqdm
 
+from t5x_lab.config.user_code import shown
 from t5x_lab.training.hooks import RunStart
 
 
@@ -29,6 +31,12 @@ class Console:
 
     def on_evaluation(self, step: int, split: str, metrics: Mapping[str, float | None]) -> None:
         say(f"step {step}  {split}  {describe(metrics)}")
+
+    def on_media(self, step: int, split: str, values: Mapping[str, Any]) -> None:
+        for name, value in values.items():
+            text = getattr(value, "textdata", None)
+            if text is not None:
+                say(f"step {step}  {split}  {name}: {shown(text)}")
 
     def on_step(self, step: int, metrics: Mapping[str, float | None]) -> None:
         text = describe(metrics)

@@ -1,12 +1,14 @@
 """Every step's and evaluation's numbers as TensorBoard events."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
+import numpy as np
 from etils import epath
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
-from tensorboardX.summary import scalar
+from tensorboardX.summary import audio, histogram, image, scalar, text
 
 from t5x_lab.observe.metrics import Folder
 from t5x_lab.training.hooks import RunStart
@@ -35,6 +37,11 @@ class TensorBoard:
         self._write(step, split, metrics)
         self._flush()
 
+    def on_media(self, step: int, split: str, values: Mapping[str, Any]) -> None:
+        found = {name: of for name, value in values.items() if (of := _summary(f"{split}/{name}", value))}
+        self._add(step, found.values())
+        self._flush()
+
     def on_end(self, error: BaseException | None) -> None:
         if self._events:
             self._events.close()
@@ -42,6 +49,9 @@ class TensorBoard:
             self._folder.copy(seconds=0.0)
 
     def _write(self, step: int, split: str, metrics: Mapping[str, float | None]) -> None:
+        self._add(step, [scalar(f"{split}/{name}", value) for name, value in metrics.items() if value is not None])
+
+    def _add(self, step: int, summaries: Iterable[Any]) -> None:
         assert self._folder
         if self._events is None:
             self._events = EventsWriter(str(self._folder.local / "events"), self._suffix)
@@ -50,10 +60,8 @@ class TensorBoard:
                 self._events.write_event(Event(step=self._purge_step, wall_time=time.time(), session_log=start))
                 self._purge_step = None
         try:
-            for name, value in metrics.items():
-                if value is not None:
-                    summary = scalar(f"{split}/{name}", value)
-                    self._events.write_event(Event(step=step, wall_time=time.time(), summary=summary))
+            for summary in summaries:
+                self._events.write_event(Event(step=step, wall_time=time.time(), summary=summary))
         except Exception:
             self._events = None  # a new file, once storage works again
             raise
@@ -76,3 +84,18 @@ class TensorBoard:
     def _suffix(self) -> str:
         """Of the file's name; a remote run has several files."""
         return f".{self._number}" if self._folder and self._folder.remote else ""
+
+
+def _summary(tag: str, value: Any) -> Any:
+    """TensorBoard's of a value of `seqio.metrics`, told by its fields; None of what it does not show."""
+    if hasattr(value, "textdata"):
+        return text(tag, value.textdata.decode("utf-8", "replace") if isinstance(value.textdata, bytes) else value.textdata)
+    if hasattr(value, "values"):
+        return histogram(tag, np.asarray(value.values), value.bins or 30)
+    if hasattr(value, "image"):
+        images = np.asarray(value.image)  # [N, H, W, C], or one of them; TensorBoard shows one under a tag
+        return image(tag, images[0] if images.ndim == 4 else images, dataformats="HWC")
+    if hasattr(value, "audiodata"):
+        sound = np.asarray(value.audiodata, np.float32)
+        return audio(tag, sound[0] if sound.ndim == 3 else sound, value.sample_rate)
+    return None

@@ -25,7 +25,15 @@ from t5x_lab.data.config import (
 )
 from t5x_lab.data.denoising import Denoising
 from t5x_lab.data.objective import MaskedLm
-from t5x_lab.evaluation.config import InferEvalConfig
+from t5x_lab.decoding.beam_search import BeamConfig
+from t5x_lab.decoding.sampling import SamplingConfig
+from t5x_lab.evaluation.config import (
+    EarlyStopping,
+    LossEvaluation,
+    MetricsEvaluation,
+    RankingEvaluation,
+    check_evaluations,
+)
 from t5x_lab.models.model import ModelConfig
 from t5x_lab.networks.config import RotaryScaling
 from t5x_lab.networks.lstm import LstmConfig
@@ -67,8 +75,10 @@ class RunConfig:
       mesh: devices along `replica`, `data`, `fsdp`, `tensor`.
       sharding: which of them dimensions are split over, where the library's tables are not what is wanted.
       microbatches: parts that a batch is processed in, one after the other.
-      eval_period: steps between teacher-forced evaluations.
-      infer_eval: when and on what the tasks' own metrics are measured, on generated or scored text.
+      evals: what is evaluated, how and when: `LossEvaluation`, `MetricsEvaluation`, `RankingEvaluation` or your own, see
+        `t5x_lab.evaluation.config.Evaluation`.
+      eval_period: steps between evaluations that do not say otherwise.
+      early_stopping: when to end because an evaluation gets no better; None = never.
       saving: when checkpoints are made and which are kept.
       hooks: what happens beside training, see `t5x_lab.training.hooks.Hook`; metrics are written by hooks, too.
       bad_steps: steps in a row whose loss or gradient is not finite that are skipped; the next one ends the training.
@@ -91,7 +101,8 @@ class RunConfig:
     sharding: ShardingRules = ShardingRules()
     microbatches: int = dataclasses.field(default=1, metadata=macro("MICROBATCHES"))
     eval_period: int = dataclasses.field(default=1000, metadata=macro("EVAL_PERIOD"))
-    infer_eval: InferEvalConfig = InferEvalConfig()
+    evals: tuple = dataclasses.field(default=(), metadata=macro("EVALS"))
+    early_stopping: EarlyStopping | None = dataclasses.field(default=None, metadata=macro("EARLY_STOPPING"))
     saving: SaveCheckpointConfig = SaveCheckpointConfig()
     hooks: tuple = dataclasses.field(default=(), compare=False)  # they have a state of their own
     bad_steps: int = dataclasses.field(default=0, metadata=macro("BAD_STEPS"))
@@ -108,6 +119,7 @@ class RunConfig:
         in_range(self, "average_decay", 0.0, 1.0)
         positive(self, "wait_minutes")
         check_hooks(self.hooks)
+        check_evaluations(self.evals)
         if self.model.unchecked and self.data.converter is None and self.data.pack:
             raise self.model.unchecked
         if (self.train_steps is None) == (self.train_tokens is None):
@@ -146,7 +158,12 @@ _MODULES_OF_T5X = {
 }
 CONFIGURABLES = (
     RunConfig,
-    InferEvalConfig,
+    LossEvaluation,
+    MetricsEvaluation,
+    RankingEvaluation,
+    EarlyStopping,
+    SamplingConfig,
+    BeamConfig,
     SaveCheckpointConfig,
     RestoreCheckpointConfig,
     ModelConfig,
@@ -222,8 +239,11 @@ class GinConfig:
     def sharding(self) -> ShardingRules:
         return self._build("RunConfig.sharding")
 
-    def infer_eval(self) -> InferEvalConfig:
-        return self._build("InferEvalConfig")
+    def evals(self) -> tuple:
+        return tuple(self._build("RunConfig.evals"))
+
+    def keeps_average(self) -> bool:
+        return self._build("RunConfig.average_decay") is not None
 
     def vocabulary(self) -> Vocabulary:
         return self._build("DataConfig.vocabulary")

@@ -1,150 +1,340 @@
-"""Evaluation: the loss of every task on its validation split, and the metrics that tasks define themselves."""
+"""A run's evaluations: made ready once, measured while training and on checkpoints, with their results in files."""
 
+import dataclasses
+import json
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
+from etils import epath
 
 from t5x_lab.checkpoints.formats import find
 from t5x_lab.checkpoints.initial import load_params
 from t5x_lab.checkpoints.layout import find_checkpoint, finished_steps
-from t5x_lab.config.errors import UserError
-from t5x_lab.data.config import DataConfig
+from t5x_lab.config.errors import UserError, nearest
+from t5x_lab.config.user_code import raised_in, shown, told, tried
 from t5x_lab.data.environment import check_environment
+from t5x_lab.evaluation.config import EarlyStopping, Evaluation, Measure, Measured, check_evaluations, check_metric_name
+from t5x_lab.evaluation.results import ResultFiles
 from t5x_lab.models.model import Params
 from t5x_lab.observe.console import say
-from t5x_lab.partitioning.distributed import broadcast
-from t5x_lab.partitioning.waiting import fetch
+from t5x_lab.partitioning.distributed import broadcast, broadcast_text
 from t5x_lab.runs.config import GinConfig
+from t5x_lab.runs.end import read_end
 from t5x_lab.runs.run import Run
-from t5x_lab.runs.sharded_model import ShardedModel, check_rows
-from t5x_lab.training.step import per_token
+from t5x_lab.runs.sharded_model import ShardedModel
+
+Found = dict[str, dict[str, float | None]]  # metrics by split, "<name>/<task>"
 
 
-class LossEvaluation:
-    """Evaluates parameters on the same batches every time.
+class EvaluationFailed(UserError):
+    """Some of what was to be measured was not; the rest was."""
 
-    Args:
-      sharded: model and mesh.
-      tasks: a `t5x_lab.data.mixture.WeightedTasks`.
-      data: lengths, batch size, number of batches.
+    status = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """An evaluation that is ready.
+
+    Attributes:
+      name: of its results.
+      weights: "last" or "average".
+      how: the evaluation.
+      measure: what it prepared.
+      files: its results.
     """
 
-    def __init__(self, sharded: ShardedModel, tasks, data: DataConfig):
-        self._sharded, self._tasks, self._data = sharded, tasks, data
-        self._parts = [part for part in tasks.parts if data.eval_split in part.task.splits]
-        for part in tasks.parts:
-            if part not in self._parts:
-                say(f'Task "{part.task.name}" has no split "{data.eval_split}"; it is not evaluated.')
+    name: str
+    weights: str
+    how: Evaluation
+    measure: Measure
+    files: ResultFiles
 
-    def __call__(self, params: Params) -> dict[str, dict[str, float]]:
-        """Loss, z-loss and accuracy per token with loss, and token counts, by split ("eval/<task>")."""
-        return {f"eval/{part.task.name}": metrics for part in self._parts if (metrics := self._part(part, params))}
+    def is_due(self, step: int, period: int) -> bool:
+        """Whether it is to be measured after `step` of a training; `period` is that of evaluations which do not say."""
+        steps = getattr(self.how, "steps", ())
+        every = getattr(self.how, "period", period)
+        return step in steps if steps else every is not None and step % every == 0
 
-    def _part(self, part, params: Params) -> dict[str, float]:
-        from t5x_lab.data.pipeline import eval_batches
-
-        total = None
-        for batch in eval_batches(self._tasks, part, self._data, self._sharded.rows(self._data.batch_size)):
-            result = self._sharded.eval_step(params, self._sharded.shard_batch(batch))
-            total = result if total is None else jax.tree.map(lambda a, b: a + b, total, result)
-        if total is None:
-            say(f'The split "{self._data.eval_split}" of task "{part.task.name}" is empty; it is not evaluated.')
-            return {}
-        sums, counts = fetch(total, "the evaluation's loss, which all processes compute together")
-        return {name: float(value) for name, value in {**per_token(sums), **counts}.items()}
+    @property
+    def is_due_at_end(self) -> bool:
+        return not getattr(self.how, "steps", ()) and getattr(self.how, "period", 1) is not None
 
 
-class TaskEvaluation:
-    """Measures the tasks' own metrics on what parameters make a model generate and score.
+class Evaluations:
+    """The evaluations of a run, made ready.
 
     Args:
-      config: the run's; see `InferEvalConfig`.
-      sharded: model and mesh.
-      tasks: a `t5x_lab.data.mixture.WeightedTasks`; what cannot be measured of them is said.
+      evals: EVALS.
+      model: the run's, without parameters.
+      model_dir: where results go.
+      has_average: whether the run keeps an average of its weights.
+      period: EVAL_PERIOD.
+      weights: "last" or "average" where all are measured on those; None = as each says.
+      watched: metrics that others wait for, and what these call them; a metric that is not measured is said once.
+
+    Raises:
+      UserError: that names the evaluation which is wrong.
     """
 
-    def __init__(self, config: GinConfig, sharded: ShardedModel, tasks):
-        from t5x_lab.evaluation.task_metrics import TaskMetrics
+    def __init__(
+        self,
+        evals: Sequence[Evaluation],
+        model: Run,
+        model_dir: str,
+        has_average: bool,
+        period: int = 1,
+        weights: str | None = None,
+        watched: Mapping[str, str] | None = None,
+    ):
+        check_evaluations(evals)
+        self._model, self._model_dir, self._period, self._watched = model, model_dir, period, dict(watched or {})
+        self._said: set[tuple[str, str]] = set()
+        self.entries = [entry for how in evals for entry in self._entries(how, has_average, weights)]
+        for metric, what in self._watched.items():
+            check_metric_name(what, metric, [entry.name for entry in self.entries])
 
-        how, data = config.infer_eval(), config.data()
-        self._metrics = TaskMetrics(tasks, how, data.task_feature_lengths)
-        if not sharded.model.generates:
-            self._metrics.leave_out_generation()
-        self._model = Run(config, sharded, {}, step=0)
-        self.period = how.period or 0
-        self.has_tasks = bool(self._metrics.tasks)
-        if how.period and not self._metrics.defined:
-            say(
-                f'INFER_EVAL_PERIOD is {how.period}, but no task of "{tasks.name}" has a split "{how.split}" and metrics '
-                "(metric_fns): the loss alone is evaluated, at EVAL_PERIOD."
+    def _entries(self, how: Evaluation, has_average: bool, all_weights: str | None) -> Iterator[Entry]:
+        name, weights = how.name, getattr(how, "weights", "last")
+        if all_weights:
+            is_own = weights == all_weights or (weights, all_weights) == ("each", "last")
+            name, weights = name if is_own else f"{name}_{all_weights}", all_weights
+        if weights == "average" and not has_average:
+            raise UserError(
+                f'Evaluation "{name}" is of averaged weights, and the run keeps none. Set AVERAGE_DECAY, or weights.'
             )
+        measure = tried(f'The evaluation "{name}" fails in prepare', lambda: how.prepare(self._model))
+        if measure is None:
+            return
+        if not callable(measure):
+            raise UserError(f'The evaluation "{name}" prepares {shown(measure)}; prepare gives a function of a model, or None.')
+        named = {f"{name}_average": "average"} if has_average and weights == "each" else {}
+        for called, of in {name: "average" if weights == "average" else "last", **named}.items():
+            settings = {**getattr(measure, "settings", {}), "weights": of}
+            yield Entry(called, of, how, measure, ResultFiles(self._model_dir, called, settings))
 
-    def __call__(self, params: Params, step: int, directory: str | None = None) -> dict[str, dict[str, float]]:
-        """Metrics by "infer/<task>"; predictions go to files of `directory`."""
-        model = self._model.with_params(params, step)
-        return self._metrics(model, step, directory if jax.process_index() == 0 else None)
+    def named(self, name: str) -> Entry:
+        return next(entry for entry in self.entries if entry.name == name)
+
+    def measured(self, step: int, metric: str) -> float:
+        """The number "<name>/<task>/<metric>" of a step; not a number where it was not measured."""
+        name, _, rest = metric.partition("/")
+        return self.named(name).files.metric(step, rest)
+
+    def is_over(self, rule: EarlyStopping, step: int) -> bool:
+        """Whether a training that has come to this step is to end, as the first process sees it."""
+        name, _, rest = rule.metric.partition("/")
+        files = self.named(name).files
+        values = [files.metric(before, rest) for before in files.steps() if before <= step]
+        return bool(broadcast(rule.is_over(values)))
+
+    def due_at_start(self, step: int) -> list[Entry]:
+        return [
+            entry for entry in self.entries if getattr(entry.how, "at_start", False) or step in getattr(entry.how, "steps", ())
+        ]
+
+    def due(self, step: int) -> list[Entry]:
+        return [entry for entry in self.entries if entry.is_due(step, self._period)]
+
+    def due_at_end(self, step: int) -> list[Entry]:
+        return [entry for entry in self.entries if entry.is_due_at_end or entry.is_due(step, self._period)]
+
+    def without_results(self, step: int, entries: Iterable[Entry]) -> list[Entry]:
+        """Those of these that have no results of the step, as the first process sees it."""
+        missing = json.dumps([entry.name for entry in entries if not entry.files.has(step)])
+        names = json.loads(broadcast_text(missing))
+        return [entry for entry in entries if entry.name in names]
+
+    def measure(
+        self, entries: Iterable[Entry], step: int, params: Params | None, average: Params | None, goes_on: str = ""
+    ) -> Iterator[tuple[Entry, Measured]]:
+        """Measures the model after `step`, and writes the results.
+
+        A task whose metrics fail is said once, until they work again, with `goes_on` behind it.
+
+        Args:
+          entries: which ones.
+          step: of the parameters.
+          params, average: the last weights and their average.
+          goes_on: what happens all the same, a sentence.
+
+        Yields:
+          (the evaluation, what it found)
+        """
+        for entry in entries:
+            weights = average if entry.weights == "average" else params
+            assert weights is not None
+            found = self._measured(entry, self._model.with_params(weights, step))
+            self._say_failures(entry, found, step, goes_on)
+            if jax.process_index() == 0:
+                if not entry.files.has(step) and not entry.files.steps() and entry.files.moved_from:
+                    say(
+                        f"Results of {entry.name} go to {entry.files.folder}: those in {entry.name} are of other settings "
+                        f"({entry.files.moved_from})."
+                    )
+                entry.files.write(step, found)
+                self._write_outputs(entry, step, found)
+            self._say_unmeasured(entry, found, step)
+            yield entry, found
+
+    def _measured(self, entry: Entry, model: Run) -> Measured:
+        what = f'The evaluation "{entry.name}"'
+        try:
+            found = entry.measure(model)
+            if isinstance(found, Measured):
+                return found
+            return _checked(found, what)
+        except UserError as error:
+            failure = error.sentence
+        except Exception as error:
+            if jax.process_count() > 1 or not raised_in(error):
+                raise  # a device's fault, or ours; or the other processes would wait for this one
+            failure = f"{what} fails: {raised_in(error) or told(error)}"
+        return Measured({}, failures={"": failure})
+
+    def _say_failures(self, entry: Entry, found: Measured, step: int, goes_on: str) -> None:
+        for task, sentence in found.failures.items():
+            if (entry.name, task) not in self._said:
+                say(f"step {step}: {sentence.rstrip('.')}. {goes_on}".rstrip())
+            self._said.add((entry.name, task))
+        self._said -= {(entry.name, task) for task in found.metrics} | ({(entry.name, "")} if not found.failures else set())
+
+    def _say_unmeasured(self, entry: Entry, found: Measured, step: int) -> None:
+        measured = {f"{split}/{name}" for split, metrics in by_split(entry.name, found).items() for name in metrics}
+        for metric, what in self._watched.items():
+            if metric.split("/")[0] == entry.name and metric not in measured and not found.failures:
+                if (what, metric) not in self._said:
+                    had = nearest(metric, measured) or f" Measured were: {', '.join(sorted(measured)) or 'none'}."
+                    say(f'Step {step} is not judged by {what} = "{metric}": it was not measured then.{had}')
+                self._said.add((what, metric))
+
+    def _write_outputs(self, entry: Entry, step: int, found: Measured) -> None:
+        folder = epath.Path(self._model_dir) / "inference"
+        for task, lines in found.outputs.items():
+            # The default evaluation's are where T5X's users look for them.
+            path = (folder if entry.name == "infer" else folder / entry.name) / f"{task}-{step}.jsonl"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+
+
+def _checked(found: Any, what: str) -> Measured:
+    """What a user's evaluation gave, as `Measured`."""
+    if not isinstance(found, Mapping) or not all(isinstance(metrics, Mapping) for metrics in found.values()):
+        raise UserError(f'{what} gives {shown(found)}; it gives metrics by task, then by name: {{"all": {{"score": 0.5}}}}.')
+    numbers = {}
+    for task, metrics in found.items():
+        numbers[str(task)] = {
+            str(name): None
+            if value is None
+            else tried(f"{what} gives {name} = {shown(value)}, which is no number", _float(value))
+            for name, value in metrics.items()
+        }
+    return Measured(numbers)
+
+
+def _float(value: Any) -> Callable[[], float]:
+    return lambda: float(value)
+
+
+def by_split(name: str, found: Measured) -> Found:
+    """Metrics by "<name>/<task>", as metrics.jsonl has them."""
+    return {f"{name}/{task}": dict(metrics) for task, metrics in found.metrics.items()}
 
 
 def evaluate_checkpoints(
-    config: GinConfig, model_dir: str, step: str, wait_minutes: float = 60.0, weights: str = "last"
-) -> Iterator[tuple[int, dict[str, dict[str, float]]]]:
-    """Evaluates a run's checkpoints one after the other; what tasks with metrics predict goes to `model_dir`/inference.
+    config: GinConfig,
+    model_dir: str,
+    step: str,
+    wait_minutes: float = 60.0,
+    weights: str | None = None,
+    follow: bool = False,
+) -> Iterator[tuple[int, Found]]:
+    """Evaluates a run's checkpoints one after the other, with all evaluations of EVALS, and writes their results.
 
     Args:
       config: the run's configuration.
       model_dir: its directory.
-      step: "latest", "all", numbers joined by commas, or "new": those that are there and then every new one, until that of
-        TRAIN_STEPS.
-      weights: "last" or "average", see `t5x_lab.load`.
-      wait_minutes: "new" ends when there has been none for so long.
+      step: "latest", "all", or numbers joined by commas.
+      weights: "last" or "average", see `t5x_lab.load`; None = what each evaluation says.
+      wait_minutes: to follow ends when there has been no checkpoint for so long.
+      follow: whether to evaluate those that are there and then every new one instead, until the run ends; what has results
+        already is left out.
 
     Yields:
       (step, metrics by split)
+
+    Raises:
+      EvaluationFailed: at the end, where some metrics failed.
     """
-    model, data = config.model(), config.data()
-    steps = _steps(model_dir, step, config, wait_minutes)  # a mistake in `step` is found before data are read
-    sharded = ShardedModel(model, config.mesh(), rules=config.sharding())
-    check_rows(data.batch_size, sharded.row_multiple)
+    steps = _as_they_come(model_dir, wait_minutes) if follow else _steps(model_dir, step)
+    first = None if follow else steps[0]  # type: ignore[index]  # a mistake in `step` is found before data are read
+    sharded = ShardedModel(config.model(), config.mesh(), rules=config.sharding())
     check_environment()
-    from t5x_lab.data.pipeline import resolve_tasks
-
-    tasks = resolve_tasks(data, model.network.architecture, model.network.vocab_size)
-    evaluation, measure = LossEvaluation(sharded, tasks, data), TaskEvaluation(config, sharded, tasks)
+    evaluations = _evaluations(config, sharded, model_dir, weights, first)
+    failed: list[str] = []
     for number in steps:
-        if step == "new" and not broadcast(number in finished_steps(model_dir)):
-            continue  # removed to make room for newer ones
-        params = load_params(find(model_dir, number, weights), sharded.abstract_params, sharded.model.axes)
-        results = evaluation(params)
-        if measure.has_tasks:
-            results |= measure(params, number, f"{model_dir}/inference")
-        yield number, results
+        entries = evaluations.entries
+        if follow:
+            entries = evaluations.without_results(number, entries)
+            if not entries or not broadcast(number in finished_steps(model_dir)):
+                continue  # done before, or removed to make room for newer ones
+        params = {of: _params(model_dir, number, of, sharded) for of in dict.fromkeys(entry.weights for entry in entries)}
+        found: Found = {}
+        for entry, measured in evaluations.measure(entries, number, params.get("last"), params.get("average")):
+            found |= by_split(entry.how.name if weights else entry.name, measured)
+            failed += [f"{entry.name} of step {number}"] * bool(measured.failures)
+        yield number, found
+    if failed:
+        raise EvaluationFailed(f"Some metrics failed, as was said: {', '.join(failed)}. All others are written.")
 
 
-def _steps(model_dir: str, step: str, config: GinConfig, wait_minutes: float) -> Iterable[int]:
-    if step == "new":
-        return _as_they_come(model_dir, config.run().train_steps, wait_minutes)
+def _evaluations(
+    config: GinConfig, sharded: ShardedModel, model_dir: str, weights: str | None, step: int | None
+) -> Evaluations:
+    """Those of the configuration, for checkpoints like that of the step."""
+    has_average = weights == "average" or config.keeps_average()
+    if step is not None:
+        has_average = weights == "average" or (find_checkpoint(model_dir, step) / "average").exists()
+    return Evaluations(config.evals(), Run(config, sharded, {}, step=0), model_dir, has_average, weights=weights)
+
+
+def _params(model_dir: str, step: int, weights: str, sharded: ShardedModel) -> Params:
+    return load_params(find(model_dir, step, weights), sharded.abstract_params, sharded.model.axes)
+
+
+def _steps(model_dir: str, step: str) -> list[int]:
     if step == "all":
         find_checkpoint(model_dir)
         return finished_steps(model_dir)
     if step == "latest":
         return [broadcast(int(find_checkpoint(model_dir).name))]
     if not re.fullmatch(r"\d+(,\d+)*", step, re.ASCII):
-        raise UserError(f'--step is "{step}"; give a number, several joined by commas, latest, all or new.')
+        raise UserError(f'--step is "{step}"; give a number, several joined by commas, latest or all.')
     return [int(find_checkpoint(model_dir, int(number)).name) for number in step.split(",")]
 
 
-def _as_they_come(model_dir: str, last: int | None, wait_minutes: float) -> Iterator[int]:
-    """New steps; the first process looks for them, since a directory may change between two processes' looks."""
-    none_yet, none_for_long = -1, -2
+def wait_for_run(model_dir: str, minutes: float) -> None:
+    """Returns when a run directory is there, or it is late."""
+    began = time.monotonic()
+    while not (epath.Path(model_dir) / "config.gin").exists() and time.monotonic() - began < 60 * minutes:
+        time.sleep(1.0)
+
+
+def _as_they_come(model_dir: str, wait_minutes: float) -> Iterator[int]:
+    """New steps, until that which the run ended at; the first process looks for them, since a directory may change between
+    two processes' looks."""
+    none_yet, no_more = -1, -2
     seen: set[int] = set()
     news = time.monotonic()
-    while last not in seen:
+    while True:
+        end = read_end(model_dir)  # before the steps: what was saved before the end is seen then
         waiting = [step for step in finished_steps(model_dir) if step not in seen]
         late = time.monotonic() - news >= 60 * wait_minutes
-        found = broadcast(waiting[0] if waiting else none_for_long if late else none_yet)
-        if found == none_for_long:
+        found = broadcast(waiting[0] if waiting else no_more if late or end is not None else none_yet)
+        if found == no_more:
             return
         if found == none_yet:
             time.sleep(1.0)

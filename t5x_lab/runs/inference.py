@@ -7,6 +7,7 @@ same calls and get the same answers.
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -52,15 +53,16 @@ class Inference:
         streams: Sequence[int] | None = None,
         is_stopped: Callable[[int, np.ndarray], bool] | None = None,
         batch_size: int = 32,
+        beginning: Sequence[int] = (),
     ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
         """Completes prompts that fit; see `complete_all`. A text draws from its own stream of random numbers, by default its
-        number."""
+        number. A decoder behind an encoder goes on from `beginning`."""
         if not prompts:
             return iter(())
         length = self.prompt_length(max(map(len, prompts)), min(limits))
         rows, multiple = self._rows(len(prompts), batch_size, length + max(limits)), self._sharded.row_multiple
         group = rows if len(prompts) <= rows else round_up(max(rows // 4, 1), multiple)
-        programs = _Generation(self, params, sampling, eos_id, seed, max(limits), length, rows, group)
+        programs = _Generation(self, params, sampling, eos_id, seed, max(limits), length, rows, group, tuple(beginning))
         streams = range(len(prompts)) if streams is None else streams
         return complete_all(programs, prompts, limits, streams, rows=rows, group=group, is_stopped=is_stopped)
 
@@ -73,6 +75,7 @@ class Inference:
         beams: BeamConfig,
         eos_id: EndIds,
         batch_size: int = 32,
+        beginning: Sequence[int] = (),
     ) -> tuple[np.ndarray, np.ndarray]:
         """The best hypotheses of each prompt: (tokens int32 [N, beam size, max_tokens], scores float32 [N, beam size])."""
         tokens = np.zeros((len(prompts), beams.size, max_tokens), np.int32)
@@ -80,7 +83,8 @@ class Inference:
         order = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))
         for batch, rows in self._batches(order, lambda i: (len(prompts[i]) + max_tokens) * beams.size, batch_size):
             ids = self._padded([prompts[i] for i in batch], rows, max_tokens)
-            found = fetch(self._search(params, ids, max_tokens=max_tokens, config=beams, eos_id=eos_id), "a batch's beams")
+            options: dict[str, Any] = dict(config=beams, eos_id=eos_id, beginning=tuple(beginning))
+            found = fetch(self._search(params, ids, max_tokens=max_tokens, **options), "a batch's beams")
             tokens[batch], scores[batch] = (x[: len(batch)] for x in found)
         return tokens, scores
 
@@ -163,15 +167,17 @@ class Inference:
     @functools.cached_property
     def _search(self):
         program = functools.partial(search, self._model, **self._ids)
-        return jax.jit(program, static_argnames=("max_tokens", "config", "eos_id"), out_shardings=self._sharded.replicated)
+        static = ("max_tokens", "config", "eos_id", "beginning")
+        return jax.jit(program, static_argnames=static, out_shardings=self._sharded.replicated)
 
     @functools.cached_property
     def start(self):
-        def start(params, prompts, limit, stream, *, room, max_tokens):
+        def start(params, prompts, limit, stream, *, room, max_tokens, beginning):
             logits, state = self._model.prefill(params, prompts, room, **self._ids)
+            logits, state = generation.forced(self._model.decode_step(params), logits, state, beginning)
             return generation.start(logits, state, limit, stream, max_tokens)
 
-        return jax.jit(start, static_argnames=("room", "max_tokens"))
+        return jax.jit(start, static_argnames=("room", "max_tokens", "beginning"))
 
     @functools.cached_property
     def put(self):
@@ -203,6 +209,7 @@ class _Generation:
     length: int
     rows: int
     group: int
+    beginning: tuple[int, ...]
 
     def start(self, prompts: list[Ids], limits: list[int], streams: list[int], rows: int | None = None) -> Sequences:
         rows = rows or self.rows
@@ -210,11 +217,11 @@ class _Generation:
         length = self.length if rows == self.rows else min(bucket(max(map(len, prompts))), self.length)
         ids = pad_rows(pad(prompts, length, PADDING), rows, PADDING)
         by_row = lambda values: pad_rows(np.array(values, np.int32), rows)
-        room = self.max_tokens
+        room = self.max_tokens + len(self.beginning)
         if not self.inference.has_encoder:  # prompts are in the decoder's cache, whose size stays the same
             positions = self.inference.length_limits.max_positions or np.inf
             room = int(min(self.length + self.max_tokens, positions + 1)) - length
-        options = dict(room=room, max_tokens=self.max_tokens)
+        options = dict(room=room, max_tokens=self.max_tokens, beginning=self.beginning)
         return self.inference.start(self.params, ids, by_row(limits), by_row(streams), **options)
 
     def refill(

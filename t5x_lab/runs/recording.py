@@ -1,6 +1,8 @@
 """What a run writes down of its steps and evaluations."""
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 
@@ -43,7 +45,6 @@ class Recorder:
         self._by_task = [read_counter(counter) for counter in state.counters["task_tokens"]]
         self._flops = run.data.batch_size * run.model.network.flops(*lengths) / num_devices
         self._peak = peak_flops(jax.devices()[0].device_kind)
-        self._evaluated: tuple[int, dict[str, float]] = (-1, {})
 
     def step(self, step: int, metrics: dict) -> None:
         """Records a training step's metrics."""
@@ -59,16 +60,14 @@ class Recorder:
             metrics |= {f"tokens_processed/{name}": tokens for name, tokens in by_task}
         self._hooks.step(step, _finite(metrics))
 
-    def evaluation(self, step: int, results: dict[str, dict[str, float]]) -> None:
+    def evaluation(self, step: int, results: Mapping[str, Mapping[str, float | None]]) -> None:
         """Records an evaluation, by split."""
         for split, metrics in results.items():
             self._hooks.evaluation(step, split, _finite(metrics))
-        found = {f"{split}/{name}": value for split, metrics in results.items() for name, value in metrics.items()}
-        self._evaluated = (step, {**self.measured(step), **found})
 
-    def measured(self, step: int) -> dict[str, float]:
-        """What the evaluations after exactly this step found, by "split/metric"."""
-        return self._evaluated[1] if self._evaluated[0] == step else {}
+    def media(self, step: int, split: str, values: Mapping[str, Any]) -> None:
+        """Records what an evaluation found beside numbers."""
+        self._hooks.media(step, split, values)
 
     def close(self) -> None:
         """Draws the plots."""
@@ -79,6 +78,6 @@ class Recorder:
                 say(f"The plots could not be written: {error}.")
 
 
-def _finite(metrics: dict) -> dict[str, float | None]:
+def _finite(metrics: Mapping) -> dict[str, float | None]:
     """JSON has no NaN or infinity: they become None."""
     return {name: None if value is None or not math.isfinite(value) else value for name, value in metrics.items()}

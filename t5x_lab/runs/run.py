@@ -109,6 +109,7 @@ class Run:
     def __init__(self, config: GinConfig, sharded: ShardedModel, params: Params, step: int):
         self.config, self.params, self.step = config, params, step
         self._sharded, self._model = sharded, sharded.model
+        self._made: list[Inference] = []  # once for this model with whatever parameters
         self.num_parameters = sharded.model.num_parameters
         self.mesh = sharded.mesh
 
@@ -124,6 +125,21 @@ class Run:
     def has_encoder(self) -> bool:
         """Whether inputs go into an encoder; else they come before what is generated or scored."""
         return has_encoder(self._model.config.network)
+
+    @property
+    def network(self) -> Any:
+        """What the model's network is made from."""
+        return self._model.config.network
+
+    @property
+    def generates(self) -> bool:
+        """Whether the network decodes step by step."""
+        return self._model.generates
+
+    @property
+    def sharded(self) -> ShardedModel:
+        """The model on its mesh, with the programs that do not depend on parameters."""
+        return self._sharded
 
     @property
     def max_positions(self) -> int | None:
@@ -177,8 +193,13 @@ class Run:
 
         return resolve(data, self._model.config.network.architecture).input_eos
 
-    @functools.cached_property
+    @property
     def _inference(self) -> Inference:
+        if not self._made:
+            self._made.append(self._make_inference())
+        return self._made[0]
+
+    def _make_inference(self) -> Inference:
         start = self.special_tokens.start
         if start is None and self.has_encoder:
             raise UserError("SpecialTokens.start is None; the decoder behind an encoder reads a start token first, T5's is 0.")
@@ -197,7 +218,7 @@ class Run:
     def with_params(self, params: Params, step: int) -> "Run":
         """The same model with other parameters, and the programs that were compiled for it."""
         other = copy.copy(self)
-        other._inference, other.params, other.step = self._inference, params, step
+        other.params, other.step = params, step
         return other
 
     def generate(
@@ -281,38 +302,63 @@ class Run:
         return [[texts[i] for i in (sorted(each, key=scores.__getitem__) if sort_samples else each)] for each in samples_of]
 
     def generate_tokens(
-        self, prompts, *, max_tokens: int, sampling: SamplingConfig = SamplingConfig(), seed: int = 0, batch_size: int = 32
+        self,
+        prompts,
+        *,
+        max_tokens: int,
+        sampling: SamplingConfig = SamplingConfig(),
+        seed: int = 0,
+        batch_size: int = 32,
+        beginning: Sequence[int] = (),
     ) -> tuple[np.ndarray, np.ndarray]:
         """Completes token ids: an array int [B, P] with padding on the right, or lists of them without.
+
+        `beginning` are ids that every completion is made to begin with; what is returned comes behind them.
 
         Returns:
           (tokens int32 [B, max_tokens], padding after the end token; log-probability of each, float32)
         """
         self._check_generates("generate_tokens")
         limits = limits_of(max_tokens, len(prompts))
-        ids = self._fit_ids(prompts, limits)
+        ids, forced = self._begun(self._fit_ids(prompts, [limit + len(beginning) for limit in limits]), beginning)
         tokens = np.full((len(prompts), max_tokens), self.special_tokens.padding, np.int32)
         log_probs = np.zeros(tokens.shape, np.float32)
         options: dict[str, Any] = dict(eos_id=self.end_ids, sampling=sampling, seed=seed, batch_size=batch_size)
+        options["beginning"] = forced
         for i, new, new_log_probs in self._inference.generate(self.params, ids, limits=limits, **options):
             tokens[i, : len(new)], log_probs[i, : len(new)] = new, new_log_probs
         return tokens, log_probs
 
     def search_tokens(
-        self, prompts, *, max_tokens: int, beams: BeamConfig = BeamConfig(), batch_size: int = 32
+        self,
+        prompts,
+        *,
+        max_tokens: int,
+        beams: BeamConfig = BeamConfig(),
+        batch_size: int = 32,
+        beginning: Sequence[int] = (),
     ) -> tuple[np.ndarray, np.ndarray]:
         """Searches completions of token ids: an array int [B, P] with padding on the right, or lists of them without.
+
+        For `beginning` see `generate_tokens`.
 
         Returns:
           (tokens int32 [B, beam size, max_tokens], 0 after the end token; scores float32 [B, beam size]), best first
         """
         self._check_generates("search_tokens")
-        ids = self._fit_ids(prompts, limits_of(max_tokens, len(prompts)))
-        return self._search(ids, max_tokens, beams, batch_size)
+        limits = limits_of(max_tokens, len(prompts))
+        ids, forced = self._begun(self._fit_ids(prompts, [limit + len(beginning) for limit in limits]), beginning)
+        return self._search(ids, max_tokens, beams, batch_size, forced)
 
-    def _search(self, ids: list[Ids], max_tokens: int, beams: BeamConfig, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
+    def _search(
+        self, ids: list[Ids], max_tokens: int, beams: BeamConfig, batch_size: int, beginning: Sequence[int] = ()
+    ) -> tuple[np.ndarray, np.ndarray]:
         options: dict[str, Any] = dict(max_tokens=max_tokens, beams=beams, eos_id=self.end_ids, batch_size=batch_size)
-        return self._inference.search(self.params, ids, **options)
+        return self._inference.search(self.params, ids, beginning=beginning, **options)
+
+    def _begun(self, ids: list[Ids], beginning: Sequence[int]) -> tuple[list[Ids], Sequence[int]]:
+        """Prompts with `beginning` behind them, and what a decoder behind an encoder goes on from instead."""
+        return (ids, beginning) if self.has_encoder else ([[*row, *beginning] for row in ids], ())
 
     def _fit_ids(self, prompts, limits: list[int]) -> list[Ids]:
         first = self._first(True)

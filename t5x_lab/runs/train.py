@@ -19,9 +19,11 @@ from t5x_lab.partitioning.waiting import limit_waiting, waiting_for
 from t5x_lab.runs.assemble import Training, assemble_run
 from t5x_lab.runs.batch import BatchOfTasks, batch_of_tasks
 from t5x_lab.runs.config import GinConfig, RunConfig
-from t5x_lab.runs.evaluate import LossEvaluation, TaskEvaluation
+from t5x_lab.runs.end import remove_end, write_end
+from t5x_lab.runs.evaluate import Entry, Evaluations, by_split
 from t5x_lab.runs.owner import owned
 from t5x_lab.runs.recording import Recorder
+from t5x_lab.runs.run import Run
 from t5x_lab.runs.sharded_model import ShardedModel
 from t5x_lab.runs.starting_point import (
     StartingPoint,
@@ -39,7 +41,7 @@ from t5x_lab.runs.summary import (
 )
 from t5x_lab.training.clock import Clock
 from t5x_lab.training.hooks import Hooks, RunStart, Statistics
-from t5x_lab.training.loop import Action, Budget, Diverged, Preempted, every
+from t5x_lab.training.loop import Action, Budget, Diverged, Preempted
 from t5x_lab.training.loop import train as train_loop
 from t5x_lab.training.state import TrainState, read_counter
 
@@ -56,11 +58,11 @@ def train(config: GinConfig) -> None:
         stack.enter_context(without_abandoned_writes())
         job = prepare(config, stack)
         say(job.starting_point.reason)
-        if job.budget.is_spent(job.first_step):
+        evaluated_at_start = at_start(job)
+        if job.budget.is_spent(job.first_step) and not evaluated_at_start:
             goal = f"step {job.run.train_steps}" if job.run.train_steps else f"{job.run.train_tokens:,} tokens"
             say(f"Nothing to do: {goal} is reached at step {job.first_step}. Raise TRAIN_STEPS or TRAIN_TOKENS to train on.")
             return
-        evaluation = LossEvaluation(job.sharded, job.batch.tasks, job.run.data)
         say(banner(job.run, job.sharded, job.first_step, job.batch.lengths, job.budget))
         if job.starting_point.step is not None:
             clock = Clock(**read_info(job.checkpoints.directory / str(job.starting_point.step)).get("clock", {}))
@@ -72,16 +74,19 @@ def train(config: GinConfig) -> None:
         if job.run.profile_steps:
             step = profiled = Profiled(step, f"{job.run.model_dir}/profile", job.run.profile_steps)
             stack.callback(profiled.close)
+        if jax.process_index() == 0:
+            remove_end(job.run.model_dir)
         with fail_together(Preempted, Diverged), hooks.around(start_of(job)):
+            evaluate(job, recorder, evaluated_at_start, job.first_step, job.state)
             try:
-                train_loop(
+                ended = train_loop(
                     job.state,
                     job.batches,
                     step,
                     shard_batch=job.sharded.shard_batch,
                     budget=job.budget,
                     record=lambda step, metrics: recorder.step(step, job.statistics.due(step, metrics)),
-                    actions=make_actions(job, evaluation, recorder, saver),
+                    actions=make_actions(job, recorder, saver),
                     bad_steps=job.run.bad_steps,
                     say=say,
                 )
@@ -89,6 +94,8 @@ def train(config: GinConfig) -> None:
                 saver.finish()
                 raise
             saver.finish()
+            if jax.process_index() == 0:
+                write_end(job.run.model_dir, int(ended.step))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +113,7 @@ class Job:
       batches: at their position.
       state: at `first_step`.
       budget: when it ends.
-      measure: the tasks' own metrics, where they are measured while training.
+      evaluations: of the run, made ready.
     """
 
     run: RunConfig
@@ -120,7 +127,7 @@ class Job:
     batches: Any
     state: TrainState
     budget: Budget
-    measure: TaskEvaluation | None
+    evaluations: Evaluations
 
     @property
     def first_step(self) -> int:
@@ -152,8 +159,7 @@ def prepare(config: GinConfig, stack: contextlib.ExitStack) -> Job:
     if run.data.special_tokens.input_eos not in (None, tasks.input_eos):
         say(f"SpecialTokens.input_eos is {not tasks.input_eos}; of the tasks' inputs it is {tasks.input_eos}, which is kept.")
     config = GinConfig((), (config.text, f"SpecialTokens.input_eos = {tasks.input_eos}"))
-    measure = TaskEvaluation(config, sharded, tasks) if run.infer_eval.period else None
-    measure = measure if measure and measure.has_tasks else None
+    evaluations = make_evaluations(run, config, sharded)
     batches = pipeline.SeqioBatches(tasks, run.data, run.seed, sharded.rows(run.data.batch_size))
 
     make_run_directory(run.model_dir)
@@ -162,14 +168,14 @@ def prepare(config: GinConfig, stack: contextlib.ExitStack) -> Job:
     check_agreement(run, start)
     check_fits(run, start, training.abstract_state)
     notes = {"settings": run.identity(), "config": config.text, "documents": documents}
-    checkpoints = Checkpoints(run.model_dir, run.saving, notes)
+    checkpoints = Checkpoints(run.model_dir, run.saving, notes, evaluations.measured)
     stack.push(checkpoints.close)
     with waiting_for("the state that the run starts from, in all processes"):
         state = first_state(run, training, checkpoints, start, batches)
     if jax.process_index() == 0:
         write_run_files(run, config.text, sharded)
     budget = budget_of(run, batch.lengths, read_counter(state.counters["tokens_processed"]))
-    return Job(run, config.text, start, batch, sharded, training, statistics, checkpoints, batches, state, budget, measure)
+    return Job(run, config.text, start, batch, sharded, training, statistics, checkpoints, batches, state, budget, evaluations)
 
 
 def count_documents(tasks: Any, run: RunConfig, start: StartingPoint) -> dict[str, int]:
@@ -206,27 +212,61 @@ def make_saver(job: Job, clock: Clock, recorder: Recorder, hooks: Hooks) -> Save
         job.run.saving,
         job.batches,
         notes=lambda: {"clock": clock.state()},
-        metrics=recorder.measured,
         saved=hooks.save,
         agree=broadcast,
         say=say,
     )
 
 
-def make_actions(job: Job, evaluation: LossEvaluation, recorder: Recorder, saver: Saver) -> list[Action]:
-    """Saving and evaluation, in the order in which they run after a step."""
-    measure = job.measure
+def make_evaluations(run: RunConfig, config: GinConfig, sharded: ShardedModel) -> Evaluations:
+    """The run's evaluations, made ready; what waits for their metrics is checked."""
+    watched = dict.fromkeys(run.saving.best, "SaveCheckpointConfig.best_metric")
+    watched |= {run.early_stopping.metric: "EarlyStopping.metric"} if run.early_stopping else {}
+    model = Run(config, sharded, {}, step=0)
+    made = Evaluations(run.evals, model, run.model_dir, run.average_decay is not None, run.eval_period, watched=watched)
+    for metric in run.saving.best:
+        entry, period = made.named(metric.split("/")[0]), run.saving.period
+        if not entry.is_due(period, run.eval_period):
+            say(
+                f'Checkpoints are made every {period} steps, and "{entry.name}" is not evaluated then: those are not judged by '
+                f'SaveCheckpointConfig.best_metric = "{metric}". The periods had better be equal.'
+            )
+    return made
 
-    def evaluate(step: int, state: TrainState) -> None:
-        recorder.evaluation(step, evaluation(state.params))
-        if state.average is not None:
-            found = evaluation(state.average)
-            recorder.evaluation(step, {split.replace("eval/", "eval_average/", 1): metrics for split, metrics in found.items()})
 
-    actions = [Action(saver.save, saver.due, at_stop=True), Action(evaluate, every(job.run.eval_period))]
-    if measure:
-        measured = lambda step, state: recorder.evaluation(step, measure(state.params, step))
-        actions.append(Action(measured, every(measure.period)))
-    if job.run.saving.best_metric:
-        actions.reverse()  # a checkpoint's merit is measured before it is made; else what is trained is saved first
-    return actions
+def at_start(job: Job) -> list[Entry]:
+    """The evaluations that are due before the first step: those that ask for it, and of a run that goes on those that were due
+    at its checkpoint, where they have no results."""
+    step, evaluations = job.first_step, job.evaluations
+    if job.starting_point.step is None:
+        due = evaluations.due_at_start(step)
+    elif job.budget.is_spent(step):
+        due = evaluations.due_at_end(step)
+    else:
+        due = evaluations.due(step)
+    return evaluations.without_results(step, due)
+
+
+def evaluate(job: Job, recorder: Recorder, entries: list[Entry], step: int, state: TrainState) -> None:
+    """Measures the state, writes and records what is found."""
+    for entry, found in job.evaluations.measure(entries, step, state.params, state.average, "Training goes on."):
+        recorder.evaluation(step, by_split(entry.name, found))
+        for task, media in found.media.items():
+            recorder.media(step, f"{entry.name}/{task}", media)
+
+
+def make_actions(job: Job, recorder: Recorder, saver: Saver) -> list[Action]:
+    """What happens between steps, in this order: what is trained is saved first."""
+    evaluations, budget, stopping = job.evaluations, job.budget, job.run.early_stopping
+
+    def evaluated(step: int, state: TrainState) -> None:
+        due = evaluations.due_at_end(step) if budget.is_spent(step) else evaluations.due(step)
+        evaluate(job, recorder, due, step, state)
+        if stopping and evaluations.is_over(stopping, step):
+            say(f"{stopping.metric} has not been better for {stopping.patience} evaluations: training ends with step {step}.")
+            budget.steps = step
+
+    return [
+        Action(saver.save, saver.due, at_stop=True),
+        Action(evaluated, lambda step: bool(evaluations.due(step))),
+    ]

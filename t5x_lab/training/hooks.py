@@ -51,7 +51,10 @@ class Hook:
         """After each step, with its numbers; called when the next one is under way already."""
 
     def on_evaluation(self, step: int, split: str, metrics: Metrics) -> None:
-        """After an evaluation of the state after `step`; `split` is "eval/<task>", "eval_average/<task>" or "infer/<task>"."""
+        """After an evaluation of the state after `step`; `split` is "<name of the evaluation>/<task>"."""
+
+    def on_media(self, step: int, split: str, values: Mapping[str, Any]) -> None:
+        """After an evaluation that found more than numbers: by name, texts, images and what else `seqio.metrics` has."""
 
     def on_save(self, step: int) -> None:
         """When the checkpoint of `step` is on disk."""
@@ -121,6 +124,9 @@ class Hooks:
 
     def evaluation(self, step: int, split: str, metrics: Metrics) -> None:
         self._call("on_evaluation", step, split, types.MappingProxyType(dict(metrics)))
+
+    def media(self, step: int, split: str, values: Mapping[str, Any]) -> None:
+        self._call("on_media", step, split, types.MappingProxyType(dict(values)))
 
     def save(self, step: int) -> None:
         self._call("on_save", step)

@@ -37,11 +37,6 @@ class Action:
     at_stop: bool = False
 
 
-def every(period: int) -> Callable[[int], bool]:
-    """True of the multiples of `period`."""
-    return lambda step: step % period == 0
-
-
 @dataclasses.dataclass
 class Budget:
     """When training ends: after step number `steps`, or after the first step that brings tokens processed to `tokens`.
@@ -120,6 +115,9 @@ def train(
                     due = list(actions)
             for action in due:
                 action.run(step, state)
+            if due and budget.is_spent(step):  # an action may have ended it
+                for action in (action for action in actions if action not in due):
+                    action.run(step, state)
             if due:
                 log.clock = time.monotonic()
             if stopping:

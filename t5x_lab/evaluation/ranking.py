@@ -1,0 +1,176 @@
+"""Rank classification on SeqIO tasks whose examples are the choices, one after the other, as T5's preprocessor makes them."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import seqio
+import tensorflow as tf
+
+from t5x_lab.config.errors import UserError
+from t5x_lab.data.failures import naming_what_fails
+from t5x_lab.data.mixture import Part
+from t5x_lab.evaluation import rank
+from t5x_lab.evaluation.config import Measured, RankingEvaluation
+from t5x_lab.evaluation.examples import text_of
+from t5x_lab.evaluation.rank import Answer, Question
+from t5x_lab.evaluation.task_metrics import CutInputs
+from t5x_lab.evaluation.tasks import EvaluatedTasks, evaluated_tasks, naming
+from t5x_lab.observe.console import say
+
+_NEEDED = ("targets", "idx", "is_correct")
+
+
+class RankedTasks:
+    """Ranks the choices of the same questions every time.
+
+    Args:
+      found: the tasks.
+      how: see there.
+
+    Attributes:
+      settings: see `Evaluation.prepare`.
+    """
+
+    def __init__(self, found: EvaluatedTasks, how: RankingEvaluation):
+        self._found, self._how, self.settings = found, how, found.settings(how)
+        self._asked: dict[str, tuple[list[list[Row]], list[Question]]] = {}
+        self._datasets = {part.task.name: rows_of(part, found.data.eval_split, found.data.use_cached) for part in found.parts}
+
+    @classmethod
+    def of(cls, how: RankingEvaluation, model: Any) -> "RankedTasks | None":
+        found = evaluated_tasks(how, model)
+        with naming(how.name):
+            return cls(found, how) if found.parts else None
+
+    def __call__(self, model: Any) -> Measured:
+        """`rank.accuracies` of each task, and the `rank.report` over all of them."""
+        metrics: dict[str, dict] = {}
+        failures: dict[str, str] = {}
+        lines: dict[str, list] = {}
+        asked: list[Question] = []
+        answered: list[Answer] = []
+        for part in self._found.parts:
+            name = part.task.name
+            try:
+                rows, questions = self._read(part, model)
+            except UserError as error:
+                failures[name] = error.sentence
+                continue
+            if not questions:
+                say(f'The {self._found.data.eval_split} split of task "{name}" is empty; nothing is ranked.')
+                continue
+            found = rank.answers(model, questions, batch_size=self._how.batch_size)
+            metrics[name] = rank.accuracies(questions, found)
+            asked, answered = [*asked, *questions], [*answered, *found]
+            if self._how.outputs:
+                lines[name] = [line_of(*line) for line in zip(rows, questions, found, strict=True)]
+        return Measured(metrics, lines, report=rank.report(asked, answered) if asked else {}, failures=failures)
+
+    def _read(self, part: Part, model: Any) -> tuple[list[list["Row"]], list[Question]]:
+        """The choices of a task's questions, and the questions; read once."""
+        if part.task.name not in self._asked:
+            data = self._found.data
+            with naming_what_fails([part], data, data.eval_split):
+                rows = list(itertools.islice(questions_in(self._datasets[part.task.name], part), self._how.num_examples))
+            self._asked[part.task.name] = rows, self._questions(part, rows, model)
+        return self._asked[part.task.name]
+
+    def _questions(self, part: Part, grouped: list[list["Row"]], model: Any) -> list[Question]:
+        rows = [row for rows in grouped for row in rows]
+        examples = [row.example for row in rows]
+        longest = max((len(row.targets) for row in rows), default=0)
+        inputs = CutInputs(model, examples, part.sequence_length, self._how, longest)
+        if inputs.cut:
+            say(f'{inputs.cut} of {len(rows)} inputs of task "{part.task.name}" were cut to {inputs.most} tokens.')
+        dataset, prompt = dataset_and_prompt(self._found.tasks.name, part.task.name)
+        cut = iter(inputs.ids)
+        return [question_of_rows(rows, [next(cut) for _ in rows], dataset, prompt) for rows in grouped]
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A choice of a question.
+
+    Attributes:
+      example: of the task.
+      inputs, targets: token ids.
+      texts: of inputs and targets.
+    """
+
+    example: dict
+    inputs: list[int]
+    targets: list[int]
+    texts: dict[str, str]
+
+
+def rows_of(part: Part, split: str, use_cached: bool) -> tf.data.Dataset:
+    """The choices of a task.
+
+    Raises:
+      UserError: when its preprocessors do not make them.
+    """
+    task = part.task
+    found = task.get_dataset(
+        part.sequence_length, split=split, shuffle=False, seed=0, num_epochs=1, use_cached=use_cached,
+        trim_output_features=False,
+    )  # fmt: skip
+    missing = [name for name in _NEEDED if name not in found.element_spec]
+    if missing:
+        raise UserError(
+            f'The task "{task.name}" makes no "{missing[0]}", so its choices cannot be ranked; it makes '
+            f"{', '.join(found.element_spec)}. Prepare it with t5.data.preprocessors.rank_classification."
+        )
+    return found
+
+
+def questions_in(rows: tf.data.Dataset, part: Part) -> Iterator[list[Row]]:
+    """The choices of each question, those that stand together and have its number."""
+    features = part.task.output_features
+    of_row = lambda example: int(example["idx"][0])
+    for number, group in itertools.groupby(rows.as_numpy_iterator(), of_row):
+        found = []
+        for example in group:
+            names = [name for name in ("inputs", "targets") if name in example]
+            vocabulary = {name: features[name if name in features else "targets"].vocabulary for name in names}
+            texts = {name: text_of(example, name, vocabulary[name]) for name in names}
+            inputs = example["inputs"].tolist() if "inputs" in example else []
+            found.append(Row(example, inputs, example["targets"].tolist(), texts))
+        if not any(row.example["is_correct"] for row in found):
+            raise UserError(f'Question {number} of the task "{part.task.name}" has no right choice among {len(found)}.')
+        yield found
+
+
+def question_of_rows(rows: Iterable[Row], inputs: list[list[int]], dataset: str, prompt: str) -> Question:
+    """The question of these choices, whose `inputs` are as the model reads them."""
+    rows = list(rows)
+    labels = tuple(number for number, row in enumerate(rows) if row.example["is_correct"])
+    return Question(
+        inputs[0] if all(ids == inputs[0] for ids in inputs) else tuple(inputs),
+        tuple(row.targets for row in rows),
+        labels if len(labels) > 1 else labels[0],
+        dataset,
+        prompt,
+        float(rows[0].example.get("weight", 1.0)),
+        tuple(len(row.texts["targets"]) for row in rows),
+    )
+
+
+def dataset_and_prompt(name: str, task: str) -> tuple[str, str]:
+    """The data set of a task of `name`, and which of its prompts it is: of mixtures in a mixture each is a data set."""
+    mixtures = seqio.MixtureRegistry.get(name)._sub_mixtures if name in seqio.MixtureRegistry.names() else []
+    own = [mixture.name for mixture in mixtures if task in {part.name for part in mixture.tasks}]
+    return (own[0], task) if own else (task, "only")
+
+
+def line_of(rows: list[Row], question: Question, found: Answer) -> dict:
+    """A question with its answer, as JSON has it."""
+    return {
+        "inputs": rows[0].texts.get("inputs", ""),
+        "choices": [row.texts["targets"] for row in rows],
+        "dataset": question.dataset,
+        "prompt": question.prompt,
+        "weight": question.weight,
+        **found.as_json(question),
+    }

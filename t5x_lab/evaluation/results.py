@@ -1,0 +1,116 @@
+"""The results of evaluations as files of the run directory: evals/<name>/<step>.json, one a checkpoint.
+
+Numbers of different settings are never in one folder: where evals/<name> holds those of others, <name>_2 is taken, and so on.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from etils import epath
+
+from t5x_lab.config.errors import unwritable
+from t5x_lab.evaluation.config import Measured
+
+FOLDER = "evals"
+_SETTINGS = "settings.json"
+
+
+class ResultFiles:
+    """The results of one evaluation of a run.
+
+    Args:
+      model_dir: the run's directory.
+      name: of the evaluation.
+      settings: what its numbers depend on beside the step; texts by name.
+
+    Attributes:
+      folder: where they lie.
+    """
+
+    def __init__(self, model_dir: str, name: str, settings: Mapping[str, str]):
+        self._settings = dict(settings)
+        root, number = epath.Path(model_dir) / FOLDER, 1
+        while (found := _read(root / _numbered(name, number) / _SETTINGS)) is not None and found != self._settings:
+            number += 1
+        self.folder = root / _numbered(name, number)
+
+    @property
+    def moved_from(self) -> str:
+        """What differs from the settings of the folder <name>, where that was taken; else ""."""
+        name, _, number = self.folder.name.rpartition("_")
+        if not number.isdigit() or int(number) < 2 or not (there := _read(self.folder.parent / name / _SETTINGS)):
+            return ""
+        differ = [key for key in {**there, **self._settings} if there.get(key) != self._settings.get(key)]
+        return ", ".join(f"{key} {there.get(key)} there, {self._settings.get(key)} here" for key in differ)
+
+    def write(self, step: int, measured: Measured) -> None:
+        """Writes the results of a step, whole or not at all.
+
+        Raises:
+          UserError: when they cannot be written.
+        """
+        found = {"step": step, "results": {task: as_json(metrics) for task, metrics in measured.metrics.items()}}
+        texts = {
+            task: {name: text for name, m in media.items() if (text := text_of(m))} for task, media in measured.media.items()
+        }
+        found |= {"texts": texts} if any(texts.values()) else {}
+        found |= {"report": as_json(measured.report)} if measured.report else {}
+        found |= {"failures": dict(measured.failures)} if measured.failures else {}
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if not (self.folder / _SETTINGS).exists():
+                _write(self.folder / _SETTINGS, self._settings)
+            _write(self.folder / f"{step}.json", found)
+        except OSError as error:
+            raise unwritable(self.folder / f"{step}.json", error) from error
+
+    def has(self, step: int) -> bool:
+        return (self.folder / f"{step}.json").exists()
+
+    def steps(self) -> list[int]:
+        """Steps that there are results of."""
+        if not self.folder.exists():
+            return []
+        return sorted(int(path.stem) for path in self.folder.iterdir() if path.suffix == ".json" and path.stem.isdigit())
+
+    def metric(self, step: int, name: str) -> float:
+        """The number "<task>/<metric>" of a step; not a number where it was not measured."""
+        task, _, metric = name.partition("/")
+        found = (_read(self.folder / f"{step}.json") or {}).get("results", {}).get(task, {}).get(metric)
+        return math.nan if found is None else found
+
+
+def as_json(value: Any) -> Any:
+    """The same without what JSON does not have: NaN and infinity become None."""
+    if isinstance(value, Mapping):
+        return {str(key): as_json(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_json(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def text_of(media: Any) -> str:
+    """The text of a `seqio.metrics.Text`; "" of anything else."""
+    text = getattr(media, "textdata", None)
+    text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
+    return text if isinstance(text, str) else ""
+
+
+def _numbered(name: str, number: int) -> str:
+    return name if number == 1 else f"{name}_{number}"
+
+
+def _read(path: epath.Path) -> Any:
+    """The JSON of a file; None where it is not there, or not whole."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _write(path: epath.Path, value: Any) -> None:
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    unfinished.write_text(json.dumps(value, indent=1, ensure_ascii=False))
+    unfinished.replace(path)

@@ -1,0 +1,113 @@
+"""The tasks that an evaluation is on: the run's own or any other, read as the evaluation says."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from t5x_lab.config.errors import UserError
+from t5x_lab.data.config import DataConfig
+from t5x_lab.data.mixture import Part, WeightedTasks
+from t5x_lab.data.pipeline import resolve_tasks
+from t5x_lab.data.tasks import says_its_objective
+from t5x_lab.evaluation.config import TaskEvaluation
+from t5x_lab.observe.console import say
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluatedTasks:
+    """What an evaluation reads.
+
+    Attributes:
+      name: of the evaluation.
+      tasks: all of the mixture.
+      parts: those of them that are evaluated.
+      data: how they are read; its `eval_split` is the evaluation's.
+      is_asked_for: whether the evaluation names a task or a split, which must be there then; else they are the run's.
+    """
+
+    name: str
+    tasks: WeightedTasks
+    parts: list[Part]
+    data: DataConfig
+    is_asked_for: bool
+
+    def only(self, fits: Callable[[Part], bool], what: str) -> "EvaluatedTasks":
+        """Those parts that fit; the others are said to have no `what`.
+
+        Raises:
+          UserError: when none is left of those asked for.
+        """
+        parts = [part for part in self.parts if fits(part)]
+        without = [f'"{part.task.name}"' for part in self.parts if part not in parts]
+        if without and self.is_asked_for:
+            sentence = f'Evaluation "{self.name}": {", ".join(without[:3])}{_more(without)} has no {what}'
+            if not parts:
+                raise UserError(f"{sentence}. Name another task or split, or take it out of EVALS.")
+            say(f"{sentence}; it is not evaluated.")
+        return dataclasses.replace(self, parts=parts)
+
+    def settings(self, how: TaskEvaluation) -> dict[str, str]:
+        """What numbers of the evaluation depend on, beside the weights' step."""
+        own = {
+            field.name: str(getattr(how, field.name)) for field in dataclasses.fields(how) if field.name not in _NOT_MEASURED
+        }
+        data = self.data.identity()
+        read = {name: data[name] for name in ("OBJECTIVE", "TASK_FEATURE_LENGTHS", "VOCABULARY", "TextFiles", "TEXTS")}
+        return {
+            **own,
+            **read,
+            "kind": type(how).__name__,
+            "task": self.data.mixture_or_task_name,
+            "split": self.data.eval_split,
+        }
+
+
+_NOT_MEASURED = {"name", "task", "split", "lengths", "period", "steps", "at_start", "outputs", "weights"}
+
+
+def evaluated_tasks(how: TaskEvaluation, model: Any, batch_size: int | None = None) -> EvaluatedTasks:
+    """What `how` is on, for a `t5x_lab.runs.run.Run`, in batches of BATCH_SIZE unless given. No data are read.
+
+    Raises:
+      UserError: that names the evaluation, for a task, a split or lengths that are not there or do not fit the model.
+    """
+    with naming(how.name):
+        run = model.config.data()
+        network = model.network
+        data = dataclasses.replace(
+            run,
+            mixture_or_task_name=how.task or run.mixture_or_task_name,
+            task_feature_lengths=how.lengths or run.task_feature_lengths,
+            eval_split=how.split or run.eval_split,
+            batch_size=batch_size or run.batch_size,
+            shards=1,
+            mixing=None,
+            unique_tokens=None,
+        )
+        if how.task and says_its_objective(how.task, data):
+            data = dataclasses.replace(data, objective=None)
+        tasks = resolve_tasks(data, network.architecture, network.vocab_size)
+    asked_for = bool(how.task or how.split)
+    found = EvaluatedTasks(how.name, tasks, list(tasks.parts), data, asked_for)
+    if not asked_for:
+        for part in tasks.parts:
+            if data.eval_split not in part.task.splits:
+                say(f'Task "{part.task.name}" has no split "{data.eval_split}"; it is not evaluated.')
+    splits = sorted({split for part in tasks.parts for split in part.task.splits})
+    what = f'split "{data.eval_split}"; the splits are {", ".join(splits)}'
+    return found.only(lambda part: data.eval_split in part.task.splits, what)
+
+
+@contextlib.contextmanager
+def naming(name: str) -> Iterator[None]:
+    """Puts an evaluation's name before the sentences of mistakes in it."""
+    try:
+        yield
+    except UserError as error:
+        error.args = (f'Evaluation "{name}": {error.sentence}',)
+        raise
+
+
+def _more(names: list[str]) -> str:
+    return f" and {len(names) - 3} more" if len(names) > 3 else ""
