@@ -244,7 +244,7 @@ class EarlyStopping:
         for value in values:
             is_new = sign * value > best + self.min_delta if best > -float("inf") else value == value
             best, since = (sign * value, 0) if is_new else (best, since + 1)
-        return since >= self.patience
+        return since >= self.patience and best > -float("inf")  # what was never measured ends nothing
 
 
 def check_metric_name(what: str, metric: str, names: list[str]) -> None:

@@ -85,6 +85,7 @@ class TaskMetrics:
             try:
                 found = _measured(evaluator, part.task.name, outputs, model.step)
             except Exception as error:
+                evaluator._metrics_future = None  # SeqIO would wait for it for ever, the next time
                 cause = error.__cause__ or error
                 failures[name] = f'The metrics of task "{name}" failed: {raised_in(cause) or told(cause)}'
             else:

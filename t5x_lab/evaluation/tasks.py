@@ -105,7 +105,8 @@ def naming(name: str) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        error.args = (f'Evaluation "{name}": {error.sentence}',)
+        error.sentence = f'Evaluation "{name}": {error.sentence}'
+        error.args = (error.sentence,)
         raise
 
 

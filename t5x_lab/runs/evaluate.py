@@ -21,7 +21,7 @@ from t5x_lab.evaluation.results import ResultFiles
 from t5x_lab.models.model import Params
 from t5x_lab.observe.console import say
 from t5x_lab.partitioning.distributed import broadcast, broadcast_text
-from t5x_lab.runs.config import GinConfig
+from t5x_lab.runs.config import GinConfig, RunConfig
 from t5x_lab.runs.end import read_end
 from t5x_lab.runs.run import Run
 from t5x_lab.runs.sharded_model import ShardedModel
@@ -218,6 +218,22 @@ class Evaluations:
             path = (folder if entry.name == "infer" else folder / entry.name) / f"{task}-{step}.jsonl"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+
+
+def evaluations_of(run: RunConfig, config: GinConfig, sharded: ShardedModel) -> Evaluations:
+    """The run's evaluations, made ready; what waits for their metrics is checked."""
+    watched = dict.fromkeys(run.saving.best, "SaveCheckpointConfig.best_metric")
+    watched |= {run.early_stopping.metric: "EarlyStopping.metric"} if run.early_stopping else {}
+    model = Run(config, sharded, {}, step=0)
+    made = Evaluations(run.evals, model, run.model_dir, run.average_decay is not None, run.eval_period, watched=watched)
+    for metric in run.saving.best:
+        entry, period = made.named(metric.split("/")[0]), run.saving.period
+        if not entry.is_due(period, run.eval_period):
+            say(
+                f'Checkpoints are made every {period} steps, and "{entry.name}" is not evaluated then: those are not judged by '
+                f'SaveCheckpointConfig.best_metric = "{metric}". The periods had better be equal.'
+            )
+    return made
 
 
 def _checked(found: Any, what: str) -> Measured:

@@ -13,6 +13,7 @@ from t5x_lab.observe.model_info import model_info
 from t5x_lab.runs.assemble import assemble_run
 from t5x_lab.runs.batch import BatchOfTasks, batch_of_tasks
 from t5x_lab.runs.config import GinConfig, RunConfig
+from t5x_lab.runs.evaluate import evaluations_of
 from t5x_lab.runs.sharded_model import ShardedModel
 from t5x_lab.runs.starting_point import check_fits, find_starting_point
 from t5x_lab.training.loop import Budget
@@ -37,7 +38,7 @@ def dry_run(config: GinConfig) -> str:
     sharded = ShardedModel(run.model, run.mesh_shape, rules=run.sharding)
     batch = batch_of_tasks(run.data, run.model.network.architecture)
     lengths = batch.lengths
-    unchecked = _unchecked(run, batch)
+    unchecked = _unchecked(run, config, batch, sharded)
     training = assemble_run(run, sharded, batch)
     try:
         found = find_starting_point(run)
@@ -54,13 +55,14 @@ def dry_run(config: GinConfig) -> str:
     return "\n".join([with_model_info(config, sharded), text, start, *unchecked])
 
 
-def _unchecked(run: RunConfig, batch: BatchOfTasks) -> list[str]:
+def _unchecked(run: RunConfig, config: GinConfig, batch: BatchOfTasks, sharded: ShardedModel) -> list[str]:
     """A sentence where the data, or the vocabulary's file, are not on this machine."""
     from t5x_lab.data import pipeline
 
     try:
         pipeline.check_vocabulary(batch.tasks, run.data, run.model.network.vocab_size)
         pipeline.check_readable(batch.tasks, run.data)
+        evaluations_of(run, config, sharded)
     except Exception as missing:
         if isinstance(missing, UserError) and not isinstance(missing, NotHere):
             raise

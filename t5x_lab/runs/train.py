@@ -11,6 +11,7 @@ import jax
 from t5x_lab.checkpoints.layout import absolute_path, read_info
 from t5x_lab.checkpoints.manager import Checkpoints
 from t5x_lab.checkpoints.saving import Saver, without_abandoned_writes
+from t5x_lab.evaluation.config import EarlyStopping
 from t5x_lab.networks.network import check_length
 from t5x_lab.observe.console import say
 from t5x_lab.observe.profile import Profiled, check_profiler
@@ -20,10 +21,9 @@ from t5x_lab.runs.assemble import Training, assemble_run
 from t5x_lab.runs.batch import BatchOfTasks, batch_of_tasks
 from t5x_lab.runs.config import GinConfig, RunConfig
 from t5x_lab.runs.end import remove_end, write_end
-from t5x_lab.runs.evaluate import Entry, Evaluations, by_split
+from t5x_lab.runs.evaluate import Entry, Evaluations, by_split, evaluations_of
 from t5x_lab.runs.owner import owned
 from t5x_lab.runs.recording import Recorder
-from t5x_lab.runs.run import Run
 from t5x_lab.runs.sharded_model import ShardedModel
 from t5x_lab.runs.starting_point import (
     StartingPoint,
@@ -58,6 +58,10 @@ def train(config: GinConfig) -> None:
         stack.enter_context(without_abandoned_writes())
         job = prepare(config, stack)
         say(job.starting_point.reason)
+        stopping = job.run.early_stopping
+        if stopping and job.starting_point.step is not None and job.evaluations.is_over(stopping, job.first_step):
+            say(f"Nothing to do: {_no_better(stopping)}. To train on, raise EarlyStopping.patience or take out EARLY_STOPPING.")
+            return
         evaluated_at_start = at_start(job)
         if job.budget.is_spent(job.first_step) and not evaluated_at_start:
             goal = f"step {job.run.train_steps}" if job.run.train_steps else f"{job.run.train_tokens:,} tokens"
@@ -159,7 +163,7 @@ def prepare(config: GinConfig, stack: contextlib.ExitStack) -> Job:
     if run.data.special_tokens.input_eos not in (None, tasks.input_eos):
         say(f"SpecialTokens.input_eos is {not tasks.input_eos}; of the tasks' inputs it is {tasks.input_eos}, which is kept.")
     config = GinConfig((), (config.text, f"SpecialTokens.input_eos = {tasks.input_eos}"))
-    evaluations = make_evaluations(run, config, sharded)
+    evaluations = evaluations_of(run, config, sharded)
     batches = pipeline.SeqioBatches(tasks, run.data, run.seed, sharded.rows(run.data.batch_size))
 
     make_run_directory(run.model_dir)
@@ -218,20 +222,8 @@ def make_saver(job: Job, clock: Clock, recorder: Recorder, hooks: Hooks) -> Save
     )
 
 
-def make_evaluations(run: RunConfig, config: GinConfig, sharded: ShardedModel) -> Evaluations:
-    """The run's evaluations, made ready; what waits for their metrics is checked."""
-    watched = dict.fromkeys(run.saving.best, "SaveCheckpointConfig.best_metric")
-    watched |= {run.early_stopping.metric: "EarlyStopping.metric"} if run.early_stopping else {}
-    model = Run(config, sharded, {}, step=0)
-    made = Evaluations(run.evals, model, run.model_dir, run.average_decay is not None, run.eval_period, watched=watched)
-    for metric in run.saving.best:
-        entry, period = made.named(metric.split("/")[0]), run.saving.period
-        if not entry.is_due(period, run.eval_period):
-            say(
-                f'Checkpoints are made every {period} steps, and "{entry.name}" is not evaluated then: those are not judged by '
-                f'SaveCheckpointConfig.best_metric = "{metric}". The periods had better be equal.'
-            )
-    return made
+def _no_better(rule: EarlyStopping) -> str:
+    return f"{rule.metric} has not been better for {rule.patience} evaluations"
 
 
 def at_start(job: Job) -> list[Entry]:
@@ -263,7 +255,7 @@ def make_actions(job: Job, recorder: Recorder, saver: Saver) -> list[Action]:
         due = evaluations.due_at_end(step) if budget.is_spent(step) else evaluations.due(step)
         evaluate(job, recorder, due, step, state)
         if stopping and evaluations.is_over(stopping, step):
-            say(f"{stopping.metric} has not been better for {stopping.patience} evaluations: training ends with step {step}.")
+            say(f"{_no_better(stopping)}: training ends with step {step}.")
             budget.steps = step
 
     return [

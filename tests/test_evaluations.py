@@ -1,0 +1,303 @@
+"""A run's list of evaluations: measured while training and afterwards, kept in files that rules read, and told when wrong."""
+
+import json
+import math
+import pathlib
+
+import commands
+import numpy as np
+import pytest
+import t5.evaluation.metrics
+from known_task import TRAIN, write_task
+
+from t5x_lab.checkpoints.layout import finished_steps
+from t5x_lab.cli.main import main
+from t5x_lab.config.errors import UserError
+from t5x_lab.evaluation import rank
+from t5x_lab.evaluation.config import EarlyStopping, Measured
+from t5x_lab.evaluation.results import ResultFiles
+from t5x_lab.observe.metrics import read_metrics
+
+MORE = '''
+import os
+import signal
+
+import gin
+import seqio
+from seqio.metrics import Histogram, Text
+
+import known_tasks
+
+
+@gin.configurable
+class Killer:
+    """Kills the process after a step, once."""
+
+    def __init__(self, step: int = 0):
+        self.step = step
+
+    def on_step(self, step, metrics):
+        mark = f"killed_{self.step}"
+        if step == self.step and not os.path.exists(mark):
+            open(mark, "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@gin.configurable
+class Shouting:
+    """An evaluation of one's own: how much of what is written is in capitals."""
+
+    name, period, weights = "shouting", 2, "last"
+
+    def prepare(self, model):
+        return self.measure
+
+    def measure(self, model):
+        texts = model.generate(["what is red?", "what is an oak?"], max_tokens=4)
+        return {"all": {"capitals": sum(text.isupper() for (text,) in texts) / len(texts), "step": model.step}}
+
+
+def breaks(targets, predictions):
+    raise ZeroDivisionError("no predictions like these")
+
+
+def shows(targets, predictions):
+    return {"first": Text(f"wrote: {predictions[0]!r}"), "lengths": Histogram([len(text) for text in predictions]), "n": len(targets)}
+
+
+def again(name, source, metrics):
+    task = seqio.TaskRegistry.get("known")
+    seqio.TaskRegistry.add(
+        name, source or task.source, preprocessors=task.preprocessors, output_features=task.output_features, metric_fns=metrics
+    )
+
+
+again("breaking", None, [breaks])
+again("showing", None, [shows])
+again("trained_alone", seqio.TextLineDataSource({"train": "known.tsv"}), [])
+again("empty", seqio.TextLineDataSource({"train": "known.tsv", "validation": "empty.tsv"}), [known_tasks.exact])
+'''
+
+LIST = """
+import more_tasks
+EVALS = (
+    @LossEvaluation(), @speeches/LossEvaluation(), @beams/MetricsEvaluation(), @ranked/RankingEvaluation(), @both/LossEvaluation(),
+    @Shouting(),
+)
+speeches/LossEvaluation.name = "speeches"
+speeches/LossEvaluation.task = "sotu_prefix_lm"
+speeches/LossEvaluation.lengths = {"inputs": 32, "targets": 32}
+speeches/LossEvaluation.num_batches = 2
+speeches/LossEvaluation.period = 2
+beams/MetricsEvaluation.name = "beams"
+beams/MetricsEvaluation.decoding = @BeamConfig()
+beams/MetricsEvaluation.outputs = True
+BeamConfig.size = 2
+ranked/RankingEvaluation.name = "ranked"
+ranked/RankingEvaluation.task = "ranked"
+ranked/RankingEvaluation.steps = (1, 4)
+both/LossEvaluation.name = "both"
+both/LossEvaluation.task = "both_known"
+both/LossEvaluation.at_start = True
+"""
+
+RUN = [*TRAIN, "--gin.EVAL_PERIOD=3", "--gin.CHECKPOINT_PERIOD=2", "--gin.SaveCheckpointConfig.keep=None"]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    write_task(tmp_path)
+    (tmp_path / "more_tasks.py").write_text(MORE)
+    (tmp_path / "evals.gin").write_text(LIST)
+    (tmp_path / "empty.tsv").write_text("")
+    return tmp_path
+
+
+def files(run):
+    """Everything that evaluations wrote, by path."""
+    return {str(path.relative_to(run)): path.read_text() for path in sorted(pathlib.Path(run, "evals").rglob("*.json"))}
+
+
+@pytest.mark.slow
+def test_a_list_of_evaluations_survives_kills_and_equals_eval(folder):
+    """Two kills, with a process that follows: each file is that of an uninterrupted run, to the byte; so are `eval`'s."""
+    run = lambda *argv, **more: commands.run(*argv, environment=commands.ON_ONE_DEVICE, **more)
+    train = [*RUN, "--gin_file=evals.gin", "--gin.TRAIN_STEPS=6"]
+    done = run(*train, "--gin.MODEL_DIR=whole")
+    assert done.returncode == 0, done.stderr
+    whole = files("whole")
+    steps = {"eval": [3, 6], "speeches": [2, 4, 6], "beams": [3, 6], "ranked": [1, 4], "both": [0, 3, 6], "shouting": [2, 4, 6]}
+    assert set(whole) == {f"evals/{n}/{s}.json" for n, of in steps.items() for s in of} | {
+        f"evals/{n}/settings.json" for n in steps
+    }
+    logged = {(line["split"], line["step"]): line for line in read_metrics("whole")}
+    assert json.loads(whole["evals/both/3.json"])["results"]["known_too"]["loss"] == logged["both/known_too", 3]["loss"]
+    assert len(pathlib.Path("whole/inference/beams/known-6.jsonl").read_text().splitlines()) == 12
+
+    follow = commands.Command(
+        "eval", "--model_dir=part", "--follow", "--json", log="follow", environment=commands.ON_ONE_DEVICE
+    )
+    for kill in (3, 5):
+        killed = run(*train, "--gin.MODEL_DIR=part", "--gin.HOOKS=(@Killer(),)", f"--gin.Killer.step={kill}")
+        assert killed.returncode == -9, killed.stderr
+    assert run(*train, "--gin.MODEL_DIR=part").returncode == 0
+    assert follow.wait() == 0
+    part = files("part")
+    assert {name: part[name] for name in whole} == whole
+    followed = set(json.loads(pathlib.Path("follow").read_text().splitlines()[-1]))
+    assert followed <= {"2", "4", "6"} and {f"evals/ranked/{step}.json" for step in (2, 4, 6)} <= set(part)
+
+    pathlib.Path("whole/evals").rename("whole/before")
+    assert run("eval", "--model_dir=whole", "--step=all").returncode == 0
+    again = files("whole")
+    assert again.keys() >= {name for name in whole if not name.endswith(("/1.json", "/3.json", "/0.json"))}
+    assert {name: again[name] for name in whole if name in again} == {name: whole[name] for name in whole if name in again}
+
+
+@pytest.mark.slow
+def test_best_checkpoints_by_two_evaluations_and_metrics_that_fail_or_are_texts(folder, capsys):
+    said = [
+        *TRAIN, "--gin_file=more.gin", "--gin.MODEL_DIR=run", "--gin.TRAIN_STEPS=5", "--gin.EVAL_PERIOD=1",
+        "--gin.CHECKPOINT_PERIOD=1", "--gin.SaveCheckpointConfig.keep=1",
+        '--gin.SaveCheckpointConfig.best_metric={"eval/known/loss": "highest", "odd/known/loss": "lowest"}',
+    ]  # fmt: skip
+    (folder / "more.gin").write_text(
+        "import more_tasks\n"
+        "EVALS = (@LossEvaluation(), @odd/LossEvaluation(), @bad/MetricsEvaluation(), @texts/MetricsEvaluation(), @none/MetricsEvaluation())\n"
+        'odd/LossEvaluation.name = "odd"\nodd/LossEvaluation.steps = (1, 3)\n'
+        'bad/MetricsEvaluation.name = "bad"\nbad/MetricsEvaluation.task = "breaking"\n'
+        'texts/MetricsEvaluation.name = "texts"\ntexts/MetricsEvaluation.task = "showing"\n'
+        'none/MetricsEvaluation.name = "none"\nnone/MetricsEvaluation.task = "empty"\n'
+        "none/MetricsEvaluation.steps = (5,)\n"
+    )
+    assert main(said) == 0
+    err = capsys.readouterr().err
+    # The loss falls: of all steps the first is the highest, of 1 and 3 the third the lowest.
+    assert finished_steps("run") == [1, 3, 5]
+    assert err.count("ZeroDivisionError: no predictions like these") == 1 and "Training goes on." in err
+    assert "more_tasks.py, line" in err and "wrote: '" in err and 'split of task "empty" is empty' in err
+    found = json.loads(pathlib.Path("run/evals/texts/5.json").read_text())
+    assert found["results"] == {"showing": {"n": 12.0}} and found["texts"]["showing"]["first"].startswith("wrote: ")
+    assert "ZeroDivisionError" in json.loads(pathlib.Path("run/evals/bad/5.json").read_text())["failures"]["breaking"]
+    assert any(b"texts/showing/lengths" in path.read_bytes() for path in pathlib.Path("run").glob("events.out*"))
+    assert main(["eval", "--model_dir=run"]) == 1
+    assert "Some metrics failed, as was said: bad of step 5." in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_run_ends_early_and_stays_ended(folder, capsys):
+    stopping = ["--gin.EARLY_STOPPING=@EarlyStopping()", "--gin.EarlyStopping.metric=eval/known/accuracy"]
+    more = [
+        "--gin.EarlyStopping.best_is=highest",
+        "--gin.EarlyStopping.patience=2",
+        "--gin.LearningRate.base_learning_rate=1e-9",
+    ]
+    command = [*TRAIN, *stopping, *more, "--gin.MODEL_DIR=run", "--gin.TRAIN_STEPS=50", "--gin.EVAL_PERIOD=2"]
+    assert main(command) == 0
+    assert "eval/known/accuracy has not been better for 2 evaluations: training ends with step 6." in capsys.readouterr().err
+    assert finished_steps("run") == [6] and json.loads(pathlib.Path("run/END").read_text()) == {"step": 6}
+    assert main(command) == 0 and "Nothing to do" in capsys.readouterr().err and finished_steps("run") == [6]
+    assert main([*command, "--gin.EarlyStopping.metric=eval/known/accurcy", "--gin.TRAIN_STEPS=8"]) == 0
+    assert 'EarlyStopping.metric = "eval/known/accurcy": it was not measured then. Did you mean "eval/known/accuracy"?' in capsys.readouterr().err  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "bindings, says",
+    [
+        (["mine/LossEvaluation.task = 'trained_alone'"], 'Evaluation "mine": "trained_alone" has no split "validation"; the splits are train'),
+        (["mine/LossEvaluation.split = 'dev'"], 'has no split "dev"; the splits are train, validation'),
+        (["mine/LossEvaluation.task = 'knwon'"], 'Evaluation "mine": There is no task or mixture "knwon". Did you mean "known"?'),
+        (["mine/LossEvaluation.period = 0"], "LossEvaluation.period is 0; it must be greater than zero."),
+        (["mine/LossEvaluation.name = 'eval'"], 'two evaluations of the name "eval"'),
+        (["mine/LossEvaluation.name = 'a/b'"], "its results lie in a folder of that name"),
+        (["mine/LossEvaluation.weights = 'average'"], "is of averaged weights, and the run keeps none"),
+        (["mine/LossEvaluation.lengths = {'inputs': 20}"], 'Evaluation "mine": The task "known" needs a length for "targets"'),
+        (["mine/LossEvaluation.batch_size = 7"], "a batch of 7 rows cannot be split over 8 devices"),
+        (["EVALS = (@LossEvaluation,)"], "EVALS has"),
+        (["EVALS = (@mine/RankingEvaluation(),)", "mine/RankingEvaluation.task = 'known'"], 'makes no "idx", so its choices cannot be ranked'),
+        (["EVALS = (@mine/MetricsEvaluation(),)", "mine/MetricsEvaluation.task = 'trained_alone'"], "has no split"),
+        (["EVALS = (@mine/MetricsEvaluation(),)", "mine/MetricsEvaluation.task = 'sotu_prefix_lm'", "mine/MetricsEvaluation.lengths = {'inputs': 20, 'targets': 20}"], "has no metrics (metric_fns or metric_objs)"),
+        (["SaveCheckpointConfig.best_metric = 'evl/known/loss'"], 'SaveCheckpointConfig.best_metric is "evl/known/loss", but EVALS has no evaluation "evl". Did you mean "eval"?'),
+        (["SaveCheckpointConfig.best_metric = 'loss'"], "it is <name>/<task>/<metric>"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_an_evaluation_is_said_before_training(folder, capsys, bindings, says):
+    lines = ["import more_tasks", "EVALS = (@LossEvaluation(), @mine/LossEvaluation())"]
+    lines += [f"mine/{kind}Evaluation.name = 'mine'" for kind in ("Loss", "Metrics", "Ranking")]
+    (folder / "wrong.gin").write_text("\n".join([*lines, *bindings]))
+    assert main([*TRAIN, "--gin.MODEL_DIR=run", "--gin.TRAIN_STEPS=1", "--gin_file=wrong.gin", "--dry_run"]) == 2
+    assert says in capsys.readouterr().err and not pathlib.Path("run").exists()
+
+
+def test_results_of_other_settings_lie_in_another_folder(tmp_path):
+    first = ResultFiles(str(tmp_path), "eval", {"task": "a", "split": "validation"})
+    first.write(3, Measured({"a": {"loss": 1.5, "none": math.nan}}))
+    other = ResultFiles(str(tmp_path), "eval", {"task": "b", "split": "validation"})
+    assert other.folder.name == "eval_2" and other.moved_from == "task a there, b here" and not other.has(3)
+    other.write(3, Measured({"b": {"loss": 2.5}}))
+    again = ResultFiles(str(tmp_path), "eval", {"task": "a", "split": "validation"})
+    assert again.folder.name == "eval" and again.steps() == [3] and again.metric(3, "a/loss") == 1.5
+    assert math.isnan(again.metric(3, "a/none")) and math.isnan(again.metric(4, "a/loss")) and again.moved_from == ""
+    assert ResultFiles(str(tmp_path), "eval", {"task": "b", "split": "validation"}).metric(3, "b/loss") == 2.5
+
+
+@pytest.mark.parametrize(
+    "values, options, is_over",
+    [
+        ([3.0, 2.0, 1.0], {}, False), ([1.0, 2.0, 1.0], {}, True), ([1.0, 2.0], {}, False), ([1.0, 2.0, 0.5], {}, False),
+        ([1.0, 2.0, 0.5], {"min_delta": 0.6}, True), ([1.0, 2.0, 3.0], {"best_is": "highest"}, False),
+        ([3.0, math.nan, math.nan], {}, True), ([math.nan, 3.0, 2.0], {}, False), ([math.nan] * 5, {}, False), ([], {}, False),
+    ],
+)  # fmt: skip
+def test_early_stopping_counts_from_the_best(values, options, is_over):
+    assert EarlyStopping("eval/a/loss", patience=2, **options).is_over(values) == is_over
+
+
+def test_early_stopping_says_what_it_needs():
+    for options, says in (
+        ({"patience": 0}, "greater than zero"),
+        ({"best_is": "low"}, "Choose one of"),
+        ({"min_delta": -1.0}, "negative"),
+    ):
+        with pytest.raises(UserError, match=says):
+            EarlyStopping("eval/a/loss", **options)
+
+
+# Ranking, as the `t5` library has it.
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("by_tokens", [False, True])
+def test_ranking_equals_t5s_with_weights_and_several_right_answers(classes, several, by_tokens):
+    rng = np.random.default_rng(classes)
+    questions, found, targets, scores = [], [], [], []
+    for number in range(200):
+        labels = tuple(sorted(rng.choice(classes, 1 + (several and number % 3 == 0), replace=False).tolist()))
+        weight, tokens = float(rng.choice([0.5, 1.0, 2.0])), rng.integers(1, 6, classes).tolist()
+        log_probs = (rng.normal(size=classes) * 3).tolist()
+        question = rank.Question("x", ("a",) * classes, labels if len(labels) > 1 else labels[0], weight=weight)
+        questions.append(question)
+        found.append(rank.answer(log_probs, tokens, [1] * classes))
+        for choice in range(classes):
+            targets.append(((number, choice), choice in labels, weight, tokens[choice]))
+            scores.append(log_probs[choice])
+    theirs = t5.evaluation.metrics.rank_classification(
+        targets, scores, num_classes=classes, normalize_by_target_length=by_tokens
+    )
+    ours, end = rank.accuracies(questions, found), "token_mean" if by_tokens else "sum"
+    assert ours[end] == pytest.approx(theirs["accuracy"] / 100)
+    names = {"f1": "f1", "mean_3class_f1": "f1", "auc-roc": "auc_roc", "auc-pr": "auc_pr"}
+    shared = {names[name]: value for name, value in theirs.items() if name in names}
+    assert bool(shared) != several and {name for name in ours if name.endswith(f"_{end}")} == {
+        f"{name}_{end}" for name in shared
+    }
+    for name, value in shared.items():
+        assert ours[f"{name}_{end}"] == pytest.approx(value / 100), name
+    variable = t5.evaluation.metrics.rank_classification(
+        targets, scores, num_classes=None, normalize_by_target_length=by_tokens
+    )
+    assert ours[end] == pytest.approx(variable["accuracy"] / 100)
