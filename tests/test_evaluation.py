@@ -1,6 +1,7 @@
 """A model that knows a task by heart is asked in every way there is; rank classification's rules; lm-eval on real data."""
 
 import functools
+import gzip
 import json
 import math
 import os
@@ -11,6 +12,7 @@ import sys
 
 import commands
 import numpy as np
+import pyarrow as pa
 import pytest
 from conftest import ROOT
 from known_task import ANSWERS, CHOICES, QUESTIONS, TRAIN, WORDS, write_task
@@ -165,7 +167,7 @@ def test_infer_on_a_task_a_mixture_and_ranked_choices(inside, tmp_path, capsys):
     for more, says in (
         (["--task=known", "--split=test"], 'has no split "test"'),
         (["--task=unknown"], "unknown"),
-        (["--task=known", "--mode=rank"], "reads files"),
+        (["--task=known", "--mode=rank"], 'makes no "idx"'),
         (["--task=sotu_span_corruption", '--gin.TASK_FEATURE_LENGTHS={"inputs": 32, "targets": 16}', "--gin.ByteVocabulary.extra_ids=50"], "was trained with"),
         ([], "Give either --input"),
     ):  # fmt: skip
@@ -224,7 +226,7 @@ def test_bad_lines_are_sentences_and_what_was_done_is_kept(tmp_path, content, mo
     path = tmp_path / "bad.jsonl"
     path.write_text(content)
     with pytest.raises(UserError, match=says) as error:
-        read_examples(str(path), mode)
+        list(read_examples(str(path), mode))
     assert "bad.jsonl" in str(error.value)
 
 
@@ -444,3 +446,123 @@ def test_the_exported_weights_under_lm_evals_own_model_give_the_same(offline, tm
     for a, b in zip(found["ours"], found["theirs"], strict=True):
         np.testing.assert_allclose([float(x[0][0]) for x in a["resps"]], [float(x[0][0]) for x in b["resps"]], atol=1e-3)
         assert (a["acc"], a["acc_norm"]) == (b["acc"], b["acc_norm"])
+
+
+@pytest.mark.slow
+def test_infer_reads_compressed_files_and_draws_alike_in_any_number_of_shards(inside, tmp_path, capsys):
+    lines = [f"what is {word}{'?' * n}" for word in WORDS for n in (1, 2, 3)]
+    text = "".join(line + "\n" for line in lines).encode()
+    (tmp_path / "in.txt").write_bytes(text)
+    (tmp_path / "in.txt.gz").write_bytes(gzip.compress(text))
+    (tmp_path / "in.txt.zst").write_bytes(pa.compress(text, codec="zstd", asbytes=True))
+    command = ["infer", "--model_dir=run", "--batch_size=1", "--max_tokens=8", "--temperature=1.0", "--seed=3"]
+    read = lambda name: [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
+    for kind in ("", ".gz", ".zst"):
+        assert main([*command, f"--input={tmp_path}/in.txt{kind}", f"--output={tmp_path}/whole{kind}.jsonl"]) == 0
+        assert read(f"whole{kind}.jsonl") == read("whole.jsonl")
+    for shard in range(3):
+        shares = [f"--shard_id={shard}", "--num_shards=3", f"--output={tmp_path}/share.{shard}"]
+        assert main([*command, f"--input={tmp_path}/in.txt.gz", *shares]) == 0
+        assert read(f"share.{shard}") == read("whole.jsonl")[shard::3]
+    of_task = ["--task=known", "--num_shards=2"]
+    assert main([*command, *of_task[:1], f"--output={tmp_path}/task.jsonl"]) == 0
+    assert main([*command, *of_task, "--shard_id=1", f"--output={tmp_path}/task.1"]) == 0
+    assert read("task.1") == read("task.jsonl")[1::2]
+    (tmp_path / "bad.txt.gz").write_bytes(gzip.compress(text)[:-20])
+    assert main([*command, f"--input={tmp_path}/bad.txt.gz", f"--output={tmp_path}/none.jsonl"]) == 2
+    assert "bad.txt.gz cannot be read" in capsys.readouterr().err and not (tmp_path / "none.jsonl").exists()
+
+
+@pytest.mark.slow
+def test_inputs_of_a_task_are_cut_as_in_training_unless_asked_for_whole(inside, tmp_path):
+    command = [
+        "infer",
+        "--model_dir=run",
+        "--task=known",
+        "--max_tokens=8",
+        '--gin.TASK_FEATURE_LENGTHS={"inputs": 9, "targets": 8}',
+    ]
+    read = lambda name: [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
+    assert (
+        main([*command, f"--output={tmp_path}/cut"]) == 0
+        and main([*command, "--whole_inputs", f"--output={tmp_path}/whole"]) == 0
+    )
+    lengths = [len(question) + 1 for question in QUESTIONS]
+    assert [line["cut"] for line in read("cut")] == [length - 9 for length in lengths]
+    assert [line["cut"] for line in read("whole")] == [0] * 12 and [line["prediction"] for line in read("whole")] == ANSWERS
+    run = t5x_lab.load("run")
+    cut = [[*run.vocabulary.encode(question)[:8], 1] for question in QUESTIONS]
+    assert [line["prediction"] for line in read("cut")] == [texts[0] for texts in run.generate(cut, max_tokens=8)]
+
+
+@pytest.mark.slow
+def test_metrics_equal_those_of_seqios_evaluator_with_another_way_to_predict(inside, capsys):
+    """Predictions and scores by teacher-forced logits alone, token by token, at a step where not all is known."""
+    import seqio
+
+    run = t5x_lab.load("run", step=75)
+    eos = run.eos_id
+
+    def step_by_step(inputs: list[int]) -> list[int]:
+        written: list[int] = []
+        while len(written) < 8 and eos not in written:
+            logits = run.logits(encoder_input_tokens=[[*inputs]], decoder_input_tokens=[[0, *written]])
+            written.append(int(logits[0, -1].argmax()))
+        return written + [eos] * (8 - len(written))
+
+    def score(inputs: list[int], targets: list[int]) -> float:
+        logits = run.logits(encoder_input_tokens=[inputs], decoder_input_tokens=[[0, *targets[:-1]]])[0].astype(np.float64)
+        log_probs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+        return float(sum(log_probs[i, token] for i, token in enumerate(targets)))
+
+    class AsTheyAre(seqio.PassThroughFeatureConverter):
+        TASK_FEATURES = {}  # noqa: RUF012
+        pack = False
+
+    def measured(task):
+        evaluator = seqio.Evaluator(task, AsTheyAre(), eval_split="validation", async_compute_metrics=False)
+        every = lambda data: [(int(i), x["inputs"].tolist(), x["targets"].tolist()) for i, x in data.as_numpy_iterator()]
+        metrics, _ = evaluator.evaluate(
+            compute_metrics=True,
+            step=75,
+            predict_fn=lambda data: [(i, step_by_step(inputs)) for i, inputs, _ in every(data)],
+            score_fn=lambda data: [(i, score(inputs, targets)) for i, inputs, targets in every(data)],
+        )
+        return {name: float(getattr(metric, "value", metric)) for name, metric in metrics.result()[task].items()}
+
+    argv = ["eval", "--model_dir=run", "--step=75", "--json"]
+    assert main(argv) == 0
+    known, found = measured("known"), json.loads(capsys.readouterr().out)["75"]["infer/known"]
+    assert found["exact"] == known["exact"] and found["mean_score"] == pytest.approx(known["mean_score"], abs=1e-4)
+    ranking = "EVALS = (@MetricsEvaluation(), @RankingEvaluation())"
+    assert main([*argv, "--gin.MIXTURE_OR_TASK_NAME=ranked", f"--gin_bindings={ranking}"]) == 0
+    found, theirs = json.loads(capsys.readouterr().out)["75"], measured("ranked")
+    assert found["infer/ranked"] == pytest.approx(theirs)
+    assert found["rank/ranked"]["sum"] == pytest.approx(theirs["accuracy"] / 100)
+    assert found["rank/ranked"]["f1_sum"] == pytest.approx(theirs["mean_4class_f1"] / 100)
+
+
+@pytest.mark.slow
+def test_ranking_by_files_tasks_and_lm_eval_is_one(inside, offline, tmp_path, capsys):
+    """The same questions at a step where not all is known; targets of tasks end with an end token, lm-eval's do not."""
+    records = [{"inputs": q, "choices": CHOICES, "label": CHOICES.index(a)} for q, a in zip(QUESTIONS, ANSWERS, strict=True)]
+    (tmp_path / "q.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    infer = ["infer", "--model_dir=run", "--step=75", "--mode=rank"]
+    report = {}
+    for name, argv in {
+        "file": [f"--input={tmp_path}/q.jsonl"], "file with ends": [f"--input={tmp_path}/q.jsonl", "--eos"], "task": ["--task=ranked"],
+    }.items():  # fmt: skip
+        assert main([*infer, *argv, f"--output={tmp_path}/{name}.jsonl"]) == 0
+        (of,) = json.loads(capsys.readouterr().out)["datasets"].values()
+        report[name] = of["prompts"]["only"]
+    read = lambda name: [json.loads(line) for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()]
+    for ours, theirs in zip(read("task"), read("file with ends"), strict=True):
+        np.testing.assert_allclose(ours["scores"], theirs["scores"], rtol=1e-5)
+        assert (ours["tokens"], ours["characters"], ours["picks"]) == (theirs["tokens"], theirs["characters"], theirs["picks"])
+    assert report["task"] == report["file with ends"]
+    harness_task(tmp_path, "choice", tmp_path / "q.jsonl", "{{inputs}}", "{{choices}}", "label", target_delimiter="")
+    assert main(["harness", "--model_dir=run", "--step=75", "--tasks=choice", f"--include_path={tmp_path}", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["results"]["choice"]["acc,none"] == report["file"]["sum"]
+    assert found["results"]["choice"]["acc_norm,none"] == report["file"]["character_mean"]
+    assert found["ranking"]["datasets"]["choice"]["prompts"]["only"] == report["file"]

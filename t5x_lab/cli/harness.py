@@ -27,7 +27,8 @@ def run(args: argparse.Namespace) -> None:
     except ImportError as error:
         raise UserError(f"lm-eval is not installed ({error}). Run: pip install 't5x_lab[harness]'") from error
 
-    from t5x_lab.evaluation.harness import HarnessModel, run_harness
+    from t5x_lab.evaluation.harness import HarnessModel, ranking, run_harness
+    from t5x_lab.evaluation.results import as_json
     from t5x_lab.runs.run import load
 
     step = chosen_step(args.step)
@@ -41,9 +42,10 @@ def run(args: argparse.Namespace) -> None:
         limit=args.limit,
         num_fewshot=args.num_fewshot,
         evaluation_tracker=tracker,
-        log_samples=bool(args.output_path),
+        log_samples=True,
     )
-    samples = results.pop("samples", None)
+    samples = results.pop("samples")
+    results["ranking"] = as_json(ranking(model, samples, results["configs"]))
     results["config"] |= {"model": "t5x_lab", "model_args": {"model_dir": args.model_dir, "step": loaded.step}}
     results["contexts_cut"] = model.cut
     if args.output_path:

@@ -20,7 +20,8 @@ from t5x_lab.cli.flags import (
 def add_flags(parser: argparse.ArgumentParser) -> None:
     add_model_flags(parser)
     parser.add_argument(
-        "--input", help='a .txt file (one input a line) or .jsonl with "inputs" and, to score, "targets", to rank, "choices"'
+        "--input",
+        help='.txt, one input a line, or .jsonl with "inputs" and, to score, "targets", to rank, "choices"; or .gz, .zst',
     )
     parser.add_argument("--task", help="instead of --input: a text with its objective, a SeqIO task, or a mixture")
     parser.add_argument("--split", default="validation", help="of the task")
@@ -32,6 +33,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--eos", action="store_true", help="to score or rank a file: an end token behind targets and choices")
     parser.add_argument("--batch_size", type=int, default=32, help="texts at a time; fewer of long ones")
     parser.add_argument("--max_length", type=int, help="cut inputs from the left, to read no more tokens than this")
+    parser.add_argument(
+        "--whole_inputs", action="store_true", help="of a task: not cut to TASK_FEATURE_LENGTHS, as in training"
+    )
     parser.add_argument("--shard_id", type=int, default=0, help="this process's share of the input")
     parser.add_argument("--num_shards", type=int, default=1, help="shares of the input")
     add_sampling_flags(parser)
@@ -49,8 +53,9 @@ def _run(args: argparse.Namespace) -> None:
 
     from t5x_lab.checkpoints.layout import absolute_path
     from t5x_lab.config.errors import UserError
-    from t5x_lab.evaluation.examples import read_examples, shard
+    from t5x_lab.evaluation.examples import check_shard, read_examples
     from t5x_lab.evaluation.infer import infer, rank_report
+    from t5x_lab.evaluation.results import as_json
     from t5x_lab.runs.run import load
 
     if bool(args.input) == bool(args.task):
@@ -63,14 +68,14 @@ def _run(args: argparse.Namespace) -> None:
     if args.input and os.path.realpath(args.input) == os.path.realpath(args.output):
         raise UserError("--input and --output name the same file; results would be written over the examples.")
 
-    if args.input:
-        examples = shard(read_examples(args.input, args.mode, args.choice), args.shard_id, args.num_shards)
+    check_shard(args.shard_id, args.num_shards)
+    shard = dict(shard_id=args.shard_id, num_shards=args.num_shards)
+    of_file = lambda: read_examples(args.input, args.mode, args.choice, **shard)
+    total = sum(1 for _ in of_file()) if args.input else None  # and what is wrong with a line is found before anything is done
     model = load(args.model_dir, step=chosen_step(args.step), weights=args.weights)
-    if args.task:
-        examples = shard(list(_of_task(args, model)), args.shard_id, args.num_shards)
     infer(
         model,
-        examples,
+        of_file() if args.input else _of_task(args, model, **shard),
         args.output,
         mode=args.mode,
         batch_size=args.batch_size,
@@ -82,11 +87,13 @@ def _run(args: argparse.Namespace) -> None:
             "step": model.step,
             "choices": args.choice,
             "gin": [*args.gin_bindings, *args.gin],
+            "whole_inputs": args.whole_inputs,
         },
         writes=jax.process_index() == 0,
+        total=total,
     )
     if args.mode == "rank" and jax.process_index() == 0:
-        print(json.dumps(rank_report(examples, args.output)))
+        print(json.dumps(as_json(rank_report(args.output, args.choice))))
 
 
 def _config(args: argparse.Namespace):
@@ -97,11 +104,12 @@ def _config(args: argparse.Namespace):
     return gin_config(args, run_config_file(args.model_dir), "runs/infer.gin", fixed=task)
 
 
-def _of_task(args: argparse.Namespace, model):
+def _of_task(args: argparse.Namespace, model, **shard: int):
     from t5x_lab.data.pipeline import resolve_tasks
     from t5x_lab.evaluation.examples import task_examples
 
     config = _config(args)
     network = config.model().network
     tasks = resolve_tasks(config.data(), network.architecture, network.vocab_size)
-    return task_examples(tasks, args.split, args.mode, model.vocabulary)
+    options = dict(ends=model.end_ids, cut=not args.whole_inputs, **shard)
+    return task_examples(tasks, args.split, args.mode, model.vocabulary, **options)

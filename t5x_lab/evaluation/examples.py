@@ -1,11 +1,20 @@
 """Examples to infer on: lines of a .txt or .jsonl file, or what a SeqIO task makes of its data."""
 
+import contextlib
 import dataclasses
+import gzip
+import io
+import itertools
 import json
 import re
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+
+import pyarrow as pa
+from etils import epath
 
 from t5x_lab.config.errors import UserError
+from t5x_lab.data.cutting import cut_right
 from t5x_lab.evaluation.rank import Question, question_of
 
 MODES = {"predict": ("inputs",), "score": ("inputs", "targets"), "rank": ("inputs",)}
@@ -20,6 +29,8 @@ class Example:
       inputs, targets: texts, or token ids as a task prepared them; targets only to score.
       where: where it stands, for messages.
       question: only to rank.
+      number: among all examples, of all shards.
+      cut: tokens that were cut from the inputs.
     """
 
     record: dict
@@ -27,37 +38,54 @@ class Example:
     targets: str | list[int] | None
     where: str
     question: Question | None = None
+    number: int = 0
+    cut: int = 0
 
 
-def read_examples(path: str, mode: str, choices: Sequence[str] = ()) -> list[Example]:
+def read_examples(
+    path: str, mode: str, choices: Sequence[str] = (), shard_id: int = 0, num_shards: int = 1
+) -> Iterator[Example]:
     """Examples of a .txt file (one input a line) or a .jsonl file: objects with "inputs", to score also "targets", to rank
-    what `question_of` reads.
+    what `question_of` reads. Either may be compressed (.gz, .zst), and lie wherever `etils.epath` reads.
+
+    Lines come one after the other; of several shards each parses its own alone.
 
     Raises:
       UserError: naming the file and the line.
     """
-    try:
-        with open(path, "rb") as file:
-            lines = [line.removesuffix(b"\r") for line in file.read().removeprefix(b"\xef\xbb\xbf").split(b"\n")]
-    except OSError as error:
-        raise UserError(f"The input {path} cannot be read: {error.strerror}.") from error
-    if not lines[-1]:
-        lines.pop()  # what follows the last line break
-    if mode != "predict" and not path.endswith(".jsonl"):
+    kind = path.removesuffix(".gz").removesuffix(".zst")
+    if mode != "predict" and not kind.endswith(".jsonl"):
         raise UserError(f"--mode={mode} needs more than one text of each example; give a .jsonl file instead of {path}.")
-    examples = []
-    for number, raw in enumerate(lines, start=1):
-        where = f"{path}, line {number}"
+    empty = True
+    for number, raw in enumerate(_lines(path)):
+        empty = False
+        if number % num_shards != shard_id:
+            continue
+        where = f"{path}, line {number + 1}"
         try:
             line = raw.decode("utf-8")
         except UnicodeDecodeError as error:
             raise UserError(
                 f"{where} is not valid UTF-8 ({error.reason} at byte {error.start}). Correct or remove the line."
             ) from error
-        examples.append(_parse(line, path.endswith(".jsonl"), where, mode, choices))
-    if not examples:
+        yield dataclasses.replace(_parse(line, kind.endswith(".jsonl"), where, mode, choices), number=number)
+    if empty:
         raise UserError(f"The input {path} is empty; give one example a line.")
-    return examples
+
+
+def _lines(path: str) -> Iterator[bytes]:
+    try:
+        with contextlib.ExitStack() as stack:
+            file = stack.enter_context(epath.Path(path).open("rb"))
+            if path.endswith(".gz"):
+                file = stack.enter_context(gzip.GzipFile(fileobj=file))
+            elif path.endswith(".zst"):
+                file = stack.enter_context(io.BufferedReader(pa.CompressedInputStream(file, "zstd")))
+            for number, line in enumerate(file):
+                line = line.removeprefix(b"\xef\xbb\xbf") if number == 0 else line
+                yield line.removesuffix(b"\n").removesuffix(b"\r")
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"The input {path} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
 
 
 def _parse(line: str, is_json: bool, where: str, mode: str, choices: Sequence[str]) -> Example:
@@ -83,22 +111,33 @@ def _parse(line: str, is_json: bool, where: str, mode: str, choices: Sequence[st
     return Example(record, record["inputs"], targets, where, question)
 
 
-def task_examples(tasks, split: str, mode: str, vocabulary) -> Iterator[Example]:
-    """Examples of a task or of the tasks of a mixture, one after the other, not cut to any length.
+def task_examples(
+    tasks,
+    split: str,
+    mode: str,
+    vocabulary,
+    *,
+    ends: tuple[int, ...] = (),
+    cut: bool = True,
+    shard_id: int = 0,
+    num_shards: int = 1,
+) -> Iterator[Example]:
+    """Examples of a task or of the tasks of a mixture, one after the other; to rank, the questions of `evaluation.ranking`.
 
     Args:
       tasks: a `t5x_lab.data.mixture.WeightedTasks`.
       split: such as "validation".
       mode: one of `MODES`.
       vocabulary: the model's.
+      ends: its end tokens.
+      cut: whether inputs are cut to TASK_FEATURE_LENGTHS, on the right, before their end token, as in training.
+      shard_id, num_shards: of the examples, number k, k + n, and so on.
 
     Raises:
-      UserError: when a task has no such split, no targets to score, or another vocabulary.
+      UserError: when a task has no such split, no targets to score, no choices to rank, or another vocabulary.
     """
-    if mode == "rank":
-        raise UserError(
-            "--mode=rank reads files. A task that ranks says so itself, with SeqIO's score metrics; run t5x_lab eval on it."
-        )
+    from t5x_lab.evaluation.ranking import ranked_examples
+
     for part in tasks.parts:
         task = part.task
         if split not in task.splits:
@@ -112,15 +151,27 @@ def task_examples(tasks, split: str, mode: str, vocabulary) -> Iterator[Example]
                     f'Feature "{name}" of task "{task.name}" has the vocabulary {feature.vocabulary}, the checkpoint was '
                     f"trained with {vocabulary}. The same numbers would mean other words; prepare the task with that one."
                 )
-        data = task.get_dataset(
-            part.sequence_length, split=split, shuffle=False, seed=0, num_epochs=1, use_cached=False, trim_output_features=False
-        )
-        for number, example in enumerate(data.as_numpy_iterator()):
-            where = f'task "{task.name}", {split}, example {number}'
-            ids = {name: example[name].tolist() for name in task.output_features if name in example}
-            texts = {name: text_of(example, name, vocabulary) for name in ("inputs", "targets") if name in ids}
-            inputs = ids.get("inputs", [])
-            yield Example({"task": task.name, "inputs": "", **texts}, inputs, ids.get("targets"), where)
+    cut_to = (lambda part, ids: cut_right(ids, part.sequence_length.get("inputs"), ends)) if cut else (lambda part, ids: ids)
+    of_part = ranked_examples if mode == "rank" else _examples_of_part
+    everything = itertools.chain.from_iterable(of_part(tasks, part, split, vocabulary, cut_to) for part in tasks.parts)
+    for number, example in enumerate(everything):
+        if number % num_shards == shard_id:
+            yield dataclasses.replace(example, number=number)
+
+
+def _examples_of_part(tasks, part, split: str, vocabulary, cut_to: Callable) -> Iterator[Example]:
+    task = part.task
+    data = task.get_dataset(
+        part.sequence_length, split=split, shuffle=False, seed=0, num_epochs=1, use_cached=False, trim_output_features=False
+    )
+    for number, example in enumerate(data.as_numpy_iterator()):
+        where = f'task "{task.name}", {split}, example {number}'
+        ids = {name: example[name].tolist() for name in task.output_features if name in example}
+        texts = {name: text_of(example, name, vocabulary) for name in ("inputs", "targets") if name in ids}
+        whole = ids.get("inputs", [])
+        inputs = cut_to(part, whole)
+        record = {"task": task.name, "inputs": "", **texts}
+        yield Example(record, inputs, ids.get("targets"), where, cut=len(whole) - len(inputs))
 
 
 def text_of(example, name: str, vocabulary) -> str:
@@ -129,10 +180,9 @@ def text_of(example, name: str, vocabulary) -> str:
     return before.decode("utf-8", "replace") if isinstance(before, bytes) else vocabulary.decode(example[name].tolist())
 
 
-def shard(examples: list[Example], shard_id: int, num_shards: int) -> list[Example]:
-    """The examples of one of `num_shards` processes."""
+def check_shard(shard_id: int, num_shards: int) -> None:
+    """Raises a `UserError` unless it is one of so many."""
     if num_shards < 1:
         raise UserError(f"--num_shards is {num_shards}; it must be at least 1.")
     if not 0 <= shard_id < num_shards:
         raise UserError(f"--shard_id is {shard_id}; with --num_shards={num_shards} it is one of 0 … {num_shards - 1}.")
-    return examples[shard_id::num_shards]

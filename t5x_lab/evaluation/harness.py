@@ -5,7 +5,7 @@ ways. As in lm-eval, context and continuation of an encoder-decoder are tokenise
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from lm_eval import utils
 from lm_eval.api.model import TemplateLM
@@ -13,6 +13,7 @@ from lm_eval.models.utils import normalize_gen_kwargs
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.data.huggingface_tokenizer import HuggingFaceTokenizer
+from t5x_lab.evaluation import rank
 from t5x_lab.observe.console import say
 
 _UNREADABLE = "begin with nothing, which a model without a start or an end token cannot read"
@@ -198,3 +199,39 @@ def run_harness(model, tasks: Sequence[str], *, include_path: str | None, limit:
         raise UserError(
             f"The data of these tasks cannot be reached: {error}. Tasks whose data are local files need no network."
         ) from error
+
+
+def ranking(model: HarnessModel, samples: Mapping[str, Sequence[Mapping]], configs: Mapping[str, Mapping]) -> dict:
+    """`rank.report` of what lm-eval has asked in multiple-choice tasks; each is a data set of one prompt.
+
+    Args:
+      model: that answered.
+      samples, configs: of lm-eval's results, by task.
+    """
+    asked: list[rank.Question] = []
+    found: list[rank.Answer] = []
+    for task, rows in samples.items():
+        if configs[task].get("output_type") != "multiple_choice":
+            continue
+        delimiter = configs[task].get("target_delimiter", " ")
+        for row in (row for row in rows if row["filter"] == rows[0]["filter"]):
+            contexts, continuations = zip(*row["arguments"], strict=True)
+            texts = [text.removeprefix(delimiter) for text in continuations]
+            # Where the contexts are what is chosen among, lm-eval divides by their lengths.
+            choices = texts if len(set(continuations)) > 1 else list(contexts)
+            labels = _labels(row["target"], choices)
+            if not labels:
+                continue
+            log_probs = [float(log_prob) for log_prob, _ in row["filtered_resps"]]
+            tokens = [len(model._encode_pair(*pair)[1]) for pair in row["arguments"]]
+            asked.append(rank.Question(tuple(contexts), tuple(choices), labels, dataset=task))
+            found.append(rank.answer(log_probs, tokens, [len(choice) for choice in choices]))
+    return rank.report(asked, found) if asked else {}
+
+
+def _labels(target: object, choices: Sequence[str]) -> tuple[int, ...]:
+    """Numbers of the right choices, as lm-eval's tasks say them; none where it counts none as right."""
+    targets = target if isinstance(target, list) else [target]
+    numbers = [choices.index(t) if isinstance(t, str) and t in choices else t for t in targets]
+    numbers = [int(n) for n in numbers if isinstance(n, int) or (isinstance(n, str) and n.isdigit())]
+    return tuple(n for n in numbers if 0 <= n < len(choices))

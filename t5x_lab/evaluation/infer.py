@@ -1,10 +1,12 @@
 """Batch inference, written to JSONL in order and in whole chunks, so that what is there need not be done again."""
 
+import collections
 import contextlib
+import itertools
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import tqdm
@@ -21,7 +23,7 @@ _WRITTEN = {"prediction", "score", "tokens", "characters", "is_greedy", "cut", "
 
 def infer(
     model,
-    examples: Sequence[Example],
+    examples: Iterable[Example],
     output: str,
     *,
     mode: str,
@@ -31,6 +33,7 @@ def infer(
     max_length: int | None = None,
     settings: dict | None = None,
     writes: bool = True,
+    total: int | None = None,
 ) -> None:
     """Appends one JSON object an example to `output`: its record and the result.
 
@@ -39,7 +42,7 @@ def infer(
 
     Args:
       model: see `t5x_lab.evaluation`.
-      examples: all of them.
+      examples: all of them, read as they are needed: no more than a chunk is in memory.
       output: the path of a .jsonl file.
       mode: "predict", "score" or "rank".
       batch_size: texts at a time, fewer of long ones.
@@ -49,6 +52,7 @@ def infer(
       settings: whatever else results depend on, as JSON has it, such as the checkpoint. All of it is kept in
         `output`.settings.json, and only a run with the same settings goes on with `output`.
       writes: whether this process reads and writes `output`; of several that work as one, the first does.
+      total: the number of examples where it is known, for the progress.
 
     Raises:
       UserError: when `output` cannot be written, or holds something else than such results.
@@ -59,13 +63,18 @@ def infer(
     how = {"eos": eos} if mode != "predict" else dict(sampling)
     if writes:
         _check_settings(output, {"mode": mode, "max_length": max_length, **how, **(settings or {})})
-    done = broadcast(_keep_whole_chunks(output, examples, _RESULTS[mode].name, size) if writes else 0)
+    waiting = iter(examples)
+    done, waiting = _keep_whole_chunks(output, waiting, _RESULTS[mode].name, size) if writes else (0, waiting)
+    done = broadcast(done)
+    if not writes:
+        collections.deque(itertools.islice(waiting, done), maxlen=0)
     options = {"batch_size": batch_size, "max_length": max_length}
     often = {} if sys.stderr.isatty() else {"mininterval": 30.0}
-    with tqdm.tqdm(total=len(examples), initial=done, unit="example", disable=not writes, **often) as progress:
-        for start in range(done, len(examples), size):
-            chunk = examples[start : start + size]
-            results = _RESULTS[mode].compute(model, chunk, start, how, options)
+    with tqdm.tqdm(total=total, initial=done, unit="example", disable=not writes, **often) as progress:
+        while chunk := list(itertools.islice(waiting, size)):
+            results = _RESULTS[mode].compute(model, chunk, how, options)
+            for example, result in zip(chunk, results, strict=True):
+                result["cut"] += example.cut
             lines = [json.dumps({**e.record, **r}, ensure_ascii=False) for e, r in zip(chunk, results, strict=True)]
             if writes:
                 with _open(output, "ab") as file:
@@ -75,14 +84,14 @@ def infer(
             progress.update(len(chunk))
 
 
-def _predictions(model, chunk: Sequence[Example], start: int, how: dict, options: dict) -> list[dict]:
+def _predictions(model, chunk: Sequence[Example], how: dict, options: dict) -> list[dict]:
     names = [e.where for e in chunk]
     ids, cut = model.fit_prompts([e.inputs for e in chunk], how["max_tokens"], options["max_length"], names)
-    texts = model.generate(ids, add_start=False, streams=range(start, start + len(chunk)), **how, **options)
+    texts = model.generate(ids, add_start=False, streams=[e.number for e in chunk], **how, **options)
     return [{"prediction": samples[0], "cut": n} for samples, n in zip(texts, cut, strict=True)]
 
 
-def _scores(model, chunk: Sequence[Example], start: int, how: dict, options: dict) -> list[dict]:
+def _scores(model, chunk: Sequence[Example], how: dict, options: dict) -> list[dict]:
     names = [e.where for e in chunk]
     scores = model.scores([e.inputs for e in chunk], [e.targets for e in chunk], eos=how["eos"], names=names, **options)
     characters = [len(example.record["targets"]) for example in chunk]
@@ -93,21 +102,10 @@ def _scores(model, chunk: Sequence[Example], start: int, how: dict, options: dic
     ]
 
 
-def _picks(model, chunk: Sequence[Example], start: int, how: dict, options: dict) -> list[dict]:
+def _picks(model, chunk: Sequence[Example], how: dict, options: dict) -> list[dict]:
     questions = [e.question for e in chunk if e.question is not None]
     found = rank.answers(model, questions, [e.where for e in chunk], eos=how["eos"], **options)
-    return [
-        {
-            "label": q.label,
-            "picks": a.picks,
-            "ties": a.ties,
-            "scores": a.log_probs,
-            "tokens": a.tokens,
-            "characters": a.characters,
-            "cut": a.cut,
-        }
-        for q, a in zip(questions, found, strict=True)
-    ]
+    return [a.as_json(q) for q, a in zip(questions, found, strict=True)]
 
 
 class _Result(NamedTuple):
@@ -124,12 +122,14 @@ _RESULTS = {
 }
 
 
-def rank_report(examples: Sequence[Example], output: str) -> dict:
-    """The accuracies of an `output` that is complete; see `t5x_lab.evaluation.rank.report`."""
+def rank_report(output: str, choices: Sequence[str] = ()) -> dict:
+    """The accuracies of an `output` that is complete; see `t5x_lab.evaluation.rank.report`. `choices` are those of lines that
+    have none."""
     with open(output, encoding="utf-8") as file:
-        lines = [json.loads(line) for line in file]
-    found = [rank.answer(line["scores"], line["tokens"], line["characters"], line["cut"]) for line in lines]
-    return rank.report([e.question for e in examples if e.question is not None], found)
+        first, second = itertools.tee(map(json.loads, file))
+        questions = (rank.question_of(line, choices, output) for line in first)
+        found = (rank.answer(line["scores"], line["tokens"], line["characters"], line["cut"]) for line in second)
+        return rank.report(questions, found)
 
 
 def _check_settings(output: str, settings: dict) -> None:
@@ -156,27 +156,39 @@ def _check_settings(output: str, settings: dict) -> None:
             json.dump(settings, file)
 
 
-def _keep_whole_chunks(output: str, examples: Sequence[Example], result: str, size: int) -> int:
-    """Cuts off what a crash left behind the last whole chunk; returns the number of lines that stay."""
+def _keep_whole_chunks(output: str, examples: Iterator[Example], result: str, size: int) -> tuple[int, Iterator[Example]]:
+    """Cuts off what a crash left behind the last whole chunk; returns the number of lines that stay, and the examples after
+    them."""
     if not os.path.exists(output):
         _open(output, "wb").close()
-        return 0
+        return 0, examples
+    whole, end = 0, 0  # lines of whole chunks, and their bytes
+    behind: list[Example] = []  # of the chunk that is not whole
+    bytes_behind = 0
     with _open(output, "rb+") as file:
-        lines = file.read().split(b"\n")
-        lines, rest = lines[:-1], lines[-1]  # what follows the last line break was cut off
-        for number, line in enumerate(lines, start=1):
-            if number > len(examples) or not _is_result(line, examples[number - 1], result):
+        for line in file:
+            if not line.endswith(b"\n"):  # it was cut off
+                if not line.startswith(b"{"):
+                    raise UserError(
+                        f"{output} does not hold results. Name another --output, or move that file away; it was not touched."
+                    )
+                break
+            number = whole + len(behind) + 1
+            example = next(examples, None)
+            if example is None or not _is_result(line, example, result):
                 raise UserError(
                     f'{output}, line {number} is not the "{result}" of example {number} of the input. Name another '
                     "--output, or move that file away; it was not touched."
                 )
-        if rest and not rest.startswith(b"{"):
-            raise UserError(
-                f"{output} does not hold results. Name another --output, or move that file away; it was not touched."
-            )
-        whole = len(lines) if len(lines) == len(examples) else len(lines) // size * size
-        file.truncate(sum(len(line) + 1 for line in lines[:whole]))
-    return whole
+            behind.append(example)
+            bytes_behind += len(line)
+            if len(behind) == size:
+                whole, end, behind, bytes_behind = whole + size, end + bytes_behind, [], 0
+        after = next(examples, None)
+        if after is None:  # the last chunk is a short one
+            whole, end, behind = whole + len(behind), end + bytes_behind, []
+        file.truncate(end)
+    return whole, itertools.chain(behind, [] if after is None else [after], examples)
 
 
 def _is_result(line: bytes, example: Example, result: str) -> bool:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import seqio
@@ -10,10 +10,10 @@ import tensorflow as tf
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.data.failures import naming_what_fails
-from t5x_lab.data.mixture import Part
+from t5x_lab.data.mixture import Part, WeightedTasks
 from t5x_lab.evaluation import rank
 from t5x_lab.evaluation.config import Measured, RankingEvaluation
-from t5x_lab.evaluation.examples import text_of
+from t5x_lab.evaluation.examples import Example, text_of
 from t5x_lab.evaluation.rank import Answer, Question
 from t5x_lab.evaluation.task_metrics import CutInputs
 from t5x_lab.evaluation.tasks import EvaluatedTasks, evaluated_tasks, naming
@@ -65,7 +65,10 @@ class RankedTasks:
             metrics[name] = rank.accuracies(questions, found)
             asked, answered = [*asked, *questions], [*answered, *found]
             if self._how.outputs:
-                lines[name] = [line_of(*line) for line in zip(rows, questions, found, strict=True)]
+                lines[name] = [
+                    {**record_of(of, question), **answer.as_json(question)}
+                    for of, question, answer in zip(rows, questions, found, strict=True)
+                ]
         return Measured(metrics, lines, report=rank.report(asked, answered) if asked else {}, failures=failures)
 
     def _read(self, part: Part, model: Any) -> tuple[list[list["Row"]], list[Question]]:
@@ -157,6 +160,19 @@ def question_of_rows(rows: Iterable[Row], inputs: list[list[int]], dataset: str,
     )
 
 
+def ranked_examples(tasks: WeightedTasks, part: Part, split: str, vocabulary: Any, cut_to: Callable) -> Iterator[Example]:
+    """A task's questions as `t5x_lab infer` takes them; see `examples.task_examples`."""
+    del vocabulary
+    dataset, prompt = dataset_and_prompt(tasks.name, part.task.name)
+    for number, rows in enumerate(questions_in(rows_of(part, split, use_cached=False), part)):
+        inputs = [cut_to(part, row.inputs) for row in rows]
+        question = question_of_rows(rows, inputs, dataset, prompt)
+        record = {"task": part.task.name, **record_of(rows, question)}
+        where = f'task "{part.task.name}", {split}, question {number}'
+        cut = max(len(row.inputs) - len(ids) for row, ids in zip(rows, inputs, strict=True))
+        yield Example(record, record["inputs"], None, where, question, cut=cut)
+
+
 def dataset_and_prompt(name: str, task: str) -> tuple[str, str]:
     """The data set of a task of `name`, and which of its prompts it is: of mixtures in a mixture each is a data set."""
     mixtures = seqio.MixtureRegistry.get(name)._sub_mixtures if name in seqio.MixtureRegistry.names() else []
@@ -164,13 +180,13 @@ def dataset_and_prompt(name: str, task: str) -> tuple[str, str]:
     return (own[0], task) if own else (task, "only")
 
 
-def line_of(rows: list[Row], question: Question, found: Answer) -> dict:
-    """A question with its answer, as JSON has it."""
+def record_of(rows: list[Row], question: Question) -> dict:
+    """A question, as a line of a .jsonl file has it."""
     return {
         "inputs": rows[0].texts.get("inputs", ""),
         "choices": [row.texts["targets"] for row in rows],
+        "label": question.label,
         "dataset": question.dataset,
         "prompt": question.prompt,
         "weight": question.weight,
-        **found.as_json(question),
     }
