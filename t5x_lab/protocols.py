@@ -2,6 +2,7 @@
 
 from t5x_lab.data.converter import Converter
 from t5x_lab.data.objective import Objective
+from t5x_lab.evaluation.config import Evaluation
 from t5x_lab.models.loss import Loss
 from t5x_lab.networks.network import Decoder, Module, Network
 from t5x_lab.networks.of_module import OfModule
@@ -12,6 +13,7 @@ from t5x_lab.training.hooks import Hook
 __all__ = [
     "Converter",
     "Decoder",
+    "Evaluation",
     "Hook",
     "Loss",
     "Module",

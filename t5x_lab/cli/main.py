@@ -13,7 +13,7 @@ from t5x_lab.config.errors import UserError, nearest
 COMMANDS = {
     "demo": "train on the embedded corpus for a few minutes and write a report",
     "train": "pre-train, adapt or fine-tune; continues when run again with the same MODEL_DIR",
-    "eval": "loss and the tasks' own metrics of one, the latest, all or every new checkpoint",
+    "eval": "a run's evaluations of one, the latest, all or every new checkpoint",
     "infer": "predictions, scores or ranked choices of a task or a file, to JSONL; resumable",
     "generate": "complete prompts",
     "harness": "lm-eval tasks on a checkpoint",

@@ -233,5 +233,5 @@ def _labels(target: object, choices: Sequence[str]) -> tuple[int, ...]:
     """Numbers of the right choices, as lm-eval's tasks say them; none where it counts none as right."""
     targets = target if isinstance(target, list) else [target]
     numbers = [choices.index(t) if isinstance(t, str) and t in choices else t for t in targets]
-    numbers = [int(n) for n in numbers if isinstance(n, int) or (isinstance(n, str) and n.isdigit())]
-    return tuple(n for n in numbers if 0 <= n < len(choices))
+    known = [int(n) for n in numbers if isinstance(n, int) or (isinstance(n, str) and n.isdigit())]
+    return tuple(n for n in known if 0 <= n < len(choices))
