@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from t5x_lab.config.errors import UserError
-from t5x_lab.data.config import ByteVocabulary, SentencePieceVocabulary
+from t5x_lab.data.config import ByteVocabulary, SentencePieceVocabulary, SpecialTokens
 from t5x_lab.data.vocabularies import build_vocabulary
 from t5x_lab.decoding.beam_search import BeamConfig, beam_search, search
 from t5x_lab.decoding.generation import Generated, complete_all
@@ -22,8 +22,10 @@ from t5x_lab.models.model import ModelConfig
 from t5x_lab.networks.network import has_encoder
 from t5x_lab.partitioning.mesh import MeshShape
 from t5x_lab.runs import inference
+from t5x_lab.runs.config import GinConfig
 from t5x_lab.runs.inference import Inference
 from t5x_lab.runs.padding import bucket, scoring_batch
+from t5x_lab.runs.run import Run
 from t5x_lab.runs.sharded_model import ShardedModel
 from t5x_lab.runs.texts import Texts
 
@@ -165,13 +167,13 @@ def test_impossible_beams_are_sentences():
 # Texts of any number and length through `Inference`, against one uncached pass a token.
 
 
-def slow_text(model, params, prompt, limit, config=SamplingConfig(), seed=0, stream=0):
-    """Tokens and log-probabilities, each from the whole sequence run again."""
+def slow_text(model, params, prompt, limit, config=SamplingConfig(), seed=0, stream=0, beginning=()):
+    """Tokens and log-probabilities, each from the whole sequence run again; behind `beginning`."""
     architecture = model.config.network.architecture
     key = jax.random.fold_in(jax.random.key(seed), stream)
     written, log_probs = [], []
     for i in range(limit):
-        before = written if architecture == "encoder_decoder" else [*prompt, *written]
+        before = [*beginning, *written] if architecture == "encoder_decoder" else [*prompt, *beginning, *written]
         at = len(before)
         tokens = np.zeros((1, 40), np.int32)  # one shape, one program; what stands to the right changes nothing
         tokens[0, 1 : at + 1] = before
@@ -228,6 +230,36 @@ def test_a_function_on_logits_decides_what_may_be_written():
     assert sum(log_probs) <= scores[0, 0] + 1e-4 and all(token % 2 == 0 for token in greedy)
     with pytest.raises(UserError, match="it must keep the shape"):
         replaced(jnp.zeros((2, 4)), lambda logits: logits[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", [SamplingConfig(), SamplingConfig(1.0)], ids=["greedy", "sampled"])
+def test_a_forced_beginning_is_gone_on_from(config):
+    """In a decoder behind an encoder; of a decoder it is a part of the prompt."""
+    sharded, params, model = sharp_model("encoder_decoder")
+    prompts, limits = made_up_texts(6)
+    options = dict(limits=limits, eos_id=EOS, sampling=config, batch_size=4, beginning=[7, 11])
+    for i, tokens, log_probs in Inference(sharded).generate(params, prompts, **options):
+        written, expected = slow_text(model, params, prompts[i], limits[i], config, stream=i, beginning=[7, 11])
+        assert tokens.tolist() == written
+        np.testing.assert_allclose(log_probs, expected, atol=1e-4)
+    if config.temperature:
+        return
+    for alpha in (0.0, 0.6):  # the penalty counts what was forced, as it counts a decoder's prompt
+        options = dict(max_tokens=4, beams=BeamConfig(1, alpha), eos_id=EOS, beginning=[7, 11])
+        tokens, scores = Inference(sharded).search(params, prompts, **options)
+        for prompt, found, score in zip(prompts, tokens[:, 0].tolist(), scores[:, 0]):
+            written, expected = slow_text(model, params, prompt, 4, beginning=[7, 11])
+            if alpha == 0.0 and EOS not in written:
+                assert found == written
+                assert score == pytest.approx(sum(expected), abs=1e-4)
+            elif EOS not in written and EOS not in found:
+                assert score == pytest.approx(sum(expected) / ((5 + 2 + 4) / 6) ** alpha, abs=1e-4)
+    sharded, params, model = sharp_model("causal_decoder")
+    run = Run(GinConfig(), sharded, params, 0)
+    run.special_tokens, run.eos_id, run.end_ids = SpecialTokens(), EOS, (EOS,)
+    behind, _ = run.generate_tokens(prompts, max_tokens=5, beginning=[7, 11])
+    np.testing.assert_array_equal(behind, run.generate_tokens([[*p, 7, 11] for p in prompts], max_tokens=5)[0])
 
 
 @pytest.mark.slow

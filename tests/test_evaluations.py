@@ -266,6 +266,45 @@ def test_early_stopping_says_what_it_needs():
             EarlyStopping("eval/a/loss", **options)
 
 
+def test_settings_are_the_same_in_another_process():
+    """Functions are told by their names, not by where they lie in memory."""
+    from types import SimpleNamespace
+
+    from t5x_lab.data.config import ByteVocabulary, DataConfig
+    from t5x_lab.decoding.sampling import SamplingConfig
+    from t5x_lab.evaluation.config import MetricsEvaluation
+    from t5x_lab.evaluation.tasks import EvaluatedTasks
+
+    def settings(batch_size):
+        data = DataConfig("known", {"inputs": 8, "targets": 8}, 8, ByteVocabulary())
+        found = EvaluatedTasks("x", SimpleNamespace(), [], data, False)
+        decoding = SamplingConfig(logits_fn=lambda logits: logits * 2)
+        return found.settings(MetricsEvaluation(name="x", decoding=decoding, batch_size=batch_size))
+
+    assert settings(8) == settings(16) and "0x" not in str(settings(8)) and "lambda" in settings(8)["decoding"]
+
+
+def test_results_that_cannot_be_written_are_said_once_and_known(tmp_path, capsys):
+    from t5x_lab.runs.evaluate import Evaluations
+
+    class Twice:
+        name = "twice"
+
+        def prepare(self, model):
+            return lambda model: {"all": {"twice": 2 * model.step}}
+
+    class Model:
+        def with_params(self, params, step):
+            self.step = step
+            return self
+
+    (tmp_path / "evals").write_text("in the way")
+    evaluations = Evaluations([Twice()], Model(), str(tmp_path), has_average=False)
+    found = [next(evaluations.measure(evaluations.entries, step, {}, None))[1].metrics for step in (1, 2)]
+    assert found == [{"all": {"twice": 2.0}}, {"all": {"twice": 4.0}}]
+    assert capsys.readouterr().err.count("could not be written") == 1
+
+
 # Ranking, as the `t5` library has it.
 
 

@@ -235,7 +235,7 @@ class DataConfig:
         """What the position in the data means something for: a checkpoint is continued with these unchanged."""
         return {
             "MIXTURE_OR_TASK_NAME": self.mixture_or_task_name,
-            "OBJECTIVE": _by_name(self.objective),
+            "OBJECTIVE": by_name(self.objective),
             "MIXING": str(self.mixing),
             "TASK_FEATURE_LENGTHS": str(dict(sorted(self.task_feature_lengths.items()))),
             "BATCH_SIZE": str(self.batch_size),
@@ -243,7 +243,7 @@ class DataConfig:
             "VOCABULARY": str(self.vocabulary),
             "DataConfig.unique_tokens": str(self.unique_tokens),
             "DataConfig.pack": str(self.pack),
-            "DataConfig.converter": _by_name(self.converter),
+            "DataConfig.converter": by_name(self.converter),
             "DataConfig.shuffle_buffer_size": str(self.shuffle_buffer_size),
             "DataConfig.split": self.split,
             "DataConfig.shuffle": str(self.shuffle),
@@ -254,7 +254,7 @@ class DataConfig:
         }
 
 
-def _by_name(value: object) -> str:
+def by_name(value: object) -> str:
     """Functions and objects by their names, not by where they lie in memory."""
     return re.sub(r" at 0x[0-9a-f]+", "", str(value))
 

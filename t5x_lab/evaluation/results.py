@@ -10,7 +10,6 @@ from typing import Any
 
 from etils import epath
 
-from t5x_lab.config.errors import unwritable
 from t5x_lab.evaluation.config import Measured
 
 FOLDER = "evals"
@@ -49,7 +48,7 @@ class ResultFiles:
         """Writes the results of a step, whole or not at all.
 
         Raises:
-          UserError: when they cannot be written.
+          OSError: when they cannot be written.
         """
         found = {"step": step, "results": {task: as_json(metrics) for task, metrics in measured.metrics.items()}}
         texts = {
@@ -58,13 +57,10 @@ class ResultFiles:
         found |= {"texts": texts} if any(texts.values()) else {}
         found |= {"report": as_json(measured.report)} if measured.report else {}
         found |= {"failures": dict(measured.failures)} if measured.failures else {}
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            if not (self.folder / _SETTINGS).exists():
-                _write(self.folder / _SETTINGS, self._settings)
-            _write(self.folder / f"{step}.json", found)
-        except OSError as error:
-            raise unwritable(self.folder / f"{step}.json", error) from error
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if not (self.folder / _SETTINGS).exists():
+            _write(self.folder / _SETTINGS, self._settings)
+        _write(self.folder / f"{step}.json", found)
 
     def has(self, step: int) -> bool:
         return (self.folder / f"{step}.json").exists()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from t5x_lab.config.errors import UserError
-from t5x_lab.data.config import DataConfig
+from t5x_lab.data.config import DataConfig, by_name
 from t5x_lab.data.mixture import Part, WeightedTasks
 from t5x_lab.data.pipeline import resolve_tasks
 from t5x_lab.data.tasks import says_its_objective
@@ -49,9 +49,8 @@ class EvaluatedTasks:
 
     def settings(self, how: TaskEvaluation) -> dict[str, str]:
         """What numbers of the evaluation depend on, beside the weights' step."""
-        own = {
-            field.name: str(getattr(how, field.name)) for field in dataclasses.fields(how) if field.name not in _NOT_MEASURED
-        }
+        fields = (field.name for field in dataclasses.fields(how) if field.name not in _NOT_MEASURED)
+        own = {name: by_name(getattr(how, name)) for name in fields}
         data = self.data.identity()
         read = {name: data[name] for name in ("OBJECTIVE", "TASK_FEATURE_LENGTHS", "VOCABULARY", "TextFiles", "TEXTS")}
         return {
@@ -63,7 +62,7 @@ class EvaluatedTasks:
         }
 
 
-_NOT_MEASURED = {"name", "task", "split", "lengths", "period", "steps", "at_start", "outputs", "weights"}
+_NOT_MEASURED = {"name", "task", "split", "lengths", "period", "steps", "at_start", "outputs", "weights", "batch_size"}
 
 
 def evaluated_tasks(how: TaskEvaluation, model: Any, batch_size: int | None = None) -> EvaluatedTasks:

@@ -175,8 +175,7 @@ class Evaluations:
                         f"Results of {entry.name} go to {entry.files.folder}: those in {entry.name} are of other settings "
                         f"({entry.files.moved_from})."
                     )
-                entry.files.write(step, found)
-                self._write_outputs(entry, step, found)
+                self._write(entry, step, found)
             self._say_unmeasured(entry, found, step)
             yield entry, found
 
@@ -210,6 +209,17 @@ class Evaluations:
                     had = nearest(metric, measured) or f" Measured were: {', '.join(sorted(measured)) or 'none'}."
                     say(f'Step {step} is not judged by {what} = "{metric}": it was not measured then.{had}')
                 self._said.add((what, metric))
+
+    def _write(self, entry: Entry, step: int, found: Measured) -> None:
+        """Results and outputs; storage that fails is said once, and what was found is known all the same."""
+        try:
+            entry.files.write(step, found)
+            self._write_outputs(entry, step, found)
+            self._said.discard(("unwritten", entry.name))
+        except OSError as error:
+            if ("unwritten", entry.name) not in self._said:
+                say(f"The results of {entry.name} at step {step} could not be written to {entry.files.folder}: {told(error)}.")
+            self._said.add(("unwritten", entry.name))
 
     def _write_outputs(self, entry: Entry, step: int, found: Measured) -> None:
         folder = epath.Path(self._model_dir) / "inference"
