@@ -44,12 +44,15 @@ DATA = [
     "tensorflow-text>=2.21",
 ]
 
+BEAM = ["apache-beam>=2.77", "google-crc32c>=1"]  # the latter for seqio_cache_tasks
+
 EXTRAS = {
     "tpu": ["jax[tpu]"],
     "gpu": ["jax[cuda12]"],
     "compile": ["libtpu>=0.0.40"],  # TPU programs without a TPU
     "harness": ["lm-eval>=0.4.13"],
-    "test": ["libtpu>=0.0.40", "lm-eval>=0.4.13", "pytest>=8", "pytest-xdist>=3.6", "hypothesis>=6.100", "wandb>=0.19"],
+    "beam": BEAM,
+    "test": [*BEAM, "libtpu>=0.0.40", "lm-eval>=0.4.13", "pytest>=8", "pytest-xdist>=3.6", "hypothesis>=6.100", "wandb>=0.19"],
     "compare": ["torch==2.13.0", "transformers>=5", "accelerate>=1"],  # comparisons in tests and benchmarks
     "wandb": ["wandb>=0.19"],
     "docs": ["mkdocs>=1.6,<2", "mkdocs-material>=9.5"],

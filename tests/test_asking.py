@@ -13,7 +13,7 @@ from runs_of_text import flags, losses
 import t5x_lab
 from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
-from t5x_lab.evaluation.examples import read_examples, shard
+from t5x_lab.evaluation.examples import read_examples
 from t5x_lab.evaluation.infer import infer
 
 pytestmark = pytest.mark.slow
@@ -132,7 +132,11 @@ def test_infer_writes_every_example_once_and_continues(trained, capsys):
     infer(run, read_examples("in.jsonl", "score"), "scores.jsonl", mode="score", batch_size=8, sampling={})
     scores = [json.loads(line)["score"] for line in pathlib.Path("scores.jsonl").read_text().splitlines()]
     np.testing.assert_allclose(scores, run.score(["cat is an"] * 2, [" animal", " tree"]), rtol=1e-5)
-    assert sorted(sum((shard(list(range(10)), i, 3) for i in range(3)), [])) == list(range(10))
+    pathlib.Path("ten.txt").write_text("".join(f"{n}\n" for n in range(10)))
+    shares = [list(read_examples("ten.txt", "predict", shard_id=i, num_shards=3)) for i in range(3)]
+    assert sorted(e.number for share in shares for e in share) == list(range(10)) and all(
+        e.inputs == str(e.number) for e in shares[1]
+    )
 
 
 @pytest.mark.parametrize(
@@ -148,8 +152,8 @@ def test_inference_input_that_cannot_be_read_names_file_and_line(name, content, 
     with open(name, "wb") as file:
         file.write(content)
     with pytest.raises(UserError, match=says):
-        read_examples(name, "predict")
+        list(read_examples(name, "predict"))
     with pytest.raises(UserError, match='has no text under "targets"'):
         with open("x.jsonl", "w") as file:
             file.write('{"inputs": "x"}\n')
-        read_examples("x.jsonl", "score")
+        list(read_examples("x.jsonl", "score"))

@@ -22,7 +22,7 @@ from t5x_lab.runs.assemble import assemble
 from t5x_lab.runs.config import GinConfig
 from t5x_lab.runs.sharded_model import ShardedModel
 from t5x_lab.training.batches import SyntheticBatches
-from t5x_lab.training.loop import Action, Budget, Diverged, Preempted, every, train
+from t5x_lab.training.loop import Action, Budget, Diverged, Preempted, train
 from t5x_lab.training.state import add_to_counter, read_counter
 
 RATE = LearningRate("constant", 0.01)
@@ -234,7 +234,9 @@ class Recorder:
 
     def run(self, total, actions=(), step=None, period=4, **options):
         save = Action(
-            lambda n, state: self.saved.append((n, int(state.step), jax.device_get(state.params))), every(period), at_stop=True
+            lambda n, state: self.saved.append((n, int(state.step), jax.device_get(state.params))),
+            lambda step: step % period == 0,
+            at_stop=True,
         )
         return train(
             self.state, self.batches, step or self.training.step, shard_batch=self.training.sharded.shard_batch, budget=Budget(total),
@@ -314,7 +316,7 @@ def test_bad_steps_are_skipped_up_to_a_number_in_a_row(poisoned):
 
 def test_sigterm_between_two_steps_finishes_the_next_saves_and_raises():
     recorder = Recorder()
-    kill = Action(lambda n, state: os.kill(os.getpid(), signal.SIGTERM) if n == 3 else None, every(1))
+    kill = Action(lambda n, state: os.kill(os.getpid(), signal.SIGTERM) if n == 3 else None, lambda step: True)
     with pytest.raises(Preempted, match="SIGTERM after step 4"):
         recorder.run(20, actions=[kill])
     assert recorder.saved[-1][0] == 4

@@ -36,11 +36,13 @@ def run(args: argparse.Namespace) -> None:
             print_once(with_model_info(config, ShardedModel(config.model(), config.mesh(), rules=config.sharding())))
             return
         options = dict(wait_minutes=args.wait_minutes, weights=args.weights, follow=args.follow)
-        for step, splits in evaluate_checkpoints(config, args.model_dir, args.step, **options):
-            results[step] = splits
-            if jax.process_index() > 0:
-                continue  # the first process speaks for all
-            for split, metrics in splits.items():
-                print(f"step {step}  {split}  {describe(metrics)}", file=sys.stderr if args.json else sys.stdout)
-        if args.json:
-            print_once(json.dumps(results))
+        try:
+            for step, splits in evaluate_checkpoints(config, args.model_dir, args.step, **options):
+                results[step] = splits
+                if jax.process_index() > 0:
+                    continue  # the first process speaks for all
+                for split, metrics in splits.items():
+                    print(f"step {step}  {split}  {describe(metrics)}", file=sys.stderr if args.json else sys.stdout)
+        finally:
+            if args.json and results:
+                print_once(json.dumps(results))

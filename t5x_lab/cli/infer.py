@@ -88,6 +88,8 @@ def _run(args: argparse.Namespace) -> None:
             "choices": args.choice,
             "gin": [*args.gin_bindings, *args.gin],
             "whole_inputs": args.whole_inputs,
+            "weights": args.weights,
+            "shard": f"{args.shard_id} of {args.num_shards}",
         },
         writes=jax.process_index() == 0,
         total=total,
@@ -110,6 +112,7 @@ def _of_task(args: argparse.Namespace, model, **shard: int):
 
     config = _config(args)
     network = config.model().network
-    tasks = resolve_tasks(config.data(), network.architecture, network.vocab_size)
+    data = config.data()
+    tasks = resolve_tasks(data, network.architecture, network.vocab_size)
     options = dict(ends=model.end_ids, cut=not args.whole_inputs, **shard)
-    return task_examples(tasks, args.split, args.mode, model.vocabulary, **options)
+    return task_examples(tasks, data, args.split, args.mode, model.vocabulary, **options)

@@ -21,6 +21,7 @@ COMMANDS = {
     "inspect": "parameters, shapes, axes and bytes of a configuration or of a checkpoint of any format",
     "convert": "a checkpoint of T5X or Hugging Face into a run directory, or a run into Hugging Face's format",
     "table": "every architecture with every objective: shapes, share of tokens with loss, FLOPs per token",
+    "cache": "prepare tasks ahead, as SeqIO's caches, on Apache Beam",
     "vocab": "train a SentencePiece vocabulary",
 }
 STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)

@@ -184,7 +184,9 @@ class DataConfig:
       eval_steps: batches per task in an evaluation.
       split, eval_split: of the tasks, to train on and to evaluate the loss on; a task without the latter is not evaluated.
       shuffle: whether training examples are; False reads each shard in the order of its files.
-      use_cached: whether tasks are read from SeqIO's caches; those that require it always are.
+      use_cached: whether tasks are read from SeqIO's caches; those that require it always are, those that have no
+        placeholder for it never.
+      cache_dirs: folders of caches, as `t5x_lab cache` and `seqio_cache_tasks` write them.
     """
 
     mixture_or_task_name: str = dataclasses.field(metadata=macro("MIXTURE_OR_TASK_NAME"))
@@ -207,6 +209,7 @@ class DataConfig:
     eval_split: str = "validation"
     shuffle: bool = True
     use_cached: bool = dataclasses.field(default=False, metadata=macro("USE_CACHED_TASKS"))
+    cache_dirs: tuple = dataclasses.field(default=(), metadata=macro("CACHE_DIRS"))
 
     def __post_init__(self):
         check_types(self)

@@ -22,7 +22,7 @@ from t5x_lab.data.feature_converters import FeatureConverter
 from t5x_lab.data.files_read import changes, files_of
 from t5x_lab.data.many import Shard, of_shards
 from t5x_lab.data.mixture import Part, WeightedTasks, resolve
-from t5x_lab.data.reading import MANY, seed_of, shard_of_task
+from t5x_lab.data.reading import MANY, as_it_is_read, seed_of, shard_of_task
 from t5x_lab.data.sources import is_counted_by_reading
 from t5x_lab.data.vocabularies import build_vocabulary
 from t5x_lab.observe.console import say
@@ -328,8 +328,8 @@ class EvalBatches:
     """This process's rows of the batches of one task's `eval_split`, the same ones every time they are asked for.
 
     Every process reads all of it, so that rows and batches do not depend on their number. The last batch is filled up with
-    rows of padding, which count for nothing. The pipeline is built once, when it is first read; where all batches fit into
-    `keep` bytes, the data are read once too.
+    rows of padding, which count for nothing. Where all batches fit into `keep` bytes, they are read once; else the pipeline is
+    built anew each time, so that what it draws is drawn alike.
 
     Args:
       tasks, part: the task, and the mixture that it is of.
@@ -373,14 +373,14 @@ class EvalBatches:
     def _read(self) -> Iterator[HostBatch]:
         size = self._config.batch_size
         with naming_what_fails([self._part], self._config, self.split):
-            for batch in self._dataset.as_numpy_iterator():
+            for batch in self._dataset().as_numpy_iterator():
                 yield {name: np.pad(x, [(0, size - len(x))] + [(0, 0)] * (x.ndim - 1))[self._held] for name, x in batch.items()}
 
-    @functools.cached_property
     def _dataset(self) -> tf.data.Dataset:
         part, tasks, config = self._part, self._tasks, self._config
-        dataset = part.task.get_dataset(
-            part.sequence_length, split=self.split, shuffle=False, seed=0, num_epochs=1, use_cached=config.use_cached,
+        task, use_cached = as_it_is_read(part.task, config)
+        dataset = task.get_dataset(
+            part.sequence_length, split=self.split, shuffle=False, seed=0, num_epochs=1, use_cached=use_cached,
             trim_output_features=not part.is_text,
         )  # fmt: skip
         dataset = dataset if self._num_examples is None else dataset.take(self._num_examples)

@@ -18,6 +18,7 @@ import tensorflow_datasets as tfds
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.user_code import told
+from t5x_lab.data.caching import cached_source, find_cache
 from t5x_lab.data.config import DataConfig
 from t5x_lab.data.many import Shard, same_in_all_shards
 from t5x_lab.data.mixture import Part, no_inputs
@@ -88,18 +89,31 @@ def source_of(task: seqio.Task, config: DataConfig, split: str) -> seqio.DataSou
     """
     if not _is_cached(task, config):
         return task.source
-    if not task.cache_dir:
-        folders = ", ".join(seqio.utils.get_global_cache_dirs()) or "none is set"
+    return cached_source(_with_cache(task, config), split, config.vocabulary)
+
+
+def _with_cache(task: seqio.Task, config: DataConfig) -> seqio.Task:
+    found = find_cache(task, config.cache_dirs)
+    if found is None:
+        folders = ", ".join([*config.cache_dirs, *seqio.utils.get_global_cache_dirs()]) or "none is set"
         raise UserError(
-            f'The task "{task.name}" is read from a cache alone, and there is none in SeqIO\'s cache directories ({folders}). '
-            "Write one with seqio_cache_tasks, and name its directory with seqio.add_global_cache_dirs in a module that a gin "
-            "file imports."
+            f'The task "{task.name}" is to be read from a cache, and there is none in CACHE_DIRS ({folders}). Write one with '
+            "t5x_lab cache or seqio_cache_tasks, and name the folder of all caches with --gin.CACHE_DIRS='[\"FOLDER\"]'."
         )
-    return task._get_cached_source(split)
+    return found
+
+
+def as_it_is_read(task: seqio.Task, config: DataConfig) -> tuple[seqio.Task, bool]:
+    """The task whose `get_dataset` reads what a training reads, and whether that is a cache (its `use_cached`)."""
+    if not _is_cached(task, config):
+        return task, False
+    own = _with_cache(task, config)
+    own._get_cached_source = lambda split, *unused: source_of(task, config, split)
+    return own, True
 
 
 def _is_cached(task: seqio.Task, config: DataConfig) -> bool:
-    return task.requires_caching or config.use_cached
+    return task.requires_caching or (config.use_cached and task.supports_caching)
 
 
 def preprocessed(
@@ -173,11 +187,12 @@ class ShardOfSource(seqio.DataSource):
             is_split = shards > 1 and not (number or 0) % shards
             files, is_file = source.list_shards(split), isinstance(source, seqio.FileDataSource)
             by_size = is_split and number is None and not source.supports_arbitrary_sharding
-            sizes = sizes_of(files) if by_size and (is_file or not len(files) % shards) else []
+            was = getattr(source, "was", {})  # of a cache: the task's own files, which decide how it is split
+            sizes = was.get("sizes") or sizes_of(files) if by_size and (is_file or not len(files) % shards) else []
             by_parts = is_split and (source.supports_arbitrary_sharding or files_are_alike(sizes, shards))
             # A class that reads in its own way is not read by its files.
             reads_files = is_file and type(source).get_dataset is seqio.FileDataSource.get_dataset
-            by_shares = reads_files and not by_parts and can_be_shared(source._reader, files, sizes, shards)
+            by_shares = reads_files and not by_parts and can_be_shared(source._reader, files, sizes, shards, was.get("longest"))
         # A graph has a source for each shard: one for all would draw the order of its files in turn, whoever comes first.
         with same_in_all_shards() if in_graph else contextlib.nullcontext():
             if by_shares:

@@ -137,14 +137,22 @@ def files_are_alike(sizes: Sequence[int | None], shards: int) -> bool:
     return bool(np.ptp(of_shards) <= UNEVEN * of_shards.mean())
 
 
-def can_be_shared(read: Callable, files: Sequence[str], sizes: Sequence[int | None], shards: int) -> bool:
+def can_be_shared(
+    read: Callable, files: Sequence[str], sizes: Sequence[int | None], shards: int, longest: float | None = None
+) -> bool:
     """Whether files are so large that no shard should read all of them to keep its part, and a share has enough records of
-    them to be like the others."""
+    them to be like the others; `longest` are `longest_records`, where they are known."""
     if not sizes or None in sizes or sum(sizes) < LARGE:  # type: ignore[arg-type]
         return False
-    looked_at = {files[i * len(files) // FILES_LOOKED_AT] for i in range(min(FILES_LOOKED_AT, len(files)))}
-    longest = max(_mean_length(read, file) for file in (*looked_at, files[int(np.argmax(sizes))]))  # type: ignore[arg-type]
+    longest = longest_records(read, files, sizes) if longest is None else longest
     return longest <= UNEVEN * sum(sizes) / shards  # type: ignore[arg-type]
+
+
+def longest_records(read: Callable, files: Sequence[str], sizes: Sequence[int | None]) -> float:
+    """Bytes of a record of that file, among some, whose records are the longest."""
+    looked_at = {files[i * len(files) // FILES_LOOKED_AT] for i in range(min(FILES_LOOKED_AT, len(files)))}
+    largest = files[int(np.argmax([size or 0 for size in sizes]))]
+    return max(_mean_length(read, file) for file in (*looked_at, largest))
 
 
 def _mean_length(read: Callable, file: str) -> float:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from t5x_lab.config.checks import check_types, positive
+from t5x_lab.config.checks import check_types, in_range, positive
 from t5x_lab.config.errors import UserError, nearest, one_of
 from t5x_lab.config.macros import macro
 from t5x_lab.decoding.beam_search import BeamConfig
@@ -161,6 +161,7 @@ class MetricsEvaluation(OutputEvaluation):
     def __post_init__(self):
         super().__post_init__()
         positive(self, "max_tokens")
+        in_range(self, "seed", 0, 2**32)
 
     def prepare(self, model: Any) -> Measure | None:
         from t5x_lab.evaluation.task_metrics import TaskMetrics
@@ -201,6 +202,9 @@ def check_evaluations(evals: Sequence[Any]) -> None:
                 f"EVALS has an evaluation of the name {name!r}; its results lie in a folder of that name: use letters, digits, "
                 '"_", "-" and ".".'
             )
+        one_of(f'The weights of the evaluation "{name}"', getattr(entry, "weights", "last"), WEIGHTS)
+        if not isinstance(getattr(entry, "steps", ()), tuple | list):
+            raise UserError(f'The evaluation "{name}" has the steps {entry.steps!r}; give a tuple of numbers.')  # type: ignore[attr-defined]
         period = getattr(entry, "period", None)
         if period is not None and (not isinstance(period, int) or period < 1):
             raise UserError(f'The evaluation "{name}" has the period {period!r}; it is a number of steps, at least 1.')

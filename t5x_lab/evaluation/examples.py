@@ -14,7 +14,9 @@ import pyarrow as pa
 from etils import epath
 
 from t5x_lab.config.errors import UserError
+from t5x_lab.data.config import DataConfig
 from t5x_lab.data.cutting import cut_right
+from t5x_lab.data.reading import as_it_is_read
 from t5x_lab.evaluation.rank import Question, question_of
 
 MODES = {"predict": ("inputs",), "score": ("inputs", "targets"), "rank": ("inputs",)}
@@ -113,6 +115,7 @@ def _parse(line: str, is_json: bool, where: str, mode: str, choices: Sequence[st
 
 def task_examples(
     tasks,
+    data: DataConfig,
     split: str,
     mode: str,
     vocabulary,
@@ -126,6 +129,7 @@ def task_examples(
 
     Args:
       tasks: a `t5x_lab.data.mixture.WeightedTasks`.
+      data: how they are read.
       split: such as "validation".
       mode: one of `MODES`.
       vocabulary: the model's.
@@ -153,21 +157,27 @@ def task_examples(
                 )
     cut_to = (lambda part, ids: cut_right(ids, part.sequence_length.get("inputs"), ends)) if cut else (lambda part, ids: ids)
     of_part = ranked_examples if mode == "rank" else _examples_of_part
-    everything = itertools.chain.from_iterable(of_part(tasks, part, split, vocabulary, cut_to) for part in tasks.parts)
+    everything = itertools.chain.from_iterable(of_part(tasks, part, split, data, cut_to) for part in tasks.parts)
     for number, example in enumerate(everything):
         if number % num_shards == shard_id:
             yield dataclasses.replace(example, number=number)
 
 
-def _examples_of_part(tasks, part, split: str, vocabulary, cut_to: Callable) -> Iterator[Example]:
-    task = part.task
-    data = task.get_dataset(
-        part.sequence_length, split=split, shuffle=False, seed=0, num_epochs=1, use_cached=False, trim_output_features=False
+def _examples_of_part(tasks, part, split: str, data: DataConfig, cut_to: Callable) -> Iterator[Example]:
+    task, use_cached = as_it_is_read(part.task, data)
+    found = task.get_dataset(
+        part.sequence_length,
+        split=split,
+        shuffle=False,
+        seed=0,
+        num_epochs=1,
+        use_cached=use_cached,
+        trim_output_features=False,
     )
-    for number, example in enumerate(data.as_numpy_iterator()):
+    for number, example in enumerate(found.as_numpy_iterator()):
         where = f'task "{task.name}", {split}, example {number}'
         ids = {name: example[name].tolist() for name in task.output_features if name in example}
-        texts = {name: text_of(example, name, vocabulary) for name in ("inputs", "targets") if name in ids}
+        texts = {name: text_of(example, name, tasks.vocabulary) for name in ("inputs", "targets") if name in ids}
         whole = ids.get("inputs", [])
         inputs = cut_to(part, whole)
         record = {"task": task.name, "inputs": "", **texts}

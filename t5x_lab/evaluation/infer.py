@@ -127,9 +127,16 @@ def rank_report(output: str, choices: Sequence[str] = ()) -> dict:
     have none."""
     with open(output, encoding="utf-8") as file:
         first, second = itertools.tee(map(json.loads, file))
-        questions = (rank.question_of(line, choices, output) for line in first)
+        questions = (_question_of(line, choices) for line in first)
         found = (rank.answer(line["scores"], line["tokens"], line["characters"], line["cut"]) for line in second)
         return rank.report(questions, found)
+
+
+def _question_of(line: dict, choices: Sequence[str]) -> rank.Question:
+    """Of a line of ours, which was checked before it was answered."""
+    label = tuple(line["label"]) if isinstance(line["label"], list) else line["label"]
+    named = str(line.get("dataset", "all")), str(line.get("prompt", "only"))
+    return rank.Question("", tuple(line.get("choices", choices)), label, *named, float(line.get("weight", 1.0)))
 
 
 def _check_settings(output: str, settings: dict) -> None:

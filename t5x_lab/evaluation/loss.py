@@ -43,6 +43,9 @@ class LossOfTasks:
     @classmethod
     def of(cls, how: LossEvaluation, model: Any) -> "LossOfTasks | None":
         found = evaluated_tasks(how, model, batch_size=how.batch_size)
+        for part in found.tasks.parts:
+            if part not in found.parts and not found.is_asked_for:
+                say(f'Task "{part.task.name}" has no split "{found.data.eval_split}"; it is not evaluated.')
         with naming(how.name):
             if found.data.batch_size % model.sharded.row_multiple:
                 raise UserError(

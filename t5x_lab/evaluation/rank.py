@@ -142,6 +142,8 @@ def report(questions: Iterable[Question], found: Iterable[Answer]) -> dict:
             "prompts": by_prompt,
             "over_prompts": {name: spread([a[name] for a in by_prompt.values()]) for name in NORMALIZATIONS},
         }
+    if not datasets:
+        return {}
     medians = {name: {d: datasets[d]["over_prompts"][name]["median"] for d in datasets} for name in NORMALIZATIONS}
     return {"datasets": datasets, average_name(datasets): {name: statistics.fmean(medians[name].values()) for name in medians}}
 

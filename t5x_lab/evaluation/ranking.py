@@ -5,12 +5,15 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import jax
 import seqio
 import tensorflow as tf
 
 from t5x_lab.config.errors import UserError
+from t5x_lab.data.config import DataConfig
 from t5x_lab.data.failures import naming_what_fails
 from t5x_lab.data.mixture import Part, WeightedTasks
+from t5x_lab.data.reading import as_it_is_read
 from t5x_lab.evaluation import rank
 from t5x_lab.evaluation.config import Measured, RankingEvaluation
 from t5x_lab.evaluation.examples import Example, text_of
@@ -36,7 +39,7 @@ class RankedTasks:
     def __init__(self, found: EvaluatedTasks, how: RankingEvaluation):
         self._found, self._how, self.settings = found, how, found.settings(how)
         self._asked: dict[str, tuple[list[list[Row]], list[Question]]] = {}
-        self._datasets = {part.task.name: rows_of(part, found.data.eval_split, found.data.use_cached) for part in found.parts}
+        self._datasets = {part.task.name: rows_of(part, found.data.eval_split, found.data) for part in found.parts}
 
     @classmethod
     def of(cls, how: RankingEvaluation, model: Any) -> "RankedTasks | None":
@@ -56,6 +59,8 @@ class RankedTasks:
             try:
                 rows, questions = self._read(part, model)
             except UserError as error:
+                if jax.process_count() > 1:
+                    raise  # the others may have read it, and would wait
                 failures[name] = error.sentence
                 continue
             if not questions:
@@ -108,13 +113,13 @@ class Row:
     texts: dict[str, str]
 
 
-def rows_of(part: Part, split: str, use_cached: bool) -> tf.data.Dataset:
-    """The choices of a task.
+def rows_of(part: Part, split: str, data: DataConfig) -> tf.data.Dataset:
+    """The choices of a task, of its cache where `data` says so.
 
     Raises:
       UserError: when its preprocessors do not make them.
     """
-    task = part.task
+    task, use_cached = as_it_is_read(part.task, data)
     found = task.get_dataset(
         part.sequence_length, split=split, shuffle=False, seed=0, num_epochs=1, use_cached=use_cached,
         trim_output_features=False,
@@ -160,11 +165,10 @@ def question_of_rows(rows: Iterable[Row], inputs: list[list[int]], dataset: str,
     )
 
 
-def ranked_examples(tasks: WeightedTasks, part: Part, split: str, vocabulary: Any, cut_to: Callable) -> Iterator[Example]:
+def ranked_examples(tasks: WeightedTasks, part: Part, split: str, data: DataConfig, cut_to: Callable) -> Iterator[Example]:
     """A task's questions as `t5x_lab infer` takes them; see `examples.task_examples`."""
-    del vocabulary
     dataset, prompt = dataset_and_prompt(tasks.name, part.task.name)
-    for number, rows in enumerate(questions_in(rows_of(part, split, use_cached=False), part)):
+    for number, rows in enumerate(questions_in(rows_of(part, split, data), part)):
         inputs = [cut_to(part, row.inputs) for row in rows]
         question = question_of_rows(rows, inputs, dataset, prompt)
         record = {"task": part.task.name, **record_of(rows, question)}

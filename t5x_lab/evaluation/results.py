@@ -5,6 +5,7 @@ Numbers of different settings are never in one folder: where evals/<name> holds 
 
 import json
 import math
+import uuid
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,22 +25,24 @@ class ResultFiles:
       name: of the evaluation.
       settings: what its numbers depend on beside the step; texts by name.
 
-    Attributes:
-      folder: where they lie.
     """
 
-    def __init__(self, model_dir: str, name: str, settings: Mapping[str, str]):
-        self._settings = dict(settings)
-        root, number = epath.Path(model_dir) / FOLDER, 1
-        while (found := _read(root / _numbered(name, number) / _SETTINGS)) is not None and found != self._settings:
+    def __init__(self, model_dir: str, name: str, settings: Mapping[str, Any]):
+        self._settings = json.loads(json.dumps(dict(settings), default=str))
+        self._root, self._name = epath.Path(model_dir) / FOLDER, name
+
+    @property
+    def folder(self) -> epath.Path:
+        """Where they lie; looked up anew each time, since another process may have begun one."""
+        number = 1
+        while (found := _read(self._root / _numbered(self._name, number) / _SETTINGS)) is not None and found != self._settings:
             number += 1
-        self.folder = root / _numbered(name, number)
+        return self._root / _numbered(self._name, number)
 
     @property
     def moved_from(self) -> str:
         """What differs from the settings of the folder <name>, where that was taken; else ""."""
-        name, _, number = self.folder.name.rpartition("_")
-        if not number.isdigit() or int(number) < 2 or not (there := _read(self.folder.parent / name / _SETTINGS)):
+        if self.folder.name == self._name or not (there := _read(self._root / self._name / _SETTINGS)):
             return ""
         differ = [key for key in {**there, **self._settings} if there.get(key) != self._settings.get(key)]
         return ", ".join(f"{key} {there.get(key)} there, {self._settings.get(key)} here" for key in differ)
@@ -57,19 +60,21 @@ class ResultFiles:
         found |= {"texts": texts} if any(texts.values()) else {}
         found |= {"report": as_json(measured.report)} if measured.report else {}
         found |= {"failures": dict(measured.failures)} if measured.failures else {}
-        self.folder.mkdir(parents=True, exist_ok=True)
-        if not (self.folder / _SETTINGS).exists():
-            _write(self.folder / _SETTINGS, self._settings)
-        _write(self.folder / f"{step}.json", found)
+        folder = self.folder
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (folder / _SETTINGS).exists():
+            _write(folder / _SETTINGS, self._settings)
+        _write(folder / f"{step}.json", found)
 
     def has(self, step: int) -> bool:
         return (self.folder / f"{step}.json").exists()
 
     def steps(self) -> list[int]:
         """Steps that there are results of."""
-        if not self.folder.exists():
+        folder = self.folder
+        if not folder.exists():
             return []
-        return sorted(int(path.stem) for path in self.folder.iterdir() if path.suffix == ".json" and path.stem.isdigit())
+        return sorted(int(path.stem) for path in folder.iterdir() if path.suffix == ".json" and path.stem.isdigit())
 
     def metric(self, step: int, name: str) -> float:
         """The number "<task>/<metric>" of a step; not a number where it was not measured."""
@@ -107,6 +112,6 @@ def _read(path: epath.Path) -> Any:
 
 
 def _write(path: epath.Path, value: Any) -> None:
-    unfinished = path.with_name(f".{path.name}.unfinished")
+    unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}")  # another process may write the same results
     unfinished.write_text(json.dumps(value, indent=1, ensure_ascii=False))
     unfinished.replace(path)

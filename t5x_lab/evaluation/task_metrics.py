@@ -6,6 +6,7 @@ import numbers
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+import jax
 import numpy as np
 import seqio
 
@@ -15,6 +16,7 @@ from t5x_lab.data.cutting import cut_left, cut_right
 from t5x_lab.data.failures import naming_what_fails
 from t5x_lab.data.mixture import Part
 from t5x_lab.data.objective import Lengths
+from t5x_lab.data.reading import as_it_is_read
 from t5x_lab.data.tasks import name_in_seqio
 from t5x_lab.decoding.beam_search import BeamConfig
 from t5x_lab.evaluation.config import Measured, MetricsEvaluation, OutputEvaluation
@@ -74,6 +76,8 @@ class TaskMetrics:
             try:
                 evaluator, examples = self._examples(part)
             except UserError as error:
+                if jax.process_count() > 1:
+                    raise  # the others may have read it, and would wait
                 failures[name] = error.sentence
                 continue
             if not examples:
@@ -108,12 +112,13 @@ class TaskMetrics:
         return self._made[name]
 
     def _evaluator(self, part: Part) -> seqio.Evaluator:
-        task, data = part.task, self._found.data
+        data = self._found.data
+        task, use_cached = as_it_is_read(part.task, data)
         options = dict(
             feature_converter=_Unconverted(),
             eval_split=data.eval_split,
             num_examples=self._how.num_examples,
-            use_cached=data.use_cached,
+            use_cached=use_cached,
             async_compute_metrics=False,
         )
         try:

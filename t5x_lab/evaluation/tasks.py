@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from t5x_lab.config.errors import UserError
+from t5x_lab.config.user_code import told
 from t5x_lab.data.config import DataConfig, by_name
 from t5x_lab.data.mixture import Part, WeightedTasks
 from t5x_lab.data.pipeline import resolve_tasks
@@ -66,7 +67,8 @@ _NOT_MEASURED = {"name", "task", "split", "lengths", "period", "steps", "at_star
 
 
 def evaluated_tasks(how: TaskEvaluation, model: Any, batch_size: int | None = None) -> EvaluatedTasks:
-    """What `how` is on, for a `t5x_lab.runs.run.Run`, in batches of BATCH_SIZE unless given. No data are read.
+    """What `how` is on, for a `t5x_lab.runs.run.Run`, in batches of BATCH_SIZE unless given. No data are read; that those of a
+    task which is asked for are here is looked up.
 
     Raises:
       UserError: that names the evaluation, for a task, a split or lengths that are not there or do not fit the model.
@@ -89,13 +91,26 @@ def evaluated_tasks(how: TaskEvaluation, model: Any, batch_size: int | None = No
         tasks = resolve_tasks(data, network.architecture, network.vocab_size)
     asked_for = bool(how.task or how.split)
     found = EvaluatedTasks(how.name, tasks, list(tasks.parts), data, asked_for)
-    if not asked_for:
-        for part in tasks.parts:
-            if data.eval_split not in part.task.splits:
-                say(f'Task "{part.task.name}" has no split "{data.eval_split}"; it is not evaluated.')
     splits = sorted({split for part in tasks.parts for split in part.task.splits})
     what = f'split "{data.eval_split}"; the splits are {", ".join(splits)}'
-    return found.only(lambda part: data.eval_split in part.task.splits, what)
+    found = found.only(lambda part: data.eval_split in part.task.splits, what)
+    if asked_for:
+        for part in found.parts:
+            _check_source(how.name, part, data.eval_split)
+    return found
+
+
+def _check_source(name: str, part: Part, split: str) -> None:
+    """Raises a `UserError` where the data of a task are not here."""
+    try:
+        missing = not part.task.source.list_shards(split)
+        why = "it has no files"
+    except UserError:
+        raise
+    except Exception as error:  # a user's source may raise anything
+        missing, why = True, told(error)
+    if missing:
+        raise UserError(f'Evaluation "{name}": the split "{split}" of task "{part.task.name}" cannot be read: {why}.')
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ import numpy as np
 from etils import epath
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
-from tensorboardX.summary import audio, histogram, image, scalar, text
+from tensorboardX.summary import histogram, image, scalar, text
 
 from t5x_lab.observe.metrics import Folder
 from t5x_lab.training.hooks import RunStart
@@ -95,7 +95,4 @@ def _summary(tag: str, value: Any) -> Any:
     if hasattr(value, "image"):
         images = np.asarray(value.image)  # [N, H, W, C], or one of them; TensorBoard shows one under a tag
         return image(tag, images[0] if images.ndim == 4 else images, dataformats="HWC")
-    if hasattr(value, "audiodata"):
-        sound = np.asarray(value.audiodata, np.float32)
-        return audio(tag, sound[0] if sound.ndim == 3 else sound, value.sample_rate)
     return None

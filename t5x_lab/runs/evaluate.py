@@ -4,7 +4,7 @@ import dataclasses
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -182,16 +182,13 @@ class Evaluations:
     def _measured(self, entry: Entry, model: Run) -> Measured:
         what = f'The evaluation "{entry.name}"'
         try:
-            found = entry.measure(model)
-            if isinstance(found, Measured):
-                return found
-            return _checked(found, what)
-        except UserError as error:
-            failure = error.sentence
+            return _checked(entry.measure(model), what)
+        except jax.errors.JaxRuntimeError:
+            raise
         except Exception as error:
-            if jax.process_count() > 1 or not raised_in(error):
-                raise  # a device's fault, or ours; or the other processes would wait for this one
-            failure = f"{what} fails: {raised_in(error) or told(error)}"
+            if jax.process_count() > 1:
+                raise  # the others would wait for this one
+            failure = error.sentence if isinstance(error, UserError) else f"{what} fails: {raised_in(error) or told(error)}"
         return Measured({}, failures={"": failure})
 
     def _say_failures(self, entry: Entry, found: Measured, step: int, goes_on: str) -> None:
@@ -213,8 +210,8 @@ class Evaluations:
     def _write(self, entry: Entry, step: int, found: Measured) -> None:
         """Results and outputs; storage that fails is said once, and what was found is known all the same."""
         try:
+            self._write_outputs(entry, step, found)  # first: what has results is not measured again
             entry.files.write(step, found)
-            self._write_outputs(entry, step, found)
             self._said.discard(("unwritten", entry.name))
         except OSError as error:
             if ("unwritten", entry.name) not in self._said:
@@ -225,7 +222,8 @@ class Evaluations:
         folder = epath.Path(self._model_dir) / "inference"
         for task, lines in found.outputs.items():
             # The default evaluation's are where T5X's users look for them.
-            path = (folder if entry.name == "infer" else folder / entry.name) / f"{task}-{step}.jsonl"
+            name = entry.files.folder.name
+            path = (folder if name == "infer" else folder / name) / f"{task}-{step}.jsonl"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
 
@@ -247,22 +245,25 @@ def evaluations_of(run: RunConfig, config: GinConfig, sharded: ShardedModel) -> 
 
 
 def _checked(found: Any, what: str) -> Measured:
-    """What a user's evaluation gave, as `Measured`."""
+    """What an evaluation gave, as `Measured` with numbers of Python's."""
+    if isinstance(found, Measured):
+        return dataclasses.replace(found, metrics=_checked(found.metrics, what).metrics)
     if not isinstance(found, Mapping) or not all(isinstance(metrics, Mapping) for metrics in found.values()):
         raise UserError(f'{what} gives {shown(found)}; it gives metrics by task, then by name: {{"all": {{"score": 0.5}}}}.')
     numbers = {}
     for task, metrics in found.items():
         numbers[str(task)] = {
-            str(name): None
-            if value is None
-            else tried(f"{what} gives {name} = {shown(value)}, which is no number", _float(value))
+            str(name): None if value is None else _number(value, f"{what} gives {name} = {shown(value)}")
             for name, value in metrics.items()
         }
     return Measured(numbers)
 
 
-def _float(value: Any) -> Callable[[], float]:
-    return lambda: float(value)
+def _number(value: Any, what: str) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{what}, which is no number.") from error
 
 
 def by_split(name: str, found: Measured) -> Found:
@@ -307,7 +308,13 @@ def evaluate_checkpoints(
             entries = evaluations.without_results(number, entries)
             if not entries or not broadcast(number in finished_steps(model_dir)):
                 continue  # done before, or removed to make room for newer ones
-        params = {of: _params(model_dir, number, of, sharded) for of in dict.fromkeys(entry.weights for entry in entries)}
+        try:
+            params = {of: _params(model_dir, number, of, sharded) for of in dict.fromkeys(entry.weights for entry in entries)}
+        except Exception as error:
+            if not follow or jax.process_count() > 1 or isinstance(error, jax.errors.JaxRuntimeError):
+                raise
+            say(f"The checkpoint of step {number} went away while it was read, and is left out: keep more (keep).")
+            continue
         found: Found = {}
         for entry, measured in evaluations.measure(entries, number, params.get("last"), params.get("average")):
             found |= by_split(entry.how.name if weights else entry.name, measured)

@@ -446,9 +446,9 @@ class Run:
         what = f"The network fails on the features {', '.join(batch)}"
         return np.asarray(tried(what, lambda: self._logits(self.params, batch)))
 
-    @functools.cached_property
+    @property
     def _logits(self):
-        return jax.jit(self._model.logits, out_shardings=self._sharded.replicated)
+        return self._sharded.logits
 
     def loss(self, batch: dict) -> dict[str, float]:
         """`loss` (cross-entropy per token with loss), `z_loss` (the same for z-loss) and `weight_sum` of a batch."""
@@ -459,9 +459,9 @@ class Run:
         means = per_token(sums)
         return {"loss": float(means["loss"]), "z_loss": float(means["z_loss"]), "weight_sum": float(sums.weights)}
 
-    @functools.cached_property
+    @property
     def _loss(self):
-        return jax.jit(self._model.loss, out_shardings=self._sharded.replicated)
+        return self._sharded.loss
 
     def save(self, directory: str) -> None:
         """Writes a run directory that `t5x_lab.load` reads: the configuration and the parameters."""

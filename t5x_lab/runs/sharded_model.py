@@ -78,6 +78,14 @@ class ShardedModel:
         return init(jax.random.split(jax.random.key(seed))[0])  # the other half is for dropout
 
     @functools.cached_property
+    def logits(self) -> Callable:
+        return jax.jit(self.model.logits, out_shardings=self.replicated)
+
+    @functools.cached_property
+    def loss(self) -> Callable:
+        return jax.jit(self.model.loss, out_shardings=self.replicated)
+
+    @functools.cached_property
     def eval_step(self) -> Callable:
         return jax.jit(
             make_eval_step(self.model),

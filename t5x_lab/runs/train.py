@@ -61,11 +61,13 @@ def train(config: GinConfig) -> None:
         stopping = job.run.early_stopping
         if stopping and job.starting_point.step is not None and job.evaluations.is_over(stopping, job.first_step):
             say(f"Nothing to do: {_no_better(stopping)}. To train on, raise EarlyStopping.patience or take out EARLY_STOPPING.")
+            mark_end(job, job.first_step)
             return
         evaluated_at_start = at_start(job)
         if job.budget.is_spent(job.first_step) and not evaluated_at_start:
             goal = f"step {job.run.train_steps}" if job.run.train_steps else f"{job.run.train_tokens:,} tokens"
             say(f"Nothing to do: {goal} is reached at step {job.first_step}. Raise TRAIN_STEPS or TRAIN_TOKENS to train on.")
+            mark_end(job, job.first_step)
             return
         say(banner(job.run, job.sharded, job.first_step, job.batch.lengths, job.budget))
         if job.starting_point.step is not None:
@@ -82,6 +84,8 @@ def train(config: GinConfig) -> None:
             remove_end(job.run.model_dir)
         with fail_together(Preempted, Diverged), hooks.around(start_of(job)):
             evaluate(job, recorder, evaluated_at_start, job.first_step, job.state)
+            if evaluated_at_start:
+                stop_early(job, recorder, job.first_step, job.state)
             try:
                 ended = train_loop(
                     job.state,
@@ -98,8 +102,7 @@ def train(config: GinConfig) -> None:
                 saver.finish()
                 raise
             saver.finish()
-            if jax.process_index() == 0:
-                write_end(job.run.model_dir, int(ended.step))
+            mark_end(job, int(ended.step))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,8 +166,8 @@ def prepare(config: GinConfig, stack: contextlib.ExitStack) -> Job:
     if run.data.special_tokens.input_eos not in (None, tasks.input_eos):
         say(f"SpecialTokens.input_eos is {not tasks.input_eos}; of the tasks' inputs it is {tasks.input_eos}, which is kept.")
     config = GinConfig((), (config.text, f"SpecialTokens.input_eos = {tasks.input_eos}"))
-    evaluations = evaluations_of(run, config, sharded)
     batches = pipeline.SeqioBatches(tasks, run.data, run.seed, sharded.rows(run.data.batch_size))
+    evaluations = evaluations_of(run, config, sharded)
 
     make_run_directory(run.model_dir)
     stack.enter_context(owned(run.model_dir))
@@ -222,6 +225,20 @@ def make_saver(job: Job, clock: Clock, recorder: Recorder, hooks: Hooks) -> Save
     )
 
 
+def stop_early(job: Job, recorder: Recorder, step: int, state: TrainState) -> None:
+    """Ends the training where EARLY_STOPPING says so; the last step is then evaluated as any last step is."""
+    rule, evaluations = job.run.early_stopping, job.evaluations
+    if rule and evaluations.is_over(rule, step):
+        say(f"{_no_better(rule)}: training ends with step {step}.")
+        job.budget.steps = step
+        evaluate(job, recorder, evaluations.without_results(step, evaluations.due_at_end(step)), step, state)
+
+
+def mark_end(job: Job, step: int) -> None:
+    if jax.process_index() == 0:
+        write_end(job.run.model_dir, step)
+
+
 def _no_better(rule: EarlyStopping) -> str:
     return f"{rule.metric} has not been better for {rule.patience} evaluations"
 
@@ -231,11 +248,8 @@ def at_start(job: Job) -> list[Entry]:
     at its checkpoint, where they have no results."""
     step, evaluations = job.first_step, job.evaluations
     if job.starting_point.step is None:
-        due = evaluations.due_at_start(step)
-    elif job.budget.is_spent(step):
-        due = evaluations.due_at_end(step)
-    else:
-        due = evaluations.due(step)
+        return evaluations.due_at_start(step)  # also where a run that came to no checkpoint was evaluated
+    due = evaluations.due_at_end(step) if job.budget.is_spent(step) else evaluations.due(step)
     return evaluations.without_results(step, due)
 
 
@@ -249,14 +263,13 @@ def evaluate(job: Job, recorder: Recorder, entries: list[Entry], step: int, stat
 
 def make_actions(job: Job, recorder: Recorder, saver: Saver) -> list[Action]:
     """What happens between steps, in this order: what is trained is saved first."""
-    evaluations, budget, stopping = job.evaluations, job.budget, job.run.early_stopping
+    evaluations, budget = job.evaluations, job.budget
 
     def evaluated(step: int, state: TrainState) -> None:
         due = evaluations.due_at_end(step) if budget.is_spent(step) else evaluations.due(step)
         evaluate(job, recorder, due, step, state)
-        if stopping and evaluations.is_over(stopping, step):
-            say(f"{_no_better(stopping)}: training ends with step {step}.")
-            budget.steps = step
+        if not budget.is_spent(step):
+            stop_early(job, recorder, step, state)
 
     return [
         Action(saver.save, saver.due, at_stop=True),
