@@ -109,7 +109,7 @@ def test_what_was_begun_is_no_cache_and_is_gone_on_from(registered, tmp_path):
         caching.complete(task, str(folder), BYTES)
     assert not caching.is_complete(str(folder), "begun", BYTES)
     config = DataConfig("begun", {"inputs": 8, "targets": 8}, 4, BYTES, use_cached=True, cache_dirs=(str(folder),))
-    with pytest.raises(UserError, match='"begun" is to be read from a cache, and there is none in CACHE_DIRS'):
+    with pytest.raises(UserError, match='"begun" is read from a cache alone, and there is none in SeqIO'):
         SeqioBatches(resolve_tasks(config, "encoder_decoder", 384), config, seed=0)
     for piece in (first, *others):
         caching.write(piece, task, str(folder))

@@ -97,8 +97,9 @@ def _with_cache(task: seqio.Task, config: DataConfig) -> seqio.Task:
     if found is None:
         folders = ", ".join([*config.cache_dirs, *seqio.utils.get_global_cache_dirs()]) or "none is set"
         raise UserError(
-            f'The task "{task.name}" is to be read from a cache, and there is none in CACHE_DIRS ({folders}). Write one with '
-            "t5x_lab cache or seqio_cache_tasks, and name the folder of all caches with --gin.CACHE_DIRS='[\"FOLDER\"]'."
+            f'The task "{task.name}" is read from a cache alone, and there is none in SeqIO\'s cache directories ({folders}). '
+            "Write one with t5x_lab cache or seqio_cache_tasks, and name the folder of all caches with "
+            "--gin.CACHE_DIRS='[\"FOLDER\"]'."
         )
     return found
 
