@@ -6,7 +6,6 @@ whole, and `COMPLETED`, which makes a folder a cache, comes last: what a crash l
 
 import copy
 import dataclasses
-import json
 import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,8 +17,9 @@ import tensorflow as tf
 from etils import epath
 
 from t5x_lab.config.errors import UserError
+from t5x_lab.config.json_files import read_json, write_json
 from t5x_lab.data.config import Vocabulary
-from t5x_lab.data.sources import TOGETHER, DocumentFiles, longest_records, sizes_of
+from t5x_lab.data.sources import TOGETHER, DocumentFiles, longest_records, of_file, sizes_of
 
 COMPLETED = "COMPLETED"
 MANIFEST = "t5x_lab.json"  # beside SeqIO's own files: what the source was like
@@ -67,13 +67,9 @@ def pieces_of(task: seqio.Task) -> list[Piece]:
     return [
         Piece(task.name, split, index, number)
         for split in sorted(task.splits)
-        if (number := len(_shards(task.source, split)))
+        if (number := len(task.source.list_shards(split)))
         for index in range(number)
     ]
-
-
-def _shards(source: seqio.DataSource, split: str) -> Sequence[str]:
-    return source.list_shards(split)
 
 
 def write(piece: Piece, task: seqio.Task, cache: str, seed: int = 0) -> None:
@@ -99,15 +95,13 @@ def write(piece: Piece, task: seqio.Task, cache: str, seed: int = 0) -> None:
             counts.add(example)
             writer.write(seqio.dict_to_tfexample(example).SerializeToString(deterministic=True))
     unfinished.replace(folder / piece.file)
-    _write_json(note, {"stats": counts.stats, "features": _features(examples.element_spec)})
+    write_json(note, {"stats": counts.stats, "features": _features(examples.element_spec)})
 
 
 def _shard_of(source: seqio.DataSource, split: str, index: int, number: int, seed: int) -> tf.data.Dataset:
     source = getattr(source, "source", source)  # one that is opened when it is read
     if isinstance(source, seqio.FileDataSource):
-        one = copy.copy(source)
-        one._split_to_filepattern = {split: [source.list_shards(split)[index]]}
-        return one.get_dataset(split=split, shuffle=False, seed=seed)
+        return of_file(source, split, source.list_shards(split)[index]).get_dataset(split=split, shuffle=False, seed=seed)
     part = seqio.ShardInfo(index=index, num_shards=number) if number > 1 else None
     return source.get_dataset(split=split, shuffle=False, seed=seed, shard_info=part)
 
@@ -145,16 +139,16 @@ def complete(task: seqio.Task, cache: str, vocabulary: Vocabulary) -> dict[str, 
     """
     folder, splits, examples = folder_of(cache, task.name), {}, {}
     for split, pieces in _by_split(pieces_of(task)):
-        notes = [_read_json(folder / _PARTS / f"{piece.file}.json") for piece in pieces]
+        notes = [read_json(folder / _PARTS / f"{piece.file}.json") for piece in pieces]
         if None in notes:
             missing = next(piece.file for piece, note in zip(pieces, notes, strict=True) if note is None)
             raise UserError(f'{folder / missing} of task "{task.name}" is not written. Run the same command again.')
         info = {"num_shards": len(pieces), "features": notes[0]["features"], "seqio_version": seqio.__version__}
-        _write_json(epath.Path(seqio.get_cached_info_path(str(folder), split)), info)
+        write_json(epath.Path(seqio.get_cached_info_path(str(folder), split)), info)
         stats = _added([note["stats"] for note in notes])
-        _write_json(epath.Path(seqio.get_cached_stats_path(str(folder), split)), stats)
+        write_json(epath.Path(seqio.get_cached_stats_path(str(folder), split)), stats)
         splits[split], examples[split] = _how_it_is_read(task.source, split), stats["examples"]
-    _write_json(folder / MANIFEST, {"vocabulary": str(vocabulary), "splits": splits})
+    write_json(folder / MANIFEST, {"vocabulary": str(vocabulary), "splits": splits})
     (folder / COMPLETED).write_text("")
     (folder / _PARTS).rmtree()
     return examples
@@ -178,10 +172,11 @@ def _how_it_is_read(source: seqio.DataSource, split: str) -> dict[str, Any]:
     if not isinstance(source, seqio.FileDataSource):
         return {}
     files = source.list_shards(split)
+    sizes = sizes_of(files)
     together = TOGETHER if isinstance(source, DocumentFiles) else 1
     return {
-        "sizes": sizes_of(files),
-        "longest": longest_records(source._reader, files, sizes_of(files)),
+        "sizes": sizes,
+        "longest": longest_records(source._reader, files, sizes),
         "cycle_length": source._cycle_length,
         "block_length": source._block_length * together,
         "file_shuffle_buffer_size": source._file_shuffle_buffer_size,
@@ -209,7 +204,7 @@ def cached_source(task: seqio.Task, split: str, vocabulary: Vocabulary) -> seqio
         raise UserError(f'The cache of task "{task.name}", {folder}, has no split "{split}". Cache it anew with that split.')
     check_vocabulary(folder, task.name, vocabulary)
     source = task._get_cached_source(split)
-    manifest = _read_json(folder / MANIFEST)
+    manifest = read_json(folder / MANIFEST)
     if manifest is None:
         _check_tokens(source, split, task, folder)
         return source
@@ -223,7 +218,7 @@ def cached_source(task: seqio.Task, split: str, vocabulary: Vocabulary) -> seqio
 
 def check_vocabulary(folder: epath.Path, task: str, vocabulary: Vocabulary) -> None:
     """Raises a `UserError` where a cache of ours is of another vocabulary than the run's."""
-    found = (_read_json(folder / MANIFEST) or {}).get("vocabulary", str(vocabulary))
+    found = (read_json(folder / MANIFEST) or {}).get("vocabulary", str(vocabulary))
     if found != str(vocabulary):
         raise UserError(
             f'The cache of task "{task}", {folder}, holds the ids of {found}; the run\'s VOCABULARY is {vocabulary}. The same '
@@ -244,16 +239,3 @@ def _check_tokens(source: seqio.FileDataSource, split: str, task: seqio.Task, fo
                     f'The cache of task "{task.name}", {folder}, was made with another vocabulary: its first "{name}" is not '
                     f"what {feature.vocabulary} makes of its text. Cache the task anew, in another folder."
                 )
-
-
-def _read_json(path: epath.Path) -> Any:
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
-
-
-def _write_json(path: epath.Path, value: Any) -> None:
-    unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    unfinished.write_text(json.dumps(value))
-    unfinished.replace(path)

@@ -1,7 +1,6 @@
 """Which task, file and record a pipeline failed on: looked for when it has failed, so that reading costs nothing more."""
 
 import contextlib
-import copy
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +14,7 @@ from t5x_lab.data.config import DataConfig
 from t5x_lab.data.many import one_after_the_other
 from t5x_lab.data.mixture import Part
 from t5x_lab.data.reading import preprocessed, source_of
+from t5x_lab.data.sources import of_file
 from t5x_lab.observe.console import say
 
 SECONDS = 120  # that a record is looked for
@@ -67,9 +67,7 @@ def _by_file(source: seqio.DataSource, split: str) -> Iterator[tuple[str | None,
         yield None, source
         return
     for file in source.list_shards(split):
-        one = copy.copy(source)
-        one._split_to_filepattern = {split: [file]}
-        yield file, one
+        yield file, of_file(source, split, file)
 
 
 def _first_failure(

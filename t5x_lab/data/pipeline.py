@@ -22,7 +22,7 @@ from t5x_lab.data.feature_converters import FeatureConverter
 from t5x_lab.data.files_read import changes, files_of
 from t5x_lab.data.many import Shard, of_shards
 from t5x_lab.data.mixture import Part, WeightedTasks, resolve
-from t5x_lab.data.reading import MANY, as_it_is_read, seed_of, shard_of_task
+from t5x_lab.data.reading import MANY, in_order, seed_of, shard_of_task
 from t5x_lab.data.sources import is_counted_by_reading
 from t5x_lab.data.vocabularies import build_vocabulary
 from t5x_lab.observe.console import say
@@ -378,11 +378,7 @@ class EvalBatches:
 
     def _dataset(self) -> tf.data.Dataset:
         part, tasks, config = self._part, self._tasks, self._config
-        task, use_cached = as_it_is_read(part.task, config)
-        dataset = task.get_dataset(
-            part.sequence_length, split=self.split, shuffle=False, seed=0, num_epochs=1, use_cached=use_cached,
-            trim_output_features=not part.is_text,
-        )  # fmt: skip
+        dataset = in_order(part, config, self.split, trim=not part.is_text)
         dataset = dataset if self._num_examples is None else dataset.take(self._num_examples)
         features = features_of([part], tasks.architecture, config)
         examples = with_features(dataset, part, None, features, tasks.architecture)

@@ -104,6 +104,14 @@ def _with_cache(task: seqio.Task, config: DataConfig) -> seqio.Task:
     return found
 
 
+def in_order(part: Part, config: DataConfig, split: str, trim: bool = False) -> tf.data.Dataset:
+    """All examples of a split, once, in the order of the files; `trim` cuts them to their lengths."""
+    task, use_cached = as_it_is_read(part.task, config)
+    return task.get_dataset(
+        part.sequence_length, split, use_cached=use_cached, shuffle=False, seed=0, num_epochs=1, trim_output_features=trim
+    )
+
+
 def as_it_is_read(task: seqio.Task, config: DataConfig) -> tuple[seqio.Task, bool]:
     """The task whose `get_dataset` reads what a training reads, and whether that is a cache (its `use_cached`)."""
     if not _is_cached(task, config):

@@ -5,6 +5,7 @@ No Python generators: the state of a tf.data iterator over one cannot be saved, 
 
 import bisect
 import concurrent.futures
+import copy
 import functools
 import io
 import itertools
@@ -114,6 +115,13 @@ counted: dict[str, int] = {}  # documents by what tells their files apart; a run
 def is_counted_by_reading(source: seqio.DataSource) -> bool:
     """Whether asking for the number of its examples may take long."""
     return isinstance(getattr(source, "source", source), DocumentFiles)
+
+
+def of_file(source: seqio.FileDataSource, split: str, file: str) -> seqio.FileDataSource:
+    """The same source with one of its files."""
+    one = copy.copy(source)
+    one._split_to_filepattern = {split: [file]}
+    return one
 
 
 def sizes_of(files: Sequence[str]) -> list[int | None]:

@@ -16,7 +16,7 @@ from etils import epath
 from t5x_lab.config.errors import UserError
 from t5x_lab.data.config import DataConfig
 from t5x_lab.data.cutting import cut_right
-from t5x_lab.data.reading import as_it_is_read
+from t5x_lab.data.reading import in_order
 from t5x_lab.evaluation.rank import Question, question_of
 
 MODES = {"predict": ("inputs",), "score": ("inputs", "targets"), "rank": ("inputs",)}
@@ -164,17 +164,8 @@ def task_examples(
 
 
 def _examples_of_part(tasks, part, split: str, data: DataConfig, cut_to: Callable) -> Iterator[Example]:
-    task, use_cached = as_it_is_read(part.task, data)
-    found = task.get_dataset(
-        part.sequence_length,
-        split=split,
-        shuffle=False,
-        seed=0,
-        num_epochs=1,
-        use_cached=use_cached,
-        trim_output_features=False,
-    )
-    for number, example in enumerate(found.as_numpy_iterator()):
+    task = part.task
+    for number, example in enumerate(in_order(part, data, split).as_numpy_iterator()):
         where = f'task "{task.name}", {split}, example {number}'
         ids = {name: example[name].tolist() for name in task.output_features if name in example}
         texts = {name: text_of(example, name, tasks.vocabulary) for name in ("inputs", "targets") if name in ids}

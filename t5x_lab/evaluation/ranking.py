@@ -5,7 +5,6 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import jax
 import seqio
 import tensorflow as tf
 
@@ -13,7 +12,7 @@ from t5x_lab.config.errors import UserError
 from t5x_lab.data.config import DataConfig
 from t5x_lab.data.failures import naming_what_fails
 from t5x_lab.data.mixture import Part, WeightedTasks
-from t5x_lab.data.reading import as_it_is_read
+from t5x_lab.data.reading import in_order
 from t5x_lab.evaluation import rank
 from t5x_lab.evaluation.config import Measured, RankingEvaluation
 from t5x_lab.evaluation.examples import Example, text_of
@@ -54,18 +53,9 @@ class RankedTasks:
         lines: dict[str, list] = {}
         asked: list[Question] = []
         answered: list[Answer] = []
-        for part in self._found.parts:
+        read = lambda part: self._read(part, model)
+        for part, (rows, questions) in self._found.read_each(read, failures, "nothing is ranked"):
             name = part.task.name
-            try:
-                rows, questions = self._read(part, model)
-            except UserError as error:
-                if jax.process_count() > 1:
-                    raise  # the others may have read it, and would wait
-                failures[name] = error.sentence
-                continue
-            if not questions:
-                say(f'The {self._found.data.eval_split} split of task "{name}" is empty; nothing is ranked.')
-                continue
             found = rank.answers(model, questions, batch_size=self._how.batch_size)
             metrics[name] = rank.accuracies(questions, found)
             asked, answered = [*asked, *questions], [*answered, *found]
@@ -119,15 +109,11 @@ def rows_of(part: Part, split: str, data: DataConfig) -> tf.data.Dataset:
     Raises:
       UserError: when its preprocessors do not make them.
     """
-    task, use_cached = as_it_is_read(part.task, data)
-    found = task.get_dataset(
-        part.sequence_length, split=split, shuffle=False, seed=0, num_epochs=1, use_cached=use_cached,
-        trim_output_features=False,
-    )  # fmt: skip
+    found = in_order(part, data, split)
     missing = [name for name in _NEEDED if name not in found.element_spec]
     if missing:
         raise UserError(
-            f'The task "{task.name}" makes no "{missing[0]}", so its choices cannot be ranked; it makes '
+            f'The task "{part.task.name}" makes no "{missing[0]}", so its choices cannot be ranked; it makes '
             f"{', '.join(found.element_spec)}. Prepare it with t5.data.preprocessors.rank_classification."
         )
     return found

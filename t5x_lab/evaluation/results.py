@@ -3,14 +3,15 @@
 Numbers of different settings are never in one folder: where evals/<name> holds those of others, <name>_2 is taken, and so on.
 """
 
+import itertools
 import json
 import math
-import uuid
 from collections.abc import Mapping
 from typing import Any
 
 from etils import epath
 
+from t5x_lab.config.json_files import read_json, write_json
 from t5x_lab.evaluation.config import Measured
 
 FOLDER = "evals"
@@ -24,7 +25,6 @@ class ResultFiles:
       model_dir: the run's directory.
       name: of the evaluation.
       settings: what its numbers depend on beside the step; texts by name.
-
     """
 
     def __init__(self, model_dir: str, name: str, settings: Mapping[str, Any]):
@@ -34,15 +34,16 @@ class ResultFiles:
     @property
     def folder(self) -> epath.Path:
         """Where they lie; looked up anew each time, since another process may have begun one."""
-        number = 1
-        while (found := _read(self._root / _numbered(self._name, number) / _SETTINGS)) is not None and found != self._settings:
-            number += 1
-        return self._root / _numbered(self._name, number)
+        for number in itertools.count(1):
+            folder = self._root / _numbered(self._name, number)
+            if read_json(folder / _SETTINGS) in (None, self._settings):
+                return folder
+        raise AssertionError("there is always another number")
 
     @property
     def moved_from(self) -> str:
         """What differs from the settings of the folder <name>, where that was taken; else ""."""
-        if self.folder.name == self._name or not (there := _read(self._root / self._name / _SETTINGS)):
+        if self.folder.name == self._name or not (there := read_json(self._root / self._name / _SETTINGS)):
             return ""
         differ = [key for key in {**there, **self._settings} if there.get(key) != self._settings.get(key)]
         return ", ".join(f"{key} {there.get(key)} there, {self._settings.get(key)} here" for key in differ)
@@ -63,8 +64,8 @@ class ResultFiles:
         folder = self.folder
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / _SETTINGS).exists():
-            _write(folder / _SETTINGS, self._settings)
-        _write(folder / f"{step}.json", found)
+            write_json(folder / _SETTINGS, self._settings, indent=1)
+        write_json(folder / f"{step}.json", found, indent=1)
 
     def has(self, step: int) -> bool:
         return (self.folder / f"{step}.json").exists()
@@ -79,7 +80,7 @@ class ResultFiles:
     def metric(self, step: int, name: str) -> float:
         """The number "<task>/<metric>" of a step; not a number where it was not measured."""
         task, _, metric = name.partition("/")
-        found = (_read(self.folder / f"{step}.json") or {}).get("results", {}).get(task, {}).get(metric)
+        found = (read_json(self.folder / f"{step}.json") or {}).get("results", {}).get(task, {}).get(metric)
         return math.nan if found is None else found
 
 
@@ -101,17 +102,3 @@ def text_of(media: Any) -> str:
 
 def _numbered(name: str, number: int) -> str:
     return name if number == 1 else f"{name}_{number}"
-
-
-def _read(path: epath.Path) -> Any:
-    """The JSON of a file; None where it is not there, or not whole."""
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
-
-
-def _write(path: epath.Path, value: Any) -> None:
-    unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}")  # another process may write the same results
-    unfinished.write_text(json.dumps(value, indent=1, ensure_ascii=False))
-    unfinished.replace(path)

@@ -6,7 +6,6 @@ import numbers
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-import jax
 import numpy as np
 import seqio
 
@@ -71,18 +70,8 @@ class TaskMetrics:
         media: dict[str, dict] = {}
         lines: dict[str, list] = {}
         failures: dict[str, str] = {}
-        for part in self._found.parts:
+        for part, (evaluator, examples) in self._found.read_each(self._examples, failures, "its metrics are not measured"):
             name = part.task.name
-            try:
-                evaluator, examples = self._examples(part)
-            except UserError as error:
-                if jax.process_count() > 1:
-                    raise  # the others may have read it, and would wait
-                failures[name] = error.sentence
-                continue
-            if not examples:
-                say(f'The {self._found.data.eval_split} split of task "{name}" is empty; its metrics are not measured.')
-                continue
             # What devices do is done outside of `try`: where that fails, all processes end together.
             outputs = _Outputs(model, examples, part.sequence_length, self._how)
             outputs.make({metric.model_output_type for metric in part.task.metric_objs})

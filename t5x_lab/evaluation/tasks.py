@@ -5,6 +5,8 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
+
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.user_code import told
 from t5x_lab.data.config import DataConfig, by_name
@@ -48,6 +50,25 @@ class EvaluatedTasks:
             say(f"{sentence}; it is not evaluated.")
         return dataclasses.replace(self, parts=parts)
 
+    def read_each(
+        self, read: Callable[[Part], tuple], failures: dict[str, str], unmeasured: str
+    ) -> Iterator[tuple[Part, tuple]]:
+        """The parts, with what `read` gives of each. Why one cannot be read goes into `failures`; of one whose last entry is
+        empty this is said, and what is `unmeasured` for it."""
+        for part in self.parts:
+            name = part.task.name
+            try:
+                found = read(part)
+            except UserError as error:
+                if jax.process_count() > 1:
+                    raise  # the others may have read it, and would wait
+                failures[name] = error.sentence
+                continue
+            if found[-1]:
+                yield part, found
+            else:
+                say(f'The {self.data.eval_split} split of task "{name}" is empty; {unmeasured}.')
+
     def settings(self, how: TaskEvaluation) -> dict[str, str]:
         """What numbers of the evaluation depend on, beside the weights' step."""
         fields = (field.name for field in dataclasses.fields(how) if field.name not in _NOT_MEASURED)
@@ -88,7 +109,11 @@ def evaluated_tasks(how: TaskEvaluation, model: Any, batch_size: int | None = No
         )
         if how.task and says_its_objective(how.task, data):
             data = dataclasses.replace(data, objective=None)
-        tasks = resolve_tasks(data, network.architecture, network.vocab_size)
+        # Hundreds of tasks take a while, and several evaluations are on the same ones.
+        key = str((data.mixture_or_task_name, data.task_feature_lengths, data.objective))
+        if key not in model.resolved:
+            model.resolved[key] = resolve_tasks(data, network.architecture, network.vocab_size)
+        tasks = model.resolved[key]
     asked_for = bool(how.task or how.split)
     found = EvaluatedTasks(how.name, tasks, list(tasks.parts), data, asked_for)
     splits = sorted({split for part in tasks.parts for split in part.task.splits})

@@ -110,6 +110,7 @@ class Run:
         self.config, self.params, self.step = config, params, step
         self._sharded, self._model = sharded, sharded.model
         self._made: list[Inference] = []  # once for this model with whatever parameters
+        self.resolved: dict[str, Any] = {}  # tasks that evaluations are on, by what names them
         self.num_parameters = sharded.model.num_parameters
         self.mesh = sharded.mesh
 
