@@ -169,6 +169,19 @@ def test_of_a_long_remote_run_only_what_is_new_is_copied(monkeypatch):
     assert [line["step"] for line in read_metrics("run")] == list(range(1, 250))
 
 
+def test_what_is_not_whole_yet_is_not_copied(monkeypatch):
+    """A piece of metrics has another name until then, and its file may vanish while the copying thread looks."""
+    real = epath.Path
+    monkeypatch.setattr(metrics_module.epath, "Path", lambda path: real(str(path).replace("gs://bucket", "run")))
+    real("run").mkdir(exist_ok=True)
+    folder = metrics_module.Folder("gs://bucket")
+    (folder.local / "metrics.jsonl").write_text("{}\n")
+    with monkeypatch.context() as here:
+        here.setattr(type(real(".")), "iterdir", lambda self: iter([self / "metrics.1.jsonl.new", self / "metrics.jsonl"]))
+        folder.copy(seconds=0.0)
+    assert [file.name for file in real("run").iterdir()] == ["metrics.jsonl"]
+
+
 def test_metrics_outlast_an_outage_that_is_over_when_the_run_ends(monkeypatch):
     real, copy, down = epath.Path, type(epath.Path(".")).copy, []
     monkeypatch.setattr(metrics_module.epath, "Path", lambda path: real(str(path).replace("gs://bucket", "run")))

@@ -16,6 +16,7 @@ from t5x_lab.observe.console import say
 from t5x_lab.training.hooks import RunStart
 
 PIECE_BYTES = 1 << 20  # of a file of a remote run, before the next one is begun
+_UNFINISHED = ".new"  # the end of a file's name until it is whole
 
 
 class Folder:
@@ -68,6 +69,8 @@ class Folder:
         assert self.remote
         try:
             for file in sorted(self.local.iterdir()):
+                if file.name.endswith(_UNFINISHED):
+                    continue  # it may be gone at any moment
                 size = file.stat().length
                 if self._sizes.get(file.name) != size:
                     file.copy(self.remote / file.name, overwrite=True)
@@ -106,7 +109,7 @@ class JsonLines:
         """Goes on in the piece of that number, which has these lines."""
         assert self._folder
         path = self._folder.local / _piece(number)
-        kept = path.with_name(f"{path.name}.new")
+        kept = path.with_name(f"{path.name}{_UNFINISHED}")
         try:
             kept.write_text("".join(json.dumps(line) + "\n" for line in lines))
             kept.replace(path)  # at once, so that no moment is without the lines
