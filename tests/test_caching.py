@@ -1,48 +1,107 @@
 """Tasks prepared ahead: a training on a cache is the training without it, whoever made the cache and however often it was killed."""
 
+import copy
+import functools
 import json
 import pathlib
+import shutil
 import sys
 
 import commands
 import numpy as np
 import pytest
 import seqio
+import tensorflow as tf
+import tensorflow_datasets as tfds
 from known_task import write_task
 
 from t5x_lab.config.errors import UserError
-from t5x_lab.data import caching, sources
-from t5x_lab.data.config import ByteVocabulary, DataConfig
+from t5x_lab.data import caches, caching, reading, sources
+from t5x_lab.data.config import ByteVocabulary, DataConfig, Mixing
 from t5x_lab.data.pipeline import EvalBatches, SeqioBatches, resolve_tasks
 
 BYTES = ByteVocabulary()
 
 
-def text_of(name, files, steps=()):
-    return seqio.Task(
+def task_of(name, source, steps=(), make=seqio.Task):
+    return make(
         name,
-        seqio.TextLineDataSource({"train": files, "validation": files[:1]}),
+        source,
         preprocessors=[
-            lambda data: data.map(lambda line: {"inputs": line, "targets": line}),
+            lambda data: data.map(lambda line: {name: line["text"] if isinstance(line, dict) else line for name in BOTH}),
             seqio.preprocessors.tokenize,
             *steps,
             seqio.CacheDatasetPlaceholder(),
             seqio.preprocessors.append_eos,
         ],
-        output_features={name: seqio.Feature(seqio.ByteVocabulary(100)) for name in ("inputs", "targets")},
+        output_features={name: seqio.Feature(seqio.ByteVocabulary(100)) for name in BOTH},
     )
+
+
+BOTH = ("inputs", "targets")
+
+
+def lines_of(folder, name, sizes):
+    """Texts of so many lines each."""
+    files = [folder / f"{name}{number}.txt" for number in range(len(sizes))]
+    for number, (file, lines) in enumerate(zip(files, sizes, strict=True)):
+        file.write_text("".join(f"{name} {number} {line}\n" for line in range(lines)))
+    return [str(file) for file in files]
+
+
+def of_lines(folder, name, sizes):
+    files = lines_of(folder, name, sizes)
+    return seqio.TextLineDataSource({"train": files, "validation": files[:1]})
+
+
+def of_documents(folder, name, sizes):
+    files = lines_of(folder, name, sizes)
+    return sources.document_files({"train": files, "validation": files[:1]}, lines_per_document=1)
+
+
+def of_tfds(folder, name, sizes, split="train"):
+    """A data set of TFDS's, prepared in files of so many examples."""
+    features = tfds.features.FeaturesDict({"text": tfds.features.Text()})
+    data_dir, folder = folder, folder / name / "1.0.0"
+    folder.mkdir(parents=True)
+    template = tfds.core.ShardedFileTemplate(data_dir=str(folder), dataset_name=name, split="train", filetype_suffix="tfrecord")
+    for number, (file, count) in enumerate(zip(template.sharded_filepaths(len(sizes)), sizes, strict=True)):
+        with tf.io.TFRecordWriter(str(file)) as writer:
+            for line in range(count):
+                writer.write(seqio.dict_to_tfexample({"text": f"{name} {number} {line}"}).SerializeToString())
+    infos = [tfds.core.SplitInfo(name="train", shard_lengths=list(sizes), num_bytes=1, filename_template=template)]
+    tfds.folder_dataset.write_metadata(
+        data_dir=str(folder), features=features, split_infos=infos, filename_template=None, check_data=False
+    )
+    info = json.loads((folder / "dataset_info.json").read_text())
+    (folder / "dataset_info.json").write_text(json.dumps({**info, "name": name, "version": "1.0.0"}))
+    splits = {"train": split, "validation": f"train[:{sizes[0]}]"}
+    return seqio.TfdsDataSource(f"{name}:1.0.0", str(data_dir), splits=splits)
+
+
+def of_function(folder, name, sizes):
+    def read(split, shuffle_files, seed=None):
+        return tf.data.Dataset.range(sum(sizes)).map(lambda i: tf.strings.join([name, tf.strings.as_string(i)]))
+
+    return seqio.FunctionDataSource(read, splits=["train", "validation"])
+
+
+KINDS = {
+    "lines": of_lines,
+    "documents": of_documents,
+    "tfds": of_tfds,
+    "tfds of two ranges": functools.partial(of_tfds, split="train[:30%]+train[45%:81%]"),
+    "function": of_function,
+}
 
 
 @pytest.fixture
 def registered(tmp_path, monkeypatch):
-    """Registers tasks over files of so many lines, and forgets them."""
+    """Registers tasks over a source of so many lines in each file, and forgets them."""
     names = []
 
-    def register(name, sizes, steps=()):
-        files = [tmp_path / f"{name}{number}.txt" for number in range(len(sizes))]
-        for number, (file, lines) in enumerate(zip(files, sizes, strict=True)):
-            file.write_text("".join(f"{name} {number} {line}\n" for line in range(lines)))
-        task = text_of(name, list(map(str, files)), steps)
+    def register(name, sizes, steps=(), of=of_lines, make=seqio.Task):
+        task = task_of(name, of(tmp_path, name, sizes), steps, make)
         seqio.TaskRegistry.add_provider(name, task)
         names.append(name)
         return task
@@ -90,41 +149,111 @@ def test_a_training_on_a_cache_is_the_training_without_it(sizes, shards, registe
         seqio.MixtureRegistry.remove("first_and_second")
 
 
+class ReadInItsOwnWay(seqio.Task):
+    def get_dataset(self, *args, **kwargs):
+        return super().get_dataset(*args, **kwargs).filter(lambda example: tf.size(example["targets"]) % 2 == 0)
+
+
 @pytest.mark.slow
-def test_shares_of_large_files_are_those_of_the_text(registered, tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "LARGE", 1)
-    cached(registered("large", (3_000, 40, 2_000)), tmp_path / "caches")
-    on_the_fly = batches("large", shards=4, number=8)
-    assert_equal(batches("large", shards=4, number=8, use_cached=True, cache_dirs=(str(tmp_path / "caches"),)), on_the_fly)
+@pytest.mark.parametrize(
+    "kind, sizes, shards, large",
+    [
+        ("lines", (3_000, 40, 2_000), 2, True),
+        ("documents", (3_000, 40, 2_000), 2, True),
+        ("documents", (400, 410, 150, 900), 2, False),
+        ("documents", (12, 12, 12, 12), 2, False),
+        ("tfds", (250, 250, 250, 250), 2, False),
+        ("tfds", (400, 90, 310), 2, False),
+        ("tfds", (400, 90, 310), 2, True),
+        ("tfds of two ranges", (400, 90, 310), 4, False),
+        ("function", (900,), 2, False),
+        ("lines", (300, 290), "own", False),
+        ("lines", (300, 290, 301), "many", False),
+        ("tfds", (400, 90, 310), "many", False),
+    ],
+)
+def test_every_source_is_read_as_it_would_be_without_a_cache(kind, sizes, shards, large, registered, tmp_path, monkeypatch):
+    """Large files are shared by bytes; a class of one's own and the graph of many tasks read caches too."""
+    if large:
+        monkeypatch.setattr(sources, "LARGE", 1)
+    if shards == "many":
+        monkeypatch.setattr(reading, "MANY", 0)
+    make = ReadInItsOwnWay if shards == "own" else seqio.Task
+    cached(registered("text", sizes, of=KINDS[kind], make=make), tmp_path / "caches")
+    shards = shards if isinstance(shards, int) else 2
+    on_the_fly = batches("text", shards=shards, number=8)
+    assert_equal(batches("text", shards=shards, number=8, use_cached=True, cache_dirs=(str(tmp_path / "caches"),)), on_the_fly)
+    assert len({row.tobytes() for batch in on_the_fly for row in batch["encoder_input_tokens"]}) > 20
+
+
+@pytest.mark.slow
+def test_a_cache_needs_nothing_of_what_it_was_made_of(registered, tmp_path):
+    """Also where rates are computed from numbers of examples, in a mixture of mixtures."""
+    of = {"lines": of_lines, "set": of_tfds}
+    for name, sizes in {"lines": (300, 200), "set": (90, 310)}.items():
+        cached(registered(name, sizes, of=of[name]), tmp_path / "caches")
+    rate = functools.partial(seqio.mixing_rate_num_examples, maximum=450)
+    seqio.MixtureRegistry.add("inner", [(name, rate) for name in of])
+    seqio.MixtureRegistry.add("outer", [("inner", 1.0), ("lines", 0.5)])
+    options = dict(shards=2, use_cached=True, cache_dirs=(str(tmp_path / "caches"),))
+    try:
+        with_originals = batches("outer", **options)
+        by_examples = batches("inner", mixing=Mixing(), **options)
+        for path in tmp_path.glob("lines*.txt"):
+            path.unlink()
+        shutil.rmtree(tmp_path / "set")
+        seqio.utils.LazyTfdsLoader._MEMOIZED_BUILDERS.clear()
+        assert_equal(batches("outer", **options), with_originals)
+        assert_equal(batches("inner", mixing=Mixing(), **options), by_examples)
+    finally:
+        for name in ("outer", "inner"):
+            seqio.MixtureRegistry.remove(name)
+
+
+def test_examples_are_written_as_seqio_writes_them():
+    examples = tf.data.Dataset.from_tensors(
+        {
+            "text": b"nul\0", "many": tf.constant(["a\0", "", "\xff"]), "ids": tf.constant([3, -1], tf.int32),
+            "table": tf.constant([[1, 2], [3, 4]], tf.int64), "number": tf.constant(7, tf.int64),
+            "weights": tf.constant([0.5, 1e-7]), "half": tf.constant([0.1], tf.bfloat16), "wide": tf.constant(0.1, tf.float64),
+            "none": tf.zeros([0], tf.int32), "ragged": tf.ragged.constant([[[1], []], [[2, 3]]]),
+        }
+    )  # fmt: skip
+    (example,) = examples
+    (ours,) = examples.map(caching._flat).as_numpy_iterator()
+    theirs = seqio.dict_to_tfexample(example).SerializeToString(deterministic=True)
+    assert caching._serialized(ours) == theirs
+    truth = tf.train.Example.FromString(caching._serialized({"truth": np.array([True, False])}))  # which SeqIO fails at
+    assert truth.features.feature["truth"].int64_list.value == [1, 0]
 
 
 def test_what_was_begun_is_no_cache_and_is_gone_on_from(registered, tmp_path):
     task, folder = registered("begun", (30, 20, 10)), tmp_path / "caches"
     first, *others = caching.pieces_of(task)
     caching.write(first, task, str(folder))
-    written = caching.folder_of(str(folder), "begun") / first.file
+    written = caches.folder_of(str(folder), "begun") / first.file
     before = written.stat().mtime, written.read_bytes()
     (written.parent / "parts" / f"{others[0].file}.0123").write_bytes(b"half")
     with pytest.raises(UserError, match="is not written. Run the same command again."):
         caching.complete(task, str(folder), BYTES)
-    assert not caching.is_complete(str(folder), "begun", BYTES)
+    assert not caches.is_complete(str(folder), "begun", BYTES)
     config = DataConfig("begun", {"inputs": 8, "targets": 8}, 4, BYTES, use_cached=True, cache_dirs=(str(folder),))
     with pytest.raises(UserError, match='"begun" is read from a cache alone, and there is none in SeqIO'):
         SeqioBatches(resolve_tasks(config, "encoder_decoder", 384), config, seed=0)
     for piece in (first, *others):
         caching.write(piece, task, str(folder))
     assert caching.complete(task, str(folder), BYTES) == {"train": 60, "validation": 30}
-    assert (written.stat().mtime, written.read_bytes()) == before and caching.is_complete(str(folder), "begun", BYTES)
+    assert (written.stat().mtime, written.read_bytes()) == before and caches.is_complete(str(folder), "begun", BYTES)
     stats = json.loads((written.parent / "stats.train.json").read_text())
     lengths = [len(f"begun {number} {line}") for number, lines in enumerate((30, 20, 10)) for line in range(lines)]
     assert stats == {
         "examples": 60, "inputs_tokens": sum(lengths), "inputs_max_tokens": max(lengths),
         "targets_tokens": sum(lengths), "targets_max_tokens": max(lengths),
     }  # fmt: skip
-    seqios = caching.find_cache(task, [str(folder)]).get_dataset(
-        {"inputs": 64, "targets": 64}, use_cached=True, shuffle=False
-    )  # SeqIO itself reads it
-    assert sum(1 for _ in seqios) == 60
+    with caches.known_to_seqio([(task, caches.CacheOfTask(task, config))]):  # SeqIO itself reads it
+        seqios = task.get_dataset({"inputs": 64, "targets": 64}, use_cached=True, shuffle=False)
+        assert sum(1 for _ in seqios) == 60 and task.get_cached_stats("train") == stats
+    assert task.cache_dir is None
 
 
 def test_a_cache_of_another_vocabulary_is_refused(registered, tmp_path):
@@ -135,13 +264,12 @@ def test_a_cache_of_another_vocabulary_is_refused(registered, tmp_path):
     with pytest.raises(UserError, match=r"holds the ids of ByteVocabulary\(extra_ids=100\); the run's VOCABULARY"):
         SeqioBatches(resolve_tasks(config, "encoder_decoder", 384), config, seed=0)
     with pytest.raises(UserError, match="holds the ids of"):
-        caching.is_complete(str(folder), "bytes", other)
-    (caching.folder_of(str(folder), "bytes") / caching.MANIFEST).unlink()  # as SeqIO's own have none
-    task = seqio.TaskRegistry.get("bytes")
-    task = caching.find_cache(task, [str(folder)])
+        caches.is_complete(str(folder), "bytes", other)
+    (caches.folder_of(str(folder), "bytes") / caches.MANIFEST).unlink()  # as SeqIO's own have none
+    task = copy.copy(seqio.TaskRegistry.get("bytes"))
     task._output_features = {n: seqio.Feature(_Shifted(100)) for n in ("inputs", "targets")}
     with pytest.raises(UserError, match='was made with another vocabulary: its first "inputs"'):
-        caching.cached_source(task, "train", BYTES)
+        caches.CacheOfTask(task, config).of("train")
 
 
 class _Shifted(seqio.ByteVocabulary):

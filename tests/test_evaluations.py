@@ -3,8 +3,10 @@
 import json
 import math
 import pathlib
+import shutil
 
 import commands
+import jax
 import numpy as np
 import pytest
 import t5.evaluation.metrics
@@ -17,6 +19,7 @@ from t5x_lab.evaluation import rank
 from t5x_lab.evaluation.config import EarlyStopping, Measured
 from t5x_lab.evaluation.results import ResultFiles
 from t5x_lab.observe.metrics import read_metrics
+from t5x_lab.runs import evaluate
 
 MORE = '''
 import os
@@ -57,6 +60,24 @@ class Shouting:
         return {"all": {"capitals": sum(text.isupper() for (text,) in texts) / len(texts), "step": model.step}}
 
 
+@gin.configurable
+class Followed:
+    """An evaluation that only a process which follows measures, and is killed at once."""
+
+    name, period, weights = "followed", None, "last"
+
+    def prepare(self, model):
+        return self.measure
+
+    def measure(self, model):
+        with open("followed", "a") as log:
+            log.write(f"{model.step}\\n")
+        if model.step == 4 and not os.path.exists("killed_follower"):
+            open("killed_follower", "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {"all": {"step": model.step}}
+
+
 def breaks(targets, predictions):
     raise ZeroDivisionError("no predictions like these")
 
@@ -75,6 +96,8 @@ def again(name, source, metrics):
 again("breaking", None, [breaks])
 again("showing", None, [shows])
 again("trained_alone", seqio.TextLineDataSource({"train": "known.tsv"}), [])
+again("unmeasured", None, [])
+again("moved", seqio.TextLineDataSource({"train": "known.tsv", "validation": "moved.tsv"}), [])
 again("empty", seqio.TextLineDataSource({"train": "known.tsv", "validation": "empty.tsv"}), [known_tasks.exact])
 '''
 
@@ -82,7 +105,7 @@ LIST = """
 import more_tasks
 EVALS = (
     @LossEvaluation(), @speeches/LossEvaluation(), @beams/MetricsEvaluation(), @ranked/RankingEvaluation(), @both/LossEvaluation(),
-    @Shouting(),
+    @Shouting(), @Followed(),
 )
 speeches/LossEvaluation.name = "speeches"
 speeches/LossEvaluation.task = "sotu_prefix_lm"
@@ -129,6 +152,7 @@ def test_a_list_of_evaluations_survives_kills_and_equals_eval(folder):
     assert done.returncode == 0, done.stderr
     whole = files("whole")
     steps = {"eval": [3, 6], "speeches": [2, 4, 6], "beams": [3, 6], "ranked": [1, 4], "both": [0, 3, 6], "shouting": [2, 4, 6]}
+    assert not pathlib.Path("followed").exists()
     assert set(whole) == {f"evals/{n}/{s}.json" for n, of in steps.items() for s in of} | {
         f"evals/{n}/settings.json" for n in steps
     }
@@ -136,14 +160,16 @@ def test_a_list_of_evaluations_survives_kills_and_equals_eval(folder):
     assert json.loads(whole["evals/both/3.json"])["results"]["known_too"]["loss"] == logged["both/known_too", 3]["loss"]
     assert len(pathlib.Path("whole/inference/beams/known-6.jsonl").read_text().splitlines()) == 12
 
-    follow = commands.Command(
-        "eval", "--model_dir=part", "--follow", "--json", log="follow", environment=commands.ON_ONE_DEVICE
-    )
+    follow = lambda: commands.Command("eval", "--model_dir=part", "--follow", "--json", log="follow")
+    following = follow()
     for kill in (3, 5):
         killed = run(*train, "--gin.MODEL_DIR=part", "--gin.HOOKS=(@Killer(),)", f"--gin.Killer.step={kill}")
         assert killed.returncode == -9, killed.stderr
+    assert following.wait() == -9
+    following = follow()
     assert run(*train, "--gin.MODEL_DIR=part").returncode == 0
-    assert follow.wait() == 0
+    assert following.wait() == 0
+    assert pathlib.Path("followed").read_text().split() == ["2", "4", "4", "6"]  # the first 4 was cut short
     part = files("part")
     assert {name: part[name] for name in whole} == whole
     followed = set(json.loads(pathlib.Path("follow").read_text().splitlines()[-1]))
@@ -154,6 +180,29 @@ def test_a_list_of_evaluations_survives_kills_and_equals_eval(folder):
     again = files("whole")
     assert again.keys() >= {name for name in whole if not name.endswith(("/1.json", "/3.json", "/0.json"))}
     assert {name: again[name] for name in whole if name in again} == {name: whole[name] for name in whole if name in again}
+
+
+@pytest.mark.slow
+def test_two_processes_measure_what_one_does(folder):
+    """Losses, metrics of texts that beams write, rankings and one's own; files are written once, by the first."""
+    train = [*RUN, "--gin_file=evals.gin", "--gin.TRAIN_STEPS=4", "--gin.EVAL_PERIOD=4", "--gin.DATA_SHARDS=2"]
+    assert commands.run(*train, "--gin.MODEL_DIR=alone", "--gin.MESH=fsdp=1").returncode == 0
+    two = commands.start_two(*train, "--gin.MODEL_DIR=two", "--gin.MESH=fsdp=2")
+    assert [process.wait() for process in two] == [0, 0], "".join(process.output() for process in two)
+    alone, found = files("alone"), files("two")
+    assert found.keys() == alone.keys() and {name.split("/")[1] for name in found} == {
+        "eval", "speeches", "beams", "ranked", "both", "shouting",
+    }  # fmt: skip
+    for name, text in alone.items():
+        ours, theirs = json.loads(found[name]), json.loads(text)
+        assert ours.keys() == theirs.keys()
+        if "results" in theirs:
+            jax.tree.map(
+                lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-7), ours["results"], theirs["results"]
+            )
+    written = [pathlib.Path(run, "inference/beams/known-4.jsonl").read_text().splitlines() for run in ("alone", "two")]
+    texts = [[{**json.loads(line), "score": None} for line in lines] for lines in written]
+    assert texts[0] == texts[1]
 
 
 @pytest.mark.slow
@@ -182,23 +231,47 @@ def test_best_checkpoints_by_two_evaluations_and_metrics_that_fail_or_are_texts(
     assert found["results"] == {"showing": {"n": 12.0}} and found["texts"]["showing"]["first"].startswith("wrote: ")
     assert "ZeroDivisionError" in json.loads(pathlib.Path("run/evals/bad/5.json").read_text())["failures"]["breaking"]
     assert any(b"texts/showing/lengths" in path.read_bytes() for path in pathlib.Path("run").glob("events.out*"))
-    assert main(["eval", "--model_dir=run"]) == 1
-    assert "Some metrics failed, as was said: bad of step 5." in capsys.readouterr().err
+    assert main(["eval", "--model_dir=run", "--json"]) == 1
+    said = capsys.readouterr()
+    assert "Some metrics failed, as was said: bad of step 5." in said.err
+    assert json.loads(said.out)["5"]["eval/known"]["loss"] == json.loads(pathlib.Path("run/evals/eval/5.json").read_text())["results"]["known"]["loss"]  # fmt: skip
 
 
 @pytest.mark.slow
-def test_a_run_ends_early_and_stays_ended(folder, capsys):
+def test_a_run_ends_early_and_stays_ended(folder, capsys, monkeypatch):
     stopping = ["--gin.EARLY_STOPPING=@EarlyStopping()", "--gin.EarlyStopping.metric=eval/known/accuracy"]
     more = [
         "--gin.EarlyStopping.best_is=highest",
         "--gin.EarlyStopping.patience=2",
         "--gin.LearningRate.base_learning_rate=1e-9",
     ]
+    more += ["--gin.EVALS=(@LossEvaluation(), @rare/LossEvaluation())", "--gin.rare/LossEvaluation.name=rare"]
+    more += ["--gin.rare/LossEvaluation.period=40", "--gin.CHECKPOINT_PERIOD=4"]
     command = [*TRAIN, *stopping, *more, "--gin.MODEL_DIR=run", "--gin.TRAIN_STEPS=50", "--gin.EVAL_PERIOD=2"]
     assert main(command) == 0
     assert "eval/known/accuracy has not been better for 2 evaluations: training ends with step 6." in capsys.readouterr().err
-    assert finished_steps("run") == [6] and json.loads(pathlib.Path("run/END").read_text()) == {"step": 6}
-    assert main(command) == 0 and "Nothing to do" in capsys.readouterr().err and finished_steps("run") == [6]
+    end = pathlib.Path("run/END")
+    assert finished_steps("run") == [4, 6] and json.loads(end.read_text()) == {"step": 6}
+    assert [path.name for path in pathlib.Path("run/evals/rare").glob("[0-9]*")] == ["6.json"]  # as after any last step
+    end.unlink()
+    assert main(command) == 0 and "Nothing to do" in capsys.readouterr().err and finished_steps("run") == [4, 6]
+    assert json.loads(end.read_text()) == {"step": 6}
+
+    shutil.rmtree("run/evals")
+    read, went = evaluate.load_params, []
+
+    def goes_away(found, *args):
+        went.append(found)
+        if len(went) == 1:
+            raise FileNotFoundError("the checkpoint was removed to make room for newer ones")
+        return read(found, *args)
+
+    assert main(["eval", "--model_dir=run", "--follow", "--step=4"]) == 2 and "Leave out --step=4" in capsys.readouterr().err
+    with monkeypatch.context() as here:
+        here.setattr(evaluate, "load_params", goes_away)
+        assert main(["eval", "--model_dir=run", "--follow"]) == 0
+    assert "The checkpoint of step 4 went away while it was read" in capsys.readouterr().err
+    assert [path.name for path in pathlib.Path("run/evals/eval").glob("[0-9]*")] == ["6.json"]
     assert main([*command, "--gin.EarlyStopping.metric=eval/known/accurcy", "--gin.TRAIN_STEPS=8"]) == 0
     assert 'EarlyStopping.metric = "eval/known/accurcy": it was not measured then. Did you mean "eval/known/accuracy"?' in capsys.readouterr().err  # fmt: skip
 
@@ -222,6 +295,7 @@ def test_a_run_ends_early_and_stays_ended(folder, capsys):
         (["EVALS = (@mine/MetricsEvaluation(),)", "mine/MetricsEvaluation.task = 'sotu_prefix_lm'", "mine/MetricsEvaluation.lengths = {'inputs': 20, 'targets': 20}"], "has no metrics (metric_fns or metric_objs)"),
         (["SaveCheckpointConfig.best_metric = 'evl/known/loss'"], 'SaveCheckpointConfig.best_metric is "evl/known/loss", but EVALS has no evaluation "evl". Did you mean "eval"?'),
         (["SaveCheckpointConfig.best_metric = 'loss'"], "it is <name>/<task>/<metric>"),
+        (["EVALS = (@mine/MetricsEvaluation(),)", "mine/MetricsEvaluation.seed = -1"], "MetricsEvaluation.seed is -1"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_an_evaluation_is_said_before_training(folder, capsys, bindings, says):
@@ -232,12 +306,24 @@ def test_what_is_wrong_with_an_evaluation_is_said_before_training(folder, capsys
     assert says in capsys.readouterr().err and not pathlib.Path("run").exists()
 
 
+@pytest.mark.slow
+def test_data_of_an_evaluation_that_are_not_here_are_said_before_training(folder, capsys):
+    more = ["--gin_bindings=import more_tasks", "--gin.EVALS=(@LossEvaluation(),)", "--gin.LossEvaluation.task=moved"]
+    command = [*TRAIN, "--gin.MODEL_DIR=run", "--gin.TRAIN_STEPS=1", *more]
+    says = 'Evaluation "eval": the split "validation" of task "moved" cannot be read: there is no moved.tsv.'
+    assert main([*command, "--dry_run"]) == 0 and f"The data are not checked: {says}" in capsys.readouterr().out
+    assert main(command) == 2 and says in capsys.readouterr().err and not pathlib.Path("run").exists()
+
+
 def test_results_of_other_settings_lie_in_another_folder(tmp_path):
     first = ResultFiles(str(tmp_path), "eval", {"task": "a", "split": "validation"})
     first.write(3, Measured({"a": {"loss": 1.5, "none": math.nan}}))
-    other = ResultFiles(str(tmp_path), "eval", {"task": "b", "split": "validation"})
+    other, third = (ResultFiles(str(tmp_path), "eval", {"task": task, "split": "validation"}) for task in "bc")
+    assert third.folder.name == "eval_2"  # as long as nobody else has begun it
     assert other.folder.name == "eval_2" and other.moved_from == "task a there, b here" and not other.has(3)
     other.write(3, Measured({"b": {"loss": 2.5}}))
+    third.write(3, Measured({"c": {"loss": 3.5}}))
+    assert third.folder.name == "eval_3" and other.folder.name == "eval_2"
     again = ResultFiles(str(tmp_path), "eval", {"task": "a", "split": "validation"})
     assert again.folder.name == "eval" and again.steps() == [3] and again.metric(3, "a/loss") == 1.5
     assert math.isnan(again.metric(3, "a/none")) and math.isnan(again.metric(4, "a/loss")) and again.moved_from == ""
@@ -284,25 +370,72 @@ def test_settings_are_the_same_in_another_process():
     assert settings(8) == settings(16) and "0x" not in str(settings(8)) and "lambda" in settings(8)["decoding"]
 
 
+class Model:
+    """A run without a model."""
+
+    def with_params(self, params, step):
+        self.step = step
+        return self
+
+
+class Own:
+    """An evaluation that gives what a function makes of the step."""
+
+    def __init__(self, measure, name="own"):
+        self.name, self._measure = name, measure
+
+    def prepare(self, model):
+        return lambda model: self._measure(model.step)
+
+
+def measured(evals, folder, *steps):
+    made = evaluate.Evaluations(evals, Model(), str(folder), has_average=False)
+    return [[found for _, found in made.measure(made.entries, step, {}, None)] for step in steps]
+
+
 def test_results_that_cannot_be_written_are_said_once_and_known(tmp_path, capsys):
-    from t5x_lab.runs.evaluate import Evaluations
-
-    class Twice:
-        name = "twice"
-
-        def prepare(self, model):
-            return lambda model: {"all": {"twice": 2 * model.step}}
-
-    class Model:
-        def with_params(self, params, step):
-            self.step = step
-            return self
-
     (tmp_path / "evals").write_text("in the way")
-    evaluations = Evaluations([Twice()], Model(), str(tmp_path), has_average=False)
-    found = [next(evaluations.measure(evaluations.entries, step, {}, None))[1].metrics for step in (1, 2)]
-    assert found == [{"all": {"twice": 2.0}}, {"all": {"twice": 4.0}}]
+    found = measured([Own(lambda step: {"all": {"twice": 2 * step}})], tmp_path, 1, 2)
+    assert [each.metrics for (each,) in found] == [{"all": {"twice": 2.0}}, {"all": {"twice": 4.0}}]
     assert capsys.readouterr().err.count("could not be written") == 1
+
+
+@pytest.mark.parametrize(
+    "gives, says",
+    [
+        ({"all": {"grade": "good"}}, "gives grade = 'good', which is no number."),
+        ({"grade": 0.5}, "it gives metrics by task, then by name"),
+        ([0.5], "it gives metrics by task, then by name"),
+    ],
+)
+def test_what_an_evaluation_of_ones_own_gives_is_checked(gives, says, tmp_path, capsys):
+    ((found,),) = measured([Own(lambda step: gives)], tmp_path, 1)
+    assert not found.metrics and says in found.failures[""] and says in capsys.readouterr().err
+    assert says in json.loads((tmp_path / "evals/own/1.json").read_text())["failures"][""]
+
+
+def test_what_waits_for_a_metric_that_never_comes_is_told(tmp_path, capsys):
+    idle, beside, own = Own(None, "idle"), Own(dict, "beside"), Own(dict)
+    idle.prepare, beside.period = (lambda model: None), None
+    make = lambda metric: evaluate.Evaluations([idle, beside, own], Model(), str(tmp_path), False, watched={metric: "THE RULE"})
+    with pytest.raises(UserError, match='THE RULE is "idle/all/x", but the evaluation "idle" measures nothing'):
+        make("idle/all/x")
+    make("own/all/x")
+    assert capsys.readouterr().err == ""
+    make("beside/all/x")
+    assert '"beside" has no period: only eval --follow measures it' in capsys.readouterr().err
+
+
+def test_an_error_in_one_of_several_processes_ends_it(tmp_path, monkeypatch):
+    """The others would wait for it for ever; what all of them know is told as ever."""
+
+    def fails(step):
+        raise OSError("only here")
+
+    assert measured([Own(fails)], tmp_path, 1)[0][0].failures
+    monkeypatch.setattr("jax.process_count", lambda: 2)
+    with pytest.raises(OSError, match="only here"):
+        measured([Own(fails)], tmp_path, 2)
 
 
 # Ranking, as the `t5` library has it.

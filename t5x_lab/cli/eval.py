@@ -21,6 +21,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     import jax
 
+    from t5x_lab.config.errors import UserError
     from t5x_lab.observe.console import describe
     from t5x_lab.runs.config import run_config_file
     from t5x_lab.runs.evaluate import evaluate_checkpoints, wait_for_run
@@ -28,6 +29,8 @@ def run(args: argparse.Namespace) -> None:
     from t5x_lab.runs.summary import with_model_info
 
     if args.follow:
+        if args.step not in ("latest", "all"):
+            raise UserError(f"--follow evaluates every checkpoint that has no results. Leave out --step={args.step}.")
         wait_for_run(args.model_dir, args.wait_minutes)
     config = gin_config(args, run_config_file(args.model_dir))
     results = {}

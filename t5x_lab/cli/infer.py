@@ -115,4 +115,4 @@ def _of_task(args: argparse.Namespace, model, **shard: int):
     data = config.data()
     tasks = resolve_tasks(data, network.architecture, network.vocab_size)
     options = dict(ends=model.end_ids, cut=not args.whole_inputs, **shard)
-    return task_examples(tasks, data, args.split, args.mode, model.vocabulary, **options)
+    return task_examples(tasks, args.split, args.mode, model.vocabulary, **options)

@@ -4,8 +4,8 @@ One file is written for each of the source's, with its examples in their order. 
 whole, and `COMPLETED`, which makes a folder a cache, comes last: what a crash left is gone on from.
 """
 
-import copy
 import dataclasses
+import math
 import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 import seqio
 import tensorflow as tf
+import tensorflow_datasets as tfds
 from etils import epath
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.json_files import read_json, write_json
+from t5x_lab.data.caches import COMPLETED, MANIFEST, Origin, folder_of, opened
 from t5x_lab.data.config import Vocabulary
 from t5x_lab.data.sources import TOGETHER, DocumentFiles, longest_records, of_file, sizes_of
 
-COMPLETED = "COMPLETED"
-MANIFEST = "t5x_lab.json"  # beside SeqIO's own files: what the source was like
 _PARTS = "parts"
 
 
@@ -43,23 +43,6 @@ class Piece:
     @property
     def file(self) -> str:
         return f"{os.path.basename(seqio.get_cached_tfrecord_prefix('', self.split))}-{self.index:05d}-of-{self.number:05d}"
-
-
-def folder_of(cache: str, task: str) -> epath.Path:
-    return epath.Path(cache) / seqio.get_task_dir_from_name(task)
-
-
-def is_complete(cache: str, task: str, vocabulary: Vocabulary) -> bool:
-    """Whether the task is in the cache.
-
-    Raises:
-      UserError: when it is there with another vocabulary.
-    """
-    folder = folder_of(cache, task)
-    if not (folder / COMPLETED).exists():
-        return False
-    check_vocabulary(folder, task, vocabulary)
-    return True
 
 
 def pieces_of(task: seqio.Task) -> list[Piece]:
@@ -87,23 +70,61 @@ def write(piece: Piece, task: seqio.Task, cache: str, seed: int = 0) -> None:
         return
     (folder / _PARTS).mkdir(parents=True, exist_ok=True)
     records = _shard_of(task.source, piece.split, piece.index, piece.number, seed)
-    examples = task.preprocess_precache(records, seed=seed)
+    examples = task.preprocess_precache(records, seed=seed).with_options(_of_one_core())
     unfinished = folder / _PARTS / f"{piece.file}.{uuid.uuid4().hex}"  # two workers may be given the same piece
     counts = _Counts(task.output_features)
     with tf.io.TFRecordWriter(str(unfinished)) as writer:
-        for example in examples.as_numpy_iterator():
+        for example in examples.map(_flat).as_numpy_iterator():
             counts.add(example)
-            writer.write(seqio.dict_to_tfexample(example).SerializeToString(deterministic=True))
+            writer.write(_serialized(example))
     unfinished.replace(folder / piece.file)
     write_json(note, {"stats": counts.stats, "features": _features(examples.element_spec)})
 
 
 def _shard_of(source: seqio.DataSource, split: str, index: int, number: int, seed: int) -> tf.data.Dataset:
-    source = getattr(source, "source", source)  # one that is opened when it is read
+    source = opened(source, split)
     if isinstance(source, seqio.FileDataSource):
         return of_file(source, split, source.list_shards(split)[index]).get_dataset(split=split, shuffle=False, seed=seed)
     part = seqio.ShardInfo(index=index, num_shards=number) if number > 1 else None
     return source.get_dataset(split=split, shuffle=False, seed=seed, shard_info=part)
+
+
+def _of_one_core() -> tf.data.Options:
+    """A worker has a core of its own: what hands examples from thread to thread there would cost more than making them."""
+    options = tf.data.Options()
+    options.threading.private_threadpool_size = 1
+    options.threading.max_intra_op_parallelism = 1
+    options.autotune.enabled = False
+    return options
+
+
+def _flat(example: Mapping[str, tf.Tensor | tf.RaggedTensor]) -> dict[str, tf.Tensor]:
+    """Ragged features as their values and the lengths of their rows, as SeqIO keeps them."""
+    flat: dict[str, tf.Tensor] = {}
+    for name, value in example.items():
+        if isinstance(value, tf.RaggedTensor):
+            flat[name] = value.flat_values
+            for axis, lengths in enumerate(value.nested_row_lengths()):
+                flat[seqio.utils.tfexample_ragged_length_key(name, axis)] = lengths
+        else:
+            flat[name] = value
+    return flat
+
+
+def _serialized(example: Mapping[str, Any]) -> bytes:
+    """The bytes of `seqio.dict_to_tfexample`, which takes eight times as long."""
+    features = {name: _feature(np.asarray(x, object if isinstance(x, bytes) else None)) for name, x in example.items()}
+    return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString(deterministic=True)
+
+
+def _feature(array: np.ndarray) -> tf.train.Feature:
+    array = array.astype(np.int64) if array.dtype == bool else array
+    values = array.ravel().tolist()  # numbers of Python's: protobuf takes those of an array one by one, at ten times the cost
+    if array.dtype.kind in "iu":
+        return tf.train.Feature(int64_list=tf.train.Int64List(value=values))
+    if array.dtype.kind == "O":
+        return tf.train.Feature(bytes_list=tf.train.BytesList(value=values))
+    return tf.train.Feature(float_list=tf.train.FloatList(value=values))
 
 
 class _Counts:
@@ -147,7 +168,8 @@ def complete(task: seqio.Task, cache: str, vocabulary: Vocabulary) -> dict[str, 
         write_json(epath.Path(seqio.get_cached_info_path(str(folder), split)), info)
         stats = _added([note["stats"] for note in notes])
         write_json(epath.Path(seqio.get_cached_stats_path(str(folder), split)), stats)
-        splits[split], examples[split] = _how_it_is_read(task.source, split), stats["examples"]
+        origin, lengths = origin_of(task.source, split), [note["stats"]["examples"] for note in notes]
+        splits[split], examples[split] = {"origin": dataclasses.asdict(origin), "lengths": lengths}, sum(lengths)
     write_json(folder / MANIFEST, {"vocabulary": str(vocabulary), "splits": splits})
     (folder / COMPLETED).write_text("")
     (folder / _PARTS).rmtree()
@@ -166,76 +188,38 @@ def _added(stats: Sequence[Mapping[str, int]]) -> dict[str, int]:
     }  # fmt: skip
 
 
-def _how_it_is_read(source: seqio.DataSource, split: str) -> dict[str, Any]:
-    """What decides how a run splits the source, and in which order it reads it."""
-    source = getattr(source, "source", source)
-    if not isinstance(source, seqio.FileDataSource):
-        return {}
+def origin_of(source: seqio.DataSource, split: str) -> Origin:
+    """What a cache must know of its source, to be read as it would be."""
+    source = opened(source, split)
     files = source.list_shards(split)
-    sizes = sizes_of(files)
-    together = TOGETHER if isinstance(source, DocumentFiles) else 1
-    return {
-        "sizes": sizes,
-        "longest": longest_records(source._reader, files, sizes),
-        "cycle_length": source._cycle_length,
-        "block_length": source._block_length * together,
-        "file_shuffle_buffer_size": source._file_shuffle_buffer_size,
-    }
+    sizes, are_documents = sizes_of(files), isinstance(source, DocumentFiles)
+    examples = None if are_documents else source.num_input_examples(split)
+    examples = None if examples is None or math.isinf(examples) else int(examples)  # TFDS does not know that of each data set
+    of_any: dict[str, Any] = dict(sizes=sizes, splits_itself=source.supports_arbitrary_sharding, examples=examples)
+    if isinstance(source, seqio.TfdsDataSource):
+        return Origin(**of_any, addends=_addends(source.tfds_dataset, split), **_order_of(source.tfds_dataset))
+    if not isinstance(source, seqio.FileDataSource):
+        return Origin(**of_any)
+    by_files = are_documents or type(source).get_dataset is seqio.FileDataSource.get_dataset
+    return Origin(
+        **of_any,
+        longest=longest_records(source._reader, files, sizes) if by_files else None,
+        together=TOGETHER if are_documents else 1,
+        cycle_length=source._cycle_length,
+        block_length=source._block_length,
+        file_shuffle_buffer_size=source._file_shuffle_buffer_size,
+    )
 
 
-def find_cache(task: seqio.Task, folders: Sequence[str]) -> seqio.Task | None:
-    """The task with its cache in the first of these folders, or of SeqIO's own, that has one; None where none has."""
-    for folder in (*folders, *seqio.utils.get_global_cache_dirs()):
-        if (folder_of(folder, task.name) / COMPLETED).exists():
-            cached = copy.copy(task)
-            cached._cache_dir = str(folder_of(folder, task.name))
-            return cached
-    return None
+def _addends(loader: seqio.LazyTfdsLoader, split: str) -> list[int]:
+    splits = loader._get_builder(split).info.splits
+    absolute = tfds.core.ReadInstruction.from_spec(loader._map_split(split)).to_absolute(splits)
+    return [(splits[x.splitname].num_examples if x.to is None else x.to) - (x.from_ or 0) for x in absolute]
 
 
-def cached_source(task: seqio.Task, split: str, vocabulary: Vocabulary) -> seqio.FileDataSource:
-    """The source that a task's cache is, see `find_cache`. One of ours is read in the order in which the task itself would be.
-
-    Raises:
-      UserError: for a split that it does not have, and a cache of another vocabulary.
-    """
-    folder = epath.Path(task.cache_dir)
-    if not epath.Path(seqio.get_cached_info_path(str(folder), split)).exists():
-        raise UserError(f'The cache of task "{task.name}", {folder}, has no split "{split}". Cache it anew with that split.')
-    check_vocabulary(folder, task.name, vocabulary)
-    source = task._get_cached_source(split)
-    manifest = read_json(folder / MANIFEST)
-    if manifest is None:
-        _check_tokens(source, split, task, folder)
-        return source
-    was = manifest["splits"][split]
-    source.was = was
-    for name in ("cycle_length", "block_length", "file_shuffle_buffer_size"):
-        if name in was:
-            setattr(source, f"_{name}", was[name])
-    return source
-
-
-def check_vocabulary(folder: epath.Path, task: str, vocabulary: Vocabulary) -> None:
-    """Raises a `UserError` where a cache of ours is of another vocabulary than the run's."""
-    found = (read_json(folder / MANIFEST) or {}).get("vocabulary", str(vocabulary))
-    if found != str(vocabulary):
-        raise UserError(
-            f'The cache of task "{task}", {folder}, holds the ids of {found}; the run\'s VOCABULARY is {vocabulary}. The same '
-            "numbers would mean other words: cache the task anew, in another folder."
-        )
-
-
-def _check_tokens(source: seqio.FileDataSource, split: str, task: seqio.Task, folder: epath.Path) -> None:
-    """Raises a `UserError` where the first example's tokens are not those of its text, which SeqIO keeps beside them."""
-    for example in source.get_dataset(split=split, shuffle=False).take(1).as_numpy_iterator():
-        for name, feature in task.output_features.items():
-            text, tokens = example.get(f"{name}_pretokenized"), example.get(name)
-            if not isinstance(text, bytes) or not isinstance(tokens, np.ndarray):
-                continue
-            expected = feature.vocabulary.encode(text.decode("utf-8", "replace"))
-            if tokens.tolist()[: len(expected)] != list(expected)[: tokens.size]:
-                raise UserError(
-                    f'The cache of task "{task.name}", {folder}, was made with another vocabulary: its first "{name}" is not '
-                    f"what {feature.vocabulary} makes of its text. Cache the task anew, in another folder."
-                )
+def _order_of(loader: seqio.LazyTfdsLoader) -> dict[str, Any]:
+    """How many of its files TFDS reads beside each other: of a data set that has an order, one."""
+    read, in_order = loader.read_config, loader.info.disable_shuffling
+    given = isinstance(read.interleave_cycle_length, int)
+    cycle_length = read.interleave_cycle_length if given else 1 if in_order else 16
+    return {"cycle_length": cycle_length, "block_length": read.interleave_block_length}

@@ -10,10 +10,9 @@ import seqio
 import tensorflow as tf
 
 from t5x_lab.config.errors import UserError
-from t5x_lab.data.config import DataConfig
+from t5x_lab.data.caches import opened
 from t5x_lab.data.many import one_after_the_other
 from t5x_lab.data.mixture import Part
-from t5x_lab.data.reading import preprocessed, source_of
 from t5x_lab.data.sources import of_file
 from t5x_lab.observe.console import say
 
@@ -21,23 +20,23 @@ SECONDS = 120  # that a record is looked for
 
 
 @contextlib.contextmanager
-def naming_what_fails(parts: Sequence[Part], config: DataConfig, split: str) -> Iterator[None]:
+def naming_what_fails(parts: Sequence[Part], split: str) -> Iterator[None]:
     """Raises a `UserError` in place of an error of TensorFlow's, where these tasks are read."""
     try:
         yield
     except tf.errors.OpError as error:
-        raise _named(error, parts, config, split) from error
+        raise _named(error, parts, split) from error
 
 
-def _named(error: tf.errors.OpError, parts: Sequence[Part], config: DataConfig, split: str) -> UserError:
+def _named(error: tf.errors.OpError, parts: Sequence[Part], split: str) -> UserError:
     cause, suspect = _cause(error), _suspect(error, parts)
     say(f"A record of {suspect.task.name if suspect else 'a task'} cannot be read; it is looked for now.")
     until = time.monotonic() + SECONDS
     for part in [suspect, *(part for part in parts if part is not suspect)] if suspect else parts:
-        for file, source in _by_file(source_of(part.task, config, split), split):
+        for file, source in _by_file(opened(part.task.source, split), split):
             if time.monotonic() > until:
                 break
-            where = _first_failure(part, source, f" of {file}" if file else "", config, split, until)
+            where = _first_failure(part, source, f" of {file}" if file else "", split, until)
             if where:
                 return UserError(f'The task "{part.task.name}" fails {where}: {cause}')
     task = f'The task "{suspect.task.name}"' if suspect else "A task"
@@ -62,7 +61,6 @@ def _suspect(error: tf.errors.OpError, parts: Sequence[Part]) -> Part | None:
 
 
 def _by_file(source: seqio.DataSource, split: str) -> Iterator[tuple[str | None, seqio.DataSource]]:
-    source = getattr(source, "source", source)  # one that is opened when it is read
     if not isinstance(source, seqio.FileDataSource):
         yield None, source
         return
@@ -70,9 +68,7 @@ def _by_file(source: seqio.DataSource, split: str) -> Iterator[tuple[str | None,
         yield file, of_file(source, split, file)
 
 
-def _first_failure(
-    part: Part, source: seqio.DataSource, of_file: str, config: DataConfig, split: str, until: float
-) -> str | None:
+def _first_failure(part: Part, source: seqio.DataSource, of_file: str, split: str, until: float) -> str | None:
     """ "at record 17 of FILE (how it begins)", or "behind" it where the source fails; None where nothing does."""
     with one_after_the_other():
         records = source.get_dataset(split, shuffle=False)
@@ -86,22 +82,24 @@ def _first_failure(
                 return
             yield record
 
-    if not _fails(part, noted, records.element_spec, config):
+    if not _fails(part, noted, records.element_spec):
         return None
     if record is None:
         return f"among the first records{of_file}"
-    alone = _fails(part, lambda: iter([record]), records.element_spec, config)
+    alone = _fails(part, lambda: iter([record]), records.element_spec)
     return f"{'at' if alone else 'behind'} record {number}{of_file} ({_shown(record)})"
 
 
-def _fails(part: Part, records: Callable[[], Iterator], spec: Any, config: DataConfig) -> bool:
+def _fails(part: Part, records: Callable[[], Iterator], spec: Any) -> bool:
     nothing_ahead = tf.data.Options()
     nothing_ahead.experimental_optimization.apply_default_optimizations = False
     nothing_ahead.autotune.enabled = False
     with one_after_the_other():
         dataset = tf.data.Dataset.from_generator(records, output_signature=spec)
         try:
-            for _ in preprocessed(part, dataset, config, seed=0).with_options(nothing_ahead):
+            cached = part.task.preprocess_precache(dataset, seed=0)
+            examples = part.task.preprocess_postcache(cached, sequence_length=part.sequence_length, seed=0)
+            for _ in examples.with_options(nothing_ahead):
                 pass
         except tf.errors.OpError:
             return True

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import seqio
 import tensorflow as tf
 
+from t5x_lab.data.caches import opened
 from t5x_lab.data.mixture import WeightedTasks
 
 END = 4_096  # bytes at either end of a file that are looked at
@@ -46,7 +47,7 @@ def changes(before: Mapping[str, Files], now: Mapping[str, Files]) -> str | None
 
 
 def _list(source: seqio.DataSource, split: str) -> list[str]:
-    source = getattr(source, "source", source)  # one that is opened when it is read
+    source = opened(source, split)
     return [str(name) for name in source.list_shards(split)] if isinstance(source, seqio.FileDataSource) else []
 
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from t5x_lab.config.errors import UserError, nearest
 from t5x_lab.config.gin_files import flag
+from t5x_lab.data.caches import CacheOfTask, Caches, known_to_seqio, with_cache
 from t5x_lab.data.config import DataConfig
 from t5x_lab.data.objective import SIDES, Lengths, Objective
 from t5x_lab.data.sentinels import number_of_sentinels
@@ -121,7 +122,10 @@ def resolve(config: DataConfig, architecture: str) -> WeightedTasks:
       UserError: with the nearest name when there is no such task or mixture; when an objective or a task does not go together
         with the architecture or the lengths.
     """
-    found, parts = members(config), []
+    found, parts = members(config), list[Part]()
+    in_seqio = [(m.original, with_cache(m.original, config).source) for m in found if m.original]
+    caches = [(task, source) for task, source in in_seqio if isinstance(source, CacheOfTask)]
+    found = [dataclasses.replace(member, task=with_cache(member.task, config)) for member in found]
     sentinels = number_of_sentinels(config.vocabulary) if any(isinstance(m.task, ObjectiveTask) for m in found) else 0
     for member in found:
         task = member.task
@@ -129,7 +133,7 @@ def resolve(config: DataConfig, architecture: str) -> WeightedTasks:
             lengths = given = _lengths_of_objective(task, config, architecture, sentinels)
         else:
             lengths, given = _lengths_of_examples(task, config, architecture), config.task_feature_lengths
-        rate = functools.partial(_rate, member, config)
+        rate = functools.partial(_rate, member, config, caches)
         parts.append(Part(task, lengths, rate, _is_drawn(member, config), {**given, **lengths}))
     _check_numbers(found, config)
     _check_mixed(parts)
@@ -183,13 +187,14 @@ def _is_computed(mixture: seqio.Mixture) -> bool:
     return any(map(callable, mixture.rate_per_task_name.values())) or any(map(_is_computed, mixture._sub_mixtures))
 
 
-def _rate(member: Member, config: DataConfig) -> float:
+def _rate(member: Member, config: DataConfig, caches: Caches) -> float:
     mixing, mixture, task = config.mixing, member.mixture, member.original or member.task
     if mixture is None and member.rate is None:
         return 1.0
     try:
         if mixing is None:
-            return float(mixture.get_rate(task)) if mixture else member.rate or 1.0
+            with known_to_seqio(caches):
+                return float(mixture.get_rate(task)) if mixture else member.rate or 1.0
         if mixing.equal:
             return mixing.rate(1)
         known = (mixing.num_examples or {}).get(task.name)

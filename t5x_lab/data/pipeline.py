@@ -148,7 +148,7 @@ class SeqioBatches:
         return self
 
     def _naming_what_fails(self):
-        return naming_what_fails(self._tasks.trained, self._config, self._config.split)
+        return naming_what_fails(self._tasks.trained, self._config.split)
 
     @functools.cached_property
     def _iterators(self) -> dict[tuple[int, ...], Iterator]:
@@ -372,13 +372,13 @@ class EvalBatches:
 
     def _read(self) -> Iterator[HostBatch]:
         size = self._config.batch_size
-        with naming_what_fails([self._part], self._config, self.split):
+        with naming_what_fails([self._part], self.split):
             for batch in self._dataset().as_numpy_iterator():
                 yield {name: np.pad(x, [(0, size - len(x))] + [(0, 0)] * (x.ndim - 1))[self._held] for name, x in batch.items()}
 
     def _dataset(self) -> tf.data.Dataset:
         part, tasks, config = self._part, self._tasks, self._config
-        dataset = in_order(part, config, self.split, trim=not part.is_text)
+        dataset = in_order(part, self.split, trim=not part.is_text)
         dataset = dataset if self._num_examples is None else dataset.take(self._num_examples)
         features = features_of([part], tasks.architecture, config)
         examples = with_features(dataset, part, None, features, tasks.architecture)

@@ -9,7 +9,7 @@ import contextlib
 import copy
 import functools
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import seqio
@@ -18,12 +18,12 @@ import tensorflow_datasets as tfds
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.user_code import told
-from t5x_lab.data.caching import cached_source, find_cache
+from t5x_lab.data.caches import CachedFiles, opened
 from t5x_lab.data.config import DataConfig
 from t5x_lab.data.many import Shard, same_in_all_shards
 from t5x_lab.data.mixture import Part, no_inputs
 from t5x_lab.data.preprocessors import truncated
-from t5x_lab.data.sources import UNEVEN, can_be_shared, files_are_alike, shares_of_files, sizes_of
+from t5x_lab.data.sources import UNEVEN, can_be_shared, files_are_alike, longest_records, shares_of_files, sizes_of
 from t5x_lab.observe.console import say
 
 MANY = 16  # tasks, beyond which one buffer shuffles what was mixed: one for each would be gigabytes of position
@@ -51,9 +51,9 @@ def shard_of_task(part: Part, config: DataConfig, run_seed: int, shard: Shard, t
     """
     task = part.task
     seed = seed_of(run_seed, task.name, shard)
-    source = source_of(task, config, config.split)
-    in_order = bool(config.unique_tokens) or not config.shuffle
-    source = ShardOfSource(source, shard, config.shards, seed_of(run_seed, task.name), in_order=in_order)
+    always_alike = bool(config.unique_tokens) or not config.shuffle
+    of_split = opened(task.source, config.split)
+    source = ShardOfSource(of_split, shard, config.shards, seed_of(run_seed, task.name), in_order=always_alike)
     few = tasks <= MANY
     buffer = config.shuffle_buffer_size or task.shuffle_buffer_size
     try:
@@ -72,7 +72,8 @@ def shard_of_task(part: Part, config: DataConfig, run_seed: int, shard: Shard, t
             dataset = dataset.repeat()
             return dataset.skip(seed % ROTATION) if not few and config.shuffle and source.is_one_file(config.split) else dataset
 
-        dataset = preprocessed(part, source.get_dataset(config.split, seed=seed), config, seed, without_end)
+        cached = task.preprocess_precache(source.get_dataset(config.split, seed=seed), seed=seed)
+        dataset = task.preprocess_postcache(without_end(cached), sequence_length=part.sequence_length, seed=seed)
         _check_features(dataset, part)
         return dataset.shuffle(buffer, seed=seed) if few and buffer and config.shuffle else dataset
     except (UserError, tf.errors.OpError):  # the latter are of what is read, see `failures`
@@ -81,61 +82,9 @@ def shard_of_task(part: Part, config: DataConfig, run_seed: int, shard: Shard, t
         raise UserError(f'The task "{task.name}" cannot be read at the lengths {dict(part.lengths)}: {told(error)}.') from error
 
 
-def source_of(task: seqio.Task, config: DataConfig, split: str) -> seqio.DataSource:
-    """What a task is read from: its own source, or its cache.
-
-    Raises:
-      UserError: when the task needs a cache that is not there.
-    """
-    if not _is_cached(task, config):
-        return task.source
-    return cached_source(_with_cache(task, config), split, config.vocabulary)
-
-
-def _with_cache(task: seqio.Task, config: DataConfig) -> seqio.Task:
-    found = find_cache(task, config.cache_dirs)
-    if found is None:
-        folders = ", ".join([*config.cache_dirs, *seqio.utils.get_global_cache_dirs()]) or "none is set"
-        raise UserError(
-            f'The task "{task.name}" is read from a cache alone, and there is none in SeqIO\'s cache directories ({folders}). '
-            "Write one with t5x_lab cache or seqio_cache_tasks, and name the folder of all caches with "
-            "--gin.CACHE_DIRS='[\"FOLDER\"]'."
-        )
-    return found
-
-
-def in_order(part: Part, config: DataConfig, split: str, trim: bool = False) -> tf.data.Dataset:
+def in_order(part: Part, split: str, trim: bool = False) -> tf.data.Dataset:
     """All examples of a split, once, in the order of the files; `trim` cuts them to their lengths."""
-    task, use_cached = as_it_is_read(part.task, config)
-    return task.get_dataset(
-        part.sequence_length, split, use_cached=use_cached, shuffle=False, seed=0, num_epochs=1, trim_output_features=trim
-    )
-
-
-def as_it_is_read(task: seqio.Task, config: DataConfig) -> tuple[seqio.Task, bool]:
-    """The task whose `get_dataset` reads what a training reads, and whether that is a cache (its `use_cached`)."""
-    if not _is_cached(task, config):
-        return task, False
-    own = _with_cache(task, config)
-    own._get_cached_source = lambda split, *unused: source_of(task, config, split)
-    return own, True
-
-
-def _is_cached(task: seqio.Task, config: DataConfig) -> bool:
-    return task.requires_caching or (config.use_cached and task.supports_caching)
-
-
-def preprocessed(
-    part: Part,
-    records: tf.data.Dataset,
-    config: DataConfig,
-    seed: int,
-    between: Callable[[tf.data.Dataset], tf.data.Dataset] = lambda dataset: dataset,
-) -> tf.data.Dataset:
-    """A task's examples of records of its source; `between` is done to what a cache would hold."""
-    if not _is_cached(part.task, config):
-        records = part.task.preprocess_precache(records, seed=seed)
-    return part.task.preprocess_postcache(between(records), sequence_length=part.sequence_length, seed=seed)
+    return part.task.get_dataset(part.sequence_length, split, shuffle=False, seed=0, num_epochs=1, trim_output_features=trim)
 
 
 def _check_features(dataset: tf.data.Dataset, part: Part) -> None:
@@ -194,27 +143,48 @@ class ShardOfSource(seqio.DataSource):
             if number == 0:
                 raise UserError(f"There is nothing to read in {', '.join(source.list_shards(split)[:3])}, the split {split}.")
             is_split = shards > 1 and not (number or 0) % shards
-            files, is_file = source.list_shards(split), isinstance(source, seqio.FileDataSource)
-            by_size = is_split and number is None and not source.supports_arbitrary_sharding
-            was = getattr(source, "was", {})  # of a cache: the task's own files, which decide how it is split
-            sizes = was.get("sizes") or sizes_of(files) if by_size and (is_file or not len(files) % shards) else []
+            sizes, longest = _bytes_of(source, split, shards, number) if is_split else ([], None)
             by_parts = is_split and (source.supports_arbitrary_sharding or files_are_alike(sizes, shards))
-            # A class that reads in its own way is not read by its files.
-            reads_files = is_file and type(source).get_dataset is seqio.FileDataSource.get_dataset
-            by_shares = reads_files and not by_parts and can_be_shared(source._reader, files, sizes, shards, was.get("longest"))
+            by_shares = longest is not None and not by_parts and can_be_shared(sizes, shards, longest)
         # A graph has a source for each shard: one for all would draw the order of its files in turn, whoever comes first.
         with same_in_all_shards() if in_graph else contextlib.nullcontext():
             if by_shares:
-                return shares_of_files(source._reader, files, sizes, part, self._seed if shuffle else None)
+                files, together = source.list_shards(split), source.origin.together if isinstance(source, CachedFiles) else 1
+                return shares_of_files(source._reader, files, sizes, part, self._seed if shuffle else None, together)
             read = source.get_dataset(split=split, shuffle=shuffle, seed=self._seed, shard_info=part if by_parts else None)
         if by_parts:
             return read
         if not is_split:
             own = seed_of(self._seed, self._shard)
             return read.shuffle(number, seed=own) if number and shuffle else read
-        if isinstance(source, seqio.TfdsDataSource) and number is None and not in_graph:
-            return _even_split(source, split, part, shuffle, self._seed)
+        if number is None and not in_graph:
+            if isinstance(source, seqio.TfdsDataSource):
+                return _even_split(source, split, part, shuffle, self._seed)
+            if isinstance(source, CachedFiles) and source.origin.addends:
+                return source.even_split(split, part, shuffle, self._seed)
         return read.shard(shards, self._shard)
+
+
+def _bytes_of(
+    source: seqio.DataSource, split: str, shards: int, number: int | None
+) -> tuple[Sequence[int | None], Callable[[], float] | None]:
+    """Bytes of the files by which a source may be divided, and of the longest records where a shard may read parts of files.
+
+    Args:
+      source, split: what is divided into `shards`.
+      number: as of `_number_if_small`.
+    """
+    if isinstance(source, CachedFiles):  # what it was made of decides
+        longest = source.origin.longest
+        by_size = number is None or source.origin.splits_itself
+        return source.origin.sizes if by_size else [], None if longest is None else lambda: longest
+    files, is_file = source.list_shards(split), isinstance(source, seqio.FileDataSource)
+    if number is not None or source.supports_arbitrary_sharding or not (is_file or not len(files) % shards):
+        return [], None
+    sizes = sizes_of(files)
+    # A class that reads in its own way is not read by its files.
+    by_bytes = is_file and type(source).get_dataset is seqio.FileDataSource.get_dataset
+    return sizes, (lambda: longest_records(source._reader, files, sizes)) if by_bytes else None
 
 
 def _number_if_small(source: seqio.DataSource, split: str, shards: int) -> int | None:
@@ -233,7 +203,7 @@ def _number_if_small(source: seqio.DataSource, split: str, shards: int) -> int |
 
 _counted: dict[tuple, int] = {}  # records of a source, as far as they matter
 _OF_FILES = (seqio.TextLineDataSource, seqio.TFExampleDataSource, seqio.ProtoDataSource)
-_KNOW_THEIR_NUMBER = (*_OF_FILES, seqio.TfdsDataSource)
+_KNOW_THEIR_NUMBER = (*_OF_FILES, seqio.TfdsDataSource, CachedFiles)
 
 
 def _even_split(source: seqio.TfdsDataSource, split: str, part: seqio.ShardInfo, shuffle: bool, seed: int) -> tf.data.Dataset:

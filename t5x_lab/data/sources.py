@@ -92,8 +92,8 @@ class DocumentFiles(seqio.FileDataSource):
         sizes = sizes_of(files) if shard_info else []
         if shard_info is None or files_are_alike(sizes, shard_info.num_shards):
             written = super().get_dataset(split, shuffle, seed, shard_info)
-        elif can_be_shared(self._reader, files, sizes, shard_info.num_shards):
-            written = shares_of_files(self._reader, files, sizes, shard_info, seed if shuffle else None, together=True)
+        elif can_be_shared(sizes, shard_info.num_shards, lambda: longest_records(self._reader, files, sizes)):
+            written = shares_of_files(self._reader, files, sizes, shard_info, seed if shuffle else None, TOGETHER, batched=True)
         else:
             whole = super().get_dataset(split, shuffle, seed, None)
             written = whole.unbatch().shard(shard_info.num_shards, shard_info.index).batch(TOGETHER)
@@ -145,15 +145,12 @@ def files_are_alike(sizes: Sequence[int | None], shards: int) -> bool:
     return bool(np.ptp(of_shards) <= UNEVEN * of_shards.mean())
 
 
-def can_be_shared(
-    read: Callable, files: Sequence[str], sizes: Sequence[int | None], shards: int, longest: float | None = None
-) -> bool:
+def can_be_shared(sizes: Sequence[int | None], shards: int, longest: Callable[[], float]) -> bool:
     """Whether files are so large that no shard should read all of them to keep its part, and a share has enough records of
-    them to be like the others; `longest` are `longest_records`, where they are known."""
+    them to be like the others; `longest` gives `longest_records`."""
     if not sizes or None in sizes or sum(sizes) < LARGE:  # type: ignore[arg-type]
         return False
-    longest = longest_records(read, files, sizes) if longest is None else longest
-    return longest <= UNEVEN * sum(sizes) / shards  # type: ignore[arg-type]
+    return longest() <= UNEVEN * sum(sizes) / shards  # type: ignore[arg-type]
 
 
 def longest_records(read: Callable, files: Sequence[str], sizes: Sequence[int | None]) -> float:
@@ -176,7 +173,8 @@ def shares_of_files(
     sizes: Sequence[int | None],
     part: seqio.ShardInfo,
     seed: int | None,
-    together: bool = False,
+    together: int = 1,
+    batched: bool = False,
 ) -> tf.data.Dataset:
     """A shard's part of the bytes of all files, laid one after the other: some files whole, and of the first and last a share.
 
@@ -189,7 +187,8 @@ def shares_of_files(
       sizes: their bytes.
       part: which of how many; its number may be a tensor.
       seed: of the order of files; None = as they are.
-      together: whether `read` gives many records at a time, string [n].
+      together: records that are taken of a file before it is another one's turn.
+      batched: whether `read` gives them so many at a time, string [n], and so does what is returned.
     """
     shares, first = _shares([size or 0 for size in sizes], part.num_shards)
     of_shard = tf.range(tf.gather(first, part.index), tf.gather(first, part.index + 1))
@@ -203,16 +202,17 @@ def shares_of_files(
 
     def of_file(share: tf.Tensor) -> tf.data.Dataset:
         records = read(names[share[0]])
-        if not together:
+        if not batched:
             return records.enumerate().filter(lambda n, _: is_mine(n, share)).map(lambda _, record: record)
 
         def keep(before: tf.Tensor, records: tf.Tensor):
             after = before + tf.size(records, tf.int64)
             return after, tf.boolean_mask(records, is_mine(tf.range(before, after), share))
 
-        return records.scan(np.int64(0), keep)
+        return records.scan(np.int64(0), keep).unbatch().batch(together)
 
-    return mine.interleave(of_file, cycle_length=16, block_length=1, num_parallel_calls=tf.data.AUTOTUNE)
+    block_length = 1 if batched else together
+    return mine.interleave(of_file, cycle_length=16, block_length=block_length, num_parallel_calls=tf.data.AUTOTUNE)
 
 
 def _shares(sizes: Sequence[int], shards: int) -> tuple[np.ndarray, np.ndarray]:

@@ -14,7 +14,6 @@ import pyarrow as pa
 from etils import epath
 
 from t5x_lab.config.errors import UserError
-from t5x_lab.data.config import DataConfig
 from t5x_lab.data.cutting import cut_right
 from t5x_lab.data.reading import in_order
 from t5x_lab.evaluation.rank import Question, question_of
@@ -115,7 +114,6 @@ def _parse(line: str, is_json: bool, where: str, mode: str, choices: Sequence[st
 
 def task_examples(
     tasks,
-    data: DataConfig,
     split: str,
     mode: str,
     vocabulary,
@@ -129,7 +127,6 @@ def task_examples(
 
     Args:
       tasks: a `t5x_lab.data.mixture.WeightedTasks`.
-      data: how they are read.
       split: such as "validation".
       mode: one of `MODES`.
       vocabulary: the model's.
@@ -157,15 +154,15 @@ def task_examples(
                 )
     cut_to = (lambda part, ids: cut_right(ids, part.sequence_length.get("inputs"), ends)) if cut else (lambda part, ids: ids)
     of_part = ranked_examples if mode == "rank" else _examples_of_part
-    everything = itertools.chain.from_iterable(of_part(tasks, part, split, data, cut_to) for part in tasks.parts)
+    everything = itertools.chain.from_iterable(of_part(tasks, part, split, cut_to) for part in tasks.parts)
     for number, example in enumerate(everything):
         if number % num_shards == shard_id:
             yield dataclasses.replace(example, number=number)
 
 
-def _examples_of_part(tasks, part, split: str, data: DataConfig, cut_to: Callable) -> Iterator[Example]:
+def _examples_of_part(tasks, part, split: str, cut_to: Callable) -> Iterator[Example]:
     task = part.task
-    for number, example in enumerate(in_order(part, data, split).as_numpy_iterator()):
+    for number, example in enumerate(in_order(part, split).as_numpy_iterator()):
         where = f'task "{task.name}", {split}, example {number}'
         ids = {name: example[name].tolist() for name in task.output_features if name in example}
         texts = {name: text_of(example, name, tasks.vocabulary) for name in ("inputs", "targets") if name in ids}

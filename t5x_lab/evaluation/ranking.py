@@ -9,7 +9,6 @@ import seqio
 import tensorflow as tf
 
 from t5x_lab.config.errors import UserError
-from t5x_lab.data.config import DataConfig
 from t5x_lab.data.failures import naming_what_fails
 from t5x_lab.data.mixture import Part, WeightedTasks
 from t5x_lab.data.reading import in_order
@@ -38,7 +37,7 @@ class RankedTasks:
     def __init__(self, found: EvaluatedTasks, how: RankingEvaluation):
         self._found, self._how, self.settings = found, how, found.settings(how)
         self._asked: dict[str, tuple[list[list[Row]], list[Question]]] = {}
-        self._datasets = {part.task.name: rows_of(part, found.data.eval_split, found.data) for part in found.parts}
+        self._datasets = {part.task.name: rows_of(part, found.data.eval_split) for part in found.parts}
 
     @classmethod
     def of(cls, how: RankingEvaluation, model: Any) -> "RankedTasks | None":
@@ -70,7 +69,7 @@ class RankedTasks:
         """The choices of a task's questions, and the questions; read once."""
         if part.task.name not in self._asked:
             data = self._found.data
-            with naming_what_fails([part], data, data.eval_split):
+            with naming_what_fails([part], data.eval_split):
                 rows = list(itertools.islice(questions_in(self._datasets[part.task.name], part), self._how.num_examples))
             self._asked[part.task.name] = rows, self._questions(part, rows, model)
         return self._asked[part.task.name]
@@ -103,13 +102,13 @@ class Row:
     texts: dict[str, str]
 
 
-def rows_of(part: Part, split: str, data: DataConfig) -> tf.data.Dataset:
-    """The choices of a task, of its cache where `data` says so.
+def rows_of(part: Part, split: str) -> tf.data.Dataset:
+    """The choices of a task.
 
     Raises:
       UserError: when its preprocessors do not make them.
     """
-    found = in_order(part, data, split)
+    found = in_order(part, split)
     missing = [name for name in _NEEDED if name not in found.element_spec]
     if missing:
         raise UserError(
@@ -151,10 +150,10 @@ def question_of_rows(rows: Iterable[Row], inputs: list[list[int]], dataset: str,
     )
 
 
-def ranked_examples(tasks: WeightedTasks, part: Part, split: str, data: DataConfig, cut_to: Callable) -> Iterator[Example]:
+def ranked_examples(tasks: WeightedTasks, part: Part, split: str, cut_to: Callable) -> Iterator[Example]:
     """A task's questions as `t5x_lab infer` takes them; see `examples.task_examples`."""
     dataset, prompt = dataset_and_prompt(tasks.name, part.task.name)
-    for number, rows in enumerate(questions_in(rows_of(part, split, data), part)):
+    for number, rows in enumerate(questions_in(rows_of(part, split), part)):
         inputs = [cut_to(part, row.inputs) for row in rows]
         question = question_of_rows(rows, inputs, dataset, prompt)
         record = {"task": part.task.name, **record_of(rows, question)}

@@ -15,7 +15,6 @@ from t5x_lab.data.cutting import cut_left, cut_right
 from t5x_lab.data.failures import naming_what_fails
 from t5x_lab.data.mixture import Part
 from t5x_lab.data.objective import Lengths
-from t5x_lab.data.reading import as_it_is_read
 from t5x_lab.data.tasks import name_in_seqio
 from t5x_lab.decoding.beam_search import BeamConfig
 from t5x_lab.evaluation.config import Measured, MetricsEvaluation, OutputEvaluation
@@ -95,19 +94,18 @@ class TaskMetrics:
         """SeqIO's evaluator of a task, and what it evaluates on; made once."""
         name, data = part.task.name, self._found.data
         if name not in self._made:
-            with naming_what_fails([part], data, data.eval_split):
+            with naming_what_fails([part], data.eval_split):
                 evaluator = self._evaluator(part)
                 self._made[name] = evaluator, list(evaluator.cached_task_datasets[name].as_numpy_iterator())
         return self._made[name]
 
     def _evaluator(self, part: Part) -> seqio.Evaluator:
         data = self._found.data
-        task, use_cached = as_it_is_read(part.task, data)
+        task = part.task
         options = dict(
             feature_converter=_Unconverted(),
             eval_split=data.eval_split,
             num_examples=self._how.num_examples,
-            use_cached=use_cached,
             async_compute_metrics=False,
         )
         try:

@@ -6,12 +6,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import seqio
 
-from t5x_lab.config.errors import UserError
+from t5x_lab.config.errors import NotHere, UserError
 from t5x_lab.config.user_code import told
+from t5x_lab.data.caches import opened
 from t5x_lab.data.config import DataConfig, by_name
 from t5x_lab.data.mixture import Part, WeightedTasks
 from t5x_lab.data.pipeline import resolve_tasks
+from t5x_lab.data.sources import sizes_of
 from t5x_lab.data.tasks import says_its_objective
 from t5x_lab.evaluation.config import TaskEvaluation
 from t5x_lab.observe.console import say
@@ -128,14 +131,15 @@ def evaluated_tasks(how: TaskEvaluation, model: Any, batch_size: int | None = No
 def _check_source(name: str, part: Part, split: str) -> None:
     """Raises a `UserError` where the data of a task are not here."""
     try:
-        missing = not part.task.source.list_shards(split)
-        why = "it has no files"
+        files = list(part.task.source.list_shards(split))
+        is_file = isinstance(opened(part.task.source, split), seqio.FileDataSource)
+        missing, why = not files or (is_file and sizes_of(files[:1]) == [None]), f"there is no {', '.join(files[:1]) or 'file'}"
     except UserError:
         raise
     except Exception as error:  # a user's source may raise anything
         missing, why = True, told(error)
     if missing:
-        raise UserError(f'Evaluation "{name}": the split "{split}" of task "{part.task.name}" cannot be read: {why}.')
+        raise NotHere(f'Evaluation "{name}": the split "{split}" of task "{part.task.name}" cannot be read: {why}.')
 
 
 @contextlib.contextmanager

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import seqio
 
 from t5x_lab.config.errors import UserError
-from t5x_lab.data.caching import Piece, complete, folder_of, is_complete, pieces_of, write
+from t5x_lab.data.caches import folder_of, is_complete
+from t5x_lab.data.caching import Piece, complete, pieces_of, write
 from t5x_lab.data.reading import seed_of
 from t5x_lab.data.tasks import members
 from t5x_lab.observe.console import say

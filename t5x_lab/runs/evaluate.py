@@ -63,6 +63,10 @@ class Entry:
     def is_due_at_end(self) -> bool:
         return not getattr(self.how, "steps", ()) and getattr(self.how, "period", 1) is not None
 
+    @property
+    def is_ever_due(self) -> bool:
+        return self.is_due_at_end or bool(getattr(self.how, "steps", ())) or getattr(self.how, "at_start", False)
+
 
 class Evaluations:
     """The evaluations of a run, made ready.
@@ -94,8 +98,9 @@ class Evaluations:
         self._model, self._model_dir, self._period, self._watched = model, model_dir, period, dict(watched or {})
         self._said: set[tuple[str, str]] = set()
         self.entries = [entry for how in evals for entry in self._entries(how, has_average, weights)]
+        self._seen: dict[str, dict[int, float]] = {}  # values by metric and step: files may lie far away
         for metric, what in self._watched.items():
-            check_metric_name(what, metric, [entry.name for entry in self.entries])
+            self._check_watched(metric, what, [how.name for how in evals])
 
     def _entries(self, how: Evaluation, has_average: bool, all_weights: str | None) -> Iterator[Entry]:
         name, weights = how.name, getattr(how, "weights", "last")
@@ -116,6 +121,18 @@ class Evaluations:
             settings = {**getattr(measure, "settings", {}), "weights": of}
             yield Entry(called, of, how, measure, ResultFiles(self._model_dir, called, settings))
 
+    def _check_watched(self, metric: str, what: str, names: Sequence[str]) -> None:
+        ready = [entry.name for entry in self.entries]
+        name = metric.split("/")[0]
+        if name in names and name not in ready:
+            raise UserError(
+                f'{what} is "{metric}", but the evaluation "{name}" measures nothing: no task of it has metrics and the split. '
+                f"Name one of {', '.join(ready) or 'another evaluation'}."
+            )
+        check_metric_name(what, metric, ready)
+        if not self.named(name).is_ever_due:
+            say(f'{what} is "{metric}", and "{name}" has no period: only eval --follow measures it, beside the training.')
+
     def named(self, name: str) -> Entry:
         return next(entry for entry in self.entries if entry.name == name)
 
@@ -127,9 +144,10 @@ class Evaluations:
     def is_over(self, rule: EarlyStopping, step: int) -> bool:
         """Whether a training that has come to this step is to end, as the first process sees it."""
         name, _, rest = rule.metric.partition("/")
-        files = self.named(name).files
-        values = [files.metric(before, rest) for before in files.steps() if before <= step]
-        return bool(broadcast(rule.is_over(values)))
+        files, seen = self.named(name).files, self._seen.setdefault(rule.metric, {})
+        steps = [before for before in files.steps() if before <= step]
+        seen |= {before: files.metric(before, rest) for before in steps if before not in seen or before == step}
+        return bool(broadcast(rule.is_over([seen[before] for before in steps])))
 
     def due_at_start(self, step: int) -> list[Entry]:
         return [

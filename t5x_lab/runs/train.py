@@ -193,7 +193,7 @@ def count_documents(tasks: Any, run: RunConfig, start: StartingPoint) -> dict[st
     counted.clear()
     if start.step is not None:
         counted.update(read_info(absolute_path(run.model_dir) / "checkpoints" / str(start.step)).get("documents", {}))
-    with concurrent.futures.ThreadPoolExecutor(1) as pool, naming_what_fails(tasks.trained, run.data, run.data.split):
+    with concurrent.futures.ThreadPoolExecutor(1) as pool, naming_what_fails(tasks.trained, run.data.split):
         counting = pool.submit(tasks.rates) if jax.process_index() == 0 else None
         while not broadcast(counting is None or bool(concurrent.futures.wait([counting], timeout=60).done)):
             pass  # counting may take longer than processes wait for each other
