@@ -33,7 +33,9 @@ CORE = [
 # stable files the ones in place after one `pip install`. `t5x_lab/data/environment.py` checks the modules themselves.
 DATA = [
     "importlib_resources",  # missing from the requirements of tensorflow-datasets 4.9.10
+    "jinja2>=3.1",  # templates
     "pyarrow>=17",  # Parquet and zst
+    "pyyaml>=6",
     "protobuf>=6.31.1,<7",  # apache-beam, TensorFlow and sentencepiece<0.2.3 agree on this range
     "sentencepiece>=0.2.1,<0.2.3",
     "seqio>=0.0.20",

@@ -1,0 +1,1 @@
+"""Data sets of records, and the templates that put them into words."""
