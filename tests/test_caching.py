@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import itertools
 import json
 import pathlib
 import shutil
@@ -11,13 +12,14 @@ import commands
 import numpy as np
 import pytest
 import seqio
+import t5.data.preprocessors
 import tensorflow as tf
 import tensorflow_datasets as tfds
 from known_task import write_task
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.data import caches, caching, reading, sources
-from t5x_lab.data.config import ByteVocabulary, DataConfig, Mixing
+from t5x_lab.data.config import ByteVocabulary, DataConfig, Mixing, TextFiles
 from t5x_lab.data.pipeline import EvalBatches, SeqioBatches, resolve_tasks
 
 BYTES = ByteVocabulary()
@@ -112,8 +114,9 @@ def registered(tmp_path, monkeypatch):
 
 
 def cached(task, folder, vocabulary=BYTES):
-    for piece in caching.pieces_of(task):
-        caching.write(piece, task, str(folder))
+    for pieces in caching.begin(task, str(folder), vocabulary).values():
+        for piece in pieces:
+            caching.write(piece, task, str(folder))
     return caching.complete(task, str(folder), vocabulary)
 
 
@@ -162,6 +165,8 @@ class ReadInItsOwnWay(seqio.Task):
         ("documents", (3_000, 40, 2_000), 2, True),
         ("documents", (400, 410, 150, 900), 2, False),
         ("documents", (12, 12, 12, 12), 2, False),
+        ("documents", tuple((37 * i) % 300 + 1 for i in range(40)), 1, False),
+        ("documents", tuple((37 * i) % 300 + 1 for i in range(40)), 1, True),
         ("tfds", (250, 250, 250, 250), 2, False),
         ("tfds", (400, 90, 310), 2, False),
         ("tfds", (400, 90, 310), 2, True),
@@ -210,6 +215,128 @@ def test_a_cache_needs_nothing_of_what_it_was_made_of(registered, tmp_path):
             seqio.MixtureRegistry.remove(name)
 
 
+def of_questions(folder, name, sizes):
+    """Files of so many questions, of three choices each."""
+    files = lines_of(folder, name, sizes)
+    return seqio.TextLineDataSource({"train": files, "validation": files})
+
+
+def ranked(name, source):
+    """A task whose rows before the placeholder are a question's choices, as T5's."""
+    rows = functools.partial(
+        t5.data.preprocessors.rank_classification_formatter, inputs_formats="{line}", targets_formats=["no", "yes", "perhaps"]
+    )
+    return seqio.Task(
+        name, source,
+        preprocessors=[
+            lambda data: data.map(lambda line: {"line": line, "label": tf.strings.length(line) % 3}), rows,
+            seqio.preprocessors.tokenize, seqio.CacheDatasetPlaceholder(), seqio.preprocessors.append_eos,
+        ],
+        output_features={name: seqio.Feature(seqio.ByteVocabulary(100)) for name in BOTH},
+    )  # fmt: skip
+
+
+def test_what_is_made_of_one_record_stays_together(tmp_path):
+    """The choices of a question, in a cache of several files."""
+    task = ranked("ranked_lines", of_questions(tmp_path, "ranked_lines", (20, 21, 19)))
+    assert cached(task, tmp_path / "caches")["validation"] == 180
+    config = DataConfig(
+        "ranked_lines", {name: 32 for name in BOTH}, 16, BYTES, use_cached=True, cache_dirs=(str(tmp_path / "caches"),)
+    )
+    read = caches.with_cache(task, config).get_dataset(config.task_feature_lengths, "validation", shuffle=False, num_epochs=1)
+    rows = [(*example["idx"].tolist(), example["inputs_pretokenized"]) for example in read.as_numpy_iterator()]
+    assert all(len({text for *_, text in rows[at : at + 3]}) == 1 for at in range(0, 180, 3))
+    assert [choice for _, choice, _ in rows] == [0, 1, 2] * 60
+
+
+def test_what_was_begun_with_something_else_is_not_gone_on_from(registered, tmp_path):
+    folder, task = str(tmp_path / "caches"), registered("begun_otherwise", (30, 20))
+    first = caching.begin(task, folder, BYTES)["train"][0]
+    caching.write(first, task, folder)
+    with pytest.raises(UserError, match=r"was begun with ByteVocabulary\(extra_ids=100\). Remove that folder"):
+        caching.begin(task, folder, ByteVocabulary(extra_ids=50))
+    with open(tmp_path / "begun_otherwise1.txt", "a") as file:
+        file.write("more\n")
+    with pytest.raises(UserError, match="was begun with other files"):
+        caching.begin(task, folder, BYTES)
+
+
+def test_two_writers_at_the_same_time_make_one_cache(registered, tmp_path):
+    """What one has not begun is nothing to do once the other has completed the cache; nor does it say that files are missing."""
+    folder, task = str(tmp_path / "caches"), registered("written_twice", (30, 20))
+    pieces = [*itertools.chain(*caching.begin(task, folder, BYTES).values())]
+    examples = cached(task, folder)
+    before = {path: path.read_bytes() for path in (tmp_path / "caches").rglob("*") if path.is_file()}
+    for piece in pieces:
+        caching.write(piece, task, folder)
+    assert caching.complete(task, folder, BYTES) == examples == {"train": 50, "validation": 30}
+    assert {path: path.read_bytes() for path in (tmp_path / "caches").rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    "made, says",
+    [
+        (lambda line: {"image": tf.zeros([2], tf.uint8)}, '"image" of uint8; caches hold bool, float32, int32, int64, string'),
+        (lambda line: {"table": tf.zeros([1, tf.strings.length(line)])}, 'Only the first size may be open'),
+        (lambda line: {"nested": {"line": line}}, '"nested", which is no tensor'),
+        (lambda line: line, "examples that are no dictionaries"),
+    ],
+)  # fmt: skip
+def test_what_a_cache_cannot_hold_is_said_before_it_is_begun(made, says, tmp_path):
+    steps = [lambda data: data.map(made), seqio.CacheDatasetPlaceholder()]
+    task = seqio.Task("unheld", of_lines(tmp_path, "unheld", (3,)), preprocessors=steps, output_features={})
+    with pytest.raises(UserError, match=says):
+        cached(task, tmp_path / "caches")
+    assert not (tmp_path / "caches").exists()
+
+
+def test_shapes_that_are_not_known_are_those_of_the_examples(tmp_path):
+    untold = lambda line: {"ids": tf.py_function(lambda line: tf.range(tf.strings.length(line)), [line], tf.int32), "n": 1.5}
+    steps = [lambda data: data.map(untold), seqio.CacheDatasetPlaceholder()]
+    features = {"ids": seqio.Feature(seqio.PassThroughVocabulary(10))}
+    task = seqio.Task("untold", of_lines(tmp_path, "untold", (0, 3)), preprocessors=steps, output_features=features)
+    cached(task, tmp_path / "caches")
+    config = DataConfig("untold", {"ids": 32}, 16, ByteVocabulary(50), use_cached=True, cache_dirs=(str(tmp_path / "caches"),))
+    read = caches.with_cache(task, config).get_dataset(None, "train", shuffle=False, num_epochs=1)  # no ids of a vocabulary
+    assert [example["ids"].tolist() for example in read.as_numpy_iterator()] == [list(range(10))] * 3
+
+
+def test_a_cache_of_another_text_is_refused(tmp_path):
+    folder = str(tmp_path / "caches")
+    of = lambda name: DataConfig(
+        "files_full_lm", {"targets": 16}, 16, BYTES, use_cached=True, cache_dirs=(folder,),
+        files=TextFiles(*2 * (lines_of(tmp_path, name, (90,))), lines_per_document=1),
+    )  # fmt: skip
+    from t5x_lab.data.tasks import members
+
+    (one,) = members(of("one"))
+    cached(one.task, folder)
+    read = lambda config: SeqioBatches(resolve_tasks(config, "causal_decoder", 384), config, seed=0)
+    assert next(read(of("one")))
+    with pytest.raises(
+        UserError, match=r"was made of TextFiles\(train='.*one0.txt'.*; the run reads TextFiles\(train='.*two0.txt'"
+    ):
+        read(of("two"))
+
+
+def test_many_tasks_read_seqios_own_caches(registered, tmp_path, monkeypatch):
+    """Whose first example is looked at, outside the graph of many tasks."""
+    monkeypatch.setattr(reading, "MANY", 0)
+    cached(registered("theirs", (300,)), tmp_path / "caches")
+    (tmp_path / "caches" / "theirs" / caches.MANIFEST).unlink()
+    assert len(batches("theirs", shards=2, use_cached=True, cache_dirs=(str(tmp_path / "caches"),))) == 6
+
+
+def test_files_of_any_name_are_read(registered, tmp_path):
+    """Names that look like patterns, and those of an interrupted cache of more files."""
+    task = registered("odd", (30,))
+    cached(task, tmp_path / "caches[1]")
+    stale = tmp_path / "caches[1]" / "odd" / "train.tfrecord-00000-of-00011"
+    stale.write_bytes(b"")
+    read = batches("odd", shards=1, use_cached=True, cache_dirs=(str(tmp_path / "caches[1]"),))
+    assert_equal(read, batches("odd", shards=1))
+
+
 def test_examples_are_written_as_seqio_writes_them():
     examples = tf.data.Dataset.from_tensors(
         {
@@ -229,21 +356,21 @@ def test_examples_are_written_as_seqio_writes_them():
 
 def test_what_was_begun_is_no_cache_and_is_gone_on_from(registered, tmp_path):
     task, folder = registered("begun", (30, 20, 10)), tmp_path / "caches"
-    first, *others = caching.pieces_of(task)
+    first, *others = itertools.chain(*caching.begin(task, str(folder), BYTES).values())
     caching.write(first, task, str(folder))
     written = caches.folder_of(str(folder), "begun") / first.file
     before = written.stat().mtime, written.read_bytes()
     (written.parent / "parts" / f"{others[0].file}.0123").write_bytes(b"half")
     with pytest.raises(UserError, match="is not written. Run the same command again."):
         caching.complete(task, str(folder), BYTES)
-    assert not caches.is_complete(str(folder), "begun", BYTES)
+    assert not caches.is_complete(str(folder), task, BYTES)
     config = DataConfig("begun", {"inputs": 8, "targets": 8}, 4, BYTES, use_cached=True, cache_dirs=(str(folder),))
     with pytest.raises(UserError, match='"begun" is read from a cache alone, and there is none in SeqIO'):
         SeqioBatches(resolve_tasks(config, "encoder_decoder", 384), config, seed=0)
     for piece in (first, *others):
         caching.write(piece, task, str(folder))
     assert caching.complete(task, str(folder), BYTES) == {"train": 60, "validation": 30}
-    assert (written.stat().mtime, written.read_bytes()) == before and caches.is_complete(str(folder), "begun", BYTES)
+    assert (written.stat().mtime, written.read_bytes()) == before and caches.is_complete(str(folder), task, BYTES)
     stats = json.loads((written.parent / "stats.train.json").read_text())
     lengths = [len(f"begun {number} {line}") for number, lines in enumerate((30, 20, 10)) for line in range(lines)]
     assert stats == {
@@ -264,7 +391,7 @@ def test_a_cache_of_another_vocabulary_is_refused(registered, tmp_path):
     with pytest.raises(UserError, match=r"holds the ids of ByteVocabulary\(extra_ids=100\); the run's VOCABULARY"):
         SeqioBatches(resolve_tasks(config, "encoder_decoder", 384), config, seed=0)
     with pytest.raises(UserError, match="holds the ids of"):
-        caches.is_complete(str(folder), "bytes", other)
+        caches.is_complete(str(folder), seqio.TaskRegistry.get("bytes"), other)
     (caches.folder_of(str(folder), "bytes") / caches.MANIFEST).unlink()  # as SeqIO's own have none
     task = copy.copy(seqio.TaskRegistry.get("bytes"))
     task._output_features = {n: seqio.Feature(_Shifted(100)) for n in ("inputs", "targets")}

@@ -256,6 +256,8 @@ def test_a_run_ends_early_and_stays_ended(folder, capsys, monkeypatch):
     end.unlink()
     assert main(command) == 0 and "Nothing to do" in capsys.readouterr().err and finished_steps("run") == [4, 6]
     assert json.loads(end.read_text()) == {"step": 6}
+    shutil.rmtree("run/evals/rare")  # as if killed between the decision and what is due at the end
+    assert main(command) == 0 and pathlib.Path("run/evals/rare/6.json").exists() and finished_steps("run") == [4, 6]
 
     shutil.rmtree("run/evals")
     read, went = evaluate.load_params, []
@@ -263,10 +265,13 @@ def test_a_run_ends_early_and_stays_ended(folder, capsys, monkeypatch):
     def goes_away(found, *args):
         went.append(found)
         if len(went) == 1:
+            shutil.rmtree("run/checkpoints/4")
             raise FileNotFoundError("the checkpoint was removed to make room for newer ones")
         return read(found, *args)
 
     assert main(["eval", "--model_dir=run", "--follow", "--step=4"]) == 2 and "Leave out --step=4" in capsys.readouterr().err
+    assert main(["eval", "--model_dir=run", "--follow", "--gin.TransformerConfig.emb_dim=32"]) == 2
+    assert "went away" not in capsys.readouterr().err
     with monkeypatch.context() as here:
         here.setattr(evaluate, "load_params", goes_away)
         assert main(["eval", "--model_dir=run", "--follow"]) == 0

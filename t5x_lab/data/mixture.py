@@ -123,9 +123,9 @@ def resolve(config: DataConfig, architecture: str) -> WeightedTasks:
         with the architecture or the lengths.
     """
     found, parts = members(config), list[Part]()
-    in_seqio = [(m.original, with_cache(m.original, config).source) for m in found if m.original]
-    caches = [(task, source) for task, source in in_seqio if isinstance(source, CacheOfTask)]
     found = [dataclasses.replace(member, task=with_cache(member.task, config)) for member in found]
+    drawn = [(m.original, m.task.source) for m in found if m.original and _is_drawn(m, config)]
+    caches = [(task, source) for task, source in drawn if isinstance(source, CacheOfTask)]
     sentinels = number_of_sentinels(config.vocabulary) if any(isinstance(m.task, ObjectiveTask) for m in found) else 0
     for member in found:
         task = member.task
@@ -193,8 +193,10 @@ def _rate(member: Member, config: DataConfig, caches: Caches) -> float:
         return 1.0
     try:
         if mixing is None:
-            with known_to_seqio(caches):
-                return float(mixture.get_rate(task)) if mixture else member.rate or 1.0
+            if mixture is None:
+                return member.rate or 1.0
+            with known_to_seqio(caches if _is_computed(mixture) else ()):
+                return float(mixture.get_rate(task))
         if mixing.equal:
             return mixing.rate(1)
         known = (mixing.num_examples or {}).get(task.name)

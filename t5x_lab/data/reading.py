@@ -18,7 +18,7 @@ import tensorflow_datasets as tfds
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.user_code import told
-from t5x_lab.data.caches import CachedFiles, opened
+from t5x_lab.data.caches import CachedFiles, opened, single
 from t5x_lab.data.config import DataConfig
 from t5x_lab.data.many import Shard, same_in_all_shards
 from t5x_lab.data.mixture import Part, no_inputs
@@ -149,8 +149,11 @@ class ShardOfSource(seqio.DataSource):
         # A graph has a source for each shard: one for all would draw the order of its files in turn, whoever comes first.
         with same_in_all_shards() if in_graph else contextlib.nullcontext():
             if by_shares:
-                files, together = source.list_shards(split), source.origin.together if isinstance(source, CachedFiles) else 1
-                return shares_of_files(source._reader, files, sizes, part, self._seed if shuffle else None, together)
+                files, seed = source.list_shards(split), self._seed if shuffle else None
+                if isinstance(source, CachedFiles) and source.origin.together > 1:
+                    together = source.origin.together
+                    return single(shares_of_files(source.read_together, files, sizes, part, seed, together, batched=True))
+                return shares_of_files(source._reader, files, sizes, part, seed)
             read = source.get_dataset(split=split, shuffle=shuffle, seed=self._seed, shard_info=part if by_parts else None)
         if by_parts:
             return read

@@ -13,6 +13,7 @@ import json
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -120,7 +121,7 @@ def is_counted_by_reading(source: seqio.DataSource) -> bool:
 def of_file(source: seqio.FileDataSource, split: str, file: str) -> seqio.FileDataSource:
     """The same source with one of its files."""
     one = copy.copy(source)
-    one._split_to_filepattern = {split: [file]}
+    one.list_shards = lambda split: [file]  # type: ignore[method-assign]  # its name may look like a pattern
     return one
 
 
@@ -188,7 +189,7 @@ def shares_of_files(
       part: which of how many; its number may be a tensor.
       seed: of the order of files; None = as they are.
       together: records that are taken of a file before it is another one's turn.
-      batched: whether `read` gives them so many at a time, string [n], and so does what is returned.
+      batched: whether `read` gives them so many at a time, [n, ...], and so does what is returned.
     """
     shares, first = _shares([size or 0 for size in sizes], part.num_shards)
     of_shard = tf.range(tf.gather(first, part.index), tf.gather(first, part.index + 1))
@@ -205,11 +206,13 @@ def shares_of_files(
         if not batched:
             return records.enumerate().filter(lambda n, _: is_mine(n, share)).map(lambda _, record: record)
 
-        def keep(before: tf.Tensor, records: tf.Tensor):
-            after = before + tf.size(records, tf.int64)
-            return after, tf.boolean_mask(records, is_mine(tf.range(before, after), share))
+        def keep(before: tf.Tensor, records: Any):
+            one = tf.nest.flatten(records)[0]
+            after = before + (one.nrows() if isinstance(one, tf.RaggedTensor) else tf.shape(one, tf.int64)[0])
+            mine = is_mine(tf.range(before, after), share)
+            return after, tf.nest.map_structure(lambda x: tf.ragged.boolean_mask(x, mine), records)
 
-        return records.scan(np.int64(0), keep).unbatch().batch(together)
+        return records.scan(np.int64(0), keep).unbatch().ragged_batch(together)
 
     block_length = 1 if batched else together
     return mine.interleave(of_file, cycle_length=16, block_length=block_length, num_parallel_calls=tf.data.AUTOTUNE)

@@ -70,7 +70,10 @@ def _texts(config: DataConfig | None) -> dict[str, seqio.DataSource]:
     taken = [name for name in config.texts if name in _TEXTS]
     if taken:
         raise UserError(f'TEXTS has a text called "{taken[0]}", as one that is known already. Call it otherwise.')
-    opened = {name: OpenedWhenRead(functools.partial(text_files, files, name), files.splits) for name, files in of_run.items()}
+    opened = {
+        name: OpenedWhenRead(functools.partial(text_files, files, name), files.splits, repr(files))
+        for name, files in of_run.items()
+    }
     return {**_TEXTS, **opened}
 
 

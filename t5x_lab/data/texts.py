@@ -70,11 +70,12 @@ class OpenedWhenRead(seqio.DataSource):
     Args:
       open: makes it.
       splits: that it has.
+      what: what is opened, in words that tell it from others.
     """
 
-    def __init__(self, open: Callable[[], seqio.DataSource], splits: tuple[str, ...] = ("train", "validation")):
+    def __init__(self, open: Callable[[], seqio.DataSource], splits: tuple[str, ...] = ("train", "validation"), what: str = ""):
         super().__init__(splits=splits)
-        self._open = open
+        self._open, self.what = open, what
 
     @functools.cached_property
     def source(self) -> seqio.DataSource:

@@ -1,12 +1,16 @@
 """SeqIO vocabularies from their descriptions, and what their ids are."""
 
 import filecmp
+import functools
+import json
 import os
+import zlib
 
 import seqio
+from etils import epath
 
 from t5x_lab.data.config import T5_SENTINELS, ByteVocabulary, HuggingFaceVocabulary, SentencePieceVocabulary, Vocabulary
-from t5x_lab.data.huggingface_tokenizer import HuggingFaceTokenizer
+from t5x_lab.data.huggingface_tokenizer import HuggingFaceTokenizer, read_tokenizer
 from t5x_lab.data.sentencepiece_files import read_sentencepiece
 from t5x_lab.data.sentinels import sentinel_pieces
 
@@ -42,6 +46,18 @@ def is_made_of(vocabulary: seqio.Vocabulary, config: Vocabulary) -> bool:
     if isinstance(config, SentencePieceVocabulary) or isinstance(vocabulary, seqio.SentencePieceVocabulary):
         return False
     return unread_vocabulary(config) == vocabulary
+
+
+@functools.lru_cache(maxsize=16)
+def fingerprint(config: Vocabulary) -> str:
+    """What tells ids from those of other vocabularies, wherever the same file lies."""
+    if isinstance(config, SentencePieceVocabulary):
+        read_sentencepiece(config.path)
+        return f"SentencePiece {zlib.crc32(epath.Path(config.path).read_bytes()):08x}, {config.extra_ids} extra ids"
+    if isinstance(config, HuggingFaceVocabulary):
+        ids = sorted(read_tokenizer(config.path).get_vocab().items())
+        return f"Hugging Face {zlib.crc32(json.dumps(ids).encode()):08x}"
+    return str(config)
 
 
 def _are_same(one: str, other: str) -> bool:

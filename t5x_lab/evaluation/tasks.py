@@ -78,9 +78,11 @@ class EvaluatedTasks:
         own = {name: by_name(getattr(how, name)) for name in fields}
         data = self.data.identity()
         read = {name: data[name] for name in ("OBJECTIVE", "TASK_FEATURE_LENGTHS", "VOCABULARY", "TextFiles", "TEXTS")}
+        converter = {"converter": by_name(self.data.converter)} if self.data.converter else {}
         return {
             **own,
             **read,
+            **converter,
             "kind": type(how).__name__,
             "task": self.data.mixture_or_task_name,
             "split": self.data.eval_split,

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import os
 import pathlib
+import re
 import sys
 import threading
 from collections.abc import Sequence
@@ -11,8 +12,9 @@ from collections.abc import Sequence
 import seqio
 
 from t5x_lab.config.errors import UserError
+from t5x_lab.config.user_code import told
 from t5x_lab.data.caches import folder_of, is_complete
-from t5x_lab.data.caching import Piece, complete, pieces_of, write
+from t5x_lab.data.caching import Piece, begin, complete, write
 from t5x_lab.data.reading import seed_of
 from t5x_lab.data.tasks import members
 from t5x_lab.observe.console import say
@@ -85,19 +87,28 @@ def cache_tasks(config: GinConfig, names: Sequence[str], cache: str, options: Se
     tasks = {name: made for name, (_, made) in found.items() if _can_be_cached(made)}
     if not tasks:
         raise UserError("There is nothing to cache: none of these tasks has a seqio.CacheDatasetPlaceholder among its steps.")
-    there = [name for name in tasks if is_complete(cache, name, vocabulary)]
+    there = [name for name, task in tasks.items() if is_complete(cache, task, vocabulary)]
     for name in there:
         say(f"{name} is cached already, in {folder_of(cache, name)}.")
     missing = {name: task for name, task in tasks.items() if name not in there}
     here = str(pathlib.Path.cwd())
     works = [
-        Work(piece, config.text, found[name][0], cache, here) for name, task in missing.items() for piece in pieces_of(task)
+        Work(piece, config.text, found[name][0], cache, here)
+        for name, task in missing.items()
+        for pieces in begin(task, cache, vocabulary).values()
+        for piece in pieces
     ]
     if works:
         say(f"Caching {', '.join(missing)}: {len(works)} files.")
         flags = list(options) if any(flag.startswith("--runner") for flag in options) else [*_local(), *options]
-        with _Progress(works), beam.Pipeline(options=PipelineOptions(flags, save_main_session=False)) as pipeline:
-            _ = pipeline | beam.Create(works) | beam.Reshuffle() | beam.Map(do)
+        try:
+            with _Progress(works), beam.Pipeline(options=PipelineOptions(flags, save_main_session=False)) as pipeline:
+                _ = pipeline | beam.Create(works) | beam.Reshuffle() | beam.Map(do)
+        except Exception as error:  # a runner has errors of its own around those of the steps
+            lines = [line.strip() for line in str(error).splitlines() if re.match(r"\s*[\w.]*(Error|Exception)\b", line)]
+            raise UserError(
+                f"Caching failed: {lines[-1] if lines else told(error)} Run the same command again to go on."
+            ) from error
     return {name: complete(task, cache, vocabulary) for name, task in missing.items()}
 
 

@@ -329,7 +329,8 @@ def evaluate_checkpoints(
         try:
             params = {of: _params(model_dir, number, of, sharded) for of in dict.fromkeys(entry.weights for entry in entries)}
         except Exception as error:
-            if not follow or jax.process_count() > 1 or isinstance(error, jax.errors.JaxRuntimeError):
+            is_there = number in finished_steps(model_dir)
+            if not follow or is_there or jax.process_count() > 1 or isinstance(error, jax.errors.JaxRuntimeError):
                 raise
             say(f"The checkpoint of step {number} went away while it was read, and is left out: keep more (keep).")
             continue

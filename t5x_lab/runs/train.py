@@ -59,14 +59,16 @@ def train(config: GinConfig) -> None:
         job = prepare(config, stack)
         say(job.starting_point.reason)
         stopping = job.run.early_stopping
-        if stopping and job.starting_point.step is not None and job.evaluations.is_over(stopping, job.first_step):
-            say(f"Nothing to do: {_no_better(stopping)}. To train on, raise EarlyStopping.patience or take out EARLY_STOPPING.")
-            mark_end(job, job.first_step)
-            return
+        is_over = stopping and job.starting_point.step is not None and job.evaluations.is_over(stopping, job.first_step)
+        if is_over:
+            job.budget.steps = job.first_step  # what is due at the end may still be missing
         evaluated_at_start = at_start(job)
         if job.budget.is_spent(job.first_step) and not evaluated_at_start:
             goal = f"step {job.run.train_steps}" if job.run.train_steps else f"{job.run.train_tokens:,} tokens"
-            say(f"Nothing to do: {goal} is reached at step {job.first_step}. Raise TRAIN_STEPS or TRAIN_TOKENS to train on.")
+            why = f"{goal} is reached at step {job.first_step}. Raise TRAIN_STEPS or TRAIN_TOKENS to train on."
+            if stopping and is_over:
+                why = f"{_no_better(stopping)}. To train on, raise EarlyStopping.patience or take out EARLY_STOPPING."
+            say(f"Nothing to do: {why}")
             mark_end(job, job.first_step)
             return
         say(banner(job.run, job.sharded, job.first_step, job.batch.lengths, job.budget))
