@@ -54,6 +54,7 @@ EXTRAS = {
     "compile": ["libtpu>=0.0.40"],  # TPU programs without a TPU
     "harness": ["lm-eval>=0.4.13"],
     "beam": BEAM,
+    "datasets": ["datasets>=3"],  # records that Hugging Face's library saved, or its hub has
     "test": [*BEAM, "libtpu>=0.0.40", "lm-eval>=0.4.13", "pytest>=8", "pytest-xdist>=3.6", "hypothesis>=6.100", "wandb>=0.19"],
     "compare": ["torch==2.13.0", "transformers>=5", "accelerate>=1"],  # comparisons in tests and benchmarks
     "wandb": ["wandb>=0.19"],

@@ -232,12 +232,12 @@ def _shares(sizes: Sequence[int], shards: int) -> tuple[np.ndarray, np.ndarray]:
     return np.reshape([share for shares in of_shards for share in shares], (-1, 3)).astype(np.int64), np.array(starts)
 
 
-def _compression(file) -> tf.Tensor:
+def compression_of(file) -> tf.Tensor:
     return tf.where(tf.strings.regex_full_match(file, r".*\.gz"), "GZIP", "")
 
 
 def _lines(file) -> tf.data.Dataset:
-    return tf.data.TextLineDataset(file, _compression(file)).batch(TOGETHER)
+    return tf.data.TextLineDataset(file, compression_of(file)).batch(TOGETHER)
 
 
 def _full(lines: tf.data.Dataset) -> tf.data.Dataset:
@@ -250,10 +250,10 @@ def _groups_of_lines(lines: tf.data.Dataset, lines_per_document: int) -> tf.data
 
 
 def _records(file) -> tf.data.Dataset:
-    return tf.data.TFRecordDataset(file, _compression(file)).batch(TOGETHER)
+    return tf.data.TFRecordDataset(file, compression_of(file)).batch(TOGETHER)
 
 
-class _File(tf.io.gfile.GFile):
+class OpenedFile(tf.io.gfile.GFile):
     """A file of any kind of storage, as pyarrow wants it."""
 
     closed = False
@@ -264,14 +264,14 @@ class _File(tf.io.gfile.GFile):
 
 
 def _lines_of_zst(file: str) -> Iterator[list[bytes]]:
-    with _File(file) as opened:
+    with OpenedFile(file) as opened:
         lines = (line.rstrip(b"\r\n") for line in io.BufferedReader(pa.CompressedInputStream(opened, "zstd")))
         while together := list(itertools.islice(lines, TOGETHER)):
             yield together
 
 
 def _texts_of_parquet(file: str, text_key: str) -> Iterator[list[bytes]]:
-    with _File(file) as opened:
+    with OpenedFile(file) as opened:
         table = pyarrow.parquet.ParquetFile(opened)
         if text_key not in table.schema_arrow.names:
             raise UserError(
