@@ -138,7 +138,7 @@ def test_a_full_disk_stops_nothing_until_the_end_and_loses_nothing():
     reader.start()
     process = Command(*flags("causal_decoder", FULL_LM, "run", 100_000, "--gin.CHECKPOINT_PERIOD=20"), log="pipe")
     limit = lambda size: resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
-    process.wait_until(lambda: len(losses("run")) >= 45)
+    process.wait_until(lambda: len(losses("run")) >= 45 and os.path.exists("run/checkpoints/40"))  # which is written beside
     limit(4000)
     before = len(losses("run"))
     time.sleep(3)
