@@ -9,7 +9,12 @@ import pathlib
 from setuptools import find_packages, setup
 
 ROOT = pathlib.Path(__file__).parent
-GIN_FILES = [str(path.relative_to(ROOT / "t5x_lab")) for path in sorted((ROOT / "t5x_lab" / "gin").rglob("*.gin"))]
+FILES = {"gin": "*.gin", "tasks/templates": "*.yaml", "evaluation/eai_eval": "*.yaml"}
+PACKAGE_DATA = [
+    str(path.relative_to(ROOT / "t5x_lab"))
+    for folder, pattern in FILES.items()
+    for path in sorted((ROOT / "t5x_lab" / folder).rglob(pattern))
+]
 
 CORE = [
     "absl-py>=2.1",
@@ -71,7 +76,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=find_packages(include=["t5x_lab", "t5x_lab.*"]),
-    package_data={"t5x_lab": ["py.typed", *GIN_FILES]},
+    package_data={"t5x_lab": ["py.typed", *PACKAGE_DATA]},
     install_requires=CORE + DATA,
     extras_require=EXTRAS,
     entry_points={"console_scripts": ["t5x_lab = t5x_lab.cli.main:main"]},

@@ -9,8 +9,9 @@ import t5.data.preprocessors
 import tensorflow as tf
 
 from t5x_lab.config.errors import UserError
-from t5x_lab.prompts.records import Records, source_of
-from t5x_lab.prompts.tasks import drawn_task, prompted_task, ranked_task
+from t5x_lab.prompts.config import Records
+from t5x_lab.prompts.records import source_of
+from t5x_lab.prompts.tasks import InWords
 from t5x_lab.prompts.templates import Template
 
 LENGTHS = {"inputs": 256, "targets": 64}
@@ -47,18 +48,18 @@ def examples(task, **options):
 
 def test_a_task_renders_each_record_and_leaves_out_empty_ones(read):
     source, records = read(RECORDS)
-    task = prompted_task(KIND, source, records)
+    task = InWords((KIND,), source, records).task("set_which_kind_")
     assert task.name == "set_which_kind_"
     found = [(text_of(x["inputs"]), text_of(x["targets"])) for x in examples(task)]
     assert found == [(f"What is {r['text']}?", ["animal", "tree", "number"][r["label"]]) for r in RECORDS]
     assert all(x["targets"][-1] == 1 and x["inputs"][-1] != 1 for x in examples(task))
-    assert all(x["inputs"][-1] == 1 for x in examples(prompted_task(KIND, source, records, input_eos=True)))
-    assert len(examples(prompted_task(LONG, source, records))) == sum(r["label"] < 2 for r in RECORDS)
+    assert all(x["inputs"][-1] == 1 for x in examples(InWords((KIND,), source, records, input_eos=True).task("set")))
+    assert len(examples(InWords((LONG,), source, records).task("set"))) == sum(r["label"] < 2 for r in RECORDS)
 
 
 def test_choices_are_ranked_as_t5_ranks_them(read):
     source, records = read(RECORDS[:50])
-    ours = examples(ranked_task(KIND, source, records))
+    ours = examples(InWords((KIND,), source, records, ranked=True).task("set"))
     formatted = t5.data.preprocessors.rank_classification_formatter(
         tf.data.Dataset.from_generator(lambda: RECORDS[:50], output_signature={"text": tf.TensorSpec([], tf.string), "label": tf.TensorSpec([], tf.int32)}),
         inputs_formats="What is {text}?", targets_formats=["animal", "tree", "number"],
@@ -72,7 +73,7 @@ def test_choices_are_ranked_as_t5_ranks_them(read):
 
 def test_a_template_is_drawn_for_each_example_and_epoch(read):
     source, records = read(RECORDS)
-    task = drawn_task("set_all_prompts", [KIND, LONG, TURNED], source, records)
+    task = InWords((KIND, LONG, TURNED), source, records).task("set")
     kinds = lambda found: [
         "What" if "What" in x else "Name" if "Name" in x else "long" for x in (text_of(e["inputs"]) for e in found)
     ]
@@ -97,9 +98,9 @@ def test_a_template_is_drawn_for_each_example_and_epoch(read):
 def test_a_record_that_does_not_fit_is_said(template, record, says, read):
     source, records = read([{"text": "y", "label": 0}, record])
     with pytest.raises(tf.errors.OpError, match=says.replace("?", r"\?")):
-        examples(ranked_task(template, source, records))
+        examples(InWords((template,), source, records, ranked=True).task("set"))
 
 
 def test_what_has_no_choices_is_not_ranked(read):
     with pytest.raises(UserError, match='Template "turned" of set has no answer_choices'):
-        ranked_task(TURNED, *read(RECORDS[:1]))
+        InWords((TURNED,), *read(RECORDS[:1]), ranked=True).task("set")

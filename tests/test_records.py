@@ -12,7 +12,8 @@ import tensorflow as tf
 import tensorflow_datasets as tfds
 
 from t5x_lab.config.errors import NotHere, UserError
-from t5x_lab.prompts.records import Records, as_json, fields_of, source_of
+from t5x_lab.prompts.config import Records
+from t5x_lab.prompts.records import as_json, fields_of, source_of
 
 RECORDS = [
     {"text": 'a "quoted", text\twith\nall', "label": 1, "answers": {"text": ["x", "y"], "start": [3, 4]}},

@@ -2,6 +2,8 @@
 
 import dataclasses
 import re
+from collections.abc import Iterable
+from typing import Protocol, runtime_checkable
 
 from t5x_lab.config.checks import check_types, in_range, positive
 from t5x_lab.config.errors import UserError, one_of
@@ -151,6 +153,23 @@ class TextFiles:
         return ("train", "validation") if self.validation else ("train",)
 
 
+@runtime_checkable
+class NamedTasks(Protocol):
+    """Tasks and mixtures that are made when somebody asks for them by name, such as `t5x_lab.prompts.config.Prompts`."""
+
+    def declare(self, name: str) -> bool:
+        """Puts what the name stands for into SeqIO's registries; False where it is none of its names."""
+        ...
+
+    def without(self, name: str, tasks: Iterable[str]) -> str:
+        """The name of the same mixture without the data sets of these tasks, whose data are missing; "" where there is none."""
+        ...
+
+    def names(self) -> Iterable[str]:
+        """Some of the names, with which a mistyped one is compared."""
+        ...
+
+
 ALL_TEXTS = "texts"  # the name of those of TEXTS together
 
 
@@ -174,6 +193,7 @@ class DataConfig:
         each task's examples is measured on the first 1,000.
       files: the text behind `files`.
       texts: more of them, by name.
+      prompts: data sets of labelled records in words, by name.
       shards: logical shards of the stream, fixed for a run's life; the batch size is a multiple of it and the number of
         processes divides it, so that another number of processes reads the same examples.
       pack: several short examples in one row, told apart by segment ids.
@@ -200,6 +220,7 @@ class DataConfig:
     rates_of: str = "examples"
     files: TextFiles = TextFiles()
     texts: dict[str, TextFiles] = dataclasses.field(default_factory=dict, metadata=macro("TEXTS"))
+    prompts: NamedTasks | None = None
     shards: int = dataclasses.field(default=4, metadata=macro("DATA_SHARDS"))
     pack: bool = True
     converter: Converter | None = None

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,8 @@ import tensorflow as tf
 from etils import epath
 
 from t5x_lab.checkpoints.layout import from_another
-from t5x_lab.config.errors import UserError, nearest
+from t5x_lab.config.errors import NotHere, UserError, nearest
+from t5x_lab.config.gin_files import flag
 from t5x_lab.config.user_code import raised_in, told
 from t5x_lab.data.config import DataConfig
 from t5x_lab.data.examples import features_of, has_text_at_0, passed, sequences_of, with_features
@@ -67,12 +68,31 @@ def check_vocabulary(tasks: WeightedTasks, config: DataConfig, vocab_size: int) 
 
 def check_readable(tasks: WeightedTasks, config: DataConfig) -> None:
     """Opens the tasks' sources; raises what they raise where their data are not here."""
+    check_here(tasks.trained, tasks.split, tasks.name, config)
     for part in tasks.trained:
-        part.task.source.list_shards(tasks.split)
         if not is_counted_by_reading(part.task.source):
             part.weigh()
         if not set(part.lengths) <= set(part.task.output_features):
             shard_of_task(part, config, 0, 0, len(tasks.trained))  # whether its preprocessors make what it does not declare
+
+
+def check_here(parts: Iterable[Part], split: str, name: str, config: DataConfig) -> None:
+    """Raises a `NotHere` that says all that is missing of the tasks' data, and the name of the mixture without it."""
+    by_source: dict[seqio.DataSource, list[str]] = {}  # templates over one data set have one source
+    for part in parts:
+        by_source.setdefault(part.task.source, []).append(part.task.name)
+    missing: dict[str, list[str]] = {}
+    for source, tasks in by_source.items():
+        try:
+            source.list_shards(split)
+        except NotHere as error:
+            missing.setdefault(error.sentence, []).extend(tasks)
+    if missing:
+        first = next(iter(missing))
+        more = f" {len(missing) - 1} more data sets are missing." if len(missing) > 1 else ""
+        names = [task for tasks in missing.values() for task in tasks]
+        without = config.prompts.without(name, names) if config.prompts else ""
+        raise NotHere(f"{first}{more}" + (f" To go on without: {flag('MIXTURE_OR_TASK_NAME', without)}" if without else ""))
 
 
 def _tell_what_is_not_read(tasks: WeightedTasks, config: DataConfig) -> None:

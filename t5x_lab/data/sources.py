@@ -84,6 +84,8 @@ class DocumentFiles(seqio.FileDataSource):
         super().__init__(read, files, block_length=1)
         self._parse, self._cut = parse, cut
 
+    is_counted_by_reading = True
+
     @property
     def supports_arbitrary_sharding(self) -> bool:
         return True
@@ -115,7 +117,7 @@ counted: dict[str, int] = {}  # documents by what tells their files apart; a run
 
 def is_counted_by_reading(source: seqio.DataSource) -> bool:
     """Whether asking for the number of its examples may take long."""
-    return isinstance(getattr(source, "source", source), DocumentFiles)
+    return getattr(getattr(source, "source", source), "is_counted_by_reading", False)
 
 
 def of_file(source: seqio.FileDataSource, split: str, file: str) -> seqio.FileDataSource:

@@ -60,7 +60,8 @@ def known_names(config: DataConfig | None = None) -> list[str]:
     """All names, those of the run's texts among them."""
     importlib.import_module("t5x_lab.tasks")
     own = _own_names([*_texts(config), *([ALL_TEXTS] if config and config.texts else [])])
-    return sorted({*own, *seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()})
+    of_prompts = config.prompts.names() if config and config.prompts else ()
+    return sorted({*own, *seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names(), *of_prompts})
 
 
 def _texts(config: DataConfig | None) -> dict[str, seqio.DataSource]:
@@ -117,7 +118,10 @@ def members(config: DataConfig, need_objective: bool = True) -> list[Member]:
     Raises:
       UserError: with the nearest name when there is no such task or mixture; when OBJECTIVE and a name do not go together.
     """
-    name, known = config.mixture_or_task_name, known_names(config)
+    name = config.mixture_or_task_name
+    if config.prompts and name not in _own_names([*_texts(config), ALL_TEXTS]):
+        config.prompts.declare(name)
+    known = known_names(config)
     if name in _own_names([ALL_TEXTS]) and name not in known:
         raise UserError(f'"{name}" are those of TEXTS, which has none: TEXTS = {{"mine": @mine/TextFiles()}}, for example.')
     if name not in known:

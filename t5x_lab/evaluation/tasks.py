@@ -13,7 +13,7 @@ from t5x_lab.config.user_code import told
 from t5x_lab.data.caches import opened
 from t5x_lab.data.config import DataConfig, by_name
 from t5x_lab.data.mixture import Part, WeightedTasks
-from t5x_lab.data.pipeline import resolve_tasks
+from t5x_lab.data.pipeline import check_here, resolve_tasks
 from t5x_lab.data.sources import sizes_of
 from t5x_lab.data.tasks import says_its_objective
 from t5x_lab.evaluation.config import TaskEvaluation
@@ -125,6 +125,8 @@ def evaluated_tasks(how: TaskEvaluation, model: Any, batch_size: int | None = No
     what = f'split "{data.eval_split}"; the splits are {", ".join(splits)}'
     found = found.only(lambda part: data.eval_split in part.task.splits, what)
     if asked_for:
+        with naming(how.name):
+            check_here(found.parts, data.eval_split, tasks.name, data)
         for part in found.parts:
             _check_source(how.name, part, data.eval_split)
     return found

@@ -4,11 +4,12 @@ A record is an object of JSON, {"record": its text}, as the field's own names ha
 """
 
 import csv
-import dataclasses
 import functools
 import io
 import itertools
 import json
+import weakref
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,66 +19,30 @@ import pyarrow.parquet
 import seqio
 import tensorflow as tf
 
-from t5x_lab.config.checks import check_types
 from t5x_lab.config.errors import NotHere, UserError
-from t5x_lab.data.sources import TOGETHER, OpenedFile, compression_of, read_on
+from t5x_lab.config.user_code import tried
+from t5x_lab.data.sources import TOGETHER, OpenedFile, compression_of, counted, read_on, sizes_of
+from t5x_lab.prompts.config import Records
 
 SPLITS = ("train", "validation", "test")
 
 
-@dataclasses.dataclass(frozen=True)
-class Records:
-    """Where the records of a data set lie, or those of all data sets by one rule.
-
-    Attributes:
-      files: a pattern of .jsonl, .json (lines), .csv, .tsv, .parquet or .tfrecord files, or patterns by split; all but .parquet
-        may be gzipped. "{dataset}" and "{split}" stand for the names, as in "corpora/{dataset}/{split}*.jsonl.gz".
-      tfds: a name in TensorFlow Datasets, such as "glue/mrpc:2.0.0" or "huggingface:{dataset}".
-      saved: a folder that Hugging Face's `datasets` saved (`save_to_disk`), by split.
-      hub: a name on Hugging Face's hub, of its cache where that has it, such as "nyu-mll/glue:mrpc"; needs `datasets`.
-      splits: what a split is called there, by its name here: {"validation": "dev_r1"}; others are called the same.
-      integers: fields of .csv and .tsv files that are whole numbers.
-      labels: fields whose values are names there and numbers in templates: {"label": ("entailment", "not_entailment")}.
-      names: fields that are called otherwise there, by their names here: {"text": "sentence"}.
-    """
-
-    files: str | dict[str, str] | None = None
-    tfds: str | None = None
-    saved: str | None = None
-    hub: str | None = None
-    splits: dict[str, str] = dataclasses.field(default_factory=dict)
-    integers: tuple[str, ...] = ("label",)
-    labels: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
-    names: dict[str, str] = dataclasses.field(default_factory=dict)
-
-    def __post_init__(self):
-        check_types(self)
-        given = [name for name in ("files", "tfds", "saved", "hub") if getattr(self, name)]
-        if len(given) != 1:
-            raise UserError(
-                f"Records has {' and '.join(given) or 'neither files, tfds, saved nor hub'}. Give exactly one of them, for "
-                'example Records.files = "corpora/{dataset}/{split}.jsonl".'
-            )
-
-    def pattern(self, dataset: str, split: str) -> str:
-        """Where the files of a split are; "" where nothing is said of it."""
-        pattern = self.files.get(split, "") if isinstance(self.files, dict) else self.files or ""
-        return pattern.format(dataset=dataset, split=self.splits.get(split, split))
-
-
-def source_of(dataset: str, records: Records, splits: Sequence[str] = SPLITS) -> seqio.DataSource:
+def source_of(
+    dataset: str, records: Records, splits: Sequence[str] = SPLITS, elsewhere: Mapping[str, str] = {}
+) -> seqio.DataSource:
     """The source of a data set's records; `as_json` makes of its elements what templates read. Nothing is opened here.
 
     Args:
       dataset: its name, such as "super_glue/rte".
       records: where it lies.
       splits: those that it has.
+      elsewhere: what it is called there, for names in braces: {"tfds": "super_glue/rte"}.
     """
     named = {split: records.splits.get(split, split) for split in splits}
-    if records.tfds:
-        return seqio.TfdsDataSource(records.tfds.format(dataset=dataset), splits=named)
     if records.files is None:
-        place = (records.saved or records.hub or "").format(dataset=dataset)
+        place = (records.tfds or records.saved or records.hub or "").format(dataset=dataset, **elsewhere)
+        if records.tfds:
+            return seqio.TfdsDataSource(place, splits=named)
         rows = read_on(functools.partial(_of_datasets, is_saved=bool(records.saved)))
         return _Rows(lambda name: rows(name).unbatch(), {split: [f"{place}@{there}"] for split, there in named.items()})
     return _Files(dataset, records, splits)
@@ -96,6 +61,7 @@ class _Files(seqio.FileDataSource):
     def __init__(self, dataset: str, records: Records, splits: Sequence[str]):
         patterns = {split: pattern for split in splits if (pattern := records.pattern(dataset, split))}
         self._dataset, self._is_rule = dataset, not isinstance(records.files, dict)
+        self._num_examples = records.num_examples
         super().__init__(_reader(dataset, patterns, records), patterns)
 
     @property
@@ -105,6 +71,8 @@ class _Files(seqio.FileDataSource):
         found = [split for split in said if tf.io.gfile.glob(self._split_to_filepattern[split])] if self._is_rule else said
         return found or said
 
+    is_counted_by_reading = True
+
     def list_shards(self, split: str) -> list[str]:
         files = sorted(tf.io.gfile.glob(self._split_to_filepattern[split]))
         if not files:
@@ -113,6 +81,17 @@ class _Files(seqio.FileDataSource):
                 "records there, or say where they are with Records.files, .tfds, .saved or .hub."
             )
         return files
+
+    def num_input_examples(self, split: str) -> int:
+        """Said by `Records.num_examples`, or counted by reading, once for the same files."""
+        if self._num_examples and split == "train":
+            return self._num_examples
+        files = self.list_shards(split)
+        key = f"{zlib.crc32(json.dumps([files, sizes_of(files)]).encode()):08x}"
+        if key not in counted:
+            lines = self.get_dataset(split, shuffle=False).batch(TOGETHER)
+            counted[key] = int(lines.reduce(np.int64(0), lambda count, batch: count + tf.size(batch, tf.int64)))
+        return counted[key]
 
 
 def _reader(dataset: str, patterns: Mapping[str, str], records: Records) -> Callable[[Any], tf.data.Dataset]:
@@ -131,7 +110,7 @@ def _reader(dataset: str, patterns: Mapping[str, str], records: Records) -> Call
     if kind == "tfrecord":
         return lambda file: tf.data.TFRecordDataset(file, compression_of(file)).map(_json_of_example)
     separator = {"csv": ",", "tsv": "\t"}.get(kind or "")
-    rows = functools.partial(_of_table, separator=separator, integers=records.integers) if separator else _of_parquet
+    rows = functools.partial(_of_table, separator=separator, records=records) if separator else _of_parquet
     return lambda file: read_on(rows)(file).unbatch()
 
 
@@ -141,13 +120,15 @@ def _kind(pattern: str) -> str | None:
     return next((kind for end, kind in ends.items() if name.endswith(end)), "tfrecord" if ".tfrecord" in name else None)
 
 
-def _of_table(file: str, separator: str, integers: Sequence[str]) -> Iterator[list[bytes]]:
-    """Rows of a table whose first line names its columns, quoted as the csv module quotes."""
+def _of_table(file: str, separator: str, records: Records) -> Iterator[list[bytes]]:
+    """Rows of a table, quoted as the csv module quotes; without names of columns given, its first line has them."""
     with OpenedFile(file) as opened:
         stream = pa.CompressedInputStream(opened, "gzip") if file.endswith(".gz") else pa.PythonFile(opened, mode="r")
         lines = io.TextIOWrapper(io.BufferedReader(stream), encoding="utf-8-sig", newline="")
-        table = csv.DictReader(lines, delimiter=separator)
-        rows = ({**row, **{name: int(row[name]) for name in integers if _is_whole(row.get(name))}} for row in table)
+        named = records.columns or None
+        # Files without names of columns, such as those of GLUE, do not quote either.
+        table = csv.DictReader(lines, named, delimiter=separator, quoting=csv.QUOTE_NONE if named else csv.QUOTE_MINIMAL)
+        rows = ({**row, **{name: int(row[name]) for name in records.integers if _is_whole(row.get(name))}} for row in table)
         while together := [_json(row) for row in itertools.islice(rows, TOGETHER)]:
             yield together
 
@@ -195,8 +176,63 @@ def _json_of_example(serialized: tf.Tensor) -> tf.Tensor:
     return tf.ensure_shape(tf.numpy_function(encoded, [serialized], tf.string, stateful=False), [])
 
 
-def as_json(records: tf.data.Dataset) -> tf.data.Dataset:
+class FirstRecords(seqio.DataSource):
+    """The first N of a source's training records, and all of its other splits."""
+
+    def __init__(self, source: seqio.DataSource, first: int):
+        super().__init__(splits=source.splits)
+        self._source, self._first = source, first
+
+    supports_arbitrary_sharding = False
+
+    def list_shards(self, split: str) -> list[str]:
+        return self._source.list_shards(split) and [f"the first {self._first}" if split == "train" else split]
+
+    def get_dataset(self, split="train", shuffle=True, seed=None, shard_info=None, **unused) -> tf.data.Dataset:
+        if split != "train":
+            return self._source.get_dataset(split, shuffle, seed, shard_info)
+        found = self._source.get_dataset(split, shuffle=False).take(self._first)
+        return found.shard(shard_info.num_shards, shard_info.index) if shard_info else found
+
+    def num_input_examples(self, split: str) -> int | None:
+        number = self._source.num_input_examples(split)
+        return min(number, self._first) if number is not None and split == "train" else number
+
+
+def first_records(source: seqio.DataSource, records: Records, split: str, count: int) -> list[bytes]:
+    """The first records of a split as JSON; read once of each source."""
+    of_source = _first.setdefault(source, {})
+    if (split, count) not in of_source:
+        lines = as_json(source.get_dataset(split, shuffle=False), records).take(count)
+        of_source[split, count] = [example["record"] for example in lines.as_numpy_iterator()]
+    return of_source[split, count]
+
+
+_first: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+
+def as_json(dataset: tf.data.Dataset, records: Records | None = None) -> tf.data.Dataset:
     """{"record": JSON} of what a source gives: JSON already, or structures of tensors (TensorFlow Datasets)."""
+    lines = _lines_of_json(dataset)
+    if records is None or records.each is None:
+        return lines
+    several = functools.partial(_each, make=records.each)
+
+    @tf.autograph.experimental.do_not_convert
+    def made(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        found = tf.numpy_function(several, [example["record"]], tf.string, stateful=False)
+        return {"record": tf.ensure_shape(found, [None])}
+
+    return lines.batch(TOGETHER).map(made).unbatch()
+
+
+def _each(lines: np.ndarray, make: Callable[[dict], Sequence[dict]]) -> np.ndarray:
+    what = "Records.each fails"
+    found = [_json(record) for line in lines for record in tried(what, functools.partial(make, json.loads(line)))]
+    return np.array(found, object)
+
+
+def _lines_of_json(records: tf.data.Dataset) -> tf.data.Dataset:
     spec = records.element_spec
     if isinstance(spec, tf.TensorSpec):
         return records.map(lambda record: {"record": record})
@@ -240,8 +276,11 @@ def fields_of(line: bytes, records: Records) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise UserError(f"the record is no object with fields: {line[:80]!r}")
     for name, there in records.names.items():
-        if there in record:
-            record[name] = record.pop(there)
+        value: Any = record.pop(there, record)
+        for key in there.split(".") if value is record else ():
+            value = value.get(key) if isinstance(value, dict) else None
+        if value is not None:
+            record[name] = value
     for name, labels in records.labels.items():
         value = record.get(name)
         if isinstance(value, str | bool):

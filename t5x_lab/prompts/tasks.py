@@ -1,11 +1,14 @@
-"""SeqIO tasks of a data set in words: with one template, with one drawn for each example, and with all choices to rank.
+"""SeqIO tasks of records in words: with one template, with one drawn for each example, behind exemplars, as choices to rank.
 
-Records are rendered many at a time, in Python. A template that is drawn is drawn behind the cache's placeholder: anew in each
-epoch, and alike with the same seed.
+Records are rendered many at a time, in Python. What is drawn, a template or exemplars, is drawn behind the cache's placeholder:
+anew in each epoch, and alike with the same seed.
 """
 
+import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+import itertools
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import seqio
@@ -14,135 +17,169 @@ import tensorflow as tf
 from t5x_lab.config.errors import UserError
 from t5x_lab.data.sources import TOGETHER
 from t5x_lab.data.texts import VOCABULARY
-from t5x_lab.prompts.records import Records, as_json, fields_of
-from t5x_lab.prompts.templates import NO_LABEL, Rendered, Template, task_name
+from t5x_lab.prompts.config import FewShot, Records
+from t5x_lab.prompts.records import as_json, fields_of, first_records
+from t5x_lab.prompts.templates import NO_LABEL, Rendered, Template
 
 _TEXTS = {"inputs": tf.string, "targets": tf.string}
 _ROWS = {**_TEXTS, "idx": tf.int32, "is_correct": tf.bool}
 
 
-def prompted_task(
-    template: Template, source: seqio.DataSource, records: Records, input_eos: bool = False, metrics: Sequence[Callable] = ()
-) -> seqio.Task:
-    """A data set with one template, under T0's name. Records that it renders nothing of are left out.
+@dataclasses.dataclass(frozen=True)
+class InWords:
+    """What a task makes of records.
 
-    Args:
-      template: what puts the records into words.
-      source: of these, see `records.source_of`.
+    Attributes:
+      templates: what puts them into words; of several one is drawn for each example and epoch (Wei et al. 2022, section 2.1).
+      source: of the records, see `records.source_of`.
       records: what their fields are called.
+      shots: exemplars before each question; None = as many as fit.
+      few_shot: how they stand there.
+      ranked: whether each choice is a row, as `t5.data.preprocessors.rank_classification` makes them.
       input_eos: whether an end token stands between inputs and targets.
-      metrics: SeqIO's.
     """
-    return seqio.Task(
-        task_name(template.dataset, template.name),
-        source,
-        preprocessors=[
-            as_json,
-            functools.partial(_in_words, template=template, records=records),
-            seqio.preprocessors.tokenize,
-            seqio.CacheDatasetPlaceholder(),
-            seqio.preprocessors.append_eos_after_trim,
-        ],
-        output_features=_features(input_eos),
-        metric_fns=list(metrics),
-    )
 
+    templates: tuple[Template, ...]
+    source: seqio.DataSource
+    records: Records
+    shots: int | None = 0
+    few_shot: FewShot = FewShot()
+    ranked: bool = False
+    input_eos: bool = False
 
-def ranked_task(template: Template, source: seqio.DataSource, records: Records, input_eos: bool = False) -> seqio.Task:
-    """All choices of each record with one template, a row each, as `t5.data.preprocessors.rank_classification` makes them.
+    @property
+    def draws(self) -> bool:
+        return len(self.templates) > 1 or self.shots != 0
 
-    Raises:
-      UserError: for a template without answer choices.
-    """
-    if template.answer_choices is None:
-        raise UserError(f"{template} has no answer_choices, so there is nothing to rank.")
-    return seqio.Task(
-        f"{task_name(template.dataset, template.name)}_score_eval",
-        source,
-        preprocessors=[
-            as_json,
-            functools.partial(_choices_in_words, template=template, records=records),
-            seqio.preprocessors.tokenize,
-            seqio.CacheDatasetPlaceholder(),
-            seqio.preprocessors.append_eos_after_trim,
-        ],
-        output_features=_features(input_eos),
-    )
+    def task(self, name: str, metrics: Sequence[Callable] = ()) -> seqio.Task:
+        """The SeqIO task. Records of which a template renders nothing are left out.
 
+        Raises:
+          UserError: when choices are to be ranked of a template that has none.
+        """
+        without = next((template for template in self.templates if template.answer_choices is None), None)
+        if self.ranked and without:
+            raise UserError(f"{without} has no answer_choices, so there is nothing to rank.")
+        lines, tokenize = functools.partial(as_json, records=self.records), seqio.preprocessors.tokenize
+        if self.draws:
+            steps = [lines, seqio.CacheDatasetPlaceholder(), functools.partial(_in_drawn_words, how=self), tokenize]
+        else:
+            steps = [lines, functools.partial(_in_words, how=self), tokenize, seqio.CacheDatasetPlaceholder()]
+        return seqio.Task(
+            name,
+            self.source,
+            preprocessors=[*steps, seqio.preprocessors.append_eos_after_trim],
+            output_features={
+                "inputs": seqio.Feature(VOCABULARY, add_eos=self.input_eos),
+                "targets": seqio.Feature(VOCABULARY),
+            },
+            metric_fns=list(metrics),
+        )
 
-def drawn_task(
-    name: str, templates: Sequence[Template], source: seqio.DataSource, records: Records, input_eos: bool = False
-) -> seqio.Task:
-    """A data set with one of its templates drawn for each example and epoch (Wei et al. 2022, section 2.1)."""
-    return seqio.Task(
-        name,
-        source,
-        preprocessors=[
-            as_json,
-            seqio.CacheDatasetPlaceholder(),
-            functools.partial(_in_drawn_words, templates=tuple(templates), records=records),
-            seqio.preprocessors.tokenize,
-            seqio.preprocessors.append_eos_after_trim,
-        ],
-        output_features=_features(input_eos),
-    )
+    def rows(self, line: bytes, number: int, drawn: int, fits: Callable[[str], bool]) -> list[tuple]:
+        """What becomes of a record: (inputs, targets); of each choice (inputs, choice, [number, choice's number], is it right).
 
+        Args:
+          line: the record, as JSON.
+          number: of the record among all.
+          drawn: a number that decides what is drawn.
+          fits: whether inputs are short enough.
+        """
+        template = self.templates[drawn % len(self.templates)]
+        made = self._rendered(line, template, drawn)
+        if made is None:
+            return []
+        inputs = made.inputs if self.shots == 0 else self._behind_exemplars(made, line, template, drawn, fits)
+        if not self.ranked:
+            return [(inputs, made.targets)]
+        if made.targets == NO_LABEL:
+            return []
+        _check_choices(template, made, line)
+        return [(inputs, choice, [number, i], choice == made.targets) for i, choice in enumerate(made.choices)]
 
-def _features(input_eos: bool) -> dict[str, seqio.Feature]:
-    return {"inputs": seqio.Feature(VOCABULARY, add_eos=input_eos), "targets": seqio.Feature(VOCABULARY)}
-
-
-def _in_words(dataset: tf.data.Dataset, template: Template, records: Records) -> tf.data.Dataset:
-    def render(lines: np.ndarray) -> list[tuple]:
-        return [(made.inputs, made.targets) for made in _rendered(lines, [template] * len(lines), records) if made]
-
-    return _many_at_a_time(dataset, ["record"], render, _TEXTS)
-
-
-def _in_drawn_words(dataset: tf.data.Dataset, templates: Sequence[Template], records: Records) -> tf.data.Dataset:
-    @seqio.map_over_dataset(num_seeds=1)
-    def drawn(example, seed):
-        return {**example, "number": tf.random.stateless_uniform([], seed, 0, 2**31 - 1, tf.int32)}
-
-    def render(lines: np.ndarray, numbers: np.ndarray) -> list[tuple]:
-        chosen = [templates[number % len(templates)] for number in numbers.tolist()]
-        made = _rendered(lines, chosen, records, numbers.tolist())
-        return [(one.inputs, one.targets) for one in made if one]
-
-    return _many_at_a_time(drawn(dataset), ["record", "number"], render, _TEXTS)
-
-
-def _choices_in_words(dataset: tf.data.Dataset, template: Template, records: Records) -> tf.data.Dataset:
-    def render(lines: np.ndarray, numbers: np.ndarray) -> list[tuple]:
-        rows = []
-        for number, made in zip(numbers.tolist(), _rendered(lines, [template] * len(lines), records), strict=True):
-            if made and made.targets != NO_LABEL:
-                _check_choices(template, made)
-                rows += [(made.inputs, x, [number, i], x == made.targets) for i, x in enumerate(made.choices)]
-        return rows
-
-    numbered = dataset.enumerate().map(lambda number, example: {**example, "number": number})
-    return _many_at_a_time(numbered, ["record", "number"], render, _ROWS)
-
-
-def _check_choices(template: Template, made: Rendered) -> None:
-    if len(set(made.choices)) < len(made.choices):
-        raise UserError(f"{template} has equal choices for a record: {', '.join(made.choices)}.")
-    if made.targets not in made.choices:
-        raise UserError(f'{template} has the target "{made.targets}", which is none of its choices: {", ".join(made.choices)}.')
-
-
-def _rendered(
-    lines: np.ndarray, templates: Sequence[Template], records: Records, seeds: Sequence[int] | None = None
-) -> list[Rendered | None]:
-    made = []
-    for line, template, seed in zip(lines.tolist(), templates, seeds or [0] * len(lines), strict=True):
+    def _rendered(self, line: bytes, template: Template, drawn: int) -> Rendered | None:
         try:
-            fields = fields_of(line, records)
+            return template.render(fields_of(line, self.records), drawn)
         except UserError as error:
-            raise UserError(f"Of {template.dataset} {error.sentence}: {line[:80]!r}") from error
-        made.append(template.render(fields, seed))
-    return made
+            raise UserError(f"{error.sentence.rstrip('.')}. The record of {template.dataset}: {_start(line)}") from error
+
+    def _behind_exemplars(
+        self, question: Rendered, line: bytes, template: Template, drawn: int, fits: Callable[[str], bool]
+    ) -> str:
+        how, pool = self.few_shot, self._pool()
+        of_question = f"{how.before_input}{question.inputs}{how.before_target}"
+        exemplars: list[str] = []
+        wanted = how.most if self.shots is None else self.shots
+        for number in _in_random_order(len(pool), drawn):
+            if len(exemplars) == wanted:
+                break
+            made = None if pool[number] == line else self._rendered(pool[number], template, drawn)
+            if made is None or made.targets == NO_LABEL or (made.inputs, made.targets) == (question.inputs, question.targets):
+                continue
+            exemplar = f"{how.before_input}{made.inputs}{how.before_target}{made.targets}{how.between}"
+            if not fits("".join([*exemplars, exemplar, of_question])):
+                break
+            exemplars.append(exemplar)
+        return "".join([*exemplars, of_question])
+
+    def _pool(self) -> list[bytes]:
+        return first_records(self.source, self.records, "train", self.few_shot.pool)
+
+
+def _in_random_order(count: int, seed: int) -> Iterator[int]:
+    """0 … count-1, each once."""
+    draw, seen = random.Random(seed), set[int]()
+    while len(seen) < count:
+        number = draw.randrange(count)
+        if number not in seen:
+            seen.add(number)
+            yield number
+
+
+def _in_words(dataset: tf.data.Dataset, how: InWords) -> tf.data.Dataset:
+    undrawn = dataset.enumerate().map(lambda number, example: {**example, "number": number, "drawn": 0})
+    return _rows(undrawn, how, lambda text: True)
+
+
+def _in_drawn_words(
+    dataset: tf.data.Dataset, sequence_length: Mapping[str, int] | None, output_features: Mapping, how: InWords
+) -> tf.data.Dataset:
+    @seqio.map_over_dataset(num_seeds=1)
+    def with_draw(example: dict, seed: tf.Tensor) -> dict:
+        return {**example, "drawn": tf.random.stateless_uniform([], seed, 0, 2**31 - 1, tf.int32)}
+
+    if how.shots != 0:
+        with tf.init_scope():  # before the first question, and outside the graph of many tasks
+            how._pool()
+    numbered = dataset.enumerate().map(lambda number, example: {**example, "number": number})
+    length = (sequence_length or {}).get("inputs")
+    most = how.few_shot.budget or (length and length - 1)
+    encode = output_features["inputs"].vocabulary.encode
+    # A vocabulary makes no more tokens than a text has bytes, which are four a character at most.
+    return _rows(with_draw(numbered), how, lambda text: not most or len(text) <= most // 4 or len(encode(text)) <= most)
+
+
+def _rows(dataset: tf.data.Dataset, how: InWords, fits: Callable[[str], bool]) -> tf.data.Dataset:
+    def rows(lines: np.ndarray, numbers: np.ndarray, drawn: np.ndarray) -> list[tuple]:
+        each = zip(lines.tolist(), numbers.tolist(), drawn.tolist(), strict=True)
+        return list(itertools.chain.from_iterable(how.rows(*one, fits) for one in each))
+
+    return _many_at_a_time(dataset, ["record", "number", "drawn"], rows, _ROWS if how.ranked else _TEXTS)
+
+
+def _check_choices(template: Template, made: Rendered, line: bytes) -> None:
+    wrong = ""
+    if len(set(made.choices)) < len(made.choices):
+        wrong = f"has equal choices: {', '.join(made.choices)}"
+    elif made.targets not in made.choices:
+        wrong = f'has the target "{made.targets}", which is none of its choices: {", ".join(made.choices)}'
+    if wrong:
+        raise UserError(f"{template} {wrong}. The record of {template.dataset}: {_start(line)}")
+
+
+def _start(line: bytes) -> str:
+    text = line.decode("utf-8", "replace")
+    return text if len(text) <= 200 else f"{text[:200]}…"
 
 
 def _many_at_a_time(

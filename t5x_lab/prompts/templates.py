@@ -20,12 +20,13 @@ import jinja2.visitor
 import yaml
 
 from t5x_lab.config.errors import NotHere, UserError
+from t5x_lab.prompts.catalogue import in_names
 
 FILE = "templates.yaml"
 LONGEST_FIELD = 2_048  # characters, of which what a template prints of a field is cut
 NO_LABEL = "<NO LABEL>"  # in place of an empty target, as in T0
 _SEPARATOR = "|||"
-_PROTECTED = "\x00|\x00"  # a separator that stands in a record itself, while it is rendered
+_PROTECTED = "3ed2dface8203c4c9dfb1a5dc58e41e0"  # a separator in a record, as promptsource has it: templates look for it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +55,7 @@ class Template:
       original_task: whether it asks for what the data set was made for.
       choices_in_prompt: whether the input names the choices.
       turned_around: whether it asks for what the data set gives, such as a question for an answer.
+      plain: whether it gives the fields alone, and asks for nothing.
     """
 
     dataset: str
@@ -63,6 +65,7 @@ class Template:
     original_task: bool = False
     choices_in_prompt: bool = False
     turned_around: bool = False
+    plain: bool = False
 
     def render(self, record: Mapping[str, Any], seed: int = 0) -> Rendered | None:
         """The record in words; None where the template has nothing to say of it.
@@ -228,6 +231,13 @@ def read_templates(folders: Sequence[str], dataset: str) -> tuple[Template, ...]
     )
 
 
+@functools.lru_cache
+def data_sets_in(folders: Sequence[str]) -> tuple[str, ...]:
+    """The data sets that folders have templates of."""
+    paths = [(folder, where) for folder in folders for where, _, files in os.walk(folder) if FILE in files]
+    return tuple(dict.fromkeys(os.path.relpath(where, folder).replace(os.sep, "/") for folder, where in paths))
+
+
 @functools.lru_cache(maxsize=1024)
 def _read(path: str, dataset: str) -> tuple[Template, ...]:
     try:
@@ -257,9 +267,9 @@ def _read(path: str, dataset: str) -> tuple[Template, ...]:
     return tuple(found)
 
 
-_MARKS = ("original_task", "choices_in_prompt", "turned_around")
+_MARKS = ("original_task", "choices_in_prompt", "turned_around", "plain")
 
 
 def task_name(dataset: str, template: str) -> str:
     """The name of a data set's task with a template, as T0 has it: "super_glue_rte_does_it_follow_that"."""
-    return re.sub(r"[^\w.]+", "_", f"{dataset.replace('/', '_')}_{template}")
+    return in_names(f"{dataset}_{template}")

@@ -48,6 +48,7 @@ from t5x_lab.optim.optimizers import Adafactor, AdamW, Lion, Muon, Optimizer, Sg
 from t5x_lab.optim.schedules import CosineDecay, LearningRate, LinearDecay, WarmupStableDecay
 from t5x_lab.partitioning.mesh import MeshShape
 from t5x_lab.partitioning.rules import ShardingRules
+from t5x_lab.prompts.config import Collection, FewShot, Prompts, Records
 from t5x_lab.training.hooks import check_hooks
 
 DEFAULTS = "runs/defaults.gin"
@@ -179,6 +180,10 @@ CONFIGURABLES = (
     ByteVocabulary,
     HuggingFaceVocabulary,
     SpecialTokens,
+    Prompts,
+    Records,
+    FewShot,
+    Collection,
     Adafactor,
     AdamW,
     Lion,
@@ -196,6 +201,20 @@ CONFIGURABLES = (
     WeightsAndBiases,
     Norms,
 )
+
+
+@gin.configurable(module="t5x_lab")
+def batch_in_tokens(tokens: int, lengths: dict[str, int], shards: int) -> int:
+    """Rows of a batch of about so many tokens, padding included: the nearest multiple of `shards`, at least one of each.
+
+    Args:
+      tokens: of inputs and targets together, in all rows.
+      lengths: TASK_FEATURE_LENGTHS, of one row.
+      shards: DATA_SHARDS.
+    """
+    return max(1, round(tokens / sum(lengths.values()) / shards)) * shards
+
+
 for _configurable in CONFIGURABLES:
     gin.external_configurable(_configurable, module=".".join(filter(None, ("t5x_lab", _MODULES_OF_T5X.get(_configurable)))))
 

@@ -1,0 +1,200 @@
+"""The tasks of one data set: with one of its templates, with one drawn, with none, and with all choices to rank."""
+
+import dataclasses
+import functools
+import pathlib
+import re
+
+import seqio
+
+from t5x_lab.config.errors import NotHere, UserError
+from t5x_lab.prompts.catalogue import CATALOGUE, REGISTERED, DataSet
+from t5x_lab.prompts.config import Prompts, Records
+from t5x_lab.prompts.flan import MOST_RECORDS
+from t5x_lab.prompts.records import FirstRecords, source_of
+from t5x_lab.prompts.registry import register
+from t5x_lab.prompts.tasks import InWords
+from t5x_lab.prompts.templates import Template, data_sets_in, read_templates, task_name
+
+OWN_TEMPLATES = str(pathlib.Path(__file__).parents[1] / "tasks" / "templates")
+OWN = "flan_"  # before names of data sets with t5x_lab's own templates, of which FLAN reads so many records
+RANKED = "_score_eval"
+
+
+def known_data_sets(prompts: Prompts) -> list[str]:
+    """Those of the catalogue, of the user, and those that there are templates of."""
+    there = data_sets_in((*prompts.templates, OWN_TEMPLATES))
+    return list(dict.fromkeys([*CATALOGUE, *prompts.data_sets, *REGISTERED, *there]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """How a data set is put into words, unless each template has a task of its own: by a template drawn for each example.
+
+    Attributes:
+      number: of the first so many; None = of all.
+      plain: by the template without an instruction.
+      named: by that, with the data set's name before it.
+    """
+
+    number: int | None = None
+    plain: bool = False
+    named: bool = False
+
+    @property
+    def end(self) -> str:
+        """Of names that say so."""
+        return "_named" if self.named else "_plain" if self.plain else f"_{self.number}templates" if self.number else ""
+
+
+def split_form(name: str) -> tuple[str, Form | None]:
+    """A name without the end that says a form, and the form; None where it says none."""
+    found = re.fullmatch(r"(.+)_(?:([1-9]\d*)templates|(plain)|(named))", name)
+    if not found:
+        return name, None
+    return found[1], Form(number=int(found[2]) if found[2] else None, plain=bool(found[3]), named=bool(found[4]))
+
+
+class TasksOfDataSet:
+    """Makes the tasks of a data set, and puts them into SeqIO's registry.
+
+    Args:
+      data_set: which.
+      prompts: of the run.
+      is_own: whether it is put into words by t5x_lab's own templates alone, FLAN's way; else by those of the user first.
+      shots: exemplars before each question; None = many.
+      end: of the names, which says so.
+    """
+
+    def __init__(
+        self,
+        data_set: DataSet,
+        prompts: Prompts,
+        is_own: bool,
+        shots: int | None = 0,
+        end: str = "",
+    ):
+        self.data_set, self._prompts, self._shots, self._end = data_set, prompts, shots, end
+        self._start, self._folders = (OWN, ()) if is_own else ("", prompts.templates)
+        self._folders = (*self._folders, OWN_TEMPLATES)
+
+    @functools.cached_property
+    def templates(self) -> tuple[Template, ...]:
+        return read_templates(self._folders, self.data_set.whole)
+
+    @property
+    def asking(self) -> tuple[Template, ...]:
+        """Those with an instruction."""
+        return tuple(template for template in self.templates if not template.plain)
+
+    @property
+    def to_rank(self) -> tuple[Template, ...]:
+        """Those that ask for the data set's own task and have choices, as T0-Eval takes them."""
+        return tuple(template for template in self.asking if template.original_task and template.answer_choices)
+
+    def called(self, name: str) -> str | None:
+        """Registers the task or mixture that has this name, without what `end` and `start` say; None where none has.
+
+        Raises:
+          UserError: when templates or the place of records are missing, or a template cannot be what the name asks for.
+        """
+        base, form = split_form(name)
+        if self.data_set.slug == name:
+            return self.drawn(Form())
+        if self.data_set.slug == base and form:
+            return self.drawn(form)
+        if self.data_set.slug == name.removesuffix(RANKED):
+            return self.ranked() or self._nothing_to_rank()
+        if self.data_set.whole not in data_sets_in(self._folders):
+            return None
+        template = next((t for t in self.templates if self._task_of(t) == name.removesuffix(RANKED)), None)
+        return self.with_template(template, ranked=name.endswith(RANKED)) if template else None
+
+    def with_template(self, template: Template, ranked: bool = False) -> str:
+        return self._task(f"{self._task_of(template)}{RANKED if ranked else ''}", (template,), ranked)
+
+    def drawn(self, form: Form) -> str:
+        return self._task(f"{self.data_set.slug}{form.end}", self._of(form))
+
+    def ranked(self) -> str:
+        """A mixture of the choices with each of `to_rank`; "" where there are none."""
+        tasks = [(self.with_template(template, ranked=True), 1.0) for template in self.to_rank]
+        name = f"{self._start}{self.data_set.slug}{RANKED}{self._end}"
+        return register(seqio.Mixture(name, tasks), self._prompts) if tasks else ""
+
+    def _nothing_to_rank(self) -> str:
+        raise UserError(f'No template of the data set "{self.data_set.name}" has choices for its own task to rank.')
+
+    def _of(self, form: Form) -> tuple[Template, ...]:
+        if not (form.plain or form.named):
+            if form.number and form.number > len(self.asking):
+                raise UserError(f'The data set "{self.data_set.name}" has {len(self.asking)} templates, not {form.number}.')
+            return self.asking[: form.number]
+        plain = next((template for template in self.templates if template.plain), None)
+        if plain is None:
+            raise UserError(
+                f'The data set "{self.data_set.name}" has no template that is marked "plain: true" in its metadata, which '
+                "gives the fields without an instruction."
+            )
+        words = re.sub(r"[/_]+", " ", self.data_set.name)
+        return (dataclasses.replace(plain, name="named", jinja=f"[{words}] {plain.jinja}") if form.named else plain,)
+
+    def _task_of(self, template: Template) -> str:
+        return f"{task_name(self.data_set.whole, template.name)}{self.data_set.end}"
+
+    def _task(self, name: str, templates: tuple[Template, ...], ranked: bool = False) -> str:
+        how = InWords(
+            templates,
+            self._source(),
+            self._fields,
+            shots=self._shots,
+            few_shot=self._prompts.few_shot,
+            ranked=ranked,
+            input_eos=self._prompts.input_eos,
+        )
+        return register(how.task(f"{self._start}{name}{self._end}"), self._prompts, self.data_set.slug)
+
+    @functools.cached_property
+    def place(self) -> object:
+        """Where the records lie: `Records`, or a source.
+
+        Raises:
+          NotHere: when nobody says it.
+        """
+        for name in (self.data_set.name, self.data_set.whole):
+            if name in self._prompts.data_sets:
+                return self._prompts.data_sets[name]
+            if name in REGISTERED:
+                return REGISTERED[name]
+        if self._prompts.records is None:
+            elsewhere = self.data_set.elsewhere
+            raise NotHere(
+                f'Nothing says where the records of the data set "{self.data_set.name}" lie. Say it of all data sets: '
+                'RECORDS = @Records() with Records.files = "FOLDER/{dataset}/{split}.jsonl", or Records.hub = "{hub}" (this '
+                f'one is "{elsewhere["hub"]}" there), or Records.tfds = "{{tfds}}" ("{elsewhere["tfds"]}"); or of this one: '
+                f'DATA_SETS = {{"{self.data_set.name}": @x/Records()}}.'
+            )
+        return self._prompts.records
+
+    @property
+    def num_examples(self) -> int | None:
+        """Training records, as far as gin or the catalogue say."""
+        return (isinstance(self.place, Records) and self.place.num_examples) or self.data_set.train
+
+    @property
+    def _fields(self) -> Records:
+        """What the fields are called."""
+        return self.data_set.in_place(self.place if isinstance(self.place, Records) else Records(files="of a source"))
+
+    def _source(self) -> seqio.DataSource:
+        key = (self.data_set.name, str(self.place))
+        if key not in _sources:
+            splits, elsewhere = tuple(self.data_set.splits), self.data_set.elsewhere
+            is_place = isinstance(self.place, Records)
+            _sources[key] = source_of(self.data_set.whole, self._fields, splits, elsewhere) if is_place else self.place
+        if self._start and (OWN, *key) not in _sources:
+            _sources[OWN, *key] = FirstRecords(_sources[key], MOST_RECORDS)
+        return _sources[(OWN, *key) if self._start else key]
+
+
+_sources: dict[tuple, seqio.DataSource] = {}  # one for all templates of a data set

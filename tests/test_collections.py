@@ -1,0 +1,393 @@
+"""T0's and FLAN's collections: their counts, their rates, what they hold out, exemplars, and what is said of what is wrong."""
+
+import collections
+import itertools
+import json
+import math
+import re
+import statistics
+
+import pytest
+import seqio
+import synthetic_flan  # noqa: F401  (adds its data sets)
+import synthetic_records
+from conftest import shared_data
+
+from t5x_lab.config.errors import NotHere, UserError
+from t5x_lab.prompts import flan
+from t5x_lab.prompts.catalogue import CATALOGUE, T0_EVAL, T0_TRAIN
+from t5x_lab.prompts.config import Collection, FewShot, Prompts, Records
+from t5x_lab.prompts.forms import OWN_TEMPLATES
+from t5x_lab.prompts.registry import data_sets_of
+from t5x_lab.prompts.templates import data_sets_in, read_templates
+
+LENGTHS = {"inputs": 256, "targets": 64}
+text_of = lambda ids: seqio.ByteVocabulary(100).decode(ids.tolist())
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory):
+    """A rule for synthetic records of all data sets."""
+    folder = tmp_path_factory.mktemp("records")
+    for entry in CATALOGUE.values():
+        for split in entry.splits if isinstance(entry.splits, tuple) else entry.splits.values():
+            file = folder / entry.whole / f"{split}.jsonl"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            made = synthetic_records.records(entry.whole, 40, first=0 if split.startswith("train") else 1_000)
+            file.write_text("".join(json.dumps(record) + "\n" for record in made))
+    return Records(files=str(folder / "{dataset}" / "{split}.jsonl"))
+
+
+@pytest.fixture
+def prompts(records):
+    return Prompts(templates=(str(shared_data("prompts", "promptsource_templates")),), records=records)
+
+
+@pytest.fixture
+def own(records):
+    """With t5x_lab's own templates alone."""
+    return Prompts(records=records)
+
+
+def mixture(name, prompts):
+    assert prompts.declare(name)
+    return seqio.MixtureRegistry.get(name)
+
+
+def rates(made):
+    return {task.name: made.get_rate(task) for task in made.tasks}
+
+
+def sets_in(made):
+    return set(data_sets_of(task.name for task in made.tasks))
+
+
+def slugs(names):
+    return {CATALOGUE[name].slug for name in names}
+
+
+def test_t0_train_has_its_data_sets_templates_and_rates(prompts):
+    """Counts and sums of Wang et al.'s and T0's mixture, with the shares of its largest five."""
+    made = mixture("t0_train", prompts)
+    assert len(T0_TRAIN) == len(sets_in(made)) == 38 and len(made.tasks) == 313
+    found = rates(made)
+    assert sum(found.values()) == 17_277_798
+    of_set = collections.Counter()
+    for name, rate in found.items():
+        of_set[data_sets_of([name])[0]] += rate
+    shares = {name: round(100 * rate / 17_277_798, 1) for name, rate in of_set.most_common(5)}
+    assert shares == {
+        "cnn_dailymail_3.0.0": 15.0, "glue_qqp": 12.6, "xsum": 11.8, "app_reviews": 6.7, "ag_news": 4.9,
+    }  # fmt: skip
+
+
+def test_t0_eval_has_116_prompts_by_the_rule(prompts):
+    made = mixture("t0_eval", prompts)
+    per_set = {sub.name.removesuffix("_score_eval"): len(sub.tasks) for sub in made._sub_mixtures}
+    assert sum(per_set.values()) == len(made.tasks) == 116
+    assert per_set == {
+        "super_glue_copa": 12, "hellaswag": 4, "story_cloze_2016": 5, "anli_r1": 15, "anli_r2": 15, "anli_r3": 15,
+        "super_glue_cb": 15, "super_glue_rte": 10, "super_glue_wsc.fixed": 10, "winogrande_winogrande_xl": 5, "super_glue_wic": 10,
+    }  # fmt: skip
+    assert "anli_GPT_3_style_r1_score_eval" in {task.name for task in made.tasks}
+
+
+# Held out: train and test, as the published code's own generator counts them.
+SPLITS = {
+    "summarization": (58, 11), "structure_to_text": (65, 4), "reading_comprehension": (61, 6), "open_domain_qa": (65, 4),
+    "paraphrase": (55, 4), "sentiment": (65, 4), "text_formatting": (66, 3), "common_sense": (63, 4), "translation": (61, 8),
+    "coreference": (66, 3), "entailment": (55, 10), "math": (68, 1), "conversational_qa": (67, 2), "word_disambiguation": (68, 1),
+    "linguistic_acceptability": (68, 1), "question_classification": (68, 1), "read_comp_and_common_sense": (57, 2),
+}  # fmt: skip
+
+
+def test_flan_holds_out_clusters(own):
+    assert SPLITS.keys() == flan.CLUSTERS.keys()
+    for cluster, (train, test) in SPLITS.items():
+        made = mixture(f"flan_without_{cluster}", own)
+        assert (len(made.tasks), len(flan.held_out(cluster))) == (train, test), cluster
+        assert not sets_in(made) & slugs(flan.held_out(cluster))
+    assert [len(mixture(f"flan_{n}_clusters", own).tasks) for n in range(1, 8)] == [11, 19, 25, 29, 33, 36, 38]
+    assert len(mixture("flan", own).tasks) == 69
+    assert sets_in(mixture("flan_without_nli", own)) == sets_in(mixture("flan_without_entailment", own))
+    assert len(flan.held_out("misc")) == 3 + 1 + 2 + 1 + 1 + 1
+
+
+def test_flans_relations_are_symmetric_and_each_set_is_held_out_by_its_clusters():
+    for one, other in itertools.product(flan.CLUSTERS, repeat=2):
+        without = {c for c in flan.CLUSTERS if not set(flan.CLUSTERS[c]) & set(flan.trained_without(one))}
+        back = {c for c in flan.CLUSTERS if not set(flan.CLUSTERS[c]) & set(flan.trained_without(other))}
+        assert (other in without) == (one in back)
+    for name in {member for members in flan.CLUSTERS.values() for member in members}:
+        own = {cluster for cluster, members in flan.CLUSTERS.items() if name in members}
+        assert all(name not in flan.trained_without(cluster) for cluster in own)
+
+
+def names_of(entry):
+    """All that a data set is called: here, in TensorFlow Datasets and on the hub, with and without what it is a part of."""
+    called = {entry.name, entry.whole, entry.tfds, entry.hub.partition("/")[2].replace(":", "/")} - {""}
+    parts = {name.split("/")[-1] for name in called if "/" in name and name.split("/")[0] in ("glue", "super_glue")}
+    return {name.lower().replace(".fixed", "") for name in called | parts}
+
+
+def test_no_held_out_data_set_reaches_a_training_mixture(prompts, own):
+    """By any of its names: "rte" of GLUE is that of SuperGLUE. WNLI and WSC, and the three over ParaCrawl, are FLAN's own choice."""
+    by_slug = {entry.slug: entry for entry in CATALOGUE.values()}
+    shared = {"para_crawl/enda"}
+    evaluated = set().union(*(names_of(entry) for entry in T0_EVAL))
+    trained = [by_slug[slug] for slug in sets_in(mixture("t0_train", prompts))]
+    assert not [entry.name for entry in trained if names_of(entry) & evaluated]
+    for cluster in flan.CLUSTERS:
+        held_out = set().union(*(names_of(CATALOGUE[name]) for name in flan.held_out(cluster))) - shared
+        trained = [by_slug[slug] for slug in sets_in(mixture(f"flan_without_{cluster}", own))]
+        assert not [entry.name for entry in trained if names_of(entry) & held_out], cluster
+
+
+def test_flans_rates_are_capped(own):
+    found = rates(mixture("flan_without_word_disambiguation", own))
+    assert max(found.values()) == 3_000
+    assert found["flan_super_glue_cb"] == 250 and found["flan_super_glue_rte"] == 2_490
+    assert found["flan_anli_r3"] == 3_000 and found["flan_math_dataset"] == 40  # counted: nobody knows
+
+
+def test_our_own_templates_are_ten_a_data_set_and_one_that_is_plain():
+    sets = {CATALOGUE[name].whole for members in flan.CLUSTERS.values() for name in members}
+    assert sets <= set(data_sets_in((OWN_TEMPLATES,)))
+    for name in data_sets_in((OWN_TEMPLATES,)):
+        templates = read_templates((OWN_TEMPLATES,), name)
+        asking = [t for t in templates if not t.plain]
+        assert len(asking) == 10 and len(templates) == 11, name
+        assert sum(t.turned_around for t in asking) <= 3 and len({t.jinja for t in templates}) == 11
+        assert all(t.original_task != t.turned_around for t in templates)
+        forward = [t for t in asking if not t.turned_around]
+        if any(t.answer_choices for t in forward):
+            assert all(t.answer_choices for t in forward) and sum(t.choices_in_prompt for t in forward) >= 5, name
+
+
+@pytest.mark.slow
+def test_our_own_templates_render_and_their_targets_are_among_the_choices_shown():
+    for name in data_sets_in((OWN_TEMPLATES,)):
+        for template in read_templates((OWN_TEMPLATES,), name):
+            made = [found for r in synthetic_records.records(name, 12) if (found := template.render(r))]
+            assert made, template
+            for found in made:
+                assert not found.choices or (found.targets in found.choices and len(set(found.choices)) == len(found.choices))
+                if template.choices_in_prompt and not template.turned_around:
+                    assert all(choice in found.inputs for choice in found.choices), template
+
+
+def test_promptsources_templates_render_synthetic_records(prompts):
+    """All 313 of T0's training and 116 of its evaluation say something of some record."""
+    for entry in (*T0_TRAIN, *T0_EVAL):
+        for template in read_templates(prompts.templates, entry.whole):
+            found = [template.render(record) for record in synthetic_records.records(entry.whole, 60)]
+            assert any(found), template
+
+
+def test_multi_news_articles_are_told_apart(prompts):
+    """What promptsource puts for a separator in a record is what its templates look for."""
+    template = next(t for t in read_templates(prompts.templates, "multi_news") if t.name == "distill")
+    made = template.render({"document": "One. ||||| Two.", "summary": "– Both."})
+    assert made.inputs.count("Article:") == 2 and "|||" not in made.inputs
+
+
+def test_ablations_of_instructions(own):
+    for end, start in (("plain", ""), ("named", "[super glue rte] ")):
+        assert own.declare(f"flan_super_glue_rte_{end}")
+        task = seqio.TaskRegistry.get(f"flan_super_glue_rte_{end}")
+        record = synthetic_records.records("super_glue/rte", 1)[0]
+        example = next(task.get_dataset(LENGTHS, "train", shuffle=False, seed=0).as_numpy_iterator())
+        assert text_of(example["inputs"]) == f"{start}{record['premise']}\n{record['hypothesis']}"[:256]
+    own.declare("flan_super_glue_rte_2templates")
+    task = seqio.TaskRegistry.get("flan_super_glue_rte_2templates")
+    two = read_templates((OWN_TEMPLATES,), "super_glue/rte")[:2]
+    both = {template.render(record).targets for record in synthetic_records.records("super_glue/rte", 40) for template in two}
+    drawn = [text_of(x["targets"]) for x in task.get_dataset(LENGTHS, "train", shuffle=False, seed=0).as_numpy_iterator()]
+    assert set(drawn) == both
+    with pytest.raises(UserError, match='"super_glue/rte" has 10 templates, not 11'):
+        own.declare("flan_super_glue_rte_11templates")
+
+
+def test_examples_are_drawn_at_the_rates(prompts):
+    """50,000 draws of 38 data sets: T0's caps hold, every template is drawn, within four standard deviations."""
+    made = mixture("t0_train", prompts)
+    import numpy as np
+    import tensorflow as tf
+
+    weights = [made.get_rate(task) for task in made.tasks]
+    total = sum(weights)
+    numbers = [tf.data.Dataset.from_tensors(number).repeat() for number in range(len(weights))]
+    drawn = made._sample_fn(numbers, [weight / total for weight in weights], 0).batch(10_000).take(5)
+    counts = np.bincount(np.concatenate(list(drawn.as_numpy_iterator())), minlength=len(weights))
+    for count, weight in zip(counts, weights, strict=True):
+        expected = 50_000 * weight / total
+        assert abs(count - expected) <= 5 * math.sqrt(expected) + 1
+    by_set = collections.Counter()
+    for count, task in zip(counts.tolist(), made.tasks, strict=True):
+        by_set[data_sets_of([task.name])[0]] += count
+    assert len(by_set) == 38 and all(by_set.values())
+
+
+def few_shot(prompts, name, seed=0, split="train", lengths=LENGTHS, **options):
+    assert prompts.declare(name)
+    task = seqio.TaskRegistry.get(name)
+    made = task.get_dataset(lengths, split, shuffle=False, seed=seed, **options)
+    return [text_of(x["inputs"]) for x in made.as_numpy_iterator()]
+
+
+BETWEEN = "\n<next>\n"
+
+
+def with_few_shot(records, **options):
+    return Prompts(records=records, few_shot=FewShot(before_input="Q: ", before_target="\nA: ", between=BETWEEN, **options))
+
+
+@pytest.fixture
+def questions(tmp_path):
+    """150 records, of which every third is there twice, under another number; fields hold what separates exemplars."""
+    found = [
+        {
+            "idx": n,
+            "premise": f"premise {n % 100}{BETWEEN}and A: ||| more",
+            "hypothesis": f"hypothesis {n % 100}.",
+            "label": n % 2,
+        }
+        for n in range(150)
+    ]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(record) + "\n" for record in found))
+    return Records(files=str(tmp_path / "{split}.jsonl"))
+
+
+@pytest.mark.parametrize("shots", [1, 2, 3, 5, 10])
+def test_no_exemplar_is_the_question(shots, questions):
+    """Brute force over all questions and three seeds; what separates exemplars may stand in fields."""
+    lengths = {"inputs": 8_192, "targets": 64}
+    prompts = with_few_shot(questions)
+    template = read_templates((OWN_TEMPLATES,), "super_glue/rte")[0]
+    name = f"flan_super_glue_rte_{template.name}_{shots}_shot"
+    seen = set()
+    for seed in range(3):
+        for number, text in enumerate(few_shot(prompts, name, seed=seed, lengths=lengths)):
+            there = [int(n) for n in re.findall(rf"premise (\d+){BETWEEN}", text)]
+            assert len(there) == shots + 1 and there.count(number % 100) == 1 and there[-1] == number % 100
+            assert text.count("Q: ") == shots + 1 and text.endswith("\nA: ") and "A: ||| more" in text
+            seen.add(tuple(there))
+    assert len(seen) > 350  # anew for each question and seed
+    again = few_shot(prompts, name, seed=2, lengths=lengths)
+    assert again == few_shot(prompts, name, seed=2, lengths=lengths)
+
+
+def test_as_many_exemplars_as_fit_a_budget(records):
+    budget = 1_500
+    prompts = with_few_shot(records, budget=budget, most=16)
+    counts = []
+    for text in few_shot(prompts, "super_glue_rte_many_shot", split="validation", lengths={"inputs": 4_096, "targets": 64}):
+        assert len(text.encode()) <= budget or text.count("Q: ") == 1
+        counts.append(text.count("Q: ") - 1)
+    assert 2 <= statistics.mean(counts) <= 16
+    # Without a budget of its own, what inputs may hold, less one for an end token.
+    texts = few_shot(
+        with_few_shot(records), "super_glue_rte_10_shot", split="validation", lengths={"inputs": 512, "targets": 8}
+    )
+    assert all(len(text.encode()) <= 511 for text in texts) and any(text.count("Q: ") > 1 for text in texts)
+
+
+def test_zero_shots_are_no_shots(records):
+    assert few_shot(with_few_shot(records), "super_glue_rte_0_shot") == few_shot(Prompts(records=records), "super_glue_rte")
+
+
+def test_a_collection_of_the_users_own(prompts, tmp_path):
+    """Data sets of the user's own beside T0's, at a rate of their own."""
+    (tmp_path / "templates" / "mine").mkdir(parents=True)
+    (tmp_path / "templates" / "mine" / "templates.yaml").write_text(
+        "dataset: mine\ntemplates:\n  one:\n    name: one\n    jinja: '{{text}} is? ||| {{answer_choices[label]}}'\n    answer_choices: a ||| b\n"
+        "  two:\n    name: two\n    jinja: 'What is {{text}}? ||| {{answer_choices[label]}}'\n    answer_choices: a ||| b\n"
+    )
+    (tmp_path / "mine.jsonl").write_text("".join(json.dumps({"text": f"t{n}", "label": n % 2}) + "\n" for n in range(77)))
+    mine = Prompts(
+        templates=(str(tmp_path / "templates"), *prompts.templates),
+        records=prompts.records,
+        data_sets={"mine": Records(files={"train": str(tmp_path / "mine.jsonl")})},
+        collections={
+            "both": Collection(("t0_train_without_quail", "mine")),
+            "at_rate": Collection(("t0_train", "mine"), rates={"mine": 10_000.0}),
+            "drawn": Collection(("mine", "super_glue/rte"), form="drawn", cap=None, maximum=50),
+        },
+    )
+    found = rates(mixture("both", mine))
+    assert len(found) == 300 + 2 and found["mine_one"] == found["mine_two"] == 77
+    assert found["glue_mrpc_equivalent"] == 3_668
+    assert {n: r for n, r in rates(mixture("at_rate", mine)).items() if n.startswith("mine")} == {
+        "mine_one": 5e3,
+        "mine_two": 5e3,
+    }
+    assert rates(mixture("drawn", mine)) == {"mine": 50, "super_glue_rte": 50}
+    assert len(mixture("both_5_shot", mine).tasks) == 302
+
+
+def test_a_data_set_that_a_module_registers(tmp_path):
+    import t5x_lab.data_sets
+    from t5x_lab.prompts.catalogue import REGISTERED
+
+    lines = [json.dumps(record) for record in synthetic_records.records("glue/cola", 5)]
+    source = seqio.TextLineDataSource({"train": str(tmp_path / "a.txt")})
+    (tmp_path / "a.txt").write_text("\n".join(lines))
+    t5x_lab.data_sets.register("glue/cola", source)
+    try:
+        prompts = Prompts()
+        assert prompts.declare("glue_cola_plain")
+        task = seqio.TaskRegistry.get("glue_cola_plain")
+        assert [text_of(x["inputs"]) for x in task.get_dataset(LENGTHS, "train", shuffle=False).as_numpy_iterator()] == [
+            json.loads(line)["sentence"] for line in lines
+        ]
+    finally:
+        del REGISTERED["glue/cola"]
+    with pytest.raises(UserError, match="give Records or a seqio.DataSource"):
+        t5x_lab.data_sets.register("mine", "a.txt")
+
+
+@pytest.mark.parametrize(
+    "name, options, says",
+    [
+        ("super_glue_rte", {"records": None}, 'Nothing says where the records of the data set "super_glue/rte" lie'),
+        ("t0_train", {"templates": ()}, 'There are no templates for the data set "glue/mrpc"'),
+        ("t0_train", {"templates": ("/nowhere",)}, "no glue/mrpc/templates.yaml in any folder of templates .*Name a folder .*TEMPLATES"),
+        ("t0_train_without_quale", {}, 't0_train has no data set "quale". Did you mean "quail"'),
+        ("flan_eval_math", {}, "no data set whose templates have choices to rank"),
+        ("xsum_score_eval", {}, 'No template of the data set "xsum" has choices'),
+        ("banking77_plain", {}, 'has no template that is marked "plain: true"'),
+        ("c", {"collections": {"c": Collection(("c",))}}, 'The collection "c" is a member of itself'),
+        ("c", {"collections": {"c": Collection(("glue/mrcp",))}}, 'has the member "glue/mrcp", which is no .* Did you mean "glue/mrpc"'),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_made_is_said(name, options, says, prompts):
+    import dataclasses
+
+    with pytest.raises(UserError, match=says.replace("(", r"\(") if "(" in says else says):
+        dataclasses.replace(prompts, **options).declare(name)
+
+
+def test_names_that_are_nobodys(prompts):
+    for name in ("nonsense", "t0_trian", "flan_without_nothing_at_all", "super_glue_rte_no_such_template", "0_shot"):
+        try:
+            assert not prompts.declare(name), name
+        except UserError as error:
+            assert "has no data set" in error.sentence
+    assert "t0_train" in prompts.names() and "super_glue_rte" in prompts.names()
+
+
+def test_a_collection_goes_on_without_what_is_missing(prompts, tmp_path):
+    from t5x_lab.data.config import ByteVocabulary, DataConfig
+    from t5x_lab.data.pipeline import check_here, resolve_tasks
+
+    nowhere = Records(files=str(tmp_path / "{dataset}-{split}.jsonl"))
+    import dataclasses
+
+    some = dataclasses.replace(prompts, data_sets={"quail": nowhere, "cos_e/v1.11": nowhere})
+    config = DataConfig("t0_train", {"inputs": 64, "targets": 16}, 8, ByteVocabulary(), prompts=some)
+    tasks = resolve_tasks(config, "encoder_decoder", 512)
+    with pytest.raises(NotHere) as raised:
+        check_here(tasks.trained, "train", tasks.name, config)
+    assert "cos_e/v1.11" in raised.value.sentence and "1 more data sets are missing" in raised.value.sentence
+    assert "MIXTURE_OR_TASK_NAME=t0_train_without_cos_e_v1.11_and_quail" in raised.value.sentence
+    assert len(mixture("t0_train_without_cos_e_v1.11_and_quail", some).tasks) == 313 - 11 - 13
