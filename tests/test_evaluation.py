@@ -9,6 +9,7 @@ import pathlib
 import random
 import statistics
 import sys
+from unittest.mock import ANY
 
 import commands
 import numpy as np
@@ -20,7 +21,7 @@ from known_task import ANSWERS, CHOICES, QUESTIONS, TRAIN, WORDS, write_task
 import t5x_lab
 from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
-from t5x_lab.evaluation import rank
+from t5x_lab.evaluation import accuracy, rank
 from t5x_lab.observe.metrics import read_metrics
 
 SHARED = ROOT.parent / "shared" / "data"
@@ -255,14 +256,28 @@ def test_a_report_names_its_data_sets_and_spreads_over_prompts():
         for i in range(4):
             questions.append(rank.Question("x", ("y", "z"), 0, dataset, prompt))
             found.append(rank.answer([-1.0, -2.0] if i < right else [-2.0, -1.0], [1, 1], [1, 1]))
-    report = rank.report(questions, found)
+    report = accuracy.report(questions, found)
     over = report["datasets"]["a"]["over_prompts"]["sum"]
     values = [1.0, 0.5, 0.25]
     assert over["median"] == 0.5 and over["mean"] == pytest.approx(statistics.fmean(values)) and over["lowest"] == 0.25
     assert over["interquartile_range"] == pytest.approx(np.subtract(*np.percentile(values, [75, 25])))
     assert report["average(a+b)"]["sum"] == pytest.approx((0.5 + 0.75) / 2)
-    only = rank.report(questions[:12], found[:12])
+    only = accuracy.report(questions[:12], found[:12])
     assert "average(a)" in only and "average(a+b)" not in only
+    means = [(1.0 + 0.5 + 0.25) / 3, 0.75]
+    assert report["average_of_means(a+b)"] == {
+        "sum": pytest.approx(np.mean(means)),
+        "token_mean": ANY,
+        "character_mean": ANY,
+        "chance": 0.5,
+    }
+    dev = accuracy.report(questions[4:], found[4:])  # where q is a's best
+    best = accuracy.with_best_prompts(report, dev, "validation")["best_on_validation"]
+    assert best["a"] == {"prompt": "q", "validation": 0.5, "sum": 0.5} and best["average(a+b)"] == pytest.approx(
+        (0.5 + 0.75) / 2
+    )
+    lines = accuracy.table(report).splitlines()
+    assert lines[1].split() == ["a", "3", "50.0", "58.3", "25.0", "100.0", "37.5", "50.0", "50.0", "50.0"] and len(lines) == 4
 
 
 # lm-eval.

@@ -15,7 +15,7 @@ from known_task import TRAIN, write_task
 from t5x_lab.checkpoints.layout import finished_steps
 from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
-from t5x_lab.evaluation import rank
+from t5x_lab.evaluation import accuracy, rank
 from t5x_lab.evaluation.config import EarlyStopping, Measured
 from t5x_lab.evaluation.results import ResultFiles
 from t5x_lab.observe.metrics import read_metrics
@@ -465,7 +465,7 @@ def test_ranking_equals_t5s_with_weights_and_several_right_answers(classes, seve
     theirs = t5.evaluation.metrics.rank_classification(
         targets, scores, num_classes=classes, normalize_by_target_length=by_tokens
     )
-    ours, end = rank.accuracies(questions, found), "token_mean" if by_tokens else "sum"
+    ours, end = accuracy.accuracies(questions, found), "token_mean" if by_tokens else "sum"
     assert ours[end] == pytest.approx(theirs["accuracy"] / 100)
     names = {"f1": "f1", "mean_3class_f1": "f1", "auc-roc": "auc_roc", "auc-pr": "auc_pr"}
     shared = {names[name]: value for name, value in theirs.items() if name in names}

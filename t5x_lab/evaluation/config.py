@@ -176,9 +176,14 @@ class RankingEvaluation(OutputEvaluation):
     Tasks have the features of `t5.data.preprocessors.rank_classification`, a row for each choice: `inputs`, `targets`, `idx`
     (numbers of the question and the choice), `is_correct`, and perhaps `weight`. The mixtures that a mixture is made of are
     data sets, and their tasks the prompts.
+
+    Attributes:
+      choose_on: another split, on which the best prompt of each data set is chosen, whose accuracy is reported too; FLAN's is
+        "validation", for a `split` of "test".
     """
 
     name: str = "rank"
+    choose_on: str | None = None
 
     def prepare(self, model: Any) -> Measure | None:
         from t5x_lab.evaluation.ranking import RankedTasks

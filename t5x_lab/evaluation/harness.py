@@ -13,7 +13,7 @@ from lm_eval.models.utils import normalize_gen_kwargs
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.data.huggingface_tokenizer import HuggingFaceTokenizer
-from t5x_lab.evaluation import rank
+from t5x_lab.evaluation import accuracy, rank
 from t5x_lab.observe.console import say
 
 _UNREADABLE = "begin with nothing, which a model without a start or an end token cannot read"
@@ -202,7 +202,7 @@ def run_harness(model, tasks: Sequence[str], *, include_path: str | None, limit:
 
 
 def ranking(model: HarnessModel, samples: Mapping[str, Sequence[Mapping]], configs: Mapping[str, Mapping]) -> dict:
-    """`rank.report` of what lm-eval has asked in multiple-choice tasks; each is a data set of one prompt.
+    """`accuracy.report` of what lm-eval has asked in multiple-choice tasks; each is a data set of one prompt.
 
     Args:
       model: that answered.
@@ -226,7 +226,7 @@ def ranking(model: HarnessModel, samples: Mapping[str, Sequence[Mapping]], confi
             tokens = [len(model._encode_pair(*pair)[1]) for pair in row["arguments"]]
             asked.append(rank.Question(tuple(contexts), tuple(choices), labels, dataset=task))
             found.append(rank.answer(log_probs, tokens, [len(choice) for choice in choices]))
-    return rank.report(asked, found) if asked else {}
+    return accuracy.report(asked, found) if asked else {}
 
 
 def _labels(target: object, choices: Sequence[str]) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import tqdm
 
 from t5x_lab.config.errors import UserError
-from t5x_lab.evaluation import rank
+from t5x_lab.evaluation import accuracy, rank
 from t5x_lab.evaluation.examples import Example
 from t5x_lab.partitioning.distributed import broadcast
 
@@ -123,13 +123,13 @@ _RESULTS = {
 
 
 def rank_report(output: str, choices: Sequence[str] = ()) -> dict:
-    """The accuracies of an `output` that is complete; see `t5x_lab.evaluation.rank.report`. `choices` are those of lines that
+    """The accuracies of an `output` that is complete; see `t5x_lab.evaluation.accuracy.report`. `choices` are those of lines that
     have none."""
     with open(output, encoding="utf-8") as file:
         first, second = itertools.tee(map(json.loads, file))
         questions = (_question_of(line, choices) for line in first)
         found = (rank.answer(line["scores"], line["tokens"], line["characters"], line["cut"]) for line in second)
-        return rank.report(questions, found)
+        return accuracy.report(questions, found)
 
 
 def _question_of(line: dict, choices: Sequence[str]) -> rank.Question:

@@ -7,13 +7,9 @@ The rules, so that numbers mean the same everywhere:
   counted.
 """
 
-import array
 import dataclasses
 import math
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
-
-import numpy as np
+from collections.abc import Mapping, Sequence
 
 from t5x_lab.config.errors import UserError
 
@@ -122,117 +118,6 @@ def answer(log_probs: list[float], tokens: list[int], characters: list[int], cut
         found.picks[name], tied = best(found.values(name))
         found.ties.extend([name] * tied)
     return found
-
-
-def report(questions: Iterable[Question], found: Iterable[Answer]) -> dict:
-    """Accuracies of every data set, over its prompts, and their average over data sets.
-
-    Returns:
-      {"datasets": {data set: {"prompts": {prompt: accuracies}, "over_prompts": {normalization: statistics}}},
-      "average(a+b)": {normalization: mean over the data sets of their medians over prompts}}. The name of an average lists
-      its data sets, so that one which is missing changes the name and not silently the number.
-    """
-    tallies: dict[str, dict[str, Tally]] = {}
-    for question, mine in zip(questions, found, strict=True):
-        tallies.setdefault(question.dataset, {}).setdefault(question.prompt, Tally()).add(question, mine)
-    datasets = {}
-    for dataset, prompts in tallies.items():
-        by_prompt = {prompt: tally.result() for prompt, tally in prompts.items()}
-        datasets[dataset] = {
-            "prompts": by_prompt,
-            "over_prompts": {name: spread([a[name] for a in by_prompt.values()]) for name in NORMALIZATIONS},
-        }
-    if not datasets:
-        return {}
-    medians = {name: {d: datasets[d]["over_prompts"][name]["median"] for d in datasets} for name in NORMALIZATIONS}
-    return {"datasets": datasets, average_name(datasets): {name: statistics.fmean(medians[name].values()) for name in medians}}
-
-
-def average_name(datasets: Mapping) -> str:
-    return f"average({'+'.join(sorted(datasets))})"
-
-
-def accuracies(questions: Iterable[Question], found: Iterable[Answer]) -> dict[str, float]:
-    """Of questions of one kind; see `Tally.result`."""
-    tally = Tally()
-    for question, mine in zip(questions, found, strict=True):
-        tally.add(question, mine)
-    return tally.result()
-
-
-class Tally:
-    """Counts answers as they come; of each question a few numbers stay in memory."""
-
-    def __init__(self):
-        self._examples = self._ties = self._without_number = self._cut = 0
-        self._right, self._total = dict.fromkeys(NORMALIZATIONS, 0.0), 0.0
-        self._classes: int | None = None  # how many choices all questions have, with one right; 0 where that differs
-        self._labels, self._weights = array.array("h"), array.array("d")
-        self._picks = {name: array.array("h") for name in NORMALIZATIONS}
-        self._odds = {name: array.array("d") for name in NORMALIZATIONS}  # of the second of two choices
-
-    def add(self, question: Question, found: Answer) -> None:
-        self._examples += 1
-        self._ties += bool(found.ties)
-        self._without_number += found.picks["sum"] is None
-        self._cut += found.cut > 0
-        self._total += question.weight
-        for name in NORMALIZATIONS:
-            self._right[name] += question.weight * (found.picks[name] in question.labels)
-        classes = len(question.choices) if len(question.labels) == 1 else 0
-        self._classes = classes if self._classes in (None, classes) else 0
-        if not self._classes:
-            return
-        self._labels.append(question.labels[0])
-        self._weights.append(question.weight)
-        for name in NORMALIZATIONS:
-            self._picks[name].append(-1 if found.picks[name] is None else found.picks[name])
-            if classes == 2:
-                values = found.values(name)
-                self._odds[name].append(values[1] - values[0])
-
-    def result(self) -> dict[str, float]:
-        """Weighted shares of right answers by normalization, and how many examples there were, had ties, no number, were cut.
-
-        Where all questions have the same number of choices and one right answer, also, by normalization, what
-        `t5.evaluation.metrics.rank_classification` reports, as shares: `f1` (of two choices that of the second one, of more the
-        mean over choices), and of two choices the areas `auc_roc` and `auc_pr`, where both are right sometimes.
-        """
-        weight = self._total or math.nan
-        more = {"examples": self._examples, "ties": self._ties, "without_number": self._without_number, "cut": self._cut}
-        return {**{name: self._right[name] / weight for name in NORMALIZATIONS}, **more, **self._by_class()}
-
-    def _by_class(self) -> dict[str, float]:
-        from sklearn import metrics  # it takes a second
-
-        if not self._classes or not self._examples:
-            return {}
-        labels, weights = np.array(self._labels), np.array(self._weights)
-        found: dict[str, float] = {}
-        for name in NORMALIZATIONS:
-            picks, ends = np.array(self._picks[name]), f"_{name}"
-            average, of = ("binary", [1]) if self._classes == 2 else ("macro", list(range(self._classes)))
-            options = dict(labels=of if average == "macro" else None, average=average, sample_weight=weights, zero_division=0)
-            picks = np.where(picks < 0, 1 - labels if average == "binary" else -1, picks)  # no answer is a wrong one
-            found[f"f1{ends}"] = float(metrics.f1_score(labels, picks, **options))
-            odds = np.array(self._odds[name])
-            if self._classes == 2 and len(set(self._labels)) == 2 and np.isfinite(odds).all():
-                found[f"auc_roc{ends}"] = float(metrics.roc_auc_score(labels, odds, sample_weight=weights))
-                found[f"auc_pr{ends}"] = float(metrics.average_precision_score(labels, odds, sample_weight=weights))
-        return found
-
-
-def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median, mean and what lies around them, over prompts; the quartiles as in `statistics.quantiles` with all data in."""
-    quartiles = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
-    return {
-        "median": statistics.median(values),
-        "mean": statistics.fmean(values),
-        "lowest": min(values),
-        "highest": max(values),
-        "interquartile_range": quartiles[2] - quartiles[0],
-        "prompts": len(values),
-    }
 
 
 def question_of(record: Mapping, fixed_choices: Sequence[str], where: str) -> Question:

@@ -12,7 +12,7 @@ from t5x_lab.config.errors import UserError
 from t5x_lab.data.failures import naming_what_fails
 from t5x_lab.data.mixture import Part, WeightedTasks
 from t5x_lab.data.reading import in_order
-from t5x_lab.evaluation import rank
+from t5x_lab.evaluation import accuracy, rank
 from t5x_lab.evaluation.config import Measured, RankingEvaluation
 from t5x_lab.evaluation.examples import Example, text_of
 from t5x_lab.evaluation.rank import Answer, Question
@@ -38,15 +38,33 @@ class RankedTasks:
         self._found, self._how, self.settings = found, how, found.settings(how)
         self._asked: dict[str, tuple[list[list[Row]], list[Question]]] = {}
         self._datasets = {part.task.name: rows_of(part, found.data.eval_split) for part in found.parts}
+        self._chosen_on: RankedTasks | None = None
 
     @classmethod
     def of(cls, how: RankingEvaluation, model: Any) -> "RankedTasks | None":
         found = evaluated_tasks(how, model)
         with naming(how.name):
-            return cls(found, how) if found.parts else None
+            made = cls(found, how) if found.parts else None
+        if made and how.choose_on:
+            other = dataclasses.replace(how, split=how.choose_on, choose_on=None, outputs=False)
+            made._chosen_on = cls.of(other, model)
+        return made
 
     def __call__(self, model: Any) -> Measured:
-        """`rank.accuracies` of each task, and the `rank.report` over all of them."""
+        """`accuracy.accuracies` of each task, and the `accuracy.report` over all of them."""
+        found = self._measured(model)
+        if self._chosen_on and found.report:
+            others = self._chosen_on._measured(model)
+            failures = {**found.failures, **{f"{task} ({self._how.choose_on})": why for task, why in others.failures.items()}}
+            report = (
+                accuracy.with_best_prompts(found.report, others.report, self._how.choose_on or "")
+                if others.report
+                else found.report
+            )
+            found = dataclasses.replace(found, report=report, failures=failures)
+        return found
+
+    def _measured(self, model: Any) -> Measured:
         metrics: dict[str, dict] = {}
         failures: dict[str, str] = {}
         lines: dict[str, list] = {}
@@ -56,14 +74,14 @@ class RankedTasks:
         for part, (rows, questions) in self._found.read_each(read, failures, "nothing is ranked"):
             name = part.task.name
             found = rank.answers(model, questions, batch_size=self._how.batch_size)
-            metrics[name] = rank.accuracies(questions, found)
+            metrics[name] = accuracy.accuracies(questions, found)
             asked, answered = [*asked, *questions], [*answered, *found]
             if self._how.outputs:
                 lines[name] = [
                     {**record_of(of, question), **answer.as_json(question)}
                     for of, question, answer in zip(rows, questions, found, strict=True)
                 ]
-        return Measured(metrics, lines, report=rank.report(asked, answered) if asked else {}, failures=failures)
+        return Measured(metrics, lines, report=accuracy.report(asked, answered) if asked else {}, failures=failures)
 
     def _read(self, part: Part, model: Any) -> tuple[list[list["Row"]], list[Question]]:
         """The choices of a task's questions, and the questions; read once."""

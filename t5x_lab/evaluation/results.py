@@ -1,4 +1,4 @@
-"""The results of evaluations as files of the run directory: evals/<name>/<step>.json, one a checkpoint.
+"""The results of evaluations as files of the run directory: evals/<name>/<step>.json, and a table of a ranking.
 
 Numbers of different settings are never in one folder: where evals/<name> holds those of others, <name>_2 is taken, and so on.
 """
@@ -12,6 +12,7 @@ from typing import Any
 from etils import epath
 
 from t5x_lab.config.json_files import read_json, write_json
+from t5x_lab.evaluation.accuracy import table
 from t5x_lab.evaluation.config import Measured
 
 FOLDER = "evals"
@@ -65,6 +66,8 @@ class ResultFiles:
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / _SETTINGS).exists():
             write_json(folder / _SETTINGS, self._settings, indent=1)
+        if "datasets" in measured.report:
+            (folder / f"{step}.txt").write_text(table(measured.report) + "\n")
         write_json(folder / f"{step}.json", found, indent=1)
 
     def has(self, step: int) -> bool:

@@ -1,4 +1,4 @@
-"""plots/*.png: loss, learning rate and speed, drawn from metrics.jsonl."""
+"""plots/*.png: loss, learning rate and speed, drawn from metrics.jsonl, and what rankings found."""
 
 from collections.abc import Mapping
 
@@ -47,3 +47,22 @@ def _plot(lines: list[dict], key: str, label: str, directory: epath.Path, refere
         figure.savefig(file, dpi=120)
     plt.close(figure)
     return path
+
+
+def plot_ranking(report: Mapping, path: epath.PathLike, title: str = "") -> None:
+    """Draws the accuracies of a `t5x_lab.evaluation.accuracy.report`: a row for each data set, a dot for each prompt."""
+    datasets = report["datasets"]
+    figure, axes = plt.subplots(figsize=(7, 1.2 + 0.35 * len(datasets)), layout="constrained")
+    for row, found in enumerate(datasets.values()):
+        over, accuracies = found["over_prompts"], [accuracy["sum"] for accuracy in found["prompts"].values()]
+        last = row == len(datasets) - 1
+        axes.plot(accuracies, [row] * len(accuracies), "o", alpha=0.5, color="C0", label="a prompt" if last else None)
+        for value, style, label in ((over["sum"]["median"], "C1-", "median"), (over["chance"]["median"], "k:", "chance")):
+            axes.plot([value, value], [row - 0.35, row + 0.35], style, linewidth=2, label=label if last else None)
+    axes.set(xlabel="accuracy", title=title, yticks=range(len(datasets)), yticklabels=list(datasets), xlim=(0, 1))
+    axes.invert_yaxis()
+    axes.grid(alpha=0.3, axis="x")
+    axes.legend(loc="best")
+    with epath.Path(path).open("wb") as file:
+        figure.savefig(file, dpi=120)
+    plt.close(figure)

@@ -16,10 +16,12 @@ from t5x_lab.checkpoints.layout import find_checkpoint, finished_steps
 from t5x_lab.config.errors import UserError, nearest
 from t5x_lab.config.user_code import raised_in, shown, told, tried
 from t5x_lab.data.environment import check_environment
+from t5x_lab.evaluation.accuracy import table
 from t5x_lab.evaluation.config import EarlyStopping, Evaluation, Measure, Measured, check_evaluations, check_metric_name
 from t5x_lab.evaluation.results import ResultFiles
 from t5x_lab.models.model import Params
 from t5x_lab.observe.console import say
+from t5x_lab.observe.plots import plot_ranking
 from t5x_lab.partitioning.distributed import broadcast, broadcast_text
 from t5x_lab.runs.config import GinConfig, RunConfig
 from t5x_lab.runs.end import read_end
@@ -230,11 +232,21 @@ class Evaluations:
         try:
             self._write_outputs(entry, step, found)  # first: what has results is not measured again
             entry.files.write(step, found)
+            self._show_report(entry, step, found)
             self._said.discard(("unwritten", entry.name))
         except OSError as error:
             if ("unwritten", entry.name) not in self._said:
                 say(f"The results of {entry.name} at step {step} could not be written to {entry.files.folder}: {told(error)}.")
             self._said.add(("unwritten", entry.name))
+
+    def _show_report(self, entry: Entry, step: int, found: Measured) -> None:
+        """The table of a ranking, and its plot."""
+        if "datasets" not in found.report:
+            return
+        say(f"step {step}  {entry.name}, accuracy in percent\n{table(found.report)}")
+        folder = epath.Path(self._model_dir) / "plots"
+        folder.mkdir(parents=True, exist_ok=True)
+        plot_ranking(found.report, folder / f"{entry.files.folder.name}.png", f"{entry.name}, step {step}")
 
     def _write_outputs(self, entry: Entry, step: int, found: Measured) -> None:
         folder = epath.Path(self._model_dir) / "inference"
