@@ -10,7 +10,16 @@ from t5x_lab.config.errors import UserError
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     add_model_flags(parser)
-    parser.add_argument("--tasks", required=True, help="names of lm-eval's tasks, joined by commas")
+    parser.add_argument(
+        "--tasks", required=True, help="names of lm-eval's tasks, joined by commas; eai_eval are those of Wang et al. 2022"
+    )
+    parser.add_argument(
+        "--data",
+        action="append",
+        default=[],
+        metavar="TASK=PATH",
+        help="records of a task in a file, instead of the hub's; repeat it, or give a rule, such as records/{task}.jsonl",
+    )
     parser.add_argument("--include_path", help="a folder with further tasks' .yaml files")
     parser.add_argument("--limit", type=float, help="only the first N examples of each task, or a share below 1")
     parser.add_argument("--output_path", help="where lm-eval's result files go, with every example's answer")
@@ -27,7 +36,7 @@ def run(args: argparse.Namespace) -> None:
     except ImportError as error:
         raise UserError(f"lm-eval is not installed ({error}). Run: pip install 't5x_lab[harness]'") from error
 
-    from t5x_lab.evaluation.harness import HarnessModel, ranking, run_harness
+    from t5x_lab.evaluation.harness import HarnessModel, add_random_baselines, ranking, run_harness
     from t5x_lab.evaluation.results import as_json
     from t5x_lab.runs.run import load
 
@@ -39,12 +48,14 @@ def run(args: argparse.Namespace) -> None:
         model,
         [name.strip() for name in args.tasks.split(",") if name.strip()],
         include_path=args.include_path,
+        data=args.data,
         limit=args.limit,
         num_fewshot=args.num_fewshot,
         evaluation_tracker=tracker,
         log_samples=True,
     )
     samples = results.pop("samples")
+    add_random_baselines(results, samples)
     results["ranking"] = as_json(ranking(model, samples, results["configs"]))
     results["config"] |= {"model": "t5x_lab", "model_args": {"model_dir": args.model_dir, "step": loaded.step}}
     results["contexts_cut"] = model.cut

@@ -5,6 +5,8 @@ ways. As in lm-eval, context and continuation of an encoder-decoder are tokenise
 """
 
 import math
+import statistics
+import tempfile
 from collections.abc import Mapping, Sequence
 
 from lm_eval import utils
@@ -14,6 +16,8 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from t5x_lab.config.errors import UserError
 from t5x_lab.data.huggingface_tokenizer import HuggingFaceTokenizer
 from t5x_lab.evaluation import accuracy, rank
+from t5x_lab.evaluation.eai_eval.baseline import random_baseline
+from t5x_lab.evaluation.harness_data import OWN_TASKS, write_task_files
 from t5x_lab.observe.console import say
 
 _UNREADABLE = "begin with nothing, which a model without a start or an end token cannot read"
@@ -167,7 +171,9 @@ class HarnessModel(TemplateLM):
         return texts
 
 
-def run_harness(model, tasks: Sequence[str], *, include_path: str | None, limit: float | None, **options) -> dict:
+def run_harness(
+    model, tasks: Sequence[str], *, include_path: str | None, limit: float | None, data: Sequence[str] = (), **options
+) -> dict:
     """lm-eval's results of these tasks.
 
     Args:
@@ -175,6 +181,7 @@ def run_harness(model, tasks: Sequence[str], *, include_path: str | None, limit:
       tasks: names, files or folders, as lm-eval takes them.
       include_path: a folder of further task files.
       limit: the first N examples of each task, or a share below 1; None = all.
+      data: where tasks find their data instead of on the hub, see `write_task_files`.
       options: further arguments of `lm_eval.simple_evaluate`.
 
     Raises:
@@ -187,18 +194,39 @@ def run_harness(model, tasks: Sequence[str], *, include_path: str | None, limit:
         raise UserError("--tasks names no task.")
     if limit is not None and limit <= 0:
         raise UserError(f"--limit is {limit:g}; give a number of examples, or a share below 1.")
-    manager = TaskManager(include_path=include_path)
+    folders = [OWN_TASKS, *([include_path] if include_path else [])]
+    manager = TaskManager(include_path=folders)
     unknown = [name for name in tasks if not manager.match_tasks([name])]
     if unknown:
         raise UserError(
             f'lm-eval knows no task "{unknown[0]}". Name one of its own, or give --include_path, where your .yaml files are.'
         )
     try:
-        return lm_eval.simple_evaluate(model=model, tasks=list(tasks), limit=limit, task_manager=manager, **options)
+        with tempfile.TemporaryDirectory() as folder:
+            if data:
+                write_task_files(folder, manager.task_index, tasks, data)
+                manager = TaskManager(include_path=[*folders, folder])
+            return lm_eval.simple_evaluate(model=model, tasks=list(tasks), limit=limit, task_manager=manager, **options)
     except ConnectionError as error:
         raise UserError(
             f"The data of these tasks cannot be reached: {error}. Tasks whose data are local files need no network."
         ) from error
+
+
+def add_random_baselines(results: dict, samples: Mapping[str, Sequence[Mapping]]) -> None:
+    """Puts beside the accuracies of `results` what guessing scores, and beside those of groups its mean."""
+    of_tasks = {}
+    for task, rows in samples.items():
+        config = results["configs"][task]
+        if "acc,none" in results["results"][task] and rows:
+            is_choice = config.get("output_type") == "multiple_choice" and config.get("doc_to_target") != []
+            of_tasks[task] = results["results"][task]["random_baseline,none"] = random_baseline(rows, is_choice)
+    for group, members in results.get("group_subtasks", {}).items():
+        if members and all(member in of_tasks for member in members):
+            baseline = statistics.fmean(of_tasks[member] for member in members)
+            for found in (results["results"], results.get("groups", {})):
+                if group in found:
+                    found[group]["random_baseline,none"] = baseline
 
 
 def ranking(model: HarnessModel, samples: Mapping[str, Sequence[Mapping]], configs: Mapping[str, Mapping]) -> dict:

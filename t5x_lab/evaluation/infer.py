@@ -123,7 +123,7 @@ _RESULTS = {
 
 
 def rank_report(output: str, choices: Sequence[str] = ()) -> dict:
-    """The accuracies of an `output` that is complete; see `t5x_lab.evaluation.accuracy.report`. `choices` are those of lines that
+    """The accuracies of a complete `output`; see `t5x_lab.evaluation.accuracy.report`. `choices` are those of lines that
     have none."""
     with open(output, encoding="utf-8") as file:
         first, second = itertools.tee(map(json.loads, file))

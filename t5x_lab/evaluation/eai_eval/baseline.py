@@ -1,9 +1,8 @@
-"""What guessing scores on a task of EAI-Eval, counted from its own questions."""
+"""What guessing scores on a task of lm-eval, counted from the questions that were asked."""
 
 import math
 import statistics
-from collections.abc import Hashable, Iterable, Sequence
-from typing import Any
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 
 def chance(questions: Iterable[Sequence[tuple[int, int]]]) -> float:
@@ -16,12 +15,17 @@ def chance(questions: Iterable[Sequence[tuple[int, int]]]) -> float:
     return statistics.fmean(math.prod(right / choices for choices, right in question) for question in questions)
 
 
-def random_baseline(task: Any) -> float:
-    """`chance` on an lm-eval task of this folder, with the records that it was loaded with."""
-    to_choose = task.config.doc_to_choice is not None and task.config.doc_to_target != []
+def random_baseline(samples: Sequence[Mapping], is_choice: bool) -> float:
+    """`chance` on what lm-eval has asked in a task.
+
+    Args:
+      samples: of the task, as lm-eval logs them.
+      is_choice: whether the model chooses; else it is right where it would write the answer.
+    """
     questions: dict[Hashable, list[tuple[int, int]]] = {}
-    for number, doc in enumerate(task.task_docs):
-        idx = doc.get("idx")
-        question = (idx["paragraph"], idx["question"]) if isinstance(idx, dict) else number
-        questions.setdefault(question, []).append((len(task.doc_to_choice(doc)), 1) if to_choose else (1, 0))
+    for row in (row for row in samples if row["filter"] == samples[0]["filter"]):
+        idx, target = row["doc"].get("idx"), row["target"]
+        question = (idx["paragraph"], idx["question"]) if isinstance(idx, dict) else row["doc_id"]
+        right = (len(target) if isinstance(target, list) else 1) if is_choice else 0
+        questions.setdefault(question, []).append((len(row["arguments"]), right))
     return chance(questions.values())
