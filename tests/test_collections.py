@@ -357,6 +357,7 @@ def test_a_data_set_that_a_module_registers(tmp_path):
         ("xsum_score_eval", {}, 'No template of the data set "xsum" has choices'),
         ("banking77_plain", {}, 'has no template that is marked "plain: true"'),
         ("c", {"collections": {"c": Collection(("c",))}}, 'The collection "c" is a member of itself'),
+        ("c", {"collections": {"c": Collection(("d",)), "d": Collection(("c",))}}, 'The collection "c" is a member of itself'),
         ("c", {"collections": {"c": Collection(("glue/mrcp",))}}, 'has the member "glue/mrcp", which is no .* Did you mean "glue/mrpc"'),
     ],
 )  # fmt: skip

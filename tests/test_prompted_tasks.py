@@ -1,18 +1,31 @@
 """Data sets in words are SeqIO tasks: rows as T5's ranking has them, templates drawn anew in each epoch."""
 
 import collections
+import dataclasses
 import json
+import re
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 import seqio
 import t5.data.preprocessors
 import tensorflow as tf
+from conftest import shared_data
 
+import t5x_lab
+from t5x_lab.checkpoints.layout import finished_steps
+from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
-from t5x_lab.prompts.config import Records
+from t5x_lab.data import reading
+from t5x_lab.data.config import ByteVocabulary, DataConfig
+from t5x_lab.data.pipeline import SeqioBatches, resolve_tasks
+from t5x_lab.evaluation.config import RankingEvaluation
+from t5x_lab.prompts.config import Collection, Prompts, Records
 from t5x_lab.prompts.records import source_of
 from t5x_lab.prompts.tasks import InWords
-from t5x_lab.prompts.templates import Template
+from t5x_lab.prompts.templates import Template, read_templates, task_name
 
 LENGTHS = {"inputs": 256, "targets": 64}
 KIND = Template("set", "which kind?", "What is {{text}}? ||| {{answer_choices[label]}}", "animal ||| tree ||| number")
@@ -104,3 +117,226 @@ def test_a_record_that_does_not_fit_is_said(template, record, says, read):
 def test_what_has_no_choices_is_not_ranked(read):
     with pytest.raises(UserError, match='Template "turned" of set has no answer_choices'):
         InWords((TURNED,), *read(RECORDS[:1]), ranked=True).task("set")
+
+
+def config_of(name, prompts, **options):
+    options = {"task_feature_lengths": LENGTHS, "batch_size": 8, "vocabulary": ByteVocabulary(), "shards": 2, **options}
+    return DataConfig(name, prompts=prompts, **options)
+
+
+def batches(config, seed=0):
+    return SeqioBatches(resolve_tasks(config, "encoder_decoder", 384), config, seed=seed)
+
+
+TEMPLATES = """
+dataset: {name}
+templates:
+  one: !Template
+    name: one
+    jinja: "{{{{text}}}} is? ||| {{{{answer_choices[label]}}}}"
+    answer_choices: animal ||| tree ||| number
+    metadata: !TemplateMetadata {{original_task: true}}
+  two: !Template
+    name: two
+    jinja: "What is {{{{text}}}}? ||| {{{{answer_choices[label]}}}}"
+    answer_choices: beast ||| plant ||| sum
+    metadata: !TemplateMetadata {{original_task: true}}
+"""
+
+
+def prompts_of(folder, kinds, templates=TEMPLATES, records=RECORDS):
+    """Prompts of data sets "a", "b", … in files of these kinds."""
+    places = {}
+    for name, kind in zip("abcdefgh", kinds, strict=False):
+        (folder / "templates" / name).mkdir(parents=True, exist_ok=True)
+        (folder / "templates" / name / "templates.yaml").write_text(templates.format(name=name))
+        file = folder / f"{name}.{kind}"
+        if kind == "jsonl":
+            file.write_text("".join(json.dumps(record) + "\n" for record in records))
+        elif kind == "csv":
+            file.write_text("text,label\n" + "".join(f"{r['text']},{r['label']}\n" for r in records))
+        else:
+            pyarrow.parquet.write_table(pa.Table.from_pylist(records), file, row_group_size=64)
+        places[name] = Records(files={"train": str(file), "validation": str(file)})
+    return Prompts(
+        templates=(str(folder / "templates"),),
+        data_sets=places,
+        collections={"all": Collection(tuple(places)), "drawn": Collection(tuple(places), form="drawn")},
+    )
+
+
+@pytest.mark.parametrize("name", ["all", "drawn", "drawn_2_shot"])
+def test_tables_are_read_in_the_graph_of_many_tasks(name, tmp_path, monkeypatch):
+    """Whose functions are marked; that of a scan, which reads tables chunk by chunk, must not be."""
+    monkeypatch.setattr(reading, "MANY", 0)
+    read = batches(config_of(name, prompts_of(tmp_path, ["jsonl", "csv", "parquet"])))
+    seen = collections.Counter()
+    for _ in range(12):
+        features = next(read).features
+        for row in features["encoder_input_tokens"]:
+            seen.update(text_of(row).split("thing")[1:])
+    assert len(seen) > 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name, many", [("all_without_c", False), ("drawn_2_shot", True)])
+def test_a_cache_of_prompted_tasks_is_read_as_they_are(name, many, tmp_path, monkeypatch):
+    """To the last bit, with templates and exemplars that are drawn after it."""
+    from test_caching import cached
+
+    if many:
+        monkeypatch.setattr(reading, "MANY", 0)
+    prompts = prompts_of(tmp_path, ["jsonl", "csv", "parquet"], records=RECORDS[:120])
+    plain = config_of(name, prompts)
+    tasks = resolve_tasks(plain, "encoder_decoder", 384)
+    for part in tasks.parts:
+        cached(part.task, str(tmp_path / "caches"))
+    of_cache = dataclasses.replace(plain, use_cached=True, cache_dirs=(str(tmp_path / "caches"),))
+    ours, theirs = batches(plain), batches(of_cache)
+    for _ in range(6):
+        one, other = next(ours).features, next(theirs).features
+        assert one.keys() == other.keys() and all(np.array_equal(one[key], other[key]) for key in one)
+
+
+def test_each_epoch_draws_other_templates_and_the_same_seed_the_same(tmp_path):
+    """A run's stream of one data set: every record comes back, in other words."""
+    prompts = prompts_of(tmp_path, ["jsonl"], records=RECORDS[:24])
+    config = config_of("drawn", prompts, shards=1, pack=False, batch_size=24)
+    inputs = lambda read: [[text_of(row) for row in next(read).features["encoder_input_tokens"]] for _ in range(40)]
+    first, again, other = (inputs(batches(config, seed)) for seed in (1, 1, 2))
+    assert first == again != other
+    ways = collections.defaultdict(set)
+    for text in sum(first, []):
+        ways[text.split("thing ")[1].rstrip(" is?")].add(text.startswith("What"))
+    assert len(ways) == 24 and all(len(way) == 2 for way in ways.values())
+
+
+def ranking_run(folder, prompts_gin, architecture="decoder"):
+    return t5x_lab.from_gin(
+        [f"models/{architecture}/tiny.gin"],
+        [
+            "VOCABULARY = @ByteVocabulary()",
+            "TransformerConfig.vocab_size = 384",
+            'MIXTURE_OR_TASK_NAME = "sotu_full_lm"',
+            'TASK_FEATURE_LENGTHS = {"inputs": 64, "targets": 64}',
+            "TRAIN_STEPS = 1",
+            f'MODEL_DIR = "{folder}"',
+            *prompts_gin,
+        ],
+        seed=3,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["decoder", "t5_1_1"])
+def test_t0_evals_accuracy_equals_an_independent_computation(architecture, tmp_path):
+    """RTE with all of promptsource's prompts: sums of log-probabilities from `run.logits`, end tokens in, argmax, median."""
+    folder, templates = shared_data("eval", "superglue", "RTE"), shared_data("prompts", "promptsource_templates")
+    lines = [json.loads(line) for line in (folder / "val.jsonl").read_text().splitlines()[:8]]
+    (tmp_path / "validation.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    gin = [
+        f'TEMPLATES = ("{templates}",)',
+        'DATA_SETS = {"super_glue/rte": @Records()}',
+        f'Records.files = {{"validation": "{tmp_path}/validation.jsonl"}}',
+    ]
+    run = ranking_run(tmp_path / "run", gin, architecture)
+    how = RankingEvaluation(
+        name="t0", task="super_glue_rte_score_eval", split="validation", lengths={"inputs": 4_096, "targets": 64}
+    )
+    measured = how.prepare(run)(run)
+    asked = [t for t in read_templates([str(templates)], "super_glue/rte") if t.original_task and t.answer_choices]
+    made = [
+        template.render({**line, "label": ["entailment", "not_entailment"].index(line["label"])}, 0)
+        for template in asked
+        for line in lines
+    ]
+    rows = [(found.inputs, choice) for found in made for choice in found.choices]
+    ids = [([b + 3 for b in inputs.encode()], [*(b + 3 for b in choice.encode()), 1]) for inputs, choice in rows]
+    padded = lambda rows: np.array([row + [0] * (max(map(len, rows)) - len(row)) for row in rows])
+    if architecture == "decoder":
+        logits = run.logits(decoder_input_tokens=padded([[0, *inputs, *targets[:-1]] for inputs, targets in ids]))
+        begins = [len(inputs) for inputs, _ in ids]
+    else:
+        features = {"encoder_input_tokens": padded([inputs for inputs, _ in ids])}
+        logits = run.logits(**features, decoder_input_tokens=padded([[0, *targets[:-1]] for _, targets in ids]))
+        begins = [0] * len(ids)
+    scores = []
+    for row, begin, (_, targets) in zip(logits, begins, ids, strict=True):
+        of_targets = row[begin : begin + len(targets)]
+        log_probs = of_targets - np.log(np.exp(of_targets).sum(-1, keepdims=True))
+        scores.append(log_probs[np.arange(len(targets)), targets].sum())
+    picked = np.reshape(scores, (len(asked), len(lines), 2)).argmax(-1)
+    right = np.reshape([found.choices.index(found.targets) for found in made], (len(asked), len(lines))) == picked
+    expected = {task_name("super_glue/rte", t.name): share for t, share in zip(asked, right.mean(1), strict=True)}
+    ours = {task.removesuffix("_score_eval"): found["sum"] for task, found in measured.metrics.items()}
+    assert len(ours) == 10 and ours == pytest.approx(expected)
+    assert measured.report["average(super_glue_rte_score_eval)"]["sum"] == pytest.approx(np.median(list(expected.values())))
+
+
+def wrong(text):
+    return f"dataset: {{name}}\ntemplates:\n  t: !Template\n    name: t\n{text}    metadata: !TemplateMetadata {{{{original_task: true}}}}\n"
+
+
+PLAIN = '    jinja: "{{{{text}}}}? ||| {{{{answer_choices[label]}}}}"\n    answer_choices: "a ||| b"\n'
+
+
+@pytest.mark.parametrize(
+    "template, record, says",
+    [
+        ('    jinja: "{{% if %}} ||| x"\n', {"text": "x"}, 'Template "t" of a does not compile'),
+        (PLAIN.replace("text", "txet"), {"text": "x", "label": 0}, 'Template "t" of a needs the field "txet"; the record has text, label'),
+        (PLAIN, {"text": "x", "label": 7}, 'Template "t" of a.*: the label 7 is none of the 2 choices'),
+        (PLAIN, {"text": None, "label": 0}, 'Template "t" of a: it prints a field that is null.*The record of a: .*null'),
+        (PLAIN.replace("a ||| b", "a ||| a"), {"text": "x", "label": 0}, "has equal choices: a, a"),
+        ("", {"text": "x"}, "is no file of templates as promptsource writes them: KeyError: 'jinja'"),
+    ],
+)  # fmt: skip
+def test_hostile_templates_and_records_end_in_a_sentence(template, record, says, tmp_path, monkeypatch, capsys):
+    """On the command line, in training and in evaluation: status 2, and no checkpoint."""
+    monkeypatch.chdir(tmp_path)
+    prompts_of(tmp_path, ["jsonl"], templates=wrong(template), records=[{"text": "fine", "label": 0}] * 3 + [record])
+    command = [
+        "train", "--gin_file=models/t5_1_1/tiny.gin", "--gin.VOCABULARY=@ByteVocabulary()", "--gin.TransformerConfig.vocab_size=384",
+        "--gin.TRAIN_STEPS=2", "--gin.MODEL_DIR=run", "--gin.BATCH_SIZE=8", '--gin.TASK_FEATURE_LENGTHS={"inputs": 64, "targets": 16}',
+        '--gin.TEMPLATES=("templates",)', '--gin.DATA_SETS={"a": @Records()}', '--gin.Records.files={"train": "a.jsonl", "validation": "a.jsonl"}',
+        "--gin.EVALS=()", "--gin.HOOKS=()",
+    ]  # fmt: skip
+    ranked = "equal" in says
+    more = ["--gin.MIXTURE_OR_TASK_NAME=a_t"]
+    if ranked:
+        more = [
+            "--gin.MIXTURE_OR_TASK_NAME=sotu_span_corruption", "--gin.EVALS=(@RankingEvaluation(),)", "--gin.RankingEvaluation.task=a_score_eval",
+            "--gin.RankingEvaluation.at_start=True", '--gin.RankingEvaluation.lengths={"inputs": 64, "targets": 16}', '--gin.TASK_FEATURE_LENGTHS={"inputs": 64}',
+        ]  # fmt: skip
+        command.remove("--gin.EVALS=()")
+        assert main([*command, *more]) == 0  # a training goes on without the evaluation
+    else:
+        assert main([*command, *more]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert re.search(says, said), said
+    assert ranked or not finished_steps("run")
+
+
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        (lambda folder: (folder / "a.jsonl").write_text(""), "There is nothing to read in .*a.jsonl"),
+        (lambda folder: (folder / "a.jsonl").unlink(), 'The data set "a" is not here: no file matches .*a.jsonl'),
+        (
+            lambda folder: (folder / "templates" / "a" / "templates.yaml").unlink(),
+            'There are no templates for the data set "a"',
+        ),
+    ],
+)
+def test_what_is_missing_is_a_sentence(change, says, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    prompts_of(tmp_path, ["jsonl"])
+    change(tmp_path)
+    command = [
+        "train", "--gin_file=models/t5_1_1/tiny.gin", "--gin.VOCABULARY=@ByteVocabulary()", "--gin.TransformerConfig.vocab_size=384",
+        "--gin.TRAIN_STEPS=2", "--gin.MODEL_DIR=run", "--gin.BATCH_SIZE=8", '--gin.TASK_FEATURE_LENGTHS={"inputs": 64, "targets": 16}',
+        '--gin.TEMPLATES=("templates",)', '--gin.DATA_SETS={"a": @Records()}', '--gin.Records.files={"train": "a.jsonl"}',
+        "--gin.EVALS=()", "--gin.HOOKS=()", "--gin.MIXTURE_OR_TASK_NAME=a",
+    ]  # fmt: skip
+    assert main(command) == 2
+    assert re.search(says, " ".join(capsys.readouterr().err.split()))

@@ -86,8 +86,10 @@ def _functions_of_one_device() -> Iterator[None]:
 
     plain = of_dataset.__init__
 
-    def of_one_device(self, *args, defun_kwargs=None, **options):
-        plain(self, *args, defun_kwargs={**(defun_kwargs or {}), "experimental_ints_on_device": True}, **options)
+    def of_one_device(self, func, transformation_name, *args, defun_kwargs=None, **options):
+        # A scan's function, marked, is refused for its two results.
+        mark = {} if "scan" in transformation_name else {"experimental_ints_on_device": True}
+        plain(self, func, transformation_name, *args, defun_kwargs={**(defun_kwargs or {}), **mark}, **options)
 
     of_dataset.__init__ = of_one_device
     try:

@@ -80,8 +80,9 @@ class Collections:
         return register(seqio.Mixture(f"{name}{self._end}", tasks), self._prompts)
 
     def _members(self, name: str) -> Collection | Ranked | None:
-        if name in self._prompts.collections:
-            return self._prompts.collections[name]
+        own = self._prompts.collections.get(name)
+        if own:
+            return Ranked(own.members) if own.form == "ranked" else own
         for pattern, make in BUILT_IN.items():
             words = re.fullmatch(pattern, name)
             if words and (made := make(*words.groups())):
@@ -110,8 +111,10 @@ class Collections:
         return TasksOfDataSet(data_set, prompts, self._is_flans(name), self._shots, self._end) if data_set else None
 
     def _ranked(self, of: Ranked, name: str) -> list[str]:
-        each = filter(None, (self._of(member, name) for member in of.members))
-        mixtures = [mixture for data_set in each if (mixture := data_set.ranked())]
+        mixtures = []
+        for member in of.members:
+            data_set = self._of(member, name)
+            mixtures += [mixture for mixture in [data_set.ranked() if data_set else self._mixture(member, name)] if mixture]
         if not mixtures:
             raise UserError(f'"{name}" has no data set whose templates have choices to rank; measure its metrics instead.')
         return mixtures
@@ -125,20 +128,27 @@ class Collections:
 
     def _of_mixture(self, member: str, of: str, form: Form | None) -> Rates:
         """The tasks of a member that is another collection, or a mixture or task of SeqIO's."""
-        if member == of:
-            raise UserError(f'The collection "{of}" is a member of itself. Name data sets and other collections.')
-        name = f"{member}{form.end if form else ''}{self._end}"
+        name = self._mixture(member, of, form.end if form else "")
+        if name in seqio.TaskRegistry.names():
+            return [(name, seqio.mixing_rate_num_examples)]
+        return [(task.name, functools.partial(_rate_in, name)) for task in seqio.MixtureRegistry.get(name).tasks]
+
+    def _mixture(self, member: str, of: str, end: str = "") -> str:
+        """The name of a member that is no data set, once it is in SeqIO's registries.
+
+        Raises:
+          UserError: when there is none.
+        """
+        name = f"{member}{end}{self._end}"
         if not self._declare(name, self._prompts):
             name = member
-        if name in seqio.TaskRegistry.names():
-            return [(name, functools.partial(seqio.mixing_rate_num_examples))]
-        if name not in seqio.MixtureRegistry.names():
+        if name not in seqio.TaskRegistry.names() and name not in seqio.MixtureRegistry.names():
             known = [*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names(), *known_data_sets(self._prompts)]
             raise UserError(
                 f'The collection "{of}" has the member "{member}", which is no data set, collection, task or mixture.'
                 f"{nearest(member, known)}"
             )
-        return [(task.name, functools.partial(_rate_in, name)) for task in seqio.MixtureRegistry.get(name).tasks]
+        return name
 
     def _is_flans(self, name: str) -> bool:
         """Whether a collection is FLAN's, which has t5x_lab's own templates."""

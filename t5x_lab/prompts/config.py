@@ -7,7 +7,7 @@ from t5x_lab.config.checks import check_types, positive
 from t5x_lab.config.errors import UserError, one_of
 from t5x_lab.config.macros import macro
 
-FORMS = ("each", "drawn")
+FORMS = ("each", "drawn", "ranked")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Records:
         `datasets`.
       splits: what a split is called there, by its name here: {"validation": "dev"}; others are called the same.
       columns: of .csv and .tsv files whose first line does not name them.
-      integers: fields of .csv and .tsv files that are whole numbers.
+      numbers: fields of .csv and .tsv files that are numbers.
       labels: fields whose values are names there and numbers in templates: {"label": ("entailment", "not_entailment")}; the
         catalogue knows them of the data sets that it has.
       names: fields that are called otherwise there, by their names here: {"text": "sentence"}; dots lead into objects.
@@ -40,7 +40,7 @@ class Records:
     hub: str | None = None
     splits: dict[str, str] = dataclasses.field(default_factory=dict)
     columns: tuple[str, ...] = ()
-    integers: tuple[str, ...] = ("label",)
+    numbers: tuple[str, ...] = ("label",)
     labels: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     names: dict[str, str] = dataclasses.field(default_factory=dict)
     each: Callable | None = None
@@ -96,8 +96,8 @@ class Collection:
 
     Attributes:
       members: names of data sets, of other collections, or of any task or mixture of SeqIO's.
-      form: "each" template of a data set is a task, or a data set is one task that has a template "drawn" for each example and
-        epoch.
+      form: "each" template of a data set is a task; or a data set is one task that has a template "drawn" for each example and
+        epoch; or the choices of each of its templates are "ranked", in an evaluation.
       cap: of a data set with more training records than this, each template counts for cap / templates of them, of another for
         all of them, as in T0; None = for all.
       maximum: most records that a data set counts for, as in FLAN; None = no limit.

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import os
 import pathlib
 import re
 
@@ -187,7 +188,7 @@ class TasksOfDataSet:
         return self.data_set.in_place(self.place if isinstance(self.place, Records) else Records(files="of a source"))
 
     def _source(self) -> seqio.DataSource:
-        key = (self.data_set.name, str(self.place))
+        key = (self.data_set.name, str(self.place), os.getcwd())
         if key not in _sources:
             splits, elsewhere = tuple(self.data_set.splits), self.data_set.elsewhere
             is_place = isinstance(self.place, Records)

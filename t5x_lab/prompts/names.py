@@ -18,20 +18,35 @@ with "_without_<data set>_and_<data set>", "_4templates", "_plain" or "_named" b
 import re
 from collections.abc import Iterable
 
+from t5x_lab.config.errors import UserError
 from t5x_lab.prompts.catalogue import find, in_names
 from t5x_lab.prompts.collections import Collections, built_in_names
 from t5x_lab.prompts.config import Prompts
 from t5x_lab.prompts.forms import OWN, TasksOfDataSet, known_data_sets
 from t5x_lab.prompts.registry import data_sets_of, is_made, is_of_data_set, is_somebodys
+from t5x_lab.prompts.templates import data_sets_in
 
 
 def declare(name: str, prompts: Prompts) -> bool:
     """See `Prompts.declare`."""
-    if is_somebodys(name) or is_made(name, prompts):
-        return not is_somebodys(name)
+    if is_somebodys(name):
+        return False
+    if not _in_the_making:
+        data_sets_in.cache_clear()  # files may have changed since
+    elif is_made(name, prompts):
+        return True
+    if name in _in_the_making:
+        raise UserError(f'The collection "{name}" is a member of itself, or of one of its members. Name others.')
     base, shots = _split_shots(name)
     end = name[len(base) :]
-    return bool(Collections(prompts, shots, end, declare).called(base) or _of_data_set(base, prompts, shots, end))
+    _in_the_making.append(name)
+    try:
+        return bool(Collections(prompts, shots, end, declare).called(base) or _of_data_set(base, prompts, shots, end))
+    finally:
+        _in_the_making.pop()
+
+
+_in_the_making: list[str] = []
 
 
 def _of_data_set(name: str, prompts: Prompts, shots: int | None, end: str) -> str | None:

@@ -3,6 +3,7 @@
 A record is an object of JSON, {"record": its text}, as the field's own names have it.
 """
 
+import contextlib
 import csv
 import functools
 import io
@@ -128,13 +129,17 @@ def _of_table(file: str, separator: str, records: Records) -> Iterator[list[byte
         named = records.columns or None
         # Files without names of columns, such as those of GLUE, do not quote either.
         table = csv.DictReader(lines, named, delimiter=separator, quoting=csv.QUOTE_NONE if named else csv.QUOTE_MINIMAL)
-        rows = ({**row, **{name: int(row[name]) for name in records.integers if _is_whole(row.get(name))}} for row in table)
+        rows = ({**row, **{name: _number(row[name]) for name in records.numbers if row.get(name)}} for row in table)
         while together := [_json(row) for row in itertools.islice(rows, TOGETHER)]:
             yield together
 
 
-def _is_whole(text: str | None) -> bool:
-    return text is not None and text.removeprefix("-").isdecimal()
+def _number(text: str) -> int | float | str:
+    """A whole number, another one, or a text that is none."""
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text
 
 
 def _of_parquet(file: str) -> Iterator[list[bytes]]:

@@ -223,7 +223,7 @@ def read_templates(folders: Sequence[str], dataset: str) -> tuple[Template, ...]
     for folder in folders:
         path = os.path.join(folder, *dataset.split("/"), FILE)
         if os.path.exists(path):
-            return _read(path, dataset)
+            return _read(os.path.abspath(path), dataset, os.stat(path).st_mtime_ns)
     where = ", ".join(folders) or "none is set"
     raise NotHere(
         f'There are no templates for the data set "{dataset}": no {dataset}/{FILE} in any folder of templates ({where}). Name '
@@ -239,7 +239,7 @@ def data_sets_in(folders: Sequence[str]) -> tuple[str, ...]:
 
 
 @functools.lru_cache(maxsize=1024)
-def _read(path: str, dataset: str) -> tuple[Template, ...]:
+def _read(path: str, dataset: str, changed: int) -> tuple[Template, ...]:
     try:
         with open(path, encoding="utf-8") as file:
             entries = yaml.load(file, _Loader)["templates"].values()

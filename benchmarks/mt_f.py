@@ -1,0 +1,258 @@
+"""Multi-task fine-tuning of three architectures at a laptop's size, on real labelled data, and what T0-Eval says of them.
+
+    python benchmarks/mt_f.py --work=FOLDER [--data=../shared/data] [--pretrain_steps=500] [--steps=800] [--only=NAME]
+
+Models of three to five million parameters are pre-trained on the embedded corpus with the demo's vocabulary, the decoder with
+full LM and the encoder-decoder with span corruption; the prefix decoder is the causal one's checkpoint with one line changed.
+All are then fine-tuned on the examples of T0's data sets that promptsource rendered, and on labelled data sets with our own
+templates. Before and after: accuracy on the validation splits of the labelled sets, and T0-Eval on the sets at hand with all of
+promptsource's prompts. Prints a table, and writes it to FOLDER/table.md; what is there already is not done again.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+ARCHITECTURES = {
+    "causal_decoder": ("models/causal_decoder/base.gin", "objectives/full_lm.gin", {"targets": 256}),
+    "prefix_decoder": ("models/prefix_decoder/base.gin", None, None),
+    "encoder_decoder": ("models/t5_1_1/base.gin", "objectives/span_corruption.gin", {"inputs": 224}),
+}
+SIZE = """
+VOCABULARY = @SentencePieceVocabulary()
+SentencePieceVocabulary.path = "{work}/sotu.model"
+TransformerConfig.vocab_size = 4224
+TransformerConfig.emb_dim = 192
+TransformerConfig.num_heads = 6
+TransformerConfig.head_dim = 32
+TransformerConfig.num_encoder_layers = {encoder_layers}
+TransformerConfig.num_decoder_layers = {decoder_layers}
+TransformerConfig.mlp_dim = 768
+TransformerConfig.dtype = "float32"
+TransformerConfig.scan_layers = False
+BATCH_SIZE = 16
+"""
+PRETRAINING = """
+MIXTURE_OR_TASK_NAME = "sotu"
+EVALS = ()
+LearningRate.factors = "linear_decay"
+LearningRate.base_learning_rate = 0.03
+LearningRate.warmup_steps = 150
+LearningRate.decay_factor = {decay}
+"""
+MODULE = '''
+import gin
+
+
+@gin.configurable
+def answers(record):
+    """MultiRC's passages as SuperGLUE distributes them, a record for each answer."""
+    passage = record["passage"]
+    return [
+        {"paragraph": passage["text"], "question": question["question"], "answer": answer["text"], "label": answer["label"]}
+        for question in passage["questions"] for answer in question["answers"]
+    ]
+'''
+# Names of the records' files, columns and fields, by data set; "{s}" is the folder of SuperGLUE.
+LABELLED = {
+    "glue/sst2": ({"train": "{d}/sst2_agnews/SST-2/train.tsv", "validation": "{d}/sst2_agnews/SST-2/test.tsv"}, {}),
+    "ag_news": (
+        {"train": "{d}/sst2_agnews/agnews/dev.tsv", "validation": "{d}/sst2_agnews/agnews/test.tsv"},
+        {"columns": ("text", "label")},
+    ),
+    "glue/cola": (
+        {"train": "{d}/cola/train.tsv", "validation": "{d}/cola/dev.tsv"},
+        {"columns": ("source", "label", "mark", "sentence")},
+    ),
+    "glue/mrpc": ({"train": "{d}/becel/mrpc/train.tsv.gz", "validation": "{d}/becel/mrpc/validation.tsv.gz"}, {}),
+    "super_glue/multirc": ({"train": "{s}/MultiRC/train.jsonl", "validation": "{s}/MultiRC/val.jsonl"}, {"each": "@answers"}),
+}
+HELD_OUT = {
+    **{
+        f"super_glue/{name}": ({"train": f"{{s}}/{folder}/train.jsonl", "validation": f"{{s}}/{folder}/val.jsonl"}, more)
+        for name, folder, more in (
+            ("copa", "COPA", {}),
+            ("cb", "CB", {}),
+            ("rte", "RTE", {}),
+            ("wic", "WiC", {}),
+            (
+                "wsc.fixed",
+                "WSC",
+                {"names": {name: f"target.{name}" for name in ("span1_text", "span2_text", "span1_index", "span2_index")}},
+            ),
+        )
+    },
+    **{
+        f"anli/r{number}": (
+            {"validation": f"{{d}}/anli/ANLI_analysis_r{number}_dev.csv.gz"},
+            {
+                "names": {"premise": "context", "hypothesis": "statement", "label": "gold_label"},
+                "labels": {"label": ("e", "n", "c")},
+            },
+        )
+        for number in (1, 2, 3)
+    },
+}
+RATES = {"flan_glue_sst2": 20_000, "flan_ag_news": 20_000, "flan_glue_cola": 5_000, "flan_glue_mrpc": 5_000}
+MISSING = "hellaswag_and_story_cloze_2016_and_winogrande_winogrande_xl"
+
+
+def records_in_gin(data: pathlib.Path, rendered: dict[str, str]) -> str:
+    """DATA_SETS, TEMPLATES and COLLECTIONS, with the renderings of T0's data sets as data sets of one template."""
+    places, lines = {}, []
+    for name, (files, more) in {**LABELLED, **HELD_OUT}.items():
+        files = {split: path.format(d=data / "eval", s=data / "eval" / "superglue") for split, path in files.items()}
+        places[name] = {"files": files, **more}
+    for name, pattern in rendered.items():
+        places[name] = {"files": {"train": pattern}, "num_examples": 0}
+    for number, (name, fields) in enumerate(places.items()):
+        for field, value in fields.items():
+            if value:
+                lines.append(f"r{number}/Records.{field} = {value if str(value).startswith('@') else repr(value)}")
+        places[name] = f"@r{number}/Records()"
+    seen = [f"flan_{re.sub('[^a-z0-9.]', '_', name)}" for name in LABELLED]
+    lines += [
+        "DATA_SETS = {" + ", ".join(f'"{name}": {place}' for name, place in places.items()) + "}",
+        'COLLECTIONS = {"mt_f": @mt_f/Collection(), "seen": @seen/Collection()}',
+        f"mt_f/Collection.members = {(*rendered, *seen)!r}",
+        f"mt_f/Collection.rates = {RATES!r}",
+        f"seen/Collection.members = {tuple(f'{name}_score_eval' for name in seen)!r}",
+        'seen/Collection.form = "ranked"',
+    ]
+    return "\n".join(lines) + "\n"
+
+
+FINE_TUNING = """
+import superglue_records
+include "runs/finetune.gin"
+include "records.gin"
+TEMPLATES = ("templates", "{data}/prompts/promptsource_templates")
+MIXTURE_OR_TASK_NAME = "mt_f"
+TASK_FEATURE_LENGTHS = {{"inputs": 224, "targets": 32}}
+EVALS = (@seen/RankingEvaluation(), @t0_eval/RankingEvaluation())
+RankingEvaluation.split = "validation"
+RankingEvaluation.period = None
+RankingEvaluation.cut_inputs = "left"
+seen/RankingEvaluation.name = "seen"
+seen/RankingEvaluation.task = "seen"
+seen/RankingEvaluation.lengths = {{"inputs": 224, "targets": 32}}
+seen/RankingEvaluation.num_examples = {seen}
+t0_eval/RankingEvaluation.name = "t0_eval"
+t0_eval/RankingEvaluation.task = "t0_eval_without_{missing}"
+t0_eval/RankingEvaluation.lengths = {{"inputs": 224, "targets": 32}}
+t0_eval/RankingEvaluation.num_examples = {held_out}
+LearningRate.base_learning_rate = 0.003  # of a model of this size
+"""
+TEMPLATE = """dataset: {name}
+templates:
+  as_it_is: !Template
+    name: as_it_is
+    jinja: "{{{{prompt}}}} ||| {{{{completion | replace('<|endoftext|>', '')}}}}"
+"""
+
+
+def write_files(work: pathlib.Path, data: pathlib.Path) -> int:
+    """Gin files, the module, and the templates of the renderings; returns how many data sets these are of."""
+    folder = data / "prompts" / "t0_train_50k"
+    names = sorted(path.name.removesuffix(".jsonl.gz") for path in folder.glob("*.jsonl.gz"))
+    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+    from t5x_lab.prompts.catalogue import T0_TRAIN
+
+    slugs = sorted({entry.slug.replace(".", "_") for entry in T0_TRAIN} | {"commonsense_qa"}, key=len, reverse=True)
+    rendered = {}
+    for name in names:
+        slug = next(slug for slug in slugs if name.startswith(slug))
+        rendered[f"p3/{slug}"] = str(folder / f"{slug}_*.jsonl.gz")
+    for name in rendered:
+        file = work / "templates" / name / "templates.yaml"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(TEMPLATE.format(name=name))
+    (work / "superglue_records.py").write_text(MODULE)
+    (work / "records.gin").write_text(records_in_gin(data, rendered))
+    (work / "mt_f.gin").write_text(FINE_TUNING.format(data=data, missing=MISSING, seen=200, held_out=100))
+    return len(rendered)
+
+
+def t5x_lab(work: pathlib.Path, *argv: str) -> None:
+    print("$ t5x_lab", *argv, flush=True)
+    subprocess.run([sys.executable, "-m", "t5x_lab", *argv], cwd=work, check=True)
+
+
+def run_one(work: pathlib.Path, name: str, pretrain_steps: int, steps: int) -> None:
+    """Pre-trains, evaluates, fine-tunes and evaluates one architecture."""
+    model, objective, lengths = ARCHITECTURES[name]
+    (work / f"{name}.gin").write_text(
+        f'include "{model}"\n' + SIZE.format(work=work, encoder_layers=4 * (name == "encoder_decoder"), decoder_layers=4)
+    )
+    pretrained = f"{name if objective else 'causal_decoder'}_pretrained"
+    if objective and not (work / pretrained / "END").exists():
+        (work / "pretraining.gin").write_text(PRETRAINING.format(decay=1 / (0.9 * pretrain_steps)))
+        t5x_lab(
+            work, "train", f"--gin_file={name}.gin", f"--gin_file={objective}", "--gin_file=pretraining.gin",
+            f"--gin.MODEL_DIR={pretrained}", f"--gin.TRAIN_STEPS={pretrain_steps}", f"--gin.TASK_FEATURE_LENGTHS={lengths}",
+            f"--gin.CHECKPOINT_PERIOD={pretrain_steps}",
+        )  # fmt: skip
+    tuned = [f"--gin_file={name}.gin", "--gin_file=mt_f.gin", f"--gin.INITIAL_CHECKPOINT_PATH={pretrained}"]
+    # The untuned one takes one step at a rate of nearly nothing.
+    for folder, end, more in (
+        (f"{name}_untuned", 1, ["--gin.LearningRate.base_learning_rate=1e-12"]),
+        (f"{name}_tuned", steps, []),
+    ):
+        if not (work / folder / "END").exists():
+            options = [f"--gin.MODEL_DIR={folder}", f"--gin.TRAIN_STEPS={end}", f"--gin.CHECKPOINT_PERIOD={end}"]
+            t5x_lab(work, "train", *tuned, *more, *options)
+        if not (work / folder / "evals" / "t0_eval").exists():
+            t5x_lab(work, "eval", f"--model_dir={folder}")
+
+
+def table(work: pathlib.Path) -> str:
+    """Medians over prompts in percent, by data set: of each model before and after, beside chance."""
+    columns: dict[str, dict[str, float]] = {}
+    for name in ARCHITECTURES:
+        for state in ("untuned", "tuned"):
+            column = columns.setdefault(f"{name.replace('_', ' ')}, {state}", {})
+            for evaluation in ("seen", "t0_eval"):
+                for file in (work / f"{name}_{state}" / "evals" / evaluation).glob("[0-9]*.json"):
+                    report = json.loads(file.read_text())["report"]
+                    for dataset, found in report["datasets"].items():
+                        row = f"{evaluation}: {dataset.removesuffix('_score_eval')} ({found['over_prompts']['sum']['prompts']})"
+                        column[row] = found["over_prompts"]["sum"]["median"]
+                        columns.setdefault("chance", {})[row] = found["over_prompts"]["chance"]["median"]
+                    means = next(value for key, value in report.items() if key.startswith("average("))
+                    column[f"{evaluation}: average"] = means["sum"]
+                    columns["chance"][f"{evaluation}: average"] = means["chance"]
+    chance = columns.pop("chance", {})
+    columns = {"chance": chance, **{name: column for name, column in columns.items() if column}}
+    lines = ["| data set (prompts) | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    for row in chance:
+        cells = [f"{100 * column[row]:.1f}" if row in column else "" for column in columns.values()]
+        lines.append(f"| {row} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--work", required=True)
+    parser.add_argument("--data", default="../shared/data")
+    parser.add_argument("--pretrain_steps", type=int, default=500)
+    parser.add_argument("--steps", type=int, default=800)
+    parser.add_argument("--only", action="append", choices=ARCHITECTURES)
+    args = parser.parse_args()
+    work, data = pathlib.Path(args.work).resolve(), pathlib.Path(args.data).resolve()
+    work.mkdir(parents=True, exist_ok=True)
+    os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
+    print(f"{write_files(work, data)} data sets of T0 as promptsource rendered them")
+    if not (work / "sotu.model").exists():
+        t5x_lab(work, "vocab", "--task=sotu", "--size=4000", "--output=sotu.model")
+    for name in args.only or ARCHITECTURES:
+        run_one(work, name, args.pretrain_steps, args.steps)
+    (work / "table.md").write_text(table(work) + "\n")
+    print(table(work))
+
+
+if __name__ == "__main__":
+    main()
