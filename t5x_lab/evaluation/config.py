@@ -174,8 +174,8 @@ class RankingEvaluation(OutputEvaluation):
     """How often the right one of several choices is the likeliest; see `t5x_lab.evaluation.rank`.
 
     Tasks have the features of `t5.data.preprocessors.rank_classification`, a row for each choice: `inputs`, `targets`, `idx`
-    (numbers of the question and the choice), `is_correct`, and perhaps `weight`. The mixtures that a mixture is made of are
-    data sets, and their tasks the prompts.
+    (numbers of the question and the choice), `is_correct`, and perhaps `weight`. A task may say its data set and its prompt, by
+    attributes `data_set` and `prompt`; else the mixtures that a mixture is made of are data sets, and their tasks the prompts.
 
     Attributes:
       choose_on: another split, on which the best prompt of each data set is chosen, whose accuracy is reported too; FLAN's is

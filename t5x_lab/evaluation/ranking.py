@@ -99,7 +99,7 @@ class RankedTasks:
         inputs = CutInputs(model, examples, part.sequence_length, self._how, longest)
         if inputs.cut:
             say(f'{inputs.cut} of {len(rows)} inputs of task "{part.task.name}" were cut to {inputs.most} tokens.')
-        dataset, prompt = dataset_and_prompt(self._found.tasks.name, part.task.name)
+        dataset, prompt = dataset_and_prompt(self._found.tasks.name, part.task)
         cut = iter(inputs.ids)
         return [question_of_rows(rows, [next(cut) for _ in rows], dataset, prompt) for rows in grouped]
 
@@ -170,7 +170,7 @@ def question_of_rows(rows: Iterable[Row], inputs: list[list[int]], dataset: str,
 
 def ranked_examples(tasks: WeightedTasks, part: Part, split: str, cut_to: Callable) -> Iterator[Example]:
     """A task's questions as `t5x_lab infer` takes them; see `examples.task_examples`."""
-    dataset, prompt = dataset_and_prompt(tasks.name, part.task.name)
+    dataset, prompt = dataset_and_prompt(tasks.name, part.task)
     for number, rows in enumerate(questions_in(rows_of(part, split), part)):
         inputs = [cut_to(part, row.inputs) for row in rows]
         question = question_of_rows(rows, inputs, dataset, prompt)
@@ -180,11 +180,14 @@ def ranked_examples(tasks: WeightedTasks, part: Part, split: str, cut_to: Callab
         yield Example(record, record["inputs"], None, where, question, cut=cut)
 
 
-def dataset_and_prompt(name: str, task: str) -> tuple[str, str]:
-    """The data set of a task of `name`, and which of its prompts it is: of mixtures in a mixture each is a data set."""
+def dataset_and_prompt(name: str, task: seqio.Task) -> tuple[str, str]:
+    """The data set of a task of the mixture `name`, and which of its prompts it is: as the task itself says, in `data_set` and
+    `prompt`; else of mixtures in a mixture each is a data set, whose tasks are the prompts."""
+    if getattr(task, "data_set", ""):
+        return task.data_set, task.prompt
     mixtures = seqio.MixtureRegistry.get(name)._sub_mixtures if name in seqio.MixtureRegistry.names() else []
-    own = [mixture.name for mixture in mixtures if task in {part.name for part in mixture.tasks}]
-    return (own[0], task) if own else (task, "only")
+    own = [mixture.name for mixture in mixtures if task.name in {part.name for part in mixture.tasks}]
+    return (own[0], task.name) if own else (task.name, "only")
 
 
 def record_of(rows: list[Row], question: Question) -> dict:

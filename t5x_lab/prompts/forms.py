@@ -153,7 +153,8 @@ class TasksOfDataSet:
             ranked=ranked,
             input_eos=self._prompts.input_eos,
         )
-        return register(how.task(f"{self._start}{name}{self._end}"), self._prompts, self.data_set.slug)
+        task = how.task(f"{self._start}{name}{self._end}", f"{self._start}{self.data_set.slug}{self._end}")
+        return register(task, self._prompts, self.data_set.slug)
 
     @functools.cached_property
     def place(self) -> object:

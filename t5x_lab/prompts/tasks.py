@@ -25,6 +25,19 @@ _TEXTS = {"inputs": tf.string, "targets": tf.string}
 _ROWS = {**_TEXTS, "idx": tf.int32, "is_correct": tf.bool}
 
 
+class PromptedTask(seqio.Task):
+    """A SeqIO task that knows its data set and its template, by which rankings are reported.
+
+    Attributes:
+      data_set: as names have it.
+      prompt: the template's name.
+    """
+
+    def __init__(self, *args, data_set: str, prompt: str, **options):
+        super().__init__(*args, **options)
+        self.data_set, self.prompt = data_set, prompt
+
+
 @dataclasses.dataclass(frozen=True)
 class InWords:
     """What a task makes of records.
@@ -51,8 +64,12 @@ class InWords:
     def draws(self) -> bool:
         return len(self.templates) > 1 or self.shots != 0
 
-    def task(self, name: str, metrics: Sequence[Callable] = ()) -> seqio.Task:
+    def task(self, name: str, data_set: str = "") -> PromptedTask:
         """The SeqIO task. Records of which a template renders nothing are left out.
+
+        Args:
+          name: of the task.
+          data_set: what reports call the data set; the task's name unless given.
 
         Raises:
           UserError: when choices are to be ranked of a template that has none.
@@ -65,15 +82,16 @@ class InWords:
             steps = [lines, seqio.CacheDatasetPlaceholder(), functools.partial(_in_drawn_words, how=self), tokenize]
         else:
             steps = [lines, functools.partial(_in_words, how=self), tokenize, seqio.CacheDatasetPlaceholder()]
-        return seqio.Task(
+        return PromptedTask(
             name,
             self.source,
+            data_set=data_set or name,
+            prompt=self.templates[0].name if len(self.templates) == 1 else "drawn",
             preprocessors=[*steps, seqio.preprocessors.append_eos_after_trim],
             output_features={
                 "inputs": seqio.Feature(VOCABULARY, add_eos=self.input_eos),
                 "targets": seqio.Feature(VOCABULARY),
             },
-            metric_fns=list(metrics),
         )
 
     def rows(self, line: bytes, number: int, drawn: int, fits: Callable[[str], bool]) -> list[tuple]:
