@@ -186,7 +186,7 @@ def test_a_cache_of_prompted_tasks_is_read_as_they_are(name, many, tmp_path, mon
 
     if many:
         monkeypatch.setattr(reading, "MANY", 0)
-    prompts = prompts_of(tmp_path, ["jsonl", "csv", "parquet"], records=RECORDS[:120])
+    prompts = prompts_of(tmp_path, ["jsonl", "csv", "parquet"], records=RECORDS)
     plain = config_of(name, prompts)
     tasks = resolve_tasks(plain, "encoder_decoder", 384)
     for part in tasks.parts:
@@ -196,6 +196,32 @@ def test_a_cache_of_prompted_tasks_is_read_as_they_are(name, many, tmp_path, mon
     for _ in range(6):
         one, other = next(ours), next(theirs)
         assert one.keys() == other.keys() and all(np.array_equal(one[key], other[key]) for key in one)
+
+
+RARE = """
+dataset: {name}
+templates:
+  rare: !Template
+    name: rare
+    jinja: "{{% if label == 7 %}}{{{{text}}}} is? ||| seven{{% endif %}}"
+"""
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_a_template_with_little_to_say_is_read_by_all_shards(many, tmp_path, monkeypatch):
+    """Of 300 records it renders every fourth: three of four parts would have none."""
+    if many:
+        monkeypatch.setattr(reading, "MANY", 0)
+    records = [{"text": f"thing {n}", "label": 0 if n % 4 else 7} for n in range(300)]
+    prompts = prompts_of(tmp_path, ["jsonl"], RARE, records)
+    options = dict(shards=4, pack=False, shuffle_buffer_size=4)
+    read = batches(config_of("a_rare", prompts, **options))
+    texts = [text_of(row) for _ in range(8) for row in next(read)["encoder_input_tokens"]]
+    numbers = {int(number) for text in texts for number in re.findall(r"thing (\d+)", text)}
+    assert len(numbers) > 40 and not any(number % 4 for number in numbers)
+    none = prompts_of(tmp_path / "none", ["jsonl"], RARE, RECORDS[:8])
+    with pytest.raises(UserError, match='shard 0 of the task "a_rare" is empty after preprocessing'):
+        next(batches(config_of("a_rare", none, **options)))
 
 
 def test_each_epoch_draws_other_templates_and_the_same_seed_the_same(tmp_path):

@@ -36,6 +36,7 @@ class Origin:
       addends: examples of each summand of a TFDS split ("train[:90%]+test" has two); none of other sources.
       together: records that it reads at a time, as one element of the interleaved files; 1 = one by one.
       cycle_length, block_length, file_shuffle_buffer_size: as of `seqio.FileDataSource`.
+      least_kept: share of the records that a task keeps, at least.
     """
 
     sizes: Sequence[int | None]
@@ -47,6 +48,7 @@ class Origin:
     cycle_length: int = 16
     block_length: int = 16
     file_shuffle_buffer_size: int | None = None
+    least_kept: float = 1.0
 
 
 class CachedFiles(seqio.FileDataSource):
@@ -78,7 +80,7 @@ class CachedFiles(seqio.FileDataSource):
             cycle_length=origin.cycle_length if one_by_one else 1,
             block_length=origin.block_length,
         )
-        self.origin, self._lengths = origin, lengths
+        self.origin, self._lengths, self.least_kept = origin, lengths, origin.least_kept
 
     def list_shards(self, split: str) -> Sequence[str]:
         return self._split_to_filepattern[split]

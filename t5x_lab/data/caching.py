@@ -292,7 +292,12 @@ def origin_of(source: seqio.DataSource, split: str) -> Origin:
     sizes, are_documents = sizes_of(files), isinstance(source, DocumentFiles)
     examples = None if are_documents else source.num_input_examples(split)
     examples = None if examples is None or math.isinf(examples) else int(examples)  # TFDS does not know that of each data set
-    of_any: dict[str, Any] = dict(sizes=sizes, splits_itself=source.supports_arbitrary_sharding, examples=examples)
+    of_any: dict[str, Any] = dict(
+        sizes=sizes,
+        splits_itself=source.supports_arbitrary_sharding,
+        examples=examples,
+        least_kept=getattr(source, "least_kept", 1.0),
+    )
     if isinstance(source, seqio.TfdsDataSource):
         return Origin(**of_any, addends=_addends(source.tfds_dataset, split), **_order_of(source.tfds_dataset))
     if not isinstance(source, seqio.FileDataSource):

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -180,11 +181,21 @@ class SeqioBatches:
                 read = {shard: next(iterator) for group, iterator in self._iterators.items() for shard in group}
         except StopIteration:
             raise UserError(
-                "The data have no complete batch: a shard of the training split is empty after preprocessing. Lower "
-                "DATA_SHARDS or BATCH_SIZE, shorten TASK_FEATURE_LENGTHS, or give more text."
+                f"The data have no complete batch: {self._what_is_empty()} is empty after preprocessing. Lower DATA_SHARDS or "
+                "BATCH_SIZE, shorten TASK_FEATURE_LENGTHS, or give more text."
             ) from None
         parts = [read[shard] for shard in self._shards]
         return {name: np.concatenate([part[name].numpy() for part in parts])[self._rows] for name in parts[0]}
+
+    def _what_is_empty(self) -> str:
+        """A task and a shard without an example, as far as one is found in a minute."""
+        began = time.monotonic()
+        for part in self._tasks.trained:
+            for shard in self._shards if time.monotonic() - began < 60 else ():
+                alone = shard_of_task(part, self._config, 0, shard, len(self._tasks.trained))
+                if next(iter(alone), None) is None:
+                    return f'shard {shard} of the task "{part.task.name}"'
+        return "a shard of the training split"
 
     def save(self, directory: epath.Path) -> list[epath.Path]:
         files = []

@@ -112,7 +112,8 @@ class ShardOfSource(seqio.DataSource):
     """One of a number of equal parts of a source's records.
 
     Whole files where these are alike, TFDS's even splits, shares of large files, else every n-th record. A source with so few
-    records that the parts would differ is not split: each shard reads all of it, in an order of its own.
+    records that the parts would differ is not split: each shard reads all of it, in an order of its own. So is one whose tasks
+    may leave out so many (`least_kept`) that nothing of a part were left: each shard begins at another place of it.
 
     Args:
       source: what is split.
@@ -142,7 +143,9 @@ class ShardOfSource(seqio.DataSource):
             number = None if shards == 1 or self._in_order else _number_if_small(source, split, shards)
             if number == 0:
                 raise UserError(f"There is nothing to read in {', '.join(source.list_shards(split)[:3])}, the split {split}.")
-            is_split = shards > 1 and not (number or 0) % shards
+            kept = getattr(source, "least_kept", 1.0)
+            few = _number_if_small(source, split, shards, kept) if number is None and kept < 1 and shards > 1 else None
+            is_split = shards > 1 and few is None and (number is None or (kept == 1 and not number % shards))
             sizes, longest = _bytes_of(source, split, shards, number) if is_split else ([], None)
             by_parts = is_split and (source.supports_arbitrary_sharding or files_are_alike(sizes, shards))
             by_shares = longest is not None and not by_parts and can_be_shared(sizes, shards, longest)
@@ -157,6 +160,9 @@ class ShardOfSource(seqio.DataSource):
             read = source.get_dataset(split=split, shuffle=shuffle, seed=self._seed, shard_info=part if by_parts else None)
         if by_parts:
             return read
+        if few is not None:
+            before = few * self._shard // shards
+            return read.skip(before).concatenate(read.take(before))
         if not is_split:
             own = seed_of(self._seed, self._shard)
             return read.shuffle(number, seed=own) if number and shuffle else read
@@ -190,9 +196,9 @@ def _bytes_of(
     return sizes, (lambda: longest_records(source._reader, files, sizes)) if by_bytes else None
 
 
-def _number_if_small(source: seqio.DataSource, split: str, shards: int) -> int | None:
-    """Records of a source that has so few that parts of it would not be alike; None of any other."""
-    enough = round(shards / UNEVEN)
+def _number_if_small(source: seqio.DataSource, split: str, shards: int, kept: float = 1.0) -> int | None:
+    """Records of a source that has so few that parts of it would not be alike if this share is kept; None of any other."""
+    enough = round(shards / UNEVEN / kept)
     known = source.num_input_examples(split) if type(source) in _KNOW_THEIR_NUMBER else None
     if known is None:
         # Templates over one data set have a source each.

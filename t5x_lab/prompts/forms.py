@@ -5,6 +5,7 @@ import functools
 import os
 import pathlib
 import re
+from typing import Any
 
 import seqio
 
@@ -20,6 +21,7 @@ from t5x_lab.prompts.templates import Template, data_sets_in, read_templates, ta
 OWN_TEMPLATES = str(pathlib.Path(__file__).parents[1] / "tasks" / "templates")
 OWN = "flan_"  # before names of data sets with t5x_lab's own templates, of which FLAN reads so many records
 RANKED = "_score_eval"
+LEAST_KEPT = 0.05  # of records, by templates that have nothing to say of some; shards of fewer may keep none
 
 
 def known_data_sets(prompts: Prompts) -> list[str]:
@@ -193,7 +195,9 @@ class TasksOfDataSet:
         if key not in _sources:
             splits, elsewhere = tuple(self.data_set.splits), self.data_set.elsewhere
             is_place = isinstance(self.place, Records)
-            _sources[key] = source_of(self.data_set.whole, self._fields, splits, elsewhere) if is_place else self.place
+            source: Any = source_of(self.data_set.whole, self._fields, splits, elsewhere) if is_place else self.place
+            source.least_kept = LEAST_KEPT
+            _sources[key] = source
         if self._start and (OWN, *key) not in _sources:
             _sources[OWN, *key] = FirstRecords(_sources[key], MOST_RECORDS)
         return _sources[(OWN, *key) if self._start else key]

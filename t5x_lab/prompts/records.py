@@ -187,6 +187,7 @@ class FirstRecords(seqio.DataSource):
     def __init__(self, source: seqio.DataSource, first: int):
         super().__init__(splits=source.splits)
         self._source, self._first = source, first
+        self.least_kept = getattr(source, "least_kept", 1.0)
 
     supports_arbitrary_sharding = False
 

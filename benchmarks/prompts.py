@@ -1,0 +1,117 @@
+"""T0's whole training mixture, 38 data sets in 313 templates: start, restore, memory, position and throughput, cached and not.
+
+    python benchmarks/prompts.py [--data=../shared/data] [--scale=1000] [--seconds=30] [--work=FOLDER]
+
+Records are made up, with the fields and the relative sizes of the real ones (train sizes / scale). Each way runs in a process
+its own: seconds and CPU-seconds to the first batch, the same after a restore, bytes of the position, memory, and examples a
+CPU-second, rendered and tokenised with T5's vocabulary, after the start. The cache is made by `t5x_lab cache`, which is timed.
+Budgets are those of `benchmarks/data_growth.py`: 60 s to the first batch and to restore, 2 GiB, a position of 50 MB.
+"""
+
+import argparse
+import json
+import pathlib
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tests"))
+GIN = """
+TEMPLATES = ("{data}/prompts/promptsource_templates",)
+RECORDS = @Records()
+Records.files = "{work}/records/{{dataset}}/{{split}}.jsonl"
+VOCABULARY = @SentencePieceVocabulary()
+SentencePieceVocabulary.path = "{data}/t5_vocabulary/sentencepiece.model"
+MIXTURE_OR_TASK_NAME = "t0_train"
+TASK_FEATURE_LENGTHS = {{"inputs": 1024, "targets": 256}}
+BATCH_SIZE = 64
+DataConfig.pack = False
+CACHE_DIRS = ("{work}/caches",)
+"""
+
+
+def write_records(work: pathlib.Path, scale: int) -> int:
+    """Made-up records of T0's data sets, in files; returns their number."""
+    import synthetic_records
+
+    from t5x_lab.prompts.catalogue import T0_TRAIN
+
+    total = 0
+    for entry in T0_TRAIN:
+        count = max(20, (entry.train or 0) // scale)
+        file = work / "records" / entry.name / "train.jsonl"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        made = synthetic_records.records(entry.name, count)
+        file.write_text("".join(json.dumps(record) + "\n" for record in made))
+        total += count
+    return total
+
+
+def cpu() -> float:
+    return sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
+
+
+def measure(work: pathlib.Path, cached: bool, seconds: float) -> dict:
+    """Of one way to read, in this process."""
+    from etils import epath
+
+    from t5x_lab.data.pipeline import SeqioBatches, resolve_tasks
+    from t5x_lab.runs.config import GinConfig
+
+    config = GinConfig([str(work / "t0.gin")], [f"USE_CACHED_TASKS = {cached}"]).data()
+    found = {}
+    began, cpu_began = time.monotonic(), cpu()
+    batches = SeqioBatches(resolve_tasks(config, "encoder_decoder", 32_128), config, seed=0)
+    next(batches)
+    found["first batch, s"], found["first batch, CPU-s"] = time.monotonic() - began, cpu() - cpu_began
+    began, cpu_began, rows = time.monotonic(), cpu(), 0
+    while time.monotonic() - began < seconds:
+        next(batches)
+        rows += config.batch_size
+    found["examples a CPU-second"] = rows / (cpu() - cpu_began)
+    found["examples a second"] = rows / (time.monotonic() - began)
+    position = epath.Path(work / f"position_{cached}")
+    position.mkdir(parents=True, exist_ok=True)
+    batches.save(position)
+    found["position, MB"] = sum(file.stat().st_size for file in pathlib.Path(position).rglob("*") if file.is_file()) / 1e6
+    began = time.monotonic()
+    again = SeqioBatches(resolve_tasks(config, "encoder_decoder", 32_128), config, seed=0)
+    again.restore(position)
+    next(again)
+    found["restore, s"] = time.monotonic() - began
+    status = dict(line.split(":", 1) for line in pathlib.Path("/proc/self/status").read_text().splitlines())
+    found["memory, MiB"] = int(status["RssAnon"].split()[0]) / 1024
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", default="../shared/data")
+    parser.add_argument("--scale", type=int, default=1000)
+    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--work")
+    parser.add_argument("--measure", choices=["cached", "not"], help="in this process alone; used by the script itself")
+    args = parser.parse_args()
+    work = pathlib.Path(args.work or tempfile.mkdtemp()).resolve()
+    if args.measure:
+        print(json.dumps(measure(work, args.measure == "cached", args.seconds)))
+        return
+    work.mkdir(parents=True, exist_ok=True)
+    (work / "t0.gin").write_text(GIN.format(data=pathlib.Path(args.data).resolve(), work=work))
+    print(f"{write_records(work, args.scale):,} records of 38 data sets")
+    begun = time.monotonic()
+    command = ["cache", f"--gin_file={work}/t0.gin", f"--output_dir={work}/caches"]
+    subprocess.run([sys.executable, "-m", "t5x_lab", *command], check=True, capture_output=True)
+    print(f"t5x_lab cache: {time.monotonic() - begun:.0f} s for 313 tasks")
+    for way in ("not", "cached"):
+        argv = [sys.executable, __file__, f"--work={work}", f"--measure={way}", f"--seconds={args.seconds}"]
+        done = subprocess.run(argv, check=True, capture_output=True, text=True)
+        print(f"{'cached' if way == 'cached' else 'not cached'}:")
+        for name, value in json.loads(done.stdout.splitlines()[-1]).items():
+            print(f"  {name:24} {value:10,.1f}")
+
+
+if __name__ == "__main__":
+    main()
