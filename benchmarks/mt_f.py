@@ -1,6 +1,6 @@
 """Multi-task fine-tuning of three architectures at a laptop's size, on real labelled data, and what T0-Eval says of them.
 
-    python benchmarks/mt_f.py --work=FOLDER [--data=../shared/data] [--pretrain_steps=500] [--steps=800] [--only=NAME]
+    python benchmarks/mt_f.py --work=FOLDER [--data=../shared/data] [--pretrain_steps=500] [--steps=3000] [--only=NAME]
 
 Models of three to five million parameters are pre-trained on the embedded corpus with the demo's vocabulary, the decoder with
 full LM and the encoder-decoder with span corruption; the prefix decoder is the causal one's checkpoint with one line changed.
@@ -97,7 +97,7 @@ HELD_OUT = {
         for number in (1, 2, 3)
     },
 }
-RATES = {"flan_glue_sst2": 20_000, "flan_ag_news": 20_000, "flan_glue_cola": 5_000, "flan_glue_mrpc": 5_000}
+RATES = {"flan_glue_sst2": 100_000, "flan_ag_news": 100_000, "flan_glue_cola": 10_000, "flan_glue_mrpc": 10_000}
 MISSING = "hellaswag_and_story_cloze_2016_and_winogrande_winogrande_xl"
 
 
@@ -145,7 +145,7 @@ t0_eval/RankingEvaluation.name = "t0_eval"
 t0_eval/RankingEvaluation.task = "t0_eval_without_{missing}"
 t0_eval/RankingEvaluation.lengths = {{"inputs": 224, "targets": 32}}
 t0_eval/RankingEvaluation.num_examples = {held_out}
-LearningRate.base_learning_rate = 0.003  # of a model of this size
+LearningRate.base_learning_rate = 0.01  # of a model of this size
 """
 TEMPLATE = """dataset: {name}
 templates:
@@ -239,7 +239,7 @@ def main() -> None:
     parser.add_argument("--work", required=True)
     parser.add_argument("--data", default="../shared/data")
     parser.add_argument("--pretrain_steps", type=int, default=500)
-    parser.add_argument("--steps", type=int, default=800)
+    parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--only", action="append", choices=ARCHITECTURES)
     args = parser.parse_args()
     work, data = pathlib.Path(args.work).resolve(), pathlib.Path(args.data).resolve()

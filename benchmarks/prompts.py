@@ -3,8 +3,8 @@
     python benchmarks/prompts.py [--data=../shared/data] [--scale=1000] [--seconds=30] [--work=FOLDER]
 
 Records are made up, with the fields and the relative sizes of the real ones (train sizes / scale). Each way runs in a process
-of its own: seconds and CPU-seconds to the first batch, the same after a restore, bytes of the position, memory, and examples
-a CPU-second, rendered and tokenised with T5's vocabulary, after the start. The cache is made by `t5x_lab cache`, which is timed.
+of its own: seconds and CPU-seconds to the first batch, seconds to a restored one, bytes of the position, memory, and examples a
+CPU-second, rendered and tokenised with T5's vocabulary, after the start. The cache is made by `t5x_lab cache`, which is timed.
 Budgets are those of `benchmarks/data_growth.py`: 60 s to the first batch and to restore, 2 GiB, a position of 50 MB.
 """
 

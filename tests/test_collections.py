@@ -392,3 +392,13 @@ def test_a_collection_goes_on_without_what_is_missing(prompts, tmp_path):
     assert "cos_e/v1.11" in raised.value.sentence and "1 more data sets are missing" in raised.value.sentence
     assert "MIXTURE_OR_TASK_NAME=t0_train_without_cos_e_v1.11_and_quail" in raised.value.sentence
     assert len(mixture("t0_train_without_cos_e_v1.11_and_quail", some).tasks) == 313 - 11 - 13
+
+
+def test_files_may_have_splits_that_the_catalogue_does_not_know(tmp_path):
+    """AG News has no validation split there; whoever has one says so."""
+    lines = "".join(json.dumps(record) + "\n" for record in synthetic_records.records("ag_news", 4))
+    (tmp_path / "dev.jsonl").write_text(lines)
+    prompts = Prompts(data_sets={"ag_news": Records(files={"validation": str(tmp_path / "dev.jsonl")})})
+    assert prompts.declare("flan_ag_news_score_eval")
+    made = seqio.MixtureRegistry.get("flan_ag_news_score_eval")
+    assert len(made.tasks) == 8 and all(task.splits == ["validation"] for task in made.tasks)

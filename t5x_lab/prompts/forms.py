@@ -193,8 +193,9 @@ class TasksOfDataSet:
     def _source(self) -> seqio.DataSource:
         key = (self.data_set.name, str(self.place), os.getcwd())
         if key not in _sources:
-            splits, elsewhere = tuple(self.data_set.splits), self.data_set.elsewhere
-            is_place = isinstance(self.place, Records)
+            is_place, elsewhere = isinstance(self.place, Records), self.data_set.elsewhere
+            said = self.place.files if isinstance(self.place, Records) else None  # the user's files may have other splits
+            splits = tuple(said if isinstance(said, dict) else self.data_set.splits)
             source: Any = source_of(self.data_set.whole, self._fields, splits, elsewhere) if is_place else self.place
             source.least_kept = LEAST_KEPT
             _sources[key] = source
