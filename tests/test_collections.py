@@ -1,6 +1,7 @@
 """T0's and FLAN's collections: their counts, their rates, what they hold out, exemplars, and what is said of what is wrong."""
 
 import collections
+import dataclasses
 import itertools
 import json
 import math
@@ -351,7 +352,11 @@ def test_a_data_set_that_a_module_registers(tmp_path):
     [
         ("super_glue_rte", {"records": None}, 'Nothing says where the records of the data set "super_glue/rte" lie'),
         ("t0_train", {"templates": ()}, 'There are no templates for the data set "glue/mrpc"'),
-        ("t0_train", {"templates": ("/nowhere",)}, "no glue/mrpc/templates.yaml in any folder of templates .*Name a folder .*TEMPLATES"),
+        ("t0_train", {"templates": ("/nowhere",)}, "TEMPLATES names the folder /nowhere, in which there is no"),
+        ("super_glue_rte_score_eval", {"templates": ("/nowhere",)}, "TEMPLATES names the folder /nowhere, in which there is no"),
+        ("super_glue_rte", {"records": Records(files="x/{a,b}.jsonl")}, "stand braces that mean nothing"),
+        ("super_glue_rte", {"records": Records(hub="{hub")}, "stand braces that mean nothing"),
+        ("one_without_quail", {"collections": {"one": Collection(("quail",))}}, 'Nothing is left of the collection "one_without_quail"'),
         ("t0_train_without_quale", {}, 't0_train has no data set "quale". Did you mean "quail"'),
         ("flan_eval_math", {}, "no data set whose templates have choices to rank"),
         ("xsum_score_eval", {}, 'No template of the data set "xsum" has choices'),
@@ -362,8 +367,6 @@ def test_a_data_set_that_a_module_registers(tmp_path):
     ],
 )  # fmt: skip
 def test_what_cannot_be_made_is_said(name, options, says, prompts):
-    import dataclasses
-
     with pytest.raises(UserError, match=says.replace("(", r"\(") if "(" in says else says):
         dataclasses.replace(prompts, **options).declare(name)
 
@@ -382,8 +385,6 @@ def test_a_collection_goes_on_without_what_is_missing(prompts, tmp_path):
     from t5x_lab.data.pipeline import check_here, resolve_tasks
 
     nowhere = Records(files=str(tmp_path / "{dataset}-{split}.jsonl"))
-    import dataclasses
-
     some = dataclasses.replace(prompts, data_sets={"quail": nowhere, "cos_e/v1.11": nowhere})
     config = DataConfig("t0_train", {"inputs": 64, "targets": 16}, 8, ByteVocabulary(), prompts=some)
     tasks = resolve_tasks(config, "encoder_decoder", 512)
@@ -401,4 +402,48 @@ def test_files_may_have_splits_that_the_catalogue_does_not_know(tmp_path):
     prompts = Prompts(data_sets={"ag_news": Records(files={"validation": str(tmp_path / "dev.jsonl")})})
     assert prompts.declare("flan_ag_news_score_eval")
     made = seqio.MixtureRegistry.get("flan_ag_news_score_eval")
-    assert len(made.tasks) == 8 and all(task.splits == ["validation"] for task in made.tasks)
+    assert len(made.tasks) == 8 and all(list(task.splits) == ["validation"] for task in made.tasks)
+
+
+def test_splits_that_are_called_otherwise_are_added_to_the_catalogues(records):
+    story = dataclasses.replace(records, splits={"train": "validation"})
+    shot = "flan_story_cloze_2016_plain_2_shot"
+    assert len(few_shot(Prompts(data_sets={"story_cloze/2016": story}), shot, split="validation")) == 40
+    with pytest.raises(NotHere, match='"story_cloze/2016" has no training split, from which exemplars are taken'):
+        few_shot(Prompts(records=records), shot, split="validation")
+
+
+def test_a_member_at_a_rate_keeps_the_shares_of_its_own(prompts):
+    """0.15 of T0's mixture are CNN / Daily Mail, also where all of it has another rate."""
+    both = Collection(("t0_train", "super_glue/rte"), rates={"t0_train": 1_000.0})
+    found = rates(mixture("both", dataclasses.replace(prompts, collections={"both": both})))
+    of_news = sum(rate for name, rate in found.items() if name.startswith("cnn_dailymail"))
+    assert of_news == pytest.approx(1_000 * 2_584_017 / 17_277_798)
+    assert sum(found.values()) == pytest.approx(1_000 + 10 * 2_490)
+
+
+def test_every_way_to_go_on_without_can_be_gone(prompts):
+    """Of T0's, FLAN's and the user's collections, in other forms, behind exemplars, and of members' members."""
+    mine = {"t0_mine": Collection(("glue/mrpc", "quail")), "deep": Collection(("t0_mine", "flan_3_clusters", "imdb"))}
+    some = dataclasses.replace(prompts, collections=mine)
+    for name, missing in {
+        "t0_train": ("quail", "dream"), "flan_4templates": ("imdb",), "flan_without_nli_5_shot": ("imdb", "glue_cola"),
+        "t0_eval": ("story_cloze_2016",), "t0_mine": ("quail",), "deep": ("quail", "xsum"), "deep_2_shot": ("glue_mrpc", "quail"),
+    }.items():  # fmt: skip
+        made = mixture(name, some)
+        tasks = [task.name for task in made.tasks if data_sets_of([task.name])[0] in missing]
+        assert tasks
+        without = some.without(name, tasks)
+        assert sets_in(mixture(without, some)) == sets_in(made) - set(missing), without
+    some.declare("super_glue_rte_score_eval")
+    assert not some.without("super_glue_rte_score_eval", ["super_glue_rte_does_it_follow_that_score_eval"])
+
+
+def test_a_question_that_is_there_with_another_answer_is_no_exemplar(tmp_path):
+    """Several sentences are right for a set of concepts; a review that is asked for is told by its target."""
+    same = [{"concepts": ["dog", "run"], "target": f"The dog runs {n}."} for n in range(6)]
+    other = [{"concepts": ["cat", "sit"], "target": f"The cat sits {n}."} for n in range(2)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(record) + "\n" for record in same + other))
+    prompts = Prompts(records=Records(files=str(tmp_path / "{split}.jsonl")))
+    texts = few_shot(prompts, "flan_common_gen_plain_5_shot", lengths={"inputs": 2_048, "targets": 64})
+    assert all(text.count("dog") == 1 for text in texts[:6]) and all("The cat" in text for text in texts[:6])

@@ -198,6 +198,35 @@ def test_a_cache_of_prompted_tasks_is_read_as_they_are(name, many, tmp_path, mon
         assert one.keys() == other.keys() and all(np.array_equal(one[key], other[key]) for key in one)
 
 
+def test_other_words_are_another_cache_another_evaluation_and_another_run(tmp_path):
+    from test_caching import cached
+
+    prompts = prompts_of(tmp_path, ["jsonl"])
+    config = config_of("a_one", prompts)
+    (part,) = resolve_tasks(config, "encoder_decoder", 384).parts
+    cached(part.task, str(tmp_path / "caches"))
+    of_cache = dataclasses.replace(config, use_cached=True, cache_dirs=(str(tmp_path / "caches"),))
+    assert next(batches(of_cache))
+    prompts_of(tmp_path, ["jsonl"], TEMPLATES.replace("is?", "was?"))
+    with pytest.raises(UserError, match="was made of the template .*; the run reads the template"):
+        batches(of_cache)
+    (other,) = resolve_tasks(config, "encoder_decoder", 384).parts
+    assert other.task.words != part.task.words
+    moved = dataclasses.replace(config, prompts=dataclasses.replace(prompts, input_eos=True))
+    assert moved.identity() != config.identity()
+
+
+def test_a_file_of_templates_that_is_no_text_is_said(tmp_path):
+    prompts = prompts_of(tmp_path, ["jsonl"])
+    file = tmp_path / "templates" / "a" / "templates.yaml"
+    file.write_bytes(TEMPLATES.format(name="a").replace("animal", "café").encode("latin-1"))
+    with pytest.raises(UserError, match="is no file of templates as promptsource writes them"):
+        prompts.declare("a")
+    file.write_text(TEMPLATES.format(name="a").replace("animal ||| tree ||| number", "[animal, tree]"))
+    with pytest.raises(UserError, match="jinja and answer_choices are texts"):
+        prompts.declare("a")
+
+
 RARE = """
 dataset: {name}
 templates:
@@ -351,7 +380,7 @@ def test_hostile_templates_and_records_end_in_a_sentence(template, record, says,
         (lambda folder: (folder / "a.jsonl").unlink(), 'The data set "a" is not here: no file matches .*a.jsonl'),
         (
             lambda folder: (folder / "templates" / "a" / "templates.yaml").unlink(),
-            'There are no templates for the data set "a"',
+            "TEMPLATES names the folder templates",
         ),
     ],
 )

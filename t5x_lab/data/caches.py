@@ -282,7 +282,7 @@ def manifest_of(task: seqio.Task, vocabulary: Vocabulary) -> dict[str, str | Non
     return {
         "vocabulary": str(vocabulary) if has_text else None,
         "ids": fingerprint(vocabulary) if has_text else None,
-        "text": getattr(task.source, "what", ""),
+        "text": getattr(task, "what", "") or getattr(task.source, "what", ""),
     }
 
 

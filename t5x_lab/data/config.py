@@ -275,6 +275,7 @@ class DataConfig:
             "TextFiles": str(self.files),
             "TEXTS": str({name: (files, files.rate) for name, files in sorted(self.texts.items())}),
             "DataConfig.rates_of": self.rates_of,
+            "Prompts": by_name(self.prompts),
         }
 
 

@@ -77,8 +77,9 @@ def check_readable(tasks: WeightedTasks, config: DataConfig) -> None:
             shard_of_task(part, config, 0, 0, len(tasks.trained))  # whether its preprocessors make what it does not declare
 
 
-def check_here(parts: Iterable[Part], split: str, name: str, config: DataConfig) -> None:
-    """Raises a `NotHere` that says all that is missing of the tasks' data, and the name of the mixture without it."""
+def check_here(parts: Iterable[Part], split: str, name: str, config: DataConfig, setting: str = "MIXTURE_OR_TASK_NAME") -> None:
+    """Raises a `NotHere` that says all that is missing of the tasks' data, and the name of the mixture without it, which
+    `setting` may have."""
     by_source: dict[seqio.DataSource, list[str]] = {}  # templates over one data set have one source
     for part in parts:
         by_source.setdefault(part.task.source, []).append(part.task.name)
@@ -93,7 +94,7 @@ def check_here(parts: Iterable[Part], split: str, name: str, config: DataConfig)
         more = f" {len(missing) - 1} more data sets are missing." if len(missing) > 1 else ""
         names = [task for tasks in missing.values() for task in tasks]
         without = config.prompts.without(name, names) if config.prompts else ""
-        raise NotHere(f"{first}{more}" + (f" To go on without: {flag('MIXTURE_OR_TASK_NAME', without)}" if without else ""))
+        raise NotHere(f"{first}{more}" + (f" To go on without: {flag(setting, without)}" if without else ""))
 
 
 def _tell_what_is_not_read(tasks: WeightedTasks, config: DataConfig) -> None:

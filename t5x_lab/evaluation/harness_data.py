@@ -25,6 +25,9 @@ def write_task_files(folder: str, index: Mapping[str, Any], tasks: Sequence[str]
     Raises:
       UserError: for a file that is not there, a kind that is not read, a task that is not asked for.
     """
+    unnamed = next((task for task in tasks if task not in index), None)
+    if unnamed:
+        raise UserError(f'--data goes with names of tasks; "{unnamed}" is none that lm-eval lists. Use --include_path.')
     single = {name.removeprefix(_START): name for task in tasks for name in _single_tasks(index, task)}
     rules = [entry for entry in data if "{task}" in entry]
     named = [entry.partition("=") for entry in data if entry not in rules]
@@ -34,7 +37,7 @@ def write_task_files(folder: str, index: Mapping[str, Any], tasks: Sequence[str]
             raise UserError(f'--data is "{name}"; give TASK=PATH, or a rule for all tasks such as "records/{{task}}.jsonl".')
         if name.removeprefix(_START) not in single:
             raise UserError(f'--data says where the data of "{name}" are, which is none of --tasks.{nearest(name, single)}')
-    files = {name: path for name in single for path in [rule.format(task=name) for rule in rules[-1:]]}
+    files = {name: rule.replace("{task}", name) for name in single for rule in rules[-1:]}
     files |= {name.removeprefix(_START): path for name, path in said.items()}
     missing = sorted(name for name, path in files.items() if not pathlib.Path(path).exists())
     if missing:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -78,6 +79,9 @@ class EvaluatedTasks:
         own = {name: by_name(getattr(how, name)) for name in fields}
         data = self.data.identity()
         read = {name: data[name] for name in ("OBJECTIVE", "TASK_FEATURE_LENGTHS", "VOCABULARY", "TextFiles", "TEXTS")}
+        if any(getattr(part.task, "data_set", "") for part in self.parts):  # in words, which depend on templates
+            words = [getattr(part.task, "words", "") for part in self.parts]
+            read |= {"Prompts": data["Prompts"], "templates": f"{zlib.crc32(' '.join(words).encode()):08x}"}
         converter = {"converter": by_name(self.data.converter)} if self.data.converter else {}
         return {
             **own,
@@ -126,7 +130,7 @@ def evaluated_tasks(how: TaskEvaluation, model: Any, batch_size: int | None = No
     found = found.only(lambda part: data.eval_split in part.task.splits, what)
     if asked_for:
         with naming(how.name):
-            check_here(found.parts, data.eval_split, tasks.name, data)
+            check_here(found.parts, data.eval_split, tasks.name, data, f"{type(how).__name__}.task")
         for part in found.parts:
             _check_source(how.name, part, data.eval_split)
     return found

@@ -11,7 +11,7 @@ from t5x_lab.config.errors import UserError, nearest
 from t5x_lab.prompts import flan
 from t5x_lab.prompts.catalogue import T0_EVAL, T0_TRAIN, find, in_names
 from t5x_lab.prompts.config import Collection, Prompts
-from t5x_lab.prompts.forms import OWN, Form, TasksOfDataSet, known_data_sets, split_form
+from t5x_lab.prompts.forms import Form, TasksOfDataSet, known_data_sets, split_form
 from t5x_lab.prompts.registry import register
 from t5x_lab.prompts.templates import read_templates
 
@@ -77,7 +77,9 @@ class Collections:
         return self._register(name, list(self._tasks(found, base if form else name, form))) if found else None
 
     def _register(self, name: str, tasks: Rates) -> str:
-        return register(seqio.Mixture(f"{name}{self._end}", tasks), self._prompts)
+        if not tasks:
+            raise UserError(f'Nothing is left of the collection "{name}". Leave out less.')
+        return register(seqio.Mixture(f"{name}{self._end}", tasks))
 
     def _members(self, name: str) -> Collection | Ranked | None:
         own = self._prompts.collections.get(name)
@@ -92,12 +94,28 @@ class Collections:
         return found and self._left_out(found, base, rest)
 
     def _left_out(self, of: Collection | Ranked, base: str, rest: str) -> Collection | Ranked:
-        """A collection without the data sets of "a_and_b"."""
-        slugs = {in_names(member): member for member in of.members}
-        without = _among(rest, slugs)
+        """A collection without the data sets of "a_and_b", which may be its members' members."""
+        slugs = self._slugs(of)
+        without = _among(rest, {slug: slug for slug in slugs})
         if not without:
             raise UserError(f'"{base}_without_{rest}": {base} has no data set "{rest}".{nearest(rest, slugs)}')
-        return dataclasses.replace(of, members=tuple(member for member in of.members if member not in without))
+        kept: dict[str, str] = {}  # members that are left, and what they are without some of their own
+        for member in of.members:
+            inside = self._members(member)
+            own = set(self._slugs(inside)) if inside else {in_names(member)}
+            if not own & without:
+                kept[member] = member
+            elif own - without:
+                kept[member] = f"{member}_without_{'_and_'.join(sorted(own & without))}"
+        if isinstance(of, Ranked):
+            return Ranked(tuple(kept.values()))
+        rates = {kept[member]: rate for member, rate in of.rates.items() if member in kept}
+        return dataclasses.replace(of, members=tuple(kept.values()), rates=rates)
+
+    def _slugs(self, of: Collection | Ranked) -> list[str]:
+        """The data sets of a collection and of those that are its members, as names have them."""
+        inside = {member: self._members(member) for member in of.members}
+        return [slug for m, found in inside.items() for slug in (self._slugs(found) if found else [in_names(m)])]
 
     def _of(self, member: str, name: str) -> TasksOfDataSet | None:
         """The tasks of a member of the collection, where that is a data set.
@@ -106,9 +124,10 @@ class Collections:
           NotHere: for one of T0's that only t5x_lab itself has templates of, which are others.
         """
         data_set, prompts = find(member, known_data_sets(self._prompts)), self._prompts
-        if data_set and name.startswith("t0_") and name not in prompts.collections:
+        whose = self._whose(name)
+        if data_set and whose == "t0":
             read_templates(prompts.templates, data_set.whole)
-        return TasksOfDataSet(data_set, prompts, self._is_flans(name), self._shots, self._end) if data_set else None
+        return TasksOfDataSet(data_set, prompts, whose == "flan", self._shots, self._end) if data_set else None
 
     def _ranked(self, of: Ranked, name: str) -> list[str]:
         mixtures = []
@@ -150,9 +169,15 @@ class Collections:
             )
         return name
 
-    def _is_flans(self, name: str) -> bool:
-        """Whether a collection is FLAN's, which has t5x_lab's own templates."""
-        return name not in self._prompts.collections and f"{name}_".startswith(OWN)
+    def _whose(self, name: str) -> str:
+        """Whose a collection is, also without some of its data sets: "t0"'s has promptsource's templates, "flan"'s our own, and
+        the "user"'s both."""
+        while name and name not in self._prompts.collections:
+            known = next((words for pattern in BUILT_IN if (words := re.fullmatch(pattern, name))), None)
+            if known and BUILT_IN[known.re.pattern](*known.groups()):
+                return name.partition("_")[0]
+            name = name.rpartition("_without_")[0]
+        return "user"
 
 
 def _among(text: str, slugs: dict[str, str]) -> set[str]:
@@ -197,5 +222,8 @@ def _rate_of_counted(rate: Callable[[int], float], task: seqio.Task) -> float:
 
 def _at_rate(tasks: Rates, rate: float) -> Rates:
     """The tasks of a member that is to have this rate as a whole, divided as they are."""
-    known = [own if not callable(own) else 1.0 for _, own in tasks]
-    return [(name, rate * own / sum(known)) for (name, _), own in zip(tasks, known, strict=True)]
+    value = lambda name, own: own(seqio.TaskRegistry.get(name)) if callable(own) else own
+    total = functools.cache(lambda: sum(value(*task) for task in tasks))  # some may have to be counted, when they are asked for
+    if not any(callable(own) for _, own in tasks):
+        return [(name, rate * own / total()) for name, own in tasks]  # type: ignore[operator]
+    return [(name, lambda task, own=own: rate * value(task.name, own) / total()) for name, own in tasks]

@@ -1,7 +1,7 @@
 """What gin says about data sets in words, as plain dataclasses: nothing here imports TensorFlow or opens a file."""
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from t5x_lab.config.checks import check_types, positive
 from t5x_lab.config.errors import UserError, one_of
@@ -56,10 +56,23 @@ class Records:
                 'example Records.files = "corpora/{dataset}/{split}.jsonl".'
             )
 
-    def pattern(self, dataset: str, split: str) -> str:
+    def pattern(self, dataset: str, split: str, elsewhere: Mapping[str, str] = {}) -> str:
         """Where the files of a split are; "" where nothing is said of it."""
         pattern = self.files.get(split, "") if isinstance(self.files, dict) else self.files or ""
-        return pattern.format(dataset=dataset, split=self.splits.get(split, split))
+        return named(pattern, dataset=dataset, split=self.splits.get(split, split), **elsewhere)
+
+
+def named(rule: str, **names: str) -> str:
+    """A rule with names in place of those in braces.
+
+    Raises:
+      UserError: for other braces.
+    """
+    try:
+        return rule.format(**names)
+    except (KeyError, ValueError, IndexError) as error:
+        known = ", ".join(f"{{{name}}}" for name in names)
+        raise UserError(f'In "{rule}" stand braces that mean nothing ({error}); there may be {known} in it.') from error
 
 
 @dataclasses.dataclass(frozen=True)

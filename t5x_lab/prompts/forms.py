@@ -87,8 +87,17 @@ class TasksOfDataSet:
 
     @property
     def asking(self) -> tuple[Template, ...]:
-        """Those with an instruction."""
-        return tuple(template for template in self.templates if not template.plain)
+        """Those with an instruction.
+
+        Raises:
+          UserError: when there is none.
+        """
+        found = tuple(template for template in self.templates if not template.plain)
+        if not found:
+            raise UserError(
+                f'All templates of the data set "{self.data_set.name}" are plain; write one that asks for something.'
+            )
+        return found
 
     @property
     def to_rank(self) -> tuple[Template, ...]:
@@ -123,7 +132,7 @@ class TasksOfDataSet:
         """A mixture of the choices with each of `to_rank`; "" where there are none."""
         tasks = [(self.with_template(template, ranked=True), 1.0) for template in self.to_rank]
         name = f"{self._start}{self.data_set.slug}{RANKED}{self._end}"
-        return register(seqio.Mixture(name, tasks), self._prompts) if tasks else ""
+        return register(seqio.Mixture(name, tasks), self.data_set.slug) if tasks else ""
 
     def _nothing_to_rank(self) -> str:
         raise UserError(f'No template of the data set "{self.data_set.name}" has choices for its own task to rank.')
@@ -156,7 +165,7 @@ class TasksOfDataSet:
             input_eos=self._prompts.input_eos,
         )
         task = how.task(f"{self._start}{name}{self._end}", f"{self._start}{self.data_set.slug}{self._end}")
-        return register(task, self._prompts, self.data_set.slug)
+        return register(task, self.data_set.slug)
 
     @functools.cached_property
     def place(self) -> object:
@@ -194,8 +203,10 @@ class TasksOfDataSet:
         key = (self.data_set.name, str(self.place), os.getcwd())
         if key not in _sources:
             is_place, elsewhere = isinstance(self.place, Records), self.data_set.elsewhere
-            said = self.place.files if isinstance(self.place, Records) else None  # the user's files may have other splits
-            splits = tuple(said if isinstance(said, dict) else self.data_set.splits)
+            splits = tuple(self.data_set.splits)
+            if isinstance(self.place, Records):  # who says where its files are may have other splits
+                said = self.place.files
+                splits = tuple(said) if isinstance(said, dict) else tuple(dict.fromkeys([*splits, *self.place.splits]))
             source: Any = source_of(self.data_set.whole, self._fields, splits, elsewhere) if is_place else self.place
             source.least_kept = LEAST_KEPT
             _sources[key] = source

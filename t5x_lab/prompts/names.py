@@ -18,12 +18,12 @@ with "_without_<data set>_and_<data set>", "_4templates", "_plain" or "_named" b
 import re
 from collections.abc import Iterable
 
-from t5x_lab.config.errors import UserError
+from t5x_lab.config.errors import NotHere, UserError
 from t5x_lab.prompts.catalogue import find, in_names
 from t5x_lab.prompts.collections import Collections, built_in_names
 from t5x_lab.prompts.config import Prompts
-from t5x_lab.prompts.forms import OWN, TasksOfDataSet, known_data_sets
-from t5x_lab.prompts.registry import data_sets_of, is_made, is_of_data_set, is_somebodys
+from t5x_lab.prompts.forms import OWN, TasksOfDataSet, known_data_sets, split_form
+from t5x_lab.prompts.registry import data_sets_of, is_of_data_set, is_somebodys
 from t5x_lab.prompts.templates import data_sets_in
 
 
@@ -33,7 +33,9 @@ def declare(name: str, prompts: Prompts) -> bool:
         return False
     if not _in_the_making:
         data_sets_in.cache_clear()  # files may have changed since
-    elif is_made(name, prompts):
+        _made.clear()
+        _check_folders(prompts)
+    elif name in _made:
         return True
     if name in _in_the_making:
         raise UserError(f'The collection "{name}" is a member of itself, or of one of its members. Name others.')
@@ -41,12 +43,21 @@ def declare(name: str, prompts: Prompts) -> bool:
     end = name[len(base) :]
     _in_the_making.append(name)
     try:
-        return bool(Collections(prompts, shots, end, declare).called(base) or _of_data_set(base, prompts, shots, end))
+        found = Collections(prompts, shots, end, declare).called(base) or _of_data_set(base, prompts, shots, end)
     finally:
         _in_the_making.pop()
+    _made.update({name} if found else ())
+    return bool(found)
 
 
-_in_the_making: list[str] = []
+_in_the_making: list[str] = []  # of the name that was asked for, and those that it needs
+_made: set[str] = set()
+
+
+def _check_folders(prompts: Prompts) -> None:
+    for folder in prompts.templates:
+        if not data_sets_in((folder,)):
+            raise NotHere(f"TEMPLATES names the folder {folder}, in which there is no <data set>/templates.yaml.")
 
 
 def _of_data_set(name: str, prompts: Prompts, shots: int | None, end: str) -> str | None:
@@ -64,6 +75,7 @@ def _of_data_set(name: str, prompts: Prompts, shots: int | None, end: str) -> st
 def without(name: str, tasks: Iterable[str]) -> str:
     """See `Prompts.without`."""
     left_out, (base, _) = data_sets_of(tasks), _split_shots(name)
+    base, _ = split_form(base)
     return f"{base}_without_{'_and_'.join(left_out)}{name[len(base) :]}" if left_out and not is_of_data_set(name) else ""
 
 

@@ -23,7 +23,7 @@ import tensorflow as tf
 from t5x_lab.config.errors import NotHere, UserError
 from t5x_lab.config.user_code import tried
 from t5x_lab.data.sources import TOGETHER, OpenedFile, compression_of, counted, read_on, sizes_of
-from t5x_lab.prompts.config import Records
+from t5x_lab.prompts.config import Records, named
 
 SPLITS = ("train", "validation", "test")
 
@@ -39,14 +39,14 @@ def source_of(
       splits: those that it has.
       elsewhere: what it is called there, for names in braces: {"tfds": "super_glue/rte"}.
     """
-    named = {split: records.splits.get(split, split) for split in splits}
+    there = {split: records.splits.get(split, split) for split in splits}
     if records.files is None:
-        place = (records.tfds or records.saved or records.hub or "").format(dataset=dataset, **elsewhere)
+        place = named(records.tfds or records.saved or records.hub or "", dataset=dataset, **elsewhere)
         if records.tfds:
-            return seqio.TfdsDataSource(place, splits=named)
+            return seqio.TfdsDataSource(place, splits=there)
         rows = read_on(functools.partial(_of_datasets, is_saved=bool(records.saved)))
-        return _Rows(lambda name: rows(name).unbatch(), {split: [f"{place}@{there}"] for split, there in named.items()})
-    return _Files(dataset, records, splits)
+        return _Rows(lambda name: rows(name).unbatch(), {split: [f"{place}@{name}"] for split, name in there.items()})
+    return _Files(dataset, records, splits, elsewhere)
 
 
 class _Rows(seqio.FileDataSource):
@@ -59,8 +59,8 @@ class _Rows(seqio.FileDataSource):
 class _Files(seqio.FileDataSource):
     """Records in files of one kind, which are looked for when something is read of them."""
 
-    def __init__(self, dataset: str, records: Records, splits: Sequence[str]):
-        patterns = {split: pattern for split in splits if (pattern := records.pattern(dataset, split))}
+    def __init__(self, dataset: str, records: Records, splits: Sequence[str], elsewhere: Mapping[str, str]):
+        patterns = {split: pattern for split in splits if (pattern := records.pattern(dataset, split, elsewhere))}
         self._dataset, self._is_rule = dataset, not isinstance(records.files, dict)
         self._num_examples = records.num_examples
         super().__init__(_reader(dataset, patterns, records), patterns)

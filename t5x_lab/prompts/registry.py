@@ -1,12 +1,10 @@
-"""What was put into SeqIO's registries, and for whom: another run's tasks of the same name take their place."""
+"""What was put into SeqIO's registries from here: it may be put there anew, and what others put there may not."""
 
 from collections.abc import Iterable
 
 import seqio
 
-from t5x_lab.prompts.config import Prompts
-
-_made: dict[str, Prompts] = {}
+_made: set[str] = set()
 _data_sets: dict[str, str] = {}  # of tasks, as names have them
 
 
@@ -15,20 +13,16 @@ def is_somebodys(name: str) -> bool:
     return name not in _made and _is_there(name)
 
 
-def is_made(name: str, prompts: Prompts) -> bool:
-    return _made.get(name) == prompts and _is_there(name)
-
-
 def _is_there(name: str) -> bool:
     return name in seqio.TaskRegistry.names() or name in seqio.MixtureRegistry.names()
 
 
-def register(made: seqio.Task | seqio.Mixture, prompts: Prompts, data_set: str = "") -> str:
-    """Puts it into SeqIO's registry, and notes of a task whose data set it has; returns its name."""
+def register(made: seqio.Task | seqio.Mixture, data_set: str = "") -> str:
+    """Puts it into SeqIO's registry, and notes of what is of one data set which; returns its name."""
     registry = seqio.TaskRegistry if isinstance(made, seqio.Task) else seqio.MixtureRegistry
     registry.remove(made.name)
     registry.add_provider(made.name, made)
-    _made[made.name] = prompts
+    _made.add(made.name)
     if data_set:
         _data_sets[made.name] = data_set
     return made.name

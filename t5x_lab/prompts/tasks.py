@@ -7,14 +7,16 @@ anew in each epoch, and alike with the same seed.
 import dataclasses
 import functools
 import itertools
+import json
 import random
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import seqio
 import tensorflow as tf
 
-from t5x_lab.config.errors import UserError
+from t5x_lab.config.errors import NotHere, UserError
 from t5x_lab.data.sources import TOGETHER
 from t5x_lab.data.texts import VOCABULARY
 from t5x_lab.prompts.config import FewShot, Records
@@ -31,11 +33,13 @@ class PromptedTask(seqio.Task):
     Attributes:
       data_set: as names have it.
       prompt: the template's name.
+      words: what tells them from other words of the same records.
+      what: what a cache of it is made of beside records, for messages.
     """
 
-    def __init__(self, *args, data_set: str, prompt: str, **options):
+    def __init__(self, *args, data_set: str, prompt: str, words: str, what: str, **options):
         super().__init__(*args, **options)
-        self.data_set, self.prompt = data_set, prompt
+        self.data_set, self.prompt, self.words, self.what = data_set, prompt, words, what
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +68,13 @@ class InWords:
     def draws(self) -> bool:
         return len(self.templates) > 1 or self.shots != 0
 
+    @property
+    def fingerprint(self) -> str:
+        """What tells words from other words of the same records."""
+        said = [[(t.jinja, t.answer_choices) for t in self.templates], self.records.names, self.records.labels, self.ranked]
+        said += [self.shots, str(self.few_shot), self.input_eos] if self.draws else []
+        return f"{zlib.crc32(json.dumps(said).encode()):08x}"
+
     def task(self, name: str, data_set: str = "") -> PromptedTask:
         """The SeqIO task. Records of which a template renders nothing are left out.
 
@@ -87,6 +98,8 @@ class InWords:
             self.source,
             data_set=data_set or name,
             prompt=self.templates[0].name if len(self.templates) == 1 else "drawn",
+            words=self.fingerprint,
+            what="" if self.draws else f"the template {self.fingerprint}",
             preprocessors=[*steps, seqio.preprocessors.append_eos_after_trim],
             output_features={
                 "inputs": seqio.Feature(VOCABULARY, add_eos=self.input_eos),
@@ -132,7 +145,7 @@ class InWords:
             if len(exemplars) == wanted:
                 break
             made = None if pool[number] == line else self._rendered(pool[number], template, drawn)
-            if made is None or made.targets == NO_LABEL or (made.inputs, made.targets) == (question.inputs, question.targets):
+            if made is None or made.targets == NO_LABEL or self._is_question(made, question, template):
                 continue
             exemplar = f"{how.before_input}{made.inputs}{how.before_target}{made.targets}{how.between}"
             if not fits("".join([*exemplars, exemplar, of_question])):
@@ -140,7 +153,17 @@ class InWords:
             exemplars.append(exemplar)
         return "".join([*exemplars, of_question])
 
+    def _is_question(self, exemplar: Rendered, question: Rendered, template: Template) -> bool:
+        """Whether it asks the same; what is turned around asks many for the same, and is told by its target too."""
+        same_target = exemplar.targets == question.targets or not template.turned_around
+        return exemplar.inputs == question.inputs and same_target
+
     def _pool(self) -> list[bytes]:
+        if "train" not in self.source.splits:
+            raise NotHere(
+                f'The data set "{self.templates[0].dataset}" has no training split, from which exemplars are taken. Say which '
+                'one is: Records.splits = {"train": "validation"}, or leave the data set out.'
+            )
         return first_records(self.source, self.records, "train", self.few_shot.pool)
 
 

@@ -253,7 +253,10 @@ def _read(path: str, dataset: str, changed: int) -> tuple[Template, ...]:
             )
             for entry in entries
         ]
-    except (yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
+        texts = [text for template in found for text in (template.jinja, template.answer_choices or "")]
+        if not all(isinstance(text, str) for text in texts):
+            raise TypeError("jinja and answer_choices are texts")
+    except (yaml.YAMLError, KeyError, TypeError, AttributeError, ValueError, OSError) as error:
         raise UserError(
             f"{path} is no file of templates as promptsource writes them: {type(error).__name__}: {error}."
         ) from error

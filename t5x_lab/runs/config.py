@@ -212,6 +212,8 @@ def batch_in_tokens(tokens: int, lengths: dict[str, int], shards: int) -> int:
       lengths: TASK_FEATURE_LENGTHS, of one row.
       shards: DATA_SHARDS.
     """
+    if not lengths or shards < 1:
+        raise UserError(f"batch_in_tokens needs TASK_FEATURE_LENGTHS and DATA_SHARDS above 0; they are {lengths} and {shards}.")
     return max(1, round(tokens / sum(lengths.values()) / shards)) * shards
 
 

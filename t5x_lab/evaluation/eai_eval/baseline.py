@@ -25,7 +25,8 @@ def random_baseline(samples: Sequence[Mapping], is_choice: bool) -> float:
     questions: dict[Hashable, list[tuple[int, int]]] = {}
     for row in (row for row in samples if row["filter"] == samples[0]["filter"]):
         idx, target = row["doc"].get("idx"), row["target"]
-        question = (idx["paragraph"], idx["question"]) if isinstance(idx, dict) else row["doc_id"]
+        of_passage = isinstance(idx, dict) and {"paragraph", "question"} <= idx.keys()
+        question = (idx["paragraph"], idx["question"]) if of_passage else row["doc_id"]
         right = (len(target) if isinstance(target, list) else 1) if is_choice else 0
         questions.setdefault(question, []).append((len(row["arguments"]), right))
     return chance(questions.values())
