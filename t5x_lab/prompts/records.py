@@ -233,8 +233,10 @@ def as_json(dataset: tf.data.Dataset, records: Records | None = None) -> tf.data
 
 
 def _each(lines: np.ndarray, make: Callable[[dict], Sequence[dict]]) -> np.ndarray:
-    what = "Records.each fails"
-    found = [_json(record) for line in lines for record in tried(what, functools.partial(make, json.loads(line)))]
+    found = []
+    for line in lines:
+        made = tried("Records.each fails", lambda line=line: [*(make(json.loads(line)) or [])])
+        found += [_json(record) for record in made]
     return np.array(found, object)
 
 
