@@ -21,6 +21,7 @@ from t5x_lab.prompts.config import Collection, FewShot, Prompts, Records
 from t5x_lab.prompts.forms import OWN_TEMPLATES
 from t5x_lab.prompts.registry import data_sets_of
 from t5x_lab.prompts.templates import data_sets_in, read_templates
+from t5x_lab.runs.config import GinConfig
 
 LENGTHS = {"inputs": 256, "targets": 64}
 text_of = lambda ids: seqio.ByteVocabulary(100).decode(ids.tolist())
@@ -447,3 +448,23 @@ def test_a_question_that_is_there_with_another_answer_is_no_exemplar(tmp_path):
     prompts = Prompts(records=Records(files=str(tmp_path / "{split}.jsonl")))
     texts = few_shot(prompts, "flan_common_gen_plain_5_shot", lengths={"inputs": 2_048, "targets": 64})
     assert all(text.count("dog") == 1 for text in texts[:6]) and all("The cat" in text for text in texts[:6])
+
+
+@pytest.mark.parametrize("model", ["models/decoder/tiny.gin", "models/prefix_decoder/tiny.gin", "models/t5_1_1/tiny.gin"])
+@pytest.mark.parametrize(
+    "recipe, rows, rate, input_eos, evaluated",
+    [("mt_f", 1_024, 1e-3, False, "t0_eval"), ("flan", 8, 3e-5, True, "flan_eval_entailment")],
+)
+def test_recipes_are_the_papers_for_every_architecture(model, recipe, rows, rate, input_eos, evaluated):
+    """1,310,720 and 8,192 tokens of rows of 1,024 + 256, dropout 0.1, a constant rate, packed, with their evaluations."""
+    bindings = [
+        "VOCABULARY = @ByteVocabulary()",
+        "TransformerConfig.vocab_size = 384",
+        'MODEL_DIR = "x"',
+        "TRAIN_STEPS = 141072",
+    ]
+    run = GinConfig([model, f"recipes/{recipe}.gin"], bindings).run()
+    assert run.data.batch_size == rows and run.data.pack and run.data.task_feature_lengths == {"inputs": 1_024, "targets": 256}
+    assert run.model.network.dropout_rate == 0.1 and run.data.prompts.input_eos == input_eos
+    assert all(float(run.optimizer.learning_rate(step)) == pytest.approx(rate) for step in (0, 10_000, 141_000))
+    assert [how.task for how in run.evals] == [evaluated] and run.evals[0].cut_inputs == "right"
