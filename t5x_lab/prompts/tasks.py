@@ -17,12 +17,12 @@ import seqio
 import tensorflow as tf
 
 from t5x_lab.config.errors import NotHere, UserError
-from t5x_lab.data.sources import TOGETHER
 from t5x_lab.data.texts import VOCABULARY
 from t5x_lab.prompts.config import FewShot, Records
 from t5x_lab.prompts.records import as_json, fields_of, first_records
 from t5x_lab.prompts.templates import NO_LABEL, Rendered, Template
 
+RENDERED_TOGETHER = 16  # records; each of hundreds of tasks holds so many, and renders them before its first example
 _TEXTS = {"inputs": tf.string, "targets": tf.string}
 _ROWS = {**_TEXTS, "idx": tf.int32, "is_correct": tf.bool}
 
@@ -240,7 +240,7 @@ def _many_at_a_time(
         found = tf.numpy_function(of, [example[name] for name in names], list(features.values()), stateful=False)
         return {name: tf.ensure_shape(x, shapes.get(name, [None])) for name, x in zip(features, found, strict=True)}
 
-    return dataset.batch(TOGETHER).map(made).unbatch()
+    return dataset.batch(RENDERED_TOGETHER).map(made).unbatch()
 
 
 def _array(column: list, dtype: tf.DType) -> np.ndarray:
