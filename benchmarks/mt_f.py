@@ -26,12 +26,12 @@ SIZE = """
 VOCABULARY = @SentencePieceVocabulary()
 SentencePieceVocabulary.path = "{work}/sotu.model"
 TransformerConfig.vocab_size = 4224
-TransformerConfig.emb_dim = 192
-TransformerConfig.num_heads = 6
+TransformerConfig.emb_dim = 128
+TransformerConfig.num_heads = 4
 TransformerConfig.head_dim = 32
 TransformerConfig.num_encoder_layers = {encoder_layers}
 TransformerConfig.num_decoder_layers = {decoder_layers}
-TransformerConfig.mlp_dim = 768
+TransformerConfig.mlp_dim = 512
 TransformerConfig.dtype = "float32"
 TransformerConfig.scan_layers = False
 BATCH_SIZE = 16
@@ -139,6 +139,7 @@ RankingEvaluation.period = None
 RankingEvaluation.cut_inputs = "left"
 seen/RankingEvaluation.name = "seen"
 seen/RankingEvaluation.task = "seen"
+seen/RankingEvaluation.period = 500
 seen/RankingEvaluation.lengths = {{"inputs": 224, "targets": 32}}
 seen/RankingEvaluation.num_examples = {seen}
 t0_eval/RankingEvaluation.name = "t0_eval"
@@ -186,7 +187,7 @@ def run_one(work: pathlib.Path, name: str, pretrain_steps: int, steps: int) -> N
     """Pre-trains, evaluates, fine-tunes and evaluates one architecture."""
     model, objective, lengths = ARCHITECTURES[name]
     (work / f"{name}.gin").write_text(
-        f'include "{model}"\n' + SIZE.format(work=work, encoder_layers=4 * (name == "encoder_decoder"), decoder_layers=4)
+        f'include "{model}"\n' + SIZE.format(work=work, encoder_layers=3 * (name == "encoder_decoder"), decoder_layers=3)
     )
     pretrained = f"{name if objective else 'causal_decoder'}_pretrained"
     if objective and not (work / pretrained / "END").exists():

@@ -72,17 +72,17 @@ def measure(work: pathlib.Path, cached: bool, seconds: float) -> dict:
         rows += config.batch_size
     found["examples a CPU-second"] = rows / (cpu() - cpu_began)
     found["examples a second"] = rows / (time.monotonic() - began)
+    status = dict(line.split(":", 1) for line in pathlib.Path("/proc/self/status").read_text().splitlines())
+    found["memory, MiB"] = int(status["RssAnon"].split()[0]) / 1024
     position = epath.Path(work / f"position_{cached}")
     position.mkdir(parents=True, exist_ok=True)
     batches.save(position)
     found["position, MB"] = sum(file.stat().st_size for file in pathlib.Path(position).rglob("*") if file.is_file()) / 1e6
-    began = time.monotonic()
+    began, cpu_began = time.monotonic(), cpu()
     again = SeqioBatches(resolve_tasks(config, "encoder_decoder", 32_128), config, seed=0)
     again.restore(position)
     next(again)
-    found["restore, s"] = time.monotonic() - began
-    status = dict(line.split(":", 1) for line in pathlib.Path("/proc/self/status").read_text().splitlines())
-    found["memory, MiB"] = int(status["RssAnon"].split()[0]) / 1024
+    found["restore, s"], found["restore, CPU-s"] = time.monotonic() - began, cpu() - cpu_began
     return found
 
 

@@ -162,7 +162,7 @@ def test_infer_on_a_task_a_mixture_and_ranked_choices(inside, tmp_path, capsys):
     stale = [*command, f"--input={tmp_path}/changed.jsonl", "--mode=rank", f"--output={tmp_path}/picks.jsonl"]
     assert main([*stale, *(f"--choice={c}" for c in CHOICES)]) == 2
     assert "line 1 is not" in capsys.readouterr().err
-    assert report["average(others+words)"] == dict.fromkeys(rank.NORMALIZATIONS, 1.0)
+    assert report["average(others+words)"] == {**dict.fromkeys(rank.NORMALIZATIONS, 1.0), "chance": 1 / len(CHOICES)}
     assert report["datasets"]["words"]["over_prompts"]["sum"]["prompts"] == 3
 
     for more, says in (

@@ -50,9 +50,9 @@ def test_seqio_reads_by_name_what_a_run_reads(name):
 @pytest.mark.slow
 def test_own_tasks_stand_in_anybodys_mixture_and_need_lengths():
     tasks.known_names()
-    seqio.MixtureRegistry.add("both", [("sotu_span_corruption", 3.0), ("sotu_ul2", 1.0)])
+    seqio.MixtureRegistry.add("two_objectives", [("sotu_span_corruption", 3.0), ("sotu_ul2", 1.0)])
     try:
-        dataset = seqio.get_mixture_or_task("both").get_dataset({"inputs": 64, "targets": 64}, "train", seed=0)
+        dataset = seqio.get_mixture_or_task("two_objectives").get_dataset({"inputs": 64, "targets": 64}, "train", seed=0)
         example = next(dataset.as_numpy_iterator())
         assert set(example) == {"inputs", "targets"} and len(example["inputs"]) <= 64
         with pytest.raises(UserError, match="give get_dataset a sequence_length"):
@@ -61,7 +61,7 @@ def test_own_tasks_stand_in_anybodys_mixture_and_need_lengths():
         with pytest.raises(UserError, match="say where with .--gin.TextFiles.train"):
             seqio.get_mixture_or_task("files_mass_style").get_dataset({"inputs": 8, "targets": 8}, "train")
     finally:
-        seqio.MixtureRegistry.remove("both")
+        seqio.MixtureRegistry.remove("two_objectives")
 
 
 GLUE = {  # features of TFDS's glue, without their label

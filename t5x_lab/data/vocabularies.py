@@ -7,6 +7,8 @@ import os
 import zlib
 
 import seqio
+import tensorflow as tf
+import tensorflow_text as tf_text
 from etils import epath
 
 from t5x_lab.data.config import T5_SENTINELS, ByteVocabulary, HuggingFaceVocabulary, SentencePieceVocabulary, Vocabulary
@@ -32,7 +34,23 @@ def unread_vocabulary(config: Vocabulary) -> seqio.Vocabulary:
         return seqio.ByteVocabulary(extra_ids=config.extra_ids)
     if isinstance(config, HuggingFaceVocabulary):
         return HuggingFaceTokenizer(config.path)
-    return seqio.SentencePieceVocabulary(str(config.path), extra_ids=config.extra_ids)
+    return _SentencePieces(str(config.path), extra_ids=config.extra_ids)
+
+
+class _SentencePieces(seqio.SentencePieceVocabulary):
+    """SeqIO's, with one tokenizer of TensorFlow's for all tasks, whose graphs would each read the model into one of their own."""
+
+    @property
+    def tf_tokenizer(self) -> tf_text.SentencepieceTokenizer:
+        with tf.init_scope():
+            if tf.executing_eagerly():
+                return _tokenizer(self.sp_model)
+        return super().tf_tokenizer  # in a graph of TensorFlow 1's, which Beam's workers may have
+
+
+@functools.lru_cache(maxsize=8)
+def _tokenizer(model: bytes) -> tf_text.SentencepieceTokenizer:
+    return tf_text.SentencepieceTokenizer(model=model)
 
 
 def is_made_of(vocabulary: seqio.Vocabulary, config: Vocabulary) -> bool:
