@@ -1,10 +1,12 @@
 """T0's whole training mixture, 38 data sets in 313 templates: start, restore, memory, position and throughput, cached and not.
 
-    python benchmarks/prompts.py [--data=../shared/data] [--scale=1000] [--seconds=30] [--work=FOLDER]
+    python benchmarks/prompts.py [--data=../shared/data] [--scale=1000] [--draws=50000] [--work=FOLDER]
 
 Records are made up, with the fields and the relative sizes of the real ones (train sizes / scale). Each way runs in a process
 of its own: seconds and CPU-seconds to the first batch, seconds to a restored one, bytes of the position, memory, and examples a
 CPU-second, rendered and tokenised with T5's vocabulary, after the start. The cache is made by `t5x_lab cache`, which is timed.
+What the shards of the run draw is counted by task and compared with T0's rates; `p` is the probability of as large a difference
+by chance.
 Budgets are those of `benchmarks/data_growth.py`: 60 s to the first batch and to restore, 2 GiB, a position of 50 MB.
 """
 
@@ -53,8 +55,10 @@ def cpu() -> float:
     return sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
 
 
-def measure(work: pathlib.Path, cached: bool, seconds: float) -> dict:
+def measure(work: pathlib.Path, cached: bool, draws: int) -> dict:
     """Of one way to read, in this process."""
+    import numpy as np
+    import scipy.stats
     from etils import epath
 
     from t5x_lab.data.pipeline import SeqioBatches, resolve_tasks
@@ -63,15 +67,21 @@ def measure(work: pathlib.Path, cached: bool, seconds: float) -> dict:
     config = GinConfig([str(work / "t0.gin")], [f"USE_CACHED_TASKS = {cached}"]).data()
     found = {}
     began, cpu_began = time.monotonic(), cpu()
-    batches = SeqioBatches(resolve_tasks(config, "encoder_decoder", 32_128), config, seed=0)
-    next(batches)
+    tasks = resolve_tasks(config, "encoder_decoder", 32_128)
+    batches = SeqioBatches(tasks, config, seed=0)
+    counts = (next(batches)["task_tokens"] > 0).sum(axis=0)
     found["first batch, s"], found["first batch, CPU-s"] = time.monotonic() - began, cpu() - cpu_began
-    began, cpu_began, rows = time.monotonic(), cpu(), 0
-    while time.monotonic() - began < seconds:
-        next(batches)
-        rows += config.batch_size
+    began, cpu_began, rows = time.monotonic(), cpu(), draws // config.batch_size * config.batch_size
+    for _ in range(draws // config.batch_size):
+        counts += (next(batches)["task_tokens"] > 0).sum(axis=0)
     found["examples a CPU-second"] = rows / (cpu() - cpu_began)
     found["examples a second"] = rows / (time.monotonic() - began)
+    rates = np.array([part.rate for part in tasks.trained])
+    expected = rates / rates.sum() * counts.sum()
+    found |= {"draws": int(counts.sum()), "tasks": len(counts), "tasks drawn": int((counts > 0).sum())}
+    found["fewest draws expected"] = float(expected.min())
+    found["chi-squared"], found["p"] = map(float, scipy.stats.chisquare(counts, expected))
+    found["largest difference, standard deviations"] = float(np.max(np.abs(counts - expected) / np.sqrt(expected)))
     status = dict(line.split(":", 1) for line in pathlib.Path("/proc/self/status").read_text().splitlines())
     found["memory, MiB"] = int(status["RssAnon"].split()[0]) / 1024
     position = epath.Path(work / f"position_{cached}")
@@ -90,13 +100,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", default="../shared/data")
     parser.add_argument("--scale", type=int, default=1000)
-    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--draws", type=int, default=50_000)
     parser.add_argument("--work")
     parser.add_argument("--measure", choices=["cached", "not"], help="in this process alone; used by the script itself")
     args = parser.parse_args()
     work = pathlib.Path(args.work or tempfile.mkdtemp()).resolve()
     if args.measure:
-        print(json.dumps(measure(work, args.measure == "cached", args.seconds)))
+        print(json.dumps(measure(work, args.measure == "cached", args.draws)))
         return
     work.mkdir(parents=True, exist_ok=True)
     (work / "t0.gin").write_text(GIN.format(data=pathlib.Path(args.data).resolve(), work=work))
@@ -106,11 +116,11 @@ def main() -> None:
     subprocess.run([sys.executable, "-m", "t5x_lab", *command], check=True, capture_output=True)
     print(f"t5x_lab cache: {time.monotonic() - begun:.0f} s for 313 tasks")
     for way in ("not", "cached"):
-        argv = [sys.executable, __file__, f"--work={work}", f"--measure={way}", f"--seconds={args.seconds}"]
+        argv = [sys.executable, __file__, f"--work={work}", f"--measure={way}", f"--draws={args.draws}"]
         done = subprocess.run(argv, check=True, capture_output=True, text=True)
         print(f"{'cached' if way == 'cached' else 'not cached'}:")
         for name, value in json.loads(done.stdout.splitlines()[-1]).items():
-            print(f"  {name:24} {value:10,.1f}")
+            print(f"  {name:40} {value:10,.{3 if name == 'p' else 1}f}")
 
 
 if __name__ == "__main__":

@@ -211,7 +211,7 @@ def test_ablations_of_instructions(own):
 
 
 def test_examples_are_drawn_at_the_rates(prompts):
-    """50,000 draws of 38 data sets: T0's caps hold, every template is drawn, within four standard deviations."""
+    """50,000 draws of 38 data sets: T0's caps hold for each template, and every set is drawn. benchmarks/prompts.py draws by shards."""
     made = mixture("t0_train", prompts)
     import numpy as np
     import tensorflow as tf

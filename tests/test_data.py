@@ -19,7 +19,7 @@ from t5.data import preprocessors as t5_preprocessors
 from t5x_lab.config.errors import UserError
 from t5x_lab.data import environment, tasks
 from t5x_lab.data.config import ByteVocabulary, DataConfig, SentencePieceVocabulary, TextFiles
-from t5x_lab.data.pipeline import SeqioBatches, eval_batches, resolve_tasks
+from t5x_lab.data.pipeline import EvalBatches, SeqioBatches, eval_batches, resolve_tasks
 from t5x_lab.data.sentencepiece_files import train_sentencepiece
 from t5x_lab.data.sources import read_on, text_files
 from t5x_lab.data.vocabularies import build_vocabulary
@@ -463,6 +463,16 @@ def test_a_mixture_draws_from_its_tasks_at_their_rates(tmp_path):
             seqio.TaskRegistry.remove(f"only_{letter}")
 
 
+def test_reading_ends_at_once(text):
+    """TensorFlow's tuning thread would sleep for up to a minute before the last batch's iterator is gone."""
+    text("some words of a text " * 20)
+    config = DataConfig("text_full_lm", {"targets": 64}, 2, ByteVocabulary(), shards=1)
+    found = resolve_tasks(config, "causal_decoder", 384)
+    training = SeqioBatches(found, config, seed=0)._datasets.values()
+    evaluation = EvalBatches(found, found.parts[0], config)._dataset()
+    assert not any(dataset.options().autotune.enabled for dataset in (*training, evaluation))
+
+
 def test_a_trained_sentencepiece_model_has_t5s_ids(tmp_path):
     words = [f"the number {n} and the word w{n % 97} of the text" for n in range(3000)]
     train_sentencepiece(words, "vocab.model", 200)
@@ -482,7 +492,9 @@ def test_the_tasks_of_a_vocabulary_share_one_tokenizer_of_tensorflow(monkeypatch
     config = SentencePieceVocabulary("shared.model", extra_ids=10)
     made = []
     make = tf_text.SentencepieceTokenizer.__init__
-    monkeypatch.setattr(tf_text.SentencepieceTokenizer, "__init__", lambda self, *a, **k: (made.append(1), make(self, *a, **k))[1])
+    monkeypatch.setattr(
+        tf_text.SentencepieceTokenizer, "__init__", lambda self, *a, **k: (made.append(1), make(self, *a, **k))[1]
+    )
     vocabularies = [build_vocabulary(config) for _ in range(3)]
     assert vocabularies[0] == vocabularies[1] == seqio.SentencePieceVocabulary("shared.model", 10) == vocabularies[2]
     for vocabulary in vocabularies:

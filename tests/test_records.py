@@ -106,6 +106,10 @@ def test_fields_and_labels_may_be_called_otherwise():
     records = Records(files="x.jsonl", names={"text": "sentence"}, labels={"label": ("no", "yes"), "truth": ("False", "True")})
     assert fields_of(b'{"sentence": "s", "label": "yes", "truth": false}', records) == {"text": "s", "label": 1, "truth": 0}
     assert fields_of(b'{"label": 1}', records) == {"label": 1}
+    swapped = Records(files="x.jsonl", names={"text": "title", "title": "text", "author": "by.name"})
+    assert fields_of(b'{"text": "t", "title": "n", "by": {"name": "a"}}', swapped) == {
+        "text": "n", "title": "t", "author": "a", "by": {"name": "a"},
+    }  # fmt: skip
     for line, says in (
         (b'{"label": "maybe"}', 'the label "maybe" is none of no, yes'),
         (b"[1]", "no object"),

@@ -274,9 +274,16 @@ def shards_of_tasks(
     if len(tasks.trained) > MANY:
         return of_shards(batches, shards, [1 + seed_of(seed, shard) % (2**31 - 2) for shard in shards], seed_of(seed))
     (shard,) = shards
+    return batches(shard).with_options(reading_options())
+
+
+def reading_options() -> tf.data.Options:
+    """The same order every time, and nothing tuned: that costs more CPU-seconds than it saves, and an iterator's end waits for
+    TensorFlow's tuning thread, which sleeps for up to a minute."""
     options = tf.data.Options()
     options.deterministic = True
-    return batches(shard).with_options(options)
+    options.autotune.enabled = False
+    return options
 
 
 def training_shard(tasks: WeightedTasks, config: DataConfig, seed: int, rates: list[float], shard: Shard) -> tf.data.Dataset:
@@ -414,7 +421,8 @@ class EvalBatches:
         dataset = dataset if self._num_examples is None else dataset.take(self._num_examples)
         features = features_of([part], tasks.architecture, config)
         examples = with_features(dataset, part, None, features, tasks.architecture)
-        return _batches(examples, tasks, [part], config, config.batch_size, drop_remainder=False).take(self._most)
+        batches = _batches(examples, tasks, [part], config, config.batch_size, drop_remainder=False)
+        return batches.take(self._most).with_options(reading_options())
 
 
 def eval_batches(tasks: WeightedTasks, part: Part, config: DataConfig) -> Iterator[HostBatch]:

@@ -38,7 +38,7 @@ def unread_vocabulary(config: Vocabulary) -> seqio.Vocabulary:
 
 
 class _SentencePieces(seqio.SentencePieceVocabulary):
-    """SeqIO's, with one tokenizer of TensorFlow's for all tasks, whose graphs would each read the model into one of their own."""
+    """SeqIO's, with one tokenizer of TensorFlow's for all tasks, each of whose graphs would read the model anew."""
 
     @property
     def tf_tokenizer(self) -> tf_text.SentencepieceTokenizer:

@@ -7,7 +7,7 @@ labels are those of Hugging Face's hub, which promptsource's templates read. Siz
 import dataclasses
 import functools
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 from t5x_lab.prompts.config import Records
 
@@ -44,7 +44,7 @@ class DataSet:
         """The data set whose records and templates it has."""
         return self.of or self.name
 
-    @property
+    @functools.cached_property
     def slug(self) -> str:
         """Its name in those of tasks, as T0 has it: "super_glue_rte"."""
         return in_names(self.name)
@@ -193,15 +193,9 @@ OTHERS = (
 CATALOGUE = {entry.name: entry for entry in (*T0_TRAIN, *T0_EVAL, *OTHERS)}
 
 
-@functools.cache
-def _by_slug() -> dict[str, DataSet]:
-    return {entry.slug: entry for entry in CATALOGUE.values()}
-
-
-def find(name: str, others: Iterable[str] = ()) -> DataSet | None:
-    """The data set of this name, or of this name in those of tasks; of `others` nothing is known but their names."""
-    slugs = {**{in_names(other): DataSet(other) for other in others if other not in CATALOGUE}, **_by_slug()}
-    return CATALOGUE.get(name) or slugs.get(in_names(name))
+def find(name: str, known: Mapping[str, DataSet] = CATALOGUE) -> DataSet | None:
+    """The data set of this name, or of this name in those of tasks."""
+    return known.get(name) or next((entry for entry in known.values() if entry.slug == in_names(name)), None)
 
 
 REGISTERED: dict[str, object] = {}  # what a user's module says, by data set: `Records`, or a `seqio.DataSource`

@@ -24,10 +24,10 @@ RANKED = "_score_eval"
 LEAST_KEPT = 0.05  # of records, by templates that have nothing to say of some; shards of fewer may keep none
 
 
-def known_data_sets(prompts: Prompts) -> list[str]:
-    """Those of the catalogue, of the user, and those that there are templates of."""
-    there = data_sets_in((*prompts.templates, OWN_TEMPLATES))
-    return list(dict.fromkeys([*CATALOGUE, *prompts.data_sets, *REGISTERED, *there]))
+def known_data_sets(prompts: Prompts) -> dict[str, DataSet]:
+    """Those of the catalogue, of the user, and those that there are templates of, by name."""
+    others = (*prompts.data_sets, *REGISTERED, *data_sets_in((*prompts.templates, OWN_TEMPLATES)))
+    return {**CATALOGUE, **{name: DataSet(name) for name in others if name not in CATALOGUE}}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,17 +202,16 @@ class TasksOfDataSet:
     def _source(self) -> seqio.DataSource:
         key = (self.data_set.name, str(self.place), os.getcwd())
         if key not in _sources:
-            is_place, elsewhere = isinstance(self.place, Records), self.data_set.elsewhere
-            splits = tuple(self.data_set.splits)
-            if isinstance(self.place, Records):  # who says where its files are may have other splits
-                said = self.place.files
-                splits = tuple(said) if isinstance(said, dict) else tuple(dict.fromkeys([*splits, *self.place.splits]))
-            source: Any = source_of(self.data_set.whole, self._fields, splits, elsewhere) if is_place else self.place
-            source.least_kept = LEAST_KEPT
-            _sources[key] = source
+            _sources[key] = self._source_of(self.place) if isinstance(self.place, Records) else self.place
+            _sources[key].least_kept = LEAST_KEPT
         if self._start and (OWN, *key) not in _sources:
             _sources[OWN, *key] = FirstRecords(_sources[key], MOST_RECORDS)
         return _sources[(OWN, *key) if self._start else key]
 
+    def _source_of(self, place: Records) -> seqio.DataSource:
+        # Who says where the files of each split are may have others.
+        splits = place.files if isinstance(place.files, dict) else dict.fromkeys([*self.data_set.splits, *place.splits])
+        return source_of(self.data_set.whole, self._fields, tuple(splits), self.data_set.elsewhere)
 
-_sources: dict[tuple, seqio.DataSource] = {}  # one for all templates of a data set
+
+_sources: dict[tuple, Any] = {}  # one for all templates of a data set

@@ -19,7 +19,7 @@ import re
 from collections.abc import Iterable
 
 from t5x_lab.config.errors import NotHere, UserError
-from t5x_lab.prompts.catalogue import find, in_names
+from t5x_lab.prompts.catalogue import in_names
 from t5x_lab.prompts.collections import Collections, built_in_names
 from t5x_lab.prompts.config import Prompts
 from t5x_lab.prompts.forms import OWN, TasksOfDataSet, known_data_sets, split_form
@@ -64,7 +64,7 @@ def _of_data_set(name: str, prompts: Prompts, shots: int | None, end: str) -> st
     own, known = name.startswith(OWN), known_data_sets(prompts)
     name = name.removeprefix(OWN)
     # The longest name first: "squad_v2" is no template of "squad".
-    for data_set in filter(None, (find(each, known) for each in sorted(known, key=len, reverse=True))):
+    for data_set in sorted(known.values(), key=lambda entry: len(entry.name), reverse=True):
         if name.startswith(in_names(data_set.whole)):
             found = TasksOfDataSet(data_set, prompts, own, shots, end).called(name)
             if found:

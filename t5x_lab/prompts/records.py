@@ -283,12 +283,9 @@ def fields_of(line: bytes, records: Records) -> dict[str, Any]:
         raise UserError(f"the record is no JSON: {line[:80]!r}") from error
     if not isinstance(record, dict):
         raise UserError(f"the record is no object with fields: {line[:80]!r}")
-    for name, there in records.names.items():
-        value: Any = record.pop(there, record)
-        for key in there.split(".") if value is record else ():
-            value = value.get(key) if isinstance(value, dict) else None
-        if value is not None:
-            record[name] = value
+    given = {name: _given(record, there) for name, there in records.names.items()}
+    record = {name: value for name, value in record.items() if name not in records.names.values()}
+    record |= {name: value for name, value in given.items() if value is not None}
     for name, labels in records.labels.items():
         value = record.get(name)
         if isinstance(value, str | bool):
@@ -296,3 +293,11 @@ def fields_of(line: bytes, records: Records) -> dict[str, Any]:
                 raise UserError(f'the {name} "{value}" is none of {", ".join(labels)}')
             record[name] = labels.index(str(value))
     return record
+
+
+def _given(record: Mapping[str, Any], there: str) -> Any:
+    """What a record has under this name, in which dots may lead into objects."""
+    value: Any = record
+    for key in [there] if there in record else there.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
