@@ -382,8 +382,9 @@ def test_names_that_are_nobodys(prompts):
 
 
 def test_a_collection_goes_on_without_what_is_missing(prompts, tmp_path):
+    from t5x_lab.data.checks import check_here
     from t5x_lab.data.config import ByteVocabulary, DataConfig
-    from t5x_lab.data.pipeline import check_here, resolve_tasks
+    from t5x_lab.data.pipeline import resolve_tasks
 
     nowhere = Records(files=str(tmp_path / "{dataset}-{split}.jsonl"))
     some = dataclasses.replace(prompts, data_sets={"quail": nowhere, "cos_e/v1.11": nowhere})

@@ -5,7 +5,7 @@ import functools
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,20 +14,17 @@ import tensorflow as tf
 from etils import epath
 
 from t5x_lab.checkpoints.layout import from_another
-from t5x_lab.config.errors import NotHere, UserError, nearest
-from t5x_lab.config.gin_files import flag
+from t5x_lab.config.errors import UserError
 from t5x_lab.config.user_code import raised_in, told
+from t5x_lab.data.checks import check_vocabulary
 from t5x_lab.data.config import DataConfig
-from t5x_lab.data.examples import features_of, has_text_at_0, passed, sequences_of, with_features
+from t5x_lab.data.examples import features_of, passed, sequences_of, with_features
 from t5x_lab.data.failures import naming_what_fails
 from t5x_lab.data.feature_converters import FeatureConverter
 from t5x_lab.data.files_read import changes, files_of
 from t5x_lab.data.many import Shard, of_shards
 from t5x_lab.data.mixture import Part, WeightedTasks, resolve
 from t5x_lab.data.reading import MANY, in_order, seed_of, shard_of_task
-from t5x_lab.data.sources import is_counted_by_reading
-from t5x_lab.data.vocabularies import build_vocabulary
-from t5x_lab.observe.console import say
 from t5x_lab.training.batches import HostBatch, Rows
 
 
@@ -40,88 +37,6 @@ def resolve_tasks(config: DataConfig, architecture: str, vocab_size: int) -> Wei
     tasks = resolve(config, architecture)
     check_vocabulary(tasks, config, vocab_size)
     return tasks
-
-
-def check_vocabulary(tasks: WeightedTasks, config: DataConfig, vocab_size: int) -> None:
-    """Opens the vocabulary's file, and raises a `UserError` where it does not go together with the model or the tasks."""
-    build_vocabulary(config.vocabulary)
-    if tasks.vocabulary.eos_id is None:
-        raise UserError(
-            f"{config.vocabulary} has no end token, which training puts behind documents. Add one to the tokenizer's files "
-            '("eos_token" in tokenizer_config.json).'
-        )
-    if not config.pack and has_text_at_0(tasks.vocabulary):
-        raise UserError(
-            "DataConfig.pack is False: padding of rows that are not packed has the id 0, which is a token of "
-            f"{config.vocabulary}. Leave it out."
-        )
-    _tell_what_is_not_read(tasks, config)
-    for part in tasks.parts:
-        for name, feature in part.task.output_features.items():
-            if name in part.lengths and feature.vocabulary.vocab_size > vocab_size:
-                raise UserError(
-                    f'The vocabulary of feature "{name}" of task "{part.task.name}" has {feature.vocabulary.vocab_size} ids, '
-                    f"the model only {vocab_size}. Set the network's (--gin.TransformerConfig.vocab_size) to at least that, or "
-                    "use the "
-                    "vocabulary the model was made for."
-                )
-
-
-def check_readable(tasks: WeightedTasks, config: DataConfig) -> None:
-    """Opens the tasks' sources; raises what they raise where their data are not here."""
-    check_here(tasks.trained, tasks.split, tasks.name, config)
-    for part in tasks.trained:
-        if not is_counted_by_reading(part.task.source):
-            part.weigh()
-        if not set(part.lengths) <= set(part.task.output_features):
-            shard_of_task(part, config, 0, 0, len(tasks.trained))  # whether its preprocessors make what it does not declare
-
-
-def check_here(parts: Iterable[Part], split: str, name: str, config: DataConfig, setting: str = "MIXTURE_OR_TASK_NAME") -> None:
-    """Raises a `NotHere` that says all that is missing of the tasks' data, and the name of the mixture without it, which
-    `setting` may have."""
-    by_source: dict[seqio.DataSource, list[str]] = {}  # templates over one data set have one source
-    for part in parts:
-        by_source.setdefault(part.task.source, []).append(part.task.name)
-    missing: dict[str, list[str]] = {}
-    for source, tasks in by_source.items():
-        try:
-            source.list_shards(split)
-        except NotHere as error:
-            missing.setdefault(error.sentence, []).extend(tasks)
-    if missing:
-        first = next(iter(missing))
-        more = f" {len(missing) - 1} more data sets are missing." if len(missing) > 1 else ""
-        names = [task for tasks in missing.values() for task in tasks]
-        without = config.prompts.without(name, names) if config.prompts else ""
-        raise NotHere(f"{first}{more}" + (f" To go on without: {flag(setting, without)}" if without else ""))
-
-
-def _tell_what_is_not_read(tasks: WeightedTasks, config: DataConfig) -> None:
-    """Says which settings and features a run does without, in a line each."""
-    end, ends = tasks.vocabulary.eos_id, config.special_tokens.ends
-    if ends and end not in ends:
-        say(
-            f"Training ends texts with {end}, the vocabulary's end token; SpecialTokens.end is {config.special_tokens.end}, at "
-            "which the trained model stops writing. Make one of them the other."
-        )
-    read = {name for part in tasks.parts for name in part.lengths}
-    for name in sorted(set(config.task_feature_lengths) - read):
-        say(
-            f'TASK_FEATURE_LENGTHS gives a length for "{name}", which nothing reads.{nearest(name, read)} The lengths read are '
-            f"{', '.join(sorted(read))}."
-        )
-    for part in tasks.parts:
-        features = features_of([part], tasks.architecture, config)
-        unread = [
-            f'"{name}"' for name, feature in part.task.output_features.items() if feature.required and name not in features
-        ]
-        if unread:
-            say(
-                f'Nothing reads {", ".join(unread)} of the task "{part.task.name}"; a model reads inputs and targets. Where '
-                "rows are not packed (DataConfig.pack = False) it is given labels too, and other features with a length in "
-                "TASK_FEATURE_LENGTHS; or make a model's features of them with a DataConfig.converter."
-            )
 
 
 LENGTHS_MEASURED = 1_000  # examples of a task, for rates in tokens

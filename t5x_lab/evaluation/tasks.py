@@ -12,9 +12,10 @@ import seqio
 from t5x_lab.config.errors import NotHere, UserError
 from t5x_lab.config.user_code import told
 from t5x_lab.data.caches import opened
+from t5x_lab.data.checks import check_here
 from t5x_lab.data.config import DataConfig, by_name
 from t5x_lab.data.mixture import Part, WeightedTasks
-from t5x_lab.data.pipeline import check_here, resolve_tasks
+from t5x_lab.data.pipeline import resolve_tasks
 from t5x_lab.data.sources import sizes_of
 from t5x_lab.data.tasks import says_its_objective
 from t5x_lab.evaluation.config import TaskEvaluation

@@ -57,11 +57,11 @@ def dry_run(config: GinConfig) -> str:
 
 def _unchecked(run: RunConfig, config: GinConfig, batch: BatchOfTasks, sharded: ShardedModel) -> list[str]:
     """A sentence where the data, or the vocabulary's file, are not on this machine."""
-    from t5x_lab.data import pipeline
+    from t5x_lab.data import checks
 
     try:
-        pipeline.check_vocabulary(batch.tasks, run.data, run.model.network.vocab_size)
-        pipeline.check_readable(batch.tasks, run.data)
+        checks.check_vocabulary(batch.tasks, run.data, run.model.network.vocab_size)
+        checks.check_readable(batch.tasks, run.data)
         evaluations_of(run, config, sharded)
     except Exception as missing:
         if isinstance(missing, UserError) and not isinstance(missing, NotHere):

@@ -155,10 +155,10 @@ def prepare(config: GinConfig, stack: contextlib.ExitStack) -> Job:
         check_profiler()
     # TensorFlow, once everything that does not need it is known to be right.
     batch = batch_of_tasks(run.data, run.model.network.architecture)
-    from t5x_lab.data import pipeline
+    from t5x_lab.data import checks, pipeline
 
     tasks = batch.tasks
-    pipeline.check_vocabulary(tasks, run.data, run.model.network.vocab_size)
+    checks.check_vocabulary(tasks, run.data, run.model.network.vocab_size)
     check_length(run.model.network, max(batch.lengths))
     documents = count_documents(tasks, run, start)
     sharded = ShardedModel(run.model, run.mesh_shape, rules=run.sharding)
