@@ -4,7 +4,7 @@ This is the one place that loads parameters, for `INITIAL_CHECKPOINT_PATH`, `t5x
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
@@ -32,6 +32,7 @@ def load_params(
     axes: dict,
     config: RestoreCheckpointConfig = RestoreCheckpointConfig(),
     fresh: Callable[[], Params] = dict,
+    added: Collection[str] = (),
 ) -> Params:
     """A checkpoint's parameters, by the rules, as `abstract_params`' shardings say.
 
@@ -40,38 +41,45 @@ def load_params(
       abstract_params: shapes, dtypes and shardings.
       axes: logical axis names in the same tree.
       config: the rules.
-      fresh: makes fresh parameters; called only when the rules leave something fresh.
+      fresh: makes fresh parameters; called only when something stays fresh.
+      added: names of parameters that stay fresh where the checkpoint lacks them, beside any rules.
 
     Raises:
       UserError: when the checkpoint is damaged, or does not fit the model by the rules.
     """
     with explaining_damage(location.path):
         if location.format == "t5x_lab" and not config.has_rules:
-            check_same_parameters(location.path, abstract_params)
-            if read_info(location.path)["format"] == FORMAT:
+            check_same_parameters(location.path, abstract_params, added)
+            info = read_info(location.path)
+            if info["format"] == FORMAT and info["parameters"].keys() >= set(added):
                 return _restore_params(location, abstract_params)
         source = open_source(location)
-        params = _load_by_rules(source, abstract_params, axes, config, fresh)
+        params = _load_by_rules(source, abstract_params, axes, config, fresh, added)
         source.check()
     return params
 
 
 def carry_over(
-    location: Location, state: TrainState, abstract_params: Params, axes: dict, config: RestoreCheckpointConfig
+    location: Location,
+    state: TrainState,
+    abstract_params: Params,
+    axes: dict,
+    config: RestoreCheckpointConfig,
+    added: Collection[str] = (),
 ) -> TrainState:
     """The first state of a run, with what else `config.carry` takes: the optimizer, the step and its counters.
 
     Args:
       location: see `formats.find`.
       state: the first state, with parameters that `load_params` took from there. Its optimizer's state is given up.
-      abstract_params, axes, config: see `load_params`.
+      abstract_params, axes, config, added: see `load_params`.
     """
     if not config.carry:
         return state
     with explaining_damage(location.path):
         source = open_source(location)
         if "optimizer" in config.carry:
-            opt_state = _load_slots(source, state.opt_state, abstract_params, axes, config)
+            opt_state = _load_slots(source, state.opt_state, abstract_params, axes, config, added)
             state = dataclasses.replace(state, opt_state=opt_state)
         if "step" in config.carry:
             counted = {"step": state.step, "counters": state.counters}
@@ -95,14 +103,19 @@ def _restore_params(location: Location, abstract_params: Params) -> Params:
 
 
 def _load_by_rules(
-    source: Source, abstract_params: Params, axes: dict, config: RestoreCheckpointConfig, fresh: Callable[[], Params]
+    source: Source,
+    abstract_params: Params,
+    axes: dict,
+    config: RestoreCheckpointConfig,
+    fresh: Callable[[], Params],
+    added: Collection[str],
 ) -> Params:
     wanted, names = named_leaves(abstract_params), _named_axes(axes)
     known = {axis for axes_of_one in names.values() for axis in axes_of_one}
     for axis in config.extend:
         one_of("An entry of RestoreCheckpointConfig.extend", axis, sorted(known))
     parts = unstacked_parts(wanted)
-    assigned = assignments(parts, source, config)
+    assigned = assignments(parts, source, config, added)
     pieces: dict[str, list[tuple[int | None, LazyTensor]]] = {name: [] for name in wanted}
     needs_fresh = False
     for name, part in parts.items():
@@ -122,7 +135,14 @@ def _load_by_rules(
     return traverse_util.unflatten_dict(arrays, sep="/")
 
 
-def _load_slots(source: Source, fresh_state: Any, abstract_params: Params, axes: dict, config: RestoreCheckpointConfig) -> Any:
+def _load_slots(
+    source: Source,
+    fresh_state: Any,
+    abstract_params: Params,
+    axes: dict,
+    config: RestoreCheckpointConfig,
+    added: Collection[str],
+) -> Any:
     """An optimizer's state whose slots follow their parameters; slots of fresh or transposed parameters stay fresh.
 
     Raises:
@@ -130,7 +150,7 @@ def _load_slots(source: Source, fresh_state: Any, abstract_params: Params, axes:
     """
     params, names = named_leaves(abstract_params), _named_axes(axes)
     parts = unstacked_parts(params)
-    assigned = assignments(parts, source, config)
+    assigned = assignments(parts, source, config, added)
     parts_of_parameter: dict[str, list[tuple[str, Part]]] = {}
     for name, part in parts.items():
         parts_of_parameter.setdefault(part.parameter, []).append((name, part))

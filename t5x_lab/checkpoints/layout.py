@@ -10,7 +10,7 @@ import hashlib
 import json
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
@@ -187,11 +187,14 @@ def check_part(path: epath.Path, part: str) -> None:
         )
 
 
-def check_same_parameters(path: epath.Path, abstract_params: dict) -> None:
-    """Raises a `UserError` that names the first parameter in which the checkpoint and the model differ."""
+def check_same_parameters(path: epath.Path, abstract_params: dict, added: Collection[str] = ()) -> None:
+    """Raises a `UserError` that names the first parameter in which the checkpoint and the model differ.
+
+    Those that are `added` to the model may be missing in the checkpoint.
+    """
     found, wanted = read_info(path)["parameters"], shapes_of(abstract_params)
     for name in sorted(found.keys() | wanted.keys()):
-        if found.get(name) != wanted.get(name):
+        if found.get(name) != wanted.get(name) and not (name in added and name not in found):
             describe = lambda shape: "is missing" if shape is None else f"has shape {tuple(shape)}"
             raise UserError(
                 f"The checkpoint {path} does not fit the model: {name} {describe(found.get(name))} there and "

@@ -4,7 +4,7 @@ import dataclasses
 import difflib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from t5x_lab.checkpoints.config import RestoreCheckpointConfig
 from t5x_lab.checkpoints.formats import Source
@@ -21,8 +21,10 @@ class Assignment:
     transposed: bool = False
 
 
-def assignments(new: Mapping[str, Part], source: Source, config: RestoreCheckpointConfig) -> dict[str, Assignment]:
-    """What each part takes, by its unstacked name.
+def assignments(
+    new: Mapping[str, Part], source: Source, config: RestoreCheckpointConfig, added: Collection[str] = ()
+) -> dict[str, Assignment]:
+    """What each part takes, by its unstacked name; parts of the parameters that are `added` stay fresh where there are none.
 
     Raises:
       UserError: for a rule that matches nothing, a part without a source, or a source's parameter that nobody takes where
@@ -40,7 +42,7 @@ def assignments(new: Mapping[str, Part], source: Source, config: RestoreCheckpoi
             )
     for name, assignment in found.items():
         if assignment.source is not None and assignment.source not in source.params:
-            if config.strict:
+            if config.strict and new[name].parameter not in added:
                 raise UserError(_missing(name, assignment.source, source))
             found[name] = Assignment(None)
     left = source.params.keys() - {assignment.source for assignment in found.values()}

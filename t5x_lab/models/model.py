@@ -17,6 +17,7 @@ from t5x_lab.config.errors import UserError
 from t5x_lab.config.macros import macro
 from t5x_lab.decoding.rows import take_rows
 from t5x_lab.models.loss import Loss, check_losses, check_normalizer, target_tokens, token_weights
+from t5x_lab.networks.additions import Addition, WithAdditions, check_additions
 from t5x_lab.networks.checks import check_network
 from t5x_lab.networks.functional import Functional, Params
 from t5x_lab.networks.network import Batch, Network, is_feature, name_of
@@ -32,6 +33,7 @@ class ModelConfig:
 
     Attributes:
       network: a `Network`, or the class of an NNX module, see `OfModule`.
+      added: `Addition`s to it, by the names of their parameters, {"lora": @Lora()}.
       z_loss: weight of log(Z)**2 per token with loss, 1e-4 in T5's code.
       label_smoothing: probability mass moved from the target to all other tokens.
       loss_normalizing_factor: see `weights_and_normalizer`; None is T5X's sum over tokens.
@@ -42,6 +44,7 @@ class ModelConfig:
     """
 
     network: Network
+    added: dict[str, Addition] = dataclasses.field(default_factory=dict, metadata=macro("ADDED"))
     z_loss: float = dataclasses.field(default=1e-4, metadata=macro("Z_LOSS"))
     label_smoothing: float = dataclasses.field(default=0.0, metadata=macro("LABEL_SMOOTHING"))
     loss_normalizing_factor: float | str | None = dataclasses.field(
@@ -55,6 +58,9 @@ class ModelConfig:
         if callable(self.network) and not hasattr(self.network, "make"):
             object.__setattr__(self, "network", OfModule(self.network))
         check_types(self)
+        if self.added:
+            check_additions(self.added)
+            object.__setattr__(self, "network", WithAdditions(self.network, tuple(self.added.items())))
         check_normalizer(self.loss_normalizing_factor)
         if self.z_loss < 0:
             raise UserError(f"Z_LOSS is {self.z_loss}; it must not be negative. T5 uses 1e-4; 0.0 turns it off.")

@@ -14,6 +14,7 @@ from t5x_lab.networks.attention import Cache, KeyValues, MultiHeadAttention
 from t5x_lab.networks.config import REMAT_POLICIES, TransformerShape
 from t5x_lab.networks.layers import LayerNorm, Mlp, RMSNorm, make_norm
 from t5x_lab.networks.positions import RelativeBias
+from t5x_lab.networks.stacked import make_stacked
 from t5x_lab.ops.attention import DiagonalBias, Mask
 from t5x_lab.ops.dropout import dropout
 
@@ -232,19 +233,6 @@ def make_relative_bias(config: TransformerShape, rngs: nnx.Rngs) -> RelativeBias
 def has_bidirectional_bias(config: TransformerShape, mask: Mask) -> bool:
     """An encoder's buckets tell left from right; a decoder's only where the configuration asks for it."""
     return not mask.causal or config.bidirectional_bias
-
-
-def make_stacked(make_layer: Callable[[nnx.Rngs], Layer], num_layers: int, rngs: nnx.Rngs) -> Layer:
-    """One module whose every parameter has a leading `layers` axis, each layer initialised with its own key."""
-    graph, params = nnx.split(nnx.eval_shape(lambda: make_layer(nnx.Rngs(params=0))), nnx.Param)
-
-    def init(key):
-        return nnx.to_pure_dict(nnx.state(make_layer(nnx.Rngs(params=key)), nnx.Param))
-
-    nnx.replace_by_pure_dict(params, jax.vmap(init)(jax.random.split(rngs.params(), num_layers)))
-    for _, param in nnx.to_flat_state(params):
-        param.set_metadata(axes=("layers", *param.get_metadata("axes")))
-    return nnx.merge(graph, params)
 
 
 def unrolled_scan(body, carry, inputs):

@@ -140,10 +140,19 @@ def optimizer_identity(optimizer: Optimizer) -> str:
     return identity()
 
 
-def trained(optimizer: Optimizer, names: Sequence[str]) -> Callable[[str], bool]:
-    """Whether a parameter, one of these names, is trained; all are, where the optimizer does not say."""
+def trained(optimizer: Optimizer, names: Sequence[str], trainable: str | None = None) -> Callable[[str], bool]:
+    """Whether a parameter, one of these names, is trained: where the optimizer does not freeze it, and TRAINABLE matches it."""
     getattr(optimizer, "check_names", lambda names: None)(names)
-    return getattr(optimizer, "is_trained", lambda name: True)
+    in_groups = getattr(optimizer, "is_trained", lambda name: True)
+    if trainable is None:
+        return in_groups
+    try:
+        pattern = re.compile(trainable)
+    except re.error as error:
+        raise UserError(f'TRAINABLE is "{trainable}", which is no regular expression: {error}.') from error
+    if not any(pattern.fullmatch(name) and in_groups(name) for name in names):
+        raise UserError(f'TRAINABLE is "{trainable}", which trains nothing. Names are such as {", ".join(sorted(names)[:8])}.')
+    return lambda name: bool(pattern.fullmatch(name)) and in_groups(name)
 
 
 def flat_names(tree: dict) -> dict[str, Any]:

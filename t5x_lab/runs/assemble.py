@@ -50,6 +50,7 @@ def assemble(
     statistics: Statistics = Statistics(),
     skip_bad_steps: bool = False,
     average_decay: float | None = None,
+    trainable: str | None = None,
 ) -> Training:
     """Builds the training step and the shardings of its state, which counts the tokens of `num_tasks` tasks.
 
@@ -58,7 +59,7 @@ def assemble(
     """
     check_rows(batch_size // microbatches, sharded.row_multiple)
     model = sharded.model
-    is_trained = trained(optimizer, list(flat_names(model.axes)))
+    is_trained = trained(optimizer, list(flat_names(model.axes)), trainable)
     transformation = _transformation(optimizer, select(model.axes, is_trained))
     start = functools.partial(
         initial_state, transformation, num_tasks=num_tasks, is_trained=is_trained, with_average=average_decay is not None
@@ -130,4 +131,5 @@ def assemble_run(run: RunConfig, sharded: ShardedModel, batch: BatchOfTasks, sta
         statistics=statistics or Statistics(run.hooks),
         skip_bad_steps=run.bad_steps > 0,
         average_decay=run.average_decay,
+        trainable=run.trainable,
     )

@@ -35,7 +35,9 @@ from t5x_lab.evaluation.config import (
     check_evaluations,
 )
 from t5x_lab.models.model import ModelConfig
+from t5x_lab.networks.adapter import Adapter
 from t5x_lab.networks.config import RotaryScaling
+from t5x_lab.networks.lora import Lora
 from t5x_lab.networks.lstm import LstmConfig
 from t5x_lab.networks.transformer import TransformerConfig
 from t5x_lab.observe.console import Console
@@ -81,6 +83,8 @@ class RunConfig:
       eval_period: steps between evaluations that do not say otherwise.
       early_stopping: when to end because an evaluation gets no better; None = never.
       saving: when checkpoints are made and which are kept.
+      trainable: a regular expression; parameters whose whole names match it are trained, the others stay what they are, with
+        no gradient and no slots. None = all; of an optimizer with groups, those of groups that are not frozen.
       hooks: what happens beside training, see `t5x_lab.training.hooks.Hook`; metrics are written by hooks, too.
       bad_steps: steps in a row whose loss or gradient is not finite that are skipped; the next one ends the training.
       average_decay: of an exponential moving average of the weights, which is evaluated and saved beside them; None = none.
@@ -105,6 +109,7 @@ class RunConfig:
     evals: tuple = dataclasses.field(default=(), metadata=macro("EVALS"))
     early_stopping: EarlyStopping | None = dataclasses.field(default=None, metadata=macro("EARLY_STOPPING"))
     saving: SaveCheckpointConfig = SaveCheckpointConfig()
+    trainable: str | None = dataclasses.field(default=None, metadata=macro("TRAINABLE"))
     hooks: tuple = dataclasses.field(default=(), compare=False)  # they have a state of their own
     bad_steps: int = dataclasses.field(default=0, metadata=macro("BAD_STEPS"))
     average_decay: float | None = dataclasses.field(default=None, metadata=macro("AVERAGE_DECAY"))
@@ -142,6 +147,7 @@ class RunConfig:
         return {
             "SEED": str(self.seed),
             "OPTIMIZER": optimizer_identity(self.optimizer),
+            "TRAINABLE": str(self.trainable),
             **self.data.identity(),
         }
 
@@ -171,6 +177,8 @@ CONFIGURABLES = (
     TransformerConfig,
     RotaryScaling,
     LstmConfig,
+    Lora,
+    Adapter,
     DataConfig,
     Mixing,
     Denoising,

@@ -20,6 +20,7 @@ from t5x_lab.data.environment import check_environment
 from t5x_lab.decoding.beam_search import BeamConfig, beams_of
 from t5x_lab.decoding.sampling import LogitsFn, SamplingConfig
 from t5x_lab.models.model import Params
+from t5x_lab.networks.additions import added_names
 from t5x_lab.networks.config import DTYPES
 from t5x_lab.networks.network import has_decoder, has_encoder
 from t5x_lab.partitioning.mesh import MeshShape
@@ -93,7 +94,10 @@ def _run(config: GinConfig, checkpoint: Location | None, mesh: str | None, seed:
     sharded = ShardedModel(config.model(), shape, devices, config.sharding())
     if checkpoint is None:
         return Run(config, sharded, sharded.init_params(seed), step=0)
-    return Run(config, sharded, load_params(checkpoint, sharded.abstract_params, sharded.model.axes), checkpoint.step)
+    added = added_names(sharded.abstract_params, sharded.model.config.network)
+    fresh = functools.partial(sharded.init_params, seed)
+    params = load_params(checkpoint, sharded.abstract_params, sharded.model.axes, fresh=fresh, added=added)
+    return Run(config, sharded, params, checkpoint.step)
 
 
 class Run:

@@ -23,6 +23,7 @@ from t5x_lab.checkpoints.manager import Checkpoints
 from t5x_lab.checkpoints.verification import explaining_damage
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.gin_files import flag
+from t5x_lab.networks.additions import added_names
 from t5x_lab.partitioning.distributed import broadcast
 from t5x_lab.runs.assemble import Training
 from t5x_lab.runs.config import GinConfig, RunConfig
@@ -134,7 +135,7 @@ def check_fits(run: RunConfig, start: StartingPoint, abstract: TrainState) -> No
     if start.step is not None:
         check_same_parameters(absolute_path(run.model_dir) / "checkpoints" / str(start.step), abstract.params)
     elif start.checkpoint is not None and start.checkpoint.format == "t5x_lab" and not start.restore.has_rules:
-        check_same_parameters(start.checkpoint.path, abstract.params)
+        check_same_parameters(start.checkpoint.path, abstract.params, added_names(abstract.params, run.model.network))
     _check_optimizer(run, start, abstract)
 
 
@@ -160,5 +161,6 @@ def first_state(
     if start.checkpoint is None:
         return training.init_state(fresh())
     model = (sharded.abstract_params, sharded.model.axes, start.restore)
-    params = load_params(start.checkpoint, *model, fresh)
-    return carry_over(start.checkpoint, training.init_state(params), *model)
+    added = added_names(sharded.abstract_params, run.model.network)
+    params = load_params(start.checkpoint, *model, fresh, added)
+    return carry_over(start.checkpoint, training.init_state(params), *model, added)

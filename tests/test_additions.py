@@ -1,0 +1,202 @@
+"""Parameters added to a network: adapter layers, LoRA, a user's own; what is trained and what stays."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from helpers import random_batch, random_params, tiny_config
+
+from t5x_lab.config.errors import UserError
+from t5x_lab.models.model import Model, ModelConfig
+from t5x_lab.networks.adapter import Adapter
+from t5x_lab.networks.additions import added_names
+from t5x_lab.networks.lora import Lora
+from t5x_lab.networks.of_module import OfModule
+from t5x_lab.optim.groups import flat_names, trained
+from t5x_lab.optim.optimizers import Adafactor
+from t5x_lab.optim.schedules import LearningRate
+from t5x_lab.partitioning.mesh import MeshShape
+from t5x_lab.runs.assemble import assemble
+from t5x_lab.runs.sharded_model import ShardedModel
+
+ALL = r".*(query|key|value|out|wi_0|wi_1|wo)"
+NETWORKS = ("encoder_decoder", "causal_decoder", "prefix_decoder", "shared_stacks", "rotary", "gpt1")
+
+
+def models(network, **added):
+    config = network if not isinstance(network, str) else tiny_config(network)
+    return Model(ModelConfig(config)), Model(ModelConfig(config, added))
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_a_base_model_is_what_it_was(network):
+    """With the same seed it has the same parameters under the same names, and gives the same logits."""
+    base, model = models(network, lora=Lora(ALL, rank=3), adapter=Adapter(size=5))
+    before, params = base.init(jax.random.key(1)), model.init(jax.random.key(1))
+    there, now = flat_names(before), flat_names(params)
+    added = added_names(params, model.config.network)
+    assert added == now.keys() - there.keys() and {name.split("/")[-1] for name in added} == {"up", "down"}
+    for name, x in there.items():
+        np.testing.assert_array_equal(now[name], x)
+    batch = random_batch(network)
+    np.testing.assert_array_equal(model.logits(params, batch), base.logits(before, batch))
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_lora_is_what_its_paper_says(network):
+    """The same logits as of kernels W + alpha / rank * down up; teacher-forced, and token by token."""
+    base, model = models(network, lora=Lora(ALL, rank=3, alpha=6.0))
+    params = random_params(model)
+    flat, merged = flat_names(params), {}
+    for name, kernel in flat.items():
+        if "/lora/" in name:
+            continue
+        path = name.rsplit("/", 1)[0]
+        if name.endswith("kernel") and f"{path}/lora/up" in flat:
+            down, up = flat[f"{path}/lora/down"], flat[f"{path}/lora/up"]
+            product = np.stack([np.tensordot(d, u, 1) for d, u in zip(down, up, strict=True)])
+            kernel = kernel + 2.0 * product.astype(np.float32)
+        merged[name] = kernel
+    merged = _tree(merged)
+    assert sum("/lora/up" in name for name in flat) >= 4
+    batch = random_batch(network)
+    expected = base.logits(merged, batch)
+    np.testing.assert_allclose(model.logits(params, batch), expected, rtol=2e-4, atol=2e-4 * float(jnp.abs(expected).max()))
+    prompt = jnp.asarray(np.random.default_rng(0).integers(1, 64, (2, 5)))
+    (one, state), (two, of_base) = model.prefill(params, prompt, 4), base.prefill(merged, prompt, 4)
+    for _ in range(3):
+        np.testing.assert_allclose(one, two, rtol=2e-4, atol=2e-4 * float(jnp.abs(two).max()))
+        token = jnp.argmax(two, axis=-1)
+        one, state = model.decode_step(params)(state, token)
+        two, of_base = base.decode_step(merged)(of_base, token)
+
+
+def _tree(flat):
+    tree: dict = {}
+    for name, leaf in flat.items():
+        *path, last = name.split("/")
+        node = tree
+        for key in path:
+            node = node.setdefault(key, {})
+        node[last] = leaf
+    return tree
+
+
+def test_adapters_stand_behind_each_feed_forward_network():
+    """T5's Table 10: 2 · d_model · d parameters a block; y + relu(y down) up of each block's feed-forward network."""
+    config = tiny_config("encoder_decoder")
+    base, model = models(config, adapter=Adapter(size=6))
+    blocks = config.num_encoder_layers + config.num_decoder_layers
+    assert model.num_parameters - base.num_parameters == blocks * 2 * config.emb_dim * 6
+    params = random_params(model)
+    layer = model.network(params).decoder.unstack()[1]
+    of_base = base.network({name: x for name, x in _without(params, "adapter").items()}).decoder.unstack()[1]
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3, config.emb_dim)), jnp.float32)
+    y = of_base.mlp(x)
+    down, up = (params["decoder"]["layers"]["mlp"]["adapter"][name][1] for name in ("down", "up"))
+    np.testing.assert_allclose(layer.mlp(x), y + np.maximum(y @ down, 0) @ up, rtol=1e-5, atol=1e-5)
+
+
+def _without(params, name):
+    return _tree({path: x for path, x in flat_names(params).items() if name not in path.split("/")})
+
+
+class Net(nnx.Module):
+    """A network of a user's, with Flax's layers."""
+
+    architecture, vocab_size = "causal_decoder", 64
+
+    def __init__(self, *, rngs: nnx.Rngs):
+        self.table = nnx.Embed(64, 8, rngs=rngs)
+        self.middle = nnx.Linear(8, 8, rngs=rngs)
+        self.out = nnx.Linear(8, 64, rngs=rngs)
+
+    def __call__(self, batch):
+        return self.middle(self.table(batch["decoder_input_tokens"]))
+
+    def logits(self, hidden):
+        return self.out(hidden)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shift:
+    """An addition of a user's: a vector, as BitFit adds."""
+
+    modules: str = "middle"
+
+    def make(self, module, rngs):
+        return _Shift()
+
+
+class _Shift(nnx.Module):
+    def __init__(self):
+        self.vector = nnx.Param(jnp.zeros(8))
+
+    def __call__(self, x, y):
+        return y + self.vector[...][None, None]
+
+
+def test_networks_and_additions_of_a_users_own():
+    base, model = models(OfModule(Net), shift=Shift(), lora=Lora("middle|out", rank=2, alpha=2.0))
+    params = random_params(model)
+    batch = {"decoder_input_tokens": jnp.asarray([[0, 5, 9]])}
+    x = params["table"]["embedding"][jnp.asarray([[0, 5, 9]])]
+    linear = lambda x, p: x @ (p["kernel"] + p["lora"]["down"] @ p["lora"]["up"]) + p["bias"][None, None]
+    expected = linear(linear(x, params["middle"]) + params["middle"]["shift"]["vector"][None, None], params["out"])
+    np.testing.assert_allclose(model.logits(params, batch), expected, rtol=1e-4, atol=1e-4)
+    assert flat_names(_without(_without(params, "lora"), "shift")).keys() == flat_names(base.abstract_params).keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [MeshShape(1, 1, 1), MeshShape(2, 2, 2)])
+def test_only_what_is_trainable_changes_and_has_slots(mesh):
+    config = ModelConfig(tiny_config("causal_decoder"), {"lora": Lora(ALL, rank=2), "adapter": Adapter(size=4)})
+    sharded = ShardedModel(config, mesh, jax.devices()[: mesh.data * mesh.fsdp * mesh.tensor])
+    trainable = r".*/adapter/.*|.*norm/scale"
+    training = assemble(
+        sharded, Adafactor(LearningRate("constant", 0.01)), batch_size=8, microbatches=1, seed=0, trainable=trainable
+    )
+    params = random_params(sharded.model)
+    state, _ = training.step(
+        training.init_state(jax.device_put(params, sharded.param_shardings)),
+        sharded.shard_batch(random_batch("causal_decoder", rows=8)),
+    )
+    changed = {
+        name for name, x in flat_names(jax.device_get(state.params)).items() if not np.array_equal(x, flat_names(params)[name])
+    }
+    layers = [f"decoder/layers/{name}/scale" for name in ("self_attention_norm", "mlp_norm")]
+    adapters = [f"decoder/layers/mlp/adapter/{name}" for name in ("down", "up")]
+    assert changed == {"decoder/final_norm/scale", *layers, *adapters}
+    slots = {jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(state.opt_state)}
+    assert not any("kernel" in name or "lora" in name for name in slots)
+
+
+@pytest.mark.parametrize(
+    "added, says",
+    [
+        ({"lora": Lora(".*/qeury")}, r'Lora.modules is ".*/qeury", which matches no module of the network. They are'),
+        ({"lora": Lora("decoder/layers/mlp")}, "Lora cannot be added to decoder/layers/mlp: it has no kernel"),
+        ({"adapter": Adapter("token_embedder/none")}, "matches no module"),
+        ({"kernel": Lora(".*/query")}, 'The module decoder/layers/self_attention/query has a "kernel" of its own'),
+        ({"lora": "lora"}, "it must be an addition, such as @Lora"),
+        ({"lora": Lora}, "it must be an addition"),
+        ({"lora/a": Lora()}, "use letters"),
+        ({"lora": Lora("(")}, "no regular expression"),
+    ],
+)
+def test_what_cannot_be_added_is_said(added, says):
+    with pytest.raises(UserError, match=says):
+        ModelConfig(tiny_config("causal_decoder"), added)
+
+
+def test_what_cannot_be_trained_is_said():
+    optimizer = Adafactor(LearningRate("constant", 0.01))
+    for trainable, says in (
+        (".*/lora/.*", "which trains nothing. Names are such as a/b"),
+        ("(", "which is no regular expression"),
+    ):
+        with pytest.raises(UserError, match=says):
+            trained(optimizer, ["a/b"], trainable)
