@@ -1,6 +1,7 @@
 """Parameters added to a network: adapter layers, LoRA, a user's own; what is trained and what stays."""
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,10 @@ import numpy as np
 import pytest
 from flax import nnx
 from helpers import random_batch, random_params, tiny_config
+from runs_of_text import SPANS, flags
 
+import t5x_lab
+from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
 from t5x_lab.models.model import Model, ModelConfig
 from t5x_lab.networks.adapter import Adapter
@@ -20,6 +24,7 @@ from t5x_lab.optim.optimizers import Adafactor
 from t5x_lab.optim.schedules import LearningRate
 from t5x_lab.partitioning.mesh import MeshShape
 from t5x_lab.runs.assemble import assemble
+from t5x_lab.runs.config import GinConfig
 from t5x_lab.runs.sharded_model import ShardedModel
 
 ALL = r".*(query|key|value|out|wi_0|wi_1|wo)"
@@ -200,3 +205,32 @@ def test_what_cannot_be_trained_is_said():
     ):
         with pytest.raises(UserError, match=says):
             trained(optimizer, ["a/b"], trainable)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("added, rate", [("lora", 0.01), ("adapters", 0.01)])
+def test_a_run_starts_from_a_base_trains_what_was_added_and_goes_on(added, rate, tmp_path):
+    """No rules to write; two runs of two steps are one of four, to the bit; the base's parameters stay the base's."""
+    base = str(tmp_path / "base")
+    assert main(flags("encoder_decoder", SPANS, base, 2)) == 0
+    more = [
+        f"--gin_file=added/{added}.gin", f"--gin.INITIAL_CHECKPOINT_PATH={base}", "--gin.OPTIMIZER=@AdamW()",
+        "--gin.LearningRate.factors=constant", f"--gin.LearningRate.base_learning_rate={rate}", "--gin.CHECKPOINT_PERIOD=2",
+    ]  # fmt: skip
+    whole, parts = (str(tmp_path / name) for name in ("whole", "parts"))
+    assert main(flags("encoder_decoder", SPANS, whole, 4, *more)) == 0
+    for steps in (2, 4):
+        assert main(flags("encoder_decoder", SPANS, parts, steps, *more)) == 0
+    of_base, run, other = (t5x_lab.load(path) for path in (base, whole, parts))
+    before, after = flat_names(of_base.params), flat_names(run.params)
+    for name, x in flat_names(other.params).items():
+        np.testing.assert_array_equal(x, after[name])
+    moved = {name for name, x in after.items() if name not in before or not np.array_equal(x, before[name])}
+    trainable = re.compile(GinConfig((f"added/{added}.gin",)).text.split("TRAINABLE = ")[1].splitlines()[0].strip("'\""))
+    assert moved == {name for name in after if trainable.fullmatch(name)} and after.keys() > before.keys()
+    assert run.generate(["a"], max_tokens=2) and main(["eval", f"--model_dir={whole}"]) == 0
+
+    began = t5x_lab.from_gin([f"{base}/config.gin", f"added/{added}.gin"], checkpoint=base)
+    assert began.score(["a text"], ["of words"]) == of_base.score(["a text"], ["of words"])
+    changed = flags("encoder_decoder", SPANS, parts, 5, *more, "--gin.TRAINABLE=.*norm/.*")
+    assert main(changed) == 2

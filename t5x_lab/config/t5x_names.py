@@ -108,7 +108,7 @@ TABLE: dict[str, tuple[Row, ...]] = {
             "TransformerConfig",
             "one network with all of Flaxformer's options for T5; a layer is not bound by itself, a network of your own is",
         ),
-        Row("IA3 IA3Attention", "", "no adapters yet"),
+        Row("IA3 IA3Attention", "ADDED", "an addition of your own; adapter layers and LoRA are in added/*.gin"),
         Row("ACTIVATION_PARTITIONING_DIMS", "ShardingRules.activations"),
     ),
     "Optimizer and schedule": (
@@ -122,10 +122,11 @@ TABLE: dict[str, tuple[Row, ...]] = {
         Row("adamw", "AdamW"),
         Row("clip chain", "AdamW.clip_global_norm"),
         Row(
-            "MultiOptimizer ModelParamTraversal match_any TRAINABLE_REGEX",
+            "MultiOptimizer ModelParamTraversal match_any",
             "Groups.groups",
             "[(pattern, optimizer, or None to freeze), …]",
         ),
+        Row("TRAINABLE_REGEX", "TRAINABLE", "a regular expression that matches whole names of parameters"),
     ),
     "Checkpoints": (
         Row("CHECKPOINT_PATH RestoreCheckpointConfig.path INIT_CHECKPOINT", "INITIAL_CHECKPOINT_PATH"),
