@@ -15,6 +15,7 @@ import t5x_lab
 from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
 from t5x_lab.models.model import Model, ModelConfig
+from t5x_lab.networks import additions
 from t5x_lab.networks.adapter import Adapter
 from t5x_lab.networks.additions import added_names
 from t5x_lab.networks.lora import Lora
@@ -55,18 +56,18 @@ def test_lora_is_what_its_paper_says(network):
     """The same logits as of kernels W + alpha / rank * down up; teacher-forced, and token by token."""
     base, model = models(network, lora=Lora(ALL, rank=3, alpha=6.0))
     params = random_params(model)
-    flat, merged = flat_names(params), {}
-    for name, kernel in flat.items():
-        if "/lora/" in name:
-            continue
-        path = name.rsplit("/", 1)[0]
-        if name.endswith("kernel") and f"{path}/lora/up" in flat:
-            down, up = flat[f"{path}/lora/down"], flat[f"{path}/lora/up"]
-            product = np.stack([np.tensordot(d, u, 1) for d, u in zip(down, up, strict=True)])
-            kernel = kernel + 2.0 * product.astype(np.float32)
-        merged[name] = kernel
-    merged = _tree(merged)
-    assert sum("/lora/up" in name for name in flat) >= 4
+    merged = _tree(
+        {
+            name: _with_lora(name, kernel, flat_names(params))
+            for name, kernel in flat_names(params).items()
+            if "/lora/" not in name
+        }
+    )
+    assert sum("/lora/up" in name for name in flat_names(params)) >= 4
+    by_library = flat_names(additions.merged(params, {"lora": Lora(ALL, rank=3, alpha=6.0)}))
+    for name, x in flat_names(merged).items():
+        np.testing.assert_allclose(by_library.pop(name), x, rtol=1e-5, atol=1e-5)
+    assert not by_library
     batch = random_batch(network)
     expected = base.logits(merged, batch)
     np.testing.assert_allclose(model.logits(params, batch), expected, rtol=2e-4, atol=2e-4 * float(jnp.abs(expected).max()))
@@ -77,6 +78,15 @@ def test_lora_is_what_its_paper_says(network):
         token = jnp.argmax(two, axis=-1)
         one, state = model.decode_step(params)(state, token)
         two, of_base = base.decode_step(merged)(of_base, token)
+
+
+def _with_lora(name, kernel, params):
+    """One kernel of a stack of layers, layer by layer."""
+    path = name.rsplit("/", 1)[0]
+    if not (name.endswith("kernel") and f"{path}/lora/up" in params):
+        return kernel
+    layers = zip(params[f"{path}/lora/down"], params[f"{path}/lora/up"], strict=True)
+    return kernel + 2.0 * np.stack([np.tensordot(down, up, 1) for down, up in layers]).astype(np.float32)
 
 
 def _tree(flat):
@@ -232,5 +242,14 @@ def test_a_run_starts_from_a_base_trains_what_was_added_and_goes_on(added, rate,
 
     began = t5x_lab.from_gin([f"{base}/config.gin", f"added/{added}.gin"], checkpoint=base)
     assert began.score(["a text"], ["of words"]) == of_base.score(["a text"], ["of words"])
+    if added == "lora":
+        alone = run.merged()
+        assert flat_names(alone.params).keys() == before.keys()
+        np.testing.assert_allclose(alone.score(["a"], ["of words"]), run.score(["a"], ["of words"]), rtol=1e-4)
+        alone.save(str(tmp_path / "alone"))
+        assert t5x_lab.load(str(tmp_path / "alone")).score(["a"], ["of words"]) == alone.score(["a"], ["of words"])
+    else:
+        with pytest.raises(UserError, match="Adapter cannot be merged"):
+            run.merged()
     changed = flags("encoder_decoder", SPANS, parts, 5, *more, "--gin.TRAINABLE=.*norm/.*")
     assert main(changed) == 2

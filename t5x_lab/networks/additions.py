@@ -26,6 +26,8 @@ class Addition(Protocol):
     @property
     def modules(self) -> str: ...
 
+    # It may have `merge(own, added) -> own`: a module's own parameters, nested dicts, that give what both give together.
+
     def make(self, module: Any, rngs: nnx.Rngs) -> nnx.Module:
         """The part that is added to a module: f(x, y) -> what the module returns instead of y.
 
@@ -96,6 +98,31 @@ def added_names(params: dict, network: Network) -> frozenset[str]:
     added = {name for name, _ in getattr(network, "added", ())}
     paths = flatten_dict(params) if added else {}
     return frozenset("/".join(path) for path in paths if added.intersection(path))
+
+
+def merged(params: dict, added: Mapping[str, Addition]) -> dict:
+    """The parameters of a network without its additions that gives the same.
+
+    Raises:
+      UserError: for an addition that cannot be merged.
+    """
+    for _name, addition in added.items():
+        if not hasattr(addition, "merge"):
+            raise UserError(
+                f"{type(addition).__name__} cannot be merged into a network's own parameters: there are none of it that would "
+                "give the same. Use the model with what is added."
+            )
+
+    def of_module(own: Any) -> Any:
+        if not isinstance(own, dict):
+            return own
+        parts = {name: own[name] for name in added if name in own}
+        own = {name: of_module(entry) for name, entry in own.items() if name not in parts}
+        for name, part in parts.items():
+            own = added[name].merge(own, part)  # type: ignore[attr-defined]
+        return own
+
+    return of_module(params)
 
 
 def _add(module: Any, path: str, name: str, addition: Addition, rngs: nnx.Rngs) -> None:

@@ -55,6 +55,13 @@ class Lora:
         up = jnp.zeros((self.rank, *shape[inputs:]))
         return LowRank(down, up, axes[:inputs], axes[inputs:], equations, self.alpha / self.rank)
 
+    def merge(self, own: dict, added: dict) -> dict:
+        """A projection's own parameters with the product in its kernel; of a stack of layers, in each."""
+        kernel, down, up = own["kernel"], added["down"], added["up"]
+        layers = kernel.shape[: down.ndim + up.ndim - 2 - kernel.ndim]
+        product = down.reshape(*layers, -1, self.rank) @ up.reshape(*layers, self.rank, -1)
+        return {**own, "kernel": kernel + self.alpha / self.rank * product.reshape(kernel.shape)}
+
 
 class LowRank(nnx.Module):
     """y + scale * (x down) up."""

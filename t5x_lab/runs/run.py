@@ -20,7 +20,7 @@ from t5x_lab.data.environment import check_environment
 from t5x_lab.decoding.beam_search import BeamConfig, beams_of
 from t5x_lab.decoding.sampling import LogitsFn, SamplingConfig
 from t5x_lab.models.model import Params
-from t5x_lab.networks.additions import added_names
+from t5x_lab.networks.additions import added_names, merged
 from t5x_lab.networks.config import DTYPES
 from t5x_lab.networks.network import has_decoder, has_encoder
 from t5x_lab.partitioning.mesh import MeshShape
@@ -219,6 +219,18 @@ class Run:
         """What a decoder reads before its inputs."""
         start = self.special_tokens.start
         return [] if self.has_encoder or start is None or not add_start else [start]
+
+    def merged(self) -> "Run":
+        """The same model without additions (ADDED), worked into its own parameters; it can be saved and converted.
+
+        Raises:
+          UserError: for an addition that cannot be merged, as adapter layers cannot.
+        """
+        config = GinConfig((), (self.config.text, "ADDED = {}", "TRAINABLE = None"))
+        shape, devices = self._sharded.mesh_shape, list(self.mesh.devices.flat)
+        sharded = ShardedModel(config.model(), shape, devices, config.sharding())
+        work_in = jax.jit(functools.partial(merged, added=self.config.model().added), out_shardings=sharded.param_shardings)
+        return Run(config, sharded, work_in(self.params), self.step)
 
     def with_params(self, params: Params, step: int) -> "Run":
         """The same model with other parameters, and the programs that were compiled for it."""

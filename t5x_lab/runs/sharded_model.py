@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.models.model import Model, ModelConfig, Params
@@ -26,7 +25,7 @@ class ShardedModel:
     def __init__(
         self, config: ModelConfig, mesh: MeshShape, devices: list | None = None, rules: ShardingRules = ShardingRules()
     ):
-        self.mesh: Mesh = make_mesh(mesh, devices)
+        self.mesh_shape, self.mesh = mesh, make_mesh(mesh, devices)
         self.partitioner = Partitioner(self.mesh, rules)
         self.model = Model(config, self.partitioner.constrain, self.partitioner.parts_of_rows)
         self.param_shardings = self.partitioner.parameters(self.model.abstract_params, self.model.axes)
