@@ -26,6 +26,7 @@ from t5x_lab.observe.weights_and_biases import WeightsAndBiases
 from t5x_lab.optim.groups import Groups, flat_names
 from t5x_lab.optim.optimizers import Adafactor, AdamW, Sgd
 from t5x_lab.optim.schedules import LearningRate, LinearDecay
+from t5x_lab.optim.unfreezing import GradualUnfreezing
 from t5x_lab.partitioning.mesh import MeshShape
 from t5x_lab.runs.assemble import assemble
 from t5x_lab.runs.config import GinConfig
@@ -105,6 +106,31 @@ def test_what_is_frozen_has_no_gradient_in_the_program(frozen):
     assert flops[0] - flops[1] == 2 * tokens * kernels
     assert state_bytes[0] - state_bytes[1] >= 4 * kernels  # too small to be factored: a number each
     assert temporaries[1] < temporaries[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", [Adafactor(RATE, min_dim_size_to_factor=4), AdamW(RATE), Sgd(RATE)])
+def test_blocks_are_unfrozen_one_after_the_other(optimizer):
+    """Two steps a stage, three blocks: which ones moved, and whose slots, after each step; then all as without it."""
+    before, _, after = trained(GradualUnfreezing(optimizer, 2), steps=6)
+    last = before
+    for step, (state, _) in enumerate(after):
+        first = max(0, 3 - (1 + step // 2))
+        for name, now in flat_names(state.params).items():
+            old = np.asarray(flat_names(last)[name])
+            moved = [not np.array_equal(a, b) for a, b in (zip(now, old, strict=True) if "/layers/" in name else [(now, old)])]
+            assert moved == [i >= first for i in range(3)] if "/layers/" in name else all(moved), (step, name)
+        for slot in jax.tree.leaves(state.opt_state.inner):
+            if slot.ndim > 1 and slot.shape[0] == 3:
+                assert [bool(layer.any()) for layer in slot] == [i >= first for i in range(3)]
+        last = state.params
+    with pytest.raises(UserError, match="Put it the other way round"):
+        GradualUnfreezing(Groups(((".*", optimizer),)), 2)
+    _, _, ((alone, _),) = trained(optimizer, steps=1)
+    for name, x in flat_names(after[0][0].params).items():  # the last block's and the others' first step is the optimizer's own
+        ours, theirs = (x[2], flat_names(alone.params)[name][2]) if "/layers/" in name else (x, flat_names(alone.params)[name])
+        if not isinstance(optimizer, AdamW):  # which clips by the norm of all gradients
+            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 @pytest.mark.parametrize(

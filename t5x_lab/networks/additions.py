@@ -106,7 +106,7 @@ def merged(params: dict, added: Mapping[str, Addition]) -> dict:
     Raises:
       UserError: for an addition that cannot be merged.
     """
-    for _name, addition in added.items():
+    for addition in added.values():
         if not hasattr(addition, "merge"):
             raise UserError(
                 f"{type(addition).__name__} cannot be merged into a network's own parameters: there are none of it that would "

@@ -48,6 +48,7 @@ from t5x_lab.observe.weights_and_biases import WeightsAndBiases
 from t5x_lab.optim.groups import Groups, optimizer_identity
 from t5x_lab.optim.optimizers import Adafactor, AdamW, Lion, Muon, Optimizer, Sgd
 from t5x_lab.optim.schedules import CosineDecay, LearningRate, LinearDecay, WarmupStableDecay
+from t5x_lab.optim.unfreezing import GradualUnfreezing
 from t5x_lab.partitioning.mesh import MeshShape
 from t5x_lab.partitioning.rules import ShardingRules
 from t5x_lab.prompts.config import Collection, FewShot, Prompts, Records
@@ -198,6 +199,7 @@ CONFIGURABLES = (
     Muon,
     Sgd,
     Groups,
+    GradualUnfreezing,
     LearningRate,
     LinearDecay,
     CosineDecay,
