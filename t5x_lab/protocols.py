@@ -4,6 +4,7 @@ from t5x_lab.data.converter import Converter
 from t5x_lab.data.objective import Objective
 from t5x_lab.evaluation.config import Evaluation
 from t5x_lab.models.loss import Loss
+from t5x_lab.networks.additions import Addition
 from t5x_lab.networks.network import Decoder, Module, Network
 from t5x_lab.networks.of_module import OfModule
 from t5x_lab.optim.optimizers import Optax, Optimizer
@@ -11,6 +12,7 @@ from t5x_lab.optim.schedules import Schedule
 from t5x_lab.training.hooks import Hook
 
 __all__ = [
+    "Addition",
     "Converter",
     "Decoder",
     "Evaluation",

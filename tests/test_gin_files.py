@@ -146,7 +146,7 @@ def test_the_documentation_has_the_table():
 @pytest.mark.parametrize("file", sorted(path.name for path in (ROOT / "gin" / "optimizers").iterdir()))
 def test_every_optimizer_file_binds_an_optimizer(file):
     run = GinConfig([*FILES, f"optimizers/{file}"], [*NEEDED, "TRAIN_STEPS = 5000"]).run()
-    assert type(run.optimizer).__name__.lower() == file.removesuffix(".gin")
+    assert type(run.optimizer).__name__.lower() == file.removesuffix(".gin").replace("_", "")
     assert run.optimizer.make({"kernel": ("embed", "mlp")}) and float(run.optimizer.learning_rate(2000)) > 0
 
 
