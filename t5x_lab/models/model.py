@@ -20,7 +20,7 @@ from t5x_lab.models.loss import Loss, check_losses, check_normalizer, target_tok
 from t5x_lab.networks.additions import Addition, WithAdditions, check_additions
 from t5x_lab.networks.checks import check_network
 from t5x_lab.networks.functional import Functional, Params
-from t5x_lab.networks.network import Batch, Network, is_feature, name_of
+from t5x_lab.networks.network import Batch, Network, is_feature, name_of, prefill
 from t5x_lab.networks.of_module import OfModule
 from t5x_lab.ops.cross_entropy import CrossEntropy, TokenLosses, cross_entropy, cross_entropy_of_logits
 
@@ -58,7 +58,7 @@ class ModelConfig:
         if callable(self.network) and not hasattr(self.network, "make"):
             object.__setattr__(self, "network", OfModule(self.network))
         check_types(self)
-        if self.added:
+        if self.added and not hasattr(self.network, "added"):  # it has them where this is a copy
             check_additions(self.added)
             object.__setattr__(self, "network", WithAdditions(self.network, tuple(self.added.items())))
         check_normalizer(self.loss_normalizing_factor)
@@ -169,7 +169,7 @@ class Model:
     ) -> tuple[jax.Array, Any]:
         """Runs prompts [B, P]; returns the next token's logits, float32 [B, V], and the state. See `Transformer.prefill`."""
         network = self.network(params)
-        hidden, state = _prefill(network, prompt, max_tokens, start, padding)
+        hidden, state = prefill(network, prompt, max_tokens, start, padding)
         return network.logits(hidden[:, None])[:, 0], state
 
     def decode_step(self, params: Params) -> Callable[[Any, jax.Array], tuple[jax.Array, Any]]:
@@ -243,7 +243,7 @@ class Model:
         steps = targets.shape[1]
         weights = (targets != padding).astype(jnp.float32)
         targets = jnp.where(targets != padding, targets, 0)
-        hidden, state = _prefill(network, prompts, steps, start, padding)
+        hidden, state = prefill(network, prompts, steps, start, padding)
         hidden = hidden[rows][:, None]
         if steps > 1:
             after, _ = network.decode(take_rows(state, rows), targets[:, :-1])
@@ -263,15 +263,6 @@ class Model:
         cap = getattr(network, "logit_cap", None)
         config = CrossEntropy(scale=scale, cap=cap, shards=self._parts_of_rows(), constrain=self._constrain, **loss)
         return cross_entropy(hidden, matrix, targets, weights, config)
-
-
-def _prefill(network: Any, prompt: jax.Array, max_tokens: int, start: int | None, padding: int) -> tuple[jax.Array, Any]:
-    """`prefill` of a network, or of one that knows the start token 0 and padding 0 alone."""
-    if "start" in inspect.signature(network.prefill).parameters:
-        return network.prefill(prompt, max_tokens, start=start, padding=padding)
-    if start is None:
-        prompt = prompt[:, 1:]  # it puts the start token there itself
-    return network.prefill(jnp.where(prompt != padding, prompt, 0), max_tokens)
 
 
 def _summed(tokens: TokenLosses, weights: jax.Array) -> Scores:

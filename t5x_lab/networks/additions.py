@@ -58,6 +58,11 @@ class WithAdditions:
             raise AttributeError(name)
         return getattr(self.network, name)
 
+    def with_policy(self, remat_policy: str) -> "WithAdditions":
+        """With another remat policy of the network's."""
+        network: Any = self.network
+        return dataclasses.replace(self, network=dataclasses.replace(network, remat_policy=remat_policy))
+
     def make(self, rngs: nnx.Rngs, constrain: Constrain) -> Any:
         """As `Network.make`.
 

@@ -3,6 +3,7 @@
 Axis letters: B batch, T decoder length (of an encoder alone, its own), P prompt length, D embed, V vocab.
 """
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
@@ -145,6 +146,15 @@ def check_length(network: Network, length: int) -> None:
             f"A sequence of {length} tokens is longer than the model's {most} positions. Shorten TASK_FEATURE_LENGTHS (or the "
             f"prompt){more}."
         )
+
+
+def prefill(module: Any, prompt: jax.Array, max_tokens: int, start: int | None, padding: int) -> tuple[jax.Array, Any]:
+    """`prefill` of a module, or of one that knows the start token 0 and padding 0 alone."""
+    if "start" in inspect.signature(module.prefill).parameters:
+        return module.prefill(prompt, max_tokens, start=start, padding=padding)
+    if start is None:
+        prompt = prompt[:, 1:]  # it puts the start token there itself
+    return module.prefill(jnp.where(prompt != padding, prompt, 0), max_tokens)
 
 
 def is_feature(name: str) -> bool:

@@ -245,7 +245,7 @@ def _with(run: RunConfig, batch_size: int, microbatches: int, policy: str) -> Ru
 
 def _with_policy(run: RunConfig, policy: str) -> Any:
     network: Any = run.model.network
-    return dataclasses.replace(network, remat_policy=policy)
+    return network.with_policy(policy) if hasattr(network, "with_policy") else dataclasses.replace(network, remat_policy=policy)
 
 
 def to_text(report: Report) -> str:

@@ -1,0 +1,120 @@
+"""Ensembles: logits that are the mean of their members'."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import random_batch, random_params, tiny_config
+from runs_of_text import FULL_LM, PREFIX_LM_ED, flags
+
+import t5x_lab
+from t5x_lab.cli.main import main
+from t5x_lab.config.errors import UserError
+from t5x_lab.models.model import Model, ModelConfig
+from t5x_lab.networks.ensemble import Ensemble, as_one_sequence
+
+
+def members_of(*networks):
+    configs = [tiny_config(name) for name in networks]
+    models = [Model(ModelConfig(config)) for config in configs]
+    params = [random_params(model, seed) for seed, model in enumerate(models)]
+    ensemble = Model(ModelConfig(Ensemble(tuple(configs))))
+    assert ensemble.num_parameters == sum(model.num_parameters for model in models)
+    return ensemble, {"members": {str(i): own for i, own in enumerate(params)}}, models, params
+
+
+def assert_close(found, expected):
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4 * float(np.abs(expected).max()))
+
+
+@pytest.mark.parametrize(
+    "networks", [("causal_decoder", "causal_decoder"), ("encoder_decoder", "shared_stacks"), ("lstm", "rotary", "gpt1")]
+)
+def test_logits_are_the_mean_of_the_members(networks):
+    ensemble, params, models, own = members_of(*networks)
+    batch = random_batch("prefix_decoder" if "rotary" in networks else networks[0])
+    each = [model.logits(p, batch) for model, p in zip(models, own, strict=True)]
+    assert_close(ensemble.logits(params, batch), np.mean(each, axis=0))
+    prompt = jnp.asarray(np.random.default_rng(0).integers(1, 64, (3, 5)))
+    logits, state = ensemble.prefill(params, prompt, 4)
+    found = [model.prefill(p, prompt, 4) for model, p in zip(models, own, strict=True)]
+    for _ in range(3):
+        assert_close(logits, np.mean([x for x, _ in found], axis=0))
+        token = jnp.argmax(logits, axis=-1)
+        logits, state = ensemble.decode_step(params)(state, token)
+        found = [m.decode_step(p)(s, token) for m, p, (_, s) in zip(models, own, found, strict=True)]
+
+
+@pytest.mark.parametrize("decoder", ["causal_decoder", "prefix_decoder"])
+def test_an_encoder_decoder_and_a_decoder_read_the_same(decoder):
+    """The decoder's part is its own logits of inputs and targets in one row; of packed rows, example by example."""
+    ensemble, params, models, own = members_of("encoder_decoder", decoder)
+    rng = np.random.default_rng(1)
+    examples = [(rng.integers(1, 64, n).tolist(), rng.integers(1, 64, m).tolist()) for n, m in ((3, 4), (5, 2), (2, 3))]
+    expected = []
+    for inputs, targets in examples:
+        batch = {
+            "encoder_input_tokens": jnp.asarray([inputs]),
+            "decoder_input_tokens": jnp.asarray([[0, *targets[:-1]]]),
+            "decoder_target_tokens": jnp.asarray([targets]),
+        }
+        row = [0, *inputs, *targets[:-1]]
+        alone = {
+            "decoder_input_tokens": jnp.asarray([row]),
+            "decoder_causal_attention": jnp.asarray([[int(i <= len(inputs)) for i in range(len(row))]]),
+        }
+        mine = models[1].logits(own[1], alone)[:, len(inputs) :]
+        mean = (models[0].logits(own[0], batch) + mine) / 2
+        assert_close(ensemble.logits(params, batch), mean)
+        expected.append(mean[0])
+
+    padded = lambda tokens, length: np.pad(tokens, (0, length - len(tokens)))
+    together = lambda of, length: jnp.asarray([padded([x for example in examples for x in of(example)], length)])
+    number = iter((*range(1, 4), *range(1, 4)))
+    packed = {
+        "encoder_input_tokens": together(lambda e: e[0], 12),
+        "encoder_segment_ids": together(lambda e, n=number: [next(n)] * len(e[0]), 12),
+        "encoder_positions": together(lambda e: range(len(e[0])), 12),
+        "decoder_input_tokens": together(lambda e: [0, *e[1][:-1]], 11),
+        "decoder_target_tokens": together(lambda e: e[1], 11),
+        "decoder_segment_ids": together(lambda e, n=number: [next(n)] * len(e[1]), 11),
+        "decoder_positions": together(lambda e: range(len(e[1])), 11),
+    }
+    found = ensemble.logits(params, packed)[0]
+    assert_close(found[:9], np.concatenate(expected))
+    row, _ = as_one_sequence(packed)
+    assert jnp.max(row["decoder_positions"][row["decoder_segment_ids"] > 0]) == 6  # of 3 + 4 tokens
+
+
+def test_what_is_no_ensemble_is_said():
+    with pytest.raises(UserError, match=r"have one vocabulary; these have \[64, 65\] ids"):
+        Ensemble((tiny_config("causal_decoder"), tiny_config("causal_decoder", vocab_size=65)))
+    with pytest.raises(UserError, match="An encoder alone gives no logits of a next token"):
+        Ensemble((tiny_config("causal_decoder"), tiny_config("encoder")))
+
+
+@pytest.mark.slow
+def test_run_directories_are_asked_together(tmp_path, capsys):
+    """Text for text as from the mean of the members' logits; of an encoder-decoder and a decoder, and on two devices."""
+    directories = []
+    for name, objective in (("encoder_decoder", PREFIX_LM_ED), ("causal_decoder", FULL_LM), ("causal_decoder", FULL_LM)):
+        directories.append(str(tmp_path / f"{len(directories)}"))
+        assert main(flags(name, objective, directories[-1], 2, f"--gin.SEED={len(directories)}")) == 0
+    members = [t5x_lab.load(directory) for directory in directories]
+    for mesh in (None, "fsdp=2"):
+        run = t5x_lab.load(directories, mesh=mesh)
+        tokens = np.asarray([[0, 70, 80, 90]])
+        inputs = np.asarray([[50, 60]])
+        logits = run.logits(encoder_input_tokens=inputs, decoder_input_tokens=tokens)
+        of_decoders = [m.logits(decoder_input_tokens=np.asarray([[0, 50, 60, 70, 80, 90]]))[:, 2:] for m in members[1:]]
+        first = members[0].logits(encoder_input_tokens=inputs, decoder_input_tokens=tokens)
+        expected = np.mean([first, *of_decoders], axis=0)
+        np.testing.assert_allclose(logits, expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
+        log_probs = jax.nn.log_softmax(jnp.asarray(expected))[0]
+        score = sum(float(log_probs[i, token]) for i, token in enumerate([70, 80, 90]))
+        np.testing.assert_allclose(run.score([[50, 60]], [[70, 80, 90]]), [score], rtol=1e-3)
+        assert len(run.generate(["a"], max_tokens=3)) == 1 and len(run.generate(["a"], max_tokens=3, beam_size=2)) == 1
+    with pytest.raises(UserError, match="An ensemble is not saved"):
+        run.save(str(tmp_path / "saved"))
+    with pytest.raises(UserError, match="An ensemble of no models"):
+        t5x_lab.load([])
