@@ -1,5 +1,7 @@
 """Ensembles: logits that are the mean of their members'."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -114,6 +116,11 @@ def test_run_directories_are_asked_together(tmp_path, capsys):
         score = sum(float(log_probs[i, token]) for i, token in enumerate([70, 80, 90]))
         np.testing.assert_allclose(run.score([[50, 60]], [[70, 80, 90]]), [score], rtol=1e-3)
         assert len(run.generate(["a"], max_tokens=3)) == 1 and len(run.generate(["a"], max_tokens=3, beam_size=2)) == 1
+    (tmp_path / "in.jsonl").write_text(json.dumps({"inputs": "a", "targets": "of words"}) + "\n")
+    of = f"--model_dir={','.join(directories)}"
+    assert main(["infer", of, f"--input={tmp_path}/in.jsonl", f"--output={tmp_path}/out.jsonl", "--mode=score"]) == 0
+    scored = json.loads((tmp_path / "out.jsonl").read_text())["score"]
+    np.testing.assert_allclose(scored, run.score(["a"], ["of words"], eos=True), rtol=1e-3)
     with pytest.raises(UserError, match="An ensemble is not saved"):
         run.save(str(tmp_path / "saved"))
     with pytest.raises(UserError, match="An ensemble of no models"):

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import os
 from collections.abc import Iterator
 
 from t5x_lab.config.errors import UserError
@@ -35,7 +36,8 @@ def gin_config(args: argparse.Namespace, *first_files: str, fixed: tuple[str, ..
 
 def add_model_flags(parser: argparse.ArgumentParser, several: bool = False) -> None:
     """`--model_dir`, `--step` and `--weights`."""
-    parser.add_argument("--model_dir", required=True, help="a run directory")
+    more = "" if several else ", or several joined by commas: an ensemble, whose logits are the mean of its members'"
+    parser.add_argument("--model_dir", required=True, help=f"a run directory{more}")
     parser.add_argument(
         "--step",
         default="latest",
@@ -43,6 +45,11 @@ def add_model_flags(parser: argparse.ArgumentParser, several: bool = False) -> N
     )
     default = None if several else "last"
     parser.add_argument("--weights", default=default, help="last, or average: those of AVERAGE_DECAY")
+
+
+def model_dirs(text: str) -> list[str]:
+    """The directories of `--model_dir`, which may be several."""
+    return text.split(",") if "," in text and not os.path.exists(text) else [text]
 
 
 def chosen_step(step: str) -> int | None:

@@ -3,7 +3,15 @@
 import argparse
 import sys
 
-from t5x_lab.cli.flags import SAMPLING, add_model_flags, add_process_flags, add_sampling_flags, chosen_step, joined_processes
+from t5x_lab.cli.flags import (
+    SAMPLING,
+    add_model_flags,
+    add_process_flags,
+    add_sampling_flags,
+    chosen_step,
+    joined_processes,
+    model_dirs,
+)
 from t5x_lab.config.errors import UserError
 
 
@@ -33,7 +41,7 @@ def _run(args: argparse.Namespace) -> None:
                 prompts += [line.rstrip("\n") for line in file]
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"The prompts in {args.input} cannot be read: {error}") from error
-    model = load(args.model_dir, step=chosen_step(args.step), weights=args.weights)
+    model = load(model_dirs(args.model_dir), step=chosen_step(args.step), weights=args.weights)
 
     def complete(prompts):
         options = {name: getattr(args, name) for name in SAMPLING}

@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 
-from t5x_lab.cli.flags import add_model_flags, chosen_step
+from t5x_lab.cli.flags import add_model_flags, chosen_step, model_dirs
 from t5x_lab.config.errors import UserError
 
 
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> None:
     from t5x_lab.runs.run import load
 
     step = chosen_step(args.step)
-    loaded = load(args.model_dir, step=step, weights=args.weights)
+    loaded = load(model_dirs(args.model_dir), step=step, weights=args.weights)
     model = HarnessModel(model=loaded, batch_size=args.batch_size, max_length=args.max_length)
     tracker = EvaluationTracker(output_path=args.output_path)
     results = run_harness(

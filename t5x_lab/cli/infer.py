@@ -13,6 +13,7 @@ from t5x_lab.cli.flags import (
     chosen_step,
     gin_config,
     joined_processes,
+    model_dirs,
     print_once,
 )
 
@@ -72,7 +73,7 @@ def _run(args: argparse.Namespace) -> None:
     shard = dict(shard_id=args.shard_id, num_shards=args.num_shards)
     of_file = lambda: read_examples(args.input, args.mode, args.choice, **shard)
     total = sum(1 for _ in of_file()) if args.input else None  # and what is wrong with a line is found before anything is done
-    model = load(args.model_dir, step=chosen_step(args.step), weights=args.weights)
+    model = load(model_dirs(args.model_dir), step=chosen_step(args.step), weights=args.weights)
     infer(
         model,
         of_file() if args.input else _of_task(args, model, **shard),
@@ -83,7 +84,7 @@ def _run(args: argparse.Namespace) -> None:
         eos=args.eos,
         max_length=args.max_length,
         settings={
-            "model_dir": str(absolute_path(args.model_dir)),
+            "model_dir": ",".join(str(absolute_path(directory)) for directory in model_dirs(args.model_dir)),
             "step": model.step,
             "choices": args.choice,
             "gin": [*args.gin_bindings, *args.gin],
@@ -103,7 +104,7 @@ def _config(args: argparse.Namespace):
     from t5x_lab.runs.config import run_config_file
 
     task = (binding(f"MIXTURE_OR_TASK_NAME={args.task}"),) if args.task else ()
-    return gin_config(args, run_config_file(args.model_dir), "runs/infer.gin", fixed=task)
+    return gin_config(args, run_config_file(model_dirs(args.model_dir)[0]), "runs/infer.gin", fixed=task)
 
 
 def _of_task(args: argparse.Namespace, model, **shard: int):
@@ -111,8 +112,7 @@ def _of_task(args: argparse.Namespace, model, **shard: int):
     from t5x_lab.evaluation.examples import task_examples
 
     config = _config(args)
-    network = config.model().network
-    data = config.data()
+    network, data = model.network, config.data()
     tasks = resolve_tasks(data, network.architecture, network.vocab_size)
     options = dict(ends=model.end_ids, cut=not args.whole_inputs, **shard)
     return task_examples(tasks, args.split, args.mode, model.vocabulary, **options)

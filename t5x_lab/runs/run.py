@@ -71,9 +71,9 @@ def load(
         config = config_of(checkpoint)
         return GinConfig((), (config.text, f"TransformerConfig.dtype = {dtype!r}")) if dtype else config, checkpoint
 
-    if isinstance(model_dir, str | os.PathLike):
-        return _run(*found(str(model_dir)), mesh)
-    return _ensemble([found(str(directory)) for directory in model_dir], mesh)
+    directories = [model_dir] if isinstance(model_dir, str | os.PathLike) else model_dir
+    members = [found(str(directory)) for directory in directories]
+    return _run(*members[0], mesh) if len(members) == 1 else _ensemble(members, mesh)
 
 
 def from_gin(
