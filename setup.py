@@ -61,7 +61,7 @@ EXTRAS = {
     "beam": BEAM,
     "datasets": ["datasets>=3"],  # records that Hugging Face's library saved, or its hub has
     "test": [*BEAM, "libtpu>=0.0.40", "lm-eval>=0.4.13", "pytest>=8", "pytest-xdist>=3.6", "hypothesis>=6.100", "wandb>=0.19"],
-    "compare": ["torch==2.13.0", "transformers>=5", "accelerate>=1"],  # comparisons in tests and benchmarks
+    "compare": ["torch==2.13.0", "transformers>=5", "accelerate>=1", "peft>=0.18"],  # comparisons in tests and benchmarks
     "wandb": ["wandb>=0.19"],
     "docs": ["mkdocs>=1.6,<2", "mkdocs-material>=9.5"],
     "lint": ["ruff>=0.8", "mypy>=1.13"],

@@ -1,6 +1,7 @@
 """Parameters added to a network: adapter layers, LoRA, a user's own; what is trained and what stays."""
 
 import dataclasses
+import json
 import re
 
 import jax
@@ -253,3 +254,67 @@ def test_a_run_starts_from_a_base_trains_what_was_added_and_goes_on(added, rate,
             run.merged()
     changed = flags("encoder_decoder", SPANS, parts, 5, *more, "--gin.TRAINABLE=.*norm/.*")
     assert main(changed) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # peft's own
+@pytest.mark.parametrize("kind", ["t5", "llama"])
+def test_lora_goes_to_and_comes_from_peft(kind, tmp_path):
+    """Logits equal those of peft on the same weights, both ways; several LoRAs stand over one base's arrays."""
+    torch = pytest.importorskip("torch", reason="pip install -e '.[compare]' compares with peft")
+    transformers, peft = pytest.importorskip("transformers"), pytest.importorskip("peft")
+    torch.manual_seed(0)
+    sizes = dict(vocab_size=96, num_layers=2, num_heads=4)
+    if kind == "t5":
+        config = transformers.T5Config(d_model=16, d_kv=8, d_ff=24, feed_forward_proj="gated-gelu", **sizes)
+        theirs, targets = transformers.T5ForConditionalGeneration(config), ["q", "v", "o", "wi_0", "wo"]
+    else:
+        config = transformers.LlamaConfig(
+            vocab_size=96,
+            hidden_size=16,
+            intermediate_size=24,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+        )
+        theirs, targets = transformers.LlamaForCausalLM(config), ["q_proj", "k_proj", "o_proj", "down_proj"]
+    theirs.save_pretrained(tmp_path / "base")
+    lora = peft.LoraConfig(r=3, lora_alpha=5, target_modules=targets, init_lora_weights=False)
+    with_lora = peft.get_peft_model(theirs, lora).eval()
+    with_lora.save_pretrained(tmp_path / "theirs")
+    ids = np.random.default_rng(0).integers(1, 96, (2, 6))
+
+    def logits_of(model):
+        more = {"decoder_input_ids": torch.tensor(ids[:, :4])} if kind == "t5" else {}
+        with torch.no_grad():
+            return model(input_ids=torch.tensor(ids), **more).logits.numpy()
+
+    def ours(run):
+        if kind == "t5":
+            return run.logits(encoder_input_tokens=ids, decoder_input_tokens=ids[:, :4])
+        return run.logits(decoder_input_tokens=ids)
+
+    base = t5x_lab.load(str(tmp_path / "base"), dtype="float32")
+    run = base.with_peft(str(tmp_path / "theirs"))
+    expected = logits_of(with_lora)
+    np.testing.assert_allclose(ours(run), expected, rtol=1e-4, atol=2e-5)
+    assert np.abs(ours(base) - expected).max() > 1e-2
+    before = flat_names(base.params)
+    assert all(before[name] is x for name, x in flat_names(run.params).items() if name in before)
+
+    run.save_peft(str(tmp_path / "ours"))
+    fresh = type(theirs).from_pretrained(tmp_path / "base")
+    np.testing.assert_allclose(logits_of(peft.PeftModel.from_pretrained(fresh, tmp_path / "ours").eval()), expected, atol=1e-5)
+    np.testing.assert_array_equal(ours(base.with_peft(str(tmp_path / "ours"))), ours(run))
+    np.testing.assert_allclose(ours(run.merged()), expected, rtol=1e-4, atol=2e-5)
+
+    settings = json.loads((tmp_path / "theirs" / "adapter_config.json").read_text())
+    (tmp_path / "theirs" / "adapter_config.json").write_text(json.dumps({**settings, "use_dora": True}))
+    with pytest.raises(UserError, match="has use_dora, which is not read"):
+        base.with_peft(str(tmp_path / "theirs"))
+    with pytest.raises(UserError, match="is none of peft's LoRA"):
+        base.with_peft(str(tmp_path / "base"))
+    with pytest.raises(UserError, match="Only LoRA is written for peft"):
+        base.save_peft(str(tmp_path / "nothing"))
+    with pytest.raises(UserError, match="nothing is ever overwritten"):
+        run.save_peft(str(tmp_path / "ours"))

@@ -9,8 +9,10 @@ from typing import Any
 
 import jax
 import numpy as np
+from flax import traverse_util
 
 from t5x_lab.checkpoints.formats import Location, find
+from t5x_lab.checkpoints.formats.huggingface import peft
 from t5x_lab.checkpoints.initial import load_params
 from t5x_lab.checkpoints.layout import absolute_path
 from t5x_lab.checkpoints.manager import save_params
@@ -25,6 +27,7 @@ from t5x_lab.networks.additions import added_names, merged
 from t5x_lab.networks.config import DTYPES
 from t5x_lab.networks.ensemble import Ensemble
 from t5x_lab.networks.network import has_decoder, has_encoder
+from t5x_lab.optim.groups import flat_names
 from t5x_lab.partitioning.mesh import MeshShape
 from t5x_lab.runs.checkpoint_config import config_of
 from t5x_lab.runs.config import GinConfig
@@ -258,6 +261,28 @@ class Run:
         """What a decoder reads before its inputs."""
         start = self.special_tokens.start
         return [] if self.has_encoder or start is None or not add_start else [start]
+
+    def with_peft(self, directory: str) -> "Run":
+        """This model with LoRA that Hugging Face's `peft` saved for it; the parameters of both runs are the same arrays.
+
+        Raises:
+          UserError: when it is none, or of another model.
+        """
+        lora, params = peft.read(directory, self.network)
+        settings = {"modules": lora.modules, "rank": lora.rank, "alpha": lora.alpha}
+        lines = [f"peft/Lora.{name} = {value!r}" for name, value in settings.items()]
+        config = GinConfig((), (self.config.text, 'ADDED = {"lora": @peft/Lora()}', *lines))
+        sharded = ShardedModel(config.model(), self._sharded.mesh_shape, list(self.mesh.devices.flat), config.sharding())
+        places = flat_names(sharded.param_shardings)
+        added = {name: jax.device_put(array, places[name]) for name, array in params.items()}
+        tree = traverse_util.unflatten_dict({**flat_names(self.params), **added}, sep="/")
+        return Run(config, sharded, tree, self.step)
+
+    def save_peft(self, directory: str, base: str = "") -> None:
+        """Writes the LoRA of this model (ADDED) as `peft` does; `base` is what its file calls the model without."""
+        mine = added_names(self.params, self.network)
+        flat = {name: np.asarray(x) for name, x in flat_names(self.params).items() if name in mine}
+        peft.write(directory, self.network, flat, base)
 
     def merged(self) -> "Run":
         """The same model without additions (ADDED), worked into its own parameters; it can be saved and converted.

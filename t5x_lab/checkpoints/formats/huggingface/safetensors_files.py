@@ -148,7 +148,7 @@ def write(directory: pathlib.Path, tensors: Mapping[str, LazyTensor], bytes_per_
     count = len(groups)
     files = ["model.safetensors"] if count == 1 else [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]
     for file, names in zip(files, groups, strict=True):
-        _write_file(directory / file, {name: tensors[name] for name in names})
+        write_file(directory / file, {name: tensors[name] for name in names})
     if count == 1:
         return files
     weight_map = {name: file for file, names in zip(files, groups, strict=True) for name in names}
@@ -157,7 +157,7 @@ def write(directory: pathlib.Path, tensors: Mapping[str, LazyTensor], bytes_per_
     return [*files, INDEX]
 
 
-def _write_file(path: pathlib.Path, tensors: Mapping[str, LazyTensor]) -> None:
+def write_file(path: pathlib.Path, tensors: Mapping[str, LazyTensor]) -> None:
     names = {dtype: name for name, dtype in DTYPES.items()}
     header: dict = {"__metadata__": {"format": "pt"}}  # transformers reads no other
     end = 0
