@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pathlib
 import re
 
 import jax
@@ -241,14 +242,31 @@ def test_a_run_starts_from_a_base_trains_what_was_added_and_goes_on(added, rate,
     assert moved == {name for name in after if trainable.fullmatch(name)} and after.keys() > before.keys()
     assert run.generate(["a"], max_tokens=2) and main(["eval", f"--model_dir={whole}"]) == 0
 
+    text, words = ["a text"], ["of words"]
+    run.save_added(str(tmp_path / "alone"))
+    for directory in (whole, str(tmp_path / "alone")):
+        on_top = of_base.with_added(directory)
+        assert on_top.score(text, words) == run.score(text, words)
+        own = flat_names(on_top.params)
+        shared = {name for name, x in before.items() if own[name] is x}
+        assert shared == {name for name in before if not trainable.fullmatch(name)}
+    files = lambda path: sum(file.stat().st_size for file in pathlib.Path(path).rglob("*") if file.is_file())
+    assert files(tmp_path / "alone" / "checkpoints") < 0.5 * files(f"{base}/checkpoints/2/params")
+    with pytest.raises(
+        UserError, match="of a model with .*embedding, which this one, its base, does not have|has the shape|is of"
+    ):
+        t5x_lab.from_gin(["models/decoder/tiny.gin"]).with_added(whole)
+    with pytest.raises(UserError, match="no additions"):
+        of_base.with_added(base)
+
     began = t5x_lab.from_gin([f"{base}/config.gin", f"added/{added}.gin"], checkpoint=base)
     assert began.score(["a text"], ["of words"]) == of_base.score(["a text"], ["of words"])
     if added == "lora":
         alone = run.merged()
         assert flat_names(alone.params).keys() == before.keys()
         np.testing.assert_allclose(alone.score(["a"], ["of words"]), run.score(["a"], ["of words"]), rtol=1e-4)
-        alone.save(str(tmp_path / "alone"))
-        assert t5x_lab.load(str(tmp_path / "alone")).score(["a"], ["of words"]) == alone.score(["a"], ["of words"])
+        alone.save(str(tmp_path / "merged"))
+        assert t5x_lab.load(str(tmp_path / "merged")).score(["a"], ["of words"]) == alone.score(["a"], ["of words"])
     else:
         with pytest.raises(UserError, match="Adapter cannot be merged"):
             run.merged()

@@ -273,6 +273,9 @@ class GinConfig:
     def evals(self) -> tuple:
         return tuple(self._build("RunConfig.evals"))
 
+    def trainable(self) -> str | None:
+        return self._build("RunConfig.trainable")
+
     def keeps_average(self) -> bool:
         return self._build("RunConfig.average_decay") is not None
 

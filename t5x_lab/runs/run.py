@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import functools
 import os
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import jax
 import numpy as np
 from flax import traverse_util
 
+from t5x_lab.checkpoints.config import RestoreCheckpointConfig
 from t5x_lab.checkpoints.formats import Location, find
 from t5x_lab.checkpoints.formats.huggingface import peft
 from t5x_lab.checkpoints.initial import load_params
@@ -27,7 +29,7 @@ from t5x_lab.networks.additions import added_names, merged
 from t5x_lab.networks.config import DTYPES
 from t5x_lab.networks.ensemble import Ensemble
 from t5x_lab.networks.network import has_decoder, has_encoder
-from t5x_lab.optim.groups import flat_names
+from t5x_lab.optim.groups import flat_names, merge, select
 from t5x_lab.partitioning.mesh import MeshShape
 from t5x_lab.runs.checkpoint_config import config_of
 from t5x_lab.runs.config import GinConfig
@@ -140,6 +142,21 @@ def _on_mesh(model: ModelConfig, config: GinConfig, mesh: str | None) -> Sharded
     sizes = (shape.data, shape.fsdp, shape.tensor, shape.replica or 1)
     devices = jax.devices() if -1 in sizes or jax.process_count() > 1 else jax.devices()[: int(np.prod(sizes))]
     return ShardedModel(model, shape, devices, config.sharding())
+
+
+_BY_NAME = RestoreCheckpointConfig(assignment_map=(("(.*)", r"\1"),))  # what is asked for, of files that may hold more
+
+
+def _learned(config: GinConfig, params: Params, network: Any) -> frozenset[str]:
+    """The names of parameters that were added, or that TRAINABLE matches.
+
+    Raises:
+      UserError: where nothing was added and all parameters are trained.
+    """
+    added, trainable = added_names(params, network), config.trainable()
+    if not added and trainable is None:
+        raise UserError("This model has no additions (ADDED), and all of its parameters are trained; save and load it whole.")
+    return added | {name for name in flat_names(params) if trainable is not None and re.fullmatch(trainable, name)}
 
 
 class Run:
@@ -262,6 +279,32 @@ class Run:
         start = self.special_tokens.start
         return [] if self.has_encoder or start is None or not add_start else [start]
 
+    def with_added(self, directory: str, step: int | None = None) -> "Run":
+        """What a run of an added kind (ADDED, TRAINABLE) learned, on top of this model, its base, whose arrays both share.
+
+        Args:
+          directory: of the run, or of `save_added`.
+          step: of the run; the latest by default.
+
+        Raises:
+          UserError: when it is of another model.
+        """
+        location = find(directory, step)
+        config = config_of(location)
+        sharded = ShardedModel(config.model(), self._sharded.mesh_shape, list(self.mesh.devices.flat), config.sharding())
+        learned = _learned(config, sharded.abstract_params, sharded.model.config.network)
+        ours = flat_names(self.params)
+        if strange := sorted(flat_names(sharded.abstract_params).keys() - ours.keys() - learned):
+            raise UserError(f"{directory} is of a model with {strange[0]}, which this one, its base, does not have.")
+        abstract, axes = (select(tree, learned.__contains__) for tree in (sharded.abstract_params, sharded.model.axes))
+        added = load_params(location, abstract, axes, _BY_NAME)
+        return Run(config, sharded, merge(self.params, added), location.step)
+
+    def save_added(self, directory: str) -> None:
+        """Writes what was added and learned, without the base, as a run directory that `with_added` reads."""
+        learned = _learned(self.config, self.params, self.network)
+        self._save(directory, select(self.params, learned.__contains__))
+
     def with_peft(self, directory: str) -> "Run":
         """This model with LoRA that Hugging Face's `peft` saved for it; the parameters of both runs are the same arrays.
 
@@ -275,7 +318,7 @@ class Run:
         sharded = ShardedModel(config.model(), self._sharded.mesh_shape, list(self.mesh.devices.flat), config.sharding())
         places = flat_names(sharded.param_shardings)
         added = {name: jax.device_put(array, places[name]) for name, array in params.items()}
-        tree = traverse_util.unflatten_dict({**flat_names(self.params), **added}, sep="/")
+        tree = merge(self.params, traverse_util.unflatten_dict(added, sep="/"))
         return Run(config, sharded, tree, self.step)
 
     def save_peft(self, directory: str, base: str = "") -> None:
@@ -548,12 +591,15 @@ class Run:
         """Writes a run directory that `t5x_lab.load` reads: the configuration and the parameters."""
         if hasattr(self.network, "networks"):
             raise UserError("An ensemble is not saved as one model; save its members.")
+        self._save(directory, self.params)
+
+    def _save(self, directory: str, params: Params) -> None:
         root = absolute_path(directory)
         if (root / "checkpoints" / str(self.step)).exists():
             raise UserError(f"{directory} holds a checkpoint of step {self.step} already, and nothing is ever overwritten.")
         root.mkdir(parents=True, exist_ok=True)
         (root / "config.gin").write_text(self.config.text)
-        save_params(root / "checkpoints" / str(self.step), self.params, self.step, config=self.config.text)
+        save_params(root / "checkpoints" / str(self.step), params, self.step, config=self.config.text)
 
     def _check_decoder(self, function: str) -> None:
         if not has_decoder(self._model.config.network):
