@@ -197,6 +197,7 @@ def test_only_what_is_trainable_changes_and_has_slots(mesh):
         ({"lora": Lora(".*/qeury")}, r'Lora.modules is ".*/qeury", which matches no module of the network. They are'),
         ({"lora": Lora("decoder/layers/mlp")}, "Lora cannot be added to decoder/layers/mlp: it has no kernel"),
         ({"adapter": Adapter("token_embedder/none")}, "matches no module"),
+        ({"adapter": Adapter("decoder/layers")}, "Adapter.modules names a module that gives several arrays"),
         ({"kernel": Lora(".*/query")}, 'The module decoder/layers/self_attention/query has a "kernel" of its own'),
         ({"lora": "lora"}, "it must be an addition, such as @Lora"),
         ({"lora": Lora}, "it must be an addition"),

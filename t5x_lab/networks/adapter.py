@@ -50,5 +50,9 @@ class Bottleneck(nnx.Module):
         self.up = nnx.Param(jnp.zeros((size, emb_dim)), axes=(None, "embed"))
 
     def __call__(self, x: jax.Array, y_BTD: jax.Array) -> jax.Array:
+        if not hasattr(y_BTD, "shape"):
+            raise UserError(
+                "Adapter.modules names a module that gives several arrays; name one that gives one, such as its mlp."
+            )
         inner_BTA = jax.nn.relu(project(y_BTD, self.down[...], "BTD,DA->BTA"))
         return y_BTD + project(inner_BTA, self.up[...], "BTA,AD->BTD")
