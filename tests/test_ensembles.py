@@ -120,7 +120,7 @@ def test_run_directories_are_asked_together(tmp_path, capsys):
     of = f"--model_dir={','.join(directories)}"
     assert main(["infer", of, f"--input={tmp_path}/in.jsonl", f"--output={tmp_path}/out.jsonl", "--mode=score"]) == 0
     scored = json.loads((tmp_path / "out.jsonl").read_text())["score"]
-    np.testing.assert_allclose(scored, run.score(["a"], ["of words"], eos=True), rtol=1e-3)
+    np.testing.assert_allclose(scored, run.score(["a"], ["of words"]), rtol=1e-3)
     with pytest.raises(UserError, match="An ensemble is not saved"):
         run.save(str(tmp_path / "saved"))
     with pytest.raises(UserError, match="An ensemble of no models"):
