@@ -10,11 +10,10 @@ from flax.traverse_util import flatten_dict
 
 from t5x_lab.config.checks import check_types, positive
 from t5x_lab.config.errors import UserError
+from t5x_lab.networks.stacked import LAYERS
 from t5x_lab.optim.optimizers import Optimizer
 from t5x_lab.optim.schedules import Schedule
 from t5x_lab.partitioning.rules import is_axes
-
-LAYERS = "layers"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +62,7 @@ class GradualUnfreezing:
 
             def where_trained(path: tuple, new: jax.Array, old: jax.Array | float) -> jax.Array:
                 """`new` in the blocks that are trained, `old` in the others, of what belongs to a parameter."""
-                names = tuple(str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path)
+                names = tuple(jax.tree_util.keystr(path, simple=True, separator="/").split("/"))
                 owner = next((names[i:] for i in range(len(names)) if names[i:] in ndims), ())
                 if not is_stacked.get(owner) or new.ndim != ndims[owner]:
                     return new

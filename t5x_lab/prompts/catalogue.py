@@ -195,7 +195,8 @@ CATALOGUE = {entry.name: entry for entry in (*T0_TRAIN, *T0_EVAL, *OTHERS)}
 
 def find(name: str, known: Mapping[str, DataSet] = CATALOGUE) -> DataSet | None:
     """The data set of this name, or of this name in those of tasks."""
-    return known.get(name) or next((entry for entry in known.values() if entry.slug == in_names(name)), None)
+    slug = in_names(name)
+    return known.get(name) or next((entry for entry in known.values() if entry.slug == slug), None)
 
 
 REGISTERED: dict[str, object] = {}  # what a user's module says, by data set: `Records`, or a `seqio.DataSource`

@@ -291,7 +291,7 @@ class Run:
         """
         location = find(directory, step)
         config = config_of(location)
-        sharded = ShardedModel(config.model(), self._sharded.mesh_shape, list(self.mesh.devices.flat), config.sharding())
+        sharded = self._on_the_same_mesh(config)
         learned = _learned(config, sharded.abstract_params, sharded.model.config.network)
         ours = flat_names(self.params)
         if strange := sorted(flat_names(sharded.abstract_params).keys() - ours.keys() - learned):
@@ -315,7 +315,7 @@ class Run:
         settings = {"modules": lora.modules, "rank": lora.rank, "alpha": lora.alpha}
         lines = [f"peft/Lora.{name} = {value!r}" for name, value in settings.items()]
         config = GinConfig((), (self.config.text, 'ADDED = {"lora": @peft/Lora()}', *lines))
-        sharded = ShardedModel(config.model(), self._sharded.mesh_shape, list(self.mesh.devices.flat), config.sharding())
+        sharded = self._on_the_same_mesh(config)
         places = flat_names(sharded.param_shardings)
         added = {name: jax.device_put(array, places[name]) for name, array in params.items()}
         tree = merge(self.params, traverse_util.unflatten_dict(added, sep="/"))
@@ -334,10 +334,13 @@ class Run:
           UserError: for an addition that cannot be merged, as adapter layers cannot.
         """
         config = GinConfig((), (self.config.text, "ADDED = {}", "TRAINABLE = None"))
-        shape, devices = self._sharded.mesh_shape, list(self.mesh.devices.flat)
-        sharded = ShardedModel(config.model(), shape, devices, config.sharding())
+        sharded = self._on_the_same_mesh(config)
         work_in = jax.jit(functools.partial(merged, added=self.config.model().added), out_shardings=sharded.param_shardings)
         return Run(config, sharded, work_in(self.params), self.step)
+
+    def _on_the_same_mesh(self, config: GinConfig) -> ShardedModel:
+        """The model of another configuration."""
+        return ShardedModel(config.model(), self._sharded.mesh_shape, list(self.mesh.devices.flat), config.sharding())
 
     def with_params(self, params: Params, step: int) -> "Run":
         """The same model with other parameters, and the programs that were compiled for it."""
