@@ -1,6 +1,6 @@
 """Records of the data sets that FLAN has beside T0's; see `synthetic_records`."""
 
-from synthetic_records import SETS
+from synthetic_records import SETS, entailment
 
 
 def _pair(first, second):
@@ -111,6 +111,9 @@ OF_FLAN = {
     "word_segment": lambda r: {"translation": {"en": _named(r), "de": r.sentence()}},
     "para_crawl/enes": _pair("en", "es"),
     "wmt14/fr-en": _pair("fr", "en"),
+    "wmt15/fr-en": _pair("fr", "en"),
+    "wmt14/de-en": _pair("de", "en"),
+    "wmt_t2t/de-en": _pair("de", "en"),
     "wmt16/de-en": _pair("de", "en"),
     "wmt16/tr-en": _pair("tr", "en"),
     "wmt16/cs-en": _pair("cs", "en"),
@@ -153,6 +156,12 @@ OF_FLAN = {
     "glue/qnli": lambda r: {
         "question": r.words(4, 9).capitalize() + "?", "sentence": r.sentence(), "label": r.number(0, 1),
     },
+    "super_glue/axg": lambda r: entailment(r, 2),
+    **{
+        name: lambda r: {"sentence1": r.text(2), "sentence2": r.sentence(), "label": r.number(0, 1)}
+        for name in ("glue/rte", "super_glue/axb")
+    },
+    "glue/ax": lambda r: entailment(r, 3),
     "glue/wnli": lambda r: {"sentence1": r.text(2), "sentence2": r.sentence(), "label": r.number(0, 1)},
     "snli": lambda r: {"premise": r.sentence(), "hypothesis": r.sentence(), "label": r.number(-1, 2)},
     "glue/stsb": lambda r: {

@@ -119,6 +119,7 @@ def members(config: DataConfig, need_objective: bool = True) -> list[Member]:
       UserError: with the nearest name when there is no such task or mixture; when OBJECTIVE and a name do not go together.
     """
     name = config.mixture_or_task_name
+    importlib.import_module("t5x_lab.tasks")  # texts may be members of what is declared
     if config.prompts and name not in _own_names([*_texts(config), ALL_TEXTS]):
         config.prompts.declare(name)
     known = known_names(config)

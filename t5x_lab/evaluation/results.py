@@ -1,4 +1,4 @@
-"""The results of evaluations as files of the run directory: evals/<name>/<step>.json, and a table of a ranking.
+"""The results of evaluations as files of the run directory: evals/<name>/<step>.json, and tables of rankings and benchmarks.
 
 Numbers of different settings are never in one folder: where evals/<name> holds those of others, <name>_2 is taken, and so on.
 """
@@ -12,6 +12,7 @@ from typing import Any
 from etils import epath
 
 from t5x_lab.config.json_files import read_json, write_json
+from t5x_lab.evaluation import benchmarks
 from t5x_lab.evaluation.accuracy import table
 from t5x_lab.evaluation.config import Measured
 
@@ -69,6 +70,15 @@ class ResultFiles:
         if "datasets" in measured.report:
             (folder / f"{step}.txt").write_text(table(measured.report) + "\n")
         write_json(folder / f"{step}.json", found, indent=1)
+        if "benchmarks" in measured.report:
+            self._write_best(folder)
+
+    def _write_best(self, folder: epath.Path) -> None:
+        """The best step of each part of benchmarks, of those that there are results of: best.json, and a table of it."""
+        read = {step: (read_json(folder / f"{step}.json") or {}).get("report", {}) for step in self.steps()}
+        found = benchmarks.best({step: report["benchmarks"] for step, report in read.items() if "benchmarks" in report})
+        write_json(folder / "best.json", as_json(found), indent=1)
+        (folder / "best.txt").write_text(benchmarks.table(found) + "\n")
 
     def has(self, step: int) -> bool:
         return (self.folder / f"{step}.json").exists()

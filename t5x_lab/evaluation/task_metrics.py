@@ -17,6 +17,7 @@ from t5x_lab.data.mixture import Part
 from t5x_lab.data.objective import Lengths
 from t5x_lab.data.tasks import name_in_seqio
 from t5x_lab.decoding.beam_search import BeamConfig
+from t5x_lab.evaluation.benchmarks import AVERAGES, averages, report
 from t5x_lab.evaluation.config import Measured, MetricsEvaluation, OutputEvaluation
 from t5x_lab.evaluation.examples import text_of
 from t5x_lab.evaluation.tasks import EvaluatedTasks, evaluated_tasks
@@ -88,7 +89,11 @@ class TaskMetrics:
                 say(f'{outputs.cut} of {len(examples)} inputs of task "{name}" were cut to {outputs.most} tokens.')
             if self._how.outputs:
                 lines[name] = outputs.lines(part.task)
-        return Measured(metrics, lines, {task: of for task, of in media.items() if of}, failures=failures)
+        benchmarks = report((part.task for part in self._found.parts), metrics)
+        if found_averages := averages(benchmarks):
+            metrics[AVERAGES] = found_averages
+        reported = {"benchmarks": benchmarks} if benchmarks else {}
+        return Measured(metrics, lines, {task: of for task, of in media.items() if of}, reported, failures)
 
     def _examples(self, part: Part) -> tuple[seqio.Evaluator, list[dict]]:
         """SeqIO's evaluator of a task, and what it evaluates on; made once."""

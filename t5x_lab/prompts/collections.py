@@ -203,7 +203,7 @@ def _of_data_set(data_set: TasksOfDataSet, of: Collection, form: Form | None) ->
         of_template = number if of.cap is None or number <= of.cap else of.cap // templates
         return of_template * templates / len(tasks)
 
-    known = data_set.num_examples
+    known = data_set.records.num_examples
     return [(task, rate(known) if known else functools.partial(_rate_of_counted, rate)) for task in tasks]
 
 

@@ -2,18 +2,18 @@
 
 import dataclasses
 import functools
-import os
 import pathlib
 import re
-from typing import Any
+import weakref
 
 import seqio
 
-from t5x_lab.config.errors import NotHere, UserError
+from t5x_lab.config.errors import UserError
 from t5x_lab.prompts.catalogue import CATALOGUE, REGISTERED, DataSet
-from t5x_lab.prompts.config import Prompts, Records
+from t5x_lab.prompts.config import Prompts
 from t5x_lab.prompts.flan import MOST_RECORDS
-from t5x_lab.prompts.records import FirstRecords, source_of
+from t5x_lab.prompts.places import LEAST_KEPT, RecordsOfDataSet
+from t5x_lab.prompts.records import FirstRecords
 from t5x_lab.prompts.registry import register
 from t5x_lab.prompts.tasks import InWords
 from t5x_lab.prompts.templates import Template, data_sets_in, read_templates, task_name
@@ -21,7 +21,6 @@ from t5x_lab.prompts.templates import Template, data_sets_in, read_templates, ta
 OWN_TEMPLATES = str(pathlib.Path(__file__).parents[1] / "tasks" / "templates")
 OWN = "flan_"  # before names of data sets with t5x_lab's own templates, of which FLAN reads so many records
 RANKED = "_score_eval"
-LEAST_KEPT = 0.05  # of records, by templates that have nothing to say of some; shards of fewer may keep none
 
 
 def known_data_sets(prompts: Prompts) -> dict[str, DataSet]:
@@ -78,6 +77,7 @@ class TasksOfDataSet:
         end: str = "",
     ):
         self.data_set, self._prompts, self._shots, self._end = data_set, prompts, shots, end
+        self.records = RecordsOfDataSet(data_set, prompts)
         self._start, self._folders = (OWN, ()) if is_own else ("", prompts.templates)
         self._folders = (*self._folders, OWN_TEMPLATES)
 
@@ -157,8 +157,8 @@ class TasksOfDataSet:
     def _task(self, name: str, templates: tuple[Template, ...], ranked: bool = False) -> str:
         how = InWords(
             templates,
-            self._source(),
-            self._fields,
+            self._first(self.records.source()) if self._start else self.records.source(),
+            self.records.fields,
             shots=self._shots,
             few_shot=self._prompts.few_shot,
             ranked=ranked,
@@ -167,51 +167,12 @@ class TasksOfDataSet:
         task = how.task(f"{self._start}{name}{self._end}", f"{self._start}{self.data_set.slug}{self._end}")
         return register(task, self.data_set.slug)
 
-    @functools.cached_property
-    def place(self) -> object:
-        """Where the records lie: `Records`, or a source.
-
-        Raises:
-          NotHere: when nobody says it.
-        """
-        for name in (self.data_set.name, self.data_set.whole):
-            if name in self._prompts.data_sets:
-                return self._prompts.data_sets[name]
-            if name in REGISTERED:
-                return REGISTERED[name]
-        if self._prompts.records is None:
-            elsewhere = self.data_set.elsewhere
-            raise NotHere(
-                f'Nothing says where the records of the data set "{self.data_set.name}" lie. Say it of all data sets: '
-                'RECORDS = @Records() with Records.files = "FOLDER/{dataset}/{split}.jsonl", or Records.hub = "{hub}" (this '
-                f'one is "{elsewhere["hub"]}" there), or Records.tfds = "{{tfds}}" ("{elsewhere["tfds"]}"); or of this one: '
-                f'DATA_SETS = {{"{self.data_set.name}": @x/Records()}}.'
-            )
-        return self._prompts.records
-
-    @property
-    def num_examples(self) -> int | None:
-        """Training records, as far as gin or the catalogue say."""
-        return (isinstance(self.place, Records) and self.place.num_examples) or self.data_set.train
-
-    @property
-    def _fields(self) -> Records:
-        """What the fields are called."""
-        return self.data_set.in_place(self.place if isinstance(self.place, Records) else Records(files="of a source"))
-
-    def _source(self) -> seqio.DataSource:
-        key = (self.data_set.name, str(self.place), os.getcwd())
-        if key not in _sources:
-            _sources[key] = self._source_of(self.place) if isinstance(self.place, Records) else self.place
-            _sources[key].least_kept = LEAST_KEPT
-        if self._start and (OWN, *key) not in _sources:
-            _sources[OWN, *key] = FirstRecords(_sources[key], MOST_RECORDS)
-        return _sources[(OWN, *key) if self._start else key]
-
-    def _source_of(self, place: Records) -> seqio.DataSource:
-        # Who says where the files of each split are may have others.
-        splits = place.files if isinstance(place.files, dict) else dict.fromkeys([*self.data_set.splits, *place.splits])
-        return source_of(self.data_set.whole, self._fields, tuple(splits), self.data_set.elsewhere)
+    def _first(self, source: seqio.DataSource) -> seqio.DataSource:
+        """So many records as FLAN reads, of a source; one for all templates."""
+        if source not in _first:
+            _first[source] = FirstRecords(source, MOST_RECORDS)
+            _first[source].least_kept = LEAST_KEPT
+        return _first[source]
 
 
-_sources: dict[tuple, Any] = {}  # one for all templates of a data set
+_first: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()

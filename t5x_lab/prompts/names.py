@@ -8,6 +8,7 @@ Of a data set such as "super_glue/rte":
   super_glue_rte_<template>_score_eval   all choices, to rank
   super_glue_rte_score_eval              the same, with all templates that ask for the data set's own task
   flan_super_glue_rte, …                 with t5x_lab's own templates
+  t5_super_glue_rte, …                   in T5's words, see `t5_suite`
 
 Of collections: t0_train, t0_eval, flan, flan_without_<cluster>, flan_3_clusters, flan_eval_<cluster> and those of COLLECTIONS,
 with "_without_<data set>_and_<data set>", "_4templates", "_plain" or "_named" behind them.
@@ -19,6 +20,7 @@ import re
 from collections.abc import Iterable
 
 from t5x_lab.config.errors import NotHere, UserError
+from t5x_lab.prompts import t5_suite
 from t5x_lab.prompts.catalogue import in_names
 from t5x_lab.prompts.collections import Collections, built_in_names
 from t5x_lab.prompts.config import Prompts
@@ -31,6 +33,8 @@ def declare(name: str, prompts: Prompts) -> bool:
     """See `Prompts.declare`."""
     if is_somebodys(name):
         return False
+    if name.startswith(t5_suite.START) and t5_suite.declare(name, prompts):
+        return True
     if not _in_the_making:
         data_sets_in.cache_clear()  # files may have changed since
         _made.clear()
@@ -74,6 +78,8 @@ def _of_data_set(name: str, prompts: Prompts, shots: int | None, end: str) -> st
 
 def without(name: str, tasks: Iterable[str]) -> str:
     """See `Prompts.without`."""
+    if of_suite := t5_suite.without(name, list(tasks)):
+        return of_suite
     left_out, (base, _) = data_sets_of(tasks), _split_shots(name)
     base, _ = split_form(base)
     return f"{base}_without_{'_and_'.join(left_out)}{name[len(base) :]}" if left_out and not is_of_data_set(name) else ""
@@ -81,7 +87,7 @@ def without(name: str, tasks: Iterable[str]) -> str:
 
 def names(prompts: Prompts) -> list[str]:
     """See `Prompts.names`."""
-    return [*prompts.collections, *built_in_names(), *map(in_names, known_data_sets(prompts))]
+    return [*prompts.collections, *built_in_names(), *t5_suite.names(), *map(in_names, known_data_sets(prompts))]
 
 
 def _split_shots(name: str) -> tuple[str, int | None]:

@@ -43,10 +43,42 @@ def source_of(
     if records.files is None:
         place = named(records.tfds or records.saved or records.hub or "", dataset=dataset, **elsewhere)
         if records.tfds:
-            return seqio.TfdsDataSource(place, splits=there)
+            return _Tfds(dataset, place, there)
         rows = read_on(functools.partial(_of_datasets, is_saved=bool(records.saved)))
         return _Rows(lambda name: rows(name).unbatch(), {split: [f"{place}@{name}"] for split, name in there.items()})
     return _Files(dataset, records, splits, elsewhere)
+
+
+class _Tfds(seqio.TfdsDataSource):
+    """Records that TensorFlow Datasets has prepared."""
+
+    def __init__(self, dataset: str, name: str, splits: dict[str, str]):
+        self._dataset, self._name = dataset, name
+        super().__init__(name, splits=splits)
+
+    def num_input_examples(self, split: str) -> int | None:
+        with self._here():
+            return super().num_input_examples(split)
+
+    def list_shards(self, split: str) -> Sequence[str]:
+        with self._here():
+            return super().list_shards(split)
+
+    @contextlib.contextmanager
+    def _here(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # of files, of versions, of names
+            raise NotHere(
+                f'The data set "{self._dataset}" is not here: TensorFlow Datasets has no prepared {self._name} '
+                f"({_first_line(error)}). Set the environment variable TFDS_DATA_DIR to where it is, prepare it with: tfds "
+                f"build {self._name.partition(':')[0]}, or say where its records are: "
+                f'DATA_SETS = {{"{self._dataset}": @x/Records()}}.'
+            ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"[:160]
 
 
 class _Rows(seqio.FileDataSource):
@@ -179,6 +211,32 @@ def _json_of_example(serialized: tf.Tensor) -> tf.Tensor:
         return _json({name: value[0] if len(value) == 1 else value for name, value in values.items()})
 
     return tf.ensure_shape(tf.numpy_function(encoded, [serialized], tf.string, stateful=False), [])
+
+
+class OnlySplits(seqio.DataSource):
+    """Some of a source's splits: those of these that it has."""
+
+    def __init__(self, source: seqio.DataSource, splits: Sequence[str]):
+        self._source, self._only = source, splits
+        super().__init__(splits=splits)
+        self.least_kept = getattr(source, "least_kept", 1.0)
+
+    @property
+    def splits(self) -> list[str]:
+        return [split for split in self._only if split in self._source.splits]
+
+    @property
+    def supports_arbitrary_sharding(self) -> bool:
+        return self._source.supports_arbitrary_sharding
+
+    def list_shards(self, split: str) -> Sequence[str]:
+        return self._source.list_shards(split)
+
+    def get_dataset(self, split="train", shuffle=True, seed=None, shard_info=None, **options) -> tf.data.Dataset:
+        return self._source.get_dataset(split, shuffle, seed, shard_info, **options)
+
+    def num_input_examples(self, split: str) -> int | None:
+        return self._source.num_input_examples(split)
 
 
 class FirstRecords(seqio.DataSource):

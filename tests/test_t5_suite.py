@@ -1,0 +1,435 @@
+"""T5's suite on TensorFlow Datasets' own directories and on files: words, postprocessors and metrics are the `t5` library's."""
+
+import csv
+import dataclasses
+import gzip
+import json
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+import sacrebleu
+import scipy.stats
+import seqio
+import sklearn.metrics
+import tensorflow as tf
+import tensorflow_datasets as tfds
+from conftest import ROOT, shared_data
+from synthetic_records import Words, pronoun
+from t5.data import glue_utils
+from t5.evaluation import eval_utils
+
+from t5x_lab.config.errors import NotHere, UserError
+from t5x_lab.data.config import ByteVocabulary, DataConfig, Mixing
+from t5x_lab.data.mixture import resolve
+from t5x_lab.evaluation import benchmarks
+from t5x_lab.prompts import t5_metrics
+from t5x_lab.prompts.config import Collection, Prompts, Records
+from t5x_lab.prompts.t5_suite import MIXTURES, SUITE
+from t5x_lab.runs.config import GinConfig
+
+T5S = {  # what the `t5` library calls the same
+    **{name: f"{name.removeprefix('t5_')}_v002" for name in SUITE if name.startswith("t5_glue_")},
+    **{name: f"{name.removeprefix('t5_')}_v102" for name in SUITE if name.startswith("t5_super_glue_")},
+    "t5_glue_wnli_simple_eval": "glue_wnli_v002_simple_eval",
+    "t5_super_glue_wsc_simple_train": "super_glue_wsc_v102_simple_train",
+    "t5_super_glue_wsc_simple_eval": "super_glue_wsc_v102_simple_eval",
+    "t5_dpr_simple": "dpr_v001_simple",
+    "t5_squad": "squad_v010_allanswers",
+    "t5_cnn_dailymail": "cnn_dailymail_v002",
+    "t5_wmt_t2t_ende": "wmt_t2t_ende_v003",
+    **{f"t5_wmt{pair}": f"wmt{pair}_v003" for pair in ("14_ende", "14_enfr", "15_enfr", "16_enro")},
+}
+
+
+def value_of(r: Words, feature) -> object:
+    """Something that a field may hold."""
+    if isinstance(feature, tfds.features.FeaturesDict | tfds.features.Translation):
+        return {key: value_of(r, each) for key, each in feature.items()}
+    if isinstance(feature, tfds.features.Sequence):
+        inner = getattr(feature, "feature", feature)
+        if isinstance(inner, tfds.features.FeaturesDict):
+            rows = [value_of(r, inner) for _ in range(2)]
+            return {key: [row[key] for row in rows] for key in rows[0]}
+        return [value_of(r, inner) for _ in range(2)]
+    if isinstance(feature, tfds.features.ClassLabel):
+        return r.number(0, feature.num_classes - 1)
+    if feature.tf_dtype == tf.float32:
+        return r.number(0, 500) / 100
+    return r.number(0, 30) if feature.tf_dtype.is_integer else r.text(2)
+
+
+def made_up(name: str, count: int = 10) -> list[dict]:
+    """Records of a task of the suite, as TensorFlow Datasets has them."""
+    entry, found = SUITE[name], []
+    for number in range(count):
+        r = Words(name, number)
+        record = value_of(r, entry.features)
+        if "wsc" in name:
+            record |= pronoun(r)
+        if entry.data_set == "glue/wnli":
+            who, did, next_ = r.word().capitalize(), r.words(1, 2), r.words(2, 3)
+            record |= {"sentence1": f"{who} {did} when it {next_}.", "sentence2": f"{who} {next_}."}
+        if entry.data_set == "definite_pronoun_resolution":
+            record |= {"sentence": f"{r.words()} he {r.words()}.", "pronoun": "he"}
+        if entry.data_set == "super_glue/multirc":
+            record |= {"paragraph": f"<b>Sent 1: </b>{r.sentence()}<br><b>Sent 2: </b>{r.sentence()}"}
+        if entry.data_set == "super_glue/record":
+            record |= {
+                "passage": f"{r.sentence()}\n@highlight\n{r.words()}\n@highlight\n{r.sentence()}",
+                "answers": ["a", "b"][: number % 3],
+            }
+        found.append(record)
+    return found
+
+
+def prepared(folder, name: str, records: list[dict], splits) -> None:
+    """TensorFlow Datasets' directory of these records, by its own writer."""
+    entry = SUITE[name]
+    full, _, version = entry.tfds.partition(":")
+    of, _, config = full.partition("/")
+    tfds.dataset_builders.store_as_tfds_dataset(
+        name=of, version=version, config=config or None, data_dir=folder, features=entry.features,
+        split_datasets={key: list(enumerate(records)) for key in splits}, disable_shuffling=True,
+    )  # fmt: skip
+
+
+def task_of(name: str, prompts: Prompts = Prompts()) -> seqio.Task:
+    assert prompts.declare(name)
+    return seqio.get_mixture_or_task(name)
+
+
+def t5s_task(name: str, dataset: tf.data.Dataset, splits) -> seqio.Task:
+    """What the `t5` library registers, on these records and in bytes."""
+    import t5.data.tasks  # noqa: F401
+
+    task = seqio.TaskRegistry.get(T5S[name])
+    source = seqio.FunctionDataSource(lambda split, shuffle_files, seed=None: dataset, splits=list(splits))
+    feature = seqio.Feature(seqio.ByteVocabulary(100))
+    return seqio.Task(
+        f"theirs_{name}", source, output_features={"inputs": feature, "targets": feature}, preprocessors=task.preprocessors,
+        postprocess_fn=task.postprocessor, metric_fns=task.metric_fns,
+    )  # fmt: skip
+
+
+def examples(task: seqio.Task, split: str) -> list[dict]:
+    lengths = {"inputs": 2048, "targets": 512}
+    return list(task.get_dataset(lengths, split, shuffle=False).as_numpy_iterator())
+
+
+def assert_same(ours: list[dict], theirs: list[dict]) -> None:
+    assert len(ours) == len(theirs) > 0
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.keys() == other.keys()
+        for key in one:
+            np.testing.assert_array_equal(one[key], other[key], err_msg=key)
+
+
+@pytest.fixture
+def tfds_dir(tmp_path, monkeypatch):
+    monkeypatch.setattr(tfds.core.constants, "DATA_DIR", str(tmp_path))
+    monkeypatch.setattr(seqio.utils, "_TFDS_DATA_DIR_OVERRIDE", str(tmp_path))
+    return tmp_path
+
+
+def in_files(folder, name: str, records: list[dict], **more) -> Prompts:
+    """The same records in a file, for all splits."""
+    (folder / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    place = Records(files=dict.fromkeys(("train", "validation", "test"), str(folder / "*.jsonl")), **more)
+    return Prompts(data_sets={SUITE[name].data_set: place})
+
+
+@pytest.mark.parametrize("name", SUITE)
+def test_words_are_the_t5_librarys_of_records_in_tensorflow_datasets_and_in_files(name, tfds_dir):
+    records, splits = made_up(name), SUITE[name].splits
+    prepared(tfds_dir, name, records, splits)
+    task = task_of(name)
+    assert tuple(task.splits) == splits
+    theirs = t5s_task(name, tfds.builder(SUITE[name].tfds, data_dir=tfds_dir).as_dataset(splits[0]), splits)
+    expected = examples(theirs, splits[0])
+    assert_same(examples(task, splits[0]), expected)
+    if name not in ("t5_glue_stsb", "t5_cnn_dailymail"):  # see the tests of these
+        assert [fn.__name__ for fn in task.metric_fns] == [fn.__name__ for fn in theirs.metric_fns]
+        assert getattr(task.postprocessor, "func", task.postprocessor) == getattr(
+            theirs.postprocessor, "func", theirs.postprocessor
+        )
+    of_files = task_of(name, in_files(tfds_dir, name, records))
+    assert tuple(of_files.splits) == splits
+    assert_same(examples(of_files, splits[0]), expected)
+
+
+def test_versions_are_those_that_tensorflow_datasets_makes():
+    for entry in SUITE.values():
+        name, _, version = entry.tfds.partition(":")
+        assert str(tfds.builder(name, try_gcs=False).version) == version
+
+
+REAL = {  # files as they are distributed, of ten of the suite's tasks; others come with a line of columns that is none of JSON
+    "t5_glue_cola": ("cola/dev.tsv", dict(columns=("source", "label", "mark", "sentence"))),
+    "t5_glue_mrpc": ("becel/mrpc/validation.tsv.gz", {}),
+    "t5_super_glue_boolq": ("superglue/BoolQ/val.jsonl", {}),
+    "t5_super_glue_cb": ("superglue/CB/val.jsonl", {}),
+    "t5_super_glue_copa": ("superglue/COPA/val.jsonl", {}),
+    "t5_super_glue_rte": ("superglue/RTE/val.jsonl", {}),
+    "t5_super_glue_wic": ("superglue/WiC/val.jsonl", {}),
+    "t5_super_glue_wsc_simple_train": ("superglue/WSC/train.jsonl", {}),
+    "t5_super_glue_wsc_simple_eval": ("superglue/WSC/val.jsonl", {}),
+    "t5_super_glue_axb": ("superglue/AX-b/AX-b.jsonl", {}),
+}
+
+
+def read_plainly(name: str, path) -> list[dict]:
+    """The records of a distributed file, as TensorFlow Datasets has them."""
+    opened = gzip.open(path, "rt") if path.suffix == ".gz" else open(path)
+    with opened as file:
+        if ".jsonl" in path.name:
+            rows = [json.loads(line) for line in file]
+        elif name == "t5_glue_cola":
+            rows = [
+                dict(zip(("source", "label", "mark", "sentence"), line.rstrip("\n").split("\t"), strict=True)) for line in file
+            ]
+        else:
+            rows = list(csv.DictReader(file, delimiter="\t"))
+    features, found = SUITE[name].features, []
+    for _number, row in enumerate(rows):
+        row = {**row, **row.get("target", {}), "idx": row.get("idx", -1)}
+        label = row["label"]
+        row["label"] = (
+            str(label) if isinstance(label, bool) else label if isinstance(label, str) and not label.isdigit() else int(label)
+        )
+        found.append({key: row.get(key, -1) for key in features})
+    return found
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_words_of_distributed_files_are_the_t5_librarys(name, tfds_dir):
+    file, more = REAL[name]
+    path, splits = shared_data("eval", *file.split("/")), SUITE[name].splits
+    place = Records(files={splits[0]: str(path)}, **more)
+    prepared(tfds_dir, name, read_plainly(name, path), splits[:1])
+    theirs = t5s_task(name, tfds.builder(SUITE[name].tfds, data_dir=tfds_dir).as_dataset(splits[0]), splits)
+    ours = task_of(name, Prompts(data_sets={SUITE[name].data_set: place}))
+    assert_same(examples(ours, splits[0]), examples(theirs, splits[0]))
+
+
+LENGTHS = {"inputs": 64, "targets": 16}
+KS, TS = [2**power for power in range(16, 22)], [2.0, 4.0, 8.0]
+GRID = [Mixing(maximum=k) for k in KS] + [Mixing(maximum=2**21, temperature=t) for t in TS] + [Mixing(equal=True)]
+# Sizes that the `t5` library does not say, of TensorFlow Datasets' catalogue; that of WMT15 is above all K.
+OTHERS = {
+    "t5_squad": 87_599, "t5_cnn_dailymail": 287_113, "t5_wmt_t2t_ende": 4_592_289, "t5_wmt15_enfr": 2**30,
+    "t5_wmt16_enro": 610_320, "c4_span_corruption": 2**30,
+}  # fmt: skip
+
+
+def sizes_of_t5() -> dict[str, float]:
+    weights = {**glue_utils.GLUE_WEIGHT_MAPPING, **glue_utils.SUPER_GLUE_WEIGHT_MAPPING}
+    ours = {name: weights[theirs] for name, theirs in T5S.items() if weights.get(theirs)}
+    return {**ours, "t5_glue_qqp": 363_846, **OTHERS}  # the library counts three of QQP's more than its version 2.0.0 has
+
+
+def mixed(name: str, mixing: Mixing | None, prompts: Prompts = Prompts()) -> dict[str, float]:
+    config = DataConfig(name, LENGTHS, 8, ByteVocabulary(), mixing=mixing, prompts=prompts, shards=1)
+    tasks = resolve(config, "encoder_decoder")
+    return dict(zip([part.task.name for part in tasks.trained], tasks.rates(), strict=True))
+
+
+@pytest.mark.parametrize("mixing", GRID, ids=str)
+def test_rates_are_the_papers_formula_of_true_sizes(mixing):
+    unsaid = {name: OTHERS[name] for name in ("t5_wmt15_enfr", "c4_span_corruption")}
+    collection = Collection(("t5_supervised", "c4_span_corruption"))
+    found = mixed("t5_all", dataclasses.replace(mixing, num_examples=unsaid), Prompts(collections={"t5_all": collection}))
+    sizes = sizes_of_t5()
+    assert found.keys() == sizes.keys()  # 16 of GLUE and SuperGLUE with training examples, DPR, and six more
+    capped = {name: 1 if mixing.equal else min(size, mixing.maximum) for name, size in sizes.items()}
+    powers = {name: (size / sum(capped.values())) ** (1 / mixing.temperature) for name, size in capped.items()}
+    for name, rate in found.items():
+        assert rate / sum(found.values()) == pytest.approx(powers[name] / sum(powers.values()), rel=1e-12)
+
+
+def test_a_mixtures_own_rates_are_sizes_and_some_may_be_left_out():
+    found = mixed("t5_glue", None)
+    assert found == {name: size for name, size in sizes_of_t5().items() if name.startswith("t5_glue")}
+    assert sum(mixed("t5_super_glue", None).values()) == sum(glue_utils.SUPER_GLUE_WEIGHT_MAPPING.values())
+    less = mixed("t5_supervised_without_t5_glue_and_t5_squad", Mixing(equal=True))
+    assert less.keys() == sizes_of_t5().keys() - found.keys() - {"t5_squad", "c4_span_corruption"}
+    with pytest.raises(UserError, match='"t5_glue" has no "t5_squad" to leave out'):
+        mixed("t5_glue_without_t5_squad", None)
+    with pytest.raises(UserError, match="Nothing to train on is left"):
+        mixed("t5_wsc_dpr_without_t5_dpr_simple_and_t5_super_glue_wsc_simple_train", None)
+    assert not any("wnli" in task for tasks in MIXTURES.values() for task in tasks)
+
+
+@pytest.mark.parametrize("file", sorted(path.name for path in (ROOT / "gin" / "mixtures").glob("*.gin")))
+def test_each_mixture_file_is_read(file):
+    more = ["MODEL_DIR = 'x'", "TRAIN_STEPS = 1", "VOCABULARY = @ByteVocabulary()"]
+    data = GinConfig(["models/t5_1_1/tiny.gin", f"mixtures/{file}"], more).run().data
+    unsaid = {name: OTHERS[name] for name in ("t5_wmt15_enfr", "c4_span_corruption")}
+    mixing = dataclasses.replace(data.mixing, num_examples={**unsaid, **(data.mixing.num_examples or {})})
+    if "supervised" in file:
+        del mixing.num_examples["c4_span_corruption"]
+    found = resolve(dataclasses.replace(data, mixing=mixing), "encoder_decoder").rates()
+    assert len(found) >= 21 and all(rate > 0 for rate in found)
+
+
+def test_what_is_not_prepared_is_said_with_what_to_do(tfds_dir):
+    with pytest.raises(
+        NotHere, match=r'"glue/cola" is not here: TensorFlow Datasets has no prepared glue/cola:2.0.0 .*tfds build glue/cola'
+    ):
+        task_of("t5_glue_cola").source.list_shards("train")
+
+
+def test_a_record_that_does_not_fit_is_said(tmp_path):
+    def first(name, record):
+        return examples(task_of(name, in_files(tmp_path, name, [record])), SUITE[name].splits[0])[0]
+
+    assert first("t5_glue_cola", {"sentence": "a", "label": "acceptable"})["targets_pretokenized"] == b"acceptable"
+    assert first("t5_glue_cola", {"sentence": "a"})["targets_pretokenized"] == b"<unk>"  # as of test splits
+    assert first("t5_wmt16_enro", {"translation": {"en": "a", "ro": "b"}})["targets_pretokenized"] == b"b"  # as on the hub
+    for name, record, says in (
+        (
+            "t5_glue_cola",
+            {"text": "a", "label": 1},
+            'it has no field "sentence"; it has text, label. The record of glue/cola: {"text"',
+        ),
+        (
+            "t5_glue_cola",
+            {"sentence": "a", "label": "maybe"},
+            'the label "maybe" is no number nor one of unacceptable, acceptable',
+        ),
+        (
+            "t5_super_glue_multirc",
+            {"paragraph": "", "question": "", "answer": "", "label": 1},
+            'the field "idx" is missing; it has',
+        ),
+        (
+            "t5_squad",
+            {"id": "", "title": "", "context": "", "question": "", "answers": {"text": "x"}},
+            "the field \"text\" is 'x'; it is a list",
+        ),
+    ):
+        with pytest.raises(Exception, match=re.escape(says)):
+            first(name, record)
+
+
+def test_similarity_counts_what_is_none_as_wrong():
+    valid = {"0.0": 0.0, "2.6": 2.6, "5.0": 5.0, "5": 5.0, " 3.2 ": 3.2}
+    assert {text: t5_metrics.similarity(text) for text in valid} == valid
+    assert {t5_metrics.similarity(text) for text in ("", "nan", "inf", "-inf", "5.2", "-0.2", "7", "three", "2,6")} == {-1.0}
+
+
+def test_rouge_is_the_mean_and_the_same_each_time():
+    from t5.evaluation import metrics
+
+    random = np.random.default_rng(0)
+    text = lambda: " ".join(random.choice(["a", "b", "c", ".", "dog", "cat"], 12))
+    targets, predictions = [text() for _ in range(200)], [text() for _ in range(200)]
+    found = t5_metrics.rouge(targets, predictions)
+    assert found == t5_metrics.rouge(targets, predictions)
+    theirs = metrics.rouge(targets, predictions)  # the median of samples' means
+    assert found.keys() == theirs.keys() and all(abs(found[key] - theirs[key]) < 0.3 for key in found)
+    (one,) = {round(value) for value in t5_metrics.rouge(["a b . c d"], ["a b . c d"]).values()}
+    assert one == 100
+
+
+def outputs(task: seqio.Task, texts: list[str], answers: list[dict]) -> dict[str, float]:
+    """The task's metrics of these predictions, its targets being those of `answers`."""
+    after = task.postprocess_fn
+    targets = [after(each["targets_pretokenized"].decode(), example=each, is_target=True) for each in answers]
+    made = [after(text, example=each, is_target=False) for text, each in zip(texts, answers, strict=True)]
+    found = {}
+    for metric in task.metric_fns:
+        found |= metric(targets, made)
+    return {key: float(value) for key, value in found.items()}
+
+
+def test_metrics_are_those_of_scikit_learn_scipy_and_sacrebleu_with_what_is_invalid_wrong():
+    random = np.random.default_rng(0)
+    for name, labels, expected in (
+        ("t5_glue_cola", ["unacceptable", "acceptable"], {"matthews_corrcoef": sklearn.metrics.matthews_corrcoef}),
+        ("t5_glue_mrpc", ["not_equivalent", "equivalent"], {"accuracy": sklearn.metrics.accuracy_score}),
+        (
+            "t5_super_glue_cb",
+            ["entailment", "contradiction", "neutral"],
+            {
+                "accuracy": sklearn.metrics.accuracy_score,
+                "mean_3class_f1": lambda a, b: sklearn.metrics.f1_score(a, b, labels=range(3), average="macro"),
+            },
+        ),
+    ):
+        numbers = random.integers(0, len(labels), 300)
+        written = [labels[n] if random.random() < 0.7 else random.choice([*labels, "something"]) for n in numbers]
+        answers = [{"targets_pretokenized": labels[n].encode()} for n in numbers]
+        found = outputs(task_of(name), written, answers)
+        guessed = [labels.index(text) if text in labels else -1 for text in written]
+        for key, metric in expected.items():
+            assert found[key] == pytest.approx(100 * metric(numbers, guessed), abs=1e-9)
+    # F1 with what is invalid as the wrong class
+    wrong = outputs(
+        task_of("t5_glue_mrpc"), ["x", "x"], [{"targets_pretokenized": t} for t in (b"equivalent", b"not_equivalent")]
+    )
+    assert wrong == {"f1": 0.0, "accuracy": 0.0}
+    similar = [f"{x:.1f}" for x in random.integers(0, 26, 100) / 5]
+    guesses = [text if random.random() < 0.8 else random.choice(["nan", "0.4", "9.9"]) for text in similar]
+    found = outputs(task_of("t5_glue_stsb"), guesses, [{"targets_pretokenized": text.encode()} for text in similar])
+    numbers = [float(text) if text not in ("nan", "9.9") else -1.0 for text in guesses]
+    assert found["pearson_corrcoef"] == pytest.approx(100 * scipy.stats.pearsonr([float(x) for x in similar], numbers)[0])
+    texts = ["ein Haus , ein Hund", "das ist gut .", "nein !"]
+    found = outputs(
+        task_of("t5_wmt_t2t_ende"), texts, [{"targets_pretokenized": t.encode()} for t in (texts[0], "das ist es .", "nein !")]
+    )
+    bleu = sacrebleu.corpus_bleu(texts, [[texts[0], "das ist es .", "nein !"]], tokenize="intl", smooth_method="exp")
+    assert found["bleu"] == pytest.approx(bleu.score)
+
+
+def test_answers_to_a_question_count_together():
+    task = task_of("t5_super_glue_multirc")
+    rows = [(0, "True", "True"), (0, "False", "False"), (1, "True", "False"), (1, "False", "nothing")]
+    answers = [
+        {"targets_pretokenized": t.encode(), "idx/paragraph": 7, "idx/question": q, "idx/answer": n}
+        for n, (q, t, _) in enumerate(rows)
+    ]
+    found = outputs(task, [text for _, _, text in rows], answers)
+    # "nothing" counts as the wrong one of the two, "True": one right, one too many, one missing
+    assert found["exact_match"] == 50.0 and found["f1"] == pytest.approx(
+        100 * sklearn.metrics.f1_score([1, 0, 1, 0], [1, 0, 0, 1])
+    )
+
+
+def test_averages_are_the_t5_librarys():
+    random = np.random.default_rng(0)
+    tasks = [task_of(name) for name in MIXTURES["t5_supervised"]]
+    names = {T5S[name]: name for name in T5S}
+    metrics: dict[str, dict[str, float]] = {}
+    for tag in eval_utils.METRIC_NAMES:
+        name, _, metric = tag.partition("/")
+        if name in names and metric and names[name] in MIXTURES["t5_supervised"]:
+            metrics.setdefault(names[name], {})[metric] = float(random.uniform(0, 100))
+    frame = pd.DataFrame(
+        [{eval_utils.METRIC_NAMES[f"{T5S[n]}/{m}"].name: v for n, of in metrics.items() for m, v in of.items()}]
+    )
+    theirs = eval_utils.compute_avg_glue(frame)
+    found = benchmarks.report(tasks, metrics)
+    assert found["glue"]["average"] == pytest.approx(theirs["Average GLUE Score"][0])
+    assert found["super_glue"]["average"] == pytest.approx(theirs["Average SuperGLUE Score"][0])
+    assert found["squad"]["average"] == metrics["t5_squad"]["em"]
+    assert found["cnn_dailymail"]["average"] == metrics["t5_cnn_dailymail"]["rouge2"]
+    del metrics["t5_glue_qnli"]
+    assert benchmarks.report(tasks, metrics)["glue"]["missing"] == ["QNLI"]
+    assert "glue" not in benchmarks.averages(benchmarks.report(tasks, metrics))
+
+
+def test_the_best_step_is_chosen_for_each_part():
+    tasks = [task_of(name) for name in ("t5_glue_mrpc", "t5_glue_stsb")]
+    of = lambda f1, accuracy, pearson: {
+        "t5_glue_mrpc": {"f1": f1, "accuracy": accuracy}, "t5_glue_stsb": {"pearson_corrcoef": pearson, "spearman_corrcoef": pearson}
+    }  # fmt: skip
+    found = benchmarks.best({
+        10: benchmarks.report(tasks, of(80.0, 60.0, float("nan"))),
+        20: benchmarks.report(tasks, of(70.0, 75.0, 3.0)),
+        30: benchmarks.report(tasks, of(71.0, 72.0, 2.0)),
+    })  # fmt: skip
+    parts = found["glue"]["parts"]
+    assert [(part, parts[part]["step"], parts[part]["score"]) for part in parts] == [("MRPC", 20, 72.5), ("STS-B", 20, 3.0)]
+    assert found["glue"]["average"] is None and "CoLA" in found["glue"]["missing"]
