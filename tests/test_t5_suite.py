@@ -4,8 +4,10 @@ import csv
 import dataclasses
 import gzip
 import json
+import pathlib
 import re
 
+import jax
 import numpy as np
 import pandas as pd
 import pytest
@@ -20,6 +22,8 @@ from synthetic_records import Words, pronoun
 from t5.data import glue_utils
 from t5.evaluation import eval_utils
 
+import t5x_lab
+from t5x_lab.cli.main import main
 from t5x_lab.config.errors import NotHere, UserError
 from t5x_lab.data.config import ByteVocabulary, DataConfig, Mixing
 from t5x_lab.data.mixture import resolve
@@ -433,3 +437,50 @@ def test_the_best_step_is_chosen_for_each_part():
     parts = found["glue"]["parts"]
     assert [(part, parts[part]["step"], parts[part]["score"]) for part in parts] == [("MRPC", 20, 72.5), ("STS-B", 20, 3.0)]
     assert found["glue"]["average"] is None and "CoLA" in found["glue"]["missing"]
+
+
+def from_t5x(pieces: pathlib.Path) -> tuple[str, list[str]]:
+    """T5X's own small test model, and the flags that say what it is."""
+    folder = shared_data("t5x_checkpoints", "from_t5x_repository") / "test_t5_tiny.checkpoint_0"
+    return str(folder), ["--gin_file=models/t5_1_1/tiny.gin", f"--gin.SentencePieceVocabulary.path={pieces}"]
+
+
+def from_hugging_face(pieces: pathlib.Path) -> tuple[str, list[str]]:
+    """A random T5 that transformers saved."""
+    transformers = pytest.importorskip("transformers")
+    sizes = dict(vocab_size=32128, d_model=16, d_kv=4, d_ff=24, num_layers=2, num_heads=2, feed_forward_proj="gated-gelu")
+    theirs = transformers.T5ForConditionalGeneration(
+        transformers.T5Config(**sizes, tie_word_embeddings=False, decoder_start_token_id=0)
+    )
+    theirs.save_pretrained("theirs")
+    names = {"emb_dim": 16, "head_dim": 4, "mlp_dim": 24, "num_encoder_layers": 2, "num_decoder_layers": 2, "num_heads": 2}
+    flags = [f"--gin.TransformerConfig.{name}={value}" for name, value in names.items()]
+    return "theirs", ["--gin_file=models/t5_1_1/tiny.gin", f"--gin.SentencePieceVocabulary.path={pieces}", *flags]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("made", [from_t5x, from_hugging_face])
+def test_a_published_kind_of_checkpoint_is_fine_tuned_as_with_t5x(made, tmp_path, capsys):
+    """INITIAL_CHECKPOINT_PATH, runs/finetune.gin and a task of the suite; nothing else but where records lie."""
+    path, flags = made(shared_data("t5_vocabulary") / "sentencepiece.model")
+    cb = shared_data("eval", "superglue", "CB")
+    command = [
+        "train", *flags, "--gin_file=runs/finetune.gin", "--gin.MIXTURE_OR_TASK_NAME=t5_super_glue_cb",
+        '--gin.TASK_FEATURE_LENGTHS={"inputs": 64, "targets": 8}', f"--gin.INITIAL_CHECKPOINT_PATH={path}",
+        "--gin.DATA_SETS={'super_glue/cb': @cb/Records()}",
+        f"--gin.cb/Records.files={{'train': '{cb}/train.jsonl', 'validation': '{cb}/val.jsonl'}}",
+        "--gin.MODEL_DIR=tuned", "--gin.TRAIN_STEPS=2", "--gin.EVAL_PERIOD=1", "--gin.CHECKPOINT_PERIOD=1", "--gin.BATCH_SIZE=8",
+        "--gin.MetricsEvaluation.num_examples=8", "--gin.DataConfig.eval_steps=1", '--gin.TransformerConfig.dtype="float32"',
+        "--gin.LearningRate.base_learning_rate=1e-9",
+    ]  # fmt: skip
+    assert main(command) == 0
+    report = json.loads((tmp_path / "tuned/evals/infer/2.json").read_text())
+    assert report["results"]["t5_super_glue_cb"].keys() == {"mean_3class_f1", "accuracy"}
+    best = json.loads((tmp_path / "tuned/evals/infer/best.json").read_text())
+    assert best["super_glue"]["parts"]["CB"]["step"] == 1 and "BoolQ" in best["super_glue"]["missing"]
+    capsys.readouterr()
+    # At this rate nothing is learned: what was fine-tuned is what was loaded.
+    assert main(["convert", f"--source={path}", "--to=t5x_lab", "--target=base", *flags]) == 0
+    found, expected = jax.tree.leaves(t5x_lab.load("tuned").params), jax.tree.leaves(t5x_lab.load("base").params)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
