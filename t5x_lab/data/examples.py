@@ -65,6 +65,8 @@ def with_features(
     def common(example):
         whole = {name: _feature(example, name, spec, part) for name, spec in features.items()}
         raw = example["raw_tokens"] if "raw_tokens" in given else _raw_tokens(whole, part, architecture)
+        if part.before_inputs:
+            whole["inputs"] = tf.concat([tf.constant(part.before_inputs, whole["inputs"].dtype), whole["inputs"]], 0)
         return {**whole, "raw_tokens": raw, **({} if number is None else {"task": number})}
 
     return dataset.map(common, tf.data.AUTOTUNE)
@@ -84,7 +86,7 @@ def _trimmed(x: tf.Tensor, name: str, part: Part) -> tf.Tensor:
     feature = part.task.output_features.get(name)
     if part.is_text or feature is None or not feature.rank or name not in part.lengths:
         return x
-    return x[: part.lengths[name]]
+    return x[: part.sequence_length[name]]
 
 
 def sequences_of(part: Part, architecture: str) -> list[str]:

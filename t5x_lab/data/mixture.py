@@ -30,7 +30,9 @@ class Part:
       weigh: computes how often it is drawn from, relative to the others; it may count examples.
       is_drawn: whether it is drawn from at all, as far as is known before anything is counted.
       sequence_length: what SeqIO's steps are given: `lengths`, and for a task with examples of its own all of
-        TASK_FEATURE_LENGTHS.
+        TASK_FEATURE_LENGTHS, less what stands before inputs.
+      before_inputs: ids before the inputs of a task with examples of its own, `SpecialTokens.input_start`; they take of the
+        inputs' length.
     """
 
     task: seqio.Task
@@ -38,6 +40,7 @@ class Part:
     weigh: Callable[[], float]
     is_drawn: bool
     sequence_length: Lengths
+    before_inputs: tuple[int, ...] = ()
 
     @functools.cached_property
     def rate(self) -> float:
@@ -133,8 +136,10 @@ def resolve(config: DataConfig, architecture: str) -> WeightedTasks:
             lengths = given = _lengths_of_objective(task, config, architecture, sentinels)
         else:
             lengths, given = _lengths_of_examples(task, config, architecture), config.task_feature_lengths
+        before = () if isinstance(task, ObjectiveTask) or "inputs" not in lengths else config.special_tokens.input_start
         rate = functools.partial(_rate, member, config, caches)
-        parts.append(Part(task, lengths, rate, _is_drawn(member, config), {**given, **lengths}))
+        left = {"inputs": _left_for_inputs(task, lengths["inputs"], before)} if before else {}
+        parts.append(Part(task, lengths, rate, _is_drawn(member, config), {**given, **lengths, **left}, before))
     _check_numbers(found, config)
     _check_mixed(parts)
     if config.unique_tokens and not all(part.is_text for part in parts):
@@ -145,6 +150,15 @@ def resolve(config: DataConfig, architecture: str) -> WeightedTasks:
     mixture, vocabulary = found[0].mixture, unread_vocabulary(config.vocabulary)
     own = {} if mixture is None else {"sample_fn": mixture._sample_fn}
     return WeightedTasks(config.mixture_or_task_name, architecture, vocabulary, tuple(parts), config.split, **own)
+
+
+def _left_for_inputs(task: seqio.Task, length: int, before: tuple[int, ...]) -> int:
+    if len(before) >= length:
+        raise UserError(
+            f'{len(before)} ids stand before the inputs of "{task.name}" (SpecialTokens.input_start), and TASK_FEATURE_LENGTHS '
+            f"gives these {length} tokens in all. Give them more."
+        )
+    return length - len(before)
 
 
 def _lengths_of_objective(task: ObjectiveTask, config: DataConfig, architecture: str, sentinels: int) -> Lengths:

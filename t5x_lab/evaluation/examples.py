@@ -169,7 +169,7 @@ def _examples_of_part(tasks, part, split: str, cut_to: Callable) -> Iterator[Exa
         whole = ids.get("inputs", [])
         inputs = cut_to(part, whole)
         record = {"task": task.name, "inputs": "", **texts}
-        yield Example(record, inputs, ids.get("targets"), where, cut=len(whole) - len(inputs))
+        yield Example(record, [*part.before_inputs, *inputs], ids.get("targets"), where, cut=len(whole) - len(inputs))
 
 
 def text_of(example, name: str, vocabulary) -> str:

@@ -173,7 +173,7 @@ def ranked_examples(tasks: WeightedTasks, part: Part, split: str, cut_to: Callab
     dataset, prompt = dataset_and_prompt(tasks.name, part.task)
     for number, rows in enumerate(questions_in(rows_of(part, split), part)):
         inputs = [cut_to(part, row.inputs) for row in rows]
-        question = question_of_rows(rows, inputs, dataset, prompt)
+        question = question_of_rows(rows, [[*part.before_inputs, *ids] for ids in inputs], dataset, prompt)
         record = {"task": part.task.name, **record_of(rows, question)}
         where = f'task "{part.task.name}", {split}, question {number}'
         cut = max(len(row.inputs) - len(ids) for row, ids in zip(rows, inputs, strict=True))

@@ -160,18 +160,20 @@ class CutInputs:
       written: tokens that the model writes or scores behind them.
 
     Attributes:
-      ids: the inputs.
+      ids: the inputs, behind what stands before all of the model's.
       most: tokens that they are cut to; None where nothing cuts them.
       cut: how many were.
     """
 
     def __init__(self, model: Any, examples: Sequence[dict], lengths: Lengths, how: OutputEvaluation, written: int):
         whole = [example["inputs"].tolist() if "inputs" in example else [] for example in examples]
-        positions = model.max_positions and model.max_positions - (0 if model.has_encoder else written)
+        before = model.around_inputs[0]
+        positions = model.max_positions and model.max_positions - len(before) - (0 if model.has_encoder else written)
         self.most = lengths.get("inputs") if how.cut_inputs else positions
         cut = cut_left if how.cut_inputs == "left" else functools.partial(cut_right, ends=model.end_ids)
-        self.ids = [cut(ids, self.most) for ids in whole]
-        self.cut = sum(len(a) < len(b) for a, b in zip(self.ids, whole, strict=True))
+        found = [cut(ids, self.most) for ids in whole]
+        self.cut = sum(len(a) < len(b) for a, b in zip(found, whole, strict=True))
+        self.ids = [[*before, *ids] for ids in found]
 
 
 class _Outputs:

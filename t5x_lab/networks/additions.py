@@ -26,7 +26,8 @@ class Addition(Protocol):
     @property
     def modules(self) -> str: ...
 
-    # It may have `merge(own, added) -> own`: a module's own parameters, nested dicts, that give what both give together.
+    # It may have `merge(own, added) -> own`: a module's own parameters, nested dicts, that give what both give together; and
+    # `ids`, those beyond the vocabulary that it embeds.
 
     def make(self, module: Any, rngs: nnx.Rngs) -> nnx.Module:
         """The part that is added to a module: f(x, y) -> what the module returns instead of y.
@@ -57,6 +58,11 @@ class WithAdditions:
         if name.startswith("__") or name == "network":  # while it is copied
             raise AttributeError(name)
         return getattr(self.network, name)
+
+    @property
+    def more_ids(self) -> frozenset[int]:
+        """Ids beyond the vocabulary that what is added embeds."""
+        return frozenset().union(*(getattr(addition, "ids", ()) for _, addition in self.added))
 
     def with_policy(self, remat_policy: str) -> "WithAdditions":
         """With another remat policy of the network's."""

@@ -39,6 +39,7 @@ from t5x_lab.networks.adapter import Adapter
 from t5x_lab.networks.config import RotaryScaling
 from t5x_lab.networks.lora import Lora
 from t5x_lab.networks.lstm import LstmConfig
+from t5x_lab.networks.soft_prompt import SoftPrompt
 from t5x_lab.networks.transformer import TransformerConfig
 from t5x_lab.observe.console import Console
 from t5x_lab.observe.metrics import JsonLines
@@ -179,6 +180,7 @@ CONFIGURABLES = (
     RotaryScaling,
     LstmConfig,
     Lora,
+    SoftPrompt,
     Adapter,
     DataConfig,
     Mixing,

@@ -88,6 +88,7 @@ class LengthLimits:
         if not text:
             reads = "an encoder" if self.has_encoder else "a decoder without a start token"
             raise UserError(f"{name} has no tokens to read; {reads} reads at least one.")
-        wrong = [i for i in text if not 0 <= i < self._network.vocab_size]
+        more = getattr(self._network, "more_ids", ())
+        wrong = [i for i in text if not 0 <= i < self._network.vocab_size and i not in more]
         if wrong:
             raise UserError(f"{name} holds the id {wrong[0]}; the model's are 0 to {self._network.vocab_size - 1}.")

@@ -1,0 +1,156 @@
+"""Soft prompts: embeddings of ids that no vocabulary has, before every input."""
+
+import json
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import seqio
+from helpers import random_batch, tiny_config
+from runs_of_text import TINY
+
+import t5x_lab
+from t5x_lab.cli.main import main
+from t5x_lab.config.errors import UserError
+from t5x_lab.data.config import ByteVocabulary, DataConfig, SpecialTokens
+from t5x_lab.data.pipeline import SeqioBatches, resolve_tasks
+from t5x_lab.models.model import Model, ModelConfig
+from t5x_lab.networks.soft_prompt import FIRST_ID, SoftPrompt, soft_prompt_ids
+from t5x_lab.optim.groups import flat_names
+from t5x_lab.prompts.config import Prompts, Records
+
+LENGTH = 3
+
+
+@pytest.mark.parametrize("network", ["encoder_decoder", "causal_decoder", "prefix_decoder", "rotary"])
+def test_a_soft_prompt_is_so_many_rows_more_of_the_embedding(network):
+    """Loss and gradient of the vectors are those of a larger table, whose last rows are the prompt."""
+    config = tiny_config(network)
+    model = Model(ModelConfig(config, {"prompt": SoftPrompt(LENGTH)}))
+    larger = Model(ModelConfig(tiny_config(network, vocab_size=config.vocab_size + LENGTH)))
+    params = model.init(jax.random.key(0))
+    assert model.num_parameters - Model(ModelConfig(config)).num_parameters == LENGTH * config.emb_dim
+    prompt = params["token_embedder"]["prompt"]["embedding"]
+    assert float(jnp.abs(prompt).max()) <= 0.5 < 100 * float(jnp.abs(prompt).std())
+
+    of_larger = jax.tree.map(lambda x: x, {k: v for k, v in params.items() if k != "token_embedder"})
+    table = params["token_embedder"]["embedding"]
+    of_larger["token_embedder"] = {"embedding": jnp.concatenate([table, prompt])}
+    logits_of = params.get("logits")
+    if logits_of is not None:  # no token of the prompt is ever predicted
+        kernel = logits_of["kernel"]
+        of_larger["logits"] = {"kernel": jnp.pad(kernel, ((0, 0), (0, LENGTH)), constant_values=0)}
+
+    batch = random_batch(network)
+    side = "encoder_input_tokens" if network == "encoder_decoder" else "decoder_input_tokens"
+    ours, theirs = ({**batch, side: batch[side].copy()} for _ in range(2))
+    first = 0 if network == "encoder_decoder" else 1
+    ours[side][:, first : first + LENGTH] = FIRST_ID + np.arange(LENGTH)
+    theirs[side][:, first : first + LENGTH] = config.vocab_size + np.arange(LENGTH)
+    found, expected = model.logits(params, ours), larger.logits(of_larger, theirs)[..., : config.vocab_size]
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    total = lambda model, batch: lambda params: jnp.square(model.logits(params, batch)[..., : config.vocab_size]).sum()
+    gradient = jax.grad(total(model, ours))(params)["token_embedder"]
+    of_table = jax.grad(total(larger, theirs))(of_larger)["token_embedder"]["embedding"]
+    if logits_of is not None:
+        np.testing.assert_allclose(gradient["prompt"]["embedding"], of_table[-LENGTH:], rtol=2e-4, atol=1e-4)
+    np.testing.assert_array_equal(model.logits(params, batch), Model(ModelConfig(config)).logits(without(params), batch))
+
+
+def without(params: dict) -> dict:
+    return {**params, "token_embedder": {"embedding": params["token_embedder"]["embedding"]}}
+
+
+@pytest.fixture
+def tickets(tmp_path):
+    """A task of the suite on twenty records."""
+    for split in ("train", "validation"):
+        records = [
+            {"premise": f"This is premise {n}.", "hypothesis": f"It is {n}.", "label": n % 3, "idx": n} for n in range(20)
+        ]
+        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    return str(tmp_path / "{split}.jsonl")
+
+
+@pytest.mark.parametrize("architecture", ["encoder_decoder", "causal_decoder"])
+@pytest.mark.parametrize("inputs", [128, 40])
+def test_training_reads_the_prompt_before_each_of_packed_inputs(architecture, inputs, tickets):
+    prompts = Prompts(data_sets={"super_glue/cb": Records(files=tickets)})
+    lengths = {"inputs": inputs, "targets": 32}
+
+    def examples(before):
+        tokens = SpecialTokens(input_start=before)
+        config = DataConfig("t5_super_glue_cb", lengths, 4, ByteVocabulary(), special_tokens=tokens, prompts=prompts, shards=1)
+        batches = SeqioBatches(resolve_tasks(config, architecture, 384), config, seed=0)
+        side = "encoder" if architecture == "encoder_decoder" else "decoder"
+        name = "encoder_input_tokens" if side == "encoder" else "decoder_target_tokens"
+        for _ in range(50):
+            batch = next(batches)
+            for row, segments in zip(batch[name], batch[f"{side}_segment_ids"], strict=True):
+                for segment in range(1, segments.max() + 1):
+                    yield row[segments == segment].tolist()
+
+    before = soft_prompt_ids(LENGTH)
+    found, seen = {}, seqio.ByteVocabulary(100)
+    for row in examples(before):
+        assert tuple(row[:LENGTH]) == before and FIRST_ID not in row[LENGTH:]
+        found[seen.decode(row[LENGTH:])] = row
+    assert len(found) == 20
+    for row in found.values():
+        ends = [n for n, token in enumerate(row) if token == 1]
+        assert len(row[: ends[0] + 1]) <= inputs  # cut before the end token, the prompt among the inputs' length
+    if inputs == 128:
+        assert {tuple(row[LENGTH:]) for row in found.values()} == {tuple(row) for row in examples(())}
+
+
+def test_a_prompt_longer_than_inputs_is_said(tickets):
+    prompts = Prompts(data_sets={"super_glue/cb": Records(files=tickets)})
+    tokens = SpecialTokens(input_start=soft_prompt_ids(100))
+    config = DataConfig(
+        "t5_super_glue_cb", {"inputs": 64, "targets": 8}, 4, ByteVocabulary(), special_tokens=tokens, prompts=prompts
+    )
+    with pytest.raises(
+        UserError, match='100 ids stand before the inputs of "t5_super_glue_cb" .* gives these 64 tokens in all'
+    ):
+        resolve_tasks(config, "encoder_decoder", 384)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["models/t5_1_1/tiny.gin", "models/decoder/tiny.gin"])
+def test_a_soft_prompt_is_trained_kept_and_asked_alone(model, tickets, tmp_path, capsys):
+    """Nothing else moves; metrics, scores of a task and of texts agree; on top of its base it is the same model."""
+    needed = [
+        "train", f"--gin_file={model}", *TINY, "--gin.MIXTURE_OR_TASK_NAME=t5_super_glue_cb",
+        '--gin.TASK_FEATURE_LENGTHS={"inputs": 64, "targets": 16}', '--gin.DATA_SETS={"super_glue/cb": @cb/Records()}',
+        f"--gin.cb/Records.files={tickets}", "--gin.TRAIN_STEPS=2", "--gin.EVAL_PERIOD=2", "--gin.DataConfig.eval_steps=20",
+    ]  # fmt: skip
+    assert main([*needed, "--gin.MODEL_DIR=base"]) == 0
+    more = [
+        "--gin_file=runs/finetune.gin", "--gin_file=added/soft_prompt.gin", "--gin.SOFT_PROMPT_LENGTH=5",
+        "--gin.INITIAL_CHECKPOINT_PATH=base", "--gin.LearningRate.base_learning_rate=0.3",
+    ]  # fmt: skip
+    assert main([*needed, *more, "--gin.MODEL_DIR=tuned"]) == 0
+    base, tuned = t5x_lab.load("base"), t5x_lab.load("tuned")
+    before, after = flat_names(base.params), flat_names(tuned.params)
+    assert after.keys() - before.keys() == {"token_embedder/prompt/embedding"}
+    for name, x in before.items():
+        np.testing.assert_array_equal(after[name], x)
+    results = json.loads(pathlib.Path("tuned/evals/eval/2.json").read_text())["results"]["t5_super_glue_cb"]
+    assert np.isfinite(results["loss"])
+    texts = [f"cb hypothesis: It is {n}. premise: This is premise {n}." for n in range(20)]
+    targets = [("entailment", "contradiction", "neutral")[n % 3] for n in range(20)]
+    scores = tuned.score(texts, targets, eos=True)
+    tokens = sum(len(target) + 1 for target in targets)
+    assert -sum(scores) / tokens == pytest.approx(results["loss"], rel=1e-4)
+    command = ["infer", "--model_dir=tuned", "--task=t5_super_glue_cb", "--mode=score", "--output=scored.jsonl"]
+    assert main(command) == 0
+    of_task = [json.loads(line)["score"] for line in pathlib.Path("scored.jsonl").read_text().splitlines()]
+    np.testing.assert_allclose(of_task, scores, rtol=1e-4)
+    assert not np.allclose(scores, base.score(texts, targets, eos=True), rtol=1e-3)
+    tuned.save_added("alone")
+    for directory in ("tuned", "alone"):
+        np.testing.assert_array_equal(base.with_added(directory).score(texts, targets, eos=True), scores)
+    report = json.loads(pathlib.Path("tuned/evals/infer/2.json").read_text())
+    assert "t5_super_glue_cb" in report["results"]
