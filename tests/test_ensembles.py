@@ -121,6 +121,17 @@ def test_run_directories_are_asked_together(tmp_path, capsys):
     assert main(["infer", of, f"--input={tmp_path}/in.jsonl", f"--output={tmp_path}/out.jsonl", "--mode=score"]) == 0
     scored = json.loads((tmp_path / "out.jsonl").read_text())["score"]
     np.testing.assert_allclose(scored, run.score(["a"], ["of words"]), rtol=1e-3)
+    losses = {}
+    for of in (directories[0], f"{directories[0]},{directories[0]}", ",".join(directories)):
+        capsys.readouterr()
+        assert main(["eval", f"--model_dir={of}", "--json"]) == 0
+        ((split, metrics),) = json.loads(capsys.readouterr().out)["2"].items()
+        losses[of] = metrics["loss"]
+        assert split.startswith("eval_ensemble/" if "," in of else "eval/")
+    alone, twice, of_three = losses.values()
+    assert twice == pytest.approx(alone, rel=1e-5) and abs(of_three - alone) > 1e-4
+    settings = json.loads((tmp_path / "0/evals/eval_ensemble_2/settings.json").read_text())
+    assert settings["members"] == directories
     with pytest.raises(UserError, match="An ensemble is not saved"):
         run.save(str(tmp_path / "saved"))
     with pytest.raises(UserError, match="An ensemble of no models"):

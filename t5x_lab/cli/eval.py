@@ -4,7 +4,16 @@ import argparse
 import json
 import sys
 
-from t5x_lab.cli.flags import add_gin_flags, add_model_flags, add_process_flags, gin_config, joined_processes, print_once
+from t5x_lab.cli.flags import (
+    add_gin_flags,
+    add_model_flags,
+    add_process_flags,
+    chosen_step,
+    gin_config,
+    joined_processes,
+    model_dirs,
+    print_once,
+)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -24,23 +33,33 @@ def run(args: argparse.Namespace) -> None:
     from t5x_lab.config.errors import UserError
     from t5x_lab.observe.console import describe
     from t5x_lab.runs.config import run_config_file
-    from t5x_lab.runs.evaluate import evaluate_checkpoints, wait_for_run
+    from t5x_lab.runs.evaluate import evaluate_checkpoints, evaluate_ensemble, wait_for_run
+    from t5x_lab.runs.run import load
     from t5x_lab.runs.sharded_model import ShardedModel
     from t5x_lab.runs.summary import with_model_info
 
+    directories = model_dirs(args.model_dir)
+    if len(directories) > 1 and (args.follow or args.dry_run):
+        raise UserError("--follow and --dry_run are for one run; name a single directory with --model_dir.")
     if args.follow:
         if args.step not in ("latest", "all"):
             raise UserError(f"--follow evaluates every checkpoint that has no results. Leave out --step={args.step}.")
         wait_for_run(args.model_dir, args.wait_minutes)
-    config = gin_config(args, run_config_file(args.model_dir))
+    config = gin_config(args, run_config_file(directories[0]))
     results = {}
     with joined_processes(args):
         if args.dry_run:
             print_once(with_model_info(config, ShardedModel(config.model(), config.mesh(), rules=config.sharding())))
             return
-        options = dict(wait_minutes=args.wait_minutes, weights=args.weights, follow=args.follow)
+        if len(directories) > 1:
+            weights = args.weights or "last"
+            model = load(directories, step=chosen_step(args.step), weights=weights)
+            evaluated = iter([(model.step, evaluate_ensemble(config, model, directories, weights))])
+        else:
+            options = dict(wait_minutes=args.wait_minutes, weights=args.weights, follow=args.follow)
+            evaluated = evaluate_checkpoints(config, args.model_dir, args.step, **options)
         try:
-            for step, splits in evaluate_checkpoints(config, args.model_dir, args.step, **options):
+            for step, splits in evaluated:
                 results[step] = splits
                 if jax.process_index() > 0:
                     continue  # the first process speaks for all

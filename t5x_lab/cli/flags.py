@@ -36,8 +36,8 @@ def gin_config(args: argparse.Namespace, *first_files: str, fixed: tuple[str, ..
 
 def add_model_flags(parser: argparse.ArgumentParser, several: bool = False) -> None:
     """`--model_dir`, `--step` and `--weights`."""
-    more = "" if several else ", or several joined by commas: an ensemble, whose logits are the mean of its members'"
-    parser.add_argument("--model_dir", required=True, help=f"a run directory{more}")
+    ensemble = "or several joined by commas: an ensemble, whose logits are the mean of its members'"
+    parser.add_argument("--model_dir", required=True, help=f"a run directory, {ensemble}")
     parser.add_argument(
         "--step",
         default="latest",

@@ -81,6 +81,7 @@ class Evaluations:
       period: EVAL_PERIOD.
       weights: "last" or "average" where all are measured on those; None = as each says.
       watched: metrics that others wait for, and what these call them; a metric that is not measured is said once.
+      members: the directories of an ensemble, whose results are <name>_ensemble.
 
     Raises:
       UserError: that names the evaluation which is wrong.
@@ -95,8 +96,10 @@ class Evaluations:
         period: int = 1,
         weights: str | None = None,
         watched: Mapping[str, str] | None = None,
+        members: Sequence[str] = (),
     ):
         check_evaluations(evals)
+        self._members = list(members)
         self._model, self._model_dir, self._period, self._watched = model, model_dir, period, dict(watched or {})
         self._said: set[tuple[str, str]] = set()
         self.entries = [entry for how in evals for entry in self._entries(how, has_average, weights)]
@@ -121,6 +124,8 @@ class Evaluations:
         named = {f"{name}_average": "average"} if has_average and weights == "each" else {}
         for called, of in {name: "average" if weights == "average" else "last", **named}.items():
             settings = {**getattr(measure, "settings", {}), "weights": of}
+            if self._members:
+                called, settings = f"{called}_ensemble", {**settings, "members": self._members}
             yield Entry(called, of, how, measure, ResultFiles(self._model_dir, called, settings))
 
     def _check_watched(self, metric: str, what: str, names: Sequence[str]) -> None:
@@ -353,6 +358,29 @@ def evaluate_checkpoints(
         yield number, found
     if failed:
         raise EvaluationFailed(f"Some metrics failed, as was said: {', '.join(failed)}. All others are written.")
+
+
+def evaluate_ensemble(config: GinConfig, model: Run, members: Sequence[str], weights: str) -> Found:
+    """Evaluates several runs' models as one, with all evaluations of EVALS; results lie in the first one's directory.
+
+    Args:
+      config: of the evaluations, the first run's.
+      model: `t5x_lab.load` of the directories, with these weights.
+      members: the directories.
+
+    Raises:
+      EvaluationFailed: where some metrics failed.
+    """
+    check_environment()
+    evaluations = Evaluations(config.evals(), model, members[0], weights == "average", weights=weights, members=members)
+    found: Found = {}
+    failed = []
+    for entry, measured in evaluations.measure(evaluations.entries, model.step, model.params, model.params):
+        found |= by_split(entry.name, measured)
+        failed += [entry.name] * bool(measured.failures)
+    if failed:
+        raise EvaluationFailed(f"Some metrics failed, as was said: {', '.join(failed)}. All others are written.")
+    return found
 
 
 def _evaluations(
