@@ -32,7 +32,9 @@ def test_a_shell_takes_every_command_of_the_documentation(page):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_gin_files_and_links_that_the_documentation_names_are_there(page):
     text = page.read_text()
-    for name in re.findall(r"--gin_file=((?:models|objectives|runs|meshes|optimizers|recipes|added)/[\w./]+\.gin)", text):
+    for name in re.findall(
+        r"--gin_file=((?:models|objectives|runs|meshes|optimizers|recipes|added|mixtures|compute)/[\w./]+\.gin)", text
+    ):
         assert (ROOT / "gin" / name).exists(), name
     for link in re.findall(r"\]\(([\w./]+)\)", text):
         assert (page.parent / link).exists(), link

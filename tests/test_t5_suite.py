@@ -28,6 +28,7 @@ from t5x_lab.config.errors import NotHere, UserError
 from t5x_lab.data.config import ByteVocabulary, DataConfig, Mixing
 from t5x_lab.data.mixture import resolve
 from t5x_lab.evaluation import benchmarks
+from t5x_lab.models.model import Model
 from t5x_lab.prompts import t5_metrics
 from t5x_lab.prompts.config import Collection, Prompts, Records
 from t5x_lab.prompts.t5_suite import MIXTURES, SUITE
@@ -275,6 +276,31 @@ def test_each_mixture_file_is_read(file):
         del mixing.num_examples["c4_span_corruption"]
     found = resolve(dataclasses.replace(data, mixing=mixing), "encoder_decoder").rates()
     assert len(found) >= 21 and all(rate > 0 for rate in found)
+
+
+@pytest.mark.parametrize("size, layers, parameters", [("compute/size_2x.gin", 16, 2), ("compute/size_4x.gin", 32, 4)])
+def test_sizes_are_twice_and_four_times_the_baseline(size, layers, parameters):
+    of = lambda *files: Model(GinConfig(["models/t5_1_0/base.gin", *files]).model())
+    baseline, larger = of(), of(size)
+    assert larger.config.network.num_encoder_layers == larger.config.network.num_decoder_layers == layers
+    assert larger.num_parameters / baseline.num_parameters == pytest.approx(parameters, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    "files, expected",
+    [
+        (["recipes/t5_pretraining.gin"], (2048, 1_000_000, "t5_all")),
+        (["recipes/t5_finetuning.gin", "recipes/t5_beams.gin"], (8, 262_144, "t5_glue_cola")),
+        (["mixtures/equal.gin", "compute/steps_4x.gin", "compute/batch_4x.gin"], (512, 2_097_152, "t5_all")),
+    ],
+)
+def test_the_papers_runs_are_read(files, expected):
+    name = ["MIXTURE_OR_TASK_NAME = 't5_glue_cola'"] if "t5_finetuning" in files[0] else []
+    run = GinConfig(["models/t5_1_0/small.gin", *files], ["MODEL_DIR = 'x'", *name]).run()
+    assert (run.data.batch_size, run.train_steps, run.data.mixture_or_task_name) == expected
+    if name:
+        (decoding,) = [each.decoding for each in run.evals if hasattr(each, "decoding")]
+        assert (decoding.size, decoding.alpha) == (4, 0.6)
 
 
 def test_what_is_not_prepared_is_said_with_what_to_do(tfds_dir):
