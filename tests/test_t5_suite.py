@@ -25,6 +25,7 @@ from t5.evaluation import eval_utils
 import t5x_lab
 from t5x_lab.cli.main import main
 from t5x_lab.config.errors import NotHere, UserError
+from t5x_lab.data import pipeline
 from t5x_lab.data.config import ByteVocabulary, DataConfig, Mixing
 from t5x_lab.data.mixture import resolve
 from t5x_lab.evaluation import benchmarks
@@ -140,6 +141,7 @@ def tfds_dir(tmp_path, monkeypatch):
 
 def in_files(folder, name: str, records: list[dict], **more) -> Prompts:
     """The same records in a file, for all splits."""
+    folder.mkdir(exist_ok=True)
     (folder / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     place = Records(files=dict.fromkeys(("train", "validation", "test"), str(folder / "*.jsonl")), **more)
     return Prompts(data_sets={SUITE[name].data_set: place})
@@ -308,6 +310,16 @@ def test_what_is_not_prepared_is_said_with_what_to_do(tfds_dir):
         NotHere, match=r'"glue/cola" is not here: TensorFlow Datasets has no prepared glue/cola:2.0.0 .*tfds build glue/cola'
     ):
         task_of("t5_glue_cola").source.list_shards("train")
+
+
+def test_a_mixture_of_which_only_some_splits_are_given_is_read_as_far_as_they_go(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"premise": "a", "hypothesis": "b", "label": 1}\n')
+    prompts = Prompts(data_sets={"glue/mnli": Records(files={"train": str(tmp_path / "a.jsonl")})})
+    assert mixed("t5_glue_mnli_and_dev", None, prompts) == {"t5_glue_mnli": 392_702.0}
+    with pytest.raises(
+        NotHere, match='"glue/mnli_matched" has no split "validation" where its records are said to lie; they have train'
+    ):
+        task_of("t5_glue_mnli_matched", prompts).source.list_shards("validation")
 
 
 def test_a_record_that_does_not_fit_is_said(tmp_path):
@@ -510,3 +522,17 @@ def test_a_published_kind_of_checkpoint_is_fine_tuned_as_with_t5x(made, tmp_path
     found, expected = jax.tree.leaves(t5x_lab.load("tuned").params), jax.tree.leaves(t5x_lab.load("base").params)
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+def test_steps_that_branch_on_tensors_are_read_among_many_tasks_too(tmp_path, monkeypatch):
+    """As those of WSC do, which TensorFlow converts; more than 16 tasks are read within one function."""
+    monkeypatch.setattr(pipeline, "MANY", 1)
+    prompts = Prompts(
+        data_sets={
+            **in_files(tmp_path, "t5_super_glue_wsc_simple_train", made_up("t5_super_glue_wsc_simple_train")).data_sets,
+            **in_files(tmp_path / "dpr", "t5_dpr_simple", made_up("t5_dpr_simple")).data_sets,
+        }
+    )
+    config = DataConfig("t5_wsc_dpr", {"inputs": 128, "targets": 32}, 4, ByteVocabulary(), prompts=prompts, shards=2)
+    batch = next(pipeline.SeqioBatches(resolve(config, "encoder_decoder"), config, seed=0))
+    assert seqio.ByteVocabulary(100).decode(batch["encoder_input_tokens"][0].tolist()).startswith("wsc: ")

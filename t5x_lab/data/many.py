@@ -57,7 +57,7 @@ def of_shards(
 
     def one(shard: tf.Tensor, of_shard: tf.Tensor) -> tf.data.Dataset:
         tf.compat.v1.get_default_graph().seed = ShardSeed(of_shard, seed)
-        with one_after_the_other():
+        with one_after_the_other(), _converted_as_outside():
             return make(shard)
 
     one.autograph_info__ = {}  # type: ignore[attr-defined]  # not to be converted itself, while the tasks' functions are
@@ -73,6 +73,19 @@ def of_shards(
     # Generators of seeds count as state in a graph; theirs are tensors that are saved with it.
     options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
     return together.with_options(options)
+
+
+def _converted_as_outside() -> contextlib.AbstractContextManager:
+    """Functions of tasks may branch on tensors, as in a pipeline of their own: within a function nothing is converted, by default.
+
+    Where TensorFlow's own class is not known, a task whose steps do so is refused by TensorFlow.
+    """
+    try:
+        from tensorflow.python.autograph.core import ag_ctx
+
+        return ag_ctx.ControlStatusCtx(ag_ctx.Status.UNSPECIFIED)
+    except (ImportError, AttributeError, TypeError):
+        return contextlib.nullcontext()
 
 
 @contextlib.contextmanager

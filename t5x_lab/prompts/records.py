@@ -214,25 +214,37 @@ def _json_of_example(serialized: tf.Tensor) -> tf.Tensor:
 
 
 class OnlySplits(seqio.DataSource):
-    """Some of a source's splits: those of these that it has."""
+    """Some of a source's splits: those of these that it has; where it has none of them, these, which are then not here.
 
-    def __init__(self, source: seqio.DataSource, splits: Sequence[str]):
-        self._source, self._only = source, splits
+    Args:
+      source: the whole.
+      splits: which ones.
+      dataset: its name, for messages.
+    """
+
+    def __init__(self, source: seqio.DataSource, splits: Sequence[str], dataset: str):
+        self._source, self._only, self._dataset = source, splits, dataset
         super().__init__(splits=splits)
         self.least_kept = getattr(source, "least_kept", 1.0)
 
     @property
     def splits(self) -> list[str]:
-        return [split for split in self._only if split in self._source.splits]
+        return [split for split in self._only if split in self._source.splits] or list(self._only)
 
     @property
     def supports_arbitrary_sharding(self) -> bool:
         return self._source.supports_arbitrary_sharding
 
     def list_shards(self, split: str) -> Sequence[str]:
+        if split not in self._source.splits:
+            raise NotHere(
+                f'The data set "{self._dataset}" has no split "{split}" where its records are said to lie; they have '
+                f"{', '.join(self._source.splits)}. Give its files too, or leave the task out."
+            )
         return self._source.list_shards(split)
 
     def get_dataset(self, split="train", shuffle=True, seed=None, shard_info=None, **options) -> tf.data.Dataset:
+        self.list_shards(split)
         return self._source.get_dataset(split, shuffle, seed, shard_info, **options)
 
     def num_input_examples(self, split: str) -> int | None:

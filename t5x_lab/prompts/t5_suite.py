@@ -301,7 +301,7 @@ def _task(name: str, entry: Entry, prompts: Prompts) -> SuiteTask:
     if records.said is None:
         source, steps = source_of(entry.data_set, Records(tfds=entry.tfds), entry.splits), []
     else:
-        source = OnlySplits(records.source(), entry.splits)
+        source = OnlySplits(records.source(), entry.splits, entry.data_set)
         fields = dataclasses.replace(records.fields, names={**entry.names, **records.fields.names})
         steps = [functools.partial(typed, records=fields, features=entry.features, name=entry.data_set)]
     said = isinstance(records.said, Records) and records.said.num_examples

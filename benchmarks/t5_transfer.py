@@ -1,0 +1,267 @@
+"""Ways to transfer, at a laptop's size: nine tasks of T5's suite, as Raffel et al. (2020) compare them in section 3.5.
+
+    python benchmarks/t5_transfer.py --work=FOLDER [--data=../shared/data] [--pretrain_steps=3000] [--steps=600] [--seeds=3]
+
+An encoder-decoder of about a million parameters is pre-trained by span corruption of the embedded corpus, and fine-tuned on CoLA,
+SST-2, MRPC, STS-B, RTE, BoolQ, CB, COPA and WiC:
+
+    scratch      all parameters, not pre-trained
+    all          all parameters
+    adapters     adapter layers of size 32 and norms alone
+    unfreezing   gradual unfreezing, the last blocks first
+    mixture      on text and all nine together, each measured at its own best step, and not fine-tuned
+    mixture+     the same, fine-tuned on each
+
+Of each run the best step on the validation split counts, as in the paper. Of BoolQ, whose training records are not at hand, the
+first 2,400 of validation are trained on and the others are validation. Prints a table of means and deviations over seeds, writes
+it to FOLDER/table.md and a plot to FOLDER/transfer.png; what is there already is not done again.
+"""
+
+import argparse
+import csv
+import gzip
+import itertools
+import json
+import os
+import pathlib
+import statistics
+from collections.abc import Iterator
+
+SIZES = """
+include "models/t5_1_1/tiny.gin"
+VOCABULARY = @SentencePieceVocabulary()
+SentencePieceVocabulary.path = "{work}/tasks.model"
+TransformerConfig.vocab_size = 4224
+TransformerConfig.emb_dim = 128
+TransformerConfig.num_heads = 4
+TransformerConfig.head_dim = 32
+TransformerConfig.num_encoder_layers = 3
+TransformerConfig.num_decoder_layers = 3
+TransformerConfig.mlp_dim = 256
+TransformerConfig.dtype = "float32"
+BATCH_SIZE = 16
+DATA_SHARDS = 1
+HOOKS = (@JsonLines(),)
+DATA_SETS = {{{places}}}
+"""
+PRETRAINING = """
+include "objectives/span_corruption.gin"
+MIXTURE_OR_TASK_NAME = "sotu_span_corruption"
+TASK_FEATURE_LENGTHS = {{"inputs": 128}}
+EVALS = ()
+LearningRate.factors = "linear_decay"
+LearningRate.base_learning_rate = 0.02
+LearningRate.warmup_steps = 200
+LearningRate.decay_factor = {decay}
+"""
+MIXTURE = """
+COLLECTIONS = {{"nine": @nine/Collection()}}
+nine/Collection.members = {members}
+MIXTURE_OR_TASK_NAME = "nine"
+MIXING = @Mixing()
+Mixing.maximum = 8192
+"""
+FINE_TUNING = """
+include "runs/finetune.gin"
+TASK_FEATURE_LENGTHS = {{"inputs": 128, "targets": 8}}
+EVALS = (@infer/MetricsEvaluation(),)
+EVAL_PERIOD = {period}
+CHECKPOINT_PERIOD = 1000000
+MetricsEvaluation.num_examples = 400
+MetricsEvaluation.cut_inputs = "right"
+LearningRate.base_learning_rate = {rate}
+"""
+WAYS = {
+    "scratch": [],
+    "all": [],
+    "adapters": ["--gin_file=added/adapters.gin", "--gin.Adapter.size=32", "--gin.LearningRate.base_learning_rate=0.01"],
+    "unfreezing": ["--gin_file=optimizers/gradual_unfreezing.gin"],
+    "mixture+": [],
+}
+FILES = {  # train and validation
+    "glue/cola": ("cola/train.tsv", "cola/dev.tsv"),
+    "glue/sst2": ("sst2_agnews/SST-2/train.tsv", "sst2_agnews/SST-2/test.tsv"),
+    "glue/mrpc": ("becel/mrpc/train.tsv.gz", "becel/mrpc/validation.tsv.gz"),
+    "glue/stsb": ("stsb/sts-train.csv", "stsb/sts-dev.csv"),
+    **{
+        f"super_glue/{folder.lower()}": (f"superglue/{folder}/train.jsonl", f"superglue/{folder}/val.jsonl")
+        for folder in ("RTE", "BoolQ", "CB", "COPA", "WiC")
+    },
+}
+COLUMNS = {
+    "glue/cola": ("source", "label", "mark", "sentence"),
+    "glue/stsb": ("genre", "file", "year", "number", "label", "sentence1", "sentence2"),
+}
+
+
+def task_of(data_set: str) -> str:
+    return f"t5_{data_set.replace('/', '_')}"
+
+
+def rows(path: pathlib.Path, columns: tuple[str, ...] | None) -> Iterator[dict]:
+    with gzip.open(path, "rt") if path.suffix == ".gz" else open(path, newline="") as file:
+        if path.suffix == ".jsonl":
+            yield from map(json.loads, file)
+        else:
+            for row in csv.DictReader(file, columns, delimiter="\t", quoting=csv.QUOTE_NONE):
+                number = float(row["label"])
+                yield {**{k: v for k, v in row.items() if k}, "label": int(number) if number.is_integer() else number}
+
+
+def write_records(work: pathlib.Path, data: pathlib.Path) -> dict[str, str]:
+    """Records of all data sets as lines of JSON; returns their places in gin."""
+    places = {}
+    for data_set, files in FILES.items():
+        found = {
+            split: list(rows(data / "eval" / file, COLUMNS.get(data_set))) if (data / "eval" / file).exists() else []
+            for split, file in zip(("train", "validation"), files, strict=True)
+        }
+        if not found["train"]:
+            found = {"train": found["validation"][:2_400], "validation": found["validation"][2_400:]}
+        (work / data_set).mkdir(parents=True, exist_ok=True)
+        for split, records in found.items():
+            (work / data_set / f"{split}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+        name = task_of(data_set)
+        places[data_set] = f"@{name}/Records()"
+    return places
+
+
+def write_files(work: pathlib.Path, data: pathlib.Path, pretrain_steps: int, steps: int) -> None:
+    places = write_records(work, data)
+    lines = [f'{task_of(of)}/Records.files = "{work}/{of}/{{split}}.jsonl"' for of in places]
+    text = SIZES.format(work=work, places=", ".join(f'"{of}": {place}' for of, place in places.items()))
+    (work / "model.gin").write_text(text + "\n".join(lines) + "\n")
+    (work / "pretraining.gin").write_text(PRETRAINING.format(decay=1 / (0.9 * pretrain_steps)))
+    (work / "fine_tuning.gin").write_text(FINE_TUNING.format(period=steps // 6, rate=0.003))
+    members = (*map(task_of, places), "sotu_span_corruption")
+    (work / "mixture.gin").write_text(MIXTURE.format(members=members))
+    if not (work / "tasks.model").exists():
+        from tasks.sotu import speeches
+
+        texts = itertools.chain.from_iterable(pathlib.Path(file).read_text().splitlines()[:20] for file in speeches()["train"])
+        of_tasks = (
+            value
+            for of in places
+            for line in open(work / of / "train.jsonl").readlines()[:8_000]
+            for value in json.loads(line).values()
+            if isinstance(value, str)
+        )
+        with open(work / "text.jsonl", "w") as file:
+            file.writelines(json.dumps({"text": text}) + "\n" for text in (*texts, *of_tasks) if text)
+        t5x_lab("vocab", "--input=text.jsonl", "--size=4000", "--output=tasks.model")
+
+
+def t5x_lab(*argv: str) -> None:
+    from t5x_lab.cli.main import main
+
+    print("$ t5x_lab", *argv, flush=True)
+    if main(list(argv)) != 0:
+        raise SystemExit(f"t5x_lab {' '.join(argv)} failed")
+
+
+def train(work: pathlib.Path, name: str, steps: int, seed: int, *flags: str) -> str:
+    if not (work / name / "END").exists():
+        t5x_lab(
+            "train",
+            "--gin_file=model.gin",
+            *flags,
+            f"--gin.MODEL_DIR={name}",
+            f"--gin.TRAIN_STEPS={steps}",
+            f"--gin.SEED={seed}",
+        )
+    return name
+
+
+def run_seed(work: pathlib.Path, seed: int, pretrain_steps: int, steps: int, ways: list[str]) -> None:
+    of_steps = f"--gin.CHECKPOINT_PERIOD={pretrain_steps}"
+    base = train(work, f"pretrained_{seed}", pretrain_steps, seed, "--gin_file=pretraining.gin", of_steps)
+    tuning = ["--gin_file=fine_tuning.gin"]
+    mixture = train(
+        work, f"mixture_{seed}", 4 * steps, seed, *tuning, "--gin_file=mixture.gin", f"--gin.INITIAL_CHECKPOINT_PATH={base}",
+        f"--gin.EVAL_PERIOD={4 * steps // 6}", '--gin.TASK_FEATURE_LENGTHS={"inputs": 128, "targets": 36}',
+    )  # fmt: skip
+    for way, data_set in itertools.product(ways, FILES):
+        task = task_of(data_set)
+        start = {"scratch": [], "mixture+": [f"--gin.INITIAL_CHECKPOINT_PATH={mixture}"]}.get(
+            way, [f"--gin.INITIAL_CHECKPOINT_PATH={base}"]
+        )
+        more = [f"--gin.GradualUnfreezing.steps={steps // 3}"] if way == "unfreezing" else []
+        train(
+            work, f"{way}_{seed}_{task}", steps, seed, *tuning, f"--gin.MIXTURE_OR_TASK_NAME={task}", *start, *WAYS[way], *more
+        )
+
+
+def best_scores(folder: pathlib.Path) -> dict[str, float]:
+    """Scores by part of a benchmark, each at its best step."""
+    file = folder / "evals" / "infer" / "best.json"
+    found = json.loads(file.read_text()) if file.exists() else {}
+    return {f"{name} {part}": of["score"] for name, each in found.items() for part, of in each["parts"].items()}
+
+
+def scores(work: pathlib.Path, seeds: int) -> dict[str, list[dict[str, float]]]:
+    """By way and seed, those of all parts that were measured."""
+    found: dict[str, list[dict[str, float]]] = {}
+    for way in (*WAYS, "mixture"):
+        for seed in range(seeds):
+            folders = [work / f"mixture_{seed}"] if way == "mixture" else [work / f"{way}_{seed}_{task_of(of)}" for of in FILES]
+            of_seed = {key: score for folder in folders for key, score in best_scores(folder).items()}
+            if len(of_seed) == len(FILES):
+                found.setdefault(way, []).append({**of_seed, "average": statistics.mean(of_seed.values())})
+    return found
+
+
+def shown(values: list[float]) -> str:
+    deviation = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.1f}{deviation}"
+
+
+def table(found: dict[str, list[dict[str, float]]]) -> str:
+    lines = ["| | " + " | ".join(f"{way} ({len(of)})" for way, of in found.items()) + " |", "|---" * (len(found) + 1) + "|"]
+    for row in next(iter(found.values()))[0]:
+        lines.append(f"| {row} | " + " | ".join(shown([of_seed[row] for of_seed in of]) for of in found.values()) + " |")
+    return "\n".join(lines)
+
+
+def plot(found: dict[str, list[dict[str, float]]], path: pathlib.Path) -> None:
+    import matplotlib
+
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(9, 4), layout="constrained")
+    names = list(next(iter(found.values()))[0])
+    for number, (way, of) in enumerate(found.items()):
+        at = [position + 0.13 * (number - len(found) / 2) for position in range(len(names))]
+        means = [statistics.mean(each[name] for each in of) for name in names]
+        deviations = [statistics.stdev(each[name] for each in of) if len(of) > 1 else 0.0 for name in names]
+        axes.errorbar(at, means, deviations, fmt="o", capsize=2, label=way)
+    axes.set_xticks(range(len(names)), [name.split(" ", 1)[-1] for name in names])
+    axes.set_ylabel("score")
+    axes.legend(ncols=3)
+    figure.savefig(path, dpi=120)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--work", required=True)
+    parser.add_argument("--data", default="../shared/data")
+    parser.add_argument("--pretrain_steps", type=int, default=3000)
+    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--only", action="append", choices=WAYS)
+    args = parser.parse_args()
+    work, data = pathlib.Path(args.work).resolve(), pathlib.Path(args.data).resolve()
+    work.mkdir(parents=True, exist_ok=True)
+    os.chdir(work)
+    write_files(work, data, args.pretrain_steps, args.steps)
+    for seed in range(args.seeds):
+        run_seed(work, seed, args.pretrain_steps, args.steps, args.only or list(WAYS))
+        found = scores(work, args.seeds)
+        if found:
+            (work / "table.md").write_text(table(found) + "\n")
+            plot(found, work / "transfer.png")
+            print(table(found), flush=True)
+
+
+if __name__ == "__main__":
+    main()
