@@ -2,8 +2,8 @@
 
     python benchmarks/t5_transfer.py --work=FOLDER [--data=../shared/data] [--pretrain_steps=3000] [--steps=600] [--seeds=3]
 
-An encoder-decoder of about a million parameters is pre-trained by span corruption of the embedded corpus, and fine-tuned on CoLA,
-SST-2, MRPC, STS-B, RTE, BoolQ, CB, COPA and WiC:
+An encoder-decoder of about a million parameters is pre-trained by span corruption of the embedded corpus, and fine-tuned on
+CoLA, SST-2, MRPC, STS-B, RTE, BoolQ, CB, COPA and WiC:
 
     scratch      all parameters, not pre-trained
     all          all parameters
@@ -13,8 +13,8 @@ SST-2, MRPC, STS-B, RTE, BoolQ, CB, COPA and WiC:
     mixture+     the same, fine-tuned on each
 
 Of each run the best step on the validation split counts, as in the paper. Of BoolQ, whose training records are not at hand, the
-first 2,400 of validation are trained on and the others are validation. Prints a table of means and deviations over seeds, writes
-it to FOLDER/table.md and a plot to FOLDER/transfer.png; what is there already is not done again.
+first 2,400 of validation are trained on and the others are validation. Prints a table of means and deviations over seeds, and
+writes it to FOLDER/table.md and a plot to FOLDER/transfer.png; what is there already is not done again.
 """
 
 import argparse
@@ -136,7 +136,7 @@ def write_files(work: pathlib.Path, data: pathlib.Path, pretrain_steps: int, ste
     members = (*map(task_of, places), "sotu_span_corruption")
     (work / "mixture.gin").write_text(MIXTURE.format(members=members))
     if not (work / "tasks.model").exists():
-        from tasks.sotu import speeches
+        from t5x_lab.tasks.sotu import speeches
 
         texts = itertools.chain.from_iterable(pathlib.Path(file).read_text().splitlines()[:20] for file in speeches()["train"])
         of_tasks = (

@@ -76,7 +76,7 @@ def of_shards(
 
 
 def _converted_as_outside() -> contextlib.AbstractContextManager:
-    """Functions of tasks may branch on tensors, as in a pipeline of their own: within a function nothing is converted, by default.
+    """Functions of tasks may branch on tensors, as in a pipeline of their own; within a function none is converted by default.
 
     Where TensorFlow's own class is not known, a task whose steps do so is refused by TensorFlow.
     """
