@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import tensorflow as tf
 
+from t5x_lab.config.errors import UserError
+
 Shard = int | tf.Tensor
 _PATCHED = threading.RLock()  # held while TensorFlow's functions are replaced by others
 
@@ -43,6 +45,25 @@ class ShardSeed:
         return tf.cast(self._tensor, dtype or tf.int64)
 
 
+def as_outside(make: Callable[[], tf.data.Dataset]) -> tf.data.Dataset:
+    """What `make` makes, also where its steps branch on tensors.
+
+    TensorFlow converts such steps, but none within a function, as that of many shards is. All are converted here where one must
+    be: of hundreds of tasks it would cost a quarter of the time to the first batch.
+    """
+    try:
+        return make()
+    except (UserError, tf.errors.OpError):
+        raise
+    except Exception:
+        if tf.executing_eagerly():
+            raise
+        from tensorflow.python.autograph.core import ag_ctx  # it has no public name
+
+        with ag_ctx.ControlStatusCtx(ag_ctx.Status.UNSPECIFIED):
+            return make()
+
+
 def of_shards(
     make: Callable[[tf.Tensor], tf.data.Dataset], shards: Sequence[int], seeds: Sequence[int], seed: int
 ) -> tf.data.Dataset:
@@ -57,7 +78,7 @@ def of_shards(
 
     def one(shard: tf.Tensor, of_shard: tf.Tensor) -> tf.data.Dataset:
         tf.compat.v1.get_default_graph().seed = ShardSeed(of_shard, seed)
-        with one_after_the_other(), _converted_as_outside():
+        with one_after_the_other():
             return make(shard)
 
     one.autograph_info__ = {}  # type: ignore[attr-defined]  # not to be converted itself, while the tasks' functions are
@@ -73,19 +94,6 @@ def of_shards(
     # Generators of seeds count as state in a graph; theirs are tensors that are saved with it.
     options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
     return together.with_options(options)
-
-
-def _converted_as_outside() -> contextlib.AbstractContextManager:
-    """Functions of tasks may branch on tensors, as in a pipeline of their own; within a function none is converted by default.
-
-    Where TensorFlow's own class is not known, a task whose steps do so is refused by TensorFlow.
-    """
-    try:
-        from tensorflow.python.autograph.core import ag_ctx
-
-        return ag_ctx.ControlStatusCtx(ag_ctx.Status.UNSPECIFIED)
-    except (ImportError, AttributeError, TypeError):
-        return contextlib.nullcontext()
 
 
 @contextlib.contextmanager

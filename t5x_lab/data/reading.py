@@ -20,7 +20,7 @@ from t5x_lab.config.errors import UserError
 from t5x_lab.config.user_code import told
 from t5x_lab.data.caches import CachedFiles, opened, single
 from t5x_lab.data.config import DataConfig
-from t5x_lab.data.many import Shard, same_in_all_shards
+from t5x_lab.data.many import Shard, as_outside, same_in_all_shards
 from t5x_lab.data.mixture import Part, no_inputs
 from t5x_lab.data.preprocessors import truncated
 from t5x_lab.data.sources import UNEVEN, can_be_shared, files_are_alike, longest_records, shares_of_files, sizes_of
@@ -72,8 +72,11 @@ def shard_of_task(part: Part, config: DataConfig, run_seed: int, shard: Shard, t
             dataset = dataset.repeat()
             return dataset.skip(seed % ROTATION) if not few and config.shuffle and source.is_one_file(config.split) else dataset
 
-        cached = task.preprocess_precache(source.get_dataset(config.split, seed=seed), seed=seed)
-        dataset = task.preprocess_postcache(without_end(cached), sequence_length=part.sequence_length, seed=seed)
+        def through_steps() -> tf.data.Dataset:
+            cached = task.preprocess_precache(source.get_dataset(config.split, seed=seed), seed=seed)
+            return task.preprocess_postcache(without_end(cached), sequence_length=part.sequence_length, seed=seed)
+
+        dataset = as_outside(through_steps)
         _check_features(dataset, part)
         return dataset.shuffle(buffer, seed=seed) if few and buffer and config.shuffle else dataset
     except (UserError, tf.errors.OpError):  # the latter are of what is read, see `failures`
