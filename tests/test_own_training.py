@@ -109,6 +109,24 @@ def test_what_is_frozen_has_no_gradient_in_the_program(frozen):
 
 
 @pytest.mark.slow
+def test_unfreezing_goes_on_in_the_middle_of_a_stage(tmp_path):
+    """Stages of two steps; three steps and three more are six, to the bit."""
+    gradual = ["--gin_file=optimizers/gradual_unfreezing.gin", "--gin.GradualUnfreezing.steps=2", "--gin.CHECKPOINT_PERIOD=3"]
+    whole, parts = str(tmp_path / "whole"), str(tmp_path / "parts")
+    assert main(flags("causal_decoder", FULL_LM, whole, 6, *gradual)) == 0
+    for steps in (3, 6):
+        assert main(flags("causal_decoder", FULL_LM, parts, steps, *gradual)) == 0
+    one, other = (flat_names(t5x_lab.load(directory).params) for directory in (whole, parts))
+    early = flat_names(t5x_lab.load(whole, 3).params)
+    for name, x in one.items():
+        np.testing.assert_array_equal(x, other[name])  # of three steps behind the checkpoint, which its slots decide
+        assert not np.array_equal(x, early[name])
+    steps = [line["step"] for line in read_metrics(parts) if line["split"] == "train"]
+    losses = [[line["loss"] for line in read_metrics(path) if line["split"] == "train"] for path in (whole, parts)]
+    assert steps == list(range(1, 7)) and losses[0] == losses[1]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", [Adafactor(RATE, min_dim_size_to_factor=4), AdamW(RATE), Sgd(RATE)])
 def test_blocks_are_unfrozen_one_after_the_other(optimizer):
     """Two steps a stage, three blocks: which ones moved, and whose slots, after each step; then all as without it."""
