@@ -6,6 +6,8 @@ import gzip
 import json
 import pathlib
 import re
+import subprocess
+import sys
 
 import jax
 import numpy as np
@@ -19,7 +21,7 @@ import tensorflow as tf
 import tensorflow_datasets as tfds
 from conftest import ROOT, shared_data
 from synthetic_records import Words, pronoun
-from t5.data import glue_utils
+from t5.data import glue_utils, mixtures
 from t5.evaluation import eval_utils
 
 import t5x_lab
@@ -30,7 +32,7 @@ from t5x_lab.data.config import ByteVocabulary, DataConfig, Mixing
 from t5x_lab.data.mixture import resolve
 from t5x_lab.evaluation import benchmarks
 from t5x_lab.models.model import Model
-from t5x_lab.prompts import t5_metrics
+from t5x_lab.prompts import t5_metrics, t5_suite
 from t5x_lab.prompts.config import Collection, Prompts, Records
 from t5x_lab.prompts.t5_suite import MIXTURES, SUITE
 from t5x_lab.runs.config import GinConfig
@@ -164,6 +166,24 @@ def test_words_are_the_t5_librarys_of_records_in_tensorflow_datasets_and_in_file
     of_files = task_of(name, in_files(tfds_dir, name, records))
     assert tuple(of_files.splits) == splits
     assert_same(examples(of_files, splits[0]), expected)
+
+
+def test_the_t5_librarys_names_stand_for_the_same(tmp_path):
+    """Where it has not been imported; here it has, so that its own are what they name."""
+    assert mixtures
+    theirs = set(T5S.values()) | {"glue_v002_proportional", "glue_mnli_and_dev_v002", "wsc_dpr_simple_proportional"}
+    assert {t5_suite._here(name) for name in T5S.values()} == set(SUITE)
+    assert theirs <= {*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()} and not Prompts().declare("glue_cola_v002")
+    program = f"""
+import seqio
+from t5x_lab.prompts.config import Prompts
+for name in {sorted(theirs)}:
+    assert Prompts().declare(name), name
+    print(name, len(getattr(seqio.get_mixture_or_task(name), "tasks", [0])))
+assert not Prompts().declare("glue_nothing_v002") and not Prompts().declare("my_task_v001")
+"""
+    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert len(out.splitlines()) == len(theirs) and "glue_v002_proportional 11" in out
 
 
 def test_versions_are_those_that_tensorflow_datasets_makes():

@@ -4,13 +4,15 @@
     t5_glue, t5_super_glue, t5_supervised                 mixtures at rates of their sizes, see `MIXTURES`
     t5_supervised_without_t5_squad_and_t5_glue            without some of these
 
-Steps before and behind a model, and metrics, are the `t5` library's own, and so are its names of them, without versions.
+Steps before and behind a model, and metrics, are the `t5` library's own, and so are its names of them, without versions; with
+these (glue_cola_v002, glue_v002_proportional) they stand for the same, unless the library's own have been imported.
 Records are read from TensorFlow Datasets, in the version that its package makes, or from where RECORDS and DATA_SETS say that
 those of "glue/cola", "super_glue/boolq" and so on lie.
 """
 
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -235,7 +237,21 @@ MIXTURES: dict[str, tuple[str, ...]] = {
         *_WSC,
     ),
 }
+MIXTURES["t5_super_glue_wsc"] = _WSC[1:]
 MIXTURES["t5_supervised"] = (*MIXTURES["t5_glue"], *MIXTURES["t5_super_glue"], *_ALONE)
+
+
+_T5S = {
+    "glue_v002_proportional": "t5_glue",
+    "super_glue_v102_proportional": "t5_super_glue",
+    "wsc_dpr_simple_proportional": "t5_wsc_dpr",
+    "squad_v010_allanswers": "t5_squad",
+}
+
+
+def _here(name: str) -> str:
+    """What the `t5` library calls so, by its name here; another name is what it is."""
+    return _T5S.get(name) or (re.sub(r"_v\d{3}(?=_|$)", "", f"{START}{name}") if re.search(r"_v\d{3}(_|$)", name) else name)
 
 
 def names() -> list[str]:
@@ -249,10 +265,11 @@ def declare(name: str, prompts: Prompts) -> bool:
       name: see above.
       prompts: of the run, which may say where records lie.
     """
-    if name in SUITE:
-        register(_task(name, SUITE[name], prompts))
+    here = _here(name)
+    if here in SUITE:
+        register(_task(name, SUITE[here], prompts))
         return True
-    found = _members(name)
+    found = _members(here)
     for member in found:
         register(_task(member, SUITE[member], prompts))
     if found:
