@@ -33,7 +33,7 @@ def declare(name: str, prompts: Prompts) -> bool:
     """See `Prompts.declare`."""
     if is_somebodys(name):
         return False
-    if t5_suite.declare(name, prompts):
+    if name not in prompts.collections and t5_suite.declare(name, prompts):
         return True
     if not _in_the_making:
         data_sets_in.cache_clear()  # files may have changed since

@@ -64,6 +64,10 @@ class _Tfds(seqio.TfdsDataSource):
         with self._here():
             return super().list_shards(split)
 
+    def get_dataset(self, split="train", *args, **options) -> tf.data.Dataset:
+        self.list_shards(split)  # nothing is downloaded on the way
+        return super().get_dataset(split, *args, **options)
+
     @contextlib.contextmanager
     def _here(self) -> Iterator[None]:
         try:
