@@ -10,7 +10,6 @@ templates. Before and after: accuracy on the validation splits of the labelled s
 promptsource's prompts. Prints a table, and writes it to FOLDER/table.md; what is there already is not done again.
 """
 
-import argparse
 import csv
 import gzip
 import itertools
@@ -20,6 +19,8 @@ import pathlib
 import re
 import subprocess
 import sys
+
+from small_runs import arguments, paragraphs, write_texts
 
 ARCHITECTURES = {
     "causal_decoder": ("models/causal_decoder/base.gin", "objectives/full_lm.gin", {"targets": 256}),
@@ -190,11 +191,6 @@ def write_files(work: pathlib.Path, data: pathlib.Path) -> int:
 
 def write_text(path: pathlib.Path, data: pathlib.Path) -> None:
     """Some text of the embedded corpus and of T0's renderings, and more of the two labelled sets with most."""
-    from tasks.sotu import speeches
-
-    def paragraphs():
-        for file in speeches()["train"]:
-            yield from (line for line in pathlib.Path(file).read_text().splitlines() if line)
 
     def column(file: pathlib.Path):
         with open(file, newline="") as lines:
@@ -206,9 +202,8 @@ def write_text(path: pathlib.Path, data: pathlib.Path) -> None:
                 yield from (json.loads(line)["prompt"] for line in itertools.islice(lines, 90))
 
     labelled = (data / "eval" / "sst2_agnews" / name for name in ("SST-2/train.tsv", "agnews/dev.tsv"))
-    with open(path, "w") as output:
-        for texts, most in ((paragraphs(), 4_000), (prompts(), 3_000), *((column(file), 20_000) for file in labelled)):
-            output.writelines(json.dumps({"text": text}) + "\n" for text in itertools.islice(texts, most))
+    limits = ((paragraphs(), 4_000), (prompts(), 3_000), *((column(file), 20_000) for file in labelled))
+    write_texts(path, itertools.chain.from_iterable(itertools.islice(texts, most) for texts, most in limits))
 
 
 def t5x_lab(work: pathlib.Path, *argv: str) -> None:
@@ -269,15 +264,8 @@ def table(work: pathlib.Path) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--work", required=True)
-    parser.add_argument("--data", default="../shared/data")
-    parser.add_argument("--pretrain_steps", type=int, default=500)
-    parser.add_argument("--steps", type=int, default=3000)
-    parser.add_argument("--only", action="append", choices=ARCHITECTURES)
-    args = parser.parse_args()
-    work, data = pathlib.Path(args.work).resolve(), pathlib.Path(args.data).resolve()
-    work.mkdir(parents=True, exist_ok=True)
+    args = arguments(__doc__, pretrain_steps=500, steps=3000, only=ARCHITECTURES)
+    work, data = args.work, args.data
     os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
     print(f"{write_files(work, data)} data sets of T0 as promptsource rendered them")
     if not (work / "tasks.model").exists():

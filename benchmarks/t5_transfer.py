@@ -17,7 +17,6 @@ first 2,400 of validation are trained on and the others are validation. Prints a
 writes it to FOLDER/table.md and a plot to FOLDER/transfer.png; what is there already is not done again.
 """
 
-import argparse
 import csv
 import gzip
 import itertools
@@ -26,6 +25,8 @@ import os
 import pathlib
 import statistics
 from collections.abc import Iterator
+
+from small_runs import arguments, paragraphs, write_texts
 
 SIZES = """
 include "models/t5_1_1/tiny.gin"
@@ -136,9 +137,6 @@ def write_files(work: pathlib.Path, data: pathlib.Path, pretrain_steps: int, ste
     members = (*map(task_of, places), "sotu_span_corruption")
     (work / "mixture.gin").write_text(MIXTURE.format(members=members))
     if not (work / "tasks.model").exists():
-        from t5x_lab.tasks.sotu import speeches
-
-        texts = itertools.chain.from_iterable(pathlib.Path(file).read_text().splitlines()[:20] for file in speeches()["train"])
         of_tasks = (
             value
             for of in places
@@ -146,8 +144,7 @@ def write_files(work: pathlib.Path, data: pathlib.Path, pretrain_steps: int, ste
             for value in json.loads(line).values()
             if isinstance(value, str)
         )
-        with open(work / "text.jsonl", "w") as file:
-            file.writelines(json.dumps({"text": text}) + "\n" for text in (*texts, *of_tasks) if text)
+        write_texts(work / "text.jsonl", itertools.chain(paragraphs(of_each=20), filter(None, of_tasks)))
         t5x_lab("vocab", "--input=text.jsonl", "--size=4000", "--output=tasks.model")
 
 
@@ -242,16 +239,8 @@ def plot(found: dict[str, list[dict[str, float]]], path: pathlib.Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--work", required=True)
-    parser.add_argument("--data", default="../shared/data")
-    parser.add_argument("--pretrain_steps", type=int, default=3000)
-    parser.add_argument("--steps", type=int, default=600)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--only", action="append", choices=WAYS)
-    args = parser.parse_args()
-    work, data = pathlib.Path(args.work).resolve(), pathlib.Path(args.data).resolve()
-    work.mkdir(parents=True, exist_ok=True)
+    args = arguments(__doc__, pretrain_steps=3000, steps=600, only=WAYS, seeds=3)
+    work, data = args.work, args.data
     os.chdir(work)
     write_files(work, data, args.pretrain_steps, args.steps)
     for seed in range(args.seeds):

@@ -33,7 +33,9 @@ from t5x_lab.data.mixture import resolve
 from t5x_lab.evaluation import benchmarks
 from t5x_lab.models.model import Model
 from t5x_lab.prompts import t5_metrics, t5_suite
+from t5x_lab.prompts.catalogue import CATALOGUE
 from t5x_lab.prompts.config import Collection, Prompts, Records
+from t5x_lab.prompts.places import RecordsOfDataSet
 from t5x_lab.prompts.t5_suite import MIXTURES, SUITE
 from t5x_lab.runs.config import GinConfig
 
@@ -340,6 +342,22 @@ def test_a_mixture_of_which_only_some_splits_are_given_is_read_as_far_as_they_go
         NotHere, match='"glue/mnli_matched" has no split "validation" where its records are said to lie; they have train'
     ):
         task_of("t5_glue_mnli_matched", prompts).source.list_shards("validation")
+
+
+def test_tasks_of_one_data_set_have_each_their_own_splits(tmp_path):
+    """By one rule for all data sets, in whatever order they are asked for, also by templates."""
+    for split in ("train", "validation", "test"):
+        (tmp_path / f"{split}.jsonl").write_text(json.dumps(made_up("t5_super_glue_wsc_simple_eval", 1)[0]) + "\n")
+    for names in (
+        ("t5_super_glue_wsc_simple_train", "t5_super_glue_wsc_simple_eval"),
+        ("t5_glue_wnli_simple_eval", "t5_glue_wnli"),
+    ):
+        for number, order in enumerate((names, names[::-1])):
+            prompts = Prompts(records=Records(files=f"{tmp_path}/{'.' * number}/{{split}}.jsonl"))
+            for name in order:
+                assert tuple(task_of(name, prompts).splits) == SUITE[name].splits
+            whole = RecordsOfDataSet(CATALOGUE[SUITE[names[0]].data_set], prompts).source()
+            assert tuple(whole.splits) == ("train", "validation", "test")
 
 
 def test_a_record_that_does_not_fit_is_said(tmp_path):

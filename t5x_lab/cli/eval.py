@@ -17,7 +17,7 @@ from t5x_lab.cli.flags import (
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    add_model_flags(parser, several=True)
+    add_model_flags(parser, several_steps=True)
     add_gin_flags(parser)
     add_process_flags(parser)
     parser.add_argument(
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> None:
         if len(directories) > 1:
             weights = args.weights or "last"
             model = load(directories, step=chosen_step(args.step), weights=weights)
-            evaluated = iter([(model.step, evaluate_ensemble(config, model, directories, weights))])
+            evaluated = evaluate_ensemble(config, model, directories, weights)
         else:
             options = dict(wait_minutes=args.wait_minutes, weights=args.weights, follow=args.follow)
             evaluated = evaluate_checkpoints(config, args.model_dir, args.step, **options)

@@ -34,16 +34,16 @@ def gin_config(args: argparse.Namespace, *first_files: str, fixed: tuple[str, ..
     return GinConfig((*first_files, *args.gin_file), tuple(bindings), tuple(paths))
 
 
-def add_model_flags(parser: argparse.ArgumentParser, several: bool = False) -> None:
+def add_model_flags(parser: argparse.ArgumentParser, several_steps: bool = False) -> None:
     """`--model_dir`, `--step` and `--weights`."""
     ensemble = "or several joined by commas: an ensemble, whose logits are the mean of its members'"
     parser.add_argument("--model_dir", required=True, help=f"a run directory, {ensemble}")
     parser.add_argument(
         "--step",
         default="latest",
-        help="a checkpoint's step, or latest" + (", all, or several joined by commas" if several else ""),
+        help="a checkpoint's step, or latest" + (", all, or several joined by commas" if several_steps else ""),
     )
-    default = None if several else "last"
+    default = None if several_steps else "last"
     parser.add_argument("--weights", default=default, help="last, or average: those of AVERAGE_DECAY")
 
 

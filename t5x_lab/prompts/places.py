@@ -67,10 +67,10 @@ class RecordsOfDataSet:
         if not isinstance(place, Records):
             place.least_kept = LEAST_KEPT  # type: ignore[attr-defined]
             return place  # type: ignore[return-value]
-        # Who says where the files of each split are may have others.
-        splits = place.files if isinstance(place.files, dict) else dict.fromkeys([*self._data_set.splits, *place.splits])
-        key = (self._data_set.name, str(place), tuple(splits), os.getcwd())
+        key = (self._data_set.name, str(place), os.getcwd())
         if key not in _sources:
+            # Who says where the files of each split are may have others.
+            splits = place.files if isinstance(place.files, dict) else dict.fromkeys([*self._data_set.splits, *place.splits])
             _sources[key] = source_of(self._data_set.whole, self.fields, tuple(splits), self._data_set.elsewhere)
             _sources[key].least_kept = LEAST_KEPT
         return _sources[key]

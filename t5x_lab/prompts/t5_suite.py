@@ -19,7 +19,7 @@ from typing import Any
 import seqio
 
 from t5x_lab.config.errors import UserError
-from t5x_lab.prompts.catalogue import CATALOGUE, DataSet
+from t5x_lab.prompts.catalogue import CATALOGUE
 from t5x_lab.prompts.config import Prompts, Records
 from t5x_lab.prompts.places import RecordsOfDataSet
 from t5x_lab.prompts.records import OnlySplits, source_of
@@ -311,9 +311,7 @@ def _size(task: seqio.Task) -> float:
 def _task(name: str, entry: Entry, prompts: Prompts) -> SuiteTask:
     from t5x_lab.data.texts import VOCABULARY
 
-    data_set = CATALOGUE.get(entry.data_set) or DataSet(entry.data_set)
-    if not isinstance(data_set.splits, dict):
-        data_set = dataclasses.replace(data_set, splits=entry.splits)
+    data_set = CATALOGUE[entry.data_set]
     records, words = RecordsOfDataSet(data_set, prompts), entry.words(entry)
     if records.said is None:
         source, steps = source_of(entry.data_set, Records(tfds=entry.tfds), entry.splits), []

@@ -26,7 +26,7 @@ def typed(dataset: tf.data.Dataset, records: Records, features: Any, name: str) 
       name: of the data set, for messages.
     """
     spec = features.get_tensor_spec()
-    convert = functools.partial(_tensors, records=records, features=features, name=name)
+    convert = functools.partial(_tensors, records=records, spec=spec, features=features, name=name)
 
     @tf.autograph.experimental.do_not_convert
     def made(example: dict[str, tf.Tensor]) -> dict[str, Any]:
@@ -38,22 +38,22 @@ def typed(dataset: tf.data.Dataset, records: Records, features: Any, name: str) 
     return as_json(dataset, records).map(made)
 
 
-def _tensors(line: bytes, records: Records, features: Any, name: str) -> list:
+def _tensors(line: bytes, records: Records, spec: Mapping[str, Any], features: Any, name: str) -> list:
     try:
-        fields, spec = fields_of(line, records), features.get_tensor_spec()
-        return tf.nest.flatten(_as_said({}, fields, spec, features))
+        return tf.nest.flatten(_as_said(fields_of(line, records), spec, features))
     except UserError as error:
         start = line.decode("utf-8", "replace")[:200]
         raise UserError(f"{error.sentence.rstrip('.')}. The record of {name}: {start}") from error
 
 
-def _as_said(found: dict, fields: Mapping[str, Any], spec: Mapping[str, Any], features: Any) -> dict:
+def _as_said(fields: Mapping[str, Any], spec: Mapping[str, Any], features: Any) -> dict:
+    found: dict[str, Any] = {}
     for key, like in spec.items():
         value = fields.get(key)
         if isinstance(like, Mapping):
             if not isinstance(value, Mapping):
                 raise UserError(f'the field "{key}" is {_shown(value)}; it has {", ".join(like)}')
-            found[key] = _as_said({}, value, like, None)
+            found[key] = _as_said(value, like, None)
         elif like.shape.rank:
             value = [] if value is None else value
             if not isinstance(value, list | tuple):

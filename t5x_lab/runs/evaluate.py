@@ -356,11 +356,10 @@ def evaluate_checkpoints(
             found |= by_split(entry.how.name if weights else entry.name, measured)
             failed += [f"{entry.name} of step {number}"] * bool(measured.failures)
         yield number, found
-    if failed:
-        raise EvaluationFailed(f"Some metrics failed, as was said: {', '.join(failed)}. All others are written.")
+    _check_failed(failed)
 
 
-def evaluate_ensemble(config: GinConfig, model: Run, members: Sequence[str], weights: str) -> Found:
+def evaluate_ensemble(config: GinConfig, model: Run, members: Sequence[str], weights: str) -> Iterator[tuple[int, Found]]:
     """Evaluates several runs' models as one, with all evaluations of EVALS; results lie in the first one's directory.
 
     Args:
@@ -368,8 +367,11 @@ def evaluate_ensemble(config: GinConfig, model: Run, members: Sequence[str], wei
       model: `t5x_lab.load` of the directories, with these weights.
       members: the directories.
 
+    Yields:
+      (the latest of the members' steps, metrics by split)
+
     Raises:
-      EvaluationFailed: where some metrics failed.
+      EvaluationFailed: at the end, where some metrics failed.
     """
     check_environment()
     evaluations = Evaluations(config.evals(), model, members[0], weights == "average", weights=weights, members=members)
@@ -378,9 +380,13 @@ def evaluate_ensemble(config: GinConfig, model: Run, members: Sequence[str], wei
     for entry, measured in evaluations.measure(evaluations.entries, model.step, model.params, model.params):
         found |= by_split(entry.name, measured)
         failed += [entry.name] * bool(measured.failures)
+    yield model.step, found
+    _check_failed(failed)
+
+
+def _check_failed(failed: Sequence[str]) -> None:
     if failed:
         raise EvaluationFailed(f"Some metrics failed, as was said: {', '.join(failed)}. All others are written.")
-    return found
 
 
 def _evaluations(
