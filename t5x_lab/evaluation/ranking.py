@@ -96,7 +96,7 @@ class RankedTasks:
         rows = [row for rows in grouped for row in rows]
         examples = [row.example for row in rows]
         longest = max((len(row.targets) for row in rows), default=0)
-        inputs = CutInputs(model, examples, part.sequence_length, self._how, longest)
+        inputs = CutInputs(model, part, examples, self._how, longest)
         if inputs.cut:
             say(f'{inputs.cut} of {len(rows)} inputs of task "{part.task.name}" were cut to {inputs.most} tokens.')
         dataset, prompt = dataset_and_prompt(self._found.tasks.name, part.task)

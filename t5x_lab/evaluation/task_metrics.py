@@ -73,7 +73,7 @@ class TaskMetrics:
         for part, (evaluator, examples) in self._found.read_each(self._examples, failures, "its metrics are not measured"):
             name = part.task.name
             # What devices do is done outside of `try`: where that fails, all processes end together.
-            outputs = _Outputs(model, examples, part.sequence_length, self._how)
+            outputs = _Outputs(model, part, examples, self._how)
             outputs.make({metric.model_output_type for metric in part.task.metric_objs})
             try:
                 found = _measured(evaluator, part.task.name, outputs, model.step)
@@ -156,20 +156,20 @@ class CutInputs:
 
     Args:
       model, examples, how: see `TaskMetrics`.
-      lengths: of features.
+      part: the task whose examples they are.
       written: tokens that the model writes or scores behind them.
 
     Attributes:
-      ids: the inputs, behind what stands before all of the model's.
+      ids: the inputs, behind what stands before all of the task's.
       most: tokens that they are cut to; None where nothing cuts them.
       cut: how many were.
     """
 
-    def __init__(self, model: Any, examples: Sequence[dict], lengths: Lengths, how: OutputEvaluation, written: int):
+    def __init__(self, model: Any, part: Part, examples: Sequence[dict], how: OutputEvaluation, written: int):
         whole = [example["inputs"].tolist() if "inputs" in example else [] for example in examples]
-        before = model.around_inputs[0]
+        before = part.before_inputs
         positions = model.max_positions and model.max_positions - len(before) - (0 if model.has_encoder else written)
-        self.most = lengths.get("inputs") if how.cut_inputs else positions
+        self.most = part.sequence_length.get("inputs") if how.cut_inputs else positions
         cut = cut_left if how.cut_inputs == "left" else functools.partial(cut_right, ends=model.end_ids)
         found = [cut(ids, self.most) for ids in whole]
         self.cut = sum(len(a) < len(b) for a, b in zip(found, whole, strict=True))
@@ -179,12 +179,12 @@ class CutInputs:
 class _Outputs:
     """What one model gives for the examples of one task, asked for as SeqIO does: pairs of (number, output)."""
 
-    def __init__(self, model: Any, examples: Sequence[dict], lengths: Lengths, how: MetricsEvaluation):
+    def __init__(self, model: Any, part: Part, examples: Sequence[dict], how: MetricsEvaluation):
         self._model, self._examples, self._how = model, examples, how
         self._targets = [example["targets"].tolist() for example in examples]
-        self._max_tokens = how.max_tokens or lengths.get("targets") or max(map(len, self._targets))
+        self._max_tokens = how.max_tokens or part.sequence_length.get("targets") or max(map(len, self._targets))
         self._beginning = model.vocabulary.encode(how.beginning) if how.beginning else []
-        inputs = CutInputs(model, examples, lengths, how, self._max_tokens + len(self._beginning))
+        inputs = CutInputs(model, part, examples, how, self._max_tokens + len(self._beginning))
         self._inputs, self.most, self.cut = inputs.ids, inputs.most, inputs.cut
 
     def make(self, kinds: set) -> None:
