@@ -36,10 +36,11 @@ TransformerConfig.vocab_size = 4224
 TransformerConfig.emb_dim = 128
 TransformerConfig.num_heads = 4
 TransformerConfig.head_dim = 32
-TransformerConfig.num_encoder_layers = 3
-TransformerConfig.num_decoder_layers = 3
+TransformerConfig.num_encoder_layers = 2
+TransformerConfig.num_decoder_layers = 2
 TransformerConfig.mlp_dim = 256
 TransformerConfig.dtype = "float32"
+DROPOUT_RATE = 0.0
 BATCH_SIZE = 16
 DATA_SHARDS = 1
 HOOKS = (@JsonLines(),)
@@ -64,11 +65,11 @@ Mixing.maximum = 8192
 """
 FINE_TUNING = """
 include "runs/finetune.gin"
-TASK_FEATURE_LENGTHS = {{"inputs": 128, "targets": 8}}
 EVALS = (@infer/MetricsEvaluation(),)
 EVAL_PERIOD = {period}
 CHECKPOINT_PERIOD = 1000000
 MetricsEvaluation.num_examples = 400
+MetricsEvaluation.batch_size = 100
 MetricsEvaluation.cut_inputs = "right"
 LearningRate.base_learning_rate = {rate}
 """
@@ -93,6 +94,14 @@ COLUMNS = {
     "glue/cola": ("source", "label", "mark", "sentence"),
     "glue/stsb": ("genre", "file", "year", "number", "label", "sentence1", "sentence2"),
 }
+
+
+LENGTHS = {"glue/cola": 32, "super_glue/copa": 48, "glue/sst2": 64, "glue/stsb": 64, "super_glue/wic": 64, "glue/mrpc": 96}
+
+
+def lengths_of(data_set: str) -> str:
+    """Of inputs, in which nearly all of a data set's fit."""
+    return f'--gin.TASK_FEATURE_LENGTHS={{"inputs": {LENGTHS.get(data_set, 128)}, "targets": 8}}'
 
 
 def task_of(data_set: str) -> str:
@@ -183,9 +192,8 @@ def run_seed(work: pathlib.Path, seed: int, pretrain_steps: int, steps: int, way
             way, [f"--gin.INITIAL_CHECKPOINT_PATH={base}"]
         )
         more = [f"--gin.GradualUnfreezing.steps={steps // 3}"] if way == "unfreezing" else []
-        train(
-            work, f"{way}_{seed}_{task}", steps, seed, *tuning, f"--gin.MIXTURE_OR_TASK_NAME={task}", *start, *WAYS[way], *more
-        )
+        what = [f"--gin.MIXTURE_OR_TASK_NAME={task}", lengths_of(data_set)]
+        train(work, f"{way}_{seed}_{task}", steps, seed, *tuning, *what, *start, *WAYS[way], *more)
 
 
 def best_scores(folder: pathlib.Path) -> dict[str, float]:

@@ -411,8 +411,8 @@ def test_learned_positions_limit_each_text_by_itself():
         ([8, 8], 8, "a: beside 8 tokens to write there is no room for a prompt in 8"),
     ):
         with pytest.raises(UserError, match=says):
-            fit([[0, 1], [0, *[5] * 28]], limits, max_length, ["a", "b"], 1)
-    assert fit([[0, 1], [0, 5, *[6] * 27]], [5, 5], 32, ["a", "b"], 1) == [[0, 1], [0, *[6] * 27]]
+            fit([[0, 1], [0, *[5] * 28]], limits, max_length, ["a", "b"], [[0]])
+    assert fit([[0, 1], [0, 5, *[6] * 27]], [5, 5], 32, ["a", "b"], [[0]]) == [[0, 1], [0, *[6] * 27]]
     assert fit([[5, *[6] * 28]], [5], 32, ["a"]) == [[6] * 28]  # without a start token there is room for one more
     with pytest.raises(UserError, match="a holds the id 64; the model's are 0 to 63"):
         fit([[64]], [1], None, ["a"])

@@ -105,6 +105,80 @@ def test_training_reads_the_prompt_before_each_of_packed_inputs(architecture, in
         assert {tuple(row[LENGTH:]) for row in found.values()} == {tuple(row) for row in examples(())}
 
 
+@pytest.fixture(scope="module", params=["models/t5_1_1/tiny.gin", "models/decoder/tiny.gin"])
+def prompted(request):
+    """A fresh model with a soft prompt of three vectors, of a size that matters."""
+    run = t5x_lab.from_gin(
+        [request.param, "added/soft_prompt.gin"],
+        ["VOCABULARY = @ByteVocabulary()", "TransformerConfig.vocab_size = 384", "SOFT_PROMPT_LENGTH = 3",
+         "SpecialTokens.input_eos = True"],
+        seed=4,
+    )  # fmt: skip
+    run.params["token_embedder"]["prompt"]["embedding"] *= 20
+    return run
+
+
+def test_what_is_cut_from_the_left_is_not_the_prompt(prompted):
+    ids, before = [*range(10, 40), 1], list(soft_prompt_ids(3))
+    first = 0 if prompted.has_encoder else 1  # the start token counts as read
+    found = prompted.scores([[*before, *ids]], [[7, 1]], max_length=12 + first)
+    room = 12 - 3 - (0 if prompted.has_encoder else 1)  # the last target is not read
+    expected = prompted.scores([[*before, *ids[-room:]]], [[7, 1]])
+    assert found.cut[0] == len(ids) - room
+    np.testing.assert_array_equal(found.log_prob, expected.log_prob)
+    text = "".join(map(chr, range(65, 65 + 26)))
+    written = prompted.generate([text], max_tokens=4, max_length=12 + first)
+    room -= 0 if prompted.has_encoder else 2
+    assert written == prompted.generate([text[len(text) - room + 1 :]], max_tokens=4)
+
+
+def test_lm_eval_scores_a_text_behind_the_prompt_in_every_window(prompted):
+    from lm_eval.api.instance import Instance
+
+    from t5x_lab.evaluation.harness import HarnessModel
+
+    text, before = "abcdefghijklmnopqrstuvwx", list(soft_prompt_ids(3))
+    model = HarnessModel(prompted, batch_size=4, max_length=14, max_gen_toks=4)
+    request = Instance(request_type="loglikelihood_rolling", doc={}, arguments=(text,), idx=0)
+    found = model.loglikelihood_rolling([request])[0]
+    ids = [*prompted.vocabulary.encode(text), *([1] if prompted.has_encoder else [])]
+    most = 14 - 3 - (0 if prompted.has_encoder else 1)
+    windows = [(i, ids[i : i + most]) for i in range(0, len(ids), most)]
+    blank = [1] if prompted.has_encoder else []
+    # The last window is as long as the others, as lm-eval has it: its context is what it does not predict.
+    contexts = [[*before, *(ids[i + len(window) - most - 1 : i] if i else blank)] for i, window in windows]
+    expected = prompted.scores(contexts, [window for _, window in windows]).log_prob.sum()
+    assert len(windows) > 1 and found == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_members_of_an_ensemble_read_each_their_own_prompt(prompted, tmp_path):
+    prompted.save(str(tmp_path / "one"))
+    embedding = prompted.params["token_embedder"]["prompt"]["embedding"]
+    prompted.params["token_embedder"]["prompt"]["embedding"] = -embedding
+    prompted.save(str(tmp_path / "other"))
+    prompted.params["token_embedder"]["prompt"]["embedding"] = embedding
+    both = [t5x_lab.load(str(tmp_path / name)) for name in ("one", "other")]
+    ids = np.array([[0, *soft_prompt_ids(3), 20, 21, 22]])
+    features = {"decoder_input_tokens": ids}
+    if prompted.has_encoder:
+        features = {"encoder_input_tokens": ids, "decoder_input_tokens": np.array([[0, 5, 6]])}
+    members = [run.logits(**features) for run in both]
+    assert not np.allclose(*members, atol=1e-2)
+    together = t5x_lab.load([str(tmp_path / "one"), str(tmp_path / "other")])
+    np.testing.assert_allclose(together.logits(**features), np.mean(members, 0), atol=1e-4)
+    assert np.isfinite(together.score(["a text"], [" of two prompts"])).all()
+
+
+@pytest.mark.parametrize("objective", ["prefix_lm", "span_corruption"])
+def test_a_prompt_that_nothing_is_read_behind_is_refused(objective, tmp_path, capsys):
+    command = [
+        "train", "--gin_file=models/t5_1_1/tiny.gin", f"--gin_file=objectives/{objective}.gin",
+        "--gin_file=added/soft_prompt.gin", *TINY, f"--gin.MODEL_DIR={tmp_path}/run", "--gin.TRAIN_STEPS=1",
+    ]  # fmt: skip
+    assert main(command) == 2
+    assert "it would learn nothing. Train it on tasks that have inputs of their own" in capsys.readouterr().err
+
+
 def test_a_prompt_longer_than_inputs_is_said(tickets):
     prompts = Prompts(data_sets={"super_glue/cb": Records(files=tickets)})
     tokens = SpecialTokens(input_start=soft_prompt_ids(100))

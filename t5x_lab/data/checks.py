@@ -1,6 +1,6 @@
 """What is checked, and told, before anything is read: that vocabulary, model and tasks go together, and that data are here."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import seqio
 
@@ -15,8 +15,12 @@ from t5x_lab.data.vocabularies import build_vocabulary
 from t5x_lab.observe.console import say
 
 
-def check_vocabulary(tasks: WeightedTasks, config: DataConfig, vocab_size: int) -> None:
-    """Opens the vocabulary's file, and raises a `UserError` where it does not go together with the model or the tasks."""
+def check_vocabulary(tasks: WeightedTasks, config: DataConfig, vocab_size: int, more_ids: Collection[int] = ()) -> None:
+    """Opens the vocabulary's file, and raises a `UserError` where it does not go together with the model or the tasks.
+
+    Args:
+      more_ids: that the model embeds beside the vocabulary's, as those of a soft prompt.
+    """
     build_vocabulary(config.vocabulary)
     if tasks.vocabulary.eos_id is None:
         raise UserError(
@@ -29,6 +33,7 @@ def check_vocabulary(tasks: WeightedTasks, config: DataConfig, vocab_size: int) 
             f"{config.vocabulary}. Leave it out."
         )
     _tell_what_is_not_read(tasks, config)
+    _check_more_ids(tasks, more_ids)
     for part in tasks.parts:
         for name, feature in part.task.output_features.items():
             if name in part.lengths and feature.vocabulary.vocab_size > vocab_size:
@@ -38,6 +43,19 @@ def check_vocabulary(tasks: WeightedTasks, config: DataConfig, vocab_size: int) 
                     "use the "
                     "vocabulary the model was made for."
                 )
+
+
+def _check_more_ids(tasks: WeightedTasks, more_ids: Collection[int]) -> None:
+    """Raises a `UserError` where no task has these ids before its inputs, and says which ones have not."""
+    without = [part.task.name for part in tasks.trained if not set(more_ids) <= set(part.before_inputs)]
+    if without and len(without) == len(tasks.trained):
+        raise UserError(
+            f'What is added embeds {len(more_ids)} ids of its own, and nothing of "{tasks.name}" is read behind them: it would '
+            "learn nothing. Train it on tasks that have inputs of their own, with SpecialTokens.input_start as "
+            "added/soft_prompt.gin has it."
+        )
+    if without:
+        say(f"The soft prompt is not read, and learns nothing, of {', '.join(without)}: they have no inputs of their own.")
 
 
 def check_readable(tasks: WeightedTasks, config: DataConfig) -> None:

@@ -7,7 +7,7 @@ ways. As in lm-eval, context and continuation of an encoder-decoder are tokenise
 import math
 import statistics
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from lm_eval import utils
 from lm_eval.api.model import TemplateLM
@@ -72,10 +72,14 @@ class HarnessModel(TemplateLM):
         if add_special_tokens is False:
             return ids
         before, after = self.model.around_inputs
+        return self._behind(before, [*ids, *after] if self.has_encoder else ids)
+
+    def _behind(self, before: Sequence[int], ids: list[int]) -> list[int]:
+        """Ids behind what the model reads first, where they do not say it themselves."""
         if self.has_encoder:
-            return [*before, *ids, *after]
+            return [*before, *ids]
         start = self.model.special_tokens.start
-        return ids if start in ids[:1] else [*(() if start is None else (start,)), *before, *ids]  # a text may say it itself
+        return ids if start in ids[:1] else [*(() if start is None else (start,)), *before, *ids]
 
     def _loglikelihood_tokens(self, requests, disable_tqdm: bool = False, **unused) -> list[tuple[float, bool]]:
         ends = self._behind_contexts
@@ -127,9 +131,7 @@ class HarnessModel(TemplateLM):
     def loglikelihood_rolling(self, requests, disable_tqdm: bool = False) -> list[float]:
         windows = []
         for number, request in enumerate(requests):
-            tokens = self.tok_encode(request.args[0])
-            found = utils.get_rolling_token_windows(tokens, self.prefix_token_id, self.max_length, context_len=1)
-            windows += [(number, *utils.make_disjoint_window(window)) for window in found]
+            windows += [(number, *window) for window in self._windows(request.args[0])]
         scores = self._scores([context for _, context, _ in windows], [continuation for _, _, continuation in windows])
         totals = [0.0] * len(requests)
         for (number, _, _), (log_prob, _) in zip(windows, scores, strict=True):
@@ -137,6 +139,20 @@ class HarnessModel(TemplateLM):
         for request, total in zip(requests, totals, strict=True):
             self.cache_hook.add_partial("loglikelihood_rolling", request.args, total)
         return totals
+
+    def _windows(self, text: str) -> Iterator[tuple[list[int], list[int]]]:
+        """(context, continuation) of the parts of a text, each behind what the model reads before inputs, which is no text."""
+        tokens, before = self.tok_encode(text), self.model.around_inputs[0]
+        start = [] if self.has_encoder else [i for i in (self.model.special_tokens.start,) if i is not None]
+        opening = self._behind(before, []) if before else []
+        if tokens[: len(opening)] == opening:
+            tokens = tokens[len(opening) :]
+        most = self.max_length - len(opening)
+        for window in utils.get_rolling_token_windows(tokens, self.prefix_token_id, most, context_len=1):
+            context, continuation = utils.make_disjoint_window(window)
+            if before:
+                context = self._behind(before, context[len(start) :] if context[:1] == start else context)
+            yield context, continuation
 
     def generate_until(self, requests, disable_tqdm: bool = False) -> list[str]:
         groups: dict[str, list[int]] = {}

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from t5x_lab.config.errors import UserError
-from t5x_lab.networks.network import Batch, Constrain, Network, has_encoder, max_length, prefill, segments_of
+from t5x_lab.networks.network import Batch, Constrain, Network, has_encoder, max_length, more_ids, prefill, segments_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +51,11 @@ class Ensemble:
     @property
     def max_length(self) -> int | None:
         return min(filter(None, map(max_length, self.networks)), default=None)
+
+    @property
+    def more_ids(self) -> frozenset[int]:
+        """Ids beyond the vocabulary that all members embed, each as its own."""
+        return frozenset.intersection(*map(more_ids, self.networks))
 
     @property
     def dropout_rate(self) -> float:

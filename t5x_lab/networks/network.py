@@ -130,6 +130,11 @@ def max_length(network: Network) -> int | None:
     return getattr(network, "max_length", None)
 
 
+def more_ids(network: Network) -> frozenset[int]:
+    """Ids beyond its vocabulary that it embeds, as those of a soft prompt."""
+    return getattr(network, "more_ids", frozenset())
+
+
 def recomputed_flops(network: Network, encoder_length: int, decoder_length: int) -> int:
     """FLOPs of one sequence that its backward pass spends on what it does not keep, as far as it says so."""
     count = getattr(network, "recomputed_flops", None)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.data.cutting import Ids, cut_left
-from t5x_lab.networks.network import Network, has_encoder, max_length
+from t5x_lab.networks.network import Network, has_encoder, max_length, more_ids
 
 
 class LengthLimits:
@@ -31,16 +31,24 @@ class LengthLimits:
         return min(limits) - (0 if self.has_encoder else written - 1) if limits else None
 
     def fit_prompts(
-        self, prompts: Sequence[Ids], limits: Sequence[int], max_length: int | None, names: Sequence[str], kept: int = 0
+        self,
+        prompts: Sequence[Ids],
+        limits: Sequence[int],
+        max_length: int | None,
+        names: Sequence[str],
+        openings: Sequence[Ids] = (),
     ) -> list[Ids]:
-        """Prompts cut from the left behind their first `kept` tokens, where `max_length` is given, so that `limits` follow.
+        """Prompts cut from the left where `max_length` is given, so that `limits` follow.
+
+        Args:
+          openings: what stays of a prompt that begins with it; the first of these that one does.
 
         Raises:
           UserError: for a prompt that cannot be read, by its name.
         """
         fitting = []
         for prompt, limit, name in zip(prompts, limits, names, strict=True):
-            room = self.room(max_length, limit)
+            room, kept = self.room(max_length, limit), _length_of_opening(prompt, openings)
             self._check_ids(prompt, name)
             if self.max_positions is not None and limit > self.max_positions:
                 raise UserError(f"{name}: {limit} tokens to write are more than the model's {self.max_positions} positions.")
@@ -60,16 +68,21 @@ class LengthLimits:
         return fitting
 
     def fit_inputs(
-        self, inputs: Sequence[Ids], targets: Sequence[Ids], max_length: int | None, names: Sequence[str], kept: int = 0
+        self,
+        inputs: Sequence[Ids],
+        targets: Sequence[Ids],
+        max_length: int | None,
+        names: Sequence[str],
+        openings: Sequence[Ids] = (),
     ) -> list[Ids]:
-        """Inputs cut from the left behind their first `kept` tokens, to leave room for their targets.
+        """Inputs cut from the left, behind their openings as `fit_prompts` has them, to leave room for their targets.
 
         Raises:
           UserError: for a target that does not fit, or inputs that cannot be read, by their name.
         """
         fitting = []
         for text, target, name in zip(inputs, targets, names, strict=True):
-            room = self.room(max_length, len(target))
+            room, kept = self.room(max_length, len(target)), _length_of_opening(text, openings)
             self._check_ids(text, name)
             # An encoder's decoder has a limit of its own; a decoder reads at least one token before the target's.
             most = self.room(max_length, 0) if self.has_encoder else None
@@ -88,7 +101,11 @@ class LengthLimits:
         if not text:
             reads = "an encoder" if self.has_encoder else "a decoder without a start token"
             raise UserError(f"{name} has no tokens to read; {reads} reads at least one.")
-        more = getattr(self._network, "more_ids", ())
+        more = more_ids(self._network)
         wrong = [i for i in text if not 0 <= i < self._network.vocab_size and i not in more]
         if wrong:
             raise UserError(f"{name} holds the id {wrong[0]}; the model's are 0 to {self._network.vocab_size - 1}.")
+
+
+def _length_of_opening(ids: Ids, openings: Sequence[Ids]) -> int:
+    return next((len(opening) for opening in openings if ids[: len(opening)] == opening), 0)

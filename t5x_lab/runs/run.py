@@ -279,6 +279,11 @@ class Run:
         start = self.special_tokens.start
         return [] if self.has_encoder or start is None or not add_start else [start]
 
+    def _openings(self, first: Ids) -> list[Ids]:
+        """What stays of what is cut from the left: all that stands before inputs, or `first` alone, where a row begins so."""
+        before = list(self.special_tokens.input_start)
+        return [[*self._first(True), *before], first] if before else [first]
+
     def with_added(self, directory: str, step: int | None = None) -> "Run":
         """What a run of an added kind (ADDED, TRAINABLE) learned, on top of this model, its base, whose arrays both share.
 
@@ -490,7 +495,7 @@ class Run:
     def _fit_ids(self, prompts, limits: list[int]) -> list[Ids]:
         first = self._first(True)
         ids = [[*first, *row] for row in without_padding(prompts, self.special_tokens.padding)]
-        return self._inference.length_limits.fit_prompts(ids, limits, None, numbered("Prompt", prompts), len(first))
+        return self._inference.length_limits.fit_prompts(ids, limits, None, numbered("Prompt", prompts), self._openings(first))
 
     def score(self, inputs, targets, *, eos: bool = False) -> np.ndarray:
         """Sum of the log-probabilities of the target tokens, float32 [B]; no z-loss, no label smoothing. See `scores`."""
@@ -533,7 +538,7 @@ class Run:
         names = names or numbered("Pair", inputs)
         first = self._first(add_start)
         inputs = [[*first, *row] for row in inputs]
-        fitting = self._inference.length_limits.fit_inputs(inputs, targets, max_length, names, len(first))
+        fitting = self._inference.length_limits.fit_inputs(inputs, targets, max_length, names, self._openings(first))
         log_prob, is_greedy = self._inference.score(self.params, fitting, targets, batch_size=batch_size)
         return TargetScores(
             log_prob=log_prob,
@@ -559,7 +564,7 @@ class Run:
         first = self._first(add_start)
         whole = [[*first, *self._texts.encode_input(prompt)] for prompt in prompts]
         limits = limits_of(max_tokens, len(whole))
-        ids = self._inference.length_limits.fit_prompts(whole, limits, max_length, names, len(first))
+        ids = self._inference.length_limits.fit_prompts(whole, limits, max_length, names, self._openings(first))
         return ids, [len(a) - len(b) for a, b in zip(whole, ids, strict=True)]
 
     def logits(self, **features) -> np.ndarray:

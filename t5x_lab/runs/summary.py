@@ -7,7 +7,7 @@ from etils import epath
 
 from t5x_lab.checkpoints.layout import finished_steps
 from t5x_lab.config.errors import NotHere, UserError, unwritable
-from t5x_lab.networks.network import check_length
+from t5x_lab.networks.network import check_length, more_ids
 from t5x_lab.observe.hardware import peak_flops
 from t5x_lab.observe.model_info import model_info
 from t5x_lab.runs.assemble import assemble_run
@@ -60,7 +60,7 @@ def _unchecked(run: RunConfig, config: GinConfig, batch: BatchOfTasks, sharded: 
     from t5x_lab.data import checks
 
     try:
-        checks.check_vocabulary(batch.tasks, run.data, run.model.network.vocab_size)
+        checks.check_vocabulary(batch.tasks, run.data, run.model.network.vocab_size, more_ids(run.model.network))
         checks.check_readable(batch.tasks, run.data)
         evaluations_of(run, config, sharded)
     except Exception as missing:

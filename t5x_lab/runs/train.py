@@ -12,7 +12,7 @@ from t5x_lab.checkpoints.layout import absolute_path, read_info
 from t5x_lab.checkpoints.manager import Checkpoints
 from t5x_lab.checkpoints.saving import Saver, without_abandoned_writes
 from t5x_lab.evaluation.config import EarlyStopping
-from t5x_lab.networks.network import check_length
+from t5x_lab.networks.network import check_length, more_ids
 from t5x_lab.observe.console import say
 from t5x_lab.observe.profile import Profiled, check_profiler
 from t5x_lab.partitioning.distributed import broadcast, broadcast_text, fail_together
@@ -158,7 +158,7 @@ def prepare(config: GinConfig, stack: contextlib.ExitStack) -> Job:
     from t5x_lab.data import checks, pipeline
 
     tasks = batch.tasks
-    checks.check_vocabulary(tasks, run.data, run.model.network.vocab_size)
+    checks.check_vocabulary(tasks, run.data, run.model.network.vocab_size, more_ids(run.model.network))
     check_length(run.model.network, max(batch.lengths))
     documents = count_documents(tasks, run, start)
     sharded = ShardedModel(run.model, run.mesh_shape, rules=run.sharding)
