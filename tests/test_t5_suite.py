@@ -282,6 +282,15 @@ def test_a_mixtures_own_rates_are_sizes_and_some_may_be_left_out():
     assert found == {name: size for name, size in sizes_of_t5().items() if name.startswith("t5_glue")}
     assert sum(mixed("t5_super_glue", None).values()) == sum(glue_utils.SUPER_GLUE_WEIGHT_MAPPING.values())
     less = mixed("t5_supervised_without_t5_glue_and_t5_squad", Mixing(equal=True))
+    for name in (
+        "t5_supervised_without_squad_v010_allanswers_and_glue_v002_proportional",
+        "t5_supervised_without_squad_and_glue",
+    ):
+        assert mixed(name, Mixing(equal=True)) == less
+    assert (
+        mixed("glue_v002_proportional_without_glue_mnli_and_dev_and_glue_cola_v002", None).keys()
+        == mixed("t5_glue_without_t5_glue_cola_and_t5_glue_mnli_and_dev", None).keys()
+    )
     assert less.keys() == sizes_of_t5().keys() - found.keys() - {"t5_squad", "c4_span_corruption"}
     with pytest.raises(UserError, match='"t5_glue" has no "t5_squad" to leave out'):
         mixed("t5_glue_without_t5_squad", None)
@@ -361,11 +370,11 @@ def test_tasks_of_one_data_set_have_each_their_own_splits(tmp_path):
 
 
 def test_a_record_that_does_not_fit_is_said(tmp_path):
-    def first(name, record):
-        return examples(task_of(name, in_files(tmp_path, name, [record])), SUITE[name].splits[0])[0]
+    def first(name, record, split=None):
+        return examples(task_of(name, in_files(tmp_path, name, [record])), split or SUITE[name].splits[0])[0]
 
     assert first("t5_glue_cola", {"sentence": "a", "label": "acceptable"})["targets_pretokenized"] == b"acceptable"
-    assert first("t5_glue_cola", {"sentence": "a"})["targets_pretokenized"] == b"<unk>"  # as of test splits
+    assert first("t5_glue_cola", {"sentence": "a"}, "test")["targets_pretokenized"] == b"<unk>"
     assert first("t5_wmt16_enro", {"translation": {"en": "a", "ro": "b"}})["targets_pretokenized"] == b"b"  # as on the hub
     for name, record, says in (
         (
@@ -378,6 +387,10 @@ def test_a_record_that_does_not_fit_is_said(tmp_path):
             {"sentence": "a", "label": "maybe"},
             'the label "maybe" is no number nor one of unacceptable, acceptable',
         ),
+        ("t5_glue_cola", {"sentence": "a", "Label": 1}, 'it has no field "label"; it has sentence, Label.'),
+        ("t5_glue_stsb", {"sentence1": "a", "sentence2": "b"}, 'it has no field "label"; it has sentence1, sentence2.'),
+        ("t5_glue_cola", {"sentence": "a", "label": 2}, "the label is 2; it is 0 to 1, or one of unacceptable, acceptable"),
+        ("t5_glue_cola", {"sentence": "a", "label": 0.5}, 'the field "label" is 0.5; it is a whole number'),
         (
             "t5_super_glue_multirc",
             {"paragraph": "", "question": "", "answer": "", "label": 1},
@@ -495,8 +508,8 @@ def test_averages_are_the_t5_librarys():
     assert found["super_glue"]["average"] == pytest.approx(theirs["Average SuperGLUE Score"][0])
     assert found["squad"]["average"] == metrics["t5_squad"]["em"]
     assert found["cnn_dailymail"]["average"] == metrics["t5_cnn_dailymail"]["rouge2"]
-    del metrics["t5_glue_qnli"]
-    assert benchmarks.report(tasks, metrics)["glue"]["missing"] == ["QNLI"]
+    del metrics["t5_glue_qnli"], metrics["t5_glue_mnli_mismatched"]
+    assert benchmarks.report(tasks, metrics)["glue"]["missing"] == ["MNLI", "QNLI"]  # half of MNLI is none
     assert "glue" not in benchmarks.averages(benchmarks.report(tasks, metrics))
 
 

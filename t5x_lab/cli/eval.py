@@ -34,7 +34,6 @@ def run(args: argparse.Namespace) -> None:
     from t5x_lab.observe.console import describe
     from t5x_lab.runs.config import run_config_file
     from t5x_lab.runs.evaluate import evaluate_checkpoints, evaluate_ensemble, wait_for_run
-    from t5x_lab.runs.run import load
     from t5x_lab.runs.sharded_model import ShardedModel
     from t5x_lab.runs.summary import with_model_info
 
@@ -52,9 +51,7 @@ def run(args: argparse.Namespace) -> None:
             print_once(with_model_info(config, ShardedModel(config.model(), config.mesh(), rules=config.sharding())))
             return
         if len(directories) > 1:
-            weights = args.weights or "last"
-            model = load(directories, step=chosen_step(args.step), weights=weights)
-            evaluated = evaluate_ensemble(config, model, directories, weights)
+            evaluated = evaluate_ensemble(config, directories, chosen_step(args.step), args.weights or "last")
         else:
             options = dict(wait_minutes=args.wait_minutes, weights=args.weights, follow=args.follow)
             evaluated = evaluate_checkpoints(config, args.model_dir, args.step, **options)

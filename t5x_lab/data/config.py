@@ -265,6 +265,7 @@ class DataConfig:
             "BATCH_SIZE": str(self.batch_size),
             "DATA_SHARDS": str(self.shards),
             "VOCABULARY": str(self.vocabulary),
+            "SpecialTokens.input_start": str(self.special_tokens.input_start),
             "DataConfig.unique_tokens": str(self.unique_tokens),
             "DataConfig.pack": str(self.pack),
             "DataConfig.converter": by_name(self.converter),

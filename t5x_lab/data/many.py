@@ -55,13 +55,17 @@ def as_outside(make: Callable[[], tf.data.Dataset]) -> tf.data.Dataset:
         return make()
     except (UserError, tf.errors.OpError):
         raise
-    except Exception:
+    except Exception as plain:
         if tf.executing_eagerly():
             raise
         from tensorflow.python.autograph.core import ag_ctx  # it has no public name
 
-        with ag_ctx.ControlStatusCtx(ag_ctx.Status.UNSPECIFIED):
-            return make()
+        try:
+            with ag_ctx.ControlStatusCtx(ag_ctx.Status.UNSPECIFIED):
+                return make()
+        except Exception as converted:
+            branches = isinstance(plain, tf.errors.OperatorNotAllowedInGraphError)
+            raise (converted if branches else plain) from None
 
 
 def of_shards(

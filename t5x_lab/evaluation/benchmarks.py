@@ -1,7 +1,8 @@
 """Averages over the tasks of a benchmark such as GLUE, and the best step of each of its parts.
 
-A task counts by its attributes: `benchmark`, a name; `part`, whose tasks are one in the average; `parts`, all of the benchmark;
-and `counted`, the names of the metrics that count, () for all. Tasks of `t5x_lab.prompts.t5_suite` have them, and a user's may.
+A task counts by its attributes: `benchmark`, a name; `part`, whose tasks are one in the average; `parts`, all of the benchmark,
+with how many tasks each has; and `counted`, the names of the metrics that count, () for all. Tasks of
+`t5x_lab.prompts.t5_suite` have them, and a user's may.
 """
 
 import math
@@ -15,37 +16,47 @@ def report(tasks: Iterable[Any], metrics: Mapping[str, Mapping[str, float | None
     """What tasks of benchmarks amount to: {benchmark: {"average", "parts": {part: {"score", task: its metrics}}, "missing"}}.
 
     A part's score is the mean of its metrics, and the average that of the parts' scores, as Raffel et al. have them; None while
-    parts are missing. A metric that is no number, as the correlation with a constant, counts as 0.
+    parts, or tasks of theirs, are missing. A metric that is no number, as the correlation with a constant, counts as 0.
 
     Args:
       tasks: SeqIO tasks.
       metrics: by task, then by name.
     """
     found: dict[str, dict] = {}
+    sizes: dict[str, Mapping[str, int]] = {}
     for task in tasks:
         if getattr(task, "benchmark", "") and metrics.get(task.name):
-            of = found.setdefault(task.benchmark, {"average": None, "parts": {}, "missing": list(task.parts)})
+            of, sizes[task.benchmark] = found.setdefault(task.benchmark, {"parts": {}}), task.parts
             counted = {key: metrics[task.name][key] for key in task.counted or metrics[task.name]}
             of["parts"].setdefault(task.part, {})[task.name] = counted
-    for of in found.values():
-        for part in of["parts"].values():
+    for name, of in found.items():
+        parts = of["parts"]
+        missing = [part for part, size in sizes[name].items() if len(parts.get(part, {})) < size]
+        for part in parts.values():
             values = [_number(value) for counted in part.values() for value in counted.values()]
             part["score"] = sum(values) / len(values)
-        _average(of)
+        of |= _averaged(parts, missing)
     return found
 
 
 def best(reports: Mapping[int, Mapping[str, dict]]) -> dict[str, dict]:
-    """The same as `report`, with each part at the step, of these, at which its score is highest, the first of equals."""
+    """The same as `report`, with each part at the step, of these, at which its score is highest, the first of equals; of steps
+    at which all of its tasks were measured, where there are some."""
     found: dict[str, dict] = {}
-    for step, by_benchmark in sorted(reports.items()):
-        for name, of in by_benchmark.items():
-            here = found.setdefault(name, {"average": None, "parts": {}, "missing": [*of["missing"], *of["parts"]]})
-            for part, counted in of["parts"].items():
-                if part not in here["parts"] or counted["score"] > here["parts"][part]["score"]:
-                    here["parts"][part] = {"step": step, **counted}
-    for of in found.values():
-        _average(of)
+    for name in dict.fromkeys(name for by_benchmark in reports.values() for name in by_benchmark):
+        steps = {step: of[name] for step, of in sorted(reports.items()) if name in of}
+        parts: dict[str, dict] = {}
+        for part in dict.fromkeys(part for of in steps.values() for part in of["parts"]):
+            there = [step for step, of in steps.items() if part in of["parts"]]
+            whole = [step for step in there if part not in steps[step]["missing"]]
+            step = max(whole or there, key=lambda step: steps[step]["parts"][part]["score"])
+            parts[part] = {"step": step, **steps[step]["parts"][part]}
+        missing = [
+            part
+            for part in dict.fromkeys(part for of in steps.values() for part in of["missing"])
+            if all(part in of["missing"] for of in steps.values())
+        ]
+        found[name] = _averaged(parts, missing)
     return found
 
 
@@ -68,10 +79,9 @@ def table(found: Mapping[str, dict]) -> str:
     return "\n".join(lines)
 
 
-def _average(of: dict) -> None:
-    scores = {part: counted["score"] for part, counted in of["parts"].items()}
-    of["missing"] = [part for part in dict.fromkeys(of["missing"]) if part not in scores]
-    of["average"] = None if of["missing"] else sum(scores.values()) / len(scores)
+def _averaged(parts: dict[str, dict], missing: list[str]) -> dict[str, Any]:
+    average = None if missing else sum(counted["score"] for counted in parts.values()) / len(parts)
+    return {"average": average, "parts": parts, "missing": missing}
 
 
 def _number(value: float | None) -> float:

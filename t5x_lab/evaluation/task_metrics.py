@@ -14,7 +14,6 @@ from t5x_lab.config.user_code import raised_in, told
 from t5x_lab.data.cutting import cut_left, cut_right
 from t5x_lab.data.failures import naming_what_fails
 from t5x_lab.data.mixture import Part
-from t5x_lab.data.objective import Lengths
 from t5x_lab.data.tasks import name_in_seqio
 from t5x_lab.decoding.beam_search import BeamConfig
 from t5x_lab.evaluation.benchmarks import AVERAGES, averages, report

@@ -79,7 +79,7 @@ class EvaluatedTasks:
         fields = (field.name for field in dataclasses.fields(how) if field.name not in _NOT_MEASURED)
         own = {name: by_name(getattr(how, name)) for name in fields}
         data = self.data.identity()
-        read = {name: data[name] for name in ("OBJECTIVE", "TASK_FEATURE_LENGTHS", "VOCABULARY", "TextFiles", "TEXTS")}
+        read = {name: data[name] for name in _READ}
         if any(getattr(part.task, "data_set", "") for part in self.parts):  # in words, which depend on templates
             words = [getattr(part.task, "words", "") for part in self.parts]
             read |= {"Prompts": data["Prompts"], "templates": f"{zlib.crc32(' '.join(words).encode()):08x}"}
@@ -94,6 +94,7 @@ class EvaluatedTasks:
         }
 
 
+_READ = ("OBJECTIVE", "TASK_FEATURE_LENGTHS", "VOCABULARY", "SpecialTokens.input_start", "TextFiles", "TEXTS")
 _NOT_MEASURED = {"name", "task", "split", "lengths", "period", "steps", "at_start", "outputs", "weights", "batch_size"}
 
 

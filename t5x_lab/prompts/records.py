@@ -73,11 +73,12 @@ class _Tfds(seqio.TfdsDataSource):
         try:
             yield
         except Exception as error:  # of files, of versions, of names
+            builder, _, of_builder = self._name.partition(":")
+            prepare = f"tfds build {self._name if of_builder.count('/') else builder}"
             raise NotHere(
                 f'The data set "{self._dataset}" is not here: TensorFlow Datasets has no prepared {self._name} '
-                f"({_first_line(error)}). Set the environment variable TFDS_DATA_DIR to where it is, prepare it with: tfds "
-                f"build {self._name.partition(':')[0]}, or say where its records are: "
-                f'DATA_SETS = {{"{self._dataset}": @x/Records()}}.'
+                f"({_first_line(error)}). Set the environment variable TFDS_DATA_DIR to where it is, prepare it with: "
+                f'{prepare}, or say where its records are: DATA_SETS = {{"{self._dataset}": @x/Records()}}.'
             ) from error
 
 
@@ -220,6 +221,8 @@ def _json_of_example(serialized: tf.Tensor) -> tf.Tensor:
 class OnlySplits(seqio.DataSource):
     """Some of a source's splits: those of these that it has; where it has none of them, these, which are then not here.
 
+    Its elements are {split: record}, so that steps know of which split they are.
+
     Args:
       source: the whole.
       splits: which ones.
@@ -249,7 +252,7 @@ class OnlySplits(seqio.DataSource):
 
     def get_dataset(self, split="train", shuffle=True, seed=None, shard_info=None, **options) -> tf.data.Dataset:
         self.list_shards(split)
-        return self._source.get_dataset(split, shuffle, seed, shard_info, **options)
+        return self._source.get_dataset(split, shuffle, seed, shard_info, **options).map(lambda record: {split: record})
 
     def num_input_examples(self, split: str) -> int | None:
         return self._source.num_input_examples(split)

@@ -10,6 +10,7 @@ Records are read from TensorFlow Datasets, in the version that its package makes
 those of "glue/cola", "super_glue/boolq" and so on lie.
 """
 
+import collections
 import dataclasses
 import functools
 import re
@@ -27,8 +28,6 @@ from t5x_lab.prompts.registry import register
 from t5x_lab.prompts.typed import typed
 
 START = "t5_"
-GLUE = ("CoLA", "SST-2", "MRPC", "STS-B", "QQP", "MNLI", "QNLI", "RTE")  # WNLI is in no average (section 2.3)
-SUPER_GLUE = ("BoolQ", "CB", "COPA", "MultiRC", "ReCoRD", "RTE", "WiC", "WSC")
 _ALL, _NO_TRAIN, _TEST = ("train", "validation", "test"), ("validation", "test"), ("test",)
 
 
@@ -95,8 +94,9 @@ class SuiteTask(seqio.Task):
 
     def __init__(self, *args, entry: Entry, train: int | None, **options):
         super().__init__(*args, **options)
+        self.data_set, self.prompt = entry.data_set, ""
         self.benchmark, self.part, self.counted, self.train = entry.benchmark, entry.part, entry.counted, train
-        self.parts = {"glue": GLUE, "super_glue": SUPER_GLUE}.get(entry.benchmark, (entry.part,))
+        self.parts = collections.Counter(other.part for other in SUITE.values() if other.benchmark == entry.benchmark)
 
     def num_input_examples(self, split: str) -> int | None:
         return self.train if self.train and split == "train" else super().num_input_examples(split)
@@ -197,7 +197,7 @@ SUITE: dict[str, Entry] = {
     "t5_glue_mnli_mismatched": _glue("mnli_mismatched", "MNLI", _NO_TRAIN),
     "t5_glue_qnli": _glue("qnli", "QNLI"),
     "t5_glue_rte": _glue("rte", "RTE"),
-    "t5_glue_wnli": _glue("wnli"),
+    "t5_glue_wnli": _glue("wnli"),  # in no average (section 2.3)
     "t5_glue_wnli_simple_eval": Entry("glue/wnli", "glue/wnli:2.0.0", _of_wsc, _NO_TRAIN),
     "t5_glue_ax": _glue("ax", splits=_TEST),
     "t5_super_glue_boolq": _super_glue("boolq", "BoolQ"),
@@ -269,7 +269,7 @@ def declare(name: str, prompts: Prompts) -> bool:
     if here in SUITE:
         register(_task(name, SUITE[here], prompts))
         return True
-    found = _members(here)
+    found = _members(name)
     for member in found:
         register(_task(member, SUITE[member], prompts))
     if found:
@@ -283,23 +283,35 @@ def without(name: str, tasks: Sequence[str]) -> str:
 
 
 def _members(name: str) -> tuple[str, ...]:
-    if name in MIXTURES:
-        return MIXTURES[name]
-    base, is_less, rest = name.partition("_without_")
+    whole, is_less, rest = name.partition("_without_")
+    base = _here(whole)
     if not is_less or base not in MIXTURES:
-        return ()
-    left_out = {task for part in rest.split("_and_t5_") for task in _tasks_of(part, base)}
+        return MIXTURES.get(base, ()) if not is_less else ()
+    left_out = _left_out(rest, base)
     kept = tuple(task for task in MIXTURES[base] if task not in left_out)
     if not any("train" in SUITE[task].splits for task in kept):
         raise UserError(f'Nothing to train on is left of the mixture "{name}". Leave out less.')
     return kept
 
 
-def _tasks_of(part: str, base: str) -> tuple[str, ...]:
-    name = part if part.startswith(START) else f"{START}{part}"
-    found = tuple(task for task in MIXTURES.get(name, (name,)) if task in MIXTURES[base])
-    if not found:
-        raise UserError(f'"{base}" has no "{name}" to leave out; it has {", ".join(MIXTURES[base])}.')
+def _left_out(names: str, base: str) -> set[str]:
+    """The tasks that names, joined by "_and_", stand for in a mixture; a name may have an "_and_" of its own."""
+    found: set[str] = set()
+    parts = names.split("_and_")
+    while parts:
+        for number in range(len(parts), 0, -1):
+            name = _here("_and_".join(parts[:number]))
+            name = name if name.startswith(START) else f"{START}{name}"
+            tasks = [task for task in MIXTURES.get(name, (name,)) if task in MIXTURES[base]]
+            if tasks:
+                break
+        else:
+            within = [other for other, tasks in MIXTURES.items() if other != base and set(tasks) & set(MIXTURES[base])]
+            raise UserError(
+                f'"{base}" has no "{name}" to leave out; it has {", ".join(MIXTURES[base])}, and those of {", ".join(within)}.'
+            )
+        found.update(tasks)
+        del parts[:number]
     return found
 
 
@@ -316,9 +328,9 @@ def _task(name: str, entry: Entry, prompts: Prompts) -> SuiteTask:
     if records.said is None:
         source, steps = source_of(entry.data_set, Records(tfds=entry.tfds), entry.splits), []
     else:
-        source = OnlySplits(records.source(), entry.splits, entry.data_set)
         fields = dataclasses.replace(records.fields, names={**entry.names, **records.fields.names})
         steps = [functools.partial(typed, records=fields, features=entry.features, name=entry.data_set)]
+        source = OnlySplits(records.source(), entry.splits, entry.data_set)
     said = isinstance(records.said, Records) and records.said.num_examples
     return SuiteTask(
         name,

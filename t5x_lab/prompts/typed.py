@@ -1,5 +1,6 @@
 """Records as tensors with the types that TensorFlow Datasets gives their fields, which the `t5` library's steps read."""
 
+import dataclasses
 import functools
 from collections.abc import Mapping
 from typing import Any
@@ -17,16 +18,20 @@ _TEXTS_NOT_READ = ("id", "title", "publisher")  # by any step of the suite; file
 def typed(dataset: tf.data.Dataset, records: Records, features: Any, name: str) -> tf.data.Dataset:
     """A step of a SeqIO task: what a source gives, as tensors of these features.
 
-    Numbers that a record lacks are -1, as labels of test splits are, and lists are empty.
+    Numbers that a record lacks are -1, and lists are empty; only in the split "test" may labels be lacking.
 
     Args:
-      dataset: of JSON, or of structures of tensors.
+      dataset: of {split: record}, as `OnlySplits` has it; records are JSON, or structures of tensors.
       records: what the fields are called there.
       features: `tfds.features.FeaturesDict`.
       name: of the data set, for messages.
     """
+    (split,) = dataset.element_spec
+    dataset = dataset.map(lambda example: example[split])
     spec = features.get_tensor_spec()
-    convert = functools.partial(_tensors, records=records, spec=spec, features=features, name=name)
+    labels = {key: tuple(getattr(feature, "names", None) or ()) for key, feature in features.items()}
+    read = _Fields(spec, labels, split != "test")
+    convert = functools.partial(_tensors, records=records, read=read, name=name)
 
     @tf.autograph.experimental.do_not_convert
     def made(example: dict[str, tf.Tensor]) -> dict[str, Any]:
@@ -38,34 +43,61 @@ def typed(dataset: tf.data.Dataset, records: Records, features: Any, name: str) 
     return as_json(dataset, records).map(made)
 
 
-def _tensors(line: bytes, records: Records, spec: Mapping[str, Any], features: Any, name: str) -> list:
+def _tensors(line: bytes, records: Records, read: "_Fields", name: str) -> list:
     try:
-        return tf.nest.flatten(_as_said(fields_of(line, records), spec, features))
+        return tf.nest.flatten(read(fields_of(line, records)))
     except UserError as error:
         start = line.decode("utf-8", "replace")[:200]
         raise UserError(f"{error.sentence.rstrip('.')}. The record of {name}: {start}") from error
 
 
-def _as_said(fields: Mapping[str, Any], spec: Mapping[str, Any], features: Any) -> dict:
-    found: dict[str, Any] = {}
-    for key, like in spec.items():
+@dataclasses.dataclass(frozen=True)
+class _Fields:
+    """Fields of a record as their types have them.
+
+    Attributes:
+      spec: of tensors, by name.
+      labels: names of classes, by the name of the field that is one of them.
+      has_labels: whether records must have them.
+    """
+
+    spec: Mapping[str, Any]
+    labels: Mapping[str, tuple[str, ...]]
+    has_labels: bool
+
+    def __call__(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: self._value(key, like, fields) for key, like in self.spec.items()}
+
+    def _value(self, key: str, like: Any, fields: Mapping[str, Any]) -> Any:
         value = fields.get(key)
         if isinstance(like, Mapping):
             if not isinstance(value, Mapping):
                 raise UserError(f'the field "{key}" is {_shown(value)}; it has {", ".join(like)}')
-            found[key] = _as_said(value, like, None)
-        elif like.shape.rank:
+            return _Fields(like, {}, self.has_labels)(value)
+        if like.shape.rank:
             value = [] if value is None else value
             if not isinstance(value, list | tuple):
                 raise UserError(f'the field "{key}" is {_shown(value)}; it is a list')
-            found[key] = np.array([_encoded(x) if like.dtype == tf.string else x for x in value], _numpy(like.dtype))
-        elif like.dtype == tf.string:
+            return np.array([_encoded(x) if like.dtype == tf.string else x for x in value], _numpy(like.dtype))
+        if like.dtype == tf.string:
             if value is None and key not in _TEXTS_NOT_READ:
-                raise UserError(f'it has no field "{key}"; it has {", ".join(fields) or "none"}')
-            found[key] = _encoded("" if value is None else value)
-        else:
-            found[key] = _numpy(like.dtype)(_number(key, value, features))
-    return found
+                raise _missing(key, fields)
+            return _encoded("" if value is None else value)
+        names = self.labels.get(key, ())
+        if value is None or value == "":
+            if self.has_labels and (names or key == "label"):
+                raise _missing(key, fields)
+            return _numpy(like.dtype)(-1)
+        number = _number(key, value, names)
+        if not like.dtype.is_floating and number != int(number):
+            raise UserError(f'the field "{key}" is {value!r}; it is a whole number')
+        if names and not -1 <= number < len(names):
+            raise UserError(f"the {key} is {value!r}; it is 0 to {len(names) - 1}, or one of {', '.join(names)}")
+        return _numpy(like.dtype)(number)
+
+
+def _missing(key: str, fields: Mapping[str, Any]) -> UserError:
+    return UserError(f'it has no field "{key}"; it has {", ".join(fields) or "none"}')
 
 
 def _encoded(text: Any) -> bytes:
@@ -76,18 +108,15 @@ def _numpy(dtype: tf.DType) -> Any:
     return object if dtype == tf.string else dtype.as_numpy_dtype
 
 
-def _number(key: str, value: Any, features: Any) -> float:
-    """A number, the one that a label's name stands for, or -1."""
-    if value is None or value == "":
-        return -1
-    labels = getattr(features[key], "names", None) if features is not None else None
-    if labels and str(value) in labels:
-        return labels.index(str(value))
+def _number(key: str, value: Any, names: tuple[str, ...]) -> float:
+    """A number, or the one that a label's name stands for."""
+    if str(value) in names:
+        return names.index(str(value))
     if isinstance(value, str):
         try:
             return float(value)
         except ValueError:
-            known = f" nor one of {', '.join(labels)}" if labels else ""
+            known = f" nor one of {', '.join(names)}" if names else ""
             raise UserError(f'the {key} "{value}" is no number{known}') from None
     if not isinstance(value, int | float):
         raise UserError(f'the field "{key}" is {_shown(value)}; it is a number')

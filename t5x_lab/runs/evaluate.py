@@ -12,7 +12,7 @@ from etils import epath
 
 from t5x_lab.checkpoints.formats import find
 from t5x_lab.checkpoints.initial import load_params
-from t5x_lab.checkpoints.layout import find_checkpoint, finished_steps
+from t5x_lab.checkpoints.layout import absolute_path, find_checkpoint, finished_steps
 from t5x_lab.config.errors import UserError, nearest
 from t5x_lab.config.user_code import raised_in, shown, told, tried
 from t5x_lab.data.environment import check_environment
@@ -25,7 +25,7 @@ from t5x_lab.observe.plots import plot_ranking
 from t5x_lab.partitioning.distributed import broadcast, broadcast_text
 from t5x_lab.runs.config import GinConfig, RunConfig
 from t5x_lab.runs.end import read_end
-from t5x_lab.runs.run import Run
+from t5x_lab.runs.run import Run, load
 from t5x_lab.runs.sharded_model import ShardedModel
 
 Found = dict[str, dict[str, float | None]]  # metrics by split, "<name>/<task>"
@@ -81,7 +81,7 @@ class Evaluations:
       period: EVAL_PERIOD.
       weights: "last" or "average" where all are measured on those; None = as each says.
       watched: metrics that others wait for, and what these call them; a metric that is not measured is said once.
-      members: the directories of an ensemble, whose results are <name>_ensemble.
+      members: of an ensemble, whose results are <name>_ensemble, by what tells them from others.
 
     Raises:
       UserError: that names the evaluation which is wrong.
@@ -359,13 +359,16 @@ def evaluate_checkpoints(
     _check_failed(failed)
 
 
-def evaluate_ensemble(config: GinConfig, model: Run, members: Sequence[str], weights: str) -> Iterator[tuple[int, Found]]:
+def evaluate_ensemble(
+    config: GinConfig, directories: Sequence[str], step: int | None, weights: str
+) -> Iterator[tuple[int, Found]]:
     """Evaluates several runs' models as one, with all evaluations of EVALS; results lie in the first one's directory.
 
     Args:
       config: of the evaluations, the first run's.
-      model: `t5x_lab.load` of the directories, with these weights.
-      members: the directories.
+      directories: of the runs.
+      step: of each; None for its latest.
+      weights: "last" or "average".
 
     Yields:
       (the latest of the members' steps, metrics by split)
@@ -374,7 +377,11 @@ def evaluate_ensemble(config: GinConfig, model: Run, members: Sequence[str], wei
       EvaluationFailed: at the end, where some metrics failed.
     """
     check_environment()
-    evaluations = Evaluations(config.evals(), model, members[0], weights == "average", weights=weights, members=members)
+    model = load(directories, step=step, weights=weights)
+    steps = {str(absolute_path(directory)): find(directory, step, weights).step for directory in directories}
+    members = [name if number == model.step else f"{name} (step {number})" for name, number in steps.items()]
+    has_average = weights == "average"
+    evaluations = Evaluations(config.evals(), model, directories[0], has_average, weights=weights, members=members)
     found: Found = {}
     failed = []
     for entry, measured in evaluations.measure(evaluations.entries, model.step, model.params, model.params):
