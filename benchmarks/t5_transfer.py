@@ -1,6 +1,6 @@
 """Ways to transfer, at a laptop's size: nine tasks of T5's suite, as Raffel et al. (2020) compare them in section 3.5.
 
-    python benchmarks/t5_transfer.py --work=FOLDER [--data=../shared/data] [--pretrain_steps=3000] [--steps=600] [--seeds=3]
+    python benchmarks/t5_transfer.py --work=FOLDER [--data=../shared/data] [--pretrain_steps=3000] [--steps=400] [--seeds=3]
 
 An encoder-decoder of about a million parameters is pre-trained by span corruption of the embedded corpus, and fine-tuned on
 CoLA, SST-2, MRPC, STS-B, RTE, BoolQ, CB, COPA and WiC:
@@ -76,7 +76,7 @@ LearningRate.base_learning_rate = {rate}
 WAYS = {
     "scratch": [],
     "all": [],
-    "adapters": ["--gin_file=added/adapters.gin", "--gin.Adapter.size=32", "--gin.LearningRate.base_learning_rate=0.01"],
+    "adapters": ["--gin_file=added/adapters.gin", "--gin.Adapter.size=32"],
     "unfreezing": ["--gin_file=optimizers/gradual_unfreezing.gin"],
     "mixture+": [],
 }
@@ -142,7 +142,7 @@ def write_files(work: pathlib.Path, data: pathlib.Path, pretrain_steps: int, ste
     text = SIZES.format(work=work, places=", ".join(f'"{of}": {place}' for of, place in places.items()))
     (work / "model.gin").write_text(text + "\n".join(lines) + "\n")
     (work / "pretraining.gin").write_text(PRETRAINING.format(decay=1 / (0.9 * pretrain_steps)))
-    (work / "fine_tuning.gin").write_text(FINE_TUNING.format(period=steps // 6, rate=0.003))
+    (work / "fine_tuning.gin").write_text(FINE_TUNING.format(period=steps // 4, rate=0.01))
     members = (*map(task_of, places), "sotu_span_corruption")
     (work / "mixture.gin").write_text(MIXTURE.format(members=members))
     if not (work / "tasks.model").exists():
@@ -184,7 +184,7 @@ def run_seed(work: pathlib.Path, seed: int, pretrain_steps: int, steps: int, way
     tuning = ["--gin_file=fine_tuning.gin"]
     mixture = train(
         work, f"mixture_{seed}", 4 * steps, seed, *tuning, "--gin_file=mixture.gin", f"--gin.INITIAL_CHECKPOINT_PATH={base}",
-        f"--gin.EVAL_PERIOD={4 * steps // 6}", '--gin.TASK_FEATURE_LENGTHS={"inputs": 128, "targets": 36}',
+        f"--gin.EVAL_PERIOD={steps}", '--gin.TASK_FEATURE_LENGTHS={"inputs": 128, "targets": 36}',
     )  # fmt: skip
     for way, data_set in itertools.product(ways, FILES):
         task = task_of(data_set)
@@ -247,7 +247,7 @@ def plot(found: dict[str, list[dict[str, float]]], path: pathlib.Path) -> None:
 
 
 def main() -> None:
-    args = arguments(__doc__, pretrain_steps=3000, steps=600, only=WAYS, seeds=3)
+    args = arguments(__doc__, pretrain_steps=3000, steps=400, only=WAYS, seeds=3)
     work, data = args.work, args.data
     os.chdir(work)
     write_files(work, data, args.pretrain_steps, args.steps)

@@ -112,6 +112,11 @@ def test_it_is_said_from_where_the_steps_are_counted(capfd):
     assert main([*start[:-1], other]) == 0
     train = [line for line in read_metrics("next") if line["split"] == "train"]
     assert [line["step"] for line in train] == [5, 6]
+    adapted = ["--gin.INITIAL_CHECKPOINT_PATH=first", "--gin_file=runs/adapt.gin", "--gin.LearningRate.warmup_steps=1"]
+    assert main(flags("prefix_decoder", PREFIX_LM, "adapted", 6, *adapted)) == 0
+    train = [line for line in read_metrics("adapted") if line["split"] == "train"]
+    assert [line["step"] for line in train] == [5, 6]
+    assert [line["learning_rate"] for line in train] == pytest.approx([4**-0.5, 5**-0.5])  # T5's, from there on
     assert main([*flags("causal_decoder", FULL_LM, "third", 4, "--gin.INITIAL_CHECKPOINT_PATH=first"), "--dry_run"]) == 0
     assert "is counted from" not in capfd.readouterr().out
 
