@@ -132,7 +132,10 @@ def test_run_directories_are_asked_together(tmp_path, capsys):
     assert twice == pytest.approx(alone, rel=1e-5) and abs(of_three - alone) > 1e-4
     settings = json.loads((tmp_path / "0/evals/eval_ensemble_2/settings.json").read_text())
     assert settings["members"] == directories
-    with pytest.raises(UserError, match="An ensemble is not saved"):
-        run.save(str(tmp_path / "saved"))
+    for function in ("save", "save_added", "with_added", "save_peft", "with_peft"):
+        with pytest.raises(UserError, match="ensemble"):
+            getattr(run, function)(str(tmp_path / "saved"))
+    with pytest.raises(UserError, match="merged is of one model, and this is an ensemble"):
+        run.merged()
     with pytest.raises(UserError, match="An ensemble of no models"):
         t5x_lab.load([])

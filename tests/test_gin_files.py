@@ -20,7 +20,7 @@ from t5x_lab.config.t5x_names import TABLE, documentation, hint
 from t5x_lab.partitioning.mesh import MeshShape
 from t5x_lab.runs.assemble import assemble
 from t5x_lab.runs.config import CONFIGURABLES, GinConfig
-from t5x_lab.runs.run import load
+from t5x_lab.runs.load import load
 from t5x_lab.runs.sharded_model import ShardedModel
 
 FILES = ["models/t5_1_1/tiny.gin", "objectives/span_corruption.gin"]

@@ -84,7 +84,7 @@ from t5x_lab.runs.assemble import assemble
 from t5x_lab.runs.sharded_model import ShardedModel
 from t5x_lab.training.batches import SyntheticBatches
 run = t5x_lab.from_gin(["models/t5_1_1/tiny.gin"], ["TransformerConfig.vocab_size = 100"])
-sharded = run._sharded
+sharded = run.sharded
 training = assemble(sharded, Adafactor(), batch_size=4, microbatches=1, seed=0)
 batches = SyntheticBatches({{"inputs": 8, "targets": 8}}, 4, 100)
 state, metrics = training.step(training.init_state(sharded.init_params(0)), sharded.shard_batch(next(batches)))

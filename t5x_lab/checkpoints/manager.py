@@ -32,6 +32,7 @@ from t5x_lab.checkpoints.layout import (
 )
 from t5x_lab.checkpoints.sharded_arrays import read_together
 from t5x_lab.checkpoints.verification import DATA_DIGESTS, check_arrays, check_data_files, explaining_damage
+from t5x_lab.config.errors import UserError
 from t5x_lab.partitioning.distributed import broadcast
 from t5x_lab.training.batches import Batches
 from t5x_lab.training.state import TrainState
@@ -238,3 +239,17 @@ def save_params(path: epath.Path, params: dict, step: int = 0, **notes: Any) -> 
         write_info(unfinished, make_info(shapes_of(params), step, **notes))
         unfinished.rename(path)
     broadcast(0)  # nobody reads before
+
+
+def save_run(model_dir: str, config: str, params: dict, step: int) -> None:
+    """Writes a run directory of parameters alone, with the text of its configuration.
+
+    Raises:
+      UserError: where it has a checkpoint of the step.
+    """
+    root = absolute_path(model_dir)
+    if (root / "checkpoints" / str(step)).exists():
+        raise UserError(f"{model_dir} holds a checkpoint of step {step} already, and nothing is ever overwritten.")
+    root.mkdir(parents=True, exist_ok=True)
+    (root / "config.gin").write_text(config)
+    save_params(root / "checkpoints" / str(step), params, step, config=config)

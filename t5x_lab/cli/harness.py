@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> None:
 
     from t5x_lab.evaluation.harness import HarnessModel, add_random_baselines, ranking, run_harness
     from t5x_lab.evaluation.results import as_json
-    from t5x_lab.runs.run import load
+    from t5x_lab.runs.load import load
 
     step = chosen_step(args.step)
     loaded = load(model_dirs(args.model_dir), step=step, weights=args.weights)

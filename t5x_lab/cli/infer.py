@@ -57,7 +57,7 @@ def _run(args: argparse.Namespace) -> None:
     from t5x_lab.evaluation.examples import check_shard, read_examples
     from t5x_lab.evaluation.infer import infer, rank_report
     from t5x_lab.evaluation.results import as_json
-    from t5x_lab.runs.run import load
+    from t5x_lab.runs.load import load
 
     if bool(args.input) == bool(args.task):
         raise UserError("Give either --input, a file, or --task, a name.")

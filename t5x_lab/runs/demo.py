@@ -14,7 +14,8 @@ from t5x_lab.observe.console import say
 from t5x_lab.observe.metrics import read_metrics
 from t5x_lab.observe.plots import write_plots
 from t5x_lab.runs.config import GinConfig
-from t5x_lab.runs.run import Run, load
+from t5x_lab.runs.load import load
+from t5x_lab.runs.run import Run
 from t5x_lab.runs.train import train
 
 RECIPE = "recipes/demo.gin"

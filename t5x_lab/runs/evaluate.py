@@ -25,7 +25,8 @@ from t5x_lab.observe.plots import plot_ranking
 from t5x_lab.partitioning.distributed import broadcast, broadcast_text
 from t5x_lab.runs.config import GinConfig, RunConfig
 from t5x_lab.runs.end import read_end
-from t5x_lab.runs.run import Run, load
+from t5x_lab.runs.load import load
+from t5x_lab.runs.run import Run
 from t5x_lab.runs.sharded_model import ShardedModel
 
 Found = dict[str, dict[str, float | None]]  # metrics by split, "<name>/<task>"

@@ -8,7 +8,7 @@ from lm_eval.api.registry import register_model
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.evaluation.harness import HarnessModel
-from t5x_lab.runs.run import load
+from t5x_lab.runs.load import load
 
 
 @register_model("t5x_lab")

@@ -3,37 +3,24 @@
 import copy
 import dataclasses
 import functools
-import os
-import re
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
-from flax import traverse_util
 
-from t5x_lab.checkpoints.config import RestoreCheckpointConfig
-from t5x_lab.checkpoints.formats import Location, find
-from t5x_lab.checkpoints.formats.huggingface import peft
-from t5x_lab.checkpoints.initial import load_params
-from t5x_lab.checkpoints.layout import absolute_path
-from t5x_lab.checkpoints.manager import save_params
-from t5x_lab.config.errors import NotSet, UserError, one_of
+from t5x_lab.checkpoints.manager import save_run
+from t5x_lab.config.errors import NotSet, UserError
 from t5x_lab.config.user_code import tried
 from t5x_lab.data.config import SpecialTokens
 from t5x_lab.data.environment import check_environment
 from t5x_lab.decoding.beam_search import BeamConfig, beams_of
 from t5x_lab.decoding.sampling import LogitsFn, SamplingConfig
-from t5x_lab.models.model import ModelConfig, Params
-from t5x_lab.networks.additions import added_names, merged
-from t5x_lab.networks.config import DTYPES
+from t5x_lab.models.model import Params
 from t5x_lab.networks.ensemble import Ensemble
 from t5x_lab.networks.network import has_decoder, has_encoder
-from t5x_lab.optim.groups import flat_names, merge, select
-from t5x_lab.partitioning.mesh import MeshShape
-from t5x_lab.runs.checkpoint_config import config_of
 from t5x_lab.runs.config import GinConfig
 from t5x_lab.runs.inference import Inference
+from t5x_lab.runs.on_its_base import OnItsBase
 from t5x_lab.runs.padding import Ids
 from t5x_lab.runs.sharded_model import ShardedModel
 from t5x_lab.runs.texts import (
@@ -48,130 +35,20 @@ from t5x_lab.runs.texts import (
 from t5x_lab.training.step import per_token
 
 
-def load(
-    model_dir: str | Sequence[str],
-    step: int | None = None,
-    mesh: str | None = None,
-    weights: str = "last",
-    dtype: str | None = None,
-) -> "Run":
-    """The model of a run directory, at its latest checkpoint or at `step`; or of a directory of Hugging Face's.
-
-    Of several directories it is an ensemble, whose logits are the mean of theirs (Raffel et al. 2020, section 3.6). Members
-    have one vocabulary and the same special tokens, and any architectures.
-
-    Args:
-      model_dir: a directory, or several, that `t5x_lab train`, `Run.save` or `t5x_lab convert` wrote, or `transformers` saved.
-      step: a checkpoint's step.
-      mesh: devices to spread it over, such as "fsdp=8"; by default the first device alone, or where several processes work as
-        one the run's own MESH. All of them then make the same calls, and get the same answers.
-      weights: those of the checkpoint's "last" step, or their moving "average" where the run keeps one (AVERAGE_DECAY).
-      dtype: of activations, "float32", "bfloat16" or "float16"; by default that of the checkpoint's configuration.
-    """
-    if dtype is not None:
-        one_of("dtype", dtype, DTYPES)
-
-    def found(directory: str) -> tuple[GinConfig, Location]:
-        checkpoint = find(directory, step, weights)
-        config = config_of(checkpoint)
-        return GinConfig((), (config.text, f"TransformerConfig.dtype = {dtype!r}")) if dtype else config, checkpoint
-
-    directories = [model_dir] if isinstance(model_dir, str | os.PathLike) else model_dir
-    members = [found(str(directory)) for directory in directories]
-    return _run(*members[0], mesh) if len(members) == 1 else _ensemble(members, mesh)
-
-
-def from_gin(
-    files: Sequence[str],
-    bindings: Sequence[str] = (),
-    *,
-    seed: int = 0,
-    checkpoint: str | None = None,
-    step: int | None = None,
-    mesh: str | None = None,
-) -> "Run":
-    """A model from gin files, with fresh parameters or those of a checkpoint.
-
-    Args:
-      files: at least a model file, such as "models/t5_1_1/small.gin".
-      bindings: gin bindings, such as "DROPOUT_RATE = 0.0".
-      seed: of fresh parameters.
-      checkpoint: a run directory, or a checkpoint of t5x_lab, T5X or Hugging Face.
-      step: which checkpoint of a run directory; the latest by default.
-      mesh: see `load`.
-    """
-    files, bindings = ([x] if isinstance(x, str) else x for x in (files, bindings))
-    config = GinConfig(tuple(map(str, files)), tuple(bindings))
-    return _run(config, None if checkpoint is None else find(checkpoint, step), mesh, seed)
-
-
-def _run(config: GinConfig, checkpoint: Location | None, mesh: str | None, seed: int = 0) -> "Run":
-    sharded = _on_mesh(config.model(), config, mesh)
-    if checkpoint is None:
-        return Run(config, sharded, sharded.init_params(seed), step=0)
-    added = added_names(sharded.abstract_params, sharded.model.config.network)
-    fresh = functools.partial(sharded.init_params, seed)
-    params = load_params(checkpoint, sharded.abstract_params, sharded.model.axes, fresh=fresh, added=added)
-    return Run(config, sharded, params, checkpoint.step)
-
-
-def _ensemble(members: Sequence[tuple[GinConfig, Location]], mesh: str | None) -> "Run":
-    if not members:
-        raise UserError("An ensemble of no models was asked for; name their run directories.")
-    config, first = members[0]
-    for other, location in members[1:]:
-        for what in ("special_tokens", "vocabulary"):
-            mine, theirs = getattr(config, what)(), getattr(other, what)()
-            if mine != theirs:
-                raise UserError(
-                    f"{first.path} has {mine}, and {location.path} has {theirs}; the members of an ensemble read and write the "
-                    "same ids."
-                )
-    models = [config.model() for config, _ in members]
-    network: Any = Ensemble(tuple(model.network for model in models))
-    together = dataclasses.replace(models[0], network=network, added={})
-    sharded = _on_mesh(together, config, mesh)
-    abstract, axes = sharded.abstract_params["members"], sharded.model.axes["members"]
-    params = {str(i): load_params(location, abstract[str(i)], axes[str(i)]) for i, (_, location) in enumerate(members)}
-    return Run(config, sharded, {"members": params}, max(location.step for _, location in members))
-
-
-def _on_mesh(model: ModelConfig, config: GinConfig, mesh: str | None) -> ShardedModel:
-    together = mesh is None and jax.process_count() > 1
-    shape = config.mesh() if together else MeshShape.parse(mesh or "data=1")
-    sizes = (shape.data, shape.fsdp, shape.tensor, shape.replica or 1)
-    devices = jax.devices() if -1 in sizes or jax.process_count() > 1 else jax.devices()[: int(np.prod(sizes))]
-    return ShardedModel(model, shape, devices, config.sharding())
-
-
-_BY_NAME = RestoreCheckpointConfig(assignment_map=(("(.*)", r"\1"),))  # what is asked for, of files that may hold more
-
-
-def _learned(config: GinConfig, params: Params, network: Any) -> frozenset[str]:
-    """The names of parameters that were added, or that TRAINABLE matches.
-
-    Raises:
-      UserError: where nothing was added and all parameters are trained.
-    """
-    added, trainable = added_names(params, network), config.trainable()
-    if not added and trainable is None:
-        raise UserError("This model has no additions (ADDED), and all of its parameters are trained; save and load it whole.")
-    return added | {name for name in flat_names(params) if trainable is not None and re.fullmatch(trainable, name)}
-
-
-class Run:
+class Run(OnItsBase):
     """A loaded model: it generates, scores, gives logits and losses.
 
     Attributes:
       params: nested dict of arrays, logical names.
       num_parameters: their number.
       mesh: the devices they are on.
+      sharded: the model on its mesh, with the programs that do not depend on parameters.
       step: of the checkpoint they came from.
     """
 
     def __init__(self, config: GinConfig, sharded: ShardedModel, params: Params, step: int):
-        self.config, self.params, self.step = config, params, step
-        self._sharded, self._model = sharded, sharded.model
+        super().__init__(config, sharded, params, step)
+        self._model = sharded.model
         self._made: list[Inference] = []  # once for this model with whatever parameters
         self.resolved: dict[str, Any] = {}  # tasks that evaluations are on, by what names them
         self.num_parameters = sharded.model.num_parameters
@@ -188,22 +65,12 @@ class Run:
     @property
     def has_encoder(self) -> bool:
         """Whether inputs go into an encoder; else they come before what is generated or scored."""
-        return has_encoder(self._model.config.network)
-
-    @property
-    def network(self) -> Any:
-        """What the model's network is made from."""
-        return self._model.config.network
+        return has_encoder(self.network)
 
     @property
     def generates(self) -> bool:
         """Whether the network decodes step by step."""
         return self._model.generates
-
-    @property
-    def sharded(self) -> ShardedModel:
-        """The model on its mesh, with the programs that do not depend on parameters."""
-        return self._sharded
 
     @property
     def max_positions(self) -> int | None:
@@ -213,7 +80,7 @@ class Run:
     @property
     def trained_length(self) -> int | None:
         """Tokens of a sequence that the model was trained at, as an imported one says, or that it has positions for."""
-        return getattr(self._model.config.network, "max_positions", None) or self.max_positions
+        return getattr(self.network, "max_positions", None) or self.max_positions
 
     @functools.cached_property
     def special_tokens(self) -> SpecialTokens:
@@ -255,7 +122,7 @@ class Run:
         check_environment()
         from t5x_lab.data.mixture import resolve
 
-        return resolve(data, self._model.config.network.architecture).input_eos
+        return resolve(data, self.network.architecture).input_eos
 
     @property
     def _inference(self) -> Inference:
@@ -268,7 +135,7 @@ class Run:
         if start is None and self.has_encoder:
             raise UserError("SpecialTokens.start is None; the decoder behind an encoder reads a start token first, T5's is 0.")
         self._model.check_start(start)
-        return Inference(self._sharded, start or 0)
+        return Inference(self.sharded, start or 0)
 
     @functools.cached_property
     def _texts(self) -> Texts:
@@ -283,69 +150,6 @@ class Run:
         """What stays of what is cut from the left: all that stands before inputs, or `first` alone, where a row begins so."""
         before = list(self.special_tokens.input_start)
         return [[*self._first(True), *before], first] if before else [first]
-
-    def with_added(self, directory: str, step: int | None = None) -> "Run":
-        """What a run of an added kind (ADDED, TRAINABLE) learned, on top of this model, its base, whose arrays both share.
-
-        Args:
-          directory: of the run, or of `save_added`.
-          step: of the run; the latest by default.
-
-        Raises:
-          UserError: when it is of another model.
-        """
-        location = find(directory, step)
-        config = config_of(location)
-        sharded = self._on_the_same_mesh(config)
-        learned = _learned(config, sharded.abstract_params, sharded.model.config.network)
-        ours = flat_names(self.params)
-        if strange := sorted(flat_names(sharded.abstract_params).keys() - ours.keys() - learned):
-            raise UserError(f"{directory} is of a model with {strange[0]}, which this one, its base, does not have.")
-        abstract, axes = (select(tree, learned.__contains__) for tree in (sharded.abstract_params, sharded.model.axes))
-        added = load_params(location, abstract, axes, _BY_NAME)
-        return Run(config, sharded, merge(self.params, added), location.step)
-
-    def save_added(self, directory: str) -> None:
-        """Writes what was added and learned, without the base, as a run directory that `with_added` reads."""
-        learned = _learned(self.config, self.params, self.network)
-        self._save(directory, select(self.params, learned.__contains__))
-
-    def with_peft(self, directory: str) -> "Run":
-        """This model with LoRA that Hugging Face's `peft` saved for it; the parameters of both runs are the same arrays.
-
-        Raises:
-          UserError: when it is none, or of another model.
-        """
-        lora, params = peft.read(directory, self.network)
-        settings = {"modules": lora.modules, "rank": lora.rank, "alpha": lora.alpha}
-        lines = [f"peft/Lora.{name} = {value!r}" for name, value in settings.items()]
-        config = GinConfig((), (self.config.text, 'ADDED = {"lora": @peft/Lora()}', *lines))
-        sharded = self._on_the_same_mesh(config)
-        places = flat_names(sharded.param_shardings)
-        added = {name: jax.device_put(array, places[name]) for name, array in params.items()}
-        tree = merge(self.params, traverse_util.unflatten_dict(added, sep="/"))
-        return Run(config, sharded, tree, self.step)
-
-    def save_peft(self, directory: str, base: str = "") -> None:
-        """Writes the LoRA of this model (ADDED) as `peft` does; `base` is what its file calls the model without."""
-        mine = added_names(self.params, self.network)
-        flat = {name: np.asarray(x) for name, x in flat_names(self.params).items() if name in mine}
-        peft.write(directory, self.network, flat, base)
-
-    def merged(self) -> "Run":
-        """The same model without additions (ADDED), worked into its own parameters; it can be saved and converted.
-
-        Raises:
-          UserError: for an addition that cannot be merged, as adapter layers cannot.
-        """
-        config = GinConfig((), (self.config.text, "ADDED = {}", "TRAINABLE = None"))
-        sharded = self._on_the_same_mesh(config)
-        work_in = jax.jit(functools.partial(merged, added=self.config.model().added), out_shardings=sharded.param_shardings)
-        return Run(config, sharded, work_in(self.params), self.step)
-
-    def _on_the_same_mesh(self, config: GinConfig) -> ShardedModel:
-        """The model of another configuration."""
-        return ShardedModel(config.model(), self._sharded.mesh_shape, list(self.mesh.devices.flat), config.sharding())
 
     def with_params(self, params: Params, step: int) -> "Run":
         """The same model with other parameters, and the programs that were compiled for it."""
@@ -570,7 +374,7 @@ class Run:
     def logits(self, **features) -> np.ndarray:
         """Teacher-forced logits, float32 [B, T, V], of SeqIO model features (`decoder_input_tokens`, …)."""
         batch = {name: np.asarray(x) for name, x in features.items()}
-        network = self._model.config.network
+        network = self.network
         needed = ["decoder_input_tokens"] * has_decoder(network) + ["encoder_input_tokens"] * has_encoder(network)
         missing = [name for name in needed if name not in batch]
         if missing:
@@ -580,11 +384,11 @@ class Run:
 
     @property
     def _logits(self):
-        return self._sharded.logits
+        return self.sharded.logits
 
     def loss(self, batch: dict) -> dict[str, float]:
         """`loss` (cross-entropy per token with loss), `z_loss` (the same for z-loss) and `weight_sum` of a batch."""
-        targets = f"{'decoder' if has_decoder(self._model.config.network) else 'encoder'}_target_tokens"
+        targets = f"{'decoder' if has_decoder(self.network) else 'encoder'}_target_tokens"
         if targets not in batch:
             raise UserError(f"loss needs {targets} in the batch, besides what logits needs.")
         sums = self._loss(self.params, {name: np.asarray(x) for name, x in batch.items()})
@@ -593,24 +397,16 @@ class Run:
 
     @property
     def _loss(self):
-        return self._sharded.loss
+        return self.sharded.loss
 
     def save(self, directory: str) -> None:
         """Writes a run directory that `t5x_lab.load` reads: the configuration and the parameters."""
-        if hasattr(self.network, "networks"):
+        if isinstance(self.network, Ensemble):
             raise UserError("An ensemble is not saved as one model; save its members.")
-        self._save(directory, self.params)
-
-    def _save(self, directory: str, params: Params) -> None:
-        root = absolute_path(directory)
-        if (root / "checkpoints" / str(self.step)).exists():
-            raise UserError(f"{directory} holds a checkpoint of step {self.step} already, and nothing is ever overwritten.")
-        root.mkdir(parents=True, exist_ok=True)
-        (root / "config.gin").write_text(self.config.text)
-        save_params(root / "checkpoints" / str(self.step), params, self.step, config=self.config.text)
+        save_run(directory, self.config.text, self.params, self.step)
 
     def _check_decoder(self, function: str) -> None:
-        if not has_decoder(self._model.config.network):
+        if not has_decoder(self.network):
             raise UserError(
                 f"{function} needs a model that writes one token after the other; an encoder alone predicts masked tokens in "
                 "place. Use its logits, or train a decoder or an encoder-decoder."
