@@ -29,6 +29,7 @@ from t5x_lab.partitioning.mesh import MeshShape
 from t5x_lab.runs.assemble import assemble
 from t5x_lab.runs.config import GinConfig
 from t5x_lab.runs.sharded_model import ShardedModel
+from t5x_lab.runs.training_flops import training_flops
 
 ALL = r".*(query|key|value|out|wi_0|wi_1|wo)"
 NETWORKS = ("encoder_decoder", "causal_decoder", "prefix_decoder", "shared_stacks", "rotary", "gpt1")
@@ -337,3 +338,26 @@ def test_lora_goes_to_and_comes_from_peft(kind, tmp_path):
         base.save_peft(str(tmp_path / "nothing"))
     with pytest.raises(UserError, match="nothing is ever overwritten"):
         run.save_peft(str(tmp_path / "ours"))
+
+
+@pytest.mark.parametrize("policy", ["everything", "boundaries"])
+def test_flops_of_training_are_those_of_the_gradients_that_are_computed(policy):
+    """By the products of T5 1.1: of each with a kernel a third is its gradient, which what is frozen does not have."""
+    more = ["TRAIN_STEPS = 1", "MODEL_DIR = 'x'", f'TransformerConfig.remat_policy = "{policy}"']
+    run = lambda *files, more=more: GinConfig(["models/t5_1_1/tiny.gin", "objectives/span_corruption.gin", *files], more).run()
+    S, T = 96, 32
+    plain = run()
+    c = plain.model.network
+    whole = training_flops(plain, S, T)
+    assert whole == c.flops(S, T)
+    E, D, inner = c.num_encoder_layers, c.num_decoder_layers, c.num_heads * c.head_dim
+    scores = 2 * inner * (E * S * S + D * T * T + D * T * S)
+    attention, logits = 2 * scores, 2 * T * c.emb_dim * c.vocab_size
+    kernels = whole / 3 - attention - logits
+    prompt = run("added/soft_prompt.gin", more=[*more, "SOFT_PROMPT_LENGTH = 4"])
+    assert training_flops(prompt, S, T) == pytest.approx(3 * attention + 2 * (kernels + logits), rel=0.02)
+    lora = run("added/lora.gin")
+    thin = 2 * 8 * (c.emb_dim + inner) * (2 * E * S + 2 * D * T + D * (T + S))  # of rank 8, on queries and values
+    assert training_flops(lora, S, T) == pytest.approx(3 * attention + 2 * (kernels + logits) + 3 * thin, rel=0.02)
+    last = run(more=[*more, 'TRAINABLE = ".*logits.*"'])
+    assert training_flops(last, S, T) == pytest.approx(attention + kernels + 2 * logits, rel=0.02)

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 from jax.extend.core import jaxprs_in_params
+from jax.interpreters.partial_eval import dce_jaxpr
 
 BACKWARD = 2  # times the forward pass
 
@@ -64,13 +65,15 @@ def _transformer(c: Any, S: int, T: int) -> dict[str, int]:
 def traced_flops(function: Callable, *arguments: Any) -> int:
     """FLOPs of the matrix products and convolutions of a function, by its JAX program; nothing is computed.
 
-    A scan counts as often as it runs; a while loop, whose trips are not known, once; of branches the costliest counts.
+    A scan counts as often as it runs; a while loop, whose trips are not known, once; of branches the costliest counts. What no
+    result needs does not count.
 
     Args:
       function: of trees of arrays.
       arguments: their shapes.
     """
-    return _of_jaxpr(jax.make_jaxpr(function)(*arguments).jaxpr)
+    jaxpr = jax.make_jaxpr(function)(*arguments).jaxpr
+    return _of_jaxpr(dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[0])
 
 
 def _of_jaxpr(jaxpr: Any) -> int:

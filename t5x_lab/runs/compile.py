@@ -24,6 +24,7 @@ from t5x_lab.runs.assemble import assemble_run
 from t5x_lab.runs.batch import BatchOfTasks, batch_of_tasks
 from t5x_lab.runs.config import RunConfig
 from t5x_lab.runs.sharded_model import ShardedModel, check_rows
+from t5x_lab.runs.training_flops import training_flops, with_policy
 
 MODES = ("train", "eval", "predict")
 _UNITS = {"B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -93,10 +94,10 @@ def compile_step(run: RunConfig, mode: str = "train", devices: Sequence | None =
     lengths = batch.lengths
     rows = run.data.batch_size // (run.microbatches if mode == "train" else 1)
     check_rows(rows, sharded.row_multiple)
-    share = 1.0 if mode == "train" else 1 / 3  # the forward pass alone
     if mode == "predict" and not has_encoder(network):
         lengths = (0, 2 * lengths[1])  # a prompt as long as what is written
-    flops = round(run.data.batch_size * network.flops(*lengths) * share)
+    of_row = training_flops(run, *lengths) if mode == "train" else round(network.flops(*lengths) / 3)  # the forward pass alone
+    flops = run.data.batch_size * of_row
     again = run.data.batch_size * recomputed_flops(network, *lengths) if mode == "train" else 0
 
     began = time.monotonic()
@@ -208,7 +209,7 @@ def search(run: RunConfig, devices: Sequence | None = None, topology: str | None
     rows = ShardedModel(run.model, run.mesh_shape, None if devices is None else list(devices), run.sharding).row_multiple
     check_rows(run.data.batch_size, rows)
     lengths = batch_of_tasks(run.data, run.model.network.architecture).lengths
-    policies = sorted(REMAT_POLICIES, key=lambda policy: recomputed_flops(_with_policy(run, policy), *lengths))
+    policies = sorted(REMAT_POLICIES, key=lambda policy: recomputed_flops(with_policy(run.model.network, policy), *lengths))
     microbatches = 1
     while run.data.batch_size % microbatches == 0 and (run.data.batch_size // microbatches) % rows == 0:
         for policy in policies:
@@ -237,15 +238,10 @@ def best(reports: Sequence[Report]) -> Report | None:
 def _with(run: RunConfig, batch_size: int, microbatches: int, policy: str) -> RunConfig:
     return dataclasses.replace(
         run,
-        model=dataclasses.replace(run.model, network=_with_policy(run, policy)),
+        model=dataclasses.replace(run.model, network=with_policy(run.model.network, policy)),
         data=dataclasses.replace(run.data, batch_size=batch_size),
         microbatches=microbatches,
     )
-
-
-def _with_policy(run: RunConfig, policy: str) -> Any:
-    network: Any = run.model.network
-    return network.with_policy(policy) if hasattr(network, "with_policy") else dataclasses.replace(network, remat_policy=policy)
 
 
 def to_text(report: Report) -> str:

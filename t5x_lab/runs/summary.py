@@ -16,6 +16,7 @@ from t5x_lab.runs.config import GinConfig, RunConfig
 from t5x_lab.runs.evaluate import evaluations_of
 from t5x_lab.runs.sharded_model import ShardedModel
 from t5x_lab.runs.starting_point import check_fits, find_starting_point
+from t5x_lab.runs.training_flops import training_flops
 from t5x_lab.training.loop import Budget
 
 
@@ -92,7 +93,7 @@ def banner(run: RunConfig, sharded: ShardedModel, first_step: int, lengths: tupl
     tokens = run.data.batch_size * (encoder + decoder)
     end = last_step(budget, first_step)
     steps = end - first_step
-    flops = run.data.batch_size * run.model.network.flops(encoder, decoder) * steps
+    flops = run.data.batch_size * training_flops(run, encoder, decoder) * steps
     kind = devices[0].device_kind
     peak = peak_flops(kind)
     return "\n".join(

@@ -1,0 +1,48 @@
+"""FLOPs of training, where parameters are frozen or added."""
+
+import dataclasses
+from typing import Any
+
+import jax
+
+from t5x_lab.models.model import Model, ModelConfig
+from t5x_lab.networks.flops import traced_flops
+from t5x_lab.networks.network import abstract_batch
+from t5x_lab.optim.groups import flat_names, merge, select, trained
+from t5x_lab.runs.config import RunConfig
+
+
+def with_policy(network: Any, policy: str) -> Any:
+    """The network with another remat policy."""
+    return network.with_policy(policy) if hasattr(network, "with_policy") else dataclasses.replace(network, remat_policy=policy)
+
+
+def training_flops(run: RunConfig, encoder_length: int, decoder_length: int) -> int:
+    """FLOPs of one sequence, forward and backward.
+
+    With TRAINABLE, ADDED or frozen groups it is the network's own count times a share: that of the matrix products of the
+    gradients that are computed, in JAX's program, in those of all parameters without what is added.
+    """
+    lengths = encoder_length, decoder_length
+    whole, names = run.model.network.flops(*lengths), flat_names(Model(run.model).axes)
+    is_trained = trained(run.optimizer, list(names), run.trainable)
+    if run.model.unchecked or (not run.model.added and all(map(is_trained, names))):
+        return whole  # the former reads more than tokens
+    plain = run.model
+    if run.model.added:
+        network: Any = run.model.network
+        plain = dataclasses.replace(run.model, network=network.network, added={})
+    ours = _of_gradients(run.model, is_trained, *lengths)
+    return round(whole * ours / _of_gradients(plain, lambda name: True, *lengths))
+
+
+def _of_gradients(config: ModelConfig, is_trained: Any, encoder_length: int, decoder_length: int) -> int:
+    network: Any = config.network
+    if hasattr(network, "remat_policy"):
+        network = with_policy(network, "everything")
+    model = Model(dataclasses.replace(config, network=network, losses={}, cross_entropy_weight=1.0))
+    params = model.abstract_params
+    batch = abstract_batch(network, 1, encoder_length, decoder_length)
+    frozen = select(params, lambda name: not is_trained(name))
+    loss = lambda trained, frozen, batch: model.loss(merge(trained, frozen), batch).objective
+    return traced_flops(jax.grad(loss), select(params, is_trained), frozen, batch)
