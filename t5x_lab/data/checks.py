@@ -47,6 +47,8 @@ def check_vocabulary(tasks: WeightedTasks, config: DataConfig, vocab_size: int, 
 
 def _check_more_ids(tasks: WeightedTasks, more_ids: Collection[int]) -> None:
     """Raises a `UserError` where no task has these ids before its inputs, and says which ones have not."""
+    if not more_ids:
+        return
     without = [part.task.name for part in tasks.trained if not set(more_ids) <= set(part.before_inputs)]
     if without and len(without) == len(tasks.trained):
         raise UserError(

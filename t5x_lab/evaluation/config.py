@@ -191,6 +191,36 @@ class RankingEvaluation(OutputEvaluation):
         return RankedTasks.of(self, model)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ProbeEvaluation:
+    """What the model knows before it is fine-tuned, by `t5x_lab.evaluation.probes`; data sets lie where RECORDS says.
+
+    Attributes:
+      probes: objects such as @Blimp(), or your own `Probe`s.
+      num_examples: the first N of each data set, and for a threshold; None = all.
+      name, period, steps, at_start, weights, batch_size: see `TaskEvaluation`.
+    """
+
+    name: str = "probes"
+    probes: tuple = ()
+    period: int | None = dataclasses.field(default=1000, metadata=macro("EVAL_PERIOD"))
+    steps: tuple[int, ...] = ()
+    at_start: bool = False
+    weights: str = "last"
+    num_examples: int | None = None
+    batch_size: int = 32
+
+    def __post_init__(self):
+        check_types(self)
+        one_of("ProbeEvaluation.weights", self.weights, WEIGHTS)
+        positive(self, "period", "num_examples", "batch_size")
+
+    def prepare(self, model: Any) -> Measure | None:
+        from t5x_lab.evaluation.probing import Probes
+
+        return Probes(self, model)
+
+
 def check_evaluations(evals: Sequence[Any]) -> None:
     """Raises a `UserError` for what is no evaluation, a name that is no folder's, and two of one name."""
     names: list[str] = []

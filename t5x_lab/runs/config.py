@@ -31,9 +31,11 @@ from t5x_lab.evaluation.config import (
     EarlyStopping,
     LossEvaluation,
     MetricsEvaluation,
+    ProbeEvaluation,
     RankingEvaluation,
     check_evaluations,
 )
+from t5x_lab.evaluation.probes import Acceptability, Answers, Blimp, Referents, Sentiment
 from t5x_lab.models.model import ModelConfig
 from t5x_lab.networks.adapter import Adapter
 from t5x_lab.networks.config import RotaryScaling
@@ -170,6 +172,12 @@ CONFIGURABLES = (
     LossEvaluation,
     MetricsEvaluation,
     RankingEvaluation,
+    ProbeEvaluation,
+    Blimp,
+    Sentiment,
+    Acceptability,
+    Answers,
+    Referents,
     EarlyStopping,
     SamplingConfig,
     BeamConfig,
@@ -265,6 +273,9 @@ class GinConfig:
 
     def data(self) -> DataConfig:
         return self._build("DataConfig")
+
+    def prompts(self) -> Prompts:
+        return self._build("DataConfig.prompts")
 
     def mesh(self) -> MeshShape:
         return MeshShape.parse(self._build("RunConfig.mesh"))
