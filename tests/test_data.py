@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pyarrow.parquet
 import pytest
+import sentencepiece
 import seqio
 import tensorflow as tf
 import tensorflow_text as tf_text
@@ -16,6 +17,7 @@ from conftest import shared_data
 from helpers import tiny_config
 from t5.data import preprocessors as t5_preprocessors
 
+from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
 from t5x_lab.data import environment, tasks
 from t5x_lab.data.config import ByteVocabulary, DataConfig, SentencePieceVocabulary, TextFiles
@@ -483,6 +485,16 @@ def test_a_trained_sentencepiece_model_has_t5s_ids(tmp_path):
     with pytest.raises(UserError, match="cannot train 100000 pieces"):
         train_sentencepiece(words, "other.model", 100_000)
     assert not pathlib.Path("other.model").exists() and not pathlib.Path("other.model.tmp").exists()
+
+
+def test_byte_pairs_are_merged_by_their_numbers(tmp_path):
+    """The first piece of several characters is the pair that stands beside each other most often, ids are T5's."""
+    words = [f"zq{'zq' * (n % 5)} ab{n % 7}" for n in range(500)]
+    (tmp_path / "words.txt").write_text("\n".join(words) + "\n")
+    assert main(["vocab", f"--input={tmp_path}/words.txt", "--output=bpe.model", "--size=30", "--model_type=bpe"]) == 0
+    model = sentencepiece.SentencePieceProcessor(model_file="bpe.model")
+    assert (model.pad_id(), model.eos_id(), model.unk_id()) == (0, 1, 2) and model.get_piece_size() == 30
+    assert model.id_to_piece(3) == "zq" and model.get_score(3) > model.get_score(4)
 
 
 def test_the_tasks_of_a_vocabulary_share_one_tokenizer_of_tensorflow(monkeypatch):

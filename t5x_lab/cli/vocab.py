@@ -1,4 +1,4 @@
-"""Trains a SentencePiece vocabulary (unigram, T5's special ids) on text files or on the text of a task."""
+"""Trains a SentencePiece vocabulary, with T5's special ids, on text files or on the text of a task."""
 
 import argparse
 
@@ -10,6 +10,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--task", help="a task whose training text to use instead, such as sotu")
     parser.add_argument("--output", required=True, help="the model file to write")
     parser.add_argument("--size", type=int, default=32_000, help="pieces, sentinels not counted")
+    parser.add_argument("--model_type", default="unigram", choices=("unigram", "bpe"), help="T5's, or byte pairs as GPT-1's")
     parser.add_argument("--max_documents", type=int, default=100_000, help="documents to read at most")
     parser.add_argument("--text_key", default="text", help="the field with the text, in .jsonl and TFRecord files")
     parser.add_argument("--module", action="append", default=[], help="a Python module to import that registers the task")
@@ -40,5 +41,5 @@ def run(args: argparse.Namespace) -> None:
     files = TextFiles(train=args.input or "", text_key=args.text_key)
     config = DataConfig(args.task or "files", {"targets": 512}, 1, ByteVocabulary(), files=files, shards=1)
     texts = documents(config, args.max_documents)
-    train_sentencepiece(texts, args.output, args.size)
+    train_sentencepiece(texts, args.output, args.size, args.model_type)
     print(f"{args.output}: {args.size} pieces. Use it with --gin.SentencePieceVocabulary.path={args.output}")

@@ -31,13 +31,16 @@ def read_sentencepiece(path: str) -> sentencepiece.SentencePieceProcessor:
         raise UserError(f"The vocabulary {path} is no SentencePiece model. {advice}") from error
 
 
-def train_sentencepiece(texts: Iterable[str], path: str, size: int, character_coverage: float = 1.0) -> None:
-    """Trains a unigram SentencePiece model with T5's ids (pad 0, eos 1, unk 2, no bos) and writes it to `path`.
+def train_sentencepiece(
+    texts: Iterable[str], path: str, size: int, model_type: str = "unigram", character_coverage: float = 1.0
+) -> None:
+    """Trains a SentencePiece model with T5's ids (pad 0, eos 1, unk 2, no bos) and writes it to `path`.
 
     Args:
       texts: sentences or paragraphs.
       path: the model file; a `.vocab` file is not kept.
       size: number of pieces, without sentinels.
+      model_type: "unigram", or "bpe".
       character_coverage: share of the text's characters that get a piece of their own; the others become unknown.
 
     Raises:
@@ -54,7 +57,7 @@ def train_sentencepiece(texts: Iterable[str], path: str, size: int, character_co
                 sentence_iterator=(line for text in texts for line in text.splitlines() if line.strip()),
                 model_writer=model,
                 vocab_size=size,
-                model_type="unigram",
+                model_type=model_type,
                 character_coverage=character_coverage,
                 pad_id=0,
                 eos_id=1,

@@ -1,4 +1,4 @@
-"""plots/*.png: loss, learning rate and speed, drawn from metrics.jsonl, and what rankings found."""
+"""plots/*.png: loss, learning rate, speed and what probes score, drawn from metrics.jsonl, and what rankings found."""
 
 from collections.abc import Mapping
 
@@ -15,6 +15,7 @@ PLOTS = {
     "loss": "cross-entropy, nats per token with loss",
     "learning_rate": "learning rate",
     "tokens_per_second": "tokens per second, padding excluded",
+    "relative": "score of probes: chance is 0, the best one 1",
 }
 
 

@@ -1,0 +1,54 @@
+"""GPT-1 (Radford et al. 2018): its pre-training."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from t5x_lab.models.model import Model
+from t5x_lab.optim.groups import flat_names
+from t5x_lab.runs.config import GinConfig
+
+STEPS = 100_000
+
+
+@pytest.fixture(scope="module")
+def recipe():
+    more = [f"TRAIN_STEPS = {STEPS}", "MODEL_DIR = 'x'", "books/TextFiles.train = 'books/*.txt'"]
+    return GinConfig(["models/gpt1/base.gin", "recipes/gpt1_pretraining.gin"], more).run()
+
+
+def test_the_learning_rate_is_the_papers(recipe):
+    rate = recipe.optimizer.learning_rate
+    expected = {0: 0.0, 1_000: 1.25e-4, 2_000: 2.5e-4, 2_000 + 49_000: 1.25e-4, STEPS: 0.0}
+    for step, value in expected.items():
+        assert float(rate(jnp.int32(step))) == pytest.approx(value, abs=1e-10), step
+
+
+def test_matrices_decay_and_nothing_else(recipe):
+    """Of 146 tensors those of rank 2 and more, by a step whose gradient is zero; layers are stacked here, and counted apart."""
+    abstract, axes = (getattr(Model(recipe.model), name) for name in ("abstract_params", "axes"))
+    params = jax.tree.map(lambda x: jnp.ones((1,) * x.ndim), abstract)
+    optimizer = recipe.optimizer.make(axes)
+    state = optimizer.init(params)
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    _, state = optimizer.update(zeros, state, params)  # the first step's rate is 0
+    updates, _ = optimizer.update(zeros, state, params)
+    decayed, all_of_them = 0, 0
+    layers = recipe.model.network.num_decoder_layers
+    for name, x in flat_names(updates).items():
+        count = (
+            3 if name.endswith(("query/kernel", "key/kernel", "value/kernel", "query/bias", "key/bias", "value/bias")) else 1
+        )
+        tensors = (layers if "/layers/" in f"/{name}" else 1) / count  # GPT-1's are one
+        all_of_them += tensors
+        decayed += tensors * bool(np.any(np.asarray(x)))
+    assert (round(decayed), round(all_of_them)) == (50, 146)
+    assert sum(x.size for x in jax.tree.leaves(abstract)) == 116_534_784
+
+
+def test_windows_are_contiguous_and_batches_are_the_papers(recipe):
+    data = recipe.data
+    assert (data.batch_size, data.task_feature_lengths, recipe.model.z_loss) == (64, {"targets": 512}, 0.0)
+    assert recipe.model.network.dropout_rate == 0.1 and recipe.optimizer.clip_global_norm is None
+    assert data.texts["books"].lines_per_document >= 1_000_000
