@@ -1,10 +1,14 @@
 """GPT-1 (Radford et al. 2018): its pre-training."""
 
+import pathlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from t5x_lab.data.pipeline import SeqioBatches, resolve_tasks
+from t5x_lab.data.standardize import standardize
 from t5x_lab.models.model import Model
 from t5x_lab.optim.groups import flat_names
 from t5x_lab.runs.config import GinConfig
@@ -45,6 +49,40 @@ def test_matrices_decay_and_nothing_else(recipe):
         decayed += tensors * bool(np.any(np.asarray(x)))
     assert (round(decayed), round(all_of_them)) == (50, 146)
     assert sum(x.size for x in jax.tree.leaves(abstract)) == 116_534_784
+
+
+TEXTS = {  # by the rules of their code, by hand
+    "It cost — he said – 3…  or more;;  “really”?!": "It cost - he said - 3... or more ;; “really” ? !",
+    "a\n\n  b\t c (d) [e]/f*g  ": "a \n b c ( d ) [ e ] / f * g",
+    'He´s "here", is_he? ~~~ yes--no \\ {x|y} +1': 'He\'s " here " , is _ he ? ~~~ yes -- no \\ { x | y } + 1',
+    "Nothing to do here": "Nothing to do here",
+}
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_text_is_standardized_as_their_code_does(text):
+    assert standardize(text) == TEXTS[text]
+
+
+def test_books_are_cleaned_before_they_are_tokens(tmp_path):
+    for number, text in enumerate(TEXTS):
+        (tmp_path / f"{number}.txt").write_text(text)
+    more = [
+        "VOCABULARY = @ByteVocabulary()",
+        "TransformerConfig.vocab_size = 384",
+        f"books/TextFiles.train = '{tmp_path}/*.txt'",
+    ]
+    config = GinConfig(
+        ["models/gpt1/tiny.gin", "recipes/gpt1_pretraining.gin"],
+        [*more, "TRAIN_STEPS = 5000", "MODEL_DIR = 'x'", "BATCH_SIZE = 2", "DATA_SHARDS = 1", "DataConfig.shuffle = False"],
+    )
+    data = config.run().data
+    batches = SeqioBatches(resolve_tasks(data, "causal_decoder", 384), data, seed=0)
+    ids = next(batches)["decoder_target_tokens"].ravel().tolist()
+    seen = bytes(i - 3 if i > 1 else 10 for i in ids).decode()
+    for file in sorted(tmp_path.glob("*.txt")):
+        lines = [line for line in pathlib.Path(file).read_text().splitlines() if line.strip()]
+        assert standardize("\n".join(lines)) in seen
 
 
 def test_windows_are_contiguous_and_batches_are_the_papers(recipe):

@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol, runtime_checkable
 
 from t5x_lab.config.checks import check_types, in_range, positive
@@ -135,6 +135,7 @@ class TextFiles:
         is no evaluation.
       text_key: the field of a .jsonl line, TFRecord example or Parquet row that holds the text.
       lines_per_document: of .txt files: non-empty lines that make a document.
+      clean: f(document) -> what is read of it, such as @standardize; None = all, as it is.
       rate: how often it is drawn from, relative to the other texts of TEXTS.
     """
 
@@ -142,6 +143,7 @@ class TextFiles:
     validation: str = ""
     text_key: str = "text"
     lines_per_document: int = 32
+    clean: Callable | None = None
     rate: float = dataclasses.field(default=1.0, repr=False)  # it does not say which text it is
 
     def __post_init__(self):
@@ -273,8 +275,8 @@ class DataConfig:
             "DataConfig.split": self.split,
             "DataConfig.shuffle": str(self.shuffle),
             "USE_CACHED_TASKS": str(self.use_cached),
-            "TextFiles": str(self.files),
-            "TEXTS": str({name: (files, files.rate) for name, files in sorted(self.texts.items())}),
+            "TextFiles": by_name(self.files),
+            "TEXTS": by_name({name: (files, files.rate) for name, files in sorted(self.texts.items())}),
             "DataConfig.rates_of": self.rates_of,
             "Prompts": by_name(self.prompts),
         }

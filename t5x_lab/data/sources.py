@@ -23,7 +23,8 @@ import tensorflow as tf
 
 from t5x_lab.config.errors import NotHere, UserError
 from t5x_lab.config.gin_files import flag
-from t5x_lab.data.config import TextFiles
+from t5x_lab.config.user_code import tried
+from t5x_lab.data.config import TextFiles, by_name
 
 FILES_LOOKED_AT = 16  # for the length of a text's records
 UNEVEN = 0.02  # by which the shards of a text may differ
@@ -49,11 +50,15 @@ def text_files(config: TextFiles, name: str = "files") -> seqio.FileDataSource:
     kinds = {_kind(file) for names in files.values() for file in names}
     if len(kinds) != 1:
         raise UserError(f"{scope}TextFiles names files of several kinds ({', '.join(sorted(kinds))}); give files of one kind.")
-    return document_files(files, kinds.pop(), config.text_key, config.lines_per_document)
+    return document_files(files, kinds.pop(), config.text_key, config.lines_per_document, config.clean)
 
 
 def document_files(
-    files: Mapping[str, Iterable[str]], kind: str = "txt", text_key: str = "text", lines_per_document: int = 32
+    files: Mapping[str, Iterable[str]],
+    kind: str = "txt",
+    text_key: str = "text",
+    lines_per_document: int = 32,
+    clean: Callable[[str], str] | None = None,
 ) -> "DocumentFiles":
     """A source over files of one kind, by split; it counts its documents when it is asked how many there are."""
     as_they_are = lambda texts: texts
@@ -65,7 +70,19 @@ def document_files(
         "parquet": (read_on(functools.partial(_texts_of_parquet, text_key=text_key)), as_they_are),
         "tfrecord": (_records, lambda records: _texts_of_examples(records, text_key)),
     }[kind]
-    return DocumentFiles(read, parse, {split: list(names) for split, names in files.items()}, f"{kind} {lines_per_document}")
+    cut = f"{kind} {lines_per_document}"
+    if clean is None:
+        return DocumentFiles(read, parse, {split: list(names) for split, names in files.items()}, cut)
+    cleaned = lambda written: _cleaned(parse(written), clean)
+    return DocumentFiles(read, cleaned, {split: list(names) for split, names in files.items()}, f"{cut} {by_name(clean)}")
+
+
+def _cleaned(texts: tf.Tensor, clean: Callable[[str], str]) -> tf.Tensor:
+    def of_all(documents: np.ndarray) -> np.ndarray:
+        found = (tried("TextFiles.clean fails", lambda text=text: clean(text.decode("utf-8", "replace"))) for text in documents)
+        return np.array([text.encode() for text in found], object)
+
+    return tf.ensure_shape(tf.numpy_function(of_all, [texts], tf.string, stateful=False), [None])
 
 
 class DocumentFiles(seqio.FileDataSource):

@@ -25,6 +25,7 @@ from t5x_lab.data.config import (
 )
 from t5x_lab.data.denoising import Denoising
 from t5x_lab.data.objective import MaskedLm
+from t5x_lab.data.standardize import standardize
 from t5x_lab.decoding.beam_search import BeamConfig
 from t5x_lab.decoding.sampling import SamplingConfig
 from t5x_lab.evaluation.config import (
@@ -239,6 +240,7 @@ def batch_in_tokens(tokens: int, lengths: dict[str, int], shards: int) -> int:
 
 for _configurable in CONFIGURABLES:
     gin.external_configurable(_configurable, module=".".join(filter(None, ("t5x_lab", _MODULES_OF_T5X.get(_configurable)))))
+gin.external_configurable(standardize, module="t5x_lab")
 
 
 class GinConfig:
