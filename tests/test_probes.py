@@ -3,6 +3,7 @@
 import gzip
 import json
 import math
+import zlib
 
 import numpy as np
 import pytest
@@ -148,7 +149,7 @@ def test_an_encoder_decoder_is_asked_too(tmp_path):
 
 def test_what_cannot_be_asked_is_a_sentence(tmp_path):
     def failure(probe, record):
-        path = tmp_path / "records.jsonl"
+        path = tmp_path / f"{zlib.crc32(json.dumps(record).encode())}.jsonl"  # what was read is kept by its file
         path.write_text(json.dumps(record) + "\n")
         places = dict.fromkeys(("train", "validation", "test"), str(path))
         run = t5x_lab.from_gin(["models/decoder/tiny.gin"], [*MODEL, "RECORDS = @Records()", f"Records.files = {places!r}"])
