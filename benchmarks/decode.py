@@ -49,7 +49,7 @@ def ours(folder: str, model: str):
     from t5x_lab.runs.inference import Inference
 
     run = t5x_lab.load(f"{folder}/{model}")
-    inference = Inference(run._sharded)
+    inference = Inference(run.sharded)
 
     def answer(line: str) -> str:
         batch, tokens = map(int, line.split())
@@ -163,7 +163,7 @@ def cost(rounds: int) -> None:
     figure, axes = pyplot.subplots(figsize=(6, 3.5))
     for model in FILES:
         run = run_of(model)
-        inference = Inference(run._sharded)
+        inference = Inference(run.sharded)
         limit, stream = np.full((batch,), most, np.int32), np.arange(batch, dtype=np.int32)
         times = np.zeros((rounds, most // chunk))
         for round_ in range(-1, rounds):  # the first one compiles, and is written over

@@ -13,16 +13,18 @@ from sklearn.metrics import matthews_corrcoef, roc_auc_score
 import t5x_lab
 from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
+from t5x_lab.data.config import SpecialTokens
 from t5x_lab.evaluation.config import ProbeEvaluation
 from t5x_lab.evaluation.probes import BLIMP, Acceptability, Answers, Blimp, Referents, Sentiment
-from t5x_lab.evaluation.probing import best_threshold, matthews
+from t5x_lab.evaluation.probing import best_threshold, in_ids, matthews
+from t5x_lab.evaluation.rank import Question
 
 MODEL = ["VOCABULARY = @ByteVocabulary()", "TransformerConfig.vocab_size = 384", 'TransformerConfig.dtype = "float32"']
 
 
 def asked(probe, records, tmp_path, number=None, architecture="decoder"):
     """A fresh model, and what the probe finds in records, one file for all splits or by split."""
-    files = records if isinstance(records, dict) else dict.fromkeys((probe.split, "train"), records)
+    files = records if isinstance(records, dict) else {probe.split: records}
     places = {}
     for split, lines in files.items():
         path = tmp_path / f"{probe.name}-{split}.jsonl"
@@ -141,6 +143,22 @@ def test_answers_and_referents_are_compared_by_the_mean_of_their_tokens(tmp_path
     assert asked(Referents(), {"test": questions}, tmp_path / "again")[1].metrics["winograd"]["score"] == 1.0
 
 
+def test_equal_texts_are_half_right_and_probes_of_one_data_set_are_two(tmp_path):
+    records = [{"sentence": text, "label": 1} for text in TEXTS]
+    run, found = asked(Sentiment(words=(" so", " so")), records, tmp_path)
+    assert found.metrics["sst2"]["score"] == 0.5
+    probes = (Sentiment(), Sentiment(name="other", words=(" positive", " negative")))
+    both = ProbeEvaluation(probes=probes).prepare(run)(run).metrics
+    assert both["sst2"]["score"] + both["other"]["score"] == pytest.approx(1.0)
+
+
+def test_a_decoder_without_a_start_token_reads_what_it_does_in_training(tmp_path):
+    run, _ = asked(Sentiment(), [{"sentence": "a", "label": 1}], tmp_path)
+    run.special_tokens = SpecialTokens(start=None, end=1)
+    question = in_ids(Question("", ("ab", "cd"), 0), run)
+    assert question.inputs == ([1], [1]) and question.choices == ([100, 101], [102, 103])
+
+
 def test_an_encoder_decoder_is_asked_too(tmp_path):
     records = [{"sentence_good": text, "sentence_bad": text[::-1]} for text in TEXTS]
     _, found = asked(Blimp(data_sets=("blimp/intransitive",)), records, tmp_path, architecture="t5_1_1")
@@ -158,6 +176,15 @@ def test_what_cannot_be_asked_is_a_sentence(tmp_path):
     assert "reads the field 'sentence', which is missing" in failure(Sentiment(), {"text": "a", "label": 1})
     assert "has the label 5 of 2 choices" in failure(Sentiment(), {"sentence": "a", "label": 5})
     assert 'has no "he"' in failure(Referents(), {"sentence": "a b", "pronoun": "he", "candidates": ["a", "b"], "label": 0})
+    places = dict.fromkeys(("train", "validation"), str(tmp_path / "one.jsonl"))
+    (tmp_path / "one.jsonl").write_text("{}\n")
+    for files, says in (
+        (places, "would choose its threshold on what it measures"),
+        ({"validation": places["train"]}, 'the split "train"'),
+    ):
+        run = t5x_lab.from_gin(["models/decoder/tiny.gin"], [*MODEL, "RECORDS = @Records()", f"Records.files = {files!r}"])
+        with pytest.raises(UserError, match=says):
+            ProbeEvaluation(probes=(Acceptability(),)).prepare(run)
     run = t5x_lab.from_gin(["models/decoder/tiny.gin"], MODEL)
     with pytest.raises(UserError, match='Evaluation "probes": Nothing says where the records of the data set "glue/sst2" lie'):
         ProbeEvaluation(probes=(Sentiment(),)).prepare(run)

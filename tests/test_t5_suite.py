@@ -390,6 +390,7 @@ def test_a_record_that_does_not_fit_is_said(tmp_path):
         ("t5_glue_cola", {"sentence": "a", "Label": 1}, 'it has no field "label"; it has sentence, Label.'),
         ("t5_glue_stsb", {"sentence1": "a", "sentence2": "b"}, 'it has no field "label"; it has sentence1, sentence2.'),
         ("t5_glue_cola", {"sentence": "a", "label": 2}, "the label is 2; it is 0 to 1, or one of unacceptable, acceptable"),
+        ("t5_glue_cola", {"sentence": "a", "label": -1}, "the label is -1, as of records whose labels are kept secret"),
         ("t5_glue_cola", {"sentence": "a", "label": 0.5}, 'the field "label" is 0.5; it is a whole number'),
         (
             "t5_super_glue_multirc",

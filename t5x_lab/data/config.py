@@ -143,7 +143,7 @@ class TextFiles:
     validation: str = ""
     text_key: str = "text"
     lines_per_document: int = 32
-    clean: Callable | None = None
+    clean: Callable | None = dataclasses.field(default=None, repr=False)
     rate: float = dataclasses.field(default=1.0, repr=False)  # it does not say which text it is
 
     def __post_init__(self):
@@ -259,6 +259,7 @@ class DataConfig:
 
     def identity(self) -> dict[str, str]:
         """What the position in the data means something for: a checkpoint is continued with these unchanged."""
+        texts = (f"{name!r}: ({_identity(files)}, {files.rate})" for name, files in sorted(self.texts.items()))
         return {
             "MIXTURE_OR_TASK_NAME": self.mixture_or_task_name,
             "OBJECTIVE": by_name(self.objective),
@@ -275,11 +276,15 @@ class DataConfig:
             "DataConfig.split": self.split,
             "DataConfig.shuffle": str(self.shuffle),
             "USE_CACHED_TASKS": str(self.use_cached),
-            "TextFiles": by_name(self.files),
-            "TEXTS": by_name({name: (files, files.rate) for name, files in sorted(self.texts.items())}),
+            "TextFiles": _identity(self.files),
+            "TEXTS": "{" + ", ".join(texts) + "}",
             "DataConfig.rates_of": self.rates_of,
             "Prompts": by_name(self.prompts),
         }
+
+
+def _identity(files: TextFiles) -> str:
+    return f"{files}{f', cleaned by {by_name(files.clean)}' if files.clean else ''}"
 
 
 def by_name(value: object) -> str:

@@ -79,7 +79,9 @@ def document_files(
 
 def _cleaned(texts: tf.Tensor, clean: Callable[[str], str]) -> tf.Tensor:
     def of_all(documents: np.ndarray) -> np.ndarray:
-        found = (tried("TextFiles.clean fails", lambda text=text: clean(text.decode("utf-8", "replace"))) for text in documents)
+        found = [tried("TextFiles.clean fails", lambda text=text: clean(text.decode("utf-8", "replace"))) for text in documents]
+        if wrong := [text for text in found if not isinstance(text, str)]:
+            raise UserError(f"TextFiles.clean gives {wrong[0]!r}; it gives a text.")
         return np.array([text.encode() for text in found], object)
 
     return tf.ensure_shape(tf.numpy_function(of_all, [texts], tf.string, stateful=False), [None])

@@ -1,7 +1,7 @@
 """Averages over the tasks of a benchmark such as GLUE, and the best step of each of its parts.
 
 A task counts by its attributes: `benchmark`, a name; `part`, whose tasks are one in the average; `parts`, all of the benchmark,
-with how many tasks each has; and `counted`, the names of the metrics that count, () for all. Tasks of
+with how many tasks each has, one unless said; and `counted`, the names of the metrics that count, () for all. Tasks of
 `t5x_lab.prompts.t5_suite` have them, and a user's may.
 """
 
@@ -26,7 +26,8 @@ def report(tasks: Iterable[Any], metrics: Mapping[str, Mapping[str, float | None
     sizes: dict[str, Mapping[str, int]] = {}
     for task in tasks:
         if getattr(task, "benchmark", "") and metrics.get(task.name):
-            of, sizes[task.benchmark] = found.setdefault(task.benchmark, {"parts": {}}), task.parts
+            of = found.setdefault(task.benchmark, {"parts": {}})
+            sizes[task.benchmark] = task.parts if isinstance(task.parts, Mapping) else dict.fromkeys(task.parts, 1)
             counted = {key: metrics[task.name][key] for key in task.counted or metrics[task.name]}
             of["parts"].setdefault(task.part, {})[task.name] = counted
     for name, of in found.items():

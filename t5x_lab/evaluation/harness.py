@@ -148,6 +148,8 @@ class HarnessModel(TemplateLM):
         if tokens[: len(opening)] == opening:
             tokens = tokens[len(opening) :]
         most = self.max_length - len(opening)
+        if most < 1:
+            raise UserError(f"max_length is {self.max_length}; {len(opening)} tokens stand before each text. Give it more.")
         for window in utils.get_rolling_token_windows(tokens, self.prefix_token_id, most, context_len=1):
             context, continuation = utils.make_disjoint_window(window)
             if before:

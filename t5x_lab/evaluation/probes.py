@@ -127,7 +127,7 @@ class Answers(Probe):
 
     def question(self, record):
         choices = tuple(f" {text}" for text in record["options"])
-        return Question(f"{record['article']} {record['question']}", choices, "ABCDEFGH".index(record["answer"]))
+        return Question(f"{record['article']} {record['question']}", choices, tuple("ABCDEFGH").index(record["answer"]))
 
     def data_set(self, name):
         return CATALOGUE.get(name) or DataSet(name, hub=name.replace("race/", "ehovy/race:"))

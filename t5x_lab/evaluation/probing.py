@@ -3,14 +3,19 @@
 import math
 from typing import Any
 
+import jax
 import numpy as np
+import seqio
 
 from t5x_lab.config.errors import UserError
+from t5x_lab.config.user_code import told
+from t5x_lab.data.config import by_name
 from t5x_lab.evaluation import rank
 from t5x_lab.evaluation.config import Measured, ProbeEvaluation
 from t5x_lab.evaluation.probes import Acceptability, Probe
 from t5x_lab.evaluation.rank import Question
 from t5x_lab.evaluation.tasks import naming
+from t5x_lab.networks.network import has_decoder
 from t5x_lab.prompts.places import RecordsOfDataSet
 from t5x_lab.prompts.records import fields_of, first_records
 
@@ -28,9 +33,11 @@ class Probes:
 
     def __init__(self, how: ProbeEvaluation, model: Any):
         self._how = how
-        self._questions: dict[tuple[str, str], list[Question]] = {}
+        self._questions: dict[str, dict[tuple[str, str], list[Question]]] = {}
         prompts = model.config.prompts()
-        self.settings = {"probes": str(how.probes), "num_examples": how.num_examples, "Prompts": str(prompts)}
+        settings = {"probes": by_name(how.probes), "num_examples": how.num_examples, "Prompts": by_name(prompts)}
+        self.settings = settings
+        self._places: dict[tuple[str, str], RecordsOfDataSet] = {}
         with naming(how.name):
             for probe in how.probes:
                 if not isinstance(probe, Probe):
@@ -38,11 +45,12 @@ class Probes:
             names = [probe.name for probe in how.probes]
             if not names or len(set(names)) < len(names):
                 raise UserError(f"ProbeEvaluation.probes has {', '.join(names) or 'none'}; give some, each of another name.")
-            self._places: dict[str, RecordsOfDataSet] = {}
+            if not has_decoder(model.network):
+                raise UserError("Probes ask for probabilities of texts, which an encoder alone does not give.")
             for probe in how.probes:
                 for name in probe.data_sets:
-                    self._places[name] = RecordsOfDataSet(probe.data_set(name), prompts)
-                    self._places[name].source().list_shards(probe.split)
+                    self._places[probe.name, name] = place = RecordsOfDataSet(probe.data_set(name), prompts)
+                    _check_here(probe, name, place.source())
 
     def __call__(self, model: Any) -> Measured:
         """`score`, `chance`, `relative` and `examples` of each probe; the report has those of each data set."""
@@ -51,53 +59,87 @@ class Probes:
         failures: dict[str, str] = {}
         for probe in self._how.probes:
             try:
-                found = self._measured(probe, model)
-            except UserError as error:
-                failures[probe.name] = error.sentence
+                asked = self._read(probe, model)
+            except Exception as error:
+                if jax.process_count() > 1:
+                    raise  # the others may have read it, and would wait
+                failures[probe.name] = getattr(error, "sentence", None) or told(error)
                 continue
-            report[probe.name] = found
+            found = report[probe.name] = self._measured(probe, asked, model)
             score, chance = (float(np.mean([of[key] for of in found.values()])) for key in ("score", "chance"))
             areas = [of["auc"] for of in found.values() if "auc" in of]
             metrics[probe.name] = {
                 "score": score,
                 "chance": chance,
-                "relative": (score - chance) / (probe.best - chance),
+                "relative": (score - chance) / (probe.best - chance) if probe.best != chance else None,
                 **({"auc": float(np.mean(areas))} if areas else {}),
                 "examples": sum(of["examples"] for of in found.values()),
+                "cut": sum(of["cut"] for of in found.values()),
             }
         return Measured(metrics, report={"probes": report}, failures=failures)
 
-    def _measured(self, probe: Probe, model: Any) -> dict[str, dict[str, float]]:
+    def _measured(self, probe: Probe, asked: dict[tuple[str, str], list[Question]], model: Any) -> dict[str, dict[str, float]]:
         """Numbers of each data set; texts of all are scored together, in batches of few shapes."""
-        splits = [probe.split, *([probe.threshold_split] if isinstance(probe, Acceptability) else [])]
-        asked = {(name, split): self._read(probe, name, split, model) for name in probe.data_sets for split in splits}
         everything = [question for questions in asked.values() for question in questions]
         answers = iter(rank.answers(model, everything, batch_size=self._how.batch_size))
-        found = {of: [next(answers) for _ in questions] for of, questions in asked.items()}
+        found = {of: [(question, next(answers)) for question in questions] for of, questions in asked.items()}
         numbers = {}
         for name in probe.data_sets:
-            pairs = [list(zip(asked[name, split], found[name, split], strict=True)) for split in splits]
+            pairs = [found[name, split] for split in splits_of(probe)]
             of = _thresholded(probe.by, *pairs) if isinstance(probe, Acceptability) else _compared(probe.by, *pairs)
-            numbers[name] = {**of, "examples": len(pairs[0])}
+            numbers[name] = {**of, "examples": len(pairs[0]), "cut": sum(answer.cut > 0 for _, answer in pairs[0])}
         return numbers
 
-    def _read(self, probe: Probe, data_set: str, split: str, model: Any) -> list[Question]:
-        """Questions in token ids; read once."""
-        if (data_set, split) not in self._questions:
-            place = self._places[data_set]
-            lines = first_records(place.source(), place.fields, split, self._how.num_examples or -1)
-            if not lines:
-                raise UserError(f'The {split} split of "{data_set}" is empty.')
-            self._questions[data_set, split] = [in_ids(_question(probe, line, place.fields, data_set), model) for line in lines]
-        return self._questions[data_set, split]
+    def _read(self, probe: Probe, model: Any) -> dict[tuple[str, str], list[Question]]:
+        """Questions in token ids, by data set and split; read once."""
+        if probe.name not in self._questions:
+            found = {}
+            for name, split in ((name, split) for name in probe.data_sets for split in splits_of(probe)):
+                place = self._places[probe.name, name]
+                lines = first_records(place.source(), place.fields, split, self._how.num_examples or -1)
+                if not lines:
+                    raise UserError(f'The {split} split of "{name}" is empty.')
+                found[name, split] = [in_ids(_question(probe, line, place.fields, name), model) for line in lines]
+            self._questions[probe.name] = found
+        return self._questions[probe.name]
+
+
+def splits_of(probe: Probe) -> list[str]:
+    """What is measured, and what its threshold is chosen on."""
+    return [probe.split, *([probe.threshold_split] if isinstance(probe, Acceptability) else [])]
+
+
+def _check_here(probe: Probe, data_set: str, source: seqio.DataSource) -> None:
+    files = []
+    for split in splits_of(probe):
+        if split not in source.splits:
+            raise UserError(
+                f'The probe "{probe.name}" reads the split "{split}" of "{data_set}", which has {", ".join(source.splits)} '
+                "where its records are said to lie. Give its files too, or set the probe's split."
+            )
+        files.append(list(source.list_shards(split)))
+    if len(files) > 1 and files[0] == files[1]:
+        raise UserError(
+            f'The probe "{probe.name}" would choose its threshold on what it measures: {files[0][0]} is both splits of '
+            f'"{data_set}". Give each its own files.'
+        )
 
 
 Answered = list[tuple[Question, rank.Answer]]
 
 
 def _compared(by: str, found: Answered) -> dict[str, float]:
-    right = [answer.picks[by] in question.labels for question, answer in found]
-    return {"score": float(np.mean(right)), "chance": float(np.mean([1 / len(question.choices) for question, _ in found]))}
+    chance = float(np.mean([1 / len(question.choices) for question, _ in found]))
+    return {"score": float(np.mean([_right(by, *pair) for pair in found])), "chance": chance}
+
+
+def _right(by: str, question: Question, answer: rank.Answer) -> float:
+    """1 for the right text; of several that are equally likely, the share of right ones."""
+    values = answer.values(by)
+    if answer.picks[by] is None:
+        return 0.0
+    best = [number for number, value in enumerate(values) if value == values[answer.picks[by] or 0]]
+    return len({*best} & {*question.labels}) / len(best)
 
 
 def _thresholded(by: str, found: Answered, before: Answered) -> dict[str, float]:
@@ -113,11 +155,11 @@ def _question(probe: Probe, line: bytes, fields: Any, data_set: str) -> Question
     where = f"The record of {data_set}: {line.decode('utf-8', 'replace')[:200]}"
     try:
         found = probe.question(fields_of(line, fields))
+        wrong = [label for label in found.labels if type(label) is not int or not 0 <= label < max(2, len(found.choices))]
     except KeyError as error:
         raise UserError(f'The probe "{probe.name}" reads the field {error}, which is missing. {where}') from error
-    except (UserError, ValueError, TypeError, AttributeError) as error:
-        raise UserError(f'The probe "{probe.name}" cannot be put: {error}. {where}') from error
-    wrong = [label for label in found.labels if not isinstance(label, int) or not 0 <= label < max(2, len(found.choices))]
+    except Exception as error:
+        raise UserError(f'The probe "{probe.name}" cannot be put: {told(error)}. {where}') from error
     if wrong:
         raise UserError(f'The probe "{probe.name}" has the label {wrong[0]!r} of {len(found.choices)} choices. {where}')
     return found
@@ -126,21 +168,20 @@ def _question(probe: Probe, line: bytes, fields: Any, data_set: str) -> Question
 def in_ids(question: Question, model: Any) -> Question:
     """A question in ids. What a decoder reads is encoded as one text with what it scores, as it has them in training.
 
-    A text behind nothing is behind the start token; where there is none, its first token is read and not scored. An encoder
-    reads its end token, at least.
+    A text behind nothing is behind what a decoder reads before a text in training. An encoder reads at least its end token.
     """
-    encode, before = model.vocabulary.encode, list(model.special_tokens.input_start)
+    encode, special = model.vocabulary.encode, model.special_tokens
     pairs = []
     for context, text in question.pairs:
         ids = list(encode(context)) if context else []
         if model.has_encoder:
-            pairs.append(([*before, *ids, model.eos_id], list(encode(text))))
+            before, after = model.around_inputs
+            pairs.append(([*before, *ids, *after] or [model.eos_id], list(encode(text))))
             continue
         whole = list(encode(f"{context}{text}"))
         same = next((i for i, (a, b) in enumerate(zip(ids, whole, strict=False)) if a != b), min(len(ids), len(whole) - 1))
-        if not same and not before and model.special_tokens.start is None:
-            same = 1
-        pairs.append(([*before, *whole[:same]], whole[same:]))
+        first = [] if special.start is not None or same or special.input_start else [special.before_texts(model.eos_id)]
+        pairs.append(([*first, *special.input_start, *whole[:same]], whole[same:]))
     inputs, choices = zip(*pairs, strict=True)
     return Question(inputs, choices, question.label, characters=tuple(map(len, question.choices)))
 
@@ -173,4 +214,4 @@ def area(values: list[float], labels: list[int]) -> float:
     """The area under the receiver operating characteristic; not a number where all labels are the same."""
     from sklearn.metrics import roc_auc_score  # it takes a second
 
-    return float(roc_auc_score(labels, values)) if len(set(labels)) == 2 else math.nan
+    return float(roc_auc_score(labels, values)) if len(set(labels)) == 2 and np.isfinite(values).all() else math.nan

@@ -79,7 +79,7 @@ class EvaluatedTasks:
         fields = (field.name for field in dataclasses.fields(how) if field.name not in _NOT_MEASURED)
         own = {name: by_name(getattr(how, name)) for name in fields}
         data = self.data.identity()
-        read = {name: data[name] for name in _READ}
+        read = {name: data[name] for name in _READ if data[name] != "()"}
         if any(getattr(part.task, "data_set", "") for part in self.parts):  # in words, which depend on templates
             words = [getattr(part.task, "words", "") for part in self.parts]
             read |= {"Prompts": data["Prompts"], "templates": f"{zlib.crc32(' '.join(words).encode()):08x}"}

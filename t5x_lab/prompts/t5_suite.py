@@ -279,7 +279,8 @@ def declare(name: str, prompts: Prompts) -> bool:
 
 def without(name: str, tasks: Sequence[str]) -> str:
     """The name of the mixture without these of its tasks; "" where it is none of the suite's."""
-    return f"{name}_without_{'_and_'.join(tasks)}" if tasks and _members(name) else ""
+    joint = "_and_" if "_without_" in name else "_without_"
+    return f"{name}{joint}{'_and_'.join(tasks)}" if tasks and _members(name) else ""
 
 
 def _members(name: str) -> tuple[str, ...]:

@@ -93,6 +93,8 @@ class _Fields:
             raise UserError(f'the field "{key}" is {value!r}; it is a whole number')
         if names and not -1 <= number < len(names):
             raise UserError(f"the {key} is {value!r}; it is 0 to {len(names) - 1}, or one of {', '.join(names)}")
+        if self.has_labels and number == -1 and (names or key == "label"):
+            raise UserError(f"the {key} is -1, as of records whose labels are kept secret; train and evaluate on others")
         return _numpy(like.dtype)(number)
 
 

@@ -378,9 +378,12 @@ def evaluate_ensemble(
       EvaluationFailed: at the end, where some metrics failed.
     """
     check_environment()
+    steps = [find(directory, step, weights).step for directory in directories]
     model = load(directories, step=step, weights=weights)
-    steps = {str(absolute_path(directory)): find(directory, step, weights).step for directory in directories}
-    members = [name if number == model.step else f"{name} (step {number})" for name, number in steps.items()]
+    members = [
+        f"{absolute_path(directory)}{'' if number == model.step else f' (step {number})'}"
+        for directory, number in zip(directories, steps, strict=True)
+    ]
     has_average = weights == "average"
     evaluations = Evaluations(config.evals(), model, directories[0], has_average, weights=weights, members=members)
     found: Found = {}

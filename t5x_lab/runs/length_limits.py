@@ -87,7 +87,7 @@ class LengthLimits:
             # An encoder's decoder has a limit of its own; a decoder reads at least one token before the target's.
             most = self.room(max_length, 0) if self.has_encoder else None
             if (most is not None and len(target) > most) or (
-                not self.has_encoder and room is not None and room < min(len(text), kept + 1)
+                (kept or not self.has_encoder) and room is not None and room < min(len(text), kept + 1)
             ):
                 limit = self.room(max_length, 1)
                 raise UserError(
