@@ -2,7 +2,7 @@
 
     python benchmarks/t5_transfer.py --work=FOLDER [--data=../shared/data] [--pretrain_steps=3000] [--steps=400] [--seeds=3]
 
-An encoder-decoder of about a million parameters is pre-trained by span corruption of the embedded corpus, and fine-tuned on
+An encoder-decoder of 1.9 million parameters is pre-trained by span corruption of the embedded corpus, and fine-tuned on
 CoLA, SST-2, MRPC, STS-B, RTE, BoolQ, CB, COPA and WiC:
 
     scratch      all parameters, not pre-trained
