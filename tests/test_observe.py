@@ -86,6 +86,8 @@ class ARun(NamedTuple):
     data: DataConfig
     eval_period: int = 1000
     train_steps: int | None = None
+    optimizer: object = None
+    trainable: str | None = None
 
 
 def test_evaluations_are_handed_on_without_what_is_no_number():
