@@ -348,16 +348,18 @@ def test_flops_of_training_are_those_of_the_gradients_that_are_computed(policy):
     S, T = 96, 32
     plain = run()
     c = plain.model.network
-    whole = training_flops(plain, S, T)
+    whole = training_flops(plain, Model(plain.model), S, T)
     assert whole == c.flops(S, T)
     E, D, inner = c.num_encoder_layers, c.num_decoder_layers, c.num_heads * c.head_dim
     scores = 2 * inner * (E * S * S + D * T * T + D * T * S)
     attention, logits = 2 * scores, 2 * T * c.emb_dim * c.vocab_size
     kernels = whole / 3 - attention - logits
     prompt = run("added/soft_prompt.gin", more=[*more, "SOFT_PROMPT_LENGTH = 4"])
-    assert training_flops(prompt, S, T) == pytest.approx(3 * attention + 2 * (kernels + logits), rel=0.02)
+    assert training_flops(prompt, Model(prompt.model), S, T) == pytest.approx(3 * attention + 2 * (kernels + logits), rel=0.02)
     lora = run("added/lora.gin")
     thin = 2 * 8 * (c.emb_dim + inner) * (2 * E * S + 2 * D * T + D * (T + S))  # of rank 8, on queries and values
-    assert training_flops(lora, S, T) == pytest.approx(3 * attention + 2 * (kernels + logits) + 3 * thin, rel=0.02)
+    assert training_flops(lora, Model(lora.model), S, T) == pytest.approx(
+        3 * attention + 2 * (kernels + logits) + 3 * thin, rel=0.02
+    )
     last = run(more=[*more, 'TRAINABLE = ".*logits.*"'])
-    assert training_flops(last, S, T) == pytest.approx(attention + kernels + 2 * logits, rel=0.02)
+    assert training_flops(last, Model(last.model), S, T) == pytest.approx(attention + kernels + 2 * logits, rel=0.02)

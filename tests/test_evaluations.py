@@ -19,7 +19,7 @@ from t5x_lab.evaluation import accuracy, rank
 from t5x_lab.evaluation.config import EarlyStopping, Measured
 from t5x_lab.evaluation.results import ResultFiles
 from t5x_lab.observe.metrics import read_metrics
-from t5x_lab.runs import evaluate
+from t5x_lab.runs import evaluate, evaluate_checkpoints
 
 MORE = '''
 import os
@@ -260,7 +260,7 @@ def test_a_run_ends_early_and_stays_ended(folder, capsys, monkeypatch):
     assert main(command) == 0 and pathlib.Path("run/evals/rare/6.json").exists() and finished_steps("run") == [4, 6]
 
     shutil.rmtree("run/evals")
-    read, went = evaluate.load_params, []
+    read, went = evaluate_checkpoints.load_params, []
 
     def goes_away(found, *args):
         went.append(found)
@@ -273,7 +273,7 @@ def test_a_run_ends_early_and_stays_ended(folder, capsys, monkeypatch):
     assert main(["eval", "--model_dir=run", "--follow", "--gin.TransformerConfig.emb_dim=32"]) == 2
     assert "went away" not in capsys.readouterr().err
     with monkeypatch.context() as here:
-        here.setattr(evaluate, "load_params", goes_away)
+        here.setattr(evaluate_checkpoints, "load_params", goes_away)
         assert main(["eval", "--model_dir=run", "--follow"]) == 0
     assert "The checkpoint of step 4 went away while it was read" in capsys.readouterr().err
     assert [path.name for path in pathlib.Path("run/evals/eval").glob("[0-9]*")] == ["6.json"]

@@ -16,7 +16,7 @@ from t5x_lab.config.errors import UserError
 from t5x_lab.data.config import SpecialTokens
 from t5x_lab.evaluation.config import ProbeEvaluation
 from t5x_lab.evaluation.probes import BLIMP, Acceptability, Answers, Blimp, Referents, Sentiment
-from t5x_lab.evaluation.probing import best_threshold, in_ids, matthews
+from t5x_lab.evaluation.probing import best_threshold, in_ids
 from t5x_lab.evaluation.rank import Question
 
 MODEL = ["VOCABULARY = @ByteVocabulary()", "TransformerConfig.vocab_size = 384", 'TransformerConfig.dtype = "float32"']
@@ -110,7 +110,7 @@ def test_thresholds_are_the_best_of_all(seed):
     labels = random.integers(0, 2, 15)
     found = best_threshold(values.tolist(), labels.tolist())
     every = [float(matthews_corrcoef(labels, values > threshold)) for threshold in [-math.inf, *values]]
-    assert matthews(values > found, labels) == pytest.approx(max(every))
+    assert matthews_corrcoef(labels, values > found) == pytest.approx(max(every))
 
 
 def test_answers_and_referents_are_compared_by_the_mean_of_their_tokens(tmp_path):

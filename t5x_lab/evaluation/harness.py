@@ -143,8 +143,8 @@ class HarnessModel(TemplateLM):
     def _windows(self, text: str) -> Iterator[tuple[list[int], list[int]]]:
         """(context, continuation) of the parts of a text, each behind what the model reads before inputs, which is no text."""
         tokens, before = self.tok_encode(text), self.model.around_inputs[0]
-        start = [] if self.has_encoder else [i for i in (self.model.special_tokens.start,) if i is not None]
         opening = self._behind(before, []) if before else []
+        start = opening[: len(opening) - len(before)]
         if tokens[: len(opening)] == opening:
             tokens = tokens[len(opening) :]
         most = self.max_length - len(opening)
@@ -152,9 +152,7 @@ class HarnessModel(TemplateLM):
             raise UserError(f"max_length is {self.max_length}; {len(opening)} tokens stand before each text. Give it more.")
         for window in utils.get_rolling_token_windows(tokens, self.prefix_token_id, most, context_len=1):
             context, continuation = utils.make_disjoint_window(window)
-            if before:
-                context = self._behind(before, context[len(start) :] if context[:1] == start else context)
-            yield context, continuation
+            yield [*opening, *(context[len(start) :] if context[: len(start)] == start else context)], continuation
 
     def generate_until(self, requests, disable_tqdm: bool = False) -> list[str]:
         groups: dict[str, list[int]] = {}

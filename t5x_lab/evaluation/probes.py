@@ -45,12 +45,15 @@ class Probe:
       data_sets: of the catalogue or of DATA_SETS, by name.
       split: of them.
       best: the score that counts as 1 where scores are relative, as that of the best model known.
+      threshold_split: where one text is judged alone, the split on which the value that parts them is chosen; None = texts are
+        compared with each other.
     """
 
     name: str
     data_sets: tuple[str, ...]
     split: str = "validation"
     best: float = 1.0
+    threshold_split: str | None = None
 
     by: ClassVar[str] = "token_mean"  # what texts are compared by, see `rank.NORMALIZATIONS`
 
@@ -104,15 +107,11 @@ class Sentiment(Probe):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Acceptability(Probe):
-    """CoLA: mean log-probabilities of the sentences' tokens, and a threshold between them; Matthews correlation and AUC.
-
-    Attributes:
-      threshold_split: on which the threshold with the highest correlation is taken.
-    """
+    """CoLA: mean log-probabilities of the sentences' tokens, and a threshold between them; Matthews correlation and AUC."""
 
     name: str = "cola"
     data_sets: tuple[str, ...] = ("glue/cola",)
-    threshold_split: str = "train"
+    threshold_split: str | None = "train"
 
     def question(self, record):
         return Question("", (record["sentence"],), record["label"])

@@ -12,7 +12,7 @@ from t5x_lab.config.user_code import told
 from t5x_lab.data.config import by_name
 from t5x_lab.evaluation import rank
 from t5x_lab.evaluation.config import Measured, ProbeEvaluation
-from t5x_lab.evaluation.probes import Acceptability, Probe
+from t5x_lab.evaluation.probes import Probe
 from t5x_lab.evaluation.rank import Question
 from t5x_lab.evaluation.tasks import naming
 from t5x_lab.networks.network import has_decoder
@@ -35,8 +35,7 @@ class Probes:
         self._how = how
         self._questions: dict[str, dict[tuple[str, str], list[Question]]] = {}
         prompts = model.config.prompts()
-        settings = {"probes": by_name(how.probes), "num_examples": how.num_examples, "Prompts": by_name(prompts)}
-        self.settings = settings
+        self.settings = {"probes": by_name(how.probes), "num_examples": how.num_examples, "Prompts": by_name(prompts)}
         self._places: dict[tuple[str, str], RecordsOfDataSet] = {}
         with naming(how.name):
             for probe in how.probes:
@@ -86,7 +85,7 @@ class Probes:
         numbers = {}
         for name in probe.data_sets:
             pairs = [found[name, split] for split in splits_of(probe)]
-            of = _thresholded(probe.by, *pairs) if isinstance(probe, Acceptability) else _compared(probe.by, *pairs)
+            of = _thresholded(probe.by, *pairs) if probe.threshold_split else _compared(probe.by, *pairs)
             numbers[name] = {**of, "examples": len(pairs[0]), "cut": sum(answer.cut > 0 for _, answer in pairs[0])}
         return numbers
 
@@ -106,7 +105,7 @@ class Probes:
 
 def splits_of(probe: Probe) -> list[str]:
     """What is measured, and what its threshold is chosen on."""
-    return [probe.split, *([probe.threshold_split] if isinstance(probe, Acceptability) else [])]
+    return [split for split in (probe.split, probe.threshold_split) if split]
 
 
 def _check_here(probe: Probe, data_set: str, source: seqio.DataSource) -> None:
@@ -135,19 +134,21 @@ def _compared(by: str, found: Answered) -> dict[str, float]:
 
 def _right(by: str, question: Question, answer: rank.Answer) -> float:
     """1 for the right text; of several that are equally likely, the share of right ones."""
-    values = answer.values(by)
-    if answer.picks[by] is None:
+    values, pick = answer.values(by), answer.picks[by]
+    if pick is None:
         return 0.0
-    best = [number for number, value in enumerate(values) if value == values[answer.picks[by] or 0]]
+    best = [number for number, value in enumerate(values) if value == values[pick]]
     return len({*best} & {*question.labels}) / len(best)
 
 
 def _thresholded(by: str, found: Answered, before: Answered) -> dict[str, float]:
     """With the threshold that is best for what was asked `before`."""
     numbers = lambda pairs: ([answer.values(by)[0] for _, answer in pairs], [question.labels[0] for question, _ in pairs])
+    from sklearn.metrics import matthews_corrcoef  # it takes a second
+
     values, labels = numbers(found)
     threshold = best_threshold(*numbers(before))
-    score = matthews(np.array(values) > threshold, labels)
+    score = float(matthews_corrcoef(labels, np.array(values) > threshold))
     return {"score": score, "auc": area(values, labels), "threshold": threshold, "chance": 0.0}
 
 
@@ -199,13 +200,8 @@ def best_threshold(values: list[float], labels: list[int]) -> float:
     return float(middles[int(np.argmax(found))])
 
 
-def matthews(picks: Any, labels: Any) -> float:
-    """The correlation of picks and labels, 0 or 1 each; 0 where all of either are the same."""
-    picks, labels = np.array(picks, bool), np.array(labels, bool)
-    return _matthews(int((picks & labels).sum()), int(picks.sum()), int(labels.sum()), len(labels))
-
-
 def _matthews(both: int, picked: int, true: int, total: int) -> float:
+    """The correlation of picks and labels by their numbers; 0 where all of either are the same."""
     spread = math.sqrt(picked * (total - picked)) * math.sqrt(true * (total - true))
     return (both * total - picked * true) / spread if spread else 0.0
 

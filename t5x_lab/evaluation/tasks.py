@@ -94,6 +94,7 @@ class EvaluatedTasks:
         }
 
 
+# Those that are empty do not count: results of before there were any stay what they are.
 _READ = ("OBJECTIVE", "TASK_FEATURE_LENGTHS", "VOCABULARY", "SpecialTokens.input_start", "TextFiles", "TEXTS")
 _NOT_MEASURED = {"name", "task", "split", "lengths", "period", "steps", "at_start", "outputs", "weights", "batch_size"}
 

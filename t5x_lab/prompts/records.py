@@ -9,6 +9,7 @@ import functools
 import io
 import itertools
 import json
+import re
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -73,8 +74,7 @@ class _Tfds(seqio.TfdsDataSource):
         try:
             yield
         except Exception as error:  # of files, of versions, of names
-            builder, _, of_builder = self._name.partition(":")
-            prepare = f"tfds build {self._name if of_builder.count('/') else builder}"
+            prepare = f"tfds build {re.sub(r':[0-9.*]+$', '', self._name)}"  # a version is the package's
             raise NotHere(
                 f'The data set "{self._dataset}" is not here: TensorFlow Datasets has no prepared {self._name} '
                 f"({_first_line(error)}). Set the environment variable TFDS_DATA_DIR to where it is, prepare it with: "

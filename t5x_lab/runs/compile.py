@@ -24,7 +24,7 @@ from t5x_lab.runs.assemble import assemble_run
 from t5x_lab.runs.batch import BatchOfTasks, batch_of_tasks
 from t5x_lab.runs.config import RunConfig
 from t5x_lab.runs.sharded_model import ShardedModel, check_rows
-from t5x_lab.runs.training_flops import training_flops, with_policy
+from t5x_lab.runs.training_flops import step_flops, with_policy
 
 MODES = ("train", "eval", "predict")
 _UNITS = {"B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -96,8 +96,8 @@ def compile_step(run: RunConfig, mode: str = "train", devices: Sequence | None =
     check_rows(rows, sharded.row_multiple)
     if mode == "predict" and not has_encoder(network):
         lengths = (0, 2 * lengths[1])  # a prompt as long as what is written
-    of_row = training_flops(run, *lengths) if mode == "train" else round(network.flops(*lengths) / 3)  # the forward pass alone
-    flops = run.data.batch_size * of_row
+    of_forward = run.data.batch_size * round(network.flops(*lengths) / 3)
+    flops = step_flops(run, sharded, lengths) if mode == "train" else of_forward
     again = run.data.batch_size * recomputed_flops(network, *lengths) if mode == "train" else 0
 
     began = time.monotonic()

@@ -10,7 +10,6 @@ from t5x_lab.observe.console import say
 from t5x_lab.observe.hardware import peak_flops
 from t5x_lab.observe.plots import write_plots
 from t5x_lab.runs.config import RunConfig
-from t5x_lab.runs.training_flops import training_flops
 from t5x_lab.training.clock import Clock
 from t5x_lab.training.hooks import Hooks
 from t5x_lab.training.state import COUNTERS, TrainState, read_counter
@@ -35,8 +34,7 @@ class Recorder:
         state: TrainState,
         clock: Clock,
         task_names: list[str],
-        lengths: tuple[int, int],
-        num_devices: int,
+        flops: float,
         hooks: Hooks,
     ):
         self._model_dir, self._hooks = run.model_dir, hooks
@@ -44,7 +42,7 @@ class Recorder:
         self._eval_period, self._last_step = run.eval_period, run.train_steps  # when tasks are told apart
         self._totals = {name: read_counter(state.counters[name]) for name in COUNTERS}
         self._by_task = [read_counter(counter) for counter in state.counters["task_tokens"]]
-        self._flops = run.data.batch_size * training_flops(run, *lengths) / num_devices
+        self._flops = flops
         self._peak = peak_flops(jax.devices()[0].device_kind)
 
     def step(self, step: int, metrics: dict) -> None:

@@ -16,7 +16,7 @@ from t5x_lab.runs.config import GinConfig, RunConfig
 from t5x_lab.runs.evaluate import evaluations_of
 from t5x_lab.runs.sharded_model import ShardedModel
 from t5x_lab.runs.starting_point import check_fits, find_starting_point
-from t5x_lab.runs.training_flops import training_flops
+from t5x_lab.runs.training_flops import step_flops
 from t5x_lab.training.loop import Budget
 
 
@@ -52,7 +52,7 @@ def dry_run(config: GinConfig) -> str:
             f"{_unreadable(run)} cannot be read from here ({type(error).__name__}); what a run would start from is not known."
         )
     check_length(run.model.network, max(lengths))
-    text = banner(run, sharded, 0, lengths, budget_of(run, lengths, 0))
+    text = banner(run, sharded, 0, lengths, step_flops(run, sharded, lengths), budget_of(run, lengths, 0))
     return "\n".join([with_model_info(config, sharded), text, start, *unchecked])
 
 
@@ -86,14 +86,13 @@ def with_model_info(config: GinConfig, sharded: ShardedModel) -> str:
     return f"{config.text}\n{model_info(sharded.model, sharded.partitioner)}"
 
 
-def banner(run: RunConfig, sharded: ShardedModel, first_step: int, lengths: tuple[int, int], budget: Budget) -> str:
-    """What one wants to know before a run begins; `lengths` are the encoder's and the decoder's."""
+def banner(run: RunConfig, sharded: ShardedModel, first_step: int, lengths: tuple[int, int], flops: int, budget: Budget) -> str:
+    """What one wants to know before a run begins; `flops` are those of a step, see `step_flops`."""
     devices = sharded.mesh.devices.flat
     encoder, decoder = lengths
     tokens = run.data.batch_size * (encoder + decoder)
     end = last_step(budget, first_step)
     steps = end - first_step
-    flops = run.data.batch_size * training_flops(run, encoder, decoder) * steps
     kind = devices[0].device_kind
     peak = peak_flops(kind)
     return "\n".join(
@@ -104,7 +103,7 @@ def banner(run: RunConfig, sharded: ShardedModel, first_step: int, lengths: tupl
             f"data        {run.data.mixture_or_task_name}, {run.data.batch_size} rows of {encoder} + {decoder} tokens = "
             f"{tokens:,} per batch",
             f"steps       {first_step} to {'about ' if run.train_tokens else ''}{end}: {tokens * steps:,} tokens, "
-            f"{float(flops):.3g} FLOPs (forward and backward, attention in full)",
+            f"{float(flops * steps):.3g} FLOPs (forward and backward, attention in full)",
             f"MFU         those FLOPs, recomputation not counted, against {peak:.3g} FLOP/s per device"
             if peak
             else "MFU         none: this device's peak is unknown",

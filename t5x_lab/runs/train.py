@@ -39,6 +39,7 @@ from t5x_lab.runs.summary import (
     make_run_directory,
     write_run_files,
 )
+from t5x_lab.runs.training_flops import step_flops
 from t5x_lab.training.clock import Clock
 from t5x_lab.training.hooks import Hooks, RunStart, Statistics
 from t5x_lab.training.loop import Action, Budget, Diverged, Preempted
@@ -71,11 +72,12 @@ def train(config: GinConfig) -> None:
             say(f"Nothing to do: {why}")
             mark_end(job, job.first_step)
             return
-        say(banner(job.run, job.sharded, job.first_step, job.batch.lengths, job.budget))
+        flops = step_flops(job.run, job.sharded, job.batch.lengths)
+        say(banner(job.run, job.sharded, job.first_step, job.batch.lengths, flops, job.budget))
         if job.starting_point.step is not None:
             clock = Clock(**read_info(job.checkpoints.directory / str(job.starting_point.step)).get("clock", {}))
         hooks = Hooks(job.run.hooks, say)
-        recorder = Recorder(job.run, job.state, clock, job.batch.counted, job.batch.lengths, job.sharded.mesh.size, hooks)
+        recorder = Recorder(job.run, job.state, clock, job.batch.counted, flops / job.sharded.mesh.size, hooks)
         stack.callback(recorder.close)
         saver = make_saver(job, clock, recorder, hooks)
         step = job.training.step

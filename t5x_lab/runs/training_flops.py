@@ -10,6 +10,7 @@ from t5x_lab.networks.flops import traced_flops
 from t5x_lab.networks.network import abstract_batch
 from t5x_lab.optim.groups import flat_names, merge, select, trained
 from t5x_lab.runs.config import RunConfig
+from t5x_lab.runs.sharded_model import ShardedModel
 
 
 def with_policy(network: Any, policy: str) -> Any:
@@ -17,14 +18,19 @@ def with_policy(network: Any, policy: str) -> Any:
     return network.with_policy(policy) if hasattr(network, "with_policy") else dataclasses.replace(network, remat_policy=policy)
 
 
-def training_flops(run: RunConfig, encoder_length: int, decoder_length: int) -> int:
-    """FLOPs of one sequence, forward and backward.
+def step_flops(run: RunConfig, sharded: ShardedModel, lengths: tuple[int, int]) -> int:
+    """FLOPs of a training step on all devices; `lengths` are the encoder's and the decoder's."""
+    return run.data.batch_size * training_flops(run, sharded.model, *lengths)
+
+
+def training_flops(run: RunConfig, model: Model, encoder_length: int, decoder_length: int) -> int:
+    """FLOPs of one sequence, forward and backward, of the run's model.
 
     With TRAINABLE, ADDED or frozen groups it is the network's own count times a share: that of the matrix products of the
     gradients that are computed, in JAX's program, in those of all parameters without what is added.
     """
     lengths = encoder_length, decoder_length
-    whole, names = run.model.network.flops(*lengths), flat_names(Model(run.model).axes)
+    whole, names = run.model.network.flops(*lengths), flat_names(model.axes)
     is_trained = trained(run.optimizer, list(names), run.trainable)
     if run.model.unchecked or (not run.model.added and all(map(is_trained, names))):
         return whole  # the former reads more than tokens
