@@ -141,8 +141,8 @@ class HarnessModel(TemplateLM):
         return totals
 
     def _windows(self, text: str) -> Iterator[tuple[list[int], list[int]]]:
-        """(context, continuation) of the parts of a text, each behind what the model reads before inputs, which is no text."""
-        tokens, before = self.tok_encode(text), self.model.around_inputs[0]
+        """(context, continuation) of the parts of a text, each behind the soft prompt of a model that has one."""
+        tokens, before = self.tok_encode(text), self.model.soft_prompt
         opening = self._behind(before, []) if before else []
         start = opening[: len(opening) - len(before)]
         if tokens[: len(opening)] == opening:

@@ -17,7 +17,7 @@ from t5x_lab.decoding.beam_search import BeamConfig, beams_of
 from t5x_lab.decoding.sampling import LogitsFn, SamplingConfig
 from t5x_lab.models.model import Params
 from t5x_lab.networks.ensemble import Ensemble
-from t5x_lab.networks.network import has_decoder, has_encoder
+from t5x_lab.networks.network import has_decoder, has_encoder, more_ids
 from t5x_lab.runs.config import GinConfig
 from t5x_lab.runs.inference import Inference
 from t5x_lab.runs.on_its_base import OnItsBase
@@ -146,10 +146,16 @@ class Run(OnItsBase):
         start = self.special_tokens.start
         return [] if self.has_encoder or start is None or not add_start else [start]
 
-    def _openings(self, first: Ids) -> list[Ids]:
-        """What stays of what is cut from the left: all that stands before inputs, or `first` alone, where a row begins so."""
+    @property
+    def soft_prompt(self) -> Ids:
+        """Ids before inputs where those are a soft prompt's, and no text of a tokenizer's; else none."""
         before = list(self.special_tokens.input_start)
-        return [[*self._first(True), *before], first] if before else [first]
+        return before if more_ids(self.network).intersection(before) else []
+
+    def _openings(self, first: Ids) -> list[Ids]:
+        """What stays of what is cut from the left: a soft prompt and the start before it, or `first`, where a row begins so."""
+        prompt = self.soft_prompt
+        return [[*self._first(True), *prompt], first] if prompt else [first]
 
     def with_params(self, params: Params, step: int) -> "Run":
         """The same model with other parameters, and the programs that were compiled for it."""
