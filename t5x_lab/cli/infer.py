@@ -28,7 +28,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--split", default="validation", help="of the task")
     parser.add_argument("--output", required=True, help="the .jsonl file to write; what it already holds is not done again")
     parser.add_argument(
-        "--mode", choices=("predict", "score", "rank"), default="predict", help="generate, score the targets, or rank choices"
+        "--mode",
+        choices=("predict", "score", "rank", "classify"),
+        default="predict",
+        help="generate, score the targets, rank choices, or classify",
     )
     parser.add_argument("--choice", action="append", default=[], help="to rank, where lines have no choices; repeat it")
     parser.add_argument("--eos", action="store_true", help="to score or rank a file: an end token behind targets and choices")

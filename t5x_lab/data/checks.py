@@ -22,7 +22,8 @@ def check_vocabulary(tasks: WeightedTasks, config: DataConfig, vocab_size: int, 
       more_ids: that the model embeds beside the vocabulary's, as those of a soft prompt.
     """
     build_vocabulary(config.vocabulary)
-    if tasks.vocabulary.eos_id is None:
+    with_eos = (f.add_eos for part in tasks.parts for name, f in part.task.output_features.items() if name in part.lengths)
+    if tasks.vocabulary.eos_id is None and (config.converter is None or any(with_eos)):
         raise UserError(
             f"{config.vocabulary} has no end token, which training puts behind documents. Add one to the tokenizer's files "
             '("eos_token" in tokenizer_config.json).'
@@ -35,6 +36,7 @@ def check_vocabulary(tasks: WeightedTasks, config: DataConfig, vocab_size: int, 
     _tell_what_is_not_read(tasks, config)
     _check_more_ids(tasks, more_ids)
     for part in tasks.parts:
+        _check_special_ids(part, vocab_size)
         for name, feature in part.task.output_features.items():
             if name in part.lengths and feature.vocabulary.vocab_size > vocab_size:
                 raise UserError(
@@ -58,6 +60,18 @@ def _check_more_ids(tasks: WeightedTasks, more_ids: Collection[int]) -> None:
         )
     if without:
         say(f"The soft prompt is not read, and learns nothing, of {', '.join(without)}: they have no inputs of their own.")
+
+
+def _check_special_ids(part: Part, vocab_size: int) -> None:
+    """Raises a `UserError` where the model has no room for ids that a task puts between its texts."""
+    ids = getattr(part.task, "special_ids", ())
+    if max(ids, default=0) >= vocab_size:
+        raise UserError(
+            f'The task "{part.task.name}" reads the ids {", ".join(map(str, ids))} between its texts, and the model has '
+            f"{vocab_size}: there is no room for new tokens. Make room, TransformerConfig.vocab_size = {max(ids) + 1} with "
+            'RestoreCheckpointConfig.extend = ["vocab"], which appends rows to those of INITIAL_CHECKPOINT_PATH; or name ids '
+            "that texts do not use, Classification.tokens."
+        )
 
 
 def check_readable(tasks: WeightedTasks, config: DataConfig) -> None:

@@ -259,23 +259,29 @@ def _batches(
     around: tuple[int, int] | None = None,
 ) -> tf.data.Dataset:
     """The converter's batches of examples of `parts`; `around` are the ids before and after a text."""
-    if around is None:
-        end = tasks.vocabulary.eos_id
-        around = config.special_tokens.before_texts(end), end
-    others = passed(features_of(parts, tasks.architecture, config))
-    ours = FeatureConverter(tasks.architecture, config.pack, *around, num_tasks=len(parts), passed=others)
-    converter: Any = config.converter or ours
+    converter: Any = config.converter or _converter(tasks, parts, config, around)
     try:
         if hasattr(converter, "batches"):
             return converter.batches(dataset, tasks.lengths, rows, drop_remainder)
         return converter(dataset, tasks.lengths).batch(rows, drop_remainder)
     except Exception as error:
-        if converter is ours or isinstance(error, UserError):
+        if config.converter is None or isinstance(error, UserError):
             raise
         raise UserError(
             f"The converter {type(converter).__name__} fails on examples with {', '.join(dataset.element_spec)} at the lengths "
             f"{dict(tasks.lengths)}: {raised_in(error) or told(error)}."
         ) from error
+
+
+def _converter(
+    tasks: WeightedTasks, parts: Sequence[Part], config: DataConfig, around: tuple[int, int] | None
+) -> FeatureConverter:
+    """The library's own."""
+    if around is None:
+        end = tasks.vocabulary.eos_id
+        around = config.special_tokens.before_texts(end), end
+    others = passed(features_of(parts, tasks.architecture, config))
+    return FeatureConverter(tasks.architecture, config.pack, *around, num_tasks=len(parts), passed=others)
 
 
 class EvalBatches:

@@ -192,6 +192,25 @@ class RankingEvaluation(OutputEvaluation):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ClassificationEvaluation(TaskEvaluation):
+    """The metrics of what a classification head predicts, and its loss; of tasks such as "classify_glue_cola".
+
+    Attributes:
+      outputs: whether each example's prediction is kept: inference/<name>/<task>-<step>.jsonl.
+      batch_size: examples at a time.
+    """
+
+    name: str = "classify"
+    outputs: bool = False
+    batch_size: int | None = 32
+
+    def prepare(self, model: Any) -> Measure | None:
+        from t5x_lab.evaluation.classification import ClassifiedTasks
+
+        return ClassifiedTasks.of(self, model)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ProbeEvaluation:
     """What the model knows before it is fine-tuned, by `t5x_lab.evaluation.probes`; data sets lie where RECORDS says.
 

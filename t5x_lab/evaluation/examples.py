@@ -9,8 +9,10 @@ import json
 import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pyarrow as pa
+import seqio
 from etils import epath
 
 from t5x_lab.config.errors import UserError
@@ -18,7 +20,7 @@ from t5x_lab.data.cutting import cut_right
 from t5x_lab.data.reading import in_order
 from t5x_lab.evaluation.rank import Question, question_of
 
-MODES = {"predict": ("inputs",), "score": ("inputs", "targets"), "rank": ("inputs",)}
+MODES = {"predict": ("inputs",), "score": ("inputs", "targets"), "rank": ("inputs",), "classify": ("inputs",)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +29,8 @@ class Example:
 
     Attributes:
       record: what is written about it, beside the result.
-      inputs, targets: texts, or token ids as a task prepared them; targets only to score.
+      inputs, targets: texts, or token ids as a task prepared them; targets only to score. To classify, inputs are what
+        `Run.classify` takes, or the token ids of the sequences.
       where: where it stands, for messages.
       question: only to rank.
       number: among all examples, of all shards.
@@ -35,7 +38,7 @@ class Example:
     """
 
     record: dict
-    inputs: str | list[int]
+    inputs: Any
     targets: str | list[int] | None
     where: str
     question: Question | None = None
@@ -47,7 +50,8 @@ def read_examples(
     path: str, mode: str, choices: Sequence[str] = (), shard_id: int = 0, num_shards: int = 1
 ) -> Iterator[Example]:
     """Examples of a .txt file (one input a line) or a .jsonl file: objects with "inputs", to score also "targets", to rank
-    what `question_of` reads. Either may be compressed (.gz, .zst), and lie wherever `etils.epath` reads.
+    what `question_of` reads, to classify a text or a list of them under "inputs", or the fields of a record. Either may be
+    compressed (.gz, .zst), and lie wherever `etils.epath` reads.
 
     Lines come one after the other; of several shards each parses its own alone.
 
@@ -55,7 +59,7 @@ def read_examples(
       UserError: naming the file and the line.
     """
     kind = path.removesuffix(".gz").removesuffix(".zst")
-    if mode != "predict" and not kind.endswith(".jsonl"):
+    if mode in ("score", "rank") and not kind.endswith(".jsonl"):
         raise UserError(f"--mode={mode} needs more than one text of each example; give a .jsonl file instead of {path}.")
     empty = True
     for number, raw in enumerate(_lines(path)):
@@ -100,6 +104,8 @@ def _parse(line: str, is_json: bool, where: str, mode: str, choices: Sequence[st
             raise UserError(f'{where} is not an object. Write lines like {{"inputs": "…"}}.')
         if re.search("[\ud800-\udfff]", json.dumps(record, ensure_ascii=False)):
             raise UserError(f"{where} holds half of a surrogate pair, which is no text. Correct or remove the line.")
+    if mode == "classify":
+        return Example(record, record.get("inputs", record), None, where)
     for name in MODES[mode]:
         if not isinstance(record.get(name), str):
             raise UserError(
@@ -123,7 +129,8 @@ def task_examples(
     shard_id: int = 0,
     num_shards: int = 1,
 ) -> Iterator[Example]:
-    """Examples of a task or of the tasks of a mixture, one after the other; to rank, the questions of `evaluation.ranking`.
+    """Examples of a task or of the tasks of a mixture, one after the other; to rank, the questions of `evaluation.ranking`;
+    to classify, sequences of token ids.
 
     Args:
       tasks: a `t5x_lab.data.mixture.WeightedTasks`.
@@ -137,6 +144,7 @@ def task_examples(
     Raises:
       UserError: when a task has no such split, no targets to score, no choices to rank, or another vocabulary.
     """
+    from t5x_lab.evaluation.classification import classified_examples
     from t5x_lab.evaluation.ranking import ranked_examples
 
     for part in tasks.parts:
@@ -147,13 +155,13 @@ def task_examples(
             if name not in task.output_features:
                 raise UserError(f'Task "{task.name}" has no "{name}", which --mode={mode} needs.')
         for name, feature in task.output_features.items():
-            if feature.vocabulary != vocabulary:
+            if feature.vocabulary != vocabulary and not isinstance(feature.vocabulary, seqio.PassThroughVocabulary):
                 raise UserError(
                     f'Feature "{name}" of task "{task.name}" has the vocabulary {feature.vocabulary}, the checkpoint was '
                     f"trained with {vocabulary}. The same numbers would mean other words; prepare the task with that one."
                 )
     cut_to = (lambda part, ids: cut_right(ids, part.sequence_length.get("inputs"), ends)) if cut else (lambda part, ids: ids)
-    of_part = ranked_examples if mode == "rank" else _examples_of_part
+    of_part = {"rank": ranked_examples, "classify": classified_examples}.get(mode, _examples_of_part)
     everything = itertools.chain.from_iterable(of_part(tasks, part, split, cut_to) for part in tasks.parts)
     for number, example in enumerate(everything):
         if number % num_shards == shard_id:

@@ -18,7 +18,19 @@ from t5x_lab.partitioning.distributed import broadcast
 
 BATCHES_OF_CHUNK = 8
 # What results are called: a record's own fields of these names, of a run before this one perhaps, are written over.
-_WRITTEN = {"prediction", "score", "tokens", "characters", "is_greedy", "cut", "label", "picks", "ties", "scores"}
+_WRITTEN = {
+    "prediction",
+    "score",
+    "tokens",
+    "characters",
+    "is_greedy",
+    "cut",
+    "label",
+    "picks",
+    "ties",
+    "scores",
+    "probabilities",
+}
 
 
 def infer(
@@ -44,7 +56,7 @@ def infer(
       model: see `t5x_lab.evaluation`.
       examples: all of them, read as they are needed: no more than a chunk is in memory.
       output: the path of a .jsonl file.
-      mode: "predict", "score" or "rank".
+      mode: "predict", "score", "rank" or "classify".
       batch_size: texts at a time, fewer of long ones.
       sampling: arguments of `generate`, to predict.
       eos: whether an end token is scored behind targets and choices that are texts.
@@ -60,7 +72,7 @@ def infer(
     if batch_size < 1:
         raise UserError(f"--batch_size is {batch_size}; it must be at least 1.")
     size = batch_size * BATCHES_OF_CHUNK
-    how = {"eos": eos} if mode != "predict" else dict(sampling)
+    how = {"predict": dict(sampling), "classify": {}}.get(mode, {"eos": eos})
     if writes:
         _check_settings(output, {"mode": mode, "max_length": max_length, **how, **(settings or {})})
     waiting = iter(examples)
@@ -74,7 +86,8 @@ def infer(
         while chunk := list(itertools.islice(waiting, size)):
             results = _RESULTS[mode].compute(model, chunk, how, options)
             for example, result in zip(chunk, results, strict=True):
-                result["cut"] += example.cut
+                if "cut" in result:
+                    result["cut"] += example.cut
             lines = [json.dumps({**e.record, **r}, ensure_ascii=False) for e, r in zip(chunk, results, strict=True)]
             if writes:
                 with _open(output, "ab") as file:
@@ -108,6 +121,11 @@ def _picks(model, chunk: Sequence[Example], how: dict, options: dict) -> list[di
     return [a.as_json(q) for q, a in zip(questions, found, strict=True)]
 
 
+def _classes(model, chunk: Sequence[Example], how: dict, options: dict) -> list[dict]:
+    found = model.classify([e.inputs for e in chunk], names=[e.where for e in chunk], batch_size=options["batch_size"])
+    return [one.as_json() for one in found]
+
+
 class _Result(NamedTuple):
     """The field of a line that says it is done, and what computes the lines of a chunk."""
 
@@ -119,6 +137,7 @@ _RESULTS = {
     "predict": _Result("prediction", _predictions),
     "score": _Result("score", _scores),
     "rank": _Result("picks", _picks),
+    "classify": _Result("probabilities", _classes),
 }
 
 

@@ -16,11 +16,19 @@ from t5x_lab.config.checks import check_types, in_range
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.macros import macro
 from t5x_lab.decoding.rows import take_rows
-from t5x_lab.models.loss import Loss, check_losses, check_normalizer, target_tokens, token_weights
+from t5x_lab.models.loss import (
+    Loss,
+    check_losses,
+    check_normalizer,
+    target_tokens,
+    token_weights,
+    weights_and_normalizer,
+)
 from t5x_lab.networks.additions import Addition, WithAdditions, check_additions
 from t5x_lab.networks.checks import check_network
 from t5x_lab.networks.functional import Functional, Params
-from t5x_lab.networks.network import Batch, Network, is_feature, name_of, prefill
+from t5x_lab.networks.head import ClassificationHead, WithHead, head_of
+from t5x_lab.networks.network import Batch, Network, abstract_batch, is_feature, name_of, prefill
 from t5x_lab.networks.of_module import OfModule
 from t5x_lab.ops.cross_entropy import CrossEntropy, TokenLosses, cross_entropy, cross_entropy_of_logits
 
@@ -34,6 +42,7 @@ class ModelConfig:
     Attributes:
       network: a `Network`, or the class of an NNX module, see `OfModule`.
       added: `Addition`s to it, by the names of their parameters, {"lora": @Lora()}.
+      head: what the network classifies, beside all else that it does; its class is then trained, see `Classifier`.
       z_loss: weight of log(Z)**2 per token with loss, 1e-4 in T5's code.
       label_smoothing: probability mass moved from the target to all other tokens.
       loss_normalizing_factor: see `weights_and_normalizer`; None is T5X's sum over tokens.
@@ -45,6 +54,7 @@ class ModelConfig:
 
     network: Network
     added: dict[str, Addition] = dataclasses.field(default_factory=dict, metadata=macro("ADDED"))
+    head: ClassificationHead | None = dataclasses.field(default=None, metadata=macro("HEAD"))
     z_loss: float = dataclasses.field(default=1e-4, metadata=macro("Z_LOSS"))
     label_smoothing: float = dataclasses.field(default=0.0, metadata=macro("LABEL_SMOOTHING"))
     loss_normalizing_factor: float | str | None = dataclasses.field(
@@ -54,10 +64,17 @@ class ModelConfig:
     cross_entropy_weight: float = 1.0
     unchecked: UserError | None = dataclasses.field(default=None, init=False, repr=False, compare=False)
 
+    @property
+    def sequences(self) -> int:
+        """Of a batch's row, which each have the row's lengths."""
+        return self.head.sequences if self.head else 1
+
     def __post_init__(self):
         if callable(self.network) and not hasattr(self.network, "make"):
             object.__setattr__(self, "network", OfModule(self.network))
         check_types(self)
+        if self.head and head_of(self.network) is None:  # it has one where this is a copy
+            object.__setattr__(self, "network", WithHead(self.network, self.head))
         if self.added and not hasattr(self.network, "added"):  # it has them where this is a copy
             check_additions(self.added)
             object.__setattr__(self, "network", WithAdditions(self.network, tuple(self.added.items())))
@@ -215,10 +232,34 @@ class Model:
             terms=terms,
         )
 
+    def weights_and_normalizer(self, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        """The objective's weights [B, T] of a whole batch, and what the weighted sum is divided by."""
+        return weights_and_normalizer(batch, self.config.loss_normalizing_factor)
+
+    def count_tokens(self, batch: Batch) -> dict[str, jax.Array]:
+        """Tokens of a batch: `tokens_processed`, padding excluded, and `tokens_with_loss`.
+
+        An encoder's targets stand in the place of its inputs and are not counted again.
+        """
+        streams = [name for name in ("encoder_input_tokens", "decoder_target_tokens") if name in batch]
+        return {
+            "tokens_processed": sum((jnp.sum(batch[name] > 0) for name in streams), jnp.zeros((), jnp.int32)),
+            "tokens_with_loss": jnp.sum(token_weights(batch) > 0),
+        }
+
+    def abstract_batch(self, rows: int, encoder_length: int, decoder_length: int) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shapes of a batch's features."""
+        return abstract_batch(self.config.network, rows, encoder_length, decoder_length)
+
     def no_losses(self) -> LossSums:
         """The sums of no tokens."""
         zero = jnp.zeros((), jnp.float32)
-        return LossSums(*(zero,) * 6, dict.fromkeys(self.config.losses, zero))
+        return LossSums(*(zero,) * 6, dict.fromkeys(self.terms, zero))
+
+    @property
+    def terms(self) -> tuple[str, ...]:
+        """The names of further terms of what is trained."""
+        return tuple(self.config.losses)
 
     def score(self, params: Params, batch: Batch) -> Scores:
         """Scores each row's target tokens with loss; no z-loss, no label smoothing."""

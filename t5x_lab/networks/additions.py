@@ -11,6 +11,7 @@ from flax.traverse_util import flatten_dict
 
 from t5x_lab.config.errors import UserError, nearest
 from t5x_lab.config.user_code import tried
+from t5x_lab.networks.head import CLASSIFIER, head_of
 from t5x_lab.networks.network import Constrain, Network
 from t5x_lab.networks.stacked import first_layer, layers_of, make_stacked
 
@@ -105,8 +106,8 @@ def check_additions(added: Mapping[str, Addition]) -> None:
 
 
 def added_names(params: dict, network: Network) -> frozenset[str]:
-    """The names of those parameters that are added to a network."""
-    added = {name for name, _ in getattr(network, "added", ())}
+    """The names of those parameters that are added to a network, those of a head among them."""
+    added = {name for name, _ in getattr(network, "added", ())} | ({CLASSIFIER} if head_of(network) else set())
     paths = flatten_dict(params) if added else {}
     return frozenset("/".join(path) for path in paths if added.intersection(path))
 

@@ -130,6 +130,34 @@ class LinearDecay(_Shape):
 
 
 @dataclasses.dataclass(frozen=True)
+class WarmupLinear:
+    """Linear decay from the first step on, times a linear warm-up over a share of the steps, as GPT-1's code fine-tunes.
+
+    With x the part of the steps that is done and w the warm-up's, peak * min(x / w, 1) * (1 - x) (Radford et al. 2018, section
+    4.1, and opt.py of their code).
+
+    Attributes:
+      peak: learning rate.
+      total_steps: at which it is 0; most often %TRAIN_STEPS.
+      warmup: w, a share of them; 0 for none.
+    """
+
+    peak: float
+    total_steps: int
+    warmup: float = 0.002
+
+    def __post_init__(self):
+        check_types(self)
+        positive(self, "peak", "total_steps")
+        in_range(self, "warmup", 0.0, 1.0)
+
+    def __call__(self, step) -> jax.Array:
+        x = jnp.minimum(step / self.total_steps, 1.0)
+        warm = jnp.minimum(x / self.warmup, 1.0) if self.warmup else 1.0
+        return (self.peak * warm * (1.0 - x)).astype(jnp.float32)
+
+
+@dataclasses.dataclass(frozen=True)
 class CosineDecay(_Shape):
     """Linear warm-up, then half a cosine down to `floor` (Loshchilov & Hutter 2017, without restarts)."""
 

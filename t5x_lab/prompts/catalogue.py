@@ -6,10 +6,9 @@ labels are those of Hugging Face's hub, which promptsource's templates read. Siz
 
 import dataclasses
 import functools
-import re
 from collections.abc import Mapping
 
-from t5x_lab.prompts.config import Records
+from t5x_lab.prompts.config import Records, in_names
 
 ALL = ("train", "validation", "test")
 _NLI: tuple[str, ...] = ("entailment", "neutral", "contradiction")
@@ -57,11 +56,6 @@ class DataSet:
         """`records` with what is known of the data set."""
         splits = {**(self.splits if isinstance(self.splits, dict) else {}), **records.splits}
         return dataclasses.replace(records, splits=splits, labels={**self.labels, **records.labels})
-
-
-def in_names(text: str) -> str:
-    """Letters, digits, "_" and "." of a text, all else as "_"."""
-    return re.sub(r"[^\w.]+", "_", text)
 
 
 def _label(*names: str) -> dict[str, tuple[str, ...]]:

@@ -9,8 +9,8 @@ import seqio
 
 from t5x_lab.config.errors import UserError, nearest
 from t5x_lab.prompts import flan
-from t5x_lab.prompts.catalogue import T0_EVAL, T0_TRAIN, find, in_names
-from t5x_lab.prompts.config import Collection, Prompts
+from t5x_lab.prompts.catalogue import T0_EVAL, T0_TRAIN, find
+from t5x_lab.prompts.config import Collection, Prompts, in_names
 from t5x_lab.prompts.forms import Form, TasksOfDataSet, known_data_sets, split_form
 from t5x_lab.prompts.registry import register
 from t5x_lab.prompts.templates import read_templates

@@ -1,11 +1,13 @@
 """What gin says about data sets in words, as plain dataclasses: nothing here imports TensorFlow or opens a file."""
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterable, Mapping
 
 from t5x_lab.config.checks import check_types, positive
 from t5x_lab.config.errors import UserError, one_of
 from t5x_lab.config.macros import macro
+from t5x_lab.prompts.classification import BUILT_IN, START, Classification
 
 FORMS = ("each", "drawn", "ranked")
 
@@ -60,6 +62,11 @@ class Records:
         """Where the files of a split are; "" where nothing is said of it."""
         pattern = self.files.get(split, "") if isinstance(self.files, dict) else self.files or ""
         return named(pattern, dataset=dataset, split=self.splits.get(split, split), **elsewhere)
+
+
+def in_names(text: str) -> str:
+    """Letters, digits, "_" and "." of a text, all else as "_": a data set's name in those of tasks."""
+    return re.sub(r"[^\w.]+", "_", text)
 
 
 def named(rule: str, **names: str) -> str:
@@ -144,6 +151,8 @@ class Prompts:
       records: where all data sets lie, by one rule.
       data_sets: where single ones lie, the user's own too, by name.
       collections: the user's own, by name.
+      classifications: the user's own, by name: "mine" is the task "classify_mine".
+      clean: f(text) -> what is read of it, of texts that are classified or probed, such as @standardize; None = all, as it is.
       few_shot: of names that end in "_5_shot".
       input_eos: whether an end token stands between inputs and targets.
     """
@@ -152,15 +161,34 @@ class Prompts:
     records: Records | None = dataclasses.field(default=None, metadata=macro("RECORDS"))
     data_sets: dict[str, Records] = dataclasses.field(default_factory=dict, metadata=macro("DATA_SETS"))
     collections: dict[str, Collection] = dataclasses.field(default_factory=dict, metadata=macro("COLLECTIONS"))
+    classifications: dict[str, Classification] = dataclasses.field(default_factory=dict, metadata=macro("CLASSIFICATIONS"))
+    clean: Callable | None = None
     few_shot: FewShot = FewShot()
     input_eos: bool = False
 
     def __post_init__(self):
         check_types(self)
-        for what, entries, kind in (("DATA_SETS", self.data_sets, Records), ("COLLECTIONS", self.collections, Collection)):
+        own = (
+            ("DATA_SETS", self.data_sets, Records),
+            ("COLLECTIONS", self.collections, Collection),
+            ("CLASSIFICATIONS", self.classifications, Classification),
+        )
+        for what, entries, kind in own:
             for name, entry in entries.items():
                 if not isinstance(entry, kind):
                     raise UserError(f'{what}["{name}"] is {entry!r}; it must be {kind.__name__}, as @x/{kind.__name__}().')
+
+    def classification(self, name: str) -> Classification | None:
+        """What the task of this name classifies; None of another kind of name."""
+        return self._classifications().get(name)
+
+    def classified_names(self) -> list[str]:
+        """The tasks that are classified."""
+        return list(self._classifications())
+
+    def _classifications(self) -> dict[str, Classification]:
+        own = {in_names(name): entry for name, entry in {**BUILT_IN, **self.classifications}.items()}
+        return {f"{START}{name}": entry for name, entry in own.items()}
 
     def declare(self, name: str) -> bool:
         """Makes the task or mixture of this name known to SeqIO; False where it is none of a data set's or a collection's.

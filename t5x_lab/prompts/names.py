@@ -9,6 +9,7 @@ Of a data set such as "super_glue/rte":
   super_glue_rte_score_eval              the same, with all templates that ask for the data set's own task
   flan_super_glue_rte, …                 with t5x_lab's own templates
   t5_super_glue_rte, …                   in T5's words, see `t5_suite`
+  classify_super_glue_rte, …             for a classification head, see `classified`
 
 Of collections: t0_train, t0_eval, flan, flan_without_<cluster>, flan_3_clusters, flan_eval_<cluster> and those of COLLECTIONS,
 with "_without_<data set>_and_<data set>", "_4templates", "_plain" or "_named" behind them.
@@ -20,10 +21,9 @@ import re
 from collections.abc import Iterable
 
 from t5x_lab.config.errors import NotHere, UserError
-from t5x_lab.prompts import t5_suite
-from t5x_lab.prompts.catalogue import in_names
+from t5x_lab.prompts import classified, t5_suite
 from t5x_lab.prompts.collections import Collections, built_in_names
-from t5x_lab.prompts.config import Prompts
+from t5x_lab.prompts.config import Prompts, in_names
 from t5x_lab.prompts.forms import OWN, TasksOfDataSet, known_data_sets, split_form
 from t5x_lab.prompts.registry import data_sets_of, is_of_data_set, is_somebodys
 from t5x_lab.prompts.templates import data_sets_in
@@ -33,7 +33,7 @@ def declare(name: str, prompts: Prompts) -> bool:
     """See `Prompts.declare`."""
     if is_somebodys(name):
         return False
-    if name not in prompts.collections and t5_suite.declare(name, prompts):
+    if name not in prompts.collections and (t5_suite.declare(name, prompts) or classified.declare(name, prompts)):
         return True
     if not _in_the_making:
         data_sets_in.cache_clear()  # files may have changed since
@@ -87,7 +87,8 @@ def without(name: str, tasks: Iterable[str]) -> str:
 
 def names(prompts: Prompts) -> list[str]:
     """See `Prompts.names`."""
-    return [*prompts.collections, *built_in_names(), *t5_suite.names(), *map(in_names, known_data_sets(prompts))]
+    data_sets = map(in_names, known_data_sets(prompts))
+    return [*prompts.collections, *built_in_names(), *t5_suite.names(), *prompts.classified_names(), *data_sets]
 
 
 def _split_shots(name: str) -> tuple[str, int | None]:

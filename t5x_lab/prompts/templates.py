@@ -20,7 +20,7 @@ import jinja2.visitor
 import yaml
 
 from t5x_lab.config.errors import NotHere, UserError
-from t5x_lab.prompts.catalogue import in_names
+from t5x_lab.prompts.config import in_names
 
 FILE = "templates.yaml"
 LONGEST_FIELD = 2_048  # characters, of which what a template prints of a field is cut

@@ -10,6 +10,7 @@ import jax
 
 from t5x_lab.data.config import DataConfig
 from t5x_lab.data.environment import check_environment
+from t5x_lab.models.classifier import IDS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +27,10 @@ class BatchOfTasks:
 
     @property
     def lengths(self) -> tuple[int, int]:
-        """Tokens of a row for the encoder and for the decoder; 0 where it is not there."""
+        """Tokens of a row for the encoder and for the decoder, or of each of its sequences; 0 where it is not there."""
+        if IDS in self.features:
+            length = self.features[IDS].shape[-1]
+            return {"encoder": (length, 0), "encoder_decoder": (length, 1)}.get(self.tasks.architecture, (0, length))
         of_side = lambda side: [x.shape[1] for name, x in self.features.items() if name.startswith(side) and len(x.shape) > 1]
         return max(of_side("encoder_"), default=0), max(of_side("decoder_"), default=0)
 

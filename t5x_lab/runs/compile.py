@@ -96,9 +96,9 @@ def compile_step(run: RunConfig, mode: str = "train", devices: Sequence | None =
     check_rows(rows, sharded.row_multiple)
     if mode == "predict" and not has_encoder(network):
         lengths = (0, 2 * lengths[1])  # a prompt as long as what is written
-    of_forward = run.data.batch_size * round(network.flops(*lengths) / 3)
+    of_forward = run.data.batch_size * run.model.sequences * round(network.flops(*lengths) / 3)
     flops = step_flops(run, sharded, lengths) if mode == "train" else of_forward
-    again = run.data.batch_size * recomputed_flops(network, *lengths) if mode == "train" else 0
+    again = run.data.batch_size * run.model.sequences * recomputed_flops(network, *lengths) if mode == "train" else 0
 
     began = time.monotonic()
     program, arguments = _program(run, sharded, mode, batch)

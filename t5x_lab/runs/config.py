@@ -1,6 +1,7 @@
 """What gin builds: one `RunConfig`, made of the dataclasses of all layers, which are registered with gin here."""
 
 import dataclasses
+import math
 import pathlib
 import tempfile
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from etils import epath
 from t5x_lab.checkpoints.config import RestoreCheckpointConfig, SaveCheckpointConfig
 from t5x_lab.config import gin_files
 from t5x_lab.config.checks import check_types, in_range, positive
-from t5x_lab.config.errors import UserError
+from t5x_lab.config.errors import UserError, nearest
 from t5x_lab.config.macros import lines_of, macro
 from t5x_lab.data.config import (
     ByteVocabulary,
@@ -29,6 +30,7 @@ from t5x_lab.data.standardize import standardize
 from t5x_lab.decoding.beam_search import BeamConfig
 from t5x_lab.decoding.sampling import SamplingConfig
 from t5x_lab.evaluation.config import (
+    ClassificationEvaluation,
     EarlyStopping,
     LossEvaluation,
     MetricsEvaluation,
@@ -40,6 +42,7 @@ from t5x_lab.evaluation.probes import Acceptability, Answers, Blimp, Referents, 
 from t5x_lab.models.model import ModelConfig
 from t5x_lab.networks.adapter import Adapter
 from t5x_lab.networks.config import RotaryScaling
+from t5x_lab.networks.head import ClassificationHead
 from t5x_lab.networks.lora import Lora
 from t5x_lab.networks.lstm import LstmConfig
 from t5x_lab.networks.soft_prompt import SoftPrompt
@@ -51,10 +54,11 @@ from t5x_lab.observe.tensorboard import TensorBoard
 from t5x_lab.observe.weights_and_biases import WeightsAndBiases
 from t5x_lab.optim.groups import Groups, optimizer_identity
 from t5x_lab.optim.optimizers import Adafactor, AdamW, Lion, Muon, Optimizer, Sgd
-from t5x_lab.optim.schedules import CosineDecay, LearningRate, LinearDecay, WarmupStableDecay
+from t5x_lab.optim.schedules import CosineDecay, LearningRate, LinearDecay, WarmupLinear, WarmupStableDecay
 from t5x_lab.optim.unfreezing import GradualUnfreezing
 from t5x_lab.partitioning.mesh import MeshShape
 from t5x_lab.partitioning.rules import ShardingRules
+from t5x_lab.prompts.classification import Classification, SequencesConverter
 from t5x_lab.prompts.config import Collection, FewShot, Prompts, Records
 from t5x_lab.training.hooks import check_hooks
 
@@ -173,6 +177,7 @@ CONFIGURABLES = (
     LossEvaluation,
     MetricsEvaluation,
     RankingEvaluation,
+    ClassificationEvaluation,
     ProbeEvaluation,
     Blimp,
     Sentiment,
@@ -191,6 +196,7 @@ CONFIGURABLES = (
     Lora,
     SoftPrompt,
     Adapter,
+    ClassificationHead,
     DataConfig,
     Mixing,
     Denoising,
@@ -204,6 +210,8 @@ CONFIGURABLES = (
     Records,
     FewShot,
     Collection,
+    Classification,
+    SequencesConverter,
     Adafactor,
     AdamW,
     Lion,
@@ -213,6 +221,7 @@ CONFIGURABLES = (
     GradualUnfreezing,
     LearningRate,
     LinearDecay,
+    WarmupLinear,
     CosineDecay,
     WarmupStableDecay,
     ShardingRules,
@@ -236,6 +245,70 @@ def batch_in_tokens(tokens: int, lengths: dict[str, int], shards: int) -> int:
     if not lengths or shards < 1:
         raise UserError(f"batch_in_tokens needs TASK_FEATURE_LENGTHS and DATA_SHARDS above 0; they are {lengths} and {shards}.")
     return max(1, round(tokens / sum(lengths.values()) / shards)) * shards
+
+
+@gin.configurable(module="t5x_lab")
+def head_of_task(
+    task: str,
+    prompts: Prompts,
+    dropout_rate: float = 0.1,
+    lm_weight: float = 0.5,
+    lm_mean_over: str = "sequences",
+    lm_on_wrong: bool = True,
+) -> ClassificationHead:
+    """The classification head for a task such as "classify_glue_cola".
+
+    Args:
+      task: MIXTURE_OR_TASK_NAME.
+      prompts: of the run, which may have CLASSIFICATIONS.
+      dropout_rate, lm_weight, lm_mean_over, lm_on_wrong: see `ClassificationHead`.
+    """
+    found = _classification(task, prompts)
+    return ClassificationHead(
+        found.classes,
+        found.combine,
+        found.is_score,
+        dropout_rate,
+        lm_weight,
+        lm_mean_over=lm_mean_over,
+        lm_on_wrong=lm_on_wrong,
+    )
+
+
+def _classification(task: str, prompts: Prompts) -> Classification:
+    found = prompts.classification(task)
+    if found is None:
+        known = prompts.classified_names()
+        raise UserError(
+            f'MIXTURE_OR_TASK_NAME is "{task}", of which is not known what is classified.{nearest(task, known)} There are '
+            f"{', '.join(known)}, and those of CLASSIFICATIONS."
+        )
+    return found
+
+
+@gin.configurable(module="t5x_lab")
+def best_metric_of_task(task: str, prompts: Prompts, evaluation: str = "classify") -> dict[str, str]:
+    """`SaveCheckpointConfig.best_metric` for a task such as "classify_glue_cola": the first of its metrics."""
+    return {f"{evaluation}/{task}/{_classification(task, prompts).metrics[0]}": "highest"}
+
+
+@gin.configurable(module="t5x_lab")
+def steps_of_epochs(epochs: float, task: str, prompts: Prompts, batch_size: int, examples: int | None = None) -> int:
+    """Steps in which the training records of a task such as "classify_glue_cola" are read so many times.
+
+    Args:
+      epochs: how many; 1 for %EVAL_PERIOD.
+      task, prompts, batch_size: of the run.
+      examples: training records; None = counted.
+    """
+    if examples is None:
+        from t5x_lab.prompts.classified import records_of
+
+        source = records_of(_classification(task, prompts), prompts).source()
+        examples = source.num_input_examples("train")
+    if not examples:
+        raise UserError(f'Nobody knows how many training records "{task}" has. Say it: --gin.steps_of_epochs.examples=NUMBER')
+    return max(1, math.ceil(epochs * examples / batch_size))
 
 
 for _configurable in CONFIGURABLES:
@@ -278,6 +351,14 @@ class GinConfig:
 
     def prompts(self) -> Prompts:
         return self._build("DataConfig.prompts")
+
+    def classification(self) -> Classification:
+        """What the run's task classifies.
+
+        Raises:
+          UserError: when it is none that does.
+        """
+        return _classification(self._build("DataConfig.mixture_or_task_name"), self.prompts())
 
     def mesh(self) -> MeshShape:
         return MeshShape.parse(self._build("RunConfig.mesh"))

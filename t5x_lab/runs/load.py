@@ -104,7 +104,7 @@ def _ensemble(members: Sequence[tuple[GinConfig, Location]], mesh: str | None) -
                 )
     models = [config.model() for config, _ in members]
     network: Any = Ensemble(tuple(model.network for model in models))
-    together = dataclasses.replace(models[0], network=network, added={})
+    together = dataclasses.replace(models[0], network=network, added={}, head=None)
     sharded = _on_mesh(together, config, mesh)
     abstract, axes = sharded.abstract_params["members"], sharded.model.axes["members"]
     params = {str(i): load_params(location, abstract[str(i)], axes[str(i)]) for i, (_, location) in enumerate(members)}

@@ -18,6 +18,7 @@ from t5x_lab.decoding.sampling import LogitsFn, SamplingConfig
 from t5x_lab.models.model import Params
 from t5x_lab.networks.ensemble import Ensemble
 from t5x_lab.networks.network import has_decoder, has_encoder, more_ids
+from t5x_lab.runs.classify import checked_head, class_logits, sequences_for
 from t5x_lab.runs.config import GinConfig
 from t5x_lab.runs.inference import Inference
 from t5x_lab.runs.on_its_base import OnItsBase
@@ -376,6 +377,33 @@ class Run(OnItsBase):
         limits = limits_of(max_tokens, len(whole))
         ids = self._inference.length_limits.fit_prompts(whole, limits, max_length, names, self._openings(first))
         return ids, [len(a) - len(b) for a, b in zip(whole, ids, strict=True)]
+
+    def classify(self, texts: Sequence[Any], *, batch_size: int = 32, names: Sequence[str] | None = None) -> list[Any]:
+        """Labels and probabilities, by the classification head.
+
+        Args:
+          texts: each a text; or the texts of the task's segments, and for a choice behind them the list of the choices:
+            ("premise", "hypothesis"), ("context", ["one ending", "another"]); or the fields of a record, by name.
+          batch_size: texts at a time.
+          names: what messages call them.
+
+        Returns:
+          `t5x_lab.evaluation.classification.Classified`, with `label` and `probabilities`, one a text.
+
+        Raises:
+          UserError: for a model without a head, and what has other texts than the task that it was trained on.
+        """
+        head = checked_head(self.network)
+        if isinstance(texts, str):
+            raise UserError("classify takes a list of texts; put the text into one: [text].")
+        from t5x_lab.evaluation.classification import classified
+
+        sequences = sequences_for(self, texts, names or numbered("Text", texts))
+        return classified(self.class_logits(sequences, batch_size=batch_size), head)
+
+    def class_logits(self, examples: Sequence[Sequence[Ids]], *, batch_size: int = 32) -> np.ndarray:
+        """Logits of the classes, float32 [N, C], of the token ids of examples' sequences."""
+        return class_logits(self, examples, batch_size)
 
     def logits(self, **features) -> np.ndarray:
         """Teacher-forced logits, float32 [B, T, V], of SeqIO model features (`decoder_input_tokens`, …)."""

@@ -2,12 +2,14 @@
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
 
 from t5x_lab.config.errors import UserError
-from t5x_lab.models.model import Model, ModelConfig, Params
+from t5x_lab.models.classifier import model_of
+from t5x_lab.models.model import ModelConfig, Params
 from t5x_lab.partitioning.mesh import MeshShape, make_mesh
 from t5x_lab.partitioning.partitioner import Partitioner
 from t5x_lab.partitioning.rules import ShardingRules
@@ -27,7 +29,7 @@ class ShardedModel:
     ):
         self.mesh_shape, self.mesh = mesh, make_mesh(mesh, devices)
         self.partitioner = Partitioner(self.mesh, rules)
-        self.model = Model(config, self.partitioner.constrain, self.partitioner.parts_of_rows)
+        self.model = model_of(config, self.partitioner.constrain, self.partitioner.parts_of_rows)
         self.param_shardings = self.partitioner.parameters(self.model.abstract_params, self.model.axes)
         self.batch_sharding, self.replicated = self.partitioner.batch, self.partitioner.replicated
 
@@ -79,6 +81,12 @@ class ShardedModel:
     @functools.cached_property
     def logits(self) -> Callable:
         return jax.jit(self.model.logits, out_shardings=self.replicated)
+
+    @functools.cached_property
+    def class_logits(self) -> Callable:
+        """Of a model with a classification head."""
+        model: Any = self.model
+        return jax.jit(model.class_logits, out_shardings=self.replicated)
 
     @functools.cached_property
     def loss(self) -> Callable:

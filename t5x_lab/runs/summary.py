@@ -22,7 +22,7 @@ from t5x_lab.training.loop import Budget
 
 def budget_of(run: RunConfig, lengths: tuple[int, int], processed: int) -> Budget:
     """The run's budget, of which `processed` tokens are spent; `lengths` are the encoder's and the decoder's."""
-    max_tokens = run.data.batch_size * sum(lengths)
+    max_tokens = run.data.batch_size * run.model.sequences * sum(lengths)
     return Budget(run.train_steps or math.inf, run.train_tokens or math.inf, processed, max_tokens)
 
 
@@ -90,7 +90,8 @@ def banner(run: RunConfig, sharded: ShardedModel, first_step: int, lengths: tupl
     """What one wants to know before a run begins; `flops` are those of a step, see `step_flops`."""
     devices = sharded.mesh.devices.flat
     encoder, decoder = lengths
-    tokens = run.data.batch_size * (encoder + decoder)
+    rows = run.data.batch_size * run.model.sequences
+    tokens = rows * (encoder + decoder)
     end = last_step(budget, first_step)
     steps = end - first_step
     kind = devices[0].device_kind
@@ -100,8 +101,7 @@ def banner(run: RunConfig, sharded: ShardedModel, first_step: int, lengths: tupl
             f"devices     {sharded.mesh.size} x {kind}, {jax.process_count()} process(es), mesh "
             + ", ".join(f"{axis}={size}" for axis, size in sharded.mesh.shape.items()),
             f"model       {run.model.network.architecture}, {sharded.model.num_parameters:,} parameters",
-            f"data        {run.data.mixture_or_task_name}, {run.data.batch_size} rows of {encoder} + {decoder} tokens = "
-            f"{tokens:,} per batch",
+            f"data        {run.data.mixture_or_task_name}, {rows} rows of {encoder} + {decoder} tokens = {tokens:,} per batch",
             f"steps       {first_step} to {'about ' if run.train_tokens else ''}{end}: {tokens * steps:,} tokens, "
             f"{float(flops * steps):.3g} FLOPs (forward and backward, attention in full)",
             f"MFU         those FLOPs, recomputation not counted, against {peak:.3g} FLOP/s per device"

@@ -5,9 +5,9 @@ from typing import Any
 
 import jax
 
+from t5x_lab.models.classifier import model_of
 from t5x_lab.models.model import Model, ModelConfig
 from t5x_lab.networks.flops import traced_flops
-from t5x_lab.networks.network import abstract_batch
 from t5x_lab.optim.groups import flat_names, merge, select, trained
 from t5x_lab.runs.config import RunConfig
 from t5x_lab.runs.sharded_model import ShardedModel
@@ -24,20 +24,21 @@ def step_flops(run: RunConfig, sharded: ShardedModel, lengths: tuple[int, int]) 
 
 
 def training_flops(run: RunConfig, model: Model, encoder_length: int, decoder_length: int) -> int:
-    """FLOPs of one sequence, forward and backward, of the run's model.
+    """FLOPs of one row, forward and backward, of the run's model.
 
-    With TRAINABLE, ADDED or frozen groups it is the network's own count times a share: that of the matrix products of the
+    With TRAINABLE, ADDED, HEAD or frozen groups it is the network's own count times a share: that of the matrix products of the
     gradients that are computed, in JAX's program, in those of all parameters without what is added.
     """
     lengths = encoder_length, decoder_length
     whole, names = run.model.network.flops(*lengths), flat_names(model.axes)
+    is_plain = not run.model.added and run.model.head is None
     is_trained = trained(run.optimizer, list(names), run.trainable)
-    if run.model.unchecked or (not run.model.added and all(map(is_trained, names))):
+    if run.model.unchecked or (is_plain and all(map(is_trained, names))):
         return whole  # the former reads more than tokens
-    plain = run.model
-    if run.model.added:
-        network: Any = run.model.network
-        plain = dataclasses.replace(run.model, network=network.network, added={})
+    network: Any = run.model.network
+    for _ in filter(None, (run.model.added, run.model.head)):
+        network = network.network
+    plain = dataclasses.replace(run.model, network=network, added={}, head=None)
     ours = _of_gradients(run.model, is_trained, *lengths)
     return round(whole * ours / _of_gradients(plain, lambda name: True, *lengths))
 
@@ -46,9 +47,9 @@ def _of_gradients(config: ModelConfig, is_trained: Any, encoder_length: int, dec
     network: Any = config.network
     if hasattr(network, "remat_policy"):
         network = with_policy(network, "everything")
-    model = Model(dataclasses.replace(config, network=network, losses={}, cross_entropy_weight=1.0))
+    model = model_of(dataclasses.replace(config, network=network, losses={}, cross_entropy_weight=1.0))
     params = model.abstract_params
-    batch = abstract_batch(network, 1, encoder_length, decoder_length)
+    batch = model.abstract_batch(1, encoder_length, decoder_length)
     frozen = select(params, lambda name: not is_trained(name))
     loss = lambda trained, frozen, batch: model.loss(merge(trained, frozen), batch).objective
     return traced_flops(jax.grad(loss), select(params, is_trained), frozen, batch)

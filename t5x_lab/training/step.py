@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from t5x_lab.models.loss import token_weights, weights_and_normalizer
 from t5x_lab.models.model import LossSums, Model, Params
 from t5x_lab.networks.network import Batch, dropout_rate
 from t5x_lab.optim.groups import merge, select
@@ -54,7 +53,7 @@ def make_train_step(
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         key = jax.random.fold_in(jax.random.split(jax.random.key(seed))[1], state.step)  # the other half made the parameters
-        weights, normalizer = weights_and_normalizer(batch, model.config.loss_normalizing_factor)
+        weights, normalizer = model.weights_and_normalizer(batch)
         trained = select(state.params, is_trained)
         frozen = select(state.params, lambda name: not is_trained(name))
         loss = lambda trained, *args: model.loss(merge(trained, frozen), *args)
@@ -62,7 +61,8 @@ def make_train_step(
         grads, sums = sum_over_slices(gradients)((trained, normalizer, key), (dict(batch), weights))
 
         updates, opt_state = optimizer.update(grads, state.opt_state, trained)
-        counts = {**count_tokens(batch), "task_tokens": count_by_task(batch)}
+        counts = count_tokens(model, batch)
+        counts["task_tokens"] = count_by_task(batch, counts["tokens_processed"])
         params = merge(optax.apply_updates(trained, updates), frozen)
         counters = {name: add_to_counter(counter, counts[name]) for name, counter in state.counters.items()}
         new = dataclasses.replace(
@@ -143,7 +143,7 @@ def make_eval_step(model: Model) -> Callable[[Params, Batch], tuple[LossSums, Me
     """(params, batch) -> (loss sums, counts of tokens), without dropout."""
 
     def eval_step(params: Params, batch: Batch) -> tuple[LossSums, Metrics]:
-        return model.loss(params, batch), count_tokens(batch)
+        return model.loss(params, batch), count_tokens(model, batch)
 
     return eval_step
 
@@ -155,22 +155,12 @@ def per_token(sums: LossSums) -> Metrics:
     return {"loss": sums.loss / weights, "z_loss": sums.z_loss / weights, "accuracy": sums.correct / weights, **own}
 
 
-def count_tokens(batch: Batch) -> Metrics:
-    """Tokens of a batch: processed (padding excluded), with loss, and of raw text where the pipeline counted them.
-
-    An encoder's targets stand in the place of its inputs and are not counted again.
-    """
-    streams = [name for name in ("encoder_input_tokens", "decoder_target_tokens") if name in batch]
-    zero = jnp.zeros((), jnp.int32)
-    return {
-        "tokens_processed": sum((jnp.sum(batch[name] > 0) for name in streams), zero),
-        "tokens_with_loss": jnp.sum(token_weights(batch) > 0),
-        "raw_tokens": jnp.sum(batch["raw_tokens"]) if "raw_tokens" in batch else zero,
-    }
+def count_tokens(model: Model, batch: Batch) -> Metrics:
+    """Tokens of a batch: processed, with loss, and of raw text where the pipeline counted them."""
+    raw = jnp.sum(batch["raw_tokens"]) if "raw_tokens" in batch else jnp.zeros((), jnp.int32)
+    return {**model.count_tokens(batch), "raw_tokens": raw}
 
 
-def count_by_task(batch: Batch) -> jax.Array:
+def count_by_task(batch: Batch, processed: jax.Array) -> jax.Array:
     """Int [tasks], tokens processed of each task that is mixed into the batch."""
-    if "task_tokens" in batch:
-        return jnp.sum(batch["task_tokens"], axis=0)
-    return count_tokens(batch)["tokens_processed"][None]
+    return jnp.sum(batch["task_tokens"], axis=0) if "task_tokens" in batch else processed[None]

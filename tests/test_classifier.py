@@ -1,0 +1,524 @@
+"""Classification heads (Radford et al. 2018, sections 3.2 and 3.3): losses, inputs, predictions, against NumPy and transformers."""
+
+import dataclasses
+import itertools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+import sklearn.metrics
+from conftest import shared_data
+from helpers import cases, random_params, tiny_config
+from hypothesis import given
+from hypothesis import strategies as st
+from synthetic_records import Words
+
+import t5x_lab
+from t5x_lab.checkpoints.config import RestoreCheckpointConfig
+from t5x_lab.checkpoints.formats import find
+from t5x_lab.checkpoints.initial import load_params
+from t5x_lab.cli.main import main
+from t5x_lab.config.errors import UserError
+from t5x_lab.data.pipeline import SeqioBatches, resolve_tasks
+from t5x_lab.evaluation.classification import measured
+from t5x_lab.models.classifier import Classifier, model_of
+from t5x_lab.models.model import Model, ModelConfig
+from t5x_lab.networks.additions import added_names
+from t5x_lab.networks.head import ClassificationHead
+from t5x_lab.optim.groups import flat_names
+from t5x_lab.optim.schedules import WarmupLinear
+from t5x_lab.prompts.classification import BUILT_IN, Classification, Texts
+from t5x_lab.prompts.sequences import Sequences, shares
+from t5x_lab.runs.config import GinConfig
+from t5x_lab.training.step import per_token
+
+CLASSES = ("first", "second", "third")
+DECODERS = ("causal_decoder", "prefix_decoder", "gpt1", "lstm")
+
+
+def classifier(network: str, seed: int = 0, **head) -> tuple[Classifier, dict]:
+    config = ModelConfig(tiny_config(network), head=ClassificationHead(CLASSES, **head), z_loss=0.0)
+    model = model_of(config)
+    return model, random_params(model, seed)
+
+
+def batch_for(model: Classifier, rows: int = 3, length: int = 6, seed: int = 0) -> dict:
+    k, draw = model.head.sequences, np.random.default_rng(seed)
+    lengths = draw.integers(3, length + 1, (rows, k))
+    ids = draw.integers(2, 60, (rows, k, length)) * (np.arange(length) < lengths[..., None])
+    wanted = draw.dirichlet(np.ones(3), rows) if model.head.is_score else np.eye(3)[draw.integers(0, 3, rows)]
+    return {
+        "sequences": ids.astype(np.int32),
+        "sequence_lengths": lengths.astype(np.int32),
+        "class_probabilities": wanted.astype(np.float32),
+    }
+
+
+def log_softmax(x):
+    x = np.asarray(x, np.float64)
+    return x - np.log(np.exp(x - x.max(-1, keepdims=True)).sum(-1, keepdims=True)) - x.max(-1, keepdims=True)
+
+
+def of_equations(model: Classifier, params: dict, batch: dict) -> dict[str, float]:
+    """L2, L1 and L3 of equations 3 to 5, sequence by sequence, from a plain model's hidden states and logits."""
+    head, plain = model.head, Model(dataclasses.replace(model.config, head=None, network=model.config.network.network))
+    read = jax.jit(lambda params, features: (plain.network(params)(features), plain.logits(params, features)))
+    base = {name: tree for name, tree in params.items() if name != "classifier"}
+    kernel, bias = (np.asarray(params["classifier"][name], np.float64) for name in ("kernel", "bias"))
+    class_losses, of_sequences, tokens, right = [], [], [], []
+    for row, lengths, wanted in zip(*(batch[name] for name in batch), strict=True):
+        states, losses = [], []
+        for ids, length in zip(row, lengths, strict=True):
+            features = {"decoder_input_tokens": ids[None, :length], "decoder_target_tokens": np.ones((1, length), np.int32)}
+            if plain.config.network.architecture == "prefix_decoder":
+                features["decoder_causal_attention"] = np.full((1, length), int(not head.lm_weight))
+            hidden, logits = (np.asarray(x, np.float64)[0] for x in read(base, features))
+            states.append(hidden[-1])
+            log_probs = log_softmax(logits)
+            losses.append([-log_probs[t, ids[t + 1]] for t in range(length - 1)])
+        if head.combine == "choices":
+            logits = np.array([state @ kernel[:, 0] + bias[0] for state in states])
+        else:
+            logits = sum(states) @ kernel + bias
+        class_losses.append(-(wanted * log_softmax(logits)).sum())
+        right.append(logits.argmax() == wanted.argmax())
+        keep = [wanted.argmax()] if head.combine == "choices" and not head.lm_on_wrong else range(len(states))
+        of_sequences += [np.mean(losses[k]) for k in keep]
+        tokens += [loss for k in keep for loss in losses[k]]
+    lm = np.mean(of_sequences if head.lm_mean_over == "sequences" else tokens) if head.lm_weight else 0.0
+    return {
+        "loss": np.mean(class_losses),
+        "lm_loss": lm,
+        "accuracy": np.mean(right),
+        "objective": np.mean(class_losses) + head.lm_weight * lm,
+    }
+
+
+KINDS = [
+    dict(combine=combine, lm_mean_over=over, lm_on_wrong=wrong, lm_weight=weight)
+    for combine, over, wrong, weight in itertools.product(
+        ("none", "sum", "choices"), ("sequences", "tokens"), (True, False), (0.5, 0.0)
+    )
+    if (wrong or combine == "choices") and (weight or (over, wrong) == ("sequences", True))
+]
+
+
+@pytest.mark.parametrize("network", DECODERS)
+def test_losses_are_those_of_the_papers_equations(network):
+    for kind in KINDS if network == "gpt1" else KINDS[:: len(KINDS) - 1]:
+        model, params = classifier(network, **kind)
+        batch = batch_for(model)
+        expected = of_equations(model, params, batch)
+        weights, normalizer = model.weights_and_normalizer(batch)
+        sums = jax.jit(model.loss)(params, batch, weights)
+        found = {"objective": sums.objective / normalizer, **per_token(sums)}
+        for name in ("objective", "loss", "accuracy", *(["lm_loss"] if kind["lm_weight"] else [])):
+            assert float(found[name]) == pytest.approx(expected[name], rel=2e-5), (kind, name)
+        assert ("lm_loss" in found) == bool(kind["lm_weight"])
+
+
+def test_a_batch_in_parts_has_the_same_loss_and_rows_of_padding_none():
+    model, params = classifier("gpt1", combine="choices", lm_on_wrong=False)
+    batch = batch_for(model, rows=6)
+    batch["class_probabilities"][4:] = 0.0
+    weights, normalizer = model.weights_and_normalizer(batch)
+    parts = [model.loss(params, {n: x[i : i + 2] for n, x in batch.items()}, weights[i : i + 2]) for i in (0, 2, 4)]
+    whole = model.loss(params, {name: x[:4] for name, x in batch.items()})
+    assert float(normalizer) == 4.0
+    assert float(sum(part.objective for part in parts)) == pytest.approx(float(whole.objective), rel=1e-5)
+    assert [float(part.weights) for part in parts] == [2.0, 2.0, 0.0] and float(parts[2].objective) == 0.0
+
+
+def test_a_score_between_two_classes_has_a_share_of_both():
+    of = Classification("x", ("a", "b"), tuple("012345"), is_score=True, metrics=("pearson",))
+    for value, expected in {0: [1, 0], 5.0: [0] * 5 + [1], 3.25: [0, 0, 0, 0.75, 0.25], "4.5": [0] * 4 + [0.5, 0.5]}.items():
+        found = of.probabilities({"label": value})
+        assert found == pytest.approx([*expected, *[0] * (6 - len(expected))])
+        assert np.dot(found, range(6)) == pytest.approx(float(value))
+    model, params = classifier("gpt1", is_score=True, combine="sum")
+    batch = batch_for(model)
+    assert float(model.loss(params, batch).loss) == pytest.approx(3 * of_equations(model, params, batch)["loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize("network", [*DECODERS, "encoder_decoder", "encoder"])
+def test_orders_padding_and_other_choices_change_nothing(network):
+    kinds = dict(lm_weight=0.0) if network in ("encoder_decoder", "encoder") else {}
+    model, params = classifier(network, combine="sum", **kinds)
+    batch = batch_for(model)
+    class_logits, loss = jax.jit(model.class_logits), jax.jit(model.loss)
+    logits = class_logits(params, batch)
+    turned = {**batch, "sequences": batch["sequences"][:, ::-1], "sequence_lengths": batch["sequence_lengths"][:, ::-1]}
+    np.testing.assert_allclose(class_logits(params, turned), logits, atol=1e-5)
+    is_padding = np.arange(6) >= batch["sequence_lengths"][..., None]
+    other = {**batch, "sequences": np.where(is_padding, 7, batch["sequences"])}
+    np.testing.assert_array_equal(class_logits(params, other), logits)
+    longer = {**batch, "sequences": np.pad(batch["sequences"], [(0, 0), (0, 0), (0, 5)])}
+    np.testing.assert_allclose(class_logits(params, longer), logits, atol=1e-5)
+    if network not in ("encoder_decoder", "encoder"):
+        np.testing.assert_array_equal(loss(params, other).objective, loss(params, batch).objective)
+
+    model, params = classifier(network, combine="choices", **kinds)
+    batch, class_logits = batch_for(model), jax.jit(model.class_logits)
+    logits = class_logits(params, batch)
+    changed = batch["sequences"].copy()
+    changed[:, 1, 1:3] += 1
+    found = class_logits(params, {**batch, "sequences": changed})
+    np.testing.assert_array_equal(np.delete(found, 1, 1), np.delete(logits, 1, 1))
+    assert (np.abs(found - logits)[:, 1] > 1e-6).all()
+    same = {**batch, "sequences": np.repeat(batch["sequences"][:, :1], 3, 1)}
+    same["sequence_lengths"] = np.repeat(batch["sequence_lengths"][:, :1], 3, 1)
+    found = np.asarray(class_logits(params, same))
+    np.testing.assert_allclose(found, np.repeat(found[:, :1], 3, 1), atol=1e-6)
+
+
+def test_dropout_has_one_mask_for_all_sequences_of_an_example():
+    model, params = classifier("gpt1", combine="choices", dropout_rate=0.5)
+    batch = batch_for(model)
+    batch["sequences"], batch["sequence_lengths"] = batch["sequences"][:, [0, 0, 0]], batch["sequence_lengths"][:, [0, 0, 0]]
+    found = np.asarray(model.class_logits(params, batch, jax.random.key(1)))
+    np.testing.assert_allclose(found, np.repeat(found[:, :1], 3, 1), atol=1e-6)
+    assert np.abs(found[:, 0] - np.asarray(model.class_logits(params, batch))[:, 0]).min() > 1e-6
+
+
+@cases(200)
+@given(
+    sizes=st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=3), min_size=1, max_size=3),
+    more=st.integers(0, 60),
+    symmetric=st.booleans(),
+)
+def test_segments_are_cut_and_the_extract_token_never(sizes, more, symmetric):
+    """Whatever the length: start first, extract last, every text begins as it is and has a token, nothing is cut needlessly."""
+    parts = sum(map(len, sizes))
+    length = parts + len(sizes) + 1 + more
+    counter = itertools.count(10)
+    texts = Texts(tuple(tuple(" ".join(str(next(counter)) for _ in range(n)) for n in segment) for segment in sizes))
+    make = Sequences(lambda text: list(map(int, text.split())), (1, 2, 3), length, symmetric and len(sizes) == 2)
+    found = make(texts)
+    assert len(found) == 1 + (symmetric and len(sizes) == 2)
+    whole = sum(map(sum, sizes)) + len(sizes) + 1
+    for number, ids in enumerate(found):
+        assert ids[0] == 1 and ids[-1] == 3 and ids.count(2) == len(sizes) - 1 and ids.count(3) == ids.count(1) == 1
+        assert len(ids) == min(length, whole)
+        segments = [list(group) for is_text, group in itertools.groupby(ids, lambda i: i >= 10) if is_text]
+        for segment, expected in zip(segments, texts.segments[::-1] if number else texts.segments, strict=True):
+            kept = [[i for i in segment if i in set(map(int, text.split()))] for text in expected]
+            assert [i for part in kept for i in part] == segment
+            assert all(
+                part and part == list(map(int, text.split()))[: len(part)] for part, text in zip(kept, expected, strict=True)
+            )
+    with pytest.raises(UserError, match="leaves no token of each"):
+        dataclasses.replace(make, length=parts + len(sizes))(texts)
+
+
+def test_the_longest_are_cut_first():
+    assert shares([100, 3, 50], 60) == [29, 3, 28] or shares([100, 3, 50], 60) == [28, 3, 29]
+    assert shares([100, 3, 50], 153) == [100, 3, 50] and shares([1, 1], 2) == [1, 1]
+    context_and_ending = shares([600, 300], 512 - 3)  # as their code has them: each at most half
+    assert sorted(context_and_ending) == [254, 255]
+
+
+@pytest.mark.parametrize("double", (True, False))
+def test_class_logits_are_those_of_transformers(double, tmp_path):
+    import torch
+    import transformers
+
+    sizes = dict(vocab_size=99, n_embd=32, n_head=4, n_layer=3, n_positions=48, pad_token_id=0, initializer_range=0.3)
+    config = transformers.OpenAIGPTConfig(**sizes, num_labels=3, summary_type="cls_index", summary_proj_to_labels=True)
+    torch.manual_seed(0)
+    if double:
+        config.num_labels = 1
+        theirs = transformers.OpenAIGPTDoubleHeadsModel(config).eval()
+        linear = theirs.multiple_choice_head.summary
+    else:
+        theirs = transformers.OpenAIGPTForSequenceClassification(config).eval()
+        linear = theirs.score
+    theirs.transformer.save_pretrained(tmp_path / "body")
+    language_model = transformers.OpenAIGPTLMHeadModel(config).eval()
+    language_model.transformer.load_state_dict(theirs.transformer.state_dict())
+    language_model.save_pretrained(tmp_path / "hf")
+    base = t5x_lab.load(str(tmp_path / "hf"), dtype="float32")
+    head = ClassificationHead(CLASSES, combine="choices" if double else "none")
+    model = model_of(ModelConfig(base.network, head=head, z_loss=0.0))
+    params = {**base.params, "classifier": {"kernel": jnp.asarray(linear.weight.detach().numpy().T)}}
+    params["classifier"]["bias"] = jnp.zeros(head.outputs) if linear.bias is None else jnp.asarray(linear.bias.detach().numpy())
+    batch = batch_for(model, rows=5, length=20)
+    ids, lengths = (torch.tensor(batch[name], dtype=torch.long) for name in ("sequences", "sequence_lengths"))
+    with torch.no_grad():
+        if double:
+            given = theirs(ids, mc_token_ids=lengths - 1)
+            found = given.mc_logits
+        else:
+            found = theirs(ids[:, 0]).logits  # of the last token that is no padding
+        hidden = theirs.transformer(ids[:, 0]).last_hidden_state
+    np.testing.assert_allclose(model.class_logits(params, batch), found, atol=2e-5)
+    if double:
+        read = {"decoder_input_tokens": np.asarray(ids[:, 0]), "decoder_target_tokens": np.ones((5, 20), np.int32)}
+        np.testing.assert_allclose(base._model.network(base.params)(read), hidden, atol=5e-5)
+        np.testing.assert_allclose(base._model.logits(base.params, read), given.logits[:, 0], atol=1e-4)
+
+
+TWELVE = ["models/gpt1/tiny.gin"]
+SMALL = ["VOCABULARY = @ByteVocabulary()", "TransformerConfig.num_decoder_layers = 12", 'TransformerConfig.dtype = "float32"']
+
+
+@pytest.mark.parametrize("n, expected", {-1: 0, 0: 2, 1: 14, 6: 74, 12: 146}.items())
+def test_a_number_of_layers_is_transferred_by_the_rules_that_exist(n, expected, tmp_path):
+    """Of the 146 tensors of OpenAI's checkpoint, each layer's counted apart and queries, keys and values as one; the three new
+    tokens' rows and the head stay fresh."""
+    old = [*SMALL, "TransformerConfig.vocab_size = 384"]
+    source = t5x_lab.from_gin(TWELVE, old, seed=1)
+    source.save(str(tmp_path / "old"))
+    new = GinConfig(TWELVE, [*SMALL, "TransformerConfig.vocab_size = 387", "HEAD = @ClassificationHead()",
+                             'ClassificationHead.classes = ("a", "b")']).model()  # fmt: skip
+    model = model_of(new)
+    fresh = model.init(jax.random.key(7))
+    layers = {"decoder": [*range(max(n, 0)), *[None] * (12 - max(n, 0))]}
+    rules = (("(token_embedder|position_embedder|.*embed).*", None),) if n < 0 else ()
+    config = RestoreCheckpointConfig(layers=layers, extend=("vocab",), assignment_map=rules)
+    abstract = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=jax.sharding.SingleDeviceSharding(jax.devices()[0])), fresh
+    )
+    added = added_names(model.abstract_params, new.network)
+    location = find(str(tmp_path / "old"))
+    found = load_params(location, abstract, model.axes, config, fresh=lambda: jax.tree.map(jnp.copy, fresh), added=added)
+    changed = 0.0
+    for name, x in flat_names(found).items():
+        old_x, fresh_x = flat_names(source.params).get(name), flat_names(fresh)[name]
+        share = 3 if any(f"/{part}/" in name for part in ("query", "key", "value")) else 1
+        for i in range(12) if "/layers/" in name else [slice(None)]:
+            is_old = old_x is not None and np.array_equal(x[i][: len(old_x[i])], old_x[i])
+            is_fresh = np.array_equal(x[i], fresh_x[i])
+            if name.endswith(("bias", "scale")) and is_old and is_fresh:  # 0 and 1 in both
+                is_old = "/layers/" in name and i < n
+            changed += is_old / share
+            assert is_old or is_fresh
+    assert round(changed, 6) == expected
+    embedding = np.asarray(found["token_embedder"]["embedding"])
+    np.testing.assert_array_equal(embedding[384:], np.asarray(fresh["token_embedder"]["embedding"])[384:])
+
+
+def test_the_schedule_is_that_of_their_code():
+    """x / w below w, else 1, times 1 - x (facts of opt.py)."""
+    rate = WarmupLinear(peak=2.0, total_steps=10_000)
+    for x, expected in {0.0: 0.0, 0.001: 0.999, 0.002: 0.998 * 2, 0.5: 1.0, 1.0: 0.0, 1.5: 0.0}.items():
+        assert float(rate(jnp.int32(round(x * 10_000)))) == pytest.approx(expected, abs=1e-6)
+    for total in (1, 100, 530):  # warm-ups of less than a step, and of about one
+        rates = [float(WarmupLinear(1.0, total)(jnp.int32(step))) for step in range(total + 1)]
+        assert rates[0] == 0.0 and rates[-1] == 0.0 and (total < 530 or 0.9 < rates[1] < 1.0)
+
+
+def test_metrics_are_those_of_scikit_learn_and_scipy():
+    draw = np.random.default_rng(0)
+    logits, labels = draw.normal(size=(50, 2)), draw.integers(0, 2, 50)
+    found = measured(logits, np.eye(2)[labels], ("accuracy", "f1", "matthews"))
+    predictions = logits.argmax(-1)
+    assert found["accuracy"] == pytest.approx(sklearn.metrics.accuracy_score(labels, predictions))
+    assert found["f1"] == pytest.approx(sklearn.metrics.f1_score(labels, predictions))
+    assert found["matthews"] == pytest.approx(sklearn.metrics.matthews_corrcoef(labels, predictions))
+    assert found["loss"] == pytest.approx(sklearn.metrics.log_loss(labels, np.exp(log_softmax(logits))))
+    logits, scores = draw.normal(size=(50, 6)), draw.uniform(0, 5, 50)
+    of = BUILT_IN["glue/stsb"]
+    wanted = np.array([of.probabilities({"label": score}) for score in scores])
+    found = measured(logits, wanted, ("pearson", "spearman"))
+    predicted = np.exp(log_softmax(logits)) @ np.arange(6)
+    assert found["pearson"] == pytest.approx(scipy.stats.pearsonr(scores, predicted)[0])
+    assert found["spearman"] == pytest.approx(scipy.stats.spearmanr(scores, predicted)[0])
+
+
+def record_of(of: Classification, words: Words, number: int) -> dict:
+    """One with all that it reads."""
+    names = [name for segment in of.segments for name in ((segment,) if isinstance(segment, str) else segment)]
+    record = {name: words.sentence() for name in names}
+    record |= {of.choices[0]: [words.sentence() for _ in of.classes]} if len(of.choices) == 1 else {}
+    record |= {name: words.sentence() for name in of.choices} if len(of.choices) > 1 else {}
+    label = round(5 * number / 3, 2) if of.is_score else (of.labels or range(len(of.classes)))[number % len(of.classes)]
+    return {**record, of.label: label}
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_every_data_set_is_read_as_the_paper_has_it(name, tmp_path):
+    """The batch that a model is given, against sequences put together here from the record's fields."""
+    of, words = BUILT_IN[name], Words(name, 0)
+    records = [record_of(of, words, number) for number in range(4)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    task = f"classify_{name.replace('/', '_')}"
+    more = [
+        *SMALL, "TransformerConfig.vocab_size = 387", f'MIXTURE_OR_TASK_NAME = "{task}"', "MODEL_DIR = 'x'",
+        "BATCH_SIZE = 4", "DATA_SHARDS = 1", "TRAIN_STEPS = 1", "EVAL_PERIOD = 1", "DataConfig.shuffle = False",
+        f'DATA_SETS = {{"{name}": @Records()}}', f'Records.files = {{"train": "{tmp_path}/train.jsonl"}}',
+        "Prompts.clean = None", 'TASK_FEATURE_LENGTHS = {"inputs": 900}',
+    ]  # fmt: skip
+    run = GinConfig([*TWELVE, "recipes/gpt1_finetuning.gin"], more).run()
+    assert run.model.head.classes == of.classes
+    batches = SeqioBatches(resolve_tasks(run.data, "causal_decoder", 387), run.data, seed=0)
+    batch = next(batches)
+    encode = lambda text: [byte + 3 for byte in text.encode()]
+    for row, lengths, wanted in zip(
+        *(batch[key] for key in ("sequences", "sequence_lengths", "class_probabilities")), strict=True
+    ):
+        found = [ids[:length].tolist() for ids, length in zip(row, lengths, strict=True)]
+        possible = []
+        for record in records:
+            segments = [
+                sum((encode(record[field]) for field in ((segment,) if isinstance(segment, str) else segment)), [])
+                for segment in of.segments
+            ]
+            choices = record[of.choices[0]] if len(of.choices) == 1 else [record[field] for field in of.choices]
+            rows = [[*segments, encode(choice)] for choice in choices] or [segments, *([segments[::-1]] * of.symmetric)]
+            joined = [[359, *sum(([360, *s] for s in parts), [])[1:], 361] for parts in rows]
+            possible.append((joined, of.probabilities(record)))
+        match = next(label for joined, label in possible if joined == found)
+        np.testing.assert_allclose(wanted, match, atol=1e-6)
+
+
+def run_of(tmp_path, records: dict[str, list[dict]], classification: str, *more: str) -> list[str]:
+    """Arguments of a training on records of one's own."""
+    for split, lines in records.items():
+        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "mine.gin").write_text(
+        f"""
+include "models/gpt1/tiny.gin"
+include "recipes/gpt1_finetuning.gin"
+VOCABULARY = @ByteVocabulary()
+TransformerConfig.vocab_size = 387
+TransformerConfig.dtype = "float32"
+TransformerConfig.emb_dim = 32
+TransformerConfig.head_dim = 8
+MIXTURE_OR_TASK_NAME = "classify_mine"
+CLASSIFICATIONS = {{"mine": @Classification()}}
+Classification.data_set = "mine"
+{classification}
+DATA_SETS = {{"mine": @Records()}}
+Records.files = "{tmp_path}/{{split}}.jsonl"
+TASK_FEATURE_LENGTHS = {{"inputs": 48}}
+DATA_SHARDS = 1
+BATCH_SIZE = 8
+WarmupLinear.peak = 0.01
+AdamW.b2 = 0.98
+DROPOUT_RATE = 0.0
+"""
+    )
+    return ["train", f"--gin_file={tmp_path}/mine.gin", f"--gin.MODEL_DIR={tmp_path}/run", *more]
+
+
+SENTENCES = 'Classification.segments = ("text",)\nClassification.classes = ("bad", "good")'
+
+
+def sentences(count: int, seed: int) -> list[dict]:
+    draw = np.random.default_rng(seed)
+    labels = draw.integers(0, 2, count)
+    return [
+        {"text": f"{'xyz'[i % 3]} {'great' if y else 'awful'} {i}", "label": ("bad", "good")[y]} for i, y in enumerate(labels)
+    ]
+
+
+def test_ones_own_data_are_learned_evaluated_and_classified(tmp_path):
+    """Through the commands: epochs, the best checkpoint, eval, infer of files and tasks, run.classify."""
+    records = {"train": sentences(192, 0), "validation": sentences(30, 1), "test": [{"text": "y great 7", "label": -1}]}
+    assert main(run_of(tmp_path, records, SENTENCES)) == 0
+    lines = list(map(json.loads, (tmp_path / "run/metrics.jsonl").read_text().splitlines()))
+    steps = [line["step"] for line in lines if line["split"] == "classify/classify_mine"]
+    assert steps == [24, 48, 72]  # three epochs of 192 records, eight at a time
+    first = next(line for line in lines if line["split"] == "train")
+    assert {"loss", "lm_loss", "accuracy"} <= set(first) and first["loss"] == pytest.approx(np.log(2), abs=0.3)
+    accuracies = {line["step"]: line["accuracy"] for line in lines if line["split"] == "classify/classify_mine"}
+    best = max(accuracies, key=lambda step: (accuracies[step], -step))
+    kept = {int(path.name) for path in (tmp_path / "run/checkpoints").iterdir() if path.name.isdigit()}
+    assert 72 in kept and len(kept) <= 2 and accuracies[max(kept, key=accuracies.__getitem__)] == accuracies[best] == 1.0
+
+    run = t5x_lab.load(str(tmp_path / "run"))
+    found = run.classify(["x great 1", ("z awful 3",), {"text": "y awful 3"}])
+    assert [one.label for one in found] == ["good", "bad", "bad"]
+    assert all(sum(one.probabilities.values()) == pytest.approx(1.0, abs=1e-5) for one in found)
+    (tmp_path / "in.txt").write_text("x great 1\nz awful 3\n")
+    infer = ["infer", f"--model_dir={tmp_path}/run", "--mode=classify"]
+    assert main([*infer, f"--input={tmp_path}/in.txt", f"--output={tmp_path}/out.jsonl"]) == 0
+    written = list(map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines()))
+    assert [line["prediction"] for line in written] == ["good", "bad"]
+    assert written[0]["probabilities"]["good"] == pytest.approx(found[0].probabilities["good"], abs=1e-5)
+    assert main([*infer, "--task=classify_mine", "--split=test", f"--output={tmp_path}/of_task.jsonl"]) == 0
+    (line,) = map(json.loads, (tmp_path / "of_task.jsonl").read_text().splitlines())
+    assert (line["inputs"], line["label"], line["prediction"]) == (["y great 7"], None, "good")
+    assert run.generate(["x "], max_tokens=3)  # what it was before it has a head
+
+
+BAD = {
+    "a label outside of the classes": (
+        SENTENCES, [{"text": "a", "label": 2}], "the label is 2; it is 0 to 1, or one of bad, good. The record of mine"),
+    "a label that is secret": (SENTENCES, [{"text": "a", "label": -1}], "labels are kept secret"),
+    "no label": (SENTENCES, [{"text": "a"}], 'it has no field "label"; it has text'),
+    "a field that is missing": (SENTENCES, [{"word": "a", "label": 0}], 'the field "text" is missing; it is a text'),
+    "a text that is empty once it is cleaned": (
+        SENTENCES, [{"text": " \n ", "label": 0}], "is empty; leave the record out"),
+    "choices of another number": (
+        'Classification.segments = ("text",)\nClassification.classes = ("a", "b")\nClassification.choices = ("ends",)',
+        [{"text": "a", "ends": ["x", "y"], "label": 0}, {"text": "a", "ends": ["x", "y", "z"], "label": 1}],
+        'the field "ends" has 3 choices; all records have 2'),
+    "a score outside of its range": (
+        'Classification.segments = ("text", "text")\nClassification.classes = ("0", "1")\nClassification.is_score = True',
+        [{"text": "a", "label": 1.5}], "the label is 1.5; it is a number from 0 to 1"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_bad_records_are_said_in_sentences(what, tmp_path, capsys):
+    classification, records, sentence = BAD[what]
+    train = run_of(tmp_path, {"train": records * 8, "validation": records}, classification)
+    assert main(train) == 2
+    error = capsys.readouterr().err
+    assert sentence in error and "Traceback" not in error
+
+
+MISTAKES = {
+    "no room for new tokens": (["TransformerConfig.vocab_size=361"], "no room for new tokens. Make room, "),
+    "an unknown task": (["MIXTURE_OR_TASK_NAME=classify_glue_colla"], 'Did you mean "classify_glue_cola"'),
+    "a task without classes": (["MIXTURE_OR_TASK_NAME=sotu_full_lm"], "of which is not known what is classified"),
+    "a length that is too short": (['TASK_FEATURE_LENGTHS={"inputs": 2}'], "leaves no token of each of 1 texts"),
+    "two classes of one name": (['Classification.classes=("a", "a")'], "at least two different names"),
+    "a metric that is none": (['Classification.metrics=("acuracy",)'], "accuracy"),
+    "lm_weight below 0": (["head_of_task.lm_weight=-1.0"], "must be at least 0"),
+}
+
+
+@pytest.mark.parametrize("what", MISTAKES)
+def test_mistakes_are_said_before_training(what, tmp_path, capsys):
+    bindings, sentence = MISTAKES[what]
+    more = [f"--gin.{binding}" for binding in bindings]
+    assert main(run_of(tmp_path, {"train": sentences(8, 0), "validation": sentences(8, 0)}, SENTENCES, *more)) == 2
+    error = capsys.readouterr().err
+    assert sentence in error and "Traceback" not in error
+
+
+def test_an_encoder_decoder_with_a_language_models_loss_is_refused():
+    with pytest.raises(UserError, match="lm_weight is 0.5, and the network is of architecture"):
+        classifier("encoder_decoder")
+
+
+@pytest.mark.parametrize("name", ("glue/cola", "glue/stsb", "super_glue/copa", "snli"))
+def test_real_records_are_read(name, tmp_path):
+    files = {
+        "glue/cola": ("cola", "dev.tsv", 'Records.columns = ("source", "label", "mark", "sentence")'),
+        "glue/stsb": ("stsb", "sts-dev.csv", None),
+        "super_glue/copa": ("superglue", "COPA/val.jsonl", ""),
+        "snli": ("becel", "snli/validation.tsv.gz", ""),
+    }
+    folder, file, columns = files[name]
+    path = shared_data("eval", folder) / file
+    if columns is None:
+        columns = 'Records.columns = ("genre", "file", "year", "number", "label", "sentence1", "sentence2")'
+        (tmp_path / "stsb.tsv").write_text(path.read_text())  # its columns are parted by tabs
+        path = tmp_path / "stsb.tsv"
+    more = [
+        *SMALL, "TransformerConfig.vocab_size = 387", f'MIXTURE_OR_TASK_NAME = "classify_{name.replace("/", "_")}"',
+        "MODEL_DIR = 'x'", "DATA_SHARDS = 1", f'DATA_SETS = {{"{name}": @Records()}}', columns,
+        f'Records.files = {{"train": "{path}"}}', "TRAIN_STEPS = 1", "EVAL_PERIOD = 1",
+    ]  # fmt: skip
+    run = GinConfig([*TWELVE, "recipes/gpt1_finetuning.gin"], more).run()
+    batch = next(SeqioBatches(resolve_tasks(run.data, "causal_decoder", 387), run.data, seed=0))
+    assert batch["sequences"].shape == (32, run.model.head.sequences, 512)
+    np.testing.assert_allclose(batch["class_probabilities"].sum(-1), 1.0, atol=1e-6)
+    ends = np.take_along_axis(batch["sequences"], batch["sequence_lengths"][..., None] - 1, -1)
+    assert (ends == 361).all() and (batch["sequences"][..., 0] == 359).all()
