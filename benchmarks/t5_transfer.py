@@ -76,7 +76,7 @@ LearningRate.base_learning_rate = {rate}
 WAYS = {
     "scratch": [],
     "all": [],
-    "adapters": ["--gin_file=added/adapters.gin", "--gin.Adapter.size=32"],
+    "adapters": ["--gin_file=added/adapters.gin", "--gin.Adapter.size=32", "--gin.LearningRate.base_learning_rate=0.002"],
     "unfreezing": ["--gin_file=optimizers/gradual_unfreezing.gin"],
     "mixture+": [],
 }
@@ -182,10 +182,12 @@ def run_seed(work: pathlib.Path, seed: int, pretrain_steps: int, steps: int, way
     of_steps = f"--gin.CHECKPOINT_PERIOD={pretrain_steps}"
     base = train(work, f"pretrained_{seed}", pretrain_steps, seed, "--gin_file=pretraining.gin", of_steps)
     tuning = ["--gin_file=fine_tuning.gin"]
-    mixture = train(
-        work, f"mixture_{seed}", 4 * steps, seed, *tuning, "--gin_file=mixture.gin", f"--gin.INITIAL_CHECKPOINT_PATH={base}",
-        f"--gin.EVAL_PERIOD={steps}", '--gin.TASK_FEATURE_LENGTHS={"inputs": 128, "targets": 36}',
-    )  # fmt: skip
+    mixture = f"mixture_{seed}"
+    if "mixture+" in ways:
+        train(
+            work, mixture, 4 * steps, seed, *tuning, "--gin_file=mixture.gin", f"--gin.INITIAL_CHECKPOINT_PATH={base}",
+            f"--gin.EVAL_PERIOD={steps}", '--gin.TASK_FEATURE_LENGTHS={"inputs": 128, "targets": 36}',
+        )  # fmt: skip
     for way, data_set in itertools.product(ways, FILES):
         task = task_of(data_set)
         start = {"scratch": [], "mixture+": [f"--gin.INITIAL_CHECKPOINT_PATH={mixture}"]}.get(

@@ -156,8 +156,9 @@ def check_settings(model_dir: str, step: int, settings: Mapping[str, str]) -> No
     saved = read_info(epath.Path(model_dir) / "checkpoints" / str(step)).get("settings", {})
     for name, value in settings.items():
         if name in saved and saved[name] != value:
+            before, now = (x if len(x) < 200 else f"{x[:80]}…{x[-80:]}" for x in (saved[name], value))
             raise UserError(
-                f"The run in {model_dir} was trained with {name} = {saved[name]}, and this configuration has {value}: it "
+                f"The run in {model_dir} was trained with {name} = {before}, and this configuration has {now}: it "
                 "cannot be continued with another. Use the same, or start a new MODEL_DIR with "
                 f"{from_another(model_dir)}"
             )
@@ -195,6 +196,12 @@ def check_same_parameters(path: epath.Path, abstract_params: dict, added: Collec
     found, wanted = read_info(path)["parameters"], shapes_of(abstract_params)
     for name in sorted(found.keys() | wanted.keys()):
         if found.get(name) != wanted.get(name) and not (name in added and name not in found):
+            if name in added:
+                raise UserError(
+                    f"The checkpoint {path} has {name}, which is added here too, of the shape {tuple(found[name])} and not "
+                    f"{tuple(wanted[name])}. To begin it afresh: "
+                    + flag("RestoreCheckpointConfig.assignment_map", f'[("{name}", None)]')
+                )
             describe = lambda shape: "is missing" if shape is None else f"has shape {tuple(shape)}"
             raise UserError(
                 f"The checkpoint {path} does not fit the model: {name} {describe(found.get(name))} there and "

@@ -15,11 +15,13 @@ from t5x_lab.data.vocabularies import build_vocabulary
 from t5x_lab.observe.console import say
 
 
-def check_vocabulary(tasks: WeightedTasks, config: DataConfig, vocab_size: int, more_ids: Collection[int] = ()) -> None:
+def check_vocabulary(
+    tasks: WeightedTasks, config: DataConfig, vocab_size: int, more_ids: Collection[int] | None = None
+) -> None:
     """Opens the vocabulary's file, and raises a `UserError` where it does not go together with the model or the tasks.
 
     Args:
-      more_ids: that the model embeds beside the vocabulary's, as those of a soft prompt.
+      more_ids: that the model embeds beside the vocabulary's, as those of a soft prompt; None = not to be checked.
     """
     build_vocabulary(config.vocabulary)
     with_eos = (f.add_eos for part in tasks.parts for name, f in part.task.output_features.items() if name in part.lengths)
@@ -34,7 +36,8 @@ def check_vocabulary(tasks: WeightedTasks, config: DataConfig, vocab_size: int, 
             f"{config.vocabulary}. Leave it out."
         )
     _tell_what_is_not_read(tasks, config)
-    _check_more_ids(tasks, more_ids)
+    if more_ids is not None:
+        _check_more_ids(tasks, vocab_size, more_ids)
     for part in tasks.parts:
         _check_special_ids(part, vocab_size)
         for name, feature in part.task.output_features.items():
@@ -47,8 +50,17 @@ def check_vocabulary(tasks: WeightedTasks, config: DataConfig, vocab_size: int, 
                 )
 
 
-def _check_more_ids(tasks: WeightedTasks, more_ids: Collection[int]) -> None:
-    """Raises a `UserError` where no task has these ids before its inputs, and says which ones have not."""
+def _check_more_ids(tasks: WeightedTasks, vocab_size: int, more_ids: Collection[int]) -> None:
+    """Raises a `UserError` where ids before inputs are not embedded, and where no task has `more_ids` before its inputs; says
+    which ones have not."""
+    known = {*range(vocab_size), *more_ids}
+    for part in tasks.trained:
+        strange = [i for i in part.before_inputs if i not in known]
+        if strange:
+            raise UserError(
+                f'SpecialTokens.input_start puts {len(strange)} ids before the inputs of "{part.task.name}" that the model '
+                f"does not embed, such as {strange[0]}. Of a soft prompt, SOFT_PROMPT_LENGTH is the length of both."
+            )
     if not more_ids:
         return
     without = [part.task.name for part in tasks.trained if not set(more_ids) <= set(part.before_inputs)]

@@ -54,5 +54,10 @@ class Bottleneck(nnx.Module):
             raise UserError(
                 "Adapter.modules names a module that gives several arrays; name one that gives one, such as its mlp."
             )
+        if y_BTD.ndim != 3 or y_BTD.shape[-1] != self.down.shape[0]:
+            raise UserError(
+                f"Adapter.modules names a module that gives an array of the shape {tuple(y_BTD.shape)}; name one that gives "
+                f"states [rows, tokens, {self.down.shape[0]}], such as its mlp."
+            )
         inner_BTA = jax.nn.relu(project(y_BTD, self.down[...], "BTD,DA->BTA"))
         return y_BTD + project(inner_BTA, self.up[...], "BTA,AD->BTD")

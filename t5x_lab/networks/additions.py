@@ -15,6 +15,8 @@ from t5x_lab.networks.head import CLASSIFIER, head_of
 from t5x_lab.networks.network import Constrain, Network
 from t5x_lab.networks.stacked import first_layer, layers_of, make_stacked
 
+LOGITS = "logits_dense"  # the module whose kernel makes logits, as a matrix, see `layers.output_matrix`
+
 
 @runtime_checkable
 class Addition(Protocol):
@@ -78,7 +80,13 @@ class WithAdditions:
         """
         made: Any = self.network.make(rngs, constrain)
         modules = {"/".join(map(str, path)): module for path, module in nnx.iter_modules(made) if path}
+        taken = {str(part) for path, _ in nnx.to_flat_state(nnx.state(made, nnx.Param)) for part in path}
         for name, addition in self.added:
+            if name in taken:
+                raise UserError(
+                    f'ADDED has the name "{name}", which parts of the network have: their parameters could not be told apart. '
+                    "Give what is added another name."
+                )
             found = [path for path in modules if re.fullmatch(addition.modules, path)]
             if not found:
                 raise UserError(
@@ -86,6 +94,11 @@ class WithAdditions:
                     f"are {', '.join(modules)}.{nearest(addition.modules, modules)}"
                 )
             for path in found:
+                if path == LOGITS and not hasattr(addition, "merge"):
+                    raise UserError(
+                        f"{type(addition).__name__} cannot be added to {path}, whose kernel is one matrix with what is added: "
+                        "it has no `merge`. Name other modules, or give it one."
+                    )
                 _add(modules[path], path, name, addition, rngs)
         return made
 

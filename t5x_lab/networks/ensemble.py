@@ -155,4 +155,4 @@ def as_one_sequence(batch: Batch) -> tuple[dict[str, jax.Array], jax.Array]:
         "decoder_positions": column - jax.lax.cummax(jnp.where(begins, column, 0), axis=1),
         "decoder_causal_attention": (sort(kind) < 2).astype(jnp.int32),
     }
-    return together, places + jnp.where(is_first, num_inputs, 0)
+    return together, places + jnp.where(is_first & (of_decoder > 0), num_inputs, 0)

@@ -162,4 +162,7 @@ def output_matrix(network: Any) -> tuple[jax.Array, float]:
         scaling = getattr(network.config, "scaling", "t5")
         table_VD = network.token_embedder.embedding[...]
         return table_VD.T, 1 / math.sqrt(table_VD.shape[1]) if scaling == "t5" else 1.0
-    return network.logits_dense.kernel[...], 1.0
+    dense = network.logits_dense
+    if getattr(dense, "names_added", ()):  # what they and the kernel make of each of the units is the matrix of both
+        return dense(jnp.eye(dense.kernel.shape[0])[None])[0], 1.0
+    return dense.kernel[...], 1.0

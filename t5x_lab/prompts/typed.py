@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -89,8 +90,10 @@ class _Fields:
                 raise _missing(key, fields)
             return _numpy(like.dtype)(-1)
         number = _number(key, value, names)
-        if not like.dtype.is_floating and number != int(number):
-            raise UserError(f'the field "{key}" is {value!r}; it is a whole number')
+        is_whole = math.isfinite(number) and number == int(number)
+        if not (like.dtype.is_floating or is_whole) or not like.dtype.min <= number <= like.dtype.max:
+            what = "number" if like.dtype.is_floating else "whole number"
+            raise UserError(f'the field "{key}" is {value!r}; it is a {what} of {like.dtype.name}')
         if names and not -1 <= number < len(names):
             raise UserError(f"the {key} is {value!r}; it is 0 to {len(names) - 1}, or one of {', '.join(names)}")
         if self.has_labels and number == -1 and (names or key == "label"):

@@ -12,7 +12,7 @@ from etils import epath
 from t5x_lab.checkpoints.config import RestoreCheckpointConfig, SaveCheckpointConfig
 from t5x_lab.config import gin_files
 from t5x_lab.config.checks import check_types, in_range, positive
-from t5x_lab.config.errors import UserError, nearest
+from t5x_lab.config.errors import NotSet, UserError, nearest
 from t5x_lab.config.macros import lines_of, macro
 from t5x_lab.data.config import (
     ByteVocabulary,
@@ -23,6 +23,7 @@ from t5x_lab.data.config import (
     SpecialTokens,
     TextFiles,
     Vocabulary,
+    by_name,
 )
 from t5x_lab.data.denoising import Denoising
 from t5x_lab.data.objective import MaskedLm
@@ -157,6 +158,7 @@ class RunConfig:
             "SEED": str(self.seed),
             "OPTIMIZER": optimizer_identity(self.optimizer),
             "TRAINABLE": str(self.trainable),
+            "ADDED": by_name(self.model.added),
             **self.data.identity(),
         }
 
@@ -372,11 +374,21 @@ class GinConfig:
     def trainable(self) -> str | None:
         return self._build("RunConfig.trainable")
 
+    def optimizer(self) -> Optimizer:
+        return self._build("RunConfig.optimizer")
+
     def keeps_average(self) -> bool:
         return self._build("RunConfig.average_decay") is not None
 
     def vocabulary(self) -> Vocabulary:
         return self._build("DataConfig.vocabulary")
+
+    def vocabulary_if_set(self) -> Vocabulary | None:
+        """None of a model of token ids alone."""
+        try:
+            return self.vocabulary()
+        except NotSet:
+            return None
 
     def special_tokens(self) -> SpecialTokens:
         return self._build("DataConfig.special_tokens")

@@ -11,14 +11,19 @@ import numpy as np
 
 from t5x_lab.checkpoints.formats import Location, find
 from t5x_lab.checkpoints.initial import load_params
+from t5x_lab.checkpoints.layout import read_info
 from t5x_lab.config.errors import UserError, one_of
+from t5x_lab.data.config import SpecialTokens
 from t5x_lab.models.model import ModelConfig
 from t5x_lab.networks.additions import added_names
 from t5x_lab.networks.config import DTYPES
 from t5x_lab.networks.ensemble import Ensemble
+from t5x_lab.observe.console import say
+from t5x_lab.optim.groups import flat_names
 from t5x_lab.partitioning.mesh import MeshShape
 from t5x_lab.runs.checkpoint_config import config_of
 from t5x_lab.runs.config import GinConfig
+from t5x_lab.runs.on_its_base import learned
 from t5x_lab.runs.run import Run
 from t5x_lab.runs.sharded_model import ShardedModel
 
@@ -84,10 +89,25 @@ def _run(config: GinConfig, checkpoint: Location | None, mesh: str | None, seed:
     sharded = _on_mesh(config.model(), config, mesh)
     if checkpoint is None:
         return Run(config, sharded, sharded.init_params(seed), step=0)
+    _check_whole(checkpoint, config, sharded)
     added = added_names(sharded.abstract_params, sharded.model.config.network)
     fresh = functools.partial(sharded.init_params, seed)
     params = load_params(checkpoint, sharded.abstract_params, sharded.model.axes, fresh=fresh, added=added)
     return Run(config, sharded, params, checkpoint.step)
+
+
+def _check_whole(checkpoint: Location, config: GinConfig, sharded: ShardedModel) -> None:
+    """Raises a `UserError` for what `save_added` wrote, which is no model without its base."""
+    if checkpoint.format != "t5x_lab":
+        return
+    found, wanted = read_info(checkpoint.path)["parameters"].keys(), flat_names(sharded.abstract_params).keys()
+    if found < wanted and (config.trainable() is not None or sharded.model.config.added):
+        missing = wanted - found - added_names(sharded.abstract_params, sharded.model.config.network)
+        if missing and found <= learned(config, sharded.abstract_params, sharded.model.config.network):
+            raise UserError(
+                f"{checkpoint.path} holds only what was learned on top of its base, without {min(missing)}. Ask it there: "
+                "t5x_lab.load(BASE).with_added(…)."
+            )
 
 
 def _ensemble(members: Sequence[tuple[GinConfig, Location]], mesh: str | None) -> Run:
@@ -95,13 +115,21 @@ def _ensemble(members: Sequence[tuple[GinConfig, Location]], mesh: str | None) -
         raise UserError("An ensemble of no models was asked for; name their run directories.")
     config, first = members[0]
     for other, location in members[1:]:
-        for what in ("special_tokens", "vocabulary"):
-            mine, theirs = getattr(config, what)(), getattr(other, what)()
+        for what in (_special_tokens, GinConfig.vocabulary_if_set):
+            mine, theirs = what(config), what(other)
             if mine != theirs:
                 raise UserError(
                     f"{first.path} has {mine}, and {location.path} has {theirs}; the members of an ensemble read and write the "
                     "same ids."
                 )
+    ends = [(location.path, config.special_tokens().input_eos) for config, location in members]
+    known = [(path, eos) for path, eos in ends if eos is not None]
+    if known and ends[0][1] is None:
+        config = GinConfig((), (config.text, f"SpecialTokens.input_eos = {known[0][1]}"))
+    for path, eos in known[1:]:
+        if eos != known[0][1]:
+            how = "with" if known[0][1] else "without"
+            say(f"All members read inputs {how} an end token, as {known[0][0]}; {path} was trained otherwise.")
     models = [config.model() for config, _ in members]
     network: Any = Ensemble(tuple(model.network for model in models))
     together = dataclasses.replace(models[0], network=network, added={}, head=None)
@@ -109,6 +137,11 @@ def _ensemble(members: Sequence[tuple[GinConfig, Location]], mesh: str | None) -
     abstract, axes = sharded.abstract_params["members"], sharded.model.axes["members"]
     params = {str(i): load_params(location, abstract[str(i)], axes[str(i)]) for i, (_, location) in enumerate(members)}
     return Run(config, sharded, {"members": params}, max(location.step for _, location in members))
+
+
+def _special_tokens(config: GinConfig) -> SpecialTokens:
+    """Without what inputs end with in training."""
+    return dataclasses.replace(config.special_tokens(), input_eos=None)
 
 
 def _on_mesh(model: ModelConfig, config: GinConfig, mesh: str | None) -> ShardedModel:

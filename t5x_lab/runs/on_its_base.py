@@ -1,7 +1,7 @@
 """What is on top of a model, its base: it is taken, saved and worked in alone."""
 
+import copy
 import functools
-import re
 from typing import Any, Self
 
 import jax
@@ -17,7 +17,7 @@ from t5x_lab.config.errors import UserError
 from t5x_lab.models.model import Params
 from t5x_lab.networks.additions import added_names, merged
 from t5x_lab.networks.ensemble import Ensemble
-from t5x_lab.optim.groups import flat_names, merge, select
+from t5x_lab.optim.groups import flat_names, merge, select, trained
 from t5x_lab.runs.checkpoint_config import config_of
 from t5x_lab.runs.config import GinConfig
 from t5x_lab.runs.sharded_model import ShardedModel
@@ -25,16 +25,20 @@ from t5x_lab.runs.sharded_model import ShardedModel
 _BY_NAME = RestoreCheckpointConfig(assignment_map=(("(.*)", r"\1"),))  # what is asked for, of files that may hold more
 
 
-def _learned(config: GinConfig, params: Params, network: Any) -> frozenset[str]:
-    """The names of parameters that were added, or that TRAINABLE matches.
+def learned(config: GinConfig, params: Params, network: Any) -> frozenset[str]:
+    """The names of parameters that were added, or that are trained (TRAINABLE, and groups that are not frozen).
 
     Raises:
-      UserError: where nothing was added and all parameters are trained.
+      UserError: where these are all.
     """
-    added, trainable = added_names(params, network), config.trainable()
-    if not added and trainable is None:
-        raise UserError("This model has no additions (ADDED), and all of its parameters are trained; save and load it whole.")
-    return added | {name for name in flat_names(params) if trainable is not None and re.fullmatch(trainable, name)}
+    names = list(flat_names(params))
+    found = added_names(params, network) | set(filter(trained(config.optimizer(), names, config.trainable()), names))
+    if len(found) == len(names):
+        raise UserError(
+            "All parameters of this model are trained; save and load it whole. Where only what was added has changed, say so: "
+            'TRAINABLE = ".*/lora/.*", for example.'
+        )
+    return found
 
 
 class OnItsBase:
@@ -45,6 +49,8 @@ class OnItsBase:
 
     def __init__(self, config: GinConfig, sharded: ShardedModel, params: Params, step: int):
         self.config, self.sharded, self.params, self.step = config, sharded, params, step
+        self.resolved: dict[str, Any] = {}  # tasks that evaluations are on, by what names them
+        self._others: dict[str, Any] = {}  # models with something on top of this one, without parameters
 
     @property
     def network(self) -> Any:
@@ -64,20 +70,18 @@ class OnItsBase:
         self._check_one("with_added")
         location = find(directory, step)
         config = config_of(location)
-        sharded = self._on_the_same_mesh(config)
-        learned = _learned(config, sharded.abstract_params, sharded.model.config.network)
-        ours = flat_names(self.params)
-        if strange := sorted(flat_names(sharded.abstract_params).keys() - ours.keys() - learned):
-            raise UserError(f"{directory} is of a model with {strange[0]}, which this one, its base, does not have.")
-        abstract, axes = (select(tree, learned.__contains__) for tree in (sharded.abstract_params, sharded.model.axes))
+        like = self._like(config)
+        mine = learned(config, like.sharded.abstract_params, like.network)
+        self._check_is_base(directory, like, mine)
+        abstract, axes = (select(tree, mine.__contains__) for tree in (like.sharded.abstract_params, like.sharded.model.axes))
         added = load_params(location, abstract, axes, _BY_NAME)
-        return type(self)(config, sharded, merge(self.params, added), location.step)
+        return like.with_params(merge(self.params, added), location.step)
 
     def save_added(self, directory: str) -> None:
         """Writes what was added and learned, without the base, as a run directory that `with_added` reads."""
         self._check_one("save_added")
-        learned = _learned(self.config, self.params, self.network)
-        save_run(directory, self.config.text, select(self.params, learned.__contains__), self.step)
+        mine = learned(self.config, self.params, self.network)
+        save_run(directory, self.config.text, select(self.params, mine.__contains__), self.step)
 
     def with_peft(self, directory: str) -> Self:
         """This model with LoRA that Hugging Face's `peft` saved for it; the parameters of both runs are the same arrays.
@@ -89,12 +93,12 @@ class OnItsBase:
         lora, params = peft.read(directory, self.network)
         settings = {"modules": lora.modules, "rank": lora.rank, "alpha": lora.alpha}
         lines = [f"peft/Lora.{name} = {value!r}" for name, value in settings.items()]
-        config = GinConfig((), (self.config.text, 'ADDED = {"lora": @peft/Lora()}', *lines))
-        sharded = self._on_the_same_mesh(config)
-        places = flat_names(sharded.param_shardings)
+        lines.append('TRAINABLE = ".*/lora/.*"')  # what was learned
+        like = self._like(GinConfig((), (self.config.text, 'ADDED = {"lora": @peft/Lora()}', *lines)))
+        self._check_is_base(directory, like, frozenset(params))
+        places = flat_names(like.sharded.param_shardings)
         added = {name: jax.device_put(array, places[name]) for name, array in params.items()}
-        tree = merge(self.params, traverse_util.unflatten_dict(added, sep="/"))
-        return type(self)(config, sharded, tree, self.step)
+        return like.with_params(merge(self.params, traverse_util.unflatten_dict(added, sep="/")), self.step)
 
     def save_peft(self, directory: str, base: str = "") -> None:
         """Writes the LoRA of this model (ADDED) as `peft` does; `base` is what its file calls the model without."""
@@ -114,6 +118,35 @@ class OnItsBase:
         sharded = self._on_the_same_mesh(config)
         work_in = jax.jit(functools.partial(merged, added=self.config.model().added), out_shardings=sharded.param_shardings)
         return type(self)(config, sharded, work_in(self.params), self.step)
+
+    def with_params(self, params: Params, step: int) -> Self:
+        """The same model with other parameters, and the programs that were compiled for it."""
+        other = copy.copy(self)
+        other.params, other.step = params, step
+        return other
+
+    def _like(self, config: GinConfig) -> Self:
+        """A model of another configuration on the same mesh, without parameters; models that are alike share their programs."""
+        key = str((config.model(), config.special_tokens(), config.vocabulary_if_set()))
+        if key not in self._others:
+            self._others[key] = type(self)(config, self._on_the_same_mesh(config), {}, 0)
+        found = copy.copy(self._others[key])
+        found.config, found.resolved = config, {}
+        return found
+
+    def _check_is_base(self, directory: str, like: "OnItsBase", mine: frozenset[str]) -> None:
+        """Raises a `UserError` where this model is not what a model was learned on, but for its parameters `mine`."""
+        ours = {name: x.shape for name, x in flat_names(self.params).items()}
+        theirs = {name: x.shape for name, x in flat_names(like.sharded.abstract_params).items() if name not in mine}
+        for name in sorted(theirs):
+            if ours.get(name) != theirs[name]:
+                of = f"of the shape {ours[name]}" if name in ours else "nowhere"
+                raise UserError(f"{directory} is of a model with {name} {theirs[name]}, which this one, its base, has {of}.")
+        if more := sorted(ours.keys() - theirs.keys() - mine):
+            raise UserError(
+                f"This model has {more[0]}, and what {directory} was learned on has not. Take the base alone, or merge what is "
+                "added to it."
+            )
 
     def _on_the_same_mesh(self, config: GinConfig) -> ShardedModel:
         """The model of another configuration."""

@@ -1,6 +1,5 @@
 """What users import: a model with its parameters and vocabulary, that generates and scores text."""
 
-import copy
 import dataclasses
 import functools
 from collections.abc import Sequence
@@ -51,7 +50,6 @@ class Run(OnItsBase):
         super().__init__(config, sharded, params, step)
         self._model = sharded.model
         self._made: list[Inference] = []  # once for this model with whatever parameters
-        self.resolved: dict[str, Any] = {}  # tasks that evaluations are on, by what names them
         self.num_parameters = sharded.model.num_parameters
         self.mesh = sharded.mesh
 
@@ -157,12 +155,6 @@ class Run(OnItsBase):
         """What stays of what is cut from the left: a soft prompt and the start before it, or `first`, where a row begins so."""
         prompt = self.soft_prompt
         return [[*self._first(True), *prompt], first] if prompt else [first]
-
-    def with_params(self, params: Params, step: int) -> "Run":
-        """The same model with other parameters, and the programs that were compiled for it."""
-        other = copy.copy(self)
-        other.params, other.step = params, step
-        return other
 
     def generate(
         self,

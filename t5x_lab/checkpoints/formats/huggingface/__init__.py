@@ -210,6 +210,11 @@ def family_of(config: Network) -> tuple[Family, dict[str, Any]]:
         theirs = family.to_theirs(config) if fits and isinstance(config, TransformerConfig) else None
         if theirs:
             return family, theirs
+    if getattr(config, "added", ()):
+        raise UserError(
+            "transformers' format has no place for what is added to this network (ADDED). Work it into the network's own "
+            "parameters first, run.merged(), or write LoRA alone, run.save_peft(…)."
+        )
     raise UserError(
         "transformers has no class for this network. What it has: encoder-decoders with relative biases (T5), causal decoders "
         "with learned positions, post-norm and biases (GPT-1), and causal decoders with rotary positions, RMS norms and gated "

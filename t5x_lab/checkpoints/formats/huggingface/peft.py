@@ -22,6 +22,8 @@ _BEFORE = "base_model.model."  # what peft puts before the names of a model's mo
 _NOTHING: dict[str, tuple] = {  # settings that are not read, with what asks for nothing
     "use_dora": (False, None), "rank_pattern": ({}, None), "alpha_pattern": ({}, None), "bias": ("none", None),
     "fan_in_fan_out": (False, None), "modules_to_save": ([], None), "layer_replication": (None,), "lora_bias": (False, None),
+    # Others change the base's weights.
+    "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),
 }  # fmt: skip
 
 
