@@ -14,6 +14,7 @@ from helpers import random_batch, random_params, tiny_config
 from runs_of_text import SPANS, flags
 
 import t5x_lab
+from t5x_lab.checkpoints.manager import save_run
 from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
 from t5x_lab.models.model import Model, ModelConfig
@@ -32,6 +33,7 @@ from t5x_lab.runs.sharded_model import ShardedModel
 from t5x_lab.runs.training_flops import training_flops
 
 ALL = r".*(query|key|value|out|wi_0|wi_1|wo)"
+LOUD = ["VOCABULARY = @ByteVocabulary()", "TransformerConfig.vocab_size = 384", 'TransformerConfig.dtype = "float32"']
 NETWORKS = ("encoder_decoder", "causal_decoder", "prefix_decoder", "shared_stacks", "rotary", "gpt1")
 
 
@@ -199,7 +201,8 @@ def test_only_what_is_trainable_changes_and_has_slots(mesh):
         ({"lora": Lora("decoder/layers/mlp")}, "Lora cannot be added to decoder/layers/mlp: it has no kernel"),
         ({"adapter": Adapter("token_embedder/none")}, "matches no module"),
         ({"adapter": Adapter("decoder/layers")}, "Adapter.modules names a module that gives several arrays"),
-        ({"kernel": Lora(".*/query")}, 'The module decoder/layers/self_attention/query has a "kernel" of its own'),
+        ({"kernel": Lora(".*/query")}, 'ADDED has the name "kernel", which parts of the network have'),
+        ({"equation": Lora(".*/query")}, 'The module decoder/layers/self_attention/query has "equation" of its own'),
         ({"lora": "lora"}, "it must be an addition, such as @Lora"),
         ({"lora": Lora}, "it must be an addition"),
         ({"lora/a": Lora()}, "use letters"),
@@ -254,12 +257,15 @@ def test_a_run_starts_from_a_base_trains_what_was_added_and_goes_on(added, rate,
         assert shared == {name for name in before if not trainable.fullmatch(name)}
     files = lambda path: sum(file.stat().st_size for file in pathlib.Path(path).rglob("*") if file.is_file())
     assert files(tmp_path / "alone" / "checkpoints") < 0.5 * files(f"{base}/checkpoints/2/params")
-    with pytest.raises(
-        UserError, match="of a model with .*embedding, which this one, its base, does not have|has the shape|is of"
-    ):
+    with pytest.raises(UserError, match="of a model with .*, which this one, its base, has (nowhere|of the shape)"):
         t5x_lab.from_gin(["models/decoder/tiny.gin"]).with_added(whole)
-    with pytest.raises(UserError, match="no additions"):
+    with pytest.raises(UserError, match="This model has .*adapter.*, and what|This model has .*lora.*, and what"):
+        run.with_added(_with_another_name(tmp_path, whole))
+    with pytest.raises(UserError, match="All parameters of this model are trained; save and load it whole"):
         of_base.with_added(base)
+    with pytest.raises(UserError, match=r"holds only what was learned on top of its base, .* t5x_lab.load\(BASE\).with_added"):
+        t5x_lab.load(str(tmp_path / "alone"))
+    assert of_base.with_added(whole)._inference is of_base.with_added(str(tmp_path / "alone"))._inference  # compiled once
 
     began = t5x_lab.from_gin([f"{base}/config.gin", f"added/{added}.gin"], checkpoint=base)
     assert began.score(["a text"], ["of words"]) == of_base.score(["a text"], ["of words"])
@@ -272,8 +278,91 @@ def test_a_run_starts_from_a_base_trains_what_was_added_and_goes_on(added, rate,
     else:
         with pytest.raises(UserError, match="Adapter cannot be merged"):
             run.merged()
-    changed = flags("encoder_decoder", SPANS, parts, 5, *more, "--gin.TRAINABLE=.*norm/.*")
-    assert main(changed) == 2
+    for change in ("TRAINABLE=.*norm/.*", "Lora.alpha=64.0" if added == "lora" else "Adapter.modules='decoder/layers/mlp'"):
+        assert main(flags("encoder_decoder", SPANS, parts, 5, *more, f"--gin.{change}")) == 2
+
+
+def _with_another_name(tmp_path, whole):
+    """The same as in `whole`, added under another name."""
+    run = t5x_lab.load(whole)
+    names = {"lora": "thin", "adapter": "thin"}
+    rename = lambda tree: {names.get(k, k): rename(x) if isinstance(x, dict) else x for k, x in tree.items()}
+    (name,) = run.config.model().added
+    kind = {"lora": "Lora", "adapter": "Adapter"}[name]
+    config = GinConfig((), (run.config.text, f'ADDED = {{"thin": @{kind}()}}', 'TRAINABLE = ".*/thin/.*"'))
+    save_run(str(tmp_path / "renamed"), config.text, rename(run.params), 4)
+    return str(tmp_path / "renamed")
+
+
+def test_what_is_added_to_logits_counts():
+    """LoRA of the matrix that makes logits: in logits, losses and scores, as merged into it."""
+    more = ['ADDED = {"lora": @Lora()}', 'Lora.modules = ".*/query|logits_dense"', 'TRAINABLE = ".*/lora/.*"']
+    run = t5x_lab.from_gin(["models/t5_1_1/tiny.gin"], [*LOUD, *more])
+    draw = np.random.default_rng(0)
+    run.params = jax.tree.map(lambda x: np.asarray(x) + draw.normal(size=x.shape).astype(np.float32) * 0.3, run.params)
+    ids = lambda first: np.arange(first, first + 6)[None]
+    batch = {"encoder_input_tokens": ids(3), "decoder_input_tokens": ids(4), "decoder_target_tokens": ids(5)}
+    merged = run.merged()
+    without = {name: tree for name, tree in run.params.items() if name != "logits_dense"}
+    without["logits_dense"] = {"kernel": run.params["logits_dense"]["kernel"], "lora": jax.tree.map(
+        np.zeros_like, run.params["logits_dense"]["lora"])}  # fmt: skip
+    assert np.abs(run.with_params(without, 0).logits(**batch) - merged.logits(**batch)).max() > 0.1
+    np.testing.assert_allclose(run.logits(**batch), merged.logits(**batch), atol=1e-4)
+    assert run.loss(batch)["loss"] == pytest.approx(merged.loss(batch)["loss"], rel=1e-5)
+    np.testing.assert_allclose(run.score(["a"], ["of"]), merged.score(["a"], ["of"]), rtol=1e-4)
+
+
+def test_what_begins_with_zeros_learns_at_the_rate_that_is_set():
+    """A step of the files' optimizer moves `up` by about the rate, and not by a thousandth of it."""
+    for added in ("lora", "adapters"):
+        run = GinConfig(
+            ["models/t5_1_1/tiny.gin", "runs/finetune.gin", f"added/{added}.gin"],
+            [*LOUD, "MODEL_DIR = 'x'", "TRAIN_STEPS = 1", 'MIXTURE_OR_TASK_NAME = "sotu_span_corruption"',
+             'TASK_FEATURE_LENGTHS = {"inputs": 32}'],
+        ).run()  # fmt: skip
+        model = Model(run.model)
+        params = random_params(model)
+        zero = jax.tree.map(jnp.zeros_like, params)
+        optimizer = run.optimizer.make(model.axes)
+        updates, _ = optimizer.update(jax.tree.map(jnp.ones_like, params), optimizer.init(zero), zero)
+        moved = [float(jnp.abs(x).mean()) for name, x in flat_names(updates).items() if name.endswith("/up")]
+        assert moved and all(0.0005 < x < 0.002 for x in moved)  # the rate is 0.001
+
+
+def test_groups_that_are_not_frozen_are_saved_with_what_is_added(tmp_path):
+    groups = ['ADDED = {"lora": @Lora()}', "OPTIMIZER = @Groups()",
+              'Groups.groups = [(".*/lora/.*", @Adafactor()), (".*norm/scale", @AdamW()), (".*", None)]']  # fmt: skip
+    base = t5x_lab.from_gin(["models/t5_1_1/tiny.gin"], LOUD)
+    run = t5x_lab.from_gin(["models/t5_1_1/tiny.gin"], [*LOUD, *groups])
+    changed = {
+        name: x + (0.5 if "/lora/" in name or name.endswith("norm/scale") else 0) for name, x in flat_names(run.params).items()
+    }
+    run = run.with_params(_tree(changed), 3)
+    run.save_added(str(tmp_path / "alone"))
+    np.testing.assert_allclose(base.with_added(str(tmp_path / "alone")).score(["a"], ["b"]), run.score(["a"], ["b"]), rtol=1e-6)
+    whole = t5x_lab.from_gin(["models/t5_1_1/tiny.gin"], [*LOUD, groups[0]])
+    with pytest.raises(UserError, match="All parameters of this model are trained"):
+        whole.save_added(str(tmp_path / "whole"))
+
+
+MISTAKES = {
+    "a name that parts of the network have": (
+        ['ADDED = {"query": @Lora()}'],
+        'the name "query", which parts of the network have',
+    ),
+    "an adapter of logits": (
+        ['ADDED = {"a": @Adapter()}', 'Adapter.modules = "logits_dense"'],
+        "cannot be added to logits_dense",
+    ),
+    "an adapter of heads": (['ADDED = {"a": @Adapter()}', 'Adapter.modules = ".*/query"'], "gives an array of the shape"),
+}
+
+
+@pytest.mark.parametrize("what", MISTAKES)
+def test_mistakes_are_said_in_a_sentence(what):
+    lines, sentence = MISTAKES[what]
+    with pytest.raises(UserError, match=sentence):
+        t5x_lab.from_gin(["models/t5_1_1/tiny.gin"], [*LOUD, *lines])
 
 
 @pytest.mark.slow
@@ -329,9 +418,10 @@ def test_lora_goes_to_and_comes_from_peft(kind, tmp_path):
     np.testing.assert_allclose(ours(run.merged()), expected, rtol=1e-4, atol=2e-5)
 
     settings = json.loads((tmp_path / "theirs" / "adapter_config.json").read_text())
-    (tmp_path / "theirs" / "adapter_config.json").write_text(json.dumps({**settings, "use_dora": True}))
-    with pytest.raises(UserError, match="has use_dora, which is not read"):
-        base.with_peft(str(tmp_path / "theirs"))
+    for name, value in (("use_dora", True), ("init_lora_weights", "pissa")):  # the latter changes the base's weights
+        (tmp_path / "theirs" / "adapter_config.json").write_text(json.dumps({**settings, name: value}))
+        with pytest.raises(UserError, match=f"has {name}, which is not read"):
+            base.with_peft(str(tmp_path / "theirs"))
     with pytest.raises(UserError, match="is none of peft's LoRA"):
         base.with_peft(str(tmp_path / "base"))
     with pytest.raises(UserError, match="Only LoRA is written for peft"):

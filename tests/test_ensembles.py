@@ -95,6 +95,24 @@ def test_what_is_no_ensemble_is_said():
         Ensemble((tiny_config("causal_decoder"), tiny_config("encoder")))
 
 
+def test_padding_of_an_encoder_decoders_batch_counts_for_nothing():
+    """Real tokens have the logits that they have without padding, which has finite ones, so that losses are numbers."""
+    ensemble, params, _, _ = members_of("encoder_decoder", "causal_decoder")
+    draw = np.random.default_rng(0)
+    inputs, targets = draw.integers(1, 64, (2, 6)), draw.integers(1, 64, (2, 5))
+    bare = {
+        "encoder_input_tokens": inputs,
+        "decoder_input_tokens": np.pad(targets, [(0, 0), (1, 0)])[:, :-1],
+        "decoder_target_tokens": targets,
+    }
+    padded = {name: np.pad(x, [(0, 0), (0, 9 if name.startswith("encoder") else 3)]) for name, x in bare.items()}
+    padded["decoder_loss_weights"] = (padded["decoder_target_tokens"] > 0).astype(np.int32)
+    found = ensemble.logits(params, padded)
+    assert np.isfinite(found).all()
+    assert_close(found[:, :5], ensemble.logits(params, bare))
+    assert_close(ensemble.loss(params, padded).loss, ensemble.loss(params, bare).loss)
+
+
 @pytest.mark.slow
 def test_run_directories_are_asked_together(tmp_path, capsys):
     """Text for text as from the mean of the members' logits; of an encoder-decoder and a decoder, and on two devices."""

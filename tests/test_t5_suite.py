@@ -392,6 +392,9 @@ def test_a_record_that_does_not_fit_is_said(tmp_path):
         ("t5_glue_cola", {"sentence": "a", "label": 2}, "the label is 2; it is 0 to 1, or one of unacceptable, acceptable"),
         ("t5_glue_cola", {"sentence": "a", "label": -1}, "the label is -1, as of records whose labels are kept secret"),
         ("t5_glue_cola", {"sentence": "a", "label": 0.5}, 'the field "label" is 0.5; it is a whole number'),
+        ("t5_glue_cola", {"sentence": "a", "label": float("nan")}, 'the field "label" is nan; it is a whole number of int64'),
+        ("t5_glue_cola", {"sentence": "a", "label": 1, "idx": 1 << 40}, 'the field "idx" is 1099511627776; it is a whole'),
+        ("t5_glue_stsb", {"sentence1": "a", "sentence2": "b", "label": float("inf")}, "is inf; it is a number of float32"),
         (
             "t5_super_glue_multirc",
             {"paragraph": "", "question": "", "answer": "", "label": 1},

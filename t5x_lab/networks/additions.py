@@ -152,7 +152,7 @@ def merged(params: dict, added: Mapping[str, Addition]) -> dict:
 
 def _add(module: Any, path: str, name: str, addition: Addition, rngs: nnx.Rngs) -> None:
     if hasattr(module, name):
-        raise UserError(f'The module {path} has a "{name}" of its own. Give what is added another name.')
+        raise UserError(f'The module {path} has "{name}" of its own. Give what is added another name.')
     layers = layers_of(module)
     like = first_layer(module) if layers else nnx.eval_shape(lambda: module)
     make = functools.partial(addition.make, like)
