@@ -1,14 +1,22 @@
 """GPT-1 (Radford et al. 2018): its pre-training."""
 
+import json
 import pathlib
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import sentencepiece
 
+from t5x_lab.cli.main import main
+from t5x_lab.data.config import HuggingFaceVocabulary
 from t5x_lab.data.pipeline import SeqioBatches, resolve_tasks
 from t5x_lab.data.standardize import standardize
+from t5x_lab.data.vocabularies import build_vocabulary
+from t5x_lab.evaluation.probing import _cleaned
+from t5x_lab.evaluation.rank import Question
 from t5x_lab.models.model import Model
 from t5x_lab.optim.groups import flat_names
 from t5x_lab.runs.config import GinConfig
@@ -90,3 +98,52 @@ def test_windows_are_contiguous_and_batches_are_the_papers(recipe):
     assert (data.batch_size, data.task_feature_lengths, recipe.model.z_loss) == (64, {"targets": 512}, 0.0)
     assert recipe.model.network.dropout_rate == 0.1 and recipe.optimizer.clip_global_norm is None
     assert data.texts["books"].lines_per_document >= 1_000_000
+
+
+def pairs_merged(word: str, ranks: dict[tuple[str, str], int]) -> list[str]:
+    """Byte-pair encoding of Sennrich et al. (2016) by hand: the pair that was merged first, over and over."""
+    parts = [*word[:-1], f"{word[-1]}</w>"]
+    while True:
+        found = [(ranks[pair], i) for i in range(len(parts) - 1) if (pair := (parts[i], parts[i + 1])) in ranks]
+        if not found:
+            return parts
+        _, i = min(found)
+        parts[i : i + 2] = [parts[i] + parts[i + 1]]
+
+
+def test_openais_own_vocabulary_files_are_read(tmp_path):
+    """encoder_bpe_40000.json and vocab_40000.bpe, in their format; ids by hand. And one tokenizer.json alone."""
+    merges = ["l o", "o w</w>", "lo w</w>", "n e", "ne w", "e r</w>", "new er</w>", "w e", "s t</w>", "we st</w>", ". .</w>"]
+    letters = "abcdefghijklmnopqrstuvwxyz.,"
+    tokens = ["<unk>", *letters, *(f"{letter}</w>" for letter in letters), *(pair.replace(" ", "") for pair in merges)]
+    (tmp_path / "encoder_bpe_40000.json").write_text(json.dumps({token: i for i, token in enumerate(tokens)}))
+    (tmp_path / "vocab_40000.bpe").write_text("\n".join(["#version: 0.2", *merges, ""]))
+    vocabulary = build_vocabulary(HuggingFaceVocabulary(str(tmp_path)))
+    ranks = {tuple(pair.split()): i for i, pair in enumerate(merges)}
+    text = "Low lower, newest NEWER west. 5 low"
+    expected = [tokens.index(part) if part in tokens else 0 for word in re.findall(r"\w+|[.,]", text.lower())
+                for part in pairs_merged(word, ranks)]  # fmt: skip
+    assert vocabulary.encode(text) == expected and vocabulary.vocab_size == len(tokens)
+    assert vocabulary.decode(vocabulary.encode("low newer west")) == "low newer west"
+    vocabulary.save(str(tmp_path / "saved"))
+    alone = build_vocabulary(HuggingFaceVocabulary(str(tmp_path / "saved" / "tokenizer.json")))
+    assert alone.encode(text) == expected
+
+
+def test_a_vocabulary_is_trained_on_standardized_text(tmp_path):
+    (tmp_path / "book.txt").write_text("\n".join(f'He said — "well, {i}" – and left…' for i in range(40)))
+    command = ["vocab", f"--input={tmp_path}/*.txt", "--model_type=bpe", "--size=80"]
+    for flag in (["--standardize"], []):
+        assert main([*command, *flag, f"--output={tmp_path}/v.model"]) == 0
+        pieces = sentencepiece.SentencePieceProcessor(model_file=f"{tmp_path}/v.model")
+        assert ("▁," in [pieces.id_to_piece(i) for i in range(len(pieces))]) == bool(flag)  # a comma behind a space
+        (tmp_path / "v.model").unlink()
+
+
+def test_probes_texts_are_cleaned_and_keep_the_spaces_between_them():
+    question = Question("He said—“No”  very", (" bad…", " good"), 1)
+    found = _cleaned(question, standardize)
+    assert (found.inputs, found.choices) == (standardize(question.inputs), (" bad...", " good"))
+    several = _cleaned(Question(("a—b ", "c"), ("  x", "y"), 0), standardize)
+    assert (several.inputs, several.choices) == (("a - b ", "c"), (" x", "y"))
+    assert _cleaned(question, None) is question

@@ -66,7 +66,8 @@ class RestoreCheckpointConfig:
         checkpoint's it takes (\\1 stands for the pattern's first group), or, where `source` is None, that it stays fresh. A
         third entry "transposed" turns the checkpoint's matrix round.
       layers: by stack, the checkpoint's layer that each new layer takes, or None for a fresh one:
-        {"decoder": [0, 2, 4, None]}. Rules come before it.
+        {"decoder": [0, 2, 4, None]}; or a number, of its first layers, behind which all are fresh: {"decoder": 6}. Rules come
+        before it.
       extend: logical axes, such as ["vocab"], along which the checkpoint may have fewer entries, the rest of which stay fresh,
         or more, which are left.
       strict: refuse rules that match nothing and parameters that the checkpoint lacks; otherwise these stay fresh.
@@ -95,10 +96,11 @@ class RestoreCheckpointConfig:
         for rule in self.assignment_map:
             _check_rule(rule)
         for stack, sources in self.layers.items():
-            if not isinstance(sources, list | tuple) or not all(i is None or isinstance(i, int) for i in sources):
+            is_list = isinstance(sources, list | tuple) and all(i is None or isinstance(i, int) for i in sources)
+            if not is_list and not (type(sources) is int and sources >= 0):
                 raise UserError(
                     f"RestoreCheckpointConfig.layers gives {stack} {sources!r}; give a list with the checkpoint's layer, or "
-                    "None, for each new layer, such as [0, 2, 4, None]."
+                    "None, for each new layer, such as [0, 2, 4, None], or the number of its first layers to take."
                 )
 
     @property

@@ -61,7 +61,12 @@ def _check_layers(new: Mapping[str, Part], config: RestoreCheckpointConfig) -> N
     for stack, sources in config.layers.items():
         if stack not in stacks:
             raise UserError(f'RestoreCheckpointConfig.layers names "{stack}"; the new model has {", ".join(stacks)}.')
-        if len(sources) != stacks[stack]:
+        if isinstance(sources, int):
+            if sources > stacks[stack]:
+                raise UserError(
+                    f"RestoreCheckpointConfig.layers takes the first {sources} layers for {stack}, which has {stacks[stack]}."
+                )
+        elif len(sources) != stacks[stack]:
             raise UserError(
                 f"RestoreCheckpointConfig.layers has {len(sources)} entries for {stack}, which has {stacks[stack]} layers: one "
                 "entry for each new layer, None for a fresh one."
@@ -85,6 +90,8 @@ def _assignment(name: str, config: RestoreCheckpointConfig, used: set[int]) -> A
         return Assignment(name)
     stack, layer, rest = match[1], int(match[2]), match[3]
     sources = config.layers[stack]
+    if isinstance(sources, int):
+        sources = range(sources)
     if layer >= len(sources) or sources[layer] is None:
         return Assignment(None)
     return Assignment(f"{stack}/layers_{sources[layer]}/{rest}")

@@ -13,6 +13,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model_type", default="unigram", choices=("unigram", "bpe"), help="T5's, or byte pairs as GPT-1's")
     parser.add_argument("--max_documents", type=int, default=100_000, help="documents to read at most")
     parser.add_argument("--text_key", default="text", help="the field with the text, in .jsonl and TFRecord files")
+    parser.add_argument(
+        "--standardize", action="store_true", help="as recipes/gpt1_pretraining.gin reads its text, see TextFiles.clean"
+    )
     parser.add_argument("--module", action="append", default=[], help="a Python module to import that registers the task")
 
 
@@ -28,6 +31,7 @@ def run(args: argparse.Namespace) -> None:
     check_environment()
     from t5x_lab.data.config import ByteVocabulary, DataConfig, TextFiles
     from t5x_lab.data.sentencepiece_files import train_sentencepiece
+    from t5x_lab.data.standardize import standardize
     from t5x_lab.data.tasks import documents
 
     sys.path.insert(0, os.getcwd())
@@ -38,8 +42,10 @@ def run(args: argparse.Namespace) -> None:
             raise UserError(f"--module={module} cannot be imported: {error}. The working directory is searched too.") from error
     if args.size < 1 or args.max_documents < 1:
         raise UserError("--size and --max_documents must be at least 1.")
-    files = TextFiles(train=args.input or "", text_key=args.text_key)
+    files = TextFiles(train=args.input or "", text_key=args.text_key, clean=standardize if args.standardize else None)
     config = DataConfig(args.task or "files", {"targets": 512}, 1, ByteVocabulary(), files=files, shards=1)
     texts = documents(config, args.max_documents)
+    if args.task and args.standardize:
+        texts = map(standardize, texts)
     train_sentencepiece(texts, args.output, args.size, args.model_type)
     print(f"{args.output}: {args.size} pieces. Use it with --gin.SentencePieceVocabulary.path={args.output}")

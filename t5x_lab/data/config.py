@@ -46,7 +46,10 @@ class ByteVocabulary:
 
 @dataclasses.dataclass(frozen=True)
 class HuggingFaceVocabulary:
-    """A tokenizer of any kind, in a directory that `transformers` saved; slower in a training's pipeline than the others."""
+    """A tokenizer of any kind, in a directory that `transformers` saved; slower in a training's pipeline than the others.
+
+    Or a tokenizer.json alone, or a directory with GPT-1's encoder_bpe_40000.json and vocab_40000.bpe as OpenAI published them.
+    """
 
     path: str
 

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import json
 import os
 import pathlib
 import re
@@ -13,14 +14,20 @@ import tensorflow as tf
 
 from t5x_lab.config.errors import NotHere, UserError
 
+GPT1 = ("encoder_bpe_40000.json", "vocab_40000.bpe")  # the ids and the merges that OpenAI published
+
 
 def read_tokenizer(directory: str) -> Any:
     """The tokenizer of a directory, as `transformers` itself reads it; code that lies there is not run.
 
+    It may be one tokenizer.json alone, or a directory with the two files of OpenAI's GPT-1.
+
     Raises:
       UserError: when there is none that it can read.
     """
-    files = sorted(path for path in pathlib.Path(directory).glob("*") if path.suffix in (".json", ".model", ".txt"))
+    folder = pathlib.Path(directory)
+    places = [folder] if folder.is_file() else folder.glob("*")
+    files = sorted(path for path in places if path.suffix in (".json", ".model", ".txt", ".bpe"))
     return _read(directory, tuple((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files))
 
 
@@ -29,9 +36,16 @@ def _read(directory: str, state_of_files: tuple) -> Any:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # it warns of processes that are forked later
     import transformers
 
-    if not os.path.isdir(directory):
+    folder = pathlib.Path(directory)
+    if not folder.exists():
         raise NotHere(f"{directory}, which the vocabulary is in, is not here. Name a folder with HuggingFaceVocabulary.path.")
     try:
+        if folder.is_file():
+            return transformers.PreTrainedTokenizerFast(tokenizer_file=directory)
+        if all((folder / name).exists() for name in GPT1):
+            ids, merges = (folder / name for name in GPT1)
+            pairs: Any = [tuple(line.split()) for line in merges.read_text().splitlines()[1:] if line.strip()]
+            return transformers.OpenAIGPTTokenizer(vocab=json.loads(ids.read_text()), merges=pairs)
         return transformers.AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # whatever it stumbles on in a damaged file
         reason = str(error).strip().partition("\n")[0][:200]

@@ -1,6 +1,8 @@
 """Probes put to a model: their records read once, the texts compared, and scores beside chance."""
 
+import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -98,7 +100,9 @@ class Probes:
                 lines = first_records(place.source(), place.fields, split, self._how.num_examples or -1)
                 if not lines:
                     raise UserError(f'The {split} split of "{name}" is empty.')
-                found[name, split] = [in_ids(_question(probe, line, place.fields, name), model) for line in lines]
+                clean = model.config.prompts().clean
+                questions = (_cleaned(_question(probe, line, place.fields, name), clean) for line in lines)
+                found[name, split] = [in_ids(question, model) for question in questions]
             self._questions[probe.name] = found
         return self._questions[probe.name]
 
@@ -164,6 +168,20 @@ def _question(probe: Probe, line: bytes, fields: Any, data_set: str) -> Question
     if wrong:
         raise UserError(f'The probe "{probe.name}" has the label {wrong[0]!r} of {len(found.choices)} choices. {where}')
     return found
+
+
+def _cleaned(question: Question, clean: Callable[[str], str] | None) -> Question:
+    """With what is read of its texts (Prompts.clean); spaces between a context and what goes on from it stay."""
+    if clean is None:
+        return question
+
+    def of(text: Any) -> str:
+        bare = clean(text)
+        before, after = (" " if text[at : at + 1 or None].isspace() and bare else "" for at in (0, -1))
+        return f"{before}{bare}{after}"
+
+    contexts = of(question.inputs) if isinstance(question.inputs, str) else tuple(map(of, question.inputs))
+    return dataclasses.replace(question, inputs=contexts, choices=tuple(map(of, question.choices)))
 
 
 def in_ids(question: Question, model: Any) -> Question:
