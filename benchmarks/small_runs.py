@@ -1,10 +1,12 @@
 """What comparisons of small models on real labelled data have in common: folders, steps, and the text of a vocabulary."""
 
 import argparse
+import csv
+import gzip
 import itertools
 import json
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 
 
 def arguments(doc: str, pretrain_steps: int, steps: int, only: Iterable[str], **more: int) -> argparse.Namespace:
@@ -34,3 +36,38 @@ def write_texts(path: pathlib.Path, texts: Iterable[str]) -> None:
     """As `t5x_lab vocab --input` reads them."""
     with open(path, "w") as output:
         output.writelines(json.dumps({"text": text}) + "\n" for text in texts)
+
+
+COLUMNS = {  # of files whose first line does not name them
+    "glue/cola": ("source", "label", "mark", "sentence"),
+    "glue/stsb": ("genre", "file", "year", "number", "label", "sentence1", "sentence2"),
+}
+
+
+def labelled(path: pathlib.Path, data_set: str) -> Iterator[dict]:
+    """Records of a file of the shared data: lines of JSON, or a table with tabs between its columns."""
+    with gzip.open(path, "rt") if path.suffix == ".gz" else open(path, newline="") as file:
+        if path.suffix == ".jsonl":
+            yield from map(json.loads, file)
+        else:
+            for row in csv.DictReader(file, COLUMNS.get(data_set), delimiter="\t", quoting=csv.QUOTE_NONE):
+                number = float(row["label"])
+                yield {**{k: v for k, v in row.items() if k}, "label": int(number) if number.is_integer() else number}
+
+
+def write_records(work: pathlib.Path, found: Mapping[str, Mapping[str, list[dict]]]) -> dict[str, str]:
+    """Writes records, by data set and split, as lines of JSON; returns names for them in gin."""
+    for data_set, splits in found.items():
+        (work / data_set).mkdir(parents=True, exist_ok=True)
+        for split, records in splits.items():
+            (work / data_set / f"{split}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    return {data_set: data_set.replace("/", "_") for data_set in found}
+
+
+def t5x_lab(*argv: str) -> None:
+    """Runs a command in this process."""
+    from t5x_lab.cli.main import main
+
+    print("$ t5x_lab", *argv, flush=True)
+    if main(list(argv)) != 0:
+        raise SystemExit(f"t5x_lab {' '.join(argv)} failed")

@@ -17,16 +17,13 @@ first 2,400 of validation are trained on and the others are validation. Prints a
 writes it to FOLDER/table.md and a plot to FOLDER/transfer.png; what is there already is not done again.
 """
 
-import csv
-import gzip
 import itertools
 import json
 import os
 import pathlib
 import statistics
-from collections.abc import Iterator
 
-from small_runs import arguments, paragraphs, write_texts
+from small_runs import arguments, labelled, paragraphs, t5x_lab, write_records, write_texts
 
 SIZES = """
 include "models/t5_1_1/tiny.gin"
@@ -90,11 +87,6 @@ FILES = {  # train and validation
         for folder in ("RTE", "BoolQ", "CB", "COPA", "WiC")
     },
 }
-COLUMNS = {
-    "glue/cola": ("source", "label", "mark", "sentence"),
-    "glue/stsb": ("genre", "file", "year", "number", "label", "sentence1", "sentence2"),
-}
-
 
 LENGTHS = {"glue/cola": 32, "super_glue/copa": 48, "glue/sst2": 64, "glue/stsb": 64, "super_glue/wic": 64, "glue/mrpc": 96}
 
@@ -108,38 +100,24 @@ def task_of(data_set: str) -> str:
     return f"t5_{data_set.replace('/', '_')}"
 
 
-def rows(path: pathlib.Path, columns: tuple[str, ...] | None) -> Iterator[dict]:
-    with gzip.open(path, "rt") if path.suffix == ".gz" else open(path, newline="") as file:
-        if path.suffix == ".jsonl":
-            yield from map(json.loads, file)
-        else:
-            for row in csv.DictReader(file, columns, delimiter="\t", quoting=csv.QUOTE_NONE):
-                number = float(row["label"])
-                yield {**{k: v for k, v in row.items() if k}, "label": int(number) if number.is_integer() else number}
-
-
-def write_records(work: pathlib.Path, data: pathlib.Path) -> dict[str, str]:
-    """Records of all data sets as lines of JSON; returns their places in gin."""
-    places = {}
+def records_of(data: pathlib.Path) -> dict[str, dict[str, list[dict]]]:
+    """By data set and split."""
+    found = {}
     for data_set, files in FILES.items():
-        found = {
-            split: list(rows(data / "eval" / file, COLUMNS.get(data_set))) if (data / "eval" / file).exists() else []
+        found[data_set] = {
+            split: list(labelled(data / "eval" / file, data_set)) if (data / "eval" / file).exists() else []
             for split, file in zip(("train", "validation"), files, strict=True)
         }
-        if not found["train"]:
-            found = {"train": found["validation"][:2_400], "validation": found["validation"][2_400:]}
-        (work / data_set).mkdir(parents=True, exist_ok=True)
-        for split, records in found.items():
-            (work / data_set / f"{split}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-        name = task_of(data_set)
-        places[data_set] = f"@{name}/Records()"
-    return places
+        if not found[data_set]["train"]:
+            whole = found[data_set]["validation"]
+            found[data_set] = {"train": whole[:2_400], "validation": whole[2_400:]}
+    return found
 
 
 def write_files(work: pathlib.Path, data: pathlib.Path, pretrain_steps: int, steps: int) -> None:
-    places = write_records(work, data)
-    lines = [f'{task_of(of)}/Records.files = "{work}/{of}/{{split}}.jsonl"' for of in places]
-    text = SIZES.format(work=work, places=", ".join(f'"{of}": {place}' for of, place in places.items()))
+    places = write_records(work, records_of(data))
+    lines = [f'{name}/Records.files = "{work}/{of}/{{split}}.jsonl"' for of, name in places.items()]
+    text = SIZES.format(work=work, places=", ".join(f'"{of}": @{name}/Records()' for of, name in places.items()))
     (work / "model.gin").write_text(text + "\n".join(lines) + "\n")
     (work / "pretraining.gin").write_text(PRETRAINING.format(decay=1 / (0.9 * pretrain_steps)))
     (work / "fine_tuning.gin").write_text(FINE_TUNING.format(period=steps // 4, rate=0.01))
@@ -155,14 +133,6 @@ def write_files(work: pathlib.Path, data: pathlib.Path, pretrain_steps: int, ste
         )
         write_texts(work / "text.jsonl", itertools.chain(paragraphs(of_each=20), filter(None, of_tasks)))
         t5x_lab("vocab", "--input=text.jsonl", "--size=4000", "--output=tasks.model")
-
-
-def t5x_lab(*argv: str) -> None:
-    from t5x_lab.cli.main import main
-
-    print("$ t5x_lab", *argv, flush=True)
-    if main(list(argv)) != 0:
-        raise SystemExit(f"t5x_lab {' '.join(argv)} failed")
 
 
 def train(work: pathlib.Path, name: str, steps: int, seed: int, *flags: str) -> str:

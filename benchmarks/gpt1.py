@@ -1,0 +1,250 @@
+"""GPT-1 at a laptop's size: pre-training with probes, and the ablations of Radford et al. (2018), Table 5 and Figure 2.
+
+    python benchmarks/gpt1.py --work=FOLDER [--data=../shared/data] [--pretrain_steps=1500] [--steps=150] [--seeds=3]
+
+A decoder of 1.3 million parameters and an LSTM of as many are pre-trained on the embedded corpus, and asked BLiMP, SST-2 and
+CoLA on the way. Behind a classification head they are fine-tuned on CoLA, SST-2, MRPC, STS-B, RTE, SNLI and COPA:
+
+    full         pre-trained, with the language model's loss beside the class's
+    no_pretrain  not pre-trained
+    no_aux       without the language model's loss
+    lstm         the LSTM, as full
+    layers_n     as full, with the embeddings and the first n layers alone transferred; SST-2 and SNLI
+
+Of each run the best of three steps on the validation split counts. SNLI's training records are not at hand: the first 8,000 of
+its development part are trained on, and its test part is validation. Prints medians and ranges over seeds, and writes them to
+FOLDER/table.md, and plots to FOLDER/probes.png and FOLDER/layers.png; what is there already is not done again.
+"""
+
+import json
+import os
+import pathlib
+import statistics
+
+from small_runs import arguments, labelled, paragraphs, t5x_lab, write_records, write_texts
+
+LAYERS = 4
+MODEL = """
+include "models/gpt1/base.gin"
+include "{base}"
+VOCABULARY = @SentencePieceVocabulary()
+SentencePieceVocabulary.path = "{work}/bpe.model"
+SentencePieceVocabulary.extra_ids = 0
+TransformerConfig.vocab_size = 4000
+TransformerConfig.emb_dim = 128
+TransformerConfig.num_heads = 4
+TransformerConfig.head_dim = 32
+TransformerConfig.num_decoder_layers = {layers}
+TransformerConfig.mlp_dim = 512
+TransformerConfig.max_positions = 128
+TransformerConfig.dtype = "float32"
+LstmConfig.vocab_size = 4000
+LstmConfig.emb_dim = 128
+LstmConfig.hidden_dim = 384
+LstmConfig.dtype = "float32"
+DATA_SHARDS = 1
+HOOKS = (@JsonLines(),)
+DATA_SETS = {{{places}}}
+RECORDS = @rule/Records()
+rule/Records.files = "{data}/eval/{{dataset}}.jsonl.gz"
+{records}
+"""
+PRETRAINING = """
+include "recipes/gpt1_pretraining.gin"
+TASK_FEATURE_LENGTHS = {{"targets": 128}}
+BATCH_SIZE = 16
+books/TextFiles.train = "{work}/books/*.txt"
+books/TextFiles.validation = "{work}/dev/*.txt"
+EVALS = (@LossEvaluation(), @ProbeEvaluation())
+EVAL_PERIOD = {period}
+CHECKPOINT_PERIOD = 1000000
+ProbeEvaluation.probes = (@Blimp(), @Sentiment(), @Acceptability())
+ProbeEvaluation.num_examples = 100
+ProbeEvaluation.at_start = True
+ProbeEvaluation.batch_size = 128
+Sentiment.best = 0.91
+Acceptability.best = 0.45
+CosineDecay.peak = 0.002
+CosineDecay.warmup_steps = 100
+"""
+FINE_TUNING = """
+include "recipes/gpt1_finetuning.gin"
+TASK_FEATURE_LENGTHS = {{"inputs": 64}}
+TransformerConfig.vocab_size = 4003
+LstmConfig.vocab_size = 4003
+WarmupLinear.peak = 0.001
+EVAL_PERIOD = {period}
+CHECKPOINT_PERIOD = 1000000
+SaveCheckpointConfig.best_metric = None
+ClassificationEvaluation.num_examples = 500
+ClassificationEvaluation.batch_size = 100
+"""
+FILES = {  # train and validation
+    "glue/cola": ("cola/train.tsv", "cola/dev.tsv"),
+    "glue/sst2": ("sst2_agnews/SST-2/train.tsv", "sst2_agnews/SST-2/test.tsv"),
+    "glue/mrpc": ("becel/mrpc/train.tsv.gz", "becel/mrpc/validation.tsv.gz"),
+    "glue/stsb": ("stsb/sts-train.csv", "stsb/sts-dev.csv"),
+    "glue/rte": ("superglue/RTE/train.jsonl", "superglue/RTE/val.jsonl"),
+    "snli": ("becel/snli/validation.tsv.gz", "becel/snli/test.tsv.gz"),
+    "super_glue/copa": ("superglue/COPA/train.jsonl", "superglue/COPA/val.jsonl"),
+}
+METRICS = {"glue/cola": "matthews", "glue/mrpc": "f1", "glue/stsb": "pearson"}
+SWEPT = ("glue/sst2", "snli")
+LSTM = ["--gin.MODEL=@ModelConfig()", "--gin.ModelConfig.network=@LstmConfig()"]
+WAYS: dict[str, list[str]] = {
+    "full": [],
+    "no_pretrain": [],
+    "no_aux": ["--gin.head_of_task.lm_weight=0.0"],
+    "lstm": LSTM,
+    **{f"layers_{n}": [f'--gin.RestoreCheckpointConfig.layers={{"decoder": {n}}}'] for n in range(LAYERS)},
+}
+
+
+def records_of(data: pathlib.Path) -> dict[str, dict[str, list[dict]]]:
+    """By data set and split, with the fields that GLUE's have."""
+    found = {
+        name: {split: list(labelled(data / "eval" / file, name)) for split, file in zip(("train", "validation"), files)}
+        for name, files in FILES.items()
+    }
+    names = {"premise": "sentence1", "hypothesis": "sentence2"}
+    for split, records in found["glue/rte"].items():
+        found["glue/rte"][split] = [{names.get(key, key): value for key, value in record.items()} for record in records]
+    found["snli"]["train"] = found["snli"]["train"][:8_000]
+    return found
+
+
+def write_files(work: pathlib.Path, data: pathlib.Path, pretrain_steps: int, steps: int) -> None:
+    from t5x_lab.tasks.sotu import speeches
+
+    found = records_of(data)
+    places = write_records(work, found)
+    for folder, split in (("books", "train"), ("dev", "validation")):
+        (work / folder).mkdir(exist_ok=True)
+        for file in map(pathlib.Path, speeches()[split]):
+            (work / folder / file.name).write_text(file.read_text())
+    lines = "\n".join(f'{name}/Records.files = "{work}/{of}/{{split}}.jsonl"' for of, name in places.items())
+    in_gin = ", ".join(f'"{of}": @{name}/Records()' for of, name in places.items())
+    for name, base in (("decoder", "models/gpt1/base.gin"), ("lstm", "models/lstm/base.gin")):
+        text = MODEL.format(work=work, data=data, base=base, layers=LAYERS, places=in_gin, records=lines)
+        (work / f"{name}.gin").write_text(text)
+    (work / "pretraining.gin").write_text(PRETRAINING.format(work=work, period=pretrain_steps // 6))
+    (work / "fine_tuning.gin").write_text(FINE_TUNING.format(period=steps // 3))
+    if not (work / "bpe.model").exists():
+        of_tasks = (
+            value
+            for splits in found.values()
+            for record in splits["train"]
+            for value in record.values()
+            if isinstance(value, str)
+        )
+        write_texts(work / "text.jsonl", [*paragraphs(), *of_tasks])
+        t5x_lab("vocab", "--input=text.jsonl", "--standardize", "--model_type=bpe", "--size=4000", "--output=bpe.model")
+
+
+def train(name: str, steps: int, seed: int, *flags: str) -> str:
+    if not pathlib.Path(name, "END").exists():
+        more = [f"--gin.MODEL_DIR={name}", f"--gin.TRAIN_STEPS={steps}", f"--gin.SEED={seed}"]
+        t5x_lab("train", *flags, *more)
+    return name
+
+
+def run_seed(seed: int, pretrain_steps: int, steps: int, ways: list[str]) -> None:
+    bases = {}
+    for model in ("decoder", "lstm"):
+        if model == "decoder" or "lstm" in ways:
+            flags = [f"--gin_file={model}.gin", "--gin_file=pretraining.gin", *(LSTM if model == "lstm" else [])]
+            bases[model] = train(f"{model}_{seed}", pretrain_steps, seed, *flags)
+    for way in ways:
+        model = "lstm" if way == "lstm" else "decoder"
+        start = [] if way == "no_pretrain" else [f"--gin.INITIAL_CHECKPOINT_PATH={bases[model]}"]
+        for data_set in SWEPT if way.startswith("layers_") else FILES:
+            task = f"classify_{data_set.replace('/', '_')}"
+            flags = [f"--gin_file={model}.gin", "--gin_file=fine_tuning.gin", f"--gin.MIXTURE_OR_TASK_NAME={task}"]
+            train(f"{way}_{seed}_{data_set.replace('/', '_')}", steps, seed, *flags, *start, *WAYS[way])
+
+
+def score(way: str, seed: int, data_set: str) -> float | None:
+    """The best of its steps, times 100."""
+    files = pathlib.Path(f"{way}_{seed}_{data_set.replace('/', '_')}", "evals", "classify").glob("[0-9]*.json")
+    found = [next(iter(json.loads(file.read_text())["results"].values())) for file in files]
+    return 100 * max((of[METRICS.get(data_set, "accuracy")] for of in found), default=0.0) if found else None
+
+
+def shown(values: list[float]) -> str:
+    """Median, and range."""
+    return f"{statistics.median(values):.1f} ({min(values):.1f} … {max(values):.1f})" if values else ""
+
+
+def table(seeds: int) -> str:
+    ablations = [way for way in WAYS if not way.startswith("layers_")]
+    lines = ["| | " + " | ".join(ablations) + " |", "|---" * (len(ablations) + 1) + "|"]
+    columns: dict[str, list[list[float]]] = {way: [] for way in ablations}
+    for data_set in FILES:
+        cells = []
+        for way in ablations:
+            values = [value for seed in range(seeds) if (value := score(way, seed, data_set)) is not None]
+            columns[way].append(values)
+            cells.append(shown(values))
+        lines.append(f"| {data_set} | " + " | ".join(cells) + " |")
+    whole = {way: [statistics.mean(of) for of in zip(*values)] for way, values in columns.items()}
+    lines.append("| average | " + " | ".join(shown(whole[way]) for way in ablations) + " |")
+    swept = [*(f"layers_{n}" for n in range(LAYERS)), "full"]
+    lines += ["", "| | none | " + " | ".join(map(str, range(LAYERS + 1))) + " |", "|---" * (LAYERS + 3) + "|"]
+    for data_set in SWEPT:
+        cells = [
+            shown([value for seed in range(seeds) if (value := score(way, seed, data_set)) is not None])
+            for way in ("no_pretrain", *swept)
+        ]
+        lines.append(f"| {data_set} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def probes(model: str, seed: int) -> list[dict]:
+    file = pathlib.Path(f"{model}_{seed}", "metrics.jsonl")
+    lines = map(json.loads, file.read_text().splitlines()) if file.exists() else []
+    return [line for line in lines if line["split"].startswith("probes/")]
+
+
+def plot(seeds: int) -> None:
+    import matplotlib
+
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 3, figsize=(11, 3.5), layout="constrained")
+    for panel, (probe, key) in zip(axes, (("blimp", "score"), ("sst2", "score"), ("cola", "auc")), strict=True):
+        for number, model in enumerate(("decoder", "lstm")):
+            for seed in range(seeds):
+                points = [(line["step"], line[key]) for line in probes(model, seed) if line["split"] == f"probes/{probe}"]
+                if points:
+                    panel.plot(*zip(*points), marker="o", markersize=3, color=f"C{number}", label=model if seed == 0 else None)
+        panel.axhline(0.5, linestyle="--", color="gray")
+        panel.set(title=f"{probe}, {'accuracy' if key == 'score' else 'area under the curve'}", xlabel="step of pre-training")
+    axes[0].legend()
+    figure.savefig("probes.png", dpi=120)
+    figure, axes = plt.subplots(figsize=(6, 3.5), layout="constrained")
+    for data_set in SWEPT:
+        ways = ["no_pretrain", *(f"layers_{n}" for n in range(LAYERS)), "full"]
+        values = [[v for seed in range(seeds) if (v := score(way, seed, data_set)) is not None] for way in ways]
+        if all(values):
+            middle = [statistics.median(of) for of in values]
+            spread = [[m - min(of) for m, of in zip(middle, values)], [max(of) - m for m, of in zip(middle, values)]]
+            axes.errorbar(range(-1, LAYERS + 1), middle, spread, marker="o", capsize=2, label=data_set)
+    axes.set(xlabel="layers transferred (-1: nothing, 0: embeddings)", ylabel="accuracy")
+    axes.legend()
+    figure.savefig("layers.png", dpi=120)
+
+
+def main() -> None:
+    args = arguments(__doc__, pretrain_steps=1500, steps=150, only=WAYS, seeds=3)
+    os.chdir(args.work)
+    write_files(args.work, args.data, args.pretrain_steps, args.steps)
+    for seed in range(args.seeds):
+        run_seed(seed, args.pretrain_steps, args.steps, args.only or list(WAYS))
+        pathlib.Path("table.md").write_text(table(args.seeds) + "\n")
+        plot(args.seeds)
+        print(table(args.seeds), flush=True)
+
+
+if __name__ == "__main__":
+    main()
