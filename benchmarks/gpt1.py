@@ -1,6 +1,6 @@
 """GPT-1 at a laptop's size: pre-training with probes, and the ablations of Radford et al. (2018), Table 5 and Figure 2.
 
-    python benchmarks/gpt1.py --work=FOLDER [--data=../shared/data] [--pretrain_steps=1500] [--steps=150] [--seeds=3]
+    python benchmarks/gpt1.py --work=FOLDER [--data=../shared/data] [--pretrain_steps=1500] [--steps=120] [--seeds=3]
 
 A decoder of 1.3 million parameters and an LSTM of as many are pre-trained on the embedded corpus, and asked BLiMP, SST-2 and
 CoLA on the way. Behind a classification head they are fine-tuned on CoLA, SST-2, MRPC, STS-B, RTE, SNLI and COPA:
@@ -55,16 +55,20 @@ TASK_FEATURE_LENGTHS = {{"targets": 128}}
 BATCH_SIZE = 16
 books/TextFiles.train = "{work}/books/*.txt"
 books/TextFiles.validation = "{work}/dev/*.txt"
-EVALS = (@LossEvaluation(), @ProbeEvaluation())
+EVALS = (@LossEvaluation(), @blimp/ProbeEvaluation(), @words/ProbeEvaluation())
 EVAL_PERIOD = {period}
 CHECKPOINT_PERIOD = 1000000
-ProbeEvaluation.probes = (@Blimp(), @Sentiment(), @Acceptability())
-ProbeEvaluation.num_examples = 100
+blimp/ProbeEvaluation.name = "blimp"
+blimp/ProbeEvaluation.probes = (@Blimp(),)
+blimp/ProbeEvaluation.num_examples = 100
+words/ProbeEvaluation.name = "words"
+words/ProbeEvaluation.probes = (@Sentiment(), @Acceptability())
+words/ProbeEvaluation.num_examples = 2000
 ProbeEvaluation.at_start = True
 ProbeEvaluation.batch_size = 128
 Sentiment.best = 0.91
 Acceptability.best = 0.45
-CosineDecay.peak = 0.002
+CosineDecay.peak = 0.001
 CosineDecay.warmup_steps = 100
 """
 FINE_TUNING = """
@@ -202,7 +206,7 @@ def table(seeds: int) -> str:
 def probes(model: str, seed: int) -> list[dict]:
     file = pathlib.Path(f"{model}_{seed}", "metrics.jsonl")
     lines = map(json.loads, file.read_text().splitlines()) if file.exists() else []
-    return [line for line in lines if line["split"].startswith("probes/")]
+    return [line for line in lines if line["split"].partition("/")[0] in ("blimp", "words")]
 
 
 def plot(seeds: int) -> None:
@@ -215,7 +219,7 @@ def plot(seeds: int) -> None:
     for panel, (probe, key) in zip(axes, (("blimp", "score"), ("sst2", "score"), ("cola", "auc")), strict=True):
         for number, model in enumerate(("decoder", "lstm")):
             for seed in range(seeds):
-                points = [(line["step"], line[key]) for line in probes(model, seed) if line["split"] == f"probes/{probe}"]
+                points = [(line["step"], line[key]) for line in probes(model, seed) if line["split"].endswith(f"/{probe}")]
                 if points:
                     panel.plot(*zip(*points), marker="o", markersize=3, color=f"C{number}", label=model if seed == 0 else None)
         panel.axhline(0.5, linestyle="--", color="gray")
@@ -236,7 +240,7 @@ def plot(seeds: int) -> None:
 
 
 def main() -> None:
-    args = arguments(__doc__, pretrain_steps=1500, steps=150, only=WAYS, seeds=3)
+    args = arguments(__doc__, pretrain_steps=1500, steps=120, only=WAYS, seeds=3)
     os.chdir(args.work)
     write_files(args.work, args.data, args.pretrain_steps, args.steps)
     for seed in range(args.seeds):

@@ -20,7 +20,7 @@ from t5x_lab.data.config import ALL_TEXTS, DataConfig, Vocabulary
 from t5x_lab.data.objective import Objective
 from t5x_lab.data.objectives import OBJECTIVES, get_objective
 from t5x_lab.data.sources import text_files
-from t5x_lab.data.texts import OpenedWhenRead, documents_of_task, text_task, with_objective
+from t5x_lab.data.texts import VOCABULARY, OpenedWhenRead, documents_of_task, text_task, with_objective
 from t5x_lab.data.vocabularies import is_made_of, unread_vocabulary
 from t5x_lab.observe.console import say
 
@@ -166,7 +166,8 @@ def _member(name: str, config: DataConfig, of_run: "InVocabulary", need_objectiv
     if text is None:
         registered = seqio.TaskRegistry.get(name)
         task = of_run(registered)
-        changed = task is not registered
+        own = (feature.vocabulary for feature in registered.output_features.values())
+        changed = task is not registered and any(not _is_nobodys(vocabulary) for vocabulary in own)
         # What has inputs of its own, or is the work of an objective already, is no plain text.
         objective = config.objective if set(task.output_features) == {"targets"} else None
     else:
@@ -183,6 +184,11 @@ def _member(name: str, config: DataConfig, of_run: "InVocabulary", need_objectiv
     if text:
         register_in_seqio(made)  # the run's own takes the place of the one in bytes
     return Member(made, other_vocabulary=changed)
+
+
+def _is_nobodys(vocabulary: seqio.Vocabulary) -> bool:
+    """Whether it stands in the place of a run's, or is of numbers."""
+    return vocabulary is VOCABULARY or isinstance(vocabulary, seqio.PassThroughVocabulary)
 
 
 def _name_with(objective: str | Objective | None, name: str) -> str:
