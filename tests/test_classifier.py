@@ -429,6 +429,8 @@ def test_ones_own_data_are_learned_evaluated_and_classified(tmp_path):
     kept = {int(path.name) for path in (tmp_path / "run/checkpoints").iterdir() if path.name.isdigit()}
     assert 72 in kept and len(kept) <= 2 and accuracies[max(kept, key=accuracies.__getitem__)] == accuracies[best] == 1.0
 
+    (tmp_path / "train.jsonl").unlink()  # what was counted is known
+    assert main(["eval", f"--model_dir={tmp_path}/run"]) == 0
     run = t5x_lab.load(str(tmp_path / "run"))
     found = run.classify(["x great 1", ("z awful 3",), {"text": "y awful 3"}])
     assert [one.label for one in found] == ["good", "bad", "bad"]

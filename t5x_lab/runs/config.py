@@ -318,6 +318,13 @@ for _configurable in CONFIGURABLES:
 gin.external_configurable(standardize, module="t5x_lab")
 
 
+def counted_epochs(config: "GinConfig", run: RunConfig) -> list[str]:
+    """Lines with the numbers of steps that records were counted for; who uses the run later may not have them."""
+    if f"{steps_of_epochs.__name__}()" not in config.text:
+        return []
+    return [f"TRAIN_STEPS = {run.train_steps}", f"EVAL_PERIOD = {run.eval_period}"]
+
+
 class GinConfig:
     """A configuration, parsed once; the parts that a command needs are built when asked for.
 

@@ -19,7 +19,7 @@ from t5x_lab.partitioning.distributed import broadcast, broadcast_text, fail_tog
 from t5x_lab.partitioning.waiting import limit_waiting, waiting_for
 from t5x_lab.runs.assemble import Training, assemble_run
 from t5x_lab.runs.batch import BatchOfTasks, batch_of_tasks
-from t5x_lab.runs.config import GinConfig, RunConfig
+from t5x_lab.runs.config import GinConfig, RunConfig, counted_epochs
 from t5x_lab.runs.end import remove_end, write_end
 from t5x_lab.runs.evaluate import Entry, Evaluations, by_split, evaluations_of
 from t5x_lab.runs.owner import owned
@@ -169,7 +169,7 @@ def prepare(config: GinConfig, stack: contextlib.ExitStack) -> Job:
     # Who reads prompts later may not have the task.
     if run.data.special_tokens.input_eos not in (None, tasks.input_eos):
         say(f"SpecialTokens.input_eos is {not tasks.input_eos}; of the tasks' inputs it is {tasks.input_eos}, which is kept.")
-    config = GinConfig((), (config.text, f"SpecialTokens.input_eos = {tasks.input_eos}"))
+    config = GinConfig((), (config.text, f"SpecialTokens.input_eos = {tasks.input_eos}", *counted_epochs(config, run)))
     batches = pipeline.SeqioBatches(tasks, run.data, run.seed, sharded.rows(run.data.batch_size))
     evaluations = evaluations_of(run, config, sharded)
 
