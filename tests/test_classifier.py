@@ -33,6 +33,7 @@ from t5x_lab.optim.schedules import WarmupLinear
 from t5x_lab.prompts.classification import BUILT_IN, Classification, Texts
 from t5x_lab.prompts.sequences import Sequences, shares
 from t5x_lab.runs.config import GinConfig
+from t5x_lab.runs.training_flops import training_flops
 from t5x_lab.training.step import per_token
 
 CLASSES = ("first", "second", "third")
@@ -524,3 +525,21 @@ def test_real_records_are_read(name, tmp_path):
     np.testing.assert_allclose(batch["class_probabilities"].sum(-1), 1.0, atol=1e-6)
     ends = np.take_along_axis(batch["sequences"], batch["sequence_lengths"][..., None] - 1, -1)
     assert (ends == 361).all() and (batch["sequences"][..., 0] == 359).all()
+
+
+def test_flops_of_training_count_sequences_heads_and_what_is_frozen():
+    """Of an example's K sequences; without the vocabulary's product where no language model is trained; LoRA beside a head."""
+    lines = ["HEAD = @ClassificationHead()", 'ClassificationHead.classes = ("a", "b", "c")', "MODEL_DIR = 'x'", "TRAIN_STEPS = 1",
+             'MIXTURE_OR_TASK_NAME = "classify_snli"', 'TASK_FEATURE_LENGTHS = {"inputs": 16}', *SMALL,
+             "TransformerConfig.vocab_size = 4000"]  # fmt: skip
+
+    def flops(*more):
+        run = GinConfig(TWELVE, [*lines, *more]).run()
+        return training_flops(run, model_of(run.model), 0, 16)
+
+    plain = GinConfig(TWELVE, [*lines, "HEAD = None"]).run().model.network.flops(0, 16)
+    one, three = flops(), flops('ClassificationHead.combine = "choices"')
+    assert one == pytest.approx(plain, rel=0.02) and three == pytest.approx(3 * one, rel=0.02)
+    assert flops("ClassificationHead.lm_weight = 0.0") < 0.5 * one  # the table of 4,000 words is most of this network
+    lora = ['ADDED = {"lora": @Lora()}', 'TRAINABLE = ".*/lora/.*|classifier/.*"']
+    assert 0.3 * one < flops(*lora) < 0.8 * one

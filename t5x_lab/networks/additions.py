@@ -11,6 +11,7 @@ from flax.traverse_util import flatten_dict
 
 from t5x_lab.config.errors import UserError, nearest
 from t5x_lab.config.user_code import tried
+from t5x_lab.networks.around import Around
 from t5x_lab.networks.head import CLASSIFIER, head_of
 from t5x_lab.networks.network import Constrain, Network
 from t5x_lab.networks.stacked import first_layer, layers_of, make_stacked
@@ -46,7 +47,7 @@ class Addition(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class WithAdditions:
+class WithAdditions(Around):
     """A network with parts added to its modules, itself a `Network`.
 
     Attributes:
@@ -57,20 +58,10 @@ class WithAdditions:
     network: Network
     added: tuple[tuple[str, Addition], ...]
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "network":  # while it is copied
-            raise AttributeError(name)
-        return getattr(self.network, name)
-
     @property
     def more_ids(self) -> frozenset[int]:
         """Ids beyond the vocabulary that what is added embeds."""
         return frozenset().union(*(getattr(addition, "ids", ()) for _, addition in self.added))
-
-    def with_policy(self, remat_policy: str) -> "WithAdditions":
-        """With another remat policy of the network's."""
-        network: Any = self.network
-        return dataclasses.replace(self, network=dataclasses.replace(network, remat_policy=remat_policy))
 
     def make(self, rngs: nnx.Rngs, constrain: Constrain) -> Any:
         """As `Network.make`.

@@ -12,6 +12,7 @@ from flax import nnx
 
 from t5x_lab.config.checks import check_types, in_range
 from t5x_lab.config.errors import UserError, one_of
+from t5x_lab.networks.around import Around
 from t5x_lab.networks.checks import check_network
 from t5x_lab.networks.config import check_dropout
 from t5x_lab.networks.layers import Projection
@@ -85,7 +86,7 @@ class Classifier(Projection):
 
 
 @dataclasses.dataclass(frozen=True)
-class WithHead:
+class WithHead(Around):
     """A network with a head beside it, itself a `Network`: without its classes it is what it was.
 
     Attributes:
@@ -96,20 +97,10 @@ class WithHead:
     network: Network
     classification_head: ClassificationHead
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "network":  # while it is copied
-            raise AttributeError(name)
-        return getattr(self.network, name)
-
     @property
     def dropout_rate(self) -> float:
         """Above 0 where either has dropout, so that keys are made."""
         return dropout_rate(self.network) or self.classification_head.dropout_rate
-
-    def with_policy(self, remat_policy: str) -> "WithHead":
-        """With another remat policy of the network's."""
-        network: Any = self.network
-        return dataclasses.replace(self, network=dataclasses.replace(network, remat_policy=remat_policy))
 
     def make(self, rngs: nnx.Rngs, constrain: Constrain) -> Any:
         """As `Network.make`."""

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from t5x_lab.config.errors import UserError, one_of
 from t5x_lab.decoding.generation import complete
 from t5x_lab.decoding.sampling import SamplingConfig
+from t5x_lab.networks.around import with_policy
 from t5x_lab.networks.config import REMAT_POLICIES
 from t5x_lab.networks.network import has_decoder, has_encoder, name_of, recomputed_flops
 from t5x_lab.observe.collectives import BETWEEN_SLICES, collectives
@@ -24,7 +25,7 @@ from t5x_lab.runs.assemble import assemble_run
 from t5x_lab.runs.batch import BatchOfTasks, batch_of_tasks
 from t5x_lab.runs.config import RunConfig
 from t5x_lab.runs.sharded_model import ShardedModel, check_rows
-from t5x_lab.runs.training_flops import step_flops, with_policy
+from t5x_lab.runs.training_flops import step_flops
 
 MODES = ("train", "eval", "predict")
 _UNITS = {"B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}

@@ -7,15 +7,11 @@ import jax
 
 from t5x_lab.models.classifier import model_of
 from t5x_lab.models.model import Model, ModelConfig
+from t5x_lab.networks.around import with_policy
 from t5x_lab.networks.flops import traced_flops
 from t5x_lab.optim.groups import flat_names, merge, select, trained
 from t5x_lab.runs.config import RunConfig
 from t5x_lab.runs.sharded_model import ShardedModel
-
-
-def with_policy(network: Any, policy: str) -> Any:
-    """The network with another remat policy."""
-    return network.with_policy(policy) if hasattr(network, "with_policy") else dataclasses.replace(network, remat_policy=policy)
 
 
 def step_flops(run: RunConfig, sharded: ShardedModel, lengths: tuple[int, int]) -> int:
