@@ -31,6 +31,7 @@ from t5x_lab.networks.head import ClassificationHead
 from t5x_lab.optim.groups import flat_names
 from t5x_lab.optim.schedules import WarmupLinear
 from t5x_lab.prompts.classification import BUILT_IN, Classification, Texts
+from t5x_lab.prompts.classified import training_records
 from t5x_lab.prompts.sequences import Sequences, shares
 from t5x_lab.runs.config import GinConfig
 from t5x_lab.runs.training_flops import training_flops
@@ -131,6 +132,20 @@ def test_a_batch_in_parts_has_the_same_loss_and_rows_of_padding_none():
     assert float(normalizer) == 4.0
     assert float(sum(part.objective for part in parts)) == pytest.approx(float(whole.objective), rel=1e-5)
     assert [float(part.weights) for part in parts] == [2.0, 2.0, 0.0] and float(parts[2].objective) == 0.0
+
+
+def test_labels_are_names_or_numbers_of_the_classes():
+    """Also where classes are called by numbers, or in another order than the catalogue's."""
+    of = lambda classes, **more: Classification("x", ("a",), classes, **more)
+    number = lambda of, value: int(np.argmax(of.probabilities({"label": value})))
+    stars = of(tuple("12345"))
+    assert [number(stars, value) for value in (1, 5, "3", 2.0)] == [0, 4, 2, 1]
+    assert [number(of(("no", "yes")), value) for value in (0, 1, "yes", 1.0)] == [0, 1, 1, 1]
+    assert [number(of(("a", "b"), labels=("x", "y")), value) for value in "yx"] == [1, 0]
+    assert of(("a", "b"), left_out=(-1, "-")).probabilities({"label": "-"}) is None
+    for value in (True, 2, -1, 0.5, "c", float("nan"), float("inf")):
+        with pytest.raises(UserError, match="the label is"):
+            of(("a", "b")).probabilities({"label": value})
 
 
 def test_a_score_between_two_classes_has_a_share_of_both():
@@ -364,7 +379,7 @@ def test_every_data_set_is_read_as_the_paper_has_it(name, tmp_path):
         possible = []
         for record in records:
             segments = [
-                sum((encode(record[field]) for field in ((segment,) if isinstance(segment, str) else segment)), [])
+                encode(" ".join(record[field] for field in ((segment,) if isinstance(segment, str) else segment)))
                 for segment in of.segments
             ]
             choices = record[of.choices[0]] if len(of.choices) == 1 else [record[field] for field in of.choices]
@@ -416,7 +431,7 @@ def sentences(count: int, seed: int) -> list[dict]:
     ]
 
 
-def test_ones_own_data_are_learned_evaluated_and_classified(tmp_path):
+def test_ones_own_data_are_learned_evaluated_and_classified(tmp_path, capsys):
     """Through the commands: epochs, the best checkpoint, eval, infer of files and tasks, run.classify."""
     records = {"train": sentences(192, 0), "validation": sentences(30, 1), "test": [{"text": "y great 7", "label": -1}]}
     assert main(run_of(tmp_path, records, SENTENCES)) == 0
@@ -443,6 +458,18 @@ def test_ones_own_data_are_learned_evaluated_and_classified(tmp_path):
     assert [line["prediction"] for line in written] == ["good", "bad"]
     assert written[0]["probabilities"]["good"] == pytest.approx(found[0].probabilities["good"], abs=1e-5)
     assert main([*infer, "--task=classify_mine", "--split=test", f"--output={tmp_path}/of_task.jsonl"]) == 0
+    others = ["--task=classify_other", "--gin.CLASSIFICATIONS={'mine': @Classification(), 'other': @other/Classification()}",
+              "--gin.other/Classification.data_set=mine", "--gin.other/Classification.segments=('text',)",
+              "--gin.other/Classification.classes=('a', 'bad', 'good')"]  # fmt: skip
+    assert main([*infer, *others, "--split=test", f"--output={tmp_path}/other.jsonl"]) == 2
+    assert main([infer[0], infer[1], "--task=classify_mine", f"--output={tmp_path}/predicted.jsonl"]) == 2
+    assert main(["eval", f"--model_dir={tmp_path}/run", "--gin.MIXTURE_OR_TASK_NAME=classify_other", *others[1:]]) == 2
+    said = capsys.readouterr().err
+    assert said.count('The task "classify_other" has the classes a, bad, good (none), and the head of the model bad, good') == 2
+    assert "is one to classify; give --mode=classify" in said and "Traceback" not in said
+    for wrong in ({"inputs": 3}, {"inputs": None}, {"inputs": ["a", 3]}, {"text": 1}):
+        (tmp_path / "wrong.jsonl").write_text(json.dumps(wrong) + "\n")
+        assert main([*infer, f"--input={tmp_path}/wrong.jsonl", f"--output={tmp_path}/wrong_out.jsonl"]) == 2
     (line,) = map(json.loads, (tmp_path / "of_task.jsonl").read_text().splitlines())
     assert (line["inputs"], line["label"], line["prediction"]) == (["y great 7"], None, "good")
     assert run.generate(["x "], max_tokens=3)  # what it was before it has a head
@@ -460,6 +487,7 @@ BAD = {
         'Classification.segments = ("text",)\nClassification.classes = ("a", "b")\nClassification.choices = ("ends",)',
         [{"text": "a", "ends": ["x", "y"], "label": 0}, {"text": "a", "ends": ["x", "y", "z"], "label": 1}],
         'the field "ends" has 3 choices; all records have 2'),
+    "a label that is no number": (SENTENCES, [{"text": "a", "label": float("nan")}], "the label is nan; it is 0 to 1"),
     "a score outside of its range": (
         'Classification.segments = ("text", "text")\nClassification.classes = ("0", "1")\nClassification.is_score = True',
         [{"text": "a", "label": 1.5}], "the label is 1.5; it is a number from 0 to 1"),
@@ -498,6 +526,68 @@ def test_mistakes_are_said_before_training(what, tmp_path, capsys):
 def test_an_encoder_decoder_with_a_language_models_loss_is_refused():
     with pytest.raises(UserError, match="lm_weight is 0.5, and the network is of architecture"):
         classifier("encoder_decoder")
+
+
+def first_batch(tmp_path, task: str, records: list[dict], *more: str) -> dict:
+    (tmp_path / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    lines = [
+        *SMALL, "TransformerConfig.vocab_size = 387", f'MIXTURE_OR_TASK_NAME = "{task}"', "MODEL_DIR = 'x'", "DATA_SHARDS = 1",
+        "RECORDS = @Records()", f'Records.files = {{"train": "{tmp_path}/records.jsonl"}}', "BATCH_SIZE = 4",
+        "Prompts.clean = None", 'TASK_FEATURE_LENGTHS = {"inputs": 64}', *more,
+    ]  # fmt: skip
+    run = GinConfig([*TWELVE, "recipes/gpt1_finetuning.gin"], lines).run()
+    assert run.train_steps == run.eval_period * 3
+    return next(SeqioBatches(resolve_tasks(run.data, "causal_decoder", 387), run.data, seed=0))
+
+
+def test_labels_names_and_what_has_none_as_files_have_them(tmp_path):
+    """Classes in another order than the catalogue's; SNLI's own field names, and its records without a gold label."""
+    records = [{"sentence1": "a", "sentence2": "b", "label": name} for name in ("entailment", "not_entailment")] * 4
+    own = ['CLASSIFICATIONS = {"mine": @Classification()}', 'Classification.data_set = "glue/rte"',
+           'Classification.segments = ("sentence1", "sentence2")', 'Classification.classes = ["not_entailment", "entailment"]']  # fmt: skip
+    batch = first_batch(tmp_path, "classify_mine", records[:1] * 8, *own)
+    assert (batch["class_probabilities"] == [0, 1]).all()
+    (tmp_path / "snli").mkdir()
+    records = [{"sentence1": "a", "sentence2": "b", "gold_label": name} for name in ("contradiction", "-")] * 8
+    names = 'Records.names = {"label": "gold_label", "premise": "sentence1", "hypothesis": "sentence2"}'
+    batch = first_batch(tmp_path / "snli", "classify_snli", records, names)
+    assert (batch["class_probabilities"] == [0, 0, 1]).all()
+
+
+def test_epochs_are_counted_in_records_that_are_read(tmp_path):
+    """With Records.each a line stands for several; what is said counts more."""
+    records = [{"sentence": "a", "label": 0}] * 8
+    first_batch(tmp_path, "classify_glue_cola", records)
+    files = {"RECORDS": "@Records()", "Records.files": f'{{"train": "{tmp_path}/records.jsonl"}}'}
+    prompts = lambda *more: GinConfig([], [*(f"{k} = {v}" for k, v in files.items()), *more]).prompts()
+    of = BUILT_IN["glue/cola"]
+    assert training_records(of, prompts()) == 8 and training_records(of, prompts("Records.num_examples = 5")) == 5
+    several = dataclasses.replace(prompts(), records=dataclasses.replace(prompts().records, each=lambda record: [record] * 3))
+    assert training_records(of, several) == 24
+    cloze = GinConfig([], ["RECORDS = @Records()", 'Records.files = {"validation": "v.jsonl", "test": "t.jsonl"}']).prompts()
+    with pytest.raises(UserError, match="has no training split where its records are said to lie; it has validation, test"):
+        training_records(BUILT_IN["story_cloze/2016"], cloze)
+
+
+def test_lora_and_a_head_learn_together(tmp_path):
+    """From a checkpoint whose vocabulary has no room for the new tokens; what else there is stays."""
+    base = t5x_lab.from_gin(TWELVE, ["VOCABULARY = @ByteVocabulary()", "TransformerConfig.vocab_size = 359",
+                                     "TransformerConfig.emb_dim = 32", "TransformerConfig.head_dim = 8"])  # fmt: skip
+    base.save(str(tmp_path / "base"))
+    train = run_of(tmp_path, {"train": sentences(16, 0), "validation": sentences(8, 1)}, SENTENCES)
+    more = ["--gin_file=added/lora.gin", f"--gin.INITIAL_CHECKPOINT_PATH={tmp_path}/base", "--gin.EPOCHS=2"]
+    assert main([*train, *more]) == 0
+    before, run = flat_names(base.params), t5x_lab.load(str(tmp_path / "run"))
+    for name, x in flat_names(run.params).items():
+        if "/lora/" in name or name.startswith("classifier/"):
+            assert np.abs(np.asarray(x)).max() > 0
+        else:
+            whole = slice(None, len(before[name]))
+            np.testing.assert_array_equal(np.asarray(x)[whole], before[name])
+    run.save_added(str(tmp_path / "alone"))
+    with pytest.raises(UserError, match="this one, its base, has (nowhere|of the shape)"):
+        base.with_added(str(tmp_path / "alone"))  # its vocabulary is smaller
+    assert main(["convert", f"--source={tmp_path}/run", f"--output={tmp_path}/hf", "--to=hf"]) == 2
 
 
 @pytest.mark.parametrize("name", ("glue/cola", "glue/stsb", "super_glue/copa", "snli"))

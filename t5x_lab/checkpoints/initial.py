@@ -111,7 +111,7 @@ def _load_by_rules(
     added: Collection[str],
 ) -> Params:
     wanted, names = named_leaves(abstract_params), _named_axes(axes)
-    known = {axis for axes_of_one in names.values() for axis in axes_of_one}
+    known = {axis for axes_of_one in names.values() for axis in axes_of_one if axis is not None}
     for axis in config.extend:
         one_of("An entry of RestoreCheckpointConfig.extend", axis, sorted(known))
     parts = unstacked_parts(wanted)

@@ -136,6 +136,8 @@ def fit_shape(
     if len(tensor.shape) == len(shape) and all(axis in config.extend for axis in different):
         return tensor
     hint = f' If it is to be extended, add "{different[0]}" to RestoreCheckpointConfig.extend.' if different else ""
+    if "classes" in different:
+        hint = ' To begin the head afresh: RestoreCheckpointConfig.assignment_map = [("classifier/.*", None)].'
     raise UserError(
         f"{source.path} holds {name} with shape {tensor.shape}, and the new model needs {shape}.{hint} Otherwise use the "
         "configuration it was made with."

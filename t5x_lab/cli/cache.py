@@ -19,9 +19,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    from t5x_lab.config.gin_files import binding
     from t5x_lab.data.environment import check_environment
 
-    config = gin_config(args, "runs/cache.gin")
+    named = (binding(f"MIXTURE_OR_TASK_NAME={args.task[0]}"),) if args.task else ()
+    config = gin_config(args, "runs/cache.gin", fixed=named)
     if args.dry_run:
         print(config.text)
         return

@@ -46,7 +46,10 @@ def _read(directory: str, state_of_files: tuple) -> Any:
             ids, merges = (folder / name for name in GPT1)
             pairs: Any = [tuple(line.split()) for line in merges.read_text().splitlines()[1:] if line.strip()]
             return transformers.OpenAIGPTTokenizer(vocab=json.loads(ids.read_text()), merges=pairs)
-        return transformers.AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        found = transformers.AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        if len(found.get_vocab()) <= len(set(found.all_special_ids)):  # it makes an empty one where there are no files
+            raise ValueError("there are no files of its words")
+        return found
     except Exception as error:  # whatever it stumbles on in a damaged file
         reason = str(error).strip().partition("\n")[0][:200]
         raise UserError(

@@ -1,10 +1,12 @@
 """What a classification head predicts for the examples of tasks, and the metrics of that."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import seqio
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.data.failures import naming_what_fails
@@ -15,7 +17,7 @@ from t5x_lab.evaluation.examples import Example
 from t5x_lab.evaluation.tasks import EvaluatedTasks, evaluated_tasks, naming
 from t5x_lab.networks.head import ClassificationHead, head_of
 from t5x_lab.prompts.classification import Classification, Texts
-from t5x_lab.prompts.classified import ClassifiedTask
+from t5x_lab.prompts.classified import ClassifiedTask, check_head
 
 Ids = list[int]
 
@@ -57,7 +59,9 @@ def texts_of(entry: Any, classification: Classification) -> Texts:
     """
     if isinstance(entry, Mapping):
         return classification.texts(entry)
-    parts = [entry] if isinstance(entry, str) else list(entry)
+    parts = [entry] if isinstance(entry, str) else list(entry) if isinstance(entry, list | tuple) else None
+    if parts is None or not all(_is_text(part) for part in parts):
+        raise UserError(f"{entry!r:.80} is no text, no list of texts, and no record with fields")
     choices = parts.pop() if classification.choices and parts else ()
     segments = tuple((part,) if isinstance(part, str) else tuple(part) for part in parts)
     names = [name if isinstance(name, str) else " and ".join(name) for name in classification.segments]
@@ -71,11 +75,16 @@ def texts_of(entry: Any, classification: Classification) -> Texts:
     return Texts(segments, tuple(choices))
 
 
+def _is_text(part: Any) -> bool:
+    return isinstance(part, str) or (isinstance(part, list | tuple) and all(isinstance(text, str) for text in part))
+
+
 @dataclasses.dataclass(frozen=True)
 class Sequenced:
     """An example of a task, as `Run.classify` takes it: the token ids of its sequences."""
 
     ids: list[Ids]
+    task: seqio.Task
 
 
 def classified_examples(tasks: WeightedTasks, part: Part, split: str, cut_to: Callable) -> Iterator[Example]:
@@ -84,17 +93,24 @@ def classified_examples(tasks: WeightedTasks, part: Part, split: str, cut_to: Ca
     task = part.task
     if not isinstance(task, ClassifiedTask):
         raise UserError(f'The task "{task.name}" has no classes to tell apart; name one such as classify_glue_cola.')
-    for number, example in enumerate(in_order(part, split).as_numpy_iterator()):
-        sequences, where = sequences_of(example), f'task "{task.name}", {split}, example {number}'
-        record = {"task": task.name, **_shown(task, sequences, example["label"])}
-        yield Example(record, Sequenced(sequences), None, where)
+    with naming_what_fails([part], split):
+        for number, example in enumerate(in_order(part, split).as_numpy_iterator()):
+            sequences, where = sequences_of(example), f'task "{task.name}", {split}, example {number}'
+            record = {"task": task.name, **_shown(task, sequences, example["label"])}
+            yield Example(record, Sequenced(sequences, task), None, where)
 
 
 def _shown(task: ClassifiedTask, sequences: list[Ids], label: np.ndarray) -> dict:
-    """The texts of an example, and its label; None where that is not known."""
-    special, decode = set(task.special_ids), task.output_features["inputs"].vocabulary.decode
-    texts = [decode([i for i in ids if i not in special]) for ids in sequences]
-    return {"inputs": texts, "label": task.classification.classes[int(label.argmax())] if label.sum() else None}
+    """The texts of an example, with $ between segments as the paper has it, and its label; None where that is not known."""
+    of, decode, delimiter = task.classification, task.output_features["inputs"].vocabulary.decode, task.special_ids[1]
+    groups = (
+        [list(ids) for is_text, ids in itertools.groupby(row[1:-1], lambda i: i != delimiter) if is_text] for row in sequences
+    )
+    texts = [" $ ".join(map(decode, segments)) for segments in groups]
+    if not label.sum():
+        return {"inputs": texts, "label": None}
+    score = round(float(_scores(label)), 4) if of.is_score else None
+    return {"inputs": texts, "label": of.classes[int(label.argmax())] if score is None else score}
 
 
 class ClassifiedTasks:
@@ -123,7 +139,7 @@ class ClassifiedTasks:
         found = found.only(lambda part: isinstance(part.task, ClassifiedTask), "classes to tell apart")
         for part in found.parts:
             with naming(how.name):
-                _check(part, head)
+                check_head(part.task, head)
         return cls(found, how, head) if found.parts else None
 
     def __call__(self, model: Any) -> Measured:
@@ -158,16 +174,6 @@ class ClassifiedTasks:
 def sequences_of(example: Mapping[str, np.ndarray]) -> list[Ids]:
     """The token ids of an example's sequences."""
     return [row[:length].tolist() for row, length in zip(example["inputs"], example["lengths"], strict=True)]
-
-
-def _check(part: Part, head: ClassificationHead) -> None:
-    """Raises a `UserError` where a task's classes are not those of the head."""
-    of = part.task.classification
-    if (of.classes, of.combine) != (head.classes, head.combine):
-        raise UserError(
-            f'The task "{part.task.name}" has the classes {", ".join(of.classes)} ({of.combine}), and the head of the model '
-            f"{', '.join(head.classes)} ({head.combine}). Evaluate a task of the head's own classes."
-        )
 
 
 def measured(logits: np.ndarray, wanted: np.ndarray, metrics: Sequence[str]) -> dict[str, float | None]:

@@ -154,6 +154,8 @@ def task_examples(
         for name in MODES[mode][1:]:
             if name not in task.output_features:
                 raise UserError(f'Task "{task.name}" has no "{name}", which --mode={mode} needs.')
+        if mode != "classify" and getattr(task, "classification", None):
+            raise UserError(f'The task "{task.name}" is one to classify; give --mode=classify.')
         for name, feature in task.output_features.items():
             if feature.vocabulary != vocabulary and not isinstance(feature.vocabulary, seqio.PassThroughVocabulary):
                 raise UserError(

@@ -61,7 +61,7 @@ class Console:
 
 def describe(metrics: Mapping[str, float | None]) -> str:
     """The numbers worth reading at a glance; of a task's own metrics, all."""
-    if not {"loss", "accuracy"} <= metrics.keys():
+    if not {"loss", "accuracy", "tokens_processed"} <= metrics.keys():
         return "  ".join(f"{name} {_number(value, '.4g')}" for name, value in metrics.items())
     parts = [f"loss {_number(metrics['loss'], '.4f')}", f"accuracy {_number(metrics['accuracy'], '.3f')}"]
     if "learning_rate" in metrics:

@@ -40,10 +40,10 @@ class Classification:
     Attributes:
       data_set: of the catalogue or of DATA_SETS, by name.
       segments: fields whose texts stand between delimiters: ("premise", "hypothesis"); of several in one segment,
-        (("article", "question"),), each is cut by itself.
+        (("article", "question"),), with a space between them, each is cut by itself.
       classes: their names, in the order of their numbers; of a choice, of each.
       choices: one field with a list of texts, or a field for each choice.
-      label: a field with a class's number, from 0, or its name.
+      label: a field with a class's name, or its number from 0.
       labels: what the label's values are instead, in the order of the classes: (1, 2) or ("A", "B").
       symmetric: whether the two segments are read in both orders.
       is_score: whether the label is a number from 0 to that of the last class, classes being whole numbers. Between two of
@@ -67,6 +67,8 @@ class Classification:
 
     def __post_init__(self):
         check_types(self)
+        for name in ("segments", "classes", "choices", "labels", "metrics", "left_out"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
         of = f'The Classification of "{self.data_set}"'
         for metric in self.metrics:
             one_of(f"{of} has a metric that", metric, METRICS)
@@ -135,10 +137,12 @@ class Classification:
     def _number(self, value: Any) -> int | None:
         if self.labels:
             return next((i for i, label in enumerate(self.labels) if value == label or str(value) == str(label)), None)
-        if value in self.classes:
-            return self.classes.index(value)
-        whole = isinstance(value, int | float) and not isinstance(value, bool) and value == int(value)
-        return int(value) if whole and 0 <= value < len(self.classes) else None
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        whole = int(value) if is_number and value == int(value) else None
+        name = str(value if whole is None else whole)  # classes may be called by numbers, and these need not begin with 0
+        if name in self.classes:
+            return self.classes.index(name)
+        return whole if whole is not None and 0 <= whole < len(self.classes) else None
 
     def _of_score(self, value: Any) -> list[float]:
         highest = len(self.classes) - 1

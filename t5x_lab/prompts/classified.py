@@ -4,6 +4,7 @@ An example has `inputs` [K, T], token ids with padding on the right, `lengths` [
 of the classes; 0 of a test split's record whose label is not known.
 """
 
+import dataclasses
 import functools
 from collections.abc import Mapping
 from typing import Any
@@ -14,6 +15,7 @@ import tensorflow as tf
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.data.texts import VOCABULARY
+from t5x_lab.networks.head import ClassificationHead
 from t5x_lab.prompts.catalogue import DataSet, find
 from t5x_lab.prompts.classification import Classification
 from t5x_lab.prompts.config import Prompts, Records
@@ -21,6 +23,12 @@ from t5x_lab.prompts.places import RecordsOfDataSet
 from t5x_lab.prompts.records import OnlySplits, as_json, fields_of
 from t5x_lab.prompts.registry import register
 from t5x_lab.prompts.sequences import Sequences
+
+# Where those of the paper's data sets lie that no template of promptsource's is of.
+_OTHERS = {
+    "scitail": DataSet("scitail", hub="allenai/scitail:tsv_format", tfds="sci_tail"),
+    **{f"race/{part}": DataSet(f"race/{part}", hub=f"ehovy/race:{part}") for part in ("all", "middle", "high")},
+}
 
 
 class ClassifiedTask(seqio.Task):
@@ -50,7 +58,42 @@ def token_ids(classification: Classification, vocabulary: seqio.Vocabulary) -> t
 def records_of(classification: Classification, prompts: Prompts) -> RecordsOfDataSet:
     """Where the data set's records lie."""
     name = classification.data_set
-    return RecordsOfDataSet(find(name) or DataSet(name), prompts)
+    return RecordsOfDataSet(find(name) or _OTHERS.get(name) or DataSet(name), prompts)
+
+
+def training_records(classification: Classification, prompts: Prompts) -> int | None:
+    """How many there are: as said, counted, or as the catalogue has it.
+
+    Raises:
+      UserError: when there is no training split.
+    """
+    records = records_of(classification, prompts)
+    source, said = records.source(), records.said
+    if "train" not in source.splits:
+        raise UserError(
+            f'The data set "{classification.data_set}" has no training split where its records are said to lie; it has '
+            f"{', '.join(source.splits)}. Say which records are trained on: Records.splits = "
+            '{"train": "validation", "validation": "test"}, for example.'
+        )
+    if isinstance(said, Records) and said.num_examples:
+        return said.num_examples
+    if isinstance(said, Records) and said.each:
+        lines = as_json(source.get_dataset("train", shuffle=False), said)
+        return int(lines.reduce(np.int64(0), lambda count, line: count + 1))
+    return source.num_input_examples("train") or records.num_examples
+
+
+def check_head(task: seqio.Task, head: ClassificationHead | None) -> None:
+    """Raises a `UserError` where a task's classes are not those of a model's head."""
+    of = getattr(task, "classification", None)
+    if of is None or head is None:
+        return
+    if (of.classes, of.combine) != (head.classes, head.combine):
+        raise UserError(
+            f'The task "{task.name}" has the classes {", ".join(of.classes)} ({of.combine}), and the head of the model '
+            f"{', '.join(head.classes)} ({head.combine}). Take a task of the head's own classes, or a "
+            "head for this task's: head_of_task.task."
+        )
 
 
 def declare(name: str, prompts: Prompts) -> bool:
@@ -131,8 +174,13 @@ def _read(
     line: bytes, split: str, classification: Classification, records: Records, sequences: Sequences
 ) -> tuple[list[float] | None, list[list[int]]]:
     """(probabilities, sequences) of a record; (None, none) of one that is left out."""
-    fields = fields_of(line, records)
+    # Labels are read here: the catalogue's numbers of names may be others than those of the classes.
+    names = records.labels.get(classification.label, ())
+    others = {name: labels for name, labels in records.labels.items() if name != classification.label}
+    fields = fields_of(line, dataclasses.replace(records, labels=others))
     value = fields.get(classification.label)
+    if value in names and value not in (*classification.classes, *classification.labels, *classification.left_out):
+        fields[classification.label] = names.index(value)
     if split == "test" and value in (None, "", -1):
         label: list[float] | None = [0.0] * len(classification.classes)
     else:

@@ -33,14 +33,16 @@ class Sequences:
         Raises:
           UserError: for a text without a token, and a length that leaves no room for one of each text.
         """
-        segments = [[self._ids(text) for text in segment] for segment in texts.segments]
+        segments = [[self._ids(text, " " * (i > 0)) for i, text in enumerate(segment)] for segment in texts.segments]
         if texts.choices:
             return [self._joined([*segments, [self._ids(choice)]]) for choice in texts.choices]
         orders = [segments, segments[::-1]] if self.symmetric else [segments]
         return [self._joined(order) for order in orders]
 
-    def _ids(self, text: str) -> Ids:
-        ids = list(self.encode(self.clean(text) if self.clean else text))
+    def _ids(self, text: str, before: str = "") -> Ids:
+        """Of a text, behind a space where another one stands before it."""
+        read = self.clean(text) if self.clean else text
+        ids = list(self.encode(f"{before}{read}")) if read.strip() else []
         if not ids:
             after = " once it is cleaned (Prompts.clean)" if self.clean and text.strip() else ""
             raise UserError(f"the text {text!r} is empty{after}; leave the record out")

@@ -7,6 +7,7 @@ import numpy as np
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.models.classifier import IDS, LENGTHS
+from t5x_lab.networks.ensemble import Ensemble
 from t5x_lab.networks.head import ClassificationHead, head_of
 from t5x_lab.runs.padding import Ids, bucket, pad, round_up
 
@@ -18,6 +19,8 @@ def checked_head(network: Any) -> ClassificationHead:
       UserError: when it has none.
     """
     head = head_of(network)
+    if isinstance(network, Ensemble):
+        raise UserError("This is an ensemble, whose logits are of tokens; ask one of its members for classes.")
     if head is None:
         raise UserError("The model has no classification head; train one with --gin_file=runs/classify.gin.")
     return head
@@ -58,10 +61,12 @@ def sequences_for(model: Any, entries: Sequence[Any], names: Sequence[str]) -> l
       UserError: that names an entry, for texts of another number or without a token.
     """
     from t5x_lab.evaluation.classification import Sequenced, texts_of
-    from t5x_lab.prompts.classified import token_ids
+    from t5x_lab.prompts.classified import check_head, token_ids
     from t5x_lab.prompts.sequences import Sequences
 
     if all(isinstance(entry, Sequenced) for entry in entries):
+        for task in {id(entry.task): entry.task for entry in entries}.values():
+            check_head(task, checked_head(model.network))
         return [entry.ids for entry in entries]
     classification, data, vocabulary = model.config.classification(), model.config.data(), model.vocabulary
     make = Sequences(

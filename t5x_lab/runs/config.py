@@ -304,10 +304,9 @@ def steps_of_epochs(epochs: float, task: str, prompts: Prompts, batch_size: int,
       examples: training records; None = counted.
     """
     if examples is None:
-        from t5x_lab.prompts.classified import records_of
+        from t5x_lab.prompts.classified import training_records
 
-        source = records_of(_classification(task, prompts), prompts).source()
-        examples = source.num_input_examples("train")
+        examples = training_records(_classification(task, prompts), prompts)
     if not examples:
         raise UserError(f'Nobody knows how many training records "{task}" has. Say it: --gin.steps_of_epochs.examples=NUMBER')
     return max(1, math.ceil(epochs * examples / batch_size))
@@ -318,11 +317,13 @@ for _configurable in CONFIGURABLES:
 gin.external_configurable(standardize, module="t5x_lab")
 
 
-def counted_epochs(config: "GinConfig", run: RunConfig) -> list[str]:
-    """Lines with the numbers of steps that records were counted for; who uses the run later may not have them."""
-    if f"{steps_of_epochs.__name__}()" not in config.text:
-        return []
-    return [f"TRAIN_STEPS = {run.train_steps}", f"EVAL_PERIOD = {run.eval_period}"]
+def fixed_by_task(config: "GinConfig", run: RunConfig) -> list[str]:
+    """Lines with what followed from the task that is classified: its head, and the steps that its records were counted for,
+    which who uses the run later may not have."""
+    head = f"{head_of_task.__name__}()" in config.text  # other tasks that are evaluated have not another one
+    task = [f'head_of_task.task = "{run.data.mixture_or_task_name}"'] if head else []
+    counted = f"{steps_of_epochs.__name__}()" in config.text
+    return [*task, *([f"TRAIN_STEPS = {run.train_steps}", f"EVAL_PERIOD = {run.eval_period}"] if counted else [])]
 
 
 class GinConfig:
@@ -367,7 +368,11 @@ class GinConfig:
         Raises:
           UserError: when it is none that does.
         """
-        return _classification(self._build("DataConfig.mixture_or_task_name"), self.prompts())
+        try:
+            task = self._build("head_of_task.task")
+        except NotSet:  # a head of the user's own
+            task = self._build("DataConfig.mixture_or_task_name")
+        return _classification(task, self.prompts())
 
     def mesh(self) -> MeshShape:
         return MeshShape.parse(self._build("RunConfig.mesh"))

@@ -19,7 +19,7 @@ from t5x_lab.partitioning.distributed import broadcast, broadcast_text, fail_tog
 from t5x_lab.partitioning.waiting import limit_waiting, waiting_for
 from t5x_lab.runs.assemble import Training, assemble_run
 from t5x_lab.runs.batch import BatchOfTasks, batch_of_tasks
-from t5x_lab.runs.config import GinConfig, RunConfig, counted_epochs
+from t5x_lab.runs.config import GinConfig, RunConfig, fixed_by_task
 from t5x_lab.runs.end import remove_end, write_end
 from t5x_lab.runs.evaluate import Entry, Evaluations, by_split, evaluations_of
 from t5x_lab.runs.owner import owned
@@ -160,6 +160,7 @@ def prepare(config: GinConfig, stack: contextlib.ExitStack) -> Job:
     from t5x_lab.data import checks, pipeline
 
     tasks = batch.tasks
+    check_classes(tasks, run)
     checks.check_vocabulary(tasks, run.data, run.model.network.vocab_size, more_ids(run.model.network))
     check_length(run.model.network, max(batch.lengths))
     documents = count_documents(tasks, run, start)
@@ -169,7 +170,7 @@ def prepare(config: GinConfig, stack: contextlib.ExitStack) -> Job:
     # Who reads prompts later may not have the task.
     if run.data.special_tokens.input_eos not in (None, tasks.input_eos):
         say(f"SpecialTokens.input_eos is {not tasks.input_eos}; of the tasks' inputs it is {tasks.input_eos}, which is kept.")
-    config = GinConfig((), (config.text, f"SpecialTokens.input_eos = {tasks.input_eos}", *counted_epochs(config, run)))
+    config = GinConfig((), (config.text, f"SpecialTokens.input_eos = {tasks.input_eos}", *fixed_by_task(config, run)))
     batches = pipeline.SeqioBatches(tasks, run.data, run.seed, sharded.rows(run.data.batch_size))
     evaluations = evaluations_of(run, config, sharded)
 
@@ -187,6 +188,14 @@ def prepare(config: GinConfig, stack: contextlib.ExitStack) -> Job:
         write_run_files(run, config.text, sharded)
     budget = budget_of(run, batch.lengths, read_counter(state.counters["tokens_processed"]))
     return Job(run, config.text, start, batch, sharded, training, statistics, checkpoints, batches, state, budget, evaluations)
+
+
+def check_classes(tasks: Any, run: RunConfig) -> None:
+    """Raises a `UserError` where the tasks have other classes than the model's head."""
+    from t5x_lab.prompts.classified import check_head
+
+    for part in tasks.parts:
+        check_head(part.task, run.model.head)
 
 
 def count_documents(tasks: Any, run: RunConfig, start: StartingPoint) -> dict[str, int]:
