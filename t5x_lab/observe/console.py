@@ -61,12 +61,15 @@ class Console:
 
 def describe(metrics: Mapping[str, float | None]) -> str:
     """The numbers worth reading at a glance; of a task's own metrics, all."""
-    if not {"loss", "accuracy", "tokens_processed"} <= metrics.keys():
+    if not {"loss", "accuracy"} <= metrics.keys():
         return "  ".join(f"{name} {_number(value, '.4g')}" for name, value in metrics.items())
     parts = [f"loss {_number(metrics['loss'], '.4f')}", f"accuracy {_number(metrics['accuracy'], '.3f')}"]
     if "learning_rate" in metrics:
         parts += [f"lr {_number(metrics['learning_rate'], '.2e')}", f"grad {_number(metrics['grad_norm'], '.3f')}"]
         parts += [f"{metrics['seconds_per_step']:.2f} s/step", f"{metrics['tokens_per_second']:,.0f} tok/s"]
+    elif "tokens_processed" not in metrics:  # of a task's own
+        others = {name: value for name, value in metrics.items() if name not in ("loss", "accuracy")}
+        parts += [f"{name} {_number(value, '.4g')}" for name, value in others.items()]
     if metrics.get("mfu") is not None:
         parts.append(f"MFU {metrics['mfu']:.1%}")
     if (metrics.get("data_wait_fraction") or 0.0) > 0.1:

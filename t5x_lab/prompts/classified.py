@@ -72,7 +72,7 @@ def training_records(classification: Classification, prompts: Prompts) -> int | 
     if "train" not in source.splits:
         raise UserError(
             f'The data set "{classification.data_set}" has no training split where its records are said to lie; it has '
-            f"{', '.join(source.splits)}. Say which records are trained on: Records.splits = "
+            f"{', '.join(sorted(source.splits, reverse=True))}. Say which records are trained on: Records.splits = "
             '{"train": "validation", "validation": "test"}, for example.'
         )
     if isinstance(said, Records) and said.num_examples:
