@@ -15,7 +15,7 @@ from t5x_lab.data.reading import in_order
 from t5x_lab.evaluation.config import ClassificationEvaluation, Measured
 from t5x_lab.evaluation.examples import Example
 from t5x_lab.evaluation.tasks import EvaluatedTasks, evaluated_tasks, naming
-from t5x_lab.networks.head import ClassificationHead, head_of
+from t5x_lab.networks.head import ClassificationHead, checked_head
 from t5x_lab.prompts.classification import Classification, Texts
 from t5x_lab.prompts.classified import ClassifiedTask, check_head
 
@@ -131,10 +131,8 @@ class ClassifiedTasks:
 
     @classmethod
     def of(cls, how: ClassificationEvaluation, model: Any) -> "ClassifiedTasks | None":
-        head = head_of(model.network)
         with naming(how.name):
-            if head is None:
-                raise UserError("The model has no classification head; train it with --gin_file=runs/classify.gin.")
+            head = checked_head(model.network)
         found = evaluated_tasks(how, model)
         found = found.only(lambda part: isinstance(part.task, ClassifiedTask), "classes to tell apart")
         for part in found.parts:

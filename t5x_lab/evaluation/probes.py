@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from t5x_lab.config.checks import check_types
 from t5x_lab.config.errors import UserError
 from t5x_lab.evaluation.rank import Question
-from t5x_lab.prompts.catalogue import CATALOGUE, DataSet
+from t5x_lab.prompts.catalogue import CATALOGUE, WITHOUT_TEMPLATES, DataSet
 
 _BLIMP = """
 adjunct_island anaphor_gender_agreement anaphor_number_agreement animate_subject_passive
@@ -129,7 +129,7 @@ class Answers(Probe):
         return Question(f"{record['article']} {record['question']}", choices, tuple("ABCDEFGH").index(record["answer"]))
 
     def data_set(self, name):
-        return CATALOGUE.get(name) or DataSet(name, hub=name.replace("race/", "ehovy/race:"))
+        return WITHOUT_TEMPLATES.get(name) or super().data_set(name)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -116,6 +116,18 @@ def head_of(network: Network) -> ClassificationHead | None:
     return getattr(network, "classification_head", None)
 
 
+def checked_head(network: Network) -> ClassificationHead:
+    """The same.
+
+    Raises:
+      UserError: when it has none.
+    """
+    head = head_of(network)
+    if head is None:
+        raise UserError("The model has no classification head; train one with --gin_file=runs/classify.gin.")
+    return head
+
+
 def state_size(network: Network) -> int:
     """D, of hidden states."""
     functional = check_network(network)

@@ -191,6 +191,14 @@ OTHERS = (
     DataSet("super_glue/axg", None, "aps/super_glue:axg", labels={"label": _WITH_NOT}, splits=("test",)),
 )
 
+# Of which there are no templates.
+WITHOUT_TEMPLATES = {
+    entry.name: entry
+    for entry in (
+        DataSet("scitail", hub="allenai/scitail:tsv_format", tfds="sci_tail"),
+        *(DataSet(f"race/{part}", hub=f"ehovy/race:{part}") for part in ("all", "middle", "high")),
+    )
+}
 CATALOGUE = {entry.name: entry for entry in (*T0_TRAIN, *T0_EVAL, *OTHERS)}
 
 

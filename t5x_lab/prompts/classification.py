@@ -10,7 +10,7 @@ Nothing here imports TensorFlow or opens a file.
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from t5x_lab.config.checks import check_types
@@ -165,11 +165,6 @@ def _text(name: str, fields: Mapping[str, Any]) -> str:
 
 def _shown(value: Any) -> str:
     return "missing" if value is None else repr(value)[:80]
-
-
-def combined(texts: Sequence[Sequence[str] | str], choices: Sequence[str] = ()) -> Texts:
-    """Texts as a caller gives them."""
-    return Texts(tuple((text,) if isinstance(text, str) else tuple(text) for text in texts), tuple(choices))
 
 
 @dataclasses.dataclass(frozen=True)

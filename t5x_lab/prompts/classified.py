@@ -16,7 +16,7 @@ import tensorflow as tf
 from t5x_lab.config.errors import UserError
 from t5x_lab.data.texts import VOCABULARY
 from t5x_lab.networks.head import ClassificationHead
-from t5x_lab.prompts.catalogue import DataSet, find
+from t5x_lab.prompts.catalogue import WITHOUT_TEMPLATES, DataSet, find
 from t5x_lab.prompts.classification import Classification
 from t5x_lab.prompts.config import Prompts, Records
 from t5x_lab.prompts.places import RecordsOfDataSet
@@ -24,24 +24,17 @@ from t5x_lab.prompts.records import OnlySplits, as_json, fields_of
 from t5x_lab.prompts.registry import register
 from t5x_lab.prompts.sequences import Sequences
 
-# Where those of the paper's data sets lie that no template of promptsource's is of.
-_OTHERS = {
-    "scitail": DataSet("scitail", hub="allenai/scitail:tsv_format", tfds="sci_tail"),
-    **{f"race/{part}": DataSet(f"race/{part}", hub=f"ehovy/race:{part}") for part in ("all", "middle", "high")},
-}
-
 
 class ClassifiedTask(seqio.Task):
     """A SeqIO task that knows what it classifies.
 
     Attributes:
       classification: that.
-      clean: see `Prompts.clean`.
     """
 
-    def __init__(self, *args, classification: Classification, clean: Any, **options):
+    def __init__(self, *args, classification: Classification, **options):
         super().__init__(*args, **options)
-        self.classification, self.clean, self.data_set, self.prompt = classification, clean, classification.data_set, ""
+        self.classification, self.data_set, self.prompt = classification, classification.data_set, ""
 
     @property
     def special_ids(self) -> tuple[int, ...]:
@@ -58,7 +51,7 @@ def token_ids(classification: Classification, vocabulary: seqio.Vocabulary) -> t
 def records_of(classification: Classification, prompts: Prompts) -> RecordsOfDataSet:
     """Where the data set's records lie."""
     name = classification.data_set
-    return RecordsOfDataSet(find(name) or _OTHERS.get(name) or DataSet(name), prompts)
+    return RecordsOfDataSet(find(name) or WITHOUT_TEMPLATES.get(name) or DataSet(name), prompts)
 
 
 def training_records(classification: Classification, prompts: Prompts) -> int | None:
@@ -110,7 +103,6 @@ def declare(name: str, prompts: Prompts) -> bool:
             name,
             OnlySplits(source, source.splits, classification.data_set),
             classification=classification,
-            clean=prompts.clean,
             preprocessors=[read],
             output_features={
                 "inputs": seqio.Feature(VOCABULARY, add_eos=False, rank=2),

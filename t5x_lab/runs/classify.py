@@ -7,23 +7,8 @@ import numpy as np
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.models.classifier import IDS, LENGTHS
-from t5x_lab.networks.ensemble import Ensemble
-from t5x_lab.networks.head import ClassificationHead, head_of
+from t5x_lab.networks.head import checked_head
 from t5x_lab.runs.padding import Ids, bucket, pad, round_up
-
-
-def checked_head(network: Any) -> ClassificationHead:
-    """The network's head.
-
-    Raises:
-      UserError: when it has none.
-    """
-    head = head_of(network)
-    if isinstance(network, Ensemble):
-        raise UserError("This is an ensemble, whose logits are of tokens; ask one of its members for classes.")
-    if head is None:
-        raise UserError("The model has no classification head; train one with --gin_file=runs/classify.gin.")
-    return head
 
 
 def class_logits(model: Any, examples: Sequence[Sequence[Ids]], batch_size: int) -> np.ndarray:

@@ -16,8 +16,9 @@ from t5x_lab.decoding.beam_search import BeamConfig, beams_of
 from t5x_lab.decoding.sampling import LogitsFn, SamplingConfig
 from t5x_lab.models.model import Params
 from t5x_lab.networks.ensemble import Ensemble
+from t5x_lab.networks.head import checked_head
 from t5x_lab.networks.network import has_decoder, has_encoder, more_ids
-from t5x_lab.runs.classify import checked_head, class_logits, sequences_for
+from t5x_lab.runs.classify import class_logits, sequences_for
 from t5x_lab.runs.config import GinConfig
 from t5x_lab.runs.inference import Inference
 from t5x_lab.runs.on_its_base import OnItsBase
@@ -385,6 +386,7 @@ class Run(OnItsBase):
         Raises:
           UserError: for a model without a head, and what has other texts than the task that it was trained on.
         """
+        self._check_one("classify")
         head = checked_head(self.network)
         if isinstance(texts, str):
             raise UserError("classify takes a list of texts; put the text into one: [text].")
