@@ -1,9 +1,9 @@
 """GPT-1 at a laptop's size: pre-training with probes, and the ablations of Radford et al. (2018), Table 5 and Figure 2.
 
-    python benchmarks/gpt1.py --work=FOLDER [--data=../shared/data] [--pretrain_steps=1500] [--steps=120] [--seeds=3]
+    python benchmarks/gpt1.py --work=FOLDER [--data=../shared/data] [--pretrain_steps=5000] [--steps=150] [--seeds=3]
 
-A decoder of 1.3 million parameters and an LSTM of as many are pre-trained on the embedded corpus, and asked BLiMP, SST-2 and
-CoLA on the way. Behind a classification head they are fine-tuned on CoLA, SST-2, MRPC, STS-B, RTE, SNLI and COPA:
+A decoder of 1.3 million parameters and an LSTM of as many are pre-trained once on the embedded corpus, and asked BLiMP, SST-2
+and CoLA on the way. Behind a classification head they are fine-tuned on CoLA, SST-2, MRPC, STS-B, RTE, SNLI and COPA:
 
     full         pre-trained, with the language model's loss beside the class's
     no_pretrain  not pre-trained
@@ -17,6 +17,7 @@ FOLDER/table.md, and plots to FOLDER/probes.png and FOLDER/layers.png; what is t
 """
 
 import json
+import math
 import os
 import pathlib
 import statistics
@@ -55,21 +56,27 @@ TASK_FEATURE_LENGTHS = {{"targets": 128}}
 BATCH_SIZE = 16
 books/TextFiles.train = "{work}/books/*.txt"
 books/TextFiles.validation = "{work}/dev/*.txt"
-EVALS = (@LossEvaluation(), @blimp/ProbeEvaluation(), @words/ProbeEvaluation())
+EVALS = (@LossEvaluation(), @blimp/ProbeEvaluation(), @whole/ProbeEvaluation(), @words/ProbeEvaluation())
 EVAL_PERIOD = {period}
 CHECKPOINT_PERIOD = 1000000
 blimp/ProbeEvaluation.name = "blimp"
 blimp/ProbeEvaluation.probes = (@Blimp(),)
 blimp/ProbeEvaluation.num_examples = 100
+blimp/ProbeEvaluation.at_start = True
+whole/ProbeEvaluation.name = "blimp_whole"
+whole/ProbeEvaluation.probes = (@Blimp(),)
+whole/ProbeEvaluation.steps = ({steps},)
 words/ProbeEvaluation.name = "words"
 words/ProbeEvaluation.probes = (@Sentiment(), @Acceptability())
 words/ProbeEvaluation.num_examples = 2000
-ProbeEvaluation.at_start = True
+words/ProbeEvaluation.at_start = True
 ProbeEvaluation.batch_size = 128
 Sentiment.best = 0.91
 Acceptability.best = 0.45
 CosineDecay.peak = 0.001
-CosineDecay.warmup_steps = 100
+CosineDecay.warmup_steps = 400
+AdamW.clip_global_norm = 1.0
+DROPOUT_RATE = 0.0
 """
 FINE_TUNING = """
 include "recipes/gpt1_finetuning.gin"
@@ -131,7 +138,7 @@ def write_files(work: pathlib.Path, data: pathlib.Path, pretrain_steps: int, ste
     for name, base in (("decoder", "models/gpt1/base.gin"), ("lstm", "models/lstm/base.gin")):
         text = MODEL.format(work=work, data=data, base=base, layers=LAYERS, places=in_gin, records=lines)
         (work / f"{name}.gin").write_text(text)
-    (work / "pretraining.gin").write_text(PRETRAINING.format(work=work, period=pretrain_steps // 6))
+    (work / "pretraining.gin").write_text(PRETRAINING.format(work=work, period=pretrain_steps // 5, steps=pretrain_steps))
     (work / "fine_tuning.gin").write_text(FINE_TUNING.format(period=steps // 3))
     if not (work / "bpe.model").exists():
         of_tasks = (
@@ -145,26 +152,25 @@ def write_files(work: pathlib.Path, data: pathlib.Path, pretrain_steps: int, ste
         t5x_lab("vocab", "--input=text.jsonl", "--standardize", "--model_type=bpe", "--size=4000", "--output=bpe.model")
 
 
-def train(name: str, steps: int, seed: int, *flags: str) -> str:
+def train(name: str, steps: int, seed: int, *flags: str) -> None:
     if not pathlib.Path(name, "END").exists():
         more = [f"--gin.MODEL_DIR={name}", f"--gin.TRAIN_STEPS={steps}", f"--gin.SEED={seed}"]
         t5x_lab("train", *flags, *more)
-    return name
 
 
-def run_seed(seed: int, pretrain_steps: int, steps: int, ways: list[str]) -> None:
-    bases = {}
-    for model in ("decoder", "lstm"):
-        if model == "decoder" or "lstm" in ways:
-            flags = [f"--gin_file={model}.gin", "--gin_file=pretraining.gin", *(LSTM if model == "lstm" else [])]
-            bases[model] = train(f"{model}_{seed}", pretrain_steps, seed, *flags)
-    for way in ways:
-        model = "lstm" if way == "lstm" else "decoder"
-        start = [] if way == "no_pretrain" else [f"--gin.INITIAL_CHECKPOINT_PATH={bases[model]}"]
-        for data_set in SWEPT if way.startswith("layers_") else FILES:
-            task = f"classify_{data_set.replace('/', '_')}"
-            flags = [f"--gin_file={model}.gin", "--gin_file=fine_tuning.gin", f"--gin.MIXTURE_OR_TASK_NAME={task}"]
-            train(f"{way}_{seed}_{data_set.replace('/', '_')}", steps, seed, *flags, *start, *WAYS[way])
+def pretrain(model: str, steps: int) -> str:
+    train(model, steps, 0, f"--gin_file={model}.gin", "--gin_file=pretraining.gin", *(LSTM if model == "lstm" else []))
+    print(blimp(model), flush=True)
+    return model
+
+
+def fine_tune(way: str, seed: int, pretrain_steps: int, steps: int) -> None:
+    model = "lstm" if way == "lstm" else "decoder"
+    start = [] if way == "no_pretrain" else [f"--gin.INITIAL_CHECKPOINT_PATH={pretrain(model, pretrain_steps)}"]
+    for data_set in SWEPT if way.startswith("layers_") else FILES:
+        name = data_set.replace("/", "_")
+        flags = [f"--gin_file={model}.gin", "--gin_file=fine_tuning.gin", f"--gin.MIXTURE_OR_TASK_NAME=classify_{name}"]
+        train(f"{way}_{seed}_{name}", steps, seed, *flags, *start, *WAYS[way])
 
 
 def score(way: str, seed: int, data_set: str) -> float | None:
@@ -203,10 +209,18 @@ def table(seeds: int) -> str:
     return "\n".join(lines)
 
 
-def probes(model: str, seed: int) -> list[dict]:
-    file = pathlib.Path(f"{model}_{seed}", "metrics.jsonl")
+def probes(model: str) -> list[dict]:
+    file = pathlib.Path(model, "metrics.jsonl")
     lines = map(json.loads, file.read_text().splitlines()) if file.exists() else []
     return [line for line in lines if line["split"].partition("/")[0] in ("blimp", "words")]
+
+
+def blimp(model: str) -> str:
+    """The share of all pairs that it has right at the end, and how far above chance."""
+    (found,) = [json.loads(file.read_text()) for file in pathlib.Path(model, "evals", "blimp_whole").glob("[0-9]*.json")]
+    of = found["results"]["blimp"]
+    errors = (of["score"] - 0.5) / math.sqrt(0.25 / of["examples"])
+    return f"{model}: BLiMP {of['score']:.4f} of {of['examples']:,.0f} pairs, {errors:.1f} standard errors above chance"
 
 
 def plot(seeds: int) -> None:
@@ -218,10 +232,9 @@ def plot(seeds: int) -> None:
     figure, axes = plt.subplots(1, 3, figsize=(11, 3.5), layout="constrained")
     for panel, (probe, key) in zip(axes, (("blimp", "score"), ("sst2", "score"), ("cola", "auc")), strict=True):
         for number, model in enumerate(("decoder", "lstm")):
-            for seed in range(seeds):
-                points = [(line["step"], line[key]) for line in probes(model, seed) if line["split"].endswith(f"/{probe}")]
-                if points:
-                    panel.plot(*zip(*points), marker="o", markersize=3, color=f"C{number}", label=model if seed == 0 else None)
+            points = [(line["step"], line[key]) for line in probes(model) if line["split"].endswith(f"/{probe}")]
+            if points:
+                panel.plot(*zip(*points), marker="o", markersize=3, color=f"C{number}", label=model)
         panel.axhline(0.5, linestyle="--", color="gray")
         panel.set(title=f"{probe}, {'accuracy' if key == 'score' else 'area under the curve'}", xlabel="step of pre-training")
     axes[0].legend()
@@ -240,11 +253,12 @@ def plot(seeds: int) -> None:
 
 
 def main() -> None:
-    args = arguments(__doc__, pretrain_steps=1500, steps=120, only=WAYS, seeds=3)
+    args = arguments(__doc__, pretrain_steps=5000, steps=150, only=WAYS, seeds=3)
     os.chdir(args.work)
     write_files(args.work, args.data, args.pretrain_steps, args.steps)
     for seed in range(args.seeds):
-        run_seed(seed, args.pretrain_steps, args.steps, args.only or list(WAYS))
+        for way in args.only or list(WAYS):
+            fine_tune(way, seed, args.pretrain_steps, args.steps)
         pathlib.Path("table.md").write_text(table(args.seeds) + "\n")
         plot(args.seeds)
         print(table(args.seeds), flush=True)

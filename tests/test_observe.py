@@ -14,6 +14,7 @@ from etils import epath
 from helpers import tiny_model
 from tensorboardX.proto.event_pb2 import Event
 
+from t5x_lab.config.json_files import write_json
 from t5x_lab.observe import metrics as metrics_module
 from t5x_lab.observe import tensorboard
 from t5x_lab.observe.console import Console, describe
@@ -213,7 +214,8 @@ def test_the_parameter_table_names_counts_and_splits():
 
 def test_plots_are_drawn_from_what_there_is():
     write_steps(range(1, 10))
-    assert [path.split("/")[-1] for path in write_plots("run", {"unigram model": 0.5})] == ["loss.png"]
+    write_json(epath.Path("run/references.json"), {"loss": {"unigram model": 0.5, "nothing": None}, "others": 3})
+    assert [path.split("/")[-1] for path in write_plots("run")] == ["loss.png"]
 
 
 def test_progress_shows_the_first_steps_and_the_last(capsys):

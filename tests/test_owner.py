@@ -10,8 +10,9 @@ from runs_of_text import FULL_LM, flags, losses
 
 from t5x_lab.checkpoints.layout import finished_steps
 from t5x_lab.config.errors import UserError
+from t5x_lab.observe.end import OWNER
 from t5x_lab.runs import owner
-from t5x_lab.runs.owner import FILE, owned
+from t5x_lab.runs.owner import owned
 
 
 def elsewhere(beat: int, process: int = 7) -> str:
@@ -27,12 +28,12 @@ def impatient(monkeypatch):
 
 def test_a_directory_is_owned_while_the_block_runs(tmp_path, impatient):
     with owned(str(tmp_path)):
-        first = json.loads((tmp_path / FILE).read_text())
+        first = json.loads((tmp_path / OWNER).read_text())
         with pytest.MonkeyPatch.context() as other:
             other.setattr(owner.Owner, "is_this_process", lambda self: False)  # seen from a process beside it
             with pytest.raises(UserError, match=rf"belongs to process {first['process']} on .*Choose another MODEL_DIR"):
                 owned(str(tmp_path)).__enter__()
-        while json.loads((tmp_path / FILE).read_text())["beat"] < 2:
+        while json.loads((tmp_path / OWNER).read_text())["beat"] < 2:
             pass
     assert not list(tmp_path.iterdir())
 
@@ -49,27 +50,27 @@ def test_a_storage_that_fails_once_does_not_end_the_signs_of_life(tmp_path, impa
             write(self, beat)
 
         monkeypatch.setattr(owner._Ownership, "_write", fails_once)
-        while not failed or json.loads((tmp_path / FILE).read_text())["beat"] <= failed[0]:
+        while not failed or json.loads((tmp_path / OWNER).read_text())["beat"] <= failed[0]:
             pass
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("text", [elsewhere(3), "", "{"], ids=["dead", "empty", "cut off"])
 def test_the_place_of_an_owner_without_a_sign_of_life_is_taken(text, tmp_path, impatient, capfd):
-    (tmp_path / FILE).write_text(text)
+    (tmp_path / OWNER).write_text(text)
     with owned(str(tmp_path)):
-        assert json.loads((tmp_path / FILE).read_text())["host"] != "far"
+        assert json.loads((tmp_path / OWNER).read_text())["host"] != "far"
     assert "for a sign of life" in capfd.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
 def test_an_owner_elsewhere_that_lives_keeps_its_place(tmp_path, monkeypatch):
     monkeypatch.setattr(owner, "PATIENCE_SECONDS", 5.0)
-    (tmp_path / FILE).write_text(elsewhere(3))
-    threading.Timer(0.3, lambda: (tmp_path / FILE).write_text(elsewhere(4))).start()
+    (tmp_path / OWNER).write_text(elsewhere(3))
+    threading.Timer(0.3, lambda: (tmp_path / OWNER).write_text(elsewhere(4))).start()
     with pytest.raises(UserError, match="belongs to process 7 on far"):
         owned(str(tmp_path)).__enter__()
-    assert (tmp_path / FILE).read_text() == elsewhere(4)
+    assert (tmp_path / OWNER).read_text() == elsewhere(4)
 
 
 def test_of_many_who_take_a_dead_ones_place_one_does(tmp_path, monkeypatch):
@@ -77,8 +78,8 @@ def test_of_many_who_take_a_dead_ones_place_one_does(tmp_path, monkeypatch):
     dead = json.loads(elsewhere(1)) | {"place": owner._place(), "process": 2**30}
     monkeypatch.setattr(owner.Owner, "is_this_process", lambda self: False)
     for _ in range(20):
-        (tmp_path / FILE).write_text(json.dumps(dead))
-        ownerships = [owner._Ownership(owner.epath.Path(tmp_path) / FILE) for _ in range(8)]
+        (tmp_path / OWNER).write_text(json.dumps(dead))
+        ownerships = [owner._Ownership(owner.epath.Path(tmp_path) / OWNER) for _ in range(8)]
         taken, barrier = [], threading.Barrier(8)
 
         def take(ownership, taken=taken, barrier=barrier):
@@ -103,20 +104,20 @@ def test_of_two_who_write_at_once_into_an_object_store_the_later_one_stays(tmp_p
     """It locks nothing, so that a run looks again a little later."""
 
     def remote():
-        made = owner._Ownership(owner.epath.Path(tmp_path) / FILE)
+        made = owner._Ownership(owner.epath.Path(tmp_path) / OWNER)
         made._is_remote = True
         return made
 
     first = remote()
-    monkeypatch.setattr(owner.time, "sleep", lambda seconds: (tmp_path / FILE).write_text(elsewhere(0)))
+    monkeypatch.setattr(owner.time, "sleep", lambda seconds: (tmp_path / OWNER).write_text(elsewhere(0)))
     with pytest.raises(UserError, match="belongs to process 7 on far"):
         first.take()
-    (tmp_path / FILE).unlink()
+    (tmp_path / OWNER).unlink()
     monkeypatch.setattr(owner.time, "sleep", lambda seconds: None)
     assert first._thread is None
     second = remote()
     second.take()
-    assert json.loads((tmp_path / FILE).read_text())["process"] == second._owner.process
+    assert json.loads((tmp_path / OWNER).read_text())["process"] == second._owner.process
     second.release()
     assert not list(tmp_path.iterdir())
 
@@ -132,8 +133,8 @@ def test_a_second_training_is_refused_and_a_killed_ones_place_is_taken_at_once()
     assert f"MODEL_DIR run belongs to process {alive.pid} on" in refused.output()
     alive.kill()
     alive.wait()
-    assert pathlib.Path("run", FILE).exists()
+    assert pathlib.Path("run", OWNER).exists()
     steps = max(losses("run")) + 3
     again = Command(*flags("causal_decoder", FULL_LM, "run", steps, "--gin.CHECKPOINT_PERIOD=5"), log="again.log")
     assert again.wait() == 0 and "Continuing after step" in again.output(), again.output()
-    assert max(losses("run")) == steps and not pathlib.Path("run", FILE).exists()
+    assert max(losses("run")) == steps and not pathlib.Path("run", OWNER).exists()

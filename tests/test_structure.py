@@ -10,7 +10,7 @@ from conftest import ROOT
 
 LAYERS = [
     "config", "ops", "networks", "decoding", "models", "partitioning", "optim", "training", "checkpoints", "observe",
-    "data", "prompts", "tasks", "evaluation", "runs", "study", "cli",
+    "data", "prompts", "tasks", "evaluation", "report", "runs", "study", "cli",
 ]  # fmt: skip
 WITHOUT_TENSORFLOW = LAYERS[: LAYERS.index("data")]
 TENSORFLOW_SIDE = ("tensorflow", "seqio", "t5", "tensorflow_datasets", "tensorflow_text", "clu")

@@ -19,6 +19,7 @@ COMMANDS = {
     "harness": "lm-eval tasks on a checkpoint",
     "compile": "compile a step for any TPU slice, without a TPU, and report the bytes it takes of each device",
     "inspect": "parameters, shapes, axes and bytes of a configuration or of a checkpoint of any format",
+    "report": "one page of a run, or of several laid over each other: curves, evaluations, samples, what differs",
     "convert": "a checkpoint of T5X or Hugging Face into a run directory, or a run into Hugging Face's format",
     "table": "every architecture with every objective: shapes, share of tokens with loss, FLOPs per token",
     "cache": "prepare tasks ahead, as SeqIO's caches, on Apache Beam",

@@ -61,40 +61,53 @@ class Evaluation(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TaskEvaluation:
-    """What evaluations on SeqIO's tasks have in common.
+class ScheduledEvaluation:
+    """What the library's evaluations have in common: a name, and when they are due.
 
     Attributes:
       name: of its results, evals/<name>/<step>.json; in metrics.jsonl the split is <name>/<task>.
-      task: a task or mixture; None = the run's own.
-      split: of the tasks; None = DataConfig.eval_split.
-      lengths: of the tasks' features; None = TASK_FEATURE_LENGTHS.
       period: steps between two evaluations while training, after the last step too; None = none while training.
       steps: the steps to evaluate after, instead of every `period`.
       at_start: whether to evaluate before the first step, too.
       weights: the "last" ones, their moving "average" (AVERAGE_DECAY), or "each", that is the last ones, and where a run keeps
         an average that too, as <name>_average.
-      num_examples: the first N of each task; None = all.
-      batch_size: examples at a time.
     """
 
     name: str
-    task: str | None = None
-    split: str | None = None
-    lengths: dict[str, int] | None = None
     period: int | None = dataclasses.field(default=1000, metadata=macro("EVAL_PERIOD"))
     steps: tuple[int, ...] = ()
     at_start: bool = False
     weights: str = "last"
-    num_examples: int | None = None
-    batch_size: int | None = None
 
     def __post_init__(self):
         check_types(self)
         one_of(f"{type(self).__name__}.weights", self.weights, WEIGHTS)
-        positive(self, "period", "num_examples", "batch_size")
+        positive(self, "period")
         if not all(isinstance(step, int) and step >= 0 for step in self.steps):
             raise UserError(f"{type(self).__name__}.steps is {self.steps}; give numbers of steps, from 0.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TaskEvaluation(ScheduledEvaluation):
+    """What evaluations on SeqIO's tasks have in common.
+
+    Attributes:
+      task: a task or mixture; None = the run's own.
+      split: of the tasks; None = DataConfig.eval_split.
+      lengths: of the tasks' features; None = TASK_FEATURE_LENGTHS.
+      num_examples: the first N of each task; None = all.
+      batch_size: examples at a time.
+    """
+
+    task: str | None = None
+    split: str | None = None
+    lengths: dict[str, int] | None = None
+    num_examples: int | None = None
+    batch_size: int | None = None
+
+    def __post_init__(self):
+        super().__post_init__()
+        positive(self, "num_examples", "batch_size")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -211,33 +224,61 @@ class ClassificationEvaluation(TaskEvaluation):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ProbeEvaluation:
+class ProbeEvaluation(ScheduledEvaluation):
     """What the model knows before it is fine-tuned, by `t5x_lab.evaluation.probes`; data sets lie where RECORDS says.
 
     Attributes:
       probes: objects such as @Blimp(), or your own `Probe`s.
       num_examples: the first N of each data set, and for a threshold; None = all.
-      name, period, steps, at_start, weights, batch_size: see `TaskEvaluation`.
+      batch_size: texts at a time.
     """
 
     name: str = "probes"
     probes: tuple = ()
-    period: int | None = dataclasses.field(default=1000, metadata=macro("EVAL_PERIOD"))
-    steps: tuple[int, ...] = ()
-    at_start: bool = False
-    weights: str = "last"
     num_examples: int | None = None
     batch_size: int = 32
 
     def __post_init__(self):
-        check_types(self)
-        one_of("ProbeEvaluation.weights", self.weights, WEIGHTS)
-        positive(self, "period", "num_examples", "batch_size")
+        super().__post_init__()
+        positive(self, "num_examples", "batch_size")
 
     def prepare(self, model: Any) -> Measure | None:
         from t5x_lab.evaluation.probing import Probes
 
         return Probes(self, model)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SamplesEvaluation(ScheduledEvaluation):
+    """What the model writes behind prompts: no numbers, but texts for the console, TensorBoard and reports.
+
+    Attributes:
+      prompts: what it goes on from; or the inputs of an encoder.
+      max_tokens: most tokens of a text.
+      temperature, top_k, top_p: see `SamplingConfig`; 0 is greedy.
+      seed: of what is drawn.
+    """
+
+    name: str = "samples"
+    prompts: tuple[str, ...] = ()
+    max_tokens: int = 40
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self):
+        super().__post_init__()
+        positive(self, "max_tokens")
+        in_range(self, "seed", 0, 2**32)
+        SamplingConfig(self.temperature, self.top_k, self.top_p)
+        if not self.prompts:
+            raise UserError('SamplesEvaluation.prompts is empty; give some: ("The people", "We must").')
+
+    def prepare(self, model: Any) -> Measure | None:
+        from t5x_lab.evaluation.samples import Samples
+
+        return Samples(self, model)
 
 
 def check_evaluations(evals: Sequence[Any]) -> None:

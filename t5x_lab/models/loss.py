@@ -50,7 +50,7 @@ def check_normalizer(factor: float | str | None) -> None:
 # Of every run; a user's metrics have other names.
 METRICS = frozenset(("loss", "z_loss", "accuracy", "grad_norm", "learning_rate", "healthy", "mfu", "goodput"))
 METRICS |= {"tokens_processed", "tokens_with_loss", "raw_tokens", "task_tokens"}
-METRICS |= {"seconds_per_step", "tokens_per_second", "data_wait_fraction"}
+METRICS |= {"seconds", "seconds_per_step", "tokens_per_second", "data_wait_fraction"}
 
 
 def check_metric(what: str, name: str) -> None:

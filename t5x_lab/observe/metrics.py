@@ -6,7 +6,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import IO
 
 from etils import epath
@@ -97,7 +97,7 @@ class JsonLines:
         pieces = _pieces(run.model_dir)
         last, lines = 0, list[dict]()
         for number, path in pieces.items():
-            last, lines = number, _lines(path)
+            last, lines = number, list(_lines(path))
             if any(line["step"] > run.first_step for line in lines):
                 break
         self._open(last, [line for line in lines if line["step"] <= run.first_step])
@@ -153,28 +153,33 @@ class JsonLines:
             self._open(self._number + 1)
 
 
-def read_metrics(model_dir: str | epath.Path) -> list[dict]:
+def read_metrics(model_dir: epath.PathLike) -> list[dict]:
     """The lines of a run's metrics; those that are none, such as a last one cut off by a crash, are left out."""
-    return [line for path in _pieces(model_dir).values() for line in _lines(path)]
+    return list(lines_of(model_dir))
 
 
-def _lines(path: epath.Path) -> list[dict]:
-    lines = []
-    for line in path.read_text().splitlines():
-        try:
-            found = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        if isinstance(found, dict) and {"step", "split"} <= found.keys():
-            lines.append(found)
-    return lines
+def lines_of(model_dir: epath.PathLike) -> Iterator[dict]:
+    """The same, one after the other."""
+    for path in _pieces(model_dir).values():
+        yield from _lines(path)
+
+
+def _lines(path: epath.Path) -> Iterator[dict]:
+    with path.open("rb") as file:
+        for text in file:
+            try:
+                line = json.loads(text)
+            except ValueError:  # no JSON, or no UTF-8
+                continue
+            if isinstance(line, dict) and {"step", "split"} <= line.keys():
+                yield line
 
 
 def _piece(number: int) -> str:
     return f"metrics.{number}.jsonl" if number else "metrics.jsonl"
 
 
-def _pieces(model_dir: str | epath.Path) -> dict[int, epath.Path]:
+def _pieces(model_dir: epath.PathLike) -> dict[int, epath.Path]:
     """The files of a run's metrics, by number, in order."""
     directory, found = epath.Path(model_dir), dict[int, epath.Path]()
     while (path := directory / _piece(len(found))).exists():

@@ -9,7 +9,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from etils import epath
 
-from t5x_lab.observe.metrics import read_metrics
+from t5x_lab.observe.curves import TRAIN, Columns, curve, read_columns, read_references
 
 PLOTS = {
     "loss": "cross-entropy, nats per token with loss",
@@ -19,25 +19,27 @@ PLOTS = {
 }
 
 
-def write_plots(model_dir: str, reference_losses: Mapping[str, float] = {}) -> list[str]:
-    """Draws every plot that has data; returns their paths. `reference_losses` become dashed lines in the loss."""
-    lines = read_metrics(model_dir)
+def write_plots(model_dir: str) -> list[str]:
+    """Draws every plot that has data; returns their paths. Of references.json numbers of a metric become dashed lines."""
+    columns = read_columns(model_dir)
     directory = epath.Path(model_dir) / "plots"
     directory.mkdir(parents=True, exist_ok=True)
-    paths = [_plot(lines, key, label, directory, reference_losses if key == "loss" else {}) for key, label in PLOTS.items()]
+    references = read_references(model_dir)
+    paths = [_plot(columns, key, label, directory, references.get(key, {})) for key, label in PLOTS.items()]
     return [str(path) for path in paths if path]
 
 
-def _plot(lines: list[dict], key: str, label: str, directory: epath.Path, references: Mapping[str, float]) -> epath.Path | None:
-    splits = sorted({line["split"] for line in lines if line.get(key) is not None}, key=lambda s: s != "train")
-    if not splits:
+def _plot(
+    columns: Mapping[str, Columns], key: str, label: str, directory: epath.Path, references: Mapping[str, float]
+) -> epath.Path | None:
+    curves = {split: found for split, of in columns.items() if (found := curve(of, key, points=1000))}
+    if not curves:
         return None
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-    for split in splits:
-        points = [(line["step"], line[key]) for line in lines if line["split"] == split and line.get(key) is not None]
-        steps, values = zip(*points, strict=True)
-        style = {"alpha": 0.8, "linewidth": 1} if split == "train" else {"marker": "o", "markersize": 3}
-        axes.plot(steps, values, label=split, **style)
+    for split, found in sorted(curves.items(), key=lambda item: (item[0] != TRAIN, item[0])):
+        style = {"linewidth": 1} if split == TRAIN else {"marker": "o", "markersize": 3}
+        (line,) = axes.plot(found.steps, found.mean, label=split, **style)
+        axes.fill_between(found.steps, found.low, found.high, color=line.get_color(), alpha=0.2, linewidth=0)
     for name, value in references.items():
         axes.axhline(value, linestyle="--", color="gray", label=name)
     axes.set(xlabel="step", ylabel=label)

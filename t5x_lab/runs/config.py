@@ -37,6 +37,7 @@ from t5x_lab.evaluation.config import (
     MetricsEvaluation,
     ProbeEvaluation,
     RankingEvaluation,
+    SamplesEvaluation,
     check_evaluations,
 )
 from t5x_lab.evaluation.probes import Acceptability, Answers, Blimp, Referents, Sentiment
@@ -179,6 +180,7 @@ CONFIGURABLES = (
     LossEvaluation,
     MetricsEvaluation,
     RankingEvaluation,
+    SamplesEvaluation,
     ClassificationEvaluation,
     ProbeEvaluation,
     Blimp,

@@ -1,27 +1,26 @@
-"""The demo: vocabulary, pre-training, a unigram model to compare with, generated text, a report."""
+"""The demo: a vocabulary, a unigram model to compare with, pre-training, and its report."""
 
-import html
-import math
 import os
 import shutil
 import sys
 import time
 
 import numpy as np
+from etils import epath
 
+from t5x_lab.checkpoints.layout import finished_steps
+from t5x_lab.config.json_files import read_json, write_json
 from t5x_lab.data.environment import check_environment
 from t5x_lab.observe.console import say
+from t5x_lab.observe.curves import REFERENCES
 from t5x_lab.observe.metrics import read_metrics
-from t5x_lab.observe.plots import write_plots
+from t5x_lab.report.page import FILE
 from t5x_lab.runs.config import GinConfig
-from t5x_lab.runs.load import load
-from t5x_lab.runs.run import Run
 from t5x_lab.runs.train import train
 
 RECIPE = "recipes/demo.gin"
 TASK = "sotu_full_lm"
 PIECES = 4000
-PROMPTS = ("The Congress of the United States", "My fellow Americans, tonight", "The expenditures of the Government", "We must")
 
 
 def demo(model_dir: str, steps: int | None = None) -> None:
@@ -38,24 +37,21 @@ def demo(model_dir: str, steps: int | None = None) -> None:
     if not os.path.exists(vocabulary):
         _train_vocabulary(vocabulary)
     config = GinConfig([RECIPE], bindings)
-    say("2. Pre-training a causal decoder on them. Speeches of years that end in 7 are held out.")
+    say("2. A unigram model of the same text, to compare with. Speeches of years that end in 7 are held out.")
+    unigram = _reference(config, epath.Path(model_dir) / REFERENCES)
+    say("3. Pre-training a causal decoder, which shows now and then what it writes.")
     train(config)
-    say("3. A unigram model of the same text, to compare with.")
-    unigram = unigram_loss(config)
-    say("4. What the trained model writes.")
-    model = load(model_dir)
-    samples = write_samples(model)
-    report = write_report(model_dir, model, unigram, samples)
     first, last = _losses(model_dir)
+    step = finished_steps(model_dir)[-1]
     command = "t5x_lab" if shutil.which("t5x_lab") else os.path.join(os.path.dirname(sys.executable), "t5x_lab")
     say(
         f"\nThe loss on held-out speeches is {last:.2f} nats per token; it began at {first:.2f}, and a unigram model has "
-        f"{unigram:.2f}.\nThe report is {report}, with plots in {os.path.join(model_dir, 'plots')}.\n"
+        f"{unigram:.2f}.\nLook at {os.path.join(model_dir, FILE)}: curves, evaluations, what it writes.\n"
         f"The whole demo took {(time.monotonic() - began) / 60:.1f} minutes. Continue with:\n"
         f'  {command} generate --model_dir={model_dir} --prompt="The people" --temperature=0.7\n'
         f"  {command} eval --model_dir={model_dir} --step=all\n"
-        f"  {command} train --gin_file={model_dir}/config.gin --gin.TRAIN_STEPS={2 * model.step} "
-        f"--gin.LearningRate.decay_factor={_decay_factor(2 * model.step)}"
+        f"  {command} train --gin_file={model_dir}/config.gin --gin.TRAIN_STEPS={2 * step} "
+        f"--gin.LearningRate.decay_factor={_decay_factor(2 * step)}"
     )
 
 
@@ -70,6 +66,16 @@ def _train_vocabulary(path: str) -> None:
     from t5x_lab.data.tasks import documents
 
     train_sentencepiece(documents(DataConfig(TASK, {"targets": 1}, 1, ByteVocabulary(), shards=1)), path, PIECES)
+
+
+def _reference(config: GinConfig, path: epath.Path) -> float:
+    """The unigram model's loss, computed once, which plots and the report show beside the run's."""
+    name = "unigram model"
+    found = (read_json(path) or {}).get("loss", {}).get(name)
+    if found is None:
+        found = unigram_loss(config)
+        write_json(path, {"loss": {name: found}})
+    return found
 
 
 def unigram_loss(config: GinConfig) -> float:
@@ -92,44 +98,6 @@ def unigram_loss(config: GinConfig) -> float:
         total += float((nats[batch["decoder_target_tokens"]] * weights).sum())
         tokens += float(weights.sum())
     return total / tokens
-
-
-def write_samples(model: Run) -> list[tuple[str, str, str]]:
-    """(prompt, kind, continuation) of every prompt, greedy and sampled; shown as they come."""
-    samples = []
-    for kind, temperature, top_p in (("greedy", 0.0, 1.0), ("temperature 0.8, top-p 0.9", 0.8, 0.9)):
-        completions = model.generate(PROMPTS, max_tokens=40, temperature=temperature, top_p=top_p, seed=1)
-        for prompt, texts in zip(PROMPTS, completions, strict=True):
-            samples.append((prompt, kind, texts[0]))
-            say(f"   [{kind}] {prompt} … {texts[0]}")
-    return samples
-
-
-def write_report(model_dir: str, model: Run, unigram: float, samples: list[tuple[str, str, str]]) -> str:
-    """Writes report.html; returns its path."""
-    plots = write_plots(model_dir, {"unigram model": unigram})
-    first, last = _losses(model_dir)
-    tokens = next(line["tokens_processed"] for line in reversed(read_metrics(model_dir)) if line["split"] == "train")
-    rows = [
-        ("parameters", f"{model.num_parameters:,}"),
-        ("steps, tokens", f"{model.step:,}, {tokens:,}"),
-        ("loss at the first step", f"{first:.3f} nats per token"),
-        ("unigram model, held-out speeches", f"{unigram:.3f} nats per token"),
-        ("this model, held-out speeches", f"{last:.3f} nats per token (perplexity {math.exp(last):.1f})"),
-    ]
-    table = "".join(f"<tr><td>{name}</td><td>{value}</td></tr>" for name, value in rows)
-    images = "".join(f'<img src="plots/{os.path.basename(path)}" width="640">' for path in plots)
-    texts = "".join(
-        f"<p><small>{kind}</small><br><b>{html.escape(prompt)}</b> {html.escape(text)}</p>" for prompt, kind, text in samples
-    )
-    path = os.path.join(model_dir, "report.html")
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(
-            '<!doctype html><meta charset="utf-8"><title>t5x_lab demo</title>'
-            '<body style="font: 16px sans-serif; margin: 2em; max-width: 48em">'
-            f'<h1>t5x_lab demo</h1><table cellpadding="4">{table}</table>{images}<h2>What it writes</h2>{texts}'
-        )
-    return path
 
 
 def _losses(model_dir: str) -> tuple[float, float]:

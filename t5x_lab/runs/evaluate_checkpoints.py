@@ -14,9 +14,9 @@ from t5x_lab.config.errors import UserError
 from t5x_lab.data.environment import check_environment
 from t5x_lab.models.model import Params
 from t5x_lab.observe.console import say
+from t5x_lab.observe.end import read_end
 from t5x_lab.partitioning.distributed import broadcast
 from t5x_lab.runs.config import GinConfig
-from t5x_lab.runs.end import read_end
 from t5x_lab.runs.evaluate import Evaluations, Found, by_split
 from t5x_lab.runs.load import load
 from t5x_lab.runs.run import Run

@@ -18,10 +18,10 @@ from etils import epath
 
 from t5x_lab.config.errors import UserError, unwritable
 from t5x_lab.observe.console import say
+from t5x_lab.observe.end import OWNER, PATIENCE_SECONDS
 from t5x_lab.partitioning.distributed import broadcast
 
-FILE = "OWNER"
-BEAT_SECONDS, PATIENCE_SECONDS = 10.0, 35.0  # between two signs of life; after so long without one an owner is dead
+BEAT_SECONDS = 10.0  # between two signs of life
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +64,7 @@ def owned(model_dir: str) -> Iterator[None]:
       UserError: when another run owns it.
     """
     refusal = ""
-    mine = _Ownership(epath.Path(model_dir) / FILE)
+    mine = _Ownership(epath.Path(model_dir) / OWNER)
     if jax.process_index() == 0:
         try:
             mine.take()

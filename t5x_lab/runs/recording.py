@@ -9,6 +9,7 @@ import jax
 from t5x_lab.observe.console import say
 from t5x_lab.observe.hardware import peak_flops
 from t5x_lab.observe.plots import write_plots
+from t5x_lab.report.page import write_report
 from t5x_lab.runs.config import RunConfig
 from t5x_lab.training.clock import Clock
 from t5x_lab.training.hooks import Hooks
@@ -53,7 +54,8 @@ class Recorder:
             self._by_task[task] += tokens
         speed = self._flops / metrics["seconds_per_step"]
         goodput = self._clock.add(metrics["seconds_per_step"])
-        metrics = {**metrics, **self._totals, "mfu": speed / self._peak if self._peak else None, "goodput": goodput}
+        metrics = {**metrics, **self._totals, "mfu": speed / self._peak if self._peak else None}
+        metrics |= {"goodput": goodput, "seconds": self._clock.seconds}
         if len(self._task_names) > 1 and (step % self._eval_period == 0 or step == self._last_step):
             by_task = zip(self._task_names, self._by_task, strict=True)
             metrics |= {f"tokens_processed/{name}": tokens for name, tokens in by_task}
@@ -69,12 +71,13 @@ class Recorder:
         self._hooks.media(step, split, values)
 
     def close(self) -> None:
-        """Draws the plots."""
+        """Draws the plots, and the page of the run."""
         if jax.process_index() == 0:
             try:
                 write_plots(self._model_dir)
+                write_report([self._model_dir], is_over=True)
             except OSError as error:
-                say(f"The plots could not be written: {error}.")
+                say(f"The plots and the report could not be written: {error}.")
 
 
 def _finite(metrics: Mapping) -> dict[str, float | None]:

@@ -1,15 +1,20 @@
 """What is said of a run before it begins: its budget, its banner, its dry run, the files that describe it."""
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 from etils import epath
 
+from t5x_lab import __version__
 from t5x_lab.checkpoints.layout import finished_steps
 from t5x_lab.config.errors import NotHere, UserError, unwritable
+from t5x_lab.config.json_files import write_json
 from t5x_lab.networks.network import check_length, more_ids
 from t5x_lab.observe.hardware import peak_flops
 from t5x_lab.observe.model_info import model_info
+from t5x_lab.report.run_directory import FACTS
 from t5x_lab.runs.assemble import assemble_run
 from t5x_lab.runs.batch import BatchOfTasks, batch_of_tasks
 from t5x_lab.runs.config import GinConfig, RunConfig
@@ -52,7 +57,7 @@ def dry_run(config: GinConfig) -> str:
             f"{_unreadable(run)} cannot be read from here ({type(error).__name__}); what a run would start from is not known."
         )
     check_length(run.model.network, max(lengths))
-    text = banner(run, sharded, 0, lengths, step_flops(run, sharded, lengths), budget_of(run, lengths, 0))
+    text = banner(facts_of(run, sharded, lengths), 0, budget_of(run, lengths, 0))
     return "\n".join([with_model_info(config, sharded), text, start, *unchecked])
 
 
@@ -86,28 +91,47 @@ def with_model_info(config: GinConfig, sharded: ShardedModel) -> str:
     return f"{config.text}\n{model_info(sharded.model, sharded.partitioner)}"
 
 
-def banner(run: RunConfig, sharded: ShardedModel, first_step: int, lengths: tuple[int, int], flops: int, budget: Budget) -> str:
-    """What one wants to know before a run begins; `flops` are those of a step, see `step_flops`."""
-    devices = sharded.mesh.devices.flat
-    encoder, decoder = lengths
-    rows = run.data.batch_size * run.model.sequences
-    tokens = rows * (encoder + decoder)
+def facts_of(run: RunConfig, sharded: ShardedModel, lengths: tuple[int, int]) -> dict[str, Any]:
+    """What a run is, as JSON has it; `lengths` are the encoder's and the decoder's."""
+    kind = sharded.mesh.devices.flat[0].device_kind
+    return {
+        "version": __version__,
+        "architecture": run.model.network.architecture,
+        "num_parameters": sharded.model.num_parameters,
+        "mixture_or_task_name": run.data.mixture_or_task_name,
+        "rows": run.data.batch_size * run.model.sequences,
+        "encoder_length": lengths[0],
+        "decoder_length": lengths[1],
+        "train_steps": run.train_steps,
+        "train_tokens": run.train_tokens,
+        "flops_per_step": step_flops(run, sharded, lengths),
+        "devices": sharded.mesh.size,
+        "device_kind": kind,
+        "peak_flops": peak_flops(kind),
+        "processes": jax.process_count(),
+        "mesh": ", ".join(f"{axis}={size}" for axis, size in sharded.mesh.shape.items()),
+        "model_dir": run.model_dir,
+    }
+
+
+def banner(facts: Mapping[str, Any], first_step: int, budget: Budget) -> str:
+    """What one wants to know before a run begins."""
     end = last_step(budget, first_step)
-    steps = end - first_step
-    kind = devices[0].device_kind
-    peak = peak_flops(kind)
+    steps, peak = end - first_step, facts["peak_flops"]
+    encoder, decoder = facts["encoder_length"], facts["decoder_length"]
+    tokens = facts["rows"] * (encoder + decoder)
     return "\n".join(
         [
-            f"devices     {sharded.mesh.size} x {kind}, {jax.process_count()} process(es), mesh "
-            + ", ".join(f"{axis}={size}" for axis, size in sharded.mesh.shape.items()),
-            f"model       {run.model.network.architecture}, {sharded.model.num_parameters:,} parameters",
-            f"data        {run.data.mixture_or_task_name}, {rows} rows of {encoder} + {decoder} tokens = {tokens:,} per batch",
-            f"steps       {first_step} to {'about ' if run.train_tokens else ''}{end}: {tokens * steps:,} tokens, "
-            f"{float(flops * steps):.3g} FLOPs (forward and backward, attention in full)",
+            f"devices     {facts['devices']} x {facts['device_kind']}, {facts['processes']} process(es), mesh {facts['mesh']}",
+            f"model       {facts['architecture']}, {facts['num_parameters']:,} parameters",
+            f"data        {facts['mixture_or_task_name']}, {facts['rows']} rows of {encoder} + {decoder} tokens = {tokens:,} "
+            "per batch",
+            f"steps       {first_step} to {'about ' if facts['train_tokens'] else ''}{end}: {tokens * steps:,} tokens, "
+            f"{float(facts['flops_per_step'] * steps):.3g} FLOPs (forward and backward, attention in full)",
             f"MFU         those FLOPs, recomputation not counted, against {peak:.3g} FLOP/s per device"
             if peak
             else "MFU         none: this device's peak is unknown",
-            f"directory   {run.model_dir}",
+            f"directory   {facts['model_dir']}",
         ]
     )
 
@@ -117,6 +141,15 @@ def make_run_directory(model_dir: str) -> None:
         epath.Path(model_dir).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"MODEL_DIR {model_dir} cannot be written to: {error.strerror}. Choose another.") from error
+
+
+def write_facts(facts: Mapping[str, Any]) -> None:
+    """Writes run.json, which reports read."""
+    path = epath.Path(facts["model_dir"]) / FACTS
+    try:
+        write_json(path, facts, indent=1)
+    except OSError as error:
+        raise unwritable(path, error) from error
 
 
 def write_run_files(run: RunConfig, config_text: str, sharded: ShardedModel) -> None:

@@ -14,13 +14,13 @@ from t5x_lab.checkpoints.saving import Saver, without_abandoned_writes
 from t5x_lab.evaluation.config import EarlyStopping
 from t5x_lab.networks.network import check_length, more_ids
 from t5x_lab.observe.console import say
+from t5x_lab.observe.end import remove_end, write_end
 from t5x_lab.observe.profile import Profiled, check_profiler
 from t5x_lab.partitioning.distributed import broadcast, broadcast_text, fail_together
 from t5x_lab.partitioning.waiting import limit_waiting, waiting_for
 from t5x_lab.runs.assemble import Training, assemble_run
 from t5x_lab.runs.batch import BatchOfTasks, batch_of_tasks
 from t5x_lab.runs.config import GinConfig, RunConfig, fixed_by_task
-from t5x_lab.runs.end import remove_end, write_end
 from t5x_lab.runs.evaluate import Entry, Evaluations, by_split, evaluations_of
 from t5x_lab.runs.owner import owned
 from t5x_lab.runs.recording import Recorder
@@ -35,11 +35,12 @@ from t5x_lab.runs.starting_point import (
 from t5x_lab.runs.summary import (
     banner,
     budget_of,
+    facts_of,
     last_step,
     make_run_directory,
+    write_facts,
     write_run_files,
 )
-from t5x_lab.runs.training_flops import step_flops
 from t5x_lab.training.clock import Clock
 from t5x_lab.training.hooks import Hooks, RunStart, Statistics
 from t5x_lab.training.loop import Action, Budget, Diverged, Preempted
@@ -72,12 +73,14 @@ def train(config: GinConfig) -> None:
             say(f"Nothing to do: {why}")
             mark_end(job, job.first_step)
             return
-        flops = step_flops(job.run, job.sharded, job.batch.lengths)
-        say(banner(job.run, job.sharded, job.first_step, job.batch.lengths, flops, job.budget))
+        facts = facts_of(job.run, job.sharded, job.batch.lengths)
+        say(banner(facts, job.first_step, job.budget))
         if job.starting_point.step is not None:
             clock = Clock(**read_info(job.checkpoints.directory / str(job.starting_point.step)).get("clock", {}))
         hooks = Hooks(job.run.hooks, say)
-        recorder = Recorder(job.run, job.state, clock, job.batch.counted, flops / job.sharded.mesh.size, hooks)
+        recorder = Recorder(
+            job.run, job.state, clock, job.batch.counted, facts["flops_per_step"] / job.sharded.mesh.size, hooks
+        )
         stack.callback(recorder.close)
         saver = make_saver(job, clock, recorder, hooks)
         step = job.training.step
@@ -86,6 +89,7 @@ def train(config: GinConfig) -> None:
             stack.callback(profiled.close)
         if jax.process_index() == 0:
             remove_end(job.run.model_dir)
+            write_facts(facts)
         with fail_together(Preempted, Diverged), hooks.around(start_of(job)):
             evaluate(job, recorder, evaluated_at_start, job.first_step, job.state)
             if evaluated_at_start:

@@ -23,7 +23,12 @@ class Clock:
         if self._compiled:
             self.productive += seconds_per_step
         self._compiled = True
-        return self.productive / max(time.time() - self.began, 1e-9)
+        return self.productive / max(self.seconds, 1e-9)
+
+    @property
+    def seconds(self) -> float:
+        """Since the run first began."""
+        return time.time() - self.began
 
     def state(self) -> dict[str, float]:
         """What `Clock(**state)` continues from."""

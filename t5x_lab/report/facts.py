@@ -1,0 +1,118 @@
+"""What was trained on what, and at which cost: a table of runs."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from t5x_lab.report.run_directory import RunFiles
+from t5x_lab.report.time_spent import time_spent
+
+
+def facts_of(runs: Sequence[RunFiles]) -> dict[str, list[str]]:
+    """By what it is, each run's; "" of what its files do not say, and without what no run says."""
+    rows = {name: [_or_nothing(of, run) for run in runs] for name, of in FACTS.items()}
+    return {name: cells for name, cells in rows.items() if any(cells)}
+
+
+def _or_nothing(of: Callable[[RunFiles], str], run: RunFiles) -> str:
+    try:
+        return of(run)
+    except (LookupError, TypeError, ValueError):  # of a version that writes other facts, or of a new run
+        return ""
+
+
+def _bound(name: str) -> Callable[[RunFiles], str]:
+    return lambda run: run.settings[name].strip("'\"").removeprefix("@").removesuffix("()")
+
+
+def _beginning(run: RunFiles) -> str:
+    path = _bound("INITIAL_CHECKPOINT_PATH")(run)
+    return "fresh parameters" if path == "None" else path
+
+
+def _batch(run: RunFiles) -> str:
+    lengths = [run.facts[key] for key in ("encoder_length", "decoder_length")]
+    return f"{run.facts['rows']:,} rows of {' + '.join(f'{length:,}' for length in lengths if length)} tokens"
+
+
+def _steps(run: RunFiles) -> str:
+    goal = run.facts.get("train_steps")
+    return f"{run.last_step:,}" + (f" of {goal:,}" if goal else "")
+
+
+def _last(run: RunFiles, metric: str) -> float:
+    values = run.train[metric]
+    return float(values[np.isfinite(values)][-1])
+
+
+def _tokens(run: RunFiles) -> str:
+    return f"{_last(run, 'tokens_processed'):,.0f} processed, {_last(run, 'tokens_with_loss'):,.0f} with loss"
+
+
+def _loss(run: RunFiles) -> str:
+    return f"{run.train['loss'][0]:.3f} at first, {_last(run, 'loss'):.3f} at the end"
+
+
+def _losses(run: RunFiles) -> str:
+    found = []
+    for split, of in run.evaluations.items():
+        losses = [loss for numbers in of.values() if (loss := numbers.get("loss")) is not None]
+        if losses and split.startswith("eval"):
+            found.append(f"{split.partition('/')[2]} {losses[-1]:.3f} (perplexity {math.exp(min(losses[-1], 50)):.1f})")
+    return ", ".join(found[:4])
+
+
+def _shares(run: RunFiles) -> str:
+    spent = time_spent(run.train)
+    if spent is None:
+        return ""
+    share = lambda seconds: f"{seconds / spent.total:.1%}"
+    waiting = f" ({share(spent.data)} waiting for data)" if spent.data > 0.001 * spent.total else ""
+    starts = f"{spent.starts} starts and what they lost" if spent.starts > 1 else "starting and compiling"
+    return (
+        f"{share(spent.steps)} in steps{waiting}, {share(spent.between)} between them (evaluations, checkpoints), "
+        f"{share(spent.starting)} {starts}"
+    )
+
+
+def _median(metric: str, form: str) -> Callable[[RunFiles], str]:
+    def of(run: RunFiles) -> str:
+        values = run.train[metric]
+        values = values[np.isfinite(values)]
+        return format(float(np.median(values)), form) if len(values) else ""
+
+    return of
+
+
+def duration(seconds: float) -> str:
+    """In its two largest units: 3 d 4 h."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    parts = [(days, "d"), (hours, "h"), (minutes, "min"), (seconds, "s")]
+    first = next((number for number, (value, _) in enumerate(parts) if value), 3)
+    return " ".join(f"{value} {unit}" for value, unit in parts[first : first + 2])
+
+
+FACTS: dict[str, Callable[[RunFiles], str]] = {
+    "model": lambda run: f"{run.facts['architecture']}, {run.facts['num_parameters']:,} parameters",
+    "trained on": _bound("MIXTURE_OR_TASK_NAME"),
+    "objective": _bound("OBJECTIVE"),
+    "optimizer": _bound("OPTIMIZER"),
+    "began with": _beginning,
+    "a batch": _batch,
+    "steps": _steps,
+    "tokens": _tokens,
+    "FLOPs": lambda run: f"{run.last_step * float(run.facts['flops_per_step']):.3g}, forward and backward",
+    "loss of training": _loss,
+    "evaluated": _losses,
+    "time": lambda run: duration(_last(run, "seconds")),
+    "of it": _shares,
+    "tokens per second": _median("tokens_per_second", ",.0f"),
+    "MFU": _median("mfu", ".1%"),
+    "devices": lambda run: (
+        f"{run.facts['devices']} x {run.facts['device_kind']}, {run.facts['processes']} process(es), mesh {run.facts['mesh']}"
+    ),
+    "t5x_lab": lambda run: run.facts["version"],
+}

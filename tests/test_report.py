@@ -1,0 +1,300 @@
+"""Pages of runs: what they say equals what the files of runs hold, and a browser shows it."""
+
+import html.parser
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import time
+
+import gin
+import numpy as np
+import pytest
+from etils import epath
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from t5x_lab.cli.main import main
+from t5x_lab.config.errors import UserError
+from t5x_lab.config.json_files import write_json
+from t5x_lab.observe import curves
+from t5x_lab.observe.curves import Columns, curve, read_columns
+from t5x_lab.observe.end import OWNER, write_end
+from t5x_lab.observe.metrics import read_metrics
+from t5x_lab.report.differences import differences
+from t5x_lab.report.facts import duration, facts_of
+from t5x_lab.report.page import names_of, spread, write_report
+from t5x_lab.report.run_directory import read_run, settings_of
+from t5x_lab.report.time_spent import time_spent
+from t5x_lab.runs.config import GinConfig
+
+# ---- files
+
+
+def step_line(step: int, **more) -> dict:
+    line = {"step": step, "split": "train", "loss": 6 / step + 1, "accuracy": 0.1, "learning_rate": 0.01, "grad_norm": 0.5}
+    line |= {"seconds_per_step": 0.1, "tokens_per_second": 640.0, "mfu": None, "data_wait_fraction": 0.0}
+    return {**line, "tokens_processed": 64 * step, "tokens_with_loss": 60 * step, "seconds": 0.1 * step, "goodput": 0.9, **more}
+
+
+def make_run(path: str, lines: list[dict], config: str = "TRAIN_STEPS = 40\n", facts: dict | None = None) -> str:
+    directory = pathlib.Path(path)
+    directory.mkdir(parents=True)
+    (directory / "config.gin").write_text(config)
+    (directory / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    if facts is not None:
+        write_json(epath.Path(directory / "run.json"), facts)
+    return path
+
+
+FACTS = {
+    "version": "0.1.0", "architecture": "causal_decoder", "num_parameters": 4776, "rows": 4, "encoder_length": 0,
+    "decoder_length": 64, "train_steps": 40, "flops_per_step": 1000, "devices": 1, "device_kind": "cpu", "processes": 1,
+    "mesh": "data=1",
+}  # fmt: skip
+EVALUATED = [
+    {"step": step, "split": f"eval/{task}", "loss": 5.0 - 0.01 * step, "accuracy": 0.2, "tokens_processed": 100}
+    for step in (20, 40)
+    for task in ("a", "b")
+]
+
+
+def test_columns_hold_what_the_lines_hold(monkeypatch):
+    monkeypatch.setattr(curves, "LINES_AT_A_TIME", 3)
+    lines = [step_line(step) for step in range(1, 9)]
+    lines[2]["loss"] = None
+    lines[4]["mine"] = 7
+    lines[5]["odd"] = "a text"
+    make_run("run", [*lines, *EVALUATED, step_line(8, loss=3.5)])  # a step of two lines: the last one counts
+    with open("run/metrics.jsonl", "a") as file:
+        file.write('{"step": 9, "split": "train", "lo')
+    columns = read_columns("run")
+    assert set(columns) == {"train", "eval/a", "eval/b"}
+    last = {(line["split"], line["step"]): line for line in read_metrics("run")}
+    for split, found in columns.items():
+        assert list(found.steps) == sorted(step for of, step in last if of == split)
+        for metric, values in found.values.items():
+            expected = [last[split, step].get(metric) for step in found.steps]
+            expected = [np.nan if value is None or isinstance(value, str) else value for value in expected]
+            np.testing.assert_array_equal(values, expected, err_msg=metric)
+    assert {"mine", "loss"} <= columns["train"].values.keys() and np.isnan(columns["train"]["never"]).all()
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@given(st.lists(st.one_of(st.floats(-1e6, 1e6), st.just(np.nan)), max_size=60), st.integers(1, 12))
+def test_a_thinned_curve_has_every_value_within_its_bands(values, points):
+    steps = 3 * np.arange(1, len(values) + 1)
+    found = curve(Columns(steps, {"loss": np.array(values, float)}), "loss", points)
+    measured = [(step, value) for step, value in zip(steps, values) if np.isfinite(value)]
+    if not measured:
+        assert found is None
+        return
+    assert len(found.steps) == min(points, len(measured)) and found.steps[-1] == measured[-1][0]
+    begin = 0
+    for end, mean, low, high in zip(found.steps, found.mean, found.low, found.high):
+        of = [value for step, value in measured if begin < step <= end]
+        np.testing.assert_allclose([mean, low, high], [np.mean(of), min(of), max(of)], rtol=1e-9, atol=1e-6)
+        begin = end
+    sizes = np.diff(np.searchsorted([step for step, _ in measured], found.steps, side="right"), prepend=0)
+    assert sizes.max() - sizes.min() <= 1
+
+
+def test_settings_are_those_that_gin_reads():
+    bindings = ['MODEL_DIR = "run"', "VOCABULARY = @ByteVocabulary()", 'TASK_FEATURE_LENGTHS = {"inputs": 512, "targets": 114}']
+    files = ["models/t5_1_1/tiny.gin", "objectives/span_corruption.gin", "runs/pretrain.gin"]
+    text = GinConfig(files, [*bindings, "TRAIN_STEPS = 5", f"EVALS = ({'@LossEvaluation(), ' * 9})"]).text
+    found = settings_of(text)
+    parsed = {}
+    parser = gin.config_parser.ConfigParser(text, _Delegate())
+    for statement in parser:
+        if isinstance(statement, gin.config_parser.BindingStatement):
+            name = f"{statement.scope}/" if statement.scope else ""
+            parsed[name + ".".join(filter(None, (statement.selector, statement.arg_name)))] = statement.value
+    assert found.keys() == parsed.keys() and len(found) > 80
+    for name, value in found.items():
+        assert gin.config_parser.ConfigParser(value, _Delegate()).parse_value() == parsed[name], name
+
+
+class _Delegate(gin.config_parser.ParserDelegate):
+    def configurable_reference(self, scoped_name, evaluate):
+        return f"@{scoped_name}{evaluate}"
+
+    def macro(self, scoped_name):
+        return f"%{scoped_name}"
+
+
+def test_time_is_told_apart():
+    """Two processes: 10 s until the first step, 2 s for an evaluation, 100 s until the second one goes on from step 4."""
+    clock, productive, lines = 0.0, 0.0, []
+    for step, before, seconds in [(1, 10, 5), (2, 0, 1), (3, 0, 1), (4, 2, 1), (5, 100, 6), (6, 0, 1), (7, 0, 1)]:
+        clock += before + seconds
+        productive += seconds if step not in (1, 5) else 0
+        lines.append(
+            step_line(step, seconds=clock, seconds_per_step=seconds, goodput=productive / clock, data_wait_fraction=0.5)
+        )
+    make_run("run", lines)
+    spent = time_spent(read_columns("run")["train"])
+    assert (spent.total, spent.steps, spent.data, spent.between, spent.starting, spent.starts) == pytest.approx(
+        (128, 5, 2.5, 2, 121, 2)
+    )
+    assert time_spent(Columns(np.array([1]), {"loss": np.array([1.0])})) is None
+    assert [duration(seconds) for seconds in (0, 59.6, 3700, 90061)] == ["0 s", "1 min 0 s", "1 h 1 min", "1 d 1 h"]
+
+
+# ---- pages
+
+
+def tags(page: str) -> list[tuple[str, dict]]:
+    found: list[tuple[str, dict]] = []
+    parser = html.parser.HTMLParser()
+    parser.handle_starttag = lambda tag, attrs: found.append((tag, dict(attrs)))
+    parser.feed(page)
+    return found
+
+
+def text_of(page: str) -> str:
+    """What a reader reads."""
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", re.sub(r"<(script|style)>.*?</\1>", "", page, flags=re.DOTALL)))
+
+
+def report(*runs: str, **options) -> str:
+    return pathlib.Path(write_report(runs, **options)).read_text()
+
+
+def test_a_page_needs_nothing_from_elsewhere():
+    page = report(make_run("run", [step_line(step) for step in range(1, 41)] + EVALUATED, facts=FACTS))
+    for tag, attributes in tags(page):
+        assert tag not in ("link", "img", "iframe", "object", "embed", "base"), (tag, attributes)
+        assert not {"src", "srcset", "data", "background"} & attributes.keys(), (tag, attributes)
+    style = re.search(r"<style>(.*?)</style>", page, re.DOTALL).group(1)
+    assert "url(" not in style and "@import" not in style and "http" not in style
+    assert len(page) < 2e6
+
+
+def test_what_a_page_says_is_what_the_files_say():
+    lines = [step_line(step) for step in range(1, 41)]
+    make_run("run", lines + EVALUATED, "MIXTURE_OR_TASK_NAME = 'sotu'\nOPTIMIZER = @Adafactor()\nTRAIN_STEPS = 40\n", FACTS)
+    write_end("run", 40)
+    results = {"step": 30, "results": {"probe": {"score": 0.625}}, "texts": {"prompts": {"We must <b>": "</script> & more"}}}
+    os.makedirs("run/evals/mine")
+    write_json(epath.Path("run/evals/mine/30.json"), results)
+    pathlib.Path("run/evals/mine/30.txt").write_text("a table of its own")
+    write_json(epath.Path("run/references.json"), {"loss": {"unigram": 6.3}})
+    page = report("run")
+    said = text_of(page)
+    for words in (
+        "finished at step 40.", "causal_decoder, 4,776 parameters", "4 rows of 64 tokens", "sotu", "Adafactor",
+        "2,560 processed, 2,400 with loss", "4e+04, forward and backward", "7.000 at first, 1.150 at the end",
+        "a 4.600 (perplexity 99.5)", "100.0% in steps", "step 20", "0.625", "a table of its own",
+        "We must &lt;b&gt;", "&lt;/script&gt; &amp; more", "t5x_lab train --gin_file=run/config.gin --gin.TRAIN_STEPS=80",
+    ):  # fmt: skip
+        assert words in said, words
+    assert "unigram 6.3" in page and "generate" not in said  # it has no checkpoint
+
+
+@pytest.mark.parametrize("state", ["training", "stopped", "diverged", "new", "of another version", "without evaluations"])
+def test_runs_in_every_state_have_a_page(state):
+    lines = [step_line(step) for step in range(1, 11)]
+    if state == "diverged":
+        lines[-1] |= {"loss": None, "grad_norm": None}
+    if state == "of another version":
+        lines = [{"step": line["step"], "split": "train", "loss": line["loss"]} for line in lines]
+    make_run("run", [] if state == "new" else lines, facts={} if state == "of another version" else FACTS)
+    pathlib.Path("run", OWNER).write_text("{}")  # a run that was killed leaves one
+    if state != "training":
+        os.utime(f"run/{OWNER}", (0, time.time() - 60))
+    said = text_of(report("run"))
+    expected = {
+        "training": "in training: step 10 of 40.",
+        "diverged": "diverged: the loss of step 10 was not finite. Its training goes on from its beginning",
+        "new": "nothing was trained here yet.",
+        "of another version": "stopped after step 10.",
+    }
+    assert (
+        expected.get(state, "stopped after step 10 of 40. Its training goes on from its beginning: it has no checkpoint.")
+        in said
+    )
+    assert "None: nothing was evaluated yet" in said
+    assert ("No step of training" in said) == (state == "new")
+    assert ("over steps tokens FLOPs time" in said) == (state not in ("new", "of another version"))
+    if state == "training":  # by the training itself, when it ends
+        assert "stopped after step 10" in text_of(report("run", is_over=True))
+
+
+def test_what_is_no_run_is_said_in_a_sentence(capsys):
+    pathlib.Path("empty").mkdir()
+    assert main(["report", "empty"]) == 2
+    assert "empty holds no run: it has neither config.gin nor metrics.jsonl" in capsys.readouterr().err
+    with pytest.raises(UserError, match="nowhere is not there"):
+        write_report(["nowhere"])
+
+
+def test_several_runs_are_laid_over_each_other(capsys):
+    configs = [
+        "A.b = 1\nTRAIN_STEPS = 40\nMODEL_DIR = 'x'\n",
+        "A.b = 2\nTRAIN_STEPS = 40\nMODEL_DIR = 'y'\nC.d = \\\n    (1,\n     2)\n",
+    ]
+    lines = [step_line(step) for step in range(1, 41)]
+    make_run("one/run", lines + EVALUATED, configs[0], FACTS)
+    make_run("two/run", lines[:10], configs[1], {**FACTS, "num_parameters": 5000})
+    make_run("old", lines[:5], "")
+    runs = [read_run(path) for path in ("one/run", "two/run", "old")]
+    assert differences(runs) == {"A.b": ["1", "2", None], "C.d": [None, "(1, 2)", None]}
+    assert names_of(runs) == ["one/run", "two/run", pathlib.Path("old").absolute().parent.name + "/old"]
+    assert names_of(runs[:2]) == ["one/run", "two/run"] and names_of(runs[2:]) == ["old"]
+    assert facts_of(runs)["model"] == ["causal_decoder, 4,776 parameters", "causal_decoder, 5,000 parameters", ""]
+    assert main(["report", "one/run", "two/run", "old", "--output=pages/all.html"]) == 0
+    assert capsys.readouterr().out == "pages/all.html\n"
+    said = text_of(pathlib.Path("pages/all.html").read_text())
+    assert "A.b 1 2 –" in said and "a loss 4.6 – –" in said
+    assert "over steps tokens time one/run two/run" in said  # FLOPs are not known of all
+
+
+def test_a_million_steps_make_a_page_no_larger_than_thousands(monkeypatch):
+    sizes = []
+    for number in (1_000, 20_000):
+        sizes.append(len(report(make_run(f"run{number}", [step_line(step) for step in range(1, number + 1)], facts=FACTS))))
+    assert sizes[1] < 1.05 * sizes[0]
+    assert spread(range(1000), 8) == [0, 143, 285, 428, 571, 714, 856, 999] and spread([3, 4], 8) == [3, 4]
+
+
+# ---- in a browser
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+PROBE = """<script>
+const found = { errors: [] };
+addEventListener("error", (event) => found.errors.push(event.message));
+addEventListener("load", () => setTimeout(() => {
+  const all = () => Bokeh.documents.flatMap((doc) => doc.roots());
+  const ends = () => all().map((chart) => Math.round(chart.x_range.end));
+  found.charts = all().length;
+  found.wide = document.documentElement.scrollWidth - document.documentElement.clientWidth;
+  found.by_step = ends();
+  document.querySelector('[data-axis="tokens"]').click();
+  setTimeout(() => {
+    found.by_tokens = ends();
+    document.querySelector('[data-run="run-1"]').click();
+    found.hidden = all().map((chart) => chart.renderers.filter((drawn) => !drawn.visible).map((drawn) => drawn.name));
+    document.body.innerHTML = `<pre id="found">${JSON.stringify(found)}</pre>`;
+  }, 1000);
+}, 1500));
+</script>"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not CHROMIUM, reason="Debian's chromium is not installed: the page is not looked at in a browser")
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_browser_draws_the_curves_and_the_buttons_work(width):
+    lines = [step_line(step) for step in range(1, 41)]
+    page = report(make_run("one", lines + EVALUATED, facts=FACTS), make_run("two", lines[:20] + EVALUATED, facts=FACTS))
+    path = pathlib.Path("probed.html").absolute()
+    path.write_text(page.replace("<body>", "<body>" + PROBE, 1))
+    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},900", "--virtual-time-budget=20000"]
+    done = subprocess.run([CHROMIUM, *options, "--dump-dom", f"file://{path}"], capture_output=True, text=True, timeout=120)
+    found = json.loads(html.unescape(re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.DOTALL).group(1)))
+    assert found["errors"] == [] and found["wide"] <= 0, found
+    assert found["charts"] == 5 + 4  # loss, accuracy, rate, norm, speed; loss and accuracy of two tasks
+    assert set(found["by_step"]) == {40} and all(2560 < end < 2660 for end in found["by_tokens"]), found
+    assert all(names and set(names) == {"run-1"} for names in found["hidden"]), found["hidden"]
