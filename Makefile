@@ -39,7 +39,7 @@ lint: .venv/tested
 
 docs: .venv/installed
 	$(BIN)/python -m pip install --quiet -e ".[docs]"
-	$(BIN)/mkdocs build
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 bench: .venv/installed
 	$(BIN)/python benchmarks/kill_and_resume.py

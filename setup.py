@@ -18,6 +18,7 @@ PACKAGE_DATA = [
 
 CORE = [
     "absl-py>=2.1",
+    "bokeh>=3.7",  # the report's curves
     "etils[epath]>=1.10",
     "flax>=0.12.5",
     "gin-config>=0.5.0",
@@ -63,7 +64,7 @@ EXTRAS = {
     "test": [*BEAM, "libtpu>=0.0.40", "lm-eval>=0.4.13", "pytest>=8", "pytest-xdist>=3.6", "hypothesis>=6.100", "wandb>=0.19"],
     "compare": ["torch==2.13.0", "transformers>=5", "accelerate>=1", "peft>=0.18"],  # comparisons in tests and benchmarks
     "wandb": ["wandb>=0.19"],
-    "docs": ["mkdocs>=1.6,<2", "mkdocs-material>=9.5"],
+    "docs": ["mkdocs>=1.6,<2", "mkdocs-material>=9.5", "mkdocstrings-python>=2", "mkdocs-jupyter>=0.26", "jupytext>=1.17"],
     "lint": ["ruff>=0.8", "mypy>=1.13"],
 }
 

@@ -45,11 +45,11 @@ OWN = sorted(page for page in (ROOT / "docs" / "own").glob("*.md") if page.name 
 
 def bind_all(page: str) -> list[str]:
     """The settings of a page's gin files, with the page's modules beside them."""
-    blocks = re.findall(r"```(python)?\n(.*?)```", pathlib.Path(page).read_text(), re.DOTALL)
-    code = [text for kind, text in blocks if kind and "@gin.configurable" in text]
+    blocks = re.findall(r"```(python|gin)\n(.*?)```", pathlib.Path(page).read_text(), re.DOTALL)
+    code = [text for kind, text in blocks if kind == "python" and "@gin.configurable" in text]
     pathlib.Path("of_the_page.py").write_text("\n\n".join(code))
     found = []
-    for settings in (re.sub(r"import my_\w+", "import of_the_page", text) for kind, text in blocks if not kind):
+    for settings in (re.sub(r"import my_\w+", "import of_the_page", text) for kind, text in blocks if kind == "gin"):
         config = GinConfig(["models/causal_decoder/tiny.gin", "objectives/full_lm.gin"], [*RUN, settings])
         config.run()
         GinConfig([], [config.text]).run()  # as a run directory keeps it

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from t5x_lab.observe.curves import Columns, Curve, curve
+from t5x_lab.observe.curves import TRAIN, Columns, Curve, curve
 from t5x_lab.report.run_directory import RunFiles
 
 COLORS = ("#3b82f6", "#f97316", "#22a06b", "#d946ef", "#eab308", "#06b6d4", "#ef4444", "#8b5cf6", "#84cc16", "#a16207")
@@ -92,8 +92,11 @@ def _at(train: Columns, metric: str, steps: np.ndarray) -> np.ndarray:
 
 
 def charts_of_training(runs: Sequence[RunFiles], names: Sequence[str], axes: Axes) -> list[Chart]:
-    """The loss, and what else is measured at each step."""
-    found = [Chart("loss of training, nats per token", _of_train("loss", runs, names, axes), _references(runs, "loss"))]
+    """The loss, of one run beside that of its evaluations, and what else is measured at each step."""
+    loss = Chart("loss of training, nats per token", _of_train("loss", runs, names, axes), _references(runs, "loss"))
+    if len(runs) == 1:
+        loss = Chart("loss, nats per token", [*loss.lines, *_of_evaluations("loss", runs[0], axes)], loss.references)
+    found = [loss]
     found += [Chart(title, _of_train(metric, runs, names, axes)) for metric, title in TRAINING.items()]
     return [chart for chart in found if chart.lines]
 
@@ -123,6 +126,17 @@ def charts_of_evaluations(runs: Sequence[RunFiles], names: Sequence[str], axes: 
 COUNTS = ("raw_tokens", "tokens_processed", "tokens_with_loss", "examples", "cut", "chance", "z_loss", "weight_sum")
 
 
+def _of_evaluations(metric: str, run: RunFiles, axes: Axes) -> list[Line]:
+    """What is evaluated beside training, in the colors after that."""
+    lines: list[Line] = []
+    for split, numbers in run.evaluations.items():
+        points = _of_evaluation(numbers, metric)
+        if points and metric in run.train.values:
+            color = COLORS[(len(lines) + 1) % len(COLORS)]
+            lines.append(Line(split, 0, color, points, axes.x(run, points.steps), is_train=False))
+    return lines[: len(COLORS) - 1]
+
+
 def _references(runs: Sequence[RunFiles], metric: str) -> dict[str, float]:
     return {name: value for run in runs for name, value in run.references.get(metric, {}).items()}
 
@@ -133,7 +147,8 @@ def _of_train(metric: str, runs: Sequence[RunFiles], names: Sequence[str], axes:
         points = curve(run.train, metric)
         if points is not None and (metric != "data_wait_fraction" or points.high.max() > 0.01):
             x = axes.x(run, points.steps)
-            lines.append(Line(names[number], number, COLORS[number % len(COLORS)], points, x, is_train=True))
+            label = names[number] if len(runs) > 1 else TRAIN
+            lines.append(Line(label, number, COLORS[number % len(COLORS)], points, x, is_train=True))
     return lines
 
 
