@@ -54,6 +54,8 @@ DATA = [
 
 BEAM = ["apache-beam>=2.77", "google-crc32c>=1"]  # the latter for seqio_cache_tasks
 
+DOCS = ["mkdocs>=1.6,<2", "mkdocs-material>=9.5", "mkdocstrings-python>=2", "jupytext>=1.17", "nbclient>=0.10", "ipykernel>=6"]
+
 EXTRAS = {
     "tpu": ["jax[tpu]"],
     "gpu": ["jax[cuda12]"],
@@ -61,10 +63,19 @@ EXTRAS = {
     "harness": ["lm-eval>=0.4.13"],
     "beam": BEAM,
     "datasets": ["datasets>=3"],  # records that Hugging Face's library saved, or its hub has
-    "test": [*BEAM, "libtpu>=0.0.40", "lm-eval>=0.4.13", "pytest>=8", "pytest-xdist>=3.6", "hypothesis>=6.100", "wandb>=0.19"],
+    "test": [
+        *BEAM,
+        *DOCS,
+        "libtpu>=0.0.40",
+        "lm-eval>=0.4.13",
+        "pytest>=8",
+        "pytest-xdist>=3.6",
+        "hypothesis>=6.100",
+        "wandb>=0.19",
+    ],
     "compare": ["torch==2.13.0", "transformers>=5", "accelerate>=1", "peft>=0.18"],  # comparisons in tests and benchmarks
     "wandb": ["wandb>=0.19"],
-    "docs": ["mkdocs>=1.6,<2", "mkdocs-material>=9.5", "mkdocstrings-python>=2", "mkdocs-jupyter>=0.26", "jupytext>=1.17"],
+    "docs": DOCS,
     "lint": ["ruff>=0.8", "mypy>=1.13"],
 }
 

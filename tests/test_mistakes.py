@@ -1,6 +1,7 @@
 """Every mistake of a user is one sentence on stderr, with the nearest name, and exit status 2."""
 
 import errno
+import pathlib
 import re
 import sys
 
@@ -270,3 +271,39 @@ def test_a_users_number_of_arenas_is_kept(variable, kept, monkeypatch):
     monkeypatch.setattr(main.ctypes, "CDLL", lambda name: type("C", (), {"mallopt": lambda self, *a: asked.append(a)})())
     main._one_arena_a_core()
     assert bool(asked) != kept
+
+
+STATEFUL = {
+    "tf.py_function": 'seqio.TextLineDataSource({"train": "a.txt"}), lambda d: d.map(lambda x: tf.py_function(upper, [x], tf.string))',
+    "a generator": 'seqio.FunctionDataSource(lambda split, shuffle_files, seed=None: tf.data.Dataset.from_generator('
+    'lambda: iter(["a"] * 99), output_signature=tf.TensorSpec((), tf.string)), ["train"]), lambda d: d',
+    "tf.numpy_function": 'seqio.TextLineDataSource({"train": "a.txt"}), lambda d: d.map(lambda x: tf.numpy_function(upper, [x], tf.string))',
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", STATEFUL)
+def test_python_whose_position_cannot_be_saved_is_refused_before_training(kind, tmp_path):
+    """TensorFlow saves no position of it: so it was found at the first checkpoint, and tried again for half an hour."""
+    name = f"stateful_{list(STATEFUL).index(kind)}"
+    pathlib.Path("a.txt").write_text("some words\n" * 99)
+    code = f"""
+import seqio, tensorflow as tf
+def upper(x): return x.upper() if isinstance(x, bytes) else x.numpy().upper()
+source, step = {STATEFUL[kind]}
+bytes_ = seqio.ByteVocabulary(100)
+shape = lambda d: d.map(lambda x: {{"targets": tf.ensure_shape(x, [])}})
+features = {{"targets": seqio.Feature(bytes_)}}
+steps = [step, shape, seqio.preprocessors.tokenize]
+seqio.TaskRegistry.add("{name}", source, preprocessors=steps, output_features=features)
+"""
+    path = tmp_path / f"{name}.py"
+    path.write_text(code)
+    exec(compile(code, str(path), "exec"), {})
+    run = ["MODEL_DIR = 'run'", "VOCABULARY = @ByteVocabulary()", f"MIXTURE_OR_TASK_NAME = '{name}'", "DATA_SHARDS = 1"]
+    files = ["models/causal_decoder/tiny.gin", "objectives/full_lm.gin"]
+    data = GinConfig(files, [*run, "TASK_FEATURE_LENGTHS = {'targets': 16}", "BATCH_SIZE = 2", "TRAIN_STEPS = 5"]).run().data
+    from t5x_lab.data.mixture import resolve
+    from t5x_lab.data.pipeline import SeqioBatches
+
+    with pytest.raises(UserError, match=r"Python that may remember something \(.*, line \d+\).*t5x_lab cache"):
+        SeqioBatches(resolve(data, "causal_decoder"), data, seed=0)

@@ -5,13 +5,12 @@ import json
 import os
 import pathlib
 import re
-import shutil
-import subprocess
 import time
 
 import gin
 import numpy as np
 import pytest
+from browser import found_in_browser
 from etils import epath
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -262,7 +261,6 @@ def test_a_million_steps_make_a_page_no_larger_than_thousands(monkeypatch):
 
 # ---- in a browser
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 PROBE = """<script>
 const found = { errors: [] };
 addEventListener("error", (event) => found.errors.push(event.message));
@@ -284,16 +282,13 @@ addEventListener("load", () => setTimeout(() => {
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not CHROMIUM, reason="Debian's chromium is not installed: the page is not looked at in a browser")
 @pytest.mark.parametrize("width", [1280, 390])
 def test_a_browser_draws_the_curves_and_the_buttons_work(width):
     lines = [step_line(step) for step in range(1, 41)]
     page = report(make_run("one", lines + EVALUATED, facts=FACTS), make_run("two", lines[:20] + EVALUATED, facts=FACTS))
     path = pathlib.Path("probed.html").absolute()
     path.write_text(page.replace("<body>", "<body>" + PROBE, 1))
-    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},900", "--virtual-time-budget=20000"]
-    done = subprocess.run([CHROMIUM, *options, "--dump-dom", f"file://{path}"], capture_output=True, text=True, timeout=120)
-    found = json.loads(html.unescape(re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.DOTALL).group(1)))
+    found = found_in_browser(f"file://{path}", width)
     assert found["errors"] == [] and found["wide"] <= 0, found
     assert found["charts"] == 5 + 4  # loss, accuracy, rate, norm, speed; loss and accuracy of two tasks
     assert set(found["by_step"]) == {40} and all(2560 < end < 2660 for end in found["by_tokens"]), found

@@ -17,11 +17,16 @@ def raised_in(error: BaseException) -> str | None:
     frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     if isinstance(error, SyntaxError) and str(error.filename).endswith(".py"):
         frames.append((str(error.filename), error.lineno))
-    own = [(file, line) for file, line in frames if os.path.exists(file) and not _is_library(file)]
+    own = [(file, line) for file, line in frames if is_users(file)]
     if not own:
         return None
     file, line = own[-1]
     return f"{os.path.relpath(file)}, line {line}, raises {told(error)}"
+
+
+def is_users(file: str) -> bool:
+    """Whether a file of Python is the user's: neither ours, nor installed, nor made up by whoever compiles code."""
+    return os.path.exists(file) and not _is_library(file)
 
 
 def _is_library(file: str) -> bool:

@@ -19,7 +19,10 @@ T5_SENTINELS = 100
 class SentencePieceVocabulary:
     """A SentencePiece model file; `extra_ids` sentinels are added behind its pieces (T5: 32,000 + 100).
 
-    With 0 they are the pieces called `<extra_id_0>` and so on, as mT5's; a model without such pieces has none.
+    Attributes:
+      path: of the model, here or wherever `etils.epath` reaches.
+      extra_ids: their number. With 0 they are the pieces called `<extra_id_0>` and so on, as mT5's; a model without such pieces
+        has none.
     """
 
     path: str = "gs://t5-data/vocabs/cc_all.32000/sentencepiece.model"
@@ -34,7 +37,8 @@ class SentencePieceVocabulary:
 class ByteVocabulary:
     """UTF-8 bytes, 3 special ids and `extra_ids` sentinels; needs no file.
 
-    With 0 they are the last 100 bytes, as those of ByT5 were in its pre-training (Xue et al. 2022).
+    Attributes:
+      extra_ids: their number. With 0 they are the last 100 bytes, as those of ByT5 were in its pre-training (Xue et al. 2022).
     """
 
     extra_ids: int = 100
@@ -48,7 +52,9 @@ class ByteVocabulary:
 class HuggingFaceVocabulary:
     """A tokenizer of any kind, in a directory that `transformers` saved; slower in a training's pipeline than the others.
 
-    Or a tokenizer.json alone, or a directory with GPT-1's encoder_bpe_40000.json and vocab_40000.bpe as OpenAI published them.
+    Attributes:
+      path: the directory; or a tokenizer.json alone, or a directory with GPT-1's encoder_bpe_40000.json and vocab_40000.bpe as
+        OpenAI published them.
     """
 
     path: str

@@ -16,7 +16,7 @@ import tensorflow as tf
 from t5x_lab.config.errors import UserError
 
 Shard = int | tf.Tensor
-_PATCHED = threading.RLock()  # held while TensorFlow's functions are replaced by others
+PATCHED = threading.RLock()  # held while TensorFlow's functions are replaced by others
 
 
 class ShardSeed:
@@ -88,7 +88,7 @@ def of_shards(
     one.autograph_info__ = {}  # type: ignore[attr-defined]  # not to be converted itself, while the tasks' functions are
     numbers = tf.data.Dataset.from_tensor_slices((np.array(shards, np.int64), np.array(seeds, np.int64)))
     beside = min(len(shards), os.cpu_count() or 1)
-    with _PATCHED, _functions_of_one_device() if _knows_one_device() else contextlib.nullcontext():
+    with PATCHED, _functions_of_one_device() if _knows_one_device() else contextlib.nullcontext():
         together = numbers.interleave(one, cycle_length=len(shards), block_length=1, num_parallel_calls=beside)
     options = tf.data.Options()
     options.deterministic = True

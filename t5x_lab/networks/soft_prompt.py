@@ -20,7 +20,11 @@ FIRST_ID = 1 << 24  # above every vocabulary's
 
 @gin.configurable(module="t5x_lab")
 def soft_prompt_ids(length: int) -> tuple[int, ...]:
-    """The ids of a soft prompt of so many vectors, for `SpecialTokens.input_start`."""
+    """The ids of a soft prompt, for `SpecialTokens.input_start`.
+
+    Args:
+      length: its vectors.
+    """
     return tuple(range(FIRST_ID, FIRST_ID + length))
 
 

@@ -70,7 +70,17 @@ class Optax:
 
 @dataclasses.dataclass(frozen=True)
 class Adafactor:
-    """T5X's Adafactor; see `t5x_lab.optim.adafactor`."""
+    """T5X's Adafactor (Shazeer & Stern 2018); see `t5x_lab.optim.adafactor`.
+
+    Attributes:
+      learning_rate: a schedule.
+      decay_rate: c of the second moment's decay, 1 - n ** -c at step n.
+      clipping_threshold: of the root mean square of a parameter's update; None = not clipped.
+      multiply_by_parameter_scale: whether an update is multiplied by the root mean square of what it changes.
+      min_dim_size_to_factor: a second moment is factored where its two dimensions are at least so large.
+      momentum: of the updates; None = none, and no memory for it.
+      weight_decay: of all parameters; None = none.
+    """
 
     learning_rate: Schedule = LearningRate()
     decay_rate: float = 0.8
@@ -94,7 +104,15 @@ class Adafactor:
 
 @dataclasses.dataclass(frozen=True)
 class AdamW:
-    """AdamW (Loshchilov & Hutter 2019) with a clipped global norm; matrices decay, biases and norms' scales do not."""
+    """AdamW (Loshchilov & Hutter 2019) with a clipped global norm; matrices decay, biases and norms' scales do not.
+
+    Attributes:
+      learning_rate: a schedule.
+      b1, b2: decay rates of the gradient's first and second moment.
+      epsilon: added to the root of the second one.
+      weight_decay: of the matrices, multiplied by the learning rate.
+      clip_global_norm: of the gradient; None = not clipped.
+    """
 
     learning_rate: Schedule = LearningRate("constant * linear_warmup * cosine_decay", 1e-4, 1_000)
     b1: float = 0.9
@@ -117,7 +135,15 @@ class AdamW:
 
 @dataclasses.dataclass(frozen=True)
 class Lion:
-    """Lion (Chen et al. 2023), as optax has it; matrices decay. Its rates are three to ten times smaller than AdamW's."""
+    """Lion (Chen et al. 2023), as optax has it; matrices decay. Its rates are three to ten times smaller than AdamW's.
+
+    Attributes:
+      learning_rate: a schedule.
+      b1: of the momentum whose sign is the update.
+      b2: decay rate of the momentum that is kept.
+      weight_decay: of the matrices, multiplied by the learning rate.
+      clip_global_norm: of the gradient; None = not clipped.
+    """
 
     learning_rate: Schedule
     b1: float = 0.9
@@ -138,7 +164,14 @@ class Lion:
 
 @dataclasses.dataclass(frozen=True)
 class Sgd:
-    """Stochastic gradient descent, with momentum where it is given."""
+    """Stochastic gradient descent, with momentum where it is given.
+
+    Attributes:
+      learning_rate: a schedule.
+      momentum: its decay rate; None = none, and no memory for it.
+      nesterov: whether the momentum is Nesterov's.
+      clip_global_norm: of the gradient; None = not clipped.
+    """
 
     learning_rate: Schedule
     momentum: float | None = None

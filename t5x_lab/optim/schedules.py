@@ -33,7 +33,15 @@ class LearningRate:
       decay_every              decay_factor ** (n // steps_per_decay)
       cosine_decay             (1 + cos(pi * p)) / 2, p = fraction of (max(n - w, 0) / steps_per_cycle)
 
-    The result is never below `min_learning_rate`.
+    Attributes:
+      factors: names of these, with "*" between them.
+      base_learning_rate: see above.
+      warmup_steps: w.
+      decay_factor: what is taken off at each step of linear_decay, or multiplied by at each of decay_every.
+      steps_per_decay: between two decays of decay_every.
+      steps_per_cycle: of the cosine.
+      step_offset: the step that counts as the first.
+      min_learning_rate: the result is never below it.
     """
 
     factors: str = "constant * rsqrt_decay"

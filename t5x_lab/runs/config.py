@@ -292,7 +292,12 @@ def _classification(task: str, prompts: Prompts) -> Classification:
 
 @gin.configurable(module="t5x_lab")
 def best_metric_of_task(task: str, prompts: Prompts, evaluation: str = "classify") -> dict[str, str]:
-    """`SaveCheckpointConfig.best_metric` for a task such as "classify_glue_cola": the first of its metrics."""
+    """`SaveCheckpointConfig.best_metric` for a task such as "classify_glue_cola": the first of its metrics.
+
+    Args:
+      task, prompts: of the run.
+      evaluation: the name of the one that measures it.
+    """
     return {f"{evaluation}/{task}/{_classification(task, prompts).metrics[0]}": "highest"}
 
 
