@@ -1,13 +1,20 @@
 """What the documentation tells a reader to type can be typed."""
 
+import argparse
+import importlib
 import pathlib
 import re
+import shlex
 import subprocess
 
 import commands
 import pytest
 from conftest import ROOT
 
+import t5x_lab
+from t5x_lab.cli.flags import gin_config
+from t5x_lab.cli.main import COMMANDS, _parse
+from t5x_lab.config.errors import UserError
 from t5x_lab.runs.config import GinConfig
 
 RUN = ['MODEL_DIR = "run"', "TRAIN_STEPS = 100000", "VOCABULARY = @ByteVocabulary()", "TransformerConfig.vocab_size = 384"]
@@ -62,3 +69,70 @@ def bind_all(page: str) -> list[str]:
 def test_every_page_on_objects_of_ones_own_binds_what_it_shows(page):
     """In a process of its own, for gin knows each name once."""
     assert commands.call(bind_all, str(page))
+
+
+def typed(page: pathlib.Path) -> list[list[str]]:
+    """The words of each command t5x_lab that a page or a notebook has, "…" for what the reader adds among them."""
+    lines = commands_of(page.read_text())
+    words = [shlex.split(re.split(r" [|>] | 2>", line)[0], comments=True) for line in lines if line.startswith("t5x_lab ")]
+    return [found for found in words if found[1] in COMMANDS]
+
+
+NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.py"))
+
+
+@pytest.mark.parametrize("page", [*PAGES, *NOTEBOOKS], ids=lambda page: page.name)
+def test_commands_take_what_the_documentation_types(page):
+    """Flags are those of the command's parser, gin's names are known, and a training that leaves nothing out can be built."""
+    for _, name, *argv in typed(page):
+        module = importlib.import_module(f"t5x_lab.cli.{name}")
+        parser = argparse.ArgumentParser(prog=name, allow_abbrev=False, exit_on_error=False)
+        module.add_flags(parser)
+        given = [word for word in argv if word != "…" and not re.fullmatch(r"[A-Z_]{3,}", word)]
+        required = [action for action in parser._actions if action.required and action.option_strings]
+        said = {word.partition("=")[0] for word in given}
+        if "…" in argv:
+            given += [f"{action.option_strings[0]}=x" for action in required if action.option_strings[0] not in said]
+        args = _parse(parser, given)
+        if not hasattr(args, "gin_file") or any("my_" in file or "/" not in file for file in args.gin_file):
+            continue  # files that the page shows, which other tests write and run
+        if any(re.match(r"import (my_|mine|tickets)", binding) for binding in args.gin_bindings):
+            continue
+        config = gin_config(args)
+        assert config.text or not args.gin_file
+        if name == "train" and "…" not in argv:
+            try:
+                config.run()
+            except UserError as error:
+                assert "is not here" in error.sentence  # a data set that the reader has prepared
+
+
+STAND_INS = {  # for the runs that examples load
+    "runs/demo": [], "runs/x": [], "runs/base": [], "flan-t5-base": [],
+    "runs/cola": ["HEAD = @ClassificationHead()", 'ClassificationHead.classes = ("no", "yes")',
+                  'MIXTURE_OR_TASK_NAME = "classify_glue_cola"', 'TASK_FEATURE_LENGTHS = {"inputs": 32}'],
+    "runs/tuned": ['ADDED = {"lora": @Lora()}', 'TRAINABLE = ".*/lora/.*"'],
+}  # fmt: skip
+EXAMPLES = [
+    (page, number, text)
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    for number, text in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
+    if "t5x_lab.load" in text
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page, number, text", EXAMPLES, ids=[f"{page.name}-{number}" for page, number, _ in EXAMPLES])
+def test_examples_in_python_run(page, number, text):
+    """On models of bytes with fresh weights, in the places that the examples name."""
+    for place in filter(text.__contains__, STAND_INS):
+        is_decoder = "decoder_input_tokens" in text or "classify" in text
+        files = ["models/causal_decoder/tiny.gin"] if is_decoder else ["models/t5_1_1/tiny.gin"]
+        bindings = ["VOCABULARY = @ByteVocabulary()", "TransformerConfig.vocab_size = 384", *STAND_INS[place]]
+        model = t5x_lab.from_gin(files, bindings)
+        model.save(place)
+    if "with_peft" in text:
+        for name in "ab":
+            lora = t5x_lab.from_gin(files, [*bindings[:2], 'ADDED = {"lora": @Lora()}'])
+            lora.save_peft(name)
+    exec(text if "import t5x_lab" in text else f"import t5x_lab\n{text}", {"prompts": ["a"], "inputs": ["b"], "targets": ["c"]})

@@ -177,6 +177,15 @@ def test_values_on_the_command_line_need_no_quotes():
     assert binding("A.b=3e-4") == "A.b = 3e-4"
     assert binding("M=%N") == "M = %N" and binding("M=@N()") == "M = @N()"
     assert binding('L={"a": 1}') == 'L = {"a": 1}' and binding("X=None") == "X = None"
+    assert (
+        binding("Records.hub={hub}") == "Records.hub = '{hub}'"
+        and binding("R.tfds={tfds}/{split}") == "R.tfds = '{tfds}/{split}'"
+    )
+    assert (
+        binding("A.b={}") == "A.b = {}"
+        and binding("A.b={1: @c()}") == "A.b = {1: @c()}"
+        and binding("A.b={%C: 1}") == "A.b = {%C: 1}"
+    )
 
 
 def test_storage_that_fails_is_a_sentence(monkeypatch, capsys):

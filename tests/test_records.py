@@ -97,6 +97,7 @@ def test_what_tensorflow_datasets_prepared_is_read(tmp_path):
     seqio.set_tfds_data_dir_override(str(tmp_path))
     try:
         found = read("mine", Records(tfds="{dataset}:1.0.0"))
+        assert read("mine", Records(tfds="{dataset}")) == found  # no version: what is prepared
     finally:
         seqio.set_tfds_data_dir_override(None)
     assert sorted(found, key=lambda record: int(record["text"])) == of_tfds

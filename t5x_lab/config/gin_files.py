@@ -175,7 +175,8 @@ def binding(text: str) -> str:
     name, value = name.strip(), value.strip()
     if not separator:
         raise UserError(f"--gin.{text} has no value; write it as --gin.{text}=VALUE.")
-    if not value.startswith(("@", "%", "[", "{", "(")):
+    is_field = re.match(r"\{[A-Za-z_]", value)  # of a text such as {hub}; a dictionary's keys are in quotes, or references
+    if is_field or not value.startswith(("@", "%", "[", "{", "(")):
         try:
             ast.literal_eval(value)
         except (ValueError, SyntaxError):

@@ -98,6 +98,7 @@ class TransformerShape:
         (key, shape [inputs, outputs], dtype) -> array, as JAX's are.
       positions: "relative" (T5's biases), "learned", "sinusoidal" (Vaswani et al. 2017), "rotary" (Su et al. 2021) or
         "none".
+      relpos_buckets, relpos_max_distance: of T5's biases; distances beyond the largest one share a bucket.
       relative_bias: "shared" by a stack (T5), or "per_layer" (T5X's scanned networks, Wang et al.'s decoders).
       bidirectional_bias: whether a prefix decoder's buckets tell left from right. False is T5X's and Wang et al.'s
         choice and keeps the weights interchangeable with a causal decoder's; True is Mesh TensorFlow's.

@@ -22,7 +22,7 @@ class Records:
     Attributes:
       files: a pattern of .jsonl, .json (lines), .csv, .tsv, .parquet or .tfrecord files, or patterns by split; all but .parquet
         may be gzipped, as in "corpora/{dataset}/{split}*.jsonl.gz".
-      tfds: a name in TensorFlow Datasets, such as "glue/mrpc:2.0.0", "{tfds}" or "huggingface:{dataset}".
+      tfds: a name in TensorFlow Datasets, such as "glue/mrpc:2.0.0", "{tfds}" (what is prepared), or "huggingface:{dataset}".
       saved: a folder that Hugging Face's `datasets` saved (`save_to_disk`), by split.
       hub: a name on Hugging Face's hub, of its cache where that has it, such as "nyu-mll/glue:mrpc" or "{hub}"; needs
         `datasets`.

@@ -55,7 +55,8 @@ class _Tfds(seqio.TfdsDataSource):
 
     def __init__(self, dataset: str, name: str, splits: dict[str, str]):
         self._dataset, self._name = dataset, name
-        super().__init__(name, splits=splits)
+        any_version = name if ":" in name else f"{name}:*.*.*"  # SeqIO wants one, and TensorFlow Datasets has it prepared
+        super().__init__(any_version, splits=splits)
 
     def num_input_examples(self, split: str) -> int | None:
         with self._here():

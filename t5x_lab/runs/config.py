@@ -284,8 +284,8 @@ def _classification(task: str, prompts: Prompts) -> Classification:
     if found is None:
         known = prompts.classified_names()
         raise UserError(
-            f'MIXTURE_OR_TASK_NAME is "{task}", of which is not known what is classified.{nearest(task, known)} There are '
-            f"{', '.join(known)}, and those of CLASSIFICATIONS."
+            f"MIXTURE_OR_TASK_NAME is {task!r}, of which is not known what is classified."
+            f"{nearest(task or '', known)} There are {', '.join(known)}, and those of CLASSIFICATIONS."
         )
     return found
 
@@ -375,10 +375,7 @@ class GinConfig:
         Raises:
           UserError: when it is none that does.
         """
-        try:
-            task = self._build("head_of_task.task")
-        except NotSet:  # a head of the user's own
-            task = self._build("DataConfig.mixture_or_task_name")
+        task = self._build("head_of_task.task") or self._build("DataConfig.mixture_or_task_name")  # of the user's own head
         return _classification(task, self.prompts())
 
     def mesh(self) -> MeshShape:
