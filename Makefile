@@ -37,9 +37,11 @@ lint: .venv/tested
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# A warning is an error. The third notebook reads and writes Hugging Face's format.
 docs: .venv/installed
 	$(BIN)/python -m pip install --quiet -e ".[docs]"
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "site/index.html: the site. To look at it, with its search: $(BIN)/python -m http.server --directory site"
 
 bench: .venv/installed
 	$(BIN)/python benchmarks/kill_and_resume.py
