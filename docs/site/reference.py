@@ -1,0 +1,251 @@
+"""The reference of the site, from the code: commands, what gin may bind, gin files, Python. Pages are Markdown."""
+
+import argparse
+import dataclasses
+import importlib
+import inspect
+import pathlib
+import pkgutil
+import re
+import types
+from collections.abc import Callable, Iterator
+
+import t5x_lab
+from t5x_lab.cli.main import COMMANDS
+from t5x_lab.config.gin_files import PACKAGE_GIN
+from t5x_lab.config.macros import defined_in
+
+PACKAGE = pathlib.Path(t5x_lab.__file__).parent
+TOPICS = {  # of what gin may bind, by the folder that it comes from
+    "runs": "A run", "models": "Models", "networks": "Networks", "data": "Data", "prompts": "Data sets in words",
+    "optim": "Optimizers and schedules", "evaluation": "Evaluations", "decoding": "Decoding", "checkpoints": "Checkpoints",
+    "partitioning": "Sharding", "observe": "Hooks",
+}  # fmt: skip
+LAYERS = [
+    "config", "ops", "networks", "decoding", "models", "partitioning", "optim", "training", "checkpoints", "observe", "data",
+    "prompts", "tasks", "evaluation", "report", "runs", "study", "cli",
+]  # fmt: skip
+
+
+def pages() -> dict[str, str]:
+    """Markdown by path in the site."""
+    found = {
+        "reference/commands.md": commands(),
+        "reference/gin.md": configurables(),
+        "reference/gin_files.md": gin_files(),
+        "reference/python.md": python(),
+    }
+    return found | {f"reference/python/{layer}.md": layer_page(layer) for layer in LAYERS}
+
+
+# ---- commands
+
+
+def commands() -> str:
+    """Every command with its flags, as its parser has them."""
+    sections = ["# Commands", "", "`t5x_lab COMMAND --help` says the same on a terminal.", ""]
+    for name, purpose in COMMANDS.items():
+        module = importlib.import_module(f"t5x_lab.cli.{name}")
+        parser = argparse.ArgumentParser(add_help=False)
+        module.add_flags(parser)
+        sections += [f"## t5x_lab {name}", "", _sentence(purpose), "", " ".join((module.__doc__ or "").split()), ""]
+        rows = [_flag(action) for action in parser._actions]
+        if rows:
+            sections += ["| flag | default | |", "|---|---|---|", *rows, ""]
+    return "\n".join(sections)
+
+
+def _flag(action: argparse.Action) -> str:
+    name = ", ".join(action.option_strings) or str(action.metavar or action.dest)
+    value = "" if action.nargs == 0 or not action.option_strings or "=" in name else f"={action.metavar or action.dest.upper()}"
+    default = "" if action.default in (None, False, [], argparse.SUPPRESS) else f"`{action.default}`"
+    choices = f" One of {', '.join(map(str, action.choices))}." if action.choices else ""
+    return f"| `{name}{value}` | {default} | {_cell(_sentence(action.help or '') + choices)} |"
+
+
+# ---- gin
+
+
+def registered() -> dict[str, Callable]:
+    """What of t5x_lab gin may bind, by the name that a gin file says."""
+    import t5x_lab.runs.config  # noqa: F401  (which registers it)
+    from gin.config import _REGISTRY
+
+    of = {selector: entry.wrapped for selector, entry in _REGISTRY._selector_map.items()}
+    return {selector.rpartition(".")[2]: thing for selector, thing in sorted(of.items()) if selector.startswith("t5x_lab.")}
+
+
+def macros() -> dict[str, tuple[str, list[str]]]:
+    """By macro its default, "" where it must be given, and the parameters that it feeds."""
+    found: dict[str, tuple[str, list[str]]] = {}
+    for name, thing in registered().items():
+        for field in dataclasses.fields(thing) if dataclasses.is_dataclass(thing) else ():
+            if macro := field.metadata.get("macro"):
+                default, feeds = found.setdefault(macro, (_default_of(field), []))
+                feeds.append(f"{name}.{field.name}")
+    text = (PACKAGE_GIN / "runs" / "defaults.gin").read_text()
+    for macro, value in re.findall(r"^([A-Z][A-Z0-9_]*) *= *(.*)$", text, re.MULTILINE):
+        found[macro] = (value, found.get(macro, ("", []))[1])
+    return dict(sorted(found.items()))
+
+
+def configurables() -> str:
+    """Every configurable: its sentence, and of each parameter its default, what feeds it and its sentence."""
+    sections = [
+        "# What gin may bind",
+        "",
+        "A parameter is set by `Name.parameter = value` in a gin file or by `--gin.Name.parameter=value`. Names in capitals are "
+        "macros, as T5X's users know them: `--gin.BATCH_SIZE=64` sets what they feed.",
+        "",
+        "## Macros",
+        "",
+        "| macro | default | feeds |",
+        "|---|---|---|",
+    ]
+    for macro, (default, feeds) in macros().items():
+        shown = f"`{default}`" if default else "to be given"
+        sections.append(f"| `{macro}` | {_cell(shown)} | {', '.join(f'[`{name}`](#{_anchor(name)})' for name in feeds)} |")
+    by_topic: dict[str, list[tuple[str, Callable]]] = {topic: [] for topic in TOPICS}
+    for name, thing in registered().items():
+        by_topic[thing.__module__.split(".")[1]].append((name, thing))
+    for topic, title in TOPICS.items():
+        sections += ["", f"## {title}"]
+        for name, thing in by_topic[topic]:
+            sections += ["", f"### {name} {{#{name.lower()}}}", "", _summary(thing), "", *_parameters(name, thing)]
+    return "\n".join(sections) + "\n"
+
+
+def _anchor(name: str) -> str:
+    return name.partition(".")[0].lower()
+
+
+def _summary(thing: Callable) -> str:
+    """What a docstring says before its sections."""
+    text = re.split(r"\n\s*(?:Args|Attributes|Returns|Raises|Yields):\n", inspect.getdoc(thing) or "")[0]
+    return text.strip()
+
+
+def _parameters(name: str, thing: Callable) -> list[str]:
+    rows = []
+    said = sentences(thing)
+    for parameter, default, macro in parameters(thing):
+        feed = f"`{macro}`" if macro else _cell(f"`{default}`" if default else "to be given")
+        rows.append(f"| `{name}.{parameter}` | {feed} | {_cell(_sentence(said.get(parameter, '')))} |")
+    return ["| parameter | default, or its macro | |", "|---|---|---|", *rows] if rows else []
+
+
+def parameters(thing: Callable) -> Iterator[tuple[str, str, str]]:
+    """(name, default as gin says it or "", macro or "") of each."""
+    if dataclasses.is_dataclass(thing):
+        for field in dataclasses.fields(thing):
+            if field.init:
+                yield field.name, _default_of(field), field.metadata.get("macro", "")
+        return
+    for parameter in inspect.signature(thing).parameters.values():
+        if parameter.name != "self" and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            yield parameter.name, "" if parameter.default is parameter.empty else _shown(parameter.default), ""
+
+
+def _default_of(field: dataclasses.Field) -> str:
+    if field.default is not dataclasses.MISSING:
+        return _shown(field.default)
+    return _shown(field.default_factory()) if field.default_factory is not dataclasses.MISSING else ""
+
+
+def _shown(value: object) -> str:
+    """A value as gin says it, about."""
+    if isinstance(value, types.FunctionType | type):
+        return f"@{value.__name__}"
+    if dataclasses.is_dataclass(value):
+        return f"@{type(value).__name__}()"
+    return repr(value)
+
+
+def sentences(thing: Callable) -> dict[str, str]:
+    """What docstrings say of each parameter, those of the classes that it is made from first."""
+    found: dict[str, str] = {}
+    for of in reversed(thing.__mro__[:-1]) if isinstance(thing, type) else [thing]:
+        for doc in (of.__doc__, getattr(of, "__init__", None) and of.__init__.__doc__ if isinstance(of, type) else None):
+            found |= _said(inspect.cleandoc(doc or ""))
+    return found
+
+
+def _said(doc: str) -> dict[str, str]:
+    """Of the sections Args and Attributes, the text behind each name; several names may share one."""
+    found: dict[str, str] = {}
+    for section in re.findall(r"^(?:Args|Attributes):\n((?:  .*\n?|\n)+)", doc, re.MULTILINE):
+        for names, text in re.findall(r"^  ([\w*]+(?:, [\w*]+)*): ((?:.*\n?)(?:   .*\n?)*)", section, re.MULTILINE):
+            found |= dict.fromkeys(names.split(", "), " ".join(text.split()))
+    return found
+
+
+def gin_files() -> str:
+    """The gin files that come with the package, with what their first comment says."""
+    sections = ["# Gin files", "", "They are found by these names wherever one works: `--gin_file=models/t5_1_1/small.gin`.", ""]
+    for folder in sorted(path for path in PACKAGE_GIN.iterdir() if path.is_dir()):
+        sections += [f"## {folder.name}", "", "| file | | macros |", "|---|---|---|"]
+        for path in sorted(folder.rglob("*.gin")):
+            text = path.read_text()
+            comment = re.match(r"(?:#.*\n)+", text)
+            first = re.sub(r"\n?# ?", " ", comment.group(0)) if comment else ""
+            said = re.split(r"(?<=[.:]) (?= |[A-Z`])|  ", " ".join(first.split()))[0]
+            shown = ", ".join(f"`{name}`" for name in dict.fromkeys(defined_in(text)) if name not in ("MODEL",))
+            sections.append(f"| `{path.relative_to(PACKAGE_GIN)}` | {_cell(said)} | {shown} |")
+        sections.append("")
+    return "\n".join(sections)
+
+
+# ---- Python
+
+
+def modules(layer: str) -> list[str]:
+    """The modules of a folder, its own first."""
+    package = importlib.import_module(f"t5x_lab.{layer}")
+    found = pkgutil.walk_packages(package.__path__, f"t5x_lab.{layer}.")
+    return [module.name for module in found if not any(part.startswith("_") for part in module.name.split("."))]
+
+
+def python() -> str:
+    """What one calls first; the pages of all layers follow."""
+    called = ["t5x_lab.runs.load.load", "t5x_lab.runs.load.from_gin", "t5x_lab.runs.run.Run"]
+    links = [f"* [`t5x_lab.{layer}`](python/{layer}.md): {_first_line(f't5x_lab.{layer}')}" for layer in LAYERS]
+    lines = ["# Python", "", *_shown_here(called), "## Data sets of one's own", "", *_shown_here(["t5x_lab.data_sets.register"])]
+    lines += ["## What one's own objects may be", "", f"`t5x_lab.protocols` has these. {_first_line('t5x_lab.protocols')}", ""]
+    return "\n".join([*lines, *_shown_here(protocols()), "## All modules, layer by layer", "", *links, ""])
+
+
+def _shown_here(names: list[str]) -> list[str]:
+    """What is said of these objects; links to them lead to the pages of their layers all the same."""
+    options = ["    options:", "      skip_local_inventory: true", "      heading_level: 3", ""]
+    return [line for name in names for line in (f"::: {name}", *options)]
+
+
+def protocols() -> list[str]:
+    """The full names of what `t5x_lab.protocols` has."""
+    module = importlib.import_module("t5x_lab.protocols")
+    found = {name: getattr(module, name) for name in module.__all__}
+    return [f"{getattr(thing, '__module__', '')}.{name}" for name, thing in found.items() if hasattr(thing, "__module__")]
+
+
+def layer_page(layer: str) -> str:
+    lines = [f"# t5x_lab.{layer}", "", _first_line(f"t5x_lab.{layer}"), ""]
+    for name in modules(layer):
+        lines += [f"::: {name}", "    options:", "      show_root_heading: true", ""]
+    return "\n".join(lines)
+
+
+def _first_line(module: str) -> str:
+    return (importlib.import_module(module).__doc__ or "").strip().partition("\n\n")[0].replace("\n", " ")
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _sentence(text: str) -> str:
+    return f"{_capital(text).rstrip('.')}." if text else ""
+
+
+def _cell(text: str) -> str:
+    """Text in a cell of a table."""
+    return " ".join(text.replace("|", "\\|").split())
