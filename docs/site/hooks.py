@@ -7,11 +7,14 @@ import os
 import pathlib
 import re
 
-import notebooks
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before the code that the reference is made of is imported
+
 import pygments.lexers
-import reference
 from mkdocs.structure.files import File, Files
 from pygments.lexers.python import PythonLexer
+
+import notebooks
+import reference
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 START, CONTRIBUTING = "index.md", "contributing.md"
@@ -21,8 +24,8 @@ class GinLexer(PythonLexer):
     """Gin's syntax is Python's, with references."""
 
     name = "Gin"
-    aliases = ["gin"]
-    filenames = ["*.gin"]
+    aliases = ("gin",)
+    filenames = ("*.gin",)
 
 
 def on_startup(command: str, dirty: bool) -> None:
@@ -33,7 +36,10 @@ def on_startup(command: str, dirty: bool) -> None:
 
 def on_files(files: Files, config) -> Files:
     """Adds the pages that are made of the code, and of the repository's own."""
-    own = {START: f"---\nhide: [navigation]\n---\n\n{_of_repository('README.md')}", CONTRIBUTING: _of_repository("CONTRIBUTING.md")}
+    own = {
+        START: f"---\nhide: [navigation]\n---\n\n{_of_repository('README.md')}",
+        CONTRIBUTING: _of_repository("CONTRIBUTING.md"),
+    }
     for path, text in {**own, **_notebooks(), **reference.pages()}.items():
         files.append(File.generated(config, path, content=text))
     return files

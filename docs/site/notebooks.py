@@ -7,6 +7,7 @@ import sys
 
 import jupytext
 import nbformat
+from jupyter_client.manager import AsyncKernelManager as KernelManager
 from nbclient import NotebookClient
 
 FOLDER = pathlib.Path(__file__).resolve().parent.parent / "notebooks"
@@ -26,7 +27,8 @@ def executed(name: str) -> nbformat.NotebookNode:
     """
     notebook = read(name)
     os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])  # where t5x_lab is
-    NotebookClient(notebook, timeout=900, kernel_name="python3").execute()
+    kernel = KernelManager(kernel_name="python3", transport="ipc")  # over TCP it warns of what others may read
+    NotebookClient(notebook, km=kernel, timeout=900).execute()
     return notebook
 
 

@@ -68,8 +68,9 @@ def _flag(action: argparse.Action) -> str:
 
 def registered() -> dict[str, Callable]:
     """What of t5x_lab gin may bind, by the name that a gin file says."""
-    import t5x_lab.runs.config  # noqa: F401  (which registers it)
     from gin.config import _REGISTRY
+
+    import t5x_lab.runs.config  # noqa: F401  (which registers it)
 
     of = {selector: entry.wrapped for selector, entry in _REGISTRY._selector_map.items()}
     return {selector.rpartition(".")[2]: thing for selector, thing in sorted(of.items()) if selector.startswith("t5x_lab.")}
@@ -81,8 +82,7 @@ def macros() -> dict[str, tuple[str, list[str]]]:
     for name, thing in registered().items():
         for field in dataclasses.fields(thing) if dataclasses.is_dataclass(thing) else ():
             if macro := field.metadata.get("macro"):
-                default, feeds = found.setdefault(macro, (_default_of(field), []))
-                feeds.append(f"{name}.{field.name}")
+                found.setdefault(macro, (_default_of(field), []))[1].append(f"{name}.{field.name}")
     text = (PACKAGE_GIN / "runs" / "defaults.gin").read_text()
     for macro, value in re.findall(r"^([A-Z][A-Z0-9_]*) *= *(.*)$", text, re.MULTILINE):
         found[macro] = (value, found.get(macro, ("", []))[1])
@@ -94,8 +94,8 @@ def configurables() -> str:
     sections = [
         "# What gin may bind",
         "",
-        "A parameter is set by `Name.parameter = value` in a gin file or by `--gin.Name.parameter=value`. Names in capitals are "
-        "macros, as T5X's users know them: `--gin.BATCH_SIZE=64` sets what they feed.",
+        "A parameter is set by `Name.parameter = value` in a gin file or by `--gin.Name.parameter=value`. Names in capitals "
+        "are macros, as T5X's users know them: `--gin.BATCH_SIZE=64` sets what they feed.",
         "",
         "## Macros",
         "",
@@ -181,7 +181,12 @@ def _said(doc: str) -> dict[str, str]:
 
 def gin_files() -> str:
     """The gin files that come with the package, with what their first comment says."""
-    sections = ["# Gin files", "", "They are found by these names wherever one works: `--gin_file=models/t5_1_1/small.gin`.", ""]
+    sections = [
+        "# Gin files",
+        "",
+        "They are found by these names wherever one works: `--gin_file=models/t5_1_1/small.gin`.",
+        "",
+    ]
     for folder in sorted(path for path in PACKAGE_GIN.iterdir() if path.is_dir()):
         sections += [f"## {folder.name}", "", "| file | | macros |", "|---|---|---|"]
         for path in sorted(folder.rglob("*.gin")):
@@ -209,7 +214,14 @@ def python() -> str:
     """What one calls first; the pages of all layers follow."""
     called = ["t5x_lab.runs.load.load", "t5x_lab.runs.load.from_gin", "t5x_lab.runs.run.Run"]
     links = [f"* [`t5x_lab.{layer}`](python/{layer}.md): {_first_line(f't5x_lab.{layer}')}" for layer in LAYERS]
-    lines = ["# Python", "", *_shown_here(called), "## Data sets of one's own", "", *_shown_here(["t5x_lab.data_sets.register"])]
+    lines = [
+        "# Python",
+        "",
+        *_shown_here(called),
+        "## Data sets of one's own",
+        "",
+        *_shown_here(["t5x_lab.data_sets.register"]),
+    ]
     lines += ["## What one's own objects may be", "", f"`t5x_lab.protocols` has these. {_first_line('t5x_lab.protocols')}", ""]
     return "\n".join([*lines, *_shown_here(protocols()), "## All modules, layer by layer", "", *links, ""])
 

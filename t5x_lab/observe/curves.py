@@ -96,7 +96,7 @@ def _joined(parts: list[dict[str, np.ndarray]]) -> Columns:
     return Columns(steps[last], {name: column[last] for name, column in values.items()})
 
 
-def curve(columns: Columns, metric: str, points: int = 400) -> Curve | None:
+def curve(columns: Columns, metric: str, points: int = 250) -> Curve | None:
     """The metric in at most so many points; None where it was never measured."""
     values = columns[metric]
     measured = np.isfinite(values)

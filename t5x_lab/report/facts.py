@@ -72,7 +72,7 @@ def _shares(run: RunFiles) -> str:
     starts = f"{spent.starts} starts and what they lost" if spent.starts > 1 else "starting and compiling"
     return (
         f"{share(spent.steps)} in steps{waiting}, {share(spent.between)} between them (evaluations, checkpoints), "
-        f"{share(spent.starting)} {starts}"
+        f"{share(spent.starting)} for {starts}"
     )
 
 
