@@ -7,6 +7,7 @@ import pathlib
 import re
 import time
 
+import commands
 import gin
 import numpy as np
 import pytest
@@ -14,10 +15,13 @@ from browser import found_in_browser
 from etils import epath
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from runs_of_text import FULL_LM, flags
 
+import t5x_lab
 from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.json_files import write_json
+from t5x_lab.evaluation.config import SamplesEvaluation
 from t5x_lab.observe import curves
 from t5x_lab.observe.curves import Columns, curve, read_columns
 from t5x_lab.observe.end import OWNER, write_end
@@ -257,6 +261,30 @@ def test_a_million_steps_make_a_page_no_larger_than_thousands(monkeypatch):
         sizes.append(len(report(make_run(f"run{number}", [step_line(step) for step in range(1, number + 1)], facts=FACTS))))
     assert sizes[1] < 1.05 * sizes[0]
     assert spread(range(1000), 8) == [0, 143, 285, 428, 571, 714, 856, 999] and spread([3, 4], 8) == [3, 4]
+
+
+@pytest.mark.slow
+def test_training_writes_its_page_with_what_the_model_writes():
+    evals = "--gin.EVALS=(@LossEvaluation(), @SamplesEvaluation())"
+    prompts = ["--gin.SamplesEvaluation.prompts=('The <people>', 'We')", "--gin.SamplesEvaluation.max_tokens=8"]
+    done = commands.run(*flags("causal_decoder", FULL_LM, "run", 4, "--gin.EVAL_PERIOD=2", evals, *prompts))
+    assert done.returncode == 0, done.stderr
+    run = t5x_lab.load("run")
+    written = [text for (text,) in run.generate(["The <people>", "We"], max_tokens=8)]
+    results = json.loads(pathlib.Path("run/evals/samples/4.json").read_text())
+    assert results["texts"] == {"prompts": dict(zip(["The <people>", "We"], written))} and results["results"] == {}
+    said = text_of(pathlib.Path("run/report.html").read_text())
+    assert "finished at step 4." in said and "step 2" in said and html.escape("The <people>") in said
+    assert f"causal_decoder, {run.num_parameters:,} parameters" in said and "t5x_lab generate --model_dir=run" in said
+    facts = json.loads(pathlib.Path("run/run.json").read_text())
+    assert facts["flops_per_step"] == facts["rows"] * run.network.flops(0, facts["decoder_length"])
+    lines = [line for line in read_metrics("run") if line["split"] == "train"]
+    seconds = [line["seconds"] for line in lines]
+    assert seconds == sorted(seconds) and seconds[-1] >= sum(line["seconds_per_step"] for line in lines)
+    (events,) = pathlib.Path("run").glob("events.out*")
+    assert b"samples/prompts/The <people>" in events.read_bytes()
+    with pytest.raises(UserError, match="SamplesEvaluation.prompts is empty"):
+        SamplesEvaluation()
 
 
 # ---- in a browser

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from t5x_lab.config.user_code import told
 from t5x_lab.observe.console import say
 from t5x_lab.observe.hardware import peak_flops
 from t5x_lab.observe.plots import write_plots
@@ -76,8 +77,8 @@ class Recorder:
             try:
                 write_plots(self._model_dir)
                 write_report([self._model_dir], is_over=True)
-            except OSError as error:
-                say(f"The plots and the report could not be written: {error}.")
+            except Exception as error:  # what was trained is saved, and does not fail because of a page
+                say(f"The plots and the report could not be written: {told(error)}. Try t5x_lab report {self._model_dir}.")
 
 
 def _finite(metrics: Mapping) -> dict[str, float | None]:
