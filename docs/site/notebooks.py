@@ -44,7 +44,8 @@ def as_markdown(notebook: nbformat.NotebookNode, name: str) -> str:
             parts.append(cell.source)
         elif cell.cell_type == "code":
             parts.append(_fenced(cell.source))
-            parts += [shown for output in _joined(cell.outputs) if (shown := _output(output))]
+            is_file = cell.source.startswith("%%writefile")  # which prints that it was written
+            parts += [shown for output in _joined(cell.outputs) if not is_file and (shown := _output(output))]
     source = f"This page is a notebook, `docs/notebooks/{name}.py`: `jupytext --to ipynb` makes it one for Jupyter."
     return "\n\n".join([*parts, f"*{source}*"]) + "\n"
 

@@ -1,7 +1,6 @@
 """What gin builds: one `RunConfig`, made of the dataclasses of all layers, which are registered with gin here."""
 
 import dataclasses
-import math
 import pathlib
 import tempfile
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ from etils import epath
 from t5x_lab.checkpoints.config import RestoreCheckpointConfig, SaveCheckpointConfig
 from t5x_lab.config import gin_files
 from t5x_lab.config.checks import check_types, in_range, positive
-from t5x_lab.config.errors import NotSet, UserError, nearest
+from t5x_lab.config.errors import NotSet, UserError
 from t5x_lab.config.macros import lines_of, macro
 from t5x_lab.data.config import (
     ByteVocabulary,
@@ -62,6 +61,7 @@ from t5x_lab.partitioning.mesh import MeshShape
 from t5x_lab.partitioning.rules import ShardingRules
 from t5x_lab.prompts.classification import Classification, SequencesConverter
 from t5x_lab.prompts.config import Collection, FewShot, Prompts, Records
+from t5x_lab.runs.of_task import classification_of
 from t5x_lab.training.hooks import check_hooks
 
 DEFAULTS = "runs/defaults.gin"
@@ -251,86 +251,9 @@ def batch_in_tokens(tokens: int, lengths: dict[str, int], shards: int) -> int:
     return max(1, round(tokens / sum(lengths.values()) / shards)) * shards
 
 
-@gin.configurable(module="t5x_lab")
-def head_of_task(
-    task: str,
-    prompts: Prompts,
-    dropout_rate: float = 0.1,
-    lm_weight: float = 0.5,
-    lm_mean_over: str = "sequences",
-    lm_on_wrong: bool = True,
-) -> ClassificationHead:
-    """The classification head for a task such as "classify_glue_cola".
-
-    Args:
-      task: MIXTURE_OR_TASK_NAME.
-      prompts: of the run, which may have CLASSIFICATIONS.
-      dropout_rate, lm_weight, lm_mean_over, lm_on_wrong: see `ClassificationHead`.
-    """
-    found = _classification(task, prompts)
-    return ClassificationHead(
-        found.classes,
-        found.combine,
-        found.is_score,
-        dropout_rate,
-        lm_weight,
-        lm_mean_over=lm_mean_over,
-        lm_on_wrong=lm_on_wrong,
-    )
-
-
-def _classification(task: str, prompts: Prompts) -> Classification:
-    found = prompts.classification(task)
-    if found is None:
-        known = prompts.classified_names()
-        raise UserError(
-            f"MIXTURE_OR_TASK_NAME is {task!r}, of which is not known what is classified."
-            f"{nearest(task or '', known)} There are {', '.join(known)}, and those of CLASSIFICATIONS."
-        )
-    return found
-
-
-@gin.configurable(module="t5x_lab")
-def best_metric_of_task(task: str, prompts: Prompts, evaluation: str = "classify") -> dict[str, str]:
-    """`SaveCheckpointConfig.best_metric` for a task such as "classify_glue_cola": the first of its metrics.
-
-    Args:
-      task, prompts: of the run.
-      evaluation: the name of the one that measures it.
-    """
-    return {f"{evaluation}/{task}/{_classification(task, prompts).metrics[0]}": "highest"}
-
-
-@gin.configurable(module="t5x_lab")
-def steps_of_epochs(epochs: float, task: str, prompts: Prompts, batch_size: int, examples: int | None = None) -> int:
-    """Steps in which the training records of a task such as "classify_glue_cola" are read so many times.
-
-    Args:
-      epochs: how many; 1 for %EVAL_PERIOD.
-      task, prompts, batch_size: of the run.
-      examples: training records; None = counted.
-    """
-    if examples is None:
-        from t5x_lab.prompts.classified import training_records
-
-        examples = training_records(_classification(task, prompts), prompts)
-    if not examples:
-        raise UserError(f'Nobody knows how many training records "{task}" has. Say it: --gin.steps_of_epochs.examples=NUMBER')
-    return max(1, math.ceil(epochs * examples / batch_size))
-
-
 for _configurable in CONFIGURABLES:
     gin.external_configurable(_configurable, module=".".join(filter(None, ("t5x_lab", _MODULES_OF_T5X.get(_configurable)))))
 gin.external_configurable(standardize, module="t5x_lab")
-
-
-def fixed_by_task(config: "GinConfig", run: RunConfig) -> list[str]:
-    """Lines with what followed from the task that is classified: its head, and the steps that its records were counted for,
-    which who uses the run later may not have."""
-    head = f"{head_of_task.__name__}()" in config.text  # other tasks that are evaluated have not another one
-    task = [f'head_of_task.task = "{run.data.mixture_or_task_name}"'] if head else []
-    counted = f"{steps_of_epochs.__name__}()" in config.text
-    return [*task, *([f"TRAIN_STEPS = {run.train_steps}", f"EVAL_PERIOD = {run.eval_period}"] if counted else [])]
 
 
 class GinConfig:
@@ -376,7 +299,7 @@ class GinConfig:
           UserError: when it is none that does.
         """
         task = self._build("head_of_task.task") or self._build("DataConfig.mixture_or_task_name")  # of the user's own head
-        return _classification(task, self.prompts())
+        return classification_of(task, self.prompts())
 
     def mesh(self) -> MeshShape:
         return MeshShape.parse(self._build("RunConfig.mesh"))

@@ -20,8 +20,9 @@ from t5x_lab.partitioning.distributed import broadcast, broadcast_text, fail_tog
 from t5x_lab.partitioning.waiting import limit_waiting, waiting_for
 from t5x_lab.runs.assemble import Training, assemble_run
 from t5x_lab.runs.batch import BatchOfTasks, batch_of_tasks
-from t5x_lab.runs.config import GinConfig, RunConfig, fixed_by_task
+from t5x_lab.runs.config import GinConfig, RunConfig
 from t5x_lab.runs.evaluate import Entry, Evaluations, by_split, evaluations_of
+from t5x_lab.runs.of_task import fixed_by_task
 from t5x_lab.runs.owner import owned
 from t5x_lab.runs.recording import Recorder
 from t5x_lab.runs.sharded_model import ShardedModel
@@ -174,7 +175,8 @@ def prepare(config: GinConfig, stack: contextlib.ExitStack) -> Job:
     # Who reads prompts later may not have the task.
     if run.data.special_tokens.input_eos not in (None, tasks.input_eos):
         say(f"SpecialTokens.input_eos is {not tasks.input_eos}; of the tasks' inputs it is {tasks.input_eos}, which is kept.")
-    config = GinConfig((), (config.text, f"SpecialTokens.input_eos = {tasks.input_eos}", *fixed_by_task(config, run)))
+    fixed = fixed_by_task(config.text, run.data.mixture_or_task_name, run.train_steps, run.eval_period)
+    config = GinConfig((), (config.text, f"SpecialTokens.input_eos = {tasks.input_eos}", *fixed))
     batches = pipeline.SeqioBatches(tasks, run.data, run.seed, sharded.rows(run.data.batch_size))
     evaluations = evaluations_of(run, config, sharded)
 
