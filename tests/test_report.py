@@ -26,6 +26,7 @@ from t5x_lab.observe import curves
 from t5x_lab.observe.curves import Columns, curve, read_columns
 from t5x_lab.observe.end import OWNER, write_end
 from t5x_lab.observe.metrics import read_metrics
+from t5x_lab.report.charts import MOST_CHARTS, Axes, charts_of_evaluations, charts_of_statistics
 from t5x_lab.report.differences import differences
 from t5x_lab.report.facts import duration, facts_of
 from t5x_lab.report.page import names_of, spread, write_report
@@ -253,6 +254,33 @@ def test_several_runs_are_laid_over_each_other(capsys):
     said = text_of(pathlib.Path("pages/all.html").read_text())
     assert "A.b 1 2 –" in said and "a loss 4.6 – –" in said
     assert "over steps tokens time one/run two/run" in said  # FLOPs are not known of all
+
+
+def test_axes_count_from_where_a_run_began():
+    """Of a run that went on from step 1,000 of another: its own tokens and FLOPs; an evaluation before it is at 0."""
+    lines = [{**step_line(step), "step": 1000 + step, "spread": step / 10} for step in range(1, 41)]
+    make_run(
+        "run",
+        [{"step": 1000, "split": "eval/a", "loss": 6.0}, *lines, {"step": 1020, "split": "eval/a", "loss": 5.0}],
+        facts=FACTS,
+    )
+    run = read_run("run")
+    axes = Axes([run])
+    x = axes.x(run, np.array([1000, 1001, 1020, 1040]))
+    assert x["flops"].tolist() == [0, 1000, 20_000, 40_000] and x["tokens"].tolist() == [0, 64, 1280, 2560]
+    assert x["time"] == pytest.approx([0, 0.1, 2.0, 4.0]) and axes.names["time"] == "seconds since the run began"
+    (spread_of,) = charts_of_statistics([run], ["run"], axes)
+    assert spread_of.title == "spread" and spread_of.lines[0].curve.mean[-1] == 4.0
+    assert facts_of([run])["FLOPs"] == ["4e+04, forward and backward"]
+    assert "what hooks and losses of one's own measure" in html.unescape(report("run"))
+
+
+def test_hundreds_of_tasks_have_tables_and_few_charts():
+    tasks = [{"step": step, "split": f"many/{number}", "score": number / step} for step in (1, 2) for number in range(200)]
+    runs = [read_run(make_run(name, [step_line(1), step_line(2), *tasks], facts=FACTS)) for name in ("one", "two")]
+    charts = charts_of_evaluations(runs, ["one", "two"], Axes(runs))
+    assert len(charts["many"]) == MOST_CHARTS
+    assert report("one", "two").count("<tr><td>") >= 200
 
 
 def test_a_million_steps_make_a_page_no_larger_than_thousands(monkeypatch):

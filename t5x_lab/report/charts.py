@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from t5x_lab.models.loss import METRICS
 from t5x_lab.observe.curves import TRAIN, Columns, Curve, curve
 from t5x_lab.report.run_directory import RunFiles
 
 COLORS = ("#3b82f6", "#f97316", "#22a06b", "#d946ef", "#eab308", "#06b6d4", "#ef4444", "#8b5cf6", "#84cc16", "#a16207")
+MOST_CHARTS, MOST_NAMES = 48, 12  # beyond which evaluations have tables alone; of a legend
 GRAY = "#767676"  # to be read on white and on black alike
 TRAINING = {  # what is drawn of steps beside the loss
     "accuracy": "accuracy of the next token",
@@ -75,20 +77,20 @@ class Axes:
         """Where steps of a run are on each axis."""
         found = {"step": steps.astype(float)}
         if "flops" in self.names:
-            found["flops"] = steps * float(run.facts.get("flops_per_step") or np.nan)
+            found["flops"] = (steps - run.first_step) * float(run.facts.get("flops_per_step") or np.nan)
         for key, metric, unit in (("tokens", "tokens_processed", 1.0), ("time", "seconds", self._unit)):
             if key in self.names:
-                found[key] = _at(run.train, metric, steps) / unit
+                found[key] = _at(run, metric, steps) / unit
         return found
 
 
 UNITS = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 
 
-def _at(train: Columns, metric: str, steps: np.ndarray) -> np.ndarray:
+def _at(run: RunFiles, metric: str, steps: np.ndarray) -> np.ndarray:
     """What a total of training was after these steps; 0 before the first."""
-    known = np.isfinite(train[metric])
-    return np.interp(steps, np.append(0, train.steps[known]), np.append(0.0, train[metric][known]))
+    known = np.isfinite(run.train[metric])
+    return np.interp(steps, np.append(run.first_step, run.train.steps[known]), np.append(0.0, run.train[metric][known]))
 
 
 def charts_of_training(runs: Sequence[RunFiles], names: Sequence[str], axes: Axes) -> list[Chart]:
@@ -99,6 +101,13 @@ def charts_of_training(runs: Sequence[RunFiles], names: Sequence[str], axes: Axe
     found = [loss]
     found += [Chart(title, _of_train(metric, runs, names, axes)) for metric, title in TRAINING.items()]
     return [chart for chart in found if chart.lines]
+
+
+def charts_of_statistics(runs: Sequence[RunFiles], names: Sequence[str], axes: Axes) -> list[Chart]:
+    """What hooks and losses of the user's own measure at steps."""
+    metrics = dict.fromkeys(metric for run in runs for metric in run.train.values if metric.partition("/")[0] not in METRICS)
+    found = [Chart(metric, _of_train(metric, runs, names, axes)) for metric in metrics]
+    return [chart for chart in found if chart.lines][:MOST_CHARTS]
 
 
 def charts_of_evaluations(runs: Sequence[RunFiles], names: Sequence[str], axes: Axes) -> dict[str, list[Chart]]:
@@ -119,7 +128,9 @@ def charts_of_evaluations(runs: Sequence[RunFiles], names: Sequence[str], axes: 
                     x = axes.x(run, points.steps)
                     chart.lines.append(Line(label, number, COLORS[color % len(COLORS)], points, x, is_train=False))
     several = lambda chart: any(len(line.curve.steps) > 1 for line in chart.lines)
-    return {name: kept for name, of in charts.items() if (kept := [chart for chart in of.values() if several(chart)])}
+    drawn = {name: [chart for chart in of.values() if several(chart)] for name, of in charts.items()}
+    most = max(4, MOST_CHARTS // max(1, len(drawn)))
+    return {name: of[:most] for name, of in drawn.items() if of}
 
 
 # Of how much was measured, not what was found.
@@ -195,7 +206,9 @@ def _figure(chart: Chart, axes: Axes, x_range: Any, has_legend: bool):
         plot.hspan(y=[value], line_dash="dashed", line_color=GRAY, line_width=1.5, legend_label=f"{label} {value:.4g}")
     tips = [(name, f"@{key}{{{FORMATS[key]}}}") for key, name in axes.names.items()]
     plot.add_tools(HoverTool(renderers=marks, tooltips=[(chart.title, "@mean{0.0000a}"), *tips], mode="mouse"))
-    _style(plot, axes.names["step"], shows_legend=len(chart.references) > 0 or (has_legend and len(chart.lines) > 1))
+    _style(
+        plot, axes.names["step"], shows_legend=len(chart.references) > 0 or (has_legend and 1 < len(chart.lines) <= MOST_NAMES)
+    )
     return plot
 
 

@@ -104,7 +104,7 @@ FACTS: dict[str, Callable[[RunFiles], str]] = {
     "a batch": _batch,
     "steps": _steps,
     "tokens": _tokens,
-    "FLOPs": lambda run: f"{run.last_step * float(run.facts['flops_per_step']):.3g}, forward and backward",
+    "FLOPs": lambda run: f"{(run.last_step - run.first_step) * float(run.facts['flops_per_step']):.3g}, forward and backward",
     "loss of training": _loss,
     "evaluated": _losses,
     "time": lambda run: duration(_last(run, "seconds")),

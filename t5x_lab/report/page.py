@@ -11,7 +11,7 @@ from typing import Any
 import jinja2
 from etils import epath
 
-from t5x_lab.report.charts import COLORS, COUNTS, Axes, charts_of_evaluations, charts_of_training, figures
+from t5x_lab.report.charts import COLORS, COUNTS, Axes, charts_of_evaluations, charts_of_statistics, charts_of_training, figures
 from t5x_lab.report.differences import differences
 from t5x_lab.report.facts import facts_of
 from t5x_lab.report.run_directory import RunFiles, read_run
@@ -49,8 +49,9 @@ def page(runs: Sequence[RunFiles]) -> str:
 
     names, axes = names_of(runs), Axes(runs)
     training = charts_of_training(runs, names, axes)
+    statistics = charts_of_statistics(runs, names, axes)
     evaluations = charts_of_evaluations(runs, names, axes)
-    charts = [*training, *(chart for of in evaluations.values() for chart in of)]
+    charts = [*training, *statistics, *(chart for of in evaluations.values() for chart in of)]
     script, divs = components(figures(charts, axes, has_legends=len(runs) == 1), wrap_script=False) if charts else ("", ())
     drawn = dict(zip(map(id, charts), divs))
     shown = lambda chart: {"title": chart.title, "div": drawn[id(chart)]}
@@ -65,6 +66,7 @@ def page(runs: Sequence[RunFiles]) -> str:
             facts=facts_of(runs),
             axes=axes.names,
             training=[shown(chart) for chart in training],
+            statistics=[shown(chart) for chart in statistics],
             evaluations=[
                 {"name": name, "charts": [shown(chart) for chart in evaluations.get(name, [])], **numbers}
                 for name, numbers in tables_of(runs, names).items()

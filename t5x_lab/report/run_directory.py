@@ -63,6 +63,11 @@ class RunFiles:
         return self.columns.get(TRAIN, NO_LINES)
 
     @property
+    def first_step(self) -> int:
+        """The step that it began with, which is another than 0 where it went on from another run's."""
+        return int(self.train.steps[0]) - 1 if len(self.train.steps) else 0
+
+    @property
     def last_step(self) -> int:
         return int(self.train.steps[-1]) if len(self.train.steps) else max(self.checkpoints, default=0)
 
