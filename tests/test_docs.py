@@ -107,6 +107,20 @@ def test_commands_take_what_the_documentation_types(page):
                 assert "is not here" in error.sentence  # a data set that the reader has prepared
 
 
+GIN = [
+    (page, number, text)
+    for page in sorted((ROOT / "docs").glob("*.md"))
+    for number, text in enumerate(re.findall(r"```gin\n(.*?)```", page.read_text(), re.DOTALL))
+    if "import my_" not in text  # whose module another test writes
+]
+
+
+@pytest.mark.parametrize("page, number, text", GIN, ids=[f"{page.name}-{number}" for page, number, _ in GIN])
+def test_settings_of_the_documentation_can_be_built(page, number, text):
+    config = GinConfig(["models/t5_1_1/tiny.gin", "objectives/span_corruption.gin"], [*RUN, text])
+    assert config.run() and GinConfig([], [config.text]).run()
+
+
 STAND_INS = {  # for the runs that examples load
     "runs/demo": [], "runs/x": [], "runs/base": [], "flan-t5-base": [],
     "runs/cola": ["HEAD = @ClassificationHead()", 'ClassificationHead.classes = ("no", "yes")',
