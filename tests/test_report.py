@@ -250,7 +250,8 @@ def test_several_runs_are_laid_over_each_other(capsys):
     assert names_of(runs[:2]) == ["one/run", "two/run"] and names_of(runs[2:]) == ["old"]
     assert facts_of(runs)["model"] == ["causal_decoder, 4,776 parameters", "causal_decoder, 5,000 parameters", ""]
     assert main(["report", "one/run", "two/run", "old", "--output=pages/all.html"]) == 0
-    assert capsys.readouterr().out == "pages/all.html\n"
+    assert main(["report", "old", "--output=pages"]) == 0
+    assert capsys.readouterr().out == "pages/all.html\npages/report.html\n"
     said = text_of(pathlib.Path("pages/all.html").read_text())
     assert "A.b 1 2 –" in said and "a loss 4.6 – –" in said
     assert "over steps tokens time one/run two/run" in said  # FLOPs are not known of all

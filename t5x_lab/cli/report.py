@@ -8,7 +8,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "runs", nargs="+", metavar="RUN", help="a run directory; of several the curves are laid over each other"
     )
-    parser.add_argument("--output", help="the page's file; report.html in the first run's directory unless given")
+    parser.add_argument("--output", help="the page's file, or its directory; the first run's unless given")
 
 
 def run(args: argparse.Namespace) -> None:

@@ -26,7 +26,7 @@ def write_report(paths: Sequence[str], output: str | None = None, is_over: bool 
 
     Args:
       paths: MODEL_DIRs, here or wherever `etils.epath` reaches.
-      output: the file; None = report.html in the first run's directory.
+      output: the file, or a directory for report.html; None = the first run's.
       is_over: see `read_run`.
 
     Returns:
@@ -36,7 +36,8 @@ def write_report(paths: Sequence[str], output: str | None = None, is_over: bool 
       UserError: where a path holds no run.
     """
     runs = [read_run(path, is_over) for path in dict.fromkeys(paths)]
-    path = epath.Path(output) if output else epath.Path(runs[0].path) / FILE
+    path = epath.Path(output or runs[0].path)
+    path = path / FILE if path.is_dir() else path
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(page(runs))
     return str(path)
