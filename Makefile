@@ -37,7 +37,7 @@ lint: .venv/tested
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# A warning is an error. The third notebook reads and writes Hugging Face's format.
+# A warning is an error, and so is a notebook's.
 docs: .venv/installed
 	$(BIN)/python -m pip install --quiet -e ".[docs]"
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet

@@ -143,6 +143,13 @@ def test_time_is_told_apart():
     assert (spent.total, spent.steps, spent.data, spent.between, spent.starting, spent.starts) == pytest.approx(
         (128, 5, 2.5, 2, 121, 2)
     )
+    # Where the first lines are of a version without `seconds`: 50 s of steps and 10 s of else before.
+    make_run(
+        "resumed",
+        [{"step": 1, "split": "train", "loss": 1.0}, step_line(2, seconds=61.0, seconds_per_step=1.0, goodput=50 / 61)],
+    )
+    spent = time_spent(read_columns("resumed")["train"])
+    assert (spent.total, spent.steps, spent.starting, spent.between) == pytest.approx((61, 50, 11, 0))
     assert time_spent(Columns(np.array([1]), {"loss": np.array([1.0])})) is None
     assert [duration(seconds) for seconds in (0, 59.6, 3700, 90061)] == ["0 s", "1 min 0 s", "1 h 1 min", "1 d 1 h"]
 
@@ -190,9 +197,9 @@ def test_what_a_page_says_is_what_the_files_say():
     said = text_of(page)
     for words in (
         "finished at step 40.", "causal_decoder, 4,776 parameters", "4 rows of 64 tokens", "sotu", "Adafactor",
-        "2,560 processed, 2,400 with loss", "4e+04, forward and backward", "7.000 at first, 1.150 at the end",
-        "a 4.600 (perplexity 99.5)", "100.0% in steps", "step 20", "0.625", "a table of its own",
-        "We must &lt;b&gt;", "&lt;/script&gt; &amp; more", "t5x_lab train --gin_file=run/config.gin --gin.TRAIN_STEPS=80",
+        "2,560 processed", "4e+04, forward and backward", "7.000 at first, 1.150 at last",
+        "a 4.600 (perplexity 99.5)", "99.8% in steps", "step 20", "0.625", "a table of its own",
+        "We must &lt;b&gt;", "&lt;/script&gt; &amp; more", "t5x_lab train --gin_file=run/config.gin --gin.MODEL_DIR=run --gin.TRAIN_STEPS=80",
     ):  # fmt: skip
         assert words in said, words
     assert "unigram 6.3" in page and "generate" not in said  # it has no checkpoint
@@ -225,6 +232,44 @@ def test_runs_in_every_state_have_a_page(state):
     assert ("over steps tokens FLOPs time" in said) == (state not in ("new", "of another version"))
     if state == "training":  # by the training itself, when it ends
         assert "stopped after step 10" in text_of(report("run", is_over=True))
+
+
+def test_a_run_is_diverged_where_training_ends_for_it():
+    """By the loss or the gradient, of more steps in a row than BAD_STEPS allows."""
+    bad = {"loss": None, "grad_norm": None}
+    for name, lines, config, state in (
+        ("gradient", [step_line(1), step_line(2, grad_norm=None)], "BAD_STEPS = 0\n", "diverged"),
+        ("allowed", [step_line(1), step_line(2, **bad), step_line(3, **bad)], "BAD_STEPS = 2\n", "stopped"),
+        ("too many", [step_line(1, **bad), step_line(2, **bad), step_line(3, **bad)], "BAD_STEPS = 2\n", "diverged"),
+        ("over", [step_line(1, **bad), step_line(2)], "", "stopped"),
+    ):
+        assert read_run(make_run(name, lines, config)).state == state, name
+
+
+def test_evaluations_without_numbers_of_other_settings_and_that_fail():
+    make_run("run", [step_line(1), step_line(2), {"step": 2, "split": "eval/a", "loss": 9.0}], facts=FACTS)
+    for folder, found in {
+        "eval": {"results": {"a": {"loss": 1.0}}}, "eval_2": {"results": {"a": {"loss": 9.0}}},
+        "samples": {"results": {}, "texts": {"prompts": {"We": " must"}}},
+        "mine": {"results": {}, "failures": {"copa": "No records", "": "It fails"}},
+    }.items():  # fmt: skip
+        os.makedirs(f"run/evals/{folder}")
+        write_json(epath.Path(f"run/evals/{folder}/{2 if folder == 'eval_2' else 1}.json"), {"step": 1, **found})
+    run = read_run("run")
+    assert run.evaluations == {"eval/a": {1: {"loss": 1.0}}, "eval_2/a": {2: {"loss": 9.0}}}
+    said = text_of(report("run"))
+    assert "copa: No records" in said and "It fails" in said and "It has no numbers; what it writes is below." in said
+
+
+def test_a_converted_checkpoint_has_a_page_too():
+    make_run("run", [], "TRAIN_STEPS = None\n")
+    run = t5x_lab.from_gin(
+        ["models/causal_decoder/tiny.gin"], ["VOCABULARY = @ByteVocabulary()", "TransformerConfig.vocab_size = 384"]
+    )
+    run.save("saved")
+    said = text_of(report("saved"))
+    assert "no metrics of training, but checkpoint, of step 0." in said and "t5x_lab generate --model_dir=saved" in said
+    assert "t5x_lab train" not in said
 
 
 def test_what_is_no_run_is_said_in_a_sentence(capsys):
@@ -273,6 +318,10 @@ def test_axes_count_from_where_a_run_began():
     (spread_of,) = charts_of_statistics([run], ["run"], axes)
     assert spread_of.title == "spread" and spread_of.lines[0].curve.mean[-1] == 4.0
     assert facts_of([run])["FLOPs"] == ["4e+04, forward and backward"]
+    carried = [{**line, "tokens_processed": 9_000 + line["tokens_processed"]} for line in lines]  # with the step
+    carried = read_run(make_run("carried", carried, facts=FACTS))
+    assert Axes([carried]).x(carried, np.array([1000, 1020]))["tokens"].tolist() == [0, 1280]
+    assert facts_of([carried])["tokens"] == ["2,560 processed"]
     assert "what hooks and losses of one's own measure" in html.unescape(report("run"))
 
 
@@ -284,7 +333,7 @@ def test_hundreds_of_tasks_have_tables_and_few_charts():
     assert report("one", "two").count("<tr><td>") >= 200
 
 
-def test_a_million_steps_make_a_page_no_larger_than_thousands(monkeypatch):
+def test_many_steps_make_a_page_no_larger_than_some():
     sizes = []
     for number in (1_000, 20_000):
         sizes.append(len(report(make_run(f"run{number}", [step_line(step) for step in range(1, number + 1)], facts=FACTS))))
@@ -331,7 +380,7 @@ addEventListener("load", () => setTimeout(() => {
   setTimeout(() => {
     found.by_tokens = ends();
     document.querySelector('[data-run="run-1"]').click();
-    found.hidden = all().map((chart) => chart.renderers.filter((drawn) => !drawn.visible).map((drawn) => drawn.name));
+    found.hidden = all().map((chart) => chart.renderers.filter((drawn) => !drawn.visible).map((drawn) => drawn.glyph.tags[0]));
     document.body.innerHTML = `<pre id="found">${JSON.stringify(found)}</pre>`;
   }, 1000);
 }, 1500));
@@ -348,5 +397,6 @@ def test_a_browser_draws_the_curves_and_the_buttons_work(width):
     found = found_in_browser(f"file://{path}", width)
     assert found["errors"] == [] and found["wide"] <= 0, found
     assert found["charts"] == 5 + 4  # loss, accuracy, rate, norm, speed; loss and accuracy of two tasks
-    assert set(found["by_step"]) == {40} and all(2560 < end < 2660 for end in found["by_tokens"]), found
+    assert set(found["by_step"]) == {40}, found["by_step"]
+    assert all(2560 < end < 2660 for end in found["by_tokens"]), found["by_tokens"]
     assert all(names and set(names) == {"run-1"} for names in found["hidden"]), found["hidden"]

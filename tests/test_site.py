@@ -21,6 +21,7 @@ from conftest import ROOT
 
 import reference
 from t5x_lab.cli.main import COMMANDS
+from t5x_lab.runs.config import CONFIGURABLES
 
 pytestmark = pytest.mark.slow
 
@@ -131,6 +132,10 @@ def test_every_configurable_is_in_the_reference_with_a_sentence_for_each_paramet
                 missing.append(f"{name}.{parameter}")
             assert row.group(1).strip("`") or default == ""
     assert not missing, missing
+    names = {thing.__name__ for thing in CONFIGURABLES}
+    for path in (ROOT / "t5x_lab").rglob("*.py"):
+        names |= set(re.findall(r"^@gin\.configurable.*\n(?:def|class) (\w+)", path.read_text(), re.MULTILINE))
+    assert names <= set(reference.registered()), names - set(reference.registered())
     assert set(reference.macros()) >= {"MODEL", "EVALS", "BATCH_SIZE", "HOOKS"} and len(reference.registered()) > 60
 
 

@@ -11,7 +11,7 @@ from t5x_lab.observe.curves import TRAIN, Columns, Curve, curve
 from t5x_lab.report.run_directory import RunFiles
 
 COLORS = ("#3b82f6", "#f97316", "#22a06b", "#d946ef", "#eab308", "#06b6d4", "#ef4444", "#8b5cf6", "#84cc16", "#a16207")
-MOST_CHARTS, MOST_NAMES = 48, 12  # beyond which evaluations have tables alone; of a legend
+MOST_CHARTS, MOST_LINES, MOST_NAMES = 48, 40, 12  # beyond which evaluations have tables alone; of a chart; of a legend
 GRAY = "#767676"  # to be read on white and on black alike
 TRAINING = {  # what is drawn of steps beside the loss
     "accuracy": "accuracy of the next token",
@@ -90,12 +90,16 @@ UNITS = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds
 def _at(run: RunFiles, metric: str, steps: np.ndarray) -> np.ndarray:
     """What a total of training was after these steps; 0 before the first."""
     known = np.isfinite(run.train[metric])
-    return np.interp(steps, np.append(run.first_step, run.train.steps[known]), np.append(0.0, run.train[metric][known]))
+    if not known.any():
+        return np.full(len(steps), np.nan)
+    before = run.tokens_before if metric == "tokens_processed" else 0.0
+    totals = np.append(0.0, run.train[metric][known] - before)
+    return np.interp(steps, np.append(run.first_step, run.train.steps[known]), totals)
 
 
 def charts_of_training(runs: Sequence[RunFiles], names: Sequence[str], axes: Axes) -> list[Chart]:
     """The loss, of one run beside that of its evaluations, and what else is measured at each step."""
-    loss = Chart("loss of training, nats per token", _of_train("loss", runs, names, axes), _references(runs, "loss"))
+    loss = Chart("loss of training, nats per token", _of_train("loss", runs, names, axes), _references(runs, names))
     if len(runs) == 1:
         loss = Chart("loss, nats per token", [*loss.lines, *_of_evaluations("loss", runs[0], axes)], loss.references)
     found = [loss]
@@ -121,7 +125,9 @@ def charts_of_evaluations(runs: Sequence[RunFiles], names: Sequence[str], axes: 
             if metric in COUNTS:
                 continue
             title = metric if len(runs) == 1 else f"{task}: {metric}"
-            chart = charts.setdefault(evaluation, {}).setdefault(title, Chart(title, [], _references(runs, metric)))
+            chart = charts.setdefault(evaluation, {}).setdefault(title, Chart(title, []))
+            if len(chart.lines) >= MOST_LINES:
+                continue
             for number, run in enumerate(runs):
                 if points := _of_evaluation(run.evaluations.get(split, {}), metric):
                     label, color = (task, len(chart.lines)) if len(runs) == 1 else (names[number], number)
@@ -129,7 +135,7 @@ def charts_of_evaluations(runs: Sequence[RunFiles], names: Sequence[str], axes: 
                     chart.lines.append(Line(label, number, COLORS[color % len(COLORS)], points, x, is_train=False))
     several = lambda chart: any(len(line.curve.steps) > 1 for line in chart.lines)
     drawn = {name: [chart for chart in of.values() if several(chart)] for name, of in charts.items()}
-    most = max(4, MOST_CHARTS // max(1, len(drawn)))
+    most = max(1, MOST_CHARTS // max(1, len(drawn)))
     return {name: of[:most] for name, of in drawn.items() if of}
 
 
@@ -148,8 +154,17 @@ def _of_evaluations(metric: str, run: RunFiles, axes: Axes) -> list[Line]:
     return lines[: len(COLORS) - 1]
 
 
-def _references(runs: Sequence[RunFiles], metric: str) -> dict[str, float]:
-    return {name: value for run in runs for name, value in run.references.get(metric, {}).items()}
+def _references(runs: Sequence[RunFiles], names: Sequence[str]) -> dict[str, float]:
+    """Losses to compare with; where runs have other ones under a name, each with the run's."""
+    found: dict[str, dict[str, float]] = {}
+    for run_name, run in zip(names, runs):
+        for name, value in run.references.get("loss", {}).items():
+            found.setdefault(name, {})[run_name] = value
+    return {
+        name if len(set(of.values())) == 1 else f"{name}, {run_name}": value
+        for name, of in found.items()
+        for run_name, value in of.items()
+    }
 
 
 def _of_train(metric: str, runs: Sequence[RunFiles], names: Sequence[str], axes: Axes) -> list[Line]:
@@ -172,7 +187,7 @@ def _of_evaluation(numbers: dict[int, dict[str, float | None]], metric: str) -> 
 def figures(charts: Sequence[Chart], axes: Axes, has_legends: bool) -> list:
     """Bokeh's figures of charts, which are zoomed together.
 
-    The page's script moves their curves to another axis and hides runs, which it finds by the names "run-0", "run-1", …
+    The page's script moves their curves to another axis and hides runs, which it finds by the tags "run-0", "run-1", …
     """
     from bokeh.models import DataRange1d
 
@@ -184,8 +199,12 @@ def _figure(chart: Chart, axes: Axes, x_range: Any, has_legend: bool):
     from bokeh.models import ColumnDataSource, HoverTool
     from bokeh.plotting import figure
 
+    items = len(chart.lines) + len(chart.references)
+    has_legend = bool(chart.references) or (has_legend and 1 < items <= MOST_NAMES)
+    below = has_legend and items > 4
+    height = 240 + (LEGEND_ROW * -(-items // LEGEND_COLUMNS) if below else 0)
     plot = figure(
-        height=240,
+        height=height,
         sizing_mode="stretch_width",
         tools="box_zoom",
         active_drag=None,
@@ -195,27 +214,30 @@ def _figure(chart: Chart, axes: Axes, x_range: Any, has_legend: bool):
     marks: list[Any] = []
     for line in chart.lines:
         of, color, label = line.curve, line.color, line.label
-        source = ColumnDataSource({**line.x, "mean": of.mean, "low": of.low, "high": of.high})
-        name = f"run-{line.run}"
+        band = {"low": of.low, "high": of.high} if line.is_train else {}
+        source = ColumnDataSource({**line.x, "mean": of.mean, **band})
+        more: dict[str, Any] = {"tags": [f"run-{line.run}"]}
         if line.is_train:
-            plot.varea(x="step", y1="low", y2="high", source=source, fill_color=color, fill_alpha=0.18, name=name)
-        marks.append(plot.line(x="step", y="mean", source=source, line_width=2, color=color, legend_label=label, name=name))
+            plot.varea(x="step", y1="low", y2="high", source=source, fill_color=color, fill_alpha=0.18, **more)
+        more |= {"name": label, "legend_label": label, "source": source, "color": color}
+        marks.append(plot.line(x="step", y="mean", line_width=2, **more))
         if not line.is_train or len(of.steps) == 1:
-            marks.append(plot.scatter(x="step", y="mean", source=source, size=6, color=color, legend_label=label, name=name))
+            marks.append(plot.scatter(x="step", y="mean", size=6, **more))
     for label, value in chart.references.items():
         plot.hspan(y=[value], line_dash="dashed", line_color=GRAY, line_width=1.5, legend_label=f"{label} {value:.4g}")
-    tips = [(name, f"@{key}{{{FORMATS[key]}}}") for key, name in axes.names.items()]
-    plot.add_tools(HoverTool(renderers=marks, tooltips=[(chart.title, "@mean{0.0000a}"), *tips], mode="mouse"))
-    _style(
-        plot, axes.names["step"], shows_legend=len(chart.references) > 0 or (has_legend and 1 < len(chart.lines) <= MOST_NAMES)
-    )
+    tips = [("", "$name"), (chart.title, "@mean{%.4g}")]
+    tips += [(name, f"@{key}{{{FORMATS[key]}}}") for key, name in axes.names.items()]
+    formatters: dict[str, Any] = {f"@{key}": "printf" for key in ("mean", *axes.names)}
+    plot.add_tools(HoverTool(renderers=marks, tooltips=tips, formatters=formatters, mode="mouse"))
+    _style(plot, axes.names["step"], has_legend, below)
     return plot
 
 
-FORMATS = {"step": "0,0", "tokens": "0,0", "flops": "0.00e+0", "time": "0.00"}
+FORMATS = {"step": "%d", "tokens": "%d", "flops": "%.3g", "time": "%.2f"}
+LEGEND_COLUMNS, LEGEND_ROW = 3, 22  # of a legend below its chart; the height of a row in pixels
 
 
-def _style(plot, x_name: str, shows_legend: bool) -> None:
+def _style(plot, x_name: str, has_legend: bool, below: bool) -> None:
     plot.background_fill_color = plot.border_fill_color = plot.outline_line_color = None
     for axis in plot.axis:
         axis.axis_label_text_color = axis.major_label_text_color = GRAY
@@ -225,8 +247,10 @@ def _style(plot, x_name: str, shows_legend: bool) -> None:
     plot.xaxis.axis_label = x_name
     plot.y_range.only_visible = True
     for legend in plot.legend:
-        legend.visible = shows_legend
+        legend.visible = has_legend
         legend.background_fill_color, legend.background_fill_alpha, legend.border_line_color = None, 0.0, None
         legend.label_text_color, legend.label_text_font_size, legend.click_policy = GRAY, "12px", "hide"
         legend.padding, legend.spacing, legend.margin = 4, 1, 4
-        plot.add_layout(legend, "below") if len(legend.items) > 4 else None
+        if below:
+            legend.ncols = LEGEND_COLUMNS
+            plot.add_layout(legend, "below")

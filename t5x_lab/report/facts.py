@@ -8,6 +8,8 @@ import numpy as np
 from t5x_lab.report.run_directory import RunFiles
 from t5x_lab.report.time_spent import time_spent
 
+MOST_LOSSES = 4  # of evaluations; all are in their table
+
 
 def facts_of(runs: Sequence[RunFiles]) -> dict[str, list[str]]:
     """By what it is, each run's; "" of what its files do not say, and without what no run says."""
@@ -47,20 +49,22 @@ def _last(run: RunFiles, metric: str) -> float:
 
 
 def _tokens(run: RunFiles) -> str:
-    return f"{_last(run, 'tokens_processed'):,.0f} processed, {_last(run, 'tokens_with_loss'):,.0f} with loss"
+    return f"{_last(run, 'tokens_processed') - run.tokens_before:,.0f} processed"
 
 
 def _loss(run: RunFiles) -> str:
-    return f"{run.train['loss'][0]:.3f} at first, {_last(run, 'loss'):.3f} at the end"
+    losses = run.train["loss"][np.isfinite(run.train["loss"])]
+    return f"{losses[0]:.3f} at first, {losses[-1]:.3f} at last"
 
 
 def _losses(run: RunFiles) -> str:
     found = []
     for split, of in run.evaluations.items():
         losses = [loss for numbers in of.values() if (loss := numbers.get("loss")) is not None]
-        if losses and split.startswith("eval"):
+        if losses:
             found.append(f"{split.partition('/')[2]} {losses[-1]:.3f} (perplexity {math.exp(min(losses[-1], 50)):.1f})")
-    return ", ".join(found[:4])
+    more = f", and {len(found) - MOST_LOSSES} more" if len(found) > MOST_LOSSES else ""
+    return ", ".join(found[:MOST_LOSSES]) + more
 
 
 def _shares(run: RunFiles) -> str:

@@ -6,7 +6,7 @@ document.querySelectorAll("[data-axis]").forEach((button) =>
   button.addEventListener("click", () => {
     document.querySelectorAll("[data-axis]").forEach((other) => press(other, other === button));
     for (const chart of charts()) {
-      for (const drawn of chart.renderers) if (drawn.name) drawn.glyph.x = { field: button.dataset.axis };
+      for (const drawn of chart.renderers) if (drawn.glyph.tags.length) drawn.glyph.x = { field: button.dataset.axis };
       chart.below.find((part) => "axis_label" in part).axis_label = button.dataset.label;
       chart.reset.emit();
     }
@@ -18,13 +18,15 @@ document.querySelectorAll("[data-run]").forEach((button) =>
     const shown = button.getAttribute("aria-pressed") !== "true";
     press(button, shown);
     for (const chart of charts())
-      for (const drawn of chart.renderers) if (drawn.name === button.dataset.run) drawn.visible = shown;
+      for (const drawn of chart.renderers) if (drawn.glyph.tags.includes(button.dataset.run)) drawn.visible = shown;
   }),
 );
 
 document.querySelectorAll(".copy").forEach((button) =>
   button.addEventListener("click", async () => {
-    await navigator.clipboard.writeText(button.parentElement.querySelector("code").textContent);
+    const code = button.parentElement.querySelector("code");
+    if (!navigator.clipboard) return getSelection().selectAllChildren(code); // a page of plain http from elsewhere
+    await navigator.clipboard.writeText(code.textContent);
     button.textContent = "copied";
     setTimeout(() => (button.textContent = "copy"), 1500);
   }),

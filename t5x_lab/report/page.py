@@ -37,9 +37,11 @@ def write_report(paths: Sequence[str], output: str | None = None, is_over: bool 
     """
     runs = [read_run(path, is_over) for path in dict.fromkeys(paths)]
     path = epath.Path(output or runs[0].path)
-    path = path / FILE if path.is_dir() else path
+    path = path / FILE if path.is_dir() or str(output or "").endswith("/") else path
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page(runs))
+    unfinished = path.with_name(f".{path.name}.new")  # whoever looks at the page meanwhile sees it whole
+    unfinished.write_text(page(runs))
+    unfinished.replace(path)
     return str(path)
 
 
@@ -115,6 +117,7 @@ def state_of(run: RunFiles) -> dict[str, str]:
         "training": f"in training: {of}",
         "diverged": f"diverged: the loss of {step} was not finite. Its training goes on from {start}",
         "stopped": f"stopped after {of}. Its training goes on from {start}",
+        "weights": f"no metrics of training, but {start.removeprefix('its last ')}",
         "new": "nothing was trained here yet",
     }
     return {"word": run.state, "sentence": sentence[run.state] + "."}
@@ -124,14 +127,15 @@ def state_of(run: RunFiles) -> dict[str, str]:
 
 
 def tables_of(runs: Sequence[RunFiles], names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """By evaluation: a table, a row for each task and metric, and what it wrote itself.
+    """By evaluation: a table, a row for each task and metric, what it wrote itself, and why it lacks something.
 
     Of one run its columns are steps, of several runs the last results of each.
     """
     found: dict[str, dict[str, Any]] = {}
-    for evaluation in dict.fromkeys(split.partition("/")[0] for run in runs for split in run.evaluations):
+    for evaluation in dict.fromkeys(name for run in runs for name in run.evaluated):
         splits = [s for s in dict.fromkeys(s for run in runs for s in run.evaluations) if s.partition("/")[0] == evaluation]
         columns: list[tuple[str, RunFiles, int | None]] = [(name, run, None) for name, run in zip(names, runs)]
+        steps: list[int] = []
         if len(runs) == 1:
             steps = sorted({step for split in splits for step in runs[0].evaluations[split]})
             columns = [(f"step {step:,}", runs[0], step) for step in spread(steps, MOST_STEPS)]
@@ -146,7 +150,9 @@ def tables_of(runs: Sequence[RunFiles], names: Sequence[str]) -> dict[str, dict[
         found[evaluation] = {
             "columns": [name for name, _, _ in columns],
             "rows": rows,
+            "steps_left_out": len(steps) - len(columns) if len(steps) > len(columns) else 0,
             "written": [{"name": f"{name}, step {max(of):,}", "text": of[max(of)]} for name, of in written if of],
+            "failures": [sentence for run in runs for sentence in run.failures.get(evaluation, [])],
         }
     return found
 
@@ -165,33 +171,46 @@ def spread(values: Sequence[int], most: int) -> list[int]:
 
 
 def samples_of(runs: Sequence[RunFiles], names: Sequence[str]) -> list[dict[str, Any]]:
-    """Texts that evaluations kept, the last step's first, of each run."""
+    """Texts that evaluations kept, the last step's first, of each run; of each evaluation and step the first ones."""
     found = []
     for name, run in zip(names, runs):
         steps = spread(sorted({sample.step for sample in run.samples}), MOST_STEPS)[::-1]
-        budget = MOST_SAMPLES // max(1, len(steps) * len(runs))
-        found.append(
-            {
-                "name": name,
-                "steps": [(step, [s for s in run.samples if s.step == step][: max(budget, 4)]) for step in steps],
-            }
-        )
-    return [of for of in found if of["steps"]]
+        evaluations = list(dict.fromkeys(sample.evaluation for sample in run.samples))
+        most = max(2, MOST_SAMPLES // max(1, len(steps) * len(evaluations) * len(runs)))
+        shown = []
+        for step in steps:
+            of_step = [[s for s in run.samples if (s.step, s.evaluation) == (step, of)] for of in evaluations]
+            shown.append((step, [s for of in of_step for s in of[:most]], sum(max(0, len(of) - most) for of in of_step)))
+        if shown:
+            found.append({"name": name, "steps": shown})
+    return found
 
 
 def commands_of(run: RunFiles) -> list[tuple[str, str]]:
     """What one does next with a run: why, and the command."""
     at, has_weights = shlex.quote(run.path), bool(run.checkpoints)
-    further = 2 * int(run.facts.get("train_steps") or run.last_step or 1000)
-    config = shlex.quote(f"{run.path}/config.gin")
-    train_on = f" --gin.TRAIN_STEPS={further}" if run.state == "finished" else ""
-    on_weights = [
-        ("let it write", f"t5x_lab generate --model_dir={at} --prompt='The people' --temperature=0.7"),
-        ("evaluate its checkpoints", f"t5x_lab eval --model_dir={at} --step=all"),
-        ("see its parameters", f"t5x_lab inspect --model_dir={at}"),
-    ]
-    return [
-        ("train it further" if train_on else "go on with its training", f"t5x_lab train --gin_file={config}{train_on}"),
-        *(on_weights if has_weights else []),
-        ("compare it with another", f"t5x_lab report {at} OTHER_RUN"),
-    ]
+    found = []
+    if run.train.steps.size or not has_weights:
+        further, words = "go on with its training", _flags_to_go_on(run)
+        if run.state == "finished":
+            further = "train it further; a learning rate that has come to its end needs its settings, too"
+        found.append((further, " ".join(["t5x_lab train", *words])))
+    if has_weights:
+        found += [
+            ("let it write", f"t5x_lab generate --model_dir={at} --prompt='The people' --temperature=0.7"),
+            ("evaluate its checkpoints", f"t5x_lab eval --model_dir={at} --step=all"),
+            ("see its parameters", f"t5x_lab inspect --model_dir={at}"),
+        ]
+    return [*found, ("compare it with another", f"t5x_lab report {at} OTHER_RUN")]
+
+
+def _flags_to_go_on(run: RunFiles) -> list[str]:
+    """Of training; of a run that is at its end with twice its budget."""
+    config, at = shlex.quote(f"{run.path}/config.gin"), shlex.quote(run.path)
+    words = [f"--gin_file={config}", f"--gin.MODEL_DIR={at}"]  # it may have been moved
+    if run.state != "finished":
+        return words
+    tokens = run.facts.get("train_tokens")
+    budget = f"TRAIN_TOKENS={2 * int(tokens)}" if tokens else f"TRAIN_STEPS={2 * run.last_step - run.first_step}"
+    stops = run.settings.get("EARLY_STOPPING", "None") != "None"
+    return [*words, f"--gin.{budget}", *(["--gin.EARLY_STOPPING=None"] if stops else [])]

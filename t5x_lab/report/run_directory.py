@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -34,11 +35,12 @@ class RunFiles:
 
     Attributes:
       path: of its directory.
-      state: "finished", "training", "diverged", "stopped" or "new".
+      state: "finished", "training", "diverged", "stopped", "weights" (checkpoints without metrics) or "new".
       facts: what training wrote of it in run.json: version, model, data, FLOPs, devices.
       columns: metrics.jsonl, by split.
       evaluations: numbers by split, "<name>/<task>", and step.
       tables: by evaluation and step, what it wrote beside its numbers, as text.
+      failures: by evaluation, why its last results lack something, in sentences.
       samples: in the order of steps.
       references: by metric, what else has which value, for a dashed line.
       settings: what config.gin binds, as text by name.
@@ -52,6 +54,7 @@ class RunFiles:
     columns: dict[str, Columns]
     evaluations: dict[str, dict[int, Numbers]]
     tables: dict[str, dict[int, str]]
+    failures: dict[str, list[str]]
     samples: list[Sample]
     references: dict[str, dict[str, float]]
     settings: dict[str, str]
@@ -66,6 +69,19 @@ class RunFiles:
     def first_step(self) -> int:
         """The step that it began with, which is another than 0 where it went on from another run's."""
         return int(self.train.steps[0]) - 1 if len(self.train.steps) else 0
+
+    @property
+    def tokens_before(self) -> float:
+        """Tokens processed of the run that it went on from, which its totals go on from too."""
+        first = {name: float(self.train[name][0]) for name in ("tokens_processed", "tokens_per_second", "seconds_per_step")}
+        before = first["tokens_processed"] - round(first["tokens_per_second"] * first["seconds_per_step"])
+        return max(0.0, before) if np.isfinite(before) else 0.0
+
+    @property
+    def evaluated(self) -> list[str]:
+        """The names of its evaluations, with numbers or without."""
+        names = [split.partition("/")[0] for split in self.evaluations]
+        return list(dict.fromkeys([*names, *self.tables, *self.failures, *(sample.evaluation for sample in self.samples)]))
 
     @property
     def last_step(self) -> int:
@@ -85,21 +101,23 @@ def read_run(path: str, is_over: bool = False) -> RunFiles:
     directory = epath.Path(path)
     config = directory / "config.gin"
     columns = read_columns(directory)
-    evaluations, tables, samples = _evaluations(directory / FOLDER)
+    evaluations, tables, failures, samples = _evaluations(directory / FOLDER)
+    in_files = {split.partition("/")[0] for split in evaluations}
     if not (columns or evaluations or config.exists()):
         what = "holds no run: it has neither config.gin nor metrics.jsonl" if directory.exists() else "is not there"
         raise UserError(f"{path} {what}. Give the MODEL_DIR of a run.")
     for split, of in columns.items():
-        if split != TRAIN:
-            evaluations[split] = {**_by_step(of), **evaluations.get(split, {})}
+        if split != TRAIN and split.partition("/")[0] not in in_files:  # files keep those of other settings apart
+            evaluations[split] = _by_step(of)
     text = config.read_text() if config.exists() else ""
     return RunFiles(
         path=str(path),
-        state=_state(directory, columns.get(TRAIN, NO_LINES), is_over),
+        state=_state(directory, columns.get(TRAIN, NO_LINES), is_over, settings_of(text)),
         facts=_dictionary(directory / FACTS),
         columns=columns,
         evaluations={split: dict(sorted(of.items())) for split, of in sorted(evaluations.items())},
         tables=tables,
+        failures=failures,
         samples=samples,
         references=read_references(directory),
         settings=settings_of(text),
@@ -113,14 +131,17 @@ def _dictionary(path: epath.Path) -> dict:
     return found if isinstance(found, dict) else {}
 
 
-def _state(directory: epath.Path, train: Columns, is_over: bool) -> str:
+def _state(directory: epath.Path, train: Columns, is_over: bool, settings: Mapping[str, str]) -> str:
     if read_end(directory) is not None:
         return "finished"
     if not is_over and is_alive(directory):
         return "training"
     if not len(train.steps):
-        return "new"
-    return "stopped" if np.isfinite(train["loss"][-1]) else "diverged"
+        return "weights" if finished_steps(directory) else "new"
+    bad = ~np.isfinite(train["loss"]) | (~np.isfinite(train["grad_norm"]) & ("grad_norm" in train.values))
+    allowed = settings.get("BAD_STEPS", "0")
+    in_a_row = len(bad) if bad.all() else int(np.argmin(bad[::-1]))
+    return "diverged" if in_a_row > (int(allowed) if allowed.isdigit() else 0) else "stopped"
 
 
 def _by_step(columns: Columns) -> dict[int, Numbers]:
@@ -131,9 +152,12 @@ def _by_step(columns: Columns) -> dict[int, Numbers]:
     }
 
 
-def _evaluations(folder: epath.Path) -> tuple[dict[str, dict[int, Numbers]], dict[str, dict[int, str]], list[Sample]]:
+def _evaluations(
+    folder: epath.Path,
+) -> tuple[dict[str, dict[int, Numbers]], dict[str, dict[int, str]], dict[str, list[str]], list[Sample]]:
     numbers: dict[str, dict[int, Numbers]] = {}
     tables: dict[str, dict[int, str]] = {}
+    failures: dict[str, list[str]] = {}
     samples: list[Sample] = []
     for of in sorted(folder.iterdir()) if folder.exists() else []:
         files = sorted((file for file in of.glob("*.json") if file.stem.isdigit()), key=lambda file: int(file.stem))
@@ -142,9 +166,10 @@ def _evaluations(folder: epath.Path) -> tuple[dict[str, dict[int, Numbers]], dic
                 numbers.setdefault(f"{of.name}/{task}", {})[step] = metrics
             if (table := of / f"{step}.txt").exists():
                 tables.setdefault(of.name, {})[step] = table.read_text()
+            failures[of.name] = [f"{task}: {why}".removeprefix(": ") for task, why in found.get("failures", {}).items()]
             for texts in found.get("texts", {}).values():
                 samples += [Sample(step, of.name, name, text) for name, text in texts.items()]
-    return numbers, tables, sorted(samples, key=lambda sample: sample.step)
+    return numbers, tables, failures, sorted(samples, key=lambda sample: sample.step)
 
 
 def settings_of(config: str) -> dict[str, str]:

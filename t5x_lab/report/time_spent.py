@@ -41,12 +41,15 @@ def time_spent(train: Columns) -> TimeSpent | None:
     productive = seconds * train["goodput"][known]
     is_start = np.diff(productive, prepend=0.0) <= 0.5 * per_step
     gaps = np.diff(seconds, prepend=0.0)
+    before = 0.0
+    if not is_start[0]:  # the lines before are of another version, or lost: what was no step counts as starting
+        before, is_start[0] = productive[0], True
     between = np.where(is_start, 0.0, np.maximum(gaps - per_step, 0.0))
     return TimeSpent(
         total=float(seconds[-1]),
-        steps=float(per_step[~is_start].sum()),
+        steps=float(before + per_step[~is_start].sum()),
         data=float((per_step * np.nan_to_num(train["data_wait_fraction"][known]))[~is_start].sum()),
         between=float(between.sum()),
-        starting=float(gaps[is_start].sum()),
+        starting=float(gaps[is_start].sum() - before),
         starts=int(is_start.sum()),
     )

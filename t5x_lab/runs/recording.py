@@ -74,11 +74,15 @@ class Recorder:
     def close(self) -> None:
         """Draws the plots, and the page of the run."""
         if jax.process_index() == 0:
-            try:
-                write_plots(self._model_dir)
-                write_report([self._model_dir], is_over=True)
-            except Exception as error:  # what was trained is saved, and does not fail because of a page
-                say(f"The plots and the report could not be written: {told(error)}. Try t5x_lab report {self._model_dir}.")
+            for what, write in {"plots": write_plots, "report": _report}.items():
+                try:
+                    write(self._model_dir)
+                except Exception as error:  # what was trained is saved, and does not fail because of a picture
+                    say(f"The {what} could not be written: {told(error)}. Try t5x_lab report {self._model_dir}.")
+
+
+def _report(model_dir: str) -> None:
+    write_report([model_dir], is_over=True)
 
 
 def _finite(metrics: Mapping) -> dict[str, float | None]:
