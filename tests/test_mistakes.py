@@ -291,7 +291,7 @@ STATEFUL = {
 
 
 @pytest.mark.parametrize("kind", STATEFUL)
-def test_python_whose_position_cannot_be_saved_is_refused_before_training(kind, tmp_path):
+def test_python_whose_position_cannot_be_saved_is_refused_before_training(kind, tmp_path, capsys):
     """TensorFlow saves no position of it: so it was found at the first checkpoint, and tried again for half an hour."""
     name = f"stateful_{list(STATEFUL).index(kind)}"
     pathlib.Path("a.txt").write_text("some words\n" * 99)
@@ -308,11 +308,15 @@ seqio.TaskRegistry.add("{name}", source, preprocessors=steps, output_features=fe
     path = tmp_path / f"{name}.py"
     path.write_text(code)
     exec(compile(code, str(path), "exec"), {})
-    run = ["MODEL_DIR = 'run'", "VOCABULARY = @ByteVocabulary()", f"MIXTURE_OR_TASK_NAME = '{name}'", "DATA_SHARDS = 1"]
-    files = ["models/causal_decoder/tiny.gin", "objectives/full_lm.gin"]
-    data = GinConfig(files, [*run, "TASK_FEATURE_LENGTHS = {'targets': 16}", "BATCH_SIZE = 2", "TRAIN_STEPS = 5"]).run().data
-    from t5x_lab.data.mixture import resolve
-    from t5x_lab.data.pipeline import SeqioBatches
-
-    with pytest.raises(UserError, match=r"Python that may remember something \(.*, line \d+\).*t5x_lab cache"):
-        SeqioBatches(resolve(data, "causal_decoder"), data, seed=0)
+    flags = [
+        "VOCABULARY=@ByteVocabulary()",
+        "TransformerConfig.vocab_size=384",
+        f"MIXTURE_OR_TASK_NAME={name}",
+        "DATA_SHARDS=1",
+    ]
+    flags += ["TASK_FEATURE_LENGTHS={'targets': 16}", "BATCH_SIZE=8", "TRAIN_STEPS=5", "EVALS=()", "MODEL_DIR=run"]
+    files = ["--gin_file=models/causal_decoder/tiny.gin", "--gin_file=objectives/full_lm.gin"]
+    assert main(["train", *files, *(f"--gin.{flag}" for flag in flags)]) == 2
+    said = capsys.readouterr().err
+    assert re.search(rf"Python that may remember something \(.*{name}.py, line \d+\).*t5x_lab cache", said), said
+    assert not pathlib.Path("run").exists()

@@ -184,6 +184,7 @@ def test_a_browser_cuts_nothing_off(site):
         found = found_in_browser(f"http://localhost:{server.server_port}/probe.html")
     finally:
         server.shutdown()
+        server.server_close()
         (site / "probe.html").unlink()
     assert len(found) == 10
     assert all(wide > 350 and over <= 0 and text > 500 for _, wide, over, text in found), found

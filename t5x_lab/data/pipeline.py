@@ -24,7 +24,6 @@ from t5x_lab.data.feature_converters import FeatureConverter
 from t5x_lab.data.files_read import changes, files_of
 from t5x_lab.data.many import Shard, of_shards
 from t5x_lab.data.mixture import Part, WeightedTasks, resolve
-from t5x_lab.data.python_functions import refused_if_stateful
 from t5x_lab.data.reading import MANY, in_order, seed_of, shard_of_task
 from t5x_lab.training.batches import HostBatch, Rows
 
@@ -79,8 +78,7 @@ class SeqioBatches:
         self._tasks, self._config = tasks, config
         with self._naming_what_fails():
             self._make = functools.partial(shards_of_tasks, tasks, config, seed, rates_of_examples(tasks, config))
-            with refused_if_stateful():
-                self._datasets = {group: self._make(group) for group in groups}
+            self._datasets = {group: self._make(group) for group in groups}
         self._files = files_of(tasks)
 
     def __iter__(self):

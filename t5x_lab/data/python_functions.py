@@ -11,6 +11,11 @@ from t5x_lab.config.user_code import is_users
 from t5x_lab.data.many import PATCHED
 
 
+def _is_written(file: str) -> bool:
+    """Whether somebody wrote a file: TensorFlow makes others of functions that branch."""
+    return "__autograph_generated_file" not in file
+
+
 @contextlib.contextmanager
 def refused_if_stateful() -> Iterator[None]:
     """Pipelines that are made while the block runs have no Python that TensorFlow takes for stateful.
@@ -25,7 +30,7 @@ def refused_if_stateful() -> Iterator[None]:
 
     def noted(func, inp, Tout, stateful=None, use_eager_py_func=False, **options):
         if stateful or use_eager_py_func:
-            frames = [frame for frame in traceback.extract_stack() if is_users(frame.filename)]
+            frames = [frame for frame in traceback.extract_stack() if is_users(frame.filename) and _is_written(frame.filename)]
             found.append(f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else f"the function {func!r}")
         return plain(func, inp, Tout, stateful, use_eager_py_func, **options)
 

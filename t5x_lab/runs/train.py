@@ -162,7 +162,7 @@ def prepare(config: GinConfig, stack: contextlib.ExitStack) -> Job:
         check_profiler()
     # TensorFlow, once everything that does not need it is known to be right.
     batch = batch_of_tasks(run.data, run.model.network.architecture)
-    from t5x_lab.data import checks, pipeline
+    from t5x_lab.data import checks, pipeline, python_functions
 
     tasks = batch.tasks
     check_classes(tasks, run)
@@ -177,7 +177,8 @@ def prepare(config: GinConfig, stack: contextlib.ExitStack) -> Job:
         say(f"SpecialTokens.input_eos is {not tasks.input_eos}; of the tasks' inputs it is {tasks.input_eos}, which is kept.")
     fixed = fixed_by_task(config.text, run.data.mixture_or_task_name, run.train_steps, run.eval_period)
     config = GinConfig((), (config.text, f"SpecialTokens.input_eos = {tasks.input_eos}", *fixed))
-    batches = pipeline.SeqioBatches(tasks, run.data, run.seed, sharded.rows(run.data.batch_size))
+    with python_functions.refused_if_stateful():  # whose position no checkpoint could hold
+        batches = pipeline.SeqioBatches(tasks, run.data, run.seed, sharded.rows(run.data.batch_size))
     evaluations = evaluations_of(run, config, sharded)
 
     make_run_directory(run.model_dir)
