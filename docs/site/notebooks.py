@@ -84,4 +84,9 @@ def _output(output: nbformat.NotebookNode) -> str:
 
 def _is_noise(line: str) -> bool:
     """What libraries tell on standard error of machines without accelerators."""
-    return bool(re.match(r"(WARNING: All log messages before absl|[IWE]\d{4} |\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: )", line))
+    return bool(
+        re.match(
+            r"(WARNING: (All log messages before absl|Logging before)|Failed to find host bounds|=== Source|learning/|[IWE]\d{4} |\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: )",
+            line,
+        )
+    )
