@@ -12,6 +12,7 @@ from nbclient import NotebookClient
 
 FOLDER = pathlib.Path(__file__).resolve().parent.parent / "notebooks"
 MOST_LINES = 40  # of an output
+NOISE = ("WARNING: All log messages", "WARNING: Logging before", "Failed to find host bounds", "=== Source", "learning/")
 _COLORS = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -84,9 +85,4 @@ def _output(output: nbformat.NotebookNode) -> str:
 
 def _is_noise(line: str) -> bool:
     """What libraries tell on standard error of machines without accelerators."""
-    return bool(
-        re.match(
-            r"(WARNING: (All log messages before absl|Logging before)|Failed to find host bounds|=== Source|learning/|[IWE]\d{4} |\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: )",
-            line,
-        )
-    )
+    return line.startswith(NOISE) or bool(re.match(r"[IWE]\d{4} |\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: ", line))
