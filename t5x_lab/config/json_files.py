@@ -16,7 +16,12 @@ def read_json(path: epath.Path) -> Any:
 
 
 def write_json(path: epath.Path, value: Any, indent: int | None = None) -> None:
+    """Writes a value; see `write_whole`."""
+    write_whole(path, json.dumps(value, indent=indent, ensure_ascii=False))
+
+
+def write_whole(path: epath.Path, text: str) -> None:
     """Writes a file under a name of its own, and gives it its name when it is whole; several processes may do so at once."""
     unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    unfinished.write_text(json.dumps(value, indent=indent, ensure_ascii=False))
+    unfinished.write_text(text)
     unfinished.replace(path)

@@ -11,6 +11,7 @@ from typing import Any
 import jinja2
 from etils import epath
 
+from t5x_lab.config.json_files import write_whole
 from t5x_lab.report.charts import COLORS, COUNTS, Axes, charts_of_evaluations, charts_of_statistics, charts_of_training, figures
 from t5x_lab.report.differences import differences
 from t5x_lab.report.facts import facts_of
@@ -39,9 +40,7 @@ def write_report(paths: Sequence[str], output: str | None = None, is_over: bool 
     path = epath.Path(output or runs[0].path)
     path = path / FILE if path.is_dir() or str(output or "").endswith("/") else path
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.new")  # whoever looks at the page meanwhile sees it whole
-    unfinished.write_text(page(runs))
-    unfinished.replace(path)
+    write_whole(path, page(runs))
     return str(path)
 
 

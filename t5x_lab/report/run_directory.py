@@ -110,9 +110,10 @@ def read_run(path: str, is_over: bool = False) -> RunFiles:
         if split != TRAIN and split.partition("/")[0] not in in_files:  # files keep those of other settings apart
             evaluations[split] = _by_step(of)
     text = config.read_text() if config.exists() else ""
+    settings, checkpoints = settings_of(text), finished_steps(directory)
     return RunFiles(
         path=str(path),
-        state=_state(directory, columns.get(TRAIN, NO_LINES), is_over, settings_of(text)),
+        state=_state(directory, columns.get(TRAIN, NO_LINES), is_over, settings, bool(checkpoints)),
         facts=_dictionary(directory / FACTS),
         columns=columns,
         evaluations={split: dict(sorted(of.items())) for split, of in sorted(evaluations.items())},
@@ -120,9 +121,9 @@ def read_run(path: str, is_over: bool = False) -> RunFiles:
         failures=failures,
         samples=samples,
         references=read_references(directory),
-        settings=settings_of(text),
+        settings=settings,
         config=text,
-        checkpoints=finished_steps(directory),
+        checkpoints=checkpoints,
     )
 
 
@@ -131,13 +132,13 @@ def _dictionary(path: epath.Path) -> dict:
     return found if isinstance(found, dict) else {}
 
 
-def _state(directory: epath.Path, train: Columns, is_over: bool, settings: Mapping[str, str]) -> str:
+def _state(directory: epath.Path, train: Columns, is_over: bool, settings: Mapping[str, str], has_weights: bool) -> str:
     if read_end(directory) is not None:
         return "finished"
     if not is_over and is_alive(directory):
         return "training"
     if not len(train.steps):
-        return "weights" if finished_steps(directory) else "new"
+        return "weights" if has_weights else "new"
     bad = ~np.isfinite(train["loss"]) | (~np.isfinite(train["grad_norm"]) & ("grad_norm" in train.values))
     allowed = settings.get("BAD_STEPS", "0")
     in_a_row = len(bad) if bad.all() else int(np.argmin(bad[::-1]))
