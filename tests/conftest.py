@@ -54,5 +54,6 @@ def _leaves_nothing_running():
 
 @pytest.fixture(autouse=True)
 def _in_empty_directory(tmp_path, monkeypatch):
-    """Tests write where they may."""
+    """Tests write where they may, and find no module of another test: gin files put the working directory on Python's path."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(tmp_path)

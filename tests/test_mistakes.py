@@ -132,6 +132,15 @@ def test_training_refuses(flags, says, capfd):
     assert "Traceback" not in error and error.count("\n") == 0 and error.startswith("t5x_lab train: ")
 
 
+def test_a_folder_named_like_a_module_that_is_not_there_is_told(capfd):
+    pathlib.Path("my_runs").mkdir()
+    pathlib.Path("own.gin").write_text("import my_runs\nNETWORK = @Spread()\n")
+    assert main([*TRAIN, "--gin_file=own.gin"]) == 2
+    error = capfd.readouterr().err.strip()
+    assert "import its module in the gin file. `import my_runs` found no my_runs.py, but the folder " in error, error
+    assert error.endswith("/my_runs.") and error.count("\n") == 0
+
+
 @pytest.mark.parametrize(
     "argv, says",
     [

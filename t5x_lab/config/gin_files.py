@@ -266,7 +266,9 @@ def _sentence(error: Exception, search_paths: Sequence[str] = (), source: str = 
         parameter = re.search(rf"{re.escape(match[1])}\.(\w+) *=", text)
         theirs = hint(f"{match[1]}.{parameter[1]}" if parameter else match[1])
         return f'Gin knows nothing called "{match[1]}"{place}.' + (
-            theirs or f"{nearest(match[1].split('.')[-1], known)} If it is your own, import its module in the gin file."
+            theirs
+            or f"{nearest(match[1].split('.')[-1], known)} If it is your own, import its module in the gin file."
+            + _folders_imported(where[1] if where else "")
         )
     if match := re.search(r"Configurable '([\w.]+)' doesn't have a parameter named '(\w+)'", text):
         fields = _parameters(match[1])
@@ -294,6 +296,14 @@ def _sentence(error: Exception, search_paths: Sequence[str] = (), source: str = 
         return f'Gin cannot read the value {match[1]}{place}. A text stands in quotes: "{match[1]}".'
     first = " ".join(line.strip() for line in text.splitlines()[:2])
     return f"Gin cannot read the configuration{place}: {first}"
+
+
+def _folders_imported(file: str) -> str:
+    """What to know of a file's imports that found a folder where a module was meant: Python takes it for an empty package."""
+    names = re.findall(r"^import ([\w.]+)", pathlib.Path(file).read_text(), re.MULTILINE) if os.path.isfile(file) else []
+    modules = [sys.modules[name] for name in names if name in sys.modules]
+    empty = [module for module in modules if getattr(module, "__file__", None) is None and hasattr(module, "__path__")]
+    return "".join(f" `import {m.__name__}` found no {m.__name__}.py, but the folder {next(iter(m.__path__))}." for m in empty)
 
 
 def _parameters(selector: str) -> list[str]:
