@@ -3,8 +3,13 @@
 `SETS[name](r)` makes one record of a data set; r is a `Words`.
 """
 
+import gzip
+import json
+import pathlib
 import random
 import zlib
+
+from t5x_lab.prompts.catalogue import CATALOGUE
 
 _SYLLABLES = [
     "ba",
@@ -252,3 +257,18 @@ SETS = {
 def records(name: str, count: int, first: int = 0) -> list[dict]:
     """`count` records of a data set, the same whenever they are asked for."""
     return [{"idx": number, **SETS[name](Words(name, number))} for number in range(first, first + count)]
+
+
+def write_all(folder: pathlib.Path, count: int) -> str:
+    """Writes so many records of every split of all data sets, and gives the rule by which `Records.files` finds them."""
+    for entry in (entry for entry in CATALOGUE.values() if entry.whole in SETS):
+        for split in entry.splits if isinstance(entry.splits, tuple) else entry.splits.values():
+            made = records(entry.whole, count, first=0 if split.startswith("train") else 1_000)
+            write_lines(folder / entry.whole / f"{split}.jsonl", made)
+    return str(folder / "{dataset}" / "{split}.jsonl")
+
+
+def write_lines(file: pathlib.Path, made: list[dict]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with gzip.open(file, "wt") if file.suffix == ".gz" else open(file, "w") as out:
+        out.writelines(json.dumps(record) + "\n" for record in made)

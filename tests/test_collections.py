@@ -30,14 +30,7 @@ text_of = lambda ids: seqio.ByteVocabulary(100).decode(ids.tolist())
 @pytest.fixture(scope="module")
 def records(tmp_path_factory):
     """A rule for synthetic records of all data sets."""
-    folder = tmp_path_factory.mktemp("records")
-    for entry in CATALOGUE.values():
-        for split in entry.splits if isinstance(entry.splits, tuple) else entry.splits.values():
-            file = folder / entry.whole / f"{split}.jsonl"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            made = synthetic_records.records(entry.whole, 40, first=0 if split.startswith("train") else 1_000)
-            file.write_text("".join(json.dumps(record) + "\n" for record in made))
-    return Records(files=str(folder / "{dataset}" / "{split}.jsonl"))
+    return Records(files=synthetic_records.write_all(tmp_path_factory.mktemp("records"), 40))
 
 
 @pytest.fixture

@@ -118,6 +118,26 @@ class Wide(nnx.Module):
         return x @ self.table[...].T
 
 
+class Documented(nnx.Module):
+    architecture, vocab_size = "causal_decoder", 256
+
+    def __init__(self, *, rngs):
+        lines, names = documented("own/network.md", "with_partitioning").splitlines(), {**globals(), "rngs": rngs}
+        self.ways = nnx.List([eval(line, names) for line in lines])
+
+    def __call__(self, batch):
+        return jax.nn.one_hot(batch["decoder_input_tokens"], 64) @ self.ways[1][...] @ self.ways[1][...].T
+
+    def logits(self, x):
+        return self.ways[0](x)
+
+
+def test_both_documented_ways_to_name_dimensions_split_them():
+    sharded = ShardedModel(ModelConfig(Documented), MeshShape(1, 2, 2), jax.devices()[:4])
+    matrices = [array for array in jax.tree.leaves(sharded.init_params(0)) if array.ndim == 2]
+    assert [array.sharding.spec for array in matrices] == 2 * [P("fsdp", "tensor")]
+
+
 def test_a_name_of_ones_own_is_split_where_a_rule_says_so():
     rules = ShardingRules({"width": ("tensor", "fsdp")}, {"width": "tensor"})
     sharded = ShardedModel(ModelConfig(Wide), MeshShape(1, 2, 2), jax.devices()[:4], rules)

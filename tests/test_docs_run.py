@@ -1,0 +1,162 @@
+"""The commands of the README and of each page of docs/ run, one after another, in a directory that has what the page speaks of.
+
+They are taken as they stand, but for `STAND_INS`: each model is the tiny one of its family, in bytes, trains for four steps, and
+data that lie on a hub lie in files. What runs elsewhere is in `ELSEWHERE`, with the place.
+"""
+
+import json
+import pathlib
+import re
+import shlex
+import shutil
+
+import commands
+import pytest
+from conftest import SHARED, shared_data
+from helpers import documented
+from synthetic_records import write_all, write_lines
+from test_docs import PAGES, commands_of
+
+import t5x_lab
+from t5x_lab.evaluation.probes import BLIMP
+from t5x_lab.prompts.catalogue import T0_EVAL
+
+pytestmark = pytest.mark.slow
+
+
+BYTES = "--gin.VOCABULARY=@ByteVocabulary() --gin.TransformerConfig.vocab_size=384"
+SMALL = "--gin.BATCH_SIZE=8 --gin.DataConfig.eval_steps=1 --gin.DataConfig.shuffle_buffer_size=20 --gin.DATA_SHARDS=1"
+FILES = "--gin.RECORDS=@Records() --gin.Records.files=data/{dataset}/{split}.jsonl"
+OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+LEFT_OUT = "_and_".join(
+    name.replace("/", "_") for name in sorted({entry.name for entry in T0_EVAL} - {"super_glue/rte", "super_glue/cb"})
+)
+STAND_INS = [  # text of a command, and what stands there instead
+    (r"models/(t5_1_1|gpt1)/\w+\.gin", r"models/\1/tiny.gin"),
+    (r"t5x_lab (train|eval)(.*) …", r"t5x_lab \1 --gin_file=own_\1.gin\2"),  # what the reader adds
+    (r"TRAIN_(STEPS|TOKENS)=\d+", "TRAIN_STEPS=4"),
+    (r"--gin.Records.(hub='{hub}'|tfds='{tfds}')", "--gin.Records.files='data/{dataset}/{split}.jsonl'"),
+    (r"promptsource/templates", str(SHARED / "prompts" / "promptsource_templates")),
+    (r"gs://t5-data/\S+", "runs/base"),
+    (r"google/flan-t5-small", "small_hf"),
+    (r"--tasks=piqa$", "--tasks=my_task --include_path=tasks/"),
+    (r"--tasks=piqa,", "--tasks="),
+    (r"(?<=[=\"])/data/", "data/"),
+    (r"--(task|gin.MIXTURE_OR_TASK_NAME)=my_task", r"--\1=t5_super_glue_rte"),
+    (r"TASK_NAME=glue ", "TASK_NAME=t5_glue_cola "),
+    (r"(cache .*)my_run.gin", r"\1own_train.gin"),
+    (r"my_run.gin (--gin.USE_CACHED)", r"own_train.gin \1"),
+    (r"MODEL_DIR=runs/small\b", "MODEL_DIR=runs/begun"),
+    (r"recipes/(mt_f|t0_eval).gin", rf"recipes/\1.gin --gin.t0_eval/RankingEvaluation.task=t0_eval_without_{LEFT_OUT}"),
+    (r"runs/pretrain.gin", "runs/pretrain.gin --gin.MIXTURE_OR_TASK_NAME=sotu"),
+    (r"--step=1000,2000", "--step=2"),
+    (r"cache +--task", "cache --gin_bindings='import my_tasks' --task"),
+    (r"--wait_minutes=120", "--wait_minutes=0.01"),
+]
+ELSEWHERE = {  # words of a command, and where it runs
+    "--distributed": "on a cluster; tests/test_processes.py",
+    "--from=t5x": "with T5X's checkpoint of that size; tests/test_foreign_formats.py",
+    "t5x_lab compile": "for minutes; tests/test_compile.py and benchmarks/",
+    "eai_rte,eai_cb": "tests/test_eai_eval.py",
+    "=mine.gin": "tests/test_tutorial.py",
+    "runs/mine": "tests/test_tutorial.py",
+    "mt_f.gin --gin.INITIAL_CHECKPOINT_PATH=runs/pretrained …": "docs/prompts.md has it whole",
+    "t0_eval.gin …": "docs/prompts.md has it whole",
+    "t5_super_glue_rte": "docs/fine_tuning.md has it whole",
+    "tasks=eai_eval": "tests/test_eai_eval.py",
+    "harness  --model_dir=runs/demo": "docs/evaluation.md",
+    "tickets": "tests/test_prompts_tutorial.py",
+    "t5x_lab train: ": "nowhere: it is a message",
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with the runs, data and modules that the pages speak of."""
+    folder = tmp_path_factory.mktemp("place")
+    write_data(folder)
+    write_own(folder)
+    done = commands.run(
+        *["train", "--gin_file=models/t5_1_1/tiny.gin", "--gin_file=objectives/span_corruption.gin"],
+        *f"--gin.MIXTURE_OR_TASK_NAME=sotu {SMALL} --gin.TRAIN_STEPS=2 --gin.MODEL_DIR={folder}/runs/base {BYTES} {FILES}".split(),
+        '--gin.TASK_FEATURE_LENGTHS={"inputs": 64, "targets": 24}',
+        environment=OFFLINE,
+    )
+    assert done.returncode == 0, done.stderr
+    for name, model in (("lm", "decoder"), ("gpt1", "gpt1")):
+        bindings = ["VOCABULARY = @ByteVocabulary()", "TransformerConfig.vocab_size = 384"]
+        t5x_lab.from_gin([f"models/{model}/tiny.gin"], bindings).save(str(folder / "runs" / name))
+    for name in ("demo", "other", "x", "wide", "prefix", "pretrained", "small", "t5_1_1_small"):
+        shutil.copytree(folder / "runs" / "base", folder / "runs" / name)
+    return folder
+
+
+def write_data(folder: pathlib.Path) -> None:
+    write_all(folder / "data", 2)
+    for split in ("train", "validation", "test"):
+        write_lines(
+            folder / "data" / "glue/cola" / f"{split}.jsonl", [{"sentence": "It is.", "label": n, "idx": n} for n in (0, 1)]
+        )
+    for name in BLIMP:
+        pair = {"sentence_good": "A cat is.", "sentence_bad": "A cat are."}
+        write_lines(folder / "data" / "blimp" / f"{name}.jsonl.gz", [pair])
+    write_lines(folder / "choices.jsonl", [{"inputs": "Is it?", "choices": ["yes", "no"], "label": 0}] * 2)
+    write_lines(folder / "tasks" / "asked.jsonl", [{"question": "Is it?", "label": 0}] * 2)
+    task = {
+        "task": "my_task", "dataset_path": "json", "dataset_kwargs": {"data_files": {"validation": str(folder / "tasks" / "asked.jsonl")}},
+        "output_type": "multiple_choice", "validation_split": "validation", "doc_to_text": "{{question}}", "doc_to_choice": ["yes", "no"],
+        "doc_to_target": "label", "metric_list": [{"metric": "acc"}],
+    }  # fmt: skip
+    (folder / "tasks" / "my_task.yaml").write_text(json.dumps(task))  # JSON is YAML
+    for name in ("prompts.txt", "texts.txt", "my_text.txt", "corpus/a.txt"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("A text of a line.\nAnd of another one.\n" * 40)
+
+
+def write_own(folder: pathlib.Path) -> None:
+    """What the reader has written: a module of tasks, and gin files."""
+    mixture = 'seqio.MixtureRegistry.add("my_mixture", [("my_text", 1.0)])'
+    steps = "seqio.CacheDatasetPlaceholder(), seqio.preprocessors.tokenize"
+    tasks = documented("your_own.md", "shift_noise").replace("seqio.preprocessors.tokenize", steps)
+    (folder / "my_tasks.py").write_text(f"{tasks}\n{mixture}\n")
+    (folder / "my_run.gin").write_text(documented("your_own.md", "import my_tasks"))
+    (folder / "own_train.gin").write_text(
+        'import my_tasks\ninclude "models/t5_1_1/tiny.gin"\ninclude "objectives/span_corruption.gin"\nMIXTURE_OR_TASK_NAME = "sotu"\nTRAIN_STEPS = 4\n'
+    )
+    (folder / "own_eval.gin").write_text(f'TEMPLATES = ("{SHARED}/prompts/promptsource_templates",)\n')
+
+
+def here(command: str) -> list[str]:
+    """The words of a command of ours, as it runs here."""
+    command = re.split(r" +#| [|>] | 2>", command)[0].strip()
+    for text, instead in STAND_INS:
+        command = re.sub(text, instead, command)
+    words = shlex.split(command)[1:]
+    said = " ".join(words)
+    if words[0] in ("train", "cache"):
+        words += [] if "vocab_size" in said else BYTES.split()
+        words += [] if "RECORDS" in said or "t5_" not in said else FILES.split()
+    if words[0] == "train":
+        words += SMALL.split()
+        words += [] if "TRAIN_STEPS" in said or "my_run.gin" in said else ["--gin.TRAIN_STEPS=4"]
+        words += [] if "MODEL_DIR" in said else [f"--gin.MODEL_DIR=runs/new{abs(hash(said))}"]
+    return words
+
+
+def is_ours(line: str) -> bool:
+    return line.startswith("t5x_lab ") and not any(words in line for words in ELSEWHERE)
+
+
+PAGES_THAT_RUN = [page for page in PAGES if [line for line in commands_of(page.read_text()) if is_ours(line)]]
+
+
+@pytest.mark.parametrize("page", PAGES_THAT_RUN, ids=lambda page: page.name)
+def test_commands_of_the_documentation_run(page, place):
+    lines = list(filter(is_ours, commands_of(page.read_text())))
+    if any("promptsource/templates" in line for line in lines):
+        shared_data("prompts", "promptsource_templates")
+    shutil.copytree(place, ".", dirs_exist_ok=True)
+    for line in lines:
+        words = here(line)
+        done = commands.run(*words, environment=OFFLINE)
+        assert done.returncode == 0, f"{line}\n{shlex.join(words)}\n{done.stderr[-3000:]}"
