@@ -8,10 +8,8 @@ import sys
 import pytest
 from conftest import ROOT
 
-LAYERS = [
-    "config", "ops", "networks", "decoding", "models", "partitioning", "optim", "training", "checkpoints", "observe",
-    "data", "prompts", "tasks", "evaluation", "report", "runs", "study", "cli",
-]  # fmt: skip
+from reference import LAYERS
+
 WITHOUT_TENSORFLOW = LAYERS[: LAYERS.index("data")]
 TENSORFLOW_SIDE = ("tensorflow", "seqio", "t5", "tensorflow_datasets", "tensorflow_text", "clu")
 

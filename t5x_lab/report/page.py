@@ -12,9 +12,10 @@ import jinja2
 from etils import epath
 
 from t5x_lab.config.json_files import write_whole
-from t5x_lab.report.charts import COLORS, COUNTS, Axes, charts_of_evaluations, charts_of_statistics, charts_of_training, figures
+from t5x_lab.report.charts import COLORS, COUNTS, Axes, charts_of_evaluations, charts_of_statistics, charts_of_training
 from t5x_lab.report.differences import differences
 from t5x_lab.report.facts import facts_of
+from t5x_lab.report.figures import figures
 from t5x_lab.report.run_directory import RunFiles, read_run
 
 FILE = "report.html"

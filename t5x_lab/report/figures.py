@@ -1,0 +1,81 @@
+"""Charts as Bokeh's figures, which a browser draws: zoomed together, with what is under the mouse."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from t5x_lab.report.charts import Axes, Chart
+
+MOST_NAMES = 12  # of a legend
+GRAY = "#767676"  # to be read on white and on black alike
+
+
+def figures(charts: Sequence[Chart], axes: Axes, has_legends: bool) -> list:
+    """Bokeh's figures of charts, which are zoomed together.
+
+    The page's script moves their curves to another axis and hides runs, which it finds by the tags "run-0", "run-1", …
+    """
+    from bokeh.models import DataRange1d
+
+    together = DataRange1d(range_padding=0.02, only_visible=True)
+    return [_figure(chart, axes, together, has_legends) for chart in charts]
+
+
+def _figure(chart: Chart, axes: Axes, x_range: Any, has_legend: bool):
+    from bokeh.models import ColumnDataSource, HoverTool
+    from bokeh.plotting import figure
+
+    items = len(chart.lines) + len(chart.references)
+    has_legend = bool(chart.references) or (has_legend and 1 < items <= MOST_NAMES)
+    below = has_legend and items > 4
+    height = 240 + (LEGEND_ROW * -(-items // LEGEND_COLUMNS) if below else 0)
+    plot = figure(
+        height=height,
+        sizing_mode="stretch_width",
+        tools="box_zoom",
+        active_drag=None,
+        toolbar_location=None,
+        x_range=x_range,
+    )
+    marks: list[Any] = []
+    for line in chart.lines:
+        of, color, label = line.curve, line.color, line.label
+        band = {"low": of.low, "high": of.high} if line.is_train else {}
+        source = ColumnDataSource({**line.x, "mean": of.mean, **band})
+        more: dict[str, Any] = {"tags": [f"run-{line.run}"]}
+        if line.is_train:
+            plot.varea(x="step", y1="low", y2="high", source=source, fill_color=color, fill_alpha=0.18, **more)
+        more |= {"name": label, "legend_label": label, "source": source, "color": color}
+        marks.append(plot.line(x="step", y="mean", line_width=2, **more))
+        if not line.is_train or len(of.steps) == 1:
+            marks.append(plot.scatter(x="step", y="mean", size=6, **more))
+    for label, value in chart.references.items():
+        plot.hspan(y=[value], line_dash="dashed", line_color=GRAY, line_width=1.5, legend_label=f"{label} {value:.4g}")
+    tips = [("", "$name"), (chart.title, "@mean{%.4g}")]
+    tips += [(name, f"@{key}{{{FORMATS[key]}}}") for key, name in axes.names.items()]
+    formatters: dict[str, Any] = {f"@{key}": "printf" for key in ("mean", *axes.names)}
+    plot.add_tools(HoverTool(renderers=marks, tooltips=tips, formatters=formatters, mode="mouse"))
+    _style(plot, axes.names["step"], has_legend, below)
+    return plot
+
+
+FORMATS = {"step": "%d", "tokens": "%d", "flops": "%.3g", "time": "%.2f"}
+LEGEND_COLUMNS, LEGEND_ROW = 3, 22  # of a legend below its chart; the height of a row in pixels
+
+
+def _style(plot, x_name: str, has_legend: bool, below: bool) -> None:
+    plot.background_fill_color = plot.border_fill_color = plot.outline_line_color = None
+    for axis in plot.axis:
+        axis.axis_label_text_color = axis.major_label_text_color = GRAY
+        axis.axis_line_color = axis.major_tick_line_color = axis.minor_tick_line_color = GRAY
+        axis.axis_label_text_font_style, axis.axis_label_text_font_size = "normal", "12px"
+    plot.grid.grid_line_color, plot.grid.grid_line_alpha = GRAY, 0.22
+    plot.xaxis.axis_label = x_name
+    plot.y_range.only_visible = True
+    for legend in plot.legend:
+        legend.visible = has_legend
+        legend.background_fill_color, legend.background_fill_alpha, legend.border_line_color = None, 0.0, None
+        legend.label_text_color, legend.label_text_font_size, legend.click_policy = GRAY, "12px", "hide"
+        legend.padding, legend.spacing, legend.margin = 4, 1, 4
+        if below:
+            legend.ncols = LEGEND_COLUMNS
+            plot.add_layout(legend, "below")
