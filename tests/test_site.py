@@ -99,7 +99,9 @@ def test_nothing_comes_from_elsewhere(site, pages):
 
 
 def test_the_start_page_is_the_readme(site):
-    start = re.sub(r"<[^>]+>", "", (site / "index.html").read_text())
+    page = (site / "index.html").read_text()
+    assert not re.search(r'<a href="[^"]*"></a>', page), "a link lost its words"
+    start = re.sub(r"<[^>]+>", "", page)
     for heading in re.findall(r"^## (.*)$", (ROOT / "README.md").read_text(), re.MULTILINE):
         assert html.escape(heading, quote=False) in start, heading
     index = json.loads((site / "search" / "search_index.json").read_text())

@@ -45,7 +45,7 @@ def sheet(chromium: str, url: str) -> Image.Image:
     for view in views:
         whole.paste(view, (left, 0))
         left += view.width + GAP
-    return whole.quantize(128)
+    return whole.quantize(256, kmeans=2)
 
 
 def screenshot(chromium: str, url: str, width: int, height: int, dark: bool) -> Image.Image:
