@@ -278,6 +278,15 @@ def test_what_is_no_run_is_said_in_a_sentence(capsys):
     assert "empty holds no run: it has neither config.gin nor metrics.jsonl" in capsys.readouterr().err
     with pytest.raises(UserError, match="nowhere is not there"):
         write_report(["nowhere"])
+    pathlib.Path("runs/a").mkdir(parents=True)
+    pathlib.Path("runs/a/config.gin").write_text("A.b = 1\n")
+    with pytest.raises(UserError, match=r"runs holds no run: .*\. Give the MODEL_DIR of a run, such as runs/a\."):
+        write_report(["runs"])
+    assert main(["report", "runs/a", "--output=runs/a/config.gin/page.html"]) == 2
+    error = capsys.readouterr().err
+    assert "The page cannot be written" in error and "Choose another place with --output." in error and error.count("\n") == 1
+    write_report(["runs/a", "runs/a/"], "one.html")
+    assert "differs between" not in text_of(pathlib.Path("one.html").read_text())
 
 
 def test_several_runs_are_laid_over_each_other(capsys):

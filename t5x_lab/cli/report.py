@@ -12,6 +12,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    from t5x_lab.config.errors import UserError
     from t5x_lab.report.page import write_report
 
-    print(write_report(args.runs, args.output))
+    try:
+        print(write_report(args.runs, args.output))
+    except OSError as error:
+        raise UserError(f"The page cannot be written: {error}. Choose another place with --output.") from error

@@ -67,6 +67,7 @@ def _style(plot, x_name: str, has_legend: bool, below: bool) -> None:
     for axis in plot.axis:
         axis.axis_label_text_color = axis.major_label_text_color = GRAY
         axis.axis_line_color = axis.major_tick_line_color = axis.minor_tick_line_color = GRAY
+        axis.formatter.power_limit_high = 7  # a million steps are no 1.000e+6
         axis.axis_label_text_font_style, axis.axis_label_text_font_size = "normal", "12px"
     plot.grid.grid_line_color, plot.grid.grid_line_alpha = GRAY, 0.22
     plot.xaxis.axis_label = x_name

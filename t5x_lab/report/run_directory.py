@@ -105,7 +105,8 @@ def read_run(path: str, is_over: bool = False) -> RunFiles:
     in_files = {split.partition("/")[0] for split in evaluations}
     if not (columns or evaluations or config.exists()):
         what = "holds no run: it has neither config.gin nor metrics.jsonl" if directory.exists() else "is not there"
-        raise UserError(f"{path} {what}. Give the MODEL_DIR of a run.")
+        inside = sorted(str(found.parent) for found in directory.glob("*/config.gin")) if directory.is_dir() else []
+        raise UserError(f"{path} {what}. Give the MODEL_DIR of a run{f', such as {inside[0]}' if inside else ''}.")
     for split, of in columns.items():
         if split != TRAIN and split.partition("/")[0] not in in_files:  # files keep those of other settings apart
             evaluations[split] = _by_step(of)
