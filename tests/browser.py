@@ -3,12 +3,10 @@
 import html
 import json
 import re
-import shutil
 import subprocess
 
 import pytest
-
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+from pictures import CHROMIUM
 
 
 def found_in_browser(url: str, width: int = 1280) -> dict:

@@ -1,6 +1,7 @@
 """Small models and batches that many tests use."""
 
 import functools
+import json
 import os
 
 import jax
@@ -116,3 +117,13 @@ def pack_rows(batch: dict, first: int, second: int, architecture: str) -> dict:
         packed[f"{side}_segment_ids"] = segments[None].astype(np.int32)
         packed[f"{side}_positions"] = positions[None].astype(np.int32)
     return packed
+
+
+def harness_task(folder, name, data, text, choices, label, **more):
+    """A task file as lm-eval reads them, with a local .jsonl file."""
+    fields = {
+        "task": name, "dataset_path": "json", "dataset_kwargs": {"data_files": {"validation": str(data)}},
+        "output_type": "multiple_choice", "validation_split": "validation", "doc_to_text": text, "doc_to_choice": choices,
+        "doc_to_target": label, "metric_list": [{"metric": "acc"}, {"metric": "acc_norm"}], **more,
+    }  # fmt: skip
+    (folder / f"{name}.yaml").write_text(json.dumps({k: v for k, v in fields.items() if v is not None}))  # JSON is YAML

@@ -260,8 +260,11 @@ def records(name: str, count: int, first: int = 0) -> list[dict]:
 
 
 def write_all(folder: pathlib.Path, count: int) -> str:
-    """Writes so many records of every split of all data sets, and gives the rule by which `Records.files` finds them."""
-    for entry in (entry for entry in CATALOGUE.values() if entry.whole in SETS):
+    """Writes so many records of every split of all data sets, and gives the rule by which `Records.files` finds them.
+
+    Those of FLAN are known where `synthetic_flan` is imported.
+    """
+    for entry in CATALOGUE.values():
         for split in entry.splits if isinstance(entry.splits, tuple) else entry.splits.values():
             made = records(entry.whole, count, first=0 if split.startswith("train") else 1_000)
             write_lines(folder / entry.whole / f"{split}.jsonl", made)

@@ -1,10 +1,9 @@
-"""The commands of the README and of each page of docs/ run, one after another, in a directory that has what the page speaks of.
+"""Commands `t5x_lab` of the README and of each page of docs/ run, one after another, where what the page speaks of is there.
 
-They are taken as they stand, but for `STAND_INS`: each model is the tiny one of its family, in bytes, trains for four steps, and
+They are taken as they stand, but for `STAND_INS`: each model is the tiny one of its family, in bytes, trains for a few steps, and
 data that lie on a hub lie in files. What runs elsewhere is in `ELSEWHERE`, with the place.
 """
 
-import json
 import pathlib
 import re
 import shlex
@@ -12,8 +11,9 @@ import shutil
 
 import commands
 import pytest
+import synthetic_flan  # noqa: F401
 from conftest import SHARED, shared_data
-from helpers import documented
+from helpers import documented, harness_task
 from synthetic_records import write_all, write_lines
 from test_docs import PAGES, commands_of
 
@@ -33,13 +33,12 @@ LEFT_OUT = "_and_".join(
 )
 STAND_INS = [  # text of a command, and what stands there instead
     (r"models/(t5_1_1|gpt1)/\w+\.gin", r"models/\1/tiny.gin"),
-    (r"t5x_lab (train|eval)(.*) …", r"t5x_lab \1 --gin_file=own_\1.gin\2"),  # what the reader adds
-    (r"TRAIN_(STEPS|TOKENS)=\d+", "TRAIN_STEPS=4"),
+    (r"t5x_lab train(.*) …", r"t5x_lab train --gin_file=own_train.gin\1"),  # what the reader adds
+    (r"TRAIN_STEPS=\d+", "TRAIN_STEPS=4"),
     (r"--gin.Records.(hub='{hub}'|tfds='{tfds}')", "--gin.Records.files='data/{dataset}/{split}.jsonl'"),
     (r"promptsource/templates", str(SHARED / "prompts" / "promptsource_templates")),
     (r"gs://t5-data/\S+", "runs/base"),
     (r"google/flan-t5-small", "small_hf"),
-    (r"--tasks=piqa$", "--tasks=my_task --include_path=tasks/"),
     (r"--tasks=piqa,", "--tasks="),
     (r"(?<=[=\"])/data/", "data/"),
     (r"--(task|gin.MIXTURE_OR_TASK_NAME)=my_task", r"--\1=t5_super_glue_rte"),
@@ -59,7 +58,7 @@ ELSEWHERE = {  # words of a command, and where it runs
     "t5x_lab compile": "for minutes; tests/test_compile.py and benchmarks/",
     "eai_rte,eai_cb": "tests/test_eai_eval.py",
     "=mine.gin": "tests/test_tutorial.py",
-    "runs/mine": "tests/test_tutorial.py",
+    "eval --model_dir=runs/mine": "tests/test_tutorial.py",
     "mt_f.gin --gin.INITIAL_CHECKPOINT_PATH=runs/pretrained …": "docs/prompts.md has it whole",
     "t0_eval.gin …": "docs/prompts.md has it whole",
     "t5_super_glue_rte": "docs/fine_tuning.md has it whole",
@@ -83,8 +82,8 @@ def place(tmp_path_factory):
         environment=OFFLINE,
     )
     assert done.returncode == 0, done.stderr
+    bindings = ["VOCABULARY = @ByteVocabulary()", "TransformerConfig.vocab_size = 384"]
     for name, model in (("lm", "decoder"), ("gpt1", "gpt1")):
-        bindings = ["VOCABULARY = @ByteVocabulary()", "TransformerConfig.vocab_size = 384"]
         t5x_lab.from_gin([f"models/{model}/tiny.gin"], bindings).save(str(folder / "runs" / name))
     for name in ("demo", "other", "x", "wide", "prefix", "pretrained", "small", "t5_1_1_small"):
         shutil.copytree(folder / "runs" / "base", folder / "runs" / name)
@@ -102,12 +101,7 @@ def write_data(folder: pathlib.Path) -> None:
         write_lines(folder / "data" / "blimp" / f"{name}.jsonl.gz", [pair])
     write_lines(folder / "choices.jsonl", [{"inputs": "Is it?", "choices": ["yes", "no"], "label": 0}] * 2)
     write_lines(folder / "tasks" / "asked.jsonl", [{"question": "Is it?", "label": 0}] * 2)
-    task = {
-        "task": "my_task", "dataset_path": "json", "dataset_kwargs": {"data_files": {"validation": str(folder / "tasks" / "asked.jsonl")}},
-        "output_type": "multiple_choice", "validation_split": "validation", "doc_to_text": "{{question}}", "doc_to_choice": ["yes", "no"],
-        "doc_to_target": "label", "metric_list": [{"metric": "acc"}],
-    }  # fmt: skip
-    (folder / "tasks" / "my_task.yaml").write_text(json.dumps(task))  # JSON is YAML
+    harness_task(folder / "tasks", "my_task", folder / "tasks" / "asked.jsonl", "{{question}}", ["yes", "no"], "label")
     for name in ("prompts.txt", "texts.txt", "my_text.txt", "corpus/a.txt"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("A text of a line.\nAnd of another one.\n" * 40)
@@ -123,7 +117,6 @@ def write_own(folder: pathlib.Path) -> None:
     (folder / "own_train.gin").write_text(
         'import my_tasks\ninclude "models/t5_1_1/tiny.gin"\ninclude "objectives/span_corruption.gin"\nMIXTURE_OR_TASK_NAME = "sotu"\nTRAIN_STEPS = 4\n'
     )
-    (folder / "own_eval.gin").write_text(f'TEMPLATES = ("{SHARED}/prompts/promptsource_templates",)\n')
 
 
 def here(command: str) -> list[str]:

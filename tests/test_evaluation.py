@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from conftest import ROOT
+from helpers import harness_task
 from known_task import ANSWERS, CHOICES, QUESTIONS, TRAIN, WORDS, write_task
 
 import t5x_lab
@@ -281,16 +282,6 @@ def test_a_report_names_its_data_sets_and_spreads_over_prompts():
 
 
 # lm-eval.
-
-
-def harness_task(folder, name, data, text, choices, label, **more):
-    """A task file as lm-eval reads them, with a local .jsonl file."""
-    fields = {
-        "task": name, "dataset_path": "json", "dataset_kwargs": {"data_files": {"validation": str(data)}},
-        "output_type": "multiple_choice", "validation_split": "validation", "doc_to_text": text, "doc_to_choice": choices,
-        "doc_to_target": label, "metric_list": [{"metric": "acc"}, {"metric": "acc_norm"}], **more,
-    }  # fmt: skip
-    (folder / f"{name}.yaml").write_text(json.dumps({k: v for k, v in fields.items() if v is not None}))  # JSON is YAML
 
 
 @pytest.fixture

@@ -285,7 +285,7 @@ def test_what_is_no_run_is_said_in_a_sentence(capsys):
     assert main(["report", "runs/a", "--output=runs/a/config.gin/page.html"]) == 2
     error = capsys.readouterr().err
     assert "The page cannot be written" in error and "Choose another place with --output." in error and error.count("\n") == 1
-    write_report(["runs/a", "runs/a/"], "one.html")
+    write_report(["runs/a", "runs/a/", "./runs/a"], "one.html")
     assert "differs between" not in text_of(pathlib.Path("one.html").read_text())
 
 

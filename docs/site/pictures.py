@@ -11,6 +11,7 @@ import tempfile
 
 from PIL import Image
 
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 DOCS = pathlib.Path(__file__).resolve().parents[1]
 PAGES = {
     "start": "index.html",
@@ -24,8 +25,7 @@ GAP = 12
 
 
 def main() -> None:
-    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if chromium is None or len(sys.argv) != 2:
+    if CHROMIUM is None or len(sys.argv) != 2:
         sys.exit("Usage: pictures.py REPORT.html, where chromium is installed (Debian: apt-get install chromium).")
     site = DOCS.parent / "site"
     pages = {"report": pathlib.Path(sys.argv[1]).resolve(), **{name: site / page for name, page in PAGES.items()}}
@@ -33,13 +33,13 @@ def main() -> None:
     for name, page in pages.items():
         if not page.exists():
             sys.exit(f"{page} is not there: run `make docs` first.")
-        sheet(chromium, page.as_uri()).save(DOCS / "pictures" / f"{name}.png", optimize=True)
+        sheet(page.as_uri()).save(DOCS / "pictures" / f"{name}.png", optimize=True)
 
 
-def sheet(chromium: str, url: str) -> Image.Image:
+def sheet(url: str) -> Image.Image:
     """Four views of a page side by side: wide at half its size, then of a telephone; each light and dark."""
-    wide = [screenshot(chromium, url, WIDE, 2 * HEIGHT, dark).resize((WIDE // 2, HEIGHT)) for dark in (False, True)]
-    views = [*wide, *(screenshot(chromium, url, TELEPHONE, HEIGHT, dark) for dark in (False, True))]
+    wide = [screenshot(url, WIDE, 2 * HEIGHT, dark).resize((WIDE // 2, HEIGHT)) for dark in (False, True)]
+    views = [*wide, *(screenshot(url, TELEPHONE, HEIGHT, dark) for dark in (False, True))]
     whole = Image.new("RGB", (sum(view.width + GAP for view in views) - GAP, HEIGHT), "gray")
     left = 0
     for view in views:
@@ -48,7 +48,7 @@ def sheet(chromium: str, url: str) -> Image.Image:
     return whole.quantize(256, kmeans=2)
 
 
-def screenshot(chromium: str, url: str, width: int, height: int, dark: bool) -> Image.Image:
+def screenshot(url: str, width: int, height: int, dark: bool) -> Image.Image:
     """The page in a frame of that size, for a browser's window cannot be as narrow as a telephone."""
     frame = f'<body style="margin:0"><iframe src="{url}" style="border:0;width:{width}px;height:{height}px"></iframe>'
     with tempfile.TemporaryDirectory() as folder:
@@ -56,7 +56,7 @@ def screenshot(chromium: str, url: str, width: int, height: int, dark: bool) -> 
         around.write_text(frame)
         look = [f"--window-size={max(width, 600)},{height}", "--hide-scrollbars", "--virtual-time-budget=8000"]
         look += ["--force-dark-mode", "--blink-settings=preferredColorScheme=0"] if dark else []
-        command = [chromium, "--headless", "--no-sandbox", "--disable-gpu", *look, f"--screenshot={picture}", around.as_uri()]
+        command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", *look, f"--screenshot={picture}", around.as_uri()]
         subprocess.run(command, check=True, capture_output=True)
         return Image.open(picture).convert("RGB").crop((0, 0, width, height))
 

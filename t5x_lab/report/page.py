@@ -37,7 +37,7 @@ def write_report(paths: Sequence[str], output: str | None = None, is_over: bool 
     Raises:
       UserError: where a path holds no run.
     """
-    runs = [read_run(path, is_over) for path in dict.fromkeys(path.rstrip("/") for path in paths)]
+    runs = [read_run(path, is_over) for path in dict.fromkeys(str(epath.Path(path)) for path in paths)]
     path = epath.Path(output or runs[0].path)
     path = path / FILE if path.is_dir() or str(output or "").endswith("/") else path
     path.parent.mkdir(parents=True, exist_ok=True)
