@@ -99,6 +99,15 @@ def test_evaluations_are_handed_on_without_what_is_no_number():
     recorder.close()
 
 
+def test_what_is_left_out_is_no_time_of_the_run():
+    clock = Clock(began=time.time() - 100)
+    clock.leave_out(clock.began + 40, clock.began + 90)
+    assert 49.9 < clock.seconds < 60
+    began = clock.began
+    clock.leave_out(began + 10, began + 5)  # clocks of two machines
+    assert clock.began == began
+
+
 def test_a_tasks_own_metric_may_be_called_loss():
     assert describe({"loss": 2.0}) == "loss 2" and describe({"accuracy": 0.5}) == "accuracy 0.5"
     assert describe({"loss": 2.0, "accuracy": 0.5}) == "loss 2.0000  accuracy 0.500"

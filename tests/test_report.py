@@ -1,10 +1,12 @@
 """Pages of runs: what they say equals what the files of runs hold, and a browser shows it."""
 
+import dataclasses
 import html.parser
 import json
 import os
 import pathlib
 import re
+import shlex
 import time
 
 import commands
@@ -20,18 +22,28 @@ from runs_of_text import FULL_LM, flags
 import t5x_lab
 from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
+from t5x_lab.config.gin_files import binding
 from t5x_lab.config.json_files import write_json
 from t5x_lab.evaluation.config import SamplesEvaluation
 from t5x_lab.observe import curves
 from t5x_lab.observe.curves import Columns, curve, read_columns
 from t5x_lab.observe.end import OWNER, write_end
 from t5x_lab.observe.metrics import read_metrics
-from t5x_lab.report.charts import MOST_CHARTS, Axes, charts_of_evaluations, charts_of_statistics
+from t5x_lab.report.charts import (
+    COLORS,
+    MOST_CHARTS,
+    MOST_LINES,
+    Axes,
+    charts_of_evaluations,
+    charts_of_statistics,
+    charts_of_training,
+    color_of,
+)
 from t5x_lab.report.differences import differences
 from t5x_lab.report.facts import duration, facts_of
-from t5x_lab.report.page import names_of, spread, write_report
+from t5x_lab.report.page import commands_of, names_of, spread, write_report
 from t5x_lab.report.run_directory import read_run, settings_of
-from t5x_lab.report.time_spent import time_spent
+from t5x_lab.report.time_spent import is_start, time_spent
 from t5x_lab.runs.config import GinConfig
 
 # ---- files
@@ -140,9 +152,8 @@ def test_time_is_told_apart():
         )
     make_run("run", lines)
     spent = time_spent(read_columns("run")["train"])
-    assert (spent.total, spent.steps, spent.data, spent.between, spent.starting, spent.starts) == pytest.approx(
-        (128, 5, 2.5, 2, 121, 2)
-    )
+    assert dataclasses.astuple(spent) == pytest.approx((128, 5, 2.5, 2, 15 + 6, 100, 1))
+    assert is_start(read_columns("run")["train"]).tolist() == [True, False, False, False, True, False, False]
     # Where the first lines are of a version without `seconds`: 50 s of steps and 10 s of else before.
     make_run(
         "resumed",
@@ -151,6 +162,13 @@ def test_time_is_told_apart():
     spent = time_spent(read_columns("resumed")["train"])
     assert (spent.total, spent.steps, spent.starting, spent.between) == pytest.approx((61, 50, 11, 0))
     assert time_spent(Columns(np.array([1]), {"loss": np.array([1.0])})) is None
+    run = read_run("run")  # whose first steps say nothing of speed
+    (speed,) = (chart for chart in charts_of_training([run], ["run"], Axes([run])).drawn if chart.title == "tokens per second")
+    assert speed.lines[0].curve.steps.tolist() == [2, 3, 4, 6, 7]
+    assert facts_of([run])["of it"] == [
+        "3.9% in steps (2.0% waiting for data), 1.6% between them (evaluations, checkpoints), "
+        "16.4% starting and compiling, 78.1% lost by a restart"
+    ]
     assert [duration(seconds) for seconds in (0, 59.6, 3700, 90061)] == ["0 s", "1 min 0 s", "1 h 1 min", "1 d 1 h"]
 
 
@@ -197,8 +215,8 @@ def test_what_a_page_says_is_what_the_files_say():
     said = text_of(page)
     for words in (
         "finished at step 40.", "causal_decoder, 4,776 parameters", "4 rows of 64 tokens", "sotu", "Adafactor",
-        "2,560 processed", "4e+04, forward and backward", "7.000 at first, 1.150 at last",
-        "a 4.600 (perplexity 99.5)", "99.8% in steps", "step 20", "0.625", "a table of its own",
+        "2,560 processed, padding excluded", "4e+04, forward and backward", "7.000 at first, 1.150 at last",
+        "at step 40: a 4.600 (perplexity 99.5), b 4.600", "99.8% in steps", "step 20", "0.625", "a table of its own",
         "We must &lt;b&gt;", "&lt;/script&gt; &amp; more", "t5x_lab train --gin_file=run/config.gin --gin.MODEL_DIR=run --gin.TRAIN_STEPS=80",
     ):  # fmt: skip
         assert words in said, words
@@ -218,7 +236,7 @@ def test_runs_in_every_state_have_a_page(state):
         os.utime(f"run/{OWNER}", (0, time.time() - 60))
     said = text_of(report("run"))
     expected = {
-        "training": "in training: step 10 of 40.",
+        "training": "in training: step 10 of 40. The last sign of life was ",
         "diverged": "diverged: the loss of step 10 was not finite. Its training goes on from its beginning",
         "new": "nothing was trained here yet.",
         "of another version": "stopped after step 10.",
@@ -258,7 +276,9 @@ def test_evaluations_without_numbers_of_other_settings_and_that_fail():
     run = read_run("run")
     assert run.evaluations == {"eval/a": {1: {"loss": 1.0}}, "eval_2/a": {2: {"loss": 9.0}}}
     said = text_of(report("run"))
-    assert "copa: No records" in said and "It fails" in said and "It has no numbers; what it writes is below." in said
+    assert "copa: No records" in said and "It fails" in said and "samples has no numbers; what it writes is below." in said
+    assert said.count("It has no numbers.") == 1  # of mine, which has failures
+    assert "run: copa: No records" in text_of(report("run", make_run("other", [step_line(1)]), output="both.html"))
 
 
 def test_a_converted_checkpoint_has_a_page_too():
@@ -268,7 +288,7 @@ def test_a_converted_checkpoint_has_a_page_too():
     )
     run.save("saved")
     said = text_of(report("saved"))
-    assert "no metrics of training, but checkpoint, of step 0." in said and "t5x_lab generate --model_dir=saved" in said
+    assert "no metrics of training, but a checkpoint of step 0." in said and "t5x_lab generate --model_dir=saved" in said
     assert "t5x_lab train" not in said
 
 
@@ -284,8 +304,12 @@ def test_what_is_no_run_is_said_in_a_sentence(capsys):
         write_report(["runs"])
     assert main(["report", "runs/a", "--output=runs/a/config.gin/page.html"]) == 2
     error = capsys.readouterr().err
-    assert "The page cannot be written" in error and "Choose another place with --output." in error and error.count("\n") == 1
+    assert "The page cannot be written to runs/a/config.gin/page.html: runs/a/config.gin is a file." in error
+    assert "Choose another place with --output." in error and error.count("\n") == 1
     write_report(["runs/a", "runs/a/", "./runs/a"], "one.html")
+    for inside in ("config.gin", "checkpoints/20"):
+        with pytest.raises(UserError, match=r"holds no run: .*\. Give the MODEL_DIR of a run, such as runs/a\.|is not there"):
+            write_report([f"runs/a/{inside}"])
     assert "differs between" not in text_of(pathlib.Path("one.html").read_text())
 
 
@@ -303,11 +327,12 @@ def test_several_runs_are_laid_over_each_other(capsys):
     assert names_of(runs) == ["one/run", "two/run", pathlib.Path("old").absolute().parent.name + "/old"]
     assert names_of(runs[:2]) == ["one/run", "two/run"] and names_of(runs[2:]) == ["old"]
     assert facts_of(runs)["model"] == ["causal_decoder, 4,776 parameters", "causal_decoder, 5,000 parameters", ""]
-    assert main(["report", "one/run", "two/run", "old", "--output=pages/all.html"]) == 0
-    assert main(["report", "old", "--output=pages"]) == 0
-    assert capsys.readouterr().out == "pages/all.html\npages/report.html\n"
+    for words in (["one/run", "two/run", "old", "--output=pages/all.html"], ["old", "--output=pages"], ["old", "one/run"]):
+        assert main(["report", *words]) == 0
+    assert capsys.readouterr().out == "pages/all.html\npages/report.html\nold/compared.html\n"
     said = text_of(pathlib.Path("pages/all.html").read_text())
-    assert "A.b 1 2 –" in said and "a loss 4.6 – –" in said
+    assert "A.b 1 2 –" in said and "a loss 4.6 – –" in said and "one/run, step 40 two/run" in said
+    assert f"Without config.gin, and not compared: {names_of(runs)[2]}." in said and "Nothing but the directory" not in said
     assert "over steps tokens time one/run two/run" in said  # FLOPs are not known of all
 
 
@@ -324,13 +349,13 @@ def test_axes_count_from_where_a_run_began():
     x = axes.x(run, np.array([1000, 1001, 1020, 1040]))
     assert x["flops"].tolist() == [0, 1000, 20_000, 40_000] and x["tokens"].tolist() == [0, 64, 1280, 2560]
     assert x["time"] == pytest.approx([0, 0.1, 2.0, 4.0]) and axes.names["time"] == "seconds since the run began"
-    (spread_of,) = charts_of_statistics([run], ["run"], axes)
+    (spread_of,) = charts_of_statistics([run], ["run"], axes).drawn
     assert spread_of.title == "spread" and spread_of.lines[0].curve.mean[-1] == 4.0
     assert facts_of([run])["FLOPs"] == ["4e+04, forward and backward"]
     carried = [{**line, "tokens_processed": 9_000 + line["tokens_processed"]} for line in lines]  # with the step
     carried = read_run(make_run("carried", carried, facts=FACTS))
     assert Axes([carried]).x(carried, np.array([1000, 1020]))["tokens"].tolist() == [0, 1280]
-    assert facts_of([carried])["tokens"] == ["2,560 processed"]
+    assert facts_of([carried])["tokens"] == ["2,560 processed, padding excluded"]
     assert "what hooks and losses of one's own measure" in html.unescape(report("run"))
 
 
@@ -338,8 +363,12 @@ def test_hundreds_of_tasks_have_tables_and_few_charts():
     tasks = [{"step": step, "split": f"many/{number}", "score": number / step} for step in (1, 2) for number in range(200)]
     runs = [read_run(make_run(name, [step_line(1), step_line(2), *tasks], facts=FACTS)) for name in ("one", "two")]
     charts = charts_of_evaluations(runs, ["one", "two"], Axes(runs))
-    assert len(charts["many"]) == MOST_CHARTS
-    assert report("one", "two").count("<tr><td>") >= 200
+    assert (len(charts["many"].drawn), charts["many"].left_out) == (MOST_CHARTS, 200 - MOST_CHARTS)
+    page = report("one", "two")
+    assert page.count("<tr><td>") >= 200 and "152 more charts are left out" in page
+    (chart,) = charts_of_evaluations(runs[:1], ["one"], Axes(runs[:1]))["many"].drawn
+    assert (len(chart.lines), chart.left_out) == (MOST_LINES, 200 - MOST_LINES)
+    assert len({line.color for line in chart.lines}) == MOST_LINES and color_of(3) == COLORS[3]
 
 
 def test_many_steps_make_a_page_no_larger_than_some():
@@ -348,6 +377,100 @@ def test_many_steps_make_a_page_no_larger_than_some():
         sizes.append(len(report(make_run(f"run{number}", [step_line(step) for step in range(1, number + 1)], facts=FACTS))))
     assert sizes[1] < 1.05 * sizes[0]
     assert spread(range(1000), 8) == [0, 143, 285, 428, 571, 714, 856, 999] and spread([3, 4], 8) == [3, 4]
+
+
+def test_what_a_comparison_says_is_of_the_steps_that_it_names():
+    """Macros are their values; dashed lines are of every metric; results of another step than the last say so."""
+    config = "DROPOUT_RATE = {}\nA.rate = %DROPOUT_RATE\nB.rate = {}\nOBJECTIVE = None\n"
+    more = [{"step": 20, "split": "eval/c", "loss": 2.0}]
+    one = make_run("one", [step_line(1), *EVALUATED, *more], config.format(0.1, "%DROPOUT_RATE"), FACTS)
+    two = make_run("two", [step_line(1), *EVALUATED[:2]], config.format(0.0, "0.0"), FACTS)
+    write_json(epath.Path("one/references.json"), {"accuracy": {"of BERT": 0.5, "true": True}, "loss": {"unigram": 6.0}})
+    runs = [read_run(one), read_run(two)]
+    assert differences(runs) == {"B.rate": ["0.1", "0.0"], "DROPOUT_RATE": ["0.1", "0.0"]}
+    assert facts_of(runs)["objective"] == ["the task's own"] * 2
+    assert facts_of(runs)["evaluated"][0].startswith("at step 40: a 4.600 (perplexity 99.5), b")
+    assert facts_of(runs)["evaluated"][0].endswith("; at step 20: c 2.000 (perplexity 7.4)")
+    charts = charts_of_training(runs, ["one", "two"], Axes(runs)).drawn
+    assert {chart.title: chart.references for chart in charts if chart.references} == {
+        "loss of training, nats per token": {"unigram": 6.0}, "accuracy of the next token": {"of BERT": 0.5},
+    }  # fmt: skip
+    said = text_of(report(one, two, output="both.html"))
+    assert "task metric one, step 40 two, step 20 a loss 4.6 4.8" in said and "c loss 2 (step 20) –" in said
+
+
+def test_steps_that_were_not_finite_are_marked():
+    lines = [step_line(step) for step in range(1, 11)]
+    for step in (4, 9, 10):
+        lines[step - 1] |= {"loss": None, "grad_norm": None}
+    lines[5]["grad_norm"] = None
+    run = read_run(make_run("run", lines, "BAD_STEPS = 1\n", FACTS))
+    (line,) = charts_of_training([run], ["run"], Axes([run])).drawn[0].lines
+    assert line.bad["step"].tolist() == [4, 6, 9, 10] and line.bad["tokens"].tolist() == [256, 384, 576, 640]
+    np.testing.assert_allclose(line.bad["mean"], [np.mean([3, 11 / 5]), 2, 1.75, 1.75])
+    assert facts_of([run])["loss of training"] == ["7.000 at first, 1.750 at step 8, not finite at last"]
+    said = text_of(report("run"))
+    assert "Crosses are steps" in said and "diverged: the loss of step 10 was not finite." in said
+    for name, last, state in (("gradient", {"grad_norm": None}, "diverged: the gradient of step 2"), ("none", {}, "stopped")):
+        of = [{key: line[key] for key in line if key != "loss" or name != "none"} for line in (step_line(1), step_line(2))]
+        assert state in text_of(report(make_run(name, [of[0], of[1] | last])))
+
+
+def test_damaged_files_are_named():
+    run = make_run("run", [step_line(1), step_line(2)], facts={**FACTS, "train_steps": "20", "flops_per_step": "many"})
+    pathlib.Path("run/config.gin").write_bytes(b"A.b = '\xff'\n")
+    with open("run/metrics.jsonl", "a") as file:
+        file.write('{"step": "3", "split": "train"}\n[]\n{"step": 4, "spl')
+    for name, found in {
+        "a": {"results": None, "texts": None, "failures": []},
+        "b": {"results": {"x": [], "y": {"z": "w"}}},
+    }.items():
+        os.makedirs(f"run/evals/{name}")
+        write_json(epath.Path(f"run/evals/{name}/2.json"), found)
+    pathlib.Path("run/evals/b/1.json").write_text("{")
+    said = text_of(report(run))
+    assert (
+        "Not whole, and left out: line 3 of metrics.jsonl, line 4 of metrics.jsonl, line 5 of metrics.jsonl and 1 more." in said
+    )
+    assert "stopped after step 2." in said and "A.b = &#39;\ufffd&#39;" in said
+    pathlib.Path("run/run.json").write_text("[1]")
+    assert "run.json" in read_run(run).damaged
+    zero = make_run("zero", [step_line(1, seconds=0.0), step_line(2, seconds=0.0)])
+    assert "of it" not in facts_of([read_run(zero)])
+
+
+def test_commands_are_those_that_work():
+    def words(
+        path: str, lines: list[dict], config: str = "A.b = 1\n", facts: dict | None = None, end: int | None = None
+    ) -> str:
+        make_run(path, lines, config, FACTS | (facts or {}))
+        if end:
+            write_end(path, end)
+        return " ".join(command for _, command in commands_of(read_run(path)))
+
+    half = [step_line(step) for step in range(1, 21)]
+    stops = "EARLY_STOPPING = @EarlyStopping()\n"
+    assert "TRAIN_STEPS=40" in words("spent", half, facts={"train_steps": 20}, end=20)
+    early = words("early", half, stops, end=20)  # of 40
+    assert "--gin.EARLY_STOPPING=None" in early and "TRAIN_STEPS" not in early
+    spent = words("stopping", half, stops, facts={"train_steps": 20}, end=20)
+    assert "--gin.TRAIN_STEPS=40 --gin.EARLY_STOPPING=None" in spent
+    carried = [{**line, "tokens_processed": 9_000 + line["tokens_processed"]} for line in half]
+    assert "TRAIN_TOKENS=11560" in words("carried", carried, facts={"train_steps": None, "train_tokens": 10_280}, end=20)
+    assert "t5x_lab train" not in words("without", half, config="")
+    at = re.search(r"--gin_file=2024/config.gin (.*?) t5x_lab", words("2024", half)).group(1)
+    assert binding(shlex.split(at)[0].removeprefix("--gin.")) == "MODEL_DIR = '2024'"
+
+
+def test_texts_are_shown_whole_or_what_is_left_out_is_said():
+    make_run("run", [step_line(step) for step in range(1, 21)], facts=FACTS)
+    os.makedirs("run/evals/samples")
+    for step in range(1, 21):
+        write_json(
+            epath.Path(f"run/evals/samples/{step}.json"), {"results": {}, "texts": {"prompts": {"We": f"at {step}\x00\x07"}}}
+        )
+    said = text_of(report("run"))
+    assert "at 20␀␇" in said and "What it wrote at 12 steps between these is in evals/." in said
 
 
 @pytest.mark.slow

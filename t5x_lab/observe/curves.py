@@ -48,11 +48,11 @@ class Curve:
     high: np.ndarray
 
 
-def read_columns(model_dir: epath.PathLike) -> dict[str, Columns]:
-    """A run's metrics by split, in columns, for millions of steps."""
+def read_columns(model_dir: epath.PathLike, damaged: list[str] | None = None) -> dict[str, Columns]:
+    """A run's metrics by split, in columns, for millions of steps; see `lines_of`."""
     waiting: dict[str, list[dict]] = {}
     done: dict[str, list[dict[str, np.ndarray]]] = {}
-    for line in lines_of(model_dir):
+    for line in lines_of(model_dir, damaged):
         lines = waiting.setdefault(line["split"], [])
         lines.append(line)
         if len(lines) == LINES_AT_A_TIME:
@@ -68,7 +68,7 @@ def read_references(model_dir: epath.PathLike) -> dict[str, dict[str, float]]:
     """Numbers to compare a run with, by metric and name, which whoever knows them wrote to MODEL_DIR/references.json."""
     found = read_json(epath.Path(model_dir) / REFERENCES)
     return {
-        metric: {str(name): float(value) for name, value in of.items() if isinstance(value, int | float)}
+        metric: {str(name): float(value) for name, value in of.items() if is_number(value)}
         for metric, of in (found.items() if isinstance(found, dict) else ())
         if isinstance(of, dict)
     }
@@ -84,7 +84,12 @@ def _numbers(values: list) -> np.ndarray:
     try:
         return np.array(values, dtype=float)
     except (TypeError, ValueError):
-        return np.array([value if isinstance(value, int | float) else np.nan for value in values], dtype=float)
+        return np.array([value if is_number(value) else np.nan for value in values], dtype=float)
+
+
+def is_number(value: object) -> bool:
+    """Whether JSON's value is one; true is none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _joined(parts: list[dict[str, np.ndarray]]) -> Columns:

@@ -11,13 +11,23 @@ PATIENCE_SECONDS = 35.0  # after so long without a sign of life an owner is dead
 
 
 def write_end(model_dir: epath.PathLike, step: int) -> None:
-    """Marks that training ended with this step."""
-    write_json(epath.Path(model_dir) / END, {"step": step})
+    """Marks that training ended with this step, where that is not said already."""
+    if read_end(model_dir) != step:
+        write_json(epath.Path(model_dir) / END, {"step": step})
 
 
 def read_end(model_dir: epath.PathLike) -> int | None:
     """The last step of a run that has ended; None of one that goes on, or was interrupted."""
-    return (read_json(epath.Path(model_dir) / END) or {}).get("step")
+    found = read_json(epath.Path(model_dir) / END)
+    return found.get("step") if isinstance(found, dict) else None
+
+
+def ended_at(model_dir: epath.PathLike) -> float | None:
+    """When a run came to its end, in seconds of the Unix epoch; None of one that has not."""
+    try:
+        return (epath.Path(model_dir) / END).stat().mtime
+    except OSError:
+        return None
 
 
 def remove_end(model_dir: epath.PathLike) -> None:
@@ -25,9 +35,9 @@ def remove_end(model_dir: epath.PathLike) -> None:
     (epath.Path(model_dir) / END).unlink(missing_ok=True)
 
 
-def is_alive(model_dir: epath.PathLike) -> bool:
-    """Whether somebody trains into it now, by the time of the last sign of life."""
+def seconds_without_sign(model_dir: epath.PathLike) -> float | None:
+    """Since the last sign of life of who trains into it; None where nobody does."""
     try:
-        return time.time() - (epath.Path(model_dir) / OWNER).stat().mtime < PATIENCE_SECONDS
+        return max(0.0, time.time() - (epath.Path(model_dir) / OWNER).stat().mtime)
     except OSError:
-        return False
+        return None

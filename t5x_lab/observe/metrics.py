@@ -97,7 +97,7 @@ class JsonLines:
         pieces = _pieces(run.model_dir)
         last, lines = 0, list[dict]()
         for number, path in pieces.items():
-            last, lines = number, list(_lines(path))
+            last, lines = number, list(_lines(path, []))
             if any(line["step"] > run.first_step for line in lines):
                 break
         self._open(last, [line for line in lines if line["step"] <= run.first_step])
@@ -158,21 +158,23 @@ def read_metrics(model_dir: epath.PathLike) -> list[dict]:
     return list(lines_of(model_dir))
 
 
-def lines_of(model_dir: epath.PathLike) -> Iterator[dict]:
-    """The same, one after the other."""
+def lines_of(model_dir: epath.PathLike, damaged: list[str] | None = None) -> Iterator[dict]:
+    """The same, one after the other; where those that are left out stand is added to `damaged`."""
     for path in _pieces(model_dir).values():
-        yield from _lines(path)
+        yield from _lines(path, [] if damaged is None else damaged)
 
 
-def _lines(path: epath.Path) -> Iterator[dict]:
+def _lines(path: epath.Path, damaged: list[str]) -> Iterator[dict]:
     with path.open("rb") as file:
-        for text in file:
+        for number, text in enumerate(file, 1):
             try:
                 line = json.loads(text)
             except ValueError:  # no JSON, or no UTF-8
-                continue
-            if isinstance(line, dict) and {"step", "split"} <= line.keys():
+                line = None
+            if isinstance(line, dict) and isinstance(line.get("step"), int) and isinstance(line.get("split"), str):
                 yield line
+            else:
+                damaged.append(f"line {number} of {path.name}")
 
 
 def _piece(number: int) -> str:

@@ -1,16 +1,19 @@
 """Which charts a page of runs has, and the curves of each over a choice of axes."""
 
+import colorsys
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from t5x_lab.models.loss import METRICS
 from t5x_lab.observe.curves import TRAIN, Columns, Curve, curve
 from t5x_lab.report.run_directory import RunFiles
+from t5x_lab.report.time_spent import is_start
 
 COLORS = ("#3b82f6", "#f97316", "#22a06b", "#d946ef", "#eab308", "#06b6d4", "#ef4444", "#8b5cf6", "#84cc16", "#a16207")
-MOST_CHARTS, MOST_LINES = 48, 40  # beyond which evaluations have tables alone; of a chart
+MOST_CHARTS, MOST_LINES, MOST_MARKS = 48, 40, 250  # of evaluations and of statistics; of a chart; of a line
+OF_SPEED = ("tokens_per_second", "mfu", "data_wait_fraction")  # what compiling, in a process's first step, says nothing of
 TRAINING = {  # what is drawn of steps beside the loss
     "accuracy": "accuracy of the next token",
     "learning_rate": "learning rate",
@@ -32,6 +35,7 @@ class Line:
       curve: what is drawn.
       x: by axis, where its points are.
       is_train: drawn as a line with a band; else with a mark at each point.
+      bad: by axis and "mean", where steps were not finite.
     """
 
     label: str
@@ -40,13 +44,36 @@ class Line:
     curve: Curve
     x: dict[str, np.ndarray]
     is_train: bool
+    bad: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
 class Chart:
+    """Attributes:
+    references: values of dashed lines, by name.
+    left_out: how many lines it would have, and has not.
+    """
+
     title: str
     lines: list[Line]
     references: dict[str, float] = dataclasses.field(default_factory=dict)
+    left_out: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Charts:
+    """Those of a part of the page; `left_out` says how many more there would be."""
+
+    drawn: list[Chart]
+    left_out: int = 0
+
+
+def color_of(number: int) -> str:
+    """Of a run or a task; after those that were chosen, hues that lie far apart."""
+    if number < len(COLORS):
+        return COLORS[number]
+    red, green, blue = colorsys.hls_to_rgb((number * 0.61803) % 1.0, 0.5, 0.6)
+    return f"#{round(255 * red):02x}{round(255 * green):02x}{round(255 * blue):02x}"
 
 
 class Axes:
@@ -66,7 +93,7 @@ class Axes:
         names = {
             "step": "step",
             "tokens": "tokens processed" if known("tokens_processed") else "",
-            "flops": "FLOPs" if trained and all(run.facts.get("flops_per_step") for run in trained) else "",
+            "flops": "FLOPs" if trained and all(run.number("flops_per_step") > 0 for run in trained) else "",
             "time": f"{seconds} since the run began" if seconds else "",
         }
         self.names = {key: name for key, name in names.items() if name}
@@ -75,7 +102,7 @@ class Axes:
         """Where steps of a run are on each axis."""
         found = {"step": steps.astype(float)}
         if "flops" in self.names:
-            found["flops"] = (steps - run.first_step) * float(run.facts.get("flops_per_step") or np.nan)
+            found["flops"] = (steps - run.first_step) * run.number("flops_per_step")
         for key, metric, unit in (("tokens", "tokens_processed", 1.0), ("time", "seconds", self._unit)):
             if key in self.names:
                 found[key] = _at(run, metric, steps) / unit
@@ -95,24 +122,25 @@ def _at(run: RunFiles, metric: str, steps: np.ndarray) -> np.ndarray:
     return np.interp(steps, np.append(run.first_step, run.train.steps[known]), totals)
 
 
-def charts_of_training(runs: Sequence[RunFiles], names: Sequence[str], axes: Axes) -> list[Chart]:
+def charts_of_training(runs: Sequence[RunFiles], names: Sequence[str], axes: Axes) -> Charts:
     """The loss, of one run beside that of its evaluations, and what else is measured at each step."""
-    loss = Chart("loss of training, nats per token", _of_train("loss", runs, names, axes), _references(runs, names))
+    loss = _of_steps("loss", "loss of training, nats per token", runs, names, axes)
     if len(runs) == 1 and loss.lines:
-        loss = Chart("loss, nats per token", [*loss.lines, *_of_evaluations("loss", runs[0], axes)], loss.references)
-    found = [loss]
-    found += [Chart(title, _of_train(metric, runs, names, axes)) for metric, title in TRAINING.items()]
-    return [chart for chart in found if chart.lines]
+        evaluated = _of_evaluations("loss", runs[0], axes)
+        lines = [*loss.lines, *evaluated[: MOST_LINES - 1]]
+        loss = Chart("loss, nats per token", lines, loss.references, max(0, len(evaluated) - MOST_LINES + 1))
+    found = [loss, *(_of_steps(metric, title, runs, names, axes) for metric, title in TRAINING.items())]
+    return Charts([chart for chart in found if chart.lines])
 
 
-def charts_of_statistics(runs: Sequence[RunFiles], names: Sequence[str], axes: Axes) -> list[Chart]:
+def charts_of_statistics(runs: Sequence[RunFiles], names: Sequence[str], axes: Axes) -> Charts:
     """What hooks and losses of the user's own measure at steps."""
     metrics = dict.fromkeys(metric for run in runs for metric in run.train.values if metric.partition("/")[0] not in METRICS)
-    found = [Chart(metric, _of_train(metric, runs, names, axes)) for metric in metrics]
-    return [chart for chart in found if chart.lines][:MOST_CHARTS]
+    found = [chart for metric in metrics if (chart := _of_steps(metric, metric, runs, names, axes)).lines]
+    return Charts(found[:MOST_CHARTS], max(0, len(found) - MOST_CHARTS))
 
 
-def charts_of_evaluations(runs: Sequence[RunFiles], names: Sequence[str], axes: Axes) -> dict[str, list[Chart]]:
+def charts_of_evaluations(runs: Sequence[RunFiles], names: Sequence[str], axes: Axes) -> dict[str, Charts]:
     """By evaluation, a chart of each metric that was measured more than once: of one run its tasks together, of several runs
     one task for each chart."""
     charts: dict[str, dict[str, Chart]] = {}
@@ -123,18 +151,20 @@ def charts_of_evaluations(runs: Sequence[RunFiles], names: Sequence[str], axes: 
             if metric in COUNTS:
                 continue
             title = metric if len(runs) == 1 else f"{task}: {metric}"
-            chart = charts.setdefault(evaluation, {}).setdefault(title, Chart(title, []))
-            if len(chart.lines) >= MOST_LINES:
+            of = charts.setdefault(evaluation, {})
+            chart = of.setdefault(title, Chart(title, [], _references(metric, runs, names)))
+            if len(chart.lines) >= MOST_LINES and len(runs) == 1:
+                of[title] = dataclasses.replace(chart, left_out=chart.left_out + 1)
                 continue
             for number, run in enumerate(runs):
                 if points := _of_evaluation(run.evaluations.get(split, {}), metric):
                     label, color = (task, len(chart.lines)) if len(runs) == 1 else (names[number], number)
                     x = axes.x(run, points.steps)
-                    chart.lines.append(Line(label, number, COLORS[color % len(COLORS)], points, x, is_train=False))
+                    chart.lines.append(Line(label, number, color_of(color), points, x, is_train=False))
     several = lambda chart: any(len(line.curve.steps) > 1 for line in chart.lines)
-    drawn = {name: [chart for chart in of.values() if several(chart)] for name, of in charts.items()}
-    most = max(1, MOST_CHARTS // max(1, len(drawn)))
-    return {name: of[:most] for name, of in drawn.items() if of}
+    found = {name: [chart for chart in of.values() if several(chart)] for name, of in charts.items()}
+    most = max(1, MOST_CHARTS // max(1, len(found)))
+    return {name: Charts(of[:most], max(0, len(of) - most)) for name, of in found.items()}
 
 
 # Of how much was measured, not what was found.
@@ -147,16 +177,16 @@ def _of_evaluations(metric: str, run: RunFiles, axes: Axes) -> list[Line]:
     for split, numbers in run.evaluations.items():
         points = _of_evaluation(numbers, metric)
         if points:
-            color = COLORS[(len(lines) + 1) % len(COLORS)]
+            color = color_of(len(lines) + 1)
             lines.append(Line(split, 0, color, points, axes.x(run, points.steps), is_train=False))
-    return lines[: len(COLORS) - 1]
+    return lines
 
 
-def _references(runs: Sequence[RunFiles], names: Sequence[str]) -> dict[str, float]:
-    """Losses to compare with; where runs have other ones under a name, each with the run's."""
+def _references(metric: str, runs: Sequence[RunFiles], names: Sequence[str]) -> dict[str, float]:
+    """Numbers to compare with; where runs have other ones under a name, each with the run's."""
     found: dict[str, dict[str, float]] = {}
     for run_name, run in zip(names, runs):
-        for name, value in run.references.get("loss", {}).items():
+        for name, value in run.references.get(metric, {}).items():
             found.setdefault(name, {})[run_name] = value
     return {
         name if len(set(of.values())) == 1 else f"{name}, {run_name}": value
@@ -165,18 +195,31 @@ def _references(runs: Sequence[RunFiles], names: Sequence[str]) -> dict[str, flo
     }
 
 
-def _of_train(metric: str, runs: Sequence[RunFiles], names: Sequence[str], axes: Axes) -> list[Line]:
+def _of_steps(metric: str, title: str, runs: Sequence[RunFiles], names: Sequence[str], axes: Axes) -> Chart:
     lines = []
     for number, run in enumerate(runs):
-        points = curve(run.train, metric)
+        train = run.train
+        if metric in OF_SPEED:
+            values = {metric: np.where(is_start(train), np.nan, train[metric])}
+            train = Columns(train.steps, values)
+        points = curve(train, metric)
         if points is not None and (metric != "data_wait_fraction" or points.high.max() > 0.01):
-            x = axes.x(run, points.steps)
             label = names[number] if len(runs) > 1 else TRAIN
-            lines.append(Line(label, number, COLORS[number % len(COLORS)], points, x, is_train=True))
-    return lines
+            bad = _marks(run, points, axes) if metric == "loss" else {}
+            x = axes.x(run, points.steps)
+            lines.append(Line(label, number, color_of(number), points, x, is_train=True, bad=bad))
+    return Chart(title, lines, _references(metric, runs, names))
 
 
-def _of_evaluation(numbers: dict[int, dict[str, float | None]], metric: str) -> Curve | None:
+def _marks(run: RunFiles, loss: Curve, axes: Axes) -> dict[str, np.ndarray]:
+    """Where steps were not finite, upon the curve of the loss."""
+    steps = run.train.steps[run.is_bad]
+    if len(steps) > MOST_MARKS:
+        steps = steps[np.linspace(0, len(steps) - 1, MOST_MARKS).astype(int)]
+    return {**axes.x(run, steps), "mean": np.interp(steps, loss.steps, loss.mean)} if len(steps) else {}
+
+
+def _of_evaluation(numbers: Mapping[int, Mapping[str, float | None]], metric: str) -> Curve | None:
     found = {step: value for step, of in numbers.items() if (value := of.get(metric)) is not None}
     steps, values = np.array(list(found), int), np.array(list(found.values()), float)
     return curve(Columns(steps, {metric: values}), metric, points=1000) if len(steps) else None

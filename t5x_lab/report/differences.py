@@ -10,12 +10,14 @@ ALWAYS_DIFFERENT = ("MODEL_DIR",)
 def differences(runs: Sequence[RunFiles]) -> dict[str, list[str | None]]:
     """By name of a setting that is not the same in all runs, each run's; None where it has none.
 
-    What every run calls by a macro is left to the macro; a run without config.gin has no part in it.
+    What every run calls by a macro is left to the macro; where only some do, the macro's value counts. A run without config.gin
+    has no part in it.
     """
     configured = [run for run in runs if run.settings]
     names = dict.fromkeys(name for run in configured for name in run.settings if name not in ALWAYS_DIFFERENT)
+    differs = lambda values: len(set(values)) > 1
     return {
-        name: [run.settings.get(name) for run in runs]
+        name: [run.setting(name) for run in runs]
         for name in sorted(names)
-        if len({run.settings.get(name) for run in configured}) > 1
+        if differs(run.settings.get(name) for run in configured) and differs(run.setting(name) for run in configured)
     }

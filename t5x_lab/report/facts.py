@@ -20,12 +20,17 @@ def facts_of(runs: Sequence[RunFiles]) -> dict[str, list[str]]:
 def _or_nothing(of: Callable[[RunFiles], str], run: RunFiles) -> str:
     try:
         return of(run)
-    except (LookupError, TypeError, ValueError):  # of a version that writes other facts, or of a new run
+    except (LookupError, TypeError, ValueError, ArithmeticError):  # of a version that writes other facts, or of a new run
         return ""
 
 
 def _bound(name: str) -> Callable[[RunFiles], str]:
-    return lambda run: run.settings[name].strip("'\"").removeprefix("@").removesuffix("()")
+    return lambda run: (run.setting(name) or "").strip("'\"").removeprefix("@").removesuffix("()")
+
+
+def _objective(run: RunFiles) -> str:
+    name = _bound("OBJECTIVE")(run)
+    return "the task's own" if name == "None" else name
 
 
 def _beginning(run: RunFiles) -> str:
@@ -39,8 +44,8 @@ def _batch(run: RunFiles) -> str:
 
 
 def _steps(run: RunFiles) -> str:
-    goal = run.facts.get("train_steps")
-    return f"{run.last_step:,}" + (f" of {goal:,}" if goal else "")
+    goal = run.number("train_steps")
+    return f"{run.last_step:,}" + (f" of {goal:,.0f}" if goal > run.last_step else "")
 
 
 def _last(run: RunFiles, metric: str) -> float:
@@ -49,22 +54,27 @@ def _last(run: RunFiles, metric: str) -> float:
 
 
 def _tokens(run: RunFiles) -> str:
-    return f"{_last(run, 'tokens_processed') - run.tokens_before:,.0f} processed"
+    return f"{_last(run, 'tokens_processed') - run.tokens_before:,.0f} processed, padding excluded"
 
 
 def _loss(run: RunFiles) -> str:
-    losses = run.train["loss"][np.isfinite(run.train["loss"])]
-    return f"{losses[0]:.3f} at first, {losses[-1]:.3f} at last"
+    losses, measured = run.train["loss"], np.isfinite(run.train["loss"])
+    first, last = losses[measured][[0, -1]]
+    at = "at last" if measured[-1] else f"at step {run.train.steps[measured][-1]:,}, not finite at last"
+    return f"{first:.3f} at first, {last:.3f} {at}"
 
 
 def _losses(run: RunFiles) -> str:
-    found = []
+    """The last one of each task, by the step that it is of."""
+    last: list[tuple[int, str, float]] = []
     for split, of in run.evaluations.items():
-        losses = [loss for numbers in of.values() if (loss := numbers.get("loss")) is not None]
-        if losses:
-            found.append(f"{split.partition('/')[2]} {losses[-1]:.3f} (perplexity {math.exp(min(losses[-1], 50)):.1f})")
-    more = f", and {len(found) - MOST_LOSSES} more" if len(found) > MOST_LOSSES else ""
-    return ", ".join(found[:MOST_LOSSES]) + more
+        losses = {step: loss for step, numbers in of.items() if (loss := numbers.get("loss")) is not None}
+        last += [(max(losses), split.partition("/")[2], losses[max(losses)])] if losses else []
+    said: dict[int, list[str]] = {}
+    for step, task, loss in last[:MOST_LOSSES]:
+        said.setdefault(step, []).append(f"{task} {loss:.3f} (perplexity {math.exp(min(loss, 50)):.1f})")
+    more = f", and {len(last) - MOST_LOSSES} more" if len(last) > MOST_LOSSES else ""
+    return "; ".join(f"at step {step:,}: {', '.join(losses)}" for step, losses in said.items()) + more
 
 
 def _shares(run: RunFiles) -> str:
@@ -73,11 +83,11 @@ def _shares(run: RunFiles) -> str:
         return ""
     share = lambda seconds: f"{seconds / spent.total:.1%}"
     waiting = f" ({share(spent.data)} waiting for data)" if spent.data > 0.001 * spent.total else ""
-    starts = f"{spent.starts} starts and what they lost" if spent.starts > 1 else "starting and compiling"
+    times = "a restart" if spent.restarts == 1 else f"{spent.restarts} restarts"
     return (
         f"{share(spent.steps)} in steps{waiting}, {share(spent.between)} between them (evaluations, checkpoints), "
-        f"{share(spent.starting)} for {starts}"
-    )
+        f"{share(spent.starting)} starting and compiling"
+    ) + (f", {share(spent.lost)} lost by {times}" if spent.restarts else "")
 
 
 def _median(metric: str, form: str) -> Callable[[RunFiles], str]:
@@ -102,13 +112,13 @@ def duration(seconds: float) -> str:
 FACTS: dict[str, Callable[[RunFiles], str]] = {
     "model": lambda run: f"{run.facts['architecture']}, {run.facts['num_parameters']:,} parameters",
     "trained on": _bound("MIXTURE_OR_TASK_NAME"),
-    "objective": _bound("OBJECTIVE"),
+    "objective": _objective,
     "optimizer": _bound("OPTIMIZER"),
     "began with": _beginning,
     "a batch": _batch,
     "steps": _steps,
     "tokens": _tokens,
-    "FLOPs": lambda run: f"{(run.last_step - run.first_step) * float(run.facts['flops_per_step']):.3g}, forward and backward",
+    "FLOPs": lambda run: f"{(run.last_step - run.first_step) * run.facts['flops_per_step']:.3g}, forward and backward",
     "loss of training": _loss,
     "evaluated": _losses,
     "time": lambda run: duration(_last(run, "seconds")),

@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
+from t5x_lab.observe.curves import Curve
 from t5x_lab.report.charts import Axes, Chart
 
 MOST_NAMES = 12  # of a legend
@@ -37,17 +40,23 @@ def _figure(chart: Chart, axes: Axes, x_range: Any, has_legend: bool):
         x_range=x_range,
     )
     marks: list[Any] = []
-    for line in chart.lines:
+    for number, line in enumerate(chart.lines):
         of, color, label = line.curve, line.color, line.label
+        equal = sum(_is_equal(of, before.curve) for before in chart.lines[:number])
         band = {"low": of.low, "high": of.high} if line.is_train else {}
         source = ColumnDataSource({**line.x, "mean": of.mean, **band})
         more: dict[str, Any] = {"tags": [f"run-{line.run}"]}
         if line.is_train:
-            plot.varea(x="step", y1="low", y2="high", source=source, fill_color=color, fill_alpha=0.18, **more)
-        more |= {"name": label, "legend_label": label, "source": source, "color": color}
-        marks.append(plot.line(x="step", y="mean", line_width=2, **more))
+            area = plot.varea(x="step", y1="low", y2="high", source=source, legend_label=label, **more)
+            area.glyph.fill_color, area.glyph.fill_alpha = color, 0.18
+        more |= {"name": label, "legend_label": label, "color": color}
+        dash = DASHES[min(equal, len(DASHES) - 1)]
+        marks.append(plot.line(x="step", y="mean", line_width=2, line_dash=dash, source=source, **more))
         if not line.is_train or len(of.steps) == 1:
-            marks.append(plot.scatter(x="step", y="mean", size=6, **more))
+            marks.append(plot.scatter(x="step", y="mean", size=6, source=source, **more))
+        if line.bad:
+            marks.append(plot.scatter(x="step", y="mean", size=9, marker="x", source=ColumnDataSource(line.bad), **more))
+    _show_constants(plot, chart)
     for label, value in chart.references.items():
         plot.hspan(y=[value], line_dash="dashed", line_color=GRAY, line_width=1.5, legend_label=f"{label} {value:.4g}")
     tips = [("", "$name"), (chart.title, "@mean{%.4g}")]
@@ -58,16 +67,43 @@ def _figure(chart: Chart, axes: Axes, x_range: Any, has_legend: bool):
     return plot
 
 
+DASHES = ("solid", [8, 8], [2, 6])  # of curves that lie under equal ones, which would hide them
+
+
+def _is_equal(one: Curve, other: Curve) -> bool:
+    shorter = min(len(one.steps), len(other.steps))
+    same = lambda a, b: np.array_equal(a[:shorter], b[:shorter])
+    return same(one.steps, other.steps) and same(one.mean, other.mean)
+
+
+def _show_constants(plot, chart: Chart) -> None:
+    """Numbers that do not change, but for rounding, are in the middle of an axis that shows how large they are."""
+    values = [value for line in chart.lines for value in (line.curve.low.min(), line.curve.high.max())]
+    low, high = min([*values, *chart.references.values()]), max([*values, *chart.references.values()])
+    size = max(abs(low), abs(high))
+    plot.y_range.default_span = size or 1.0
+    if high - low <= 1e-6 * size:
+        plot.y_range.min_interval = size or 1.0
+
+
 FORMATS = {"step": "%d", "tokens": "%d", "flops": "%.3g", "time": "%.2f"}
+TICK = """
+const value = Number(tick.toPrecision(12));
+const size = Math.abs(value);
+if (size >= 1e12 || (size > 0 && size < 1e-4)) return value.toExponential().replace("e+", "e");
+return value.toLocaleString("en-US", { maximumFractionDigits: 9 });
+"""
 LEGEND_COLUMNS, LEGEND_ROW = 3, 22  # of a legend below its chart; the height of a row in pixels
 
 
 def _style(plot, x_name: str, has_legend: bool, below: bool) -> None:
     plot.background_fill_color = plot.border_fill_color = plot.outline_line_color = None
+    from bokeh.models import CustomJSTickFormatter
+
     for axis in plot.axis:
         axis.axis_label_text_color = axis.major_label_text_color = GRAY
         axis.axis_line_color = axis.major_tick_line_color = axis.minor_tick_line_color = GRAY
-        axis.formatter.power_limit_high = 7  # a million steps are no 1.000e+6
+        axis.formatter = CustomJSTickFormatter(code=TICK)
         axis.axis_label_text_font_style, axis.axis_label_text_font_size = "normal", "12px"
     plot.grid.grid_line_color, plot.grid.grid_line_alpha = GRAY, 0.22
     plot.xaxis.axis_label = x_name

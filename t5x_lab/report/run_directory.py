@@ -12,8 +12,8 @@ from t5x_lab.checkpoints.layout import finished_steps
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.json_files import read_json
 from t5x_lab.evaluation.results import FOLDER
-from t5x_lab.observe.curves import NO_LINES, TRAIN, Columns, read_columns, read_references
-from t5x_lab.observe.end import is_alive, read_end
+from t5x_lab.observe.curves import NO_LINES, TRAIN, Columns, is_number, read_columns, read_references
+from t5x_lab.observe.end import PATIENCE_SECONDS, read_end, seconds_without_sign
 
 FACTS = "run.json"
 Numbers = dict[str, float | None]
@@ -46,6 +46,8 @@ class RunFiles:
       settings: what config.gin binds, as text by name.
       config: config.gin itself.
       checkpoints: their steps.
+      silent: seconds since whoever trains it gave a sign of life; None where nobody does.
+      damaged: which of its files, and lines of them, cannot be read.
     """
 
     path: str
@@ -60,10 +62,31 @@ class RunFiles:
     settings: dict[str, str]
     config: str
     checkpoints: list[int]
+    silent: float | None
+    damaged: list[str]
 
     @property
     def train(self) -> Columns:
         return self.columns.get(TRAIN, NO_LINES)
+
+    def setting(self, name: str) -> str | None:
+        """What is bound to a name, with the values of macros in their places; None where nothing is."""
+        value = self.settings.get(name)
+        return value and re.sub(r"%([\w./]+)", lambda macro: self.settings.get(macro[1], macro[0]), value)
+
+    def number(self, fact: str) -> float:
+        """A number of run.json; not a number where it has none."""
+        value: Any = self.facts.get(fact)
+        return float(value) if is_number(value) else float("nan")
+
+    @property
+    def is_bad(self) -> np.ndarray:
+        """Bool, for each line of training, whether the step's loss or gradient was not finite."""
+        bad = np.zeros(len(self.train.steps), bool)
+        for name in ("loss", "grad_norm"):
+            if name in self.train.values:
+                bad |= ~np.isfinite(self.train[name])
+        return bad
 
     @property
     def first_step(self) -> int:
@@ -100,32 +123,45 @@ def read_run(path: str, is_over: bool = False) -> RunFiles:
     """
     directory = epath.Path(path)
     config = directory / "config.gin"
-    columns = read_columns(directory)
-    evaluations, tables, failures, samples = _evaluations(directory / FOLDER)
+    damaged: list[str] = []
+    columns = read_columns(directory, damaged)
+    evaluations, tables, failures, samples = _evaluations(directory / FOLDER, damaged)
     in_files = {split.partition("/")[0] for split in evaluations}
     if not (columns or evaluations or config.exists()):
         what = "holds no run: it has neither config.gin nor metrics.jsonl" if directory.exists() else "is not there"
-        inside = sorted(str(found.parent) for found in directory.glob("*/config.gin")) if directory.is_dir() else []
-        raise UserError(f"{path} {what}. Give the MODEL_DIR of a run{f', such as {inside[0]}' if inside else ''}.")
+        raise UserError(f"{path} {what}. Give the MODEL_DIR of a run{_near(directory)}.")
     for split, of in columns.items():
         if split != TRAIN and split.partition("/")[0] not in in_files:  # files keep those of other settings apart
             evaluations[split] = _by_step(of)
-    text = config.read_text() if config.exists() else ""
-    settings, checkpoints = settings_of(text), finished_steps(directory)
-    return RunFiles(
+    text = config.read_bytes().decode(errors="replace") if config.exists() else ""
+    facts = _dictionary(directory / FACTS)
+    if not facts and (directory / FACTS).exists():
+        damaged.append(FACTS)
+    silent = None if is_over else seconds_without_sign(directory)
+    run = RunFiles(
         path=str(path),
-        state=_state(directory, columns.get(TRAIN, NO_LINES), is_over, settings, bool(checkpoints)),
-        facts=_dictionary(directory / FACTS),
+        state="new",
+        facts=facts,
         columns=columns,
         evaluations={split: dict(sorted(of.items())) for split, of in sorted(evaluations.items())},
         tables=tables,
         failures=failures,
         samples=samples,
         references=read_references(directory),
-        settings=settings,
+        settings=settings_of(text),
         config=text,
-        checkpoints=checkpoints,
+        checkpoints=finished_steps(directory),
+        silent=silent,
+        damaged=damaged,
     )
+    return dataclasses.replace(run, state=_state(run, read_end(directory) is not None))
+
+
+def _near(directory: epath.Path) -> str:
+    """A run that a folder has in it, or that a file is of."""
+    inside = sorted(found.parent for found in directory.glob("*/config.gin")) if directory.is_dir() else []
+    around = [parent for parent in (directory.parent, directory.parent.parent) if (parent / "config.gin").exists()]
+    return "".join(f", such as {run}" for run in [*inside, *around][:1])
 
 
 def _dictionary(path: epath.Path) -> dict:
@@ -133,17 +169,22 @@ def _dictionary(path: epath.Path) -> dict:
     return found if isinstance(found, dict) else {}
 
 
-def _state(directory: epath.Path, train: Columns, is_over: bool, settings: Mapping[str, str], has_weights: bool) -> str:
-    if read_end(directory) is not None:
+def _state(run: RunFiles, has_ended: bool) -> str:
+    if has_ended:
         return "finished"
-    if not is_over and is_alive(directory):
+    if run.silent is not None and run.silent < PATIENCE_SECONDS:
         return "training"
-    if not len(train.steps):
-        return "weights" if has_weights else "new"
-    bad = ~np.isfinite(train["loss"]) | (~np.isfinite(train["grad_norm"]) & ("grad_norm" in train.values))
-    allowed = settings.get("BAD_STEPS", "0")
-    in_a_row = len(bad) if bad.all() else int(np.argmin(bad[::-1]))
+    if not len(run.train.steps):
+        return "weights" if run.checkpoints else "new"
+    allowed = run.setting("BAD_STEPS") or "0"
+    in_a_row = len(run.is_bad) if run.is_bad.all() else int(np.argmin(run.is_bad[::-1]))
     return "diverged" if in_a_row > (int(allowed) if allowed.isdigit() else 0) else "stopped"
+
+
+def _mapping(found: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """What a file has under a name, where that is a dictionary."""
+    value = found.get(name)
+    return value if isinstance(value, dict) else {}
 
 
 def _by_step(columns: Columns) -> dict[int, Numbers]:
@@ -155,7 +196,7 @@ def _by_step(columns: Columns) -> dict[int, Numbers]:
 
 
 def _evaluations(
-    folder: epath.Path,
+    folder: epath.Path, damaged: list[str]
 ) -> tuple[dict[str, dict[int, Numbers]], dict[str, dict[int, str]], dict[str, list[str]], list[Sample]]:
     numbers: dict[str, dict[int, Numbers]] = {}
     tables: dict[str, dict[int, str]] = {}
@@ -164,13 +205,19 @@ def _evaluations(
     for of in sorted(folder.iterdir()) if folder.exists() else []:
         files = sorted((file for file in of.glob("*.json") if file.stem.isdigit()), key=lambda file: int(file.stem))
         for step, found in ((int(file.stem), _dictionary(file)) for file in files):
-            for task, metrics in found.get("results", {}).items():
-                numbers.setdefault(f"{of.name}/{task}", {})[step] = metrics
+            results = _mapping(found, "results")
+            for task in results:
+                measured = _mapping(results, task).items()
+                of_step = {name: value for name, value in measured if value is None or is_number(value)}
+                numbers.setdefault(f"{of.name}/{task}", {})[step] = of_step
+            if not found:
+                damaged.append(f"{FOLDER}/{of.name}/{step}.json")
             if (table := of / f"{step}.txt").exists():
                 tables.setdefault(of.name, {})[step] = table.read_text()
-            failures[of.name] = [f"{task}: {why}".removeprefix(": ") for task, why in found.get("failures", {}).items()]
-            for texts in found.get("texts", {}).values():
-                samples += [Sample(step, of.name, name, text) for name, text in texts.items()]
+            failures[of.name] = [f"{task}: {why}".removeprefix(": ") for task, why in _mapping(found, "failures").items()]
+            texts = _mapping(found, "texts")
+            for kind in texts:
+                samples += [Sample(step, of.name, name, str(text)) for name, text in _mapping(texts, kind).items()]
     return numbers, tables, failures, sorted(samples, key=lambda sample: sample.step)
 
 

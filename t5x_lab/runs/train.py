@@ -14,7 +14,7 @@ from t5x_lab.checkpoints.saving import Saver, without_abandoned_writes
 from t5x_lab.evaluation.config import EarlyStopping
 from t5x_lab.networks.network import check_length, more_ids
 from t5x_lab.observe.console import say
-from t5x_lab.observe.end import remove_end, write_end
+from t5x_lab.observe.end import ended_at, remove_end, write_end
 from t5x_lab.observe.profile import Profiled, check_profiler
 from t5x_lab.partitioning.distributed import broadcast, broadcast_text, fail_together
 from t5x_lab.partitioning.waiting import limit_waiting, waiting_for
@@ -77,7 +77,9 @@ def train(config: GinConfig) -> None:
         facts = facts_of(job.run, job.sharded, job.batch.lengths)
         say(banner(facts, job.first_step, job.budget))
         if job.starting_point.step is not None:
+            again = clock.began
             clock = Clock(**read_info(job.checkpoints.directory / str(job.starting_point.step)).get("clock", {}))
+            clock.leave_out(ended_at(job.run.model_dir) or again, again)
         hooks = Hooks(job.run.hooks, say)
         recorder = Recorder(
             job.run, job.state, clock, job.batch.counted, facts["flops_per_step"] / job.sharded.mesh.size, hooks

@@ -9,7 +9,7 @@ class Clock:
     """Kept in every checkpoint, so that goodput counts what was lost since.
 
     Attributes:
-      began: when the run first began, in seconds of the Unix epoch.
+      began: when the run first began, in seconds of the Unix epoch; later by what was left out.
       productive: seconds of steps that count, their wait for data included, which is reported beside. The first step of a
         process is compilation and does not count; nor do steps after the checkpoint that a run was continued from.
     """
@@ -25,9 +25,13 @@ class Clock:
         self._compiled = True
         return self.productive / max(self.seconds, 1e-9)
 
+    def leave_out(self, since: float, until: float) -> None:
+        """What is no time of the run's: from when it had come to its end until it was begun again, in seconds of the epoch."""
+        self.began += max(0.0, until - max(since, self.began))
+
     @property
     def seconds(self) -> float:
-        """Since the run first began."""
+        """Since the run first began, less what was left out."""
         return time.time() - self.began
 
     def state(self) -> dict[str, float]:
