@@ -470,7 +470,7 @@ def test_texts_are_shown_whole_or_what_is_left_out_is_said():
             epath.Path(f"run/evals/samples/{step}.json"), {"results": {}, "texts": {"prompts": {"We": f"at {step}\x00\x07"}}}
         )
     said = text_of(report("run"))
-    assert "at 20␀␇" in said and "What it wrote at 12 steps between these is in evals/." in said
+    assert r"at 20\x00\x07" in said and "What it wrote at 12 steps between these is in evals/." in said
 
 
 @pytest.mark.slow

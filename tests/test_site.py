@@ -21,6 +21,7 @@ from conftest import ROOT
 
 import reference
 from t5x_lab.cli.main import COMMANDS
+from t5x_lab.report.run_directory import settings_of
 from t5x_lab.runs.config import CONFIGURABLES
 
 pytestmark = pytest.mark.slow
@@ -107,6 +108,16 @@ def test_the_start_page_is_the_readme(site):
     index = json.loads((site / "search" / "search_index.json").read_text())
     found = {entry["location"] for entry in index["docs"] if "SamplesEvaluation.temperature" in entry["text"]}
     assert "reference/gin/#samplesevaluation" in found
+
+
+def test_defaults_are_those_of_the_file_that_is_read_first():
+    said = reference.configurables()
+    for name, value in settings_of((ROOT / "gin" / "runs" / "defaults.gin").read_text()).items():
+        if "/" not in name:  # a scope has no row of its own
+            assert f"| `{name}` | `{value.removeprefix('%')}` |" in said, name
+        if value.startswith("%"):
+            assert re.search(rf"^\| `{value[1:]}` \|.*\[`{name}`\]\(#", said, re.MULTILINE), name
+    assert re.search(r"`Lora.modules` \| `'\.\*attention/\(query\|value\)'` \|", said)  # to be copied as it is
 
 
 def test_every_command_and_flag_is_in_the_reference(site):

@@ -48,7 +48,8 @@ def commands() -> str:
         module = importlib.import_module(f"t5x_lab.cli.{name}")
         parser = argparse.ArgumentParser(add_help=False)
         module.add_flags(parser)
-        sections += [f"## t5x_lab {name}", "", _sentence(purpose), "", " ".join((module.__doc__ or "").split()), ""]
+        said = " ".join((module.__doc__ or "").split())
+        sections += [f"## t5x_lab {name}", "", f"{purpose[:1].upper()}{purpose[1:]}.", "", said, ""]
         rows = [_flag(action) for action in parser._actions]
         if rows:
             sections += ["| flag | default | |", "|---|---|---|", *rows, ""]
@@ -58,9 +59,9 @@ def commands() -> str:
 def _flag(action: argparse.Action) -> str:
     name = ", ".join(action.option_strings) or str(action.metavar or action.dest)
     value = "" if action.nargs == 0 or not action.option_strings or "=" in name else f"={action.metavar or action.dest.upper()}"
-    default = "" if action.default in (None, False, [], argparse.SUPPRESS) else f"`{action.default}`"
+    default = "" if action.default in (None, False, "", [], argparse.SUPPRESS) else f"`{action.default}`"
     choices = f" One of {', '.join(map(str, action.choices))}." if action.choices else ""
-    return f"| `{name}{value}` | {default} | {_cell(_sentence(action.help or '') + choices)} |"
+    return f"| `{name}{value}` | {default} | {_cell((action.help or '').rstrip('.') + '.' + choices)} |"
 
 
 # ---- gin
@@ -76,6 +77,12 @@ def registered() -> dict[str, Callable]:
     return {selector.rpartition(".")[2]: thing for selector, thing in sorted(of.items()) if selector.startswith("t5x_lab.")}
 
 
+def bound() -> dict[str, str]:
+    """What runs/defaults.gin binds, which is read before every other file."""
+    text = (PACKAGE_GIN / "runs" / "defaults.gin").read_text()
+    return dict(re.findall(r"^([\w./]+) *= *(.*)$", text, re.MULTILINE))
+
+
 def macros() -> dict[str, tuple[str, list[str]]]:
     """By macro its default, "" where it must be given, and the parameters that it feeds."""
     found: dict[str, tuple[str, list[str]]] = {}
@@ -83,9 +90,11 @@ def macros() -> dict[str, tuple[str, list[str]]]:
         for field in dataclasses.fields(thing) if dataclasses.is_dataclass(thing) else ():
             if macro := field.metadata.get("macro"):
                 found.setdefault(macro, (_default_of(field), []))[1].append(f"{name}.{field.name}")
-    text = (PACKAGE_GIN / "runs" / "defaults.gin").read_text()
-    for macro, value in re.findall(r"^([A-Z][A-Z0-9_]*) *= *(.*)$", text, re.MULTILINE):
-        found[macro] = (value, found.get(macro, ("", []))[1])
+    for name, value in bound().items():
+        if "." not in name:
+            found[name] = (value, found.get(name, ("", []))[1])
+        if value.startswith("%"):
+            found.setdefault(value[1:], ("", []))[1].append(name)
     return dict(sorted(found.items()))
 
 
@@ -116,7 +125,7 @@ def configurables() -> str:
 
 
 def _anchor(name: str) -> str:
-    return name.partition(".")[0].lower()
+    return name.rpartition("/")[2].partition(".")[0].lower()
 
 
 def _summary(thing: Callable) -> str:
@@ -127,10 +136,11 @@ def _summary(thing: Callable) -> str:
 
 def _parameters(name: str, thing: Callable) -> list[str]:
     rows = []
-    said = sentences(thing)
+    said, values = sentences(thing), bound()
     for parameter, default, macro in parameters(thing):
-        feed = f"`{macro}`" if macro else _cell(f"`{default}`" if default else "to be given")
-        rows.append(f"| `{name}.{parameter}` | {feed} | {_cell(_sentence(said.get(parameter, '')))} |")
+        default = macro or values.get(f"{name}.{parameter}", default).removeprefix("%")
+        sentence = said.get(parameter, "").rstrip(".")
+        rows.append(f"| `{name}.{parameter}` | {_cell(f'`{default}`' if default else 'to be given')} | {_cell(sentence)}. |")
     return ["| parameter | default, or its macro | |", "|---|---|---|", *rows] if rows else []
 
 
@@ -250,14 +260,6 @@ def _first_line(module: str) -> str:
     return (importlib.import_module(module).__doc__ or "").strip().partition("\n\n")[0].replace("\n", " ")
 
 
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
-def _sentence(text: str) -> str:
-    return f"{_capital(text).rstrip('.')}." if text else ""
-
-
 def _cell(text: str) -> str:
-    """Text in a cell of a table."""
-    return " ".join(text.replace("|", "\\|").split())
+    """Text in a cell of a table, where code needs no escapes."""
+    return " ".join(re.sub(r"(`[^`]*`)|\|", lambda found: found[1] or "\\|", text).split())

@@ -55,7 +55,9 @@ def _figure(chart: Chart, axes: Axes, x_range: Any, has_legend: bool):
         if not line.is_train or len(of.steps) == 1:
             marks.append(plot.scatter(x="step", y="mean", size=6, source=source, **more))
         if line.bad:
-            marks.append(plot.scatter(x="step", y="mean", size=9, marker="x", source=ColumnDataSource(line.bad), **more))
+            marks.append(
+                plot.scatter(x="step", y="mean", size=13, marker="x", line_width=3, source=ColumnDataSource(line.bad), **more)
+            )
     _show_constants(plot, chart)
     for label, value in chart.references.items():
         plot.hspan(y=[value], line_dash="dashed", line_color=GRAY, line_width=1.5, legend_label=f"{label} {value:.4g}")
@@ -71,9 +73,10 @@ DASHES = ("solid", [8, 8], [2, 6])  # of curves that lie under equal ones, which
 
 
 def _is_equal(one: Curve, other: Curve) -> bool:
-    shorter = min(len(one.steps), len(other.steps))
-    same = lambda a, b: np.array_equal(a[:shorter], b[:shorter])
-    return same(one.steps, other.steps) and same(one.mean, other.mean)
+    """Where they have steps in common; some of a curve's points are between another's."""
+    both = other.steps[(other.steps >= one.steps[0]) & (other.steps <= one.steps[-1])]
+    at = lambda curve: np.interp(both, curve.steps, curve.mean)
+    return len(both) > 0 and np.allclose(at(one), at(other), rtol=1e-6, atol=0.0)
 
 
 def _show_constants(plot, chart: Chart) -> None:

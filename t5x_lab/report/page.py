@@ -31,8 +31,7 @@ from t5x_lab.report.figures import figures
 from t5x_lab.report.run_directory import Numbers, RunFiles, read_run
 
 FILE, FILE_OF_SEVERAL = "report.html", "compared.html"
-# A character that a browser shows as a box, as the picture of its name.
-_CONTROLS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"} | {0x7F: 0x2421}
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), 127)}  # which a browser shows as boxes
 MOST_STEPS, MOST_SAMPLES, MOST_DAMAGED = 8, 200, 3  # columns of an evaluation's table; texts of a page; files of a sentence
 _HERE = pathlib.Path(__file__).parent
 
