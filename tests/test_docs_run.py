@@ -1,13 +1,16 @@
-"""Commands `t5x_lab` of the README and of each page of docs/ run, one after another, where what the page speaks of is there.
+"""Commands of ours, of the README and of each page of docs/ run, one after another, where what the page speaks of is there.
 
 They are taken as they stand, but for `STAND_INS`: each model is the tiny one of its family, in bytes, trains for a few steps, and
 data that lie on a hub lie in files. What runs elsewhere is in `ELSEWHERE`, with the place.
 """
 
+import os
 import pathlib
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 
 import commands
 import pytest
@@ -137,7 +140,7 @@ def here(command: str) -> list[str]:
 
 
 def is_ours(line: str) -> bool:
-    return line.startswith("t5x_lab ") and not any(words in line for words in ELSEWHERE)
+    return line.startswith(("t5x_lab ", "python -m t5x_lab.")) and not any(words in line for words in ELSEWHERE)
 
 
 PAGES_THAT_RUN = [page for page in PAGES if [line for line in commands_of(page.read_text()) if is_ours(line)]]
@@ -151,5 +154,8 @@ def test_commands_of_the_documentation_run(page, place):
     shutil.copytree(place, ".", dirs_exist_ok=True)
     for line in lines:
         words = here(line)
-        done = commands.run(*words, environment=OFFLINE)
+        if line.startswith("python "):
+            done = subprocess.run([sys.executable, *words], env=os.environ | OFFLINE, capture_output=True, text=True)
+        else:
+            done = commands.run(*words, environment=OFFLINE)
         assert done.returncode == 0, f"{line}\n{shlex.join(words)}\n{done.stderr[-3000:]}"
