@@ -39,9 +39,11 @@ from t5x_lab.report.charts import (
     charts_of_training,
     color_of,
 )
+from t5x_lab.report.commands import commands_of
 from t5x_lab.report.differences import differences
 from t5x_lab.report.facts import duration, facts_of
-from t5x_lab.report.page import commands_of, names_of, spread, write_report
+from t5x_lab.report.page import names_of, write_report
+from t5x_lab.report.results import spread
 from t5x_lab.report.run_directory import read_run, settings_of
 from t5x_lab.report.time_spent import is_start, time_spent
 from t5x_lab.runs.config import GinConfig
