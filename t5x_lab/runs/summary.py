@@ -126,8 +126,8 @@ def banner(facts: Mapping[str, Any], first_step: int, budget: Budget) -> str:
             f"model       {facts['architecture']}, {facts['num_parameters']:,} parameters",
             f"data        {facts['mixture_or_task_name']}, {facts['rows']} rows of {encoder} + {decoder} tokens = {tokens:,} "
             "per batch",
-            f"steps       {first_step} to {'about ' if facts['train_tokens'] else ''}{end}: {tokens * steps:,} tokens with padding, "
-            f"{float(facts['flops_per_step'] * steps):.3g} FLOPs (forward and backward, attention in full)",
+            f"steps       {first_step} to {'about ' if facts['train_tokens'] else ''}{end}: {tokens * steps:,} tokens with "
+            f"padding, {float(facts['flops_per_step'] * steps):.3g} FLOPs (forward and backward, attention in full)",
             f"MFU         those FLOPs, recomputation not counted, against {peak:.3g} FLOP/s per device"
             if peak
             else "MFU         none: this device's peak is unknown",
