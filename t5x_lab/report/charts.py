@@ -49,9 +49,12 @@ class Line:
 
 @dataclasses.dataclass(frozen=True)
 class Chart:
-    """Attributes:
-    references: values of dashed lines, by name.
-    left_out: how many lines it would have, and has not.
+    """Lines that share their axes.
+
+    Attributes:
+      title: what is drawn, with its unit.
+      references: values of dashed lines, by name.
+      left_out: how many lines more it would have.
     """
 
     title: str
