@@ -19,6 +19,7 @@ import pytest
 from browser import found_in_browser
 from conftest import ROOT
 
+import notebooks
 import reference
 from t5x_lab.cli.main import COMMANDS
 from t5x_lab.report.run_directory import settings_of
@@ -108,6 +109,14 @@ def test_the_start_page_is_the_readme(site):
     index = json.loads((site / "search" / "search_index.json").read_text())
     found = {entry["location"] for entry in index["docs"] if "SamplesEvaluation.temperature" in entry["text"]}
     assert "reference/gin/#samplesevaluation" in found
+
+
+def test_a_notebook_is_run_and_leaves_no_process(tmp_path, monkeypatch):
+    (tmp_path / "tiny.py").write_text("# %%\nimport os\nprint(os.getpid())\n")
+    monkeypatch.setattr(notebooks, "FOLDER", tmp_path)
+    (cell,) = notebooks.executed("tiny").cells
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(cell.outputs[0].text), 0)
 
 
 def test_defaults_are_those_of_the_file_that_is_read_first():

@@ -7,8 +7,8 @@ import sys
 
 import jupytext
 import nbformat
-from jupyter_client.manager import AsyncKernelManager as KernelManager
 from nbclient import NotebookClient
+from traitlets.config import Config
 
 FOLDER = pathlib.Path(__file__).resolve().parent.parent / "notebooks"
 MOST_LINES = 40  # of an output
@@ -28,8 +28,8 @@ def executed(name: str) -> nbformat.NotebookNode:
     """
     notebook = read(name)
     os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])  # where t5x_lab is
-    kernel = KernelManager(kernel_name="python3", transport="ipc")  # over TCP it warns of what others may read
-    NotebookClient(notebook, km=kernel, timeout=900).execute()
+    by_ipc = Config(ConnectionFileMixin={"transport": "ipc"})  # over TCP it warns of what others may read
+    NotebookClient(notebook, kernel_name="python3", timeout=900, config=by_ipc).execute()
     return notebook
 
 
