@@ -1,8 +1,15 @@
 """Metrics files, the parameter table, plots, the progress lines."""
 
+import fcntl
 import json
 import math
+import os
+import pty
+import re
 import struct
+import subprocess
+import sys
+import termios
 import threading
 import time
 from typing import NamedTuple
@@ -10,6 +17,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 import pytest
+from conftest import ROOT
 from etils import epath
 from helpers import tiny_model
 from tensorboardX.proto.event_pb2 import Event
@@ -235,6 +243,42 @@ def test_progress_shows_the_first_steps_and_the_last(capsys):
     console.on_end(None)
     shown = [line.split()[1] for line in capsys.readouterr().err.splitlines() if line.startswith("step")]
     assert shown == ["1/100", "2/100", "3/100", "100/100"]
+
+
+def test_an_estimate_that_is_passed_leaves_no_time(capsys):
+    console = Console(seconds_between_lines=0.0)
+    console.on_start(RunStart("run", 0, 4))
+    for step in range(1, 8):
+        console.on_step(step, {"loss": 1.0, "accuracy": 0.5})
+    console.on_end(None)
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("step")]
+    assert [line.endswith(" left") for line in lines] == [False, True, True, True, False, False, False], lines
+
+
+SHOWS = """
+from t5x_lab.observe.console import Console
+from t5x_lab.training.hooks import RunStart
+console = Console()
+console.on_start(RunStart("run", 0, 400))
+metrics = {"loss": 2.7579, "accuracy": 0.284, "learning_rate": 0.01, "grad_norm": 0.969}
+console.on_step(392, metrics | {"seconds_per_step": 0.1, "tokens_per_second": 9021.0, "data_wait_fraction": 0.5})
+console.on_end(None)
+"""
+
+
+@pytest.mark.parametrize("columns, shows, not_shown", [
+    (0, ["step 392/400  loss 2.7579", "0.10 s/step  9,021 tok/s"], []),
+    (80, ["392/400", "loss 2.7579", "9,021 tok/s"], ["lr ", "grad", "accuracy"]),
+    (200, ["392/400", "accuracy 0.284", "lr 1.00e-02  grad 0.969", "waits for data 50%"], []),
+])  # fmt: skip
+def test_a_terminals_line_has_whole_numbers(columns, shows, not_shown):
+    terminal, other = pty.openpty()
+    fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", 24 if columns else 0, columns, 0, 0))
+    subprocess.run([sys.executable, "-c", SHOWS], stderr=other, check=True, cwd=ROOT)
+    shown = os.read(terminal, 100_000).decode()
+    os.close(terminal), os.close(other)
+    assert all(text in shown for text in shows) and not any(text in shown for text in not_shown), shown
+    assert columns == 0 or max(map(len, re.split(r"[\r\n]+", shown))) <= columns, shown
 
 
 def test_peaks_of_devices():

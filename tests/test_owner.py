@@ -10,7 +10,7 @@ from runs_of_text import FULL_LM, flags, losses
 
 from t5x_lab.checkpoints.layout import finished_steps
 from t5x_lab.config.errors import UserError
-from t5x_lab.observe.end import OWNER
+from t5x_lab.observe.owner import OWNER
 from t5x_lab.runs import owner
 from t5x_lab.runs.owner import owned
 
@@ -75,7 +75,7 @@ def test_an_owner_elsewhere_that_lives_keeps_its_place(tmp_path, monkeypatch):
 
 def test_of_many_who_take_a_dead_ones_place_one_does(tmp_path, monkeypatch):
     """Threads stand in for processes: none of them takes another for itself, and none is dead."""
-    dead = json.loads(elsewhere(1)) | {"place": owner._place(), "process": 2**30}
+    dead = json.loads(elsewhere(1)) | {"place": owner.place(), "process": 2**30}
     monkeypatch.setattr(owner.Owner, "is_this_process", lambda self: False)
     for _ in range(20):
         (tmp_path / OWNER).write_text(json.dumps(dead))

@@ -27,8 +27,9 @@ from t5x_lab.config.json_files import write_json
 from t5x_lab.evaluation.config import SamplesEvaluation
 from t5x_lab.observe import curves
 from t5x_lab.observe.curves import Columns, curve, read_columns
-from t5x_lab.observe.end import OWNER, write_end
+from t5x_lab.observe.end import write_end
 from t5x_lab.observe.metrics import read_metrics
+from t5x_lab.observe.owner import OWNER
 from t5x_lab.report.charts import (
     COLORS,
     MOST_CHARTS,
@@ -163,13 +164,18 @@ def test_time_is_told_apart():
     )
     spent = time_spent(read_columns("resumed")["train"])
     assert (spent.total, spent.steps, spent.starting, spent.between) == pytest.approx((61, 50, 11, 0))
+    assert "128 processed" in report("resumed")  # though the first line does not say how many were before
     assert time_spent(Columns(np.array([1]), {"loss": np.array([1.0])})) is None
     run = read_run("run")  # whose first steps say nothing of speed
     (speed,) = (chart for chart in charts_of_training([run], ["run"], Axes([run])).drawn if chart.title == "tokens per second")
-    assert speed.lines[0].curve.steps.tolist() == [2, 3, 4, 6, 7]
+    of = speed.lines[0].curve
+    assert of.steps[np.isfinite(of.mean)].tolist() == [2, 3, 4, 6, 7]
+    assert np.flatnonzero(np.isnan(of.mean)).tolist() == [3]  # broken between the processes, over every axis
+    assert all(np.flatnonzero(np.isnan(x)).tolist() == [3] for x in speed.lines[0].x.values())
+    assert "it is broken where training was started again" in text_of(report("run"))
     assert facts_of([run])["of it"] == [
         "3.9% in steps (2.0% waiting for data), 1.6% between them (evaluations, checkpoints), "
-        "16.4% starting and compiling, 78.1% lost by a restart"
+        "16.4% starting and compiling, 78.1% between processes (a restart)"
     ]
     assert [duration(seconds) for seconds in (0, 59.6, 3700, 90061)] == ["0 s", "1 min 0 s", "1 h 1 min", "1 d 1 h"]
 
@@ -225,7 +231,7 @@ def test_what_a_page_says_is_what_the_files_say():
     assert "unigram 6.3" in page and "generate" not in said  # it has no checkpoint
 
 
-@pytest.mark.parametrize("state", ["training", "stopped", "diverged", "new", "of another version", "without evaluations"])
+@pytest.mark.parametrize("state", ["training", "stopped", "diverged", "new", "of another version"])
 def test_runs_in_every_state_have_a_page(state):
     lines = [step_line(step) for step in range(1, 11)]
     if state == "diverged":
@@ -238,10 +244,9 @@ def test_runs_in_every_state_have_a_page(state):
         os.utime(f"run/{OWNER}", (0, time.time() - 60))
     said = text_of(report("run"))
     expected = {
-        "training": "in training: step 10 of 40. The last sign of life was ",
-        "diverged": "diverged: the loss of step 10 was not finite. Its training goes on from its beginning",
+        "training": "training step 10 of 40. The last sign of life was ",
+        "diverged": "diverged the loss of step 10 was not finite. Its training goes on from its beginning",
         "new": "nothing was trained here yet.",
-        "of another version": "stopped after step 10.",
     }
     assert (
         expected.get(state, "stopped after step 10 of 40. Its training goes on from its beginning: it has no checkpoint.")
@@ -385,8 +390,8 @@ def test_what_a_comparison_says_is_of_the_steps_that_it_names():
     """Macros are their values; dashed lines are of every metric; results of another step than the last say so."""
     config = "DROPOUT_RATE = {}\nA.rate = %DROPOUT_RATE\nB.rate = {}\nOBJECTIVE = None\n"
     more = [{"step": 20, "split": "eval/c", "loss": 2.0}]
-    one = make_run("one", [step_line(1), *EVALUATED, *more], config.format(0.1, "%DROPOUT_RATE"), FACTS)
-    two = make_run("two", [step_line(1), *EVALUATED[:2]], config.format(0.0, "0.0"), FACTS)
+    one = make_run("one", [step_line(1), step_line(40), *EVALUATED, *more], config.format(0.1, "%DROPOUT_RATE"), FACTS)
+    two = make_run("two", [step_line(1), step_line(40), *EVALUATED[:2]], config.format(0.0, "0.0"), FACTS)
     write_json(epath.Path("one/references.json"), {"accuracy": {"of BERT": 0.5, "true": True}, "loss": {"unigram": 6.0}})
     runs = [read_run(one), read_run(two)]
     assert differences(runs) == {"B.rate": ["0.1", "0.0"], "DROPOUT_RATE": ["0.1", "0.0"]}
@@ -412,8 +417,8 @@ def test_steps_that_were_not_finite_are_marked():
     np.testing.assert_allclose(line.bad["mean"], [np.mean([3, 11 / 5]), 2, 1.75, 1.75])
     assert facts_of([run])["loss of training"] == ["7.000 at first, 1.750 at step 8, not finite at last"]
     said = text_of(report("run"))
-    assert "Crosses are steps" in said and "diverged: the loss of step 10 was not finite." in said
-    for name, last, state in (("gradient", {"grad_norm": None}, "diverged: the gradient of step 2"), ("none", {}, "stopped")):
+    assert "Crosses are steps" in said and "diverged the loss of step 10 was not finite." in said
+    for name, last, state in (("gradient", {"grad_norm": None}, "diverged the gradient of step 2"), ("none", {}, "stopped")):
         of = [{key: line[key] for key in line if key != "loss" or name != "none"} for line in (step_line(1), step_line(2))]
         assert state in text_of(report(make_run(name, [of[0], of[1] | last])))
 
@@ -432,7 +437,8 @@ def test_damaged_files_are_named():
     pathlib.Path("run/evals/b/1.json").write_text("{")
     said = text_of(report(run))
     assert (
-        "Not whole, and left out: line 3 of metrics.jsonl, line 4 of metrics.jsonl, line 5 of metrics.jsonl and 1 more." in said
+        "Left out, as damaged or lost: line 3 of metrics.jsonl, line 4 of metrics.jsonl, line 5 of metrics.jsonl and 1 more."
+        in said
     )
     assert "stopped after step 2." in said and "A.b = &#39;\ufffd&#39;" in said
     pathlib.Path("run/run.json").write_text("[1]")

@@ -46,6 +46,7 @@ class Page(html.parser.HTMLParser):
       ids: that a link may lead to.
       links: of <a>.
       loaded: what a browser fetches by itself.
+      tags: their names.
     """
 
     def __init__(self, path: pathlib.Path):
@@ -53,10 +54,12 @@ class Page(html.parser.HTMLParser):
         self.ids: set[str] = set()
         self.links: list[str] = []
         self.loaded: list[str] = []
+        self.tags: set[str] = set()
         self.feed(path.read_text())
 
     def handle_starttag(self, tag, attrs):
         of = dict(attrs)
+        self.tags.add(tag)
         self.ids |= {of[key] for key in ("id", "name") if of.get(key)}
         if tag == "a" and of.get("href"):
             self.links.append(of["href"])
@@ -92,6 +95,28 @@ def test_no_link_is_dead(site, pages):
     assert not dead and len(pages) > 45, dead[:20]
 
 
+def test_what_is_written_as_name_is_no_tag(site, pages):
+    """In docstrings and pages: evals/<name>/<step>.json."""
+    ours = {
+        "name",
+        "step",
+        "task",
+        "task>-<step",
+        "data",
+        "template",
+        "pad",
+        "unk",
+        "extra_id_0",
+        "metric",
+        "cluster",
+        "folder",
+    }
+    found = {(name, tag) for name, page in pages.items() for tag in page.tags & ours}
+    assert not found
+    said = re.sub(r"<[^>]+>", "", (site / "reference" / "gin" / "index.html").read_text())
+    assert html.escape("evals/<name>/<step>.json; in metrics.jsonl the split is <name>/<task>") in said
+
+
 def test_nothing_comes_from_elsewhere(site, pages):
     for name, page in pages.items():
         assert not [link for link in page.loaded if re.match(r"(\w+:)?//", link) and not link.startswith("data:")], name
@@ -122,8 +147,10 @@ def test_a_notebook_is_run_and_leaves_no_process(tmp_path, monkeypatch):
 def test_defaults_are_those_of_the_file_that_is_read_first():
     said = reference.configurables()
     for name, value in settings_of((ROOT / "gin" / "runs" / "defaults.gin").read_text()).items():
-        if "/" not in name:  # a scope has no row of its own
-            assert f"| `{name}` | `{value.removeprefix('%')}` |" in said, name
+        scope, _, name_of_row = name.rpartition("/")
+        value = re.sub('^"(.*)"$', r"'\1'", value)
+        row = next(line for line in said.splitlines() if line.startswith(f"| `{name_of_row}` | "))
+        assert f"`{value.removeprefix('%')}`" in row and f"`{scope}" in row, name
         if value.startswith("%"):
             assert re.search(rf"^\| `{value[1:]}` \|.*\[`{name}`\]\(#", said, re.MULTILINE), name
     assert re.search(r"`Lora.modules` \| `'\.\*attention/\(query\|value\)'` \|", said)  # to be copied as it is

@@ -11,6 +11,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before the code that the r
 
 import pygments.lexers
 from mkdocs.structure.files import File, Files
+from placeholders import Placeholders
 from pygments.lexers.python import PythonLexer
 
 import notebooks
@@ -32,6 +33,10 @@ def on_startup(command: str, dirty: bool) -> None:
     del command, dirty
     pygments.lexers.LEXERS["GinLexer"] = (__name__, "Gin", ("gin",), ("*.gin",), ())
     pygments.lexers._lexer_cache["Gin"] = GinLexer
+
+
+def on_config(config) -> None:
+    config["markdown_extensions"].append(Placeholders())
 
 
 def on_files(files: Files, config) -> Files:

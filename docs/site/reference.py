@@ -59,7 +59,8 @@ def commands() -> str:
 def _flag(action: argparse.Action) -> str:
     name = ", ".join(action.option_strings) or str(action.metavar or action.dest)
     value = "" if action.nargs == 0 or not action.option_strings or "=" in name else f"={action.metavar or action.dest.upper()}"
-    default = "" if action.default in (None, False, "", [], argparse.SUPPRESS) else f"`{action.default}`"
+    is_none = action.default is None or action.default is False or action.default in ("", [], argparse.SUPPRESS)
+    default = "required" if action.required and action.option_strings else "" if is_none else f"`{action.default}`"
     choices = f" One of {', '.join(map(str, action.choices))}." if action.choices else ""
     return f"| `{name}{value}` | {default} | {_cell((action.help or '').rstrip('.') + '.' + choices)} |"
 
@@ -80,7 +81,8 @@ def registered() -> dict[str, Callable]:
 def bound() -> dict[str, str]:
     """What runs/defaults.gin binds, which is read before every other file."""
     text = (PACKAGE_GIN / "runs" / "defaults.gin").read_text()
-    return dict(re.findall(r"^([\w./]+) *= *(.*)$", text, re.MULTILINE))
+    found = dict(re.findall(r"^([\w./]+) *= *(.*)$", text, re.MULTILINE))
+    return {name: re.sub(r'^"([^"\']*)"$', r"'\1'", value) for name, value in found.items()}  # as Python shows texts
 
 
 def macros() -> dict[str, tuple[str, list[str]]]:
@@ -115,7 +117,7 @@ def configurables() -> str:
         shown = f"`{default}`" if default else "to be given"
         sections.append(f"| `{macro}` | {_cell(shown)} | {', '.join(f'[`{name}`](#{_anchor(name)})' for name in feeds)} |")
     by_topic: dict[str, list[tuple[str, Callable]]] = {topic: [] for topic in TOPICS}
-    for name, thing in registered().items():
+    for name, thing in sorted(registered().items(), key=lambda item: item[0].lower()):
         by_topic[thing.__module__.split(".")[1]].append((name, thing))
     for topic, title in TOPICS.items():
         sections += ["", f"## {title}"]
@@ -139,8 +141,11 @@ def _parameters(name: str, thing: Callable) -> list[str]:
     said, values = sentences(thing), bound()
     for parameter, default, macro in parameters(thing):
         default = macro or values.get(f"{name}.{parameter}", default).removeprefix("%")
-        sentence = said.get(parameter, "").rstrip(".")
-        rows.append(f"| `{name}.{parameter}` | {_cell(f'`{default}`' if default else 'to be given')} | {_cell(sentence)}. |")
+        shown = f"`{default}`" if default else "to be given"
+        for scoped, value in values.items():
+            if "/" in scoped and scoped.partition("/")[2] == f"{name}.{parameter}":
+                shown += f"; of `{scoped.partition('/')[0]}/{name}` `{value.removeprefix('%')}`"
+        rows.append(f"| `{name}.{parameter}` | {_cell(shown)} | {_cell(said.get(parameter, '').rstrip('.'))}. |")
     return ["| parameter | default, or its macro | |", "|---|---|---|", *rows] if rows else []
 
 
@@ -262,4 +267,5 @@ def _first_line(module: str) -> str:
 
 def _cell(text: str) -> str:
     """Text in a cell of a table, where code needs no escapes."""
-    return " ".join(re.sub(r"(`[^`]*`)|\|", lambda found: found[1] or "\\|", text).split())
+    escaped = {"|": "\\|", "<": "&lt;"}
+    return " ".join(re.sub(r"(`[^`]*`)|[|<]", lambda found: found[1] or escaped[found[0]], text).split())

@@ -15,6 +15,12 @@ def read_json(path: epath.Path) -> Any:
         return None
 
 
+def read_dictionary(path: epath.Path) -> dict[str, Any]:
+    """The same, where a file is to hold a dictionary; an empty one where it holds none."""
+    found = read_json(path)
+    return found if isinstance(found, dict) else {}
+
+
 def write_json(path: epath.Path, value: Any, indent: int | None = None) -> None:
     """Writes a value; see `write_whole`."""
     write_whole(path, json.dumps(value, indent=indent, ensure_ascii=False))

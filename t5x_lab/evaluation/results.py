@@ -11,12 +11,13 @@ from typing import Any
 
 from etils import epath
 
-from t5x_lab.config.json_files import read_json, write_json
+from t5x_lab.config.json_files import read_dictionary, read_json, write_json
 from t5x_lab.evaluation import benchmarks
 from t5x_lab.evaluation.accuracy import table
 from t5x_lab.evaluation.config import Measured
 
 FOLDER = "evals"
+PROMPTS = "prompts"  # what texts behind prompts are kept under, as of a task
 _SETTINGS = "settings.json"
 
 
@@ -58,7 +59,8 @@ class ResultFiles:
         """
         found = {"step": step, "results": {task: as_json(metrics) for task, metrics in measured.metrics.items()}}
         texts = {
-            task: {name: text for name, m in media.items() if (text := text_of(m))} for task, media in measured.media.items()
+            task: {name: text for name, m in media.items() if (text := text_of(m)) is not None}
+            for task, media in measured.media.items()
         }
         found |= {"texts": texts} if any(texts.values()) else {}
         found |= {"report": as_json(measured.report)} if measured.report else {}
@@ -75,7 +77,7 @@ class ResultFiles:
 
     def _write_best(self, folder: epath.Path) -> None:
         """The best step of each part of benchmarks, of those that there are results of: best.json, and a table of it."""
-        read = {step: (read_json(folder / f"{step}.json") or {}).get("report", {}) for step in self.steps()}
+        read = {step: read_dictionary(folder / f"{step}.json").get("report", {}) for step in self.steps()}
         found = benchmarks.best({step: report["benchmarks"] for step, report in read.items() if "benchmarks" in report})
         write_json(folder / "best.json", as_json(found), indent=1)
         (folder / "best.txt").write_text(benchmarks.table(found) + "\n")
@@ -93,7 +95,7 @@ class ResultFiles:
     def metric(self, step: int, name: str) -> float:
         """The number "<task>/<metric>" of a step; not a number where it was not measured."""
         task, _, metric = name.partition("/")
-        found = (read_json(self.folder / f"{step}.json") or {}).get("results", {}).get(task, {}).get(metric)
+        found = read_dictionary(self.folder / f"{step}.json").get("results", {}).get(task, {}).get(metric)
         return math.nan if found is None else found
 
 
@@ -106,11 +108,11 @@ def as_json(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def text_of(media: Any) -> str:
-    """The text of a `seqio.metrics.Text`; "" of anything else."""
+def text_of(media: Any) -> str | None:
+    """The text of a `seqio.metrics.Text`, which may be empty; None of anything else."""
     text = getattr(media, "textdata", None)
     text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
-    return text if isinstance(text, str) else ""
+    return text if isinstance(text, str) else None
 
 
 def _numbered(name: str, number: int) -> str:

@@ -6,6 +6,7 @@ import seqio
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.evaluation.config import Measured, SamplesEvaluation
+from t5x_lab.evaluation.results import PROMPTS
 
 
 class Samples:
@@ -31,4 +32,4 @@ class Samples:
 
     def __call__(self, model: Any) -> Measured:
         texts = [text for (text,) in model.generate(self._prompts, **self._options)]
-        return Measured({}, media={"prompts": {prompt: seqio.metrics.Text(text) for prompt, text in zip(self._prompts, texts)}})
+        return Measured({}, media={PROMPTS: {prompt: seqio.metrics.Text(text) for prompt, text in zip(self._prompts, texts)}})

@@ -1,6 +1,7 @@
 """Progress on the console: a bar on a terminal, a line a minute in a log; and every evaluation."""
 
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -21,13 +22,15 @@ class Console:
 
     def __init__(self, seconds_between_lines: float = 60.0):
         self._seconds = seconds_between_lines
-        self._terminal = sys.stderr.isatty()
+        self._terminal = sys.stderr.isatty() and _width() > 0  # some terminals do not tell how wide they are
         self._last, self._shown, self._total = 0.0, 0, 0
         self._first: tuple[int, float] | None = None
 
     def on_start(self, run: RunStart) -> None:
         self._total = run.last_step
-        self._bar = tqdm.tqdm(initial=run.first_step, total=run.last_step, unit="step", disable=not self._terminal)
+        self._bar = tqdm.tqdm(
+            initial=run.first_step, total=run.last_step, bar_format=BAR, dynamic_ncols=True, disable=not self._terminal
+        )
 
     def on_evaluation(self, step: int, split: str, metrics: Mapping[str, float | None]) -> None:
         say(f"step {step}  {split}  {describe(metrics)}")
@@ -39,16 +42,16 @@ class Console:
                 say(f"step {step}  {split}  {name}: {shown(text)}")
 
     def on_step(self, step: int, metrics: Mapping[str, float | None]) -> None:
-        text = describe(metrics)
         if self._terminal:
-            self._bar.set_postfix_str(text, refresh=False)
+            taken = len(f"{step}/{self._total} 100%|          | [0:00:00<0:00:00] , ")
+            self._bar.set_postfix_str(describe(metrics, _width() - taken), refresh=False)
             self._bar.update(step - self._bar.n)
             return
-        now = time.monotonic()
+        text, now = describe(metrics), time.monotonic()
         if self._shown < 3 or now - self._last >= self._seconds or step == self._total:
             self._last, self._shown = now, self._shown + 1
             left = ""  # unknown at first: a run's first step is mostly compilation
-            if self._first:
+            if self._first and step <= self._total:  # which is an estimate where tokens end the training
                 done, began = self._first
                 left = f"  {_duration((now - began) / max(step - done, 1) * (self._total - step))} left"
             say(f"step {step}/{self._total}  {text}{left}")
@@ -59,8 +62,20 @@ class Console:
             self._bar.close()
 
 
-def describe(metrics: Mapping[str, float | None]) -> str:
-    """The numbers worth reading at a glance; of a task's own metrics, all."""
+BAR = "{n_fmt}/{total_fmt} {percentage:3.0f}%|{bar:10}| [{elapsed}<{remaining}] {postfix}"
+LEFT_OUT_FIRST = ("lr ", "grad ", "accuracy ", "waits ", "MFU ")  # where a line is too narrow
+
+
+def _width() -> int:
+    """Of the terminal, in characters; 0 where it is not known."""
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns
+    except (OSError, ValueError):
+        return 0
+
+
+def describe(metrics: Mapping[str, float | None], width: int | None = None) -> str:
+    """The numbers worth reading at a glance, as many as fit into a width; of a task's own metrics, all."""
     if not {"loss", "accuracy"} <= metrics.keys():
         return "  ".join(f"{name} {_number(value, '.4g')}" for name, value in metrics.items())
     parts = [f"loss {_number(metrics['loss'], '.4f')}", f"accuracy {_number(metrics['accuracy'], '.3f')}"]
@@ -74,6 +89,9 @@ def describe(metrics: Mapping[str, float | None]) -> str:
         parts.append(f"MFU {metrics['mfu']:.1%}")
     if (metrics.get("data_wait_fraction") or 0.0) > 0.1:
         parts.append(f"waits for data {metrics['data_wait_fraction']:.0%}")
+    for name in LEFT_OUT_FIRST if width is not None else ():
+        if len("  ".join(parts)) > (width or 0):
+            parts = [part for part in parts if not part.startswith(name)]
     return "  ".join(parts)
 
 

@@ -1,12 +1,13 @@
 """Curves over steps: a run's metrics in columns, thinned to what a picture can show."""
 
+import contextlib
 import dataclasses
 import itertools
 
 import numpy as np
 from etils import epath
 
-from t5x_lab.config.json_files import read_json
+from t5x_lab.config.json_files import read_dictionary
 from t5x_lab.observe.metrics import lines_of
 
 TRAIN = "train"
@@ -66,10 +67,10 @@ def read_columns(model_dir: epath.PathLike, damaged: list[str] | None = None) ->
 
 def read_references(model_dir: epath.PathLike) -> dict[str, dict[str, float]]:
     """Numbers to compare a run with, by metric and name, which whoever knows them wrote to MODEL_DIR/references.json."""
-    found = read_json(epath.Path(model_dir) / REFERENCES)
+    found = read_dictionary(epath.Path(model_dir) / REFERENCES)
     return {
         metric: {str(name): float(value) for name, value in of.items() if is_number(value)}
-        for metric, of in (found.items() if isinstance(found, dict) else ())
+        for metric, of in found.items()
         if isinstance(of, dict)
     }
 
@@ -81,15 +82,15 @@ def _in_columns(lines: list[dict]) -> dict[str, np.ndarray]:
 
 def _numbers(values: list) -> np.ndarray:
     """As floats; what is none is not a number."""
-    try:
-        return np.array(values, dtype=float)
-    except (TypeError, ValueError):
-        return np.array([value if is_number(value) else np.nan for value in values], dtype=float)
+    with contextlib.suppress(OverflowError):
+        if set(map(type, values)) <= {int, float, type(None)}:
+            return np.array(values, dtype=float)
+    return np.array([value if is_number(value) else np.nan for value in values], dtype=float)
 
 
 def is_number(value: object) -> bool:
-    """Whether JSON's value is one; true is none."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Whether JSON's value is one that a float may be; true is none."""
+    return isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1e300)
 
 
 def _joined(parts: list[dict[str, np.ndarray]]) -> Columns:

@@ -6,7 +6,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import IO
 
 from etils import epath
@@ -94,24 +94,25 @@ class JsonLines:
 
     def on_start(self, run: RunStart) -> None:
         self._folder = Folder(run.model_dir)
-        pieces = _pieces(run.model_dir)
-        last, lines = 0, list[dict]()
+        pieces, last = _pieces(run.model_dir), 0
         for number, path in pieces.items():
-            last, lines = number, list(_lines(path, []))
-            if any(line["step"] > run.first_step for line in lines):
+            last = number
+            if any(line["step"] > run.first_step for line in _lines(path, [])):
                 break
-        self._open(last, [line for line in lines if line["step"] <= run.first_step])
+        lines = _lines(pieces[last], []) if pieces else ()
+        self._open(last, (line for line in lines if line["step"] <= run.first_step))
         for number, path in pieces.items():
             if number > last:
                 path.unlink()
 
-    def _open(self, number: int, lines: Sequence[dict] = ()) -> None:
-        """Goes on in the piece of that number, which has these lines."""
+    def _open(self, number: int, lines: Iterable[dict] = ()) -> None:
+        """Goes on in the piece of that number, which has these lines; they may be millions."""
         assert self._folder
         path = self._folder.local / _piece(number)
         kept = path.with_name(f"{path.name}{_UNFINISHED}")
         try:
-            kept.write_text("".join(json.dumps(line) + "\n" for line in lines))
+            with kept.open("w") as file:
+                file.writelines(json.dumps(line) + "\n" for line in lines)
             kept.replace(path)  # at once, so that no moment is without the lines
             self._file, self._number = open(path, "ab", buffering=0), number
         except OSError as error:

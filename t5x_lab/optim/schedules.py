@@ -131,7 +131,7 @@ class _Shape:
 
 @dataclasses.dataclass(frozen=True)
 class LinearDecay(_Shape):
-    """Linear warm-up, then linear decay: to 0, or to `floor`. Attributes: see `_Shape`."""
+    """Linear warm-up, then linear decay: to 0, or to `floor`."""
 
     def _decay(self, part):
         return 1.0 - jnp.minimum(part, 1.0)

@@ -9,10 +9,12 @@ import numpy as np
 from t5x_lab.models.loss import METRICS
 from t5x_lab.observe.curves import TRAIN, Columns, Curve, curve
 from t5x_lab.report.run_directory import RunFiles
-from t5x_lab.report.time_spent import is_start
+from t5x_lab.report.time_spent import is_start, speed
 
-COLORS = ("#3b82f6", "#f97316", "#22a06b", "#d946ef", "#eab308", "#06b6d4", "#ef4444", "#8b5cf6", "#84cc16", "#a16207")
-MOST_CHARTS, MOST_LINES, MOST_MARKS = 48, 40, 250  # of evaluations and of statistics; of a chart; of a line
+# To be told from the panel of a chart, light or dark: three times as bright, or as dark, as WCAG 1.4.11 asks of graphics.
+COLORS = ("#3b82f6", "#e25c0a", "#1f9363", "#c93fe0", "#a87a0b", "#0a8ea8", "#ef4444", "#8b5cf6", "#5f9312", "#64748b")
+MOST_CHARTS, MOST_LINES, MOST_MARKS = 48, 40, 400  # of evaluations and of statistics; of a chart; of a line
+BRIGHTNESS = 0.21  # of a color, of white's
 OF_SPEED = ("tokens_per_second", "mfu", "data_wait_fraction")  # what compiling, in a process's first step, says nothing of
 TRAINING = {  # what is drawn of steps beside the loss
     "accuracy": "accuracy of the next token",
@@ -72,11 +74,12 @@ class Charts:
 
 
 def color_of(number: int) -> str:
-    """Of a run or a task; after those that were chosen, hues that lie far apart."""
+    """Of a run or a task; after those that were chosen, hues that lie far apart, as bright as they."""
     if number < len(COLORS):
         return COLORS[number]
     red, green, blue = colorsys.hls_to_rgb((number * 0.61803) % 1.0, 0.5, 0.6)
-    return f"#{round(255 * red):02x}{round(255 * green):02x}{round(255 * blue):02x}"
+    scale = (BRIGHTNESS / (0.2126 * red**2.2 + 0.7152 * green**2.2 + 0.0722 * blue**2.2)) ** (1 / 2.2)
+    return "#" + "".join(f"{min(255, round(255 * scale * part)):02x}" for part in (red, green, blue))
 
 
 class Axes:
@@ -88,15 +91,15 @@ class Axes:
 
     def __init__(self, runs: Sequence[RunFiles]):
         self._unit, seconds = 1.0, ""
-        trained = [run for run in runs if len(run.train.steps)]
-        known = lambda metric: trained and all(np.isfinite(run.train[metric]).any() for run in trained)
+        drawn = [run for run in runs if len(run.train.steps) or run.evaluations]
+        known = lambda metric: drawn and all(np.isfinite(run.train[metric]).any() for run in drawn)
         if known("seconds"):
-            longest = max(float(np.nanmax(run.train["seconds"])) for run in trained)
+            longest = max(float(np.nanmax(run.train["seconds"])) for run in drawn)
             self._unit, seconds = next((s, name) for s, name in UNITS if longest > 2 * s or s == 1.0)
         names = {
             "step": "step",
             "tokens": "tokens processed" if known("tokens_processed") else "",
-            "flops": "FLOPs" if trained and all(run.number("flops_per_step") > 0 for run in trained) else "",
+            "flops": "FLOPs" if known("loss") and all(run.number("flops_per_step") > 0 for run in drawn) else "",
             "time": f"{seconds} since the run began" if seconds else "",
         }
         self.names = {key: name for key, name in names.items() if name}
@@ -167,7 +170,8 @@ def charts_of_evaluations(runs: Sequence[RunFiles], names: Sequence[str], axes: 
     several = lambda chart: any(len(line.curve.steps) > 1 for line in chart.lines)
     found = {name: [chart for chart in of.values() if several(chart)] for name, of in charts.items()}
     most = max(1, MOST_CHARTS // max(1, len(found)))
-    return {name: Charts(of[:most], max(0, len(of) - most)) for name, of in found.items()}
+    cut = {name: of[:most] if number < MOST_CHARTS else [] for number, (name, of) in enumerate(found.items())}
+    return {name: Charts(cut[name], len(of) - len(cut[name])) for name, of in found.items()}
 
 
 # Of how much was measured, not what was found.
@@ -203,22 +207,32 @@ def _of_steps(metric: str, title: str, runs: Sequence[RunFiles], names: Sequence
     for number, run in enumerate(runs):
         train = run.train
         if metric in OF_SPEED:
-            values = {metric: np.where(is_start(train), np.nan, train[metric])}
-            train = Columns(train.steps, values)
-        points = curve(train, metric)
+            train = Columns(train.steps, {metric: speed(train, metric)})
+        points = curve(train, metric, points=max(60, min(250, 2500 // len(runs))))
         if points is not None and (metric != "data_wait_fraction" or points.high.max() > 0.01):
             label = names[number] if len(runs) > 1 else TRAIN
             bad = _marks(run, points, axes) if metric == "loss" else {}
-            x = axes.x(run, points.steps)
+            gaps = np.searchsorted(points.steps, run.train.steps[is_start(run.train)][1:])
+            points, x = _with_gaps(points, axes.x(run, points.steps), gaps)
             lines.append(Line(label, number, color_of(number), points, x, is_train=True, bad=bad))
     return Chart(title, lines, _references(metric, runs, names))
+
+
+def _with_gaps(points: Curve, x: dict[str, np.ndarray], before: np.ndarray) -> tuple[Curve, dict[str, np.ndarray]]:
+    """With no number before these points: the first ones since a process started again."""
+    before = np.unique(before[before > 0])
+    numbers = lambda values: np.insert(values.astype(float), before, np.nan)
+    steps = np.insert(points.steps, before, points.steps[before])
+    curve = Curve(steps, numbers(points.mean), numbers(points.low), numbers(points.high))
+    return curve, {key: numbers(values) for key, values in x.items()}
 
 
 def _marks(run: RunFiles, loss: Curve, axes: Axes) -> dict[str, np.ndarray]:
     """Where steps were not finite, upon the curve of the loss."""
     steps = run.train.steps[run.is_bad]
-    if len(steps) > MOST_MARKS:
-        steps = steps[np.linspace(0, len(steps) - 1, MOST_MARKS).astype(int)]
+    if len(steps) > MOST_MARKS:  # one of those that could not be told apart
+        near = (steps - steps[0]) * MOST_MARKS // max(1, steps[-1] - steps[0])
+        steps = steps[np.unique(near, return_index=True)[1]]
     return {**axes.x(run, steps), "mean": np.interp(steps, loss.steps, loss.mean)} if len(steps) else {}
 
 

@@ -13,7 +13,7 @@ FURTHER = {
 
 def commands_of(run: RunFiles) -> list[tuple[str, str]]:
     """What one does next with a run: why, and the command."""
-    at, has_weights = shlex.quote(run.path), bool(run.checkpoints)
+    at, has_weights = shlex.quote(_path(run)), bool(run.checkpoints)
     found = []
     if run.config and (run.train.steps.size or not has_weights):
         further = FURTHER.get(run.state, "go on with its training")
@@ -25,14 +25,19 @@ def commands_of(run: RunFiles) -> list[tuple[str, str]]:
             ("evaluate its checkpoints", f"t5x_lab eval --model_dir={at} --step=all"),
             ("see its parameters", f"t5x_lab inspect --model_dir={at}"),
         ]
-    return [*found, ("compare it with another", f"t5x_lab report {at} OTHER_RUN")]
+    return [*found, ("compare it with another, in OTHER_RUN's place", f"t5x_lab report {at} OTHER_RUN")]
+
+
+def _path(run: RunFiles) -> str:
+    return f"./{run.path}" if run.path.startswith("-") else run.path  # which would be a flag
 
 
 def _flags_to_go_on(run: RunFiles) -> list[str]:
     """Of training; of a run that is at its end with twice its own budget, unless early stopping left some of that."""
-    is_text = binding(f"MODEL_DIR={run.path}") == f"MODEL_DIR = {run.path!r}"  # 2024 would be a number
-    at = flag("MODEL_DIR", run.path if is_text else repr(run.path))  # it may have been moved
-    words = [f"--gin_file={shlex.quote(f'{run.path}/config.gin')}", at]
+    path = _path(run)
+    is_text = binding(f"MODEL_DIR={path}") == f"MODEL_DIR = {path!r}"  # 2024 would be a number
+    at = flag("MODEL_DIR", path if is_text else repr(path))  # it may have been moved
+    words = [f"--gin_file={shlex.quote(f'{path}/config.gin')}", at]
     if run.state != "finished":
         return words
     stops = (run.setting("EARLY_STOPPING") or "None") != "None"

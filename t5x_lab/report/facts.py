@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from t5x_lab.report.run_directory import RunFiles
-from t5x_lab.report.time_spent import time_spent
+from t5x_lab.report.time_spent import speed, time_spent
 
 MOST_LOSSES = 4  # of evaluations; all are in their table
 
@@ -57,6 +57,11 @@ def _tokens(run: RunFiles) -> str:
     return f"{_last(run, 'tokens_processed') - run.tokens_before:,.0f} processed, padding excluded"
 
 
+def _flops(run: RunFiles) -> str:
+    steps = run.last_step - run.first_step if len(run.train.steps) else 0
+    return f"{steps * run.facts['flops_per_step']:.3g}, forward and backward" if steps else ""
+
+
 def _loss(run: RunFiles) -> str:
     losses, measured = run.train["loss"], np.isfinite(run.train["loss"])
     first, last = losses[measured][[0, -1]]
@@ -67,12 +72,15 @@ def _loss(run: RunFiles) -> str:
 def _losses(run: RunFiles) -> str:
     """The last one of each task, by the step that it is of."""
     last: list[tuple[int, str, float]] = []
+    tasks = [split.partition("/")[2] for split in run.evaluations]
     for split, of in run.evaluations.items():
         losses = {step: loss for step, numbers in of.items() if (loss := numbers.get("loss")) is not None}
-        last += [(max(losses), split.partition("/")[2], losses[max(losses)])] if losses else []
+        name = split if tasks.count(split.partition("/")[2]) > 1 else split.partition("/")[2]
+        last += [(max(losses), name, losses[max(losses)])] if losses else []
     said: dict[int, list[str]] = {}
     for step, task, loss in last[:MOST_LOSSES]:
-        said.setdefault(step, []).append(f"{task} {loss:.3f} (perplexity {math.exp(min(loss, 50)):.1f})")
+        perplexity = f"{math.exp(loss):.1f}" if loss < 20 else "beyond 10^8"
+        said.setdefault(step, []).append(f"{task} {loss:.3f} (perplexity {perplexity})")
     more = f", and {len(last) - MOST_LOSSES} more" if len(last) > MOST_LOSSES else ""
     return "; ".join(f"at step {step:,}: {', '.join(losses)}" for step, losses in said.items()) + more
 
@@ -87,12 +95,12 @@ def _shares(run: RunFiles) -> str:
     return (
         f"{share(spent.steps)} in steps{waiting}, {share(spent.between)} between them (evaluations, checkpoints), "
         f"{share(spent.starting)} starting and compiling"
-    ) + (f", {share(spent.lost)} lost by {times}" if spent.restarts else "")
+    ) + (f", {share(spent.lost)} between processes ({times})" if spent.restarts else "")
 
 
 def _median(metric: str, form: str) -> Callable[[RunFiles], str]:
     def of(run: RunFiles) -> str:
-        values = run.train[metric]
+        values = speed(run.train, metric)
         values = values[np.isfinite(values)]
         return format(float(np.median(values)), form) if len(values) else ""
 
@@ -118,7 +126,7 @@ FACTS: dict[str, Callable[[RunFiles], str]] = {
     "a batch": _batch,
     "steps": _steps,
     "tokens": _tokens,
-    "FLOPs": lambda run: f"{(run.last_step - run.first_step) * run.facts['flops_per_step']:.3g}, forward and backward",
+    "FLOPs": _flops,
     "loss of training": _loss,
     "evaluated": _losses,
     "time": lambda run: duration(_last(run, "seconds")),

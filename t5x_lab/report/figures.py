@@ -9,7 +9,7 @@ from t5x_lab.observe.curves import Curve
 from t5x_lab.report.charts import Axes, Chart
 
 MOST_NAMES = 12  # of a legend
-GRAY = "#767676"  # to be read on white and on black alike
+GRAY = "#767676"  # until the page's script takes the page's own, light or dark
 
 
 def figures(charts: Sequence[Chart], axes: Axes, has_legends: bool) -> list:
@@ -28,8 +28,9 @@ def _figure(chart: Chart, axes: Axes, x_range: Any, has_legend: bool):
     from bokeh.plotting import figure
 
     items = len(chart.lines) + len(chart.references)
-    has_legend = bool(chart.references) or (has_legend and 1 < items <= MOST_NAMES)
-    below = has_legend and items > 4
+    are_named = has_legend and 1 < items <= MOST_NAMES  # lines; of several runs the page's buttons name them
+    items = items if are_named else len(chart.references)
+    below = items > 4
     height = 240 + (LEGEND_ROW * -(-items // LEGEND_COLUMNS) if below else 0)
     plot = figure(
         height=height,
@@ -42,14 +43,15 @@ def _figure(chart: Chart, axes: Axes, x_range: Any, has_legend: bool):
     marks: list[Any] = []
     for number, line in enumerate(chart.lines):
         of, color, label = line.curve, line.color, line.label
-        equal = sum(_is_equal(of, before.curve) for before in chart.lines[:number])
+        equal = sum(_is_equal(of, before.curve) for before in chart.lines[:number]) if number < MOST_NAMES else 0
         band = {"low": of.low, "high": of.high} if line.is_train else {}
         source = ColumnDataSource({**line.x, "mean": of.mean, **band})
         more: dict[str, Any] = {"tags": [f"run-{line.run}"]}
+        legend: dict[str, Any] = {"legend_label": label} if are_named else {}
         if line.is_train:
-            area = plot.varea(x="step", y1="low", y2="high", source=source, legend_label=label, **more)
+            area = plot.varea(x="step", y1="low", y2="high", source=source, **more, **legend)
             area.glyph.fill_color, area.glyph.fill_alpha = color, 0.18
-        more |= {"name": label, "legend_label": label, "color": color}
+        more |= {"name": label, "color": color} | legend
         dash = DASHES[min(equal, len(DASHES) - 1)]
         marks.append(plot.line(x="step", y="mean", line_width=2, line_dash=dash, source=source, **more))
         if not line.is_train or len(of.steps) == 1:
@@ -65,7 +67,7 @@ def _figure(chart: Chart, axes: Axes, x_range: Any, has_legend: bool):
     tips += [(name, f"@{key}{{{FORMATS[key]}}}") for key, name in axes.names.items()]
     formatters: dict[str, Any] = {f"@{key}": "printf" for key in ("mean", *axes.names)}
     plot.add_tools(HoverTool(renderers=marks, tooltips=tips, formatters=formatters, mode="mouse"))
-    _style(plot, axes.names["step"], has_legend, below)
+    _style(plot, axes.names["step"], below)
     return plot
 
 
@@ -73,15 +75,17 @@ DASHES = ("solid", [8, 8], [2, 6])  # of curves that lie under equal ones, which
 
 
 def _is_equal(one: Curve, other: Curve) -> bool:
-    """Where they have steps in common; some of a curve's points are between another's."""
-    both = other.steps[(other.steps >= one.steps[0]) & (other.steps <= one.steps[-1])]
-    at = lambda curve: np.interp(both, curve.steps, curve.mean)
-    return len(both) > 0 and np.allclose(at(one), at(other), rtol=1e-6, atol=0.0)
+    """Along half of the other or more; some of a curve's points are between another's."""
+    (a, x), (b, y) = ((curve.steps[~np.isnan(curve.mean)], curve.mean[~np.isnan(curve.mean)]) for curve in (one, other))
+    both = b[(b >= a[0]) & (b <= a[-1])]
+    if len(both) < max(2, 0.5 * len(b)):
+        return False
+    return np.allclose(np.interp(both, a, x), np.interp(both, b, y), rtol=1e-6, atol=0.0)
 
 
 def _show_constants(plot, chart: Chart) -> None:
     """Numbers that do not change, but for rounding, are in the middle of an axis that shows how large they are."""
-    values = [value for line in chart.lines for value in (line.curve.low.min(), line.curve.high.max())]
+    values = [value for line in chart.lines for value in (np.nanmin(line.curve.low), np.nanmax(line.curve.high))]
     low, high = min([*values, *chart.references.values()]), max([*values, *chart.references.values()])
     size = max(abs(low), abs(high))
     plot.y_range.default_span = size or 1.0
@@ -93,13 +97,14 @@ FORMATS = {"step": "%d", "tokens": "%d", "flops": "%.3g", "time": "%.2f"}
 TICK = """
 const value = Number(tick.toPrecision(12));
 const size = Math.abs(value);
-if (size >= 1e12 || (size > 0 && size < 1e-4)) return value.toExponential().replace("e+", "e");
+const isShort = value === Number(value.toPrecision(3));
+if (size >= 1e12 || (size >= 1e7 && isShort) || (size > 0 && size < 1e-4)) return value.toExponential().replace("e+", "e");
 return value.toLocaleString("en-US", { maximumFractionDigits: 9 });
 """
 LEGEND_COLUMNS, LEGEND_ROW = 3, 22  # of a legend below its chart; the height of a row in pixels
 
 
-def _style(plot, x_name: str, has_legend: bool, below: bool) -> None:
+def _style(plot, x_name: str, below: bool) -> None:
     plot.background_fill_color = plot.border_fill_color = plot.outline_line_color = None
     from bokeh.models import CustomJSTickFormatter
 
@@ -112,7 +117,6 @@ def _style(plot, x_name: str, has_legend: bool, below: bool) -> None:
     plot.xaxis.axis_label = x_name
     plot.y_range.only_visible = True
     for legend in plot.legend:
-        legend.visible = has_legend
         legend.background_fill_color, legend.background_fill_alpha, legend.border_line_color = None, 0.0, None
         legend.label_text_color, legend.label_text_font_size, legend.click_policy = GRAY, "12px", "hide"
         legend.padding, legend.spacing, legend.margin = 4, 1, 4

@@ -1,6 +1,24 @@
 // What the buttons of the page do: another axis under all charts, a run hidden in all of them, a command copied.
 const charts = () => (window.Bokeh ? Bokeh.documents.flatMap((doc) => doc.roots()) : []);
+const whenDrawn = (then) => (charts().length ? then() : setTimeout(whenDrawn, 50, then));
+const reset = () => charts().forEach((chart) => chart.reset.emit());
 const press = (button, on) => button.setAttribute("aria-pressed", on);
+
+// Words and axes of charts in the page's color, light or dark.
+const paint = () => {
+  const color = getComputedStyle(document.documentElement).getPropertyValue("--soft").trim();
+  for (const chart of charts()) {
+    for (const part of [...chart.below, ...chart.left, ...chart.center]) {
+      if ("axis_label" in part) {
+        part.axis_label_text_color = part.major_label_text_color = color;
+        part.axis_line_color = part.major_tick_line_color = part.minor_tick_line_color = color;
+      }
+      if ("label_text_color" in part) part.label_text_color = color;
+    }
+  }
+};
+if (window.Bokeh) whenDrawn(paint);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", paint);
 
 document.querySelectorAll("[data-axis]").forEach((button) =>
   button.addEventListener("click", () => {
@@ -8,8 +26,8 @@ document.querySelectorAll("[data-axis]").forEach((button) =>
     for (const chart of charts()) {
       for (const drawn of chart.renderers) if (drawn.glyph.tags.length) drawn.glyph.x = { field: button.dataset.axis };
       chart.below.find((part) => "axis_label" in part).axis_label = button.dataset.label;
-      chart.reset.emit();
     }
+    setTimeout(reset); // once Bokeh has taken the other numbers, which it does a moment later
   }),
 );
 
@@ -34,13 +52,11 @@ document.querySelectorAll(".copy").forEach((button) =>
 
 // With a mouse a drag selects what to come closer to; a finger scrolls the page.
 const whole = document.querySelector("#whole");
-if (whole && matchMedia("(pointer: fine)").matches) {
+if (whole && window.Bokeh && matchMedia("(pointer: fine)").matches) {
   whole.hidden = false;
-  whole.addEventListener("click", () => charts().forEach((chart) => chart.reset.emit()));
-  addEventListener("load", () =>
-    setTimeout(() => {
-      for (const chart of charts())
-        for (const tool of chart.toolbar.tools) if (tool.type === "BoxZoomTool") tool.active = true;
-    }, 500),
-  );
+  whole.addEventListener("click", reset);
+  whenDrawn(() => {
+    for (const chart of charts())
+      for (const tool of chart.toolbar.tools) if (tool.type === "BoxZoomTool") tool.active = true;
+  });
 }

@@ -22,11 +22,12 @@ from t5x_lab.report.charts import (
     color_of,
 )
 from t5x_lab.report.commands import commands_of
-from t5x_lab.report.differences import differences
+from t5x_lab.report.differences import differences, referred
 from t5x_lab.report.facts import duration, facts_of
 from t5x_lab.report.figures import figures
 from t5x_lab.report.results import samples_of, tables_of
 from t5x_lab.report.run_directory import RunFiles, read_run
+from t5x_lab.report.time_spent import is_start
 
 FILE, FILE_OF_SEVERAL = "report.html", "compared.html"
 MOST_DAMAGED = 3  # files of a sentence
@@ -47,23 +48,44 @@ def write_report(paths: Sequence[str], output: str | None = None, is_over: bool 
     Raises:
       UserError: where a path holds no run, or one that cannot be read; where the page cannot be written.
     """
-    runs = []
-    for name in dict.fromkeys(str(epath.Path(path)) for path in paths):
-        try:
-            runs.append(read_run(name, is_over))
-        except OSError as error:
-            raise UserError(f"{name} cannot be read: {error.strerror or error}. Give a run that you may read.") from error
-    path = epath.Path(output or runs[0].path)
-    if path.is_dir() or not path.suffix or str(output).endswith("/"):
+    runs = [_read(path, is_over) for path in {_place(path): path for path in reversed(paths)}.values()][::-1]
+    where = output or runs[0].path
+    path = epath.Path(where)
+    if path.suffix.lower() not in (".html", ".htm") or where.endswith("/"):
         path /= FILE if len(runs) == 1 else FILE_OF_SEVERAL
-    text = page(runs)
+    text = page(runs).encode(errors="replace").decode()  # of a name or a text that is no Unicode
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, text)
-    except OSError as error:
-        why = f"{error.filename} is a file" if isinstance(error, FileExistsError | NotADirectoryError) else error.strerror
+    except _errors_of(where) as error:
+        is_file = isinstance(error, FileExistsError | NotADirectoryError)
+        why = f"{path.parent} is a file" if is_file else _told(error)
         raise UserError(f"The page cannot be written to {path}: {why}. Choose another place with --output.") from error
     return str(path)
+
+
+def _place(path: str) -> str:
+    """One name of a directory, however it is spelt."""
+    return path.rstrip("/") if "://" in path else os.path.realpath(path)
+
+
+def _read(path: str, is_over: bool) -> RunFiles:
+    name = str(epath.Path(path))
+    try:
+        return read_run(name, is_over)
+    except UserError:
+        raise
+    except _errors_of(path) as error:
+        raise UserError(f"{name} cannot be read: {_told(error)}. Give a run that you may read.") from error
+
+
+def _errors_of(path: str) -> type[Exception]:
+    """What reading and writing may raise: remote file systems have errors of their own."""
+    return Exception if "://" in path else OSError
+
+
+def _told(error: Exception) -> str:
+    return getattr(error, "strerror", None) or " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def page(runs: Sequence[RunFiles]) -> str:
@@ -78,6 +100,9 @@ def page(runs: Sequence[RunFiles]) -> str:
     charts = [chart for part in (training, statistics, *evaluations.values()) for chart in part.drawn]
     script, divs = components(figures(charts, axes, has_legends=len(runs) == 1), wrap_script=False) if charts else ("", ())
     drawn = dict(zip(map(id, charts), divs))
+
+    differ = differences(runs)
+    referred_to = set().union(*(referred(run.settings) for run in runs))
 
     def shown(part: Charts) -> dict[str, Any]:
         each = [{"title": chart.title, "left_out": chart.left_out, "div": drawn[id(chart)]} for chart in part.drawn]
@@ -95,13 +120,15 @@ def page(runs: Sequence[RunFiles]) -> str:
             facts=facts_of(runs),
             axes=axes.names,
             has_bad_steps=any(line.bad for chart in training.drawn for line in chart.lines),
+            has_restarts=any(is_start(run.train)[1:].any() for run in runs),
             training=shown(training),
             statistics=shown(statistics),
             evaluations=[
                 {"name": name, "charts": shown(evaluations.get(name, Charts([]))), **numbers}
                 for name, numbers in tables_of(runs, names).items()
             ],
-            differences=differences(runs) if len(runs) > 1 else None,
+            differences={name: of for name, of in differ.items() if name in referred_to} if len(runs) > 1 else None,
+            unreferred={name: of for name, of in differ.items() if name not in referred_to},
             unconfigured=[name for name, run in zip(names, runs) if not run.settings],
             samples=samples_of(runs, names),
             commands=[commands_of(run) for run in runs],
@@ -133,7 +160,7 @@ def names_of(runs: Sequence[RunFiles]) -> list[str]:
 
 
 def state_of(run: RunFiles) -> dict[str, str]:
-    """A word for the run's state, and a sentence."""
+    """A word for the run's state, and the rest of the sentence that it begins."""
     goal = run.number("train_steps")
     step, checkpoint = f"step {run.last_step:,}", f"step {max(run.checkpoints, default=0):,}"
     of = f"{step} of {goal:,.0f}" if goal > 0 else step
@@ -141,18 +168,18 @@ def state_of(run: RunFiles) -> dict[str, str]:
     further = f"Its training goes on from {start}" if run.config else "It has no config.gin, without which it cannot go on"
     what = "loss" if len(run.train.steps) and not np.isfinite(run.train["loss"][-1]) else "gradient"
     sentence = {
-        "finished": f"finished at {step}",
-        "training": f"in training: {of}. The last sign of life was {duration(run.silent or 0.0)} old when this was written",
-        "diverged": f"diverged: the {what} of {step} was not finite. {further}",
-        "stopped": f"stopped after {of}. {further}",
+        "finished": f"at {step}",
+        "training": f"{of}. The last sign of life was {duration(run.silent or 0.0)} old when this was written",
+        "diverged": f"the {what} of {step} was not finite. {further}",
+        "stopped": f"after {of}. {further}",
         "weights": f"no metrics of training, but a checkpoint of {checkpoint}",
-        "new": "nothing was trained here yet",
+        "new": "no metrics of training, but of evaluations" if run.evaluations else "nothing was trained here yet",
     }
     return {"word": run.state, "sentence": sentence[run.state] + "."}
 
 
 def damage_of(run: RunFiles) -> str:
-    """A sentence of what cannot be read of a run's files; "" where all can."""
+    """A sentence of what is left out of a run's files; "" where nothing is."""
     more = f" and {len(run.damaged) - MOST_DAMAGED} more" if len(run.damaged) > MOST_DAMAGED else ""
     said = ", ".join(run.damaged[:MOST_DAMAGED]) + more
-    return f"Not whole, and left out: {said}." if run.damaged else ""
+    return f"Left out, as damaged or lost: {said}." if run.damaged else ""

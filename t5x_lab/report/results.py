@@ -1,11 +1,11 @@
 """What evaluations found and wrote: tables of numbers by step or by run, and texts."""
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from t5x_lab.evaluation.results import PROMPTS
 from t5x_lab.report.charts import COUNTS
-from t5x_lab.report.run_directory import Numbers, RunFiles
+from t5x_lab.report.run_directory import Numbers, RunFiles, Sample
 
 MOST_STEPS, MOST_SAMPLES = 8, 200  # columns of an evaluation's table; texts of a page
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), 127)}  # which a browser shows as boxes
@@ -14,7 +14,8 @@ _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), 127)
 def tables_of(runs: Sequence[RunFiles], names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """By evaluation: a table, a row for each task and metric, what it wrote itself, and why it lacks something.
 
-    Of one run its columns are steps, of several runs the last results of each, with their steps.
+    Of one run its columns are steps, of several runs the last results of each. In the last column, and in those of several
+    runs, a task that has none at that step has its last ones, with their step.
     """
     found: dict[str, dict[str, Any]] = {}
     for evaluation in dict.fromkeys(name for run in runs for name in run.evaluated):
@@ -27,7 +28,10 @@ def tables_of(runs: Sequence[RunFiles], names: Sequence[str]) -> dict[str, dict[
             columns = [(name + words, run, step) for name, run, (words, step) in zip(names, runs, last)]
         rows = []
         for split in splits:
-            results = [_results(run.evaluations.get(split, {}), step, len(runs) > 1) for _, run, step in columns]
+            results = [
+                _results(run.evaluations.get(split, {}), step, or_last=len(runs) > 1 or number == len(columns))
+                for number, (_, run, step) in enumerate(columns, 1)
+            ]
             for metric in dict.fromkeys(name for numbers, _ in results for name in numbers if name not in COUNTS):
                 cells = [_number(numbers.get(metric)) + (other if metric in numbers else "") for numbers, other in results]
                 rows.append({"task": split.partition("/")[2], "metric": metric, "cells": cells})
@@ -75,8 +79,15 @@ def samples_of(runs: Sequence[RunFiles], names: Sequence[str]) -> list[dict[str,
         shown = []
         for step in steps:
             of_step = [[s for s in run.samples if (s.step, s.evaluation) == (step, of)] for of in evaluations]
-            texts = [dataclasses.replace(s, text=s.text.translate(_CONTROLS)) for of in of_step for s in of[:most]]
+            texts = [_shown(sample, run) for of in of_step for sample in of[:most]]
             shown.append((step, texts, sum(max(0, len(of) - most) for of in of_step)))
         if shown:
             found.append({"name": name, "steps": shown, "steps_left_out": len(all_steps) - len(steps)})
     return found
+
+
+def _shown(sample: Sample, run: RunFiles) -> dict[str, str]:
+    """A decoder goes on from its prompt, without a gap; what else was written stands below its name."""
+    goes_on = sample.task == PROMPTS and run.facts.get("architecture") in ("causal_decoder", "prefix_decoder")
+    text = sample.text.translate(_CONTROLS)
+    return {"name": sample.name, "gap": "" if goes_on else "\n", "text": text, "evaluation": sample.evaluation}

@@ -1,6 +1,7 @@
 """What the files of a run directory say of a run; what an older version did not write is left out."""
 
 import dataclasses
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -10,21 +11,24 @@ from etils import epath
 
 from t5x_lab.checkpoints.layout import finished_steps
 from t5x_lab.config.errors import UserError
-from t5x_lab.config.json_files import read_json
+from t5x_lab.config.json_files import read_dictionary
 from t5x_lab.evaluation.results import FOLDER
-from t5x_lab.observe.curves import NO_LINES, TRAIN, Columns, is_number, read_columns, read_references
-from t5x_lab.observe.end import PATIENCE_SECONDS, read_end, seconds_without_sign
+from t5x_lab.observe.curves import NO_LINES, REFERENCES, TRAIN, Columns, is_number, read_columns, read_references
+from t5x_lab.observe.end import read_end
+from t5x_lab.observe.owner import PATIENCE_SECONDS, seconds_without_sign
 
 FACTS = "run.json"
+MOST_MACROS = 8  # that lead from one to the next
 Numbers = dict[str, float | None]
 
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """A text that an evaluation kept: what it was written behind, by which evaluation and task, after which step."""
+    """A text that an evaluation kept: after which step, of which evaluation and task, under which name."""
 
     step: int
     evaluation: str
+    task: str
     name: str
     text: str
 
@@ -46,8 +50,9 @@ class RunFiles:
       settings: what config.gin binds, as text by name.
       config: config.gin itself.
       checkpoints: their steps.
+      end: the step that training ended with; None of one that goes on, or was interrupted.
       silent: seconds since whoever trains it gave a sign of life; None where nobody does.
-      damaged: which of its files, and lines of them, cannot be read.
+      damaged: which of its files, and lines of them, cannot be read, or are of steps that were lost.
     """
 
     path: str
@@ -62,6 +67,7 @@ class RunFiles:
     settings: dict[str, str]
     config: str
     checkpoints: list[int]
+    end: int | None
     silent: float | None
     damaged: list[str]
 
@@ -72,20 +78,24 @@ class RunFiles:
     def setting(self, name: str) -> str | None:
         """What is bound to a name, with the values of macros in their places; None where nothing is."""
         value = self.settings.get(name)
-        return value and re.sub(r"%([\w./]+)", lambda macro: self.settings.get(macro[1], macro[0]), value)
+        for _ in range(MOST_MACROS if value else 0):
+            value = re.sub(r"%([\w./]+)", lambda macro: self.settings.get(macro[1], macro[0]), value or "")
+        return value
 
     def number(self, fact: str) -> float:
-        """A number of run.json; not a number where it has none."""
+        """A number of run.json, or what config.gin binds the macro of that name to; not a number where there is none."""
         value: Any = self.facts.get(fact)
-        return float(value) if is_number(value) else float("nan")
+        bound = self.setting(fact.upper()) or ""
+        return float(value) if is_number(value) else float(bound) if bound.isdigit() else float("nan")
 
     @property
     def is_bad(self) -> np.ndarray:
         """Bool, for each line of training, whether the step's loss or gradient was not finite."""
-        bad = np.zeros(len(self.train.steps), bool)
-        for name in ("loss", "grad_norm"):
-            if name in self.train.values:
-                bad |= ~np.isfinite(self.train[name])
+        bad = ~np.isfinite(self.train["loss"]) & ("loss" in self.train.values)
+        if "grad_norm" in self.train.values:
+            measured = np.isfinite(self.train["grad_norm"])
+            first = int(np.argmax(measured)) if len(measured) else 0  # an older version did not measure it
+            bad[first:] |= ~measured[first:]
         return bad
 
     @property
@@ -97,8 +107,9 @@ class RunFiles:
     def tokens_before(self) -> float:
         """Tokens processed of the run that it went on from, which its totals go on from too."""
         first = {name: float(self.train[name][0]) for name in ("tokens_processed", "tokens_per_second", "seconds_per_step")}
-        before = first["tokens_processed"] - round(first["tokens_per_second"] * first["seconds_per_step"])
-        return max(0.0, before) if np.isfinite(before) else 0.0
+        of_step = first["tokens_per_second"] * first["seconds_per_step"]
+        before = first["tokens_processed"] - of_step
+        return max(0.0, round(before)) if np.isfinite(before) else 0.0
 
     @property
     def evaluated(self) -> list[str]:
@@ -108,7 +119,8 @@ class RunFiles:
 
     @property
     def last_step(self) -> int:
-        return int(self.train.steps[-1]) if len(self.train.steps) else max(self.checkpoints, default=0)
+        last = int(self.train.steps[-1]) if len(self.train.steps) else max(self.checkpoints, default=0)
+        return max(last, self.end or 0)
 
 
 def read_run(path: str, is_over: bool = False) -> RunFiles:
@@ -126,17 +138,13 @@ def read_run(path: str, is_over: bool = False) -> RunFiles:
     damaged: list[str] = []
     columns = read_columns(directory, damaged)
     evaluations, tables, failures, samples = _evaluations(directory / FOLDER, damaged)
-    in_files = {split.partition("/")[0] for split in evaluations}
+    _add_from_metrics(evaluations, columns)
     if not (columns or evaluations or config.exists()):
         what = "holds no run: it has neither config.gin nor metrics.jsonl" if directory.exists() else "is not there"
         raise UserError(f"{path} {what}. Give the MODEL_DIR of a run{_near(directory)}.")
-    for split, of in columns.items():
-        if split != TRAIN and split.partition("/")[0] not in in_files:  # files keep those of other settings apart
-            evaluations[split] = _by_step(of)
-    text = config.read_bytes().decode(errors="replace") if config.exists() else ""
-    facts = _dictionary(directory / FACTS)
-    if not facts and (directory / FACTS).exists():
-        damaged.append(FACTS)
+    text = _text(config) if config.exists() else ""
+    facts = read_dictionary(directory / FACTS)
+    damaged += [file for file in (FACTS, REFERENCES) if (directory / file).exists() and not read_dictionary(directory / file)]
     silent = None if is_over else seconds_without_sign(directory)
     run = RunFiles(
         path=str(path),
@@ -151,10 +159,26 @@ def read_run(path: str, is_over: bool = False) -> RunFiles:
         settings=settings_of(text),
         config=text,
         checkpoints=finished_steps(directory),
+        end=read_end(directory),
         silent=silent,
         damaged=damaged,
     )
-    return dataclasses.replace(run, state=_state(run, read_end(directory) is not None))
+    run = dataclasses.replace(run, state=_state(run))
+    return run if run.state == "training" else _without_lost_steps(run)
+
+
+def _without_lost_steps(run: RunFiles) -> RunFiles:
+    """Without evaluations of steps that were lost, since training went on from a checkpoint before them."""
+    last = max(run.last_step, *run.checkpoints, 0) if len(run.train.steps) else math.inf
+    kept = lambda of: {step: value for step, value in of.items() if step <= last}
+    some = dataclasses.replace(
+        run,
+        evaluations={split: within for split, of in run.evaluations.items() if (within := kept(of))},
+        tables={name: within for name, of in run.tables.items() if (within := kept(of))},
+        samples=[sample for sample in run.samples if sample.step <= last],
+    )
+    lost = (some.evaluations, some.tables, some.samples) != (run.evaluations, run.tables, run.samples)
+    return dataclasses.replace(some, damaged=[*run.damaged, *[f"evaluations after step {last:,}"] * lost])
 
 
 def _near(directory: epath.Path) -> str:
@@ -164,13 +188,12 @@ def _near(directory: epath.Path) -> str:
     return "".join(f", such as {run}" for run in [*inside, *around][:1])
 
 
-def _dictionary(path: epath.Path) -> dict:
-    found = read_json(path)
-    return found if isinstance(found, dict) else {}
+def _text(path: epath.Path) -> str:
+    return path.read_bytes().decode(errors="replace")
 
 
-def _state(run: RunFiles, has_ended: bool) -> str:
-    if has_ended:
+def _state(run: RunFiles) -> str:
+    if run.end is not None:
         return "finished"
     if run.silent is not None and run.silent < PATIENCE_SECONDS:
         return "training"
@@ -195,6 +218,20 @@ def _by_step(columns: Columns) -> dict[int, Numbers]:
     }
 
 
+def _add_from_metrics(evaluations: dict[str, dict[int, Numbers]], columns: Mapping[str, Columns]) -> None:
+    """Adds what metrics.jsonl alone has: an older version wrote no files, and one may be lost or damaged.
+
+    Files keep results of other settings apart, in a folder "eval_2" beside "eval", which metrics.jsonl does not.
+    """
+    in_files = {(split, step) for split, of in evaluations.items() for step in of}
+    in_files |= {(re.sub(r"^([^/]*)_\d+/", r"\1/", split), step) for split, step in in_files}
+    for split, of in columns.items():
+        if split != TRAIN:
+            missing = {step: numbers for step, numbers in _by_step(of).items() if (split, step) not in in_files}
+            if missing:
+                evaluations.setdefault(split, {}).update(missing)
+
+
 def _evaluations(
     folder: epath.Path, damaged: list[str]
 ) -> tuple[dict[str, dict[int, Numbers]], dict[str, dict[int, str]], dict[str, list[str]], list[Sample]]:
@@ -202,9 +239,9 @@ def _evaluations(
     tables: dict[str, dict[int, str]] = {}
     failures: dict[str, list[str]] = {}
     samples: list[Sample] = []
-    for of in sorted(folder.iterdir()) if folder.exists() else []:
+    for of in sorted(folder.iterdir()) if folder.is_dir() else []:
         files = sorted((file for file in of.glob("*.json") if file.stem.isdigit()), key=lambda file: int(file.stem))
-        for step, found in ((int(file.stem), _dictionary(file)) for file in files):
+        for step, found in ((int(file.stem), read_dictionary(file)) for file in files):
             results = _mapping(found, "results")
             for task in results:
                 measured = _mapping(results, task).items()
@@ -213,11 +250,11 @@ def _evaluations(
             if not found:
                 damaged.append(f"{FOLDER}/{of.name}/{step}.json")
             if (table := of / f"{step}.txt").exists():
-                tables.setdefault(of.name, {})[step] = table.read_text()
+                tables.setdefault(of.name, {})[step] = _text(table)
             failures[of.name] = [f"{task}: {why}".removeprefix(": ") for task, why in _mapping(found, "failures").items()]
             texts = _mapping(found, "texts")
-            for kind in texts:
-                samples += [Sample(step, of.name, name, str(text)) for name, text in _mapping(texts, kind).items()]
+            for task in texts:
+                samples += [Sample(step, of.name, task, name, str(text)) for name, text in _mapping(texts, task).items()]
     return numbers, tables, failures, sorted(samples, key=lambda sample: sample.step)
 
 
@@ -225,4 +262,4 @@ def settings_of(config: str) -> dict[str, str]:
     """What the text of a config.gin binds, by name, as gin writes it; a value on several lines in one."""
     joined = re.sub(r"\\?\n[ \t]+", " ", config)
     bindings = re.findall(r"^([\w./]+) = (.*)$", joined, re.MULTILINE)
-    return {name: " ".join(value.split()) for name, value in bindings}
+    return {name: value.strip() for name, value in bindings}

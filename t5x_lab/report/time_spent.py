@@ -17,7 +17,7 @@ class TimeSpent:
       data: of these, waiting for data.
       between: evaluations, checkpoints and whatever else is done between steps.
       starting: until the first step began, and in the first step of each process, which is compiled.
-      lost: by restarts: steps since the last checkpoint, and the time until the first step after it began.
+      lost: between processes: steps since the last checkpoint, and the time until the first step after it began.
       restarts: how often it was started again.
     """
 
@@ -41,6 +41,11 @@ def is_start(train: Columns) -> np.ndarray:
     productive = (train["seconds"] * train["goodput"])[known]
     found[known] = np.diff(productive, prepend=0.0) <= 0.5 * train["seconds_per_step"][known]
     return found
+
+
+def speed(train: Columns, metric: str) -> np.ndarray:
+    """What is measured of each step's time; not a number where that was compilation."""
+    return np.where(is_start(train), np.nan, train[metric])
 
 
 def _known(train: Columns) -> np.ndarray:

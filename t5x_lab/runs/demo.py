@@ -9,7 +9,7 @@ import numpy as np
 from etils import epath
 
 from t5x_lab.checkpoints.layout import finished_steps
-from t5x_lab.config.json_files import read_json, write_json
+from t5x_lab.config.json_files import read_dictionary, write_json
 from t5x_lab.data.environment import check_environment
 from t5x_lab.observe.console import say
 from t5x_lab.observe.curves import REFERENCES
@@ -71,7 +71,7 @@ def _train_vocabulary(path: str) -> None:
 def _reference(config: GinConfig, path: epath.Path) -> float:
     """The unigram model's loss, computed once, which plots and the report show beside the run's."""
     name = "unigram model"
-    found = (read_json(path) or {}).get("loss", {}).get(name)
+    found = read_dictionary(path).get("loss", {}).get(name)
     if found is None:
         found = unigram_loss(config)
         write_json(path, {"loss": {name: found}})

@@ -6,11 +6,9 @@ import fcntl
 import json
 import os
 import pathlib
-import socket
 import sys
 import threading
 import time
-import uuid
 from collections.abc import Iterator
 
 import jax
@@ -18,39 +16,10 @@ from etils import epath
 
 from t5x_lab.config.errors import UserError, unwritable
 from t5x_lab.observe.console import say
-from t5x_lab.observe.end import OWNER, PATIENCE_SECONDS
+from t5x_lab.observe.owner import OWNER, PATIENCE_SECONDS, Owner, place, read_owner
 from t5x_lab.partitioning.distributed import broadcast
 
 BEAT_SECONDS = 10.0  # between two signs of life
-
-
-@dataclasses.dataclass(frozen=True)
-class Owner:
-    """A process that trains.
-
-    Attributes:
-      id: of this ownership, different each time.
-      host, process: for the reader.
-      place: the running kernel and its namespace of processes, in which `process` and `started` can be looked up.
-      started: when the process did, in the kernel's clock.
-    """
-
-    id: str
-    host: str
-    process: int
-    place: str
-    started: str
-
-    @classmethod
-    def this(cls) -> "Owner":
-        return cls(uuid.uuid4().hex, socket.gethostname(), os.getpid(), _place(), _start_of(os.getpid()))
-
-    def is_dead(self) -> bool:
-        """Whether it is known to be; False may also mean that this cannot be known from here."""
-        return bool(self.place) and self.place == _place() and _start_of(self.process) != self.started
-
-    def is_this_process(self) -> bool:
-        return (self.place, self.process, self.started) == (_place(), os.getpid(), _start_of(os.getpid()))
 
 
 @contextlib.contextmanager
@@ -112,7 +81,7 @@ class _Ownership:
 
     def _wait_for_death(self, owner: Owner, beat: int) -> None:
         """Returns when the owner gives no sign of life."""
-        if owner.place and owner.place == _place():
+        if owner.place and owner.place == place():
             raise self._refusal(owner)  # it is not dead
         say(f"{self._path} is of process {owner.process} on {owner.host}: waiting {PATIENCE_SECONDS:.0f} s for a sign of life.")
         until = time.monotonic() + PATIENCE_SECONDS
@@ -179,32 +148,4 @@ class _Ownership:
 
     def _read(self) -> tuple[Owner, int] | None:
         """The owner and its last sign of life; None where there is no file. One that cannot be understood is of nobody."""
-        try:
-            return _parsed(self._path.read_text())
-        except FileNotFoundError:
-            return None
-
-
-def _parsed(text: str) -> tuple[Owner, int]:
-    try:
-        values = json.loads(text)
-        return Owner(**{field.name: values[field.name] for field in dataclasses.fields(Owner)}), int(values["beat"])
-    except (ValueError, TypeError, KeyError):  # being written just now, or by a disk that was full
-        return Owner("", "an unknown host", 0, "", ""), len(text)
-
-
-def _place() -> str:
-    """Where process numbers mean the same; "" where this cannot be told, as on other systems than Linux."""
-    try:
-        return f"{pathlib.Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:
-        return ""
-
-
-def _start_of(process: int) -> str:
-    """When a process of this place started; "" where there is none, or only its parent's memory of it."""
-    try:
-        state, *rest = pathlib.Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-        return "" if state in "ZX" else rest[18]
-    except (OSError, IndexError):
-        return ""
+        return read_owner(self._path)

@@ -7,10 +7,12 @@ import json
 from typing import Any
 
 import jax
+from etils import epath
 
 from t5x_lab.checkpoints.layout import absolute_path, read_info
 from t5x_lab.checkpoints.manager import Checkpoints
 from t5x_lab.checkpoints.saving import Saver, without_abandoned_writes
+from t5x_lab.config.json_files import read_dictionary
 from t5x_lab.evaluation.config import EarlyStopping
 from t5x_lab.networks.network import check_length, more_ids
 from t5x_lab.observe.console import say
@@ -18,6 +20,7 @@ from t5x_lab.observe.end import ended_at, remove_end, write_end
 from t5x_lab.observe.profile import Profiled, check_profiler
 from t5x_lab.partitioning.distributed import broadcast, broadcast_text, fail_together
 from t5x_lab.partitioning.waiting import limit_waiting, waiting_for
+from t5x_lab.report.run_directory import FACTS
 from t5x_lab.runs.assemble import Training, assemble_run
 from t5x_lab.runs.batch import BatchOfTasks, batch_of_tasks
 from t5x_lab.runs.config import GinConfig, RunConfig
@@ -77,9 +80,7 @@ def train(config: GinConfig) -> None:
         facts = facts_of(job.run, job.sharded, job.batch.lengths)
         say(banner(facts, job.first_step, job.budget))
         if job.starting_point.step is not None:
-            again = clock.began
-            clock = Clock(**read_info(job.checkpoints.directory / str(job.starting_point.step)).get("clock", {}))
-            clock.leave_out(ended_at(job.run.model_dir) or again, again)
+            clock = clock_of(job.run, job.checkpoints.directory / str(job.starting_point.step), started=clock.began)
         hooks = Hooks(job.run.hooks, say)
         recorder = Recorder(
             job.run, job.state, clock, job.batch.counted, facts["flops_per_step"] / job.sharded.mesh.size, hooks
@@ -92,7 +93,7 @@ def train(config: GinConfig) -> None:
             stack.callback(profiled.close)
         if jax.process_index() == 0:
             remove_end(job.run.model_dir)
-            write_facts(facts)
+            write_facts(facts | {"began": clock.began})
         with fail_together(Preempted, Diverged), hooks.around(start_of(job)):
             evaluate(job, recorder, evaluated_at_start, job.first_step, job.state)
             if evaluated_at_start:
@@ -233,6 +234,17 @@ def start_of(job: Job) -> RunStart:
         config=job.config,
         num_parameters=job.sharded.model.num_parameters,
     )
+
+
+def clock_of(run: RunConfig, checkpoint: epath.Path, started: float) -> Clock:
+    """The clock that a checkpoint has, without the time from an end of the run until this process started.
+
+    What an extension of the run left out that came to no checkpoint is in run.json.
+    """
+    clock = Clock(**read_info(checkpoint).get("clock", {}))
+    clock.began = max(clock.began, read_dictionary(epath.Path(run.model_dir) / FACTS).get("began", 0.0))
+    clock.leave_out(ended_at(run.model_dir) or started, started)
+    return clock
 
 
 def make_saver(job: Job, clock: Clock, recorder: Recorder, hooks: Hooks) -> Saver:
