@@ -142,7 +142,9 @@ def test_remote_run_directories_get_copies(monkeypatch):
     with hooks.around(RunStart("gs://bucket", 0, 100)):
         hooks.step(1, {"loss": 2.0})
         assert not read_metrics("run")
+        local = [hook._folder.local for hook in hooks._hooks]
     assert read_metrics("run")[0]["loss"] == 2.0
+    assert not any(folder.exists() for folder in local)
     assert [file for file in real("run").iterdir() if file.name.startswith("events.out")]
 
 

@@ -29,7 +29,7 @@ from t5x_lab.observe import curves
 from t5x_lab.observe.curves import Columns, curve, read_columns
 from t5x_lab.observe.end import write_end
 from t5x_lab.observe.metrics import read_metrics
-from t5x_lab.observe.owner import OWNER
+from t5x_lab.observe.owner import OWNER, Owner
 from t5x_lab.report.charts import (
     COLORS,
     MOST_CHARTS,
@@ -41,8 +41,9 @@ from t5x_lab.report.charts import (
     color_of,
 )
 from t5x_lab.report.commands import commands_of
-from t5x_lab.report.differences import differences
+from t5x_lab.report.differences import differences, referred
 from t5x_lab.report.facts import duration, facts_of
+from t5x_lab.report.figures import figures
 from t5x_lab.report.page import names_of, write_report
 from t5x_lab.report.results import spread
 from t5x_lab.report.run_directory import read_run, settings_of
@@ -170,8 +171,9 @@ def test_time_is_told_apart():
     (speed,) = (chart for chart in charts_of_training([run], ["run"], Axes([run])).drawn if chart.title == "tokens per second")
     of = speed.lines[0].curve
     assert of.steps[np.isfinite(of.mean)].tolist() == [2, 3, 4, 6, 7]
-    assert np.flatnonzero(np.isnan(of.mean)).tolist() == [3]  # broken between the processes, over every axis
-    assert all(np.flatnonzero(np.isnan(x)).tolist() == [3] for x in speed.lines[0].x.values())
+    assert np.flatnonzero(np.isnan(of.mean)).tolist() == [3, 4]  # broken between the processes, where the band is nothing
+    assert of.low[3:5].tolist() == of.high[3:5].tolist() == of.mean[[2, 5]].tolist()
+    assert all(x[3] == x[2] and x[4] == x[5] for x in speed.lines[0].x.values())
     assert "it is broken where training was started again" in text_of(report("run"))
     assert facts_of([run])["of it"] == [
         "3.9% in steps (2.0% waiting for data), 1.6% between them (evaluations, checkpoints), "
@@ -313,7 +315,9 @@ def test_what_is_no_run_is_said_in_a_sentence(capsys):
     error = capsys.readouterr().err
     assert "The page cannot be written to runs/a/config.gin/page.html: runs/a/config.gin is a file." in error
     assert "Choose another place with --output." in error and error.count("\n") == 1
-    write_report(["runs/a", "runs/a/", "./runs/a"], "one.html")
+    write_report(["runs/a", "runs/a/", "./runs/a", os.path.abspath("runs/a")], "one.html")
+    assert write_report(["runs/a"], "pages/v1.2") == "pages/v1.2/report.html"
+    assert main(["report", "runs/a", "--output=runs/a/config.gin"]) == 2 and "config.gin is a file" in capsys.readouterr().err
     for inside in ("config.gin", "checkpoints/20"):
         with pytest.raises(UserError, match=r"holds no run: .*\. Give the MODEL_DIR of a run, such as runs/a\.|is not there"):
             write_report([f"runs/a/{inside}"])
@@ -447,6 +451,123 @@ def test_damaged_files_are_named():
     assert "of it" not in facts_of([read_run(zero)])
 
 
+def test_files_that_nobody_should_have_written_have_a_page(capsys):
+    lines = [step_line(step, mine=[1, 2], huge=10**400) for step in (1, 2)]
+    lines[0] |= {"loss": "3.5"}
+    run = make_run("run_\udcff", lines, facts=FACTS)
+    os.makedirs(f"{run}/evals/a")
+    pathlib.Path(f"{run}/evals/a/2.json").write_text(r'{"results": {}, "texts": {"t": {"x": "a\ud800b"}}}')
+    pathlib.Path(f"{run}/evals/a/2.txt").write_bytes(b"\xff\xfe a table")
+    pathlib.Path(f"{run}/references.json").write_text('{"loss":')
+    said = text_of(report(run, output="page.html"))
+    assert "a table" in said and "a?b" in said and "Left out, as damaged or lost: references.json." in said
+    assert "4.000 at first, 4.000 at last" in said and "mine" not in said and "huge" not in said
+    assert main(["report", "memory://run"]) == 2  # which is there where tests are; others have errors of their own
+    error = capsys.readouterr().err
+    assert "memory://run" in error and error.count("\n") == 1, error
+    assert main(["report", make_run("run", lines), "--output=memory://page.html"]) == 2
+    assert "The page cannot be written to memory://page.html" in capsys.readouterr().err
+
+
+def test_evaluations_of_every_task_and_step_are_found():
+    """In metrics.jsonl what files lack; a task that is evaluated seldom has its last results, with their step."""
+    lines = [step_line(step) for step in range(1, 41)]
+    many = [{"step": step, "split": "eval/a", "loss": 1.0 * step} for step in range(1, 41)]
+    make_run("run", [*lines, *many, {"step": 3, "split": "eval/seldom", "loss": 7.5}], facts=FACTS)
+    os.makedirs("run/evals/eval")
+    write_json(epath.Path("run/evals/eval/40.json"), {"results": {"a": {"loss": 0.5}}})
+    pathlib.Path("run/evals/eval/39.json").write_text("{")
+    run = read_run("run")
+    assert run.evaluations["eval/a"] == {step: {"loss": 0.5 if step == 40 else step} for step in range(1, 41)}
+    assert run.damaged == ["evals/eval/39.json"]
+    assert "seldom loss – – – – – – – 7.5 (step 3)" in text_of(report("run"))
+    twice = [*lines, *EVALUATED[2:3], {**EVALUATED[2], "split": "average/a", "loss": 2.0}]
+    assert facts_of([read_run(make_run("twice", twice, facts=FACTS))])["evaluated"] == [
+        "at step 40: average/a 2.000 (perplexity 7.4), eval/a 4.600 (perplexity 99.5)"
+    ]
+
+
+def test_results_of_steps_that_were_lost_are_left_out():
+    make_run("run", [step_line(step) for step in range(1, 36)], facts=FACTS)
+    os.makedirs("run/evals/e")
+    for step in (20, 40):
+        found = {"results": {"a": {"loss": float(step)}}, "texts": {"prompts": {"We": f"at {step}"}}}
+        write_json(epath.Path(f"run/evals/e/{step}.json"), found)
+    said = text_of(report("run"))
+    assert "Left out, as damaged or lost: evaluations after step 35." in said and "at 20" in said and "at 40" not in said
+    pathlib.Path("run", OWNER).write_text("{}")  # while it is trained, metrics may come later than results
+    assert read_run("run").evaluations["e/a"].keys() == {20, 40}
+    alone = make_run("alone", [{"step": 40, "split": "e/a", "loss": 1.0}], facts=FACTS)
+    assert "no metrics of training, but of evaluations" in text_of(report(alone))
+    axes = Axes([read_run("run"), read_run(alone)])
+    assert list(axes.names) == ["step"]  # tokens and FLOPs are not known of both
+    assert "FLOPs" not in facts_of([read_run(alone)])
+
+
+def test_a_run_that_was_killed_on_this_machine_is_not_in_training():
+    make_run("run", [step_line(1)], facts=FACTS)
+    owner = dataclasses.asdict(Owner.this()) | {"beat": 0}
+    pathlib.Path("run", OWNER).write_text(json.dumps(owner))
+    assert read_run("run").state == "training"
+    pathlib.Path("run", OWNER).write_text(json.dumps(owner | {"process": 2**30}))
+    assert read_run("run").state == "stopped"
+
+
+def test_a_run_that_ended_is_at_its_end():
+    run = make_run("run", [step_line(step) for step in range(1, 39)], facts=FACTS)
+    write_end(run, 40)
+    assert "finished at step 40." in text_of(report(run))
+    old = [step_line(step) for step in (1, 2, 3)]
+    del old[0]["grad_norm"], old[1]["grad_norm"]  # a version that did not measure it
+    assert not read_run(make_run("old", old)).is_bad.any()
+
+
+def test_differences_are_of_what_is_referred_to():
+    bound = {
+        "RunConfig.optimizer": "%OPTIMIZER", "OPTIMIZER": "@Adafactor()", "Adafactor.learning_rate": "@a/LearningRate()",
+        "a/LearningRate.factors": "'x'", "optim.LearningRate.steps": "1", "b/LearningRate.factors": "'y'", "Sgd.rate": "%RATE",
+        "RATE": "2",
+    }  # fmt: skip
+    assert bound.keys() - referred(bound) == {"b/LearningRate.factors", "Sgd.rate", "RATE"}
+    config = "RunConfig.a = @A()\nA.b = %X\nX = {}\nY = 3\nSgd.rate = {}\nC.d = {!r}\n"
+    one = make_run("one", [step_line(1)], config.format("%Y", 1, "a  b"))
+    two = make_run("two", [step_line(1)], config.format("3", 2, "a b"))
+    assert differences([read_run(one), read_run(two)]) == {"C.d": ["'a  b'", "'a b'"], "Sgd.rate": ["1", "2"]}
+    said = text_of(report(one, two, output="both.html"))
+    assert "Nothing but the directory." in said and "what nothing in their configurations refers to one two C.d" in said
+
+
+def test_colors_are_told_from_the_panels_of_both_themes():
+    """WCAG 2.2, 1.4.11: graphics have a contrast of 3 or more."""
+
+    def brightness(color: str) -> float:
+        parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return float(np.dot([0.2126, 0.7152, 0.0722], linear))
+
+    style = (pathlib.Path(t5x_lab.__file__).parent / "report" / "page.css").read_text()
+    panels = re.findall(r"--panel: (#\w{6})", style)
+    assert len(panels) == 2 and len({color_of(number) for number in range(60)}) == 60
+    for color in map(color_of, range(60)):
+        for panel in panels:
+            dark, bright = sorted((brightness(color), brightness(panel)))
+            assert (bright + 0.05) / (dark + 0.05) >= 3.0, (color, panel)
+
+
+def test_equal_curves_are_both_seen_and_constants_are_where_they_are():
+    one = make_run("one", [step_line(step, learning_rate=1e-5) for step in range(1, 41)], facts=FACTS)
+    two = make_run("two", [step_line(step, learning_rate=1e-5) for step in range(1, 41)], facts=FACTS)
+    then = make_run("then", [step_line(step, loss=1.15, learning_rate=1e-5) for step in range(40, 141)], facts=FACTS)
+    runs = [read_run(path) for path in (one, two, then)]
+    charts = charts_of_training(runs, ["one", "two", "then"], axes := Axes(runs)).drawn
+    plots = dict(zip((chart.title for chart in charts), figures(charts, axes, has_legends=False)))
+    lines = lambda plot: [drawn.glyph for drawn in plot.renderers if type(drawn.glyph).__name__ == "Line"]
+    dashed = {title: [bool(line.line_dash) for line in lines(plot)] for title, plot in plots.items()}
+    assert dashed["loss of training, nats per token"] == [False, True, False]  # the last one begins where others end
+    rate = plots["learning rate"]
+    assert rate.y_range.min_interval == rate.y_range.default_span == 1e-5 and not rate.legend
+
+
 def test_commands_are_those_that_work():
     def words(
         path: str, lines: list[dict], config: str = "A.b = 1\n", facts: dict | None = None, end: int | None = None
@@ -466,6 +587,9 @@ def test_commands_are_those_that_work():
     carried = [{**line, "tokens_processed": 9_000 + line["tokens_processed"]} for line in half]
     assert "TRAIN_TOKENS=11560" in words("carried", carried, facts={"train_steps": None, "train_tokens": 10_280}, end=20)
     assert "t5x_lab train" not in words("without", half, config="")
+    of_config = words("of config", half, "TRAIN_TOKENS = 2560\nTRAIN_STEPS = None\n", {"train_steps": None}, end=20)
+    assert "TRAIN_TOKENS=5120" in of_config and "TRAIN_STEPS" not in of_config
+    assert "report ./-x OTHER_RUN" in words("-x", half)
     at = re.search(r"--gin_file=2024/config.gin (.*?) t5x_lab", words("2024", half)).group(1)
     assert binding(shlex.split(at)[0].removeprefix("--gin.")) == "MODEL_DIR = '2024'"
 
@@ -477,6 +601,12 @@ def test_texts_are_shown_whole_or_what_is_left_out_is_said():
         write_json(
             epath.Path(f"run/evals/samples/{step}.json"), {"results": {}, "texts": {"prompts": {"We": f"at {step}\x00\x07"}}}
         )
+    for name, task, text in (("encoder_decoder", "prompts", "x"), ("causal_decoder", "prompts", "y"), ("encoder", "other", "")):
+        path = make_run(name, [step_line(1)], facts=FACTS | {"architecture": name})
+        os.makedirs(f"{path}/evals/samples")
+        write_json(epath.Path(f"{path}/evals/samples/1.json"), {"results": {}, "texts": {task: {"We": text}}})
+    assert "<b>We</b>\nx" in report("encoder_decoder") and "<b>We</b>y" in report("causal_decoder")
+    assert "We (nothing)" in text_of(report("encoder"))
     said = text_of(report("run"))
     assert r"at 20\x00\x07" in said and "What it wrote at 12 steps between these is in evals/." in said
 

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import tempfile
 import threading
 import time
@@ -57,6 +58,12 @@ class Folder:
         self._thread.start()
         if not seconds:
             self._finish()
+
+    def close(self) -> None:
+        """Finishes the copies of a remote folder; the local files, where all are copied, go."""
+        self.copy(seconds=0.0)
+        if self.remote:
+            shutil.rmtree(self.local, ignore_errors=True)
 
     def _finish(self, heed: bool = True) -> None:
         if self._thread:
@@ -134,7 +141,7 @@ class JsonLines:
             if self._waiting:
                 self._append()
             self._file.close()
-            self._folder.copy(seconds=0.0)
+            self._folder.close()
         except Exception as failure:  # a remote file system has errors of its own
             say(f"The last metrics could not be written: {failure}.")
 

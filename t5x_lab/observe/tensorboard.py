@@ -46,7 +46,7 @@ class TensorBoard:
         if self._events:
             self._events.close()
         if self._folder:
-            self._folder.copy(seconds=0.0)
+            self._folder.close()
 
     def _write(self, step: int, split: str, metrics: Mapping[str, float | None]) -> None:
         self._add(step, [scalar(f"{split}/{name}", value) for name, value in metrics.items() if value is not None])

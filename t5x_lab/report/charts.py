@@ -219,12 +219,14 @@ def _of_steps(metric: str, title: str, runs: Sequence[RunFiles], names: Sequence
 
 
 def _with_gaps(points: Curve, x: dict[str, np.ndarray], before: np.ndarray) -> tuple[Curve, dict[str, np.ndarray]]:
-    """With no number before these points: the first ones since a process started again."""
-    before = np.unique(before[before > 0])
-    numbers = lambda values: np.insert(values.astype(float), before, np.nan)
-    steps = np.insert(points.steps, before, points.steps[before])
-    curve = Curve(steps, numbers(points.mean), numbers(points.low), numbers(points.high))
-    return curve, {key: numbers(values) for key, values in x.items()}
+    """With a break before these points, the first ones since a process started again: no line, and a band without height."""
+    at = np.repeat(np.unique(before[before > 0]), 2)
+    ends = at - np.tile([1, 0], len(at) // 2)  # the point before and the one behind each break
+    with_ends = lambda values, of: np.insert(values, at, of[ends])
+    mean = np.insert(points.mean, at, np.nan)
+    low, high = with_ends(points.low, points.mean), with_ends(points.high, points.mean)
+    found = {key: with_ends(values, values) for key, values in x.items()}
+    return Curve(with_ends(points.steps, points.steps), mean, low, high), found
 
 
 def _marks(run: RunFiles, loss: Curve, axes: Axes) -> dict[str, np.ndarray]:

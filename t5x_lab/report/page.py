@@ -13,6 +13,7 @@ from etils import epath
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.json_files import write_whole
+from t5x_lab.config.user_code import told
 from t5x_lab.report.charts import (
     Axes,
     Charts,
@@ -48,20 +49,24 @@ def write_report(paths: Sequence[str], output: str | None = None, is_over: bool 
     Raises:
       UserError: where a path holds no run, or one that cannot be read; where the page cannot be written.
     """
-    runs = [_read(path, is_over) for path in {_place(path): path for path in reversed(paths)}.values()][::-1]
-    where = output or runs[0].path
-    path = epath.Path(where)
-    if path.suffix.lower() not in (".html", ".htm") or where.endswith("/"):
-        path /= FILE if len(runs) == 1 else FILE_OF_SEVERAL
-    text = page(runs).encode(errors="replace").decode()  # of a name or a text that is no Unicode
+    first = {_place(path): path for path in reversed(paths)}  # a run that is named twice is shown once
+    runs = [_read(path, is_over) for path in reversed(first.values())]
+    path = output or runs[0].path
+    if not path.lower().endswith((".html", ".htm")):
+        path = f"{path.rstrip('/')}/{FILE if len(runs) == 1 else FILE_OF_SEVERAL}"
+    _write(path, page(runs).encode(errors="replace").decode())  # a name or a text may be no Unicode
+    return path
+
+
+def _write(where: str, text: str) -> None:
     try:
+        path = epath.Path(where)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, text)
     except _errors_of(where) as error:
         is_file = isinstance(error, FileExistsError | NotADirectoryError)
-        why = f"{path.parent} is a file" if is_file else _told(error)
-        raise UserError(f"The page cannot be written to {path}: {why}. Choose another place with --output.") from error
-    return str(path)
+        why = f"{where.rpartition('/')[0]} is a file" if is_file else _why(error)
+        raise UserError(f"The page cannot be written to {where}: {why}. Choose another place with --output.") from error
 
 
 def _place(path: str) -> str:
@@ -70,13 +75,12 @@ def _place(path: str) -> str:
 
 
 def _read(path: str, is_over: bool) -> RunFiles:
-    name = str(epath.Path(path))
     try:
-        return read_run(name, is_over)
+        return read_run(str(epath.Path(path)), is_over)
     except UserError:
         raise
     except _errors_of(path) as error:
-        raise UserError(f"{name} cannot be read: {_told(error)}. Give a run that you may read.") from error
+        raise UserError(f"{path} cannot be read: {_why(error)}. Give a run that you may read.") from error
 
 
 def _errors_of(path: str) -> type[Exception]:
@@ -84,8 +88,8 @@ def _errors_of(path: str) -> type[Exception]:
     return Exception if "://" in path else OSError
 
 
-def _told(error: Exception) -> str:
-    return getattr(error, "strerror", None) or " ".join(f"{type(error).__name__}: {error}".split())
+def _why(error: Exception) -> str:
+    return getattr(error, "strerror", None) or told(error)
 
 
 def page(runs: Sequence[RunFiles]) -> str:
@@ -128,6 +132,7 @@ def page(runs: Sequence[RunFiles]) -> str:
                 for name, numbers in tables_of(runs, names).items()
             ],
             differences={name: of for name, of in differ.items() if name in referred_to} if len(runs) > 1 else None,
+            has_unbound=any(cell is None and run.settings for cells in differ.values() for cell, run in zip(cells, runs)),
             unreferred={name: of for name, of in differ.items() if name not in referred_to},
             unconfigured=[name for name, run in zip(names, runs) if not run.settings],
             samples=samples_of(runs, names),

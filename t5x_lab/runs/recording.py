@@ -25,8 +25,7 @@ class Recorder:
       state: the one it begins with, whose counters are continued.
       clock: of the run's time.
       task_names: of the tasks whose tokens are counted separately.
-      lengths: of the model's encoder and decoder.
-      num_devices: that share the step's FLOPs.
+      flops: of a step, on each device.
       hooks: that get the numbers.
     """
 
