@@ -1,5 +1,6 @@
 """Runs that are killed, stopped, starved of disk, handed on: they lose nothing."""
 
+import json
 import os
 import pathlib
 import random
@@ -7,6 +8,7 @@ import re
 import resource
 import threading
 import time
+import types
 
 import jax
 import pytest
@@ -17,6 +19,7 @@ import t5x_lab
 from t5x_lab.checkpoints.layout import find_checkpoint, finished_steps, read_info
 from t5x_lab.cli.main import main
 from t5x_lab.observe.metrics import read_metrics
+from t5x_lab.runs import train
 
 pytestmark = pytest.mark.slow
 
@@ -158,6 +161,18 @@ def test_a_full_disk_stops_nothing_until_the_end_and_loses_nothing():
     assert "could not be saved" in log[0] and f"Saving works again: step {last} is saved" in log[0], log[0]
     assert "Traceback" not in log[0], log[0]
     assert list(losses("run")) == list(range(1, last + 1)) and last > before
+
+
+def test_what_an_extension_left_out_outlasts_a_kill_before_its_first_checkpoint(monkeypatch, tmp_path):
+    run, now = types.SimpleNamespace(model_dir=str(tmp_path)), time.time()
+    monkeypatch.setattr(train, "read_info", lambda checkpoint: {"clock": {"began": now - 100, "productive": 5.0}})
+    began = lambda started: train.clock_of(run, tmp_path / "8", started).began - now
+    assert began(now - 10) == pytest.approx(-100)
+    (tmp_path / "run.json").write_text(json.dumps({"began": now - 60}))  # an extension wrote it, and was killed
+    assert began(now - 10) == pytest.approx(-60)
+    (tmp_path / "END").write_text("{}")
+    os.utime(tmp_path / "END", (now - 30, now - 30))
+    assert began(now - 10) == pytest.approx(-40)
 
 
 def test_a_profile_is_written_and_goodput_survives_a_restart():
