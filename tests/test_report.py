@@ -285,7 +285,7 @@ def test_evaluations_without_numbers_of_other_settings_and_that_fail():
     run = read_run("run")
     assert run.evaluations == {"eval/a": {1: {"loss": 1.0}}, "eval_2/a": {2: {"loss": 9.0}}}
     said = text_of(report("run"))
-    assert "copa: No records" in said and "It fails" in said and "samples has no numbers; what it writes is below." in said
+    assert "copa: No records" in said and "It fails" in said and "Texts of samples are below." in said
     assert said.count("It has no numbers.") == 1  # of mine, which has failures
     assert "run: copa: No records" in text_of(report("run", make_run("other", [step_line(1)]), output="both.html"))
 

@@ -4,16 +4,21 @@ const whenDrawn = (then) => (charts().length ? then() : setTimeout(whenDrawn, 50
 const reset = () => charts().forEach((chart) => chart.reset.emit());
 const press = (button, on) => button.setAttribute("aria-pressed", on);
 
-// Words and axes of charts in the page's color, light or dark.
+// Words, axes and legends of charts in the page's colors, light or dark.
 const paint = () => {
-  const color = getComputedStyle(document.documentElement).getPropertyValue("--soft").trim();
+  const of = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const color = of("--soft");
   for (const chart of charts()) {
     for (const part of [...chart.below, ...chart.left, ...chart.center]) {
       if ("axis_label" in part) {
         part.axis_label_text_color = part.major_label_text_color = color;
         part.axis_line_color = part.major_tick_line_color = part.minor_tick_line_color = color;
       }
-      if ("label_text_color" in part) part.label_text_color = color;
+      if ("label_text_color" in part) {
+        part.label_text_color = color;
+        part.background_fill_color = of("--panel");
+        part.background_fill_alpha = 0.8;
+      }
     }
   }
 };

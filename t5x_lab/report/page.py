@@ -105,7 +105,7 @@ def page(runs: Sequence[RunFiles]) -> str:
     script, divs = components(figures(charts, axes, has_legends=len(runs) == 1), wrap_script=False) if charts else ("", ())
     drawn = dict(zip(map(id, charts), divs))
 
-    differ = differences(runs)
+    differ, tables = differences(runs), tables_of(runs, names)
     referred_to = set().union(*(referred(run.settings) for run in runs))
 
     def shown(part: Charts) -> dict[str, Any]:
@@ -129,8 +129,9 @@ def page(runs: Sequence[RunFiles]) -> str:
             statistics=shown(statistics),
             evaluations=[
                 {"name": name, "charts": shown(evaluations.get(name, Charts([]))), **numbers}
-                for name, numbers in tables_of(runs, names).items()
+                for name, numbers in tables.items()
             ],
+            writing=[name for name, numbers in tables.items() if numbers["has_samples"]],
             differences={name: of for name, of in differ.items() if name in referred_to} if len(runs) > 1 else None,
             has_unbound=any(cell is None and run.settings for cells in differ.values() for cell, run in zip(cells, runs)),
             unreferred={name: of for name, of in differ.items() if name not in referred_to},
