@@ -11,7 +11,7 @@ from t5x_lab.observe.curves import TRAIN, Columns, Curve, curve
 from t5x_lab.report.run_directory import RunFiles
 from t5x_lab.report.time_spent import is_start, speed
 
-# To be told from the panel of a chart, light or dark: three times as bright, or as dark, as WCAG 1.4.11 asks of graphics.
+# Of a contrast of 3 or more to the panel of a chart, light or dark (WCAG 2.2, 1.4.11).
 COLORS = ("#3b82f6", "#e25c0a", "#1f9363", "#c93fe0", "#a87a0b", "#0a8ea8", "#ef4444", "#8b5cf6", "#5f9312", "#64748b")
 MOST_CHARTS, MOST_LINES, MOST_MARKS = 48, 40, 400  # of evaluations and of statistics; of a chart; of a line
 BRIGHTNESS = 0.21  # of a color, of white's
