@@ -158,6 +158,8 @@ def test_time_is_told_apart():
     spent = time_spent(read_columns("run")["train"])
     assert dataclasses.astuple(spent) == pytest.approx((128, 5, 2.5, 2, 15 + 6, 100, 1))
     assert is_start(read_columns("run")["train"]).tolist() == [True, False, False, False, True, False, False]
+    again = [*lines, step_line(8, seconds=200.0, seconds_per_step=6.0, goodput=lines[-1]["goodput"] * 128 / 200)]
+    assert "2 restarts" in report(make_run("started", again))  # of its last process there is nothing but compilation
     # Where the first lines are of a version without `seconds`: 50 s of steps and 10 s of else before.
     make_run(
         "resumed",

@@ -220,7 +220,7 @@ def _of_steps(metric: str, title: str, runs: Sequence[RunFiles], names: Sequence
 
 def _with_gaps(points: Curve, x: dict[str, np.ndarray], before: np.ndarray) -> tuple[Curve, dict[str, np.ndarray]]:
     """With a break before these points, the first ones since a process started again: no line, and a band without height."""
-    at = np.repeat(np.unique(before[before > 0]), 2)
+    at = np.repeat(np.unique(before[(before > 0) & (before < len(points.steps))]), 2)
     ends = at - np.tile([1, 0], len(at) // 2)  # the point before and the one behind each break
     with_ends = lambda values, of: np.insert(values, at, of[ends])
     mean = np.insert(points.mean, at, np.nan)
