@@ -7,6 +7,7 @@ import os
 import pathlib
 import re
 import shlex
+import tempfile
 import time
 
 import commands
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 from browser import found_in_browser
 from etils import epath
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from runs_of_text import FULL_LM, flags
 
@@ -469,6 +470,38 @@ def test_files_that_nobody_should_have_written_have_a_page(capsys):
     assert "memory://run" in error and error.count("\n") == 1, error
     assert main(["report", make_run("run", lines), "--output=memory://page.html"]) == 2
     assert "The page cannot be written to memory://page.html" in capsys.readouterr().err
+
+
+_VALUE = st.one_of(st.none(), st.floats(-1e3, 1e3), st.integers(-3, 10**9), st.booleans(), st.text(max_size=3), st.just([1]))
+_LINE = st.dictionaries(st.sampled_from([*step_line(1), "mine"]), _VALUE, max_size=6)  # what is not as it should be
+_RUN = st.tuples(
+    st.lists(st.tuples(st.integers(1, 60), st.sampled_from(["train", "train", "eval/a", "eval/b"]), _LINE), max_size=12),
+    st.dictionaries(st.sampled_from([*FACTS, "train_tokens"]), _VALUE, max_size=4),
+    st.dictionaries(
+        st.sampled_from(["TRAIN_STEPS", "BAD_STEPS", "OBJECTIVE", "A.b"]), st.sampled_from(["1", "%A.b", "'x'", "@A()"])
+    ),
+    st.dictionaries(
+        st.sampled_from(["results", "texts", "failures"]), st.one_of(_VALUE, st.dictionaries(st.text(max_size=2), _LINE))
+    ),
+    st.sampled_from([None, 3]),
+)
+
+
+@settings(deadline=None, max_examples=25, suppress_health_check=list(HealthCheck))
+@example([([], {"train_tokens": 1.0}, {"TRAIN_STEPS": "1"}, {}, 3)])  # finished, without metrics
+@given(st.lists(_RUN, min_size=1, max_size=3))
+def test_whatever_runs_hold_they_have_a_page(runs):
+    with tempfile.TemporaryDirectory() as folder:
+        paths = []
+        for number, (lines, facts, bound, found, end) in enumerate(runs):
+            lines = [{**step_line(step), "split": split, **line, "step": step} for step, split, line in lines]
+            config = "".join(f"{name} = {value}\n" for name, value in bound.items())
+            paths.append(make_run(f"{folder}/{number}", lines, config, {**FACTS, **facts}))
+            os.makedirs(f"{folder}/{number}/evals/e")
+            write_json(epath.Path(f"{folder}/{number}/evals/e/7.json"), found)
+            if end:
+                write_end(paths[-1], end)
+        assert "How to go on" in report(*paths)
 
 
 def test_evaluations_of_every_task_and_step_are_found():

@@ -106,6 +106,8 @@ class RunFiles:
     @property
     def tokens_before(self) -> float:
         """Tokens processed of the run that it went on from, which its totals go on from too."""
+        if not len(self.train.steps):
+            return 0.0
         first = {name: float(self.train[name][0]) for name in ("tokens_processed", "tokens_per_second", "seconds_per_step")}
         of_step = first["tokens_per_second"] * first["seconds_per_step"]
         before = first["tokens_processed"] - of_step
