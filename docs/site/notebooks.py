@@ -3,6 +3,7 @@
 import os
 import pathlib
 import re
+import subprocess
 import sys
 
 import jupytext
@@ -29,7 +30,7 @@ def executed(name: str) -> nbformat.NotebookNode:
     notebook = read(name)
     os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])  # where t5x_lab is
     by_ipc = Config(ConnectionFileMixin={"transport": "ipc"})  # over TCP it warns of what others may read
-    NotebookClient(notebook, kernel_name="python3", timeout=900, config=by_ipc).execute()
+    NotebookClient(notebook, kernel_name="python3", timeout=900, config=by_ipc).execute(stderr=subprocess.DEVNULL)
     return notebook
 
 
