@@ -158,4 +158,6 @@ def test_commands_of_the_documentation_run(page, place):
             done = subprocess.run([sys.executable, *words], env=os.environ | OFFLINE, capture_output=True, text=True)
         else:
             done = commands.run(*words, environment=OFFLINE)
-        assert done.returncode == 0, f"{line}\n{shlex.join(words)}\n{done.stderr[-3000:]}"
+        assert done.returncode == 0 and "could not be written" not in done.stderr, (
+            f"{line}\n{shlex.join(words)}\n{done.stderr[-3000:]}"
+        )
