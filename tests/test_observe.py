@@ -258,12 +258,16 @@ def test_an_estimate_that_is_passed_leaves_no_time(capsys):
 
 
 SHOWS = """
+import time
 from t5x_lab.observe.console import Console
 from t5x_lab.training.hooks import RunStart
 console = Console()
 console.on_start(RunStart("run", 0, 400))
+time.sleep(0.2)  # a bar is not drawn more often
 metrics = {"loss": 2.7579, "accuracy": 0.284, "learning_rate": 0.01, "grad_norm": 0.969}
 console.on_step(392, metrics | {"seconds_per_step": 0.1, "tokens_per_second": 9021.0, "data_wait_fraction": 0.5})
+time.sleep(0.3)
+console.on_step(401, metrics | {"seconds_per_step": 0.1, "tokens_per_second": 9021.0})  # of an estimate of 400
 console.on_end(None)
 """
 
@@ -271,6 +275,7 @@ console.on_end(None)
 @pytest.mark.parametrize("columns, shows, not_shown", [
     (0, ["step 392/400  loss 2.7579", "0.10 s/step  9,021 tok/s"], []),
     (80, ["392/400", "loss 2.7579", "9,021 tok/s"], ["lr ", "grad", "accuracy"]),
+    (120, ["401/401", "], loss 2.7579"], []),
     (200, ["392/400", "accuracy 0.284", "lr 1.00e-02  grad 0.969", "waits for data 50%"], []),
 ])  # fmt: skip
 def test_a_terminals_line_has_whole_numbers(columns, shows, not_shown):

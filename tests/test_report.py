@@ -290,7 +290,7 @@ def test_evaluations_without_numbers_of_other_settings_and_that_fail():
     said = text_of(report("run"))
     assert "copa: No records" in said and "It fails" in said and "Texts of samples are below." in said
     assert said.count("It has no numbers.") == 1  # of mine, which has failures
-    assert "run: copa: No records" in text_of(report("run", make_run("other", [step_line(1)]), output="both.html"))
+    assert "run, step 1: copa: No records" in text_of(report("run", make_run("other", [step_line(1)]), output="both.html"))
 
 
 def test_a_converted_checkpoint_has_a_page_too():
@@ -318,6 +318,8 @@ def test_what_is_no_run_is_said_in_a_sentence(capsys):
     error = capsys.readouterr().err
     assert "The page cannot be written to runs/a/config.gin/page.html: runs/a/config.gin is a file." in error
     assert "Choose another place with --output." in error and error.count("\n") == 1
+    make_run("runs/b", [])
+    assert write_report(["runs/a", "runs/b", "./runs/a"]) == "runs/a/compared.html"
     write_report(["runs/a", "runs/a/", "./runs/a", os.path.abspath("runs/a")], "one.html")
     assert write_report(["runs/a"], "pages/v1.2") == "pages/v1.2/report.html"
     assert main(["report", "runs/a", "--output=runs/a/config.gin"]) == 2 and "config.gin is a file" in capsys.readouterr().err
@@ -374,14 +376,19 @@ def test_axes_count_from_where_a_run_began():
 
 
 def test_hundreds_of_tasks_have_tables_and_few_charts():
-    tasks = [{"step": step, "split": f"many/{number}", "score": number / step} for step in (1, 2) for number in range(200)]
+    tasks = [{"step": step, "split": f"many/{number}", "score": number / step} for step in (1, 2) for number in range(70)]
     runs = [read_run(make_run(name, [step_line(1), step_line(2), *tasks], facts=FACTS)) for name in ("one", "two")]
     charts = charts_of_evaluations(runs, ["one", "two"], Axes(runs))
-    assert (len(charts["many"].drawn), charts["many"].left_out) == (MOST_CHARTS, 200 - MOST_CHARTS)
+    assert (len(charts["many"].drawn), charts["many"].left_out) == (MOST_CHARTS, 70 - MOST_CHARTS)
     page = report("one", "two")
-    assert page.count("<tr><td>") >= 200 and "152 more charts are left out" in page
-    (chart,) = charts_of_evaluations(runs[:1], ["one"], Axes(runs[:1]))["many"].drawn
-    assert (len(chart.lines), chart.left_out) == (MOST_LINES, 200 - MOST_LINES)
+    assert page.count("<tr><td>") >= 70 and f"Without {70 - MOST_CHARTS} more charts." in page
+    (chart,) = charts_of_evaluations(runs[:1], ["one"], axes := Axes(runs[:1]))["many"].drawn
+    beside = [make_run("beside", [step_line(1), step_line(40), *EVALUATED], facts=FACTS)]
+    (alone,) = map(read_run, beside)
+    of_train = charts_of_training([alone], ["one"], axes).drawn[0].lines
+    of_eval = charts_of_evaluations([alone], ["one"], axes)["eval"].drawn[0].lines
+    assert [line.color for line in of_train[1:]] == [line.color for line in of_eval] == [color_of(1), color_of(2)]
+    assert (len(chart.lines), chart.left_out) == (MOST_LINES, 70 - MOST_LINES)
     assert len({line.color for line in chart.lines}) == MOST_LINES and color_of(3) == COLORS[3]
 
 
@@ -483,12 +490,12 @@ _RUN = st.tuples(
     st.dictionaries(
         st.sampled_from(["results", "texts", "failures"]), st.one_of(_VALUE, st.dictionaries(st.text(max_size=2), _LINE))
     ),
-    st.sampled_from([None, 3]),
+    st.sampled_from([{}, {"step": 3}, {"step": "x"}, {"step": 2.5}, {"step": 10**400}]),
 )
 
 
-@settings(deadline=None, max_examples=25, suppress_health_check=list(HealthCheck))
-@example([([], {"train_tokens": 1.0}, {"TRAIN_STEPS": "1"}, {}, 3)])  # finished, without metrics
+@settings(deadline=None, max_examples=12, suppress_health_check=list(HealthCheck))
+@example([([], {"train_tokens": 1.0}, {"TRAIN_STEPS": "1"}, {}, {"step": 3})])  # finished, without metrics
 @given(st.lists(_RUN, min_size=1, max_size=3))
 def test_whatever_runs_hold_they_have_a_page(runs):
     with tempfile.TemporaryDirectory() as folder:
@@ -499,8 +506,9 @@ def test_whatever_runs_hold_they_have_a_page(runs):
             paths.append(make_run(f"{folder}/{number}", lines, config, {**FACTS, **facts}))
             os.makedirs(f"{folder}/{number}/evals/e")
             write_json(epath.Path(f"{folder}/{number}/evals/e/7.json"), found)
-            if end:
-                write_end(paths[-1], end)
+            write_json(epath.Path(f"{folder}/{number}/END"), end)
+            with open(f"{folder}/{number}/metrics.jsonl", "a") as file:
+                file.writelines(json.dumps({"step": step, "split": "train"}) + "\n" for step in (True, 10**400))
         assert "How to go on" in report(*paths)
 
 
@@ -516,6 +524,11 @@ def test_evaluations_of_every_task_and_step_are_found():
     assert run.evaluations["eval/a"] == {step: {"loss": 0.5 if step == 40 else step} for step in range(1, 41)}
     assert run.damaged == ["evals/eval/39.json"]
     assert "seldom loss – – – – – – – 7.5 (step 3)" in text_of(report("run"))
+    named = [{"step": 1, "split": split, "loss": 1.0} for split in ("probe/a", "probe_2/a")]
+    make_run("named", [step_line(1), *named], facts=FACTS)  # probe_2 is a name, where there are no files of probe
+    os.makedirs("named/evals/probe_2")
+    write_json(epath.Path("named/evals/probe_2/1.json"), {"results": {"a": {"loss": 1.0}}})
+    assert read_run("named").evaluations.keys() == {"probe/a", "probe_2/a"}
     twice = [*lines, *EVALUATED[2:3], {**EVALUATED[2], "split": "average/a", "loss": 2.0}]
     assert facts_of([read_run(make_run("twice", twice, facts=FACTS))])["evaluated"] == [
         "at step 40: average/a 2.000 (perplexity 7.4), eval/a 4.600 (perplexity 99.5)"
@@ -527,9 +540,13 @@ def test_results_of_steps_that_were_lost_are_left_out():
     os.makedirs("run/evals/e")
     for step in (20, 40):
         found = {"results": {"a": {"loss": float(step)}}, "texts": {"prompts": {"We": f"at {step}"}}}
+        found["failures"] = {"b": f"It broke at {step}"}
         write_json(epath.Path(f"run/evals/e/{step}.json"), found)
     said = text_of(report("run"))
     assert "Left out, as damaged or lost: evaluations after step 35." in said and "at 20" in said and "at 40" not in said
+    assert "step 20: b: It broke at 20" in said and "broke at 40" not in said
+    pathlib.Path("run/evals/e/30.json").write_text("{")  # which says nothing of what broke before
+    assert "step 20: b: It broke at 20" in text_of(report("run"))
     pathlib.Path("run", OWNER).write_text("{}")  # while it is trained, metrics may come later than results
     assert read_run("run").evaluations["e/a"].keys() == {20, 40}
     alone = make_run("alone", [{"step": 40, "split": "e/a", "loss": 1.0}], facts=FACTS)
@@ -684,9 +701,20 @@ addEventListener("load", () => setTimeout(() => {
   document.querySelector('[data-axis="tokens"]').click();
   setTimeout(() => {
     found.by_tokens = ends();
-    document.querySelector('[data-run="run-1"]').click();
+    const click = (run) => document.querySelector(`[data-run="run-${run}"]`).click();
+    click(0);
+    setTimeout(() => {
+    found.alone = ends();
+    click(1);
+    document.querySelector('[data-axis="step"]').click();
+    setTimeout(() => {
+    click(0); click(1);
+    setTimeout(() => {
+    found.again = ends();
+    click(1);
     found.hidden = all().map((chart) => chart.renderers.filter((drawn) => !drawn.visible).map((drawn) => drawn.glyph.tags[0]));
     document.body.innerHTML = `<pre id="found">${JSON.stringify(found)}</pre>`;
+    }, 500); }, 500); }, 500);
   }, 1000);
 }, 1500));
 </script>"""
@@ -704,4 +732,8 @@ def test_a_browser_draws_the_curves_and_the_buttons_work(width):
     assert found["charts"] == 5 + 4  # loss, accuracy, rate, norm, speed; loss and accuracy of two tasks
     assert set(found["by_step"]) == {40}, found["by_step"]
     assert all(2560 < end < 2660 for end in found["by_tokens"]), found["by_tokens"]
+    assert all(1280 <= end < 1310 for end in found["alone"][:5]), found[
+        "alone"
+    ]  # of the shorter run, in the charts of training
+    assert set(found["again"]) == {40}, found["again"]  # nothing was shown in between, of which there is no range
     assert all(names and set(names) == {"run-1"} for names in found["hidden"]), found["hidden"]

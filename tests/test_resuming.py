@@ -170,9 +170,10 @@ def test_what_an_extension_left_out_outlasts_a_kill_before_its_first_checkpoint(
     assert began(now - 10) == pytest.approx(-100)
     (tmp_path / "run.json").write_text(json.dumps({"began": now - 60}))  # an extension wrote it, and was killed
     assert began(now - 10) == pytest.approx(-60)
-    (tmp_path / "END").write_text("{}")
-    os.utime(tmp_path / "END", (now - 30, now - 30))
-    assert began(now - 10) == pytest.approx(-40, abs=1.0)  # epath has whole seconds
+    (tmp_path / "END").write_text(json.dumps({"step": 8, "at": now - 30}))
+    assert began(now - 10) == pytest.approx(-40)
+    (tmp_path / "run.json").write_text('{"began": null}')
+    assert began(now - 10) == pytest.approx(-80)
 
 
 def test_a_profile_is_written_and_goodput_survives_a_restart():
@@ -183,7 +184,7 @@ def test_a_profile_is_written_and_goodput_survives_a_restart():
         started = time.time()
         assert Command(*argv).wait() == 0
         began.append(read_info(find_checkpoint("run"))["clock"]["began"])
-        ended.append(pathlib.Path("run/END").stat().st_mtime)
+        ended.append(json.loads(pathlib.Path("run/END").read_text())["at"])
         time.sleep(3)
     assert started - ended[0] <= began[1] - began[0] < ended[1] - ended[0]
     trace = next(pathlib.Path("run/profile").rglob("*.xplane.pb"))

@@ -43,7 +43,8 @@ class Console:
 
     def on_step(self, step: int, metrics: Mapping[str, float | None]) -> None:
         if self._terminal:
-            taken = len(f"{step}/{self._total} 100%|          | [0:00:00<0:00:00] , ")
+            self._bar.total = max(self._total, step)
+            taken = len(f"{step}/{self._bar.total} 100%|          | [{self._left(step)}], ") + 1
             self._bar.set_postfix_str(describe(metrics, _width() - taken), refresh=False)
             self._bar.update(step - self._bar.n)
             return
@@ -57,12 +58,18 @@ class Console:
             say(f"step {step}/{self._total}  {text}{left}")
         self._first = self._first or (step, now)
 
+    def _left(self, step: int) -> str:
+        """About what the bar says of time."""
+        elapsed = self._bar.format_dict["elapsed"]
+        remaining = elapsed * (self._bar.total - step) / max(1, step - self._bar.initial)
+        return f"{tqdm.tqdm.format_interval(elapsed)}<{tqdm.tqdm.format_interval(remaining)}"
+
     def on_end(self, error: BaseException | None) -> None:
         if self._total:
             self._bar.close()
 
 
-BAR = "{n_fmt}/{total_fmt} {percentage:3.0f}%|{bar:10}| [{elapsed}<{remaining}] {postfix}"
+BAR = "{n_fmt}/{total_fmt} {percentage:3.0f}%|{bar:10}| [{elapsed}<{remaining}]{postfix}"
 LEFT_OUT_FIRST = ("lr ", "grad ", "accuracy ", "waits ", "MFU ")  # where a line is too narrow
 
 

@@ -179,10 +179,14 @@ def _lines(path: epath.Path, damaged: list[str]) -> Iterator[dict]:
                 line = json.loads(text)
             except ValueError:  # no JSON, or no UTF-8
                 line = None
-            if isinstance(line, dict) and isinstance(line.get("step"), int) and isinstance(line.get("split"), str):
+            if isinstance(line, dict) and _is_step(line.get("step")) and isinstance(line.get("split"), str):
                 yield line
             else:
                 damaged.append(f"line {number} of {path.name}")
+
+
+def _is_step(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
 def _piece(number: int) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 from t5x_lab.models.loss import METRICS
 from t5x_lab.observe.curves import TRAIN, Columns, Curve, curve
 from t5x_lab.report.run_directory import RunFiles
-from t5x_lab.report.time_spent import is_start, speed
+from t5x_lab.report.time_spent import restarts, speed
 
 # Of a contrast of 3 or more to the panel of a chart, light or dark (WCAG 2.2, 1.4.11).
 COLORS = ("#3b82f6", "#e25c0a", "#1f9363", "#c93fe0", "#a87a0b", "#0a8ea8", "#ef4444", "#8b5cf6", "#5f9312", "#64748b")
@@ -150,8 +150,8 @@ def charts_of_evaluations(runs: Sequence[RunFiles], names: Sequence[str], axes: 
     """By evaluation, a chart of each metric that was measured more than once: of one run its tasks together, of several runs
     one task for each chart."""
     charts: dict[str, dict[str, Chart]] = {}
-    splits = dict.fromkeys(split for run in runs for split in run.evaluations)
-    for split in splits:
+    order = _order(runs)
+    for split in order:
         evaluation, _, task = split.partition("/")
         for metric in dict.fromkeys(key for run in runs for of in run.evaluations.get(split, {}).values() for key in of):
             if metric in COUNTS:
@@ -164,7 +164,7 @@ def charts_of_evaluations(runs: Sequence[RunFiles], names: Sequence[str], axes: 
                 continue
             for number, run in enumerate(runs):
                 if points := _of_evaluation(run.evaluations.get(split, {}), metric):
-                    label, color = (task, len(chart.lines)) if len(runs) == 1 else (names[number], number)
+                    label, color = (task, 1 + order[split]) if len(runs) == 1 else (names[number], number)
                     x = axes.x(run, points.steps)
                     chart.lines.append(Line(label, number, color_of(color), points, x, is_train=False))
     several = lambda chart: any(len(line.curve.steps) > 1 for line in chart.lines)
@@ -181,12 +181,17 @@ COUNTS = ("raw_tokens", "tokens_processed", "tokens_with_loss", "examples", "cut
 def _of_evaluations(metric: str, run: RunFiles, axes: Axes) -> list[Line]:
     """What is evaluated beside training, in the colors after that."""
     lines: list[Line] = []
-    for split, numbers in run.evaluations.items():
-        points = _of_evaluation(numbers, metric)
+    for split, number in _order([run]).items():
+        points = _of_evaluation(run.evaluations[split], metric)
         if points:
-            color = color_of(len(lines) + 1)
-            lines.append(Line(split, 0, color, points, axes.x(run, points.steps), is_train=False))
+            lines.append(Line(split, 0, color_of(1 + number), points, axes.x(run, points.steps), is_train=False))
     return lines
+
+
+def _order(runs: Sequence[RunFiles]) -> dict[str, int]:
+    """A number for each "<evaluation>/<task>", the same for all charts."""
+    splits = dict.fromkeys(split for run in runs for split in run.evaluations)
+    return {split: number for number, split in enumerate(splits)}
 
 
 def _references(metric: str, runs: Sequence[RunFiles], names: Sequence[str]) -> dict[str, float]:
@@ -212,7 +217,7 @@ def _of_steps(metric: str, title: str, runs: Sequence[RunFiles], names: Sequence
         if points is not None and (metric != "data_wait_fraction" or points.high.max() > 0.01):
             label = names[number] if len(runs) > 1 else TRAIN
             bad = _marks(run, points, axes) if metric == "loss" else {}
-            gaps = np.searchsorted(points.steps, run.train.steps[is_start(run.train)][1:])
+            gaps = np.searchsorted(points.steps, run.train.steps[restarts(run.train)])
             points, x = _with_gaps(points, axes.x(run, points.steps), gaps)
             lines.append(Line(label, number, color_of(number), points, x, is_train=True, bad=bad))
     return Chart(title, lines, _references(metric, runs, names))

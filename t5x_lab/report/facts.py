@@ -85,6 +85,11 @@ def _losses(run: RunFiles) -> str:
     return "; ".join(f"at step {step:,}: {', '.join(losses)}" for step, losses in said.items()) + more
 
 
+def _devices(run: RunFiles) -> str:
+    processes = f"{run.facts['processes']} process{'es' if run.facts['processes'] > 1 else ''}"
+    return f"{run.facts['devices']} x {run.facts['device_kind']}, {processes}, mesh {run.facts['mesh']}"
+
+
 def _shares(run: RunFiles) -> str:
     spent = time_spent(run.train)
     if spent is None:
@@ -133,8 +138,6 @@ FACTS: dict[str, Callable[[RunFiles], str]] = {
     "of it": _shares,
     "tokens per second": _median("tokens_per_second", ",.0f"),
     "MFU": _median("mfu", ".1%"),
-    "devices": lambda run: (
-        f"{run.facts['devices']} x {run.facts['device_kind']}, {run.facts['processes']} process(es), mesh {run.facts['mesh']}"
-    ),
+    "devices": _devices,
     "t5x_lab": lambda run: run.facts["version"],
 }

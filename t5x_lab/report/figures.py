@@ -8,7 +8,7 @@ import numpy as np
 from t5x_lab.observe.curves import Curve
 from t5x_lab.report.charts import Axes, Chart
 
-MOST_NAMES = 12  # of a legend
+MOST_NAMES, MOST_LETTERS = 24, 44  # of a legend; of a name in it
 GRAY = "#767676"  # until the page's script takes the page's own, light or dark
 
 
@@ -29,8 +29,8 @@ def _figure(chart: Chart, axes: Axes, x_range: Any, has_legend: bool):
 
     items = len(chart.lines) + len(chart.references)
     are_named = has_legend and 1 < items <= MOST_NAMES  # lines; of several runs the page's buttons name them
-    items = items if are_named else len(chart.references)
-    below = items > 4
+    labels = [_short(name) for name in [*(line.label for line in chart.lines if are_named), *chart.references]]
+    items, below = len(labels), len(labels) > 4 or max(map(len, labels), default=0) > MOST_LETTERS // 2
     height = 240 + (LEGEND_ROW * -(-items // LEGEND_COLUMNS) if below else 0)
     plot = figure(
         height=height,
@@ -47,7 +47,7 @@ def _figure(chart: Chart, axes: Axes, x_range: Any, has_legend: bool):
         band = {"low": of.low, "high": of.high} if line.is_train else {}
         source = ColumnDataSource({**line.x, "mean": of.mean, **band})
         more: dict[str, Any] = {"tags": [f"run-{line.run}"]}
-        legend: dict[str, Any] = {"legend_label": label} if are_named else {}
+        legend: dict[str, Any] = {"legend_label": labels[number]} if are_named else {}
         if line.is_train:
             area = plot.varea(x="step", y1="low", y2="high", source=source, **more, **legend)
             area.glyph.fill_color, area.glyph.fill_alpha = color, 0.18
@@ -62,13 +62,19 @@ def _figure(chart: Chart, axes: Axes, x_range: Any, has_legend: bool):
             )
     _show_constants(plot, chart)
     for label, value in chart.references.items():
-        plot.hspan(y=[value], line_dash="dashed", line_color=GRAY, line_width=1.5, legend_label=f"{label} {value:.4g}")
+        plot.hspan(y=[value], line_dash="dashed", line_color=GRAY, line_width=1.5, legend_label=f"{_short(label)} {value:.4g}")
     tips = [("", "$name"), (chart.title, "@mean{%.4g}")]
     tips += [(name, f"@{key}{{{FORMATS[key]}}}") for key, name in axes.names.items()]
     formatters: dict[str, Any] = {f"@{key}": "printf" for key in ("mean", *axes.names)}
     plot.add_tools(HoverTool(renderers=marks, tooltips=tips, formatters=formatters, mode="mouse"))
     _style(plot, axes.names["step"], below)
     return plot
+
+
+def _short(name: str) -> str:
+    """Without its middle, where it is long."""
+    half = MOST_LETTERS // 2
+    return name if len(name) <= MOST_LETTERS else f"{name[:half]}…{name[-half:]}"
 
 
 DASHES = ("solid", [8, 8], [2, 6])  # of curves that lie under equal ones, which would hide them

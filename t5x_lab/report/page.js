@@ -1,7 +1,8 @@
 // What the buttons of the page do: another axis under all charts, a run hidden in all of them, a command copied.
 const charts = () => (window.Bokeh ? Bokeh.documents.flatMap((doc) => doc.roots()) : []);
 const whenDrawn = (then) => (charts().length ? then() : setTimeout(whenDrawn, 50, then));
-const reset = () => charts().forEach((chart) => chart.reset.emit());
+const hasRuns = () => !document.querySelector("[data-run]") || document.querySelector('[data-run][aria-pressed="true"]');
+const reset = () => hasRuns() && charts().forEach((chart) => chart.reset.emit()); // of nothing there is no range
 const press = (button, on) => button.setAttribute("aria-pressed", on);
 
 // Words, axes and legends of charts in the page's colors, light or dark.
@@ -42,6 +43,7 @@ document.querySelectorAll("[data-run]").forEach((button) =>
     press(button, shown);
     for (const chart of charts())
       for (const drawn of chart.renderers) if (drawn.glyph.tags.includes(button.dataset.run)) drawn.visible = shown;
+    setTimeout(reset);
   }),
 );
 

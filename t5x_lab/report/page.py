@@ -16,6 +16,7 @@ from t5x_lab.config.json_files import write_whole
 from t5x_lab.config.user_code import told
 from t5x_lab.report.charts import (
     Axes,
+    Chart,
     Charts,
     charts_of_evaluations,
     charts_of_statistics,
@@ -25,10 +26,10 @@ from t5x_lab.report.charts import (
 from t5x_lab.report.commands import commands_of
 from t5x_lab.report.differences import differences, referred
 from t5x_lab.report.facts import duration, facts_of
-from t5x_lab.report.figures import figures
+from t5x_lab.report.figures import MOST_NAMES, figures
 from t5x_lab.report.results import samples_of, tables_of
 from t5x_lab.report.run_directory import RunFiles, read_run
-from t5x_lab.report.time_spent import is_start
+from t5x_lab.report.time_spent import restarts
 
 FILE, FILE_OF_SEVERAL = "report.html", "compared.html"
 MOST_DAMAGED = 3  # files of a sentence
@@ -49,8 +50,10 @@ def write_report(paths: Sequence[str], output: str | None = None, is_over: bool 
     Raises:
       UserError: where a path holds no run, or one that cannot be read; where the page cannot be written.
     """
-    first = {_place(path): path for path in reversed(paths)}  # a run that is named twice is shown once
-    runs = [_read(path, is_over) for path in reversed(first.values())]
+    places: dict[str, str] = {}
+    for path in paths:
+        places.setdefault(_place(path), path)  # a run that is named twice is shown once
+    runs = [_read(path, is_over) for path in places.values()]
     path = output or runs[0].path
     if not path.lower().endswith((".html", ".htm")):
         path = f"{path.rstrip('/')}/{FILE if len(runs) == 1 else FILE_OF_SEVERAL}"
@@ -109,7 +112,7 @@ def page(runs: Sequence[RunFiles]) -> str:
     referred_to = set().union(*(referred(run.settings) for run in runs))
 
     def shown(part: Charts) -> dict[str, Any]:
-        each = [{"title": chart.title, "left_out": chart.left_out, "div": drawn[id(chart)]} for chart in part.drawn]
+        each = [{"title": chart.title, "notes": notes_of(chart, len(runs)), "div": drawn[id(chart)]} for chart in part.drawn]
         return {"each": each, "left_out": part.left_out}
 
     return (
@@ -124,7 +127,7 @@ def page(runs: Sequence[RunFiles]) -> str:
             facts=facts_of(runs),
             axes=axes.names,
             has_bad_steps=any(line.bad for chart in training.drawn for line in chart.lines),
-            has_restarts=any(is_start(run.train)[1:].any() for run in runs),
+            has_restarts=any(restarts(run.train).any() for run in runs),
             training=shown(training),
             statistics=shown(statistics),
             evaluations=[
@@ -150,9 +153,22 @@ def page(runs: Sequence[RunFiles]) -> str:
 @functools.cache
 def _environment() -> jinja2.Environment:
     loader = jinja2.FileSystemLoader(_HERE)
-    return jinja2.Environment(
+    environment = jinja2.Environment(
         loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
+    environment.filters["counted"] = counted
+    return environment
+
+
+def counted(number: int, noun: str, words: str = "") -> str:
+    """ "1 more step", "2 more steps"."""
+    return " ".join([f"{number:,}", *words.split(), noun if number == 1 else f"{noun}s"])
+
+
+def notes_of(chart: Chart, runs: int) -> list[str]:
+    """What a chart does not show, in words behind its title."""
+    unnamed = ["names are at the curves, under a mouse"] if runs == 1 and len(chart.lines) > MOST_NAMES else []
+    return unnamed + ([f"without {counted(chart.left_out, 'curve', 'more')}"] if chart.left_out else [])
 
 
 def names_of(runs: Sequence[RunFiles]) -> list[str]:

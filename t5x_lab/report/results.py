@@ -36,13 +36,13 @@ def tables_of(runs: Sequence[RunFiles], names: Sequence[str]) -> dict[str, dict[
                 cells = [_number(numbers.get(metric)) + (other if metric in numbers else "") for numbers, other in results]
                 rows.append({"task": split.partition("/")[2], "metric": metric, "cells": cells})
         written = [(name, run.tables.get(evaluation, {})) for name, run in zip(names, runs)]
-        of_run = [f"{name}: " if len(runs) > 1 else "" for name in names]
+        failures = [(f"{name}, " * (len(runs) > 1), run.failures.get(evaluation, {})) for name, run in zip(names, runs)]
         found[evaluation] = {
             "columns": [name for name, _, _ in columns],
             "rows": rows,
             "steps_left_out": len(measured[0]) - len(columns) if len(runs) == 1 else 0,
             "written": [{"name": f"{name}, step {max(of):,}", "text": of[max(of)]} for name, of in written if of],
-            "failures": [of + why for of, run in zip(of_run, runs) for why in run.failures.get(evaluation, [])],
+            "failures": [f"{name}step {max(of):,}: {why}" for name, of in failures if of for why in of[max(of)]],
             "has_samples": any(sample.evaluation == evaluation for run in runs for sample in run.samples),
         }
     return found

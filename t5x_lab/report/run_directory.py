@@ -44,7 +44,7 @@ class RunFiles:
       columns: metrics.jsonl, by split.
       evaluations: numbers by split, "<name>/<task>", and step.
       tables: by evaluation and step, what it wrote beside its numbers, as text.
-      failures: by evaluation, why its last results lack something, in sentences.
+      failures: by evaluation and step, why results lack something, in sentences.
       samples: in the order of steps.
       references: by metric, what else has which value, for a dashed line.
       settings: what config.gin binds, as text by name.
@@ -61,7 +61,7 @@ class RunFiles:
     columns: dict[str, Columns]
     evaluations: dict[str, dict[int, Numbers]]
     tables: dict[str, dict[int, str]]
-    failures: dict[str, list[str]]
+    failures: dict[str, dict[int, list[str]]]
     samples: list[Sample]
     references: dict[str, dict[str, float]]
     settings: dict[str, str]
@@ -177,6 +177,7 @@ def _without_lost_steps(run: RunFiles) -> RunFiles:
         run,
         evaluations={split: within for split, of in run.evaluations.items() if (within := kept(of))},
         tables={name: within for name, of in run.tables.items() if (within := kept(of))},
+        failures={name: within for name, of in run.failures.items() if (within := kept(of))},
         samples=[sample for sample in run.samples if sample.step <= last],
     )
     lost = (some.evaluations, some.tables, some.samples) != (run.evaluations, run.tables, run.samples)
@@ -226,7 +227,11 @@ def _add_from_metrics(evaluations: dict[str, dict[int, Numbers]], columns: Mappi
     Files keep results of other settings apart, in a folder "eval_2" beside "eval", which metrics.jsonl does not.
     """
     in_files = {(split, step) for split, of in evaluations.items() for step in of}
-    in_files |= {(re.sub(r"^([^/]*)_\d+/", r"\1/", split), step) for split, step in in_files}
+    folders = {split.partition("/")[0] for split in evaluations}
+    for split, step in list(in_files):
+        first = re.match(r"([^/]*)_\d+/", split)
+        if first and first[1] in folders:
+            in_files.add((first[1] + split[first.end() - 1 :], step))
     for split, of in columns.items():
         if split != TRAIN:
             missing = {step: numbers for step, numbers in _by_step(of).items() if (split, step) not in in_files}
@@ -236,24 +241,26 @@ def _add_from_metrics(evaluations: dict[str, dict[int, Numbers]], columns: Mappi
 
 def _evaluations(
     folder: epath.Path, damaged: list[str]
-) -> tuple[dict[str, dict[int, Numbers]], dict[str, dict[int, str]], dict[str, list[str]], list[Sample]]:
+) -> tuple[dict[str, dict[int, Numbers]], dict[str, dict[int, str]], dict[str, dict[int, list[str]]], list[Sample]]:
     numbers: dict[str, dict[int, Numbers]] = {}
     tables: dict[str, dict[int, str]] = {}
-    failures: dict[str, list[str]] = {}
+    failures: dict[str, dict[int, list[str]]] = {}
     samples: list[Sample] = []
     for of in sorted(folder.iterdir()) if folder.is_dir() else []:
         files = sorted((file for file in of.glob("*.json") if file.stem.isdigit()), key=lambda file: int(file.stem))
         for step, found in ((int(file.stem), read_dictionary(file)) for file in files):
+            if not found:
+                damaged.append(f"{FOLDER}/{of.name}/{step}.json")
+                continue
             results = _mapping(found, "results")
             for task in results:
                 measured = _mapping(results, task).items()
                 of_step = {name: value for name, value in measured if value is None or is_number(value)}
                 numbers.setdefault(f"{of.name}/{task}", {})[step] = of_step
-            if not found:
-                damaged.append(f"{FOLDER}/{of.name}/{step}.json")
             if (table := of / f"{step}.txt").exists():
                 tables.setdefault(of.name, {})[step] = _text(table)
-            failures[of.name] = [f"{task}: {why}".removeprefix(": ") for task, why in _mapping(found, "failures").items()]
+            why = [f"{task}: {why}".removeprefix(": ") for task, why in _mapping(found, "failures").items()]
+            failures.setdefault(of.name, {})[step] = why
             texts = _mapping(found, "texts")
             for task in texts:
                 samples += [Sample(step, of.name, task, name, str(text)) for name, text in _mapping(texts, task).items()]

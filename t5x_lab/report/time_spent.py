@@ -43,6 +43,13 @@ def is_start(train: Columns) -> np.ndarray:
     return found
 
 
+def restarts(train: Columns) -> np.ndarray:
+    """Bool, for each line, whether it is of the first step since the run was started again."""
+    found = is_start(train)
+    found[:1] = False
+    return found
+
+
 def speed(train: Columns, metric: str) -> np.ndarray:
     """What is measured of each step's time; not a number where that was compilation."""
     return np.where(is_start(train), np.nan, train[metric])

@@ -242,7 +242,8 @@ def clock_of(run: RunConfig, checkpoint: epath.Path, started: float) -> Clock:
     What an extension of the run left out that came to no checkpoint is in run.json.
     """
     clock = Clock(**read_info(checkpoint).get("clock", {}))
-    clock.began = max(clock.began, read_dictionary(epath.Path(run.model_dir) / FACTS).get("began", 0.0))
+    began = read_dictionary(epath.Path(run.model_dir) / FACTS).get("began")
+    clock.began = max(clock.began, began) if isinstance(began, float) else clock.began
     clock.leave_out(ended_at(run.model_dir) or started, started)
     return clock
 
