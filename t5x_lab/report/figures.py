@@ -30,8 +30,11 @@ def _figure(chart: Chart, axes: Axes, x_range: Any, has_legend: bool):
     items = len(chart.lines) + len(chart.references)
     are_named = has_legend and 1 < items <= MOST_NAMES  # lines; of several runs the page's buttons name them
     labels = [_short(name) for name in [*(line.label for line in chart.lines if are_named), *chart.references]]
-    items, below = len(labels), len(labels) > 4 or max(map(len, labels), default=0) > MOST_LETTERS // 2
-    height = 240 + (LEGEND_ROW * -(-items // LEGEND_COLUMNS) if below else 0)
+    longest = max(map(len, labels), default=0)
+    columns = 0  # the legend is in the chart's corner
+    if len(labels) > 4 or longest > MOST_LETTERS // 2:  # it is below, as wide as a telephone
+        columns = max(1, min(3, MOST_LETTERS // longest))
+    height = 240 + (LEGEND_ROW * -(-len(labels) // columns) if columns else 0)
     plot = figure(
         height=height,
         sizing_mode="stretch_width",
@@ -67,7 +70,7 @@ def _figure(chart: Chart, axes: Axes, x_range: Any, has_legend: bool):
     tips += [(name, f"@{key}{{{FORMATS[key]}}}") for key, name in axes.names.items()]
     formatters: dict[str, Any] = {f"@{key}": "printf" for key in ("mean", *axes.names)}
     plot.add_tools(HoverTool(renderers=marks, tooltips=tips, formatters=formatters, mode="mouse"))
-    _style(plot, axes.names["step"], below)
+    _style(plot, axes.names["step"], columns)
     return plot
 
 
@@ -107,10 +110,10 @@ const isShort = value === Number(value.toPrecision(3));
 if (size >= 1e12 || (size >= 1e7 && isShort) || (size > 0 && size < 1e-4)) return value.toExponential().replace("e+", "e");
 return value.toLocaleString("en-US", { maximumFractionDigits: 9 });
 """
-LEGEND_COLUMNS, LEGEND_ROW = 3, 22  # of a legend below its chart; the height of a row in pixels
+LEGEND_ROW = 22  # of a legend below its chart, in pixels
 
 
-def _style(plot, x_name: str, below: bool) -> None:
+def _style(plot, x_name: str, columns_of_legend: int) -> None:
     plot.background_fill_color = plot.border_fill_color = plot.outline_line_color = None
     from bokeh.models import CustomJSTickFormatter
 
@@ -126,6 +129,6 @@ def _style(plot, x_name: str, below: bool) -> None:
         legend.background_fill_color, legend.background_fill_alpha, legend.border_line_color = None, 0.0, None
         legend.label_text_color, legend.label_text_font_size, legend.click_policy = GRAY, "12px", "hide"
         legend.padding, legend.spacing, legend.margin = 4, 1, 4
-        if below:
-            legend.ncols = LEGEND_COLUMNS
+        if columns_of_legend:
+            legend.ncols = columns_of_legend
             plot.add_layout(legend, "below")
