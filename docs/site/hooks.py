@@ -3,11 +3,9 @@
 With SITE_WITHOUT_OUTPUTS=1 notebooks are not run.
 """
 
-import contextlib
 import os
 import pathlib
 import re
-from collections.abc import Iterator
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before the code that the reference is made of is imported
 
@@ -18,6 +16,7 @@ from pygments.lexers.python import PythonLexer
 
 import notebooks
 import reference
+from t5x_lab.data.environment import check_environment
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 START, CONTRIBUTING = "index.md", "contributing.md"
@@ -41,23 +40,9 @@ def on_config(config) -> None:
     config["markdown_extensions"].append(Placeholders())
 
 
-@contextlib.contextmanager
-def _without_stderr() -> Iterator[None]:
-    """Whatever is written there, by libraries in C++ too, is lost."""
-    kept = os.dup(2)
-    with open(os.devnull, "w") as nothing:
-        os.dup2(nothing.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-
-
 def on_files(files: Files, config) -> Files:
     """Adds the pages that are made of the code, and of the repository's own."""
-    with _without_stderr():
-        import tensorflow  # noqa: F401  (which tells of the machine, not of the site)
+    check_environment()  # which imports TensorFlow without its words on the machine
     own = {
         START: f"---\nhide: [navigation]\n---\n\n{_of_repository('README.md')}",
         CONTRIBUTING: _of_repository("CONTRIBUTING.md"),

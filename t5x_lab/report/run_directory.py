@@ -145,13 +145,13 @@ def read_run(path: str, is_over: bool = False) -> RunFiles:
         what = "holds no run: it has neither config.gin nor metrics.jsonl" if directory.exists() else "is not there"
         raise UserError(f"{path} {what}. Give the MODEL_DIR of a run{_near(directory)}.")
     text = _text(config) if config.exists() else ""
-    facts = read_dictionary(directory / FACTS)
-    damaged += [file for file in (FACTS, REFERENCES) if (directory / file).exists() and not read_dictionary(directory / file)]
+    found = {file: read_dictionary(directory / file) for file in (FACTS, REFERENCES)}
+    damaged += [file for file, values in found.items() if not values and (directory / file).exists()]
     silent = None if is_over else seconds_without_sign(directory)
     run = RunFiles(
         path=str(path),
         state="new",
-        facts=facts,
+        facts=found[FACTS],
         columns=columns,
         evaluations={split: dict(sorted(of.items())) for split, of in sorted(evaluations.items())},
         tables=tables,
@@ -202,8 +202,8 @@ def _state(run: RunFiles) -> str:
         return "training"
     if not len(run.train.steps):
         return "weights" if run.checkpoints else "new"
-    allowed = run.setting("BAD_STEPS") or "0"
-    in_a_row = len(run.is_bad) if run.is_bad.all() else int(np.argmin(run.is_bad[::-1]))
+    allowed, bad = run.setting("BAD_STEPS") or "0", run.is_bad
+    in_a_row = len(bad) if bad.all() else int(np.argmin(bad[::-1]))
     return "diverged" if in_a_row > (int(allowed) if allowed.isdigit() else 0) else "stopped"
 
 
