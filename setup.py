@@ -9,7 +9,7 @@ import pathlib
 from setuptools import find_packages, setup
 
 ROOT = pathlib.Path(__file__).parent
-FILES = {"gin": "*.gin", "tasks/templates": "*.yaml", "evaluation/eai_eval": "*.yaml", "report": "page.*"}
+FILES = {"gin": "*.gin", "papers/flan/templates": "*.yaml", "papers/eai_eval": "*.yaml", "report": "page.*"}
 PACKAGE_DATA = [
     str(path.relative_to(ROOT / "t5x_lab"))
     for folder, pattern in FILES.items()

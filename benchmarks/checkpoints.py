@@ -23,12 +23,13 @@ from t5x_lab.checkpoints.config import SaveCheckpointConfig
 from t5x_lab.checkpoints.formats import find, open_as_saved
 from t5x_lab.checkpoints.layout import named_leaves
 from t5x_lab.checkpoints.manager import Checkpoints
-from t5x_lab.data.config import ByteVocabulary, DataConfig
+from t5x_lab.data.config import DataConfig
+from t5x_lab.data.vocabularies.config import ByteVocabulary
 from t5x_lab.optim.optimizers import Adafactor
 from t5x_lab.partitioning.mesh import MeshShape
-from t5x_lab.runs.assemble import assemble
-from t5x_lab.runs.config import GinConfig
-from t5x_lab.runs.sharded_model import ShardedModel
+from t5x_lab.runs.config.gin_config import GinConfig
+from t5x_lab.runs.model.sharded_model import ShardedModel
+from t5x_lab.runs.train.assemble import assemble
 from t5x_lab.training.batches import SyntheticBatches
 
 ROUNDS = 5
@@ -111,7 +112,7 @@ def saving(model: str, folder: pathlib.Path) -> None:
 
 
 def resuming(folder: pathlib.Path) -> None:
-    from t5x_lab.data.pipeline import SeqioBatches, resolve_tasks
+    from t5x_lab.data.pipeline.batches import SeqioBatches, resolve_tasks
 
     data = DataConfig("sotu_span_corruption", {"inputs": 64, "targets": 24}, 8, ByteVocabulary(), shuffle_buffer_size=100)
     tasks = resolve_tasks(data, "encoder_decoder", 384)
@@ -129,7 +130,7 @@ def resuming(folder: pathlib.Path) -> None:
 
 
 def one_resume(tasks, data: DataConfig, position: pathlib.Path, expected: dict) -> float:
-    from t5x_lab.data.pipeline import SeqioBatches
+    from t5x_lab.data.pipeline.batches import SeqioBatches
 
     begin = time.perf_counter()
     batches = SeqioBatches(tasks, data, seed=0)
@@ -148,7 +149,7 @@ def converting(model: str, folder: pathlib.Path) -> None:
         subprocess.run([sys.executable, "-c", make], check=True, capture_output=True)
         for what, source, target, to in (("t5x_lab to Hugging Face", run, hf, "hf"), ("and back", hf, back, "t5x_lab")):
             code = (
-                "from t5x_lab.checkpoints.formats import find; from t5x_lab.runs.convert import convert\n"
+                "from t5x_lab.checkpoints.formats import find; from t5x_lab.runs.convert.convert import convert\n"
                 f"convert(find({source!r}), {target!r}, {to!r})"
             )
             peaks.setdefault(what, []).append(peak_of(code))

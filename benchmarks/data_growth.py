@@ -94,8 +94,9 @@ def measure(
     """One point, in this process."""
     from etils import epath
 
-    from t5x_lab.data.config import ByteVocabulary, DataConfig, TextFiles
-    from t5x_lab.data.pipeline import SeqioBatches, resolve_tasks
+    from t5x_lab.data.config import DataConfig, TextFiles
+    from t5x_lab.data.pipeline.batches import SeqioBatches, resolve_tasks
+    from t5x_lab.data.vocabularies.config import ByteVocabulary
     from t5x_lab.training.batches import Rows
 
     with tempfile.TemporaryDirectory() as name:

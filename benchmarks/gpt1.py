@@ -105,7 +105,7 @@ LSTM = ["--gin.MODEL=@ModelConfig()", "--gin.ModelConfig.network=@LstmConfig()"]
 WAYS: dict[str, list[str]] = {
     "full": [],
     "no_pretrain": [],
-    "no_aux": ["--gin.head_of_task.lm_weight=0.0"],
+    "no_aux": ["--gin.task_head.lm_weight=0.0"],
     "lstm": LSTM,
     **{f"layers_{n}": [f'--gin.RestoreCheckpointConfig.layers={{"decoder": {n}}}'] for n in range(LAYERS)},
 }

@@ -99,8 +99,8 @@ def train_on_synthetic(model_dir: str, steps: int) -> None:
     from t5x_lab.networks.transformer import TransformerConfig
     from t5x_lab.optim.optimizers import Adafactor
     from t5x_lab.partitioning.mesh import MeshShape
-    from t5x_lab.runs.assemble import assemble
-    from t5x_lab.runs.sharded_model import ShardedModel
+    from t5x_lab.runs.model.sharded_model import ShardedModel
+    from t5x_lab.runs.train.assemble import assemble
     from t5x_lab.training.batches import SyntheticBatches
     from t5x_lab.training.hooks import RunStart
     from t5x_lab.training.loop import Action, Budget, train

@@ -172,7 +172,7 @@ def write_files(work: pathlib.Path, data: pathlib.Path) -> int:
     folder = data / "prompts" / "t0_train_50k"
     names = sorted(path.name.removesuffix(".jsonl.gz") for path in folder.glob("*.jsonl.gz"))
     sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-    from t5x_lab.prompts.catalogue import T0_TRAIN
+    from t5x_lab.papers.data_sets import T0_TRAIN
 
     slugs = sorted({entry.slug.replace(".", "_") for entry in T0_TRAIN} | {"commonsense_qa"}, key=len, reverse=True)
     rendered = {}

@@ -24,10 +24,11 @@ import tensorflow as tf
 from t5.data import preprocessors as t5
 
 from t5x_lab.config.errors import UserError
-from t5x_lab.data.config import ByteVocabulary, DataConfig, SentencePieceVocabulary
-from t5x_lab.data.denoising import Denoising
-from t5x_lab.data.objectives import OBJECTIVES
-from t5x_lab.data.pipeline import SeqioBatches, resolve_tasks
+from t5x_lab.data.config import DataConfig
+from t5x_lab.data.objectives.denoising import Denoising
+from t5x_lab.data.objectives.named import OBJECTIVES
+from t5x_lab.data.pipeline.batches import SeqioBatches, resolve_tasks
+from t5x_lab.data.vocabularies.config import ByteVocabulary, SentencePieceVocabulary
 from t5x_lab.tasks import sotu
 
 OBJECTIVE_NAMES = [name for name in OBJECTIVES if not name.startswith(("prefix_lm_", "replace_spans_", "span_corruption_"))]
@@ -66,7 +67,7 @@ def plain(name: str, architecture: str, task: seqio.Task, lengths, rows: int):
 
 
 def _denoising(objective: Denoising, lengths):
-    from t5x_lab.data.preprocessors import _INPUTS, _TARGETS
+    from t5x_lab.data.objectives.preprocessors import _INPUTS, _TARGETS
 
     if objective.mean_noise_span_length:
         spans = objective.mean_noise_span_length
@@ -96,7 +97,7 @@ def stages(vocabulary) -> list[tuple[str, float]]:
     """Tokens of text a second after each stage of span corruption for an encoder-decoder."""
     config = DataConfig("sotu", {"inputs": 512}, 128, vocabulary, objective="span_corruption", shards=1)
     tasks = resolve_tasks(config, "encoder_decoder", 10**6)
-    part = tasks.parts[0]
+    part = tasks.components[0]
     steps = list(part.task.preprocessors)
     where = next(i for i, step in enumerate(steps) if isinstance(step, seqio.CacheDatasetPlaceholder))
 
@@ -144,7 +145,7 @@ def main() -> None:
             except UserError:
                 continue  # not defined
             sharded, _ = ours(name, architecture, vocabulary, args.rows, shards=4)
-            theirs = plain(name, architecture, tasks.parts[0].task, dict(tasks.parts[0].lengths), args.rows)
+            theirs = plain(name, architecture, tasks.components[0].task, dict(tasks.components[0].lengths), args.rows)
             runs = {"ours": batches, "sharded": sharded} | ({"theirs": theirs} if theirs else {})
             for iterator in runs.values():
                 for _ in range(8):  # until the shuffle's buffer is full

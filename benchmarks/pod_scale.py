@@ -20,7 +20,7 @@ without_accelerator()
 from t5x_lab.networks.config import REMAT_POLICIES
 from t5x_lab.observe.hardware import GiB
 from t5x_lab.runs.compile import Report, compile_step
-from t5x_lab.runs.config import GinConfig
+from t5x_lab.runs.config.gin_config import GinConfig
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "pod_scale.json"

@@ -38,7 +38,7 @@ def write_records(work: pathlib.Path, scale: int) -> int:
     """Made-up records of T0's data sets, in files; returns their number."""
     import synthetic_records
 
-    from t5x_lab.prompts.catalogue import T0_TRAIN
+    from t5x_lab.papers.data_sets import T0_TRAIN
 
     total = 0
     for entry in T0_TRAIN:
@@ -61,8 +61,8 @@ def measure(work: pathlib.Path, cached: bool, draws: int) -> dict:
     import scipy.stats
     from etils import epath
 
-    from t5x_lab.data.pipeline import SeqioBatches, resolve_tasks
-    from t5x_lab.runs.config import GinConfig
+    from t5x_lab.data.pipeline.batches import SeqioBatches, resolve_tasks
+    from t5x_lab.runs.config.gin_config import GinConfig
 
     config = GinConfig([str(work / "t0.gin")], [f"USE_CACHED_TASKS = {cached}"]).data()
     found = {}
@@ -76,7 +76,7 @@ def measure(work: pathlib.Path, cached: bool, draws: int) -> dict:
         counts += (next(batches)["task_tokens"] > 0).sum(axis=0)
     found["examples a CPU-second"] = rows / (cpu() - cpu_began)
     found["examples a second"] = rows / (time.monotonic() - began)
-    rates = np.array([part.rate for part in tasks.trained])
+    rates = np.array([part.rate for part in tasks.train_components])
     expected = rates / rates.sum() * counts.sum()
     found |= {"draws": int(counts.sum()), "tasks": len(counts), "tasks drawn": int((counts > 0).sum())}
     found["fewest draws expected"] = float(expected.min())

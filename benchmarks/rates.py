@@ -17,8 +17,9 @@ import scipy.stats
 import seqio
 import tensorflow as tf
 
-from t5x_lab.data.config import ByteVocabulary, DataConfig
-from t5x_lab.data.pipeline import SeqioBatches, resolve_tasks
+from t5x_lab.data.config import DataConfig
+from t5x_lab.data.pipeline.batches import SeqioBatches, resolve_tasks
+from t5x_lab.data.vocabularies.config import ByteVocabulary
 from t5x_lab.training.batches import Rows
 
 FEATURES = {name: seqio.Feature(seqio.PassThroughVocabulary(100_000), add_eos=False) for name in ("inputs", "targets")}

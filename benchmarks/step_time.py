@@ -21,7 +21,7 @@ SIZE, REPEATS = 2048, 8  # of the products that give the machine's rate
 
 
 def our_run(bindings: list[str]):
-    from t5x_lab.runs.config import GinConfig
+    from t5x_lab.runs.config.gin_config import GinConfig
 
     common = ["TRAIN_STEPS = 1", 'MODEL_DIR = "unused"', 'MIXTURE_OR_TASK_NAME = "c4"', f"BATCH_SIZE = {ROWS}"]
     files = ["models/t5_1_1/small.gin", "objectives/span_corruption.gin"]
@@ -31,8 +31,8 @@ def our_run(bindings: list[str]):
 def ours(bindings: list[str]):
     import jax
 
-    from t5x_lab.runs.assemble import assemble
-    from t5x_lab.runs.sharded_model import ShardedModel
+    from t5x_lab.runs.model.sharded_model import ShardedModel
+    from t5x_lab.runs.train.assemble import assemble
     from t5x_lab.training.batches import SyntheticBatches
 
     run = our_run(bindings)
@@ -86,7 +86,7 @@ def products(unused):
     return step
 
 
-SIDES = {"t5x_lab": ours, "transformers": theirs, "products": products}
+FEATURE_PREFIXES = {"t5x_lab": ours, "transformers": theirs, "products": products}
 
 
 def turn(step) -> float:
@@ -107,16 +107,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--binding", action="append", default=[], help="further gin bindings for ours")
     parser.add_argument("--small_pages", action="store_true", help="without huge pages")
-    parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
+    parser.add_argument("--side", choices=FEATURE_PREFIXES, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.side:
-        step = SIDES[args.side](args.binding)
+        step = FEATURE_PREFIXES[args.side](args.binding)
         serve(lambda line: turn(step))
         return
 
     bindings = [f"--binding={binding}" for binding in args.binding]
-    workers = {side: Worker(__file__, f"--side={side}", *bindings, huge_pages=not args.small_pages) for side in SIDES}
-    times: dict[str, list[float]] = {side: [] for side in SIDES}
+    workers = {
+        side: Worker(__file__, f"--side={side}", *bindings, huge_pages=not args.small_pages) for side in FEATURE_PREFIXES
+    }
+    times: dict[str, list[float]] = {side: [] for side in FEATURE_PREFIXES}
     for round_ in range(args.rounds + 1):
         for side, worker in workers.items():
             seconds = float(worker.ask())

@@ -22,10 +22,12 @@ import scipy.stats
 import seqio
 from test_t5_suite import OTHERS, made_up, sizes_of_t5
 
-from t5x_lab.data.config import ByteVocabulary, DataConfig, Mixing, TextFiles
-from t5x_lab.data.pipeline import SeqioBatches, resolve_tasks
-from t5x_lab.prompts.config import Collection, Prompts, Records
-from t5x_lab.prompts.t5_suite import SUITE
+from t5x_lab.data.config import DataConfig, Mixing, TextFiles
+from t5x_lab.data.pipeline.batches import SeqioBatches, resolve_tasks
+from t5x_lab.data.vocabularies.config import ByteVocabulary
+from t5x_lab.papers.t5.suite import SUITE
+from t5x_lab.prompts.config import Collection, Records
+from t5x_lab.prompts.prompts import Prompts
 
 MIXINGS = {
     "K = 2^16": Mixing(maximum=2**16),

@@ -73,7 +73,7 @@ LearningRate.base_learning_rate = {rate}
 WAYS = {
     "scratch": [],
     "all": [],
-    "adapters": ["--gin_file=added/adapters.gin", "--gin.Adapter.size=32", "--gin.LearningRate.base_learning_rate=0.002"],
+    "adapters": ["--gin_file=peft/adapters.gin", "--gin.Adapter.size=32", "--gin.LearningRate.base_learning_rate=0.002"],
     "unfreezing": ["--gin_file=optimizers/gradual_unfreezing.gin"],
     "mixture+": [],
 }

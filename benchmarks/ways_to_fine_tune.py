@@ -21,9 +21,9 @@ from turns import Worker, serve
 
 WAYS = {
     "all": [],
-    "adapters": ["added/adapters.gin"],
-    "LoRA": ["added/lora.gin"],
-    "soft prompt": ["added/soft_prompt.gin"],
+    "adapters": ["peft/adapters.gin"],
+    "LoRA": ["peft/lora.gin"],
+    "soft prompt": ["peft/soft_prompt.gin"],
 }
 BASE = 2_849_757_184  # parameters of T5 1.1 XL
 ROWS, INPUTS, TARGETS = 8, 128, 32
@@ -56,9 +56,9 @@ def show_memory() -> None:
 def steps_of(way: str):
     import jax
 
-    from t5x_lab.runs.assemble import assemble
-    from t5x_lab.runs.config import GinConfig
-    from t5x_lab.runs.sharded_model import ShardedModel
+    from t5x_lab.runs.config.gin_config import GinConfig
+    from t5x_lab.runs.model.sharded_model import ShardedModel
+    from t5x_lab.runs.train.assemble import assemble
     from t5x_lab.training.batches import SyntheticBatches
 
     needed = ["TRAIN_STEPS = 1", 'MODEL_DIR = "unused"', 'MIXTURE_OR_TASK_NAME = "t5_squad"', f"BATCH_SIZE = {ROWS}"]

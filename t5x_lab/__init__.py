@@ -12,7 +12,7 @@ __all__ = ["from_gin", "load"]
 
 def __getattr__(name: str):
     if name in __all__:
-        from t5x_lab.runs import load
+        from t5x_lab.runs.model import load
 
         return getattr(load, name)
     raise AttributeError(f"module 't5x_lab' has no attribute {name!r}")

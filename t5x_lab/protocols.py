@@ -1,28 +1,35 @@
-"""What a user's own objects may be, and what helps to make them. Gin binds whatever satisfies one of these protocols."""
+"""Protocols and base classes for a user's own objects. Gin binds any object that satisfies a protocol."""
 
 from t5x_lab.data.converter import Converter
-from t5x_lab.data.objective import Objective
-from t5x_lab.evaluation.config import Evaluation
+from t5x_lab.data.objectives.denoising import Denoising
+from t5x_lab.data.objectives.objective import Objective
+from t5x_lab.evaluation.evaluation import Evaluation, EvaluationResult
+from t5x_lab.evaluation.probes.probe import Probe
 from t5x_lab.models.loss import Loss
-from t5x_lab.networks.additions import Addition
+from t5x_lab.networks.module_network import ModuleNetwork
 from t5x_lab.networks.network import Decoder, Module, Network
-from t5x_lab.networks.of_module import OfModule
+from t5x_lab.networks.peft import PeftMethod
 from t5x_lab.optim.optimizers import Optax, Optimizer
 from t5x_lab.optim.schedules import Schedule
 from t5x_lab.training.hooks import Hook
 
+Addition, OfModule = PeftMethod, ModuleNetwork  # names of the last release
+
 __all__ = [
-    "Addition",
     "Converter",
     "Decoder",
+    "Denoising",
     "Evaluation",
+    "EvaluationResult",
     "Hook",
     "Loss",
     "Module",
+    "ModuleNetwork",
     "Network",
     "Objective",
-    "OfModule",
     "Optax",
     "Optimizer",
+    "PeftMethod",
+    "Probe",
     "Schedule",
 ]

@@ -1,36 +1,36 @@
-"""C4 through TensorFlow Datasets; with objectives, under T5's own task names.
+"""C4 from TensorFlow Datasets, also under T5's task names.
 
-T5 names version 2.2.0, which TensorFlow Datasets can no longer prepare but still reads where it was prepared before; the
-present version is 3.1.0. It reads what is there and says which.
+T5's names have version 2.2.0, which TensorFlow Datasets still reads but can no longer prepare. The current version is 3.1.0. The
+prepared version is used and logged.
 """
 
 import seqio
 import tensorflow_datasets as tfds
 
 from t5x_lab.config.errors import NotHere
-from t5x_lab.data.tasks import register_text
-from t5x_lab.data.texts import OpenedWhenRead
-from t5x_lab.observe.console import say
+from t5x_lab.data.tasks.names import register_text
+from t5x_lab.data.tasks.text_tasks import LazySource
+from t5x_lab.config.log import log
 
 VERSIONS = ("2.2.0", "3.1.0")
-# T5's names of the tasks are c4_v220_span_corruption, c4_v220_full_lm, c4_prefix_lm_objective_…
+# T5's task names are c4_v220_span_corruption, c4_v220_full_lm, c4_prefix_lm_objective_…
 TEXTS = ("c4", "c4_v220")
 
 
 def prepared_version() -> str:
-    """The version of c4/en to read: the first of `VERSIONS` that is prepared.
+    """Returns the version of c4/en to read: the first of `VERSIONS` that is prepared.
 
     Raises:
-      NotHere: when neither is.
+      NotHere: if neither is.
     """
     for version in VERSIONS:
         try:
             builder = tfds.builder(f"c4/en:{version}", try_gcs=False)
             if builder.data_path.exists() and builder.info.splits:
-                say(f"Reading C4 {version} from {builder.data_path}.")
+                log(f"Reading C4 {version} from {builder.data_path}.")
                 return version
         except (tfds.core.DatasetNotFoundError, AssertionError, ValueError):
-            continue  # an old version that is not prepared cannot even be named
+            continue  # the builder of an old version raises unless it is prepared
     raise NotHere(
         f"C4 is not prepared under {tfds.core.constants.DATA_DIR}: neither c4/en:{VERSIONS[0]} nor c4/en:{VERSIONS[1]} is "
         "there. Set the environment variable TFDS_DATA_DIR to where it is, prepare it with: tfds build c4/en:3.1.0, or train "
@@ -39,4 +39,4 @@ def prepared_version() -> str:
 
 
 for _name in TEXTS:
-    register_text(_name, OpenedWhenRead(lambda: seqio.TfdsDataSource(f"c4/en:{prepared_version()}")))
+    register_text(_name, LazySource(lambda: seqio.TfdsDataSource(f"c4/en:{prepared_version()}")))

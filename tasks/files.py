@@ -1,8 +1,8 @@
-"""Pre-training on one's own text from gin alone: `files` is what `TextFiles` names."""
+"""The user's text files: `files` reads what `TextFiles` sets in gin."""
 
 from t5x_lab.data.config import TextFiles
-from t5x_lab.data.sources import text_files
-from t5x_lab.data.tasks import register_text
-from t5x_lab.data.texts import OpenedWhenRead
+from t5x_lab.data.sources.text_files import text_files
+from t5x_lab.data.tasks.names import register_text
+from t5x_lab.data.tasks.text_tasks import LazySource
 
-register_text("files", OpenedWhenRead(lambda: text_files(TextFiles())))  # a run's own TextFiles take its place
+register_text("files", LazySource(lambda: text_files(TextFiles())))  # a run's own TextFiles replace it

@@ -1,10 +1,10 @@
-"""T5's suite for SeqIO's own tools, which know no run: --module_import=t5x_lab.tasks.t5_suite
+"""T5 suite for SeqIO's own tools: --module_import=t5x_lab.tasks.t5_suite
 
-Records come from TensorFlow Datasets, and tokens are bytes until a vocabulary is given; a run knows all names without this.
+Records come from TensorFlow Datasets, and the vocabulary is bytes until another one is set. A run needs no import of this module.
 """
 
-from t5x_lab.prompts.config import Prompts
-from t5x_lab.prompts.t5_suite import declare, names
+from t5x_lab.papers.t5.suite import declare, names
+from t5x_lab.prompts.prompts import Prompts
 
 for _name in names():
     declare(_name, Prompts())

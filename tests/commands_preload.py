@@ -3,8 +3,8 @@
 import seqio  # noqa: F401
 import t5.data  # noqa: F401
 
-import t5x_lab.data.pipeline
-import t5x_lab.evaluation.task_metrics
-import t5x_lab.runs.evaluate
-import t5x_lab.runs.train
+import t5x_lab.data.pipeline.batches
+import t5x_lab.evaluation.metrics.task_metrics
+import t5x_lab.runs.evaluate.evaluations
+import t5x_lab.runs.train.train
 import t5x_lab.tasks  # noqa: F401

@@ -18,19 +18,19 @@ from t5x_lab.checkpoints.manager import save_run
 from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
 from t5x_lab.models.model import Model, ModelConfig
-from t5x_lab.networks import additions
+from t5x_lab.networks import peft as additions
 from t5x_lab.networks.adapter import Adapter
-from t5x_lab.networks.additions import added_names
 from t5x_lab.networks.lora import Lora
-from t5x_lab.networks.of_module import OfModule
+from t5x_lab.networks.module_network import ModuleNetwork
+from t5x_lab.networks.peft import peft_names
 from t5x_lab.optim.groups import flat_names, trained
 from t5x_lab.optim.optimizers import Adafactor
 from t5x_lab.optim.schedules import LearningRate
 from t5x_lab.partitioning.mesh import MeshShape
-from t5x_lab.runs.assemble import assemble
-from t5x_lab.runs.config import GinConfig
-from t5x_lab.runs.sharded_model import ShardedModel
-from t5x_lab.runs.training_flops import training_flops
+from t5x_lab.runs.config.gin_config import GinConfig
+from t5x_lab.runs.model.sharded_model import ShardedModel
+from t5x_lab.runs.train.assemble import assemble
+from t5x_lab.runs.train.training_flops import training_flops
 
 ALL = r".*(query|key|value|out|wi_0|wi_1|wo)"
 LOUD = ["VOCABULARY = @ByteVocabulary()", "TransformerConfig.vocab_size = 384", 'TransformerConfig.dtype = "float32"']
@@ -48,7 +48,7 @@ def test_a_base_model_is_what_it_was(network):
     base, model = models(network, lora=Lora(ALL, rank=3), adapter=Adapter(size=5))
     before, params = base.init(jax.random.key(1)), model.init(jax.random.key(1))
     there, now = flat_names(before), flat_names(params)
-    added = added_names(params, model.config.network)
+    added = peft_names(params, model.config.network)
     assert added == now.keys() - there.keys() and {name.split("/")[-1] for name in added} == {"up", "down"}
     for name, x in there.items():
         np.testing.assert_array_equal(now[name], x)
@@ -160,7 +160,7 @@ class _Shift(nnx.Module):
 
 
 def test_networks_and_additions_of_a_users_own():
-    base, model = models(OfModule(Net), shift=Shift(), lora=Lora("middle|out", rank=2, alpha=2.0))
+    base, model = models(ModuleNetwork(Net), shift=Shift(), lora=Lora("middle|out", rank=2, alpha=2.0))
     params = random_params(model)
     batch = {"decoder_input_tokens": jnp.asarray([[0, 5, 9]])}
     x = params["table"]["embedding"][jnp.asarray([[0, 5, 9]])]
@@ -201,7 +201,7 @@ def test_only_what_is_trainable_changes_and_has_slots(mesh):
         ({"lora": Lora("decoder/layers/mlp")}, "Lora cannot be added to decoder/layers/mlp: it has no kernel"),
         ({"adapter": Adapter("token_embedder/none")}, "matches no module"),
         ({"adapter": Adapter("decoder/layers")}, "Adapter.modules names a module that gives several arrays"),
-        ({"kernel": Lora(".*/query")}, 'ADDED has the name "kernel", which parts of the network have'),
+        ({"kernel": Lora(".*/query")}, 'PEFT has the name "kernel", which parts of the network have'),
         ({"equation": Lora(".*/query")}, 'The module decoder/layers/self_attention/query has "equation" of its own'),
         ({"lora": "lora"}, "it must be an addition, such as @Lora"),
         ({"lora": Lora}, "it must be an addition"),
@@ -231,7 +231,7 @@ def test_a_run_starts_from_a_base_trains_what_was_added_and_goes_on(added, rate,
     base = str(tmp_path / "base")
     assert main(flags("encoder_decoder", SPANS, base, 2)) == 0
     more = [
-        f"--gin_file=added/{added}.gin", f"--gin.INITIAL_CHECKPOINT_PATH={base}", "--gin.OPTIMIZER=@AdamW()",
+        f"--gin_file=peft/{added}.gin", f"--gin.INITIAL_CHECKPOINT_PATH={base}", "--gin.OPTIMIZER=@AdamW()",
         "--gin.LearningRate.factors=constant", f"--gin.LearningRate.base_learning_rate={rate}", "--gin.CHECKPOINT_PERIOD=2",
     ]  # fmt: skip
     whole, parts = (str(tmp_path / name) for name in ("whole", "parts"))
@@ -243,14 +243,14 @@ def test_a_run_starts_from_a_base_trains_what_was_added_and_goes_on(added, rate,
     for name, x in flat_names(other.params).items():
         np.testing.assert_array_equal(x, after[name])
     moved = {name for name, x in after.items() if name not in before or not np.array_equal(x, before[name])}
-    trainable = re.compile(GinConfig((f"added/{added}.gin",)).text.split("TRAINABLE = ")[1].splitlines()[0].strip("'\""))
+    trainable = re.compile(GinConfig((f"peft/{added}.gin",)).text.split("TRAINABLE = ")[1].splitlines()[0].strip("'\""))
     assert moved == {name for name in after if trainable.fullmatch(name)} and after.keys() > before.keys()
     assert run.generate(["a"], max_tokens=2) and main(["eval", f"--model_dir={whole}"]) == 0
 
     text, words = ["a text"], ["of words"]
-    run.save_added(str(tmp_path / "alone"))
+    run.save_adapter(str(tmp_path / "alone"))
     for directory in (whole, str(tmp_path / "alone")):
-        on_top = of_base.with_added(directory)
+        on_top = of_base.with_adapter(directory)
         assert on_top.score(text, words) == run.score(text, words)
         own = flat_names(on_top.params)
         shared = {name for name, x in before.items() if own[name] is x}
@@ -258,16 +258,16 @@ def test_a_run_starts_from_a_base_trains_what_was_added_and_goes_on(added, rate,
     files = lambda path: sum(file.stat().st_size for file in pathlib.Path(path).rglob("*") if file.is_file())
     assert files(tmp_path / "alone" / "checkpoints") < 0.5 * files(f"{base}/checkpoints/2/params")
     with pytest.raises(UserError, match="of a model with .*, which this one, its base, has (nowhere|of the shape)"):
-        t5x_lab.from_gin(["models/decoder/tiny.gin"]).with_added(whole)
+        t5x_lab.from_gin(["models/decoder/tiny.gin"]).with_adapter(whole)
     with pytest.raises(UserError, match="This model has .*adapter.*, and what|This model has .*lora.*, and what"):
-        run.with_added(_with_another_name(tmp_path, whole))
+        run.with_adapter(_with_another_name(tmp_path, whole))
     with pytest.raises(UserError, match="All parameters of this model are trained; save and load it whole"):
-        of_base.with_added(base)
+        of_base.with_adapter(base)
     with pytest.raises(UserError, match=r"holds only what was learned on top of its base, .* t5x_lab.load\(BASE\).with_added"):
         t5x_lab.load(str(tmp_path / "alone"))
-    assert of_base.with_added(whole)._inference is of_base.with_added(str(tmp_path / "alone"))._inference  # compiled once
+    assert of_base.with_adapter(whole)._inference is of_base.with_adapter(str(tmp_path / "alone"))._inference  # compiled once
 
-    began = t5x_lab.from_gin([f"{base}/config.gin", f"added/{added}.gin"], checkpoint=base)
+    began = t5x_lab.from_gin([f"{base}/config.gin", f"peft/{added}.gin"], checkpoint=base)
     assert began.score(["a text"], ["of words"]) == of_base.score(["a text"], ["of words"])
     if added == "lora":
         alone = run.merged()
@@ -289,14 +289,14 @@ def _with_another_name(tmp_path, whole):
     rename = lambda tree: {names.get(k, k): rename(x) if isinstance(x, dict) else x for k, x in tree.items()}
     (name,) = run.config.model().added
     kind = {"lora": "Lora", "adapter": "Adapter"}[name]
-    config = GinConfig((), (run.config.text, f'ADDED = {{"thin": @{kind}()}}', 'TRAINABLE = ".*/thin/.*"'))
+    config = GinConfig((), (run.config.text, f'PEFT = {{"thin": @{kind}()}}', 'TRAINABLE = ".*/thin/.*"'))
     save_run(str(tmp_path / "renamed"), config.text, rename(run.params), 4)
     return str(tmp_path / "renamed")
 
 
 def test_what_is_added_to_logits_counts():
     """LoRA of the matrix that makes logits: in logits, losses and scores, as merged into it."""
-    more = ['ADDED = {"lora": @Lora()}', 'Lora.modules = ".*/query|logits_dense"', 'TRAINABLE = ".*/lora/.*"']
+    more = ['PEFT = {"lora": @Lora()}', 'Lora.modules = ".*/query|logits_dense"', 'TRAINABLE = ".*/lora/.*"']
     run = t5x_lab.from_gin(["models/t5_1_1/tiny.gin"], [*LOUD, *more])
     draw = np.random.default_rng(0)
     run.params = jax.tree.map(lambda x: np.asarray(x) + draw.normal(size=x.shape).astype(np.float32) * 0.3, run.params)
@@ -316,7 +316,7 @@ def test_what_begins_with_zeros_learns_at_the_rate_that_is_set():
     """A step of the files' optimizer moves `up` by about the rate, and not by a thousandth of it."""
     for added in ("lora", "adapters"):
         run = GinConfig(
-            ["models/t5_1_1/tiny.gin", "runs/finetune.gin", f"added/{added}.gin"],
+            ["models/t5_1_1/tiny.gin", "runs/finetune.gin", f"peft/{added}.gin"],
             [*LOUD, "MODEL_DIR = 'x'", "TRAIN_STEPS = 1", 'MIXTURE_OR_TASK_NAME = "sotu_span_corruption"',
              'TASK_FEATURE_LENGTHS = {"inputs": 32}'],
         ).run()  # fmt: skip
@@ -330,7 +330,7 @@ def test_what_begins_with_zeros_learns_at_the_rate_that_is_set():
 
 
 def test_groups_that_are_not_frozen_are_saved_with_what_is_added(tmp_path):
-    groups = ['ADDED = {"lora": @Lora()}', "OPTIMIZER = @Groups()",
+    groups = ['PEFT = {"lora": @Lora()}', "OPTIMIZER = @Groups()",
               'Groups.groups = [(".*/lora/.*", @Adafactor()), (".*norm/scale", @AdamW()), (".*", None)]']  # fmt: skip
     base = t5x_lab.from_gin(["models/t5_1_1/tiny.gin"], LOUD)
     run = t5x_lab.from_gin(["models/t5_1_1/tiny.gin"], [*LOUD, *groups])
@@ -338,23 +338,25 @@ def test_groups_that_are_not_frozen_are_saved_with_what_is_added(tmp_path):
         name: x + (0.5 if "/lora/" in name or name.endswith("norm/scale") else 0) for name, x in flat_names(run.params).items()
     }
     run = run.with_params(_tree(changed), 3)
-    run.save_added(str(tmp_path / "alone"))
-    np.testing.assert_allclose(base.with_added(str(tmp_path / "alone")).score(["a"], ["b"]), run.score(["a"], ["b"]), rtol=1e-6)
+    run.save_adapter(str(tmp_path / "alone"))
+    np.testing.assert_allclose(
+        base.with_adapter(str(tmp_path / "alone")).score(["a"], ["b"]), run.score(["a"], ["b"]), rtol=1e-6
+    )
     whole = t5x_lab.from_gin(["models/t5_1_1/tiny.gin"], [*LOUD, groups[0]])
     with pytest.raises(UserError, match="All parameters of this model are trained"):
-        whole.save_added(str(tmp_path / "whole"))
+        whole.save_adapter(str(tmp_path / "whole"))
 
 
 MISTAKES = {
     "a name that parts of the network have": (
-        ['ADDED = {"query": @Lora()}'],
+        ['PEFT = {"query": @Lora()}'],
         'the name "query", which parts of the network have',
     ),
     "an adapter of logits": (
-        ['ADDED = {"a": @Adapter()}', 'Adapter.modules = "logits_dense"'],
+        ['PEFT = {"a": @Adapter()}', 'Adapter.modules = "logits_dense"'],
         "cannot be added to logits_dense",
     ),
-    "an adapter of heads": (['ADDED = {"a": @Adapter()}', 'Adapter.modules = ".*/query"'], "gives an array of the shape"),
+    "an adapter of heads": (['PEFT = {"a": @Adapter()}', 'Adapter.modules = ".*/query"'], "gives an array of the shape"),
 }
 
 
@@ -444,9 +446,9 @@ def test_flops_of_training_are_those_of_the_gradients_that_are_computed(policy):
     scores = 2 * inner * (E * S * S + D * T * T + D * T * S)
     attention, logits = 2 * scores, 2 * T * c.emb_dim * c.vocab_size
     kernels = whole / 3 - attention - logits
-    prompt = run("added/soft_prompt.gin", more=[*more, "SOFT_PROMPT_LENGTH = 4"])
+    prompt = run("peft/soft_prompt.gin", more=[*more, "SOFT_PROMPT_LENGTH = 4"])
     assert training_flops(prompt, Model(prompt.model), S, T) == pytest.approx(3 * attention + 2 * (kernels + logits), rel=0.02)
-    lora = run("added/lora.gin")
+    lora = run("peft/lora.gin")
     thin = 2 * 8 * (c.emb_dim + inner) * (2 * E * S + 2 * D * T + D * (T + S))  # of rank 8, on queries and values
     assert training_flops(lora, Model(lora.model), S, T) == pytest.approx(
         3 * attention + 2 * (kernels + logits) + 3 * thin, rel=0.02

@@ -13,8 +13,8 @@ from runs_of_text import flags, losses
 import t5x_lab
 from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
-from t5x_lab.evaluation.examples import read_examples
-from t5x_lab.evaluation.infer import infer
+from t5x_lab.evaluation.inference.files import read_examples
+from t5x_lab.evaluation.inference.infer import infer
 
 pytestmark = pytest.mark.slow
 

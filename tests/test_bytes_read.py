@@ -26,8 +26,8 @@ from t5x_lab.models.model import ModelConfig
 from t5x_lab.optim.groups import flat_names
 from t5x_lab.optim.optimizers import AdamW
 from t5x_lab.partitioning.mesh import MeshShape
-from t5x_lab.runs.assemble import Training, assemble
-from t5x_lab.runs.sharded_model import ShardedModel
+from t5x_lab.runs.model.sharded_model import ShardedModel
+from t5x_lab.runs.train.assemble import Training, assemble
 
 pytestmark = pytest.mark.slow
 # Large enough that the index of the chunks, which readers at one time may read twice, is a small part.

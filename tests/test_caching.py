@@ -18,9 +18,13 @@ import tensorflow_datasets as tfds
 from known_task import write_task
 
 from t5x_lab.config.errors import UserError
-from t5x_lab.data import caches, caching, reading, sources
-from t5x_lab.data.config import ByteVocabulary, DataConfig, Mixing, TextFiles
-from t5x_lab.data.pipeline import EvalBatches, SeqioBatches, resolve_tasks
+from t5x_lab.data.cache import reading as caches
+from t5x_lab.data.cache import writing as caching
+from t5x_lab.data.config import DataConfig, Mixing, TextFiles
+from t5x_lab.data.pipeline import reading
+from t5x_lab.data.pipeline.batches import EvalBatches, SeqioBatches, resolve_tasks
+from t5x_lab.data.sources import text_files as sources
+from t5x_lab.data.vocabularies.config import ByteVocabulary
 
 BYTES = ByteVocabulary()
 
@@ -125,7 +129,7 @@ def batches(name, number=3, **options):
     tasks = resolve_tasks(config, "encoder_decoder", 384)
     read = SeqioBatches(tasks, config, seed=3)
     trained = [next(read) for _ in range(number)]
-    return [*trained, *(batch for part in tasks.parts for batch in EvalBatches(tasks, part, config, most=3))]
+    return [*trained, *(batch for part in tasks.components for batch in EvalBatches(tasks, part, config, most=3))]
 
 
 def assert_equal(ours, theirs):
@@ -243,7 +247,7 @@ def test_what_is_made_of_one_record_stays_together(tmp_path):
     config = DataConfig(
         "ranked_lines", {name: 32 for name in BOTH}, 16, BYTES, use_cached=True, cache_dirs=(str(tmp_path / "caches"),)
     )
-    read = caches.with_cache(task, config).get_dataset(config.task_feature_lengths, "validation", shuffle=False, num_epochs=1)
+    read = caches.use_cache(task, config).get_dataset(config.task_feature_lengths, "validation", shuffle=False, num_epochs=1)
     rows = [(*example["idx"].tolist(), example["inputs_pretokenized"]) for example in read.as_numpy_iterator()]
     assert all(len({text for *_, text in rows[at : at + 3]}) == 1 for at in range(0, 180, 3))
     assert [choice for _, choice, _ in rows] == [0, 1, 2] * 60
@@ -297,7 +301,7 @@ def test_shapes_that_are_not_known_are_those_of_the_examples(tmp_path):
     task = seqio.Task("untold", of_lines(tmp_path, "untold", (0, 3)), preprocessors=steps, output_features=features)
     cached(task, tmp_path / "caches")
     config = DataConfig("untold", {"ids": 32}, 16, ByteVocabulary(50), use_cached=True, cache_dirs=(str(tmp_path / "caches"),))
-    read = caches.with_cache(task, config).get_dataset(None, "train", shuffle=False, num_epochs=1)  # no ids of a vocabulary
+    read = caches.use_cache(task, config).get_dataset(None, "train", shuffle=False, num_epochs=1)  # no ids of a vocabulary
     assert [example["ids"].tolist() for example in read.as_numpy_iterator()] == [list(range(10))] * 3
 
 
@@ -307,9 +311,9 @@ def test_a_cache_of_another_text_is_refused(tmp_path):
         "files_full_lm", {"targets": 16}, 16, BYTES, use_cached=True, cache_dirs=(folder,),
         files=TextFiles(*2 * (lines_of(tmp_path, name, (90,))), lines_per_document=1),
     )  # fmt: skip
-    from t5x_lab.data.tasks import members
+    from t5x_lab.data.tasks.names import find_members
 
-    (one,) = members(of("one"))
+    (one,) = find_members(of("one"))
     cached(one.task, folder)
     read = lambda config: SeqioBatches(resolve_tasks(config, "causal_decoder", 384), config, seed=0)
     assert next(read(of("one")))
@@ -358,7 +362,7 @@ def test_what_was_begun_is_no_cache_and_is_gone_on_from(registered, tmp_path):
     task, folder = registered("begun", (30, 20, 10)), tmp_path / "caches"
     first, *others = itertools.chain(*caching.begin(task, str(folder), BYTES).values())
     caching.write(first, task, str(folder))
-    written = caches.folder_of(str(folder), "begun") / first.file
+    written = caches.task_cache_dir(str(folder), "begun") / first.file
     before = written.stat().mtime, written.read_bytes()
     (written.parent / "parts" / f"{others[0].file}.0123").write_bytes(b"half")
     with pytest.raises(UserError, match="is not written. Run the same command again."):
@@ -377,7 +381,7 @@ def test_what_was_begun_is_no_cache_and_is_gone_on_from(registered, tmp_path):
         "examples": 60, "inputs_tokens": sum(lengths), "inputs_max_tokens": max(lengths),
         "targets_tokens": sum(lengths), "targets_max_tokens": max(lengths),
     }  # fmt: skip
-    with caches.known_to_seqio([(task, caches.CacheOfTask(task, config))]):  # SeqIO itself reads it
+    with caches.register_cache_stats([(task, caches.CachedTaskSource(task, config))]):  # SeqIO itself reads it
         seqios = task.get_dataset({"inputs": 64, "targets": 64}, use_cached=True, shuffle=False)
         assert sum(1 for _ in seqios) == 60 and task.get_cached_stats("train") == stats
     assert task.cache_dir is None
@@ -392,11 +396,11 @@ def test_a_cache_of_another_vocabulary_is_refused(registered, tmp_path):
         SeqioBatches(resolve_tasks(config, "encoder_decoder", 384), config, seed=0)
     with pytest.raises(UserError, match="holds the ids of"):
         caches.is_complete(str(folder), seqio.TaskRegistry.get("bytes"), other)
-    (caches.folder_of(str(folder), "bytes") / caches.MANIFEST).unlink()  # as SeqIO's own have none
+    (caches.task_cache_dir(str(folder), "bytes") / caches.MANIFEST).unlink()  # as SeqIO's own have none
     task = copy.copy(seqio.TaskRegistry.get("bytes"))
     task._output_features = {n: seqio.Feature(_Shifted(100)) for n in ("inputs", "targets")}
     with pytest.raises(UserError, match='was made with another vocabulary: its first "inputs"'):
-        caches.CacheOfTask(task, config).of("train")
+        caches.CachedTaskSource(task, config).of("train")
 
 
 class _Shifted(seqio.ByteVocabulary):

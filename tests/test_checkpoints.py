@@ -25,8 +25,8 @@ from t5x_lab.models.model import ModelConfig
 from t5x_lab.optim.optimizers import Adafactor, AdamW
 from t5x_lab.optim.schedules import LearningRate
 from t5x_lab.partitioning.mesh import MeshShape
-from t5x_lab.runs.assemble import assemble
-from t5x_lab.runs.sharded_model import ShardedModel
+from t5x_lab.runs.model.sharded_model import ShardedModel
+from t5x_lab.runs.train.assemble import assemble
 from t5x_lab.training.batches import SyntheticBatches
 
 
@@ -282,14 +282,14 @@ class Storage:
     directory = "somewhere"
 
     def __init__(self, at: str):
-        self.at, self.broken, self.tried, self.saved, self.cleaned = at, True, [], [], 0
+        self.at, self.broken, self.call_user_code, self.saved, self.cleaned = at, True, [], [], 0
         self._pending = None
 
     def save(self, step, state, batches, notes):
         self.wait()
         if step in self.saved:
             return
-        self.tried.append(step)
+        self.call_user_code.append(step)
         if self.broken and self.at == "begin":
             raise OSError(28, "No space left on device")
         self._pending = step
@@ -318,7 +318,7 @@ def test_a_failing_save_is_tried_again_until_it_works_or_the_time_is_up(at, monk
 
     def saver(storage, **rules):
         said.clear()
-        return saving.Saver(storage, SaveCheckpointConfig(period=10, **rules), None, say=said.append)
+        return saving.Saver(storage, SaveCheckpointConfig(period=10, **rules), None, log=said.append)
 
     def steps(one, first, last):
         for step in range(first, last):
@@ -331,7 +331,12 @@ def test_a_failing_save_is_tried_again_until_it_works_or_the_time_is_up(at, monk
     one = saver(storage, retry_minutes=1)
     steps(one, 1, 40)
     # 30 seconds of pauses that double: 1, 2, 4, 8 and 16 (a failure behind the scenes is seen a step later).
-    assert storage.tried[0] == 10 and 4 <= len(storage.tried) <= 8 and not storage.saved and storage.cleaned == len(said)
+    assert (
+        storage.call_user_code[0] == 10
+        and 4 <= len(storage.call_user_code) <= 8
+        and not storage.saved
+        and storage.cleaned == len(said)
+    )
     assert "could not be saved" in said[0] and "no space left" in said[0].lower()
     storage.broken = False
     steps(one, 40, 70)

@@ -22,19 +22,19 @@ from t5x_lab.checkpoints.formats import find
 from t5x_lab.checkpoints.initial import load_params
 from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
-from t5x_lab.data.pipeline import SeqioBatches, resolve_tasks
-from t5x_lab.evaluation.classification import measured
+from t5x_lab.data.pipeline.batches import SeqioBatches, resolve_tasks
+from t5x_lab.evaluation.classification import compute_metrics
 from t5x_lab.models.classifier import Classifier, model_of
 from t5x_lab.models.model import Model, ModelConfig
-from t5x_lab.networks.additions import added_names
 from t5x_lab.networks.head import ClassificationHead
+from t5x_lab.networks.peft import peft_names
 from t5x_lab.optim.groups import flat_names
 from t5x_lab.optim.schedules import WarmupLinear
-from t5x_lab.prompts.classification import BUILT_IN, Classification, Texts
-from t5x_lab.prompts.classified import training_records
-from t5x_lab.prompts.sequences import Sequences, shares
-from t5x_lab.runs.config import GinConfig
-from t5x_lab.runs.training_flops import training_flops
+from t5x_lab.prompts.classification.config import CLASSIFICATIONS, Classification, Texts
+from t5x_lab.prompts.classification.sequences import Sequences, truncated_lengths
+from t5x_lab.prompts.classification.task import count_training_records
+from t5x_lab.runs.config.gin_config import GinConfig
+from t5x_lab.runs.train.training_flops import training_flops
 from t5x_lab.training.step import per_token
 
 CLASSES = ("first", "second", "third")
@@ -230,9 +230,9 @@ def test_segments_are_cut_and_the_extract_token_never(sizes, more, symmetric):
 
 
 def test_the_longest_are_cut_first():
-    assert shares([100, 3, 50], 60) == [29, 3, 28] or shares([100, 3, 50], 60) == [28, 3, 29]
-    assert shares([100, 3, 50], 153) == [100, 3, 50] and shares([1, 1], 2) == [1, 1]
-    context_and_ending = shares([600, 300], 512 - 3)  # as their code has them: each at most half
+    assert truncated_lengths([100, 3, 50], 60) == [29, 3, 28] or truncated_lengths([100, 3, 50], 60) == [28, 3, 29]
+    assert truncated_lengths([100, 3, 50], 153) == [100, 3, 50] and truncated_lengths([1, 1], 2) == [1, 1]
+    context_and_ending = truncated_lengths([600, 300], 512 - 3)  # as their code has them: each at most half
     assert sorted(context_and_ending) == [254, 255]
 
 
@@ -297,7 +297,7 @@ def test_a_number_of_layers_is_transferred_by_the_rules_that_exist(n, expected, 
     abstract = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=jax.sharding.SingleDeviceSharding(jax.devices()[0])), fresh
     )
-    added = added_names(model.abstract_params, new.network)
+    added = peft_names(model.abstract_params, new.network)
     location = find(str(tmp_path / "old"))
     found = load_params(location, abstract, model.axes, config, fresh=lambda: jax.tree.map(jnp.copy, fresh), added=added)
     changed = 0.0
@@ -329,16 +329,16 @@ def test_the_schedule_is_that_of_their_code():
 def test_metrics_are_those_of_scikit_learn_and_scipy():
     draw = np.random.default_rng(0)
     logits, labels = draw.normal(size=(50, 2)), draw.integers(0, 2, 50)
-    found = measured(logits, np.eye(2)[labels], ("accuracy", "f1", "matthews"))
+    found = compute_metrics(logits, np.eye(2)[labels], ("accuracy", "f1", "matthews"))
     predictions = logits.argmax(-1)
     assert found["accuracy"] == pytest.approx(sklearn.metrics.accuracy_score(labels, predictions))
     assert found["f1"] == pytest.approx(sklearn.metrics.f1_score(labels, predictions))
     assert found["matthews"] == pytest.approx(sklearn.metrics.matthews_corrcoef(labels, predictions))
     assert found["loss"] == pytest.approx(sklearn.metrics.log_loss(labels, np.exp(log_softmax(logits))))
     logits, scores = draw.normal(size=(50, 6)), draw.uniform(0, 5, 50)
-    of = BUILT_IN["glue/stsb"]
+    of = CLASSIFICATIONS["glue/stsb"]
     wanted = np.array([of.probabilities({"label": score}) for score in scores])
-    found = measured(logits, wanted, ("pearson", "spearman"))
+    found = compute_metrics(logits, wanted, ("pearson", "spearman"))
     predicted = np.exp(log_softmax(logits)) @ np.arange(6)
     assert found["pearson"] == pytest.approx(scipy.stats.pearsonr(scores, predicted)[0])
     assert found["spearman"] == pytest.approx(scipy.stats.spearmanr(scores, predicted)[0])
@@ -354,10 +354,10 @@ def record_of(of: Classification, words: Words, number: int) -> dict:
     return {**record, of.label: label}
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize("name", CLASSIFICATIONS)
 def test_every_data_set_is_read_as_the_paper_has_it(name, tmp_path):
     """The batch that a model is given, against sequences put together here from the record's fields."""
-    of, words = BUILT_IN[name], Words(name, 0)
+    of, words = CLASSIFICATIONS[name], Words(name, 0)
     records = [record_of(of, words, number) for number in range(4)]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     task = f"classify_{name.replace('/', '_')}"
@@ -510,7 +510,7 @@ MISTAKES = {
     "a length that is too short": (['TASK_FEATURE_LENGTHS={"inputs": 2}'], "leaves no token of each of 1 texts"),
     "two classes of one name": (['Classification.classes=("a", "a")'], "at least two different names"),
     "a metric that is none": (['Classification.metrics=("acuracy",)'], "accuracy"),
-    "lm_weight below 0": (["head_of_task.lm_weight=-1.0"], "must be at least 0"),
+    "lm_weight below 0": (["task_head.lm_weight=-1.0"], "must be at least 0"),
 }
 
 
@@ -560,13 +560,13 @@ def test_epochs_are_counted_in_records_that_are_read(tmp_path):
     first_batch(tmp_path, "classify_glue_cola", records)
     files = {"RECORDS": "@Records()", "Records.files": f'{{"train": "{tmp_path}/records.jsonl"}}'}
     prompts = lambda *more: GinConfig([], [*(f"{k} = {v}" for k, v in files.items()), *more]).prompts()
-    of = BUILT_IN["glue/cola"]
-    assert training_records(of, prompts()) == 8 and training_records(of, prompts("Records.num_examples = 5")) == 5
+    of = CLASSIFICATIONS["glue/cola"]
+    assert count_training_records(of, prompts()) == 8 and count_training_records(of, prompts("Records.num_examples = 5")) == 5
     several = dataclasses.replace(prompts(), records=dataclasses.replace(prompts().records, each=lambda record: [record] * 3))
-    assert training_records(of, several) == 24
+    assert count_training_records(of, several) == 24
     cloze = GinConfig([], ["RECORDS = @Records()", 'Records.files = {"validation": "v.jsonl", "test": "t.jsonl"}']).prompts()
     with pytest.raises(UserError, match="has no training split where its records are said to lie; it has validation, test"):
-        training_records(BUILT_IN["story_cloze/2016"], cloze)
+        count_training_records(CLASSIFICATIONS["story_cloze/2016"], cloze)
 
 
 def test_lora_and_a_head_learn_together(tmp_path):
@@ -575,7 +575,7 @@ def test_lora_and_a_head_learn_together(tmp_path):
                                      "TransformerConfig.emb_dim = 32", "TransformerConfig.head_dim = 8"])  # fmt: skip
     base.save(str(tmp_path / "base"))
     train = run_of(tmp_path, {"train": sentences(16, 0), "validation": sentences(8, 1)}, SENTENCES)
-    more = ["--gin_file=added/lora.gin", f"--gin.INITIAL_CHECKPOINT_PATH={tmp_path}/base", "--gin.EPOCHS=2"]
+    more = ["--gin_file=peft/lora.gin", f"--gin.INITIAL_CHECKPOINT_PATH={tmp_path}/base", "--gin.EPOCHS=2"]
     assert main([*train, *more]) == 0
     before, run = flat_names(base.params), t5x_lab.load(str(tmp_path / "run"))
     for name, x in flat_names(run.params).items():
@@ -584,9 +584,9 @@ def test_lora_and_a_head_learn_together(tmp_path):
         else:
             whole = slice(None, len(before[name]))
             np.testing.assert_array_equal(np.asarray(x)[whole], before[name])
-    run.save_added(str(tmp_path / "alone"))
+    run.save_adapter(str(tmp_path / "alone"))
     with pytest.raises(UserError, match="this one, its base, has (nowhere|of the shape)"):
-        base.with_added(str(tmp_path / "alone"))  # its vocabulary is smaller
+        base.with_adapter(str(tmp_path / "alone"))  # its vocabulary is smaller
     assert main(["convert", f"--source={tmp_path}/run", f"--output={tmp_path}/hf", "--to=hf"]) == 2
 
 
@@ -631,5 +631,5 @@ def test_flops_of_training_count_sequences_heads_and_what_is_frozen():
     one, three = flops(), flops('ClassificationHead.combine = "choices"')
     assert one == pytest.approx(plain, rel=0.02) and three == pytest.approx(3 * one, rel=0.02)
     assert flops("ClassificationHead.lm_weight = 0.0") < 0.5 * one  # the table of 4,000 words is most of this network
-    lora = ['ADDED = {"lora": @Lora()}', 'TRAINABLE = ".*/lora/.*|classifier/.*"']
+    lora = ['PEFT = {"lora": @Lora()}', 'TRAINABLE = ".*/lora/.*|classifier/.*"']
     assert 0.3 * one < flops(*lora) < 0.8 * one

@@ -15,13 +15,15 @@ import synthetic_records
 from conftest import shared_data
 
 from t5x_lab.config.errors import NotHere, UserError
-from t5x_lab.prompts import flan
-from t5x_lab.prompts.catalogue import CATALOGUE, T0_EVAL, T0_TRAIN
-from t5x_lab.prompts.config import Collection, FewShot, Prompts, Records
-from t5x_lab.prompts.forms import OWN_TEMPLATES
-from t5x_lab.prompts.registry import data_sets_of
-from t5x_lab.prompts.templates import data_sets_in, read_templates
-from t5x_lab.runs.config import GinConfig
+from t5x_lab.papers.data_sets import T0_EVAL, T0_TRAIN
+from t5x_lab.papers.flan import clusters as flan
+from t5x_lab.papers.flan.collections import TEMPLATES
+from t5x_lab.prompts.config import Collection, FewShot, Records
+from t5x_lab.prompts.data_sets import DATA_SETS, USER_SOURCES
+from t5x_lab.prompts.prompts import Prompts
+from t5x_lab.prompts.tasks.registry import task_data_sets
+from t5x_lab.prompts.templates.files import data_sets_in, read_templates
+from t5x_lab.runs.config.gin_config import GinConfig
 
 LENGTHS = {"inputs": 256, "targets": 64}
 text_of = lambda ids: seqio.ByteVocabulary(100).decode(ids.tolist())
@@ -54,11 +56,11 @@ def rates(made):
 
 
 def sets_in(made):
-    return set(data_sets_of(task.name for task in made.tasks))
+    return set(task_data_sets(task.name for task in made.tasks))
 
 
 def slugs(names):
-    return {CATALOGUE[name].slug for name in names}
+    return {DATA_SETS[name].slug for name in names}
 
 
 def test_t0_train_has_its_data_sets_templates_and_rates(prompts):
@@ -69,7 +71,7 @@ def test_t0_train_has_its_data_sets_templates_and_rates(prompts):
     assert sum(found.values()) == 17_277_798
     of_set = collections.Counter()
     for name, rate in found.items():
-        of_set[data_sets_of([name])[0]] += rate
+        of_set[task_data_sets([name])[0]] += rate
     shares = {name: round(100 * rate / 17_277_798, 1) for name, rate in of_set.most_common(5)}
     assert shares == {
         "cnn_dailymail_3.0.0": 15.0, "glue_qqp": 12.6, "xsum": 11.8, "app_reviews": 6.7, "ag_news": 4.9,
@@ -127,13 +129,13 @@ def names_of(entry):
 
 def test_no_held_out_data_set_reaches_a_training_mixture(prompts, own):
     """By any of its names: "rte" of GLUE is that of SuperGLUE. WNLI and WSC, and the three over ParaCrawl, are FLAN's own choice."""
-    by_slug = {entry.slug: entry for entry in CATALOGUE.values()}
+    by_slug = {entry.slug: entry for entry in DATA_SETS.values()}
     shared = {"para_crawl/enda"}
     evaluated = set().union(*(names_of(entry) for entry in T0_EVAL))
     trained = [by_slug[slug] for slug in sets_in(mixture("t0_train", prompts))]
     assert not [entry.name for entry in trained if names_of(entry) & evaluated]
     for cluster in flan.CLUSTERS:
-        held_out = set().union(*(names_of(CATALOGUE[name]) for name in flan.held_out(cluster))) - shared
+        held_out = set().union(*(names_of(DATA_SETS[name]) for name in flan.held_out(cluster))) - shared
         trained = [by_slug[slug] for slug in sets_in(mixture(f"flan_without_{cluster}", own))]
         assert not [entry.name for entry in trained if names_of(entry) & held_out], cluster
 
@@ -146,28 +148,28 @@ def test_flans_rates_are_capped(own):
 
 
 def test_our_own_templates_are_ten_a_data_set_and_one_that_is_plain():
-    sets = {CATALOGUE[name].whole for members in flan.CLUSTERS.values() for name in members}
-    assert sets <= set(data_sets_in((OWN_TEMPLATES,)))
-    for name in data_sets_in((OWN_TEMPLATES,)):
-        templates = read_templates((OWN_TEMPLATES,), name)
+    sets = {DATA_SETS[name].whole for members in flan.CLUSTERS.values() for name in members}
+    assert sets <= set(data_sets_in((TEMPLATES.folder,)))
+    for name in data_sets_in((TEMPLATES.folder,)):
+        templates = read_templates((TEMPLATES.folder,), name)
         asking = [t for t in templates if not t.plain]
         assert len(asking) == 10 and len(templates) == 11, name
-        assert sum(t.turned_around for t in asking) <= 3 and len({t.jinja for t in templates}) == 11
-        assert all(t.original_task != t.turned_around for t in templates)
-        forward = [t for t in asking if not t.turned_around]
+        assert sum(t.inverted for t in asking) <= 3 and len({t.jinja for t in templates}) == 11
+        assert all(t.original_task != t.inverted for t in templates)
+        forward = [t for t in asking if not t.inverted]
         if any(t.answer_choices for t in forward):
             assert all(t.answer_choices for t in forward) and sum(t.choices_in_prompt for t in forward) >= 5, name
 
 
 @pytest.mark.slow
 def test_our_own_templates_render_and_their_targets_are_among_the_choices_shown():
-    for name in data_sets_in((OWN_TEMPLATES,)):
-        for template in read_templates((OWN_TEMPLATES,), name):
+    for name in data_sets_in((TEMPLATES.folder,)):
+        for template in read_templates((TEMPLATES.folder,), name):
             made = [found for r in synthetic_records.records(name, 12) if (found := template.render(r))]
             assert made, template
             for found in made:
                 assert not found.choices or (found.targets in found.choices and len(set(found.choices)) == len(found.choices))
-                if template.choices_in_prompt and not template.turned_around:
+                if template.choices_in_prompt and not template.inverted:
                     assert all(choice in found.inputs for choice in found.choices), template
 
 
@@ -195,7 +197,7 @@ def test_ablations_of_instructions(own):
         assert text_of(example["inputs"]) == f"{start}{record['premise']}\n{record['hypothesis']}"[:256]
     own.declare("flan_super_glue_rte_2templates")
     task = seqio.TaskRegistry.get("flan_super_glue_rte_2templates")
-    two = read_templates((OWN_TEMPLATES,), "super_glue/rte")[:2]
+    two = read_templates((TEMPLATES.folder,), "super_glue/rte")[:2]
     both = {template.render(record).targets for record in synthetic_records.records("super_glue/rte", 40) for template in two}
     drawn = [text_of(x["targets"]) for x in task.get_dataset(LENGTHS, "train", shuffle=False, seed=0).as_numpy_iterator()]
     assert set(drawn) == both
@@ -219,7 +221,7 @@ def test_examples_are_drawn_at_the_rates(prompts):
         assert abs(count - expected) <= 5 * math.sqrt(expected) + 1
     by_set = collections.Counter()
     for count, task in zip(counts.tolist(), made.tasks, strict=True):
-        by_set[data_sets_of([task.name])[0]] += count
+        by_set[task_data_sets([task.name])[0]] += count
     assert len(by_set) == 38 and all(by_set.values())
 
 
@@ -258,7 +260,7 @@ def test_no_exemplar_is_the_question(shots, questions):
     """Brute force over all questions and three seeds; what separates exemplars may stand in fields."""
     lengths = {"inputs": 8_192, "targets": 64}
     prompts = with_few_shot(questions)
-    template = read_templates((OWN_TEMPLATES,), "super_glue/rte")[0]
+    template = read_templates((TEMPLATES.folder,), "super_glue/rte")[0]
     name = f"flan_super_glue_rte_{template.name}_{shots}_shot"
     seen = set()
     for seed in range(3):
@@ -306,7 +308,7 @@ def test_a_collection_of_the_users_own(prompts, tmp_path):
         collections={
             "both": Collection(("t0_train_without_quail", "mine")),
             "at_rate": Collection(("t0_train", "mine"), rates={"mine": 10_000.0}),
-            "drawn": Collection(("mine", "super_glue/rte"), form="drawn", cap=None, maximum=50),
+            "drawn": Collection(("mine", "super_glue/rte"), form="sampled", cap=None, maximum=50),
         },
     )
     found = rates(mixture("both", mine))
@@ -322,7 +324,6 @@ def test_a_collection_of_the_users_own(prompts, tmp_path):
 
 def test_a_data_set_that_a_module_registers(tmp_path):
     import t5x_lab.data_sets
-    from t5x_lab.prompts.catalogue import REGISTERED
 
     lines = [json.dumps(record) for record in synthetic_records.records("glue/cola", 5)]
     source = seqio.TextLineDataSource({"train": str(tmp_path / "a.txt")})
@@ -336,7 +337,7 @@ def test_a_data_set_that_a_module_registers(tmp_path):
             json.loads(line)["sentence"] for line in lines
         ]
     finally:
-        del REGISTERED["glue/cola"]
+        del USER_SOURCES["glue/cola"]
     with pytest.raises(UserError, match="give Records or a seqio.DataSource"):
         t5x_lab.data_sets.register("mine", "a.txt")
 
@@ -375,16 +376,17 @@ def test_names_that_are_nobodys(prompts):
 
 
 def test_a_collection_goes_on_without_what_is_missing(prompts, tmp_path):
-    from t5x_lab.data.checks import check_here
-    from t5x_lab.data.config import ByteVocabulary, DataConfig
-    from t5x_lab.data.pipeline import resolve_tasks
+    from t5x_lab.data.config import DataConfig
+    from t5x_lab.data.pipeline.batches import resolve_tasks
+    from t5x_lab.data.pipeline.checks import check_data_available
+    from t5x_lab.data.vocabularies.config import ByteVocabulary
 
     nowhere = Records(files=str(tmp_path / "{dataset}-{split}.jsonl"))
     some = dataclasses.replace(prompts, data_sets={"quail": nowhere, "cos_e/v1.11": nowhere})
     config = DataConfig("t0_train", {"inputs": 64, "targets": 16}, 8, ByteVocabulary(), prompts=some)
     tasks = resolve_tasks(config, "encoder_decoder", 512)
     with pytest.raises(NotHere) as raised:
-        check_here(tasks.trained, "train", tasks.name, config)
+        check_data_available(tasks.train_components, "train", tasks.name, config)
     assert "cos_e/v1.11" in raised.value.sentence and "1 more data sets are missing" in raised.value.sentence
     assert "MIXTURE_OR_TASK_NAME=t0_train_without_cos_e_v1.11_and_quail" in raised.value.sentence
     assert len(mixture("t0_train_without_cos_e_v1.11_and_quail", some).tasks) == 313 - 11 - 13
@@ -426,7 +428,7 @@ def test_every_way_to_go_on_without_can_be_gone(prompts):
         "t0_eval": ("story_cloze_2016",), "t0_mine": ("quail",), "deep": ("quail", "xsum"), "deep_2_shot": ("glue_mrpc", "quail"),
     }.items():  # fmt: skip
         made = mixture(name, some)
-        tasks = [task.name for task in made.tasks if data_sets_of([task.name])[0] in missing]
+        tasks = [task.name for task in made.tasks if task_data_sets([task.name])[0] in missing]
         assert tasks
         without = some.without(name, tasks)
         assert sets_in(mixture(without, some)) == sets_in(made) - set(missing), without

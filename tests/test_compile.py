@@ -14,7 +14,8 @@ from helpers import random_batch, tiny_config
 
 from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
-from t5x_lab.data.config import ByteVocabulary, DataConfig
+from t5x_lab.data.config import DataConfig
+from t5x_lab.data.vocabularies.config import ByteVocabulary
 from t5x_lab.models.model import Model, ModelConfig
 from t5x_lab.observe.collectives import collectives
 from t5x_lab.observe.hardware import GiB, chip
@@ -24,11 +25,11 @@ from t5x_lab.optim.schedules import LearningRate
 from t5x_lab.partitioning.mesh import MeshShape
 from t5x_lab.partitioning.topologies import topology_devices
 from t5x_lab.runs import compile as compiling
-from t5x_lab.runs.assemble import assemble
-from t5x_lab.runs.batch import batch_of_tasks
-from t5x_lab.runs.compile import Report, best, compile_step, search, to_text
-from t5x_lab.runs.config import GinConfig
-from t5x_lab.runs.sharded_model import ShardedModel
+from t5x_lab.runs.compile import Report, compile_step, find_best, search, to_text
+from t5x_lab.runs.config.gin_config import GinConfig
+from t5x_lab.runs.model.sharded_model import ShardedModel
+from t5x_lab.runs.train.assemble import assemble
+from t5x_lab.runs.train.batch import resolve_batch
 
 pytestmark = pytest.mark.slow
 
@@ -125,7 +126,7 @@ def test_arguments_are_the_bytes_of_the_state_and_the_batch():
     sharded = ShardedModel(run.model, MeshShape(1, 1, 1), jax.devices()[:1])
     training = assemble(sharded, run.optimizer, batch_size=8, microbatches=1, seed=0)
     state = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(training.abstract_state))
-    shapes = {name: x.shape for name, x in batch_of_tasks(run.data, "causal_decoder").features.items()}
+    shapes = {name: x.shape for name, x in resolve_batch(run.data, "causal_decoder").features.items()}
     used = {name: shape for name, shape in shapes.items() if name != "decoder_positions"}  # relative biases need none
     report = compile_step(run, devices=jax.devices()[:1])
     assert report.bytes_per_device["arguments"] == state + 4 * sum(math.prod(shape) for shape in used.values())
@@ -277,7 +278,7 @@ def test_search_returns_what_recomputes_least_and_fits(monkeypatch, fits_below, 
     monkeypatch.setattr(compiling, "compile_step", lambda run, **unused: fake(run, fits_below))
     monkeypatch.setattr(compiling, "chip", lambda kind: chip("TPU v4"))
     reports = list(search(tiny_run("BATCH_SIZE = 16")))
-    found = best(reports)
+    found = find_best(reports)
     assert (found and (found.batch_size, found.microbatches, found.remat_policy)) == expected
 
 
@@ -361,9 +362,11 @@ def test_peak_memory_falls_as_microbatches_grow():
     [("encoder_decoder", "span_corruption", {"inputs": 32}), ("prefix_decoder", "prefix_lm", {"targets": 63})],
 )
 def test_the_features_of_a_batch_are_told_without_opening_a_task(architecture, objective, lengths):
-    from t5x_lab.data.pipeline import SeqioBatches, resolve_tasks
+    from t5x_lab.data.pipeline.batches import SeqioBatches, resolve_tasks
 
     data = DataConfig("sotu", lengths, 4, ByteVocabulary(), objective=objective, shards=1)
     batch = next(SeqioBatches(resolve_tasks(data, architecture, 10**6), data, seed=0))
-    told = batch_of_tasks(data, architecture).features
-    assert {name: (x.shape, x.dtype) for name, x in batch.items()} == {name: (x.shape, x.dtype) for name, x in told.items()}
+    describe_error = resolve_batch(data, architecture).features
+    assert {name: (x.shape, x.dtype) for name, x in batch.items()} == {
+        name: (x.shape, x.dtype) for name, x in describe_error.items()
+    }

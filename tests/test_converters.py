@@ -12,14 +12,15 @@ from runs_of_text import flags
 from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.gin_files import PACKAGE_GIN
-from t5x_lab.data import tasks as catalogue
-from t5x_lab.data.config import ByteVocabulary, DataConfig
-from t5x_lab.data.feature_converters import FeatureConverter
-from t5x_lab.data.objectives import OBJECTIVES
-from t5x_lab.data.pipeline import SeqioBatches, eval_batches, resolve_tasks
+from t5x_lab.data.config import DataConfig
+from t5x_lab.data.objectives.named import OBJECTIVES
+from t5x_lab.data.packing.feature_converter import FeatureConverter
+from t5x_lab.data.pipeline.batches import SeqioBatches, eval_batches, resolve_tasks
+from t5x_lab.data.tasks import names as catalogue
+from t5x_lab.data.vocabularies.config import ByteVocabulary
 from t5x_lab.observe.metrics import read_metrics
-from t5x_lab.runs.batch import batch_of_tasks
-from t5x_lab.runs.config import GinConfig
+from t5x_lab.runs.config.gin_config import GinConfig
+from t5x_lab.runs.train.batch import resolve_batch
 
 BYTES = seqio.ByteVocabulary(extra_ids=100)
 TOKENS, RAW = seqio.Feature(BYTES), seqio.Feature(BYTES, add_eos=False)
@@ -79,9 +80,9 @@ def tasks():
 def batch_of(name, architecture="encoder_decoder", lengths={"inputs": 8, "targets": 6}, **options):
     """(what is told of a training batch, a training batch, one of evaluation)"""
     data = DataConfig(name, dict(lengths), 8, ByteVocabulary(), shards=2, **options)
-    told = batch_of_tasks(data, architecture)
+    describe_error = resolve_batch(data, architecture)
     found = resolve_tasks(data, architecture, 384)
-    return told, next(SeqioBatches(found, data, seed=0)), next(eval_batches(found, found.parts[0], data))
+    return describe_error, next(SeqioBatches(found, data, seed=0)), next(eval_batches(found, found.parts[0], data))
 
 
 def shapes(batch):
@@ -116,11 +117,11 @@ LENGTHS = {"decoder_target_tokens": 8, "decoder_loss_weights": 8}
     ],
 )
 def test_what_is_told_of_a_batch_is_what_is_trained_and_evaluated(tasks, name, architecture, options):
-    told, trained, evaluated = batch_of(name, architecture, **options)
-    assert shapes(told.features) == shapes(trained)
+    describe_error, trained, evaluated = batch_of(name, architecture, **options)
+    assert shapes(describe_error.features) == shapes(trained)
     without_tasks = {feature: x for feature, x in trained.items() if feature not in ("task_tokens", "task")}
     assert shapes(evaluated) == shapes(without_tasks)
-    assert len(told.counted) == (trained["task_tokens"].shape[1] if "task_tokens" in trained else 1)
+    assert len(describe_error.counted) == (trained["task_tokens"].shape[1] if "task_tokens" in trained else 1)
 
 
 @pytest.mark.slow
@@ -140,8 +141,8 @@ def test_what_is_told_is_trained_for_every_objective():
             if objective.refusal(architecture) is None:
                 lengths = {"inputs" if "inputs" in objective.needed_lengths(architecture) else "targets": 48}
                 data = DataConfig(f"sotu_{name}", lengths, 8, ByteVocabulary(), shards=1, pack=number % 2 == 0)
-                told, found = batch_of_tasks(data, architecture), resolve_tasks(data, architecture, 384)
-                assert shapes(told.features) == shapes(next(SeqioBatches(found, data, seed=0))), (name, architecture)
+                describe_error, found = resolve_batch(data, architecture), resolve_tasks(data, architecture, 384)
+                assert shapes(describe_error.features) == shapes(next(SeqioBatches(found, data, seed=0))), (name, architecture)
 
 
 OBJECTIVE_FILES = sorted(str(path.relative_to(PACKAGE_GIN)) for path in PACKAGE_GIN.glob("objectives/**/*.gin"))
@@ -159,12 +160,12 @@ def test_what_is_told_is_trained_for_every_gin_file(file):
         config = GinConfig(files, [*bindings, f"MIXTURE_OR_TASK_NAME = {name!r}"])
         architecture, data = config.model().network.architecture, config.data()
         try:
-            told = batch_of_tasks(data, architecture)
+            describe_error = resolve_batch(data, architecture)
         except UserError as error:
             assert "cannot be trained on" in error.sentence
             continue
         found = resolve_tasks(data, architecture, 10**6)
-        assert shapes(told.features) == shapes(next(SeqioBatches(found, data, seed=0)))
+        assert shapes(describe_error.features) == shapes(next(SeqioBatches(found, data, seed=0)))
         return
     raise AssertionError("no architecture is made for it")
 

@@ -19,12 +19,14 @@ from t5.data import preprocessors as t5_preprocessors
 
 from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
-from t5x_lab.data import environment, tasks
-from t5x_lab.data.config import ByteVocabulary, DataConfig, SentencePieceVocabulary, TextFiles
-from t5x_lab.data.pipeline import EvalBatches, SeqioBatches, eval_batches, resolve_tasks
-from t5x_lab.data.sentencepiece_files import train_sentencepiece
-from t5x_lab.data.sources import read_on, text_files
-from t5x_lab.data.vocabularies import build_vocabulary
+from t5x_lab.data import environment
+from t5x_lab.data.config import DataConfig, TextFiles
+from t5x_lab.data.pipeline.batches import EvalBatches, SeqioBatches, eval_batches, resolve_tasks
+from t5x_lab.data.sources.text_files import resumable_reader, text_files
+from t5x_lab.data.tasks import names as tasks
+from t5x_lab.data.vocabularies.build import build_vocabulary
+from t5x_lab.data.vocabularies.config import ByteVocabulary, SentencePieceVocabulary
+from t5x_lab.data.vocabularies.sentencepiece import train_sentencepiece
 from t5x_lab.models.model import Model, ModelConfig
 from t5x_lab.ops.attention import expand_mask
 from t5x_lab.training.batches import Rows
@@ -350,7 +352,7 @@ def test_formats_that_tensorflow_does_not_read_are_read_once_and_from_where_they
         opened.append(file)
         yield from ([f"{file}{number}".encode()] for number in range(9))
 
-    files = tf.data.Dataset.from_tensor_slices(["a", "b", "a"]).interleave(read_on(chunks), cycle_length=2)
+    files = tf.data.Dataset.from_tensor_slices(["a", "b", "a"]).interleave(resumable_reader(chunks), cycle_length=2)
     whole = [x.item() for x in files.as_numpy_iterator()]
     assert sorted(whole) == sorted(f"{file}{number}".encode() for file in "aba" for number in range(9))
     assert opened == ["a", "b", "a"]  # and twice at once where two read it
@@ -371,7 +373,7 @@ def test_formats_that_tensorflow_does_not_read_are_read_once_and_from_where_they
                 raise failures.pop()
             yield [f"{number}".encode()]
 
-    dataset = read_on(once)("c")
+    dataset = resumable_reader(once)("c")
     with pytest.raises(tf.errors.OpError, match="not now"):
         list(dataset)
     assert len(list(dataset)) == 5  # a second time it is read to its end

@@ -13,21 +13,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from t5x_lab.config.errors import UserError
-from t5x_lab.data.config import ByteVocabulary, SentencePieceVocabulary, SpecialTokens
-from t5x_lab.data.vocabularies import build_vocabulary
+from t5x_lab.data.vocabularies.build import build_vocabulary
+from t5x_lab.data.vocabularies.config import ByteVocabulary, SentencePieceVocabulary, SpecialTokens
 from t5x_lab.decoding.beam_search import BeamConfig, beam_search, search
 from t5x_lab.decoding.generation import Generated, complete_all
 from t5x_lab.decoding.sampling import SamplingConfig, choose, replaced
 from t5x_lab.models.model import ModelConfig
 from t5x_lab.networks.network import has_encoder
 from t5x_lab.partitioning.mesh import MeshShape
-from t5x_lab.runs import inference
-from t5x_lab.runs.config import GinConfig
-from t5x_lab.runs.inference import Inference
-from t5x_lab.runs.padding import bucket, scoring_batch
-from t5x_lab.runs.run import Run
-from t5x_lab.runs.sharded_model import ShardedModel
-from t5x_lab.runs.texts import Texts
+from t5x_lab.runs.config.gin_config import GinConfig
+from t5x_lab.runs.model import inference
+from t5x_lab.runs.model.inference import Inference
+from t5x_lab.runs.model.padding import bucket, scoring_batch
+from t5x_lab.runs.model.run import Run
+from t5x_lab.runs.model.sharded_model import ShardedModel
+from t5x_lab.runs.model.texts import Texts
 
 EOS = 1
 
@@ -257,7 +257,7 @@ def test_a_forced_beginning_is_gone_on_from(config):
                 assert score == pytest.approx(sum(expected) / ((5 + 2 + 4) / 6) ** alpha, abs=1e-4)
     sharded, params, model = sharp_model("causal_decoder")
     run = Run(GinConfig(), sharded, params, 0)
-    run.special_tokens, run.eos_id, run.end_ids = SpecialTokens(), EOS, (EOS,)
+    run.special_tokens, run.eos_id, run.stop_ids = SpecialTokens(), EOS, (EOS,)
     behind, _ = run.generate_tokens(prompts, max_tokens=5, beginning=[7, 11])
     np.testing.assert_array_equal(behind, run.generate_tokens([[*p, 7, 11] for p in prompts], max_tokens=5)[0])
 
@@ -404,7 +404,7 @@ def test_learned_positions_limit_each_text_by_itself():
         assert len(found[i]) == limits[i] or found[i][-1] == 63
     alone = {i: t.tolist() for i, t, _ in Inference(sharded).generate(params, prompts[:1], limits=[4], eos_id=63)}
     assert alone[0] == found[0]
-    fit = Inference(sharded).length_limits.fit_prompts
+    fit = Inference(sharded).length_limits.truncate_prompts
     for limits, max_length, says in (
         ([5, 5], None, "b has 28 tokens, more than the 27"),
         ([33, 1], None, "a: 33 tokens to write are more than the model's 32"),
@@ -445,7 +445,7 @@ def vocabulary(request, tmp_path_factory):
 @pytest.mark.parametrize("ends", [False, True])
 def test_a_decoders_text_is_what_follows_its_prompt(vocabulary, ends):
     """Also where the prompt ends with an end token, at which SeqIO's decode stops."""
-    texts = Texts(vocabulary, has_encoder=False, end_ids=(1,), eos_id=1, around_inputs=lambda: ([], []))
+    texts = Texts(vocabulary, has_encoder=False, stop_ids=(1,), eos_id=1, input_affixes=lambda: ([], []))
     tokens = np.array([*texts.encode(" three"), 1, 0, 0])
     spaced = vocabulary.decode(texts.encode(" three")) == " three"
     assert spaced == isinstance(vocabulary, seqio.ByteVocabulary)

@@ -15,7 +15,7 @@ import t5x_lab
 from t5x_lab.cli.flags import gin_config
 from t5x_lab.cli.main import COMMANDS, _parse
 from t5x_lab.config.errors import UserError
-from t5x_lab.runs.config import GinConfig
+from t5x_lab.runs.config.gin_config import GinConfig
 
 RUN = ['MODEL_DIR = "run"', "TRAIN_STEPS = 100000", "VOCABULARY = @ByteVocabulary()", "TransformerConfig.vocab_size = 384"]
 
@@ -125,7 +125,7 @@ STAND_INS = {  # for the runs that examples load
     "runs/demo": [], "runs/x": [], "runs/base": [], "flan-t5-base": [],
     "runs/cola": ["HEAD = @ClassificationHead()", 'ClassificationHead.classes = ("no", "yes")',
                   'MIXTURE_OR_TASK_NAME = "classify_glue_cola"', 'TASK_FEATURE_LENGTHS = {"inputs": 32}'],
-    "runs/tuned": ['ADDED = {"lora": @Lora()}', 'TRAINABLE = ".*/lora/.*"'],
+    "runs/tuned": ['PEFT = {"lora": @Lora()}', 'TRAINABLE = ".*/lora/.*"'],
 }  # fmt: skip
 EXAMPLES = [
     (page, number, text)
@@ -147,6 +147,6 @@ def test_examples_in_python_run(page, number, text):
         model.save(place)
     if "with_peft" in text:
         for name in "ab":
-            lora = t5x_lab.from_gin(files, [*bindings[:2], 'ADDED = {"lora": @Lora()}'])
+            lora = t5x_lab.from_gin(files, [*bindings[:2], 'PEFT = {"lora": @Lora()}'])
             lora.save_peft(name)
     exec(text if "import t5x_lab" in text else f"import t5x_lab\n{text}", {"prompts": ["a"], "inputs": ["b"], "targets": ["c"]})

@@ -21,8 +21,8 @@ from synthetic_records import write_all, write_lines
 from test_docs import PAGES, commands_of
 
 import t5x_lab
-from t5x_lab.evaluation.probes import BLIMP
-from t5x_lab.prompts.catalogue import T0_EVAL
+from t5x_lab.papers.data_sets import T0_EVAL
+from t5x_lab.papers.gpt1.probes import BLIMP
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ from conftest import ROOT, shared_data
 
 import t5x_lab
 from t5x_lab.cli.main import main
-from t5x_lab.evaluation.eai_eval.baseline import chance
+from t5x_lab.evaluation.harness.random_baseline import chance
 
 FOLDER = ROOT / "t5x_lab" / "evaluation" / "eai_eval"
 # Made-up records with the fields of each data set; what lm-eval 0.2.0 of March 2022, its own code, asked of them, and its
@@ -54,8 +54,8 @@ def test_every_task_asks_and_counts_as_in_2022(offline, own_tasks_only, tmp_path
     import lm_eval
     from lm_eval.api.model import LM
 
-    from t5x_lab.evaluation.harness import add_random_baselines
-    from t5x_lab.evaluation.harness_data import write_task_files
+    from t5x_lab.evaluation.harness.data_files import write_task_files
+    from t5x_lab.evaluation.harness.model import add_random_baselines
 
     class Model(LM):
         seed, asked = 0, []
@@ -156,7 +156,7 @@ def test_real_records_give_what_an_independent_computation_gives(offline, own_ta
 )
 def test_data_that_cannot_be_taken_are_said(data, says, own_tasks_only, tmp_path):
     from t5x_lab.config.errors import UserError
-    from t5x_lab.evaluation.harness_data import write_task_files
+    from t5x_lab.evaluation.harness.data_files import write_task_files
 
     (tmp_path / "rte.jsonl").write_text("{}")
     (tmp_path / "rte.doc").write_text("{}")

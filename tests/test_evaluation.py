@@ -22,7 +22,8 @@ from known_task import ANSWERS, CHOICES, QUESTIONS, TRAIN, WORDS, write_task
 import t5x_lab
 from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
-from t5x_lab.evaluation import accuracy, rank
+from t5x_lab.evaluation.questions import NORMALIZATIONS, Question, make_answer, pick_best
+from t5x_lab.evaluation.ranking import accuracy
 from t5x_lab.observe.metrics import read_metrics
 
 SHARED = ROOT.parent / "shared" / "data"
@@ -163,7 +164,7 @@ def test_infer_on_a_task_a_mixture_and_ranked_choices(inside, tmp_path, capsys):
     stale = [*command, f"--input={tmp_path}/changed.jsonl", "--mode=rank", f"--output={tmp_path}/picks.jsonl"]
     assert main([*stale, *(f"--choice={c}" for c in CHOICES)]) == 2
     assert "line 1 is not" in capsys.readouterr().err
-    assert report["average(others+words)"] == {**dict.fromkeys(rank.NORMALIZATIONS, 1.0), "chance": 1 / len(CHOICES)}
+    assert report["average(others+words)"] == {**dict.fromkeys(NORMALIZATIONS, 1.0), "chance": 1 / len(CHOICES)}
     assert report["datasets"]["words"]["over_prompts"]["sum"]["prompts"] == 3
 
     for more, says in (
@@ -223,7 +224,7 @@ def test_infer_killed_twice_writes_every_example_once(inside, tmp_path):
     ],
 )
 def test_bad_lines_are_sentences_and_what_was_done_is_kept(tmp_path, content, mode, says):
-    from t5x_lab.evaluation.examples import read_examples
+    from t5x_lab.evaluation.inference.files import read_examples
 
     path = tmp_path / "bad.jsonl"
     path.write_text(content)
@@ -237,16 +238,16 @@ def test_bad_lines_are_sentences_and_what_was_done_is_kept(tmp_path, content, mo
 
 def test_ties_and_what_is_not_a_number():
     nan = math.nan
-    assert rank.best([-1.0, -2.0]) == (0, False)
-    assert rank.best([-2.0, -1.0, -1.0]) == (1, True)
-    assert rank.best([nan, -5.0]) == (1, False)
-    assert rank.best([nan, nan]) == (None, False)
-    assert rank.best([-math.inf, nan]) == (0, False)
+    assert pick_best([-1.0, -2.0]) == (0, False)
+    assert pick_best([-2.0, -1.0, -1.0]) == (1, True)
+    assert pick_best([nan, -5.0]) == (1, False)
+    assert pick_best([nan, nan]) == (None, False)
+    assert pick_best([-math.inf, nan]) == (0, False)
 
 
 def test_normalizations_may_disagree():
     """Worked by hand: sums -4, -5, -9; per token -4, -2.5, -3; per character -2, -1.25, -0.9."""
-    found = rank.answer([-4.0, -5.0, -9.0], [1, 2, 3], [2, 4, 10])
+    found = make_answer([-4.0, -5.0, -9.0], [1, 2, 3], [2, 4, 10])
     assert found.picks == {"sum": 0, "token_mean": 1, "character_mean": 2} and not found.ties
 
 
@@ -255,8 +256,8 @@ def test_a_report_names_its_data_sets_and_spreads_over_prompts():
     right_of = {("a", "p"): 4, ("a", "q"): 2, ("a", "r"): 1, ("b", "p"): 3}
     for (dataset, prompt), right in right_of.items():
         for i in range(4):
-            questions.append(rank.Question("x", ("y", "z"), 0, dataset, prompt))
-            found.append(rank.answer([-1.0, -2.0] if i < right else [-2.0, -1.0], [1, 1], [1, 1]))
+            questions.append(Question("x", ("y", "z"), 0, dataset, prompt))
+            found.append(make_answer([-1.0, -2.0] if i < right else [-2.0, -1.0], [1, 1], [1, 1]))
     report = accuracy.report(questions, found)
     over = report["datasets"]["a"]["over_prompts"]["sum"]
     values = [1.0, 0.5, 0.25]
@@ -298,7 +299,7 @@ def offline(tmp_path, monkeypatch):
 def test_a_blank_context_does_not_end_an_evaluation(monkeypatch):
     """A SentencePiece model has no token for a space; here nothing has one."""
     instance = pytest.importorskip("lm_eval.api.instance").Instance
-    from t5x_lab.evaluation.harness import HarnessModel
+    from t5x_lab.evaluation.harness.model import HarnessModel
 
     bindings = ["VOCABULARY = @ByteVocabulary()", "TransformerConfig.vocab_size = 384"]
     for file in ("t5_1_1", "decoder"):
@@ -321,7 +322,7 @@ def test_a_blank_context_does_not_end_an_evaluation(monkeypatch):
 @pytest.mark.parametrize("architecture", ["encoder_decoder", "causal_decoder"])
 def test_what_does_not_fit_the_model_does_not_end_an_evaluation(architecture, capsys):
     instance = pytest.importorskip("lm_eval.api.instance").Instance
-    from t5x_lab.evaluation.harness import HarnessModel
+    from t5x_lab.evaluation.harness.model import HarnessModel
 
     run = fresh(architecture, "SpecialTokens.input_eos = True")
     model = HarnessModel(run, max_length=8)

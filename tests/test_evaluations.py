@@ -15,11 +15,14 @@ from known_task import TRAIN, write_task
 from t5x_lab.checkpoints.layout import finished_steps
 from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
-from t5x_lab.evaluation import accuracy, rank
-from t5x_lab.evaluation.config import EarlyStopping, Measured
+from t5x_lab.evaluation.config import EarlyStopping
+from t5x_lab.evaluation.evaluation import EvaluationResult
+from t5x_lab.evaluation.questions import Question, make_answer
+from t5x_lab.evaluation.ranking import accuracy
 from t5x_lab.evaluation.results import ResultFiles
 from t5x_lab.observe.metrics import read_metrics
-from t5x_lab.runs import evaluate, evaluate_checkpoints
+from t5x_lab.runs.evaluate import checkpoints as evaluate_checkpoints
+from t5x_lab.runs.evaluate import evaluations as evaluate
 
 MORE = '''
 import os
@@ -322,12 +325,12 @@ def test_data_of_an_evaluation_that_are_not_here_are_said_before_training(folder
 
 def test_results_of_other_settings_lie_in_another_folder(tmp_path):
     first = ResultFiles(str(tmp_path), "eval", {"task": "a", "split": "validation"})
-    first.write(3, Measured({"a": {"loss": 1.5, "none": math.nan}}))
+    first.write(3, EvaluationResult({"a": {"loss": 1.5, "none": math.nan}}))
     other, third = (ResultFiles(str(tmp_path), "eval", {"task": task, "split": "validation"}) for task in "bc")
     assert third.folder.name == "eval_2"  # as long as nobody else has begun it
     assert other.folder.name == "eval_2" and other.moved_from == "task a there, b here" and not other.has(3)
-    other.write(3, Measured({"b": {"loss": 2.5}}))
-    third.write(3, Measured({"c": {"loss": 3.5}}))
+    other.write(3, EvaluationResult({"b": {"loss": 2.5}}))
+    third.write(3, EvaluationResult({"c": {"loss": 3.5}}))
     assert third.folder.name == "eval_3" and other.folder.name == "eval_2"
     again = ResultFiles(str(tmp_path), "eval", {"task": "a", "split": "validation"})
     assert again.folder.name == "eval" and again.steps() == [3] and again.metric(3, "a/loss") == 1.5
@@ -361,14 +364,15 @@ def test_settings_are_the_same_in_another_process():
     """Functions are told by their names, not by where they lie in memory."""
     from types import SimpleNamespace
 
-    from t5x_lab.data.config import ByteVocabulary, DataConfig
+    from t5x_lab.data.config import DataConfig
+    from t5x_lab.data.vocabularies.config import ByteVocabulary
     from t5x_lab.decoding.sampling import SamplingConfig
     from t5x_lab.evaluation.config import MetricsEvaluation
-    from t5x_lab.evaluation.tasks import EvaluatedTasks
+    from t5x_lab.evaluation.tasks import EvaluationTasks
 
     def settings(batch_size):
         data = DataConfig("known", {"inputs": 8, "targets": 8}, 8, ByteVocabulary())
-        found = EvaluatedTasks("x", SimpleNamespace(), [], data, False)
+        found = EvaluationTasks("x", SimpleNamespace(), [], data, False)
         decoding = SamplingConfig(logits_fn=lambda logits: logits * 2)
         return found.settings(MetricsEvaluation(name="x", decoding=decoding, batch_size=batch_size))
 
@@ -456,9 +460,9 @@ def test_ranking_equals_t5s_with_weights_and_several_right_answers(classes, seve
         labels = tuple(sorted(rng.choice(classes, 1 + (several and number % 3 == 0), replace=False).tolist()))
         weight, tokens = float(rng.choice([0.5, 1.0, 2.0])), rng.integers(1, 6, classes).tolist()
         log_probs = (rng.normal(size=classes) * 3).tolist()
-        question = rank.Question("x", ("a",) * classes, labels if len(labels) > 1 else labels[0], weight=weight)
+        question = Question("x", ("a",) * classes, labels if len(labels) > 1 else labels[0], weight=weight)
         questions.append(question)
-        found.append(rank.answer(log_probs, tokens, [1] * classes))
+        found.append(make_answer(log_probs, tokens, [1] * classes))
         for choice in range(classes):
             targets.append(((number, choice), choice in labels, weight, tokens[choice]))
             scores.append(log_probs[choice])

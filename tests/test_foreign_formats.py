@@ -31,9 +31,9 @@ from t5x_lab.networks.transformer import TransformerConfig
 from t5x_lab.optim.optimizers import Adafactor
 from t5x_lab.optim.schedules import LearningRate
 from t5x_lab.partitioning.mesh import MeshShape
-from t5x_lab.runs.assemble import assemble
-from t5x_lab.runs.convert import convert
-from t5x_lab.runs.sharded_model import ShardedModel
+from t5x_lab.runs.convert.convert import convert
+from t5x_lab.runs.model.sharded_model import ShardedModel
+from t5x_lab.runs.train.assemble import assemble
 
 pytestmark = pytest.mark.slow
 

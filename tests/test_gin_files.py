@@ -15,17 +15,18 @@ from helpers import documented
 from t5x_lab.checkpoints.layout import absolute_path
 from t5x_lab.checkpoints.manager import save_params
 from t5x_lab.config.errors import UserError
-from t5x_lab.config.macros import lines_of
+from t5x_lab.config.macros import macro_bindings
 from t5x_lab.config.t5x_names import TABLE, documentation, hint
 from t5x_lab.partitioning.mesh import MeshShape
-from t5x_lab.runs.assemble import assemble
-from t5x_lab.runs.config import CONFIGURABLES, GinConfig
-from t5x_lab.runs.load import load
-from t5x_lab.runs.sharded_model import ShardedModel
+from t5x_lab.runs.config.configurables import CONFIGURABLES
+from t5x_lab.runs.config.gin_config import GinConfig
+from t5x_lab.runs.model.load import load
+from t5x_lab.runs.model.sharded_model import ShardedModel
+from t5x_lab.runs.train.assemble import assemble
 
 FILES = ["models/t5_1_1/tiny.gin", "objectives/span_corruption.gin"]
 NEEDED = ["MODEL_DIR = 'x'", "TRAIN_STEPS = 3", "MIXTURE_OR_TASK_NAME = 'sotu'", "VOCABULARY = @ByteVocabulary()"]
-DEFAULTS = "\n".join([*lines_of(CONFIGURABLES), (ROOT / "gin" / "runs" / "defaults.gin").read_text()])
+DEFAULTS = "\n".join([*macro_bindings(CONFIGURABLES), (ROOT / "gin" / "runs" / "defaults.gin").read_text()])
 FED_BY_MACROS = re.findall(r"^(\w+\.\w+) = %(\w+)$", DEFAULTS, re.MULTILINE)
 
 

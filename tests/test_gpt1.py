@@ -11,15 +11,15 @@ import pytest
 import sentencepiece
 
 from t5x_lab.cli.main import main
-from t5x_lab.data.config import HuggingFaceVocabulary
-from t5x_lab.data.pipeline import SeqioBatches, resolve_tasks
-from t5x_lab.data.standardize import standardize
-from t5x_lab.data.vocabularies import build_vocabulary
-from t5x_lab.evaluation.probing import _cleaned
-from t5x_lab.evaluation.rank import Question
+from t5x_lab.data.pipeline.batches import SeqioBatches, resolve_tasks
+from t5x_lab.data.vocabularies.build import build_vocabulary
+from t5x_lab.data.vocabularies.config import HuggingFaceVocabulary
+from t5x_lab.evaluation.probes.probing import _clean_question
+from t5x_lab.evaluation.questions import Question
 from t5x_lab.models.model import Model
 from t5x_lab.optim.groups import flat_names
-from t5x_lab.runs.config import GinConfig
+from t5x_lab.papers.gpt1.standardize import standardize
+from t5x_lab.runs.config.gin_config import GinConfig
 
 STEPS = 100_000
 
@@ -142,8 +142,8 @@ def test_a_vocabulary_is_trained_on_standardized_text(tmp_path):
 
 def test_probes_texts_are_cleaned_and_keep_the_spaces_between_them():
     question = Question("He said—“No”  very", (" bad…", " good"), 1)
-    found = _cleaned(question, standardize)
+    found = _clean_question(question, standardize)
     assert (found.inputs, found.choices) == (standardize(question.inputs), (" bad...", " good"))
-    several = _cleaned(Question(("a—b ", "c"), ("  x", "y"), 0), standardize)
+    several = _clean_question(Question(("a—b ", "c"), ("  x", "y"), 0), standardize)
     assert (several.inputs, several.choices) == (("a - b ", "c"), (" x", "y"))
-    assert _cleaned(question, None) is question
+    assert _clean_question(question, None) is question

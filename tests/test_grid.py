@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from conftest import ROOT
 
-from t5x_lab.data.config import ByteVocabulary, DataConfig
-from t5x_lab.data.denoising import Denoising
-from t5x_lab.data.objectives import OBJECTIVES
-from t5x_lab.data.pipeline import SeqioBatches, resolve_tasks
-from t5x_lab.runs.batch import batch_of_tasks
+from t5x_lab.data.config import DataConfig
+from t5x_lab.data.objectives.denoising import Denoising
+from t5x_lab.data.objectives.named import OBJECTIVES
+from t5x_lab.data.pipeline.batches import SeqioBatches, resolve_tasks
+from t5x_lab.data.vocabularies.config import ByteVocabulary
+from t5x_lab.runs.train.batch import resolve_batch
 from t5x_lab.study.grid import ARCHITECTURES, NAMES, as_markdown, grid
 
 
@@ -75,7 +76,7 @@ def test_the_pipeline_makes_what_the_table_says(name, kind):
     assert not cell.refusal
     config = DataConfig("sotu", dict(cell.lengths), 64, ByteVocabulary(), objective=name, shards=1, shuffle_buffer_size=99)
     tasks = resolve_tasks(config, architecture, 384)
-    assert batch_of_tasks(config, architecture).lengths == (cell.encoder_length, cell.decoder_length)
+    assert resolve_batch(config, architecture).lengths == (cell.encoder_length, cell.decoder_length)
     batch = next(SeqioBatches(tasks, config, seed=0))  # shuffled, as in training
     streams = {
         "encoder_input_tokens": cell.encoder_length,

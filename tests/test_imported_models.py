@@ -17,12 +17,12 @@ import t5x_lab
 from t5x_lab.checkpoints.formats import find, huggingface
 from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
-from t5x_lab.data.config import SpecialTokens
-from t5x_lab.data.pipeline import resolve_tasks, training_shard
-from t5x_lab.data.vocabularies import build_vocabulary
+from t5x_lab.data.pipeline.batches import resolve_tasks, training_shard
+from t5x_lab.data.vocabularies.build import build_vocabulary
+from t5x_lab.data.vocabularies.config import SpecialTokens
 from t5x_lab.decoding.beam_search import BeamConfig
 from t5x_lab.observe.metrics import read_metrics
-from t5x_lab.runs.convert import convert
+from t5x_lab.runs.convert.convert import convert
 
 torch = pytest.importorskip("torch", reason="pip install -e '.[compare]' compares with transformers")
 
@@ -67,7 +67,7 @@ def test_it_generates_and_scores_as_transformers_does(imported):
     for text in TEXTS:
         assert list(ours.vocabulary.encode(text)) == tokenizer(text, add_special_tokens=False).input_ids, text
     first = [] if theirs.config.is_encoder_decoder else ours._first(True)
-    before, after = ours.around_inputs
+    before, after = ours.input_affixes
     ids = [[*before, *ours.vocabulary.encode(prompt), *after] for prompt in PROMPTS]
     assert [[*first, *row] for row in ids] == [tokenizer(prompt).input_ids for prompt in PROMPTS]
     tokens, _ = ours.generate_tokens(ids, max_tokens=24)
@@ -99,7 +99,7 @@ def test_lm_eval_finds_what_it_finds_with_its_own_model(imported, monkeypatch):
     pytest.importorskip("lm_eval", reason="pip install -e '.[harness]' compares with lm-eval")
     from lm_eval.models.huggingface import HFLM
 
-    from t5x_lab.evaluation.harness import HarnessModel
+    from t5x_lab.evaluation.harness.model import HarnessModel
 
     _, theirs, tokenizer, ours = imported
     has_encoder = theirs.config.is_encoder_decoder
@@ -217,7 +217,7 @@ def test_a_tokenizer_without_an_end_token_writes_all_that_was_asked_for(tmp_path
     assert ours.generate_tokens(ids[:1], max_tokens=24)[0].tolist() == expected[:, len(ids[0]) :].tolist()
     with pytest.raises(UserError, match="The tokenizer has no end token"):
         ours.score(PROMPTS, TARGETS, eos=True)
-    harness = pytest.importorskip("t5x_lab.evaluation.harness", reason="pip install -e '.[harness]' asks as lm-eval does")
+    harness = pytest.importorskip("t5x_lab.evaluation.harness.model", reason="pip install -e '.[harness]' asks as lm-eval does")
     lab = harness.HarnessModel(ours, max_length=64)
     scored = lab.loglikelihood(asked("loglikelihood", ("", WORDS), (PROMPTS[0], TARGETS[0])))
     assert scored[0] == (-np.inf, False) and scored[1][0] == pytest.approx(ours.score(PROMPTS[:1], TARGETS[:1])[0])
@@ -245,7 +245,7 @@ def test_any_of_several_end_tokens_ends_what_is_written(tmp_path):
         ours = t5x_lab.load(str(tmp_path / where), dtype="float32")
         tokens, _ = ours.generate_tokens([ours.vocabulary.encode(WORDS)], max_tokens=24)
         assert tokens[0].tolist() == [*expected, *[0] * (24 - len(expected))]
-        assert ours.end_ids == tuple(ends) and ours.eos_id == ends[0]
+        assert ours.stop_ids == tuple(ends) and ours.eos_id == ends[0]
         best, _ = ours.search_tokens([ours.vocabulary.encode(WORDS)], max_tokens=12)
         assert all(not set(row[: len(row[row > 0]) - 1].tolist()) & set(ends) for row in best[0])
     convert(find(str(tmp_path / "run")), str(tmp_path / "again"), "hf")
@@ -343,7 +343,7 @@ def test_ids_that_the_model_does_not_have(tmp_path):
     config = json.loads((tmp_path / "hf/config.json").read_text())
     (tmp_path / "hf/generation_config.json").unlink()
     (tmp_path / "hf/config.json").write_text(json.dumps({**config, "eos_token_id": 10**12}))
-    assert t5x_lab.load(str(tmp_path / "hf")).end_ids == (1,)  # the tokenizer's
+    assert t5x_lab.load(str(tmp_path / "hf")).stop_ids == (1,)  # the tokenizer's
     (tmp_path / "hf/config.json").write_text(json.dumps({**config, "decoder_start_token_id": 7000}))
     with pytest.raises(UserError, match="starts texts with the id 7000"):
         t5x_lab.load(str(tmp_path / "hf"))

@@ -17,9 +17,9 @@ from t5x_lab.config.gin_files import PACKAGE_GIN
 assert (PACKAGE_GIN / "runs" / "pretrain.gin").exists() and importlib.util.find_spec("t5x_lab.tasks.sotu")
 """
 USES = """
-from t5x_lab.data import tasks
+from t5x_lab.data.tasks import names as tasks
 from t5x_lab.data.environment import check_environment
-from t5x_lab.runs.config import GinConfig
+from t5x_lab.runs.config.gin_config import GinConfig
 check_environment()
 assert GinConfig(["models/t5_1_1/small.gin"]).model().network.emb_dim == 512
 assert "sotu_span_corruption" in tasks.known_names() and "c4_v220_full_lm" in tasks.known_names()

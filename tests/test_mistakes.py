@@ -11,7 +11,7 @@ import seqio
 from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.gin_files import binding
-from t5x_lab.runs.config import GinConfig
+from t5x_lab.runs.config.gin_config import GinConfig
 
 TRAIN = [
     "train", "--gin_file=models/t5_1_1/tiny.gin", "--gin_file=objectives/span_corruption.gin", "--gin.MODEL_DIR=run",

@@ -13,10 +13,12 @@ from runs_of_text import flags
 from t5x_lab.checkpoints.layout import read_info
 from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
-from t5x_lab.data import sources, tasks
-from t5x_lab.data.config import ByteVocabulary, DataConfig, Mixing, TextFiles
-from t5x_lab.data.pipeline import SeqioBatches, resolve_tasks
-from t5x_lab.runs.batch import batch_of_tasks
+from t5x_lab.data.config import DataConfig, Mixing, TextFiles
+from t5x_lab.data.pipeline.batches import SeqioBatches, resolve_tasks
+from t5x_lab.data.sources import text_files as sources
+from t5x_lab.data.tasks import names as tasks
+from t5x_lab.data.vocabularies.config import ByteVocabulary
+from t5x_lab.runs.train.batch import resolve_batch
 from t5x_lab.training.batches import Rows
 
 VOCABULARY = seqio.ByteVocabulary(extra_ids=100)
@@ -73,13 +75,13 @@ def mixed(mixture, mixing):
     lengths, options = {"inputs": 1, "targets": 1}, dict(shards=2, pack=False, shuffle_buffer_size=1)
     config = DataConfig(mixture, lengths, 1000, ByteVocabulary(), mixing=mixing, **options)
     found = resolve_tasks(config, "encoder_decoder", 384)
-    return config, found, [list(SIZES).index(part.task.name) for part in found.parts]
+    return config, found, [list(SIZES).index(part.task.name) for part in found.components]
 
 
 def test_rates_are_the_papers(mixture):
     for mixing, expected in MIXINGS:
         _, found, order = mixed(mixture, mixing)
-        rates = np.array([part.rate for part in found.parts])
+        rates = np.array([part.rate for part in found.components])
         np.testing.assert_allclose(rates / rates.sum(), expected[order], err_msg=str(mixing))
 
 
@@ -111,7 +113,7 @@ def test_sizes_that_nobody_knows_are_asked_for_and_can_be_given(mixture):
             resolve_tasks(config, "encoder_decoder", 384).rates()
         given = Mixing(maximum=1000, num_examples={"unknown": 250})
         config = DataConfig("with_unknown", lengths, 4, ByteVocabulary(), mixing=given)
-        assert [part.rate for part in resolve_tasks(config, "encoder_decoder", 384).parts] == [1000, 250]
+        assert [part.rate for part in resolve_tasks(config, "encoder_decoder", 384).components] == [1000, 250]
     finally:
         seqio.MixtureRegistry.remove("with_unknown")
         seqio.TaskRegistry.remove("unknown")
@@ -122,12 +124,12 @@ def test_a_mixture_may_hold_text_whose_objective_is_set_apart(mixture):
     seqio.MixtureRegistry.add("text_too", [("sotu", 3.0), ("squad", 1.0)])
     try:
         config = DataConfig("text_too", {"inputs": 64, "targets": 64}, 4, ByteVocabulary(), objective="span_corruption")
-        parts = resolve_tasks(config, "encoder_decoder", 384).parts
+        parts = resolve_tasks(config, "encoder_decoder", 384).components
         assert {part.task.name: part.rate for part in parts} == {"sotu_span_corruption": 3.0, "squad": 1.0}
         by_size = DataConfig(
             "text_too", {"inputs": 64, "targets": 64}, 4, ByteVocabulary(), objective="span_corruption", mixing=Mixing()
         )
-        rates = {part.task.name: part.rate for part in resolve_tasks(by_size, "encoder_decoder", 384).parts}
+        rates = {part.task.name: part.rate for part in resolve_tasks(by_size, "encoder_decoder", 384).components}
         assert rates["squad"] == SIZES["squad"] and 1000 < rates["sotu_span_corruption"] < 5000  # its documents are counted
     finally:
         seqio.MixtureRegistry.remove("text_too")
@@ -142,7 +144,7 @@ def test_texts_by_name_are_read_at_their_rates(tmp_path):
     drawn = tokens_by_task("texts", {"targets": 16}, "causal_decoder", **settings)
     assert abs(drawn[0] / drawn.sum() - 0.75) < 0.03
     alone = DataConfig("two", {"targets": 16}, 4, ByteVocabulary(), **settings)
-    assert [part.task.name for part in resolve_tasks(alone, "causal_decoder", 384).parts] == ["two_full_lm"]
+    assert [part.task.name for part in resolve_tasks(alone, "causal_decoder", 384).components] == ["two_full_lm"]
     by_size = DataConfig("texts_prefix_lm", {"targets": 16}, 4, ByteVocabulary(), texts=texts, mixing=Mixing(maximum=5))
     assert resolve_tasks(by_size, "causal_decoder", 384).rates() == [5, 5]
 
@@ -180,7 +182,7 @@ def test_documents_are_counted_once_and_not_to_tell_shapes(tmp_path, monkeypatch
     seqio.MixtureRegistry.add("texts", [("few", 1.0), ("many", 1.0)])
     try:
         config = DataConfig("texts", {"targets": 8}, 4, ByteVocabulary(), objective="full_lm", mixing=Mixing())
-        found = batch_of_tasks(config, "causal_decoder").tasks
+        found = resolve_batch(config, "causal_decoder").tasks
         assert not counts
         assert found.rates() == [8, 24] and len(counts) == 2
         assert resolve_tasks(config, "causal_decoder", 384).rates() == [8, 24] and len(counts) == 2

@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from t5.data import preprocessors as t5
 
 from t5x_lab.config.errors import UserError
-from t5x_lab.data.config import HuggingFaceVocabulary
-from t5x_lab.data.denoising import Denoising, _iid_fit, _iid_most
-from t5x_lab.data.feature_converters import FeatureConverter
-from t5x_lab.data.objective import SIDES, FullLm, MaskedLm, PrefixLm, row_lengths
-from t5x_lab.data.objectives import OBJECTIVES, get_objective
-from t5x_lab.data.rows import first_fit
-from t5x_lab.data.vocabularies import build_vocabulary, sentinels_of
+from t5x_lab.data.objectives.denoising import Denoising, _iid_fit, _iid_max_length
+from t5x_lab.data.objectives.language_modeling import FullLm, MaskedLm, PrefixLm
+from t5x_lab.data.objectives.named import OBJECTIVES, get_objective
+from t5x_lab.data.objectives.objective import FEATURE_PREFIXES, row_lengths
+from t5x_lab.data.packing.feature_converter import FeatureConverter
+from t5x_lab.data.packing.rows import first_fit
+from t5x_lab.data.vocabularies.build import build_vocabulary, sentinel_ids
+from t5x_lab.data.vocabularies.config import HuggingFaceVocabulary
 
 VOCABULARY = seqio.ByteVocabulary(extra_ids=100)
 SENTINELS = range(259, 359)
@@ -317,7 +318,7 @@ def test_iid_noise_rarely_outgrows_the_lengths_computed_for_it():
         spans = (noise & ~np.pad(noise[:, :-1], ((0, 0), (1, 0)))).sum(1)
         lengths = costs[0] * (~noise).sum(1) + costs[1] * noise.sum(1) + costs[2] * (1 + spans)
         assert (lengths > limit).mean() < 2e-3
-        most = _iid_most(density, costs, n)
+        most = _iid_max_length(density, costs, n)
         assert (lengths > most).mean() < 2e-3 and (lengths > most - 3).mean() > 1e-4
 
 
@@ -331,7 +332,7 @@ def rows_from(examples, architecture, lengths, pack=True):
     ragged = {name: tf.ragged.constant([e[name].tolist() for e in examples], tf.int32, ragged_rank=1) for name in names}
     dataset = tf.data.Dataset.from_tensor_slices({**ragged, "raw_tokens": [int(e["raw_tokens"]) for e in examples]})
     dataset = dataset.map(lambda e: {**{k: v + 0 for k, v in e.items()}, "task": 0})
-    batches = FeatureConverter(architecture, pack).batches(dataset, dict(zip(SIDES, lengths, strict=True)), 1)
+    batches = FeatureConverter(architecture, pack).batches(dataset, dict(zip(FEATURE_PREFIXES, lengths, strict=True)), 1)
     return [{name: x[0] for name, x in batch.items()} for batch in batches.as_numpy_iterator()]
 
 
@@ -437,7 +438,7 @@ def test_sentinels_are_those_of_the_vocabulary_in_their_order(tmp_path):
         (imported, extra_ids, "span_corruption"),
         (imported, extra_ids, "ul2"),
     ):
-        assert list(sentinels_of(vocabulary)) == ids
+        assert list(sentinel_ids(vocabulary)) == ids
         example = examples_of(OBJECTIVES[name], {"inputs": 64, "targets": 64}, [document], vocabulary=vocabulary)[0]
         inputs, targets = ([i for i in example[feature].tolist() if i in ids] for feature in ("inputs", "targets"))
         if name == "ul2":

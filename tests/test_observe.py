@@ -33,7 +33,7 @@ from t5x_lab.observe.plots import write_plots
 from t5x_lab.observe.tensorboard import TensorBoard
 from t5x_lab.partitioning.mesh import MeshShape, make_mesh
 from t5x_lab.partitioning.partitioner import Partitioner
-from t5x_lab.runs.recording import Recorder
+from t5x_lab.runs.train.recording import Recorder
 from t5x_lab.training.clock import Clock
 from t5x_lab.training.hooks import Hooks, RunStart
 from t5x_lab.training.state import COUNTERS, TrainState

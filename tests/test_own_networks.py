@@ -16,15 +16,17 @@ from helpers import documented, random_batch, tiny_config
 from t5x_lab.checkpoints.layers import stack_layers, unstack_layers, unstacked_parts
 from t5x_lab.checkpoints.lazy_tensors import from_array
 from t5x_lab.config.errors import UserError
-from t5x_lab.data.config import ByteVocabulary, DataConfig
+from t5x_lab.data.config import DataConfig
+from t5x_lab.data.vocabularies.config import ByteVocabulary
 from t5x_lab.decoding.beam_search import BeamConfig
 from t5x_lab.models.model import Model, ModelConfig
 from t5x_lab.networks.flops import traced_flops
 from t5x_lab.optim.optimizers import AdamW
 from t5x_lab.partitioning.mesh import MeshShape
-from t5x_lab.runs.config import GinConfig, RunConfig
-from t5x_lab.runs.inference import Inference
-from t5x_lab.runs.sharded_model import ShardedModel
+from t5x_lab.runs.config.gin_config import GinConfig
+from t5x_lab.runs.config.run_config import RunConfig
+from t5x_lab.runs.model.inference import Inference
+from t5x_lab.runs.model.sharded_model import ShardedModel
 from t5x_lab.training.step import make_eval_step
 
 
@@ -63,7 +65,7 @@ def test_the_documentations_networks_are_bound_by_gin(page_has, name):
     config = GinConfig(["my.gin"])
     for again in (config, GinConfig([], [config.text])):
         model = Model(again.model())
-        assert model.config.network.architecture == "causal_decoder" and not model.generates
+        assert model.config.network.architecture == "causal_decoder" and not model.can_generate
     params = model.init(jax.random.key(0))
     batch = random_batch("causal_decoder")
     logits = model.logits(params, batch)
@@ -118,7 +120,7 @@ def test_a_network_of_ones_own_generates_as_if_each_token_were_chosen_by_hand():
     """Greedy, by beams, and shared scores, of the documentation's convolutions with `prefill` and `decode`."""
     sharded = ShardedModel(ModelConfig(convolutions()), MeshShape(1, 1, 1), jax.devices()[:1])
     model, inference = sharded.model, Inference(sharded)
-    assert model.generates
+    assert model.can_generate
     params = jax.tree.map(lambda x: 3 * x, model.init(jax.random.key(1)))
     logits = jax.jit(model.logits)
     prompts, steps = [[5, 6, 7], [8], [9, 10, 11, 12]], 5

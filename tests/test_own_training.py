@@ -28,10 +28,10 @@ from t5x_lab.optim.optimizers import Adafactor, AdamW, Sgd
 from t5x_lab.optim.schedules import LearningRate, LinearDecay
 from t5x_lab.optim.unfreezing import GradualUnfreezing
 from t5x_lab.partitioning.mesh import MeshShape
-from t5x_lab.runs.assemble import assemble
-from t5x_lab.runs.config import GinConfig
-from t5x_lab.runs.evaluate_checkpoints import evaluate_checkpoints
-from t5x_lab.runs.sharded_model import ShardedModel
+from t5x_lab.runs.config.gin_config import GinConfig
+from t5x_lab.runs.evaluate.checkpoints import evaluate_checkpoints
+from t5x_lab.runs.model.sharded_model import ShardedModel
+from t5x_lab.runs.train.assemble import assemble
 from t5x_lab.training.hooks import METHODS, Hook, Hooks, RunStart, Statistics, check_hooks
 from t5x_lab.training.step import make_eval_step
 

@@ -11,8 +11,8 @@ from runs_of_text import FULL_LM, flags, losses
 from t5x_lab.checkpoints.layout import finished_steps
 from t5x_lab.config.errors import UserError
 from t5x_lab.observe.owner import OWNER
-from t5x_lab.runs import owner
-from t5x_lab.runs.owner import owned
+from t5x_lab.runs.train import ownership as owner
+from t5x_lab.runs.train.ownership import owned
 
 
 def elsewhere(beat: int, process: int = 7) -> str:

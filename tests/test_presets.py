@@ -8,7 +8,7 @@ from conftest import ROOT
 from t5x_lab.config.gin_files import PACKAGE_GIN
 from t5x_lab.models.model import Model
 from t5x_lab.networks.lstm import LstmConfig
-from t5x_lab.runs.config import GinConfig
+from t5x_lab.runs.config.gin_config import GinConfig
 
 PRESETS = sorted(str(path.relative_to(ROOT / "gin")) for path in (ROOT / "gin" / "models").rglob("*.gin"))
 

@@ -13,11 +13,11 @@ from sklearn.metrics import matthews_corrcoef, roc_auc_score
 import t5x_lab
 from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
-from t5x_lab.data.config import SpecialTokens
+from t5x_lab.data.vocabularies.config import SpecialTokens
 from t5x_lab.evaluation.config import ProbeEvaluation
-from t5x_lab.evaluation.probes import BLIMP, Acceptability, Answers, Blimp, Referents, Sentiment
-from t5x_lab.evaluation.probing import best_threshold, in_ids
-from t5x_lab.evaluation.rank import Question
+from t5x_lab.evaluation.probes.probing import best_threshold, encode_question
+from t5x_lab.evaluation.questions import Question
+from t5x_lab.papers.gpt1.probes import BLIMP, Acceptability, Answers, Blimp, Referents, Sentiment
 
 MODEL = ["VOCABULARY = @ByteVocabulary()", "TransformerConfig.vocab_size = 384", 'TransformerConfig.dtype = "float32"']
 
@@ -155,7 +155,7 @@ def test_equal_texts_are_half_right_and_probes_of_one_data_set_are_two(tmp_path)
 def test_a_decoder_without_a_start_token_reads_what_it_does_in_training(tmp_path):
     run, _ = asked(Sentiment(), [{"sentence": "a", "label": 1}], tmp_path)
     run.special_tokens = SpecialTokens(start=None, end=1)
-    question = in_ids(Question("", ("ab", "cd"), 0), run)
+    question = encode_question(Question("", ("ab", "cd"), 0), run)
     assert question.inputs == ([1], [1]) and question.choices == ([100, 101], [102, 103])
 
 

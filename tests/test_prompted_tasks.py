@@ -18,14 +18,17 @@ import t5x_lab
 from t5x_lab.checkpoints.layout import finished_steps
 from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
-from t5x_lab.data import reading
-from t5x_lab.data.config import ByteVocabulary, DataConfig
-from t5x_lab.data.pipeline import SeqioBatches, resolve_tasks
+from t5x_lab.data.config import DataConfig
+from t5x_lab.data.pipeline import reading
+from t5x_lab.data.pipeline.batches import SeqioBatches, resolve_tasks
+from t5x_lab.data.vocabularies.config import ByteVocabulary
 from t5x_lab.evaluation.config import RankingEvaluation
-from t5x_lab.prompts.config import Collection, Prompts, Records
-from t5x_lab.prompts.records import source_of
-from t5x_lab.prompts.tasks import InWords
-from t5x_lab.prompts.templates import Template, read_templates, task_name
+from t5x_lab.prompts.config import Collection, Records
+from t5x_lab.prompts.prompts import Prompts
+from t5x_lab.prompts.records.sources import open_records
+from t5x_lab.prompts.tasks.prompted_task import PromptedTaskBuilder
+from t5x_lab.prompts.templates.files import read_templates, task_name
+from t5x_lab.prompts.templates.template import Template
 
 LENGTHS = {"inputs": 256, "targets": 64}
 KIND = Template("set", "which kind?", "What is {{text}}? ||| {{answer_choices[label]}}", "animal ||| tree ||| number")
@@ -45,7 +48,7 @@ def read(tmp_path):
     def write(found):
         (tmp_path / "train.jsonl").write_text("".join(json.dumps(record) + "\n" for record in found))
         records = Records(files=str(tmp_path / "{split}.jsonl"))
-        return source_of("set", records, ["train"]), records
+        return open_records("set", records, ["train"]), records
 
     return write
 
@@ -61,18 +64,20 @@ def examples(task, **options):
 
 def test_a_task_renders_each_record_and_leaves_out_empty_ones(read):
     source, records = read(RECORDS)
-    task = InWords((KIND,), source, records).task("set_which_kind_")
+    task = PromptedTaskBuilder((KIND,), source, records).task("set_which_kind_")
     assert task.name == "set_which_kind_"
     found = [(text_of(x["inputs"]), text_of(x["targets"])) for x in examples(task)]
     assert found == [(f"What is {r['text']}?", ["animal", "tree", "number"][r["label"]]) for r in RECORDS]
     assert all(x["targets"][-1] == 1 and x["inputs"][-1] != 1 for x in examples(task))
-    assert all(x["inputs"][-1] == 1 for x in examples(InWords((KIND,), source, records, input_eos=True).task("set")))
-    assert len(examples(InWords((LONG,), source, records).task("set"))) == sum(r["label"] < 2 for r in RECORDS)
+    assert all(
+        x["inputs"][-1] == 1 for x in examples(PromptedTaskBuilder((KIND,), source, records, input_eos=True).task("set"))
+    )
+    assert len(examples(PromptedTaskBuilder((LONG,), source, records).task("set"))) == sum(r["label"] < 2 for r in RECORDS)
 
 
 def test_choices_are_ranked_as_t5_ranks_them(read):
     source, records = read(RECORDS[:50])
-    ours = examples(InWords((KIND,), source, records, ranked=True).task("set"))
+    ours = examples(PromptedTaskBuilder((KIND,), source, records, ranked=True).task("set"))
     formatted = t5.data.preprocessors.rank_classification_formatter(
         tf.data.Dataset.from_generator(lambda: RECORDS[:50], output_signature={"text": tf.TensorSpec([], tf.string), "label": tf.TensorSpec([], tf.int32)}),
         inputs_formats="What is {text}?", targets_formats=["animal", "tree", "number"],
@@ -86,7 +91,7 @@ def test_choices_are_ranked_as_t5_ranks_them(read):
 
 def test_a_template_is_drawn_for_each_example_and_epoch(read):
     source, records = read(RECORDS)
-    task = InWords((KIND, LONG, TURNED), source, records).task("set")
+    task = PromptedTaskBuilder((KIND, LONG, TURNED), source, records).task("set")
     kinds = lambda found: [
         "What" if "What" in x else "Name" if "Name" in x else "long" for x in (text_of(e["inputs"]) for e in found)
     ]
@@ -111,15 +116,15 @@ def test_a_template_is_drawn_for_each_example_and_epoch(read):
 def test_a_record_that_does_not_fit_is_said(template, record, says, read):
     source, records = read([{"text": "y", "label": 0}, record])
     with pytest.raises(tf.errors.OpError, match=says.replace("?", r"\?")):
-        examples(InWords((template,), source, records, ranked=True).task("set"))
+        examples(PromptedTaskBuilder((template,), source, records, ranked=True).task("set"))
 
 
 def test_what_has_no_choices_is_not_ranked(read):
     with pytest.raises(UserError, match='Template "turned" of set has no answer_choices'):
-        InWords((TURNED,), *read(RECORDS[:1]), ranked=True).task("set")
+        PromptedTaskBuilder((TURNED,), *read(RECORDS[:1]), ranked=True).task("set")
 
 
-def config_of(name, prompts, **options):
+def read_config(name, prompts, **options):
     options = {"task_feature_lengths": LENGTHS, "batch_size": 8, "vocabulary": ByteVocabulary(), "shards": 2, **options}
     return DataConfig(name, prompts=prompts, **options)
 
@@ -161,7 +166,7 @@ def prompts_of(folder, kinds, templates=TEMPLATES, records=RECORDS):
     return Prompts(
         templates=(str(folder / "templates"),),
         data_sets=places,
-        collections={"all": Collection(tuple(places)), "drawn": Collection(tuple(places), form="drawn")},
+        collections={"all": Collection(tuple(places)), "drawn": Collection(tuple(places), form="sampled")},
     )
 
 
@@ -169,7 +174,7 @@ def prompts_of(folder, kinds, templates=TEMPLATES, records=RECORDS):
 def test_tables_are_read_in_the_graph_of_many_tasks(name, tmp_path, monkeypatch):
     """Whose functions are marked; that of a scan, which reads tables chunk by chunk, must not be."""
     monkeypatch.setattr(reading, "MANY", 0)
-    read = batches(config_of(name, prompts_of(tmp_path, ["jsonl", "csv", "parquet"])))
+    read = batches(read_config(name, prompts_of(tmp_path, ["jsonl", "csv", "parquet"])))
     seen = collections.Counter()
     for _ in range(12):
         features = next(read)
@@ -187,9 +192,9 @@ def test_a_cache_of_prompted_tasks_is_read_as_they_are(name, many, tmp_path, mon
     if many:
         monkeypatch.setattr(reading, "MANY", 0)
     prompts = prompts_of(tmp_path, ["jsonl", "csv", "parquet"], records=RECORDS)
-    plain = config_of(name, prompts)
+    plain = read_config(name, prompts)
     tasks = resolve_tasks(plain, "encoder_decoder", 384)
-    for part in tasks.parts:
+    for part in tasks.components:
         cached(part.task, str(tmp_path / "caches"))
     of_cache = dataclasses.replace(plain, use_cached=True, cache_dirs=(str(tmp_path / "caches"),))
     ours, theirs = batches(plain), batches(of_cache)
@@ -202,15 +207,15 @@ def test_other_words_are_another_cache_another_evaluation_and_another_run(tmp_pa
     from test_caching import cached
 
     prompts = prompts_of(tmp_path, ["jsonl"])
-    config = config_of("a_one", prompts)
-    (part,) = resolve_tasks(config, "encoder_decoder", 384).parts
+    config = read_config("a_one", prompts)
+    (part,) = resolve_tasks(config, "encoder_decoder", 384).components
     cached(part.task, str(tmp_path / "caches"))
     of_cache = dataclasses.replace(config, use_cached=True, cache_dirs=(str(tmp_path / "caches"),))
     assert next(batches(of_cache))
     prompts_of(tmp_path, ["jsonl"], TEMPLATES.replace("is?", "was?"))
     with pytest.raises(UserError, match="was made of the template .*; the run reads the template"):
         batches(of_cache)
-    (other,) = resolve_tasks(config, "encoder_decoder", 384).parts
+    (other,) = resolve_tasks(config, "encoder_decoder", 384).components
     assert other.task.words != part.task.words
     moved = dataclasses.replace(config, prompts=dataclasses.replace(prompts, input_eos=True))
     assert moved.identity() != config.identity()
@@ -244,19 +249,19 @@ def test_a_template_with_little_to_say_is_read_by_all_shards(many, tmp_path, mon
     records = [{"text": f"thing {n}", "label": 0 if n % 4 else 7} for n in range(300)]
     prompts = prompts_of(tmp_path, ["jsonl"], RARE, records)
     options = dict(shards=4, pack=False, shuffle_buffer_size=4)
-    read = batches(config_of("a_rare", prompts, **options))
+    read = batches(read_config("a_rare", prompts, **options))
     texts = [text_of(row) for _ in range(8) for row in next(read)["encoder_input_tokens"]]
     numbers = {int(number) for text in texts for number in re.findall(r"thing (\d+)", text)}
     assert len(numbers) > 40 and not any(number % 4 for number in numbers)
     none = prompts_of(tmp_path / "none", ["jsonl"], RARE, RECORDS[:8])
     with pytest.raises(UserError, match='shard 0 of the task "a_rare" is empty after preprocessing'):
-        next(batches(config_of("a_rare", none, **options)))
+        next(batches(read_config("a_rare", none, **options)))
 
 
 def test_each_epoch_draws_other_templates_and_the_same_seed_the_same(tmp_path):
     """A run's stream of one data set: every record comes back, in other words."""
     prompts = prompts_of(tmp_path, ["jsonl"], records=RECORDS[:24])
-    config = config_of("drawn", prompts, shards=1, pack=False, batch_size=24)
+    config = read_config("drawn", prompts, shards=1, pack=False, batch_size=24)
     inputs = lambda read: [[text_of(row) for row in next(read)["encoder_input_tokens"]] for _ in range(40)]
     first, again, other = (inputs(batches(config, seed)) for seed in (1, 1, 2))
     assert first == again != other

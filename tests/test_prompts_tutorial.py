@@ -10,7 +10,7 @@ from conftest import shared_data
 from helpers import documented
 
 from t5x_lab.observe.metrics import read_metrics
-from t5x_lab.prompts.catalogue import T0_TRAIN
+from t5x_lab.papers.data_sets import T0_TRAIN
 
 pytestmark = pytest.mark.slow
 SMALL = [

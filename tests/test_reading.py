@@ -17,10 +17,12 @@ from runs_of_text import flags
 import t5x_lab
 from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
-from t5x_lab.data import many, sources
-from t5x_lab.data.config import ByteVocabulary, DataConfig, TextFiles
-from t5x_lab.data.pipeline import SeqioBatches, resolve_tasks
-from t5x_lab.data.reading import ShardOfSource
+from t5x_lab.data.config import DataConfig, TextFiles
+from t5x_lab.data.pipeline import graph as many
+from t5x_lab.data.pipeline.batches import SeqioBatches, resolve_tasks
+from t5x_lab.data.pipeline.source_shards import SourceShard
+from t5x_lab.data.sources import text_files as sources
+from t5x_lab.data.vocabularies.config import ByteVocabulary
 from t5x_lab.training.batches import Rows
 
 WIDE = seqio.PassThroughVocabulary(size=100_000)
@@ -78,9 +80,11 @@ def test_large_files_are_shared_by_bytes(sizes, shards, kind, tmp_path, monkeypa
     source = seqio.FileDataSource(tf.data.TextLineDataset, {"train": files})
     if kind == "documents":
         source = sources.document_files({"train": files}, lines_per_document=1)
-    make = lambda shard: ShardOfSource(source, shard, shards, seed=3).get_dataset()
+    make = lambda shard: SourceShard(source, shard, shards, seed=3).get_dataset()
     if kind == "in a graph":
-        both = many.of_shards(lambda shard: make(shard).map(lambda line: (shard, line)), range(shards), range(1, shards + 1), 0)
+        both = many.interleave_shards(
+            lambda shard: make(shard).map(lambda line: (shard, line)), range(shards), range(1, shards + 1), 0
+        )
         found = [(int(shard), line.decode()) for shard, line in both.as_numpy_iterator()]
     else:
         text = lambda record: (record["text"] if kind == "documents" else record).decode()
@@ -104,7 +108,7 @@ def test_a_source_that_reads_in_its_own_way_keeps_it_however_large(tmp_path, mon
     files = [tmp_path / f"{number}.txt" for number in range(2)]
     for number, file in enumerate(files):
         file.write_text(f"{number}\n" * (400 + 300 * number))
-    found = [x for i in range(3) for x in ShardOfSource(Mine({"train": list(map(str, files))}), i, 3, seed=3).get_dataset()]
+    found = [x for i in range(3) for x in SourceShard(Mine({"train": list(map(str, files))}), i, 3, seed=3).get_dataset()]
     assert len(found) == 1_100 and set(found[0]) == {"text"}
 
 
@@ -113,7 +117,7 @@ def test_shares_of_few_long_records_would_be_uneven_and_are_not_taken(tmp_path, 
     (tmp_path / "books.txt").write_text(("x" * 30_000 + "\n") * 3)
     (tmp_path / "lines.txt").write_text("x\n" * 10_000)
     source = seqio.TextLineDataSource({"train": sorted(map(str, tmp_path.glob("*.txt")))})
-    counts = [sum(1 for _ in ShardOfSource(source, shard, 16, seed=3).get_dataset()) for shard in range(16)]
+    counts = [sum(1 for _ in SourceShard(source, shard, 16, seed=3).get_dataset()) for shard in range(16)]
     assert sum(counts) == 10_003 and max(counts) - min(counts) <= 1
 
 
@@ -125,7 +129,7 @@ def test_storage_that_fails_for_one_shard_does_not_split_a_text_in_two_ways(tmp_
 
     monkeypatch.setattr(tf.io.gfile, "stat", fails)
     with pytest.raises(tf.errors.UnavailableError):
-        sources.sizes_of([str(tmp_path / "a.txt")])
+        sources.file_sizes([str(tmp_path / "a.txt")])
 
 
 @pytest.mark.slow
@@ -216,7 +220,7 @@ def test_text_files_are_split_by_documents_and_each_is_parsed_once(kind, tmp_pat
     monkeypatch.setattr(sources.json, "loads", lambda line: parsed.append(line) or json.JSONDecoder().decode(line.decode()))
     source = sources.text_files(TextFiles(train=str(tmp_path / f"*.{kind}"), lines_per_document=1))
     shards = [
-        [example["text"].decode() for example in ShardOfSource(source, shard, 4, seed=3).get_dataset().as_numpy_iterator()]
+        [example["text"].decode() for example in SourceShard(source, shard, 4, seed=3).get_dataset().as_numpy_iterator()]
         for shard in range(4)
     ]
     assert [len(shard) for shard in shards] == [125] * 4

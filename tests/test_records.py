@@ -13,7 +13,8 @@ import tensorflow_datasets as tfds
 
 from t5x_lab.config.errors import NotHere, UserError
 from t5x_lab.prompts.config import Records
-from t5x_lab.prompts.records import as_json, fields_of, source_of
+from t5x_lab.prompts.records.json_records import json_records, record_fields
+from t5x_lab.prompts.records.sources import open_records
 
 RECORDS = [
     {"text": 'a "quoted", text\twith\nall', "label": 1, "answers": {"text": ["x", "y"], "start": [3, 4]}},
@@ -56,8 +57,8 @@ KINDS = {
 
 
 def read(dataset, records, split="train"):
-    lines = as_json(source_of(dataset, records).get_dataset(split, shuffle=False)).as_numpy_iterator()
-    return [fields_of(line["record"], records) for line in lines]
+    lines = json_records(open_records(dataset, records).get_dataset(split, shuffle=False)).as_numpy_iterator()
+    return [record_fields(line["record"], records) for line in lines]
 
 
 @pytest.mark.parametrize("end", KINDS)
@@ -65,7 +66,7 @@ def test_every_kind_of_file_gives_the_same_records(end, tmp_path):
     (tmp_path / "mine" / "set").mkdir(parents=True)
     KINDS[end](tmp_path / "mine" / "set" / f"dev.{end}")
     records = Records(files=str(tmp_path / "{dataset}" / f"{{split}}.{end}"), splits={"validation": "dev"})
-    source = source_of("mine/set", records)
+    source = open_records("mine/set", records)
     assert list(source.splits) == ["validation"]
     assert read("mine/set", records, "validation") == (RECORDS if end.startswith(("json", "parquet")) else FLAT)
     with pytest.raises(NotHere, match=r'The data set "mine/set" is not here: no file matches .*mine/set/train\.'):
@@ -105,10 +106,10 @@ def test_what_tensorflow_datasets_prepared_is_read(tmp_path):
 
 def test_fields_and_labels_may_be_called_otherwise():
     records = Records(files="x.jsonl", names={"text": "sentence"}, labels={"label": ("no", "yes"), "truth": ("False", "True")})
-    assert fields_of(b'{"sentence": "s", "label": "yes", "truth": false}', records) == {"text": "s", "label": 1, "truth": 0}
-    assert fields_of(b'{"label": 1}', records) == {"label": 1}
+    assert record_fields(b'{"sentence": "s", "label": "yes", "truth": false}', records) == {"text": "s", "label": 1, "truth": 0}
+    assert record_fields(b'{"label": 1}', records) == {"label": 1}
     swapped = Records(files="x.jsonl", names={"text": "title", "title": "text", "author": "by.name"})
-    assert fields_of(b'{"text": "t", "title": "n", "by": {"name": "a"}}', swapped) == {
+    assert record_fields(b'{"text": "t", "title": "n", "by": {"name": "a"}}', swapped) == {
         "text": "n", "title": "t", "author": "a", "by": {"name": "a"},
     }  # fmt: skip
     for line, says in (
@@ -117,7 +118,7 @@ def test_fields_and_labels_may_be_called_otherwise():
         (b"{", "no JSON"),
     ):
         with pytest.raises(UserError, match=says):
-            fields_of(line, records)
+            record_fields(line, records)
 
 
 def test_what_is_wrong_with_records_is_said():
@@ -126,6 +127,6 @@ def test_what_is_wrong_with_records_is_said():
     with pytest.raises(UserError, match="Records has files and hub"):
         Records(files="a.csv", hub="b")
     with pytest.raises(UserError, match='Records.files of the data set "set" are a.doc; give files of one kind'):
-        source_of("set", Records(files="a.doc"))
+        open_records("set", Records(files="a.doc"))
     with pytest.raises(UserError, match="are a.csv, b.tsv; give files of one kind"):
-        source_of("set", Records(files={"train": "a.csv", "test": "b.tsv"}))
+        open_records("set", Records(files={"train": "a.csv", "test": "b.tsv"}))

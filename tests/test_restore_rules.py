@@ -24,7 +24,7 @@ from t5x_lab.checkpoints.sharded_arrays import to_array
 from t5x_lab.config.errors import UserError
 from t5x_lab.models.model import Model, ModelConfig
 from t5x_lab.partitioning.mesh import MeshShape, make_mesh
-from t5x_lab.runs.sharded_model import ShardedModel
+from t5x_lab.runs.model.sharded_model import ShardedModel
 
 pytestmark = pytest.mark.slow
 

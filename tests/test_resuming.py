@@ -19,7 +19,7 @@ import t5x_lab
 from t5x_lab.checkpoints.layout import find_checkpoint, finished_steps, read_info
 from t5x_lab.cli.main import main
 from t5x_lab.observe.metrics import read_metrics
-from t5x_lab.runs import train
+from t5x_lab.runs.train import train
 
 pytestmark = pytest.mark.slow
 
@@ -166,7 +166,7 @@ def test_a_full_disk_stops_nothing_until_the_end_and_loses_nothing():
 def test_what_an_extension_left_out_outlasts_a_kill_before_its_first_checkpoint(monkeypatch, tmp_path):
     run, now = types.SimpleNamespace(model_dir=str(tmp_path)), time.time()
     monkeypatch.setattr(train, "read_info", lambda checkpoint: {"clock": {"began": now - 100, "productive": 5.0}})
-    began = lambda started: train.clock_of(run, tmp_path / "8", started).began - now
+    began = lambda started: train.restore_clock(run, tmp_path / "8", started).began - now
     assert began(now - 10) == pytest.approx(-100)
     (tmp_path / "run.json").write_text(json.dumps({"began": now - 60}))  # an extension wrote it, and was killed
     assert began(now - 10) == pytest.approx(-60)

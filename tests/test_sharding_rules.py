@@ -15,10 +15,10 @@ from t5x_lab.optim.optimizers import AdamW
 from t5x_lab.optim.schedules import LearningRate
 from t5x_lab.partitioning.mesh import MeshShape
 from t5x_lab.partitioning.rules import ShardingRules
-from t5x_lab.runs.assemble import assemble
-from t5x_lab.runs.config import GinConfig
-from t5x_lab.runs.inference import Inference
-from t5x_lab.runs.sharded_model import ShardedModel
+from t5x_lab.runs.config.gin_config import GinConfig
+from t5x_lab.runs.model.inference import Inference
+from t5x_lab.runs.model.sharded_model import ShardedModel
+from t5x_lab.runs.train.assemble import assemble
 
 ADAMW = AdamW(LearningRate("constant", 0.01))
 

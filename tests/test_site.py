@@ -23,7 +23,7 @@ import notebooks
 import reference
 from t5x_lab.cli.main import COMMANDS
 from t5x_lab.report.run_directory import settings_of
-from t5x_lab.runs.config import CONFIGURABLES
+from t5x_lab.runs.config.configurables import CONFIGURABLES
 
 pytestmark = pytest.mark.slow
 

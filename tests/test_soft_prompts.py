@@ -14,12 +14,14 @@ from runs_of_text import TINY
 import t5x_lab
 from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
-from t5x_lab.data.config import ByteVocabulary, DataConfig, SpecialTokens
-from t5x_lab.data.pipeline import SeqioBatches, resolve_tasks
+from t5x_lab.data.config import DataConfig
+from t5x_lab.data.pipeline.batches import SeqioBatches, resolve_tasks
+from t5x_lab.data.vocabularies.config import ByteVocabulary, SpecialTokens
 from t5x_lab.models.model import Model, ModelConfig
 from t5x_lab.networks.soft_prompt import FIRST_ID, SoftPrompt, soft_prompt_ids
 from t5x_lab.optim.groups import flat_names
-from t5x_lab.prompts.config import Prompts, Records
+from t5x_lab.prompts.config import Records
+from t5x_lab.prompts.prompts import Prompts
 
 LENGTH = 3
 
@@ -109,7 +111,7 @@ def test_training_reads_the_prompt_before_each_of_packed_inputs(architecture, in
 def prompted(request):
     """A fresh model with a soft prompt of three vectors, of a size that matters."""
     run = t5x_lab.from_gin(
-        [request.param, "added/soft_prompt.gin"],
+        [request.param, "peft/soft_prompt.gin"],
         ["VOCABULARY = @ByteVocabulary()", "TransformerConfig.vocab_size = 384", "SOFT_PROMPT_LENGTH = 3",
          "SpecialTokens.input_eos = True"],
         seed=4,
@@ -135,7 +137,7 @@ def test_what_is_cut_from_the_left_is_not_the_prompt(prompted):
 def test_lm_eval_scores_a_text_behind_the_prompt_in_every_window(prompted):
     from lm_eval.api.instance import Instance
 
-    from t5x_lab.evaluation.harness import HarnessModel
+    from t5x_lab.evaluation.harness.model import HarnessModel
 
     text, before = "abcdefghijklmnopqrstuvwx", list(soft_prompt_ids(3))
     model = HarnessModel(prompted, batch_size=4, max_length=14, max_gen_toks=4)
@@ -173,7 +175,7 @@ def test_members_of_an_ensemble_read_each_their_own_prompt(prompted, tmp_path):
 def test_a_prompt_that_nothing_is_read_behind_is_refused(objective, tmp_path, capsys):
     command = [
         "train", "--gin_file=models/t5_1_1/tiny.gin", f"--gin_file=objectives/{objective}.gin",
-        "--gin_file=added/soft_prompt.gin", *TINY, f"--gin.MODEL_DIR={tmp_path}/run", "--gin.TRAIN_STEPS=1",
+        "--gin_file=peft/soft_prompt.gin", *TINY, f"--gin.MODEL_DIR={tmp_path}/run", "--gin.TRAIN_STEPS=1",
     ]  # fmt: skip
     assert main(command) == 2
     assert "it would learn nothing. Train it on tasks that have inputs of their own" in capsys.readouterr().err
@@ -202,7 +204,7 @@ def test_a_soft_prompt_is_trained_kept_and_asked_alone(model, tickets, tmp_path,
     ]  # fmt: skip
     assert main([*needed, "--gin.MODEL_DIR=base"]) == 0
     more = [
-        "--gin_file=runs/finetune.gin", "--gin_file=added/soft_prompt.gin", "--gin.SOFT_PROMPT_LENGTH=5",
+        "--gin_file=runs/finetune.gin", "--gin_file=peft/soft_prompt.gin", "--gin.SOFT_PROMPT_LENGTH=5",
         "--gin.INITIAL_CHECKPOINT_PATH=base", "--gin.LearningRate.base_learning_rate=0.3",
     ]  # fmt: skip
     assert main([*needed, *more, "--gin.MODEL_DIR=tuned"]) == 0
@@ -228,8 +230,8 @@ def test_a_soft_prompt_is_trained_kept_and_asked_alone(model, tickets, tmp_path,
     of_task = [json.loads(line)["score"] for line in pathlib.Path("scored.jsonl").read_text().splitlines()]
     np.testing.assert_allclose(of_task, scores, rtol=1e-4)
     assert not np.allclose(scores, base.score(texts, targets, eos=True), rtol=1e-3)
-    tuned.save_added("alone")
+    tuned.save_adapter("alone")
     for directory in ("tuned", "alone"):
-        np.testing.assert_array_equal(base.with_added(directory).score(texts, targets, eos=True), scores)
+        np.testing.assert_array_equal(base.with_adapter(directory).score(texts, targets, eos=True), scores)
     report = json.loads(pathlib.Path("tuned/evals/infer/2.json").read_text())
     assert "t5_super_glue_cb" in report["results"]

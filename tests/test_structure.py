@@ -78,8 +78,8 @@ for module in {modules}:
 import jax
 from t5x_lab.checkpoints.manager import Checkpoints
 from t5x_lab.optim.optimizers import Adafactor
-from t5x_lab.runs.assemble import assemble
-from t5x_lab.runs.sharded_model import ShardedModel
+from t5x_lab.runs.train.assemble import assemble
+from t5x_lab.runs.model.sharded_model import ShardedModel
 from t5x_lab.training.batches import SyntheticBatches
 run = t5x_lab.from_gin(["models/t5_1_1/tiny.gin"], ["TransformerConfig.vocab_size = 100"])
 sharded = run.sharded

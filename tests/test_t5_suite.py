@@ -27,17 +27,20 @@ from t5.evaluation import eval_utils
 import t5x_lab
 from t5x_lab.cli.main import main
 from t5x_lab.config.errors import NotHere, UserError
-from t5x_lab.data import pipeline
-from t5x_lab.data.config import ByteVocabulary, DataConfig, Mixing
-from t5x_lab.data.mixture import resolve
-from t5x_lab.evaluation import benchmarks
+from t5x_lab.data.config import DataConfig, Mixing
+from t5x_lab.data.pipeline import batches as pipeline
+from t5x_lab.data.tasks.mixture import resolve_mixture
+from t5x_lab.data.vocabularies.config import ByteVocabulary
+from t5x_lab.evaluation.metrics import benchmarks
 from t5x_lab.models.model import Model
-from t5x_lab.prompts import t5_metrics, t5_suite
-from t5x_lab.prompts.catalogue import CATALOGUE
-from t5x_lab.prompts.config import Collection, Prompts, Records
-from t5x_lab.prompts.places import RecordsOfDataSet
-from t5x_lab.prompts.t5_suite import MIXTURES, SUITE
-from t5x_lab.runs.config import GinConfig
+from t5x_lab.papers.t5 import metrics as t5_metrics
+from t5x_lab.papers.t5 import suite as t5_suite
+from t5x_lab.papers.t5.suite import MIXTURES, SUITE
+from t5x_lab.prompts.config import Collection, Records
+from t5x_lab.prompts.data_sets import DATA_SETS
+from t5x_lab.prompts.prompts import Prompts
+from t5x_lab.prompts.records.locations import RecordLocation
+from t5x_lab.runs.config.gin_config import GinConfig
 
 T5S = {  # what the `t5` library calls the same
     **{name: f"{name.removeprefix('t5_')}_v002" for name in SUITE if name.startswith("t5_glue_")},
@@ -178,7 +181,7 @@ def test_the_t5_librarys_names_stand_for_the_same(tmp_path):
     assert theirs <= {*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()} and not Prompts().declare("glue_cola_v002")
     program = f"""
 import seqio
-from t5x_lab.prompts.config import Prompts
+from t5x_lab.prompts.prompts import Prompts
 for name in {sorted(theirs)}:
     assert Prompts().declare(name), name
     print(name, len(getattr(seqio.get_mixture_or_task(name), "tasks", [0])))
@@ -260,8 +263,8 @@ def sizes_of_t5() -> dict[str, float]:
 
 def mixed(name: str, mixing: Mixing | None, prompts: Prompts = Prompts()) -> dict[str, float]:
     config = DataConfig(name, LENGTHS, 8, ByteVocabulary(), mixing=mixing, prompts=prompts, shards=1)
-    tasks = resolve(config, "encoder_decoder")
-    return dict(zip([part.task.name for part in tasks.trained], tasks.rates(), strict=True))
+    tasks = resolve_mixture(config, "encoder_decoder")
+    return dict(zip([part.task.name for part in tasks.train_components], tasks.rates(), strict=True))
 
 
 @pytest.mark.parametrize("mixing", GRID, ids=str)
@@ -307,7 +310,7 @@ def test_each_mixture_file_is_read(file):
     mixing = dataclasses.replace(data.mixing, num_examples={**unsaid, **(data.mixing.num_examples or {})})
     if "supervised" in file:
         del mixing.num_examples["c4_span_corruption"]
-    found = resolve(dataclasses.replace(data, mixing=mixing), "encoder_decoder").rates()
+    found = resolve_mixture(dataclasses.replace(data, mixing=mixing), "encoder_decoder").rates()
     assert len(found) >= 21 and all(rate > 0 for rate in found)
 
 
@@ -365,7 +368,7 @@ def test_tasks_of_one_data_set_have_each_their_own_splits(tmp_path):
             prompts = Prompts(records=Records(files=f"{tmp_path}/{'.' * number}/{{split}}.jsonl"))
             for name in order:
                 assert tuple(task_of(name, prompts).splits) == SUITE[name].splits
-            whole = RecordsOfDataSet(CATALOGUE[SUITE[names[0]].data_set], prompts).source()
+            whole = RecordLocation(DATA_SETS[SUITE[names[0]].data_set], prompts).source()
             assert tuple(whole.splits) == ("train", "validation", "test")
 
 
@@ -589,5 +592,5 @@ def test_steps_that_branch_on_tensors_are_read_among_many_tasks_too(tmp_path, mo
         }
     )
     config = DataConfig("t5_wsc_dpr", {"inputs": 128, "targets": 32}, 4, ByteVocabulary(), prompts=prompts, shards=2)
-    batch = next(pipeline.SeqioBatches(resolve(config, "encoder_decoder"), config, seed=0))
+    batch = next(pipeline.SeqioBatches(resolve_mixture(config, "encoder_decoder"), config, seed=0))
     assert seqio.ByteVocabulary(100).decode(batch["encoder_input_tokens"][0].tolist()).startswith("wsc: ")

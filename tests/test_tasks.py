@@ -11,12 +11,13 @@ from conftest import shared_data
 
 from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
-from t5x_lab.data import tasks
-from t5x_lab.data.config import ByteVocabulary, DataConfig, SentencePieceVocabulary
-from t5x_lab.data.objectives import OBJECTIVES
-from t5x_lab.data.pipeline import SeqioBatches, eval_batches, resolve_tasks
-from t5x_lab.data.sentinels import number_of_sentinels
-from t5x_lab.data.vocabularies import build_vocabulary, sentinels_of
+from t5x_lab.data.config import DataConfig
+from t5x_lab.data.objectives.named import OBJECTIVES
+from t5x_lab.data.pipeline.batches import SeqioBatches, eval_batches, resolve_tasks
+from t5x_lab.data.tasks import names as tasks
+from t5x_lab.data.vocabularies.build import build_vocabulary, sentinel_ids
+from t5x_lab.data.vocabularies.config import ByteVocabulary, SentencePieceVocabulary
+from t5x_lab.data.vocabularies.sentinels import num_sentinels
 from t5x_lab.observe.metrics import read_metrics
 
 
@@ -33,9 +34,9 @@ def test_seqio_reads_by_name_what_a_run_reads(name):
     wished = {"targets": 64} if architecture == "prefix_decoder" else {"inputs": 64}
     config = DataConfig(f"sotu_{name}", wished, 8, ByteVocabulary(), pack=False, eval_steps=1)
     found = resolve_tasks(config, architecture, 384)
-    (rows,) = eval_batches(found, found.parts[0], config)
+    (rows,) = eval_batches(found, found.components[0], config)
     task = seqio.get_mixture_or_task(f"sotu_{name}")
-    examples = task.get_dataset(found.parts[0].lengths, "validation", shuffle=False, seed=0).take(8).as_numpy_iterator()
+    examples = task.get_dataset(found.components[0].lengths, "validation", shuffle=False, seed=0).take(8).as_numpy_iterator()
     for row, example in enumerate(examples):
         if architecture == "prefix_decoder":
             expected = {"decoder_target_tokens": np.concatenate([example.get("inputs", []), example["targets"]])}
@@ -133,7 +134,7 @@ def test_t5s_own_mixture_is_read_in_the_runs_vocabulary(tmp_path, monkeypatch, c
             "glue_v002_proportional", {"inputs": 64, "targets": 8}, 64, SentencePieceVocabulary(str(path)), shards=2, pack=False
         )
         found = resolve_tasks(config, "encoder_decoder", 32128)
-        assert len(found.parts) == 11 and len(found.trained) == 8
+        assert len(found.components) == 11 and len(found.train_components) == 8
         said = capsys.readouterr().err
         assert "in place of their own: glue_ax_v002, glue_cola_v002, glue_mnli_matched_v002 and 8 more" in said
         assert "are not trained on, for want of training examples or of a rate above 0: glue_ax_v002" in said
@@ -142,14 +143,19 @@ def test_t5s_own_mixture_is_read_in_the_runs_vocabulary(tmp_path, monkeypatch, c
         for _ in range(4):
             seen |= {vocabulary.decode([int(t) for t in row]).split()[0] for row in next(batches)["encoder_input_tokens"]}
         assert seen >= {"mnli", "qnli", "qqp", "sst2"}
-        assert {part.task.name: part.rate for part in found.trained}["glue_mnli_v002"] == 392_702  # T5's, which are constants
+        assert {part.task.name: part.rate for part in found.train_components}[
+            "glue_mnli_v002"
+        ] == 392_702  # T5's, which are constants
         with pytest.raises(UserError, match='"glue_ax_v002" has no split "train" to train on; it has test'):
             alone = resolve_tasks(
                 DataConfig("glue_ax_v002", {"inputs": 64, "targets": 8}, 8, config.vocabulary), "encoder_decoder", 32128
             )
             SeqioBatches(alone, config, seed=0)
         rows = [
-            batch for part in found.parts if "validation" in part.task.splits for batch in eval_batches(found, part, config)
+            batch
+            for part in found.components
+            if "validation" in part.task.splits
+            for batch in eval_batches(found, part, config)
         ]
         assert len(rows) == 10 and all(row["encoder_input_tokens"].shape == (64, 64) for row in rows)
 
@@ -181,10 +187,10 @@ def test_a_model_without_sentinels_has_none(tmp_path):
         return SentencePieceVocabulary(str(tmp_path / name), extra_ids=0)
 
     plain, counted = train("plain.model", []), train("mt5.model", [f"▁<extra_id_{n}>" for n in range(9, -1, -1)])
-    assert list(sentinels_of(build_vocabulary(plain))) == [] and number_of_sentinels(plain) == 0
-    ids = list(sentinels_of(build_vocabulary(counted)))
+    assert list(sentinel_ids(build_vocabulary(plain))) == [] and num_sentinels(plain) == 0
+    ids = list(sentinel_ids(build_vocabulary(counted)))
     pieces = build_vocabulary(counted).tokenizer
-    assert [pieces.IdToPiece(i) for i in ids] == [f"▁<extra_id_{n}>" for n in range(10)] and number_of_sentinels(counted) == 10
+    assert [pieces.IdToPiece(i) for i in ids] == [f"▁<extra_id_{n}>" for n in range(10)] and num_sentinels(counted) == 10
     with pytest.raises(UserError, match="0 sentinels an example has no room"):
         resolve_tasks(DataConfig("sotu_span_corruption", {"inputs": 64}, 4, plain), "encoder_decoder", 384)
 
@@ -205,10 +211,10 @@ def test_the_runs_vocabulary_leaves_features_without_text_alone():
     source = seqio.FunctionDataSource(lambda split, shuffle_files, seed=None: None, splits=["train"])
     task = Shouting("shouting", source, output_features=features, preprocessors=[])
     config = DataConfig("shouting", {"inputs": 8, "targets": 1}, 4, ByteVocabulary(extra_ids=50))
-    read = tasks.InVocabulary(config.vocabulary)(task)
+    read = tasks.VocabularyReplacer(config.vocabulary)(task)
     assert type(read) is Shouting and read.name == "shouting"
     assert read.output_features["inputs"].vocabulary.extra_ids == 50
     assert read.output_features["targets"].vocabulary is features["targets"].vocabulary
     assert task.output_features["inputs"].vocabulary.extra_ids == 7
-    same = tasks.InVocabulary(config.vocabulary)(read)
+    same = tasks.VocabularyReplacer(config.vocabulary)(read)
     assert same is read

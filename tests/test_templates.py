@@ -9,7 +9,8 @@ import pytest
 from conftest import shared_data
 
 from t5x_lab.config.errors import NotHere, UserError
-from t5x_lab.prompts.templates import NO_LABEL, Rendered, Template, read_templates, task_name
+from t5x_lab.prompts.templates.files import read_templates, task_name
+from t5x_lab.prompts.templates.template import NO_LABEL, Rendered, Template
 
 # Inputs and targets that are words and fields alone can be read backwards, which gives promptsource's records.
 FIELD = re.compile(r"\{\{\s*(?:\"(?P<words>[^\"]*)\"|(?P<field>\w+)|answer_choices\s*\[\s*(?P<label>[a-z]\w*)\s*\])\s*\}\}")

@@ -18,9 +18,9 @@ from t5x_lab.models.model import ModelConfig
 from t5x_lab.optim.optimizers import Adafactor, AdamW, Lion, Muon, Optax, Sgd
 from t5x_lab.optim.schedules import LearningRate
 from t5x_lab.partitioning.mesh import MeshShape
-from t5x_lab.runs.assemble import assemble
-from t5x_lab.runs.config import GinConfig
-from t5x_lab.runs.sharded_model import ShardedModel
+from t5x_lab.runs.config.gin_config import GinConfig
+from t5x_lab.runs.model.sharded_model import ShardedModel
+from t5x_lab.runs.train.assemble import assemble
 from t5x_lab.training.batches import SyntheticBatches
 from t5x_lab.training.loop import Action, Budget, Diverged, Preempted, train
 from t5x_lab.training.state import add_to_counter, read_counter
@@ -297,10 +297,10 @@ def test_bad_steps_are_skipped_up_to_a_number_in_a_row(poisoned):
 
     if len(poisoned) == 3 and poisoned[-1] == 5:
         with pytest.raises(Diverged, match="step 5 had loss nan .* it is the last of 3 in a row"):
-            recorder.run(8, step=step, bad_steps=2, say=said.append)
+            recorder.run(8, step=step, bad_steps=2, log=said.append)
         assert recorder.saved[-1][0] == recorder.saved[-1][1] >= 5  # its step is that of its state
     else:
-        state = recorder.run(8, step=step, bad_steps=2, say=said.append)
+        state = recorder.run(8, step=step, bad_steps=2, log=said.append)
         assert (
             int(state.step) == 8 and np.isfinite([metrics["loss"] for n, metrics in recorder.lines if n not in poisoned]).all()
         )

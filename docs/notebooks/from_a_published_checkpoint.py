@@ -104,10 +104,10 @@ seqio.TaskRegistry.add(
 # %% [markdown]
 # ## Fine-tuning
 #
-# The model's own configuration comes with it; `added/lora.gin` makes it LoRA, without which all parameters are trained.
+# The model's own configuration comes with it; `peft/lora.gin` makes it LoRA, without which all parameters are trained.
 
 # %% language="bash"
-# t5x_lab train --gin_file=tiny.gin --gin_file=runs/finetune.gin --gin_file=added/lora.gin \
+# t5x_lab train --gin_file=tiny.gin --gin_file=runs/finetune.gin --gin_file=peft/lora.gin \
 #   --gin_bindings='import tickets' --gin.MIXTURE_OR_TASK_NAME=tickets \
 #   --gin.TASK_FEATURE_LENGTHS='{"inputs": 32, "targets": 4}' \
 #   --gin.INITIAL_CHECKPOINT_PATH=published --gin.BATCH_SIZE=16 --gin.TRAIN_STEPS=150 \

@@ -111,7 +111,7 @@ class Convolutions(nnx.Module):
 import gin
 import tensorflow as tf
 
-from t5x_lab.data.denoising import Denoising
+from t5x_lab.data.objectives.denoising import Denoising
 
 
 def shift_noise(tokens, noise_mask, vocabulary, seeds):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import t5x_lab
 from t5x_lab.cli.main import COMMANDS
 from t5x_lab.config.gin_files import PACKAGE_GIN
-from t5x_lab.config.macros import defined_in
+from t5x_lab.config.macros import defined_macros
 
 PACKAGE = pathlib.Path(t5x_lab.__file__).parent
 TOPICS = {  # of what gin may bind, by the folder that it comes from
@@ -72,7 +72,7 @@ def registered() -> dict[str, Callable]:
     """What of t5x_lab gin may bind, by the name that a gin file says."""
     from gin.config import _REGISTRY
 
-    import t5x_lab.runs.config  # noqa: F401  (which registers it)
+    import t5x_lab.runs.config.run_config  # noqa: F401  (which registers it)
 
     of = {selector: entry.wrapped for selector, entry in _REGISTRY._selector_map.items()}
     return {selector.rpartition(".")[2]: thing for selector, thing in sorted(of.items()) if selector.startswith("t5x_lab.")}
@@ -209,7 +209,7 @@ def gin_files() -> str:
             comment = re.match(r"(?:#.*\n)+", text)
             first = re.sub(r"\n?# ?", " ", comment.group(0)) if comment else ""
             said = re.split(r"(?<=[.:]) (?= |[A-Z`])|  ", " ".join(first.split()))[0]
-            shown = ", ".join(f"`{name}`" for name in dict.fromkeys(defined_in(text)) if name not in ("MODEL",))
+            shown = ", ".join(f"`{name}`" for name in dict.fromkeys(defined_macros(text)) if name not in ("MODEL",))
             sections.append(f"| `{path.relative_to(PACKAGE_GIN)}` | {_cell(said)} | {shown} |")
         sections.append("")
     return "\n".join(sections)
@@ -227,7 +227,7 @@ def modules(layer: str) -> list[str]:
 
 def python() -> str:
     """What one calls first; the pages of all layers follow."""
-    called = ["t5x_lab.runs.load.load", "t5x_lab.runs.load.from_gin", "t5x_lab.runs.run.Run"]
+    called = ["t5x_lab.runs.model.load.load", "t5x_lab.runs.model.load.from_gin", "t5x_lab.runs.model.run.Run"]
     links = [f"* [`t5x_lab.{layer}`](python/{layer}.md): {_first_line(f't5x_lab.{layer}')}" for layer in LAYERS]
     lines = [
         "# Python",

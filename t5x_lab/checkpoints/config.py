@@ -6,8 +6,8 @@ import re
 from typing import Any
 
 from t5x_lab.checkpoints.layout import WEIGHTS
-from t5x_lab.config.checks import check_types, in_range, positive
-from t5x_lab.config.errors import UserError, one_of
+from t5x_lab.config.checks import check_positive, check_range, check_types
+from t5x_lab.config.errors import UserError, check_choice
 from t5x_lab.config.macros import macro
 
 
@@ -40,11 +40,11 @@ class SaveCheckpointConfig:
 
     def __post_init__(self):
         check_types(self)
-        positive(self, "period", "minutes", "keep", "keep_period")
-        in_range(self, "retry_minutes", 0, math.inf)
+        check_positive(self, "period", "minutes", "keep", "keep_period")
+        check_range(self, "retry_minutes", 0, math.inf)
         for best_is in (self.best_is, *self.best.values()):
-            one_of("SaveCheckpointConfig.best_is", best_is, ("lowest", "highest"))
-        one_of("SaveCheckpointConfig.on_failure", self.on_failure, ("stop", "go_on"))
+            check_choice("SaveCheckpointConfig.best_is", best_is, ("lowest", "highest"))
+        check_choice("SaveCheckpointConfig.on_failure", self.on_failure, ("stop", "go_on"))
 
     @property
     def best(self) -> dict[str, str]:
@@ -90,9 +90,9 @@ class RestoreCheckpointConfig:
             value = getattr(self, field)
             object.__setattr__(self, field, tuple(value) if isinstance(value, list) else value)
         check_types(self)
-        one_of("RestoreCheckpointConfig.weights", self.weights, WEIGHTS)
+        check_choice("RestoreCheckpointConfig.weights", self.weights, WEIGHTS)
         for name in self.carry:
-            one_of("An entry of RestoreCheckpointConfig.carry", name, ("optimizer", "step"))
+            check_choice("An entry of RestoreCheckpointConfig.carry", name, ("optimizer", "step"))
         for rule in self.assignment_map:
             _check_rule(rule)
         for stack, sources in self.layers.items():

@@ -20,7 +20,7 @@ from t5x_lab.checkpoints.lazy_tensors import LazyTensor
 from t5x_lab.checkpoints.rules import assignments, fit_shape
 from t5x_lab.checkpoints.sharded_arrays import read_each, read_together, to_array
 from t5x_lab.checkpoints.verification import check_arrays, explaining_damage
-from t5x_lab.config.errors import UserError, one_of
+from t5x_lab.config.errors import UserError, check_choice
 from t5x_lab.models.model import Params
 from t5x_lab.optim.counts import counting_from
 from t5x_lab.training.state import TrainState
@@ -32,7 +32,7 @@ def load_params(
     axes: dict,
     config: RestoreCheckpointConfig = RestoreCheckpointConfig(),
     fresh: Callable[[], Params] = dict,
-    added: Collection[str] = (),
+    fresh_names: Collection[str] = (),
 ) -> Params:
     """A checkpoint's parameters, by the rules, as `abstract_params`' shardings say.
 
@@ -42,19 +42,19 @@ def load_params(
       axes: logical axis names in the same tree.
       config: the rules.
       fresh: makes fresh parameters; called only when something stays fresh.
-      added: names of parameters that stay fresh where the checkpoint lacks them, beside any rules.
+      fresh_names: names of parameters that stay fresh where the checkpoint lacks them, beside any rules.
 
     Raises:
       UserError: when the checkpoint is damaged, or does not fit the model by the rules.
     """
     with explaining_damage(location.path):
         if location.format == "t5x_lab" and not config.has_rules:
-            check_same_parameters(location.path, abstract_params, added)
+            check_same_parameters(location.path, abstract_params, fresh_names)
             info = read_info(location.path)
-            if info["format"] == FORMAT and info["parameters"].keys() >= set(added):
+            if info["format"] == FORMAT and info["parameters"].keys() >= set(fresh_names):
                 return _restore_params(location, abstract_params)
         source = open_source(location)
-        params = _load_by_rules(source, abstract_params, axes, config, fresh, added)
+        params = _load_by_rules(source, abstract_params, axes, config, fresh, fresh_names)
         source.check()
     return params
 
@@ -65,21 +65,21 @@ def carry_over(
     abstract_params: Params,
     axes: dict,
     config: RestoreCheckpointConfig,
-    added: Collection[str] = (),
+    fresh_names: Collection[str] = (),
 ) -> TrainState:
     """The first state of a run, with what else `config.carry` takes: the optimizer, the step and its counters.
 
     Args:
       location: see `formats.find`.
       state: the first state, with parameters that `load_params` took from there. Its optimizer's state is given up.
-      abstract_params, axes, config, added: see `load_params`.
+      abstract_params, axes, config, fresh_names: see `load_params`.
     """
     if not config.carry:
         return state
     with explaining_damage(location.path):
         source = open_source(location)
         if "optimizer" in config.carry:
-            opt_state = _load_slots(source, state.opt_state, abstract_params, axes, config, added)
+            opt_state = _load_slots(source, state.opt_state, abstract_params, axes, config, fresh_names)
             state = dataclasses.replace(state, opt_state=opt_state)
         if "step" in config.carry:
             counted = {"step": state.step, "counters": state.counters}
@@ -108,14 +108,14 @@ def _load_by_rules(
     axes: dict,
     config: RestoreCheckpointConfig,
     fresh: Callable[[], Params],
-    added: Collection[str],
+    fresh_names: Collection[str],
 ) -> Params:
     wanted, names = named_leaves(abstract_params), _named_axes(axes)
     known = {axis for axes_of_one in names.values() for axis in axes_of_one if axis is not None}
     for axis in config.extend:
-        one_of("An entry of RestoreCheckpointConfig.extend", axis, sorted(known))
+        check_choice("An entry of RestoreCheckpointConfig.extend", axis, sorted(known))
     parts = unstacked_parts(wanted)
-    assigned = assignments(parts, source, config, added)
+    assigned = assignments(parts, source, config, fresh_names)
     pieces: dict[str, list[tuple[int | None, LazyTensor]]] = {name: [] for name in wanted}
     needs_fresh = False
     for name, part in parts.items():
@@ -141,7 +141,7 @@ def _load_slots(
     abstract_params: Params,
     axes: dict,
     config: RestoreCheckpointConfig,
-    added: Collection[str],
+    fresh_names: Collection[str],
 ) -> Any:
     """An optimizer's state whose slots follow their parameters; slots of fresh or transposed parameters stay fresh.
 
@@ -150,7 +150,7 @@ def _load_slots(
     """
     params, names = named_leaves(abstract_params), _named_axes(axes)
     parts = unstacked_parts(params)
-    assigned = assignments(parts, source, config, added)
+    assigned = assignments(parts, source, config, fresh_names)
     parts_of_parameter: dict[str, list[tuple[str, Part]]] = {}
     for name, part in parts.items():
         parts_of_parameter.setdefault(part.parameter, []).append((name, part))

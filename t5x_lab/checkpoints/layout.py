@@ -19,7 +19,7 @@ from etils import epath
 
 from t5x_lab.checkpoints.lazy_tensors import Unreadable
 from t5x_lab.config.errors import UserError
-from t5x_lab.config.gin_files import flag
+from t5x_lab.config.gin_files import gin_flag
 
 FORMAT = 3  # 2 had other names for norms and cross-attention; 1 had no checksums either
 PINNED = "PINNED"
@@ -175,8 +175,10 @@ def check_format(path: epath.Path) -> None:
 
 def from_another(path: str | epath.Path) -> str:
     """The flags that go on in a new MODEL_DIR, for messages."""
-    carry = flag("RestoreCheckpointConfig.carry", '["optimizer", "step"]')
-    return f"{flag('INITIAL_CHECKPOINT_PATH', path)}, and {carry} to keep more than the parameters; the data begin anew there."
+    carry = gin_flag("RestoreCheckpointConfig.carry", '["optimizer", "step"]')
+    return (
+        f"{gin_flag('INITIAL_CHECKPOINT_PATH', path)}, and {carry} to keep more than the parameters; the data begin anew there."
+    )
 
 
 def check_part(path: epath.Path, part: str) -> None:
@@ -188,19 +190,19 @@ def check_part(path: epath.Path, part: str) -> None:
         )
 
 
-def check_same_parameters(path: epath.Path, abstract_params: dict, added: Collection[str] = ()) -> None:
+def check_same_parameters(path: epath.Path, abstract_params: dict, fresh_names: Collection[str] = ()) -> None:
     """Raises a `UserError` that names the first parameter in which the checkpoint and the model differ.
 
-    Those that are `added` to the model may be missing in the checkpoint.
+    Those that are `fresh_names` to the model may be missing in the checkpoint.
     """
     found, wanted = read_info(path)["parameters"], shapes_of(abstract_params)
     for name in sorted(found.keys() | wanted.keys()):
-        if found.get(name) != wanted.get(name) and not (name in added and name not in found):
-            if name in added:
+        if found.get(name) != wanted.get(name) and not (name in fresh_names and name not in found):
+            if name in fresh_names:
                 raise UserError(
-                    f"The checkpoint {path} has {name}, which is added here too, of the shape {tuple(found[name])} and not "
+                    f"The checkpoint {path} has {name}, which is fresh_names here too, of the shape {tuple(found[name])} and not "
                     f"{tuple(wanted[name])}. To begin it afresh: "
-                    + flag("RestoreCheckpointConfig.assignment_map", f'[("{name}", None)]')
+                    + gin_flag("RestoreCheckpointConfig.assignment_map", f'[("{name}", None)]')
                 )
             describe = lambda shape: "is missing" if shape is None else f"has shape {tuple(shape)}"
             raise UserError(

@@ -22,9 +22,9 @@ class Assignment:
 
 
 def assignments(
-    new: Mapping[str, Part], source: Source, config: RestoreCheckpointConfig, added: Collection[str] = ()
+    new: Mapping[str, Part], source: Source, config: RestoreCheckpointConfig, fresh_names: Collection[str] = ()
 ) -> dict[str, Assignment]:
-    """What each part takes, by its unstacked name; parts of the parameters that are `added` stay fresh where there are none.
+    """What each part takes, by its unstacked name; parts of the parameters that are `fresh_names` stay fresh where there are none.
 
     Raises:
       UserError: for a rule that matches nothing, a part without a source, or a source's parameter that nobody takes where
@@ -42,7 +42,7 @@ def assignments(
             )
     for name, assignment in found.items():
         if assignment.source is not None and assignment.source not in source.params:
-            if config.strict and new[name].parameter not in added:
+            if config.strict and new[name].parameter not in fresh_names:
                 raise UserError(_missing(name, assignment.source, source))
             found[name] = Assignment(None)
     left = source.params.keys() - {assignment.source for assignment in found.values()}

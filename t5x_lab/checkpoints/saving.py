@@ -71,10 +71,10 @@ class Saver:
         notes: Callable[[], Mapping[str, Any]] = dict,
         saved: Callable[[int], None] = lambda step: None,
         agree: Callable[[bool], int] = bool,
-        say: Callable[[str], None] = print,
+        log: Callable[[str], None] = print,
     ):
         self._checkpoints, self._config, self._batches = checkpoints, config, batches
-        self._notes, self._saved, self._agree, self._say = notes, saved, agree, say
+        self._notes, self._saved, self._agree, self._say = notes, saved, agree, log
         self._alone = jax.process_count() == 1
         self._last: tuple[int, TrainState] | None = None  # of which it is not yet known that it is on disk
         self._announced: int | None = None

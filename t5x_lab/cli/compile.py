@@ -45,10 +45,10 @@ def run(args: argparse.Namespace) -> None:
         if args.mode != "train":
             raise UserError("--search is for the training step; leave --mode out.")
         reports = []
-        for tried in compiling.search(run_config, devices, name):
-            print(_line(tried), file=sys.stderr, flush=True)
-            reports.append(tried)
-        report = compiling.best(reports) or reports[-1]
+        for candidate in compiling.search(run_config, devices, name):
+            print(_line(candidate), file=sys.stderr, flush=True)
+            reports.append(candidate)
+        report = compiling.find_best(reports) or reports[-1]
     print(json.dumps(dataclasses.asdict(report)) if args.json else compiling.to_text(report))
 
 

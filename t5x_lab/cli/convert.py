@@ -26,8 +26,8 @@ def run(args: argparse.Namespace) -> None:
     if args.dtype not in ("float32", "bfloat16", "float16"):
         raise UserError(f'--dtype is "{args.dtype}"; give float32, bfloat16 or float16.')
     from t5x_lab.checkpoints.formats import FORMATS, find
-    from t5x_lab.runs.checkpoint_config import config_of
-    from t5x_lab.runs.convert import convert
+    from t5x_lab.runs.config.checkpoint_config import read_config
+    from t5x_lab.runs.convert.convert import convert
 
     if args.origin is not None and args.origin not in FORMATS:
         raise UserError(f'--from is "{args.origin}"; t5x_lab reads {", ".join(FORMATS)}.')
@@ -36,6 +36,6 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(f"--from is {args.origin}, but {args.source} is a checkpoint of {location.format}. Leave --from out.")
     config = gin_config(args) if args.gin_file or args.gin or args.gin_bindings else None
     if args.dry_run:
-        print((config or config_of(location)).text)
+        print((config or read_config(location)).text)
         return
     print(convert(location, args.target, args.to, config=config, dtype=args.dtype))

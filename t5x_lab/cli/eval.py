@@ -32,10 +32,10 @@ def run(args: argparse.Namespace) -> None:
 
     from t5x_lab.config.errors import UserError
     from t5x_lab.observe.console import describe
-    from t5x_lab.runs.config import run_config_file
-    from t5x_lab.runs.evaluate_checkpoints import evaluate_checkpoints, evaluate_ensemble, wait_for_run
-    from t5x_lab.runs.sharded_model import ShardedModel
-    from t5x_lab.runs.summary import with_model_info
+    from t5x_lab.runs.config.gin_config import run_config_file
+    from t5x_lab.runs.evaluate.checkpoints import evaluate_checkpoints, evaluate_ensemble, wait_for_run
+    from t5x_lab.runs.model.sharded_model import ShardedModel
+    from t5x_lab.runs.train.summary import with_model_info
 
     directories = model_dirs(args.model_dir)
     if len(directories) > 1 and (args.follow or args.dry_run):

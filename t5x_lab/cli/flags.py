@@ -27,7 +27,7 @@ def add_gin_flags(parser: argparse.ArgumentParser) -> None:
 def gin_config(args: argparse.Namespace, *first_files: str, fixed: tuple[str, ...] = ()):
     """The configuration that the flags describe, on top of `first_files`; the bindings `fixed` override it."""
     from t5x_lab.config.gin_files import binding
-    from t5x_lab.runs.config import GinConfig
+    from t5x_lab.runs.config.gin_config import GinConfig
 
     bindings = [*args.gin_bindings, *(binding(flag) for flag in args.gin), *fixed]
     paths = [path for paths in args.gin_search_paths for path in paths.split(",")]

@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> None:
 def _run(args: argparse.Namespace) -> None:
     import jax
 
-    from t5x_lab.runs.load import load
+    from t5x_lab.runs.model.load import load
 
     prompts = list(args.prompt)
     if args.input:

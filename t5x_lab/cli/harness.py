@@ -1,4 +1,4 @@
-"""Runs lm-eval tasks on a checkpoint, and prints and writes lm-eval's own results."""
+"""Runs lm-eval tasks on a checkpoint. Prints lm-eval's result tables and writes its result files."""
 
 import argparse
 import json
@@ -11,22 +11,22 @@ from t5x_lab.config.errors import UserError
 def add_flags(parser: argparse.ArgumentParser) -> None:
     add_model_flags(parser)
     parser.add_argument(
-        "--tasks", required=True, help="names of lm-eval's tasks, joined by commas; eai_eval are those of Wang et al. 2022"
+        "--tasks", required=True, help="names of lm-eval tasks, separated by commas; eai_eval is the suite of Wang et al. 2022"
     )
     parser.add_argument(
         "--data",
         action="append",
         default=[],
         metavar="TASK=PATH",
-        help="records of a task in a file, instead of the hub's; repeat it, or give a rule, such as records/{task}.jsonl",
+        help="local data file of a task, instead of the hub; repeatable; or a pattern such as records/{task}.jsonl",
     )
-    parser.add_argument("--include_path", help="a folder with further tasks' .yaml files")
-    parser.add_argument("--limit", type=float, help="only the first N examples of each task, or a share below 1")
-    parser.add_argument("--output_path", help="where lm-eval's result files go, with every example's answer")
-    parser.add_argument("--num_fewshot", type=int, help="examples before the question; a task's own number by default")
-    parser.add_argument("--batch_size", type=int, default=32, help="texts at a time; fewer of long ones")
-    parser.add_argument("--max_length", type=int, help="tokens of a context that are read; the model's positions, or 2048")
-    parser.add_argument("--json", action="store_true", help="print one JSON object, and everything else to stderr")
+    parser.add_argument("--include_path", help="folder with .yaml files of further tasks")
+    parser.add_argument("--limit", type=float, help="number of examples of each task, or a share below 1")
+    parser.add_argument("--output_path", help="folder for lm-eval's result files, with the answer to every example")
+    parser.add_argument("--num_fewshot", type=int, help="number of few-shot examples; default: the task's own")
+    parser.add_argument("--batch_size", type=int, default=32, help="texts per batch; batches of long texts are smaller")
+    parser.add_argument("--max_length", type=int, help="maximum tokens of a context; default: the model's positions, or 2048")
+    parser.add_argument("--json", action="store_true", help="print one JSON object to stdout and everything else to stderr")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -36,9 +36,10 @@ def run(args: argparse.Namespace) -> None:
     except ImportError as error:
         raise UserError(f"lm-eval is not installed ({error}). Run: pip install 't5x_lab[harness]'") from error
 
-    from t5x_lab.evaluation.harness import HarnessModel, add_random_baselines, ranking, run_harness
-    from t5x_lab.evaluation.results import as_json
-    from t5x_lab.runs.load import load
+    from t5x_lab.evaluation.harness.model import HarnessModel, add_random_baselines, ranking_report, run_harness
+    from t5x_lab.evaluation.results import finite_json
+    from t5x_lab.papers.eai_eval import NAME_PREFIX, TASK_FOLDER
+    from t5x_lab.runs.model.load import load
 
     step = chosen_step(args.step)
     loaded = load(model_dirs(args.model_dir), step=step, weights=args.weights)
@@ -47,7 +48,8 @@ def run(args: argparse.Namespace) -> None:
     results = run_harness(
         model,
         [name.strip() for name in args.tasks.split(",") if name.strip()],
-        include_path=args.include_path,
+        include_paths=[TASK_FOLDER, *([args.include_path] if args.include_path else [])],
+        name_prefix=NAME_PREFIX,
         data=args.data,
         limit=args.limit,
         num_fewshot=args.num_fewshot,
@@ -56,7 +58,7 @@ def run(args: argparse.Namespace) -> None:
     )
     samples = results.pop("samples")
     add_random_baselines(results, samples)
-    results["ranking"] = as_json(ranking(model, samples, results["configs"]))
+    results["ranking"] = finite_json(ranking_report(model, samples, results["configs"]))
     results["config"] |= {"model": "t5x_lab", "model_args": {"model_dir": args.model_dir, "step": loaded.step}}
     results["contexts_cut"] = model.cut
     if args.output_path:

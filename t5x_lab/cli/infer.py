@@ -1,4 +1,4 @@
-"""Predictions, scores or ranked choices of every example of a task or a file, to JSONL. Continues after an interruption."""
+"""Writes predictions, scores, rankings or classes of all examples of a task or file to JSONL. Resumes after an interruption."""
 
 import argparse
 import json
@@ -22,26 +22,24 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add_model_flags(parser)
     parser.add_argument(
         "--input",
-        help='.txt, one input a line, or .jsonl with "inputs" and, to score, "targets", to rank, "choices"; or .gz, .zst',
+        help='.txt with one input per line, or .jsonl with "inputs", and "targets" to score or "choices" to rank; also .gz, .zst',
     )
-    parser.add_argument("--task", help="instead of --input: a text with its objective, a SeqIO task, or a mixture")
-    parser.add_argument("--split", default="validation", help="of the task")
-    parser.add_argument("--output", required=True, help="the .jsonl file to write; what it already holds is not done again")
+    parser.add_argument("--task", help="a SeqIO task or mixture, instead of --input")
+    parser.add_argument("--split", default="validation", help="split of the task")
+    parser.add_argument("--output", required=True, help="the .jsonl file to write; an existing one is resumed")
     parser.add_argument(
         "--mode",
         choices=("predict", "score", "rank", "classify"),
         default="predict",
-        help="generate, score the targets, rank choices, or classify",
+        help="generate text, score targets, rank choices, or classify",
     )
-    parser.add_argument("--choice", action="append", default=[], help="to rank, where lines have no choices; repeat it")
-    parser.add_argument("--eos", action="store_true", help="to score or rank a file: an end token behind targets and choices")
-    parser.add_argument("--batch_size", type=int, default=32, help="texts at a time; fewer of long ones")
-    parser.add_argument("--max_length", type=int, help="cut inputs from the left, to read no more tokens than this")
-    parser.add_argument(
-        "--whole_inputs", action="store_true", help="of a task: not cut to TASK_FEATURE_LENGTHS, as in training"
-    )
-    parser.add_argument("--shard_id", type=int, default=0, help="this process's share of the input")
-    parser.add_argument("--num_shards", type=int, default=1, help="shares of the input")
+    parser.add_argument("--choice", action="append", default=[], help="a choice for lines without choices, to rank; repeatable")
+    parser.add_argument("--eos", action="store_true", help="score an EOS token after targets and choices of a file")
+    parser.add_argument("--batch_size", type=int, default=32, help="texts per batch; batches of long texts are smaller")
+    parser.add_argument("--max_length", type=int, help="truncate inputs from the left to this number of tokens")
+    parser.add_argument("--whole_inputs", action="store_true", help="do not truncate a task's inputs to TASK_FEATURE_LENGTHS")
+    parser.add_argument("--shard_id", type=int, default=0, help="number of this process's shard of the input")
+    parser.add_argument("--num_shards", type=int, default=1, help="number of shards of the input")
     add_sampling_flags(parser)
     add_gin_flags(parser)
     add_process_flags(parser)
@@ -57,29 +55,29 @@ def _run(args: argparse.Namespace) -> None:
 
     from t5x_lab.checkpoints.layout import absolute_path
     from t5x_lab.config.errors import UserError
-    from t5x_lab.evaluation.examples import check_shard, read_examples
-    from t5x_lab.evaluation.infer import infer, rank_report
-    from t5x_lab.evaluation.results import as_json
-    from t5x_lab.runs.load import load
+    from t5x_lab.evaluation.inference.files import check_shard, read_examples
+    from t5x_lab.evaluation.inference.infer import infer, ranking_report
+    from t5x_lab.evaluation.results import finite_json
+    from t5x_lab.runs.model.load import load
 
     if bool(args.input) == bool(args.task):
-        raise UserError("Give either --input, a file, or --task, a name.")
+        raise UserError("Pass either --input with a file or --task with a name.")
     if args.input and (args.gin_file or args.gin_bindings or args.gin):
-        raise UserError("A file's examples depend on no configuration: leave the gin flags out, or give --task.")
+        raise UserError("The examples of a file do not depend on gin. Leave the gin flags out, or pass --task.")
     if args.dry_run:
         print_once(_config(args).text)
         return
     if args.input and os.path.realpath(args.input) == os.path.realpath(args.output):
-        raise UserError("--input and --output name the same file; results would be written over the examples.")
+        raise UserError("--input and --output name the same file. Set another --output.")
 
     check_shard(args.shard_id, args.num_shards)
     shard = dict(shard_id=args.shard_id, num_shards=args.num_shards)
-    of_file = lambda: read_examples(args.input, args.mode, args.choice, **shard)
-    total = sum(1 for _ in of_file()) if args.input else None  # and what is wrong with a line is found before anything is done
+    read = lambda: read_examples(args.input, args.mode, args.choice, **shard)
+    total = sum(1 for _ in read()) if args.input else None  # this also finds invalid lines before any work
     model = load(model_dirs(args.model_dir), step=chosen_step(args.step), weights=args.weights)
     infer(
         model,
-        of_file() if args.input else _of_task(args, model, **shard),
+        read() if args.input else _task_examples(args, model, **shard),
         args.output,
         mode=args.mode,
         batch_size=args.batch_size,
@@ -99,23 +97,23 @@ def _run(args: argparse.Namespace) -> None:
         total=total,
     )
     if args.mode == "rank" and jax.process_index() == 0:
-        print(json.dumps(as_json(rank_report(args.output, args.choice))))
+        print(json.dumps(finite_json(ranking_report(args.output, args.choice))))
 
 
 def _config(args: argparse.Namespace):
     from t5x_lab.config.gin_files import binding
-    from t5x_lab.runs.config import run_config_file
+    from t5x_lab.runs.config.gin_config import run_config_file
 
     task = (binding(f"MIXTURE_OR_TASK_NAME={args.task}"),) if args.task else ()
     return gin_config(args, run_config_file(model_dirs(args.model_dir)[0]), "runs/infer.gin", fixed=task)
 
 
-def _of_task(args: argparse.Namespace, model, **shard: int):
-    from t5x_lab.data.pipeline import resolve_tasks
-    from t5x_lab.evaluation.examples import task_examples
+def _task_examples(args: argparse.Namespace, model, **shard: int):
+    from t5x_lab.data.pipeline.batches import resolve_tasks
+    from t5x_lab.evaluation.inference.task_examples import read_task_examples
 
     config = _config(args)
     network, data = model.network, config.data()
-    tasks = resolve_tasks(data, network.architecture, network.vocab_size)
-    options = dict(ends=model.end_ids, cut=not args.whole_inputs, **shard)
-    return task_examples(tasks, args.split, args.mode, model.vocabulary, **options)
+    mixture = resolve_tasks(data, network.architecture, network.vocab_size)
+    options = dict(stop_ids=model.stop_ids, cut=not args.whole_inputs, **shard)
+    return read_task_examples(mixture, args.split, args.mode, model.vocabulary, **options)

@@ -26,8 +26,8 @@ def run(args: argparse.Namespace) -> None:
     from t5x_lab.checkpoints.layout import check_same_parameters, find_checkpoint
     from t5x_lab.models.classifier import model_of
     from t5x_lab.observe.model_info import model_info, parameter_rows
-    from t5x_lab.runs.batch import batch_of_tasks
-    from t5x_lab.runs.config import run_config_file
+    from t5x_lab.runs.config.gin_config import run_config_file
+    from t5x_lab.runs.train.batch import resolve_batch
 
     files = [run_config_file(args.model_dir)] if args.model_dir else []
     config = gin_config(args, *files)
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> None:
         check_same_parameters(find_checkpoint(args.model_dir, chosen_step(args.step)), model.abstract_params)
     network = model.config.network
     try:
-        lengths = batch_of_tasks(config.data(), network.architecture).lengths
+        lengths = resolve_batch(config.data(), network.architecture).lengths
     except NotSet:  # a model alone: T5's lengths
         lengths = {"encoder_decoder": (512, 114), "encoder": (512, 0)}.get(network.architecture, (0, 626))
     flops = network.flops(*lengths) / sum(lengths)
@@ -65,10 +65,10 @@ def _list(args: argparse.Namespace) -> None:
             for tensor in tensors.values():
                 for _ in tensor.chunks():
                     pass
-    from t5x_lab.runs.checkpoint_config import config_of, text_settings
+    from t5x_lab.runs.config.checkpoint_config import read_config, text_settings
 
     try:
-        settings, unknown = text_settings(config_of(location)), ""
+        settings, unknown = text_settings(read_config(location)), ""
     except UserError as error:  # it has no configuration, or one that names a module of the user's
         settings, unknown = None, error.sentence
     total = sum(tensor.nbytes for tensor in tensors.values())

@@ -8,7 +8,7 @@ import importlib
 import os
 import sys
 
-from t5x_lab.config.errors import UserError, nearest
+from t5x_lab.config.errors import UserError, did_you_mean
 
 COMMANDS = {
     "demo": "train on the embedded corpus for a few minutes and write a report",
@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
     name, *rest = argv
     try:
         if name not in COMMANDS:
-            raise UserError(f'There is no command "{name}".{nearest(name, COMMANDS)} See t5x_lab --help.')
+            raise UserError(f'There is no command "{name}".{did_you_mean(name, COMMANDS)} See t5x_lab --help.')
         command = importlib.import_module(f"t5x_lab.cli.{name}")
         parser = _Parser(
             prog=f"t5x_lab {name}",

@@ -17,8 +17,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int | None:
     config = gin_config(args)
     absl.logging.set_verbosity(absl.logging.FATAL)  # what Orbax logs of a failing save is said in a sentence
-    from t5x_lab.runs.summary import dry_run
-    from t5x_lab.runs.train import train
+    from t5x_lab.runs.train.summary import dry_run
+    from t5x_lab.runs.train.train import train
     from t5x_lab.training.loop import Diverged, Preempted
 
     try:

@@ -29,10 +29,11 @@ def run(args: argparse.Namespace) -> None:
     from t5x_lab.data.environment import check_environment
 
     check_environment()
-    from t5x_lab.data.config import ByteVocabulary, DataConfig, TextFiles
-    from t5x_lab.data.sentencepiece_files import train_sentencepiece
-    from t5x_lab.data.standardize import standardize
-    from t5x_lab.data.tasks import documents
+    from t5x_lab.data.config import DataConfig, TextFiles
+    from t5x_lab.data.tasks.names import documents
+    from t5x_lab.data.vocabularies.config import ByteVocabulary
+    from t5x_lab.data.vocabularies.sentencepiece import train_sentencepiece
+    from t5x_lab.papers.gpt1.standardize import standardize
 
     sys.path.insert(0, os.getcwd())
     for module in args.module:

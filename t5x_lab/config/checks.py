@@ -1,4 +1,4 @@
-"""Type checks for the dataclasses that gin builds: a wrong type is found here, not deep inside a call."""
+"""Checks of dataclass fields, so that an invalid value is reported with its gin name."""
 
 import dataclasses
 import types
@@ -9,46 +9,46 @@ from typing import Any
 from t5x_lab.config.errors import UserError
 
 _NAMES = {
-    int: "a whole number",
+    int: "an integer",
     float: "a number",
     str: "a string",
     bool: "True or False",
     type(None): "None",
-    Callable: "a function, which is bound by reference: @name",
-    tuple: "a tuple or a list: (a, b)",
+    Callable: "a function, bound without parentheses: @name",
+    tuple: "a tuple or a list, such as (a, b)",
     dict: 'a dictionary such as {"inputs": 512, "targets": 114}',
 }
 
 
 def check_types(config) -> None:
-    """Checks every field of a dataclass whose annotation is made of simple types, dataclasses and protocols.
+    """Checks the types of all fields of a dataclass. Annotations may use simple types, dataclasses and protocols.
 
     Raises:
-      UserError: naming the class, the field, the value found and what is allowed.
+      UserError: for a value of another type.
     """
     annotations = typing.get_type_hints(type(config))
     for field in (field.name for field in dataclasses.fields(config)):
         value, annotation = getattr(config, field), annotations[field]
         if not _fits(value, annotation):
             raise UserError(
-                f"{type(config).__name__}.{field} is {value!r}; it must be {_describe(annotation)}. "
-                f"Set it with --gin.{type(config).__name__}.{field}=VALUE, or through the macro that feeds it."
+                f"{type(config).__name__}.{field} is {value!r}. It must be {_describe(annotation)}. "
+                f"Set it with --gin.{type(config).__name__}.{field}=VALUE, or with its macro."
             )
 
 
-def in_range(config, field: str, low: float, high: float) -> None:
+def check_range(config, field: str, low: float, high: float) -> None:
     """Raises a `UserError` unless the field is None or low <= value < high."""
     value = getattr(config, field)
     if value is not None and not low <= value < high:
-        raise UserError(f"{type(config).__name__}.{field} is {value}; it must be at least {low} and below {high}.")
+        raise UserError(f"{type(config).__name__}.{field} is {value}. It must be at least {low} and below {high}.")
 
 
-def positive(config, *fields: str) -> None:
+def check_positive(config, *fields: str) -> None:
     """Raises a `UserError` unless each named field of `config` is greater than zero."""
     for field in fields:
         value = getattr(config, field)
         if value is not None and value <= 0:
-            raise UserError(f"{type(config).__name__}.{field} is {value}; it must be greater than zero.")
+            raise UserError(f"{type(config).__name__}.{field} is {value}. It must be greater than zero.")
 
 
 def _options(annotation) -> tuple:
@@ -58,7 +58,7 @@ def _options(annotation) -> tuple:
 def _fits(value, annotation) -> bool:
     for option in _options(annotation):
         if option in (object, Any):
-            return True  # whoever declares it so checks it
+            return True  # checked by the class itself
         if _is_protocol(option):
             if isinstance(value, option) and not isinstance(value, type):
                 return True
@@ -95,5 +95,5 @@ def _describe_one(origin) -> str:
     name = origin.__name__
     article = "an" if name[0] in "AEIOU" else "a"
     if not public:
-        return f"{article} {name.lower()}: something to call (a class is called in gin: @Name())"
-    return f"{article} {name.lower()}: something that has {' and '.join(sorted(public))} (a class is called in gin: @Name())"
+        return f"{article} {name.lower()}, which is callable. Bind an instance with parentheses: @Name()"
+    return f"{article} {name.lower()}, with {' and '.join(sorted(public))}. Bind an instance with parentheses: @Name()"

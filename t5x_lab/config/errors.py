@@ -1,41 +1,41 @@
-"""A user's mistake is one sentence: what was wrong, the value found, what is allowed, the nearest name, how to fix it."""
+"""Errors for users. A message says what is wrong, which value was found, and what to do."""
 
 import difflib
 from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """A mistake the user can correct. Commands print its message on stderr, without a traceback, and exit with `status`."""
+    """An error that the user can fix. Commands print its message to stderr without a traceback and exit with `status`."""
 
     status = 2
 
     def __init__(self, sentence: str):
         super().__init__(sentence)
-        self.sentence = sentence  # gin appends its own call stack to str(error); this stays as it was
+        self.sentence = sentence  # gin appends its call stack to str(error), but not to this attribute
 
 
 class NotSet(UserError):
-    """A configuration lacks a value that was asked for."""
+    """A required configuration value is not set."""
 
 
 class NotHere(UserError):
-    """Data or a vocabulary that this machine does not have, and another may."""
+    """Data or a vocabulary are not on this machine. Another machine may have them."""
 
 
-def unwritable(path: object, error: OSError) -> UserError:
-    """What to raise when a file of a run cannot be written."""
-    return UserError(f"{path} cannot be written: {error.strerror}. Make room, or choose another MODEL_DIR.")
+def write_error(path: object, error: OSError) -> UserError:
+    """Returns the error for a file of a run that cannot be written."""
+    return UserError(f"{path} cannot be written: {error.strerror}. Free disk space, or choose another MODEL_DIR.")
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Returns ' Did you mean "…"?' for the known name closest to `name`, or '' when none is close."""
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Returns ' Did you mean "…"?' for the known name closest to `name`, '' if none is close."""
     candidates = {str(candidate).lower(): str(candidate) for candidate in known}
     matches = difflib.get_close_matches(name.lower(), candidates, n=1, cutoff=0.6)
     return f' Did you mean "{candidates[matches[0]]}"?' if matches else ""
 
 
-def one_of(what: str, value: str, known: Iterable[str]) -> None:
-    """Raises a `UserError` that names the nearest choice unless `value` is one of `known`."""
+def check_choice(setting: str, value: str, known: Iterable[str]) -> None:
+    """Raises a `UserError` with the nearest choice unless `value` is one of `known`."""
     choices = sorted(known)
     if value not in choices:
-        raise UserError(f'{what} is "{value}".{nearest(str(value), choices)} Choose one of: {", ".join(choices)}.')
+        raise UserError(f'{setting} is "{value}".{did_you_mean(str(value), choices)} Choose one of: {", ".join(choices)}.')

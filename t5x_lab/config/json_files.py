@@ -1,4 +1,4 @@
-"""JSON in files that other processes read while they are written: whole or not at all, wherever `etils.epath` reaches."""
+"""JSON files that are written atomically, on local and remote storage."""
 
 import json
 import uuid
@@ -8,7 +8,7 @@ from etils import epath
 
 
 def read_json(path: epath.Path) -> Any:
-    """What a file holds; None where it is not there, or not whole."""
+    """Returns the content of a file; None if it does not exist or is not valid JSON."""
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError):
@@ -16,18 +16,18 @@ def read_json(path: epath.Path) -> Any:
 
 
 def read_dictionary(path: epath.Path) -> dict[str, Any]:
-    """The same, where a file is to hold a dictionary; an empty one where it holds none."""
-    found = read_json(path)
-    return found if isinstance(found, dict) else {}
+    """Returns the dictionary in a file; an empty one if it has none."""
+    content = read_json(path)
+    return content if isinstance(content, dict) else {}
 
 
 def write_json(path: epath.Path, value: Any, indent: int | None = None) -> None:
-    """Writes a value; see `write_whole`."""
-    write_whole(path, json.dumps(value, indent=indent, ensure_ascii=False))
+    """Writes a value atomically. See `write_atomically`."""
+    write_atomically(path, json.dumps(value, indent=indent, ensure_ascii=False))
 
 
-def write_whole(path: epath.Path, text: str) -> None:
-    """Writes a file under a name of its own, and gives it its name when it is whole; several processes may do so at once."""
+def write_atomically(path: epath.Path, text: str) -> None:
+    """Writes a temporary file and renames it. Several processes may do so at the same time."""
     unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     unfinished.write_text(text)
     unfinished.replace(path)

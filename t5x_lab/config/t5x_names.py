@@ -108,7 +108,7 @@ TABLE: dict[str, tuple[Row, ...]] = {
             "TransformerConfig",
             "one network with all of Flaxformer's options for T5; a layer is not bound by itself, a network of your own is",
         ),
-        Row("IA3 IA3Attention", "ADDED", "an addition of your own; adapter layers and LoRA are in added/*.gin"),
+        Row("IA3 IA3Attention", "PEFT", "an addition of your own; adapter layers and LoRA are in peft/*.gin"),
         Row("ACTIVATION_PARTITIONING_DIMS", "ShardingRules.activations"),
     ),
     "Optimizer and schedule": (

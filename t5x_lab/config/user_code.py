@@ -1,4 +1,4 @@
-"""Errors raised in a user's own module, told with file and line."""
+"""Error messages for exceptions in a user's code, with file and line."""
 
 import os
 import pathlib
@@ -8,66 +8,66 @@ from typing import Any
 
 from t5x_lab.config.errors import UserError
 
-_OURS = pathlib.Path(__file__).resolve().parents[1]
-_PYTHONS = pathlib.Path(os.__file__).resolve().parent
+_PACKAGE = pathlib.Path(__file__).resolve().parents[1]
+_STANDARD_LIBRARY = pathlib.Path(os.__file__).resolve().parent
 
 
-def raised_in(error: BaseException) -> str | None:
-    """ "my_module.py, line 3, raises ValueError: …", of an error in a module that is neither ours nor installed; else None."""
+def describe_user_code_error(error: BaseException) -> str | None:
+    """Returns "my_module.py, line 3, raises ValueError: ..." for an error in a user's file, otherwise None."""
     frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     if isinstance(error, SyntaxError) and str(error.filename).endswith(".py"):
         frames.append((str(error.filename), error.lineno))
-    own = [(file, line) for file, line in frames if is_users(file)]
+    own = [(file, line) for file, line in frames if is_user_file(file)]
     if not own:
         return None
     file, line = own[-1]
-    return f"{os.path.relpath(file)}, line {line}, raises {told(error)}"
+    return f"{os.path.relpath(file)}, line {line}, raises {describe_error(error)}"
 
 
-def is_users(file: str) -> bool:
-    """Whether a file of Python is the user's: neither ours, nor installed, nor made up by whoever compiles code."""
+def is_user_file(file: str) -> bool:
+    """Returns whether a Python file belongs to the user: it exists and is neither ours nor an installed package."""
     return os.path.exists(file) and not _is_library(file)
 
 
 def _is_library(file: str) -> bool:
     packages = {"site-packages", "dist-packages"} & set(pathlib.Path(file).parts)
-    return bool(packages) or _is_in(file, _OURS) or _is_in(file, _PYTHONS)
+    return bool(packages) or _is_in(file, _PACKAGE) or _is_in(file, _STANDARD_LIBRARY)
 
 
 def _is_in(file: str, folder: pathlib.Path) -> bool:
     return pathlib.Path(file).resolve().is_relative_to(folder)
 
 
-def tried(what: str, call: Callable) -> Any:
-    """What the call gives.
+def call_user_code(problem: str, call: Callable) -> Any:
+    """Returns the result of `call`.
 
     Raises:
-      UserError: `what` and where, for an error in a user's module; any other is passed on, as a fault of ours.
+      UserError: `problem` with file and line, if a user's file raises. Other exceptions are not caught.
     """
     try:
         return call()
     except UserError:
         raise
     except Exception as error:
-        # Of wrong arguments Python speaks where a function is called, here or by our caller, not in it.
+        # A TypeError for wrong arguments is raised in the calling frame, which is ours, not in the user's function.
         last = traceback.extract_tb(error.__traceback__)[-1].filename
-        called_wrongly = isinstance(error, TypeError) and "argument" in str(error) and _is_in(last, _OURS)
-        where = raised_in(error) or (told(error) if called_wrongly else None)
-        if not where:
+        is_call_error = isinstance(error, TypeError) and "argument" in str(error) and _is_in(last, _PACKAGE)
+        location = describe_user_code_error(error) or (describe_error(error) if is_call_error else None)
+        if not location:
             raise
-        raise UserError(f"{what}: {where}.") from error
+        raise UserError(f"{problem}: {location}.") from error
 
 
 def shown(value: Any) -> str:
-    """ "float32 [2, 3]" of an array or its shape; of anything else what Python shows, in short."""
+    """Returns "float32 [2, 3]" for an array or a shape, otherwise a shortened repr."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"{value.dtype} {list(value.shape)}"
     return f"{value!r:.200}"
 
 
-def told(error: BaseException) -> str:
-    """ "ValueError: the first line of what it says"; of an error that AutoGraph tells again, what was raised first."""
-    said = str(error.args[0] if error.args else error).strip()
-    if said.startswith("in user code:"):
-        return said.splitlines()[-1].strip().rstrip(".")
-    return f"{type(error).__name__}: {said.splitlines()[0] if said else ''}".rstrip(": ").rstrip(".")
+def describe_error(error: BaseException) -> str:
+    """Returns the type and first line of an error, such as "ValueError: ..."; the original error for one of AutoGraph."""
+    message = str(error.args[0] if error.args else error).strip()
+    if message.startswith("in user code:"):
+        return message.splitlines()[-1].strip().rstrip(".")
+    return f"{type(error).__name__}: {message.splitlines()[0] if message else ''}".rstrip(": ").rstrip(".")

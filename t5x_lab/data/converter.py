@@ -1,4 +1,4 @@
-"""What makes a model's features of a task's examples: the protocol that ours and SeqIO's satisfy, and a user's."""
+"""Protocol of feature converters, which the library's, SeqIO's and a user's satisfy."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
@@ -6,25 +6,22 @@ from typing import Any, Protocol, runtime_checkable
 
 @runtime_checkable
 class Converter(Protocol):
-    """Makes rows of examples. `seqio.EncDecFeatureConverter()` is one.
+    """Converts examples to rows of model features. `seqio.EncDecFeatureConverter()` is one.
 
-    It may have more:
-      batches(dataset, task_feature_lengths, rows, drop_remainder) -> batches at once, where that costs less than putting
-        single rows together.
+    A converter may also have `batches(dataset, task_feature_lengths, rows, drop_remainder)`, which returns batches, if that is
+    faster than batching rows.
     """
 
     def __call__(self, ds: Any, task_feature_lengths: Mapping[str, int]) -> Any:
-        """A `tf.data.Dataset` of rows, each a dictionary of features; training, evaluation, `--dry_run` and `compile` read
-        the features' shapes off it, so these must be known.
+        """Returns a `tf.data.Dataset` of rows, each a dictionary of features with static shapes.
 
-        Networks are given all features but loss weights, and a loss of one's own is given all. The library itself reads
-        SeqIO's `<side>_target_tokens`, `<side>_input_tokens`, `<side>_loss_weights` and `<side>_segment_ids`, and counts
-        `raw_tokens` [] and `task_tokens` [tasks] where there are any.
+        Networks receive all features except loss weights, and a custom loss receives all. The library reads SeqIO's
+        `<side>_target_tokens`, `<side>_input_tokens`, `<side>_loss_weights` and `<side>_segment_ids`, and counts `raw_tokens` []
+        and `task_tokens` [tasks] if they exist.
 
         Args:
-          ds: examples with the tasks' features, and the scalars `raw_tokens`, tokens of text that an example was made of, and
-            `task`, the number of its task. Tasks in a mixture lend each other the token features that one of them lacks,
-            empty.
-          task_feature_lengths: tokens of each feature, for the longest of the tasks.
+          ds: examples with the tasks' features and two scalars: `raw_tokens`, tokens of text that an example was made of, and
+            `task`, the number of its task. Token features that a task of a mixture lacks are empty.
+          task_feature_lengths: tokens of each feature, the maximum over tasks.
         """
         ...

@@ -16,12 +16,13 @@ from t5x_lab.networks.network import has_encoder
 
 @dataclasses.dataclass(frozen=True)
 class BeamConfig:
-    """How many hypotheses are kept, and how their scores forgive length.
+    """Beam size and length penalty.
 
     Attributes:
-      size: hypotheses that are kept at each step.
-      alpha: a finished hypothesis of n tokens, the end token included, scores the sum of its log-probabilities divided by
-        ((5 + n) / 6) ** alpha (Wu et al. 2016, equation 14); T5 uses 0.6. A decoder's prompt counts, as in T5X.
+      size: K, the number of hypotheses per prompt.
+      alpha: exponent of the length penalty. The score of a finished hypothesis of n tokens, EOS included, is the sum of its
+        log-probabilities divided by ((5 + n) / 6) ** alpha (Wu et al. 2016, equation 14). T5 uses 0.6. The prompt of a decoder
+        is counted in n, as in T5X.
       logits_fn: see `SamplingConfig`.
     """
 
@@ -33,14 +34,14 @@ class BeamConfig:
         if self.size < 1:
             raise UserError(f"beam_size is {self.size}; it must be at least 1.")
         if not self.alpha >= 0:
-            raise UserError(f"beam_alpha is {self.alpha}; it must not be negative. 0 forgives nothing.")
+            raise UserError(f"beam_alpha is {self.alpha}; it must not be negative. 0 turns the length penalty off.")
 
     def penalty(self, length):
         return ((5.0 + length) / 6.0) ** self.alpha
 
 
-def beams_of(size: int, alpha: float | None, logits_fn: LogitsFn | None = None) -> BeamConfig | None:
-    """What `beam_size` and `beam_alpha` ask for: one hypothesis without an alpha is no beam search."""
+def make_beam_config(size: int, alpha: float | None, logits_fn: LogitsFn | None = None) -> BeamConfig | None:
+    """Returns the configuration for `beam_size` and `beam_alpha`; None, which is sampling, for size 1 without an alpha."""
     if size == 1 and alpha is None:
         return None
     return BeamConfig(size, BeamConfig.alpha if alpha is None else alpha, logits_fn)
@@ -49,14 +50,14 @@ def beams_of(size: int, alpha: float | None, logits_fn: LogitsFn | None = None) 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Beams:
-    """Axes: B prompts, K hypotheses of each, T tokens. Slots that hold nothing yet score `IMPOSSIBLE`.
+    """State of a beam search. Axes: B prompts, K hypotheses, T tokens. Empty slots have the score `IMPOSSIBLE`.
 
     Attributes:
-      written: int, tokens written by the hypotheses that go on.
-      logits: of their next token, [B, K, V].
-      state: the model's, of B * K rows.
-      live, live_scores: [B, K, T] and [B, K], sums of log-probabilities, best first.
-      done, done_scores: finished ones, and their scores with the penalty, best first.
+      written: number of tokens of the live hypotheses, int.
+      logits: logits of the live hypotheses' next token, [B, K, V].
+      state: decoding state of the model, B * K rows.
+      live, live_scores: tokens [B, K, T] and sums of log-probabilities [B, K] of the live hypotheses, best first.
+      done, done_scores: tokens [B, K, T] and penalized scores [B, K] of the finished hypotheses, best first.
     """
 
     written: jax.Array
@@ -77,17 +78,29 @@ def search(
     eos_id: EndIds,
     start: int | None = 0,
     padding: int = 0,
-    beginning: tuple[int, ...] = (),
+    decoder_prefix: tuple[int, ...] = (),
 ):
-    """Beam search after prompts int [B, P], with the model's `prefill` and `decode_step`; returns what `beam_search` does.
+    """Runs beam search for prompts int [B, P] with the model's `prefill` and `decode_step`.
 
-    `beginning` are tokens that all hypotheses of a decoder behind an encoder begin with; they are not among those returned.
+    Args:
+      model: a `Model`.
+      params: its parameters.
+      prompts: int [B, P].
+      max_tokens: maximum number of generated tokens, EOS included.
+      config: beam size and length penalty.
+      eos_id: EOS id, or several.
+      start: start token before a decoder's prompts; None for prompts that have it.
+      padding: padding id.
+      decoder_prefix: ids that every hypothesis of an encoder-decoder starts with. They are not returned.
+
+    Returns:
+      See `beam_search`.
     """
-    logits, state = model.prefill(params, prompts, max_tokens + len(beginning), start, padding)
-    logits, state = forced(model.decode_step(params), logits, state, beginning)
-    # T5X counts a decoder's prompt without its start token.
+    logits, state = model.prefill(params, prompts, max_tokens + len(decoder_prefix), start, padding)
+    logits, state = forced(model.decode_step(params), logits, state, decoder_prefix)
+    # T5X counts the prompt of a decoder without the start token.
     counted = jnp.sum(prompts != padding, axis=1) - (start is None)
-    before = jnp.full_like(counted, len(beginning)) if has_encoder(model.config.network) else counted
+    before = jnp.full_like(counted, len(decoder_prefix)) if has_encoder(model.config.network) else counted
     state = take_rows(state, jnp.repeat(jnp.arange(prompts.shape[0]), config.size))
     return beam_search(
         model.decode_step(params),
@@ -112,29 +125,29 @@ def beam_search(
     config: BeamConfig,
     tokens_before: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """The best hypotheses of each prompt.
+    """Returns the K best hypotheses of each prompt.
 
-    It ends when no hypothesis that goes on can still beat the worst finished one. Where fewer than K have finished after
-    `max_tokens`, the best unfinished ones follow them, scored as if they had.
+    The search ends when no live hypothesis can beat the worst finished one. If fewer than K hypotheses finish within
+    `max_tokens`, the best live ones follow, with the score that they would have if they ended there.
 
     Args:
-      step: (state, tokens int [B * K]) -> (logits [B * K, V], state).
-      logits: of the first token, [B, V].
-      state: after the prompts, each row K times, next to each other.
-      reorder: (state, rows int [B * K]) -> the state of these rows, each from the same prompt as the one it replaces.
-      max_tokens: most tokens to write, the end token included.
-      eos_id: the end token, or several.
-      config: how many, and the penalty.
-      tokens_before: [B], of the sequence that a hypothesis continues, which its length counts; None = none.
+      step: function (state, tokens int [B * K]) -> (logits [B * K, V], state).
+      logits: logits of the first token, [B, V].
+      state: state after the prompts, with each row repeated K times.
+      reorder: function (state, rows int [B * K]) -> state with these rows. A row is replaced by a row of the same prompt.
+      max_tokens: maximum number of generated tokens, EOS included.
+      eos_id: EOS id, or several.
+      config: beam size and length penalty.
+      tokens_before: number of earlier tokens that the length penalty counts, [B]. Default: 0.
 
     Returns:
-      (tokens int [B, K, max_tokens], 0 after the end token; scores float32 [B, K]), finished ones first, best first
+      Tokens int [B, K, max_tokens], 0 after EOS, and scores float32 [B, K]; finished hypotheses first, best first.
     """
     (batch, vocab), size = logits.shape, config.size
     before = jnp.zeros((batch,)) if tokens_before is None else tokens_before
     penalty = lambda length: config.penalty(before + length)[:, None]
-    most = penalty(max_tokens)
-    # All hypotheses begin alike: only the first one counts.
+    max_penalty = penalty(max_tokens)
+    # All hypotheses are equal at the start, so only the first one is live.
     first = jnp.where(jnp.arange(size) == 0, 0.0, IMPOSSIBLE)
     beams = _Beams(
         written=jnp.int32(0),
@@ -147,11 +160,11 @@ def beam_search(
     )
 
     def may_improve(beams: _Beams) -> jax.Array:
-        return (beams.written < max_tokens) & jnp.any(beams.live_scores[:, :1] / most > beams.done_scores[:, -1:])
+        return (beams.written < max_tokens) & jnp.any(beams.live_scores[:, :1] / max_penalty > beams.done_scores[:, -1:])
 
     def write_one(beams: _Beams) -> _Beams:
         scores = beams.live_scores[..., None] + jax.nn.log_softmax(replaced(beams.logits.astype(jnp.float32), config.logits_fn))
-        # Of 2K candidates at most K end here, so that K go on.
+        # At most K of 2K candidates can end here, so K live ones remain.
         candidates = min(2 * size, size * vocab)
         scores, index = jax.lax.top_k(scores.reshape(batch, -1), candidates)
         parent, token = index // vocab, index % vocab
@@ -160,30 +173,30 @@ def beam_search(
 
         done_scores = jnp.where(ends & (scores > IMPOSSIBLE / 2), scores / penalty(beams.written + 1.0), IMPOSSIBLE)
         done_scores = jnp.concatenate([beams.done_scores, done_scores], axis=1)
-        best, kept = jax.lax.top_k(done_scores, size)
-        done = jnp.take_along_axis(jnp.concatenate([beams.done, tokens], axis=1), kept[..., None], axis=1)
+        best_scores, best = jax.lax.top_k(done_scores, size)
+        done = jnp.take_along_axis(jnp.concatenate([beams.done, tokens], axis=1), best[..., None], axis=1)
 
-        live_scores, going_on = jax.lax.top_k(jnp.where(ends, IMPOSSIBLE, scores), size)
-        pick = lambda x: jnp.take_along_axis(x, going_on, axis=1)
+        live_scores, live = jax.lax.top_k(jnp.where(ends, IMPOSSIBLE, scores), size)
+        pick = lambda x: jnp.take_along_axis(x, live, axis=1)
         rows = (jnp.arange(batch)[:, None] * size + pick(parent)).reshape(-1)
         next_logits, state = step(reorder(beams.state, rows), pick(token).reshape(-1))
         return _Beams(
             written=beams.written + 1,
             logits=next_logits.reshape(batch, size, vocab),
             state=state,
-            live=jnp.take_along_axis(tokens, going_on[..., None], axis=1),
+            live=jnp.take_along_axis(tokens, live[..., None], axis=1),
             live_scores=live_scores,
             done=done,
-            done_scores=best,
+            done_scores=best_scores,
         )
 
-    return _finished_first(jax.lax.while_loop(may_improve, write_one, beams), most)
+    return _finished_first(jax.lax.while_loop(may_improve, write_one, beams), max_penalty)
 
 
-def _finished_first(beams: _Beams, most: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Tokens and scores; unfinished hypotheses, whose penalty is `most` [B, 1], take the places that no finished one has."""
+def _finished_first(beams: _Beams, max_penalty: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns tokens and scores. Live hypotheses, with the penalty `max_penalty` [B, 1], fill the slots after finished ones."""
     is_done = beams.done_scores > IMPOSSIBLE / 2
     place = jnp.maximum(jnp.arange(is_done.shape[1])[None] - jnp.sum(is_done, axis=1, keepdims=True), 0)
     live = jnp.take_along_axis(beams.live, place[..., None], axis=1)
-    live_scores = jnp.take_along_axis(beams.live_scores, place, axis=1) / most
+    live_scores = jnp.take_along_axis(beams.live_scores, place, axis=1) / max_penalty
     return jnp.where(is_done[..., None], beams.done, live), jnp.where(is_done, beams.done_scores, live_scores)

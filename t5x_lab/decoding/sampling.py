@@ -44,9 +44,9 @@ class SamplingConfig:
             raise UserError(f"top_p is {self.top_p}; it must be above 0 and at most 1. 1 keeps all tokens.")
 
 
-def is_end(token: jax.Array, end_ids: EndIds) -> jax.Array:
+def is_end(token: jax.Array, stop_ids: EndIds) -> jax.Array:
     """Whether tokens, int of any shape, end a text."""
-    return jnp.isin(token, jnp.array(end_ids, jnp.int32))
+    return jnp.isin(token, jnp.array(stop_ids, jnp.int32))
 
 
 def replaced(logits: jax.Array, logits_fn: LogitsFn | None) -> jax.Array:

@@ -1,6 +1,15 @@
-"""What a trained model says about examples, and how good it is.
+"""Evaluation of trained models: losses, SeqIO metrics, rank classification, probes, lm-eval, batch inference.
 
-A `model` here is anything with the functions `generate`, `generate_tokens`, `search_tokens`, `scores` and `fit_prompts` of
-`t5x_lab.runs.run.Run`, and its attributes `vocabulary`, `has_encoder`, `special_tokens`, `around_inputs`, `soft_prompt`,
-`eos_id`, `end_ids`, `max_positions` and `trained_length`.
+evaluation.py   the `Evaluation` protocol, its result, and the base classes of the library's evaluations
+config.py       the evaluations that gin binds in EVALS, and early stopping
+tasks.py        the SeqIO tasks that an evaluation reads
+results.py      result files, evals/<name>/<step>.json
+metrics/        teacher-forced loss, metrics of SeqIO tasks, benchmark averages
+ranking/        rank classification: scores of answer choices, accuracies
+probes/         zero-shot probes such as BLiMP
+inference/      `t5x_lab infer`: predictions and scores as JSONL
+harness/        the adapter for lm-eval
+
+A `model` here is a `t5x_lab.runs.model.run.Run`, or any object with the same functions `generate`, `generate_tokens`,
+`search_tokens`, `scores` and `truncate_prompts`.
 """

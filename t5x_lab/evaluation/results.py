@@ -1,6 +1,6 @@
-"""The results of evaluations as files of the run directory: evals/<name>/<step>.json, and tables of rankings and benchmarks.
+"""Result files of evaluations: evals/<name>/<step>.json in the run directory, and tables of rankings and benchmarks.
 
-Numbers of different settings are never in one folder: where evals/<name> holds those of others, <name>_2 is taken, and so on.
+Results of different settings never share a folder. If evals/<name> holds results of other settings, <name>_2 is used, and so on.
 """
 
 import itertools
@@ -12,22 +12,23 @@ from typing import Any
 from etils import epath
 
 from t5x_lab.config.json_files import read_dictionary, read_json, write_json
-from t5x_lab.evaluation import benchmarks
-from t5x_lab.evaluation.accuracy import table
-from t5x_lab.evaluation.config import Measured
+from t5x_lab.evaluation.evaluation import EvaluationResult
+from t5x_lab.evaluation.metrics import benchmarks
+from t5x_lab.evaluation.ranking.accuracy import table
 
 FOLDER = "evals"
-PROMPTS = "prompts"  # what texts behind prompts are kept under, as of a task
+PROMPTS = "prompts"  # sample texts are stored under this name, like the results of a task
 _SETTINGS = "settings.json"
+_RENAMED_SETTINGS = {"beginning": "decoder_prefix"}  # old name: new name, in files of earlier versions
 
 
 class ResultFiles:
-    """The results of one evaluation of a run.
+    """Result files of one evaluation of a run.
 
     Args:
-      model_dir: the run's directory.
-      name: of the evaluation.
-      settings: what its numbers depend on beside the step; texts by name.
+      model_dir: the run directory.
+      name: name of the evaluation.
+      settings: everything its numbers depend on, except the step.
     """
 
     def __init__(self, model_dir: str, name: str, settings: Mapping[str, Any]):
@@ -36,80 +37,85 @@ class ResultFiles:
 
     @property
     def folder(self) -> epath.Path:
-        """Where they lie; looked up anew each time, since another process may have begun one."""
+        """The result folder. Looked up on each access, since another process may have created one."""
         for number in itertools.count(1):
             folder = self._root / _numbered(self._name, number)
-            if read_json(folder / _SETTINGS) in (None, self._settings):
+            if _read_settings(folder) in (None, self._settings):
                 return folder
-        raise AssertionError("there is always another number")
+        raise AssertionError("unreachable: itertools.count has no end")
 
     @property
-    def moved_from(self) -> str:
-        """What differs from the settings of the folder <name>, where that was taken; else ""."""
-        if self.folder.name == self._name or not (there := read_json(self._root / self._name / _SETTINGS)):
+    def changed_settings(self) -> str:
+        """Differences to the settings of the folder <name> if it holds results of other settings, else ""."""
+        if self.folder.name == self._name or not (stored := _read_settings(self._root / self._name)):
             return ""
-        differ = [key for key in {**there, **self._settings} if there.get(key) != self._settings.get(key)]
-        return ", ".join(f"{key} {there.get(key)} there, {self._settings.get(key)} here" for key in differ)
+        keys = [key for key in {**stored, **self._settings} if stored.get(key) != self._settings.get(key)]
+        return ", ".join(f"{key} was {stored.get(key)}, is {self._settings.get(key)}" for key in keys)
 
-    def write(self, step: int, measured: Measured) -> None:
-        """Writes the results of a step, whole or not at all.
+    def write(self, step: int, result: EvaluationResult) -> None:
+        """Writes the result of a step atomically.
 
         Raises:
-          OSError: when they cannot be written.
+          OSError: if it cannot be written.
         """
-        found = {"step": step, "results": {task: as_json(metrics) for task, metrics in measured.metrics.items()}}
+        content = {"step": step, "results": {task: finite_json(metrics) for task, metrics in result.metrics.items()}}
         texts = {
-            task: {name: text for name, m in media.items() if (text := text_of(m)) is not None}
-            for task, media in measured.media.items()
+            task: {name: text for name, m in media.items() if (text := media_text(m)) is not None}
+            for task, media in result.media.items()
         }
-        found |= {"texts": texts} if any(texts.values()) else {}
-        found |= {"report": as_json(measured.report)} if measured.report else {}
-        found |= {"failures": dict(measured.failures)} if measured.failures else {}
+        content |= {"texts": texts} if any(texts.values()) else {}
+        content |= {"report": finite_json(result.report)} if result.report else {}
+        content |= {"failures": dict(result.failures)} if result.failures else {}
         folder = self.folder
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / _SETTINGS).exists():
             write_json(folder / _SETTINGS, self._settings, indent=1)
-        if "datasets" in measured.report:
-            (folder / f"{step}.txt").write_text(table(measured.report) + "\n")
-        write_json(folder / f"{step}.json", found, indent=1)
-        if "benchmarks" in measured.report:
+        if "datasets" in result.report:
+            (folder / f"{step}.txt").write_text(table(result.report) + "\n")
+        write_json(folder / f"{step}.json", content, indent=1)
+        if "benchmarks" in result.report:
             self._write_best(folder)
 
     def _write_best(self, folder: epath.Path) -> None:
-        """The best step of each part of benchmarks, of those that there are results of: best.json, and a table of it."""
-        read = {step: read_dictionary(folder / f"{step}.json").get("report", {}) for step in self.steps()}
-        found = benchmarks.best({step: report["benchmarks"] for step, report in read.items() if "benchmarks" in report})
-        write_json(folder / "best.json", as_json(found), indent=1)
-        (folder / "best.txt").write_text(benchmarks.table(found) + "\n")
+        """Writes the best step of each benchmark part: best.json, and a table of it."""
+        reports = {step: read_dictionary(folder / f"{step}.json").get("report", {}) for step in self.steps()}
+        best = benchmarks.best({step: report["benchmarks"] for step, report in reports.items() if "benchmarks" in report})
+        write_json(folder / "best.json", finite_json(best), indent=1)
+        (folder / "best.txt").write_text(benchmarks.table(best) + "\n")
 
     def has(self, step: int) -> bool:
         return (self.folder / f"{step}.json").exists()
 
     def steps(self) -> list[int]:
-        """Steps that there are results of."""
+        """Returns the steps that have results."""
         folder = self.folder
         if not folder.exists():
             return []
         return sorted(int(path.stem) for path in folder.iterdir() if path.suffix == ".json" and path.stem.isdigit())
 
     def metric(self, step: int, name: str) -> float:
-        """The number "<task>/<metric>" of a step; not a number where it was not measured."""
+        """Returns the value of "<task>/<metric>" at a step, NaN if there is none."""
         task, _, metric = name.partition("/")
-        found = read_dictionary(self.folder / f"{step}.json").get("results", {}).get(task, {}).get(metric)
-        return math.nan if found is None else found
+        value = read_dictionary(self.folder / f"{step}.json").get("results", {}).get(task, {}).get(metric)
+        return math.nan if value is None else value
 
 
-def as_json(value: Any) -> Any:
-    """The same without what JSON does not have: NaN and infinity become None."""
+def _read_settings(folder: epath.Path) -> dict[str, Any] | None:
+    settings = read_json(folder / _SETTINGS)
+    return settings and {_RENAMED_SETTINGS.get(name, name): value for name, value in settings.items()}
+
+
+def finite_json(value: Any) -> Any:
+    """Replaces NaN and infinity, which JSON lacks, by None."""
     if isinstance(value, Mapping):
-        return {str(key): as_json(entry) for key, entry in value.items()}
+        return {str(key): finite_json(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [as_json(entry) for entry in value]
+        return [finite_json(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def text_of(media: Any) -> str | None:
-    """The text of a `seqio.metrics.Text`, which may be empty; None of anything else."""
+def media_text(media: Any) -> str | None:
+    """Returns the text of a `seqio.metrics.Text`, None for any other value."""
     text = getattr(media, "textdata", None)
     text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
     return text if isinstance(text, str) else None

@@ -1,35 +1,37 @@
-"""Texts that a model writes behind prompts while it is trained."""
+"""Sample texts that a model generates from the same prompts while it is trained."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import seqio
 
 from t5x_lab.config.errors import UserError
-from t5x_lab.evaluation.config import Measured, SamplesEvaluation
+from t5x_lab.evaluation.evaluation import EvaluationResult
 from t5x_lab.evaluation.results import PROMPTS
 
 
-class Samples:
-    """Lets models write behind the same prompts every time.
+class SamplesEvaluator:
+    """Generates one text from each prompt.
 
     Args:
-      how: see there.
-      model: a `t5x_lab.runs.run.Run`.
+      prompts: texts to continue, or inputs of an encoder.
+      options: arguments of `Run.generate`.
+      model: a `t5x_lab.runs.model.run.Run`.
 
     Attributes:
       settings: see `Evaluation.prepare`.
 
     Raises:
-      UserError: for a network that writes nothing.
+      UserError: for a network that cannot generate.
     """
 
-    def __init__(self, how: SamplesEvaluation, model: Any):
-        if not model.generates:
-            raise UserError("SamplesEvaluation lets the model write, which needs a network that decodes step by step.")
-        self._prompts = list(how.prompts)
-        self._options = {name: getattr(how, name) for name in ("max_tokens", "temperature", "top_k", "top_p", "seed")}
+    def __init__(self, prompts: Sequence[str], options: Mapping[str, Any], model: Any):
+        if not model.can_generate:
+            raise UserError("SamplesEvaluation generates text, which needs a network with a decode step.")
+        self._prompts, self._options = list(prompts), dict(options)
         self.settings = {"prompts": self._prompts, **self._options}
 
-    def __call__(self, model: Any) -> Measured:
+    def __call__(self, model: Any) -> EvaluationResult:
         texts = [text for (text,) in model.generate(self._prompts, **self._options)]
-        return Measured({}, media={PROMPTS: {prompt: seqio.metrics.Text(text) for prompt, text in zip(self._prompts, texts)}})
+        samples = {prompt: seqio.metrics.Text(text) for prompt, text in zip(self._prompts, texts)}
+        return EvaluationResult({}, media={PROMPTS: samples})

@@ -1,161 +1,183 @@
-"""The tasks that an evaluation is on: the run's own or any other, read as the evaluation says."""
+"""The SeqIO tasks that an evaluation reads: the run's own or any other."""
 
 import contextlib
 import dataclasses
+import functools
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import seqio
 
 from t5x_lab.config.errors import NotHere, UserError
-from t5x_lab.config.user_code import told
-from t5x_lab.data.caches import opened
-from t5x_lab.data.checks import check_here
-from t5x_lab.data.config import DataConfig, by_name
-from t5x_lab.data.mixture import Part, WeightedTasks
-from t5x_lab.data.pipeline import resolve_tasks
-from t5x_lab.data.sources import sizes_of
-from t5x_lab.data.tasks import says_its_objective
-from t5x_lab.evaluation.config import TaskEvaluation
-from t5x_lab.observe.console import say
+from t5x_lab.config.log import log
+from t5x_lab.config.user_code import describe_error
+from t5x_lab.data.cache.reading import split_source
+from t5x_lab.data.config import DataConfig, stable_repr
+from t5x_lab.data.pipeline.batches import resolve_tasks
+from t5x_lab.data.pipeline.checks import check_data_available
+from t5x_lab.data.sources.sharding import file_sizes
+from t5x_lab.data.tasks.mixture import Component, ResolvedMixture
+from t5x_lab.data.tasks.names import names_an_objective
+from t5x_lab.data.vocabularies.truncation import cut_left, cut_right
+from t5x_lab.evaluation.evaluation import TaskEvaluation
 
 
 @dataclasses.dataclass(frozen=True)
-class EvaluatedTasks:
-    """What an evaluation reads.
+class EvaluationTasks:
+    """The tasks of an evaluation.
 
     Attributes:
-      name: of the evaluation.
-      tasks: all of the mixture.
-      parts: those of them that are evaluated.
-      data: how they are read; its `eval_split` is the evaluation's.
-      is_asked_for: whether the evaluation names a task or a split, which must be there then; else they are the run's.
+      name: name of the evaluation.
+      mixture: the task or mixture, with all of its components.
+      components: the components that are evaluated.
+      data: data configuration. Its `eval_split` is the evaluation's.
+      is_explicit: whether the evaluation names a task or a split, which must then exist. Else they are the run's.
     """
 
     name: str
-    tasks: WeightedTasks
-    parts: list[Part]
+    mixture: ResolvedMixture
+    components: list[Component]
     data: DataConfig
-    is_asked_for: bool
+    is_explicit: bool
 
-    def only(self, fits: Callable[[Part], bool], what: str) -> "EvaluatedTasks":
-        """Those parts that fit; the others are said to have no `what`.
+    def only(self, fits: Callable[[Component], bool], requirement: str) -> "EvaluationTasks":
+        """Returns the components that fit. The others are reported as having no `requirement`.
 
         Raises:
-          UserError: when none is left of those asked for.
+          UserError: if the evaluation names its tasks and none fits.
         """
-        parts = [part for part in self.parts if fits(part)]
-        without = [f'"{part.task.name}"' for part in self.parts if part not in parts]
-        if without and self.is_asked_for:
-            sentence = f'Evaluation "{self.name}": {", ".join(without[:3])}{_more(without)} has no {what}'
-            if not parts:
-                raise UserError(f"{sentence}. Name another task or split, or take it out of EVALS.")
-            say(f"{sentence}; it is not evaluated.")
-        return dataclasses.replace(self, parts=parts)
+        components = [component for component in self.components if fits(component)]
+        unfit = [f'"{component.task.name}"' for component in self.components if component not in components]
+        if unfit and self.is_explicit:
+            sentence = f'Evaluation "{self.name}": {", ".join(unfit[:3])}{_and_more(unfit)} has no {requirement}'
+            if not components:
+                raise UserError(f"{sentence}. Set another task or split, or remove the evaluation from EVALS.")
+            log(f"{sentence}. It is not evaluated.")
+        return dataclasses.replace(self, components=components)
 
     def read_each(
-        self, read: Callable[[Part], tuple], failures: dict[str, str], unmeasured: str
-    ) -> Iterator[tuple[Part, tuple]]:
-        """The parts, with what `read` gives of each. Why one cannot be read goes into `failures`; of one whose last entry is
-        empty this is said, and what is `unmeasured` for it."""
-        for part in self.parts:
-            name = part.task.name
+        self, read: Callable[[Component], tuple], failures: dict[str, str], consequence: str
+    ) -> Iterator[tuple[Component, tuple]]:
+        """Yields each component with the result of `read`.
+
+        Args:
+          read: returns a tuple whose last entry is empty if the split is empty.
+          failures: receives the reason if a component cannot be read.
+          consequence: end of the message about an empty split, such as "nothing is ranked".
+        """
+        for component in self.components:
+            name = component.task.name
             try:
-                found = read(part)
+                result = read(component)
             except UserError as error:
                 if jax.process_count() > 1:
-                    raise  # the others may have read it, and would wait
+                    raise  # other processes may have read it, and would wait
                 failures[name] = error.sentence
                 continue
-            if found[-1]:
-                yield part, found
+            if result[-1]:
+                yield component, result
             else:
-                say(f'The {self.data.eval_split} split of task "{name}" is empty; {unmeasured}.')
+                log(f'The {self.data.eval_split} split of task "{name}" is empty; {consequence}.')
 
-    def settings(self, how: TaskEvaluation) -> dict[str, str]:
-        """What numbers of the evaluation depend on, beside the weights' step."""
-        fields = (field.name for field in dataclasses.fields(how) if field.name not in _NOT_MEASURED)
-        own = {name: by_name(getattr(how, name)) for name in fields}
+    def settings(self, evaluation: TaskEvaluation) -> dict[str, str]:
+        """Returns everything that the evaluation's numbers depend on, except the weights."""
+        fields = (field.name for field in dataclasses.fields(evaluation) if field.name not in _IRRELEVANT_FIELDS)
+        own = {name: stable_repr(getattr(evaluation, name)) for name in fields}
         data = self.data.identity()
-        read = {name: data[name] for name in _READ if data[name] != "()"}
-        if any(getattr(part.task, "data_set", "") for part in self.parts):  # in words, which depend on templates
-            words = [getattr(part.task, "words", "") for part in self.parts]
-            read |= {"Prompts": data["Prompts"], "templates": f"{zlib.crc32(' '.join(words).encode()):08x}"}
-        converter = {"converter": by_name(self.data.converter)} if self.data.converter else {}
+        settings = {name: data[name] for name in _RELEVANT_DATA_SETTINGS if data[name] != "()"}
+        if any(getattr(component.task, "data_set", "") for component in self.components):  # prompted: depends on templates
+            fingerprints = [getattr(component.task, "fingerprint", "") for component in self.components]
+            settings |= {"Prompts": data["Prompts"], "templates": f"{zlib.crc32(' '.join(fingerprints).encode()):08x}"}
+        converter = {"converter": stable_repr(self.data.converter)} if self.data.converter else {}
         return {
             **own,
-            **read,
+            **settings,
             **converter,
-            "kind": type(how).__name__,
+            "kind": type(evaluation).__name__,
             "task": self.data.mixture_or_task_name,
             "split": self.data.eval_split,
         }
 
 
-# Those that are empty do not count: results of before there were any stay what they are.
-_READ = ("OBJECTIVE", "TASK_FEATURE_LENGTHS", "VOCABULARY", "SpecialTokens.input_start", "TextFiles", "TEXTS")
-_NOT_MEASURED = {"name", "task", "split", "lengths", "period", "steps", "at_start", "outputs", "weights", "batch_size"}
+# Empty ones are left out, so that settings of older results, which did not have them, stay equal.
+_RELEVANT_DATA_SETTINGS = (
+    "OBJECTIVE",
+    "TASK_FEATURE_LENGTHS",
+    "VOCABULARY",
+    "SpecialTokens.input_start",
+    "TextFiles",
+    "TEXTS",
+)
+_IRRELEVANT_FIELDS = {"name", "task", "split", "lengths", "period", "steps", "at_start", "outputs", "weights", "batch_size"}
 
 
-def evaluated_tasks(how: TaskEvaluation, model: Any, batch_size: int | None = None) -> EvaluatedTasks:
-    """What `how` is on, for a `t5x_lab.runs.run.Run`, in batches of BATCH_SIZE unless given. No data are read; that those of a
-    task which is asked for are here is looked up.
+def resolve_evaluation_tasks(evaluation: TaskEvaluation, model: Any, batch_size: int | None = None) -> EvaluationTasks:
+    """Returns the tasks of an evaluation. No data are read, but those of an explicitly named task must be available.
+
+    Args:
+      evaluation: its settings.
+      model: a `t5x_lab.runs.model.run.Run`.
+      batch_size: rows per batch. None = BATCH_SIZE.
 
     Raises:
-      UserError: that names the evaluation, for a task, a split or lengths that are not there or do not fit the model.
+      UserError: for a task, a split or lengths that do not exist or do not fit the model. The message names the evaluation.
     """
-    with naming(how.name):
-        run = model.config.data()
-        network = model.network
+    with evaluation_context(evaluation.name):
+        run_data = model.config.data()
         data = dataclasses.replace(
-            run,
-            mixture_or_task_name=how.task or run.mixture_or_task_name,
-            task_feature_lengths=how.lengths or run.task_feature_lengths,
-            eval_split=how.split or run.eval_split,
-            batch_size=batch_size or run.batch_size,
+            run_data,
+            mixture_or_task_name=evaluation.task or run_data.mixture_or_task_name,
+            task_feature_lengths=evaluation.lengths or run_data.task_feature_lengths,
+            eval_split=evaluation.split or run_data.eval_split,
+            batch_size=batch_size or run_data.batch_size,
             shards=1,
             mixing=None,
             unique_tokens=None,
         )
-        if how.task and says_its_objective(how.task, data):
+        if evaluation.task and names_an_objective(evaluation.task, data):
             data = dataclasses.replace(data, objective=None)
-        # Hundreds of tasks take a while, and several evaluations are on the same ones.
+        # Resolving hundreds of tasks takes a while, and several evaluations use the same ones.
         key = str((data.mixture_or_task_name, data.task_feature_lengths, data.objective))
         if key not in model.resolved:
-            model.resolved[key] = resolve_tasks(data, network.architecture, network.vocab_size)
-        tasks = model.resolved[key]
-    asked_for = bool(how.task or how.split)
-    found = EvaluatedTasks(how.name, tasks, list(tasks.parts), data, asked_for)
-    splits = sorted({split for part in tasks.parts for split in part.task.splits})
-    what = f'split "{data.eval_split}"; the splits are {", ".join(splits)}'
-    found = found.only(lambda part: data.eval_split in part.task.splits, what)
-    if asked_for:
-        with naming(how.name):
-            check_here(found.parts, data.eval_split, tasks.name, data, f"{type(how).__name__}.task")
-        for part in found.parts:
-            _check_source(how.name, part, data.eval_split)
-    return found
+            model.resolved[key] = resolve_tasks(data, model.network.architecture, model.network.vocab_size)
+        mixture = model.resolved[key]
+    is_explicit = bool(evaluation.task or evaluation.split)
+    tasks = EvaluationTasks(evaluation.name, mixture, list(mixture.components), data, is_explicit)
+    splits = sorted({split for component in mixture.components for split in component.task.splits})
+    requirement = f'split "{data.eval_split}"; the splits are {", ".join(splits)}'
+    tasks = tasks.only(lambda component: data.eval_split in component.task.splits, requirement)
+    if is_explicit:
+        with evaluation_context(evaluation.name):
+            setting = f"{type(evaluation).__name__}.task"
+            check_data_available(tasks.components, data.eval_split, mixture.name, data, setting)
+        for component in tasks.components:
+            _check_source(evaluation.name, component, data.eval_split)
+    return tasks
 
 
-def _check_source(name: str, part: Part, split: str) -> None:
-    """Raises a `UserError` where the data of a task are not here."""
+def _check_source(evaluation: str, component: Component, split: str) -> None:
+    """Raises a `UserError` if the data of a task are not available."""
     try:
-        files = list(part.task.source.list_shards(split))
-        is_file = isinstance(opened(part.task.source, split), seqio.FileDataSource)
-        missing, why = not files or (is_file and sizes_of(files[:1]) == [None]), f"there is no {', '.join(files[:1]) or 'file'}"
+        source = component.task.source
+        files = list(source.list_shards(split))
+        is_file = isinstance(split_source(source, split), seqio.FileDataSource)
+        is_missing = not files or (is_file and file_sizes(files[:1]) == [None])
+        reason = f"there is no {', '.join(files[:1]) or 'file'}"
     except UserError:
         raise
     except Exception as error:  # a user's source may raise anything
-        missing, why = True, told(error)
-    if missing:
-        raise NotHere(f'Evaluation "{name}": the split "{split}" of task "{part.task.name}" cannot be read: {why}.')
+        is_missing, reason = True, describe_error(error)
+    if is_missing:
+        raise NotHere(
+            f'Evaluation "{evaluation}": the split "{split}" of task "{component.task.name}" cannot be read: {reason}.'
+        )
 
 
 @contextlib.contextmanager
-def naming(name: str) -> Iterator[None]:
-    """Puts an evaluation's name before the sentences of mistakes in it."""
+def evaluation_context(name: str) -> Iterator[None]:
+    """Prefixes the messages of `UserError`s with the name of the evaluation."""
     try:
         yield
     except UserError as error:
@@ -164,5 +186,32 @@ def naming(name: str) -> Iterator[None]:
         raise
 
 
-def _more(names: list[str]) -> str:
+class TruncatedInputs:
+    """Inputs of examples, truncated as an evaluation says.
+
+    Args:
+      model: a `Run`.
+      component: the task of the examples.
+      examples: of the task.
+      cut_inputs: see `OutputEvaluation.cut_inputs`.
+      reserved: tokens that the model writes or scores after the inputs.
+
+    Attributes:
+      ids: input ids of each example, with the component's input prefix.
+      limit: maximum number of tokens. None = unlimited.
+      num_cut: number of truncated inputs.
+    """
+
+    def __init__(self, model: Any, component: Component, examples: Sequence[dict], cut_inputs: str | None, reserved: int):
+        whole = [example["inputs"].tolist() if "inputs" in example else [] for example in examples]
+        prefix = component.input_prefix
+        positions = model.max_positions and model.max_positions - len(prefix) - (0 if model.has_encoder else reserved)
+        self.limit = component.sequence_length.get("inputs") if cut_inputs else positions
+        cut = cut_left if cut_inputs == "left" else functools.partial(cut_right, stop_ids=model.stop_ids)
+        truncated = [cut(ids, self.limit) for ids in whole]
+        self.num_cut = sum(len(a) < len(b) for a, b in zip(truncated, whole, strict=True))
+        self.ids = [[*prefix, *ids] for ids in truncated]
+
+
+def _and_more(names: list[str]) -> str:
     return f" and {len(names) - 3} more" if len(names) > 3 else ""

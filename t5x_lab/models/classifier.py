@@ -147,8 +147,6 @@ def _positions(ids: jax.Array) -> jax.Array:
     return jax.lax.broadcasted_iota(jnp.int32, ids.shape, ids.ndim - 1)
 
 
-def model_of(
-    config: ModelConfig, constrain: Callable = lambda x, axes: x, parts_of_rows: Callable[[], int] = lambda: 1
-) -> Model:
+def model_of(config: ModelConfig, constrain: Callable = lambda x, axes: x, row_shards: Callable[[], int] = lambda: 1) -> Model:
     """The functions of a configuration: a `Classifier`'s where it has a head. Arguments are `Model`'s."""
-    return (Classifier if config.head else Model)(config, constrain, parts_of_rows)
+    return (Classifier if config.head else Model)(config, constrain, row_shards)

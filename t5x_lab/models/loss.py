@@ -9,8 +9,8 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 
-from t5x_lab.config.errors import UserError, nearest
-from t5x_lab.config.user_code import shown, tried
+from t5x_lab.config.errors import UserError, did_you_mean
+from t5x_lab.config.user_code import call_user_code, shown
 from t5x_lab.networks.functional import Functional
 from t5x_lab.networks.network import Batch, Network, abstract_batch, max_length
 
@@ -40,7 +40,7 @@ NORMALIZERS = ("NUM_REAL_TARGET_TOKENS", "NUM_TOTAL_TARGET_TOKENS", "AVERAGE_PER
 def check_normalizer(factor: float | str | None) -> None:
     if isinstance(factor, str) and factor not in NORMALIZERS:
         raise UserError(
-            f'LOSS_NORMALIZING_FACTOR is "{factor}".{nearest(factor, NORMALIZERS)} '
+            f'LOSS_NORMALIZING_FACTOR is "{factor}".{did_you_mean(factor, NORMALIZERS)} '
             f"Choose one of {', '.join(NORMALIZERS)}, a number, or None for the sum over tokens."
         )
     if isinstance(factor, int | float) and factor <= 0:
@@ -75,7 +75,7 @@ def check_losses(losses: Mapping[str, Loss], network: Network, functional: Funct
         rows, tokens = 2, min(3, max_length(network) or 3)
         batch = abstract_batch(network, rows, tokens, tokens)
         what = f'The loss "{name}" fails'
-        found = tried(what, lambda run=run: jax.eval_shape(run, functional.abstract_params, batch))
+        found = call_user_code(what, lambda run=run: jax.eval_shape(run, functional.abstract_params, batch))
         if getattr(found, "shape", None) != () or not jnp.issubdtype(found.dtype, jnp.floating):
             raise UserError(f'The loss "{name}" gives {shown(found)}; it must give a float, the sum over all tokens.')
 

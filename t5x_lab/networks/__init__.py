@@ -1,1 +1,1 @@
-"""The transformer in Flax NNX: configuration, layers, positions, blocks. Knows no gin, no mesh, no task."""
+"""Networks in Flax NNX: `transformer`, `lstm`, `ensemble`, PEFT modules and the `network` protocols. No gin, mesh or task."""

@@ -20,7 +20,7 @@ from t5x_lab.ops.attention import DiagonalBias, Mask, dot_product_attention
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class KeyValues:
-    """Keys and values [B, S, K, H] of one layer, as projections give them; or [layers, B, S, K, H] of a stack."""
+    """Keys and values of one layer, [B, S, K, H], or of a stack, [layers, B, S, K, H]."""
 
     key: jax.Array
     value: jax.Array
@@ -29,14 +29,14 @@ class KeyValues:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Cache:
-    """Keys and values [B, K, S, H] of one layer while decoding; heads come before slots, as attention's products read them."""
+    """Key-value cache of one layer, [B, K, S, H]. Heads come before slots, which is the layout that attention reads."""
 
     key: jax.Array
     value: jax.Array
 
     @classmethod
     def filled(cls, keys_values: KeyValues, slots: int) -> "Cache":
-        """A cache of `slots` slots, the first of which hold these keys and values."""
+        """Returns a cache of `slots` slots that starts with these keys and values."""
         padding = [(0, 0), (0, 0), (0, slots - keys_values.key.shape[1]), (0, 0)]
         padded = jax.tree.map(lambda x: jnp.pad(jnp.swapaxes(x, 1, 2), padding), keys_values)
         return cls(padded.key, padded.value)
@@ -46,17 +46,14 @@ class Cache:
         return KeyValues(jnp.swapaxes(self.key, 1, 2), jnp.swapaxes(self.value, 1, 2))
 
     def write(self, new: KeyValues, offset_B: jax.Array) -> "Cache":
-        """Writes `new` [B, T, K, H] to the slots offset … offset+T-1 of each row."""
+        """Writes `new` [B, T, K, H] to slots offset to offset + T - 1 of each row."""
         update = jax.vmap(lambda slots, x, start: jax.lax.dynamic_update_slice_in_dim(slots, x, start, axis=1))
         write = lambda slots, x: update(slots, jnp.swapaxes(x, 1, 2).astype(slots.dtype), offset_B)
         return Cache(write(self.key, new.key), write(self.value, new.value))
 
 
 class MultiHeadAttention(nnx.Module):
-    """Query, key, value and output projections around `dot_product_attention`.
-
-    A mesh's `tensor` axis splits the heads here, and the sequence is whole.
-    """
+    """Multi-head attention. The mesh axis `tensor` shards the heads; the sequence is not sharded here."""
 
     def __init__(self, config: TransformerShape, *, constrain: Callable, rngs: nnx.Rngs):
         c = config
@@ -65,7 +62,7 @@ class MultiHeadAttention(nnx.Module):
             matrix = kernel(c, rngs, (c.emb_dim, heads, c.head_dim), c.emb_dim, normal, fan_in)
             return Projection(matrix, ("embed", name, "kv"), "BTD,DNH->BTNH", (name, "kv") if c.has_bias("qkv") else ())
 
-        # T5 folds the 1/sqrt(H) of scaled attention into the query's initialisation.
+        # T5 includes the factor 1/sqrt(H) of scaled attention in the initialization of the query.
         self.query = project(c.num_heads, "heads", c.emb_dim * c.head_dim)
         kv_heads = "heads" if c.num_kv_heads is None else "kv_heads"
         self.key, self.value = project(c.kv_heads, kv_heads, c.emb_dim), project(c.kv_heads, kv_heads, c.emb_dim)
@@ -80,7 +77,7 @@ class MultiHeadAttention(nnx.Module):
         self.query_scale = 1.0 if c.scaling == "t5" else c.head_dim**-0.5
 
     def keys_values(self, x_BSD: jax.Array, positions: jax.Array | None = None) -> KeyValues:
-        """Keys and values [B, S, K, H] of x; keys are rotated by `positions` [B, S] unless that is None."""
+        """Returns keys and values [B, S, K, H] of x, with keys rotated by `positions` [B, S] if given."""
         key = self.key_norm(self.key(x_BSD)) if self.qk_norm else self.key(x_BSD)
         key = key if positions is None else self._rotate(key, positions)
         return KeyValues(self._shard_and_name(key, self.kv_heads), self._shard_and_name(self.value(x_BSD), self.kv_heads))
@@ -89,7 +86,7 @@ class MultiHeadAttention(nnx.Module):
         return rotate(x_BTNH, positions, angular_rates(x_BTNH.shape[-1], *self.rotary))
 
     def _shard_and_name(self, x: jax.Array, heads: str) -> jax.Array:
-        """Sharded, and named for the remat policies."""
+        """Shards an activation and names it for remat policies."""
         return checkpoint_name(self.constrain(x, ("batch", None, heads, None)), "heads")
 
     def __call__(
@@ -115,5 +112,5 @@ class MultiHeadAttention(nnx.Module):
             dropout_key=dropout_key,
             logit_cap=self.logit_cap,
         )
-        # For its gradient: split by positions, as the output is, it would be a product of all heads.
+        # Shards the gradient by heads; sharded by length, as the output is, every device would compute all heads.
         return self.out(self.constrain(attended_BTNH, ("batch", None, "heads", None)))

@@ -1,8 +1,8 @@
-"""Model FLOPs by hand: a multiply-add is two, the backward pass twice the forward, attention counted in full.
+"""Analytic model FLOPs: a multiply-add counts two, the backward pass twice the forward pass, attention is counted in full.
 
-XLA's own count is wrong under scan and for kernels; 6 * parameters * tokens is wrong for encoder-decoders, where a token
-crosses one of the two stacks. Recomputation (remat) is not in the model's FLOPs. S encoder length, T decoder length;
-`c` is the network's configuration, which imports this file.
+XLA's own count is wrong for scans and kernels; 6 * parameters * tokens is wrong for encoder-decoders, where a token passes
+through one of the two stacks. Recomputation (remat) is not part of the model FLOPs. S encoder length, T decoder length; `c` is
+the network's configuration, which imports this file.
 """
 
 import math
@@ -13,18 +13,23 @@ import jax
 from jax.extend.core import jaxprs_in_params
 from jax.interpreters.partial_eval import dce_jaxpr
 
-BACKWARD = 2  # times the forward pass
+BACKWARD = 2  # FLOPs of the backward pass relative to the forward pass
 
 
 def transformer_flops(c: Any, S: int, T: int) -> int:
-    """Forward and backward FLOPs of one sequence; an architecture without one of the stacks has length 0 there."""
+    """Returns the forward and backward FLOPs of one sequence. The length of a missing stack is 0."""
     return (1 + BACKWARD) * (sum(_transformer(c, S, T).values()) + _logits(c, T if c.has_decoder else S))
 
 
 def transformer_recomputed_flops(c: Any, S: int, T: int, kept: tuple[str, ...] | None) -> int:
-    """FLOPs of one sequence that the backward pass spends on what a remat policy does not keep (None: it keeps everything).
+    """Returns the FLOPs of one sequence that the backward pass recomputes.
 
-    Attention computes its scores once more by itself; in a layer under remat also scores and mixture, for its output.
+    Attention always recomputes its scores. A layer under remat recomputes scores and mixture once more, for its output.
+
+    Args:
+      c: the configuration.
+      S, T: encoder and decoder length.
+      kept: names of the saved activations, see `REMAT_POLICIES`. None = all.
     """
     products = _transformer(c, S, T)
     if kept is None:
@@ -34,7 +39,7 @@ def transformer_recomputed_flops(c: Any, S: int, T: int, kept: tuple[str, ...] |
 
 
 def lstm_flops(c: Any, T: int) -> int:
-    """Forward and backward FLOPs of one sequence."""
+    """Returns the forward and backward FLOPs of one sequence."""
     gates = 4 * c.hidden_dim * (c.emb_dim + c.hidden_dim)
     return (1 + BACKWARD) * (2 * T * (gates + c.hidden_dim * c.emb_dim) + _logits(c, T))
 
@@ -44,9 +49,9 @@ def _logits(c: Any, predicted: int) -> int:
 
 
 def _transformer(c: Any, S: int, T: int) -> dict[str, int]:
-    """Forward FLOPs of all layers' matrix products, under the names that remat policies have for their outputs.
+    """Returns the forward FLOPs of the matrix products in all layers, by the name of their output in remat policies.
 
-    `mlp_output` has no such name: no backward pass needs what the MLP's last product puts out.
+    `mlp_output` is in no policy, because the backward pass does not need the output of the MLP's last product.
     """
     inner, kv_inner = c.num_heads * c.head_dim, c.kv_heads * c.head_dim
     E, D = c.num_encoder_layers, c.num_decoder_layers
@@ -63,24 +68,23 @@ def _transformer(c: Any, S: int, T: int) -> dict[str, int]:
 
 
 def traced_flops(function: Callable, *arguments: Any) -> int:
-    """FLOPs of the matrix products and convolutions of a function, by its JAX program; nothing is computed.
+    """Returns the FLOPs of the matrix products and convolutions in the jaxpr of a function, without running it.
 
-    A scan counts as often as it runs; a while loop, whose trips are not known, once; of branches the costliest counts. What no
-    result needs does not count.
+    Scans count with their length, while loops once, conditionals with their most expensive branch. Unused results do not count.
 
     Args:
-      function: of trees of arrays.
-      arguments: their shapes.
+      function: function of trees of arrays.
+      arguments: shapes of its arguments.
     """
     jaxpr = jax.make_jaxpr(function)(*arguments).jaxpr
-    return _of_jaxpr(dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[0])
+    return _jaxpr_flops(dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[0])
 
 
-def _of_jaxpr(jaxpr: Any) -> int:
-    return sum(_of_equation(equation) for equation in jaxpr.eqns)
+def _jaxpr_flops(jaxpr: Any) -> int:
+    return sum(_equation_flops(equation) for equation in jaxpr.eqns)
 
 
-def _of_equation(equation: Any) -> int:
+def _equation_flops(equation: Any) -> int:
     name, parameters = equation.primitive.name, equation.params
     sizes = [getattr(variable.aval, "shape", ()) for variable in (*equation.invars, *equation.outvars)]
     if name == "dot_general":
@@ -89,7 +93,7 @@ def _of_equation(equation: Any) -> int:
     if name == "conv_general_dilated":
         out_features = sizes[1][parameters["dimension_numbers"].rhs_spec[0]]
         return 2 * math.prod(sizes[-1]) * math.prod(sizes[1]) // out_features
-    inner = [_of_jaxpr(getattr(program, "jaxpr", program)) for program in jaxprs_in_params(parameters)]
+    inner = [_jaxpr_flops(getattr(program, "jaxpr", program)) for program in jaxprs_in_params(parameters)]
     if name == "cond":
         return max(inner)
     return sum(inner) * (parameters["length"] if name == "scan" else 1)

@@ -1,4 +1,4 @@
-"""A classification head on a network: one linear layer on the state of a sequence's last token (Radford et al. 2018, 3.2).
+"""Classification head: a linear layer on the hidden state of a sequence's last token (Radford et al. 2018, section 3.2).
 
 Axis letters: B batch, K sequences of an example, D embed, C classes.
 """
@@ -10,31 +10,31 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from t5x_lab.config.checks import check_types, in_range
-from t5x_lab.config.errors import UserError, one_of
-from t5x_lab.networks.around import Around
+from t5x_lab.config.checks import check_range, check_types
+from t5x_lab.config.errors import UserError, check_choice
 from t5x_lab.networks.checks import check_network
 from t5x_lab.networks.config import check_dropout
 from t5x_lab.networks.layers import Projection
 from t5x_lab.networks.network import Constrain, Network, abstract_batch, dropout_rate
+from t5x_lab.networks.wrapper import NetworkWrapper
 from t5x_lab.ops.dropout import dropout
 
-CLASSIFIER = "classifier"  # of a network's module, and the beginning of the head's parameters' names
+CLASSIFIER = "classifier"  # attribute of the network's module and first part of the head's parameter names
 
 
 @dataclasses.dataclass(frozen=True)
 class ClassificationHead:
-    """What is classified, and what is learned beside it.
+    """The classes, the sequences of an example and the auxiliary language-modeling loss.
 
     Attributes:
-      classes: their names; of a choice, one for each.
-      combine: what becomes of an example's sequences: "none", it has one; "sum", it has two, whose states are added; "choices",
-        each is a class, and has one logit.
-      is_score: whether the classes are the whole numbers that a score lies between, and the prediction their mean.
-      dropout_rate: of the states before the linear layer, one mask for all sequences of an example.
-      lm_weight: λ, of the language-modelling loss on the same sequences; 0 = none (section 3.2, equation 5).
-      lm_mean_over: "sequences": that of each sequence's mean, as their code has it; or "tokens".
-      lm_on_wrong: whether sequences of wrong choices count in it.
+      classes: names of the classes; for multiple choice, one name per choice.
+      combine: "none": an example has one sequence; "sum": it has two, whose states are added; "choices": it has one sequence
+        per class, each of which gives one logit.
+      is_score: the classes are integers that a score lies between, and the prediction is the expected value.
+      dropout_rate: dropout rate of the states before the linear layer, with one mask for all sequences of an example.
+      lm_weight: λ, the weight of the language-modeling loss on the same sequences (section 3.2, equation 5). 0 turns it off.
+      lm_mean_over: "sequences": the mean over sequences of each sequence's mean loss, as in the authors' code; or "tokens".
+      lm_on_wrong: the language-modeling loss includes the sequences of wrong choices.
     """
 
     classes: tuple[str, ...]
@@ -49,27 +49,29 @@ class ClassificationHead:
         check_types(self)
         object.__setattr__(self, "classes", tuple(self.classes))
         if len(set(self.classes)) < max(2, len(self.classes)) or not all(isinstance(name, str) for name in self.classes):
-            raise UserError(f"ClassificationHead.classes is {self.classes}; give at least two different names.")
-        one_of("ClassificationHead.combine", self.combine, ("none", "sum", "choices"))
-        one_of("ClassificationHead.lm_mean_over", self.lm_mean_over, ("sequences", "tokens"))
+            raise UserError(f"ClassificationHead.classes is {self.classes}; give at least two names, all different.")
+        check_choice("ClassificationHead.combine", self.combine, ("none", "sum", "choices"))
+        check_choice("ClassificationHead.lm_mean_over", self.lm_mean_over, ("sequences", "tokens"))
         check_dropout(self.dropout_rate)
-        in_range(self, "lm_weight", 0.0, float("inf"))
+        check_range(self, "lm_weight", 0.0, float("inf"))
         if self.is_score and self.combine == "choices":
-            raise UserError("ClassificationHead.is_score is of classes that are numbers, and choices are none.")
+            raise UserError(
+                'ClassificationHead.is_score needs numeric classes, and combine = "choices" has none. Set one of them only.'
+            )
 
     @property
     def sequences(self) -> int:
-        """K."""
+        """K, the number of sequences of an example."""
         return {"none": 1, "sum": 2, "choices": len(self.classes)}[self.combine]
 
     @property
     def outputs(self) -> int:
-        """Of the linear layer, for each of the states that it sees."""
+        """Number of outputs of the linear layer."""
         return 1 if self.combine == "choices" else len(self.classes)
 
 
 class Classifier(Projection):
-    """The linear layer: its matrix N(0, 0.02), its bias 0, as their code has them."""
+    """The linear layer. Kernel N(0, 0.02) and bias 0, as in the code of Radford et al."""
 
     def __init__(self, config: ClassificationHead, size: int, *, rngs: nnx.Rngs):
         kernel = 0.02 * jax.random.normal(rngs.params(), (size, config.outputs), jnp.float32)
@@ -77,7 +79,7 @@ class Classifier(Projection):
         self.config = config
 
     def __call__(self, states: jax.Array, dropout_key: jax.Array | None = None) -> jax.Array:
-        """Logits of the classes, float32 [B, C], of the sequences' states [B, K, D]."""
+        """Returns class logits, float32 [B, C], for the sequences' states [B, K, D]."""
         c = self.config
         if c.combine == "sum":
             states = jnp.sum(states, axis=1, keepdims=True)
@@ -86,12 +88,12 @@ class Classifier(Projection):
 
 
 @dataclasses.dataclass(frozen=True)
-class WithHead(Around):
-    """A network with a head beside it, itself a `Network`: without its classes it is what it was.
+class WithHead(NetworkWrapper):
+    """A `Network` with a classification head. Its language-model outputs do not change.
 
     Attributes:
-      network: what it says of itself holds.
-      classification_head: what it classifies.
+      network: the base network.
+      classification_head: the head.
     """
 
     network: Network
@@ -99,37 +101,39 @@ class WithHead(Around):
 
     @property
     def dropout_rate(self) -> float:
-        """Above 0 where either has dropout, so that keys are made."""
+        """Above 0 if the network or the head has dropout, so that random keys are made."""
         return dropout_rate(self.network) or self.classification_head.dropout_rate
 
     def make(self, rngs: nnx.Rngs, constrain: Constrain) -> Any:
-        """As `Network.make`."""
+        """Makes the network and its classification head. See `Network.make`."""
         made: Any = self.network.make(rngs, constrain)
         if hasattr(made, CLASSIFIER):
-            raise UserError(f'The network has a part "{CLASSIFIER}" of its own, as a head would be called. Call it otherwise.')
+            raise UserError(
+                f'The network has an attribute "{CLASSIFIER}", which is the name of the classification head. Rename it.'
+            )
         setattr(made, CLASSIFIER, Classifier(self.classification_head, state_size(self.network), rngs=rngs))
         return made
 
 
-def head_of(network: Network) -> ClassificationHead | None:
-    """The head beside a network, if it has one."""
+def find_head(network: Network) -> ClassificationHead | None:
+    """Returns the classification head of a network, or None."""
     return getattr(network, "classification_head", None)
 
 
-def checked_head(network: Network) -> ClassificationHead:
-    """The same.
+def require_head(network: Network) -> ClassificationHead:
+    """Returns the classification head of a network.
 
     Raises:
-      UserError: when it has none.
+      UserError: if it has none.
     """
-    head = head_of(network)
+    head = find_head(network)
     if head is None:
         raise UserError("The model has no classification head; train one with --gin_file=runs/classify.gin.")
     return head
 
 
 def state_size(network: Network) -> int:
-    """D, of hidden states."""
+    """Returns D, the size of the hidden states."""
     functional = check_network(network)
     batch = abstract_batch(network, 1, 1, 1)
     return jax.eval_shape(lambda params, batch: functional.module(params)(batch), functional.abstract_params, batch).shape[-1]

@@ -1,7 +1,7 @@
 """Layers with named parameter axes: projections, embeddings, norms, MLP.
 
-Every parameter carries `axes`, the logical names of its dimensions; tables elsewhere map names to mesh axes and to
-Adafactor's rows and columns. Axis letters: B batch, T length, D embed, F mlp, V vocab.
+Every parameter has `axes`, the logical names of its dimensions, which are mapped to mesh axes and to Adafactor's rows and
+columns. Axis letters: B batch, T length, D embed, F mlp, V vocab.
 """
 
 import math
@@ -17,33 +17,34 @@ from t5x_lab.networks.config import ACTIVATION_FUNCTIONS, INITIALIZERS, Transfor
 from t5x_lab.ops.dropout import dropout
 from t5x_lab.ops.parameters import broadcast, lookup, project
 
-STANDARD_DEVIATION = 0.02  # of every matrix under "standard" scaling (Radford et al. 2018, section 4.1)
+STANDARD_DEVIATION = 0.02  # of all matrices with "standard" scaling (Radford et al. 2018, section 4.1)
 
 
 def normal(key: jax.Array, shape: Sequence[int], scaling: str, fan_in: int) -> jax.Array:
-    """A matrix drawn N(0, 1 / fan_in) under T5's scaling, N(0, 0.02**2) under the standard one."""
+    """Returns a matrix sampled from N(0, 1 / fan_in) with T5's scaling, from N(0, 0.02**2) with the standard one."""
     return jax.random.normal(key, shape) * (1 / math.sqrt(fan_in) if scaling == "t5" else STANDARD_DEVIATION)
 
 
 def truncated_normal(key: jax.Array, shape: Sequence[int], scaling: str, fan_in: int) -> jax.Array:
-    """As `normal`, with T5's cut at two standard deviations."""
+    """Like `normal`, but T5's scaling truncates at two standard deviations."""
     if scaling != "t5":
         return normal(key, shape, scaling, fan_in)
-    # 0.8796… is the standard deviation of a normal distribution cut at two standard deviations.
+    # 0.8796... is the standard deviation of a standard normal truncated at 2.
     return jax.random.truncated_normal(key, -2.0, 2.0, shape) / (0.87962566103423978 * math.sqrt(fan_in))
 
 
 def kernel(
     c: TransformerShape, rngs: nnx.Rngs, shape: Sequence[int], inputs: int, draw: Callable = truncated_normal, fan_in: int = 0
 ) -> jax.Array:
-    """A matrix [*inputs, *outputs] of a transformer, by its initializer; where it has none, drawn by its scaling.
+    """Returns an initial kernel [*inputs, *outputs], from the configured initializer or by scaling.
 
     Args:
-      c: the configuration.
-      rngs: with a `params` stream.
-      shape: of the matrix.
-      inputs: the product of its first dimensions that are inputs.
-      draw, fan_in: how and for how many inputs the scaling draws it; 0 = those that it has.
+      c: configuration.
+      rngs: random number generators with a `params` stream.
+      shape: shape of the kernel.
+      inputs: product of the input dimensions, which come first.
+      draw: function that samples the kernel if there is no initializer.
+      fan_in: fan-in for `draw`. 0 = `inputs`.
     """
     if c.initializer is None:
         return draw(rngs.params(), shape, c.scaling, fan_in or inputs)
@@ -52,12 +53,13 @@ def kernel(
 
 
 class Projection(nnx.Module):
-    """A matrix between named axes, contracted as an einsum, and a bias where it is given; computed in the input's dtype.
+    """Linear projection as an einsum, with an optional bias, computed in the input's dtype.
 
     Args:
-      kernel: the matrix; `axes` are its names.
-      equation: such as "BTD,DNH->BTNH".
-      bias_axes: the names among `axes` that a bias (zeros) has, or () for none.
+      kernel: initial kernel.
+      axes: its logical axes.
+      equation: einsum equation, such as "BTD,DNH->BTNH".
+      bias_axes: axes of the bias, a subset of `axes`. () = no bias.
     """
 
     def __init__(self, kernel: jax.Array, axes: tuple[str, ...], equation: str, bias_axes: tuple[str, ...] = ()):
@@ -73,7 +75,7 @@ class Projection(nnx.Module):
 
 
 class Embedding(nnx.Module):
-    """A table [V, D], initialised N(0, 1) under T5's scaling."""
+    """Embedding table [V, D], initialized from N(0, 1) with T5's scaling."""
 
     def __init__(self, vocab_size: int, emb_dim: int, constrain: Callable, scaling: str = "t5", *, rngs: nnx.Rngs):
         self.constrain = constrain
@@ -85,7 +87,7 @@ class Embedding(nnx.Module):
 
 
 class RMSNorm(nnx.Module):
-    """x / rms(x) * scale, the mean square in float32 (Zhang & Sennrich 2019; T5's "layer norm")."""
+    """RMS norm: x / rms(x) * scale, with the mean square in float32 (Zhang & Sennrich 2019; T5's "layer norm")."""
 
     def __init__(self, size: int, epsilon: float, axis: str = "embed"):
         self.scale = nnx.Param(jnp.ones((size,)), axes=(axis,))
@@ -99,7 +101,7 @@ class RMSNorm(nnx.Module):
 
 
 class LayerNorm(nnx.Module):
-    """(x - mean(x)) / deviation(x) * scale + bias, the statistics in float32 (Ba et al. 2016)."""
+    """Layer norm: (x - mean(x)) / std(x) * scale + bias, with statistics in float32 (Ba et al. 2016)."""
 
     def __init__(self, emb_dim: int, epsilon: float):
         self.scale = nnx.Param(jnp.ones((emb_dim,)), axes=("embed",))
@@ -108,9 +110,9 @@ class LayerNorm(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         x32 = x.astype(jnp.float32)
-        centred = x32 - jnp.mean(x32, axis=-1, keepdims=True)
-        variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
-        y = (centred * jax.lax.rsqrt(variance + self.epsilon)).astype(x.dtype)
+        centered = x32 - jnp.mean(x32, axis=-1, keepdims=True)
+        variance = jnp.mean(jnp.square(centered), axis=-1, keepdims=True)
+        y = (centered * jax.lax.rsqrt(variance + self.epsilon)).astype(x.dtype)
         return y * broadcast(self.scale[...], x.shape, x.dtype) + broadcast(self.bias[...], x.shape, x.dtype)
 
 
@@ -119,7 +121,7 @@ def make_norm(config: TransformerShape) -> RMSNorm | LayerNorm:
 
 
 class Mlp(nnx.Module):
-    """Position-wise MLP; with two activations the products are multiplied (Shazeer 2020, "GLU variants")."""
+    """Position-wise MLP; gated with two activations (Shazeer 2020, "GLU Variants Improve Transformer")."""
 
     def __init__(self, config: TransformerShape, *, constrain: Callable, rngs: nnx.Rngs):
         c = config
@@ -128,7 +130,7 @@ class Mlp(nnx.Module):
         def project_in() -> Projection:
             return Projection(kernel(c, rngs, (c.emb_dim, c.mlp_dim), c.emb_dim), ("embed", "mlp"), "BTD,DF->BTF", bias)
 
-        # T5's names: `wi`; or, of a gated MLP, `wi_0` into the first activation and `wi_1` into the second.
+        # T5's names: `wi`; for a gated MLP `wi_0`, the input of the first activation, and `wi_1`.
         if len(c.mlp_activations) == 1:
             self.wi = project_in()
         else:
@@ -136,7 +138,7 @@ class Mlp(nnx.Module):
         wo = kernel(c, rngs, (c.mlp_dim, c.emb_dim), c.mlp_dim)
         self.wo = Projection(wo, ("mlp", "embed"), "BTF,FD->BTD", ("embed",) if c.has_bias("mlp") else ())
         self.activations = tuple(
-            ACTIVATION_FUNCTIONS[given] if isinstance(given, str) else given for given in c.mlp_activations
+            ACTIVATION_FUNCTIONS[x] if isinstance(x, str) else x for x in c.mlp_activations
         )
         self.dropout_rate, self.constrain = c.dropout_rate, constrain
 
@@ -149,20 +151,20 @@ class Mlp(nnx.Module):
         return self.wo(dropout(hidden_BTF, self.dropout_rate, dropout_key))
 
     def _shard_and_name(self, x_BTF: jax.Array) -> jax.Array:
-        """Sharded, and named for the remat policies."""
+        """Shards an activation and names it for remat policies."""
         return checkpoint_name(self.constrain(x_BTF, ("batch", None, "mlp")), "mlp")
 
 
 def output_matrix(network: Any) -> tuple[jax.Array, float]:
-    """The matrix [D, V] that turns hidden states into logits, and what these are multiplied by.
+    """Returns the output matrix [D, V] and the scale of the logits.
 
-    Where the network has no matrix of its own it is the embedding table, scaled down as T5 1.0 does.
+    With tied logits it is the transposed embedding table, and T5's scaling divides logits by sqrt(D).
     """
     if network.config.logits_via_embedding:
         scaling = getattr(network.config, "scaling", "t5")
         table_VD = network.token_embedder.embedding[...]
         return table_VD.T, 1 / math.sqrt(table_VD.shape[1]) if scaling == "t5" else 1.0
     dense = network.logits_dense
-    if getattr(dense, "names_added", ()):  # what they and the kernel make of each of the units is the matrix of both
+    if getattr(dense, "peft_parts", ()):  # applied to the identity, kernel and PEFT modules give their matrix
         return dense(jnp.eye(dense.kernel.shape[0])[None])[0], 1.0
     return dense.kernel[...], 1.0

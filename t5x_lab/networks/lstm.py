@@ -1,4 +1,4 @@
-"""An LSTM behind the decoder's interface: the baseline of Radford et al. (2018), Table 5.
+"""LSTM language model: the baseline of Radford et al. (2018), Table 5.
 
 Axis letters: B batch, T length, D embed, U units, V vocab, G the four gates (input, forget, cell, output).
 """
@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from t5x_lab.config.checks import check_types, positive
-from t5x_lab.config.errors import one_of
+from t5x_lab.config.checks import check_positive, check_types
+from t5x_lab.config.errors import check_choice
 from t5x_lab.config.macros import macro
 from t5x_lab.networks.config import DTYPES, check_dropout
 from t5x_lab.networks.flops import lstm_flops
@@ -23,16 +23,16 @@ from t5x_lab.ops.dropout import dropout
 
 @dataclasses.dataclass(frozen=True)
 class LstmConfig:
-    """One LSTM layer as a causal decoder: the baseline of Radford et al. (2018), Table 5, "LSTM (1 layer, 2048 units)".
+    """One LSTM layer as a causal decoder: "LSTM (1 layer, 2048 units)" in Radford et al. (2018), Table 5.
 
-    The paper gives no embedding size and no output layer; here states are projected to the embedding's size, so that
-    logits can be tied as its transformer's are.
+    The paper does not specify an embedding size or an output layer. Here states are projected to the embedding size, so that
+    logits can be tied as in its transformer.
 
     Attributes:
-      vocab_size: rows of the embedding table.
-      emb_dim: its columns.
-      hidden_dim: units.
-      logits_via_embedding, dropout_rate, dtype: as in `TransformerConfig`; the cell's state is float32.
+      vocab_size: V.
+      emb_dim: D, the embedding size.
+      hidden_dim: U, the number of units.
+      logits_via_embedding, dropout_rate, dtype: see `TransformerConfig`. The cell state is float32.
     """
 
     vocab_size: int
@@ -46,12 +46,12 @@ class LstmConfig:
 
     def __post_init__(self):
         check_types(self)
-        positive(self, "vocab_size", "emb_dim", "hidden_dim")
-        one_of("LstmConfig.dtype", self.dtype, DTYPES)
+        check_positive(self, "vocab_size", "emb_dim", "hidden_dim")
+        check_choice("LstmConfig.dtype", self.dtype, DTYPES)
         check_dropout(self.dropout_rate)
 
     def flops(self, encoder_length: int, decoder_length: int) -> int:
-        """As `Network.flops`."""
+        """Returns the FLOPs of one sequence. See `Network.flops`."""
         del encoder_length
         return lstm_flops(self, decoder_length)
 
@@ -62,17 +62,17 @@ class LstmConfig:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class CellState:
-    """Cell and output of each row, float32 [B, U]; the whole decoding state of an LSTM."""
+    """Decoding state of an LSTM: cell and output of each row, float32 [B, U]."""
 
     cell: jax.Array
     output: jax.Array
 
 
 class Lstm(nnx.Module):
-    """One layer (Hochreiter & Schmidhuber 1997, with forget gates, their bias initialised to 1).
+    """One LSTM layer (Hochreiter & Schmidhuber 1997) with forget gates, whose bias is initialized to 1.
 
     Args:
-      config: the shapes.
+      config: sizes.
       constrain, rngs: see `Transformer`.
     """
 
@@ -92,7 +92,7 @@ class Lstm(nnx.Module):
             self.logits_dense = Projection(kernel, ("embed", "vocab"), "BTD,DV->BTV")
 
     def __call__(self, batch: Batch, dropout_key: jax.Array | None = None) -> jax.Array:
-        """Hidden states [B, T, D], before the output matrix; the state starts afresh with each packed example."""
+        """Returns hidden states [B, T, D]. The state is reset at each packed example."""
         keys = (None, None) if dropout_key is None else jax.random.split(dropout_key)
         tokens = batch["decoder_input_tokens"]
         segments = segments_of(batch, "decoder_segment_ids", "decoder_target_tokens")
@@ -105,7 +105,7 @@ class Lstm(nnx.Module):
     def prefill(
         self, prompt: jax.Array, max_tokens: int, start: int | None = 0, padding: int = 0
     ) -> tuple[jax.Array, CellState]:
-        """As `Transformer.prefill`; a row's state is the one before its padding."""
+        """Processes prompts. See `Transformer.prefill`. The state of a row is the one before its padding."""
         del max_tokens
         is_token = prompt != padding
         first = jnp.full((prompt.shape[0], 0 if start is None else 1), start or 0, jnp.int32)
@@ -116,7 +116,7 @@ class Lstm(nnx.Module):
         return pick(hidden)[:, 0], jax.tree.map(lambda x: pick(x)[:, 0], states)
 
     def decode(self, state: CellState, tokens: jax.Array, layers: None = None) -> tuple[jax.Array, CellState]:
-        """As `Transformer.decode`."""
+        """Processes the next tokens. See `Transformer.decode`."""
         hidden, states = self._run(self._embed(tokens), jnp.zeros(tokens.shape, bool), state)
         return hidden, jax.tree.map(lambda x: x[:, -1], states)
 
@@ -128,9 +128,9 @@ class Lstm(nnx.Module):
         return CellState(zeros, zeros)
 
     def _run(self, x_BTD: jax.Array, fresh_BT: jax.Array, state: CellState) -> tuple[jax.Array, CellState]:
-        """(outputs projected to [B, T, D], the state after each token [B, T, U]); zeroed before tokens that are `fresh`."""
+        """Returns projected outputs [B, T, D] and the state after each token [B, T, U]. The state is reset at `fresh` tokens."""
 
-        def one(state: CellState, inputs) -> tuple[CellState, CellState]:
+        def run_step(state: CellState, inputs) -> tuple[CellState, CellState]:
             gates_BGU, fresh_B = inputs
             state = jax.tree.map(lambda x: jnp.where(fresh_B[:, None], 0.0, x), state)
             recurrent_BGU = self.recurrent(state.output[:, None].astype(x_BTD.dtype))[:, 0]
@@ -141,14 +141,14 @@ class Lstm(nnx.Module):
             return state, state
 
         time_first = lambda x: jnp.moveaxis(x, 1, 0)
-        _, states = jax.lax.scan(one, state, (time_first(self.inputs(x_BTD)), time_first(fresh_BT)))
+        _, states = jax.lax.scan(run_step, state, (time_first(self.inputs(x_BTD)), time_first(fresh_BT)))
         states = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), states)
         return self.constrain(self.out(states.output.astype(x_BTD.dtype)), ("batch", "length", None)), states
 
     def logits(self, x_BTD: jax.Array) -> jax.Array:
-        """As `Transformer.logits`."""
+        """Returns logits. See `Transformer.logits`."""
         return self.constrain(logits_of(x_BTD, *self.output_matrix()), ("batch", None, "vocab"))
 
     def output_matrix(self) -> tuple[jax.Array, float]:
-        """As `Transformer.output_matrix`."""
+        """Returns the output matrix. See `Transformer.output_matrix`."""
         return output_matrix(self)

@@ -1,4 +1,4 @@
-"""What tells a network where a token is: T5's relative biases, tables of positions, rotations of queries and keys.
+"""Position encodings: T5's relative biases, sinusoidal embeddings, and rotary positions.
 
 Axis letters: B batch, T length, D embed, N heads, H head size.
 """
@@ -15,29 +15,28 @@ from t5x_lab.ops.attention import DiagonalBias
 def relative_position_bucket(
     distance: np.ndarray, bidirectional: bool, num_buckets: int = 32, max_distance: int = 128
 ) -> np.ndarray:
-    """Bucket of each distance (key position - query position); half the buckets exact, half logarithmic.
+    """Returns the bucket of each distance, key position - query position. Half of the buckets are exact, half logarithmic.
 
-    Unidirectional buckets put every key to the right into bucket 0. Distances from `max_distance` on share the last
-    bucket. Bidirectional buckets use the upper half for keys to the right.
+    Unidirectional buckets map all keys to the right to bucket 0. Bidirectional ones use the upper half for keys to the right.
+    Distances from `max_distance` on share the last bucket (Raffel et al. 2020, section 2.1).
     """
-    behind = -distance
+    lag = -distance
     bucket = np.zeros_like(distance)
     if bidirectional:
         num_buckets //= 2
-        bucket += (behind < 0) * num_buckets
-        behind = np.abs(behind)
+        bucket += (lag < 0) * num_buckets
+        lag = np.abs(lag)
     else:
-        behind = np.maximum(behind, 0)
+        lag = np.maximum(lag, 0)
     exact = num_buckets // 2
-    # In float32 with T5's epsilon, so that distances on a boundary fall into the bucket that T5's weights expect.
-    ratio = behind.astype(np.float32) / exact + np.finfo(np.float32).eps
+    # Float32 with T5's epsilon, so that boundary distances have the same bucket as in T5.
+    ratio = lag.astype(np.float32) / exact + np.finfo(np.float32).eps
     logarithmic = exact + (np.log(ratio) / np.log(max_distance / exact) * (num_buckets - exact)).astype(np.int32)
-    return bucket + np.where(behind < exact, behind, np.minimum(logarithmic, num_buckets - 1))
+    return bucket + np.where(lag < exact, lag, np.minimum(logarithmic, num_buckets - 1))
 
 
 class RelativeBias(nnx.Module):
-    """The table [heads, buckets] and its expansion over the diagonals of an attention matrix: one learned scalar per head
-    and bucket of distances (Raffel et al., section 2.1)."""
+    """T5's relative position bias: one scalar per head and bucket of distances (Raffel et al. 2020, section 2.1)."""
 
     def __init__(self, num_heads: int, num_buckets: int, max_distance: int, *, rngs: nnx.Rngs):
         limit = np.sqrt(6.0 / (num_heads + num_buckets))  # variance scaling, fan average, uniform
@@ -46,34 +45,34 @@ class RelativeBias(nnx.Module):
         self.num_buckets, self.max_distance = num_buckets, max_distance
 
     def __call__(self, span: int, key_length: int, *, bidirectional: bool) -> DiagonalBias:
-        """The bias for query positions 0 … span-1 and key positions 0 … key_length-1."""
+        """Returns the bias of query positions 0 to span - 1 and key positions 0 to key_length - 1."""
         distance = np.arange(span + key_length - 1) - (span - 1)
         buckets = relative_position_bucket(distance, bidirectional, self.num_buckets, self.max_distance)
         return DiagonalBias(self.rel_embedding[...][:, buckets], span)
 
 
 def angular_rates(size: int, theta: float = 10_000.0, scaling: RotaryScaling | None = None) -> np.ndarray:
-    """Float64 [size / 2]: radians per position of each pair of dimensions, theta**(-2 * pair / size), and scaled."""
+    """Returns the radians per position of each pair of dimensions, theta**(-2 * pair / size), scaled; float64 [size / 2]."""
     half = size // 2
     rate = theta ** (-np.arange(half) / half)
     if scaling is None:
         return rate
     if scaling.kind == "linear":
         return rate / scaling.factor
-    turns = scaling.original_length * rate / (2 * np.pi)  # in the original length
-    kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-    kept = np.clip(kept, 0.0, 1.0)
-    return kept * rate + (1 - kept) * rate / scaling.factor
+    rotations = scaling.original_length * rate / (2 * np.pi)  # full rotations within the original length
+    weight = (rotations - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    weight = np.clip(weight, 0.0, 1.0)
+    return weight * rate + (1 - weight) * rate / scaling.factor
 
 
 def sinusoidal(positions_BT: jax.Array, emb_dim: int) -> jax.Array:
-    """Float32 [B, T, D]: sines in even columns, cosines in odd ones, wavelengths 2 pi to 20,000 pi (Vaswani et al. 2017)."""
+    """Returns sinusoidal embeddings, float32 [B, T, D]: sines in even columns, cosines in odd ones (Vaswani et al. 2017)."""
     angle = positions_BT[:, :, None].astype(jnp.float32) * angular_rates(emb_dim)[None, None]
     return jnp.stack([jnp.sin(angle), jnp.cos(angle)], axis=-1).reshape(*positions_BT.shape, emb_dim)
 
 
 def rotate(x_BTNH: jax.Array, positions_BT: jax.Array, rate: np.ndarray) -> jax.Array:
-    """Turns the pair (h, h + H/2) of each head by position * rate[h], in float32 (Su et al. 2021; Llama's pairing)."""
+    """Rotates the pair (h, h + H/2) of each head by position * rate[h], in float32 (Su et al. 2021; pairs as in Llama)."""
     angle = positions_BT[:, :, None, None].astype(jnp.float32) * rate[None, None, None]
     first, second = jnp.split(x_BTNH.astype(jnp.float32), 2, axis=-1)
     cos, sin = jnp.cos(angle), jnp.sin(angle)

@@ -1,7 +1,7 @@
-"""Soft prompts (Lester et al. 2021): learned vectors before each input, and nothing else that learns.
+"""Soft prompts (Lester et al. 2021): trained embedding vectors before each input, with all other parameters frozen.
 
-They are embeddings of ids that no vocabulary has, which stand before inputs as `SpecialTokens.input_start` has it: in packed
-rows, in every architecture, in training and when a model is asked.
+The vectors are embeddings of ids above the vocabulary. `SpecialTokens.input_start` puts these ids before each input, in packed
+rows, in every architecture, in training and in inference.
 """
 
 import dataclasses
@@ -12,30 +12,30 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from t5x_lab.config.checks import check_types, positive
+from t5x_lab.config.checks import check_positive, check_types
 from t5x_lab.config.errors import UserError
 
-FIRST_ID = 1 << 24  # above every vocabulary's
+FIRST_ID = 1 << 24  # above the ids of any vocabulary
 
 
 @gin.configurable(module="t5x_lab")
 def soft_prompt_ids(length: int) -> tuple[int, ...]:
-    """The ids of a soft prompt, for `SpecialTokens.input_start`.
+    """Returns the ids of a soft prompt, for `SpecialTokens.input_start`.
 
     Args:
-      length: its vectors.
+      length: number of vectors.
     """
     return tuple(range(FIRST_ID, FIRST_ID + length))
 
 
 @dataclasses.dataclass(frozen=True)
 class SoftPrompt:
-    """Embeds the ids of `soft_prompt_ids`.
+    """Soft prompt: embeds the ids of `soft_prompt_ids`.
 
     Attributes:
-      length: vectors; Lester et al. take 100.
-      modules: the network's embedding of tokens, see `Addition`.
-      range: they begin uniformly within -range and range (section 3.2 of the paper: 0.5).
+      length: P, the number of vectors. Lester et al. use 100.
+      modules: regular expression of the token embedding. See `PeftMethod`.
+      range: the vectors are initialized uniformly between -range and range (Lester et al., section 3.2: 0.5).
     """
 
     length: int = 100
@@ -44,29 +44,33 @@ class SoftPrompt:
 
     def __post_init__(self):
         check_types(self)
-        positive(self, "length", "range")
+        check_positive(self, "length", "range")
 
     @property
     def ids(self) -> tuple[int, ...]:
         return soft_prompt_ids(self.length)
 
     def make(self, module: Any, rngs: nnx.Rngs) -> "PromptEmbedding":
-        """As `Addition.make`, for a module with an `embedding` of [vocabulary, embed]."""
+        """Makes the embedding of the soft prompt. See `PeftMethod.make`.
+
+        Raises:
+          UserError: if the module has no `embedding` [vocabulary, embed].
+        """
         table = getattr(module, "embedding", None)
         if table is None or table.get_value().ndim != 2:
-            raise UserError("it has no embedding [vocabulary, embed]; name the one of tokens with SoftPrompt.modules.")
+            raise UserError("the module has no `embedding` [vocabulary, embed]. Set SoftPrompt.modules to the token embedding.")
         shape = (self.length, table.get_value().shape[1])
         return PromptEmbedding(jax.random.uniform(rngs.params(), shape, minval=-self.range, maxval=self.range))
 
 
 class PromptEmbedding(nnx.Module):
-    """The table of a soft prompt, [P, D]."""
+    """Embedding table of a soft prompt, [P, D]."""
 
     def __init__(self, table: jax.Array):
         self.embedding = nnx.Param(table, axes=(None, "embed"))
 
     def __call__(self, tokens: jax.Array, embedded: jax.Array) -> jax.Array:
-        """Embeddings [..., D] of tokens [...], its own ones where these are of the prompt."""
+        """Returns `embedded` [..., D] with the soft prompt's vectors where `tokens` [...] are its ids."""
         table = self.embedding[...].astype(embedded.dtype)
-        number = jnp.clip(tokens - FIRST_ID, 0, len(table) - 1)
-        return jnp.where((tokens >= FIRST_ID)[..., None], jnp.take(table, number, axis=0), embedded)
+        index = jnp.clip(tokens - FIRST_ID, 0, len(table) - 1)
+        return jnp.where((tokens >= FIRST_ID)[..., None], jnp.take(table, index, axis=0), embedded)

@@ -1,4 +1,4 @@
-"""A stack of equal layers: parameters stored on a leading `layers` axis, run as one scan or unrolled, with remat.
+"""A stack of identical layers, run as a scan or unrolled, with remat. Parameters have a leading `layers` axis.
 
 Axis letters: B batch, T length, S cache slots, K heads of keys and values, H head size, D embed.
 """
@@ -20,7 +20,7 @@ from t5x_lab.ops.dropout import dropout
 
 
 class Layer(nnx.Module):
-    """Self-attention, cross-attention where the stack reads an encoder's output, and MLP, each with its norm."""
+    """Self-attention, optional cross-attention, and MLP, each with a norm."""
 
     def __init__(self, config: TransformerShape, *, cross: bool, constrain: Callable, rngs: nnx.Rngs):
         self.config, self.constrain = config, constrain
@@ -52,47 +52,47 @@ class Layer(nnx.Module):
         cache: Cache | None,
         dropout_key: jax.Array | None,
     ) -> tuple[jax.Array, KeyValues | Cache]:
-        """Returns x [B, T, D] after the layer, and its keys and values; with a cache, the cache that they were written to."""
+        """Returns the output [B, T, D], and keys and values; with a cache, the updated cache."""
         keys = [None] * 6 if dropout_key is None else list(jax.random.split(dropout_key, 6))
 
-        y = self._before(self.self_attention_norm, x)
+        y = self._sublayer_input(self.self_attention_norm, x)
         keys_values = self.self_attention.keys_values(y, positions)
-        kept: KeyValues | Cache = keys_values
+        state: KeyValues | Cache = keys_values
         if cache is not None:
             assert mask.query_offset is not None
-            kept = cache = cache.write(keys_values, mask.query_offset)
+            state = cache = cache.write(keys_values, mask.query_offset)
             keys_values = cache.keys_values
         if self.has_own_bias:
             slots = keys_values.key.shape[1]
             bias = self.relpos_bias(slots, slots, bidirectional=has_bidirectional_bias(self.config, mask))
         y = self.self_attention(y, keys_values, mask=mask, bias=bias, positions=positions, dropout_key=keys[0])
         y = self.self_attention_output_norm(y) if self.has_output_norms else y
-        x = self._after(self.self_attention_norm, x, y, keys[1])
+        x = self._add_sublayer(self.self_attention_norm, x, y, keys[1])
 
         if cross_keys_values is not None:
             assert cross_mask is not None
-            y = self._before(self.cross_attention_norm, x)
+            y = self._sublayer_input(self.cross_attention_norm, x)
             y = self.cross_attention(y, cross_keys_values, mask=cross_mask, dropout_key=keys[2])
             y = self.cross_attention_output_norm(y) if self.has_output_norms else y
-            x = self._after(self.cross_attention_norm, x, y, keys[3])
+            x = self._add_sublayer(self.cross_attention_norm, x, y, keys[3])
 
-        y = self.mlp(self._before(self.mlp_norm, x), dropout_key=keys[4])
+        y = self.mlp(self._sublayer_input(self.mlp_norm, x), dropout_key=keys[4])
         y = self.mlp_output_norm(y) if self.has_output_norms else y
-        return self._after(self.mlp_norm, x, y, keys[5]), kept
+        return self._add_sublayer(self.mlp_norm, x, y, keys[5]), state
 
-    def _before(self, norm: RMSNorm | LayerNorm, x: jax.Array) -> jax.Array:
-        """What a sub-layer reads."""
+    def _sublayer_input(self, norm: RMSNorm | LayerNorm, x: jax.Array) -> jax.Array:
+        """Returns the input of a sub-layer."""
         return x if self.config.norm_position == "post" else norm(x)
 
-    def _after(self, norm: RMSNorm | LayerNorm, x: jax.Array, y: jax.Array, key: jax.Array | None) -> jax.Array:
-        """The residual x with what a sub-layer adds to it, y."""
+    def _add_sublayer(self, norm: RMSNorm | LayerNorm, x: jax.Array, y: jax.Array, key: jax.Array | None) -> jax.Array:
+        """Adds the output y of a sub-layer to the residual x."""
         y = checkpoint_name(self.constrain(y, ("batch", "length", None)), "sublayers")
         x = x + dropout(y, self.config.dropout_rate, key)
         return norm(x) if self.config.norm_position == "post" else x
 
 
 class Stack(nnx.Module):
-    """`num_layers` layers, the final norm but of post-norm layers, and the relative bias where the layers share one."""
+    """`num_layers` layers with a final norm (except post-norm) and the shared relative bias, if any."""
 
     def __init__(self, config: TransformerShape, num_layers: int, *, cross: bool, constrain, rngs: nnx.Rngs):
         self.layers = make_stacked(lambda rngs: Layer(config, cross=cross, constrain=constrain, rngs=rngs), num_layers, rngs)
@@ -117,15 +117,16 @@ class Stack(nnx.Module):
         """Runs the layers on x [B, T, D].
 
         Args:
-          x: embedded tokens.
-          mask: of self-attention.
-          positions: int [B or 1, T], by which queries and keys are rotated; None = no rotation.
-          cross_mask, encoded: the encoder's output [B, S, D] that cross-attention reads; None = no cross-attention.
+          x: token embeddings.
+          mask: mask of self-attention.
+          positions: positions for rotary attention, int [B or 1, T]. None = no rotation.
+          cross_mask: mask of cross-attention.
+          encoded: encoder output [B, S, D]. None = no cross-attention.
           dropout_key: None = no dropout.
-          keep_keys_values: whether self-attention's keys and values are returned.
+          keep_keys_values: return the keys and values of self-attention.
 
         Returns:
-          (output [B, T, D]; keys and values [layers, B, T, K, H], or None)
+          Output [B, T, D], and keys and values [layers, B, T, K, H] or None.
         """
         c = self.config
         bias = self._shared_bias(x.shape[1], mask)
@@ -149,15 +150,15 @@ class Stack(nnx.Module):
             )
             return self.constrain(x, ("batch", "length", None)), keys_values if keep_keys_values else None
 
-        kept = REMAT_POLICIES[c.remat_policy]
-        if kept is not None:
-            policy = jax.checkpoint_policies.save_only_these_names(*kept)
+        saved = REMAT_POLICIES[c.remat_policy]
+        if saved is not None:
+            policy = jax.checkpoint_policies.save_only_these_names(*saved)
             run_layer = jax.checkpoint(run_layer, policy=policy, prevent_cse=not c.scan_layers)
         inputs = (params, None if keys is None else keys[: self.num_layers])
         scan = jax.lax.scan if c.scan_layers else unrolled_scan
         x, keys_values = scan(run_layer, self.constrain(x, ("batch", "length", None)), inputs)
         if c.norm_position == "post":
-            return x, keys_values  # the last sub-layer has normalised its output, and dropped from it
+            return x, keys_values  # the last sub-layer has applied norm and dropout
         return dropout(self.final_norm(x), c.dropout_rate, None if keys is None else keys[-1]), keys_values
 
     def _shared_bias(self, length: int, mask: Mask) -> DiagonalBias | None:
@@ -165,10 +166,10 @@ class Stack(nnx.Module):
             return None
         return self.relpos_bias(length, length, bidirectional=has_bidirectional_bias(self.config, mask))
 
-    # Decoding runs the layers one by one: in a scan, a step would copy each layer's parameters and cache to look at them.
+    # Decoding unrolls the layers: a scan would copy each layer's parameters and cache in every step.
 
     def unstack(self) -> tuple[Layer, ...]:
-        """The layers as modules of their own. A loop over tokens calls this once, before it begins."""
+        """Returns the layers as separate modules. A loop over tokens calls this once before the loop."""
         graph, params = nnx.split(self.layers, nnx.Param)
         return tuple(nnx.merge(graph, layer) for layer in unstack_tree(params))
 
@@ -183,12 +184,19 @@ class Stack(nnx.Module):
         cross_mask: Mask | None,
         cross_caches: Sequence[Cache] | None,
     ) -> tuple[jax.Array, tuple[Cache, ...]]:
-        """Runs unstacked layers on x [B, T, D], the tokens that follow those in the caches.
+        """Runs unstacked layers on x [B, T, D], the tokens after those in the caches.
 
-        `cross_caches` are those that `make_cross_caches` made of the encoder's output.
+        Args:
+          layers: result of `unstack`.
+          x: token embeddings.
+          caches: cache of each layer.
+          mask: mask of self-attention.
+          positions: positions for rotary attention. None = no rotation.
+          cross_mask: mask of cross-attention.
+          cross_caches: result of `make_cross_caches`. None = no cross-attention.
 
         Returns:
-          (output [B, T, D]; the caches with the new keys and values)
+          Output [B, T, D] and the updated caches.
         """
         bias = self._shared_bias(caches[0].key.shape[2], mask)
 
@@ -205,23 +213,23 @@ class Stack(nnx.Module):
                 dropout_key=None,
             )
 
-        written: list[Cache] = []
-        of_encoder: Sequence[Cache | None] = cross_caches or [None] * len(caches)
-        for layer, cache, cross_cache in zip(layers, caches, of_encoder, strict=True):
+        updated: list[Cache] = []
+        encoder_caches: Sequence[Cache | None] = cross_caches or [None] * len(caches)
+        for layer, cache, cross_cache in zip(layers, caches, encoder_caches, strict=True):
             x, cache = run_layer(layer, x, cache, cross_cache)
-            written.append(cache)
-        return x if self.config.norm_position == "post" else self.final_norm(x), tuple(written)
+            updated.append(cache)
+        return x if self.config.norm_position == "post" else self.final_norm(x), tuple(updated)
 
     def make_caches(self, keys_values: KeyValues, slots: int) -> tuple[Cache, ...]:
-        """One cache of `slots` slots a layer, filled with the keys and values [layers, B, T, K, H] of a run of the stack."""
-        return tuple(self._constrained(Cache.filled(layer, slots)) for layer in unstack_tree(keys_values))
+        """Returns a cache of `slots` slots for each layer, with the keys and values [layers, B, T, K, H] of a stack."""
+        return tuple(self._shard(Cache.filled(layer, slots)) for layer in unstack_tree(keys_values))
 
     def make_cross_caches(self, encoded: jax.Array) -> tuple[Cache, ...]:
-        """One cache a layer with its cross-attention's keys and values of `encoded` [B, S, D]."""
-        of_layers = [layer.cross_attention.keys_values(encoded) for layer in self.unstack()]
-        return tuple(self._constrained(Cache.filled(layer, encoded.shape[1])) for layer in of_layers)
+        """Returns a cache for each layer with the cross-attention keys and values of `encoded` [B, S, D]."""
+        keys_values = [layer.cross_attention.keys_values(encoded) for layer in self.unstack()]
+        return tuple(self._shard(Cache.filled(layer, encoded.shape[1])) for layer in keys_values)
 
-    def _constrained(self, cache: Cache) -> Cache:
+    def _shard(self, cache: Cache) -> Cache:
         heads = "heads" if self.config.num_kv_heads is None else "kv_heads"
         return jax.tree.map(lambda x: self.constrain(x, ("batch", heads, None, None)), cache)
 
@@ -231,12 +239,12 @@ def make_relative_bias(config: TransformerShape, rngs: nnx.Rngs) -> RelativeBias
 
 
 def has_bidirectional_bias(config: TransformerShape, mask: Mask) -> bool:
-    """An encoder's buckets tell left from right; a decoder's only where the configuration asks for it."""
+    """Returns whether buckets distinguish left from right: in an encoder, and in a decoder if configured."""
     return not mask.causal or config.bidirectional_bias
 
 
 def unrolled_scan(body, carry, inputs):
-    """`jax.lax.scan` written out. Splitting, unlike one index per layer, has a concatenation as its transpose."""
+    """Unrolled `jax.lax.scan`. The transpose of a split is a concatenation, which is cheaper than that of indexing."""
     outputs = []
     for layer in unstack_tree(inputs):
         carry, output = body(carry, layer)
@@ -245,7 +253,7 @@ def unrolled_scan(body, carry, inputs):
 
 
 def unstack_tree(stacked: Any) -> list[Any]:
-    """The trees of single layers, of a tree whose leaves have a leading `layers` axis."""
+    """Returns the tree of each layer from a tree whose leaves have a leading `layers` axis."""
     leaves, tree = jax.tree.flatten(stacked)
     num_layers = leaves[0].shape[0]
     split = [jax.lax.split(leaf, (1,) * num_layers, axis=0) for leaf in leaves]

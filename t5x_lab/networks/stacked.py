@@ -1,4 +1,4 @@
-"""Modules of several layers at once, whose every parameter has a leading `layers` axis."""
+"""Stacks of layers: modules whose parameters all have a leading `layers` axis, as `jax.lax.scan` needs them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ LAYERS = "layers"
 
 
 def make_stacked(make_layer: Callable[[nnx.Rngs], Any], num_layers: int, rngs: nnx.Rngs) -> Any:
-    """One module of so many layers, each initialised with its own key."""
+    """Makes a stack of `num_layers` layers, each initialized with its own random key."""
     graph, params = nnx.split(nnx.eval_shape(lambda: make_layer(nnx.Rngs(params=0))), nnx.Param)
 
     def init(key):
@@ -23,8 +23,8 @@ def make_stacked(make_layer: Callable[[nnx.Rngs], Any], num_layers: int, rngs: n
     return nnx.merge(graph, params)
 
 
-def layers_of(module: nnx.Module) -> int:
-    """How many layers a module is of; 0 where it is one of no stack."""
+def count_layers(module: nnx.Module) -> int:
+    """Returns the number of layers of a stack; 0 for a module that is not a stack."""
     for _, param in nnx.to_flat_state(nnx.state(module, nnx.Param)):
         if (param.get_metadata("axes", None) or (None,))[0] == LAYERS:
             return param.get_value().shape[0]
@@ -32,9 +32,9 @@ def layers_of(module: nnx.Module) -> int:
 
 
 def first_layer(module: nnx.Module) -> Any:
-    """One layer of a module of several, with shapes in the place of arrays."""
-    of_a_copy: Any = nnx.split(nnx.eval_shape(lambda: module), nnx.Param, ...)
-    graph, params, rest = of_a_copy
+    """Returns one layer of a stack, with shapes instead of arrays."""
+    split: Any = nnx.split(nnx.eval_shape(lambda: module), nnx.Param, ...)
+    graph, params, rest = split
     for _, param in nnx.to_flat_state(params):
         value = param.get_value()
         param.set_value(jax.ShapeDtypeStruct(value.shape[1:], value.dtype))

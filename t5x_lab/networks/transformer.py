@@ -1,4 +1,4 @@
-"""The transformer, whole: embed, encode where there is an encoder, decode where there is a decoder, logits.
+"""The transformer: embedding, encoder, decoder and logits.
 
 Axis letters: B batch, T decoder length, S encoder length, D embed, V vocab.
 """
@@ -25,13 +25,13 @@ from t5x_lab.ops.cross_entropy import logits_of
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DecodingState:
-    """What decoding keeps of each row between tokens; rows are the first axis of every array.
+    """Decoding state. Rows are the first axis of every array.
 
     Attributes:
-      caches: the decoder's keys and values, one cache a layer.
-      position: int [B], the slot that the next token is written to.
-      cross_caches: keys and values of the encoder's output, one cache a layer, or None.
-      encoder_segments: int [B, S], 0 = padding, or None.
+      caches: key-value cache of each decoder layer.
+      position: slot of the next token, int [B].
+      cross_caches: keys and values of the encoder output for each layer, or None.
+      encoder_segments: 1 = token, 0 = padding, int [B, S], or None.
     """
 
     caches: tuple[Cache, ...]
@@ -40,21 +40,21 @@ class DecodingState:
     encoder_segments: jax.Array | None
 
     def reorder(self, rows: jax.Array) -> "DecodingState":
-        """The state of these rows, where each replaces a row of the same prompt; the encoder's output need not move."""
+        """Returns the state of these rows. Each replaces a row of the same prompt, so the encoder output is not moved."""
         pick = lambda tree: jax.tree.map(lambda x: jnp.take(x, rows, axis=0), tree)
         return dataclasses.replace(self, caches=pick(self.caches), position=pick(self.position))
 
 
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig(TransformerShape):
-    """One transformer, as a `Network`; its fields are those of `TransformerShape`."""
+    """A transformer `Network`. See `TransformerShape` for its fields."""
 
     def flops(self, encoder_length: int, decoder_length: int) -> int:
-        """As `Network.flops`."""
+        """Returns the FLOPs of one sequence. See `Network.flops`."""
         return transformer_flops(self, encoder_length, decoder_length)
 
     def recomputed_flops(self, encoder_length: int, decoder_length: int) -> int:
-        """FLOPs of one sequence that the backward pass spends on what the remat policy does not keep."""
+        """Returns the FLOPs of one sequence that the backward pass recomputes."""
         return transformer_recomputed_flops(self, encoder_length, decoder_length, REMAT_POLICIES[self.remat_policy])
 
     def make(self, rngs: nnx.Rngs, constrain: Constrain) -> "Transformer":
@@ -62,12 +62,12 @@ class TransformerConfig(TransformerShape):
 
 
 class Transformer(nnx.Module):
-    """Encoder-decoder, causal decoder, prefix decoder or encoder, after Raffel et al. (2020) and T5X.
+    """Encoder-decoder, causal decoder, prefix decoder or encoder, as in Raffel et al. (2020) and T5X.
 
     Args:
-      config: the shapes.
-      constrain: f(array, logical axis names) -> array, called on activations; shards them where there is a mesh.
-      rngs: with a `params` stream.
+      config: sizes and variants.
+      constrain: function (array, logical axes) -> array that shards activations over the mesh.
+      rngs: random number generators with a `params` stream.
     """
 
     def __init__(self, config: TransformerConfig, *, constrain: Callable = lambda x, axes: x, rngs: nnx.Rngs):
@@ -86,11 +86,11 @@ class Transformer(nnx.Module):
             self.logits_dense = Projection(matrix, ("embed", "vocab"), "BTD,DV->BTV")
 
     def __call__(self, batch: Batch, dropout_key: jax.Array | None = None) -> jax.Array:
-        """Teacher-forced hidden states [B, T, D], before the output matrix; of an encoder alone, [B, S, D].
+        """Returns teacher-forced hidden states [B, T, D]; [B, S, D] for an encoder-only network.
 
         Args:
-          batch: SeqIO's model features: `decoder_input_tokens` for a decoder, `encoder_input_tokens` for an encoder. Segment
-            ids separate packed examples; without them, 0 in `encoder_input_tokens` and `decoder_target_tokens` is padding.
+          batch: SeqIO's model features. Segment ids separate packed examples. Without them, 0 in `encoder_input_tokens` and
+            `decoder_target_tokens` is padding.
           dropout_key: None = no dropout.
         """
         encoder_key, decoder_key = (None, None) if dropout_key is None else jax.random.split(dropout_key)
@@ -106,7 +106,7 @@ class Transformer(nnx.Module):
         return hidden
 
     def encode(self, batch: Batch, dropout_key: jax.Array | None = None) -> jax.Array:
-        """Encoder outputs [B, S, D]."""
+        """Returns encoder outputs [B, S, D]."""
         segments = segments_of(batch, "encoder_segment_ids", "encoder_input_tokens")
         mask = Mask(causal=False, query_segments=segments, key_segments=segments)
         tokens = batch["encoder_input_tokens"]
@@ -117,16 +117,17 @@ class Transformer(nnx.Module):
     def prefill(
         self, prompt: jax.Array, max_tokens: int, start: int | None = 0, padding: int = 0
     ) -> tuple[jax.Array, DecodingState]:
-        """Runs prompts of token ids [B, P], with padding on the right, through the network in one pass.
+        """Processes prompts [B, P], padded on the right, in one pass.
 
         Args:
-          prompt: the encoder's input; without an encoder, what the decoder reads, and a prefix decoder sees both ways.
-          max_tokens: see below.
-          start: what the decoder reads first; None = a decoder's prompts begin with it.
-          padding: what is no token of a prompt.
+          prompt: token ids, read by the encoder if there is one, otherwise by the decoder. A prefix decoder attends to them
+            bidirectionally.
+          max_tokens: capacity of the state for further tokens.
+          start: start token of the decoder. None = the prompts of a decoder-only network start with it.
+          padding: padding id.
 
         Returns:
-          (hidden state of the prompt's last token, [B, D]; the state after it, with room for `max_tokens` more)
+          Hidden state of each prompt's last token [B, D], and the decoding state.
         """
         c, batch = self.config, prompt.shape[0]
         inputs = jnp.full((batch, 0 if start is None else 1), start or 0, jnp.int32)
@@ -143,7 +144,7 @@ class Transformer(nnx.Module):
             inputs = jnp.concatenate([inputs, prompt], axis=1)
             num_inputs += jnp.sum(is_token, axis=1)
         slots = inputs.shape[1] + max_tokens
-        check_length(c, slots - 1)  # the last token written is not read
+        check_length(c, slots - 1)  # the last generated token is not processed
         if c.architecture == "prefix_decoder":
             prefix = jnp.arange(inputs.shape[1])[None] < num_inputs[:, None]
         x, rotations = self.embed(inputs, jnp.arange(inputs.shape[1])[None])
@@ -157,15 +158,15 @@ class Transformer(nnx.Module):
         return last[:, 0], DecodingState(caches, num_inputs, cross_caches, encoder_segments)
 
     def unstack(self) -> tuple[Layer, ...]:
-        """The decoder's layers, for `decode`."""
+        """Returns the decoder's layers for `decode`."""
         return self.decoder.unstack()
 
     def decode(
         self, state: DecodingState, tokens: jax.Array, layers: tuple[Layer, ...] | None = None
     ) -> tuple[jax.Array, DecodingState]:
-        """Runs tokens [B, T] that follow those of the state; returns their hidden states [B, T, D] and the new state.
+        """Processes the next tokens [B, T]. Returns their hidden states [B, T, D] and the new state.
 
-        A loop over tokens calls `unstack()` once before it begins, and passes the layers.
+        A loop over tokens calls `unstack()` once before the loop and passes the layers.
         """
         x, rotations = self.embed(tokens, state.position[:, None] + jnp.arange(tokens.shape[1])[None])
         hidden, caches = self.decoder.decode(
@@ -191,7 +192,7 @@ class Transformer(nnx.Module):
         return mask, Mask(False, query_segments=segments, key_segments=encoder_segments)
 
     def embed(self, tokens: jax.Array, positions: jax.Array) -> tuple[jax.Array, jax.Array | None]:
-        """Embedded tokens [B, T, D], and the positions [B or 1, T] by which attention rotates queries and keys, or None."""
+        """Returns embeddings [B, T, D], and the positions [B or 1, T] for rotary attention or None."""
         c, dtype = self.config, DTYPES[self.config.dtype]
         check_length(self.config, tokens.shape[1])
         x = self.token_embedder(tokens, dtype)
@@ -204,9 +205,9 @@ class Transformer(nnx.Module):
         return x, positions if c.positions == "rotary" else None
 
     def logits(self, x_BTD: jax.Array) -> jax.Array:
-        """Float32 logits [B, T, V] of hidden states."""
+        """Returns the logits of hidden states, float32 [B, T, V]."""
         return self.constrain(logits_of(x_BTD, *self.output_matrix(), self.logit_cap), ("batch", None, "vocab"))
 
     def output_matrix(self) -> tuple[jax.Array, float]:
-        """The matrix [D, V] that makes logits of hidden states, and what they are multiplied by."""
+        """Returns the output matrix [D, V] and the scale of the logits."""
         return output_matrix(self)

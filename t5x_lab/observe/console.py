@@ -1,6 +1,5 @@
 """Progress on the console: a bar on a terminal, a line a minute in a log; and every evaluation."""
 
-import contextlib
 import os
 import sys
 import time
@@ -9,6 +8,7 @@ from typing import Any
 
 import tqdm
 
+from t5x_lab.config.log import log
 from t5x_lab.config.user_code import shown
 from t5x_lab.training.hooks import RunStart
 
@@ -33,13 +33,13 @@ class Console:
         )
 
     def on_evaluation(self, step: int, split: str, metrics: Mapping[str, float | None]) -> None:
-        say(f"step {step}  {split}  {describe(metrics)}")
+        log(f"step {step}  {split}  {describe(metrics)}")
 
     def on_media(self, step: int, split: str, values: Mapping[str, Any]) -> None:
         for name, value in values.items():
             text = getattr(value, "textdata", None)
             if text is not None:
-                say(f"step {step}  {split}  {name}: {shown(text)}")
+                log(f"step {step}  {split}  {name}: {shown(text)}")
 
     def on_step(self, step: int, metrics: Mapping[str, float | None]) -> None:
         if self._terminal:
@@ -55,7 +55,7 @@ class Console:
             if self._first and step <= self._total:  # which is an estimate where tokens end the training
                 done, began = self._first
                 left = f"  {_duration((now - began) / max(step - done, 1) * (self._total - step))} left"
-            say(f"step {step}/{self._total}  {text}{left}")
+            log(f"step {step}/{self._total}  {text}{left}")
         self._first = self._first or (step, now)
 
     def _left(self, step: int) -> str:
@@ -104,13 +104,6 @@ def describe(metrics: Mapping[str, float | None], width: int | None = None) -> s
 
 def _number(value: float | None, form: str) -> str:
     return "nan" if value is None else format(value, form)
-
-
-def say(text: str) -> None:
-    """One line to stderr, under the progress bar if there is one. A log on a full disk stops nothing."""
-    with contextlib.suppress(OSError):
-        tqdm.tqdm.write(text, file=sys.stderr)
-        sys.stderr.flush()
 
 
 def _duration(seconds: float) -> str:

@@ -12,8 +12,8 @@ from typing import IO
 
 from etils import epath
 
-from t5x_lab.config.errors import unwritable
-from t5x_lab.observe.console import say
+from t5x_lab.config.errors import write_error
+from t5x_lab.config.log import log
 from t5x_lab.training.hooks import RunStart
 
 PIECE_BYTES = 1 << 20  # of a file of a remote run, before the next one is begun
@@ -123,7 +123,7 @@ class JsonLines:
             kept.replace(path)  # at once, so that no moment is without the lines
             self._file, self._number = open(path, "ab", buffering=0), number
         except OSError as error:
-            raise unwritable(path, error) from error
+            raise write_error(path, error) from error
 
     def on_step(self, step: int, metrics: Mapping[str, float | None]) -> None:
         self.on_evaluation(step, "train", metrics)
@@ -143,7 +143,7 @@ class JsonLines:
             self._file.close()
             self._folder.close()
         except Exception as failure:  # a remote file system has errors of its own
-            say(f"The last metrics could not be written: {failure}.")
+            log(f"The last metrics could not be written: {failure}.")
 
     def _append(self) -> None:
         assert self._file

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from t5x_lab.config.checks import check_types, positive
+from t5x_lab.config.checks import check_positive, check_types
 from t5x_lab.optim.groups import flat_names
 
 
@@ -25,7 +25,7 @@ class Norms:
 
     def __post_init__(self):
         check_types(self)
-        positive(self, "period")
+        check_positive(self, "period")
 
     def statistics(self, params: Any, gradients: Any, updates: Any) -> dict[str, jax.Array]:
         """See `t5x_lab.training.hooks.Hook`."""

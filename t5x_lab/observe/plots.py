@@ -53,7 +53,7 @@ def _plot(
 
 
 def plot_ranking(report: Mapping, path: epath.PathLike, title: str = "") -> None:
-    """Draws the accuracies of a `t5x_lab.evaluation.accuracy.report`: a row for each data set, a dot for each prompt."""
+    """Draws the accuracies of a `t5x_lab.evaluation.ranking.accuracy.report`: a row for each data set, a dot for each prompt."""
     datasets = report["datasets"]
     figure, axes = plt.subplots(figsize=(7, 1.2 + 0.35 * len(datasets)), layout="constrained")
     for row, found in enumerate(datasets.values()):

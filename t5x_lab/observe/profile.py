@@ -7,7 +7,7 @@ from collections.abc import Callable
 import jax
 
 from t5x_lab.config.errors import UserError
-from t5x_lab.observe.console import say
+from t5x_lab.config.log import log
 
 SKIPPED = 2  # steps that compile and warm up
 
@@ -54,4 +54,4 @@ class Profiled:
             jax.profiler.stop_trace()
             self._tracing = False
         elif self._calls <= SKIPPED:
-            say(f"PROFILE_STEPS wrote no trace: the run ended before its step {SKIPPED + 1}, the first to be traced.")
+            log(f"PROFILE_STEPS wrote no trace: the run ended before its step {SKIPPED + 1}, the first to be traced.")

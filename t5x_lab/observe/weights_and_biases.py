@@ -11,7 +11,7 @@ from etils import epath
 
 from t5x_lab.config.checks import check_types
 from t5x_lab.config.errors import UserError
-from t5x_lab.config.user_code import told
+from t5x_lab.config.user_code import describe_error
 from t5x_lab.training.hooks import RunStart
 from t5x_lab.training.loop import Preempted
 
@@ -66,7 +66,7 @@ class WeightsAndBiases:
             return wandb.init(**options)
         except Exception as error:
             raise UserError(
-                f"Weights & Biases could not begin a run ({told(error)}). Log in with `wandb login`, or set "
+                f"Weights & Biases could not begin a run ({describe_error(error)}). Log in with `wandb login`, or set "
                 "--gin.WeightsAndBiases.mode=offline."
             ) from error
 

@@ -8,7 +8,7 @@ import jax
 import optax
 from optax import contrib
 
-from t5x_lab.config.checks import check_types, in_range, positive
+from t5x_lab.config.checks import check_positive, check_range, check_types
 from t5x_lab.config.errors import UserError
 from t5x_lab.optim.adafactor import BATCH, UNFACTORED, adafactor
 from t5x_lab.optim.schedules import LearningRate, Schedule
@@ -92,8 +92,8 @@ class Adafactor:
 
     def __post_init__(self):
         check_optimizer(self)
-        in_range(self, "momentum", 0.0, 1.0)
-        positive(self, "clipping_threshold", "min_dim_size_to_factor")
+        check_range(self, "momentum", 0.0, 1.0)
+        check_positive(self, "clipping_threshold", "min_dim_size_to_factor")
         if not 0 < self.decay_rate < 1:
             raise UserError(f"Adafactor.decay_rate is {self.decay_rate}; it must lie between 0 and 1. T5 uses 0.8.")
 
@@ -123,9 +123,9 @@ class AdamW:
 
     def __post_init__(self):
         check_optimizer(self)
-        in_range(self, "b1", 0.0, 1.0)
-        in_range(self, "b2", 0.0, 1.0)
-        positive(self, "epsilon", "clip_global_norm")
+        check_range(self, "b1", 0.0, 1.0)
+        check_range(self, "b2", 0.0, 1.0)
+        check_positive(self, "epsilon", "clip_global_norm")
 
     def make(self, axes: dict) -> optax.GradientTransformation:
         decay = dict(weight_decay=self.weight_decay, mask=_matrices(axes))
@@ -153,9 +153,9 @@ class Lion:
 
     def __post_init__(self):
         check_optimizer(self)
-        in_range(self, "b1", 0.0, 1.0)
-        in_range(self, "b2", 0.0, 1.0)
-        positive(self, "clip_global_norm")
+        check_range(self, "b1", 0.0, 1.0)
+        check_range(self, "b2", 0.0, 1.0)
+        check_positive(self, "clip_global_norm")
 
     def make(self, axes: dict) -> optax.GradientTransformation:
         lion = optax.lion(self.learning_rate, self.b1, self.b2, weight_decay=self.weight_decay, mask=_matrices(axes))
@@ -180,8 +180,8 @@ class Sgd:
 
     def __post_init__(self):
         check_optimizer(self)
-        in_range(self, "momentum", 0.0, 1.0)
-        positive(self, "clip_global_norm")
+        check_range(self, "momentum", 0.0, 1.0)
+        check_positive(self, "clip_global_norm")
 
     def make(self, axes: dict) -> optax.GradientTransformation:
         del axes
@@ -218,8 +218,8 @@ class Muon:
     def __post_init__(self):
         check_optimizer(self)
         for field in ("beta", "adam_b1", "adam_b2"):
-            in_range(self, field, 0.0, 1.0)
-        positive(self, "ns_steps", "consistent_rms", "clip_global_norm")
+            check_range(self, field, 0.0, 1.0)
+        check_positive(self, "ns_steps", "consistent_rms", "clip_global_norm")
 
     def make(self, axes: dict) -> optax.GradientTransformation:
         muon = contrib.muon(

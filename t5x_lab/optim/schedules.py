@@ -8,8 +8,8 @@ from typing import Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 
-from t5x_lab.config.checks import check_types, in_range, positive
-from t5x_lab.config.errors import UserError, one_of
+from t5x_lab.config.checks import check_positive, check_range, check_types
+from t5x_lab.config.errors import UserError, check_choice
 
 
 @runtime_checkable
@@ -55,10 +55,10 @@ class LearningRate:
 
     def __post_init__(self):
         check_types(self)
-        positive(self, "steps_per_decay", "steps_per_cycle")
-        in_range(self, "base_learning_rate", 0.0, math.inf)
+        check_positive(self, "steps_per_decay", "steps_per_cycle")
+        check_range(self, "base_learning_rate", 0.0, math.inf)
         for name in self.names:
-            one_of("A factor of LearningRate.factors", name, FACTORS)
+            check_choice("A factor of LearningRate.factors", name, FACTORS)
         if self.warmup_steps <= 0 and any("constant" not in name and "every" not in name for name in self.names):
             raise UserError(f"LearningRate.warmup_steps is {self.warmup_steps}; these factors need at least 1.")
 
@@ -110,8 +110,8 @@ class _Shape:
     def __post_init__(self):
         check_types(self)
         name = type(self).__name__
-        positive(self, "peak", "total_steps")
-        in_range(self, "floor", 0.0, math.inf)
+        check_positive(self, "peak", "total_steps")
+        check_range(self, "floor", 0.0, math.inf)
         if not 0 <= self.warmup_steps < self.total_steps:
             raise UserError(
                 f"{name}.warmup_steps is {self.warmup_steps}; it must be at least 0 and below total_steps, which is "
@@ -156,8 +156,8 @@ class WarmupLinear:
 
     def __post_init__(self):
         check_types(self)
-        positive(self, "peak", "total_steps")
-        in_range(self, "warmup", 0.0, 1.0)
+        check_positive(self, "peak", "total_steps")
+        check_range(self, "warmup", 0.0, 1.0)
 
     def __call__(self, step) -> jax.Array:
         x = jnp.minimum(step / self.total_steps, 1.0)
@@ -187,8 +187,8 @@ class WarmupStableDecay(_Shape):
 
     def __post_init__(self):
         super().__post_init__()
-        positive(self, "decay_steps")
-        one_of("WarmupStableDecay.decay", self.decay, ("linear", "sqrt"))
+        check_positive(self, "decay_steps")
+        check_choice("WarmupStableDecay.decay", self.decay, ("linear", "sqrt"))
         if self.warmup_steps + self.decay_steps > self.total_steps:
             raise UserError(
                 f"WarmupStableDecay.warmup_steps and decay_steps are {self.warmup_steps} and {self.decay_steps}, together more "

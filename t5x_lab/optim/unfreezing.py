@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from flax.traverse_util import flatten_dict
 
-from t5x_lab.config.checks import check_types, positive
+from t5x_lab.config.checks import check_positive, check_types
 from t5x_lab.config.errors import UserError
 from t5x_lab.networks.stacked import LAYERS
 from t5x_lab.optim.optimizers import Optimizer
@@ -33,7 +33,7 @@ class GradualUnfreezing:
 
     def __post_init__(self):
         check_types(self)
-        positive(self, "steps")
+        check_positive(self, "steps")
         if hasattr(self.optimizer, "is_trained"):
             raise UserError(
                 "GradualUnfreezing.optimizer is @Groups(). Put it the other way round: one of Groups.groups may be "

@@ -12,7 +12,7 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 
-from t5x_lab.config.errors import UserError, nearest
+from t5x_lab.config.errors import UserError, did_you_mean
 
 AXES = ("replica", "data", "fsdp", "tensor")
 SLICES = "replica"
@@ -41,7 +41,7 @@ class MeshShape:
         sizes = mesh if isinstance(mesh, dict) else _parse_text(mesh)
         for axis, size in sizes.items():
             if axis not in AXES:
-                raise UserError(f'MESH names the axis "{axis}".{nearest(axis, AXES)} The axes are {", ".join(AXES)}.')
+                raise UserError(f'MESH names the axis "{axis}".{did_you_mean(axis, AXES)} The axes are {", ".join(AXES)}.')
             if not isinstance(size, int) or size == 0 or size < -1:
                 raise UserError(f"MESH gives {axis}={size}; a size is a positive number, or -1 for what the others leave.")
         if -1 in sizes.values():

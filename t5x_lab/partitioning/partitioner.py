@@ -45,7 +45,7 @@ class Partitioner:
         kept = (tuple(axis for axis in mesh_axes_of(entry) if axis != SLICES) or None for entry in spec)
         return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, PartitionSpec(*kept)))
 
-    def parts_of_rows(self) -> int:
+    def row_shards(self) -> int:
         """How many parts `constrain` splits the rows into that are at hand: within `sum_over_slices`, those of a slice."""
         return self.batch_shards // (self.slices if _in_one_slice.get() else 1)
 

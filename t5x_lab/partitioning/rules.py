@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from jax.sharding import PartitionSpec
 
 from t5x_lab.config.checks import check_types
-from t5x_lab.config.errors import UserError, nearest
+from t5x_lab.config.errors import UserError, did_you_mean
 from t5x_lab.partitioning.mesh import AXES
 
 Rules = Mapping[str, tuple[str, ...]]
@@ -82,7 +82,7 @@ class ShardingRules:
         for name in axes:
             if name is not None and name not in rules:
                 raise UserError(
-                    f'A network constrains an activation by the axis "{name}", which has no rule.{nearest(name, rules)} Add it '
+                    f'A network constrains an activation by the axis "{name}", which has no rule.{did_you_mean(name, rules)} Add it '
                     "to ShardingRules.activations; a dimension that stays whole is None."
                 )
         spec = _partition_spec(axes, shape, rules, sizes)
@@ -98,7 +98,7 @@ def _check_entry(where: str, name: object, entry: object) -> None:
     for axis in axes:
         if axis not in AXES:
             raise UserError(
-                f'{where} splits {name} over "{axis}".{nearest(str(axis), AXES)} The mesh has the axes {", ".join(AXES)}.'
+                f'{where} splits {name} over "{axis}".{did_you_mean(str(axis), AXES)} The mesh has the axes {", ".join(AXES)}.'
             )
 
 

@@ -1,229 +1,213 @@
-"""Mixtures of data sets in words: T0's, FLAN's, and those of the user."""
+"""Mixtures of prompted data sets: built-in collections such as T0's and FLAN's, and the user's."""
 
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import seqio
 
-from t5x_lab.config.errors import UserError, nearest
-from t5x_lab.prompts import flan
-from t5x_lab.prompts.catalogue import T0_EVAL, T0_TRAIN, find
-from t5x_lab.prompts.config import Collection, Prompts, in_names
-from t5x_lab.prompts.forms import Form, TasksOfDataSet, known_data_sets, split_form
-from t5x_lab.prompts.registry import register
-from t5x_lab.prompts.templates import read_templates
+from t5x_lab.config.errors import UserError, did_you_mean
+from t5x_lab.prompts.config import Collection, PromptConfig, task_slug
+from t5x_lab.prompts.data_sets import find_data_set
+from t5x_lab.prompts.tasks.data_set_tasks import DataSetTasks, Form, all_data_sets, split_form
+from t5x_lab.prompts.tasks.registry import register
+from t5x_lab.prompts.templates.files import TemplateSet, read_templates
 
-Rates = list[tuple[str, float | Callable]]  # names of tasks, and how often they are drawn
+Rates = list[tuple[str, float | Callable]]  # task names and mixing rates
 
 
 @dataclasses.dataclass(frozen=True)
-class Ranked:
-    """Data sets whose choices are ranked, with each of their templates; those that have no choices are left out."""
+class BuiltInCollection(Collection):
+    """Collection of a paper.
 
-    members: tuple[str, ...]
-
-
-def _of_t0(which: str) -> Collection | Ranked:
-    if which == "train":
-        return Collection(tuple(entry.name for entry in T0_TRAIN))
-    return Ranked(tuple(entry.name for entry in T0_EVAL))
-
-
-def _of_flan(members: Sequence[str]) -> Collection | None:
-    return Collection(tuple(members), form="drawn", cap=None, maximum=flan.MOST_RATE) if members else None
-
-
-BUILT_IN: dict[str, Callable] = {
-    "t0_(train|eval)": _of_t0,
-    "flan": lambda: _of_flan([member for members in flan.CLUSTERS.values() for member in members]),
-    r"flan_([1-7])_clusters": lambda number: _of_flan(flan.first_clusters(int(number))),
-    r"flan_without_(\w+)": lambda cluster: _of_flan(flan.trained_without(cluster)),
-    r"flan_eval_(\w+)": lambda cluster: Ranked(flan.held_out(cluster)) if flan.held_out(cluster) else None,
-}
-
-
-def built_in_names() -> list[str]:
-    of_flan = [f"flan_{kind}_{cluster}" for kind in ("without", "eval") for cluster in (*flan.CLUSTERS, *flan.PAPERS_NAMES)]
-    return ["t0_train", "t0_eval", "flan", *(f"flan_{n}_clusters" for n in range(1, len(flan.IN_ORDER) + 1)), *of_flan]
-
-
-class Collections:
-    """Makes the mixtures of collections, and puts them into SeqIO's registry.
-
-    Args:
-      prompts: of the run.
-      shots: exemplars before each question; None = many.
-      end: of the names, which says so.
-      declare: makes another name's task or mixture, `names.declare`.
+    Attributes:
+      template_set: the only templates to use.
+      needs_user_templates: whether every data set must have templates in TEMPLATES, because the library's are different ones.
     """
 
-    def __init__(self, prompts: Prompts, shots: int | None, end: str, declare: Callable[[str, Prompts], bool]):
-        self._prompts, self._shots, self._end, self._declare = prompts, shots, end, declare
+    template_set: TemplateSet | None = None
+    needs_user_templates: bool = False
 
-    def called(self, name: str) -> str | None:
-        """Registers the mixture of this name, without `end`; None where no collection has it.
+
+# Built-in collections: regular expression of their names -> f(groups of the match), which may return None.
+COLLECTIONS: dict[str, Callable[..., BuiltInCollection | None]] = {}
+COLLECTION_NAMES: list[str] = []  # names to suggest for a mistyped one
+
+
+class CollectionMixtures:
+    """Builds and registers the mixtures of collections.
+
+    Args:
+      prompts: settings of the run.
+      shots: number of exemplars before each question. None = as many as fit.
+      suffix: suffix of task names for the number of exemplars.
+      declare: registers the task or mixture of another name, see `names.declare`.
+    """
+
+    def __init__(self, prompts: PromptConfig, shots: int | None, suffix: str, declare: Callable[[str, PromptConfig], bool]):
+        self._prompts, self._shots, self._suffix, self._declare = prompts, shots, suffix, declare
+
+    def declare(self, name: str) -> str | None:
+        """Registers the mixture of this name, which has no suffix. Returns its full name, None if no collection has the name.
 
         Raises:
-          UserError: as `TasksOfDataSet`; when a member is nothing that is known.
+          UserError: see `DataSetTasks.declare`. Also for an unknown member.
         """
         base, form = (name, None) if name in self._prompts.collections else split_form(name)
-        found = self._members(base)
-        if found is None and form:
-            found, form = self._members(name), None
-        if isinstance(found, Ranked):
-            return None if form else self._register(name, [(mixture, 1.0) for mixture in self._ranked(found, name)])
-        return self._register(name, list(self._tasks(found, base if form else name, form))) if found else None
+        collection = self._find(base)
+        if collection is None and form:
+            collection, form = self._find(name), None
+        if collection is None or (form and collection.form == "ranked"):
+            return None
+        if collection.form == "ranked":
+            return self._register(name, [(mixture, 1.0) for mixture in self._ranking_mixtures(collection, name)])
+        mixture_name = f"{base}{form.suffix}" if form else name
+        return self._register(mixture_name, list(self._tasks(collection, base if form else name, form)))
 
     def _register(self, name: str, tasks: Rates) -> str:
         if not tasks:
-            raise UserError(f'Nothing is left of the collection "{name}". Leave out less.')
-        return register(seqio.Mixture(f"{name}{self._end}", tasks))
+            raise UserError(f'The collection "{name}" has no members left. Exclude fewer data sets.')
+        return register(seqio.Mixture(f"{name}{self._suffix}", tasks))
 
-    def _members(self, name: str) -> Collection | Ranked | None:
-        own = self._prompts.collections.get(name)
-        if own:
-            return Ranked(own.members) if own.form == "ranked" else own
-        for pattern, make in BUILT_IN.items():
-            words = re.fullmatch(pattern, name)
-            if words and (made := make(*words.groups())):
-                return made
-        base, _, rest = name.rpartition("_without_")
-        found = self._members(base) if base else None
-        return found and self._left_out(found, base, rest)
+    def _find(self, name: str) -> Collection | None:
+        """Returns the collection of this name, also of the form <collection>_without_<data set>_and_<data set>."""
+        if name in self._prompts.collections:
+            return self._prompts.collections[name]
+        for pattern, make in COLLECTIONS.items():
+            match = re.fullmatch(pattern, name)
+            if match and (built_in := make(*match.groups())):
+                return built_in
+        base, _, excluded = name.rpartition("_without_")
+        collection = self._find(base) if base else None
+        return collection and self._exclude(collection, base, excluded)
 
-    def _left_out(self, of: Collection | Ranked, base: str, rest: str) -> Collection | Ranked:
-        """A collection without the data sets of "a_and_b", which may be its members' members."""
-        slugs = self._slugs(of)
-        without = _among(rest, {slug: slug for slug in slugs})
-        if not without:
-            raise UserError(f'"{base}_without_{rest}": {base} has no data set "{rest}".{nearest(rest, slugs)}')
-        kept: dict[str, str] = {}  # members that are left, and what they are without some of their own
-        for member in of.members:
-            inside = self._members(member)
-            own = set(self._slugs(inside)) if inside else {in_names(member)}
-            if not own & without:
+    def _exclude(self, collection: Collection, base: str, names: str) -> Collection:
+        """Removes the data sets "a_and_b" from a collection and from the collections that are its members."""
+        slugs = self._slugs(collection)
+        excluded = _split_names(names, set(slugs))
+        if not excluded:
+            raise UserError(f'"{base}_without_{names}": {base} has no data set "{names}".{did_you_mean(names, slugs)}')
+        kept: dict[str, str] = {}  # members that are kept, and their names without some of their own members
+        for member in collection.members:
+            nested = self._find(member)
+            member_slugs = set(self._slugs(nested)) if nested else {task_slug(member)}
+            if not member_slugs & excluded:
                 kept[member] = member
-            elif own - without:
-                kept[member] = f"{member}_without_{'_and_'.join(sorted(own & without))}"
-        if isinstance(of, Ranked):
-            return Ranked(tuple(kept.values()))
-        rates = {kept[member]: rate for member, rate in of.rates.items() if member in kept}
-        return dataclasses.replace(of, members=tuple(kept.values()), rates=rates)
+            elif member_slugs - excluded:
+                kept[member] = f"{member}_without_{'_and_'.join(sorted(member_slugs & excluded))}"
+        rates = {kept[member]: rate for member, rate in collection.rates.items() if member in kept}
+        return dataclasses.replace(collection, members=tuple(kept.values()), rates=rates)
 
-    def _slugs(self, of: Collection | Ranked) -> list[str]:
-        """The data sets of a collection and of those that are its members, as names have them."""
-        inside = {member: self._members(member) for member in of.members}
-        return [slug for m, found in inside.items() for slug in (self._slugs(found) if found else [in_names(m)])]
+    def _slugs(self, collection: Collection) -> list[str]:
+        """Returns the slugs of all data sets, those of nested collections included."""
+        nested = {member: self._find(member) for member in collection.members}
+        return [slug for member, inner in nested.items() for slug in (self._slugs(inner) if inner else [task_slug(member)])]
 
-    def _of(self, member: str, name: str) -> TasksOfDataSet | None:
-        """The tasks of a member of the collection, where that is a data set.
+    def _data_set_tasks(self, member: str, collection: Collection) -> DataSetTasks | None:
+        """Returns the tasks of a member that is a data set, None if it is not one.
 
         Raises:
-          NotHere: for one of T0's that only t5x_lab itself has templates of, which are others.
+          NotHere: if the collection needs the user's templates and there are none.
         """
-        data_set, prompts = find(member, known_data_sets(self._prompts)), self._prompts
-        whose = self._whose(name)
-        if data_set and whose == "t0":
-            read_templates(prompts.templates, data_set.whole)
-        return TasksOfDataSet(data_set, prompts, whose == "flan", self._shots, self._end) if data_set else None
+        data_set = find_data_set(member, all_data_sets(self._prompts))
+        if data_set is None:
+            return None
+        template_set = getattr(collection, "template_set", None)
+        if getattr(collection, "needs_user_templates", False):
+            read_templates(self._prompts.templates, data_set.source_name)
+        return DataSetTasks(data_set, self._prompts, template_set, self._shots, self._suffix)
 
-    def _ranked(self, of: Ranked, name: str) -> list[str]:
+    def _ranking_mixtures(self, collection: Collection, name: str) -> list[str]:
         mixtures = []
-        for member in of.members:
-            data_set = self._of(member, name)
-            mixtures += [mixture for mixture in [data_set.ranked() if data_set else self._mixture(member, name)] if mixture]
+        for member in collection.members:
+            tasks = self._data_set_tasks(member, collection)
+            mixture = tasks.ranking_mixture() if tasks else self._declare_member(member, name)
+            mixtures += [mixture] if mixture else []
         if not mixtures:
-            raise UserError(f'"{name}" has no data set whose templates have choices to rank; measure its metrics instead.')
+            raise UserError(f'"{name}" has no data set with choices to rank. Use MetricsEvaluation instead.')
         return mixtures
 
-    def _tasks(self, of: Collection, name: str, form: Form | None) -> Iterator[tuple[str, float | Callable]]:
-        for member in of.members:
-            is_collection = member in self._prompts.collections or self._members(member)
-            data_set = None if is_collection else self._of(member, name)
-            tasks = _of_data_set(data_set, of, form) if data_set else self._of_mixture(member, name, form)
-            yield from _at_rate(tasks, of.rates[member]) if member in of.rates else tasks
+    def _tasks(self, collection: Collection, name: str, form: Form | None) -> Iterator[tuple[str, float | Callable]]:
+        for member in collection.members:
+            is_collection = member in self._prompts.collections or self._find(member)
+            data_set = None if is_collection else self._data_set_tasks(member, collection)
+            if data_set:
+                tasks = _data_set_rates(data_set, collection, form)
+            else:
+                tasks = self._member_rates(member, name, form)
+            yield from _scale_rates(tasks, collection.rates[member]) if member in collection.rates else tasks
 
-    def _of_mixture(self, member: str, of: str, form: Form | None) -> Rates:
-        """The tasks of a member that is another collection, or a mixture or task of SeqIO's."""
-        name = self._mixture(member, of, form.end if form else "")
+    def _member_rates(self, member: str, collection: str, form: Form | None) -> Rates:
+        """Returns the tasks of a member that is a collection, a SeqIO mixture or a SeqIO task."""
+        name = self._declare_member(member, collection, form.suffix if form else "")
         if name in seqio.TaskRegistry.names():
             return [(name, seqio.mixing_rate_num_examples)]
-        return [(task.name, functools.partial(_rate_in, name)) for task in seqio.MixtureRegistry.get(name).tasks]
+        return [(task.name, functools.partial(_mixture_rate, name)) for task in seqio.MixtureRegistry.get(name).tasks]
 
-    def _mixture(self, member: str, of: str, end: str = "") -> str:
-        """The name of a member that is no data set, once it is in SeqIO's registries.
+    def _declare_member(self, member: str, collection: str, form_suffix: str = "") -> str:
+        """Registers a member that is not a data set and returns its name.
 
         Raises:
-          UserError: when there is none.
+          UserError: for an unknown name.
         """
-        name = f"{member}{end}{self._end}"
+        name = f"{member}{form_suffix}{self._suffix}"
         if not self._declare(name, self._prompts):
             name = member
         if name not in seqio.TaskRegistry.names() and name not in seqio.MixtureRegistry.names():
-            known = [*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names(), *known_data_sets(self._prompts)]
+            names = [*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names(), *all_data_sets(self._prompts)]
             raise UserError(
-                f'The collection "{of}" has the member "{member}", which is no data set, collection, task or mixture.'
-                f"{nearest(member, known)}"
+                f'The collection "{collection}" has the member "{member}", which is not a data set, collection, task or mixture.'
+                f"{did_you_mean(member, names)}"
             )
         return name
 
-    def _whose(self, name: str) -> str:
-        """Whose a collection is, also without some of its data sets: "t0"'s has promptsource's templates, "flan"'s our own, and
-        the "user"'s both."""
-        while name and name not in self._prompts.collections:
-            known = next((words for pattern in BUILT_IN if (words := re.fullmatch(pattern, name))), None)
-            if known and BUILT_IN[known.re.pattern](*known.groups()):
-                return name.partition("_")[0]
-            name = name.rpartition("_without_")[0]
-        return "user"
 
-
-def _among(text: str, slugs: dict[str, str]) -> set[str]:
-    """Those of "a_and_b", whose names may hold "_and_" themselves; none where a part is no name."""
+def _split_names(text: str, slugs: set[str]) -> set[str]:
+    """Splits "a_and_b" into slugs, which may contain "_and_" themselves. Returns an empty set if a part is not a slug."""
     parts = text.split("_and_")
     for count in range(len(parts), 0, -1):
-        first, rest = slugs.get("_and_".join(parts[:count])), "_and_".join(parts[count:])
-        others = _among(rest, slugs) if rest else set()
-        if first and (others or not rest):
+        first, rest = "_and_".join(parts[:count]), "_and_".join(parts[count:])
+        others = _split_names(rest, slugs) if rest else set()
+        if first in slugs and (others or not rest):
             return {first, *others}
     return set()
 
 
-def _of_data_set(data_set: TasksOfDataSet, of: Collection, form: Form | None) -> Rates:
-    """Tasks of a data set, and their rates: a task for each template, or one of the form."""
-    templates = len(data_set.asking)
-    each = data_set.asking if of.form == "each" and form is None else ()
-    tasks = [data_set.with_template(template) for template in each] or [data_set.drawn(form or Form())]
+def _data_set_rates(data_set: DataSetTasks, collection: Collection, form: Form | None) -> Rates:
+    """Returns the tasks of a data set and their rates: one task per template, or one task of the form."""
+    templates = data_set.instruction_templates
+    separate = templates if collection.form == "each" and form is None else ()
+    tasks = [data_set.template_task(template) for template in separate] or [data_set.sampled_task(form or Form())]
 
-    def rate(number: int) -> float:
-        if of.maximum:
-            return min(number, of.maximum) / len(tasks)
-        of_template = number if of.cap is None or number <= of.cap else of.cap // templates
-        return of_template * templates / len(tasks)
+    def rate(num_examples: int) -> float:
+        if collection.maximum:
+            return min(num_examples, collection.maximum) / len(tasks)
+        is_capped = collection.cap is not None and num_examples > collection.cap
+        template_rate = (collection.cap or 0) // len(templates) if is_capped else num_examples
+        return template_rate * len(templates) / len(tasks)
 
-    known = data_set.records.num_examples
-    return [(task, rate(known) if known else functools.partial(_rate_of_counted, rate)) for task in tasks]
+    num_examples = data_set.records.num_examples
+    return [(task, rate(num_examples) if num_examples else functools.partial(_counted_rate, rate)) for task in tasks]
 
 
-def _rate_in(mixture: str, task: seqio.Task) -> float:
+def _mixture_rate(mixture: str, task: seqio.Task) -> float:
     return float(seqio.MixtureRegistry.get(mixture).get_rate(task))
 
 
-def _rate_of_counted(rate: Callable[[int], float], task: seqio.Task) -> float:
-    number = task.num_input_examples("train") if "train" in task.splits else 0
-    if number is None:
+def _counted_rate(rate: Callable[[int], float], task: seqio.Task) -> float:
+    num_examples = task.num_input_examples("train") if "train" in task.splits else 0
+    if num_examples is None:
         raise UserError(
-            f'Nobody knows how many training records the data set of "{task.name}" has. Say it with Records.num_examples.'
+            f'The number of training records of the data set of "{task.name}" is unknown. Set Records.num_examples.'
         )
-    return rate(number)
+    return rate(num_examples)
 
 
-def _at_rate(tasks: Rates, rate: float) -> Rates:
-    """The tasks of a member that is to have this rate as a whole, divided as they are."""
+def _scale_rates(tasks: Rates, rate: float) -> Rates:
+    """Scales the rates of a member's tasks so that they sum to `rate`."""
     value = lambda name, own: own(seqio.TaskRegistry.get(name)) if callable(own) else own
-    total = functools.cache(lambda: sum(value(*task) for task in tasks))  # some may have to be counted, when they are asked for
+    total = functools.cache(lambda: sum(value(*task) for task in tasks))  # lazy: some may have to be counted
     if not any(callable(own) for _, own in tasks):
         return [(name, rate * own / total()) for name, own in tasks]  # type: ignore[operator]
     return [(name, lambda task, own=own: rate * value(task.name, own) / total()) for name, own in tasks]

@@ -1,99 +1,128 @@
-"""What names stand for: tasks and mixtures of data sets in words, made when they are asked for.
+"""Names of prompted tasks and mixtures, registered with SeqIO when they are first used.
 
-Of a data set such as "super_glue/rte":
-  super_glue_rte_<template>              with this template, as T0 calls it
-  super_glue_rte                         with one drawn for each example and epoch
-  super_glue_rte_4templates              with one drawn of the first four
-  super_glue_rte_plain, …_named          without an instruction; with the data set's name in place of one
-  super_glue_rte_<template>_score_eval   all choices, to rank
-  super_glue_rte_score_eval              the same, with all templates that ask for the data set's own task
-  flan_super_glue_rte, …                 with t5x_lab's own templates
-  t5_super_glue_rte, …                   in T5's words, see `t5_suite`
-  classify_super_glue_rte, …             for a classification head, see `classified`
+Names of a data set such as "super_glue/rte":
+  super_glue_rte_<template>              with one template, as in T0
+  super_glue_rte                         with a template sampled for each example and epoch
+  super_glue_rte_4templates              with one of the first four templates, sampled
+  super_glue_rte_no_instruction          without instruction
+  super_glue_rte_dataset_name            with the data set's name in place of an instruction
+  super_glue_rte_<template>_score_eval   all choices, for ranking
+  super_glue_rte_score_eval              the same, with all templates of the original task
+  flan_super_glue_rte, …                 with FLAN's templates alone
+  t5_super_glue_rte, …                   in the T5 suite's format, see `t5x_lab.papers.t5.suite`
+  classify_super_glue_rte, …             for a classification head, see `t5x_lab.prompts.classification`
 
-Of collections: t0_train, t0_eval, flan, flan_without_<cluster>, flan_3_clusters, flan_eval_<cluster> and those of COLLECTIONS,
-with "_without_<data set>_and_<data set>", "_4templates", "_plain" or "_named" behind them.
+Names of collections: t0_train, t0_eval, flan, flan_without_<cluster>, flan_3_clusters, flan_eval_<cluster>, and those of
+COLLECTIONS, each with "_without_<data set>_and_<data set>", "_4templates", "_no_instruction" or "_dataset_name" appended.
 
-"_5_shot" or "_many_shot" at the end of any of these puts exemplars before each question.
+"_5_shot" or "_many_shot" at the end of any of these adds exemplars before each question.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 from t5x_lab.config.errors import NotHere, UserError
-from t5x_lab.prompts import classified, t5_suite
-from t5x_lab.prompts.collections import Collections, built_in_names
-from t5x_lab.prompts.config import Prompts, in_names
-from t5x_lab.prompts.forms import OWN, TasksOfDataSet, known_data_sets, split_form
-from t5x_lab.prompts.registry import data_sets_of, is_of_data_set, is_somebodys
-from t5x_lab.prompts.templates import data_sets_in
+from t5x_lab.prompts.classification import task as classification_task
+from t5x_lab.prompts.collections import COLLECTION_NAMES, CollectionMixtures
+from t5x_lab.prompts.config import task_slug
+from t5x_lab.prompts.tasks.data_set_tasks import DataSetTasks, all_data_sets, split_form
+from t5x_lab.prompts.tasks.registry import is_data_set_task, is_registered_elsewhere, task_data_sets
+from t5x_lab.prompts.templates.files import TEMPLATE_SETS, data_sets_in
 
 
-def declare(name: str, prompts: Prompts) -> bool:
-    """See `Prompts.declare`."""
-    if is_somebodys(name):
+class TaskFamily(NamedTuple):
+    """A family of task names that is declared outside of this package, such as the T5 suite.
+
+    Attributes:
+      declare: f(name, prompts) -> whether it registered a task or mixture of this name.
+      exclude: f(name, tasks) -> name of the mixture without these tasks, "" if it is not the family's.
+      names: f() -> all names.
+    """
+
+    declare: Callable[[str, Any], bool]
+    exclude: Callable[[str, Sequence[str]], str]
+    names: Callable[[], list[str]]
+
+
+FAMILIES: list[TaskFamily] = []
+
+
+def declare(name: str, prompts: Any) -> bool:
+    """Registers the task or mixture of this name. See `Prompts.declare`."""
+    if is_registered_elsewhere(name):
         return False
-    if name not in prompts.collections and (t5_suite.declare(name, prompts) or classified.declare(name, prompts)):
-        return True
-    if not _in_the_making:
+    if name not in prompts.collections:
+        if any(family.declare(name, prompts) for family in FAMILIES):
+            return True
+        if classification := prompts.classification(name):
+            classification_task.declare(name, classification, prompts)
+            return True
+    if not _pending:
         data_sets_in.cache_clear()  # files may have changed since
-        _made.clear()
-        _check_folders(prompts)
-    elif name in _made:
+        _declared.clear()
+        _check_template_folders(prompts)
+    elif name in _declared:
         return True
-    if name in _in_the_making:
-        raise UserError(f'The collection "{name}" is a member of itself, or of one of its members. Name others.')
+    if name in _pending:
+        raise UserError(f'The collection "{name}" contains itself, directly or through a member. Change its members.')
     base, shots = _split_shots(name)
-    end = name[len(base) :]
-    _in_the_making.append(name)
+    suffix = name[len(base) :]
+    _pending.append(name)
     try:
-        found = Collections(prompts, shots, end, declare).called(base) or _of_data_set(base, prompts, shots, end)
+        mixtures = CollectionMixtures(prompts, shots, suffix, declare)
+        declared = mixtures.declare(base) or _declare_data_set_task(base, prompts, shots, suffix)
     finally:
-        _in_the_making.pop()
-    _made.update({name} if found else ())
-    return bool(found)
+        _pending.pop()
+    _declared.update({name} if declared else ())
+    return bool(declared)
 
 
-_in_the_making: list[str] = []  # of the name that was asked for, and those that it needs
-_made: set[str] = set()
+_pending: list[str] = []  # the name that is being declared, and the members that it needs
+_declared: set[str] = set()
 
 
-def _check_folders(prompts: Prompts) -> None:
+def _check_template_folders(prompts: Any) -> None:
     for folder in prompts.templates:
         if not data_sets_in((folder,)):
-            raise NotHere(f"TEMPLATES names the folder {folder}, in which there is no <data set>/templates.yaml.")
+            raise NotHere(f"TEMPLATES contains the folder {folder}, which has no <data set>/templates.yaml.")
 
 
-def _of_data_set(name: str, prompts: Prompts, shots: int | None, end: str) -> str | None:
-    own, known = name.startswith(OWN), known_data_sets(prompts)
-    name = name.removeprefix(OWN)
-    # The longest name first: "squad_v2" is no template of "squad".
-    for data_set in sorted(known.values(), key=lambda entry: len(entry.name), reverse=True):
-        if name.startswith(in_names(data_set.whole)):
-            found = TasksOfDataSet(data_set, prompts, own, shots, end).called(name)
-            if found:
-                return found
+def _declare_data_set_task(name: str, prompts: Any, shots: int | None, suffix: str) -> str | None:
+    template_set = next((entry for entry in TEMPLATE_SETS if name.startswith(entry.prefix)), None)
+    name = name.removeprefix(template_set.prefix) if template_set else name
+    # The longest name first: "squad_v2" is not a template of "squad".
+    data_sets = sorted(all_data_sets(prompts).values(), key=lambda data_set: len(data_set.name), reverse=True)
+    for data_set in data_sets:
+        if name.startswith(task_slug(data_set.source_name)):
+            declared = DataSetTasks(data_set, prompts, template_set, shots, suffix).declare(name)
+            if declared:
+                return declared
     return None
 
 
-def without(name: str, tasks: Iterable[str]) -> str:
-    """See `Prompts.without`."""
-    if of_suite := t5_suite.without(name, list(tasks)):
-        return of_suite
-    left_out, (base, _) = data_sets_of(tasks), _split_shots(name)
+def exclude(name: str, tasks: Iterable[str]) -> str:
+    """Returns the name of a collection without the data sets of these tasks. See `Prompts.without`."""
+    tasks = list(tasks)
+    for family in FAMILIES:
+        if reduced := family.exclude(name, tasks):
+            return reduced
+    excluded, (base, _) = task_data_sets(tasks), _split_shots(name)
     base, _ = split_form(base)
-    return f"{base}_without_{'_and_'.join(left_out)}{name[len(base) :]}" if left_out and not is_of_data_set(name) else ""
+    is_collection = excluded and not is_data_set_task(name)
+    return f"{base}_without_{'_and_'.join(excluded)}{name[len(base) :]}" if is_collection else ""
 
 
-def names(prompts: Prompts) -> list[str]:
-    """See `Prompts.names`."""
-    data_sets = map(in_names, known_data_sets(prompts))
-    return [*prompts.collections, *built_in_names(), *t5_suite.names(), *prompts.classified_names(), *data_sets]
+def names(prompts: Any) -> list[str]:
+    """Returns names of data sets and collections. See `Prompts.names`."""
+    family_names = [name for family in FAMILIES for name in family.names()]
+    data_sets = map(task_slug, all_data_sets(prompts))
+    return [*prompts.collections, *COLLECTION_NAMES, *family_names, *prompts.classification_names(), *data_sets]
 
 
 def _split_shots(name: str) -> tuple[str, int | None]:
-    """A name without the end that says exemplars, and their number; None for many."""
-    found = re.fullmatch(r"(.+?)_(\d+|many)_shot", name)
-    if not found:
+    """Splits a name into the name without the few-shot suffix, and the number of exemplars, None for "many"."""
+    match = re.fullmatch(r"(.+?)_(\d+|many)_shot", name)
+    if not match:
         return name, 0
-    return found[1], None if found[2] == "many" else int(found[2])
+    return match[1], None if match[2] == "many" else int(match[2])

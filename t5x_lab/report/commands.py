@@ -2,7 +2,7 @@
 
 import shlex
 
-from t5x_lab.config.gin_files import binding, flag
+from t5x_lab.config.gin_files import binding, gin_flag
 from t5x_lab.report.run_directory import RunFiles
 
 FURTHER = {
@@ -36,7 +36,7 @@ def _flags_to_go_on(run: RunFiles) -> list[str]:
     """Of training; of a run that is at its end with twice its own budget, unless early stopping left some of that."""
     path = _path(run)
     is_text = binding(f"MODEL_DIR={path}") == f"MODEL_DIR = {path!r}"  # 2024 would be a number
-    at = flag("MODEL_DIR", path if is_text else repr(path))  # it may have been moved
+    at = gin_flag("MODEL_DIR", path if is_text else repr(path))  # it may have been moved
     words = [f"--gin_file={shlex.quote(f'{path}/config.gin')}", at]
     if run.state != "finished":
         return words
@@ -44,9 +44,9 @@ def _flags_to_go_on(run: RunFiles) -> list[str]:
     steps, tokens = run.number("train_steps"), run.number("train_tokens")
     processed = run.train["tokens_processed"]
     if stops and (run.last_step < steps or (len(processed) and processed[-1] < tokens)):
-        return [*words, flag("EARLY_STOPPING", None)]
+        return [*words, gin_flag("EARLY_STOPPING", None)]
     if tokens > 0:
-        budget = flag("TRAIN_TOKENS", int(2 * tokens - run.tokens_before))
+        budget = gin_flag("TRAIN_TOKENS", int(2 * tokens - run.tokens_before))
     else:
-        budget = flag("TRAIN_STEPS", 2 * run.last_step - run.first_step)
-    return [*words, budget, *([flag("EARLY_STOPPING", None)] if stops else [])]
+        budget = gin_flag("TRAIN_STEPS", 2 * run.last_step - run.first_step)
+    return [*words, budget, *([gin_flag("EARLY_STOPPING", None)] if stops else [])]

@@ -12,8 +12,8 @@ import numpy as np
 from etils import epath
 
 from t5x_lab.config.errors import UserError
-from t5x_lab.config.json_files import write_whole
-from t5x_lab.config.user_code import told
+from t5x_lab.config.json_files import write_atomically
+from t5x_lab.config.user_code import describe_error
 from t5x_lab.report.charts import (
     Axes,
     Chart,
@@ -65,7 +65,7 @@ def _write(where: str, text: str) -> None:
     try:
         path = epath.Path(where)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, text)
+        write_atomically(path, text)
     except _errors_of(where) as error:
         is_file = isinstance(error, FileExistsError | NotADirectoryError)
         why = f"{where.rpartition('/')[0]} is a file" if is_file else _why(error)
@@ -92,7 +92,7 @@ def _errors_of(path: str) -> type[Exception]:
 
 
 def _why(error: Exception) -> str:
-    return getattr(error, "strerror", None) or told(error)
+    return getattr(error, "strerror", None) or describe_error(error)
 
 
 def page(runs: Sequence[RunFiles]) -> str:

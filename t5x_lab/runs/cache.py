@@ -1,4 +1,4 @@
-"""`t5x_lab cache`: tasks prepared ahead on Apache Beam, by any of its runners."""
+"""`t5x_lab cache`: writes SeqIO caches of tasks with Apache Beam."""
 
 import dataclasses
 import functools
@@ -12,65 +12,64 @@ from collections.abc import Sequence
 import seqio
 
 from t5x_lab.config.errors import UserError
-from t5x_lab.config.user_code import told
-from t5x_lab.data.caches import folder_of, is_complete
-from t5x_lab.data.caching import Piece, begin, complete, write
-from t5x_lab.data.reading import seed_of
-from t5x_lab.data.tasks import members
-from t5x_lab.observe.console import say
-from t5x_lab.runs.config import GinConfig
+from t5x_lab.config.log import log
+from t5x_lab.config.user_code import describe_error
+from t5x_lab.data.cache.reading import is_complete, task_cache_dir
+from t5x_lab.data.cache.writing import CacheShard, begin, complete, write
+from t5x_lab.data.pipeline.seeds import derive_seed
+from t5x_lab.data.tasks.names import find_members
+from t5x_lab.runs.config.gin_config import GinConfig
 
 
 @dataclasses.dataclass(frozen=True)
-class Work:
-    """A piece, and all that a worker in another process or on another machine needs to write it.
+class Job:
+    """A cache shard, with everything that a worker in another process or on another machine needs to write it.
 
     Attributes:
-      piece: what.
-      config: the run's configuration, as gin's text.
-      name: the task or mixture that it was asked for as.
-      cache: where it goes.
-      folder: where the user's modules are.
+      shard: the cache shard.
+      config: the run's configuration as gin text.
+      name: name of the task or mixture that the shard belongs to.
+      cache: cache directory.
+      folder: folder of the user's modules.
     """
 
-    piece: Piece
+    shard: CacheShard
     config: str
     name: str
     cache: str
     folder: str
 
 
-def do(work: Work) -> str:
-    """Writes a piece; called by Beam's workers."""
-    if work.folder not in sys.path:
-        sys.path.insert(0, work.folder)
-    task = _tasks(work.config, work.name)[work.piece.task]
-    piece = work.piece
-    write(piece, task, work.cache, seed_of(0, piece.task, piece.split, piece.index))
-    return piece.file
+def write_shard(job: Job) -> str:
+    """Writes a cache shard. Called by Beam's workers."""
+    if job.folder not in sys.path:
+        sys.path.insert(0, job.folder)
+    task, shard = _resolve_tasks(job.config, job.name)[job.shard.task], job.shard
+    write(shard, task, job.cache, derive_seed(0, shard.task, shard.split, shard.index))
+    return shard.file
 
 
 @functools.lru_cache(maxsize=64)
-def _tasks(config: str, name: str) -> dict[str, seqio.Task]:
-    """The tasks that a name stands for, in the run's vocabulary, by their own names."""
+def _resolve_tasks(config: str, name: str) -> dict[str, seqio.Task]:
+    """Returns the tasks of a name, with the run's vocabulary, by their own names."""
     data = dataclasses.replace(GinConfig((), (config,)).data(), mixture_or_task_name=name)
-    return {member.task.name: member.task for member in members(data)}
+    return {member.task.name: member.task for member in find_members(data)}
 
 
 def cache_tasks(config: GinConfig, names: Sequence[str], cache: str, options: Sequence[str]) -> dict[str, dict[str, int]]:
-    """Writes tasks into a folder of SeqIO's caches; what is there already is left.
+    """Writes caches of tasks. Complete ones are left unchanged.
 
     Args:
-      config: has VOCABULARY, and imports the user's modules.
-      names: tasks and mixtures; none for MIXTURE_OR_TASK_NAME.
-      cache: the folder.
-      options: Beam's own flags, such as --runner=…; by default its local runner, with a process for each core.
+      config: configuration with VOCABULARY, which imports the user's modules.
+      names: tasks and mixtures. If empty, MIXTURE_OR_TASK_NAME.
+      cache: cache directory.
+      options: Beam's own flags, such as --runner=DataflowRunner. Default: its local runner, with one process per core.
 
     Returns:
-      the number of examples by task and split, of those that were written
+      Number of examples by task and split, for the caches that were written.
 
     Raises:
-      UserError: for tasks that cannot be cached; when apache-beam is missing.
+      UserError: for tasks that cannot be cached, or if apache-beam is not installed.
     """
     try:
         import apache_beam as beam
@@ -78,69 +77,69 @@ def cache_tasks(config: GinConfig, names: Sequence[str], cache: str, options: Se
     except ImportError as error:
         raise UserError(f"t5x_lab cache needs Apache Beam ({error}). Run: pip install 't5x_lab[beam]'") from error
     vocabulary = config.vocabulary()
-    found: dict[str, tuple[str, seqio.Task]] = {}
     names = names or [name for name in [config.data().mixture_or_task_name] if name]
     if not names:
-        raise UserError("Say which task or mixture to cache: --task=NAME, or --gin.MIXTURE_OR_TASK_NAME=NAME.")
+        raise UserError("There is no task to cache. Set --task=NAME or --gin.MIXTURE_OR_TASK_NAME=NAME.")
+    resolved: dict[str, tuple[str, seqio.Task]] = {}
     for name in names:
-        found |= {task: (name, made) for task, made in _tasks(config.text, name).items()}
-    tasks = {name: made for name, (_, made) in found.items() if _can_be_cached(made)}
+        resolved |= {task_name: (name, task) for task_name, task in _resolve_tasks(config.text, name).items()}
+    tasks = {task_name: task for task_name, (_, task) in resolved.items() if _supports_caching(task)}
     if not tasks:
-        raise UserError("There is nothing to cache: none of these tasks has a seqio.CacheDatasetPlaceholder among its steps.")
-    there = [name for name, task in tasks.items() if is_complete(cache, task, vocabulary)]
-    for name in there:
-        say(f"{name} is cached already, in {folder_of(cache, name)}.")
-    missing = {name: task for name, task in tasks.items() if name not in there}
-    here = str(pathlib.Path.cwd())
-    works = [
-        Work(piece, config.text, found[name][0], cache, here)
+        raise UserError("There is nothing to cache: none of these tasks has a seqio.CacheDatasetPlaceholder.")
+    complete_tasks = [name for name, task in tasks.items() if is_complete(cache, task, vocabulary)]
+    for name in complete_tasks:
+        log(f"{name} is cached already, in {task_cache_dir(cache, name)}.")
+    missing = {name: task for name, task in tasks.items() if name not in complete_tasks}
+    folder = str(pathlib.Path.cwd())
+    jobs = [
+        Job(shard, config.text, resolved[name][0], cache, folder)
         for name, task in missing.items()
-        for pieces in begin(task, cache, vocabulary).values()
-        for piece in pieces
+        for shards in begin(task, cache, vocabulary).values()
+        for shard in shards
     ]
-    if works:
-        say(f"Caching {', '.join(missing)}: {len(works)} files.")
-        flags = list(options) if any(flag.startswith("--runner") for flag in options) else [*_local(), *options]
+    if jobs:
+        log(f"Caching {', '.join(missing)}: {len(jobs)} files.")
+        flags = list(options) if any(option.startswith("--runner") for option in options) else [*_local_runner(), *options]
         try:
-            with _Progress(works), beam.Pipeline(options=PipelineOptions(flags, save_main_session=False)) as pipeline:
-                _ = pipeline | beam.Create(works) | beam.Reshuffle() | beam.Map(do)
-        except Exception as error:  # a runner has errors of its own around those of the steps
+            with _Progress(jobs), beam.Pipeline(options=PipelineOptions(flags, save_main_session=False)) as pipeline:
+                _ = pipeline | beam.Create(jobs) | beam.Reshuffle() | beam.Map(write_shard)
+        except Exception as error:  # runners wrap errors of the steps in their own
             lines = [line.strip() for line in str(error).splitlines() if re.match(r"\s*[\w.]*(Error|Exception)\b", line)]
             raise UserError(
-                f"Caching failed: {lines[-1] if lines else told(error)} Run the same command again to go on."
+                f"Caching failed: {lines[-1] if lines else describe_error(error)} Run the same command again to resume."
             ) from error
     return {name: complete(task, cache, vocabulary) for name, task in missing.items()}
 
 
-def _local() -> list[str]:
+def _local_runner() -> list[str]:
     cores = os.cpu_count() or 1
     os.environ.setdefault("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
     return ["--runner=DirectRunner", "--direct_running_mode=multi_processing", f"--direct_num_workers={cores}"]
 
 
-def _can_be_cached(task: seqio.Task) -> bool:
+def _supports_caching(task: seqio.Task) -> bool:
     if not task.supports_caching:
-        say(f'The task "{task.name}" has no seqio.CacheDatasetPlaceholder among its steps, and is left out.')
+        log(f'The task "{task.name}" has no seqio.CacheDatasetPlaceholder. It is not cached.')
     return task.supports_caching
 
 
 class _Progress:
-    """Says every few seconds how many files are there, whoever writes them."""
+    """Logs the number of written files every few seconds, whoever writes them."""
 
     SECONDS = 10.0
 
-    def __init__(self, works: Sequence[Work]):
-        self._paths = [folder_of(work.cache, work.piece.task) / work.piece.file for work in works]
+    def __init__(self, jobs: Sequence[Job]):
+        self._paths = [task_cache_dir(job.cache, job.shard.task) / job.shard.file for job in jobs]
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="progress", daemon=True)
 
     def _watch(self) -> None:
-        before = -1
+        last_count = -1
         while not self._stop.wait(self.SECONDS):
-            done = sum(path.exists() for path in self._paths)
-            if done != before:
-                say(f"{done} of {len(self._paths)} files are written.")
-            before = done
+            count = sum(path.exists() for path in self._paths)
+            if count != last_count:
+                log(f"{count} of {len(self._paths)} files are written.")
+            last_count = count
 
     def __enter__(self) -> None:
         self._thread.start()

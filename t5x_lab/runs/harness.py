@@ -1,4 +1,4 @@
-"""lm-eval's own command with run directories as models:
+"""The lm-eval command with run directories as models.
 
 python -m t5x_lab.runs.harness --model t5x_lab --model_args model_dir=runs/x --tasks mine --include_path tasks/
 """
@@ -7,22 +7,22 @@ from lm_eval.__main__ import cli_evaluate
 from lm_eval.api.registry import register_model
 
 from t5x_lab.config.errors import UserError
-from t5x_lab.evaluation.harness import HarnessModel
-from t5x_lab.runs.load import load
+from t5x_lab.evaluation.harness.model import HarnessModel
+from t5x_lab.runs.model.load import load
 
 
 @register_model("t5x_lab")
 class RunDirectory(HarnessModel):
-    """A run directory as lm-eval's `--model_args` name it.
+    """A run directory as a model of lm-eval. The arguments are those in `--model_args`.
 
     Args:
       model_dir, step, mesh: see `t5x_lab.load`.
-      options: see `HarnessModel`; what lm-eval adds beside them is left out.
+      options: see `HarnessModel`. Other options that lm-eval passes are ignored.
     """
 
     def __init__(self, model_dir: str | None = None, step: int | None = None, mesh: str | None = None, **options):
         if not model_dir:
-            raise UserError("Give the run directory: --model_args model_dir=runs/x.")
+            raise UserError("Pass a run directory, such as --model_args model_dir=runs/x.")
         options = {name: options[name] for name in ("batch_size", "max_length", "max_gen_toks") if name in options}
         super().__init__(load(model_dir, step=step, mesh=mesh), **options)
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from t5x_lab.config.errors import UserError
-from t5x_lab.config.user_code import raised_in, shown, told, tried
+from t5x_lab.config.user_code import call_user_code, describe_error, describe_user_code_error, shown
 from t5x_lab.models.loss import check_metric
 
 Metrics = Mapping[str, float | None]
@@ -94,11 +94,11 @@ class Hooks:
       say: prints a line.
     """
 
-    def __init__(self, hooks: Sequence[Any], say: Callable[[str], None] = print):
+    def __init__(self, hooks: Sequence[Any], log: Callable[[str], None] = print):
         is_main = jax.process_index() == 0
         self._hooks = [hook for hook in hooks if is_main or getattr(hook, "every_process", False)]
         self._started: list[Any] = []
-        self._say = say
+        self._say = log
         self._failing: set[tuple[int, str]] = set()
 
     @contextlib.contextmanager
@@ -111,7 +111,7 @@ class Hooks:
         try:
             for hook in self._hooks:
                 if hasattr(hook, "on_start"):
-                    tried(f"The hook {_name(hook)} fails in on_start", lambda hook=hook: hook.on_start(run))
+                    call_user_code(f"The hook {_name(hook)} fails in on_start", lambda hook=hook: hook.on_start(run))
                 self._started.append(hook)
             yield
         except BaseException as error:
@@ -141,7 +141,7 @@ class Hooks:
                 self._failing.discard(key)
             except Exception as error:
                 if key not in self._failing:  # said once, until it works again
-                    where = raised_in(error) or told(error)
+                    where = describe_user_code_error(error) or describe_error(error)
                     at = f" of step {args[0]}" if isinstance(args[0], int) else ""
                     goes_on = "" if method == "on_end" else " Training goes on."
                     self._say(f"The hook {_name(hook)} failed in {method}{at}: {where}.{goes_on}")
@@ -167,7 +167,7 @@ class Statistics:
         for hook in self._hooks:
             what = f"The hook {_name(hook)}"
             given = (params, gradients, updates)
-            shapes = tried(f"{what} fails in statistics", lambda hook=hook: jax.eval_shape(hook.statistics, *given))
+            shapes = call_user_code(f"{what} fails in statistics", lambda hook=hook: jax.eval_shape(hook.statistics, *given))
             if not isinstance(shapes, dict):
                 raise UserError(f"{what} has the statistics {shown(shapes)}; they are a dict of scalars by name.")
             for name, shape in shapes.items():

@@ -70,7 +70,7 @@ def train(
     record: Record,
     actions: Sequence[Action] = (),
     bad_steps: int = 0,
-    say: Callable[[str], None] = print,
+    log: Callable[[str], None] = print,
 ) -> TrainState:
     """Runs steps from `state.step` until the budget is spent.
 
@@ -94,7 +94,7 @@ def train(
     """
     pending: _Pending | None = None
     step = int(state.step)
-    log = _Log(budget, record, actions, bad_steps, say)
+    finished = _FinishedSteps(budget, record, actions, bad_steps, log)
     with _StopSignal() as stop:
         while not budget.is_spent(step):
             step += 1
@@ -104,12 +104,12 @@ def train(
             wait = time.monotonic() - before
             state, metrics = train_step(state, shard_batch(batch))
             if pending:
-                log.done(pending, state, step)
+                finished.record(pending, state, step)
             pending = _Pending(step, metrics, wait)
             due = [action for action in actions if action.due(step)]
             stopping = stop.reached(step)
             if due or stopping or budget.may_be_spent(step):
-                log.done(pending, state, step)
+                finished.record(pending, state, step)
                 pending = None
                 if budget.is_spent(step):
                     due = list(actions)
@@ -119,7 +119,7 @@ def train(
                 for action in (action for action in actions if action not in due):
                     action.run(step, state)
             if due:
-                log.clock = time.monotonic()
+                finished.clock = time.monotonic()
             if stopping:
                 _save(step, state, (action for action in actions if action not in due))
                 raise Preempted(f"stopped by {stopping} after step {step}; everything is saved")
@@ -133,25 +133,25 @@ class _Pending:
     data_wait: float
 
 
-class _Log:
-    """Hands on the metrics of steps that are done, and ends the training after bad ones.
+class _FinishedSteps:
+    """Records the metrics of finished steps and stops training after too many bad ones.
 
     Args:
-      budget, record, actions, bad_steps, say: see `train`.
+      budget, record, actions, bad_steps, log: see `train`.
 
     Attributes:
-      clock: when the last step was done.
+      clock: time when the last step finished.
     """
 
-    def __init__(self, budget: Budget, record: Record, actions: Sequence[Action], bad_steps: int, say: Callable[[str], None]):
+    def __init__(self, budget: Budget, record: Record, actions: Sequence[Action], bad_steps: int, log: Callable[[str], None]):
         self._budget, self._record, self._actions = budget, record, actions
-        self._allowed, self._bad, self._say = bad_steps, 0, say
+        self._allowed, self._bad, self._log = bad_steps, 0, log
         self.clock = time.monotonic()
 
-    def done(self, pending: _Pending, state: TrainState, batches_read: int) -> None:
-        """Waits for a step, hands its metrics on, and stops if it was not finite."""
-        found = fetch(pending.metrics, f"step {pending.step}, which all processes do together")
-        metrics = {name: value.tolist() for name, value in found.items()}
+    def record(self, pending: _Pending, state: TrainState, batches_read: int) -> None:
+        """Waits for a step, records its metrics, and stops training if there were too many non-finite steps."""
+        arrays = fetch(pending.metrics, f"step {pending.step}, which all processes do together")
+        metrics = {name: value.tolist() for name, value in arrays.items()}
         now = time.monotonic()
         seconds, self.clock = max(now - self.clock, 1e-9), now
         healthy = metrics.pop("healthy")
@@ -178,7 +178,7 @@ class _Log:
                 "cure."
             )
         if not healthy:
-            self._say(f"{bad}: it changed nothing, and training goes on (bad step {self._bad} of {self._allowed} in a row).")
+            self._log(f"{bad}: it changed nothing, and training goes on (bad step {self._bad} of {self._allowed} in a row).")
 
 
 def _save(step: int, state: TrainState, actions: Iterable[Action]) -> None:

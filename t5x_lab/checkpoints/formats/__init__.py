@@ -8,7 +8,7 @@ from t5x_lab.checkpoints.formats import huggingface, t5x, t5x_lab
 from t5x_lab.checkpoints.formats.source import Format, Source
 from t5x_lab.checkpoints.layout import WEIGHTS, absolute_path, check_part
 from t5x_lab.checkpoints.lazy_tensors import LazyTensor, Unreadable
-from t5x_lab.config.errors import UserError, one_of
+from t5x_lab.config.errors import UserError, check_choice
 
 FORMATS: dict[str, Format] = {module.NAME: module for module in (t5x_lab, t5x, huggingface)}
 
@@ -53,7 +53,7 @@ def find(path: str, step: int | None = None, weights: str = "last") -> Location:
         if found is None:
             continue
         if weights != "last":
-            one_of("weights", weights, WEIGHTS)
+            check_choice("weights", weights, WEIGHTS)
             if name != t5x_lab.NAME:
                 raise UserError(f'{found} is {format.TITLE}, which has no averaged weights; leave weights = "average" out.')
             check_part(found, WEIGHTS[weights])

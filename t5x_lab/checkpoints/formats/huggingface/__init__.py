@@ -15,7 +15,7 @@ from t5x_lab.checkpoints.layers import parts_of
 from t5x_lab.checkpoints.lazy_tensors import LazyTensor
 from t5x_lab.config.errors import UserError
 from t5x_lab.networks.config import DTYPES
-from t5x_lab.networks.head import head_of
+from t5x_lab.networks.head import find_head
 from t5x_lab.networks.network import Network
 from t5x_lab.networks.transformer import TransformerConfig
 
@@ -211,14 +211,14 @@ def family_of(config: Network) -> tuple[Family, dict[str, Any]]:
         theirs = family.to_theirs(config) if fits and isinstance(config, TransformerConfig) else None
         if theirs:
             return family, theirs
-    if head_of(config):
+    if find_head(config):
         raise UserError(
             "transformers' format has no place for a classification head. Take the network without it: HEAD = None in the "
             "configuration, with RestoreCheckpointConfig.strict = False."
         )
-    if getattr(config, "added", ()):
+    if getattr(config, "peft", ()):
         raise UserError(
-            "transformers' format has no place for what is added to this network (ADDED). Work it into the network's own "
+            "transformers' format has no place for what is added to this network (PEFT). Work it into the network's own "
             "parameters first, run.merged(), or write LoRA alone, run.save_peft(…)."
         )
     raise UserError(

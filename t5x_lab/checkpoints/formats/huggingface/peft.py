@@ -85,11 +85,11 @@ def write(directory: str, network: Any, params: Mapping[str, np.ndarray], base: 
     Raises:
       UserError: when that is not so, or LoRA is added to what is no matrix of Hugging Face's.
     """
-    added: tuple = getattr(network, "added", ())
-    if len(added) != 1 or not isinstance(added[0][1], Lora):
-        raise UserError('Only LoRA is written for peft: ADDED = {"lora": @Lora()}.')
-    (called, lora), network = added[0], network.network
-    params = {name.replace(f"/{called}/", "/lora/"): array for name, array in params.items()}
+    methods: tuple = getattr(network, "peft", ())
+    if len(methods) != 1 or not isinstance(methods[0][1], Lora):
+        raise UserError('Only LoRA is written for peft: PEFT = {"lora": @Lora()}.')
+    (peft_name, lora), network = methods[0], network.network
+    params = {name.replace(f"/{peft_name}/", "/lora/"): array for name, array in params.items()}
     path = pathlib.Path(directory)
     if path.exists():
         raise UserError(f"{directory} exists, and nothing is ever overwritten. Name a new directory.")

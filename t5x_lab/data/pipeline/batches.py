@@ -1,0 +1,378 @@
+"""Training and evaluation batches: logical shards of a SeqIO task or mixture, with a position that checkpoints save."""
+
+import dataclasses
+import functools
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import seqio
+import tensorflow as tf
+from etils import epath
+
+from t5x_lab.checkpoints.layout import from_another
+from t5x_lab.config.errors import UserError
+from t5x_lab.config.user_code import describe_error, describe_user_code_error
+from t5x_lab.data.config import DataConfig
+from t5x_lab.data.packing.feature_converter import FeatureConverter
+from t5x_lab.data.pipeline.checks import check_vocabulary
+from t5x_lab.data.pipeline.examples import add_mixture_features, mixture_features, passthrough_features, text_features
+from t5x_lab.data.pipeline.failures import report_failing_record
+from t5x_lab.data.pipeline.file_changes import file_fingerprints, find_change
+from t5x_lab.data.pipeline.graph import Shard, interleave_shards
+from t5x_lab.data.pipeline.reading import MAX_SEPARATE_TASKS, read_split, task_shard
+from t5x_lab.data.pipeline.seeds import derive_seed
+from t5x_lab.data.tasks.mixture import Component, ResolvedMixture, resolve_mixture
+from t5x_lab.training.batches import HostBatch, Rows
+
+
+def resolve_tasks(config: DataConfig, architecture: str, vocab_size: int) -> ResolvedMixture:
+    """Returns the run's tasks, checked against the model before any text is read.
+
+    Raises:
+      UserError: for an unknown name, lengths or an architecture that do not fit, or a vocabulary larger than the model's.
+    """
+    mixture = resolve_mixture(config, architecture)
+    check_vocabulary(mixture, config, vocab_size)
+    return mixture
+
+
+LENGTH_SAMPLE = 1_000  # examples of a task whose mean length is computed, for rates in tokens
+FINGERPRINTS_FILE = "files.json"  # fingerprints of the text files, beside the positions
+
+
+class SeqioBatches:
+    """Endless training batches of this process's rows. See `t5x_lab.training.batches.Batches`.
+
+    Rows of a batch are grouped by shard, in the order of the shards. A process reads the shards that its rows come from, and
+    saves the positions of those whose first row it owns. Shards of many tasks are read and saved together, see
+    `t5x_lab.data.pipeline.graph`. A process that gets other shards after a restart reads all that were saved together, and drops
+    the others.
+
+    Args:
+      mixture: tasks to read.
+      config: batch size, shards, packing.
+      seed: seed of shuffling and of all random choices. Each shard derives its own.
+      rows: rows of this process. Default: all.
+    """
+
+    def __init__(self, mixture: ResolvedMixture, config: DataConfig, seed: int, rows: Rows | None = None):
+        rows = rows or Rows.all(config.batch_size)
+        per_shard = config.batch_size // config.shards
+        self._shards = np.unique(rows.held // per_shard).tolist()
+        self._rows = np.searchsorted(self._shards, rows.held // per_shard) * per_shard + rows.held % per_shard
+        num_read = len(self._shards) * per_shard
+        if num_read > len(rows.held):
+            print(
+                f"This process reads {num_read} rows of each batch and uses {len(rows.held)} of them, because its rows are "
+                f"parts of shards. Set DATA_SHARDS ({config.shards}) to a multiple of the number of processes in a new run.",
+                file=sys.stderr,
+            )
+        self._owned = {shard for shard in self._shards if shard * per_shard in rows.owned}
+        self._num_shards = config.shards
+        owned = tuple(sorted(self._owned))
+        is_joint = len(mixture.train_components) > MAX_SEPARATE_TASKS and owned
+        groups = [owned] if is_joint else [(shard,) for shard in owned]
+        groups += [(shard,) for shard in self._shards if shard not in self._owned]
+        self._mixture, self._config = mixture, config
+        with self._report_failing_record():
+            self._build = functools.partial(build_shards, mixture, config, seed, example_rates(mixture, config))
+            self._datasets = {group: self._build(group) for group in groups}
+        self._fingerprints = file_fingerprints(mixture)
+
+    def __iter__(self):
+        return self
+
+    def _report_failing_record(self):
+        return report_failing_record(self._mixture.train_components, self._config.split)
+
+    @functools.cached_property
+    def _iterators(self) -> dict[tuple[int, ...], Iterator]:
+        return {group: iter(dataset.prefetch(2 * len(group))) for group, dataset in self._datasets.items()}
+
+    def __next__(self) -> HostBatch:
+        try:
+            with self._report_failing_record():
+                by_shard = {shard: next(iterator) for group, iterator in self._iterators.items() for shard in group}
+        except StopIteration:
+            raise UserError(
+                f"The data have no complete batch: {self._find_empty_shard()} is empty after preprocessing. Lower DATA_SHARDS "
+                "or BATCH_SIZE, shorten TASK_FEATURE_LENGTHS, or add text."
+            ) from None
+        parts = [by_shard[shard] for shard in self._shards]
+        return {name: np.concatenate([part[name].numpy() for part in parts])[self._rows] for name in parts[0]}
+
+    def _find_empty_shard(self) -> str:
+        """Returns a task and a shard without examples, if one is found within a minute."""
+        start = time.monotonic()
+        components = self._mixture.train_components
+        for component in components:
+            for shard in self._shards if time.monotonic() - start < 60 else ():
+                dataset = task_shard(component, self._config, 0, shard, len(components))
+                if next(iter(dataset), None) is None:
+                    return f'shard {shard} of the task "{component.task.name}"'
+        return "a shard of the training split"
+
+    def save(self, directory: epath.Path) -> list[epath.Path]:
+        """Saves the positions of the owned shards. Returns the files."""
+        files = []
+        if 0 in self._owned:
+            (directory / FINGERPRINTS_FILE).write_text(json.dumps(self._fingerprints))
+            files.append(directory / FINGERPRINTS_FILE)
+        for group, iterator in self._iterators.items():
+            if group[0] in self._owned:
+                name = _position_file_name(group)
+                tf.train.Checkpoint(iterator=iterator).write(str(directory / name))
+                files += list(directory.glob(f"{name}.*"))
+        return files
+
+    def restore(self, directory: epath.Path) -> None:
+        """Moves the iterators to saved positions.
+
+        Raises:
+          UserError: if the number of shards or the text files changed.
+        """
+        saved = [_parse_position_file_name(file.name) for file in directory.iterdir() if file.name.endswith(".index")]
+        groups = {shard: group for group in saved for shard in group}
+        if set(groups) != set(range(self._num_shards)):
+            raise UserError(
+                f"The checkpoint holds the positions of {len(groups)} data shards, not of {self._num_shards}. DATA_SHARDS "
+                f"cannot change during a run. Set --gin.DATA_SHARDS={len(groups)}."
+            )
+        self._check_files(directory)
+        needed = sorted({groups[shard] for shard in self._shards})
+        self._datasets = {group: self._datasets.get(group) or self._build(group) for group in needed}
+        self.__dict__.pop("_iterators", None)
+        for group, iterator in self._iterators.items():
+            path = str(directory / _position_file_name(group))
+            tf.train.Checkpoint(iterator=iterator).read(path).assert_consumed()
+
+    def _check_files(self, directory: epath.Path) -> None:
+        """Raises a `UserError` if the text files changed since the checkpoint."""
+        if not (directory / FINGERPRINTS_FILE).exists():
+            return  # a checkpoint of an earlier version
+        change = find_change(json.loads((directory / FINGERPRINTS_FILE).read_text()), self._fingerprints)
+        if change:
+            raise UserError(
+                f"The text files changed since the checkpoint: {change}. The saved position is invalid for them. Restore the "
+                f"files, or train on the new text in a new MODEL_DIR, with {from_another(directory.parent)}"
+            )
+
+
+def _position_file_name(shards: tuple[int, ...]) -> str:
+    """Returns the checkpoint file name for a group of data shards."""
+    return "shard_" + "_".join(map(str, shards))
+
+
+def _parse_position_file_name(file: str) -> tuple[int, ...]:
+    """Returns the group of data shards of a checkpoint file name."""
+    return tuple(map(int, file.removesuffix(".index").removeprefix("shard_").split("_")))
+
+
+def example_rates(mixture: ResolvedMixture, config: DataConfig) -> list[float]:
+    """Returns the rate at which examples of each training component are sampled. Rates need not sum to 1."""
+    components = mixture.train_components
+    if len(components) == 1:
+        return [1.0]
+    if config.rates_of == "examples":
+        return mixture.rates()
+    lengths = [_mean_length(component, mixture.architecture, config) for component in components]
+    return [rate / length for rate, length in zip(mixture.rates(), lengths, strict=True)]
+
+
+def _mean_length(component: Component, architecture: str, config: DataConfig) -> float:
+    """Returns the mean tokens of an example, estimated from the first examples of the task."""
+    one_shard = dataclasses.replace(config, shards=1)
+    examples = task_shard(component, one_shard, 0, 0, MAX_SEPARATE_TASKS + 1).take(LENGTH_SAMPLE)
+    features = mixture_features([component], architecture, config)
+    sizes = [
+        sum(tf.size(x[name]) for name in text_features(component, architecture) if name in x).numpy()
+        for x in add_mixture_features(examples, component, None, features, architecture)
+    ]
+    return max(float(np.mean(sizes or [0])), 1.0)
+
+
+def build_shards(
+    mixture: ResolvedMixture, config: DataConfig, seed: int, rates: list[float], shards: tuple[int, ...]
+) -> tf.data.Dataset:
+    """Returns endless shuffled batches of model features of one logical shard, or of several in turn."""
+    build = functools.partial(training_shard, mixture, config, seed, rates)
+    if len(mixture.train_components) > MAX_SEPARATE_TASKS:
+        seeds = [1 + derive_seed(seed, shard) % (2**31 - 2) for shard in shards]
+        return interleave_shards(build, shards, seeds, derive_seed(seed))
+    (shard,) = shards
+    return build(shard).with_options(dataset_options())
+
+
+def dataset_options() -> tf.data.Options:
+    """Returns options for a deterministic order without autotuning.
+
+    Autotuning costs more CPU-seconds than it saves, and the end of an iterator waits for the tuning thread, which sleeps for up to
+    a minute.
+    """
+    options = tf.data.Options()
+    options.deterministic = True
+    options.autotune.enabled = False
+    return options
+
+
+def training_shard(
+    mixture: ResolvedMixture, config: DataConfig, seed: int, rates: list[float], shard: Shard
+) -> tf.data.Dataset:
+    """Returns batches of model features of one logical shard."""
+    components = mixture.train_components
+    features = mixture_features(components, mixture.architecture, config)
+    numbers = range(len(components)) if len(components) > 1 else [None]
+    datasets = [
+        add_mixture_features(
+            task_shard(component, config, seed, shard, len(components)), component, number, features, mixture.architecture
+        )
+        for number, component in zip(numbers, components, strict=True)
+    ]
+    mixed, shard_seed = datasets[0], derive_seed(seed, shard)
+    if len(datasets) > 1:
+        mixed = mixture.sample_fn(datasets, rates, shard_seed)
+    if len(components) > MAX_SEPARATE_TASKS and config.shuffle:
+        mixed = mixed.shuffle(config.shuffle_buffer_size or seqio.SHUFFLE_BUFFER_SIZE, seed=shard_seed)
+    return _convert(mixed, mixture, components, config, config.batch_size // config.shards)
+
+
+def batch_features(mixture: ResolvedMixture, config: DataConfig) -> dict[str, tf.TensorSpec]:
+    """Returns shapes and types of a training batch of all processes. The converter runs on no examples; no data are read."""
+    try:
+        components = mixture.train_components
+    except Exception:  # a user's source may raise anything if its data are not on this machine
+        components = mixture.components
+    features = {**mixture_features(components, mixture.architecture, config), "raw_tokens": tf.TensorSpec([], tf.int32)}
+    if len(components) > 1:
+        features["task"] = tf.TensorSpec([], tf.int32)
+    batch = _convert_specs(features, mixture, components, config)
+    if all(spec.shape.is_fully_defined() for spec in batch.values()):
+        return batch
+    # The preprocessors may know more sizes than the declared features.
+    element_spec = task_shard(components[0], config, 0, 0, len(components)).element_spec
+    known = {name: element_spec.get(name, spec) for name, spec in features.items()}
+    batch = _convert_specs(known, mixture, components, config)
+    for name, spec in batch.items():
+        if not spec.shape.is_fully_defined():
+            raise UserError(
+                f'The converter makes "{name}" of shape {list(spec.shape)}. A compiled program needs all sizes. Pad it to a '
+                "length of TASK_FEATURE_LENGTHS."
+            )
+    return batch
+
+
+def _convert_specs(
+    features: dict[str, tf.TensorSpec], mixture: ResolvedMixture, components: Sequence[Component], config: DataConfig
+) -> dict[str, tf.TensorSpec]:
+    empty = tf.data.Dataset.from_generator(lambda: iter(()), output_signature=features)
+    placeholder_ids = 0, 1  # the real ids would need the vocabulary file
+    return _convert(empty, mixture, components, config, config.batch_size, start_and_eos=placeholder_ids).element_spec
+
+
+def _convert(
+    dataset: tf.data.Dataset,
+    mixture: ResolvedMixture,
+    components: Sequence[Component],
+    config: DataConfig,
+    rows: int,
+    drop_remainder: bool = True,
+    start_and_eos: tuple[int, int] | None = None,
+) -> tf.data.Dataset:
+    """Returns the converter's batches of examples of `components`."""
+    converter: Any = config.converter or _default_converter(mixture, components, config, start_and_eos)
+    try:
+        if hasattr(converter, "batches"):
+            return converter.batches(dataset, mixture.lengths, rows, drop_remainder)
+        return converter(dataset, mixture.lengths).batch(rows, drop_remainder)
+    except Exception as error:
+        if config.converter is None or isinstance(error, UserError):
+            raise
+        reason = describe_user_code_error(error) or describe_error(error)
+        raise UserError(
+            f"The converter {type(converter).__name__} fails on examples with {', '.join(dataset.element_spec)} at the lengths "
+            f"{dict(mixture.lengths)}: {reason}."
+        ) from error
+
+
+def _default_converter(
+    mixture: ResolvedMixture, components: Sequence[Component], config: DataConfig, start_and_eos: tuple[int, int] | None
+) -> FeatureConverter:
+    if start_and_eos is None:
+        eos = mixture.vocabulary.eos_id
+        start_and_eos = config.special_tokens.id_before_texts(eos), eos
+    passthrough = passthrough_features(mixture_features(components, mixture.architecture, config))
+    return FeatureConverter(
+        mixture.architecture, config.pack, *start_and_eos, num_tasks=len(components), passthrough=passthrough
+    )
+
+
+class EvalBatches:
+    """This process's rows of the batches of one task's `eval_split`, the same in every iteration.
+
+    Every process reads the whole split, so that rows and batches do not depend on the number of processes. The last batch is
+    padded with rows without loss. If all batches fit into `cache_bytes`, they are read once. Else the pipeline is rebuilt for
+    each iteration, so that random choices repeat.
+
+    Args:
+      mixture, component: the task and its mixture.
+      config: data configuration.
+      rows: rows of this process. Default: all.
+      num_batches: maximum number of batches. None = `config.eval_steps`.
+      num_examples: number of examples, from the first. None = all.
+      cache_bytes: bytes of batches to keep in memory.
+    """
+
+    def __init__(
+        self,
+        mixture: ResolvedMixture,
+        component: Component,
+        config: DataConfig,
+        rows: Rows | None = None,
+        num_batches: int | None = None,
+        num_examples: int | None = None,
+        cache_bytes: int = 0,
+    ):
+        self._mixture, self._component, self._config, self.split = mixture, component, config, config.eval_split
+        self._rows = (rows or Rows.all(config.batch_size)).held
+        self._num_batches, self._num_examples = num_batches or config.eval_steps, num_examples
+        self._cache_bytes = cache_bytes
+        self._cache: list[HostBatch] | None = None
+
+    def __iter__(self) -> Iterator[HostBatch]:
+        if self._cache is not None:
+            yield from self._cache
+            return
+        batches, size = [], 0
+        for batch in self._read():
+            size += sum(x.nbytes for x in batch.values())
+            if size <= self._cache_bytes:
+                batches.append(batch)
+            else:
+                batches.clear()
+            yield batch
+        self._cache = batches if size <= self._cache_bytes else None
+
+    def _read(self) -> Iterator[HostBatch]:
+        size = self._config.batch_size
+        pad = lambda x: np.pad(x, [(0, size - len(x))] + [(0, 0)] * (x.ndim - 1))
+        with report_failing_record([self._component], self.split):
+            for batch in self._dataset().as_numpy_iterator():
+                yield {name: pad(x)[self._rows] for name, x in batch.items()}
+
+    def _dataset(self) -> tf.data.Dataset:
+        component, mixture, config = self._component, self._mixture, self._config
+        dataset = read_split(component, self.split, trim=not component.is_text)
+        dataset = dataset if self._num_examples is None else dataset.take(self._num_examples)
+        features = mixture_features([component], mixture.architecture, config)
+        examples = add_mixture_features(dataset, component, None, features, mixture.architecture)
+        batches = _convert(examples, mixture, [component], config, config.batch_size, drop_remainder=False)
+        return batches.take(self._num_batches).with_options(dataset_options())
+
+
+def eval_batches(mixture: ResolvedMixture, component: Component, config: DataConfig) -> Iterator[HostBatch]:
+    """Yields all rows of at most `config.eval_steps` batches of one task's `eval_split`."""
+    return iter(EvalBatches(mixture, component, config))

@@ -1,0 +1,1 @@
+"""Vocabularies: `config` settings, `build` SeqIO vocabularies, `sentencepiece`, `huggingface`, `sentinels`, `truncation`."""

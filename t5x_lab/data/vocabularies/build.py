@@ -1,0 +1,104 @@
+"""SeqIO vocabularies from their settings."""
+
+import filecmp
+import functools
+import json
+import os
+import zlib
+
+import seqio
+import tensorflow as tf
+import tensorflow_text as tf_text
+from etils import epath
+
+from t5x_lab.data.vocabularies.config import (
+    T5_SENTINELS,
+    ByteVocabulary,
+    HuggingFaceVocabulary,
+    SentencePieceVocabulary,
+    Vocabulary,
+)
+from t5x_lab.data.vocabularies.huggingface import HuggingFaceTokenizer, read_tokenizer
+from t5x_lab.data.vocabularies.sentencepiece import read_sentencepiece
+from t5x_lab.data.vocabularies.sentinels import sentinel_pieces
+
+
+def build_vocabulary(config: Vocabulary) -> seqio.Vocabulary:
+    """Returns the SeqIO vocabulary after its file is checked.
+
+    Raises:
+      UserError: if the SentencePiece file cannot be read.
+    """
+    if isinstance(config, SentencePieceVocabulary):
+        read_sentencepiece(config.path)
+    return lazy_vocabulary(config)
+
+
+def lazy_vocabulary(config: Vocabulary) -> seqio.Vocabulary:
+    """Returns the SeqIO vocabulary. Its SentencePiece file is opened on first use, since it may not be reachable from here."""
+    if isinstance(config, ByteVocabulary):
+        return seqio.ByteVocabulary(extra_ids=config.extra_ids)
+    if isinstance(config, HuggingFaceVocabulary):
+        return HuggingFaceTokenizer(config.path)
+    return _SentencePieces(str(config.path), extra_ids=config.extra_ids)
+
+
+class _SentencePieces(seqio.SentencePieceVocabulary):
+    """SeqIO's vocabulary with one TensorFlow tokenizer for all tasks. Otherwise each task's graph would read the model."""
+
+    @property
+    def tf_tokenizer(self) -> tf_text.SentencepieceTokenizer:
+        with tf.init_scope():
+            if tf.executing_eagerly():
+                return _tokenizer(self.sp_model)
+        return super().tf_tokenizer  # in a TensorFlow 1 graph, which Beam workers may have
+
+
+@functools.lru_cache(maxsize=8)
+def _tokenizer(model: bytes) -> tf_text.SentencepieceTokenizer:
+    return tf_text.SentencepieceTokenizer(model=model)
+
+
+def is_same_vocabulary(vocabulary: seqio.Vocabulary, config: Vocabulary) -> bool:
+    """Returns whether a vocabulary equals the configured one, as far as their files can be compared from here."""
+    if isinstance(config, SentencePieceVocabulary) and isinstance(vocabulary, seqio.SentencePieceVocabulary):
+        files = str(config.path), str(vocabulary.sentencepiece_model_file)
+        same_file = files[0] == files[1] or _are_equal_files(*files)
+        return same_file and config.extra_ids == vocabulary.extra_ids
+    if isinstance(config, HuggingFaceVocabulary) and isinstance(vocabulary, seqio.SentencePieceVocabulary):
+        return _are_equal_files(os.path.join(config.path, "spiece.model"), str(vocabulary.sentencepiece_model_file))
+    if isinstance(config, SentencePieceVocabulary) or isinstance(vocabulary, seqio.SentencePieceVocabulary):
+        return False
+    return lazy_vocabulary(config) == vocabulary
+
+
+@functools.lru_cache(maxsize=16)
+def fingerprint(config: Vocabulary) -> str:
+    """Returns a hash of the vocabulary that does not depend on the path of its file."""
+    if isinstance(config, SentencePieceVocabulary):
+        read_sentencepiece(config.path)
+        return f"SentencePiece {zlib.crc32(epath.Path(config.path).read_bytes()):08x}, {config.extra_ids} extra ids"
+    if isinstance(config, HuggingFaceVocabulary):
+        ids = sorted(read_tokenizer(config.path).get_vocab().items())
+        return f"Hugging Face {zlib.crc32(json.dumps(ids).encode()):08x}"
+    return str(config)
+
+
+def _are_equal_files(first: str, second: str) -> bool:
+    try:
+        return filecmp.cmp(first, second, shallow=False)
+    except OSError:  # remote or missing
+        return False
+
+
+def sentinel_ids(vocabulary: seqio.Vocabulary) -> range:
+    """Returns the ids of the sentinels, the first one first. T5's count down from the last id.
+
+    With `extra_ids` = 0 they are the pieces `<extra_id_0>` and so on (mT5), or the last 100 bytes (ByT5).
+    """
+    if isinstance(vocabulary, HuggingFaceTokenizer):
+        return vocabulary.sentinels
+    if isinstance(vocabulary, seqio.SentencePieceVocabulary) and not vocabulary.extra_ids:
+        return sentinel_pieces(vocabulary.tokenizer.PieceToId, vocabulary.tokenizer.IdToPiece)
+    last, is_bytes = vocabulary.vocab_size - 1, isinstance(vocabulary, seqio.ByteVocabulary)
+    return range(last, last - (vocabulary.extra_ids or (T5_SENTINELS if is_bytes else 0)), -1)

@@ -1,0 +1,1 @@
+"""Adapter for lm-eval: `model` answers its requests, `data_files` points its tasks to local data."""

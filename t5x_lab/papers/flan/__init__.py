@@ -1,0 +1,1 @@
+"""FLAN (Wei et al. 2022): `clusters` of data sets, `collections` and the `templates` folder."""

@@ -1,0 +1,219 @@
+"""Record sources of labelled data sets: files, TensorFlow Datasets, Hugging Face's `datasets`."""
+
+import contextlib
+import csv
+import functools
+import io
+import itertools
+import json
+import re
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import seqio
+import tensorflow as tf
+
+from t5x_lab.config.errors import NotHere, UserError
+from t5x_lab.data.sources.sharding import file_sizes
+from t5x_lab.data.sources.text_files import READ_BATCH, OpenedFile, compression_type, document_counts, resumable_reader
+from t5x_lab.prompts.config import Records, fill_pattern
+from t5x_lab.prompts.records.json_records import encode_json
+
+SPLITS = ("train", "validation", "test")
+
+
+def open_records(
+    dataset: str, records: Records, splits: Sequence[str] = SPLITS, external_names: Mapping[str, str] = {}
+) -> seqio.DataSource:
+    """Returns the source of a data set's records, whose elements `json_records` converts. No file is opened yet.
+
+    Args:
+      dataset: name of the data set, such as "super_glue/rte".
+      records: location.
+      splits: splits that it has.
+      external_names: values of names in braces: {"tfds": "super_glue/rte"}.
+    """
+    source_splits = {split: records.splits.get(split, split) for split in splits}
+    if records.files is None:
+        location = fill_pattern(records.tfds or records.saved or records.hub or "", dataset=dataset, **external_names)
+        if records.tfds:
+            return _TfdsRecords(dataset, location, source_splits)
+        read = resumable_reader(functools.partial(_read_hf_dataset, is_saved=bool(records.saved)))
+        tables = {split: [f"{location}@{name}"] for split, name in source_splits.items()}
+        return _TableRecords(lambda name: read(name).unbatch(), tables)
+    return _FileRecords(dataset, records, splits, external_names)
+
+
+class _TfdsRecords(seqio.TfdsDataSource):
+    """Records that TensorFlow Datasets has prepared."""
+
+    def __init__(self, dataset: str, name: str, splits: dict[str, str]):
+        self._dataset, self._name = dataset, name
+        any_version = name if ":" in name else f"{name}:*.*.*"  # SeqIO requires a version
+        super().__init__(any_version, splits=splits)
+
+    def num_input_examples(self, split: str) -> int | None:
+        with self._explain_missing():
+            return super().num_input_examples(split)
+
+    def list_shards(self, split: str) -> Sequence[str]:
+        with self._explain_missing():
+            return super().list_shards(split)
+
+    def get_dataset(self, split="train", *args, **options) -> tf.data.Dataset:
+        self.list_shards(split)  # raises before anything is downloaded
+        return super().get_dataset(split, *args, **options)
+
+    @contextlib.contextmanager
+    def _explain_missing(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # files, versions and names fail in different ways
+            prepare = f"tfds build {re.sub(r':[0-9.*]+$', '', self._name)}"  # a version is the package's
+            raise NotHere(
+                f'The data set "{self._dataset}" is not available: TensorFlow Datasets has no prepared {self._name} '
+                f"({_first_line(error)}). Set the environment variable TFDS_DATA_DIR to its folder, prepare it with: "
+                f'{prepare}, or set the location of its records: DATA_SETS = {{"{self._dataset}": @x/Records()}}.'
+            ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"[:160]
+
+
+class _TableRecords(seqio.FileDataSource):
+    """Records of tables that are not files, read like files."""
+
+    def list_shards(self, split: str) -> list[str]:
+        return list(self._split_to_filepattern[split])
+
+
+class _FileRecords(seqio.FileDataSource):
+    """Records in files of one type. Patterns are expanded when a split is read."""
+
+    def __init__(self, dataset: str, records: Records, splits: Sequence[str], external_names: Mapping[str, str]):
+        patterns = {split: pattern for split in splits if (pattern := records.file_pattern(dataset, split, external_names))}
+        self._dataset, self._has_one_pattern = dataset, not isinstance(records.files, dict)
+        self._num_examples = records.num_examples
+        super().__init__(_reader(dataset, patterns, records), patterns)
+
+    @property
+    def splits(self) -> list[str]:
+        """The configured splits. With one pattern for all, those that have files."""
+        splits = list(self._split_to_filepattern)
+        if not self._has_one_pattern:
+            return splits
+        return [split for split in splits if tf.io.gfile.glob(self._split_to_filepattern[split])] or splits
+
+    must_read_to_count = True
+
+    def list_shards(self, split: str) -> list[str]:
+        files = sorted(tf.io.gfile.glob(self._split_to_filepattern[split]))
+        if not files:
+            raise NotHere(
+                f'The data set "{self._dataset}" is not available: no file matches {self._split_to_filepattern[split]}. Put its '
+                "records there, or set their location with Records.files, .tfds, .saved or .hub."
+            )
+        return files
+
+    def num_input_examples(self, split: str) -> int:
+        """Returns `Records.num_examples` if set, else counts by reading, once for the same files."""
+        if self._num_examples and split == "train":
+            return self._num_examples
+        files = self.list_shards(split)
+        key = f"{zlib.crc32(json.dumps([files, file_sizes(files)]).encode()):08x}"
+        if key not in document_counts:
+            lines = self.get_dataset(split, shuffle=False).batch(READ_BATCH)
+            document_counts[key] = int(lines.reduce(np.int64(0), lambda count, batch: count + tf.size(batch, tf.int64)))
+        return document_counts[key]
+
+
+def _reader(dataset: str, patterns: Mapping[str, str], records: Records) -> Callable[[Any], tf.data.Dataset]:
+    """Returns f(file) -> dataset of records as JSON text."""
+    kinds = {_file_type(pattern) for pattern in patterns.values()}
+    if len(kinds) != 1 or None in kinds:
+        patterns_text = ", ".join(dict.fromkeys(patterns.values())) or "not set"
+        raise UserError(
+            f'Records.files of the data set "{dataset}" is {patterns_text}. All files must be of one type: '
+            ".jsonl, .json, .csv, .tsv (or .gz of these), .parquet or .tfrecord."
+        )
+    (kind,) = kinds
+    if kind == "jsonl":
+        lines = lambda file: tf.data.TextLineDataset(file, compression_type(file))
+        return lambda file: lines(file).filter(lambda line: tf.strings.length(tf.strings.strip(line)) > 0)
+    if kind == "tfrecord":
+        return lambda file: tf.data.TFRecordDataset(file, compression_type(file)).map(_tfrecord_to_json)
+    separator = {"csv": ",", "tsv": "\t"}.get(kind or "")
+    read = functools.partial(_read_table, separator=separator, records=records) if separator else _read_parquet
+    return lambda file: resumable_reader(read)(file).unbatch()
+
+
+def _file_type(pattern: str) -> str | None:
+    name = pattern.removesuffix(".gz")
+    ends = {".jsonl": "jsonl", ".json": "jsonl", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet"}
+    return next((kind for end, kind in ends.items() if name.endswith(end)), "tfrecord" if ".tfrecord" in name else None)
+
+
+def _read_table(file: str, separator: str, records: Records) -> Iterator[list[bytes]]:
+    """Yields batches of rows of a .csv or .tsv file. Without `Records.columns`, the first line has the column names."""
+    with OpenedFile(file) as raw:
+        stream = pa.CompressedInputStream(raw, "gzip") if file.endswith(".gz") else pa.PythonFile(raw, mode="r")
+        lines: Any = io.TextIOWrapper(io.BufferedReader(stream), encoding="utf-8-sig", newline="")
+        columns: Any = records.columns or None
+        # Files without a header line, such as those of GLUE, do not quote either.
+        quoting = csv.QUOTE_NONE if columns else csv.QUOTE_MINIMAL
+        table: Any = csv.DictReader(lines, columns, delimiter=separator, quoting=quoting)
+        rows = ({**row, **{name: _parse_number(row[name]) for name in records.numbers if row.get(name)}} for row in table)
+        while batch := [encode_json(row) for row in itertools.islice(rows, READ_BATCH)]:
+            yield batch
+
+
+def _parse_number(text: str) -> int | float | str:
+    """Returns the number in a text, or the text if it is not a number."""
+    for number_type in (int, float):
+        with contextlib.suppress(ValueError):
+            return number_type(text)
+    return text
+
+
+def _read_parquet(file: str) -> Iterator[list[bytes]]:
+    with OpenedFile(file) as raw:
+        table = pyarrow.parquet.ParquetFile(raw)
+        for rows in table.iter_batches(READ_BATCH):
+            yield [encode_json(row) for row in rows.to_pylist()]
+
+
+def _read_hf_dataset(location: str, is_saved: bool) -> Iterator[list[bytes]]:
+    """Yields batches of rows with Hugging Face's `datasets`, from FOLDER@SPLIT, or NAME:CONFIG@SPLIT of its hub or cache."""
+    try:
+        import datasets
+    except ImportError as error:
+        raise UserError(
+            f"Records.saved and Records.hub need datasets ({error}). Run: pip install 't5x_lab[datasets]'"
+        ) from error
+    name, split = location.rsplit("@", 1)
+    try:
+        if is_saved:
+            table = datasets.load_from_disk(name)[split]
+        else:
+            path, _, config = name.partition(":")
+            table = datasets.load_dataset(path, config or None, split=split)
+    except Exception as error:  # hub, network and files fail in different ways
+        raise NotHere(f"The split {split} of {name} cannot be read by datasets: {type(error).__name__}: {error}") from error
+    for first in range(0, len(table), READ_BATCH):
+        columns = table[first : first + READ_BATCH]
+        yield [encode_json(dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
+
+
+@tf.autograph.experimental.do_not_convert
+def _tfrecord_to_json(serialized: tf.Tensor) -> tf.Tensor:
+    def encode(serialized: bytes) -> bytes:
+        features = tf.train.Example.FromString(serialized).features.feature
+        values = {name: list(getattr(f, f.WhichOneof("kind") or "bytes_list").value) for name, f in sorted(features.items())}
+        return encode_json({name: value[0] if len(value) == 1 else value for name, value in values.items()})
+
+    return tf.ensure_shape(tf.numpy_function(encode, [serialized], tf.string, stateful=False), [])

@@ -1,0 +1,1 @@
+"""Prompt templates: `template` renders a record, `files` reads template files."""

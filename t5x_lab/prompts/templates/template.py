@@ -1,0 +1,197 @@
+"""Prompt templates with promptsource's semantics: Jinja, `input ||| target`, and answer choices."""
+
+import dataclasses
+import functools
+import json
+import random
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jinja2
+import jinja2.meta
+import jinja2.nodes
+import jinja2.visitor
+
+from t5x_lab.config.errors import UserError
+
+MAX_FIELD_CHARACTERS = 2_048  # printed fields are truncated to this
+NO_LABEL = "<NO LABEL>"  # replaces an empty target, as in T0
+_SEPARATOR = "|||"
+_PROTECTED = "3ed2dface8203c4c9dfb1a5dc58e41e0"  # replaces a separator inside a record, as in promptsource
+
+
+@dataclasses.dataclass(frozen=True)
+class Rendered:
+    """Rendered record.
+
+    Attributes:
+      inputs, targets: texts.
+      choices: possible targets, empty if the template has no answer choices.
+    """
+
+    inputs: str
+    targets: str
+    choices: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Template:
+    """Prompt template of a data set.
+
+    Attributes:
+      dataset: name of the data set.
+      name: name of the template.
+      jinja: input and target, separated by |||.
+      answer_choices: Jinja text of the possible targets, separated by |||. None = open-ended.
+      original_task: whether it asks for the task that the data set was made for.
+      choices_in_prompt: whether the input lists the choices.
+      inverted: whether it asks for an input of the original task, such as the question for an answer.
+      no_instruction: whether it prints the fields without an instruction.
+    """
+
+    dataset: str
+    name: str
+    jinja: str
+    answer_choices: str | None = None
+    original_task: bool = False
+    choices_in_prompt: bool = False
+    inverted: bool = False
+    no_instruction: bool = False
+
+    def render(self, record: Mapping[str, Any], seed: int = 0) -> Rendered | None:
+        """Renders a record. Returns None if the template does not apply to it.
+
+        Args:
+          record: fields of the record.
+          seed: seed of random choices in the template (`choice`), combined with the record and the template.
+
+        Raises:
+          UserError: for a missing or null field, or a label outside the choices.
+        """
+        record = {name.replace("-", "_"): value for name, value in record.items()}
+        missing = sorted(self._fields - record.keys())
+        if missing:
+            raise UserError(f'{self} needs the field "{missing[0]}". The record has {", ".join(record) or "none"}.')
+        if "answer_choices" in record:
+            raise UserError(
+                f'{self} cannot render a record with a field "answer_choices", a name that templates use themselves.'
+            )
+        protected = {name: _protect(value) if isinstance(value, str) else value for name, value in record.items()}
+        sampler = _Sampler((seed, self.dataset, self.name), record)
+        try:
+            choices = None
+            if self._choices is not None:
+                texts = self._choices.render({**protected, _SAMPLER: sampler}).split(_SEPARATOR)
+                choices = [_unprotect(text.strip()) for text in texts]
+            parts = self._template.render({**protected, "answer_choices": choices, _SAMPLER: sampler}).split(_SEPARATOR)
+        except UserError as error:
+            raise UserError(f"{self}: {error.sentence}") from error
+        except Exception as error:  # a template is the user's program
+            raise UserError(f"{self} fails: {type(error).__name__}: {error}.") from error
+        parts = [_unprotect(part).strip() for part in parts]
+        if len(parts) != 2 or not parts[0]:
+            return None
+        return Rendered(parts[0], parts[1] or NO_LABEL, tuple(choices or ()))
+
+    def __str__(self) -> str:
+        return f'Template "{self.name}" of {self.dataset}'
+
+    @functools.cached_property
+    def _template(self) -> jinja2.Template:
+        return self._compile(self.jinja.replace("}}", f" | printed | truncate({MAX_FIELD_CHARACTERS}) }}}}"))
+
+    @functools.cached_property
+    def _choices(self) -> jinja2.Template | None:
+        return self._compile(self.answer_choices) if self.answer_choices else None
+
+    def _compile(self, text: str) -> jinja2.Template:
+        return _ENVIRONMENT.from_string(_CheckLabels().visit(self._parse(text)))
+
+    def _parse(self, text: str) -> jinja2.nodes.Template:
+        try:
+            return _ENVIRONMENT.parse(text)
+        except jinja2.TemplateError as error:
+            raise UserError(f"{self} does not compile: {error}.") from error
+
+    @functools.cached_property
+    def _fields(self) -> frozenset[str]:
+        """Required fields: those that the template uses without testing whether they are defined."""
+        texts = [self.jinja, self.answer_choices or ""]
+        optional = {name for text in texts for name in re.findall(r"(\w+) is (?:not )?defined", text)}
+        names = {name for text in texts for name in jinja2.meta.find_undeclared_variables(self._parse(text))}
+        return frozenset(names - optional - {"answer_choices"} - _ENVIRONMENT.globals.keys())
+
+
+def _protect(text: str) -> str:
+    return text.replace(_SEPARATOR, _PROTECTED)
+
+
+def _unprotect(text: str) -> str:
+    return text.replace(_PROTECTED, _SEPARATOR)
+
+
+_SAMPLER = "_sampler"
+
+
+class _Sampler:
+    """Random numbers of a template for a record. Equal seeds give equal numbers."""
+
+    def __init__(self, key: tuple, record: Mapping[str, Any]):
+        self._key, self._record = key, record
+
+    @functools.cached_property
+    def random(self) -> random.Random:
+        return random.Random(json.dumps([self._key, self._record], sort_keys=True, default=str))
+
+
+@jinja2.pass_context
+def _choice(context: Any, choices: Sequence) -> Any:
+    return context[_SAMPLER].random.choice(choices)
+
+
+def _most_frequent(items: Sequence) -> list | None:
+    if not items:
+        return None
+    counts = Counter(items)
+    return [item for item in counts if counts[item] == max(counts.values())]
+
+
+def _highlight(text: str) -> str:
+    return f"<span style='color: #F08080'>{text}</span>"
+
+
+def _printed(value: Any) -> str:
+    if value is None:
+        raise UserError("it prints a null field")
+    return str(value)
+
+
+def _label(label: Any, choices: Sequence[str] | None) -> Any:
+    if isinstance(label, int) and choices is not None and not 0 <= label < len(choices):
+        raise UserError(f"the label {label} is not one of the {len(choices)} choices ({', '.join(choices)})")
+    return label
+
+
+class _CheckLabels(jinja2.visitor.NodeTransformer):
+    """Makes answer_choices[label] raise for an invalid label. Python would take -1, a hidden label, for the last choice."""
+
+    def visit_Getitem(self, node: jinja2.nodes.Getitem) -> jinja2.nodes.Node:
+        self.generic_visit(node)
+        constant = isinstance(node.arg, jinja2.nodes.Const | jinja2.nodes.Neg | jinja2.nodes.Slice)
+        if isinstance(node.node, jinja2.nodes.Name) and node.node.name == "answer_choices" and not constant:
+            choices = jinja2.nodes.Name("answer_choices", "load", lineno=node.lineno)
+            node.arg = jinja2.nodes.Filter(node.arg, "label", [choices], [], None, None, lineno=node.lineno)
+        return node
+
+
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment()
+    environment.filters |= {"choice": _choice, "most_frequent": _most_frequent, "highlight": _highlight}
+    environment.filters |= {"printed": _printed, "label": _label}
+    environment.globals["zip"] = zip
+    return environment
+
+
+_ENVIRONMENT = _environment()

@@ -1,0 +1,103 @@
+"""Reads the configuration of a checkpoint: a run's gin text, or gin bindings for a Hugging Face config.json."""
+
+import contextlib
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+from t5x_lab.checkpoints.formats import Location, huggingface
+from t5x_lab.checkpoints.layout import read_info
+from t5x_lab.config.errors import NotHere, NotSet, UserError
+from t5x_lab.config.log import log
+from t5x_lab.data.vocabularies.sentinels import num_sentinels
+from t5x_lab.runs.config.gin_config import GinConfig
+from t5x_lab.runs.data_layer import load_data_layer
+
+SENTENCEPIECE = "spiece.model"  # file name of a T5 tokenizer in transformers
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "sentencepiece.bpe.model", "vocab.json")
+MAY_ADD_TOKENS = ("tokenizer.json", "added_tokens.json")  # may extend the vocabulary of the SentencePiece model
+
+
+def read_config(location: Location) -> GinConfig:
+    """Returns the configuration of a checkpoint.
+
+    Raises:
+      UserError: if it has none.
+    """
+    if location.format == "hf":
+        return GinConfig((), _bindings(pathlib.Path(location.path)))
+    if location.format == "t5x_lab":
+        text = read_info(location.path).get("config")
+        file = location.path.parent.parent / "config.gin"
+        if not text and location.path.parent.name == "checkpoints" and file.exists():
+            text = file.read_text()
+        if text:
+            return GinConfig((), (text,), source=f"in the configuration of {location.path}")
+    raise UserError(
+        f"{location.path} holds no configuration. Pass the model file, such as --gin_file=models/t5_1_1/small.gin, and the "
+        "settings that differ, such as --gin.TransformerConfig.vocab_size=VALUE."
+    )
+
+
+def _bindings(directory: pathlib.Path) -> tuple[str, ...]:
+    """Returns gin bindings for the network, vocabulary and special tokens of a Hugging Face directory."""
+    network = huggingface.read_config(directory)[1]
+    fields = {field.name: getattr(network, field.name) for field in dataclasses.fields(network)}
+    scaling = fields.pop("rotary_scaling")
+    bindings = [f"TransformerConfig.{name} = {value!r}" for name, value in fields.items() if name != "dropout_rate"]
+    if scaling is not None:
+        bindings.append("TransformerConfig.rotary_scaling = @RotaryScaling()")
+        bindings += [f"RotaryScaling.{name} = {value!r}" for name, value in dataclasses.asdict(scaling).items()]
+    bindings.append("MODEL = @ModelConfig()")
+    tokens = huggingface.special_tokens(directory, network.vocab_size)
+    for remark in huggingface.remarks(directory, network):
+        log(remark)
+    pieces = directory / SENTENCEPIECE
+    has_any = lambda names: any((directory / name).exists() for name in names)
+    if network.architecture == "encoder_decoder" and pieces.exists() and not has_any(MAY_ADD_TOKENS):
+        # transformers tokenizes as SentencePiece does here, and TensorFlow can read the SentencePiece model.
+        bindings += ["VOCABULARY = @SentencePieceVocabulary()", f"SentencePieceVocabulary.path = {str(pieces)!r}"]
+        bindings.append(f"SentencePieceVocabulary.extra_ids = {_extra_ids(directory, pieces)}")
+        tokens["input_eos"] = True
+    elif has_any(TOKENIZER_FILES):
+        load_data_layer()
+        from t5x_lab.data.vocabularies.huggingface import read_tokenizer, special_ids_around
+
+        before, after = special_ids_around(read_tokenizer(str(directory)))
+        bindings += ["VOCABULARY = @HuggingFaceVocabulary()", f"HuggingFaceVocabulary.path = {str(directory)!r}"]
+        if network.architecture != "encoder_decoder":
+            tokens["start"] = before.pop(0) if before else None
+        tokens |= {"input_start": tuple(before), "input_eos": bool(after), "input_end": tuple(after) or None}
+    return (*bindings, *(f"SpecialTokens.{name} = {value!r}" for name, value in tokens.items()))
+
+
+def _extra_ids(directory: pathlib.Path, pieces: pathlib.Path) -> int:
+    """Returns the number of sentinels after the pieces of a T5 tokenizer: 100, unless the tokenizer defines another number."""
+    tokenizer = directory / "tokenizer_config.json"
+    try:
+        described = dict(json.loads(tokenizer.read_bytes())) if tokenizer.exists() else {}
+        if described.get("extra_ids") is not None:
+            return int(described["extra_ids"])
+    except (ValueError, TypeError, OSError, RecursionError) as error:
+        raise UserError(f"{tokenizer} is not a valid tokenizer_config.json ({type(error).__name__}: {error}).") from error
+    return 0 if b"<extra_id_0>" in pieces.read_bytes() else 100
+
+
+def text_settings(config: GinConfig) -> dict[str, Any]:
+    """Returns dtype, special tokens, number of sentinels and vocabulary of a model. None = unknown on this machine."""
+    network, tokens = config.model().network, config.special_tokens()
+    settings = {"dtype": getattr(network, "dtype", None), **dataclasses.asdict(tokens), "sentinels": None, "vocabulary": None}
+    try:
+        vocabulary = config.vocabulary()
+    except NotSet:
+        return settings
+    settings["vocabulary"] = str(vocabulary)
+    load_data_layer()
+    from t5x_lab.data.vocabularies.build import build_vocabulary
+
+    with contextlib.suppress(NotHere):
+        settings["sentinels"] = num_sentinels(vocabulary)
+        if settings["end"] is None:
+            settings["end"] = build_vocabulary(vocabulary).eos_id
+    return settings

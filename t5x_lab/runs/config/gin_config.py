@@ -1,0 +1,123 @@
+"""`GinConfig`: a parsed gin configuration, from which a command builds the parts that it needs."""
+
+import pathlib
+import tempfile
+from collections.abc import Sequence
+
+from etils import epath
+
+from t5x_lab.config import gin_files
+from t5x_lab.config.errors import NotSet, UserError
+from t5x_lab.config.macros import macro_bindings
+from t5x_lab.data.config import DataConfig
+from t5x_lab.data.vocabularies.config import SpecialTokens, Vocabulary
+from t5x_lab.models.model import ModelConfig
+from t5x_lab.optim.optimizers import Optimizer
+from t5x_lab.partitioning.mesh import MeshShape
+from t5x_lab.partitioning.rules import ShardingRules
+from t5x_lab.prompts.classification.config import Classification
+from t5x_lab.prompts.prompts import Prompts
+from t5x_lab.runs.config.configurables import CONFIGURABLES
+from t5x_lab.runs.config.run_config import RunConfig
+from t5x_lab.runs.config.task_defaults import find_classification
+
+DEFAULTS = "runs/defaults.gin"
+HINTS = {
+    "MODEL": "Add a model file, for example --gin_file=models/t5_1_1/small.gin.",
+    "MIXTURE_OR_TASK_NAME": "Add an objective file, for example --gin_file=objectives/span_corruption.gin, or set a task.",
+    "TASK_FEATURE_LENGTHS": 'It is the number of tokens per feature, for example {"inputs": 512, "targets": 114}.',
+    "MODEL_DIR": "It is the run directory.",
+}
+
+
+class GinConfig:
+    """A parsed configuration. Its parts are built when they are used.
+
+    Args:
+      files, bindings, search_paths, source: see `t5x_lab.config.gin_files.parse`.
+
+    Attributes:
+      text: the whole configuration as one gin file.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[str] = (),
+        bindings: Sequence[str] = (),
+        search_paths: Sequence[str] = (),
+        source: str = "on the command line",
+    ):
+        gin_files.parse([DEFAULTS, *files], bindings, search_paths, source, before="\n".join(macro_bindings(CONFIGURABLES)))
+        self.text = gin_files.config_text()
+
+    def _build(self, selector: str):
+        gin_files.parse([], [self.text])  # gin's state is global, and another configuration may have been parsed since
+        return gin_files.build(selector, HINTS)
+
+    def run(self) -> RunConfig:
+        return self._build("RunConfig")
+
+    def model(self) -> ModelConfig:
+        return self._build("RunConfig.model")
+
+    def data(self) -> DataConfig:
+        return self._build("DataConfig")
+
+    def prompts(self) -> Prompts:
+        return self._build("DataConfig.prompts")
+
+    def classification(self) -> Classification:
+        """Returns the run's classification task.
+
+        Raises:
+          UserError: if the task is not a classification task.
+        """
+        task = self._build("task_head.task") or self._build("DataConfig.mixture_or_task_name")  # with a user's head
+        return find_classification(task, self.prompts())
+
+    def mesh(self) -> MeshShape:
+        return MeshShape.parse(self._build("RunConfig.mesh"))
+
+    def sharding(self) -> ShardingRules:
+        return self._build("RunConfig.sharding")
+
+    def evals(self) -> tuple:
+        return tuple(self._build("RunConfig.evals"))
+
+    def trainable(self) -> str | None:
+        return self._build("RunConfig.trainable")
+
+    def optimizer(self) -> Optimizer:
+        return self._build("RunConfig.optimizer")
+
+    def keeps_average(self) -> bool:
+        return self._build("RunConfig.average_decay") is not None
+
+    def vocabulary(self) -> Vocabulary:
+        return self._build("DataConfig.vocabulary")
+
+    def vocabulary_if_set(self) -> Vocabulary | None:
+        """Returns the vocabulary, None for a model of token ids."""
+        try:
+            return self.vocabulary()
+        except NotSet:
+            return None
+
+    def special_tokens(self) -> SpecialTokens:
+        return self._build("DataConfig.special_tokens")
+
+
+def run_config_file(model_dir: str) -> str:
+    """Returns the path of a run directory's config.gin.
+
+    Raises:
+      UserError: if it does not exist.
+    """
+    path = epath.Path(model_dir) / "config.gin"
+    if not path.exists():
+        raise UserError(f"{model_dir} is not a run directory: it has no config.gin. Use the MODEL_DIR of a training run.")
+    if "://" not in str(path):
+        return str(path)
+    copy = pathlib.Path(tempfile.mkdtemp()) / "config.gin"  # gin reads local files
+    copy.write_text(path.read_text())
+    return str(copy)

@@ -1,0 +1,142 @@
+"""`t5x_lab convert`: converts checkpoints between formats, with one chunk of a tensor in memory at a time."""
+
+import pathlib
+import shutil
+import tempfile
+
+import numpy as np
+from etils import epath
+
+from t5x_lab.checkpoints.formats import FORMATS, Location, Source, huggingface, open_source, t5x_lab
+from t5x_lab.checkpoints.layers import parts_of
+from t5x_lab.checkpoints.lazy_tensors import LazyTensor, check_shape
+from t5x_lab.checkpoints.verification import explaining_damage
+from t5x_lab.config.errors import NotSet, UserError
+from t5x_lab.data.vocabularies.config import HuggingFaceVocabulary, SpecialTokens, Vocabulary
+from t5x_lab.networks.network import Network, has_encoder
+from t5x_lab.runs.config.checkpoint_config import SENTENCEPIECE, read_config
+from t5x_lab.runs.config.gin_config import GinConfig
+from t5x_lab.runs.convert.export_tokenizer import read_sentencepiece_bytes, write_tokenizer
+from t5x_lab.runs.data_layer import load_data_layer
+
+TOKENIZER = "tokenizer"  # folder of a Hugging Face tokenizer in a run directory
+
+
+def convert(location: Location, target: str, to: str, *, config: GinConfig | None = None, dtype: str = "float32") -> str:
+    """Writes a checkpoint to a new directory. The directory appears when it is complete.
+
+    Args:
+      location: a checkpoint of any format. See `formats.find`.
+      target: new directory. In t5x_lab's format it is a run directory.
+      to: "t5x_lab" or "hf".
+      config: configuration. Required if the source has none.
+      dtype: dtype of the weights in Hugging Face's format.
+
+    Returns:
+      A summary.
+
+    Raises:
+      UserError: if the source is damaged or does not fit the configuration, or `target` exists or cannot be written.
+    """
+    config = config or read_config(location)
+    network = config.model().network
+    if to == "hf":
+        huggingface.family_of(network)
+    path = _check_target(target, location)
+    with explaining_damage(location.path):
+        source = open_source(location)
+        tensors = _read_tensors(source, network)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            new = pathlib.Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+        except OSError as error:
+            raise UserError(f"{target} cannot be written: {error.strerror}. Choose another directory.") from error
+        try:
+            notes = ""
+            if to == "hf":
+                special, vocabulary = config.special_tokens(), _vocabulary(config)
+                end = _end_id(special, vocabulary)
+                ids = {"pad_token_id": special.padding, "bos_token_id": special.start, "eos_token_id": end}
+                huggingface.write(new, tensors, network, dtype, ids)
+                notes = write_tokenizer(new, vocabulary, special, has_encoder(network))
+            else:
+                _write_run(new, path, tensors, source.step, config)
+            source.check()
+            new.chmod(0o755)  # mkdtemp creates a private directory
+            new.rename(path)
+        except OSError as error:
+            raise UserError(
+                f"{target} cannot be written: {error.strerror or error}. The incomplete files were removed."
+            ) from error
+        finally:
+            shutil.rmtree(new, ignore_errors=True)
+    count = sum(tensor.size for tensor in tensors.values())
+    return f"Converted {location.path} ({location.title}) to {target} ({FORMATS[to].TITLE}): {count:,} parameters.{notes}"
+
+
+def _check_target(target: str, location: Location) -> pathlib.Path:
+    if "://" in target:
+        raise UserError(
+            f"{target} is a remote path, but convert writes to local directories only. Write to a local directory and copy it."
+        )
+    path = pathlib.Path(target).absolute()
+    if path.exists():
+        raise UserError(f"{target} exists. Choose a new directory.")
+    source = pathlib.Path(location.path).parent if location.path.parent.name == "checkpoints" else pathlib.Path(location.path)
+    if source in path.parents:
+        raise UserError(f"{target} is inside the source directory. Choose a directory outside of it.")
+    return path
+
+
+def _read_tensors(source: Source, network: Network) -> dict[str, LazyTensor]:
+    """Returns the source's parameters in the model's shapes and order."""
+    parts = parts_of(network)
+    for name in parts:
+        if name not in source.params:
+            raise UserError(f"{source.path} has no parameter {name}. Pass the configuration it was trained with.")
+    for name in source.params:
+        if name not in parts:
+            raise UserError(
+                f"{source.path} holds {name}, which the model does not have. Pass the configuration it was trained with."
+            )
+    tensors = {}
+    for name, part in parts.items():
+        tensor = source.params[name]
+        joined_heads = tensor.size == part.size and len(tensor.shape) != len(part.shape)
+        if not joined_heads:
+            check_shape(name, tensor.shape, part.shape, str(source.path))
+        tensors[name] = tensor.reshape(part.shape).cast(np.dtype(np.float32))
+    return tensors
+
+
+def _write_run(new: pathlib.Path, path: pathlib.Path, tensors: dict[str, LazyTensor], step: int, config: GinConfig) -> None:
+    """Writes a run directory at `new`, with a copy of the vocabulary, for its final location `path`."""
+    vocabulary, text = _vocabulary(config), config.text
+    if pieces := read_sentencepiece_bytes(vocabulary):
+        (new / SENTENCEPIECE).write_bytes(pieces)
+        text = GinConfig((), (text, f"SentencePieceVocabulary.path = {str(path / SENTENCEPIECE)!r}")).text
+    elif isinstance(vocabulary, HuggingFaceVocabulary):
+        write_tokenizer(new / TOKENIZER, vocabulary, config.special_tokens(), has_encoder(config.model().network))
+        text = GinConfig((), (text, f"HuggingFaceVocabulary.path = {str(path / TOKENIZER)!r}")).text
+    (new / "config.gin").write_text(text)
+    parts = parts_of(config.model().network)
+    t5x_lab.write(epath.Path(new) / "checkpoints" / str(step), tensors, parts, step, config=text)
+
+
+def _end_id(special: SpecialTokens, vocabulary: Vocabulary | None) -> int | tuple[int, ...] | None:
+    if special.end is not None or vocabulary is None:
+        return 1 if special.end is None else special.end
+    load_data_layer()
+    from t5x_lab.data.vocabularies.build import build_vocabulary
+
+    try:
+        return build_vocabulary(vocabulary).eos_id
+    except UserError:  # it cannot be read on this machine; `write_tokenizer` reports that
+        return 1
+
+
+def _vocabulary(config: GinConfig) -> Vocabulary | None:
+    try:
+        return config.vocabulary()
+    except NotSet:
+        return None

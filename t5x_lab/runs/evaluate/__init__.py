@@ -1,0 +1,1 @@
+"""Evaluations of a run (`evaluations`) and of its checkpoints (`checkpoints`)."""
