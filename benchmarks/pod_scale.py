@@ -13,9 +13,9 @@ import dataclasses
 import json
 from pathlib import Path
 
-from t5x_lab.partitioning.topologies import topology_devices, without_accelerator
+from t5x_lab.partitioning.topologies import topology_devices, disable_accelerators
 
-without_accelerator()
+disable_accelerators()
 
 from t5x_lab.networks.config import REMAT_POLICIES
 from t5x_lab.observe.hardware import GiB

@@ -127,3 +127,9 @@ def harness_task(folder, name, data, text, choices, label, **more):
         "doc_to_target": label, "metric_list": [{"metric": "acc"}, {"metric": "acc_norm"}], **more,
     }  # fmt: skip
     (folder / f"{name}.yaml").write_text(json.dumps({k: v for k, v in fields.items() if v is not None}))  # JSON is YAML
+
+
+def set_max_separate_tasks(monkeypatch, number: int) -> None:
+    """Sets the number of tasks above which a mixture is read as one dataset."""
+    for module in ("reading", "batches"):
+        monkeypatch.setattr(f"t5x_lab.data.pipeline.{module}.MAX_SEPARATE_TASKS", number)

@@ -267,8 +267,8 @@ def write_all(folder: pathlib.Path, count: int) -> str:
     """
     for entry in DATA_SETS.values():
         for split in entry.splits if isinstance(entry.splits, tuple) else entry.splits.values():
-            made = records(entry.whole, count, first=0 if split.startswith("train") else 1_000)
-            write_lines(folder / entry.whole / f"{split}.jsonl", made)
+            made = records(entry.source_name, count, first=0 if split.startswith("train") else 1_000)
+            write_lines(folder / entry.source_name / f"{split}.jsonl", made)
     return str(folder / "{dataset}" / "{split}.jsonl")
 
 

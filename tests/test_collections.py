@@ -122,7 +122,7 @@ def test_flans_relations_are_symmetric_and_each_set_is_held_out_by_its_clusters(
 
 def names_of(entry):
     """All that a data set is called: here, in TensorFlow Datasets and on the hub, with and without what it is a part of."""
-    called = {entry.name, entry.whole, entry.tfds, entry.hub.partition("/")[2].replace(":", "/")} - {""}
+    called = {entry.name, entry.source_name, entry.tfds, entry.hub.partition("/")[2].replace(":", "/")} - {""}
     parts = {name.split("/")[-1] for name in called if "/" in name and name.split("/")[0] in ("glue", "super_glue")}
     return {name.lower().replace(".fixed", "") for name in called | parts}
 
@@ -148,7 +148,7 @@ def test_flans_rates_are_capped(own):
 
 
 def test_our_own_templates_are_ten_a_data_set_and_one_that_is_plain():
-    sets = {DATA_SETS[name].whole for members in flan.CLUSTERS.values() for name in members}
+    sets = {DATA_SETS[name].source_name for members in flan.CLUSTERS.values() for name in members}
     assert sets <= set(data_sets_in((TEMPLATES.folder,)))
     for name in data_sets_in((TEMPLATES.folder,)):
         templates = read_templates((TEMPLATES.folder,), name)
@@ -176,8 +176,8 @@ def test_our_own_templates_render_and_their_targets_are_among_the_choices_shown(
 def test_promptsources_templates_render_synthetic_records(prompts):
     """All 313 of T0's training and 116 of its evaluation say something of some record."""
     for entry in (*T0_TRAIN, *T0_EVAL):
-        for template in read_templates(prompts.templates, entry.whole):
-            found = [template.render(record) for record in synthetic_records.records(entry.whole, 60)]
+        for template in read_templates(prompts.templates, entry.source_name):
+            found = [template.render(record) for record in synthetic_records.records(entry.source_name, 60)]
             assert any(found), template
 
 
@@ -338,7 +338,7 @@ def test_a_data_set_that_a_module_registers(tmp_path):
         ]
     finally:
         del USER_SOURCES["glue/cola"]
-    with pytest.raises(UserError, match="give Records or a seqio.DataSource"):
+    with pytest.raises(UserError, match="be Records or a seqio.DataSource"):
         t5x_lab.data_sets.register("mine", "a.txt")
 
 

@@ -82,7 +82,7 @@ def batch_of(name, architecture="encoder_decoder", lengths={"inputs": 8, "target
     data = DataConfig(name, dict(lengths), 8, ByteVocabulary(), shards=2, **options)
     describe_error = resolve_batch(data, architecture)
     found = resolve_tasks(data, architecture, 384)
-    return describe_error, next(SeqioBatches(found, data, seed=0)), next(eval_batches(found, found.parts[0], data))
+    return describe_error, next(SeqioBatches(found, data, seed=0)), next(eval_batches(found, found.components[0], data))
 
 
 def shapes(batch):
@@ -222,7 +222,7 @@ def test_texts_of_one_example_are_told_apart(tasks):
 @pytest.mark.parametrize(
     "converter, says",
     [
-        (lambda ds, lengths: ds.map(lambda x: {"decoder_target_tokens": x["targets"]}), "gives .* a compiled program needs all"),
+        (lambda ds, lengths: ds.map(lambda x: {"decoder_target_tokens": x["targets"]}), ". A compiled program needs all"),
         (lambda ds, lengths: ds.map(lambda x: x["labels"]), r"The converter function fails on examples with inputs, targets, .*labels"),
         (seqio.LMFeatureConverter(), r"The converter LMFeatureConverter fails .* contains extra features"),
     ],

@@ -58,7 +58,7 @@ def rows_of(objective, architecture, lengths, documents, pack=True, count=4):
     try:
         config = DataConfig("text", lengths, 1, ByteVocabulary(), objective=objective, shards=1, pack=pack, eval_steps=count)
         found = resolve_tasks(config, architecture, 384)
-        return [{name: x[0] for name, x in row.items()} for row in eval_batches(found, found.parts[0], config)]
+        return [{name: x[0] for name, x in row.items()} for row in eval_batches(found, found.components[0], config)]
     finally:
         tasks.remove_text("text")
 
@@ -282,7 +282,7 @@ def test_shards_read_every_document_once_and_mask_differently(text):
 def test_evaluation_reads_the_same_held_out_rows_every_time_and_fills_up_with_padding():
     config = small_config("sotu_full_lm", eval_steps=10_000, batch_size=512)
     found = resolve_tasks(config, "causal_decoder", 384)
-    once, again = (list(eval_batches(found, found.parts[0], config)) for _ in range(2))
+    once, again = (list(eval_batches(found, found.components[0], config)) for _ in range(2))
     assert len(once) == len(again) and all(map(equal, once, again))
     last = once[-1]["decoder_target_tokens"]
     assert last.shape == (512, 32) and not last[-1].any()
@@ -473,7 +473,7 @@ def test_reading_ends_at_once(text):
     config = DataConfig("text_full_lm", {"targets": 64}, 2, ByteVocabulary(), shards=1)
     found = resolve_tasks(config, "causal_decoder", 384)
     training = SeqioBatches(found, config, seed=0)._datasets.values()
-    evaluation = EvalBatches(found, found.parts[0], config)._dataset()
+    evaluation = EvalBatches(found, found.components[0], config)._dataset()
     assert not any(dataset.options().autotune.enabled for dataset in (*training, evaluation))
 
 
@@ -537,6 +537,6 @@ def test_nightly_files_in_place_are_named_with_the_repair(monkeypatch):
     environment.check_environment()
     monkeypatch.setattr(seqio.version, "__version__", "0.0.18.dev20250227")
     with pytest.raises(
-        UserError, match="seqio in place are those of version 0.0.18.dev20250227.*pip install --force-reinstall --no-deps"
+        UserError, match="builds over it. Repair it with: pip install --force-reinstall --no-deps"
     ):
         environment.check_environment()

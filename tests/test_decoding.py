@@ -17,7 +17,7 @@ from t5x_lab.data.vocabularies.build import build_vocabulary
 from t5x_lab.data.vocabularies.config import ByteVocabulary, SentencePieceVocabulary, SpecialTokens
 from t5x_lab.decoding.beam_search import BeamConfig, beam_search, search
 from t5x_lab.decoding.generation import Generated, complete_all
-from t5x_lab.decoding.sampling import SamplingConfig, choose, replaced
+from t5x_lab.decoding.sampling import SamplingConfig, apply_logits_fn, choose
 from t5x_lab.models.model import ModelConfig
 from t5x_lab.networks.network import has_encoder
 from t5x_lab.partitioning.mesh import MeshShape
@@ -182,7 +182,7 @@ def slow_text(model, params, prompt, limit, config=SamplingConfig(), seed=0, str
             batch["encoder_input_tokens"] = np.array([[*prompt, *[0] * (24 - len(prompt))]], np.int32)
         else:
             batch["decoder_causal_attention"] = (np.arange(40) <= len(prompt)).astype(np.int32)[None]
-        logits = replaced(compiled(model.logits)(params, batch)[:, at], config.logits_fn)
+        logits = apply_logits_fn(compiled(model.logits)(params, batch)[:, at], config.logits_fn)
         token = int(choose(logits, config, jax.random.fold_in(key, i)[None])[0][0])
         written.append(token)
         log_probs.append(float(jax.nn.log_softmax(logits[0])[token]))
@@ -229,7 +229,7 @@ def test_a_function_on_logits_decides_what_may_be_written():
     greedy, log_probs = slow_text(model, params, prompts[0], 3, SamplingConfig(logits_fn=even_ids_twice_as_sharp))
     assert sum(log_probs) <= scores[0, 0] + 1e-4 and all(token % 2 == 0 for token in greedy)
     with pytest.raises(UserError, match="it must keep the shape"):
-        replaced(jnp.zeros((2, 4)), lambda logits: logits[0])
+        apply_logits_fn(jnp.zeros((2, 4)), lambda logits: logits[0])
 
 
 @pytest.mark.slow
@@ -381,7 +381,7 @@ def test_buckets_are_few():
 
 
 def test_of_long_texts_a_batch_has_fewer(monkeypatch):
-    monkeypatch.setattr(inference, "TOKENS", 256)
+    monkeypatch.setattr(inference, "MAX_BATCH_TOKENS", 256)
     lengths = [300, 100, 60, 60, 40, *[16] * 40]
     found = list(Inference(sharp_model("gpt1")[0])._batches(list(range(45)), lambda i: lengths[i], batch_size=12))
     assert [i for batch, _ in found for i in batch] == list(range(45))

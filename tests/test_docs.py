@@ -104,7 +104,7 @@ def test_commands_take_what_the_documentation_types(page):
             try:
                 config.run()
             except UserError as error:
-                assert "is not here" in error.sentence  # a data set that the reader has prepared
+                assert "is not available" in error.sentence  # a data set that the reader has prepared
 
 
 GIN = [

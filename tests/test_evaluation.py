@@ -217,10 +217,10 @@ def test_infer_killed_twice_writes_every_example_once(inside, tmp_path):
         ('{"inputs": "x"}\n{"inputs": ""}\n', "predict", "line 2 has an empty text"),
         ('{"inputs": "x"}\n{"inputs": "x"}\n', "score", 'line 1 has no text under "targets"'),
         ('{"inputs": "x", "choices": ["a"]}\n', "rank", "line 1 has no list of two or more texts"),
-        ('{"inputs": "x", "choices": ["a", "b"]}\n', "rank", "line 1 does not say which choice is right"),
-        ('{"inputs": "x", "choices": ["a", "b"], "label": 2}\n', "rank", "Give a number from 0 to 1"),
+        ('{"inputs": "x", "choices": ["a", "b"]}\n', "rank", "line 1 does not name the right choice"),
+        ('{"inputs": "x", "choices": ["a", "b"], "label": 2}\n', "rank", "Write a number from 0 to 1"),
         ('"text"\n', "predict", "line 1 is not an object"),
-        ('{"inputs": "a\\ud800b"}\n', "predict", "line 1 holds half of a surrogate pair"),
+        ('{"inputs": "a\\ud800b"}\n', "predict", "line 1 contains half of a surrogate pair"),
     ],
 )
 def test_bad_lines_are_sentences_and_what_was_done_is_kept(tmp_path, content, mode, says):
@@ -378,7 +378,7 @@ def copa(folder):
     """COPA as lm-eval tasks, on its published validation file, and the (context, choices, label) of every example."""
     source = SHARED / "eval" / "superglue" / "COPA" / "val.jsonl"
     if not source.exists():
-        pytest.skip("needs ../shared/data/eval/superglue, which is not here")
+        pytest.skip("needs ../shared/data/eval/superglue, which is not available")
     word = {"cause": "because", "effect": "therefore"}
     records = [json.loads(line) for line in source.read_text().splitlines()]
     for r in records:

@@ -339,15 +339,15 @@ def test_results_of_other_settings_lie_in_another_folder(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "values, options, is_over",
+    "values, options, should_stop",
     [
         ([3.0, 2.0, 1.0], {}, False), ([1.0, 2.0, 1.0], {}, True), ([1.0, 2.0], {}, False), ([1.0, 2.0, 0.5], {}, False),
         ([1.0, 2.0, 0.5], {"min_delta": 0.6}, True), ([1.0, 2.0, 3.0], {"best_is": "highest"}, False),
         ([3.0, math.nan, math.nan], {}, True), ([math.nan, 3.0, 2.0], {}, False), ([math.nan] * 5, {}, False), ([], {}, False),
     ],
 )  # fmt: skip
-def test_early_stopping_counts_from_the_best(values, options, is_over):
-    assert EarlyStopping("eval/a/loss", patience=2, **options).is_over(values) == is_over
+def test_early_stopping_counts_from_the_best(values, options, should_stop):
+    assert EarlyStopping("eval/a/loss", patience=2, **options).should_stop(values) == should_stop
 
 
 def test_early_stopping_says_what_it_needs():
@@ -399,7 +399,7 @@ class Own:
 
 def measured(evals, folder, *steps):
     made = evaluate.Evaluations(evals, Model(), str(folder), has_average=False)
-    return [[found for _, found in made.measure(made.entries, step, {}, None)] for step in steps]
+    return [[found for _, found in made.evaluate(made.entries, step, {}, None)] for step in steps]
 
 
 def test_results_that_cannot_be_written_are_said_once_and_known(tmp_path, capsys):
@@ -427,7 +427,7 @@ def test_what_waits_for_a_metric_that_never_comes_is_told(tmp_path, capsys):
     idle, beside, own = Own(None, "idle"), Own(dict, "beside"), Own(dict)
     idle.prepare, beside.period = (lambda model: None), None
     make = lambda metric: evaluate.Evaluations([idle, beside, own], Model(), str(tmp_path), False, watched={metric: "THE RULE"})
-    with pytest.raises(UserError, match='THE RULE is "idle/all/x", but the evaluation "idle" measures nothing'):
+    with pytest.raises(UserError, match='THE RULE is "idle/all/x", but the evaluation "idle" has no'):
         make("idle/all/x")
     make("own/all/x")
     assert capsys.readouterr().err == ""

@@ -264,5 +264,5 @@ def test_matrices_are_drawn_by_the_initializer_as_inputs_by_outputs(given):
 def test_contradictions_are_sentences():
     with pytest.raises(UserError, match="needs at least 1"):
         tiny_config("encoder_decoder", num_encoder_layers=0)
-    with pytest.raises(UserError, match="option of a prefix decoder"):
+    with pytest.raises(UserError, match="only to a prefix decoder"):
         tiny_config("causal_decoder", bidirectional_bias=True)

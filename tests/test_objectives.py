@@ -396,11 +396,11 @@ def test_packed_rows_hold_every_example_once_as_seqio_would_alone(sizes, seed):
 @pytest.mark.parametrize(
     "name, architecture, lengths, says",
     [
-        ("full_lm", "causal_decoder", {"inputs": 8}, 'gives no length for "targets"'),
-        ("prefix_lm", "encoder_decoder", {"inputs": 8, "targets": 9}, "inputs and targets of one length"),
+        ("full_lm", "causal_decoder", {"inputs": 8}, 'has no length for "targets"'),
+        ("prefix_lm", "encoder_decoder", {"inputs": 8, "targets": 9}, "inputs and targets of equal length"),
         ("prefix_lm", "causal_decoder", {"targets": 1}, "at least 2 tokens"),
         ("span_corruption", "encoder_decoder", {"inputs": 512, "targets": 113}, "make targets of up to 114 tokens"),
-        ("span_corruption", "encoder_decoder", {"inputs": 2}, "has no room for 15% noise"),
+        ("span_corruption", "encoder_decoder", {"inputs": 2}, "have no room for 15% noise"),
     ],
 )
 def test_lengths_that_do_not_fit_are_sentences(name, architecture, lengths, says):
@@ -411,11 +411,11 @@ def test_lengths_that_do_not_fit_are_sentences(name, architecture, lengths, says
 @pytest.mark.parametrize(
     "settings, says",
     [
-        (dict(noise_density=0.8, mean_noise_span_length=1.0), "leaves less than one token of text for each span"),
-        (dict(noise_density=0.15, mean_noise_span_length=0.5), "leaves less than one token of text for each span"),
-        (dict(noise_density=1.0, mean_noise_span_length=3.0), "leaves less than one token of text for each span"),
+        (dict(noise_density=0.8, mean_noise_span_length=1.0), "has less than one token of text per span. Use"),
+        (dict(noise_density=0.15, mean_noise_span_length=0.5), "has less than one token of text per span. Use"),
+        (dict(noise_density=1.0, mean_noise_span_length=3.0), "has less than one token of text per span. Use"),
         (dict(noise_density=0.0), "must be above 0"),
-        (dict(mode=7), "mode is 7; it must be at least 0 and below 3"),
+        (dict(mode=7), "Denoising.mode is 7. It must be at least 0 and below 3"),
         (dict(inputs="dropped"), "Denoising.inputs is 'dropped'"),
     ],
 )

@@ -12,7 +12,7 @@ from optax import contrib
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.optim.adafactor import factoring
-from t5x_lab.optim.counts import counting_from, updates
+from t5x_lab.optim.counts import start_count_at, updates
 from t5x_lab.optim.groups import Groups, current_rates, flat_names
 from t5x_lab.optim.optimizers import Adafactor, AdamW, Lion, Muon, Optax, Sgd
 from t5x_lab.optim.schedules import CosineDecay, LearningRate, LinearDecay, WarmupStableDecay
@@ -155,7 +155,7 @@ def test_rates_are_told_of_the_optimizers_own_step(kind):
 def test_the_schedule_of_injected_hyperparameters_goes_on_where_the_step_is_carried():
     transformation = optax.inject_hyperparams(optax.sgd)(learning_rate=optax.linear_schedule(1.0, 0.0, 100))
     params = {"a": jnp.ones(3)}
-    state = counting_from(transformation.init(params), jnp.int32(60))
+    state = start_count_at(transformation.init(params), jnp.int32(60))
     assert updates(state, jnp.int32(0)) == 60
     moved, state = transformation.update(params, state, params)
     np.testing.assert_allclose(moved["a"], [-0.4] * 3, rtol=1e-6)

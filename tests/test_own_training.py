@@ -159,7 +159,7 @@ def test_blocks_are_unfrozen_one_after_the_other(optimizer):
         ([".*"], "Groups.groups has '.*'; give pairs"),
         ([("decoder/.*", Sgd(RATE))], "No pattern of Groups.groups matches the parameter logits_dense/kernel"),
         ([(".*", None)], "Groups.groups trains nothing"),
-        ([("(", Sgd(RATE))], "which is no regular expression"),
+        ([("(", Sgd(RATE))], "which is valid regular expression"),
         ([(".*", Sgd)], "it must be an optimizer, such as @AdamW(), or None"),
         ([(".*", 0.1)], "it must be an optimizer"),
     ],
@@ -243,7 +243,7 @@ def test_losses_add_over_microbatches_and_a_mesh_and_may_stand_alone():
         ({"mine": lambda network, hidden, batch, weights: weights}, 'The loss "mine" gives float32 [2, 3]'),
         ({"mine": lambda network, hidden, batch, weights: jnp.sum(weights > 0)}, "it must give a float"),
         ({"mine": lambda network, hidden: 0.0}, 'The loss "mine" fails: TypeError: '),
-        ({"mine": lambda network, hidden, batch, weights: None}, 'The loss "mine" gives None'),
+        ({"mine": lambda network, hidden, batch, weights: None}, 'The loss "mine" returns None. It'),
         ({"mine": 0.1}, "must be a function of (network, hidden, batch, weights)"),
         ({"mfu": lambda network, hidden, batch, weights: jnp.sum(weights)}, 'is called "mfu", which is another metric'),
     ],
@@ -265,7 +265,7 @@ def test_norms_are_those_of_each_layer_and_written_when_they_are_due(mesh):
     assert {"decoder/layers_0", "decoder/layers_2", "logits_dense", "token_embedder"} <= layers and len(names) == 3 * len(
         layers
     )
-    statistics.measure(*(jax.tree.map(jnp.zeros_like, before),) * 3)
+    statistics.compute(*(jax.tree.map(jnp.zeros_like, before),) * 3)
     written = [set(statistics.due(step, metrics)) & set(names) for step in (1, 2, 3, 4)]
     assert written == [set(), set(names), set(), set(names)] and "loss" in statistics.due(1, metrics)
 

@@ -23,7 +23,7 @@ def elsewhere(beat: int, process: int = 7) -> str:
 @pytest.fixture
 def impatient(monkeypatch):
     monkeypatch.setattr(owner, "PATIENCE_SECONDS", 0.5)
-    monkeypatch.setattr(owner, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(owner, "HEARTBEAT_SECONDS", 0.05)
 
 
 def test_a_directory_is_owned_while_the_block_runs(tmp_path, impatient):
@@ -60,7 +60,7 @@ def test_the_place_of_an_owner_without_a_sign_of_life_is_taken(text, tmp_path, i
     (tmp_path / OWNER).write_text(text)
     with owned(str(tmp_path)):
         assert json.loads((tmp_path / OWNER).read_text())["host"] != "far"
-    assert "for a sign of life" in capfd.readouterr().err
+    assert "s for its heartbeat" in capfd.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
@@ -68,7 +68,7 @@ def test_an_owner_elsewhere_that_lives_keeps_its_place(tmp_path, monkeypatch):
     monkeypatch.setattr(owner, "PATIENCE_SECONDS", 5.0)
     (tmp_path / OWNER).write_text(elsewhere(3))
     threading.Timer(0.3, lambda: (tmp_path / OWNER).write_text(elsewhere(4))).start()
-    with pytest.raises(UserError, match="belongs to process 7 on far"):
+    with pytest.raises(UserError, match="Process 7 on far is training"):
         owned(str(tmp_path)).__enter__()
     assert (tmp_path / OWNER).read_text() == elsewhere(4)
 
@@ -110,7 +110,7 @@ def test_of_two_who_write_at_once_into_an_object_store_the_later_one_stays(tmp_p
 
     first = remote()
     monkeypatch.setattr(owner.time, "sleep", lambda seconds: (tmp_path / OWNER).write_text(elsewhere(0)))
-    with pytest.raises(UserError, match="belongs to process 7 on far"):
+    with pytest.raises(UserError, match="Process 7 on far is training"):
         first.take()
     (tmp_path / OWNER).unlink()
     monkeypatch.setattr(owner.time, "sleep", lambda seconds: None)

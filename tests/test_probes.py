@@ -179,7 +179,7 @@ def test_what_cannot_be_asked_is_a_sentence(tmp_path):
     places = dict.fromkeys(("train", "validation"), str(tmp_path / "one.jsonl"))
     (tmp_path / "one.jsonl").write_text("{}\n")
     for files, says in (
-        (places, "would choose its threshold on what it measures"),
+        (places, "would choose its threshold on the examples it"),
         ({"validation": places["train"]}, 'the split "train"'),
     ):
         run = t5x_lab.from_gin(["models/decoder/tiny.gin"], [*MODEL, "RECORDS = @Records()", f"Records.files = {files!r}"])

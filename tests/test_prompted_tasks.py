@@ -13,13 +13,13 @@ import seqio
 import t5.data.preprocessors
 import tensorflow as tf
 from conftest import shared_data
+from helpers import set_max_separate_tasks
 
 import t5x_lab
 from t5x_lab.checkpoints.layout import finished_steps
 from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
 from t5x_lab.data.config import DataConfig
-from t5x_lab.data.pipeline import reading
 from t5x_lab.data.pipeline.batches import SeqioBatches, resolve_tasks
 from t5x_lab.data.vocabularies.config import ByteVocabulary
 from t5x_lab.evaluation.config import RankingEvaluation
@@ -64,20 +64,20 @@ def examples(task, **options):
 
 def test_a_task_renders_each_record_and_leaves_out_empty_ones(read):
     source, records = read(RECORDS)
-    task = PromptedTaskBuilder((KIND,), source, records).task("set_which_kind_")
+    task = PromptedTaskBuilder((KIND,), source, records).build("set_which_kind_")
     assert task.name == "set_which_kind_"
     found = [(text_of(x["inputs"]), text_of(x["targets"])) for x in examples(task)]
     assert found == [(f"What is {r['text']}?", ["animal", "tree", "number"][r["label"]]) for r in RECORDS]
     assert all(x["targets"][-1] == 1 and x["inputs"][-1] != 1 for x in examples(task))
     assert all(
-        x["inputs"][-1] == 1 for x in examples(PromptedTaskBuilder((KIND,), source, records, input_eos=True).task("set"))
+        x["inputs"][-1] == 1 for x in examples(PromptedTaskBuilder((KIND,), source, records, input_eos=True).build("set"))
     )
-    assert len(examples(PromptedTaskBuilder((LONG,), source, records).task("set"))) == sum(r["label"] < 2 for r in RECORDS)
+    assert len(examples(PromptedTaskBuilder((LONG,), source, records).build("set"))) == sum(r["label"] < 2 for r in RECORDS)
 
 
 def test_choices_are_ranked_as_t5_ranks_them(read):
     source, records = read(RECORDS[:50])
-    ours = examples(PromptedTaskBuilder((KIND,), source, records, ranked=True).task("set"))
+    ours = examples(PromptedTaskBuilder((KIND,), source, records, ranked=True).build("set"))
     formatted = t5.data.preprocessors.rank_classification_formatter(
         tf.data.Dataset.from_generator(lambda: RECORDS[:50], output_signature={"text": tf.TensorSpec([], tf.string), "label": tf.TensorSpec([], tf.int32)}),
         inputs_formats="What is {text}?", targets_formats=["animal", "tree", "number"],
@@ -91,7 +91,7 @@ def test_choices_are_ranked_as_t5_ranks_them(read):
 
 def test_a_template_is_drawn_for_each_example_and_epoch(read):
     source, records = read(RECORDS)
-    task = PromptedTaskBuilder((KIND, LONG, TURNED), source, records).task("set")
+    task = PromptedTaskBuilder((KIND, LONG, TURNED), source, records).build("set")
     kinds = lambda found: [
         "What" if "What" in x else "Name" if "Name" in x else "long" for x in (text_of(e["inputs"]) for e in found)
     ]
@@ -108,20 +108,20 @@ def test_a_template_is_drawn_for_each_example_and_epoch(read):
     "template, record, says",
     [
         (KIND, {"label": 0}, 'Template "which kind?" of set needs the field "text"'),
-        (KIND, {"text": "x", "label": 3}, "the label 3 is none of the 3 choices"),
+        (KIND, {"text": "x", "label": 3}, "label 3 is not one of the 3 choices"),
         (Template("set", "t", "{{text}} ||| {{answer_choices[label]}}", "a ||| a"), {"text": "x", "label": 0}, "has equal choices"),
-        (Template("set", "t", "{{text}} ||| c", "a ||| b"), {"text": "x"}, 'has the target "c", which is none of its choices'),
+        (Template("set", "t", "{{text}} ||| c", "a ||| b"), {"text": "x"}, 'the target "c", which is not one of its choices'),
     ],
 )  # fmt: skip
 def test_a_record_that_does_not_fit_is_said(template, record, says, read):
     source, records = read([{"text": "y", "label": 0}, record])
     with pytest.raises(tf.errors.OpError, match=says.replace("?", r"\?")):
-        examples(PromptedTaskBuilder((template,), source, records, ranked=True).task("set"))
+        examples(PromptedTaskBuilder((template,), source, records, ranked=True).build("set"))
 
 
 def test_what_has_no_choices_is_not_ranked(read):
     with pytest.raises(UserError, match='Template "turned" of set has no answer_choices'):
-        PromptedTaskBuilder((TURNED,), *read(RECORDS[:1]), ranked=True).task("set")
+        PromptedTaskBuilder((TURNED,), *read(RECORDS[:1]), ranked=True).build("set")
 
 
 def read_config(name, prompts, **options):
@@ -173,7 +173,7 @@ def prompts_of(folder, kinds, templates=TEMPLATES, records=RECORDS):
 @pytest.mark.parametrize("name", ["all", "drawn", "drawn_2_shot"])
 def test_tables_are_read_in_the_graph_of_many_tasks(name, tmp_path, monkeypatch):
     """Whose functions are marked; that of a scan, which reads tables chunk by chunk, must not be."""
-    monkeypatch.setattr(reading, "MANY", 0)
+    set_max_separate_tasks(monkeypatch, 0)
     read = batches(read_config(name, prompts_of(tmp_path, ["jsonl", "csv", "parquet"])))
     seen = collections.Counter()
     for _ in range(12):
@@ -190,7 +190,7 @@ def test_a_cache_of_prompted_tasks_is_read_as_they_are(name, many, tmp_path, mon
     from test_caching import cached
 
     if many:
-        monkeypatch.setattr(reading, "MANY", 0)
+        set_max_separate_tasks(monkeypatch, 0)
     prompts = prompts_of(tmp_path, ["jsonl", "csv", "parquet"], records=RECORDS)
     plain = read_config(name, prompts)
     tasks = resolve_tasks(plain, "encoder_decoder", 384)
@@ -213,7 +213,7 @@ def test_other_words_are_another_cache_another_evaluation_and_another_run(tmp_pa
     of_cache = dataclasses.replace(config, use_cached=True, cache_dirs=(str(tmp_path / "caches"),))
     assert next(batches(of_cache))
     prompts_of(tmp_path, ["jsonl"], TEMPLATES.replace("is?", "was?"))
-    with pytest.raises(UserError, match="was made of the template .*; the run reads the template"):
+    with pytest.raises(UserError, match="made from the template 5c8999eb, but the run reads the template"):
         batches(of_cache)
     (other,) = resolve_tasks(config, "encoder_decoder", 384).components
     assert other.task.words != part.task.words
@@ -225,7 +225,7 @@ def test_a_file_of_templates_that_is_no_text_is_said(tmp_path):
     prompts = prompts_of(tmp_path, ["jsonl"])
     file = tmp_path / "templates" / "a" / "templates.yaml"
     file.write_bytes(TEMPLATES.format(name="a").replace("animal", "café").encode("latin-1"))
-    with pytest.raises(UserError, match="is no file of templates as promptsource writes them"):
+    with pytest.raises(UserError, match="is not a template file in promptsource"):
         prompts.declare("a")
     file.write_text(TEMPLATES.format(name="a").replace("animal ||| tree ||| number", "[animal, tree]"))
     with pytest.raises(UserError, match="jinja and answer_choices are texts"):
@@ -245,7 +245,7 @@ templates:
 def test_a_template_with_little_to_say_is_read_by_all_shards(many, tmp_path, monkeypatch):
     """Of 300 records it renders every fourth: three of four parts would have none."""
     if many:
-        monkeypatch.setattr(reading, "MANY", 0)
+        set_max_separate_tasks(monkeypatch, 0)
     records = [{"text": f"thing {n}", "label": 0 if n % 4 else 7} for n in range(300)]
     prompts = prompts_of(tmp_path, ["jsonl"], RARE, records)
     options = dict(shards=4, pack=False, shuffle_buffer_size=4)
@@ -347,9 +347,9 @@ PLAIN = '    jinja: "{{{{text}}}}? ||| {{{{answer_choices[label]}}}}"\n    answe
         ('    jinja: "{{% if %}} ||| x"\n', {"text": "x"}, 'Template "t" of a does not compile'),
         (PLAIN.replace("text", "txet"), {"text": "x", "label": 0}, 'Template "t" of a needs the field "txet"; the record has text, label'),
         (PLAIN, {"text": "x", "label": 7}, 'Template "t" of a.*: the label 7 is none of the 2 choices'),
-        (PLAIN, {"text": None, "label": 0}, 'Template "t" of a: it prints a field that is null.*The record of a: .*null'),
+        (PLAIN, {"text": None, "label": 0}, 'Template "t" of a: of set: it prints a null field.*The record of a: .*null'),
         (PLAIN.replace("a ||| b", "a ||| a"), {"text": "x", "label": 0}, "has equal choices: a, a"),
-        ("", {"text": "x"}, "is no file of templates as promptsource writes them: KeyError: 'jinja'"),
+        ("", {"text": "x"}, "is not a template file in promptsource: KeyError: 'jinja'"),
     ],
 )  # fmt: skip
 def test_hostile_templates_and_records_end_in_a_sentence(template, record, says, tmp_path, monkeypatch, capsys):
@@ -382,7 +382,7 @@ def test_hostile_templates_and_records_end_in_a_sentence(template, record, says,
     "change, says",
     [
         (lambda folder: (folder / "a.jsonl").write_text(""), "There is nothing to read in .*a.jsonl"),
-        (lambda folder: (folder / "a.jsonl").unlink(), 'The data set "a" is not here: no file matches .*a.jsonl'),
+        (lambda folder: (folder / "a.jsonl").unlink(), 'The data set "a" is not available: no file matches .*a.jsonl'),
         (
             lambda folder: (folder / "templates" / "a" / "templates.yaml").unlink(),
             "TEMPLATES names the folder templates",

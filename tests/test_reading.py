@@ -71,7 +71,7 @@ def read(name, shards, batch_size, batches, seed=0, **options):
 @pytest.mark.parametrize("sizes, shards", [((500,) * 11, 10), ((20, 3_000, 40, 700), 8), ((0, 900, 0, 30, 0), 3)], ids=str)
 def test_large_files_are_shared_by_bytes(sizes, shards, kind, tmp_path, monkeypatch):
     """Each record is in one shard, parts are equal but for chance, and a shard opens few files."""
-    monkeypatch.setattr(sources, "LARGE", 1)
+    monkeypatch.setattr("t5x_lab.data.sources.sharding.LARGE", 1)
     for number, size in enumerate(sizes):
         (tmp_path / f"{number:02d}.txt").write_text("".join(f"{number:02d}_{n:05d}\n" for n in range(size)))
     files = sorted(map(str, tmp_path.glob("*.txt")))
@@ -99,7 +99,7 @@ def test_large_files_are_shared_by_bytes(sizes, shards, kind, tmp_path, monkeypa
 
 
 def test_a_source_that_reads_in_its_own_way_keeps_it_however_large(tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "LARGE", 1)
+    monkeypatch.setattr("t5x_lab.data.sources.sharding.LARGE", 1)
 
     class Mine(seqio.TextLineDataSource):
         def get_dataset(self, *args, **options):
@@ -113,7 +113,7 @@ def test_a_source_that_reads_in_its_own_way_keeps_it_however_large(tmp_path, mon
 
 
 def test_shares_of_few_long_records_would_be_uneven_and_are_not_taken(tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "LARGE", 1)
+    monkeypatch.setattr("t5x_lab.data.sources.sharding.LARGE", 1)
     (tmp_path / "books.txt").write_text(("x" * 30_000 + "\n") * 3)
     (tmp_path / "lines.txt").write_text("x\n" * 10_000)
     source = seqio.TextLineDataSource({"train": sorted(map(str, tmp_path.glob("*.txt")))})
@@ -460,7 +460,7 @@ def test_a_task_that_cannot_be_read_is_a_sentence(tmp_path):
     with registered(broken=make("broken", broken), nothing=make("nothing", nothing), cached=cached):
         for name, says in (
             ("broken", r'The task "broken" cannot be read at the lengths .*: KeyError: label'),
-            ("nothing", r'The preprocessors of task "nothing" make no "targets", .*; they make inputs'),
+            ("nothing", r'The preprocessors of task "nothing" do not make "targets", which its output_features'),
             ("cached", r'The task "cached" is read from a cache alone, and there is none in SeqIO.s cache directories'),
         ):
             with pytest.raises(UserError, match=says):

@@ -104,7 +104,7 @@ def test_columns_hold_what_the_lines_hold(monkeypatch):
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
-@given(st.lists(st.check_choice(st.floats(-1e6, 1e6), st.just(np.nan)), max_size=60), st.integers(1, 12))
+@given(st.lists(st.one_of(st.floats(-1e6, 1e6), st.just(np.nan)), max_size=60), st.integers(1, 12))
 def test_a_thinned_curve_has_every_value_within_its_bands(values, points):
     steps = 3 * np.arange(1, len(values) + 1)
     found = curve(Columns(steps, {"loss": np.array(values, float)}), "loss", points)
@@ -479,7 +479,7 @@ def test_files_that_nobody_should_have_written_have_a_page(capsys):
     assert "The page cannot be written to memory://page.html" in capsys.readouterr().err
 
 
-_VALUE = st.check_choice(
+_VALUE = st.one_of(
     st.none(), st.floats(-1e3, 1e3), st.integers(-3, 10**9), st.booleans(), st.text(max_size=3), st.just([1])
 )
 _LINE = st.dictionaries(st.sampled_from([*step_line(1), "mine"]), _VALUE, max_size=6)  # what is not as it should be
@@ -490,7 +490,7 @@ _RUN = st.tuples(
         st.sampled_from(["TRAIN_STEPS", "BAD_STEPS", "OBJECTIVE", "A.b"]), st.sampled_from(["1", "%A.b", "'x'", "@A()"])
     ),
     st.dictionaries(
-        st.sampled_from(["results", "texts", "failures"]), st.check_choice(_VALUE, st.dictionaries(st.text(max_size=2), _LINE))
+        st.sampled_from(["results", "texts", "failures"]), st.one_of(_VALUE, st.dictionaries(st.text(max_size=2), _LINE))
     ),
     st.sampled_from([{}, {"step": 3}, {"step": "x"}, {"step": 2.5}, {"step": 10**400}]),
 )

@@ -1,4 +1,4 @@
-"""Layers import only layers above them; the core runs without TensorFlow; --help is quick and light."""
+"""Layers import only layers above them, without cycles inside a layer; the core runs without TensorFlow; --help is quick and light."""
 
 import ast
 import os
@@ -14,16 +14,34 @@ WITHOUT_TENSORFLOW = LAYERS[: LAYERS.index("data")]
 TENSORFLOW_SIDE = ("tensorflow", "seqio", "t5", "tensorflow_datasets", "tensorflow_text", "clu")
 
 
+PACKAGES = ["t5x_lab", "tasks"]
+
+
+def module_name(path) -> str:
+    """Returns the dotted name of a file. `tasks/` is `t5x_lab.tasks` through a symbolic link."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    parts = ("t5x_lab", *parts) if parts[0] == "tasks" else parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+FILES = {
+    module_name(path): path
+    for folder in PACKAGES
+    for path in sorted((ROOT / folder).rglob("*.py"))
+    if path.relative_to(ROOT).parts[:2] != ("t5x_lab", "tasks")
+}
+
+
 def imports(path) -> list[str]:
-    """Modules that a file imports, at its top or in a function; a name of the package itself is one of them."""
-    found = []
+    """Returns the modules that a file imports, at module level and in functions. Names of a package are modules if files exist."""
+    modules = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
+            modules += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            from_package = node.module == "t5x_lab"
-            found += [f"t5x_lab.{alias.name}" for alias in node.names] if from_package else [node.module or ""]
-    return found
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            modules += [name if name in FILES or node.module == "t5x_lab" else node.module or "" for name in names]
+    return list(dict.fromkeys(modules))
 
 
 def files_of(layer):
@@ -31,21 +49,63 @@ def files_of(layer):
     return sorted(folder.rglob("*.py"))
 
 
-UPWARDS = {("data", "tasks")}  # the catalogue finds t5x_lab's own texts when it is asked for a name
-
-
 @pytest.mark.parametrize("layer", LAYERS)
-def test_imports_run_one_way(layer):
+def test_layers_import_only_layers_above(layer):
     assert files_of(layer)
     for path in files_of(layer):
         for module in imports(path):
             parts = module.split(".")
             if parts[0] != "t5x_lab" or module == "t5x_lab.__version__":
                 continue
-            assert len(parts) > 1, f"{path} imports the package's root, which imports everything"
-            other = parts[1]
-            assert other in LAYERS, f"{path} imports {module}"
-            assert LAYERS.index(other) <= LAYERS.index(layer) or (layer, other) in UPWARDS, f"{path} imports {module}"
+            assert len(parts) > 1, f"{path} imports the package root, which imports everything"
+            assert parts[1] in LAYERS, f"{path} imports {module}"
+            assert LAYERS.index(parts[1]) <= LAYERS.index(layer), f"{path} imports {module}"
+
+
+def cycles(graph: dict[str, set[str]]) -> list[tuple[str, ...]]:
+    """Returns the groups of nodes that can all reach each other. Edges from a node to itself do not count."""
+    graph = {node: edges & graph.keys() - {node} for node, edges in graph.items()}
+    reachable = {node: _reachable(graph, node) for node in graph}
+    groups = {tuple(sorted(other for other in reachable[node] if node in reachable[other])) for node in graph}
+    return sorted(groups - {()})
+
+
+def _reachable(graph: dict[str, set[str]], start: str) -> set[str]:
+    reached: set[str] = set()
+    todo = list(graph[start])
+    while todo:
+        node = todo.pop()
+        if node not in reached:
+            reached.add(node)
+            todo += graph[node]
+    return reached
+
+
+def import_graph(name_of) -> dict[str, set[str]]:
+    """Returns the import graph of the package, with files grouped by `name_of`."""
+    graph: dict[str, set[str]] = {}
+    for module, path in FILES.items():
+        graph.setdefault(name_of(module), set()).update(name_of(name) for name in imports(path) if name in FILES)
+    return graph
+
+
+def folder_of(module: str) -> str:
+    """Returns the sub-folder of a layer that a module is in. A file next to sub-folders stands for itself."""
+    return ".".join(module.split(".")[:3])
+
+
+def test_cycles_are_detected():
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": {"d"}, "e": {"a"}}
+    assert cycles(graph) == [("b", "c")]
+
+
+def test_files_have_no_import_cycles():
+    """Includes imports inside functions."""
+    assert not cycles(import_graph(lambda module: module))
+
+
+def test_sub_folders_have_no_import_cycles():
+    assert not cycles(import_graph(folder_of))
 
 
 @pytest.mark.parametrize("layer", WITHOUT_TENSORFLOW)

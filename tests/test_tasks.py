@@ -191,7 +191,7 @@ def test_a_model_without_sentinels_has_none(tmp_path):
     ids = list(sentinel_ids(build_vocabulary(counted)))
     pieces = build_vocabulary(counted).tokenizer
     assert [pieces.IdToPiece(i) for i in ids] == [f"▁<extra_id_{n}>" for n in range(10)] and num_sentinels(counted) == 10
-    with pytest.raises(UserError, match="0 sentinels an example has no room"):
+    with pytest.raises(UserError, match="and 0 sentinels have no room for"):
         resolve_tasks(DataConfig("sotu_span_corruption", {"inputs": 64}, 4, plain), "encoder_decoder", 384)
 
 

@@ -174,15 +174,15 @@ def test_gpt1_has_exactly_the_published_number_of_parameters():
 
 def test_a_sequence_longer_than_the_learned_positions_is_a_sentence():
     model = tiny_model("gpt1", max_positions=4)
-    with pytest.raises(UserError, match="7 tokens is longer than the model's 4 positions"):
+    with pytest.raises(UserError, match="of 7 tokens exceeds the model"):
         jax.eval_shape(model.logits, model.abstract_params, {"decoder_input_tokens": TOKENS})
 
 
 @pytest.mark.parametrize(
     "name, changes, says",
     [
-        ("causal_decoder", {"num_kv_heads": 3}, "does not divide num_heads = 4"),
-        ("causal_decoder", {"share_stacks": True}, "share_stacks gives an encoder the decoder's layers"),
+        ("causal_decoder", {"num_kv_heads": 3}, "but num_heads = 4 is not"),
+        ("causal_decoder", {"share_stacks": True}, "equal numbers of encoder and decoder layers"),
         ("encoder", {"num_decoder_layers": 2}, 'architecture "encoder" needs 0'),
         ("causal_decoder", {"positions": "rotary", "head_dim": 3}, "must be even"),
         ("causal_decoder", {"positions": "rotery"}, 'Did you mean "rotary"'),

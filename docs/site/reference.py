@@ -16,14 +16,14 @@ from t5x_lab.config.gin_files import PACKAGE_GIN
 from t5x_lab.config.macros import defined_macros
 
 PACKAGE = pathlib.Path(t5x_lab.__file__).parent
-TOPICS = {  # of what gin may bind, by the folder that it comes from
-    "runs": "A run", "models": "Models", "networks": "Networks", "data": "Data", "prompts": "Data sets in words",
+TOPICS = {  # headings of configurables by folder
+    "runs": "A run", "models": "Models", "networks": "Networks", "data": "Data", "prompts": "Prompted datasets",
     "optim": "Optimizers and schedules", "evaluation": "Evaluations", "decoding": "Decoding", "checkpoints": "Checkpoints",
-    "partitioning": "Sharding", "observe": "Hooks",
+    "partitioning": "Sharding", "observe": "Hooks", "papers": "Papers",
 }  # fmt: skip
 LAYERS = [
     "config", "ops", "networks", "decoding", "models", "partitioning", "optim", "training", "checkpoints", "observe", "data",
-    "prompts", "tasks", "evaluation", "report", "runs", "study", "cli",
+    "prompts", "evaluation", "papers", "tasks", "report", "runs", "study", "cli",
 ]  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from t5x_lab.checkpoints.sharded_arrays import read_each, read_together, to_arra
 from t5x_lab.checkpoints.verification import check_arrays, explaining_damage
 from t5x_lab.config.errors import UserError, check_choice
 from t5x_lab.models.model import Params
-from t5x_lab.optim.counts import counting_from
+from t5x_lab.optim.counts import start_count_at
 from t5x_lab.training.state import TrainState
 
 
@@ -85,7 +85,7 @@ def carry_over(
             counted = {"step": state.step, "counters": state.counters}
             state = dataclasses.replace(state, **_load_others(source, counted))
             if "optimizer" not in config.carry:
-                state = dataclasses.replace(state, opt_state=counting_from(state.opt_state, state.step))
+                state = dataclasses.replace(state, opt_state=start_count_at(state.opt_state, state.step))
         source.check()
     return state
 

@@ -21,10 +21,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     from t5x_lab.config.errors import UserError
-    from t5x_lab.partitioning.topologies import topology_devices, without_accelerator
+    from t5x_lab.partitioning.topologies import topology_devices, disable_accelerators
 
     if args.topology is not None:
-        without_accelerator()
+        disable_accelerators()
     elif args.num_slices != 1:
         raise UserError("--num_slices counts slices of a --topology; give that too.")
     if args.num_slices < 1:

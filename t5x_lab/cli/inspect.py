@@ -24,14 +24,14 @@ def run(args: argparse.Namespace) -> None:
     if args.verify:
         raise UserError("--verify reads a checkpoint; name it: t5x_lab inspect DIR --verify.")
     from t5x_lab.checkpoints.layout import check_same_parameters, find_checkpoint
-    from t5x_lab.models.classifier import model_of
+    from t5x_lab.models.classifier import make_model
     from t5x_lab.observe.model_info import model_info, parameter_rows
     from t5x_lab.runs.config.gin_config import run_config_file
     from t5x_lab.runs.train.batch import resolve_batch
 
     files = [run_config_file(args.model_dir)] if args.model_dir else []
     config = gin_config(args, *files)
-    model = model_of(config.model())
+    model = make_model(config.model())
     if args.dry_run:
         print(config.text)
     if args.model_dir:

@@ -1,1 +1,1 @@
-"""Turning logits into tokens, over any `step(state, token) -> (logits, state)`."""
+"""Decoding: sampling, generation with continuous batching, beam search. Works with any step function."""

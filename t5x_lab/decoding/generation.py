@@ -1,6 +1,6 @@
-"""Generation token by token, with continuous batching: a row takes up the next prompt as soon as its sequence is finished.
+"""Generation with continuous batching: a row starts the next prompt as soon as its sequence is finished.
 
-Everything here works over any decode step `(state, tokens) -> (logits, state)`.
+The functions work with any decoding step `(state, tokens) -> (logits, state)`.
 """
 
 import collections
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from t5x_lab.decoding.rows import put_rows
-from t5x_lab.decoding.sampling import EndIds, SamplingConfig, choose, is_end, replaced
+from t5x_lab.decoding.sampling import EndIds, SamplingConfig, apply_logits_fn, choose, is_end
 
 Integer = jax.Array | int
 Step = Callable[[Any, jax.Array], tuple[jax.Array, Any]]
@@ -22,18 +22,17 @@ Step = Callable[[Any, jax.Array], tuple[jax.Array, Any]]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Sequences:
-    """Sequences that are being generated, one in each of B rows; at most T tokens each, V ids.
+    """Sequences being generated, one in each of B rows, with at most T tokens and V ids.
 
     Attributes:
-      state: the model's decoding state.
-      logits: of each row's next token, float32 [B, V].
-      tokens, log_probs: generated so far, int32 and float32 [B, T], then 0. The end token is one of them; log-probabilities
-        are the model's own, before temperature, top-k and top-p.
-      length: how many tokens, int32 [B].
-      limit: the most tokens of each row's sequence, int32 [B], up to T; 0 for a row without a sequence.
-      stream: int32 [B], the number of each sequence's random stream. What is drawn for it depends on the seed, its stream and
-        its length alone, not on the other rows.
-      ended: bool [B], whether it has its end token, or was stopped.
+      state: decoding state of the model.
+      logits: logits of each row's next token, float32 [B, V].
+      tokens, log_probs: generated tokens, EOS included, and their log-probabilities, int32 and float32 [B, T], padded with 0.
+      length: number of generated tokens, int32 [B].
+      limit: maximum number of tokens of each row, int32 [B], at most T. 0 for a row without a sequence.
+      stream: number of each sequence's random stream, int32 [B]. Samples depend on the seed, the stream and the length only, not
+        on other rows.
+      ended: the sequence has EOS or was stopped, bool [B].
     """
 
     state: Any
@@ -50,12 +49,12 @@ class Sequences:
         return self.ended | (self.length >= self.limit)
 
     def put(self, rows: jax.Array, other: "Sequences") -> "Sequences":
-        """Replaces these rows by those of `other`; a row number beyond the last is skipped."""
+        """Replaces these rows by those of `other`. Row numbers out of range are ignored."""
         return put_rows(self, rows, other)
 
 
 def start(logits: jax.Array, state: Any, limit: jax.Array, stream: jax.Array, max_tokens: int) -> Sequences:
-    """Sequences of length 0 after a prefill, with room for `max_tokens` tokens."""
+    """Returns empty sequences after a prefill, with capacity for `max_tokens` tokens."""
     batch = logits.shape[0]
     tokens, log_probs = jnp.zeros((batch, max_tokens), jnp.int32), jnp.zeros((batch, max_tokens), jnp.float32)
     length, ended = jnp.zeros((batch,), jnp.int32), jnp.zeros((batch,), bool)
@@ -72,28 +71,29 @@ def generate(
     max_steps: Integer,
     until: Integer,
 ) -> Sequences:
-    """Runs decode steps until `until` rows are done, at most `max_steps`.
+    """Runs decoding steps until `until` rows are done, at most `max_steps`.
 
     Args:
-      step: (state, tokens int [B]) -> (logits of the next token [B, V], state).
-      sequences: so far.
-      config: how the next token is chosen.
-      eos_id: the end token, or several.
-      seed: of the random streams; not used when greedy.
-      max_steps, until: integers.
+      step: function (state, tokens int [B]) -> (next logits [B, V], state).
+      sequences: sequences to continue.
+      config: sampling settings.
+      eos_id: EOS id, or several.
+      seed: seed of the random streams.
+      max_steps: maximum number of steps.
+      until: number of finished rows to stop at.
     """
     rows, beyond = jnp.arange(sequences.tokens.shape[0]), sequences.tokens.shape[1]
     keys = jax.vmap(lambda stream: jax.random.fold_in(jax.random.key(seed), stream))(sequences.stream)
 
-    def goes_on(carry) -> jax.Array:
+    def should_continue(carry) -> jax.Array:
         i, sequences = carry
         return (i < max_steps) & (jnp.sum(sequences.done) < until)
 
     def add_token(carry):
         i, s = carry
-        given = replaced(s.logits, config.logits_fn)
-        token, log_prob = choose(given, config, jax.vmap(jax.random.fold_in)(keys, s.length))
-        place = (rows, jnp.where(s.done, beyond, s.length))  # of a row that is done, beyond the last: dropped
+        next_logits = apply_logits_fn(s.logits, config.logits_fn)
+        token, log_prob = choose(next_logits, config, jax.vmap(jax.random.fold_in)(keys, s.length))
+        place = (rows, jnp.where(s.done, beyond, s.length))  # writes of finished rows are out of range and dropped
         logits, state = step(s.state, token)
         return i + 1, dataclasses.replace(
             s,
@@ -105,11 +105,11 @@ def generate(
             ended=s.ended | (~s.done & is_end(token, eos_id)),
         )
 
-    return jax.lax.while_loop(goes_on, add_token, (jnp.int32(0), sequences))[1]
+    return jax.lax.while_loop(should_continue, add_token, (jnp.int32(0), sequences))[1]
 
 
-def forced(step: Step, logits: jax.Array, state: Any, tokens: Sequence[int]) -> tuple[jax.Array, Any]:
-    """What `step` gives after tokens that every row is made to begin with: logits [B, V] and the state."""
+def force_tokens(step: Step, logits: jax.Array, state: Any, tokens: Sequence[int]) -> tuple[jax.Array, Any]:
+    """Runs `step` on given tokens for every row. Returns the next logits [B, V] and the state."""
     for token in tokens:
         logits, state = step(state, jnp.full(logits.shape[:1], token, jnp.int32))
     return logits, state
@@ -118,10 +118,10 @@ def forced(step: Step, logits: jax.Array, state: Any, tokens: Sequence[int]) -> 
 def complete(
     model, params: Any, prompts: jax.Array, seed: Integer, max_tokens: int, config: SamplingConfig, eos_id: EndIds
 ) -> tuple[jax.Array, jax.Array]:
-    """Completes one batch of prompts int [B, P], with the model's `prefill` and `decode_step`.
+    """Completes a batch of prompts, int [B, P].
 
     Returns:
-      (tokens int [B, max_tokens], 0 after the end token; log-probability of each, float32)
+      Tokens int [B, max_tokens], 0 after EOS, and their log-probabilities, float32.
     """
     batch = prompts.shape[0]
     logits, state = model.prefill(params, prompts, max_tokens)
@@ -132,25 +132,25 @@ def complete(
 
 
 class Programs(Protocol):
-    """What `complete_all` asks of the device. Prompts are lists of token ids without padding."""
+    """Device functions of `complete_all`. Prompts are lists of token ids without padding."""
 
     def start(self, prompts: list[list[int]], limits: list[int], streams: list[int]) -> Sequences:
-        """The first rows begin these prompts' completions; the other rows are done."""
+        """Starts these prompts in the first rows. The other rows are done."""
         ...
 
     def refill(
         self, sequences: Sequences, rows: list[int], prompts: list[list[int]], limits: list[int], streams: list[int]
     ) -> Sequences:
-        """These rows begin the completions of other prompts."""
+        """Starts other prompts in these rows."""
         ...
 
     def generate(self, sequences: Sequences, stopped: np.ndarray, max_steps: int, until: int) -> tuple[Sequences, "Generated"]:
-        """Ends the rows where `stopped` bool [B] is true, and runs `generate`."""
+        """Ends rows where `stopped`, bool [B], is true, and runs `generate`."""
         ...
 
 
 class Generated(NamedTuple):
-    """What the host looks at: the fields of `Sequences` of these names."""
+    """The fields of `Sequences` that the host reads."""
 
     tokens: Any
     log_probs: Any
@@ -171,22 +171,23 @@ def complete_all(
     group: int,
     is_stopped: Callable[[int, np.ndarray], bool] | None = None,
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Completes any number of prompts in `rows` rows, the longest prompts first, so that a prefill has little padding.
+    """Completes any number of prompts in `rows` rows, longest prompts first, so that a prefill has little padding.
 
     Args:
-      programs: see there.
-      prompts, limits, streams: see `Sequences`.
-      rows: sequences that are generated at a time.
-      group: rows that are refilled at a time; a prefill of each prompt alone would be slow.
-      is_stopped: (number of the prompt, its tokens so far) -> whether to stop; asked every `STEPS_BETWEEN_STOP_CHECKS` steps.
+      programs: device functions.
+      prompts: token ids of each prompt.
+      limits, streams: see `Sequences`.
+      rows: number of sequences generated at a time.
+      group: number of rows refilled at a time, because a prefill of single prompts is slow.
+      is_stopped: function (index of the prompt, tokens so far) -> whether to stop, called every `STEPS_BETWEEN_STOP_CHECKS` steps.
 
     Yields:
-      (number of the prompt, the tokens that complete it, their log-probabilities), in the order in which they are finished
+      (index of the prompt, tokens, log-probabilities) in the order in which they finish.
     """
     waiting = collections.deque(sorted(range(len(prompts)), key=lambda i: -len(prompts[i])))
     take = lambda n: [waiting.popleft() for _ in range(min(n, len(waiting)))]
     select = lambda numbers: [[x[i] for i in numbers] for x in (prompts, limits, streams)]
-    in_row: list[int | None] = [*take(rows)]  # the number of each row's prompt
+    in_row: list[int | None] = [*take(rows)]  # index of each row's prompt
     sequences, stopped = programs.start(*select(in_row)), np.zeros((rows,), bool)
     in_row += [None] * (rows - len(in_row))
     max_steps = STEPS_BETWEEN_STOP_CHECKS if is_stopped else max(limits, default=0)

@@ -1,1 +1,1 @@
-"""A network with its loss: what training, evaluation and decoding call."""
+"""Models: a network with its loss (`model`), with a classification head (`classifier`), and loss weights (`loss`)."""

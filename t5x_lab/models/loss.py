@@ -1,6 +1,6 @@
-"""Which tokens carry loss, and by what the sum is divided.
+"""Loss weights, the normalizer of the loss, and the protocol of additional loss terms.
 
-The normaliser is computed once for a whole batch, so that loss and gradient do not depend on the number of microbatches.
+The normalizer is computed once per batch, so that loss and gradient do not depend on the number of microbatches.
 """
 
 from collections.abc import Mapping
@@ -17,19 +17,18 @@ from t5x_lab.networks.network import Batch, Network, abstract_batch, max_length
 
 @runtime_checkable
 class Loss(Protocol):
-    """A term of what is trained, beside the cross-entropy or instead of it."""
+    """An additional loss term, or a replacement of the cross-entropy."""
 
     def __call__(self, network: Any, hidden: jax.Array, batch: Batch, weights: jax.Array) -> jax.Array:
-        """A scalar: a sum over the batch's tokens, so that it adds over microbatches and evaluation batches.
+        """Returns a scalar, a sum over the tokens of the batch, so that it can be added over batches.
 
-        It is divided by what the cross-entropy is divided by, see LOSS_NORMALIZING_FACTOR; its metric is per token with loss.
+        It is divided by the same normalizer as the cross-entropy, see LOSS_NORMALIZING_FACTOR. Its metric is per token with loss.
 
         Args:
-          network: the module with its parameters in it, after it has read the batch; `network.logits(hidden)` are its logits.
-          hidden: its hidden states [B, T, …].
+          network: the module with its parameters. `network.logits(hidden)` returns logits.
+          hidden: hidden states [B, T, ...].
           batch: SeqIO's model features.
-          weights: float32 [B, T], of each token in the loss. A penalty that does not depend on tokens is multiplied by
-            their sum.
+          weights: loss weights, float32 [B, T]. Multiply a penalty that does not depend on tokens by their sum.
         """
         ...
 
@@ -44,28 +43,28 @@ def check_normalizer(factor: float | str | None) -> None:
             f"Choose one of {', '.join(NORMALIZERS)}, a number, or None for the sum over tokens."
         )
     if isinstance(factor, int | float) and factor <= 0:
-        raise UserError(f"LOSS_NORMALIZING_FACTOR is {factor}; a number here must be greater than zero.")
+        raise UserError(f"LOSS_NORMALIZING_FACTOR is {factor}. A number must be greater than zero.")
 
 
-# Of every run; a user's metrics have other names.
+# Metrics of every run. A user's metrics must have other names.
 METRICS = frozenset(("loss", "z_loss", "accuracy", "grad_norm", "learning_rate", "healthy", "mfu", "goodput"))
 METRICS |= {"tokens_processed", "tokens_with_loss", "raw_tokens", "task_tokens"}
 METRICS |= {"seconds", "seconds_per_step", "tokens_per_second", "data_wait_fraction"}
 
 
-def check_metric(what: str, name: str) -> None:
-    """Raises a `UserError` for a user's metric that is called like one of every run."""
+def check_metric(owner: str, name: str) -> None:
+    """Raises a `UserError` for a user's metric with the name of a built-in metric."""
     if name.partition("/")[0] in METRICS:
-        raise UserError(f'{what} is called "{name}", which is another metric. Choose another name.')
+        raise UserError(f'{owner} has the name "{name}", which is a built-in metric. Choose another name.')
 
 
 def check_losses(losses: Mapping[str, Loss], network: Network, functional: Functional) -> None:
-    """Raises a `UserError` for losses that do not give a scalar, found out on shapes alone of the network's module."""
+    """Raises a `UserError` for losses that do not return a scalar. Only shapes are computed."""
     for name, loss in losses.items():
         check_metric("A loss of ModelConfig.losses", name)
         if not callable(loss) or isinstance(loss, type):
             raise UserError(
-                f'ModelConfig.losses["{name}"] is {loss!r}; it must be a function of (network, hidden, batch, weights).'
+                f'ModelConfig.losses["{name}"] is {loss!r}. It must be a function of (network, hidden, batch, weights).'
             )
 
         def run(params, batch, loss=loss):
@@ -74,36 +73,36 @@ def check_losses(losses: Mapping[str, Loss], network: Network, functional: Funct
 
         rows, tokens = 2, min(3, max_length(network) or 3)
         batch = abstract_batch(network, rows, tokens, tokens)
-        what = f'The loss "{name}" fails'
-        found = call_user_code(what, lambda run=run: jax.eval_shape(run, functional.abstract_params, batch))
-        if getattr(found, "shape", None) != () or not jnp.issubdtype(found.dtype, jnp.floating):
-            raise UserError(f'The loss "{name}" gives {shown(found)}; it must give a float, the sum over all tokens.')
+        problem = f'The loss "{name}" fails'
+        result = call_user_code(problem, lambda run=run: jax.eval_shape(run, functional.abstract_params, batch))
+        if getattr(result, "shape", None) != () or not jnp.issubdtype(result.dtype, jnp.floating):
+            raise UserError(f'The loss "{name}" returns {shown(result)}. It must return a float scalar, the sum over tokens.')
 
 
 def predicting_side(batch: Batch) -> str:
-    """ "decoder", or "encoder" for a batch of an encoder alone; what the names of targets and loss weights begin with."""
+    """Returns the prefix of the targets' feature names: "decoder", or "encoder" for an encoder-only network."""
     return "encoder" if "encoder_target_tokens" in batch else "decoder"
 
 
 def target_tokens(batch: Batch) -> jax.Array:
-    """Int [B, T], what the logits predict."""
+    """Returns the target ids, int [B, T]."""
     return batch[f"{predicting_side(batch)}_target_tokens"]
 
 
 def token_weights(batch: Batch) -> jax.Array:
-    """Float32 [B, T]: the batch's loss weights, or 1 for every target that is not padding."""
+    """Returns the loss weights, float32 [B, T]. Default: 1 for targets, 0 for padding."""
     weights = batch.get(f"{predicting_side(batch)}_loss_weights")
     return (target_tokens(batch) > 0 if weights is None else weights).astype(jnp.float32)
 
 
 def weights_and_normalizer(batch: Batch, factor: float | str | None) -> tuple[jax.Array, jax.Array]:
-    """Loss weights [B, T] and the number that the weighted sum is divided by.
+    """Returns loss weights [B, T] and the divisor of the weighted sum.
 
     Args:
-      batch: a whole batch, before it is split into microbatches.
-      factor: None = the sum over tokens (T5X's default); a number; or one of `NORMALIZERS`: tokens with loss; all
-        positions, padding included; or the mean over sequences of each sequence's mean, packed ones told apart by
-        their segment ids. Padding is no sequence, whatever it weighs.
+      batch: a batch before it is split into microbatches.
+      factor: None = no division, the sum over tokens (T5X's default); a number; or one of `NORMALIZERS`: the number of tokens with
+        loss; the number of positions, padding included; or the mean over sequences of each sequence's mean, where segment ids
+        separate packed sequences.
     """
     weights = token_weights(batch)
     if factor is None:
@@ -115,9 +114,9 @@ def weights_and_normalizer(batch: Batch, factor: float | str | None) -> tuple[ja
     if factor == "AVERAGE_PER_SEQUENCE":
         segments = batch.get(f"{predicting_side(batch)}_segment_ids", (target_tokens(batch) > 0).astype(jnp.int32))
         weights = jnp.where(segments > 0, weights, 0.0)
-        number = jnp.cumsum(segments != jnp.pad(segments, [[0, 0], [1, 0]])[:, :-1], axis=1)  # whatever ids they have
-        add_up = jax.vmap(lambda number, weights: jnp.zeros(len(weights) + 1).at[number].add(weights)[number])
-        total = add_up(number, weights)
+        number = jnp.cumsum(segments != jnp.pad(segments, [[0, 0], [1, 0]])[:, :-1], axis=1)  # numbered from 1 per row
+        segment_sums = jax.vmap(lambda number, weights: jnp.zeros(len(weights) + 1).at[number].add(weights)[number])
+        total = segment_sums(number, weights)
         weights = jnp.where(total > 0, weights / jnp.maximum(total, 1e-6), 0.0)
         return weights, jnp.maximum(jnp.sum(weights), 1e-6)
     return weights, jnp.float32(factor)

@@ -17,7 +17,7 @@ from t5x_lab.networks.config import DTYPES, check_dropout
 from t5x_lab.networks.flops import lstm_flops
 from t5x_lab.networks.layers import Embedding, Projection, output_matrix, truncated_normal
 from t5x_lab.networks.network import Batch, Constrain, segments_of
-from t5x_lab.ops.cross_entropy import logits_of
+from t5x_lab.ops.cross_entropy import compute_logits
 from t5x_lab.ops.dropout import dropout
 
 
@@ -147,7 +147,7 @@ class Lstm(nnx.Module):
 
     def logits(self, x_BTD: jax.Array) -> jax.Array:
         """Returns logits. See `Transformer.logits`."""
-        return self.constrain(logits_of(x_BTD, *self.output_matrix()), ("batch", None, "vocab"))
+        return self.constrain(compute_logits(x_BTD, *self.output_matrix()), ("batch", None, "vocab"))
 
     def output_matrix(self) -> tuple[jax.Array, float]:
         """Returns the output matrix. See `Transformer.output_matrix`."""

@@ -19,7 +19,7 @@ from t5x_lab.networks.network import Batch, Constrain, check_length, segments_of
 from t5x_lab.networks.positions import sinusoidal
 from t5x_lab.networks.stack import Layer, Stack
 from t5x_lab.ops.attention import Mask
-from t5x_lab.ops.cross_entropy import logits_of
+from t5x_lab.ops.cross_entropy import compute_logits
 
 
 @jax.tree_util.register_dataclass
@@ -206,7 +206,7 @@ class Transformer(nnx.Module):
 
     def logits(self, x_BTD: jax.Array) -> jax.Array:
         """Returns the logits of hidden states, float32 [B, T, V]."""
-        return self.constrain(logits_of(x_BTD, *self.output_matrix(), self.logit_cap), ("batch", None, "vocab"))
+        return self.constrain(compute_logits(x_BTD, *self.output_matrix(), self.logit_cap), ("batch", None, "vocab"))
 
     def output_matrix(self) -> tuple[jax.Array, float]:
         """Returns the output matrix [D, V] and the scale of the logits."""

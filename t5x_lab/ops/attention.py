@@ -1,7 +1,7 @@
-"""Dot-product attention whose masks and relative-position biases are descriptions, expanded only here.
+"""Dot-product attention with masks and relative position biases in compact form, expanded block by block.
 
-Axis letters: B batch, T query length, S key length, N heads, K heads of keys and values, G = N / K queries for each of
-them, H head size, D = span + S - 1 diagonals.
+Axis letters: B batch, T query length, S key length, N heads, K heads of keys and values, G = N / K query heads for each
+of them, H head size, D = span + S - 1 diagonals.
 """
 
 import dataclasses
@@ -10,28 +10,28 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from t5x_lab.ops.capping import capped
+from t5x_lab.ops.capping import soft_cap
 from t5x_lab.ops.dropout import dropout
 
-BLOCK = 256  # queries whose weights exist at one time
+BLOCK = 256  # number of queries whose attention weights exist at a time
 _MASKED = -1e10
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Mask:
-    """Which keys each query sees: (causal or both in the prefix) and same segment and neither is padding.
+    """Attention mask: (causal or both in the prefix) and same segment and neither is padding.
 
     Attributes:
-      causal: a query sees no key to its right.
-      query_segments, key_segments: int [B, T] and [B, S], segment numbers from 1, 0 = padding; None = one segment, no padding.
-      query_prefix, key_prefix: bool [B, T] and [B, S], tokens that see each other both ways in spite of `causal`
-        (`decoder_causal_attention`); None = no prefix.
-      query_offset: int [B], the key position of each row's first query; None = 0. Used with a key-value cache.
+      causal: queries do not attend to keys on their right.
+      query_segments, key_segments: segment ids from 1, 0 = padding, int [B, T] and [B, S]. None = one segment without padding.
+      query_prefix, key_prefix: tokens that attend to each other in both directions (`decoder_causal_attention`), bool [B, T] and
+        [B, S]. None = no prefix.
+      query_offset: key position of each row's first query, int [B]. None = 0. Used with a key-value cache.
 
-    Worked example, one row of five tokens in two segments [1 1 1 2 2], causal, prefix on the first two tokens:
+    Example: five tokens in the segments [1 1 1 2 2], causal, with the first two tokens as prefix:
 
-        1 1 . . .      the second key is to the right of the first query, but both are in the prefix
+        1 1 . . .      the second key is right of the first query, but both are in the prefix
         1 1 . . .
         1 1 1 . .
         . . . 1 .
@@ -49,11 +49,11 @@ class Mask:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DiagonalBias:
-    """A bias that depends on (key position - query position) alone, one value per head and diagonal.
+    """Attention bias that depends only on key position - query position, with one value per head and diagonal.
 
     Attributes:
-      values: float [N, D]; entry d belongs to the distance d - (span - 1).
-      span: the number of query positions the bias covers: T without a cache, S with one.
+      values: float [N, D]. Entry d is the bias of distance d - (span - 1).
+      span: number of query positions: T without a cache, S with one.
     """
 
     values: jax.Array
@@ -71,23 +71,29 @@ def dot_product_attention(
     dropout_key: jax.Array | None = None,
     logit_cap: float | None = None,
 ) -> jax.Array:
-    """Attention without a scale (the query carries it), softmax in float32.
+    """Attention with softmax in float32 and without a scale, which the query includes.
 
-    A `logit_cap` c turns the products x of queries and keys into c * tanh(x / c), before the bias is added.
+    Query head n attends to key and value head n // G (grouped-query attention, Ainslie et al. 2023; G = 1 is multi-head). A
+    query that attends to no key (padding) returns a mean of the values; its loss weight is zero.
 
-    Query head n attends to head n // G of keys and values (grouped queries, Ainslie et al. 2023; G = 1 is multi-head). A
-    query that sees no key (padding) returns some mean of the values; its loss weight is zero.
+    Queries are processed in blocks whose weights the backward pass recomputes, so that no array [B, N, T, S] is stored. With a
+    causal mask without a prefix, a block reads keys up to its last query only.
 
-    Queries are processed in blocks, and the backward pass computes a block's weights again: no [B, N, T, S] is kept. A block
-    of a causal mask without a prefix reads keys up to its last query only.
+    Args:
+      query_BTNH, key_BSKH, value_BSKH: queries, keys and values.
+      mask: attention mask.
+      bias: added to the logits.
+      dropout_rate: dropout rate of the attention weights.
+      dropout_key: None = no dropout.
+      logit_cap: c replaces logits x by c * tanh(x / c) before the bias is added. None = no cap.
 
     Returns:
-      [B, T, N, H] in the dtype of `value_BSKH`.
+      Float [B, T, N, H] in the dtype of `value_BSKH`.
     """
     return _in_blocks(query_BTNH, key_BSKH, value_BSKH, bias, mask, dropout_key, (dropout_rate, logit_cap))
 
 
-# Not `jax.checkpoint`: nested in a layer's, it keeps keys and values once for every block.
+# Not `jax.checkpoint`: nested in a layer under remat, it would store keys and values once per block.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(6,))
 def _in_blocks(query_BTNH, key_BSKH, value_BSKH, bias, mask: Mask, dropout_key, rate_and_cap) -> jax.Array:
     rest = (key_BSKH, value_BSKH, bias, mask, dropout_key, rate_and_cap)
@@ -105,7 +111,7 @@ def _backward(rate_and_cap, residuals, d_attended_BTNH):
     for start, stop, keys in _blocks(mask, query.shape[1], key.shape[1]):
         attend = lambda query, *rest: _attend_block(query, *rest, mask, dropout_key, rate_and_cap, start, stop, keys)
         block = (query[:, start:stop], key, value, bias), d_attended_BTNH[:, start:stop], total
-        # One block after the other, each from its own weights: the compiler would keep those of the forward pass, or of all.
+        # The barrier makes blocks run one after the other; the compiler would otherwise keep the weights of all blocks.
         operands, d_attended, total = jax.lax.optimization_barrier(block)
         _, transpose = jax.vjp(attend, *operands)
         d_block, *d_rest = transpose(d_attended)
@@ -119,7 +125,7 @@ _in_blocks.defvjp(_forward, _backward)
 
 
 def _blocks(mask: Mask, T: int, S: int) -> list[tuple[int, int, int]]:
-    """(first query, last query + 1, keys that some of them see) of equal blocks."""
+    """Returns (first query, last query + 1, number of visible keys) of blocks of equal size."""
     size = -(-T // -(-T // BLOCK))
     left_only = mask.causal and mask.query_prefix is None and mask.query_offset is None
     return [(i, min(i + size, T), min(i + size, S) if left_only else S) for i in range(0, T, size)]
@@ -138,12 +144,12 @@ def _attend_block(query, key, value, bias, mask: Mask, dropout_key, rate_and_cap
 
 
 def _attend(query_BTNH, key_BSKH, value_BSKH, bias, mask: Mask, dropout_key, rate: float, cap, start: int) -> jax.Array:
-    """Attention of queries the first of which stands at position `start`."""
+    """Computes attention of queries that start at position `start`."""
     B, T, N, H = query_BTNH.shape
     S, K = key_BSKH.shape[1:3]
     query_BTKGH = query_BTNH.reshape(B, T, K, N // K, H)
     logits_BKGTS = jnp.einsum("BTKGH,BSKH->BKGTS", query_BTKGH, key_BSKH, preferred_element_type=jnp.float32)
-    logits_BNTS = capped(logits_BKGTS.reshape(B, N, T, S), cap)
+    logits_BNTS = soft_cap(logits_BKGTS.reshape(B, N, T, S), cap)
     if bias is not None:
         logits_BNTS += expand_bias(bias, T, S, mask.query_offset, start).astype(jnp.float32)
     allowed_BTS = expand_mask(mask, T, S, start)
@@ -156,9 +162,9 @@ def _attend(query_BTNH, key_BSKH, value_BSKH, bias, mask: Mask, dropout_key, rat
 
 
 def expand_mask(mask: Mask, T: int, S: int, start: int = 0) -> jax.Array | None:
-    """Returns bool [B or 1, T, S], True where the query sees the key, or None where everything sees everything.
+    """Returns bool [B or 1, T, S], True if the query attends to the key; None if all do.
 
-    The first query stands at position `start`, beside the mask's own offsets.
+    The first query has position `start`, plus the mask's offset.
     """
     allowed = None
     if mask.causal:
@@ -180,11 +186,11 @@ def expand_mask(mask: Mask, T: int, S: int, start: int = 0) -> jax.Array | None:
 
 
 def expand_bias(bias: DiagonalBias, T: int, S: int, query_offset: jax.Array | None = None, start: int = 0) -> jax.Array:
-    """Returns the bias as [1 or B, N, T, S]; the first query stands at position `start`, beside its row's offset."""
+    """Returns the bias as [1 or B, N, T, S]. The first query has position `start`, plus the offset of its row."""
     values_ND = bias.values
     if query_offset is None:
-        # Row t of the result is values[left + T-1-t : left + T-1-t+S]. Tiling that window and reading it back in rows that
-        # are one longer shifts each row by one, so that the transpose is a reshape and a sum instead of a scatter.
+        # Row t of the result is values[left + T-1-t : left + T-1-t+S]. Tiling this window and reshaping it to rows that are
+        # one longer shifts each row by one, so that the transpose is a reshape and a sum instead of a scatter.
         left = bias.span - T - start
         window = jnp.pad(values_ND[:, left : left + T + S - 1], ((0, 0), (0, 1)))
         N, width = window.shape

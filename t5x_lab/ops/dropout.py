@@ -1,13 +1,13 @@
-"""Dropout with a mask shared along one axis, as T5 does along the length to save random bits and memory."""
+"""Dropout with a mask that is shared along one axis, as in T5, which saves random bits and memory."""
 
 import jax
 import jax.numpy as jnp
 
 
 def dropout(x: jax.Array, rate: float, key: jax.Array | None, broadcast_axis: int = -2) -> jax.Array:
-    """Zeroes entries with probability `rate` and scales the rest by 1 / (1 - rate); does nothing without a key.
+    """Sets entries to zero with probability `rate` and scales the rest by 1 / (1 - rate). Returns x if there is no key.
 
-    The same mask is used for every index of `broadcast_axis` (T5 code base; not in the paper's text).
+    All indices of `broadcast_axis` share a mask, as in T5's code (not mentioned in the paper).
     """
     if key is None or rate == 0.0:
         return x

@@ -1,7 +1,7 @@
-"""Where parameters meet activations: a matrix product, a lookup, a broadcast.
+"""Operations of a parameter and activations with mixed precision: projection, embedding lookup, broadcast.
 
-Each rounds the parameter to the activations' dtype, and sums its gradient, over tokens, devices and microbatches, in the
-parameter's own: 256 ones added in bfloat16 are as many as 400.
+The parameter is cast to the activations' dtype, and its gradient is summed over tokens, devices and microbatches in the
+parameter's dtype: in bfloat16 the sum of 400 ones is 256.
 
 Axis letters: B batch, T length, V rows of a table, D columns.
 """
@@ -16,24 +16,24 @@ from jax.custom_derivatives import SymbolicZero
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def project(x: jax.Array, kernel: jax.Array, equation: str) -> jax.Array:
-    """`jnp.einsum(equation, x, kernel)`, such as "BTD,DNH->BTNH", in x's dtype; no letter may be in one operand alone.
+    """Returns `jnp.einsum(equation, x, kernel)`, such as "BTD,DNH->BTNH", in x's dtype. No letter may occur in one operand only.
 
-    The gradients are written out. JAX's own computes the transpose of the kernel's and transposes it back; a TPU's compiler
-    makes both one product, a CPU's copies.
+    The gradient of the kernel is computed in the kernel's layout. JAX's own computes its transpose and transposes it back, which
+    a TPU compiler fuses but a CPU compiler does not.
     """
     return jnp.einsum(equation, x, kernel.astype(x.dtype))
 
 
 def _project_forward(x, kernel, equation):
-    # Of an operand that is not differentiated, a frozen kernel or the first input, nothing is kept or computed.
-    kept = (x.value if kernel.perturbed else None, kernel.value if x.perturbed else None, kernel.value[..., :0])
-    return project(x.value, kernel.value, equation), kept
+    # Nothing is saved or computed for an operand without gradient, such as a frozen kernel.
+    saved = (x.value if kernel.perturbed else None, kernel.value if x.perturbed else None, kernel.value[..., :0])
+    return project(x.value, kernel.value, equation), saved
 
 
-def _project_backward(equation, kept, d_y):
+def _project_backward(equation, saved, d_y):
     if isinstance(d_y, SymbolicZero):
         return None, None
-    x, kernel, like = kept
+    x, kernel, like = saved
     ins, y_axes = equation.split("->")
     x_axes, kernel_axes = ins.split(",")
     d_x = d_kernel = None
@@ -49,8 +49,8 @@ project.defvjp(_project_forward, _project_backward, symbolic_zeros=True)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def lookup(table_VD: jax.Array, ids_BT: jax.Array, dtype, constrain: Callable) -> jax.Array:
-    """Rows [B, T, D] of a table, in `dtype`; `constrain` is that of `Transformer`."""
-    # Rows are looked up whole: a table split along D would make the compiler replicate the activations.
+    """Returns rows [B, T, D] of a table in `dtype`. See `Transformer` for `constrain`."""
+    # The rows are not sharded: with a table sharded along D the compiler would replicate the activations.
     return constrain(constrain(table_VD.astype(dtype), ("vocab", None))[ids_BT], ("batch", "length", None))
 
 
@@ -58,8 +58,8 @@ def _lookup_forward(table_VD, ids_BT, dtype, constrain):
     return lookup(table_VD, ids_BT, dtype, constrain), (table_VD, ids_BT)
 
 
-def _lookup_backward(dtype, constrain, kept, d_rows_BTD):
-    table_VD, ids_BT = kept
+def _lookup_backward(dtype, constrain, saved, d_rows_BTD):
+    table_VD, ids_BT = saved
     d_rows_BTD = constrain(d_rows_BTD, ("batch", "length", None))
     d_table_VD = jnp.zeros_like(table_VD).at[ids_BT].add(d_rows_BTD.astype(table_VD.dtype))
     return constrain(d_table_VD, ("vocab", "embed")), None
@@ -70,7 +70,7 @@ lookup.defvjp(_lookup_forward, _lookup_backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def broadcast(vector: jax.Array, shape: tuple[int, ...], dtype) -> jax.Array:
-    """A parameter of an array's last axes, such as a bias or the scale of a norm, in the array's shape and dtype."""
+    """Broadcasts a parameter of the last axes, such as a bias, to a shape and casts it to a dtype."""
     return jnp.broadcast_to(vector.astype(dtype), shape)
 
 

@@ -1,8 +1,8 @@
-"""Adafactor by logical axis names (Shazeer & Stern 2018), as T5X runs it, on stacked layers.
+"""Adafactor with factoring by logical axes (Shazeer & Stern 2018), as in T5X, for stacked layers.
 
-`optax.adafactor` factors the two largest dimensions and takes its root mean squares over the whole stack, so that a
-scanned model would train differently from an unrolled one. Here names decide: `layers` is a batch axis, rows are
-`embed`, columns are everything that `embed` is projected to, and every layer of a stack is updated as if it stood alone.
+`optax.adafactor` factors the two largest dimensions and computes root mean squares over a whole stack, so a scanned model would
+train differently from an unrolled one. Here `layers` is a batch axis, rows are `embed`, columns are the axes that `embed` is
+projected to, and every layer of a stack is updated independently.
 """
 
 import dataclasses
@@ -23,9 +23,9 @@ UNFACTORED = frozenset({"relpos_buckets"})
 
 
 class AdafactorState(NamedTuple):
-    """Step count, and per parameter either row and column means or the whole second moment; the unused have shape (1,).
+    """Step count, and for each parameter row and column means or the full second moment. Unused leaves have shape (1,).
 
-    Means keep the reduced dimensions with size 1, so that a leaf's axes are its parameter's.
+    Means keep reduced dimensions with size 1, so that a leaf has the axes of its parameter.
     """
 
     step: jax.Array
@@ -37,7 +37,7 @@ class AdafactorState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Factoring:
-    """Which dimensions of one parameter are rows, columns, and averaged over; rows and columns () = not factored."""
+    """Row and column dimensions of a parameter, () if not factored, and the dimensions of its root mean square."""
 
     rows: tuple[int, ...]
     columns: tuple[int, ...]
@@ -45,11 +45,11 @@ class Factoring:
 
 
 def factoring(axes: tuple[str | None, ...], shape: tuple[int, ...], min_dim_size_to_factor: int) -> Factoring:
-    """Derives the factoring of a parameter from its axis names.
+    """Returns the factoring of a parameter.
 
-    It is factored when it has rows and columns, none of its names forbids it, and both sizes (columns such as
-    `heads, kv` joined) reach `min_dim_size_to_factor`. Where a dimension has a name that is not known here, or none, the first
-    one is the rows and the others are the columns.
+    A parameter is factored if it has rows and columns, no axis in `UNFACTORED`, and both sizes, with columns such as `heads, kv`
+    joined, are at least `min_dim_size_to_factor`. If an axis is unknown or unnamed, the first dimension is the rows and the others
+    are the columns.
     """
     averaged = tuple(i for i, name in enumerate(axes) if name not in BATCH)
     rows = tuple(i for i in averaged if axes[i] in ROWS)
@@ -75,24 +75,27 @@ def adafactor(
     epsilon1: float = 1e-30,
     epsilon2: float = 1e-3,
 ) -> optax.GradientTransformation:
-    """Adafactor with T5X's defaults: no momentum, relative step sizes, update clipping.
+    """Returns Adafactor with T5X's defaults: no momentum, relative step sizes, update clipping.
 
     With g the gradient, t the step from 1 and beta2_t = 1 - t**-decay_rate (the paper's section 7.2):
 
-        V_t = beta2_t V_{t-1} + (1 - beta2_t) (g**2 + epsilon1), kept as means over rows and columns where factored
+        V_t = beta2_t V_{t-1} + (1 - beta2_t) (g**2 + epsilon1), stored as row and column means if factored
         U   = g / sqrt(V_t);  U /= max(1, rms(U) / clipping_threshold)
         x  -= learning_rate(t - 1) * max(epsilon2, rms(x)) * U
 
     Args:
       learning_rate: function of the step, from 0.
-      axes: the parameters' logical axis names, in the tree of the parameters.
-      decay_rate … epsilon2: as above; `clipping_threshold=None` and `multiply_by_parameter_scale=False` turn theirs off.
-      min_dim_size_to_factor: smaller matrices keep their whole second moment.
-      momentum: None keeps none, which is where Adafactor's memory is saved.
-      weight_decay: fraction of the parameter subtracted each step, or None.
+      axes: logical axes of the parameters, in their tree.
+      decay_rate: exponent of the decay of the second moment.
+      clipping_threshold: threshold of update clipping. None = no clipping.
+      multiply_by_parameter_scale: multiply updates by max(epsilon2, rms(x)).
+      min_dim_size_to_factor: smaller matrices have a full second moment.
+      momentum: decay rate of the momentum. None = none, which saves memory.
+      weight_decay: fraction of the parameter that is subtracted in each step, or None.
+      epsilon1, epsilon2: see above.
 
     Returns:
-      An optax transformation; its updates are to be added to the parameters.
+      An optax transformation whose updates are added to the parameters.
     """
 
     def factorings(params):
@@ -102,7 +105,7 @@ def adafactor(
         plan = factorings(params)
 
         def zeros(kind):
-            def one(f: Factoring, p):
+            def make(f: Factoring, p):
                 shapes = {
                     "v_row": _reduced(p.shape, f.columns) if f.rows else (1,),
                     "v_col": _reduced(p.shape, f.rows) if f.rows else (1,),
@@ -111,7 +114,7 @@ def adafactor(
                 }
                 return jnp.zeros(shapes[kind], jnp.float32)
 
-            return jax.tree.map(one, plan, params)
+            return jax.tree.map(make, plan, params)
 
         m = None if momentum is None else zeros("m")
         return AdafactorState(jnp.zeros((), jnp.int32), zeros("v_row"), zeros("v_col"), zeros("v"), m)
@@ -120,7 +123,7 @@ def adafactor(
         rate = learning_rate(state.step)
         beta2 = 1.0 - (state.step.astype(jnp.float32) + 1.0) ** -decay_rate
 
-        def one(f: Factoring, p, g, v_row, v_col, v):
+        def update_parameter(f: Factoring, p, g, v_row, v_col, v):
             g = g.astype(jnp.float32)
             square = g * g + epsilon1
             if f.rows:
@@ -136,7 +139,7 @@ def adafactor(
             return -rate * scale * u, v_row, v_col, v
 
         plan = factorings(params)
-        out = jax.tree.map(one, plan, params, grads, state.v_row, state.v_col, state.v)
+        out = jax.tree.map(update_parameter, plan, params, grads, state.v_row, state.v_col, state.v)
         updates, v_row, v_col, v = jax.tree.transpose(jax.tree.structure(plan), None, out)
         m = state.m
         if momentum is not None:

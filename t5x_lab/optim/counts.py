@@ -1,6 +1,6 @@
-"""An optimizer's own count of its updates, on which its schedule runs.
+"""Update counts in optimizer states, which schedules use.
 
-It is not the run's step where the optimizer was carried over from another run, or is fresh where the step was.
+The count differs from the run's step if the optimizer or the step was carried over from another run.
 """
 
 from typing import Any
@@ -13,31 +13,31 @@ from t5x_lab.optim.adafactor import AdafactorState
 
 
 def updates(opt_state: Any, step: jax.Array) -> jax.Array:
-    """The count in an optimizer's state; `step` where it has none."""
+    """Returns the update count in an optimizer state; `step` if it has none."""
     counts = [_count(part) for part in jax.tree.leaves(opt_state, is_leaf=_is_counted) if _is_counted(part)]
     counts += [leaf for leaf in jax.tree.leaves(opt_state) if _is_count(leaf)]
     return counts[0] if counts else step
 
 
-def counting_from(opt_state: Any, step: jax.Array) -> Any:
-    """A fresh optimizer's state whose schedule goes on at `step`, as T5X's does, which knows one step alone.
+def start_count_at(opt_state: Any, step: jax.Array) -> Any:
+    """Returns a fresh optimizer state whose schedule continues at `step`, as in T5X, which has a single step.
 
-    Adafactor's decay is one of T5X's functions of the step too. Adam's corrections of its fresh means begin anew.
+    Adafactor's decay depends on this count, too. Adam's bias correction starts at 0.
     """
 
-    fresh = lambda: jnp.copy(step).astype(jnp.int32)  # one for each: the training step donates them
+    copy_step = lambda: jnp.copy(step).astype(jnp.int32)  # separate buffers, because the training step donates them
 
-    def one(part: Any) -> Any:
+    def set_count(part: Any) -> Any:
         if isinstance(part, AdafactorState):
-            return part._replace(step=fresh())
+            return part._replace(step=copy_step())
         if isinstance(part, optax.ScaleByScheduleState):
-            return part._replace(count=fresh())
+            return part._replace(count=copy_step())
         if isinstance(part, optax.InjectStatefulHyperparamsState):
-            counts = jax.tree.map(lambda x: fresh() if _is_count(x) else x, part.hyperparams_states)
-            return part._replace(count=fresh(), hyperparams_states=counts, inner_state=counting_from(part.inner_state, step))
+            counts = jax.tree.map(lambda x: copy_step() if _is_count(x) else x, part.hyperparams_states)
+            return part._replace(count=copy_step(), hyperparams_states=counts, inner_state=start_count_at(part.inner_state, step))
         return part
 
-    return jax.tree.map(one, opt_state, is_leaf=_is_counted)
+    return jax.tree.map(set_count, opt_state, is_leaf=_is_counted)
 
 
 def _is_counted(part: Any) -> bool:

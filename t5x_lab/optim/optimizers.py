@@ -1,4 +1,4 @@
-"""What gin binds as OPTIMIZER: the protocol, T5X's Adafactor, and optax's transformations as thin dataclasses."""
+"""Optimizers that gin binds as OPTIMIZER: the protocol, T5X's Adafactor, and optax transformations as dataclasses."""
 
 import dataclasses
 from collections.abc import Callable
@@ -17,33 +17,37 @@ from t5x_lab.partitioning.rules import is_axes
 
 @runtime_checkable
 class Optimizer(Protocol):
-    """An optax transformation that knows the axes of the parameters.
+    """Makes an optax transformation for parameters with logical axes.
 
-    A leaf of its state is sharded like the parameter whose path ends its own and whose rank it has; all others are copied to
-    every device.
+    A leaf of the optimizer state is sharded like the parameter whose path is a suffix of its own, if the ranks are equal. Other
+    leaves are replicated.
 
     Attributes:
-      learning_rate: of a step, for the metrics; the transformation applies it itself.
+      learning_rate: schedule for the metrics. The transformation applies it itself.
 
-    It may have more, as `Groups` has: learning_rates, by group, whose states its own is a tuple of; is_trained(name), false
-    where frozen; check_names(names), of all parameters; identity(), what a run is continued with unchanged.
+    Optional members, as in `Groups`:
+      learning_rates: schedules by group. The optimizer state is then a tuple of the groups' states.
+      is_trained(name): False for a frozen parameter.
+      check_names(names): checks the names of all parameters.
+      identity(): settings that a run must be resumed with.
     """
 
     learning_rate: Schedule
 
     def make(self, axes: dict) -> optax.GradientTransformation:
-        """The transformation for parameters with these logical axes: a tree of tuples of names, None = unnamed.
+        """Makes the transformation, whose updates are added to the parameters.
 
-        Its updates are added to the parameters.
+        Args:
+          axes: logical axes of the parameters, a tree of tuples of names. None = unnamed.
         """
 
 
 def check_optimizer(config) -> None:
-    """`check_types`, with a sentence of its own for a number in the place of a schedule."""
+    """Calls `check_types`, with a specific message for a number instead of a schedule."""
     rate = config.learning_rate
     if isinstance(rate, int | float):
         raise UserError(
-            f"{type(config).__name__}.learning_rate is {rate}; it is a function of the step. For a constant one bind "
+            f"{type(config).__name__}.learning_rate is {rate}. It must be a schedule. For a constant rate bind "
             f'@LearningRate(), LearningRate.factors = "constant" and LearningRate.base_learning_rate = {rate}.'
         )
     check_types(config)
@@ -59,8 +63,8 @@ class Optax:
     def __post_init__(self):
         if isinstance(self.learning_rate, int | float):
             raise UserError(
-                f"Optax has the learning rate {self.learning_rate}; it is a function of the step, and the same one that the "
-                "transformation is made with: rate = lambda step: 0.01, and Optax(optax.lion(rate), rate)."
+                f"Optax has the learning rate {self.learning_rate}. It must be the schedule that the transformation uses: "
+                "rate = lambda step: 0.01, then Optax(optax.lion(rate), rate)."
             )
 
     def make(self, axes: dict) -> optax.GradientTransformation:
@@ -70,16 +74,16 @@ class Optax:
 
 @dataclasses.dataclass(frozen=True)
 class Adafactor:
-    """T5X's Adafactor (Shazeer & Stern 2018); see `t5x_lab.optim.adafactor`.
+    """T5X's Adafactor (Shazeer & Stern 2018). See `t5x_lab.optim.adafactor`.
 
     Attributes:
-      learning_rate: a schedule.
-      decay_rate: c of the second moment's decay, 1 - n ** -c at step n.
-      clipping_threshold: of the root mean square of a parameter's update; None = not clipped.
-      multiply_by_parameter_scale: whether an update is multiplied by the root mean square of what it changes.
-      min_dim_size_to_factor: a second moment is factored where its two dimensions are at least so large.
-      momentum: of the updates; None = none, and no memory for it.
-      weight_decay: of all parameters; None = none.
+      learning_rate: schedule.
+      decay_rate: c in the decay of the second moment, 1 - n ** -c at step n.
+      clipping_threshold: threshold of the root mean square of a parameter's update. None = no clipping.
+      multiply_by_parameter_scale: multiply updates by the root mean square of the parameter.
+      min_dim_size_to_factor: minimum size of both dimensions for a factored second moment.
+      momentum: decay rate of the momentum. None = no momentum.
+      weight_decay: weight decay of all parameters. None = none.
     """
 
     learning_rate: Schedule = LearningRate()
@@ -95,7 +99,7 @@ class Adafactor:
         check_range(self, "momentum", 0.0, 1.0)
         check_positive(self, "clipping_threshold", "min_dim_size_to_factor")
         if not 0 < self.decay_rate < 1:
-            raise UserError(f"Adafactor.decay_rate is {self.decay_rate}; it must lie between 0 and 1. T5 uses 0.8.")
+            raise UserError(f"Adafactor.decay_rate is {self.decay_rate}. It must be between 0 and 1. T5 uses 0.8.")
 
     def make(self, axes: dict) -> optax.GradientTransformation:
         options = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "learning_rate"}
@@ -104,14 +108,14 @@ class Adafactor:
 
 @dataclasses.dataclass(frozen=True)
 class AdamW:
-    """AdamW (Loshchilov & Hutter 2019) with a clipped global norm; matrices decay, biases and norms' scales do not.
+    """AdamW (Loshchilov & Hutter 2019) with gradient clipping. Biases and norm scales have no weight decay.
 
     Attributes:
-      learning_rate: a schedule.
-      b1, b2: decay rates of the gradient's first and second moment.
-      epsilon: added to the root of the second one.
-      weight_decay: of the matrices, multiplied by the learning rate.
-      clip_global_norm: of the gradient; None = not clipped.
+      learning_rate: schedule.
+      b1, b2: decay rates of the first and second moment.
+      epsilon: added to the square root of the second moment.
+      weight_decay: weight decay of matrices, multiplied by the learning rate.
+      clip_global_norm: maximum global norm of the gradient. None = no clipping.
     """
 
     learning_rate: Schedule = LearningRate("constant * linear_warmup * cosine_decay", 1e-4, 1_000)
@@ -130,19 +134,19 @@ class AdamW:
     def make(self, axes: dict) -> optax.GradientTransformation:
         decay = dict(weight_decay=self.weight_decay, mask=_matrices(axes))
         adamw = optax.adamw(self.learning_rate, self.b1, self.b2, self.epsilon, **decay)
-        return _clipped(self.clip_global_norm, adamw)
+        return _with_clipping(self.clip_global_norm, adamw)
 
 
 @dataclasses.dataclass(frozen=True)
 class Lion:
-    """Lion (Chen et al. 2023), as optax has it; matrices decay. Its rates are three to ten times smaller than AdamW's.
+    """Lion (Chen et al. 2023). Its learning rates are 3 to 10 times smaller than AdamW's, which is the paper's advice.
 
     Attributes:
-      learning_rate: a schedule.
-      b1: of the momentum whose sign is the update.
-      b2: decay rate of the momentum that is kept.
-      weight_decay: of the matrices, multiplied by the learning rate.
-      clip_global_norm: of the gradient; None = not clipped.
+      learning_rate: schedule.
+      b1: decay rate of the interpolation whose sign is the update.
+      b2: decay rate of the momentum.
+      weight_decay: weight decay of matrices, multiplied by the learning rate.
+      clip_global_norm: maximum global norm of the gradient. None = no clipping.
     """
 
     learning_rate: Schedule
@@ -159,18 +163,18 @@ class Lion:
 
     def make(self, axes: dict) -> optax.GradientTransformation:
         lion = optax.lion(self.learning_rate, self.b1, self.b2, weight_decay=self.weight_decay, mask=_matrices(axes))
-        return _clipped(self.clip_global_norm, lion)
+        return _with_clipping(self.clip_global_norm, lion)
 
 
 @dataclasses.dataclass(frozen=True)
 class Sgd:
-    """Stochastic gradient descent, with momentum where it is given.
+    """Stochastic gradient descent with optional momentum.
 
     Attributes:
-      learning_rate: a schedule.
-      momentum: its decay rate; None = none, and no memory for it.
-      nesterov: whether the momentum is Nesterov's.
-      clip_global_norm: of the gradient; None = not clipped.
+      learning_rate: schedule.
+      momentum: decay rate of the momentum. None = no momentum.
+      nesterov: use Nesterov momentum.
+      clip_global_norm: maximum global norm of the gradient. None = no clipping.
     """
 
     learning_rate: Schedule
@@ -185,25 +189,25 @@ class Sgd:
 
     def make(self, axes: dict) -> optax.GradientTransformation:
         del axes
-        return _clipped(self.clip_global_norm, optax.sgd(self.learning_rate, self.momentum, self.nesterov))
+        return _with_clipping(self.clip_global_norm, optax.sgd(self.learning_rate, self.momentum, self.nesterov))
 
 
 @dataclasses.dataclass(frozen=True)
 class Muon:
-    """Muon (Jordan et al. 2024), as optax has it: matrices by orthogonalised momentum, all else by Adam.
+    """Muon (Jordan et al. 2024): orthogonalized momentum for matrices, Adam for all other parameters.
 
-    Every layer's matrix is orthogonalised by itself, with heads joined as its inputs or outputs. Embedding tables, the output
-    matrix and position biases are Adam's.
+    The matrix of every layer is orthogonalized separately, with heads joined as inputs or outputs. Embedding tables, the output
+    matrix and position biases use Adam.
 
     Attributes:
-      learning_rate: of both.
-      beta: of the momentum.
-      ns_steps: Newton-Schulz iterations.
-      weight_decay: of the matrices, multiplied by the learning rate.
-      consistent_rms: the root mean square that updates of matrices are scaled to, 0.2 to match AdamW's (Liu et al. 2025);
-        None scales by max(1, outputs / inputs) ** 0.5.
-      adam_b1, adam_b2: Adam's.
-      clip_global_norm: of the gradient.
+      learning_rate: schedule of both.
+      beta: decay rate of the momentum.
+      ns_steps: number of Newton-Schulz iterations.
+      weight_decay: weight decay of matrices, multiplied by the learning rate.
+      consistent_rms: root mean square that updates of matrices are scaled to. 0.2 matches AdamW (Liu et al. 2025). None scales by
+        max(1, outputs / inputs) ** 0.5.
+      adam_b1, adam_b2: decay rates of Adam.
+      clip_global_norm: maximum global norm of the gradient. None = no clipping.
     """
 
     learning_rate: Schedule
@@ -229,20 +233,20 @@ class Muon:
             weight_decay=self.weight_decay,
             adam_b1=self.adam_b1,
             adam_b2=self.adam_b2,
-            muon_weight_dimension_numbers=lambda params: _of_each(matrix_dimensions, axes, params),
+            muon_weight_dimension_numbers=lambda params: _map_parameters(matrix_dimensions, axes, params),
             consistent_rms=self.consistent_rms,
         )
-        return _clipped(self.clip_global_norm, muon)
+        return _with_clipping(self.clip_global_norm, muon)
 
 
 TABLES = frozenset({"vocab", "positions"}) | UNFACTORED
 
 
 def matrix_dimensions(parameter: str, names: tuple[str | None, ...]) -> contrib.MuonDimensionNumbers | None:
-    """Which dimensions of a parameter are a matrix's inputs and which its outputs; None where it is no matrix.
+    """Returns the input and output dimensions of a matrix; None for other parameters, including biases.
 
-    A bias has a dimension for each of the outputs', such as heads and their size, and is no matrix. `layers` counts the
-    matrices. `embed` is one side of a matrix and all other dimensions the other; without it, the first dimension is the inputs.
+    `layers` is a batch dimension. `embed` is one side of the matrix and all other dimensions are the other side. Without `embed`,
+    the first dimension is the inputs.
     """
     dims = [i for i, name in enumerate(names) if name not in BATCH]
     if not _is_matrix(parameter, names) or TABLES & set(names):
@@ -254,19 +258,19 @@ def matrix_dimensions(parameter: str, names: tuple[str | None, ...]) -> contrib.
 
 
 def _matrices(axes: dict):
-    """params -> a tree of whether each is a matrix, or a stack of them."""
-    return lambda params: _of_each(_is_matrix, axes, params)
+    """Returns a function of params that returns a tree of bools: whether a parameter is a matrix or a stack of matrices."""
+    return lambda params: _map_parameters(_is_matrix, axes, params)
 
 
 def _is_matrix(parameter: str, names: tuple[str | None, ...]) -> bool:
     return len([name for name in names if name not in BATCH]) > 1 and parameter.rpartition("/")[2] != "bias"
 
 
-def _of_each(function: Callable, axes: dict, params: Any) -> Any:
-    """A tree of what a function gives for the name of each parameter and its axes."""
-    of_path = lambda path, names, _: function(jax.tree_util.keystr(path, simple=True, separator="/"), names)
-    return jax.tree_util.tree_map_with_path(of_path, axes, params, is_leaf=is_axes)
+def _map_parameters(function: Callable, axes: dict, params: Any) -> Any:
+    """Returns the tree of function(name, axes) for each parameter."""
+    call = lambda path, names, _: function(jax.tree_util.keystr(path, simple=True, separator="/"), names)
+    return jax.tree_util.tree_map_with_path(call, axes, params, is_leaf=is_axes)
 
 
-def _clipped(norm: float | None, transformation: optax.GradientTransformation) -> optax.GradientTransformation:
+def _with_clipping(norm: float | None, transformation: optax.GradientTransformation) -> optax.GradientTransformation:
     return optax.chain(*([] if norm is None else [optax.clip_by_global_norm(norm)]), transformation)

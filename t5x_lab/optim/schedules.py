@@ -1,4 +1,4 @@
-"""Learning-rate schedules: any function of the step; products of T5X's factors, and the usual shapes over a known length."""
+"""Learning-rate schedules: products of T5X's factors, and linear, cosine and warmup-stable-decay schedules."""
 
 import dataclasses
 import math
@@ -14,15 +14,15 @@ from t5x_lab.config.errors import UserError, check_choice
 
 @runtime_checkable
 class Schedule(Protocol):
-    """The learning rate of a step: any function of it that JAX can trace."""
+    """A learning-rate schedule: a function of the step that JAX can trace."""
 
     def __call__(self, step: jax.Array) -> jax.Array:
-        """A float32 scalar, of the number of steps done before this one, int32."""
+        """Returns the learning rate, a float32 scalar, for the number of previous steps, int32."""
 
 
 @dataclasses.dataclass(frozen=True)
 class LearningRate:
-    """`base_learning_rate` and factors of the step n, counted from `step_offset`, multiplied together.
+    """T5X's schedule: the product of factors of the step n, counted from `step_offset`.
 
     Factors, with w = warmup_steps:
       constant                 base_learning_rate
@@ -34,14 +34,14 @@ class LearningRate:
       cosine_decay             (1 + cos(pi * p)) / 2, p = fraction of (max(n - w, 0) / steps_per_cycle)
 
     Attributes:
-      factors: names of these, with "*" between them.
-      base_learning_rate: see above.
+      factors: names of factors, separated by "*".
+      base_learning_rate: factor `constant`.
       warmup_steps: w.
-      decay_factor: what is taken off at each step of linear_decay, or multiplied by at each of decay_every.
-      steps_per_decay: between two decays of decay_every.
-      steps_per_cycle: of the cosine.
-      step_offset: the step that counts as the first.
-      min_learning_rate: the result is never below it.
+      decay_factor: decrease per step in linear_decay, factor per decay in decay_every.
+      steps_per_decay: steps between decays in decay_every.
+      steps_per_cycle: period of the cosine.
+      step_offset: step that counts as 0.
+      min_learning_rate: lower bound of the learning rate.
     """
 
     factors: str = "constant * rsqrt_decay"
@@ -60,14 +60,14 @@ class LearningRate:
         for name in self.names:
             check_choice("A factor of LearningRate.factors", name, FACTORS)
         if self.warmup_steps <= 0 and any("constant" not in name and "every" not in name for name in self.names):
-            raise UserError(f"LearningRate.warmup_steps is {self.warmup_steps}; these factors need at least 1.")
+            raise UserError(f"LearningRate.warmup_steps is {self.warmup_steps}. These factors need at least 1.")
 
     @property
     def names(self) -> list[str]:
         return [name.strip() for name in self.factors.split("*")]
 
     def __call__(self, step) -> jnp.ndarray:
-        """The learning rate, a float32 scalar, of a step counted from 0."""
+        """Returns the learning rate, a float32 scalar, of a step counted from 0."""
         n = jnp.maximum(0, step - self.step_offset).astype(jnp.float32)
         rate = jnp.float32(1.0)
         for name in self.names:
@@ -92,13 +92,13 @@ FACTORS: dict[str, Callable] = {
 
 @dataclasses.dataclass(frozen=True)
 class _Shape:
-    """A schedule that rises linearly from 0 to `peak` over `warmup_steps` and ends at `floor` after `total_steps`.
+    """Base class of schedules with a linear warm-up from 0 to `peak` that reach `floor` at `total_steps`.
 
     Attributes:
-      peak, floor: learning rates.
-      warmup_steps: may be 0.
-      total_steps: at which the floor is reached; it stays there. Most often %TRAIN_STEPS.
-      step_offset: the step that counts as 0.
+      peak, floor: maximum and final learning rate.
+      warmup_steps: length of the warm-up, at least 0.
+      total_steps: step at which `floor` is reached, usually %TRAIN_STEPS. The rate stays there.
+      step_offset: step that counts as 0.
     """
 
     peak: float
@@ -114,40 +114,40 @@ class _Shape:
         check_range(self, "floor", 0.0, math.inf)
         if not 0 <= self.warmup_steps < self.total_steps:
             raise UserError(
-                f"{name}.warmup_steps is {self.warmup_steps}; it must be at least 0 and below total_steps, which is "
+                f"{name}.warmup_steps is {self.warmup_steps}. It must be at least 0 and below total_steps, which is "
                 f"{self.total_steps}."
             )
 
     def __call__(self, step) -> jax.Array:
         n = jnp.maximum(0, step - self.step_offset).astype(jnp.float32)
-        above = self._decay((n - self.warmup_steps) / (self.total_steps - self.warmup_steps))
-        after = self.floor + (self.peak - self.floor) * above
-        return jnp.where(n < self.warmup_steps, self.peak * n / max(self.warmup_steps, 1), after).astype(jnp.float32)
+        decay = self._decay((n - self.warmup_steps) / (self.total_steps - self.warmup_steps))
+        rate = self.floor + (self.peak - self.floor) * decay
+        return jnp.where(n < self.warmup_steps, self.peak * n / max(self.warmup_steps, 1), rate).astype(jnp.float32)
 
-    def _decay(self, part: jax.Array) -> jax.Array:
-        """From 1 to 0, of the part of the steps after the warm-up that is done, which may exceed 1."""
+    def _decay(self, progress: jax.Array) -> jax.Array:
+        """Returns a factor from 1 to 0 for the progress after the warm-up, which may exceed 1."""
         raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)
 class LinearDecay(_Shape):
-    """Linear warm-up, then linear decay: to 0, or to `floor`."""
+    """Linear warm-up, then linear decay to `floor`."""
 
-    def _decay(self, part):
-        return 1.0 - jnp.minimum(part, 1.0)
+    def _decay(self, progress):
+        return 1.0 - jnp.minimum(progress, 1.0)
 
 
 @dataclasses.dataclass(frozen=True)
 class WarmupLinear:
-    """Linear decay from the first step on, times a linear warm-up over a share of the steps, as GPT-1's code fine-tunes.
+    """GPT-1's fine-tuning schedule: linear decay from the first step, times a linear warm-up.
 
-    With x the part of the steps that is done and w the warm-up's, peak * min(x / w, 1) * (1 - x) (Radford et al. 2018, section
-    4.1, and opt.py of their code).
+    With the progress x and warm-up fraction w: peak * min(x / w, 1) * (1 - x) (Radford et al. 2018, section 4.1, and opt.py of
+    their code).
 
     Attributes:
-      peak: learning rate.
-      total_steps: at which it is 0; most often %TRAIN_STEPS.
-      warmup: w, a share of them; 0 for none.
+      peak: maximum learning rate.
+      total_steps: step at which the rate is 0, usually %TRAIN_STEPS.
+      warmup: w, a fraction of the steps. 0 = no warm-up.
     """
 
     peak: float
@@ -161,25 +161,25 @@ class WarmupLinear:
 
     def __call__(self, step) -> jax.Array:
         x = jnp.minimum(step / self.total_steps, 1.0)
-        warm = jnp.minimum(x / self.warmup, 1.0) if self.warmup else 1.0
-        return (self.peak * warm * (1.0 - x)).astype(jnp.float32)
+        warmup = jnp.minimum(x / self.warmup, 1.0) if self.warmup else 1.0
+        return (self.peak * warmup * (1.0 - x)).astype(jnp.float32)
 
 
 @dataclasses.dataclass(frozen=True)
 class CosineDecay(_Shape):
-    """Linear warm-up, then half a cosine down to `floor` (Loshchilov & Hutter 2017, without restarts)."""
+    """Linear warm-up, then cosine decay to `floor` (Loshchilov & Hutter 2017, without restarts)."""
 
-    def _decay(self, part):
-        return 0.5 * (1.0 + jnp.cos(jnp.pi * jnp.minimum(part, 1.0)))
+    def _decay(self, progress):
+        return 0.5 * (1.0 + jnp.cos(jnp.pi * jnp.minimum(progress, 1.0)))
 
 
 @dataclasses.dataclass(frozen=True)
 class WarmupStableDecay(_Shape):
-    """Linear warm-up, the peak, and a decay over the last `decay_steps` (Hu et al. 2024; Hägele et al. 2024).
+    """Linear warm-up, constant peak, and decay in the last `decay_steps` (WSD; Hu et al. 2024; Hägele et al. 2024).
 
     Attributes:
-      decay_steps: of the decay.
-      decay: "linear", or "sqrt": 1 - sqrt of the part of the decay that is done.
+      decay_steps: length of the decay.
+      decay: "linear", or "sqrt": 1 - sqrt(progress of the decay).
     """
 
     decay_steps: int = dataclasses.field(kw_only=True)
@@ -191,11 +191,11 @@ class WarmupStableDecay(_Shape):
         check_choice("WarmupStableDecay.decay", self.decay, ("linear", "sqrt"))
         if self.warmup_steps + self.decay_steps > self.total_steps:
             raise UserError(
-                f"WarmupStableDecay.warmup_steps and decay_steps are {self.warmup_steps} and {self.decay_steps}, together more "
-                f"than total_steps, which is {self.total_steps}."
+                f"WarmupStableDecay.warmup_steps and decay_steps are {self.warmup_steps} and {self.decay_steps}. Their sum "
+                f"must not exceed total_steps, which is {self.total_steps}."
             )
 
-    def _decay(self, part):
+    def _decay(self, progress):
         after_warmup = self.total_steps - self.warmup_steps
-        done = jnp.clip((part * after_warmup - (after_warmup - self.decay_steps)) / self.decay_steps, 0.0, 1.0)
-        return 1.0 - (done if self.decay == "linear" else jnp.sqrt(done))
+        decayed = jnp.clip((progress * after_warmup - (after_warmup - self.decay_steps)) / self.decay_steps, 0.0, 1.0)
+        return 1.0 - (decayed if self.decay == "linear" else jnp.sqrt(decayed))

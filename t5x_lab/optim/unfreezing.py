@@ -1,4 +1,4 @@
-"""Gradual unfreezing: one more block of each stack at a time, from the last to the first (Howard & Ruder 2018)."""
+"""Gradual unfreezing of layers from the last to the first (Howard & Ruder 2018)."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -18,14 +18,14 @@ from t5x_lab.partitioning.rules import is_axes
 
 @dataclasses.dataclass(frozen=True)
 class GradualUnfreezing:
-    """An optimizer that trains the last block of each stack, then the last two, and so on until it trains all.
+    """Trains the last layer of each stack first, then the last two, and so on (Raffel et al. 2020, section 3.5.1).
 
-    After Raffel et al. (2020), section 3.5.1: encoder and decoder go in parallel, and what belongs to no block, such as the
-    embeddings, is trained from the beginning. A frozen block's slots stay what they were, too.
+    Encoder and decoder are unfrozen in parallel. Parameters outside of layers, such as embeddings, are trained from the start.
+    The optimizer slots of frozen layers do not change.
 
     Attributes:
-      optimizer: of what is trained.
-      steps: of each stage; the paper's are those of the fine-tuning divided by the number of blocks.
+      optimizer: the optimizer of trained parameters.
+      steps: number of steps per stage. The paper uses the number of fine-tuning steps divided by the number of layers.
     """
 
     optimizer: Optimizer
@@ -36,8 +36,8 @@ class GradualUnfreezing:
         check_positive(self, "steps")
         if hasattr(self.optimizer, "is_trained"):
             raise UserError(
-                "GradualUnfreezing.optimizer is @Groups(). Put it the other way round: one of Groups.groups may be "
-                "@GradualUnfreezing(), of that group's blocks."
+                "GradualUnfreezing.optimizer is @Groups(), which is not supported. Use @GradualUnfreezing() as the optimizer of a "
+                "group in Groups.groups."
             )
 
     @property
@@ -45,11 +45,11 @@ class GradualUnfreezing:
         return self.optimizer.learning_rate
 
     def identity(self) -> str:
-        """What a run is continued with unchanged."""
+        """Returns the settings that a run must be resumed with."""
         return f"@GradualUnfreezing() of {self.steps} steps, @{type(self.optimizer).__name__}()"
 
     def make(self, axes: dict) -> optax.GradientTransformation:
-        """See `Optimizer.make`."""
+        """Makes the transformation. See `Optimizer.make`."""
         inner = self.optimizer.make(axes)
         is_stacked = {path: LAYERS in names for path, names in flatten_dict(axes, is_leaf=lambda _, x: is_axes(x)).items()}
 
@@ -60,26 +60,26 @@ class GradualUnfreezing:
             stage = 1 + state.step // self.steps
             ndims = {path: grad.ndim for path, grad in flatten_dict(grads).items()}
 
-            def where_trained(path: tuple, new: jax.Array, old: jax.Array | float) -> jax.Array:
-                """`new` in the blocks that are trained, `old` in the others, of what belongs to a parameter."""
+            def select_trained(path: tuple, new: jax.Array, old: jax.Array | float) -> jax.Array:
+                """Returns `new` in trained layers and `old` in frozen ones, for the leaf of a parameter."""
                 names = tuple(jax.tree_util.keystr(path, simple=True, separator="/").split("/"))
                 owner = next((names[i:] for i in range(len(names)) if names[i:] in ndims), ())
                 if not is_stacked.get(owner) or new.ndim != ndims[owner]:
                     return new
                 layers = new.shape[0]
-                trained = jnp.arange(layers) >= layers - stage
-                return jnp.where(trained.reshape(layers, *[1] * (new.ndim - 1)), new, old)
+                is_trained = jnp.arange(layers) >= layers - stage
+                return jnp.where(is_trained.reshape(layers, *[1] * (new.ndim - 1)), new, old)
 
-            of_trained = lambda tree: jax.tree_util.tree_map_with_path(lambda path, x: where_trained(path, x, 0.0), tree)
-            updates, inner_state = inner.update(of_trained(grads), state.inner, params)
-            inner_state = jax.tree_util.tree_map_with_path(where_trained, inner_state, state.inner)
-            return of_trained(updates), UnfreezingState(inner_state, state.step + 1)
+            mask = lambda tree: jax.tree_util.tree_map_with_path(lambda path, x: select_trained(path, x, 0.0), tree)
+            updates, inner_state = inner.update(mask(grads), state.inner, params)
+            inner_state = jax.tree_util.tree_map_with_path(select_trained, inner_state, state.inner)
+            return mask(updates), UnfreezingState(inner_state, state.step + 1)
 
         return optax.GradientTransformation(init, update)
 
 
 class UnfreezingState(NamedTuple):
-    """State of the optimizer within, and finished steps."""
+    """State of the inner optimizer, and number of finished steps."""
 
     inner: Any
     step: jax.Array

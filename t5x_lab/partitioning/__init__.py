@@ -1,1 +1,1 @@
-"""Meshes, the two tables that map logical axis names to their axes, TPU topologies, several processes."""
+"""Device meshes, sharding rules for logical axes, TPU topologies, and multi-process runs."""

@@ -1,4 +1,4 @@
-"""Joining the processes of one run into one JAX program, and ending them together."""
+"""Multi-process runs: initialization, broadcasts, and exiting together."""
 
 import contextlib
 import os
@@ -16,24 +16,29 @@ from t5x_lab.partitioning.waiting import waiting_for
 
 VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 FLAGS = ("--coordinator_address", "--num_processes", "--process_id")
-_OWN_FAULT = re.compile("RESOURCE_EXHAUSTED|INVALID_ARGUMENT|UNIMPLEMENTED|out of memory", re.IGNORECASE)
-HEARTBEAT_SECONDS = 30  # a process that is silent for so long is taken for dead
+_OWN_ERROR = re.compile("RESOURCE_EXHAUSTED|INVALID_ARGUMENT|UNIMPLEMENTED|out of memory", re.IGNORECASE)
+HEARTBEAT_SECONDS = 30  # a process without heartbeat for this time counts as dead
 
 
 def initialize(address: str | None = None, num_processes: int | None = None, process_id: int | None = None) -> None:
-    """Calls `jax.distributed.initialize`, from the arguments, else from `VARIABLES`, else from what JAX finds by itself.
+    """Calls `jax.distributed.initialize` with the arguments, the environment `VARIABLES`, or JAX's own detection.
 
-    JAX recognises TPU pods, Slurm, Open MPI and Kubernetes.
+    JAX detects TPU pods, Slurm, Open MPI and Kubernetes.
+
+    Args:
+      address: address of the coordinator, "host:port".
+      num_processes: number of processes.
+      process_id: index of this process.
 
     Raises:
-      UserError: when only some of the three are given, or nothing was recognised.
+      UserError: if only some of the three are set, or nothing is detected.
     """
-    given = (address, num_processes, process_id)
-    values = [os.environ.get(name) if value is None else str(value) for name, value in zip(VARIABLES, given, strict=True)]
+    arguments = (address, num_processes, process_id)
+    values = [os.environ.get(name) if value is None else str(value) for name, value in zip(VARIABLES, arguments, strict=True)]
     names = [f"{flag} (or {name})" for flag, name in zip(FLAGS, VARIABLES, strict=True)]
     if any(values) and not all(values):
         missing = ", ".join(name for name, value in zip(names, values, strict=True) if not value)
-        raise UserError(f"--distributed needs {', '.join(names)} together; missing: {missing}.")
+        raise UserError(f"--distributed needs all of {', '.join(names)}. Missing: {missing}.")
     try:
         address, count, index = values
         if address and count and index:
@@ -42,36 +47,38 @@ def initialize(address: str | None = None, num_processes: int | None = None, pro
             jax.distributed.initialize(heartbeat_timeout_seconds=HEARTBEAT_SECONDS)
     except (ValueError, RuntimeError) as error:
         raise UserError(
-            f"--distributed could not join the other processes ({error}). On a TPU pod, Slurm, Open MPI or Kubernetes nothing "
-            f"more is needed; elsewhere give {', '.join(names)}."
+            f"--distributed could not connect to the other processes ({error}). TPU pods, Slurm, Open MPI and Kubernetes are "
+            f"detected; otherwise pass {', '.join(names)}."
         ) from error
 
 
 def broadcast(value: int) -> int:
-    """The first process's value (an int or a bool), in every process; all of them call this at the same point."""
+    """Returns the first process's value, an int or a bool, in every process. All processes must call this."""
     if jax.process_count() == 1:
         return value
-    with waiting_for("what the first process has decided"):
+    with waiting_for("a decision of the first process"):
         return int(multihost_utils.broadcast_one_to_all(np.asarray(value)))
 
 
 def broadcast_text(text: str) -> str:
-    """The first process's text, in every process; all of them call this at the same point."""
+    """Returns the first process's text in every process. All processes must call this."""
     if jax.process_count() == 1:
         return text
-    written = np.frombuffer(text.encode(), np.uint8)
-    size = broadcast(len(written))
-    with waiting_for("what the first process has read"):
-        own = written if jax.process_index() == 0 else np.zeros(size, np.uint8)
+    encoded = np.frombuffer(text.encode(), np.uint8)
+    size = broadcast(len(encoded))
+    with waiting_for("a text of the first process"):
+        own = encoded if jax.process_index() == 0 else np.zeros(size, np.uint8)
         return np.asarray(multihost_utils.broadcast_one_to_all(own)).tobytes().decode()
 
 
 @contextlib.contextmanager
 def fail_together(*agreed: type[BaseException]) -> Iterator[None]:
-    """Ends this process at once, with a message, when it fails or when another one has died.
+    """Exits this process immediately with a message if it fails or another process has died.
 
-    A process that is alone raises as usual. One of several that unwound its stack would wait for the others in a `finally`
-    block, and the others for it. The exceptions `agreed` are those that all processes raise after the same step.
+    A single process raises as usual. One of several would wait for the others in a `finally` block, and the others for it.
+
+    Args:
+      agreed: exceptions that all processes raise after the same step, which are not caught.
     """
     try:
         yield
@@ -82,10 +89,10 @@ def fail_together(*agreed: type[BaseException]) -> Iterator[None]:
             raise
         if isinstance(error, UserError):
             reason = f": {error.sentence}"
-        elif isinstance(error, jax.errors.JaxRuntimeError) and not _OWN_FAULT.search(str(error)):
+        elif isinstance(error, jax.errors.JaxRuntimeError) and not _OWN_ERROR.search(str(error)):
             reason = (
-                f" lost another process of this run ({str(error)[:200]}); its own log says why it ended. Start all processes "
-                "again with the same command: the run goes on from its latest checkpoint."
+                f" lost the connection to another process ({str(error)[:200]}). The log of that process has the reason. Start all "
+                "processes again with the same command to continue from the latest checkpoint."
             )
         else:
             reason = " failed:\n" + "".join(traceback.format_exception(error))

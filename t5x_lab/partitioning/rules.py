@@ -1,9 +1,8 @@
-"""Every sharding decision, in two tables: which mesh axes the dimensions of parameters and of activations are split over.
+"""Sharding rules: the mesh axes of each logical axis, in one table for parameters and one for activations.
 
-Dimensions have logical names. A parameter's dimension whose name is not in the table stays whole: `layers`, `kv`,
-`relpos_buckets`, `positions`. So do an LSTM's `recurrent`, `gates` and `units`; it is small, and its steps would wait for each
-other's parts. An activation's dimension stays whole where its name is None. Within one array a mesh axis is used once, by the
-first dimension that asks for it. Comments show some of the shapes.
+A parameter axis without a rule is not sharded: `layers`, `kv`, `relpos_buckets`, `positions`, and an LSTM's `recurrent`, `gates`
+and `units`, because its sequential steps would communicate. An activation axis named None is not sharded. Within one array a
+mesh axis is used once, by the first dimension that has it. Comments show examples of shapes.
 """
 
 import dataclasses
@@ -21,35 +20,35 @@ Rules = Mapping[str, tuple[str, ...]]
 PARAMETER_RULES: Rules = {
     "embed": ("fsdp",),  # [embed, heads, kv]  [heads, kv, embed]  [embed, mlp]  [mlp, embed]  [vocab, embed]  [embed, vocab]
     "heads": ("tensor",),  # [embed, heads, kv]  [heads, kv, embed]  [heads, relpos_buckets]
-    "kv_heads": ("tensor",),  # [embed, kv_heads, kv], of grouped queries
+    "kv_heads": ("tensor",),  # [embed, kv_heads, kv], grouped-query attention
     "mlp": ("tensor",),  # [embed, mlp]  [mlp, embed]
     "vocab": ("tensor",),  # [vocab, embed]  [embed, vocab]
 }
 
 ACTIVATION_RULES: Rules = {
     "batch": ("replica", "data", "fsdp"),  # [batch, length]
-    # Between sub-layers, where every token stands alone, `tensor` splits the sequence (Korthikanti et al. 2022); inside
-    # them it splits heads, hidden units or the vocabulary, and the sequence is whole.
+    # Between sub-layers `tensor` shards the length (sequence parallelism, Korthikanti et al. 2022); inside of them it shards
+    # heads, hidden units or the vocabulary.
     "length": ("tensor",),  # [batch, length, None]
     "heads": ("tensor",),  # [batch, None, heads, None]; caches [batch, heads, None, None]
     "kv_heads": ("tensor",),  # [batch, None, kv_heads, None]
     "mlp": ("tensor",),  # [batch, None, mlp]
     "vocab": ("tensor",),  # logits [batch, None, vocab]; tables in the activations' dtype, [vocab, None] and [None, vocab]
-    "embed": ("fsdp",),  # [embed, vocab], the gradient of the output matrix
+    "embed": ("fsdp",),  # [embed, vocab], gradient of the output matrix
 }
 
 
-# Dimensions that stay whole where the mesh does not divide them. Every device then has all heads of keys and values, of which
-# its queries read some: as many numbers as are few beside the queries', in exchange for meshes that fit.
-WHOLE_IF_UNEVEN = frozenset({"kv_heads"})
+# Axes that are replicated if the mesh does not divide them. Every device then has all key and value heads, which are few
+# compared to the query heads.
+REPLICATED_IF_UNEVEN = frozenset({"kv_heads"})
 
 
 @dataclasses.dataclass(frozen=True)
 class ShardingRules:
-    """Changes of the two tables, and names of a user's own: {"experts": "tensor", "embed": None, "mlp": ("fsdp", "tensor")}.
+    """Changes of the rules, such as {"experts": "tensor", "embed": None, "mlp": ("fsdp", "tensor")}.
 
     Attributes:
-      parameters, activations: a logical name's mesh axis, several, or None to keep the dimension whole.
+      parameters, activations: mesh axis or axes of a logical axis. None = not sharded.
     """
 
     parameters: dict[str, str | tuple[str, ...] | None] = dataclasses.field(default_factory=dict)
@@ -62,23 +61,23 @@ class ShardingRules:
                 _check_entry(f"ShardingRules.{field}", name, entry)
         if "batch" in self.activations:
             raise UserError(
-                "ShardingRules.activations has a rule for batch, whose rows lie where replica, data and fsdp put them. Leave "
-                "it out, and choose the axes' sizes with MESH."
+                "ShardingRules.activations has a rule for batch, whose rule is fixed: replica, data and fsdp. Remove it, and set "
+                "the sizes of these axes with MESH."
             )
 
     def parameter_entries(self, axes: Sequence[str | None], shape: Sequence[int], sizes: Mapping[str, int]) -> PartitionSpec:
-        """The mesh axes of a parameter with these logical axes; `sizes` are those of the mesh axes."""
+        """Returns the partition spec of a parameter with these logical axes. `sizes`: sizes of the mesh axes."""
         return _partition_spec(axes, shape, {**PARAMETER_RULES, **_as_tuples(self.parameters)}, sizes)
 
     def activation_entries(self, axes: Sequence[str | None], shape: Sequence[int], sizes: Mapping[str, int]) -> PartitionSpec:
-        """The mesh axes of an activation; a dimension shorter than its number of parts stays whole.
+        """Returns the partition spec of an activation. A dimension smaller than its number of shards is not sharded.
 
         Raises:
-          UserError: for a name that the table does not have.
+          UserError: for a logical axis without a rule.
         """
         rules = {**ACTIVATION_RULES, **_as_tuples(self.activations)}
         if len(axes) != len(shape):
-            raise UserError(f"In a network, an activation of the shape {tuple(shape)} has the axes {axes}; one name each.")
+            raise UserError(f"A network constrains an activation of shape {tuple(shape)} by the axes {axes}. Give one name per dimension.")
         for name in axes:
             if name is not None and name not in rules:
                 raise UserError(
@@ -89,16 +88,16 @@ class ShardingRules:
         return PartitionSpec(*(e if n >= num_parts(sizes, e) else None for n, e in zip(shape, spec, strict=True)))
 
 
-def _check_entry(where: str, name: object, entry: object) -> None:
+def _check_entry(setting: str, name: object, entry: object) -> None:
     axes = (entry,) if isinstance(entry, str) else entry if isinstance(entry, tuple | list) else ()
     if not isinstance(name, str) or (entry is not None and not axes):
-        raise UserError(f'{where} has {name!r}: {entry!r}; it is written {{"mlp": "tensor"}}, with a tuple of axes, or None.')
+        raise UserError(f'{setting} has {name!r}: {entry!r}. Write {{"mlp": "tensor"}}, a tuple of mesh axes, or None.')
     if len(set(axes)) < len(axes):
-        raise UserError(f"{where} splits {name} over {axes}; each mesh axis is named once.")
+        raise UserError(f"{setting} shards {name} over {axes}. Each mesh axis may occur once.")
     for axis in axes:
         if axis not in AXES:
             raise UserError(
-                f'{where} splits {name} over "{axis}".{did_you_mean(str(axis), AXES)} The mesh has the axes {", ".join(AXES)}.'
+                f'{setting} shards {name} over "{axis}".{did_you_mean(str(axis), AXES)} The mesh has the axes {", ".join(AXES)}.'
             )
 
 
@@ -107,12 +106,12 @@ def _as_tuples(rules: Mapping[str, str | tuple[str, ...] | None]) -> Rules:
 
 
 def _partition_spec(axes: Sequence[str | None], shape: Sequence[int], rules: Rules, sizes: Mapping[str, int]) -> PartitionSpec:
-    """An entry for each dimension: a mesh axis, a tuple of several, or None."""
+    """Returns the partition spec: for each dimension a mesh axis, a tuple of several, or None."""
     used: set[str] = set()
     entries: list[str | tuple[str, ...] | None] = []
     for name, size in zip(axes, shape, strict=True):
         mesh_axes = tuple(axis for axis in rules.get(name or "", ()) if axis not in used)
-        if name in WHOLE_IF_UNEVEN and size % num_parts(sizes, mesh_axes):
+        if name in REPLICATED_IF_UNEVEN and size % num_parts(sizes, mesh_axes):
             mesh_axes = ()
         used.update(mesh_axes)
         entries.append(mesh_axes[0] if len(mesh_axes) == 1 else mesh_axes or None)
@@ -120,7 +119,7 @@ def _partition_spec(axes: Sequence[str | None], shape: Sequence[int], rules: Rul
 
 
 def num_parts(sizes: Mapping[str, int], entry: str | tuple[str, ...] | None) -> int:
-    """How many parts an entry of a partition spec splits a dimension into; `sizes` are those of the mesh axes."""
+    """Returns the number of shards for an entry of a partition spec. `sizes`: sizes of the mesh axes."""
     return math.prod(sizes[axis] for axis in mesh_axes_of(entry))
 
 
@@ -129,5 +128,5 @@ def mesh_axes_of(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
 
 
 def is_axes(node) -> bool:
-    """Whether a node of a tree of logical axes is a leaf: one array's axes."""
+    """Returns whether a node of a tree of logical axes is a leaf."""
     return isinstance(node, tuple)

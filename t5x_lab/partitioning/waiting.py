@@ -1,7 +1,6 @@
-"""No process of several waits for the others for ever: what takes too long is said, and the process ends.
+"""Timeouts for waiting for other processes, so that a run does not hang silently.
 
-A process that died is found by JAX's heartbeats. One that lives and does something else is not: it sleeps in a hook of its own,
-reads from storage that does not answer, or runs another program than the others. Those wait for it without a word.
+JAX's heartbeats detect a process that died, but not one that is alive and blocked, for example in a hook or by slow storage.
 """
 
 import contextlib
@@ -18,18 +17,18 @@ _limit_minutes = 30.0
 
 
 def limit_waiting(minutes: float) -> None:
-    """Sets the limit of all `waiting_for` blocks of this process."""
+    """Sets the timeout of all `waiting_for` blocks of this process."""
     global _limit_minutes
     _limit_minutes = minutes
 
 
 @contextlib.contextmanager
-def waiting_for(what: str) -> Iterator[None]:
-    """Ends this process, one of several, when the block takes longer than the limit; a process that is alone may wait."""
+def waiting_for(event: str) -> Iterator[None]:
+    """Exits this process if the block exceeds the timeout. A single process has no timeout."""
     if jax.process_count() == 1:
         yield
         return
-    timer = threading.Timer(_limit_minutes * 60, _give_up, (what,))
+    timer = threading.Timer(_limit_minutes * 60, _exit, (event,))
     timer.daemon = True
     timer.start()
     try:
@@ -38,18 +37,18 @@ def waiting_for(what: str) -> Iterator[None]:
         timer.cancel()
 
 
-def fetch(tree: Any, what: str) -> Any:
-    """`jax.device_get` of what all processes compute together."""
-    with waiting_for(what):
+def fetch(tree: Any, event: str) -> Any:
+    """Calls `jax.device_get` on values that all processes compute together."""
+    with waiting_for(event):
         return jax.device_get(tree)
 
 
-def _give_up(what: str) -> None:
+def _exit(event: str) -> None:
     faulthandler.dump_traceback(all_threads=True)
     print(
-        f"t5x_lab: process {jax.process_index()} has waited for {what} for {_limit_minutes:g} minutes, and ends. Above is "
-        "where it stands; the logs of the other processes say where they do. Start all processes again with the same command: "
-        "a run goes on from its latest checkpoint. WAIT_MINUTES is the limit of training, and 30 minutes that of the rest.",
+        f"t5x_lab: process {jax.process_index()} exits after waiting {_limit_minutes:g} minutes for {event}. Its stack is above; "
+        "the logs of the other processes have theirs. Start all processes again with the same command to continue from the "
+        "latest checkpoint. WAIT_MINUTES sets the timeout of training; other commands wait 30 minutes.",
         file=sys.stderr,
         flush=True,
     )

@@ -11,7 +11,7 @@ from t5x_lab.config.errors import UserError
 from t5x_lab.data.objectives.named import OBJECTIVES
 from t5x_lab.data.objectives.objective import Objective, row_lengths
 from t5x_lab.data.vocabularies.sentinels import num_sentinels
-from t5x_lab.models.classifier import model_of
+from t5x_lab.models.classifier import make_model
 from t5x_lab.models.model import Model
 from t5x_lab.networks.network import check_length, max_length
 from t5x_lab.runs.config.gin_config import GinConfig
@@ -59,7 +59,7 @@ class Cell:
 def grid() -> list[Cell]:
     """All cells, objective by objective."""
     configs = {name: GinConfig([file]) for name, file in ARCHITECTURES.items()}
-    models = {name: model_of(config.model()) for name, config in configs.items()}
+    models = {name: make_model(config.model()) for name, config in configs.items()}
     sentinels = {name: num_sentinels(config.vocabulary()) for name, config in configs.items()}
     return [
         _cell(architecture, objective, models[architecture], sentinels[architecture])

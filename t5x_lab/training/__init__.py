@@ -1,1 +1,1 @@
-"""Train state, the step, and the loop that runs it. Checkpoints, metrics and evaluation reach the loop as hooks."""
+"""Training state, training step and loop, and hooks. Checkpoints, metrics and evaluation are passed to the loop."""

@@ -1,4 +1,4 @@
-"""What training asks of a data source, and a source that needs no TensorFlow."""
+"""Protocol of batch iterators, and synthetic batches without TensorFlow."""
 
 import dataclasses
 from typing import Protocol
@@ -11,12 +11,11 @@ HostBatch = dict[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """The rows of every batch that a process holds on its devices.
+    """Rows of the global batch on the devices of a process.
 
     Attributes:
-      held: their indices in the batch of all processes, in order. Where `tensor` spreads a row over several processes, each
-        of them holds it.
-      owned: those of them that no process with a lower number holds; every row is owned by one process.
+      held: indices of the rows in order. If the mesh axis `tensor` spans processes, each of them holds the row.
+      owned: held rows that no process with a lower index holds. Every row is owned by one process.
     """
 
     held: np.ndarray
@@ -24,31 +23,31 @@ class Rows:
 
     @classmethod
     def all(cls, batch_size: int) -> "Rows":
-        """The rows of a process that is alone."""
+        """Returns the rows of a single process."""
         return cls(np.arange(batch_size), np.arange(batch_size))
 
 
 class Batches(Protocol):
-    """An endless iterator of this process's rows of each batch, whose position can be saved and restored."""
+    """Endless iterator of this process's rows of each batch, with a position that can be saved and restored."""
 
     def __next__(self) -> HostBatch: ...
 
     def save(self, directory: epath.Path) -> list[epath.Path]:
-        """Writes the position of this process's shards into an existing directory; returns the files."""
+        """Writes the position of this process's shards to an existing directory. Returns the files."""
 
     def restore(self, directory: epath.Path) -> None:
-        """Continues after the batch that was the last one when `save` was called."""
+        """Continues after the last batch before `save`."""
 
 
 class SyntheticBatches:
-    """Random tokens in the model's features: the same stream for the same seed, whatever the number of processes.
+    """Random tokens as model features, independent of the number of processes.
 
     Args:
-      lengths: `{"targets": T}` for a decoder, and `"inputs": S` for an encoder-decoder.
-      batch_size: rows of all processes together.
-      vocab_size: tokens are drawn from 2 … vocab_size-1.
-      seed: of the stream.
-      rows: those of this process; all by default.
+      lengths: `{"targets": T}`, for an encoder-decoder also `"inputs": S`.
+      batch_size: rows of the global batch.
+      vocab_size: tokens are sampled from 2 to vocab_size - 1.
+      seed: seed of the random numbers.
+      rows: rows of this process. Default: all.
     """
 
     def __init__(self, lengths: dict[str, int], batch_size: int, vocab_size: int, seed: int = 0, rows: Rows | None = None):
@@ -62,15 +61,15 @@ class SyntheticBatches:
     def __next__(self) -> HostBatch:
         rng = np.random.default_rng([self.seed, self.position])
         self.position += 1
-        draw = lambda length: rng.integers(2, self.vocab_size, (self.batch_size, length), np.int32)[self.rows.held]
-        targets = draw(self.lengths["targets"])
+        sample = lambda length: rng.integers(2, self.vocab_size, (self.batch_size, length), np.int32)[self.rows.held]
+        targets = sample(self.lengths["targets"])
         batch = {
             "decoder_target_tokens": targets,
             "decoder_input_tokens": np.pad(targets, ((0, 0), (1, 0)))[:, :-1],
             "decoder_loss_weights": np.ones_like(targets),
         }
         if "inputs" in self.lengths:
-            batch["encoder_input_tokens"] = draw(self.lengths["inputs"])
+            batch["encoder_input_tokens"] = sample(self.lengths["inputs"])
         return batch
 
     def save(self, directory: epath.Path) -> list[epath.Path]:

@@ -1,4 +1,4 @@
-"""How much of a run's time went into training, over all its restarts."""
+"""Goodput: the share of a run's time spent in training, over all restarts."""
 
 import dataclasses
 import time
@@ -6,12 +6,12 @@ import time
 
 @dataclasses.dataclass
 class Clock:
-    """Kept in every checkpoint, so that goodput counts what was lost since.
+    """Stored in every checkpoint, so that goodput accounts for work lost since then.
 
     Attributes:
-      began: when the run first began, in seconds of the Unix epoch; later by what was left out.
-      productive: seconds of steps that count, their wait for data included, which is reported beside. The first step of a
-        process is compilation and does not count; nor do steps after the checkpoint that a run was continued from.
+      began: start of the run in seconds since the Unix epoch, shifted by excluded time.
+      productive: seconds of training steps, including waiting for data. The first step of a process, which compiles, is excluded,
+        and so are steps after the checkpoint that a run was continued from.
     """
 
     began: float = dataclasses.field(default_factory=time.time)
@@ -19,21 +19,21 @@ class Clock:
     _compiled: bool = dataclasses.field(default=False, init=False)
 
     def add(self, seconds_per_step: float) -> float:
-        """Counts a step; returns the goodput, productive seconds as a share of all since the run began."""
+        """Adds a step. Returns the goodput, productive seconds divided by all seconds since the run began."""
         if self._compiled:
             self.productive += seconds_per_step
         self._compiled = True
         return self.productive / max(self.seconds, 1e-9)
 
     def leave_out(self, since: float, until: float) -> None:
-        """What is no time of the run's: from when it had come to its end until it was begun again, in seconds of the epoch."""
+        """Excludes the time between the end of the run and its continuation, in seconds since the epoch."""
         self.began += max(0.0, until - max(since, self.began))
 
     @property
     def seconds(self) -> float:
-        """Since the run first began, less what was left out."""
+        """Seconds since the run began, without excluded time."""
         return time.time() - self.began
 
     def state(self) -> dict[str, float]:
-        """What `Clock(**state)` continues from."""
+        """Returns the state from which `Clock(**state)` continues."""
         return {"began": self.began, "productive": self.productive}

@@ -1,4 +1,4 @@
-"""What happens beside training: the protocol of hooks, and how they are called."""
+"""Hooks: user code that runs at the start, after steps, evaluations and saves, and at the end of training."""
 
 import contextlib
 import dataclasses
@@ -18,13 +18,14 @@ Metrics = Mapping[str, float | None]
 
 @dataclasses.dataclass(frozen=True)
 class RunStart:
-    """What a hook knows of a run when it begins.
+    """Information about a run for `on_start`.
 
     Attributes:
-      model_dir: where it is kept; a path or an address, such as gs://….
-      first_step, last_step: done before, and the last as far as it is known.
-      config: all of its gin configuration.
-      num_parameters: of the model.
+      model_dir: run directory, a path or a URL such as gs://...
+      first_step: number of steps done before.
+      last_step: number of the last step, an estimate for a token budget.
+      config: full gin configuration.
+      num_parameters: number of parameters of the model.
     """
 
     model_dir: str
@@ -35,38 +36,38 @@ class RunStart:
 
 
 class Hook:
-    """What happens beside training. A user's class has those of these methods that it wants, and need not inherit.
+    """A training hook. A user's class defines any of these methods and need not inherit from this one.
 
-    Methods run on the first process, or on all where the class says `every_process = True`. A hook that fails does not end the
-    training, unless it fails at the start.
+    Methods run on the first process, or on all processes if `every_process` is True. A failing hook is logged and does not end
+    training, unless it fails in `on_start`.
     """
 
     every_process = False
-    period = 1  # steps between two times that `statistics` become metrics
+    period = 1  # number of steps between two values of `statistics` in the metrics
 
     def on_start(self, run: RunStart) -> None:
-        """Before the first step."""
+        """Called before the first step."""
 
     def on_step(self, step: int, metrics: Metrics) -> None:
-        """After each step, with its numbers; called when the next one is under way already."""
+        """Called with the metrics of each step, while the next step already runs."""
 
     def on_evaluation(self, step: int, split: str, metrics: Metrics) -> None:
-        """After an evaluation of the state after `step`; `split` is "<name of the evaluation>/<task>"."""
+        """Called with the metrics of each evaluation. `split` is "<evaluation>/<task>"."""
 
     def on_media(self, step: int, split: str, values: Mapping[str, Any]) -> None:
-        """After an evaluation that found more than numbers: by name, texts, images and what else `seqio.metrics` has."""
+        """Called with the other `seqio.metrics` of an evaluation, such as texts and images, by name."""
 
     def on_save(self, step: int) -> None:
-        """When the checkpoint of `step` is on disk."""
+        """Called when the checkpoint of `step` is on disk."""
 
     def on_end(self, error: BaseException | None) -> None:
-        """After the last step, or after what ended the training."""
+        """Called after the last step, or with the error that ended training."""
 
     def statistics(self, params: Any, gradients: Any, updates: Any) -> dict[str, jax.Array]:
-        """Scalars that become metrics of the step; compiled into every step, they had better be cheap.
+        """Returns scalars that become metrics of the step. They are compiled into every training step.
 
         Args:
-          params, gradients, updates: nested dicts of arrays, before the step; without those of frozen parameters.
+          params, gradients, updates: nested dicts of arrays before the step, without frozen parameters.
         """
         return {}
 
@@ -75,15 +76,15 @@ METHODS = [name for name in vars(Hook) if name.startswith("on_") or name == "sta
 
 
 def check_hooks(hooks: Sequence[Any]) -> None:
-    """Raises a `UserError` for an object that has none of a hook's methods."""
+    """Raises a `UserError` for an object without any method of a hook."""
     for hook in hooks:
         if isinstance(hook, type):
-            raise UserError(f"HOOKS has the class {hook.__name__}; write @{hook.__name__}() to make a hook of it.")
+            raise UserError(f"HOOKS has the class {hook.__name__}. Bind an instance with parentheses: @{hook.__name__}().")
         if not any(callable(getattr(hook, name, None)) for name in METHODS):
-            raise UserError(f"HOOKS has {hook!r}, which has no method of a hook: {', '.join(METHODS)}.")
+            raise UserError(f"HOOKS has {hook!r}, which has none of the methods of a hook: {', '.join(METHODS)}.")
         period = getattr(hook, "period", 1)
         if not isinstance(period, int) or period < 1:
-            raise UserError(f"The hook {_name(hook)} has the period {period!r}; it is a number of steps, at least 1.")
+            raise UserError(f"The hook {_name(hook)} has the period {period!r}. It must be a number of steps, at least 1.")
 
 
 class Hooks:
@@ -91,22 +92,22 @@ class Hooks:
 
     Args:
       hooks: objects with any of `METHODS`.
-      say: prints a line.
+      log: function that logs a line.
     """
 
     def __init__(self, hooks: Sequence[Any], log: Callable[[str], None] = print):
         is_main = jax.process_index() == 0
         self._hooks = [hook for hook in hooks if is_main or getattr(hook, "every_process", False)]
         self._started: list[Any] = []
-        self._say = log
+        self._log = log
         self._failing: set[tuple[int, str]] = set()
 
     @contextlib.contextmanager
     def around(self, run: RunStart) -> Iterator[None]:
-        """Starts the hooks, and ends those that started.
+        """Starts the hooks, and ends those that were started.
 
         Raises:
-          UserError: with the name of a hook that fails at the start.
+          UserError: if a hook fails in `on_start`.
         """
         try:
             for hook in self._hooks:
@@ -140,48 +141,48 @@ class Hooks:
                 getattr(hook, method)(*args)
                 self._failing.discard(key)
             except Exception as error:
-                if key not in self._failing:  # said once, until it works again
-                    where = describe_user_code_error(error) or describe_error(error)
-                    at = f" of step {args[0]}" if isinstance(args[0], int) else ""
-                    goes_on = "" if method == "on_end" else " Training goes on."
-                    self._say(f"The hook {_name(hook)} failed in {method}{at}: {where}.{goes_on}")
+                if key not in self._failing:  # logged once, until it works again
+                    description = describe_user_code_error(error) or describe_error(error)
+                    step = f" of step {args[0]}" if isinstance(args[0], int) else ""
+                    hint = "" if method == "on_end" else " Training goes on."
+                    self._log(f"The hook {_name(hook)} failed in {method}{step}: {description}.{hint}")
                 self._failing.add(key)
 
 
 class Statistics:
-    """What hooks measure in the compiled step.
+    """The statistics that hooks compute in the training step.
 
     Args:
-      hooks: of which those count that have `statistics`.
+      hooks: hooks. Those without `statistics` are ignored.
     """
 
     def __init__(self, hooks: Sequence[Any] = ()):
         self._hooks = [hook for hook in hooks if hasattr(hook, "statistics")]
         self._periods: dict[str, int] = {}
 
-    # Not in a `lax.cond` by the period: a CPU's programs with collectives in a branch hang when they come from the cache.
+    # No `lax.cond` for the period: on CPU, cached programs with collectives in a branch hang.
 
-    def measure(self, params: Any, gradients: Any, updates: Any) -> dict[str, jax.Array]:
-        """All statistics of a step."""
-        found: dict[str, jax.Array] = {}
+    def compute(self, params: Any, gradients: Any, updates: Any) -> dict[str, jax.Array]:
+        """Returns all statistics of a step."""
+        statistics: dict[str, jax.Array] = {}
         for hook in self._hooks:
-            what = f"The hook {_name(hook)}"
-            given = (params, gradients, updates)
-            shapes = call_user_code(f"{what} fails in statistics", lambda hook=hook: jax.eval_shape(hook.statistics, *given))
+            label = f"The hook {_name(hook)}"
+            trees = (params, gradients, updates)
+            shapes = call_user_code(f"{label} fails in statistics", lambda hook=hook: jax.eval_shape(hook.statistics, *trees))
             if not isinstance(shapes, dict):
-                raise UserError(f"{what} has the statistics {shown(shapes)}; they are a dict of scalars by name.")
+                raise UserError(f"{label} returns {shown(shapes)} from statistics. It must return a dict of scalars by name.")
             for name, shape in shapes.items():
                 if getattr(shape, "shape", None) != ():
-                    raise UserError(f"{what} has the statistic {name!r}, {shown(shape)}; they are a dict of scalars by name.")
-                check_metric(f"{what} has a statistic that", name)
-                if name in found:
-                    raise UserError(f'{what} has the statistic "{name}", which another hook has too.')
+                    raise UserError(f"{label} returns {shown(shape)} for the statistic {name!r}. It must be a scalar.")
+                check_metric(f"A statistic of the hook {_name(hook)}", name)
+                if name in statistics:
+                    raise UserError(f'{label} has the statistic "{name}", which another hook has, too. Rename one of them.')
             self._periods |= dict.fromkeys(shapes, getattr(hook, "period", 1))
-            found |= {name: jnp.float32(value) for name, value in hook.statistics(*given).items()}
-        return found
+            statistics |= {name: jnp.float32(value) for name, value in hook.statistics(*trees).items()}
+        return statistics
 
     def due(self, step: int, metrics: Metrics) -> dict[str, float | None]:
-        """Metrics of a step without those statistics whose period its number is no multiple of."""
+        """Returns the metrics of a step, without statistics that are not due at this step."""
         return {name: value for name, value in metrics.items() if step % self._periods.get(name, 1) == 0}
 
 

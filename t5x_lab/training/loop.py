@@ -1,4 +1,4 @@
-"""The training loop: dispatch a step, read the metrics of the one before, let actions look at the state when they are due."""
+"""The training loop: dispatches a step, reads the metrics of the previous one, and runs actions that are due."""
 
 import dataclasses
 import math
@@ -18,18 +18,18 @@ Record = Callable[[int, dict[str, float]], None]
 
 
 class Preempted(Exception):
-    """The process was asked to end; the state is saved."""
+    """The process was asked to stop. The state is saved."""
 
 
 class Diverged(Exception):
-    """A step's loss or gradient was not finite; what was before it is saved, with the position in the data after it."""
+    """A loss or gradient was not finite. The state before it is saved, with the data position after it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Action:
-    """`run(step, state)` after every step that is `due`, and after the last one.
+    """Calls `run(step, state)` after every step that is `due`, and after the last one.
 
-    `at_stop` actions (the one that saves) also run when the loop ends early.
+    Actions with `at_stop`, such as saving, also run when the loop ends early.
     """
 
     run: Callable[[int, TrainState], None]
@@ -39,25 +39,25 @@ class Action:
 
 @dataclasses.dataclass
 class Budget:
-    """When training ends: after step number `steps`, or after the first step that brings tokens processed to `tokens`.
+    """Length of training: until step number `steps`, or until `tokens` tokens are processed.
 
     Attributes:
-      steps, tokens: counted from the run's beginning; infinite where the other one counts.
-      processed: tokens so far.
-      most_per_step: tokens that a batch can have.
+      steps, tokens: limits counted from the start of the run. Infinite = no limit.
+      processed: tokens processed so far.
+      max_per_step: maximum number of tokens of a batch.
     """
 
     steps: float = math.inf
     tokens: float = math.inf
     processed: int = 0
-    most_per_step: int = 0
+    max_per_step: int = 0
 
     def is_spent(self, step: int) -> bool:
         return step >= self.steps or self.processed >= self.tokens
 
     def may_be_spent(self, step: int) -> bool:
-        """Whether it may be when the tokens of `step` are added, which are not known before the step is done."""
-        return step >= self.steps or self.processed + self.most_per_step >= self.tokens
+        """Returns whether the budget may be spent after `step`, whose tokens are not known before it finishes."""
+        return step >= self.steps or self.processed + self.max_per_step >= self.tokens
 
 
 def train(
@@ -75,22 +75,20 @@ def train(
     """Runs steps from `state.step` until the budget is spent.
 
     Args:
-      state: donated to the steps; use the returned one.
-      batches: where host batches come from.
-      train_step: compiled (state, batch) -> (state, metrics).
-      shard_batch: makes global arrays of this process's rows.
-      budget: when to stop.
-      record: called with every step's number and metrics, one step late, so that the host never waits for the device
-        between two steps.
-      actions: what happens between steps.
-      bad_steps: how many steps in a row may be skipped because their loss or gradient was not finite; then
-        `train_step` must be one that skips them.
-      say: prints a line.
+      state: initial state. It is donated; use the returned one.
+      batches: iterator of host batches.
+      train_step: compiled function (state, batch) -> (state, metrics).
+      shard_batch: function that makes global arrays from this process's rows.
+      budget: length of training.
+      record: function (step, metrics), called one step late, so that the host does not wait for the device between steps.
+      actions: actions between steps.
+      bad_steps: number of consecutive non-finite steps that are skipped. `train_step` must skip them.
+      log: function that logs a line.
 
     Raises:
-      Preempted: after SIGTERM, when the running step and the `at_stop` actions are done.
-      Diverged: after a step that was not finite, or more than `bad_steps` in a row. The state is saved as it was before, but
-        under the number of batches that were read, one or two more: going on from there does not read the same ones again.
+      Preempted: after SIGTERM, when the current step and the `at_stop` actions are done.
+      Diverged: after more than `bad_steps` consecutive non-finite steps. The state before them is saved under the number of
+        batches read, so that a continued run reads new batches.
     """
     pending: _Pending | None = None
     step = int(state.step)
@@ -168,17 +166,16 @@ class _FinishedSteps:
         )
         bad = f"step {pending.step} had loss {metrics['loss']} and gradient norm {metrics['grad_norm']}"
         if self._bad > self._allowed:
-            # Where the step before is saved already, with the position before the bad batch, this is another checkpoint.
+            # Saved under the number of batches read: the checkpoint of the step before has the position before the bad batch.
             counted = dataclasses.replace(state, step=state.step + (batches_read - int(state.step)))
             _save(batches_read, counted, self._actions)
-            many = f"it is the last of {self._bad} in a row, none of which" if self._allowed else "it"
+            subject = f"it is the last of {self._bad} in a row, none of which" if self._allowed else "it"
             raise Diverged(
-                f"{bad}; {many} changed no parameter, and everything is saved as step {batches_read}. Running again goes on "
-                "from there, with the batches that come next. A lower learning rate or a longer warm-up is the usual "
-                "cure."
+                f"{bad}; {subject} changed any parameter. The state is saved as step {batches_read}. The same command continues from "
+                "there with the next batches. Try a lower learning rate or a longer warm-up."
             )
         if not healthy:
-            self._log(f"{bad}: it changed nothing, and training goes on (bad step {self._bad} of {self._allowed} in a row).")
+            self._log(f"{bad}. It is skipped (bad step {self._bad} of at most {self._allowed} in a row).")
 
 
 def _save(step: int, state: TrainState, actions: Iterable[Action]) -> None:
@@ -188,26 +185,25 @@ def _save(step: int, state: TrainState, actions: Iterable[Action]) -> None:
 
 
 class _StopSignal:
-    """Turns SIGTERM (and the first Ctrl-C) into a request that the loop sees between two steps.
+    """Turns SIGTERM and the first Ctrl-C into a request to stop between two steps.
 
-    Several processes must stop after the same step: there JAX's preemption service, which hears SIGTERM itself and agrees on
-    one, is asked instead.
+    Several processes must stop after the same step. For them JAX's preemption service handles SIGTERM and agrees on a step.
     """
 
     def __init__(self):
         self._requested = ""
-        self._alone = jax.process_count() == 1
+        self._is_single = jax.process_count() == 1
 
     def reached(self, step: int) -> str:
-        """The signal that asks to stop after this step, or ""."""
-        if self._alone:
+        """Returns the name of the signal that requests a stop after this step, or ""."""
+        if self._is_single:
             return self._requested
         return "SIGTERM" if multihost_utils.reached_preemption_sync_point(step) else ""
 
     def __enter__(self):
         self._old = {}
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT) if self._alone else (signal.SIGINT,):
+            for number in (signal.SIGTERM, signal.SIGINT) if self._is_single else (signal.SIGINT,):
                 self._old[number] = signal.signal(number, self._request)
         return self
 
@@ -216,8 +212,8 @@ class _StopSignal:
         if self._requested and number == signal.SIGINT:
             raise KeyboardInterrupt
         self._requested = signal.Signals(number).name
-        if not self._alone:
-            signal.raise_signal(signal.SIGTERM)  # which JAX, having taken it over, tells the other processes
+        if not self._is_single:
+            signal.raise_signal(signal.SIGTERM)  # JAX handles it and informs the other processes
 
     def __exit__(self, *unused):
         for number, handler in self._old.items():

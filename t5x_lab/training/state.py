@@ -1,4 +1,4 @@
-"""What a training step reads and writes, and nothing else."""
+"""The training state."""
 
 import dataclasses
 from collections.abc import Callable
@@ -18,15 +18,15 @@ COUNTERS = ("tokens_processed", "tokens_with_loss", "raw_tokens")
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """Everything that training changes, but for the position in the data.
+    """Everything that training changes, except the position in the data.
 
     Attributes:
-      step: int32, finished steps.
+      step: number of finished steps, int32.
       params, opt_state: trees of arrays.
-      counters: `COUNTERS` so far, each uint32 [2], (high, low) halves of a 64-bit number; and `task_tokens`, uint32
-        [tasks, 2], tokens processed of each task.
-      healthy: bool; once a step was not finite, no later step changes anything.
-      average: the exponential moving average of the parameters, or None.
+      counters: totals of `COUNTERS`, each uint32 [2], the (high, low) halves of a 64-bit number; and `task_tokens`, uint32
+        [tasks, 2], the processed tokens of each task.
+      healthy: False after a non-finite step; then no later step changes the state.
+      average: exponential moving average of the parameters, or None.
     """
 
     step: jax.Array
@@ -44,7 +44,7 @@ def initial_state(
     is_trained: Callable[[str], bool] = lambda name: True,
     with_average: bool = False,
 ) -> TrainState:
-    """Step 0 with these parameters; the optimizer's state is of those that are trained, by their names."""
+    """Returns the state of step 0 with these parameters. The optimizer state covers the trained parameters only."""
     counters = {name: jnp.zeros((2,), jnp.uint32) for name in COUNTERS}
     return TrainState(
         step=jnp.zeros((), jnp.int32),
@@ -52,17 +52,17 @@ def initial_state(
         opt_state=optimizer.init(select(params, is_trained)),
         counters={**counters, "task_tokens": jnp.zeros((num_tasks, 2), jnp.uint32)},
         healthy=jnp.ones((), bool),
-        average=jax.tree.map(jnp.copy, params) if with_average else None,  # the step donates both
+        average=jax.tree.map(jnp.copy, params) if with_average else None,  # the step donates both trees
     )
 
 
 def add_to_counter(counter: jax.Array, amount: jax.Array) -> jax.Array:
-    """64-bit addition on (high, low) pairs [..., 2]; each amount [...] is below 2**32."""
+    """Adds amounts [...] below 2**32 to 64-bit counters, (high, low) pairs [..., 2]."""
     low = counter[..., 1] + amount.astype(jnp.uint32)
     return jnp.stack([counter[..., 0] + (low < counter[..., 1]).astype(jnp.uint32), low], axis=-1)
 
 
 def read_counter(counter: jax.Array) -> int:
-    """The number of one (high, low) pair."""
+    """Returns the number of a (high, low) pair."""
     high, low = np.asarray(counter)
     return (int(high) << 32) + int(low)

@@ -1,4 +1,4 @@
-"""The training step: loss, gradient, update, counters. A pure function of (state, batch)."""
+"""The training step, a pure function of (state, batch): loss, gradient, update, counters."""
 
 import dataclasses
 from collections.abc import Callable
@@ -30,29 +30,29 @@ def make_train_step(
     skip_bad_steps: bool = False,
     average_decay: float | None = None,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
-    """Builds the step.
+    """Builds the training step.
 
     Args:
-      model: gives loss sums.
-      optimizer: an optax transformation, of the parameters that are trained.
-      learning_rates: (the optimizer's state, step) -> its rates, by the names of their metrics.
-      seed: of dropout; the key of a step is derived from the seed and the step's number.
-      microbatches: equal parts that the batch is processed in, one after the other; loss and gradient do not depend on it.
-      sum_over_slices: adds gradients and losses over slices, see `Partitioner`.
-      is_trained: whether the parameter of a name is; of the others no gradient is computed.
-      statistics: what hooks measure.
-      skip_bad_steps: a step whose loss or gradient is not finite changes no parameter, and the next one goes on; by default
-        none does.
-      average_decay: of `TrainState.average`, where it is kept.
+      model: the model.
+      optimizer: optax transformation of the trained parameters.
+      learning_rates: function (optimizer state, step) -> learning rates by metric name.
+      seed: seed of dropout. The key of a step depends on the seed and the step number.
+      microbatches: number of equal parts of the batch that are processed sequentially. Loss and gradient do not depend on it.
+      sum_over_slices: adds gradients and losses over slices. See `Partitioner`.
+      is_trained: whether the parameter of this name is trained.
+      statistics: statistics of hooks.
+      skip_bad_steps: after a step with a non-finite loss or gradient, which never changes parameters, training continues with the
+        next step. By default no later step changes the state.
+      average_decay: decay of `TrainState.average`.
 
     Returns:
-      (state, batch) -> (state, metrics), where metrics are scalars: `loss` (cross-entropy per token with loss),
-      `z_loss`, `accuracy`, the losses of a user's, `grad_norm`, the learning rates, `healthy`, and this step's counts of
-      tokens; and `task_tokens` [tasks].
+      Function (state, batch) -> (state, metrics). The metrics are scalars: `loss` (cross-entropy per token with loss), `z_loss`,
+      `accuracy`, additional losses, `grad_norm`, the learning rates, `healthy`, and the token counts of this step; and
+      `task_tokens` [tasks].
     """
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        key = jax.random.fold_in(jax.random.split(jax.random.key(seed))[1], state.step)  # the other half made the parameters
+        key = jax.random.fold_in(jax.random.split(jax.random.key(seed))[1], state.step)  # the other half initialized the parameters
         weights, normalizer = model.weights_and_normalizer(batch)
         trained = select(state.params, is_trained)
         frozen = select(state.params, lambda name: not is_trained(name))
@@ -75,11 +75,11 @@ def make_train_step(
         )
         grad_norm = optax.tree.norm(grads)
         healthy = state.healthy & jnp.isfinite(sums.loss) & jnp.isfinite(sums.z_loss) & jnp.isfinite(grad_norm)
-        # The old buffers are donated and metrics are read a step late, so a bad step is undone here.
+        # The host reads metrics a step late and buffers are donated, so a bad step is undone here.
         new = jax.tree.map(lambda new, old: jnp.where(healthy, new, old), new, state)
-        if skip_bad_steps:  # the run goes on with the next step, and with it the schedule, which counts in the optimizer
-            counts_on = lambda old, new: new if jnp.issubdtype(new.dtype, jnp.integer) and new.ndim == 0 else old
-            slots = jax.tree.map(counts_on, new.opt_state, opt_state)
+        if skip_bad_steps:  # the step number and the schedule's count in the optimizer advance
+            keep_count = lambda old, new: new if jnp.issubdtype(new.dtype, jnp.integer) and new.ndim == 0 else old
+            slots = jax.tree.map(keep_count, new.opt_state, opt_state)
             new = dataclasses.replace(new, step=state.step + 1, counters=counters, opt_state=slots)
         metrics = {
             **per_token(sums),
@@ -88,16 +88,16 @@ def make_train_step(
             "healthy": healthy,
             **counts,
         }
-        own = statistics.measure(trained, grads, updates)
-        return dataclasses.replace(new, healthy=jnp.ones((), bool) if skip_bad_steps else healthy), {**metrics, **own}
+        hook_statistics = statistics.compute(trained, grads, updates)
+        return dataclasses.replace(new, healthy=jnp.ones((), bool) if skip_bad_steps else healthy), {**metrics, **hook_statistics}
 
     return train_step
 
 
 def moving_average(average: Params | None, params: Params, step: jax.Array, decay: float | None) -> Params | None:
-    """decay * average + (1 - decay) * params, float32; at first with the smaller decay (1 + n) / (10 + n) after n steps.
+    """Returns decay * average + (1 - decay) * params, float32, with decay at most (1 + n) / (10 + n) after n steps.
 
-    So that the first parameters do not weigh for 1 / (1 - decay) steps (TensorFlow's ExponentialMovingAverage).
+    The smaller initial decay reduces the weight of the initial parameters (as in TensorFlow's ExponentialMovingAverage).
     """
     if average is None or decay is None:
         return None
@@ -106,9 +106,9 @@ def moving_average(average: Params | None, params: Params, step: jax.Array, deca
 
 
 def _gradients(model: Model, loss: Callable, microbatches: int) -> Callable[..., tuple[Params, LossSums]]:
-    """(slice, (params, normalizer, key), (batch, weights)) -> gradient of the objective / normalizer, and the sums.
+    """Returns a function (slice, (params, normalizer, key), (batch, weights)) -> (gradient, loss sums) of a slice's rows.
 
-    Both are of the rows that a slice has, over all microbatches.
+    The gradient is that of objective / normalizer, summed over microbatches.
     """
 
     def objective(params, normalizer, batch, weights, key):
@@ -118,7 +118,7 @@ def _gradients(model: Model, loss: Callable, microbatches: int) -> Callable[...,
     gradient = jax.grad(objective, has_aux=True)
 
     def split(x):
-        # Every microbatch takes rows from every device's part of the batch, so that none of them idles.
+        # Every microbatch has rows from every device's shard of the batch, so that no device idles.
         return jnp.moveaxis(x.reshape(x.shape[0] // microbatches, microbatches, *x.shape[1:]), 1, 0)
 
     def gradients(number, whole, rows):
@@ -140,7 +140,7 @@ def _gradients(model: Model, loss: Callable, microbatches: int) -> Callable[...,
 
 
 def make_eval_step(model: Model) -> Callable[[Params, Batch], tuple[LossSums, Metrics]]:
-    """(params, batch) -> (loss sums, counts of tokens), without dropout."""
+    """Returns the function (params, batch) -> (loss sums, token counts), without dropout."""
 
     def eval_step(params: Params, batch: Batch) -> tuple[LossSums, Metrics]:
         return model.loss(params, batch), count_tokens(model, batch)
@@ -149,18 +149,18 @@ def make_eval_step(model: Model) -> Callable[[Params, Batch], tuple[LossSums, Me
 
 
 def per_token(sums: LossSums) -> Metrics:
-    """Means over the tokens with loss."""
+    """Returns means over the tokens with loss."""
     weights = jnp.maximum(sums.weights, 1e-6)
-    own = {name: term / jnp.maximum(sums.objective_weights, 1e-6) for name, term in sums.terms.items()}
-    return {"loss": sums.loss / weights, "z_loss": sums.z_loss / weights, "accuracy": sums.correct / weights, **own}
+    terms = {name: term / jnp.maximum(sums.objective_weights, 1e-6) for name, term in sums.terms.items()}
+    return {"loss": sums.loss / weights, "z_loss": sums.z_loss / weights, "accuracy": sums.correct / weights, **terms}
 
 
 def count_tokens(model: Model, batch: Batch) -> Metrics:
-    """Tokens of a batch: processed, with loss, and of raw text where the pipeline counted them."""
+    """Counts the tokens of a batch: processed, with loss, and of raw text if the pipeline counted them."""
     raw = jnp.sum(batch["raw_tokens"]) if "raw_tokens" in batch else jnp.zeros((), jnp.int32)
     return {**model.count_tokens(batch), "raw_tokens": raw}
 
 
 def count_by_task(batch: Batch, processed: jax.Array) -> jax.Array:
-    """Int [tasks], tokens processed of each task that is mixed into the batch."""
+    """Returns the processed tokens of each task in the batch, int [tasks]."""
     return jnp.sum(batch["task_tokens"], axis=0) if "task_tokens" in batch else processed[None]

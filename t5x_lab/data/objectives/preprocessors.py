@@ -46,7 +46,7 @@ def chunk(
     def divide(document, seed, lengths, eos):
         tokens = document["targets"]
         n = tf.size(tokens)
-        samples = tf.random.stateless_sample_point([n // min(lengths) + 1], seed)
+        samples = tf.random.stateless_uniform([n // min(lengths) + 1], seed)
         kinds = tf.minimum(tf.searchsorted(tf.constant(bounds, tf.float32), samples, side="right"), len(lengths) - 1)
         ends = tf.minimum(tf.cumsum(tf.gather(tf.constant(lengths, tf.int32), kinds)), n)
         starts = tf.pad(ends[:-1], [[1, 0]])
@@ -124,7 +124,7 @@ def split_pairs(length: int) -> Callable:
 
 
 def _sample_point(n: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    return tf.random.stateless_sample_point((), minval=1, maxval=tf.maximum(n, 2), seed=seed, dtype=tf.int32)
+    return tf.random.stateless_uniform((), minval=1, maxval=tf.maximum(n, 2), seed=seed, dtype=tf.int32)
 
 
 def denoise(objective: Any, kinds: Sequence[Any]) -> Callable:
@@ -209,7 +209,7 @@ def random_or_sentinel(tokens, noise_mask, vocabulary, seeds):
 
     See `t5.data.preprocessors.noise_token_to_random_token_or_sentinel`.
     """
-    use_random = tf.random.stateless_sample_point(tf.shape(tokens), seed=seeds[0]) < 0.1
+    use_random = tf.random.stateless_uniform(tf.shape(tokens), seed=seeds[0]) < 0.1
     return tf.where(
         use_random,
         tf.where(noise_mask, _random_tokens(tokens, vocabulary, seeds[1]), tokens),
@@ -220,7 +220,7 @@ def random_or_sentinel(tokens, noise_mask, vocabulary, seeds):
 def _random_tokens(tokens, vocabulary, seed):
     """Samples tokens other than padding, EOS, unknown and sentinels."""
     stop = min(sentinel_ids(vocabulary), default=vocabulary.vocab_size)
-    return tf.random.stateless_sample_point(tf.shape(tokens), seed, 3, stop, dtype=tokens.dtype)
+    return tf.random.stateless_uniform(tf.shape(tokens), seed, 3, stop, dtype=tokens.dtype)
 
 
 _INPUTS = {
@@ -248,7 +248,7 @@ def mask_in_place(noise_density: float) -> Callable:
         def corrupt(chunk, seed):
             tokens, seeds = chunk["targets"], tf.unstack(tf.random.split(seed, 3))
             noise = t5.iid_noise_mask(tf.size(tokens), noise_density, seeds[:1])
-            kind = tf.random.stateless_sample_point(tf.shape(tokens), seeds[1])
+            kind = tf.random.stateless_uniform(tf.shape(tokens), seeds[1])
             sentinel = _token_to_sentinel(tokens, noise, vocabulary, seeds=())
             random = tf.where(noise, _random_tokens(tokens, vocabulary, seeds[2]), tokens)
             inputs = tf.where(kind < 0.8, sentinel, tf.where(kind < 0.9, random, tokens))

@@ -18,7 +18,7 @@ from t5x_lab.checkpoints.manager import save_run
 from t5x_lab.config.errors import UserError
 from t5x_lab.models.model import Params
 from t5x_lab.networks.peft import merge_peft, peft_names
-from t5x_lab.optim.groups import flat_names, merge, select, trained
+from t5x_lab.optim.groups import flat_names, merge, select, trained_predicate
 from t5x_lab.runs.config.checkpoint_config import read_config
 from t5x_lab.runs.config.gin_config import GinConfig
 
@@ -32,7 +32,7 @@ def peft_parameters(config: GinConfig, params: Params, network: Any) -> frozense
       UserError: if these are all parameters.
     """
     names = list(flat_names(params))
-    is_trained = trained(config.optimizer(), names, config.trainable())
+    is_trained = trained_predicate(config.optimizer(), names, config.trainable())
     selected = peft_names(params, network) | set(filter(is_trained, names))
     if len(selected) == len(names):
         raise UserError(

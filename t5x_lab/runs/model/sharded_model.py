@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from t5x_lab.config.errors import UserError
-from t5x_lab.models.classifier import model_of
+from t5x_lab.models.classifier import make_model
 from t5x_lab.models.model import ModelConfig, Params
 from t5x_lab.partitioning.mesh import MeshShape, make_mesh
 from t5x_lab.partitioning.partitioner import Partitioner
@@ -35,7 +35,7 @@ class ShardedModel:
     ):
         self.mesh_shape, self.mesh = mesh, make_mesh(mesh, devices)
         self.partitioner = Partitioner(self.mesh, rules)
-        self.model = model_of(config, self.partitioner.constrain, self.partitioner.row_shards)
+        self.model = make_model(config, self.partitioner.constrain, self.partitioner.row_shards)
         self.param_shardings = self.partitioner.parameters(self.model.abstract_params, self.model.axes)
         self.batch_sharding, self.replicated = self.partitioner.batch, self.partitioner.replicated
 

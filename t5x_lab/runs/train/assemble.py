@@ -12,7 +12,7 @@ import optax
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.user_code import call_user_code, shown
 from t5x_lab.models.model import Params
-from t5x_lab.optim.groups import current_rates, flat_names, learning_rates, select, trained
+from t5x_lab.optim.groups import current_rates, flat_names, learning_rates, select, trained_predicate
 from t5x_lab.optim.optimizers import Optimizer
 from t5x_lab.runs.config.run_config import RunConfig
 from t5x_lab.runs.model.sharded_model import ShardedModel, attach_shardings, check_rows
@@ -59,7 +59,7 @@ def assemble(
     """
     check_rows(batch_size // microbatches, sharded.row_multiple)
     model = sharded.model
-    is_trained = trained(optimizer, list(flat_names(model.axes)), trainable)
+    is_trained = trained_predicate(optimizer, list(flat_names(model.axes)), trainable)
     transformation = _transformation(optimizer, select(model.axes, is_trained))
     init = functools.partial(
         initial_state, transformation, num_tasks=num_tasks, is_trained=is_trained, with_average=average_decay is not None

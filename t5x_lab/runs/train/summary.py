@@ -36,7 +36,7 @@ def last_step(budget: Budget, first_step: int) -> int:
     """Returns the number of the last step; for a token budget, an estimate without padding."""
     if budget.steps < math.inf:
         return int(budget.steps)
-    return first_step + math.ceil((budget.tokens - budget.processed) / budget.most_per_step)
+    return first_step + math.ceil((budget.tokens - budget.processed) / budget.max_per_step)
 
 
 def dry_run(config: GinConfig) -> str:

@@ -5,11 +5,11 @@ from typing import Any
 
 import jax
 
-from t5x_lab.models.classifier import model_of
+from t5x_lab.models.classifier import make_model
 from t5x_lab.models.model import Model, ModelConfig
 from t5x_lab.networks.flops import traced_flops
 from t5x_lab.networks.wrapper import replace_remat_policy
-from t5x_lab.optim.groups import flat_names, merge, select, trained
+from t5x_lab.optim.groups import flat_names, merge, select, trained_predicate
 from t5x_lab.runs.config.run_config import RunConfig
 from t5x_lab.runs.model.sharded_model import ShardedModel
 
@@ -28,7 +28,7 @@ def training_flops(run: RunConfig, model: Model, encoder_length: int, decoder_le
     lengths = encoder_length, decoder_length
     full, names = run.model.network.flops(*lengths), flat_names(model.axes)
     is_base = not run.model.peft and run.model.head is None
-    is_trained = trained(run.optimizer, list(names), run.trainable)
+    is_trained = trained_predicate(run.optimizer, list(names), run.trainable)
     if run.model.unchecked or (is_base and all(map(is_trained, names))):
         return full  # an unchecked model cannot be traced with tokens alone
     network: Any = run.model.network
@@ -43,7 +43,7 @@ def _gradient_flops(config: ModelConfig, is_trained: Any, encoder_length: int, d
     network: Any = config.network
     if hasattr(network, "remat_policy"):
         network = replace_remat_policy(network, "everything")
-    model = model_of(dataclasses.replace(config, network=network, losses={}, cross_entropy_weight=1.0))
+    model = make_model(dataclasses.replace(config, network=network, losses={}, cross_entropy_weight=1.0))
     params = model.abstract_params
     batch = model.abstract_batch(1, encoder_length, decoder_length)
     frozen = select(params, lambda name: not is_trained(name))
