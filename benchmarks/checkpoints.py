@@ -20,7 +20,7 @@ from etils import epath
 
 from t5x_lab.checkpoints.checksums import checksums
 from t5x_lab.checkpoints.config import SaveCheckpointConfig
-from t5x_lab.checkpoints.formats import find, open_as_saved
+from t5x_lab.checkpoints.formats.location import find, open_as_saved
 from t5x_lab.checkpoints.layout import named_leaves
 from t5x_lab.checkpoints.manager import Checkpoints
 from t5x_lab.data.config import DataConfig
@@ -149,7 +149,7 @@ def converting(model: str, folder: pathlib.Path) -> None:
         subprocess.run([sys.executable, "-c", make], check=True, capture_output=True)
         for what, source, target, to in (("t5x_lab to Hugging Face", run, hf, "hf"), ("and back", hf, back, "t5x_lab")):
             code = (
-                "from t5x_lab.checkpoints.formats import find; from t5x_lab.runs.convert.convert import convert\n"
+                "from t5x_lab.checkpoints.formats.location import find; from t5x_lab.runs.convert.convert import convert\n"
                 f"convert(find({source!r}), {target!r}, {to!r})"
             )
             peaks.setdefault(what, []).append(peak_of(code))

@@ -13,7 +13,7 @@ import dataclasses
 import json
 from pathlib import Path
 
-from t5x_lab.partitioning.topologies import topology_devices, disable_accelerators
+from t5x_lab.partitioning.topologies import disable_accelerators, topology_devices
 
 disable_accelerators()
 

@@ -10,7 +10,7 @@ def _pair(first, second):
 def _named(r):
     """A sentence with capitals and marks, as the sets of text formatting take apart."""
     name = r.word().capitalize()
-    return f'{r.words().capitalize()}, "{r.words()}" {name}; {r.words()}: {r.words()}{r.check_choice([".", "?", "!"])}'
+    return f'{r.words().capitalize()}, "{r.words()}" {name}; {r.words()}: {r.words()}{r.one_of([".", "?", "!"])}'
 
 
 def _fact(r):
@@ -35,7 +35,7 @@ def _multiple_choice(r, field, letters="ABCDE", count=4):
         "id": r.word(),
         field: r.sentence(),
         "choices": _choices(r, count, letters),
-        "answerKey": r.check_choice(letters[:count]),
+        "answerKey": r.one_of(letters[:count]),
     }
 
 
@@ -66,14 +66,14 @@ def _record(r):
     return {
         "passage": f"{r.text(6)}\n@highlight\n{r.sentence()}\n@highlight\n{r.sentence()}",
         "query": f"{r.words(2, 4).capitalize()} @placeholder {r.words(2, 5)}.",
-        "entities": [*entities, r.check_choice(entities)],  # one comes twice
-        "answers": [r.check_choice(entities)],
+        "entities": [*entities, r.one_of(entities)],  # one comes twice
+        "answers": [r.one_of(entities)],
     }  # fmt: skip
 
 
 def _dpr(r):
     first, second = "the " + r.word() + "s", "a " + r.word() + "m"
-    pronoun = r.check_choice(["it", "he", "she", "they"])
+    pronoun = r.one_of(["it", "he", "she", "they"])
     return {
         "sentence": f"{first.capitalize()} {r.word()} {second} because {pronoun} {r.words()}.",
         "pronoun": pronoun, "candidates": [first, second], "label": r.number(0, 1),
@@ -135,7 +135,7 @@ OF_FLAN = {
     },
     "drop": lambda r: {
         "section_id": r.word(), "query_id": r.word(), "passage": r.text(6), "question": r.words(4, 9) + "?",
-        "answers_spans": {"spans": r.many(lambda: r.check_choice([r.words(1, 3), str(r.number(0, 99))]), 1, 3)},
+        "answers_spans": {"spans": r.many(lambda: r.one_of([r.words(1, 3), str(r.number(0, 99))]), 1, 3)},
     },
     "super_glue/multirc": lambda r: {
         "paragraph": r.text(6), "question": r.words(4, 9) + "?", "answer": r.words(1, 5), "label": r.number(0, 1),
@@ -147,8 +147,8 @@ OF_FLAN = {
         "answer": {"value": r.words(1, 3), "aliases": r.many(r.words, 0, 4), "type": "FreeForm"},
     },
     "nq_open": lambda r: {"question": r.words(4, 9), "answer": r.many(lambda: r.words(1, 3), 1, 3)},
-    "ai2_arc/ARC-Challenge": lambda r: _multiple_choice(r, "question", r.check_choice(["ABCDE", "12345"]), r.number(3, 5)),
-    "ai2_arc/ARC-Easy": lambda r: _multiple_choice(r, "question", r.check_choice(["ABCDE", "12345"]), r.number(3, 5)),
+    "ai2_arc/ARC-Challenge": lambda r: _multiple_choice(r, "question", r.one_of(["ABCDE", "12345"]), r.number(3, 5)),
+    "ai2_arc/ARC-Easy": lambda r: _multiple_choice(r, "question", r.one_of(["ABCDE", "12345"]), r.number(3, 5)),
     "quac": _quac,
     "coqa": _coqa,
     "super_glue/record": _record,
@@ -173,7 +173,7 @@ OF_FLAN = {
         "sentence1": r.sentence(), "sentence2": r.sentence(), "label": r.number(0, 5000) / 1000,
     },
     "sentiment140": lambda r: {
-        "text": r.words(3, 16), "date": r.words(3, 3), "user": r.word(), "sentiment": r.check_choice([0, 2, 4]),
+        "text": r.words(3, 16), "date": r.words(3, 3), "user": r.word(), "sentiment": r.one_of([0, 2, 4]),
         "query": "NO_QUERY",
     },
     "yelp_polarity": lambda r: {"text": r.text(7), "label": r.number(0, 1)},

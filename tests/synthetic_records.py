@@ -58,7 +58,7 @@ class Words:
         """From least to most, both included."""
         return self._random.randint(least, most)
 
-    def check_choice(self, choices):
+    def one_of(self, choices):
         return self._random.choice(choices)
 
     def many(self, make, least: int, most: int) -> list:
@@ -121,11 +121,11 @@ def turns(r):
 
 def disturbed_process(r):
     """More (A), less (B), or no effect (C): the latter where the disturbance is none of the process."""
-    kind = r.check_choice(["INPARA_EFFECT", "EXOGENOUS_EFFECT", "OUTOFPARA_DISTRACTOR"])
+    kind = r.one_of(["INPARA_EFFECT", "EXOGENOUS_EFFECT", "OUTOFPARA_DISTRACTOR"])
     effect = 2 if kind == "OUTOFPARA_DISTRACTOR" else r.number(0, 1)
     return {
         "question_stem": f"suppose {r.words()} happens, how will it affect {r.words()}.",
-        "question_para_step": r.many(r.sentence, 3, 5) + r.check_choice([[], [""]]),
+        "question_para_step": r.many(r.sentence, 3, 5) + r.one_of([[], [""]]),
         "answer_label": ["more", "less", "no_effect"][effect],
         "answer_label_as_choice": "ABC"[effect],
         "choices": {"text": ["more", "less", "no effect"], "label": ["A", "B", "C"]},
@@ -147,7 +147,7 @@ def activity(r):
 
 
 def pronoun(r):
-    name, it = r.words(1, 2).capitalize(), r.check_choice(["he", "she", "it", "they", "them"])
+    name, it = r.words(1, 2).capitalize(), r.one_of(["he", "she", "it", "they", "them"])
     before = f"{name} {r.words(3, 8)}"
     spans = {"span1_index": 0, "span1_text": name, "span2_index": len(before.split()), "span2_text": it}
     return {"text": f"{before} {it} {r.words(3, 8)}.", **spans, "label": r.number(0, 1)}
@@ -174,18 +174,18 @@ SETS = {
     },
     "quoref": answered,
     "cos_e/v1.11": lambda r: {
-        "question": question(r), "choices": (choices := options(r, 5)), "answer": r.check_choice(choices),
+        "question": question(r), "choices": (choices := options(r, 5)), "answer": r.one_of(choices),
         "abstractive_explanation": r.sentence(),
     },
     "cosmos_qa": lambda r: {
         "context": r.text(4), "question": question(r), **{f"answer{i}": option(r) for i in range(4)}, "label": r.number(0, 3),
     },
     "dream": lambda r: {
-        "dialogue": turns(r), "question": question(r), "choice": (choices := options(r, 3)), "answer": r.check_choice(choices),
+        "dialogue": turns(r), "question": question(r), "choice": (choices := options(r, 3)), "answer": r.one_of(choices),
     },
     "qasc": lambda r: {
         "question": question(r), "choices": {"text": options(r, 8), "label": list("ABCDEFGH")},
-        "answerKey": r.check_choice("ABCDEFGH"), "fact1": r.sentence(), "fact2": r.sentence(), "combinedfact": r.sentence(),
+        "answerKey": r.one_of("ABCDEFGH"), "fact1": r.sentence(), "fact2": r.sentence(), "combinedfact": r.sentence(),
     },
     "quail": lambda r: {
         "context": r.text(5), "question": question(r), "answers": options(r, 4), "correct_answer_id": r.number(0, 3),
@@ -195,19 +195,19 @@ SETS = {
         "world_literals": {"world1": [a], "world2": [b]},
     },
     "quartz": lambda r: {
-        "para": r.text(2), "question": r.check_choice([question(r), f"{r.sentence()[:-1]} _____."]),
-        "choices": {"text": options(r, 2), "label": ["A", "B"]}, "answerKey": r.check_choice("AB"),
+        "para": r.text(2), "question": r.one_of([question(r), f"{r.sentence()[:-1]} _____."]),
+        "choices": {"text": options(r, 2), "label": ["A", "B"]}, "answerKey": r.one_of("AB"),
     },
     "sciq": lambda r: {
         "question": question(r), **{f"distractor{i}": option(r) for i in (1, 2, 3)}, "correct_answer": option(r),
         "support": r.text(3),
     },
     "social_i_qa": lambda r: {
-        "context": r.sentence(), "question": question(r), **{f"answer{x}": option(r) for x in "ABC"}, "label": r.check_choice("123"),
+        "context": r.sentence(), "question": question(r), **{f"answer{x}": option(r) for x in "ABC"}, "label": r.one_of("123"),
     },
     "wiki_hop/original": lambda r: {
         "question": f"{r.word()}_{r.word()} {r.words(1, 3)}", "candidates": (choices := options(r, r.number(2, 8))),
-        "answer": r.check_choice(choices), "supports": r.many(lambda: r.text(2), 2, 4),
+        "answer": r.one_of(choices), "supports": r.many(lambda: r.text(2), 2, 4),
     },
     "wiqa": disturbed_process,
     "amazon_polarity": lambda r: {"title": r.words(), "content": r.text(3), "label": r.number(0, 1)},
@@ -233,7 +233,7 @@ SETS = {
     },
     "super_glue/copa": lambda r: {
         "premise": r.sentence(), "choice1": r.sentence(), "choice2": r.sentence(),
-        "question": r.check_choice(["cause", "effect"]), "label": r.number(0, 1),
+        "question": r.one_of(["cause", "effect"]), "label": r.number(0, 1),
     },
     "hellaswag": activity,
     "story_cloze/2016": lambda r: {
@@ -246,7 +246,7 @@ SETS = {
     "super_glue/wsc.fixed": pronoun,
     "winogrande/winogrande_xl": lambda r: {
         "sentence": f"{r.words(4, 8).capitalize()} _ {r.words(2, 5)}.", "option1": option(r), "option2": option(r),
-        "answer": r.check_choice("12"),
+        "answer": r.one_of("12"),
     },
     "super_glue/wic": lambda r: {
         "word": (word := r.word()), **{f"sentence{i}": f"{r.words().capitalize()} {word} {r.words()}." for i in (1, 2)},
@@ -265,7 +265,7 @@ def write_all(folder: pathlib.Path, count: int) -> str:
 
     Those of FLAN are known where `synthetic_flan` is imported.
     """
-    for entry in DATA_SETS.values():
+    for entry in filter(lambda data_set: data_set.has_templates, DATA_SETS.values()):
         for split in entry.splits if isinstance(entry.splits, tuple) else entry.splits.values():
             made = records(entry.source_name, count, first=0 if split.startswith("train") else 1_000)
             write_lines(folder / entry.source_name / f"{split}.jsonl", made)

@@ -13,9 +13,10 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from t5x_lab.checkpoints.config import RestoreCheckpointConfig
-from t5x_lab.checkpoints.formats import find, t5x, t5x_lab
+from t5x_lab.checkpoints.formats import t5x, t5x_lab
+from t5x_lab.checkpoints.formats.location import find
 from t5x_lab.checkpoints.initial import carry_over, load_params
-from t5x_lab.checkpoints.layers import parts_of
+from t5x_lab.checkpoints.layers import network_parts
 from t5x_lab.checkpoints.layout import absolute_path, make_info, named_leaves, read_info, write_info
 from t5x_lab.checkpoints.lazy_tensors import from_array
 from t5x_lab.checkpoints.manager import Checkpoints
@@ -118,9 +119,9 @@ def test_nothing_is_read_twice(saved_on):
 def test_a_converted_checkpoint_is_read_in_parts():
     model, rng = make(MeshShape(1, 1, 1), emb_dim=512).sharded.model, np.random.default_rng(0)
     network = model.config.network
-    tensors = {n: from_array(rng.normal(size=part.shape).astype(np.float32)) for n, part in parts_of(network).items()}
+    tensors = {n: from_array(rng.normal(size=part.shape).astype(np.float32)) for n, part in network_parts(network).items()}
     path = absolute_path("run/checkpoints/0")
-    t5x_lab.write(path, tensors, parts_of(network), 0, config="A = 1")
+    t5x_lab.write(path, tensors, network_parts(network), 0, config="A = 1")
     axes = flat_names(model.axes)
     for split in ("embed", "vocab", "mlp", "heads"):
         of_axis = {name: names.index(split) for name, names in axes.items() if split in names}

@@ -12,9 +12,9 @@ from etils import epath
 from helpers import random_params, tiny_config
 
 from t5x_lab.checkpoints import layout
-from t5x_lab.checkpoints.checksums import _compiled, checksum_of_chunks, checksums, hexadecimal, sums_of_region
+from t5x_lab.checkpoints.checksums import _compiled, checksum_of_chunks, checksums, hexadecimal, region_sums
 from t5x_lab.checkpoints.config import SaveCheckpointConfig
-from t5x_lab.checkpoints.formats import find
+from t5x_lab.checkpoints.formats.location import find
 from t5x_lab.checkpoints.initial import load_params
 from t5x_lab.checkpoints.layout import find_checkpoint, finished_steps, named_leaves, read_info
 from t5x_lab.checkpoints.lazy_tensors import from_array
@@ -146,7 +146,7 @@ def test_checksums_see_every_bit_and_every_exchange_whatever_the_sharding():
     assert before == {name: checksum_of_chunks(from_array(array).chunks(max_bytes=40)) for name, array in arrays.items()}
     quarters = [(rows, columns) for rows in ((0, 2), (2, 6)) for columns in ((0, 5), (5, 8))]
     for name in ("f", "h"):
-        parts = (sums_of_region(arrays[name][a:b, c:d], (a, c), arrays[name].shape) for (a, b), (c, d) in quarters)
+        parts = (region_sums(arrays[name][a:b, c:d], (a, c), arrays[name].shape) for (a, b), (c, d) in quarters)
         assert hexadecimal(sum(parts, np.zeros(2, np.uint32))) == before[name]
     for name, array in arrays.items():
         flat_bytes = np.atleast_1d(array).view(np.uint8).ravel()
@@ -222,16 +222,16 @@ def test_an_info_that_was_changed_and_is_still_json_is_damaged(two_checkpoints, 
 def test_an_outage_is_not_called_damage(tmp_path):
     from etils import epath
 
-    from t5x_lab.checkpoints.verification import explaining_damage
+    from t5x_lab.checkpoints.verification import explain_damage
 
     for error, match in (
         (ValueError("UNAVAILABLE: try again"), "could not be read"),
         (PermissionError(13, "no"), "could not be"),
     ):
-        with pytest.raises(UserError, match=match) as caught, explaining_damage(epath.Path(tmp_path)):
+        with pytest.raises(UserError, match=match) as caught, explain_damage(epath.Path(tmp_path)):
             raise error
         assert "damaged" not in caught.value.sentence
-    with pytest.raises(jax.errors.JaxRuntimeError), explaining_damage(epath.Path(tmp_path)):
+    with pytest.raises(jax.errors.JaxRuntimeError), explain_damage(epath.Path(tmp_path)):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
 
 
@@ -282,14 +282,14 @@ class Storage:
     directory = "somewhere"
 
     def __init__(self, at: str):
-        self.at, self.broken, self.call_user_code, self.saved, self.cleaned = at, True, [], [], 0
+        self.at, self.broken, self.tried, self.saved, self.cleaned = at, True, [], [], 0
         self._pending = None
 
     def save(self, step, state, batches, notes):
         self.wait()
         if step in self.saved:
             return
-        self.call_user_code.append(step)
+        self.tried.append(step)
         if self.broken and self.at == "begin":
             raise OSError(28, "No space left on device")
         self._pending = step
@@ -304,7 +304,7 @@ class Storage:
                 raise ValueError("RESOURCE_EXHAUSTED: no space left")
             self.saved.append(step)
 
-    def forget_failure(self):
+    def recover(self):
         self.cleaned += 1
 
 
@@ -332,8 +332,8 @@ def test_a_failing_save_is_tried_again_until_it_works_or_the_time_is_up(at, monk
     steps(one, 1, 40)
     # 30 seconds of pauses that double: 1, 2, 4, 8 and 16 (a failure behind the scenes is seen a step later).
     assert (
-        storage.call_user_code[0] == 10
-        and 4 <= len(storage.call_user_code) <= 8
+        storage.tried[0] == 10
+        and 4 <= len(storage.tried) <= 8
         and not storage.saved
         and storage.cleaned == len(said)
     )

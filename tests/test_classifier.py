@@ -18,7 +18,7 @@ from synthetic_records import Words
 
 import t5x_lab
 from t5x_lab.checkpoints.config import RestoreCheckpointConfig
-from t5x_lab.checkpoints.formats import find
+from t5x_lab.checkpoints.formats.location import find
 from t5x_lab.checkpoints.initial import load_params
 from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
@@ -225,7 +225,7 @@ def test_segments_are_cut_and_the_extract_token_never(sizes, more, symmetric):
             assert all(
                 part and part == list(map(int, text.split()))[: len(part)] for part, text in zip(kept, expected, strict=True)
             )
-    with pytest.raises(UserError, match="one token of each of"):
+    with pytest.raises(UserError, match="has no room for one token of each of"):
         dataclasses.replace(make, length=parts + len(sizes))(texts)
 
 
@@ -465,7 +465,7 @@ def test_ones_own_data_are_learned_evaluated_and_classified(tmp_path, capsys):
     assert main([infer[0], infer[1], "--task=classify_mine", f"--output={tmp_path}/predicted.jsonl"]) == 2
     assert main(["eval", f"--model_dir={tmp_path}/run", "--gin.MIXTURE_OR_TASK_NAME=classify_other", *others[1:]]) == 2
     said = capsys.readouterr().err
-    assert said.count('The task "classify_other" has the classes a, bad, good (none), and the head of the model bad, good') == 2
+    assert said.count("The task \"classify_other\" has the classes a, bad, good (none), but the model's head has bad, good") == 2
     assert "is one to classify; give --mode=classify" in said and "Traceback" not in said
     for wrong in ({"inputs": 3}, {"inputs": None}, {"inputs": ["a", 3]}, {"text": 1}):
         (tmp_path / "wrong.jsonl").write_text(json.dumps(wrong) + "\n")
@@ -477,20 +477,20 @@ def test_ones_own_data_are_learned_evaluated_and_classified(tmp_path, capsys):
 
 BAD = {
     "a label outside of the classes": (
-        SENTENCES, [{"text": "a", "label": 2}], "the label is 2; it is 0 to 1, or one of bad, good. The record of mine"),
-    "a label that is secret": (SENTENCES, [{"text": "a", "label": -1}], "labels are kept secret"),
+        SENTENCES, [{"text": "a", "label": 2}], "the label is 2; it must be 0 to 1, or one of bad, good. The record of mine"),
+    "a label that is secret": (SENTENCES, [{"text": "a", "label": -1}], "the label is -1 (a hidden label); it must be 0 to 1"),
     "no label": (SENTENCES, [{"text": "a"}], 'it has no field "label"; it has text'),
-    "a field that is missing": (SENTENCES, [{"word": "a", "label": 0}], 'the field "text" is missing; it is a text'),
+    "a field that is missing": (SENTENCES, [{"word": "a", "label": 0}], 'the field "text" is missing; it must be a text'),
     "a text that is empty once it is cleaned": (
-        SENTENCES, [{"text": " \n ", "label": 0}], "is empty; leave the record out"),
+        SENTENCES, [{"text": " \n ", "label": 0}], "is empty; remove the record"),
     "choices of another number": (
         'Classification.segments = ("text",)\nClassification.classes = ("a", "b")\nClassification.choices = ("ends",)',
         [{"text": "a", "ends": ["x", "y"], "label": 0}, {"text": "a", "ends": ["x", "y", "z"], "label": 1}],
-        'the field "ends" has 3 choices; all records have 2'),
-    "a label that is no number": (SENTENCES, [{"text": "a", "label": float("nan")}], "the label is nan; it is 0 to 1"),
+        'the field "ends" has 3 choices; every record must have 2'),
+    "a label that is no number": (SENTENCES, [{"text": "a", "label": float("nan")}], "the label is nan; it must be 0 to 1"),
     "a score outside of its range": (
         'Classification.segments = ("text", "text")\nClassification.classes = ("0", "1")\nClassification.is_score = True',
-        [{"text": "a", "label": 1.5}], "the label is 1.5; it is a number from 0 to 1"),
+        [{"text": "a", "label": 1.5}], "the label is 1.5; it must be a number from 0 to 1"),
 }  # fmt: skip
 
 
@@ -504,11 +504,11 @@ def test_bad_records_are_said_in_sentences(what, tmp_path, capsys):
 
 
 MISTAKES = {
-    "no room for new tokens": (["TransformerConfig.vocab_size=361"], "no room for new tokens. Make room, "),
+    "no room for new tokens": (["TransformerConfig.vocab_size=361"], "uses the special ids 359, 360, 361, but the model has 361 ids"),
     "an unknown task": (["MIXTURE_OR_TASK_NAME=classify_glue_colla"], 'Did you mean "classify_glue_cola"'),
-    "a task without classes": (["MIXTURE_OR_TASK_NAME=sotu_full_lm"], "of which is not known what is classified"),
-    "a length that is too short": (['TASK_FEATURE_LENGTHS={"inputs": 2}'], "one token of each of of 1 texts"),
-    "two classes of one name": (['Classification.classes=("a", "a")'], "at least two different names"),
+    "a task without classes": (["MIXTURE_OR_TASK_NAME=sotu_full_lm"], "which is not a classification task"),
+    "a length that is too short": (['TASK_FEATURE_LENGTHS={"inputs": 2}'], "which has no room for one token of each of 1 texts"),
+    "two classes of one name": (['Classification.classes=("a", "a")'], "give at least two names, all different"),
     "a metric that is none": (['Classification.metrics=("acuracy",)'], "accuracy"),
     "lm_weight below 0": (["task_head.lm_weight=-1.0"], "must be at least 0"),
 }
@@ -524,7 +524,7 @@ def test_mistakes_are_said_before_training(what, tmp_path, capsys):
 
 
 def test_an_encoder_decoder_with_a_language_models_loss_is_refused():
-    with pytest.raises(UserError, match="lm_weight is 0.5, and the network is of architecture"):
+    with pytest.raises(UserError, match='lm_weight is 0.5, but architecture "encoder_decoder" has no language-modeling loss'):
         classifier("encoder_decoder")
 
 
@@ -585,7 +585,7 @@ def test_lora_and_a_head_learn_together(tmp_path):
             whole = slice(None, len(before[name]))
             np.testing.assert_array_equal(np.asarray(x)[whole], before[name])
     run.save_adapter(str(tmp_path / "alone"))
-    with pytest.raises(UserError, match=". This model has shape"):
+    with pytest.raises(UserError, match=r"belongs to a base model with .* This model (has shape|does not have it)"):
         base.with_adapter(str(tmp_path / "alone"))  # its vocabulary is smaller
     assert main(["convert", f"--source={tmp_path}/run", f"--output={tmp_path}/hf", "--to=hf"]) == 2
 

@@ -366,7 +366,7 @@ def test_the_features_of_a_batch_are_told_without_opening_a_task(architecture, o
 
     data = DataConfig("sotu", lengths, 4, ByteVocabulary(), objective=objective, shards=1)
     batch = next(SeqioBatches(resolve_tasks(data, architecture, 10**6), data, seed=0))
-    describe_error = resolve_batch(data, architecture).features
+    expected = resolve_batch(data, architecture).features
     assert {name: (x.shape, x.dtype) for name, x in batch.items()} == {
-        name: (x.shape, x.dtype) for name, x in describe_error.items()
+        name: (x.shape, x.dtype) for name, x in expected.items()
     }

@@ -80,9 +80,9 @@ def tasks():
 def batch_of(name, architecture="encoder_decoder", lengths={"inputs": 8, "targets": 6}, **options):
     """(what is told of a training batch, a training batch, one of evaluation)"""
     data = DataConfig(name, dict(lengths), 8, ByteVocabulary(), shards=2, **options)
-    describe_error = resolve_batch(data, architecture)
+    described = resolve_batch(data, architecture)
     found = resolve_tasks(data, architecture, 384)
-    return describe_error, next(SeqioBatches(found, data, seed=0)), next(eval_batches(found, found.components[0], data))
+    return described, next(SeqioBatches(found, data, seed=0)), next(eval_batches(found, found.components[0], data))
 
 
 def shapes(batch):
@@ -117,11 +117,11 @@ LENGTHS = {"decoder_target_tokens": 8, "decoder_loss_weights": 8}
     ],
 )
 def test_what_is_told_of_a_batch_is_what_is_trained_and_evaluated(tasks, name, architecture, options):
-    describe_error, trained, evaluated = batch_of(name, architecture, **options)
-    assert shapes(describe_error.features) == shapes(trained)
+    described, trained, evaluated = batch_of(name, architecture, **options)
+    assert shapes(described.features) == shapes(trained)
     without_tasks = {feature: x for feature, x in trained.items() if feature not in ("task_tokens", "task")}
     assert shapes(evaluated) == shapes(without_tasks)
-    assert len(describe_error.counted) == (trained["task_tokens"].shape[1] if "task_tokens" in trained else 1)
+    assert len(described.counted) == (trained["task_tokens"].shape[1] if "task_tokens" in trained else 1)
 
 
 @pytest.mark.slow
@@ -141,8 +141,8 @@ def test_what_is_told_is_trained_for_every_objective():
             if objective.refusal(architecture) is None:
                 lengths = {"inputs" if "inputs" in objective.needed_lengths(architecture) else "targets": 48}
                 data = DataConfig(f"sotu_{name}", lengths, 8, ByteVocabulary(), shards=1, pack=number % 2 == 0)
-                describe_error, found = resolve_batch(data, architecture), resolve_tasks(data, architecture, 384)
-                assert shapes(describe_error.features) == shapes(next(SeqioBatches(found, data, seed=0))), (name, architecture)
+                described, found = resolve_batch(data, architecture), resolve_tasks(data, architecture, 384)
+                assert shapes(described.features) == shapes(next(SeqioBatches(found, data, seed=0))), (name, architecture)
 
 
 OBJECTIVE_FILES = sorted(str(path.relative_to(PACKAGE_GIN)) for path in PACKAGE_GIN.glob("objectives/**/*.gin"))
@@ -160,12 +160,12 @@ def test_what_is_told_is_trained_for_every_gin_file(file):
         config = GinConfig(files, [*bindings, f"MIXTURE_OR_TASK_NAME = {name!r}"])
         architecture, data = config.model().network.architecture, config.data()
         try:
-            describe_error = resolve_batch(data, architecture)
+            described = resolve_batch(data, architecture)
         except UserError as error:
             assert "cannot be trained on" in error.sentence
             continue
         found = resolve_tasks(data, architecture, 10**6)
-        assert shapes(describe_error.features) == shapes(next(SeqioBatches(found, data, seed=0)))
+        assert shapes(described.features) == shapes(next(SeqioBatches(found, data, seed=0)))
         return
     raise AssertionError("no architecture is made for it")
 

@@ -397,7 +397,7 @@ def test_t5s_own_registrations_live_beside_ours_in_both_orders():
 
     assert "c4_v220_span_corruption" in seqio.TaskRegistry.names()
     for name in ("c4_v220_span_corruption", "c4_v220_full_lm", "c4_prefix_lm_objective_decoder_architecture"):
-        assert name in tasks._own_names(tasks._TEXTS) and name in tasks.known_names()
+        assert name in tasks._text_task_names(tasks._TEXTS) and name in tasks.known_names()
 
 
 def test_c4_is_read_through_tfds_in_the_version_that_is_prepared(tmp_path, monkeypatch):

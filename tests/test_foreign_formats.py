@@ -17,10 +17,12 @@ from test_t5x_parity import MODELS, from_t5x, our_model
 
 import t5x_lab
 from t5x_lab.checkpoints.config import RestoreCheckpointConfig
-from t5x_lab.checkpoints.formats import find, huggingface, t5x
+from t5x_lab.checkpoints.formats import t5x
+from t5x_lab.checkpoints.formats.huggingface import directory as huggingface
 from t5x_lab.checkpoints.formats.huggingface import safetensors_files
+from t5x_lab.checkpoints.formats.location import find
 from t5x_lab.checkpoints.initial import carry_over, load_params
-from t5x_lab.checkpoints.layers import parts_of, unstack_layers
+from t5x_lab.checkpoints.layers import network_parts, unstack_layers
 from t5x_lab.checkpoints.layout import named_leaves
 from t5x_lab.checkpoints.lazy_tensors import LazyTensor, concatenate, from_array, stack
 from t5x_lab.cli.main import main as cli_main
@@ -288,7 +290,7 @@ def test_logits_and_greedy_tokens_equal_transformers_in_both_directions(kind, tm
     rounding = dict(atol=1e-7) if kind == "gemma2" else {}  # its scales are stored as what they differ from 1
     equal_trees(load_params(place, sharded.abstract_params, sharded.model.axes), params, **rounding)
     read = huggingface.read_config(tmp_path / "again")[1]
-    assert {n: s.shape for n, s in parts_of(read).items()} == {n: s.shape for n, s in parts_of(model.config.network).items()}
+    assert {n: s.shape for n, s in network_parts(read).items()} == {n: s.shape for n, s in network_parts(model.config.network).items()}
 
     # Greedy generation.
     prompt = np.random.default_rng(2).integers(2, 64, (2, 6))
@@ -450,7 +452,7 @@ def test_t5x_files_that_one_should_not_trust_are_sentences(tmp_path):
 def test_a_network_that_transformers_has_no_class_for_is_a_sentence(tmp_path):
     for changes in (dict(use_bias=True), dict(num_kv_heads=2), dict(positions="learned"), dict(qk_norm=True)):
         with pytest.raises(UserError, match="transformers has no class for this network"):
-            huggingface.family_of(tiny_config("encoder_decoder", **changes))
+            huggingface.find_family(tiny_config("encoder_decoder", **changes))
 
 
 def test_from_gin_takes_a_checkpoint_of_any_format(tmp_path):

@@ -14,7 +14,8 @@ import pytest
 from imported_models import MODELS, WORDS, bpe, save
 
 import t5x_lab
-from t5x_lab.checkpoints.formats import find, huggingface
+from t5x_lab.checkpoints.formats.huggingface import directory as huggingface
+from t5x_lab.checkpoints.formats.location import find
 from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
 from t5x_lab.data.pipeline.batches import resolve_tasks, training_shard

@@ -10,6 +10,7 @@ import tensorflow as tf
 from etils import epath
 from runs_of_text import flags
 
+import t5x_lab.tasks  # noqa: F401  (registers the texts)
 from t5x_lab.checkpoints.layout import read_info
 from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
@@ -109,7 +110,7 @@ def test_sizes_that_nobody_knows_are_asked_for_and_can_be_given(mixture):
     seqio.MixtureRegistry.add("with_unknown", [("cola", 1.0), ("unknown", 1.0)])
     try:
         config = DataConfig("with_unknown", lengths, 4, ByteVocabulary(), mixing=Mixing(maximum=1000))
-        with pytest.raises(UserError, match='training examples of the task "unknown" is unknown. Set'):
+        with pytest.raises(UserError, match='number of training examples of the task "unknown" is unknown'):
             resolve_tasks(config, "encoder_decoder", 384).rates()
         given = Mixing(maximum=1000, num_examples={"unknown": 250})
         config = DataConfig("with_unknown", lengths, 4, ByteVocabulary(), mixing=given)
@@ -120,7 +121,6 @@ def test_sizes_that_nobody_knows_are_asked_for_and_can_be_given(mixture):
 
 
 def test_a_mixture_may_hold_text_whose_objective_is_set_apart(mixture):
-    tasks.known_names()
     seqio.MixtureRegistry.add("text_too", [("sotu", 3.0), ("squad", 1.0)])
     try:
         config = DataConfig("text_too", {"inputs": 64, "targets": 64}, 4, ByteVocabulary(), objective="span_corruption")
@@ -215,11 +215,11 @@ def test_a_run_that_goes_on_counts_nothing_again(tmp_path, monkeypatch):
 def test_mistakes_in_texts_are_sentences():
     file = TextFiles(train="a.txt")
     for texts, says in (
-        ({"w": "good.txt"}, r'. It must be TextFiles'),
-        ({"my-text": file}, 'TEXTS has a text called "my-text". Call it otherwise'),
+        ({"w": "good.txt"}, r'TEXTS\["w"\] is .good.txt.. It must be TextFiles'),
+        ({"my-text": file}, 'TEXTS has a text called "my-text". Use letters, digits and "_".'),
         ({"texts": file}, 'TEXTS has a text called "texts"'),
-        ({"sotu": file}, 'TEXTS has a text called "sotu", as one that is known already'),
-        ({}, '"texts_full_lm" are those of TEXTS, which has none'),
+        ({"sotu": file}, 'TEXTS has a text called "sotu", the name of a registered text'),
+        ({}, '"texts_full_lm" stands for all of TEXTS, which is empty'),
     ):
         with pytest.raises(UserError, match=says):
             config = DataConfig("texts_full_lm", {"targets": 8}, 4, ByteVocabulary(), texts=texts)

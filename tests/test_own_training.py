@@ -13,7 +13,7 @@ from runs_of_text import FULL_LM, flags
 
 import t5x_lab
 from t5x_lab.checkpoints.config import RestoreCheckpointConfig
-from t5x_lab.checkpoints.formats import find
+from t5x_lab.checkpoints.formats.location import find
 from t5x_lab.checkpoints.initial import load_params
 from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError

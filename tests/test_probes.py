@@ -179,14 +179,14 @@ def test_what_cannot_be_asked_is_a_sentence(tmp_path):
     places = dict.fromkeys(("train", "validation"), str(tmp_path / "one.jsonl"))
     (tmp_path / "one.jsonl").write_text("{}\n")
     for files, says in (
-        (places, "would choose its threshold on the examples it"),
+        (places, "would choose its threshold on the examples it evaluates"),
         ({"validation": places["train"]}, 'the split "train"'),
     ):
         run = t5x_lab.from_gin(["models/decoder/tiny.gin"], [*MODEL, "RECORDS = @Records()", f"Records.files = {files!r}"])
         with pytest.raises(UserError, match=says):
             ProbeEvaluation(probes=(Acceptability(),)).prepare(run)
     run = t5x_lab.from_gin(["models/decoder/tiny.gin"], MODEL)
-    with pytest.raises(UserError, match='Evaluation "probes": Nothing says where the records of the data set "glue/sst2" lie'):
+    with pytest.raises(UserError, match='Evaluation "probes": The location of the records of the data set "glue/sst2" is not set'):
         ProbeEvaluation(probes=(Sentiment(),)).prepare(run)
-    with pytest.raises(UserError, match="each of another name"):
+    with pytest.raises(UserError, match="Set probes with different names"):
         ProbeEvaluation(probes=(Sentiment(), Sentiment())).prepare(run)

@@ -461,7 +461,7 @@ def test_a_task_that_cannot_be_read_is_a_sentence(tmp_path):
         for name, says in (
             ("broken", r'The task "broken" cannot be read at the lengths .*: KeyError: label'),
             ("nothing", r'The preprocessors of task "nothing" do not make "targets", which its output_features'),
-            ("cached", r'The task "cached" is read from a cache alone, and there is none in SeqIO.s cache directories'),
+            ("cached", r'The task "cached" needs a cache, and there is none in the cache directories \(none is set\)'),
         ):
             with pytest.raises(UserError, match=says):
                 read(name, 1, 4, 1)

@@ -69,7 +69,7 @@ def test_every_kind_of_file_gives_the_same_records(end, tmp_path):
     source = open_records("mine/set", records)
     assert list(source.splits) == ["validation"]
     assert read("mine/set", records, "validation") == (RECORDS if end.startswith(("json", "parquet")) else FLAT)
-    with pytest.raises(NotHere, match=r'The data set "mine/set" is not available: no file matches /tmp/pytest-of-root/pytest-6/popen-gw1/test_every_kind_of_file_gives_0/mine/set/train.jsonl'):
+    with pytest.raises(NotHere, match=r'The data set "mine/set" is not available: no file matches .*mine/set/train\.'):
         source.list_shards("train")
 
 
@@ -113,9 +113,9 @@ def test_fields_and_labels_may_be_called_otherwise():
         "text": "n", "title": "t", "author": "a", "by": {"name": "a"},
     }  # fmt: skip
     for line, says in (
-        (b'{"label": "maybe"}', '"maybe"; it must be one of no, yes'),
-        (b"[1]", "no object"),
-        (b"{", "no JSON"),
+        (b'{"label": "maybe"}', 'the label is "maybe"; it must be one of no, yes'),
+        (b"[1]", "the record is not a JSON object"),
+        (b"{", "the record is not JSON"),
     ):
         with pytest.raises(UserError, match=says):
             record_fields(line, records)
@@ -126,7 +126,7 @@ def test_what_is_wrong_with_records_is_said():
         Records()
     with pytest.raises(UserError, match="Records has files and hub"):
         Records(files="a.csv", hub="b")
-    with pytest.raises(UserError, match='Records.files of the data set "set" are a.doc; give files of one kind'):
+    with pytest.raises(UserError, match='Records.files of the data set "set" is a.doc. All files must be of one type'):
         open_records("set", Records(files="a.doc"))
-    with pytest.raises(UserError, match="are a.csv, b.tsv; give files of one kind"):
+    with pytest.raises(UserError, match="is a.csv, b.tsv. All files must be of one type"):
         open_records("set", Records(files={"train": "a.csv", "test": "b.tsv"}))

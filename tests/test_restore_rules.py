@@ -11,8 +11,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from test_checkpoints import advance, make, synthetic
 
 from t5x_lab.checkpoints.config import RestoreCheckpointConfig
-from t5x_lab.checkpoints.formats import find
-from t5x_lab.checkpoints.formats.huggingface import family_of
+from t5x_lab.checkpoints.formats.huggingface.directory import find_family
+from t5x_lab.checkpoints.formats.location import find
 from t5x_lab.checkpoints.formats.source import Source
 from t5x_lab.checkpoints.initial import carry_over, load_params
 from t5x_lab.checkpoints.layers import Part, unstack_layers
@@ -98,7 +98,7 @@ def test_transfer_of_the_first_layers_keeps_gpt1s_tensors(n, kept, tmp_path):
     params, fresh = load(place, network, **rules)
     theirs = lambda tree: {
         entry.name: entry.theirs({name: from_array(x) for name, x in single(tree).items()}).read_all()
-        for entry in family_of(network)[0].entries(network)
+        for entry in find_family(network)[0].entries(network)
     }
     ours, old, new = theirs(params), theirs(source), theirs(fresh)
     same = [name for name in ours if np.array_equal(ours[name], old[name])]

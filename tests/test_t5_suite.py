@@ -178,7 +178,7 @@ def test_the_t5_librarys_names_stand_for_the_same(tmp_path):
     """Where it has not been imported; here it has, so that its own are what they name."""
     assert mixtures
     theirs = set(T5S.values()) | {"glue_v002_proportional", "glue_mnli_and_dev_v002", "wsc_dpr_simple_proportional"}
-    assert {t5_suite._here(name) for name in T5S.values()} == set(SUITE)
+    assert {t5_suite._normalize_name(name) for name in T5S.values()} == set(SUITE)
     assert theirs <= {*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()} and not Prompts().declare("glue_cola_v002")
     program = f"""
 import seqio
@@ -298,7 +298,7 @@ def test_a_mixtures_own_rates_are_sizes_and_some_may_be_left_out():
     assert less.keys() == sizes_of_t5().keys() - found.keys() - {"t5_squad", "c4_span_corruption"}
     with pytest.raises(UserError, match='"t5_glue" has no task "t5_squad" to exclude'):
         mixed("t5_glue_without_t5_squad", None)
-    with pytest.raises(UserError, match="Nothing to train on is left"):
+    with pytest.raises(UserError, match='"t5_wsc_dpr_without_t5_dpr_simple_and_t5_super_glue_wsc_simple_train" has no training task left'):
         mixed("t5_wsc_dpr_without_t5_dpr_simple_and_t5_super_glue_wsc_simple_train", None)
     assert not any("wnli" in task for tasks in MIXTURES.values() for task in tasks)
 
@@ -389,16 +389,16 @@ def test_a_record_that_does_not_fit_is_said(tmp_path):
         (
             "t5_glue_cola",
             {"sentence": "a", "label": "maybe"},
-            'label "maybe" is not a number nor one of unacceptable, acceptable',
+            'the label "maybe" is not a number nor one of unacceptable, acceptable',
         ),
         ("t5_glue_cola", {"sentence": "a", "Label": 1}, 'it has no field "label"; it has sentence, Label.'),
         ("t5_glue_stsb", {"sentence1": "a", "sentence2": "b"}, 'it has no field "label"; it has sentence1, sentence2.'),
-        ("t5_glue_cola", {"sentence": "a", "label": 2}, "the label is 2; it is 0 to 1, or one of unacceptable, acceptable"),
-        ("t5_glue_cola", {"sentence": "a", "label": -1}, "the label is -1, as of records whose labels are kept secret"),
-        ("t5_glue_cola", {"sentence": "a", "label": 0.5}, 'the field "label" is 0.5; it is a whole number'),
-        ("t5_glue_cola", {"sentence": "a", "label": float("nan")}, 'the field "label" is nan; it is a whole number of int64'),
-        ("t5_glue_cola", {"sentence": "a", "label": 1, "idx": 1 << 40}, 'the field "idx" is 1099511627776; it is a whole'),
-        ("t5_glue_stsb", {"sentence1": "a", "sentence2": "b", "label": float("inf")}, "is inf; it is a number of float32"),
+        ("t5_glue_cola", {"sentence": "a", "label": 2}, "the label is 2; it must be 0 to 1, or one of unacceptable, acceptable"),
+        ("t5_glue_cola", {"sentence": "a", "label": -1}, "the label is -1, a hidden label; train and evaluate on other splits"),
+        ("t5_glue_cola", {"sentence": "a", "label": 0.5}, 'the field "label" is 0.5; it must be an integer'),
+        ("t5_glue_cola", {"sentence": "a", "label": float("nan")}, 'the field "label" is nan; it must be an integer of type int64'),
+        ("t5_glue_cola", {"sentence": "a", "label": 1, "idx": 1 << 40}, 'the field "idx" is 1099511627776; it must be an integer of type int32'),
+        ("t5_glue_stsb", {"sentence1": "a", "sentence2": "b", "label": float("inf")}, "is inf; it must be a number of type float32"),
         (
             "t5_super_glue_multirc",
             {"paragraph": "", "question": "", "answer": "", "label": 1},
@@ -407,7 +407,7 @@ def test_a_record_that_does_not_fit_is_said(tmp_path):
         (
             "t5_squad",
             {"id": "", "title": "", "context": "", "question": "", "answers": {"text": "x"}},
-            "the field \"text\" is 'x'; it is a list",
+            "the field \"text\" is 'x'; it must be a list",
         ),
     ):
         with pytest.raises(Exception, match=re.escape(says)):

@@ -139,10 +139,10 @@ def test_separators_cuts_and_what_is_empty(jinja, record, expected):
     "jinja, choices, record, says",
     [
         ("{{ a ||| b", None, {"a": 1}, 'Template "t" of set does not compile'),
-        ("{{ a }} ||| b", None, {"b": "x"}, 'Template "t" of set needs the field "a". The record has b'),
-        ("{{ a }} ||| b", None, {"a": None}, "of set: it prints a null field"),
-        ("{{ a }} ||| {{ answer_choices[label] }}", "no ||| yes", {"a": "x", "label": -1}, "label -1 is not one of the 2 choices (no, yes)"),
-        ("{{ a }} ||| {{ answer_choices[label] }}", "no ||| yes", {"a": "x", "label": 2}, "label 2 is not one of the 2 choices"),
+        ("{{ a }} ||| b", None, {"b": "x"}, 'Template "t" of set needs the field "a". The record has b.'),
+        ("{{ a }} ||| b", None, {"a": None}, "it prints a null field"),
+        ("{{ a }} ||| {{ answer_choices[label] }}", "no ||| yes", {"a": "x", "label": -1}, "the label -1 is not one of the 2 choices (no, yes)"),
+        ("{{ a }} ||| {{ answer_choices[label] }}", "no ||| yes", {"a": "x", "label": 2}, "the label 2 is not one of the 2 choices"),
         ("{{ a - 1 }} ||| b", None, {"a": "x"}, "fails: TypeError"),
         ("{{ a }} ||| b", None, {"a": "x", "answer_choices": []}, 'a field "answer_choices"'),
     ],
@@ -154,17 +154,17 @@ def test_what_is_wrong_with_a_template_or_a_record_is_said(jinja, choices, recor
 
 
 def test_what_is_wrong_with_a_file_of_templates_is_said(tmp_path):
-    with pytest.raises(NotHere, match='There are no templates for the data set "a/b": no template folder'):
+    with pytest.raises(NotHere, match='There are no templates for the data set "a/b": no template folder .* has a file a/b/templates.yaml'):
         read_templates([str(tmp_path)], "a/b")
     (tmp_path / "a").mkdir()
     file = tmp_path / "a" / "templates.yaml"
     entry = "  {}: {{name: {}, jinja: 'x ||| y'}}\n"
     for text, says in (
-        ("templates:\n", "is no file of templates"),
-        ("- one\n", "is no file of templates"),
-        ("{", "is no file of templates"),
+        ("templates:\n", "is not a template file in promptsource's format"),
+        ("- one\n", "is not a template file in promptsource's format"),
+        ("{", "is not a template file in promptsource's format"),
         ("templates: {}\n", "has no templates"),
-        ("templates:\n  1: {name: x}\n", "is no file of templates"),
+        ("templates:\n  1: {name: x}\n", "is not a template file in promptsource's format"),
         ("templates:\n" + entry.format(1, "a b") + entry.format(2, "a-b"), 'would both be called "a_a_b"'),
     ):
         file.write_text(text)

@@ -1,9 +1,8 @@
-"""Checksums of arrays, taken from the arrays themselves while they are still on their devices.
+"""Checksums of arrays, computed on the devices before the arrays are saved, so that damaged files are detected.
 
-Files that are damaged later, or were written wrongly, cannot agree with them. A checksum does not depend on how an array is
-sharded: it is the sum over all elements of a hash of the element's bits and its position, twice with different hashes, modulo
-2**32 each. Hashes are bijections of the bits, so that a change of one element always shows, and any other change with
-probability 1 - 2**-64.
+A checksum does not depend on the sharding of the array: it is the sum over all elements of a hash of the element's bits and
+position, modulo 2**32, for two different hashes. The hash is a bijection of the bits, so a change of one element is always
+detected, and any other change with probability 1 - 2**-64.
 """
 
 import functools
@@ -17,44 +16,47 @@ from etils import epath
 from jax.sharding import NamedSharding, PartitionSpec
 
 _SEEDS = (0x9E3779B9, 0x85EBCA6B)
-_ROWS_OF_BYTES = 8 << 20  # of a region that is hashed at a time
+_CHUNK_BYTES = 8 << 20  # bytes that are hashed at a time on the host
 
 
 def checksums(arrays: Mapping[str, jax.Array | np.ndarray]) -> dict[str, str]:
-    """16 hexadecimal digits for each array. Several processes call this together, and get the same."""
+    """Returns 16 hexadecimal digits for each array, the same in all processes. All processes must call this."""
     small = {name: array for name, array in arrays.items() if _is_small(array)}
-    one = _compiled(_replicated(arrays))  # compiled once for each shape, of which a model has few
-    sums = jax.device_get({name: one(array) for name, array in arrays.items() if name not in small})
+    compute = _compiled(_replicated(arrays))  # compiled once per shape, of which a model has few
+    sums = jax.device_get({name: compute(array) for name, array in arrays.items() if name not in small})
     on_host = {name: checksum_of_chunks([np.atleast_1d(array)]) for name, array in jax.device_get(small).items()}
     return on_host | {name: hexadecimal(pair) for name, pair in sums.items()}
 
 
 def _is_small(array: jax.Array | np.ndarray) -> bool:
-    """Whether fetching an array costs less than compiling for its shape."""
+    """Returns whether fetching an array is cheaper than compiling for its shape."""
     return array.nbytes <= 1 << 20 and getattr(array, "is_fully_addressable", True)
 
 
 def checksum_of_chunks(chunks: Iterable[np.ndarray]) -> str:
-    """The checksum of an array that comes in slices of its first axis, one after the other, in the host's memory."""
+    """Returns the checksum of an array that is given as consecutive slices of its first axis."""
     total, position = np.zeros(2, np.uint32), 0
     for chunk in chunks:
-        total += sums_of_region(chunk.ravel(), (position,), (position + chunk.size,))
+        total += region_sums(chunk.ravel(), (position,), (position + chunk.size,))
         position += chunk.size
     return hexadecimal(total)
 
 
-def sums_of_region(region: np.ndarray, starts: Sequence[int], shape: Sequence[int]) -> np.ndarray:
-    """What the part of an array of this shape that begins at `starts` adds to its sums, uint32 [2].
+def region_sums(region: np.ndarray, starts: Sequence[int], shape: Sequence[int]) -> np.ndarray:
+    """Returns the sums, uint32 [2], of a region of an array, whose checksum is the sum over disjoint regions modulo 2**32.
 
-    The sums of parts that do not overlap and leave nothing out, added modulo 2**32, are the array's: see `hexadecimal`.
+    Args:
+      region: the part of the array.
+      starts: its first index on each axis.
+      shape: shape of the whole array.
     """
     if not region.ndim:
         region, starts, shape = region[None], (0,), (1,)
     total = np.zeros(2, np.uint32)
-    rows = max(_ROWS_OF_BYTES // max(region.nbytes // max(len(region), 1), 1), 1)
+    rows = max(_CHUNK_BYTES // max(region.nbytes // max(len(region), 1), 1), 1)
     for row in range(0, len(region), rows):
         bits = _bits_on_host(region[row : row + rows])
-        words = bits.shape[region.ndim :]  # of a number of 64 bits
+        words = bits.shape[region.ndim :]  # two words for 64-bit numbers
         firsts = (starts[0] + row, *starts[1:], *(0 for _ in words))
         position = np.zeros(bits.shape, np.uint32)
         for axis, (size, first) in enumerate(zip((*shape, *words), firsts, strict=True)):
@@ -65,7 +67,7 @@ def sums_of_region(region: np.ndarray, starts: Sequence[int], shape: Sequence[in
 
 
 def hexadecimal(sums: np.ndarray) -> str:
-    """An array's checksum, of its sums uint32 [2]."""
+    """Formats the sums of an array, uint32 [2], as its checksum."""
     return f"{int(sums[0]):08x}{int(sums[1]):08x}"
 
 
@@ -81,12 +83,12 @@ def _compiled(out: NamedSharding | None):
 
 
 def _sums(xp, bits, positions):
-    """uint32 [2], of uint32 arrays of numpy or JAX."""
+    """Returns uint32 [2] for uint32 arrays of the module `xp`, NumPy or JAX."""
     return xp.stack([xp.sum(_mix(bits ^ _mix(positions + np.uint32(seed))), dtype=np.uint32) for seed in _SEEDS])
 
 
 def _positions(shape: tuple[int, ...]) -> jax.Array:
-    """The index of each element in the flat array; built by axes, so that a sharded array's is never whole anywhere."""
+    """Returns the flat index of each element, computed by axis, so that it is sharded like the array."""
     position = jnp.zeros(shape, jnp.uint32)
     for axis, size in enumerate(shape):
         position = position * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, shape, axis)
@@ -94,7 +96,7 @@ def _positions(shape: tuple[int, ...]) -> jax.Array:
 
 
 def _bits(array: jax.Array) -> jax.Array:
-    """The array's bits as uint32; numbers of 64 bits become two along a new last axis."""
+    """Returns the bits of an array as uint32. 64-bit numbers become two along a new last axis."""
     if array.dtype == bool:
         return array.astype(jnp.uint32)
     width = array.dtype.itemsize * 8
@@ -111,12 +113,12 @@ def _bits_on_host(array: np.ndarray) -> np.ndarray:
 
 
 def _mix(x):
-    """A bijection of 32 bits in which every bit of the input reaches every bit of the output (MurmurHash3's finalizer)."""
+    """Mixes 32 bits bijectively, so that every input bit affects every output bit (MurmurHash3's finalizer)."""
     x = (x ^ (x >> np.uint32(16))) * np.uint32(0x85EBCA6B)
     x = (x ^ (x >> np.uint32(13))) * np.uint32(0xC2B2AE35)
     return x ^ (x >> np.uint32(16))
 
 
 def file_digest(path: epath.Path) -> str:
-    """SHA-256 of a small file."""
+    """Returns the SHA-256 digest of a small file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,4 +1,4 @@
-"""When a run is saved and what is kept of it; what a new run takes from another model. Both names are T5X's."""
+"""`SaveCheckpointConfig` and `RestoreCheckpointConfig`, with T5X's names."""
 
 import dataclasses
 import math
@@ -13,20 +13,20 @@ from t5x_lab.config.macros import macro
 
 @dataclasses.dataclass(frozen=True)
 class SaveCheckpointConfig:
-    """When a run is saved, which of its checkpoints stay, and what happens when storage fails.
+    """When checkpoints are saved, which ones are kept, and how storage failures are handled.
 
-    Each rule keeps its own checkpoints, and pinned ones (a file `PINNED` in the checkpoint) stay always.
+    A checkpoint is kept if any rule keeps it, or if it contains a file `PINNED`.
 
     Attributes:
-      period: steps between checkpoints.
-      minutes: one is also made when the last is this old; None for never.
-      keep: the newest ones that stay; None for all.
-      keep_period: those whose step is a multiple of it stay, for the record; they are made where `period` makes none.
-      best_metric: the one with the best value of it stays, such as "eval/<task>/loss": what an evaluation of EVALS measured at
-        the checkpoint's step, in its files. Of several, with what is best: {"eval/<task>/loss": "lowest", …}.
-      best_is: "lowest" or "highest", of a single one.
-      retry_minutes: how long a run goes on without a checkpoint when saving fails; it is tried again all the while.
-      on_failure: what happens then: "stop", or "go_on" and keep trying.
+      period: number of steps between checkpoints.
+      minutes: save also if the last checkpoint is older than this. None = never.
+      keep: number of latest checkpoints to keep. None = all.
+      keep_period: keep checkpoints whose step is a multiple of this, and save at these steps.
+      best_metric: keep the checkpoint with the best value of this metric of EVALS, such as "eval/<task>/loss". Several metrics:
+        {"eval/<task>/loss": "lowest", ...}.
+      best_is: "lowest" or "highest", for a single metric.
+      retry_minutes: time for which a failed save is retried while training continues.
+      on_failure: after that time, "stop", or "go_on" training and retrying.
     """
 
     period: int = dataclasses.field(default=1000, metadata=macro("CHECKPOINT_PERIOD"))
@@ -48,7 +48,7 @@ class SaveCheckpointConfig:
 
     @property
     def best(self) -> dict[str, str]:
-        """What is best of each metric by which a checkpoint stays."""
+        """Whether the lowest or highest value is best, by metric."""
         if isinstance(self.best_metric, str):
             return {self.best_metric: self.best_is}
         return self.best_metric or {}
@@ -56,26 +56,23 @@ class SaveCheckpointConfig:
 
 @dataclasses.dataclass(frozen=True)
 class RestoreCheckpointConfig:
-    """What a new run takes from INITIAL_CHECKPOINT_PATH: once, never again when it is continued.
+    """What a new run loads from INITIAL_CHECKPOINT_PATH. A continued run does not load it again.
 
-    Without rules, every parameter takes the one of its own name, and neither side may have more than the other. In rules the
-    layers of a stack are counted singly: `decoder/layers_0/mlp/wo/kernel`.
+    Without rules, names and shapes of the parameters must be equal. In rules the layers of a stack have separate names, such as
+    `decoder/layers_0/mlp/wo/kernel`.
 
     Attributes:
-      assignment_map: rules (pattern, source). The first whose pattern matches all of a new parameter's name says which of the
-        checkpoint's it takes (\\1 stands for the pattern's first group), or, where `source` is None, that it stays fresh. A
-        third entry "transposed" turns the checkpoint's matrix round.
-      layers: by stack, the checkpoint's layer that each new layer takes, or None for a fresh one:
-        {"decoder": [0, 2, 4, None]}; or a number, of its first layers, behind which all are fresh: {"decoder": 6}. Rules come
-        before it.
-      extend: logical axes, such as ["vocab"], along which the checkpoint may have fewer entries, the rest of which stay fresh,
-        or more, which are left.
-      strict: refuse rules that match nothing and parameters that the checkpoint lacks; otherwise these stay fresh.
-      weights: of a run that keeps an average of them (AVERAGE_DECAY): "last" or "average".
-      carry: what else is restored: "optimizer", its slots and its own count of updates, on which the schedule runs; "step", the
-        run's step and its counters of tokens, where a fresh optimizer's schedule goes on. TRAIN_STEPS is counted on from that
-        step, as T5X counts it; without, from 0. To begin the schedule anew all the same, set LearningRate.step_offset to the
-        checkpoint's step.
+      assignment_map: rules (pattern, source). The first pattern that matches the full name of a new parameter determines the
+        parameter of the checkpoint to load, where \\1 is the first group of the pattern. With the source None the parameter is
+        freshly initialized. A third entry "transposed" transposes the matrix.
+      layers: for each stack the checkpoint's layer of each new layer, None = fresh: {"decoder": [0, 2, 4, None]}; or the number of
+        first layers to load: {"decoder": 6}. Rules in `assignment_map` take precedence.
+      extend: logical axes, such as ["vocab"], along which sizes may differ. Missing entries are fresh, additional ones ignored.
+      strict: raise errors for rules that match nothing and parameters missing in the checkpoint. Otherwise these are fresh.
+      weights: "last" or, for a run with AVERAGE_DECAY, "average".
+      carry: further state to restore. "optimizer": slots and the update count of the schedule. "step": the run's step and token
+        counters; a fresh optimizer's schedule continues there, and TRAIN_STEPS counts from that step, as in T5X, instead of 0. To
+        restart the schedule, set LearningRate.step_offset to the checkpoint's step.
     """
 
     assignment_map: tuple = ()
@@ -99,13 +96,13 @@ class RestoreCheckpointConfig:
             is_list = isinstance(sources, list | tuple) and all(i is None or isinstance(i, int) for i in sources)
             if not is_list and not (type(sources) is int and sources >= 0):
                 raise UserError(
-                    f"RestoreCheckpointConfig.layers gives {stack} {sources!r}; give a list with the checkpoint's layer, or "
-                    "None, for each new layer, such as [0, 2, 4, None], or the number of its first layers to take."
+                    f"RestoreCheckpointConfig.layers has {sources!r} for {stack}. Use a list with the checkpoint's layer or "
+                    "None for each new layer, such as [0, 2, 4, None], or the number of first layers to load."
                 )
 
     @property
     def has_rules(self) -> bool:
-        """Whether more is asked for than every parameter under its own name."""
+        """Whether there are rules, so that names and shapes may differ."""
         return bool(self.assignment_map or self.layers or self.extend or not self.strict)
 
 
@@ -119,8 +116,8 @@ def _check_rule(rule: Any) -> None:
     )
     if not fits:
         raise UserError(
-            f"RestoreCheckpointConfig.assignment_map has the rule {rule!r}; a rule is (pattern, source) or (pattern, source, "
-            '"transposed"), where source is a parameter of the checkpoint, or None.'
+            f"RestoreCheckpointConfig.assignment_map has the rule {rule!r}. A rule is (pattern, source) or (pattern, source, "
+            '"transposed"), where source is a parameter of the checkpoint or None.'
         )
     try:
         re.compile(rule[0])

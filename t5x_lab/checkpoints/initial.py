@@ -1,6 +1,6 @@
-"""Starting from something else: parameters, and what else is asked for, of a checkpoint of any format.
+"""Loads parameters, and optionally optimizer and step, from a checkpoint of any format.
 
-This is the one place that loads parameters, for `INITIAL_CHECKPOINT_PATH`, `t5x_lab.load`, `eval` and the others.
+All commands load parameters here: `INITIAL_CHECKPOINT_PATH`, `t5x_lab.load`, `eval` and others.
 """
 
 import dataclasses
@@ -12,14 +12,14 @@ import orbax.checkpoint as ocp
 from flax import traverse_util
 
 from t5x_lab.checkpoints.config import RestoreCheckpointConfig
-from t5x_lab.checkpoints.formats import Location, Source, open_source
-from t5x_lab.checkpoints.formats.source import owner_of
+from t5x_lab.checkpoints.formats.location import Location, open_source
+from t5x_lab.checkpoints.formats.source import Source, find_owner
 from t5x_lab.checkpoints.layers import Part, unstacked_parts
 from t5x_lab.checkpoints.layout import FORMAT, check_same_parameters, named_leaves, read_info
 from t5x_lab.checkpoints.lazy_tensors import LazyTensor
-from t5x_lab.checkpoints.rules import assignments, fit_shape
+from t5x_lab.checkpoints.rules import assign_sources, fit_shape
 from t5x_lab.checkpoints.sharded_arrays import read_each, read_together, to_array
-from t5x_lab.checkpoints.verification import check_arrays, explaining_damage
+from t5x_lab.checkpoints.verification import check_arrays, explain_damage
 from t5x_lab.config.errors import UserError, check_choice
 from t5x_lab.models.model import Params
 from t5x_lab.optim.counts import start_count_at
@@ -34,20 +34,20 @@ def load_params(
     fresh: Callable[[], Params] = dict,
     fresh_names: Collection[str] = (),
 ) -> Params:
-    """A checkpoint's parameters, by the rules, as `abstract_params`' shardings say.
+    """Returns the parameters of a checkpoint, loaded by the rules.
 
     Args:
-      location: see `formats.find`.
+      location: checkpoint. See `formats.find`.
       abstract_params: shapes, dtypes and shardings.
-      axes: logical axis names in the same tree.
-      config: the rules.
-      fresh: makes fresh parameters; called only when something stays fresh.
-      fresh_names: names of parameters that stay fresh where the checkpoint lacks them, beside any rules.
+      axes: logical axes in the same tree.
+      config: rules.
+      fresh: function that initializes parameters, called only if some are fresh.
+      fresh_names: names of parameters that may be missing in the checkpoint and are then fresh, independent of the rules.
 
     Raises:
-      UserError: when the checkpoint is damaged, or does not fit the model by the rules.
+      UserError: if the checkpoint is damaged, or does not fit the model by the rules.
     """
-    with explaining_damage(location.path):
+    with explain_damage(location.path):
         if location.format == "t5x_lab" and not config.has_rules:
             check_same_parameters(location.path, abstract_params, fresh_names)
             info = read_info(location.path)
@@ -67,23 +67,23 @@ def carry_over(
     config: RestoreCheckpointConfig,
     fresh_names: Collection[str] = (),
 ) -> TrainState:
-    """The first state of a run, with what else `config.carry` takes: the optimizer, the step and its counters.
+    """Returns the initial state of a run with the optimizer, step and counters of a checkpoint, as `config.carry` asks.
 
     Args:
-      location: see `formats.find`.
-      state: the first state, with parameters that `load_params` took from there. Its optimizer's state is given up.
+      location: checkpoint. See `formats.find`.
+      state: initial state with loaded parameters. Its optimizer state is donated.
       abstract_params, axes, config, fresh_names: see `load_params`.
     """
     if not config.carry:
         return state
-    with explaining_damage(location.path):
+    with explain_damage(location.path):
         source = open_source(location)
         if "optimizer" in config.carry:
             opt_state = _load_slots(source, state.opt_state, abstract_params, axes, config, fresh_names)
             state = dataclasses.replace(state, opt_state=opt_state)
         if "step" in config.carry:
-            counted = {"step": state.step, "counters": state.counters}
-            state = dataclasses.replace(state, **_load_others(source, counted))
+            counts = {"step": state.step, "counters": state.counters}
+            state = dataclasses.replace(state, **_load_others(source, counts))
             if "optimizer" not in config.carry:
                 state = dataclasses.replace(state, opt_state=start_count_at(state.opt_state, state.step))
         source.check()
@@ -91,11 +91,11 @@ def carry_over(
 
 
 def _restore_params(location: Location, abstract_params: Params) -> Params:
-    """All parameters of a checkpoint of ours, by Orbax."""
+    """Restores all parameters of a t5x_lab checkpoint with Orbax."""
 
-    def restore(wanted: Params) -> Params:
+    def restore(abstract: Params) -> Params:
         with ocp.StandardCheckpointer() as checkpointer:
-            params = checkpointer.restore(location.path / location.part, wanted)
+            params = checkpointer.restore(location.path / location.part, abstract)
         check_arrays(location.path, {location.part: params})
         return params
 
@@ -110,13 +110,13 @@ def _load_by_rules(
     fresh: Callable[[], Params],
     fresh_names: Collection[str],
 ) -> Params:
-    wanted, names = named_leaves(abstract_params), _named_axes(axes)
-    known = {axis for axes_of_one in names.values() for axis in axes_of_one if axis is not None}
+    leaves, names = named_leaves(abstract_params), _named_axes(axes)
+    known = {axis for parameter_axes in names.values() for axis in parameter_axes if axis is not None}
     for axis in config.extend:
         check_choice("An entry of RestoreCheckpointConfig.extend", axis, sorted(known))
-    parts = unstacked_parts(wanted)
-    assigned = assignments(parts, source, config, fresh_names)
-    pieces: dict[str, list[tuple[int | None, LazyTensor]]] = {name: [] for name in wanted}
+    parts = unstacked_parts(leaves)
+    assigned = assign_sources(parts, source, config, fresh_names)
+    pieces: dict[str, list[tuple[int | None, LazyTensor]]] = {name: [] for name in leaves}
     needs_fresh = False
     for name, part in parts.items():
         assignment = assigned[name]
@@ -131,7 +131,7 @@ def _load_by_rules(
     if needs_fresh:
         arrays = read_each(named_leaves(fresh()), lambda name, leaf: to_array(leaf, pieces[name], leaf))
     else:
-        arrays = read_each(wanted, lambda name, leaf: to_array(leaf, pieces[name], None))
+        arrays = read_each(leaves, lambda name, leaf: to_array(leaf, pieces[name], None))
     return traverse_util.unflatten_dict(arrays, sep="/")
 
 
@@ -146,28 +146,28 @@ def _load_slots(
     """An optimizer's state whose slots follow their parameters; slots of fresh or transposed parameters stay fresh.
 
     Raises:
-      UserError: when the source has no such slots.
+      UserError: if the source has no such slots.
     """
     params, names = named_leaves(abstract_params), _named_axes(axes)
     parts = unstacked_parts(params)
-    assigned = assignments(parts, source, config, fresh_names)
+    assigned = assign_sources(parts, source, config, fresh_names)
     parts_of_parameter: dict[str, list[tuple[str, Part]]] = {}
     for name, part in parts.items():
         parts_of_parameter.setdefault(part.parameter, []).append((name, part))
     if not source.slots:
-        raise UserError(f"{source.path} holds no optimizer; leave it out of RestoreCheckpointConfig.carry.")
+        raise UserError(f'{source.path} has no optimizer state. Remove "optimizer" from RestoreCheckpointConfig.carry.')
 
     def load(name: str, leaf: jax.Array) -> jax.Array:
-        owner = owner_of(name, params)
+        owner = find_owner(name, params)
         if owner is None:
             return _load_other(source, f"opt_state/{name}", leaf)
         if leaf.ndim != len(params[owner].shape):
-            return leaf  # unused: another slot stands for the parameter
+            return leaf  # unused: the parameter has other slots
         slot = name.removesuffix(f"/{owner}")
         if slot not in source.slots:
             raise UserError(
                 f"{source.path} has no optimizer slot {slot} (it has {', '.join(source.slots)}): another optimizer. "
-                "Take the same OPTIMIZER, or leave the optimizer out of RestoreCheckpointConfig.carry."
+                'Use the same OPTIMIZER, or remove "optimizer" from RestoreCheckpointConfig.carry.'
             )
         pieces = []
         for part_name, part in parts_of_parameter[owner]:
@@ -185,13 +185,13 @@ def _load_slots(
 
 
 def _load_others(source: Source, tree: Any) -> Any:
-    """Leaves that belong to no parameter, such as counters."""
+    """Loads leaves that belong to no parameter, such as counters."""
     leaves = [_load_other(source, name, leaf) for name, leaf in named_leaves(tree).items()]
     return jax.tree.unflatten(jax.tree.structure(tree), leaves)
 
 
 def _load_other(source: Source, name: str, leaf: jax.Array) -> jax.Array:
-    """The source's tensor of that name; the leaf where the source has none, or one of another shape."""
+    """Returns the source's tensor of that name; `leaf` if there is none of the same shape."""
     tensor = source.others.get(name)
     return leaf if tensor is None or tensor.shape != leaf.shape else to_array(leaf, [(None, tensor)], None)
 
@@ -201,5 +201,5 @@ def _named_axes(axes: dict) -> dict[str, tuple[str, ...]]:
 
 
 def _part_axes(names: dict[str, tuple[str, ...]], part: Part) -> tuple[str, ...]:
-    """Logical axis names of a part, without `layers`."""
+    """Returns the logical axes of a part, without `layers`."""
     return names[part.parameter] if part.layer is None else names[part.parameter][1:]

@@ -1,7 +1,7 @@
-"""Parameter names with one entry a layer, in which all formats meet.
+"""Unstacked parameter names, with one entry per layer, which all formats are converted to.
 
-Our parameters are stacked: `decoder/layers/mlp/wo/kernel` [layers, mlp, embed]. Foreign formats, and rules that name single
-layers, have them unstacked: `decoder/layers_0/mlp/wo/kernel` [mlp, embed], and so on.
+Our parameters are stacked: `decoder/layers/mlp/wo/kernel` [layers, mlp, embed]. Other formats, and rules for single layers, use
+unstacked names: `decoder/layers_0/mlp/wo/kernel` [mlp, embed].
 """
 
 import math
@@ -15,11 +15,11 @@ from t5x_lab.models.model import Model, ModelConfig
 from t5x_lab.networks.network import Network
 
 UNSTACKED = re.compile(r"(.*?)/layers_(\d+)/(.*)")
-_STACKED = re.compile(r"(.*?)/layers/(?!\d+/)(.*)")  # not a list of layers, each with arrays of its own
+_STACKED = re.compile(r"(.*?)/layers/(?!\d+/)(.*)")  # does not match lists of layers with separate arrays
 
 
 class Part(NamedTuple):
-    """What an unstacked name stands for: a whole parameter, or one layer of it."""
+    """The meaning of an unstacked name: a parameter, or one layer of it."""
 
     parameter: str
     layer: int | None
@@ -31,7 +31,7 @@ class Part(NamedTuple):
 
 
 def unstacked_parts(leaves: Mapping[str, Any]) -> dict[str, Part]:
-    """Parts by their unstacked names, of whatever has shapes, in the parameters' order."""
+    """Returns parts by unstacked name for leaves with shapes, in the order of the parameters."""
     parts = {}
     for name, leaf in leaves.items():
         match, shape = _STACKED.fullmatch(name), tuple(leaf.shape)
@@ -43,14 +43,14 @@ def unstacked_parts(leaves: Mapping[str, Any]) -> dict[str, Part]:
     return parts
 
 
-def parts_of(network: Network) -> dict[str, Part]:
-    """Parts of a network's parameters."""
+def network_parts(network: Network) -> dict[str, Part]:
+    """Returns the parts of a network's parameters."""
     model = Model(ModelConfig(network))
     return unstacked_parts(named_leaves(model.abstract_params))
 
 
 def unstack_layers(tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
-    """Our tensors by unstacked names."""
+    """Returns stacked tensors by unstacked name."""
     parts = unstacked_parts(tensors)
     parameter = lambda part: tensors[part.parameter]
     return {
@@ -59,7 +59,7 @@ def unstack_layers(tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
 
 
 def stack_layers(tensors: Mapping[str, LazyTensor], parts: Mapping[str, Part]) -> dict[str, LazyTensor]:
-    """The inverse of `unstack_layers`; tensors come in the order of their layers, and are the parts that `parts` says."""
+    """Inverse of `unstack_layers`. Tensors must be in the order of their layers; `parts` gives the meaning of their names."""
     by_parameter: dict[str, list[LazyTensor]] = {}
     for name, tensor in tensors.items():
         by_parameter.setdefault(parts[name].parameter, []).append(tensor)

@@ -1,4 +1,4 @@
-"""Tensors on disk that are read when asked, and only the slice that is asked for."""
+"""Lazy tensors: tensors on disk of which only requested slices are read."""
 
 import dataclasses
 import math
@@ -9,20 +9,20 @@ import numpy as np
 from t5x_lab.config.errors import UserError
 
 Index = tuple[slice, ...]
-CHUNK_BYTES = 8 << 20  # what is in memory of a tensor that is read from one end to the other
+CHUNK_BYTES = 8 << 20  # bytes in memory when a tensor is read in chunks
 
 
 class Unreadable(UserError):
-    """Files that are damaged, or not what they are said to be."""
+    """Files that are damaged or of another kind than expected."""
 
 
 @dataclasses.dataclass(frozen=True)
 class LazyTensor:
-    """A tensor that is not in memory; its methods return others, which read through it.
+    """A tensor that is not in memory. Its methods return lazy tensors that read through it.
 
     Attributes:
-      shape, dtype: of the whole tensor.
-      read: (index) -> the array there; the index has one slice a dimension, each of step 1.
+      shape, dtype: shape and dtype of the whole tensor.
+      read: function (index) -> array. The index has one slice per dimension, with step 1.
     """
 
     shape: tuple[int, ...]
@@ -41,7 +41,7 @@ class LazyTensor:
         return self.read(tuple(slice(0, size) for size in self.shape))
 
     def chunks(self, max_bytes: int = CHUNK_BYTES, multiple_of: int = 1) -> Iterator[np.ndarray]:
-        """The whole tensor, as slices of the first axis one after the other, each of a multiple of so many entries."""
+        """Yields the tensor as consecutive slices of the first axis, whose sizes are multiples of `multiple_of`."""
         if not self.shape:
             yield self.read_all()
             return
@@ -51,7 +51,7 @@ class LazyTensor:
             yield self.read((slice(start, stop), *(slice(0, size) for size in self.shape[1:])))
 
     def equals(self, other: "LazyTensor") -> bool:
-        """Whether all numbers are equal; a chunk of each is in memory at a time."""
+        """Returns whether all entries are equal, with one chunk of each in memory at a time."""
         return self.shape == other.shape and all(map(np.array_equal, self.chunks(), other.chunks()))
 
     def cast(self, dtype: np.dtype) -> "LazyTensor":
@@ -61,7 +61,7 @@ class LazyTensor:
         return LazyTensor(self.shape, dtype, lambda index: np.asarray(self.read(index)).astype(dtype))
 
     def plus(self, number: float) -> "LazyTensor":
-        """With a number added to every entry, float32."""
+        """Returns the tensor plus a number, float32."""
         return LazyTensor(
             self.shape, np.dtype(np.float32), lambda index: self.read(index).astype(np.float32) + np.float32(number)
         )
@@ -70,7 +70,7 @@ class LazyTensor:
         return LazyTensor(self.shape, self.dtype, lambda index: -self.read(index))
 
     def index(self, axis: int, position: int) -> "LazyTensor":
-        """The entry at a position of an axis; the axis is removed."""
+        """Returns the entry at a position of an axis, without the axis."""
 
         def read(index: Index) -> np.ndarray:
             inner = (*index[:axis], slice(position, position + 1), *index[axis:])
@@ -79,7 +79,7 @@ class LazyTensor:
         return LazyTensor(self.shape[:axis] + self.shape[axis + 1 :], self.dtype, read)
 
     def narrow(self, axis: int, start: int, stop: int) -> "LazyTensor":
-        """The entries from `start` up to `stop` of an axis."""
+        """Returns the entries from `start` to `stop` of an axis."""
 
         def read(index: Index) -> np.ndarray:
             first, last, _ = index[axis].indices(stop - start)
@@ -88,11 +88,11 @@ class LazyTensor:
         return LazyTensor((*self.shape[:axis], stop - start, *self.shape[axis + 1 :]), self.dtype, read)
 
     def transpose(self) -> "LazyTensor":
-        """With the axes in reverse order."""
+        """Returns the tensor with its axes in reverse order."""
         return LazyTensor(self.shape[::-1], self.dtype, lambda index: self.read(index[::-1]).T)
 
     def reshape(self, shape: Sequence[int]) -> "LazyTensor":
-        """As NumPy's; along leading axes whose size does not change, slices still read only their part."""
+        """Reshapes like NumPy. Along leading axes whose size does not change, slices read only their part."""
         shape = tuple(shape)
         if shape == self.shape:
             return self
@@ -106,13 +106,13 @@ class LazyTensor:
 
 
 def from_array(array: np.ndarray) -> LazyTensor:
-    """A tensor that is in memory."""
+    """Returns a lazy tensor for an array in memory."""
     array = np.asarray(array)
     return LazyTensor(array.shape, array.dtype, lambda index: array[index])
 
 
 def concatenate(tensors: Sequence[LazyTensor], axis: int) -> LazyTensor:
-    """As NumPy's."""
+    """Concatenates lazy tensors along an axis, like NumPy."""
     ends = np.cumsum([0, *(tensor.shape[axis] for tensor in tensors)]).tolist()
 
     def read(index: Index) -> np.ndarray:
@@ -129,7 +129,7 @@ def concatenate(tensors: Sequence[LazyTensor], axis: int) -> LazyTensor:
 
 
 def stack(tensors: Sequence[LazyTensor]) -> LazyTensor:
-    """As NumPy's, along a new first axis."""
+    """Stacks lazy tensors along a new first axis, like NumPy."""
 
     def read(index: Index) -> np.ndarray:
         return np.stack([tensors[i].read(index[1:]) for i in range(*index[0].indices(len(tensors)))])
@@ -137,10 +137,9 @@ def stack(tensors: Sequence[LazyTensor]) -> LazyTensor:
     return LazyTensor((len(tensors), *tensors[0].shape), tensors[0].dtype, read)
 
 
-def check_shape(name: str, found: tuple[int, ...], wanted: tuple[int, ...], where: str) -> None:
-    """Raises a `UserError` when a tensor does not have the shape that the model needs."""
-    if found != wanted:
+def check_shape(name: str, shape: tuple[int, ...], expected: tuple[int, ...], path: str) -> None:
+    """Raises a `UserError` if a tensor does not have the expected shape."""
+    if shape != expected:
         raise UserError(
-            f"{where} holds {name} with shape {found}, and the model needs {wanted}: it is of another model. Use the "
-            "configuration that it was made with."
+            f"{path} has {name} with shape {shape}, but the model needs {expected}. Use the configuration it was trained with."
         )

@@ -1,7 +1,7 @@
-"""The checkpoints of one run: written asynchronously by Orbax, kept by rules, checked when they are read.
+"""The checkpoints of a run: written asynchronously by Orbax, retained by rules, verified when read.
 
-Orbax writes a checkpoint under a temporary name and renames it at the end, so that it exists whole or not at all, and deletes
-older ones only then.
+Orbax writes a checkpoint under a temporary name, renames it at the end, and deletes older ones after that, so that incomplete
+checkpoints are never visible.
 """
 
 import dataclasses
@@ -27,25 +27,25 @@ from t5x_lab.checkpoints.layout import (
     check_same_parameters,
     make_info,
     named_leaves,
-    shapes_of,
+    parameter_shapes,
     write_info,
 )
 from t5x_lab.checkpoints.sharded_arrays import read_together
-from t5x_lab.checkpoints.verification import DATA_DIGESTS, check_arrays, check_data_files, explaining_damage
+from t5x_lab.checkpoints.verification import DATA_DIGESTS, check_arrays, check_data_files, explain_damage
 from t5x_lab.config.errors import UserError
 from t5x_lab.partitioning.distributed import broadcast
 from t5x_lab.training.batches import Batches
 from t5x_lab.training.state import TrainState
 
-# Orbax's opinion on the size of chunks, once for each array.
+# Orbax logs this warning about chunk sizes for each array.
 logging.getLogger("absl").addFilter(lambda record: "target_byte_size too small" not in record.getMessage())
 
 
-MetricOf = Callable[[int, str], float]
+ReadMetric = Callable[[int, str], float]
 
 
 class _DataHandler(ocp.CheckpointHandler):
-    """Lets a data source write its own position into the checkpoint, each process its own shards, and checks the files."""
+    """Saves and restores the data position, each process its own shards, with digests of the files."""
 
     def save(self, directory: epath.Path, args: "_DataSave"):
         digests = {file.name: checksums.file_digest(file) for file in args.item.save(directory)}
@@ -69,11 +69,11 @@ class _DataRestore(ocp.args.CheckpointArgs):
 
 @dataclasses.dataclass
 class _Retention:
-    """Orbax's preservation policy, by the rules of a `SaveCheckpointConfig`."""
+    """Orbax preservation policy for the rules of a `SaveCheckpointConfig`."""
 
     directory: epath.Path
     rules: SaveCheckpointConfig
-    measured: MetricOf
+    read_metric: ReadMetric
 
     def should_preserve(self, checkpoints, *, context) -> list[bool]:
         del context
@@ -84,13 +84,13 @@ class _Retention:
             or checkpoint.step in best
             or bool(self.rules.keep_period and checkpoint.step % self.rules.keep_period == 0)
             or (self.directory / str(checkpoint.step) / PINNED).exists()
-            or not (self.directory / str(checkpoint.step) / "rest").exists()  # which no training wrote
+            or not (self.directory / str(checkpoint.step) / "rest").exists()  # not written by training
             for i, checkpoint in enumerate(checkpoints)
         ]
 
     def _best(self, steps: list[int], metric: str, best_is: str) -> int | None:
-        """The first of the steps with the best value, if any has one."""
-        values = {step: value for step in steps if not math.isnan(value := self.measured(step, metric))}
+        """Returns the first step with the best value, or None."""
+        values = {step: value for step in steps if not math.isnan(value := self.read_metric(step, metric))}
         choose = min if best_is == "lowest" else max
         return choose(values, key=lambda step: values[step]) if values else None
 
@@ -99,12 +99,11 @@ class Checkpoints:
     """Saves and restores a run's states.
 
     Args:
-      model_dir: the run's directory.
-      rules: which checkpoints stay.
-      notes: what every checkpoint's info says beside its own: `settings` (what a run is continued with unchanged, see
-        `layout.check_settings`), `config` (gin's text).
-      measured: f(step, metric) -> what `best_metric` names, not a number where that was not measured; asked when checkpoints
-        are removed.
+      model_dir: run directory.
+      rules: retention rules.
+      notes: additional info of every checkpoint: `settings` that a run must be resumed with (see `layout.check_settings`) and
+        `config` (gin text).
+      read_metric: function (step, metric) -> value of `best_metric`, NaN if there is none. Called when checkpoints are deleted.
     """
 
     def __init__(
@@ -112,11 +111,11 @@ class Checkpoints:
         model_dir: str,
         rules: SaveCheckpointConfig = SaveCheckpointConfig(),
         notes: Mapping[str, Any] | None = None,
-        measured: MetricOf = lambda step, metric: math.nan,
+        read_metric: ReadMetric = lambda step, metric: math.nan,
     ):
         self._notes = dict(notes or {})
         self.directory = absolute_path(model_dir) / "checkpoints"
-        self._retention = _Retention(self.directory, rules, measured)
+        self._retention = _Retention(self.directory, rules, read_metric)
         self._options = ocp.CheckpointManagerOptions(
             create=True,
             cleanup_tmp_directories=True,
@@ -131,12 +130,16 @@ class Checkpoints:
         batches: Batches,
         notes: Mapping[str, Any] | None = None,
     ) -> None:
-        """Starts saving; returns when the arrays are copied, while files are still being written.
+        """Starts saving. Returns when the arrays are copied, while files are still being written.
 
-        `notes` are kept in the checkpoint's info, as JSON.
+        Args:
+          step: step of the state.
+          state: state to save.
+          batches: batches whose position is saved.
+          notes: additional JSON values of the checkpoint's info.
 
         Raises:
-          Exception: what went wrong with this save, or with the one before; see `forget_failure`.
+          Exception: the error of this save or of the previous one. See `recover`.
         """
         if step in self._manager.all_steps():
             self.wait()
@@ -151,59 +154,59 @@ class Checkpoints:
         self._manager.save(
             step,
             args=ocp.args.Composite(
-                **{name: ocp.args.StandardSave(part, _in_chunks(part)) for name, part in parts.items()},
+                **{name: ocp.args.StandardSave(part, _chunked_save_args(part)) for name, part in parts.items()},
                 data=_DataSave(batches),
-                info=ocp.args.JsonSave(make_info(shapes_of(state.params), step, **notes)),
+                info=ocp.args.JsonSave(make_info(parameter_shapes(state.params), step, **notes)),
             ),
             force=True,
         )
 
     def is_busy(self) -> bool:
-        """Whether files are still being written."""
+        """Returns whether files are still being written."""
         return self._manager.is_saving_in_progress()
 
     def wait(self) -> None:
-        """Returns when everything is on disk; raises what went wrong."""
+        """Waits until everything is on disk. Raises the error of a failed save."""
         self._manager.wait_until_finished()
 
-    def forget_failure(self) -> None:
-        """Makes ready for another save after one that failed, and removes what that left."""
+    def recover(self) -> None:
+        """Removes the files of a failed save, so that another save can start."""
         self._manager = ocp.CheckpointManager(self.directory, options=self._options)
 
     def restore(self, step: int, abstract_state: TrainState, batches: Batches | None) -> TrainState:
-        """The state of `step`, as `abstract_state`'s shardings say; moves `batches` to its position.
+        """Returns the state of a step with the shardings of `abstract_state`, and moves `batches` to its position.
 
         Raises:
-          UserError: when the checkpoint is of another model, or damaged, naming what is, and the newest whole one before it.
+          UserError: if the checkpoint belongs to another model, or is damaged, with the latest intact one before it.
         """
         path = self.directory / str(step)
-        wanted = _parts(abstract_state)
+        abstract = _parts(abstract_state)
         if not (path / "average").exists():
-            wanted.pop("average", None)  # it begins here
-        moved: dict[str, ocp.args.CheckpointArgs] = {}
-        with explaining_damage(path):
+            abstract.pop("average", None)  # the average starts here
+        data: dict[str, ocp.args.CheckpointArgs] = {}
+        with explain_damage(path):
             check_same_parameters(path, abstract_state.params)
             check_format(path)
             if batches is not None:
                 check_data_files(path)
-                moved["data"] = _DataRestore(batches)
+                data["data"] = _DataRestore(batches)
 
-            def read(wanted: dict[str, Any]) -> dict[str, Any]:
-                parts = {name: ocp.args.StandardRestore(part) for name, part in wanted.items()}
-                found = self._manager.restore(step, args=ocp.args.Composite(**parts, **moved))
-                found = {name: found[name] for name in wanted}
-                check_arrays(path, found)
-                return found
+            def read(abstract: dict[str, Any]) -> dict[str, Any]:
+                parts = {name: ocp.args.StandardRestore(part) for name, part in abstract.items()}
+                composite = self._manager.restore(step, args=ocp.args.Composite(**parts, **data))
+                arrays = {name: composite[name] for name in abstract}
+                check_arrays(path, arrays)
+                return arrays
 
-            restored = read_together(wanted, read)
+            restored = read_together(abstract, read)
         healthy = jax.device_put(True, abstract_state.healthy.sharding)
-        params, average = restored["params"], restored["average"] if "average" in wanted else None
+        params, average = restored["params"], restored["average"] if "average" in abstract else None
         if abstract_state.average is not None and average is None:
             average = jax.tree.map(jnp.copy, params)
         return TrainState(params=params, average=average, **restored["rest"], healthy=healthy)
 
     def close(self, kind: type | None = None, error: BaseException | None = None, trace: Any = None) -> None:
-        """Ends what goes on in the background; a context manager's exit, which says nothing beside another error."""
+        """Stops background work. Usable as the exit of a context manager; its own errors do not hide another error."""
         try:
             self._manager.close()
         except OSError:
@@ -212,44 +215,44 @@ class Checkpoints:
 
 
 def _parts(state: TrainState) -> dict[str, dict[str, Any]]:
-    """Parameters, their average where there is one, and the rest without `healthy`: what is saved is the last good state."""
+    """Returns the saved parts: parameters, their average if any, and the rest without `healthy`, which is always true."""
     names = [field.name for field in dataclasses.fields(state) if field.name not in ("params", "average", "healthy")]
     average = {} if state.average is None else {"average": state.average}
     return {"params": state.params, **average, "rest": {name: getattr(state, name) for name in names}}
 
 
-def _in_chunks(tree: Any) -> Any:
-    """How each array is saved: in chunks from which a host on another mesh can read its part alone."""
+def _chunked_save_args(tree: Any) -> Any:
+    """Returns Orbax save arguments: chunks of which a host on another mesh can read its part only."""
 
     def args(array: jax.Array | np.ndarray) -> ocp.SaveArgs:
-        here = array.sharding.shard_shape(array.shape) if isinstance(array, jax.Array) else array.shape
-        axes = single_axes(here, array.dtype.itemsize)
+        shard_shape = array.sharding.shard_shape(array.shape) if isinstance(array, jax.Array) else array.shape
+        axes = single_axes(shard_shape, array.dtype.itemsize)
         return ocp.SaveArgs(chunk_byte_size=chunk_bytes(array.shape, array.dtype.itemsize), shard_axes=axes)
 
     return jax.tree.map(args, tree)
 
 
 def save_params(path: epath.Path, params: dict, step: int = 0, **notes: Any) -> None:
-    """Writes a checkpoint of parameters alone at `path`, whole or not at all. Several processes call this together."""
+    """Writes a checkpoint with parameters only, atomically. All processes must call this."""
     unfinished = path.with_name(f"{path.name}.unfinished")
     with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(unfinished / "params", params, save_args=_in_chunks(params), force=True)
+        checkpointer.save(unfinished / "params", params, save_args=_chunked_save_args(params), force=True)
     notes["checksums"] = checksums.checksums(named_leaves({"params": params}))
     if jax.process_index() == 0:
-        write_info(unfinished, make_info(shapes_of(params), step, **notes))
+        write_info(unfinished, make_info(parameter_shapes(params), step, **notes))
         unfinished.rename(path)
-    broadcast(0)  # nobody reads before
+    broadcast(0)  # all processes wait for the rename
 
 
 def save_run(model_dir: str, config: str, params: dict, step: int) -> None:
-    """Writes a run directory of parameters alone, with the text of its configuration.
+    """Writes a run directory with parameters only and the gin text of its configuration.
 
     Raises:
-      UserError: where it has a checkpoint of the step.
+      UserError: if it has a checkpoint of the step.
     """
     root = absolute_path(model_dir)
     if (root / "checkpoints" / str(step)).exists():
-        raise UserError(f"{model_dir} holds a checkpoint of step {step} already, and nothing is ever overwritten.")
+        raise UserError(f"{model_dir} already has a checkpoint of step {step}. Choose another directory.")
     root.mkdir(parents=True, exist_ok=True)
     (root / "config.gin").write_text(config)
     save_params(root / "checkpoints" / str(step), params, step, config=config)

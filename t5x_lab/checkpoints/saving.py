@@ -1,4 +1,4 @@
-"""When a run is saved, and what is done when storage fails for a while."""
+"""`Saver`: saves a run when it is due, and retries when storage fails."""
 
 import contextlib
 import re
@@ -16,50 +16,50 @@ from t5x_lab.partitioning.waiting import waiting_for
 from t5x_lab.training.batches import Batches
 from t5x_lab.training.state import TrainState
 
-# Processes agree on the time by asking the first one, which costs a message between all of them.
+# Agreeing on the time needs a broadcast between all processes.
 STEPS_BETWEEN_AGREEMENTS = 10
-_LONGEST_PAUSE = 60.0  # seconds
+_MAX_PAUSE = 60.0  # seconds
 
 
 class SaveFailed(UserError):
-    """A run could not be saved, for longer than it is allowed to go on like that."""
+    """A run could not be saved for `SaveCheckpointConfig.retry_minutes`."""
 
-    status = 1  # the storage's fault, not the user's
+    status = 1  # a storage failure, not a user error
 
 
 @contextlib.contextmanager
-def without_abandoned_writes() -> Iterator[None]:
-    """Keeps off the console what writes say that a failed save has left behind; that it failed is said in a sentence.
+def suppress_event_loop_errors() -> Iterator[None]:
+    """Suppresses "Event loop is closed" messages after a failed save, which is reported separately.
 
-    The first write that fails ends Orbax's event loop, to which TensorStore's other writes then report in vain.
+    The first failed write ends Orbax's event loop; TensorStore's other writes then report to it in vain.
     """
-    before = sys.unraisablehook
+    original = sys.unraisablehook
 
-    def tell(unraisable) -> None:
+    def report(unraisable) -> None:
         if str(unraisable.exc_value) != "Event loop is closed":
-            before(unraisable)
+            original(unraisable)
 
-    sys.unraisablehook = tell
+    sys.unraisablehook = report
     try:
         yield
     finally:
-        sys.unraisablehook = before
+        sys.unraisablehook = original
 
 
 class Saver:
-    """Saves a run when it is due, while it goes on.
+    """Saves a run when it is due, asynchronously.
 
-    Alone, a process that cannot save trains on, tries again, and gives up after `SaveCheckpointConfig.retry_minutes`. One of
-    several ends at once: the others would wait for it.
+    A single process that cannot save continues training, retries, and raises after `SaveCheckpointConfig.retry_minutes`. One of
+    several processes raises at once, because the others would wait for it.
 
     Args:
-      checkpoints: where to.
-      config: when.
-      batches: whose position is saved.
-      notes: () -> what is written into a checkpoint's info.
-      saved: called with a step, once its checkpoint is on disk.
-      agree: makes the first process's bool everyone's.
-      say: prints a line.
+      checkpoints: checkpoints of the run.
+      config: when to save.
+      batches: batches whose position is saved.
+      notes: function that returns additional info of a checkpoint.
+      saved: function called with the step of each checkpoint that is on disk.
+      agree: function that returns the first process's bool in all processes.
+      log: function that logs a line.
     """
 
     def __init__(
@@ -74,50 +74,50 @@ class Saver:
         log: Callable[[str], None] = print,
     ):
         self._checkpoints, self._config, self._batches = checkpoints, config, batches
-        self._notes, self._saved, self._agree, self._say = notes, saved, agree, log
-        self._alone = jax.process_count() == 1
-        self._last: tuple[int, TrainState] | None = None  # of which it is not yet known that it is on disk
-        self._announced: int | None = None
-        self._under_way = False
+        self._notes, self._saved, self._agree, self._log = notes, saved, agree, log
+        self._is_single = jax.process_count() == 1
+        self._last: tuple[int, TrainState] | None = None  # state that may not be on disk yet
+        self._reported: int | None = None
+        self._is_saving = False
         self._saved_at = time.monotonic()
         self._failing_since: float | None = None
         self._pause = 0.0
         self._next_try = 0.0
 
     def due(self, step: int) -> bool:
-        """Whether the state after `step` is to be saved. All processes ask after every step, and get the same answer."""
-        self._look()
+        """Returns whether to save the state after `step`, the same in all processes. Called after every step."""
+        self._poll()
         config = self._config
         if step % config.period == 0 or (config.keep_period and step % config.keep_period == 0):
             return True
         if self._failing_since is not None:
-            return not self._under_way and time.monotonic() >= self._next_try
+            return not self._is_saving and time.monotonic() >= self._next_try
         if config.minutes is None:
             return False
-        late = time.monotonic() - self._saved_at >= config.minutes * 60
-        return late if self._alone else step % STEPS_BETWEEN_AGREEMENTS == 0 and bool(self._agree(late))
+        is_late = time.monotonic() - self._saved_at >= config.minutes * 60
+        return is_late if self._is_single else step % STEPS_BETWEEN_AGREEMENTS == 0 and bool(self._agree(is_late))
 
     def save(self, step: int, state: TrainState) -> None:
-        """Starts saving. A failure is announced and tried again later.
+        """Starts saving. A failure is logged and retried later.
 
         Raises:
-          SaveFailed: after the last try.
+          SaveFailed: after the last retry.
         """
         try:
-            if self._under_way:
-                self._wait()  # as saving would anyway
+            if self._is_saving:
+                self._wait()  # Orbax waits for the previous save, too
                 self._succeeded()
             self._last = (step, state)
             self._start(step, state)
-            self._saved_at, self._under_way = time.monotonic(), True
+            self._saved_at, self._is_saving = time.monotonic(), True
         except Exception as error:
             self._failed(error)
 
     def finish(self) -> None:
-        """Returns when the state that was saved last is on disk; where that fails, it is tried again here.
+        """Waits until the last saved state is on disk, and retries if that fails.
 
         Raises:
-          SaveFailed: after the last try.
+          SaveFailed: after the last retry.
         """
         while self._last:
             step, state = self._last
@@ -131,16 +131,16 @@ class Saver:
                 time.sleep(self._pause)
 
     def _start(self, step: int, state: TrainState) -> None:
-        with waiting_for(f"the checkpoint of step {step} to be begun by all processes"):
+        with waiting_for(f"all processes to start the checkpoint of step {step}"):
             self._checkpoints.save(step, state, self._batches, self._notes())
 
     def _wait(self) -> None:
-        with waiting_for("the checkpoint under way to be written by all processes"):
+        with waiting_for("all processes to write the checkpoint"):
             self._checkpoints.wait()
 
-    def _look(self) -> None:
-        """Learns how the save under way ended, if it has."""
-        if self._alone and self._under_way and not self._checkpoints.is_busy():
+    def _poll(self) -> None:
+        """Handles the result of the current save, if it has finished."""
+        if self._is_single and self._is_saving and not self._checkpoints.is_busy():
             try:
                 self._checkpoints.wait()
                 self._succeeded()
@@ -149,32 +149,32 @@ class Saver:
 
     def _succeeded(self) -> None:
         if self._failing_since is not None and self._last:
-            self._say(f"Saving works again: step {self._last[0]} is saved.")
-        if self._last and self._last[0] != self._announced:
-            self._announced = self._last[0]
-            self._saved(self._announced)
-        self._last, self._under_way, self._failing_since, self._pause = None, False, None, 0.0
+            self._log(f"Saving works again: step {self._last[0]} is saved.")
+        if self._last and self._last[0] != self._reported:
+            self._reported = self._last[0]
+            self._saved(self._reported)
+        self._last, self._is_saving, self._failing_since, self._pause = None, False, None, 0.0
 
     def _failed(self, error: Exception, at_end: bool = False) -> None:
         now = time.monotonic()
-        self._under_way = False
+        self._is_saving = False
         step = self._last[0] if self._last else 0
-        what = re.sub(r"\{\{.*?\}\}", "", str(error)).strip().partition("\n")[0]  # TensorFlow begins with a node's name
-        reason = f"Step {step} could not be saved in {self._checkpoints.directory} ({type(error).__name__}: {what[:300]})."
-        if not self._alone:
-            raise SaveFailed(f"{reason} Make room or repair the storage, and start all processes again.") from error
+        message = re.sub(r"\{\{.*?\}\}", "", str(error)).strip().partition("\n")[0]  # TensorFlow starts with the name of a node
+        reason = f"Step {step} could not be saved in {self._checkpoints.directory} ({type(error).__name__}: {message[:300]})."
+        if not self._is_single:
+            raise SaveFailed(f"{reason} Free disk space or repair the storage, and start all processes again.") from error
         self._failing_since = now if self._failing_since is None else self._failing_since
-        over = now - self._failing_since >= self._config.retry_minutes * 60
-        if over and (at_end or self._config.on_failure == "stop"):
+        is_over = now - self._failing_since >= self._config.retry_minutes * 60
+        if is_over and (at_end or self._config.on_failure == "stop"):
             raise SaveFailed(
-                f"{reason} It was tried for {self._config.retry_minutes:g} minutes. Checkpoints made before are whole. Make "
-                "room or repair the storage and run the same command again. To train on meanwhile, set "
-                "--gin.SaveCheckpointConfig.on_failure=go_on or more --gin.SaveCheckpointConfig.retry_minutes."
+                f"{reason} Saving was retried for {self._config.retry_minutes:g} minutes. Earlier checkpoints are intact. Free disk "
+                "space or repair the storage, and run the same command again. To train without saving meanwhile, set "
+                "--gin.SaveCheckpointConfig.on_failure=go_on or increase --gin.SaveCheckpointConfig.retry_minutes."
             ) from error
-        self._pause = min(max(2 * self._pause, 1.0), _LONGEST_PAUSE)
+        self._pause = min(max(2 * self._pause, 1.0), _MAX_PAUSE)
         self._next_try = now + self._pause
-        self._say(f"{reason} Trying again in {self._pause:.0f} s.")
+        self._log(f"{reason} Retrying in {self._pause:.0f} s.")
         try:
-            self._checkpoints.forget_failure()
-        except Exception as again:  # the directory cannot even be looked at; the next try says so again
-            self._say(f"{type(again).__name__}: {str(again)[:300]}")
+            self._checkpoints.recover()
+        except Exception as recovery_error:  # the directory is not accessible; the next retry reports it again
+            self._log(f"{type(recovery_error).__name__}: {str(recovery_error)[:300]}")

@@ -1,4 +1,4 @@
-"""Sharded arrays made of lazy tensors: each process reads only what its devices hold."""
+"""Reads sharded arrays from lazy tensors. Each process reads only the parts on its devices."""
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -14,92 +14,91 @@ from t5x_lab.partitioning.rules import mesh_axes_of, num_parts
 Region = tuple[tuple[int, int], ...]  # (start, stop) of each dimension
 
 
-def read_together(wanted: Any, read: Callable[[Any], Any]) -> Any:
-    """What `read` makes of shapes with shardings, where no two processes read the same part of a file.
+def read_together(abstract: Any, read: Callable[[Any], Any]) -> Any:
+    """Returns `read(abstract)` for shapes with shardings, without two processes reading the same part of a file.
 
-    While it reads, mesh axes that an array is copied over split it instead; then the processes give each other the parts. All
-    of them call this together.
+    Arrays are read sharded over all mesh axes and replicated afterwards. All processes must call this.
     """
-    found = read(jax.tree.map(_split, wanted))
-    return jax.tree.map(lambda array, like: _as(array, like.sharding), found, wanted)
+    arrays = read(jax.tree.map(_shard_fully, abstract))
+    return jax.tree.map(lambda array, like: _reshard_donated(array, like.sharding), arrays, abstract)
 
 
 def read_each(leaves: Mapping[str, Any], read: Callable[[str, Any], jax.Array]) -> dict[str, jax.Array]:
-    """As `read_together`, one after the other. A leaf that is an array is given up for what `read` makes of it."""
-    made = {}
+    """Like `read_together`, one leaf at a time. A leaf that is an array is deleted after `read` has replaced it."""
+    arrays = {}
     for name, leaf in leaves.items():
-        split = _split(leaf)
-        found = read(name, split)
-        if isinstance(leaf, jax.Array) and found is split:
-            made[name] = leaf
+        sharded = _shard_fully(leaf)
+        array = read(name, sharded)
+        if isinstance(leaf, jax.Array) and array is sharded:
+            arrays[name] = leaf
             continue
-        made[name] = _as(found, leaf.sharding)
-        for given in (leaf, split):
-            if isinstance(given, jax.Array):
-                given.delete()
-    return made
+        arrays[name] = _reshard_donated(array, leaf.sharding)
+        for old in (leaf, sharded):
+            if isinstance(old, jax.Array):
+                old.delete()
+    return arrays
 
 
-def _split(leaf: Any) -> Any:
-    """The array, or the shape, as this process is to read it."""
+def _shard_fully(leaf: Any) -> Any:
+    """Returns the array or shape with the sharding used for reading."""
     if jax.process_count() == 1:
         return leaf
-    sharding = NamedSharding(leaf.sharding.mesh, _spread(leaf))
+    sharding = NamedSharding(leaf.sharding.mesh, _full_spec(leaf))
     if isinstance(leaf, jax.Array):
-        return _resharded(leaf, sharding)
+        return _reshard(leaf, sharding)
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 
-def _as(array: jax.Array, sharding: NamedSharding) -> jax.Array:
-    """As `_resharded`; an array that is copied is given up."""
-    other = _resharded(array, sharding)
-    if other is not array:
-        jax.block_until_ready(other)
+def _reshard_donated(array: jax.Array, sharding: NamedSharding) -> jax.Array:
+    """Like `_reshard`, but deletes the original of a copied array."""
+    resharded = _reshard(array, sharding)
+    if resharded is not array:
+        jax.block_until_ready(resharded)
         array.delete()
-    return other
+    return resharded
 
 
-def _resharded(array: jax.Array, sharding: NamedSharding) -> jax.Array:
-    """The array with this sharding; itself where that is its own."""
+def _reshard(array: jax.Array, sharding: NamedSharding) -> jax.Array:
+    """Returns the array with this sharding; the same object if it has it."""
     if array.sharding.is_equivalent_to(sharding, array.ndim):
         return array
-    return jax.jit(_same, out_shardings=sharding)(array)
+    return jax.jit(_identity, out_shardings=sharding)(array)
 
 
-def _same(array: jax.Array) -> jax.Array:  # a function of the module's: compiled once for each shape
+def _identity(array: jax.Array) -> jax.Array:  # at module level, so that it is compiled once per shape
     return array
 
 
-def _spread(leaf: Any) -> PartitionSpec:
-    """The array's partition, with the mesh axes that it does not use on the dimensions that have the most left to split."""
+def _full_spec(leaf: Any) -> PartitionSpec:
+    """Returns the array's partition spec with unused mesh axes added to the largest divisible dimensions."""
     sizes = leaf.sharding.mesh.shape
     entries = [mesh_axes_of(entry) for entry in (*leaf.sharding.spec, *[None] * (len(leaf.shape) - len(leaf.sharding.spec)))]
     for axis in [axis for axis in sizes if axis not in itertools.chain(*entries)]:
-        left = [size // num_parts(sizes, entry) for size, entry in zip(leaf.shape, entries, strict=True)]
-        even = [i for i, size in enumerate(left) if size % sizes[axis] == 0]
+        sizes_left = [size // num_parts(sizes, entry) for size, entry in zip(leaf.shape, entries, strict=True)]
+        even = [i for i, size in enumerate(sizes_left) if size % sizes[axis] == 0]
         if even:
-            most = max(even, key=lambda i: left[i])
-            entries[most] = (*entries[most], axis)
+            largest = max(even, key=lambda i: sizes_left[i])
+            entries[largest] = (*entries[largest], axis)
     return PartitionSpec(*(entry or None for entry in entries))
 
 
 def to_array(like: Any, pieces: Sequence[tuple[int | None, LazyTensor]], fresh: jax.Array | None) -> jax.Array:
-    """An array with the shape, dtype and sharding of `like`.
+    """Returns an array with the shape, dtype and sharding of `like`.
 
     Args:
       like: an array, or a shape with a sharding.
-      pieces: (layer, tensor) goes to that entry of the first axis, (None, tensor) to the whole array; a tensor that is smaller
-        along an axis goes to its beginning.
-      fresh: the numbers elsewhere; None = the pieces cover all.
+      pieces: (layer, tensor) pairs for an entry of the first axis, or (None, tensor) for the whole array. A smaller tensor is
+        written to the start of each axis.
+      fresh: values elsewhere. None = the pieces cover the array.
     """
     local = {} if fresh is None else {_region(shard.index, like.shape): shard.data for shard in fresh.addressable_shards}
     indices = like.sharding.addressable_devices_indices_map(like.shape).values()
-    regions = dict.fromkeys(_region(index or (), like.shape) for index in indices)  # devices that hold copies share one
-    made = {r: np.array(local[r]) if r in local else np.zeros([b - a for a, b in r], like.dtype) for r in regions}
-    for layer, tensor in pieces:  # one after the other for all devices, as they lie in the files
-        for region, array in made.items():
+    regions = dict.fromkeys(_region(index or (), like.shape) for index in indices)  # replicas share a region
+    arrays = {r: np.array(local[r]) if r in local else np.zeros([b - a for a, b in r], like.dtype) for r in regions}
+    for layer, tensor in pieces:  # in the order of the files, for all devices
+        for region, array in arrays.items():
             _copy_overlap(array, region, layer, tensor)
-    return jax.make_array_from_callback(like.shape, like.sharding, lambda index: made[_region(index or (), like.shape)])
+    return jax.make_array_from_callback(like.shape, like.sharding, lambda index: arrays[_region(index or (), like.shape)])
 
 
 def _region(index: Index, shape: tuple[int, ...]) -> Region:
@@ -108,7 +107,7 @@ def _region(index: Index, shape: tuple[int, ...]) -> Region:
 
 
 def _copy_overlap(array: np.ndarray, region: Region, layer: int | None, tensor: LazyTensor) -> None:
-    """Writes the part of a tensor that overlaps a region into the array of that region, in place."""
+    """Copies the part of a tensor that overlaps a region to the array of that region, in place."""
     if layer is not None:
         (start, stop), *rest = region
         if not start <= layer < stop:
@@ -116,5 +115,5 @@ def _copy_overlap(array: np.ndarray, region: Region, layer: int | None, tensor: 
         array, region = array[layer - start], tuple(rest)
     ends = [min(stop, size) for (_, stop), size in zip(region, tensor.shape, strict=True)]
     if all(end > start for (start, _), end in zip(region, ends, strict=True)):
-        wanted = tuple(slice(start, end) for (start, _), end in zip(region, ends, strict=True))
-        array[tuple(slice(0, end - start) for (start, _), end in zip(region, ends, strict=True))] = tensor.read(wanted)
+        overlap = tuple(slice(start, end) for (start, _), end in zip(region, ends, strict=True))
+        array[tuple(slice(0, end - start) for (start, _), end in zip(region, ends, strict=True))] = tensor.read(overlap)

@@ -1,4 +1,4 @@
-"""Whether a checkpoint is as it was saved, and what a user can do where it is not."""
+"""Verification of checkpoints, and error messages for damaged ones with advice."""
 
 import contextlib
 import json
@@ -14,21 +14,21 @@ from t5x_lab.checkpoints.layout import ARRAYS, Corrupt, finished_steps, is_file_
 from t5x_lab.checkpoints.lazy_tensors import Unreadable
 from t5x_lab.config.errors import UserError
 
-DATA_DIGESTS = "digests_{}.json"  # of the files in `data` that a process wrote
+DATA_DIGESTS = "digests_{}.json"  # digests of the files that a process wrote to `data`
 _OUTAGE = re.compile("UNAVAILABLE|DEADLINE_EXCEEDED|PERMISSION_DENIED|UNAUTHENTICATED|RESOURCE_EXHAUSTED|ABORTED|CANCELLED")
 
 
 def verify(path: epath.Path) -> bool:
-    """Reads a checkpoint, one array at a time, and compares it with the checksums.
+    """Reads a checkpoint one array at a time and compares it with its checksums.
 
     Args:
       path: a `checkpoints/<step>` directory.
 
     Returns:
-      whether there were checksums; format 1 had none.
+      Whether it has checksums. Format 1 has none.
 
     Raises:
-      UserError: when it is damaged.
+      UserError: if it is damaged.
     """
     info = read_info(path)
     saved = info.get("checksums", {})
@@ -38,64 +38,66 @@ def verify(path: epath.Path) -> bool:
         for name in names:
             tensor = arrays.get(name.removeprefix(f"{part}/"))
             if tensor is None or checksums.checksum_of_chunks(tensor.chunks()) != saved[name]:
-                raise Corrupt(path, f"{name} is not as it was saved")
+                raise Corrupt(path, f"{name} differs from what was saved")
     check_data_files(path)
     return bool(saved)
 
 
 def check_arrays(path: epath.Path, restored: dict) -> None:
-    """Compares restored arrays with the checksums of the checkpoint. Several processes call this together.
+    """Compares restored arrays with the checkpoint's checksums. All processes must call this.
 
     Raises:
-      Corrupt: naming the first that differs.
+      Corrupt: with the first array that differs.
     """
     saved = read_info(path).get("checksums")
     if saved is None:
         return
-    found = checksums.checksums(named_leaves(restored))
-    different = [name for name in sorted(found) if found[name] != saved.get(name)]
+    actual = checksums.checksums(named_leaves(restored))
+    different = [name for name in sorted(actual) if actual[name] != saved.get(name)]
     if different:
         more = f" and {len(different) - 1} more" if len(different) > 1 else ""
-        raise Corrupt(path, f"{different[0]}{more} came back with another checksum than it was saved with")
+        raise Corrupt(path, f"the checksum of {different[0]}{more} differs from the saved one")
 
 
 def check_data_files(path: epath.Path) -> None:
-    """Compares the files of the position in the data with their digests.
+    """Compares the files of the data position with their digests.
 
     Raises:
-      Corrupt: naming the first that differs.
+      Corrupt: with the first file that differs.
     """
     for process in range(read_info(path).get("processes", 0)):
-        listed = path / "data" / DATA_DIGESTS.format(process)
+        digest_file = path / "data" / DATA_DIGESTS.format(process)
         try:
-            digests = json.loads(listed.read_bytes())
+            digests = json.loads(digest_file.read_bytes())
             for name, digest in digests.items():
                 if not is_file_name(name):
-                    raise Corrupt(path, f"data/{listed.name} names a file outside of it")
+                    raise Corrupt(path, f"data/{digest_file.name} lists a file outside of data/")
                 if checksums.file_digest(path / "data" / name) != digest:
-                    raise Corrupt(path, f"data/{name} is not as it was saved")
+                    raise Corrupt(path, f"data/{name} differs from what was saved")
         except (OSError, ValueError, AttributeError) as error:
-            raise Corrupt(path, f"data/{listed.name} or a file that it lists cannot be read ({error})") from error
+            raise Corrupt(path, f"data/{digest_file.name} or a file that it lists cannot be read ({error})") from error
 
 
 @contextlib.contextmanager
-def explaining_damage(path: epath.Path) -> Iterator[None]:
-    """Turns what a damaged file leads to into a sentence that names the newest whole checkpoint before this one.
+def explain_damage(path: epath.Path) -> Iterator[None]:
+    """Converts errors from a damaged checkpoint into a `UserError` with the latest intact checkpoint before it.
 
     Raises:
-      UserError: for whatever a damaged file leads to.
+      UserError: for any error that a damaged file may cause.
     """
     try:
         yield
     except Unreadable as error:
         raise UserError(f"{error.sentence} {_advice(path)}".rstrip()) from error
     except (UserError, MemoryError, jax.errors.JaxRuntimeError):
-        raise  # a device without memory, or another process that is gone, says nothing of the files
+        raise  # an out-of-memory error or a lost process is not caused by the files
     except Exception as error:
-        what = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:300]}"
-        if _OUTAGE.search(what) or (isinstance(error, OSError) and not isinstance(error, FileNotFoundError)):
-            raise UserError(f"The checkpoint {path} could not be read ({what}). Try again when the storage can be.") from error
-        raise UserError(f"{Corrupt(path, what).sentence} {_advice(path)}".rstrip()) from error
+        reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:300]}"
+        if _OUTAGE.search(reason) or (isinstance(error, OSError) and not isinstance(error, FileNotFoundError)):
+            raise UserError(
+                f"The checkpoint {path} could not be read ({reason}). Try again when the storage is available."
+            ) from error
+        raise UserError(f"{Corrupt(path, reason).sentence} {_advice(path)}".rstrip()) from error
 
 
 def _advice(path: epath.Path) -> str:
@@ -108,7 +110,7 @@ def _advice(path: epath.Path) -> str:
         except UserError:
             continue
         return (
-            f"The newest whole one before it is of step {step}: to go on from there, move the damaged one away "
+            f"The latest intact checkpoint before it is of step {step}. To continue from there, move the damaged one away "
             f"(mv {path} {run / f'damaged_{path.name}'}) and run the same command again."
         )
-    return "There is no whole one before it."
+    return "There is no intact checkpoint before it."

@@ -1,4 +1,4 @@
-"""Checksums of what is read of a checkpoint, taken while it is read: files are not read a second time to be verified."""
+"""Verifies checksums of arrays while they are read, so that files need not be read twice."""
 
 import itertools
 import json
@@ -9,28 +9,28 @@ import numpy as np
 from etils import epath
 from jax.experimental import multihost_utils
 
-from t5x_lab.checkpoints.checksums import hexadecimal, sums_of_region
+from t5x_lab.checkpoints.checksums import hexadecimal, region_sums
 from t5x_lab.checkpoints.layout import Corrupt
 from t5x_lab.checkpoints.lazy_tensors import Index, LazyTensor
 
-Box = tuple[tuple[int, int], ...]  # (start, stop) of each dimension
+Box = tuple[tuple[int, int], ...]  # region of an array: (start, stop) of each dimension
 
 
 class Witness:
-    """Sees what this process reads of a checkpoint's arrays.
+    """Records checksums of the array regions that this process reads.
 
     Args:
-      path: of the checkpoint.
-      checksums: of its arrays, by name; an array without one is not looked at.
+      path: checkpoint directory.
+      checksums: checksums of its arrays by name. Arrays without a checksum are not checked.
     """
 
     def __init__(self, path: epath.Path, checksums: Mapping[str, str]):
         self._path, self._checksums = path, checksums
         self._tensors: dict[str, LazyTensor] = {}
-        self._seen: dict[str, dict[Box, np.ndarray]] = {}
+        self._sums: dict[str, dict[Box, np.ndarray]] = {}
 
     def watch(self, name: str, tensor: LazyTensor) -> LazyTensor:
-        """The array of that name, every part of which is looked at when it is first read."""
+        """Returns the tensor wrapped so that the checksum of every region is recorded when it is first read."""
         if name not in self._checksums:
             return tensor
         self._tensors[name] = tensor
@@ -38,71 +38,73 @@ class Witness:
         def read(index: Index) -> np.ndarray:
             array = tensor.read(index)
             box = tuple(part.indices(size)[:2] for part, size in zip(index, tensor.shape, strict=True))
-            seen = self._seen.setdefault(name, {})
-            if box not in seen:
-                seen[box] = sums_of_region(array, [start for start, _ in box], tensor.shape)
+            sums = self._sums.setdefault(name, {})
+            if box not in sums:
+                sums[box] = region_sums(array, [start for start, _ in box], tensor.shape)
             return array
 
         return LazyTensor(tensor.shape, tensor.dtype, read)
 
     def check(self) -> None:
-        """Compares the arrays that were read with their checksums. Several processes call this together.
+        """Compares the arrays that were read with their checksums. All processes must call this.
 
-        What was read of an array by none of them is read now, by all in turns.
+        Regions that no process has read are read now, distributed over the processes.
 
         Raises:
-          Corrupt: naming the first that differs.
+          Corrupt: with the first array that differs.
         """
-        seen = sorted(_together({name: _joined(boxes) for name, boxes in self._seen.items()}).items())
-        totals = np.zeros((len(seen), 2), np.uint32)
-        for (name, boxes), total in zip(seen, totals, strict=True):
+        arrays = sorted(_gather({name: _merge_boxes(boxes) for name, boxes in self._sums.items()}).items())
+        totals = np.zeros((len(arrays), 2), np.uint32)
+        for (name, boxes), total in zip(arrays, totals, strict=True):
             tensor, chosen = self._tensors[name], list(boxes)
-            left, overlap = _left(tensor.shape, chosen)
+            unread, overlap = _complement(tensor.shape, chosen)
             if overlap:
-                chosen = _apart(boxes)
-                left, _ = _left(tensor.shape, chosen)
-            for box in left[jax.process_index() :: jax.process_count()]:
+                chosen = _select_disjoint(boxes)
+                unread, _ = _complement(tensor.shape, chosen)
+            for box in unread[jax.process_index() :: jax.process_count()]:
                 part = tensor.read(tuple(slice(*ends) for ends in box))
-                total += sums_of_region(part, [start for start, _ in box], tensor.shape)
+                total += region_sums(part, [start for start, _ in box], tensor.shape)
             if jax.process_index() == 0:
                 for box in chosen:
                     total += boxes[box]
         if jax.process_count() > 1:
             totals = np.sum(multihost_utils.process_allgather(totals), axis=0, dtype=np.uint32)
-        different = [name for (name, _), total in zip(seen, totals, strict=True) if hexadecimal(total) != self._checksums[name]]
+        different = [
+            name for (name, _), total in zip(arrays, totals, strict=True) if hexadecimal(total) != self._checksums[name]
+        ]
         if different:
             more = f" and {len(different) - 1} more" if len(different) > 1 else ""
-            raise Corrupt(self._path, f"{different[0]}{more} is not as it was saved")
+            raise Corrupt(self._path, f"{different[0]}{more} differs from what was saved")
 
 
-def _joined(boxes: Mapping[Box, np.ndarray]) -> dict[Box, np.ndarray]:
-    """Boxes that follow each other along the first axis, such as layers that were read one by one, as one."""
-    joined: dict[Box, np.ndarray] = {}
+def _merge_boxes(boxes: Mapping[Box, np.ndarray]) -> dict[Box, np.ndarray]:
+    """Merges boxes that are adjacent along the first axis, such as layers that were read one by one."""
+    merged: dict[Box, np.ndarray] = {}
     last: Box | None = None
     for box, sums in sorted(boxes.items(), key=lambda item: (item[0][1:], item[0][:1])):
         if last and box and last[1:] == box[1:] and last[0][1] == box[0][0]:
-            sums, box = joined.pop(last) + sums, ((last[0][0], box[0][1]), *box[1:])
-        joined[box], last = sums, box
-    return joined
+            sums, box = merged.pop(last) + sums, ((last[0][0], box[0][1]), *box[1:])
+        merged[box], last = sums, box
+    return merged
 
 
-def _together(mine: Mapping[str, Mapping[Box, np.ndarray]]) -> dict[str, dict[Box, np.ndarray]]:
-    """What all processes have seen."""
+def _gather(local: Mapping[str, Mapping[Box, np.ndarray]]) -> dict[str, dict[Box, np.ndarray]]:
+    """Returns the regions and sums of all processes."""
     if jax.process_count() == 1:
-        return {name: dict(boxes) for name, boxes in mine.items()}
-    text = json.dumps({name: [[box, sums.tolist()] for box, sums in boxes.items()] for name, boxes in mine.items()}).encode()
+        return {name: dict(boxes) for name, boxes in local.items()}
+    text = json.dumps({name: [[box, sums.tolist()] for box, sums in boxes.items()] for name, boxes in local.items()}).encode()
     sizes = np.ravel(multihost_utils.process_allgather(np.array([len(text)])))
     padded = np.frombuffer(text.ljust(int(sizes.max())), np.uint8)
-    found: dict[str, dict[Box, np.ndarray]] = {}
+    gathered: dict[str, dict[Box, np.ndarray]] = {}
     for row in np.reshape(multihost_utils.process_allgather(padded), (len(sizes), -1)):
         for name, boxes in json.loads(row.tobytes()).items():
-            of_name = found.setdefault(name, {})
-            of_name.update({tuple(map(tuple, box)): np.array(sums, np.uint32) for box, sums in boxes})
-    return found
+            boxes_by_name = gathered.setdefault(name, {})
+            boxes_by_name.update({tuple(map(tuple, box)): np.array(sums, np.uint32) for box, sums in boxes})
+    return gathered
 
 
-def _apart(boxes: Mapping[Box, np.ndarray]) -> list[Box]:
-    """Boxes of which no two overlap, the largest first."""
+def _select_disjoint(boxes: Mapping[Box, np.ndarray]) -> list[Box]:
+    """Returns boxes that do not overlap, selected greedily from the largest."""
     volume = lambda box: int(np.prod([stop - start for start, stop in box], dtype=np.int64))
     chosen: list[Box] = []
     for box in sorted(boxes, key=lambda box: (-volume(box), box)):
@@ -112,11 +114,11 @@ def _apart(boxes: Mapping[Box, np.ndarray]) -> list[Box]:
     return chosen
 
 
-def _left(shape: tuple[int, ...], boxes: list[Box]) -> tuple[list[Box], bool]:
-    """What boxes leave of an array, as boxes, and whether any of them overlap."""
+def _complement(shape: tuple[int, ...], boxes: list[Box]) -> tuple[list[Box], bool]:
+    """Returns the part of an array that no box covers, as boxes, and whether boxes overlap."""
     cuts = [sorted({0, size, *itertools.chain(*(box[axis] for box in boxes))}) for axis, size in enumerate(shape)]
     at = [{point: i for i, point in enumerate(points)} for points in cuts]
-    times = np.zeros([len(points) - 1 for points in cuts], np.int32)  # how many boxes each cell between cuts is in
+    times = np.zeros([len(points) - 1 for points in cuts], np.int32)  # number of boxes that cover each cell
     for box in boxes:
         times[tuple(slice(places[a], places[b]) for places, (a, b) in zip(at, box, strict=True))] += 1
     cells = [

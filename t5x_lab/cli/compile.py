@@ -21,7 +21,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     from t5x_lab.config.errors import UserError
-    from t5x_lab.partitioning.topologies import topology_devices, disable_accelerators
+    from t5x_lab.partitioning.topologies import disable_accelerators, topology_devices
 
     if args.topology is not None:
         disable_accelerators()

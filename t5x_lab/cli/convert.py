@@ -25,7 +25,7 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(f'--to is "{args.to}"; t5x_lab writes {", ".join(WRITTEN)}.')
     if args.dtype not in ("float32", "bfloat16", "float16"):
         raise UserError(f'--dtype is "{args.dtype}"; give float32, bfloat16 or float16.')
-    from t5x_lab.checkpoints.formats import FORMATS, find
+    from t5x_lab.checkpoints.formats.location import FORMATS, find
     from t5x_lab.runs.config.checkpoint_config import read_config
     from t5x_lab.runs.convert.convert import convert
 

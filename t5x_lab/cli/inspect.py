@@ -53,11 +53,11 @@ def run(args: argparse.Namespace) -> None:
 
 def _list(args: argparse.Namespace) -> None:
     """What is in a checkpoint, under its own names."""
-    from t5x_lab.checkpoints.formats import find, open_as_saved
-    from t5x_lab.checkpoints.verification import explaining_damage, verify
+    from t5x_lab.checkpoints.formats.location import find, open_as_saved
+    from t5x_lab.checkpoints.verification import explain_damage, verify
 
     location, had_checksums = find(args.checkpoint, chosen_step(args.step)), False
-    with explaining_damage(location.path):
+    with explain_damage(location.path):
         tensors = open_as_saved(location)
         if args.verify and location.format == "t5x_lab":
             had_checksums = verify(location.path)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from t5x_lab.config.errors import UserError
 from t5x_lab.decoding.generation import force_tokens
 from t5x_lab.decoding.rows import reorder_rows, take_rows
-from t5x_lab.decoding.sampling import IMPOSSIBLE, EndIds, LogitsFn, is_end, apply_logits_fn
+from t5x_lab.decoding.sampling import IMPOSSIBLE, EndIds, LogitsFn, apply_logits_fn, is_end
 from t5x_lab.networks.network import has_encoder
 
 
@@ -163,7 +163,9 @@ def beam_search(
         return (beams.written < max_tokens) & jnp.any(beams.live_scores[:, :1] / max_penalty > beams.done_scores[:, -1:])
 
     def write_one(beams: _Beams) -> _Beams:
-        scores = beams.live_scores[..., None] + jax.nn.log_softmax(apply_logits_fn(beams.logits.astype(jnp.float32), config.logits_fn))
+        scores = beams.live_scores[..., None] + jax.nn.log_softmax(
+            apply_logits_fn(beams.logits.astype(jnp.float32), config.logits_fn)
+        )
         # At most K of 2K candidates can end here, so K live ones remain.
         candidates = min(2 * size, size * vocab)
         scores, index = jax.lax.top_k(scores.reshape(batch, -1), candidates)

@@ -146,6 +146,8 @@ def _positions(ids: jax.Array) -> jax.Array:
     return jax.lax.broadcasted_iota(jnp.int32, ids.shape, ids.ndim - 1)
 
 
-def make_model(config: ModelConfig, constrain: Callable = lambda x, axes: x, row_shards: Callable[[], int] = lambda: 1) -> Model:
+def make_model(
+    config: ModelConfig, constrain: Callable = lambda x, axes: x, row_shards: Callable[[], int] = lambda: 1
+) -> Model:
     """Makes the `Model` of a configuration, a `Classifier` if it has a head. See `Model` for the arguments."""
     return (Classifier if config.head else Model)(config, constrain, row_shards)

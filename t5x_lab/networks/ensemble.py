@@ -30,7 +30,9 @@ class Ensemble:
         if len(sizes) != 1:
             raise UserError(f"The members of an ensemble must have the same vocabulary size. These have {sorted(sizes)}.")
         if len({network.architecture == "encoder" for network in self.networks}) != 1:
-            raise UserError("An encoder-only network has no next-token logits. Use encoder-only networks for all members or for none.")
+            raise UserError(
+                "An encoder-only network has no next-token logits. Use encoder-only networks for all members or for none."
+            )
 
     @property
     def architecture(self) -> str:

@@ -133,5 +133,7 @@ def _axes(module: str, path: tuple, param: nnx.Param, t5x_axes: dict) -> tuple[s
     axes = tuple(names or (None,) * param.get_value().ndim)
     shape = param.get_value().shape
     if len(axes) != len(shape):
-        raise UserError(f"The parameter {name} of {module} has the axes {axes} but the shape {shape}. Give one name per dimension.")
+        raise UserError(
+            f"The parameter {name} of {module} has the axes {axes} but the shape {shape}. Give one name per dimension."
+        )
     return axes

@@ -137,9 +137,7 @@ class Mlp(nnx.Module):
             self.wi_0, self.wi_1 = project_in(), project_in()
         wo = kernel(c, rngs, (c.mlp_dim, c.emb_dim), c.mlp_dim)
         self.wo = Projection(wo, ("mlp", "embed"), "BTF,FD->BTD", ("embed",) if c.has_bias("mlp") else ())
-        self.activations = tuple(
-            ACTIVATION_FUNCTIONS[x] if isinstance(x, str) else x for x in c.mlp_activations
-        )
+        self.activations = tuple(ACTIVATION_FUNCTIONS[x] if isinstance(x, str) else x for x in c.mlp_activations)
         self.dropout_rate, self.constrain = c.dropout_rate, constrain
 
     def __call__(self, x_BTD: jax.Array, dropout_key: jax.Array | None = None) -> jax.Array:

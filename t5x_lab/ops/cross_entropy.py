@@ -104,7 +104,9 @@ def _backward(config, saved, cotangents):
         d_hidden, d_matrix = jax.tree.map(lambda g: (g * d_objective).astype(g.dtype), gradient)
         d_weights = ((losses.loss + config.z_loss * jnp.square(losses.log_z)) * d_objective).astype(weights.dtype)
     if not (isinstance(d_losses.loss, SymbolicZero) and isinstance(d_losses.log_z, SymbolicZero)):
-        cotangents = (jnp.zeros(d.shape, d.dtype) if isinstance(d, SymbolicZero) else d for d in (d_losses.loss, d_losses.log_z))
+        cotangents = (
+            jnp.zeros(d.shape, d.dtype) if isinstance(d, SymbolicZero) else d for d in (d_losses.loss, d_losses.log_z)
+        )
         token_cotangents = lambda log_z, d_loss, d_log_z: (d_loss + d_log_z, d_loss)
         _, gradient = _chunked(hidden, matrix, targets, (token_cotangents, tuple(cotangents)), config, needs_matrix)
         d_hidden, d_matrix = jax.tree.map(jnp.add, (d_hidden, d_matrix), gradient)

@@ -34,7 +34,9 @@ def start_count_at(opt_state: Any, step: jax.Array) -> Any:
             return part._replace(count=copy_step())
         if isinstance(part, optax.InjectStatefulHyperparamsState):
             counts = jax.tree.map(lambda x: copy_step() if _is_count(x) else x, part.hyperparams_states)
-            return part._replace(count=copy_step(), hyperparams_states=counts, inner_state=start_count_at(part.inner_state, step))
+            return part._replace(
+                count=copy_step(), hyperparams_states=counts, inner_state=start_count_at(part.inner_state, step)
+            )
         return part
 
     return jax.tree.map(set_count, opt_state, is_leaf=_is_counted)

@@ -50,7 +50,9 @@ class Groups:
                     "frozen parameters."
                 )
         if all(optimizer is None for _, optimizer in self.groups):
-            raise UserError('All groups in Groups.groups are frozen. Set an optimizer for one of them: ("decoder/.*", @AdamW()).')
+            raise UserError(
+                'All groups in Groups.groups are frozen. Set an optimizer for one of them: ("decoder/.*", @AdamW()).'
+            )
 
     @property
     def learning_rate(self) -> Schedule:
@@ -158,7 +160,9 @@ def trained_predicate(optimizer: Optimizer, names: Sequence[str], trainable: str
     except re.error as error:
         raise UserError(f'TRAINABLE is "{trainable}", which is not a valid regular expression: {error}.') from error
     if not any(pattern.fullmatch(name) and is_in_group(name) for name in names):
-        raise UserError(f'TRAINABLE is "{trainable}", which matches no parameter. Examples of names: {", ".join(sorted(names)[:8])}.')
+        raise UserError(
+            f'TRAINABLE is "{trainable}", which matches no parameter. Examples of names: {", ".join(sorted(names)[:8])}.'
+        )
     return lambda name: bool(pattern.fullmatch(name)) and is_in_group(name)
 
 

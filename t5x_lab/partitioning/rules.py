@@ -77,7 +77,9 @@ class ShardingRules:
         """
         rules = {**ACTIVATION_RULES, **_as_tuples(self.activations)}
         if len(axes) != len(shape):
-            raise UserError(f"A network constrains an activation of shape {tuple(shape)} by the axes {axes}. Give one name per dimension.")
+            raise UserError(
+                f"A network constrains an activation of shape {tuple(shape)} by the axes {axes}. Give one name per dimension."
+            )
         for name in axes:
             if name is not None and name not in rules:
                 raise UserError(

@@ -35,7 +35,9 @@ def topology_devices(name: str, num_slices: int = 1) -> list:
     from jax.experimental import topologies
 
     if not re.fullmatch(r"\w+:[1-9]\d*(x[1-9]\d*)*", name):
-        raise UserError(f'--topology is "{name}". It must be a TPU generation and the chips along each axis, such as {EXAMPLES}.')
+        raise UserError(
+            f'--topology is "{name}". It must be a TPU generation and the chips along each axis, such as {EXAMPLES}.'
+        )
     try:
         import libtpu  # noqa: F401
     except ImportError:

@@ -52,7 +52,9 @@ def make_train_step(
     """
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        key = jax.random.fold_in(jax.random.split(jax.random.key(seed))[1], state.step)  # the other half initialized the parameters
+        key = jax.random.fold_in(
+            jax.random.split(jax.random.key(seed))[1], state.step
+        )  # the other half initialized the parameters
         weights, normalizer = model.weights_and_normalizer(batch)
         trained = select(state.params, is_trained)
         frozen = select(state.params, lambda name: not is_trained(name))
@@ -89,7 +91,10 @@ def make_train_step(
             **counts,
         }
         hook_statistics = statistics.compute(trained, grads, updates)
-        return dataclasses.replace(new, healthy=jnp.ones((), bool) if skip_bad_steps else healthy), {**metrics, **hook_statistics}
+        return dataclasses.replace(new, healthy=jnp.ones((), bool) if skip_bad_steps else healthy), {
+            **metrics,
+            **hook_statistics,
+        }
 
     return train_step
 

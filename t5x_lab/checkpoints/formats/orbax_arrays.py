@@ -1,4 +1,4 @@
-"""The arrays of a directory in Orbax's layout: read lazily, or written one after the other."""
+"""Reads and writes arrays in Orbax's directory layout, lazily and one at a time."""
 
 import json
 import math
@@ -18,10 +18,10 @@ INDEX_BYTES = 64 << 20
 
 
 def open_arrays(directory: epath.Path) -> dict[str, LazyTensor]:
-    """Every array, by its name in the saved tree, joined by "/".
+    """Returns all arrays by their path in the saved tree, joined with "/".
 
     Raises:
-      UserError: when the directory is damaged, or not Orbax's.
+      UserError: if the directory is damaged, or not in Orbax's layout.
     """
     try:
         metadata = json.loads((directory / METADATA).read_bytes())
@@ -31,18 +31,19 @@ def open_arrays(directory: epath.Path) -> dict[str, LazyTensor]:
             if entry["value_metadata"]["value_type"] in ("jax.Array", "np.ndarray", "scalar")
         ]
         if any(not name or "/" in name or name in (".", "..") for names in entries for name in names):
-            raise ValueError("it names arrays outside the directory")
-        how: dict[str, Any] = dict(
-            ocdbt=bool(metadata.get("use_ocdbt")), zarr3=bool(metadata.get("use_zarr3")), last=LastRead()
-        )
-        return {"/".join(names): open_zarr(directory, ".".join(names), **how) for names in entries}
+            raise ValueError("it lists arrays outside of the directory")
+        driver: dict[str, Any] = {"ocdbt": bool(metadata.get("use_ocdbt")), "zarr3": bool(metadata.get("use_zarr3"))}
+        cache = ChunkCache()
+        return {"/".join(names): open_zarr(directory, ".".join(names), cache=cache, **driver) for names in entries}
     except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
         raise Unreadable(f"{directory} cannot be read: {_first_line(error)}.") from error
 
 
-class LastRead:
-    """The chunks of one of the arrays that share this of which a part was read last: other slices of them, such as layers one
-    after the other, or the parts of several devices, are not read again."""
+class ChunkCache:
+    """Caches the chunks that were read last, so that other slices of them, such as the next layer, are not read again.
+
+    Several arrays share a cache, which holds the chunks of one of them.
+    """
 
     def __init__(self) -> None:
         self.context = ts.Context({"cache_pool": {"total_bytes_limit": INDEX_BYTES}})  # for OCDBT's own index
@@ -50,7 +51,7 @@ class LastRead:
         self._boxes: dict[tuple[tuple[int, int], ...], np.ndarray] = {}
 
     def read(self, store: ts.TensorStore, index: tuple[slice, ...]) -> np.ndarray:
-        """`store[index]`."""
+        """Returns `store[index]`."""
         chunk = _chunk_shape(store)
         ends = [part.indices(size)[:2] for part, size in zip(index, store.shape, strict=True)]
         box = tuple(
@@ -59,49 +60,50 @@ class LastRead:
         )
         if self._store is not store:
             self._store, self._boxes = store, {}
-        whole = self._boxes.get(box)
-        if whole is None:
-            whole = np.asarray(store[tuple(slice(*both) for both in box)].read().result())
+        array = self._boxes.get(box)
+        if array is None:
+            array = np.asarray(store[tuple(slice(*bounds) for bounds in box)].read().result())
             if list(box) != ends:
-                self._boxes[box] = whole
-        return whole[tuple(slice(a - c, b - c) for (a, b), (c, _) in zip(ends, box, strict=True))]
+                self._boxes[box] = array
+        return array[tuple(slice(a - c, b - c) for (a, b), (c, _) in zip(ends, box, strict=True))]
 
 
 def open_zarr(
     directory: epath.Path,
     name: str,
     *,
-    last: LastRead,
+    cache: ChunkCache,
     ocdbt: bool = False,
     zarr3: bool = False,
     assumed: dict[str, Any] | None = None,
 ) -> LazyTensor:
-    """One array of a directory of zarr arrays, or of an OCDBT store of them.
+    """Opens an array in a directory of zarr arrays, or in an OCDBT store of them.
 
     Args:
-      directory, name: where it is.
-      last: shared by the arrays that are read one after the other.
-      ocdbt, zarr3: how it was written.
-      assumed: replaces its own metadata.
+      directory: the directory.
+      name: name of the array.
+      cache: chunk cache, shared by arrays that are read sequentially.
+      ocdbt, zarr3: storage format of the directory.
+      assumed: metadata to use instead of the array's own.
 
     Raises:
-      ValueError: when it is not there or damaged.
+      ValueError: if the array is missing or damaged.
     """
     spec: dict[str, Any] = {
         "driver": "zarr3" if zarr3 else "zarr",
         "kvstore": _store(directory, name, ocdbt),
-        "fill_missing_data_reads": False,  # a chunk that is not there is damage, not zeros
+        "fill_missing_data_reads": False,  # a missing chunk is an error
     }
     if assumed is not None:
         spec["metadata"] = assumed
-    store = ts.open(spec, context=last.context, open=True, read=True, assume_metadata=assumed is not None).result()
+    store = ts.open(spec, context=cache.context, open=True, read=True, assume_metadata=assumed is not None).result()
     dtype = np.dtype(store.dtype.numpy_dtype)
-    if math.prod(_chunk_shape(store)) > max(2 * math.prod(store.shape), 1 << 20):  # it would be made in memory
-        raise ValueError(f"the chunks of {name} are said to be {_chunk_shape(store)}, of an array of the shape {store.shape}")
+    if math.prod(_chunk_shape(store)) > max(2 * math.prod(store.shape), 1 << 20):  # TensorStore would allocate them
+        raise ValueError(f"{name} has chunks of shape {_chunk_shape(store)}, but the array has shape {store.shape}")
 
     def read(index: tuple[slice, ...]) -> np.ndarray:
         try:
-            return last.read(store, index)
+            return cache.read(store, index)
         except ValueError as error:
             raise Unreadable(f"{directory} is damaged: {name} cannot be read ({_first_line(error)}).") from error
 
@@ -113,10 +115,10 @@ def _chunk_shape(store: ts.TensorStore) -> tuple[int, ...]:
 
 
 def single_axes(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Axes of which every entry has chunks of its own: the layers of a stack, and of its attention [layers, …] the heads.
+    """Returns axes with chunk size 1: the layers of a stack, and the heads of its attention kernels [layers, ...].
 
-    Heads are before the entries of a head, and fewer than what they are projected from. Where chunks would become too small,
-    as of what one of many devices holds, layers share them, and then heads.
+    The head axis is the first one that is not the largest. If chunks would become too small, as in the shard of one of many
+    devices, layers share chunks, and then heads.
     """
     if len(shape) == 4:
         widest = max(range(1, 4), key=lambda axis: shape[axis])
@@ -129,33 +131,33 @@ def single_axes(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
 
 
 def chunk_bytes(shape: tuple[int, ...], itemsize: int) -> int:
-    """The size of an array's chunks: small enough that a host which wants an eighth of any axis reads little else."""
+    """Returns the chunk size of an array in bytes, such that reading an eighth of any axis reads little else."""
     others = sorted(size for axis, size in enumerate(shape) if axis not in single_axes(shape, itemsize))
     parts = [max(size // 8, 1) for size in others]
     elements = parts[-1] * others[0] if len(shape) - len(parts) == 2 else parts[0] ** len(parts) if parts else 1
     return min(max(elements * itemsize, SMALLEST_CHUNK), LARGEST_CHUNK)
 
 
-def chunks_of(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """The shape of an array's chunks, see `chunk_bytes`: every axis is split eight times before one is split more often."""
+def chunk_shape(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """Returns the chunk shape of an array for `chunk_bytes`. Every axis is split eight times before one is split further."""
     single = single_axes(shape, itemsize)
     chunk = [1 if axis in single else size for axis, size in enumerate(shape)]
     while math.prod(chunk) * itemsize > chunk_bytes(shape, itemsize):
-        often = [-(-size // c) >= 8 for size, c in zip(shape, chunk, strict=True)]
-        axis = max(range(len(chunk)), key=lambda axis: (chunk[axis] > 1 and not often[axis], chunk[axis]))
+        is_split = [-(-size // c) >= 8 for size, c in zip(shape, chunk, strict=True)]
+        axis = max(range(len(chunk)), key=lambda axis: (chunk[axis] > 1 and not is_split[axis], chunk[axis]))
         chunk[axis] = -(-chunk[axis] // 2)
     return tuple(chunk)
 
 
 def write_arrays(directory: epath.Path, tensors: Mapping[str, LazyTensor], max_bytes: int = CHUNK_BYTES) -> dict[str, str]:
-    """Writes what Orbax restores as a tree; a chunk of one tensor is in memory at a time. Returns the checksums."""
+    """Writes tensors that Orbax restores as a tree, with one chunk in memory at a time. Returns their checksums."""
     sums: dict[str, str] = {}
     tree: dict[str, dict] = {}
     for name, tensor in tensors.items():
-        keys, chunk_shape = name.split("/"), chunks_of(tensor.shape, tensor.dtype.itemsize)
+        keys, chunks = name.split("/"), chunk_shape(tensor.shape, tensor.dtype.itemsize)
         array = {
             "shape": tensor.shape,
-            "chunks": chunk_shape,
+            "chunks": chunks,
             "dtype": np.dtype(tensor.dtype).str if tensor.dtype.kind != "V" else str(tensor.dtype),
             "compressor": {"id": "zstd", "level": 1},
         }
@@ -163,17 +165,17 @@ def write_arrays(directory: epath.Path, tensors: Mapping[str, LazyTensor], max_b
         spec["kvstore"] = _store(directory, ".".join(keys), ocdbt=True)
         store = ts.open(spec, create=True).result()
 
-        def written(store=store, tensor=tensor) -> Iterator[np.ndarray]:
+        def write_chunks(store=store, tensor=tensor, chunks=chunks) -> Iterator[np.ndarray]:
             row = 0
-            for chunk in tensor.chunks(max_bytes, multiple_of=(*chunk_shape, 1)[0]):
+            for chunk in tensor.chunks(max_bytes, multiple_of=(*chunks, 1)[0]):
                 target = store[row : row + len(chunk)] if tensor.shape else store
                 target.write(chunk).result()
                 row += len(chunk) if tensor.shape else 0
                 yield chunk
 
-        sums[name] = checksums.checksum_of_chunks(written())
+        sums[name] = checksums.checksum_of_chunks(write_chunks())
         tree[str(tuple(keys))] = {
-            "key_metadata": [{"key": key, "key_type": 2} for key in keys],  # of a dictionary
+            "key_metadata": [{"key": key, "key_type": 2} for key in keys],  # dictionary key
             "value_metadata": {"value_type": "jax.Array", "skip_deserialize": False, "write_shape": list(tensor.shape)},
         }
     metadata = {"tree_metadata": tree, "use_ocdbt": True, "use_zarr3": False, "store_array_data_equal_to_fill_value": True}
@@ -182,7 +184,7 @@ def write_arrays(directory: epath.Path, tensors: Mapping[str, LazyTensor], max_b
 
 
 def _store(directory: epath.Path, name: str, ocdbt: bool) -> dict[str, Any] | str:
-    """Where an array is, in TensorStore's words. A local path is no URL: it may have any characters."""
+    """Returns the TensorStore key-value store of an array. A local path is not a URL: it may contain any characters."""
     remote = "://" in str(directory)
     if ocdbt:
         base = f"{directory}/" if remote else {"driver": "file", "path": f"{directory}/"}

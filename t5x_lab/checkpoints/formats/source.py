@@ -1,4 +1,4 @@
-"""What every format gives: a checkpoint opened, none of its tensors read yet, under t5x_lab's names."""
+"""`Source`, an opened checkpoint with lazy tensors under t5x_lab's names, and the protocol of formats."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -14,13 +14,12 @@ class Source:
     """An opened checkpoint.
 
     Attributes:
-      path: where it is.
-      step: of its training; 0 where it does not say.
-      params: the parameters, by unstacked names (see `checkpoints.layers`).
-      slots: the optimizer's tensors that belong to parameters, by slot ("v_row") and unstacked name of the parameter.
-      others: what belongs to no parameter, such as the optimizer's own step and the counters of tokens.
-      check: to be called after the reading, by all processes together; raises a `UserError` where what was read of a checkpoint
-        with checksums is not as it was saved.
+      path: path of the checkpoint.
+      step: training step. 0 if unknown.
+      params: parameters by unstacked name. See `checkpoints.layers`.
+      slots: optimizer tensors of parameters, by slot ("v_row") and unstacked parameter name.
+      others: tensors without a parameter, such as the optimizer's step and token counters.
+      check: function that all processes call after reading. It raises a `UserError` if arrays differ from their checksums.
     """
 
     path: epath.Path
@@ -35,35 +34,35 @@ class Format(Protocol):
     """A checkpoint format. The modules of this folder satisfy it.
 
     Attributes:
-      NAME: what `--from` and `--to` call it.
-      TITLE: what sentences call it.
+      NAME: name for `--from` and `--to`.
+      TITLE: name for messages.
     """
 
     NAME: str
     TITLE: str
 
     def find(self, root: epath.Path, step: int | None) -> epath.Path | None:
-        """The checkpoint that is at `root` or in it (of `step`, or the latest); None where there is none of this format.
+        """Returns the checkpoint at or in `root`, of `step` or the latest; None if there is none of this format.
 
         Raises:
-          UserError: when there is one, but not of this step.
+          UserError: if there are checkpoints, but not of this step.
         """
 
     def step_of(self, path: epath.Path) -> int:
-        """The step of a checkpoint that `find` gave; 0 where the format has none."""
+        """Returns the step of a checkpoint from `find`; 0 if the format has no steps."""
 
     def open(self, path: epath.Path) -> Source:
-        """Opens a checkpoint that `find` gave.
+        """Opens a checkpoint from `find`.
 
         Raises:
-          UserError: when it is damaged, or of a kind or version that is not read.
+          UserError: if it is damaged, or of an unsupported kind or version.
         """
 
     def open_as_saved(self, path: epath.Path) -> Mapping[str, LazyTensor]:
-        """All that is in a checkpoint, by its own names."""
+        """Returns all tensors of a checkpoint by their names in the format."""
 
 
-def owner_of(name: str, params: Mapping) -> str | None:
-    """The parameter whose name is the end of a name in the optimizer's state."""
-    words = name.split("/")
-    return next((owner for i in range(1, len(words)) if (owner := "/".join(words[i:])) in params), None)
+def find_owner(name: str, params: Mapping) -> str | None:
+    """Returns the parameter whose name is a suffix of a name in the optimizer state, or None."""
+    parts = name.split("/")
+    return next((owner for i in range(1, len(parts)) if (owner := "/".join(parts[i:])) in params), None)

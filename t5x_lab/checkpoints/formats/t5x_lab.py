@@ -1,4 +1,4 @@
-"""t5x_lab's own checkpoints, read lazily and written without a run."""
+"""t5x_lab's checkpoints: lazy reading, and writing without a run."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,7 @@ import numpy as np
 from etils import epath
 
 from t5x_lab.checkpoints.formats import orbax_arrays
-from t5x_lab.checkpoints.formats.source import Source, owner_of
+from t5x_lab.checkpoints.formats.source import Source, find_owner
 from t5x_lab.checkpoints.layers import Part, stack_layers, unstack_layers
 from t5x_lab.checkpoints.layout import (
     ARRAYS,
@@ -34,15 +34,15 @@ def step_of(path: epath.Path) -> int:
 
 
 def open(path: epath.Path, weights: str = "params") -> Source:
-    """As `Format.open`; `weights` is the part whose arrays are the parameters."""
+    """Opens a checkpoint. See `Format.open`. `weights` is the part with the parameters."""
     info = read_info(path)
     witness = Witness(path, info.get("checksums", {}))
-    open_watched = lambda part: {n: witness.watch(f"{part}/{n}", tensor) for n, tensor in open_part(path, part).items()}
-    params = open_watched(weights)
+    open_verified = lambda part: {n: witness.watch(f"{part}/{n}", tensor) for n, tensor in open_part(path, part).items()}
+    params = open_verified(weights)
     slots: dict[str, dict[str, LazyTensor]] = {}
-    others = {"step": from_array(np.array(info["step"], np.int32))}  # where there are parameters alone
-    for name, tensor in (open_watched("rest") if (path / "rest").exists() else {}).items():
-        owner = owner_of(name, params)
+    others = {"step": from_array(np.array(info["step"], np.int32))}  # for checkpoints with parameters only
+    for name, tensor in (open_verified("rest") if (path / "rest").exists() else {}).items():
+        owner = find_owner(name, params)
         if owner:
             slots.setdefault(name.removeprefix("opt_state/").removesuffix(f"/{owner}"), {})[owner] = tensor
         else:
@@ -52,7 +52,7 @@ def open(path: epath.Path, weights: str = "params") -> Source:
 
 
 def open_part(path: epath.Path, part: str) -> dict[str, LazyTensor]:
-    """The arrays of one of `ARRAYS`, by today's names."""
+    """Returns the arrays of a part in `ARRAYS` by current names."""
     saved_format = read_info(path)["format"]
     return {current_name(name, saved_format): x for name, x in orbax_arrays.open_arrays(path / part).items()}
 
@@ -63,14 +63,14 @@ def open_as_saved(path: epath.Path) -> dict[str, LazyTensor]:
 
 
 def write(path: epath.Path, tensors: Mapping[str, LazyTensor], parts: Mapping[str, Part], step: int, **notes: Any) -> None:
-    """Writes a checkpoint of parameters alone to the new directory `path`; about one tensor is in memory at a time.
+    """Writes a checkpoint with parameters only, with about one tensor in memory at a time.
 
     Args:
-      path: a `checkpoints/<step>` directory.
-      tensors: by unstacked names, in the order of the layers.
-      parts: what these names stand for in the model.
-      step: of their training.
-      notes: for its info.
+      path: new `checkpoints/<step>` directory.
+      tensors: tensors by unstacked name, in the order of the layers.
+      parts: meaning of these names in the model.
+      step: training step.
+      notes: additional info.
     """
     (path / "params").mkdir(parents=True)
     params = stack_layers(tensors, parts)

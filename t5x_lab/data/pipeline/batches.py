@@ -13,7 +13,7 @@ import seqio
 import tensorflow as tf
 from etils import epath
 
-from t5x_lab.checkpoints.layout import from_another
+from t5x_lab.checkpoints.layout import initial_checkpoint_flags
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.user_code import describe_error, describe_user_code_error
 from t5x_lab.data.config import DataConfig
@@ -158,7 +158,7 @@ class SeqioBatches:
         if change:
             raise UserError(
                 f"The text files changed since the checkpoint: {change}. The saved position is invalid for them. Restore the "
-                f"files, or train on the new text in a new MODEL_DIR, with {from_another(directory.parent)}"
+                f"files, or train on the new text in a new MODEL_DIR, with {initial_checkpoint_flags(directory.parent)}"
             )
 
 

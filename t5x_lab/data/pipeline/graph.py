@@ -112,11 +112,19 @@ def _single_device_functions() -> Iterator[None]:
     from tensorflow.python.data.ops.structured_function import StructuredFunctionWrapper
 
     original = StructuredFunctionWrapper.__init__
+    in_graph = None  # None before the first function; then whether the current function belongs to the graph
 
     def mark_single_device(self, func, transformation_name, *args, defun_kwargs=None, **options):
+        nonlocal in_graph
+        outer = in_graph
+        # Datasets that are read eagerly while a function is traced (`tf.init_scope`) do not belong to the graph.
+        in_graph = outer is None or (outer and not tf.executing_eagerly())
         # TensorFlow rejects a marked scan function because of its two results.
-        mark = {} if "scan" in transformation_name else {"experimental_ints_on_device": True}
-        original(self, func, transformation_name, *args, defun_kwargs={**(defun_kwargs or {}), **mark}, **options)
+        mark = {"experimental_ints_on_device": True} if in_graph and "scan" not in transformation_name else {}
+        try:
+            original(self, func, transformation_name, *args, defun_kwargs={**(defun_kwargs or {}), **mark}, **options)
+        finally:
+            in_graph = outer
 
     StructuredFunctionWrapper.__init__ = mark_single_device
     try:

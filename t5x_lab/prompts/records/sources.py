@@ -166,7 +166,7 @@ def _read_table(file: str, separator: str, records: Records) -> Iterator[list[by
         columns: Any = records.columns or None
         # Files without a header line, such as those of GLUE, do not quote either.
         quoting = csv.QUOTE_NONE if columns else csv.QUOTE_MINIMAL
-        table: Any = csv.DictReader(lines, columns, delimiter=separator, quoting=quoting)
+        table: Any = csv.DictReader(lines, columns, delimiter=separator, quoting=quoting)  # type: ignore[call-overload]
         rows = ({**row, **{name: _parse_number(row[name]) for name in records.numbers if row.get(name)}} for row in table)
         while batch := [encode_json(row) for row in itertools.islice(rows, READ_BATCH)]:
             yield batch

@@ -6,7 +6,8 @@ import json
 import pathlib
 from typing import Any
 
-from t5x_lab.checkpoints.formats import Location, huggingface
+from t5x_lab.checkpoints.formats.huggingface import directory as huggingface
+from t5x_lab.checkpoints.formats.location import Location
 from t5x_lab.checkpoints.layout import read_info
 from t5x_lab.config.errors import NotHere, NotSet, UserError
 from t5x_lab.config.log import log

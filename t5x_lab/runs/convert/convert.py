@@ -7,10 +7,13 @@ import tempfile
 import numpy as np
 from etils import epath
 
-from t5x_lab.checkpoints.formats import FORMATS, Location, Source, huggingface, open_source, t5x_lab
-from t5x_lab.checkpoints.layers import parts_of
+from t5x_lab.checkpoints.formats import t5x_lab
+from t5x_lab.checkpoints.formats.huggingface import directory as huggingface
+from t5x_lab.checkpoints.formats.location import FORMATS, Location, open_source
+from t5x_lab.checkpoints.formats.source import Source
+from t5x_lab.checkpoints.layers import network_parts
 from t5x_lab.checkpoints.lazy_tensors import LazyTensor, check_shape
-from t5x_lab.checkpoints.verification import explaining_damage
+from t5x_lab.checkpoints.verification import explain_damage
 from t5x_lab.config.errors import NotSet, UserError
 from t5x_lab.data.vocabularies.config import HuggingFaceVocabulary, SpecialTokens, Vocabulary
 from t5x_lab.networks.network import Network, has_encoder
@@ -41,9 +44,9 @@ def convert(location: Location, target: str, to: str, *, config: GinConfig | Non
     config = config or read_config(location)
     network = config.model().network
     if to == "hf":
-        huggingface.family_of(network)
+        huggingface.find_family(network)
     path = _check_target(target, location)
-    with explaining_damage(location.path):
+    with explain_damage(location.path):
         source = open_source(location)
         tensors = _read_tensors(source, network)
         try:
@@ -90,7 +93,7 @@ def _check_target(target: str, location: Location) -> pathlib.Path:
 
 def _read_tensors(source: Source, network: Network) -> dict[str, LazyTensor]:
     """Returns the source's parameters in the model's shapes and order."""
-    parts = parts_of(network)
+    parts = network_parts(network)
     for name in parts:
         if name not in source.params:
             raise UserError(f"{source.path} has no parameter {name}. Pass the configuration it was trained with.")
@@ -119,7 +122,7 @@ def _write_run(new: pathlib.Path, path: pathlib.Path, tensors: dict[str, LazyTen
         write_tokenizer(new / TOKENIZER, vocabulary, config.special_tokens(), has_encoder(config.model().network))
         text = GinConfig((), (text, f"HuggingFaceVocabulary.path = {str(path / TOKENIZER)!r}")).text
     (new / "config.gin").write_text(text)
-    parts = parts_of(config.model().network)
+    parts = network_parts(config.model().network)
     t5x_lab.write(epath.Path(new) / "checkpoints" / str(step), tensors, parts, step, config=text)
 
 

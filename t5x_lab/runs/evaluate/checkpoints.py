@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import jax
 from etils import epath
 
-from t5x_lab.checkpoints.formats import find
+from t5x_lab.checkpoints.formats.location import find
 from t5x_lab.checkpoints.initial import load_params
 from t5x_lab.checkpoints.layout import absolute_path, find_checkpoint, finished_steps
 from t5x_lab.config.errors import UserError

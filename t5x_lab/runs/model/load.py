@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from t5x_lab.checkpoints.formats import Location, find
+from t5x_lab.checkpoints.formats.location import Location, find
 from t5x_lab.checkpoints.initial import load_params
 from t5x_lab.checkpoints.layout import read_info
 from t5x_lab.config.errors import UserError, check_choice

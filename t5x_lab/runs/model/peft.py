@@ -11,8 +11,8 @@ import numpy as np
 from flax import traverse_util
 
 from t5x_lab.checkpoints.config import RestoreCheckpointConfig
-from t5x_lab.checkpoints.formats import find
 from t5x_lab.checkpoints.formats.huggingface import peft
+from t5x_lab.checkpoints.formats.location import find
 from t5x_lab.checkpoints.initial import load_params
 from t5x_lab.checkpoints.manager import save_run
 from t5x_lab.config.errors import UserError

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from t5x_lab.checkpoints.config import RestoreCheckpointConfig
-from t5x_lab.checkpoints.formats import Location, find
+from t5x_lab.checkpoints.formats.location import Location, find
 from t5x_lab.checkpoints.formats.t5x_lab import open_part
 from t5x_lab.checkpoints.initial import carry_over, load_params
 from t5x_lab.checkpoints.layout import (
@@ -20,7 +20,7 @@ from t5x_lab.checkpoints.layout import (
     read_info,
 )
 from t5x_lab.checkpoints.manager import Checkpoints
-from t5x_lab.checkpoints.verification import explaining_damage
+from t5x_lab.checkpoints.verification import explain_damage
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.gin_files import gin_flag
 from t5x_lab.networks.peft import peft_names
@@ -73,7 +73,7 @@ def find_starting_point(run: RunConfig) -> StartingPoint:
             )
             restore = RestoreCheckpointConfig(carry=("step",))
             return StartingPoint(reason, checkpoint=find(str(path)), restore=restore)
-        with explaining_damage(path):
+        with explain_damage(path):
             check_format(path)
             check_settings(run.model_dir, steps[-1], run.identity())
         reason = f"Continuing after step {steps[-1]}, the latest checkpoint in {run.model_dir}{ignored}."
@@ -110,7 +110,7 @@ def _check_optimizer(run: RunConfig, start: StartingPoint, abstract: TrainState)
     if start.step is None:
         return
     path = absolute_path(run.model_dir) / "checkpoints" / str(start.step)
-    with explaining_damage(path):
+    with explain_damage(path):
         tensors = {name: tuple(tensor.shape) for name, tensor in open_part(path, "rest").items()}
     prefix = "opt_state/"
     stored = {name.removeprefix(prefix): shape for name, shape in tensors.items() if name.startswith(prefix)}

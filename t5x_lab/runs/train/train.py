@@ -11,7 +11,7 @@ from etils import epath
 
 from t5x_lab.checkpoints.layout import absolute_path, read_info
 from t5x_lab.checkpoints.manager import Checkpoints
-from t5x_lab.checkpoints.saving import Saver, without_abandoned_writes
+from t5x_lab.checkpoints.saving import Saver, suppress_event_loop_errors
 from t5x_lab.config.json_files import read_dictionary
 from t5x_lab.config.log import log
 from t5x_lab.evaluation.config import EarlyStopping
@@ -62,7 +62,7 @@ def train(config: GinConfig) -> None:
     """
     clock = Clock()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(without_abandoned_writes())
+        stack.enter_context(suppress_event_loop_errors())
         job = prepare(config, stack)
         log(job.starting_point.reason)
         rule = job.run.early_stopping

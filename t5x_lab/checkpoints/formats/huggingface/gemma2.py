@@ -1,18 +1,18 @@
-"""Gemma 2: a Llama whose logits are capped, with norms on both sides of a sub-layer and scaled embeddings.
+"""Gemma 2: Llama with capped logits, norms before and after sub-layers, and scaled embeddings.
 
-Its scales are stored as what they differ from 1. Half of its layers see a window of the text only; ours see all of it, so that
-texts longer than the window are refused.
+Norm scales are stored as the difference from 1. Half of its layers have sliding-window attention; ours have full attention, so
+sequences longer than the window are rejected.
 """
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from t5x_lab.checkpoints.formats.huggingface.llama import projections, rotations, scaling_to_theirs, sizes, with_prefix
+from t5x_lab.checkpoints.formats.huggingface.llama import projections, rotations, scaling_to_hf, sizes, with_prefix
 from t5x_lab.checkpoints.formats.huggingface.table import Entry, Family, linear
 from t5x_lab.config.errors import UserError
 from t5x_lab.networks.transformer import TransformerConfig
 
-_MAX_LENGTH = 8192  # a hint for serving; rotations know no end
+_MAX_LENGTH = 8192  # only a hint for serving
 _NORMS = {
     "input_layernorm": "self_attention_norm",
     "post_attention_layernorm": "self_attention_output_norm",
@@ -24,16 +24,16 @@ _NORMS = {
 def _entries(c: TransformerConfig) -> Iterator[Entry]:
     yield Entry("model.embed_tokens.weight", ("token_embedder/embedding",))
     for i in range(c.num_decoder_layers):
-        theirs, ours = f"model.layers.{i}", f"decoder/layers_{i}"
+        source, target = f"model.layers.{i}", f"decoder/layers_{i}"
         for name, norm in _NORMS.items():
-            yield Entry(f"{theirs}.{name}.weight", (f"{ours}/{norm}/scale",), less=1.0)
-        yield from projections(theirs, ours)
+            yield Entry(f"{source}.{name}.weight", (f"{target}/{norm}/scale",), less=1.0)
+        yield from projections(source, target)
     yield Entry("model.norm.weight", ("decoder/final_norm/scale",), less=1.0)
     if not c.logits_via_embedding:
         yield linear("lm_head", "logits_dense")
 
 
-def _to_theirs(c: TransformerConfig) -> dict[str, Any] | None:
+def _to_hf_config(c: TransformerConfig) -> dict[str, Any] | None:
     is_gemma = (
         (c.architecture, c.positions, c.norm, c.norm_position, c.scaling)
         == ("causal_decoder", "rotary", "rms", "both", "standard")
@@ -58,13 +58,13 @@ def _to_theirs(c: TransformerConfig) -> dict[str, Any] | None:
         "max_position_embeddings": c.max_positions or c.longest_sequence or _MAX_LENGTH,
         "rms_norm_eps": c.norm_epsilon,
         "rope_theta": c.rotary_theta,
-        "rope_parameters": {"rope_theta": c.rotary_theta, **scaling_to_theirs(c.rotary_scaling)},
+        "rope_parameters": {"rope_theta": c.rotary_theta, **scaling_to_hf(c.rotary_scaling)},
         "tie_word_embeddings": c.logits_via_embedding,
         "attention_bias": False,
     }  # fmt: skip
 
 
-def _to_ours(config: Mapping[str, Any]) -> TransformerConfig:
+def _from_hf_config(config: Mapping[str, Any]) -> TransformerConfig:
     theta, scaling = rotations(config)
     if (
         config.get("hidden_activation", "gelu_pytorch_tanh") != "gelu_pytorch_tanh"
@@ -72,8 +72,8 @@ def _to_ours(config: Mapping[str, Any]) -> TransformerConfig:
         or config.get("query_pre_attn_scalar", 256) != config.get("head_dim", 256)
     ):
         raise UserError(
-            "config.json has another activation or biases than Gemma 2's, or a query_pre_attn_scalar that is not its head_dim; "
-            "such models are not read."
+            "config.json has an activation, biases or a query_pre_attn_scalar that t5x_lab does not support for Gemma 2. Use a "
+            "model with gelu_pytorch_tanh, without biases, and with query_pre_attn_scalar = head_dim."
         )
     kinds = config.get("layer_types") or ["sliding_attention", "full_attention"]
     has_windows = "sliding_attention" in kinds
@@ -102,4 +102,4 @@ def _to_ours(config: Mapping[str, Any]) -> TransformerConfig:
     )
 
 
-FAMILY = Family(_entries, _to_theirs, _to_ours, with_prefix)
+FAMILY = Family(_entries, _to_hf_config, _from_hf_config, with_prefix)

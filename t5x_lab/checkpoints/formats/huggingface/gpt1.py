@@ -12,24 +12,24 @@ def _entries(c: TransformerConfig) -> Iterator[Entry]:
     yield Entry("transformer.tokens_embed.weight", ("token_embedder/embedding",))
     yield Entry("transformer.positions_embed.weight", ("position_embedder/embedding",))
     for i in range(c.num_decoder_layers):
-        theirs, ours = f"transformer.h.{i}", f"decoder/layers_{i}"
+        source, target = f"transformer.h.{i}", f"decoder/layers_{i}"
         sublayers = (
             ("attn.c_attn", ("self_attention/query", "self_attention/key", "self_attention/value"), 1),
             ("attn.c_proj", ("self_attention/out",), 2),
             ("mlp.c_fc", ("mlp/wi",), 1),
             ("mlp.c_proj", ("mlp/wo",), 1),
         )
-        for name, parts, inputs in sublayers:  # a Conv1D has its inputs first
-            yield Entry(f"{theirs}.{name}.weight", tuple(f"{ours}/{part}/kernel" for part in parts), inputs)
-            yield Entry(f"{theirs}.{name}.bias", tuple(f"{ours}/{part}/bias" for part in parts), inputs=0)
+        for name, parts, inputs in sublayers:  # Conv1D has inputs first
+            yield Entry(f"{source}.{name}.weight", tuple(f"{target}/{part}/kernel" for part in parts), inputs)
+            yield Entry(f"{source}.{name}.bias", tuple(f"{target}/{part}/bias" for part in parts), inputs=0)
         for name, norm in (("ln_1", "self_attention_norm"), ("ln_2", "mlp_norm")):
-            yield Entry(f"{theirs}.{name}.weight", (f"{ours}/{norm}/scale",))
-            yield Entry(f"{theirs}.{name}.bias", (f"{ours}/{norm}/bias",))
+            yield Entry(f"{source}.{name}.weight", (f"{target}/{norm}/scale",))
+            yield Entry(f"{source}.{name}.bias", (f"{target}/{norm}/bias",))
     if not c.logits_via_embedding:
         yield linear("lm_head", "logits_dense")
 
 
-def _to_theirs(c: TransformerConfig) -> dict[str, Any] | None:
+def _to_hf_config(c: TransformerConfig) -> dict[str, Any] | None:
     is_gpt = (
         (c.architecture, c.positions, c.norm, c.norm_position, c.scaling)
         == ("causal_decoder", "learned", "layer", "post", "standard")
@@ -55,9 +55,9 @@ def _to_theirs(c: TransformerConfig) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
-def _to_ours(config: Mapping[str, Any]) -> TransformerConfig:
+def _from_hf_config(config: Mapping[str, Any]) -> TransformerConfig:
     if config.get("afn", "gelu") != "gelu":
-        raise UserError(f'config.json has afn "{config["afn"]}"; of GPT-1 t5x_lab reads models with "gelu".')
+        raise UserError(f'config.json has afn "{config["afn"]}". For GPT-1 t5x_lab supports "gelu" only.')
     return TransformerConfig(
         architecture="causal_decoder",
         vocab_size=config["vocab_size"],
@@ -78,8 +78,8 @@ def _to_ours(config: Mapping[str, Any]) -> TransformerConfig:
     )
 
 
-def _alias(name: str) -> str:
+def _canonical_name(name: str) -> str:
     return name if name.startswith(("transformer.", "lm_head.")) else f"transformer.{name}"
 
 
-FAMILY = Family(_entries, _to_theirs, _to_ours, _alias)
+FAMILY = Family(_entries, _to_hf_config, _from_hf_config, _canonical_name)

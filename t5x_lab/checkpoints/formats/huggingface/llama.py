@@ -1,6 +1,6 @@
-"""Llama and Qwen: causal decoders with rotary positions, RMS norms and a gated SiLU.
+"""Llama and Qwen: causal decoders with rotary positions, RMS norms and gated SiLU.
 
-Qwen 2's queries, keys and values have biases; Qwen 3's queries and keys are normed.
+Qwen 2 has biases of queries, keys and values; Qwen 3 has norms of queries and keys.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,20 +11,20 @@ from t5x_lab.config.errors import UserError
 from t5x_lab.networks.config import RotaryScaling
 from t5x_lab.networks.transformer import TransformerConfig
 
-_MAX_LENGTH = 2048  # a hint for serving; rotations know no end
+_MAX_LENGTH = 2048  # only a hint for serving
 
 
-def projections(theirs: str, ours: str) -> Iterator[Entry]:
-    """The matrices of a layer, which Gemma 2 has under the same names."""
-    for letter, which in (("q", "query"), ("k", "key"), ("v", "value")):
-        yield linear(f"{theirs}.self_attn.{letter}_proj", f"{ours}/self_attention/{which}")
-    yield linear(f"{theirs}.self_attn.o_proj", f"{ours}/self_attention/out", inputs=2)
-    for name, which in (("gate", "wi_0"), ("up", "wi_1"), ("down", "wo")):
-        yield linear(f"{theirs}.mlp.{name}_proj", f"{ours}/mlp/{which}")
+def projections(source: str, target: str) -> Iterator[Entry]:
+    """Yields the projections of a layer, with the same names in Llama and Gemma 2."""
+    for letter, projection in (("q", "query"), ("k", "key"), ("v", "value")):
+        yield linear(f"{source}.self_attn.{letter}_proj", f"{target}/self_attention/{projection}")
+    yield linear(f"{source}.self_attn.o_proj", f"{target}/self_attention/out", inputs=2)
+    for name, projection in (("gate", "wi_0"), ("up", "wi_1"), ("down", "wo")):
+        yield linear(f"{source}.mlp.{name}_proj", f"{target}/mlp/{projection}")
 
 
 def sizes(c: TransformerConfig) -> dict[str, int]:
-    """The sizes of config.json, under the names of Llama and Gemma 2."""
+    """Returns the sizes in config.json, with the names of Llama and Gemma 2."""
     return {
         "vocab_size": c.vocab_size,
         "hidden_size": c.emb_dim,
@@ -39,30 +39,30 @@ def sizes(c: TransformerConfig) -> dict[str, int]:
 def _entries(c: TransformerConfig) -> Iterator[Entry]:
     yield Entry("model.embed_tokens.weight", ("token_embedder/embedding",))
     for i in range(c.num_decoder_layers):
-        theirs, ours = f"model.layers.{i}", f"decoder/layers_{i}"
-        yield Entry(f"{theirs}.input_layernorm.weight", (f"{ours}/self_attention_norm/scale",))
-        yield from projections(theirs, ours)
-        yield from _biases(c, theirs, ours)
-        for letter, which in (("q", "query"), ("k", "key")) if c.qk_norm else ():
-            yield Entry(f"{theirs}.self_attn.{letter}_norm.weight", (f"{ours}/self_attention/{which}_norm/scale",))
-        yield Entry(f"{theirs}.post_attention_layernorm.weight", (f"{ours}/mlp_norm/scale",))
+        source, target = f"model.layers.{i}", f"decoder/layers_{i}"
+        yield Entry(f"{source}.input_layernorm.weight", (f"{target}/self_attention_norm/scale",))
+        yield from projections(source, target)
+        yield from _biases(c, source, target)
+        for letter, projection in (("q", "query"), ("k", "key")) if c.qk_norm else ():
+            yield Entry(f"{source}.self_attn.{letter}_norm.weight", (f"{target}/self_attention/{projection}_norm/scale",))
+        yield Entry(f"{source}.post_attention_layernorm.weight", (f"{target}/mlp_norm/scale",))
     yield Entry("model.norm.weight", ("decoder/final_norm/scale",))
     if not c.logits_via_embedding:
         yield linear("lm_head", "logits_dense")
 
 
-def _biases(c: TransformerConfig, theirs: str, ours: str) -> Iterator[Entry]:
+def _biases(c: TransformerConfig, source: str, target: str) -> Iterator[Entry]:
     attention = {"q": "query", "k": "key", "v": "value"} if c.has_bias("qkv") else {}
     attention |= {"o": "out"} if c.has_bias("out") else {}
-    for letter, which in attention.items():
-        yield Entry(f"{theirs}.self_attn.{letter}_proj.bias", (f"{ours}/self_attention/{which}/bias",), inputs=0)
-    for name, which in (("gate", "wi_0"), ("up", "wi_1"), ("down", "wo")) if c.has_bias("mlp") else ():
-        yield Entry(f"{theirs}.mlp.{name}_proj.bias", (f"{ours}/mlp/{which}/bias",), inputs=0)
+    for letter, projection in attention.items():
+        yield Entry(f"{source}.self_attn.{letter}_proj.bias", (f"{target}/self_attention/{projection}/bias",), inputs=0)
+    for name, projection in (("gate", "wi_0"), ("up", "wi_1"), ("down", "wo")) if c.has_bias("mlp") else ():
+        yield Entry(f"{source}.mlp.{name}_proj.bias", (f"{target}/mlp/{projection}/bias",), inputs=0)
 
 
 def _kind(c: TransformerConfig) -> str | None:
-    """The model_type whose class has these biases and norms."""
-    qkv, out, mlp = (c.has_bias(where) for where in ("qkv", "out", "mlp"))
+    """Returns the model_type with these biases and norms, or None."""
+    qkv, out, mlp = (c.has_bias(name) for name in ("qkv", "out", "mlp"))
     if c.qk_norm:
         return "qwen3" if qkv == out and not mlp else None
     if qkv == out:
@@ -71,18 +71,18 @@ def _kind(c: TransformerConfig) -> str | None:
 
 
 def with_prefix(name: str) -> str:
-    """A tensor's name in a model for language modelling; the model inside it, saved alone, leaves "model." out."""
+    """Returns the name of a tensor with the prefix "model.", which is missing if the inner model was saved."""
     return name if name.startswith(("model.", "lm_head.")) else f"model.{name}"
 
 
-def _to_theirs(c: TransformerConfig) -> dict[str, Any] | None:
+def _to_hf_config(c: TransformerConfig) -> dict[str, Any] | None:
     is_llama = (
         (c.architecture, c.positions, c.norm, c.norm_position, c.scaling)
         == ("causal_decoder", "rotary", "rms", "pre", "standard")
         and c.mlp_activations in (("silu", "linear"), ("swish", "linear"))
         and _kind(c)
-        and c.emb_dim % c.num_heads == 0  # transformers insists, though head_dim is free
-        and not (c.longest_sequence and _kind(c) == "llama")  # only Qwens have windows
+        and c.emb_dim % c.num_heads == 0  # required by transformers
+        and not (c.longest_sequence and _kind(c) == "llama")  # only Qwen has sliding windows
     )
     if not is_llama:
         return None
@@ -93,21 +93,21 @@ def _to_theirs(c: TransformerConfig) -> dict[str, Any] | None:
         "hidden_act": "silu",
         "rms_norm_eps": c.norm_epsilon,
         "rope_theta": c.rotary_theta,
-        "rope_parameters": {"rope_theta": c.rotary_theta, **scaling_to_theirs(c.rotary_scaling)},
+        "rope_parameters": {"rope_theta": c.rotary_theta, **scaling_to_hf(c.rotary_scaling)},
         "max_position_embeddings": c.max_positions or _MAX_LENGTH * round(c.rotary_scaling.factor if c.rotary_scaling else 1),
         "tie_word_embeddings": c.logits_via_embedding,
         "attention_bias": c.has_bias("out"),
         "mlp_bias": c.has_bias("mlp"),
-        **(_windows_to_theirs(c.longest_sequence) if c.longest_sequence else {}),
+        **(_windows_to_hf(c.longest_sequence) if c.longest_sequence else {}),
     }  # fmt: skip
 
 
-def _windows_to_theirs(length: int) -> dict[str, Any]:
-    """Of all layers: which of them had windows is not kept, and texts that are no longer see no difference."""
+def _windows_to_hf(length: int) -> dict[str, Any]:
+    """Returns settings with windows in all layers. For sequences within the window this makes no difference."""
     return {"use_sliding_window": True, "sliding_window": length, "max_window_layers": 0}
 
 
-def scaling_to_theirs(scaling: RotaryScaling | None) -> dict[str, Any]:
+def scaling_to_hf(scaling: RotaryScaling | None) -> dict[str, Any]:
     if scaling is None:
         return {"rope_type": "default"}
     if scaling.kind == "linear":
@@ -121,7 +121,7 @@ def scaling_to_theirs(scaling: RotaryScaling | None) -> dict[str, Any]:
     }
 
 
-def _scaling_to_ours(kind: str, rope: Mapping[str, Any]) -> RotaryScaling | None:
+def _scaling_from_hf(kind: str, rope: Mapping[str, Any]) -> RotaryScaling | None:
     if kind == "default":
         return None
     if kind == "linear":
@@ -135,19 +135,19 @@ def _scaling_to_ours(kind: str, rope: Mapping[str, Any]) -> RotaryScaling | None
 
 
 def rotations(config: Mapping[str, Any]) -> tuple[float, RotaryScaling | None]:
-    """Their base, and how they are scaled, of a config.json as any version of `transformers` writes them."""
+    """Returns base and scaling of rotary positions from a config.json of any version of `transformers`."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in ("default", "linear", "llama3") or rope.get("partial_rotary_factor", 1.0) != 1.0:
         raise UserError(
-            f'config.json has rotations of type "{kind}", or of a part of each head; t5x_lab reads models with whole rotations '
-            'of type "default", "linear" or "llama3".'
+            f'config.json has rotary positions of type "{kind}", or of a part of each head. t5x_lab supports the types "default", '
+            '"linear" and "llama3" of whole heads.'
         )
-    return float(rope.get("rope_theta", config.get("rope_theta", 10000.0))), _scaling_to_ours(kind, rope)
+    return float(rope.get("rope_theta", config.get("rope_theta", 10000.0))), _scaling_from_hf(kind, rope)
 
 
 def _window(config: Mapping[str, Any]) -> int | None:
-    """Tokens that some layers of a Qwen see; they see all of a text that is no longer."""
+    """Returns the sliding window of a Qwen, or None. Within the window attention is full."""
     if not config.get("use_sliding_window") or config["model_type"] == "llama":
         return None
     kinds = config.get("layer_types")
@@ -155,11 +155,11 @@ def _window(config: Mapping[str, Any]) -> int | None:
     return config.get("sliding_window", 4096) if has_windows else None
 
 
-def _to_ours(config: Mapping[str, Any]) -> TransformerConfig:
+def _from_hf_config(config: Mapping[str, Any]) -> TransformerConfig:
     theta, scaling = rotations(config)
     if config.get("hidden_act", "silu") != "silu":
         raise UserError(
-            f'config.json has hidden_act "{config["hidden_act"]}"; of Llama\'s kind t5x_lab reads models with "silu".'
+            f'config.json has hidden_act "{config["hidden_act"]}". For Llama and Qwen t5x_lab supports "silu" only.'
         )
     attention = ("qkv", "out") if config.get("attention_bias") else ("qkv",) if config["model_type"] == "qwen2" else ()
     biases = (*attention, *(("mlp",) if config.get("mlp_bias") else ()))
@@ -186,4 +186,4 @@ def _to_ours(config: Mapping[str, Any]) -> TransformerConfig:
     )
 
 
-FAMILY = Family(_entries, _to_theirs, _to_ours, with_prefix)
+FAMILY = Family(_entries, _to_hf_config, _from_hf_config, with_prefix)

@@ -1,7 +1,7 @@
-"""Safetensors files, read and written one tensor at a time.
+"""Reads and writes safetensors files, one tensor at a time.
 
-A file is the header's length (8 bytes), the header (JSON: name to dtype, shape and offsets), and the numbers, one tensor after
-the other. Nothing in it is executed, and nothing is read that the file's own size does not vouch for.
+A file consists of the length of the header (8 bytes), the header (JSON: dtype, shape and offsets by name), and the tensors.
+Nothing is executed, and sizes are checked against the size of the file.
 """
 
 import itertools
@@ -31,33 +31,32 @@ DTYPES = {
     "BOOL": np.dtype(bool),
 }
 INDEX = "model.safetensors.index.json"
-_LARGEST_HEADER = 100 << 20
+_MAX_HEADER_BYTES = 100 << 20
 _BYTES_PER_FILE = 5 << 30
 
 
 def open_file(path: pathlib.Path) -> dict[str, LazyTensor]:
-    """The tensors of one file.
+    """Returns the tensors of a file.
 
     Raises:
-      UserError: when it is damaged, or says what cannot be.
+      UserError: if it is damaged or inconsistent.
     """
     if not path.is_file():
-        raise Unreadable(f"{path} is no file.")
+        raise Unreadable(f"{path} is not a file.")
     size = path.stat().st_size
     with open(path, "rb") as file:
         (length,) = struct.unpack("<Q", file.read(8).ljust(8, b"\0"))
-        if not 2 <= length <= min(size - 8, _LARGEST_HEADER):
+        if not 2 <= length <= min(size - 8, _MAX_HEADER_BYTES):
             raise Unreadable(
-                f"{path} is no whole safetensors file: its header is said to have {length:,} bytes, and the file has {size:,}. "
-                "Copy it again."
+                f"{path} is not a complete safetensors file: its header has {length:,} bytes, but the file {size:,}. Copy it again."
             )
         try:
-            header = json.loads(file.read(length), object_pairs_hook=_without_doubles)
+            header = json.loads(file.read(length), object_pairs_hook=_reject_duplicates)
             header.pop("__metadata__", None)
             tensors = {name: _tensor(path, name, entry, 8 + length, size) for name, entry in header.items()}
-            places = sorted(tuple(entry["data_offsets"]) for entry in header.values())
-            if any(start < end for (_, end), (start, _) in itertools.pairwise(places)):
-                raise ValueError("two tensors lie over each other")
+            offsets = sorted(tuple(entry["data_offsets"]) for entry in header.values())
+            if any(start < end for (_, end), (start, _) in itertools.pairwise(offsets)):
+                raise ValueError("two tensors overlap")
             return tensors
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise Unreadable(
@@ -65,23 +64,23 @@ def open_file(path: pathlib.Path) -> dict[str, LazyTensor]:
             ) from error
 
 
-def _without_doubles(pairs: list[tuple]) -> dict:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a name stands there twice")
-    return found
+def _reject_duplicates(pairs: list[tuple]) -> dict:
+    entries = dict(pairs)
+    if len(entries) != len(pairs):
+        raise ValueError("a name occurs twice")
+    return entries
 
 
 def _tensor(path: pathlib.Path, name: str, entry: Mapping, begin: int, size: int) -> LazyTensor:
     shape, (start, stop) = tuple(entry["shape"]), entry["data_offsets"]
     if entry["dtype"] not in DTYPES:
-        raise Unreadable(f"{path} holds {name} as {entry['dtype']}; t5x_lab reads {', '.join(DTYPES)}.")
+        raise Unreadable(f"{path} has {name} with dtype {entry['dtype']}. t5x_lab reads {', '.join(DTYPES)}.")
     dtype = DTYPES[entry["dtype"]]
     if not all(isinstance(n, int) and n >= 0 for n in (*shape, start, stop)):
         raise ValueError(f"{name} has shape {shape}")
     if stop - start != math.prod(shape) * dtype.itemsize or begin + stop > size:
         raise Unreadable(
-            f"{path} is not whole: {name}, {shape} of {entry['dtype']}, is said to lie at bytes {start:,} to {stop:,} of "
+            f"{path} is incomplete: {name}, {shape} of {entry['dtype']}, should be at bytes {start:,} to {stop:,} of "
             f"{size - begin:,}. Copy it again."
         )
 
@@ -93,10 +92,10 @@ def _tensor(path: pathlib.Path, name: str, entry: Mapping, begin: int, size: int
 
 
 def open_directory(directory: pathlib.Path) -> dict[str, LazyTensor]:
-    """The tensors of a model: of `model.safetensors`, or of the files that its index lists.
+    """Returns the tensors of a model, from `model.safetensors` or the files in its index.
 
     Raises:
-      UserError: when there are none, or a file is missing, damaged or outside the directory.
+      UserError: if there are none, or a file is missing, damaged or outside of the directory.
     """
     index = directory / INDEX
     if not index.exists():
@@ -104,13 +103,13 @@ def open_directory(directory: pathlib.Path) -> dict[str, LazyTensor]:
         if single.exists():
             return open_file(single)
         pickles = sorted(file.name for file in directory.glob("*.bin"))
-        more = (
-            f" {pickles[0]} is a pickle, which can execute anything when it is read, so t5x_lab does not: save the model again "
-            "with save_pretrained of a current transformers."
+        advice = (
+            f" {pickles[0]} is a pickle file, which t5x_lab does not read because it can execute code. Save the model again with "
+            "save_pretrained of a current transformers."
             if pickles
             else ""
         )
-        raise Unreadable(f"{directory} has no model.safetensors.{more}")
+        raise Unreadable(f"{directory} has no model.safetensors.{advice}")
     try:
         files = json.loads(index.read_bytes())["weight_map"]
         listed = {str(name): str(file) for name, file in files.items()}
@@ -122,29 +121,29 @@ def open_directory(directory: pathlib.Path) -> dict[str, LazyTensor]:
     tensors = {}
     for file in sorted(set(listed.values())):
         if not (directory / file).is_file():
-            raise Unreadable(f"{index} lists {file}, which is not there. Copy it again.")
-        found = open_file(directory / file)
-        for name in [name for name, where in listed.items() if where == file]:
-            if name not in found:
-                raise Unreadable(f"{index} says that {file} holds {name}; it does not. Copy both again.")
-            tensors[name] = found[name]
+            raise Unreadable(f"{index} lists {file}, which does not exist. Copy it again.")
+        file_tensors = open_file(directory / file)
+        for name in [name for name, listed_file in listed.items() if listed_file == file]:
+            if name not in file_tensors:
+                raise Unreadable(f"{index} lists {name} in {file}, which does not have it. Copy both again.")
+            tensors[name] = file_tensors[name]
     return tensors
 
 
 def write(directory: pathlib.Path, tensors: Mapping[str, LazyTensor], bytes_per_file: int = _BYTES_PER_FILE) -> list[str]:
-    """Writes a model as `model.safetensors`, or as numbered files and their index; one tensor is in memory at a time.
+    """Writes a model as `model.safetensors`, or as numbered files with an index, with one tensor in memory at a time.
 
     Returns:
-      the names of the files.
+      The names of the files.
     """
     groups: list[list[str]] = [[]]
-    room = bytes_per_file
+    bytes_left = bytes_per_file
     for name, tensor in tensors.items():
-        if groups[-1] and tensor.nbytes > room:
+        if groups[-1] and tensor.nbytes > bytes_left:
             groups.append([])
-            room = bytes_per_file
+            bytes_left = bytes_per_file
         groups[-1].append(name)
-        room -= tensor.nbytes
+        bytes_left -= tensor.nbytes
     count = len(groups)
     files = ["model.safetensors"] if count == 1 else [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]
     for file, names in zip(files, groups, strict=True):
@@ -159,7 +158,7 @@ def write(directory: pathlib.Path, tensors: Mapping[str, LazyTensor], bytes_per_
 
 def write_file(path: pathlib.Path, tensors: Mapping[str, LazyTensor]) -> None:
     names = {dtype: name for name, dtype in DTYPES.items()}
-    header: dict = {"__metadata__": {"format": "pt"}}  # transformers reads no other
+    header: dict = {"__metadata__": {"format": "pt"}}  # required by transformers
     end = 0
     for name, tensor in tensors.items():
         header[name] = {"dtype": names[tensor.dtype], "shape": tensor.shape, "data_offsets": (end, end + tensor.nbytes)}

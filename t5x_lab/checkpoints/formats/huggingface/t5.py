@@ -18,27 +18,27 @@ def _entries(c: TransformerConfig) -> Iterator[Entry]:
         bias = ".layer.0.SelfAttention.relative_attention_bias.weight"
         yield Entry(f"{stack}.block.0{bias}", (f"{stack}/relpos_bias/rel_embedding",), transposed=True)
         for i in range(num_layers):
-            theirs, ours = f"{stack}.block.{i}", f"{stack}/layers_{i}"
+            source, target = f"{stack}.block.{i}", f"{stack}/layers_{i}"
             for number, name in enumerate(attentions):
-                of, norm = {
+                attention, norm = {
                     "SelfAttention": ("self_attention", "self_attention_norm"),
                     "EncDecAttention": ("cross_attention", "cross_attention_norm"),
                 }[name]
-                yield Entry(f"{theirs}.layer.{number}.layer_norm.weight", (f"{ours}/{norm}/scale",))
-                for letter, which in (("q", "query"), ("k", "key"), ("v", "value")):
-                    yield linear(f"{theirs}.layer.{number}.{name}.{letter}", f"{ours}/{of}/{which}")
-                yield linear(f"{theirs}.layer.{number}.{name}.o", f"{ours}/{of}/out", inputs=2)
+                yield Entry(f"{source}.layer.{number}.layer_norm.weight", (f"{target}/{norm}/scale",))
+                for letter, projection in (("q", "query"), ("k", "key"), ("v", "value")):
+                    yield linear(f"{source}.layer.{number}.{name}.{letter}", f"{target}/{attention}/{projection}")
+                yield linear(f"{source}.layer.{number}.{name}.o", f"{target}/{attention}/out", inputs=2)
             number = len(attentions)
-            yield Entry(f"{theirs}.layer.{number}.layer_norm.weight", (f"{ours}/mlp_norm/scale",))
+            yield Entry(f"{source}.layer.{number}.layer_norm.weight", (f"{target}/mlp_norm/scale",))
             for name in ("wi",) if len(c.mlp_activations) == 1 else ("wi_0", "wi_1"):
-                yield linear(f"{theirs}.layer.{number}.DenseReluDense.{name}", f"{ours}/mlp/{name}")
-            yield linear(f"{theirs}.layer.{number}.DenseReluDense.wo", f"{ours}/mlp/wo")
+                yield linear(f"{source}.layer.{number}.DenseReluDense.{name}", f"{target}/mlp/{name}")
+            yield linear(f"{source}.layer.{number}.DenseReluDense.wo", f"{target}/mlp/wo")
         yield Entry(f"{stack}.final_layer_norm.weight", (f"{stack}/final_norm/scale",))
     if not c.logits_via_embedding:
         yield linear("lm_head", "logits_dense")
 
 
-def _to_theirs(c: TransformerConfig) -> dict[str, Any] | None:
+def _to_hf_config(c: TransformerConfig) -> dict[str, Any] | None:
     activation = _activation(c.mlp_activations)
     is_t5 = (
         (c.architecture, c.positions, c.norm, c.norm_position, c.scaling) == ("encoder_decoder", "relative", "rms", "pre", "t5")
@@ -63,7 +63,7 @@ def _to_theirs(c: TransformerConfig) -> dict[str, Any] | None:
         "relative_attention_num_buckets": c.relpos_buckets,
         "relative_attention_max_distance": c.relpos_max_distance,
         "layer_norm_epsilon": c.norm_epsilon,
-        "tie_word_embeddings": c.logits_via_embedding,  # what transformers takes for "tied logits, and scaled"
+        "tie_word_embeddings": c.logits_via_embedding,  # transformers uses it for tied and scaled logits
         "dropout_rate": c.dropout_rate,
         "is_encoder_decoder": True,
     }
@@ -75,14 +75,16 @@ _PLAIN = {"relu": "relu", "silu": "silu", "tanh": "tanh", "gelu_new": "gelu"}
 
 def _activation(activations: tuple) -> str | None:
     if len(activations) == 2 and activations[1] == "linear":
-        return next((theirs for theirs, ours in _GATED.items() if ours == activations[0]), None)
-    return next((theirs for theirs, ours in _PLAIN.items() if (ours,) == activations), None)
+        return next((hf_name for hf_name, name in _GATED.items() if name == activations[0]), None)
+    return next((hf_name for hf_name, name in _PLAIN.items() if (name,) == activations), None)
 
 
-def _to_ours(config: Mapping[str, Any]) -> TransformerConfig:
+def _from_hf_config(config: Mapping[str, Any]) -> TransformerConfig:
     activation = config.get("feed_forward_proj", "relu")
     if activation not in _GATED and activation not in _PLAIN:
-        raise UserError(f'config.json has feed_forward_proj "{activation}", which t5x_lab has no activation for.')
+        raise UserError(
+            f'config.json has feed_forward_proj "{activation}", which t5x_lab does not support. Supported: {", ".join((*_GATED, *_PLAIN))}.'
+        )
     return TransformerConfig(
         architecture="encoder_decoder",
         vocab_size=config["vocab_size"],
@@ -101,12 +103,12 @@ def _to_ours(config: Mapping[str, Any]) -> TransformerConfig:
 
 
 def _is_tied(config: Mapping[str, Any]) -> bool:
-    """transformers 5 calls every T5 tied, and tells T5 1.0's scaled logits by another word; mT5's are never those."""
+    """Returns whether logits are tied and scaled, as in T5 1.0. transformers 5 ties all T5 models, and marks scaling separately."""
     return config["model_type"] == "t5" and bool(config.get("scale_decoder_outputs", config.get("tie_word_embeddings", True)))
 
 
-def _alias(name: str) -> str:
+def _canonical_name(name: str) -> str:
     return "shared.weight" if name in ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight") else name
 
 
-FAMILY = Family(_entries, _to_theirs, _to_ours, _alias)
+FAMILY = Family(_entries, _to_hf_config, _from_hf_config, _canonical_name)

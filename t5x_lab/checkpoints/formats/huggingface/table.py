@@ -1,7 +1,4 @@
-"""A family of Hugging Face's models as a table: each of its tensors is one of ours, or several side by side.
-
-The same table reads and writes.
-"""
+"""Tables that map the tensors of a Hugging Face model family to ours, for reading and writing."""
 
 import dataclasses
 import math
@@ -14,68 +11,74 @@ from t5x_lab.networks.transformer import TransformerConfig
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One of their tensors.
+    """A Hugging Face tensor and the parameters that it consists of.
 
     Attributes:
-      name: theirs.
-      ours: names of ours, side by side along the last dimension as we store it.
-      inputs: how many of our array's dimensions, from the first, are the matrix's inputs; the others are its outputs.
-      transposed: whether theirs has outputs first, as PyTorch's `Linear` does.
-      less: what theirs is less than ours: 1 of a scale that is stored as what it differs from 1.
+      name: name of the Hugging Face tensor.
+      parameters: names of our parameters, concatenated along the last axis.
+      inputs: number of leading axes of our array that are inputs of the matrix. The others are outputs.
+      transposed: the Hugging Face tensor has outputs first, as PyTorch's `Linear`.
+      less: difference of our value and the stored value, such as 1 for a scale that is stored as its difference from 1.
     """
 
     name: str
-    ours: tuple[str, ...]
+    parameters: tuple[str, ...]
     inputs: int = 1
     transposed: bool = False
     less: float = 0.0
 
-    def theirs(self, tensors: Mapping[str, LazyTensor]) -> LazyTensor:
-        """Their tensor, made of ours."""
-        flat = [tensors[name].reshape(self._flat(tensors[name].shape)) for name in self.ours]
+    def export(self, tensors: Mapping[str, LazyTensor]) -> LazyTensor:
+        """Returns the Hugging Face tensor made from our tensors."""
+        flat = [tensors[name].reshape(self._flat(tensors[name].shape)) for name in self.parameters]
         joined = flat[0] if len(flat) == 1 else concatenate(flat, axis=len(flat[0].shape) - 1)
         joined = joined.plus(-self.less) if self.less else joined
         return joined.transpose() if self.transposed else joined
 
-    def ours_of(self, tensor: LazyTensor, shapes: Mapping[str, tuple[int, ...]], where: str) -> dict[str, LazyTensor]:
-        """Our tensors, made of theirs, with these shapes by name; `where` is for messages."""
+    def split(self, tensor: LazyTensor, shapes: Mapping[str, tuple[int, ...]], path: str) -> dict[str, LazyTensor]:
+        """Returns our tensors made from the Hugging Face tensor.
+
+        Args:
+          tensor: the Hugging Face tensor.
+          shapes: shapes of our parameters by name.
+          path: path for messages.
+        """
         joined = tensor.transpose() if self.transposed else tensor
         joined = joined.plus(self.less) if self.less else joined
-        flat = [self._flat(shapes[name]) for name in self.ours]
+        flat = [self._flat(shapes[name]) for name in self.parameters]
         *rows, _ = flat[0]
         widths = [shape[-1] for shape in flat]
-        check_shape(self.name, joined.shape, (*rows, sum(widths)), where)
-        found, start = {}, 0
-        for name, width in zip(self.ours, widths, strict=True):
-            part = joined if len(self.ours) == 1 else joined.narrow(len(rows), start, start + width)
-            found[name] = part.reshape(shapes[name])
+        check_shape(self.name, joined.shape, (*rows, sum(widths)), path)
+        tensors, start = {}, 0
+        for name, width in zip(self.parameters, widths, strict=True):
+            part = joined if len(self.parameters) == 1 else joined.narrow(len(rows), start, start + width)
+            tensors[name] = part.reshape(shapes[name])
             start += width
-        return found
+        return tensors
 
     def _flat(self, shape: tuple[int, ...]) -> list[int]:
-        """[inputs, outputs] of a matrix, [size] of a vector."""
+        """Returns [inputs, outputs] for a matrix, [size] for a vector."""
         if self.inputs > 0 and len(shape) > 1:
             return [math.prod(shape[: self.inputs]), math.prod(shape[self.inputs :])]
         return [math.prod(shape)]
 
 
-def linear(name: str, ours: str, inputs: int = 1) -> Entry:
-    """A matrix stored with outputs first."""
-    return Entry(f"{name}.weight", (f"{ours}/kernel",), inputs, transposed=True)
+def linear(name: str, module: str, inputs: int = 1) -> Entry:
+    """Returns the entry of a PyTorch `Linear`, which is stored with outputs first."""
+    return Entry(f"{name}.weight", (f"{module}/kernel",), inputs, transposed=True)
 
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """Models that `transformers` has one class for.
+    """A family of models that share a class in `transformers`.
 
     Attributes:
-      entries: their tensors, of one of our configurations.
-      to_theirs: config.json, of one of our configurations; None where it is not of this family.
-      to_ours: our configuration, of a config.json.
-      aliases: names of theirs -> the same tensor's other name, both of which may be in a file.
+      entries: function that returns the tensors of a configuration.
+      to_hf_config: function that returns the config.json of a configuration; None if it is not in this family.
+      from_hf_config: function that returns our configuration for a config.json.
+      canonical_name: function that maps alternative tensor names to the usual ones.
     """
 
     entries: Callable[[Any], Iterator[Entry]]
-    to_theirs: Callable[[TransformerConfig], dict[str, Any] | None]
-    to_ours: Callable[[Mapping[str, Any]], TransformerConfig]
-    aliases: Callable[[str], str]
+    to_hf_config: Callable[[TransformerConfig], dict[str, Any] | None]
+    from_hf_config: Callable[[Mapping[str, Any]], TransformerConfig]
+    canonical_name: Callable[[str], str]
