@@ -12,17 +12,17 @@ from t5x_lab.data.objectives.named import OBJECTIVES
 from t5x_lab.data.pipeline.batches import SeqioBatches, resolve_tasks
 from t5x_lab.data.vocabularies.config import ByteVocabulary
 from t5x_lab.runs.train.batch import resolve_batch
-from t5x_lab.study.grid import ARCHITECTURES, NAMES, as_markdown, grid
+from t5x_lab.study.grid import ARCHITECTURES, NAMES, compute_grid, to_markdown
 
 
 @functools.cache
 def cells():
-    return {(cell.architecture, cell.objective): cell for cell in grid()}
+    return {(cell.architecture, cell.objective): cell for cell in compute_grid()}
 
 
 @pytest.mark.slow
 def test_the_committed_table_is_what_the_command_writes():
-    assert (ROOT / "docs" / "architectures_and_objectives.md").read_text() == as_markdown(list(cells().values()))
+    assert (ROOT / "docs" / "architectures_and_objectives.md").read_text() == to_markdown(list(cells().values()))
     assert len(cells()) == len(ARCHITECTURES) * len(NAMES)
 
 

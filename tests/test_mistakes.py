@@ -287,7 +287,7 @@ def test_a_users_number_of_arenas_is_kept(variable, kept, monkeypatch):
     asked: list[tuple] = []
     monkeypatch.setenv(variable, "glibc.malloc.arena_max=8" if variable == "GLIBC_TUNABLES" else "8")
     monkeypatch.setattr(main.ctypes, "CDLL", lambda name: type("C", (), {"mallopt": lambda self, *a: asked.append(a)})())
-    main._one_arena_a_core()
+    process._limit_malloc_arenas()
     assert bool(asked) != kept
 
 

@@ -1,4 +1,4 @@
-"""The command line: one thin file per command, each with `add_flags(parser)` and `run(args)`.
+"""Command line: `main`, `flags`, `process`, and one module per command with `add_flags(parser)` and `run(args)`.
 
-Modules here import nothing heavy at the top, so that `--help` answers at once.
+Modules here import JAX and TensorFlow only inside functions, so that `--help` is fast.
 """

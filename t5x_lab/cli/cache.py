@@ -1,4 +1,4 @@
-"""Prepares tasks ahead, as SeqIO's caches, on Apache Beam. Continues after an interruption."""
+"""Preprocesses tasks offline into SeqIO caches, with Apache Beam. Resumes after an interruption."""
 
 import argparse
 
@@ -6,14 +6,14 @@ from t5x_lab.cli.flags import add_gin_flags, gin_config
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--output_dir", required=True, help="the folder of caches; CACHE_DIRS names it to a training")
+    parser.add_argument("--output_dir", required=True, help="folder of caches; set CACHE_DIRS to it for training")
     parser.add_argument(
-        "--task", action="append", default=[], help="a task or mixture; repeat it; MIXTURE_OR_TASK_NAME unless given"
+        "--task", action="append", default=[], help="a task or mixture; repeatable; default: MIXTURE_OR_TASK_NAME"
     )
     parser.add_argument(
         "--pipeline_options",
         default="",
-        help="Beam's own flags, joined by commas, such as --runner=DataflowRunner,--project=mine; by default its local runner",
+        help="Beam flags separated by commas, such as --runner=DataflowRunner,--project=my_project; default: local runner",
     )
     add_gin_flags(parser)
 
@@ -22,8 +22,8 @@ def run(args: argparse.Namespace) -> None:
     from t5x_lab.config.gin_files import binding
     from t5x_lab.data.environment import check_environment
 
-    named = (binding(f"MIXTURE_OR_TASK_NAME={args.task[0]}"),) if args.task else ()
-    config = gin_config(args, "runs/cache.gin", fixed=named)
+    task_binding = (binding(f"MIXTURE_OR_TASK_NAME={args.task[0]}"),) if args.task else ()
+    config = gin_config(args, "runs/cache.gin", fixed=task_binding)
     if args.dry_run:
         print(config.text)
         return

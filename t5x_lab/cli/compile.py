@@ -1,4 +1,4 @@
-"""Compiles a run's step for a TPU slice that need not be there, or the local devices, and reports the bytes it takes."""
+"""Compiles a step of a run for a TPU slice, without the hardware, or for the local devices. Reports memory and FLOPs."""
 
 import argparse
 import dataclasses
@@ -9,14 +9,14 @@ from t5x_lab.cli.flags import add_gin_flags, gin_config
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--topology", help="a TPU slice, such as v5e:16x16; without it, the local devices")
-    parser.add_argument("--num_slices", type=int, default=1, help="how many such slices")
-    parser.add_argument("--mode", default="train", help="train, eval or predict")
+    parser.add_argument("--topology", help="TPU slice, such as v5e:16x16; default: the local devices")
+    parser.add_argument("--num_slices", type=int, default=1, help="number of slices")
+    parser.add_argument("--mode", default="train", help="step to compile: train, eval or predict")
     parser.add_argument(
-        "--search", action="store_true", help="try batch sizes, microbatches and remat policies for the best fit"
+        "--search", action="store_true", help="search batch size, microbatches and remat policy with the fewest FLOPs that fit"
     )
     add_gin_flags(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--json", action="store_true", help="print a JSON object")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -26,10 +26,10 @@ def run(args: argparse.Namespace) -> None:
     if args.topology is not None:
         disable_accelerators()
     elif args.num_slices != 1:
-        raise UserError("--num_slices counts slices of a --topology; give that too.")
+        raise UserError("--num_slices needs a --topology.")
     if args.num_slices < 1:
-        raise UserError(f"--num_slices is {args.num_slices}; it must be at least 1.")
-    # What a program does not depend on need not be given.
+        raise UserError(f"--num_slices is {args.num_slices}. It must be at least 1.")
+    # Settings that do not affect the program have defaults.
     config = gin_config(args, fixed=("TRAIN_STEPS = 1", "TRAIN_TOKENS = None", "MODEL_DIR = 'unused'"))
     if args.dry_run:
         print(config.text)
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> None:
         report = compiling.compile_step(run_config, args.mode, devices, name)
     else:
         if args.mode != "train":
-            raise UserError("--search is for the training step; leave --mode out.")
+            raise UserError("--search supports the training step only. Remove --mode.")
         reports = []
         for candidate in compiling.search(run_config, devices, name):
             print(_line(candidate), file=sys.stderr, flush=True)
@@ -56,4 +56,4 @@ def _line(report) -> str:
     from t5x_lab.runs.compile import settings
 
     peak = report.bytes_per_device["peak"] / 2**30
-    return f"{settings(report)}: {peak:.2f} GiB on each device, {'fits' if report.fits else 'does not fit'}"
+    return f"{settings(report)}: {peak:.2f} GiB per device, {'fits' if report.fits else 'does not fit'}"

@@ -1,4 +1,4 @@
-"""Writes a checkpoint in another format: T5X or Hugging Face to t5x_lab, and t5x_lab (or T5X) to Hugging Face."""
+"""Converts a checkpoint: from T5X or Hugging Face to t5x_lab, or from t5x_lab or T5X to Hugging Face."""
 
 import argparse
 
@@ -9,31 +9,31 @@ WRITTEN = ("t5x_lab", "hf")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--source", required=True, help="a run directory, or a checkpoint of any format")
-    parser.add_argument("--target", required=True, help="a new directory; to t5x_lab's format it becomes a run directory")
-    parser.add_argument("--from", dest="origin", help="the source's format, to be checked: t5x_lab, t5x, hf")
-    parser.add_argument("--to", required=True, help=f"the target's format: {', '.join(WRITTEN)}")
-    parser.add_argument("--step", default="latest", help="a checkpoint's step, or latest")
+    parser.add_argument("--source", required=True, help="run directory, or checkpoint of any format")
+    parser.add_argument("--target", required=True, help="new directory; in t5x_lab's format a run directory")
+    parser.add_argument("--from", dest="origin", help="expected format of the source: t5x_lab, t5x or hf; default: detected")
+    parser.add_argument("--to", required=True, help=f"format of the target: {', '.join(WRITTEN)}")
+    parser.add_argument("--step", default="latest", help="step of the checkpoint, or latest")
     parser.add_argument(
-        "--dtype", default="float32", help="of the numbers in Hugging Face's format: float32, bfloat16, float16"
+        "--dtype", default="float32", help="dtype of the weights in Hugging Face's format: float32, bfloat16 or float16"
     )
     add_gin_flags(parser)
 
 
 def run(args: argparse.Namespace) -> None:
     if args.to not in WRITTEN:
-        raise UserError(f'--to is "{args.to}"; t5x_lab writes {", ".join(WRITTEN)}.')
+        raise UserError(f'--to is "{args.to}". Use one of {", ".join(WRITTEN)}.')
     if args.dtype not in ("float32", "bfloat16", "float16"):
-        raise UserError(f'--dtype is "{args.dtype}"; give float32, bfloat16 or float16.')
+        raise UserError(f'--dtype is "{args.dtype}". Use float32, bfloat16 or float16.')
     from t5x_lab.checkpoints.formats.location import FORMATS, find
     from t5x_lab.runs.config.checkpoint_config import read_config
     from t5x_lab.runs.convert.convert import convert
 
     if args.origin is not None and args.origin not in FORMATS:
-        raise UserError(f'--from is "{args.origin}"; t5x_lab reads {", ".join(FORMATS)}.')
+        raise UserError(f'--from is "{args.origin}". Use one of {", ".join(FORMATS)}.')
     location = find(args.source, chosen_step(args.step))
     if args.origin not in (None, location.format):
-        raise UserError(f"--from is {args.origin}, but {args.source} is a checkpoint of {location.format}. Leave --from out.")
+        raise UserError(f"--from is {args.origin}, but {args.source} has the format {location.format}. Remove --from.")
     config = gin_config(args) if args.gin_file or args.gin or args.gin_bindings else None
     if args.dry_run:
         print((config or read_config(location)).text)

@@ -1,11 +1,11 @@
-"""Pre-trains a small language model on the embedded corpus, evaluates it, lets it write, and leaves a report with plots."""
+"""Pre-trains a small language model on the included corpus, evaluates it, generates samples, and writes a report."""
 
 import argparse
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model_dir", default="runs/demo", help="where the run is kept")
-    parser.add_argument("--steps", type=int, default=None, help="training steps, instead of the recipe's")
+    parser.add_argument("--model_dir", default="runs/demo", help="run directory")
+    parser.add_argument("--steps", type=int, default=None, help="number of training steps; default: that of the recipe")
 
 
 def run(args: argparse.Namespace) -> None:

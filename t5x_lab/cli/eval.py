@@ -1,4 +1,4 @@
-"""All evaluations of a run (EVALS) on its checkpoints: loss, the metrics that SeqIO tasks define, ranking, and your own."""
+"""Runs the evaluations of a run (EVALS) on its checkpoints: loss, SeqIO metrics, ranking, and your own."""
 
 import argparse
 import json
@@ -10,7 +10,7 @@ from t5x_lab.cli.flags import (
     add_process_flags,
     chosen_step,
     gin_config,
-    joined_processes,
+    connect_processes,
     model_dirs,
     print_once,
 )
@@ -21,10 +21,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add_gin_flags(parser)
     add_process_flags(parser)
     parser.add_argument(
-        "--follow", action="store_true", help="evaluate each checkpoint as it is made, until the run ends; not again what was"
+        "--follow", action="store_true", help="evaluate each new checkpoint until the run ends, skipping evaluations that have results"
     )
-    parser.add_argument("--wait_minutes", type=float, default=60.0, help="with --follow: end when none came for so long")
-    parser.add_argument("--json", action="store_true", help="print one JSON object, and everything else to stderr")
+    parser.add_argument("--wait_minutes", type=float, default=60.0, help="with --follow: stop if there is no new checkpoint for this time")
+    parser.add_argument("--json", action="store_true", help="print a JSON object to stdout and everything else to stderr")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -39,27 +39,27 @@ def run(args: argparse.Namespace) -> None:
 
     directories = model_dirs(args.model_dir)
     if len(directories) > 1 and (args.follow or args.dry_run):
-        raise UserError("--follow and --dry_run are for one run; name a single directory with --model_dir.")
+        raise UserError("--follow and --dry_run support one run only. Pass a single directory to --model_dir.")
     if args.follow:
         if args.step not in ("latest", "all"):
-            raise UserError(f"--follow evaluates every checkpoint that has no results. Leave out --step={args.step}.")
+            raise UserError(f"--follow evaluates every checkpoint without results. Remove --step={args.step}.")
         wait_for_run(args.model_dir, args.wait_minutes)
     config = gin_config(args, run_config_file(directories[0]))
     results = {}
-    with joined_processes(args):
+    with connect_processes(args):
         if args.dry_run:
             print_once(with_model_info(config, ShardedModel(config.model(), config.mesh(), rules=config.sharding())))
             return
         if len(directories) > 1:
-            evaluated = evaluate_ensemble(config, directories, chosen_step(args.step), args.weights or "last")
+            evaluations = evaluate_ensemble(config, directories, chosen_step(args.step), args.weights or "last")
         else:
             options = dict(wait_minutes=args.wait_minutes, weights=args.weights, follow=args.follow)
-            evaluated = evaluate_checkpoints(config, args.model_dir, args.step, **options)
+            evaluations = evaluate_checkpoints(config, args.model_dir, args.step, **options)
         try:
-            for step, splits in evaluated:
+            for step, splits in evaluations:
                 results[step] = splits
                 if jax.process_index() > 0:
-                    continue  # the first process speaks for all
+                    continue  # only the first process prints
                 for split, metrics in splits.items():
                     print(f"step {step}  {split}  {describe(metrics)}", file=sys.stderr if args.json else sys.stdout)
         finally:

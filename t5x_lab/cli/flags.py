@@ -1,4 +1,4 @@
-"""Flags that several commands share."""
+"""Flags shared by several commands."""
 
 import argparse
 import contextlib
@@ -9,23 +9,23 @@ from t5x_lab.config.errors import UserError
 
 
 def add_gin_flags(parser: argparse.ArgumentParser) -> None:
-    """T5X's configuration flags."""
+    """Adds T5X's configuration flags."""
     group = parser.add_argument_group("configuration")
-    group.add_argument("--gin_file", action="append", default=[], metavar="FILE", help="a gin file; repeat it, later files win")
-    group.add_argument("--gin.NAME=VALUE", dest="unused", default=argparse.SUPPRESS, help="a binding; strings need no quotes")
+    group.add_argument("--gin_file", action="append", default=[], metavar="FILE", help="gin file; repeatable, later files override earlier ones")
+    group.add_argument("--gin.NAME=VALUE", dest="unused", default=argparse.SUPPRESS, help="gin binding; strings need no quotes")
     group.add_argument(
-        "--gin_bindings", action="append", default=[], metavar="BINDING", help='a binding in gin\'s own syntax: "NAME = 3"'
+        "--gin_bindings", action="append", default=[], metavar="BINDING", help='binding in gin syntax: "NAME = 3"'
     )
     group.add_argument(
-        "--gin_search_paths", action="append", default=[], metavar="PATHS", help="where to look for gin files, comma-separated"
+        "--gin_search_paths", action="append", default=[], metavar="PATHS", help="folders with gin files, separated by commas"
     )
     group.add_argument(
-        "--dry_run", action="store_true", help="print the configuration, to train or evaluate the memory table too, and stop"
+        "--dry_run", action="store_true", help="print the configuration, and the memory table for train and eval, and exit"
     )
 
 
 def gin_config(args: argparse.Namespace, *first_files: str, fixed: tuple[str, ...] = ()):
-    """The configuration that the flags describe, on top of `first_files`; the bindings `fixed` override it."""
+    """Returns the configuration of the flags, after `first_files`. The bindings `fixed` override it."""
     from t5x_lab.config.gin_files import binding
     from t5x_lab.runs.config.gin_config import GinConfig
 
@@ -35,29 +35,29 @@ def gin_config(args: argparse.Namespace, *first_files: str, fixed: tuple[str, ..
 
 
 def add_model_flags(parser: argparse.ArgumentParser, several_steps: bool = False) -> None:
-    """`--model_dir`, `--step` and `--weights`."""
-    ensemble = "or several joined by commas: an ensemble, whose logits are the mean of its members'"
-    parser.add_argument("--model_dir", required=True, help=f"a run directory, {ensemble}")
+    """Adds `--model_dir`, `--step` and `--weights`."""
+    ensemble = "or several, separated by commas, as an ensemble with averaged logits"
+    parser.add_argument("--model_dir", required=True, help=f"run directory, {ensemble}")
     parser.add_argument(
         "--step",
         default="latest",
-        help="a checkpoint's step, or latest" + (", all, or several joined by commas" if several_steps else ""),
+        help="step of the checkpoint, or latest" + (", all, or several separated by commas" if several_steps else ""),
     )
     default = None if several_steps else "last"
-    parser.add_argument("--weights", default=default, help="last, or average: those of AVERAGE_DECAY")
+    parser.add_argument("--weights", default=default, help="last or average (AVERAGE_DECAY)")
 
 
 def model_dirs(text: str) -> list[str]:
-    """The directories of `--model_dir`, which may be several."""
+    """Returns the directories in `--model_dir`."""
     return text.split(",") if "," in text and not os.path.exists(text) else [text]
 
 
 def chosen_step(step: str) -> int | None:
-    """The number behind `--step`; None for the latest."""
+    """Returns the number in `--step`; None for the latest."""
     if step == "latest":
         return None
     if not (step.isascii() and step.isdigit()):
-        raise UserError(f'--step is "{step}"; give a number or latest.')
+        raise UserError(f'--step is "{step}". It must be a number or "latest".')
     return int(step)
 
 
@@ -65,30 +65,30 @@ SAMPLING = ("max_tokens", "temperature", "top_k", "top_p", "seed", "beam_size", 
 
 
 def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--max_tokens", type=int, default=64, help="most tokens to write")
-    parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
-    parser.add_argument("--top_k", type=int, default=0, help="only the k most probable tokens; 0 is all")
-    parser.add_argument("--top_p", type=float, default=1.0, help="only the most probable tokens up to this mass")
-    parser.add_argument("--seed", type=int, default=0, help="of sampling")
-    parser.add_argument("--beam_size", type=int, default=1, help="hypotheses of a beam search; 1 is none")
-    parser.add_argument("--beam_alpha", type=float, help="how a beam search forgives length; 0.6, T5's, unless given")
+    parser.add_argument("--max_tokens", type=int, default=64, help="maximum number of generated tokens")
+    parser.add_argument("--temperature", type=float, default=0.0, help="sampling temperature; 0 = greedy")
+    parser.add_argument("--top_k", type=int, default=0, help="sample from the k most likely tokens; 0 = all")
+    parser.add_argument("--top_p", type=float, default=1.0, help="sample from the most likely tokens up to this probability")
+    parser.add_argument("--seed", type=int, default=0, help="random seed of sampling")
+    parser.add_argument("--beam_size", type=int, default=1, help="number of hypotheses of beam search; 1 = no beam search")
+    parser.add_argument("--beam_alpha", type=float, help="exponent of the length penalty of beam search; default: 0.6, as in T5")
 
 
 def add_process_flags(parser: argparse.ArgumentParser) -> None:
-    """Where this process stands among those that work as one."""
-    group = parser.add_argument_group("several processes")
+    """Adds the flags of multi-process runs."""
+    group = parser.add_argument_group("multi-process runs")
     group.add_argument(
         "--distributed",
         action="store_true",
-        help="join the other processes; a TPU pod, Slurm, Open MPI and Kubernetes need nothing more",
+        help="connect to the other processes; detected on TPU pods, Slurm, Open MPI and Kubernetes",
     )
-    group.add_argument("--coordinator_address", help="host:port of process 0, elsewhere; or JAX_COORDINATOR_ADDRESS")
-    group.add_argument("--num_processes", type=int, help="or JAX_NUM_PROCESSES")
-    group.add_argument("--process_id", type=int, help="from 0; or JAX_PROCESS_ID")
+    group.add_argument("--coordinator_address", help="host:port of process 0; default: JAX_COORDINATOR_ADDRESS")
+    group.add_argument("--num_processes", type=int, help="number of processes; default: JAX_NUM_PROCESSES")
+    group.add_argument("--process_id", type=int, help="index of this process from 0; default: JAX_PROCESS_ID")
 
 
 def print_once(text: str) -> None:
-    """Prints in the first of the processes that work as one."""
+    """Prints in the first process only."""
     import jax
 
     if jax.process_index() == 0:
@@ -96,17 +96,19 @@ def print_once(text: str) -> None:
 
 
 @contextlib.contextmanager
-def joined_processes(args: argparse.Namespace, *agreed: type[BaseException]) -> Iterator[None]:
-    """Waits for the other processes where the flags speak of any, before JAX is first used, and ends together with them.
+def connect_processes(args: argparse.Namespace, *agreed: type[BaseException]) -> Iterator[None]:
+    """Connects to the other processes if the flags ask for it, before JAX is first used, and exits together with them.
 
-    `agreed` are exceptions that all processes raise after the same step.
+    Args:
+      args: parsed flags.
+      agreed: exceptions that all processes raise after the same step.
     """
     from t5x_lab.partitioning.distributed import fail_together
 
-    place = (args.coordinator_address, args.num_processes, args.process_id)
-    if args.distributed or any(part is not None for part in place):
+    address = (args.coordinator_address, args.num_processes, args.process_id)
+    if args.distributed or any(part is not None for part in address):
         from t5x_lab.partitioning.distributed import initialize
 
-        initialize(*place)
+        initialize(*address)
     with fail_together(*agreed):
         yield

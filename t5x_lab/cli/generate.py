@@ -1,4 +1,4 @@
-"""Completes prompts from the command line, a file, or typed in one by one."""
+"""Completes prompts from the command line, a file, or standard input."""
 
 import argparse
 import sys
@@ -9,7 +9,7 @@ from t5x_lab.cli.flags import (
     add_process_flags,
     add_sampling_flags,
     chosen_step,
-    joined_processes,
+    connect_processes,
     model_dirs,
 )
 from t5x_lab.config.errors import UserError
@@ -17,15 +17,15 @@ from t5x_lab.config.errors import UserError
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     add_model_flags(parser)
-    parser.add_argument("--prompt", action="append", default=[], help="a prompt; repeat it for more")
-    parser.add_argument("--input", help="a file with one prompt a line")
-    parser.add_argument("--num_samples", type=int, default=1, help="completions of each prompt")
+    parser.add_argument("--prompt", action="append", default=[], help="prompt; repeatable")
+    parser.add_argument("--input", help="file with one prompt per line")
+    parser.add_argument("--num_samples", type=int, default=1, help="number of completions per prompt")
     add_sampling_flags(parser)
     add_process_flags(parser)
 
 
 def run(args: argparse.Namespace) -> None:
-    with joined_processes(args):
+    with connect_processes(args):
         _run(args)
 
 
@@ -40,7 +40,7 @@ def _run(args: argparse.Namespace) -> None:
             with open(args.input, encoding="utf-8") as file:
                 prompts += [line.rstrip("\n") for line in file]
         except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"The prompts in {args.input} cannot be read: {error}") from error
+            raise UserError(f"{args.input} cannot be read: {error}") from error
     model = load(model_dirs(args.model_dir), step=chosen_step(args.step), weights=args.weights)
 
     def complete(prompts):
@@ -54,7 +54,7 @@ def _run(args: argparse.Namespace) -> None:
         complete(prompts)
         return
     if jax.process_count() > 1:
-        raise UserError("Several processes cannot take turns at the keyboard; give all of them the same --prompt or --input.")
-    print("Type a prompt and Enter; Ctrl-D ends.", file=sys.stderr)
+        raise UserError("Several processes cannot read prompts from standard input. Pass --prompt or --input to all of them.")
+    print("Enter a prompt. Ctrl-D exits.", file=sys.stderr)
     for line in sys.stdin:
         complete([line.rstrip("\n")])

@@ -12,7 +12,7 @@ from t5x_lab.cli.flags import (
     add_sampling_flags,
     chosen_step,
     gin_config,
-    joined_processes,
+    connect_processes,
     model_dirs,
     print_once,
 )
@@ -46,7 +46,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    with joined_processes(args):
+    with connect_processes(args):
         _run(args)
 
 

@@ -1,4 +1,4 @@
-"""Parameters, shapes, logical axes and bytes of a configuration, or what is in a checkpoint of t5x_lab, T5X or Hugging Face."""
+"""Lists parameters, shapes, logical axes and sizes of a configuration, or the contents of a checkpoint of any format."""
 
 import argparse
 import json
@@ -8,21 +8,21 @@ from t5x_lab.config.errors import NotSet, UserError
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("checkpoint", nargs="?", help="a run directory or a checkpoint of any format: lists all that is in it")
+    parser.add_argument("checkpoint", nargs="?", help="run directory or checkpoint of any format whose contents are listed")
     parser.add_argument(
-        "--verify", action="store_true", help="also read all of it, and compare with the checksums where it has any"
+        "--verify", action="store_true", help="read the whole checkpoint and compare it with its checksums"
     )
-    parser.add_argument("--model_dir", help="a run directory; without it, the configuration of the gin flags")
-    parser.add_argument("--step", default="latest", help="a checkpoint's step, or latest")
+    parser.add_argument("--model_dir", help="run directory; default: the configuration of the gin flags")
+    parser.add_argument("--step", default="latest", help="step of the checkpoint, or latest")
     add_gin_flags(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--json", action="store_true", help="print a JSON object")
 
 
 def run(args: argparse.Namespace) -> None:
     if args.checkpoint:
         return _list(args)
     if args.verify:
-        raise UserError("--verify reads a checkpoint; name it: t5x_lab inspect DIR --verify.")
+        raise UserError("--verify needs a checkpoint: t5x_lab inspect DIR --verify.")
     from t5x_lab.checkpoints.layout import check_same_parameters, find_checkpoint
     from t5x_lab.models.classifier import make_model
     from t5x_lab.observe.model_info import model_info, parameter_rows
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _list(args: argparse.Namespace) -> None:
-    """What is in a checkpoint, under its own names."""
+    """Lists the tensors of a checkpoint by their names in its format."""
     from t5x_lab.checkpoints.formats.location import find, open_as_saved
     from t5x_lab.checkpoints.verification import explain_damage, verify
 
@@ -69,12 +69,12 @@ def _list(args: argparse.Namespace) -> None:
 
     try:
         settings, unknown = text_settings(read_config(location)), ""
-    except UserError as error:  # it has no configuration, or one that names a module of the user's
+    except UserError as error:  # no configuration, or one that imports a missing user module
         settings, unknown = None, error.sentence
     total = sum(tensor.nbytes for tensor in tensors.values())
     if args.json:
-        keys = lambda tensor: {"shape": list(tensor.shape), "dtype": str(tensor.dtype), "bytes": tensor.nbytes}
-        listed = [{"name": name, **keys(tensor)} for name, tensor in tensors.items()]
+        describe = lambda tensor: {"shape": list(tensor.shape), "dtype": str(tensor.dtype), "bytes": tensor.nbytes}
+        listed = [{"name": name, **describe(tensor)} for name, tensor in tensors.items()]
         print(
             json.dumps(
                 {"format": location.format, "path": str(location.path), "bytes": total, "text": settings, "tensors": listed}
@@ -86,10 +86,10 @@ def _list(args: argparse.Namespace) -> None:
         shape = "x".join(map(str, tensor.shape)) or "scalar"
         name = "".join(c if c.isprintable() and not "\ud800" <= c <= "\udfff" else ascii(c)[1:-1] for c in name)
         print(f"{name:<{width}}  {shape:>20}  {tensor.dtype!s:>8}  {tensor.nbytes:>15,}")
-    ours = "; as it was saved" if had_checksums else "; it has no checksums to compare with"
-    checked = "" if not args.verify else ours if location.format == "t5x_lab" else "; all of it can be read"
+    verified = "; all checksums are correct" if had_checksums else "; it has no checksums"
+    result = "" if not args.verify else verified if location.format == "t5x_lab" else "; all tensors are readable"
     if settings is None:
-        print(f"What it reads and writes beside text is not known: {unknown}")
+        print(f"Its text settings are unknown: {unknown}")
     else:
         print(", ".join(f"{name} {value}" for name, value in settings.items()))
-    print(f"{location.path}: {location.title}, {len(tensors)} arrays, {total:,} bytes{checked}")
+    print(f"{location.path}: {location.title}, {len(tensors)} arrays, {total:,} bytes{result}")

@@ -1,15 +1,14 @@
-"""Writes one page, with everything inside it, of a run or of several laid over each other; reads files only, also of a run that
-is still training."""
+"""Writes a self-contained HTML report of a run, or a comparison of several. Works while a run is training."""
 
 import argparse
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "runs", nargs="+", metavar="RUN", help="a run directory; of several the curves are laid over each other"
+        "runs", nargs="+", metavar="RUN", help="run directory; several are compared"
     )
     parser.add_argument(
-        "--output", help="a file, or a directory for report.html, of several runs compared.html; else the first run's"
+        "--output", help="file or directory to write to; default: report.html, or compared.html for several runs, in the first run directory"
     )
 
 

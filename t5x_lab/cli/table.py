@@ -1,4 +1,4 @@
-"""Every architecture with every objective: batch shapes, share of tokens with loss, parameters, FLOPs, or why not."""
+"""Lists batch shapes, the fraction of tokens with loss, parameters and FLOPs of every architecture with every objective."""
 
 import argparse
 import dataclasses
@@ -10,7 +10,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from t5x_lab.study.grid import as_markdown, grid
+    from t5x_lab.study.grid import compute_grid, to_markdown
 
-    cells = grid()
-    print(json.dumps([dataclasses.asdict(cell) for cell in cells]) if args.json else as_markdown(cells), end="")
+    cells = compute_grid()
+    print(json.dumps([dataclasses.asdict(cell) for cell in cells]) if args.json else to_markdown(cells), end="")

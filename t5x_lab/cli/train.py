@@ -1,11 +1,11 @@
-"""Trains the run that the gin files describe, and continues it when run again with the same MODEL_DIR."""
+"""Trains a run. The same command with the same MODEL_DIR continues an interrupted run."""
 
 import argparse
 import sys
 
 import absl.logging
 
-from t5x_lab.cli.flags import add_gin_flags, add_process_flags, gin_config, joined_processes, print_once
+from t5x_lab.cli.flags import add_gin_flags, add_process_flags, gin_config, connect_processes, print_once
 from t5x_lab.cli.main import FAILURE, STOPPED
 
 
@@ -16,13 +16,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int | None:
     config = gin_config(args)
-    absl.logging.set_verbosity(absl.logging.FATAL)  # what Orbax logs of a failing save is said in a sentence
+    absl.logging.set_verbosity(absl.logging.FATAL)  # `Saver` reports failed saves itself
     from t5x_lab.runs.train.summary import dry_run
     from t5x_lab.runs.train.train import train
     from t5x_lab.training.loop import Diverged, Preempted
 
     try:
-        with joined_processes(args, Preempted, Diverged):
+        with connect_processes(args, Preempted, Diverged):
             if args.dry_run:
                 print_once(dry_run(config))
                 return None

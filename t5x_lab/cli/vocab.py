@@ -1,4 +1,4 @@
-"""Trains a SentencePiece vocabulary, with T5's special ids, on text files or on the text of a task."""
+"""Trains a SentencePiece vocabulary with T5's special ids on text files or on the text of a task."""
 
 import argparse
 
@@ -6,22 +6,22 @@ from t5x_lab.config.errors import UserError
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--input", help="text files, as a pattern such as corpus/*.txt; .jsonl and .tfrecord too")
-    parser.add_argument("--task", help="a task whose training text to use instead, such as sotu")
-    parser.add_argument("--output", required=True, help="the model file to write")
-    parser.add_argument("--size", type=int, default=32_000, help="pieces, sentinels not counted")
-    parser.add_argument("--model_type", default="unigram", choices=("unigram", "bpe"), help="T5's, or byte pairs as GPT-1's")
-    parser.add_argument("--max_documents", type=int, default=100_000, help="documents to read at most")
-    parser.add_argument("--text_key", default="text", help="the field with the text, in .jsonl and TFRecord files")
+    parser.add_argument("--input", help="pattern of text files, such as corpus/*.txt; also .jsonl and .tfrecord")
+    parser.add_argument("--task", help="task whose training text is used, instead of --input, such as sotu")
+    parser.add_argument("--output", required=True, help="model file to write")
+    parser.add_argument("--size", type=int, default=32_000, help="number of pieces without sentinels")
+    parser.add_argument("--model_type", default="unigram", choices=("unigram", "bpe"), help="unigram as in T5, or byte pairs as in GPT-1")
+    parser.add_argument("--max_documents", type=int, default=100_000, help="maximum number of documents to read")
+    parser.add_argument("--text_key", default="text", help="text field of .jsonl and TFRecord files")
     parser.add_argument(
-        "--standardize", action="store_true", help="as recipes/gpt1_pretraining.gin reads its text, see TextFiles.clean"
+        "--standardize", action="store_true", help="standardize text as GPT-1 does (recipes/gpt1_pretraining.gin)"
     )
-    parser.add_argument("--module", action="append", default=[], help="a Python module to import that registers the task")
+    parser.add_argument("--module", action="append", default=[], help="Python module that registers the task; repeatable")
 
 
 def run(args: argparse.Namespace) -> None:
     if bool(args.input) == bool(args.task):
-        raise UserError("Give either --input FILES or --task NAME: the text to train on.")
+        raise UserError("Pass either --input FILES or --task NAME.")
     import importlib
     import os
     import sys
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> None:
         try:
             importlib.import_module(module)
         except ImportError as error:
-            raise UserError(f"--module={module} cannot be imported: {error}. The working directory is searched too.") from error
+            raise UserError(f"--module={module} cannot be imported: {error}. The working directory is on Python's path.") from error
     if args.size < 1 or args.max_documents < 1:
         raise UserError("--size and --max_documents must be at least 1.")
     files = TextFiles(train=args.input or "", text_key=args.text_key, clean=standardize if args.standardize else None)

@@ -1,1 +1,1 @@
-"""Comparisons: what is compared with what, at which cost."""
+"""Comparisons of architectures and objectives: shapes, loss fractions and FLOPs (`grid`)."""

@@ -1,6 +1,6 @@
-"""Every architecture with every objective: batch shapes, share of tokens with loss, parameters, FLOPs per token, or why not.
+"""The grid of architectures and objectives: batch shapes, fraction of tokens with loss, parameters and FLOPs per token.
 
-Computed from the descriptions alone, in a second; nothing is read or trained.
+Computed from configurations, without data or training.
 """
 
 import bisect
@@ -27,22 +27,22 @@ ARCHITECTURES = {
     "GPT-1": "models/gpt1/base.gin",
     "LSTM": "models/lstm/base.gin",
 }
-LENGTHS = {"full_lm": {"targets": 626}, "prefix_lm": {"targets": 626}}  # of the others, inputs of 512 (Wang et al. 2022)
+LENGTHS = {"full_lm": {"targets": 626}, "prefix_lm": {"targets": 626}}  # inputs of 512 for the others (Wang et al. 2022)
 NAMES = [name for name in OBJECTIVES if not name.startswith("prefix_lm_")]
 
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One architecture with one objective.
+    """An architecture with an objective.
 
     Attributes:
-      architecture, objective: their names.
-      parameters: of the model.
-      lengths: tokens per task feature; empty where the pair is refused.
-      encoder_length, decoder_length: tokens of a row of a batch.
-      share_with_loss: expected tokens with loss over tokens processed.
-      flops_per_token: forward and backward, of a full row.
-      refusal: why the two do not go together, or None.
+      architecture, objective: names.
+      parameters: number of parameters of the model.
+      lengths: length of each task feature in tokens. Empty for an incompatible pair.
+      encoder_length, decoder_length: lengths of a batch row in tokens.
+      share_with_loss: expected fraction of processed tokens with loss.
+      flops_per_token: forward and backward FLOPs per token of a full row.
+      refusal: reason why the pair is incompatible, or None.
     """
 
     architecture: str
@@ -56,8 +56,8 @@ class Cell:
     refusal: str | None = None
 
 
-def grid() -> list[Cell]:
-    """All cells, objective by objective."""
+def compute_grid() -> list[Cell]:
+    """Returns all cells, ordered by objective."""
     configs = {name: GinConfig([file]) for name, file in ARCHITECTURES.items()}
     models = {name: make_model(config.model()) for name, config in configs.items()}
     sentinels = {name: num_sentinels(config.vocabulary()) for name, config in configs.items()}
@@ -73,7 +73,7 @@ def _cell(name: str, objective_name: str, model: Model, sentinels: int) -> Cell:
     refusal = objective.refusal(network.architecture)
     if refusal:
         return Cell(name, objective_name, model.num_parameters, refusal=refusal)
-    lengths = _lengths_that_fit(objective_name, objective, network, sentinels)
+    lengths = _fit_lengths(objective_name, objective, network, sentinels)
     encoder, decoder = row_lengths(network.architecture, lengths)
     tokens = objective.tokens(lengths, network.architecture, sentinels)
     return Cell(
@@ -88,15 +88,15 @@ def _cell(name: str, objective_name: str, model: Model, sentinels: int) -> Cell:
     )
 
 
-def _lengths_that_fit(name: str, objective: Objective, network, sentinels: int) -> dict[str, int]:
-    """The usual lengths; the longest shorter ones, where a model has fewer learned positions."""
-    ((given, usual),) = LENGTHS.get(name, {"inputs": 512}).items()
-    complete = lambda length: objective.complete({given: length}, network.architecture, sentinels)
+def _fit_lengths(name: str, objective: Objective, network, sentinels: int) -> dict[str, int]:
+    """Returns the usual lengths, or the longest ones that the model's learned positions allow."""
+    ((feature, usual),) = LENGTHS.get(name, {"inputs": 512}).items()
+    complete = lambda length: objective.complete({feature: length}, network.architecture, sentinels)
 
     def is_too_long(length: int) -> bool:
         try:
             lengths = complete(length)
-        except UserError:  # the objective has no room in so few tokens
+        except UserError:  # too few tokens for the objective
             return False
         try:
             check_length(network, max(row_lengths(network.architecture, lengths)))
@@ -109,11 +109,11 @@ def _lengths_that_fit(name: str, objective: Objective, network, sentinels: int) 
     return complete(bisect.bisect_left(range(1, usual + 1), True, key=is_too_long))
 
 
-def as_markdown(cells: list[Cell]) -> str:
-    """The page docs/architectures_and_objectives.md."""
+def to_markdown(cells: list[Cell]) -> str:
+    """Returns the page docs/architectures_and_objectives.md."""
     by_pair = {(cell.architecture, cell.objective): cell for cell in cells}
     reasons = sorted({cell.refusal for cell in cells if cell.refusal})
-    note = {reason: f"refused [{i}]" for i, reason in enumerate(reasons, start=1)}
+    note = {reason: f"incompatible [{i}]" for i, reason in enumerate(reasons, start=1)}
 
     def shape(cell: Cell) -> str:
         if cell.refusal:
@@ -128,7 +128,7 @@ def as_markdown(cells: list[Cell]) -> str:
     lines = [
         "# Architectures and objectives",
         "",
-        "Written by `t5x_lab table`; a test compares it with what the pipeline makes.",
+        "Generated by `t5x_lab table`. A test compares it with the batches of the data pipeline.",
         "",
         "## Architectures",
         "",
@@ -136,21 +136,22 @@ def as_markdown(cells: list[Cell]) -> str:
         "|---|---|---:|",
         *(f"| {name} | `{file}` | {by_pair[name, NAMES[0]].parameters:,} |" for name, file in ARCHITECTURES.items()),
         "",
-        "## Rows of a batch, and the share of their tokens that has loss",
+        "## Batch rows, and the fraction of tokens with loss",
         "",
-        "At inputs of 512 tokens, or sequences of 626; GPT-1 has 512 positions. Encoder + decoder; targets are computed.",
+        "Encoder + decoder length in tokens, for inputs of 512 tokens or sequences of 626. GPT-1 has 512 positions. Target lengths "
+        "are computed.",
         "",
         f"| objective | {' | '.join(kinds)} |",
         "|---|" + "---|" * len(kinds),
         *(f"| {name} | " + " | ".join(shape(by_pair[kind, name]) for kind in kinds.values()) + " |" for name in NAMES),
         "",
-        "Refused, because:",
+        "Incompatible pairs:",
         "",
         *(f"{i}. {reason}" for i, reason in enumerate(reasons, start=1)),
         "",
         "## GFLOPs per token, forward and backward",
         "",
-        "Matrix products and attention in full, of encoder and decoder tokens together: each token crosses one of the stacks.",
+        "Matrix products and full attention, per encoder or decoder token. Each token passes through one of the stacks.",
         "",
         f"| objective | {' | '.join(ARCHITECTURES)} |",
         "|---|" + "---:|" * len(ARCHITECTURES),
