@@ -23,7 +23,7 @@ from t5x_lab.networks.adapter import Adapter
 from t5x_lab.networks.lora import Lora
 from t5x_lab.networks.module_network import ModuleNetwork
 from t5x_lab.networks.peft import peft_names
-from t5x_lab.optim.groups import flat_names, trained
+from t5x_lab.optim.groups import flat_names, trained_predicate
 from t5x_lab.optim.optimizers import Adafactor
 from t5x_lab.optim.schedules import LearningRate
 from t5x_lab.partitioning.mesh import MeshShape
@@ -221,7 +221,7 @@ def test_what_cannot_be_trained_is_said():
         ("(", "which is valid regular expression"),
     ):
         with pytest.raises(UserError, match=says):
-            trained(optimizer, ["a/b"], trainable)
+            trained_predicate(optimizer, ["a/b"], trainable)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import t5x_lab
 from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
 from t5x_lab.models.model import Model, ModelConfig
-from t5x_lab.networks.ensemble import Ensemble, as_one_sequence
+from t5x_lab.networks.ensemble import Ensemble, join_inputs_and_targets
 
 
 def members_of(*networks):
@@ -84,7 +84,7 @@ def test_an_encoder_decoder_and_a_decoder_read_the_same(decoder):
     }
     found = ensemble.logits(params, packed)[0]
     assert_close(found[:9], np.concatenate(expected))
-    row, _ = as_one_sequence(packed)
+    row, _ = join_inputs_and_targets(packed)
     assert jnp.max(row["decoder_positions"][row["decoder_segment_ids"] > 0]) == 6  # of 3 + 4 tokens
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from t5x_lab import ops
 from t5x_lab.networks.positions import relative_position_bucket
 from t5x_lab.ops.attention import DiagonalBias, Mask, dot_product_attention, expand_bias, expand_mask
-from t5x_lab.ops.cross_entropy import CrossEntropy, TokenLosses, cross_entropy, cross_entropy_of_logits, logits_of
+from t5x_lab.ops.cross_entropy import CrossEntropy, TokenLosses, cross_entropy, cross_entropy_of_logits, compute_logits
 from t5x_lab.ops.dropout import dropout
 
 
@@ -129,7 +129,7 @@ def test_cross_entropy_and_its_gradient_equal_float64(smoothing, z_loss, shards,
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12), got, expected)
         np.testing.assert_allclose(jax.jit(ours)(hidden, matrix)[0], expected[0][0], rtol=1e-12)
         if chunk == 8:  # of a network without an output matrix
-            logits = logits_of(hidden, matrix, 0.5, cap)
+            logits = compute_logits(hidden, matrix, 0.5, cap)
             whole, tokens = cross_entropy_of_logits(logits, targets, weights, CrossEntropy(z_loss, smoothing))
             jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), (whole, tokens), expected[0])
 

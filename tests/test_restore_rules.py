@@ -19,7 +19,7 @@ from t5x_lab.checkpoints.layers import Part, unstack_layers
 from t5x_lab.checkpoints.layout import make_info, named_leaves
 from t5x_lab.checkpoints.lazy_tensors import from_array
 from t5x_lab.checkpoints.manager import Checkpoints, save_params
-from t5x_lab.checkpoints.rules import assignments
+from t5x_lab.checkpoints.rules import assign_sources
 from t5x_lab.checkpoints.sharded_arrays import to_array
 from t5x_lab.config.errors import UserError
 from t5x_lab.models.model import Model, ModelConfig
@@ -67,8 +67,8 @@ def test_what_nobody_takes_is_refused_where_there_are_no_rules(tmp_path):
     tensors = {name: from_array(np.zeros((2,), np.float32)) for name in ("mine", "theirs")}
     new, source = {"mine": Part("mine", None, (2,))}, Source(tmp_path, 0, tensors)
     with pytest.raises(UserError, match="holds theirs, which the new model does not have"):
-        assignments(new, source, RestoreCheckpointConfig())
-    taken = assignments(new, source, RestoreCheckpointConfig(assignment_map=(("mine", "theirs"),)))
+        assign_sources(new, source, RestoreCheckpointConfig())
+    taken = assign_sources(new, source, RestoreCheckpointConfig(assignment_map=(("mine", "theirs"),)))
     assert taken["mine"].source == "theirs"
 
 

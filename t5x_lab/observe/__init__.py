@@ -1,2 +1,4 @@
-"""What a person sees of a run: metrics files, console, parameter table, plots, profiles, what chips can do,
-and what a compiled program sends. Nothing here changes a run."""
+"""Observation of runs: metrics files, console, TensorBoard, parameter table, plots, profiles, hardware, collectives.
+
+Modules here do not change a run.
+"""

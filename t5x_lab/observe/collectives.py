@@ -1,9 +1,9 @@
-"""How often, and with how many bytes, the devices of a compiled program talk to each other."""
+"""Counts the collectives of a compiled program and their bytes."""
 
 import re
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
-# What crosses slices is handed to the hosts, whose network connects them.
+# Communication between slices goes through the hosts.
 BETWEEN_SLICES = ("send", "recv")
 _HOSTS = "xla_megascale_runtime"
 _BYTES = {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "f16": 2, "bf16": 2, "s64": 8, "u64": 8, "f64": 8}  # others: 4
@@ -14,30 +14,29 @@ _TRIPS = re.compile(r"known_trip_count\D*(\d+)")
 
 
 def collectives(hlo: str) -> dict[str, dict[str, int]]:
-    """Kind -> `count` and `bytes` of results on one device, in one run of a compiled program's text.
+    """Returns `count` and `bytes` of results by kind, per device and run of a program, given as HLO text.
 
-    Kinds are `KINDS`, within a slice, and `BETWEEN_SLICES`, whose bytes are those that leave or reach a device.
+    The kinds are `KINDS`, within a slice, and `BETWEEN_SLICES`, whose bytes leave or reach a device.
 
-    What stands in a loop counts as often as the loop runs: its known trip count, or the number its condition compares with.
-    Parts of one asynchronous collective share a channel and count once. An all-reduce of which a device keeps its share (a
-    fusion by that name on TPUs) is a reduce-scatter.
+    Collectives in a loop are multiplied with its trip count, or the number in its condition. Parts of an asynchronous collective
+    share a channel and count once. A TPU fusion of an all-reduce that keeps one shard counts as a reduce-scatter.
     """
     computations = _computations(hlo)
-    known: dict[str, dict[object, tuple[str, int, int]]] = {}
+    totals: dict[str, dict[object, tuple[str, int, int]]] = {}
 
     def total(name: str) -> dict[object, tuple[str, int, int]]:
-        """(kind, count, bytes) by channel, or by place where there is none."""
-        if name in known:
-            return known[name]
-        found: dict[object, tuple[str, int, int]] = {}
+        """Returns (kind, count, bytes) by channel, or by line if there is no channel."""
+        if name in totals:
+            return totals[name]
+        collectives_by_key: dict[object, tuple[str, int, int]] = {}
         for number, line in enumerate(computations.get(name, [])):
             if " async-update(" in line or " async-done(" in line:
-                continue  # they name the computation that their start has called
+                continue  # they refer to the computation of their start
             match = _COLLECTIVE.search(line)
             if match and (match[2] in KINDS or _HOSTS in line):
                 channel = _CHANNEL.search(line)
                 key: object = int(channel[1]) if channel else (name, number)
-                found[key] = (match[2], 1, _result_bytes(match[1], match[2], asynchronous=bool(match[3])))
+                collectives_by_key[key] = (match[2], 1, _result_bytes(match[1], match[2], asynchronous=bool(match[3])))
             times = _trips(line, computations) if " while(" in line else 1
             for callee in _CALL.findall(line):
                 for key, (kind, count, size) in total(callee).items():
@@ -46,21 +45,21 @@ def collectives(hlo: str) -> dict[str, dict[str, int]]:
                             "reduce-scatter",
                             _result_bytes(line.partition("= ")[2].partition(" fusion(")[0], "", False),
                         )
-                    found[key] = (kind, times * count, times * size)
-        known[name] = found
-        return found
+                    collectives_by_key[key] = (kind, times * count, times * size)
+        totals[name] = collectives_by_key
+        return collectives_by_key
 
     entry = next((name for name, lines in computations.items() if lines[0].startswith("ENTRY")), "")
     result: dict[str, dict[str, int]] = {}
     for kind, count, size in total(entry).values():
-        so_far = result.setdefault(kind, {"count": 0, "bytes": 0})
-        so_far["count"] += count
-        so_far["bytes"] += size
+        sums = result.setdefault(kind, {"count": 0, "bytes": 0})
+        sums["count"] += count
+        sums["bytes"] += size
     return result
 
 
 def _computations(hlo: str) -> dict[str, list[str]]:
-    """Lines of each computation by its name, the first being its head."""
+    """Returns the lines of each computation by name, starting with its header."""
     result: dict[str, list[str]] = {}
     lines: list[str] = []
     for line in hlo.splitlines():
@@ -72,8 +71,8 @@ def _computations(hlo: str) -> dict[str, list[str]]:
 
 
 def _trips(line: str, computations: dict[str, list[str]]) -> int:
-    if found := _TRIPS.search(line):
-        return int(found[1])
+    if match := _TRIPS.search(line):
+        return int(match[1])
     condition = re.search(r"condition=([^\s,]+)", line)
     body = "\n".join(computations[condition[1]]) if condition else ""
     limits = [int(number) for number in re.findall(r"constant\((\d+)\)", body)]
@@ -81,7 +80,7 @@ def _trips(line: str, computations: dict[str, list[str]]) -> int:
 
 
 def _result_bytes(shape: str, kind: str, asynchronous: bool) -> int:
-    """Bytes of a result's shape. A start's is (operands, results, …), but for an all-reduce's, which is results alone."""
+    """Returns the bytes of a result shape. The shape of a start is (operands, results, ...), except for an all-reduce."""
     arrays = [_BYTES.get(dtype, 4) * _product(dims) for dtype, dims in re.findall(r"\b([a-z]+\d*)\[([\d,]*)\]", shape) if dims]
     halves = asynchronous and shape.startswith("(") and kind != "all-reduce"
     return sum(arrays[len(arrays) // 2 :]) if halves else sum(arrays)

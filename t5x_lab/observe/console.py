@@ -1,4 +1,4 @@
-"""Progress on the console: a bar on a terminal, a line a minute in a log; and every evaluation."""
+"""Console output: a progress bar on a terminal, a line per minute in a log, and all evaluations."""
 
 import os
 import sys
@@ -14,15 +14,15 @@ from t5x_lab.training.hooks import RunStart
 
 
 class Console:
-    """A hook that shows how far training is.
+    """Hook that shows training progress.
 
     Args:
-      seconds_between_lines: in a log; the first steps are always shown, so that one sees that it runs.
+      seconds_between_lines: minimum time between lines of a log. The first steps are always shown.
     """
 
     def __init__(self, seconds_between_lines: float = 60.0):
         self._seconds = seconds_between_lines
-        self._terminal = sys.stderr.isatty() and _width() > 0  # some terminals do not tell how wide they are
+        self._terminal = sys.stderr.isatty() and _width() > 0  # the width of some terminals is unknown
         self._last, self._shown, self._total = 0.0, 0, 0
         self._first: tuple[int, float] | None = None
 
@@ -44,22 +44,22 @@ class Console:
     def on_step(self, step: int, metrics: Mapping[str, float | None]) -> None:
         if self._terminal:
             self._bar.total = max(self._total, step)
-            taken = len(f"{step}/{self._bar.total} 100%|          | [{self._left(step)}], ") + 1
-            self._bar.set_postfix_str(describe(metrics, _width() - taken), refresh=False)
+            used = len(f"{step}/{self._bar.total} 100%|          | [{self._bar_times(step)}], ") + 1
+            self._bar.set_postfix_str(describe(metrics, _width() - used), refresh=False)
             self._bar.update(step - self._bar.n)
             return
         text, now = describe(metrics), time.monotonic()
         if self._shown < 3 or now - self._last >= self._seconds or step == self._total:
             self._last, self._shown = now, self._shown + 1
-            left = ""  # unknown at first: a run's first step is mostly compilation
-            if self._first and step <= self._total:  # which is an estimate where tokens end the training
-                done, began = self._first
-                left = f"  {_duration((now - began) / max(step - done, 1) * (self._total - step))} left"
-            log(f"step {step}/{self._total}  {text}{left}")
+            remaining = ""  # unknown after the first step, which is mostly compilation
+            if self._first and step <= self._total:  # the total is an estimate for a token budget
+                first_step, start = self._first
+                remaining = f"  {_duration((now - start) / max(step - first_step, 1) * (self._total - step))} left"
+            log(f"step {step}/{self._total}  {text}{remaining}")
         self._first = self._first or (step, now)
 
-    def _left(self, step: int) -> str:
-        """About what the bar says of time."""
+    def _bar_times(self, step: int) -> str:
+        """Returns the elapsed and remaining time as shown by the bar."""
         elapsed = self._bar.format_dict["elapsed"]
         remaining = elapsed * (self._bar.total - step) / max(1, step - self._bar.initial)
         return f"{tqdm.tqdm.format_interval(elapsed)}<{tqdm.tqdm.format_interval(remaining)}"
@@ -70,11 +70,11 @@ class Console:
 
 
 BAR = "{n_fmt}/{total_fmt} {percentage:3.0f}%|{bar:10}| [{elapsed}<{remaining}]{postfix}"
-LEFT_OUT_FIRST = ("lr ", "grad ", "accuracy ", "waits ", "MFU ")  # where a line is too narrow
+DROPPED_FIRST = ("lr ", "grad ", "accuracy ", "waits ", "MFU ")  # dropped in this order if the terminal is narrow
 
 
 def _width() -> int:
-    """Of the terminal, in characters; 0 where it is not known."""
+    """Returns the width of the terminal in characters; 0 if unknown."""
     try:
         return os.get_terminal_size(sys.stderr.fileno()).columns
     except (OSError, ValueError):
@@ -82,21 +82,21 @@ def _width() -> int:
 
 
 def describe(metrics: Mapping[str, float | None], width: int | None = None) -> str:
-    """The numbers worth reading at a glance, as many as fit into a width; of a task's own metrics, all."""
+    """Formats the most important metrics, as many as fit into `width`, or all metrics of a task."""
     if not {"loss", "accuracy"} <= metrics.keys():
         return "  ".join(f"{name} {_number(value, '.4g')}" for name, value in metrics.items())
     parts = [f"loss {_number(metrics['loss'], '.4f')}", f"accuracy {_number(metrics['accuracy'], '.3f')}"]
     if "learning_rate" in metrics:
         parts += [f"lr {_number(metrics['learning_rate'], '.2e')}", f"grad {_number(metrics['grad_norm'], '.3f')}"]
         parts += [f"{metrics['seconds_per_step']:.2f} s/step", f"{metrics['tokens_per_second']:,.0f} tok/s"]
-    elif "tokens_processed" not in metrics:  # of a task's own
+    elif "tokens_processed" not in metrics:  # metrics of a task
         others = {name: value for name, value in metrics.items() if name not in ("loss", "accuracy")}
         parts += [f"{name} {_number(value, '.4g')}" for name, value in others.items()]
     if metrics.get("mfu") is not None:
         parts.append(f"MFU {metrics['mfu']:.1%}")
     if (metrics.get("data_wait_fraction") or 0.0) > 0.1:
         parts.append(f"waits for data {metrics['data_wait_fraction']:.0%}")
-    for name in LEFT_OUT_FIRST if width is not None else ():
+    for name in DROPPED_FIRST if width is not None else ():
         if len("  ".join(parts)) > (width or 0):
             parts = [part for part in parts if not part.startswith(name)]
     return "  ".join(parts)

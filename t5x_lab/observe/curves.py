@@ -1,4 +1,4 @@
-"""Curves over steps: a run's metrics in columns, thinned to what a picture can show."""
+"""Metrics of a run as columns, and curves with a limited number of points for plots."""
 
 import contextlib
 import dataclasses
@@ -8,20 +8,20 @@ import numpy as np
 from etils import epath
 
 from t5x_lab.config.json_files import read_dictionary
-from t5x_lab.observe.metrics import lines_of
+from t5x_lab.observe.metrics import iterate_metrics
 
 TRAIN = "train"
 REFERENCES = "references.json"
-LINES_AT_A_TIME = 20_000
+LINES_PER_BATCH = 20_000
 
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
-    """The lines of one split.
+    """The metrics of a split.
 
     Attributes:
-      steps: [N] increasing numbers of steps.
-      values: by metric, [N] numbers; not a number where a line has none.
+      steps: increasing step numbers, [N].
+      values: values by metric, [N], NaN if missing.
     """
 
     steps: np.ndarray
@@ -36,11 +36,11 @@ NO_LINES = Columns(np.zeros(0, np.int64), {})
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """One metric in P points, each of them of neighbouring steps.
+    """A metric in P points, each of which summarizes consecutive steps.
 
     Attributes:
-      steps: [P] the last step of each point.
-      mean, low, high: [P] of the values of its steps.
+      steps: last step of each point, [P].
+      mean, low, high: mean, minimum and maximum of each point, [P].
     """
 
     steps: np.ndarray
@@ -50,38 +50,38 @@ class Curve:
 
 
 def read_columns(model_dir: epath.PathLike, damaged: list[str] | None = None) -> dict[str, Columns]:
-    """A run's metrics by split, in columns, for millions of steps; see `lines_of`."""
-    waiting: dict[str, list[dict]] = {}
-    done: dict[str, list[dict[str, np.ndarray]]] = {}
-    for line in lines_of(model_dir, damaged):
-        lines = waiting.setdefault(line["split"], [])
+    """Reads the metrics of a run by split, as columns. See `iterate_metrics`."""
+    pending: dict[str, list[dict]] = {}
+    batches: dict[str, list[dict[str, np.ndarray]]] = {}
+    for line in iterate_metrics(model_dir, damaged):
+        lines = pending.setdefault(line["split"], [])
         lines.append(line)
-        if len(lines) == LINES_AT_A_TIME:
-            done.setdefault(line["split"], []).append(_in_columns(lines))
+        if len(lines) == LINES_PER_BATCH:
+            batches.setdefault(line["split"], []).append(_to_columns(lines))
             lines.clear()
-    for split, lines in waiting.items():
+    for split, lines in pending.items():
         if lines:
-            done.setdefault(split, []).append(_in_columns(lines))
-    return {split: _joined(parts) for split, parts in done.items()}
+            batches.setdefault(split, []).append(_to_columns(lines))
+    return {split: _concatenate(parts) for split, parts in batches.items()}
 
 
 def read_references(model_dir: epath.PathLike) -> dict[str, dict[str, float]]:
-    """Numbers to compare a run with, by metric and name, which whoever knows them wrote to MODEL_DIR/references.json."""
-    found = read_dictionary(epath.Path(model_dir) / REFERENCES)
+    """Returns reference values by metric and name from MODEL_DIR/references.json, which users may write."""
+    references = read_dictionary(epath.Path(model_dir) / REFERENCES)
     return {
-        metric: {str(name): float(value) for name, value in of.items() if is_number(value)}
-        for metric, of in found.items()
-        if isinstance(of, dict)
+        metric: {str(name): float(value) for name, value in values.items() if is_number(value)}
+        for metric, values in references.items()
+        if isinstance(values, dict)
     }
 
 
-def _in_columns(lines: list[dict]) -> dict[str, np.ndarray]:
+def _to_columns(lines: list[dict]) -> dict[str, np.ndarray]:
     names = dict.fromkeys(itertools.chain.from_iterable(lines))
     return {name: _numbers([line.get(name) for line in lines]) for name in names if name != "split"}
 
 
 def _numbers(values: list) -> np.ndarray:
-    """As floats; what is none is not a number."""
+    """Returns values as floats, NaN for anything else."""
     with contextlib.suppress(OverflowError):
         if set(map(type, values)) <= {int, float, type(None)}:
             return np.array(values, dtype=float)
@@ -89,24 +89,24 @@ def _numbers(values: list) -> np.ndarray:
 
 
 def is_number(value: object) -> bool:
-    """Whether JSON's value is one that a float may be; true is none."""
+    """Returns whether a JSON value is a number in the range of floats."""
     return isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1e300)
 
 
-def _joined(parts: list[dict[str, np.ndarray]]) -> Columns:
+def _concatenate(parts: list[dict[str, np.ndarray]]) -> Columns:
     steps = np.concatenate([part["step"] for part in parts]).astype(np.int64)
     names = dict.fromkeys(name for part in parts for name in part if name != "step")
     missing = lambda part: np.full(len(part["step"]), np.nan)
     values = {name: np.concatenate([part.get(name, missing(part)) for part in parts]) for name in names}
-    last = len(steps) - 1 - np.unique(steps[::-1], return_index=True)[1]  # of several lines of a step the last one counts
+    last = len(steps) - 1 - np.unique(steps[::-1], return_index=True)[1]  # the last line of a step counts
     return Columns(steps[last], {name: column[last] for name, column in values.items()})
 
 
 def curve(columns: Columns, metric: str, points: int = 250) -> Curve | None:
-    """The metric in at most so many points; None where it was never measured."""
+    """Returns the curve of a metric with at most `points` points; None without values."""
     values = columns[metric]
-    measured = np.isfinite(values)
-    steps, values = columns.steps[measured], values[measured]
+    is_finite = np.isfinite(values)
+    steps, values = columns.steps[is_finite], values[is_finite]
     if not len(steps):
         return None
     starts = np.unique(np.linspace(0, len(steps), min(points, len(steps)) + 1).astype(int))[:-1]

@@ -1,4 +1,4 @@
-"""MODEL_DIR/END, once training is at its end."""
+"""The file MODEL_DIR/END, which marks that training has ended."""
 
 import time
 
@@ -10,23 +10,23 @@ END = "END"
 
 
 def write_end(model_dir: epath.PathLike, step: int) -> None:
-    """Marks that training ended with this step, where that is not said already."""
+    """Marks that training ended with this step."""
     if read_end(model_dir) != step:
         write_json(epath.Path(model_dir) / END, {"step": step, "at": time.time()})
 
 
 def read_end(model_dir: epath.PathLike) -> int | None:
-    """The last step of a run that has ended; None of one that goes on, or was interrupted."""
+    """Returns the last step of a run that has ended; None if it is training or was interrupted."""
     step = read_dictionary(epath.Path(model_dir) / END).get("step")
     return step if isinstance(step, int) else None
 
 
 def ended_at(model_dir: epath.PathLike) -> float | None:
-    """When a run came to its end, in seconds of the Unix epoch; None of one that has not, or of an older version."""
+    """Returns the end time of a run in seconds since the Unix epoch; None if it has not ended, or for older versions."""
     at = read_dictionary(epath.Path(model_dir) / END).get("at")
     return at if isinstance(at, float) else None
 
 
 def remove_end(model_dir: epath.PathLike) -> None:
-    """As a run that goes on does."""
+    """Removes the mark when a run continues."""
     (epath.Path(model_dir) / END).unlink(missing_ok=True)

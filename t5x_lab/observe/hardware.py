@@ -1,4 +1,4 @@
-"""What accelerators can do, as their vendors publish it: one table for MFU, memory limits and lower bounds of a step's time."""
+"""Specifications of accelerators: peak FLOP/s, memory size and bandwidth, as published by the vendors."""
 
 import dataclasses
 
@@ -7,12 +7,12 @@ GB, GiB = 10**9, 2**30
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """What JAX calls a device: a chip, or one of its two cores where (TPU v3, 7x) these are devices of their own.
+    """A JAX device: a chip, or one of its two cores (TPU v3, 7x).
 
     Attributes:
-      peak_flops: dense bfloat16 matrix FLOP/s.
+      peak_flops: dense bfloat16 FLOP/s.
       memory: bytes of high-bandwidth memory.
-      bandwidth: its bytes per second.
+      bandwidth: memory bandwidth in bytes per second.
     """
 
     peak_flops: float
@@ -43,12 +43,12 @@ CHIPS = {
 
 
 def chip(device_kind: str) -> Chip | None:
-    """The chip of the longest known name that `device_kind` begins with; None where it is unknown, as a CPU is."""
+    """Returns the chip with the longest name that is a prefix of `device_kind`; None if unknown, as for a CPU."""
     known = [name for name in CHIPS if device_kind.startswith(name)]
     return CHIPS[max(known, key=len)] if known else None
 
 
 def peak_flops(device_kind: str) -> float | None:
-    """Peak FLOP/s of a device, None where it is unknown."""
-    found = chip(device_kind)
-    return found.peak_flops if found else None
+    """Returns the peak FLOP/s of a device; None if unknown."""
+    known_chip = chip(device_kind)
+    return known_chip.peak_flops if known_chip else None

@@ -1,4 +1,4 @@
-"""metrics.jsonl: every step's and evaluation's numbers, one JSON object a line."""
+"""metrics.jsonl: metrics of all steps and evaluations, one JSON object per line."""
 
 import errno
 import json
@@ -16,60 +16,59 @@ from t5x_lab.config.errors import write_error
 from t5x_lab.config.log import log
 from t5x_lab.training.hooks import RunStart
 
-PIECE_BYTES = 1 << 20  # of a file of a remote run, before the next one is begun
-_UNFINISHED = ".new"  # the end of a file's name until it is whole
+FILE_BYTES = 1 << 20  # size after which a remote run starts a new file
+_UNFINISHED = ".new"  # suffix of incomplete files
 
 
 class Folder:
-    """Where a hook's files are written. Object stores cannot append: a remote folder gets copies of local files.
+    """Folder for a hook's files. Object stores cannot append, so a remote folder receives copies of local files.
 
-    Whoever writes begins a new file after `PIECE_BYTES`, so that copies of what has changed are small. They are made in a
-    thread of their own.
+    Copies are made in a thread. Writers start a new file after `FILE_BYTES`, so that copies of changed files are small.
 
     Args:
-      model_dir: the run's directory.
+      model_dir: run directory.
     """
 
     def __init__(self, model_dir: str):
         self.remote = epath.Path(model_dir) if "://" in str(model_dir) else None
         self.local = epath.Path(tempfile.mkdtemp()) if self.remote else epath.Path(model_dir)
-        self._begun = time.monotonic()
-        self._sizes: dict[str, int] = {}  # of the files that were copied, as they were then
+        self._last_copy = time.monotonic()
+        self._sizes: dict[str, int] = {}  # sizes of copied files
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
 
     def is_full(self, size: int) -> bool:
-        """Whether a file of that size is to be followed by another."""
-        return self.remote is not None and size >= PIECE_BYTES
+        """Returns whether a new file must follow a file of this size."""
+        return self.remote is not None and size >= FILE_BYTES
 
     def copy(self, seconds: float = 60.0) -> None:
-        """Begins to copy what has changed, unless that was begun less than so many seconds ago; at 0 seconds, finishes it.
+        """Starts copying changed files, if the last copy is older than `seconds`. With 0, waits for the copy.
 
         Raises:
-          Exception: what went wrong with the copies before; at 0 seconds, with this one.
+          Exception: the error of the previous copy; with 0 seconds, of this one.
         """
-        if not self.remote or time.monotonic() - self._begun < seconds:
+        if not self.remote or time.monotonic() - self._last_copy < seconds:
             return
         if self._thread and self._thread.is_alive() and seconds:
             return
-        self._finish(heed=bool(seconds))
-        self._begun = time.monotonic()
+        self._finish(raise_error=bool(seconds))
+        self._last_copy = time.monotonic()
         self._thread = threading.Thread(target=self._copy, name="metrics", daemon=True)
         self._thread.start()
         if not seconds:
             self._finish()
 
     def close(self) -> None:
-        """Finishes the copies of a remote folder; the local files, where all are copied, go."""
+        """Finishes the copies of a remote folder and deletes the local files."""
         self.copy(seconds=0.0)
         if self.remote:
             shutil.rmtree(self.local, ignore_errors=True)
 
-    def _finish(self, heed: bool = True) -> None:
+    def _finish(self, raise_error: bool = True) -> None:
         if self._thread:
             self._thread.join()
         error, self._error = self._error, None
-        if error and heed:
+        if error and raise_error:
             raise error
 
     def _copy(self) -> None:
@@ -77,50 +76,50 @@ class Folder:
         try:
             for file in sorted(self.local.iterdir()):
                 if file.name.endswith(_UNFINISHED):
-                    continue  # it may be gone at any moment
+                    continue  # it may be renamed at any moment
                 size = file.stat().length
                 if self._sizes.get(file.name) != size:
                     file.copy(self.remote / file.name, overwrite=True)
                     self._sizes[file.name] = size
-        except Exception as error:  # a remote file system has errors of its own
+        except Exception as error:  # remote file systems raise various exceptions
             self._error = error
 
 
 class JsonLines:
-    """A hook that appends to a run's metrics.jsonl.
+    """Hook that appends to metrics.jsonl.
 
-    Lines of steps after the first one, left by an interrupted run, are removed. Storage that fails stops nothing: lines wait in
-    memory until it works again. In a remote directory metrics.1.jsonl, metrics.2.jsonl, … follow metrics.jsonl.
+    Lines of an interrupted run after the first step are removed. If storage fails, lines stay in memory until it works again. A
+    remote directory has further files metrics.1.jsonl, metrics.2.jsonl, and so on.
     """
 
     def __init__(self):
         self._folder: Folder | None = None
         self._file: IO | None = None
         self._number = 0
-        self._waiting: list[bytes] = []
+        self._pending: list[bytes] = []
 
     def on_start(self, run: RunStart) -> None:
         self._folder = Folder(run.model_dir)
-        pieces, last = _pieces(run.model_dir), 0
-        for number, path in pieces.items():
+        files, last = _metrics_files(run.model_dir), 0
+        for number, path in files.items():
             last = number
-            if any(line["step"] > run.first_step for line in _lines(path, [])):
+            if any(line["step"] > run.first_step for line in _read_lines(path, [])):
                 break
-        lines = _lines(pieces[last], []) if pieces else ()
+        lines = _read_lines(files[last], []) if files else ()
         self._open(last, (line for line in lines if line["step"] <= run.first_step))
-        for number, path in pieces.items():
+        for number, path in files.items():
             if number > last:
                 path.unlink()
 
     def _open(self, number: int, lines: Iterable[dict] = ()) -> None:
-        """Goes on in the piece of that number, which has these lines; they may be millions."""
+        """Opens the file with this number and the initial lines, which may be millions."""
         assert self._folder
-        path = self._folder.local / _piece(number)
-        kept = path.with_name(f"{path.name}{_UNFINISHED}")
+        path = self._folder.local / _file_name(number)
+        new = path.with_name(f"{path.name}{_UNFINISHED}")
         try:
-            with kept.open("w") as file:
+            with new.open("w") as file:
                 file.writelines(json.dumps(line) + "\n" for line in lines)
-            kept.replace(path)  # at once, so that no moment is without the lines
+            new.replace(path)  # atomic
             self._file, self._number = open(path, "ab", buffering=0), number
         except OSError as error:
             raise write_error(path, error) from error
@@ -129,55 +128,55 @@ class JsonLines:
         self.on_evaluation(step, "train", metrics)
 
     def on_evaluation(self, step: int, split: str, metrics: Mapping[str, float | None]) -> None:
-        self._waiting.append((json.dumps({"step": step, "split": split, **metrics}) + "\n").encode())
+        self._pending.append((json.dumps({"step": step, "split": split, **metrics}) + "\n").encode())
         self._append()
         assert self._folder
         self._folder.copy()
 
     def on_end(self, error: BaseException | None) -> None:
         if self._file is None or self._folder is None:
-            return  # the run ended before it began
+            return  # the run failed before it started
         try:
-            if self._waiting:
+            if self._pending:
                 self._append()
             self._file.close()
             self._folder.close()
-        except Exception as failure:  # a remote file system has errors of its own
+        except Exception as failure:  # remote file systems raise various exceptions
             log(f"The last metrics could not be written: {failure}.")
 
     def _append(self) -> None:
         assert self._file
         end = self._file.seek(0, os.SEEK_END)
-        data = b"".join(self._waiting)
+        data = b"".join(self._pending)
         try:
             if self._file.write(data) != len(data):
-                raise OSError(errno.ENOSPC, "only a part of a line could be written")
+                raise OSError(errno.ENOSPC, "a line was written only partly")
         except OSError:
             self._file.truncate(end)
             raise
-        self._waiting.clear()
+        self._pending.clear()
         if self._folder and self._folder.is_full(end + len(data)):
             self._file.close()
             self._open(self._number + 1)
 
 
 def read_metrics(model_dir: epath.PathLike) -> list[dict]:
-    """The lines of a run's metrics; those that are none, such as a last one cut off by a crash, are left out."""
-    return list(lines_of(model_dir))
+    """Returns the lines of a run's metrics. Invalid lines, such as an incomplete last one, are skipped."""
+    return list(iterate_metrics(model_dir))
 
 
-def lines_of(model_dir: epath.PathLike, damaged: list[str] | None = None) -> Iterator[dict]:
-    """The same, one after the other; where those that are left out stand is added to `damaged`."""
-    for path in _pieces(model_dir).values():
-        yield from _lines(path, [] if damaged is None else damaged)
+def iterate_metrics(model_dir: epath.PathLike, damaged: list[str] | None = None) -> Iterator[dict]:
+    """Yields the lines of a run's metrics. Locations of invalid lines are added to `damaged`."""
+    for path in _metrics_files(model_dir).values():
+        yield from _read_lines(path, [] if damaged is None else damaged)
 
 
-def _lines(path: epath.Path, damaged: list[str]) -> Iterator[dict]:
+def _read_lines(path: epath.Path, damaged: list[str]) -> Iterator[dict]:
     with path.open("rb") as file:
         for number, text in enumerate(file, 1):
             try:
                 line = json.loads(text)
-            except ValueError:  # no JSON, or no UTF-8
+            except ValueError:  # not JSON or UTF-8
                 line = None
             if isinstance(line, dict) and _is_step(line.get("step")) and isinstance(line.get("split"), str):
                 yield line
@@ -189,13 +188,13 @@ def _is_step(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
-def _piece(number: int) -> str:
+def _file_name(number: int) -> str:
     return f"metrics.{number}.jsonl" if number else "metrics.jsonl"
 
 
-def _pieces(model_dir: epath.PathLike) -> dict[int, epath.Path]:
-    """The files of a run's metrics, by number, in order."""
-    directory, found = epath.Path(model_dir), dict[int, epath.Path]()
-    while (path := directory / _piece(len(found))).exists():
-        found[len(found)] = path
-    return found
+def _metrics_files(model_dir: epath.PathLike) -> dict[int, epath.Path]:
+    """Returns the metrics files of a run by number, in order."""
+    directory, files = epath.Path(model_dir), dict[int, epath.Path]()
+    while (path := directory / _file_name(len(files))).exists():
+        files[len(files)] = path
+    return files

@@ -1,4 +1,4 @@
-"""Every parameter of a model: name, shape, logical axes, sharding, bytes; as rows and as text."""
+"""Table of a model's parameters: name, shape, logical axes, sharding and bytes."""
 
 import math
 
@@ -10,7 +10,7 @@ from t5x_lab.partitioning.rules import is_axes
 
 
 def parameter_rows(model: Model, partitioner: Partitioner | None = None) -> list[dict]:
-    """One dict a parameter, with `name`, `shape`, `dtype`, `axes`, `bytes`, and on a mesh `sharding`, `bytes_per_device`."""
+    """Returns a dict for each parameter: `name`, `shape`, `dtype`, `axes`, `bytes`, on a mesh `sharding`, `bytes_per_device`."""
     axes = jax.tree.leaves(model.axes, is_leaf=is_axes)
     rows = []
     leaves = jax.tree_util.tree_leaves_with_path(model.abstract_params)
@@ -32,7 +32,7 @@ def parameter_rows(model: Model, partitioner: Partitioner | None = None) -> list
 
 
 def model_info(model: Model, partitioner: Partitioner | None = None) -> str:
-    """The table that is written to model-info.txt."""
+    """Returns the table in model-info.txt."""
     rows = parameter_rows(model, partitioner)
     header = ["parameter", "shape", "axes", "bytes"] + (["sharding", "bytes/device"] if partitioner else [])
     cells = [
@@ -51,11 +51,11 @@ def model_info(model: Model, partitioner: Partitioner | None = None) -> str:
     if partitioner:
         mesh = partitioner.mesh
         lines.append(
-            f"{sum(row['bytes_per_device'] for row in rows):,} bytes on each of {mesh.size} devices, mesh {dict(mesh.shape)}"
+            f"{sum(row['bytes_per_device'] for row in rows):,} bytes per device on {mesh.size} devices, mesh {dict(mesh.shape)}"
         )
         known = {name for row in rows for name in row["axes"]}
         lines += [
-            f'No parameter has the axis "{name}", which ShardingRules.parameters has a rule for.'
+            f'ShardingRules.parameters has a rule for "{name}", but no parameter has this axis.'
             for name in partitioner.rules.parameters
             if name not in known
         ]

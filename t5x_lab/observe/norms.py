@@ -1,4 +1,4 @@
-"""Norms of gradients, parameters and updates, by layer, as metrics."""
+"""`Norms`: norms of gradients, parameters and updates by layer, as metrics."""
 
 import dataclasses
 import re
@@ -13,12 +13,12 @@ from t5x_lab.optim.groups import flat_names
 
 @dataclasses.dataclass(frozen=True)
 class Norms:
-    """A hook: `gradient_norm/<layer>`, `parameter_norm/<layer>` and `update_norm/<layer>`.
+    """Hook with the metrics `gradient_norm/<layer>`, `parameter_norm/<layer>` and `update_norm/<layer>`.
 
-    A layer is "decoder/layers_3"; beside the layers, a module is what its parameters' names begin with: "token_embedder".
+    A layer has a name such as "decoder/layers_3"; other modules that of their parameters' prefix, such as "token_embedder".
 
     Attributes:
-      period: steps between two times that they are written down.
+      period: number of steps between values.
     """
 
     period: int = 100
@@ -28,17 +28,17 @@ class Norms:
         check_positive(self, "period")
 
     def statistics(self, params: Any, gradients: Any, updates: Any) -> dict[str, jax.Array]:
-        """See `t5x_lab.training.hooks.Hook`."""
+        """Returns the norms. See `t5x_lab.training.hooks.Hook`."""
         trees = {"gradient_norm": gradients, "parameter_norm": params, "update_norm": updates}
-        found = {f"{kind}/{layer}": square for kind, tree in trees.items() for layer, square in _squares(tree).items()}
-        return {name: jnp.sqrt(square) for name, square in found.items()}
+        squares = {f"{kind}/{layer}": square for kind, tree in trees.items() for layer, square in _squares(tree).items()}
+        return {name: jnp.sqrt(square) for name, square in squares.items()}
 
 
 def _squares(tree: Any) -> dict[str, jax.Array]:
-    """Sums of squares by layer, float32."""
+    """Returns sums of squares by layer, float32."""
     flat = flat_names(tree)
     stacks = _stacks(flat)
-    found: dict[str, jax.Array] = {}
+    squares: dict[str, jax.Array] = {}
     for name, leaf in flat.items():
         square = jnp.square(leaf.astype(jnp.float32))
         stack = next((prefix for prefix in stacks if name.startswith(f"{prefix}/")), None)
@@ -48,15 +48,15 @@ def _squares(tree: Any) -> dict[str, jax.Array]:
         else:
             parts = {"/".join(name.split("/")[:-1][:2]) or name: jnp.sum(square)}
         for layer, part in parts.items():
-            found[layer] = found.get(layer, jnp.float32(0)) + part
-    return found
+            squares[layer] = squares.get(layer, jnp.float32(0)) + part
+    return squares
 
 
 def _stacks(flat: dict[str, jax.Array]) -> list[str]:
-    """Names such as "decoder/layers" under which all arrays have a first axis of the same size, one entry a layer."""
+    """Returns prefixes such as "decoder/layers" whose arrays all have a layer axis of the same size."""
     sizes: dict[str, set[int | None]] = {}
     for name, leaf in flat.items():
         match = re.match(r"(.*?layers)/(?!\d+/)", name)
         if match:
             sizes.setdefault(match[1], set()).add(leaf.shape[0] if leaf.ndim else None)
-    return [name for name, found in sizes.items() if len(found) == 1 and None not in found]
+    return [name for name, stack_sizes in sizes.items() if len(stack_sizes) == 1 and None not in stack_sizes]

@@ -1,4 +1,4 @@
-"""plots/*.png: loss, learning rate, speed and what probes score, drawn from metrics.jsonl, and what rankings found."""
+"""Plots in plots/*.png: loss, learning rate, speed and probe scores from metrics.jsonl, and ranking accuracies."""
 
 from collections.abc import Mapping
 
@@ -15,12 +15,12 @@ PLOTS = {
     "loss": "cross-entropy, nats per token with loss",
     "learning_rate": "learning rate",
     "tokens_per_second": "tokens per second, padding excluded",
-    "relative": "score of probes: chance is 0, the best one 1",
+    "relative": "relative score of probes (0 = chance, 1 = maximum)",
 }
 
 
 def write_plots(model_dir: str) -> list[str]:
-    """Draws every plot that has data; returns their paths. Of references.json numbers of a metric become dashed lines."""
+    """Writes all plots that have data and returns their paths. Values in references.json are dashed lines."""
     columns = read_columns(model_dir)
     directory = epath.Path(model_dir) / "plots"
     directory.mkdir(parents=True, exist_ok=True)
@@ -32,14 +32,14 @@ def write_plots(model_dir: str) -> list[str]:
 def _plot(
     columns: Mapping[str, Columns], key: str, label: str, directory: epath.Path, references: Mapping[str, float]
 ) -> epath.Path | None:
-    curves = {split: found for split, of in columns.items() if (found := curve(of, key, points=1000))}
+    curves = {split: points for split, column in columns.items() if (points := curve(column, key, points=1000))}
     if not curves:
         return None
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-    for split, found in sorted(curves.items(), key=lambda item: (item[0] != TRAIN, item[0])):
+    for split, points in sorted(curves.items(), key=lambda item: (item[0] != TRAIN, item[0])):
         style = {"linewidth": 1} if split == TRAIN else {"marker": "o", "markersize": 3}
-        (line,) = axes.plot(found.steps, found.mean, label=split, **style)
-        axes.fill_between(found.steps, found.low, found.high, color=line.get_color(), alpha=0.2, linewidth=0)
+        (line,) = axes.plot(points.steps, points.mean, label=split, **style)
+        axes.fill_between(points.steps, points.low, points.high, color=line.get_color(), alpha=0.2, linewidth=0)
     for name, value in references.items():
         axes.axhline(value, linestyle="--", color="gray", label=name)
     axes.set(xlabel="step", ylabel=label)
@@ -53,11 +53,11 @@ def _plot(
 
 
 def plot_ranking(report: Mapping, path: epath.PathLike, title: str = "") -> None:
-    """Draws the accuracies of a `t5x_lab.evaluation.ranking.accuracy.report`: a row for each data set, a dot for each prompt."""
+    """Plots a `t5x_lab.evaluation.ranking.accuracy.report`: a row per data set, a dot per prompt."""
     datasets = report["datasets"]
     figure, axes = plt.subplots(figsize=(7, 1.2 + 0.35 * len(datasets)), layout="constrained")
-    for row, found in enumerate(datasets.values()):
-        over, accuracies = found["over_prompts"], [accuracy["sum"] for accuracy in found["prompts"].values()]
+    for row, dataset in enumerate(datasets.values()):
+        over, accuracies = dataset["over_prompts"], [accuracy["sum"] for accuracy in dataset["prompts"].values()]
         last = row == len(datasets) - 1
         axes.plot(accuracies, [row] * len(accuracies), "o", alpha=0.5, color="C0", label="a prompt" if last else None)
         for value, style, label in ((over["sum"]["median"], "C1-", "median"), (over["chance"]["median"], "k:", "chance")):

@@ -1,4 +1,4 @@
-"""A trace of some steps, for TensorBoard's or XProf's profile page."""
+"""Profiler traces of training steps, for TensorBoard or XProf."""
 
 import importlib.util
 import os
@@ -9,25 +9,25 @@ import jax
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.log import log
 
-SKIPPED = 2  # steps that compile and warm up
+SKIPPED = 2  # compilation and warm-up steps
 
 
 def check_profiler() -> None:
-    """Refuses to trace where JAX's profiler would take the process down."""
+    """Raises a `UserError` if JAX's profiler would crash the process."""
     if importlib.util.find_spec("libtpu") and not os.environ.get("JAX_PLATFORMS") and jax.default_backend() == "cpu":
         raise UserError(
-            "PROFILE_STEPS would crash here: JAX's profiler also asks libtpu, which is installed, for the trace of a TPU that "
-            "is not there. Set JAX_PLATFORMS=cpu in the environment."
+            "PROFILE_STEPS does not work here: libtpu is installed, so JAX's profiler would crash looking for a TPU. Set "
+            "JAX_PLATFORMS=cpu in the environment."
         )
 
 
 class Profiled:
-    """A training step that traces its third to (2 + `steps`)th call into `directory`.
+    """Wraps a training step and traces `steps` calls, from the third on.
 
     Args:
-      train_step: (state, batch) -> (state, metrics).
-      directory: where `plugins/profile/…` is written.
-      steps: how many.
+      train_step: function (state, batch) -> (state, metrics).
+      directory: directory for `plugins/profile/`.
+      steps: number of steps to trace.
     """
 
     def __init__(self, train_step: Callable, directory: str, steps: int):
@@ -49,9 +49,9 @@ class Profiled:
         return state, metrics
 
     def close(self) -> None:
-        """Writes what was traced, where the run ended before its last traced step."""
+        """Writes the trace if the run ended before the last traced step."""
         if self._tracing:
             jax.profiler.stop_trace()
             self._tracing = False
         elif self._calls <= SKIPPED:
-            log(f"PROFILE_STEPS wrote no trace: the run ended before its step {SKIPPED + 1}, the first to be traced.")
+            log(f"No trace was written: the run ended before step {SKIPPED + 1}, the first that PROFILE_STEPS traces.")

@@ -1,4 +1,4 @@
-"""Every step's and evaluation's numbers as TensorBoard events."""
+"""TensorBoard events of all steps and evaluations."""
 
 import time
 from collections.abc import Iterable, Mapping
@@ -15,7 +15,7 @@ from t5x_lab.training.hooks import RunStart
 
 
 class TensorBoard:
-    """A hook that writes events beside the checkpoints. Those of a time in which storage fails are lost."""
+    """Hook that writes TensorBoard events to the run directory. Events are lost while storage fails."""
 
     def __init__(self):
         self._folder: Folder | None = None
@@ -38,8 +38,8 @@ class TensorBoard:
         self._flush()
 
     def on_media(self, step: int, split: str, values: Mapping[str, Any]) -> None:
-        found = {name: of for name, value in values.items() if (of := _summary(f"{split}/{name}", value))}
-        self._add(step, found.values())
+        summaries = [_summary(f"{split}/{name}", value) for name, value in values.items()]
+        self._add(step, filter(None, summaries))
         self._flush()
 
     def on_end(self, error: BaseException | None) -> None:
@@ -55,7 +55,7 @@ class TensorBoard:
         assert self._folder
         if self._events is None:
             self._events = EventsWriter(str(self._folder.local / "events"), self._suffix)
-            if self._purge_step is not None:  # hides what an interrupted run wrote after its checkpoint
+            if self._purge_step is not None:  # hides events of an interrupted run after its checkpoint
                 start = SessionLog(status=SessionLog.START)
                 self._events.write_event(Event(step=self._purge_step, wall_time=time.time(), session_log=start))
                 self._purge_step = None
@@ -82,17 +82,17 @@ class TensorBoard:
 
     @property
     def _suffix(self) -> str:
-        """Of the file's name; a remote run has several files."""
+        """Suffix of the file name. A remote run has several files."""
         return f".{self._number}" if self._folder and self._folder.remote else ""
 
 
 def _summary(tag: str, value: Any) -> Any:
-    """TensorBoard's of a value of `seqio.metrics`, told by its fields; None of what it does not show."""
+    """Returns the TensorBoard summary of a `seqio.metrics` value; None for unsupported types."""
     if hasattr(value, "textdata"):
         return text(tag, value.textdata.decode("utf-8", "replace") if isinstance(value.textdata, bytes) else value.textdata)
     if hasattr(value, "values"):
         return histogram(tag, np.asarray(value.values), value.bins or 30)
     if hasattr(value, "image"):
-        images = np.asarray(value.image)  # [N, H, W, C], or one of them; TensorBoard shows one under a tag
+        images = np.asarray(value.image)  # [N, H, W, C] or [H, W, C]; TensorBoard shows one image per tag
         return image(tag, images[0] if images.ndim == 4 else images, dataformats="HWC")
     return None

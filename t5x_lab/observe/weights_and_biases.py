@@ -1,4 +1,4 @@
-"""Weights & Biases as a hook; the extra `wandb` installs it."""
+"""Weights & Biases hook. Needs the extra `wandb`."""
 
 import dataclasses
 import pathlib
@@ -18,13 +18,13 @@ from t5x_lab.training.loop import Preempted
 
 @dataclasses.dataclass
 class WeightsAndBiases:
-    """A hook that sends every step's and evaluation's metrics to https://wandb.ai, or to files with mode = "offline".
+    """Hook that logs all metrics to https://wandb.ai, or to files with mode = "offline".
 
-    A run that is continued goes on as the same run there: MODEL_DIR keeps its id.
+    A continued run continues its Weights & Biases run, whose id is stored in MODEL_DIR.
 
     Attributes:
-      project, entity, name, group, tags: as `wandb.init` has them; the name is MODEL_DIR's last part by default.
-      mode: "online", "offline" or "disabled"; None = what the environment says (WANDB_MODE).
+      project, entity, name, group, tags: see `wandb.init`. The name defaults to the last part of MODEL_DIR.
+      mode: "online", "offline" or "disabled". None = the environment variable WANDB_MODE.
     """
 
     project: str
@@ -44,12 +44,12 @@ class WeightsAndBiases:
         except ImportError as error:
             raise UserError("WeightsAndBiases needs the package wandb: pip install 't5x_lab[wandb]'.") from error
         is_remote = "://" in run.model_dir
-        self._run = self._begin(wandb, run, is_remote)
-        # A step of its own: what was logged after the last checkpoint of a run that was killed is logged again.
+        self._run = self._init(wandb, run, is_remote)
+        # A separate step metric, because steps after the last checkpoint of a killed run are logged again.
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
 
-    def _begin(self, wandb: Any, run: RunStart, is_remote: bool) -> Any:
+    def _init(self, wandb: Any, run: RunStart, is_remote: bool) -> Any:
         options = dict(
             project=self.project,
             entity=self.entity,
@@ -66,7 +66,7 @@ class WeightsAndBiases:
             return wandb.init(**options)
         except Exception as error:
             raise UserError(
-                f"Weights & Biases could not begin a run ({describe_error(error)}). Log in with `wandb login`, or set "
+                f"Weights & Biases could not start a run ({describe_error(error)}). Log in with `wandb login`, or set "
                 "--gin.WeightsAndBiases.mode=offline."
             ) from error
 
@@ -81,12 +81,12 @@ class WeightsAndBiases:
             self._run.finish(exit_code=0 if error is None or isinstance(error, Preempted) else 1)
 
     def _log(self, step: int, split: str, metrics: Mapping[str, float | None]) -> None:
-        found = {f"{split}/{name}": value for name, value in metrics.items() if value is not None}
-        self._run.log({"step": step, **found})
+        values = {f"{split}/{name}": value for name, value in metrics.items() if value is not None}
+        self._run.log({"step": step, **values})
 
 
 def _run_id(model_dir: epath.Path) -> str:
-    """The id under which a run directory is known there; made once, and kept in it."""
+    """Returns the Weights & Biases id of a run directory, which is stored in it."""
     path = model_dir / "wandb_id"
     if not path.exists():
         path.write_text(uuid.uuid4().hex[:16])

@@ -1,1 +1,1 @@
-"""One page that shows a run, or several laid over each other: made of the files of run directories alone."""
+"""HTML report of a run, or comparison of several, made from the files in run directories (`page`)."""

@@ -1,4 +1,4 @@
-"""Which charts a page of runs has, and the curves of each over a choice of axes."""
+"""The charts of a report, and their curves over several axes."""
 
 import colorsys
 import dataclasses
@@ -11,33 +11,33 @@ from t5x_lab.observe.curves import TRAIN, Columns, Curve, curve
 from t5x_lab.report.run_directory import RunFiles
 from t5x_lab.report.time_spent import restarts, speed
 
-# Of a contrast of 3 or more to the panel of a chart, light or dark (WCAG 2.2, 1.4.11).
+# Contrast of at least 3 to light and dark backgrounds (WCAG 2.2, 1.4.11).
 COLORS = ("#3b82f6", "#e25c0a", "#1f9363", "#c93fe0", "#a87a0b", "#0a8ea8", "#ef4444", "#8b5cf6", "#5f9312", "#64748b")
-MOST_CHARTS, MOST_LINES, MOST_MARKS = 48, 40, 400  # of evaluations and of statistics; of a chart; of a line
-BRIGHTNESS = 0.21  # of a color, of white's
-OF_SPEED = ("tokens_per_second", "mfu", "data_wait_fraction")  # what compiling, in a process's first step, says nothing of
-TRAINING = {  # what is drawn of steps beside the loss
+MAX_CHARTS, MAX_LINES, MAX_MARKS = 48, 40, 400  # charts per section, lines per chart, marks per line
+BRIGHTNESS = 0.21  # luminance of generated colors relative to white
+SPEED_METRICS = ("tokens_per_second", "mfu", "data_wait_fraction")  # not meaningful in a step that compiles
+TRAINING = {  # metrics of training steps in addition to the loss
     "accuracy": "accuracy of the next token",
     "learning_rate": "learning rate",
     "grad_norm": "gradient norm",
     "tokens_per_second": "tokens per second",
     "mfu": "MFU",
-    "data_wait_fraction": "share of time that waits for data",
+    "data_wait_fraction": "fraction of time waiting for data",
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """A curve of a chart.
+    """A line of a chart.
 
     Attributes:
-      label: in its chart.
-      run: the number of its run.
-      color: of the page.
-      curve: what is drawn.
-      x: by axis, where its points are.
-      is_train: drawn as a line with a band; else with a mark at each point.
-      bad: by axis and "mean", where steps were not finite.
+      label: label in the chart.
+      run: index of its run.
+      color: CSS color.
+      curve: points of the line.
+      x: coordinates of the points by axis.
+      is_train: draw a line with a band; otherwise a mark at each point.
+      bad: coordinates of non-finite steps by axis and "mean".
     """
 
     label: str
@@ -54,9 +54,9 @@ class Chart:
     """Lines that share their axes.
 
     Attributes:
-      title: what is drawn, with its unit.
-      references: values of dashed lines, by name.
-      left_out: how many lines more it would have.
+      title: metric and unit.
+      references: values of dashed lines by name.
+      left_out: number of omitted lines.
     """
 
     title: str
@@ -67,14 +67,14 @@ class Chart:
 
 @dataclasses.dataclass(frozen=True)
 class Charts:
-    """Those of a part of the page; `left_out` says how many more there would be."""
+    """The charts of a section, and the number of omitted charts."""
 
     drawn: list[Chart]
     left_out: int = 0
 
 
-def color_of(number: int) -> str:
-    """Of a run or a task; after those that were chosen, hues that lie far apart, as bright as they."""
+def pick_color(number: int) -> str:
+    """Returns the color of a run or task: one of `COLORS`, then generated hues of equal brightness."""
     if number < len(COLORS):
         return COLORS[number]
     red, green, blue = colorsys.hls_to_rgb((number * 0.61803) % 1.0, 0.5, 0.6)
@@ -83,10 +83,10 @@ def color_of(number: int) -> str:
 
 
 class Axes:
-    """What a page's curves may be drawn over: step, and where all runs know them tokens, FLOPs and time.
+    """The x axes of a page: step, and tokens, FLOPs and time if all runs have them.
 
     Attributes:
-      names: by key, what is written under a chart.
+      names: axis labels by key.
     """
 
     def __init__(self, runs: Sequence[RunFiles]):
@@ -105,21 +105,21 @@ class Axes:
         self.names = {key: name for key, name in names.items() if name}
 
     def x(self, run: RunFiles, steps: np.ndarray) -> dict[str, np.ndarray]:
-        """Where steps of a run are on each axis."""
-        found = {"step": steps.astype(float)}
+        """Returns the coordinates of a run's steps on each axis."""
+        coordinates = {"step": steps.astype(float)}
         if "flops" in self.names:
-            found["flops"] = (steps - run.first_step) * run.number("flops_per_step")
+            coordinates["flops"] = (steps - run.first_step) * run.number("flops_per_step")
         for key, metric, unit in (("tokens", "tokens_processed", 1.0), ("time", "seconds", self._unit)):
             if key in self.names:
-                found[key] = _at(run, metric, steps) / unit
-        return found
+                coordinates[key] = _interpolate(run, metric, steps) / unit
+        return coordinates
 
 
 UNITS = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 
 
-def _at(run: RunFiles, metric: str, steps: np.ndarray) -> np.ndarray:
-    """What a total of training was after these steps; 0 before the first."""
+def _interpolate(run: RunFiles, metric: str, steps: np.ndarray) -> np.ndarray:
+    """Returns the total of a training metric after these steps; 0 before the first step."""
     known = np.isfinite(run.train[metric])
     if not known.any():
         return np.full(len(steps), np.nan)
@@ -128,27 +128,26 @@ def _at(run: RunFiles, metric: str, steps: np.ndarray) -> np.ndarray:
     return np.interp(steps, np.append(run.first_step, run.train.steps[known]), totals)
 
 
-def charts_of_training(runs: Sequence[RunFiles], names: Sequence[str], axes: Axes) -> Charts:
-    """The loss, of one run beside that of its evaluations, and what else is measured at each step."""
-    loss = _of_steps("loss", "loss of training, nats per token", runs, names, axes)
+def training_charts(runs: Sequence[RunFiles], names: Sequence[str], axes: Axes) -> Charts:
+    """Returns the charts of training metrics. With one run the loss chart includes its evaluations."""
+    loss = _step_chart("loss", "loss of training, nats per token", runs, names, axes)
     if len(runs) == 1 and loss.lines:
-        evaluated = _of_evaluations("loss", runs[0], axes)
-        lines = [*loss.lines, *evaluated[: MOST_LINES - 1]]
-        loss = Chart("loss, nats per token", lines, loss.references, max(0, len(evaluated) - MOST_LINES + 1))
-    found = [loss, *(_of_steps(metric, title, runs, names, axes) for metric, title in TRAINING.items())]
+        evaluated = _evaluation_lines("loss", runs[0], axes)
+        lines = [*loss.lines, *evaluated[: MAX_LINES - 1]]
+        loss = Chart("loss, nats per token", lines, loss.references, max(0, len(evaluated) - MAX_LINES + 1))
+    found = [loss, *(_step_chart(metric, title, runs, names, axes) for metric, title in TRAINING.items())]
     return Charts([chart for chart in found if chart.lines])
 
 
-def charts_of_statistics(runs: Sequence[RunFiles], names: Sequence[str], axes: Axes) -> Charts:
-    """What hooks and losses of the user's own measure at steps."""
+def statistics_charts(runs: Sequence[RunFiles], names: Sequence[str], axes: Axes) -> Charts:
+    """Returns the charts of statistics from hooks and additional losses."""
     metrics = dict.fromkeys(metric for run in runs for metric in run.train.values if metric.partition("/")[0] not in METRICS)
-    found = [chart for metric in metrics if (chart := _of_steps(metric, metric, runs, names, axes)).lines]
-    return Charts(found[:MOST_CHARTS], max(0, len(found) - MOST_CHARTS))
+    found = [chart for metric in metrics if (chart := _step_chart(metric, metric, runs, names, axes)).lines]
+    return Charts(found[:MAX_CHARTS], max(0, len(found) - MAX_CHARTS))
 
 
-def charts_of_evaluations(runs: Sequence[RunFiles], names: Sequence[str], axes: Axes) -> dict[str, Charts]:
-    """By evaluation, a chart of each metric that was measured more than once: of one run its tasks together, of several runs
-    one task for each chart."""
+def evaluation_charts(runs: Sequence[RunFiles], names: Sequence[str], axes: Axes) -> dict[str, Charts]:
+    """Returns charts by evaluation, for metrics with several values. With several runs each task has its own chart."""
     charts: dict[str, dict[str, Chart]] = {}
     order = _order(runs)
     for split in order:
@@ -159,43 +158,43 @@ def charts_of_evaluations(runs: Sequence[RunFiles], names: Sequence[str], axes: 
             title = metric if len(runs) == 1 else f"{task}: {metric}"
             of = charts.setdefault(evaluation, {})
             chart = of.setdefault(title, Chart(title, [], _references(metric, runs, names)))
-            if len(chart.lines) >= MOST_LINES and len(runs) == 1:
+            if len(chart.lines) >= MAX_LINES and len(runs) == 1:
                 of[title] = dataclasses.replace(chart, left_out=chart.left_out + 1)
                 continue
             for number, run in enumerate(runs):
-                if points := _of_evaluation(run.evaluations.get(split, {}), metric):
+                if points := _evaluation_curve(run.evaluations.get(split, {}), metric):
                     label, color = (task, 1 + order[split]) if len(runs) == 1 else (names[number], number)
                     x = axes.x(run, points.steps)
-                    chart.lines.append(Line(label, number, color_of(color), points, x, is_train=False))
+                    chart.lines.append(Line(label, number, pick_color(color), points, x, is_train=False))
     several = lambda chart: any(len(line.curve.steps) > 1 for line in chart.lines)
     found = {name: [chart for chart in of.values() if several(chart)] for name, of in charts.items()}
-    most = max(1, MOST_CHARTS // max(1, len(found)))
-    cut = {name: of[:most] if number < MOST_CHARTS else [] for number, (name, of) in enumerate(found.items())}
+    most = max(1, MAX_CHARTS // max(1, len(found)))
+    cut = {name: of[:most] if number < MAX_CHARTS else [] for number, (name, of) in enumerate(found.items())}
     return {name: Charts(cut[name], len(of) - len(cut[name])) for name, of in found.items()}
 
 
-# Of how much was measured, not what was found.
+# Sizes of evaluations, which are not results.
 COUNTS = ("raw_tokens", "tokens_processed", "tokens_with_loss", "examples", "cut", "chance", "z_loss", "weight_sum")
 
 
-def _of_evaluations(metric: str, run: RunFiles, axes: Axes) -> list[Line]:
-    """What is evaluated beside training, in the colors after that."""
+def _evaluation_lines(metric: str, run: RunFiles, axes: Axes) -> list[Line]:
+    """Returns the lines of evaluations, in the colors after that of training."""
     lines: list[Line] = []
     for split, number in _order([run]).items():
-        points = _of_evaluation(run.evaluations[split], metric)
+        points = _evaluation_curve(run.evaluations[split], metric)
         if points:
-            lines.append(Line(split, 0, color_of(1 + number), points, axes.x(run, points.steps), is_train=False))
+            lines.append(Line(split, 0, pick_color(1 + number), points, axes.x(run, points.steps), is_train=False))
     return lines
 
 
 def _order(runs: Sequence[RunFiles]) -> dict[str, int]:
-    """A number for each "<evaluation>/<task>", the same for all charts."""
+    """Returns an index for each "<evaluation>/<task>", the same in all charts."""
     splits = dict.fromkeys(split for run in runs for split in run.evaluations)
     return {split: number for number, split in enumerate(splits)}
 
 
 def _references(metric: str, runs: Sequence[RunFiles], names: Sequence[str]) -> dict[str, float]:
-    """Numbers to compare with; where runs have other ones under a name, each with the run's."""
+    """Returns reference values by name, with the name of the run if they differ between runs."""
     found: dict[str, dict[str, float]] = {}
     for run_name, run in zip(names, runs):
         for name, value in run.references.get(metric, {}).items():
@@ -207,11 +206,11 @@ def _references(metric: str, runs: Sequence[RunFiles], names: Sequence[str]) -> 
     }
 
 
-def _of_steps(metric: str, title: str, runs: Sequence[RunFiles], names: Sequence[str], axes: Axes) -> Chart:
+def _step_chart(metric: str, title: str, runs: Sequence[RunFiles], names: Sequence[str], axes: Axes) -> Chart:
     lines = []
     for number, run in enumerate(runs):
         train = run.train
-        if metric in OF_SPEED:
+        if metric in SPEED_METRICS:
             train = Columns(train.steps, {metric: speed(train, metric)})
         points = curve(train, metric, points=max(60, min(250, 2500 // len(runs))))
         if points is not None and (metric != "data_wait_fraction" or points.high.max() > 0.01):
@@ -219,12 +218,12 @@ def _of_steps(metric: str, title: str, runs: Sequence[RunFiles], names: Sequence
             bad = _marks(run, points, axes) if metric == "loss" else {}
             gaps = np.searchsorted(points.steps, run.train.steps[restarts(run.train)])
             points, x = _with_gaps(points, axes.x(run, points.steps), gaps)
-            lines.append(Line(label, number, color_of(number), points, x, is_train=True, bad=bad))
+            lines.append(Line(label, number, pick_color(number), points, x, is_train=True, bad=bad))
     return Chart(title, lines, _references(metric, runs, names))
 
 
 def _with_gaps(points: Curve, x: dict[str, np.ndarray], before: np.ndarray) -> tuple[Curve, dict[str, np.ndarray]]:
-    """With a break before these points, the first ones since a process started again: no line, and a band without height."""
+    """Inserts a gap before the given points, the first after a restart."""
     at = np.repeat(np.unique(before[(before > 0) & (before < len(points.steps))]), 2)
     ends = at - np.tile([1, 0], len(at) // 2)  # the point before and the one behind each break
     with_ends = lambda values, of: np.insert(values, at, of[ends])
@@ -235,15 +234,15 @@ def _with_gaps(points: Curve, x: dict[str, np.ndarray], before: np.ndarray) -> t
 
 
 def _marks(run: RunFiles, loss: Curve, axes: Axes) -> dict[str, np.ndarray]:
-    """Where steps were not finite, upon the curve of the loss."""
+    """Returns the coordinates of non-finite steps on the loss curve."""
     steps = run.train.steps[run.is_bad]
-    if len(steps) > MOST_MARKS:  # one of those that could not be told apart
-        near = (steps - steps[0]) * MOST_MARKS // max(1, steps[-1] - steps[0])
+    if len(steps) > MAX_MARKS:  # one of those at nearly the same place
+        near = (steps - steps[0]) * MAX_MARKS // max(1, steps[-1] - steps[0])
         steps = steps[np.unique(near, return_index=True)[1]]
     return {**axes.x(run, steps), "mean": np.interp(steps, loss.steps, loss.mean)} if len(steps) else {}
 
 
-def _of_evaluation(numbers: Mapping[int, Mapping[str, float | None]], metric: str) -> Curve | None:
+def _evaluation_curve(numbers: Mapping[int, Mapping[str, float | None]], metric: str) -> Curve | None:
     found = {step: value for step, of in numbers.items() if (value := of.get(metric)) is not None}
     steps, values = np.array(list(found), int), np.array(list(found.values()), float)
     return curve(Columns(steps, {metric: values}), metric, points=1000) if len(steps) else None

@@ -1,4 +1,4 @@
-"""The commands that one goes on with from a run."""
+"""The commands for next steps with a run."""
 
 import shlex
 
@@ -6,37 +6,37 @@ from t5x_lab.config.gin_files import binding, gin_flag
 from t5x_lab.report.run_directory import RunFiles
 
 FURTHER = {
-    "finished": "train it further; a learning rate that has come to its end needs its settings, too",
-    "training": "go on with its training, should that be interrupted",
+    "finished": "train longer; a learning-rate schedule that has ended needs other settings",
+    "training": "continue training if it is interrupted",
 }
 
 
-def commands_of(run: RunFiles) -> list[tuple[str, str]]:
-    """What one does next with a run: why, and the command."""
+def next_commands(run: RunFiles) -> list[tuple[str, str]]:
+    """Returns descriptions and commands of next steps."""
     at, has_weights = shlex.quote(_path(run)), bool(run.checkpoints)
     found = []
     if run.config and (run.train.steps.size or not has_weights):
-        further = FURTHER.get(run.state, "go on with its training")
-        found.append((further, " ".join(["t5x_lab train", *_flags_to_go_on(run)])))
+        further = FURTHER.get(run.state, "continue training")
+        found.append((further, " ".join(["t5x_lab train", *_continue_flags(run)])))
     if has_weights:
         writes = run.facts.get("architecture") != "encoder"
-        found += [("let it write", f"t5x_lab generate --model_dir={at} --prompt='The people' --temperature=0.7")] * writes
+        found += [("generate text", f"t5x_lab generate --model_dir={at} --prompt='The people' --temperature=0.7")] * writes
         found += [
             ("evaluate its checkpoints", f"t5x_lab eval --model_dir={at} --step=all"),
-            ("see its parameters", f"t5x_lab inspect --model_dir={at}"),
+            ("list its parameters", f"t5x_lab inspect --model_dir={at}"),
         ]
-    return [*found, ("compare it with another, in OTHER_RUN's place", f"t5x_lab report {at} OTHER_RUN")]
+    return [*found, ("compare it with another run", f"t5x_lab report {at} OTHER_RUN")]
 
 
 def _path(run: RunFiles) -> str:
-    return f"./{run.path}" if run.path.startswith("-") else run.path  # which would be a flag
+    return f"./{run.path}" if run.path.startswith("-") else run.path  # a path that looks like a flag
 
 
-def _flags_to_go_on(run: RunFiles) -> list[str]:
-    """Of training; of a run that is at its end with twice its own budget, unless early stopping left some of that."""
+def _continue_flags(run: RunFiles) -> list[str]:
+    """Returns the flags of `train` to continue; for a finished run with twice its budget, unless it stopped early."""
     path = _path(run)
-    is_text = binding(f"MODEL_DIR={path}") == f"MODEL_DIR = {path!r}"  # 2024 would be a number
-    at = gin_flag("MODEL_DIR", path if is_text else repr(path))  # it may have been moved
+    is_text = binding(f"MODEL_DIR={path}") == f"MODEL_DIR = {path!r}"  # not a literal such as 2024
+    at = gin_flag("MODEL_DIR", path if is_text else repr(path))  # the directory may have been moved
     words = [f"--gin_file={shlex.quote(f'{path}/config.gin')}", at]
     if run.state != "finished":
         return words

@@ -1,4 +1,4 @@
-"""What differs between the configurations of runs."""
+"""Differences between the configurations of runs."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -9,11 +9,10 @@ ROOT = "RunConfig"
 ALWAYS_DIFFERENT = ("MODEL_DIR",)
 
 
-def differences(runs: Sequence[RunFiles]) -> dict[str, list[str | None]]:
-    """By name of a setting that is not the same in all runs, each run's; None where it has none.
+def find_differences(runs: Sequence[RunFiles]) -> dict[str, list[str | None]]:
+    """Returns the values of each setting that differs between runs, by name; None if a run does not have it.
 
-    What every run calls by a macro is left to the macro; where only some do, the macro's value counts. A run without config.gin
-    has no part in it.
+    A setting that all runs bind to a macro is represented by the macro. Runs without config.gin are ignored.
     """
     configured = [run for run in runs if run.settings]
     names = dict.fromkeys(name for run in configured for name in run.settings if name not in ALWAYS_DIFFERENT)
@@ -25,10 +24,10 @@ def differences(runs: Sequence[RunFiles]) -> dict[str, list[str | None]]:
     }
 
 
-def referred(settings: Mapping[str, str]) -> set[str]:
-    """Names of settings that a run's configuration leads to by references and macros; all, where it has no `RunConfig`.
+def referenced_settings(settings: Mapping[str, str]) -> set[str]:
+    """Returns the settings that `RunConfig` refers to, directly or not; all settings without a `RunConfig`.
 
-    What is bound beside them, such as the settings of another optimizer, changes nothing unless the user's code asks for it.
+    Other bindings, such as those of an unused optimizer, have no effect unless the user's code reads them.
     """
     of: dict[str, list[str]] = {}
     for name in settings:
@@ -43,7 +42,7 @@ def referred(settings: Mapping[str, str]) -> set[str]:
 
 
 def _configurable(name: str) -> str:
-    """What a parameter is of; a macro is its own."""
+    """Returns the configurable of a parameter; a macro itself."""
     return _without_module(name.rpartition(".")[0] or name)
 
 

@@ -1,4 +1,4 @@
-"""What was trained on what, and at which cost: a table of runs."""
+"""Summary table of runs: model, data, budget, losses, time and devices."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -8,11 +8,11 @@ import numpy as np
 from t5x_lab.report.run_directory import RunFiles
 from t5x_lab.report.time_spent import speed, time_spent
 
-MOST_LOSSES = 4  # of evaluations; all are in their table
+MAX_LOSSES = 4  # evaluation losses in the summary; the table has all
 
 
-def facts_of(runs: Sequence[RunFiles]) -> dict[str, list[str]]:
-    """By what it is, each run's; "" of what its files do not say, and without what no run says."""
+def summarize_runs(runs: Sequence[RunFiles]) -> dict[str, list[str]]:
+    """Returns the rows of the summary, one value per run, "" if unknown, without empty rows."""
     rows = {name: [_or_nothing(of, run) for run in runs] for name, of in FACTS.items()}
     return {name: cells for name, cells in rows.items() if any(cells)}
 
@@ -20,7 +20,7 @@ def facts_of(runs: Sequence[RunFiles]) -> dict[str, list[str]]:
 def _or_nothing(of: Callable[[RunFiles], str], run: RunFiles) -> str:
     try:
         return of(run)
-    except (LookupError, TypeError, ValueError, ArithmeticError):  # of a version that writes other facts, or of a new run
+    except (LookupError, TypeError, ValueError, ArithmeticError):  # other versions write other facts
         return ""
 
 
@@ -30,10 +30,10 @@ def _bound(name: str) -> Callable[[RunFiles], str]:
 
 def _objective(run: RunFiles) -> str:
     name = _bound("OBJECTIVE")(run)
-    return "the task's own" if name == "None" else name
+    return "that of the task" if name == "None" else name
 
 
-def _beginning(run: RunFiles) -> str:
+def _initialization(run: RunFiles) -> str:
     path = _bound("INITIAL_CHECKPOINT_PATH")(run)
     return "fresh parameters" if path == "None" else path
 
@@ -70,19 +70,19 @@ def _loss(run: RunFiles) -> str:
 
 
 def _losses(run: RunFiles) -> str:
-    """The last one of each task, by the step that it is of."""
+    """Returns the last loss of each task, grouped by step."""
     last: list[tuple[int, str, float]] = []
     tasks = [split.partition("/")[2] for split in run.evaluations]
     for split, of in run.evaluations.items():
         losses = {step: loss for step, numbers in of.items() if (loss := numbers.get("loss")) is not None}
         name = split if tasks.count(split.partition("/")[2]) > 1 else split.partition("/")[2]
         last += [(max(losses), name, losses[max(losses)])] if losses else []
-    said: dict[int, list[str]] = {}
-    for step, task, loss in last[:MOST_LOSSES]:
+    by_step: dict[int, list[str]] = {}
+    for step, task, loss in last[:MAX_LOSSES]:
         perplexity = f"{math.exp(loss):.1f}" if loss < 20 else "beyond 10^8"
-        said.setdefault(step, []).append(f"{task} {loss:.3f} (perplexity {perplexity})")
-    more = f", and {len(last) - MOST_LOSSES} more" if len(last) > MOST_LOSSES else ""
-    return "; ".join(f"at step {step:,}: {', '.join(losses)}" for step, losses in said.items()) + more
+        by_step.setdefault(step, []).append(f"{task} {loss:.3f} (perplexity {perplexity})")
+    more = f", and {len(last) - MAX_LOSSES} more" if len(last) > MAX_LOSSES else ""
+    return "; ".join(f"at step {step:,}: {', '.join(losses)}" for step, losses in by_step.items()) + more
 
 
 def _devices(run: RunFiles) -> str:
@@ -113,7 +113,7 @@ def _median(metric: str, form: str) -> Callable[[RunFiles], str]:
 
 
 def duration(seconds: float) -> str:
-    """In its two largest units: 3 d 4 h."""
+    """Formats a duration in its two largest units, such as "3 d 4 h"."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
@@ -127,15 +127,15 @@ FACTS: dict[str, Callable[[RunFiles], str]] = {
     "trained on": _bound("MIXTURE_OR_TASK_NAME"),
     "objective": _objective,
     "optimizer": _bound("OPTIMIZER"),
-    "began with": _beginning,
-    "a batch": _batch,
+    "initialized from": _initialization,
+    "batch": _batch,
     "steps": _steps,
     "tokens": _tokens,
     "FLOPs": _flops,
-    "loss of training": _loss,
-    "evaluated": _losses,
+    "training loss": _loss,
+    "evaluation loss": _losses,
     "time": lambda run: duration(_last(run, "seconds")),
-    "of it": _shares,
+    "time split": _shares,
     "tokens per second": _median("tokens_per_second", ",.0f"),
     "MFU": _median("mfu", ".1%"),
     "devices": _devices,

@@ -1,4 +1,4 @@
-"""Charts as Bokeh's figures, which a browser draws: zoomed together, with what is under the mouse."""
+"""Bokeh figures of charts, with linked zoom and tooltips."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,19 +8,19 @@ import numpy as np
 from t5x_lab.observe.curves import Curve
 from t5x_lab.report.charts import Axes, Chart
 
-MOST_NAMES, MOST_LETTERS = 24, 44  # of a legend; of a name in it
-GRAY = "#767676"  # until the page's script takes the page's own, light or dark
+MAX_NAMES, MAX_LETTERS = 24, 44  # names in a legend, letters in a name
+GRAY = "#767676"  # the page's script replaces it with the light or dark color
 
 
-def figures(charts: Sequence[Chart], axes: Axes, has_legends: bool) -> list:
-    """Bokeh's figures of charts, which are zoomed together.
+def make_figures(charts: Sequence[Chart], axes: Axes, has_legends: bool) -> list:
+    """Returns Bokeh figures with linked zoom.
 
-    The page's script moves their curves to another axis and hides runs, which it finds by the tags "run-0", "run-1", …
+    The page's script switches axes and hides runs, which have the tags "run-0", "run-1", and so on.
     """
     from bokeh.models import DataRange1d
 
-    together = DataRange1d(range_padding=0.02, only_visible=True)
-    return [_figure(chart, axes, together, has_legends) for chart in charts]
+    shared_range = DataRange1d(range_padding=0.02, only_visible=True)
+    return [_figure(chart, axes, shared_range, has_legends) for chart in charts]
 
 
 def _figure(chart: Chart, axes: Axes, x_range: Any, has_legend: bool):
@@ -28,12 +28,12 @@ def _figure(chart: Chart, axes: Axes, x_range: Any, has_legend: bool):
     from bokeh.plotting import figure
 
     items = len(chart.lines) + len(chart.references)
-    are_named = has_legend and 1 < items <= MOST_NAMES  # lines; of several runs the page's buttons name them
+    are_named = has_legend and 1 < items <= MAX_NAMES  # with several runs the buttons of the page name the lines
     labels = [_short(name) for name in [*(line.label for line in chart.lines if are_named), *chart.references]]
     longest = max(map(len, labels), default=0)
-    columns = 0  # the legend is in the chart's corner
-    if len(labels) > 4 or longest > MOST_LETTERS // 2:  # it is below, as wide as a telephone
-        columns = max(1, min(3, MOST_LETTERS // longest))
+    columns = 0  # 0 = the legend is inside the chart
+    if len(labels) > 4 or longest > MAX_LETTERS // 2:  # the legend is below, as wide as a phone
+        columns = max(1, min(3, MAX_LETTERS // longest))
     height = 240 + (LEGEND_ROW * -(-len(labels) // columns) if columns else 0)
     plot = figure(
         height=height,
@@ -46,7 +46,7 @@ def _figure(chart: Chart, axes: Axes, x_range: Any, has_legend: bool):
     marks: list[Any] = []
     for number, line in enumerate(chart.lines):
         of, color, label = line.curve, line.color, line.label
-        equal = sum(_is_equal(of, before.curve) for before in chart.lines[:number]) if number < MOST_NAMES else 0
+        equal = sum(_is_equal(of, before.curve) for before in chart.lines[:number]) if number < MAX_NAMES else 0
         band = {"low": of.low, "high": of.high} if line.is_train else {}
         source = ColumnDataSource({**line.x, "mean": of.mean, **band})
         more: dict[str, Any] = {"tags": [f"run-{line.run}"]}
@@ -75,17 +75,17 @@ def _figure(chart: Chart, axes: Axes, x_range: Any, has_legend: bool):
 
 
 def _short(name: str) -> str:
-    """Without its middle, where it is long."""
-    half = MOST_LETTERS // 2
-    return name if len(name) <= MOST_LETTERS else f"{name[:half]}…{name[-half:]}"
+    """Shortens a long name in the middle."""
+    half = MAX_LETTERS // 2
+    return name if len(name) <= MAX_LETTERS else f"{name[:half]}…{name[-half:]}"
 
 
-DASHES = ("solid", [8, 8], [2, 6])  # of curves that lie under equal ones, which would hide them
+DASHES = ("solid", [8, 8], [2, 6])  # for curves hidden below equal ones
 
 
-def _is_equal(one: Curve, other: Curve) -> bool:
-    """Along half of the other or more; some of a curve's points are between another's."""
-    (a, x), (b, y) = ((curve.steps[~np.isnan(curve.mean)], curve.mean[~np.isnan(curve.mean)]) for curve in (one, other))
+def _is_equal(curve: Curve, other: Curve) -> bool:
+    """Returns whether two curves are equal along at least half of the second one."""
+    (a, x), (b, y) = ((curve.steps[~np.isnan(curve.mean)], curve.mean[~np.isnan(curve.mean)]) for curve in (curve, other))
     both = b[(b >= a[0]) & (b <= a[-1])]
     if len(both) < max(2, 0.5 * len(b)):
         return False
@@ -93,7 +93,7 @@ def _is_equal(one: Curve, other: Curve) -> bool:
 
 
 def _show_constants(plot, chart: Chart) -> None:
-    """Numbers that do not change, but for rounding, are in the middle of an axis that shows how large they are."""
+    """Sets the range of the y axis so that constants are in the middle."""
     values = [value for line in chart.lines for value in (np.nanmin(line.curve.low), np.nanmax(line.curve.high))]
     low, high = min([*values, *chart.references.values()]), max([*values, *chart.references.values()])
     size = max(abs(low), abs(high))
@@ -110,7 +110,7 @@ const isShort = value === Number(value.toPrecision(3));
 if (size >= 1e12 || (size >= 1e7 && isShort) || (size > 0 && size < 1e-4)) return value.toExponential().replace("e+", "e");
 return value.toLocaleString("en-US", { maximumFractionDigits: 9 });
 """
-LEGEND_ROW = 22  # of a legend below its chart, in pixels
+LEGEND_ROW = 22  # height of a legend row in pixels
 
 
 def _style(plot, x_name: str, columns_of_legend: int) -> None:

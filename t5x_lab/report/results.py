@@ -1,4 +1,4 @@
-"""What evaluations found and wrote: tables of numbers by step or by run, and texts."""
+"""Evaluation results of a report: tables of metrics by step or run, and generated texts."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,22 +7,22 @@ from t5x_lab.evaluation.results import PROMPTS
 from t5x_lab.report.charts import COUNTS
 from t5x_lab.report.run_directory import Numbers, RunFiles, Sample
 
-MOST_STEPS, MOST_SAMPLES = 8, 200  # columns of an evaluation's table; texts of a page
-_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), 127)}  # which a browser shows as boxes
+MAX_STEPS, MAX_SAMPLES = 8, 200  # columns of a table, texts of a page
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), 127)}  # control characters
 
 
-def tables_of(runs: Sequence[RunFiles], names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """By evaluation: a table, a row for each task and metric, what it wrote itself, and why it lacks something.
+def evaluation_tables(runs: Sequence[RunFiles], names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Returns for each evaluation a table with a row per task and metric, its own text tables, and failures.
 
-    Of one run its columns are steps, of several runs the last results of each. In the last column, and in those of several
-    runs, a task that has none at that step has its last ones, with their step.
+    The columns are steps for one run, or the last results of each run. In these, a task without results at that step has its
+    last results, with their step.
     """
-    found: dict[str, dict[str, Any]] = {}
+    evaluation_results: dict[str, dict[str, Any]] = {}
     for evaluation in dict.fromkeys(name for run in runs for name in run.evaluated):
         splits = [s for s in dict.fromkeys(s for run in runs for s in run.evaluations) if s.partition("/")[0] == evaluation]
         measured = [sorted({step for split in splits for step in run.evaluations.get(split, {})}) for run in runs]
         if len(runs) == 1:
-            columns = [(f"step {step:,}", runs[0], step) for step in spread(measured[0], MOST_STEPS)]
+            columns = [(f"step {step:,}", runs[0], step) for step in select_evenly(measured[0], MAX_STEPS)]
         else:
             last = [(f", step {steps[-1]:,}", steps[-1]) if steps else ("", 0) for steps in measured]
             columns = [(name + words, run, step) for name, run, (words, step) in zip(names, runs, last)]
@@ -37,7 +37,7 @@ def tables_of(runs: Sequence[RunFiles], names: Sequence[str]) -> dict[str, dict[
                 rows.append({"task": split.partition("/")[2], "metric": metric, "cells": cells})
         written = [(name, run.tables.get(evaluation, {})) for name, run in zip(names, runs)]
         failures = [(f"{name}, " * (len(runs) > 1), run.failures.get(evaluation, {})) for name, run in zip(names, runs)]
-        found[evaluation] = {
+        evaluation_results[evaluation] = {
             "columns": [name for name, _, _ in columns],
             "rows": rows,
             "steps_left_out": len(measured[0]) - len(columns) if len(runs) == 1 else 0,
@@ -45,11 +45,11 @@ def tables_of(runs: Sequence[RunFiles], names: Sequence[str]) -> dict[str, dict[
             "failures": [f"{name}step {max(of):,}: {why}" for name, of in failures if of for why in of[max(of)]],
             "has_samples": any(sample.evaluation == evaluation for run in runs for sample in run.samples),
         }
-    return found
+    return evaluation_results
 
 
 def _results(of: Mapping[int, Numbers], step: int, or_last: bool) -> tuple[Numbers, str]:
-    """Those of a step; where there are none the last ones, if they will do, with words that say of which step."""
+    """Returns the results of a step, or the last ones with a note on their step."""
     if step in of or not of or not or_last:
         return of.get(step, {}), ""
     return of[max(of)], f" (step {max(of):,})"
@@ -61,33 +61,33 @@ def _number(value: float | None) -> str:
     return f"{value:,.0f}" if float(value).is_integer() and abs(value) >= 1000 else f"{value:.4g}"
 
 
-def spread(values: Sequence[int], most: int) -> list[int]:
-    """At most so many of them, evenly, with the first and the last."""
+def select_evenly(values: Sequence[int], most: int) -> list[int]:
+    """Returns at most `most` values, evenly spaced, including the first and the last."""
     if len(values) <= most:
         return list(values)
     return [values[round(number * (len(values) - 1) / (most - 1))] for number in range(most)]
 
 
-def samples_of(runs: Sequence[RunFiles], names: Sequence[str]) -> list[dict[str, Any]]:
-    """Texts that evaluations kept, the last step's first, of each run; of each evaluation and step the first ones."""
-    found = []
+def collect_samples(runs: Sequence[RunFiles], names: Sequence[str]) -> list[dict[str, Any]]:
+    """Returns the generated texts of each run, latest steps first, with a limit per evaluation and step."""
+    collected = []
     for name, run in zip(names, runs):
         all_steps = sorted({sample.step for sample in run.samples})
-        steps = spread(all_steps, MOST_STEPS)[::-1]
+        steps = select_evenly(all_steps, MAX_STEPS)[::-1]
         evaluations = list(dict.fromkeys(sample.evaluation for sample in run.samples))
-        most = max(2, MOST_SAMPLES // max(1, len(steps) * len(evaluations) * len(runs)))
+        most = max(2, MAX_SAMPLES // max(1, len(steps) * len(evaluations) * len(runs)))
         shown = []
         for step in steps:
             of_step = [[s for s in run.samples if (s.step, s.evaluation) == (step, of)] for of in evaluations]
             texts = [_shown(sample, run) for of in of_step for sample in of[:most]]
             shown.append((step, texts, sum(max(0, len(of) - most) for of in of_step)))
         if shown:
-            found.append({"name": name, "steps": shown, "steps_left_out": len(all_steps) - len(steps)})
-    return found
+            collected.append({"name": name, "steps": shown, "steps_left_out": len(all_steps) - len(steps)})
+    return collected
 
 
 def _shown(sample: Sample, run: RunFiles) -> dict[str, str]:
-    """A decoder goes on from its prompt, without a gap; what else was written stands below its name."""
-    goes_on = sample.task == PROMPTS and run.facts.get("architecture") in ("causal_decoder", "prefix_decoder")
+    """Returns a text for the page. A decoder's continuation follows its prompt directly, other texts start on a new line."""
+    is_continuation = sample.task == PROMPTS and run.facts.get("architecture") in ("causal_decoder", "prefix_decoder")
     text = sample.text.translate(_CONTROLS)
-    return {"name": sample.name, "gap": "" if goes_on else "\n", "text": text, "evaluation": sample.evaluation}
+    return {"name": sample.name, "gap": "" if is_continuation else "\n", "text": text, "evaluation": sample.evaluation}

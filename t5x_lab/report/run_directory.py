@@ -1,4 +1,4 @@
-"""What the files of a run directory say of a run; what an older version did not write is left out."""
+"""Reads the files of a run directory, also of older versions."""
 
 import dataclasses
 import math
@@ -15,16 +15,16 @@ from t5x_lab.config.json_files import read_dictionary
 from t5x_lab.evaluation.results import FOLDER
 from t5x_lab.observe.curves import NO_LINES, REFERENCES, TRAIN, Columns, is_number, read_columns, read_references
 from t5x_lab.observe.end import read_end
-from t5x_lab.observe.owner import PATIENCE_SECONDS, seconds_without_sign
+from t5x_lab.observe.owner import PATIENCE_SECONDS, seconds_since_heartbeat
 
 FACTS = "run.json"
-MOST_MACROS = 8  # that lead from one to the next
+MAX_MACROS = 8  # length of a chain of macros
 Numbers = dict[str, float | None]
 
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """A text that an evaluation kept: after which step, of which evaluation and task, under which name."""
+    """A generated text of an evaluation."""
 
     step: int
     evaluation: str
@@ -35,24 +35,24 @@ class Sample:
 
 @dataclasses.dataclass(frozen=True)
 class RunFiles:
-    """A run, as its files have it.
+    """The contents of a run directory.
 
     Attributes:
-      path: of its directory.
+      path: path of the directory.
       state: "finished", "training", "diverged", "stopped", "weights" (checkpoints without metrics) or "new".
-      facts: what training wrote of it in run.json: version, model, data, FLOPs, devices.
-      columns: metrics.jsonl, by split.
-      evaluations: numbers by split, "<name>/<task>", and step.
-      tables: by evaluation and step, what it wrote beside its numbers, as text.
-      failures: by evaluation and step, why results lack something, in sentences.
-      samples: in the order of steps.
-      references: by metric, what else has which value, for a dashed line.
-      settings: what config.gin binds, as text by name.
-      config: config.gin itself.
-      checkpoints: their steps.
-      end: the step that training ended with; None of one that goes on, or was interrupted.
-      silent: seconds since whoever trains it gave a sign of life; None where nobody does.
-      damaged: which of its files, and lines of them, cannot be read, or are of steps that were lost.
+      facts: content of run.json: version, model, data, FLOPs, devices.
+      columns: metrics.jsonl by split.
+      evaluations: metrics by split, "<evaluation>/<task>", and step.
+      tables: text tables by evaluation and step.
+      failures: failure messages by evaluation and step.
+      samples: generated texts in the order of steps.
+      references: reference values by metric and name.
+      settings: bindings of config.gin, as text by name.
+      config: config.gin.
+      checkpoints: steps of checkpoints.
+      end: last step of a run that has ended, otherwise None.
+      silent: seconds since the last heartbeat of the training process. None = no process.
+      damaged: files and lines that are damaged, or belong to lost steps.
     """
 
     path: str
@@ -76,46 +76,46 @@ class RunFiles:
         return self.columns.get(TRAIN, NO_LINES)
 
     def setting(self, name: str) -> str | None:
-        """What is bound to a name, with the values of macros in their places; None where nothing is."""
+        """Returns the value bound to a name, with macros replaced by their values, or None."""
         value = self.settings.get(name)
-        for _ in range(MOST_MACROS if value else 0):
+        for _ in range(MAX_MACROS if value else 0):
             value = re.sub(r"%([\w./]+)", lambda macro: self.settings.get(macro[1], macro[0]), value or "")
         return value
 
     def number(self, fact: str) -> float:
-        """A number of run.json, or what config.gin binds the macro of that name to; not a number where there is none."""
+        """Returns a number of run.json, or the value of the macro of that name in config.gin; NaN if there is none."""
         value: Any = self.facts.get(fact)
         bound = self.setting(fact.upper()) or ""
         return float(value) if is_number(value) else float(bound) if bound.isdigit() else float("nan")
 
     @property
     def is_bad(self) -> np.ndarray:
-        """Bool, for each line of training, whether the step's loss or gradient was not finite."""
+        """Whether the loss or gradient of each training step was not finite, bool [N]."""
         bad = ~np.isfinite(self.train["loss"]) & ("loss" in self.train.values)
         if "grad_norm" in self.train.values:
             measured = np.isfinite(self.train["grad_norm"])
-            first = int(np.argmax(measured)) if len(measured) else 0  # an older version did not measure it
+            first = int(np.argmax(measured)) if len(measured) else 0  # older versions did not write it
             bad[first:] |= ~measured[first:]
         return bad
 
     @property
     def first_step(self) -> int:
-        """The step that it began with, which is another than 0 where it went on from another run's."""
+        """First step of the run; not 0 if it continues another run."""
         return int(self.train.steps[0]) - 1 if len(self.train.steps) else 0
 
     @property
     def tokens_before(self) -> float:
-        """Tokens processed of the run that it went on from, which its totals go on from too."""
+        """Tokens processed by the run that this one continues, which its totals include."""
         if not len(self.train.steps):
             return 0.0
         first = {name: float(self.train[name][0]) for name in ("tokens_processed", "tokens_per_second", "seconds_per_step")}
-        of_step = first["tokens_per_second"] * first["seconds_per_step"]
-        before = first["tokens_processed"] - of_step
+        step_tokens = first["tokens_per_second"] * first["seconds_per_step"]
+        before = first["tokens_processed"] - step_tokens
         return max(0.0, round(before)) if np.isfinite(before) else 0.0
 
     @property
     def evaluated(self) -> list[str]:
-        """The names of its evaluations, with numbers or without."""
+        """Names of all evaluations, with metrics or without."""
         names = [split.partition("/")[0] for split in self.evaluations]
         return list(dict.fromkeys([*names, *self.tables, *self.failures, *(sample.evaluation for sample in self.samples)]))
 
@@ -129,11 +129,11 @@ def read_run(path: str, is_over: bool = False) -> RunFiles:
     """Reads a run directory.
 
     Args:
-      path: of the directory, here or wherever `etils.epath` reaches.
-      is_over: whether its training is known to have ended, though it still owns the directory.
+      path: path of the directory, local or remote.
+      is_over: training has ended, although the process still owns the directory.
 
     Raises:
-      UserError: where there is no run.
+      UserError: if it is not a run directory.
     """
     directory = epath.Path(path)
     config = directory / "config.gin"
@@ -142,23 +142,23 @@ def read_run(path: str, is_over: bool = False) -> RunFiles:
     evaluations, tables, failures, samples = _evaluations(directory / FOLDER, damaged)
     _add_from_metrics(evaluations, columns)
     if not (columns or evaluations or config.exists()):
-        what = "holds no run: it has neither config.gin nor metrics.jsonl" if directory.exists() else "is not there"
-        raise UserError(f"{path} {what}. Give the MODEL_DIR of a run{_near(directory)}.")
+        problem = "is not a run directory: it has neither config.gin nor metrics.jsonl" if directory.exists() else "does not exist"
+        raise UserError(f"{path} {problem}. Use the MODEL_DIR of a run{_suggest_run(directory)}.")
     text = _text(config) if config.exists() else ""
-    found = {file: read_dictionary(directory / file) for file in (FACTS, REFERENCES)}
-    damaged += [file for file, values in found.items() if not values and (directory / file).exists()]
-    silent = None if is_over else seconds_without_sign(directory)
+    dictionaries = {file: read_dictionary(directory / file) for file in (FACTS, REFERENCES)}
+    damaged += [file for file, values in dictionaries.items() if not values and (directory / file).exists()]
+    silent = None if is_over else seconds_since_heartbeat(directory)
     run = RunFiles(
         path=str(path),
         state="new",
-        facts=found[FACTS],
+        facts=dictionaries[FACTS],
         columns=columns,
         evaluations={split: dict(sorted(of.items())) for split, of in sorted(evaluations.items())},
         tables=tables,
         failures=failures,
         samples=samples,
         references=read_references(directory),
-        settings=settings_of(text),
+        settings=parse_settings(text),
         config=text,
         checkpoints=finished_steps(directory),
         end=read_end(directory),
@@ -170,22 +170,22 @@ def read_run(path: str, is_over: bool = False) -> RunFiles:
 
 
 def _without_lost_steps(run: RunFiles) -> RunFiles:
-    """Without evaluations of steps that were lost, since training went on from a checkpoint before them."""
+    """Removes evaluations of lost steps, which are later than the checkpoint that training continued from."""
     last = max(run.last_step, *run.checkpoints, 0) if len(run.train.steps) else math.inf
-    kept = lambda of: {step: value for step, value in of.items() if step <= last}
-    some = dataclasses.replace(
+    select = lambda of: {step: value for step, value in of.items() if step <= last}
+    selected = dataclasses.replace(
         run,
-        evaluations={split: within for split, of in run.evaluations.items() if (within := kept(of))},
-        tables={name: within for name, of in run.tables.items() if (within := kept(of))},
-        failures={name: within for name, of in run.failures.items() if (within := kept(of))},
+        evaluations={split: within for split, of in run.evaluations.items() if (within := select(of))},
+        tables={name: within for name, of in run.tables.items() if (within := select(of))},
+        failures={name: within for name, of in run.failures.items() if (within := select(of))},
         samples=[sample for sample in run.samples if sample.step <= last],
     )
-    lost = (some.evaluations, some.tables, some.samples) != (run.evaluations, run.tables, run.samples)
-    return dataclasses.replace(some, damaged=[*run.damaged, *[f"evaluations after step {last:,}"] * lost])
+    lost = (selected.evaluations, selected.tables, selected.samples) != (run.evaluations, run.tables, run.samples)
+    return dataclasses.replace(selected, damaged=[*run.damaged, *[f"evaluations after step {last:,}"] * lost])
 
 
-def _near(directory: epath.Path) -> str:
-    """A run that a folder has in it, or that a file is of."""
+def _suggest_run(directory: epath.Path) -> str:
+    """Returns ", such as <run>" for a run directory inside or around a path, or ""."""
     inside = sorted(found.parent for found in directory.glob("*/config.gin")) if directory.is_dir() else []
     around = [parent for parent in (directory.parent, directory.parent.parent) if (parent / "config.gin").exists()]
     return "".join(f", such as {run}" for run in [*inside, *around][:1])
@@ -207,9 +207,9 @@ def _state(run: RunFiles) -> str:
     return "diverged" if in_a_row > (int(allowed) if allowed.isdigit() else 0) else "stopped"
 
 
-def _mapping(found: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """What a file has under a name, where that is a dictionary."""
-    value = found.get(name)
+def _mapping(content: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Returns the dictionary under a name; an empty one if there is none."""
+    value = content.get(name)
     return value if isinstance(value, dict) else {}
 
 
@@ -222,9 +222,9 @@ def _by_step(columns: Columns) -> dict[int, Numbers]:
 
 
 def _add_from_metrics(evaluations: dict[str, dict[int, Numbers]], columns: Mapping[str, Columns]) -> None:
-    """Adds what metrics.jsonl alone has: an older version wrote no files, and one may be lost or damaged.
+    """Adds evaluations that only metrics.jsonl has, because files are missing, damaged or of an older version.
 
-    Files keep results of other settings apart, in a folder "eval_2" beside "eval", which metrics.jsonl does not.
+    Result files of other settings are in a separate folder such as "eval_2", which metrics.jsonl does not distinguish.
     """
     in_files = {(split, step) for split, of in evaluations.items() for step in of}
     folders = {split.partition("/")[0] for split in evaluations}
@@ -248,27 +248,27 @@ def _evaluations(
     samples: list[Sample] = []
     for of in sorted(folder.iterdir()) if folder.is_dir() else []:
         files = sorted((file for file in of.glob("*.json") if file.stem.isdigit()), key=lambda file: int(file.stem))
-        for step, found in ((int(file.stem), read_dictionary(file)) for file in files):
-            if not found:
+        for step, content in ((int(file.stem), read_dictionary(file)) for file in files):
+            if not content:
                 damaged.append(f"{FOLDER}/{of.name}/{step}.json")
                 continue
-            results = _mapping(found, "results")
+            results = _mapping(content, "results")
             for task in results:
-                measured = _mapping(results, task).items()
-                of_step = {name: value for name, value in measured if value is None or is_number(value)}
-                numbers.setdefault(f"{of.name}/{task}", {})[step] = of_step
+                task_metrics = _mapping(results, task).items()
+                values = {name: value for name, value in task_metrics if value is None or is_number(value)}
+                numbers.setdefault(f"{of.name}/{task}", {})[step] = values
             if (table := of / f"{step}.txt").exists():
                 tables.setdefault(of.name, {})[step] = _text(table)
-            why = [f"{task}: {why}".removeprefix(": ") for task, why in _mapping(found, "failures").items()]
-            failures.setdefault(of.name, {})[step] = why
-            texts = _mapping(found, "texts")
+            messages = [f"{task}: {message}".removeprefix(": ") for task, message in _mapping(content, "failures").items()]
+            failures.setdefault(of.name, {})[step] = messages
+            texts = _mapping(content, "texts")
             for task in texts:
                 samples += [Sample(step, of.name, task, name, str(text)) for name, text in _mapping(texts, task).items()]
     return numbers, tables, failures, sorted(samples, key=lambda sample: sample.step)
 
 
-def settings_of(config: str) -> dict[str, str]:
-    """What the text of a config.gin binds, by name, as gin writes it; a value on several lines in one."""
+def parse_settings(config: str) -> dict[str, str]:
+    """Returns the bindings of a config.gin text by name, with multi-line values joined."""
     joined = re.sub(r"\\?\n[ \t]+", " ", config)
     bindings = re.findall(r"^([\w./]+) = (.*)$", joined, re.MULTILINE)
     return {name: value.strip() for name, value in bindings}

@@ -1,4 +1,4 @@
-"""Where a run's time went, of its metrics: steps, what came between them, and what starting again has lost."""
+"""How a run's time was spent: in steps, between steps, starting, and lost by restarts."""
 
 import dataclasses
 
@@ -9,16 +9,16 @@ from t5x_lab.observe.curves import Columns
 
 @dataclasses.dataclass(frozen=True)
 class TimeSpent:
-    """Seconds since a run first began.
+    """Time of a run, in seconds.
 
     Attributes:
-      total: until its last step.
-      steps: in steps that count, their wait for data included.
-      data: of these, waiting for data.
-      between: evaluations, checkpoints and whatever else is done between steps.
-      starting: until the first step began, and in the first step of each process, which is compiled.
-      lost: between processes: steps since the last checkpoint, and the time until the first step after it began.
-      restarts: how often it was started again.
+      total: from the start to the last step.
+      steps: in productive steps, including waiting for data.
+      data: waiting for data, a part of `steps`.
+      between: between steps, in evaluations, checkpoints and others.
+      starting: before the first step, and in the first step of each process, which compiles.
+      lost: between processes: steps after the last checkpoint, and the time until the first step after it.
+      restarts: number of restarts.
     """
 
     total: float
@@ -31,27 +31,26 @@ class TimeSpent:
 
 
 def is_start(train: Columns) -> np.ndarray:
-    """Bool, for each line, whether it is of the first step of a process.
+    """Returns whether each line is the first step of a process, bool [N].
 
-    That is compilation, which goodput does not count: there, productive seconds do not grow. Where lines do not have
-    `seconds`, of a version before this one, none is.
+    This step compiles and does not increase the productive time. Lines of older versions without `seconds` are False.
     """
-    found = np.zeros(len(train.steps), bool)
+    starts = np.zeros(len(train.steps), bool)
     known = _known(train)
     productive = (train["seconds"] * train["goodput"])[known]
-    found[known] = np.diff(productive, prepend=0.0) <= 0.5 * train["seconds_per_step"][known]
-    return found
+    starts[known] = np.diff(productive, prepend=0.0) <= 0.5 * train["seconds_per_step"][known]
+    return starts
 
 
 def restarts(train: Columns) -> np.ndarray:
-    """Bool, for each line, whether it is of the first step since the run was started again."""
-    found = is_start(train)
-    found[:1] = False
-    return found
+    """Returns whether each line is the first step after a restart, bool [N]."""
+    starts = is_start(train)
+    starts[:1] = False
+    return starts
 
 
 def speed(train: Columns, metric: str) -> np.ndarray:
-    """What is measured of each step's time; not a number where that was compilation."""
+    """Returns a metric that depends on step time; NaN for steps that compile."""
     return np.where(is_start(train), np.nan, train[metric])
 
 
@@ -60,23 +59,23 @@ def _known(train: Columns) -> np.ndarray:
 
 
 def time_spent(train: Columns) -> TimeSpent | None:
-    """None for a run whose lines do not have `seconds`."""
+    """Returns how the time was spent; None without `seconds` in the metrics."""
     known = _known(train)
     if not known.any():
         return None
     seconds, per_step, starts = train["seconds"][known], train["seconds_per_step"][known], is_start(train)[known]
     gaps = np.diff(seconds, prepend=0.0)
     before = 0.0
-    if not starts[0]:  # the lines before are of another version, or lost: what was no step counts as starting
+    if not starts[0]:  # earlier lines are lost or of an older version
         before, starts[0] = seconds[0] * train["goodput"][known][0], True
     between = np.where(starts, 0.0, np.maximum(gaps - per_step, 0.0))
-    again = np.flatnonzero(starts)[1:]
+    restart_lines = np.flatnonzero(starts)[1:]
     return TimeSpent(
         total=float(seconds[-1]),
         steps=float(before + per_step[~starts].sum()),
         data=float((per_step * np.nan_to_num(train["data_wait_fraction"][known]))[~starts].sum()),
         between=float(between.sum()),
-        starting=float(gaps[0] - before + per_step[again].sum()),
-        lost=float(np.maximum(gaps - per_step, 0.0)[again].sum()),
-        restarts=len(again),
+        starting=float(gaps[0] - before + per_step[restart_lines].sum()),
+        lost=float(np.maximum(gaps - per_step, 0.0)[restart_lines].sum()),
+        restarts=len(restart_lines),
     )
