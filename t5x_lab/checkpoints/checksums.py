@@ -56,10 +56,10 @@ def region_sums(region: np.ndarray, starts: Sequence[int], shape: Sequence[int])
     rows = max(_CHUNK_BYTES // max(region.nbytes // max(len(region), 1), 1), 1)
     for row in range(0, len(region), rows):
         bits = _bits_on_host(region[row : row + rows])
-        words = bits.shape[region.ndim :]  # two words for 64-bit numbers
-        firsts = (starts[0] + row, *starts[1:], *(0 for _ in words))
+        word_axis = bits.shape[region.ndim :]  # two words for 64-bit numbers
+        firsts = (starts[0] + row, *starts[1:], *(0 for _ in word_axis))
         position = np.zeros(bits.shape, np.uint32)
-        for axis, (size, first) in enumerate(zip((*shape, *words), firsts, strict=True)):
+        for axis, (size, first) in enumerate(zip((*shape, *word_axis), firsts, strict=True)):
             along = (np.arange(bits.shape[axis]) + first).astype(np.uint32)
             position = position * np.uint32(size % 2**32) + along.reshape(-1, *[1] * (bits.ndim - axis - 1))
         total += _sums(np, bits, position)

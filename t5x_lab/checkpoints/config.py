@@ -56,7 +56,7 @@ class SaveCheckpointConfig:
 
 @dataclasses.dataclass(frozen=True)
 class RestoreCheckpointConfig:
-    """What a new run loads from INITIAL_CHECKPOINT_PATH. A continued run does not load it again.
+    """Settings for loading INITIAL_CHECKPOINT_PATH, which happens once, at the start of a new run.
 
     Without rules, names and shapes of the parameters must be equal. In rules the layers of a stack have separate names, such as
     `decoder/layers_0/mlp/wo/kernel`.

@@ -111,9 +111,9 @@ def _load_by_rules(
     fresh_names: Collection[str],
 ) -> Params:
     leaves, names = named_leaves(abstract_params), _named_axes(axes)
-    known = {axis for parameter_axes in names.values() for axis in parameter_axes if axis is not None}
+    axis_names = {axis for parameter_axes in names.values() for axis in parameter_axes if axis is not None}
     for axis in config.extend:
-        check_choice("An entry of RestoreCheckpointConfig.extend", axis, sorted(known))
+        check_choice("An entry of RestoreCheckpointConfig.extend", axis, sorted(axis_names))
     parts = unstacked_parts(leaves)
     assigned = assign_sources(parts, source, config, fresh_names)
     pieces: dict[str, list[tuple[int | None, LazyTensor]]] = {name: [] for name in leaves}

@@ -27,15 +27,15 @@ def write_error(path: object, error: OSError) -> UserError:
     return UserError(f"{path} cannot be written: {error.strerror}. Free disk space, or choose another MODEL_DIR.")
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, choices: Iterable[str]) -> str:
     """Returns ' Did you mean "…"?' for the known name closest to `name`, '' if none is close."""
-    candidates = {str(candidate).lower(): str(candidate) for candidate in known}
+    candidates = {str(candidate).lower(): str(candidate) for candidate in choices}
     matches = difflib.get_close_matches(name.lower(), candidates, n=1, cutoff=0.6)
     return f' Did you mean "{candidates[matches[0]]}"?' if matches else ""
 
 
-def check_choice(setting: str, value: str, known: Iterable[str]) -> None:
+def check_choice(setting: str, value: str, choices: Iterable[str]) -> None:
     """Raises a `UserError` with the nearest choice unless `value` is one of `known`."""
-    choices = sorted(known)
+    choices = sorted(choices)
     if value not in choices:
         raise UserError(f'{setting} is "{value}".{did_you_mean(str(value), choices)} Choose one of: {", ".join(choices)}.')

@@ -23,7 +23,7 @@ _CALL_ARGUMENTS = {"rngs", "network", "hidden", "batch", "step", "x", "key"}
 
 @dataclasses.dataclass(frozen=True)
 class _Context:
-    """Where an error occurred.
+    """Location and circumstances of an error.
 
     Attributes:
       text: message of gin.
@@ -80,9 +80,9 @@ def _explain_unknown_name(match: re.Match, context: _Context) -> str:
     t5x_hint = hint(f"{name}.{parameter[1]}" if parameter else name)
     if t5x_hint:
         return f'Gin has no configurable "{name}"{context.place}.{t5x_hint}'
-    known = [selector.split(".")[-1] for selector in _REGISTRY._selector_map]
+    candidates = [selector.split(".")[-1] for selector in _REGISTRY._selector_map]
     return (
-        f'Gin has no configurable "{name}"{context.place}.{did_you_mean(name.split(".")[-1], known)} If it is your own, import '
+        f'Gin has no configurable "{name}"{context.place}.{did_you_mean(name.split(".")[-1], candidates)} If it is your own, import '
         f"its module in the gin file.{_describe_imported_folders(context.file)}"
     )
 
@@ -94,10 +94,10 @@ def _explain_unknown_parameter(match: re.Match, context: _Context) -> str:
 
 
 def _explain_missing_file(match: re.Match, context: _Context) -> str:
-    known = [str(path.relative_to(context.package_gin)) for path in context.package_gin.rglob("*.gin")]
+    candidates = [str(path.relative_to(context.package_gin)) for path in context.package_gin.rglob("*.gin")]
     folders = ", ".join(["the working directory", *context.search_paths])
     return (
-        f"There is no gin file {match[1]}{context.place}.{did_you_mean(match[1], known)} Files are searched in {folders} and "
+        f"There is no gin file {match[1]}{context.place}.{did_you_mean(match[1], candidates)} Files are searched in {folders} and "
         "t5x_lab's gin/ folder."
     )
 

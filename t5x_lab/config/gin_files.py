@@ -227,12 +227,12 @@ def _required_macros(selector: str) -> list[str]:
         if is_parameter
         else [("configurable", _REGISTRY.get_match(selector).selector)]
     )
-    seen, macros = set(), []
+    visited, macros = set(), []
     while todo:
         kind, name = todo.pop(0)
-        if (kind, name) in seen:
+        if (kind, name) in visited:
             continue
-        seen.add((kind, name))
+        visited.add((kind, name))
         if kind == "macro":
             macros.append(name)
             values = _CONFIG.get((name, "gin.macro"), {}).values()

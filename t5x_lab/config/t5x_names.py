@@ -1,7 +1,6 @@
-"""T5X's names in gin, and what is written here instead: one table, for hints in errors and for docs/from_t5x.md.
+"""Table of T5X's gin names and their equivalents, for hints in error messages and for docs/from_t5x.md.
 
-Names are those that public projects bind, without their modules: macros, `Class.parameter`, or a class whose parameters all go
-the same way.
+It has the names that public projects bind, without modules: macros, `Class.parameter`, or a class for all its parameters.
 """
 
 from collections.abc import Iterator
@@ -9,20 +8,20 @@ from typing import NamedTuple
 
 
 class Row(NamedTuple):
-    """Names of T5X with the same answer.
+    """Names of T5X with the same equivalent.
 
     Attributes:
-      theirs: separated by spaces; a last part in braces stands for several: `train.{model, model_dir}`.
-      ours: names to write instead, or "" where there are none.
-      note: what else there is to know, a sentence without its capital and full stop.
+      t5x_names: names separated by spaces; braces at the end stand for several names: `train.{model, model_dir}`.
+      equivalents: names to use instead, "" if there are none.
+      note: additional information, a sentence without capital letter and full stop.
     """
 
-    theirs: str
-    ours: str
+    t5x_names: str
+    equivalents: str
     note: str = ""
 
 
-# By topic, in the order of the documentation.
+# Ordered by topic as in the documentation.
 TABLE: dict[str, tuple[Row, ...]] = {
     "The run": (
         Row("RANDOM_SEED train.random_seed", "SEED", "0 unless set: runs repeat"),
@@ -169,44 +168,43 @@ TABLE: dict[str, tuple[Row, ...]] = {
 }
 
 
-def names(theirs: str) -> Iterator[str]:
-    """The names in a row's `theirs`, one by one."""
-    words = theirs.replace(", ", ",").split()
-    for word in words:
-        owner, brace, parameters = word.partition(".{")
-        yield from (f"{owner}.{parameter}" for parameter in parameters[:-1].split(",")) if brace else (word,)
+def expand_names(t5x_names: str) -> Iterator[str]:
+    """Yields the single names in `Row.t5x_names`."""
+    for name in t5x_names.replace(", ", ",").split():
+        owner, brace, parameters = name.partition(".{")
+        yield from (f"{owner}.{parameter}" for parameter in parameters[:-1].split(",")) if brace else (name,)
 
 
-_ROWS = {name: row for rows in TABLE.values() for row in rows for name in names(row.theirs)}
+_ROWS = {name: row for rows in TABLE.values() for row in rows for name in expand_names(row.t5x_names)}
 
 
 def hint(name: str) -> str:
-    """What is said of a name that gin does not know, when it is one of T5X's; else "".
+    """Returns a hint for an unknown gin name if it is a name of T5X, otherwise "".
 
     Args:
-      name: as it stands in the file: `network.T5Config.emb_dim`, `train/utils.DatasetConfig.pack`, `RANDOM_SEED`.
+      name: name in the gin file: `network.T5Config.emb_dim`, `train/utils.DatasetConfig.pack`, `RANDOM_SEED`.
     """
     parts = name.rpartition("/")[2].split(".")
-    for theirs in (".".join(parts[-2:]), parts[-1], *parts[-2:-1]):
-        if row := _ROWS.get(theirs):
-            return f" T5X's {theirs} {_answer(row)}."
+    for t5x_name in (".".join(parts[-2:]), parts[-1], *parts[-2:-1]):
+        if row := _ROWS.get(t5x_name):
+            return f" T5X's {t5x_name} {_describe(row)}."
     return ""
 
 
-def _answer(row: Row) -> str:
-    if row.ours:
-        return f"is {row.ours} here" + (f": {row.note}" if row.note else "")
-    return f"has no counterpart here: {row.note}"
+def _describe(row: Row) -> str:
+    if row.equivalents:
+        return f"is {row.equivalents} here" + (f": {row.note}" if row.note else "")
+    return f"has no equivalent: {row.note}"
 
 
 def documentation() -> str:
-    """The table in Markdown, a section a topic."""
+    """Returns the table in Markdown, with a section per topic."""
     sections = []
     for topic, rows in TABLE.items():
         lines = [f"### {topic}", "", "| T5X | here |", "|---|---|"]
         for row in rows:
-            theirs = ", ".join(f"`{name}`" for name in names(row.theirs))
-            ours = ", ".join(f"`{name}`" for name in row.ours.split(", ")) if row.ours else "none"
-            lines.append(f"| {theirs} | {ours}{': ' + row.note if row.note else ''} |")
+            t5x_names = ", ".join(f"`{name}`" for name in expand_names(row.t5x_names))
+            equivalents = ", ".join(f"`{name}`" for name in row.equivalents.split(", ")) if row.equivalents else "none"
+            lines.append(f"| {t5x_names} | {equivalents}{': ' + row.note if row.note else ''} |")
         sections.append("\n".join(lines))
     return "\n\n".join(sections) + "\n"

@@ -1,4 +1,4 @@
-"""From text to host batches, on SeqIO.
+"""Data pipeline from text to host batches, with SeqIO.
 
 config.py       settings that gin binds
 converter.py    the `Converter` protocol

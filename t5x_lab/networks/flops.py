@@ -21,7 +21,7 @@ def transformer_flops(c: Any, S: int, T: int) -> int:
     return (1 + BACKWARD) * (sum(_transformer(c, S, T).values()) + _logits(c, T if c.has_decoder else S))
 
 
-def transformer_recomputed_flops(c: Any, S: int, T: int, kept: tuple[str, ...] | None) -> int:
+def transformer_recomputed_flops(c: Any, S: int, T: int, saved: tuple[str, ...] | None) -> int:
     """Returns the FLOPs of one sequence that the backward pass recomputes.
 
     Attention always recomputes its scores. A layer under remat recomputes scores and mixture once more, for its output.
@@ -32,9 +32,9 @@ def transformer_recomputed_flops(c: Any, S: int, T: int, kept: tuple[str, ...] |
       kept: names of the saved activations, see `REMAT_POLICIES`. None = all.
     """
     products = _transformer(c, S, T)
-    if kept is None:
+    if saved is None:
         return products["scores"]
-    missing = [name for name in ("heads", "sublayers", "mlp") if name not in kept]
+    missing = [name for name in ("heads", "sublayers", "mlp") if name not in saved]
     return 2 * products["scores"] + products["mixture"] + sum(products[name] for name in missing)
 
 

@@ -106,13 +106,13 @@ class WithHead(NetworkWrapper):
 
     def make(self, rngs: nnx.Rngs, constrain: Constrain) -> Any:
         """Makes the network and its classification head. See `Network.make`."""
-        made: Any = self.network.make(rngs, constrain)
-        if hasattr(made, CLASSIFIER):
+        network: Any = self.network.make(rngs, constrain)
+        if hasattr(network, CLASSIFIER):
             raise UserError(
                 f'The network has an attribute "{CLASSIFIER}", which is the name of the classification head. Rename it.'
             )
-        setattr(made, CLASSIFIER, Classifier(self.classification_head, state_size(self.network), rngs=rngs))
-        return made
+        setattr(network, CLASSIFIER, Classifier(self.classification_head, state_size(self.network), rngs=rngs))
+        return network
 
 
 def find_head(network: Network) -> ClassificationHead | None:

@@ -44,8 +44,8 @@ CHIPS = {
 
 def chip(device_kind: str) -> Chip | None:
     """Returns the chip with the longest name that is a prefix of `device_kind`; None if unknown, as for a CPU."""
-    known = [name for name in CHIPS if device_kind.startswith(name)]
-    return CHIPS[max(known, key=len)] if known else None
+    names = [name for name in CHIPS if device_kind.startswith(name)]
+    return CHIPS[max(names, key=len)] if names else None
 
 
 def peak_flops(device_kind: str) -> float | None:

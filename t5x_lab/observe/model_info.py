@@ -53,10 +53,10 @@ def model_info(model: Model, partitioner: Partitioner | None = None) -> str:
         lines.append(
             f"{sum(row['bytes_per_device'] for row in rows):,} bytes per device on {mesh.size} devices, mesh {dict(mesh.shape)}"
         )
-        known = {name for row in rows for name in row["axes"]}
+        all_axes = {name for row in rows for name in row["axes"]}
         lines += [
             f'ShardingRules.parameters has a rule for "{name}", but no parameter has this axis.'
             for name in partitioner.rules.parameters
-            if name not in known
+            if name not in all_axes
         ]
     return "\n".join(line.rstrip() for line in lines) + "\n"

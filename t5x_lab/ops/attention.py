@@ -191,8 +191,8 @@ def expand_bias(bias: DiagonalBias, T: int, S: int, query_offset: jax.Array | No
     if query_offset is None:
         # Row t of the result is values[left + T-1-t : left + T-1-t+S]. Tiling this window and reshaping it to rows that are
         # one longer shifts each row by one, so that the transpose is a reshape and a sum instead of a scatter.
-        left = bias.span - T - start
-        window = jnp.pad(values_ND[:, left : left + T + S - 1], ((0, 0), (0, 1)))
+        offset = bias.span - T - start
+        window = jnp.pad(values_ND[:, offset : offset + T + S - 1], ((0, 0), (0, 1)))
         N, width = window.shape
         tiled = jnp.broadcast_to(window[:, None], (N, T, width))
         flat = jnp.pad(tiled.reshape(N, T * width), ((0, 0), (0, T)))

@@ -88,16 +88,16 @@ class CollectionMixtures:
         excluded = _split_names(names, set(slugs))
         if not excluded:
             raise UserError(f'"{base}_without_{names}": {base} has no data set "{names}".{did_you_mean(names, slugs)}')
-        kept: dict[str, str] = {}  # members that are kept, and their names without some of their own members
+        remaining: dict[str, str] = {}  # members that are kept, and their names without some of their own members
         for member in collection.members:
             nested = self._find(member)
             member_slugs = set(self._slugs(nested)) if nested else {task_slug(member)}
             if not member_slugs & excluded:
-                kept[member] = member
+                remaining[member] = member
             elif member_slugs - excluded:
-                kept[member] = f"{member}_without_{'_and_'.join(sorted(member_slugs & excluded))}"
-        rates = {kept[member]: rate for member, rate in collection.rates.items() if member in kept}
-        return dataclasses.replace(collection, members=tuple(kept.values()), rates=rates)
+                remaining[member] = f"{member}_without_{'_and_'.join(sorted(member_slugs & excluded))}"
+        rates = {remaining[member]: rate for member, rate in collection.rates.items() if member in remaining}
+        return dataclasses.replace(collection, members=tuple(remaining.values()), rates=rates)
 
     def _slugs(self, collection: Collection) -> list[str]:
         """Returns the slugs of all data sets, those of nested collections included."""

@@ -92,14 +92,14 @@ class Axes:
     def __init__(self, runs: Sequence[RunFiles]):
         self._unit, seconds = 1.0, ""
         drawn = [run for run in runs if len(run.train.steps) or run.evaluations]
-        known = lambda metric: drawn and all(np.isfinite(run.train[metric]).any() for run in drawn)
-        if known("seconds"):
+        is_known = lambda metric: drawn and all(np.isfinite(run.train[metric]).any() for run in drawn)
+        if is_known("seconds"):
             longest = max(float(np.nanmax(run.train["seconds"])) for run in drawn)
             self._unit, seconds = next((s, name) for s, name in UNITS if longest > 2 * s or s == 1.0)
         names = {
             "step": "step",
-            "tokens": "tokens processed" if known("tokens_processed") else "",
-            "flops": "FLOPs" if known("loss") and all(run.number("flops_per_step") > 0 for run in drawn) else "",
+            "tokens": "tokens processed" if is_known("tokens_processed") else "",
+            "flops": "FLOPs" if is_known("loss") and all(run.number("flops_per_step") > 0 for run in drawn) else "",
             "time": f"{seconds} since the run began" if seconds else "",
         }
         self.names = {key: name for key, name in names.items() if name}
@@ -120,12 +120,12 @@ UNITS = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds
 
 def _interpolate(run: RunFiles, metric: str, steps: np.ndarray) -> np.ndarray:
     """Returns the total of a training metric after these steps; 0 before the first step."""
-    known = np.isfinite(run.train[metric])
-    if not known.any():
+    is_known = np.isfinite(run.train[metric])
+    if not is_known.any():
         return np.full(len(steps), np.nan)
     before = run.tokens_before if metric == "tokens_processed" else 0.0
-    totals = np.append(0.0, run.train[metric][known] - before)
-    return np.interp(steps, np.append(run.first_step, run.train.steps[known]), totals)
+    totals = np.append(0.0, run.train[metric][is_known] - before)
+    return np.interp(steps, np.append(run.first_step, run.train.steps[is_known]), totals)
 
 
 def training_charts(runs: Sequence[RunFiles], names: Sequence[str], axes: Axes) -> Charts:
@@ -135,15 +135,15 @@ def training_charts(runs: Sequence[RunFiles], names: Sequence[str], axes: Axes) 
         evaluated = _evaluation_lines("loss", runs[0], axes)
         lines = [*loss.lines, *evaluated[: MAX_LINES - 1]]
         loss = Chart("loss, nats per token", lines, loss.references, max(0, len(evaluated) - MAX_LINES + 1))
-    found = [loss, *(_step_chart(metric, title, runs, names, axes) for metric, title in TRAINING.items())]
-    return Charts([chart for chart in found if chart.lines])
+    collected = [loss, *(_step_chart(metric, title, runs, names, axes) for metric, title in TRAINING.items())]
+    return Charts([chart for chart in collected if chart.lines])
 
 
 def statistics_charts(runs: Sequence[RunFiles], names: Sequence[str], axes: Axes) -> Charts:
     """Returns the charts of statistics from hooks and additional losses."""
     metrics = dict.fromkeys(metric for run in runs for metric in run.train.values if metric.partition("/")[0] not in METRICS)
-    found = [chart for metric in metrics if (chart := _step_chart(metric, metric, runs, names, axes)).lines]
-    return Charts(found[:MAX_CHARTS], max(0, len(found) - MAX_CHARTS))
+    collected = [chart for metric in metrics if (chart := _step_chart(metric, metric, runs, names, axes)).lines]
+    return Charts(collected[:MAX_CHARTS], max(0, len(collected) - MAX_CHARTS))
 
 
 def evaluation_charts(runs: Sequence[RunFiles], names: Sequence[str], axes: Axes) -> dict[str, Charts]:
@@ -152,14 +152,14 @@ def evaluation_charts(runs: Sequence[RunFiles], names: Sequence[str], axes: Axes
     order = _order(runs)
     for split in order:
         evaluation, _, task = split.partition("/")
-        for metric in dict.fromkeys(key for run in runs for of in run.evaluations.get(split, {}).values() for key in of):
+        for metric in dict.fromkeys(key for run in runs for series in run.evaluations.get(split, {}).values() for key in series):
             if metric in COUNTS:
                 continue
             title = metric if len(runs) == 1 else f"{task}: {metric}"
-            of = charts.setdefault(evaluation, {})
-            chart = of.setdefault(title, Chart(title, [], _references(metric, runs, names)))
+            series = charts.setdefault(evaluation, {})
+            chart = series.setdefault(title, Chart(title, [], _references(metric, runs, names)))
             if len(chart.lines) >= MAX_LINES and len(runs) == 1:
-                of[title] = dataclasses.replace(chart, left_out=chart.left_out + 1)
+                series[title] = dataclasses.replace(chart, left_out=chart.left_out + 1)
                 continue
             for number, run in enumerate(runs):
                 if points := _evaluation_curve(run.evaluations.get(split, {}), metric):
@@ -167,10 +167,10 @@ def evaluation_charts(runs: Sequence[RunFiles], names: Sequence[str], axes: Axes
                     x = axes.x(run, points.steps)
                     chart.lines.append(Line(label, number, pick_color(color), points, x, is_train=False))
     several = lambda chart: any(len(line.curve.steps) > 1 for line in chart.lines)
-    found = {name: [chart for chart in of.values() if several(chart)] for name, of in charts.items()}
-    most = max(1, MAX_CHARTS // max(1, len(found)))
-    cut = {name: of[:most] if number < MAX_CHARTS else [] for number, (name, of) in enumerate(found.items())}
-    return {name: Charts(cut[name], len(of) - len(cut[name])) for name, of in found.items()}
+    collected = {name: [chart for chart in series.values() if several(chart)] for name, series in charts.items()}
+    most = max(1, MAX_CHARTS // max(1, len(collected)))
+    cut = {name: series[:most] if number < MAX_CHARTS else [] for number, (name, series) in enumerate(collected.items())}
+    return {name: Charts(cut[name], len(series) - len(cut[name])) for name, series in collected.items()}
 
 
 # Sizes of evaluations, which are not results.
@@ -195,14 +195,14 @@ def _order(runs: Sequence[RunFiles]) -> dict[str, int]:
 
 def _references(metric: str, runs: Sequence[RunFiles], names: Sequence[str]) -> dict[str, float]:
     """Returns reference values by name, with the name of the run if they differ between runs."""
-    found: dict[str, dict[str, float]] = {}
+    collected: dict[str, dict[str, float]] = {}
     for run_name, run in zip(names, runs):
         for name, value in run.references.get(metric, {}).items():
-            found.setdefault(name, {})[run_name] = value
+            collected.setdefault(name, {})[run_name] = value
     return {
-        name if len(set(of.values())) == 1 else f"{name}, {run_name}": value
-        for name, of in found.items()
-        for run_name, value in of.items()
+        name if len(set(by_run.values())) == 1 else f"{name}, {run_name}": value
+        for name, by_run in collected.items()
+        for run_name, value in by_run.items()
     }
 
 
@@ -226,11 +226,11 @@ def _with_gaps(points: Curve, x: dict[str, np.ndarray], before: np.ndarray) -> t
     """Inserts a gap before the given points, the first after a restart."""
     at = np.repeat(np.unique(before[(before > 0) & (before < len(points.steps))]), 2)
     ends = at - np.tile([1, 0], len(at) // 2)  # the point before and the one behind each break
-    with_ends = lambda values, of: np.insert(values, at, of[ends])
+    with_ends = lambda values, source: np.insert(values, at, source[ends])
     mean = np.insert(points.mean, at, np.nan)
     low, high = with_ends(points.low, points.mean), with_ends(points.high, points.mean)
-    found = {key: with_ends(values, values) for key, values in x.items()}
-    return Curve(with_ends(points.steps, points.steps), mean, low, high), found
+    collected = {key: with_ends(values, values) for key, values in x.items()}
+    return Curve(with_ends(points.steps, points.steps), mean, low, high), collected
 
 
 def _marks(run: RunFiles, loss: Curve, axes: Axes) -> dict[str, np.ndarray]:
@@ -243,6 +243,6 @@ def _marks(run: RunFiles, loss: Curve, axes: Axes) -> dict[str, np.ndarray]:
 
 
 def _evaluation_curve(numbers: Mapping[int, Mapping[str, float | None]], metric: str) -> Curve | None:
-    found = {step: value for step, of in numbers.items() if (value := of.get(metric)) is not None}
-    steps, values = np.array(list(found), int), np.array(list(found.values()), float)
+    by_step = {step: value for step, metrics in numbers.items() if (value := metrics.get(metric)) is not None}
+    steps, values = np.array(list(by_step), int), np.array(list(by_step.values()), float)
     return curve(Columns(steps, {metric: values}), metric, points=1000) if len(steps) else None

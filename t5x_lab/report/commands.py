@@ -14,18 +14,18 @@ FURTHER = {
 def next_commands(run: RunFiles) -> list[tuple[str, str]]:
     """Returns descriptions and commands of next steps."""
     at, has_weights = shlex.quote(_path(run)), bool(run.checkpoints)
-    found = []
+    commands = []
     if run.config and (run.train.steps.size or not has_weights):
         further = FURTHER.get(run.state, "continue training")
-        found.append((further, " ".join(["t5x_lab train", *_continue_flags(run)])))
+        commands.append((further, " ".join(["t5x_lab train", *_continue_flags(run)])))
     if has_weights:
         writes = run.facts.get("architecture") != "encoder"
-        found += [("generate text", f"t5x_lab generate --model_dir={at} --prompt='The people' --temperature=0.7")] * writes
-        found += [
+        commands += [("generate text", f"t5x_lab generate --model_dir={at} --prompt='The people' --temperature=0.7")] * writes
+        commands += [
             ("evaluate its checkpoints", f"t5x_lab eval --model_dir={at} --step=all"),
             ("list its parameters", f"t5x_lab inspect --model_dir={at}"),
         ]
-    return [*found, ("compare it with another run", f"t5x_lab report {at} OTHER_RUN")]
+    return [*commands, ("compare it with another run", f"t5x_lab report {at} OTHER_RUN")]
 
 
 def _path(run: RunFiles) -> str:
@@ -37,16 +37,16 @@ def _continue_flags(run: RunFiles) -> list[str]:
     path = _path(run)
     is_text = binding(f"MODEL_DIR={path}") == f"MODEL_DIR = {path!r}"  # not a literal such as 2024
     at = gin_flag("MODEL_DIR", path if is_text else repr(path))  # the directory may have been moved
-    words = [f"--gin_file={shlex.quote(f'{path}/config.gin')}", at]
+    flags = [f"--gin_file={shlex.quote(f'{path}/config.gin')}", at]
     if run.state != "finished":
-        return words
+        return flags
     stops = (run.setting("EARLY_STOPPING") or "None") != "None"
     steps, tokens = run.number("train_steps"), run.number("train_tokens")
     processed = run.train["tokens_processed"]
     if stops and (run.last_step < steps or (len(processed) and processed[-1] < tokens)):
-        return [*words, gin_flag("EARLY_STOPPING", None)]
+        return [*flags, gin_flag("EARLY_STOPPING", None)]
     if tokens > 0:
         budget = gin_flag("TRAIN_TOKENS", int(2 * tokens - run.tokens_before))
     else:
         budget = gin_flag("TRAIN_STEPS", 2 * run.last_step - run.first_step)
-    return [*words, budget, *([gin_flag("EARLY_STOPPING", None)] if stops else [])]
+    return [*flags, budget, *([gin_flag("EARLY_STOPPING", None)] if stops else [])]

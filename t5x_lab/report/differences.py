@@ -29,16 +29,16 @@ def referenced_settings(settings: Mapping[str, str]) -> set[str]:
 
     Other bindings, such as those of an unused optimizer, have no effect unless the user's code reads them.
     """
-    of: dict[str, list[str]] = {}
+    by_configurable: dict[str, list[str]] = {}
     for name in settings:
-        of.setdefault(_configurable(name), []).append(name)
-    found, todo = set[str](), [ROOT]
+        by_configurable.setdefault(_configurable(name), []).append(name)
+    reached, todo = set[str](), [ROOT]
     while todo:
-        if (at := todo.pop()) not in found:
-            found.add(at)
-            references = [name for of_it in of.get(at, ()) for name in re.findall(r"[@%]([\w./]+)", settings[of_it])]
+        if (at := todo.pop()) not in reached:
+            reached.add(at)
+            references = [name for of_it in by_configurable.get(at, ()) for name in re.findall(r"[@%]([\w./]+)", settings[of_it])]
             todo += [at.partition("/")[2], *(_without_module(name) for name in references)]
-    return {name for name in settings if _configurable(name) in found or ROOT not in of}
+    return {name for name in settings if _configurable(name) in reached or ROOT not in by_configurable}
 
 
 def _configurable(name: str) -> str:

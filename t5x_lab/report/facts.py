@@ -13,13 +13,13 @@ MAX_LOSSES = 4  # evaluation losses in the summary; the table has all
 
 def summarize_runs(runs: Sequence[RunFiles]) -> dict[str, list[str]]:
     """Returns the rows of the summary, one value per run, "" if unknown, without empty rows."""
-    rows = {name: [_or_nothing(of, run) for run in runs] for name, of in FACTS.items()}
+    rows = {name: [_or_nothing(describe, run) for run in runs] for name, describe in FACTS.items()}
     return {name: cells for name, cells in rows.items() if any(cells)}
 
 
-def _or_nothing(of: Callable[[RunFiles], str], run: RunFiles) -> str:
+def _or_nothing(describe: Callable[[RunFiles], str], run: RunFiles) -> str:
     try:
-        return of(run)
+        return describe(run)
     except (LookupError, TypeError, ValueError, ArithmeticError):  # other versions write other facts
         return ""
 
@@ -73,8 +73,8 @@ def _losses(run: RunFiles) -> str:
     """Returns the last loss of each task, grouped by step."""
     last: list[tuple[int, str, float]] = []
     tasks = [split.partition("/")[2] for split in run.evaluations]
-    for split, of in run.evaluations.items():
-        losses = {step: loss for step, numbers in of.items() if (loss := numbers.get("loss")) is not None}
+    for split, results in run.evaluations.items():
+        losses = {step: loss for step, numbers in results.items() if (loss := numbers.get("loss")) is not None}
         name = split if tasks.count(split.partition("/")[2]) > 1 else split.partition("/")[2]
         last += [(max(losses), name, losses[max(losses)])] if losses else []
     by_step: dict[int, list[str]] = {}
@@ -104,12 +104,12 @@ def _shares(run: RunFiles) -> str:
 
 
 def _median(metric: str, form: str) -> Callable[[RunFiles], str]:
-    def of(run: RunFiles) -> str:
+    def describe(run: RunFiles) -> str:
         values = speed(run.train, metric)
         values = values[np.isfinite(values)]
         return format(float(np.median(values)), form) if len(values) else ""
 
-    return of
+    return describe
 
 
 def duration(seconds: float) -> str:

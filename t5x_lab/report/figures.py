@@ -45,10 +45,10 @@ def _figure(chart: Chart, axes: Axes, x_range: Any, has_legend: bool):
     )
     marks: list[Any] = []
     for number, line in enumerate(chart.lines):
-        of, color, label = line.curve, line.color, line.label
-        equal = sum(_is_equal(of, before.curve) for before in chart.lines[:number]) if number < MAX_NAMES else 0
-        band = {"low": of.low, "high": of.high} if line.is_train else {}
-        source = ColumnDataSource({**line.x, "mean": of.mean, **band})
+        points, color, label = line.curve, line.color, line.label
+        equal = sum(_is_equal(points, before.curve) for before in chart.lines[:number]) if number < MAX_NAMES else 0
+        band = {"low": points.low, "high": points.high} if line.is_train else {}
+        source = ColumnDataSource({**line.x, "mean": points.mean, **band})
         more: dict[str, Any] = {"tags": [f"run-{line.run}"]}
         legend: dict[str, Any] = {"legend_label": labels[number]} if are_named else {}
         if line.is_train:
@@ -57,7 +57,7 @@ def _figure(chart: Chart, axes: Axes, x_range: Any, has_legend: bool):
         more |= {"name": label, "color": color} | legend
         dash = DASHES[min(equal, len(DASHES) - 1)]
         marks.append(plot.line(x="step", y="mean", line_width=2, line_dash=dash, source=source, **more))
-        if not line.is_train or len(of.steps) == 1:
+        if not line.is_train or len(points.steps) == 1:
             marks.append(plot.scatter(x="step", y="mean", size=6, source=source, **more))
         if line.bad:
             marks.append(

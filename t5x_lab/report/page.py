@@ -135,9 +135,9 @@ def render_page(runs: Sequence[RunFiles]) -> str:
                 for name, numbers in tables.items()
             ],
             writing=[name for name, numbers in tables.items() if numbers["has_samples"]],
-            differences={name: of for name, of in differ.items() if name in referenced} if len(runs) > 1 else None,
+            differences={name: values for name, values in differ.items() if name in referenced} if len(runs) > 1 else None,
             has_unbound=any(cell is None and run.settings for cells in differ.values() for cell, run in zip(cells, runs)),
-            unreferred={name: of for name, of in differ.items() if name not in referenced},
+            unreferred={name: values for name, values in differ.items() if name not in referenced},
             unconfigured=[name for name, run in zip(names, runs) if not run.settings],
             samples=collect_samples(runs, names),
             commands=[next_commands(run) for run in runs],
@@ -175,7 +175,7 @@ def short_names(runs: Sequence[RunFiles]) -> list[str]:
     """Returns the shortest suffixes of the paths that are unique."""
     parts = [pathlib.PurePath(os.path.abspath(run.path) if "://" not in run.path else run.path).parts for run in runs]
     for length in range(1, max(map(len, parts)) + 1):
-        names = ["/".join(of[-length:]) for of in parts]
+        names = ["/".join(path[-length:]) for path in parts]
         if len(set(names)) == len(names):
             return names
     return [run.path for run in runs]
@@ -185,15 +185,15 @@ def describe_state(run: RunFiles) -> dict[str, str]:
     """Returns the state of a run as a word and a sentence."""
     goal = run.number("train_steps")
     step, checkpoint = f"step {run.last_step:,}", f"step {max(run.checkpoints, default=0):,}"
-    of = f"{step} of {goal:,.0f}" if goal > 0 else step
+    progress = f"{step} of {goal:,.0f}" if goal > 0 else step
     start = f"its last checkpoint ({checkpoint})" if run.checkpoints else "step 0, because it has no checkpoint"
     further = f"It can continue from {start}" if run.config else "It cannot continue without config.gin"
     quantity = "loss" if len(run.train.steps) and not np.isfinite(run.train["loss"][-1]) else "gradient"
     sentence = {
         "finished": f"at {step}",
-        "training": f"{of}. The last heartbeat was {duration(run.silent or 0.0)} before this report",
+        "training": f"{progress}. The last heartbeat was {duration(run.silent or 0.0)} before this report",
         "diverged": f"the {quantity} of {step} was not finite. {further}",
-        "stopped": f"after {of}. {further}",
+        "stopped": f"after {progress}. {further}",
         "weights": f"no training metrics, but a checkpoint of {checkpoint}",
         "new": "no training metrics, but evaluations" if run.evaluations else "no training yet",
     }

@@ -25,7 +25,7 @@ def evaluation_tables(runs: Sequence[RunFiles], names: Sequence[str]) -> dict[st
             columns = [(f"step {step:,}", runs[0], step) for step in select_evenly(measured[0], MAX_STEPS)]
         else:
             last = [(f", step {steps[-1]:,}", steps[-1]) if steps else ("", 0) for steps in measured]
-            columns = [(name + words, run, step) for name, run, (words, step) in zip(names, runs, last)]
+            columns = [(name + note, run, step) for name, run, (note, step) in zip(names, runs, last)]
         rows = []
         for split in splits:
             results = [
@@ -41,18 +41,18 @@ def evaluation_tables(runs: Sequence[RunFiles], names: Sequence[str]) -> dict[st
             "columns": [name for name, _, _ in columns],
             "rows": rows,
             "steps_left_out": len(measured[0]) - len(columns) if len(runs) == 1 else 0,
-            "written": [{"name": f"{name}, step {max(of):,}", "text": of[max(of)]} for name, of in written if of],
-            "failures": [f"{name}step {max(of):,}: {why}" for name, of in failures if of for why in of[max(of)]],
+            "written": [{"name": f"{name}, step {max(by_step):,}", "text": by_step[max(by_step)]} for name, by_step in written if by_step],
+            "failures": [f"{name}step {max(by_step):,}: {why}" for name, by_step in failures if by_step for why in by_step[max(by_step)]],
             "has_samples": any(sample.evaluation == evaluation for run in runs for sample in run.samples),
         }
     return evaluation_results
 
 
-def _results(of: Mapping[int, Numbers], step: int, or_last: bool) -> tuple[Numbers, str]:
+def _results(by_step: Mapping[int, Numbers], step: int, or_last: bool) -> tuple[Numbers, str]:
     """Returns the results of a step, or the last ones with a note on their step."""
-    if step in of or not of or not or_last:
-        return of.get(step, {}), ""
-    return of[max(of)], f" (step {max(of):,})"
+    if step in by_step or not by_step or not or_last:
+        return by_step.get(step, {}), ""
+    return by_step[max(by_step)], f" (step {max(by_step):,})"
 
 
 def _number(value: float | None) -> str:
@@ -78,9 +78,9 @@ def collect_samples(runs: Sequence[RunFiles], names: Sequence[str]) -> list[dict
         most = max(2, MAX_SAMPLES // max(1, len(steps) * len(evaluations) * len(runs)))
         shown = []
         for step in steps:
-            of_step = [[s for s in run.samples if (s.step, s.evaluation) == (step, of)] for of in evaluations]
-            texts = [_shown(sample, run) for of in of_step for sample in of[:most]]
-            shown.append((step, texts, sum(max(0, len(of) - most) for of in of_step)))
+            groups = [[s for s in run.samples if (s.step, s.evaluation) == (step, name)] for name in evaluations]
+            texts = [_shown(sample, run) for group in groups for sample in group[:most]]
+            shown.append((step, texts, sum(max(0, len(group) - most) for group in groups)))
         if shown:
             collected.append({"name": name, "steps": shown, "steps_left_out": len(all_steps) - len(steps)})
     return collected

@@ -153,7 +153,7 @@ def read_run(path: str, is_over: bool = False) -> RunFiles:
         state="new",
         facts=dictionaries[FACTS],
         columns=columns,
-        evaluations={split: dict(sorted(of.items())) for split, of in sorted(evaluations.items())},
+        evaluations={split: dict(sorted(by_step.items())) for split, by_step in sorted(evaluations.items())},
         tables=tables,
         failures=failures,
         samples=samples,
@@ -172,12 +172,12 @@ def read_run(path: str, is_over: bool = False) -> RunFiles:
 def _without_lost_steps(run: RunFiles) -> RunFiles:
     """Removes evaluations of lost steps, which are later than the checkpoint that training continued from."""
     last = max(run.last_step, *run.checkpoints, 0) if len(run.train.steps) else math.inf
-    select = lambda of: {step: value for step, value in of.items() if step <= last}
+    select = lambda by_step: {step: value for step, value in by_step.items() if step <= last}
     selected = dataclasses.replace(
         run,
-        evaluations={split: within for split, of in run.evaluations.items() if (within := select(of))},
-        tables={name: within for name, of in run.tables.items() if (within := select(of))},
-        failures={name: within for name, of in run.failures.items() if (within := select(of))},
+        evaluations={split: within for split, by_step in run.evaluations.items() if (within := select(by_step))},
+        tables={name: within for name, by_step in run.tables.items() if (within := select(by_step))},
+        failures={name: within for name, by_step in run.failures.items() if (within := select(by_step))},
         samples=[sample for sample in run.samples if sample.step <= last],
     )
     lost = (selected.evaluations, selected.tables, selected.samples) != (run.evaluations, run.tables, run.samples)
@@ -186,7 +186,7 @@ def _without_lost_steps(run: RunFiles) -> RunFiles:
 
 def _suggest_run(directory: epath.Path) -> str:
     """Returns ", such as <run>" for a run directory inside or around a path, or ""."""
-    inside = sorted(found.parent for found in directory.glob("*/config.gin")) if directory.is_dir() else []
+    inside = sorted(candidate.parent for candidate in directory.glob("*/config.gin")) if directory.is_dir() else []
     around = [parent for parent in (directory.parent, directory.parent.parent) if (parent / "config.gin").exists()]
     return "".join(f", such as {run}" for run in [*inside, *around][:1])
 
@@ -226,15 +226,15 @@ def _add_from_metrics(evaluations: dict[str, dict[int, Numbers]], columns: Mappi
 
     Result files of other settings are in a separate folder such as "eval_2", which metrics.jsonl does not distinguish.
     """
-    in_files = {(split, step) for split, of in evaluations.items() for step in of}
+    in_files = {(split, step) for split, by_step in evaluations.items() for step in by_step}
     folders = {split.partition("/")[0] for split in evaluations}
     for split, step in list(in_files):
         first = re.match(r"([^/]*)_\d+/", split)
         if first and first[1] in folders:
             in_files.add((first[1] + split[first.end() - 1 :], step))
-    for split, of in columns.items():
+    for split, by_step in columns.items():
         if split != TRAIN:
-            missing = {step: numbers for step, numbers in _by_step(of).items() if (split, step) not in in_files}
+            missing = {step: numbers for step, numbers in _by_step(by_step).items() if (split, step) not in in_files}
             if missing:
                 evaluations.setdefault(split, {}).update(missing)
 
@@ -246,24 +246,24 @@ def _evaluations(
     tables: dict[str, dict[int, str]] = {}
     failures: dict[str, dict[int, list[str]]] = {}
     samples: list[Sample] = []
-    for of in sorted(folder.iterdir()) if folder.is_dir() else []:
-        files = sorted((file for file in of.glob("*.json") if file.stem.isdigit()), key=lambda file: int(file.stem))
+    for by_step in sorted(folder.iterdir()) if folder.is_dir() else []:
+        files = sorted((file for file in by_step.glob("*.json") if file.stem.isdigit()), key=lambda file: int(file.stem))
         for step, content in ((int(file.stem), read_dictionary(file)) for file in files):
             if not content:
-                damaged.append(f"{FOLDER}/{of.name}/{step}.json")
+                damaged.append(f"{FOLDER}/{by_step.name}/{step}.json")
                 continue
             results = _mapping(content, "results")
             for task in results:
                 task_metrics = _mapping(results, task).items()
                 values = {name: value for name, value in task_metrics if value is None or is_number(value)}
-                numbers.setdefault(f"{of.name}/{task}", {})[step] = values
-            if (table := of / f"{step}.txt").exists():
-                tables.setdefault(of.name, {})[step] = _text(table)
+                numbers.setdefault(f"{by_step.name}/{task}", {})[step] = values
+            if (table := by_step / f"{step}.txt").exists():
+                tables.setdefault(by_step.name, {})[step] = _text(table)
             messages = [f"{task}: {message}".removeprefix(": ") for task, message in _mapping(content, "failures").items()]
-            failures.setdefault(of.name, {})[step] = messages
+            failures.setdefault(by_step.name, {})[step] = messages
             texts = _mapping(content, "texts")
             for task in texts:
-                samples += [Sample(step, of.name, task, name, str(text)) for name, text in _mapping(texts, task).items()]
+                samples += [Sample(step, by_step.name, task, name, str(text)) for name, text in _mapping(texts, task).items()]
     return numbers, tables, failures, sorted(samples, key=lambda sample: sample.step)
 
 

@@ -1,4 +1,4 @@
-"""How a run's time was spent: in steps, between steps, starting, and lost by restarts."""
+"""Breakdown of a run's time: in steps, between steps, starting, and lost by restarts."""
 
 import dataclasses
 
@@ -36,9 +36,9 @@ def is_start(train: Columns) -> np.ndarray:
     This step compiles and does not increase the productive time. Lines of older versions without `seconds` are False.
     """
     starts = np.zeros(len(train.steps), bool)
-    known = _known(train)
-    productive = (train["seconds"] * train["goodput"])[known]
-    starts[known] = np.diff(productive, prepend=0.0) <= 0.5 * train["seconds_per_step"][known]
+    is_known = _known(train)
+    productive = (train["seconds"] * train["goodput"])[is_known]
+    starts[is_known] = np.diff(productive, prepend=0.0) <= 0.5 * train["seconds_per_step"][is_known]
     return starts
 
 
@@ -60,20 +60,20 @@ def _known(train: Columns) -> np.ndarray:
 
 def time_spent(train: Columns) -> TimeSpent | None:
     """Returns how the time was spent; None without `seconds` in the metrics."""
-    known = _known(train)
-    if not known.any():
+    is_known = _known(train)
+    if not is_known.any():
         return None
-    seconds, per_step, starts = train["seconds"][known], train["seconds_per_step"][known], is_start(train)[known]
+    seconds, per_step, starts = train["seconds"][is_known], train["seconds_per_step"][is_known], is_start(train)[is_known]
     gaps = np.diff(seconds, prepend=0.0)
     before = 0.0
     if not starts[0]:  # earlier lines are lost or of an older version
-        before, starts[0] = seconds[0] * train["goodput"][known][0], True
+        before, starts[0] = seconds[0] * train["goodput"][is_known][0], True
     between = np.where(starts, 0.0, np.maximum(gaps - per_step, 0.0))
     restart_lines = np.flatnonzero(starts)[1:]
     return TimeSpent(
         total=float(seconds[-1]),
         steps=float(before + per_step[~starts].sum()),
-        data=float((per_step * np.nan_to_num(train["data_wait_fraction"][known]))[~starts].sum()),
+        data=float((per_step * np.nan_to_num(train["data_wait_fraction"][is_known]))[~starts].sum()),
         between=float(between.sum()),
         starting=float(gaps[0] - before + per_step[restart_lines].sum()),
         lost=float(np.maximum(gaps - per_step, 0.0)[restart_lines].sum()),

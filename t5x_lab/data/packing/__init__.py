@@ -1,1 +1,1 @@
-"""From examples to rows: `feature_converter` makes model features, `rows` packs examples."""
+"""Conversion of examples to rows: `feature_converter` makes model features, `rows` packs examples."""

@@ -254,8 +254,8 @@ def batch_features(mixture: ResolvedMixture, config: DataConfig) -> dict[str, tf
         return batch
     # The preprocessors may know more sizes than the declared features.
     element_spec = task_shard(components[0], config, 0, 0, len(components)).element_spec
-    known = {name: element_spec.get(name, spec) for name, spec in features.items()}
-    batch = _convert_specs(known, mixture, components, config)
+    specs = {name: element_spec.get(name, spec) for name, spec in features.items()}
+    batch = _convert_specs(specs, mixture, components, config)
     for name, spec in batch.items():
         if not spec.shape.is_fully_defined():
             raise UserError(

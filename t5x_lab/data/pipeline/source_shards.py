@@ -26,7 +26,7 @@ from t5x_lab.data.sources.sharding import (
 
 
 class Strategy(enum.Enum):
-    """How a source is divided into shards of equal size."""
+    """Strategies to divide a source into shards of equal size."""
 
     WHOLE = enum.auto()  # every shard reads all records, each in its own order
     ROTATED = enum.auto()  # every shard reads all records, each from another start
@@ -38,7 +38,7 @@ class Strategy(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class ShardingPlan:
-    """How a source is divided.
+    """Division of a source into shards.
 
     Attributes:
       strategy: the strategy.

@@ -1,4 +1,4 @@
-"""From MIXTURE_OR_TASK_NAME to SeqIO tasks, which are created when a name is used.
+"""Resolves MIXTURE_OR_TASK_NAME to SeqIO tasks, which are created when a name is used.
 
 Texts and their objectives are the library's own tasks. All other names are SeqIO's. Own tasks are also in SeqIO's registry, with
 a byte vocabulary, so that mixtures and SeqIO's tools find them. In a run they have the run's vocabulary. Names that

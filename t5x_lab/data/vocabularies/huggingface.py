@@ -63,8 +63,8 @@ def special_ids_around(tokenizer: Any) -> tuple[list[int], list[int]]:
     Raises:
       UserError: if no text shows them.
     """
-    words = ("a", "A", "1", *itertools.islice((tokenizer.decode([i]) for i in range(len(tokenizer))), 1000))
-    for word in words:
+    samples = ("a", "A", "1", *itertools.islice((tokenizer.decode([i]) for i in range(len(tokenizer))), 1000))
+    for word in samples:
         text_ids, all_ids = tokenizer.encode(word, add_special_tokens=False), tokenizer.encode(word)
         if text_ids and not set(text_ids) & set(tokenizer.all_special_ids):
             for start in range(len(all_ids) - len(text_ids) + 1):

@@ -288,5 +288,5 @@ def _labels(target: object, choices: Sequence[str]) -> tuple[int, ...]:
     """Returns the numbers of the right choices, empty if lm-eval counts none as right."""
     targets = target if isinstance(target, list) else [target]
     numbers = [choices.index(t) if isinstance(t, str) and t in choices else t for t in targets]
-    known = [int(n) for n in numbers if isinstance(n, int) or (isinstance(n, str) and n.isdigit())]
-    return tuple(n for n in known if 0 <= n < len(choices))
+    labels = [int(n) for n in numbers if isinstance(n, int) or (isinstance(n, str) and n.isdigit())]
+    return tuple(n for n in labels if 0 <= n < len(choices))

@@ -1,4 +1,4 @@
-"""What guessing scores on a task of lm-eval, counted from the questions that were asked."""
+"""Random baseline of lm-eval tasks: the expected score of guessing, computed from their questions."""
 
 import math
 import statistics

@@ -26,7 +26,7 @@ _OUTPUT_TYPES = seqio.metrics.ModelOutputType
 
 
 class Decoding(NamedTuple):
-    """How predictions are generated. See `MetricsEvaluation`."""
+    """Settings for generating predictions. See `MetricsEvaluation`."""
 
     method: SamplingConfig | BeamConfig
     seed: int

@@ -1,4 +1,4 @@
-"""What the task files of EAI-Eval cannot say in YAML. A document is a record of a task's data set."""
+"""Python functions for the EAI-Eval task files. A document is a record of a task's data set."""
 
 import ast
 import re
@@ -30,47 +30,47 @@ sst_label = _label("negative", "positive")
 
 
 def any_greedy(doc: Doc, results: Results) -> dict[str, float]:
-    """Right where the model would write any of the choices."""
+    """Returns accuracy 1 if any choice is the greedy continuation."""
     return {"acc": float(any(is_greedy for _, is_greedy in results))}
 
 
-def _names(names: Iterable[str]) -> list[str]:
-    """In order, without those that begin with another one, which the model would have written already."""
-    kept: list[str] = []
+def _unique_prefixes(names: Iterable[str]) -> list[str]:
+    """Returns the sorted names without those that have another name as a prefix, which would be generated first."""
+    prefixes: list[str] = []
     for name in sorted(names):
-        if not kept or not name.startswith(kept[-1]):
-            kept.append(name)
-    return kept
+        if not prefixes or not name.startswith(prefixes[-1]):
+            prefixes.append(name)
+    return prefixes
 
 
 def triviaqa_names(doc: Doc) -> list[str]:
-    """Names of the answer."""
-    return _names(doc["answer"]["aliases"])
+    """Returns the names of the answer."""
+    return _unique_prefixes(doc["answer"]["aliases"])
 
 
 def webqs_names(doc: Doc) -> list[str]:
-    """The answers."""
-    return _names(doc["answers"])
+    """Returns the answers."""
+    return _unique_prefixes(doc["answers"])
 
 
 def _without_markup(text: str) -> str:
-    """HellaSwag's texts without what is left in them of WikiHow's headings."""
+    """Removes remains of WikiHow headings from HellaSwag texts."""
     text = re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". "))
     return text.replace("  ", " ")
 
 
 def hellaswag_text(doc: Doc) -> str:
-    """What is being done, and how it begins."""
+    """Returns the activity and the beginning of its description."""
     return _without_markup(f"{doc['activity_label']}: {doc['ctx_a']} {doc['ctx_b'].capitalize()}")
 
 
 def hellaswag_choices(doc: Doc) -> list[str]:
-    """How it may go on."""
+    """Returns the possible endings."""
     return [_without_markup(ending) for ending in doc["endings"]]
 
 
 def mathqa_choices(doc: Doc) -> list[str]:
-    """The options of "a ) 38 , b ) 27.675 , ... , e ) none of these"."""
+    """Returns the options in "a ) 38 , b ) 27.675 , ... , e ) none of these"."""
     return [option[4:].rstrip(" ,") for option in re.findall(r"[abcd] \) .*?, |e \) .*?$", doc["options"])]
 
 

@@ -94,7 +94,7 @@ class Classification:
 
     @property
     def combine(self) -> str:
-        """How the head combines sequences, see `ClassificationHead.combine`."""
+        """Combination of sequences in the head, see `ClassificationHead.combine`."""
         return "choices" if self.choices else "sum" if self.symmetric else "none"
 
     def texts(self, fields: Mapping[str, Any]) -> Texts:

@@ -166,8 +166,8 @@ class DataSetTasks:
             raise UserError(f'The data set "{name}" has no template with "no_instruction: true" in its metadata.')
         if not form.with_name:
             return (template,)
-        words = re.sub(r"[/_]+", " ", name)
-        return (dataclasses.replace(template, name=form.suffix[1:], jinja=f"[{words}] {template.jinja}"),)
+        suffix = re.sub(r"[/_]+", " ", name)
+        return (dataclasses.replace(template, name=form.suffix[1:], jinja=f"[{suffix}] {template.jinja}"),)
 
     def _template_task_name(self, template: Template) -> str:
         return f"{task_name(self.data_set.source_name, template.name)}{self.data_set.suffix}"

@@ -181,11 +181,11 @@ def _is_same_question(exemplar: Rendered, question: Rendered, template: Template
 
 def _shuffled_range(count: int, seed: int) -> Iterator[int]:
     """Yields 0 … count-1 in random order."""
-    sampler, seen = random.Random(seed), set[int]()
-    while len(seen) < count:
+    sampler, unique = random.Random(seed), set[int]()
+    while len(unique) < count:
         number = sampler.randrange(count)
-        if number not in seen:
-            seen.add(number)
+        if number not in unique:
+            unique.add(number)
             yield number
 
 

@@ -159,11 +159,11 @@ def wait_for_run(model_dir: str, minutes: float) -> None:
 def _follow_steps(model_dir: str, wait_minutes: float) -> Iterator[int]:
     """Yields the steps of new checkpoints until the run ends. The first process lists them, so that all processes agree."""
     none_yet, no_more = -1, -2
-    seen: set[int] = set()
+    evaluated: set[int] = set()
     last_new = time.monotonic()
     while True:
         end = read_end(model_dir)  # read before the steps, so that no step saved before the end is missed
-        waiting = [step for step in finished_steps(model_dir) if step not in seen]
+        waiting = [step for step in finished_steps(model_dir) if step not in evaluated]
         is_late = time.monotonic() - last_new >= 60 * wait_minutes
         step = broadcast(waiting[0] if waiting else no_more if is_late or end is not None else none_yet)
         if step == no_more:
@@ -171,6 +171,6 @@ def _follow_steps(model_dir: str, wait_minutes: float) -> Iterator[int]:
         if step == none_yet:
             time.sleep(1.0)
             continue
-        seen.add(step)
+        evaluated.add(step)
         yield step
         last_new = time.monotonic()

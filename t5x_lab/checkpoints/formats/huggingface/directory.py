@@ -165,8 +165,8 @@ def _open_params(directory: pathlib.Path) -> dict[str, LazyTensor]:
     stored = safetensors_files.open_directory(directory)
     for name, tensor in stored.items():
         if not name.endswith(_IGNORED):
-            known = tensors.setdefault(family.canonical_name(name), tensor)
-            if known is not tensor and not known.equals(tensor):
+            existing = tensors.setdefault(family.canonical_name(name), tensor)
+            if existing is not tensor and not existing.equals(tensor):
                 raise UserError(
                     f"{directory} has different values for {name} and {family.canonical_name(name)}, which must be equal."
                 )
