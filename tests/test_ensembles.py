@@ -89,9 +89,9 @@ def test_an_encoder_decoder_and_a_decoder_read_the_same(decoder):
 
 
 def test_what_is_no_ensemble_is_said():
-    with pytest.raises(UserError, match=r"have one vocabulary; these have \[64, 65\] ids"):
+    with pytest.raises(UserError, match=r"must have the same vocabulary size. These have \[64, 65\]"):
         Ensemble((tiny_config("causal_decoder"), tiny_config("causal_decoder", vocab_size=65)))
-    with pytest.raises(UserError, match="An encoder alone gives no logits of a next token"):
+    with pytest.raises(UserError, match="An encoder-only network has no next-token logits"):
         Ensemble((tiny_config("causal_decoder"), tiny_config("encoder")))
 
 

@@ -98,7 +98,7 @@ BOUND = pathlib.Path(ROOT.parent / "shared" / "facts" / "t5x_bindings.md")
 @pytest.mark.parametrize(
     "line, says",
     [
-        ("RANDOM_SEED = 3", "T5X's RANDOM_SEED is SEED here: 0 unless set: runs repeat"),
+        ("RANDOM_SEED = 3", "The macro RANDOM_SEED is not used. T5X's RANDOM_SEED is SEED here: 0 unless set: runs repeat."),
         ("network.T5Config.emb_dim = 8", "T5X's T5Config is TransformerConfig here"),
         ("train_eval/utils.DatasetConfig.batch_size = 8", "T5X's DatasetConfig.batch_size is BATCH_SIZE here."),
         ("partitioning.PjitPartitioner.num_partitions = 2", 'is MESH here: "data=-1,tensor=4" for 4 partitions.'),
@@ -180,7 +180,7 @@ def test_an_activation_of_ones_own():
 @pytest.mark.parametrize(
     "name, expression, says",
     [
-        ("summed", "lambda x: x.sum()", "returns bfloat16"),
+        ("summed", "lambda x: x.sum()", "returns bfloat16 [] for bfloat16 [2, 3]"),
         ("float32", "lambda x: x.astype('float32')", "It must keep shape"),
         ("two", "lambda x, y: x", "fails on a bfloat16 array: TypeError"),
     ],
@@ -198,11 +198,11 @@ def test_a_wrong_activation_is_a_sentence(name, expression, says):
 @pytest.mark.parametrize(
     "name, body, says",
     [
-        ("number", "return 3", "RunConfig.optimizer is 3. It must be an optimizer, with learning_rate and make. Bind an"),
+        ("number", "return 3", "RunConfig.optimizer is 3. It must be an optimizer, with learning_rate and make. Bind an instance with parentheses"),
         (
             "no_optax",
             "return Optax(7, lambda step: 0.1)",
-            "returned 7. It must return an optax GradientTransformation",
+            "Optax.make(axes) returned 7. It must return an optax GradientTransformation",
         ),
         ("no_scalar", "return Optax(optax.sgd(0.1), lambda step: jnp.ones(3) * step)", "for a step. It must return a scalar"),
         ("raises", "raise ValueError('no')", "raises.py, line 10, raises ValueError: no."),

@@ -93,7 +93,7 @@ TRAIN = [
             "test_mistakes.py is not a SentencePiece model. Set --gin.SentencePieceVocabulary.path=FILE",
         ),
         (["--gin.TransformerConfig.vocab_size=300"], "has 359 ids, but the model has 300"),
-        (["--gin.INITIAL_CHECKPOINT_PATH=/nope"], "/nope does not exist. Name a run directory"),
+        (["--gin.INITIAL_CHECKPOINT_PATH=/nope"], "/nope does not exist. Use a run directory"),
         (
             ["--gin_bindings=import no_such_module"],
             "imports a module that cannot be imported: No module named 'no_such_module'",
@@ -148,7 +148,7 @@ def test_a_folder_named_like_a_module_that_is_not_there_is_told(capfd):
         (["train", "--gin_file=models/t5_1_1/tiny.gin"], "MODEL_DIR is not set. It is the run directory"),
         ([*TRAIN[:3], "--gin.MODEL_DIR=run"], "TRAIN_STEPS is None and TRAIN_TOKENS is None. Set exactly one of them"),
         (["trian"], 'no command "trian". Did you mean "train"'),
-        (["generate", "--model_dir=/nope", "--prompt=x"], "/nope does not exist. Name a run directory"),
+        (["generate", "--model_dir=/nope", "--prompt=x"], "/nope does not exist. Use a run directory"),
         (["eval", "--model_dir=/nope"], "/nope is not a run directory"),
         (["inspect", "--gin_file=nope.gin"], "no gin file nope.gin"),
         (["inspect", *TRAIN[1:], "--gin.TASK_FEATURE_LENGTHS=64"], "DataConfig.task_feature_lengths is 64. It must be a dictionary such as"),
@@ -156,8 +156,8 @@ def test_a_folder_named_like_a_module_that_is_not_there_is_told(capfd):
             ["infer", "--model_dir=x", "--input=a", "--output=b", "--gin.SPLIT=c"],
             "The examples of a file do not depend on gin. Leave the gin flags out",
         ),
-        (["vocab", "--output=x"], "Give either --input FILES or --task NAME"),
-        (["generate", "--gin.X=3", "--model_dir=x"], "takes no configuration"),
+        (["vocab", "--output=x"], "Pass either --input FILES or --task NAME"),
+        (["generate", "--gin.X=3", "--model_dir=x"], "This command has no gin configuration"),
     ],
 )
 def test_commands_refuse(argv, says, capfd):
@@ -203,7 +203,7 @@ def test_storage_that_fails_is_a_sentence(monkeypatch, capsys):
 
     monkeypatch.setattr("t5x_lab.cli.inspect.run", fail)
     assert main(["inspect"]) == 1
-    assert capsys.readouterr().err.startswith("t5x_lab inspect: there/file cannot be used: No space left on device. Repair")
+    assert capsys.readouterr().err.startswith("t5x_lab inspect: there/file cannot be read or written: No space left on device. Fix the problem")
 
 
 def test_two_configurations_do_not_mix():
@@ -264,7 +264,7 @@ def test_a_dry_run_refuses_the_tasks_that_training_refuses(own, task, says, caps
 def test_a_dry_run_says_which_data_are_not_here(own, capsys):
     assert main(own("own_pairs", "--dry_run")) == 0
     said = capsys.readouterr()
-    assert "8 rows of 16 + 8 tokens" in said.out and not re.search("not read|Nothing reads|vocabulary", said.err)
+    assert "8 rows of 16 + 8 tokens" in said.out and not re.search("not read|not used|vocabulary", said.err)
     assert main([*TRAIN, "--gin.MIXTURE_OR_TASK_NAME=files", "--gin.TextFiles.train=none/*.txt", "--dry_run"]) == 0
     said = capsys.readouterr().out
     assert 'The data were not checked: No file matches TextFiles.train = "none/*.txt"' in said
@@ -275,18 +275,18 @@ def test_what_nothing_reads_is_said(own, capsys):
     lengths = '--gin.TASK_FEATURE_LENGTHS={"inputs": 16, "targets": 8, "target": 9}'
     assert main(own("own_weather", lengths, "--gin.ByteVocabulary.extra_ids=50", "--dry_run")) == 0
     said = capsys.readouterr().err
-    assert 'TASK_FEATURE_LENGTHS has a length for \"weather\"' in said
-    assert 'gives a length for "target", which nothing reads. Did you mean "targets"?' in said
-    assert "Read with VOCABULARY, ByteVocabulary(extra_ids=50), in place of their own: own_weather." in said
+    assert '"weather" of the task "own_weather" is not used' in said
+    assert 'TASK_FEATURE_LENGTHS has a length for "target", which is not used. Did you mean "targets"?' in said
+    assert "VOCABULARY, ByteVocabulary(extra_ids=50), replaces the vocabulary of own_weather." in said
 
 
 @pytest.mark.parametrize("variable, kept", [("MALLOC_ARENA_MAX", True), ("GLIBC_TUNABLES", True), ("OTHER", False)])
 def test_a_users_number_of_arenas_is_kept(variable, kept, monkeypatch):
-    from t5x_lab.cli import main
+    from t5x_lab.cli import process
 
     asked: list[tuple] = []
     monkeypatch.setenv(variable, "glibc.malloc.arena_max=8" if variable == "GLIBC_TUNABLES" else "8")
-    monkeypatch.setattr(main.ctypes, "CDLL", lambda name: type("C", (), {"mallopt": lambda self, *a: asked.append(a)})())
+    monkeypatch.setattr(process.ctypes, "CDLL", lambda name: type("C", (), {"mallopt": lambda self, *a: asked.append(a)})())
     process._limit_malloc_arenas()
     assert bool(asked) != kept
 
@@ -327,5 +327,5 @@ seqio.TaskRegistry.add("{name}", source, preprocessors=steps, output_features=fe
     files = ["--gin_file=models/causal_decoder/tiny.gin", "--gin_file=objectives/full_lm.gin"]
     assert main(["train", *files, *(f"--gin.{flag}" for flag in flags)]) == 2
     said = capsys.readouterr().err
-    assert re.search(rf"Python that may remember something \(.*{name}.py, line \d+\).*t5x_lab cache", said), said
+    assert re.search(rf"calls a stateful Python function \(.*{name}.py, line \d+\), so its position cannot be saved.*t5x_lab cache", said), said
     assert not pathlib.Path("run").exists()

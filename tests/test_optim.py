@@ -191,9 +191,9 @@ def test_shapes_over_a_known_length(schedule, expected):
 @pytest.mark.parametrize(
     "make, says",
     [
-        (lambda: LinearDecay(1.0, 10, 10), "LinearDecay.warmup_steps is 10; it must be at least 0 and below total_steps"),
+        (lambda: LinearDecay(1.0, 10, 10), "LinearDecay.warmup_steps is 10. It must be at least 0 and below total_steps"),
         (lambda: CosineDecay(1.0, 10, floor=-1.0), "CosineDecay.floor is -1.0"),
-        (lambda: WarmupStableDecay(1.0, 10, 5, decay_steps=6), "together more than total_steps"),
+        (lambda: WarmupStableDecay(1.0, 10, 5, decay_steps=6), "are 5 and 6. Their sum must not exceed total_steps"),
         (lambda: WarmupStableDecay(1.0, 10, decay_steps=5, decay="cosin"), "Choose one of: linear, sqrt"),
     ],
 )

@@ -248,13 +248,13 @@ def test_a_network_that_is_bound_with_parentheses_is_a_sentence():
     text = text.replace("@Convolutions", "@my_brackets.Convolutions()").replace("Convolutions.v", "my_brackets.Convolutions.v")
     with pytest.raises(UserError) as error:
         GinConfig([], [text]).model()
-    assert "and activations without parentheses: @Name" in error.value.sentence
+    assert "Bind networks, losses, schedules and activations without parentheses: @Name" in error.value.sentence
 
 
 # What is wrong: the text of GOOD that is replaced, by what, and what is said.
 WRONG = {
-    "no architecture": ("architecture, vocab_size =", "kind, vocab_size =", "has no attribute architecture"),
-    "no vocab_size": ("vocab_size = ", "size = ", "Net has no attribute vocab_size. Define it in the class or"),
+    "no architecture": ("architecture, vocab_size =", "kind, vocab_size =", "Net has no attribute architecture. Define it in the class or the module"),
+    "no vocab_size": ("vocab_size = ", "size = ", "Net has no attribute vocab_size. Define it in the class or the module"),
     "an unknown architecture": ('"causal_decoder"', '"causal_decodr"', 'Did you mean "causal_decoder"?'),
     "a vocabulary that is no number": ('"causal_decoder", 64', '"causal_decoder", "64"', "Net.vocab_size is '64'"),
     "no logits": ("def logits", "def output", "Net has no logits. A network module needs __call__"),
@@ -267,43 +267,43 @@ WRONG = {
     "a mean over the length": (
         '"])',
         '"]).mean(1)',
-        "returns hidden states of shape",
+        "Net returns hidden states of shape [2, 8] for 2 rows. The shape [2, 3, ...] is expected.",
     ),
     "logits of another size": (
         "self.embed.attend(x)",
         "x",
-        "for 2 rows. The shape",
+        "Net.logits returns logits of shape [2, 3, 8] for 2 rows. The shape [2, 3, 64] is expected.",
     ),
-    "no floats": ("self.embed(batch", "abs(batch", "is expected"),
+    "no floats": ("self.embed(batch", "abs(batch", "A float array [2, 3, ...] is expected"),
     "running averages": (
         "rngs=rngs)\n",
         "rngs=rngs)\n        self.norm = nnx.BatchNorm(8, rngs=rngs)\n",
-        "Net has the state norm/mean of type BatchStat. A",
+        "Net has the state norm/mean of type BatchStat. A network may have parameters",
     ),
     "whole numbers as parameters": (
         "rngs=rngs)\n",
         "rngs=rngs)\n        self.shift = nnx.Param(jnp.ones(3, int))\n",
-        "The parameter shift of Net has dtype int32. Parameters must",
+        "The parameter shift of Net has dtype int32. Parameters must be float32.",
     ),
     "too few axes": (
         "rngs=rngs)\n",
         "rngs=rngs)\n        self.shift = nnx.Param(jnp.ones((3, 3)), axes=('embed',))\n",
-        "The parameter shift of Net has the axes",
+        "The parameter shift of Net has the axes ('embed',) but the shape (3, 3). Give one name per dimension.",
     ),
     "an array that is no parameter": (
         "rngs=rngs)\n",
         "rngs=rngs)\n        self.table = jnp.ones((3, 3))\n",
-        "A network has an array as an attribute",
+        "A network has an array as an attribute. Use nnx.Param",
     ),
     "a half as many bits": (
         "rngs=rngs)\n",
         "rngs=rngs)\n        self.shift = nnx.Param(jnp.ones(3, jnp.bfloat16))\n",
-        "The parameter shift of Net has dtype bfloat16. Parameters must",
+        "The parameter shift of Net has dtype bfloat16. Parameters must be float32.",
     ),
     "an output matrix the other way round": (
         "def logits",
         "def output_matrix(self):\n        return self.embed.embedding[...], 1.0\n\n    def logits",
-        ". It must return a matrix of shape",
+        "Net.output_matrix returns shapes [(64, 8), ()]. It must return a matrix of shape (8, 64) and a scalar scale",
     ),
     "an error of its own": (
         "self.embed = ",
@@ -311,13 +311,13 @@ WRONG = {
         "The network Net cannot be made: my_wrong.py, line 8, raises ValueError: no room.",
     ),
     "no module": ("class Net(nnx.Module)", "class Net", "It must return a flax.nnx.Module"),
-    "no rngs": ("*, rngs", "rng", "Net has no argument"),
+    "no rngs": ("*, rngs", "rng", "Net has no argument rngs, which initializes its parameters"),
     "half a decoder": (
         "def logits",
         "def prefill(self, prompt, max_tokens):\n        return 1\n\n    def logits",
         "Add the other",
     ),
-    "FLOPs that are no number": ("def logits", "def flops(self, a, b):\n        return None\n\n    def logits", "returns None. It"),
+    "FLOPs that are no number": ("def logits", "def flops(self, a, b):\n        return None\n\n    def logits", "Net.flops returns None. It must return the FLOPs of one sequence"),
 }
 
 
@@ -334,9 +334,9 @@ def test_what_is_said_of_a_wrong_network(old, new, says):
 @pytest.mark.parametrize(
     "old, new, says",
     [
-        ("self._at(tokens, length - 1), ", "self({'decoder_input_tokens': tokens}), ", "<lambda>.prefill returns hidden states of"),
+        ("self._at(tokens, length - 1), ", "self({'decoder_input_tokens': tokens}), ", ".prefill returns hidden states of shape"),
         ("stack(hidden, axis=1), (seen", "stack(hidden, axis=1), (seen.astype(float)", "changes the shapes of its state"),
-        ("jnp.stack(hidden, axis=1)", "hidden[0]", "hidden states of shape"),
+        ("jnp.stack(hidden, axis=1)", "hidden[0]", ".decode returns hidden states of shape [2, 16] for 2 rows"),
     ],
 )
 def test_what_is_said_of_a_wrong_decoder(old, new, says):

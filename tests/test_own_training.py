@@ -155,13 +155,13 @@ def test_blocks_are_unfrozen_one_after_the_other(optimizer):
     "groups, says",
     [
         ([("decoder/.*", Sgd(RATE)), ("encoder/.*", None), (".*", None)], 'No parameter belongs to the group "encoder/.*"'),
-        ({".*": Sgd(RATE)}, "Groups.groups is a dictionary; give pairs, in their order"),
-        ([".*"], "Groups.groups has '.*'; give pairs"),
+        ({".*": Sgd(RATE)}, "Groups.groups is a dictionary, whose order is lost. Use an ordered list of pairs"),
+        ([".*"], "Groups.groups has '.*'. Use an ordered list of pairs"),
         ([("decoder/.*", Sgd(RATE))], "No pattern of Groups.groups matches the parameter logits_dense/kernel"),
-        ([(".*", None)], "Groups.groups trains nothing"),
-        ([("(", Sgd(RATE))], "which is valid regular expression"),
-        ([(".*", Sgd)], "it must be an optimizer, such as @AdamW(), or None"),
-        ([(".*", 0.1)], "it must be an optimizer"),
+        ([(".*", None)], "All groups in Groups.groups are frozen. Set an optimizer"),
+        ([("(", Sgd(RATE))], "which is not a valid regular expression"),
+        ([(".*", Sgd)], "It must be an optimizer, such as @AdamW(), or None for frozen parameters"),
+        ([(".*", 0.1)], "Groups.groups has 0.1 for \".*\". It must be an optimizer"),
     ],
 )
 def test_what_is_said_of_wrong_groups(groups, says):
@@ -240,12 +240,12 @@ def test_losses_add_over_microbatches_and_a_mesh_and_may_stand_alone():
 @pytest.mark.parametrize(
     "losses, says",
     [
-        ({"mine": lambda network, hidden, batch, weights: weights}, 'The loss "mine" gives float32 [2, 3]'),
-        ({"mine": lambda network, hidden, batch, weights: jnp.sum(weights > 0)}, "it must give a float"),
+        ({"mine": lambda network, hidden, batch, weights: weights}, 'The loss "mine" returns float32 [2, 3]'),
+        ({"mine": lambda network, hidden, batch, weights: jnp.sum(weights > 0)}, "It must return a float scalar, the sum over tokens"),
         ({"mine": lambda network, hidden: 0.0}, 'The loss "mine" fails: TypeError: '),
-        ({"mine": lambda network, hidden, batch, weights: None}, 'The loss "mine" returns None. It'),
+        ({"mine": lambda network, hidden, batch, weights: None}, 'The loss "mine" returns None. It must return a float scalar'),
         ({"mine": 0.1}, "must be a function of (network, hidden, batch, weights)"),
-        ({"mfu": lambda network, hidden, batch, weights: jnp.sum(weights)}, 'is called "mfu", which is another metric'),
+        ({"mfu": lambda network, hidden, batch, weights: jnp.sum(weights)}, 'has the name "mfu", which is a built-in metric'),
     ],
 )
 def test_what_is_said_of_a_wrong_loss(losses, says):
@@ -351,14 +351,14 @@ def test_what_is_said_of_wrong_hooks():
     assert METHODS == ["on_start", "on_step", "on_evaluation", "on_media", "on_save", "on_end", "statistics"]
     check_hooks([Hook(), Told(), Norms()])
     wrong = [
-        (lambda: check_hooks([Told]), "write @Told() to make a hook of it"),
-        (lambda: check_hooks([3]), "HOOKS has 3, which has no method of a hook: on_start, on_step"),
-        (lambda: trained(Sgd(RATE), steps=1, hooks=[Shapes()]), "The hook Shapes has the statistic 'all'"),
-        (lambda: trained(Sgd(RATE), steps=1, hooks=[Taken()]), 'The hook Taken has a statistic that is called "loss"'),
-        (lambda: trained(Sgd(RATE), steps=1, hooks=[Norms(1), Norms(1)]), "which another hook has too"),
+        (lambda: check_hooks([Told]), "HOOKS has the class Told. Bind an instance with parentheses: @Told()"),
+        (lambda: check_hooks([3]), "HOOKS has 3, which has none of the methods of a hook: on_start, on_step"),
+        (lambda: trained(Sgd(RATE), steps=1, hooks=[Shapes()]), "for the statistic 'all'. It must be a scalar"),
+        (lambda: trained(Sgd(RATE), steps=1, hooks=[Taken()]), 'A statistic of the hook Taken has the name "loss", which is a built-in metric'),
+        (lambda: trained(Sgd(RATE), steps=1, hooks=[Norms(1), Norms(1)]), "which another hook has, too"),
         (lambda: begun([Early()]), "The hook Early fails in on_start: "),
         (lambda: check_hooks([Often()]), "The hook Often has the period 0"),
-        (lambda: trained(Sgd(RATE), steps=1, hooks=[Alone()]), "they are a dict of scalars by name"),
+        (lambda: trained(Sgd(RATE), steps=1, hooks=[Alone()]), "It must return a dict of scalars by name"),
         (lambda: Norms(0), "Norms.period is 0"),
     ]
     for call, says in wrong:

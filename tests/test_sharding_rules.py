@@ -81,11 +81,11 @@ def place(sharded, params):
 @pytest.mark.parametrize(
     "rules, says",
     [
-        (dict(parameters={"mlp": "tensr"}), 'ShardingRules.parameters splits mlp over "tensr". Did you mean "tensor"?'),
-        (dict(parameters={"mlp": 2}), "ShardingRules.parameters has 'mlp': 2; it is written"),
-        (dict(activations={"heads": ("fsdp", "model")}), 'ShardingRules.activations splits heads over "model".'),
+        (dict(parameters={"mlp": "tensr"}), 'ShardingRules.parameters shards mlp over "tensr". Did you mean "tensor"?'),
+        (dict(parameters={"mlp": 2}), "ShardingRules.parameters has 'mlp': 2. Write"),
+        (dict(activations={"heads": ("fsdp", "model")}), 'ShardingRules.activations shards heads over "model".'),
         (dict(activations={"batch": "data"}), "ShardingRules.activations has a rule for batch"),
-        (dict(parameters=[("mlp", "tensor")]), "ShardingRules.parameters is"),
+        (dict(parameters=[("mlp", "tensor")]), "ShardingRules.parameters is [('mlp', 'tensor')]. It must be a dictionary"),
     ],
 )
 def test_what_is_said_of_wrong_rules(rules, says):
@@ -151,7 +151,7 @@ def test_a_name_of_ones_own_is_split_where_a_rule_says_so():
     with pytest.raises(UserError, match='by the axis "width", which has no rule'):
         jax.eval_shape(without.model.logits, without.model.abstract_params, batch)
     misspelled = ShardedModel(ModelConfig(Wide), MeshShape(1, 2, 2), jax.devices()[:4], ShardingRules({"widht": "tensor"}))
-    assert 'No parameter has the axis "widht"' in model_info(misspelled.model, misspelled.partitioner)
+    assert 'ShardingRules.parameters has a rule for "widht", but no parameter has this axis' in model_info(misspelled.model, misspelled.partitioner)
     short = ShardedModel(ModelConfig(tiny_config("causal_decoder")), MeshShape(1, 2, 2), jax.devices()[:4], rules)
     with pytest.raises(UserError, match=r"an activation of the shape \(2, 3\) has the axes"):
         short.partitioner.constrain(jnp.ones((2, 3)), ("batch",))

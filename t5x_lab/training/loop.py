@@ -92,15 +92,24 @@ def train(
     """
     pending: _Pending | None = None
     step = int(state.step)
+    first_step = step + 1
     finished = _FinishedSteps(budget, record, actions, bad_steps, log)
     with _StopSignal() as stop:
         while not budget.is_spent(step):
             step += 1
+            is_first = pending is None and step == first_step
+            if is_first:
+                log("Reading the first batch.")
             before = time.monotonic()
             with waiting_for(f"the data of step {step}"):
                 batch = next(batches)
             wait = time.monotonic() - before
+            if is_first:
+                log(f"The first batch was read in {wait:.1f} s. Compiling the training step.")
+            before = time.monotonic()
             state, metrics = train_step(state, shard_batch(batch))
+            if is_first:
+                log(f"The training step was compiled in {time.monotonic() - before:.1f} s.")
             if pending:
                 finished.record(pending, state, step)
             pending = _Pending(step, metrics, wait)

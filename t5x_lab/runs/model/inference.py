@@ -177,7 +177,7 @@ class Inference:
     def start(self):
         def start(params, prompts, limit, stream, *, room, max_tokens, decoder_prefix):
             logits, state = self._model.prefill(params, prompts, room, **self._ids)
-            logits, state = generation.forced(self._model.decode_step(params), logits, state, decoder_prefix)
+            logits, state = generation.force_tokens(self._model.decode_step(params), logits, state, decoder_prefix)
             return generation.start(logits, state, limit, stream, max_tokens)
 
         return jax.jit(start, static_argnames=("room", "max_tokens", "decoder_prefix"))

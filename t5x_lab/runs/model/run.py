@@ -490,7 +490,7 @@ class Run:
         key = str((config.model(), config.special_tokens(), config.vocabulary_if_set()))
         if key not in self._variants:
             self._variants[key] = type(self)(config, self.shard_variant(config), {}, 0)
-        variant = copy.copy(self._variants[key])
+        variant: Any = copy.copy(self._variants[key])
         variant.config, variant.resolved = config, {}
         return variant
 
