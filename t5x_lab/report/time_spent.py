@@ -36,7 +36,7 @@ def is_start(train: Columns) -> np.ndarray:
     This step compiles and does not increase the productive time. Lines of older versions without `seconds` are False.
     """
     starts = np.zeros(len(train.steps), bool)
-    is_known = _known(train)
+    is_known = _has_times(train)
     productive = (train["seconds"] * train["goodput"])[is_known]
     starts[is_known] = np.diff(productive, prepend=0.0) <= 0.5 * train["seconds_per_step"][is_known]
     return starts
@@ -54,13 +54,13 @@ def speed(train: Columns, metric: str) -> np.ndarray:
     return np.where(is_start(train), np.nan, train[metric])
 
 
-def _known(train: Columns) -> np.ndarray:
+def _has_times(train: Columns) -> np.ndarray:
     return np.isfinite(train["seconds"]) & np.isfinite(train["goodput"])
 
 
 def time_spent(train: Columns) -> TimeSpent | None:
     """Returns how the time was spent; None without `seconds` in the metrics."""
-    is_known = _known(train)
+    is_known = _has_times(train)
     if not is_known.any():
         return None
     seconds, per_step, starts = train["seconds"][is_known], train["seconds_per_step"][is_known], is_start(train)[is_known]

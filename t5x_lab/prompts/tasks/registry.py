@@ -4,13 +4,13 @@ from collections.abc import Iterable
 
 import seqio
 
-_ours: set[str] = set()
+_declared: set[str] = set()
 _data_sets: dict[str, str] = {}  # slug of the data set, by task name
 
 
 def is_registered_elsewhere(name: str) -> bool:
     """Returns whether someone else registered a task or mixture of this name."""
-    return name not in _ours and (name in seqio.TaskRegistry.names() or name in seqio.MixtureRegistry.names())
+    return name not in _declared and (name in seqio.TaskRegistry.names() or name in seqio.MixtureRegistry.names())
 
 
 def register(entry: seqio.Task | seqio.Mixture, data_set: str = "") -> str:
@@ -18,7 +18,7 @@ def register(entry: seqio.Task | seqio.Mixture, data_set: str = "") -> str:
     registry = seqio.TaskRegistry if isinstance(entry, seqio.Task) else seqio.MixtureRegistry
     registry.remove(entry.name)
     registry.add_provider(entry.name, entry)
-    _ours.add(entry.name)
+    _declared.add(entry.name)
     if data_set:
         _data_sets[entry.name] = data_set
     return entry.name
