@@ -11,6 +11,7 @@ from conftest import ROOT, shared_data
 import t5x_lab
 from t5x_lab.cli.main import main
 from t5x_lab.evaluation.harness.random_baseline import chance
+from t5x_lab.papers.eai_eval import NAME_PREFIX
 
 FOLDER = ROOT / "t5x_lab" / "papers" / "eai_eval"
 # Made-up records with the fields of each data set; what lm-eval 0.2.0 of March 2022, its own code, asked of them, and its
@@ -74,7 +75,7 @@ def test_every_task_asks_and_counts_as_in_2022(offline, own_tasks_only, tmp_path
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in theirs["records"]))
     (tmp_path / "tasks").mkdir()
     manager = own_tasks_only(include_path=str(FOLDER))
-    write_task_files(str(tmp_path / "tasks"), manager.task_index, ["eai_eval"], [str(tmp_path / "{task}.jsonl")])
+    write_task_files(str(tmp_path / "tasks"), manager.task_index, ["eai_eval"], [str(tmp_path / "{task}.jsonl")], NAME_PREFIX)
     manager = own_tasks_only(include_path=[str(FOLDER), str(tmp_path / "tasks")])
     tasks, model = manager.load(["eai_eval"])["tasks"], Model()
     for name, theirs in THEIRS.items():
@@ -147,10 +148,10 @@ def test_real_records_give_what_an_independent_computation_gives(offline, own_ta
 @pytest.mark.parametrize(
     "data, says",
     [
-        (["{folder}/{{task}}.jsonl"], "30 of 31 tasks have no file"),
-        (["rte={folder}/no.jsonl"], "which is not in --tasks"),
-        (["rte={folder}/rte.doc"], "which is not in --tasks. Did"),
-        (["rtee={folder}/rte.jsonl"], '--data has a file for "rtee", which is not in --tasks'),
+        (["{folder}/{{task}}.jsonl"], "30 of 31 tasks have no file. To run only the others, set --tasks=eai_rte"),
+        (["rte={folder}/no.jsonl"], "there is no .*no.jsonl. 1 of 1 tasks have no file."),
+        (["rte={folder}/rte.doc"], "rte.doc has an unsupported file type"),
+        (["rtee={folder}/rte.jsonl"], '--data has a file for "rtee", which is not in --tasks. Did you mean "rte"'),
         (["rte"], '--data is "rte". Write TASK=PATH'),
     ],
 )
@@ -162,4 +163,4 @@ def test_data_that_cannot_be_taken_are_said(data, says, own_tasks_only, tmp_path
     (tmp_path / "rte.doc").write_text("{}")
     manager = own_tasks_only(include_path=str(FOLDER))
     with pytest.raises(UserError, match=says):
-        write_task_files(str(tmp_path), manager.task_index, ["eai_eval"], [entry.format(folder=tmp_path) for entry in data])
+        write_task_files(str(tmp_path), manager.task_index, ["eai_eval"], [entry.format(folder=tmp_path) for entry in data], NAME_PREFIX)

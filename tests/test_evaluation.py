@@ -274,7 +274,7 @@ def test_a_report_names_its_data_sets_and_spreads_over_prompts():
         "chance": 0.5,
     }
     dev = accuracy.report(questions[4:], found[4:])  # where q is a's best
-    best = accuracy.with_best_prompts(report, dev, "validation")["best_on_validation"]
+    best = accuracy.add_best_prompts(report, dev, "validation")["best_on_validation"]
     assert best["a"] == {"prompt": "q", "validation": 0.5, "sum": 0.5} and best["average(a+b)"] == pytest.approx(
         (0.5 + 0.75) / 2
     )

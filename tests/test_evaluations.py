@@ -328,13 +328,13 @@ def test_results_of_other_settings_lie_in_another_folder(tmp_path):
     first.write(3, EvaluationResult({"a": {"loss": 1.5, "none": math.nan}}))
     other, third = (ResultFiles(str(tmp_path), "eval", {"task": task, "split": "validation"}) for task in "bc")
     assert third.folder.name == "eval_2"  # as long as nobody else has begun it
-    assert other.folder.name == "eval_2" and other.moved_from == "task a there, b here" and not other.has(3)
+    assert other.folder.name == "eval_2" and other.changed_settings == "task was a, is b" and not other.has(3)
     other.write(3, EvaluationResult({"b": {"loss": 2.5}}))
     third.write(3, EvaluationResult({"c": {"loss": 3.5}}))
     assert third.folder.name == "eval_3" and other.folder.name == "eval_2"
     again = ResultFiles(str(tmp_path), "eval", {"task": "a", "split": "validation"})
     assert again.folder.name == "eval" and again.steps() == [3] and again.metric(3, "a/loss") == 1.5
-    assert math.isnan(again.metric(3, "a/none")) and math.isnan(again.metric(4, "a/loss")) and again.moved_from == ""
+    assert math.isnan(again.metric(3, "a/none")) and math.isnan(again.metric(4, "a/loss")) and again.changed_settings == ""
     assert ResultFiles(str(tmp_path), "eval", {"task": "b", "split": "validation"}).metric(3, "b/loss") == 2.5
 
 
@@ -412,9 +412,9 @@ def test_results_that_cannot_be_written_are_said_once_and_known(tmp_path, capsys
 @pytest.mark.parametrize(
     "gives, says",
     [
-        ({"all": {"grade": "good"}}, "gives grade = 'good', which is no number."),
-        ({"grade": 0.5}, "it gives metrics by task, then by name"),
-        ([0.5], "it gives metrics by task, then by name"),
+        ({"all": {"grade": "good"}}, "returned grade = 'good', which is not a number."),
+        ({"grade": 0.5}, "It must return metrics by task and name"),
+        ([0.5], "It must return metrics by task and name"),
     ],
 )
 def test_what_an_evaluation_of_ones_own_gives_is_checked(gives, says, tmp_path, capsys):
@@ -427,12 +427,12 @@ def test_what_waits_for_a_metric_that_never_comes_is_told(tmp_path, capsys):
     idle, beside, own = Own(None, "idle"), Own(dict, "beside"), Own(dict)
     idle.prepare, beside.period = (lambda model: None), None
     make = lambda metric: evaluate.Evaluations([idle, beside, own], Model(), str(tmp_path), False, watched={metric: "THE RULE"})
-    with pytest.raises(UserError, match='THE RULE is "idle/all/x", but the evaluation "idle" has no'):
+    with pytest.raises(UserError, match='THE RULE is "idle/all/x", but the evaluation "idle" has no results: none of its tasks has metrics'):
         make("idle/all/x")
     make("own/all/x")
     assert capsys.readouterr().err == ""
     make("beside/all/x")
-    assert '"beside" has no period: only eval --follow measures it' in capsys.readouterr().err
+    assert '"beside" has no period. Only `t5x_lab eval --follow` computes it' in capsys.readouterr().err
 
 
 def test_an_error_in_one_of_several_processes_ends_it(tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ from helpers import random_batch, tiny_config
 from runs_of_text import TINY
 
 import t5x_lab
+import t5x_lab.tasks  # noqa: F401  (registers the T5 suite)
 from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
 from t5x_lab.data.config import DataConfig
