@@ -1,14 +1,14 @@
-# Everything from a fresh clone: `make demo` and `make test` install what they need into .venv first.
+# Works in a fresh clone: all targets first install what they need into .venv.
 
 PYTHON ?= python3
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# Huge pages for large arrays make a CPU's step faster (docs/scale.md).
+# Huge pages for large arrays make CPU steps faster (docs/scale.md). glibc reads this only when a process starts.
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 
-.PHONY: demo test test-fast lint docs bench clean
+.PHONY: demo test test-all test-fast lint docs bench clean
 
-# Reinstalled when setup.py changes; the demo needs no more than this.
+# Reinstalled when setup.py changes. The demo needs only this.
 .venv/installed: setup.py
 	@$(PYTHON) -c 'import sys; sys.exit("t5x_lab needs Python 3.11 or newer; this is %s. Use: make PYTHON=python3.11" % sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv .venv
@@ -23,21 +23,24 @@ export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 demo: .venv/installed
 	$(BIN)/t5x_lab demo
 
-# A worker that crashes ends the tests: pytest-xdist would wait for it for ever.
+# A crashed worker ends the tests; pytest-xdist would otherwise wait for it forever.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist=loadfile --max-worker-restart=0
 
 test: .venv/tested
+	$(PYTEST) -m 'not exhaustive'
+
+test-all: .venv/tested
 	$(PYTEST)
 
 test-fast: .venv/tested
-	$(PYTEST) -m 'not slow'
+	$(PYTEST) -m 'not slow and not exhaustive'
 
 lint: .venv/tested
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# A warning is an error, and so is a notebook's.
+# Warnings are errors. DOCS_NOTEBOOKS=0 builds the site without running notebooks.
 docs: .venv/installed
 	$(BIN)/python -m pip install --quiet -e ".[docs]"
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
