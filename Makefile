@@ -40,7 +40,7 @@ lint: .venv/tested
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Warnings are errors. DOCS_NOTEBOOKS=0 builds the site without running notebooks.
+# Warnings are errors. SITE_WITHOUT_OUTPUTS=1 builds the site without running notebooks.
 docs: .venv/installed
 	$(BIN)/python -m pip install --quiet -e ".[docs]"
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet

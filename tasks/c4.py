@@ -8,9 +8,9 @@ import seqio
 import tensorflow_datasets as tfds
 
 from t5x_lab.config.errors import NotHere
+from t5x_lab.config.log import log
 from t5x_lab.data.tasks.names import register_text
 from t5x_lab.data.tasks.text_tasks import LazySource
-from t5x_lab.config.log import log
 
 VERSIONS = ("2.2.0", "3.1.0")
 # T5's task names are c4_v220_span_corruption, c4_v220_full_lm, c4_prefix_lm_objective_…

@@ -6,6 +6,7 @@ import os
 
 import jax
 import numpy as np
+import pytest
 from conftest import ROOT
 from hypothesis import Phase, settings
 
@@ -15,6 +16,11 @@ from t5x_lab.networks.network import Network
 from t5x_lab.networks.transformer import TransformerConfig
 
 SCALE = int(os.environ.get("PROPERTY_SCALE", "1"))  # benchmarks/properties.py draws many more cases, other ones each time
+
+
+def exhaustive(*values):
+    """Parameters of a test that only `make test-all` runs with them; `make test` runs the other ones."""
+    return pytest.param(*values, marks=pytest.mark.exhaustive)
 
 
 def cases(number: int, shrink: bool = True) -> settings:

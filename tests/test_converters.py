@@ -9,10 +9,10 @@ import seqio
 import tensorflow as tf
 from runs_of_text import flags
 
+import t5x_lab.tasks
 from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.gin_files import PACKAGE_GIN
-import t5x_lab.tasks  # noqa: F401  (registers the texts)
 from t5x_lab.data.config import DataConfig
 from t5x_lab.data.objectives.named import OBJECTIVES
 from t5x_lab.data.packing.feature_converter import FeatureConverter
@@ -130,7 +130,7 @@ def test_weights_of_losses_may_be_fractions(tasks, name, weights):
     assert set(np.unique(trained["decoder_loss_weights"])) - {0} == weights
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_what_is_told_is_trained_for_every_objective():
     """With each architecture that it is made for; `replace_spans_…` and `span_corruption_…` differ in numbers alone."""
     names = [name for name in OBJECTIVES if not name.startswith(("replace_spans_", "span_corruption_"))]

@@ -14,7 +14,7 @@ import sys
 
 import commands
 import pytest
-import synthetic_flan  # noqa: F401
+import synthetic_flan
 from conftest import SHARED, shared_data
 from helpers import documented, harness_task
 from synthetic_records import write_all, write_lines
@@ -24,7 +24,7 @@ import t5x_lab
 from t5x_lab.papers.data_sets import T0_EVAL
 from t5x_lab.papers.gpt1.probes import BLIMP
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.exhaustive
 
 
 BYTES = "--gin.VOCABULARY=@ByteVocabulary() --gin.TransformerConfig.vocab_size=384"

@@ -105,7 +105,7 @@ def test_chance_by_hand():
     assert chance([[(4, 1)], [(2, 1)] * 3, [(1, 0)]]) == (1 / 4 + 1 / 8) / 3
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_real_records_give_what_an_independent_computation_gives(offline, own_tasks_only, tmp_path, monkeypatch, capsys):
     """RTE and MultiRC as SuperGLUE distributes them, by `t5x_lab harness`, and by `run.score` on prompts made here."""
     folder = shared_data("eval", "superglue")
@@ -163,4 +163,6 @@ def test_data_that_cannot_be_taken_are_said(data, says, own_tasks_only, tmp_path
     (tmp_path / "rte.doc").write_text("{}")
     manager = own_tasks_only(include_path=str(FOLDER))
     with pytest.raises(UserError, match=says):
-        write_task_files(str(tmp_path), manager.task_index, ["eai_eval"], [entry.format(folder=tmp_path) for entry in data], NAME_PREFIX)
+        write_task_files(
+            str(tmp_path), manager.task_index, ["eai_eval"], [entry.format(folder=tmp_path) for entry in data], NAME_PREFIX
+        )

@@ -113,7 +113,7 @@ def test_padding_of_an_encoder_decoders_batch_counts_for_nothing():
     assert_close(ensemble.loss(params, padded).loss, ensemble.loss(params, bare).loss)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_run_directories_are_asked_together(tmp_path, capsys):
     """Text for text as from the mean of the members' logits; of an encoder-decoder and a decoder, and on two devices."""
     directories = []

@@ -146,7 +146,7 @@ def files(run):
     return {str(path.relative_to(run)): path.read_text() for path in sorted(pathlib.Path(run, "evals").rglob("*.json"))}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_list_of_evaluations_survives_kills_and_equals_eval(folder):
     """Two kills, with a process that follows: each file is that of an uninterrupted run, to the byte; so are `eval`'s."""
     run = lambda *argv, **more: commands.run(*argv, environment=commands.ON_ONE_DEVICE, **more)
@@ -185,7 +185,7 @@ def test_a_list_of_evaluations_survives_kills_and_equals_eval(folder):
     assert {name: again[name] for name in whole if name in again} == {name: whole[name] for name in whole if name in again}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_two_processes_measure_what_one_does(folder):
     """Losses, metrics of texts that beams write, rankings and one's own; files are written once, by the first."""
     train = [*RUN, "--gin_file=evals.gin", "--gin.TRAIN_STEPS=4", "--gin.EVAL_PERIOD=4", "--gin.DATA_SHARDS=2"]
@@ -208,7 +208,7 @@ def test_two_processes_measure_what_one_does(folder):
     assert texts[0] == texts[1]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_best_checkpoints_by_two_evaluations_and_metrics_that_fail_or_are_texts(folder, capsys):
     said = [
         *TRAIN, "--gin_file=more.gin", "--gin.MODEL_DIR=run", "--gin.TRAIN_STEPS=5", "--gin.EVAL_PERIOD=1",
@@ -427,7 +427,9 @@ def test_what_waits_for_a_metric_that_never_comes_is_told(tmp_path, capsys):
     idle, beside, own = Own(None, "idle"), Own(dict, "beside"), Own(dict)
     idle.prepare, beside.period = (lambda model: None), None
     make = lambda metric: evaluate.Evaluations([idle, beside, own], Model(), str(tmp_path), False, watched={metric: "THE RULE"})
-    with pytest.raises(UserError, match='THE RULE is "idle/all/x", but the evaluation "idle" has no results: none of its tasks has metrics'):
+    with pytest.raises(
+        UserError, match='THE RULE is "idle/all/x", but the evaluation "idle" has no results: none of its tasks has metrics'
+    ):
         make("idle/all/x")
     make("own/all/x")
     assert capsys.readouterr().err == ""

@@ -290,7 +290,9 @@ def test_logits_and_greedy_tokens_equal_transformers_in_both_directions(kind, tm
     rounding = dict(atol=1e-7) if kind == "gemma2" else {}  # its scales are stored as what they differ from 1
     equal_trees(load_params(place, sharded.abstract_params, sharded.model.axes), params, **rounding)
     read = huggingface.read_config(tmp_path / "again")[1]
-    assert {n: s.shape for n, s in network_parts(read).items()} == {n: s.shape for n, s in network_parts(model.config.network).items()}
+    assert {n: s.shape for n, s in network_parts(read).items()} == {
+        n: s.shape for n, s in network_parts(model.config.network).items()
+    }
 
     # Greedy generation.
     prompt = np.random.default_rng(2).integers(2, 64, (2, 6))

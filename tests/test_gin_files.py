@@ -103,7 +103,10 @@ BOUND = pathlib.Path(ROOT.parent / "shared" / "facts" / "t5x_bindings.md")
         ("train_eval/utils.DatasetConfig.batch_size = 8", "T5X's DatasetConfig.batch_size is BATCH_SIZE here."),
         ("partitioning.PjitPartitioner.num_partitions = 2", 'is MESH here: "data=-1,tensor=4" for 4 partitions.'),
         ("Adafactor.step_offset = 0", "T5X's Adafactor.step_offset is LearningRate.step_offset here."),
-        ("SaveCheckpointConfig.dtype = 'float32'", "T5X's SaveCheckpointConfig.dtype has no equivalent: parameters are float32"),
+        (
+            "SaveCheckpointConfig.dtype = 'float32'",
+            "T5X's SaveCheckpointConfig.dtype has no equivalent: parameters are float32",
+        ),
         ("trainer.Trainer.num_microbatches = 2", "T5X's Trainer.num_microbatches is MICROBATCHES here."),
         ("utils.create_learning_rate_scheduler.factors = 'constant'", "is LearningRate here: with the same factors"),
         ("SentencePieceVocabulary.sentencepiece_model_file = 'x'", "is SentencePieceVocabulary.path here"),
@@ -198,7 +201,11 @@ def test_a_wrong_activation_is_a_sentence(name, expression, says):
 @pytest.mark.parametrize(
     "name, body, says",
     [
-        ("number", "return 3", "RunConfig.optimizer is 3. It must be an optimizer, with learning_rate and make. Bind an instance with parentheses"),
+        (
+            "number",
+            "return 3",
+            "RunConfig.optimizer is 3. It must be an optimizer, with learning_rate and make. Bind an instance with parentheses",
+        ),
         (
             "no_optax",
             "return Optax(7, lambda step: 0.1)",

@@ -6,7 +6,7 @@ import pathlib
 import commands
 import numpy as np
 import pytest
-from helpers import documented
+from helpers import documented, exhaustive
 from runs_of_text import FULL_LM, PREFIX_LM, PREFIX_LM_ED, SPANS, flags, losses
 
 import t5x_lab
@@ -29,17 +29,17 @@ LSTM = ["--gin.LstmConfig.vocab_size=384", "--gin.LstmConfig.emb_dim=32", "--gin
         ("causal_decoder", "sotu_span_corruption", SPANS),
         ("prefix_decoder", "sotu_prefix_lm_objective_decoder_architecture", PREFIX_LM),
         ("prefix_decoder", "sotu_span_corruption", SPANS),
-        ("encoder_decoder", "sotu_prefix_lm_objective_encoder_decoder_architecture", PREFIX_LM_ED),
+        exhaustive("encoder_decoder", "sotu_prefix_lm_objective_encoder_decoder_architecture", PREFIX_LM_ED),
         ("encoder_decoder", "sotu_span_corruption", SPANS),
-        ("encoder_decoder", "sotu_bert_style", TEXT("bert_style") + INPUTS),
-        ("shared_stacks", "sotu_mass_style", TEXT("mass_style") + INPUTS),
-        ("prefix_decoder", "sotu_deshuffling", TEXT("deshuffling") + INPUTS),
-        ("encoder_decoder", "sotu_replace_spans", TEXT("replace_spans") + INPUTS),
-        ("rotary_decoder", "sotu_drop_tokens", TEXT("drop_tokens") + INPUTS),
+        exhaustive("encoder_decoder", "sotu_bert_style", TEXT("bert_style") + INPUTS),
+        exhaustive("shared_stacks", "sotu_mass_style", TEXT("mass_style") + INPUTS),
+        exhaustive("prefix_decoder", "sotu_deshuffling", TEXT("deshuffling") + INPUTS),
+        exhaustive("encoder_decoder", "sotu_replace_spans", TEXT("replace_spans") + INPUTS),
+        exhaustive("rotary_decoder", "sotu_drop_tokens", TEXT("drop_tokens") + INPUTS),
         ("encoder_decoder", "sotu_ul2", TEXT("ul2") + INPUTS),
-        ("encoder", "sotu_masked_lm", TEXT("masked_lm") + INPUTS),
-        ("gpt1", "sotu_full_lm", TEXT("full_lm") + FULL_LM[1:]),
-        ("lstm", "sotu_prefix_lm", [*TEXT("prefix_lm"), '--gin.TASK_FEATURE_LENGTHS={"targets": 63}', *LSTM]),
+        exhaustive("encoder", "sotu_masked_lm", TEXT("masked_lm") + INPUTS),
+        exhaustive("gpt1", "sotu_full_lm", TEXT("full_lm") + FULL_LM[1:]),
+        exhaustive("lstm", "sotu_prefix_lm", [*TEXT("prefix_lm"), '--gin.TASK_FEATURE_LENGTHS={"targets": 63}', *LSTM]),
     ],
 )  # fmt: skip
 def test_every_architecture_and_objective_learns_from_real_text(architecture, task, data):
@@ -72,6 +72,7 @@ def test_a_budget_of_tokens_ends_training_at_the_first_step_that_spends_it():
     assert tokens[-1] >= 7000 > tokens[-2] and tokens == sorted(tokens)
 
 
+@pytest.mark.exhaustive
 def test_the_tutorial_works_as_it_is_written():
     """docs/your_own.md: its module and gin file, in an empty directory with a text; trained, resumed, counted."""
     pathlib.Path("my_tasks.py").write_text(documented("your_own.md", "seqio.TaskRegistry.add"))
@@ -92,6 +93,7 @@ def test_the_tutorial_works_as_it_is_written():
     assert changed.returncode == 2 and "was trained with OBJECTIVE" in changed.stderr, changed.stderr
 
 
+@pytest.mark.exhaustive
 def test_tokens_are_counted_for_each_task_of_a_mixture():
     with open("mixed.py", "w") as file:
         file.write(
@@ -146,6 +148,7 @@ seqio.MixtureRegistry.add("my_mixture", [("my_words", 3.0), ("sotu_span_corrupti
 """
 
 
+@pytest.mark.exhaustive
 def test_a_users_own_task_and_mixture_with_rates(tmp_path):
     (tmp_path / "my_tasks.py").write_text(MY_TASKS)
     (tmp_path / "words.txt").write_text("".join(f"word {n}\tnumber {n}\n" for n in range(50)))

@@ -117,7 +117,10 @@ TRAIN = [
         (["--gin.SEED=-1"], "RunConfig.seed is -1. It must be at least 0"),
         (["--gin.TRAIN_STEPS=%TRAIN_STEPS"], "RunConfig is circular. Look for a macro that is set to itself"),
         (["--gin.TransformerConfig.relpos_buckets=0"], "TransformerConfig.relpos_buckets is 0. It must be greater than zero"),
-        (["--gin.TASK_FEATURE_LENGTHS=64"], 'DataConfig.task_feature_lengths is 64. It must be a dictionary such as {"inputs": 512'),
+        (
+            ["--gin.TASK_FEATURE_LENGTHS=64"],
+            'DataConfig.task_feature_lengths is 64. It must be a dictionary such as {"inputs": 512',
+        ),
         (["--trian"], "unrecognized arguments: --trian"),
         pytest.param(
             *(["--gin.MODEL_DIR=/proc/run", "--gin.BATCH_SIZE=8"], "MODEL_DIR /proc/run cannot be written to"),
@@ -151,7 +154,10 @@ def test_a_folder_named_like_a_module_that_is_not_there_is_told(capfd):
         (["generate", "--model_dir=/nope", "--prompt=x"], "/nope does not exist. Use a run directory"),
         (["eval", "--model_dir=/nope"], "/nope is not a run directory"),
         (["inspect", "--gin_file=nope.gin"], "no gin file nope.gin"),
-        (["inspect", *TRAIN[1:], "--gin.TASK_FEATURE_LENGTHS=64"], "DataConfig.task_feature_lengths is 64. It must be a dictionary such as"),
+        (
+            ["inspect", *TRAIN[1:], "--gin.TASK_FEATURE_LENGTHS=64"],
+            "DataConfig.task_feature_lengths is 64. It must be a dictionary such as",
+        ),
         (
             ["infer", "--model_dir=x", "--input=a", "--output=b", "--gin.SPLIT=c"],
             "The examples of a file do not depend on gin. Leave the gin flags out",
@@ -203,7 +209,9 @@ def test_storage_that_fails_is_a_sentence(monkeypatch, capsys):
 
     monkeypatch.setattr("t5x_lab.cli.inspect.run", fail)
     assert main(["inspect"]) == 1
-    assert capsys.readouterr().err.startswith("t5x_lab inspect: there/file cannot be read or written: No space left on device. Fix the problem")
+    assert capsys.readouterr().err.startswith(
+        "t5x_lab inspect: there/file cannot be read or written: No space left on device. Fix the problem"
+    )
 
 
 def test_two_configurations_do_not_mix():
@@ -327,5 +335,7 @@ seqio.TaskRegistry.add("{name}", source, preprocessors=steps, output_features=fe
     files = ["--gin_file=models/causal_decoder/tiny.gin", "--gin_file=objectives/full_lm.gin"]
     assert main(["train", *files, *(f"--gin.{flag}" for flag in flags)]) == 2
     said = capsys.readouterr().err
-    assert re.search(rf"calls a stateful Python function \(.*{name}.py, line \d+\), so its position cannot be saved.*t5x_lab cache", said), said
+    assert re.search(
+        rf"calls a stateful Python function \(.*{name}.py, line \d+\), so its position cannot be saved.*t5x_lab cache", said
+    ), said
     assert not pathlib.Path("run").exists()

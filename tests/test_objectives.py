@@ -489,7 +489,12 @@ def test_what_is_too_long_for_its_row_is_cut_before_its_end_token(capsys):
         pairs, batch["encoder_input_tokens"], batch["decoder_target_tokens"], strict=True
     ):
         assert inputs_row.tolist() == padded(fit(inputs, 16), 16) and targets_row.tolist() == padded(fit(targets, 12), 12)
-    assert capsys.readouterr().err.count("Some examples have 41 tokens or more, but a row has 16. They are cut before their EOS token") == 1
+    assert (
+        capsys.readouterr().err.count(
+            "Some examples have 41 tokens or more, but a row has 16. They are cut before their EOS token"
+        )
+        == 1
+    )
     batch = next(FeatureConverter("prefix_decoder").batches(dataset, {"targets": 48}, 3).as_numpy_iterator())
     assert batch["decoder_target_tokens"][0].tolist() == fit([*long, *long], 48)
     assert batch["decoder_loss_weights"][0].tolist() == [0] * 41 + [1] * 7

@@ -153,7 +153,7 @@ def test_of_a_long_remote_run_only_what_is_new_is_copied(monkeypatch):
     real, copied, threads = epath.Path, [], set()
     monkeypatch.setattr(metrics_module.epath, "Path", lambda path: real(str(path).replace("gs://bucket", "run")))
     monkeypatch.setattr(tensorboard.epath, "Path", metrics_module.epath.Path)
-    monkeypatch.setattr(metrics_module, "PIECE_BYTES", 2000)
+    monkeypatch.setattr(metrics_module, "FILE_BYTES", 2000)
     copy = type(real(".")).copy
 
     def counted(self, to, overwrite=False):

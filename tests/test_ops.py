@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from t5x_lab import ops
 from t5x_lab.networks.positions import relative_position_bucket
 from t5x_lab.ops.attention import DiagonalBias, Mask, dot_product_attention, expand_bias, expand_mask
-from t5x_lab.ops.cross_entropy import CrossEntropy, TokenLosses, cross_entropy, cross_entropy_of_logits, compute_logits
+from t5x_lab.ops.cross_entropy import CrossEntropy, TokenLosses, compute_logits, cross_entropy, cross_entropy_of_logits
 from t5x_lab.ops.dropout import dropout
 
 

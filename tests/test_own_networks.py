@@ -253,7 +253,11 @@ def test_a_network_that_is_bound_with_parentheses_is_a_sentence():
 
 # What is wrong: the text of GOOD that is replaced, by what, and what is said.
 WRONG = {
-    "no architecture": ("architecture, vocab_size =", "kind, vocab_size =", "Net has no attribute architecture. Define it in the class or the module"),
+    "no architecture": (
+        "architecture, vocab_size =",
+        "kind, vocab_size =",
+        "Net has no attribute architecture. Define it in the class or the module",
+    ),
     "no vocab_size": ("vocab_size = ", "size = ", "Net has no attribute vocab_size. Define it in the class or the module"),
     "an unknown architecture": ('"causal_decoder"', '"causal_decodr"', 'Did you mean "causal_decoder"?'),
     "a vocabulary that is no number": ('"causal_decoder", 64', '"causal_decoder", "64"', "Net.vocab_size is '64'"),
@@ -317,7 +321,11 @@ WRONG = {
         "def prefill(self, prompt, max_tokens):\n        return 1\n\n    def logits",
         "Add the other",
     ),
-    "FLOPs that are no number": ("def logits", "def flops(self, a, b):\n        return None\n\n    def logits", "Net.flops returns None. It must return the FLOPs of one sequence"),
+    "FLOPs that are no number": (
+        "def logits",
+        "def flops(self, a, b):\n        return None\n\n    def logits",
+        "Net.flops returns None. It must return the FLOPs of one sequence",
+    ),
 }
 
 
@@ -334,7 +342,11 @@ def test_what_is_said_of_a_wrong_network(old, new, says):
 @pytest.mark.parametrize(
     "old, new, says",
     [
-        ("self._at(tokens, length - 1), ", "self({'decoder_input_tokens': tokens}), ", ".prefill returns hidden states of shape"),
+        (
+            "self._at(tokens, length - 1), ",
+            "self({'decoder_input_tokens': tokens}), ",
+            ".prefill returns hidden states of shape",
+        ),
         ("stack(hidden, axis=1), (seen", "stack(hidden, axis=1), (seen.astype(float)", "changes the shapes of its state"),
         ("jnp.stack(hidden, axis=1)", "hidden[0]", ".decode returns hidden states of shape [2, 16] for 2 rows"),
     ],

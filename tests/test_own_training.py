@@ -108,7 +108,7 @@ def test_what_is_frozen_has_no_gradient_in_the_program(frozen):
     assert temporaries[1] < temporaries[0]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_unfreezing_goes_on_in_the_middle_of_a_stage(tmp_path):
     """Stages of two steps; three steps and three more are six, to the bit."""
     gradual = ["--gin_file=optimizers/gradual_unfreezing.gin", "--gin.GradualUnfreezing.steps=2", "--gin.CHECKPOINT_PERIOD=3"]
@@ -161,7 +161,7 @@ def test_blocks_are_unfrozen_one_after_the_other(optimizer):
         ([(".*", None)], "All groups in Groups.groups are frozen. Set an optimizer"),
         ([("(", Sgd(RATE))], "which is not a valid regular expression"),
         ([(".*", Sgd)], "It must be an optimizer, such as @AdamW(), or None for frozen parameters"),
-        ([(".*", 0.1)], "Groups.groups has 0.1 for \".*\". It must be an optimizer"),
+        ([(".*", 0.1)], 'Groups.groups has 0.1 for ".*". It must be an optimizer'),
     ],
 )
 def test_what_is_said_of_wrong_groups(groups, says):
@@ -241,7 +241,10 @@ def test_losses_add_over_microbatches_and_a_mesh_and_may_stand_alone():
     "losses, says",
     [
         ({"mine": lambda network, hidden, batch, weights: weights}, 'The loss "mine" returns float32 [2, 3]'),
-        ({"mine": lambda network, hidden, batch, weights: jnp.sum(weights > 0)}, "It must return a float scalar, the sum over tokens"),
+        (
+            {"mine": lambda network, hidden, batch, weights: jnp.sum(weights > 0)},
+            "It must return a float scalar, the sum over tokens",
+        ),
         ({"mine": lambda network, hidden: 0.0}, 'The loss "mine" fails: TypeError: '),
         ({"mine": lambda network, hidden, batch, weights: None}, 'The loss "mine" returns None. It must return a float scalar'),
         ({"mine": 0.1}, "must be a function of (network, hidden, batch, weights)"),
@@ -354,7 +357,10 @@ def test_what_is_said_of_wrong_hooks():
         (lambda: check_hooks([Told]), "HOOKS has the class Told. Bind an instance with parentheses: @Told()"),
         (lambda: check_hooks([3]), "HOOKS has 3, which has none of the methods of a hook: on_start, on_step"),
         (lambda: trained(Sgd(RATE), steps=1, hooks=[Shapes()]), "for the statistic 'all'. It must be a scalar"),
-        (lambda: trained(Sgd(RATE), steps=1, hooks=[Taken()]), 'A statistic of the hook Taken has the name "loss", which is a built-in metric'),
+        (
+            lambda: trained(Sgd(RATE), steps=1, hooks=[Taken()]),
+            'A statistic of the hook Taken has the name "loss", which is a built-in metric',
+        ),
         (lambda: trained(Sgd(RATE), steps=1, hooks=[Norms(1), Norms(1)]), "which another hook has, too"),
         (lambda: begun([Early()]), "The hook Early fails in on_start: "),
         (lambda: check_hooks([Often()]), "The hook Often has the period 0"),
@@ -419,7 +425,7 @@ def test_the_average_of_the_weights_follows_its_formula(mesh):
     assert not np.array_equal(*(flat_names(tree)["logits_dense/kernel"] for tree in (state.params, state.average)))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_keeps_evaluates_saves_and_loads_its_average():
     decay = "--gin.AVERAGE_DECAY=0.5"
     argv = flags("causal_decoder", FULL_LM, "run", 4, decay, "--gin.EVAL_PERIOD=4", "--gin.DataConfig.eval_steps=2")

@@ -31,7 +31,9 @@ def test_a_directory_is_owned_while_the_block_runs(tmp_path, impatient):
         first = json.loads((tmp_path / OWNER).read_text())
         with pytest.MonkeyPatch.context() as other:
             other.setattr(owner.Owner, "is_this_process", lambda self: False)  # seen from a process beside it
-            with pytest.raises(UserError, match=rf"belongs to process {first['process']} on .*Choose another MODEL_DIR"):
+            with pytest.raises(
+                UserError, match=rf"Process {first['process']} on .* is training in MODEL_DIR .*Choose another MODEL_DIR"
+            ):
                 owned(str(tmp_path)).__enter__()
         while json.loads((tmp_path / OWNER).read_text())["beat"] < 2:
             pass
@@ -114,7 +116,7 @@ def test_of_two_who_write_at_once_into_an_object_store_the_later_one_stays(tmp_p
         first.take()
     (tmp_path / OWNER).unlink()
     monkeypatch.setattr(owner.time, "sleep", lambda seconds: None)
-    assert first._thread is None
+    assert first._heartbeat is None
     second = remote()
     second.take()
     assert json.loads((tmp_path / OWNER).read_text())["process"] == second._owner.process

@@ -186,7 +186,9 @@ def test_what_cannot_be_asked_is_a_sentence(tmp_path):
         with pytest.raises(UserError, match=says):
             ProbeEvaluation(probes=(Acceptability(),)).prepare(run)
     run = t5x_lab.from_gin(["models/decoder/tiny.gin"], MODEL)
-    with pytest.raises(UserError, match='Evaluation "probes": The location of the records of the data set "glue/sst2" is not set'):
+    with pytest.raises(
+        UserError, match='Evaluation "probes": The location of the records of the data set "glue/sst2" is not set'
+    ):
         ProbeEvaluation(probes=(Sentiment(),)).prepare(run)
     with pytest.raises(UserError, match="Set probes with different names"):
         ProbeEvaluation(probes=(Sentiment(), Sentiment())).prepare(run)

@@ -8,6 +8,7 @@ import commands
 import numpy as np
 import pytest
 from etils import epath
+from helpers import exhaustive
 from runs_of_text import FULL_LM, flags, losses
 
 from t5x_lab.checkpoints.layout import read_info
@@ -71,6 +72,7 @@ def test_two_processes_work_like_one(capsys):
     assert "\t" not in second
 
 
+@pytest.mark.exhaustive
 def test_ctrl_c_in_one_of_two_processes_saves_and_stops_both():
     """It becomes a SIGTERM, which JAX tells the other process."""
     processes = start_two_processes("two", 100_000, "--gin.CHECKPOINT_PERIOD=100000")
@@ -81,7 +83,7 @@ def test_ctrl_c_in_one_of_two_processes_saves_and_stops_both():
     assert int(saved) == max(losses("two"))
 
 
-@pytest.mark.parametrize("killed", [0, 1])
+@pytest.mark.parametrize("killed", [0, exhaustive(1)])
 def test_a_process_that_dies_ends_the_other_with_a_message(killed):
     """Process 0 leads, process 1 follows; neither waits for the other's ghost."""
     processes = start_two_processes("two", 100_000, "--gin.CHECKPOINT_PERIOD=5")
@@ -92,6 +94,7 @@ def test_a_process_that_dies_ends_the_other_with_a_message(killed):
     assert "lost another process of this run" in log or "coordination service" in log.lower(), log
 
 
+@pytest.mark.exhaustive
 def test_a_process_that_waits_for_long_says_for_what_and_ends():
     """The other one lives, and does something else."""
     pathlib.Path("sleeping.py").write_text(

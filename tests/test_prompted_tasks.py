@@ -13,7 +13,7 @@ import seqio
 import t5.data.preprocessors
 import tensorflow as tf
 from conftest import shared_data
-from helpers import set_max_separate_tasks
+from helpers import exhaustive, set_max_separate_tasks
 
 import t5x_lab
 from t5x_lab.checkpoints.layout import finished_steps
@@ -288,7 +288,7 @@ def ranking_run(folder, prompts_gin, architecture="decoder"):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", ["decoder", "t5_1_1"])
+@pytest.mark.parametrize("architecture", ["decoder", exhaustive("t5_1_1")])
 def test_t0_evals_accuracy_equals_an_independent_computation(architecture, tmp_path):
     """RTE with all of promptsource's prompts: sums of log-probabilities from `run.logits`, end tokens in, argmax, median."""
     folder, templates = shared_data("eval", "superglue", "RTE"), shared_data("prompts", "promptsource_templates")

@@ -12,7 +12,7 @@ from helpers import documented
 from t5x_lab.observe.metrics import read_metrics
 from t5x_lab.papers.data_sets import T0_TRAIN
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.exhaustive
 SMALL = [
     "--gin.VOCABULARY=@ByteVocabulary()", "--gin.TransformerConfig.vocab_size=384", "--gin.TransformerConfig.emb_dim=16",
     "--gin.TransformerConfig.num_heads=2", "--gin.TransformerConfig.head_dim=8", "--gin.TransformerConfig.mlp_dim=32",

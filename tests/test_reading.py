@@ -12,6 +12,7 @@ import pytest
 import seqio
 import tensorflow as tf
 from etils import epath
+from helpers import exhaustive
 from runs_of_text import flags
 
 import t5x_lab
@@ -134,7 +135,9 @@ def test_storage_that_fails_for_one_shard_does_not_split_a_text_in_two_ways(tmp_
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "sizes, shards", [((10, 10, 10, 5_000), 4), ((1_257,) * 4, 4), ((40,), 4), ((3,), 16), ((7, 90, 2), 4)], ids=str
+    "sizes, shards",
+    [((10, 10, 10, 5_000), 4), ((1_257,) * 4, 4), exhaustive((40,), 4), exhaustive((3,), 16), ((7, 90, 2), 4)],
+    ids=str,
 )
 def test_every_document_is_drawn_alike(sizes, shards, tmp_path):
     """Of whole epochs each document comes once an epoch; of shards that do not divide the documents, once on average."""
@@ -148,7 +151,7 @@ def test_every_document_is_drawn_alike(sizes, shards, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shards", [4, 16])
+@pytest.mark.parametrize("shards", [4, exhaustive(16)])
 def test_a_tiny_task_keeps_its_rate_and_each_shard_reads_it_in_an_order_of_its_own(shards, tmp_path):
     with registered(
         dict(tasks=[("tiny", 1.0), ("large", 1.0)]),
@@ -229,7 +232,7 @@ def test_text_files_are_split_by_documents_and_each_is_parsed_once(kind, tmp_pat
     assert source.num_input_examples("train") == 500
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_text_that_changed_is_named_and_the_way_on_is_a_line(tmp_path, monkeypatch, capsys):
     """Between two runs of a directory; a copy of the text with other times is the same text."""
     monkeypatch.chdir(tmp_path)

@@ -33,21 +33,21 @@ from t5x_lab.observe.metrics import read_metrics
 from t5x_lab.observe.owner import OWNER, Owner
 from t5x_lab.report.charts import (
     COLORS,
-    MOST_CHARTS,
-    MOST_LINES,
+    MAX_CHARTS,
+    MAX_LINES,
     Axes,
-    charts_of_evaluations,
-    charts_of_statistics,
-    charts_of_training,
-    color_of,
+    evaluation_charts,
+    pick_color,
+    statistics_charts,
+    training_charts,
 )
-from t5x_lab.report.commands import commands_of
-from t5x_lab.report.differences import differences, referred
-from t5x_lab.report.facts import duration, facts_of
-from t5x_lab.report.figures import figures
-from t5x_lab.report.page import names_of, write_report
-from t5x_lab.report.results import spread
-from t5x_lab.report.run_directory import read_run, settings_of
+from t5x_lab.report.commands import next_commands
+from t5x_lab.report.differences import find_differences, referenced_settings
+from t5x_lab.report.facts import duration, summarize_runs
+from t5x_lab.report.figures import make_figures
+from t5x_lab.report.page import short_names, write_report
+from t5x_lab.report.results import select_evenly
+from t5x_lab.report.run_directory import parse_settings, read_run
 from t5x_lab.report.time_spent import is_start, time_spent
 from t5x_lab.runs.config.gin_config import GinConfig
 
@@ -126,7 +126,7 @@ def test_settings_are_those_that_gin_reads():
     bindings = ['MODEL_DIR = "run"', "VOCABULARY = @ByteVocabulary()", 'TASK_FEATURE_LENGTHS = {"inputs": 512, "targets": 114}']
     files = ["models/t5_1_1/tiny.gin", "objectives/span_corruption.gin", "runs/pretrain.gin"]
     text = GinConfig(files, [*bindings, "TRAIN_STEPS = 5", f"EVALS = ({'@LossEvaluation(), ' * 9})"]).text
-    found = settings_of(text)
+    found = parse_settings(text)
     parsed = {}
     parser = gin.config_parser.ConfigParser(text, _Delegate())
     for statement in parser:
@@ -171,14 +171,14 @@ def test_time_is_told_apart():
     assert "128 processed" in report("resumed")  # though the first line does not say how many were before
     assert time_spent(Columns(np.array([1]), {"loss": np.array([1.0])})) is None
     run = read_run("run")  # whose first steps say nothing of speed
-    (speed,) = (chart for chart in charts_of_training([run], ["run"], Axes([run])).drawn if chart.title == "tokens per second")
+    (speed,) = (chart for chart in training_charts([run], ["run"], Axes([run])).drawn if chart.title == "tokens per second")
     of = speed.lines[0].curve
     assert of.steps[np.isfinite(of.mean)].tolist() == [2, 3, 4, 6, 7]
     assert np.flatnonzero(np.isnan(of.mean)).tolist() == [3, 4]  # broken between the processes, where the band is nothing
     assert of.low[3:5].tolist() == of.high[3:5].tolist() == of.mean[[2, 5]].tolist()
     assert all(x[3] == x[2] and x[4] == x[5] for x in speed.lines[0].x.values())
     assert "it is broken where training was started again" in text_of(report("run"))
-    assert facts_of([run])["of it"] == [
+    assert summarize_runs([run])["of it"] == [
         "3.9% in steps (2.0% waiting for data), 1.6% between them (evaluations, checkpoints), "
         "16.4% starting and compiling, 78.1% between processes (a restart)"
     ]
@@ -339,16 +339,16 @@ def test_several_runs_are_laid_over_each_other(capsys):
     make_run("two/run", lines[:10], configs[1], {**FACTS, "num_parameters": 5000})
     make_run("old", lines[:5], "")
     runs = [read_run(path) for path in ("one/run", "two/run", "old")]
-    assert differences(runs) == {"A.b": ["1", "2", None], "C.d": [None, "(1, 2)", None]}
-    assert names_of(runs) == ["one/run", "two/run", pathlib.Path("old").absolute().parent.name + "/old"]
-    assert names_of(runs[:2]) == ["one/run", "two/run"] and names_of(runs[2:]) == ["old"]
-    assert facts_of(runs)["model"] == ["causal_decoder, 4,776 parameters", "causal_decoder, 5,000 parameters", ""]
+    assert find_differences(runs) == {"A.b": ["1", "2", None], "C.d": [None, "(1, 2)", None]}
+    assert short_names(runs) == ["one/run", "two/run", pathlib.Path("old").absolute().parent.name + "/old"]
+    assert short_names(runs[:2]) == ["one/run", "two/run"] and short_names(runs[2:]) == ["old"]
+    assert summarize_runs(runs)["model"] == ["causal_decoder, 4,776 parameters", "causal_decoder, 5,000 parameters", ""]
     for words in (["one/run", "two/run", "old", "--output=pages/all.html"], ["old", "--output=pages"], ["old", "one/run"]):
         assert main(["report", *words]) == 0
     assert capsys.readouterr().out == "pages/all.html\npages/report.html\nold/compared.html\n"
     said = text_of(pathlib.Path("pages/all.html").read_text())
     assert "A.b 1 2 –" in said and "a loss 4.6 – –" in said and "one/run, step 40 two/run" in said
-    assert f"Without config.gin, and not compared: {names_of(runs)[2]}." in said and "Nothing but the directory" not in said
+    assert f"Without config.gin, and not compared: {short_names(runs)[2]}." in said and "Nothing but the directory" not in said
     assert "over steps tokens time one/run two/run" in said  # FLOPs are not known of all
 
 
@@ -365,31 +365,31 @@ def test_axes_count_from_where_a_run_began():
     x = axes.x(run, np.array([1000, 1001, 1020, 1040]))
     assert x["flops"].tolist() == [0, 1000, 20_000, 40_000] and x["tokens"].tolist() == [0, 64, 1280, 2560]
     assert x["time"] == pytest.approx([0, 0.1, 2.0, 4.0]) and axes.names["time"] == "seconds since the run began"
-    (spread_of,) = charts_of_statistics([run], ["run"], axes).drawn
+    (spread_of,) = statistics_charts([run], ["run"], axes).drawn
     assert spread_of.title == "spread" and spread_of.lines[0].curve.mean[-1] == 4.0
-    assert facts_of([run])["FLOPs"] == ["4e+04, forward and backward"]
+    assert summarize_runs([run])["FLOPs"] == ["4e+04, forward and backward"]
     carried = [{**line, "tokens_processed": 9_000 + line["tokens_processed"]} for line in lines]  # with the step
     carried = read_run(make_run("carried", carried, facts=FACTS))
     assert Axes([carried]).x(carried, np.array([1000, 1020]))["tokens"].tolist() == [0, 1280]
-    assert facts_of([carried])["tokens"] == ["2,560 processed, padding excluded"]
+    assert summarize_runs([carried])["tokens"] == ["2,560 processed, padding excluded"]
     assert "what hooks and losses of one's own measure" in html.unescape(report("run"))
 
 
 def test_hundreds_of_tasks_have_tables_and_few_charts():
     tasks = [{"step": step, "split": f"many/{number}", "score": number / step} for step in (1, 2) for number in range(70)]
     runs = [read_run(make_run(name, [step_line(1), step_line(2), *tasks], facts=FACTS)) for name in ("one", "two")]
-    charts = charts_of_evaluations(runs, ["one", "two"], Axes(runs))
-    assert (len(charts["many"].drawn), charts["many"].left_out) == (MOST_CHARTS, 70 - MOST_CHARTS)
+    charts = evaluation_charts(runs, ["one", "two"], Axes(runs))
+    assert (len(charts["many"].drawn), charts["many"].left_out) == (MAX_CHARTS, 70 - MAX_CHARTS)
     page = report("one", "two")
-    assert page.count("<tr><td>") >= 70 and f"Without {70 - MOST_CHARTS} more charts." in page
-    (chart,) = charts_of_evaluations(runs[:1], ["one"], axes := Axes(runs[:1]))["many"].drawn
+    assert page.count("<tr><td>") >= 70 and f"Without {70 - MAX_CHARTS} more charts." in page
+    (chart,) = evaluation_charts(runs[:1], ["one"], axes := Axes(runs[:1]))["many"].drawn
     beside = [make_run("beside", [step_line(1), step_line(40), *EVALUATED], facts=FACTS)]
     (alone,) = map(read_run, beside)
-    of_train = charts_of_training([alone], ["one"], axes).drawn[0].lines
-    of_eval = charts_of_evaluations([alone], ["one"], axes)["eval"].drawn[0].lines
-    assert [line.color for line in of_train[1:]] == [line.color for line in of_eval] == [color_of(1), color_of(2)]
-    assert (len(chart.lines), chart.left_out) == (MOST_LINES, 70 - MOST_LINES)
-    assert len({line.color for line in chart.lines}) == MOST_LINES and color_of(3) == COLORS[3]
+    of_train = training_charts([alone], ["one"], axes).drawn[0].lines
+    of_eval = evaluation_charts([alone], ["one"], axes)["eval"].drawn[0].lines
+    assert [line.color for line in of_train[1:]] == [line.color for line in of_eval] == [pick_color(1), pick_color(2)]
+    assert (len(chart.lines), chart.left_out) == (MAX_LINES, 70 - MAX_LINES)
+    assert len({line.color for line in chart.lines}) == MAX_LINES and pick_color(3) == COLORS[3]
 
 
 def test_many_steps_make_a_page_no_larger_than_some():
@@ -397,7 +397,7 @@ def test_many_steps_make_a_page_no_larger_than_some():
     for number in (1_000, 20_000):
         sizes.append(len(report(make_run(f"run{number}", [step_line(step) for step in range(1, number + 1)], facts=FACTS))))
     assert sizes[1] < 1.05 * sizes[0]
-    assert spread(range(1000), 8) == [0, 143, 285, 428, 571, 714, 856, 999] and spread([3, 4], 8) == [3, 4]
+    assert select_evenly(range(1000), 8) == [0, 143, 285, 428, 571, 714, 856, 999] and select_evenly([3, 4], 8) == [3, 4]
 
 
 def test_what_a_comparison_says_is_of_the_steps_that_it_names():
@@ -408,11 +408,11 @@ def test_what_a_comparison_says_is_of_the_steps_that_it_names():
     two = make_run("two", [step_line(1), step_line(40), *EVALUATED[:2]], config.format(0.0, "0.0"), FACTS)
     write_json(epath.Path("one/references.json"), {"accuracy": {"of BERT": 0.5, "true": True}, "loss": {"unigram": 6.0}})
     runs = [read_run(one), read_run(two)]
-    assert differences(runs) == {"B.rate": ["0.1", "0.0"], "DROPOUT_RATE": ["0.1", "0.0"]}
-    assert facts_of(runs)["objective"] == ["the task's own"] * 2
-    assert facts_of(runs)["evaluated"][0].startswith("at step 40: a 4.600 (perplexity 99.5), b")
-    assert facts_of(runs)["evaluated"][0].endswith("; at step 20: c 2.000 (perplexity 7.4)")
-    charts = charts_of_training(runs, ["one", "two"], Axes(runs)).drawn
+    assert find_differences(runs) == {"B.rate": ["0.1", "0.0"], "DROPOUT_RATE": ["0.1", "0.0"]}
+    assert summarize_runs(runs)["objective"] == ["the task's own"] * 2
+    assert summarize_runs(runs)["evaluated"][0].startswith("at step 40: a 4.600 (perplexity 99.5), b")
+    assert summarize_runs(runs)["evaluated"][0].endswith("; at step 20: c 2.000 (perplexity 7.4)")
+    charts = training_charts(runs, ["one", "two"], Axes(runs)).drawn
     assert {chart.title: chart.references for chart in charts if chart.references} == {
         "loss of training, nats per token": {"unigram": 6.0}, "accuracy of the next token": {"of BERT": 0.5},
     }  # fmt: skip
@@ -426,10 +426,10 @@ def test_steps_that_were_not_finite_are_marked():
         lines[step - 1] |= {"loss": None, "grad_norm": None}
     lines[5]["grad_norm"] = None
     run = read_run(make_run("run", lines, "BAD_STEPS = 1\n", FACTS))
-    (line,) = charts_of_training([run], ["run"], Axes([run])).drawn[0].lines
+    (line,) = training_charts([run], ["run"], Axes([run])).drawn[0].lines
     assert line.bad["step"].tolist() == [4, 6, 9, 10] and line.bad["tokens"].tolist() == [256, 384, 576, 640]
     np.testing.assert_allclose(line.bad["mean"], [np.mean([3, 11 / 5]), 2, 1.75, 1.75])
-    assert facts_of([run])["loss of training"] == ["7.000 at first, 1.750 at step 8, not finite at last"]
+    assert summarize_runs([run])["loss of training"] == ["7.000 at first, 1.750 at step 8, not finite at last"]
     said = text_of(report("run"))
     assert "Crosses are steps" in said and "diverged the loss of step 10 was not finite." in said
     for name, last, state in (("gradient", {"grad_norm": None}, "diverged the gradient of step 2"), ("none", {}, "stopped")):
@@ -458,7 +458,7 @@ def test_damaged_files_are_named():
     pathlib.Path("run/run.json").write_text("[1]")
     assert "run.json" in read_run(run).damaged
     zero = make_run("zero", [step_line(1, seconds=0.0), step_line(2, seconds=0.0)])
-    assert "of it" not in facts_of([read_run(zero)])
+    assert "of it" not in summarize_runs([read_run(zero)])
 
 
 def test_files_that_nobody_should_have_written_have_a_page(capsys):
@@ -479,9 +479,7 @@ def test_files_that_nobody_should_have_written_have_a_page(capsys):
     assert "The page cannot be written to memory://page.html" in capsys.readouterr().err
 
 
-_VALUE = st.one_of(
-    st.none(), st.floats(-1e3, 1e3), st.integers(-3, 10**9), st.booleans(), st.text(max_size=3), st.just([1])
-)
+_VALUE = st.one_of(st.none(), st.floats(-1e3, 1e3), st.integers(-3, 10**9), st.booleans(), st.text(max_size=3), st.just([1]))
 _LINE = st.dictionaries(st.sampled_from([*step_line(1), "mine"]), _VALUE, max_size=6)  # what is not as it should be
 _RUN = st.tuples(
     st.lists(st.tuples(st.integers(1, 60), st.sampled_from(["train", "train", "eval/a", "eval/b"]), _LINE), max_size=12),
@@ -532,7 +530,7 @@ def test_evaluations_of_every_task_and_step_are_found():
     write_json(epath.Path("named/evals/probe_2/1.json"), {"results": {"a": {"loss": 1.0}}})
     assert read_run("named").evaluations.keys() == {"probe/a", "probe_2/a"}
     twice = [*lines, *EVALUATED[2:3], {**EVALUATED[2], "split": "average/a", "loss": 2.0}]
-    assert facts_of([read_run(make_run("twice", twice, facts=FACTS))])["evaluated"] == [
+    assert summarize_runs([read_run(make_run("twice", twice, facts=FACTS))])["evaluated"] == [
         "at step 40: average/a 2.000 (perplexity 7.4), eval/a 4.600 (perplexity 99.5)"
     ]
 
@@ -555,7 +553,7 @@ def test_results_of_steps_that_were_lost_are_left_out():
     assert "no metrics of training, but of evaluations" in text_of(report(alone))
     axes = Axes([read_run("run"), read_run(alone)])
     assert list(axes.names) == ["step"]  # tokens and FLOPs are not known of both
-    assert "FLOPs" not in facts_of([read_run(alone)])
+    assert "FLOPs" not in summarize_runs([read_run(alone)])
 
 
 def test_a_run_that_was_killed_on_this_machine_is_not_in_training():
@@ -582,11 +580,11 @@ def test_differences_are_of_what_is_referred_to():
         "a/LearningRate.factors": "'x'", "optim.LearningRate.steps": "1", "b/LearningRate.factors": "'y'", "Sgd.rate": "%RATE",
         "RATE": "2",
     }  # fmt: skip
-    assert bound.keys() - referred(bound) == {"b/LearningRate.factors", "Sgd.rate", "RATE"}
+    assert bound.keys() - referenced_settings(bound) == {"b/LearningRate.factors", "Sgd.rate", "RATE"}
     config = "RunConfig.a = @A()\nA.b = %X\nX = {}\nY = 3\nSgd.rate = {}\nC.d = {!r}\n"
     one = make_run("one", [step_line(1)], config.format("%Y", 1, "a  b"))
     two = make_run("two", [step_line(1)], config.format("3", 2, "a b"))
-    assert differences([read_run(one), read_run(two)]) == {"C.d": ["'a  b'", "'a b'"], "Sgd.rate": ["1", "2"]}
+    assert find_differences([read_run(one), read_run(two)]) == {"C.d": ["'a  b'", "'a b'"], "Sgd.rate": ["1", "2"]}
     said = text_of(report(one, two, output="both.html"))
     assert "Nothing but the directory." in said and "what nothing in their configurations refers to one two C.d" in said
 
@@ -601,8 +599,8 @@ def test_colors_are_told_from_the_panels_of_both_themes():
 
     style = (pathlib.Path(t5x_lab.__file__).parent / "report" / "page.css").read_text()
     panels = re.findall(r"--panel: (#\w{6})", style)
-    assert len(panels) == 2 and len({color_of(number) for number in range(60)}) == 60
-    for color in map(color_of, range(60)):
+    assert len(panels) == 2 and len({pick_color(number) for number in range(60)}) == 60
+    for color in map(pick_color, range(60)):
         for panel in panels:
             dark, bright = sorted((brightness(color), brightness(panel)))
             assert (bright + 0.05) / (dark + 0.05) >= 3.0, (color, panel)
@@ -613,8 +611,8 @@ def test_equal_curves_are_both_seen_and_constants_are_where_they_are():
     two = make_run("two", [step_line(step, learning_rate=1e-5) for step in range(1, 41)], facts=FACTS)
     then = make_run("then", [step_line(step, loss=1.15, learning_rate=1e-5) for step in range(40, 141)], facts=FACTS)
     runs = [read_run(path) for path in (one, two, then)]
-    charts = charts_of_training(runs, ["one", "two", "then"], axes := Axes(runs)).drawn
-    plots = dict(zip((chart.title for chart in charts), figures(charts, axes, has_legends=False)))
+    charts = training_charts(runs, ["one", "two", "then"], axes := Axes(runs)).drawn
+    plots = dict(zip((chart.title for chart in charts), make_figures(charts, axes, has_legends=False)))
     lines = lambda plot: [drawn.glyph for drawn in plot.renderers if type(drawn.glyph).__name__ == "Line"]
     dashed = {title: [bool(line.line_dash) for line in lines(plot)] for title, plot in plots.items()}
     assert dashed["loss of training, nats per token"] == [False, True, False]  # the last one begins where others end
@@ -629,7 +627,7 @@ def test_commands_are_those_that_work():
         make_run(path, lines, config, FACTS | (facts or {}))
         if end:
             write_end(path, end)
-        return " ".join(command for _, command in commands_of(read_run(path)))
+        return " ".join(command for _, command in next_commands(read_run(path)))
 
     half = [step_line(step) for step in range(1, 21)]
     stops = "EARLY_STOPPING = @EarlyStopping()\n"

@@ -51,6 +51,7 @@ def test_sigterm_saves_and_exits_with_3_and_the_run_goes_on():
     assert max(losses("run")) == saved + 2
 
 
+@pytest.mark.exhaustive
 def test_parameters_go_from_a_causal_to_a_prefix_decoder_and_back(capfd):
     assert main(flags("causal_decoder", FULL_LM, "causal", 6)) == 0
     assert main(flags("prefix_decoder", PREFIX_LM, "prefix", 1, "--gin.INITIAL_CHECKPOINT_PATH=causal")) == 0
@@ -80,6 +81,7 @@ def test_parameters_go_from_a_causal_to_a_prefix_decoder_and_back(capfd):
         assert pathlib.Path("fresh/config.gin").read_text() == before, "a refused run must not change the directory"
 
 
+@pytest.mark.exhaustive
 def test_a_directory_with_parameters_alone_starts_a_run_at_its_step(capfd):
     more = ["--gin.CHECKPOINT_PERIOD=2", "--gin.SaveCheckpointConfig.keep=1"]
     assert main(flags("causal_decoder", FULL_LM, "first", 4, *more)) == 0
@@ -101,6 +103,7 @@ def test_a_directory_with_parameters_alone_starts_a_run_at_its_step(capfd):
     assert "Continuing after step 8" in capfd.readouterr().err
 
 
+@pytest.mark.exhaustive
 def test_it_is_said_from_where_the_steps_are_counted(capfd):
     assert main(flags("causal_decoder", FULL_LM, "first", 4)) == 0
     start = [*flags("causal_decoder", FULL_LM, "next", 6, "--gin.INITIAL_CHECKPOINT_PATH=first"), "--dry_run"]
@@ -138,6 +141,7 @@ def test_a_disk_that_is_full_at_the_start_is_a_sentence(size, file):
     assert not finished_steps("run") and not pathlib.Path("run/OWNER").exists()
 
 
+@pytest.mark.exhaustive
 def test_a_full_disk_stops_nothing_until_the_end_and_loses_nothing():
     """Files that may not grow beyond 4,000 bytes stand in for the disk; they may again once the run is asked to stop."""
     os.mkfifo("pipe")  # has no size, so that the log is whole
@@ -176,6 +180,7 @@ def test_what_an_extension_left_out_outlasts_a_kill_before_its_first_checkpoint(
     assert began(now - 10) == pytest.approx(-80)
 
 
+@pytest.mark.exhaustive
 def test_a_profile_is_written_and_goodput_survives_a_restart():
     """Goodput against its definition: productive seconds over all since the first start, but for the pause after an end."""
     began, ended = [], []

@@ -151,7 +151,9 @@ def test_a_name_of_ones_own_is_split_where_a_rule_says_so():
     with pytest.raises(UserError, match='by the axis "width", which has no rule'):
         jax.eval_shape(without.model.logits, without.model.abstract_params, batch)
     misspelled = ShardedModel(ModelConfig(Wide), MeshShape(1, 2, 2), jax.devices()[:4], ShardingRules({"widht": "tensor"}))
-    assert 'ShardingRules.parameters has a rule for "widht", but no parameter has this axis' in model_info(misspelled.model, misspelled.partitioner)
+    assert 'ShardingRules.parameters has a rule for "widht", but no parameter has this axis' in model_info(
+        misspelled.model, misspelled.partitioner
+    )
     short = ShardedModel(ModelConfig(tiny_config("causal_decoder")), MeshShape(1, 2, 2), jax.devices()[:4], rules)
     with pytest.raises(UserError, match=r"A network constrains an activation of shape \(2, 3\) by the axes"):
         short.partitioner.constrain(jnp.ones((2, 3)), ("batch",))

@@ -22,7 +22,7 @@ from conftest import ROOT
 import notebooks
 import reference
 from t5x_lab.cli.main import COMMANDS
-from t5x_lab.report.run_directory import settings_of
+from t5x_lab.report.run_directory import parse_settings
 from t5x_lab.runs.config.configurables import CONFIGURABLES
 
 pytestmark = pytest.mark.slow
@@ -146,7 +146,7 @@ def test_a_notebook_is_run_and_leaves_no_process(tmp_path, monkeypatch):
 
 def test_defaults_are_those_of_the_file_that_is_read_first():
     said = reference.configurables()
-    for name, value in settings_of((ROOT / "gin" / "runs" / "defaults.gin").read_text()).items():
+    for name, value in parse_settings((ROOT / "gin" / "runs" / "defaults.gin").read_text()).items():
         scope, _, name_of_row = name.rpartition("/")
         value = re.sub('^"(.*)"$', r"'\1'", value)
         row = next(line for line in said.splitlines() if line.startswith(f"| `{name_of_row}` | "))

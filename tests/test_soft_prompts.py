@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import seqio
-from helpers import random_batch, tiny_config
+from helpers import exhaustive, random_batch, tiny_config
 from runs_of_text import TINY
 
 import t5x_lab
-import t5x_lab.tasks  # noqa: F401  (registers the T5 suite)
+import t5x_lab.tasks
 from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
 from t5x_lab.data.config import DataConfig
@@ -195,7 +195,7 @@ def test_a_prompt_longer_than_inputs_is_said(tickets):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["models/t5_1_1/tiny.gin", "models/decoder/tiny.gin"])
+@pytest.mark.parametrize("model", [exhaustive("models/t5_1_1/tiny.gin"), "models/decoder/tiny.gin"])
 def test_a_soft_prompt_is_trained_kept_and_asked_alone(model, tickets, tmp_path, capsys):
     """Nothing else moves; metrics, scores of a task and of texts agree; on top of its base it is the same model."""
     needed = [

@@ -20,7 +20,7 @@ import sklearn.metrics
 import tensorflow as tf
 import tensorflow_datasets as tfds
 from conftest import ROOT, shared_data
-from helpers import set_max_separate_tasks
+from helpers import exhaustive, set_max_separate_tasks
 from synthetic_records import Words, pronoun
 from t5.data import glue_utils, mixtures
 from t5.evaluation import eval_utils
@@ -116,7 +116,7 @@ def task_of(name: str, prompts: Prompts = Prompts()) -> seqio.Task:
 
 def t5s_task(name: str, dataset: tf.data.Dataset, splits) -> seqio.Task:
     """What the `t5` library registers, on these records and in bytes."""
-    import t5.data.tasks  # noqa: F401
+    import t5.data.tasks
 
     task = seqio.TaskRegistry.get(T5S[name])
     source = seqio.FunctionDataSource(lambda split, shuffle_files, seed=None: dataset, splits=list(splits))
@@ -299,7 +299,9 @@ def test_a_mixtures_own_rates_are_sizes_and_some_may_be_left_out():
     assert less.keys() == sizes_of_t5().keys() - found.keys() - {"t5_squad", "c4_span_corruption"}
     with pytest.raises(UserError, match='"t5_glue" has no task "t5_squad" to exclude'):
         mixed("t5_glue_without_t5_squad", None)
-    with pytest.raises(UserError, match='"t5_wsc_dpr_without_t5_dpr_simple_and_t5_super_glue_wsc_simple_train" has no training task left'):
+    with pytest.raises(
+        UserError, match='"t5_wsc_dpr_without_t5_dpr_simple_and_t5_super_glue_wsc_simple_train" has no training task left'
+    ):
         mixed("t5_wsc_dpr_without_t5_dpr_simple_and_t5_super_glue_wsc_simple_train", None)
     assert not any("wnli" in task for tasks in MIXTURES.values() for task in tasks)
 
@@ -394,12 +396,28 @@ def test_a_record_that_does_not_fit_is_said(tmp_path):
         ),
         ("t5_glue_cola", {"sentence": "a", "Label": 1}, 'it has no field "label"; it has sentence, Label.'),
         ("t5_glue_stsb", {"sentence1": "a", "sentence2": "b"}, 'it has no field "label"; it has sentence1, sentence2.'),
-        ("t5_glue_cola", {"sentence": "a", "label": 2}, "the label is 2; it must be 0 to 1, or one of unacceptable, acceptable"),
+        (
+            "t5_glue_cola",
+            {"sentence": "a", "label": 2},
+            "the label is 2; it must be 0 to 1, or one of unacceptable, acceptable",
+        ),
         ("t5_glue_cola", {"sentence": "a", "label": -1}, "the label is -1, a hidden label; train and evaluate on other splits"),
         ("t5_glue_cola", {"sentence": "a", "label": 0.5}, 'the field "label" is 0.5; it must be a whole number of type int64'),
-        ("t5_glue_cola", {"sentence": "a", "label": float("nan")}, 'the field "label" is nan; it must be a whole number of type int64'),
-        ("t5_glue_cola", {"sentence": "a", "label": 1, "idx": 1 << 40}, 'the field "idx" is 1099511627776; it must be a whole number of type int32'),
-        ("t5_glue_stsb", {"sentence1": "a", "sentence2": "b", "label": float("inf")}, "is inf; it must be a number of type float32"),
+        (
+            "t5_glue_cola",
+            {"sentence": "a", "label": float("nan")},
+            'the field "label" is nan; it must be a whole number of type int64',
+        ),
+        (
+            "t5_glue_cola",
+            {"sentence": "a", "label": 1, "idx": 1 << 40},
+            'the field "idx" is 1099511627776; it must be a whole number of type int32',
+        ),
+        (
+            "t5_glue_stsb",
+            {"sentence1": "a", "sentence2": "b", "label": float("inf")},
+            "is inf; it must be a number of type float32",
+        ),
         (
             "t5_super_glue_multirc",
             {"paragraph": "", "question": "", "answer": "", "label": 1},
@@ -557,7 +575,7 @@ def from_hugging_face(pieces: pathlib.Path) -> tuple[str, list[str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("made", [from_t5x, from_hugging_face])
+@pytest.mark.parametrize("made", [from_t5x, exhaustive(from_hugging_face)])
 def test_a_published_kind_of_checkpoint_is_fine_tuned_as_with_t5x(made, tmp_path, capsys):
     """INITIAL_CHECKPOINT_PATH, runs/finetune.gin and a task of the suite; nothing else but where records lie."""
     path, flags = made(shared_data("t5_vocabulary") / "sentencepiece.model")

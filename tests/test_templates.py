@@ -154,7 +154,9 @@ def test_what_is_wrong_with_a_template_or_a_record_is_said(jinja, choices, recor
 
 
 def test_what_is_wrong_with_a_file_of_templates_is_said(tmp_path):
-    with pytest.raises(NotHere, match='There are no templates for the data set "a/b": no template folder .* has a file a/b/templates.yaml'):
+    with pytest.raises(
+        NotHere, match='There are no templates for the data set "a/b": no template folder .* has a file a/b/templates.yaml'
+    ):
         read_templates([str(tmp_path)], "a/b")
     (tmp_path / "a").mkdir()
     file = tmp_path / "a" / "templates.yaml"

@@ -12,7 +12,7 @@ from helpers import documented
 from t5x_lab.checkpoints.layout import find_checkpoint, finished_steps, read_info
 from t5x_lab.observe.metrics import read_metrics
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.exhaustive
 EIGHT = {"XLA_FLAGS": f"--xla_force_host_platform_device_count=8 {COMPILE_FAST}", "WANDB_SILENT": "true"}
 AS_DOCUMENTED = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}  # libtpu does not know those of CPUs
 

@@ -9,8 +9,8 @@ from t5x_lab.cli.flags import (
     add_model_flags,
     add_process_flags,
     chosen_step,
-    gin_config,
     connect_processes,
+    gin_config,
     model_dirs,
     print_once,
 )
@@ -21,9 +21,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add_gin_flags(parser)
     add_process_flags(parser)
     parser.add_argument(
-        "--follow", action="store_true", help="evaluate each new checkpoint until the run ends, skipping evaluations that have results"
+        "--follow",
+        action="store_true",
+        help="evaluate each new checkpoint until the run ends, skipping evaluations that have results",
     )
-    parser.add_argument("--wait_minutes", type=float, default=60.0, help="with --follow: stop if there is no new checkpoint for this time")
+    parser.add_argument(
+        "--wait_minutes", type=float, default=60.0, help="with --follow: stop if there is no new checkpoint for this time"
+    )
     parser.add_argument("--json", action="store_true", help="print a JSON object to stdout and everything else to stderr")
 
 

@@ -11,7 +11,13 @@ from t5x_lab.config.errors import UserError
 def add_gin_flags(parser: argparse.ArgumentParser) -> None:
     """Adds T5X's configuration flags."""
     group = parser.add_argument_group("configuration")
-    group.add_argument("--gin_file", action="append", default=[], metavar="FILE", help="gin file; repeatable, later files override earlier ones")
+    group.add_argument(
+        "--gin_file",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="gin file; repeatable, later files override earlier ones",
+    )
     group.add_argument("--gin.NAME=VALUE", dest="unused", default=argparse.SUPPRESS, help="gin binding; strings need no quotes")
     group.add_argument(
         "--gin_bindings", action="append", default=[], metavar="BINDING", help='binding in gin syntax: "NAME = 3"'
@@ -71,7 +77,9 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top_p", type=float, default=1.0, help="sample from the most likely tokens up to this probability")
     parser.add_argument("--seed", type=int, default=0, help="random seed of sampling")
     parser.add_argument("--beam_size", type=int, default=1, help="number of hypotheses of beam search; 1 = no beam search")
-    parser.add_argument("--beam_alpha", type=float, help="exponent of the length penalty of beam search; default: 0.6, as in T5")
+    parser.add_argument(
+        "--beam_alpha", type=float, help="exponent of the length penalty of beam search; default: 0.6, as in T5"
+    )
 
 
 def add_process_flags(parser: argparse.ArgumentParser) -> None:

@@ -11,8 +11,8 @@ from t5x_lab.cli.flags import (
     add_process_flags,
     add_sampling_flags,
     chosen_step,
-    gin_config,
     connect_processes,
+    gin_config,
     model_dirs,
     print_once,
 )

@@ -9,9 +9,7 @@ from t5x_lab.config.errors import NotSet, UserError
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", nargs="?", help="run directory or checkpoint of any format whose contents are listed")
-    parser.add_argument(
-        "--verify", action="store_true", help="read the whole checkpoint and compare it with its checksums"
-    )
+    parser.add_argument("--verify", action="store_true", help="read the whole checkpoint and compare it with its checksums")
     parser.add_argument("--model_dir", help="run directory; default: the configuration of the gin flags")
     parser.add_argument("--step", default="latest", help="step of the checkpoint, or latest")
     add_gin_flags(parser)

@@ -5,7 +5,7 @@ import sys
 
 import absl.logging
 
-from t5x_lab.cli.flags import add_gin_flags, add_process_flags, gin_config, connect_processes, print_once
+from t5x_lab.cli.flags import add_gin_flags, add_process_flags, connect_processes, gin_config, print_once
 from t5x_lab.cli.main import FAILURE, STOPPED
 
 

@@ -10,7 +10,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--task", help="task whose training text is used, instead of --input, such as sotu")
     parser.add_argument("--output", required=True, help="model file to write")
     parser.add_argument("--size", type=int, default=32_000, help="number of pieces without sentinels")
-    parser.add_argument("--model_type", default="unigram", choices=("unigram", "bpe"), help="unigram as in T5, or byte pairs as in GPT-1")
+    parser.add_argument(
+        "--model_type", default="unigram", choices=("unigram", "bpe"), help="unigram as in T5, or byte pairs as in GPT-1"
+    )
     parser.add_argument("--max_documents", type=int, default=100_000, help="maximum number of documents to read")
     parser.add_argument("--text_key", default="text", help="text field of .jsonl and TFRecord files")
     parser.add_argument(
@@ -40,7 +42,9 @@ def run(args: argparse.Namespace) -> None:
         try:
             importlib.import_module(module)
         except ImportError as error:
-            raise UserError(f"--module={module} cannot be imported: {error}. The working directory is on Python's path.") from error
+            raise UserError(
+                f"--module={module} cannot be imported: {error}. The working directory is on Python's path."
+            ) from error
     if args.size < 1 or args.max_documents < 1:
         raise UserError("--size and --max_documents must be at least 1.")
     files = TextFiles(train=args.input or "", text_key=args.text_key, clean=standardize if args.standardize else None)

@@ -152,7 +152,9 @@ def evaluation_charts(runs: Sequence[RunFiles], names: Sequence[str], axes: Axes
     order = _order(runs)
     for split in order:
         evaluation, _, task = split.partition("/")
-        for metric in dict.fromkeys(key for run in runs for series in run.evaluations.get(split, {}).values() for key in series):
+        for metric in dict.fromkeys(
+            key for run in runs for series in run.evaluations.get(split, {}).values() for key in series
+        ):
             if metric in COUNTS:
                 continue
             title = metric if len(runs) == 1 else f"{task}: {metric}"

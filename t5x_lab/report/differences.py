@@ -36,7 +36,9 @@ def referenced_settings(settings: Mapping[str, str]) -> set[str]:
     while todo:
         if (at := todo.pop()) not in reached:
             reached.add(at)
-            references = [name for of_it in by_configurable.get(at, ()) for name in re.findall(r"[@%]([\w./]+)", settings[of_it])]
+            references = [
+                name for of_it in by_configurable.get(at, ()) for name in re.findall(r"[@%]([\w./]+)", settings[of_it])
+            ]
             todo += [at.partition("/")[2], *(_without_module(name) for name in references)]
     return {name for name in settings if _configurable(name) in reached or ROOT not in by_configurable}
 

@@ -19,9 +19,9 @@ from t5x_lab.report.charts import (
     Chart,
     Charts,
     evaluation_charts,
+    pick_color,
     statistics_charts,
     training_charts,
-    pick_color,
 )
 from t5x_lab.report.commands import next_commands
 from t5x_lab.report.differences import find_differences, referenced_settings

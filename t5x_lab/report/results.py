@@ -41,8 +41,14 @@ def evaluation_tables(runs: Sequence[RunFiles], names: Sequence[str]) -> dict[st
             "columns": [name for name, _, _ in columns],
             "rows": rows,
             "steps_left_out": len(measured[0]) - len(columns) if len(runs) == 1 else 0,
-            "written": [{"name": f"{name}, step {max(by_step):,}", "text": by_step[max(by_step)]} for name, by_step in written if by_step],
-            "failures": [f"{name}step {max(by_step):,}: {why}" for name, by_step in failures if by_step for why in by_step[max(by_step)]],
+            "written": [
+                {"name": f"{name}, step {max(by_step):,}", "text": by_step[max(by_step)]}
+                for name, by_step in written
+                if by_step
+            ],
+            "failures": [
+                f"{name}step {max(by_step):,}: {why}" for name, by_step in failures if by_step for why in by_step[max(by_step)]
+            ],
             "has_samples": any(sample.evaluation == evaluation for run in runs for sample in run.samples),
         }
     return evaluation_results

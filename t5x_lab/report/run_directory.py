@@ -142,7 +142,9 @@ def read_run(path: str, is_over: bool = False) -> RunFiles:
     evaluations, tables, failures, samples = _evaluations(directory / FOLDER, damaged)
     _add_from_metrics(evaluations, columns)
     if not (columns or evaluations or config.exists()):
-        problem = "is not a run directory: it has neither config.gin nor metrics.jsonl" if directory.exists() else "does not exist"
+        problem = (
+            "is not a run directory: it has neither config.gin nor metrics.jsonl" if directory.exists() else "does not exist"
+        )
         raise UserError(f"{path} {problem}. Use the MODEL_DIR of a run{_suggest_run(directory)}.")
     text = _text(config) if config.exists() else ""
     dictionaries = {file: read_dictionary(directory / file) for file in (FACTS, REFERENCES)}

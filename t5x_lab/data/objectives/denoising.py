@@ -120,7 +120,7 @@ class Denoising(Objective):
             )
         return n
 
-    @functools.lru_cache(maxsize=256)  # noqa: B019  (objectives are few and small)
+    @functools.lru_cache(maxsize=256)
     def _text_tokens(self, inputs: int, targets: int | None, sentinels: int) -> int:
         limits = {"inputs": inputs, "sentinels": self.available_sentinels(sentinels)}
         if targets is not None:

@@ -95,7 +95,7 @@ class RunConfig:
                 f"BATCH_SIZE is {self.data.batch_size}, which is not a multiple of MICROBATCHES={self.microbatches}. All microbatches "
                 "must have the same number of rows."
             )
-        self.mesh_shape  # noqa: B018  (raises for an invalid mesh)
+        self.mesh_shape
 
     def identity(self) -> dict[str, str]:
         """Returns the settings that a run must be resumed with, under their gin names."""
