@@ -1,7 +1,7 @@
 """C4 from TensorFlow Datasets, also under T5's task names.
 
-T5's names have version 2.2.0, which TensorFlow Datasets still reads but can no longer prepare. The current version is 3.1.0. The
-prepared version is used and logged.
+T5's names have version 2.2.0, which TensorFlow Datasets still reads but can no longer prepare. The current version is 3.1.0.
+The prepared version is used and logged.
 """
 
 import seqio

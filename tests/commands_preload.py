@@ -1,10 +1,10 @@
 """What `commands` forks from has imported; see there."""
 
-import seqio
-import t5.data
+import seqio  # noqa: F401
+import t5.data  # noqa: F401
 
 import t5x_lab.data.pipeline.batches
 import t5x_lab.evaluation.metrics.task_metrics
 import t5x_lab.runs.evaluate.evaluations
 import t5x_lab.runs.train.train
-import t5x_lab.tasks
+import t5x_lab.tasks  # noqa: F401

@@ -13,8 +13,11 @@ from typing import NamedTuple
 
 FRAGMENT = re.compile(r"(What|Of|How|Those|Who|Where|Which|As|From|With|Behind|In|By)\b")
 VAGUE_NAMES = frozenset(
-    "found of what how said made theirs ours mine one kept given known told asked left behind words whose which there here seen "
-    "taken meant".split()
+    re.findall(
+        r"\w+",
+        "found of what how said made theirs ours mine one kept given known told asked left behind words whose which there here "
+        "seen taken meant",
+    )
 )
 EXCEPTIONS = frozenset({"t5x_lab/papers/gpt1/probes.py:words"})  # gin parameter `Sentiment.words`, which holds words
 

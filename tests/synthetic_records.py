@@ -9,7 +9,7 @@ import pathlib
 import random
 import zlib
 
-import t5x_lab.tasks
+import t5x_lab.tasks  # noqa: F401  (registers the data sets)
 from t5x_lab.prompts.data_sets import DATA_SETS
 
 _SYLLABLES = [

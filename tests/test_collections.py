@@ -10,7 +10,7 @@ import statistics
 
 import pytest
 import seqio
-import synthetic_flan
+import synthetic_flan  # noqa: F401  (adds its data sets)
 import synthetic_records
 from conftest import shared_data
 

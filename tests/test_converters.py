@@ -9,7 +9,7 @@ import seqio
 import tensorflow as tf
 from runs_of_text import flags
 
-import t5x_lab.tasks
+import t5x_lab.tasks  # noqa: F401  (registers the texts)
 from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.gin_files import PACKAGE_GIN

@@ -391,9 +391,9 @@ def test_a_bad_line_of_json_is_a_sentence(tmp_path):
 
 def test_t5s_own_registrations_live_beside_ours_in_both_orders():
     """`t5.data.mixtures` registers the same names; importing it changes nothing for a run."""
-    import t5.data.mixtures
+    import t5.data.mixtures  # noqa: F401
 
-    import t5x_lab.tasks
+    import t5x_lab.tasks  # noqa: F401
 
     assert "c4_v220_span_corruption" in seqio.TaskRegistry.names()
     for name in ("c4_v220_span_corruption", "c4_v220_full_lm", "c4_prefix_lm_objective_decoder_architecture"):

@@ -14,7 +14,7 @@ import sys
 
 import commands
 import pytest
-import synthetic_flan
+import synthetic_flan  # noqa: F401
 from conftest import SHARED, shared_data
 from helpers import documented, harness_task
 from synthetic_records import write_all, write_lines

@@ -523,7 +523,7 @@ def test_metrics_equal_those_of_seqios_evaluator_with_another_way_to_predict(ins
         return float(sum(log_probs[i, token] for i, token in enumerate(targets)))
 
     class AsTheyAre(seqio.PassThroughFeatureConverter):
-        TASK_FEATURES = {}
+        TASK_FEATURES = {}  # noqa: RUF012
         pack = False
 
     def measured(task):

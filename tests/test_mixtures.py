@@ -10,7 +10,7 @@ import tensorflow as tf
 from etils import epath
 from runs_of_text import flags
 
-import t5x_lab.tasks
+import t5x_lab.tasks  # noqa: F401  (registers the texts)
 from t5x_lab.checkpoints.layout import read_info
 from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError

@@ -116,7 +116,7 @@ def task_of(name: str, prompts: Prompts = Prompts()) -> seqio.Task:
 
 def t5s_task(name: str, dataset: tf.data.Dataset, splits) -> seqio.Task:
     """What the `t5` library registers, on these records and in bytes."""
-    import t5.data.tasks
+    import t5.data.tasks  # noqa: F401
 
     task = seqio.TaskRegistry.get(T5S[name])
     source = seqio.FunctionDataSource(lambda split, shuffle_files, seed=None: dataset, splits=list(splits))

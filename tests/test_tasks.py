@@ -121,7 +121,7 @@ def test_seqios_evaluator_reads_an_objectives_task():
 @pytest.mark.exhaustive
 def test_t5s_own_mixture_is_read_in_the_runs_vocabulary(tmp_path, monkeypatch, capsys):
     """`glue_v002_proportional`: eleven tasks in T5's vocabulary on gs://, of which eight have something to train on."""
-    import t5.data.mixtures
+    import t5.data.mixtures  # noqa: F401
     import tensorflow_datasets as tfds
 
     monkeypatch.setattr(tfds.core.constants, "DATA_DIR", str(tmp_path))

@@ -72,7 +72,7 @@ def registered() -> dict[str, Callable]:
     """What of t5x_lab gin may bind, by the name that a gin file says."""
     from gin.config import _REGISTRY
 
-    import t5x_lab.runs.config.run_config
+    import t5x_lab.runs.config.run_config  # noqa: F401  (which registers it)
 
     of = {selector: entry.wrapped for selector, entry in _REGISTRY._selector_map.items()}
     return {selector.rpartition(".")[2]: thing for selector, thing in sorted(of.items()) if selector.startswith("t5x_lab.")}

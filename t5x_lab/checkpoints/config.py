@@ -65,14 +65,14 @@ class RestoreCheckpointConfig:
       assignment_map: rules (pattern, source). The first pattern that matches the full name of a new parameter determines the
         parameter of the checkpoint to load, where \\1 is the first group of the pattern. With the source None the parameter is
         freshly initialized. A third entry "transposed" transposes the matrix.
-      layers: for each stack the checkpoint's layer of each new layer, None = fresh: {"decoder": [0, 2, 4, None]}; or the number of
-        first layers to load: {"decoder": 6}. Rules in `assignment_map` take precedence.
+      layers: for each stack the checkpoint's layer of each new layer, None = fresh: {"decoder": [0, 2, 4, None]}; or the number
+        of first layers to load: {"decoder": 6}. Rules in `assignment_map` take precedence.
       extend: logical axes, such as ["vocab"], along which sizes may differ. Missing entries are fresh, additional ones ignored.
       strict: raise errors for rules that match nothing and parameters missing in the checkpoint. Otherwise these are fresh.
       weights: "last" or, for a run with AVERAGE_DECAY, "average".
       carry: further state to restore. "optimizer": slots and the update count of the schedule. "step": the run's step and token
-        counters; a fresh optimizer's schedule continues there, and TRAIN_STEPS counts from that step, as in T5X, instead of 0. To
-        restart the schedule, set LearningRate.step_offset to the checkpoint's step.
+        counters; a fresh optimizer's schedule continues there, and TRAIN_STEPS counts from that step, as in T5X, instead of 0.
+        To restart the schedule, set LearningRate.step_offset to the checkpoint's step.
     """
 
     assignment_map: tuple = ()

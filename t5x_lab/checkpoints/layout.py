@@ -182,7 +182,8 @@ def check_format(path: epath.Path) -> None:
 def initial_checkpoint_flags(path: str | epath.Path) -> str:
     """Returns the flags that continue in a new MODEL_DIR, for messages."""
     carry = gin_flag("RestoreCheckpointConfig.carry", '["optimizer", "step"]')
-    return f"{gin_flag('INITIAL_CHECKPOINT_PATH', path)}, and {carry} to keep optimizer and step. Reading starts at the first batch."
+    initial = gin_flag("INITIAL_CHECKPOINT_PATH", path)
+    return f"{initial}, and {carry} to keep optimizer and step. Reading starts at the first batch."
 
 
 def check_part(path: epath.Path, part: str) -> None:
@@ -204,14 +205,15 @@ def check_same_parameters(path: epath.Path, abstract_params: dict, fresh_names: 
         if saved.get(name) != expected.get(name) and not (name in fresh_names and name not in saved):
             if name in fresh_names:
                 raise UserError(
-                    f"The checkpoint {path} has {name} with shape {tuple(saved[name])}, but the model needs {tuple(expected[name])}. To "
+                    f"The checkpoint {path} has {name} with shape {tuple(saved[name])}, but the model needs "
+                    f"{tuple(expected[name])}. To "
                     "initialize it freshly: " + gin_flag("RestoreCheckpointConfig.assignment_map", f'[("{name}", None)]')
                 )
             describe = lambda shape: "is missing" if shape is None else f"has shape {tuple(shape)}"
             raise UserError(
                 f"The checkpoint {path} does not fit the model: {name} {describe(saved.get(name))} in the checkpoint and "
-                f"{describe(expected.get(name))} in the model. Use the configuration it was trained with, another MODEL_DIR for "
-                "a new run, or rules in RestoreCheckpointConfig to load a part of it."
+                f"{describe(expected.get(name))} in the model. Use the configuration it was trained with, another MODEL_DIR "
+                "for a new run, or rules in RestoreCheckpointConfig to load a part of it."
             )
 
 

@@ -27,7 +27,8 @@ def assign_sources(
     """Returns the assignment of each part by unstacked name. Parameters in `fresh_names` may be missing in the source.
 
     Raises:
-      UserError: for a rule that matches nothing, a part without a source, or, if there are no rules, an unused source parameter.
+      UserError: for a rule that matches nothing, a part without a source, or, if there are no rules, an unused source
+        parameter.
     """
     if config.strict:
         _check_layers(new, config)
@@ -36,7 +37,8 @@ def assign_sources(
     for number, rule in enumerate(config.assignment_map):
         if config.strict and number not in used:
             raise UserError(
-                f'RestoreCheckpointConfig.assignment_map: the pattern "{rule[0]}" is not the first match of any parameter. Examples of '
+                f'RestoreCheckpointConfig.assignment_map: the pattern "{rule[0]}" is not the first match of any parameter. '
+                "Examples of "
                 f"names: {', '.join(list(new)[:2])}. Remove the rule, or set RestoreCheckpointConfig.strict = False."
             )
     for name, assignment in assignments.items():
@@ -47,8 +49,8 @@ def assign_sources(
     unused = source.params.keys() - {assignment.source for assignment in assignments.values()}
     if unused and not config.has_rules:
         raise UserError(
-            f"{source.path} has {min(unused)}, which the new model does not have. Use the configuration it was trained with, or "
-            "set RestoreCheckpointConfig.assignment_map, layers, or strict = False."
+            f"{source.path} has {min(unused)}, which the new model does not have. Use the configuration it was trained with, "
+            "or set RestoreCheckpointConfig.assignment_map, layers, or strict = False."
         )
     return assignments
 
@@ -69,8 +71,8 @@ def _check_layers(new: Mapping[str, Part], config: RestoreCheckpointConfig) -> N
                 )
         elif len(sources) != stacks[stack]:
             raise UserError(
-                f"RestoreCheckpointConfig.layers has {len(sources)} entries for {stack}, which has {stacks[stack]} layers. Use one "
-                "entry per new layer, None for a fresh one."
+                f"RestoreCheckpointConfig.layers has {len(sources)} entries for {stack}, which has {stacks[stack]} layers. "
+                "Use one entry per new layer, None for a fresh one."
             )
 
 
@@ -103,8 +105,8 @@ def _missing(name: str, wanted: str, source: Source) -> str:
     parameter = name if name == wanted else f"{wanted}, for {name}"
     return (
         f"{source.path} does not have {parameter}{f' (but {similar[0]})' if similar else ''}. Add a rule to "
-        "RestoreCheckpointConfig.assignment_map, or set RestoreCheckpointConfig.strict = False to initialize missing parameters "
-        "freshly."
+        "RestoreCheckpointConfig.assignment_map, or set RestoreCheckpointConfig.strict = False to initialize missing "
+        "parameters freshly."
     )
 
 

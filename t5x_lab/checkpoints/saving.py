@@ -167,8 +167,8 @@ class Saver:
         is_over = now - self._failing_since >= self._config.retry_minutes * 60
         if is_over and (at_end or self._config.on_failure == "stop"):
             raise SaveFailed(
-                f"{reason} Saving was retried for {self._config.retry_minutes:g} minutes. Earlier checkpoints are intact. Free disk "
-                "space or repair the storage, and run the same command again. To train without saving meanwhile, set "
+                f"{reason} Saving was retried for {self._config.retry_minutes:g} minutes. Earlier checkpoints are intact. "
+                "Free disk space or repair the storage, and run the same command again. To train without saving meanwhile, set "
                 "--gin.SaveCheckpointConfig.on_failure=go_on or increase --gin.SaveCheckpointConfig.retry_minutes."
             ) from error
         self._pause = min(max(2 * self._pause, 1.0), _MAX_PAUSE)

@@ -22,7 +22,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add_model_flags(parser)
     parser.add_argument(
         "--input",
-        help='.txt with one input per line, or .jsonl with "inputs", and "targets" to score or "choices" to rank; also .gz, .zst',
+        help='.txt with one input per line, or .jsonl with "inputs", "targets" to score and "choices" to rank; also .gz, .zst',
     )
     parser.add_argument("--task", help="a SeqIO task or mixture, instead of --input")
     parser.add_argument("--split", default="validation", help="split of the task")

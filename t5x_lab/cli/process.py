@@ -1,7 +1,7 @@
 """Settings of a command's process: environment, threads and memory allocator, each with its reason.
 
-They are set before JAX and TensorFlow are imported. A variable that the user has set stays as it is. Huge pages cannot be turned on
-from inside a process; the Makefile does it with GLIBC_TUNABLES (docs/scale.md).
+They are set before JAX and TensorFlow are imported. A variable that the user has set stays as it is. Huge pages cannot be
+turned on from inside a process; the Makefile does it with GLIBC_TUNABLES (docs/scale.md).
 """
 
 import contextlib
@@ -22,7 +22,10 @@ def configure_process() -> None:
 
 
 def _limit_malloc_arenas() -> None:
-    """Limits glibc to one arena per core. Eight per core, its default, keep hundreds of MiB of freed memory with many threads."""
+    """Limits glibc to one arena per core.
+
+    Eight per core, its default, keep hundreds of MiB of freed memory with many threads.
+    """
     if "MALLOC_ARENA_MAX" in os.environ or "arena_max" in os.environ.get("GLIBC_TUNABLES", ""):
         return
     with contextlib.suppress(OSError, AttributeError):  # another C library

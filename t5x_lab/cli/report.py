@@ -7,7 +7,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run directory; several are compared")
     parser.add_argument(
         "--output",
-        help="file or directory to write to; default: report.html, or compared.html for several runs, in the first run directory",
+        help="file or directory to write; default: report.html, or compared.html for several runs, in the first run directory",
     )
 
 

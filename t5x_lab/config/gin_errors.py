@@ -82,7 +82,8 @@ def _explain_unknown_name(match: re.Match, context: _Context) -> str:
         return f'Gin has no configurable "{name}"{context.place}.{t5x_hint}'
     candidates = [selector.split(".")[-1] for selector in _REGISTRY._selector_map]
     return (
-        f'Gin has no configurable "{name}"{context.place}.{did_you_mean(name.split(".")[-1], candidates)} If it is your own, import '
+        f'Gin has no configurable "{name}"{context.place}.{did_you_mean(name.split(".")[-1], candidates)} If it is your own, '
+        "import "
         f"its module in the gin file.{_describe_imported_folders(context.file)}"
     )
 
@@ -97,8 +98,8 @@ def _explain_missing_file(match: re.Match, context: _Context) -> str:
     candidates = [str(path.relative_to(context.package_gin)) for path in context.package_gin.rglob("*.gin")]
     folders = ", ".join(["the working directory", *context.search_paths])
     return (
-        f"There is no gin file {match[1]}{context.place}.{did_you_mean(match[1], candidates)} Files are searched in {folders} and "
-        "t5x_lab's gin/ folder."
+        f"There is no gin file {match[1]}{context.place}.{did_you_mean(match[1], candidates)} Files are searched in "
+        f"{folders} and t5x_lab's gin/ folder."
     )
 
 

@@ -57,8 +57,8 @@ def parse(
 ) -> None:
     """Clears gin and parses `before`, files and bindings, in this order. Later values override earlier ones.
 
-    Files are searched in the working directory, `search_paths` and the package's `gin/` folder. The working directory is added to
-    Python's path, so that `import my_tasks` in a gin file works.
+    Files are searched in the working directory, `search_paths` and the package's `gin/` folder. The working directory is added
+    to Python's path, so that `import my_tasks` in a gin file works.
 
     Args:
       files: paths of gin files.

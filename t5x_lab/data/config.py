@@ -118,8 +118,8 @@ class DataConfig:
       pack: whether several short examples share a row, with segment ids.
       converter: feature converter, such as `seqio.EncDecFeatureConverter()`. None = `FeatureConverter`. Other converters have
         their own setting for packing.
-      shuffle_buffer_size: examples in the shuffle buffer of each task and shard. None = the task's own, SeqIO's 1,000 by default.
-        With more than 16 tasks, one buffer shuffles the mixed examples.
+      shuffle_buffer_size: examples in the shuffle buffer of each task and shard. None = the task's own, SeqIO's 1,000 by
+        default. With more than 16 tasks, one buffer shuffles the mixed examples.
       eval_steps: batches per task in an evaluation.
       split, eval_split: splits to train on and to evaluate the loss on. A task without `eval_split` is not evaluated.
       shuffle: whether training examples are shuffled. False reads each shard in file order.
@@ -159,8 +159,8 @@ class DataConfig:
                 raise UserError(f'TASK_FEATURE_LENGTHS["{feature}"] is {length!r}. It must be a number of tokens above zero.')
         if self.batch_size % self.shards:
             raise UserError(
-                f"BATCH_SIZE is {self.batch_size}, which is not a multiple of DATA_SHARDS={self.shards}. Every shard gives the same "
-                f"number of rows. Change one of them, for example --gin.DATA_SHARDS={_largest_divisor(self)}."
+                f"BATCH_SIZE is {self.batch_size}, which is not a multiple of DATA_SHARDS={self.shards}. Every shard gives "
+                f"the same number of rows. Change one of them, for example --gin.DATA_SHARDS={_largest_divisor(self)}."
             )
         check_choice("DataConfig.rates_of", self.rates_of, ("examples", "tokens"))
         for name, text in self.texts.items():

@@ -16,8 +16,8 @@ class Converter(Protocol):
         """Returns a `tf.data.Dataset` of rows, each a dictionary of features with static shapes.
 
         Networks receive all features except loss weights, and a custom loss receives all. The library reads SeqIO's
-        `<side>_target_tokens`, `<side>_input_tokens`, `<side>_loss_weights` and `<side>_segment_ids`, and counts `raw_tokens` []
-        and `task_tokens` [tasks] if they exist.
+        `<side>_target_tokens`, `<side>_input_tokens`, `<side>_loss_weights` and `<side>_segment_ids`, and counts `raw_tokens`
+        [] and `task_tokens` [tasks] if they exist.
 
         Args:
           ds: examples with the tasks' features and two scalars: `raw_tokens`, tokens of text that an example was made of, and

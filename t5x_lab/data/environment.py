@@ -31,8 +31,8 @@ def check_environment() -> None:
             raise UserError(f"{package}, which reads data, cannot be imported ({error}). Repair it with: {REPAIR}") from error
         if "dev" in version or "nightly" in version or _parse(version) < _parse(min_version):
             raise UserError(
-                f"The installed {package} is version {version}. t5x_lab needs the stable version {min_version} or newer. The t5 "
-                f"package installs nightly builds over it. Repair it with: {REPAIR}"
+                f"The installed {package} is version {version}. t5x_lab needs the stable version {min_version} or newer. The "
+                f"t5 package installs nightly builds over it. Repair it with: {REPAIR}"
             )
     with contextlib.suppress(RuntimeError):  # TensorFlow was used before
         importlib.import_module("tensorflow").config.set_visible_devices([], "GPU")  # the accelerator belongs to JAX

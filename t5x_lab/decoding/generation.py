@@ -30,8 +30,8 @@ class Sequences:
       tokens, log_probs: generated tokens, EOS included, and their log-probabilities, int32 and float32 [B, T], padded with 0.
       length: number of generated tokens, int32 [B].
       limit: maximum number of tokens of each row, int32 [B], at most T. 0 for a row without a sequence.
-      stream: number of each sequence's random stream, int32 [B]. Samples depend on the seed, the stream and the length only, not
-        on other rows.
+      stream: number of each sequence's random stream, int32 [B]. Samples depend on the seed, the stream and the length only,
+        not on other rows.
       ended: the sequence has EOS or was stopped, bool [B].
     """
 
@@ -179,7 +179,8 @@ def complete_all(
       limits, streams: see `Sequences`.
       rows: number of sequences generated at a time.
       group: number of rows refilled at a time, because a prefill of single prompts is slow.
-      is_stopped: function (index of the prompt, tokens so far) -> whether to stop, called every `STEPS_BETWEEN_STOP_CHECKS` steps.
+      is_stopped: function (index of the prompt, tokens so far) -> whether to stop, called every `STEPS_BETWEEN_STOP_CHECKS`
+        steps.
 
     Yields:
       (index of the prompt, tokens, log-probabilities) in the order in which they finish.

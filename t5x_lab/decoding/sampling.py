@@ -21,11 +21,11 @@ class SamplingConfig:
     Attributes:
       temperature: divisor of the logits. 0 = greedy decoding.
       top_k: sample from the k most likely tokens. 0 = all.
-      top_p: sample from the smallest set of most likely tokens with probability at least p, after temperature and top_k (nucleus
-        sampling, Holtzman et al. 2020). 1 = all.
+      top_p: sample from the smallest set of most likely tokens with probability at least p, after temperature and top_k
+        (nucleus sampling, Holtzman et al. 2020). 1 = all.
       logits_fn: function that replaces the model's logits [..., V] first, or None. Each new function object is compiled again.
-      rescale_log_probs: return log-probabilities after temperature, top_k and top_p, as T5X does (0 for greedy decoding), instead
-        of the model's.
+      rescale_log_probs: return log-probabilities after temperature, top_k and top_p, as T5X does (0 for greedy decoding),
+        instead of the model's.
     """
 
     temperature: float = 0.0

@@ -1,6 +1,7 @@
 """Result files of evaluations: evals/<name>/<step>.json in the run directory, and tables of rankings and benchmarks.
 
-Results of different settings never share a folder. If evals/<name> holds results of other settings, <name>_2 is used, and so on.
+Results of different settings never share a folder. If evals/<name> holds results of other settings, <name>_2 is used, and so
+on.
 """
 
 import itertools

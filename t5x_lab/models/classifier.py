@@ -26,8 +26,8 @@ class Classifier(Model):
       sequence_lengths     int [B, K]
       class_probabilities  float32 [B, C], target probabilities; 0 for a row of padding
 
-    A decoder reads each sequence causally; an encoder, and a prefix decoder without a language-modeling loss, bidirectionally. In
-    an encoder-decoder the encoder reads the sequence, and the state of the decoder's start token is classified.
+    A decoder reads each sequence causally; an encoder, and a prefix decoder without a language-modeling loss, bidirectionally.
+    In an encoder-decoder the encoder reads the sequence, and the state of the decoder's start token is classified.
 
     `LossSums` counts examples instead of tokens. `terms` has the language-modeling loss as `lm_loss`.
     """
@@ -81,7 +81,8 @@ class Classifier(Model):
     def weights_and_normalizer(self, batch: Batch) -> tuple[jax.Array, jax.Array]:
         """Returns the weights of predicted tokens [B, K, T] and the number of examples.
 
-        The weighted sum of token losses divided by that number is the mean that `lm_mean_over` asks for, over sequences or tokens.
+        The weighted sum of token losses divided by that number is the mean that `lm_mean_over` asks for, over sequences or
+        tokens.
         """
         weights = self._is_predicted(batch)
         if not self.head.lm_on_wrong and self.head.combine == "choices":

@@ -22,7 +22,8 @@ class Loss(Protocol):
     def __call__(self, network: Any, hidden: jax.Array, batch: Batch, weights: jax.Array) -> jax.Array:
         """Returns a scalar, a sum over the tokens of the batch, so that it can be added over batches.
 
-        It is divided by the same normalizer as the cross-entropy, see LOSS_NORMALIZING_FACTOR. Its metric is per token with loss.
+        It is divided by the same normalizer as the cross-entropy, see LOSS_NORMALIZING_FACTOR. Its metric is per token with
+        loss.
 
         Args:
           network: the module with its parameters. `network.logits(hidden)` returns logits.
@@ -100,9 +101,9 @@ def weights_and_normalizer(batch: Batch, factor: float | str | None) -> tuple[ja
 
     Args:
       batch: a batch before it is split into microbatches.
-      factor: None = no division, the sum over tokens (T5X's default); a number; or one of `NORMALIZERS`: the number of tokens with
-        loss; the number of positions, padding included; or the mean over sequences of each sequence's mean, where segment ids
-        separate packed sequences.
+      factor: None = no division, the sum over tokens (T5X's default); a number; or one of `NORMALIZERS`: the number of tokens
+        with loss; the number of positions, padding included; or the mean over sequences of each sequence's mean, where segment
+        ids separate packed sequences.
     """
     weights = token_weights(batch)
     if factor is None:

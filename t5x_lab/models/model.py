@@ -166,8 +166,8 @@ class Model:
         prefill = getattr(self._functional.abstract_module(), "prefill", None)
         if start != 0 and prefill and "start" not in inspect.signature(prefill).parameters:
             raise UserError(
-                f"SpecialTokens.start is {start}, but `prefill` of {network_name(self.config.network)} always uses start token 0. "
-                "Add the arguments start and padding to it. See t5x_lab.protocols.Decoder."
+                f"SpecialTokens.start is {start}, but `prefill` of {network_name(self.config.network)} always uses start "
+                "token 0. Add the arguments start and padding to it. See t5x_lab.protocols.Decoder."
             )
 
     def network(self, params: Params) -> Any:

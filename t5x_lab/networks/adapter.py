@@ -60,8 +60,8 @@ class Bottleneck(nnx.Module):
             )
         if y_BTD.ndim != 3 or y_BTD.shape[-1] != self.down.shape[0]:
             raise UserError(
-                f"Adapter.modules matches a module that returns an array of shape {tuple(y_BTD.shape)}. Choose modules that return "
-                f"hidden states [batch, length, {self.down.shape[0]}], such as the mlp."
+                f"Adapter.modules matches a module that returns an array of shape {tuple(y_BTD.shape)}. Choose modules that "
+                f"return hidden states [batch, length, {self.down.shape[0]}], such as the mlp."
             )
         inner_BTA = jax.nn.relu(project(y_BTD, self.down[...], "BTD,DA->BTA"))
         return y_BTD + project(inner_BTA, self.up[...], "BTA,AD->BTD")

@@ -72,8 +72,8 @@ def _check_output_matrix(name: str, run: Callable, hidden: jax.ShapeDtypeStruct,
     shapes = [getattr(part, "shape", None) for part in result] if isinstance(result, tuple | list) else [result]
     if shapes != [(hidden.shape[-1], vocab_size), ()]:
         raise UserError(
-            f"{name}.output_matrix returns shapes {shapes}. It must return a matrix of shape {(hidden.shape[-1], vocab_size)} and a "
-            "scalar scale."
+            f"{name}.output_matrix returns shapes {shapes}. It must return a matrix of shape "
+            f"{(hidden.shape[-1], vocab_size)} and a scalar scale."
         )
 
 

@@ -224,8 +224,8 @@ def _check_activation(activation: str | Callable) -> None:
         ) from error
     if (getattr(result, "shape", None), getattr(result, "dtype", None)) != (argument.shape, argument.dtype):
         raise UserError(
-            f"The activation {name} of TransformerConfig.mlp_activations returns {shown(result)} for {shown(argument)}. It must "
-            "keep shape and dtype."
+            f"The activation {name} of TransformerConfig.mlp_activations returns {shown(result)} for {shown(argument)}. It "
+            "must keep shape and dtype."
         )
 
 
@@ -242,8 +242,8 @@ def _check_initializer(initializer: str | Callable | None) -> None:
     )
     if (getattr(result, "shape", None), getattr(result, "dtype", None)) != ((3, 2), jnp.float32):
         raise UserError(
-            f"TransformerConfig.initializer {name} returns {shown(result)} for shape (3, 2) and float32. It must return an array "
-            "of that shape and dtype."
+            f"TransformerConfig.initializer {name} returns {shown(result)} for shape (3, 2) and float32. It must return an "
+            "array of that shape and dtype."
         )
 
 
@@ -280,12 +280,13 @@ def _check_shapes(c: TransformerShape) -> None:
         )
     if c.share_stacks and (c.architecture != "encoder_decoder" or c.num_encoder_layers != c.num_decoder_layers):
         raise UserError(
-            'TransformerConfig.share_stacks needs architecture "encoder_decoder" with equal numbers of encoder and decoder layers, '
-            f'not "{c.architecture}" with {c.num_encoder_layers} and {c.num_decoder_layers}.'
+            'TransformerConfig.share_stacks needs architecture "encoder_decoder" with equal numbers of encoder and decoder '
+            f'layers, not "{c.architecture}" with {c.num_encoder_layers} and {c.num_decoder_layers}.'
         )
     if c.bidirectional_bias and (c.architecture != "prefix_decoder" or c.positions != "relative"):
         raise UserError(
-            "TransformerConfig.bidirectional_bias applies only to a prefix decoder with relative positions, not to architecture "
+            "TransformerConfig.bidirectional_bias applies only to a prefix decoder with relative positions, not to "
+            "architecture "
             f'"{c.architecture}" with positions = "{c.positions}". Remove it.'
         )
     if c.positions == "rotary" and c.head_dim % 2:

@@ -43,7 +43,7 @@ class Ensemble:
         return "causal_decoder"
 
     def needs_concatenation(self, network: Network) -> bool:
-        """Returns whether a member is a decoder in an ensemble with encoder-decoders, so that it reads inputs and targets joined."""
+        """Returns whether a member is a decoder among encoder-decoders, so that it reads inputs and targets concatenated."""
         return self.architecture == "encoder_decoder" and not has_encoder(network)
 
     @property

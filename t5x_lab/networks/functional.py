@@ -48,8 +48,8 @@ class Functional:
         for path, leaf in rest:
             if path not in t5x_axes and path not in self._constants:
                 raise UserError(
-                    f"{name} has the state {'/'.join(map(str, path))} of type {type(leaf).__name__}. A network may have parameters "
-                    "(nnx.Param), constants (nnx.Variable) and random streams, but no state that changes."
+                    f"{name} has the state {'/'.join(map(str, path))} of type {type(leaf).__name__}. A network may have "
+                    "parameters (nnx.Param), constants (nnx.Variable) and random streams, but no state that changes."
                 )
         flat = {path: leaf for path, leaf in nnx.to_flat_state(self._abstract)}
         self.abstract_params: Params = self._params(self._abstract)
@@ -109,8 +109,8 @@ def _explain_array_attribute(make: Callable[[], Any]) -> Any:
         if isinstance(error, ValueError) and "metadata fields" not in str(error):
             raise
         raise UserError(
-            "A network has an array as an attribute. Use nnx.Param for trained values and nnx.Variable for constants, such as a "
-            "table of positions."
+            "A network has an array as an attribute. Use nnx.Param for trained values and nnx.Variable for constants, such "
+            "as a table of positions."
         ) from error
 
 

@@ -128,7 +128,10 @@ class Lstm(nnx.Module):
         return CellState(zeros, zeros)
 
     def _run(self, x_BTD: jax.Array, fresh_BT: jax.Array, state: CellState) -> tuple[jax.Array, CellState]:
-        """Returns projected outputs [B, T, D] and the state after each token [B, T, U]. The state is reset at `fresh` tokens."""
+        """Returns projected outputs [B, T, D] and the state after each token [B, T, U].
+
+        The state is reset at `fresh` tokens.
+        """
 
         def run_step(state: CellState, inputs) -> tuple[CellState, CellState]:
             gates_BGU, fresh_B = inputs

@@ -89,8 +89,9 @@ class ModuleNetwork:
             return (1 + BACKWARD) * traced_flops(logits, self.functional.abstract_params, batch)
         except KeyError as error:
             raise UserError(
-                f"{self.name} reads the feature {error}, which a batch of tokens does not have, so its FLOPs cannot be counted. Add a "
-                "method flops(encoder_length, decoder_length) that returns the FLOPs of one sequence, forward and backward."
+                f"{self.name} reads the feature {error}, which a batch of tokens does not have, so its FLOPs cannot be "
+                "counted. Add a method flops(encoder_length, decoder_length) that returns the FLOPs of one sequence, forward "
+                "and backward."
             ) from error
 
     def _read_attribute(self, name: str, description: str) -> Any:

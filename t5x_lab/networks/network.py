@@ -87,8 +87,8 @@ class Module(Protocol):
 class Decoder(Module, Protocol):
     """A module that can generate. The decoding state is a tree of arrays whose first axis is B.
 
-    A state may have a method `reorder(rows)` for beam search. Each row replaces a row of the same prompt, so arrays that depend on
-    the prompt alone need not move.
+    A state may have a method `reorder(rows)` for beam search. Each row replaces a row of the same prompt, so arrays that depend
+    on the prompt alone need not move.
     """
 
     def prefill(self, prompt: jax.Array, max_tokens: int) -> tuple[jax.Array, Any]:

@@ -85,7 +85,8 @@ class PeftNetwork(NetworkWrapper):
             paths = [path for path in modules if re.fullmatch(method.modules, path)]
             if not paths:
                 raise UserError(
-                    f'{type(method).__name__}.modules is "{method.modules}", which matches no module of the network. The modules '
+                    f'{type(method).__name__}.modules is "{method.modules}", which matches no module of the network. The '
+                    "modules "
                     f"are {', '.join(modules)}.{did_you_mean(method.modules, modules)}"
                 )
             for path in paths:

@@ -18,8 +18,8 @@ def collectives(hlo: str) -> dict[str, dict[str, int]]:
 
     The kinds are `KINDS`, within a slice, and `BETWEEN_SLICES`, whose bytes leave or reach a device.
 
-    Collectives in a loop are multiplied with its trip count, or the number in its condition. Parts of an asynchronous collective
-    share a channel and count once. A TPU fusion of an all-reduce that keeps one shard counts as a reduce-scatter.
+    Collectives in a loop are multiplied with its trip count, or the number in its condition. Parts of an asynchronous
+    collective share a channel and count once. A TPU fusion of an all-reduce that keeps one shard counts as a reduce-scatter.
     """
     computations = _computations(hlo)
     totals: dict[str, dict[object, tuple[str, int, int]]] = {}

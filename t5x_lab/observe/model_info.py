@@ -10,7 +10,7 @@ from t5x_lab.partitioning.rules import is_axes
 
 
 def parameter_rows(model: Model, partitioner: Partitioner | None = None) -> list[dict]:
-    """Returns a dict for each parameter: `name`, `shape`, `dtype`, `axes`, `bytes`, on a mesh `sharding`, `bytes_per_device`."""
+    """Returns a dict per parameter: `name`, `shape`, `dtype`, `axes`, `bytes`; on a mesh `sharding`, `bytes_per_device`."""
     axes = jax.tree.leaves(model.axes, is_leaf=is_axes)
     rows = []
     leaves = jax.tree_util.tree_leaves_with_path(model.abstract_params)

@@ -25,8 +25,8 @@ class Mask:
     Attributes:
       causal: queries do not attend to keys on their right.
       query_segments, key_segments: segment ids from 1, 0 = padding, int [B, T] and [B, S]. None = one segment without padding.
-      query_prefix, key_prefix: tokens that attend to each other in both directions (`decoder_causal_attention`), bool [B, T] and
-        [B, S]. None = no prefix.
+      query_prefix, key_prefix: tokens that attend to each other in both directions (`decoder_causal_attention`), bool [B, T]
+        and [B, S]. None = no prefix.
       query_offset: key position of each row's first query, int [B]. None = 0. Used with a key-value cache.
 
     Example: five tokens in the segments [1 1 1 2 2], causal, with the first two tokens as prefix:

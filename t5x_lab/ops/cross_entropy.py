@@ -125,8 +125,8 @@ def _chunked(hidden_BTD, matrix_DV, targets_BT, cotangents, config: CrossEntropy
 
     Args:
       hidden_BTD, matrix_DV, targets_BT: see `cross_entropy`.
-      cotangents: None for no gradient; or a function and its arguments, each [B, T]. The function maps (log Z, arguments) to the
-        weights of the softmax and of the target distribution in the gradient of the logits, see `_losses`.
+      cotangents: None for no gradient; or a function and its arguments, each [B, T]. The function maps (log Z, arguments) to
+        the weights of the softmax and of the target distribution in the gradient of the logits, see `_losses`.
       config: settings of the loss.
       needs_matrix: compute the gradient of the matrix, otherwise None.
     """

@@ -16,10 +16,12 @@ from jax.custom_derivatives import SymbolicZero
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def project(x: jax.Array, kernel: jax.Array, equation: str) -> jax.Array:
-    """Returns `jnp.einsum(equation, x, kernel)`, such as "BTD,DNH->BTNH", in x's dtype. No letter may occur in one operand only.
+    """Returns `jnp.einsum(equation, x, kernel)`, such as "BTD,DNH->BTNH".
 
-    The gradient of the kernel is computed in the kernel's layout. JAX's own computes its transpose and transposes it back, which
-    a TPU compiler fuses but a CPU compiler does not.
+    The result has x's dtype. No letter may occur in one operand only.
+
+    The gradient of the kernel is computed in the kernel's layout. JAX's own computes its transpose and transposes it back,
+    which a TPU compiler fuses but a CPU compiler does not.
     """
     return jnp.einsum(equation, x, kernel.astype(x.dtype))
 

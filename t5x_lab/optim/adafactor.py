@@ -47,9 +47,9 @@ class Factoring:
 def factoring(axes: tuple[str | None, ...], shape: tuple[int, ...], min_dim_size_to_factor: int) -> Factoring:
     """Returns the factoring of a parameter.
 
-    A parameter is factored if it has rows and columns, no axis in `UNFACTORED`, and both sizes, with columns such as `heads, kv`
-    joined, are at least `min_dim_size_to_factor`. If an axis is unknown or unnamed, the first dimension is the rows and the others
-    are the columns.
+    A parameter is factored if it has rows and columns, no axis in `UNFACTORED`, and both sizes, with columns such as `heads,
+    kv` joined, are at least `min_dim_size_to_factor`. If an axis is unknown or unnamed, the first dimension is the rows and the
+    others are the columns.
     """
     averaged = tuple(i for i, name in enumerate(axes) if name not in BATCH)
     rows = tuple(i for i in averaged if axes[i] in ROWS)

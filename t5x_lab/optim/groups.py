@@ -25,8 +25,8 @@ class Groups:
     The parameters of a frozen group have no gradient and no optimizer slots.
 
     Attributes:
-      groups: pairs (pattern, optimizer), with None for a frozen group. A parameter such as "encoder/layers/mlp/wo/kernel" belongs
-        to the first pattern that matches its full name. The layers of a stack are one parameter.
+      groups: pairs (pattern, optimizer), with None for a frozen group. A parameter such as "encoder/layers/mlp/wo/kernel"
+        belongs to the first pattern that matches its full name. The layers of a stack are one parameter.
     """
 
     groups: tuple[tuple[str, Optimizer | None], ...]
@@ -83,7 +83,10 @@ class Groups:
         return f"@Groups() of { ({pattern: kind(optimizer) for pattern, optimizer in self.groups}) }"
 
     def make(self, axes: dict) -> optax.GradientTransformation:
-        """Makes the transformation. See `Optimizer.make`. Its state is a tuple of the states of the trained groups, in order."""
+        """Makes the transformation.
+
+        See `Optimizer.make`. Its state is a tuple of the states of the trained groups, in order.
+        """
         in_group = lambda pattern: lambda name: self._find_group(name)[0] == pattern
         transformations = []
         for pattern, optimizer in self.groups:
@@ -112,7 +115,8 @@ class Groups:
             if re.fullmatch(pattern, name):
                 return pattern, optimizer
         raise UserError(
-            f'No pattern of Groups.groups matches the parameter {name}. Add a last pair for all others, such as (".*", None) to '
+            f'No pattern of Groups.groups matches the parameter {name}. Add a last pair for all others, such as (".*", None) '
+            "to "
             "freeze them."
         )
 

@@ -204,8 +204,8 @@ class Muon:
       beta: decay rate of the momentum.
       ns_steps: number of Newton-Schulz iterations.
       weight_decay: weight decay of matrices, multiplied by the learning rate.
-      consistent_rms: root mean square that updates of matrices are scaled to. 0.2 matches AdamW (Liu et al. 2025). None scales by
-        max(1, outputs / inputs) ** 0.5.
+      consistent_rms: root mean square that updates of matrices are scaled to. 0.2 matches AdamW (Liu et al. 2025). None scales
+        by max(1, outputs / inputs) ** 0.5.
       adam_b1, adam_b2: decay rates of Adam.
       clip_global_norm: maximum global norm of the gradient. None = no clipping.
     """
@@ -245,8 +245,8 @@ TABLES = frozenset({"vocab", "positions"}) | UNFACTORED
 def matrix_dimensions(parameter: str, names: tuple[str | None, ...]) -> contrib.MuonDimensionNumbers | None:
     """Returns the input and output dimensions of a matrix; None for other parameters, including biases.
 
-    `layers` is a batch dimension. `embed` is one side of the matrix and all other dimensions are the other side. Without `embed`,
-    the first dimension is the inputs.
+    `layers` is a batch dimension. `embed` is one side of the matrix and all other dimensions are the other side. Without
+    `embed`, the first dimension is the inputs.
     """
     dims = [i for i, name in enumerate(names) if name not in BATCH]
     if not _is_matrix(parameter, names) or TABLES & set(names):

@@ -36,8 +36,8 @@ class GradualUnfreezing:
         check_positive(self, "steps")
         if hasattr(self.optimizer, "is_trained"):
             raise UserError(
-                "GradualUnfreezing.optimizer is @Groups(), which is not supported. Use @GradualUnfreezing() as the optimizer of a "
-                "group in Groups.groups."
+                "GradualUnfreezing.optimizer is @Groups(), which is not supported. Use @GradualUnfreezing() as the optimizer "
+                "of a group in Groups.groups."
             )
 
     @property

@@ -91,8 +91,8 @@ def fail_together(*agreed: type[BaseException]) -> Iterator[None]:
             reason = f": {error.sentence}"
         elif isinstance(error, jax.errors.JaxRuntimeError) and not _OWN_ERROR.search(str(error)):
             reason = (
-                f" lost the connection to another process ({str(error)[:200]}). The log of that process has the reason. Start all "
-                "processes again with the same command to continue from the latest checkpoint."
+                f" lost the connection to another process ({str(error)[:200]}). The log of that process has the reason. "
+                "Start all processes again with the same command to continue from the latest checkpoint."
             )
         else:
             reason = " failed:\n" + "".join(traceback.format_exception(error))

@@ -1,8 +1,8 @@
 """Sharding rules: the mesh axes of each logical axis, in one table for parameters and one for activations.
 
-A parameter axis without a rule is not sharded: `layers`, `kv`, `relpos_buckets`, `positions`, and an LSTM's `recurrent`, `gates`
-and `units`, because its sequential steps would communicate. An activation axis named None is not sharded. Within one array a
-mesh axis is used once, by the first dimension that has it. Comments show examples of shapes.
+A parameter axis without a rule is not sharded: `layers`, `kv`, `relpos_buckets`, `positions`, and an LSTM's `recurrent`,
+`gates` and `units`, because its sequential steps would communicate. An activation axis named None is not sharded. Within one
+array a mesh axis is used once, by the first dimension that has it. Comments show examples of shapes.
 """
 
 import dataclasses
@@ -61,8 +61,8 @@ class ShardingRules:
                 _check_entry(f"ShardingRules.{field}", name, entry)
         if "batch" in self.activations:
             raise UserError(
-                "ShardingRules.activations has a rule for batch, whose rule is fixed: replica, data and fsdp. Remove it, and set "
-                "the sizes of these axes with MESH."
+                "ShardingRules.activations has a rule for batch, whose rule is fixed: replica, data and fsdp. Remove it, and "
+                "set the sizes of these axes with MESH."
             )
 
     def parameter_entries(self, axes: Sequence[str | None], shape: Sequence[int], sizes: Mapping[str, int]) -> PartitionSpec:
@@ -83,7 +83,8 @@ class ShardingRules:
         for name in axes:
             if name is not None and name not in rules:
                 raise UserError(
-                    f'A network constrains an activation by the axis "{name}", which has no rule.{did_you_mean(name, rules)} Add it '
+                    f'A network constrains an activation by the axis "{name}", which has no rule.{did_you_mean(name, rules)} '
+                    "Add it "
                     "to ShardingRules.activations; a dimension that stays whole is None."
                 )
         spec = _partition_spec(axes, shape, rules, sizes)
@@ -99,7 +100,8 @@ def _check_entry(setting: str, name: object, entry: object) -> None:
     for axis in axes:
         if axis not in AXES:
             raise UserError(
-                f'{setting} shards {name} over "{axis}".{did_you_mean(str(axis), AXES)} The mesh has the axes {", ".join(AXES)}.'
+                f'{setting} shards {name} over "{axis}".{did_you_mean(str(axis), AXES)} The mesh has the axes '
+                f"{', '.join(AXES)}."
             )
 
 

@@ -39,7 +39,7 @@ def topology_devices(name: str, num_slices: int = 1) -> list:
             f'--topology is "{name}". It must be a TPU generation and the chips along each axis, such as {EXAMPLES}.'
         )
     try:
-        import libtpu
+        import libtpu  # noqa: F401
     except ImportError:
         raise UserError("--topology needs libtpu, which is not installed. Run: pip install 't5x_lab[compile]'.") from None
     options: dict = _MEGACORE.get(name.split(":")[0], {})

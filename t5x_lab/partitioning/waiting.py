@@ -46,9 +46,9 @@ def fetch(tree: Any, event: str) -> Any:
 def _exit(event: str) -> None:
     faulthandler.dump_traceback(all_threads=True)
     print(
-        f"t5x_lab: process {jax.process_index()} exits after waiting {_limit_minutes:g} minutes for {event}. Its stack is above; "
-        "the logs of the other processes have theirs. Start all processes again with the same command to continue from the "
-        "latest checkpoint. WAIT_MINUTES sets the timeout of training; other commands wait 30 minutes.",
+        f"t5x_lab: process {jax.process_index()} exits after waiting {_limit_minutes:g} minutes for {event}. Its stack is "
+        "above; the logs of the other processes have theirs. Start all processes again with the same command to continue "
+        "from the latest checkpoint. WAIT_MINUTES sets the timeout of training; other commands wait 30 minutes.",
         file=sys.stderr,
         flush=True,
     )

@@ -132,11 +132,8 @@ class CollectionMixtures:
         for member in collection.members:
             is_collection = member in self._prompts.collections or self._find(member)
             data_set = None if is_collection else self._data_set_tasks(member, collection)
-            if data_set:
-                tasks = _data_set_rates(data_set, collection, form)
-            else:
-                tasks = self._member_rates(member, name, form)
-            yield from _scale_rates(tasks, collection.rates[member]) if member in collection.rates else tasks
+            rates = _data_set_rates(data_set, collection, form) if data_set else self._member_rates(member, name, form)
+            yield from _scale_rates(rates, collection.rates[member]) if member in collection.rates else rates
 
     def _member_rates(self, member: str, collection: str, form: Form | None) -> Rates:
         """Returns the tasks of a member that is a collection, a SeqIO mixture or a SeqIO task."""
@@ -157,7 +154,8 @@ class CollectionMixtures:
         if name not in seqio.TaskRegistry.names() and name not in seqio.MixtureRegistry.names():
             names = [*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names(), *all_data_sets(self._prompts)]
             raise UserError(
-                f'The collection "{collection}" has the member "{member}", which is not a data set, collection, task or mixture.'
+                f'The collection "{collection}" has the member "{member}", which is not a data set, collection, task or '
+                "mixture."
                 f"{did_you_mean(member, names)}"
             )
         return name

@@ -1,4 +1,7 @@
-"""`Prompts`: the settings of prompted datasets, and the task names that they define. Free of TensorFlow until a name is used."""
+"""`Prompts`: the settings of prompted datasets, and the task names that they define.
+
+Free of TensorFlow until a name is used.
+"""
 
 import dataclasses
 from collections.abc import Iterable

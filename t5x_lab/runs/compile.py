@@ -200,8 +200,8 @@ def _parse_out_of_memory(error: jax.errors.JaxRuntimeError, arguments: int) -> d
 def search(run: RunConfig, devices: Sequence | None = None, topology: str | None = None) -> Iterator[Report]:
     """Compiles the training step with various settings and yields every report. See `find_best`.
 
-    With the run's batch size it tries remat policies, those with the least recomputation first, then more microbatches. With the
-    first settings that fit it doubles the batch size as long as the step fits.
+    With the run's batch size it tries remat policies, those with the least recomputation first, then more microbatches. With
+    the first settings that fit it doubles the batch size as long as the step fits.
     """
     if not hasattr(run.model.network, "remat_policy"):
         raise UserError(f"--search needs remat policies, which {network_name(run.model.network)} does not support.")

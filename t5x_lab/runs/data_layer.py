@@ -10,4 +10,4 @@ def load_data_layer() -> None:
       UserError: if the installed SeqIO or TensorFlow Datasets cannot be used.
     """
     check_environment()
-    import t5x_lab.tasks
+    import t5x_lab.tasks  # noqa: F401  (needs TensorFlow; registers tasks)

@@ -138,8 +138,8 @@ def to_markdown(cells: list[Cell]) -> str:
         "",
         "## Batch rows, and the fraction of tokens with loss",
         "",
-        "Encoder + decoder length in tokens, for inputs of 512 tokens or sequences of 626. GPT-1 has 512 positions. Target lengths "
-        "are computed.",
+        "Encoder + decoder length in tokens, for inputs of 512 tokens or sequences of 626. GPT-1 has 512 positions. Target "
+        "lengths are computed.",
         "",
         f"| objective | {' | '.join(kinds)} |",
         "|---|" + "---|" * len(kinds),

@@ -10,8 +10,8 @@ class Clock:
 
     Attributes:
       began: start of the run in seconds since the Unix epoch, shifted by excluded time.
-      productive: seconds of training steps, including waiting for data. The first step of a process, which compiles, is excluded,
-        and so are steps after the checkpoint that a run was continued from.
+      productive: seconds of training steps, including waiting for data. The first step of a process, which compiles, is
+        excluded, and so are steps after the checkpoint that a run was continued from.
     """
 
     began: float = dataclasses.field(default_factory=time.time)

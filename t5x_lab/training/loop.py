@@ -180,8 +180,8 @@ class _FinishedSteps:
             _save(batches_read, counted, self._actions)
             subject = f"it is the last of {self._bad} in a row, none of which" if self._allowed else "it"
             raise Diverged(
-                f"{bad}; {subject} changed any parameter. The state is saved as step {batches_read}. The same command continues from "
-                "there with the next batches. Try a lower learning rate or a longer warm-up."
+                f"{bad}; {subject} changed any parameter. The state is saved as step {batches_read}. The same command "
+                "continues from there with the next batches. Try a lower learning rate or a longer warm-up."
             )
         if not healthy:
             self._log(f"{bad}. It is skipped (bad step {self._bad} of at most {self._allowed} in a row).")

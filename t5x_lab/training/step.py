@@ -41,14 +41,14 @@ def make_train_step(
       sum_over_slices: adds gradients and losses over slices. See `Partitioner`.
       is_trained: whether the parameter of this name is trained.
       statistics: statistics of hooks.
-      skip_bad_steps: after a step with a non-finite loss or gradient, which never changes parameters, training continues with the
-        next step. By default no later step changes the state.
+      skip_bad_steps: after a step with a non-finite loss or gradient, which never changes parameters, training continues with
+        the next step. By default no later step changes the state.
       average_decay: decay of `TrainState.average`.
 
     Returns:
-      Function (state, batch) -> (state, metrics). The metrics are scalars: `loss` (cross-entropy per token with loss), `z_loss`,
-      `accuracy`, additional losses, `grad_norm`, the learning rates, `healthy`, and the token counts of this step; and
-      `task_tokens` [tasks].
+      Function (state, batch) -> (state, metrics). The metrics are scalars: `loss` (cross-entropy per token with loss),
+      `z_loss`, `accuracy`, additional losses, `grad_norm`, the learning rates, `healthy`, and the token counts of this step;
+      and `task_tokens` [tasks].
     """
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:

@@ -324,7 +324,8 @@ def _check_tokens(source: seqio.FileDataSource, split: str, task: seqio.Task, fo
             if tokens.tolist()[: len(expected)] == list(expected)[: tokens.size]:
                 continue
             sentence = (
-                f'The cache of task "{task.name}", {folder}, was made with another vocabulary: the tokens of its first "{name}" are '
+                f'The cache of task "{task.name}", {folder}, was made with another vocabulary: the tokens of its first '
+                f'"{name}" are '
                 f"not those of {feature.vocabulary}."
             )
             if _ends_in_tokens(task) or max(tokens, default=0) >= feature.vocabulary.vocab_size:

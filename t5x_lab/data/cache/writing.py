@@ -1,7 +1,7 @@
 """Writing of a task's examples before its `CacheDatasetPlaceholder`, in the format of SeqIO caches.
 
-One file is written per source file, with the examples in their order. A file gets its name when it is complete. `COMPLETED`, which
-makes a folder a cache, is written last. An interrupted cache is resumed.
+One file is written per source file, with the examples in their order. A file gets its name when it is complete. `COMPLETED`,
+which makes a folder a cache, is written last. An interrupted cache is resumed.
 """
 
 import contextlib

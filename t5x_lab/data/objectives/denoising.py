@@ -56,8 +56,8 @@ class Denoising(Objective):
         spans = self.mean_noise_span_length
         if spans is not None and (spans < 1 or self.noise_density / spans > 1 - self.noise_density):
             raise UserError(
-                f"Denoising with noise_density {self.noise_density} in spans of mean length {spans} has less than one token of text "
-                "per span. Use a mean length of at least 1, less noise, or longer spans."
+                f"Denoising with noise_density {self.noise_density} in spans of mean length {spans} has less than one token "
+                "of text per span. Use a mean length of at least 1, less noise, or longer spans."
             )
         if not 0 < self.noise_density <= 1:
             raise UserError(f"Denoising.noise_density is {self.noise_density}. It must be above 0 and at most 1.")
@@ -80,7 +80,8 @@ class Denoising(Objective):
         if self._max_length(n, "targets") + 1 > complete["targets"]:
             raise UserError(
                 f"Inputs of {complete['inputs']} tokens with {self.noise_density:.0%} noise make targets of up to "
-                f"{self._max_length(n, 'targets') + 1} tokens, but TASK_FEATURE_LENGTHS has {complete['targets']}. Increase it, "
+                f"{self._max_length(n, 'targets') + 1} tokens, but TASK_FEATURE_LENGTHS has {complete['targets']}. Increase "
+                "it, "
                 'or remove "targets", which is then computed.'
             )
         return complete
@@ -115,12 +116,12 @@ class Denoising(Objective):
         n = self._text_tokens(inputs - 1 - self._mode_tokens, None if targets is None else targets - 1, sentinels)
         if n < 2:
             raise UserError(
-                f"Inputs of {inputs} tokens and {sentinels} sentinels have no room for {self.noise_density:.0%} noise. Use longer "
-                "TASK_FEATURE_LENGTHS, or a vocabulary with more extra_ids."
+                f"Inputs of {inputs} tokens and {sentinels} sentinels have no room for {self.noise_density:.0%} noise. Use "
+                "longer TASK_FEATURE_LENGTHS, or a vocabulary with more extra_ids."
             )
         return n
 
-    @functools.lru_cache(maxsize=256)
+    @functools.lru_cache(maxsize=256)  # noqa: B019  (objectives are few and small)
     def _text_tokens(self, inputs: int, targets: int | None, sentinels: int) -> int:
         limits = {"inputs": inputs, "sentinels": self.available_sentinels(sentinels)}
         if targets is not None:
@@ -195,8 +196,8 @@ def _iid_max_length(density: float, costs: tuple[int, int, int], n: int) -> int:
 def _iid_lengths(density: float, costs: tuple[int, int, int], limit: int) -> Iterator[np.ndarray]:
     """Yields for n = 1, 2, … tokens the probability of each length up to `limit`, if tokens are noise independently.
 
-    A Markov chain of two states, text and noise. Sentinels of targets stand for gaps in the noise, of which there may be one more
-    than spans, so that one is counted at the start.
+    A Markov chain of two states, text and noise. Sentinels of targets stand for gaps in the noise, of which there may be one
+    more than spans, so that one is counted at the start.
     """
     text, noise, span = costs
     shifted = lambda chances, by: np.concatenate([np.zeros(by), chances])[: limit + 1]

@@ -61,7 +61,8 @@ class PrefixLm(Objective):
         complete = super().complete(default | dict(lengths), architecture, sentinels)
         if len(set(complete.values())) > 1:
             raise UserError(
-                f"Prefix LM needs inputs and targets of equal length, two sequences per row. TASK_FEATURE_LENGTHS is {complete}."
+                "Prefix LM needs inputs and targets of equal length, two sequences per row. TASK_FEATURE_LENGTHS is "
+                f"{complete}."
             )
         if complete["targets"] < 2:
             raise UserError("Prefix LM needs sequences of at least 2 tokens, one input and one target.")

@@ -78,8 +78,8 @@ class Objective:
     def preprocessors(self) -> list[Callable]:
         """Returns SeqIO preprocessors from {"targets": tokens of a document without EOS} to `features`.
 
-        Like SeqIO's own, they may take `sequence_length`, which has the needed lengths, and `output_features`. Examples may have
-        a scalar `raw_tokens`, the number of tokens of text. Otherwise inputs and targets are counted.
+        Like SeqIO's own, they may take `sequence_length`, which has the needed lengths, and `output_features`. Examples may
+        have a scalar `raw_tokens`, the number of tokens of text. Otherwise inputs and targets are counted.
         """
         raise NotImplementedError
 

@@ -83,7 +83,10 @@ def _require_lengths(sequence_length: Mapping[str, int] | None) -> Mapping[str, 
 
 
 def split_prefix(dataset: tf.data.Dataset, sequence_length) -> tf.data.Dataset:
-    """Splits chunks into inputs and targets. For an encoder-decoder, whose inputs have a length, it joins two chunks per row."""
+    """Splits chunks into inputs and targets.
+
+    For an encoder-decoder, whose inputs have a length, it joins two chunks per row.
+    """
     return split_pairs(sequence_length["targets"])(dataset) if "inputs" in sequence_length else split_anywhere(dataset)
 
 

@@ -40,9 +40,9 @@ def pack_batches(
       passthrough: features that are kept unchanged if rows hold one example.
 
     Returns:
-      A dataset of batches. Features are [rows, length], int32 unless they are floats. `raw_tokens` is [rows]. For several tasks,
-      `task_tokens` [rows, num_tasks] counts the tokens of all streams by task. If rows or examples hold several texts, there
-      are `<stream>_segment_ids` (from 1, 0 = padding) and `<stream>_positions` (from 0 in each segment).
+      A dataset of batches. Features are [rows, length], int32 unless they are floats. `raw_tokens` is [rows]. For several
+      tasks, `task_tokens` [rows, num_tasks] counts the tokens of all streams by task. If rows or examples hold several texts,
+      there are `<stream>_segment_ids` (from 1, 0 = padding) and `<stream>_positions` (from 0 in each segment).
     """
 
     @tf.autograph.experimental.do_not_convert
@@ -113,8 +113,8 @@ def _has_longer(sizes: tf.Tensor, length: int) -> tf.Tensor:
         if longest > length and length not in _reported_lengths:
             _reported_lengths.add(length)
             log(
-                f"Some examples have {longest} tokens or more, but a row has {length}. They are cut before their EOS token. Respect "
-                "TASK_FEATURE_LENGTHS in the preprocessors of the task or objective, or increase them."
+                f"Some examples have {longest} tokens or more, but a row has {length}. They are cut before their EOS token. "
+                "Respect TASK_FEATURE_LENGTHS in the preprocessors of the task or objective, or increase them."
             )
         return np.array(longest > length)
 

@@ -49,8 +49,8 @@ class SeqioBatches:
 
     Rows of a batch are grouped by shard, in the order of the shards. A process reads the shards that its rows come from, and
     saves the positions of those whose first row it owns. Shards of many tasks are read and saved together, see
-    `t5x_lab.data.pipeline.graph`. A process that gets other shards after a restart reads all that were saved together, and drops
-    the others.
+    `t5x_lab.data.pipeline.graph`. A process that gets other shards after a restart reads all that were saved together, and
+    drops the others.
 
     Args:
       mixture: tasks to read.
@@ -210,8 +210,8 @@ def build_shards(
 def dataset_options() -> tf.data.Options:
     """Returns options for a deterministic order without autotuning.
 
-    Autotuning costs more CPU-seconds than it saves, and the end of an iterator waits for the tuning thread, which sleeps for up to
-    a minute.
+    Autotuning costs more CPU-seconds than it saves, and the end of an iterator waits for the tuning thread, which sleeps for up
+    to a minute.
     """
     options = tf.data.Options()
     options.deterministic = True

@@ -51,7 +51,8 @@ def check_vocabulary(
         for name, feature in component.task.output_features.items():
             if name in component.lengths and feature.vocabulary.vocab_size > vocab_size:
                 raise UserError(
-                    f'The vocabulary of feature "{name}" of task "{component.task.name}" has {feature.vocabulary.vocab_size} ids, '
+                    f'The vocabulary of feature "{name}" of task "{component.task.name}" has {feature.vocabulary.vocab_size} '
+                    "ids, "
                     f"but the model has {vocab_size}. Set --gin.TransformerConfig.vocab_size to at least that, or use the "
                     "model's vocabulary."
                 )
@@ -64,7 +65,8 @@ def _check_additional_ids(tasks: ResolvedMixture, vocab_size: int, additional_id
         unknown = [i for i in component.input_prefix if i not in embedded]
         if unknown:
             raise UserError(
-                f'SpecialTokens.input_start puts {len(unknown)} ids before the inputs of "{component.task.name}" that the model '
+                f'SpecialTokens.input_start puts {len(unknown)} ids before the inputs of "{component.task.name}" that the '
+                "model "
                 f"does not embed, such as {unknown[0]}. For a soft prompt, set SOFT_PROMPT_LENGTH, which sets both lengths."
             )
     if not additional_ids:
@@ -73,7 +75,8 @@ def _check_additional_ids(tasks: ResolvedMixture, vocab_size: int, additional_id
     unprompted = [c.task.name for c in components if not set(additional_ids) <= set(c.input_prefix)]
     if unprompted and len(unprompted) == len(components):
         raise UserError(
-            f'The soft prompt of {len(additional_ids)} ids precedes no input of "{tasks.name}", so it would not be trained. Use tasks '
+            f'The soft prompt of {len(additional_ids)} ids precedes no input of "{tasks.name}", so it would not be trained. '
+            "Use tasks "
             "with inputs, and SpecialTokens.input_start as in peft/soft_prompt.gin."
         )
     if unprompted:
@@ -85,7 +88,8 @@ def _check_special_ids(component: Component, vocab_size: int) -> None:
     ids = getattr(component.task, "special_ids", ())
     if max(ids, default=0) >= vocab_size:
         raise UserError(
-            f'The task "{component.task.name}" uses the special ids {", ".join(map(str, ids))}, but the model has {vocab_size} ids. '
+            f'The task "{component.task.name}" uses the special ids {", ".join(map(str, ids))}, but the model has '
+            f"{vocab_size} ids. "
             f"Set TransformerConfig.vocab_size = {max(ids) + 1} with "
             'RestoreCheckpointConfig.extend = ["vocab"], which appends rows to those of INITIAL_CHECKPOINT_PATH. Or set '
             "Classification.tokens to ids that texts do not use."

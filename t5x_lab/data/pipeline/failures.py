@@ -1,4 +1,7 @@
-"""Finds the task, file and record that a failed pipeline stopped at. Searching after the failure costs nothing while reading."""
+"""Finds the task, file and record that a failed pipeline stopped at.
+
+Searching after the failure costs nothing while reading.
+"""
 
 import contextlib
 import re

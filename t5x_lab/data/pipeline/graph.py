@@ -48,8 +48,8 @@ class ShardSeed:
 def build_with_autograph(make: Callable[[], tf.data.Dataset]) -> tf.data.Dataset:
     """Returns `make()`, with AutoGraph if its steps branch on tensors.
 
-    TensorFlow does not convert steps inside another function, as in the graph of many shards. Converting the steps of hundreds of
-    tasks would take a quarter of the time to the first batch, so they are only converted if they fail without it.
+    TensorFlow does not convert steps inside another function, as in the graph of many shards. Converting the steps of hundreds
+    of tasks would take a quarter of the time to the first batch, so they are only converted if they fail without it.
     """
     try:
         return make()

@@ -1,7 +1,7 @@
 """Training examples of one shard of a task, and all examples of a split in order.
 
-Seeds are derived from (run, task, shard), so that tasks over the same data set are read in different orders, and the n-th examples
-of two shards are not corrupted alike.
+Seeds are derived from (run, task, shard), so that tasks over the same data set are read in different orders, and the n-th
+examples of two shards are not corrupted alike.
 """
 
 import copy

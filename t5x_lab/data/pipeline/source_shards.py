@@ -54,9 +54,9 @@ class ShardingPlan:
 def plan_sharding(source: seqio.DataSource, split: str, shards: int, fixed_order: bool, in_graph: bool) -> ShardingPlan:
     """Chooses how to divide a source.
 
-    A source with so few records that shards would differ is not divided: each shard reads all of it in its own order. Neither is
-    a source whose tasks may drop so many records (`min_kept_fraction`) that nothing of a shard might remain: each shard starts
-    at another record.
+    A source with so few records that shards would differ is not divided: each shard reads all of it in its own order. Neither
+    is a source whose tasks may drop so many records (`min_kept_fraction`) that nothing of a shard might remain: each shard
+    starts at another record.
 
     Args:
       source: the source.

@@ -205,8 +205,8 @@ def _read_parquet(file: str, text_key: str) -> Iterator[list[bytes]]:
 def resumable_reader(read_chunks: Callable[[str], Iterator[list[bytes]]]) -> Callable[[str], tf.data.Dataset]:
     """Returns f(file) -> dataset of chunks, string [n], for formats that TensorFlow does not read.
 
-    For TensorFlow a chunk is a function of the file and the chunk number, so that the saved position is a number. Files stay open
-    after their last chunk. A chunk out of order is read from the start of the file.
+    For TensorFlow a chunk is a function of the file and the chunk number, so that the saved position is a number. Files stay
+    open after their last chunk. A chunk out of order is read from the start of the file.
 
     Args:
       read_chunks: f(file name) -> iterator of lists of raw documents.

@@ -161,7 +161,8 @@ def _make_component(member: Member, config: DataConfig, architecture: str, senti
 def _length_after_prefix(task: seqio.Task, length: int, prefix: tuple[int, ...]) -> int:
     if len(prefix) >= length:
         raise UserError(
-            f'SpecialTokens.input_start puts {len(prefix)} ids before the inputs of "{task.name}", but TASK_FEATURE_LENGTHS has '
+            f'SpecialTokens.input_start puts {len(prefix)} ids before the inputs of "{task.name}", but TASK_FEATURE_LENGTHS '
+            "has "
             f"only {length} tokens for both. Increase it."
         )
     return length - len(prefix)
@@ -274,7 +275,7 @@ def _example_lengths(task: seqio.Task, config: DataConfig, architecture: str) ->
 
 def describe_missing_inputs(task: seqio.Task) -> str:
     """Returns the message for a task without inputs and an encoder-decoder model."""
-    return f'The task "{task.name}" has no inputs for the encoder. Use a decoder model, or set OBJECTIVE if the task is plain text.'
+    return f'The task "{task.name}" has no inputs for the encoder. Use a decoder, or set OBJECTIVE if the task is plain text.'
 
 
 def _select_lengths(task: seqio.Task, names: list[str], lengths: Lengths) -> Lengths:

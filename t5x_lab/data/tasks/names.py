@@ -1,7 +1,7 @@
 """Resolves MIXTURE_OR_TASK_NAME to SeqIO tasks, which are created when a name is used.
 
-Texts and their objectives are the library's own tasks. All other names are SeqIO's. Own tasks are also in SeqIO's registry, with
-a byte vocabulary, so that mixtures and SeqIO's tools find them. In a run they have the run's vocabulary. Names that
+Texts and their objectives are the library's own tasks. All other names are SeqIO's. Own tasks are also in SeqIO's registry,
+with a byte vocabulary, so that mixtures and SeqIO's tools find them. In a run they have the run's vocabulary. Names that
 `t5.data.tasks` registers itself (`c4_v220_span_corruption`, …) are not registered, but replace T5's tasks in a run, also inside
 mixtures: T5's tasks need a version of C4 that few can read.
 """

@@ -226,7 +226,8 @@ def run_harness(
     unknown = [name for name in tasks if not manager.match_tasks([name])]
     if unknown:
         raise UserError(
-            f'lm-eval has no task "{unknown[0]}". Name one of its tasks, or pass --include_path with the folder of your .yaml files.'
+            f'lm-eval has no task "{unknown[0]}". Name one of its tasks, or pass --include_path with the folder of your '
+            ".yaml files."
         )
     try:
         with tempfile.TemporaryDirectory() as folder:

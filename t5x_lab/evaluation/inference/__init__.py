@@ -1,1 +1,1 @@
-"""Batch inference for `t5x_lab infer`: examples of files (`files`) and of tasks (`task_examples`), results as JSONL (`infer`)."""
+"""Batch inference for `t5x_lab infer`: examples of files (`files`) and of tasks (`task_examples`), JSONL results (`infer`)."""

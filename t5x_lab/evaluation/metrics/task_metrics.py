@@ -184,9 +184,9 @@ class _ModelOutputs:
     def compute(self, types: set) -> None:
         """Runs the model for metrics of these output types."""
         if types & {_OUTPUT_TYPES.PREDICTION, _OUTPUT_TYPES.PREDICTION_WITH_AUX}:
-            self.predicted_ids
+            self.predicted_ids  # noqa: B018  (a cached property)
         if types & {_OUTPUT_TYPES.SCORE, _OUTPUT_TYPES.SCORE_WITH_INTERMEDIATES}:
-            self.target_scores
+            self.target_scores  # noqa: B018
 
     @functools.cached_property
     def generated(self) -> tuple[np.ndarray, np.ndarray]:

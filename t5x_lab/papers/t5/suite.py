@@ -20,7 +20,7 @@ import seqio
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.data.tasks.text_tasks import BYTE_VOCABULARY
-from t5x_lab.papers import data_sets as _registered
+from t5x_lab.papers import data_sets as _registered  # noqa: F401  (registers the data sets)
 from t5x_lab.papers.t5.typed_records import to_typed_tensors
 from t5x_lab.prompts.config import PromptConfig, Records
 from t5x_lab.prompts.data_sets import DATA_SETS

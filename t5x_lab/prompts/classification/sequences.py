@@ -54,7 +54,8 @@ class Sequences:
         room = self.length - len(segments) - 1
         if room < len(parts):
             raise UserError(
-                f'TASK_FEATURE_LENGTHS["inputs"] is {self.length}, which has no room for one token of each of {len(parts)} texts and '
+                f'TASK_FEATURE_LENGTHS["inputs"] is {self.length}, which has no room for one token of each of {len(parts)} '
+                "texts and "
                 f"{len(segments) + 1} special tokens. Increase it"
             )
         lengths = iter(truncated_lengths([len(part) for part in parts], room))

@@ -41,8 +41,8 @@ from t5x_lab.optim.groups import Groups
 from t5x_lab.optim.optimizers import Adafactor, AdamW, Lion, Muon, Sgd
 from t5x_lab.optim.schedules import CosineDecay, LearningRate, LinearDecay, WarmupLinear, WarmupStableDecay
 from t5x_lab.optim.unfreezing import GradualUnfreezing
-from t5x_lab.papers import data_sets as _data_sets
-from t5x_lab.papers.gpt1 import classification as _classification
+from t5x_lab.papers import data_sets as _data_sets  # noqa: F401  (registers them)
+from t5x_lab.papers.gpt1 import classification as _classification  # noqa: F401  (registers its tasks)
 from t5x_lab.papers.gpt1.probes import Acceptability, Answers, Blimp, Referents, Sentiment
 from t5x_lab.papers.gpt1.standardize import standardize
 from t5x_lab.partitioning.rules import ShardingRules
@@ -50,7 +50,7 @@ from t5x_lab.prompts.classification.config import Classification
 from t5x_lab.prompts.classification.converter import SequencesConverter
 from t5x_lab.prompts.config import Collection, FewShot, Records
 from t5x_lab.prompts.prompts import Prompts
-from t5x_lab.runs.config import task_defaults
+from t5x_lab.runs.config import task_defaults  # noqa: F401  (registers its functions)
 from t5x_lab.runs.config.run_config import RunConfig
 
 # Modules of T5X's classes of the same name, so that "utils.SaveCheckpointConfig" works.

@@ -41,7 +41,8 @@ class RunConfig:
       trainable: regular expression. Parameters whose full names match it are trained, the others are frozen, without gradients
         and optimizer state. None = all, or those of the optimizer's groups that are not frozen.
       hooks: hooks of training, see `t5x_lab.training.hooks.Hook`. Metrics are also written by hooks.
-      bad_steps: maximum number of consecutive steps with a non-finite loss or gradient that are skipped. One more ends training.
+      bad_steps: maximum number of consecutive steps with a non-finite loss or gradient that are skipped. One more ends
+        training.
       average_decay: decay of an exponential moving average of the weights, which is evaluated and saved too. None = no average.
       wait_minutes: how long a process waits for others before it ends with a message.
       profile_steps: number of steps to trace into `model_dir`/profile, from the third step of the process. 0 = none.
@@ -85,17 +86,17 @@ class RunConfig:
             raise self.model.unchecked
         if (self.train_steps is None) == (self.train_tokens is None):
             raise UserError(
-                f"TRAIN_STEPS is {self.train_steps} and TRAIN_TOKENS is {self.train_tokens}. Set exactly one of them: the number of "
-                "the last step, or the tokens to process, padding excluded. Both count from the start of the run."
+                f"TRAIN_STEPS is {self.train_steps} and TRAIN_TOKENS is {self.train_tokens}. Set exactly one of them: the "
+                "number of the last step, or the tokens to process, padding excluded. Both count from the start of the run."
             )
         if not self.model_dir:
             raise UserError("MODEL_DIR is empty. Set it to the run directory.")
         if self.data.batch_size % self.microbatches:
             raise UserError(
-                f"BATCH_SIZE is {self.data.batch_size}, which is not a multiple of MICROBATCHES={self.microbatches}. All microbatches "
-                "must have the same number of rows."
+                f"BATCH_SIZE is {self.data.batch_size}, which is not a multiple of MICROBATCHES={self.microbatches}. All "
+                "microbatches must have the same number of rows."
             )
-        self.mesh_shape
+        self.mesh_shape  # noqa: B018  (raises for an invalid mesh)
 
     def identity(self) -> dict[str, str]:
         """Returns the settings that a run must be resumed with, under their gin names."""

@@ -111,7 +111,8 @@ class Evaluations:
             return
         if not callable(evaluator):
             raise UserError(
-                f'The evaluation "{name}" returned {shown(evaluator)} from prepare. It must return a function of a model, or None.'
+                f'The evaluation "{name}" returned {shown(evaluator)} from prepare. It must return a function of a model, or '
+                "None."
             )
         weights_by_name = {name: "average" if weights == "average" else "last"}
         if has_average and weights == "each":
@@ -129,7 +130,8 @@ class Evaluations:
         name = metric.split("/")[0]
         if name in names and name not in ready:
             raise UserError(
-                f'{setting} is "{metric}", but the evaluation "{name}" has no results: none of its tasks has metrics and the split. '
+                f'{setting} is "{metric}", but the evaluation "{name}" has no results: none of its tasks has metrics and the '
+                "split. "
                 f"Choose one of {', '.join(ready) or 'another evaluation'}."
             )
         check_metric_name(setting, metric, ready)
@@ -247,7 +249,8 @@ class Evaluations:
         except OSError as error:
             if ("unwritten", entry.name) not in self._reported:
                 log(
-                    f"The results of {entry.name} at step {step} could not be written to {entry.files.folder}: {describe_error(error)}."
+                    f"The results of {entry.name} at step {step} could not be written to {entry.files.folder}: "
+                    f"{describe_error(error)}."
                 )
             self._reported.add(("unwritten", entry.name))
 
@@ -280,7 +283,8 @@ def prepare_evaluations(run: RunConfig, config: GinConfig, sharded: ShardedModel
         entry, period = evaluations.find(metric.split("/")[0]), run.saving.period
         if not entry.is_due(period, run.eval_period):
             log(
-                f'SaveCheckpointConfig.best_metric is "{metric}", but "{entry.name}" does not run at every checkpoint (each {period} '
+                f'SaveCheckpointConfig.best_metric is "{metric}", but "{entry.name}" does not run at every checkpoint (each '
+                f"{period} "
                 "steps). Use the same period for both."
             )
     return evaluations

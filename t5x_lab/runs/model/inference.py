@@ -1,7 +1,7 @@
 """Compiled inference on token ids: sequences are sorted, batched and padded, and results are returned in order.
 
-Sequences are lists of ids without padding. A decoder's prompts include its start token. All processes make the same calls and get
-the same results.
+Sequences are lists of ids without padding. A decoder's prompts include its start token. All processes make the same calls and
+get the same results.
 """
 
 import dataclasses
@@ -80,7 +80,7 @@ class Inference:
         batch_size: int = 32,
         decoder_prefix: Sequence[int] = (),
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the best hypotheses of each prompt: (tokens int32 [N, beam size, max_tokens], scores float32 [N, beam size])."""
+        """Returns the best hypotheses of each prompt: (tokens int32 [N, beams, max_tokens], scores float32 [N, beams])."""
         tokens = np.zeros((len(prompts), beams.size, max_tokens), np.int32)
         scores = np.zeros((len(prompts), beams.size), np.float32)
         order = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))

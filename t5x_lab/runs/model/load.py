@@ -37,8 +37,8 @@ def load(
 ) -> Run:
     """Loads a model from a run directory or a Hugging Face directory.
 
-    Several directories make an ensemble, whose logits are the mean of the members' (Raffel et al. 2020, section 3.6). Members have
-    the same vocabulary and special tokens, and any architectures.
+    Several directories make an ensemble, whose logits are the mean of the members' (Raffel et al. 2020, section 3.6). Members
+    have the same vocabulary and special tokens, and any architectures.
 
     Args:
       model_dir: one or several directories that `t5x_lab train`, `Run.save`, `t5x_lab convert` or `transformers` wrote.
@@ -114,7 +114,8 @@ def _check_complete(checkpoint: Location, config: GinConfig, sharded: ShardedMod
         missing = expected - stored - peft_names(sharded.abstract_params, sharded.model.config.network)
         if missing and stored <= peft_parameters(config, sharded.abstract_params, sharded.model.config.network):
             raise UserError(
-                f"{checkpoint.path} holds only PEFT parameters; {min(missing)} of its base model is missing. Load the base model first: "
+                f"{checkpoint.path} holds only PEFT parameters; {min(missing)} of its base model is missing. Load the base "
+                "model first: "
                 f't5x_lab.load(BASE).with_adapter("{checkpoint.path}").'
             )
 

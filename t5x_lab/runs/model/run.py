@@ -164,8 +164,8 @@ class Run:
     ) -> list[list[str]]:
         """Completes each prompt `num_samples` times, greedily at temperature 0. See `SamplingConfig`.
 
-        With `beam_size` above 1 or a `beam_alpha`, returns the `num_samples` best hypotheses of a beam search. See `BeamConfig`. A
-        beam of one is T5X's default, whose length penalty may choose a later EOS.
+        With `beam_size` above 1 or a `beam_alpha`, returns the `num_samples` best hypotheses of a beam search. See
+        `BeamConfig`. A beam of one is T5X's default, whose length penalty may choose a later EOS.
 
         Args:
           prompts: texts, or token ids, which are used unchanged.
@@ -176,8 +176,8 @@ class Run:
           beam_size, beam_alpha: see `BeamConfig`. `beam_alpha` is 0.6 by default.
           stop: texts that end a completion, which is cut before them.
           streams: random number stream of each prompt. Default: the prompt's number.
-          max_length: maximum number of tokens that an encoder reads, or that a decoder reads together with the new tokens, of which
-            it does not read the last. Longer prompts are truncated from the left.
+          max_length: maximum number of tokens that an encoder reads, or that a decoder reads together with the new tokens, of
+            which it does not read the last. Longer prompts are truncated from the left.
           logits_fn: replaces logits before a token is chosen, see `SamplingConfig`.
           sort_samples: whether samples of a prompt are sorted by log-probability, highest last, as in T5X.
           add_start: whether a start token is added before a decoder's prompts. Set False for token ids that have it.
@@ -292,7 +292,10 @@ class Run:
         return self._inference.search(self.params, ids, decoder_prefix=decoder_prefix, **options)
 
     def _add_decoder_prefix(self, ids: list[Ids], prefix: Sequence[int]) -> tuple[list[Ids], Sequence[int]]:
-        """Returns (prompts, ids to force in a decoder behind an encoder). A decoder-only model gets the prefix in its prompts."""
+        """Returns (prompts, ids to force in a decoder behind an encoder).
+
+        A decoder-only model gets the prefix in its prompts.
+        """
         return (ids, prefix) if self.has_encoder else ([[*row, *prefix] for row in ids], ())
 
     # ---- scores, classes, logits and losses
@@ -486,7 +489,10 @@ class Run:
         self.save_adapter(directory)
 
     def make_variant(self, config: GinConfig) -> Self:
-        """Returns a model of another configuration on the same mesh, without parameters. Equal models share compiled functions."""
+        """Returns a model of another configuration on the same mesh, without parameters.
+
+        Equal models share compiled functions.
+        """
         key = str((config.model(), config.special_tokens(), config.vocabulary_if_set()))
         if key not in self._variants:
             self._variants[key] = type(self)(config, self.shard_variant(config), {}, 0)
@@ -534,8 +540,8 @@ class Run:
     def _check_decoder(self, function: str) -> None:
         if not has_decoder(self.network):
             raise UserError(
-                f"{function} needs a decoder. An encoder-only model predicts masked tokens in place. Use its logits, or train a "
-                "decoder or an encoder-decoder."
+                f"{function} needs a decoder. An encoder-only model predicts masked tokens in place. Use its logits, or "
+                "train a decoder or an encoder-decoder."
             )
 
     def _check_can_generate(self, function: str) -> None:

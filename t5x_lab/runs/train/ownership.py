@@ -79,8 +79,8 @@ class _Ownership:
 
     def _refusal(self, owner: Owner) -> UserError:
         return UserError(
-            f"Process {owner.process} on {owner.host} is training in MODEL_DIR {self._path.parent}. Choose another MODEL_DIR, or "
-            "stop that run first."
+            f"Process {owner.process} on {owner.host} is training in MODEL_DIR {self._path.parent}. Choose another "
+            "MODEL_DIR, or stop that run first."
         )
 
     def _wait_for_silence(self, owner: Owner, beat: int) -> None:
@@ -92,7 +92,8 @@ class _Ownership:
         if owner.place and owner.place == place():
             raise self._refusal(owner)  # it runs on this machine and is alive
         log(
-            f"{self._path} belongs to process {owner.process} on {owner.host}. Waiting {PATIENCE_SECONDS:.0f} s for its heartbeat."
+            f"{self._path} belongs to process {owner.process} on {owner.host}. Waiting {PATIENCE_SECONDS:.0f} s for its "
+            "heartbeat."
         )
         until = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < until:
@@ -125,8 +126,8 @@ class _Ownership:
                 current = self._read()
                 if current is not None and current[0] != self._owner:
                     print(
-                        f"t5x_lab train: process {current[0].process} on {current[0].host} took over MODEL_DIR {self._path.parent} "
-                        "while this process sent no heartbeat. This process exits.",
+                        f"t5x_lab train: process {current[0].process} on {current[0].host} took over MODEL_DIR "
+                        f"{self._path.parent} while this process sent no heartbeat. This process exits.",
                         file=sys.stderr,
                         flush=True,
                     )

@@ -60,8 +60,8 @@ def find_starting_point(run: RunConfig) -> StartingPoint:
     steps = finished_steps(run.model_dir)
     if steps and not run.resume:
         raise UserError(
-            f"MODEL_DIR {run.model_dir} holds a run at step {steps[-1]}, but RESUME is False. Choose another MODEL_DIR, or move "
-            "that directory away."
+            f"MODEL_DIR {run.model_dir} holds a run at step {steps[-1]}, but RESUME is False. Choose another MODEL_DIR, or "
+            "move that directory away."
         )
     if steps:
         path = absolute_path(run.model_dir) / "checkpoints" / str(steps[-1])

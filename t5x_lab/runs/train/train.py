@@ -182,7 +182,8 @@ def prepare(config: GinConfig, stack: contextlib.ExitStack) -> Job:
     # The value is stored with the run, because inference may run without the task.
     if run.data.special_tokens.input_eos not in (None, tasks.input_eos):
         log(
-            f"SpecialTokens.input_eos is {not tasks.input_eos}, but the tasks use {tasks.input_eos}, which is stored with the run."
+            f"SpecialTokens.input_eos is {not tasks.input_eos}, but the tasks use {tasks.input_eos}, which is stored with "
+            "the run."
         )
     fixed = frozen_task_bindings(config.text, run.data.mixture_or_task_name, run.train_steps, run.eval_period)
     config = GinConfig((), (config.text, f"SpecialTokens.input_eos = {tasks.input_eos}", *fixed))

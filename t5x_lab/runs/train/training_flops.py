@@ -22,8 +22,8 @@ def step_flops(run: RunConfig, sharded: ShardedModel, lengths: tuple[int, int]) 
 def training_flops(run: RunConfig, model: Model, encoder_length: int, decoder_length: int) -> int:
     """Returns the FLOPs of one row, forward and backward, of the run's model.
 
-    With TRAINABLE, PEFT, HEAD or frozen groups, this is the count of the base network scaled by a ratio: the matrix-product FLOPs
-    of the traced gradients of this model, divided by those of the base network with all parameters trained.
+    With TRAINABLE, PEFT, HEAD or frozen groups, this is the count of the base network scaled by a ratio: the matrix-product
+    FLOPs of the traced gradients of this model, divided by those of the base network with all parameters trained.
     """
     lengths = encoder_length, decoder_length
     full, names = run.model.network.flops(*lengths), flat_names(model.axes)

@@ -1,1 +1,1 @@
-"""Hugging Face's format: `directory` (reading and writing), `table` (tensor tables), one module per model family, `peft` (LoRA)."""
+"""Hugging Face's format: `directory` (reading and writing), `table` (tensor tables), a module per model family, `peft`."""

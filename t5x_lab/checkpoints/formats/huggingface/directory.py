@@ -130,8 +130,8 @@ def remarks(directory: pathlib.Path, network: TransformerConfig) -> list[str]:
     unsupported = [name for name, neutral in _GENERATION.items() if settings.get(name) not in (None, [], {}, *neutral)]
     if unsupported:
         notes.append(
-            f"{directory}/generation_config.json sets {', '.join(unsupported)}, which is ignored. Generation is greedy and without "
-            "penalties by default."
+            f"{directory}/generation_config.json sets {', '.join(unsupported)}, which is ignored. Generation is greedy and "
+            "without penalties by default."
         )
     if not network.logits_via_embedding and _is_headless(safetensors_files.open_directory(directory)):
         notes.append(f"{directory} has no language-modeling head. Its embeddings are used instead.")
@@ -215,8 +215,8 @@ def find_family(config: Network) -> tuple[Family, dict[str, Any]]:
             return family, hf_config
     if find_head(config):
         raise UserError(
-            "The Hugging Face format does not support our classification head. Remove it: set HEAD = None in the configuration, "
-            "with RestoreCheckpointConfig.strict = False."
+            "The Hugging Face format does not support our classification head. Remove it: set HEAD = None in the "
+            "configuration, with RestoreCheckpointConfig.strict = False."
         )
     if getattr(config, "peft", ()):
         raise UserError(

@@ -140,8 +140,8 @@ def rotations(config: Mapping[str, Any]) -> tuple[float, RotaryScaling | None]:
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in ("default", "linear", "llama3") or rope.get("partial_rotary_factor", 1.0) != 1.0:
         raise UserError(
-            f'config.json has rotary positions of type "{kind}", or of a part of each head. t5x_lab supports the types "default", '
-            '"linear" and "llama3" of whole heads.'
+            f'config.json has rotary positions of type "{kind}", or of a part of each head. t5x_lab supports the types '
+            '"default", "linear" and "llama3" of whole heads.'
         )
     return float(rope.get("rope_theta", config.get("rope_theta", 10000.0))), _scaling_from_hf(kind, rope)
 

@@ -48,7 +48,8 @@ def open_file(path: pathlib.Path) -> dict[str, LazyTensor]:
         (length,) = struct.unpack("<Q", file.read(8).ljust(8, b"\0"))
         if not 2 <= length <= min(size - 8, _MAX_HEADER_BYTES):
             raise Unreadable(
-                f"{path} is not a complete safetensors file: its header has {length:,} bytes, but the file {size:,}. Copy it again."
+                f"{path} is not a complete safetensors file: its header has {length:,} bytes, but the file {size:,}. Copy it "
+                "again."
             )
         try:
             header = json.loads(file.read(length), object_pairs_hook=_reject_duplicates)
@@ -104,8 +105,8 @@ def open_directory(directory: pathlib.Path) -> dict[str, LazyTensor]:
             return open_file(single)
         pickles = sorted(file.name for file in directory.glob("*.bin"))
         advice = (
-            f" {pickles[0]} is a pickle file, which t5x_lab does not read because it can execute code. Save the model again with "
-            "save_pretrained of a current transformers."
+            f" {pickles[0]} is a pickle file, which t5x_lab does not read because it can execute code. Save the model again "
+            "with save_pretrained of a current transformers."
             if pickles
             else ""
         )

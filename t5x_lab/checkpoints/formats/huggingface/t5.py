@@ -83,7 +83,8 @@ def _from_hf_config(config: Mapping[str, Any]) -> TransformerConfig:
     activation = config.get("feed_forward_proj", "relu")
     if activation not in _GATED and activation not in _PLAIN:
         raise UserError(
-            f'config.json has feed_forward_proj "{activation}", which t5x_lab does not support. Supported: {", ".join((*_GATED, *_PLAIN))}.'
+            f'config.json has feed_forward_proj "{activation}", which t5x_lab does not support. Supported: '
+            f"{', '.join((*_GATED, *_PLAIN))}."
         )
     return TransformerConfig(
         architecture="encoder_decoder",
@@ -103,7 +104,10 @@ def _from_hf_config(config: Mapping[str, Any]) -> TransformerConfig:
 
 
 def _is_tied(config: Mapping[str, Any]) -> bool:
-    """Returns whether logits are tied and scaled, as in T5 1.0. transformers 5 ties all T5 models, and marks scaling separately."""
+    """Returns whether logits are tied and scaled, as in T5 1.0.
+
+    transformers 5 ties all T5 models, and marks scaling separately.
+    """
     return config["model_type"] == "t5" and bool(config.get("scale_decoder_outputs", config.get("tie_word_embeddings", True)))
 
 
