@@ -85,7 +85,7 @@ def theirs(folder: str, model: str):
     return answer
 
 
-FEATURE_PREFIXES = {"t5x_lab": ours, "transformers": theirs}
+SIDES = {"t5x_lab": ours, "transformers": theirs}
 
 
 def speed(rounds: int, folder: str) -> None:
@@ -95,10 +95,10 @@ def speed(rounds: int, folder: str) -> None:
         run_of(model).save(f"{folder}/{model}")
         t5x_lab(["convert", "--from=t5x_lab", "--to=hf", f"--source={folder}/{model}", f"--target={folder}/{model}_hf"])
         workers = {
-            side: Worker(__file__, f"--side={side}", f"--model={model}", f"--folder={folder}") for side in FEATURE_PREFIXES
+            side: Worker(__file__, f"--side={side}", f"--model={model}", f"--folder={folder}") for side in SIDES
         }
         for batch in (1, 32):
-            first, rest = ({side: [] for side in FEATURE_PREFIXES} for _ in range(2))
+            first, rest = ({side: [] for side in SIDES} for _ in range(2))
             for round_ in range(rounds + 1):
                 ids = {}
                 for side, worker in workers.items():
@@ -107,10 +107,10 @@ def speed(rounds: int, folder: str) -> None:
                     if round_:
                         first[side].append(short)
                         rest[side].append((whole - short) / TOKENS)
-            ours, theirs = (sum(ids[side], []) for side in FEATURE_PREFIXES)
+            ours, theirs = (sum(ids[side], []) for side in SIDES)
             same = sum(a == b for a, b in zip(ours, theirs, strict=True)) / len(ours)
-            prompt, token = ({side: statistics.median(values[side]) for side in FEATURE_PREFIXES} for values in (first, rest))
-            for side in FEATURE_PREFIXES:
+            prompt, token = ({side: statistics.median(values[side]) for side in SIDES} for values in (first, rest))
+            for side in SIDES:
                 print(
                     f"{model:<13} batch {batch:<3} {side:<13} prompt {prompt[side]:.3f} s, token {1000 * token[side]:.1f} ms, "
                     f"{batch / token[side]:.0f} tokens/s"
@@ -196,12 +196,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", choices=("speed", "sharing", "cost"))
-    parser.add_argument("--side", choices=FEATURE_PREFIXES, help=argparse.SUPPRESS)
+    parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     parser.add_argument("--model", help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.side:
-        serve(FEATURE_PREFIXES[args.side](args.folder, args.model))
+        serve(SIDES[args.side](args.folder, args.model))
         return
     if args.only in (None, "speed"):
         with tempfile.TemporaryDirectory() as folder:

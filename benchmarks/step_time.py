@@ -86,7 +86,7 @@ def products(unused):
     return step
 
 
-FEATURE_PREFIXES = {"t5x_lab": ours, "transformers": theirs, "products": products}
+SIDES = {"t5x_lab": ours, "transformers": theirs, "products": products}
 
 
 def turn(step) -> float:
@@ -107,18 +107,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--binding", action="append", default=[], help="further gin bindings for ours")
     parser.add_argument("--small_pages", action="store_true", help="without huge pages")
-    parser.add_argument("--side", choices=FEATURE_PREFIXES, help=argparse.SUPPRESS)
+    parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.side:
-        step = FEATURE_PREFIXES[args.side](args.binding)
+        step = SIDES[args.side](args.binding)
         serve(lambda line: turn(step))
         return
 
     bindings = [f"--binding={binding}" for binding in args.binding]
     workers = {
-        side: Worker(__file__, f"--side={side}", *bindings, huge_pages=not args.small_pages) for side in FEATURE_PREFIXES
+        side: Worker(__file__, f"--side={side}", *bindings, huge_pages=not args.small_pages) for side in SIDES
     }
-    times: dict[str, list[float]] = {side: [] for side in FEATURE_PREFIXES}
+    times: dict[str, list[float]] = {side: [] for side in SIDES}
     for round_ in range(args.rounds + 1):
         for side, worker in workers.items():
             seconds = float(worker.ask())

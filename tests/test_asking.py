@@ -65,7 +65,7 @@ def test_a_trained_run_answers_in_python(trained):
     own = [-log_probs[0, i, token] for i, token in enumerate(tokens[0, 1:])]
     np.testing.assert_allclose(loss["loss"], np.mean(own), rtol=1e-3)
     assert t5x_lab.load(trained, step=200).step == 200
-    with pytest.raises(UserError, match="give one target for each input"):
+    with pytest.raises(UserError, match="Pass one target per input"):
         run.score(["a"], [])
 
     run.save("copy")

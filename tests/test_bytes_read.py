@@ -190,7 +190,7 @@ def test_what_is_read_by_rules_is_verified_too(config):
     sums = {**info["checksums"], "params/decoder/layers/mlp/wo/kernel": "0" * 16}
     kept = {key: value for key, value in info.items() if key not in ("checksums", "sha256", "format", "step", "parameters")}
     write_info(path, make_info(info["parameters"], 3, **kept, checksums=sums))
-    with pytest.raises(UserError, match="params/decoder/layers/mlp/wo/kernel is not as it was saved"):
+    with pytest.raises(UserError, match="params/decoder/layers/mlp/wo/kernel differs from what was saved"):
         load_params(find("run"), sharded.abstract_params, sharded.model.axes, config)
 
 

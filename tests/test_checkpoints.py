@@ -110,7 +110,7 @@ def test_a_checkpoint_that_does_not_fit_names_the_first_difference(tmp_path):
         UserError, match=r"mlp/wi_0/kernel has shape \(3, 16, 32\) in the checkpoint and has shape \(3, 16, 48\) in the model"
     ):
         load(tmp_path, make(mlp_dim=48).sharded)
-    with pytest.raises(UserError, match="cross_attention.* is missing there"):
+    with pytest.raises(UserError, match="cross_attention.* is missing in the checkpoint and has shape"):
         load(tmp_path, make(architecture="encoder_decoder").sharded)
 
 
@@ -134,7 +134,7 @@ def test_places_without_a_checkpoint_are_sentences(tmp_path):
     with pytest.raises(UserError, match="has no finished checkpoint. Use a run directory"):
         find_checkpoint(str(tmp_path / "empty"))
     (tmp_path / "run" / "checkpoints" / "5").mkdir(parents=True)
-    with pytest.raises(UserError, match="no checkpoint of step 6; it has 5"):
+    with pytest.raises(UserError, match="no checkpoint of step 6. It has 5"):
         find_checkpoint(str(tmp_path / "run"), 6)
 
 
@@ -205,7 +205,7 @@ def test_damage_to_any_file_is_named_or_harmless(damage, two_checkpoints, tmp_pa
             assert batches.position == 2
         except UserError as error:
             named.add(str(original.relative_to(whole / "checkpoints" / "2")))
-            assert "damaged" in error.sentence and "step 1: to go on from there, move" in error.sentence, error
+            assert "damaged" in error.sentence and "is of step 1. To continue from there, move" in error.sentence, error
         shutil.rmtree(run)
     assert {"info/metadata", "data/position", "params/manifest.ocdbt", "rest/manifest.ocdbt"} <= named
     assert any(name.startswith("params/ocdbt.process_0/d/") for name in named)
@@ -217,7 +217,7 @@ def test_an_info_that_was_changed_and_is_still_json_is_damaged(two_checkpoints, 
     shutil.copytree(two_checkpoints[2] / "checkpoints" / "2", path)
     info = read_info(path)
     (path / layout.INFO).write_text(json.dumps({**info, "processes": info["processes"] + 1}))
-    with pytest.raises(UserError, match="info/metadata is not as it was saved"):
+    with pytest.raises(UserError, match="info/metadata differs from what was saved"):
         read_info(path)
 
 

@@ -466,7 +466,7 @@ def test_ones_own_data_are_learned_evaluated_and_classified(tmp_path, capsys):
     assert main(["eval", f"--model_dir={tmp_path}/run", "--gin.MIXTURE_OR_TASK_NAME=classify_other", *others[1:]]) == 2
     said = capsys.readouterr().err
     assert said.count('The task "classify_other" has the classes a, bad, good (none), but the model\'s head has bad, good') == 2
-    assert "is one to classify; give --mode=classify" in said and "Traceback" not in said
+    assert "is a classification task. Use --mode=classify" in said and "Traceback" not in said
     for wrong in ({"inputs": 3}, {"inputs": None}, {"inputs": ["a", 3]}, {"text": 1}):
         (tmp_path / "wrong.jsonl").write_text(json.dumps(wrong) + "\n")
         assert main([*infer, f"--input={tmp_path}/wrong.jsonl", f"--output={tmp_path}/wrong_out.jsonl"]) == 2

@@ -118,7 +118,7 @@ def test_every_mode_compiles_for_the_local_devices(mode):
     # A prompt of 16 tokens is read before 16 more are written.
     forward = run.model.network.flops(0, 32 if mode == "predict" else 16) * 8 / 3
     assert report.model_flops_per_step == round(forward * (3 if mode == "train" else 1))
-    assert "compiled; this device's memory is not known" in to_text(report)
+    assert "compiled; the memory size of this device is unknown" in to_text(report)
 
 
 def test_arguments_are_the_bytes_of_the_state_and_the_batch():
@@ -135,14 +135,14 @@ def test_arguments_are_the_bytes_of_the_state_and_the_batch():
 @pytest.mark.parametrize(
     "flags, says",
     [
-        (["--topology=v5e:0x2"], "is a generation and its chips along each axis"),
+        (["--topology=v5e:0x2"], "It must be a TPU generation and the chips along each axis"),
         (["--topology=v5e:4x4", "--gin.BATCH_SIZE=8", "--search"], "cannot be split over"),
         (["--topology=v5e:4x4", "--gin.BATCH_SIZE=8", "--mode=eval"], "cannot be split over"),
-        (["--topology=v4"], "is a generation and its chips along each axis"),
-        (["--topology=v9:2x2"], 'libtpu knows no slices "v9:2x2"'),
-        (["--num_slices=2"], "--num_slices counts slices of a --topology"),
+        (["--topology=v4"], "It must be a TPU generation and the chips along each axis"),
+        (["--topology=v9:2x2"], 'libtpu has no slice "v9:2x2"'),
+        (["--num_slices=2"], "--num_slices needs a --topology"),
         (["--topology=v5e:2x2", "--mode=serve"], '--mode is "serve"'),
-        (["--topology=v5e:2x2", "--gin.MESH=fsdp=3"], "multiple of 3 devices; there are 4"),
+        (["--topology=v5e:2x2", "--gin.MESH=fsdp=3"], "multiple of 3 devices, but there are 4"),
         (["--topology=v5e:2x2", "--num_slices=2", "--gin.MESH=replica=1,fsdp=8"], "there are 2 slices"),
     ],
 )

@@ -334,10 +334,10 @@ def test_files_that_cannot_be_read_are_named(shards, tmp_path):
     (tmp_path / "broken.jsonl").write_text('{"text": "well"}\n' * 50 + "[1, 2]\n")
     for name, says in (
         ("column.parquet", 'column.parquet has no column "text"; it has content'),
-        ("numbers.parquet", "among the first records of .*numbers.parquet: .*Unsupported cast"),
-        ("broken.parquet", "among the first records of .*broken.parquet"),
-        ("broken.txt.zst", "among the first records of .*broken.txt.zst"),
-        ("broken.jsonl", r"among the first records of .*broken.jsonl: .*not an object with a text under"),
+        ("numbers.parquet", "at the first records of .*numbers.parquet: .*Unsupported cast"),
+        ("broken.parquet", "at the first records of .*broken.parquet"),
+        ("broken.txt.zst", "at the first records of .*broken.txt.zst"),
+        ("broken.jsonl", r"at the first records of .*broken.jsonl: .*not an object with a text under"),
     ):
         with pytest.raises(UserError, match=f'The task "files_full_lm" fails .*{says}') as error:
             files = TextFiles(train=str(tmp_path / name))

@@ -407,14 +407,14 @@ def test_learned_positions_limit_each_text_by_itself():
     fit = Inference(sharded).length_limits.truncate_prompts
     for limits, max_length, says in (
         ([5, 5], None, "b has 28 tokens, more than the 27"),
-        ([33, 1], None, "a: 33 tokens to write are more than the model's 32"),
-        ([8, 8], 8, "a: beside 8 tokens to write there is no room for a prompt in 8"),
+        ([33, 1], None, "a: 33 new tokens exceed the model's 32 positions"),
+        ([8, 8], 8, "a: with 8 new tokens there is no room for a prompt in 8 tokens"),
     ):
         with pytest.raises(UserError, match=says):
             fit([[0, 1], [0, *[5] * 28]], limits, max_length, ["a", "b"], [[0]])
     assert fit([[0, 1], [0, 5, *[6] * 27]], [5, 5], 32, ["a", "b"], [[0]]) == [[0, 1], [0, *[6] * 27]]
     assert fit([[5, *[6] * 28]], [5], 32, ["a"]) == [[6] * 28]  # without a start token there is room for one more
-    with pytest.raises(UserError, match="a holds the id 64; the model's are 0 to 63"):
+    with pytest.raises(UserError, match="a contains the id 64. The model's ids are 0 to 63"):
         fit([[64]], [1], None, ["a"])
 
 

@@ -153,7 +153,7 @@ def test_run_directories_are_asked_together(tmp_path, capsys):
     for function in ("save", "save_added", "with_added", "save_peft", "with_peft"):
         with pytest.raises(UserError, match="ensemble"):
             getattr(run, function)(str(tmp_path / "saved"))
-    with pytest.raises(UserError, match="merged is of one model, and this is an ensemble"):
+    with pytest.raises(UserError, match="merged needs a single model, and this is an ensemble"):
         run.merged()
-    with pytest.raises(UserError, match="An ensemble of no models"):
+    with pytest.raises(UserError, match="An ensemble needs at least one run directory"):
         t5x_lab.load([])

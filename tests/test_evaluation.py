@@ -92,7 +92,7 @@ def test_scores_come_with_lengths_flags_and_what_was_cut(inside):
     cut = run.scores(["pad " * 50 + QUESTIONS[0]], [ANSWERS[0]], max_length=16)
     assert cut.cut.tolist() == [200 + len(QUESTIONS[0]) + run.input_eos - 16]
     assert run.scores([], []).log_prob.shape == (0,)
-    with pytest.raises(UserError, match="of one kind"):
+    with pytest.raises(UserError, match="Inputs and targets must have one type"):
         run.scores(["a"], [[5]])
     with pytest.raises(UserError, match="Pair 0 has a target of 6 tokens"):
         run.scores(["x"], ["animal"], max_length=5)
@@ -117,7 +117,7 @@ def test_training_and_eval_measure_the_tasks_own_metrics(inside, capsys):
     assert list(found) == ["75", "150"] and found["150"]["infer/known_too"]["exact"] == 1.0
     assert main(["eval", "--model_dir=run", "--gin.MIXTURE_OR_TASK_NAME=ranked", "--json"]) == 0  # T5's own rank classification
     assert json.loads(capsys.readouterr().out)["150"]["infer/ranked"]["accuracy"] == 100.0
-    for step, says in (("7", "no checkpoint of step 7"), ("soon", "several joined by commas")):
+    for step, says in (("7", "no checkpoint of step 7"), ("soon", "several numbers separated by commas")):
         assert main(["eval", "--model_dir=run", f"--step={step}"]) == 2 and says in capsys.readouterr().err
 
 
@@ -172,7 +172,7 @@ def test_infer_on_a_task_a_mixture_and_ranked_choices(inside, tmp_path, capsys):
         (["--task=unknown"], "unknown"),
         (["--task=known", "--mode=rank"], 'makes no "idx"'),
         (["--task=sotu_span_corruption", '--gin.TASK_FEATURE_LENGTHS={"inputs": 32, "targets": 16}', "--gin.ByteVocabulary.extra_ids=50"], "was trained with"),
-        ([], "Give either --input"),
+        ([], "Pass either --input"),
     ):  # fmt: skip
         assert main([*command, *more, f"--output={tmp_path}/none.jsonl"]) == 2, more
         assert says in capsys.readouterr().err, more

@@ -236,7 +236,7 @@ def test_best_checkpoints_by_two_evaluations_and_metrics_that_fail_or_are_texts(
     assert any(b"texts/showing/lengths" in path.read_bytes() for path in pathlib.Path("run").glob("events.out*"))
     assert main(["eval", "--model_dir=run", "--json"]) == 1
     said = capsys.readouterr()
-    assert "Some metrics failed, as was said: bad of step 5." in said.err
+    assert "Some metrics failed, see the messages above: bad of step 5." in said.err
     assert json.loads(said.out)["5"]["eval/known"]["loss"] == json.loads(pathlib.Path("run/evals/eval/5.json").read_text())["results"]["known"]["loss"]  # fmt: skip
 
 
@@ -252,7 +252,7 @@ def test_a_run_ends_early_and_stays_ended(folder, capsys, monkeypatch):
     more += ["--gin.rare/LossEvaluation.period=40", "--gin.CHECKPOINT_PERIOD=4"]
     command = [*TRAIN, *stopping, *more, "--gin.MODEL_DIR=run", "--gin.TRAIN_STEPS=50", "--gin.EVAL_PERIOD=2"]
     assert main(command) == 0
-    assert "eval/known/accuracy has not been better for 2 evaluations: training ends with step 6." in capsys.readouterr().err
+    assert "eval/known/accuracy has not improved for 2 evaluations. Training ends at step 6." in capsys.readouterr().err
     end = pathlib.Path("run/END")
     assert finished_steps("run") == [4, 6] and json.loads(end.read_text())["step"] == 6
     assert [path.name for path in pathlib.Path("run/evals/rare").glob("[0-9]*")] == ["6.json"]  # as after any last step
@@ -272,16 +272,16 @@ def test_a_run_ends_early_and_stays_ended(folder, capsys, monkeypatch):
             raise FileNotFoundError("the checkpoint was removed to make room for newer ones")
         return read(found, *args)
 
-    assert main(["eval", "--model_dir=run", "--follow", "--step=4"]) == 2 and "Leave out --step=4" in capsys.readouterr().err
+    assert main(["eval", "--model_dir=run", "--follow", "--step=4"]) == 2 and "Remove --step=4" in capsys.readouterr().err
     assert main(["eval", "--model_dir=run", "--follow", "--gin.TransformerConfig.emb_dim=32"]) == 2
-    assert "went away" not in capsys.readouterr().err
+    assert "was deleted while it was read" not in capsys.readouterr().err
     with monkeypatch.context() as here:
         here.setattr(evaluate_checkpoints, "load_params", goes_away)
         assert main(["eval", "--model_dir=run", "--follow"]) == 0
-    assert "The checkpoint of step 4 went away while it was read" in capsys.readouterr().err
+    assert "The checkpoint of step 4 was deleted while it was read" in capsys.readouterr().err
     assert [path.name for path in pathlib.Path("run/evals/eval").glob("[0-9]*")] == ["6.json"]
     assert main([*command, "--gin.EarlyStopping.metric=eval/known/accurcy", "--gin.TRAIN_STEPS=8"]) == 0
-    assert 'EarlyStopping.metric = "eval/known/accurcy": it was not measured then. Did you mean "eval/known/accuracy"?' in capsys.readouterr().err  # fmt: skip
+    assert 'EarlyStopping.metric = "eval/known/accurcy" has no value at step 8. Did you mean "eval/known/accuracy"?' in capsys.readouterr().err  # fmt: skip
 
 
 @pytest.mark.slow
@@ -291,18 +291,18 @@ def test_a_run_ends_early_and_stays_ended(folder, capsys, monkeypatch):
         (["mine/LossEvaluation.task = 'trained_alone'"], 'Evaluation "mine": "trained_alone" has no split "validation"; the splits are train'),
         (["mine/LossEvaluation.split = 'dev'"], 'has no split "dev"; the splits are train, validation'),
         (["mine/LossEvaluation.task = 'knwon'"], 'Evaluation "mine": There is no task or mixture "knwon". Did you mean "known"?'),
-        (["mine/LossEvaluation.period = 0"], "LossEvaluation.period is 0; it must be greater than zero."),
-        (["mine/LossEvaluation.name = 'eval'"], 'two evaluations of the name "eval"'),
-        (["mine/LossEvaluation.name = 'a/b'"], "its results lie in a folder of that name"),
-        (["mine/LossEvaluation.weights = 'average'"], "is of averaged weights, and the run keeps none"),
+        (["mine/LossEvaluation.period = 0"], "LossEvaluation.period is 0. It must be greater than zero."),
+        (["mine/LossEvaluation.name = 'eval'"], 'two evaluations with the name "eval"'),
+        (["mine/LossEvaluation.name = 'a/b'"], "The name is also a folder name"),
+        (["mine/LossEvaluation.weights = 'average'"], "uses averaged weights, but the run keeps none"),
         (["mine/LossEvaluation.lengths = {'inputs': 20}"], 'Evaluation "mine": The task "known" needs a length for "targets"'),
         (["mine/LossEvaluation.batch_size = 7"], "a batch of 7 rows cannot be split over 8 devices"),
-        (["EVALS = (@LossEvaluation,)"], "EVALS has"),
+        (["EVALS = (@LossEvaluation,)"], "EVALS contains"),
         (["EVALS = (@mine/RankingEvaluation(),)", "mine/RankingEvaluation.task = 'known'"], 'makes no "idx", so its choices cannot be ranked'),
         (["EVALS = (@mine/MetricsEvaluation(),)", "mine/MetricsEvaluation.task = 'trained_alone'"], "has no split"),
         (["EVALS = (@mine/MetricsEvaluation(),)", "mine/MetricsEvaluation.task = 'sotu_prefix_lm'", "mine/MetricsEvaluation.lengths = {'inputs': 20, 'targets': 20}"], "has no metrics (metric_fns or metric_objs)"),
         (["SaveCheckpointConfig.best_metric = 'evl/known/loss'"], 'SaveCheckpointConfig.best_metric is "evl/known/loss", but EVALS has no evaluation "evl". Did you mean "eval"?'),
-        (["SaveCheckpointConfig.best_metric = 'loss'"], "it is <name>/<task>/<metric>"),
+        (["SaveCheckpointConfig.best_metric = 'loss'"], "It must be <name>/<task>/<metric>"),
         (["EVALS = (@mine/MetricsEvaluation(),)", "mine/MetricsEvaluation.seed = -1"], "MetricsEvaluation.seed is -1"),
     ],
 )  # fmt: skip
@@ -319,7 +319,7 @@ def test_data_of_an_evaluation_that_are_not_here_are_said_before_training(folder
     more = ["--gin_bindings=import more_tasks", "--gin.EVALS=(@LossEvaluation(),)", "--gin.LossEvaluation.task=moved"]
     command = [*TRAIN, "--gin.MODEL_DIR=run", "--gin.TRAIN_STEPS=1", *more]
     says = 'Evaluation "eval": the split "validation" of task "moved" cannot be read: there is no moved.tsv.'
-    assert main([*command, "--dry_run"]) == 0 and f"The data are not checked: {says}" in capsys.readouterr().out
+    assert main([*command, "--dry_run"]) == 0 and f"The data were not checked: {says}" in capsys.readouterr().out
     assert main(command) == 2 and says in capsys.readouterr().err and not pathlib.Path("run").exists()
 
 

@@ -200,10 +200,10 @@ def test_a_model_without_a_start_token_is_trained_on_and_resumed(tmp_path, capsy
     assert 0 in ids and vocabulary.decode([*ids, tokenizer.eos_token_id, 0, 0]) == "Stop!"  # as rows of predictions are
     assert batch["decoder_input_tokens"][0, 0] == tokenizer.eos_token_id
     assert (batch["decoder_target_tokens"] == 0).any() and batch["decoder_loss_weights"].all()
-    with pytest.raises(UserError, match="DataConfig.pack is False: padding .* has the id 0, which is a token"):
+    with pytest.raises(UserError, match="DataConfig.pack is False, but unpacked rows are padded with id 0, which is a token"):
         resolve_tasks(dataclasses.replace(data, pack=False), "causal_decoder", 512)
     resolve_tasks(dataclasses.replace(data, special_tokens=SpecialTokens(end=7)), "causal_decoder", 512)
-    assert f"Training ends texts with {tokenizer.eos_token_id}, the" in capsys.readouterr().err
+    assert f"Training texts end with the vocabulary's EOS token {tokenizer.eos_token_id}, but generation stops at" in capsys.readouterr().err
 
 
 def test_a_tokenizer_without_an_end_token_writes_all_that_was_asked_for(tmp_path, monkeypatch, capsys):
@@ -216,7 +216,7 @@ def test_a_tokenizer_without_an_end_token_writes_all_that_was_asked_for(tmp_path
     options = dict(attention_mask=torch.ones_like(prompt), max_new_tokens=24, do_sample=False, num_beams=1, pad_token_id=0)
     expected = theirs.generate(prompt, **options)
     assert ours.generate_tokens(ids[:1], max_tokens=24)[0].tolist() == expected[:, len(ids[0]) :].tolist()
-    with pytest.raises(UserError, match="The tokenizer has no end token"):
+    with pytest.raises(UserError, match="The tokenizer has no EOS token"):
         ours.score(PROMPTS, TARGETS, eos=True)
     harness = pytest.importorskip("t5x_lab.evaluation.harness.model", reason="pip install -e '.[harness]' asks as lm-eval does")
     lab = harness.HarnessModel(ours, max_length=64)
@@ -312,10 +312,10 @@ def test_a_model_without_a_head_is_told_from_one_that_lost_it(tmp_path, capsys):
     whole = load_file(tmp_path / "hf/model.safetensors")
     theirs.model.save_pretrained(tmp_path / "hf")  # as `LlamaModel`
     headless = t5x_lab.load(str(tmp_path / "hf"))
-    assert "holds a model without a head" in capsys.readouterr().err
+    assert "has no language-modeling head" in capsys.readouterr().err
     np.testing.assert_array_equal(headless.params["logits_dense"]["kernel"], whole["model.embed_tokens.weight"].T)
     save_file({name: x for name, x in whole.items() if name != "lm_head.weight"}, tmp_path / "hf/model.safetensors")
-    with pytest.raises(UserError, match="holds no lm_head.weight, which its config.json promises"):
+    with pytest.raises(UserError, match="is incomplete: lm_head.weight, which its config.json requires, is missing"):
         t5x_lab.load(str(tmp_path / "hf"))
 
 
@@ -346,7 +346,7 @@ def test_ids_that_the_model_does_not_have(tmp_path):
     (tmp_path / "hf/config.json").write_text(json.dumps({**config, "eos_token_id": 10**12}))
     assert t5x_lab.load(str(tmp_path / "hf")).stop_ids == (1,)  # the tokenizer's
     (tmp_path / "hf/config.json").write_text(json.dumps({**config, "decoder_start_token_id": 7000}))
-    with pytest.raises(UserError, match="starts texts with the id 7000"):
+    with pytest.raises(UserError, match="has decoder_start_token_id 7000"):
         t5x_lab.load(str(tmp_path / "hf"))
 
 

@@ -122,7 +122,7 @@ def test_an_encoder_alone_predicts_in_place_and_does_not_generate():
     run = t5x_lab.load("run")
     assert run.logits(encoder_input_tokens=np.array([[5, 6, 358]])).shape == (1, 3, 384)
     for refused in (lambda: run.generate(["x"]), lambda: run.score(["x"], ["y"])):
-        with pytest.raises(UserError, match="an encoder alone predicts masked tokens in place"):
+        with pytest.raises(UserError, match="An encoder-only model predicts masked tokens in place"):
             refused()
     assert main(["generate", "--model_dir=run", "--prompt=x"]) == 2
 

@@ -142,7 +142,7 @@ def test_blocks_are_unfrozen_one_after_the_other(optimizer):
             if slot.ndim > 1 and slot.shape[0] == 3:
                 assert [bool(layer.any()) for layer in slot] == [i >= first for i in range(3)]
         last = state.params
-    with pytest.raises(UserError, match="Put it the other way round"):
+    with pytest.raises(UserError, match="GradualUnfreezing.optimizer is @Groups\\(\\), which is not supported"):
         GradualUnfreezing(Groups(((".*", optimizer),)), 2)
     _, _, ((alone, _),) = trained(optimizer, steps=1)
     for name, x in flat_names(after[0][0].params).items():  # the last block's and the others' first step is the optimizer's own

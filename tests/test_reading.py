@@ -208,7 +208,7 @@ def test_many_tasks_are_read_on_by_another_number_of_processes(tmp_path):
             before = directory
         by_shard = np.stack([batch["decoder_target_tokens"] for batch in expected], axis=1).reshape(4, -1)
         assert len({tuple(shard[:20]) for shard in by_shard}) == 4
-        with pytest.raises(UserError, match="holds the position of 4 data shards, not of 2. DATA_SHARDS is fixed"):
+        with pytest.raises(UserError, match="holds the positions of 4 data shards, not of 2. DATA_SHARDS cannot change during a run"):
             SeqioBatches(tasks, dataclasses.replace(config, shards=2), 0).restore(before)
 
 
@@ -256,14 +256,14 @@ def test_a_text_that_changed_is_named_and_the_way_on_is_a_line(tmp_path, monkeyp
         ),
         (
             lambda: (tmp_path / "two.txt").write_text(original.replace("red", "RED")),
-            "has the size that it had, and another text",
+            "has the same size and another content",
         ),
-        (lambda: (tmp_path / "two.txt").unlink(), "two.txt is not there any more"),
+        (lambda: (tmp_path / "two.txt").unlink(), "two.txt is missing"),
     ):
         change()
         assert train(4) == 2
         said = capsys.readouterr().err
-        assert 'The text has changed since the run read it: of the task "files_full_lm": ' in said and says in said, said
+        assert 'The text files changed since the checkpoint: in task "files_full_lm", ' in said and says in said, said
         assert "Traceback" not in said and "tensorflow" not in said.lower()
         (tmp_path / "three.txt").unlink(missing_ok=True)
         (tmp_path / "two.txt").write_text(original)
@@ -309,9 +309,9 @@ def test_splits_caches_and_order_are_the_users(tmp_path):
     with registered(ahead=ahead):
         drawn = read("ahead", 2, 8, 5, split="dev", shuffle=False)
         assert drawn[:, :4].ravel().tolist() == list(range(1, 41, 2)) and drawn[:, 4:].ravel().tolist() == list(range(2, 41, 2))
-        with pytest.raises(UserError, match='no split "train" to train on; it has dev. Name another task, or DataConfig.split'):
+        with pytest.raises(UserError, match='no split "train" to train on; it has dev. Use another task, or set DataConfig.split'):
             read("ahead", 1, 8, 1)
-        with pytest.raises(UserError, match='The task "ahead" is read from a cache alone'):
+        with pytest.raises(UserError, match='The task "ahead" needs a cache, and there is none'):
             read("ahead", 1, 8, 1, split="dev", use_cached=True)
 
         with cached(tmp_path / "cache", "ahead", "dev", [range(1_000, 1_040)]):

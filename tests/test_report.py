@@ -83,7 +83,7 @@ EVALUATED = [
 
 
 def test_columns_hold_what_the_lines_hold(monkeypatch):
-    monkeypatch.setattr(curves, "LINES_AT_A_TIME", 3)
+    monkeypatch.setattr(curves, "LINES_PER_BATCH", 3)
     lines = [step_line(step) for step in range(1, 9)]
     lines[2]["loss"] = None
     lines[4]["mine"] = 7
@@ -177,8 +177,8 @@ def test_time_is_told_apart():
     assert np.flatnonzero(np.isnan(of.mean)).tolist() == [3, 4]  # broken between the processes, where the band is nothing
     assert of.low[3:5].tolist() == of.high[3:5].tolist() == of.mean[[2, 5]].tolist()
     assert all(x[3] == x[2] and x[4] == x[5] for x in speed.lines[0].x.values())
-    assert "it is broken where training was started again" in text_of(report("run"))
-    assert summarize_runs([run])["of it"] == [
+    assert "gaps are restarts" in text_of(report("run"))
+    assert summarize_runs([run])["time split"] == [
         "3.9% in steps (2.0% waiting for data), 1.6% between them (evaluations, checkpoints), "
         "16.4% starting and compiling, 78.1% between processes (a restart)"
     ]
@@ -249,17 +249,17 @@ def test_runs_in_every_state_have_a_page(state):
         os.utime(f"run/{OWNER}", (0, time.time() - 60))
     said = text_of(report("run"))
     expected = {
-        "training": "training step 10 of 40. The last sign of life was ",
-        "diverged": "diverged the loss of step 10 was not finite. Its training goes on from its beginning",
-        "new": "nothing was trained here yet.",
+        "training": "training step 10 of 40. The last heartbeat was ",
+        "diverged": "diverged the loss of step 10 was not finite. It can continue from step 0, because it has no checkpoint",
+        "new": "new no training yet.",
     }
     assert (
-        expected.get(state, "stopped after step 10 of 40. Its training goes on from its beginning: it has no checkpoint.")
+        expected.get(state, "stopped after step 10 of 40. It can continue from step 0, because it has no checkpoint.")
         in said
     )
-    assert "None: nothing was evaluated yet" in said
-    assert ("No step of training" in said) == (state == "new")
-    assert ("over steps tokens FLOPs time" in said) == (state not in ("new", "of another version"))
+    assert "There are no evaluations yet, or EVALS is empty" in said
+    assert ("The metrics have no training steps" in said) == (state == "new")
+    assert ("x axis steps tokens FLOPs time" in said) == (state not in ("new", "of another version"))
     if state == "training":  # by the training itself, when it ends
         assert "stopped after step 10" in text_of(report("run", is_over=True))
 
@@ -288,8 +288,8 @@ def test_evaluations_without_numbers_of_other_settings_and_that_fail():
     run = read_run("run")
     assert run.evaluations == {"eval/a": {1: {"loss": 1.0}}, "eval_2/a": {2: {"loss": 9.0}}}
     said = text_of(report("run"))
-    assert "copa: No records" in said and "It fails" in said and "Texts of samples are below." in said
-    assert said.count("It has no numbers.") == 1  # of mine, which has failures
+    assert "copa: No records" in said and "It fails" in said and "Generated texts of samples are below." in said
+    assert said.count("It has no metrics.") == 1  # of mine, which has failures
     assert "run, step 1: copa: No records" in text_of(report("run", make_run("other", [step_line(1)]), output="both.html"))
 
 
@@ -300,31 +300,31 @@ def test_a_converted_checkpoint_has_a_page_too():
     )
     run.save("saved")
     said = text_of(report("saved"))
-    assert "no metrics of training, but a checkpoint of step 0." in said and "t5x_lab generate --model_dir=saved" in said
+    assert "no training metrics, but a checkpoint of step 0." in said and "t5x_lab generate --model_dir=saved" in said
     assert "t5x_lab train" not in said
 
 
 def test_what_is_no_run_is_said_in_a_sentence(capsys):
     pathlib.Path("empty").mkdir()
     assert main(["report", "empty"]) == 2
-    assert "empty holds no run: it has neither config.gin nor metrics.jsonl" in capsys.readouterr().err
-    with pytest.raises(UserError, match="nowhere is not there"):
+    assert "empty is not a run directory: it has neither config.gin nor metrics.jsonl" in capsys.readouterr().err
+    with pytest.raises(UserError, match="nowhere does not exist. Use the MODEL_DIR of a run"):
         write_report(["nowhere"])
     pathlib.Path("runs/a").mkdir(parents=True)
     pathlib.Path("runs/a/config.gin").write_text("A.b = 1\n")
-    with pytest.raises(UserError, match=r"runs holds no run: .*\. Give the MODEL_DIR of a run, such as runs/a\."):
+    with pytest.raises(UserError, match=r"runs is not a run directory: .*\. Use the MODEL_DIR of a run, such as runs/a\."):
         write_report(["runs"])
     assert main(["report", "runs/a", "--output=runs/a/config.gin/page.html"]) == 2
     error = capsys.readouterr().err
     assert "The page cannot be written to runs/a/config.gin/page.html: runs/a/config.gin is a file." in error
-    assert "Choose another place with --output." in error and error.count("\n") == 1
+    assert "Choose another --output." in error and error.count("\n") == 1
     make_run("runs/b", [])
     assert write_report(["runs/a", "runs/b", "./runs/a"]) == "runs/a/compared.html"
     write_report(["runs/a", "runs/a/", "./runs/a", os.path.abspath("runs/a")], "one.html")
     assert write_report(["runs/a"], "pages/v1.2") == "pages/v1.2/report.html"
     assert main(["report", "runs/a", "--output=runs/a/config.gin"]) == 2 and "config.gin is a file" in capsys.readouterr().err
     for inside in ("config.gin", "checkpoints/20"):
-        with pytest.raises(UserError, match=r"holds no run: .*\. Give the MODEL_DIR of a run, such as runs/a\.|is not there"):
+        with pytest.raises(UserError, match=r"is not a run directory: .*\. Use the MODEL_DIR of a run, such as runs/a\.|does not exist"):
             write_report([f"runs/a/{inside}"])
     assert "differs between" not in text_of(pathlib.Path("one.html").read_text())
 
@@ -348,8 +348,8 @@ def test_several_runs_are_laid_over_each_other(capsys):
     assert capsys.readouterr().out == "pages/all.html\npages/report.html\nold/compared.html\n"
     said = text_of(pathlib.Path("pages/all.html").read_text())
     assert "A.b 1 2 –" in said and "a loss 4.6 – –" in said and "one/run, step 40 two/run" in said
-    assert f"Without config.gin, and not compared: {short_names(runs)[2]}." in said and "Nothing but the directory" not in said
-    assert "over steps tokens time one/run two/run" in said  # FLOPs are not known of all
+    assert f"Not compared, because config.gin is missing: {short_names(runs)[2]}." in said and "No differences except the directory" not in said
+    assert "x axis steps tokens time one/run two/run" in said  # FLOPs are not known of all
 
 
 def test_axes_count_from_where_a_run_began():
@@ -372,7 +372,7 @@ def test_axes_count_from_where_a_run_began():
     carried = read_run(make_run("carried", carried, facts=FACTS))
     assert Axes([carried]).x(carried, np.array([1000, 1020]))["tokens"].tolist() == [0, 1280]
     assert summarize_runs([carried])["tokens"] == ["2,560 processed, padding excluded"]
-    assert "what hooks and losses of one's own measure" in html.unescape(report("run"))
+    assert "statistics of hooks and additional losses" in html.unescape(report("run"))
 
 
 def test_hundreds_of_tasks_have_tables_and_few_charts():
@@ -381,7 +381,7 @@ def test_hundreds_of_tasks_have_tables_and_few_charts():
     charts = evaluation_charts(runs, ["one", "two"], Axes(runs))
     assert (len(charts["many"].drawn), charts["many"].left_out) == (MAX_CHARTS, 70 - MAX_CHARTS)
     page = report("one", "two")
-    assert page.count("<tr><td>") >= 70 and f"Without {70 - MAX_CHARTS} more charts." in page
+    assert page.count("<tr><td>") >= 70 and f"{70 - MAX_CHARTS} more charts omitted." in page
     (chart,) = evaluation_charts(runs[:1], ["one"], axes := Axes(runs[:1]))["many"].drawn
     beside = [make_run("beside", [step_line(1), step_line(40), *EVALUATED], facts=FACTS)]
     (alone,) = map(read_run, beside)
@@ -409,9 +409,9 @@ def test_what_a_comparison_says_is_of_the_steps_that_it_names():
     write_json(epath.Path("one/references.json"), {"accuracy": {"of BERT": 0.5, "true": True}, "loss": {"unigram": 6.0}})
     runs = [read_run(one), read_run(two)]
     assert find_differences(runs) == {"B.rate": ["0.1", "0.0"], "DROPOUT_RATE": ["0.1", "0.0"]}
-    assert summarize_runs(runs)["objective"] == ["the task's own"] * 2
-    assert summarize_runs(runs)["evaluated"][0].startswith("at step 40: a 4.600 (perplexity 99.5), b")
-    assert summarize_runs(runs)["evaluated"][0].endswith("; at step 20: c 2.000 (perplexity 7.4)")
+    assert summarize_runs(runs)["objective"] == ["that of the task"] * 2
+    assert summarize_runs(runs)["evaluation loss"][0].startswith("at step 40: a 4.600 (perplexity 99.5), b")
+    assert summarize_runs(runs)["evaluation loss"][0].endswith("; at step 20: c 2.000 (perplexity 7.4)")
     charts = training_charts(runs, ["one", "two"], Axes(runs)).drawn
     assert {chart.title: chart.references for chart in charts if chart.references} == {
         "loss of training, nats per token": {"unigram": 6.0}, "accuracy of the next token": {"of BERT": 0.5},
@@ -429,9 +429,9 @@ def test_steps_that_were_not_finite_are_marked():
     (line,) = training_charts([run], ["run"], Axes([run])).drawn[0].lines
     assert line.bad["step"].tolist() == [4, 6, 9, 10] and line.bad["tokens"].tolist() == [256, 384, 576, 640]
     np.testing.assert_allclose(line.bad["mean"], [np.mean([3, 11 / 5]), 2, 1.75, 1.75])
-    assert summarize_runs([run])["loss of training"] == ["7.000 at first, 1.750 at step 8, not finite at last"]
+    assert summarize_runs([run])["training loss"] == ["7.000 at first, 1.750 at step 8, not finite at last"]
     said = text_of(report("run"))
-    assert "Crosses are steps" in said and "diverged the loss of step 10 was not finite." in said
+    assert "Crosses mark steps with a non-finite loss or" in said and "diverged the loss of step 10 was not finite." in said
     for name, last, state in (("gradient", {"grad_norm": None}, "diverged the gradient of step 2"), ("none", {}, "stopped")):
         of = [{key: line[key] for key in line if key != "loss" or name != "none"} for line in (step_line(1), step_line(2))]
         assert state in text_of(report(make_run(name, [of[0], of[1] | last])))
@@ -451,14 +451,14 @@ def test_damaged_files_are_named():
     pathlib.Path("run/evals/b/1.json").write_text("{")
     said = text_of(report(run))
     assert (
-        "Left out, as damaged or lost: line 3 of metrics.jsonl, line 4 of metrics.jsonl, line 5 of metrics.jsonl and 1 more."
+        "Omitted because damaged or lost: line 3 of metrics.jsonl, line 4 of metrics.jsonl, line 5 of metrics.jsonl and 1 more."
         in said
     )
     assert "stopped after step 2." in said and "A.b = &#39;\ufffd&#39;" in said
     pathlib.Path("run/run.json").write_text("[1]")
     assert "run.json" in read_run(run).damaged
     zero = make_run("zero", [step_line(1, seconds=0.0), step_line(2, seconds=0.0)])
-    assert "of it" not in summarize_runs([read_run(zero)])
+    assert "time split" not in summarize_runs([read_run(zero)])
 
 
 def test_files_that_nobody_should_have_written_have_a_page(capsys):
@@ -470,7 +470,7 @@ def test_files_that_nobody_should_have_written_have_a_page(capsys):
     pathlib.Path(f"{run}/evals/a/2.txt").write_bytes(b"\xff\xfe a table")
     pathlib.Path(f"{run}/references.json").write_text('{"loss":')
     said = text_of(report(run, output="page.html"))
-    assert "a table" in said and "a?b" in said and "Left out, as damaged or lost: references.json." in said
+    assert "a table" in said and "a?b" in said and "Omitted because damaged or lost: references.json." in said
     assert "4.000 at first, 4.000 at last" in said and "mine" not in said and "huge" not in said
     assert main(["report", "memory://run"]) == 2  # which is there where tests are; others have errors of their own
     error = capsys.readouterr().err
@@ -509,7 +509,7 @@ def test_whatever_runs_hold_they_have_a_page(runs):
             write_json(epath.Path(f"{folder}/{number}/END"), end)
             with open(f"{folder}/{number}/metrics.jsonl", "a") as file:
                 file.writelines(json.dumps({"step": step, "split": "train"}) + "\n" for step in (True, 10**400))
-        assert "How to go on" in report(*paths)
+        assert "Next steps" in report(*paths)
 
 
 def test_evaluations_of_every_task_and_step_are_found():
@@ -530,7 +530,7 @@ def test_evaluations_of_every_task_and_step_are_found():
     write_json(epath.Path("named/evals/probe_2/1.json"), {"results": {"a": {"loss": 1.0}}})
     assert read_run("named").evaluations.keys() == {"probe/a", "probe_2/a"}
     twice = [*lines, *EVALUATED[2:3], {**EVALUATED[2], "split": "average/a", "loss": 2.0}]
-    assert summarize_runs([read_run(make_run("twice", twice, facts=FACTS))])["evaluated"] == [
+    assert summarize_runs([read_run(make_run("twice", twice, facts=FACTS))])["evaluation loss"] == [
         "at step 40: average/a 2.000 (perplexity 7.4), eval/a 4.600 (perplexity 99.5)"
     ]
 
@@ -543,14 +543,14 @@ def test_results_of_steps_that_were_lost_are_left_out():
         found["failures"] = {"b": f"It broke at {step}"}
         write_json(epath.Path(f"run/evals/e/{step}.json"), found)
     said = text_of(report("run"))
-    assert "Left out, as damaged or lost: evaluations after step 35." in said and "at 20" in said and "at 40" not in said
+    assert "Omitted because damaged or lost: evaluations after step 35." in said and "at 20" in said and "at 40" not in said
     assert "step 20: b: It broke at 20" in said and "broke at 40" not in said
     pathlib.Path("run/evals/e/30.json").write_text("{")  # which says nothing of what broke before
     assert "step 20: b: It broke at 20" in text_of(report("run"))
     pathlib.Path("run", OWNER).write_text("{}")  # while it is trained, metrics may come later than results
     assert read_run("run").evaluations["e/a"].keys() == {20, 40}
     alone = make_run("alone", [{"step": 40, "split": "e/a", "loss": 1.0}], facts=FACTS)
-    assert "no metrics of training, but of evaluations" in text_of(report(alone))
+    assert "no training metrics, but evaluations" in text_of(report(alone))
     axes = Axes([read_run("run"), read_run(alone)])
     assert list(axes.names) == ["step"]  # tokens and FLOPs are not known of both
     assert "FLOPs" not in summarize_runs([read_run(alone)])
@@ -586,7 +586,7 @@ def test_differences_are_of_what_is_referred_to():
     two = make_run("two", [step_line(1)], config.format("3", 2, "a b"))
     assert find_differences([read_run(one), read_run(two)]) == {"C.d": ["'a  b'", "'a b'"], "Sgd.rate": ["1", "2"]}
     said = text_of(report(one, two, output="both.html"))
-    assert "Nothing but the directory." in said and "what nothing in their configurations refers to one two C.d" in said
+    assert "No differences except the directory." in said and "bindings that the configurations do not use one two C.d" in said
 
 
 def test_colors_are_told_from_the_panels_of_both_themes():
@@ -658,9 +658,9 @@ def test_texts_are_shown_whole_or_what_is_left_out_is_said():
         os.makedirs(f"{path}/evals/samples")
         write_json(epath.Path(f"{path}/evals/samples/1.json"), {"results": {}, "texts": {task: {"We": text}}})
     assert "<b>We</b>\nx" in report("encoder_decoder") and "<b>We</b>y" in report("causal_decoder")
-    assert "We (nothing)" in text_of(report("encoder"))
+    assert "We (empty)" in text_of(report("encoder"))
     said = text_of(report("run"))
-    assert r"at 20\x00\x07" in said and "What it wrote at 12 steps between these is in evals/." in said
+    assert r"at 20\x00\x07" in said and "Samples of 12 more steps are in evals/." in said
 
 
 @pytest.mark.slow

@@ -159,7 +159,7 @@ def test_a_directory_may_have_any_name_and_a_step_is_no_path(tmp_path):
     for step in ("../../escaped", -1, True):
         text = json.loads(info.read_text())
         info.write_text(json.dumps(make_info(text["parameters"], step, checksums=text["checksums"])))
-        with pytest.raises(UserError, match="says that it is of step"):
+        with pytest.raises(UserError, match="has the step"):
             load(place, network, extend=["vocab"])
 
 
@@ -168,18 +168,18 @@ def test_mistakes_in_rules_are_sentences(tmp_path):
     place, _ = saved(tmp_path, network)
     one_more = dataclasses.replace(network, num_decoder_layers=4)
     for match, target, rules in [
-        ('no parameter of the new model is left for the pattern "nothing"', network, dict(assignment_map=[("nothing", None)])),
+        ('the pattern "nothing" is not the first match of any parameter', network, dict(assignment_map=[("nothing", None)])),
         ("does not fit the model: .* or the rules of RestoreCheckpointConfig", one_more, {}),
-        ("does not hold decoder/layers_3/.* Give a rule", one_more, dict(extend=["vocab"])),
-        ("does not hold other, for decoder/final_norm/scale", network, dict(assignment_map=[("decoder/final_norm/scale", "other")])),
+        ("does not have decoder/layers_3/.* Add a rule", one_more, dict(extend=["vocab"])),
+        ("does not have other, for decoder/final_norm/scale", network, dict(assignment_map=[("decoder/final_norm/scale", "other")])),
         ("has 3 entries for decoder, which has 4 layers", one_more, dict(layers={"decoder": [0, 1, 2]})),
         ("has 4 entries for decoder, which has 3 layers", network, dict(layers={"decoder": [0, 1, 2, 2]})),
-        ('names "decodr"; the new model has decoder', network, dict(layers={"decodr": [0, 1, 2]})),
+        ('has the stack "decodr", but the new model has decoder', network, dict(layers={"decodr": [0, 1, 2]})),
         ("is .*vocb", network, dict(extend=["vocb"])),
-        (r"shape \(16, 64\), and the new model needs \(16, 96\). If it is to be extended, add \"vocab\"",
+        (r"shape \(16, 64\), but the new model needs \(16, 96\). To extend it, add \"vocab\"",
          dataclasses.replace(network, vocab_size=96), dict(layers={"decoder": [0, 1, 2]})),
         ("an entry of|is .*optimiser", network, dict(carry=["optimiser"])),
-        ("a rule is", network, dict(assignment_map=["abc"])),
+        ("A rule is", network, dict(assignment_map=["abc"])),
         (r"has the pattern \"\(\"", network, dict(assignment_map=[("(", None)])),
         (r'"\\2" does not fit', network, dict(assignment_map=[("decoder/(.*)", r"\2")])),
     ]:  # fmt: skip

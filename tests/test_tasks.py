@@ -9,6 +9,7 @@ import seqio
 import tensorflow as tf
 from conftest import shared_data
 
+import t5x_lab.tasks  # noqa: F401  (registers the texts)
 from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
 from t5x_lab.data.config import DataConfig
@@ -50,16 +51,15 @@ def test_seqio_reads_by_name_what_a_run_reads(name):
 
 @pytest.mark.slow
 def test_own_tasks_stand_in_anybodys_mixture_and_need_lengths():
-    tasks.known_names()
     seqio.MixtureRegistry.add("two_objectives", [("sotu_span_corruption", 3.0), ("sotu_ul2", 1.0)])
     try:
         dataset = seqio.get_mixture_or_task("two_objectives").get_dataset({"inputs": 64, "targets": 64}, "train", seed=0)
         example = next(dataset.as_numpy_iterator())
         assert set(example) == {"inputs", "targets"} and len(example["inputs"]) <= 64
-        with pytest.raises(UserError, match="give get_dataset a sequence_length"):
+        with pytest.raises(UserError, match="Pass sequence_length to get_dataset"):
             seqio.get_mixture_or_task("sotu_full_lm").get_dataset(None, "train")
         assert "c4_span_corruption" in seqio.TaskRegistry.names()  # nothing of C4 has been looked for
-        with pytest.raises(UserError, match="say where with .--gin.TextFiles.train"):
+        with pytest.raises(UserError, match="needs your files. Set .--gin.TextFiles.train"):
             seqio.get_mixture_or_task("files_mass_style").get_dataset({"inputs": 8, "targets": 8}, "train")
     finally:
         seqio.MixtureRegistry.remove("two_objectives")
@@ -136,8 +136,8 @@ def test_t5s_own_mixture_is_read_in_the_runs_vocabulary(tmp_path, monkeypatch, c
         found = resolve_tasks(config, "encoder_decoder", 32128)
         assert len(found.components) == 11 and len(found.train_components) == 8
         said = capsys.readouterr().err
-        assert "in place of their own: glue_ax_v002, glue_cola_v002, glue_mnli_matched_v002 and 8 more" in said
-        assert "are not trained on, for want of training examples or of a rate above 0: glue_ax_v002" in said
+        assert "replaces the vocabulary of glue_ax_v002, glue_cola_v002, glue_mnli_matched_v002 and 8 more" in said
+        assert "Not trained on, without training examples or with rate 0: glue_ax_v002" in said
         vocabulary = build_vocabulary(config.vocabulary)
         batches, seen = SeqioBatches(found, config, seed=0), set()
         for _ in range(4):

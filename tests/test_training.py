@@ -330,9 +330,9 @@ def test_a_mesh_that_does_not_fit_is_a_sentence():
         MeshShape.parse("data=3").resolve(8)
     with pytest.raises(UserError, match='Did you mean "tensor"'):
         MeshShape.parse("tensr=2")
-    with pytest.raises(UserError, match='write it like "data=2'):
+    with pytest.raises(UserError, match='Write it as "data=2'):
         MeshShape.parse("2x4")
-    with pytest.raises(UserError, match="only one axis may be -1"):
+    with pytest.raises(UserError, match="Only one axis may be -1"):
         MeshShape.parse("data=-1,fsdp=-1").resolve(8)
     with pytest.raises(UserError, match="num_heads = 4 over tensor=8"):
         ShardedModel(ModelConfig(tiny_config("causal_decoder")), MeshShape(1, 1, 8))

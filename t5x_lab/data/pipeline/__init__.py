@@ -5,6 +5,7 @@ reading.py             examples of one shard of a task
 source_shards.py       how a source is divided into shards
 examples.py            common features of the examples of a mixture
 graph.py               many tasks in one tf.data graph
+patches.py             replaced functions of TensorFlow
 checks.py              checks before anything is read
 failures.py            which record an error comes from
 file_changes.py        whether files changed since a checkpoint

@@ -15,7 +15,7 @@ import tensorflow as tf
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.log import log
 from t5x_lab.data.cache.reading import split_source
-from t5x_lab.data.pipeline.graph import sequential_maps
+from t5x_lab.data.pipeline.patches import sequential_maps
 from t5x_lab.data.sources.sharding import single_file_source
 from t5x_lab.data.tasks.mixture import Component
 

@@ -5,18 +5,16 @@ number and its seed are tensors of the graph. Maps run sequentially within a sha
 """
 
 import contextlib
-import functools
 import os
-import threading
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from t5x_lab.config.errors import UserError
+from t5x_lab.data.pipeline.patches import sequential_maps, single_device_functions
 
 Shard = int | tf.Tensor
-PATCH_LOCK = threading.RLock()  # held while functions of TensorFlow are replaced
 
 
 class ShardSeed:
@@ -88,7 +86,7 @@ def interleave_shards(
     shard_dataset.autograph_info__ = {}  # type: ignore[attr-defined]  # AutoGraph converts the tasks' functions, not this one
     numbers = tf.data.Dataset.from_tensor_slices((np.array(shards, np.int64), np.array(seeds, np.int64)))
     parallel_calls = min(len(shards), os.cpu_count() or 1)
-    with PATCH_LOCK, _single_device_functions() if _can_mark_functions() else contextlib.nullcontext():
+    with single_device_functions():
         interleaved = numbers.interleave(
             shard_dataset, cycle_length=len(shards), block_length=1, num_parallel_calls=parallel_calls
         )
@@ -103,48 +101,6 @@ def interleave_shards(
 
 
 @contextlib.contextmanager
-def _single_device_functions() -> Iterator[None]:
-    """Marks functions of datasets as single-device, so that they run as they were traced.
-
-    Other functions are placed, partitioned and optimized again by each shard's iterator, thousands of times in all. That takes
-    half of the time to the first batch and most of the time of a restore. The attribute has no public setter.
-    """
-    from tensorflow.python.data.ops.structured_function import StructuredFunctionWrapper
-
-    original = StructuredFunctionWrapper.__init__
-    in_graph = None  # None before the first function; then whether the current function belongs to the graph
-
-    def mark_single_device(self, func, transformation_name, *args, defun_kwargs=None, **options):
-        nonlocal in_graph
-        outer = in_graph
-        # Datasets that are read eagerly while a function is traced (`tf.init_scope`) do not belong to the graph.
-        in_graph = outer is None or (outer and not tf.executing_eagerly())
-        # TensorFlow rejects a marked scan function because of its two results.
-        mark = {"experimental_ints_on_device": True} if in_graph and "scan" not in transformation_name else {}
-        try:
-            original(self, func, transformation_name, *args, defun_kwargs={**(defun_kwargs or {}), **mark}, **options)
-        finally:
-            in_graph = outer
-
-    StructuredFunctionWrapper.__init__ = mark_single_device
-    try:
-        yield
-    finally:
-        StructuredFunctionWrapper.__init__ = original
-
-
-@functools.cache
-def _can_mark_functions() -> bool:
-    """Returns whether this TensorFlow has the class and the attribute, which are not public. Without them reading is slower."""
-    try:
-        with _single_device_functions():
-            tf.data.Dataset.range(1).map(lambda x: x + 1)
-    except Exception:
-        return False
-    return True
-
-
-@contextlib.contextmanager
 def shared_shard_seed() -> Iterator[None]:
     """Uses one seed for all shards inside the block, so that they order files alike and stay disjoint."""
     graph = tf.compat.v1.get_default_graph()
@@ -153,28 +109,3 @@ def shared_shard_seed() -> Iterator[None]:
         yield
     finally:
         graph.seed = shard_seed
-
-
-@contextlib.contextmanager
-def sequential_maps() -> Iterator[None]:
-    """Makes `map` and `interleave` sequential, whatever SeqIO and preprocessors ask for.
-
-    Parallel calls of hundreds of tasks would each have threads, buffers and a saved position.
-    """
-    dataset = tf.data.Dataset
-    original_map, original_interleave = dataset.map, dataset.interleave
-
-    def sequential_map(self, map_func, num_parallel_calls=None, deterministic=None, **options):
-        return original_map(self, map_func, **options)
-
-    def sequential_interleave(
-        self, map_func, cycle_length=None, block_length=None, num_parallel_calls=None, deterministic=None, **options
-    ):
-        cycle_length = 16 if cycle_length in (None, tf.data.AUTOTUNE) else cycle_length
-        return original_interleave(self, map_func, cycle_length, block_length, **options)
-
-    dataset.map, dataset.interleave = sequential_map, sequential_interleave
-    try:
-        yield
-    finally:
-        dataset.map, dataset.interleave = original_map, original_interleave

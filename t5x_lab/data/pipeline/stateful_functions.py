@@ -2,13 +2,11 @@
 
 import contextlib
 import traceback
-from collections.abc import Iterator
-
-from tensorflow.python.ops import script_ops  # it has no public name
+from collections.abc import Callable, Iterator
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.user_code import is_user_file
-from t5x_lab.data.pipeline.graph import PATCH_LOCK
+from t5x_lab.data.pipeline.patches import record_stateful_functions
 
 
 @contextlib.contextmanager
@@ -20,28 +18,20 @@ def reject_stateful_functions() -> Iterator[None]:
     Raises:
       UserError: at the end of the block, with the place of the call.
     """
-    calls: list[str] = []
-    original = script_ops._internal_py_func
-
-    def record_call(func, inp, Tout, stateful=None, use_eager_py_func=False, **options):
-        if stateful or use_eager_py_func:
-            stack = traceback.extract_stack()
-            frames = [frame for frame in stack if is_user_file(frame.filename) and not _is_generated(frame.filename)]
-            calls.append(f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else f"the function {func!r}")
-        return original(func, inp, Tout, stateful, use_eager_py_func, **options)
-
-    with PATCH_LOCK:
-        script_ops._internal_py_func = record_call
-        try:
-            yield
-        finally:
-            script_ops._internal_py_func = original
+    calls: list[tuple[Callable, traceback.StackSummary]] = []
+    with record_stateful_functions(calls):
+        yield
     if calls:
         raise UserError(
-            f"The training pipeline calls a stateful Python function ({calls[0]}), so its position cannot be saved and the run "
-            "cannot be resumed. Use TensorFlow operations in place of tf.py_function and generators, or "
+            f"The training pipeline calls a stateful Python function ({_describe_place(*calls[0])}), so its position cannot be "
+            "saved and the run cannot be resumed. Use TensorFlow operations in place of tf.py_function and generators, or "
             "tf.numpy_function(…, stateful=False). Or put it before a seqio.CacheDatasetPlaceholder and run t5x_lab cache."
         )
+
+
+def _describe_place(function: Callable, stack: traceback.StackSummary) -> str:
+    frames = [frame for frame in stack if is_user_file(frame.filename) and not _is_generated(frame.filename)]
+    return f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else f"the function {function!r}"
 
 
 def _is_generated(file: str) -> bool:
