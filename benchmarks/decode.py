@@ -19,6 +19,7 @@ import time
 from turns import Worker, serve
 
 PROMPT, TOKENS = 128, 64
+START = 0  # start token of a decoder, which `Inference.generate` and transformers expect in the prompt
 FILES = {"t5_1_1_small": "models/t5_1_1/small.gin", "decoder": "models/rotary_decoder/base.gin"}
 COMMON = ["VOCABULARY = @ByteVocabulary()", 'TransformerConfig.dtype = "float32"']
 SHAPES = {
@@ -50,10 +51,11 @@ def ours(folder: str, model: str):
 
     run = t5x_lab.load(f"{folder}/{model}")
     inference = Inference(run.sharded)
+    start = [] if run.has_encoder else [START]
 
     def answer(line: str) -> str:
         batch, tokens = map(int, line.split())
-        texts = prompts(batch).tolist()
+        texts = [start + prompt for prompt in prompts(batch).tolist()]
         began = time.perf_counter()
         found = list(inference.generate(run.params, texts, limits=[tokens] * batch, eos_id=-1, batch_size=batch))
         seconds = time.perf_counter() - began
@@ -74,7 +76,7 @@ def theirs(folder: str, model: str):
         batch, tokens = map(int, line.split())
         ids = torch.from_numpy(prompts(batch))
         if not model.startswith("t5"):
-            ids = torch.nn.functional.pad(ids, (1, 0))  # the start token
+            ids = torch.nn.functional.pad(ids, (1, 0), value=START)
         began = time.perf_counter()
         with torch.inference_mode():
             made = network.generate(
@@ -94,9 +96,7 @@ def speed(rounds: int, folder: str) -> None:
     for model in FILES:
         run_of(model).save(f"{folder}/{model}")
         t5x_lab(["convert", "--from=t5x_lab", "--to=hf", f"--source={folder}/{model}", f"--target={folder}/{model}_hf"])
-        workers = {
-            side: Worker(__file__, f"--side={side}", f"--model={model}", f"--folder={folder}") for side in SIDES
-        }
+        workers = {side: Worker(__file__, f"--side={side}", f"--model={model}", f"--folder={folder}") for side in SIDES}
         for batch in (1, 32):
             first, rest = ({side: [] for side in SIDES} for _ in range(2))
             for round_ in range(rounds + 1):

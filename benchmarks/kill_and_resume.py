@@ -95,7 +95,7 @@ def train_on_synthetic(model_dir: str, steps: int) -> None:
     from t5x_lab.checkpoints.layout import finished_steps
     from t5x_lab.checkpoints.manager import Checkpoints
     from t5x_lab.checkpoints.saving import Saver
-    from t5x_lab.models.model import ModelConfig
+    from t5x_lab.models.config import ModelConfig
     from t5x_lab.networks.transformer import TransformerConfig
     from t5x_lab.optim.optimizers import Adafactor
     from t5x_lab.partitioning.mesh import MeshShape

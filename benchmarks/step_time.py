@@ -115,9 +115,7 @@ def main() -> None:
         return
 
     bindings = [f"--binding={binding}" for binding in args.binding]
-    workers = {
-        side: Worker(__file__, f"--side={side}", *bindings, huge_pages=not args.small_pages) for side in SIDES
-    }
+    workers = {side: Worker(__file__, f"--side={side}", *bindings, huge_pages=not args.small_pages) for side in SIDES}
     times: dict[str, list[float]] = {side: [] for side in SIDES}
     for round_ in range(args.rounds + 1):
         for side, worker in workers.items():

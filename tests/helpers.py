@@ -10,7 +10,8 @@ import pytest
 from conftest import ROOT
 from hypothesis import Phase, settings
 
-from t5x_lab.models.model import Model, ModelConfig
+from t5x_lab.models.config import ModelConfig
+from t5x_lab.models.model import Model
 from t5x_lab.networks.lstm import LstmConfig
 from t5x_lab.networks.network import Network
 from t5x_lab.networks.transformer import TransformerConfig

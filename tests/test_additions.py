@@ -17,7 +17,8 @@ import t5x_lab
 from t5x_lab.checkpoints.manager import save_run
 from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
-from t5x_lab.models.model import Model, ModelConfig
+from t5x_lab.models.config import ModelConfig
+from t5x_lab.models.model import Model
 from t5x_lab.networks import peft as additions
 from t5x_lab.networks.adapter import Adapter
 from t5x_lab.networks.lora import Lora
@@ -266,7 +267,9 @@ def test_a_run_starts_from_a_base_trains_what_was_added_and_goes_on(added, rate,
         run.with_adapter(_with_another_name(tmp_path, whole))
     with pytest.raises(UserError, match="All parameters of this model are trained. Save and load the whole model"):
         of_base.with_adapter(base)
-    with pytest.raises(UserError, match=r"holds only PEFT parameters; .* of its base model is missing. .* t5x_lab.load\(BASE\).with_adapter"):
+    with pytest.raises(
+        UserError, match=r"holds only PEFT parameters; .* of its base model is missing. .* t5x_lab.load\(BASE\).with_adapter"
+    ):
         t5x_lab.load(str(tmp_path / "alone"))
     assert of_base.with_adapter(whole)._inference is of_base.with_adapter(str(tmp_path / "alone"))._inference  # compiled once
 

@@ -23,7 +23,7 @@ from t5x_lab.checkpoints.manager import Checkpoints
 from t5x_lab.checkpoints.sharded_arrays import read_each, read_together, to_array
 from t5x_lab.checkpoints.verification import verify
 from t5x_lab.config.errors import UserError
-from t5x_lab.models.model import ModelConfig
+from t5x_lab.models.config import ModelConfig
 from t5x_lab.optim.groups import flat_names
 from t5x_lab.optim.optimizers import AdamW
 from t5x_lab.partitioning.mesh import MeshShape

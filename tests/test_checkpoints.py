@@ -21,7 +21,7 @@ from t5x_lab.checkpoints.lazy_tensors import from_array
 from t5x_lab.checkpoints.manager import Checkpoints, save_params
 from t5x_lab.checkpoints.verification import verify
 from t5x_lab.config.errors import UserError
-from t5x_lab.models.model import ModelConfig
+from t5x_lab.models.config import ModelConfig
 from t5x_lab.optim.optimizers import Adafactor, AdamW
 from t5x_lab.optim.schedules import LearningRate
 from t5x_lab.partitioning.mesh import MeshShape

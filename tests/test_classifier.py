@@ -25,7 +25,8 @@ from t5x_lab.config.errors import UserError
 from t5x_lab.data.pipeline.batches import SeqioBatches, resolve_tasks
 from t5x_lab.evaluation.classification import compute_metrics
 from t5x_lab.models.classifier import Classifier, make_model
-from t5x_lab.models.model import Model, ModelConfig
+from t5x_lab.models.config import ModelConfig
+from t5x_lab.models.model import Model
 from t5x_lab.networks.head import ClassificationHead
 from t5x_lab.networks.peft import peft_names
 from t5x_lab.optim.groups import flat_names

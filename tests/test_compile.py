@@ -16,7 +16,8 @@ from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
 from t5x_lab.data.config import DataConfig
 from t5x_lab.data.vocabularies.config import ByteVocabulary
-from t5x_lab.models.model import Model, ModelConfig
+from t5x_lab.models.config import ModelConfig
+from t5x_lab.models.model import Model
 from t5x_lab.observe.collectives import collectives
 from t5x_lab.observe.hardware import GiB, chip
 from t5x_lab.ops.cross_entropy import CrossEntropy, cross_entropy

@@ -27,7 +27,8 @@ from t5x_lab.data.tasks import names as tasks
 from t5x_lab.data.vocabularies.build import build_vocabulary
 from t5x_lab.data.vocabularies.config import ByteVocabulary, SentencePieceVocabulary
 from t5x_lab.data.vocabularies.sentencepiece import train_sentencepiece
-from t5x_lab.models.model import Model, ModelConfig
+from t5x_lab.models.config import ModelConfig
+from t5x_lab.models.model import Model
 from t5x_lab.ops.attention import expand_mask
 from t5x_lab.training.batches import Rows
 

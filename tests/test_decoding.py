@@ -18,7 +18,7 @@ from t5x_lab.data.vocabularies.config import ByteVocabulary, SentencePieceVocabu
 from t5x_lab.decoding.beam_search import BeamConfig, beam_search, search
 from t5x_lab.decoding.generation import Generated, complete_all
 from t5x_lab.decoding.sampling import SamplingConfig, apply_logits_fn, choose
-from t5x_lab.models.model import ModelConfig
+from t5x_lab.models.config import ModelConfig
 from t5x_lab.networks.network import has_encoder
 from t5x_lab.partitioning.mesh import MeshShape
 from t5x_lab.runs.config.gin_config import GinConfig

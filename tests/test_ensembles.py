@@ -12,7 +12,8 @@ from runs_of_text import FULL_LM, PREFIX_LM_ED, flags
 import t5x_lab
 from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
-from t5x_lab.models.model import Model, ModelConfig
+from t5x_lab.models.config import ModelConfig
+from t5x_lab.models.model import Model
 from t5x_lab.networks.ensemble import Ensemble, join_inputs_and_targets
 
 

@@ -170,7 +170,7 @@ def test_infer_on_a_task_a_mixture_and_ranked_choices(inside, tmp_path, capsys):
     for more, says in (
         (["--task=known", "--split=test"], 'has no split "test"'),
         (["--task=unknown"], "unknown"),
-        (["--task=known", "--mode=rank"], 'makes no "idx"'),
+        (["--task=known", "--mode=rank"], 'has no "idx"'),
         (["--task=sotu_span_corruption", '--gin.TASK_FEATURE_LENGTHS={"inputs": 32, "targets": 16}', "--gin.ByteVocabulary.extra_ids=50"], "was trained with"),
         ([], "Pass either --input"),
     ):  # fmt: skip

@@ -298,7 +298,7 @@ def test_a_run_ends_early_and_stays_ended(folder, capsys, monkeypatch):
         (["mine/LossEvaluation.lengths = {'inputs': 20}"], 'Evaluation "mine": The task "known" needs a length for "targets"'),
         (["mine/LossEvaluation.batch_size = 7"], "a batch of 7 rows cannot be split over 8 devices"),
         (["EVALS = (@LossEvaluation,)"], "EVALS contains"),
-        (["EVALS = (@mine/RankingEvaluation(),)", "mine/RankingEvaluation.task = 'known'"], 'makes no "idx", so its choices cannot be ranked'),
+        (["EVALS = (@mine/RankingEvaluation(),)", "mine/RankingEvaluation.task = 'known'"], 'The task "known" has no "idx", so its choices cannot be ranked'),
         (["EVALS = (@mine/MetricsEvaluation(),)", "mine/MetricsEvaluation.task = 'trained_alone'"], "has no split"),
         (["EVALS = (@mine/MetricsEvaluation(),)", "mine/MetricsEvaluation.task = 'sotu_prefix_lm'", "mine/MetricsEvaluation.lengths = {'inputs': 20, 'targets': 20}"], "has no metrics (metric_fns or metric_objs)"),
         (["SaveCheckpointConfig.best_metric = 'evl/known/loss'"], 'SaveCheckpointConfig.best_metric is "evl/known/loss", but EVALS has no evaluation "evl". Did you mean "eval"?'),

@@ -27,7 +27,8 @@ from t5x_lab.checkpoints.layout import named_leaves
 from t5x_lab.checkpoints.lazy_tensors import LazyTensor, concatenate, from_array, stack
 from t5x_lab.cli.main import main as cli_main
 from t5x_lab.config.errors import UserError
-from t5x_lab.models.model import Model, ModelConfig
+from t5x_lab.models.config import ModelConfig
+from t5x_lab.models.model import Model
 from t5x_lab.networks.config import RotaryScaling
 from t5x_lab.networks.transformer import TransformerConfig
 from t5x_lab.optim.optimizers import Adafactor
@@ -372,7 +373,9 @@ def test_files_that_one_should_not_trust_are_sentences(tmp_path):
     refused("is not a complete safetensors file", write(weights, b"short"))
     refused("damaged header", write(weights, struct.pack("<Q", 4) + b"nope"))
     terabytes = {"dtype": "F32", "shape": [1 << 40], "data_offsets": [0, 4 << 40]}
-    refused("is incomplete: shared.weight, .* should be at bytes", lambda d: header(d / weights, **{"shared.weight": terabytes}))
+    refused(
+        "is incomplete: shared.weight, .* should be at bytes", lambda d: header(d / weights, **{"shared.weight": terabytes})
+    )
     refused("damaged header", lambda d: header(d / weights, **{"shared.weight": {**terabytes, "shape": [-1]}}))
     refused("reads F64", lambda d: header(d / weights, **{"shared.weight": {**terabytes, "dtype": "F4"}}))
     (length,) = struct.unpack("<Q", whole[:8])
@@ -382,12 +385,13 @@ def test_files_that_one_should_not_trust_are_sentences(tmp_path):
     overlapping = {**entry, "data_offsets": [start + by, end + by]}
     refused("two tensors overlap", lambda d: header(d / weights, **{"shared.weight": overlapping}))
     refused(
-        "is incomplete: shared.weight, which its config.json requires, is missing", lambda d: (d / weights).unlink() or safetensors_files.write(d, {"x": from_array(np.zeros(3))})
+        "is incomplete: shared.weight, which its config.json requires, is missing",
+        lambda d: (d / weights).unlink() or safetensors_files.write(d, {"x": from_array(np.zeros(3))}),
     )
     refused('type "bert"', write("config.json", b'{"model_type": "bert"}'))
     refused("is not a valid config.json", write("config.json", b"{"))
-    refused("holds shared.weight with shape", lambda d: rewrite(d / "config.json", vocab_size=99))
-    refused("does not hold decoder/layers_3", lambda d: None, "hf_small") if (tmp_path / "hf_small").exists() else None
+    refused("has shared.weight with shape", lambda d: rewrite(d / "config.json", vocab_size=99))
+    refused("does not have decoder/layers_3", lambda d: None, "hf_small") if (tmp_path / "hf_small").exists() else None
 
     def pickled(directory):
         (directory / weights).unlink()
@@ -481,7 +485,9 @@ def test_convert_there_and_back(tmp_path, capsys):
     assert main(*from_t5x, "--target=ours", *gin) == 0
     assert main("--source=ours", "--to=hf", "--target=theirs", "--from=hf") == 2
     assert main("--source=ours", "--to=hf", "--target=theirs") == 0
-    assert main("--source=ours", "--to=hf", "--target=theirs") == 2 and "exists. Choose a new directory" in capsys.readouterr().err
+    assert (
+        main("--source=ours", "--to=hf", "--target=theirs") == 2 and "exists. Choose a new directory" in capsys.readouterr().err
+    )
     assert main("--source=theirs", "--to=t5x_lab", "--target=again") == 0
 
     ours, again = t5x_lab.load("ours"), t5x_lab.load("again")
@@ -518,7 +524,7 @@ def test_the_decoder_of_a_run_is_llamas(tmp_path):
     # Numbers of 16 bits become parameters of 32, with checksums of what was written.
     convert(find("theirs"), "back", "t5x_lab")
     np.testing.assert_allclose(t5x_lab.load("back").logits(**batch), ours, atol=0.02 * np.abs(ours).max())
-    with pytest.raises(UserError, match="exists. Choose a new directory"):
+    with pytest.raises(UserError, match="ours already has a checkpoint of step 0. Choose another directory"):
         run.save("ours")
     for target, match in (
         ("theirs/inside", "is inside the source directory"),

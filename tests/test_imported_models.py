@@ -203,7 +203,10 @@ def test_a_model_without_a_start_token_is_trained_on_and_resumed(tmp_path, capsy
     with pytest.raises(UserError, match="DataConfig.pack is False, but unpacked rows are padded with id 0, which is a token"):
         resolve_tasks(dataclasses.replace(data, pack=False), "causal_decoder", 512)
     resolve_tasks(dataclasses.replace(data, special_tokens=SpecialTokens(end=7)), "causal_decoder", 512)
-    assert f"Training texts end with the vocabulary's EOS token {tokenizer.eos_token_id}, but generation stops at" in capsys.readouterr().err
+    assert (
+        f"Training texts end with the vocabulary's EOS token {tokenizer.eos_token_id}, but generation stops at"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_tokenizer_without_an_end_token_writes_all_that_was_asked_for(tmp_path, monkeypatch, capsys):
@@ -224,7 +227,7 @@ def test_a_tokenizer_without_an_end_token_writes_all_that_was_asked_for(tmp_path
     assert scored[0] == (-np.inf, False) and scored[1][0] == pytest.approx(ours.score(PROMPTS[:1], TARGETS[:1])[0])
     assert lab.loglikelihood_rolling(asked("loglikelihood_rolling", (WORDS,))) == [-np.inf]
     assert lab.generate_until(asked("generate_until", ("", {"until": [], "max_gen_toks": 8}))) == [""]
-    assert capsys.readouterr().err.count("begin with nothing, which a model without a start or an end token cannot read.") == 3
+    assert capsys.readouterr().err.count("empty context, which a model without a start or EOS token cannot read.") == 3
     convert(find(str(tmp_path / "hf")), str(tmp_path / "run"), "t5x_lab")
     convert(find(str(tmp_path / "run")), str(tmp_path / "again"), "hf")
     assert json.loads((tmp_path / "again" / "config.json").read_text()).get("eos_token_id") is None

@@ -21,7 +21,8 @@ from helpers import (
 from t5x_lab.config.errors import UserError
 from t5x_lab.decoding.generation import complete, generate, start
 from t5x_lab.decoding.sampling import SamplingConfig, choose
-from t5x_lab.models.model import Model, ModelConfig
+from t5x_lab.models.config import ModelConfig
+from t5x_lab.models.model import Model
 from t5x_lab.ops.attention import expand_mask
 
 

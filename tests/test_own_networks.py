@@ -19,7 +19,8 @@ from t5x_lab.config.errors import UserError
 from t5x_lab.data.config import DataConfig
 from t5x_lab.data.vocabularies.config import ByteVocabulary
 from t5x_lab.decoding.beam_search import BeamConfig
-from t5x_lab.models.model import Model, ModelConfig
+from t5x_lab.models.config import ModelConfig
+from t5x_lab.models.model import Model
 from t5x_lab.networks.flops import traced_flops
 from t5x_lab.optim.optimizers import AdamW
 from t5x_lab.partitioning.mesh import MeshShape

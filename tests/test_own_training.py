@@ -17,8 +17,9 @@ from t5x_lab.checkpoints.formats.location import find
 from t5x_lab.checkpoints.initial import load_params
 from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
+from t5x_lab.models.config import ModelConfig
 from t5x_lab.models.loss import target_tokens, token_weights
-from t5x_lab.models.model import Model, ModelConfig
+from t5x_lab.models.model import Model
 from t5x_lab.networks.flops import traced_flops
 from t5x_lab.observe.metrics import read_metrics
 from t5x_lab.observe.norms import Norms

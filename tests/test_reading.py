@@ -208,7 +208,9 @@ def test_many_tasks_are_read_on_by_another_number_of_processes(tmp_path):
             before = directory
         by_shard = np.stack([batch["decoder_target_tokens"] for batch in expected], axis=1).reshape(4, -1)
         assert len({tuple(shard[:20]) for shard in by_shard}) == 4
-        with pytest.raises(UserError, match="holds the positions of 4 data shards, not of 2. DATA_SHARDS cannot change during a run"):
+        with pytest.raises(
+            UserError, match="holds the positions of 4 data shards, not of 2. DATA_SHARDS cannot change during a run"
+        ):
             SeqioBatches(tasks, dataclasses.replace(config, shards=2), 0).restore(before)
 
 
@@ -309,7 +311,9 @@ def test_splits_caches_and_order_are_the_users(tmp_path):
     with registered(ahead=ahead):
         drawn = read("ahead", 2, 8, 5, split="dev", shuffle=False)
         assert drawn[:, :4].ravel().tolist() == list(range(1, 41, 2)) and drawn[:, 4:].ravel().tolist() == list(range(2, 41, 2))
-        with pytest.raises(UserError, match='no split "train" to train on; it has dev. Use another task, or set DataConfig.split'):
+        with pytest.raises(
+            UserError, match='no split "train" to train on; it has dev. Use another task, or set DataConfig.split'
+        ):
             read("ahead", 1, 8, 1)
         with pytest.raises(UserError, match='The task "ahead" needs a cache, and there is none'):
             read("ahead", 1, 8, 1, split="dev", use_cached=True)

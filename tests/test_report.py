@@ -254,8 +254,7 @@ def test_runs_in_every_state_have_a_page(state):
         "new": "new no training yet.",
     }
     assert (
-        expected.get(state, "stopped after step 10 of 40. It can continue from step 0, because it has no checkpoint.")
-        in said
+        expected.get(state, "stopped after step 10 of 40. It can continue from step 0, because it has no checkpoint.") in said
     )
     assert "There are no evaluations yet, or EVALS is empty" in said
     assert ("The metrics have no training steps" in said) == (state == "new")
@@ -324,7 +323,9 @@ def test_what_is_no_run_is_said_in_a_sentence(capsys):
     assert write_report(["runs/a"], "pages/v1.2") == "pages/v1.2/report.html"
     assert main(["report", "runs/a", "--output=runs/a/config.gin"]) == 2 and "config.gin is a file" in capsys.readouterr().err
     for inside in ("config.gin", "checkpoints/20"):
-        with pytest.raises(UserError, match=r"is not a run directory: .*\. Use the MODEL_DIR of a run, such as runs/a\.|does not exist"):
+        with pytest.raises(
+            UserError, match=r"is not a run directory: .*\. Use the MODEL_DIR of a run, such as runs/a\.|does not exist"
+        ):
             write_report([f"runs/a/{inside}"])
     assert "differs between" not in text_of(pathlib.Path("one.html").read_text())
 
@@ -348,7 +349,10 @@ def test_several_runs_are_laid_over_each_other(capsys):
     assert capsys.readouterr().out == "pages/all.html\npages/report.html\nold/compared.html\n"
     said = text_of(pathlib.Path("pages/all.html").read_text())
     assert "A.b 1 2 –" in said and "a loss 4.6 – –" in said and "one/run, step 40 two/run" in said
-    assert f"Not compared, because config.gin is missing: {short_names(runs)[2]}." in said and "No differences except the directory" not in said
+    assert (
+        f"Not compared, because config.gin is missing: {short_names(runs)[2]}." in said
+        and "No differences except the directory" not in said
+    )
     assert "x axis steps tokens time one/run two/run" in said  # FLOPs are not known of all
 
 

@@ -22,7 +22,8 @@ from t5x_lab.checkpoints.manager import Checkpoints, save_params
 from t5x_lab.checkpoints.rules import assign_sources
 from t5x_lab.checkpoints.sharded_arrays import to_array
 from t5x_lab.config.errors import UserError
-from t5x_lab.models.model import Model, ModelConfig
+from t5x_lab.models.config import ModelConfig
+from t5x_lab.models.model import Model
 from t5x_lab.partitioning.mesh import MeshShape, make_mesh
 from t5x_lab.runs.model.sharded_model import ShardedModel
 
@@ -66,7 +67,7 @@ def test_layers_go_to_the_devices_that_hold_them():
 def test_what_nobody_takes_is_refused_where_there_are_no_rules(tmp_path):
     tensors = {name: from_array(np.zeros((2,), np.float32)) for name in ("mine", "theirs")}
     new, source = {"mine": Part("mine", None, (2,))}, Source(tmp_path, 0, tensors)
-    with pytest.raises(UserError, match="holds theirs, which the new model does not have"):
+    with pytest.raises(UserError, match="has theirs, which the new model does not have"):
         assign_sources(new, source, RestoreCheckpointConfig())
     taken = assign_sources(new, source, RestoreCheckpointConfig(assignment_map=(("mine", "theirs"),)))
     assert taken["mine"].source == "theirs"
@@ -97,7 +98,7 @@ def test_transfer_of_the_first_layers_keeps_gpt1s_tensors(n, kept, tmp_path):
     rules = {"assignment_map": [(".*", None)]} if n < 0 else only_layers
     params, fresh = load(place, network, **rules)
     theirs = lambda tree: {
-        entry.name: entry.theirs({name: from_array(x) for name, x in single(tree).items()}).read_all()
+        entry.name: entry.export({name: from_array(x) for name, x in single(tree).items()}).read_all()
         for entry in find_family(network)[0].entries(network)
     }
     ours, old, new = theirs(params), theirs(source), theirs(fresh)
@@ -169,7 +170,7 @@ def test_mistakes_in_rules_are_sentences(tmp_path):
     one_more = dataclasses.replace(network, num_decoder_layers=4)
     for match, target, rules in [
         ('the pattern "nothing" is not the first match of any parameter', network, dict(assignment_map=[("nothing", None)])),
-        ("does not fit the model: .* or the rules of RestoreCheckpointConfig", one_more, {}),
+        ("does not fit the model: .* or rules in RestoreCheckpointConfig", one_more, {}),
         ("does not have decoder/layers_3/.* Add a rule", one_more, dict(extend=["vocab"])),
         ("does not have other, for decoder/final_norm/scale", network, dict(assignment_map=[("decoder/final_norm/scale", "other")])),
         ("has 3 entries for decoder, which has 4 layers", one_more, dict(layers={"decoder": [0, 1, 2]})),

@@ -63,7 +63,10 @@ def test_parameters_go_from_a_causal_to_a_prefix_decoder_and_back(capfd):
     assert "holds a run at step 1, but RESUME is False" in capfd.readouterr().err
     before = pathlib.Path("fresh/config.gin").read_text()
     for change, says in (
-        ("--gin.TransformerConfig.mlp_dim=96", "has shape (2, 32, 64) in the checkpoint and has shape (2, 32, 96) in the model"),
+        (
+            "--gin.TransformerConfig.mlp_dim=96",
+            "has shape (2, 32, 64) in the checkpoint and has shape (2, 32, 96) in the model",
+        ),
         ("--gin.OPTIMIZER=@AdamW()", "was trained with OPTIMIZER = @Adafactor(), but the configuration has @AdamW()"),
         (
             "--gin.Adafactor.momentum=0.9",
@@ -110,7 +113,9 @@ def test_it_is_said_from_where_the_steps_are_counted(capfd):
     capfd.readouterr()
     assert main(start) == 0
     said = capfd.readouterr().out
-    assert "TRAIN_STEPS = 6 counts from step 0: 6 steps. To count from the step of the checkpoint, as in T5X, 2 steps, set" in said
+    assert (
+        "TRAIN_STEPS = 6 counts from step 0: 6 steps. To count from the step of the checkpoint, as in T5X, 2 steps, set" in said
+    )
     (other,) = re.findall(r"'(--gin.RestoreCheckpointConfig.carry=.*?)'\.", said)
     assert main([*start, other]) == 0
     said = capfd.readouterr().out

@@ -9,7 +9,7 @@ from helpers import documented, random_batch, random_params, tiny_config
 from jax.sharding import PartitionSpec as P
 
 from t5x_lab.config.errors import UserError
-from t5x_lab.models.model import ModelConfig
+from t5x_lab.models.config import ModelConfig
 from t5x_lab.observe.model_info import model_info
 from t5x_lab.optim.optimizers import AdamW
 from t5x_lab.optim.schedules import LearningRate

@@ -18,7 +18,8 @@ from t5x_lab.config.errors import UserError
 from t5x_lab.data.config import DataConfig
 from t5x_lab.data.pipeline.batches import SeqioBatches, resolve_tasks
 from t5x_lab.data.vocabularies.config import ByteVocabulary, SpecialTokens
-from t5x_lab.models.model import Model, ModelConfig
+from t5x_lab.models.config import ModelConfig
+from t5x_lab.models.model import Model
 from t5x_lab.networks.soft_prompt import FIRST_ID, SoftPrompt, soft_prompt_ids
 from t5x_lab.optim.groups import flat_names
 from t5x_lab.prompts.config import Records

@@ -11,7 +11,8 @@ import pytest
 from conftest import shared_data
 from flax import traverse_util
 
-from t5x_lab.models.model import Model, ModelConfig
+from t5x_lab.models.config import ModelConfig
+from t5x_lab.models.model import Model
 from t5x_lab.networks.transformer import TransformerConfig
 from t5x_lab.optim.optimizers import Adafactor
 from t5x_lab.optim.schedules import LearningRate

@@ -13,8 +13,8 @@ from helpers import random_batch, random_params, tiny_config
 
 from t5x_lab.checkpoints.layout import named_leaves
 from t5x_lab.config.errors import UserError
+from t5x_lab.models.config import ModelConfig
 from t5x_lab.models.loss import weights_and_normalizer
-from t5x_lab.models.model import ModelConfig
 from t5x_lab.optim.optimizers import Adafactor, AdamW, Lion, Muon, Optax, Sgd
 from t5x_lab.optim.schedules import LearningRate
 from t5x_lab.partitioning.mesh import MeshShape

@@ -6,7 +6,8 @@ import pytest
 from helpers import compiled, random_batch, random_params, tiny_config, tiny_model
 
 from t5x_lab.config.errors import UserError
-from t5x_lab.models.model import Model, ModelConfig
+from t5x_lab.models.config import ModelConfig
+from t5x_lab.models.model import Model
 from t5x_lab.networks import layers, stack
 from t5x_lab.networks.layers import make_norm
 from t5x_lab.networks.positions import angular_rates, rotate, sinusoidal

@@ -21,7 +21,7 @@ from t5x_lab.checkpoints.rules import assign_sources, fit_shape
 from t5x_lab.checkpoints.sharded_arrays import read_each, read_together, to_array
 from t5x_lab.checkpoints.verification import check_arrays, explain_damage
 from t5x_lab.config.errors import UserError, check_choice
-from t5x_lab.models.model import Params
+from t5x_lab.networks.functional import Params
 from t5x_lab.optim.counts import start_count_at
 from t5x_lab.training.state import TrainState
 

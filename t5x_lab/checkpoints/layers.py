@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 from t5x_lab.checkpoints.layout import named_leaves
 from t5x_lab.checkpoints.lazy_tensors import LazyTensor, stack
-from t5x_lab.models.model import Model, ModelConfig
+from t5x_lab.models.config import ModelConfig
+from t5x_lab.models.model import Model
 from t5x_lab.networks.network import Network
 
 UNSTACKED = re.compile(r"(.*?)/layers_(\d+)/(.*)")

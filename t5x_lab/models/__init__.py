@@ -1,1 +1,1 @@
-"""Models: a network with its loss (`model`), with a classification head (`classifier`), and loss weights (`loss`)."""
+"""Models: a network with its loss (`config`, `model`, `loss`), and with a classification head (`classifier`)."""

@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from t5x_lab.config.errors import UserError
-from t5x_lab.models.loss import target_tokens
-from t5x_lab.models.model import LossSums, Model, ModelConfig
+from t5x_lab.models.config import ModelConfig
+from t5x_lab.models.loss import LossSums, target_tokens
+from t5x_lab.models.model import Model
 from t5x_lab.networks.functional import Params
 from t5x_lab.networks.head import CLASSIFIER, ClassificationHead
 from t5x_lab.networks.network import Batch, has_decoder, has_encoder

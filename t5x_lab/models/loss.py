@@ -1,8 +1,9 @@
-"""Loss weights, the normalizer of the loss, and the protocol of additional loss terms.
+"""Loss weights, the normalizer of the loss, sums of losses, and the protocol of additional loss terms.
 
 The normalizer is computed once per batch, so that loss and gradient do not depend on the number of microbatches.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
@@ -121,3 +122,26 @@ def weights_and_normalizer(batch: Batch, factor: float | str | None) -> tuple[ja
         weights = jnp.where(total > 0, weights / jnp.maximum(total, 1e-6), 0.0)
         return weights, jnp.maximum(jnp.sum(weights), 1e-6)
     return weights, jnp.float32(factor)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class LossSums:
+    """Sums over the tokens of a batch. They can be added over microbatches and batches.
+
+    Attributes:
+      objective: the value that training differentiates: (cross-entropy + z-loss) times the objective's weights, plus the
+        additional loss terms.
+      loss, z_loss, correct: sums weighted with the batch's loss weights, for the metrics.
+      weights: sum of the batch's loss weights.
+      objective_weights: sum of the objective's weights.
+      terms: additional loss terms by name.
+    """
+
+    objective: jax.Array
+    loss: jax.Array
+    z_loss: jax.Array
+    correct: jax.Array
+    weights: jax.Array
+    objective_weights: jax.Array
+    terms: dict[str, jax.Array] = dataclasses.field(default_factory=dict)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from t5x_lab.models.model import Params
+from t5x_lab.networks.functional import Params
 from t5x_lab.optim.groups import select
 
 COUNTERS = ("tokens_processed", "tokens_with_loss", "raw_tokens")

@@ -8,7 +8,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from t5x_lab.models.model import LossSums, Model, Params
+from t5x_lab.models.loss import LossSums
+from t5x_lab.models.model import Model
+from t5x_lab.networks.functional import Params
 from t5x_lab.networks.network import Batch, dropout_rate
 from t5x_lab.optim.groups import merge, select
 from t5x_lab.training.hooks import Statistics

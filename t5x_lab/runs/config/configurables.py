@@ -24,7 +24,7 @@ from t5x_lab.evaluation.config import (
     RankingEvaluation,
     SamplesEvaluation,
 )
-from t5x_lab.models.model import ModelConfig
+from t5x_lab.models.config import ModelConfig
 from t5x_lab.networks.adapter import Adapter
 from t5x_lab.networks.config import RotaryScaling
 from t5x_lab.networks.head import ClassificationHead

@@ -11,7 +11,7 @@ from t5x_lab.config.errors import NotSet, UserError
 from t5x_lab.config.macros import macro_bindings
 from t5x_lab.data.config import DataConfig
 from t5x_lab.data.vocabularies.config import SpecialTokens, Vocabulary
-from t5x_lab.models.model import ModelConfig
+from t5x_lab.models.config import ModelConfig
 from t5x_lab.optim.optimizers import Optimizer
 from t5x_lab.partitioning.mesh import MeshShape
 from t5x_lab.partitioning.rules import ShardingRules

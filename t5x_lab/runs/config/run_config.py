@@ -9,7 +9,7 @@ from t5x_lab.config.macros import macro
 from t5x_lab.data.config import DataConfig, stable_repr
 from t5x_lab.evaluation.config import EarlyStopping
 from t5x_lab.evaluation.evaluation import check_evaluations
-from t5x_lab.models.model import ModelConfig
+from t5x_lab.models.config import ModelConfig
 from t5x_lab.optim.groups import optimizer_identity
 from t5x_lab.optim.optimizers import Optimizer
 from t5x_lab.partitioning.mesh import MeshShape

@@ -12,7 +12,7 @@ from t5x_lab.checkpoints.initial import load_params
 from t5x_lab.checkpoints.layout import absolute_path, find_checkpoint, finished_steps
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.log import log
-from t5x_lab.models.model import Params
+from t5x_lab.networks.functional import Params
 from t5x_lab.observe.end import read_end
 from t5x_lab.partitioning.distributed import broadcast
 from t5x_lab.runs.config.gin_config import GinConfig

@@ -15,7 +15,7 @@ from t5x_lab.evaluation.config import EarlyStopping, check_metric_name
 from t5x_lab.evaluation.evaluation import Evaluation, EvaluationResult, Evaluator, check_evaluations
 from t5x_lab.evaluation.ranking.accuracy import table
 from t5x_lab.evaluation.results import ResultFiles
-from t5x_lab.models.model import Params
+from t5x_lab.networks.functional import Params
 from t5x_lab.observe.plots import plot_ranking
 from t5x_lab.partitioning.distributed import broadcast, broadcast_text
 from t5x_lab.runs.config.gin_config import GinConfig

@@ -17,7 +17,7 @@ from t5x_lab.decoding import generation
 from t5x_lab.decoding.beam_search import BeamConfig, search
 from t5x_lab.decoding.generation import Generated, Sequences, complete_all
 from t5x_lab.decoding.sampling import EndIds, SamplingConfig
-from t5x_lab.models.model import Params
+from t5x_lab.networks.functional import Params
 from t5x_lab.networks.network import has_encoder
 from t5x_lab.partitioning.waiting import fetch
 from t5x_lab.runs.model.length_limits import LengthLimits

@@ -15,7 +15,7 @@ from t5x_lab.checkpoints.layout import read_info
 from t5x_lab.config.errors import UserError, check_choice
 from t5x_lab.config.log import log
 from t5x_lab.data.vocabularies.config import SpecialTokens
-from t5x_lab.models.model import ModelConfig
+from t5x_lab.models.config import ModelConfig
 from t5x_lab.networks.config import DTYPES
 from t5x_lab.networks.ensemble import Ensemble
 from t5x_lab.networks.peft import peft_names

@@ -16,7 +16,7 @@ from t5x_lab.checkpoints.formats.location import find
 from t5x_lab.checkpoints.initial import load_params
 from t5x_lab.checkpoints.manager import save_run
 from t5x_lab.config.errors import UserError
-from t5x_lab.models.model import Params
+from t5x_lab.networks.functional import Params
 from t5x_lab.networks.peft import merge_peft, peft_names
 from t5x_lab.optim.groups import flat_names, merge, select, trained_predicate
 from t5x_lab.runs.config.checkpoint_config import read_config

@@ -15,8 +15,8 @@ from t5x_lab.config.user_code import call_user_code
 from t5x_lab.data.vocabularies.config import SpecialTokens
 from t5x_lab.decoding.beam_search import BeamConfig, make_beam_config
 from t5x_lab.decoding.sampling import LogitsFn, SamplingConfig
-from t5x_lab.models.model import Params
 from t5x_lab.networks.ensemble import Ensemble
+from t5x_lab.networks.functional import Params
 from t5x_lab.networks.head import require_head
 from t5x_lab.networks.network import additional_ids, has_decoder, has_encoder
 from t5x_lab.runs.config.gin_config import GinConfig

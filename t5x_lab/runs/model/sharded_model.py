@@ -9,7 +9,8 @@ import numpy as np
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.models.classifier import make_model
-from t5x_lab.models.model import ModelConfig, Params
+from t5x_lab.models.config import ModelConfig
+from t5x_lab.networks.functional import Params
 from t5x_lab.partitioning.mesh import MeshShape, make_mesh
 from t5x_lab.partitioning.partitioner import Partitioner
 from t5x_lab.partitioning.rules import ShardingRules

@@ -11,7 +11,7 @@ import optax
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.user_code import call_user_code, shown
-from t5x_lab.models.model import Params
+from t5x_lab.networks.functional import Params
 from t5x_lab.optim.groups import current_rates, flat_names, learning_rates, select, trained_predicate
 from t5x_lab.optim.optimizers import Optimizer
 from t5x_lab.runs.config.run_config import RunConfig

@@ -6,7 +6,8 @@ from typing import Any
 import jax
 
 from t5x_lab.models.classifier import make_model
-from t5x_lab.models.model import Model, ModelConfig
+from t5x_lab.models.config import ModelConfig
+from t5x_lab.models.model import Model
 from t5x_lab.networks.flops import traced_flops
 from t5x_lab.networks.wrapper import replace_remat_policy
 from t5x_lab.optim.groups import flat_names, merge, select, trained_predicate
