@@ -73,21 +73,36 @@ def programs(only: str | None, policies: list[str]):
                 yield f"{name} {slice_name}", lambda name=name, slice_name=slice_name: study(name, slice_name)
 
 
+STUDY_TEXT = """\
+# Compiled results at pod scale
+
+Memory and lower bounds of the step time for large models on TPU pods. The page is written by `python benchmarks/pod_scale.py`.
+All numbers are for the training step of `t5x_lab train`, compiled with libtpu for TPU slices without the hardware. Memory is
+in GiB per chip, as reported by XLA's memory analysis. To compile your own model, see [scale.md](scale.md).
+
+## Models of Wang et al.
+
+2,048 sequences of 626 tokens (512 + 114 for the encoder-decoder), bfloat16 activations, Adafactor, parameters and optimizer
+state sharded over all 64 chips (`MESH = "fsdp=-1"`), `remat_policy = "boundaries"`.
+
+| model | parameters | slice | arguments | temporaries | peak | memory of a chip | fits | minimum step time (compute) |
+|---|---|---|---|---|---|---|---|---|"""
+
+T5_TEXT = """
+## T5 1.1 XL and XXL compared with T5X
+
+256 sequences of 512 + 114 tokens, bfloat16 activations, Adafactor, 64 chips of TPU v4. T5X's `minimal` policy stores the
+outputs of matrix products, like `products` here. Its `full` policy stores only the boundaries between layers. The column
+"recomputed" has the recomputed FLOPs as a fraction of the model's FLOPs. In the plot, T5X's two points are placed at the
+recomputed FLOPs of the corresponding policies here. T5X computes attention scores once less, which is 0.6 % (XL) and 0.3 %
+(XXL) of the FLOPs.
+
+| model | mesh | policy | recomputed | temporaries, GiB | T5X, GiB | ratio |
+|---|---|---|---|---|---|---|"""
+
+
 def page(found: dict[str, dict]) -> str:
-    lines = [
-        "# Pod scale, compiled without a pod",
-        "",
-        "Written by `python benchmarks/pod_scale.py`. Every figure is of the training step that `t5x_lab train` runs, compiled",
-        "by libtpu for a slice that was not there; GiB on each chip, as XLA's memory analysis counts them.",
-        "",
-        "## The models of Wang et al.",
-        "",
-        "2,048 sequences of 626 tokens (512 + 114 for the encoder-decoder), bfloat16 activations, Adafactor, parameters and",
-        'optimizer split over all 64 chips (`MESH = "fsdp=-1"`), `remat_policy = "boundaries"`.',
-        "",
-        "| model | parameters | slice | arguments | temporaries | peak | of | fits | compute-bound floor |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    lines = [STUDY_TEXT]
     for key, report in found.items():
         name, _, slice_name = key.rpartition(" ")
         if name in STUDY:
@@ -96,18 +111,7 @@ def page(found: dict[str, dict]) -> str:
             columns += [f"{(size[part] or 0) / GiB:.2f}" for part in ("arguments", "temporaries", "peak", "limit")]
             columns += ["yes" if report["fits"] else "no", f"{report['floor_seconds']['compute']:.2f} s"]
             lines.append(f"| {' | '.join(columns)} |")
-    lines += [
-        "",
-        "## T5 1.1 XL and XXL beside T5X",
-        "",
-        "256 sequences of 512 + 114 tokens, bfloat16 activations, Adafactor, 64 chips of TPU v4. T5X's `minimal` policy keeps",
-        "the outputs of matrix products as our `products` does, its `full` only the boundaries between layers. Computed again:",
-        "FLOPs that a policy spends a second time, as a share of the model's. In the plot T5X's two points stand where our",
-        "policies of the same kind do; it computes attention's scores once less, 0.6 (XL) and 0.3 (XXL) % of the FLOPs.",
-        "",
-        "| model | mesh | policy | computed again | temporaries, GiB | T5X, GiB | ratio |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    lines.append(T5_TEXT)
     for size, mesh in T5.items():
         for policy in REMAT_POLICIES:
             report = found.get(f"{size} {mesh} {policy}")
@@ -117,7 +121,7 @@ def page(found: dict[str, dict]) -> str:
                 beside = f"{theirs} | {ours / theirs:.2f}" if theirs else " | "
                 again = report["recomputed_flops_per_step"] / report["model_flops_per_step"]
                 lines.append(f"| {size} | {mesh} | `{policy}` | {100 * again:.1f} % | {ours:.2f} | {beside} |")
-    return "\n".join([*lines, "", "![bytes against FLOPs computed again](pod_scale.png)", ""])
+    return "\n".join([*lines, "", "![Memory against recomputed FLOPs](pod_scale.png)", ""])
 
 
 def plot(found: dict[str, dict]) -> None:
@@ -142,7 +146,7 @@ def plot(found: dict[str, dict]) -> None:
             panel.annotate(policy, (x, y), textcoords="offset points", xytext=(4, 6), fontsize=8)
         shared = [policy for policy in T5X[size] if policy in points]
         panel.plot([points[policy][0] for policy in shared], [T5X[size][policy] for policy in shared], "s--", label="T5X")
-        panel.set(title=f"T5 1.1 {size.upper()}, {mesh}", xlabel="FLOPs computed again, % of the model's", ylim=(0, None))
+        panel.set(title=f"T5 1.1 {size.upper()}, {mesh}", xlabel="recomputed FLOPs, % of the model's", ylim=(0, None))
         panel.set_ylabel("temporaries, GiB per chip")
         panel.legend()
     figure.savefig(PLOT, dpi=110)

@@ -40,7 +40,7 @@ def test_a_shell_takes_every_command_of_the_documentation(page):
 def test_gin_files_and_links_that_the_documentation_names_are_there(page):
     text = page.read_text()
     for name in re.findall(
-        r"--gin_file=((?:models|objectives|runs|meshes|optimizers|recipes|added|mixtures|compute)/[\w./]+\.gin)", text
+        r"--gin_file=((?:models|objectives|runs|meshes|optimizers|recipes|peft|mixtures|compute)/[\w./]+\.gin)", text
     ):
         assert (ROOT / "gin" / name).exists(), name
     for link in re.findall(r"\]\(([\w./]+)\)", text):

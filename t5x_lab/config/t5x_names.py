@@ -24,28 +24,38 @@ class Row(NamedTuple):
 # Ordered by topic as in the documentation.
 TABLE: dict[str, tuple[Row, ...]] = {
     "The run": (
-        Row("RANDOM_SEED train.random_seed", "SEED", "0 unless set: runs repeat"),
-        Row("USE_HARDWARE_RNG train.use_hardware_rng", "", "every run is repeatable; random numbers do not depend on the mesh"),
+        Row("RANDOM_SEED train.random_seed", "SEED", "0 by default, so runs are reproducible"),
+        Row(
+            "USE_HARDWARE_RNG train.use_hardware_rng", "", "every run is reproducible; random numbers do not depend on the mesh"
+        ),
         Row("train.model", "MODEL"),
         Row("train.model_dir", "MODEL_DIR"),
         Row("train.total_steps", "TRAIN_STEPS", "or TRAIN_TOKENS; counted from 0 also when fine-tuning"),
-        Row("train.train_dataset_cfg", "DataConfig", "its parameters, or the macros that feed them"),
+        Row("train.train_dataset_cfg", "DataConfig", "its parameters, or their macros"),
         Row("train.checkpoint_cfg CheckpointConfig.{save, restore}", "SaveCheckpointConfig, RestoreCheckpointConfig"),
         Row("train.partitioner", "MESH"),
         Row("train.trainer_cls", "MICROBATCHES, OPTIMIZER", "the trainer itself is not bound"),
         Row("train.summarize_config_fn", "", "config.gin and model-info.txt are always written"),
         Row("train.stats_period", "", "metrics.jsonl has every step; the console a line a minute"),
-        Row("train.actions", "HOOKS", "they are told of steps, evaluations and saves"),
-        Row("TerminateOnNanAction", "BAD_STEPS", "a step that is not finite changes nothing, and ends the run unless some may"),
+        Row("train.actions", "HOOKS", "called after steps, evaluations and saves"),
+        Row("TerminateOnNanAction", "BAD_STEPS", "a non-finite step changes no parameter, and ends the run by default"),
         Row("train.run_eval_before_training", "LossEvaluation.at_start, MetricsEvaluation.at_start"),
         Row("Trainer.num_microbatches MoeTrainer.num_microbatches", "MICROBATCHES"),
         Row("Trainer.learning_rate_fn MoeTrainer.learning_rate_fn", "LearningRate", "bound to the optimizer"),
-        Row("Trainer.weight_metrics_computer", "Norms", "HOOKS = (…, @Norms()): of gradients, parameters and updates by layer"),
+        Row(
+            "Trainer.weight_metrics_computer",
+            "Norms",
+            "HOOKS = (…, @Norms()): norms of gradients, parameters and updates by layer",
+        ),
     ),
     "Data": (
         Row("MIXTURE_OR_TASK_MODULE DatasetConfig.module", "", 'write "import my_tasks" in a gin file'),
         Row("DatasetConfig.use_cached", "USE_CACHED_TASKS"),
-        Row("SHUFFLE_TRAIN_EXAMPLES DatasetConfig.shuffle", "DataConfig.shuffle", "of training; evaluation data never are"),
+        Row(
+            "SHUFFLE_TRAIN_EXAMPLES DatasetConfig.shuffle",
+            "DataConfig.shuffle",
+            "for training; evaluation data are never shuffled",
+        ),
         Row("DatasetConfig.mixture_or_task_name", "MIXTURE_OR_TASK_NAME"),
         Row("DatasetConfig.task_feature_lengths", "TASK_FEATURE_LENGTHS"),
         Row("DatasetConfig.batch_size", "BATCH_SIZE"),
@@ -58,12 +68,12 @@ TABLE: dict[str, tuple[Row, ...]] = {
         Row(
             "SentencePieceVocabulary.sentencepiece_model_file",
             "SentencePieceVocabulary.path",
-            "@SentencePieceVocabulary() is ours",
+            "@SentencePieceVocabulary() is t5x_lab's",
         ),
         Row("PassThroughVocabulary", "VOCABULARY"),
     ),
     "Model": (
-        Row("EncoderDecoderModel DecoderOnlyModel", "ModelConfig", "MODEL = @ModelConfig(), as the model files have it"),
+        Row("EncoderDecoderModel DecoderOnlyModel", "ModelConfig", "MODEL = @ModelConfig(), as in the model files"),
         Row("EncoderDecoderModel.module DecoderOnlyModel.module", "ModelConfig.network"),
         Row(
             "EncoderDecoderModel.{input_vocabulary, output_vocabulary} DecoderOnlyModel.vocabulary",
@@ -83,7 +93,7 @@ TABLE: dict[str, tuple[Row, ...]] = {
             "TransformerConfig.architecture",
             '"prefix_decoder" for True, "causal_decoder" for False',
         ),
-        Row("Transformer DecoderWrapper T5Config", "TransformerConfig", "it has T5Config's parameters under the same names"),
+        Row("Transformer DecoderWrapper T5Config", "TransformerConfig", "with T5Config's parameters under the same names"),
         Row("TransformerConfig.num_layers", "TransformerConfig.num_decoder_layers"),
         Row("NUM_EMBEDDINGS", "TransformerConfig.vocab_size"),
         Row("EMBED_DIM", "TransformerConfig.emb_dim"),
@@ -94,7 +104,11 @@ TABLE: dict[str, tuple[Row, ...]] = {
         Row("NUM_DECODER_LAYERS NUM_LAYERS", "TransformerConfig.num_decoder_layers"),
         Row("ARCHITECTURE", "ModelConfig.network"),
         Row("ACTIVATION_DTYPE", "TransformerConfig.dtype"),
-        Row("SCALE BIAS_INIT variance_scaling normal", "TransformerConfig.initializer", "by default scaling draws matrices"),
+        Row(
+            "SCALE BIAS_INIT variance_scaling normal",
+            "TransformerConfig.initializer",
+            "the default of matrices follows TransformerConfig.scaling",
+        ),
         Row("MlpBlock.activations", "TransformerConfig.mlp_activations"),
         Row("MlpBlock.intermediate_dim", "TransformerConfig.mlp_dim"),
         Row("MlpBlock DenseGeneral.use_bias", "TransformerConfig.use_bias"),
@@ -105,9 +119,9 @@ TABLE: dict[str, tuple[Row, ...]] = {
             "RelativePositionBiases Encoder Decoder EncoderDecoder EncoderLayer DecoderLayer MultiHeadDotProductAttention "
             "DenseGeneral Embed T5LayerNorm",
             "TransformerConfig",
-            "one network with all of Flaxformer's options for T5; a layer is not bound by itself, a network of your own is",
+            "one network with all of Flaxformer's options for T5; layers are not bound separately, but a network of your own can be",
         ),
-        Row("IA3 IA3Attention", "PEFT", "an addition of your own; adapter layers and LoRA are in peft/*.gin"),
+        Row("IA3 IA3Attention", "PEFT", "write your own PEFT method; adapter layers and LoRA are in peft/*.gin"),
         Row("ACTIVATION_PARTITIONING_DIMS", "ShardingRules.activations"),
     ),
     "Optimizer and schedule": (
@@ -129,7 +143,11 @@ TABLE: dict[str, tuple[Row, ...]] = {
     ),
     "Checkpoints": (
         Row("CHECKPOINT_PATH RestoreCheckpointConfig.path INIT_CHECKPOINT", "INITIAL_CHECKPOINT_PATH"),
-        Row("RestoreCheckpointConfig.mode", "", "a run directory's latest checkpoint is used, or the one that is named"),
+        Row(
+            "RestoreCheckpointConfig.mode",
+            "",
+            "the path of a run directory selects its latest checkpoint, a path with a step that one",
+        ),
         Row("RestoreCheckpointConfig.fallback_to_scratch", "RestoreCheckpointConfig.strict"),
         Row("RestoreCheckpointConfig.dtype SaveCheckpointConfig.dtype", "", "parameters are float32"),
         Row("SaveCheckpointConfig.save_dataset", "", "the position in the data is always saved"),
@@ -140,12 +158,12 @@ TABLE: dict[str, tuple[Row, ...]] = {
         Row(
             "MODEL_PARALLEL_SUBMESH PjitPartitioner.model_parallel_submesh",
             "MESH",
-            "it is laid on the devices by JAX; -1 takes what the others leave",
+            "JAX assigns devices; -1 is the remaining number",
         ),
         Row(
             "standard_logical_axis_rules PjitPartitioner.logical_axis_rules",
             "ShardingRules.parameters",
-            "changes of a default, as a dictionary; and ShardingRules.activations",
+            "a dictionary of changes to the default; also ShardingRules.activations",
         ),
         Row("PjitPartitioner", "MESH"),
         Row("NUM_EXPERT_PARTITIONS MoePjitPartitioner MoeTrainer", "", "no mixture of experts"),
