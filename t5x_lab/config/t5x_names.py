@@ -119,7 +119,7 @@ TABLE: dict[str, tuple[Row, ...]] = {
             "RelativePositionBiases Encoder Decoder EncoderDecoder EncoderLayer DecoderLayer MultiHeadDotProductAttention "
             "DenseGeneral Embed T5LayerNorm",
             "TransformerConfig",
-            "one network with all of Flaxformer's options for T5; layers are not bound separately, but a network of your own can be",
+            "one network with all of Flaxformer's options for T5; layers are not bound separately",
         ),
         Row("IA3 IA3Attention", "PEFT", "write your own PEFT method; adapter layers and LoRA are in peft/*.gin"),
         Row("ACTIVATION_PARTITIONING_DIMS", "ShardingRules.activations"),
