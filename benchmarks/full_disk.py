@@ -46,13 +46,13 @@ def main() -> None:
             try:
                 status, said = run("disk/run", args.processes)
                 saved = steps_saved("disk/run")
-                describe_error = re.findall(
+                messages = re.findall(
                     r"^(?:t5x_lab train: |WARNING).*$|^.*could not be (?:saved|written).*$", said, re.MULTILINE
                 )
                 wrong = []
                 if status not in ((0, 1, 2) if size > 0.8 * most else (1, 2)):
                     wrong.append(f"status {status}")
-                if re.search("Traceback|Event loop|Fatal|core dumped", said) or (status and not describe_error):
+                if re.search("Traceback|Event loop|Fatal|core dumped", said) or (status and not messages):
                     wrong.append("no sentence")
                 subprocess.run(["mount", "-o", f"remount,size={3 * most}", "disk"], check=True)
                 again, said_again = run("disk/run", args.processes)
@@ -62,9 +62,9 @@ def main() -> None:
                     wrong.append("with room: other metrics or another checkpoint")
                 elif not set(saved) <= {*steps_saved("disk/run"), *range(STEPS - 3)}:
                     wrong.append("a checkpoint was lost")
-                key = re.sub(r"[\d.]+", "N", describe_error[-1]) if describe_error else f"status {status}"
+                key = re.sub(r"[\d.]+", "N", messages[-1]) if messages else f"status {status}"
                 found.setdefault(key, []).append(size)
-                print(f"{size:>10,} bytes: status {status}, saved {saved}; {(describe_error or ['-'])[-1][:200]}", flush=True)
+                print(f"{size:>10,} bytes: status {status}, saved {saved}; {(messages or ['-'])[-1][:200]}", flush=True)
                 if wrong:
                     bad += 1
                     print(

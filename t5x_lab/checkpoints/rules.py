@@ -38,8 +38,8 @@ def assign_sources(
         if config.strict and number not in used:
             raise UserError(
                 f'RestoreCheckpointConfig.assignment_map: the pattern "{rule[0]}" is not the first match of any parameter. '
-                "Examples of "
-                f"names: {', '.join(list(new)[:2])}. Remove the rule, or set RestoreCheckpointConfig.strict = False."
+                f"Examples of names: {', '.join(list(new)[:2])}. Remove the rule, or set RestoreCheckpointConfig.strict = "
+                "False."
             )
     for name, assignment in assignments.items():
         if assignment.source is not None and assignment.source not in source.params:

@@ -83,8 +83,7 @@ def _explain_unknown_name(match: re.Match, context: _Context) -> str:
     candidates = [selector.split(".")[-1] for selector in _REGISTRY._selector_map]
     return (
         f'Gin has no configurable "{name}"{context.place}.{did_you_mean(name.split(".")[-1], candidates)} If it is your own, '
-        "import "
-        f"its module in the gin file.{_describe_imported_folders(context.file)}"
+        f"import its module in the gin file.{_describe_imported_folders(context.file)}"
     )
 
 

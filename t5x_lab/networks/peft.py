@@ -86,8 +86,7 @@ class PeftNetwork(NetworkWrapper):
             if not paths:
                 raise UserError(
                     f'{type(method).__name__}.modules is "{method.modules}", which matches no module of the network. The '
-                    "modules "
-                    f"are {', '.join(modules)}.{did_you_mean(method.modules, modules)}"
+                    f"modules are {', '.join(modules)}.{did_you_mean(method.modules, modules)}"
                 )
             for path in paths:
                 if path == LOGITS and not hasattr(method, "merge"):

@@ -116,8 +116,7 @@ class Groups:
                 return pattern, optimizer
         raise UserError(
             f'No pattern of Groups.groups matches the parameter {name}. Add a last pair for all others, such as (".*", None) '
-            "to "
-            "freeze them."
+            "to freeze them."
         )
 
 

@@ -84,8 +84,7 @@ class ShardingRules:
             if name is not None and name not in rules:
                 raise UserError(
                     f'A network constrains an activation by the axis "{name}", which has no rule.{did_you_mean(name, rules)} '
-                    "Add it "
-                    "to ShardingRules.activations; a dimension that stays whole is None."
+                    "Add it to ShardingRules.activations; a dimension that stays whole is None."
                 )
         spec = _partition_spec(axes, shape, rules, sizes)
         return PartitionSpec(*(e if n >= num_parts(sizes, e) else None for n, e in zip(shape, spec, strict=True)))

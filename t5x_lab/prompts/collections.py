@@ -155,8 +155,7 @@ class CollectionMixtures:
             names = [*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names(), *all_data_sets(self._prompts)]
             raise UserError(
                 f'The collection "{collection}" has the member "{member}", which is not a data set, collection, task or '
-                "mixture."
-                f"{did_you_mean(member, names)}"
+                f"mixture.{did_you_mean(member, names)}"
             )
         return name
 

@@ -50,7 +50,6 @@ def get_objective(objective: str | Objective) -> Objective:
     if objective not in OBJECTIVES:
         raise UserError(
             f'OBJECTIVE is "{objective}".{did_you_mean(objective, OBJECTIVES)} Choose one of {", ".join(OBJECTIVES)}, or '
-            "register "
-            "your own with t5x_lab.data.objectives.register_objective in a module that a gin file imports."
+            "register your own with t5x_lab.data.objectives.register_objective in a module that a gin file imports."
         )
     return OBJECTIVES[objective]

@@ -52,8 +52,7 @@ def check_vocabulary(
             if name in component.lengths and feature.vocabulary.vocab_size > vocab_size:
                 raise UserError(
                     f'The vocabulary of feature "{name}" of task "{component.task.name}" has {feature.vocabulary.vocab_size} '
-                    "ids, "
-                    f"but the model has {vocab_size}. Set --gin.TransformerConfig.vocab_size to at least that, or use the "
+                    f"ids, but the model has {vocab_size}. Set --gin.TransformerConfig.vocab_size to at least that, or use the "
                     "model's vocabulary."
                 )
 
@@ -66,8 +65,8 @@ def _check_additional_ids(tasks: ResolvedMixture, vocab_size: int, additional_id
         if unknown:
             raise UserError(
                 f'SpecialTokens.input_start puts {len(unknown)} ids before the inputs of "{component.task.name}" that the '
-                "model "
-                f"does not embed, such as {unknown[0]}. For a soft prompt, set SOFT_PROMPT_LENGTH, which sets both lengths."
+                f"model does not embed, such as {unknown[0]}. For a soft prompt, set SOFT_PROMPT_LENGTH, which sets both "
+                "lengths."
             )
     if not additional_ids:
         return
@@ -76,8 +75,7 @@ def _check_additional_ids(tasks: ResolvedMixture, vocab_size: int, additional_id
     if unprompted and len(unprompted) == len(components):
         raise UserError(
             f'The soft prompt of {len(additional_ids)} ids precedes no input of "{tasks.name}", so it would not be trained. '
-            "Use tasks "
-            "with inputs, and SpecialTokens.input_start as in peft/soft_prompt.gin."
+            "Use tasks with inputs, and SpecialTokens.input_start as in peft/soft_prompt.gin."
         )
     if unprompted:
         log(f"The soft prompt is not trained on {', '.join(unprompted)}: these tasks have no inputs.")

@@ -162,8 +162,7 @@ def _length_after_prefix(task: seqio.Task, length: int, prefix: tuple[int, ...])
     if len(prefix) >= length:
         raise UserError(
             f'SpecialTokens.input_start puts {len(prefix)} ids before the inputs of "{task.name}", but TASK_FEATURE_LENGTHS '
-            "has "
-            f"only {length} tokens for both. Increase it."
+            f"has only {length} tokens for both. Increase it."
         )
     return length - len(prefix)
 

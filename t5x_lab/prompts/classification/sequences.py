@@ -55,8 +55,7 @@ class Sequences:
         if room < len(parts):
             raise UserError(
                 f'TASK_FEATURE_LENGTHS["inputs"] is {self.length}, which has no room for one token of each of {len(parts)} '
-                "texts and "
-                f"{len(segments) + 1} special tokens. Increase it"
+                f"texts and {len(segments) + 1} special tokens. Increase it"
             )
         lengths = iter(truncated_lengths([len(part) for part in parts], room))
         ids = [start]

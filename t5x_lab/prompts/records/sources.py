@@ -116,8 +116,7 @@ class _FileRecords(seqio.FileDataSource):
         if not files:
             raise NotHere(
                 f'The data set "{self._dataset}" is not available: no file matches {self._split_to_filepattern[split]}. Put '
-                "its "
-                "records there, or set their location with Records.files, .tfds, .saved or .hub."
+                "its records there, or set their location with Records.files, .tfds, .saved or .hub."
             )
         return files
 

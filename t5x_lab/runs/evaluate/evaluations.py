@@ -131,8 +131,7 @@ class Evaluations:
         if name in names and name not in ready:
             raise UserError(
                 f'{setting} is "{metric}", but the evaluation "{name}" has no results: none of its tasks has metrics and the '
-                "split. "
-                f"Choose one of {', '.join(ready) or 'another evaluation'}."
+                f"split. Choose one of {', '.join(ready) or 'another evaluation'}."
             )
         check_metric_name(setting, metric, ready)
         if not self.find(name).is_ever_due:
@@ -284,8 +283,7 @@ def prepare_evaluations(run: RunConfig, config: GinConfig, sharded: ShardedModel
         if not entry.is_due(period, run.eval_period):
             log(
                 f'SaveCheckpointConfig.best_metric is "{metric}", but "{entry.name}" does not run at every checkpoint (each '
-                f"{period} "
-                "steps). Use the same period for both."
+                f"{period} steps). Use the same period for both."
             )
     return evaluations
 
