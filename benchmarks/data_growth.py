@@ -94,6 +94,7 @@ def measure(
     """One point, in this process."""
     from etils import epath
 
+    import t5x_lab.tasks  # noqa: F401  (registers tasks and data sets)
     from t5x_lab.data.config import DataConfig, TextFiles
     from t5x_lab.data.pipeline.batches import SeqioBatches, resolve_tasks
     from t5x_lab.data.vocabularies.config import ByteVocabulary

@@ -6,11 +6,12 @@ Records are made up, with the fields and the relative sizes of the real ones (tr
 of its own: seconds and CPU-seconds to the first batch, seconds to a restored one, bytes of the position, memory, and examples a
 CPU-second, rendered and tokenised with T5's vocabulary, after the start. The cache is made by `t5x_lab cache`, which is timed.
 What the shards of the run draw is counted by task and compared with T0's rates; `p` is the probability of as large a difference
-by chance.
+by chance. The last two ways read without one of the replaced functions of TensorFlow in t5x_lab/data/pipeline/patches.py.
 Budgets are those of `benchmarks/data_growth.py`: 60 s to the first batch and to restore, 2 GiB, a position of 50 MB.
 """
 
 import argparse
+import contextlib
 import json
 import pathlib
 import resource
@@ -34,6 +35,10 @@ CACHE_DIRS = ("{work}/caches",)
 """
 
 
+PATCHES = ("single_device_functions", "sequential_maps")
+WAYS = ("not cached", "cached", *(f"without {name}" for name in PATCHES))
+
+
 def write_records(work: pathlib.Path, scale: int) -> int:
     """Made-up records of T0's data sets, in files; returns their number."""
     import synthetic_records
@@ -55,16 +60,20 @@ def cpu() -> float:
     return sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
 
 
-def measure(work: pathlib.Path, cached: bool, draws: int) -> dict:
-    """Of one way to read, in this process."""
+def measure(work: pathlib.Path, way: str, draws: int) -> dict:
+    """Returns the figures of one of `WAYS` by name, measured in this process."""
     import numpy as np
     import scipy.stats
     from etils import epath
 
+    from t5x_lab.data.pipeline import graph
     from t5x_lab.data.pipeline.batches import SeqioBatches, resolve_tasks
     from t5x_lab.runs.config.gin_config import GinConfig
 
-    config = GinConfig([str(work / "t0.gin")], [f"USE_CACHED_TASKS = {cached}"]).data()
+    for name in PATCHES:
+        if way == f"without {name}":
+            setattr(graph, name, contextlib.nullcontext)
+    config = GinConfig([str(work / "t0.gin")], [f"USE_CACHED_TASKS = {way == 'cached'}"]).data()
     found = {}
     began, cpu_began = time.monotonic(), cpu()
     tasks = resolve_tasks(config, "encoder_decoder", 32_128)
@@ -84,7 +93,7 @@ def measure(work: pathlib.Path, cached: bool, draws: int) -> dict:
     found["largest difference, standard deviations"] = float(np.max(np.abs(counts - expected) / np.sqrt(expected)))
     status = dict(line.split(":", 1) for line in pathlib.Path("/proc/self/status").read_text().splitlines())
     found["memory, MiB"] = int(status["RssAnon"].split()[0]) / 1024
-    position = epath.Path(work / f"position_{cached}")
+    position = epath.Path(work / f"position {way}")
     position.mkdir(parents=True, exist_ok=True)
     batches.save(position)
     found["position, MB"] = sum(file.stat().st_size for file in pathlib.Path(position).rglob("*") if file.is_file()) / 1e6
@@ -102,11 +111,11 @@ def main() -> None:
     parser.add_argument("--scale", type=int, default=1000)
     parser.add_argument("--draws", type=int, default=50_000)
     parser.add_argument("--work")
-    parser.add_argument("--measure", choices=["cached", "not"], help="in this process alone; used by the script itself")
+    parser.add_argument("--measure", choices=WAYS, help="one way, in this process")
     args = parser.parse_args()
     work = pathlib.Path(args.work or tempfile.mkdtemp()).resolve()
     if args.measure:
-        print(json.dumps(measure(work, args.measure == "cached", args.draws)))
+        print(json.dumps(measure(work, args.measure, args.draws)))
         return
     work.mkdir(parents=True, exist_ok=True)
     (work / "t0.gin").write_text(GIN.format(data=pathlib.Path(args.data).resolve(), work=work))
@@ -115,10 +124,10 @@ def main() -> None:
     command = ["cache", f"--gin_file={work}/t0.gin", f"--output_dir={work}/caches"]
     subprocess.run([sys.executable, "-m", "t5x_lab", *command], check=True, capture_output=True)
     print(f"t5x_lab cache: {time.monotonic() - begun:.0f} s for 313 tasks")
-    for way in ("not", "cached"):
+    for way in WAYS:
         argv = [sys.executable, __file__, f"--work={work}", f"--measure={way}", f"--draws={args.draws}"]
         done = subprocess.run(argv, check=True, capture_output=True, text=True)
-        print(f"{'cached' if way == 'cached' else 'not cached'}:")
+        print(f"{way}:")
         for name, value in json.loads(done.stdout.splitlines()[-1]).items():
             print(f"  {name:40} {value:10,.{3 if name == 'p' else 1}f}")
 

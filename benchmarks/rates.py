@@ -17,6 +17,7 @@ import scipy.stats
 import seqio
 import tensorflow as tf
 
+import t5x_lab.tasks  # noqa: F401  (registers tasks and data sets)
 from t5x_lab.data.config import DataConfig
 from t5x_lab.data.pipeline.batches import SeqioBatches, resolve_tasks
 from t5x_lab.data.vocabularies.config import ByteVocabulary

@@ -22,6 +22,7 @@ import scipy.stats
 import seqio
 from test_t5_suite import OTHERS, made_up, sizes_of_t5
 
+import t5x_lab.tasks  # noqa: F401  (registers tasks and data sets)
 from t5x_lab.data.config import DataConfig, Mixing, TextFiles
 from t5x_lab.data.pipeline.batches import SeqioBatches, resolve_tasks
 from t5x_lab.data.vocabularies.config import ByteVocabulary
