@@ -259,7 +259,7 @@ def own(monkeypatch, tmp_path):
     "task, says",
     [
         ("own_pair", 'no task or mixture "own_pair". Did you mean "own_pairs"'),
-        ("own_targets", 'The task "own_targets" has no inputs for the encoder. Use a decoder model, or'),
+        ("own_targets", 'The task "own_targets" has no inputs for the encoder. Use a decoder, or'),
         ("own_tests", 'The task "own_tests" has no split "train" to train on; it has validation'),
     ],
 )

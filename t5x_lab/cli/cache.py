@@ -20,14 +20,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     from t5x_lab.config.gin_files import binding
-    from t5x_lab.data.environment import check_environment
+    from t5x_lab.runs.data_layer import load_data_layer
 
     task_binding = (binding(f"MIXTURE_OR_TASK_NAME={args.task[0]}"),) if args.task else ()
     config = gin_config(args, "runs/cache.gin", fixed=task_binding)
     if args.dry_run:
         print(config.text)
         return
-    check_environment()
+    load_data_layer()
     from t5x_lab.runs.cache import cache_tasks
 
     options = [flag.strip() for flag in args.pipeline_options.split(",") if flag.strip()]

@@ -28,9 +28,9 @@ def run(args: argparse.Namespace) -> None:
     import os
     import sys
 
-    from t5x_lab.data.environment import check_environment
+    from t5x_lab.runs.data_layer import load_data_layer
 
-    check_environment()
+    load_data_layer()
     from t5x_lab.data.config import DataConfig, TextFiles
     from t5x_lab.data.tasks.names import documents
     from t5x_lab.data.vocabularies.config import ByteVocabulary

@@ -72,7 +72,7 @@ def parse(
     """
     gin.clear_config()
     _LOCATION_PREFIXES[:] = []
-    _FILE_READERS[:] = [(_open_gin_file, os.path.isfile)]  # gin's other reader logs an error for every path without the file
+    _FILE_READERS[:] = [(_GinFile, os.path.isfile)]  # gin's other reader logs an error for every path without the file
     for path in ("", *search_paths, str(PACKAGE_GIN)):
         gin.add_config_file_search_path(path)
     if os.getcwd() not in sys.path:
@@ -95,9 +95,13 @@ def parse(
     _drop_replaced_macros(bindings)
 
 
-def _open_gin_file(path: str) -> io.StringIO:
-    with open(path) as file:
-        return io.StringIO(replace_old_names(file.read()))
+class _GinFile(io.StringIO):
+    """Text of a gin file, with the name that gin reads for its error messages."""
+
+    def __init__(self, path: str):
+        with open(path) as file:
+            super().__init__(replace_old_names(file.read()))
+        self.name = path
 
 
 def _drop_replaced_macros(bindings: Sequence[str]) -> None:

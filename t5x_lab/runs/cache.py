@@ -19,6 +19,7 @@ from t5x_lab.data.cache.writing import CacheShard, begin, complete, write
 from t5x_lab.data.pipeline.seeds import derive_seed
 from t5x_lab.data.tasks.names import find_members
 from t5x_lab.runs.config.gin_config import GinConfig
+from t5x_lab.runs.data_layer import load_data_layer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +53,7 @@ def write_shard(job: Job) -> str:
 @functools.lru_cache(maxsize=64)
 def _resolve_tasks(config: str, name: str) -> dict[str, seqio.Task]:
     """Returns the tasks of a name, with the run's vocabulary, by their own names."""
+    load_data_layer()  # a worker's process has no tasks yet
     data = dataclasses.replace(GinConfig((), (config,)).data(), mixture_or_task_name=name)
     return {member.task.name: member.task for member in find_members(data)}
 
