@@ -13,7 +13,7 @@ from t5x_lab.optim.optimizers import Optax, Optimizer
 from t5x_lab.optim.schedules import Schedule
 from t5x_lab.training.hooks import Hook
 
-Addition, OfModule = PeftMethod, ModuleNetwork  # names of the last release
+Addition, OfModule = PeftMethod, ModuleNetwork  # deprecated aliases, removed in the next release
 
 __all__ = [
     "Converter",

@@ -137,7 +137,7 @@ def test_t5s_own_mixture_is_read_in_the_runs_vocabulary(tmp_path, monkeypatch, c
         assert len(found.components) == 11 and len(found.train_components) == 8
         said = capsys.readouterr().err
         assert "replaces the vocabulary of glue_ax_v002, glue_cola_v002, glue_mnli_matched_v002 and 8 more" in said
-        assert "Not trained on, without training examples or with rate 0: glue_ax_v002" in said
+        assert 'without the split "train" or with rate 0 are skipped: glue_ax_v002' in said
         vocabulary = build_vocabulary(config.vocabulary)
         batches, seen = SeqioBatches(found, config, seed=0), set()
         for _ in range(4):

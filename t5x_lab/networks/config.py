@@ -31,7 +31,7 @@ INITIALIZERS = {
     "zeros": jax.nn.initializers.zeros,
 }
 # Activations of a layer that are saved for the backward pass, in addition to the layer's input; all others are recomputed.
-# `heads`: queries, keys and values; `sublayers`: outputs of attention; `mlp`: hidden activations of the MLP.
+# `heads`: queries, keys and values; `sublayers`: outputs of attention and MLP; `mlp`: hidden activations of the MLP.
 REMAT_POLICIES: dict[str, tuple[str, ...] | None] = {
     "everything": None,
     "products": ("heads", "sublayers", "mlp"),
@@ -117,8 +117,8 @@ class TransformerShape:
       dtype: dtype of activations. Parameters, softmax and logits are float32.
       scan_layers: run layers as one scan, with a compile time independent of depth, or unrolled. The parameters are the same.
       remat_policy: activations saved for the backward pass: "everything"; "products", outputs of all matrix products (T5X's
-        "minimal"); "attention" or "mlp", only those; or "boundaries", only layer inputs (T5X's "full"). Attention weights are
-        always recomputed. T5X's names are accepted.
+        "minimal"); "attention", those except the MLP's hidden activations; "mlp", those except queries, keys and values; or
+        "boundaries", only layer inputs (T5X's "full"). Attention weights are always recomputed. T5X's names are accepted.
     """
 
     architecture: str

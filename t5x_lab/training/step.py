@@ -26,7 +26,7 @@ def make_train_step(
     *,
     seed: int,
     microbatches: int = 1,
-    sum_over_slices: Callable[[Callable], Callable] = lambda function: lambda whole, rows: function(None, whole, rows),
+    sum_over_slices: Callable[[Callable], Callable] = lambda function: lambda shared, rows: function(None, shared, rows),
     is_trained: Callable[[str], bool] = lambda name: True,
     statistics: Statistics = Statistics(),
     skip_bad_steps: bool = False,
@@ -39,12 +39,13 @@ def make_train_step(
       optimizer: optax transformation of the trained parameters.
       learning_rates: function (optimizer state, step) -> learning rates by metric name.
       seed: seed of dropout. The key of a step depends on the seed and the step number.
-      microbatches: number of equal parts of the batch that are processed sequentially. Loss and gradient do not depend on it.
+      microbatches: number of equal parts of the batch that are processed sequentially. Without dropout, loss and gradient do
+        not depend on it.
       sum_over_slices: adds gradients and losses over slices. See `Partitioner`.
       is_trained: whether the parameter of this name is trained.
       statistics: statistics of hooks.
-      skip_bad_steps: after a step with a non-finite loss or gradient, which never changes parameters, training continues with
-        the next step. By default no later step changes the state.
+      skip_bad_steps: whether only the update of a step with a non-finite loss or gradient is skipped. By default all later
+        updates are skipped too.
       average_decay: decay of `TrainState.average`.
 
     Returns:
@@ -54,9 +55,8 @@ def make_train_step(
     """
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        key = jax.random.fold_in(
-            jax.random.split(jax.random.key(seed))[1], state.step
-        )  # the other half initialized the parameters
+        _, dropout_key = jax.random.split(jax.random.key(seed))  # the first key initialized the parameters
+        key = jax.random.fold_in(dropout_key, state.step)
         weights, normalizer = model.weights_and_normalizer(batch)
         trained = select(state.params, is_trained)
         frozen = select(state.params, lambda name: not is_trained(name))
@@ -113,7 +113,7 @@ def moving_average(average: Params | None, params: Params, step: jax.Array, deca
 
 
 def _gradients(model: Model, loss: Callable, microbatches: int) -> Callable[..., tuple[Params, LossSums]]:
-    """Returns a function (slice, (params, normalizer, key), (batch, weights)) -> (gradient, loss sums) of a slice's rows.
+    """Returns a function (slice index, (params, normalizer, key), (batch, weights)) -> (gradient, loss sums) of a slice's rows.
 
     The gradient is that of objective / normalizer, summed over microbatches.
     """
@@ -128,10 +128,10 @@ def _gradients(model: Model, loss: Callable, microbatches: int) -> Callable[...,
         # Every microbatch has rows from every device's shard of the batch, so that no device idles.
         return jnp.moveaxis(x.reshape(x.shape[0] // microbatches, microbatches, *x.shape[1:]), 1, 0)
 
-    def gradients(number, whole, rows):
-        params, normalizer, key = whole
-        if number is not None:
-            key = jax.random.fold_in(key, number)
+    def gradients(slice_index, shared, rows):
+        params, normalizer, key = shared
+        if slice_index is not None:
+            key = jax.random.fold_in(key, slice_index)
         if microbatches == 1:
             return gradient(params, normalizer, *rows, key)
 

@@ -83,16 +83,17 @@ class ResolvedMixture:
         with_split = [component for component in self.components if self.split in component.task.splits]
         components = tuple(component for component in with_split if component.may_be_sampled)
         if not components:
-            splits = sorted({split for component in self.components for split in component.task.splits})
-            reason = f"it has {', '.join(splits)}" if not with_split else "the rates of all its tasks are 0"
             noun = "task" if len(self.components) == 1 else "mixture"
+            if with_split:
+                raise UserError(f'All tasks of the {noun} "{self.name}" have rate 0. Change its rates, or set MIXING.')
+            splits = sorted({split for component in self.components for split in component.task.splits})
             raise UserError(
-                f'The {noun} "{self.name}" has no split "{self.split}" to train on; {reason}. Use another task, or set '
-                "DataConfig.split."
+                f'The {noun} "{self.name}" has no split "{self.split}" to train on; it has {", ".join(splits)}. Use another '
+                "task, or set DataConfig.split."
             )
         if len(components) < len(self.components):
             names = [component.task.name for component in self.components if component not in components]
-            log(f"Not trained on, without training examples or with rate 0: {', '.join(names)} of {self.name}.")
+            log(f'Tasks of {self.name} without the split "{self.split}" or with rate 0 are skipped: {", ".join(names)}.')
         return components
 
     def rates(self) -> list[float]:
@@ -214,7 +215,7 @@ def _compute_rate(member: Member, config: DataConfig, caches: Caches) -> float:
     try:
         if mixing is None:
             if mixture is None:
-                return member.rate or 1.0
+                return float(member.rate)
             with register_cache_stats(caches if _has_computed_rates(mixture) else ()):
                 return float(mixture.get_rate(task))
         if mixing.equal:

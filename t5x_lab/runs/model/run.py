@@ -74,7 +74,7 @@ class Run:
 
     @property
     def has_encoder(self) -> bool:
-        """Whether inputs go to an encoder. Else they precede what is generated or scored."""
+        """Whether the network has an encoder. Otherwise inputs are a prefix of the decoder's sequence."""
         return has_encoder(self.network)
 
     @property
@@ -176,8 +176,8 @@ class Run:
           beam_size, beam_alpha: see `BeamConfig`. `beam_alpha` is 0.6 by default.
           stop: texts that end a completion, which is cut before them.
           streams: random number stream of each prompt. Default: the prompt's number.
-          max_length: maximum number of tokens that an encoder reads, or that a decoder reads together with the new tokens, of
-            which it does not read the last. Longer prompts are truncated from the left.
+          max_length: maximum number of tokens of an encoder's input, or of prompt and new tokens without the last one in a
+            decoder-only model. Longer prompts are truncated from the left.
           logits_fn: replaces logits before a token is chosen, see `SamplingConfig`.
           sort_samples: whether samples of a prompt are sorted by log-probability, highest last, as in T5X.
           add_start: whether a start token is added before a decoder's prompts. Set False for token ids that have it.
@@ -415,7 +415,7 @@ class Run:
         return np.asarray(call_user_code(context, lambda: self.sharded.logits(self.params, batch)))
 
     def loss(self, batch: dict) -> dict[str, float]:
-        """Returns `loss` and `z_loss` per token with loss, and `weight_sum`, the sum of loss weights, of a batch."""
+        """Returns the batch's `loss` and `z_loss`, averaged by loss weights, and `weight_sum`, the sum of the weights."""
         targets = f"{'decoder' if has_decoder(self.network) else 'encoder'}_target_tokens"
         if targets not in batch:
             raise UserError(f"loss needs {targets} in the batch, in addition to the features that logits needs.")
