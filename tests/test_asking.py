@@ -112,7 +112,7 @@ def test_infer_writes_every_example_once_and_continues(trained, capsys):
     assert main([*command, "--output=whole.jsonl", "--mode=predict"]) == 0 and pathlib.Path("whole.jsonl").read_text() == whole
     assert main([*command, "--output=whole.jsonl", "--step=200"]) == 2
     assert (
-        "whole.jsonl was begun with step = 400, not 200" in capsys.readouterr().err
+        "whole.jsonl was written with step = 400, not 200" in capsys.readouterr().err
         and pathlib.Path("whole.jsonl").read_text() == whole
     )
     for name in ("scored", "other"):

@@ -241,8 +241,8 @@ def save_steps(model_dir, rules, steps, metrics=None):
     """Tiny checkpoints of these steps; the steps left."""
     training, batches = make(), synthetic()
     state = training.init_state(training.sharded.init_params(0))
-    measured = lambda step, metric: (metrics or {}).get(step, {}).get(metric, math.nan)
-    checkpoints = Checkpoints(model_dir, rules, measured=measured)
+    read_metric = lambda step, metric: (metrics or {}).get(step, {}).get(metric, math.nan)
+    checkpoints = Checkpoints(model_dir, rules, read_metric=read_metric)
     for step in steps:
         checkpoints.save(step, state, batches)
         checkpoints.wait()

@@ -98,7 +98,10 @@ BOUND = pathlib.Path(ROOT.parent / "shared" / "facts" / "t5x_bindings.md")
 @pytest.mark.parametrize(
     "line, says",
     [
-        ("RANDOM_SEED = 3", "The macro RANDOM_SEED is not used. T5X's RANDOM_SEED is SEED here: 0 unless set: runs repeat."),
+        (
+            "RANDOM_SEED = 3",
+            "The macro RANDOM_SEED is not used. T5X's RANDOM_SEED is SEED here: 0 by default, so runs are reproducible.",
+        ),
         ("network.T5Config.emb_dim = 8", "T5X's T5Config is TransformerConfig here"),
         ("train_eval/utils.DatasetConfig.batch_size = 8", "T5X's DatasetConfig.batch_size is BATCH_SIZE here."),
         ("partitioning.PjitPartitioner.num_partitions = 2", 'is MESH here: "data=-1,tensor=4" for 4 partitions.'),

@@ -67,7 +67,7 @@ def test_it_generates_and_scores_as_transformers_does(imported):
     _, theirs, tokenizer, ours = imported
     for text in TEXTS:
         assert list(ours.vocabulary.encode(text)) == tokenizer(text, add_special_tokens=False).input_ids, text
-    first = [] if theirs.config.is_encoder_decoder else ours._first(True)
+    first = [] if theirs.config.is_encoder_decoder else ours._start_ids(True)
     before, after = ours.input_affixes
     ids = [[*before, *ours.vocabulary.encode(prompt), *after] for prompt in PROMPTS]
     assert [[*first, *row] for row in ids] == [tokenizer(prompt).input_ids for prompt in PROMPTS]
@@ -305,7 +305,7 @@ def test_what_greedy_decoding_does_not_heed_is_said(tmp_path, capsys):
     asked = {"repetition_penalty": 1.3, "do_sample": True, "num_beams": 1, "min_length": 0, "temperature": 0.7}
     settings.write_text(json.dumps({**json.loads(settings.read_text()), **asked}))
     t5x_lab.load(str(tmp_path / "hf"))
-    assert "sets do_sample, repetition_penalty, which is not read" in capsys.readouterr().err
+    assert "sets do_sample, repetition_penalty, which is ignored" in capsys.readouterr().err
 
 
 def test_a_model_without_a_head_is_told_from_one_that_lost_it(tmp_path, capsys):

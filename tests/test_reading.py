@@ -450,7 +450,7 @@ def test_a_source_and_a_line_that_break_are_named(tmp_path, capsys):
 
     token = lambda dataset: dataset.map(lambda n: {"inputs": [n], "targets": [n]})
     task = seqio.Task("yields", seqio.FunctionDataSource(numbers, ["train"]), output_features=FEATURES, preprocessors=[token])
-    with registered(yields=task), pytest.raises(UserError, match=r'"yields" fails behind record 2 \(2\): TypeError: .*None'):
+    with registered(yields=task), pytest.raises(UserError, match=r'"yields" fails after record 2 \(2\): TypeError: .*None'):
         read("yields", 1, 4, 3)
 
 

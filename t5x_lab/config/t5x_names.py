@@ -146,7 +146,7 @@ TABLE: dict[str, tuple[Row, ...]] = {
         Row(
             "RestoreCheckpointConfig.mode",
             "",
-            "the path of a run directory selects its latest checkpoint, a path with a step that one",
+            "a run directory selects its latest checkpoint, a path with a step that step",
         ),
         Row("RestoreCheckpointConfig.fallback_to_scratch", "RestoreCheckpointConfig.strict"),
         Row("RestoreCheckpointConfig.dtype SaveCheckpointConfig.dtype", "", "parameters are float32"),
