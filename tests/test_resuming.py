@@ -142,7 +142,7 @@ def test_a_disk_that_is_full_at_the_start_is_a_sentence(size, file):
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
     assert process.wait() == 2
     reader.join()
-    assert f"run/{file} cannot be written: File too large. Make room" in log[0] and "Traceback" not in log[0]
+    assert f"run/{file} cannot be written: File too large. Free" in log[0] and "Traceback" not in log[0]
     assert not finished_steps("run") and not pathlib.Path("run/OWNER").exists()
 
 

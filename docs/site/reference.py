@@ -69,24 +69,24 @@ def _flag(action: argparse.Action) -> str:
 
 
 def registered() -> dict[str, Callable]:
-    """What of t5x_lab gin may bind, by the name that a gin file says."""
+    """Returns the configurables of t5x_lab by their names in gin files."""
     from gin.config import _REGISTRY
 
-    import t5x_lab.runs.config.run_config  # noqa: F401  (which registers it)
+    import t5x_lab.runs.config.configurables  # noqa: F401  (registers them)
 
     of = {selector: entry.wrapped for selector, entry in _REGISTRY._selector_map.items()}
     return {selector.rpartition(".")[2]: thing for selector, thing in sorted(of.items()) if selector.startswith("t5x_lab.")}
 
 
 def bound() -> dict[str, str]:
-    """What runs/defaults.gin binds, which is read before every other file."""
+    """Returns the bindings of runs/defaults.gin, which is parsed before all other files."""
     text = (PACKAGE_GIN / "runs" / "defaults.gin").read_text()
     found = dict(re.findall(r"^([\w./]+) *= *(.*)$", text, re.MULTILINE))
     return {name: re.sub(r'^"([^"\']*)"$', r"'\1'", value) for name, value in found.items()}  # as Python shows texts
 
 
 def macros() -> dict[str, tuple[str, list[str]]]:
-    """By macro its default, "" where it must be given, and the parameters that it feeds."""
+    """Returns, by macro, its default ("" = none) and the parameters that it sets."""
     found: dict[str, tuple[str, list[str]]] = {}
     for name, thing in registered().items():
         for field in dataclasses.fields(thing) if dataclasses.is_dataclass(thing) else ():
