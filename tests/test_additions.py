@@ -293,7 +293,7 @@ def _with_another_name(tmp_path, whole):
     run = t5x_lab.load(whole)
     names = {"lora": "thin", "adapter": "thin"}
     rename = lambda tree: {names.get(k, k): rename(x) if isinstance(x, dict) else x for k, x in tree.items()}
-    (name,) = run.config.model().added
+    (name,) = run.config.model().peft
     kind = {"lora": "Lora", "adapter": "Adapter"}[name]
     config = GinConfig((), (run.config.text, f'PEFT = {{"thin": @{kind}()}}', 'TRAINABLE = ".*/thin/.*"'))
     save_run(str(tmp_path / "renamed"), config.text, rename(run.params), 4)
