@@ -114,7 +114,7 @@ def test_what_is_written_as_name_is_no_tag(site, pages):
     found = {(name, tag) for name, page in pages.items() for tag in page.tags & ours}
     assert not found
     said = re.sub(r"<[^>]+>", "", (site / "reference" / "gin" / "index.html").read_text())
-    assert html.escape("evals/<name>/<step>.json; in metrics.jsonl the split is <name>/<task>") in said
+    assert html.escape("inference/<name>/<task>-<step>.jsonl") in said
 
 
 def test_nothing_comes_from_elsewhere(site, pages):
