@@ -15,12 +15,12 @@ BENCHMARKS = sorted((ROOT / "benchmarks").glob("*.py"))
 SMALL_RUNS = {
     "cache": ("--lines=2000 --files=2 --rounds=1", r"seqio_cache_tasks +-?\d"),
     "checkpoints": ("--model=models/t5_1_1/tiny.gin --only=saving", r"restore with verification \d+ MiB/s"),
-    "decode": ("--rounds=1 --only=speed", r"(?s)100.0% of the tokens are the same.*100.0% of the tokens are the same"),
+    "decode": ("--rounds=1 --only=speed", r"(?s)(\b100\.0% of the tokens are the same.*){4}"),
     "kill_and_resume": ("--kills=1 --source=synthetic", r"\b0 of them different"),
     "kill_infer": ("--kills=1 --lines=200", "200 examples, each once, equal to the byte"),
     "objectives": ("--seconds=0.2 --rounds=1 --rows=8 --objectives=span_corruption", r"encoder_decoder .* [\d.]+x"),
-    "step_time": ("--rounds=1", r"transformers +\d"),
-    "ways_to_fine_tune": ("--rounds=1 --only=steps", r"lora"),
+    "step_time": ("--rounds=1", r"transformers +[\d.]+ s, 1\.00 of"),
+    "ways_to_fine_tune": ("--rounds=1 --only=steps", r"a step of LoRA +[\d.]+ of the time"),
 }
 
 

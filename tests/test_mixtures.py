@@ -207,7 +207,7 @@ def test_a_run_that_goes_on_counts_nothing_again(tmp_path, monkeypatch):
     assert train(2) == 0
     known = read_info(epath.Path("run/checkpoints/2"))["documents"]
     assert sorted(known.values()) == [200, 400]
-    sources.counted.clear()
+    sources.document_counts.clear()
     monkeypatch.setattr(tf.data.Dataset, "reduce", lambda self, *args: counts.append(1) or reduce(self, *args))
     assert train(3) == 0 and not counts
 

@@ -97,7 +97,7 @@ def train(
     with _StopSignal() as stop:
         while not budget.is_spent(step):
             step += 1
-            is_first = pending is None and step == first_step
+            is_first = step == first_step
             if is_first:
                 log("Reading the first batch.")
             before = time.monotonic()

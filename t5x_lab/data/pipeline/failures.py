@@ -97,15 +97,15 @@ def _fails(component: Component, records: Callable[[], Iterator], spec: Any) -> 
     no_prefetching = tf.data.Options()
     no_prefetching.experimental_optimization.apply_default_optimizations = False
     no_prefetching.autotune.enabled = False
-    with sequential_maps():
-        dataset = tf.data.Dataset.from_generator(records, output_signature=spec)
-        try:
+    try:
+        with sequential_maps():
+            dataset = tf.data.Dataset.from_generator(records, output_signature=spec)
             cached = component.task.preprocess_precache(dataset, seed=0)
             examples = component.task.preprocess_postcache(cached, sequence_length=component.sequence_length, seed=0)
-            for _ in examples.with_options(no_prefetching):
-                pass
-        except tf.errors.OpError:
-            return True
+        for _ in examples.with_options(no_prefetching):
+            pass
+    except tf.errors.OpError:
+        return True
     return False
 
 

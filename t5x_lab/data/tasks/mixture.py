@@ -215,7 +215,7 @@ def _compute_rate(member: Member, config: DataConfig, caches: Caches) -> float:
     try:
         if mixing is None:
             if mixture is None:
-                return float(member.rate)
+                return 1.0 if member.rate is None else member.rate
             with register_cache_stats(caches if _has_computed_rates(mixture) else ()):
                 return float(mixture.get_rate(task))
         if mixing.equal:

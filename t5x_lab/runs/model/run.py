@@ -253,9 +253,7 @@ class Run:
         """
         self._check_can_generate("generate_tokens")
         limits = resolve_max_tokens(max_tokens, len(prompts))
-        ids, forced = self._add_decoder_prefix(
-            self._truncate_ids(prompts, [limit + len(decoder_prefix) for limit in limits]), decoder_prefix
-        )
+        ids, forced = self._with_decoder_prefix(prompts, limits, decoder_prefix)
         tokens = np.full((len(prompts), max_tokens), self.special_tokens.padding, np.int32)
         log_probs = np.zeros(tokens.shape, np.float32)
         options: dict[str, Any] = dict(eos_id=self.stop_ids, sampling=sampling, seed=seed, batch_size=batch_size)
@@ -279,10 +277,7 @@ class Run:
           (tokens int32 [B, beam size, max_tokens], 0 after the stop id; scores float32 [B, beam size]), best first
         """
         self._check_can_generate("search_tokens")
-        limits = resolve_max_tokens(max_tokens, len(prompts))
-        ids, forced = self._add_decoder_prefix(
-            self._truncate_ids(prompts, [limit + len(decoder_prefix) for limit in limits]), decoder_prefix
-        )
+        ids, forced = self._with_decoder_prefix(prompts, resolve_max_tokens(max_tokens, len(prompts)), decoder_prefix)
         return self._search(ids, max_tokens, beams, batch_size, forced)
 
     def _search(
@@ -291,14 +286,13 @@ class Run:
         options: dict[str, Any] = dict(max_tokens=max_tokens, beams=beams, eos_id=self.stop_ids, batch_size=batch_size)
         return self._inference.search(self.params, ids, decoder_prefix=decoder_prefix, **options)
 
-    def _add_decoder_prefix(self, ids: list[Ids], prefix: Sequence[int]) -> tuple[list[Ids], Sequence[int]]:
-        """Returns (prompts, ids to force in a decoder behind an encoder).
+    def _with_decoder_prefix(self, prompts, limits: list[int], prefix: Sequence[int]) -> tuple[list[Ids], Sequence[int]]:
+        """Returns (truncated prompts, ids to force in a decoder behind an encoder).
 
         A decoder-only model gets the prefix in its prompts.
         """
+        ids = self._truncate_ids(prompts, [limit + len(prefix) for limit in limits])
         return (ids, prefix) if self.has_encoder else ([[*row, *prefix] for row in ids], ())
-
-    # ---- scores, classes, logits and losses
 
     def score(self, inputs, targets, *, eos: bool = False) -> np.ndarray:
         """Returns the sum of the log-probabilities of the target tokens, float32 [B], without z-loss and label smoothing.
