@@ -120,7 +120,7 @@ def test_what_is_told_of_a_batch_is_what_is_trained_and_evaluated(tasks, name, a
     assert shapes(described.features) == shapes(trained)
     without_tasks = {feature: x for feature, x in trained.items() if feature not in ("task_tokens", "task")}
     assert shapes(evaluated) == shapes(without_tasks)
-    assert len(described.counted) == (trained["task_tokens"].shape[1] if "task_tokens" in trained else 1)
+    assert len(described.counted_tasks) == (trained["task_tokens"].shape[1] if "task_tokens" in trained else 1)
 
 
 @pytest.mark.slow
