@@ -70,11 +70,11 @@ def main() -> None:
             pathlib.Path(f"{name}_{number}.txt").write_text("".join(text))
     speeds: dict[str, list[tuple[float, float]]] = {"t5x_lab cache": [], "seqio_cache_tasks": []}
     for _ in range(args.rounds):
-        for tool, found in speeds.items():
+        for tool, tool_speeds in speeds.items():
             small, large = took(tool, "small"), took(tool, "large")
-            found.append((args.lines / (large[0] - small[0]), args.lines / (large[1] - small[1])))
-    for tool, found in speeds.items():
-        wall, cpu = (statistics.median(each[i] for each in found) for i in (0, 1))
+            tool_speeds.append((args.lines / (large[0] - small[0]), args.lines / (large[1] - small[1])))
+    for tool, tool_speeds in speeds.items():
+        wall, cpu = (statistics.median(each[i] for each in tool_speeds) for i in (0, 1))
         print(f"{tool:18} {wall:10,.0f} examples a second, {cpu:8,.0f} a CPU-second")
 
 

@@ -147,18 +147,18 @@ def converting(model: str, folder: pathlib.Path) -> None:
         run, hf, back = (str(folder / f"{part}{number}") for part in ("run", "hf", "back"))
         make = f"import t5x_lab; t5x_lab.from_gin([{name!r}]).save({run!r})"
         subprocess.run([sys.executable, "-c", make], check=True, capture_output=True)
-        for what, source, target, to in (("t5x_lab to Hugging Face", run, hf, "hf"), ("and back", hf, back, "t5x_lab")):
+        for label, source, target, to in (("t5x_lab to Hugging Face", run, hf, "hf"), ("and back", hf, back, "t5x_lab")):
             code = (
                 "from t5x_lab.checkpoints.formats.location import find; from t5x_lab.runs.convert.convert import convert\n"
                 f"convert(find({source!r}), {target!r}, {to!r})"
             )
-            peaks.setdefault(what, []).append(peak_of(code))
+            peaks.setdefault(label, []).append(peak_of(code))
     size = sum(file.stat().st_size for file in (folder / "hf1").iterdir())
     largest = max(leaf.nbytes for leaf in open_as_saved(find(str(folder / "hf1"))).values())
-    for what, (small, large) in peaks.items():
+    for label, (small, large) in peaks.items():
         more = (large - small) / 2**20
         print(
-            f"{what:<29} {size / 2**20:.0f} MiB, the largest tensor {largest / 2**20:.0f}: {more:.0f} MiB more than a tiny one"
+            f"{label:<29} {size / 2**20:.0f} MiB, the largest tensor {largest / 2**20:.0f}: {more:.0f} MiB more than a tiny one"
         )
 
 

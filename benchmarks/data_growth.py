@@ -67,15 +67,15 @@ def templates(folder: pathlib.Path, tasks: int, documents: int) -> str:
                 file.write(tf.train.Example(features=features).SerializeToString())
 
     def put_into_words(number):
-        def words(example):
+        def render(example):
             return {"inputs": tf.strings.join([f"template {number}: ", example["question"]]), "targets": example["answer"]}
 
-        return lambda dataset: dataset.map(words, num_parallel_calls=tf.data.AUTOTUNE)
+        return lambda dataset: dataset.map(render, num_parallel_calls=tf.data.AUTOTUNE)
 
     feature = seqio.Feature(seqio.ByteVocabulary(extra_ids=100))
     for number in range(tasks):
-        of = number % DATA_SETS
-        source = seqio.TFExampleDataSource({"train": f"{folder}/{of}.tfrecord"}, spec)
+        data_set = number % DATA_SETS
+        source = seqio.TFExampleDataSource({"train": f"{folder}/{data_set}.tfrecord"}, spec)
         steps = [put_into_words(number), seqio.preprocessors.tokenize, seqio.CacheDatasetPlaceholder()]
         steps.append(seqio.preprocessors.append_eos_after_trim)
         features = {"inputs": feature, "targets": feature}
@@ -148,10 +148,10 @@ def plot(points: list[dict], path: str) -> None:
     growths = list(dict.fromkeys(point["growth"] for point in points))
     figure, axes = plt.subplots(len(MEASURES), len(growths), figsize=(4 * len(growths), 2.4 * len(MEASURES)), squeeze=False)
     for column, growth in enumerate(growths):
-        mine = [point for point in points if point["growth"] == growth]
+        selected = [point for point in points if point["growth"] == growth]
         for line, (name, title) in enumerate(MEASURES.items()):
             axis = axes[line][column]
-            axis.plot([point[growth] for point in mine], [point[name] for point in mine], marker="o")
+            axis.plot([point[growth] for point in selected], [point[name] for point in selected], marker="o")
             axis.set_xscale("log")
             axis.set_ylim(bottom=0)
             axis.set_title(f"{title}, by {growth}", fontsize=8)
@@ -181,8 +181,8 @@ def main() -> None:
             if done.returncode:
                 sys.exit(done.stderr)
             points.append({"growth": growth, **point, **json.loads(done.stdout.splitlines()[-1])})
-            found = "  ".join(f"{name} {points[-1][name]:.4g}" for name in MEASURES)
-            print(f"{growth:>10} {size:>9,}: {found}", flush=True)
+            result = "  ".join(f"{name} {points[-1][name]:.4g}" for name in MEASURES)
+            print(f"{growth:>10} {size:>9,}: {result}", flush=True)
     pathlib.Path(f"{args.out}.jsonl").write_text("".join(json.dumps(point) + "\n" for point in points))
     plot(points, f"{args.out}.png")
 

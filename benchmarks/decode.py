@@ -44,7 +44,7 @@ def run_of(model: str):
     return t5x_lab.from_gin([FILES[model]], [*COMMON, *SHAPES[model]], seed=1)
 
 
-def ours(folder: str, model: str):
+def load_t5x_lab(folder: str, model: str):
     """f("batch tokens") -> JSON of [seconds, ids]."""
     import t5x_lab
     from t5x_lab.runs.model.inference import Inference
@@ -57,14 +57,14 @@ def ours(folder: str, model: str):
         batch, tokens = map(int, line.split())
         texts = [start + prompt for prompt in prompts(batch).tolist()]
         began = time.perf_counter()
-        found = list(inference.generate(run.params, texts, limits=[tokens] * batch, eos_id=-1, batch_size=batch))
+        generated = list(inference.generate(run.params, texts, limits=[tokens] * batch, eos_id=-1, batch_size=batch))
         seconds = time.perf_counter() - began
-        return json.dumps([seconds, [ids.tolist() for _, ids, _ in sorted(found, key=lambda text: text[0])]])
+        return json.dumps([seconds, [ids.tolist() for _, ids, _ in sorted(generated, key=lambda text: text[0])]])
 
     return answer
 
 
-def theirs(folder: str, model: str):
+def load_transformers(folder: str, model: str):
     import torch
     import transformers
 
@@ -79,15 +79,15 @@ def theirs(folder: str, model: str):
             ids = torch.nn.functional.pad(ids, (1, 0), value=START)
         began = time.perf_counter()
         with torch.inference_mode():
-            made = network.generate(
+            generated = network.generate(
                 ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False, num_beams=1, use_cache=True
             )
-        return json.dumps([time.perf_counter() - began, made[:, -tokens:].tolist()])
+        return json.dumps([time.perf_counter() - began, generated[:, -tokens:].tolist()])
 
     return answer
 
 
-SIDES = {"t5x_lab": ours, "transformers": theirs}
+SIDES = {"t5x_lab": load_t5x_lab, "transformers": load_transformers}
 
 
 def speed(rounds: int, folder: str) -> None:
@@ -107,8 +107,8 @@ def speed(rounds: int, folder: str) -> None:
                     if round_:
                         first[side].append(short)
                         rest[side].append((whole - short) / TOKENS)
-            ours, theirs = (sum(ids[side], []) for side in SIDES)
-            same = sum(a == b for a, b in zip(ours, theirs, strict=True)) / len(ours)
+            actual, expected = (sum(ids[side], []) for side in SIDES)
+            same = sum(a == b for a, b in zip(actual, expected, strict=True)) / len(actual)
             prompt, token = ({side: statistics.median(values[side]) for side in SIDES} for values in (first, rest))
             for side in SIDES:
                 print(
@@ -140,8 +140,11 @@ def sharing(rounds: int) -> None:
 
         np.testing.assert_allclose(plain(), shared().reshape(number, 4), rtol=1e-3)
         seconds = {way: [timed(way) for _ in range(rounds)] for way in (plain, shared)}
-        one, other = (statistics.median(seconds[way]) for way in (plain, shared))
-        print(f"{model:<13} 4 choices after 256 tokens: one by one {one:.2f} s, shared {other:.2f} s, {one / other:.2f} times")
+        separate, together = (statistics.median(seconds[way]) for way in (plain, shared))
+        print(
+            f"{model:<13} 4 choices after 256 tokens: one by one {separate:.2f} s, "
+            f"shared {together:.2f} s, {separate / together:.2f} times"
+        )
 
 
 def timed(f) -> float:

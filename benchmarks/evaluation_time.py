@@ -73,8 +73,8 @@ def times(tree: str) -> list[float]:
         done = subprocess.run([sys.executable, "-m", "t5x_lab", *FLAGS], cwd=folder, env=environment, capture_output=True)
         assert done.returncode == 0, done.stderr.decode()
         noted = [json.loads(line) for line in pathlib.Path(folder, "times.jsonl").read_text().splitlines()]
-    began = {step: at for step, what, at in noted if what == "step"}
-    ended = {step: at for step, what, at in noted if what != "step"}
+    began = {step: at for step, event, at in noted if event == "step"}
+    ended = {step: at for step, event, at in noted if event != "step"}
     return [ended[step] - began[step] for step in sorted(ended)]
 
 
@@ -84,11 +84,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
     trees = args.trees.split(",")
-    found: dict[str, list[list[float]]] = {tree: [] for tree in trees}
+    results: dict[str, list[list[float]]] = {tree: [] for tree in trees}
     for _ in range(args.rounds):
         for tree in trees:
-            found[tree].append(times(tree))
-    for tree, rounds in found.items():
+            results[tree].append(times(tree))
+    for tree, rounds in results.items():
         first = statistics.median(each[0] for each in rounds)
         later = statistics.median(second for each in rounds for second in each[2:])
         print(f"{tree}: first {first:.2f} s, later {later:.3f} s (medians of {args.rounds} rounds)")

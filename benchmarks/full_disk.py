@@ -33,10 +33,10 @@ def main() -> None:
         os.chdir(folder)
         os.environ["JAX_COMPILATION_CACHE_DIR"] = os.path.join(folder, "cache")
         pathlib.Path("whole").mkdir()
-        status, said = run("whole", args.processes)
-        assert status == 0, said
+        status, output = run("whole", args.processes)
+        assert status == 0, output
         most = sum(file.stat().st_blocks * 512 for file in pathlib.Path("whole").rglob("*"))
-        bad, found = 0, {}
+        bad, endings = 0, {}
         # Half of them in equal steps, half in equal ratios: much is written at first, most is written last.
         shares = [number / (args.sizes // 2) for number in range(1, args.sizes // 2 + 1)]
         sizes = sorted({int(4096 * (most / 4096) ** share) for share in shares} | {int(most * share) for share in shares})
@@ -44,15 +44,15 @@ def main() -> None:
             os.makedirs("disk", exist_ok=True)
             subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size},nr_inodes=100000", "tmpfs", "disk"], check=True)
             try:
-                status, said = run("disk/run", args.processes)
+                status, output = run("disk/run", args.processes)
                 saved = steps_saved("disk/run")
                 messages = re.findall(
-                    r"^(?:t5x_lab train: |WARNING).*$|^.*could not be (?:saved|written).*$", said, re.MULTILINE
+                    r"^(?:t5x_lab train: |WARNING).*$|^.*could not be (?:saved|written).*$", output, re.MULTILINE
                 )
                 wrong = []
                 if status not in ((0, 1, 2) if size > 0.8 * most else (1, 2)):
                     wrong.append(f"status {status}")
-                if re.search("Traceback|Event loop|Fatal|core dumped", said) or (status and not messages):
+                if re.search("Traceback|Event loop|Fatal|core dumped", output) or (status and not messages):
                     wrong.append("no sentence")
                 subprocess.run(["mount", "-o", f"remount,size={3 * most}", "disk"], check=True)
                 again, said_again = run("disk/run", args.processes)
@@ -63,17 +63,19 @@ def main() -> None:
                 elif not set(saved) <= {*steps_saved("disk/run"), *range(STEPS - 3)}:
                     wrong.append("a checkpoint was lost")
                 key = re.sub(r"[\d.]+", "N", messages[-1]) if messages else f"status {status}"
-                found.setdefault(key, []).append(size)
+                endings.setdefault(key, []).append(size)
                 print(f"{size:>10,} bytes: status {status}, saved {saved}; {(messages or ['-'])[-1][:200]}", flush=True)
                 if wrong:
                     bad += 1
                     print(
-                        "  WRONG: " + "; ".join(wrong) + "\n" + said[-3000:] + "\n---- again:\n" + said_again[-1500:],
+                        "  WRONG: " + "; ".join(wrong) + "\n" + output[-3000:] + "\n---- again:\n" + said_again[-1500:],
                         flush=True,
                     )
             finally:
                 subprocess.run(["umount", "-l", "disk"], check=True)
-        print(f"{len(sizes)} sizes up to {most:,} bytes, {args.processes} process(es): {bad} wrong, {len(found)} other endings")
+        print(
+            f"{len(sizes)} sizes up to {most:,} bytes, {args.processes} process(es): {bad} wrong, {len(endings)} other endings"
+        )
         sys.exit(bool(bad))
 
 
@@ -85,12 +87,12 @@ def run(model_dir: str, processes: int) -> tuple[int, str]:
     ]  # fmt: skip
     for log in pathlib.Path().glob("*log"):
         log.unlink()
-    one = {"XLA_FLAGS": commands.ON_ONE_DEVICE["XLA_FLAGS"], "NPROC": None}
-    started = commands.start_two(*argv) if processes == 2 else [commands.Command(*argv, environment=one)]
+    one_device = {"XLA_FLAGS": commands.ON_ONE_DEVICE["XLA_FLAGS"], "NPROC": None}
+    started = commands.start_two(*argv) if processes == 2 else [commands.Command(*argv, environment=one_device)]
     statuses = [process.wait(300) for process in started]
-    said = "".join(process.output() for process in started)
+    output = "".join(process.output() for process in started)
     commands.end_all()
-    return max(statuses), said
+    return max(statuses), output
 
 
 def steps_saved(model_dir: str) -> list[int]:

@@ -113,28 +113,28 @@ WAYS: dict[str, list[str]] = {
 
 def records_of(data: pathlib.Path) -> dict[str, dict[str, list[dict]]]:
     """By data set and split, with the fields that GLUE's have."""
-    found = {
+    splits = {
         name: {split: list(labelled(data / "eval" / file, name)) for split, file in zip(("train", "validation"), files)}
         for name, files in FILES.items()
     }
     names = {"premise": "sentence1", "hypothesis": "sentence2"}
-    for split, records in found["glue/rte"].items():
-        found["glue/rte"][split] = [{names.get(key, key): value for key, value in record.items()} for record in records]
-    found["snli"]["train"] = found["snli"]["train"][:8_000]
-    return found
+    for split, records in splits["glue/rte"].items():
+        splits["glue/rte"][split] = [{names.get(key, key): value for key, value in record.items()} for record in records]
+    splits["snli"]["train"] = splits["snli"]["train"][:8_000]
+    return splits
 
 
 def write_files(work: pathlib.Path, data: pathlib.Path, pretrain_steps: int, steps: int) -> None:
     from t5x_lab.tasks.sotu import speeches
 
-    found = records_of(data)
-    places = write_records(work, found)
+    records_by_split = records_of(data)
+    places = write_records(work, records_by_split)
     for folder, split in (("books", "train"), ("dev", "validation")):
         (work / folder).mkdir(exist_ok=True)
         for file in map(pathlib.Path, speeches()[split]):
             (work / folder / file.name).write_text(file.read_text())
-    lines = "\n".join(f'{name}/Records.files = "{work}/{of}/{{split}}.jsonl"' for of, name in places.items())
-    in_gin = ", ".join(f'"{of}": @{name}/Records()' for of, name in places.items())
+    lines = "\n".join(f'{name}/Records.files = "{work}/{data_set}/{{split}}.jsonl"' for data_set, name in places.items())
+    in_gin = ", ".join(f'"{data_set}": @{name}/Records()' for data_set, name in places.items())
     for name, base in (("decoder", "models/gpt1/base.gin"), ("lstm", "models/lstm/base.gin")):
         text = MODEL.format(work=work, data=data, base=base, layers=LAYERS, places=in_gin, records=lines)
         (work / f"{name}.gin").write_text(text)
@@ -143,7 +143,7 @@ def write_files(work: pathlib.Path, data: pathlib.Path, pretrain_steps: int, ste
     if not (work / "bpe.model").exists():
         of_tasks = (
             value
-            for splits in found.values()
+            for splits in records_by_split.values()
             for record in splits["train"]
             for value in record.values()
             if isinstance(value, str)
@@ -176,8 +176,8 @@ def fine_tune(way: str, seed: int, pretrain_steps: int, steps: int) -> None:
 def score(way: str, seed: int, data_set: str) -> float | None:
     """The best of its steps, times 100."""
     files = pathlib.Path(f"{way}_{seed}_{data_set.replace('/', '_')}", "evals", "classify").glob("[0-9]*.json")
-    found = [next(iter(json.loads(file.read_text())["results"].values())) for file in files]
-    return 100 * max((of[METRICS.get(data_set, "accuracy")] for of in found), default=0.0) if found else None
+    results = [next(iter(json.loads(file.read_text())["results"].values())) for file in files]
+    return 100 * max((result[METRICS.get(data_set, "accuracy")] for result in results), default=0.0) if results else None
 
 
 def shown(values: list[float]) -> str:
@@ -196,7 +196,7 @@ def table(seeds: int) -> str:
             columns[way].append(values)
             cells.append(shown(values))
         lines.append(f"| {data_set} | " + " | ".join(cells) + " |")
-    whole = {way: [statistics.mean(of) for of in zip(*values)] for way, values in columns.items()}
+    whole = {way: [statistics.mean(scores) for scores in zip(*values)] for way, values in columns.items()}
     lines.append("| average | " + " | ".join(shown(whole[way]) for way in ablations) + " |")
     swept = [*(f"layers_{n}" for n in range(LAYERS)), "full"]
     lines += ["", "| | none | " + " | ".join(map(str, range(LAYERS + 1))) + " |", "|---" * (LAYERS + 3) + "|"]
@@ -217,10 +217,10 @@ def probes(model: str) -> list[dict]:
 
 def blimp(model: str) -> str:
     """The share of all pairs that it has right at the end, and how far above chance."""
-    (found,) = [json.loads(file.read_text()) for file in pathlib.Path(model, "evals", "blimp_whole").glob("[0-9]*.json")]
-    of = found["results"]["blimp"]
-    errors = (of["score"] - 0.5) / math.sqrt(0.25 / of["examples"])
-    return f"{model}: BLiMP {of['score']:.4f} of {of['examples']:,.0f} pairs, {errors:.1f} standard errors above chance"
+    (result,) = [json.loads(file.read_text()) for file in pathlib.Path(model, "evals", "blimp_whole").glob("[0-9]*.json")]
+    scores = result["results"]["blimp"]
+    errors = (scores["score"] - 0.5) / math.sqrt(0.25 / scores["examples"])
+    return f"{model}: BLiMP {scores['score']:.4f} of {scores['examples']:,.0f} pairs, {errors:.1f} standard errors above chance"
 
 
 def plot(seeds: int) -> None:
@@ -244,8 +244,11 @@ def plot(seeds: int) -> None:
         ways = ["no_pretrain", *(f"layers_{n}" for n in range(LAYERS)), "full"]
         values = [[v for seed in range(seeds) if (v := score(way, seed, data_set)) is not None] for way in ways]
         if all(values):
-            middle = [statistics.median(of) for of in values]
-            spread = [[m - min(of) for m, of in zip(middle, values)], [max(of) - m for m, of in zip(middle, values)]]
+            middle = [statistics.median(scores) for scores in values]
+            spread = [
+                [m - min(scores) for m, scores in zip(middle, values)],
+                [max(scores) - m for m, scores in zip(middle, values)],
+            ]
             axes.errorbar(range(-1, LAYERS + 1), middle, spread, marker="o", capsize=2, label=data_set)
     axes.set(xlabel="layers transferred (-1: nothing, 0: embeddings)", ylabel="accuracy")
     axes.legend()

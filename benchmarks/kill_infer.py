@@ -52,8 +52,8 @@ def main() -> None:
     os.chdir(tempfile.mkdtemp())
     sizes = ["TransformerConfig.emb_dim = 64", "TransformerConfig.num_heads = 4", "TransformerConfig.head_dim = 16"]
     t5x_lab.from_gin(["models/byt5/tiny.gin"], sizes, seed=0).save("run")
-    words = [f"{rng.randrange(10**6)} " * rng.randint(1, 8) for _ in range(args.lines)]
-    pathlib.Path("in.txt").write_text("\n".join(words) + "\n")
+    texts = [f"{rng.randrange(10**6)} " * rng.randint(1, 8) for _ in range(args.lines)]
+    pathlib.Path("in.txt").write_text("\n".join(texts) + "\n")
     output, kills, lines, torn = pathlib.Path("out.jsonl"), 0, 0, 0
     while kills < args.kills:
         if not killed(infer(str(output)), output, rng):
@@ -66,9 +66,9 @@ def main() -> None:
         lines = len(whole.splitlines())
     assert infer(str(output)).wait() == 0 and infer("whole.jsonl").wait() == 0
     assert output.read_bytes() == pathlib.Path("whole.jsonl").read_bytes(), "the outputs differ"
-    found = [json.loads(line)["inputs"] for line in output.open()]
-    assert found == words, "an example is missing or there twice"
-    print(f"{kills} kills, {torn} in the middle of a line: {len(found)} examples, each once, equal to the byte.")
+    inputs = [json.loads(line)["inputs"] for line in output.open()]
+    assert inputs == texts, "an example is missing or there twice"
+    print(f"{kills} kills, {torn} in the middle of a line: {len(inputs)} examples, each once, equal to the byte.")
 
 
 if __name__ == "__main__":

@@ -98,11 +98,11 @@ def start(shape: tuple[int, int], model_dir: str, steps: int) -> list[commands.C
     return [commands.Command(*argv, environment={"XLA_FLAGS": flags, "NPROC": None})]
 
 
-def check(holds: bool, what: str, processes: list[commands.Command]) -> None:
+def check(holds: bool, message: str, processes: list[commands.Command]) -> None:
     if not holds:
         outputs = [process.output()[-3000:] for process in processes]
         commands.end_all()
-        sys.exit("\n".join([what, *outputs]))
+        sys.exit("\n".join([message, *outputs]))
 
 
 def lines(model_dir: str) -> dict[int, tuple]:

@@ -123,13 +123,13 @@ def records_in_gin(data: pathlib.Path, rendered: dict[str, str]) -> str:
             if value:
                 lines.append(f"r{number}/Records.{field} = {value if str(value).startswith('@') else repr(value)}")
         places[name] = f"@r{number}/Records()"
-    seen = [f"flan_{re.sub('[^a-z0-9.]', '_', name)}" for name in LABELLED]
+    names = [f"flan_{re.sub('[^a-z0-9.]', '_', name)}" for name in LABELLED]
     lines += [
         "DATA_SETS = {" + ", ".join(f'"{name}": {place}' for name, place in places.items()) + "}",
         'COLLECTIONS = {"mt_f": @mt_f/Collection(), "seen": @seen/Collection()}',
-        f"mt_f/Collection.members = {(*rendered, *seen)!r}",
+        f"mt_f/Collection.members = {(*rendered, *names)!r}",
         f"mt_f/Collection.rates = {RATES!r}",
-        f"seen/Collection.members = {tuple(f'{name}_score_eval' for name in seen)!r}",
+        f"seen/Collection.members = {tuple(f'{name}_score_eval' for name in names)!r}",
         'seen/Collection.form = "ranked"',
     ]
     return "\n".join(lines) + "\n"
@@ -247,10 +247,10 @@ def table(work: pathlib.Path) -> str:
             for evaluation in ("seen", "t0_eval"):
                 for file in (work / f"{name}_{state}" / "evals" / evaluation).glob("[0-9]*.json"):
                     report = json.loads(file.read_text())["report"]
-                    for dataset, found in report["datasets"].items():
-                        row = f"{evaluation}: {dataset.removesuffix('_score_eval')} ({found['over_prompts']['sum']['prompts']})"
-                        column[row] = found["over_prompts"]["sum"]["median"]
-                        columns.setdefault("chance", {})[row] = found["over_prompts"]["chance"]["median"]
+                    for dataset, entry in report["datasets"].items():
+                        row = f"{evaluation}: {dataset.removesuffix('_score_eval')} ({entry['over_prompts']['sum']['prompts']})"
+                        column[row] = entry["over_prompts"]["sum"]["median"]
+                        columns.setdefault("chance", {})[row] = entry["over_prompts"]["chance"]["median"]
                     means = next(value for key, value in report.items() if key.startswith("average("))
                     column[f"{evaluation}: average"] = means["sum"]
                     columns["chance"][f"{evaluation}: average"] = means["chance"]

@@ -34,7 +34,7 @@ from t5x_lab.tasks import sotu
 OBJECTIVE_NAMES = [name for name in OBJECTIVES if not name.startswith(("prefix_lm_", "replace_spans_", "span_corruption_"))]
 
 
-def ours(name: str, architecture: str, vocabulary, rows: int, shards: int):
+def build_batches(name: str, architecture: str, vocabulary, rows: int, shards: int):
     lengths = {"targets": 626} if name in ("full_lm", "prefix_lm") else {"inputs": 512}
     config = DataConfig("sotu", lengths, rows, vocabulary, objective=name, shards=shards)
     tasks = resolve_tasks(config, architecture, 10**6)
@@ -56,11 +56,11 @@ def plain(name: str, architecture: str, task: seqio.Task, lengths, rows: int):
     else:
         return None
     before = [functools.partial(t5.rekey, key_map={"inputs": None, "targets": "text"}), seqio.preprocessors.tokenize]
-    made = seqio.Task(
+    seqio_task = seqio.Task(
         "plain", task.source, output_features=features, preprocessors=[*before, seqio.CacheDatasetPlaceholder(), *steps]
     )
     converter = {"encoder_decoder": seqio.EncDecFeatureConverter, "prefix_decoder": seqio.DecoderFeatureConverter}[architecture]
-    dataset = made.get_dataset(lengths, "train", shuffle=True, seed=0, num_epochs=None, try_in_mem_cache=False)
+    dataset = seqio_task.get_dataset(lengths, "train", shuffle=True, seed=0, num_epochs=None, try_in_mem_cache=False)
     if name != "prefix_lm":  # which packs by itself
         dataset = converter(pack=True)(dataset, lengths)
     return iter(dataset.batch(rows, drop_remainder=True).prefetch(2).as_numpy_iterator())
@@ -116,14 +116,14 @@ def stages(vocabulary) -> list[tuple[str, float]]:
             total += int(next(iterator).sum())
         return total / passed / (4.2 if upto == 0 and not isinstance(vocabulary, ByteVocabulary) else 1)
 
-    found = [("read text", run(0)), ("tokenise, cut into chunks", run(where + 2)), ("noise", run(where + 3))]
+    results = [("read text", run(0)), ("tokenise, cut into chunks", run(where + 2)), ("noise", run(where + 3))]
     batches = iter(SeqioBatches(tasks, config, seed=0))
     for _ in range(30):
         next(batches)
     began, total = time.process_time(), 0
     while (passed := time.process_time() - began) < 3:
         total += int(next(batches)["raw_tokens"].sum())
-    return [*found, ("pack, features, batch", total / passed)]
+    return [*results, ("pack, features, batch", total / passed)]
 
 
 def main() -> None:
@@ -141,22 +141,22 @@ def main() -> None:
     for name in args.objectives.split(","):
         for architecture in ("encoder_decoder", "prefix_decoder", "encoder"):
             try:
-                batches, tasks = ours(name, architecture, vocabulary, args.rows, shards=1)
+                batches, tasks = build_batches(name, architecture, vocabulary, args.rows, shards=1)
             except UserError:
                 continue  # not defined
-            sharded, _ = ours(name, architecture, vocabulary, args.rows, shards=4)
-            theirs = plain(name, architecture, tasks.components[0].task, dict(tasks.components[0].lengths), args.rows)
-            runs = {"ours": batches, "sharded": sharded} | ({"theirs": theirs} if theirs else {})
+            sharded, _ = build_batches(name, architecture, vocabulary, args.rows, shards=4)
+            seqio_pipeline = plain(name, architecture, tasks.components[0].task, dict(tasks.components[0].lengths), args.rows)
+            runs = {"ours": batches, "sharded": sharded} | ({"theirs": seqio_pipeline} if seqio_pipeline else {})
             for iterator in runs.values():
                 for _ in range(8):  # until the shuffle's buffer is full
                     next(iterator)
-            found = {key: [] for key in runs}
+            results = {key: [] for key in runs}
             for _ in range(args.rounds):
                 for key, iterator in runs.items():
-                    found[key].append(speed(iterator, args.seconds))
-            median = {key: statistics.median(values) for key, values in found.items()}
+                    results[key].append(speed(iterator, args.seconds))
+            median = {key: statistics.median(values) for key, values in results.items()}
             beside = ""
-            if theirs:
+            if seqio_pipeline:
                 ratios = [median[key] / median["theirs"] for key in ("ours", "sharded")]
                 beside = f"{median['theirs']:12,.0f}  {ratios[0]:6.2f}x  {ratios[1]:9.2f}x"
             print(f"{name:20} {architecture:16} {median['ours']:12,.0f} {beside}", flush=True)

@@ -101,9 +101,9 @@ recomputed FLOPs of the corresponding policies here. T5X computes attention scor
 |---|---|---|---|---|---|---|"""
 
 
-def page(found: dict[str, dict]) -> str:
+def page(reports: dict[str, dict]) -> str:
     lines = [STUDY_TEXT]
-    for key, report in found.items():
+    for key, report in reports.items():
         name, _, slice_name = key.rpartition(" ")
         if name in STUDY:
             size = report["bytes_per_device"]
@@ -114,17 +114,17 @@ def page(found: dict[str, dict]) -> str:
     lines.append(T5_TEXT)
     for size, mesh in T5.items():
         for policy in REMAT_POLICIES:
-            report = found.get(f"{size} {mesh} {policy}")
+            report = reports.get(f"{size} {mesh} {policy}")
             if report:
-                ours = (report["bytes_per_device"]["temporaries"] or 0) / GiB
-                theirs = T5X[size].get(policy)
-                beside = f"{theirs} | {ours / theirs:.2f}" if theirs else " | "
+                memory = (report["bytes_per_device"]["temporaries"] or 0) / GiB
+                t5x_memory = T5X[size].get(policy)
+                beside = f"{t5x_memory} | {memory / t5x_memory:.2f}" if t5x_memory else " | "
                 again = report["recomputed_flops_per_step"] / report["model_flops_per_step"]
-                lines.append(f"| {size} | {mesh} | `{policy}` | {100 * again:.1f} % | {ours:.2f} | {beside} |")
+                lines.append(f"| {size} | {mesh} | `{policy}` | {100 * again:.1f} % | {memory:.2f} | {beside} |")
     return "\n".join([*lines, "", "![Memory against recomputed FLOPs](pod_scale.png)", ""])
 
 
-def plot(found: dict[str, dict]) -> None:
+def plot(reports: dict[str, dict]) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -134,7 +134,7 @@ def plot(found: dict[str, dict]) -> None:
     for panel, (size, mesh) in zip(panels, T5.items(), strict=True):
         points = {}
         for policy in REMAT_POLICIES:
-            report = found.get(f"{size} {mesh} {policy}")
+            report = reports.get(f"{size} {mesh} {policy}")
             if report and report["fits"] and policy != "everything":
                 again = 100 * report["recomputed_flops_per_step"] / report["model_flops_per_step"]
                 points[policy] = again, report["bytes_per_device"]["temporaries"] / GiB
@@ -157,16 +157,16 @@ def main() -> None:
     parser.add_argument("--only", choices=["study", *T5])
     parser.add_argument("--policies", default=",".join(policy for policy in REMAT_POLICIES if policy != "everything"))
     args = parser.parse_args()
-    found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    reports = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for key, compiled in programs(args.only, args.policies.split(",")):
-        if key in found:
+        if key in reports:
             continue
-        report = found[key] = dataclasses.asdict(compiled())
+        report = reports[key] = dataclasses.asdict(compiled())
         size = report["bytes_per_device"]
         print(f"{key}: temporaries {(size['temporaries'] or 0) / GiB:.3f} GiB, fits {report['fits']}", flush=True)
-        RESULTS.write_text(json.dumps(found, indent=1) + "\n")
-    PAGE.write_text(page(found))
-    plot(found)
+        RESULTS.write_text(json.dumps(reports, indent=1) + "\n")
+    PAGE.write_text(page(reports))
+    plot(reports)
 
 
 if __name__ == "__main__":

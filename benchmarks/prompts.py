@@ -50,8 +50,8 @@ def write_records(work: pathlib.Path, scale: int) -> int:
         count = max(20, (entry.train or 0) // scale)
         file = work / "records" / entry.name / "train.jsonl"
         file.parent.mkdir(parents=True, exist_ok=True)
-        made = synthetic_records.records(entry.name, count)
-        file.write_text("".join(json.dumps(record) + "\n" for record in made))
+        rows = synthetic_records.records(entry.name, count)
+        file.write_text("".join(json.dumps(record) + "\n" for record in rows))
         total += count
     return total
 
@@ -74,35 +74,35 @@ def measure(work: pathlib.Path, way: str, draws: int) -> dict:
         if way == f"without {name}":
             setattr(graph, name, contextlib.nullcontext)
     config = GinConfig([str(work / "t0.gin")], [f"USE_CACHED_TASKS = {way == 'cached'}"]).data()
-    found = {}
+    seconds = {}
     began, cpu_began = time.monotonic(), cpu()
     tasks = resolve_tasks(config, "encoder_decoder", 32_128)
     batches = SeqioBatches(tasks, config, seed=0)
     counts = (next(batches)["task_tokens"] > 0).sum(axis=0)
-    found["first batch, s"], found["first batch, CPU-s"] = time.monotonic() - began, cpu() - cpu_began
+    seconds["first batch, s"], seconds["first batch, CPU-s"] = time.monotonic() - began, cpu() - cpu_began
     began, cpu_began, rows = time.monotonic(), cpu(), draws // config.batch_size * config.batch_size
     for _ in range(draws // config.batch_size):
         counts += (next(batches)["task_tokens"] > 0).sum(axis=0)
-    found["examples a CPU-second"] = rows / (cpu() - cpu_began)
-    found["examples a second"] = rows / (time.monotonic() - began)
+    seconds["examples a CPU-second"] = rows / (cpu() - cpu_began)
+    seconds["examples a second"] = rows / (time.monotonic() - began)
     rates = np.array([part.rate for part in tasks.train_components])
     expected = rates / rates.sum() * counts.sum()
-    found |= {"draws": int(counts.sum()), "tasks": len(counts), "tasks drawn": int((counts > 0).sum())}
-    found["fewest draws expected"] = float(expected.min())
-    found["chi-squared"], found["p"] = map(float, scipy.stats.chisquare(counts, expected))
-    found["largest difference, standard deviations"] = float(np.max(np.abs(counts - expected) / np.sqrt(expected)))
+    seconds |= {"draws": int(counts.sum()), "tasks": len(counts), "tasks drawn": int((counts > 0).sum())}
+    seconds["fewest draws expected"] = float(expected.min())
+    seconds["chi-squared"], seconds["p"] = map(float, scipy.stats.chisquare(counts, expected))
+    seconds["largest difference, standard deviations"] = float(np.max(np.abs(counts - expected) / np.sqrt(expected)))
     status = dict(line.split(":", 1) for line in pathlib.Path("/proc/self/status").read_text().splitlines())
-    found["memory, MiB"] = int(status["RssAnon"].split()[0]) / 1024
+    seconds["memory, MiB"] = int(status["RssAnon"].split()[0]) / 1024
     position = epath.Path(work / f"position {way}")
     position.mkdir(parents=True, exist_ok=True)
     batches.save(position)
-    found["position, MB"] = sum(file.stat().st_size for file in pathlib.Path(position).rglob("*") if file.is_file()) / 1e6
+    seconds["position, MB"] = sum(file.stat().st_size for file in pathlib.Path(position).rglob("*") if file.is_file()) / 1e6
     began, cpu_began = time.monotonic(), cpu()
     again = SeqioBatches(resolve_tasks(config, "encoder_decoder", 32_128), config, seed=0)
     again.restore(position)
     next(again)
-    found["restore, s"], found["restore, CPU-s"] = time.monotonic() - began, cpu() - cpu_began
-    return found
+    seconds["restore, s"], seconds["restore, CPU-s"] = time.monotonic() - began, cpu() - cpu_began
+    return seconds
 
 
 def main() -> None:

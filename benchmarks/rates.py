@@ -67,9 +67,11 @@ def drawn(rates: dict[str, float], shards: int, processes: int, draws: int) -> n
     config = DataConfig(name, {"inputs": 1, "targets": 1}, rows, ByteVocabulary(), shards=shards, pack=False)
     tasks = resolve_tasks(config, "encoder_decoder", 200_000)
     held = np.split(np.arange(rows), processes)
-    readers = [SeqioBatches(tasks, config, 0, Rows(mine, mine)) for mine in held]
+    readers = [SeqioBatches(tasks, config, 0, Rows(own_rows, own_rows)) for own_rows in held]
     batches = -(-draws // rows)
-    return np.stack([np.concatenate([next(one)["decoder_target_tokens"][:, 0] for one in readers]) for _ in range(batches)])
+    return np.stack(
+        [np.concatenate([next(reader)["decoder_target_tokens"][:, 0] for reader in readers]) for _ in range(batches)]
+    )
 
 
 def main() -> None:
@@ -92,10 +94,10 @@ def main() -> None:
                     bounds = np.cumsum([1, *next(iter(tasks.values()))])
                     counts = np.histogram(numbers, bounds)[0]
                     expected = np.diff(bounds).astype(float)
-                found, p = scipy.stats.chisquare(counts, expected / expected.sum() * counts.sum())
+                statistic, p = scipy.stats.chisquare(counts, expected / expected.sum() * counts.sum())
                 same = np.array_equal(alone.setdefault(shards, numbers), numbers)
-                said = f"{shards:6} {processes:9} {numbers.size:8,} {len(counts):6} {found:12.2f} {p:8.3f}  {same}"
-                print(f"{title:24} {said}", flush=True)
+                line = f"{shards:6} {processes:9} {numbers.size:8,} {len(counts):6} {statistic:12.2f} {p:8.3f}  {same}"
+                print(f"{title:24} {line}", flush=True)
 
 
 if __name__ == "__main__":

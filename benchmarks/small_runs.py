@@ -55,13 +55,13 @@ def labelled(path: pathlib.Path, data_set: str) -> Iterator[dict]:
                 yield {**{k: v for k, v in row.items() if k}, "label": int(number) if number.is_integer() else number}
 
 
-def write_records(work: pathlib.Path, found: Mapping[str, Mapping[str, list[dict]]]) -> dict[str, str]:
+def write_records(work: pathlib.Path, datasets: Mapping[str, Mapping[str, list[dict]]]) -> dict[str, str]:
     """Writes records, by data set and split, as lines of JSON; returns names for them in gin."""
-    for data_set, splits in found.items():
+    for data_set, splits in datasets.items():
         (work / data_set).mkdir(parents=True, exist_ok=True)
         for split, records in splits.items():
             (work / data_set / f"{split}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    return {data_set: data_set.replace("/", "_") for data_set in found}
+    return {data_set: data_set.replace("/", "_") for data_set in datasets}
 
 
 def t5x_lab(*argv: str) -> None:

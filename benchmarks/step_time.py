@@ -28,7 +28,7 @@ def our_run(bindings: list[str]):
     return GinConfig(files, [*common, 'TransformerConfig.dtype = "float32"', *bindings]).run()
 
 
-def ours(bindings: list[str]):
+def load_t5x_lab(bindings: list[str]):
     import jax
 
     from t5x_lab.runs.model.sharded_model import ShardedModel
@@ -49,7 +49,7 @@ def ours(bindings: list[str]):
     return step
 
 
-def theirs(unused):
+def load_transformers(unused):
     import numpy as np
     import torch
     import transformers
@@ -86,7 +86,7 @@ def products(unused):
     return step
 
 
-SIDES = {"t5x_lab": ours, "transformers": theirs, "products": products}
+SIDES = {"t5x_lab": load_t5x_lab, "transformers": load_transformers, "products": products}
 
 
 def turn(step) -> float:

@@ -44,7 +44,7 @@ BATCH = 100
 
 def data_sets(folder: pathlib.Path) -> dict[str, Records]:
     """Made-up records of all data sets that are trained on; those of pronouns say which they are."""
-    found = {}
+    results = {}
     for name, entry in SUITE.items():
         if "train" not in entry.splits or name not in sizes_of_t5():
             continue
@@ -54,8 +54,8 @@ def data_sets(folder: pathlib.Path) -> dict[str, Records]:
                 record["sentence"] = f"D {record['sentence']}"
         path = folder / f"{name}.jsonl"
         path.write_text("".join(json.dumps(record) + "\n" for record in records))
-        found[entry.data_set] = Records(files={"train": str(path)})
-    return found
+        results[entry.data_set] = Records(files={"train": str(path)})
+    return results
 
 
 def told_by(text: str) -> str:
@@ -74,8 +74,8 @@ def told_by(text: str) -> str:
         r"translate \w+ to Romanian": "t5_wmt16_enro",
     }
     for pattern, name in kinds.items():
-        if found := re.match(pattern, text):
-            return found.expand(name)
+        if match := re.match(pattern, text):
+            return match.expand(name)
     return TEXT
 
 
@@ -104,12 +104,12 @@ def main() -> None:
                 counts.update(told_by(vocabulary.decode(row[row > 0].tolist())) for row in rows)
             rates = np.array([mixing.rate(size) for size in sizes.values()], float)
             expected = rates / rates.sum() * sum(counts.values())
-            found = np.array([counts[task] for task in sizes])
-            assert found.sum() == sum(counts.values()), counts.keys() - sizes.keys()
-            statistic, p = scipy.stats.chisquare(found, expected)
-            worst = np.abs((found - expected) / np.sqrt(expected)).max()
+            shares = np.array([counts[task] for task in sizes])
+            assert shares.sum() == sum(counts.values()), counts.keys() - sizes.keys()
+            statistic, p = scipy.stats.chisquare(shares, expected)
+            worst = np.abs((shares - expected) / np.sqrt(expected)).max()
             print(
-                f"{title:<10} {found.sum():,} examples of {len(sizes)} tasks: chi-squared {statistic:.1f}, p {p:.3f}, largest "
+                f"{title:<10} {shares.sum():,} examples of {len(sizes)} tasks: chi-squared {statistic:.1f}, p {p:.3f}, largest "
                 f"difference {worst:.1f} standard deviations",
                 flush=True,
             )

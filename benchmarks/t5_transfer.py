@@ -102,22 +102,22 @@ def task_of(data_set: str) -> str:
 
 def records_of(data: pathlib.Path) -> dict[str, dict[str, list[dict]]]:
     """By data set and split."""
-    found = {}
+    records = {}
     for data_set, files in FILES.items():
-        found[data_set] = {
+        records[data_set] = {
             split: list(labelled(data / "eval" / file, data_set)) if (data / "eval" / file).exists() else []
             for split, file in zip(("train", "validation"), files, strict=True)
         }
-        if not found[data_set]["train"]:
-            whole = found[data_set]["validation"]
-            found[data_set] = {"train": whole[:2_400], "validation": whole[2_400:]}
-    return found
+        if not records[data_set]["train"]:
+            whole = records[data_set]["validation"]
+            records[data_set] = {"train": whole[:2_400], "validation": whole[2_400:]}
+    return records
 
 
 def write_files(work: pathlib.Path, data: pathlib.Path, pretrain_steps: int, steps: int) -> None:
     places = write_records(work, records_of(data))
-    lines = [f'{name}/Records.files = "{work}/{of}/{{split}}.jsonl"' for of, name in places.items()]
-    text = SIZES.format(work=work, places=", ".join(f'"{of}": @{name}/Records()' for of, name in places.items()))
+    lines = [f'{name}/Records.files = "{work}/{data_set}/{{split}}.jsonl"' for data_set, name in places.items()]
+    text = SIZES.format(work=work, places=", ".join(f'"{data_set}": @{name}/Records()' for data_set, name in places.items()))
     (work / "model.gin").write_text(text + "\n".join(lines) + "\n")
     (work / "pretraining.gin").write_text(PRETRAINING.format(decay=1 / (0.9 * pretrain_steps)))
     (work / "fine_tuning.gin").write_text(FINE_TUNING.format(period=steps // 4, rate=0.01))
@@ -126,8 +126,8 @@ def write_files(work: pathlib.Path, data: pathlib.Path, pretrain_steps: int, ste
     if not (work / "tasks.model").exists():
         of_tasks = (
             value
-            for of in places
-            for line in open(work / of / "train.jsonl").readlines()[:8_000]
+            for data_set in places
+            for line in open(work / data_set / "train.jsonl").readlines()[:8_000]
             for value in json.loads(line).values()
             if isinstance(value, str)
         )
@@ -164,27 +164,33 @@ def run_seed(work: pathlib.Path, seed: int, pretrain_steps: int, steps: int, way
             way, [f"--gin.INITIAL_CHECKPOINT_PATH={base}"]
         )
         more = [f"--gin.GradualUnfreezing.steps={steps // 3}"] if way == "unfreezing" else []
-        what = [f"--gin.MIXTURE_OR_TASK_NAME={task}", lengths_of(data_set)]
-        train(work, f"{way}_{seed}_{task}", steps, seed, *tuning, *what, *start, *WAYS[way], *more)
+        flags = [f"--gin.MIXTURE_OR_TASK_NAME={task}", lengths_of(data_set)]
+        train(work, f"{way}_{seed}_{task}", steps, seed, *tuning, *flags, *start, *WAYS[way], *more)
 
 
 def best_scores(folder: pathlib.Path) -> dict[str, float]:
     """Scores by part of a benchmark, each at its best step."""
     file = folder / "evals" / "infer" / "best.json"
-    found = json.loads(file.read_text()) if file.exists() else {}
-    return {f"{name} {part}": of["score"] for name, each in found.items() for part, of in each["parts"].items()}
+    report = json.loads(file.read_text()) if file.exists() else {}
+    return {
+        f"{name} {part}": part_scores["score"] for name, each in report.items() for part, part_scores in each["parts"].items()
+    }
 
 
 def scores(work: pathlib.Path, seeds: int) -> dict[str, list[dict[str, float]]]:
     """By way and seed, those of all parts that were measured."""
-    found: dict[str, list[dict[str, float]]] = {}
+    scores_by_way: dict[str, list[dict[str, float]]] = {}
     for way in (*WAYS, "mixture"):
         for seed in range(seeds):
-            folders = [work / f"mixture_{seed}"] if way == "mixture" else [work / f"{way}_{seed}_{task_of(of)}" for of in FILES]
+            folders = (
+                [work / f"mixture_{seed}"]
+                if way == "mixture"
+                else [work / f"{way}_{seed}_{task_of(data_set)}" for data_set in FILES]
+            )
             of_seed = {key: score for folder in folders for key, score in best_scores(folder).items()}
             if len(of_seed) == len(FILES):
-                found.setdefault(way, []).append({**of_seed, "average": statistics.mean(of_seed.values())})
-    return found
+                scores_by_way.setdefault(way, []).append({**of_seed, "average": statistics.mean(of_seed.values())})
+    return scores_by_way
 
 
 def shown(values: list[float]) -> str:
@@ -192,25 +198,30 @@ def shown(values: list[float]) -> str:
     return f"{statistics.mean(values):.1f}{deviation}"
 
 
-def table(found: dict[str, list[dict[str, float]]]) -> str:
-    lines = ["| | " + " | ".join(f"{way} ({len(of)})" for way, of in found.items()) + " |", "|---" * (len(found) + 1) + "|"]
-    for row in next(iter(found.values()))[0]:
-        lines.append(f"| {row} | " + " | ".join(shown([of_seed[row] for of_seed in of]) for of in found.values()) + " |")
+def table(results: dict[str, list[dict[str, float]]]) -> str:
+    lines = [
+        "| | " + " | ".join(f"{way} ({len(seeds)})" for way, seeds in results.items()) + " |",
+        "|---" * (len(results) + 1) + "|",
+    ]
+    for row in next(iter(results.values()))[0]:
+        lines.append(
+            f"| {row} | " + " | ".join(shown([of_seed[row] for of_seed in seeds]) for seeds in results.values()) + " |"
+        )
     return "\n".join(lines)
 
 
-def plot(found: dict[str, list[dict[str, float]]], path: pathlib.Path) -> None:
+def plot(results: dict[str, list[dict[str, float]]], path: pathlib.Path) -> None:
     import matplotlib
 
     matplotlib.use("agg")
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(9, 4), layout="constrained")
-    names = list(next(iter(found.values()))[0])
-    for number, (way, of) in enumerate(found.items()):
-        at = [position + 0.13 * (number - len(found) / 2) for position in range(len(names))]
-        means = [statistics.mean(each[name] for each in of) for name in names]
-        deviations = [statistics.stdev(each[name] for each in of) if len(of) > 1 else 0.0 for name in names]
+    names = list(next(iter(results.values()))[0])
+    for number, (way, seeds) in enumerate(results.items()):
+        at = [position + 0.13 * (number - len(results) / 2) for position in range(len(names))]
+        means = [statistics.mean(each[name] for each in seeds) for name in names]
+        deviations = [statistics.stdev(each[name] for each in seeds) if len(seeds) > 1 else 0.0 for name in names]
         axes.errorbar(at, means, deviations, fmt="o", capsize=2, label=way)
     axes.set_xticks(range(len(names)), [name.split(" ", 1)[-1] for name in names])
     axes.set_ylabel("score")
@@ -225,11 +236,11 @@ def main() -> None:
     write_files(work, data, args.pretrain_steps, args.steps)
     for seed in range(args.seeds):
         run_seed(work, seed, args.pretrain_steps, args.steps, args.only or list(WAYS))
-        found = scores(work, args.seeds)
-        if found:
-            (work / "table.md").write_text(table(found) + "\n")
-            plot(found, work / "transfer.png")
-            print(table(found), flush=True)
+        results = scores(work, args.seeds)
+        if results:
+            (work / "table.md").write_text(table(results) + "\n")
+            plot(results, work / "transfer.png")
+            print(table(results), flush=True)
 
 
 if __name__ == "__main__":

@@ -46,9 +46,9 @@ def show_memory() -> None:
     print("| XL, GiB a chip | arguments | temporaries | peak | parameters that learn |\n|---|---|---|---|---|")
     for optimizer in ("Adafactor", "AdamW"):
         for way in WAYS:
-            found = memory(way, optimizer)
-            sizes = [found["bytes_per_device"][name] / 2**30 for name in ("arguments", "temporaries", "peak")]
-            learn = found["num_parameters"] - (0 if way == "all" else BASE)
+            report = memory(way, optimizer)
+            sizes = [report["bytes_per_device"][name] / 2**30 for name in ("arguments", "temporaries", "peak")]
+            learn = report["num_parameters"] - (0 if way == "all" else BASE)
             cells = " | ".join(f"{size:.2f}" for size in sizes)
             print(f"| {way}, {optimizer} | {cells} | {learn:,}{' and norms' if way == 'adapters' else ''} |", flush=True)
 

@@ -110,11 +110,11 @@ def run(*argv: str, environment: dict | None = None) -> Done:
 
 def call(function, *args):
     """What a function of a test module returns in another process."""
-    ours, theirs = _server.Pipe(duplex=False)
-    process = _server.Process(target=_call, args=(theirs, function, args))
+    receiver, sender = _server.Pipe(duplex=False)
+    process = _server.Process(target=_call, args=(sender, function, args))
     process.start()
-    theirs.close()
-    result = ours.recv()
+    sender.close()
+    result = receiver.recv()
     process.join()
     return result
 
@@ -126,15 +126,15 @@ def call_two(function, *args) -> list:
         address = f"localhost:{free.getsockname()[1]}"
     pipes, processes = [], []
     for index in range(2):
-        ours, theirs = _server.Pipe(duplex=False)
-        processes.append(_server.Process(target=_call_joined, args=(theirs, address, index, function, args)))
+        receiver, sender = _server.Pipe(duplex=False)
+        processes.append(_server.Process(target=_call_joined, args=(sender, address, index, function, args)))
         processes[-1].start()
-        theirs.close()
-        pipes.append(ours)
-    found = [pipe.recv() for pipe in pipes]
+        sender.close()
+        pipes.append(receiver)
+    values = [pipe.recv() for pipe in pipes]
     for process in processes:
         process.join()
-    return found
+    return values
 
 
 def _call_joined(pipe, address: str, index: int, function, args) -> None:

@@ -241,9 +241,9 @@ def save(kind: str, directory: pathlib.Path):
     import transformers
 
     directory.mkdir(parents=True)
-    made = MODELS[kind]
-    tokenizer = made.tokenizer(directory)()
-    config = made.config(tokenizer, -(-len(tokenizer) // 8) * 8)
+    entry = MODELS[kind]
+    tokenizer = entry.tokenizer(directory)()
+    config = entry.config(tokenizer, -(-len(tokenizer) // 8) * 8)
     auto = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModelForCausalLM
     torch.manual_seed(0)
     model = auto.from_config(config, attn_implementation="eager").eval()

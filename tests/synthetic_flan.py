@@ -10,24 +10,24 @@ def _pair(first, second):
 def _named(r):
     """A sentence with capitals and marks, as the sets of text formatting take apart."""
     name = r.word().capitalize()
-    return f'{r.words().capitalize()}, "{r.words()}" {name}; {r.words()}: {r.words()}{r.one_of([".", "?", "!"])}'
+    return f'{r.phrase().capitalize()}, "{r.phrase()}" {name}; {r.phrase()}: {r.phrase()}{r.one_of([".", "?", "!"])}'
 
 
 def _fact(r):
-    return [r.words(1, 3).capitalize(), r.word().upper(), r.words(1, 3)]
+    return [r.phrase(1, 3).capitalize(), r.word().upper(), r.phrase(1, 3)]
 
 
-def _said(r):
+def _quotation(r):
     return {"key": str(r.number(1, 999)), "value": r.sentence()}
 
 
 def _answers(r, least=1, most=3):
-    texts = r.many(lambda: r.words(1, 4), least, most)
+    texts = r.many(lambda: r.phrase(1, 4), least, most)
     return {"text": texts, "answer_start": [r.number(0, 200) for _ in texts]}
 
 
 def _choices(r, count=4, letters="ABCDE"):
-    return {"text": [f"{r.words()} {number}" for number in range(count)], "label": list(letters[:count])}
+    return {"text": [f"{r.phrase()} {number}" for number in range(count)], "label": list(letters[:count])}
 
 
 def _multiple_choice(r, field, letters="ABCDE", count=4):
@@ -40,32 +40,32 @@ def _multiple_choice(r, field, letters="ABCDE", count=4):
 
 
 def _quac(r):
-    questions = r.many(lambda: r.words(3, 8) + "?", 1, 6)
+    questions = r.many(lambda: r.phrase(3, 8) + "?", 1, 6)
     texts = [["CANNOTANSWER"] if r.number(0, 3) == 0 else r.many(r.sentence, 1, 3) for _ in questions]
     return {
-        "dialogue_id": r.word(), "wikipedia_page_title": r.words(), "background": r.text(2), "section_title": r.words(),
+        "dialogue_id": r.word(), "wikipedia_page_title": r.phrase(), "background": r.text(2), "section_title": r.phrase(),
         "context": r.text(8) + " CANNOTANSWER", "questions": questions,
-        "answers": {"texts": texts, "answer_starts": [[0 for _ in found] for found in texts]},
-        "orig_answers": {"texts": [found[0] for found in texts], "answer_starts": [0 for _ in texts]},
+        "answers": {"texts": texts, "answer_starts": [[0 for _ in answer_texts] for answer_texts in texts]},
+        "orig_answers": {"texts": [answer_texts[0] for answer_texts in texts], "answer_starts": [0 for _ in texts]},
     }  # fmt: skip
 
 
 def _coqa(r):
-    questions = r.many(lambda: r.words(3, 8) + "?", 1, 6)
+    questions = r.many(lambda: r.phrase(3, 8) + "?", 1, 6)
     return {
         "source": r.word(), "story": r.text(8), "questions": questions,
         "answers": {
-            "input_text": [r.words(1, 4) for _ in questions],
+            "input_text": [r.phrase(1, 4) for _ in questions],
             "answer_start": [0 for _ in questions], "answer_end": [5 for _ in questions],
         },
     }  # fmt: skip
 
 
 def _record(r):
-    entities = sorted({r.words(1, 2).title() for _ in range(r.number(3, 8))})
+    entities = sorted({r.phrase(1, 2).title() for _ in range(r.number(3, 8))})
     return {
         "passage": f"{r.text(6)}\n@highlight\n{r.sentence()}\n@highlight\n{r.sentence()}",
-        "query": f"{r.words(2, 4).capitalize()} @placeholder {r.words(2, 5)}.",
+        "query": f"{r.phrase(2, 4).capitalize()} @placeholder {r.phrase(2, 5)}.",
         "entities": [*entities, r.one_of(entities)],  # one comes twice
         "answers": [r.one_of(entities)],
     }  # fmt: skip
@@ -75,24 +75,24 @@ def _dpr(r):
     first, second = "the " + r.word() + "s", "a " + r.word() + "m"
     pronoun = r.one_of(["it", "he", "she", "they"])
     return {
-        "sentence": f"{first.capitalize()} {r.word()} {second} because {pronoun} {r.words()}.",
+        "sentence": f"{first.capitalize()} {r.word()} {second} because {pronoun} {r.phrase()}.",
         "pronoun": pronoun, "candidates": [first, second], "label": r.number(0, 1),
     }  # fmt: skip
 
 
 OF_FLAN = {
-    "aeslc": lambda r: {"email_body": r.text(5), "subject_line": r.words()},
-    "newsroom": lambda r: {"title": r.words(4, 8).capitalize(), "text": r.text(15), "summary": r.text(1)},
+    "aeslc": lambda r: {"email_body": r.text(5), "subject_line": r.phrase()},
+    "newsroom": lambda r: {"title": r.phrase(4, 8).capitalize(), "text": r.text(15), "summary": r.text(1)},
     "ag_news_subset": lambda r: {
-        "title": r.words(4, 8).capitalize(), "description": r.text(2), "label": r.number(0, 3),
+        "title": r.phrase(4, 8).capitalize(), "description": r.text(2), "label": r.number(0, 3),
     },
     "opinion_abstracts/rotten_tomatoes": lambda r: {
-        "movie_name": r.words(1, 3).title(), "movie_id": r.word(),
-        "critics": r.many(lambda: _said(r), 3, 15), "critic_consensus": r.sentence(),
+        "movie_name": r.phrase(1, 3).title(), "movie_id": r.word(),
+        "critics": r.many(lambda: _quotation(r), 3, 15), "critic_consensus": r.sentence(),
     },
     "opinion_abstracts/idebate": lambda r: {
-        "debate_name": "This house would " + r.words(), "debate_id": str(r.number(1, 999)),
-        "argument_sentences": r.many(lambda: _said(r), 2, 6),
+        "debate_name": "This house would " + r.phrase(), "debate_id": str(r.number(1, 999)),
+        "argument_sentences": r.many(lambda: _quotation(r), 2, 6),
         "claim": r.sentence(), "claim_id": str(r.number(1, 9)),
     },
     "gem/wiki_lingua_english_en": lambda r: {
@@ -104,7 +104,7 @@ OF_FLAN = {
     },
     "gem/e2e_nlg": lambda r: {
         "meaning_representation": ", ".join(
-            f"{name}[{r.words(1, 3)}]" for name in ["name", "eatType", "food", "area"][: r.number(2, 4)]
+            f"{name}[{r.phrase(1, 3)}]" for name in ["name", "eatType", "food", "area"][: r.number(2, 4)]
         ),
         "target": r.text(2), "references": [r.text(2)],
     },
@@ -126,27 +126,27 @@ OF_FLAN = {
     "wmt16/ro-en": _pair("ro", "en"),
     "wmt16/ru-en": _pair("ru", "en"),
     "squad": lambda r: {
-        "id": r.word(), "title": r.words().replace(" ", "_"), "context": r.text(6), "question": r.words(4, 9) + "?",
+        "id": r.word(), "title": r.phrase().replace(" ", "_"), "context": r.text(6), "question": r.phrase(4, 9) + "?",
         "answers": _answers(r),
     },
     "squad_v2": lambda r: {
-        "id": r.word(), "title": r.words().replace(" ", "_"), "context": r.text(6), "question": r.words(4, 9) + "?",
+        "id": r.word(), "title": r.phrase().replace(" ", "_"), "context": r.text(6), "question": r.phrase(4, 9) + "?",
         "answers": _answers(r) if r.number(0, 1) else {"text": [], "answer_start": []},
     },
     "drop": lambda r: {
-        "section_id": r.word(), "query_id": r.word(), "passage": r.text(6), "question": r.words(4, 9) + "?",
-        "answers_spans": {"spans": r.many(lambda: r.one_of([r.words(1, 3), str(r.number(0, 99))]), 1, 3)},
+        "section_id": r.word(), "query_id": r.word(), "passage": r.text(6), "question": r.phrase(4, 9) + "?",
+        "answers_spans": {"spans": r.many(lambda: r.one_of([r.phrase(1, 3), str(r.number(0, 99))]), 1, 3)},
     },
     "super_glue/multirc": lambda r: {
-        "paragraph": r.text(6), "question": r.words(4, 9) + "?", "answer": r.words(1, 5), "label": r.number(0, 1),
+        "paragraph": r.text(6), "question": r.phrase(4, 9) + "?", "answer": r.phrase(1, 5), "label": r.number(0, 1),
     },
     "openbookqa/main": lambda r: _multiple_choice(r, "question_stem", "ABCD"),
-    "super_glue/boolq": lambda r: {"question": r.words(4, 9), "passage": r.text(5), "label": r.number(0, 1)},
+    "super_glue/boolq": lambda r: {"question": r.phrase(4, 9), "passage": r.text(5), "label": r.number(0, 1)},
     "trivia_qa/unfiltered": lambda r: {
-        "question": r.words(4, 9) + "?", "question_id": r.word(),
-        "answer": {"value": r.words(1, 3), "aliases": r.many(r.words, 0, 4), "type": "FreeForm"},
+        "question": r.phrase(4, 9) + "?", "question_id": r.word(),
+        "answer": {"value": r.phrase(1, 3), "aliases": r.many(r.phrase, 0, 4), "type": "FreeForm"},
     },
-    "nq_open": lambda r: {"question": r.words(4, 9), "answer": r.many(lambda: r.words(1, 3), 1, 3)},
+    "nq_open": lambda r: {"question": r.phrase(4, 9), "answer": r.many(lambda: r.phrase(1, 3), 1, 3)},
     "ai2_arc/ARC-Challenge": lambda r: _multiple_choice(r, "question", r.one_of(["ABCDE", "12345"]), r.number(3, 5)),
     "ai2_arc/ARC-Easy": lambda r: _multiple_choice(r, "question", r.one_of(["ABCDE", "12345"]), r.number(3, 5)),
     "quac": _quac,
@@ -159,7 +159,7 @@ OF_FLAN = {
     "glue/cola": lambda r: {"sentence": r.sentence(), "label": r.number(0, 1)},
     "glue/mnli": lambda r: {"premise": r.text(2), "hypothesis": r.sentence(), "label": r.number(0, 2)},
     "glue/qnli": lambda r: {
-        "question": r.words(4, 9).capitalize() + "?", "sentence": r.sentence(), "label": r.number(0, 1),
+        "question": r.phrase(4, 9).capitalize() + "?", "sentence": r.sentence(), "label": r.number(0, 1),
     },
     "super_glue/axg": lambda r: entailment(r, 2),
     **{
@@ -173,11 +173,11 @@ OF_FLAN = {
         "sentence1": r.sentence(), "sentence2": r.sentence(), "label": r.number(0, 5000) / 1000,
     },
     "sentiment140": lambda r: {
-        "text": r.words(3, 16), "date": r.words(3, 3), "user": r.word(), "sentiment": r.one_of([0, 2, 4]),
+        "text": r.phrase(3, 16), "date": r.phrase(3, 3), "user": r.word(), "sentiment": r.one_of([0, 2, 4]),
         "query": "NO_QUERY",
     },
     "yelp_polarity": lambda r: {"text": r.text(7), "label": r.number(0, 1)},
-    "glue/sst2": lambda r: {"sentence": r.words(2, 14), "label": r.number(0, 1)},
+    "glue/sst2": lambda r: {"sentence": r.phrase(2, 14), "label": r.number(0, 1)},
     "definite_pronoun_resolution": _dpr,
 }  # fmt: skip
 

@@ -45,11 +45,11 @@ class Words:
     def word(self) -> str:
         return "".join(self._random.choice(_SYLLABLES) for _ in range(self._random.randint(1, 3)))
 
-    def words(self, least: int = 2, most: int = 5) -> str:
+    def phrase(self, least: int = 2, most: int = 5) -> str:
         return " ".join(self.word() for _ in range(self._random.randint(least, most)))
 
     def sentence(self) -> str:
-        return self.words(5, 14).capitalize() + "."
+        return self.phrase(5, 14).capitalize() + "."
 
     def text(self, sentences: int = 4) -> str:
         return " ".join(self.sentence() for _ in range(sentences))
@@ -66,12 +66,12 @@ class Words:
 
 
 def question(r):
-    return r.words(5, 10).capitalize() + "?"
+    return r.phrase(5, 10).capitalize() + "?"
 
 
 def option(r):
     """Long enough to be no other."""
-    return r.words(3, 6)
+    return r.phrase(3, 6)
 
 
 def options(r, count):
@@ -96,10 +96,10 @@ def summarized(r):
 
 def answered(r):
     """A question whose answer stands in its passage."""
-    before, answer = r.text(2), r.words(1, 4)
-    context = f"{before} {r.words().capitalize()} {answer} {r.words()}. {r.text(2)}"
+    before, answer = r.text(2), r.phrase(1, 4)
+    context = f"{before} {r.phrase().capitalize()} {answer} {r.phrase()}. {r.text(2)}"
     answers = {"text": [answer], "answer_start": [context.index(answer, len(before))]}
-    return {"title": r.words(1, 3).capitalize(), "context": context, "question": question(r), "answers": answers}
+    return {"title": r.phrase(1, 3).capitalize(), "context": context, "question": question(r), "answers": answers}
 
 
 def adversarial(r):
@@ -108,15 +108,15 @@ def adversarial(r):
 
 def about_plot(r):
     """One question in four has no answer."""
-    answers = r.many(r.words, 1, 3) if r.number(1, 4) > 1 else []
-    title, plot = r.words(1, 4).capitalize(), r.text(5)
+    answers = r.many(r.phrase, 1, 3) if r.number(1, 4) > 1 else []
+    title, plot = r.phrase(1, 4).capitalize(), r.text(5)
     return {"title": title, "plot": plot, "question": question(r), "answers": answers, "no_answer": not answers}
 
 
 def turns(r):
     """What two say to each other."""
-    one, other = r.word().capitalize(), r.word().capitalize()
-    return [f"{who}: {r.sentence()}" for who in [one, other, one, other][: r.number(2, 4)]]
+    first, other = r.word().capitalize(), r.word().capitalize()
+    return [f"{who}: {r.sentence()}" for who in [first, other, first, other][: r.number(2, 4)]]
 
 
 def disturbed_process(r):
@@ -124,7 +124,7 @@ def disturbed_process(r):
     kind = r.one_of(["INPARA_EFFECT", "EXOGENOUS_EFFECT", "OUTOFPARA_DISTRACTOR"])
     effect = 2 if kind == "OUTOFPARA_DISTRACTOR" else r.number(0, 1)
     return {
-        "question_stem": f"suppose {r.words()} happens, how will it affect {r.words()}.",
+        "question_stem": f"suppose {r.phrase()} happens, how will it affect {r.phrase()}.",
         "question_para_step": r.many(r.sentence, 3, 5) + r.one_of([[], [""]]),
         "answer_label": ["more", "less", "no_effect"][effect],
         "answer_label_as_choice": "ABC"[effect],
@@ -134,23 +134,23 @@ def disturbed_process(r):
 
 
 def biography(r):
-    name = r.words(2, 3)
-    headers, content = ["name", "birth_date", f"{r.word()}_{r.word()}", "article_title"], [name, r.words(), r.words(), name]
+    name = r.phrase(2, 3)
+    headers, content = ["name", "birth_date", f"{r.word()}_{r.word()}", "article_title"], [name, r.phrase(), r.phrase(), name]
     table = {"column_header": headers, "row_number": [1] * 4, "content": content}
     return {"input_text": {"table": table, "context": name}, "target_text": r.text(3)}
 
 
 def activity(r):
-    before, start = r.sentence(), r.words(1, 3)
+    before, start = r.sentence(), r.phrase(1, 3)
     whole = {"ctx_a": before, "ctx_b": start, "ctx": f"{before} {start}"}
-    return {"activity_label": r.words(1, 3).capitalize(), **whole, "endings": options(r, 4), "label": str(r.number(0, 3))}
+    return {"activity_label": r.phrase(1, 3).capitalize(), **whole, "endings": options(r, 4), "label": str(r.number(0, 3))}
 
 
 def pronoun(r):
-    name, it = r.words(1, 2).capitalize(), r.one_of(["he", "she", "it", "they", "them"])
-    before = f"{name} {r.words(3, 8)}"
+    name, it = r.phrase(1, 2).capitalize(), r.one_of(["he", "she", "it", "they", "them"])
+    before = f"{name} {r.phrase(3, 8)}"
     spans = {"span1_index": 0, "span1_text": name, "span2_index": len(before.split()), "span2_text": it}
-    return {"text": f"{before} {it} {r.words(3, 8)}.", **spans, "label": r.number(0, 1)}
+    return {"text": f"{before} {it} {r.phrase(3, 8)}.", **spans, "label": r.number(0, 1)}
 
 
 TREC = [(0, 1), (2, 23), (24, 27), (28, 31), (32, 36), (37, 49)]  # the fine labels, first and last, of each coarse one
@@ -159,9 +159,9 @@ SETS = {
     "glue/mrpc": paraphrase,
     "glue/qqp": lambda r: {"question1": question(r), "question2": question(r), "label": r.number(0, 1)},
     "paws/labeled_final": paraphrase,
-    "kilt_tasks/hotpotqa": lambda r: {"input": question(r), "output": r.many(lambda: {"answer": r.words(1, 4)}, 1, 2)},
+    "kilt_tasks/hotpotqa": lambda r: {"input": question(r), "output": r.many(lambda: {"answer": r.phrase(1, 4)}, 1, 2)},
     "wiki_qa": lambda r: {
-        "question": r.words(5, 10), "document_title": r.words(1, 3).capitalize(), "answer": r.sentence(),
+        "question": r.phrase(5, 10), "document_title": r.phrase(1, 3).capitalize(), "answer": r.sentence(),
         "label": r.number(0, 1),
     },
     "adversarial_qa/dbidaf": adversarial,
@@ -170,7 +170,7 @@ SETS = {
     "duorc/SelfRC": about_plot,
     "duorc/ParaphraseRC": about_plot,
     "ropes": lambda r: {
-        "background": r.text(4), "situation": r.text(3), "question": question(r), "answers": {"text": [r.words(1, 3)]},
+        "background": r.text(4), "situation": r.text(3), "question": question(r), "answers": {"text": [r.phrase(1, 3)]},
     },
     "quoref": answered,
     "cos_e/v1.11": lambda r: {
@@ -206,17 +206,17 @@ SETS = {
         "context": r.sentence(), "question": question(r), **{f"answer{x}": option(r) for x in "ABC"}, "label": r.one_of("123"),
     },
     "wiki_hop/original": lambda r: {
-        "question": f"{r.word()}_{r.word()} {r.words(1, 3)}", "candidates": (choices := options(r, r.number(2, 8))),
+        "question": f"{r.word()}_{r.word()} {r.phrase(1, 3)}", "candidates": (choices := options(r, r.number(2, 8))),
         "answer": r.one_of(choices), "supports": r.many(lambda: r.text(2), 2, 4),
     },
     "wiqa": disturbed_process,
-    "amazon_polarity": lambda r: {"title": r.words(), "content": r.text(3), "label": r.number(0, 1)},
+    "amazon_polarity": lambda r: {"title": r.phrase(), "content": r.text(3), "label": r.number(0, 1)},
     "app_reviews": lambda r: {"package_name": f"com.{r.word()}.{r.word()}", "review": r.text(2), "star": r.number(1, 5)},
     "imdb": lambda r: labelled(r, 2),
     "rotten_tomatoes": lambda r: labelled(r, 2),
     "yelp_review_full": lambda r: labelled(r, 5),
     "common_gen": lambda r: {
-        "concepts": (concepts := r.many(r.word, 3, 5)), "target": f"{r.words().capitalize()} {' '.join(concepts)} {r.words()}.",
+        "concepts": (concepts := r.many(r.word, 3, 5)), "target": f"{r.phrase().capitalize()} {' '.join(concepts)} {r.phrase()}.",
     },
     "wiki_bio": biography,
     "cnn_dailymail/3.0.0": lambda r: {"article": r.text(6), "highlights": "\n".join(r.many(r.sentence, 2, 3))},
@@ -227,7 +227,7 @@ SETS = {
     "samsum": lambda r: {"dialogue": "\r\n".join(turns(r)), "summary": r.sentence()},
     "xsum": summarized,
     "ag_news": lambda r: labelled(r, 4),
-    "dbpedia_14": lambda r: {"label": r.number(0, 13), "title": r.words(1, 3).capitalize(), "content": r.text(2)},
+    "dbpedia_14": lambda r: {"label": r.number(0, 13), "title": r.phrase(1, 3).capitalize(), "content": r.text(2)},
     "trec": lambda r: {
         "coarse_label": (coarse := r.number(0, 5)), "fine_label": r.number(*TREC[coarse]), "text": question(r),
     },
@@ -245,11 +245,11 @@ SETS = {
     "super_glue/rte": lambda r: entailment(r, 2),
     "super_glue/wsc.fixed": pronoun,
     "winogrande/winogrande_xl": lambda r: {
-        "sentence": f"{r.words(4, 8).capitalize()} _ {r.words(2, 5)}.", "option1": option(r), "option2": option(r),
+        "sentence": f"{r.phrase(4, 8).capitalize()} _ {r.phrase(2, 5)}.", "option1": option(r), "option2": option(r),
         "answer": r.one_of("12"),
     },
     "super_glue/wic": lambda r: {
-        "word": (word := r.word()), **{f"sentence{i}": f"{r.words().capitalize()} {word} {r.words()}." for i in (1, 2)},
+        "word": (word := r.word()), **{f"sentence{i}": f"{r.phrase().capitalize()} {word} {r.phrase()}." for i in (1, 2)},
         "label": r.number(0, 1),
     },
 }  # fmt: skip
@@ -267,12 +267,12 @@ def write_all(folder: pathlib.Path, count: int) -> str:
     """
     for entry in filter(lambda data_set: data_set.has_templates, DATA_SETS.values()):
         for split in entry.splits if isinstance(entry.splits, tuple) else entry.splits.values():
-            made = records(entry.source_name, count, first=0 if split.startswith("train") else 1_000)
-            write_lines(folder / entry.source_name / f"{split}.jsonl", made)
+            rows = records(entry.source_name, count, first=0 if split.startswith("train") else 1_000)
+            write_lines(folder / entry.source_name / f"{split}.jsonl", rows)
     return str(folder / "{dataset}" / "{split}.jsonl")
 
 
-def write_lines(file: pathlib.Path, made: list[dict]) -> None:
+def write_lines(file: pathlib.Path, rows: list[dict]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     with gzip.open(file, "wt") if file.suffix == ".gz" else open(file, "w") as out:
-        out.writelines(json.dumps(record) + "\n" for record in made)
+        out.writelines(json.dumps(record) + "\n" for record in rows)

@@ -48,10 +48,10 @@ def test_a_base_model_is_what_it_was(network):
     """With the same seed it has the same parameters under the same names, and gives the same logits."""
     base, model = models(network, lora=Lora(ALL, rank=3), adapter=Adapter(size=5))
     before, params = base.init(jax.random.key(1)), model.init(jax.random.key(1))
-    there, now = flat_names(before), flat_names(params)
+    expected, now = flat_names(before), flat_names(params)
     added = peft_names(params, model.config.network)
-    assert added == now.keys() - there.keys() and {name.split("/")[-1] for name in added} == {"up", "down"}
-    for name, x in there.items():
+    assert added == now.keys() - expected.keys() and {name.split("/")[-1] for name in added} == {"up", "down"}
+    for name, x in expected.items():
         np.testing.assert_array_equal(now[name], x)
     batch = random_batch(network)
     np.testing.assert_array_equal(model.logits(params, batch), base.logits(before, batch))
@@ -78,11 +78,11 @@ def test_lora_is_what_its_paper_says(network):
     expected = base.logits(merged, batch)
     np.testing.assert_allclose(model.logits(params, batch), expected, rtol=2e-4, atol=2e-4 * float(jnp.abs(expected).max()))
     prompt = jnp.asarray(np.random.default_rng(0).integers(1, 64, (2, 5)))
-    (one, state), (two, of_base) = model.prefill(params, prompt, 4), base.prefill(merged, prompt, 4)
+    (first, state), (two, of_base) = model.prefill(params, prompt, 4), base.prefill(merged, prompt, 4)
     for _ in range(3):
-        np.testing.assert_allclose(one, two, rtol=2e-4, atol=2e-4 * float(jnp.abs(two).max()))
+        np.testing.assert_allclose(first, two, rtol=2e-4, atol=2e-4 * float(jnp.abs(two).max()))
         token = jnp.argmax(two, axis=-1)
-        one, state = model.decode_step(params)(state, token)
+        first, state = model.decode_step(params)(state, token)
         two, of_base = base.decode_step(merged)(of_base, token)
 
 
@@ -251,11 +251,11 @@ def test_a_run_starts_from_a_base_trains_what_was_added_and_goes_on(added, rate,
     assert moved == {name for name in after if trainable.fullmatch(name)} and after.keys() > before.keys()
     assert run.generate(["a"], max_tokens=2) and main(["eval", f"--model_dir={whole}"]) == 0
 
-    text, words = ["a text"], ["of words"]
+    text, texts = ["a text"], ["of words"]
     run.save_adapter(str(tmp_path / "alone"))
     for directory in (whole, str(tmp_path / "alone")):
         on_top = of_base.with_adapter(directory)
-        assert on_top.score(text, words) == run.score(text, words)
+        assert on_top.score(text, texts) == run.score(text, texts)
         own = flat_names(on_top.params)
         shared = {name for name, x in before.items() if own[name] is x}
         assert shared == {name for name in before if not trainable.fullmatch(name)}
@@ -369,9 +369,9 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("what", MISTAKES)
-def test_mistakes_are_said_in_a_sentence(what):
-    lines, sentence = MISTAKES[what]
+@pytest.mark.parametrize("case", MISTAKES)
+def test_mistakes_are_said_in_a_sentence(case):
+    lines, sentence = MISTAKES[case]
     with pytest.raises(UserError, match=sentence):
         t5x_lab.from_gin(["models/t5_1_1/tiny.gin"], [*LOUD, *lines])
 
@@ -387,7 +387,7 @@ def test_lora_goes_to_and_comes_from_peft(kind, tmp_path):
     sizes = dict(vocab_size=96, num_layers=2, num_heads=4)
     if kind == "t5":
         config = transformers.T5Config(d_model=16, d_kv=8, d_ff=24, feed_forward_proj="gated-gelu", **sizes)
-        theirs, targets = transformers.T5ForConditionalGeneration(config), ["q", "v", "o", "wi_0", "wo"]
+        hf_model, targets = transformers.T5ForConditionalGeneration(config), ["q", "v", "o", "wi_0", "wo"]
     else:
         config = transformers.LlamaConfig(
             vocab_size=96,
@@ -397,10 +397,10 @@ def test_lora_goes_to_and_comes_from_peft(kind, tmp_path):
             num_attention_heads=4,
             num_key_value_heads=2,
         )
-        theirs, targets = transformers.LlamaForCausalLM(config), ["q_proj", "k_proj", "o_proj", "down_proj"]
-    theirs.save_pretrained(tmp_path / "base")
+        hf_model, targets = transformers.LlamaForCausalLM(config), ["q_proj", "k_proj", "o_proj", "down_proj"]
+    hf_model.save_pretrained(tmp_path / "base")
     lora = peft.LoraConfig(r=3, lora_alpha=5, target_modules=targets, init_lora_weights=False)
-    with_lora = peft.get_peft_model(theirs, lora).eval()
+    with_lora = peft.get_peft_model(hf_model, lora).eval()
     with_lora.save_pretrained(tmp_path / "theirs")
     ids = np.random.default_rng(0).integers(1, 96, (2, 6))
 
@@ -409,7 +409,7 @@ def test_lora_goes_to_and_comes_from_peft(kind, tmp_path):
         with torch.no_grad():
             return model(input_ids=torch.tensor(ids), **more).logits.numpy()
 
-    def ours(run):
+    def logits_of_run(run):
         if kind == "t5":
             return run.logits(encoder_input_tokens=ids, decoder_input_tokens=ids[:, :4])
         return run.logits(decoder_input_tokens=ids)
@@ -417,16 +417,16 @@ def test_lora_goes_to_and_comes_from_peft(kind, tmp_path):
     base = t5x_lab.load(str(tmp_path / "base"), dtype="float32")
     run = base.with_peft(str(tmp_path / "theirs"))
     expected = logits_of(with_lora)
-    np.testing.assert_allclose(ours(run), expected, rtol=1e-4, atol=2e-5)
-    assert np.abs(ours(base) - expected).max() > 1e-2
+    np.testing.assert_allclose(logits_of_run(run), expected, rtol=1e-4, atol=2e-5)
+    assert np.abs(logits_of_run(base) - expected).max() > 1e-2
     before = flat_names(base.params)
     assert all(before[name] is x for name, x in flat_names(run.params).items() if name in before)
 
     run.save_peft(str(tmp_path / "ours"))
-    fresh = type(theirs).from_pretrained(tmp_path / "base")
+    fresh = type(hf_model).from_pretrained(tmp_path / "base")
     np.testing.assert_allclose(logits_of(peft.PeftModel.from_pretrained(fresh, tmp_path / "ours").eval()), expected, atol=1e-5)
-    np.testing.assert_array_equal(ours(base.with_peft(str(tmp_path / "ours"))), ours(run))
-    np.testing.assert_allclose(ours(run.merged()), expected, rtol=1e-4, atol=2e-5)
+    np.testing.assert_array_equal(logits_of_run(base.with_peft(str(tmp_path / "ours"))), logits_of_run(run))
+    np.testing.assert_allclose(logits_of_run(run.merged()), expected, rtol=1e-4, atol=2e-5)
 
     settings = json.loads((tmp_path / "theirs" / "adapter_config.json").read_text())
     for name, value in (("use_dora", True), ("init_lora_weights", "pissa")):  # the latter changes the base's weights

@@ -70,8 +70,8 @@ def test_a_trained_run_answers_in_python(trained):
 
     run.save("copy")
     again = t5x_lab.load("copy")
-    asked = ["cat is an", "cat is an"], [" animal", " color"]  # the same rows: one row alone is summed in another order
-    np.testing.assert_array_equal(again.score(*asked), [right, wrong])
+    questions = ["cat is an", "cat is an"], [" animal", " color"]  # the same rows: one row alone is summed in another order
+    np.testing.assert_array_equal(again.score(*questions), [right, wrong])
 
 
 def _leaves(tree):

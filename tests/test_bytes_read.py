@@ -84,7 +84,7 @@ def shares_read(directory: str, mesh: MeshShape) -> dict[str, float]:
         shares[name] = (bytes_read() - before) / needs
         return result
 
-    load = lambda of=sharded, **rules: load_params(place, of.abstract_params, of.model.axes, **rules)
+    load = lambda target=sharded, **rules: load_params(place, target.abstract_params, target.model.axes, **rules)
     params_size, rest_size = size(path / "params"), size(path / "rest")
     checkpoints = Checkpoints(directory)
     restore = lambda: checkpoints.restore(3, training.abstract_state, None)
@@ -98,9 +98,9 @@ def shares_read(directory: str, mesh: MeshShape) -> dict[str, float]:
     carried = measure("carry", lambda: carry_over(place, *args), rest_size)
     gathered = jax.jit(lambda tree: tree, out_shardings=sharded.replicated)
     on_host = lambda tree: named_leaves(jax.device_get(gathered(tree)))
-    ours, theirs = on_host(backwards), on_host(params)
-    for name, x in ours.items():
-        np.testing.assert_array_equal(x, theirs[name][::-1] if "/layers/" in name else theirs[name])
+    actual, expected = on_host(backwards), on_host(params)
+    for name, x in actual.items():
+        np.testing.assert_array_equal(x, expected[name][::-1] if "/layers/" in name else expected[name])
     jax.tree.map(np.testing.assert_array_equal, on_host(carried.opt_state), on_host(state.opt_state))
     return shares
 
@@ -171,11 +171,11 @@ def test_what_no_other_process_has_is_not_copied(monkeypatch):
     }
     pointers = lambda array: [shard.data.unsafe_buffer_pointer() for shard in array.addressable_shards]
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    found = read_together(arrays, lambda split: split)
-    assert pointers(found["split"]) == pointers(arrays["split"])
+    result = read_together(arrays, lambda split: split)
+    assert pointers(result["split"]) == pointers(arrays["split"])
     before = pointers(arrays["split"])
-    kept = read_each(arrays, lambda name, leaf: leaf)
-    assert pointers(kept["split"]) == before and kept["copied"].sharding == arrays["copied"].sharding
+    own_arrays = read_each(arrays, lambda name, leaf: leaf)
+    assert pointers(own_arrays["split"]) == before and own_arrays["copied"].sharding == arrays["copied"].sharding
     read_each(arrays, lambda name, leaf: leaf + 1)
     assert all(array.is_deleted() for array in arrays.values())
 
@@ -188,8 +188,10 @@ def test_what_is_read_by_rules_is_verified_too(config):
     load_params(find("run"), sharded.abstract_params, sharded.model.axes, config)
     info = read_info(path)
     sums = {**info["checksums"], "params/decoder/layers/mlp/wo/kernel": "0" * 16}
-    kept = {key: value for key, value in info.items() if key not in ("checksums", "sha256", "format", "step", "parameters")}
-    write_info(path, make_info(info["parameters"], 3, **kept, checksums=sums))
+    without_checksums = {
+        key: value for key, value in info.items() if key not in ("checksums", "sha256", "format", "step", "parameters")
+    }
+    write_info(path, make_info(info["parameters"], 3, **without_checksums, checksums=sums))
     with pytest.raises(UserError, match="params/decoder/layers/mlp/wo/kernel differs from what was saved"):
         load_params(find("run"), sharded.abstract_params, sharded.model.axes, config)
 

@@ -106,8 +106,8 @@ def registered(tmp_path, monkeypatch):
     """Registers tasks over a source of so many lines in each file, and forgets them."""
     names = []
 
-    def register(name, sizes, steps=(), of=of_lines, make=seqio.Task):
-        task = task_of(name, of(tmp_path, name, sizes), steps, make)
+    def register(name, sizes, steps=(), source=of_lines, make=seqio.Task):
+        task = task_of(name, source(tmp_path, name, sizes), steps, make)
         seqio.TaskRegistry.add_provider(name, task)
         names.append(name)
         return task
@@ -132,9 +132,9 @@ def batches(name, number=3, **options):
     return [*trained, *(batch for part in tasks.components for batch in EvalBatches(tasks, part, config, num_batches=3))]
 
 
-def assert_equal(ours, theirs):
-    assert len(ours) == len(theirs)
-    for a, b in zip(ours, theirs, strict=True):
+def assert_equal(actual, expected):
+    assert len(actual) == len(expected)
+    for a, b in zip(actual, expected, strict=True):
         assert a.keys() == b.keys()
         for name in a:
             np.testing.assert_array_equal(a[name], b[name])
@@ -190,7 +190,7 @@ def test_every_source_is_read_as_it_would_be_without_a_cache(kind, sizes, shards
     if shards == "many":
         set_max_separate_tasks(monkeypatch, 0)
     make = ReadInItsOwnWay if shards == "own" else seqio.Task
-    cached(registered("text", sizes, of=KINDS[kind], make=make), tmp_path / "caches")
+    cached(registered("text", sizes, source=KINDS[kind], make=make), tmp_path / "caches")
     shards = shards if isinstance(shards, int) else 2
     on_the_fly = batches("text", shards=shards, number=8)
     assert_equal(batches("text", shards=shards, number=8, use_cached=True, cache_dirs=(str(tmp_path / "caches"),)), on_the_fly)
@@ -200,11 +200,11 @@ def test_every_source_is_read_as_it_would_be_without_a_cache(kind, sizes, shards
 @pytest.mark.slow
 def test_a_cache_needs_nothing_of_what_it_was_made_of(registered, tmp_path):
     """Also where rates are computed from numbers of examples, in a mixture of mixtures."""
-    of = {"lines": of_lines, "set": of_tfds}
+    source_of = {"lines": of_lines, "set": of_tfds}
     for name, sizes in {"lines": (300, 200), "set": (90, 310)}.items():
-        cached(registered(name, sizes, of=of[name]), tmp_path / "caches")
+        cached(registered(name, sizes, source=source_of[name]), tmp_path / "caches")
     rate = functools.partial(seqio.mixing_rate_num_examples, maximum=450)
-    seqio.MixtureRegistry.add("inner", [(name, rate) for name in of])
+    seqio.MixtureRegistry.add("inner", [(name, rate) for name in source_of])
     seqio.MixtureRegistry.add("outer", [("inner", 1.0), ("lines", 0.5)])
     options = dict(shards=2, use_cached=True, cache_dirs=(str(tmp_path / "caches"),))
     try:
@@ -288,8 +288,8 @@ def test_two_writers_at_the_same_time_make_one_cache(registered, tmp_path):
         (lambda line: line, "examples that are not dictionaries"),
     ],
 )  # fmt: skip
-def test_what_a_cache_cannot_hold_is_said_before_it_is_begun(made, says, tmp_path):
-    steps = [lambda data: data.map(made), seqio.CacheDatasetPlaceholder()]
+def test_what_a_cache_cannot_hold_is_said_before_it_is_begun(make_task, says, tmp_path):
+    steps = [lambda data: data.map(make_task), seqio.CacheDatasetPlaceholder()]
     task = seqio.Task("unheld", of_lines(tmp_path, "unheld", (3,)), preprocessors=steps, output_features={})
     with pytest.raises(UserError, match=says):
         cached(task, tmp_path / "caches")
@@ -309,20 +309,20 @@ def test_shapes_that_are_not_known_are_those_of_the_examples(tmp_path):
 
 def test_a_cache_of_another_text_is_refused(tmp_path):
     folder = str(tmp_path / "caches")
-    of = lambda name: DataConfig(
+    config_of = lambda name: DataConfig(
         "files_full_lm", {"targets": 16}, 16, BYTES, use_cached=True, cache_dirs=(folder,),
         files=TextFiles(*2 * (lines_of(tmp_path, name, (90,))), lines_per_document=1),
     )  # fmt: skip
     from t5x_lab.data.tasks.names import find_members
 
-    (one,) = find_members(of("one"))
-    cached(one.task, folder)
+    (first,) = find_members(config_of("one"))
+    cached(first.task, folder)
     read = lambda config: SeqioBatches(resolve_tasks(config, "causal_decoder", 384), config, seed=0)
-    assert next(read(of("one")))
+    assert next(read(config_of("one")))
     with pytest.raises(
         UserError, match=r"was made from TextFiles\(train='.*one0.txt'.*, but the run reads TextFiles\(train='.*two0.txt'"
     ):
-        read(of("two"))
+        read(config_of("two"))
 
 
 def test_many_tasks_read_seqios_own_caches(registered, tmp_path, monkeypatch):
@@ -353,9 +353,9 @@ def test_examples_are_written_as_seqio_writes_them():
         }
     )  # fmt: skip
     (example,) = examples
-    (ours,) = examples.map(caching._flatten).as_numpy_iterator()
-    theirs = seqio.dict_to_tfexample(example).SerializeToString(deterministic=True)
-    assert caching._serialize(ours) == theirs
+    (actual,) = examples.map(caching._flatten).as_numpy_iterator()
+    expected = seqio.dict_to_tfexample(example).SerializeToString(deterministic=True)
+    assert caching._serialize(actual) == expected
     truth = tf.train.Example.FromString(caching._serialize({"truth": np.array([True, False])}))  # which SeqIO fails at
     assert truth.features.feature["truth"].int64_list.value == [1, 0]
 
@@ -479,5 +479,5 @@ def test_a_cache_of_seqios_own_is_trained_on(tmp_path, monkeypatch):
     assert done.returncode == 0, done.stderr[-2000:]
     __import__("known_tasks")
     read = batches("known", number=4, shards=2, use_cached=True, cache_dirs=("theirs",))
-    texts = lambda found: sorted(row.tobytes() for batch in found for row in batch["encoder_input_tokens"])
+    texts = lambda rows: sorted(row.tobytes() for batch in rows for row in batch["encoder_input_tokens"])
     assert len(read) == 5 and set(texts(read[-1:])) == set(texts(batches("known", number=4, shards=2)[-1:]))

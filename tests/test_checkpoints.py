@@ -80,12 +80,12 @@ def test_a_restored_run_continues_to_the_bit_and_only_the_newest_are_kept(tmp_pa
 
 @pytest.mark.slow
 def test_restoring_onto_another_mesh_keeps_every_number(tmp_path):
-    eight, one = make(MeshShape(2, 2, 2)), make()
+    eight, single = make(MeshShape(2, 2, 2)), make()
     state, _ = advance(eight, eight.init_state(eight.sharded.init_params(0)), synthetic(), 2)
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(2, state, synthetic())
     checkpoints.wait()
-    for training in (one, make(MeshShape(1, 8, 1))):
+    for training in (single, make(MeshShape(1, 8, 1))):
         restored = checkpoints.restore(2, training.abstract_state, synthetic())
         jax.tree.map(np.testing.assert_array_equal, jax.device_get(restored), jax.device_get(state))
     checkpoints.close()
@@ -159,8 +159,8 @@ def test_checksums_see_every_bit_and_every_exchange_whatever_the_sharding():
     assert checksums({"f": arrays["f"][::-1]})["f"] != before["f"] != checksums({"f": arrays["f"].T})["f"]
     training = make(MeshShape(2, 2, 2))
     params = training.sharded.init_params(0)
-    found = {name: hexadecimal(np.asarray(_compiled(None)(array))) for name, array in named_leaves(params).items()}  # sharded
-    assert found == checksums(named_leaves(jax.device_get(params)))
+    results = {name: hexadecimal(np.asarray(_compiled(None)(array))) for name, array in named_leaves(params).items()}  # sharded
+    assert results == checksums(named_leaves(jax.device_get(params)))
 
 
 @pytest.fixture(scope="module")
@@ -319,41 +319,41 @@ def test_a_failing_save_is_tried_again_until_it_works_or_the_time_is_up(at, monk
     monkeypatch.setattr(saving.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
 
     def saver(storage, **rules):
-        said.clear()
-        return saving.Saver(storage, SaveCheckpointConfig(period=10, **rules), None, log=said.append)
+        messages.clear()
+        return saving.Saver(storage, SaveCheckpointConfig(period=10, **rules), None, log=messages.append)
 
-    def steps(one, first, last):
+    def steps(checkpointer, first, last):
         for step in range(first, last):
             now[0] += 1.0
-            if one.due(step):
-                one.save(step, None)
+            if checkpointer.due(step):
+                checkpointer.save(step, None)
 
-    said: list[str] = []
+    messages: list[str] = []
     storage = Storage(at)
-    one = saver(storage, retry_minutes=1)
-    steps(one, 1, 40)
+    tried = saver(storage, retry_minutes=1)
+    steps(tried, 1, 40)
     # 30 seconds of pauses that double: 1, 2, 4, 8 and 16 (a failure behind the scenes is seen a step later).
-    assert storage.tried[0] == 10 and 4 <= len(storage.tried) <= 8 and not storage.saved and storage.cleaned == len(said)
-    assert "could not be saved" in said[0] and "no space left" in said[0].lower()
+    assert storage.tried[0] == 10 and 4 <= len(storage.tried) <= 8 and not storage.saved and storage.cleaned == len(messages)
+    assert "could not be saved" in messages[0] and "no space left" in messages[0].lower()
     storage.broken = False
-    steps(one, 40, 70)
-    assert storage.saved[-2:] == [50, 60] and any("Saving works again" in line for line in said)
-    one.finish()
+    steps(tried, 40, 70)
+    assert storage.saved[-2:] == [50, 60] and any("Saving works again" in line for line in messages)
+    tried.finish()
     assert storage.saved[-1] == 60
 
     with pytest.raises(saving.SaveFailed, match="Saving was retried for 1 minutes. Earlier checkpoints are intact") as failed:
         steps(saver(Storage(at), retry_minutes=1), 1, 400)
     assert failed.value.status == 1, "which is not a user's mistake"
-    one = saver(Storage(at), retry_minutes=1, on_failure="go_on")
-    steps(one, 1, 401)  # trains on
+    tried = saver(Storage(at), retry_minutes=1, on_failure="go_on")
+    steps(tried, 1, 401)  # trains on
     with pytest.raises(saving.SaveFailed):  # but cannot end without
-        one.finish()
+        tried.finish()
 
     storage = Storage(at)
-    one = saver(storage, retry_minutes=1)
+    tried = saver(storage, retry_minutes=1)
     monkeypatch.setattr(saving.time, "sleep", lambda seconds: setattr(storage, "broken", False))
-    one.save(7, None)
-    one.finish()
+    tried.save(7, None)
+    tried.finish()
     assert storage.saved == [7]
 
 
@@ -385,8 +385,8 @@ def test_a_checkpoint_of_format_2_is_read_under_todays_names(tmp_path):
     info = {**json.loads(file.read_text()), "format": 2}
     file.write_text(json.dumps({**info, "sha256": layout._digest(info)}))
 
-    found = load(tmp_path, training.sharded)
-    jax.tree.map(np.testing.assert_array_equal, jax.device_get(found), params)
+    state = load(tmp_path, training.sharded)
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(state), params)
     assert verify(path)
     with pytest.raises(UserError, match="was written by an older t5x_lab.*carry"):
         Checkpoints(tmp_path).restore(3, training.abstract_state, None)

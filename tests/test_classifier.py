@@ -117,10 +117,10 @@ def test_losses_are_those_of_the_papers_equations(network):
         expected = of_equations(model, params, batch)
         weights, normalizer = model.weights_and_normalizer(batch)
         sums = jax.jit(model.loss)(params, batch, weights)
-        found = {"objective": sums.objective / normalizer, **per_token(sums)}
+        results = {"objective": sums.objective / normalizer, **per_token(sums)}
         for name in ("objective", "loss", "accuracy", *(["lm_loss"] if kind["lm_weight"] else [])):
-            assert float(found[name]) == pytest.approx(expected[name], rel=2e-5), (kind, name)
-        assert ("lm_loss" in found) == bool(kind["lm_weight"])
+            assert float(results[name]) == pytest.approx(expected[name], rel=2e-5), (kind, name)
+        assert ("lm_loss" in results) == bool(kind["lm_weight"])
 
 
 def test_a_batch_in_parts_has_the_same_loss_and_rows_of_padding_none():
@@ -137,24 +137,24 @@ def test_a_batch_in_parts_has_the_same_loss_and_rows_of_padding_none():
 
 def test_labels_are_names_or_numbers_of_the_classes():
     """Also where classes are called by numbers, or in another order than the catalogue's."""
-    of = lambda classes, **more: Classification("x", ("a",), classes, **more)
-    number = lambda of, value: int(np.argmax(of.probabilities({"label": value})))
-    stars = of(tuple("12345"))
+    classification = lambda classes, **more: Classification("x", ("a",), classes, **more)
+    number = lambda classification, value: int(np.argmax(classification.probabilities({"label": value})))
+    stars = classification(tuple("12345"))
     assert [number(stars, value) for value in (1, 5, "3", 2.0)] == [0, 4, 2, 1]
-    assert [number(of(("no", "yes")), value) for value in (0, 1, "yes", 1.0)] == [0, 1, 1, 1]
-    assert [number(of(("a", "b"), labels=("x", "y")), value) for value in "yx"] == [1, 0]
-    assert of(("a", "b"), left_out=(-1, "-")).probabilities({"label": "-"}) is None
+    assert [number(classification(("no", "yes")), value) for value in (0, 1, "yes", 1.0)] == [0, 1, 1, 1]
+    assert [number(classification(("a", "b"), labels=("x", "y")), value) for value in "yx"] == [1, 0]
+    assert classification(("a", "b"), left_out=(-1, "-")).probabilities({"label": "-"}) is None
     for value in (True, 2, -1, 0.5, "c", float("nan"), float("inf")):
         with pytest.raises(UserError, match="the label is"):
-            of(("a", "b")).probabilities({"label": value})
+            classification(("a", "b")).probabilities({"label": value})
 
 
 def test_a_score_between_two_classes_has_a_share_of_both():
-    of = Classification("x", ("a", "b"), tuple("012345"), is_score=True, metrics=("pearson",))
+    classification = Classification("x", ("a", "b"), tuple("012345"), is_score=True, metrics=("pearson",))
     for value, expected in {0: [1, 0], 5.0: [0] * 5 + [1], 3.25: [0, 0, 0, 0.75, 0.25], "4.5": [0] * 4 + [0.5, 0.5]}.items():
-        found = of.probabilities({"label": value})
-        assert found == pytest.approx([*expected, *[0] * (6 - len(expected))])
-        assert np.dot(found, range(6)) == pytest.approx(float(value))
+        probabilities = classification.probabilities({"label": value})
+        assert probabilities == pytest.approx([*expected, *[0] * (6 - len(expected))])
+        assert np.dot(probabilities, range(6)) == pytest.approx(float(value))
     model, params = classifier("gpt1", is_score=True, combine="sum")
     batch = batch_for(model)
     assert float(model.loss(params, batch).loss) == pytest.approx(3 * of_equations(model, params, batch)["loss"], rel=1e-5)
@@ -182,22 +182,22 @@ def test_orders_padding_and_other_choices_change_nothing(network):
     logits = class_logits(params, batch)
     changed = batch["sequences"].copy()
     changed[:, 1, 1:3] += 1
-    found = class_logits(params, {**batch, "sequences": changed})
-    np.testing.assert_array_equal(np.delete(found, 1, 1), np.delete(logits, 1, 1))
-    assert (np.abs(found - logits)[:, 1] > 1e-6).all()
+    result = class_logits(params, {**batch, "sequences": changed})
+    np.testing.assert_array_equal(np.delete(result, 1, 1), np.delete(logits, 1, 1))
+    assert (np.abs(result - logits)[:, 1] > 1e-6).all()
     same = {**batch, "sequences": np.repeat(batch["sequences"][:, :1], 3, 1)}
     same["sequence_lengths"] = np.repeat(batch["sequence_lengths"][:, :1], 3, 1)
-    found = np.asarray(class_logits(params, same))
-    np.testing.assert_allclose(found, np.repeat(found[:, :1], 3, 1), atol=1e-6)
+    result = np.asarray(class_logits(params, same))
+    np.testing.assert_allclose(result, np.repeat(result[:, :1], 3, 1), atol=1e-6)
 
 
 def test_dropout_has_one_mask_for_all_sequences_of_an_example():
     model, params = classifier("gpt1", combine="choices", dropout_rate=0.5)
     batch = batch_for(model)
     batch["sequences"], batch["sequence_lengths"] = batch["sequences"][:, [0, 0, 0]], batch["sequence_lengths"][:, [0, 0, 0]]
-    found = np.asarray(model.class_logits(params, batch, jax.random.key(1)))
-    np.testing.assert_allclose(found, np.repeat(found[:, :1], 3, 1), atol=1e-6)
-    assert np.abs(found[:, 0] - np.asarray(model.class_logits(params, batch))[:, 0]).min() > 1e-6
+    result = np.asarray(model.class_logits(params, batch, jax.random.key(1)))
+    np.testing.assert_allclose(result, np.repeat(result[:, :1], 3, 1), atol=1e-6)
+    assert np.abs(result[:, 0] - np.asarray(model.class_logits(params, batch))[:, 0]).min() > 1e-6
 
 
 @cases(200)
@@ -213,18 +213,19 @@ def test_segments_are_cut_and_the_extract_token_never(sizes, more, symmetric):
     counter = itertools.count(10)
     texts = Texts(tuple(tuple(" ".join(str(next(counter)) for _ in range(n)) for n in segment) for segment in sizes))
     make = Sequences(lambda text: list(map(int, text.split())), (1, 2, 3), length, symmetric and len(sizes) == 2)
-    found = make(texts)
-    assert len(found) == 1 + (symmetric and len(sizes) == 2)
+    result = make(texts)
+    assert len(result) == 1 + (symmetric and len(sizes) == 2)
     whole = sum(map(sum, sizes)) + len(sizes) + 1
-    for number, ids in enumerate(found):
+    for number, ids in enumerate(result):
         assert ids[0] == 1 and ids[-1] == 3 and ids.count(2) == len(sizes) - 1 and ids.count(3) == ids.count(1) == 1
         assert len(ids) == min(length, whole)
         segments = [list(group) for is_text, group in itertools.groupby(ids, lambda i: i >= 10) if is_text]
         for segment, expected in zip(segments, texts.segments[::-1] if number else texts.segments, strict=True):
-            kept = [[i for i in segment if i in set(map(int, text.split()))] for text in expected]
-            assert [i for part in kept for i in part] == segment
+            remaining = [[i for i in segment if i in set(map(int, text.split()))] for text in expected]
+            assert [i for part in remaining for i in part] == segment
             assert all(
-                part and part == list(map(int, text.split()))[: len(part)] for part, text in zip(kept, expected, strict=True)
+                part and part == list(map(int, text.split()))[: len(part)]
+                for part, text in zip(remaining, expected, strict=True)
             )
     with pytest.raises(UserError, match="has no room for one token of each of"):
         dataclasses.replace(make, length=parts + len(sizes))(texts)
@@ -247,14 +248,14 @@ def test_class_logits_are_those_of_transformers(double, tmp_path):
     torch.manual_seed(0)
     if double:
         config.num_labels = 1
-        theirs = transformers.OpenAIGPTDoubleHeadsModel(config).eval()
-        linear = theirs.multiple_choice_head.summary
+        hf_model = transformers.OpenAIGPTDoubleHeadsModel(config).eval()
+        linear = hf_model.multiple_choice_head.summary
     else:
-        theirs = transformers.OpenAIGPTForSequenceClassification(config).eval()
-        linear = theirs.score
-    theirs.transformer.save_pretrained(tmp_path / "body")
+        hf_model = transformers.OpenAIGPTForSequenceClassification(config).eval()
+        linear = hf_model.score
+    hf_model.transformer.save_pretrained(tmp_path / "body")
     language_model = transformers.OpenAIGPTLMHeadModel(config).eval()
-    language_model.transformer.load_state_dict(theirs.transformer.state_dict())
+    language_model.transformer.load_state_dict(hf_model.transformer.state_dict())
     language_model.save_pretrained(tmp_path / "hf")
     base = t5x_lab.load(str(tmp_path / "hf"), dtype="float32")
     head = ClassificationHead(CLASSES, combine="choices" if double else "none")
@@ -265,16 +266,16 @@ def test_class_logits_are_those_of_transformers(double, tmp_path):
     ids, lengths = (torch.tensor(batch[name], dtype=torch.long) for name in ("sequences", "sequence_lengths"))
     with torch.no_grad():
         if double:
-            given = theirs(ids, mc_token_ids=lengths - 1)
-            found = given.mc_logits
+            outputs = hf_model(ids, mc_token_ids=lengths - 1)
+            result = outputs.mc_logits
         else:
-            found = theirs(ids[:, 0]).logits  # of the last token that is no padding
-        hidden = theirs.transformer(ids[:, 0]).last_hidden_state
-    np.testing.assert_allclose(model.class_logits(params, batch), found, atol=2e-5)
+            result = hf_model(ids[:, 0]).logits  # of the last token that is no padding
+        hidden = hf_model.transformer(ids[:, 0]).last_hidden_state
+    np.testing.assert_allclose(model.class_logits(params, batch), result, atol=2e-5)
     if double:
         read = {"decoder_input_tokens": np.asarray(ids[:, 0]), "decoder_target_tokens": np.ones((5, 20), np.int32)}
         np.testing.assert_allclose(base._model.network(base.params)(read), hidden, atol=5e-5)
-        np.testing.assert_allclose(base._model.logits(base.params, read), given.logits[:, 0], atol=1e-4)
+        np.testing.assert_allclose(base._model.logits(base.params, read), outputs.logits[:, 0], atol=1e-4)
 
 
 TWELVE = ["models/gpt1/tiny.gin"]
@@ -300,9 +301,9 @@ def test_a_number_of_layers_is_transferred_by_the_rules_that_exist(n, expected, 
     )
     added = peft_names(model.abstract_params, new.network)
     location = find(str(tmp_path / "old"))
-    found = load_params(location, abstract, model.axes, config, fresh=lambda: jax.tree.map(jnp.copy, fresh), fresh_names=added)
+    params = load_params(location, abstract, model.axes, config, fresh=lambda: jax.tree.map(jnp.copy, fresh), fresh_names=added)
     changed = 0.0
-    for name, x in flat_names(found).items():
+    for name, x in flat_names(params).items():
         old_x, fresh_x = flat_names(source.params).get(name), flat_names(fresh)[name]
         share = 3 if any(f"/{part}/" in name for part in ("query", "key", "value")) else 1
         for i in range(12) if "/layers/" in name else [slice(None)]:
@@ -313,7 +314,7 @@ def test_a_number_of_layers_is_transferred_by_the_rules_that_exist(n, expected, 
             changed += is_old / share
             assert is_old or is_fresh
     assert round(changed, 6) == expected
-    embedding = np.asarray(found["token_embedder"]["embedding"])
+    embedding = np.asarray(params["token_embedder"]["embedding"])
     np.testing.assert_array_equal(embedding[384:], np.asarray(fresh["token_embedder"]["embedding"])[384:])
 
 
@@ -330,36 +331,44 @@ def test_the_schedule_is_that_of_their_code():
 def test_metrics_are_those_of_scikit_learn_and_scipy():
     draw = np.random.default_rng(0)
     logits, labels = draw.normal(size=(50, 2)), draw.integers(0, 2, 50)
-    found = compute_metrics(logits, np.eye(2)[labels], ("accuracy", "f1", "matthews"))
+    result = compute_metrics(logits, np.eye(2)[labels], ("accuracy", "f1", "matthews"))
     predictions = logits.argmax(-1)
-    assert found["accuracy"] == pytest.approx(sklearn.metrics.accuracy_score(labels, predictions))
-    assert found["f1"] == pytest.approx(sklearn.metrics.f1_score(labels, predictions))
-    assert found["matthews"] == pytest.approx(sklearn.metrics.matthews_corrcoef(labels, predictions))
-    assert found["loss"] == pytest.approx(sklearn.metrics.log_loss(labels, np.exp(log_softmax(logits))))
+    assert result["accuracy"] == pytest.approx(sklearn.metrics.accuracy_score(labels, predictions))
+    assert result["f1"] == pytest.approx(sklearn.metrics.f1_score(labels, predictions))
+    assert result["matthews"] == pytest.approx(sklearn.metrics.matthews_corrcoef(labels, predictions))
+    assert result["loss"] == pytest.approx(sklearn.metrics.log_loss(labels, np.exp(log_softmax(logits))))
     logits, scores = draw.normal(size=(50, 6)), draw.uniform(0, 5, 50)
-    of = CLASSIFICATIONS["glue/stsb"]
-    wanted = np.array([of.probabilities({"label": score}) for score in scores])
-    found = compute_metrics(logits, wanted, ("pearson", "spearman"))
+    stsb = CLASSIFICATIONS["glue/stsb"]
+    wanted = np.array([stsb.probabilities({"label": score}) for score in scores])
+    result = compute_metrics(logits, wanted, ("pearson", "spearman"))
     predicted = np.exp(log_softmax(logits)) @ np.arange(6)
-    assert found["pearson"] == pytest.approx(scipy.stats.pearsonr(scores, predicted)[0])
-    assert found["spearman"] == pytest.approx(scipy.stats.spearmanr(scores, predicted)[0])
+    assert result["pearson"] == pytest.approx(scipy.stats.pearsonr(scores, predicted)[0])
+    assert result["spearman"] == pytest.approx(scipy.stats.spearmanr(scores, predicted)[0])
 
 
-def record_of(of: Classification, words: Words, number: int) -> dict:
+def record_of(classification: Classification, generator: Words, number: int) -> dict:
     """One with all that it reads."""
-    names = [name for segment in of.segments for name in ((segment,) if isinstance(segment, str) else segment)]
-    record = {name: words.sentence() for name in names}
-    record |= {of.choices[0]: [words.sentence() for _ in of.classes]} if len(of.choices) == 1 else {}
-    record |= {name: words.sentence() for name in of.choices} if len(of.choices) > 1 else {}
-    label = round(5 * number / 3, 2) if of.is_score else (of.labels or range(len(of.classes)))[number % len(of.classes)]
-    return {**record, of.label: label}
+    names = [name for segment in classification.segments for name in ((segment,) if isinstance(segment, str) else segment)]
+    record = {name: generator.sentence() for name in names}
+    record |= (
+        {classification.choices[0]: [generator.sentence() for _ in classification.classes]}
+        if len(classification.choices) == 1
+        else {}
+    )
+    record |= {name: generator.sentence() for name in classification.choices} if len(classification.choices) > 1 else {}
+    label = (
+        round(5 * number / 3, 2)
+        if classification.is_score
+        else (classification.labels or range(len(classification.classes)))[number % len(classification.classes)]
+    )
+    return {**record, classification.label: label}
 
 
 @pytest.mark.parametrize("name", CLASSIFICATIONS)
 def test_every_data_set_is_read_as_the_paper_has_it(name, tmp_path):
     """The batch that a model is given, against sequences put together here from the record's fields."""
-    of, words = CLASSIFICATIONS[name], Words(name, 0)
-    records = [record_of(of, words, number) for number in range(4)]
+    classification, generator = CLASSIFICATIONS[name], Words(name, 0)
+    records = [record_of(classification, generator, number) for number in range(4)]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     task = f"classify_{name.replace('/', '_')}"
     more = [
@@ -369,25 +378,32 @@ def test_every_data_set_is_read_as_the_paper_has_it(name, tmp_path):
         "Prompts.clean = None", 'TASK_FEATURE_LENGTHS = {"inputs": 900}',
     ]  # fmt: skip
     run = GinConfig([*TWELVE, "recipes/gpt1_finetuning.gin"], more).run()
-    assert run.model.head.classes == of.classes
+    assert run.model.head.classes == classification.classes
     batches = SeqioBatches(resolve_tasks(run.data, "causal_decoder", 387), run.data, seed=0)
     batch = next(batches)
     encode = lambda text: [byte + 3 for byte in text.encode()]
     for row, lengths, wanted in zip(
         *(batch[key] for key in ("sequences", "sequence_lengths", "class_probabilities")), strict=True
     ):
-        found = [ids[:length].tolist() for ids, length in zip(row, lengths, strict=True)]
+        results = [ids[:length].tolist() for ids, length in zip(row, lengths, strict=True)]
         possible = []
         for record in records:
             segments = [
                 encode(" ".join(record[field] for field in ((segment,) if isinstance(segment, str) else segment)))
-                for segment in of.segments
+                for segment in classification.segments
             ]
-            choices = record[of.choices[0]] if len(of.choices) == 1 else [record[field] for field in of.choices]
-            rows = [[*segments, encode(choice)] for choice in choices] or [segments, *([segments[::-1]] * of.symmetric)]
+            choices = (
+                record[classification.choices[0]]
+                if len(classification.choices) == 1
+                else [record[field] for field in classification.choices]
+            )
+            rows = [[*segments, encode(choice)] for choice in choices] or [
+                segments,
+                *([segments[::-1]] * classification.symmetric),
+            ]
             joined = [[359, *sum(([360, *s] for s in parts), [])[1:], 361] for parts in rows]
-            possible.append((joined, of.probabilities(record)))
-        match = next(label for joined, label in possible if joined == found)
+            possible.append((joined, classification.probabilities(record)))
+        match = next(label for joined, label in possible if joined == results)
         np.testing.assert_allclose(wanted, match, atol=1e-6)
 
 
@@ -443,21 +459,25 @@ def test_ones_own_data_are_learned_evaluated_and_classified(tmp_path, capsys):
     assert {"loss", "lm_loss", "accuracy"} <= set(first) and first["loss"] == pytest.approx(np.log(2), abs=0.3)
     accuracies = {line["step"]: line["accuracy"] for line in lines if line["split"] == "classify/classify_mine"}
     best = max(accuracies, key=lambda step: (accuracies[step], -step))
-    kept = {int(path.name) for path in (tmp_path / "run/checkpoints").iterdir() if path.name.isdigit()}
-    assert 72 in kept and len(kept) <= 2 and accuracies[max(kept, key=accuracies.__getitem__)] == accuracies[best] == 1.0
+    saved_steps = {int(path.name) for path in (tmp_path / "run/checkpoints").iterdir() if path.name.isdigit()}
+    assert (
+        72 in saved_steps
+        and len(saved_steps) <= 2
+        and accuracies[max(saved_steps, key=accuracies.__getitem__)] == accuracies[best] == 1.0
+    )
 
     (tmp_path / "train.jsonl").unlink()  # what was counted is known
     assert main(["eval", f"--model_dir={tmp_path}/run"]) == 0
     run = t5x_lab.load(str(tmp_path / "run"))
-    found = run.classify(["x great 1", ("z awful 3",), {"text": "y awful 3"}])
-    assert [one.label for one in found] == ["good", "bad", "bad"]
-    assert all(sum(one.probabilities.values()) == pytest.approx(1.0, abs=1e-5) for one in found)
+    answers = run.classify(["x great 1", ("z awful 3",), {"text": "y awful 3"}])
+    assert [answer.label for answer in answers] == ["good", "bad", "bad"]
+    assert all(sum(answer.probabilities.values()) == pytest.approx(1.0, abs=1e-5) for answer in answers)
     (tmp_path / "in.txt").write_text("x great 1\nz awful 3\n")
     infer = ["infer", f"--model_dir={tmp_path}/run", "--mode=classify"]
     assert main([*infer, f"--input={tmp_path}/in.txt", f"--output={tmp_path}/out.jsonl"]) == 0
     written = list(map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines()))
     assert [line["prediction"] for line in written] == ["good", "bad"]
-    assert written[0]["probabilities"]["good"] == pytest.approx(found[0].probabilities["good"], abs=1e-5)
+    assert written[0]["probabilities"]["good"] == pytest.approx(answers[0].probabilities["good"], abs=1e-5)
     assert main([*infer, "--task=classify_mine", "--split=test", f"--output={tmp_path}/of_task.jsonl"]) == 0
     others = ["--task=classify_other", "--gin.CLASSIFICATIONS={'mine': @Classification(), 'other': @other/Classification()}",
               "--gin.other/Classification.data_set=mine", "--gin.other/Classification.segments=('text',)",
@@ -465,9 +485,11 @@ def test_ones_own_data_are_learned_evaluated_and_classified(tmp_path, capsys):
     assert main([*infer, *others, "--split=test", f"--output={tmp_path}/other.jsonl"]) == 2
     assert main([infer[0], infer[1], "--task=classify_mine", f"--output={tmp_path}/predicted.jsonl"]) == 2
     assert main(["eval", f"--model_dir={tmp_path}/run", "--gin.MIXTURE_OR_TASK_NAME=classify_other", *others[1:]]) == 2
-    said = capsys.readouterr().err
-    assert said.count('The task "classify_other" has the classes a, bad, good (none), but the model\'s head has bad, good') == 2
-    assert "is a classification task. Use --mode=classify" in said and "Traceback" not in said
+    stderr = capsys.readouterr().err
+    assert (
+        stderr.count('The task "classify_other" has the classes a, bad, good (none), but the model\'s head has bad, good') == 2
+    )
+    assert "is a classification task. Use --mode=classify" in stderr and "Traceback" not in stderr
     for wrong in ({"inputs": 3}, {"inputs": None}, {"inputs": ["a", 3]}, {"text": 1}):
         (tmp_path / "wrong.jsonl").write_text(json.dumps(wrong) + "\n")
         assert main([*infer, f"--input={tmp_path}/wrong.jsonl", f"--output={tmp_path}/wrong_out.jsonl"]) == 2
@@ -495,9 +517,9 @@ BAD = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", BAD)
-def test_bad_records_are_said_in_sentences(what, tmp_path, capsys):
-    classification, records, sentence = BAD[what]
+@pytest.mark.parametrize("case", BAD)
+def test_bad_records_are_said_in_sentences(case, tmp_path, capsys):
+    classification, records, sentence = BAD[case]
     train = run_of(tmp_path, {"train": records * 8, "validation": records}, classification)
     assert main(train) == 2
     error = capsys.readouterr().err
@@ -521,9 +543,9 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("what", MISTAKES)
-def test_mistakes_are_said_before_training(what, tmp_path, capsys):
-    bindings, sentence = MISTAKES[what]
+@pytest.mark.parametrize("case", MISTAKES)
+def test_mistakes_are_said_before_training(case, tmp_path, capsys):
+    bindings, sentence = MISTAKES[case]
     more = [f"--gin.{binding}" for binding in bindings]
     assert main(run_of(tmp_path, {"train": sentences(8, 0), "validation": sentences(8, 0)}, SENTENCES, *more)) == 2
     error = capsys.readouterr().err
@@ -567,10 +589,12 @@ def test_epochs_are_counted_in_records_that_are_read(tmp_path):
     first_batch(tmp_path, "classify_glue_cola", records)
     files = {"RECORDS": "@Records()", "Records.files": f'{{"train": "{tmp_path}/records.jsonl"}}'}
     prompts = lambda *more: GinConfig([], [*(f"{k} = {v}" for k, v in files.items()), *more]).prompts()
-    of = CLASSIFICATIONS["glue/cola"]
-    assert count_training_records(of, prompts()) == 8 and count_training_records(of, prompts("Records.num_examples = 5")) == 5
+    cola = CLASSIFICATIONS["glue/cola"]
+    assert (
+        count_training_records(cola, prompts()) == 8 and count_training_records(cola, prompts("Records.num_examples = 5")) == 5
+    )
     several = dataclasses.replace(prompts(), records=dataclasses.replace(prompts().records, each=lambda record: [record] * 3))
-    assert count_training_records(of, several) == 24
+    assert count_training_records(cola, several) == 24
     cloze = GinConfig([], ["RECORDS = @Records()", 'Records.files = {"validation": "v.jsonl", "test": "t.jsonl"}']).prompts()
     with pytest.raises(
         UserError, match="have no training split. They have validation, test. Choose the training records: Records.splits ="
@@ -637,8 +661,8 @@ def test_flops_of_training_count_sequences_heads_and_what_is_frozen():
         return training_flops(run, make_model(run.model), 0, 16)
 
     plain = GinConfig(TWELVE, [*lines, "HEAD = None"]).run().model.network.flops(0, 16)
-    one, three = flops(), flops('ClassificationHead.combine = "choices"')
-    assert one == pytest.approx(plain, rel=0.02) and three == pytest.approx(3 * one, rel=0.02)
-    assert flops("ClassificationHead.lm_weight = 0.0") < 0.5 * one  # the table of 4,000 words is most of this network
+    single, three = flops(), flops('ClassificationHead.combine = "choices"')
+    assert single == pytest.approx(plain, rel=0.02) and three == pytest.approx(3 * single, rel=0.02)
+    assert flops("ClassificationHead.lm_weight = 0.0") < 0.5 * single  # the table of 4,000 words is most of this network
     lora = ['PEFT = {"lora": @Lora()}', 'TRAINABLE = ".*/lora/.*|classifier/.*"']
-    assert 0.3 * one < flops(*lora) < 0.8 * one
+    assert 0.3 * single < flops(*lora) < 0.8 * single

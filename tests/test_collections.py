@@ -51,12 +51,12 @@ def mixture(name, prompts):
     return seqio.MixtureRegistry.get(name)
 
 
-def rates(made):
-    return {task.name: made.get_rate(task) for task in made.tasks}
+def rates(mixture_object):
+    return {task.name: mixture_object.get_rate(task) for task in mixture_object.tasks}
 
 
-def sets_in(made):
-    return set(task_data_sets(task.name for task in made.tasks))
+def sets_in(mixture_object):
+    return set(task_data_sets(task.name for task in mixture_object.tasks))
 
 
 def slugs(names):
@@ -65,12 +65,12 @@ def slugs(names):
 
 def test_t0_train_has_its_data_sets_templates_and_rates(prompts):
     """Counts and sums of Wang et al.'s and T0's mixture, with the shares of its largest five."""
-    made = mixture("t0_train", prompts)
-    assert len(T0_TRAIN) == len(sets_in(made)) == 38 and len(made.tasks) == 313
-    found = rates(made)
-    assert sum(found.values()) == 17_277_798
+    t0_train = mixture("t0_train", prompts)
+    assert len(T0_TRAIN) == len(sets_in(t0_train)) == 38 and len(t0_train.tasks) == 313
+    result = rates(t0_train)
+    assert sum(result.values()) == 17_277_798
     of_set = collections.Counter()
-    for name, rate in found.items():
+    for name, rate in result.items():
         of_set[task_data_sets([name])[0]] += rate
     shares = {name: round(100 * rate / 17_277_798, 1) for name, rate in of_set.most_common(5)}
     assert shares == {
@@ -79,14 +79,14 @@ def test_t0_train_has_its_data_sets_templates_and_rates(prompts):
 
 
 def test_t0_eval_has_116_prompts_by_the_rule(prompts):
-    made = mixture("t0_eval", prompts)
-    per_set = {sub.name.removesuffix("_score_eval"): len(sub.tasks) for sub in made._sub_mixtures}
-    assert sum(per_set.values()) == len(made.tasks) == 116
+    t0_eval = mixture("t0_eval", prompts)
+    per_set = {sub.name.removesuffix("_score_eval"): len(sub.tasks) for sub in t0_eval._sub_mixtures}
+    assert sum(per_set.values()) == len(t0_eval.tasks) == 116
     assert per_set == {
         "super_glue_copa": 12, "hellaswag": 4, "story_cloze_2016": 5, "anli_r1": 15, "anli_r2": 15, "anli_r3": 15,
         "super_glue_cb": 15, "super_glue_rte": 10, "super_glue_wsc.fixed": 10, "winogrande_winogrande_xl": 5, "super_glue_wic": 10,
     }  # fmt: skip
-    assert "anli_GPT_3_style_r1_score_eval" in {task.name for task in made.tasks}
+    assert "anli_GPT_3_style_r1_score_eval" in {task.name for task in t0_eval.tasks}
 
 
 # Held out: train and test, as the published code's own generator counts them.
@@ -101,9 +101,9 @@ SPLITS = {
 def test_flan_holds_out_clusters(own):
     assert SPLITS.keys() == flan.CLUSTERS.keys()
     for cluster, (train, test) in SPLITS.items():
-        made = mixture(f"flan_without_{cluster}", own)
-        assert (len(made.tasks), len(flan.cluster_data_sets(cluster))) == (train, test), cluster
-        assert not sets_in(made) & slugs(flan.cluster_data_sets(cluster))
+        flan_mixture = mixture(f"flan_without_{cluster}", own)
+        assert (len(flan_mixture.tasks), len(flan.cluster_data_sets(cluster))) == (train, test), cluster
+        assert not sets_in(flan_mixture) & slugs(flan.cluster_data_sets(cluster))
     assert [len(mixture(f"flan_{n}_clusters", own).tasks) for n in range(1, 8)] == [11, 19, 25, 29, 33, 36, 38]
     assert len(mixture("flan", own).tasks) == 69
     assert sets_in(mixture("flan_without_nli", own)) == sets_in(mixture("flan_without_entailment", own))
@@ -111,10 +111,10 @@ def test_flan_holds_out_clusters(own):
 
 
 def test_flans_relations_are_symmetric_and_each_set_is_held_out_by_its_clusters():
-    for one, other in itertools.product(flan.CLUSTERS, repeat=2):
-        without = {c for c in flan.CLUSTERS if not set(flan.CLUSTERS[c]) & set(flan.training_data_sets(one))}
+    for first, other in itertools.product(flan.CLUSTERS, repeat=2):
+        without = {c for c in flan.CLUSTERS if not set(flan.CLUSTERS[c]) & set(flan.training_data_sets(first))}
         back = {c for c in flan.CLUSTERS if not set(flan.CLUSTERS[c]) & set(flan.training_data_sets(other))}
-        assert (other in without) == (one in back)
+        assert (other in without) == (first in back)
     for name in {member for members in flan.CLUSTERS.values() for member in members}:
         own = {cluster for cluster, members in flan.CLUSTERS.items() if name in members}
         assert all(name not in flan.training_data_sets(cluster) for cluster in own)
@@ -141,10 +141,10 @@ def test_no_held_out_data_set_reaches_a_training_mixture(prompts, own):
 
 
 def test_flans_rates_are_capped(own):
-    found = rates(mixture("flan_without_word_disambiguation", own))
-    assert max(found.values()) == 3_000
-    assert found["flan_super_glue_cb"] == 250 and found["flan_super_glue_rte"] == 2_490
-    assert found["flan_anli_r3"] == 3_000 and found["flan_math_dataset"] == 40  # counted: nobody knows
+    result = rates(mixture("flan_without_word_disambiguation", own))
+    assert max(result.values()) == 3_000
+    assert result["flan_super_glue_cb"] == 250 and result["flan_super_glue_rte"] == 2_490
+    assert result["flan_anli_r3"] == 3_000 and result["flan_math_dataset"] == 40  # counted: nobody knows
 
 
 def test_our_own_templates_are_ten_a_data_set_and_one_that_is_plain():
@@ -165,27 +165,29 @@ def test_our_own_templates_are_ten_a_data_set_and_one_that_is_plain():
 def test_our_own_templates_render_and_their_targets_are_among_the_choices_shown():
     for name in data_sets_in((TEMPLATES.folder,)):
         for template in read_templates((TEMPLATES.folder,), name):
-            made = [found for r in synthetic_records.records(name, 12) if (found := template.render(r))]
-            assert made, template
-            for found in made:
-                assert not found.choices or (found.targets in found.choices and len(set(found.choices)) == len(found.choices))
+            renderings = [rendered for r in synthetic_records.records(name, 12) if (rendered := template.render(r))]
+            assert renderings, template
+            for rendered in renderings:
+                assert not rendered.choices or (
+                    rendered.targets in rendered.choices and len(set(rendered.choices)) == len(rendered.choices)
+                )
                 if template.choices_in_prompt and not template.inverted:
-                    assert all(choice in found.inputs for choice in found.choices), template
+                    assert all(choice in rendered.inputs for choice in rendered.choices), template
 
 
 def test_promptsources_templates_render_synthetic_records(prompts):
     """All 313 of T0's training and 116 of its evaluation say something of some record."""
     for entry in (*T0_TRAIN, *T0_EVAL):
         for template in read_templates(prompts.templates, entry.source_name):
-            found = [template.render(record) for record in synthetic_records.records(entry.source_name, 60)]
-            assert any(found), template
+            renderings = [template.render(record) for record in synthetic_records.records(entry.source_name, 60)]
+            assert any(renderings), template
 
 
 def test_multi_news_articles_are_told_apart(prompts):
     """What promptsource puts for a separator in a record is what its templates look for."""
     template = next(t for t in read_templates(prompts.templates, "multi_news") if t.name == "distill")
-    made = template.render({"document": "One. ||||| Two.", "summary": "– Both."})
-    assert made.inputs.count("Article:") == 2 and "|||" not in made.inputs
+    rendered = template.render({"document": "One. ||||| Two.", "summary": "– Both."})
+    assert rendered.inputs.count("Article:") == 2 and "|||" not in rendered.inputs
 
 
 def test_ablations_of_instructions(own):
@@ -207,20 +209,20 @@ def test_ablations_of_instructions(own):
 
 def test_examples_are_drawn_at_the_rates(prompts):
     """50,000 draws of 38 data sets: T0's caps hold for each template, and every set is drawn. benchmarks/prompts.py draws by shards."""
-    made = mixture("t0_train", prompts)
+    t0_train = mixture("t0_train", prompts)
     import numpy as np
     import tensorflow as tf
 
-    weights = [made.get_rate(task) for task in made.tasks]
+    weights = [t0_train.get_rate(task) for task in t0_train.tasks]
     total = sum(weights)
     numbers = [tf.data.Dataset.from_tensors(number).repeat() for number in range(len(weights))]
-    drawn = made._sample_fn(numbers, [weight / total for weight in weights], 0).batch(10_000).take(5)
+    drawn = t0_train._sample_fn(numbers, [weight / total for weight in weights], 0).batch(10_000).take(5)
     counts = np.bincount(np.concatenate(list(drawn.as_numpy_iterator())), minlength=len(weights))
     for count, weight in zip(counts, weights, strict=True):
         expected = 50_000 * weight / total
         assert abs(count - expected) <= 5 * math.sqrt(expected) + 1
     by_set = collections.Counter()
-    for count, task in zip(counts.tolist(), made.tasks, strict=True):
+    for count, task in zip(counts.tolist(), t0_train.tasks, strict=True):
         by_set[task_data_sets([task.name])[0]] += count
     assert len(by_set) == 38 and all(by_set.values())
 
@@ -228,8 +230,8 @@ def test_examples_are_drawn_at_the_rates(prompts):
 def few_shot(prompts, name, seed=0, split="train", lengths=LENGTHS, **options):
     assert prompts.declare(name)
     task = seqio.TaskRegistry.get(name)
-    made = task.get_dataset(lengths, split, shuffle=False, seed=seed, **options)
-    return [text_of(x["inputs"]) for x in made.as_numpy_iterator()]
+    dataset = task.get_dataset(lengths, split, shuffle=False, seed=seed, **options)
+    return [text_of(x["inputs"]) for x in dataset.as_numpy_iterator()]
 
 
 BETWEEN = "\n<next>\n"
@@ -242,7 +244,7 @@ def with_few_shot(records, **options):
 @pytest.fixture
 def questions(tmp_path):
     """150 records, of which every third is there twice, under another number; fields hold what separates exemplars."""
-    found = [
+    results = [
         {
             "idx": n,
             "premise": f"premise {n % 100}{BETWEEN}and A: ||| more",
@@ -251,7 +253,7 @@ def questions(tmp_path):
         }
         for n in range(150)
     ]
-    (tmp_path / "train.jsonl").write_text("".join(json.dumps(record) + "\n" for record in found))
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(record) + "\n" for record in results))
     return Records(files=str(tmp_path / "{split}.jsonl"))
 
 
@@ -262,14 +264,14 @@ def test_no_exemplar_is_the_question(shots, questions):
     prompts = with_few_shot(questions)
     template = read_templates((TEMPLATES.folder,), "super_glue/rte")[0]
     name = f"flan_super_glue_rte_{template.name}_{shots}_shot"
-    seen = set()
+    questions_seen = set()
     for seed in range(3):
         for number, text in enumerate(few_shot(prompts, name, seed=seed, lengths=lengths)):
-            there = [int(n) for n in re.findall(rf"premise (\d+){BETWEEN}", text)]
-            assert len(there) == shots + 1 and there.count(number % 100) == 1 and there[-1] == number % 100
+            numbers = [int(n) for n in re.findall(rf"premise (\d+){BETWEEN}", text)]
+            assert len(numbers) == shots + 1 and numbers.count(number % 100) == 1 and numbers[-1] == number % 100
             assert text.count("Q: ") == shots + 1 and text.endswith("\nA: ") and "A: ||| more" in text
-            seen.add(tuple(there))
-    assert len(seen) > 350  # anew for each question and seed
+            questions_seen.add(tuple(numbers))
+    assert len(questions_seen) > 350  # anew for each question and seed
     again = few_shot(prompts, name, seed=2, lengths=lengths)
     assert again == few_shot(prompts, name, seed=2, lengths=lengths)
 
@@ -301,7 +303,7 @@ def test_a_collection_of_the_users_own(prompts, tmp_path):
         "  two:\n    name: two\n    jinja: 'What is {{text}}? ||| {{answer_choices[label]}}'\n    answer_choices: a ||| b\n"
     )
     (tmp_path / "mine.jsonl").write_text("".join(json.dumps({"text": f"t{n}", "label": n % 2}) + "\n" for n in range(77)))
-    mine = Prompts(
+    own_prompts = Prompts(
         templates=(str(tmp_path / "templates"), *prompts.templates),
         records=prompts.records,
         data_sets={"mine": Records(files={"train": str(tmp_path / "mine.jsonl")})},
@@ -311,15 +313,15 @@ def test_a_collection_of_the_users_own(prompts, tmp_path):
             "drawn": Collection(("mine", "super_glue/rte"), form="sampled", cap=None, maximum=50),
         },
     )
-    found = rates(mixture("both", mine))
-    assert len(found) == 300 + 2 and found["mine_one"] == found["mine_two"] == 77
-    assert found["glue_mrpc_equivalent"] == 3_668
-    assert {n: r for n, r in rates(mixture("at_rate", mine)).items() if n.startswith("mine")} == {
+    result = rates(mixture("both", own_prompts))
+    assert len(result) == 300 + 2 and result["mine_one"] == result["mine_two"] == 77
+    assert result["glue_mrpc_equivalent"] == 3_668
+    assert {n: r for n, r in rates(mixture("at_rate", own_prompts)).items() if n.startswith("mine")} == {
         "mine_one": 5e3,
         "mine_two": 5e3,
     }
-    assert rates(mixture("drawn", mine)) == {"mine": 50, "super_glue_rte": 50}
-    assert len(mixture("both_5_shot", mine).tasks) == 302
+    assert rates(mixture("drawn", own_prompts)) == {"mine": 50, "super_glue_rte": 50}
+    assert len(mixture("both_5_shot", own_prompts).tasks) == 302
 
 
 def test_a_data_set_that_a_module_registers(tmp_path):
@@ -398,8 +400,8 @@ def test_files_may_have_splits_that_the_catalogue_does_not_know(tmp_path):
     (tmp_path / "dev.jsonl").write_text(lines)
     prompts = Prompts(data_sets={"ag_news": Records(files={"validation": str(tmp_path / "dev.jsonl")})})
     assert prompts.declare("flan_ag_news_score_eval")
-    made = seqio.MixtureRegistry.get("flan_ag_news_score_eval")
-    assert len(made.tasks) == 8 and all(list(task.splits) == ["validation"] for task in made.tasks)
+    flan_mixture = seqio.MixtureRegistry.get("flan_ag_news_score_eval")
+    assert len(flan_mixture.tasks) == 8 and all(list(task.splits) == ["validation"] for task in flan_mixture.tasks)
 
 
 def test_splits_that_are_called_otherwise_are_added_to_the_catalogues(records):
@@ -413,25 +415,28 @@ def test_splits_that_are_called_otherwise_are_added_to_the_catalogues(records):
 def test_a_member_at_a_rate_keeps_the_shares_of_its_own(prompts):
     """0.15 of T0's mixture are CNN / Daily Mail, also where all of it has another rate."""
     both = Collection(("t0_train", "super_glue/rte"), rates={"t0_train": 1_000.0})
-    found = rates(mixture("both", dataclasses.replace(prompts, collections={"both": both})))
-    of_news = sum(rate for name, rate in found.items() if name.startswith("cnn_dailymail"))
+    result = rates(mixture("both", dataclasses.replace(prompts, collections={"both": both})))
+    of_news = sum(rate for name, rate in result.items() if name.startswith("cnn_dailymail"))
     assert of_news == pytest.approx(1_000 * 2_584_017 / 17_277_798)
-    assert sum(found.values()) == pytest.approx(1_000 + 10 * 2_490)
+    assert sum(result.values()) == pytest.approx(1_000 + 10 * 2_490)
 
 
 def test_every_way_to_go_on_without_can_be_gone(prompts):
     """Of T0's, FLAN's and the user's collections, in other forms, behind exemplars, and of members' members."""
-    mine = {"t0_mine": Collection(("glue/mrpc", "quail")), "deep": Collection(("t0_mine", "flan_3_clusters", "imdb"))}
-    some = dataclasses.replace(prompts, collections=mine)
+    own_collections = {
+        "t0_mine": Collection(("glue/mrpc", "quail")),
+        "deep": Collection(("t0_mine", "flan_3_clusters", "imdb")),
+    }
+    some = dataclasses.replace(prompts, collections=own_collections)
     for name, missing in {
         "t0_train": ("quail", "dream"), "flan_4templates": ("imdb",), "flan_without_nli_5_shot": ("imdb", "glue_cola"),
         "t0_eval": ("story_cloze_2016",), "t0_mine": ("quail",), "deep": ("quail", "xsum"), "deep_2_shot": ("glue_mrpc", "quail"),
     }.items():  # fmt: skip
-        made = mixture(name, some)
-        tasks = [task.name for task in made.tasks if task_data_sets([task.name])[0] in missing]
+        mixture_object = mixture(name, some)
+        tasks = [task.name for task in mixture_object.tasks if task_data_sets([task.name])[0] in missing]
         assert tasks
         without = some.without(name, tasks)
-        assert sets_in(mixture(without, some)) == sets_in(made) - set(missing), without
+        assert sets_in(mixture(without, some)) == sets_in(mixture_object) - set(missing), without
     some.declare("super_glue_rte_score_eval")
     assert not some.without("super_glue_rte_score_eval", ["super_glue_rte_does_it_follow_that_score_eval"])
 
@@ -463,4 +468,4 @@ def test_recipes_are_the_papers_for_every_architecture(model, recipe, rows, rate
     assert run.data.batch_size == rows and run.data.pack and run.data.task_feature_lengths == {"inputs": 1_024, "targets": 256}
     assert run.model.network.dropout_rate == 0.1 and run.data.prompts.input_eos == input_eos
     assert all(float(run.optimizer.learning_rate(step)) == pytest.approx(rate) for step in (0, 10_000, 141_000))
-    assert [how.task for how in run.evals] == [evaluated] and run.evals[0].cut_inputs == "right"
+    assert [evaluation.task for evaluation in run.evals] == [evaluated] and run.evals[0].cut_inputs == "right"

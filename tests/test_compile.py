@@ -256,16 +256,16 @@ def test_collectives_of_a_real_program():
 
     shape = jax.ShapeDtypeStruct((16, 64), jnp.float32, sharding=split)
     rows = jax.ShapeDtypeStruct((16, 64), jnp.float32, sharding=split)
-    found = collectives(jax.jit(program, out_shardings=split).lower(shape, rows).compile().as_text())
-    assert found["all-reduce"] == {"count": 7, "bytes": 7 * 16 * 16 * 4}
+    result = collectives(jax.jit(program, out_shardings=split).lower(shape, rows).compile().as_text())
+    assert result["all-reduce"] == {"count": 7, "bytes": 7 * 16 * 16 * 4}
 
 
 def fake(run, fits_below):
     """A report as if memory were rows of a microbatch times what the policy keeps."""
-    kept = {"everything": 9, "products": 5, "mlp": 3, "attention": 3, "boundaries": 1}[run.model.network.remat_policy]
-    peak = run.data.batch_size // run.microbatches * kept
+    num_arrays = {"everything": 9, "products": 5, "mlp": 3, "attention": 3, "boundaries": 1}[run.model.network.remat_policy]
+    peak = run.data.batch_size // run.microbatches * num_arrays
     sizes = {"arguments": 0, "temporaries": peak, "outputs": 0, "peak": peak, "limit": fits_below}
-    again = run.data.batch_size * (9 - kept)
+    again = run.data.batch_size * (9 - num_arrays)
     settings = (run.data.batch_size, run.microbatches, run.model.network.remat_policy)
     floors = {"compute": None, "memory": None}
     flops = 100 * run.data.batch_size
@@ -279,8 +279,8 @@ def test_search_returns_what_recomputes_least_and_fits(monkeypatch, fits_below, 
     monkeypatch.setattr(compiling, "compile_step", lambda run, **unused: fake(run, fits_below))
     monkeypatch.setattr(compiling, "chip", lambda kind: chip("TPU v4"))
     reports = list(search(tiny_run("BATCH_SIZE = 16")))
-    found = find_best(reports)
-    assert (found and (found.batch_size, found.microbatches, found.remat_policy)) == expected
+    result = find_best(reports)
+    assert (result and (result.batch_size, result.microbatches, result.remat_policy)) == expected
 
 
 def temporaries(function, *arguments) -> int:
@@ -294,7 +294,7 @@ def test_cross_entropy_takes_the_memory_of_a_chunk_not_of_all_logits(vocab_size)
     matrix = jax.ShapeDtypeStruct((64, vocab_size), jnp.float32)
     targets, weights = (jax.ShapeDtypeStruct((32, 512), dtype) for dtype in (jnp.int32, jnp.float32))
 
-    def ours(hidden, matrix, targets, weights):
+    def fused(hidden, matrix, targets, weights):
         return cross_entropy(hidden, matrix, targets, weights, CrossEntropy(z_loss=1e-4))[0]
 
     def plain(hidden, matrix, targets, weights):
@@ -305,7 +305,7 @@ def test_cross_entropy_takes_the_memory_of_a_chunk_not_of_all_logits(vocab_size)
 
     logits = 32 * 512 * vocab_size * 4
     chunked, whole = (
-        temporaries(jax.grad(function, argnums=(0, 1)), hidden, matrix, targets, weights) for function in (ours, plain)
+        temporaries(jax.grad(function, argnums=(0, 1)), hidden, matrix, targets, weights) for function in (fused, plain)
     )
     print(f"{vocab_size}: chunked {chunked / GiB:.2f} GiB, plain {whole / GiB:.2f} GiB, logits {logits / GiB:.2f} GiB")
     assert whole >= logits and chunked < logits / 3
@@ -325,22 +325,22 @@ def test_no_attention_weights_are_kept_for_the_backward_pass(architecture):
 
 
 def test_what_a_policy_keeps_falls_from_everything_to_boundaries():
-    def kept(policy):
+    def saved_bytes(policy):
         model = Model(ModelConfig(dataclasses.replace(tiny_config("encoder_decoder"), remat_policy=policy)))
         batch = random_batch("encoder_decoder", seed=0)
         program = jax.make_jaxpr(jax.grad(lambda params: model.loss(params, batch).objective))(model.abstract_params)
         forward = [e for e in program.eqns if e.primitive.name == "scan"][:2]
         return sum(math.prod(v.aval.shape) for e in forward for v in e.outvars)
 
-    sizes = [kept(policy) for policy in ("everything", "products", "mlp", "boundaries")]
+    sizes = [saved_bytes(policy) for policy in ("everything", "products", "mlp", "boundaries")]
     assert sizes == sorted(sizes, reverse=True) and len(set(sizes)) == 4
-    assert kept("boundaries") < kept("attention") < kept("products")
+    assert saved_bytes("boundaries") < saved_bytes("attention") < saved_bytes("products")
 
 
 def test_peak_memory_falls_as_microbatches_grow():
     network = tiny_config("encoder_decoder", emb_dim=64, mlp_dim=256, remat_policy="boundaries")
     sharded = ShardedModel(ModelConfig(network), MeshShape(1, 1, 1), jax.devices()[:1])
-    found = []
+    peaks = []
     for microbatches in (1, 2, 4, 8):
         optimizer = Adafactor(LearningRate("constant", 0.01))
         training = assemble(sharded, optimizer, batch_size=128, microbatches=microbatches, seed=0)
@@ -354,8 +354,8 @@ def test_peak_memory_falls_as_microbatches_grow():
             ]
         }
         compiled = training.step.lower(training.abstract_state, batch).compile()
-        found.append(compiled.memory_analysis().temp_size_in_bytes)
-    assert found == sorted(found, reverse=True) and found[-1] < 0.4 * found[0], found
+        peaks.append(compiled.memory_analysis().temp_size_in_bytes)
+    assert peaks == sorted(peaks, reverse=True) and peaks[-1] < 0.4 * peaks[0], peaks
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def row(first, length):
     return tf.range(first, first + length)
 
 
-def made(name, make, *more, **features):
+def add_task(name, make, *more, **features):
     """A task whose n-th example is what `make` makes of n."""
     source = seqio.FunctionDataSource(numbers, ["train", "validation"])
     step = lambda dataset: dataset.map(lambda example: make(example["n"]))
@@ -48,24 +48,24 @@ PAIR = lambda n: {"inputs": row(3 + n % 9, 1 + n % 7), "targets": row(20 + n % 5
 @pytest.fixture
 def tasks():
     """Tasks of kinds that public projects have."""
-    made("pairs", PAIR, inputs=RAW, targets=RAW)
-    made("undeclared", PAIR, targets=RAW)
+    add_task("pairs", PAIR, inputs=RAW, targets=RAW)
+    add_task("undeclared", PAIR, targets=RAW)
     model_features = lambda n: {"decoder_target_tokens": row(5, 1 + n % 6), "decoder_loss_weights": row(5, 1 + n % 6) % 2}
-    made("for_decoders", model_features, decoder_target_tokens=RAW, decoder_loss_weights=RAW)
+    add_task("for_decoders", model_features, decoder_target_tokens=RAW, decoder_loss_weights=RAW)
     weighed = lambda n: {"decoder_target_tokens": row(5, 1 + n % 6), "decoder_loss_weights": tf.fill([1 + n % 6], 0.5)}
-    made("weighed", weighed, decoder_target_tokens=RAW, decoder_loss_weights=dataclasses.replace(RAW, dtype=tf.float32))
-    made("filled", lambda n: {"decoder_target_tokens": tf.ensure_shape(row(n, 8), [8])}, decoder_target_tokens=RAW)
+    add_task("weighed", weighed, decoder_target_tokens=RAW, decoder_loss_weights=dataclasses.replace(RAW, dtype=tf.float32))
+    add_task("filled", lambda n: {"decoder_target_tokens": tf.ensure_shape(row(n, 8), [8])}, decoder_target_tokens=RAW)
     label = seqio.Feature(seqio.PassThroughVocabulary(3), add_eos=False, rank=0)
     dense = seqio.Feature(seqio.PassThroughVocabulary(1), add_eos=False, rank=2, dtype=tf.float32)
     labelled = lambda n: {**PAIR(n), "label": n % 3, "image": tf.fill([1 + n % 3, 2], tf.cast(n, tf.float32))}
-    made("labelled", labelled, inputs=RAW, targets=RAW, label=label, image=dense)
+    add_task("labelled", labelled, inputs=RAW, targets=RAW, label=label, image=dense)
     optional = dataclasses.replace(RAW, required=False)
-    made("optional", lambda n: {"targets": PAIR(n)["targets"]}, inputs=optional, targets=RAW)
+    add_task("optional", lambda n: {"targets": PAIR(n)["targets"]}, inputs=optional, targets=RAW)
     segments = lambda n: {
         "inputs": row(3, 5), "inputs_segment_ids": tf.constant([1, 1, 2, 2, 2]),
         "targets": row(9, 3), "targets_segment_ids": tf.constant([1, 2, 2]),
     }  # fmt: skip
-    made("in_twos", segments, inputs=RAW, targets=RAW, inputs_segment_ids=RAW, targets_segment_ids=RAW)
+    add_task("in_twos", segments, inputs=RAW, targets=RAW, inputs_segment_ids=RAW, targets_segment_ids=RAW)
     names = ["pairs", "undeclared", "for_decoders", "weighed", "filled", "labelled", "optional", "in_twos"]
     seqio.MixtureRegistry.add("both_weighed", [("for_decoders", 1.0), ("weighed", 1.0)])
     seqio.MixtureRegistry.add("several", [("pairs", 1.0), ("optional", 2.0), ("sotu_span_corruption", 1.0)])
@@ -80,8 +80,8 @@ def batch_of(name, architecture="encoder_decoder", lengths={"inputs": 8, "target
     """(what is told of a training batch, a training batch, one of evaluation)"""
     data = DataConfig(name, dict(lengths), 8, ByteVocabulary(), shards=2, **options)
     described = resolve_batch(data, architecture)
-    found = resolve_tasks(data, architecture, 384)
-    return described, next(SeqioBatches(found, data, seed=0)), next(eval_batches(found, found.components[0], data))
+    resolved = resolve_tasks(data, architecture, 384)
+    return described, next(SeqioBatches(resolved, data, seed=0)), next(eval_batches(resolved, resolved.components[0], data))
 
 
 def shapes(batch):
@@ -140,8 +140,8 @@ def test_what_is_told_is_trained_for_every_objective():
             if objective.refusal(architecture) is None:
                 lengths = {"inputs" if "inputs" in objective.needed_lengths(architecture) else "targets": 48}
                 data = DataConfig(f"sotu_{name}", lengths, 8, ByteVocabulary(), shards=1, pack=number % 2 == 0)
-                described, found = resolve_batch(data, architecture), resolve_tasks(data, architecture, 384)
-                assert shapes(described.features) == shapes(next(SeqioBatches(found, data, seed=0))), (name, architecture)
+                described, resolved = resolve_batch(data, architecture), resolve_tasks(data, architecture, 384)
+                assert shapes(described.features) == shapes(next(SeqioBatches(resolved, data, seed=0))), (name, architecture)
 
 
 OBJECTIVE_FILES = sorted(str(path.relative_to(PACKAGE_GIN)) for path in PACKAGE_GIN.glob("objectives/**/*.gin"))
@@ -163,8 +163,8 @@ def test_what_is_told_is_trained_for_every_gin_file(file):
         except UserError as error:
             assert "cannot be trained on" in error.sentence
             continue
-        found = resolve_tasks(data, architecture, 10**6)
-        assert shapes(described.features) == shapes(next(SeqioBatches(found, data, seed=0)))
+        resolved = resolve_tasks(data, architecture, 10**6)
+        assert shapes(described.features) == shapes(next(SeqioBatches(resolved, data, seed=0)))
         return
     raise AssertionError("no architecture is made for it")
 
@@ -174,12 +174,12 @@ def test_seqios_own_converters_give_the_rows_that_ours_give():
     """Unpacked, of the same examples; and with their own options."""
     dataset = numbers("train", False).take(9).map(lambda example: PAIR(example["n"]))
     lengths = {"inputs": 8, "targets": 6}
-    for architecture, theirs in (
+    for architecture, seqio_converter in (
         ("encoder_decoder", seqio.EncDecFeatureConverter(pack=False)),
         ("prefix_decoder", seqio.PrefixLMFeatureConverter(pack=False)),
     ):
-        ours = FeatureConverter(architecture, pack=False)(dataset, lengths).as_numpy_iterator()
-        for row, expected in zip(ours, theirs(dataset, lengths).as_numpy_iterator(), strict=True):
+        actual = FeatureConverter(architecture, pack=False)(dataset, lengths).as_numpy_iterator()
+        for row, expected in zip(actual, seqio_converter(dataset, lengths).as_numpy_iterator(), strict=True):
             assert set(expected) <= set(row)
             for name in expected:
                 np.testing.assert_array_equal(row[name], expected[name], err_msg=name)

@@ -58,8 +58,8 @@ def rows_of(objective, architecture, lengths, documents, pack=True, count=4):
     tasks.register_text("text", text_source(*documents))
     try:
         config = DataConfig("text", lengths, 1, ByteVocabulary(), objective=objective, shards=1, pack=pack, eval_steps=count)
-        found = resolve_tasks(config, architecture, 384)
-        return [{name: x[0] for name, x in row.items()} for row in eval_batches(found, found.components[0], config)]
+        resolved = resolve_tasks(config, architecture, 384)
+        return [{name: x[0] for name, x in row.items()} for row in eval_batches(resolved, resolved.components[0], config)]
     finally:
         tasks.remove_text("text")
 
@@ -223,12 +223,12 @@ def test_processes_read_the_rows_they_hold_and_save_each_position_once(text, tmp
         owned: set[int] = set()
         saved = []
         for process, rows in enumerate(map(np.array, held)):
-            mine = batches_of(config, "causal_decoder", rows=Rows(rows, np.setdiff1d(rows, list(owned))))
+            own_batches = batches_of(config, "causal_decoder", rows=Rows(rows, np.setdiff1d(rows, list(owned))))
             owned |= set(rows.tolist())
-            assert all(equal(next(mine), {name: x[rows] for name, x in batch.items()}) for batch in expected)
+            assert all(equal(next(own_batches), {name: x[rows] for name, x in batch.items()}) for batch in expected)
             directory = epath.Path(tmp_path) / f"{number}_{process}"
             directory.mkdir()
-            mine.save(directory)
+            own_batches.save(directory)
             saved += [file.name for file in directory.glob("*.index")]
         assert sorted(saved) == [f"shard_{shard}.index" for shard in range(2) if 4 * shard in owned]
 
@@ -252,18 +252,20 @@ def test_an_epoch_read_by_one_process_then_two_then_one_has_every_example_once(t
         "numbered", {"inputs": 8, "targets": 8}, 4, ByteVocabulary(), shuffle_buffer_size=1, pack=False, shards=4
     )
     both = [Rows(np.array(rows), np.array(rows)) for rows in ([0, 1], [2, 3])]
-    seen: list[str] = []
+    texts_read: list[str] = []
     for number, (processes, steps) in enumerate([([None], 3), (both, 3), ([None], 2)]):
         readers = [batches_of(config, rows=rows) for rows in processes]
         for reader in readers:
             if number:
                 reader.restore(epath.Path(tmp_path))
             for _ in range(steps):
-                seen += [VOCABULARY.decode([int(t) for t in row if t > 1]) for row in next(reader)["encoder_input_tokens"]]
+                texts_read += [
+                    VOCABULARY.decode([int(t) for t in row if t > 1]) for row in next(reader)["encoder_input_tokens"]
+                ]
         for reader in readers:
             reader.save(epath.Path(tmp_path))
     seqio.TaskRegistry.remove("numbered")
-    assert sorted(seen) == [f"{n:02d}" for n in range(32)]
+    assert sorted(texts_read) == [f"{n:02d}" for n in range(32)]
 
 
 @pytest.mark.slow
@@ -273,8 +275,8 @@ def test_shards_read_every_document_once_and_mask_differently(text):
     lengths = {"inputs": 128, "targets": 60}
     config = DataConfig("text_span_corruption", lengths, 4, ByteVocabulary(), shuffle_buffer_size=1, pack=False, shards=4)
     batch = next(batches_of(config))
-    seen = [VOCABULARY.decode([int(t) for t in row if 0 < t < 259]) for row in batch["encoder_input_tokens"]]
-    assert len({text[:25] for text in seen}) == 4
+    texts_read = [VOCABULARY.decode([int(t) for t in row if 0 < t < 259]) for row in batch["encoder_input_tokens"]]
+    assert len({text[:25] for text in texts_read}) == 4
     masks = {tuple(np.flatnonzero(row >= 259)) for row in batch["encoder_input_tokens"]}
     assert len(masks) == 4
 
@@ -282,20 +284,20 @@ def test_shards_read_every_document_once_and_mask_differently(text):
 @pytest.mark.slow
 def test_evaluation_reads_the_same_held_out_rows_every_time_and_fills_up_with_padding():
     config = small_config("sotu_full_lm", eval_steps=10_000, batch_size=512)
-    found = resolve_tasks(config, "causal_decoder", 384)
-    once, again = (list(eval_batches(found, found.components[0], config)) for _ in range(2))
+    resolved = resolve_tasks(config, "causal_decoder", 384)
+    once, again = (list(eval_batches(resolved, resolved.components[0], config)) for _ in range(2))
     assert len(once) == len(again) and all(map(equal, once, again))
     last = once[-1]["decoder_target_tokens"]
     assert last.shape == (512, 32) and not last[-1].any()
     from t5x_lab.tasks.sotu import speeches
 
     characters = sum(len(pathlib.Path(file).read_bytes().split()) for file in speeches()["validation"])
-    words = sum(
+    num_words = sum(
         len(VOCABULARY.decode([int(t) for t in row if t > 1]).split())
         for batch in once
         for row in batch["decoder_target_tokens"]
     )
-    assert words == pytest.approx(characters, rel=0.25)  # rows cut words in two, nothing is lost
+    assert num_words == pytest.approx(characters, rel=0.25)  # rows cut words in two, nothing is lost
     assert set(speeches()["train"]).isdisjoint(speeches()["validation"])
 
 
@@ -320,8 +322,8 @@ def test_a_folder_of_files_is_trained_on_from_gin_alone(kind, tmp_path):
     files = TextFiles(train=str(tmp_path / f"*.{kind}"), text_key="content")
     batch = next(batches_of(small_config("files_full_lm", files=files), "causal_decoder"))
     assert "own text" in VOCABULARY.decode([int(t) for t in batch["decoder_target_tokens"].reshape(-1) if t > 1])
-    found = [text.decode() for text in text_files(files).get_dataset("train").map(lambda x: x["text"]).as_numpy_iterator()]
-    assert sorted("\n".join(found).splitlines()) == sorted(texts)
+    results = [text.decode() for text in text_files(files).get_dataset("train").map(lambda x: x["text"]).as_numpy_iterator()]
+    assert sorted("\n".join(results).splitlines()) == sorted(texts)
 
 
 @pytest.mark.slow
@@ -472,28 +474,28 @@ def test_reading_ends_at_once(text):
     """TensorFlow's tuning thread would sleep for up to a minute before the last batch's iterator is gone."""
     text("some words of a text " * 20)
     config = DataConfig("text_full_lm", {"targets": 64}, 2, ByteVocabulary(), shards=1)
-    found = resolve_tasks(config, "causal_decoder", 384)
-    training = SeqioBatches(found, config, seed=0)._datasets.values()
-    evaluation = EvalBatches(found, found.components[0], config)._dataset()
+    resolved = resolve_tasks(config, "causal_decoder", 384)
+    training = SeqioBatches(resolved, config, seed=0)._datasets.values()
+    evaluation = EvalBatches(resolved, resolved.components[0], config)._dataset()
     assert not any(dataset.options().autotune.enabled for dataset in (*training, evaluation))
 
 
 def test_a_trained_sentencepiece_model_has_t5s_ids(tmp_path):
-    words = [f"the number {n} and the word w{n % 97} of the text" for n in range(3000)]
-    train_sentencepiece(words, "vocab.model", 200)
+    texts = [f"the number {n} and the word w{n % 97} of the text" for n in range(3000)]
+    train_sentencepiece(texts, "vocab.model", 200)
     vocabulary = build_vocabulary(SentencePieceVocabulary("vocab.model", extra_ids=100))
     assert (vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id, vocabulary.vocab_size) == (0, 1, 2, 300)
     assert vocabulary.decode(vocabulary.encode("the word w5 of the text")) == "the word w5 of the text"
     assert vocabulary.encode("<extra_id_0>")[-1] == 299
     with pytest.raises(UserError, match="cannot train 100000 pieces"):
-        train_sentencepiece(words, "other.model", 100_000)
+        train_sentencepiece(texts, "other.model", 100_000)
     assert not pathlib.Path("other.model").exists() and not pathlib.Path("other.model.tmp").exists()
 
 
 def test_byte_pairs_are_merged_by_their_numbers(tmp_path):
     """The first piece of several characters is the pair that stands beside each other most often, ids are T5's."""
-    words = [f"zq{'zq' * (n % 5)} ab{n % 7}" for n in range(500)]
-    (tmp_path / "words.txt").write_text("\n".join(words) + "\n")
+    texts = [f"zq{'zq' * (n % 5)} ab{n % 7}" for n in range(500)]
+    (tmp_path / "words.txt").write_text("\n".join(texts) + "\n")
     assert main(["vocab", f"--input={tmp_path}/words.txt", "--output=bpe.model", "--size=30", "--model_type=bpe"]) == 0
     model = sentencepiece.SentencePieceProcessor(model_file="bpe.model")
     assert (model.pad_id(), model.eos_id(), model.unk_id()) == (0, 1, 2) and model.get_piece_size() == 30
@@ -505,10 +507,10 @@ def test_the_tasks_of_a_vocabulary_share_one_tokenizer_of_tensorflow(monkeypatch
     texts = [f"word w{n % 97} and number {n}" for n in range(3000)]
     train_sentencepiece(texts, "shared.model", 150)
     config = SentencePieceVocabulary("shared.model", extra_ids=10)
-    made = []
+    tokenizers = []
     make = tf_text.SentencepieceTokenizer.__init__
     monkeypatch.setattr(
-        tf_text.SentencepieceTokenizer, "__init__", lambda self, *a, **k: (made.append(1), make(self, *a, **k))[1]
+        tf_text.SentencepieceTokenizer, "__init__", lambda self, *a, **k: (tokenizers.append(1), make(self, *a, **k))[1]
     )
     vocabularies = [build_vocabulary(config) for _ in range(3)]
     assert vocabularies[0] == vocabularies[1] == seqio.SentencePieceVocabulary("shared.model", 10) == vocabularies[2]
@@ -517,7 +519,7 @@ def test_the_tasks_of_a_vocabulary_share_one_tokenizer_of_tensorflow(monkeypatch
         decoded = encoded.map(vocabulary.decode_tf).as_numpy_iterator()
         assert [list(ids) for ids in encoded.as_numpy_iterator()] == [vocabulary.encode(text) for text in texts[:20]]
         assert [text.decode() for text in decoded] == texts[:20]
-    assert len(made) == 1
+    assert len(tokenizers) == 1
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:  # as Beam's workers and users of Estimators have it
         ids = vocabularies[0].encode_tf(tf.constant(texts[5]))
         session.run(tf.compat.v1.tables_initializer())

@@ -94,8 +94,8 @@ def test_a_wide_beam_finds_what_exhaustive_search_finds(alpha):
         best = exhaustive(tables[row], vocab, max_tokens, config)
         assert len(best) == 1 + 5 + 25 + 125
         np.testing.assert_allclose(scores[row][: len(best)], [score for score, _ in best], rtol=1e-4)
-        found = [tuple(t[: list(t).index(EOS) + 1]) for t in np.asarray(tokens[row][: len(best)])]
-        assert found == [text for _, text in best]
+        results = [tuple(t[: list(t).index(EOS) + 1]) for t in np.asarray(tokens[row][: len(best)])]
+        assert results == [text for _, text in best]
 
 
 def slow_beams(table, vocab, max_tokens, config, before):
@@ -248,18 +248,18 @@ def test_a_forced_beginning_is_gone_on_from(config):
     for alpha in (0.0, 0.6):  # the penalty counts what was forced, as it counts a decoder's prompt
         options = dict(max_tokens=4, beams=BeamConfig(1, alpha), eos_id=EOS, beginning=[7, 11])
         tokens, scores = Inference(sharded).search(params, prompts, **options)
-        for prompt, found, score in zip(prompts, tokens[:, 0].tolist(), scores[:, 0]):
+        for prompt, tokens_found, score in zip(prompts, tokens[:, 0].tolist(), scores[:, 0]):
             written, expected = slow_text(model, params, prompt, 4, beginning=[7, 11])
             if alpha == 0.0 and EOS not in written:
-                assert found == written
+                assert tokens_found == written
                 assert score == pytest.approx(sum(expected), abs=1e-4)
-            elif EOS not in written and EOS not in found:
+            elif EOS not in written and EOS not in tokens_found:
                 assert score == pytest.approx(sum(expected) / ((5 + 2 + 4) / 6) ** alpha, abs=1e-4)
     sharded, params, model = sharp_model("causal_decoder")
     run = Run(GinConfig(), sharded, params, 0)
     run.special_tokens, run.eos_id, run.stop_ids = SpecialTokens(), EOS, (EOS,)
-    behind, _ = run.generate_tokens(prompts, max_tokens=5, beginning=[7, 11])
-    np.testing.assert_array_equal(behind, run.generate_tokens([[*p, 7, 11] for p in prompts], max_tokens=5)[0])
+    continuations, _ = run.generate_tokens(prompts, max_tokens=5, beginning=[7, 11])
+    np.testing.assert_array_equal(continuations, run.generate_tokens([[*p, 7, 11] for p in prompts], max_tokens=5)[0])
 
 
 @pytest.mark.slow
@@ -269,17 +269,17 @@ def test_refilled_rows_write_what_each_text_alone_would(name, config):
     """Eleven texts through four rows, refilled as they finish: tokens and log-probabilities of the slow reference."""
     sharded, params, model = sharp_model(name)
     prompts, limits = made_up_texts(11)
-    found = {
+    results = {
         i: (tokens.tolist(), log_probs)
         for i, tokens, log_probs in Inference(sharded).generate(
             params, begun(sharded, prompts), limits=limits, eos_id=EOS, sampling=config, seed=5, batch_size=4
         )
     }
-    assert sorted(found) == list(range(11))
+    assert sorted(results) == list(range(11))
     for i in range(11):
         tokens, log_probs = slow_text(model, params, prompts[i], limits[i], config, seed=5, stream=i)
-        assert found[i][0] == tokens, i
-        np.testing.assert_allclose(found[i][1], log_probs, atol=1e-3)
+        assert results[i][0] == tokens, i
+        np.testing.assert_allclose(results[i][1], log_probs, atol=1e-3)
 
 
 def test_rows_are_refilled_as_they_finish_and_stopped_texts_too():
@@ -290,21 +290,21 @@ def test_rows_are_refilled_as_they_finish_and_stopped_texts_too():
         """Row r of a text with limit n is done after n steps."""
 
         def start(self, prompts, limits, streams):
-            self.left = np.array(limits + [0] * (4 - len(limits)))
+            self.remaining = np.array(limits + [0] * (4 - len(limits)))
             return None
 
         def refill(self, slots, rows, prompts, limits, streams):
-            self.left[rows] = limits
+            self.remaining[rows] = limits
 
         def generate(self, slots, stopped, max_steps, until):
-            self.left[stopped] = 0
+            self.remaining[stopped] = 0
             n = 0
-            while n < max_steps and (self.left <= 0).sum() < until:
-                self.left = np.maximum(self.left - 1, 0)
+            while n < max_steps and (self.remaining <= 0).sum() < until:
+                self.remaining = np.maximum(self.remaining - 1, 0)
                 n += 1
             steps.append(n)
             rows = np.zeros((4, 100))
-            return None, Generated(rows, rows, np.full((4,), 3), self.left <= 0)
+            return None, Generated(rows, rows, np.full((4,), 3), self.remaining <= 0)
 
     limits = [100 if i % 4 == 0 else 5 for i in range(16)]
     args = ([[1]] * 16, limits, range(16))
@@ -350,15 +350,15 @@ def test_scores_with_shared_inputs_equal_those_of_the_whole_sequence(name):
 @pytest.mark.parametrize("name", ["encoder_decoder", "prefix_decoder"])
 def test_a_mesh_of_devices_writes_and_scores_the_same(name):
     prompts, limits = made_up_texts(11, seed=2)
-    found = []
+    results = []
     for mesh, devices in (("data=1", 1), ("data=2,fsdp=2,tensor=2", 8)):
         sharded, params, _ = sharp_model(name, mesh, devices)
         inference, begins = Inference(sharded), begun(sharded, prompts)
         texts = inference.generate(params, begins, limits=limits, eos_id=EOS, batch_size=4)
         scores, _ = inference.score(params, begins + begins, prompts + prompts[::-1], batch_size=8)
-        found.append((sorted((i, tokens.tolist()) for i, tokens, _ in texts), scores))
-    assert found[0][0] == found[1][0]
-    np.testing.assert_allclose(found[0][1], found[1][1], rtol=1e-4)
+        results.append((sorted((i, tokens.tolist()) for i, tokens, _ in texts), scores))
+    assert results[0][0] == results[1][0]
+    np.testing.assert_allclose(results[0][1], results[1][1], rtol=1e-4)
 
 
 @cases(100)
@@ -383,11 +383,11 @@ def test_buckets_are_few():
 def test_of_long_texts_a_batch_has_fewer(monkeypatch):
     monkeypatch.setattr(inference, "MAX_BATCH_TOKENS", 256)
     lengths = [300, 100, 60, 60, 40, *[16] * 40]
-    found = list(Inference(sharp_model("gpt1")[0])._batches(list(range(45)), lambda i: lengths[i], batch_size=12))
-    assert [i for batch, _ in found for i in batch] == list(range(45))
-    for batch, rows in found:
+    results = list(Inference(sharp_model("gpt1")[0])._batches(list(range(45)), lambda i: lengths[i], batch_size=12))
+    assert [i for batch, _ in results for i in batch] == list(range(45))
+    for batch, rows in results:
         assert len(batch) <= rows <= 12 and rows * bucket(lengths[batch[0]]) <= max(256, bucket(lengths[batch[0]]))
-    assert [rows for _, rows in found][:2] == [1, 2] and found[-2][1] == 12
+    assert [rows for _, rows in results][:2] == [1, 2] and results[-2][1] == 12
     # Targets of one input, and inputs whose targets differ, do not come in the order of their lengths.
     for batch, rows in Inference(sharp_model("gpt1")[0])._batches(list(range(45)), lambda i: lengths[-i - 1], batch_size=12):
         longest = bucket(max(lengths[-i - 1] for i in batch))
@@ -399,11 +399,13 @@ def test_learned_positions_limit_each_text_by_itself():
     """GPT-1's 32 positions: a long prompt with few tokens to write beside a short one with many; one too many is a sentence."""
     sharded, params, _ = sharp_model("gpt1")
     prompts, limits = begun(sharded, [[5] * 28, [6, 7], [8] * 20]), [4, 30, 12]
-    found = {i: t.tolist() for i, t, _ in Inference(sharded).generate(params, prompts, limits=limits, eos_id=63, batch_size=2)}
+    results = {
+        i: t.tolist() for i, t, _ in Inference(sharded).generate(params, prompts, limits=limits, eos_id=63, batch_size=2)
+    }
     for i in range(3):
-        assert len(found[i]) == limits[i] or found[i][-1] == 63
+        assert len(results[i]) == limits[i] or results[i][-1] == 63
     alone = {i: t.tolist() for i, t, _ in Inference(sharded).generate(params, prompts[:1], limits=[4], eos_id=63)}
-    assert alone[0] == found[0]
+    assert alone[0] == results[0]
     fit = Inference(sharded).length_limits.truncate_prompts
     for limits, max_length, says in (
         ([5, 5], None, "b has 28 tokens, more than the 27"),

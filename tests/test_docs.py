@@ -55,13 +55,13 @@ def bind_all(page: str) -> list[str]:
     blocks = re.findall(r"```(python|gin)\n(.*?)```", pathlib.Path(page).read_text(), re.DOTALL)
     code = [text for kind, text in blocks if kind == "python" and "@gin.configurable" in text]
     pathlib.Path("of_the_page.py").write_text("\n\n".join(code))
-    found = []
+    bindings = []
     for settings in (re.sub(r"import my_\w+", "import of_the_page", text) for kind, text in blocks if kind == "gin"):
         config = GinConfig(["models/causal_decoder/tiny.gin", "objectives/full_lm.gin"], [*RUN, settings])
         config.run()
         GinConfig([], [config.text]).run()  # as a run directory keeps it
-        found.append(settings)
-    return found
+        bindings.append(settings)
+    return bindings
 
 
 @pytest.mark.slow
@@ -74,8 +74,8 @@ def test_every_page_on_objects_of_ones_own_binds_what_it_shows(page):
 def typed(page: pathlib.Path) -> list[list[str]]:
     """The words of each command t5x_lab that a page or a notebook has, "…" for what the reader adds among them."""
     lines = commands_of(page.read_text())
-    words = [shlex.split(re.split(r" [|>] | 2>", line)[0], comments=True) for line in lines if line.startswith("t5x_lab ")]
-    return [found for found in words if found[1] in COMMANDS]
+    argvs = [shlex.split(re.split(r" [|>] | 2>", line)[0], comments=True) for line in lines if line.startswith("t5x_lab ")]
+    return [argv for argv in argvs if argv[1] in COMMANDS]
 
 
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.py"))
@@ -88,12 +88,12 @@ def test_commands_take_what_the_documentation_types(page):
         module = importlib.import_module(f"t5x_lab.cli.{name}")
         parser = argparse.ArgumentParser(prog=name, allow_abbrev=False, exit_on_error=False)
         module.add_flags(parser)
-        given = [word for word in argv if word != "…" and not re.fullmatch(r"[A-Z_]{3,}", word)]
+        arguments = [word for word in argv if word != "…" and not re.fullmatch(r"[A-Z_]{3,}", word)]
         required = [action for action in parser._actions if action.required and action.option_strings]
-        said = {word.partition("=")[0] for word in given}
+        flags = {word.partition("=")[0] for word in arguments}
         if "…" in argv:
-            given += [f"{action.option_strings[0]}=x" for action in required if action.option_strings[0] not in said]
-        args = _parse(parser, given)
+            arguments += [f"{action.option_strings[0]}=x" for action in required if action.option_strings[0] not in flags]
+        args = _parse(parser, arguments)
         if not hasattr(args, "gin_file") or any("my_" in file or "/" not in file for file in args.gin_file):
             continue  # files that the page shows, which other tests write and run
         if any(re.match(r"import (my_|mine|tickets)", binding) for binding in args.gin_bindings):

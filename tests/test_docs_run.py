@@ -122,25 +122,27 @@ def write_own(folder: pathlib.Path) -> None:
     )
 
 
-def here(command: str) -> list[str]:
+def localize(command: str) -> list[str]:
     """The words of a command of ours, as it runs here."""
     command = re.split(r" +#| [|>] | 2>", command)[0].strip()
     for text, instead in STAND_INS:
         command = re.sub(text, instead, command)
-    words = shlex.split(command)[1:]
-    said = " ".join(words)
-    if words[0] in ("train", "cache"):
-        words += [] if "vocab_size" in said else BYTES.split()
-        words += [] if "RECORDS" in said or "t5_" not in said else FILES.split()
-    if words[0] == "train":
-        words += SMALL.split()
-        words += [] if "TRAIN_STEPS" in said or "my_run.gin" in said else ["--gin.TRAIN_STEPS=4"]
-        words += [] if "MODEL_DIR" in said else [f"--gin.MODEL_DIR=runs/new{abs(hash(said))}"]
-    return words
+    argv = shlex.split(command)[1:]
+    command_line = " ".join(argv)
+    if argv[0] in ("train", "cache"):
+        argv += [] if "vocab_size" in command_line else BYTES.split()
+        argv += [] if "RECORDS" in command_line or "t5_" not in command_line else FILES.split()
+    if argv[0] == "train":
+        argv += SMALL.split()
+        argv += [] if "TRAIN_STEPS" in command_line or "my_run.gin" in command_line else ["--gin.TRAIN_STEPS=4"]
+        argv += [] if "MODEL_DIR" in command_line else [f"--gin.MODEL_DIR=runs/new{abs(hash(command_line))}"]
+    return argv
 
 
 def is_ours(line: str) -> bool:
-    return line.startswith(("t5x_lab ", "python -m t5x_lab.")) and not any(words in line for words in ELSEWHERE)
+    return line.startswith(("t5x_lab ", "python -m t5x_lab.")) and not any(
+        words_elsewhere in line for words_elsewhere in ELSEWHERE
+    )
 
 
 PAGES_THAT_RUN = [page for page in PAGES if [line for line in commands_of(page.read_text()) if is_ours(line)]]
@@ -153,11 +155,11 @@ def test_commands_of_the_documentation_run(page, place):
         shared_data("prompts", "promptsource_templates")
     shutil.copytree(place, ".", dirs_exist_ok=True)
     for line in lines:
-        words = here(line)
+        argv = localize(line)
         if line.startswith("python "):
-            done = subprocess.run([sys.executable, *words], env=os.environ | OFFLINE, capture_output=True, text=True)
+            done = subprocess.run([sys.executable, *argv], env=os.environ | OFFLINE, capture_output=True, text=True)
         else:
-            done = commands.run(*words, environment=OFFLINE)
+            done = commands.run(*argv, environment=OFFLINE)
         assert done.returncode == 0 and "could not be written" not in done.stderr, (
-            f"{line}\n{shlex.join(words)}\n{done.stderr[-3000:]}"
+            f"{line}\n{shlex.join(argv)}\n{done.stderr[-3000:]}"
         )

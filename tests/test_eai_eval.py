@@ -59,11 +59,11 @@ def test_every_task_asks_and_counts_as_in_2022(offline, own_tasks_only, tmp_path
     from t5x_lab.evaluation.harness.model import add_random_baselines
 
     class Model(LM):
-        seed, asked = 0, []
+        seed, requests_seen = 0, []
         tokenizer_name = "none"
 
         def loglikelihood(self, requests, **unused):
-            self.asked += [(request.task_name, request.doc_id, *request.args) for request in requests]
+            self.requests_seen += [(request.task_name, request.doc_id, *request.args) for request in requests]
             return [made_up(self.seed, *request.args) for request in requests]
 
         def loglikelihood_rolling(self, requests, **unused):
@@ -71,33 +71,35 @@ def test_every_task_asks_and_counts_as_in_2022(offline, own_tasks_only, tmp_path
 
         generate_until = loglikelihood_rolling
 
-    for name, theirs in THEIRS.items():
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in theirs["records"]))
+    for name, reference in THEIRS.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in reference["records"]))
     (tmp_path / "tasks").mkdir()
     manager = own_tasks_only(include_path=str(FOLDER))
     write_task_files(str(tmp_path / "tasks"), manager.task_index, ["eai_eval"], [str(tmp_path / "{task}.jsonl")], NAME_PREFIX)
     manager = own_tasks_only(include_path=[str(FOLDER), str(tmp_path / "tasks")])
     tasks, model = manager.load(["eai_eval"])["tasks"], Model()
-    for name, theirs in THEIRS.items():
+    for name, reference in THEIRS.items():
         task = tasks[f"eai_{name}"]
-        assert theirs["split"] == ("test" if task.has_test_docs() else "validation") or name == "lambada"
-        for model.seed, expected in enumerate(theirs["accuracies"]):
-            model.asked = []
+        assert reference["split"] == ("test" if task.has_test_docs() else "validation") or name == "lambada"
+        for model.seed, expected in enumerate(reference["accuracies"]):
+            model.requests_seen = []
             options = dict(task_dict={f"eai_{name}": task}, log_samples=True, bootstrap_iters=0)
             results = lm_eval.evaluate(lm=model, **options)
             assert results["results"][f"eai_{name}"]["acc,none"] == pytest.approx(expected, abs=1e-12), name
         by_doc = {}
-        for _, doc, *pair in model.asked:
+        for _, doc, *pair in model.requests_seen:
             by_doc.setdefault(doc, set()).add(tuple(pair))
-        asked = [{tuple(pair) for pair in pairs} for pairs in theirs["asked"]]
-        assert [by_doc[number] for number in sorted(by_doc)] == asked, name
+        expected_requests = [{tuple(pair) for pair in pairs} for pairs in reference["asked"]]
+        assert [by_doc[number] for number in sorted(by_doc)] == expected_requests, name
         add_random_baselines(results, results["samples"])
         baseline = results["results"][f"eai_{name}"]["random_baseline,none"]
-        counts = {len(pairs) for pairs in asked}
+        counts = {len(pairs) for pairs in expected_requests}
         if name in ("lambada", "triviaqa", "webqs"):
             assert baseline == 0
         elif name != "multirc":
-            assert baseline == pytest.approx(math.fsum(1 / len(pairs) for pairs in asked) / len(asked)), counts
+            assert baseline == pytest.approx(
+                math.fsum(1 / len(pairs) for pairs in expected_requests) / len(expected_requests)
+            ), counts
 
 
 def test_chance_by_hand():
@@ -134,8 +136,8 @@ def test_real_records_give_what_an_independent_computation_gives(offline, own_ta
         for answer in question["answers"]
     ][:30]
     contexts = [f"{text}\nQuestion: {question}\nAnswer:" for _, _, text, question, _ in answers for _ in range(2)]
-    said = [f" {a['text']}\nIs the answer correct? {word}" for *_, a in answers for word in ("yes", "no")]
-    scores = run.score(contexts, said).reshape(-1, 2)
+    answer_prompts = [f" {a['text']}\nIs the answer correct? {word}" for *_, a in answers for word in ("yes", "no")]
+    scores = run.score(contexts, answer_prompts).reshape(-1, 2)
     right, sizes = {}, {}
     for (number, question, *_, a), (yes, no) in zip(answers, scores, strict=True):
         right.setdefault((number, question), []).append((yes > no) == bool(a["label"]))

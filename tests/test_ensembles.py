@@ -26,8 +26,8 @@ def members_of(*networks):
     return ensemble, {"members": {str(i): own for i, own in enumerate(params)}}, models, params
 
 
-def assert_close(found, expected):
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4 * float(np.abs(expected).max()))
+def assert_close(actual, expected):
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4 * float(np.abs(expected).max()))
 
 
 @pytest.mark.parametrize(
@@ -40,12 +40,12 @@ def test_logits_are_the_mean_of_the_members(networks):
     assert_close(ensemble.logits(params, batch), np.mean(each, axis=0))
     prompt = jnp.asarray(np.random.default_rng(0).integers(1, 64, (3, 5)))
     logits, state = ensemble.prefill(params, prompt, 4)
-    found = [model.prefill(p, prompt, 4) for model, p in zip(models, own, strict=True)]
+    results = [model.prefill(p, prompt, 4) for model, p in zip(models, own, strict=True)]
     for _ in range(3):
-        assert_close(logits, np.mean([x for x, _ in found], axis=0))
+        assert_close(logits, np.mean([x for x, _ in results], axis=0))
         token = jnp.argmax(logits, axis=-1)
         logits, state = ensemble.decode_step(params)(state, token)
-        found = [m.decode_step(p)(s, token) for m, p, (_, s) in zip(models, own, found, strict=True)]
+        results = [m.decode_step(p)(s, token) for m, p, (_, s) in zip(models, own, results, strict=True)]
 
 
 @pytest.mark.parametrize("decoder", ["causal_decoder", "prefix_decoder"])
@@ -66,13 +66,13 @@ def test_an_encoder_decoder_and_a_decoder_read_the_same(decoder):
             "decoder_input_tokens": jnp.asarray([row]),
             "decoder_causal_attention": jnp.asarray([[int(i <= len(inputs)) for i in range(len(row))]]),
         }
-        mine = models[1].logits(own[1], alone)[:, len(inputs) :]
-        mean = (models[0].logits(own[0], batch) + mine) / 2
+        decoder_logits = models[1].logits(own[1], alone)[:, len(inputs) :]
+        mean = (models[0].logits(own[0], batch) + decoder_logits) / 2
         assert_close(ensemble.logits(params, batch), mean)
         expected.append(mean[0])
 
     padded = lambda tokens, length: np.pad(tokens, (0, length - len(tokens)))
-    together = lambda of, length: jnp.asarray([padded([x for example in examples for x in of(example)], length)])
+    together = lambda to_tokens, length: jnp.asarray([padded([x for example in examples for x in to_tokens(example)], length)])
     number = iter((*range(1, 4), *range(1, 4)))
     packed = {
         "encoder_input_tokens": together(lambda e: e[0], 12),
@@ -83,8 +83,8 @@ def test_an_encoder_decoder_and_a_decoder_read_the_same(decoder):
         "decoder_segment_ids": together(lambda e, n=number: [next(n)] * len(e[1]), 11),
         "decoder_positions": together(lambda e: range(len(e[1])), 11),
     }
-    found = ensemble.logits(params, packed)[0]
-    assert_close(found[:9], np.concatenate(expected))
+    result = ensemble.logits(params, packed)[0]
+    assert_close(result[:9], np.concatenate(expected))
     row, _ = join_inputs_and_targets(packed)
     assert jnp.max(row["decoder_positions"][row["decoder_segment_ids"] > 0]) == 6  # of 3 + 4 tokens
 
@@ -108,9 +108,9 @@ def test_padding_of_an_encoder_decoders_batch_counts_for_nothing():
     }
     padded = {name: np.pad(x, [(0, 0), (0, 9 if name.startswith("encoder") else 3)]) for name, x in bare.items()}
     padded["decoder_loss_weights"] = (padded["decoder_target_tokens"] > 0).astype(np.int32)
-    found = ensemble.logits(params, padded)
-    assert np.isfinite(found).all()
-    assert_close(found[:, :5], ensemble.logits(params, bare))
+    result = ensemble.logits(params, padded)
+    assert np.isfinite(result).all()
+    assert_close(result[:, :5], ensemble.logits(params, bare))
     assert_close(ensemble.loss(params, padded).loss, ensemble.loss(params, bare).loss)
 
 
@@ -136,17 +136,17 @@ def test_run_directories_are_asked_together(tmp_path, capsys):
         np.testing.assert_allclose(run.score([[50, 60]], [[70, 80, 90]]), [score], rtol=1e-3)
         assert len(run.generate(["a"], max_tokens=3)) == 1 and len(run.generate(["a"], max_tokens=3, beam_size=2)) == 1
     (tmp_path / "in.jsonl").write_text(json.dumps({"inputs": "a", "targets": "of words"}) + "\n")
-    of = f"--model_dir={','.join(directories)}"
-    assert main(["infer", of, f"--input={tmp_path}/in.jsonl", f"--output={tmp_path}/out.jsonl", "--mode=score"]) == 0
+    flag = f"--model_dir={','.join(directories)}"
+    assert main(["infer", flag, f"--input={tmp_path}/in.jsonl", f"--output={tmp_path}/out.jsonl", "--mode=score"]) == 0
     scored = json.loads((tmp_path / "out.jsonl").read_text())["score"]
     np.testing.assert_allclose(scored, run.score(["a"], ["of words"]), rtol=1e-3)
     losses = {}
-    for of in (directories[0], f"{directories[0]},{directories[0]}", ",".join(directories)):
+    for flag in (directories[0], f"{directories[0]},{directories[0]}", ",".join(directories)):
         capsys.readouterr()
-        assert main(["eval", f"--model_dir={of}", "--json"]) == 0
+        assert main(["eval", f"--model_dir={flag}", "--json"]) == 0
         ((split, metrics),) = json.loads(capsys.readouterr().out)["2"].items()
-        losses[of] = metrics["loss"]
-        assert split.startswith("eval_ensemble/" if "," in of else "eval/")
+        losses[flag] = metrics["loss"]
+        assert split.startswith("eval_ensemble/" if "," in flag else "eval/")
     alone, twice, of_three = losses.values()
     assert twice == pytest.approx(alone, rel=1e-5) and abs(of_three - alone) > 1e-4
     settings = json.loads((tmp_path / "0/evals/eval_ensemble_2/settings.json").read_text())

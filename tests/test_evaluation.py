@@ -30,7 +30,7 @@ SHARED = ROOT.parent / "shared" / "data"
 
 
 @pytest.fixture(scope="module")
-def known(tmp_path_factory):
+def known_run(tmp_path_factory):
     """A byte-level encoder-decoder that was trained until it knows twelve lines, in a folder with their task."""
     folder = tmp_path_factory.mktemp("known")
     before = pathlib.Path.cwd()
@@ -50,9 +50,9 @@ def known(tmp_path_factory):
 
 
 @pytest.fixture
-def inside(known, monkeypatch):
-    monkeypatch.chdir(known)
-    return known
+def inside(known_run, monkeypatch):
+    monkeypatch.chdir(known_run)
+    return known_run
 
 
 @pytest.mark.slow
@@ -106,15 +106,15 @@ def test_training_and_eval_measure_the_tasks_own_metrics(inside, capsys):
     run = t5x_lab.load("run")
     own = run.scores(QUESTIONS, ANSWERS, eos=True).log_prob.mean()
     assert main(["eval", "--model_dir=run", "--step=75,150", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert list(found) == ["75", "150"] and found["150"]["infer/known"]["exact"] == 1.0
-    assert found["150"]["infer/known"]["mean_score"] == pytest.approx(own, abs=1e-4)
-    assert found["150"]["eval/known"]["accuracy"] == 1.0
+    report = json.loads(capsys.readouterr().out)
+    assert list(report) == ["75", "150"] and report["150"]["infer/known"]["exact"] == 1.0
+    assert report["150"]["infer/known"]["mean_score"] == pytest.approx(own, abs=1e-4)
+    assert report["150"]["eval/known"]["accuracy"] == 1.0
     lines = [json.loads(line) for line in pathlib.Path("run/inference/known-150.jsonl").read_text().splitlines()]
     assert [(x["inputs"], x["targets"], x["prediction"]) for x in lines] == list(zip(QUESTIONS, ANSWERS, ANSWERS, strict=True))
     assert main(["eval", "--model_dir=run", "--gin.MIXTURE_OR_TASK_NAME=both_known", "--follow", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert list(found) == ["75", "150"] and found["150"]["infer/known_too"]["exact"] == 1.0
+    report = json.loads(capsys.readouterr().out)
+    assert list(report) == ["75", "150"] and report["150"]["infer/known_too"]["exact"] == 1.0
     assert main(["eval", "--model_dir=run", "--gin.MIXTURE_OR_TASK_NAME=ranked", "--json"]) == 0  # T5's own rank classification
     assert json.loads(capsys.readouterr().out)["150"]["infer/ranked"]["accuracy"] == 100.0
     for step, says in (("7", "no checkpoint of step 7"), ("soon", "several numbers separated by commas")):
@@ -131,8 +131,8 @@ def test_fine_tuning_measures_the_tasks_metrics_on_whole_inputs(inside, tmp_path
         "--gin.LearningRate.base_learning_rate=1e-9",
     ]  # fmt: skip
     assert main(command) == 0
-    found = {line["split"]: line for line in read_metrics(f"{tmp_path}/tuned")}
-    assert found["infer/known"]["exact"] == 1.0 and found["infer/known"]["step"] == 2
+    results = {line["split"]: line for line in read_metrics(f"{tmp_path}/tuned")}
+    assert results["infer/known"]["exact"] == 1.0 and results["infer/known"]["step"] == 2
     capsys.readouterr()
     assert main(["eval", "--model_dir=run", short, "--json"]) == 0
     assert "were cut to 9 tokens" in capsys.readouterr().err
@@ -197,8 +197,8 @@ def test_infer_killed_twice_writes_every_example_once(inside, tmp_path):
     kills, line_counts = 0, []
     for _ in range(20):
         process = commands.Command(*command, "--seed=3", f"--output={output}", log=f"{tmp_path}/log")
-        seen = output.stat().st_size if output.exists() else 0
-        process.wait_until(lambda seen=seen: kills < 2 and output.exists() and output.stat().st_size > seen, pause=0.01)
+        size = output.stat().st_size if output.exists() else 0
+        process.wait_until(lambda size=size: kills < 2 and output.exists() and output.stat().st_size > size, pause=0.01)
         if not process.is_running():
             break
         process.kill()
@@ -247,24 +247,24 @@ def test_ties_and_what_is_not_a_number():
 
 def test_normalizations_may_disagree():
     """Worked by hand: sums -4, -5, -9; per token -4, -2.5, -3; per character -2, -1.25, -0.9."""
-    found = make_answer([-4.0, -5.0, -9.0], [1, 2, 3], [2, 4, 10])
-    assert found.picks == {"sum": 0, "token_mean": 1, "character_mean": 2} and not found.ties
+    result = make_answer([-4.0, -5.0, -9.0], [1, 2, 3], [2, 4, 10])
+    assert result.picks == {"sum": 0, "token_mean": 1, "character_mean": 2} and not result.ties
 
 
 def test_a_report_names_its_data_sets_and_spreads_over_prompts():
-    questions, found = [], []
+    questions, results = [], []
     right_of = {("a", "p"): 4, ("a", "q"): 2, ("a", "r"): 1, ("b", "p"): 3}
     for (dataset, prompt), right in right_of.items():
         for i in range(4):
             questions.append(Question("x", ("y", "z"), 0, dataset, prompt))
-            found.append(make_answer([-1.0, -2.0] if i < right else [-2.0, -1.0], [1, 1], [1, 1]))
-    report = accuracy.report(questions, found)
+            results.append(make_answer([-1.0, -2.0] if i < right else [-2.0, -1.0], [1, 1], [1, 1]))
+    report = accuracy.report(questions, results)
     over = report["datasets"]["a"]["over_prompts"]["sum"]
     values = [1.0, 0.5, 0.25]
     assert over["median"] == 0.5 and over["mean"] == pytest.approx(statistics.fmean(values)) and over["lowest"] == 0.25
     assert over["interquartile_range"] == pytest.approx(np.subtract(*np.percentile(values, [75, 25])))
     assert report["average(a+b)"]["sum"] == pytest.approx((0.5 + 0.75) / 2)
-    only = accuracy.report(questions[:12], found[:12])
+    only = accuracy.report(questions[:12], results[:12])
     assert "average(a)" in only and "average(a+b)" not in only
     means = [(1.0 + 0.5 + 0.25) / 3, 0.75]
     assert report["average_of_means(a+b)"] == {
@@ -273,7 +273,7 @@ def test_a_report_names_its_data_sets_and_spreads_over_prompts():
         "character_mean": ANY,
         "chance": 0.5,
     }
-    dev = accuracy.report(questions[4:], found[4:])  # where q is a's best
+    dev = accuracy.report(questions[4:], results[4:])  # where q is a's best
     best = accuracy.add_best_prompts(report, dev, "validation")["best_on_validation"]
     assert best["a"] == {"prompt": "q", "validation": 0.5, "sum": 0.5} and best["average(a+b)"] == pytest.approx(
         (0.5 + 0.75) / 2
@@ -326,16 +326,16 @@ def test_what_does_not_fit_the_model_does_not_end_an_evaluation(architecture, ca
 
     run = fresh(architecture, "SpecialTokens.input_eos = True")
     model = HarnessModel(run, max_length=8)
-    asked = lambda kind, *arguments: [instance(kind, {}, args, i) for i, args in enumerate(arguments)]
-    short, long = model.loglikelihood(asked("loglikelihood", ("ab", " c"), ("ab", " far too long")))
+    instances = lambda kind, *arguments: [instance(kind, {}, args, i) for i, args in enumerate(arguments)]
+    short, long = model.loglikelihood(instances("loglikelihood", ("ab", " c"), ("ab", " far too long")))
     np.testing.assert_allclose(short[0], run.score(["ab"], [" c"])[0], rtol=1e-4)
     assert long == (-math.inf, False)
     assert "1 of 2 requests have continuations of up to 13 tokens, beyond the 8 tokens" in capsys.readouterr().err
     wishes = ({"until": ["\n"], "max_gen_toks": 3}, {"until": ["\n"], "max_gen_toks": 30})
-    texts = model.generate_until(asked("generate_until", *(("ab", wish) for wish in wishes)))
+    texts = model.generate_until(instances("generate_until", *(("ab", wish) for wish in wishes)))
     assert texts[0] == run.generate(["ab"], max_tokens=3)[0][0].partition("\n")[0]
-    said = "1 of 2 requests ask for 30 tokens (max_gen_toks), which leave no room in the 8 tokens" in capsys.readouterr().err
-    assert said == (architecture == "causal_decoder") and (not said or texts[1] == "")
+    stderr = "1 of 2 requests ask for 30 tokens (max_gen_toks), which leave no room in the 8 tokens" in capsys.readouterr().err
+    assert stderr == (architecture == "causal_decoder") and (not stderr or texts[1] == "")
 
 
 @pytest.mark.slow
@@ -409,8 +409,8 @@ def test_lm_eval_on_copa_equals_an_independent_computation(architecture, offline
     contexts = [r["context"] for r in records for _ in range(2)]
     choices = [" " + choice for r in records for choice in r["choices"]]
     scores = run.score(contexts, choices).reshape(-1, 2)
-    ours = np.array([[float(x[0][0]) for x in row["resps"]] for row in rows])
-    np.testing.assert_allclose(ours, scores, rtol=1e-4, atol=1e-3)
+    actual = np.array([[float(x[0][0]) for x in row["resps"]] for row in rows])
+    np.testing.assert_allclose(actual, scores, rtol=1e-4, atol=1e-3)
     labels = np.array([r["label"] for r in records])
     assert np.mean([row["acc"] for row in rows]) == (scores.argmax(1) == labels).mean()
     lengths = np.array([[len(c) for c in r["choices"]] for r in records])
@@ -445,12 +445,12 @@ def test_the_exported_weights_under_lm_evals_own_model_give_the_same(offline, tm
             "pretrained=hf_model,backend=seq2seq,dtype=float32,add_bos_token=False",
         ),
     }  # fmt: skip
-    found = {}
+    results = {}
     for name, argv in settings.items():
         monkeypatch.setattr(sys, "argv", ["lm_eval", *argv, *common, "--output_path", name])
         harness.cli_evaluate()
-        found[name] = samples_of(tmp_path / name, "local_copa")
-    for a, b in zip(found["ours"], found["theirs"], strict=True):
+        results[name] = samples_of(tmp_path / name, "local_copa")
+    for a, b in zip(results["ours"], results["theirs"], strict=True):
         np.testing.assert_allclose([float(x[0][0]) for x in a["resps"]], [float(x[0][0]) for x in b["resps"]], atol=1e-3)
         assert (a["acc"], a["acc_norm"]) == (b["acc"], b["acc_norm"])
 
@@ -539,14 +539,16 @@ def test_metrics_equal_those_of_seqios_evaluator_with_another_way_to_predict(ins
 
     argv = ["eval", "--model_dir=run", "--step=75", "--json"]
     assert main(argv) == 0
-    known, found = measured("known"), json.loads(capsys.readouterr().out)["75"]["infer/known"]
-    assert found["exact"] == known["exact"] and found["mean_score"] == pytest.approx(known["mean_score"], abs=1e-4)
+    expected_known, reported = measured("known"), json.loads(capsys.readouterr().out)["75"]["infer/known"]
+    assert reported["exact"] == expected_known["exact"] and reported["mean_score"] == pytest.approx(
+        expected_known["mean_score"], abs=1e-4
+    )
     ranking = "EVALS = (@MetricsEvaluation(), @RankingEvaluation())"
     assert main([*argv, "--gin.MIXTURE_OR_TASK_NAME=ranked", f"--gin_bindings={ranking}"]) == 0
-    found, theirs = json.loads(capsys.readouterr().out)["75"], measured("ranked")
-    assert found["infer/ranked"] == pytest.approx(theirs)
-    assert found["rank/ranked"]["sum"] == pytest.approx(theirs["accuracy"] / 100)
-    assert found["rank/ranked"]["f1_sum"] == pytest.approx(theirs["mean_4class_f1"] / 100)
+    reported, expected_ranked = json.loads(capsys.readouterr().out)["75"], measured("ranked")
+    assert reported["infer/ranked"] == pytest.approx(expected_ranked)
+    assert reported["rank/ranked"]["sum"] == pytest.approx(expected_ranked["accuracy"] / 100)
+    assert reported["rank/ranked"]["f1_sum"] == pytest.approx(expected_ranked["mean_4class_f1"] / 100)
 
 
 @pytest.mark.slow
@@ -560,16 +562,20 @@ def test_ranking_by_files_tasks_and_lm_eval_is_one(inside, offline, tmp_path, ca
         "file": [f"--input={tmp_path}/q.jsonl"], "file with ends": [f"--input={tmp_path}/q.jsonl", "--eos"], "task": ["--task=ranked"],
     }.items():  # fmt: skip
         assert main([*infer, *argv, f"--output={tmp_path}/{name}.jsonl"]) == 0
-        (of,) = json.loads(capsys.readouterr().out)["datasets"].values()
-        report[name] = of["prompts"]["only"]
+        (dataset_metrics,) = json.loads(capsys.readouterr().out)["datasets"].values()
+        report[name] = dataset_metrics["prompts"]["only"]
     read = lambda name: [json.loads(line) for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()]
-    for ours, theirs in zip(read("task"), read("file with ends"), strict=True):
-        np.testing.assert_allclose(ours["scores"], theirs["scores"], rtol=1e-5)
-        assert (ours["tokens"], ours["characters"], ours["picks"]) == (theirs["tokens"], theirs["characters"], theirs["picks"])
+    for actual, expected in zip(read("task"), read("file with ends"), strict=True):
+        np.testing.assert_allclose(actual["scores"], expected["scores"], rtol=1e-5)
+        assert (actual["tokens"], actual["characters"], actual["picks"]) == (
+            expected["tokens"],
+            expected["characters"],
+            expected["picks"],
+        )
     assert report["task"] == report["file with ends"]
     harness_task(tmp_path, "choice", tmp_path / "q.jsonl", "{{inputs}}", "{{choices}}", "label", target_delimiter="")
     assert main(["harness", "--model_dir=run", "--step=75", "--tasks=choice", f"--include_path={tmp_path}", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["results"]["choice"]["acc,none"] == report["file"]["sum"]
-    assert found["results"]["choice"]["acc_norm,none"] == report["file"]["character_mean"]
-    assert found["ranking"]["datasets"]["choice"]["prompts"]["only"] == report["file"]
+    reported = json.loads(capsys.readouterr().out)
+    assert reported["results"]["choice"]["acc,none"] == report["file"]["sum"]
+    assert reported["results"]["choice"]["acc_norm,none"] == report["file"]["character_mean"]
+    assert reported["ranking"]["datasets"]["choice"]["prompts"]["only"] == report["file"]

@@ -156,7 +156,7 @@ def test_a_list_of_evaluations_survives_kills_and_equals_eval(folder):
     whole = files("whole")
     steps = {"eval": [3, 6], "speeches": [2, 4, 6], "beams": [3, 6], "ranked": [1, 4], "both": [0, 3, 6], "shouting": [2, 4, 6]}
     assert not pathlib.Path("followed").exists()
-    assert set(whole) == {f"evals/{n}/{s}.json" for n, of in steps.items() for s in of} | {
+    assert set(whole) == {f"evals/{n}/{s}.json" for n, evaluated_steps in steps.items() for s in evaluated_steps} | {
         f"evals/{n}/settings.json" for n in steps
     }
     logged = {(line["split"], line["step"]): line for line in read_metrics("whole")}
@@ -192,16 +192,16 @@ def test_two_processes_measure_what_one_does(folder):
     assert commands.run(*train, "--gin.MODEL_DIR=alone", "--gin.MESH=fsdp=1").returncode == 0
     two = commands.start_two(*train, "--gin.MODEL_DIR=two", "--gin.MESH=fsdp=2")
     assert [process.wait() for process in two] == [0, 0], "".join(process.output() for process in two)
-    alone, found = files("alone"), files("two")
-    assert found.keys() == alone.keys() and {name.split("/")[1] for name in found} == {
+    alone, result = files("alone"), files("two")
+    assert result.keys() == alone.keys() and {name.split("/")[1] for name in result} == {
         "eval", "speeches", "beams", "ranked", "both", "shouting",
     }  # fmt: skip
     for name, text in alone.items():
-        ours, theirs = json.loads(found[name]), json.loads(text)
-        assert ours.keys() == theirs.keys()
-        if "results" in theirs:
+        actual, expected = json.loads(result[name]), json.loads(text)
+        assert actual.keys() == expected.keys()
+        if "results" in expected:
             jax.tree.map(
-                lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-7), ours["results"], theirs["results"]
+                lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-7), actual["results"], expected["results"]
             )
     written = [pathlib.Path(run, "inference/beams/known-4.jsonl").read_text().splitlines() for run in ("alone", "two")]
     texts = [[{**json.loads(line), "score": None} for line in lines] for lines in written]
@@ -210,7 +210,7 @@ def test_two_processes_measure_what_one_does(folder):
 
 @pytest.mark.exhaustive
 def test_best_checkpoints_by_two_evaluations_and_metrics_that_fail_or_are_texts(folder, capsys):
-    said = [
+    output = [
         *TRAIN, "--gin_file=more.gin", "--gin.MODEL_DIR=run", "--gin.TRAIN_STEPS=5", "--gin.EVAL_PERIOD=1",
         "--gin.CHECKPOINT_PERIOD=1", "--gin.SaveCheckpointConfig.keep=1",
         '--gin.SaveCheckpointConfig.best_metric={"eval/known/loss": "highest", "odd/known/loss": "lowest"}',
@@ -224,20 +224,20 @@ def test_best_checkpoints_by_two_evaluations_and_metrics_that_fail_or_are_texts(
         'none/MetricsEvaluation.name = "none"\nnone/MetricsEvaluation.task = "empty"\n'
         "none/MetricsEvaluation.steps = (5,)\n"
     )
-    assert main(said) == 0
+    assert main(output) == 0
     err = capsys.readouterr().err
     # The loss falls: of all steps the first is the highest, of 1 and 3 the third the lowest.
     assert finished_steps("run") == [1, 3, 5]
     assert err.count("ZeroDivisionError: no predictions like these") == 1 and "Training goes on." in err
     assert "more_tasks.py, line" in err and "wrote: '" in err and 'split of task "empty" is empty' in err
-    found = json.loads(pathlib.Path("run/evals/texts/5.json").read_text())
-    assert found["results"] == {"showing": {"n": 12.0}} and found["texts"]["showing"]["first"].startswith("wrote: ")
+    report = json.loads(pathlib.Path("run/evals/texts/5.json").read_text())
+    assert report["results"] == {"showing": {"n": 12.0}} and report["texts"]["showing"]["first"].startswith("wrote: ")
     assert "ZeroDivisionError" in json.loads(pathlib.Path("run/evals/bad/5.json").read_text())["failures"]["breaking"]
     assert any(b"texts/showing/lengths" in path.read_bytes() for path in pathlib.Path("run").glob("events.out*"))
     assert main(["eval", "--model_dir=run", "--json"]) == 1
-    said = capsys.readouterr()
-    assert "Some metrics failed, see the messages above: bad of step 5." in said.err
-    assert json.loads(said.out)["5"]["eval/known"]["loss"] == json.loads(pathlib.Path("run/evals/eval/5.json").read_text())["results"]["known"]["loss"]  # fmt: skip
+    output = capsys.readouterr()
+    assert "Some metrics failed, see the messages above: bad of step 5." in output.err
+    assert json.loads(output.out)["5"]["eval/known"]["loss"] == json.loads(pathlib.Path("run/evals/eval/5.json").read_text())["results"]["known"]["loss"]  # fmt: skip
 
 
 @pytest.mark.slow
@@ -265,18 +265,18 @@ def test_a_run_ends_early_and_stays_ended(folder, capsys, monkeypatch):
     shutil.rmtree("run/evals")
     read, went = evaluate_checkpoints.load_params, []
 
-    def goes_away(found, *args):
-        went.append(found)
+    def goes_away(result, *args):
+        went.append(result)
         if len(went) == 1:
             shutil.rmtree("run/checkpoints/4")
             raise FileNotFoundError("the checkpoint was removed to make room for newer ones")
-        return read(found, *args)
+        return read(result, *args)
 
     assert main(["eval", "--model_dir=run", "--follow", "--step=4"]) == 2 and "Remove --step=4" in capsys.readouterr().err
     assert main(["eval", "--model_dir=run", "--follow", "--gin.TransformerConfig.emb_dim=32"]) == 2
     assert "was deleted while it was read" not in capsys.readouterr().err
-    with monkeypatch.context() as here:
-        here.setattr(evaluate_checkpoints, "load_params", goes_away)
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluate_checkpoints, "load_params", goes_away)
         assert main(["eval", "--model_dir=run", "--follow"]) == 0
     assert "The checkpoint of step 4 was deleted while it was read" in capsys.readouterr().err
     assert [path.name for path in pathlib.Path("run/evals/eval").glob("[0-9]*")] == ["6.json"]
@@ -372,9 +372,9 @@ def test_settings_are_the_same_in_another_process():
 
     def settings(batch_size):
         data = DataConfig("known", {"inputs": 8, "targets": 8}, 8, ByteVocabulary())
-        found = EvaluationTasks("x", SimpleNamespace(), [], data, False)
+        tasks = EvaluationTasks("x", SimpleNamespace(), [], data, False)
         decoding = SamplingConfig(logits_fn=lambda logits: logits * 2)
-        return found.settings(MetricsEvaluation(name="x", decoding=decoding, batch_size=batch_size))
+        return tasks.settings(MetricsEvaluation(name="x", decoding=decoding, batch_size=batch_size))
 
     assert settings(8) == settings(16) and "0x" not in str(settings(8)) and "lambda" in settings(8)["decoding"]
 
@@ -398,14 +398,14 @@ class Own:
 
 
 def measured(evals, folder, *steps):
-    made = evaluate.Evaluations(evals, Model(), str(folder), has_average=False)
-    return [[found for _, found in made.evaluate(made.entries, step, {}, None)] for step in steps]
+    evaluations = evaluate.Evaluations(evals, Model(), str(folder), has_average=False)
+    return [[result for _, result in evaluations.evaluate(evaluations.entries, step, {}, None)] for step in steps]
 
 
 def test_results_that_cannot_be_written_are_said_once_and_known(tmp_path, capsys):
     (tmp_path / "evals").write_text("in the way")
-    found = measured([Own(lambda step: {"all": {"twice": 2 * step}})], tmp_path, 1, 2)
-    assert [each.metrics for (each,) in found] == [{"all": {"twice": 2.0}}, {"all": {"twice": 4.0}}]
+    result = measured([Own(lambda step: {"all": {"twice": 2 * step}})], tmp_path, 1, 2)
+    assert [each.metrics for (each,) in result] == [{"all": {"twice": 2.0}}, {"all": {"twice": 4.0}}]
     assert capsys.readouterr().err.count("could not be written") == 1
 
 
@@ -418,8 +418,8 @@ def test_results_that_cannot_be_written_are_said_once_and_known(tmp_path, capsys
     ],
 )
 def test_what_an_evaluation_of_ones_own_gives_is_checked(gives, says, tmp_path, capsys):
-    ((found,),) = measured([Own(lambda step: gives)], tmp_path, 1)
-    assert not found.metrics and says in found.failures[""] and says in capsys.readouterr().err
+    ((result,),) = measured([Own(lambda step: gives)], tmp_path, 1)
+    assert not result.metrics and says in result.failures[""] and says in capsys.readouterr().err
     assert says in json.loads((tmp_path / "evals/own/1.json").read_text())["failures"][""]
 
 
@@ -457,30 +457,30 @@ def test_an_error_in_one_of_several_processes_ends_it(tmp_path, monkeypatch):
 @pytest.mark.parametrize("by_tokens", [False, True])
 def test_ranking_equals_t5s_with_weights_and_several_right_answers(classes, several, by_tokens):
     rng = np.random.default_rng(classes)
-    questions, found, targets, scores = [], [], [], []
+    questions, result, targets, scores = [], [], [], []
     for number in range(200):
         labels = tuple(sorted(rng.choice(classes, 1 + (several and number % 3 == 0), replace=False).tolist()))
         weight, tokens = float(rng.choice([0.5, 1.0, 2.0])), rng.integers(1, 6, classes).tolist()
         log_probs = (rng.normal(size=classes) * 3).tolist()
         question = Question("x", ("a",) * classes, labels if len(labels) > 1 else labels[0], weight=weight)
         questions.append(question)
-        found.append(make_answer(log_probs, tokens, [1] * classes))
+        result.append(make_answer(log_probs, tokens, [1] * classes))
         for choice in range(classes):
             targets.append(((number, choice), choice in labels, weight, tokens[choice]))
             scores.append(log_probs[choice])
-    theirs = t5.evaluation.metrics.rank_classification(
+    expected = t5.evaluation.metrics.rank_classification(
         targets, scores, num_classes=classes, normalize_by_target_length=by_tokens
     )
-    ours, end = accuracy.accuracies(questions, found), "token_mean" if by_tokens else "sum"
-    assert ours[end] == pytest.approx(theirs["accuracy"] / 100)
+    actual, end = accuracy.accuracies(questions, result), "token_mean" if by_tokens else "sum"
+    assert actual[end] == pytest.approx(expected["accuracy"] / 100)
     names = {"f1": "f1", "mean_3class_f1": "f1", "auc-roc": "auc_roc", "auc-pr": "auc_pr"}
-    shared = {names[name]: value for name, value in theirs.items() if name in names}
-    assert bool(shared) != several and {name for name in ours if name.endswith(f"_{end}")} == {
+    shared = {names[name]: value for name, value in expected.items() if name in names}
+    assert bool(shared) != several and {name for name in actual if name.endswith(f"_{end}")} == {
         f"{name}_{end}" for name in shared
     }
     for name, value in shared.items():
-        assert ours[f"{name}_{end}"] == pytest.approx(value / 100), name
+        assert actual[f"{name}_{end}"] == pytest.approx(value / 100), name
     variable = t5.evaluation.metrics.rank_classification(
         targets, scores, num_classes=None, normalize_by_target_length=by_tokens
     )
-    assert ours[end] == pytest.approx(variable["accuracy"] / 100)
+    assert actual[end] == pytest.approx(variable["accuracy"] / 100)

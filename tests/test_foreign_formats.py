@@ -83,10 +83,10 @@ def test_a_t5x_checkpoint_is_read_to_the_bit_and_its_optimizer_too(name, layout)
     sharded = sharded_model(model.config.network)
     expected = np.load(folder / "expected.npz")
     prefix = "params_before/" if layout.endswith("0") else "params_after_5/"
-    theirs = {key.removeprefix(prefix): expected[key] for key in expected.files if key.startswith(prefix)}
+    t5x_params = {key.removeprefix(prefix): expected[key] for key in expected.files if key.startswith(prefix)}
     place = find(str(folder / layout.split("/")[0]), int(layout[-1]))
     params = load_params(place, sharded.abstract_params, sharded.model.axes)
-    equal_trees(params, from_t5x(theirs, model))
+    equal_trees(params, from_t5x(t5x_params, model))
     if layout.endswith("0"):
         return
     optimizer = Adafactor(LearningRate("constant", 0.01), min_dim_size_to_factor=16)
@@ -98,14 +98,14 @@ def test_a_t5x_checkpoint_is_read_to_the_bit_and_its_optimizer_too(name, layout)
     batch = {key.removeprefix("batch/"): expected[key] for key in expected.files if key.startswith("batch/")}
     before = {key.removeprefix("params_before/"): expected[key] for key in expected.files if key.startswith("params_before/")}
     transformation = optimizer.make(model.axes)
-    ours = from_t5x(before, model)
-    slots = transformation.init(ours)
+    actual = from_t5x(before, model)
+    slots = transformation.init(actual)
     gradient, update = jax.jit(jax.grad(lambda p: model.loss(p, batch).objective)), jax.jit(transformation.update)
     for _ in range(5):
-        updates, slots = update(gradient(ours), slots, ours)
-        ours = jax.tree.map(lambda a, b: a + b, ours, updates)
-    for found, wanted in zip(jax.tree.leaves(state.opt_state), jax.tree.leaves(slots), strict=True):
-        np.testing.assert_allclose(found, wanted, rtol=2e-3, atol=1e-12)
+        updates, slots = update(gradient(actual), slots, actual)
+        actual = jax.tree.map(lambda a, b: a + b, actual, updates)
+    for slot, wanted in zip(jax.tree.leaves(state.opt_state), jax.tree.leaves(slots), strict=True):
+        np.testing.assert_allclose(slot, wanted, rtol=2e-3, atol=1e-12)
 
 
 def test_a_t5x_checkpoint_with_momentum_is_continued_as_t5x_would(tmp_path):
@@ -139,8 +139,8 @@ def test_a_t5x_checkpoint_with_momentum_is_continued_as_t5x_would(tmp_path):
     def nested(tree):
         renamed = {}
         for name, x in tree.items():
-            for ours, theirs in names:
-                name = name.replace(ours, theirs)
+            for path, t5x_path in names:
+                name = name.replace(path, t5x_path)
             renamed[tuple(name.split("/"))] = x
         return traverse_util.unflatten_dict(renamed)
 
@@ -155,13 +155,13 @@ def test_a_t5x_checkpoint_with_momentum_is_continued_as_t5x_would(tmp_path):
     optimizer = Adafactor(LearningRate("constant", 0.1), momentum=0.9, weight_decay=0.01)
     training = assemble(sharded, optimizer, batch_size=2, microbatches=1, seed=0)
     place, axes = find(str(tmp_path), 3), sharded.model.axes
-    ours = load_params(place, sharded.abstract_params, axes)
+    t5x_restored = load_params(place, sharded.abstract_params, axes)
     carry = RestoreCheckpointConfig(carry=("optimizer", "step"))
-    restored = carry_over(place, training.init_state(ours), sharded.abstract_params, axes, carry)
+    restored = carry_over(place, training.init_state(t5x_restored), sharded.abstract_params, axes, carry)
     gradients = draw()
-    stacked = [gradients[name].reshape(x.shape).astype(np.float32) for name, x in flat(ours).items()]
-    given = jax.tree.unflatten(jax.tree.structure(ours), stacked)
-    updates, _ = optimizer.make(axes).update(given, restored.opt_state, restored.params)
+    stacked = [gradients[name].reshape(x.shape).astype(np.float32) for name, x in flat(t5x_restored).items()]
+    grads = jax.tree.unflatten(jax.tree.structure(t5x_restored), stacked)
+    updates, _ = optimizer.make(axes).update(grads, restored.opt_state, restored.params)
     t5x_step(3, gradients)
     for name, x in unstacked(jax.tree.map(lambda a, b: a + b, restored.params, updates)).items():
         np.testing.assert_allclose(x, params[name], rtol=1e-5, atol=1e-6, err_msg=name)
@@ -240,22 +240,22 @@ def batches(model):
     return batch
 
 
-def their_logits(theirs, batch):
+def their_logits(hf_model, batch):
     torch = pytest.importorskip("torch")
 
     inputs = {name: torch.tensor(value) for name, value in batch.items()}
     with torch.no_grad():
         if "encoder_input_tokens" in batch:
             ids = inputs["encoder_input_tokens"]
-            out = theirs(input_ids=ids, attention_mask=(ids > 0).long(), decoder_input_ids=inputs["decoder_input_tokens"])
+            out = hf_model(input_ids=ids, attention_mask=(ids > 0).long(), decoder_input_ids=inputs["decoder_input_tokens"])
         else:
-            out = theirs(input_ids=inputs["decoder_input_tokens"])
+            out = hf_model(input_ids=inputs["decoder_input_tokens"])
     return out.logits.numpy()
 
 
-def assert_close(ours, theirs, where):
-    scale = np.abs(theirs[where]).max()
-    assert np.abs(ours - theirs)[where].max() < 1e-4 * scale, (np.abs(ours - theirs)[where].max(), scale)
+def assert_close(actual, expected, where):
+    scale = np.abs(expected[where]).max()
+    assert np.abs(actual - expected)[where].max() < 1e-4 * scale, (np.abs(actual - expected)[where].max(), scale)
 
 
 @pytest.mark.slow
@@ -264,10 +264,10 @@ def test_logits_and_greedy_tokens_equal_transformers_in_both_directions(kind, tm
     torch = pytest.importorskip("torch")
 
     model, params = exported(kind, tmp_path / "hf")
-    theirs = theirs_of(tmp_path / "hf")
+    hf_model = theirs_of(tmp_path / "hf")
     batch = batches(model)
     where = batch["decoder_target_tokens"] > 0
-    assert_close(np.asarray(jax.jit(model.logits)(params, batch)), their_logits(theirs, batch), where)
+    assert_close(np.asarray(jax.jit(model.logits)(params, batch)), their_logits(hf_model, batch), where)
     if "encoder_input_tokens" in batch:  # two examples packed into a row are the two alone
         two = {name: value[1:] for name, value in batch.items()}
         packed = {}
@@ -278,12 +278,12 @@ def test_logits_and_greedy_tokens_equal_transformers_in_both_directions(kind, tm
             packed[name] = np.concatenate(rows)[None]
             packed[f"{feature}_segment_ids"] = np.repeat([1, 2], lengths)[None]
             packed[f"{feature}_positions"] = np.concatenate([np.arange(n) for n in lengths])[None]
-        ours = np.asarray(jax.jit(model.logits)(params, packed))[0]
-        alone = their_logits(theirs, two)
-        assert_close(ours, np.concatenate([alone[0, :7], alone[1, :3]]), np.ones(10, bool))
+        logits = np.asarray(jax.jit(model.logits)(params, packed))[0]
+        alone = their_logits(hf_model, two)
+        assert_close(logits, np.concatenate([alone[0, :7], alone[1, :3]]), np.ones(10, bool))
 
     # What transformers saves, in several files, is read again.
-    theirs.save_pretrained(tmp_path / "again", max_shard_size="20KB")
+    hf_model.save_pretrained(tmp_path / "again", max_shard_size="20KB")
     assert len(list((tmp_path / "again").glob("*.safetensors"))) > 1
     place = find(str(tmp_path / "again"))
     assert place.format == "hf"
@@ -299,14 +299,16 @@ def test_logits_and_greedy_tokens_equal_transformers_in_both_directions(kind, tm
     prompt = np.random.default_rng(2).integers(2, 64, (2, 6))
     start = {} if model.config.network.has_encoder else {"pad_token_id": 0}
     ids = torch.tensor(prompt if model.config.network.has_encoder else np.pad(prompt, ((0, 0), (1, 0))))
-    made = theirs.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=10, do_sample=False, num_beams=1, **start)
-    made = made[:, 1:] if model.config.network.has_encoder else made[:, 7:]
+    generated = hf_model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=10, do_sample=False, num_beams=1, **start
+    )
+    generated = generated[:, 1:] if model.config.network.has_encoder else generated[:, 7:]
     from t5x_lab.decoding.generation import complete
     from t5x_lab.decoding.sampling import SamplingConfig
 
     write = jax.jit(lambda p, ids: complete(model, p, ids, 0, max_tokens=10, config=SamplingConfig(), eos_id=1)[0])
-    ours = np.asarray(write(params, prompt))
-    for a, b in zip(ours.reshape(2, -1).tolist(), made.tolist(), strict=True):
+    logits = np.asarray(write(params, prompt))
+    for a, b in zip(logits.reshape(2, -1).tolist(), generated.tolist(), strict=True):
         a, b = ([t for t in row[: (row.index(1) if 1 in row else len(row))]] for row in (a, b))
         assert a == b
 
@@ -490,17 +492,17 @@ def test_convert_there_and_back(tmp_path, capsys):
     )
     assert main("--source=theirs", "--to=t5x_lab", "--target=again") == 0
 
-    ours, again = t5x_lab.load("ours"), t5x_lab.load("again")
-    equal_trees(ours.params, again.params)
-    assert ours.vocabulary.encode("Some text.") == again.vocabulary.encode("Some text.")
+    original, again = t5x_lab.load("ours"), t5x_lab.load("again")
+    equal_trees(original.params, again.params)
+    assert original.vocabulary.encode("Some text.") == again.vocabulary.encode("Some text.")
     tokenizer = transformers.AutoTokenizer.from_pretrained("theirs")
     for text in ("Hello world, how are you?", "Straße  two  spaces", "a <extra_id_0> b"):
-        assert tokenizer(text).input_ids == [*ours.vocabulary.encode(text), 1]
+        assert tokenizer(text).input_ids == [*original.vocabulary.encode(text), 1]
     (checkpoint,) = pathlib.Path("again/checkpoints").iterdir()
     capsys.readouterr()
     assert cli_main(["inspect", "again", "--verify"]) == 0 and "all checksums are correct" in capsys.readouterr().out
     assert cli_main(["inspect", "theirs", "--json"]) == 0
-    assert sum(math.prod(row["shape"]) for row in json.loads(capsys.readouterr().out)["tensors"]) == ours.num_parameters
+    assert sum(math.prod(row["shape"]) for row in json.loads(capsys.readouterr().out)["tensors"]) == original.num_parameters
     data = max(checkpoint.glob("params/d/*"), key=lambda file: file.stat().st_size)
     content = bytearray(data.read_bytes())
     content[len(content) // 2] ^= 1
@@ -516,14 +518,14 @@ def test_the_decoder_of_a_run_is_llamas(tmp_path):
     assert "No tokenizer" in convert(find("ours"), "theirs", "hf", dtype="bfloat16")
     pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    theirs = transformers.AutoModelForCausalLM.from_pretrained("theirs", attn_implementation="eager").float().eval()
+    hf_model = transformers.AutoModelForCausalLM.from_pretrained("theirs", attn_implementation="eager").float().eval()
     tokens = np.random.default_rng(0).integers(2, 1000, (2, 9))
     batch = {"decoder_input_tokens": tokens, "decoder_target_tokens": tokens}
-    ours = run.logits(**batch)
-    np.testing.assert_allclose(their_logits(theirs, batch), ours, atol=0.02 * np.abs(ours).max())
+    logits = run.logits(**batch)
+    np.testing.assert_allclose(their_logits(hf_model, batch), logits, atol=0.02 * np.abs(logits).max())
     # Numbers of 16 bits become parameters of 32, with checksums of what was written.
     convert(find("theirs"), "back", "t5x_lab")
-    np.testing.assert_allclose(t5x_lab.load("back").logits(**batch), ours, atol=0.02 * np.abs(ours).max())
+    np.testing.assert_allclose(t5x_lab.load("back").logits(**batch), logits, atol=0.02 * np.abs(logits).max())
     with pytest.raises(UserError, match="ours already has a checkpoint of step 0. Choose another directory"):
         run.save("ours")
     for target, match in (

@@ -35,7 +35,7 @@ def test_a_parameter_may_be_bound_itself_instead_of_the_macro_that_feeds_it(para
     by_macro = GinConfig(FILES, NEEDED)
     value = re.search(rf"^{macro} = (.*(?:\n    .*)*)", by_macro.text, re.MULTILINE)[1]
     without = [text for text in NEEDED if not text.startswith(f"{macro} =")]
-    for config in (found := GinConfig(FILES, [*without, f"{parameter} = {value}"])), GinConfig([], [found.text]):
+    for config in (parsed := GinConfig(FILES, [*without, f"{parameter} = {value}"])), GinConfig([], [parsed.text]):
         assert config.run() == by_macro.run()
         assert (config.model(), config.mesh()) == (by_macro.model(), by_macro.mesh())
         assert config.vocabulary() == by_macro.vocabulary()
@@ -127,14 +127,17 @@ def test_every_name_that_t5xs_users_bind_is_ours_or_in_the_table():
     if not BOUND.exists():
         pytest.skip("needs the counts of what public projects bind, which are not here")
     names = re.findall(r"^\| `([\w./]+)` \| \d+ \| \d+ \|$", BOUND.read_text(), re.MULTILINE)
-    left = [name for name in names if not hint(name) and not is_ours(name)]
-    assert len(names) > 200 and left == ["create_task_from_tuples.vocab", "utils.SaveCheckpointConfig.period"]  # one's own
+    unknown_names = [name for name in names if not hint(name) and not is_ours(name)]
+    assert len(names) > 200 and unknown_names == [
+        "create_task_from_tuples.vocab",
+        "utils.SaveCheckpointConfig.period",
+    ]  # one's own
     assert GinConfig(FILES, [*NEEDED, "utils.SaveCheckpointConfig.period = 5"]).run().saving.period == 5
 
 
 def is_ours(name):
     """Whether a macro, a configurable or a parameter of one has this name here."""
-    configurables = {selector.split(".")[-1]: found for selector, found in _REGISTRY._selector_map.items()}
+    configurables = {selector.split(".")[-1]: entry for selector, entry in _REGISTRY._selector_map.items()}
     owner, _, parameter = name.partition(".")
     if parameter:
         return owner in configurables and parameter in inspect.signature(configurables[owner].wrapped).parameters
@@ -176,8 +179,8 @@ def test_an_activation_of_ones_own():
     pathlib.Path("my_activation.py").write_text(
         "import gin\nimport jax\n\n@gin.configurable\ndef squared_relu(x):\n    return jax.nn.relu(x) ** 2\n"
     )
-    mine = ["import my_activation", 'TransformerConfig.mlp_activations = (@squared_relu, "linear")']
-    config = GinConfig(FILES, [*NEEDED, *mine])
+    bindings = ["import my_activation", 'TransformerConfig.mlp_activations = (@squared_relu, "linear")']
+    config = GinConfig(FILES, [*NEEDED, *bindings])
     for model in (config.model(), GinConfig([], [config.text]).model()):
         activations = model.network.make(nnx.Rngs(0), lambda x, axes: x).encoder.layers.mlp.activations
         assert [float(f(np.float32(3.0))) for f in activations] == [9.0, 3.0]
@@ -195,9 +198,9 @@ def test_a_wrong_activation_is_a_sentence(name, expression, says):
     pathlib.Path(f"{name}_activation.py").write_text(
         f"import gin\n\n{name}_activation = gin.configurable('{name}_activation')({expression})\n"
     )
-    mine = [f"import {name}_activation", f"TransformerConfig.mlp_activations = (@{name}_activation,)"]
+    bindings = [f"import {name}_activation", f"TransformerConfig.mlp_activations = (@{name}_activation,)"]
     with pytest.raises(UserError) as error:
-        GinConfig(FILES, [*NEEDED, *mine]).model()
+        GinConfig(FILES, [*NEEDED, *bindings]).model()
     assert says in error.value.sentence
 
 

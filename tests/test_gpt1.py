@@ -87,10 +87,10 @@ def test_books_are_cleaned_before_they_are_tokens(tmp_path):
     data = config.run().data
     batches = SeqioBatches(resolve_tasks(data, "causal_decoder", 384), data, seed=0)
     ids = next(batches)["decoder_target_tokens"].ravel().tolist()
-    seen = bytes(i - 3 if i > 1 else 10 for i in ids).decode()
+    decoded = bytes(i - 3 if i > 1 else 10 for i in ids).decode()
     for file in sorted(tmp_path.glob("*.txt")):
         lines = [line for line in pathlib.Path(file).read_text().splitlines() if line.strip()]
-        assert standardize("\n".join(lines)) in seen
+        assert standardize("\n".join(lines)) in decoded
 
 
 def test_windows_are_contiguous_and_batches_are_the_papers(recipe):
@@ -104,10 +104,10 @@ def pairs_merged(word: str, ranks: dict[tuple[str, str], int]) -> list[str]:
     """Byte-pair encoding of Sennrich et al. (2016) by hand: the pair that was merged first, over and over."""
     parts = [*word[:-1], f"{word[-1]}</w>"]
     while True:
-        found = [(ranks[pair], i) for i in range(len(parts) - 1) if (pair := (parts[i], parts[i + 1])) in ranks]
-        if not found:
+        candidates = [(ranks[pair], i) for i in range(len(parts) - 1) if (pair := (parts[i], parts[i + 1])) in ranks]
+        if not candidates:
             return parts
-        _, i = min(found)
+        _, i = min(candidates)
         parts[i : i + 2] = [parts[i] + parts[i + 1]]
 
 
@@ -142,8 +142,8 @@ def test_a_vocabulary_is_trained_on_standardized_text(tmp_path):
 
 def test_probes_texts_are_cleaned_and_keep_the_spaces_between_them():
     question = Question("He said—“No”  very", (" bad…", " good"), 1)
-    found = _clean_question(question, standardize)
-    assert (found.inputs, found.choices) == (standardize(question.inputs), (" bad...", " good"))
+    cleaned = _clean_question(question, standardize)
+    assert (cleaned.inputs, cleaned.choices) == (standardize(question.inputs), (" bad...", " good"))
     several = _clean_question(Question(("a—b ", "c"), ("  x", "y"), 0), standardize)
     assert (several.inputs, several.choices) == (("a - b ", "c"), (" x", "y"))
     assert _clean_question(question, None) is question

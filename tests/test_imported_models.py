@@ -38,56 +38,58 @@ TEXTS = [WORDS, "!", "Straße  two  spaces", " begins with one", "line\nline", "
 def imported(request, tmp_path_factory):
     """(folder, transformers' model, its tokenizer, ours)"""
     folder = tmp_path_factory.mktemp("imported") / request.param
-    theirs, tokenizer = save(request.param, folder)
-    return folder, theirs, tokenizer, t5x_lab.load(str(folder), dtype="float32")
+    hf_model, tokenizer = save(request.param, folder)
+    return folder, hf_model, tokenizer, t5x_lab.load(str(folder), dtype="float32")
 
 
-def greedy(theirs, tokenizer, prompt: str, length: int, most: int = 10_000) -> list[int]:
+def greedy(hf_model, tokenizer, prompt: str, length: int, most: int = 10_000) -> list[int]:
     """What transformers writes after the last `most` tokens of a prompt, up to its end token."""
     ids = torch.tensor([tokenizer(prompt).input_ids[-most:]])
     with torch.no_grad():
-        written = theirs.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=length, do_sample=False, num_beams=1)
-    written = written[0, 1 if theirs.config.is_encoder_decoder else ids.shape[1] :].tolist()
+        written = hf_model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=length, do_sample=False, num_beams=1
+        )
+    written = written[0, 1 if hf_model.config.is_encoder_decoder else ids.shape[1] :].tolist()
     return written[: written.index(tokenizer.eos_token_id)] if tokenizer.eos_token_id in written else written
 
 
-def log_probability(theirs, tokenizer, prompt: str, target: str) -> float:
+def log_probability(hf_model, tokenizer, prompt: str, target: str) -> float:
     """Of the target's tokens, which follow the tokens of the prompt."""
     before, after = tokenizer(prompt).input_ids, tokenizer(target, add_special_tokens=False).input_ids
     with torch.no_grad():
-        if theirs.config.is_encoder_decoder:
-            begun = torch.tensor([[theirs.config.decoder_start_token_id, *after[:-1]]])
-            logits = theirs(input_ids=torch.tensor([before]), decoder_input_ids=begun).logits[0]
+        if hf_model.config.is_encoder_decoder:
+            begun = torch.tensor([[hf_model.config.decoder_start_token_id, *after[:-1]]])
+            logits = hf_model(input_ids=torch.tensor([before]), decoder_input_ids=begun).logits[0]
         else:
-            logits = theirs(input_ids=torch.tensor([before + after[:-1]])).logits[0, len(before) - 1 :]
+            logits = hf_model(input_ids=torch.tensor([before + after[:-1]])).logits[0, len(before) - 1 :]
     return logits.log_softmax(-1)[range(len(after)), after].sum().item()
 
 
 def test_it_generates_and_scores_as_transformers_does(imported):
-    _, theirs, tokenizer, ours = imported
+    _, hf_model, tokenizer, run = imported
     for text in TEXTS:
-        assert list(ours.vocabulary.encode(text)) == tokenizer(text, add_special_tokens=False).input_ids, text
-    first = [] if theirs.config.is_encoder_decoder else ours._start_ids(True)
-    before, after = ours.input_affixes
-    ids = [[*before, *ours.vocabulary.encode(prompt), *after] for prompt in PROMPTS]
+        assert list(run.vocabulary.encode(text)) == tokenizer(text, add_special_tokens=False).input_ids, text
+    first = [] if hf_model.config.is_encoder_decoder else run._start_ids(True)
+    before, after = run.input_affixes
+    ids = [[*before, *run.vocabulary.encode(prompt), *after] for prompt in PROMPTS]
     assert [[*first, *row] for row in ids] == [tokenizer(prompt).input_ids for prompt in PROMPTS]
-    tokens, _ = ours.generate_tokens(ids, max_tokens=24)
-    for prompt, row, (text,) in zip(PROMPTS, tokens, ours.generate(PROMPTS, max_tokens=24), strict=True):
-        written = greedy(theirs, tokenizer, prompt, 24)
+    tokens, _ = run.generate_tokens(ids, max_tokens=24)
+    for prompt, row, (text,) in zip(PROMPTS, tokens, run.generate(PROMPTS, max_tokens=24), strict=True):
+        written = greedy(hf_model, tokenizer, prompt, 24)
         assert row[: len(written)].tolist() == written
-        if theirs.config.is_encoder_decoder:
+        if hf_model.config.is_encoder_decoder:
             assert text == tokenizer.decode(written, skip_special_tokens=True)
-    best, _ = ours.search_tokens(ids, max_tokens=8, beams=BeamConfig(2))
-    beams = ours.generate(PROMPTS, max_tokens=8, beam_size=2)
-    assert beams == [[ours._texts.completion(prompt, row[0])] for prompt, row in zip(ids, best, strict=True)]
-    one, _ = ours.search_tokens(ids, max_tokens=8, beams=BeamConfig(1, 0.6))
-    texts = [[ours._texts.completion(prompt, row[0])] for prompt, row in zip(ids, one, strict=True)]
-    assert ours.generate(PROMPTS, max_tokens=8, beam_alpha=0.6) == texts
-    expected = [log_probability(theirs, tokenizer, *pair) for pair in zip(PROMPTS, TARGETS, strict=True)]
-    np.testing.assert_allclose(ours.score(PROMPTS, TARGETS), expected, rtol=1e-4)
+    best, _ = run.search_tokens(ids, max_tokens=8, beams=BeamConfig(2))
+    beams = run.generate(PROMPTS, max_tokens=8, beam_size=2)
+    assert beams == [[run._texts.completion(prompt, row[0])] for prompt, row in zip(ids, best, strict=True)]
+    single_beam, _ = run.search_tokens(ids, max_tokens=8, beams=BeamConfig(1, 0.6))
+    texts = [[run._texts.completion(prompt, row[0])] for prompt, row in zip(ids, single_beam, strict=True)]
+    assert run.generate(PROMPTS, max_tokens=8, beam_alpha=0.6) == texts
+    expected = [log_probability(hf_model, tokenizer, *pair) for pair in zip(PROMPTS, TARGETS, strict=True)]
+    np.testing.assert_allclose(run.score(PROMPTS, TARGETS), expected, rtol=1e-4)
 
 
-def asked(kind: str, *arguments) -> list:
+def instances_of(kind: str, *arguments) -> list:
     """Requests of lm-eval's."""
     from lm_eval.api.instance import Instance
 
@@ -102,26 +104,26 @@ def test_lm_eval_finds_what_it_finds_with_its_own_model(imported, monkeypatch):
 
     from t5x_lab.evaluation.harness.model import HarnessModel
 
-    _, theirs, tokenizer, ours = imported
-    has_encoder = theirs.config.is_encoder_decoder
+    _, hf_model, tokenizer, run = imported
+    has_encoder = hf_model.config.is_encoder_decoder
     backend = "seq2seq" if has_encoder else "causal"
-    hf = HFLM(theirs, tokenizer=tokenizer, backend=backend, max_length=64, device="cpu", batch_size=1)
-    lab = HarnessModel(ours, max_length=64)
+    hf = HFLM(hf_model, tokenizer=tokenizer, backend=backend, max_length=64, device="cpu", batch_size=1)
+    lab = HarnessModel(run, max_length=64)
     pairs = list(zip([*PROMPTS, ""], [*TARGETS, "The Congress"], strict=True))
-    log_likelihoods = [model.loglikelihood(asked("loglikelihood", *pairs)) for model in (lab, hf)]
+    log_likelihoods = [model.loglikelihood(instances_of("loglikelihood", *pairs)) for model in (lab, hf)]
     for (ours_, flag), (theirs_, their_flag) in zip(*log_likelihoods, strict=True):
         assert ours_ == pytest.approx(theirs_, rel=1e-4) and flag == their_flag
     long = (" ".join([WORDS] * 3),)
-    rolling = [model.loglikelihood_rolling(asked("loglikelihood_rolling", long, ("!",))) for model in (lab, hf)]
+    rolling = [model.loglikelihood_rolling(instances_of("loglikelihood_rolling", long, ("!",))) for model in (lab, hf)]
     np.testing.assert_allclose(*rolling, rtol=1e-4)
     wishes = [(prompt, {"until": [","], "max_gen_toks": 24}) for prompt in PROMPTS]
-    ours_, theirs_ = (model.generate_until(asked("generate_until", *wishes)) for model in (lab, hf))
+    ours_, theirs_ = (model.generate_until(instances_of("generate_until", *wishes)) for model in (lab, hf))
     if has_encoder:  # the decoder writes more than `max_gen_toks` there: as many tokens more as the encoder read
-        written = [greedy(theirs, tokenizer, prompt, 24, most=64) for prompt in PROMPTS]
+        written = [greedy(hf_model, tokenizer, prompt, 24, most=64) for prompt in PROMPTS]
         theirs_ = [tokenizer.decode(ids, skip_special_tokens=True).split(",")[0] for ids in written]
     else:
-        most = HFLM(theirs, tokenizer=tokenizer, backend=backend, device="cpu").max_length
-        assert HarnessModel(ours).max_length == min(most, ours.max_positions or most)
+        most = HFLM(hf_model, tokenizer=tokenizer, backend=backend, device="cpu").max_length
+        assert HarnessModel(run).max_length == min(most, run.max_positions or most)
     assert ours_ == theirs_ and any(ours_)
 
 
@@ -129,10 +131,10 @@ def test_a_run_keeps_it_whole_and_gives_it_back(imported, tmp_path, capsys):
     """Converted into a run and exported again: parameters, tokenizer, ids and answers are those of the first files."""
     import transformers
 
-    folder, theirs, tokenizer, ours = imported
+    folder, hf_model, tokenizer, imported_run = imported
     convert(find(str(folder)), str(tmp_path / "run"), "t5x_lab")
     run = t5x_lab.load(str(tmp_path / "run"), dtype="float32")
-    assert run.special_tokens == ours.special_tokens and run.input_eos == ours.input_eos
+    assert run.special_tokens == imported_run.special_tokens and run.input_eos == imported_run.input_eos
     inspected = []
     for where in (folder, tmp_path / "run"):
         assert main(["inspect", str(where), "--json"]) == 0
@@ -140,7 +142,7 @@ def test_a_run_keeps_it_whole_and_gives_it_back(imported, tmp_path, capsys):
         del inspected[-1]["vocabulary"]  # the files' names
     inside, whole = tokenizer("power", add_special_tokens=False).input_ids, tokenizer("power").input_ids
     before, after = whole[: whole.index(inside[0])], whole[whole.index(inside[0]) + len(inside) :]
-    start = theirs.config.decoder_start_token_id if theirs.config.is_encoder_decoder else before.pop(0) if before else None
+    start = hf_model.config.decoder_start_token_id if hf_model.config.is_encoder_decoder else before.pop(0) if before else None
     sentinels = {name: i for name, i in tokenizer.get_vocab().items() if name.startswith("<extra_id_")}
     assert (
         inspected[0]
@@ -149,30 +151,30 @@ def test_a_run_keeps_it_whole_and_gives_it_back(imported, tmp_path, capsys):
             "dtype": "float32",
             "start": start,
             "end": tokenizer.eos_token_id,
-            "padding": theirs.config.pad_token_id or 0,
+            "padding": hf_model.config.pad_token_id or 0,
             "input_start": before,
-            "input_eos": theirs.config.is_encoder_decoder,
+            "input_eos": hf_model.config.is_encoder_decoder,
             "input_end": inspected[0]["input_end"] and after,  # said where it may be another than ends texts
             "sentinels": len(sentinels),
         }
     )
-    np.testing.assert_allclose(run.score(PROMPTS, TARGETS), ours.score(PROMPTS, TARGETS), rtol=1e-6)
+    np.testing.assert_allclose(run.score(PROMPTS, TARGETS), imported_run.score(PROMPTS, TARGETS), rtol=1e-6)
     (tmp_path / "prompts.txt").write_text("".join(f"{prompt}\n" for prompt in PROMPTS))
     files = [f"--input={tmp_path}/prompts.txt", f"--output={tmp_path}/out.jsonl", "--max_tokens=8"]
     assert main(["infer", f"--model_dir={tmp_path}/run", *files]) == 0
     written = [json.loads(line)["prediction"] for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    assert [[text] for text in written] == ours.generate(PROMPTS, max_tokens=8)
-    assert run.generate(PROMPTS, max_tokens=8) == ours.generate(PROMPTS, max_tokens=8)
+    assert [[text] for text in written] == imported_run.generate(PROMPTS, max_tokens=8)
+    assert run.generate(PROMPTS, max_tokens=8) == imported_run.generate(PROMPTS, max_tokens=8)
     again = tmp_path / "again"
     convert(find(str(tmp_path / "run")), str(again), "hf")
-    auto = transformers.AutoModelForSeq2SeqLM if theirs.config.is_encoder_decoder else transformers.AutoModelForCausalLM
+    auto = transformers.AutoModelForSeq2SeqLM if hf_model.config.is_encoder_decoder else transformers.AutoModelForCausalLM
     model = auto.from_pretrained(again, attn_implementation="eager").eval()
     written = transformers.AutoTokenizer.from_pretrained(pathlib.Path(again))
     for text in [*TEXTS, *(f"a {token} b" for token in tokenizer.all_special_tokens)]:
         assert written(text).input_ids == tokenizer(text).input_ids, text
-    assert [greedy(model, written, prompt, 12) for prompt in PROMPTS] == [greedy(theirs, tokenizer, p, 12) for p in PROMPTS]
+    assert [greedy(model, written, prompt, 12) for prompt in PROMPTS] == [greedy(hf_model, tokenizer, p, 12) for p in PROMPTS]
     for prompt, target in zip(PROMPTS, TARGETS, strict=True):
-        expected = log_probability(theirs, tokenizer, prompt, target)
+        expected = log_probability(hf_model, tokenizer, prompt, target)
         assert log_probability(model, written, prompt, target) == pytest.approx(expected, rel=1e-5)
 
 
@@ -212,21 +214,21 @@ def test_a_model_without_a_start_token_is_trained_on_and_resumed(tmp_path, capsy
 def test_a_tokenizer_without_an_end_token_writes_all_that_was_asked_for(tmp_path, monkeypatch, capsys):
     """OpenAI's GPT-1 has none; a conversion makes none up."""
     monkeypatch.setitem(MODELS, "endless", dataclasses.replace(MODELS["gpt1"], tokenizer=bpe(eos=None)))
-    theirs, tokenizer = save("endless", tmp_path / "hf")
-    ours = t5x_lab.load(str(tmp_path / "hf"), dtype="float32")
+    hf_model, tokenizer = save("endless", tmp_path / "hf")
+    imported_run = t5x_lab.load(str(tmp_path / "hf"), dtype="float32")
     ids = [tokenizer(prompt).input_ids for prompt in PROMPTS]
     prompt = torch.tensor(ids[:1])
     options = dict(attention_mask=torch.ones_like(prompt), max_new_tokens=24, do_sample=False, num_beams=1, pad_token_id=0)
-    expected = theirs.generate(prompt, **options)
-    assert ours.generate_tokens(ids[:1], max_tokens=24)[0].tolist() == expected[:, len(ids[0]) :].tolist()
+    expected = hf_model.generate(prompt, **options)
+    assert imported_run.generate_tokens(ids[:1], max_tokens=24)[0].tolist() == expected[:, len(ids[0]) :].tolist()
     with pytest.raises(UserError, match="The tokenizer has no EOS token"):
-        ours.score(PROMPTS, TARGETS, eos=True)
+        imported_run.score(PROMPTS, TARGETS, eos=True)
     harness = pytest.importorskip("t5x_lab.evaluation.harness.model", reason="pip install -e '.[harness]' asks as lm-eval does")
-    lab = harness.HarnessModel(ours, max_length=64)
-    scored = lab.loglikelihood(asked("loglikelihood", ("", WORDS), (PROMPTS[0], TARGETS[0])))
-    assert scored[0] == (-np.inf, False) and scored[1][0] == pytest.approx(ours.score(PROMPTS[:1], TARGETS[:1])[0])
-    assert lab.loglikelihood_rolling(asked("loglikelihood_rolling", (WORDS,))) == [-np.inf]
-    assert lab.generate_until(asked("generate_until", ("", {"until": [], "max_gen_toks": 8}))) == [""]
+    lab = harness.HarnessModel(imported_run, max_length=64)
+    scored = lab.loglikelihood(instances_of("loglikelihood", ("", WORDS), (PROMPTS[0], TARGETS[0])))
+    assert scored[0] == (-np.inf, False) and scored[1][0] == pytest.approx(imported_run.score(PROMPTS[:1], TARGETS[:1])[0])
+    assert lab.loglikelihood_rolling(instances_of("loglikelihood_rolling", (WORDS,))) == [-np.inf]
+    assert lab.generate_until(instances_of("generate_until", ("", {"until": [], "max_gen_toks": 8}))) == [""]
     assert capsys.readouterr().err.count("empty context, which a model without a start or EOS token cannot read.") == 3
     convert(find(str(tmp_path / "hf")), str(tmp_path / "run"), "t5x_lab")
     convert(find(str(tmp_path / "run")), str(tmp_path / "again"), "hf")
@@ -237,20 +239,20 @@ def test_a_tokenizer_without_an_end_token_writes_all_that_was_asked_for(tmp_path
 
 
 def test_any_of_several_end_tokens_ends_what_is_written(tmp_path):
-    theirs, tokenizer = save("llama3", tmp_path / "hf")
-    before = greedy(theirs, tokenizer, WORDS, 24)
+    hf_model, tokenizer = save("llama3", tmp_path / "hf")
+    before = greedy(hf_model, tokenizer, WORDS, 24)
     ends = [tokenizer.eos_token_id, before[9]]
-    theirs.config.eos_token_id = theirs.generation_config.eos_token_id = ends
-    theirs.save_pretrained(tmp_path / "hf")
-    expected = greedy(theirs, tokenizer, WORDS, 24)
+    hf_model.config.eos_token_id = hf_model.generation_config.eos_token_id = ends
+    hf_model.save_pretrained(tmp_path / "hf")
+    expected = greedy(hf_model, tokenizer, WORDS, 24)
     assert expected == before[: before.index(ends[1]) + 1]
     convert(find(str(tmp_path / "hf")), str(tmp_path / "run"), "t5x_lab")
     for where in ("hf", "run"):
-        ours = t5x_lab.load(str(tmp_path / where), dtype="float32")
-        tokens, _ = ours.generate_tokens([ours.vocabulary.encode(WORDS)], max_tokens=24)
+        run = t5x_lab.load(str(tmp_path / where), dtype="float32")
+        tokens, _ = run.generate_tokens([run.vocabulary.encode(WORDS)], max_tokens=24)
         assert tokens[0].tolist() == [*expected, *[0] * (24 - len(expected))]
-        assert ours.stop_ids == tuple(ends) and ours.eos_id == ends[0]
-        best, _ = ours.search_tokens([ours.vocabulary.encode(WORDS)], max_tokens=12)
+        assert run.stop_ids == tuple(ends) and run.eos_id == ends[0]
+        best, _ = run.search_tokens([run.vocabulary.encode(WORDS)], max_tokens=12)
         assert all(not set(row[: len(row[row > 0]) - 1].tolist()) & set(ends) for row in best[0])
     convert(find(str(tmp_path / "run")), str(tmp_path / "again"), "hf")
     assert json.loads((tmp_path / "again" / "generation_config.json").read_text())["eos_token_id"] == ends
@@ -302,8 +304,8 @@ def test_what_greedy_decoding_does_not_heed_is_said(tmp_path, capsys):
     settings = tmp_path / "hf/generation_config.json"
     t5x_lab.load(str(tmp_path / "hf"))
     assert "generation_config.json sets" not in capsys.readouterr().err
-    asked = {"repetition_penalty": 1.3, "do_sample": True, "num_beams": 1, "min_length": 0, "temperature": 0.7}
-    settings.write_text(json.dumps({**json.loads(settings.read_text()), **asked}))
+    generation = {"repetition_penalty": 1.3, "do_sample": True, "num_beams": 1, "min_length": 0, "temperature": 0.7}
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), **generation}))
     t5x_lab.load(str(tmp_path / "hf"))
     assert "sets do_sample, repetition_penalty, which is ignored" in capsys.readouterr().err
 
@@ -311,9 +313,9 @@ def test_what_greedy_decoding_does_not_heed_is_said(tmp_path, capsys):
 def test_a_model_without_a_head_is_told_from_one_that_lost_it(tmp_path, capsys):
     from safetensors.numpy import load_file, save_file
 
-    theirs, _ = save("llama_grouped", tmp_path / "hf")
+    hf_model, _ = save("llama_grouped", tmp_path / "hf")
     whole = load_file(tmp_path / "hf/model.safetensors")
-    theirs.model.save_pretrained(tmp_path / "hf")  # as `LlamaModel`
+    hf_model.model.save_pretrained(tmp_path / "hf")  # as `LlamaModel`
     headless = t5x_lab.load(str(tmp_path / "hf"))
     assert "has no language-modeling head" in capsys.readouterr().err
     np.testing.assert_array_equal(headless.params["logits_dense"]["kernel"], whole["model.embed_tokens.weight"].T)
@@ -354,18 +356,18 @@ def test_ids_that_the_model_does_not_have(tmp_path):
 
 
 def test_a_model_without_a_tokenizer_reads_and_writes_ids(tmp_path):
-    theirs, tokenizer = save("llama_grouped", tmp_path / "hf")
+    hf_model, tokenizer = save("llama_grouped", tmp_path / "hf")
     for file in (tmp_path / "hf").glob("tokenizer*"):
         file.unlink()
-    ours, ids = t5x_lab.load(str(tmp_path / "hf"), dtype="float32"), tokenizer(WORDS).input_ids
-    tokens, _ = ours.generate_tokens([ids[1:]], max_tokens=8)
-    written = greedy(theirs, tokenizer, WORDS, 8)
+    run, ids = t5x_lab.load(str(tmp_path / "hf"), dtype="float32"), tokenizer(WORDS).input_ids
+    tokens, _ = run.generate_tokens([ids[1:]], max_tokens=8)
+    written = greedy(hf_model, tokenizer, WORDS, 8)
     assert tokens[0, : len(written)].tolist() == written
     for wrong in (None, 2.5, [[3]], [[1], [2, 3]]):
         with pytest.raises(UserError, match="max_tokens is"):
-            ours.generate_tokens([ids], max_tokens=wrong)
+            run.generate_tokens([ids], max_tokens=wrong)
     with pytest.raises(UserError, match="is neither a text nor a list of token ids"):
-        ours.generate_tokens([None], max_tokens=1)
+        run.generate_tokens([None], max_tokens=1)
 
 
 def test_an_encoders_inputs_without_an_end_token_are_exported_as_such(tmp_path):

@@ -274,32 +274,32 @@ def test_a_dry_run_refuses_the_tasks_that_training_refuses(own, task, says, caps
 
 def test_a_dry_run_says_which_data_are_not_here(own, capsys):
     assert main(own("own_pairs", "--dry_run")) == 0
-    said = capsys.readouterr()
-    assert "8 rows of 16 + 8 tokens" in said.out and not re.search("not read|not used|vocabulary", said.err)
+    output = capsys.readouterr()
+    assert "8 rows of 16 + 8 tokens" in output.out and not re.search("not read|not used|vocabulary", output.err)
     assert main([*TRAIN, "--gin.MIXTURE_OR_TASK_NAME=files", "--gin.TextFiles.train=none/*.txt", "--dry_run"]) == 0
-    said = capsys.readouterr().out
-    assert 'The data were not checked: No file matches TextFiles.train = "none/*.txt"' in said
-    assert re.search("data        files_?\\w*, [0-9]+ rows of", said)
+    output = capsys.readouterr().out
+    assert 'The data were not checked: No file matches TextFiles.train = "none/*.txt"' in output
+    assert re.search("data        files_?\\w*, [0-9]+ rows of", output)
 
 
 def test_what_nothing_reads_is_said(own, capsys):
     lengths = '--gin.TASK_FEATURE_LENGTHS={"inputs": 16, "targets": 8, "target": 9}'
     assert main(own("own_weather", lengths, "--gin.ByteVocabulary.extra_ids=50", "--dry_run")) == 0
-    said = capsys.readouterr().err
-    assert '"weather" of the task "own_weather" is not used' in said
-    assert 'TASK_FEATURE_LENGTHS has a length for "target", which is not used. Did you mean "targets"?' in said
-    assert "VOCABULARY, ByteVocabulary(extra_ids=50), replaces the vocabulary of own_weather." in said
+    stderr = capsys.readouterr().err
+    assert '"weather" of the task "own_weather" is not used' in stderr
+    assert 'TASK_FEATURE_LENGTHS has a length for "target", which is not used. Did you mean "targets"?' in stderr
+    assert "VOCABULARY, ByteVocabulary(extra_ids=50), replaces the vocabulary of own_weather." in stderr
 
 
-@pytest.mark.parametrize("variable, kept", [("MALLOC_ARENA_MAX", True), ("GLIBC_TUNABLES", True), ("OTHER", False)])
-def test_a_users_number_of_arenas_is_kept(variable, kept, monkeypatch):
+@pytest.mark.parametrize("variable, is_kept", [("MALLOC_ARENA_MAX", True), ("GLIBC_TUNABLES", True), ("OTHER", False)])
+def test_a_users_number_of_arenas_is_kept(variable, is_kept, monkeypatch):
     from t5x_lab.cli import process
 
-    asked: list[tuple] = []
+    calls: list[tuple] = []
     monkeypatch.setenv(variable, "glibc.malloc.arena_max=8" if variable == "GLIBC_TUNABLES" else "8")
-    monkeypatch.setattr(process.ctypes, "CDLL", lambda name: type("C", (), {"mallopt": lambda self, *a: asked.append(a)})())
+    monkeypatch.setattr(process.ctypes, "CDLL", lambda name: type("C", (), {"mallopt": lambda self, *a: calls.append(a)})())
     process._limit_malloc_arenas()
-    assert bool(asked) != kept
+    assert bool(calls) != is_kept
 
 
 STATEFUL = {
@@ -337,8 +337,8 @@ seqio.TaskRegistry.add("{name}", source, preprocessors=steps, output_features=fe
     flags += ["TASK_FEATURE_LENGTHS={'targets': 16}", "BATCH_SIZE=8", "TRAIN_STEPS=5", "EVALS=()", "MODEL_DIR=run"]
     files = ["--gin_file=models/causal_decoder/tiny.gin", "--gin_file=objectives/full_lm.gin"]
     assert main(["train", *files, *(f"--gin.{flag}" for flag in flags)]) == 2
-    said = capsys.readouterr().err
+    stderr = capsys.readouterr().err
     assert re.search(
-        rf"calls a stateful Python function \(.*{name}.py, line \d+\), so its position cannot be saved.*t5x_lab cache", said
-    ), said
+        rf"calls a stateful Python function \(.*{name}.py, line \d+\), so its position cannot be saved.*t5x_lab cache", stderr
+    ), stderr
     assert not pathlib.Path("run").exists()

@@ -75,14 +75,14 @@ def mixed(mixture, mixing):
     """The configuration of a mixture, what it resolves to, and the place of each part's task in `SIZES`."""
     lengths, options = {"inputs": 1, "targets": 1}, dict(shards=2, pack=False, shuffle_buffer_size=1)
     config = DataConfig(mixture, lengths, 1000, ByteVocabulary(), mixing=mixing, **options)
-    found = resolve_tasks(config, "encoder_decoder", 384)
-    return config, found, [list(SIZES).index(part.task.name) for part in found.components]
+    resolved = resolve_tasks(config, "encoder_decoder", 384)
+    return config, resolved, [list(SIZES).index(part.task.name) for part in resolved.components]
 
 
 def test_rates_are_the_papers(mixture):
     for mixing, expected in MIXINGS:
-        _, found, order = mixed(mixture, mixing)
-        rates = np.array([part.rate for part in found.components])
+        _, mixing_rates, order = mixed(mixture, mixing)
+        rates = np.array([part.rate for part in mixing_rates.components])
         np.testing.assert_allclose(rates / rates.sum(), expected[order], err_msg=str(mixing))
 
 
@@ -90,8 +90,8 @@ def test_rates_are_the_papers(mixture):
 def test_examples_come_out_at_their_rates(mixture):
     """50,000 examples, each share within four standard errors; by their targets, and by the tokens counted for each task."""
     mixing, expected = MIXINGS[4]
-    config, found, order = mixed(mixture, mixing)
-    batches = SeqioBatches(found, config, seed=0)
+    config, mixing_rates, order = mixed(mixture, mixing)
+    batches = SeqioBatches(mixing_rates, config, seed=0)
     drawn, counted = np.zeros(5), np.zeros(5)
     for _ in range(50):
         batch = next(batches)
@@ -112,8 +112,8 @@ def test_sizes_that_nobody_knows_are_asked_for_and_can_be_given(mixture):
         config = DataConfig("with_unknown", lengths, 4, ByteVocabulary(), mixing=Mixing(maximum=1000))
         with pytest.raises(UserError, match='number of training examples of the task "unknown" is unknown'):
             resolve_tasks(config, "encoder_decoder", 384).rates()
-        given = Mixing(maximum=1000, num_examples={"unknown": 250})
-        config = DataConfig("with_unknown", lengths, 4, ByteVocabulary(), mixing=given)
+        with_sizes = Mixing(maximum=1000, num_examples={"unknown": 250})
+        config = DataConfig("with_unknown", lengths, 4, ByteVocabulary(), mixing=with_sizes)
         assert [part.rate for part in resolve_tasks(config, "encoder_decoder", 384).components] == [1000, 250]
     finally:
         seqio.MixtureRegistry.remove("with_unknown")
@@ -182,9 +182,9 @@ def test_documents_are_counted_once_and_not_to_tell_shapes(tmp_path, monkeypatch
     seqio.MixtureRegistry.add("texts", [("few", 1.0), ("many", 1.0)])
     try:
         config = DataConfig("texts", {"targets": 8}, 4, ByteVocabulary(), objective="full_lm", mixing=Mixing())
-        found = resolve_batch(config, "causal_decoder").tasks
+        resolved = resolve_batch(config, "causal_decoder").tasks
         assert not counts
-        assert found.rates() == [8, 24] and len(counts) == 2
+        assert resolved.rates() == [8, 24] and len(counts) == 2
         assert resolve_tasks(config, "causal_decoder", 384).rates() == [8, 24] and len(counts) == 2
         (tmp_path / "few.txt").write_text("one line\n" * 9)
         assert resolve_tasks(config, "causal_decoder", 384).rates() == [9, 24]
@@ -205,8 +205,8 @@ def test_a_run_that_goes_on_counts_nothing_again(tmp_path, monkeypatch):
     more = [named, *cut, "--gin.one/TextFiles.train=a.txt", "--gin.two/TextFiles.train=a.txt", "--gin.MIXING=@Mixing()"]
     train = lambda steps: main(flags("causal_decoder", text, "run", steps, *more))
     assert train(2) == 0
-    known = read_info(epath.Path("run/checkpoints/2"))["documents"]
-    assert sorted(known.values()) == [200, 400]
+    counted = read_info(epath.Path("run/checkpoints/2"))["documents"]
+    assert sorted(counted.values()) == [200, 400]
     sources.document_counts.clear()
     monkeypatch.setattr(tf.data.Dataset, "reduce", lambda self, *args: counts.append(1) or reduce(self, *args))
     assert train(3) == 0 and not counts
@@ -245,9 +245,9 @@ def test_a_truncated_data_set_is_the_same_tokens_in_every_epoch():
         batches = SeqioBatches(resolve_tasks(config, "causal_decoder", 384), config, seed=0)
         rows = np.concatenate([next(batches)["decoder_target_tokens"] for _ in range(60)])
         # Per shard 512 or 513 tokens: ten documents of 50, and 12 or 13 tokens of an eleventh.
-        seen = np.unique(rows[(rows > 2) & (rows < 255)]) - 3
-        assert sorted(seen) == sorted(2 * n + shard for n in range(11) for shard in range(2))
-        times = np.bincount(rows[(rows > 2) & (rows < 255)] - 3)[seen]
+        numbers = np.unique(rows[(rows > 2) & (rows < 255)]) - 3
+        assert sorted(numbers) == sorted(2 * n + shard for n in range(11) for shard in range(2))
+        times = np.bincount(rows[(rows > 2) & (rows < 255)] - 3)[numbers]
         assert times.min() > 3, "each is met many times over"
         assert (rows == 255).sum() / (rows == 1).sum() == pytest.approx((1025 - 22) / 22, rel=0.03)
     finally:
@@ -314,5 +314,5 @@ def digest_of(name, architecture, seed=0):
 
 @pytest.mark.slow
 def test_another_process_makes_the_same_batches_and_another_seed_others():
-    here = digest_of("ul2", "encoder_decoder")
-    assert here == commands.call(digest_of, "ul2", "encoder_decoder") != digest_of("ul2", "encoder_decoder", seed=1)
+    local_digest = digest_of("ul2", "encoder_decoder")
+    assert local_digest == commands.call(digest_of, "ul2", "encoder_decoder") != digest_of("ul2", "encoder_decoder", seed=1)

@@ -69,9 +69,9 @@ def test_a_prefix_decoder_is_a_causal_decoder_with_one_flag():
 
 def test_a_bidirectional_bias_tells_right_from_left():
     batch = random_batch("prefix_decoder")
-    one, two = tiny_model("prefix_decoder"), tiny_model("prefix_decoder", bidirectional_bias=True)
-    params = random_params(one)
-    assert not np.allclose(compiled(one.logits)(params, batch), compiled(two.logits)(params, batch))
+    causal_bias, two = tiny_model("prefix_decoder"), tiny_model("prefix_decoder", bidirectional_bias=True)
+    params = random_params(causal_bias)
+    assert not np.allclose(compiled(causal_bias.logits)(params, batch), compiled(two.logits)(params, batch))
 
 
 @pytest.mark.parametrize("architecture", [*ARCHITECTURES, *VARIANTS])
@@ -156,11 +156,11 @@ def test_a_row_stops_at_its_end_token_while_others_go_on():
     "config, kept",
     [(SamplingConfig(1.0, top_k=2), {0, 1}), (SamplingConfig(1.0, top_p=0.75), {0, 1}), (SamplingConfig(1.0), {0, 1, 2, 3})],
 )
-def test_sampling_draws_from_the_right_tokens_in_the_right_shares(config, kept):
+def test_sampling_draws_from_the_right_tokens_in_the_right_shares(config, candidates):
     probabilities = np.array([0.5, 0.3, 0.15, 0.05])
     logits = jnp.broadcast_to(jnp.log(probabilities), (20_000, 4))
     tokens, log_probs = choose(logits, config, jax.random.split(jax.random.key(0), 20_000))
-    expected = np.where([i in kept for i in range(4)], probabilities, 0)
+    expected = np.where([i in candidates for i in range(4)], probabilities, 0)
     expected /= expected.sum()
     np.testing.assert_allclose(np.bincount(tokens, minlength=4) / 20_000, expected, atol=0.012)
     np.testing.assert_allclose(log_probs, np.log(probabilities)[tokens], rtol=1e-5)
@@ -172,10 +172,12 @@ def test_sampling_draws_from_the_right_tokens_in_the_right_shares(config, kept):
     np.testing.assert_allclose(np.bincount(hot, minlength=4) / 20_000, squared, atol=0.012)
 
 
-@pytest.mark.parametrize("config, kept", [(SamplingConfig(1.0, top_p=0.8), {0, 3}), (SamplingConfig(1.0, top_k=3), {0, 1, 3})])
-def test_neither_rounding_nor_ties_make_the_set_larger(config, kept):
+@pytest.mark.parametrize(
+    "config, candidates", [(SamplingConfig(1.0, top_p=0.8), {0, 3}), (SamplingConfig(1.0, top_k=3), {0, 1, 3})]
+)
+def test_neither_rounding_nor_ties_make_the_set_larger(config, candidates):
     logits = jnp.broadcast_to(jnp.log(jnp.array([0.3, 0.1, 0.1, 0.5])), (1000, 4))
-    assert set(choose(logits, config, jax.random.split(jax.random.key(0), 1000))[0].tolist()) == kept
+    assert set(choose(logits, config, jax.random.split(jax.random.key(0), 1000))[0].tolist()) == candidates
 
 
 def test_decoder_mask_of_a_prefix_example_written_by_hand():
@@ -233,14 +235,14 @@ def test_initialisation_has_t5s_scales():
 @pytest.mark.parametrize(
     "given", ["orthogonal", "glorot_uniform", jax.nn.initializers.normal(0.5)], ids=["orthogonal", "glorot_uniform", "own"]
 )
-def test_matrices_are_drawn_by_the_initializer_as_inputs_by_outputs(given):
+def test_matrices_are_drawn_by_the_initializer_as_inputs_by_outputs(kernel_init):
     """Against JAX's own draws of a matrix of that shape: their scale, or their rows' products."""
     config = dataclasses.replace(
-        tiny_config("causal_decoder", initializer=given), emb_dim=64, num_heads=4, head_dim=16, mlp_dim=96
+        tiny_config("causal_decoder", initializer=kernel_init), emb_dim=64, num_heads=4, head_dim=16, mlp_dim=96
     )
     params = jax.jit(Model(ModelConfig(config)).init)(jax.random.key(0))
     layers = params["decoder"]["layers"]
-    function = getattr(jax.nn.initializers, given)() if isinstance(given, str) else given
+    function = getattr(jax.nn.initializers, kernel_init)() if isinstance(kernel_init, str) else kernel_init
     for (module, name), inputs, outputs in (
         (("self_attention", "query"), 64, 64),
         (("self_attention", "out"), 64, 64),
@@ -252,7 +254,7 @@ def test_matrices_are_drawn_by_the_initializer_as_inputs_by_outputs(given):
         assert np.std(matrix) == pytest.approx(np.std(other), rel=0.05) and abs(matrix).max() == pytest.approx(
             abs(other).max(), rel=0.3
         )
-        if given == "orthogonal":
+        if kernel_init == "orthogonal":
             small = min(inputs, outputs)
             product = matrix @ matrix.T if inputs == small else matrix.T @ matrix
             np.testing.assert_allclose(product, np.eye(small), atol=1e-5)

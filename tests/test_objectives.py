@@ -96,10 +96,10 @@ def test_equal_to_the_t5_library_on_the_same_tokens_and_seeds(name):
     lengths = objective.complete({"inputs": 64} if name != "full_lm" else {"targets": 64}, architecture, 100)
     documents = text_of(np.random.default_rng(0), [300, 17, 64, 1, 512])
     features = {f: seqio.Feature(VOCABULARY) for f in objective.features}
-    ours = examples_of(objective, lengths, documents, architecture)
-    theirs = _run(library(objective, lengths), lengths, features, documents, 7)
-    assert len(ours) == len(theirs) > 5
-    for a, b in zip(ours, theirs, strict=True):
+    actual = examples_of(objective, lengths, documents, architecture)
+    expected = _run(library(objective, lengths), lengths, features, documents, 7)
+    assert len(actual) == len(expected) > 5
+    for a, b in zip(actual, expected, strict=True):
         np.testing.assert_array_equal(a["targets"], b["targets"])
         if name == "bert_style":  # theirs draws sentinels as random tokens, ours does not
             same = a["inputs"] == b["inputs"]
@@ -118,11 +118,11 @@ def test_prefix_lm_equal_to_the_t5_librarys_packing():
         ("encoder_decoder", t5.pack_prefix_lm_encoder_decoder, {"inputs": 32, "targets": 32}),
         ("prefix_decoder", t5.pack_prefix_lm_decoder_only, {"targets": 32}),
     ):
-        theirs = _run([t5.targets_for_prefix_lm_objective, pack], lengths, {"targets": features["targets"]}, documents, 7)
+        t5_rows = _run([t5.targets_for_prefix_lm_objective, pack], lengths, {"targets": features["targets"]}, documents, 7)
         steps = PrefixLm().preprocessors()
-        ours = rows_from(_run(steps, lengths, features, documents, 7), architecture, row_lengths(architecture, lengths))
-        assert len(ours) == len(theirs) == (3 if architecture == "encoder_decoder" else 6)
-        for a, b in zip(ours, theirs, strict=True):
+        actual = rows_from(_run(steps, lengths, features, documents, 7), architecture, row_lengths(architecture, lengths))
+        assert len(actual) == len(t5_rows) == (3 if architecture == "encoder_decoder" else 6)
+        for a, b in zip(actual, t5_rows, strict=True):
             for feature, expected in b.items():
                 np.testing.assert_array_equal(a[feature], expected, err_msg=feature)
 
@@ -182,11 +182,11 @@ def test_spans_and_what_is_left_make_the_text(sizes, inputs, seed, name):
             # Text may begin with noise, whose sentinel in the inputs then has no partner in the library's targets.
             piece = flat[len(stream) : len(stream) + int(example["raw_tokens"])]
             noise = [t for span in spans_by_sentinel(example["targets"][:-1], SENTINELS).values() for t in span]
-            kept = [t for t in example["inputs"][:-1].tolist() if t not in SENTINELS]
-            for part in (kept, noise):
+            remaining = [t for t in example["inputs"][:-1].tolist() if t not in SENTINELS]
+            for part in (remaining, noise):
                 rest = iter(piece)
                 assert all(token in rest for token in part), "not in the order of the text"
-            assert cut or sorted(kept + noise) == sorted(piece)
+            assert cut or sorted(remaining + noise) == sorted(piece)
             stream += piece
         elif example["raw_tokens"] > 1:
             piece = rebuilt(example["inputs"][:-1].tolist(), example["targets"][:-1].tolist())
@@ -205,11 +205,11 @@ def test_dropped_tokens_and_what_is_left_are_the_text_in_order(sizes, inputs, se
     flat = [t for document in documents for t in document]
     for example in examples_of(objective, {"inputs": inputs}, documents, seed=seed):
         piece, flat = flat[: example["raw_tokens"]], flat[example["raw_tokens"] :]
-        kept, dropped = example["inputs"][:-1].tolist(), example["targets"][:-1].tolist()
-        if len(kept) + len(dropped) < len(piece):  # cut, which is rare
+        remaining, dropped = example["inputs"][:-1].tolist(), example["targets"][:-1].tolist()
+        if len(remaining) + len(dropped) < len(piece):  # cut, which is rare
             continue
-        assert sorted(kept + dropped) == sorted(piece)
-        for part in (kept, dropped):
+        assert sorted(remaining + dropped) == sorted(piece)
+        for part in (remaining, dropped):
             rest = iter(piece)
             assert all(token in rest for token in part), "not in the order of the text"
     assert not flat
@@ -247,8 +247,8 @@ def test_prefix_lm_loses_nothing_at_any_length(sizes, length, seed):
             continue
         read = []
         for e in examples:
-            of = lambda name, text, e=e: e[name][e[f"{name}_segment_ids"] == text]
-            read += [token for text in (1, 2) for name in ("inputs", "targets") for token in of(name, text)]
+            segment = lambda name, text, e=e: e[name][e[f"{name}_segment_ids"] == text]
+            read += [token for text in (1, 2) for name in ("inputs", "targets") for token in segment(name, text)]
             assert len(e["inputs"]) <= length and len(e["targets"]) <= length
         assert read == flat
         rows = rows_from(examples, architecture, (length, length))
@@ -282,8 +282,8 @@ def test_masked_lm_in_its_shares():
     assert noise.mean() == pytest.approx(0.15, abs=error(0.15, noise.size))
     count = noise.sum()
     assert (inputs[noise] == 358).mean() == pytest.approx(0.8, abs=error(0.8, count))
-    kept = (inputs[noise] == targets[noise]).mean()
-    assert kept == pytest.approx(0.1 + 0.1 / 256, abs=error(0.1, count))
+    unchanged = (inputs[noise] == targets[noise]).mean()
+    assert unchanged == pytest.approx(0.1 + 0.1 / 256, abs=error(0.1, count))
 
 
 def test_bert_style_in_its_shares():
@@ -372,14 +372,14 @@ def test_packed_rows_hold_every_example_once_as_seqio_would_alone(sizes, seed):
         )
         alone = list(converter(dataset, {"inputs": 9, "targets": 6}).as_numpy_iterator())
         unpacked = rows_from(examples, architecture, lengths, pack=False)
-        for ours, theirs in zip(unpacked, alone, strict=True):
-            for feature, x in theirs.items():
-                np.testing.assert_array_equal(ours[feature], x, err_msg=feature)
-        found = []
+        for row_alone, seqio_row in zip(unpacked, alone, strict=True):
+            for feature, x in seqio_row.items():
+                np.testing.assert_array_equal(row_alone[feature], x, err_msg=feature)
+        results = []
         for row in rows_from(examples, architecture, lengths):
             for segment in range(1, int(row["decoder_segment_ids"].max()) + 1):
                 features = [f for f in alone[0] if f"{f.split('_')[0]}_segment_ids" in row]
-                found.append({f: row[f][row[f"{f.split('_')[0]}_segment_ids"] == segment].tolist() for f in features})
+                results.append({f: row[f][row[f"{f.split('_')[0]}_segment_ids"] == segment].tolist() for f in features})
                 positions = row["decoder_positions"][row["decoder_segment_ids"] == segment]
                 assert positions.tolist() == list(range(len(positions)))
         expected = []
@@ -387,7 +387,7 @@ def test_packed_rows_hold_every_example_once_as_seqio_would_alone(sizes, seed):
             real = {"encoder": row.get("encoder_input_tokens"), "decoder": row["decoder_target_tokens"]}
             expected.append({f: x[real[f.split("_")[0]] > 0].tolist() for f, x in row.items()})
         key = lambda segment: str(sorted(segment.items()))
-        assert sorted(map(key, found)) == sorted(map(key, expected))
+        assert sorted(map(key, results)) == sorted(map(key, expected))
 
 
 # ---- sentences ----

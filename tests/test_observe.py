@@ -97,13 +97,13 @@ def test_evaluations_are_handed_on_without_what_is_no_number():
     counters = {name: np.zeros(2, np.uint32) for name in COUNTERS} | {"task_tokens": np.zeros((1, 2), np.uint32)}
     state = TrainState(np.int32(0), {}, {}, counters, True)
     run = ARun("run")
-    kept = Kept()
-    hooks = Hooks([kept])
+    writer = Kept()
+    hooks = Hooks([writer])
     recorder = Recorder(run, state, Clock(), ["t"], 1e6, hooks)
     with hooks.around(RunStart("run", 0, 10)):
         recorder.evaluation(5, {"infer/t": {"exact": 1.0}})
         recorder.evaluation(5, {"eval/t": {"loss": 2.0, "z_loss": math.nan}})
-    assert kept.evaluations == [(5, "infer/t", {"exact": 1.0}), (5, "eval/t", {"loss": 2.0, "z_loss": None})]
+    assert writer.evaluations == [(5, "infer/t", {"exact": 1.0}), (5, "eval/t", {"loss": 2.0, "z_loss": None})]
     recorder.close()
 
 
@@ -191,8 +191,8 @@ def test_what_is_not_whole_yet_is_not_copied(monkeypatch):
     real("run").mkdir(exist_ok=True)
     folder = metrics_module.Folder("gs://bucket")
     (folder.local / "metrics.jsonl").write_text("{}\n")
-    with monkeypatch.context() as here:
-        here.setattr(type(real(".")), "iterdir", lambda self: iter([self / "metrics.1.jsonl.new", self / "metrics.jsonl"]))
+    with monkeypatch.context() as patch:
+        patch.setattr(type(real(".")), "iterdir", lambda self: iter([self / "metrics.1.jsonl.new", self / "metrics.jsonl"]))
         folder.copy(seconds=0.0)
     assert [file.name for file in real("run").iterdir()] == ["metrics.jsonl"]
 

@@ -119,15 +119,15 @@ def test_cross_entropy_and_its_gradient_equal_float64(smoothing, z_loss, shards,
                 loss += jnp.sum(probability * jnp.log(probability), axis=-1)
             return jnp.sum((loss + z_loss * log_z**2) * weights), TokenLosses(loss, log_z, jnp.argmax(logits, -1) == targets)
 
-        def ours(hidden, matrix, weights=weights):
+        def fused(hidden, matrix, weights=weights):
             config = CrossEntropy(z_loss, smoothing, scale=0.5, cap=cap, shards=shards, chunk=chunk)
             return cross_entropy(hidden, matrix, targets, weights, config)
 
         expected = jax.jit(jax.value_and_grad(plain, argnums=(0, 1), has_aux=True))(hidden, matrix)
-        got = jax.jit(jax.value_and_grad(ours, argnums=(0, 1), has_aux=True))(hidden, matrix)
+        got = jax.jit(jax.value_and_grad(fused, argnums=(0, 1), has_aux=True))(hidden, matrix)
         assert got[1][0].dtype == jnp.float64
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12), got, expected)
-        np.testing.assert_allclose(jax.jit(ours)(hidden, matrix)[0], expected[0][0], rtol=1e-12)
+        np.testing.assert_allclose(jax.jit(fused)(hidden, matrix)[0], expected[0][0], rtol=1e-12)
         if chunk == 8:  # of a network without an output matrix
             logits = compute_logits(hidden, matrix, 0.5, cap)
             whole, tokens = cross_entropy_of_logits(logits, targets, weights, CrossEntropy(z_loss, smoothing))
@@ -143,7 +143,7 @@ def test_cross_entropy_and_its_gradient_equal_float64(smoothing, z_loss, shards,
         for name, mix in mixes.items():
             expected, got = (
                 jax.jit(jax.grad(lambda h, m, w, f=f, mix=mix: mix(*f(h, m, w)), argnums=(0, 1, 2)))(hidden, matrix, weights)
-                for f in (plain, ours)
+                for f in (plain, fused)
             )
             jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-11, err_msg=name), got, expected)
 

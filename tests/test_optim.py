@@ -54,11 +54,11 @@ def test_stacked_adafactor_equals_the_published_formulas_layer_by_layer_for_50_s
     rng = np.random.default_rng(0)
     params = {name: rng.normal(size=shape).astype(np.float32) * 0.1 for name, shape in SHAPES.items()}
     factored = {"matrix": ((0,), (1,)), "heads": ((0,), (1, 2)), "out": ((2,), (0, 1)), "table": ((1,), (0,))}
-    ours = {name: jnp.asarray(x) for name, x in params.items()}
-    theirs, states = {}, {}
+    stacked = {name: jnp.asarray(x) for name, x in params.items()}
+    reference, states = {}, {}
     for name, x in params.items():
         for layer, part in enumerate(x if AXES[name][0] == "layers" else [x]):
-            theirs[name, layer] = part.astype(np.float64)
+            reference[name, layer] = part.astype(np.float64)
             if name in factored:
                 rows, columns = factored[name]
                 states[name, layer] = tuple(np.zeros(int(np.prod([part.shape[i] for i in dims]))) for dims in (rows, columns))
@@ -66,20 +66,20 @@ def test_stacked_adafactor_equals_the_published_formulas_layer_by_layer_for_50_s
                 states[name, layer] = np.zeros(part.shape)
     rate = LearningRate("constant * rsqrt_decay", 1.0, warmup_steps=10)
     optimizer = Adafactor(rate, min_dim_size_to_factor=12).make(AXES)
-    state = optimizer.init(ours)
+    state = optimizer.init(stacked)
     update = jax.jit(optimizer.update)
     for t in range(1, 51):
         grads = {name: (rng.normal(size=shape) * rng.uniform(0.1, 10)).astype(np.float32) for name, shape in SHAPES.items()}
-        updates, state = update(grads, state, ours)
-        ours = optax.apply_updates(ours, updates)
-        for (name, layer), x in theirs.items():
+        updates, state = update(grads, state, stacked)
+        stacked = optax.apply_updates(stacked, updates)
+        for (name, layer), x in reference.items():
             g = grads[name][layer] if AXES[name][0] == "layers" else grads[name]
             rows, columns = factored.get(name, (None, None))
-            theirs[name, layer], states[name, layer] = reference_step(
+            reference[name, layer], states[name, layer] = reference_step(
                 x, g.astype(np.float64), states[name, layer], float(t), 1 / np.sqrt(max(t - 1, 10)), 12, rows, columns
             )
-    for (name, layer), x in theirs.items():
-        got = ours[name][layer] if AXES[name][0] == "layers" else ours[name]
+    for (name, layer), x in reference.items():
+        got = stacked[name][layer] if AXES[name][0] == "layers" else stacked[name]
         np.testing.assert_allclose(got, x, rtol=2e-4, atol=2e-5, err_msg=f"{name} {layer}")
 
 
@@ -232,9 +232,9 @@ RATE = LinearDecay(0.1, 10, 2)
     ],
     ids=["lion", "lion_clipped", "sgd", "sgd_momentum", "adamw", "any"],
 )  # fmt: skip
-def test_optaxs_own_updates(ours, theirs):
+def test_optaxs_own_updates(optimizer, optax_optimizer):
     params = random_tree(0)
-    jax.tree.map(np.testing.assert_array_equal, updated(ours.make(AXES), params), updated(theirs, params))
+    jax.tree.map(np.testing.assert_array_equal, updated(optimizer.make(AXES), params), updated(optax_optimizer, params))
 
 
 @pytest.mark.slow

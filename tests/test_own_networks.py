@@ -53,8 +53,8 @@ def convolutions(old: str = "", new: str = "") -> Callable:
     text = documented("own/network.md", "class Convolutions").replace("@gin.configurable\n", "")
     more = documented("own/network.md", "def prefill")
     assert old in more
-    made = written("my_network", text, more.replace(old, new))["GeneratingConvolutions"]
-    return lambda *, rngs: made(vocab_size=64, emb_dim=16, width=3, rngs=rngs)
+    network_class = written("my_network", text, more.replace(old, new))["GeneratingConvolutions"]
+    return lambda *, rngs: network_class(vocab_size=64, emb_dim=16, width=3, rngs=rngs)
 
 
 @pytest.mark.slow
@@ -135,8 +135,8 @@ def test_a_network_of_ones_own_generates_as_if_each_token_were_chosen_by_hand():
 
     expected = {i: greedy(prompt) for i, prompt in enumerate(prompts)}
     prompts = [[0, *prompt] for prompt in prompts]
-    found = inference.generate(params, prompts, limits=[steps] * 3, eos_id=63, batch_size=2)
-    assert {i: tokens.tolist() for i, tokens, _ in found} == expected
+    generated = inference.generate(params, prompts, limits=[steps] * 3, eos_id=63, batch_size=2)
+    assert {i: tokens.tolist() for i, tokens, _ in generated} == expected
     tokens, scores = inference.search(params, prompts, max_tokens=steps, beams=BeamConfig(2, 0.0), eos_id=63)
     log_prob, _ = inference.score(params, prompts, [row[row > 0].tolist() for row in tokens[:, 0]])
     np.testing.assert_allclose(scores[:, 0], log_prob, rtol=1e-4)
@@ -386,9 +386,9 @@ def test_a_linen_network_generates_and_keeps_constants():
             return self._at(tokens, length - 1), (tokens, length)
 
         def decode(self, state, tokens, layers=None):
-            seen, length = state
-            seen = jnp.where(jnp.arange(seen.shape[1])[None] == length[:, None], tokens, seen)
-            return self._at(seen, length)[:, None], (seen, length + 1)
+            prefix, length = state
+            prefix = jnp.where(jnp.arange(prefix.shape[1])[None] == length[:, None], tokens, prefix)
+            return self._at(prefix, length)[:, None], (prefix, length + 1)
 
         def _at(self, tokens, index):
             hidden = self({"decoder_input_tokens": tokens[:, :16]})

@@ -117,9 +117,9 @@ def test_unfreezing_goes_on_in_the_middle_of_a_stage(tmp_path):
     assert main(flags("causal_decoder", FULL_LM, whole, 6, *gradual)) == 0
     for steps in (3, 6):
         assert main(flags("causal_decoder", FULL_LM, parts, steps, *gradual)) == 0
-    one, other = (flat_names(t5x_lab.load(directory).params) for directory in (whole, parts))
+    whole_params, other = (flat_names(t5x_lab.load(directory).params) for directory in (whole, parts))
     early = flat_names(t5x_lab.load(whole, 3).params)
-    for name, x in one.items():
+    for name, x in whole_params.items():
         np.testing.assert_array_equal(x, other[name])  # of three steps behind the checkpoint, which its slots decide
         assert not np.array_equal(x, early[name])
     steps = [line["step"] for line in read_metrics(parts) if line["split"] == "train"]
@@ -147,9 +147,11 @@ def test_blocks_are_unfrozen_one_after_the_other(optimizer):
         GradualUnfreezing(Groups(((".*", optimizer),)), 2)
     _, _, ((alone, _),) = trained(optimizer, steps=1)
     for name, x in flat_names(after[0][0].params).items():  # the last block's and the others' first step is the optimizer's own
-        ours, theirs = (x[2], flat_names(alone.params)[name][2]) if "/layers/" in name else (x, flat_names(alone.params)[name])
+        actual, expected = (
+            (x[2], flat_names(alone.params)[name][2]) if "/layers/" in name else (x, flat_names(alone.params)[name])
+        )
         if not isinstance(optimizer, AdamW):  # which clips by the norm of all gradients
-            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6, err_msg=name)
+            np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 @pytest.mark.parametrize(
@@ -311,9 +313,9 @@ class Told:
 
 
 def test_a_failing_hook_is_told_once_by_its_name_and_stops_nothing():
-    said = []
+    messages = []
     failing, other = Told(fails=[("on_step", 2), ("on_step", 3), ("on_step", 5)]), Told()
-    hooks = Hooks([failing, object(), other], said.append)
+    hooks = Hooks([failing, object(), other], messages.append)
     with hooks.around(RunStart("run", 0, 6)):
         for step in range(1, 7):
             hooks.step(step, {"loss": 1.0})
@@ -321,8 +323,12 @@ def test_a_failing_hook_is_told_once_by_its_name_and_stops_nothing():
         hooks.save(6)
     assert failing.calls == other.calls and [call[0] for call in other.calls[:2]] == ["on_start", "on_step"]
     assert other.calls[-3:] == [("on_evaluation", 6, "eval/t", {"loss": 2.0}), ("on_save", 6), ("on_end", None)]
-    assert len(said) == 2 and "The hook Told failed in on_step of step 2: " in said[0] and "ValueError: full" in said[0]
-    assert "step 5" in said[1]
+    assert (
+        len(messages) == 2
+        and "The hook Told failed in on_step of step 2: " in messages[0]
+        and "ValueError: full" in messages[0]
+    )
+    assert "step 5" in messages[1]
 
 
 def test_what_is_said_of_wrong_hooks():
@@ -378,7 +384,7 @@ def records_of(file: pathlib.Path) -> list:
     """Weights & Biases' log: a header of 7 bytes, then LevelDB's blocks of records with checksum, length and kind."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    data, position, whole, found = file.read_bytes(), 7, b"", []
+    data, position, whole, payloads = file.read_bytes(), 7, b"", []
     while position + 7 <= len(data):
         if 32768 - position % 32768 < 7:
             position += 32768 - position % 32768
@@ -386,9 +392,9 @@ def records_of(file: pathlib.Path) -> list:
         whole += data[position + 7 : position + 7 + size]
         position += 7 + size
         if kind in (1, 4):  # a whole record, or the last part of one
-            found.append(Record.FromString(whole))
+            payloads.append(Record.FromString(whole))
             whole = b""
-    return found
+    return payloads
 
 
 @pytest.mark.slow
@@ -436,11 +442,11 @@ def test_a_run_keeps_evaluates_saves_and_loads_its_average():
     assert averaged["loss"] != last["loss"] and averaged["tokens_with_loss"] == last["tokens_with_loss"]
     config = GinConfig(["run/config.gin"])
     for weights, line in (("last", last), ("average", averaged)):
-        ((_, found),) = evaluate_checkpoints(config, "run", "latest", weights=weights)
-        np.testing.assert_allclose(found["eval/sotu_full_lm"]["loss"], line["loss"], rtol=1e-6)
-    ((_, found),) = evaluate_checkpoints(config, "run", "latest")  # as training evaluates
-    assert found["eval/sotu_full_lm"]["loss"] == last["loss"]
-    assert found["eval_average/sotu_full_lm"]["loss"] == averaged["loss"]
+        ((_, result),) = evaluate_checkpoints(config, "run", "latest", weights=weights)
+        np.testing.assert_allclose(result["eval/sotu_full_lm"]["loss"], line["loss"], rtol=1e-6)
+    ((_, result),) = evaluate_checkpoints(config, "run", "latest")  # as training evaluates
+    assert result["eval/sotu_full_lm"]["loss"] == last["loss"]
+    assert result["eval_average/sotu_full_lm"]["loss"] == averaged["loss"]
     average = t5x_lab.load("run", weights="average").params
     new = RestoreCheckpointConfig(weights="average", assignment_map=(("nothing", None),), strict=False)
     sharded = ShardedModel(config.model(), MESHES["one device"], jax.devices()[:1])

@@ -82,13 +82,13 @@ def test_of_many_who_take_a_dead_ones_place_one_does(tmp_path, monkeypatch):
     for _ in range(20):
         (tmp_path / OWNER).write_text(json.dumps(dead))
         ownerships = [owner._Ownership(owner.epath.Path(tmp_path) / OWNER) for _ in range(8)]
-        taken, barrier = [], threading.Barrier(8)
+        owners, barrier = [], threading.Barrier(8)
 
-        def take(ownership, taken=taken, barrier=barrier):
+        def take(ownership, owners=owners, barrier=barrier):
             barrier.wait()
             try:
                 ownership.take()
-                taken.append(ownership)
+                owners.append(ownership)
             except UserError:
                 pass
 
@@ -97,8 +97,8 @@ def test_of_many_who_take_a_dead_ones_place_one_does(tmp_path, monkeypatch):
             thread.start()
         for thread in threads:
             thread.join()
-        assert len(taken) == 1
-        taken[0].release()
+        assert len(owners) == 1
+        owners[0].release()
         assert not list(tmp_path.iterdir())
 
 
@@ -106,9 +106,9 @@ def test_of_two_who_write_at_once_into_an_object_store_the_later_one_stays(tmp_p
     """It locks nothing, so that a run looks again a little later."""
 
     def remote():
-        made = owner._Ownership(owner.epath.Path(tmp_path) / OWNER)
-        made._is_remote = True
-        return made
+        ownership = owner._Ownership(owner.epath.Path(tmp_path) / OWNER)
+        ownership._is_remote = True
+        return ownership
 
     first = remote()
     monkeypatch.setattr(owner.time, "sleep", lambda seconds: (tmp_path / OWNER).write_text(elsewhere(0)))

@@ -22,7 +22,7 @@ from t5x_lab.papers.gpt1.probes import BLIMP, Acceptability, Answers, Blimp, Ref
 MODEL = ["VOCABULARY = @ByteVocabulary()", "TransformerConfig.vocab_size = 384", 'TransformerConfig.dtype = "float32"']
 
 
-def asked(probe, records, tmp_path, number=None, architecture="decoder"):
+def run_probe(probe, records, tmp_path, number=None, architecture="decoder"):
     """A fresh model, and what the probe finds in records, one file for all splits or by split."""
     files = records if isinstance(records, dict) else {probe.split: records}
     places = {}
@@ -66,15 +66,15 @@ def test_the_likelier_sentence_of_a_pair(tmp_path):
     run.save(str(tmp_path / "run"))
     command = ["eval", f"--model_dir={tmp_path}/run", "--gin_file=recipes/blimp.gin", "--gin.RECORDS=@Records()"]
     assert main([*command, f"--gin.Records.files={tmp_path}/{{dataset}}.jsonl"]) == 0
-    found = json.loads((tmp_path / "run/evals/probes/0.json").read_text())
+    report = json.loads((tmp_path / "run/evals/probes/0.json").read_text())
     expected = {}
     for name in BLIMP[::6]:
         pairs = [json.loads(line) for line in (tmp_path / "blimp" / f"{name}.jsonl").read_text().splitlines()]
         sums = [[log_probs(run, pair[key]).sum() for key in ("sentence_good", "sentence_bad")] for pair in pairs]
         expected[f"blimp/{name}"] = np.mean([good > bad for good, bad in sums])
-    scores = {name: of["score"] for name, of in found["report"]["probes"]["blimp"].items()}
+    scores = {name: part["score"] for name, part in report["report"]["probes"]["blimp"].items()}
     assert len(scores) == 67 and {name: scores[name] for name in expected} == pytest.approx(expected)
-    metrics = found["results"]["blimp"]
+    metrics = report["results"]["blimp"]
     assert metrics["score"] == pytest.approx(np.mean(list(scores.values()))) and metrics["examples"] == 3 * 67
     assert metrics["relative"] == pytest.approx(2 * metrics["score"] - 1)
 
@@ -84,23 +84,23 @@ TEXTS = [f"A film of {n} {'good' if n % 3 else 'bad'} scenes" for n in range(12)
 
 def test_a_word_behind_a_text(tmp_path):
     records = [{"sentence": f"{text} ", "label": n % 2} for n, text in enumerate(TEXTS)]
-    run, found = asked(Sentiment(), records, tmp_path)
+    run, result = run_probe(Sentiment(), records, tmp_path)
     sums = [[log_probs(run, f"{text} very{word}")[-9:].sum() for word in (" negative", " positive")] for text in TEXTS]
-    assert found.metrics["sst2"]["score"] == np.mean([np.argmax(pair) == n % 2 for n, pair in enumerate(sums)])
-    assert found.metrics["sst2"]["chance"] == 0.5
+    assert result.metrics["sst2"]["score"] == np.mean([np.argmax(pair) == n % 2 for n, pair in enumerate(sums)])
+    assert result.metrics["sst2"]["chance"] == 0.5
 
 
 def test_a_threshold_between_sentences(tmp_path):
     records = lambda texts, k: [{"sentence": text, "label": int(n % k > 0)} for n, text in enumerate(texts)]
-    run, found = asked(Acceptability(), {"train": records(TEXTS, 3), "validation": records(TEXTS[::-1], 2)}, tmp_path)
+    run, result = run_probe(Acceptability(), {"train": records(TEXTS, 3), "validation": records(TEXTS[::-1], 2)}, tmp_path)
     means = np.array([log_probs(run, text).mean() for text in TEXTS])
     labels = np.array([n % 3 > 0 for n in range(12)])
     best = max(matthews_corrcoef(labels, means > threshold) for threshold in [-1e9, *means])
-    of_data_set = found.report["probes"]["cola"]["glue/cola"]
+    of_data_set = result.report["probes"]["cola"]["glue/cola"]
     assert matthews_corrcoef(labels, means > of_data_set["threshold"]) == pytest.approx(best)
     values, truth = means[::-1], np.array([n % 2 for n in range(12)])
     assert of_data_set["score"] == pytest.approx(matthews_corrcoef(truth, values > of_data_set["threshold"]))
-    assert found.metrics["cola"]["auc"] == pytest.approx(roc_auc_score(truth, values))
+    assert result.metrics["cola"]["auc"] == pytest.approx(roc_auc_score(truth, values))
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -108,9 +108,9 @@ def test_thresholds_are_the_best_of_all(seed):
     random = np.random.default_rng(seed)
     values = random.integers(0, 6, 15) / 7 - (seed % 2) * random.random(15)
     labels = random.integers(0, 2, 15)
-    found = best_threshold(values.tolist(), labels.tolist())
+    best = best_threshold(values.tolist(), labels.tolist())
     every = [float(matthews_corrcoef(labels, values > threshold)) for threshold in [-math.inf, *values]]
-    assert matthews_corrcoef(labels, values > found) == pytest.approx(max(every))
+    assert matthews_corrcoef(labels, values > best) == pytest.approx(max(every))
 
 
 def test_answers_and_referents_are_compared_by_the_mean_of_their_tokens(tmp_path):
@@ -123,37 +123,37 @@ def test_answers_and_referents_are_compared_by_the_mean_of_their_tokens(tmp_path
         }
         for n, text in enumerate(TEXTS)
     ]
-    run, found = asked(Answers(data_sets=("race/high",)), records, tmp_path)
+    run, result = run_probe(Answers(data_sets=("race/high",)), records, tmp_path)
     right = []
     for n, record in enumerate(records):
         rows = [f"{record['article']} What is it? {option}" for option in record["options"]]
         means = [log_probs(run, row)[-len(option) - 1 :].mean() for row, option in zip(rows, record["options"], strict=True)]
         right.append(np.argmax(means) == n % 4)
-    assert found.metrics["race"]["score"] == np.mean(right) and found.metrics["race"]["chance"] == 0.25
+    assert result.metrics["race"]["score"] == np.mean(right) and result.metrics["race"]["chance"] == 0.25
     records = [
         {"sentence": "The bee was it, near the flower, because it had pollen.", "pronoun": "it", "candidates": ["The bee", "the flower"],
          "label": n % 2} for n in range(4)
     ]  # fmt: skip
-    run, found = asked(Referents(), {"test": records}, tmp_path)
+    run, result = run_probe(Referents(), {"test": records}, tmp_path)
     start = "The bee was it, near the flower, because "
     means = [log_probs(run, f"{start}{name} had pollen.")[-12:].mean() for name in ("The bee", "the flower")]
-    assert found.metrics["winograd"]["score"] == 0.5 and means[0] != means[1]
+    assert result.metrics["winograd"]["score"] == 0.5 and means[0] != means[1]
     questions = [{**record, "label": int(np.argmax(means))} for record in records]
     (tmp_path / "again").mkdir()
-    assert asked(Referents(), {"test": questions}, tmp_path / "again")[1].metrics["winograd"]["score"] == 1.0
+    assert run_probe(Referents(), {"test": questions}, tmp_path / "again")[1].metrics["winograd"]["score"] == 1.0
 
 
 def test_equal_texts_are_half_right_and_probes_of_one_data_set_are_two(tmp_path):
     records = [{"sentence": text, "label": 1} for text in TEXTS]
-    run, found = asked(Sentiment(words=(" so", " so")), records, tmp_path)
-    assert found.metrics["sst2"]["score"] == 0.5
+    run, result = run_probe(Sentiment(words=(" so", " so")), records, tmp_path)
+    assert result.metrics["sst2"]["score"] == 0.5
     probes = (Sentiment(), Sentiment(name="other", words=(" positive", " negative")))
     both = ProbeEvaluation(probes=probes).prepare(run)(run).metrics
     assert both["sst2"]["score"] + both["other"]["score"] == pytest.approx(1.0)
 
 
 def test_a_decoder_without_a_start_token_reads_what_it_does_in_training(tmp_path):
-    run, _ = asked(Sentiment(), [{"sentence": "a", "label": 1}], tmp_path)
+    run, _ = run_probe(Sentiment(), [{"sentence": "a", "label": 1}], tmp_path)
     run.special_tokens = SpecialTokens(start=None, end=1)
     question = encode_question(Question("", ("ab", "cd"), 0), run)
     assert question.inputs == ([1], [1]) and question.choices == ([100, 101], [102, 103])
@@ -161,8 +161,8 @@ def test_a_decoder_without_a_start_token_reads_what_it_does_in_training(tmp_path
 
 def test_an_encoder_decoder_is_asked_too(tmp_path):
     records = [{"sentence_good": text, "sentence_bad": text[::-1]} for text in TEXTS]
-    _, found = asked(Blimp(data_sets=("blimp/intransitive",)), records, tmp_path, architecture="t5_1_1")
-    assert 0 <= found.metrics["blimp"]["score"] <= 1
+    _, result = run_probe(Blimp(data_sets=("blimp/intransitive",)), records, tmp_path, architecture="t5_1_1")
+    assert 0 <= result.metrics["blimp"]["score"] <= 1
 
 
 def test_what_cannot_be_asked_is_a_sentence(tmp_path):

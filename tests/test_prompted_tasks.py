@@ -45,8 +45,8 @@ TURNED = Template("set", "turned", "Name one: {{['animal', 'tree', 'number'][lab
 def read(tmp_path):
     """f(records) -> (their source, how they lie)."""
 
-    def write(found):
-        (tmp_path / "train.jsonl").write_text("".join(json.dumps(record) + "\n" for record in found))
+    def write(rows):
+        (tmp_path / "train.jsonl").write_text("".join(json.dumps(record) + "\n" for record in rows))
         records = Records(files=str(tmp_path / "{split}.jsonl"))
         return open_records("set", records, ["train"]), records
 
@@ -66,8 +66,8 @@ def test_a_task_renders_each_record_and_leaves_out_empty_ones(read):
     source, records = read(RECORDS)
     task = PromptedTaskBuilder((KIND,), source, records).build("set_which_kind_")
     assert task.name == "set_which_kind_"
-    found = [(text_of(x["inputs"]), text_of(x["targets"])) for x in examples(task)]
-    assert found == [(f"What is {r['text']}?", ["animal", "tree", "number"][r["label"]]) for r in RECORDS]
+    renderings = [(text_of(x["inputs"]), text_of(x["targets"])) for x in examples(task)]
+    assert renderings == [(f"What is {r['text']}?", ["animal", "tree", "number"][r["label"]]) for r in RECORDS]
     assert all(x["targets"][-1] == 1 and x["inputs"][-1] != 1 for x in examples(task))
     assert all(
         x["inputs"][-1] == 1 for x in examples(PromptedTaskBuilder((KIND,), source, records, input_eos=True).build("set"))
@@ -77,23 +77,23 @@ def test_a_task_renders_each_record_and_leaves_out_empty_ones(read):
 
 def test_choices_are_ranked_as_t5_ranks_them(read):
     source, records = read(RECORDS[:50])
-    ours = examples(PromptedTaskBuilder((KIND,), source, records, ranked=True).build("set"))
+    actual = examples(PromptedTaskBuilder((KIND,), source, records, ranked=True).build("set"))
     formatted = t5.data.preprocessors.rank_classification_formatter(
         tf.data.Dataset.from_generator(lambda: RECORDS[:50], output_signature={"text": tf.TensorSpec([], tf.string), "label": tf.TensorSpec([], tf.int32)}),
         inputs_formats="What is {text}?", targets_formats=["animal", "tree", "number"],
     )  # fmt: skip
-    theirs = list(formatted.as_numpy_iterator())
-    assert len(ours) == len(theirs) == 150
-    for one, other in zip(ours, theirs, strict=True):
-        assert text_of(one["inputs"]) == other["inputs"].decode() and text_of(one["targets"]) == other["targets"].decode()
-        assert one["idx"].tolist() == other["idx"].tolist() and one["is_correct"] == other["is_correct"]
+    expected = list(formatted.as_numpy_iterator())
+    assert len(actual) == len(expected) == 150
+    for first, other in zip(actual, expected, strict=True):
+        assert text_of(first["inputs"]) == other["inputs"].decode() and text_of(first["targets"]) == other["targets"].decode()
+        assert first["idx"].tolist() == other["idx"].tolist() and first["is_correct"] == other["is_correct"]
 
 
 def test_a_template_is_drawn_for_each_example_and_epoch(read):
     source, records = read(RECORDS)
     task = PromptedTaskBuilder((KIND, LONG, TURNED), source, records).build("set")
-    kinds = lambda found: [
-        "What" if "What" in x else "Name" if "Name" in x else "long" for x in (text_of(e["inputs"]) for e in found)
+    kinds = lambda dataset: [
+        "What" if "What" in x else "Name" if "Name" in x else "long" for x in (text_of(e["inputs"]) for e in dataset)
     ]
     first, again, other = (kinds(examples(task, seed=seed)) for seed in (3, 3, 4))
     assert first == again != other
@@ -175,12 +175,12 @@ def test_tables_are_read_in_the_graph_of_many_tasks(name, tmp_path, monkeypatch)
     """Whose functions are marked; that of a scan, which reads tables chunk by chunk, must not be."""
     set_max_separate_tasks(monkeypatch, 0)
     read = batches(read_config(name, prompts_of(tmp_path, ["jsonl", "csv", "parquet"])))
-    seen = collections.Counter()
+    counts = collections.Counter()
     for _ in range(12):
         features = next(read)
         for row in features["encoder_input_tokens"]:
-            seen.update(text_of(row).split("thing")[1:])
-    assert len(seen) > 100
+            counts.update(text_of(row).split("thing")[1:])
+    assert len(counts) > 100
 
 
 @pytest.mark.slow
@@ -197,10 +197,10 @@ def test_a_cache_of_prompted_tasks_is_read_as_they_are(name, many, tmp_path, mon
     for part in tasks.components:
         cached(part.task, str(tmp_path / "caches"))
     of_cache = dataclasses.replace(plain, use_cached=True, cache_dirs=(str(tmp_path / "caches"),))
-    ours, theirs = batches(plain), batches(of_cache)
+    actual, expected = batches(plain), batches(of_cache)
     for _ in range(6):
-        one, other = next(ours), next(theirs)
-        assert one.keys() == other.keys() and all(np.array_equal(one[key], other[key]) for key in one)
+        first, other = next(actual), next(expected)
+        assert first.keys() == other.keys() and all(np.array_equal(first[key], other[key]) for key in first)
 
 
 def test_other_words_are_another_cache_another_evaluation_and_another_run(tmp_path):
@@ -300,17 +300,17 @@ def test_t0_evals_accuracy_equals_an_independent_computation(architecture, tmp_p
         f'Records.files = {{"validation": "{tmp_path}/validation.jsonl"}}',
     ]
     run = ranking_run(tmp_path / "run", gin, architecture)
-    how = RankingEvaluation(
+    evaluation = RankingEvaluation(
         name="t0", task="super_glue_rte_score_eval", split="validation", lengths={"inputs": 4_096, "targets": 64}
     )
-    measured = how.prepare(run)(run)
-    asked = [t for t in read_templates([str(templates)], "super_glue/rte") if t.original_task and t.answer_choices]
-    made = [
+    measured = evaluation.prepare(run)(run)
+    eval_templates = [t for t in read_templates([str(templates)], "super_glue/rte") if t.original_task and t.answer_choices]
+    renderings = [
         template.render({**line, "label": ["entailment", "not_entailment"].index(line["label"])}, 0)
-        for template in asked
+        for template in eval_templates
         for line in lines
     ]
-    rows = [(found.inputs, choice) for found in made for choice in found.choices]
+    rows = [(rendered.inputs, choice) for rendered in renderings for choice in rendered.choices]
     ids = [([b + 3 for b in inputs.encode()], [*(b + 3 for b in choice.encode()), 1]) for inputs, choice in rows]
     padded = lambda rows: np.array([row + [0] * (max(map(len, rows)) - len(row)) for row in rows])
     if architecture == "decoder":
@@ -325,11 +325,14 @@ def test_t0_evals_accuracy_equals_an_independent_computation(architecture, tmp_p
         of_targets = row[begin : begin + len(targets)]
         log_probs = of_targets - np.log(np.exp(of_targets).sum(-1, keepdims=True))
         scores.append(log_probs[np.arange(len(targets)), targets].sum())
-    picked = np.reshape(scores, (len(asked), len(lines), 2)).argmax(-1)
-    right = np.reshape([found.choices.index(found.targets) for found in made], (len(asked), len(lines))) == picked
-    expected = {task_name("super_glue/rte", t.name): share for t, share in zip(asked, right.mean(1), strict=True)}
-    ours = {task.removesuffix("_score_eval"): found["sum"] for task, found in measured.metrics.items()}
-    assert len(ours) == 10 and ours == pytest.approx(expected)
+    picked = np.reshape(scores, (len(eval_templates), len(lines), 2)).argmax(-1)
+    right = (
+        np.reshape([rendered.choices.index(rendered.targets) for rendered in renderings], (len(eval_templates), len(lines)))
+        == picked
+    )
+    expected = {task_name("super_glue/rte", t.name): share for t, share in zip(eval_templates, right.mean(1), strict=True)}
+    actual = {task.removesuffix("_score_eval"): rendered["sum"] for task, rendered in measured.metrics.items()}
+    assert len(actual) == 10 and actual == pytest.approx(expected)
     assert measured.report["average(super_glue_rte)"]["sum"] == pytest.approx(np.median(list(expected.values())))
 
 
@@ -373,8 +376,8 @@ def test_hostile_templates_and_records_end_in_a_sentence(template, record, says,
         assert main([*command, *more]) == 0  # a training goes on without the evaluation
     else:
         assert main([*command, *more]) == 2
-    said = " ".join(capsys.readouterr().err.split())
-    assert re.search(says, said), said
+    stderr = " ".join(capsys.readouterr().err.split())
+    assert re.search(says, stderr), stderr
     assert ranked or not finished_steps("run")
 
 

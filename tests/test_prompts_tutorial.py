@@ -27,8 +27,8 @@ def test_a_data_set_of_ones_own_beside_t0s():
     folder = pathlib.Path("records")
     for entry in T0_TRAIN:
         (folder / entry.name).mkdir(parents=True)
-        made = synthetic_records.records(entry.name, 30)
-        (folder / entry.name / "train.jsonl").write_text("".join(json.dumps(record) + "\n" for record in made))
+        rows = synthetic_records.records(entry.name, 30)
+        (folder / entry.name / "train.jsonl").write_text("".join(json.dumps(record) + "\n" for record in rows))
     templates = pathlib.Path("templates/tickets/templates.yaml")
     templates.parent.mkdir(parents=True)
     templates.write_text(documented("prompts.md", "urgent_or_not"))

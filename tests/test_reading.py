@@ -86,16 +86,16 @@ def test_large_files_are_shared_by_bytes(sizes, shards, kind, tmp_path, monkeypa
         both = many.interleave_shards(
             lambda shard: make(shard).map(lambda line: (shard, line)), range(shards), range(1, shards + 1), 0
         )
-        found = [(int(shard), line.decode()) for shard, line in both.as_numpy_iterator()]
+        lines_read = [(int(shard), line.decode()) for shard, line in both.as_numpy_iterator()]
     else:
         text = lambda record: (record["text"] if kind == "documents" else record).decode()
-        found = [(shard, text(record)) for shard in range(shards) for record in make(shard).as_numpy_iterator()]
+        lines_read = [(shard, text(record)) for shard in range(shards) for record in make(shard).as_numpy_iterator()]
     everything = [f"{number:02d}_{n:05d}" for number, size in enumerate(sizes) for n in range(size)]
-    assert sorted(record for _, record in found) == sorted(everything)
-    for shard, record in found:
+    assert sorted(record for _, record in lines_read) == sorted(everything)
+    for shard, record in lines_read:
         opened[shard].add(record.split("_")[0])
     assert max(map(len, opened)) <= len([size for size in sizes if size]) // shards + 3
-    counts = np.bincount([shard for shard, _ in found], minlength=shards)
+    counts = np.bincount([shard for shard, _ in lines_read], minlength=shards)
     np.testing.assert_allclose(counts, len(everything) / shards, rtol=0.02, atol=3)
 
 
@@ -109,8 +109,8 @@ def test_a_source_that_reads_in_its_own_way_keeps_it_however_large(tmp_path, mon
     files = [tmp_path / f"{number}.txt" for number in range(2)]
     for number, file in enumerate(files):
         file.write_text(f"{number}\n" * (400 + 300 * number))
-    found = [x for i in range(3) for x in SourceShard(Mine({"train": list(map(str, files))}), i, 3, seed=3).get_dataset()]
-    assert len(found) == 1_100 and set(found[0]) == {"text"}
+    results = [x for i in range(3) for x in SourceShard(Mine({"train": list(map(str, files))}), i, 3, seed=3).get_dataset()]
+    assert len(results) == 1_100 and set(results[0]) == {"text"}
 
 
 def test_shares_of_few_long_records_would_be_uneven_and_are_not_taken(tmp_path, monkeypatch):
@@ -196,14 +196,14 @@ def test_many_tasks_are_read_on_by_another_number_of_processes(tmp_path):
             readers = [reader(rows) for rows in processes]
             directory = epath.Path(tmp_path / f"position{part}")
             directory.mkdir()
-            for one in readers:
+            for process_reader in readers:
                 if before:
-                    one.restore(before)
+                    process_reader.restore(before)
             for batch in expected[3 * part : 3 * part + 3]:
-                read = [next(one) for one in readers]
+                read = [next(process_reader) for process_reader in readers]
                 for name, rows in batch.items():
                     np.testing.assert_array_equal(np.concatenate([part[name] for part in read]), rows)
-            saved = {file.name for one in readers for file in one.save(directory)}
+            saved = {file.name for process_reader in readers for file in process_reader.save(directory)}
             assert {name for name in saved if name.endswith(".index")} == {"shard_0_1_2_3.index"}
             before = directory
         by_shard = np.stack([batch["decoder_target_tokens"] for batch in expected], axis=1).reshape(4, -1)
@@ -264,9 +264,9 @@ def test_a_text_that_changed_is_named_and_the_way_on_is_a_line(tmp_path, monkeyp
     ):
         change()
         assert train(4) == 2
-        said = capsys.readouterr().err
-        assert 'The text files changed since the checkpoint: in task "files_full_lm", ' in said and says in said, said
-        assert "Traceback" not in said and "tensorflow" not in said.lower()
+        stderr = capsys.readouterr().err
+        assert 'The text files changed since the checkpoint: in task "files_full_lm", ' in stderr and says in stderr, stderr
+        assert "Traceback" not in stderr and "tensorflow" not in stderr.lower()
         (tmp_path / "three.txt").unlink(missing_ok=True)
         (tmp_path / "two.txt").write_text(original)
     (tmp_path / "two.txt").write_text(original + "\nmore")

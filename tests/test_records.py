@@ -97,11 +97,11 @@ def test_what_tensorflow_datasets_prepared_is_read(tmp_path):
     )
     seqio.set_tfds_data_dir_override(str(tmp_path))
     try:
-        found = read("mine", Records(tfds="{dataset}:1.0.0"))
-        assert read("mine", Records(tfds="{dataset}")) == found  # no version: what is prepared
+        result = read("mine", Records(tfds="{dataset}:1.0.0"))
+        assert read("mine", Records(tfds="{dataset}")) == result  # no version: what is prepared
     finally:
         seqio.set_tfds_data_dir_override(None)
-    assert sorted(found, key=lambda record: int(record["text"])) == of_tfds
+    assert sorted(result, key=lambda record: int(record["text"])) == of_tfds
 
 
 def test_fields_and_labels_may_be_called_otherwise():

@@ -94,10 +94,10 @@ def test_columns_hold_what_the_lines_hold(monkeypatch):
     columns = read_columns("run")
     assert set(columns) == {"train", "eval/a", "eval/b"}
     last = {(line["split"], line["step"]): line for line in read_metrics("run")}
-    for split, found in columns.items():
-        assert list(found.steps) == sorted(step for of, step in last if of == split)
-        for metric, values in found.values.items():
-            expected = [last[split, step].get(metric) for step in found.steps]
+    for split, split_columns in columns.items():
+        assert list(split_columns.steps) == sorted(step for line_split, step in last if line_split == split)
+        for metric, values in split_columns.values.items():
+            expected = [last[split, step].get(metric) for step in split_columns.steps]
             expected = [np.nan if value is None or isinstance(value, str) else value for value in expected]
             np.testing.assert_array_equal(values, expected, err_msg=metric)
     assert {"mine", "loss"} <= columns["train"].values.keys() and np.isnan(columns["train"]["never"]).all()
@@ -107,18 +107,20 @@ def test_columns_hold_what_the_lines_hold(monkeypatch):
 @given(st.lists(st.one_of(st.floats(-1e6, 1e6), st.just(np.nan)), max_size=60), st.integers(1, 12))
 def test_a_thinned_curve_has_every_value_within_its_bands(values, points):
     steps = 3 * np.arange(1, len(values) + 1)
-    found = curve(Columns(steps, {"loss": np.array(values, float)}), "loss", points)
+    thinned = curve(Columns(steps, {"loss": np.array(values, float)}), "loss", points)
     measured = [(step, value) for step, value in zip(steps, values) if np.isfinite(value)]
     if not measured:
-        assert found is None
+        assert thinned is None
         return
-    assert len(found.steps) == min(points, len(measured)) and found.steps[-1] == measured[-1][0]
+    assert len(thinned.steps) == min(points, len(measured)) and thinned.steps[-1] == measured[-1][0]
     begin = 0
-    for end, mean, low, high in zip(found.steps, found.mean, found.low, found.high):
-        of = [value for step, value in measured if begin < step <= end]
-        np.testing.assert_allclose([mean, low, high], [np.mean(of), min(of), max(of)], rtol=1e-9, atol=1e-6)
+    for end, mean, low, high in zip(thinned.steps, thinned.mean, thinned.low, thinned.high):
+        values_within = [value for step, value in measured if begin < step <= end]
+        np.testing.assert_allclose(
+            [mean, low, high], [np.mean(values_within), min(values_within), max(values_within)], rtol=1e-9, atol=1e-6
+        )
         begin = end
-    sizes = np.diff(np.searchsorted([step for step, _ in measured], found.steps, side="right"), prepend=0)
+    sizes = np.diff(np.searchsorted([step for step, _ in measured], thinned.steps, side="right"), prepend=0)
     assert sizes.max() - sizes.min() <= 1
 
 
@@ -126,15 +128,15 @@ def test_settings_are_those_that_gin_reads():
     bindings = ['MODEL_DIR = "run"', "VOCABULARY = @ByteVocabulary()", 'TASK_FEATURE_LENGTHS = {"inputs": 512, "targets": 114}']
     files = ["models/t5_1_1/tiny.gin", "objectives/span_corruption.gin", "runs/pretrain.gin"]
     text = GinConfig(files, [*bindings, "TRAIN_STEPS = 5", f"EVALS = ({'@LossEvaluation(), ' * 9})"]).text
-    found = parse_settings(text)
+    entries = parse_settings(text)
     parsed = {}
     parser = gin.config_parser.ConfigParser(text, _Delegate())
     for statement in parser:
         if isinstance(statement, gin.config_parser.BindingStatement):
             name = f"{statement.scope}/" if statement.scope else ""
             parsed[name + ".".join(filter(None, (statement.selector, statement.arg_name)))] = statement.value
-    assert found.keys() == parsed.keys() and len(found) > 80
-    for name, value in found.items():
+    assert entries.keys() == parsed.keys() and len(entries) > 80
+    for name, value in entries.items():
         assert gin.config_parser.ConfigParser(value, _Delegate()).parse_value() == parsed[name], name
 
 
@@ -172,10 +174,13 @@ def test_time_is_told_apart():
     assert time_spent(Columns(np.array([1]), {"loss": np.array([1.0])})) is None
     run = read_run("run")  # whose first steps say nothing of speed
     (speed,) = (chart for chart in training_charts([run], ["run"], Axes([run])).drawn if chart.title == "tokens per second")
-    of = speed.lines[0].curve
-    assert of.steps[np.isfinite(of.mean)].tolist() == [2, 3, 4, 6, 7]
-    assert np.flatnonzero(np.isnan(of.mean)).tolist() == [3, 4]  # broken between the processes, where the band is nothing
-    assert of.low[3:5].tolist() == of.high[3:5].tolist() == of.mean[[2, 5]].tolist()
+    speed_curve = speed.lines[0].curve
+    assert speed_curve.steps[np.isfinite(speed_curve.mean)].tolist() == [2, 3, 4, 6, 7]
+    assert np.flatnonzero(np.isnan(speed_curve.mean)).tolist() == [
+        3,
+        4,
+    ]  # broken between the processes, where the band is nothing
+    assert speed_curve.low[3:5].tolist() == speed_curve.high[3:5].tolist() == speed_curve.mean[[2, 5]].tolist()
     assert all(x[3] == x[2] and x[4] == x[5] for x in speed.lines[0].x.values())
     assert "gaps are restarts" in text_of(report("run"))
     assert summarize_runs([run])["time split"] == [
@@ -189,11 +194,11 @@ def test_time_is_told_apart():
 
 
 def tags(page: str) -> list[tuple[str, dict]]:
-    found: list[tuple[str, dict]] = []
+    elements: list[tuple[str, dict]] = []
     parser = html.parser.HTMLParser()
-    parser.handle_starttag = lambda tag, attrs: found.append((tag, dict(attrs)))
+    parser.handle_starttag = lambda tag, attrs: elements.append((tag, dict(attrs)))
     parser.feed(page)
-    return found
+    return elements
 
 
 def text_of(page: str) -> str:
@@ -225,15 +230,15 @@ def test_what_a_page_says_is_what_the_files_say():
     pathlib.Path("run/evals/mine/30.txt").write_text("a table of its own")
     write_json(epath.Path("run/references.json"), {"loss": {"unigram": 6.3}})
     page = report("run")
-    said = text_of(page)
-    for words in (
+    page_text = text_of(page)
+    for phrase in (
         "finished at step 40.", "causal_decoder, 4,776 parameters", "4 rows of 64 tokens", "sotu", "Adafactor",
         "2,560 processed, padding excluded", "4e+04, forward and backward", "7.000 at first, 1.150 at last",
         "at step 40: a 4.600 (perplexity 99.5), b 4.600", "99.8% in steps", "step 20", "0.625", "a table of its own",
         "We must &lt;b&gt;", "&lt;/script&gt; &amp; more", "t5x_lab train --gin_file=run/config.gin --gin.MODEL_DIR=run --gin.TRAIN_STEPS=80",
     ):  # fmt: skip
-        assert words in said, words
-    assert "unigram 6.3" in page and "generate" not in said  # it has no checkpoint
+        assert phrase in page_text, phrase
+    assert "unigram 6.3" in page and "generate" not in page_text  # it has no checkpoint
 
 
 @pytest.mark.parametrize("state", ["training", "stopped", "diverged", "new", "of another version"])
@@ -247,18 +252,19 @@ def test_runs_in_every_state_have_a_page(state):
     pathlib.Path("run", OWNER).write_text("{}")  # a run that was killed leaves one
     if state != "training":
         os.utime(f"run/{OWNER}", (0, time.time() - 60))
-    said = text_of(report("run"))
+    page_text = text_of(report("run"))
     expected = {
         "training": "training step 10 of 40. The last heartbeat was ",
         "diverged": "diverged the loss of step 10 was not finite. It can continue from step 0, because it has no checkpoint",
         "new": "new no training yet.",
     }
     assert (
-        expected.get(state, "stopped after step 10 of 40. It can continue from step 0, because it has no checkpoint.") in said
+        expected.get(state, "stopped after step 10 of 40. It can continue from step 0, because it has no checkpoint.")
+        in page_text
     )
-    assert "There are no evaluations yet, or EVALS is empty" in said
-    assert ("The metrics have no training steps" in said) == (state == "new")
-    assert ("x axis steps tokens FLOPs time" in said) == (state not in ("new", "of another version"))
+    assert "There are no evaluations yet, or EVALS is empty" in page_text
+    assert ("The metrics have no training steps" in page_text) == (state == "new")
+    assert ("x axis steps tokens FLOPs time" in page_text) == (state not in ("new", "of another version"))
     if state == "training":  # by the training itself, when it ends
         assert "stopped after step 10" in text_of(report("run", is_over=True))
 
@@ -277,18 +283,18 @@ def test_a_run_is_diverged_where_training_ends_for_it():
 
 def test_evaluations_without_numbers_of_other_settings_and_that_fail():
     make_run("run", [step_line(1), step_line(2), {"step": 2, "split": "eval/a", "loss": 9.0}], facts=FACTS)
-    for folder, found in {
+    for folder, content in {
         "eval": {"results": {"a": {"loss": 1.0}}}, "eval_2": {"results": {"a": {"loss": 9.0}}},
         "samples": {"results": {}, "texts": {"prompts": {"We": " must"}}},
         "mine": {"results": {}, "failures": {"copa": "No records", "": "It fails"}},
     }.items():  # fmt: skip
         os.makedirs(f"run/evals/{folder}")
-        write_json(epath.Path(f"run/evals/{folder}/{2 if folder == 'eval_2' else 1}.json"), {"step": 1, **found})
+        write_json(epath.Path(f"run/evals/{folder}/{2 if folder == 'eval_2' else 1}.json"), {"step": 1, **content})
     run = read_run("run")
     assert run.evaluations == {"eval/a": {1: {"loss": 1.0}}, "eval_2/a": {2: {"loss": 9.0}}}
-    said = text_of(report("run"))
-    assert "copa: No records" in said and "It fails" in said and "Generated texts of samples are below." in said
-    assert said.count("It has no metrics.") == 1  # of mine, which has failures
+    page_text = text_of(report("run"))
+    assert "copa: No records" in page_text and "It fails" in page_text and "Generated texts of samples are below." in page_text
+    assert page_text.count("It has no metrics.") == 1  # of mine, which has failures
     assert "run, step 1: copa: No records" in text_of(report("run", make_run("other", [step_line(1)]), output="both.html"))
 
 
@@ -298,9 +304,9 @@ def test_a_converted_checkpoint_has_a_page_too():
         ["models/causal_decoder/tiny.gin"], ["VOCABULARY = @ByteVocabulary()", "TransformerConfig.vocab_size = 384"]
     )
     run.save("saved")
-    said = text_of(report("saved"))
-    assert "no training metrics, but a checkpoint of step 0." in said and "t5x_lab generate --model_dir=saved" in said
-    assert "t5x_lab train" not in said
+    page_text = text_of(report("saved"))
+    assert "no training metrics, but a checkpoint of step 0." in page_text and "t5x_lab generate --model_dir=saved" in page_text
+    assert "t5x_lab train" not in page_text
 
 
 def test_what_is_no_run_is_said_in_a_sentence(capsys):
@@ -344,16 +350,16 @@ def test_several_runs_are_laid_over_each_other(capsys):
     assert short_names(runs) == ["one/run", "two/run", pathlib.Path("old").absolute().parent.name + "/old"]
     assert short_names(runs[:2]) == ["one/run", "two/run"] and short_names(runs[2:]) == ["old"]
     assert summarize_runs(runs)["model"] == ["causal_decoder, 4,776 parameters", "causal_decoder, 5,000 parameters", ""]
-    for words in (["one/run", "two/run", "old", "--output=pages/all.html"], ["old", "--output=pages"], ["old", "one/run"]):
-        assert main(["report", *words]) == 0
+    for argv in (["one/run", "two/run", "old", "--output=pages/all.html"], ["old", "--output=pages"], ["old", "one/run"]):
+        assert main(["report", *argv]) == 0
     assert capsys.readouterr().out == "pages/all.html\npages/report.html\nold/compared.html\n"
-    said = text_of(pathlib.Path("pages/all.html").read_text())
-    assert "A.b 1 2 –" in said and "a loss 4.6 – –" in said and "one/run, step 40 two/run" in said
+    page_text = text_of(pathlib.Path("pages/all.html").read_text())
+    assert "A.b 1 2 –" in page_text and "a loss 4.6 – –" in page_text and "one/run, step 40 two/run" in page_text
     assert (
-        f"Not compared, because config.gin is missing: {short_names(runs)[2]}." in said
-        and "No differences except the directory" not in said
+        f"Not compared, because config.gin is missing: {short_names(runs)[2]}." in page_text
+        and "No differences except the directory" not in page_text
     )
-    assert "x axis steps tokens time one/run two/run" in said  # FLOPs are not known of all
+    assert "x axis steps tokens time one/run two/run" in page_text  # FLOPs are not known of all
 
 
 def test_axes_count_from_where_a_run_began():
@@ -408,10 +414,10 @@ def test_what_a_comparison_says_is_of_the_steps_that_it_names():
     """Macros are their values; dashed lines are of every metric; results of another step than the last say so."""
     config = "DROPOUT_RATE = {}\nA.rate = %DROPOUT_RATE\nB.rate = {}\nOBJECTIVE = None\n"
     more = [{"step": 20, "split": "eval/c", "loss": 2.0}]
-    one = make_run("one", [step_line(1), step_line(40), *EVALUATED, *more], config.format(0.1, "%DROPOUT_RATE"), FACTS)
+    run_one = make_run("one", [step_line(1), step_line(40), *EVALUATED, *more], config.format(0.1, "%DROPOUT_RATE"), FACTS)
     two = make_run("two", [step_line(1), step_line(40), *EVALUATED[:2]], config.format(0.0, "0.0"), FACTS)
     write_json(epath.Path("one/references.json"), {"accuracy": {"of BERT": 0.5, "true": True}, "loss": {"unigram": 6.0}})
-    runs = [read_run(one), read_run(two)]
+    runs = [read_run(run_one), read_run(two)]
     assert find_differences(runs) == {"B.rate": ["0.1", "0.0"], "DROPOUT_RATE": ["0.1", "0.0"]}
     assert summarize_runs(runs)["objective"] == ["that of the task"] * 2
     assert summarize_runs(runs)["evaluation loss"][0].startswith("at step 40: a 4.600 (perplexity 99.5), b")
@@ -420,8 +426,8 @@ def test_what_a_comparison_says_is_of_the_steps_that_it_names():
     assert {chart.title: chart.references for chart in charts if chart.references} == {
         "loss of training, nats per token": {"unigram": 6.0}, "accuracy of the next token": {"of BERT": 0.5},
     }  # fmt: skip
-    said = text_of(report(one, two, output="both.html"))
-    assert "task metric one, step 40 two, step 20 a loss 4.6 4.8" in said and "c loss 2 (step 20) –" in said
+    page_text = text_of(report(run_one, two, output="both.html"))
+    assert "task metric one, step 40 two, step 20 a loss 4.6 4.8" in page_text and "c loss 2 (step 20) –" in page_text
 
 
 def test_steps_that_were_not_finite_are_marked():
@@ -434,11 +440,16 @@ def test_steps_that_were_not_finite_are_marked():
     assert line.bad["step"].tolist() == [4, 6, 9, 10] and line.bad["tokens"].tolist() == [256, 384, 576, 640]
     np.testing.assert_allclose(line.bad["mean"], [np.mean([3, 11 / 5]), 2, 1.75, 1.75])
     assert summarize_runs([run])["training loss"] == ["7.000 at first, 1.750 at step 8, not finite at last"]
-    said = text_of(report("run"))
-    assert "Crosses mark steps with a non-finite loss or" in said and "diverged the loss of step 10 was not finite." in said
+    page_text = text_of(report("run"))
+    assert (
+        "Crosses mark steps with a non-finite loss or" in page_text
+        and "diverged the loss of step 10 was not finite." in page_text
+    )
     for name, last, state in (("gradient", {"grad_norm": None}, "diverged the gradient of step 2"), ("none", {}, "stopped")):
-        of = [{key: line[key] for key in line if key != "loss" or name != "none"} for line in (step_line(1), step_line(2))]
-        assert state in text_of(report(make_run(name, [of[0], of[1] | last])))
+        step_lines = [
+            {key: line[key] for key in line if key != "loss" or name != "none"} for line in (step_line(1), step_line(2))
+        ]
+        assert state in text_of(report(make_run(name, [step_lines[0], step_lines[1] | last])))
 
 
 def test_damaged_files_are_named():
@@ -446,19 +457,19 @@ def test_damaged_files_are_named():
     pathlib.Path("run/config.gin").write_bytes(b"A.b = '\xff'\n")
     with open("run/metrics.jsonl", "a") as file:
         file.write('{"step": "3", "split": "train"}\n[]\n{"step": 4, "spl')
-    for name, found in {
+    for name, content in {
         "a": {"results": None, "texts": None, "failures": []},
         "b": {"results": {"x": [], "y": {"z": "w"}}},
     }.items():
         os.makedirs(f"run/evals/{name}")
-        write_json(epath.Path(f"run/evals/{name}/2.json"), found)
+        write_json(epath.Path(f"run/evals/{name}/2.json"), content)
     pathlib.Path("run/evals/b/1.json").write_text("{")
-    said = text_of(report(run))
+    page_text = text_of(report(run))
     assert (
         "Omitted because damaged or lost: line 3 of metrics.jsonl, line 4 of metrics.jsonl, line 5 of metrics.jsonl and 1 more."
-        in said
+        in page_text
     )
-    assert "stopped after step 2." in said and "A.b = &#39;\ufffd&#39;" in said
+    assert "stopped after step 2." in page_text and "A.b = &#39;\ufffd&#39;" in page_text
     pathlib.Path("run/run.json").write_text("[1]")
     assert "run.json" in read_run(run).damaged
     zero = make_run("zero", [step_line(1, seconds=0.0), step_line(2, seconds=0.0)])
@@ -473,9 +484,9 @@ def test_files_that_nobody_should_have_written_have_a_page(capsys):
     pathlib.Path(f"{run}/evals/a/2.json").write_text(r'{"results": {}, "texts": {"t": {"x": "a\ud800b"}}}')
     pathlib.Path(f"{run}/evals/a/2.txt").write_bytes(b"\xff\xfe a table")
     pathlib.Path(f"{run}/references.json").write_text('{"loss":')
-    said = text_of(report(run, output="page.html"))
-    assert "a table" in said and "a?b" in said and "Omitted because damaged or lost: references.json." in said
-    assert "4.000 at first, 4.000 at last" in said and "mine" not in said and "huge" not in said
+    page_text = text_of(report(run, output="page.html"))
+    assert "a table" in page_text and "a?b" in page_text and "Omitted because damaged or lost: references.json." in page_text
+    assert "4.000 at first, 4.000 at last" in page_text and "mine" not in page_text and "huge" not in page_text
     assert main(["report", "memory://run"]) == 2  # which is there where tests are; others have errors of their own
     error = capsys.readouterr().err
     assert "memory://run" in error and error.count("\n") == 1, error
@@ -504,12 +515,12 @@ _RUN = st.tuples(
 def test_whatever_runs_hold_they_have_a_page(runs):
     with tempfile.TemporaryDirectory() as folder:
         paths = []
-        for number, (lines, facts, bound, found, end) in enumerate(runs):
+        for number, (lines, facts, bound, evaluations, end) in enumerate(runs):
             lines = [{**step_line(step), "split": split, **line, "step": step} for step, split, line in lines]
             config = "".join(f"{name} = {value}\n" for name, value in bound.items())
             paths.append(make_run(f"{folder}/{number}", lines, config, {**FACTS, **facts}))
             os.makedirs(f"{folder}/{number}/evals/e")
-            write_json(epath.Path(f"{folder}/{number}/evals/e/7.json"), found)
+            write_json(epath.Path(f"{folder}/{number}/evals/e/7.json"), evaluations)
             write_json(epath.Path(f"{folder}/{number}/END"), end)
             with open(f"{folder}/{number}/metrics.jsonl", "a") as file:
                 file.writelines(json.dumps({"step": step, "split": "train"}) + "\n" for step in (True, 10**400))
@@ -543,12 +554,16 @@ def test_results_of_steps_that_were_lost_are_left_out():
     make_run("run", [step_line(step) for step in range(1, 36)], facts=FACTS)
     os.makedirs("run/evals/e")
     for step in (20, 40):
-        found = {"results": {"a": {"loss": float(step)}}, "texts": {"prompts": {"We": f"at {step}"}}}
-        found["failures"] = {"b": f"It broke at {step}"}
-        write_json(epath.Path(f"run/evals/e/{step}.json"), found)
-    said = text_of(report("run"))
-    assert "Omitted because damaged or lost: evaluations after step 35." in said and "at 20" in said and "at 40" not in said
-    assert "step 20: b: It broke at 20" in said and "broke at 40" not in said
+        content = {"results": {"a": {"loss": float(step)}}, "texts": {"prompts": {"We": f"at {step}"}}}
+        content["failures"] = {"b": f"It broke at {step}"}
+        write_json(epath.Path(f"run/evals/e/{step}.json"), content)
+    page_text = text_of(report("run"))
+    assert (
+        "Omitted because damaged or lost: evaluations after step 35." in page_text
+        and "at 20" in page_text
+        and "at 40" not in page_text
+    )
+    assert "step 20: b: It broke at 20" in page_text and "broke at 40" not in page_text
     pathlib.Path("run/evals/e/30.json").write_text("{")  # which says nothing of what broke before
     assert "step 20: b: It broke at 20" in text_of(report("run"))
     pathlib.Path("run", OWNER).write_text("{}")  # while it is trained, metrics may come later than results
@@ -586,11 +601,14 @@ def test_differences_are_of_what_is_referred_to():
     }  # fmt: skip
     assert bound.keys() - referenced_settings(bound) == {"b/LearningRate.factors", "Sgd.rate", "RATE"}
     config = "RunConfig.a = @A()\nA.b = %X\nX = {}\nY = 3\nSgd.rate = {}\nC.d = {!r}\n"
-    one = make_run("one", [step_line(1)], config.format("%Y", 1, "a  b"))
+    run_one = make_run("one", [step_line(1)], config.format("%Y", 1, "a  b"))
     two = make_run("two", [step_line(1)], config.format("3", 2, "a b"))
-    assert find_differences([read_run(one), read_run(two)]) == {"C.d": ["'a  b'", "'a b'"], "Sgd.rate": ["1", "2"]}
-    said = text_of(report(one, two, output="both.html"))
-    assert "No differences except the directory." in said and "bindings that the configurations do not use one two C.d" in said
+    assert find_differences([read_run(run_one), read_run(two)]) == {"C.d": ["'a  b'", "'a b'"], "Sgd.rate": ["1", "2"]}
+    page_text = text_of(report(run_one, two, output="both.html"))
+    assert (
+        "No differences except the directory." in page_text
+        and "bindings that the configurations do not use one two C.d" in page_text
+    )
 
 
 def test_colors_are_told_from_the_panels_of_both_themes():
@@ -611,10 +629,10 @@ def test_colors_are_told_from_the_panels_of_both_themes():
 
 
 def test_equal_curves_are_both_seen_and_constants_are_where_they_are():
-    one = make_run("one", [step_line(step, learning_rate=1e-5) for step in range(1, 41)], facts=FACTS)
+    run_one = make_run("one", [step_line(step, learning_rate=1e-5) for step in range(1, 41)], facts=FACTS)
     two = make_run("two", [step_line(step, learning_rate=1e-5) for step in range(1, 41)], facts=FACTS)
     then = make_run("then", [step_line(step, loss=1.15, learning_rate=1e-5) for step in range(40, 141)], facts=FACTS)
-    runs = [read_run(path) for path in (one, two, then)]
+    runs = [read_run(path) for path in (run_one, two, then)]
     charts = training_charts(runs, ["one", "two", "then"], axes := Axes(runs)).drawn
     plots = dict(zip((chart.title for chart in charts), make_figures(charts, axes, has_legends=False)))
     lines = lambda plot: [drawn.glyph for drawn in plot.renderers if type(drawn.glyph).__name__ == "Line"]
@@ -625,7 +643,7 @@ def test_equal_curves_are_both_seen_and_constants_are_where_they_are():
 
 
 def test_commands_are_those_that_work():
-    def words(
+    def command_of(
         path: str, lines: list[dict], config: str = "A.b = 1\n", facts: dict | None = None, end: int | None = None
     ) -> str:
         make_run(path, lines, config, FACTS | (facts or {}))
@@ -635,18 +653,18 @@ def test_commands_are_those_that_work():
 
     half = [step_line(step) for step in range(1, 21)]
     stops = "EARLY_STOPPING = @EarlyStopping()\n"
-    assert "TRAIN_STEPS=40" in words("spent", half, facts={"train_steps": 20}, end=20)
-    early = words("early", half, stops, end=20)  # of 40
+    assert "TRAIN_STEPS=40" in command_of("spent", half, facts={"train_steps": 20}, end=20)
+    early = command_of("early", half, stops, end=20)  # of 40
     assert "--gin.EARLY_STOPPING=None" in early and "TRAIN_STEPS" not in early
-    spent = words("stopping", half, stops, facts={"train_steps": 20}, end=20)
+    spent = command_of("stopping", half, stops, facts={"train_steps": 20}, end=20)
     assert "--gin.TRAIN_STEPS=40 --gin.EARLY_STOPPING=None" in spent
     carried = [{**line, "tokens_processed": 9_000 + line["tokens_processed"]} for line in half]
-    assert "TRAIN_TOKENS=11560" in words("carried", carried, facts={"train_steps": None, "train_tokens": 10_280}, end=20)
-    assert "t5x_lab train" not in words("without", half, config="")
-    of_config = words("of config", half, "TRAIN_TOKENS = 2560\nTRAIN_STEPS = None\n", {"train_steps": None}, end=20)
+    assert "TRAIN_TOKENS=11560" in command_of("carried", carried, facts={"train_steps": None, "train_tokens": 10_280}, end=20)
+    assert "t5x_lab train" not in command_of("without", half, config="")
+    of_config = command_of("of config", half, "TRAIN_TOKENS = 2560\nTRAIN_STEPS = None\n", {"train_steps": None}, end=20)
     assert "TRAIN_TOKENS=5120" in of_config and "TRAIN_STEPS" not in of_config
-    assert "report ./-x OTHER_RUN" in words("-x", half)
-    at = re.search(r"--gin_file=2024/config.gin (.*?) t5x_lab", words("2024", half)).group(1)
+    assert "report ./-x OTHER_RUN" in command_of("-x", half)
+    at = re.search(r"--gin_file=2024/config.gin (.*?) t5x_lab", command_of("2024", half)).group(1)
     assert binding(shlex.split(at)[0].removeprefix("--gin.")) == "MODEL_DIR = '2024'"
 
 
@@ -663,8 +681,8 @@ def test_texts_are_shown_whole_or_what_is_left_out_is_said():
         write_json(epath.Path(f"{path}/evals/samples/1.json"), {"results": {}, "texts": {task: {"We": text}}})
     assert "<b>We</b>\nx" in report("encoder_decoder") and "<b>We</b>y" in report("causal_decoder")
     assert "We (empty)" in text_of(report("encoder"))
-    said = text_of(report("run"))
-    assert r"at 20\x00\x07" in said and "Samples of 12 more steps are in evals/." in said
+    page_text = text_of(report("run"))
+    assert r"at 20\x00\x07" in page_text and "Samples of 12 more steps are in evals/." in page_text
 
 
 @pytest.mark.slow
@@ -677,9 +695,9 @@ def test_training_writes_its_page_with_what_the_model_writes():
     written = [text for (text,) in run.generate(["The <people>", "We"], max_tokens=8)]
     results = json.loads(pathlib.Path("run/evals/samples/4.json").read_text())
     assert results["texts"] == {"prompts": dict(zip(["The <people>", "We"], written))} and results["results"] == {}
-    said = text_of(pathlib.Path("run/report.html").read_text())
-    assert "finished at step 4." in said and "step 2" in said and html.escape("The <people>") in said
-    assert f"causal_decoder, {run.num_parameters:,} parameters" in said and "t5x_lab generate --model_dir=run" in said
+    page_text = text_of(pathlib.Path("run/report.html").read_text())
+    assert "finished at step 4." in page_text and "step 2" in page_text and html.escape("The <people>") in page_text
+    assert f"causal_decoder, {run.num_parameters:,} parameters" in page_text and "t5x_lab generate --model_dir=run" in page_text
     facts = json.loads(pathlib.Path("run/run.json").read_text())
     assert facts["flops_per_step"] == facts["rows"] * run.network.flops(0, facts["decoder_length"])
     lines = [line for line in read_metrics("run") if line["split"] == "train"]
@@ -731,13 +749,13 @@ def test_a_browser_draws_the_curves_and_the_buttons_work(width):
     page = report(make_run("one", lines + EVALUATED, facts=FACTS), make_run("two", lines[:20] + EVALUATED, facts=FACTS))
     path = pathlib.Path("probed.html").absolute()
     path.write_text(page.replace("<body>", "<body>" + PROBE, 1))
-    found = found_in_browser(f"file://{path}", width)
-    assert found["errors"] == [] and found["wide"] <= 0, found
-    assert found["charts"] == 5 + 4  # loss, accuracy, rate, norm, speed; loss and accuracy of two tasks
-    assert set(found["by_step"]) == {40}, found["by_step"]
-    assert all(2560 < end < 2660 for end in found["by_tokens"]), found["by_tokens"]
-    assert all(1280 <= end < 1310 for end in found["alone"][:5]), found[
+    result = found_in_browser(f"file://{path}", width)
+    assert result["errors"] == [] and result["wide"] <= 0, result
+    assert result["charts"] == 5 + 4  # loss, accuracy, rate, norm, speed; loss and accuracy of two tasks
+    assert set(result["by_step"]) == {40}, result["by_step"]
+    assert all(2560 < end < 2660 for end in result["by_tokens"]), result["by_tokens"]
+    assert all(1280 <= end < 1310 for end in result["alone"][:5]), result[
         "alone"
     ]  # of the shorter run, in the charts of training
-    assert set(found["again"]) == {40}, found["again"]  # nothing was shown in between, of which there is no range
-    assert all(names and set(names) == {"run-1"} for names in found["hidden"]), found["hidden"]
+    assert set(result["again"]) == {40}, result["again"]  # nothing was shown in between, of which there is no range
+    assert all(names and set(names) == {"run-1"} for names in result["hidden"]), result["hidden"]

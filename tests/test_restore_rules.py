@@ -69,8 +69,8 @@ def test_what_nobody_takes_is_refused_where_there_are_no_rules(tmp_path):
     new, source = {"mine": Part("mine", None, (2,))}, Source(tmp_path, 0, tensors)
     with pytest.raises(UserError, match="has theirs, which the new model does not have"):
         assign_sources(new, source, RestoreCheckpointConfig())
-    taken = assign_sources(new, source, RestoreCheckpointConfig(assignment_map=(("mine", "theirs"),)))
-    assert taken["mine"].source == "theirs"
+    sources = assign_sources(new, source, RestoreCheckpointConfig(assignment_map=(("mine", "theirs"),)))
+    assert sources["mine"].source == "theirs"
 
 
 def load(place, network, mesh=MeshShape(1, 1, 1), fresh_seed=2, **rules):
@@ -89,22 +89,22 @@ def single(params) -> dict[str, np.ndarray]:
     }
 
 
-@pytest.mark.parametrize("n, kept", [(-1, 0), (0, 2), (1, 14), (6, 74), (12, 146)])
-def test_transfer_of_the_first_layers_keeps_gpt1s_tensors(n, kept, tmp_path):
+@pytest.mark.parametrize("n, num_restored", [(-1, 0), (0, 2), (1, 14), (6, 74), (12, 146)])
+def test_transfer_of_the_first_layers_keeps_gpt1s_tensors(n, num_restored, tmp_path):
     """Radford et al., figure 2: 2 tensors of embeddings and 12 a layer, as the paper's model counts them."""
     network = tiny_config("causal_decoder", **GPT1)
     place, source = saved(tmp_path, network)
     only_layers = {"layers": {"decoder": [*range(n), *[None] * (12 - n)]}}
     rules = {"assignment_map": [(".*", None)]} if n < 0 else only_layers
     params, fresh = load(place, network, **rules)
-    theirs = lambda tree: {
+    first_layers = lambda tree: {
         entry.name: entry.export({name: from_array(x) for name, x in single(tree).items()}).read_all()
         for entry in find_family(network)[0].entries(network)
     }
-    ours, old, new = theirs(params), theirs(source), theirs(fresh)
-    same = [name for name in ours if np.array_equal(ours[name], old[name])]
-    assert len(same) == kept and len(ours) == 146
-    assert all(np.array_equal(ours[name], new[name]) for name in ours if name not in same)
+    t5x_restored, old, new = first_layers(params), first_layers(source), first_layers(fresh)
+    same = [name for name in t5x_restored if np.array_equal(t5x_restored[name], old[name])]
+    assert len(same) == num_restored and len(t5x_restored) == 146
+    assert all(np.array_equal(t5x_restored[name], new[name]) for name in t5x_restored if name not in same)
     layers = {int(name.split(".")[2]) for name in same if ".h." in name}
     assert layers == set(range(max(n, 0)))
 
@@ -232,7 +232,7 @@ def test_slots_follow_their_parameters_into_another_depth(tmp_path):
     params = load_params(find(str(tmp_path)), sharded.abstract_params, sharded.model.axes, config, fresh)
     new = carry_over(find(str(tmp_path)), other.init_state(params), sharded.abstract_params, sharded.model.axes, config)
     for kind in ("v_row", "v"):
-        ours, theirs = named_leaves(getattr(new.opt_state, kind)), named_leaves(getattr(state.opt_state, kind))
-        for name in [name for name in ours if "/layers/" in name and theirs[name].ndim > 1]:
-            np.testing.assert_array_equal(ours[name][:3], theirs[name][::-1])
-            assert not np.any(np.asarray(ours[name][3]))
+        actual, expected = named_leaves(getattr(new.opt_state, kind)), named_leaves(getattr(state.opt_state, kind))
+        for name in [name for name in actual if "/layers/" in name and expected[name].ndim > 1]:
+            np.testing.assert_array_equal(actual[name][:3], expected[name][::-1])
+            assert not np.any(np.asarray(actual[name][3]))

@@ -112,14 +112,15 @@ def test_it_is_said_from_where_the_steps_are_counted(capfd):
     start = [*flags("causal_decoder", FULL_LM, "next", 6, "--gin.INITIAL_CHECKPOINT_PATH=first"), "--dry_run"]
     capfd.readouterr()
     assert main(start) == 0
-    said = capfd.readouterr().out
+    stdout = capfd.readouterr().out
     assert (
-        "TRAIN_STEPS = 6 counts from step 0: 6 steps. To count from the step of the checkpoint, as in T5X, 2 steps, set" in said
+        "TRAIN_STEPS = 6 counts from step 0: 6 steps. To count from the step of the checkpoint, as in T5X, 2 steps, set"
+        in stdout
     )
-    (other,) = re.findall(r"'(--gin.RestoreCheckpointConfig.carry=.*?)'\.", said)
+    (other,) = re.findall(r"'(--gin.RestoreCheckpointConfig.carry=.*?)'\.", stdout)
     assert main([*start, other]) == 0
-    said = capfd.readouterr().out
-    assert "TRAIN_STEPS = 6 counts from that step, as in T5X: 2 steps. To count from step 0, 6 steps, set" in said
+    stdout = capfd.readouterr().out
+    assert "TRAIN_STEPS = 6 counts from that step, as in T5X: 2 steps. To count from step 0, 6 steps, set" in stdout
     assert main([*start[:-1], other]) == 0
     train = [line for line in read_metrics("next") if line["split"] == "train"]
     assert [line["step"] for line in train] == [5, 6]

@@ -65,11 +65,11 @@ def test_heads_that_queries_share_stay_whole_where_tensor_does_not_divide_them()
     assert attention["key"]["kernel"].sharding.spec == P(None, "fsdp", None, None)
     assert attention["query"]["kernel"].sharding.spec == P(None, "fsdp", "tensor", None)
 
-    one = ShardedModel(sharded.model.config, MeshShape(1, 1, 1), jax.devices()[:1])
+    single_device = ShardedModel(sharded.model.config, MeshShape(1, 1, 1), jax.devices()[:1])
     prompts, options = [[0, 5, 6, 7], [0, 8, 9]], dict(limits=[4, 4], eos_id=63)
     texts = [
         {i: tokens.tolist() for i, tokens, _ in Inference(model).generate(place(model, params), prompts, **options)}
-        for model in (one, sharded)
+        for model in (single_device, sharded)
     ]
     assert texts[0] == texts[1]
 

@@ -58,15 +58,15 @@ class Page(html.parser.HTMLParser):
         self.feed(path.read_text())
 
     def handle_starttag(self, tag, attrs):
-        of = dict(attrs)
+        attributes = dict(attrs)
         self.tags.add(tag)
-        self.ids |= {of[key] for key in ("id", "name") if of.get(key)}
-        if tag == "a" and of.get("href"):
-            self.links.append(of["href"])
-        if tag in ("script", "img", "iframe", "source") and of.get("src"):
-            self.loaded.append(of["src"])
-        if tag == "link" and {"stylesheet", "icon", "preload", "preconnect"} & set((of.get("rel") or "").split()):
-            self.loaded.append(of["href"])
+        self.ids |= {attributes[key] for key in ("id", "name") if attributes.get(key)}
+        if tag == "a" and attributes.get("href"):
+            self.links.append(attributes["href"])
+        if tag in ("script", "img", "iframe", "source") and attributes.get("src"):
+            self.loaded.append(attributes["src"])
+        if tag == "link" and {"stylesheet", "icon", "preload", "preconnect"} & set((attributes.get("rel") or "").split()):
+            self.loaded.append(attributes["href"])
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,7 @@ def test_no_link_is_dead(site, pages):
 
 def test_what_is_written_as_name_is_no_tag(site, pages):
     """In docstrings and pages: evals/<name>/<step>.json."""
-    ours = {
+    placeholders = {
         "name",
         "step",
         "task",
@@ -111,18 +111,18 @@ def test_what_is_written_as_name_is_no_tag(site, pages):
         "cluster",
         "folder",
     }
-    found = {(name, tag) for name, page in pages.items() for tag in page.tags & ours}
-    assert not found
-    said = re.sub(r"<[^>]+>", "", (site / "reference" / "gin" / "index.html").read_text())
-    assert html.escape("inference/<name>/<task>-<step>.jsonl") in said
+    results = {(name, tag) for name, page in pages.items() for tag in page.tags & placeholders}
+    assert not results
+    page_text = re.sub(r"<[^>]+>", "", (site / "reference" / "gin" / "index.html").read_text())
+    assert html.escape("inference/<name>/<task>-<step>.jsonl") in page_text
 
 
 def test_nothing_comes_from_elsewhere(site, pages):
     for name, page in pages.items():
         assert not [link for link in page.loaded if re.match(r"(\w+:)?//", link) and not link.startswith("data:")], name
     for style in site.rglob("*.css"):
-        found = re.findall(r"(?:url\(|@import\s+)[\"']?((?:https?:)?//[^\"')]+)", style.read_text())
-        assert not found, (style, found)
+        results = re.findall(r"(?:url\(|@import\s+)[\"']?((?:https?:)?//[^\"')]+)", style.read_text())
+        assert not results, (style, results)
 
 
 def test_the_start_page_is_the_readme(site):
@@ -132,8 +132,8 @@ def test_the_start_page_is_the_readme(site):
     for heading in re.findall(r"^## (.*)$", (ROOT / "README.md").read_text(), re.MULTILINE):
         assert html.escape(heading, quote=False) in start, heading
     index = json.loads((site / "search" / "search_index.json").read_text())
-    found = {entry["location"] for entry in index["docs"] if "SamplesEvaluation.temperature" in entry["text"]}
-    assert "reference/gin/#samplesevaluation" in found
+    locations = {entry["location"] for entry in index["docs"] if "SamplesEvaluation.temperature" in entry["text"]}
+    assert "reference/gin/#samplesevaluation" in locations
 
 
 def test_a_notebook_is_run_and_leaves_no_process(tmp_path, monkeypatch):
@@ -145,26 +145,26 @@ def test_a_notebook_is_run_and_leaves_no_process(tmp_path, monkeypatch):
 
 
 def test_defaults_are_those_of_the_file_that_is_read_first():
-    said = reference.configurables()
+    reference_text = reference.configurables()
     for name, value in parse_settings((ROOT / "gin" / "runs" / "defaults.gin").read_text()).items():
         scope, _, name_of_row = name.rpartition("/")
         value = re.sub('^"(.*)"$', r"'\1'", value)
-        row = next(line for line in said.splitlines() if line.startswith(f"| `{name_of_row}` | "))
+        row = next(line for line in reference_text.splitlines() if line.startswith(f"| `{name_of_row}` | "))
         assert f"`{value.removeprefix('%')}`" in row and f"`{scope}" in row, name
         if value.startswith("%"):
-            assert re.search(rf"^\| `{value[1:]}` \|.*\[`{name}`\]\(#", said, re.MULTILINE), name
-    assert re.search(r"`Lora.modules` \| `'\.\*attention/\(query\|value\)'` \|", said)  # to be copied as it is
+            assert re.search(rf"^\| `{value[1:]}` \|.*\[`{name}`\]\(#", reference_text, re.MULTILINE), name
+    assert re.search(r"`Lora.modules` \| `'\.\*attention/\(query\|value\)'` \|", reference_text)  # to be copied as it is
 
 
 def test_every_command_and_flag_is_in_the_reference(site):
-    said = html.unescape(re.sub(r"<[^>]+>", "", (site / "reference" / "commands" / "index.html").read_text()))
+    page_text = html.unescape(re.sub(r"<[^>]+>", "", (site / "reference" / "commands" / "index.html").read_text()))
     for name in COMMANDS:
-        assert f"t5x_lab {name}" in said
+        assert f"t5x_lab {name}" in page_text
         parser = argparse.ArgumentParser(add_help=False)
         importlib.import_module(f"t5x_lab.cli.{name}").add_flags(parser)
         for action in parser._actions:
             for option in action.option_strings or [action.metavar or action.dest]:
-                assert option in said, (name, option)
+                assert option in page_text, (name, option)
             assert action.help, f"{name} has no help for {action.dest}"
 
 
@@ -191,15 +191,17 @@ def test_every_configurable_is_in_the_reference_with_a_sentence_for_each_paramet
 def public_names(path: pathlib.Path) -> list[str]:
     """Classes and functions of a module, and of its classes the methods, that do not begin with an underscore."""
     module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-    found = []
+    names = []
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
-            found.append(f"{module}.{node.name}")
+            names.append(f"{module}.{node.name}")
             inner = node.body if isinstance(node, ast.ClassDef) else []
-            found += [
-                f"{module}.{node.name}.{of.name}" for of in inner if isinstance(of, ast.FunctionDef) and of.name[0] != "_"
+            names += [
+                f"{module}.{node.name}.{method.name}"
+                for method in inner
+                if isinstance(method, ast.FunctionDef) and method.name[0] != "_"
             ]
-    return found
+    return names
 
 
 def test_every_public_python_name_is_in_the_reference(site, pages):
@@ -230,10 +232,10 @@ def test_a_browser_cuts_nothing_off(site):
     server = http.server.ThreadingHTTPServer(("localhost", 0), functools.partial(quiet, directory=str(site)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        found = found_in_browser(f"http://localhost:{server.server_port}/probe.html")
+        result = found_in_browser(f"http://localhost:{server.server_port}/probe.html")
     finally:
         server.shutdown()
         server.server_close()
         (site / "probe.html").unlink()
-    assert len(found) == 10
-    assert all(wide > 350 and over <= 0 and text > 500 for _, wide, over, text in found), found
+    assert len(result) == 10
+    assert all(wide > 350 and over <= 0 and text > 500 for _, wide, over, text in result), result

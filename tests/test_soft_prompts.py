@@ -49,15 +49,15 @@ def test_a_soft_prompt_is_so_many_rows_more_of_the_embedding(network):
 
     batch = random_batch(network)
     side = "encoder_input_tokens" if network == "encoder_decoder" else "decoder_input_tokens"
-    ours, theirs = ({**batch, side: batch[side].copy()} for _ in range(2))
+    prompted_batch, larger_batch = ({**batch, side: batch[side].copy()} for _ in range(2))
     first = 0 if network == "encoder_decoder" else 1
-    ours[side][:, first : first + LENGTH] = FIRST_ID + np.arange(LENGTH)
-    theirs[side][:, first : first + LENGTH] = config.vocab_size + np.arange(LENGTH)
-    found, expected = model.logits(params, ours), larger.logits(of_larger, theirs)[..., : config.vocab_size]
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    prompted_batch[side][:, first : first + LENGTH] = FIRST_ID + np.arange(LENGTH)
+    larger_batch[side][:, first : first + LENGTH] = config.vocab_size + np.arange(LENGTH)
+    result, expected = model.logits(params, prompted_batch), larger.logits(of_larger, larger_batch)[..., : config.vocab_size]
+    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
     total = lambda model, batch: lambda params: jnp.square(model.logits(params, batch)[..., : config.vocab_size]).sum()
-    gradient = jax.grad(total(model, ours))(params)["token_embedder"]
-    of_table = jax.grad(total(larger, theirs))(of_larger)["token_embedder"]["embedding"]
+    gradient = jax.grad(total(model, prompted_batch))(params)["token_embedder"]
+    of_table = jax.grad(total(larger, larger_batch))(of_larger)["token_embedder"]["embedding"]
     if logits_of is not None:
         np.testing.assert_allclose(gradient["prompt"]["embedding"], of_table[-LENGTH:], rtol=2e-4, atol=1e-4)
     np.testing.assert_array_equal(model.logits(params, batch), Model(ModelConfig(config)).logits(without(params), batch))
@@ -97,16 +97,16 @@ def test_training_reads_the_prompt_before_each_of_packed_inputs(architecture, in
                     yield row[segments == segment].tolist()
 
     before = soft_prompt_ids(LENGTH)
-    found, seen = {}, seqio.ByteVocabulary(100)
+    results, vocabulary = {}, seqio.ByteVocabulary(100)
     for row in examples(before):
         assert tuple(row[:LENGTH]) == before and FIRST_ID not in row[LENGTH:]
-        found[seen.decode(row[LENGTH:])] = row
-    assert len(found) == 20
-    for row in found.values():
+        results[vocabulary.decode(row[LENGTH:])] = row
+    assert len(results) == 20
+    for row in results.values():
         ends = [n for n, token in enumerate(row) if token == 1]
         assert len(row[: ends[0] + 1]) <= inputs  # cut before the end token, the prompt among the inputs' length
     if inputs == 128:
-        assert {tuple(row[LENGTH:]) for row in found.values()} == {tuple(row) for row in examples(())}
+        assert {tuple(row[LENGTH:]) for row in results.values()} == {tuple(row) for row in examples(())}
 
 
 @pytest.fixture(scope="module", params=["models/t5_1_1/tiny.gin", "models/decoder/tiny.gin"])
@@ -125,11 +125,11 @@ def prompted(request):
 def test_what_is_cut_from_the_left_is_not_the_prompt(prompted):
     ids, before = [*range(10, 40), 1], list(soft_prompt_ids(3))
     first = 0 if prompted.has_encoder else 1  # the start token counts as read
-    found = prompted.scores([[*before, *ids]], [[7, 1]], max_length=12 + first)
+    result = prompted.scores([[*before, *ids]], [[7, 1]], max_length=12 + first)
     room = 12 - 3 - (0 if prompted.has_encoder else 1)  # the last target is not read
     expected = prompted.scores([[*before, *ids[-room:]]], [[7, 1]])
-    assert found.cut[0] == len(ids) - room
-    np.testing.assert_array_equal(found.log_prob, expected.log_prob)
+    assert result.cut[0] == len(ids) - room
+    np.testing.assert_array_equal(result.log_prob, expected.log_prob)
     text = "".join(map(chr, range(65, 65 + 26)))
     written = prompted.generate([text], max_tokens=4, max_length=12 + first)
     room -= 0 if prompted.has_encoder else 2
@@ -144,7 +144,7 @@ def test_lm_eval_scores_a_text_behind_the_prompt_in_every_window(prompted):
     text, before = "abcdefghijklmnopqrstuvwx", list(soft_prompt_ids(3))
     model = HarnessModel(prompted, batch_size=4, max_length=14, max_gen_toks=4)
     request = Instance(request_type="loglikelihood_rolling", doc={}, arguments=(text,), idx=0)
-    found = model.loglikelihood_rolling([request])[0]
+    result = model.loglikelihood_rolling([request])[0]
     ids = [*prompted.vocabulary.encode(text), *([1] if prompted.has_encoder else [])]
     most = 14 - 3 - (0 if prompted.has_encoder else 1)
     windows = [(i, ids[i : i + most]) for i in range(0, len(ids), most)]
@@ -152,7 +152,7 @@ def test_lm_eval_scores_a_text_behind_the_prompt_in_every_window(prompted):
     # The last window is as long as the others, as lm-eval has it: its context is what it does not predict.
     contexts = [[*before, *(ids[i + len(window) - most - 1 : i] if i else blank)] for i, window in windows]
     expected = prompted.scores(contexts, [window for _, window in windows]).log_prob.sum()
-    assert len(windows) > 1 and found == pytest.approx(float(expected), rel=1e-5)
+    assert len(windows) > 1 and result == pytest.approx(float(expected), rel=1e-5)
 
 
 def test_members_of_an_ensemble_read_each_their_own_prompt(prompted, tmp_path):

@@ -76,35 +76,35 @@ def value_of(r: Words, feature) -> object:
 
 def made_up(name: str, count: int = 10) -> list[dict]:
     """Records of a task of the suite, as TensorFlow Datasets has them."""
-    entry, found = SUITE[name], []
+    entry, records = SUITE[name], []
     for number in range(count):
         r = Words(name, number)
         record = value_of(r, entry.features)
         if "wsc" in name:
             record |= pronoun(r)
         if entry.data_set == "glue/wnli":
-            who, did, next_ = r.word().capitalize(), r.words(1, 2), r.words(2, 3)
+            who, did, next_ = r.word().capitalize(), r.phrase(1, 2), r.phrase(2, 3)
             record |= {"sentence1": f"{who} {did} when it {next_}.", "sentence2": f"{who} {next_}."}
         if entry.data_set == "definite_pronoun_resolution":
-            record |= {"sentence": f"{r.words()} he {r.words()}.", "pronoun": "he"}
+            record |= {"sentence": f"{r.phrase()} he {r.phrase()}.", "pronoun": "he"}
         if entry.data_set == "super_glue/multirc":
             record |= {"paragraph": f"<b>Sent 1: </b>{r.sentence()}<br><b>Sent 2: </b>{r.sentence()}"}
         if entry.data_set == "super_glue/record":
             record |= {
-                "passage": f"{r.sentence()}\n@highlight\n{r.words()}\n@highlight\n{r.sentence()}",
+                "passage": f"{r.sentence()}\n@highlight\n{r.phrase()}\n@highlight\n{r.sentence()}",
                 "answers": ["a", "b"][: number % 3],
             }
-        found.append(record)
-    return found
+        records.append(record)
+    return records
 
 
 def prepared(folder, name: str, records: list[dict], splits) -> None:
     """TensorFlow Datasets' directory of these records, by its own writer."""
     entry = SUITE[name]
     full, _, version = entry.tfds.partition(":")
-    of, _, config = full.partition("/")
+    dataset_name, _, config = full.partition("/")
     tfds.dataset_builders.store_as_tfds_dataset(
-        name=of, version=version, config=config or None, data_dir=folder, features=entry.features,
+        name=dataset_name, version=version, config=config or None, data_dir=folder, features=entry.features,
         split_datasets={key: list(enumerate(records)) for key in splits}, disable_shuffling=True,
     )  # fmt: skip
 
@@ -132,12 +132,12 @@ def examples(task: seqio.Task, split: str) -> list[dict]:
     return list(task.get_dataset(lengths, split, shuffle=False).as_numpy_iterator())
 
 
-def assert_same(ours: list[dict], theirs: list[dict]) -> None:
-    assert len(ours) == len(theirs) > 0
-    for one, other in zip(ours, theirs, strict=True):
-        assert one.keys() == other.keys()
-        for key in one:
-            np.testing.assert_array_equal(one[key], other[key], err_msg=key)
+def assert_same(actual: list[dict], expected: list[dict]) -> None:
+    assert len(actual) == len(expected) > 0
+    for first, other in zip(actual, expected, strict=True):
+        assert first.keys() == other.keys()
+        for key in first:
+            np.testing.assert_array_equal(first[key], other[key], err_msg=key)
 
 
 @pytest.fixture
@@ -161,13 +161,13 @@ def test_words_are_the_t5_librarys_of_records_in_tensorflow_datasets_and_in_file
     prepared(tfds_dir, name, records, splits)
     task = task_of(name)
     assert tuple(task.splits) == splits
-    theirs = t5s_task(name, tfds.builder(SUITE[name].tfds, data_dir=tfds_dir).as_dataset(splits[0]), splits)
-    expected = examples(theirs, splits[0])
+    t5_task = t5s_task(name, tfds.builder(SUITE[name].tfds, data_dir=tfds_dir).as_dataset(splits[0]), splits)
+    expected = examples(t5_task, splits[0])
     assert_same(examples(task, splits[0]), expected)
     if name not in ("t5_glue_stsb", "t5_cnn_dailymail"):  # see the tests of these
-        assert [fn.__name__ for fn in task.metric_fns] == [fn.__name__ for fn in theirs.metric_fns]
+        assert [fn.__name__ for fn in task.metric_fns] == [fn.__name__ for fn in t5_task.metric_fns]
         assert getattr(task.postprocessor, "func", task.postprocessor) == getattr(
-            theirs.postprocessor, "func", theirs.postprocessor
+            t5_task.postprocessor, "func", t5_task.postprocessor
         )
     of_files = task_of(name, in_files(tfds_dir, name, records))
     assert tuple(of_files.splits) == splits
@@ -177,20 +177,20 @@ def test_words_are_the_t5_librarys_of_records_in_tensorflow_datasets_and_in_file
 def test_the_t5_librarys_names_stand_for_the_same(tmp_path):
     """Where it has not been imported; here it has, so that its own are what they name."""
     assert mixtures
-    theirs = set(T5S.values()) | {"glue_v002_proportional", "glue_mnli_and_dev_v002", "wsc_dpr_simple_proportional"}
+    t5_names = set(T5S.values()) | {"glue_v002_proportional", "glue_mnli_and_dev_v002", "wsc_dpr_simple_proportional"}
     assert {t5_suite._normalize_name(name) for name in T5S.values()} == set(SUITE)
-    assert theirs <= {*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()} and not Prompts().declare("glue_cola_v002")
+    assert t5_names <= {*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()} and not Prompts().declare("glue_cola_v002")
     program = f"""
 import seqio
 import t5x_lab.tasks
 from t5x_lab.prompts.prompts import Prompts
-for name in {sorted(theirs)}:
+for name in {sorted(t5_names)}:
     assert Prompts().declare(name), name
     print(name, len(getattr(seqio.get_mixture_or_task(name), "tasks", [0])))
 assert not Prompts().declare("glue_nothing_v002") and not Prompts().declare("my_task_v001")
 """
     out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    assert len(out.splitlines()) == len(theirs) and "glue_v002_proportional 11" in out
+    assert len(out.splitlines()) == len(t5_names) and "glue_v002_proportional 11" in out
 
 
 def test_versions_are_those_that_tensorflow_datasets_makes():
@@ -225,15 +225,15 @@ def read_plainly(name: str, path) -> list[dict]:
             ]
         else:
             rows = list(csv.DictReader(file, delimiter="\t"))
-    features, found = SUITE[name].features, []
+    features, plain_records = SUITE[name].features, []
     for _number, row in enumerate(rows):
         row = {**row, **row.get("target", {}), "idx": row.get("idx", -1)}
         label = row["label"]
         row["label"] = (
             str(label) if isinstance(label, bool) else label if isinstance(label, str) and not label.isdigit() else int(label)
         )
-        found.append({key: row.get(key, -1) for key in features})
-    return found
+        plain_records.append({key: row.get(key, -1) for key in features})
+    return plain_records
 
 
 @pytest.mark.parametrize("name", REAL)
@@ -242,9 +242,9 @@ def test_words_of_distributed_files_are_the_t5_librarys(name, tfds_dir):
     path, splits = shared_data("eval", *file.split("/")), SUITE[name].splits
     place = Records(files={splits[0]: str(path)}, **more)
     prepared(tfds_dir, name, read_plainly(name, path), splits[:1])
-    theirs = t5s_task(name, tfds.builder(SUITE[name].tfds, data_dir=tfds_dir).as_dataset(splits[0]), splits)
-    ours = task_of(name, Prompts(data_sets={SUITE[name].data_set: place}))
-    assert_same(examples(ours, splits[0]), examples(theirs, splits[0]))
+    t5_task = t5s_task(name, tfds.builder(SUITE[name].tfds, data_dir=tfds_dir).as_dataset(splits[0]), splits)
+    task = task_of(name, Prompts(data_sets={SUITE[name].data_set: place}))
+    assert_same(examples(task, splits[0]), examples(t5_task, splits[0]))
 
 
 LENGTHS = {"inputs": 64, "targets": 16}
@@ -259,8 +259,8 @@ OTHERS = {
 
 def sizes_of_t5() -> dict[str, float]:
     weights = {**glue_utils.GLUE_WEIGHT_MAPPING, **glue_utils.SUPER_GLUE_WEIGHT_MAPPING}
-    ours = {name: weights[theirs] for name, theirs in T5S.items() if weights.get(theirs)}
-    return {**ours, "t5_glue_qqp": 363_846, **OTHERS}  # the library counts three of QQP's more than its version 2.0.0 has
+    sizes = {name: weights[t5_name] for name, t5_name in T5S.items() if weights.get(t5_name)}
+    return {**sizes, "t5_glue_qqp": 363_846, **OTHERS}  # the library counts three of QQP's more than its version 2.0.0 has
 
 
 def mixed(name: str, mixing: Mixing | None, prompts: Prompts = Prompts()) -> dict[str, float]:
@@ -273,18 +273,20 @@ def mixed(name: str, mixing: Mixing | None, prompts: Prompts = Prompts()) -> dic
 def test_rates_are_the_papers_formula_of_true_sizes(mixing):
     unsaid = {name: OTHERS[name] for name in ("t5_wmt15_enfr", "c4_span_corruption")}
     collection = Collection(("t5_supervised", "c4_span_corruption"))
-    found = mixed("t5_all", dataclasses.replace(mixing, num_examples=unsaid), Prompts(collections={"t5_all": collection}))
+    mixing_rates = mixed(
+        "t5_all", dataclasses.replace(mixing, num_examples=unsaid), Prompts(collections={"t5_all": collection})
+    )
     sizes = sizes_of_t5()
-    assert found.keys() == sizes.keys()  # 16 of GLUE and SuperGLUE with training examples, DPR, and six more
+    assert mixing_rates.keys() == sizes.keys()  # 16 of GLUE and SuperGLUE with training examples, DPR, and six more
     capped = {name: 1 if mixing.equal else min(size, mixing.maximum) for name, size in sizes.items()}
     powers = {name: (size / sum(capped.values())) ** (1 / mixing.temperature) for name, size in capped.items()}
-    for name, rate in found.items():
-        assert rate / sum(found.values()) == pytest.approx(powers[name] / sum(powers.values()), rel=1e-12)
+    for name, rate in mixing_rates.items():
+        assert rate / sum(mixing_rates.values()) == pytest.approx(powers[name] / sum(powers.values()), rel=1e-12)
 
 
 def test_a_mixtures_own_rates_are_sizes_and_some_may_be_left_out():
-    found = mixed("t5_glue", None)
-    assert found == {name: size for name, size in sizes_of_t5().items() if name.startswith("t5_glue")}
+    mixing_rates = mixed("t5_glue", None)
+    assert mixing_rates == {name: size for name, size in sizes_of_t5().items() if name.startswith("t5_glue")}
     assert sum(mixed("t5_super_glue", None).values()) == sum(glue_utils.SUPER_GLUE_WEIGHT_MAPPING.values())
     less = mixed("t5_supervised_without_t5_glue_and_t5_squad", Mixing(equal=True))
     for name in (
@@ -296,7 +298,7 @@ def test_a_mixtures_own_rates_are_sizes_and_some_may_be_left_out():
         mixed("glue_v002_proportional_without_glue_mnli_and_dev_and_glue_cola_v002", None).keys()
         == mixed("t5_glue_without_t5_glue_cola_and_t5_glue_mnli_and_dev", None).keys()
     )
-    assert less.keys() == sizes_of_t5().keys() - found.keys() - {"t5_squad", "c4_span_corruption"}
+    assert less.keys() == sizes_of_t5().keys() - mixing_rates.keys() - {"t5_squad", "c4_span_corruption"}
     with pytest.raises(UserError, match='"t5_glue" has no task "t5_squad" to exclude'):
         mixed("t5_glue_without_t5_squad", None)
     with pytest.raises(
@@ -314,14 +316,14 @@ def test_each_mixture_file_is_read(file):
     mixing = dataclasses.replace(data.mixing, num_examples={**unsaid, **(data.mixing.num_examples or {})})
     if "supervised" in file:
         del mixing.num_examples["c4_span_corruption"]
-    found = resolve_mixture(dataclasses.replace(data, mixing=mixing), "encoder_decoder").rates()
-    assert len(found) >= 21 and all(rate > 0 for rate in found)
+    mixing_rates = resolve_mixture(dataclasses.replace(data, mixing=mixing), "encoder_decoder").rates()
+    assert len(mixing_rates) >= 21 and all(rate > 0 for rate in mixing_rates)
 
 
 @pytest.mark.parametrize("size, layers, parameters", [("compute/size_2x.gin", 16, 2), ("compute/size_4x.gin", 32, 4)])
 def test_sizes_are_twice_and_four_times_the_baseline(size, layers, parameters):
-    of = lambda *files: Model(GinConfig(["models/t5_1_0/base.gin", *files]).model())
-    baseline, larger = of(), of(size)
+    build_model = lambda *files: Model(GinConfig(["models/t5_1_0/base.gin", *files]).model())
+    baseline, larger = build_model(), build_model(size)
     assert larger.config.network.num_encoder_layers == larger.config.network.num_decoder_layers == layers
     assert larger.num_parameters / baseline.num_parameters == pytest.approx(parameters, rel=0.2)
 
@@ -445,23 +447,23 @@ def test_rouge_is_the_mean_and_the_same_each_time():
     random = np.random.default_rng(0)
     text = lambda: " ".join(random.choice(["a", "b", "c", ".", "dog", "cat"], 12))
     targets, predictions = [text() for _ in range(200)], [text() for _ in range(200)]
-    found = t5_metrics.rouge(targets, predictions)
-    assert found == t5_metrics.rouge(targets, predictions)
-    theirs = metrics.rouge(targets, predictions)  # the median of samples' means
-    assert found.keys() == theirs.keys() and all(abs(found[key] - theirs[key]) < 0.3 for key in found)
-    (one,) = {round(value) for value in t5_metrics.rouge(["a b . c d"], ["a b . c d"]).values()}
-    assert one == 100
+    scores = t5_metrics.rouge(targets, predictions)
+    assert scores == t5_metrics.rouge(targets, predictions)
+    t5_scores = metrics.rouge(targets, predictions)  # the median of samples' means
+    assert scores.keys() == t5_scores.keys() and all(abs(scores[key] - t5_scores[key]) < 0.3 for key in scores)
+    (score,) = {round(value) for value in t5_metrics.rouge(["a b . c d"], ["a b . c d"]).values()}
+    assert score == 100
 
 
 def outputs(task: seqio.Task, texts: list[str], answers: list[dict]) -> dict[str, float]:
     """The task's metrics of these predictions, its targets being those of `answers`."""
     after = task.postprocess_fn
     targets = [after(each["targets_pretokenized"].decode(), example=each, is_target=True) for each in answers]
-    made = [after(text, example=each, is_target=False) for text, each in zip(texts, answers, strict=True)]
-    found = {}
+    processed = [after(text, example=each, is_target=False) for text, each in zip(texts, answers, strict=True)]
+    results = {}
     for metric in task.metric_fns:
-        found |= metric(targets, made)
-    return {key: float(value) for key, value in found.items()}
+        results |= metric(targets, processed)
+    return {key: float(value) for key, value in results.items()}
 
 
 def test_metrics_are_those_of_scikit_learn_scipy_and_sacrebleu_with_what_is_invalid_wrong():
@@ -481,10 +483,10 @@ def test_metrics_are_those_of_scikit_learn_scipy_and_sacrebleu_with_what_is_inva
         numbers = random.integers(0, len(labels), 300)
         written = [labels[n] if random.random() < 0.7 else random.choice([*labels, "something"]) for n in numbers]
         answers = [{"targets_pretokenized": labels[n].encode()} for n in numbers]
-        found = outputs(task_of(name), written, answers)
+        result = outputs(task_of(name), written, answers)
         guessed = [labels.index(text) if text in labels else -1 for text in written]
         for key, metric in expected.items():
-            assert found[key] == pytest.approx(100 * metric(numbers, guessed), abs=1e-9)
+            assert result[key] == pytest.approx(100 * metric(numbers, guessed), abs=1e-9)
     # F1 with what is invalid as the wrong class
     wrong = outputs(
         task_of("t5_glue_mrpc"), ["x", "x"], [{"targets_pretokenized": t} for t in (b"equivalent", b"not_equivalent")]
@@ -492,15 +494,15 @@ def test_metrics_are_those_of_scikit_learn_scipy_and_sacrebleu_with_what_is_inva
     assert wrong == {"f1": 0.0, "accuracy": 0.0}
     similar = [f"{x:.1f}" for x in random.integers(0, 26, 100) / 5]
     guesses = [text if random.random() < 0.8 else random.choice(["nan", "0.4", "9.9"]) for text in similar]
-    found = outputs(task_of("t5_glue_stsb"), guesses, [{"targets_pretokenized": text.encode()} for text in similar])
+    result = outputs(task_of("t5_glue_stsb"), guesses, [{"targets_pretokenized": text.encode()} for text in similar])
     numbers = [float(text) if text not in ("nan", "9.9") else -1.0 for text in guesses]
-    assert found["pearson_corrcoef"] == pytest.approx(100 * scipy.stats.pearsonr([float(x) for x in similar], numbers)[0])
+    assert result["pearson_corrcoef"] == pytest.approx(100 * scipy.stats.pearsonr([float(x) for x in similar], numbers)[0])
     texts = ["ein Haus , ein Hund", "das ist gut .", "nein !"]
-    found = outputs(
+    result = outputs(
         task_of("t5_wmt_t2t_ende"), texts, [{"targets_pretokenized": t.encode()} for t in (texts[0], "das ist es .", "nein !")]
     )
     bleu = sacrebleu.corpus_bleu(texts, [[texts[0], "das ist es .", "nein !"]], tokenize="intl", smooth_method="exp")
-    assert found["bleu"] == pytest.approx(bleu.score)
+    assert result["bleu"] == pytest.approx(bleu.score)
 
 
 def test_answers_to_a_question_count_together():
@@ -510,9 +512,9 @@ def test_answers_to_a_question_count_together():
         {"targets_pretokenized": t.encode(), "idx/paragraph": 7, "idx/question": q, "idx/answer": n}
         for n, (q, t, _) in enumerate(rows)
     ]
-    found = outputs(task, [text for _, _, text in rows], answers)
+    result = outputs(task, [text for _, _, text in rows], answers)
     # "nothing" counts as the wrong one of the two, "True": one right, one too many, one missing
-    assert found["exact_match"] == 50.0 and found["f1"] == pytest.approx(
+    assert result["exact_match"] == 50.0 and result["f1"] == pytest.approx(
         100 * sklearn.metrics.f1_score([1, 0, 1, 0], [1, 0, 0, 1])
     )
 
@@ -527,14 +529,20 @@ def test_averages_are_the_t5_librarys():
         if name in names and metric and names[name] in MIXTURES["t5_supervised"]:
             metrics.setdefault(names[name], {})[metric] = float(random.uniform(0, 100))
     frame = pd.DataFrame(
-        [{eval_utils.METRIC_NAMES[f"{T5S[n]}/{m}"].name: v for n, of in metrics.items() for m, v in of.items()}]
+        [
+            {
+                eval_utils.METRIC_NAMES[f"{T5S[n]}/{m}"].name: v
+                for n, task_metrics in metrics.items()
+                for m, v in task_metrics.items()
+            }
+        ]
     )
-    theirs = eval_utils.compute_avg_glue(frame)
-    found = benchmarks.report(tasks, metrics)
-    assert found["glue"]["average"] == pytest.approx(theirs["Average GLUE Score"][0])
-    assert found["super_glue"]["average"] == pytest.approx(theirs["Average SuperGLUE Score"][0])
-    assert found["squad"]["average"] == metrics["t5_squad"]["em"]
-    assert found["cnn_dailymail"]["average"] == metrics["t5_cnn_dailymail"]["rouge2"]
+    t5_averages = eval_utils.compute_avg_glue(frame)
+    result = benchmarks.report(tasks, metrics)
+    assert result["glue"]["average"] == pytest.approx(t5_averages["Average GLUE Score"][0])
+    assert result["super_glue"]["average"] == pytest.approx(t5_averages["Average SuperGLUE Score"][0])
+    assert result["squad"]["average"] == metrics["t5_squad"]["em"]
+    assert result["cnn_dailymail"]["average"] == metrics["t5_cnn_dailymail"]["rouge2"]
     del metrics["t5_glue_qnli"], metrics["t5_glue_mnli_mismatched"]
     assert benchmarks.report(tasks, metrics)["glue"]["missing"] == ["MNLI", "QNLI"]  # half of MNLI is none
     assert "glue" not in benchmarks.averages(benchmarks.report(tasks, metrics))
@@ -542,17 +550,17 @@ def test_averages_are_the_t5_librarys():
 
 def test_the_best_step_is_chosen_for_each_part():
     tasks = [task_of(name) for name in ("t5_glue_mrpc", "t5_glue_stsb")]
-    of = lambda f1, accuracy, pearson: {
+    step_metrics = lambda f1, accuracy, pearson: {
         "t5_glue_mrpc": {"f1": f1, "accuracy": accuracy}, "t5_glue_stsb": {"pearson_corrcoef": pearson, "spearman_corrcoef": pearson}
     }  # fmt: skip
-    found = benchmarks.best({
-        10: benchmarks.report(tasks, of(80.0, 60.0, float("nan"))),
-        20: benchmarks.report(tasks, of(70.0, 75.0, 3.0)),
-        30: benchmarks.report(tasks, of(71.0, 72.0, 2.0)),
+    result = benchmarks.best({
+        10: benchmarks.report(tasks, step_metrics(80.0, 60.0, float("nan"))),
+        20: benchmarks.report(tasks, step_metrics(70.0, 75.0, 3.0)),
+        30: benchmarks.report(tasks, step_metrics(71.0, 72.0, 2.0)),
     })  # fmt: skip
-    parts = found["glue"]["parts"]
+    parts = result["glue"]["parts"]
     assert [(part, parts[part]["step"], parts[part]["score"]) for part in parts] == [("MRPC", 20, 72.5), ("STS-B", 20, 3.0)]
-    assert found["glue"]["average"] is None and "CoLA" in found["glue"]["missing"]
+    assert result["glue"]["average"] is None and "CoLA" in result["glue"]["missing"]
 
 
 def from_t5x(pieces: pathlib.Path) -> tuple[str, list[str]]:
@@ -565,20 +573,20 @@ def from_hugging_face(pieces: pathlib.Path) -> tuple[str, list[str]]:
     """A random T5 that transformers saved."""
     transformers = pytest.importorskip("transformers")
     sizes = dict(vocab_size=32128, d_model=16, d_kv=4, d_ff=24, num_layers=2, num_heads=2, feed_forward_proj="gated-gelu")
-    theirs = transformers.T5ForConditionalGeneration(
+    hf_model = transformers.T5ForConditionalGeneration(
         transformers.T5Config(**sizes, tie_word_embeddings=False, decoder_start_token_id=0)
     )
-    theirs.save_pretrained("theirs")
+    hf_model.save_pretrained("theirs")
     names = {"emb_dim": 16, "head_dim": 4, "mlp_dim": 24, "num_encoder_layers": 2, "num_decoder_layers": 2, "num_heads": 2}
     flags = [f"--gin.TransformerConfig.{name}={value}" for name, value in names.items()]
     return "theirs", ["--gin_file=models/t5_1_1/tiny.gin", f"--gin.SentencePieceVocabulary.path={pieces}", *flags]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("made", [from_t5x, exhaustive(from_hugging_face)])
-def test_a_published_kind_of_checkpoint_is_fine_tuned_as_with_t5x(made, tmp_path, capsys):
+@pytest.mark.parametrize("write_checkpoint", [from_t5x, exhaustive(from_hugging_face)])
+def test_a_published_kind_of_checkpoint_is_fine_tuned_as_with_t5x(write_checkpoint, tmp_path, capsys):
     """INITIAL_CHECKPOINT_PATH, runs/finetune.gin and a task of the suite; nothing else but where records lie."""
-    path, flags = made(shared_data("t5_vocabulary") / "sentencepiece.model")
+    path, flags = write_checkpoint(shared_data("t5_vocabulary") / "sentencepiece.model")
     cb = shared_data("eval", "superglue", "CB")
     command = [
         "train", *flags, "--gin_file=runs/finetune.gin", "--gin.MIXTURE_OR_TASK_NAME=t5_super_glue_cb",
@@ -597,9 +605,9 @@ def test_a_published_kind_of_checkpoint_is_fine_tuned_as_with_t5x(made, tmp_path
     capsys.readouterr()
     # At this rate nothing is learned: what was fine-tuned is what was loaded.
     assert main(["convert", f"--source={path}", "--to=t5x_lab", "--target=base", *flags]) == 0
-    found, expected = jax.tree.leaves(t5x_lab.load("tuned").params), jax.tree.leaves(t5x_lab.load("base").params)
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-6)
+    result, expected = jax.tree.leaves(t5x_lab.load("tuned").params), jax.tree.leaves(t5x_lab.load("base").params)
+    for first, other in zip(result, expected, strict=True):
+        np.testing.assert_allclose(first, other, atol=1e-6)
 
 
 def test_steps_that_branch_on_tensors_are_read_among_many_tasks_too(tmp_path, monkeypatch):

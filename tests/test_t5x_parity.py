@@ -40,9 +40,9 @@ def our_model(folder, scanned: bool, **changes) -> Model:
     return Model(ModelConfig(network, z_loss=described["z_loss"], loss_normalizing_factor=None))
 
 
-def from_t5x(theirs: dict[str, np.ndarray], model: Model) -> dict:
+def from_t5x(t5x_params: dict[str, np.ndarray], model: Model) -> dict:
     """T5X's parameters under our names: single layers or a layer axis in the middle become our leading layer axis."""
-    ours = {}
+    params = {}
     for name, shape in traverse_util.flatten_dict(model.abstract_params, sep="/").items():
         source = name.replace("encoder/final_norm", "encoder/encoder_norm").replace(
             "decoder/final_norm", "decoder/decoder_norm"
@@ -57,13 +57,13 @@ def from_t5x(theirs: dict[str, np.ndarray], model: Model) -> dict:
             source = source.replace("token_embedder", "decoder/token_embedder")
         stack = source.split("/")[0]
         if "/layers/" not in source:
-            value = theirs[source]
-        elif source.replace("/layers/", "/layers_0/") in theirs:
-            value = np.stack([theirs[source.replace("/layers/", f"/layers_{i}/")] for i in range(shape.shape[0])])
+            value = t5x_params[source]
+        elif source.replace("/layers/", "/layers_0/") in t5x_params:
+            value = np.stack([t5x_params[source.replace("/layers/", f"/layers_{i}/")] for i in range(shape.shape[0])])
         else:
-            value = np.moveaxis(theirs[source.replace("/layers/", f"/{stack}/")], 1, 0)
-        ours[name] = jnp.asarray(value.reshape(shape.shape))
-    return traverse_util.unflatten_dict(ours, sep="/")
+            value = np.moveaxis(t5x_params[source.replace("/layers/", f"/{stack}/")], 1, 0)
+        params[name] = jnp.asarray(value.reshape(shape.shape))
+    return traverse_util.unflatten_dict(params, sep="/")
 
 
 def relative_difference(a, b) -> float:

@@ -34,10 +34,10 @@ def test_seqio_reads_by_name_what_a_run_reads(name):
     architecture = architecture_for(name)
     wished = {"targets": 64} if architecture == "prefix_decoder" else {"inputs": 64}
     config = DataConfig(f"sotu_{name}", wished, 8, ByteVocabulary(), pack=False, eval_steps=1)
-    found = resolve_tasks(config, architecture, 384)
-    (rows,) = eval_batches(found, found.components[0], config)
+    resolved = resolve_tasks(config, architecture, 384)
+    (rows,) = eval_batches(resolved, resolved.components[0], config)
     task = seqio.get_mixture_or_task(f"sotu_{name}")
-    examples = task.get_dataset(found.components[0].lengths, "validation", shuffle=False, seed=0).take(8).as_numpy_iterator()
+    examples = task.get_dataset(resolved.components[0].lengths, "validation", shuffle=False, seed=0).take(8).as_numpy_iterator()
     for row, example in enumerate(examples):
         if architecture == "prefix_decoder":
             expected = {"decoder_target_tokens": np.concatenate([example.get("inputs", []), example["targets"]])}
@@ -99,10 +99,10 @@ def write_glue(folder):
 def test_seqios_evaluator_reads_an_objectives_task():
     """Ours have no metrics of their own; with one, SeqIO's Evaluator gives the model the task's targets, and gets them back."""
     tasks.known_names()
-    ours = seqio.get_mixture_or_task("sotu_span_corruption")
+    actual = seqio.get_mixture_or_task("sotu_span_corruption")
     same = lambda targets, predictions: {"same": float(np.mean([p == t for p, t in zip(predictions, targets, strict=True)]))}
     measured = seqio.Task(
-        "measured", ours.source, output_features=ours.output_features, preprocessors=ours.preprocessors,
+        "measured", actual.source, output_features=actual.output_features, preprocessors=actual.preprocessors,
         metric_fns=[same], postprocess_fn=lambda target, **_: target,
     )  # fmt: skip
     seqio.TaskRegistry.add_provider("measured", measured)
@@ -111,8 +111,8 @@ def test_seqios_evaluator_reads_an_objectives_task():
         options = dict(feature_converter=seqio.EncDecFeatureConverter(pack=False), sequence_length=lengths, num_examples=8)
         evaluator = seqio.Evaluator("measured", eval_split="validation", **options)
         answers = lambda examples: [(i, example["decoder_target_tokens"]) for i, example in examples.as_numpy_iterator()]
-        found, _ = evaluator.evaluate(compute_metrics=True, step=0, predict_fn=answers, score_fn=None)[:2]
-        results = found.result() if hasattr(found, "result") else found
+        result, _ = evaluator.evaluate(compute_metrics=True, step=0, predict_fn=answers, score_fn=None)[:2]
+        results = result.result() if hasattr(result, "result") else result
         assert results["measured"]["same"] == 1.0
     finally:
         seqio.TaskRegistry.remove("measured")
@@ -133,17 +133,17 @@ def test_t5s_own_mixture_is_read_in_the_runs_vocabulary(tmp_path, monkeypatch, c
         config = DataConfig(
             "glue_v002_proportional", {"inputs": 64, "targets": 8}, 64, SentencePieceVocabulary(str(path)), shards=2, pack=False
         )
-        found = resolve_tasks(config, "encoder_decoder", 32128)
-        assert len(found.components) == 11 and len(found.train_components) == 8
-        said = capsys.readouterr().err
-        assert "replaces the vocabulary of glue_ax_v002, glue_cola_v002, glue_mnli_matched_v002 and 8 more" in said
-        assert 'without the split "train" or with rate 0 are skipped: glue_ax_v002' in said
+        resolved = resolve_tasks(config, "encoder_decoder", 32128)
+        assert len(resolved.components) == 11 and len(resolved.train_components) == 8
+        stderr = capsys.readouterr().err
+        assert "replaces the vocabulary of glue_ax_v002, glue_cola_v002, glue_mnli_matched_v002 and 8 more" in stderr
+        assert 'without the split "train" or with rate 0 are skipped: glue_ax_v002' in stderr
         vocabulary = build_vocabulary(config.vocabulary)
-        batches, seen = SeqioBatches(found, config, seed=0), set()
+        batches, prefixes = SeqioBatches(resolved, config, seed=0), set()
         for _ in range(4):
-            seen |= {vocabulary.decode([int(t) for t in row]).split()[0] for row in next(batches)["encoder_input_tokens"]}
-        assert seen >= {"mnli", "qnli", "qqp", "sst2"}
-        assert {part.task.name: part.rate for part in found.train_components}[
+            prefixes |= {vocabulary.decode([int(t) for t in row]).split()[0] for row in next(batches)["encoder_input_tokens"]}
+        assert prefixes >= {"mnli", "qnli", "qqp", "sst2"}
+        assert {part.task.name: part.rate for part in resolved.train_components}[
             "glue_mnli_v002"
         ] == 392_702  # T5's, which are constants
         with pytest.raises(UserError, match='"glue_ax_v002" has no split "train" to train on; it has test'):
@@ -153,9 +153,9 @@ def test_t5s_own_mixture_is_read_in_the_runs_vocabulary(tmp_path, monkeypatch, c
             SeqioBatches(alone, config, seed=0)
         rows = [
             batch
-            for part in found.components
+            for part in resolved.components
             if "validation" in part.task.splits
-            for batch in eval_batches(found, part, config)
+            for batch in eval_batches(resolved, part, config)
         ]
         assert len(rows) == 10 and all(row["encoder_input_tokens"].shape == (64, 64) for row in rows)
 

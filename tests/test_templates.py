@@ -25,21 +25,21 @@ def backwards(template, rows):
 
     def as_pattern(text):
         pattern, end = "", 0
-        for found in FIELD.finditer(text):
-            pattern += re.escape(text[end : found.start()])
-            end = found.end()
-            name = found["field"] or found["label"]
+        for field in FIELD.finditer(text):
+            pattern += re.escape(text[end : field.start()])
+            end = field.end()
+            name = field["field"] or field["label"]
             group = f"(?P={name})" if name in named else f"(?P<{name}>.*?)"
-            pattern += re.escape(found["words"]) if name is None else group
+            pattern += re.escape(field["words"]) if name is None else group
             named.add(name)
         return pattern + re.escape(text[end:])
 
     pattern = re.compile("\0".join(as_pattern(part.strip()) for part in template.jinja.split("|||")), re.DOTALL)
-    labels = {found["label"] for found in FIELD.finditer(template.jinja)} - {None}
+    labels = {match["label"] for match in FIELD.finditer(template.jinja)} - {None}
     records = []
     for inputs, targets in rows:
-        found = pattern.fullmatch(f"{inputs}\0{targets}")
-        fields = found.groupdict() if found else {}
+        match = pattern.fullmatch(f"{inputs}\0{targets}")
+        fields = match.groupdict() if match else {}
         fields = {name: text for name, text in fields.items() if name not in labels or text in choices}
         records.append({name: choices.index(text) if name in labels else text for name, text in fields.items()})
     return records
@@ -61,20 +61,30 @@ def test_rendering_equals_promptsources():
     sets = [os.path.relpath(path.parent, folder) for path in sorted(folder.rglob("templates.yaml"))]
     for dataset in sets:
         templates = read_templates([str(folder)], dataset)
-        rows = {t: found for t in templates if (found := rendered_by_promptsource(renderings, t))}
-        records = {t: found for t in rows if (found := backwards(t, rows[t])) is not None}
-        for template, theirs in rows.items():
-            others = [found for t, found in records.items() if t is not template and len(found) == len(theirs)]
-            for number, expected in enumerate(theirs):
-                record = {name: value for found in others for name, value in found[number].items()}
+        rows = {
+            t: renderings_of_template for t in templates if (renderings_of_template := rendered_by_promptsource(renderings, t))
+        }
+        records = {t: renderings_of_template for t in rows if (renderings_of_template := backwards(t, rows[t])) is not None}
+        for template, promptsource_rows in rows.items():
+            others = [
+                renderings_of_template
+                for t, renderings_of_template in records.items()
+                if t is not template and len(renderings_of_template) == len(promptsource_rows)
+            ]
+            for number, expected in enumerate(promptsource_rows):
+                record = {
+                    name: value for renderings_of_template in others for name, value in renderings_of_template[number].items()
+                }
                 if not template._fields <= record.keys() or dataset in ON_NUMBERS:
                     continue
-                ours = template.render(record)
+                actual = template.render(record)
                 compared += 1
                 # White space at a field's ends is lost where it is read backwards.
-                words = [tuple("".join(text.split()) for text in both) for both in ((ours.inputs, ours.targets), expected)]
-                assert words[0] == words[1]
-                differ += (ours.inputs, ours.targets) != expected
+                without_spaces = [
+                    tuple("".join(text.split()) for text in both) for both in ((actual.inputs, actual.targets), expected)
+                ]
+                assert without_spaces[0] == without_spaces[1]
+                differ += (actual.inputs, actual.targets) != expected
     assert compared > 24_000 and differ < compared / 100
 
 
@@ -90,21 +100,21 @@ def test_mrpc_is_rendered_from_its_records():
     for split in ("train", "validation", "test"):
         with gzip.open(shared_data("eval", "becel", "mrpc") / f"{split}.tsv.gz", "rt", newline="") as file:
             records += [{**record, "label": int(record["label"])} for record in csv.DictReader(file, delimiter="\t")]
-    found = 0
+    num_found = 0
     for template in read_templates([str(folder)], "glue/mrpc"):
-        ours = {(made.inputs, made.targets) for record in records if (made := template.render(record))}
-        theirs = rendered_by_promptsource(renderings, template)
-        assert set(theirs) <= ours
-        found += len(theirs)
-    assert found == 1284
+        actual = {(rendering.inputs, rendering.targets) for record in records if (rendering := template.render(record))}
+        expected = rendered_by_promptsource(renderings, template)
+        assert set(expected) <= actual
+        num_found += len(expected)
+    assert num_found == 1284
 
 
 def test_all_of_promptsources_templates_compile():
     folder = shared_data("prompts", "promptsource_templates")
     paths = sorted(folder.rglob("templates.yaml"))
-    found = [t for path in paths for t in read_templates([str(folder)], os.path.relpath(path.parent, folder))]
-    assert (len(paths), len(found)) == (279, 2085)
-    for template in found:
+    results = [t for path in paths for t in read_templates([str(folder)], os.path.relpath(path.parent, folder))]
+    assert (len(paths), len(results)) == (279, 2085)
+    for template in results:
         assert template._template and template._fields is not None
         assert template.answer_choices is None or template._choices
 

@@ -65,9 +65,9 @@ def test_every_mesh_trains_like_one_device(architecture):
 @pytest.mark.parametrize("optimizer", [Lion(RATE), Sgd(RATE, 0.9), Muon(RATE)], ids=["lion", "sgd", "muon"])
 def test_optaxs_optimizers_train_alike_on_a_mesh(optimizer):
     """Their slots are split as the parameters are."""
-    one = run_steps(MeshShape(1, 1, 1), "causal_decoder", optimizer=optimizer)
+    single_device = run_steps(MeshShape(1, 1, 1), "causal_decoder", optimizer=optimizer)
     eight = run_steps(MeshShape(2, 2, 2), "causal_decoder", optimizer=optimizer)
-    np.testing.assert_allclose(eight[0], one[0], rtol=1e-3)
+    np.testing.assert_allclose(eight[0], single_device[0], rtol=1e-3)
     sharded = ShardedModel(ModelConfig(tiny_config("causal_decoder")), MeshShape(2, 2, 2))
     abstract = assemble(sharded, optimizer, batch_size=8, microbatches=1, seed=0).abstract_state
     kernel = abstract.params["decoder"]["layers"]["mlp"]["wi_0"]["kernel"]
@@ -103,7 +103,7 @@ def test_a_mesh_really_splits_parameters_optimizer_and_batch():
 )
 def test_loss_and_gradient_do_not_depend_on_the_number_of_microbatches(factor, mesh):
     # A large epsilon: Adam's own would blow rounding up to a whole step where a gradient is zero.
-    one, four = (
+    undivided, four = (
         run_steps(
             mesh,
             "prefix_decoder",
@@ -113,8 +113,8 @@ def test_loss_and_gradient_do_not_depend_on_the_number_of_microbatches(factor, m
         )
         for n in (1, 4)
     )
-    np.testing.assert_allclose(one[0], four[0], rtol=2e-5)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), one[1].params, four[1].params)
+    np.testing.assert_allclose(undivided[0], four[0], rtol=2e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), undivided[1].params, four[1].params)
 
 
 def zipf_batch(architecture: str, rows: int, length: int) -> dict:
@@ -148,12 +148,12 @@ def test_gradients_in_bfloat16_are_within_a_hundredth_of_those_in_float32(name):
 
     exact = gradients("float32")
     on_mesh, in_parts = {"mesh": MeshShape(2, 4, 1)}, {"microbatches": 4}
-    for how in ({}, on_mesh, in_parts, {**on_mesh, **in_parts}) if name == "encoder_decoder" else ({},):
-        for path, gradient in gradients("bfloat16", **how).items():
+    for options in ({}, on_mesh, in_parts, {**on_mesh, **in_parts}) if name == "encoder_decoder" else ({},):
+        for path, gradient in gradients("bfloat16", **options).items():
             if path.endswith("key/bias"):
                 continue  # it moves all logits of a query alike: the gradient is zero
             error = np.linalg.norm(gradient - exact[path]) / np.linalg.norm(exact[path])
-            assert error < 0.01, f"{path} {how}: {error:.4f}"
+            assert error < 0.01, f"{path} {options}: {error:.4f}"
 
 
 def test_normalisers():
@@ -285,7 +285,7 @@ def test_a_step_that_is_not_finite_keeps_the_last_good_state(period):
 @pytest.mark.parametrize("poisoned", [[3, 4, 7], [3, 4, 5]], ids=["two in a row", "three in a row"])
 def test_bad_steps_are_skipped_up_to_a_number_in_a_row(poisoned):
     recorder = Recorder(skip_bad_steps=True)
-    said, after = [], {}
+    messages, after = [], {}
 
     def step(state, batch):
         number = int(state.step) + 1
@@ -297,10 +297,10 @@ def test_bad_steps_are_skipped_up_to_a_number_in_a_row(poisoned):
 
     if len(poisoned) == 3 and poisoned[-1] == 5:
         with pytest.raises(Diverged, match="step 5 had loss nan .* it is the last of 3 in a row"):
-            recorder.run(8, step=step, bad_steps=2, log=said.append)
+            recorder.run(8, step=step, bad_steps=2, log=messages.append)
         assert recorder.saved[-1][0] == recorder.saved[-1][1] >= 5  # its step is that of its state
     else:
-        state = recorder.run(8, step=step, bad_steps=2, log=said.append)
+        state = recorder.run(8, step=step, bad_steps=2, log=messages.append)
         assert (
             int(state.step) == 8 and np.isfinite([metrics["loss"] for n, metrics in recorder.lines if n not in poisoned]).all()
         )
@@ -311,7 +311,7 @@ def test_bad_steps_are_skipped_up_to_a_number_in_a_row(poisoned):
     np.testing.assert_equal(*slots)
     counts = [[int(x) for x in jax.tree.leaves(after[n][1]) if x.dtype == np.int32] for n in (4, 2)]
     assert counts == [[4], [2]]  # the schedule goes on
-    skipped = [line for line in said if "It is skipped" in line]
+    skipped = [line for line in messages if "It is skipped" in line]
     assert len(skipped) == (3 if poisoned[-1] == 7 else 2)
     assert "bad step 1 of at most 2 in a row" in skipped[0] and "bad step 2 of at most 2 in a row" in skipped[1]
 

@@ -63,9 +63,9 @@ def test_everything_of_ones_own_trains_survives_evaluates_and_compiles():
 
     done = commands.run("eval", "--model_dir=runs/mine", "--json", environment=EIGHT)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)["40"]["eval/files_full_lm"]
+    results = json.loads(done.stdout)["40"]["eval/files_full_lm"]
     last = next(line for line in read_metrics("runs/mine") if line["split"].startswith("eval") and line["step"] == 40)
-    np.testing.assert_allclose([found["loss"], found["confidence"]], [last["loss"], last["confidence"]], rtol=1e-6)
+    np.testing.assert_allclose([results["loss"], results["confidence"]], [last["loss"], last["confidence"]], rtol=1e-6)
     generated = commands.run("generate", "--model_dir=runs/mine", "--prompt=Line", environment=EIGHT)
     assert generated.returncode == 2 and "Convolutions has no prefill and decode" in generated.stderr
 

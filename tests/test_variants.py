@@ -148,8 +148,8 @@ def test_without_positions_an_encoder_does_not_know_the_order():
     for positions, knows in (("none", False), ("relative", True), ("learned", True), ("rotary", True), ("sinusoidal", True)):
         model = tiny_model("encoder", positions=positions)
         params = random_params(model)
-        one, two = (compiled(model.logits)(params, {"encoder_input_tokens": t}) for t in (TOKENS, shuffled))
-        assert np.allclose(one[:, [3, 0, 6, 2, 5, 1, 4]], two, atol=1e-4) != knows
+        first, two = (compiled(model.logits)(params, {"encoder_input_tokens": t}) for t in (TOKENS, shuffled))
+        assert np.allclose(first[:, [3, 0, 6, 2, 5, 1, 4]], two, atol=1e-4) != knows
 
 
 def test_an_encoders_loss_is_on_the_marked_targets():

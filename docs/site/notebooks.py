@@ -54,13 +54,13 @@ def as_markdown(notebook: nbformat.NotebookNode, name: str) -> str:
 
 def _joined(outputs: list[nbformat.NotebookNode]) -> list[nbformat.NotebookNode]:
     """Outputs, where what is printed piece by piece is one."""
-    found: list[nbformat.NotebookNode] = []
+    cells: list[nbformat.NotebookNode] = []
     for output in outputs:
-        if output.output_type == "stream" and found and found[-1].output_type == "stream":
-            found[-1].text += output.text
+        if output.output_type == "stream" and cells and cells[-1].output_type == "stream":
+            cells[-1].text += output.text
         else:
-            found.append(output)
-    return found
+            cells.append(output)
+    return cells
 
 
 def _fenced(source: str) -> str:

@@ -41,10 +41,10 @@ def sheet(url: str) -> Image.Image:
     wide = [screenshot(url, WIDE, 2 * HEIGHT, dark).resize((WIDE // 2, HEIGHT)) for dark in (False, True)]
     views = [*wide, *(screenshot(url, TELEPHONE, HEIGHT, dark) for dark in (False, True))]
     whole = Image.new("RGB", (sum(view.width + GAP for view in views) - GAP, HEIGHT), "gray")
-    left = 0
+    x = 0
     for view in views:
-        whole.paste(view, (left, 0))
-        left += view.width + GAP
+        whole.paste(view, (x, 0))
+        x += view.width + GAP
     return whole.quantize(256, kmeans=2)
 
 

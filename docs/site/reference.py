@@ -29,13 +29,13 @@ LAYERS = [
 
 def pages() -> dict[str, str]:
     """Markdown by path in the site."""
-    found = {
+    page_texts = {
         "reference/commands.md": commands(),
         "reference/gin.md": configurables(),
         "reference/gin_files.md": gin_files(),
         "reference/python.md": python(),
     }
-    return found | {f"reference/python/{layer}.md": layer_page(layer) for layer in LAYERS}
+    return page_texts | {f"reference/python/{layer}.md": layer_page(layer) for layer in LAYERS}
 
 
 # ---- commands
@@ -48,8 +48,8 @@ def commands() -> str:
         module = importlib.import_module(f"t5x_lab.cli.{name}")
         parser = argparse.ArgumentParser(add_help=False)
         module.add_flags(parser)
-        said = " ".join((module.__doc__ or "").split())
-        sections += [f"## t5x_lab {name}", "", f"{purpose[:1].upper()}{purpose[1:]}.", "", said, ""]
+        description = " ".join((module.__doc__ or "").split())
+        sections += [f"## t5x_lab {name}", "", f"{purpose[:1].upper()}{purpose[1:]}.", "", description, ""]
         rows = [_flag(action) for action in parser._actions]
         if rows:
             sections += ["| flag | default | |", "|---|---|---|", *rows, ""]
@@ -74,30 +74,34 @@ def registered() -> dict[str, Callable]:
 
     import t5x_lab.runs.config.configurables  # noqa: F401  (registers them)
 
-    of = {selector: entry.wrapped for selector, entry in _REGISTRY._selector_map.items()}
-    return {selector.rpartition(".")[2]: thing for selector, thing in sorted(of.items()) if selector.startswith("t5x_lab.")}
+    wrapped_objects = {selector: entry.wrapped for selector, entry in _REGISTRY._selector_map.items()}
+    return {
+        selector.rpartition(".")[2]: thing
+        for selector, thing in sorted(wrapped_objects.items())
+        if selector.startswith("t5x_lab.")
+    }
 
 
 def bound() -> dict[str, str]:
     """Returns the bindings of runs/defaults.gin, which is parsed before all other files."""
     text = (PACKAGE_GIN / "runs" / "defaults.gin").read_text()
-    found = dict(re.findall(r"^([\w./]+) *= *(.*)$", text, re.MULTILINE))
-    return {name: re.sub(r'^"([^"\']*)"$', r"'\1'", value) for name, value in found.items()}  # as Python shows texts
+    values = dict(re.findall(r"^([\w./]+) *= *(.*)$", text, re.MULTILINE))
+    return {name: re.sub(r'^"([^"\']*)"$', r"'\1'", value) for name, value in values.items()}  # as Python shows texts
 
 
 def macros() -> dict[str, tuple[str, list[str]]]:
     """Returns, by macro, its default ("" = none) and the parameters that it sets."""
-    found: dict[str, tuple[str, list[str]]] = {}
+    definitions: dict[str, tuple[str, list[str]]] = {}
     for name, thing in registered().items():
         for field in dataclasses.fields(thing) if dataclasses.is_dataclass(thing) else ():
             if macro := field.metadata.get("macro"):
-                found.setdefault(macro, (_default_of(field), []))[1].append(f"{name}.{field.name}")
+                definitions.setdefault(macro, (_default_of(field), []))[1].append(f"{name}.{field.name}")
     for name, value in bound().items():
         if "." not in name:
-            found[name] = (value, found.get(name, ("", []))[1])
+            definitions[name] = (value, definitions.get(name, ("", []))[1])
         if value.startswith("%"):
-            found.setdefault(value[1:], ("", []))[1].append(name)
-    return dict(sorted(found.items()))
+            definitions.setdefault(value[1:], ("", []))[1].append(name)
+    return dict(sorted(definitions.items()))
 
 
 def configurables() -> str:
@@ -138,14 +142,14 @@ def _summary(thing: Callable) -> str:
 
 def _parameters(name: str, thing: Callable) -> list[str]:
     rows = []
-    said, values = sentences(thing), bound()
+    descriptions, values = sentences(thing), bound()
     for parameter, default, macro in parameters(thing):
         default = macro or values.get(f"{name}.{parameter}", default).removeprefix("%")
         shown = f"`{default}`" if default else "to be given"
         for scoped, value in values.items():
             if "/" in scoped and scoped.partition("/")[2] == f"{name}.{parameter}":
                 shown += f"; of `{scoped.partition('/')[0]}/{name}` `{value.removeprefix('%')}`"
-        rows.append(f"| `{name}.{parameter}` | {_cell(shown)} | {_cell(said.get(parameter, '').rstrip('.'))}. |")
+        rows.append(f"| `{name}.{parameter}` | {_cell(shown)} | {_cell(descriptions.get(parameter, '').rstrip('.'))}. |")
     return ["| parameter | default, or its macro | |", "|---|---|---|", *rows] if rows else []
 
 
@@ -178,20 +182,23 @@ def _shown(value: object) -> str:
 
 def sentences(thing: Callable) -> dict[str, str]:
     """What docstrings say of each parameter, those of the classes that it is made from first."""
-    found: dict[str, str] = {}
-    for of in reversed(thing.__mro__[:-1]) if isinstance(thing, type) else [thing]:
-        for doc in (of.__doc__, getattr(of, "__init__", None) and of.__init__.__doc__ if isinstance(of, type) else None):
-            found |= _said(inspect.cleandoc(doc or ""))
-    return found
+    descriptions: dict[str, str] = {}
+    for base in reversed(thing.__mro__[:-1]) if isinstance(thing, type) else [thing]:
+        for doc in (
+            base.__doc__,
+            getattr(base, "__init__", None) and base.__init__.__doc__ if isinstance(base, type) else None,
+        ):
+            descriptions |= _parse_sections(inspect.cleandoc(doc or ""))
+    return descriptions
 
 
-def _said(doc: str) -> dict[str, str]:
+def _parse_sections(doc: str) -> dict[str, str]:
     """Of the sections Args and Attributes, the text behind each name; several names may share one."""
-    found: dict[str, str] = {}
+    descriptions: dict[str, str] = {}
     for section in re.findall(r"^(?:Args|Attributes):\n((?:  .*\n?|\n)+)", doc, re.MULTILINE):
         for names, text in re.findall(r"^  ([\w*]+(?:, [\w*]+)*): ((?:.*\n?)(?:   .*\n?)*)", section, re.MULTILINE):
-            found |= dict.fromkeys(names.split(", "), " ".join(text.split()))
-    return found
+            descriptions |= dict.fromkeys(names.split(", "), " ".join(text.split()))
+    return descriptions
 
 
 def gin_files() -> str:
@@ -208,9 +215,9 @@ def gin_files() -> str:
             text = path.read_text()
             comment = re.match(r"(?:#.*\n)+", text)
             first = re.sub(r"\n?# ?", " ", comment.group(0)) if comment else ""
-            said = re.split(r"(?<=[.:]) (?= |[A-Z`])|  ", " ".join(first.split()))[0]
+            summary = re.split(r"(?<=[.:]) (?= |[A-Z`])|  ", " ".join(first.split()))[0]
             shown = ", ".join(f"`{name}`" for name in dict.fromkeys(defined_macros(text)) if name not in ("MODEL",))
-            sections.append(f"| `{path.relative_to(PACKAGE_GIN)}` | {_cell(said)} | {shown} |")
+            sections.append(f"| `{path.relative_to(PACKAGE_GIN)}` | {_cell(summary)} | {shown} |")
         sections.append("")
     return "\n".join(sections)
 
@@ -221,8 +228,8 @@ def gin_files() -> str:
 def modules(layer: str) -> list[str]:
     """The modules of a folder, its own first."""
     package = importlib.import_module(f"t5x_lab.{layer}")
-    found = pkgutil.walk_packages(package.__path__, f"t5x_lab.{layer}.")
-    return [module.name for module in found if not any(part.startswith("_") for part in module.name.split("."))]
+    infos = pkgutil.walk_packages(package.__path__, f"t5x_lab.{layer}.")
+    return [module.name for module in infos if not any(part.startswith("_") for part in module.name.split("."))]
 
 
 def python() -> str:
@@ -250,8 +257,8 @@ def _shown_here(names: list[str]) -> list[str]:
 def protocols() -> list[str]:
     """The full names of what `t5x_lab.protocols` has."""
     module = importlib.import_module("t5x_lab.protocols")
-    found = {name: getattr(module, name) for name in module.__all__}
-    return [f"{getattr(thing, '__module__', '')}.{name}" for name, thing in found.items() if hasattr(thing, "__module__")]
+    objects = {name: getattr(module, name) for name in module.__all__}
+    return [f"{getattr(thing, '__module__', '')}.{name}" for name, thing in objects.items() if hasattr(thing, "__module__")]
 
 
 def layer_page(layer: str) -> str:
@@ -268,4 +275,4 @@ def _first_line(module: str) -> str:
 def _cell(text: str) -> str:
     """Text in a cell of a table, where code needs no escapes."""
     escaped = {"|": "\\|", "<": "&lt;"}
-    return " ".join(re.sub(r"(`[^`]*`)|[|<]", lambda found: found[1] or escaped[found[0]], text).split())
+    return " ".join(re.sub(r"(`[^`]*`)|[|<]", lambda match: match[1] or escaped[match[0]], text).split())
