@@ -1,4 +1,4 @@
-"""What checkpoints cost: time of a step, bandwidth against `cp`, time to resume, memory to convert.
+"""Cost of checkpoints: step time, bandwidth compared with `cp`, time to resume, memory of conversion.
 
     python benchmarks/checkpoints.py [--model=models/t5_1_1/small.gin]
 

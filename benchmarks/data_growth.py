@@ -1,4 +1,4 @@
-"""How the pipeline grows: start-up, memory, bytes of position and examples per CPU-second, by experiment.
+"""Scaling of the input pipeline: start-up time, memory, bytes of saved position and examples per CPU-second.
 
 One quantity grows at a time: documents, files, shards, tasks. Each point is a process of its own, which reports CPU-seconds
 until its batches are built, until the first batch and until a saved position is restored; memory beyond an idle process; bytes

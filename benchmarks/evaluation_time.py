@@ -1,4 +1,4 @@
-"""What an evaluation takes beside its own steps: the first one and later ones, of this tree and perhaps of another.
+"""Overhead of the first and of later evaluations during training, of this checkout and optionally of others.
 
     python benchmarks/evaluation_time.py [--trees=.,/path/to/another/checkout] [--rounds=3]
 

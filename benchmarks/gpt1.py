@@ -112,7 +112,7 @@ WAYS: dict[str, list[str]] = {
 
 
 def records_of(data: pathlib.Path) -> dict[str, dict[str, list[dict]]]:
-    """By data set and split, with the fields that GLUE's have."""
+    """Returns records by data set and split, with GLUE's field names."""
     splits = {
         name: {split: list(labelled(data / "eval" / file, name)) for split, file in zip(("train", "validation"), files)}
         for name, files in FILES.items()

@@ -1,4 +1,4 @@
-"""How many tokens a CPU-second makes for each objective, beside SeqIO's own pipeline with the t5 library's preprocessors.
+"""Tokens per CPU-second of each objective, compared with SeqIO's own pipeline and the t5 library's preprocessors.
 
     python benchmarks/objectives.py [--seconds=4] [--rounds=3] [--rows=128] [--objectives=ul2,full_lm] [--vocabulary=FILE]
 

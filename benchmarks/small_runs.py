@@ -1,4 +1,4 @@
-"""What comparisons of small models on real labelled data have in common: folders, steps, and the text of a vocabulary."""
+"""Shared parts of comparisons of small models on labelled data: folders, steps, and the text of a vocabulary."""
 
 import argparse
 import csv
@@ -33,7 +33,7 @@ def paragraphs(of_each: int | None = None) -> Iterable[str]:
 
 
 def write_texts(path: pathlib.Path, texts: Iterable[str]) -> None:
-    """As `t5x_lab vocab --input` reads them."""
+    """Writes texts in the form that `t5x_lab vocab --input` reads."""
     with open(path, "w") as output:
         output.writelines(json.dumps({"text": text}) + "\n" for text in texts)
 

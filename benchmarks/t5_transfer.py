@@ -92,7 +92,7 @@ LENGTHS = {"glue/cola": 32, "super_glue/copa": 48, "glue/sst2": 64, "glue/stsb":
 
 
 def lengths_of(data_set: str) -> str:
-    """Of inputs, in which nearly all of a data set's fit."""
+    """Returns the input length in tokens that nearly all examples of a data set fit."""
     return f'--gin.TASK_FEATURE_LENGTHS={{"inputs": {LENGTHS.get(data_set, 128)}, "targets": 8}}'
 
 
@@ -101,7 +101,7 @@ def task_of(data_set: str) -> str:
 
 
 def records_of(data: pathlib.Path) -> dict[str, dict[str, list[dict]]]:
-    """By data set and split."""
+    """Returns records by data set and split."""
     records = {}
     for data_set, files in FILES.items():
         records[data_set] = {
@@ -178,7 +178,7 @@ def best_scores(folder: pathlib.Path) -> dict[str, float]:
 
 
 def scores(work: pathlib.Path, seeds: int) -> dict[str, list[dict[str, float]]]:
-    """By way and seed, those of all parts that were measured."""
+    """Returns the scores of all evaluated parts by fine-tuning method and seed."""
     scores_by_way: dict[str, list[dict[str, float]]] = {}
     for way in (*WAYS, "mixture"):
         for seed in range(seeds):

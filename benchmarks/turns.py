@@ -32,6 +32,6 @@ class Worker:
 
 
 def serve(answer: Callable[[str], object]) -> None:
-    """What the process of a `Worker` does."""
+    """Runs the process of a `Worker`."""
     for line in sys.stdin:
         print(answer(line.rstrip("\n")), flush=True)

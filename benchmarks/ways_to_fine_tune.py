@@ -1,4 +1,4 @@
-"""What ways to fine-tune take: memory of T5 1.1 XL on a slice of TPU v4, compiled here, and steps of T5 1.1 small on this CPU.
+"""Cost of fine-tuning methods: compiled memory of T5 1.1 XL on a TPU v4 slice, and steps of T5 1.1 small on this CPU.
 
     pip install libtpu && python benchmarks/ways_to_fine_tune.py [--rounds=5] [--only=memory] [--only=steps]
 

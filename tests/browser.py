@@ -10,7 +10,7 @@ from pictures import CHROMIUM
 
 
 def found_in_browser(url: str, width: int = 1280) -> dict:
-    """What the page's own script leaves as JSON in an element `<pre id="found">`; skips where no browser is installed."""
+    """Returns the JSON that the page's own script leaves in an element `<pre id="found">`; skips where no browser is installed."""
     if not CHROMIUM:
         pytest.skip("Debian's chromium is not installed: pages are not looked at in a browser")
     options = ["--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},900", "--virtual-time-budget=30000"]

@@ -40,7 +40,7 @@ def end_server() -> None:
 
 
 class Done(NamedTuple):
-    """How a command ended."""
+    """Exit status and output of a command."""
 
     returncode: int
     stdout: str
@@ -109,7 +109,7 @@ def run(*argv: str, environment: dict | None = None) -> Done:
 
 
 def call(function, *args):
-    """What a function of a test module returns in another process."""
+    """Returns the value of a test module's function, called in another process."""
     receiver, sender = _server.Pipe(duplex=False)
     process = _server.Process(target=_call, args=(sender, function, args))
     process.start()
@@ -120,7 +120,7 @@ def call(function, *args):
 
 
 def call_two(function, *args) -> list:
-    """What a function of a test module returns in two processes that work as one, of one device each."""
+    """Returns the values of a test module's function in two jointly initialized processes with one device each."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
@@ -167,7 +167,7 @@ def start_two(*argv: str, log: str = "two", devices: int = 1) -> list[Command]:
 
 
 def _run(argv: tuple[str, ...], directory: str, log: str, out: str, environment: dict) -> None:
-    """In the child: becomes the command."""
+    """Runs the command in the child process."""
     os.setsid()
     os.chdir(directory)
     for name, value in environment.items():

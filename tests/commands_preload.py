@@ -1,4 +1,4 @@
-"""What `commands` forks from has imported; see there."""
+"""Modules that the fork server of `commands` imports before it forks."""
 
 import seqio  # noqa: F401
 import t5.data  # noqa: F401

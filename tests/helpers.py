@@ -25,7 +25,7 @@ def exhaustive(*values):
 
 
 def cases(number: int, shrink: bool = True) -> settings:
-    """How many cases a property test draws: the same ones in every run of the tests."""
+    """Sets the number of cases of a property test. Every run of the tests draws the same cases."""
     phases = tuple(Phase) if shrink else (Phase.explicit, Phase.generate)
     return settings(max_examples=number * SCALE, derandomize=SCALE == 1, database=None, deadline=None, phases=phases)
 

@@ -56,7 +56,7 @@ def sentencepiece(path, kind, *, llama, size=500):
 
 @dataclasses.dataclass
 class Imported:
-    """What a test needs of a model."""
+    """Small model of transformers and its tokenizer, from which a checkpoint is made."""
 
     config: Callable[..., Any]  # of transformers, with the vocabulary's sizes and ids
     tokenizer: Callable[[pathlib.Path], Any]  # writes the files, and returns transformers' tokenizer

@@ -19,6 +19,8 @@ VAGUE_NAMES = frozenset(
         "seen taken meant",
     )
 )
+LIBRARY = ("t5x_lab", "tasks")
+TESTS = ("tests", "benchmarks", "docs/site")
 EXCEPTIONS = frozenset({"t5x_lab/papers/gpt1/probes.py:words"})  # gin parameter `Sentiment.words`, which holds words
 
 
@@ -31,7 +33,7 @@ class Finding(NamedTuple):
     text: str
 
 
-def check_language(root: pathlib.Path, folders: tuple[str, ...] = ("t5x_lab", "tasks")) -> tuple[int, list[Finding]]:
+def check_language(root: pathlib.Path, folders: tuple[str, ...] = LIBRARY) -> tuple[int, list[Finding]]:
     """Returns the number of docstrings in Python files, and all findings."""
     num_docstrings, findings = 0, []
     for folder in folders:
@@ -70,14 +72,13 @@ def _bound_names(node: ast.AST) -> Iterator[str]:
 
 def main() -> None:
     root = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else pathlib.Path(__file__).resolve().parent.parent
-    for folders in (("t5x_lab", "tasks"), ("tests", "benchmarks")):
+    for folders in (LIBRARY, TESTS):
         num_docstrings, findings = check_language(root, folders)
         fragments = sum(finding.kind == "docstring" for finding in findings)
         names = len(findings) - fragments
         print(f"{', '.join(folders)}: {fragments} of {num_docstrings} docstrings are fragments, {names} names are vague")
-        if folders[0] == "t5x_lab":
-            for finding in findings:
-                print(f"  {finding.path}:{finding.line}: {finding.kind}: {finding.text}")
+        for finding in findings:
+            print(f"  {finding.path}:{finding.line}: {finding.kind}: {finding.text}")
 
 
 if __name__ == "__main__":

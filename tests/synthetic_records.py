@@ -55,7 +55,7 @@ class Words:
         return " ".join(self.sentence() for _ in range(sentences))
 
     def number(self, least: int, most: int) -> int:
-        """From least to most, both included."""
+        """Returns a random integer from `least` to `most`, inclusive."""
         return self._random.randint(least, most)
 
     def one_of(self, choices):
@@ -114,7 +114,7 @@ def about_plot(r):
 
 
 def turns(r):
-    """What two say to each other."""
+    """Returns the turns of a dialogue of two speakers."""
     first, other = r.word().capitalize(), r.word().capitalize()
     return [f"{who}: {r.sentence()}" for who in [first, other, first, other][: r.number(2, 4)]]
 

@@ -45,7 +45,7 @@ def models(network, **added):
 
 @pytest.mark.parametrize("network", NETWORKS)
 def test_a_base_model_is_what_it_was(network):
-    """With the same seed it has the same parameters under the same names, and gives the same logits."""
+    """The same seed gives the same parameters under the same names, and the same logits."""
     base, model = models(network, lora=Lora(ALL, rank=3), adapter=Adapter(size=5))
     before, params = base.init(jax.random.key(1)), model.init(jax.random.key(1))
     expected, now = flat_names(before), flat_names(params)
@@ -443,7 +443,7 @@ def test_lora_goes_to_and_comes_from_peft(kind, tmp_path):
 
 @pytest.mark.parametrize("policy", ["everything", "boundaries"])
 def test_flops_of_training_are_those_of_the_gradients_that_are_computed(policy):
-    """By the products of T5 1.1: of each with a kernel a third is its gradient, which what is frozen does not have."""
+    """A third of the FLOPs of each matrix product of T5 1.1 is its weight gradient, which frozen kernels do not have."""
     more = ["TRAIN_STEPS = 1", "MODEL_DIR = 'x'", f'TransformerConfig.remat_policy = "{policy}"']
     run = lambda *files, more=more: GinConfig(["models/t5_1_1/tiny.gin", "objectives/span_corruption.gin", *files], more).run()
     S, T = 96, 32

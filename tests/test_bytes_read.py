@@ -39,7 +39,7 @@ CARRY = RestoreCheckpointConfig(carry=("optimizer", "step"))
 
 
 class NoBatches:
-    """Of a run without data."""
+    """Returns the shares for a run without data."""
 
     def save(self, directory):
         return []
@@ -74,7 +74,7 @@ def size(path) -> int:
 
 
 def shares_read(directory: str, mesh: MeshShape) -> dict[str, float]:
-    """What each way of reading reads here, as shares of what it needs; Orbax may have kept some of what it just wrote."""
+    """Returns the bytes that each way of restoring reads, as shares of the bytes it needs. Orbax may cache bytes it just wrote."""
     training, place, shares = make(mesh), find(directory), {}
     sharded, path = training.sharded, absolute_path(directory) / "checkpoints" / "3"
 

@@ -268,7 +268,7 @@ def test_what_was_begun_with_something_else_is_not_gone_on_from(registered, tmp_
 
 
 def test_two_writers_at_the_same_time_make_one_cache(registered, tmp_path):
-    """What one has not begun is nothing to do once the other has completed the cache; nor does it say that files are missing."""
+    """A process has nothing to do for shards that it has not begun once another process has completed the cache."""
     folder, task = str(tmp_path / "caches"), registered("written_twice", (30, 20))
     pieces = [*itertools.chain(*caching.begin(task, folder, BYTES).values())]
     examples = cached(task, folder)

@@ -284,7 +284,7 @@ SMALL = ["VOCABULARY = @ByteVocabulary()", "TransformerConfig.num_decoder_layers
 
 @pytest.mark.parametrize("n, expected", {-1: 0, 0: 2, 1: 14, 6: 74, 12: 146}.items())
 def test_a_number_of_layers_is_transferred_by_the_rules_that_exist(n, expected, tmp_path):
-    """Of the 146 tensors of OpenAI's checkpoint, each layer's counted apart and queries, keys and values as one; the three new
+    """OpenAI's checkpoint has 146 tensors, each layer's counted apart and queries, keys and values as one; the three new
     tokens' rows and the head stay fresh."""
     old = [*SMALL, "TransformerConfig.vocab_size = 384"]
     source = t5x_lab.from_gin(TWELVE, old, seed=1)
@@ -584,7 +584,7 @@ def test_labels_names_and_what_has_none_as_files_have_them(tmp_path):
 
 
 def test_epochs_are_counted_in_records_that_are_read(tmp_path):
-    """With Records.each a line stands for several; what is said counts more."""
+    """A line stands for several records with Records.each. A configured number takes precedence."""
     records = [{"sentence": "a", "label": 0}] * 8
     first_batch(tmp_path, "classify_glue_cola", records)
     files = {"RECORDS": "@Records()", "Records.files": f'{{"train": "{tmp_path}/records.jsonl"}}'}
@@ -603,7 +603,7 @@ def test_epochs_are_counted_in_records_that_are_read(tmp_path):
 
 
 def test_lora_and_a_head_learn_together(tmp_path):
-    """From a checkpoint whose vocabulary has no room for the new tokens; what else there is stays."""
+    """The checkpoint's vocabulary has no room for the new tokens. All other parameters stay."""
     base = t5x_lab.from_gin(TWELVE, ["VOCABULARY = @ByteVocabulary()", "TransformerConfig.vocab_size = 359",
                                      "TransformerConfig.emb_dim = 32", "TransformerConfig.head_dim = 8"])  # fmt: skip
     base.save(str(tmp_path / "base"))
@@ -651,7 +651,7 @@ def test_real_records_are_read(name, tmp_path):
 
 
 def test_flops_of_training_count_sequences_heads_and_what_is_frozen():
-    """Of an example's K sequences; without the vocabulary's product where no language model is trained; LoRA beside a head."""
+    """FLOPs count K sequences, and no logits over the vocabulary without a language modeling loss. LoRA works beside a head."""
     lines = ["HEAD = @ClassificationHead()", 'ClassificationHead.classes = ("a", "b", "c")', "MODEL_DIR = 'x'", "TRAIN_STEPS = 1",
              'MIXTURE_OR_TASK_NAME = "classify_snli"', 'TASK_FEATURE_LENGTHS = {"inputs": 16}', *SMALL,
              "TransformerConfig.vocab_size = 4000"]  # fmt: skip

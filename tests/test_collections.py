@@ -42,7 +42,7 @@ def prompts(records):
 
 @pytest.fixture
 def own(records):
-    """With t5x_lab's own templates alone."""
+    """Prompts with t5x_lab's own templates alone."""
     return Prompts(records=records)
 
 
@@ -128,7 +128,7 @@ def names_of(entry):
 
 
 def test_no_held_out_data_set_reaches_a_training_mixture(prompts, own):
-    """By any of its names: "rte" of GLUE is that of SuperGLUE. WNLI and WSC, and the three over ParaCrawl, are FLAN's own choice."""
+    """Equal data sets share clusters: "rte" of GLUE is that of SuperGLUE. FLAN itself chose WNLI and WSC, and the three over ParaCrawl."""
     by_slug = {entry.slug: entry for entry in DATA_SETS.values()}
     shared = {"para_crawl/enda"}
     evaluated = set().union(*(names_of(entry) for entry in T0_EVAL))
@@ -184,7 +184,7 @@ def test_promptsources_templates_render_synthetic_records(prompts):
 
 
 def test_multi_news_articles_are_told_apart(prompts):
-    """What promptsource puts for a separator in a record is what its templates look for."""
+    """Promptsource replaces separators in records with those that its templates look for."""
     template = next(t for t in read_templates(prompts.templates, "multi_news") if t.name == "distill")
     rendered = template.render({"document": "One. ||||| Two.", "summary": "– Both."})
     assert rendered.inputs.count("Article:") == 2 and "|||" not in rendered.inputs
@@ -422,7 +422,7 @@ def test_a_member_at_a_rate_keeps_the_shares_of_its_own(prompts):
 
 
 def test_every_way_to_go_on_without_can_be_gone(prompts):
-    """Of T0's, FLAN's and the user's collections, in other forms, behind exemplars, and of members' members."""
+    """Covers T0's, FLAN's and the user's collections, other forms, exemplars, and members of members."""
     own_collections = {
         "t0_mine": Collection(("glue/mrpc", "quail")),
         "deep": Collection(("t0_mine", "flan_3_clusters", "imdb")),

@@ -90,7 +90,7 @@ ENCODER_DECODER = (
     ids=["decoder", "encoder_decoder with dropout"],
 )
 def test_every_gradient_crosses_slices_once_a_step_however_many_microbatches(bindings):
-    """In float32, each device its share; and nothing else does."""
+    """Gradients cross slices in float32, each device its share. No other large arrays cross slices."""
     sent = []
     for microbatches in (1, 2, 4):
         run = tiny_run("BATCH_SIZE = 64", f"MICROBATCHES = {microbatches}", *bindings)

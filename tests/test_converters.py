@@ -132,7 +132,7 @@ def test_weights_of_losses_may_be_fractions(tasks, name, weights):
 
 @pytest.mark.exhaustive
 def test_what_is_told_is_trained_for_every_objective():
-    """With each architecture that it is made for; `replace_spans_…` and `span_corruption_…` differ in numbers alone."""
+    """Tests each objective with each of its architectures. `replace_spans_…` and `span_corruption_…` differ in numbers alone."""
     names = [name for name in OBJECTIVES if not name.startswith(("replace_spans_", "span_corruption_"))]
     for number, name in enumerate(names):
         objective = OBJECTIVES[name]
@@ -150,7 +150,7 @@ OBJECTIVE_FILES = sorted(str(path.relative_to(PACKAGE_GIN)) for path in PACKAGE_
 @pytest.mark.slow
 @pytest.mark.parametrize("file", [*OBJECTIVE_FILES, "recipes/demo.gin"])
 def test_what_is_told_is_trained_for_every_gin_file(file):
-    """Of its own lengths and objective, on a small text, with a model that it is made for."""
+    """Uses the gin file's own lengths and objective on a small text, with a model that it supports."""
     bindings = ["VOCABULARY = @ByteVocabulary()", "BATCH_SIZE = 2", "DATA_SHARDS = 1", "MODEL_DIR = 'run'"]
     models = [] if file.startswith("recipes") else ["decoder", "t5_1_1", "encoder"]
     for model in models or [None]:
@@ -301,7 +301,7 @@ def test_a_converter_a_network_and_a_loss_of_ones_own_share_a_feature(tasks, tmp
 
 @pytest.mark.slow
 def test_a_converter_of_seqios_is_bound_from_gin(tasks, tmp_path, monkeypatch):
-    """By gin's dynamic registration; with another start id it trains otherwise."""
+    """The converter is registered by gin's dynamic registration. Another start id changes the losses."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.gin").write_text(
         "from __gin__ import dynamic_registration\nimport seqio\nDataConfig.converter = @seqio.EncDecFeatureConverter()\n"

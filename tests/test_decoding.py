@@ -198,7 +198,7 @@ def made_up_texts(number, seed=0, least=1):
 
 
 def begun(sharded, prompts):
-    """As `Inference` takes them: a decoder's begin with its start token."""
+    """Returns prompts in the form that `Inference` takes. A decoder's begin with its start token."""
     return [[0, *prompt] if not has_encoder(sharded.model.config.network) else prompt for prompt in prompts]
 
 
@@ -235,7 +235,7 @@ def test_a_function_on_logits_decides_what_may_be_written():
 @pytest.mark.slow
 @pytest.mark.parametrize("config", [SamplingConfig(), SamplingConfig(1.0)], ids=["greedy", "sampled"])
 def test_a_forced_beginning_is_gone_on_from(config):
-    """In a decoder behind an encoder; of a decoder it is a part of the prompt."""
+    """Tests an encoder-decoder. In a decoder the prefix is a part of the prompt."""
     sharded, params, model = sharp_model("encoder_decoder")
     prompts, limits = made_up_texts(6)
     options = dict(limits=limits, eos_id=EOS, sampling=config, batch_size=4, beginning=[7, 11])
@@ -283,7 +283,7 @@ def test_refilled_rows_write_what_each_text_alone_would(name, config):
 
 
 def test_rows_are_refilled_as_they_finish_and_stopped_texts_too():
-    """With texts of very unequal lengths, refilling takes far fewer steps than batches that wait for their longest."""
+    """Refilling takes far fewer steps than batches that wait for their longest text if lengths are very unequal."""
     steps = []
 
     class CountingPrograms:

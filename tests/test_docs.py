@@ -1,4 +1,4 @@
-"""What the documentation tells a reader to type can be typed."""
+"""Commands, gin bindings and Python of the documentation are accepted."""
 
 import argparse
 import importlib
@@ -67,7 +67,7 @@ def bind_all(page: str) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("page", OWN, ids=lambda page: page.name)
 def test_every_page_on_objects_of_ones_own_binds_what_it_shows(page):
-    """In a process of its own, for gin knows each name once."""
+    """Runs in a separate process because gin registers each name once."""
     assert commands.call(bind_all, str(page))
 
 

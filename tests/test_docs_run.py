@@ -111,7 +111,7 @@ def write_data(folder: pathlib.Path) -> None:
 
 
 def write_own(folder: pathlib.Path) -> None:
-    """What the reader has written: a module of tasks, and gin files."""
+    """Writes the files of a reader: a module of tasks and gin files."""
     mixture = 'seqio.MixtureRegistry.add("my_mixture", [("my_text", 1.0)])'
     steps = "seqio.CacheDatasetPlaceholder(), seqio.preprocessors.tokenize"
     tasks = documented("your_own.md", "shift_noise").replace("seqio.preprocessors.tokenize", steps)

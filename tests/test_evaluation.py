@@ -123,7 +123,7 @@ def test_training_and_eval_measure_the_tasks_own_metrics(inside, capsys):
 
 @pytest.mark.slow
 def test_fine_tuning_measures_the_tasks_metrics_on_whole_inputs(inside, tmp_path, capsys):
-    """As T5X does: TASK_FEATURE_LENGTHS cuts training's inputs alone."""
+    """TASK_FEATURE_LENGTHS truncates the inputs of training alone, as in T5X."""
     short = '--gin.TASK_FEATURE_LENGTHS={"inputs": 9, "targets": 8}'
     command = [
         "train", "--gin_file=run/config.gin", "--gin_file=runs/finetune.gin", "--gin.INITIAL_CHECKPOINT_PATH=run", short,

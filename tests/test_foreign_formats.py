@@ -328,7 +328,7 @@ def test_safetensors_files_are_the_librarys(tmp_path):
 
 
 def test_writing_needs_memory_for_one_tensor(tmp_path):
-    """Of twenty tensors two are alive at once: the one that is written, and the next one while it is read."""
+    """Two of twenty tensors are in memory at once: the one being written, and the next one being read."""
     alive: list[int] = []
 
     class Counted(np.ndarray):

@@ -161,7 +161,7 @@ def test_every_optimizer_file_binds_an_optimizer(file):
 
 
 def test_an_optimizer_and_a_schedule_of_ones_own():
-    """Those of docs/your_own.md."""
+    """Tests the optimizer and the schedule of docs/your_own.md."""
     pathlib.Path("my_optimizer.py").write_text(documented("own/optimizer.md", "sign_sgd"))
     pathlib.Path("mine.gin").write_text(documented("own/optimizer.md", "import my_optimizer"))
     config = GinConfig([*FILES, "mine.gin"], [*NEEDED, "halving.first = 0.25", "halving.every = 2"])

@@ -38,7 +38,7 @@ def test_the_learning_rate_is_the_papers(recipe):
 
 
 def test_matrices_decay_and_nothing_else(recipe):
-    """Of 146 tensors those of rank 2 and more, by a step whose gradient is zero; layers are stacked here, and counted apart."""
+    """Weight decay applies to tensors of rank 2 and more, seen in a step whose gradient is zero. Stacked layers count apart."""
     abstract, axes = (getattr(Model(recipe.model), name) for name in ("abstract_params", "axes"))
     params = jax.tree.map(lambda x: jnp.ones((1,) * x.ndim), abstract)
     optimizer = recipe.optimizer.make(axes)

@@ -43,7 +43,7 @@ def imported(request, tmp_path_factory):
 
 
 def greedy(hf_model, tokenizer, prompt: str, length: int, most: int = 10_000) -> list[int]:
-    """What transformers writes after the last `most` tokens of a prompt, up to its end token."""
+    """Returns the tokens that transformers generates after the last `most` tokens of a prompt, up to its end token."""
     ids = torch.tensor([tokenizer(prompt).input_ids[-most:]])
     with torch.no_grad():
         written = hf_model.generate(
@@ -54,7 +54,7 @@ def greedy(hf_model, tokenizer, prompt: str, length: int, most: int = 10_000) ->
 
 
 def log_probability(hf_model, tokenizer, prompt: str, target: str) -> float:
-    """Of the target's tokens, which follow the tokens of the prompt."""
+    """Returns the log probability of the target's tokens after the prompt's tokens."""
     before, after = tokenizer(prompt).input_ids, tokenizer(target, add_special_tokens=False).input_ids
     with torch.no_grad():
         if hf_model.config.is_encoder_decoder:
@@ -265,7 +265,7 @@ def test_special_tokens_of_a_directory_without_a_tokenizer(tmp_path):
 
 
 def test_an_exported_decoders_special_tokens_are_pieces_of_its_model(tmp_path):
-    """Of a SentencePiece model with names and ids of its own, and without a piece for padding."""
+    """Tests a SentencePiece model with special names and ids, and without a padding piece."""
     import sentencepiece
     import transformers
 

@@ -29,7 +29,7 @@ MERGED = [name for name, o in OBJECTIVES.items() if isinstance(o, Denoising) and
 
 
 def examples_of(objective, lengths, documents, architecture="encoder_decoder", seed=7, vocabulary=VOCABULARY):
-    """What an objective makes of token lists, before it is put into rows."""
+    """Returns an objective's examples of token lists, before packing."""
     lengths = objective.complete(lengths, architecture, 100)
     features = {f: seqio.Feature(vocabulary, add_eos=f in objective.features_with_eos) for f in objective.features}
     return _run(objective.preprocessors(), lengths, features, documents, seed)

@@ -86,7 +86,7 @@ class Kept:
 
 
 class ARun(NamedTuple):
-    """What a `Recorder` asks of a run's configuration."""
+    """Run configuration with the fields that a `Recorder` reads."""
 
     model_dir: str
     eval_period: int = 1000

@@ -140,7 +140,7 @@ def test_biases_do_not_decay_however_many_axes_they_have(network, kind):
 
 @pytest.mark.parametrize("kind", [AdamW, Adafactor, Lion, Muon, Sgd])
 def test_rates_are_told_of_the_optimizers_own_step(kind):
-    """Which is not the run's where the optimizer was carried over from another one."""
+    """The optimizer's step differs from the run's if its state comes from another run."""
     rate = LinearDecay(1.0, 100)
     params, axes = {"a": jnp.ones((3, 4)), "b": jnp.ones((3,))}, {"a": ("embed", "mlp"), "b": ("embed",)}
     groups = Groups((("a", kind(rate)), ("b", kind(LinearDecay(2.0, 100)))))

@@ -1,4 +1,4 @@
-"""What a user adds to training: groups of parameters, losses, hooks."""
+"""Users' own parameter groups, losses and hooks."""
 
 import pathlib
 import struct

@@ -16,7 +16,7 @@ from t5x_lab.runs.train.ownership import owned
 
 
 def elsewhere(beat: int, process: int = 7) -> str:
-    """What a process on another machine writes."""
+    """Returns the owner file of a process on another machine."""
     return json.dumps({"id": "x", "host": "far", "process": process, "place": "moon", "started": "1", "beat": beat})
 
 

@@ -100,7 +100,7 @@ def test_flops_of_an_encoder_decoder_are_a_decoders_at_twice_the_parameters():
 
 
 def test_flops_of_matrix_products_are_six_times_parameters_times_tokens():
-    """Where every parameter but the embedding table is multiplied once per token, and the length is too short to matter."""
+    """Every parameter but the embedding table is multiplied once per token, and the length is too short to matter."""
     for name in ("lstm", "rotary_decoder"):
         model = Model(GinConfig([f"models/{name}/base.gin"]).model())
         c = model.config.network

@@ -1,4 +1,4 @@
-"""What models know before they are fine-tuned: probes against a computation from logits."""
+"""Probes of models before fine-tuning, compared with a computation from logits."""
 
 import gzip
 import json
@@ -39,12 +39,12 @@ def run_probe(probe, records, tmp_path, number=None, architecture="decoder"):
 
 
 def _louder(tree):
-    """Of a size at which texts differ."""
+    """Returns a model of a size at which texts differ."""
     return {name: _louder(x) if isinstance(x, dict) else 3.0 * x for name, x in tree.items()}
 
 
 def log_probs(run, text):
-    """Of the bytes of a text, behind the start token; from the model's logits alone."""
+    """Returns the log probabilities of a text's bytes after the start token, computed from the model's logits alone."""
     ids = [byte + 3 for byte in text.encode()]
     logits = run.logits(decoder_input_tokens=np.array([[0, *ids[:-1]]]))[0].astype(np.float64)
     logits -= logits.max(-1, keepdims=True)

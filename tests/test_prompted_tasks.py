@@ -243,7 +243,7 @@ templates:
 
 @pytest.mark.parametrize("many", [False, True])
 def test_a_template_with_little_to_say_is_read_by_all_shards(many, tmp_path, monkeypatch):
-    """Of 300 records it renders every fourth: three of four parts would have none."""
+    """The template renders every fourth of 300 records, so three of four shards would be empty."""
     if many:
         set_max_separate_tasks(monkeypatch, 0)
     records = [{"text": f"thing {n}", "label": 0 if n % 4 else 7} for n in range(300)]

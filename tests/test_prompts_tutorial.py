@@ -23,7 +23,7 @@ SMALL = [
 
 
 def test_a_data_set_of_ones_own_beside_t0s():
-    """In place of the hub, records in files; in place of a small model, a tiny one."""
+    """Replaces the hub by records in files and the small model by a tiny one."""
     folder = pathlib.Path("records")
     for entry in T0_TRAIN:
         (folder / entry.name).mkdir(parents=True)

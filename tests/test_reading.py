@@ -140,7 +140,7 @@ def test_storage_that_fails_for_one_shard_does_not_split_a_text_in_two_ways(tmp_
     ids=str,
 )
 def test_every_document_is_drawn_alike(sizes, shards, tmp_path):
-    """Of whole epochs each document comes once an epoch; of shards that do not divide the documents, once on average."""
+    """Each document comes once per epoch, or once on average if shards do not divide the documents."""
     with registered(unequal=numbered("unequal", tmp_path, sizes)):
         documents, drawn = sum(sizes), read("unequal", shards, 3_136, 16).ravel()
         counts = np.bincount(drawn, minlength=documents + 1)[1:]
@@ -367,7 +367,7 @@ def interrupted(config, architecture, folder, processes, batches):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["plain", "ahead"])
 def test_an_epoch_with_interruptions_meets_each_example_once(name, tmp_path):
-    """From a source, or from SeqIO's cache; files uneven, and other numbers of processes after each interruption."""
+    """Reads from a source or from SeqIO's cache. Files are uneven, and the number of processes changes after each interruption."""
     sizes = (5, 40, 19, 64)
     plain = numbered("plain", tmp_path, sizes)
     steps = [number_of_line, seqio.CacheDatasetPlaceholder(required=True), lambda dataset: dataset]
@@ -427,7 +427,7 @@ def breaks_at_7(dataset):
 @pytest.mark.slow
 @pytest.mark.parametrize("others", [0, 1, 17])
 def test_the_record_that_breaks_a_task_is_named(others, tmp_path):
-    """Of one task, a mixture, and a mixture whose tasks share a graph."""
+    """Tests one task, a mixture, and a mixture whose tasks share a graph."""
     source = numbered("broken", tmp_path, (4, 5)).source
     tasks = {f"whole_{n}": numbered(f"whole_{n}", tmp_path, (5,), first=100) for n in range(others)}
     tasks["broken"] = seqio.Task("broken", source, output_features=FEATURES, preprocessors=[number_of_line, breaks_at_7])

@@ -202,7 +202,7 @@ def tags(page: str) -> list[tuple[str, dict]]:
 
 
 def text_of(page: str) -> str:
-    """What a reader reads."""
+    """Returns the visible text of a page."""
     return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", re.sub(r"<(script|style)>.*?</\1>", "", page, flags=re.DOTALL)))
 
 
@@ -270,7 +270,7 @@ def test_runs_in_every_state_have_a_page(state):
 
 
 def test_a_run_is_diverged_where_training_ends_for_it():
-    """By the loss or the gradient, of more steps in a row than BAD_STEPS allows."""
+    """The loss or gradient is not finite for more consecutive steps than BAD_STEPS allows."""
     bad = {"loss": None, "grad_norm": None}
     for name, lines, config, state in (
         ("gradient", [step_line(1), step_line(2, grad_norm=None)], "BAD_STEPS = 0\n", "diverged"),
@@ -363,7 +363,7 @@ def test_several_runs_are_laid_over_each_other(capsys):
 
 
 def test_axes_count_from_where_a_run_began():
-    """Of a run that went on from step 1,000 of another: its own tokens and FLOPs; an evaluation before it is at 0."""
+    """A run that continues from step 1,000 of another counts its own tokens and FLOPs. An evaluation before it is at 0."""
     lines = [{**step_line(step), "step": 1000 + step, "spread": step / 10} for step in range(1, 41)]
     make_run(
         "run",
@@ -528,7 +528,7 @@ def test_whatever_runs_hold_they_have_a_page(runs):
 
 
 def test_evaluations_of_every_task_and_step_are_found():
-    """In metrics.jsonl what files lack; a task that is evaluated seldom has its last results, with their step."""
+    """The report takes results from metrics.jsonl if files lack them. A seldom evaluated task shows its last results and their step."""
     lines = [step_line(step) for step in range(1, 41)]
     many = [{"step": step, "split": "eval/a", "loss": 1.0 * step} for step in range(1, 41)]
     make_run("run", [*lines, *many, {"step": 3, "split": "eval/seldom", "loss": 7.5}], facts=FACTS)

@@ -74,7 +74,7 @@ def test_what_nobody_takes_is_refused_where_there_are_no_rules(tmp_path):
 
 
 def load(place, network, mesh=MeshShape(1, 1, 1), fresh_seed=2, **rules):
-    """What a new model begins with, and its fresh parameters."""
+    """Returns the restored parameters of a new model and the fresh parameters."""
     sharded = ShardedModel(ModelConfig(network), mesh, jax.devices()[: mesh.data * mesh.fsdp * mesh.tensor])
     fresh = random_params(sharded.model, fresh_seed)
     put = lambda: jax.device_put(fresh, sharded.param_shardings)
@@ -194,7 +194,7 @@ def test_mistakes_in_rules_are_sentences(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adafactor", "adamw"])
 def test_optimizer_and_step_go_over_where_it_is_asked_for(optimizer, tmp_path):
-    """With both, the next step is the one that the source would have made, from a causal to a prefix decoder too."""
+    """The next step equals the source's next step if both are restored, from a causal to a prefix decoder too."""
     training, batches = make(optimizer=optimizer), synthetic()
     state, _ = advance(training, training.init_state(training.sharded.init_params(0)), batches, 3)
     checkpoints = Checkpoints(tmp_path)

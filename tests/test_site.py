@@ -40,7 +40,7 @@ def site(tmp_path_factory) -> pathlib.Path:
 
 
 class Page(html.parser.HTMLParser):
-    """What a page's tags say.
+    """Ids, links and tags of an HTML page.
 
     Attributes:
       ids: that a link may lead to.
@@ -96,7 +96,7 @@ def test_no_link_is_dead(site, pages):
 
 
 def test_what_is_written_as_name_is_no_tag(site, pages):
-    """In docstrings and pages: evals/<name>/<step>.json."""
+    """Docstrings and pages contain evals/<name>/<step>.json."""
     placeholders = {
         "name",
         "step",

@@ -122,7 +122,7 @@ def run_python(code: str) -> subprocess.CompletedProcess:
 
 @pytest.mark.slow
 def test_the_core_trains_where_tensorflow_cannot_be_imported():
-    """In a process where these packages raise: import everything above the line, train, save, restore, generate."""
+    """Imports the core, trains, saves, restores and generates in a process in which these packages raise when imported."""
     modules = [
         ".".join(path.relative_to(ROOT).with_suffix("").parts)
         for layer in WITHOUT_TENSORFLOW

@@ -115,7 +115,7 @@ def task_of(name: str, prompts: Prompts = Prompts()) -> seqio.Task:
 
 
 def t5s_task(name: str, dataset: tf.data.Dataset, splits) -> seqio.Task:
-    """What the `t5` library registers, on these records and in bytes."""
+    """Returns the task that the `t5` library registers, with these records and a byte vocabulary."""
     import t5.data.tasks  # noqa: F401
 
     task = seqio.TaskRegistry.get(T5S[name])
@@ -175,7 +175,7 @@ def test_words_are_the_t5_librarys_of_records_in_tensorflow_datasets_and_in_file
 
 
 def test_the_t5_librarys_names_stand_for_the_same(tmp_path):
-    """Where it has not been imported; here it has, so that its own are what they name."""
+    """The names resolve to the `t5` library's own tasks if it is imported, as it is in this test."""
     assert mixtures
     t5_names = set(T5S.values()) | {"glue_v002_proportional", "glue_mnli_and_dev_v002", "wsc_dpr_simple_proportional"}
     assert {t5_suite._normalize_name(name) for name in T5S.values()} == set(SUITE)
@@ -363,7 +363,7 @@ def test_a_mixture_of_which_only_some_splits_are_given_is_read_as_far_as_they_go
 
 
 def test_tasks_of_one_data_set_have_each_their_own_splits(tmp_path):
-    """By one rule for all data sets, in whatever order they are asked for, also by templates."""
+    """One rule applies to all data sets, in any order, and to templates too."""
     for split in ("train", "validation", "test"):
         (tmp_path / f"{split}.jsonl").write_text(json.dumps(made_up("t5_super_glue_wsc_simple_eval", 1)[0]) + "\n")
     for names in (
@@ -611,7 +611,7 @@ def test_a_published_kind_of_checkpoint_is_fine_tuned_as_with_t5x(write_checkpoi
 
 
 def test_steps_that_branch_on_tensors_are_read_among_many_tasks_too(tmp_path, monkeypatch):
-    """As those of WSC do, which TensorFlow converts; more than 16 tasks are read within one function."""
+    """Tasks such as WSC have functions that TensorFlow converts. More than 16 tasks are read within one function."""
     set_max_separate_tasks(monkeypatch, 1)
     prompts = Prompts(
         data_sets={

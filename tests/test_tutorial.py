@@ -31,7 +31,7 @@ def start(*more: str, command="train", **options) -> commands.Command:
 
 
 def numbers(model_dir: str) -> dict:
-    """What of the metrics does not depend on the clock."""
+    """Returns the metrics that do not depend on the clock."""
     keep = ("loss", "confidence", "grad_norm", "learning_rate", "embedding_spread", "tokens_processed")
     return {(line["step"], line["split"]): [line.get(name) for name in keep] for line in read_metrics(model_dir)}
 

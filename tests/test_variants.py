@@ -196,7 +196,7 @@ def test_contradictions_are_sentences(name, changes, says):
 
 @pytest.mark.parametrize("name, norm", [("prefix_decoder", rms_norm), ("gpt1", layer_norm)])
 def test_norms_of_tiny_numbers_know_their_epsilon(name, norm):
-    """Where the variance is of epsilon's size, as in float64."""
+    """The variance is as small as epsilon, where only float64 is exact."""
     config = tiny_config(name, norm_epsilon=1e-5)
     x = np.random.default_rng(0).normal(0, 3e-3, (2, 5, 16)).astype(np.float32)
     module = make_norm(config)

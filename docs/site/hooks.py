@@ -1,4 +1,4 @@
-"""What the site is made of beside docs/*.md: its start page, which is the README, notebooks that are run, and the reference.
+"""Pages of the site beside docs/*.md: the README as start page, executed notebooks, and the reference.
 
 With SITE_WITHOUT_OUTPUTS=1 notebooks are not run.
 """

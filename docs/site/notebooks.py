@@ -85,5 +85,5 @@ def _output(output: nbformat.NotebookNode) -> str:
 
 
 def _is_noise(line: str) -> bool:
-    """What libraries tell on standard error of machines without accelerators."""
+    """Returns whether a line is a message of a library about missing accelerators."""
     return line.startswith(NOISE) or bool(re.match(r"[IWE]\d{4} |\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: ", line))

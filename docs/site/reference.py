@@ -135,7 +135,7 @@ def _anchor(name: str) -> str:
 
 
 def _summary(thing: Callable) -> str:
-    """What a docstring says before its sections."""
+    """Returns the text of a docstring before its sections."""
     text = re.split(r"\n\s*(?:Args|Attributes|Returns|Raises|Yields):\n", inspect.getdoc(thing) or "")[0]
     return text.strip()
 
@@ -181,7 +181,7 @@ def _shown(value: object) -> str:
 
 
 def sentences(thing: Callable) -> dict[str, str]:
-    """What docstrings say of each parameter, those of the classes that it is made from first."""
+    """Returns the description of each parameter. Docstrings of base classes are read first and overridden."""
     descriptions: dict[str, str] = {}
     for base in reversed(thing.__mro__[:-1]) if isinstance(thing, type) else [thing]:
         for doc in (
@@ -193,7 +193,7 @@ def sentences(thing: Callable) -> dict[str, str]:
 
 
 def _parse_sections(doc: str) -> dict[str, str]:
-    """Of the sections Args and Attributes, the text behind each name; several names may share one."""
+    """Returns the descriptions in the sections Args and Attributes. Several names may share one."""
     descriptions: dict[str, str] = {}
     for section in re.findall(r"^(?:Args|Attributes):\n((?:  .*\n?|\n)+)", doc, re.MULTILINE):
         for names, text in re.findall(r"^  ([\w*]+(?:, [\w*]+)*): ((?:.*\n?)(?:   .*\n?)*)", section, re.MULTILINE):
@@ -233,7 +233,7 @@ def modules(layer: str) -> list[str]:
 
 
 def python() -> str:
-    """What one calls first; the pages of all layers follow."""
+    """Returns the page of the main functions, which links to the pages of all layers."""
     called = ["t5x_lab.runs.model.load.load", "t5x_lab.runs.model.load.from_gin", "t5x_lab.runs.model.run.Run"]
     links = [f"* [`t5x_lab.{layer}`](python/{layer}.md): {_first_line(f't5x_lab.{layer}')}" for layer in LAYERS]
     lines = [
@@ -249,7 +249,7 @@ def python() -> str:
 
 
 def _shown_here(names: list[str]) -> list[str]:
-    """What is said of these objects; links to them lead to the pages of their layers all the same."""
+    """Returns the entries of these objects. Links to them lead to the pages of their layers."""
     options = ["    options:", "      skip_local_inventory: true", "      heading_level: 3", ""]
     return [line for name in names for line in (f"::: {name}", *options)]
 
