@@ -67,7 +67,7 @@ EVAL_PERIOD = {period}
 CHECKPOINT_PERIOD = 1000000
 MetricsEvaluation.num_examples = 400
 MetricsEvaluation.batch_size = 100
-MetricsEvaluation.cut_inputs = "right"
+MetricsEvaluation.truncate_inputs = "right"
 LearningRate.base_learning_rate = {rate}
 """
 WAYS = {

@@ -280,7 +280,7 @@ def test_two_writers_at_the_same_time_make_one_cache(registered, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "made, says",
+    "make_task, says",
     [
         (lambda line: {"image": tf.zeros([2], tf.uint8)}, '"image" of type uint8. Caches support bool, float32, int32, int64, string'),
         (lambda line: {"table": tf.zeros([1, tf.strings.length(line)])}, 'Only the first size may be unknown'),

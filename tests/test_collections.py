@@ -468,4 +468,4 @@ def test_recipes_are_the_papers_for_every_architecture(model, recipe, rows, rate
     assert run.data.batch_size == rows and run.data.pack and run.data.task_feature_lengths == {"inputs": 1_024, "targets": 256}
     assert run.model.network.dropout_rate == 0.1 and run.data.prompts.input_eos == input_eos
     assert all(float(run.optimizer.learning_rate(step)) == pytest.approx(rate) for step in (0, 10_000, 141_000))
-    assert [evaluation.task for evaluation in run.evals] == [evaluated] and run.evals[0].cut_inputs == "right"
+    assert [evaluation.task for evaluation in run.evals] == [evaluated] and run.evals[0].truncate_inputs == "right"

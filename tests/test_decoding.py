@@ -167,13 +167,13 @@ def test_impossible_beams_are_sentences():
 # Texts of any number and length through `Inference`, against one uncached pass a token.
 
 
-def slow_text(model, params, prompt, limit, config=SamplingConfig(), seed=0, stream=0, beginning=()):
-    """Tokens and log-probabilities, each from the whole sequence run again; behind `beginning`."""
+def slow_text(model, params, prompt, limit, config=SamplingConfig(), seed=0, stream=0, decoder_prefix=()):
+    """Tokens and log-probabilities, each from the whole sequence run again; behind `decoder_prefix`."""
     architecture = model.config.network.architecture
     key = jax.random.fold_in(jax.random.key(seed), stream)
     written, log_probs = [], []
     for i in range(limit):
-        before = [*beginning, *written] if architecture == "encoder_decoder" else [*prompt, *beginning, *written]
+        before = [*decoder_prefix, *written] if architecture == "encoder_decoder" else [*prompt, *decoder_prefix, *written]
         at = len(before)
         tokens = np.zeros((1, 40), np.int32)  # one shape, one program; what stands to the right changes nothing
         tokens[0, 1 : at + 1] = before
@@ -228,28 +228,28 @@ def test_a_function_on_logits_decides_what_may_be_written():
     assert (tokens % 2 == 0).all() and (np.diff(scores) <= 0).all()
     greedy, log_probs = slow_text(model, params, prompts[0], 3, SamplingConfig(logits_fn=even_ids_twice_as_sharp))
     assert sum(log_probs) <= scores[0, 0] + 1e-4 and all(token % 2 == 0 for token in greedy)
-    with pytest.raises(UserError, match="it must keep the shape"):
+    with pytest.raises(UserError, match="It must keep the shape"):
         apply_logits_fn(jnp.zeros((2, 4)), lambda logits: logits[0])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("config", [SamplingConfig(), SamplingConfig(1.0)], ids=["greedy", "sampled"])
-def test_a_forced_beginning_is_gone_on_from(config):
+def test_a_decoder_prefix_is_continued(config):
     """Tests an encoder-decoder. In a decoder the prefix is a part of the prompt."""
     sharded, params, model = sharp_model("encoder_decoder")
     prompts, limits = made_up_texts(6)
-    options = dict(limits=limits, eos_id=EOS, sampling=config, batch_size=4, beginning=[7, 11])
+    options = dict(limits=limits, eos_id=EOS, sampling=config, batch_size=4, decoder_prefix=[7, 11])
     for i, tokens, log_probs in Inference(sharded).generate(params, prompts, **options):
-        written, expected = slow_text(model, params, prompts[i], limits[i], config, stream=i, beginning=[7, 11])
+        written, expected = slow_text(model, params, prompts[i], limits[i], config, stream=i, decoder_prefix=[7, 11])
         assert tokens.tolist() == written
         np.testing.assert_allclose(log_probs, expected, atol=1e-4)
     if config.temperature:
         return
     for alpha in (0.0, 0.6):  # the penalty counts what was forced, as it counts a decoder's prompt
-        options = dict(max_tokens=4, beams=BeamConfig(1, alpha), eos_id=EOS, beginning=[7, 11])
+        options = dict(max_tokens=4, beams=BeamConfig(1, alpha), eos_id=EOS, decoder_prefix=[7, 11])
         tokens, scores = Inference(sharded).search(params, prompts, **options)
         for prompt, tokens_found, score in zip(prompts, tokens[:, 0].tolist(), scores[:, 0]):
-            written, expected = slow_text(model, params, prompt, 4, beginning=[7, 11])
+            written, expected = slow_text(model, params, prompt, 4, decoder_prefix=[7, 11])
             if alpha == 0.0 and EOS not in written:
                 assert tokens_found == written
                 assert score == pytest.approx(sum(expected), abs=1e-4)
@@ -258,7 +258,7 @@ def test_a_forced_beginning_is_gone_on_from(config):
     sharded, params, model = sharp_model("causal_decoder")
     run = Run(GinConfig(), sharded, params, 0)
     run.special_tokens, run.eos_id, run.stop_ids = SpecialTokens(), EOS, (EOS,)
-    continuations, _ = run.generate_tokens(prompts, max_tokens=5, beginning=[7, 11])
+    continuations, _ = run.generate_tokens(prompts, max_tokens=5, decoder_prefix=[7, 11])
     np.testing.assert_array_equal(continuations, run.generate_tokens([[*p, 7, 11] for p in prompts], max_tokens=5)[0])
 
 

@@ -135,7 +135,7 @@ def test_fine_tuning_measures_the_tasks_metrics_on_whole_inputs(inside, tmp_path
     assert results["infer/known"]["exact"] == 1.0 and results["infer/known"]["step"] == 2
     capsys.readouterr()
     assert main(["eval", "--model_dir=run", short, "--json"]) == 0
-    assert "were cut to 9 tokens" in capsys.readouterr().err
+    assert "were truncated to 9 tokens" in capsys.readouterr().err
 
 
 @pytest.mark.slow

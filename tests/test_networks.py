@@ -153,7 +153,7 @@ def test_a_row_stops_at_its_end_token_while_others_go_on():
 
 
 @pytest.mark.parametrize(
-    "config, kept",
+    "config, candidates",
     [(SamplingConfig(1.0, top_k=2), {0, 1}), (SamplingConfig(1.0, top_p=0.75), {0, 1}), (SamplingConfig(1.0), {0, 1, 2, 3})],
 )
 def test_sampling_draws_from_the_right_tokens_in_the_right_shares(config, candidates):
@@ -233,7 +233,7 @@ def test_initialisation_has_t5s_scales():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "given", ["orthogonal", "glorot_uniform", jax.nn.initializers.normal(0.5)], ids=["orthogonal", "glorot_uniform", "own"]
+    "kernel_init", ["orthogonal", "glorot_uniform", jax.nn.initializers.normal(0.5)], ids=["orthogonal", "glorot_uniform", "own"]
 )
 def test_matrices_are_drawn_by_the_initializer_as_inputs_by_outputs(kernel_init):
     """Against JAX's own draws of a matrix of that shape: their scale, or their rows' products."""
@@ -259,7 +259,7 @@ def test_matrices_are_drawn_by_the_initializer_as_inputs_by_outputs(kernel_init)
             product = matrix @ matrix.T if inputs == small else matrix.T @ matrix
             np.testing.assert_allclose(product, np.eye(small), atol=1e-5)
     assert np.std(params["token_embedder"]["embedding"]) == pytest.approx(1.0, rel=0.1)  # tables are not matrices
-    for wrong, says in (("xavier", 'TransformerConfig.initializer is "xavier"'), (lambda key, shape, dtype: 0.0, "makes")):
+    for wrong, says in (("xavier", 'TransformerConfig.initializer is "xavier"'), (lambda key, shape, dtype: 0.0, "returns")):
         with pytest.raises(UserError, match=says):
             tiny_config("causal_decoder", initializer=wrong)
 

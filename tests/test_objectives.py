@@ -491,7 +491,7 @@ def test_what_is_too_long_for_its_row_is_cut_before_its_end_token(capsys):
         assert inputs_row.tolist() == padded(fit(inputs, 16), 16) and targets_row.tolist() == padded(fit(targets, 12), 12)
     assert (
         capsys.readouterr().err.count(
-            "Some examples have 41 tokens or more, but a row has 16. They are cut before their EOS token"
+            "Some examples have 41 tokens or more, but a row has 16. They are truncated before their EOS token"
         )
         == 1
     )

@@ -221,7 +221,7 @@ RATE = LinearDecay(0.1, 10, 2)
 
 
 @pytest.mark.parametrize(
-    "ours, theirs",
+    "optimizer, optax_optimizer",
     [
         (Lion(RATE, clip_global_norm=None), optax.lion(RATE, mask=MATRICES)),
         (Lion(RATE, 0.8, 0.9, 0.5), optax.chain(optax.clip_by_global_norm(1.0), optax.lion(RATE, 0.8, 0.9, weight_decay=0.5, mask=MATRICES))),

@@ -348,8 +348,8 @@ PLAIN = '    jinja: "{{{{text}}}}? ||| {{{{answer_choices[label]}}}}"\n    answe
     "template, record, says",
     [
         ('    jinja: "{{% if %}} ||| x"\n', {"text": "x"}, 'Template "t" of a does not compile'),
-        (PLAIN.replace("text", "txet"), {"text": "x", "label": 0}, 'Template "t" of a needs the field "txet"; the record has text, label'),
-        (PLAIN, {"text": "x", "label": 7}, 'Template "t" of a.*: the label 7 is none of the 2 choices'),
+        (PLAIN.replace("text", "txet"), {"text": "x", "label": 0}, 'Template "t" of a needs the field "txet". The record has text, label'),
+        (PLAIN, {"text": "x", "label": 7}, 'Template "t" of a.*: the label 7 is not one of the 2 choices'),
         (PLAIN, {"text": None, "label": 0}, 'Template "t" of a: it prints a null field.*The record of a: .*null'),
         (PLAIN.replace("a ||| b", "a ||| a"), {"text": "x", "label": 0}, "has equal choices: a, a"),
         ("", {"text": "x"}, "is not a template file in promptsource's format: KeyError: 'jinja'"),

@@ -15,6 +15,8 @@ import numpy as np
 from etils import epath
 from jax.sharding import NamedSharding, PartitionSpec
 
+from t5x_lab.checkpoints.layout import Corrupt
+
 _SEEDS = (0x9E3779B9, 0x85EBCA6B)
 _CHUNK_BYTES = 8 << 20  # bytes that are hashed at a time on the host
 
@@ -64,6 +66,18 @@ def region_sums(region: np.ndarray, starts: Sequence[int], shape: Sequence[int])
             position = position * np.uint32(size % 2**32) + along.reshape(-1, *[1] * (bits.ndim - axis - 1))
         total += _sums(np, bits, position)
     return total
+
+
+def compare(path: epath.Path, actual: Mapping[str, str], saved: Mapping[str, str]) -> None:
+    """Compares checksums of arrays with those of a checkpoint.
+
+    Raises:
+      Corrupt: with the first array that differs.
+    """
+    different = [name for name in sorted(actual) if actual[name] != saved.get(name)]
+    if different:
+        more = f" and {len(different) - 1} more" if len(different) > 1 else ""
+        raise Corrupt(path, f"{different[0]}{more} differs from what was saved")
 
 
 def hexadecimal(sums: np.ndarray) -> str:

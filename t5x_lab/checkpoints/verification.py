@@ -37,8 +37,8 @@ def verify(path: epath.Path) -> bool:
         arrays = open_part(path, part) if names else {}
         for name in names:
             tensor = arrays.get(name.removeprefix(f"{part}/"))
-            if tensor is None or checksums.checksum_of_chunks(tensor.chunks()) != saved[name]:
-                raise Corrupt(path, f"{name} differs from what was saved")
+            checksum = checksums.checksum_of_chunks(tensor.chunks()) if tensor is not None else "no array"
+            checksums.compare(path, {name: checksum}, saved)
     check_data_files(path)
     return bool(saved)
 
@@ -50,13 +50,8 @@ def check_arrays(path: epath.Path, restored: dict) -> None:
       Corrupt: with the first array that differs.
     """
     saved = read_info(path).get("checksums")
-    if saved is None:
-        return
-    actual = checksums.checksums(named_leaves(restored))
-    different = [name for name in sorted(actual) if actual[name] != saved.get(name)]
-    if different:
-        more = f" and {len(different) - 1} more" if len(different) > 1 else ""
-        raise Corrupt(path, f"the checksum of {different[0]}{more} differs from the saved one")
+    if saved is not None:
+        checksums.compare(path, checksums.checksums(named_leaves(restored)), saved)
 
 
 def check_data_files(path: epath.Path) -> None:

@@ -18,6 +18,8 @@ RENAMED = {
     "added/soft_prompt.gin": "peft/soft_prompt.gin",
     "ModelConfig.added": "ModelConfig.peft",
     "MetricsEvaluation.beginning": "MetricsEvaluation.decoder_prefix",
+    "MetricsEvaluation.cut_inputs": "MetricsEvaluation.truncate_inputs",
+    "RankingEvaluation.cut_inputs": "RankingEvaluation.truncate_inputs",
     "Sentiment.behind": "Sentiment.suffix",
 }
 _NAMES = "|".join(re.escape(name) for name in sorted(RENAMED, key=len, reverse=True))

@@ -113,20 +113,20 @@ class OutputEvaluation(TaskEvaluation):
     """Base class of evaluations of model outputs: predictions and scores.
 
     Attributes:
-      cut_inputs: where to truncate inputs longer than `lengths`. "right" truncates before the EOS token, as training does.
+      truncate_inputs: where to truncate inputs longer than `lengths`. "right" truncates before the EOS token, as training does.
         "left" keeps the end, so that a question stays. None does not truncate, as in T5X.
       outputs: whether to write the outputs of each example to inference/<name>/<task>-<step>.jsonl.
       batch_size: texts per batch. Batches of long texts are smaller.
     """
 
-    cut_inputs: str | None = "right"
+    truncate_inputs: str | None = "right"
     outputs: bool = False
     batch_size: int | None = 32
 
     def __post_init__(self):
         super().__post_init__()
-        if self.cut_inputs is not None:
-            check_choice(f"{type(self).__name__}.cut_inputs", self.cut_inputs, ("right", "left"))
+        if self.truncate_inputs is not None:
+            check_choice(f"{type(self).__name__}.truncate_inputs", self.truncate_inputs, ("right", "left"))
 
 
 def check_evaluations(evals: Sequence[Any]) -> None:

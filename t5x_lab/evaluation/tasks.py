@@ -193,7 +193,7 @@ class TruncatedInputs:
       model: a `Run`.
       component: the task of the examples.
       examples: of the task.
-      cut_inputs: see `OutputEvaluation.cut_inputs`.
+      truncate_inputs: see `OutputEvaluation.truncate_inputs`.
       reserved: tokens that the model writes or scores after the inputs.
 
     Attributes:
@@ -202,12 +202,12 @@ class TruncatedInputs:
       num_cut: number of truncated inputs.
     """
 
-    def __init__(self, model: Any, component: Component, examples: Sequence[dict], cut_inputs: str | None, reserved: int):
+    def __init__(self, model: Any, component: Component, examples: Sequence[dict], truncate_inputs: str | None, reserved: int):
         whole = [example["inputs"].tolist() if "inputs" in example else [] for example in examples]
         prefix = component.input_prefix
         positions = model.max_positions and model.max_positions - len(prefix) - (0 if model.has_encoder else reserved)
-        self.limit = component.sequence_length.get("inputs") if cut_inputs else positions
-        cut = cut_left if cut_inputs == "left" else functools.partial(cut_right, stop_ids=model.stop_ids)
+        self.limit = component.sequence_length.get("inputs") if truncate_inputs else positions
+        cut = cut_left if truncate_inputs == "left" else functools.partial(cut_right, stop_ids=model.stop_ids)
         truncated = [cut(ids, self.limit) for ids in whole]
         self.num_cut = sum(len(a) < len(b) for a, b in zip(truncated, whole, strict=True))
         self.ids = [[*prefix, *ids] for ids in truncated]

@@ -20,7 +20,7 @@ from t5x_lab.checkpoints.layout import (
     write_info,
 )
 from t5x_lab.checkpoints.lazy_tensors import LazyTensor, from_array
-from t5x_lab.checkpoints.witness import Witness
+from t5x_lab.checkpoints.verified_reads import ReadVerifier
 
 NAME, TITLE = "t5x_lab", "a run or checkpoint of t5x_lab"
 
@@ -36,8 +36,8 @@ def step_of(path: epath.Path) -> int:
 def open(path: epath.Path, weights: str = "params") -> Source:
     """Opens a checkpoint. See `Format.open`. `weights` is the part with the parameters."""
     info = read_info(path)
-    witness = Witness(path, info.get("checksums", {}))
-    open_verified = lambda part: {n: witness.watch(f"{part}/{n}", tensor) for n, tensor in open_part(path, part).items()}
+    verifier = ReadVerifier(path, info.get("checksums", {}))
+    open_verified = lambda part: {n: verifier.wrap(f"{part}/{n}", tensor) for n, tensor in open_part(path, part).items()}
     params = open_verified(weights)
     slots: dict[str, dict[str, LazyTensor]] = {}
     others = {"step": from_array(np.array(info["step"], np.int32))}  # for checkpoints with parameters only
@@ -48,7 +48,7 @@ def open(path: epath.Path, weights: str = "params") -> Source:
         else:
             others[name] = tensor
     by_layer = {slot: unstack_layers(tensors) for slot, tensors in slots.items()}
-    return Source(path, info["step"], unstack_layers(params), by_layer, others, witness.check)
+    return Source(path, info["step"], unstack_layers(params), by_layer, others, verifier.check)
 
 
 def open_part(path: epath.Path, part: str) -> dict[str, LazyTensor]:

@@ -113,8 +113,8 @@ def _has_longer(sizes: tf.Tensor, length: int) -> tf.Tensor:
         if longest > length and length not in _reported_lengths:
             _reported_lengths.add(length)
             log(
-                f"Some examples have {longest} tokens or more, but a row has {length}. They are cut before their EOS token. "
-                "Respect TASK_FEATURE_LENGTHS in the preprocessors of the task or objective, or increase them."
+                f"Some examples have {longest} tokens or more, but a row has {length}. They are truncated before their EOS "
+                "token. Respect TASK_FEATURE_LENGTHS in the preprocessors of the task or objective, or increase them."
             )
         return np.array(longest > length)
 

@@ -118,7 +118,7 @@ class HarnessModel(TemplateLM):
         cut = int((scores.cut > 0).sum())
         self.cut += cut
         if cut:
-            log(f"{cut} of {len(contexts)} contexts were cut from the left to {self.max_length} tokens.")
+            log(f"{cut} of {len(contexts)} contexts were truncated from the left to {self.max_length} tokens.")
         return results
 
     @property

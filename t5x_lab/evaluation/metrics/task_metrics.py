@@ -99,7 +99,7 @@ class MetricsEvaluator:
                 metrics[name] = {key: value for key, value in scalars.items() if value is not None}
                 media[name] = {key: values[key] for key, value in scalars.items() if value is None}
             if outputs.num_cut:
-                log(f'{outputs.num_cut} of {len(examples)} inputs of task "{name}" were cut to {outputs.limit} tokens.')
+                log(f'{outputs.num_cut} of {len(examples)} inputs of task "{name}" were truncated to {outputs.limit} tokens.')
             if self._evaluation.outputs:
                 lines[name] = outputs.lines(component.task)
         benchmarks = report((component.task for component in self._tasks.components), metrics)
@@ -130,7 +130,7 @@ class MetricsEvaluator:
         except ValueError as error:
             if "sequence_length" not in str(error):
                 raise UserError(f'Task "{task.name}" cannot be evaluated: {error}') from error
-            if self._evaluation.cut_inputs != "right":
+            if self._evaluation.truncate_inputs != "right":
                 log(f'A preprocessor of task "{task.name}" needs lengths. SeqIO cuts its inputs to TASK_FEATURE_LENGTHS.')
             return seqio.Evaluator(registered_name(task), sequence_length=component.sequence_length, **options)
 
@@ -178,7 +178,7 @@ class _ModelOutputs:
         self._max_tokens = decoding.max_tokens or target_length
         self._prefix = model.vocabulary.encode(decoding.decoder_prefix) if decoding.decoder_prefix else []
         reserved = self._max_tokens + len(self._prefix)
-        inputs = TruncatedInputs(model, component, examples, evaluation.cut_inputs, reserved)
+        inputs = TruncatedInputs(model, component, examples, evaluation.truncate_inputs, reserved)
         self._inputs, self.limit, self.num_cut = inputs.ids, inputs.limit, inputs.num_cut
 
     def compute(self, types: set) -> None:

@@ -105,10 +105,11 @@ class RankingEvaluator:
     def _make_questions(self, component: Component, grouped_rows: list[list["ChoiceRow"]], model: Any) -> list[Question]:
         all_rows = [row for rows in grouped_rows for row in rows]
         longest = max((len(row.targets) for row in all_rows), default=0)
-        inputs = TruncatedInputs(model, component, [row.example for row in all_rows], self._evaluation.cut_inputs, longest)
+        inputs = TruncatedInputs(model, component, [row.example for row in all_rows], self._evaluation.truncate_inputs, longest)
         if inputs.num_cut:
             log(
-                f'{inputs.num_cut} of {len(all_rows)} inputs of task "{component.task.name}" were cut to {inputs.limit} tokens.'
+                f'{inputs.num_cut} of {len(all_rows)} inputs of task "{component.task.name}" were truncated to '
+                f"{inputs.limit} tokens."
             )
         dataset, prompt = dataset_and_prompt(self._tasks.mixture.name, component.task)
         ids = iter(inputs.ids)

@@ -357,7 +357,7 @@ class Run:
         names: Sequence[str],
         add_start: bool = True,
     ) -> tuple[list[list[int]], list[int]]:
-        """Returns (token ids of prompts as `generate` reads them, number of tokens that were cut from each).
+        """Returns (token ids of prompts as `generate` reads them, number of tokens truncated from each).
 
         Raises:
           UserError: for a prompt that cannot be read. The message has its name.

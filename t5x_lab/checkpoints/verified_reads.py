@@ -1,4 +1,4 @@
-"""Verifies checksums of arrays while they are read, so that files need not be read twice."""
+"""Verification of arrays while they are read, so that no file is read twice."""
 
 import itertools
 import json
@@ -9,14 +9,13 @@ import numpy as np
 from etils import epath
 from jax.experimental import multihost_utils
 
-from t5x_lab.checkpoints.checksums import hexadecimal, region_sums
-from t5x_lab.checkpoints.layout import Corrupt
+from t5x_lab.checkpoints.checksums import compare, hexadecimal, region_sums
 from t5x_lab.checkpoints.lazy_tensors import Index, LazyTensor
 
 Box = tuple[tuple[int, int], ...]  # region of an array: (start, stop) of each dimension
 
 
-class Witness:
+class ReadVerifier:
     """Records checksums of the array regions that this process reads.
 
     Args:
@@ -29,7 +28,7 @@ class Witness:
         self._tensors: dict[str, LazyTensor] = {}
         self._sums: dict[str, dict[Box, np.ndarray]] = {}
 
-    def watch(self, name: str, tensor: LazyTensor) -> LazyTensor:
+    def wrap(self, name: str, tensor: LazyTensor) -> LazyTensor:
         """Returns the tensor wrapped so that the checksum of every region is recorded when it is first read."""
         if name not in self._checksums:
             return tensor
@@ -69,12 +68,8 @@ class Witness:
                     total += boxes[box]
         if jax.process_count() > 1:
             totals = np.sum(multihost_utils.process_allgather(totals), axis=0, dtype=np.uint32)
-        different = [
-            name for (name, _), total in zip(arrays, totals, strict=True) if hexadecimal(total) != self._checksums[name]
-        ]
-        if different:
-            more = f" and {len(different) - 1} more" if len(different) > 1 else ""
-            raise Corrupt(self._path, f"{different[0]}{more} differs from what was saved")
+        sums = {name: hexadecimal(total) for (name, _), total in zip(arrays, totals, strict=True)}
+        compare(self._path, sums, self._checksums)
 
 
 def _merge_boxes(boxes: Mapping[Box, np.ndarray]) -> dict[Box, np.ndarray]:
