@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+from collections.abc import Container, Iterable
 
 import jax
 import numpy as np
@@ -22,6 +23,11 @@ SCALE = int(os.environ.get("PROPERTY_SCALE", "1"))  # benchmarks/properties.py d
 def exhaustive(*values):
     """Parameters of a test that only `make test-all` runs with them; `make test` runs the other ones."""
     return pytest.param(*values, marks=pytest.mark.exhaustive)
+
+
+def exhaustive_except(values: Iterable, kept: Container) -> list:
+    """Returns parameter values of a test. Those outside of `kept` run in `make test-all` only."""
+    return [value if value in kept else exhaustive(value) for value in values]
 
 
 def cases(number: int, shrink: bool = True) -> settings:

@@ -167,15 +167,15 @@ class ReadInItsOwnWay(seqio.Task):
 @pytest.mark.parametrize(
     "kind, sizes, shards, large",
     [
-        ("lines", (3_000, 40, 2_000), 2, True),
+        exhaustive("lines", (3_000, 40, 2_000), 2, True),
         ("documents", (3_000, 40, 2_000), 2, True),
         exhaustive("documents", (400, 410, 150, 900), 2, False),
         exhaustive("documents", (12, 12, 12, 12), 2, False),
         exhaustive("documents", tuple((37 * i) % 300 + 1 for i in range(40)), 1, False),
-        ("documents", tuple((37 * i) % 300 + 1 for i in range(40)), 1, True),
+        exhaustive("documents", tuple((37 * i) % 300 + 1 for i in range(40)), 1, True),
         exhaustive("tfds", (250, 250, 250, 250), 2, False),
         exhaustive("tfds", (400, 90, 310), 2, False),
-        ("tfds", (400, 90, 310), 2, True),
+        exhaustive("tfds", (400, 90, 310), 2, True),
         ("tfds of two ranges", (400, 90, 310), 4, False),
         ("function", (900,), 2, False),
         ("lines", (300, 290), "own", False),

@@ -5,6 +5,7 @@ import functools
 import numpy as np
 import pytest
 from conftest import ROOT
+from helpers import exhaustive
 
 from t5x_lab.data.config import DataConfig
 from t5x_lab.data.objectives.denoising import Denoising
@@ -66,7 +67,7 @@ SOME = ["span_corruption_10_10", "span_corruption_25_3", "span_corruption_50_2",
         ("full_lm", "causal decoder"),
         ("masked_lm", "encoder"),
         *((name, kind) for name in ("prefix_lm", "span_corruption", "ul2") for kind in ("encoder-decoder", "prefix decoder")),
-        *((name, ("encoder-decoder", "prefix decoder")[number % 2]) for number, name in enumerate(SOME)),
+        *(exhaustive(name, ("encoder-decoder", "prefix decoder")[number % 2]) for number, name in enumerate(SOME)),
     ],
 )
 def test_the_pipeline_makes_what_the_table_says(name, kind):

@@ -26,9 +26,9 @@ LSTM = ["--gin.LstmConfig.vocab_size=384", "--gin.LstmConfig.emb_dim=32", "--gin
     "architecture, task, data",
     [
         ("causal_decoder", "sotu_full_lm", FULL_LM),
-        ("causal_decoder", "sotu_span_corruption", SPANS),
+        exhaustive("causal_decoder", "sotu_span_corruption", SPANS),
         ("prefix_decoder", "sotu_prefix_lm_objective_decoder_architecture", PREFIX_LM),
-        ("prefix_decoder", "sotu_span_corruption", SPANS),
+        exhaustive("prefix_decoder", "sotu_span_corruption", SPANS),
         exhaustive("encoder_decoder", "sotu_prefix_lm_objective_encoder_decoder_architecture", PREFIX_LM_ED),
         ("encoder_decoder", "sotu_span_corruption", SPANS),
         exhaustive("encoder_decoder", "sotu_bert_style", TEXT("bert_style") + INPUTS),

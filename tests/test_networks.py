@@ -233,7 +233,9 @@ def test_initialisation_has_t5s_scales():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "kernel_init", ["orthogonal", "glorot_uniform", jax.nn.initializers.normal(0.5)], ids=["orthogonal", "glorot_uniform", "own"]
+    "kernel_init",
+    ["orthogonal", "glorot_uniform", jax.nn.initializers.normal(0.5)],
+    ids=["orthogonal", "glorot_uniform", "own"],
 )
 def test_matrices_are_drawn_by_the_initializer_as_inputs_by_outputs(kernel_init):
     """Against JAX's own draws of a matrix of that shape: their scale, or their rows' products."""

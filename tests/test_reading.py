@@ -69,7 +69,11 @@ def read(name, shards, batch_size, batches, seed=0, **options):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["lines", "documents", "in a graph"])
-@pytest.mark.parametrize("sizes, shards", [((500,) * 11, 10), ((20, 3_000, 40, 700), 8), ((0, 900, 0, 30, 0), 3)], ids=str)
+@pytest.mark.parametrize(
+    "sizes, shards",
+    [exhaustive((500,) * 11, 10), ((20, 3_000, 40, 700), 8), exhaustive((0, 900, 0, 30, 0), 3)],
+    ids=str,
+)
 def test_large_files_are_shared_by_bytes(sizes, shards, kind, tmp_path, monkeypatch):
     """Each record is in one shard, parts are equal but for chance, and a shard opens few files."""
     monkeypatch.setattr("t5x_lab.data.sources.sharding.LARGE", 1)

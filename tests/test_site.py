@@ -74,6 +74,7 @@ def pages(site) -> dict[str, Page]:
     return {str(path.relative_to(site)): Page(path) for path in sorted(site.rglob("*.html"))}
 
 
+@pytest.mark.exhaustive
 def test_no_link_is_dead(site, pages):
     dead = []
     for name, page in pages.items():
@@ -95,6 +96,7 @@ def test_no_link_is_dead(site, pages):
     assert not dead and len(pages) > 45, dead[:20]
 
 
+@pytest.mark.exhaustive
 def test_what_is_written_as_name_is_no_tag(site, pages):
     """Docstrings and pages contain evals/<name>/<step>.json."""
     placeholders = {
@@ -117,6 +119,7 @@ def test_what_is_written_as_name_is_no_tag(site, pages):
     assert html.escape("inference/<name>/<task>-<step>.jsonl") in page_text
 
 
+@pytest.mark.exhaustive
 def test_nothing_comes_from_elsewhere(site, pages):
     for name, page in pages.items():
         assert not [link for link in page.loaded if re.match(r"(\w+:)?//", link) and not link.startswith("data:")], name
@@ -125,6 +128,7 @@ def test_nothing_comes_from_elsewhere(site, pages):
         assert not results, (style, results)
 
 
+@pytest.mark.exhaustive
 def test_the_start_page_is_the_readme(site):
     page = (site / "index.html").read_text()
     assert not re.search(r'<a href="[^"]*"></a>', page), "a link lost its words"
@@ -156,6 +160,7 @@ def test_defaults_are_those_of_the_file_that_is_read_first():
     assert re.search(r"`Lora.modules` \| `'\.\*attention/\(query\|value\)'` \|", reference_text)  # to be copied as it is
 
 
+@pytest.mark.exhaustive
 def test_every_command_and_flag_is_in_the_reference(site):
     page_text = html.unescape(re.sub(r"<[^>]+>", "", (site / "reference" / "commands" / "index.html").read_text()))
     for name in COMMANDS:
@@ -204,6 +209,7 @@ def public_names(path: pathlib.Path) -> list[str]:
     return names
 
 
+@pytest.mark.exhaustive
 def test_every_public_python_name_is_in_the_reference(site, pages):
     ids = set().union(*(page.ids for name, page in pages.items() if name.startswith("reference/")))
     files = [path for path in (ROOT / "t5x_lab").rglob("*.py") if not path.name.startswith("_")]
@@ -224,6 +230,7 @@ addEventListener("load", () => setTimeout(() => {
 </script>%s</body>"""
 
 
+@pytest.mark.exhaustive
 def test_a_browser_cuts_nothing_off(site):
     looked_at = ("index.html", "own/network/", "notebooks/train_and_look/", "reference/gin/", "reference/python/runs/")
     frames = [f'<iframe src="{page}" width="{width}" height="900"></iframe>' for page in looked_at for width in (390, 1280)]
