@@ -1,6 +1,7 @@
 """GPT-1 at a laptop's size: pre-training with probes, and the ablations of Radford et al. (2018), Table 5 and Figure 2.
 
     python benchmarks/gpt1.py --work=FOLDER [--data=../shared/data] [--pretrain_steps=5000] [--steps=150] [--seeds=3]
+        [--only=WAY] [--data_set=NAME] [--pairs=NUMBER]
 
 A decoder of 1.3 million parameters and an LSTM of as many are pre-trained once on the embedded corpus, and asked BLiMP, SST-2
 and CoLA on the way. Behind a classification head they are fine-tuned on CoLA, SST-2, MRPC, STS-B, RTE, SNLI and COPA:
@@ -66,6 +67,7 @@ blimp/ProbeEvaluation.at_start = True
 whole/ProbeEvaluation.name = "blimp_whole"
 whole/ProbeEvaluation.probes = (@Blimp(),)
 whole/ProbeEvaluation.steps = ({steps},)
+whole/ProbeEvaluation.num_examples = {pairs}
 words/ProbeEvaluation.name = "words"
 words/ProbeEvaluation.probes = (@Sentiment(), @Acceptability())
 words/ProbeEvaluation.num_examples = 2000
@@ -124,7 +126,7 @@ def records_of(data: pathlib.Path) -> dict[str, dict[str, list[dict]]]:
     return splits
 
 
-def write_files(work: pathlib.Path, data: pathlib.Path, pretrain_steps: int, steps: int) -> None:
+def write_files(work: pathlib.Path, data: pathlib.Path, pretrain_steps: int, steps: int, pairs: int | None) -> None:
     from t5x_lab.tasks.sotu import speeches
 
     records_by_split = records_of(data)
@@ -138,7 +140,9 @@ def write_files(work: pathlib.Path, data: pathlib.Path, pretrain_steps: int, ste
     for name, base in (("decoder", "models/gpt1/base.gin"), ("lstm", "models/lstm/base.gin")):
         text = MODEL.format(work=work, data=data, base=base, layers=LAYERS, places=in_gin, records=lines)
         (work / f"{name}.gin").write_text(text)
-    (work / "pretraining.gin").write_text(PRETRAINING.format(work=work, period=pretrain_steps // 5, steps=pretrain_steps))
+    (work / "pretraining.gin").write_text(
+        PRETRAINING.format(work=work, period=pretrain_steps // 5, steps=pretrain_steps, pairs=pairs)
+    )
     (work / "fine_tuning.gin").write_text(FINE_TUNING.format(period=steps // 3))
     if not (work / "bpe.model").exists():
         of_tasks = (
@@ -164,10 +168,10 @@ def pretrain(model: str, steps: int) -> str:
     return model
 
 
-def fine_tune(way: str, seed: int, pretrain_steps: int, steps: int) -> None:
+def fine_tune(way: str, seed: int, pretrain_steps: int, steps: int, data_sets: list[str]) -> None:
     model = "lstm" if way == "lstm" else "decoder"
     start = [] if way == "no_pretrain" else [f"--gin.INITIAL_CHECKPOINT_PATH={pretrain(model, pretrain_steps)}"]
-    for data_set in SWEPT if way.startswith("layers_") else FILES:
+    for data_set in [name for name in data_sets if name in SWEPT or not way.startswith("layers_")]:
         name = data_set.replace("/", "_")
         flags = [f"--gin_file={model}.gin", "--gin_file=fine_tuning.gin", f"--gin.MIXTURE_OR_TASK_NAME=classify_{name}"]
         train(f"{way}_{seed}_{name}", steps, seed, *flags, *start, *WAYS[way])
@@ -256,12 +260,12 @@ def plot(seeds: int) -> None:
 
 
 def main() -> None:
-    args = arguments(__doc__, pretrain_steps=5000, steps=150, only=WAYS, seeds=3)
+    args = arguments(__doc__, pretrain_steps=5000, steps=150, only=WAYS, data_sets=FILES, seeds=3, pairs=0)
     os.chdir(args.work)
-    write_files(args.work, args.data, args.pretrain_steps, args.steps)
+    write_files(args.work, args.data, args.pretrain_steps, args.steps, args.pairs or None)
     for seed in range(args.seeds):
         for way in args.only or list(WAYS):
-            fine_tune(way, seed, args.pretrain_steps, args.steps)
+            fine_tune(way, seed, args.pretrain_steps, args.steps, args.data_set)
         pathlib.Path("table.md").write_text(table(args.seeds) + "\n")
         plot(args.seeds)
         print(table(args.seeds), flush=True)

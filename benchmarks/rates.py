@@ -5,7 +5,7 @@ say. `p` is the probability of as large a difference by chance: drawn at other r
 come in epochs, so that their counts differ less than chance would have it, and `p` is near 1. Several processes are readers
 of one run's rows, each with its own shards; what they read together must be what one process reads.
 
-    python benchmarks/rates.py [--draws=50000]
+    python benchmarks/rates.py [--draws=50000] [--only="25 files"]
 """
 
 import argparse
@@ -77,9 +77,12 @@ def drawn(rates: dict[str, float], shards: int, processes: int, draws: int) -> n
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--draws", type=int, default=50_000)
+    parser.add_argument("--only", choices=settings(), help="one setting alone")
     args = parser.parse_args()
     print(f"{'setting':24} shards processes    draws  kinds  chi-squared        p  as one process reads")
     for title, (tasks, rates) in settings().items():
+        if args.only not in (None, title):
+            continue
         with tempfile.TemporaryDirectory() as folder:
             firsts = {name: OF_TASK * n + 1 for n, name in enumerate(tasks)}
             for name, files in tasks.items():

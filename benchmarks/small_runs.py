@@ -9,16 +9,20 @@ import pathlib
 from collections.abc import Iterable, Iterator, Mapping
 
 
-def arguments(doc: str, pretrain_steps: int, steps: int, only: Iterable[str], **more: int) -> argparse.Namespace:
-    """--work and --data as absolute paths, the first made; steps; --only, and flags of further numbers."""
+def arguments(
+    doc: str, pretrain_steps: int, steps: int, only: Iterable[str], data_sets: Iterable[str] = (), **more: int
+) -> argparse.Namespace:
+    """Parses --work, which is created, --data, steps, --only, --data_set, and flags of further numbers."""
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     parser.add_argument("--work", required=True)
     parser.add_argument("--data", default="../shared/data")
     for name, number in {"pretrain_steps": pretrain_steps, "steps": steps, **more}.items():
         parser.add_argument(f"--{name}", type=int, default=number)
     parser.add_argument("--only", action="append", choices=list(only))
+    parser.add_argument("--data_set", action="append", choices=list(data_sets), help="one of them alone (default: all)")
     args = parser.parse_args()
     args.work, args.data = pathlib.Path(args.work).resolve(), pathlib.Path(args.data).resolve()
+    args.data_set = args.data_set or list(data_sets)
     args.work.mkdir(parents=True, exist_ok=True)
     return args
 

@@ -3,23 +3,49 @@
 import ast
 import importlib
 import json
+import os
 import re
+import shlex
 import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, SHARED
 
 BENCHMARKS = sorted((ROOT / "benchmarks").glob("*.py"))
-# Flags of a small run, and a pattern that its output must match.
+# Flags of a small run, and a pattern that its output must match. {tmp} is an empty folder.
 SMALL_RUNS = {
     "cache": ("--lines=2000 --files=2 --rounds=1", r"seqio_cache_tasks +-?\d"),
     "checkpoints": ("--model=models/t5_1_1/tiny.gin --only=saving", r"restore with verification \d+ MiB/s"),
+    "data_growth": ("--only=documents --most=1000 --out={tmp}/growth", r"documents +1,000: .*examples [\d.e+]+"),
     "decode": ("--rounds=1 --only=speed", r"(?s)(\b100\.0% of the tokens are the same.*){4}"),
+    "evaluation_time": ("--rounds=1", r"first [\d.]+ s, later [\d.]+ s"),
+    "full_disk": ("--sizes=2", r" bytes, 1 process\(es\): 0 wrong"),
+    "gpt1": (
+        f"--work={{tmp}} --data={SHARED} --pretrain_steps=5 --steps=3 --seeds=1 --only=full --data_set=glue/cola --pairs=2",
+        r"decoder: BLiMP [\d.]+ of .*(?s:.*)\| glue/cola \| -?[\d.]+ \(",
+    ),
+    "infer_corpus": ("--lines=3000 --kills=1", "3,000 lines, each once, in order, after 1 kills"),
     "kill_and_resume": ("--kills=1 --source=synthetic", r"\b0 of them different"),
     "kill_infer": ("--kills=1 --lines=200", "200 examples, each once, equal to the byte"),
+    "kill_processes": ("--kills=2", "tokens differ in 0 of them"),
+    "mt_f": (
+        f"--work={{tmp}} --data={SHARED} --pretrain_steps=2 --steps=2 --only=causal_decoder --examples=1",
+        r"\| t0_eval: average \| [\d.]+ \| [\d.]+ \| [\d.]+ \|",
+    ),
     "objectives": ("--seconds=0.2 --rounds=1 --rows=8 --objectives=span_corruption", r"encoder_decoder .* [\d.]+x"),
+    "prompts": (
+        f"--data={SHARED} --mixture=t0_glue_mrpc --scale=10000000 --draws=200",
+        r"not cached:(?s:.*)cached:(?s:.*)without single_device_functions:(?s:.*)restore, s +[\d.]+",
+    ),
+    "properties": ("--scale=2 tests/test_ops.py", r"\d+ passed"),
+    "rates": ("--draws=100 --only='unequal files'", r"unequal files +64 +8 .* True"),
     "step_time": ("--rounds=1", r"transformers +[\d.]+ s, 1\.00 of"),
+    "t5_mixtures": ("--draws=200", r"(?s)(examples of \d+ tasks: chi-squared [\d.]+, p [\d.]+.*){4}"),
+    "t5_transfer": (
+        f"--work={{tmp}} --data={SHARED} --pretrain_steps=4 --steps=4 --seeds=1 --only=scratch --data_set=glue/cola",
+        r"\| .*glue/?.* \| -?[\d.]+",
+    ),
     "ways_to_fine_tune": ("--rounds=1 --only=steps", r"a step of LoRA +[\d.]+ of the time"),
 }
 
@@ -46,7 +72,11 @@ def test_the_page_of_pod_scale_is_generated(monkeypatch):
 @pytest.mark.parametrize("name", SMALL_RUNS)
 def test_a_small_run_prints_results(name, tmp_path):
     flags, pattern = SMALL_RUNS[name]
-    command = [sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), *flags.split()]
+    if str(SHARED) in flags and not SHARED.exists():
+        pytest.skip("needs the shared test data, which are not here")
+    if name == "full_disk" and os.geteuid():
+        pytest.skip("needs root, to mount a small file system")
+    command = [sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), *shlex.split(flags.format(tmp=tmp_path))]
     process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert process.returncode == 0, process.stderr[-3000:]
     assert re.search(pattern, process.stdout), process.stdout
