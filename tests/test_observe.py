@@ -23,6 +23,7 @@ from helpers import tiny_model
 from tensorboardX.proto.event_pb2 import Event
 
 from t5x_lab.config.json_files import write_json
+from t5x_lab.observe import folder as folder_module
 from t5x_lab.observe import metrics as metrics_module
 from t5x_lab.observe import tensorboard
 from t5x_lab.observe.console import Console, describe
@@ -153,7 +154,7 @@ def test_of_a_long_remote_run_only_what_is_new_is_copied(monkeypatch):
     real, copied, threads = epath.Path, [], set()
     monkeypatch.setattr(metrics_module.epath, "Path", lambda path: real(str(path).replace("gs://bucket", "run")))
     monkeypatch.setattr(tensorboard.epath, "Path", metrics_module.epath.Path)
-    monkeypatch.setattr(metrics_module, "FILE_BYTES", 2000)
+    monkeypatch.setattr(folder_module, "FILE_BYTES", 2000)
     copy = type(real(".")).copy
 
     def counted(self, to, overwrite=False):
@@ -189,7 +190,7 @@ def test_what_is_not_whole_yet_is_not_copied(monkeypatch):
     real = epath.Path
     monkeypatch.setattr(metrics_module.epath, "Path", lambda path: real(str(path).replace("gs://bucket", "run")))
     real("run").mkdir(exist_ok=True)
-    folder = metrics_module.Folder("gs://bucket")
+    folder = folder_module.Folder("gs://bucket")
     (folder.local / "metrics.jsonl").write_text("{}\n")
     with monkeypatch.context() as patch:
         patch.setattr(type(real(".")), "iterdir", lambda self: iter([self / "metrics.1.jsonl.new", self / "metrics.jsonl"]))

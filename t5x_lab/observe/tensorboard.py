@@ -10,7 +10,7 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.summary import histogram, image, scalar, text
 
-from t5x_lab.observe.metrics import Folder
+from t5x_lab.observe.folder import Folder
 from t5x_lab.training.hooks import RunStart
 
 
