@@ -76,7 +76,7 @@ ProbeEvaluation.batch_size = 128
 Sentiment.best = 0.91
 Acceptability.best = 0.45
 CosineDecay.peak = 0.001
-CosineDecay.warmup_steps = 400
+CosineDecay.warmup_steps = {warmup}
 AdamW.clip_global_norm = 1.0
 DROPOUT_RATE = 0.0
 """
@@ -141,7 +141,9 @@ def write_files(work: pathlib.Path, data: pathlib.Path, pretrain_steps: int, ste
         text = MODEL.format(work=work, data=data, base=base, layers=LAYERS, places=in_gin, records=lines)
         (work / f"{name}.gin").write_text(text)
     (work / "pretraining.gin").write_text(
-        PRETRAINING.format(work=work, period=pretrain_steps // 5, steps=pretrain_steps, pairs=pairs)
+        PRETRAINING.format(
+            work=work, period=pretrain_steps // 5, steps=pretrain_steps, warmup=min(400, pretrain_steps // 2), pairs=pairs
+        )
     )
     (work / "fine_tuning.gin").write_text(FINE_TUNING.format(period=steps // 3))
     if not (work / "bpe.model").exists():

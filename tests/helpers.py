@@ -25,9 +25,9 @@ def exhaustive(*values):
     return pytest.param(*values, marks=pytest.mark.exhaustive)
 
 
-def exhaustive_except(values: Iterable, kept: Container) -> list:
-    """Returns parameter values of a test. Those outside of `kept` run in `make test-all` only."""
-    return [value if value in kept else exhaustive(value) for value in values]
+def exhaustive_except(values: Iterable, common: Container) -> list:
+    """Returns parameter values of a test. Those outside of `common` run in `make test-all` only."""
+    return [value if value in common else exhaustive(value) for value in values]
 
 
 def cases(number: int, shrink: bool = True) -> settings:

@@ -68,7 +68,8 @@ class RestoreCheckpointConfig:
       layers: for each stack the checkpoint's layer of each new layer, None = fresh: {"decoder": [0, 2, 4, None]}; or the number
         of first layers to load: {"decoder": 6}. Rules in `assignment_map` take precedence.
       extend: logical axes, such as ["vocab"], along which sizes may differ. Missing entries are fresh, additional ones ignored.
-      strict: raise errors for rules that match nothing and parameters missing in the checkpoint. Otherwise these are fresh.
+      strict: raise an error for a rule that is never the first match and for a parameter that the checkpoint lacks. If False,
+        such rules are ignored and such parameters are fresh.
       weights: "last" or, for a run with AVERAGE_DECAY, "average".
       carry: further state to restore. "optimizer": slots and the update count of the schedule. "step": the run's step and token
         counters; a fresh optimizer's schedule continues there, and TRAIN_STEPS counts from that step, as in T5X, instead of 0.

@@ -37,7 +37,7 @@ def load_params(
     """Returns the parameters of a checkpoint, loaded by the rules.
 
     Args:
-      location: checkpoint. See `formats.find`.
+      location: checkpoint. See `formats.location.find`.
       abstract_params: shapes, dtypes and shardings.
       axes: logical axes in the same tree.
       config: rules.
@@ -70,7 +70,7 @@ def carry_over(
     """Returns the initial state of a run with the optimizer, step and counters of a checkpoint, as `config.carry` asks.
 
     Args:
-      location: checkpoint. See `formats.find`.
+      location: checkpoint. See `formats.location.find`.
       state: initial state with loaded parameters. Its optimizer state is donated.
       abstract_params, axes, config, fresh_names: see `load_params`.
     """
@@ -143,7 +143,7 @@ def _load_slots(
     config: RestoreCheckpointConfig,
     fresh_names: Collection[str],
 ) -> Any:
-    """An optimizer's state whose slots follow their parameters; slots of fresh or transposed parameters stay fresh.
+    """Loads the optimizer slots of loaded parameters. Slots of fresh or transposed parameters stay fresh.
 
     Raises:
       UserError: if the source has no such slots.

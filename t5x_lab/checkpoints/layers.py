@@ -60,7 +60,12 @@ def unstack_layers(tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
 
 
 def stack_layers(tensors: Mapping[str, LazyTensor], parts: Mapping[str, Part]) -> dict[str, LazyTensor]:
-    """Inverse of `unstack_layers`. Tensors must be in the order of their layers; `parts` gives the meaning of their names."""
+    """Stacks the layers that `unstack_layers` separated.
+
+    Args:
+      tensors: tensors by unstacked name, in the order of their layers.
+      parts: meaning of these names.
+    """
     by_parameter: dict[str, list[LazyTensor]] = {}
     for name, tensor in tensors.items():
         by_parameter.setdefault(parts[name].parameter, []).append(tensor)

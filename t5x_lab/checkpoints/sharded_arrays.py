@@ -24,7 +24,7 @@ def read_together(abstract: Any, read: Callable[[Any], Any]) -> Any:
 
 
 def read_each(leaves: Mapping[str, Any], read: Callable[[str, Any], jax.Array]) -> dict[str, jax.Array]:
-    """Like `read_together`, one leaf at a time. A leaf that is an array is deleted after `read` has replaced it."""
+    """Reads arrays one by one, see `read_together`. A leaf that is an array is deleted after `read` has replaced it."""
     arrays = {}
     for name, leaf in leaves.items():
         sharded = _shard_fully(leaf)
@@ -50,7 +50,7 @@ def _shard_fully(leaf: Any) -> Any:
 
 
 def _reshard_donated(array: jax.Array, sharding: NamedSharding) -> jax.Array:
-    """Like `_reshard`, but deletes the original of a copied array."""
+    """Reshards an array and deletes the original if it was copied."""
     resharded = _reshard(array, sharding)
     if resharded is not array:
         jax.block_until_ready(resharded)

@@ -187,7 +187,11 @@ def config_text() -> str:
 
 
 def binding(text: str) -> str:
-    """Returns the gin binding for "NAME=VALUE" of the command line. A value that is not a gin literal becomes a string."""
+    """Returns the gin binding for "NAME=VALUE" of the command line.
+
+    Values that begin with @, %, [, { or ( are passed to gin, except format fields such as {hub}. Other values that are not
+    Python literals become strings.
+    """
     name, separator, value = text.partition("=")
     name, value = name.strip(), value.strip()
     if not separator:

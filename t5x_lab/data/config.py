@@ -103,7 +103,7 @@ class DataConfig:
       task_feature_lengths: tokens of each feature, such as {"inputs": 512, "targets": 114}. Lengths that follow from the
         objective may be left out.
       batch_size: rows of a batch over all processes.
-      vocabulary: vocabulary of the library's tasks and of texts for the trained model.
+      vocabulary: vocabulary of the run. It replaces those of all tasks except `PassThroughVocabulary`.
       special_tokens: start, stop and padding ids.
       objective: objective for plain text: a name, an `Objective`, or None if task names contain it.
       mixing: mixing rates. None = the mixture's own.

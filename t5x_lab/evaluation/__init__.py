@@ -10,6 +10,5 @@ probes/         zero-shot probes such as BLiMP
 inference/      `t5x_lab infer`: predictions and scores as JSONL
 harness/        the adapter for lm-eval
 
-A `model` here is a `t5x_lab.runs.model.run.Run`, or any object with the same functions `generate`, `generate_tokens`,
-`search_tokens`, `scores` and `truncate_prompts`.
+A `model` here is a `t5x_lab.runs.model.run.Run`. Ranking of questions needs only its method `scores`.
 """

@@ -126,7 +126,7 @@ class ClassificationEvaluator:
 
     Args:
       tasks: the tasks to read.
-      evaluation: its settings.
+      evaluation: settings of the evaluation.
       outputs: whether predictions are returned.
       head: the model's classification head.
 

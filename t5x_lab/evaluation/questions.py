@@ -1,6 +1,6 @@
 """Multiple-choice questions and their answers, by rank classification: the choice with the highest likelihood is the answer.
 
-The rules, so that numbers mean the same everywhere:
+Rules:
 - Choices are compared by the sum of their log-probabilities, by the mean per token and by the mean per character. All three are
   reported.
 - Of equal values the first choice wins, as with NumPy's argmax and lm-eval. Examples with a tie at the top are counted.
@@ -55,7 +55,7 @@ class Answer:
     Attributes:
       log_probs: sums of log-probabilities.
       tokens, characters: lengths of the choices.
-      cut: number of tokens truncated from the left of the inputs.
+      cut: number of tokens that scoring truncated from the left of the inputs.
       picks: number of the chosen answer, or None, by normalization.
       ties: normalizations with several best choices.
     """

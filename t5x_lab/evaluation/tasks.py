@@ -43,7 +43,7 @@ class EvaluationTasks:
     is_explicit: bool
 
     def only(self, fits: Callable[[Component], bool], requirement: str) -> "EvaluationTasks":
-        """Returns the components that fit. The others are reported as having no `requirement`.
+        """Returns a copy with only the components that fit. The others are reported as having no `requirement`.
 
         Raises:
           UserError: if the evaluation names its tasks and none fits.
@@ -63,7 +63,7 @@ class EvaluationTasks:
         """Yields each component with the result of `read`.
 
         Args:
-          read: returns a tuple whose last entry is empty if the split is empty.
+          read: returns a tuple. Its last entry is a list, empty if the split is empty.
           failures: receives the reason if a component cannot be read.
           consequence: end of the message about an empty split, such as "nothing is ranked".
         """
@@ -117,7 +117,7 @@ def resolve_evaluation_tasks(evaluation: TaskEvaluation, model: Any, batch_size:
     """Returns the tasks of an evaluation. No data are read, but those of an explicitly named task must be available.
 
     Args:
-      evaluation: its settings.
+      evaluation: settings of the evaluation.
       model: a `t5x_lab.runs.model.run.Run`.
       batch_size: rows per batch. None = BATCH_SIZE.
 

@@ -26,7 +26,7 @@ def normal(key: jax.Array, shape: Sequence[int], scaling: str, fan_in: int) -> j
 
 
 def truncated_normal(key: jax.Array, shape: Sequence[int], scaling: str, fan_in: int) -> jax.Array:
-    """Like `normal`, but T5's scaling truncates at two standard deviations."""
+    """Returns a matrix as `normal` does, truncated at two standard deviations with T5's scaling."""
     if scaling != "t5":
         return normal(key, shape, scaling, fan_in)
     # 0.8796... is the standard deviation of a standard normal truncated at 2.

@@ -23,7 +23,7 @@ class CrossEntropy:
     """Settings of the loss.
 
     Attributes:
-      z_loss: weight of log(Z)**2 in the objective, where Z is the sum of the softmax (T5's code).
+      z_loss: weight of log(Z)**2 in the objective, where Z is the sum of the exponentials of the logits (T5's code).
       label_smoothing: s gives the target the probability 1 - s and every other id s / (V - 1). The entropy of this distribution
         is subtracted, so that a perfect model has loss 0, as in T5X.
       scale: factor of the logits.

@@ -23,7 +23,7 @@ class Optimizer(Protocol):
     leaves are replicated.
 
     Attributes:
-      learning_rate: schedule for the metrics. The transformation applies it itself.
+      learning_rate: schedule, used only for metrics. The transformation of `make` must apply it too.
 
     Optional members, as in `Groups`:
       learning_rates: schedules by group. The optimizer state is then a tuple of the groups' states.

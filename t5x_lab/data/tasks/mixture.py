@@ -29,8 +29,8 @@ class Component:
       lengths: tokens of each feature that the model reads.
       compute_rate: returns the mixing rate. It may count examples.
       may_be_sampled: whether the rate may be above 0, as far as is known before anything is counted.
-      sequence_length: lengths that SeqIO's preprocessors get: `lengths`, and for tasks with their own examples all of
-        TASK_FEATURE_LENGTHS, less the input prefix.
+      sequence_length: lengths that SeqIO's preprocessors get: `lengths`; for tasks with their own examples all of
+        TASK_FEATURE_LENGTHS, with the length of inputs reduced by the prefix.
       input_prefix: ids before the inputs of a task with its own examples, `SpecialTokens.input_start`. They count towards the
         length of inputs.
     """

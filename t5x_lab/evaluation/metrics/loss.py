@@ -20,7 +20,7 @@ class LossEvaluator:
 
     Args:
       tasks: the tasks to read.
-      evaluation: its settings.
+      evaluation: settings of the evaluation.
       num_batches: batches of each task, or None for DataConfig.eval_steps.
       sharded: the model's mesh and compiled functions.
 

@@ -42,11 +42,11 @@ class _NoConversion(seqio.PassThroughFeatureConverter):
 
 
 class MetricsEvaluator:
-    """Evaluates models on the same examples every time.
+    """Computes the SeqIO metrics of tasks on a fixed set of examples.
 
     Args:
       tasks: the tasks to read.
-      evaluation: its settings.
+      evaluation: settings of the evaluation.
       decoding: how predictions are generated.
 
     Attributes:

@@ -133,7 +133,9 @@ class Tally:
                 self._odds[name].append(values[1] - values[0])
 
     def result(self) -> dict[str, float]:
-        """Returns weighted accuracies by normalization and by chance, and counts of examples, ties, NaN and truncations.
+        """Returns weighted accuracies, and counts of examples, ties, NaN and truncations in scoring.
+
+        The accuracies are those of each normalization and of guessing.
 
         If all questions have the same number of choices and one right answer, it also returns what
         `t5.evaluation.metrics.rank_classification` reports, by normalization, as shares: `f1` (of the second of two choices,

@@ -28,7 +28,7 @@ class RankingEvaluator:
 
     Args:
       tasks: the tasks to read.
-      evaluation: its settings.
+      evaluation: settings of the evaluation.
 
     Attributes:
       settings: see `Evaluation.prepare`.
@@ -46,7 +46,7 @@ class RankingEvaluator:
         """Returns the evaluator, or None if no task has the split.
 
         Args:
-          evaluation: its settings.
+          evaluation: settings of the evaluation.
           choose_on: the split on which the best prompts are chosen, or None.
           model: a `Run` without parameters.
         """

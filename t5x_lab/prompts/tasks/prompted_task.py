@@ -51,7 +51,7 @@ class PromptedTaskBuilder:
       templates: templates that render records. Of several, one is sampled for each example and epoch (Wei et al. 2022,
         section 2.1).
       source: source of the records, see `records.sources.open_records`.
-      records: names of the fields.
+      records: settings of the records: field names, labels, expansion into several records.
       shots: number of exemplars before each question. None = as many as fit.
       few_shot: format of few-shot prompts.
       ranked: whether each choice is an example, as `t5.data.preprocessors.rank_classification` makes them.

@@ -29,7 +29,7 @@ def convert(location: Location, target: str, to: str, *, config: GinConfig | Non
     """Writes a checkpoint to a new directory. The directory appears when it is complete.
 
     Args:
-      location: a checkpoint of any format. See `formats.find`.
+      location: a checkpoint of any format. See `formats.location.find`.
       target: new directory. In t5x_lab's format it is a run directory.
       to: "t5x_lab" or "hf".
       config: configuration. Required if the source has none.
