@@ -275,7 +275,7 @@ def test_a_text_that_changed_is_named_and_the_way_on_is_a_line(tmp_path, monkeyp
         (tmp_path / "two.txt").write_text(original)
     (tmp_path / "two.txt").write_text(original + "\nmore")
     assert train(4) == 2
-    way_on = re.search(r"in a new MODEL_DIR, with (.*) to keep more", capsys.readouterr().err)
+    way_on = re.search(r"in a new MODEL_DIR, with (.*) to keep optimizer", capsys.readouterr().err)
     assert way_on, "flags to copy"
     checkpoint, _, carry = shlex.split(way_on[1])
     assert train(4, "again", checkpoint.rstrip(","), carry) == 0
