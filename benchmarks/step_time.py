@@ -3,7 +3,7 @@
     pip install -e '.[compare]' && python benchmarks/step_time.py [--rounds=5] [--small_pages] [--binding="Z_LOSS = 0.0"]
 
 Both do forward, backward and Adafactor at the same shapes, without dropout, in turns, each in a process of its own that
-sleeps while the others work, six steps a turn, after one turn each to warm up. The machine's own rate is that of square
+sleeps while the others work, a few steps a turn, after one turn each to warm up. The machine's own rate is that of square
 float32 products, measured in the same rounds; the model's matrix products alone would take model FLOPs / rate. Medians; other
 programs on the machine spoil them. Both use huge pages for large arrays (docs/scale.md, "On a CPU"); --small_pages leaves
 them out.
@@ -16,7 +16,6 @@ import time
 from turns import Worker, serve
 
 ROWS, INPUTS, TARGETS = 8, 128, 32
-TURN = 6  # steps
 SIZE, REPEATS = 2048, 8  # of the products that give the machine's rate
 
 
@@ -89,13 +88,13 @@ def products(unused):
 SIDES = {"t5x_lab": load_t5x_lab, "transformers": load_transformers, "products": products}
 
 
-def turn(step) -> float:
+def turn(step, steps: int) -> float:
     """Median seconds of some steps.
 
     The first does not count: it finds its memory returned to the system and the caches full of another's data.
     """
     seconds = []
-    for _ in range(TURN):
+    for _ in range(steps):
         began = time.perf_counter()
         step()
         seconds.append(time.perf_counter() - began)
@@ -105,16 +104,17 @@ def turn(step) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=6, help="steps of a turn")
     parser.add_argument("--binding", action="append", default=[], help="further gin bindings for ours")
     parser.add_argument("--small_pages", action="store_true", help="without huge pages")
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.side:
         step = SIDES[args.side](args.binding)
-        serve(lambda line: turn(step))
+        serve(lambda line: turn(step, args.steps))
         return
 
-    bindings = [f"--binding={binding}" for binding in args.binding]
+    bindings = [f"--steps={args.steps}", *(f"--binding={binding}" for binding in args.binding)]
     workers = {side: Worker(__file__, f"--side={side}", *bindings, huge_pages=not args.small_pages) for side in SIDES}
     times: dict[str, list[float]] = {side: [] for side in SIDES}
     for round_ in range(args.rounds + 1):
