@@ -74,7 +74,7 @@ def programs(only: str | None, policies: list[str]):
 
 
 STUDY_TEXT = """\
-# Compiled results at pod scale
+# TPU pod memory and step-time estimates
 
 Memory and lower bounds of the step time for large models on TPU pods. The page is written by `python benchmarks/pod_scale.py`.
 All numbers are for the training step of `t5x_lab train`, compiled with libtpu for TPU slices without the hardware. Memory is

@@ -11,11 +11,11 @@
 # ---
 
 # %% [markdown]
-# # From a published checkpoint to a fine-tuned one
+# # Fine-tune a Hugging Face checkpoint with LoRA
 #
-# A model in Hugging Face's format is read, fine-tuned on one's own labelled records with LoRA, evaluated, and given back in the
-# same format. With a network, `huggingface-cli download google/t5-v1_1-small --local-dir published` brings a real one; so that
-# this page needs none, a tiny one is trained here first and takes its place. The commands are the same.
+# This notebook loads a model in Hugging Face's format, fine-tunes it on labelled records with LoRA, evaluates it, and exports it
+# in the same format. `huggingface-cli download google/t5-v1_1-small --local-dir published` downloads a real model. To run
+# offline, the notebook trains a tiny one instead. The commands are the same.
 
 # %%
 import os
@@ -43,9 +43,9 @@ TransformerConfig.mlp_dim = 128
 # ls published
 
 # %% [markdown]
-# ## Reading it
+# ## Load the model
 #
-# A directory of Hugging Face's is a model like any run: its configuration, tokenizer and weights are all there.
+# `t5x_lab.load` accepts a Hugging Face directory like a run directory, with its configuration, tokenizer and weights.
 
 # %%
 import t5x_lab
@@ -57,8 +57,8 @@ base.generate(["The <extra_id_0> of the United States"], max_tokens=8)
 # %% [markdown]
 # ## Records
 #
-# Lines of a message, a tab, and whether it is urgent; and a SeqIO task that puts them into words. (Records of labelled data sets
-# with templates in promptsource's form need no Python: see *Data sets in words*.)
+# Each line has a message, a tab, and whether the message is urgent. A SeqIO task renders the lines as inputs and targets.
+# (Labelled data sets with promptsource templates need no Python: see *Prompted datasets*.)
 
 # %%
 import pathlib
@@ -102,9 +102,9 @@ seqio.TaskRegistry.add(
 )
 
 # %% [markdown]
-# ## Fine-tuning
+# ## Fine-tune with LoRA
 #
-# The model's own configuration comes with it; `peft/lora.gin` makes it LoRA, without which all parameters are trained.
+# `peft/lora.gin` selects LoRA. Without it, all parameters are trained.
 
 # %% language="bash"
 # t5x_lab train --gin_file=tiny.gin --gin_file=runs/finetune.gin --gin_file=peft/lora.gin \
@@ -119,9 +119,9 @@ tuned = t5x_lab.load("runs/tickets")
 tuned.generate(["The server smells of smoke. Urgent?", "My screen has a nice case. Urgent?"], max_tokens=3)
 
 # %% [markdown]
-# ## Giving it back
+# ## Merge and export
 #
-# LoRA's products are worked into the kernels, and the whole is a model of Hugging Face's again:
+# Merge LoRA into the kernels, and convert the result to Hugging Face's format:
 
 # %%
 tuned.merged().save("runs/merged")

@@ -11,10 +11,10 @@
 # ---
 
 # %% [markdown]
-# # Train and look at a model
+# # Quick start: train, load and compare models
 #
-# A small decoder is trained on the annual messages of American presidents, which arrive with the package. It takes a minute or
-# two on a laptop's CPU. Everything is written into a new folder.
+# This notebook trains a small decoder on the State of the Union addresses, which are included in the package. It takes one or two
+# minutes on a laptop's CPU. All files are written to a new folder.
 
 # %%
 import os
@@ -23,18 +23,18 @@ import tempfile
 os.chdir(tempfile.mkdtemp())
 
 # %% [markdown]
-# ## A vocabulary
+# ## Train a vocabulary
 #
-# Two thousand pieces of the text itself:
+# A SentencePiece vocabulary of 2,000 pieces, trained on the corpus:
 
 # %% language="bash"
 # t5x_lab vocab --task=sotu --size=2000 --output=my.model
 
 # %% [markdown]
-# ## A run
+# ## Train a model
 #
-# Gin files say the model and the objective, bindings what is different here. What a run is lies in one directory; the same
-# command goes on where the last checkpoint left off.
+# The gin file includes a model and an objective, and overrides some settings. All files of a run are in its directory. The same
+# command resumes from the last checkpoint.
 
 # %%
 # %%writefile small.gin
@@ -62,9 +62,9 @@ SamplesEvaluation.prompts = ("The people of the United States", "We must")
 # t5x_lab train --gin_file=small.gin --gin.MODEL_DIR=runs/first
 
 # %% [markdown]
-# ## Its numbers
+# ## Metrics
 #
-# Every step and every evaluation is a line of `metrics.jsonl`. In columns:
+# Every step and every evaluation is a line of `metrics.jsonl`. As a table:
 
 # %%
 from t5x_lab.observe.curves import read_columns
@@ -79,9 +79,9 @@ from IPython.display import Image
 Image("runs/first/plots/loss.png")
 
 # %% [markdown]
-# ## Asking it
+# ## Generate and score
 #
-# A run that is loaded writes, scores and gives logits:
+# A loaded run generates and scores texts, and computes logits:
 
 # %%
 import t5x_lab
@@ -104,9 +104,9 @@ for piece in np.argsort(-logits)[:5]:
     print(f"{logits[piece]:7.3f}  {run.vocabulary.decode([int(piece)])!r}")
 
 # %% [markdown]
-# ## Comparing two runs
+# ## Compare two runs
 #
-# Another run differs in one setting. `t5x_lab report` lays their curves over each other, in one page that needs nothing else:
+# A second run differs in one setting. `t5x_lab report` plots both in one self-contained HTML page:
 
 # %% language="bash"
 # set -e

@@ -11,9 +11,9 @@
 # ---
 
 # %% [markdown]
-# # Your own task, objective and network
+# # Custom task, objective and network
 #
-# Three small classes in a module of your own, one gin file that names them, and no file of the library edited.
+# A SeqIO task, a network and an objective in Python modules, bound in gin files. No file of the library is edited.
 
 # %%
 import os
@@ -22,9 +22,9 @@ import tempfile
 os.chdir(tempfile.mkdtemp())
 
 # %% [markdown]
-# ## A task
+# ## Task
 #
-# SeqIO's tasks are read as they are. This one turns words around: `inputs` are words, `targets` the same from behind.
+# Any SeqIO task can be trained on. In this one `inputs` are words and `targets` the reversed words:
 
 # %%
 # %%writefile my_tasks.py
@@ -73,9 +73,9 @@ for example in task.get_dataset({"inputs": 64, "targets": 64}, "validation").tak
     print(decode(example["inputs"].numpy()), "->", decode(example["targets"].numpy()))
 
 # %% [markdown]
-# ## A network
+# ## Network
 #
-# A module of Flax NNX with an `architecture`, a `vocab_size` and `logits`. The decoder below looks at the last tokens alone:
+# A network is a Flax NNX module with `architecture`, `vocab_size` and `logits`. This decoder reads only the last tokens:
 
 # %%
 # %%writefile my_network.py
@@ -102,9 +102,9 @@ class Convolutions(nnx.Module):
         return self.embed.attend(x)
 
 # %% [markdown]
-# ## An objective
+# ## Objective
 #
-# Denoising in which half of the noise is what follows in the vocabulary, as `noise_mask` says where:
+# A denoising objective in which half of the noise tokens, selected by `noise_mask`, become the next id of the vocabulary:
 
 # %%
 # %%writefile my_objective.py
@@ -123,9 +123,9 @@ def shifted_tokens(rate=0.15):
     return Denoising(noise_density=rate, inputs=shift_noise, targets="whole")
 
 # %% [markdown]
-# ## One at a time
+# ## Train with each of them
 #
-# The task, with a network of the library:
+# The task with a network of the library:
 
 # %%
 # %%writefile task.gin
@@ -150,7 +150,7 @@ LearningRate.base_learning_rate = 0.01
 # t5x_lab train --gin_file=task.gin --gin.MODEL_DIR=runs/task
 
 # %% [markdown]
-# The objective, on the embedded text:
+# The objective on the included corpus:
 
 # %% language="bash"
 # t5x_lab train --gin_file=models/t5_1_1/tiny.gin --gin_bindings='import my_objective' \
@@ -160,7 +160,7 @@ LearningRate.base_learning_rate = 0.01
 #   --gin.DataConfig.eval_steps=4 --gin.MODEL_DIR=runs/objective
 
 # %% [markdown]
-# The network, with full language modelling:
+# The network with full language modeling:
 
 # %%
 # %%writefile network.gin
@@ -191,4 +191,4 @@ run = t5x_lab.load("runs/network")
 run.score(["the Unite", "the Unite"], ["d States", "xyzzyqqq"])
 
 # %% [markdown]
-# Losses, optimizers, hooks, evaluations and sharding rules are bound the same way: the pages under *Your own* have one each.
+# Losses, optimizers, hooks, evaluations and sharding rules are bound in the same way. There is a page for each of them.
