@@ -149,8 +149,8 @@ def test_cross_entropy_and_its_gradient_equal_float64(smoothing, z_loss, shards,
 
 
 @pytest.mark.parametrize("causal, prefix, cap", [(False, False, None), (True, False, 1.5), (True, True, None)])
-def test_attention_in_blocks_equals_attention_at_once(monkeypatch, causal, prefix, cap):
-    """Outputs and gradients, of the biases too, for blocks that do not divide the length."""
+def test_attention_in_blocks_equals_a_plain_softmax(monkeypatch, causal, prefix, cap):
+    """Compares outputs and gradients, of the biases too, with JAX's gradient. Blocks do not divide the length."""
     rng = np.random.default_rng(4)
     T, S = 11, 11 if causal else 13
     q, k, v = (jnp.asarray(rng.normal(size=(2, n, 4, 3)), jnp.float32) for n in (T, S, S))
@@ -164,11 +164,21 @@ def test_attention_in_blocks_equals_attention_at_once(monkeypatch, causal, prefi
     def run(q, k, v, values):
         return jnp.sum(dot_product_attention(q, k, v, mask=mask, bias=DiagonalBias(values, T), logit_cap=cap) * wanted)
 
-    results = []
+    def plain(q, k, v, values):
+        k, v = jnp.repeat(k, 2, axis=2), jnp.repeat(v, 2, axis=2)
+        logits = jnp.einsum("btnh,bsnh->bnts", q, k)
+        logits = logits if cap is None else cap * jnp.tanh(logits / cap)
+        logits += values[:, np.arange(S)[None] - np.arange(T)[:, None] + T - 1]
+        logits = jnp.where(expand_mask(mask, T, S)[:, None], logits, -1e30)
+        return jnp.sum(jnp.einsum("bnts,bsnh->btnh", jax.nn.softmax(logits), v) * wanted)
+
+    gradient = lambda function: jax.jit(jax.value_and_grad(function, argnums=(0, 1, 2, 3)))(q, k, v, values)
+    expected = gradient(plain)
     for block in (64, 4):
         monkeypatch.setattr(ops.attention, "BLOCK", block)
-        results.append(jax.jit(jax.value_and_grad(run, argnums=(0, 1, 2, 3)))(q, k, v, values))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), *results)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), gradient(lambda *x: run(*x)), expected
+        )
 
 
 def test_dropout_shares_its_mask_along_the_length_and_keeps_the_mean():
