@@ -168,7 +168,7 @@ def test_attention_in_blocks_equals_a_plain_softmax(monkeypatch, causal, prefix,
         k, v = jnp.repeat(k, 2, axis=2), jnp.repeat(v, 2, axis=2)
         logits = jnp.einsum("btnh,bsnh->bnts", q, k)
         logits = logits if cap is None else cap * jnp.tanh(logits / cap)
-        logits += values[:, np.arange(S)[None] - np.arange(T)[:, None] + T - 1]
+        logits += values[None][:, :, np.arange(S)[None] - np.arange(T)[:, None] + T - 1]
         logits = jnp.where(expand_mask(mask, T, S)[:, None], logits, -1e30)
         return jnp.sum(jnp.einsum("bnts,bsnh->btnh", jax.nn.softmax(logits), v) * wanted)
 
