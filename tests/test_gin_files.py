@@ -16,6 +16,7 @@ from t5x_lab.checkpoints.layout import absolute_path
 from t5x_lab.checkpoints.manager import save_params
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.macros import macro_bindings
+from t5x_lab.config.renamed import _log_once, replace_old_names
 from t5x_lab.config.t5x_names import TABLE, documentation, hint
 from t5x_lab.partitioning.mesh import MeshShape
 from t5x_lab.runs.config.configurables import CONFIGURABLES
@@ -229,3 +230,15 @@ def test_a_wrong_optimizer_is_a_sentence(name, body, says):
         sharded = ShardedModel(run.model, MeshShape(1, 1, 1), jax.devices()[:1])
         assemble(sharded, run.optimizer, batch_size=8, microbatches=1, seed=0)
     assert says in error.value.sentence
+
+
+def test_names_of_the_last_release_are_replaced_and_logged(capsys):
+    _log_once.cache_clear()
+    old = ['include "added/lora.gin"', "MetricsEvaluation.cut_inputs = 'left'", "MetricsEvaluation.beginning = 'a'"]
+    new = ['include "peft/lora.gin"', "MetricsEvaluation.truncate_inputs = 'left'", "MetricsEvaluation.decoder_prefix = 'a'"]
+    evaluation = ["EVALS = (@MetricsEvaluation(),)", "INFER_EVAL_PERIOD = 2"]
+    assert GinConfig(FILES, [*NEEDED, *old, *evaluation]).run() == GinConfig(FILES, [*NEEDED, *new, *evaluation]).run()
+    err = capsys.readouterr().err
+    assert 'The gin name "MetricsEvaluation.cut_inputs" is now "MetricsEvaluation.truncate_inputs"' in err
+    assert 'The gin name "added/lora.gin" is now "peft/lora.gin"' in err
+    assert replace_old_names("a/ADDED = 1\nADDED = {}\nMY_ADDED = 2") == "a/PEFT = 1\nPEFT = {}\nMY_ADDED = 2"
