@@ -72,7 +72,7 @@ def test_parameters_go_from_a_causal_to_a_prefix_decoder_and_back(capfd):
             "--gin.Adafactor.momentum=0.9",
             "was trained with another optimizer: Adafactor.momentum was None and is now 0.9. Continue",
         ),
-        ("--gin.Adafactor.min_dim_size_to_factor=8", "Adafactor.min_dim_size_to_factor was 128, and is 8. Continue"),
+        ("--gin.Adafactor.min_dim_size_to_factor=8", "Adafactor.min_dim_size_to_factor was 128 and is now 8. Continue"),
         ("--gin.DATA_SHARDS=4", "was trained with DATA_SHARDS = 1"),
         ("--gin.MIXTURE_OR_TASK_NAME=sotu_full_lm", "was trained with MIXTURE_OR_TASK_NAME = sotu_prefix_lm"),
         ('--gin.TASK_FEATURE_LENGTHS={"targets": 32}', "was trained with TASK_FEATURE_LENGTHS"),
