@@ -68,6 +68,7 @@ ELSEWHERE = {  # words of a command, and where it runs
     "harness  --model_dir=runs/demo": "docs/evaluation.md",
     "tickets": "tests/test_prompts_tutorial.py",
     "t5x_lab train: ": "nowhere: it is a message",
+    "t5x_lab RUN": "nowhere: RUN stands for the words of a command",
 }
 
 

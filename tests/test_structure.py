@@ -177,3 +177,21 @@ for command in ([], *([name] for name in COMMANDS)):
 def test_no_module_is_without_a_word_on_what_it_is_for():
     for path in sorted((ROOT / "t5x_lab").rglob("*.py")) + sorted((ROOT / "tasks").glob("*.py")):
         assert ast.get_docstring(ast.parse(path.read_text())), path
+
+
+RESOLVERS = {"resolve_tasks", "resolve_mixture", "find_members", "known_names"}
+
+
+def test_commands_register_the_librarys_tasks_before_they_resolve_names():
+    """A process in which nothing else has imported `t5x_lab.tasks` would know no name."""
+    checked = []
+    for path in sorted([*(ROOT / "t5x_lab" / "cli").glob("*.py"), *(ROOT / "t5x_lab" / "runs").rglob("*.py")]):
+        for function in ast.walk(ast.parse(path.read_text())):
+            if isinstance(function, ast.FunctionDef):
+                nodes = list(ast.walk(function))
+                imported = {alias.name for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names}
+                if imported & RESOLVERS:
+                    called = {getattr(node.func, "id", "") for node in nodes if isinstance(node, ast.Call)}
+                    assert "load_data_layer" in called, f"{path}: {function.name}"
+                    checked.append(function.name)
+    assert len(checked) >= 3

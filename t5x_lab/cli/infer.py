@@ -109,6 +109,9 @@ def _config(args: argparse.Namespace):
 
 
 def _task_examples(args: argparse.Namespace, model, **shard: int):
+    from t5x_lab.runs.data_layer import load_data_layer
+
+    load_data_layer()
     from t5x_lab.data.pipeline.batches import resolve_tasks
     from t5x_lab.evaluation.inference.task_examples import read_task_examples
 
