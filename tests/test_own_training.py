@@ -85,6 +85,7 @@ def test_each_group_is_updated_by_its_own_optimizer_and_a_frozen_one_not_at_all(
     assert not any("'mlp'" in name for name in slots)  # plain gradient descent has none
     rates = [metrics[f"learning_rate/{name}"] for name in (r"decoder/layers/mlp/.*", ".*")]
     np.testing.assert_allclose(rates, [0.5, 0.01])
+    np.testing.assert_allclose(metrics["learning_rate"], 0.5)  # the first group's
     np.testing.assert_allclose(metrics_2["learning_rate/decoder/layers/mlp/.*"], 0.375)
 
 

@@ -170,6 +170,7 @@ def test_normalisers():
     assert factor == 3
     tokens, weights = jnp.array([[5, 6, 7, 8, 0]]), jnp.array([[1.0, 2.0, 3.0, 4.0, 5.0]])
     batch = {"decoder_target_tokens": tokens, "decoder_loss_weights": weights}
+    assert weights_and_normalizer(batch, "NUM_REAL_TARGET_TOKENS")[1] == 15  # the sum of the weights, as in T5X
     packed = {**batch, "decoder_segment_ids": jnp.array([[1, 2, 2, 3, 0]])}
     weights, factor = weights_and_normalizer(packed, "AVERAGE_PER_SEQUENCE")
     np.testing.assert_allclose(weights, [[1, 0.4, 0.6, 1, 0]], rtol=1e-6)
