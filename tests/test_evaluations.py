@@ -473,6 +473,8 @@ def test_ranking_equals_t5s_with_weights_and_several_right_answers(classes, seve
     )
     actual, end = accuracy.accuracies(questions, result), "token_mean" if by_tokens else "sum"
     assert actual[end] == pytest.approx(expected["accuracy"] / 100)
+    guess = sum(q.weight * len(q.labels) / classes for q in questions) / sum(q.weight for q in questions)
+    assert actual["chance"] == pytest.approx(guess)
     names = {"f1": "f1", "mean_3class_f1": "f1", "auc-roc": "auc_roc", "auc-pr": "auc_pr"}
     shared = {names[name]: value for name, value in expected.items() if name in names}
     assert bool(shared) != several and {name for name in actual if name.endswith(f"_{end}")} == {

@@ -284,6 +284,7 @@ def test_masked_lm_in_its_shares():
     assert (inputs[noise] == 358).mean() == pytest.approx(0.8, abs=error(0.8, count))
     unchanged = (inputs[noise] == targets[noise]).mean()
     assert unchanged == pytest.approx(0.1 + 0.1 / 256, abs=error(0.1, count))
+    assert set(inputs[noise & (inputs != targets) & (inputs != 358)]) <= set(range(3, 259))  # no padding, EOS or sentinel
 
 
 def test_bert_style_in_its_shares():

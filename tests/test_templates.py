@@ -139,6 +139,7 @@ def test_what_a_template_draws_repeats_with_the_seed():
         ("{{a}} ||| {{b.c[0]}}", {"a": "word " * 1000, "b": {"c": []}}, (("word " * 409).strip() + "...", NO_LABEL)),
         ("{{ long_name }} ||| {{ [1, 1, 2] | most_frequent }}", {"long-name": 7}, ("7", "[1]")),
         ("{% if c is defined %}{{c}}{% endif %}{{a}} ||| no", {"a": "x"}, ("x", "no")),
+        ("{{a}} ||| x", {"a": " "}, None),
     ],
 )  # fmt: skip
 def test_separators_cuts_and_what_is_empty(jinja, record, expected):
