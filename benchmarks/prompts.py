@@ -29,6 +29,8 @@ Records.files = "{work}/records/{{dataset}}/{{split}}.jsonl"
 VOCABULARY = @SentencePieceVocabulary()
 SentencePieceVocabulary.path = "{data}/t5_vocabulary/sentencepiece.model"
 MIXTURE_OR_TASK_NAME = "{mixture}"
+COLLECTIONS = {{"small": @small/Collection()}}
+small/Collection.members = ("glue/mrpc", "quail")
 TASK_FEATURE_LENGTHS = {{"inputs": 1024, "targets": 256}}
 BATCH_SIZE = 64
 DataConfig.pack = False
@@ -111,7 +113,7 @@ def main() -> None:
     parser.add_argument("--data", default="../shared/data")
     parser.add_argument("--scale", type=int, default=1000)
     parser.add_argument("--draws", type=int, default=50_000)
-    parser.add_argument("--mixture", default="t0_train", help="a collection or data set of T0, such as t0_glue_mrpc")
+    parser.add_argument("--mixture", default="t0_train", help="a collection, such as small, of two data sets")
     parser.add_argument("--work")
     parser.add_argument("--measure", choices=WAYS, help="one way, in this process")
     args = parser.parse_args()

@@ -35,7 +35,7 @@ SMALL_RUNS = {
     ),
     "objectives": ("--seconds=0.2 --rounds=1 --rows=8 --objectives=span_corruption", r"encoder_decoder .* [\d.]+x"),
     "prompts": (
-        f"--data={SHARED} --mixture=t0_glue_mrpc --scale=10000000 --draws=200",
+        f"--data={SHARED} --mixture=small --scale=10000000 --draws=200",
         r"not cached:(?s:.*)cached:(?s:.*)without single_device_functions:(?s:.*)restore, s +[\d.]+",
     ),
     "properties": ("--scale=2 tests/test_ops.py", r"\d+ passed"),
