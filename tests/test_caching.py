@@ -197,7 +197,7 @@ def test_every_source_is_read_as_it_would_be_without_a_cache(kind, sizes, shards
     assert len({row.tobytes() for batch in on_the_fly for row in batch["encoder_input_tokens"]}) > 20
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_cache_needs_nothing_of_what_it_was_made_of(registered, tmp_path):
     """Also where rates are computed from numbers of examples, in a mixture of mixtures."""
     source_of = {"lines": of_lines, "set": of_tfds}

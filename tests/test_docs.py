@@ -135,7 +135,7 @@ EXAMPLES = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("page, number, text", EXAMPLES, ids=[f"{page.name}-{number}" for page, number, _ in EXAMPLES])
 def test_examples_in_python_run(page, number, text):
     """On models of bytes with fresh weights, in the places that the examples name."""

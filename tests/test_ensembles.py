@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import random_batch, random_params, tiny_config
+from helpers import exhaustive, random_batch, random_params, tiny_config
 from runs_of_text import FULL_LM, PREFIX_LM_ED, flags
 
 import t5x_lab
@@ -31,7 +31,12 @@ def assert_close(actual, expected):
 
 
 @pytest.mark.parametrize(
-    "networks", [("causal_decoder", "causal_decoder"), ("encoder_decoder", "shared_stacks"), ("lstm", "rotary", "gpt1")]
+    "networks",
+    [
+        exhaustive(("causal_decoder", "causal_decoder")),
+        ("encoder_decoder", "shared_stacks"),
+        exhaustive(("lstm", "rotary", "gpt1")),
+    ],
 )
 def test_logits_are_the_mean_of_the_members(networks):
     ensemble, params, models, own = members_of(*networks)
@@ -48,7 +53,7 @@ def test_logits_are_the_mean_of_the_members(networks):
         results = [m.decode_step(p)(s, token) for m, p, (_, s) in zip(models, own, results, strict=True)]
 
 
-@pytest.mark.parametrize("decoder", ["causal_decoder", "prefix_decoder"])
+@pytest.mark.parametrize("decoder", [exhaustive("causal_decoder"), "prefix_decoder"])
 def test_an_encoder_decoder_and_a_decoder_read_the_same(decoder):
     """The decoder's part is its own logits of inputs and targets in one row; of packed rows, example by example."""
     ensemble, params, models, own = members_of("encoder_decoder", decoder)

@@ -64,6 +64,7 @@ def test_from_a_bare_checkout():
     assert probe(sys.executable, PYTHONPATH=str(ROOT)) == str(ROOT / "t5x_lab")
 
 
+@pytest.mark.exhaustive
 def test_from_an_editable_install():
     """The suite itself runs in one; outside of the checkout and without PYTHONPATH it is found all the same."""
     shown = subprocess.run([sys.executable, "-m", "pip", "show", "-f", "t5x_lab"], capture_output=True, text=True).stdout

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import documented, random_batch, random_params, tiny_config
+from helpers import documented, exhaustive, random_batch, random_params, tiny_config
 from runs_of_text import FULL_LM, flags
 
 import t5x_lab
@@ -56,7 +56,7 @@ def trained(optimizer, mesh=MESHES["one device"], steps=1, microbatches=1, hooks
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh, microbatches", [("one device", 1), ("one device", 2), ("a mesh", 1)])
+@pytest.mark.parametrize("mesh, microbatches", [exhaustive("one device", 1), ("one device", 2), exhaustive("a mesh", 1)])
 def test_each_group_is_updated_by_its_own_optimizer_and_a_frozen_one_not_at_all(mesh, microbatches):
     mesh = MESHES[mesh]
     decay = LinearDecay(peak=0.5, total_steps=4)

@@ -184,7 +184,7 @@ def test_tables_are_read_in_the_graph_of_many_tasks(name, tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name, many", [("all_without_c", False), ("drawn_2_shot", True)])
+@pytest.mark.parametrize("name, many", [exhaustive("all_without_c", False), ("drawn_2_shot", True)])
 def test_a_cache_of_prompted_tasks_is_read_as_they_are(name, many, tmp_path, monkeypatch):
     """To the last bit, with templates and exemplars that are drawn after it."""
     from test_caching import cached
@@ -241,7 +241,7 @@ templates:
 """
 
 
-@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("many", [exhaustive(False), True])
 def test_a_template_with_little_to_say_is_read_by_all_shards(many, tmp_path, monkeypatch):
     """The template renders every fourth of 300 records, so three of four shards would be empty."""
     if many:

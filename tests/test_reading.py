@@ -369,7 +369,7 @@ def interrupted(config, architecture, folder, processes, batches):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["plain", "ahead"])
+@pytest.mark.parametrize("name", [exhaustive("plain"), "ahead"])
 def test_an_epoch_with_interruptions_meets_each_example_once(name, tmp_path):
     """Reads from a source or from SeqIO's cache. Files are uneven, and the number of processes changes after each interruption."""
     sizes = (5, 40, 19, 64)
