@@ -9,6 +9,7 @@ mixtures: T5's tasks need a version of C4 that few can read.
 import copy
 import dataclasses
 import functools
+import importlib
 import re
 from collections.abc import Iterable, Iterator
 
@@ -24,6 +25,8 @@ from t5x_lab.data.tasks.text_tasks import BYTE_VOCABULARY, LazySource, objective
 from t5x_lab.data.vocabularies.build import is_same_vocabulary, lazy_vocabulary
 from t5x_lab.data.vocabularies.config import Vocabulary
 
+# Registers the tasks and names of the library when it is imported. It builds on this package, as a user's module of tasks does.
+LIBRARY_TASKS = "t5x_lab.tasks"
 _TEXTS: dict[str, seqio.DataSource] = {}
 _NAMES_OF_T5 = re.compile(r"c4_v\d+.*|c4_prefix_lm_objective_.*")  # `t5.data.tasks` registers these itself
 
@@ -117,6 +120,7 @@ def find_members(config: DataConfig, need_objective: bool = True) -> list[Member
     Raises:
       UserError: for an unknown name, with the nearest one, or an OBJECTIVE that contradicts the name.
     """
+    importlib.import_module(LIBRARY_TASKS)
     name = config.mixture_or_task_name
     text_names, joint_names = _text_task_names(_text_sources(config)), _text_task_names([ALL_TEXTS])
     if config.prompts and name not in text_names and name not in joint_names:
