@@ -1,7 +1,11 @@
 """Temporary replacements of functions of TensorFlow while a pipeline is built. Nothing else in t5x_lab replaces such functions.
 
 Each has no public setting that does the same. `PATCH_LOCK` is held meanwhile, so that threads do not restore each other's
-replacement. benchmarks/prompts.py measures a mixture of 313 templates with and without them.
+replacement.
+
+A mixture of 313 templates on two CPU cores (benchmarks/prompts.py), within a budget of 60 s and 50 MB: the first batch takes 49 s
+and a saved position 25 MB. Without `sequential_maps` it is 67 s and 167 MB; without `single_device_functions` the first batch is
+not there after 140 s.
 """
 
 import contextlib
