@@ -77,35 +77,35 @@ def measure(work: pathlib.Path, way: str, draws: int) -> dict:
         if way == f"without {name}":
             setattr(graph, name, contextlib.nullcontext)
     config = GinConfig([str(work / "t0.gin")], [f"USE_CACHED_TASKS = {way == 'cached'}"]).data()
-    seconds = {}
+    figures = {}
     began, cpu_began = time.monotonic(), cpu()
     tasks = resolve_tasks(config, "encoder_decoder", 32_128)
     batches = SeqioBatches(tasks, config, seed=0)
     counts = (next(batches)["task_tokens"] > 0).sum(axis=0)
-    seconds["first batch, s"], seconds["first batch, CPU-s"] = time.monotonic() - began, cpu() - cpu_began
+    figures["first batch, s"], figures["first batch, CPU-s"] = time.monotonic() - began, cpu() - cpu_began
     began, cpu_began, rows = time.monotonic(), cpu(), draws // config.batch_size * config.batch_size
     for _ in range(draws // config.batch_size):
         counts += (next(batches)["task_tokens"] > 0).sum(axis=0)
-    seconds["examples a CPU-second"] = rows / (cpu() - cpu_began)
-    seconds["examples a second"] = rows / (time.monotonic() - began)
+    figures["examples a CPU-second"] = rows / (cpu() - cpu_began)
+    figures["examples a second"] = rows / (time.monotonic() - began)
     rates = np.array([part.rate for part in tasks.train_components])
     expected = rates / rates.sum() * counts.sum()
-    seconds |= {"draws": int(counts.sum()), "tasks": len(counts), "tasks drawn": int((counts > 0).sum())}
-    seconds["fewest draws expected"] = float(expected.min())
-    seconds["chi-squared"], seconds["p"] = map(float, scipy.stats.chisquare(counts, expected))
-    seconds["largest difference, standard deviations"] = float(np.max(np.abs(counts - expected) / np.sqrt(expected)))
+    figures |= {"draws": int(counts.sum()), "tasks": len(counts), "tasks drawn": int((counts > 0).sum())}
+    figures["fewest draws expected"] = float(expected.min())
+    figures["chi-squared"], figures["p"] = map(float, scipy.stats.chisquare(counts, expected))
+    figures["largest difference, standard deviations"] = float(np.max(np.abs(counts - expected) / np.sqrt(expected)))
     status = dict(line.split(":", 1) for line in pathlib.Path("/proc/self/status").read_text().splitlines())
-    seconds["memory, MiB"] = int(status["RssAnon"].split()[0]) / 1024
+    figures["memory, MiB"] = int(status["RssAnon"].split()[0]) / 1024
     position = epath.Path(work / f"position {way}")
     position.mkdir(parents=True, exist_ok=True)
     batches.save(position)
-    seconds["position, MB"] = sum(file.stat().st_size for file in pathlib.Path(position).rglob("*") if file.is_file()) / 1e6
+    figures["position, MB"] = sum(file.stat().st_size for file in pathlib.Path(position).rglob("*") if file.is_file()) / 1e6
     began, cpu_began = time.monotonic(), cpu()
     again = SeqioBatches(resolve_tasks(config, "encoder_decoder", 32_128), config, seed=0)
     again.restore(position)
     next(again)
-    seconds["restore, s"], seconds["restore, CPU-s"] = time.monotonic() - began, cpu() - cpu_began
-    return seconds
+    figures["restore, s"], figures["restore, CPU-s"] = time.monotonic() - began, cpu() - cpu_began
+    return figures
 
 
 def main() -> None:

@@ -19,10 +19,12 @@ def arguments(
     for name, number in {"pretrain_steps": pretrain_steps, "steps": steps, **more}.items():
         parser.add_argument(f"--{name}", type=int, default=number)
     parser.add_argument("--only", action="append", choices=list(only))
-    parser.add_argument("--data_set", action="append", choices=list(data_sets), help="one of them alone (default: all)")
+    if data_sets:
+        parser.add_argument("--data_set", action="append", choices=list(data_sets), help="one of them alone (default: all)")
     args = parser.parse_args()
     args.work, args.data = pathlib.Path(args.work).resolve(), pathlib.Path(args.data).resolve()
-    args.data_set = args.data_set or list(data_sets)
+    if data_sets:
+        args.data_set = args.data_set or list(data_sets)
     args.work.mkdir(parents=True, exist_ok=True)
     return args
 

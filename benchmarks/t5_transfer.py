@@ -189,7 +189,7 @@ def scores(work: pathlib.Path, seeds: int, data_sets: list[str]) -> dict[str, li
                 else [work / f"{way}_{seed}_{task_of(data_set)}" for data_set in data_sets]
             )
             of_seed = {key: score for folder in folders for key, score in best_scores(folder).items()}
-            if len(of_seed) >= len(data_sets):
+            if len(of_seed) == len(data_sets):
                 scores_by_way.setdefault(way, []).append({**of_seed, "average": statistics.mean(of_seed.values())})
     return scores_by_way
 

@@ -182,8 +182,8 @@ def test_no_module_is_without_a_word_on_what_it_is_for():
 RESOLVERS = {"resolve_tasks", "resolve_mixture", "find_members", "known_names"}
 
 
-def test_commands_register_the_librarys_tasks_before_they_resolve_names():
-    """A process in which nothing else has imported `t5x_lab.tasks` would know no name."""
+def test_commands_load_the_data_layer_before_they_resolve_names():
+    """It checks the installed packages, with a sentence, and keeps TensorFlow off the accelerator."""
     checked = []
     for path in sorted([*(ROOT / "t5x_lab" / "cli").glob("*.py"), *(ROOT / "t5x_lab" / "runs").rglob("*.py")]):
         for function in ast.walk(ast.parse(path.read_text())):
@@ -195,3 +195,17 @@ def test_commands_register_the_librarys_tasks_before_they_resolve_names():
                     assert "load_data_layer" in called, f"{path}: {function.name}"
                     checked.append(function.name)
     assert len(checked) >= 3
+
+
+def test_names_of_the_library_resolve_where_nothing_else_registered_them():
+    code = """
+from t5x_lab.data.config import DataConfig
+from t5x_lab.data.tasks.names import find_members
+from t5x_lab.data.vocabularies.config import ByteVocabulary
+from t5x_lab.prompts.prompts import Prompts
+for name in ("sotu_full_lm", "t5_glue_cola"):
+    config = DataConfig(name, {"inputs": 8, "targets": 8}, 4, ByteVocabulary(), prompts=Prompts())
+    print(*(member.task.name for member in find_members(config)))
+"""
+    done = run_python(code)
+    assert done.stdout.split() == ["sotu_full_lm", "t5_glue_cola"], done.stderr

@@ -3,9 +3,9 @@
 Each has no public setting that does the same. `PATCH_LOCK` is held meanwhile, so that threads do not restore each other's
 replacement.
 
-A mixture of 313 templates on two CPU cores (benchmarks/prompts.py) has a budget of 60 s and 50 MB. The first batch takes 49
-s, and a saved position 25 MB. Without `sequential_maps` it is 67 s and 167 MB. Without `single_device_functions` there is no
-batch after 140 s.
+A mixture of 313 templates on two CPU cores (benchmarks/prompts.py) has a budget of 60 s and 50 MB. The first batch takes
+49 s, and a saved position 25 MB. Without `sequential_maps` it is 67 s and 167 MB. Without `single_device_functions` there is
+no batch after 140 s.
 """
 
 import contextlib
