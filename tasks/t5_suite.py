@@ -4,8 +4,8 @@ Records come from TensorFlow Datasets, and the vocabulary is bytes until another
 module.
 """
 
-from t5x_lab.papers.t5.suite import declare, names
+from t5x_lab.papers.t5.suite import names, register_suite_task
 from t5x_lab.prompts.prompts import Prompts
 
 for _name in names():
-    declare(_name, Prompts())
+    register_suite_task(_name, Prompts())

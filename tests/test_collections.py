@@ -47,7 +47,7 @@ def own(records):
 
 
 def mixture(name, prompts):
-    assert prompts.declare(name)
+    assert prompts.register(name)
     return seqio.MixtureRegistry.get(name)
 
 
@@ -192,19 +192,19 @@ def test_multi_news_articles_are_told_apart(prompts):
 
 def test_ablations_of_instructions(own):
     for end, start in (("plain", ""), ("named", "[super glue rte] ")):
-        assert own.declare(f"flan_super_glue_rte_{end}")
+        assert own.register(f"flan_super_glue_rte_{end}")
         task = seqio.TaskRegistry.get(f"flan_super_glue_rte_{end}")
         record = synthetic_records.records("super_glue/rte", 1)[0]
         example = next(task.get_dataset(LENGTHS, "train", shuffle=False, seed=0).as_numpy_iterator())
         assert text_of(example["inputs"]) == f"{start}{record['premise']}\n{record['hypothesis']}"[:256]
-    own.declare("flan_super_glue_rte_2templates")
+    own.register("flan_super_glue_rte_2templates")
     task = seqio.TaskRegistry.get("flan_super_glue_rte_2templates")
     two = read_templates((TEMPLATES.folder,), "super_glue/rte")[:2]
     both = {template.render(record).targets for record in synthetic_records.records("super_glue/rte", 40) for template in two}
     drawn = [text_of(x["targets"]) for x in task.get_dataset(LENGTHS, "train", shuffle=False, seed=0).as_numpy_iterator()]
     assert set(drawn) == both
     with pytest.raises(UserError, match='"super_glue/rte" has 10 templates, not 11'):
-        own.declare("flan_super_glue_rte_11templates")
+        own.register("flan_super_glue_rte_11templates")
 
 
 def test_examples_are_drawn_at_the_rates(prompts):
@@ -228,7 +228,7 @@ def test_examples_are_drawn_at_the_rates(prompts):
 
 
 def few_shot(prompts, name, seed=0, split="train", lengths=LENGTHS, **options):
-    assert prompts.declare(name)
+    assert prompts.register(name)
     task = seqio.TaskRegistry.get(name)
     dataset = task.get_dataset(lengths, split, shuffle=False, seed=seed, **options)
     return [text_of(x["inputs"]) for x in dataset.as_numpy_iterator()]
@@ -333,7 +333,7 @@ def test_a_data_set_that_a_module_registers(tmp_path):
     t5x_lab.data_sets.register("glue/cola", source)
     try:
         prompts = Prompts()
-        assert prompts.declare("glue_cola_plain")
+        assert prompts.register("glue_cola_plain")
         task = seqio.TaskRegistry.get("glue_cola_plain")
         assert [text_of(x["inputs"]) for x in task.get_dataset(LENGTHS, "train", shuffle=False).as_numpy_iterator()] == [
             json.loads(line)["sentence"] for line in lines
@@ -365,13 +365,13 @@ def test_a_data_set_that_a_module_registers(tmp_path):
 )  # fmt: skip
 def test_what_cannot_be_made_is_said(name, options, says, prompts):
     with pytest.raises(UserError, match=says.replace("(", r"\(") if "(" in says else says):
-        dataclasses.replace(prompts, **options).declare(name)
+        dataclasses.replace(prompts, **options).register(name)
 
 
 def test_names_that_are_nobodys(prompts):
     for name in ("nonsense", "t0_trian", "flan_without_nothing_at_all", "super_glue_rte_no_such_template", "0_shot"):
         try:
-            assert not prompts.declare(name), name
+            assert not prompts.register(name), name
         except UserError as error:
             assert "has no data set" in error.sentence
     assert "t0_train" in prompts.names() and "super_glue_rte" in prompts.names()
@@ -399,7 +399,7 @@ def test_files_may_have_splits_that_the_catalogue_does_not_know(tmp_path):
     lines = "".join(json.dumps(record) + "\n" for record in synthetic_records.records("ag_news", 4))
     (tmp_path / "dev.jsonl").write_text(lines)
     prompts = Prompts(data_sets={"ag_news": Records(files={"validation": str(tmp_path / "dev.jsonl")})})
-    assert prompts.declare("flan_ag_news_score_eval")
+    assert prompts.register("flan_ag_news_score_eval")
     flan_mixture = seqio.MixtureRegistry.get("flan_ag_news_score_eval")
     assert len(flan_mixture.tasks) == 8 and all(list(task.splits) == ["validation"] for task in flan_mixture.tasks)
 
@@ -437,7 +437,7 @@ def test_every_way_to_go_on_without_can_be_gone(prompts):
         assert tasks
         without = some.without(name, tasks)
         assert sets_in(mixture(without, some)) == sets_in(mixture_object) - set(missing), without
-    some.declare("super_glue_rte_score_eval")
+    some.register("super_glue_rte_score_eval")
     assert not some.without("super_glue_rte_score_eval", ["super_glue_rte_does_it_follow_that_score_eval"])
 
 

@@ -300,7 +300,7 @@ def test_a_converter_a_network_and_a_loss_of_ones_own_share_a_feature(tasks, tmp
     assert "raises KeyError: labels" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_converter_of_seqios_is_bound_from_gin(tasks, tmp_path, monkeypatch):
     """The converter is registered by gin's dynamic registration. Another start id changes the losses."""
     monkeypatch.chdir(tmp_path)

@@ -114,9 +114,11 @@ def write_own(folder: pathlib.Path) -> None:
     """Writes the files of a reader: a module of tasks and gin files."""
     mixture = 'seqio.MixtureRegistry.add("my_mixture", [("my_text", 1.0)])'
     steps = "seqio.CacheDatasetPlaceholder(), seqio.preprocessors.tokenize"
-    tasks = documented("your_own.md", "shift_noise").replace("seqio.preprocessors.tokenize", steps)
+    tasks = documented("custom_data.md", "shift_noise").replace("seqio.preprocessors.tokenize", steps)
     (folder / "my_tasks.py").write_text(f"{tasks}\n{mixture}\n")
-    (folder / "my_run.gin").write_text(documented("your_own.md", "import my_tasks"))
+    (folder / "my_run.gin").write_text(documented("custom_data.md", "import my_tasks"))
+    (folder / "my_questions.py").write_text(documented("custom_data.md", "exact_match"))
+    (folder / "questions.tsv").write_text("Is it?\tyes\nIs it not?\tno\n" * 8)
     (folder / "own_train.gin").write_text(
         'import my_tasks\ninclude "models/t5_1_1/tiny.gin"\ninclude "objectives/span_corruption.gin"\nMIXTURE_OR_TASK_NAME = "sotu"\nTRAIN_STEPS = 4\n'
     )

@@ -162,9 +162,9 @@ def test_every_optimizer_file_binds_an_optimizer(file):
 
 
 def test_an_optimizer_and_a_schedule_of_ones_own():
-    """Tests the optimizer and the schedule of docs/your_own.md."""
-    pathlib.Path("my_optimizer.py").write_text(documented("own/optimizer.md", "sign_sgd"))
-    pathlib.Path("mine.gin").write_text(documented("own/optimizer.md", "import my_optimizer"))
+    """Tests the optimizer and the schedule of docs/custom_data.md."""
+    pathlib.Path("my_optimizer.py").write_text(documented("custom/optimizer.md", "sign_sgd"))
+    pathlib.Path("mine.gin").write_text(documented("custom/optimizer.md", "import my_optimizer"))
     config = GinConfig([*FILES, "mine.gin"], [*NEEDED, "halving.first = 0.25", "halving.every = 2"])
     for run in (config.run(), GinConfig([], [config.text]).run()):
         assert [float(run.optimizer.learning_rate(step)) for step in (0, 1, 2, 4)] == [0.25, 0.25, 0.125, 0.0625]

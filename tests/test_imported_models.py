@@ -182,6 +182,7 @@ def test_a_run_keeps_it_whole_and_gives_it_back(imported, tmp_path, capsys):
         assert log_probability(model, written, prompt, target) == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.exhaustive
 def test_a_model_without_a_start_token_is_trained_on_and_resumed(tmp_path, capsys):
     """Each document follows the end token of the one before; `!`, whose id is 0, carries loss as any token does."""
     _, tokenizer = save("qwen2", tmp_path / "hf")

@@ -36,7 +36,7 @@ LSTM = ["--gin.LstmConfig.vocab_size=384", "--gin.LstmConfig.emb_dim=32", "--gin
         exhaustive("prefix_decoder", "sotu_deshuffling", TEXT("deshuffling") + INPUTS),
         exhaustive("encoder_decoder", "sotu_replace_spans", TEXT("replace_spans") + INPUTS),
         exhaustive("rotary_decoder", "sotu_drop_tokens", TEXT("drop_tokens") + INPUTS),
-        ("encoder_decoder", "sotu_ul2", TEXT("ul2") + INPUTS),
+        exhaustive("encoder_decoder", "sotu_ul2", TEXT("ul2") + INPUTS),
         exhaustive("encoder", "sotu_masked_lm", TEXT("masked_lm") + INPUTS),
         exhaustive("gpt1", "sotu_full_lm", TEXT("full_lm") + FULL_LM[1:]),
         exhaustive("lstm", "sotu_prefix_lm", [*TEXT("prefix_lm"), '--gin.TASK_FEATURE_LENGTHS={"targets": 63}', *LSTM]),
@@ -74,9 +74,9 @@ def test_a_budget_of_tokens_ends_training_at_the_first_step_that_spends_it():
 
 @pytest.mark.exhaustive
 def test_the_tutorial_works_as_it_is_written():
-    """docs/your_own.md: its module and gin file, in an empty directory with a text; trained, resumed, counted."""
-    pathlib.Path("my_tasks.py").write_text(documented("your_own.md", "seqio.TaskRegistry.add"))
-    pathlib.Path("my_run.gin").write_text(documented("your_own.md", "import my_tasks"))
+    """docs/custom_data.md: its module and gin file, in an empty directory with a text; trained, resumed, counted."""
+    pathlib.Path("my_tasks.py").write_text(documented("custom_data.md", "seqio.TaskRegistry.add"))
+    pathlib.Path("my_run.gin").write_text(documented("custom_data.md", "import my_tasks"))
     pathlib.Path("my_text.txt").write_text(
         "\n".join(f"It is line {n} of a text that somebody wrote, and it goes on." for n in range(900))
     )

@@ -226,10 +226,10 @@ def test_a_file_of_templates_that_is_no_text_is_said(tmp_path):
     file = tmp_path / "templates" / "a" / "templates.yaml"
     file.write_bytes(TEMPLATES.format(name="a").replace("animal", "café").encode("latin-1"))
     with pytest.raises(UserError, match="is not a template file in promptsource's format"):
-        prompts.declare("a")
+        prompts.register("a")
     file.write_text(TEMPLATES.format(name="a").replace("animal ||| tree ||| number", "[animal, tree]"))
     with pytest.raises(UserError, match="jinja and answer_choices must be texts"):
-        prompts.declare("a")
+        prompts.register("a")
 
 
 RARE = """
@@ -348,11 +348,11 @@ PLAIN = '    jinja: "{{{{text}}}}? ||| {{{{answer_choices[label]}}}}"\n    answe
     "template, record, says",
     [
         ('    jinja: "{{% if %}} ||| x"\n', {"text": "x"}, 'Template "t" of a does not compile'),
-        (PLAIN.replace("text", "txet"), {"text": "x", "label": 0}, 'Template "t" of a needs the field "txet". The record has text, label'),
+        exhaustive(PLAIN.replace("text", "txet"), {"text": "x", "label": 0}, 'Template "t" of a needs the field "txet". The record has text, label'),
         (PLAIN, {"text": "x", "label": 7}, 'Template "t" of a.*: the label 7 is not one of the 2 choices'),
-        (PLAIN, {"text": None, "label": 0}, 'Template "t" of a: it prints a null field.*The record of a: .*null'),
+        exhaustive(PLAIN, {"text": None, "label": 0}, 'Template "t" of a: it prints a null field.*The record of a: .*null'),
         (PLAIN.replace("a ||| b", "a ||| a"), {"text": "x", "label": 0}, "has equal choices: a, a"),
-        ("", {"text": "x"}, "is not a template file in promptsource's format: KeyError: 'jinja'"),
+        exhaustive("", {"text": "x"}, "is not a template file in promptsource's format: KeyError: 'jinja'"),
     ],
 )  # fmt: skip
 def test_hostile_templates_and_records_end_in_a_sentence(template, record, says, tmp_path, monkeypatch, capsys):

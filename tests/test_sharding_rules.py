@@ -37,7 +37,7 @@ def two_steps(mesh, rules=ShardingRules(), network="encoder_decoder", **changes)
 
 @pytest.mark.slow
 def test_a_rule_over_two_axes_and_one_over_none_train_as_one_device_does():
-    config = GinConfig([], [documented("own/sharding.md", "ShardingRules.parameters")])
+    config = GinConfig([], [documented("custom/sharding.md", "ShardingRules.parameters")])
     rules = config.sharding()
     assert rules == ShardingRules({"mlp": ("fsdp", "tensor"), "embed": None, "experts": "tensor"}, {"experts": "tensor"})
     _, _, losses, params = two_steps(MeshShape(1, 1, 1))
@@ -122,7 +122,7 @@ class Documented(nnx.Module):
     architecture, vocab_size = "causal_decoder", 256
 
     def __init__(self, *, rngs):
-        lines, names = documented("own/network.md", "with_partitioning").splitlines(), {**globals(), "rngs": rngs}
+        lines, names = documented("custom/network.md", "with_partitioning").splitlines(), {**globals(), "rngs": rngs}
         self.ways = nnx.List([eval(line, names) for line in lines])
 
     def __call__(self, batch):

@@ -232,7 +232,7 @@ addEventListener("load", () => setTimeout(() => {
 
 @pytest.mark.exhaustive
 def test_a_browser_cuts_nothing_off(site):
-    looked_at = ("index.html", "own/network/", "notebooks/train_and_look/", "reference/gin/", "reference/python/runs/")
+    looked_at = ("index.html", "custom/network/", "notebooks/train_and_look/", "reference/gin/", "reference/python/runs/")
     frames = [f'<iframe src="{page}" width="{width}" height="900"></iframe>' for page in looked_at for width in (390, 1280)]
     (site / "probe.html").write_text(PROBE % "".join(frames))
     quiet = type("Quiet", (http.server.SimpleHTTPRequestHandler,), {"log_message": lambda *args: None})

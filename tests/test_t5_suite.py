@@ -110,7 +110,7 @@ def prepared(folder, name: str, records: list[dict], splits) -> None:
 
 
 def task_of(name: str, prompts: Prompts = Prompts()) -> seqio.Task:
-    assert prompts.declare(name)
+    assert prompts.register(name)
     return seqio.get_mixture_or_task(name)
 
 
@@ -179,15 +179,16 @@ def test_the_t5_librarys_names_stand_for_the_same(tmp_path):
     assert mixtures
     t5_names = set(T5S.values()) | {"glue_v002_proportional", "glue_mnli_and_dev_v002", "wsc_dpr_simple_proportional"}
     assert {t5_suite._normalize_name(name) for name in T5S.values()} == set(SUITE)
-    assert t5_names <= {*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()} and not Prompts().declare("glue_cola_v002")
+    assert t5_names <= {*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()}
+    assert not Prompts().register("glue_cola_v002")
     program = f"""
 import seqio
 import t5x_lab.tasks
 from t5x_lab.prompts.prompts import Prompts
 for name in {sorted(t5_names)}:
-    assert Prompts().declare(name), name
+    assert Prompts().register(name), name
     print(name, len(getattr(seqio.get_mixture_or_task(name), "tasks", [0])))
-assert not Prompts().declare("glue_nothing_v002") and not Prompts().declare("my_task_v001")
+assert not Prompts().register("glue_nothing_v002") and not Prompts().register("my_task_v001")
 """
     out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert len(out.splitlines()) == len(t5_names) and "glue_v002_proportional 11" in out

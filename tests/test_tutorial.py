@@ -1,4 +1,4 @@
-"""docs/own/tutorial.md as it is written: trained on eight devices, killed, resumed, evaluated, compiled for a TPU slice."""
+"""docs/custom/tutorial.md as it is written: trained on eight devices, killed, resumed, evaluated, compiled for a TPU slice."""
 
 import json
 import pathlib
@@ -20,8 +20,8 @@ AS_DOCUMENTED = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}  # lib
 @pytest.fixture(autouse=True)
 def _files():
     pytest.importorskip("wandb", reason="needs the extra wandb")
-    pathlib.Path("mine.py").write_text(documented("own/tutorial.md", "class Convolutions"))
-    pathlib.Path("mine.gin").write_text(documented("own/tutorial.md", "NETWORK = @Convolutions"))
+    pathlib.Path("mine.py").write_text(documented("custom/tutorial.md", "class Convolutions"))
+    pathlib.Path("mine.gin").write_text(documented("custom/tutorial.md", "NETWORK = @Convolutions"))
     lines = (f"Line {n} of a text about nothing but the number {n * n}, and it goes on.\n" for n in range(600))
     pathlib.Path("my_text.txt").write_text("".join(lines))
 

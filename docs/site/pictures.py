@@ -15,7 +15,7 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 DOCS = pathlib.Path(__file__).resolve().parents[1]
 PAGES = {
     "start": "index.html",
-    "network": "own/network/index.html",
+    "network": "custom/network/index.html",
     "notebook": "notebooks/train_and_look/index.html",
     "gin": "reference/gin/index.html",
     "python": "reference/python/runs/index.html",

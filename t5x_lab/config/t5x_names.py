@@ -121,7 +121,7 @@ TABLE: dict[str, tuple[Row, ...]] = {
             "TransformerConfig",
             "one network with all of Flaxformer's options for T5; layers are not bound separately",
         ),
-        Row("IA3 IA3Attention", "PEFT", "docs/own/peft.md has IA3 as its example; adapter layers and LoRA are in peft/*.gin"),
+        Row("IA3 IA3Attention", "PEFT", "docs/custom/peft.md: IA3 as an example; adapter layers and LoRA are in peft/*.gin"),
         Row("ACTIVATION_PARTITIONING_DIMS", "ShardingRules.activations"),
     ),
     "Optimizer and schedule": (

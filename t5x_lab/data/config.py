@@ -77,7 +77,7 @@ class TextFiles:
 class NamedTasks(Protocol):
     """Tasks and mixtures that are created when a name is used, such as `t5x_lab.prompts.prompts.Prompts`."""
 
-    def declare(self, name: str) -> bool:
+    def register(self, name: str) -> bool:
         """Registers the task or mixture of this name with SeqIO. Returns False for an unknown name."""
         ...
 

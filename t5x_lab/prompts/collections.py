@@ -42,17 +42,17 @@ class CollectionMixtures:
       prompts: settings of the run.
       shots: number of exemplars before each question. None = as many as fit.
       suffix: suffix of task names for the number of exemplars.
-      declare: registers the task or mixture of another name, see `names.declare`.
+      register: registers the task or mixture of another name, see `names.register_by_name`.
     """
 
-    def __init__(self, prompts: PromptConfig, shots: int | None, suffix: str, declare: Callable[[str, PromptConfig], bool]):
-        self._prompts, self._shots, self._suffix, self._declare = prompts, shots, suffix, declare
+    def __init__(self, prompts: PromptConfig, shots: int | None, suffix: str, register: Callable[[str, PromptConfig], bool]):
+        self._prompts, self._shots, self._suffix, self._register_by_name = prompts, shots, suffix, register
 
-    def declare(self, name: str) -> str | None:
+    def register(self, name: str) -> str | None:
         """Registers the mixture of this name, which has no suffix. Returns its full name, None if no collection has the name.
 
         Raises:
-          UserError: see `DataSetTasks.declare`. Also for an unknown member.
+          UserError: see `DataSetTasks.register`. Also for an unknown member.
         """
         base, form = (name, None) if name in self._prompts.collections else split_form(name)
         collection = self._find(base)
@@ -122,7 +122,7 @@ class CollectionMixtures:
         mixtures = []
         for member in collection.members:
             tasks = self._data_set_tasks(member, collection)
-            mixture = tasks.ranking_mixture() if tasks else self._declare_member(member, name)
+            mixture = tasks.ranking_mixture() if tasks else self._register_member(member, name)
             mixtures += [mixture] if mixture else []
         if not mixtures:
             raise UserError(f'"{name}" has no data set with choices to rank. Use MetricsEvaluation instead.')
@@ -137,19 +137,19 @@ class CollectionMixtures:
 
     def _member_rates(self, member: str, collection: str, form: Form | None) -> Rates:
         """Returns the tasks of a member that is a collection, a SeqIO mixture or a SeqIO task."""
-        name = self._declare_member(member, collection, form.suffix if form else "")
+        name = self._register_member(member, collection, form.suffix if form else "")
         if name in seqio.TaskRegistry.names():
             return [(name, seqio.mixing_rate_num_examples)]
         return [(task.name, functools.partial(_mixture_rate, name)) for task in seqio.MixtureRegistry.get(name).tasks]
 
-    def _declare_member(self, member: str, collection: str, form_suffix: str = "") -> str:
+    def _register_member(self, member: str, collection: str, form_suffix: str = "") -> str:
         """Registers a member that is not a data set and returns its name.
 
         Raises:
           UserError: for an unknown name.
         """
         name = f"{member}{form_suffix}{self._suffix}"
-        if not self._declare(name, self._prompts):
+        if not self._register_by_name(name, self._prompts):
             name = member
         if name not in seqio.TaskRegistry.names() and name not in seqio.MixtureRegistry.names():
             names = [*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names(), *all_data_sets(self._prompts)]

@@ -32,15 +32,15 @@ from t5x_lab.prompts.templates.files import TEMPLATE_SETS, data_sets_in
 
 
 class TaskFamily(NamedTuple):
-    """A family of task names that is declared outside of this package, such as the T5 suite.
+    """A family of task names that is registered outside of this package, such as the T5 suite.
 
     Attributes:
-      declare: f(name, prompts) -> whether it registered a task or mixture of this name.
+      register: f(name, prompts) -> whether it registered a task or mixture of this name.
       exclude: f(name, tasks) -> name of the mixture without these tasks, "" if it is not the family's.
       names: f() -> all names.
     """
 
-    declare: Callable[[str, Any], bool]
+    register: Callable[[str, Any], bool]
     exclude: Callable[[str, Sequence[str]], str]
     names: Callable[[], list[str]]
 
@@ -48,21 +48,21 @@ class TaskFamily(NamedTuple):
 FAMILIES: list[TaskFamily] = []
 
 
-def declare(name: str, prompts: Any) -> bool:
-    """Registers the task or mixture of this name. See `Prompts.declare`."""
+def register_by_name(name: str, prompts: Any) -> bool:
+    """Registers the task or mixture of this name. See `Prompts.register`."""
     if is_registered_elsewhere(name):
         return False
     if name not in prompts.collections:
-        if any(family.declare(name, prompts) for family in FAMILIES):
+        if any(family.register(name, prompts) for family in FAMILIES):
             return True
         if classification := prompts.classification(name):
-            classification_task.declare(name, classification, prompts)
+            classification_task.register_classification_task(name, classification, prompts)
             return True
     if not _pending:
         data_sets_in.cache_clear()  # files may have changed since
-        _declared.clear()
+        _registered.clear()
         _check_template_folders(prompts)
-    elif name in _declared:
+    elif name in _registered:
         return True
     if name in _pending:
         raise UserError(f'The collection "{name}" contains itself, directly or through a member. Change its members.')
@@ -70,16 +70,16 @@ def declare(name: str, prompts: Any) -> bool:
     suffix = name[len(base) :]
     _pending.append(name)
     try:
-        mixtures = CollectionMixtures(prompts, shots, suffix, declare)
-        declared = mixtures.declare(base) or _declare_data_set_task(base, prompts, shots, suffix)
+        mixtures = CollectionMixtures(prompts, shots, suffix, register_by_name)
+        registered = mixtures.register(base) or _register_data_set_task(base, prompts, shots, suffix)
     finally:
         _pending.pop()
-    _declared.update({name} if declared else ())
-    return bool(declared)
+    _registered.update({name} if registered else ())
+    return bool(registered)
 
 
-_pending: list[str] = []  # the name that is being declared, and the members that it needs
-_declared: set[str] = set()
+_pending: list[str] = []  # the name that is being registered, and the members that it needs
+_registered: set[str] = set()
 
 
 def _check_template_folders(prompts: Any) -> None:
@@ -88,16 +88,16 @@ def _check_template_folders(prompts: Any) -> None:
             raise NotHere(f"TEMPLATES contains the folder {folder}, which has no <data set>/templates.yaml.")
 
 
-def _declare_data_set_task(name: str, prompts: Any, shots: int | None, suffix: str) -> str | None:
+def _register_data_set_task(name: str, prompts: Any, shots: int | None, suffix: str) -> str | None:
     template_set = next((entry for entry in TEMPLATE_SETS if name.startswith(entry.prefix)), None)
     name = name.removeprefix(template_set.prefix) if template_set else name
     # The longest name first: "squad_v2" is not a template of "squad".
     data_sets = sorted(all_data_sets(prompts).values(), key=lambda data_set: len(data_set.name), reverse=True)
     for data_set in data_sets:
         if name.startswith(task_slug(data_set.source_name)):
-            declared = DataSetTasks(data_set, prompts, template_set, shots, suffix).declare(name)
-            if declared:
-                return declared
+            registered = DataSetTasks(data_set, prompts, template_set, shots, suffix).register(name)
+            if registered:
+                return registered
     return None
 
 

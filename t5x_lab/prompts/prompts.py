@@ -52,15 +52,15 @@ class Prompts(PromptConfig):
         entries = {task_slug(name): entry for name, entry in {**CLASSIFICATIONS, **self.classifications}.items()}
         return {f"{TASK_PREFIX}{name}": entry for name, entry in entries.items()}
 
-    def declare(self, name: str) -> bool:
+    def register(self, name: str) -> bool:
         """Registers the task or mixture of this name with SeqIO. Returns False if the name is not a prompted one.
 
         Raises:
           UserError: if templates or records are missing, or a template cannot be used as the name asks.
         """
-        from t5x_lab.prompts.names import declare  # needs TensorFlow
+        from t5x_lab.prompts.names import register_by_name  # needs TensorFlow
 
-        return declare(name, self)
+        return register_by_name(name, self)
 
     def without(self, name: str, tasks: Iterable[str]) -> str:
         """Returns the name of a collection without the data sets of these tasks, "" if there is none."""

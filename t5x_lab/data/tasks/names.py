@@ -124,7 +124,7 @@ def find_members(config: DataConfig, need_objective: bool = True) -> list[Member
     name = config.mixture_or_task_name
     text_names, joint_names = _text_task_names(_text_sources(config)), _text_task_names([ALL_TEXTS])
     if config.prompts and name not in text_names and name not in joint_names:
-        config.prompts.declare(name)
+        config.prompts.register(name)
     names = known_names(config)
     if name in joint_names and name not in names:
         raise UserError(

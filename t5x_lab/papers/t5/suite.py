@@ -272,7 +272,7 @@ def names() -> list[str]:
     return [*SUITE, *MIXTURES]
 
 
-def declare(name: str, prompts: PromptConfig) -> bool:
+def register_suite_task(name: str, prompts: PromptConfig) -> bool:
     """Registers a task or mixture of the suite with SeqIO. Returns False for any other name.
 
     Args:
@@ -364,4 +364,4 @@ def _make_task(name: str, entry: SuiteEntry, prompts: PromptConfig) -> SuiteTask
     )
 
 
-FAMILIES.append(TaskFamily(declare, exclude, names))
+FAMILIES.append(TaskFamily(register_suite_task, exclude, names))

@@ -90,7 +90,7 @@ def check_head(task: seqio.Task, head: ClassificationHead | None) -> None:
         )
 
 
-def declare(name: str, classification: Classification, prompts: PromptConfig) -> None:
+def register_classification_task(name: str, classification: Classification, prompts: PromptConfig) -> None:
     """Registers a classification task with SeqIO."""
     location = record_location(classification, prompts)
     source = location.source()

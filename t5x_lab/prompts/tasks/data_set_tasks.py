@@ -116,7 +116,7 @@ class DataSetTasks:
         templates = self.instruction_templates
         return tuple(template for template in templates if template.original_task and template.answer_choices)
 
-    def declare(self, name: str) -> str | None:
+    def register(self, name: str) -> str | None:
         """Registers the task or mixture of this name, which has no prefix and suffix. Returns its full name.
 
         Returns None if the data set has no task of this name.

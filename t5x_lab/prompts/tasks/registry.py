@@ -1,16 +1,16 @@
-"""Prompted tasks and mixtures in SeqIO's registries. Ours are replaced when declared again, those of others never."""
+"""Prompted tasks and mixtures in SeqIO's registries. Ours are replaced when registered again, those of others never."""
 
 from collections.abc import Iterable
 
 import seqio
 
-_declared: set[str] = set()
+_registered: set[str] = set()
 _data_sets: dict[str, str] = {}  # slug of the data set, by task name
 
 
 def is_registered_elsewhere(name: str) -> bool:
     """Returns whether someone else registered a task or mixture of this name."""
-    return name not in _declared and (name in seqio.TaskRegistry.names() or name in seqio.MixtureRegistry.names())
+    return name not in _registered and (name in seqio.TaskRegistry.names() or name in seqio.MixtureRegistry.names())
 
 
 def register(entry: seqio.Task | seqio.Mixture, data_set: str = "") -> str:
@@ -18,7 +18,7 @@ def register(entry: seqio.Task | seqio.Mixture, data_set: str = "") -> str:
     registry = seqio.TaskRegistry if isinstance(entry, seqio.Task) else seqio.MixtureRegistry
     registry.remove(entry.name)
     registry.add_provider(entry.name, entry)
-    _declared.add(entry.name)
+    _registered.add(entry.name)
     if data_set:
         _data_sets[entry.name] = data_set
     return entry.name

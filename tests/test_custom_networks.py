@@ -50,8 +50,8 @@ def written(module: str, *texts: str) -> dict:
 
 def convolutions(old: str = "", new: str = "") -> Callable:
     """The documentation's network, which generates too; with a text of that part replaced."""
-    text = documented("own/network.md", "class Convolutions").replace("@gin.configurable\n", "")
-    more = documented("own/network.md", "def prefill")
+    text = documented("custom/network.md", "class Convolutions").replace("@gin.configurable\n", "")
+    more = documented("custom/network.md", "def prefill")
     assert old in more
     network_class = written("my_network", text, more.replace(old, new))["GeneratingConvolutions"]
     return lambda *, rngs: network_class(vocab_size=64, emb_dim=16, width=3, rngs=rngs)
@@ -60,8 +60,8 @@ def convolutions(old: str = "", new: str = "") -> Callable:
 @pytest.mark.slow
 @pytest.mark.parametrize("page_has, name", [("class Convolutions", "Convolutions"), ("class LinenGru", "LinenGru")])
 def test_the_documentations_networks_are_bound_by_gin(page_has, name):
-    written("my_network", documented("own/network.md", page_has))
-    text = documented("own/network.md", "import my_network").replace("Convolutions", name)
+    written("my_network", documented("custom/network.md", page_has))
+    text = documented("custom/network.md", "import my_network").replace("Convolutions", name)
     pathlib.Path("my.gin").write_text(text)
     config = GinConfig(["my.gin"])
     for again in (config, GinConfig([], [config.text])):
@@ -216,7 +216,7 @@ def test_layers_that_are_not_stacked_keep_their_names_in_conversions(names):
 
 def test_two_configurations_of_one_network_stay_apart():
     """Though gin hands out the same class for both, and another configuration is read before the first is used."""
-    text = documented("own/network.md", "class Convolutions")
+    text = documented("custom/network.md", "class Convolutions")
     written("my_sizes", text.replace("@gin.configurable", "@gin.configurable('Sized')"))
     bindings = ["import my_sizes", "MODEL = @ModelConfig()", "ModelConfig.network = @Sized", "Sized.vocab_size = 64"]
     small, large = (GinConfig([], [*bindings, f"Sized.emb_dim = {size}"]).model() for size in (8, 32))
@@ -244,8 +244,8 @@ class Net(nnx.Module):
 
 
 def test_a_network_that_is_bound_with_parentheses_is_a_sentence():
-    written("my_brackets", documented("own/network.md", "class Convolutions"))
-    text = documented("own/network.md", "import my_network").replace("my_network", "my_brackets")
+    written("my_brackets", documented("custom/network.md", "class Convolutions"))
+    text = documented("custom/network.md", "import my_network").replace("my_network", "my_brackets")
     text = text.replace("@Convolutions", "@my_brackets.Convolutions()").replace("Convolutions.v", "my_brackets.Convolutions.v")
     with pytest.raises(UserError) as error:
         GinConfig([], [text]).model()

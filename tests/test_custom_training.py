@@ -181,11 +181,11 @@ def confidence(model, params, batch, scale):
 
 @pytest.fixture
 def documented_loss(monkeypatch):
-    """The model configuration of docs/own/loss.md."""
+    """The model configuration of docs/custom/loss.md."""
     monkeypatch.syspath_prepend(".")
-    pathlib.Path("my_loss.py").write_text(documented("own/loss.md", "def confident"))
+    pathlib.Path("my_loss.py").write_text(documented("custom/loss.md", "def confident"))
     model = ["models/causal_decoder/tiny.gin"]
-    text = documented("own/loss.md", "import my_loss")
+    text = documented("custom/loss.md", "import my_loss")
     return GinConfig(model, [text, "TransformerConfig.vocab_size = 64", 'TransformerConfig.dtype = "float32"'])
 
 
