@@ -81,7 +81,7 @@ def test_a_checkpoint_whose_module_is_gone_names_both(tmp_path):
     save_params(absolute_path(tmp_path / "checkpoints" / "0"), {"a": np.zeros(2)}, config="import a_module_that_is_gone\n")
     says = r"No module named 'a_module_that_is_gone' \(in the configuration of .*/checkpoints/0\)"
     with pytest.raises(UserError, match=says):
-        load(str(tmp_path))
+        load(str(tmp_path), trust=True)
 
 
 def test_an_error_in_a_users_configurable_names_its_file_and_line():

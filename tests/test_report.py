@@ -220,6 +220,21 @@ def test_a_page_needs_nothing_from_elsewhere():
     assert len(page) < 2e6
 
 
+def test_labels_with_tex_load_nothing():
+    """Bokeh loads MathJax from a network for texts with the delimiters $$, \\[ and \\(."""
+    name = r"$$x$$ \(y\) \[z\]"
+    lines = [{**step_line(step), name: 1.0 * step} for step in (1, 2)]
+    lines += [{"step": 2, "split": split, name: 1.0, "loss": 2.0} for split in (f"eval/{name}", "eval/other")]
+    make_run("run", lines, facts=FACTS)
+    write_json(epath.Path("run/references.json"), {"eval/other": {"loss": 1.5}, f"eval/{name}": {name: 1.5}})
+    scripts = "".join(re.findall(r"<script>(.*?)</script>", report("run"), re.DOTALL)[1:])
+    labels = [
+        json.loads(f'"{text}"') for text in re.findall(r'"(?:legend_label|value|text|axis_label)":"((?:[^"\\]|\\.)*)"', scripts)
+    ]
+    assert any("x$" in label for label in labels)
+    assert not [label for label in labels if re.search(r"\$\$|\\\[|\\\(", label)]
+
+
 def test_what_a_page_says_is_what_the_files_say():
     lines = [step_line(step) for step in range(1, 41)]
     make_run("run", lines + EVALUATED, "MIXTURE_OR_TASK_NAME = 'sotu'\nOPTIMIZER = @Adafactor()\nTRAIN_STEPS = 40\n", FACTS)

@@ -20,7 +20,10 @@ from etils import epath
 from t5x_lab.checkpoints.lazy_tensors import Unreadable
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.gin_files import gin_flag
+from t5x_lab.config.json_files import parse_json
+from t5x_lab.config.regular_files import is_regular_file
 from t5x_lab.config.renamed import RENAMED
+from t5x_lab.config.steps import is_step, parse_step
 
 FORMAT = 3  # format 2 has other names for norms and cross-attention; format 1 also has no checksums
 PINNED = "PINNED"
@@ -78,12 +81,12 @@ def read_info(path: epath.Path) -> dict:
       UserError: if it is damaged, or of a later format.
     """
     file = path / INFO
-    if not file.exists():
+    if not is_regular_file(file):
         raise Corrupt(path, f"it has no {INFO}")
     try:
-        info = json.loads(file.read_bytes())
+        info = parse_json(file.read_bytes())
         info["format"], info["step"], info["parameters"].items()
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise Corrupt(path, f"its {INFO} cannot be read") from error
     if info["format"] not in range(1, FORMAT + 1):
         raise UserError(
@@ -91,7 +94,7 @@ def read_info(path: epath.Path) -> dict:
             "Install a newer t5x_lab."
         )
     step = info["step"]
-    if not isinstance(step, int) or isinstance(step, bool) or step < 0 or (path.name.isdigit() and int(path.name) != step):
+    if not is_step(step) or parse_step(path.name) not in (None, step):
         raise Corrupt(path, f"its {INFO} has the step {step!r}")
     if info["format"] >= 2 and info.get("sha256") != _digest(info):
         raise Corrupt(path, f"its {INFO} differs from what was saved")
@@ -150,8 +153,8 @@ def finished_steps(model_dir: str | epath.Path) -> list[int]:
     directory = epath.Path(model_dir) / "checkpoints"
     if not directory.exists():
         return []
-    numbered = [entry for entry in directory.iterdir() if entry.name.isascii() and entry.name.isdigit()]
-    return sorted(int(entry.name) for entry in numbered if ocp.utils.is_checkpoint_finalized(entry))
+    steps = {step: entry for entry in directory.iterdir() if (step := parse_step(entry.name)) is not None}
+    return sorted(step for step, entry in steps.items() if ocp.utils.is_checkpoint_finalized(entry))
 
 
 # ---- checks that a checkpoint fits a run

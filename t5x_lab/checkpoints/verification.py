@@ -1,7 +1,6 @@
 """Verification of checkpoints, and error messages for damaged ones with advice."""
 
 import contextlib
-import json
 import re
 from collections.abc import Iterator
 
@@ -13,6 +12,8 @@ from t5x_lab.checkpoints.formats.t5x_lab import open_part
 from t5x_lab.checkpoints.layout import ARRAYS, Corrupt, finished_steps, is_file_name, named_leaves, read_info
 from t5x_lab.checkpoints.lazy_tensors import Unreadable
 from t5x_lab.config.errors import UserError
+from t5x_lab.config.json_files import parse_json
+from t5x_lab.config.steps import parse_step
 
 DATA_DIGESTS = "digests_{}.json"  # digests of the files that a process wrote to `data`
 _OUTAGE = re.compile("UNAVAILABLE|DEADLINE_EXCEEDED|PERMISSION_DENIED|UNAUTHENTICATED|RESOURCE_EXHAUSTED|ABORTED|CANCELLED")
@@ -63,7 +64,7 @@ def check_data_files(path: epath.Path) -> None:
     for process in range(read_info(path).get("processes", 0)):
         digest_file = path / "data" / DATA_DIGESTS.format(process)
         try:
-            digests = json.loads(digest_file.read_bytes())
+            digests = parse_json(digest_file.read_bytes())
             for name, digest in digests.items():
                 if not is_file_name(name):
                     raise Corrupt(path, f"data/{digest_file.name} lists a file outside of data/")
@@ -96,10 +97,11 @@ def explain_damage(path: epath.Path) -> Iterator[None]:
 
 
 def _advice(path: epath.Path) -> str:
-    if not path.name.isdigit() or path.parent.name != "checkpoints":
+    damaged_step = parse_step(path.name)
+    if damaged_step is None or path.parent.name != "checkpoints":
         return ""
     run = path.parent.parent
-    for step in reversed([step for step in finished_steps(run) if step < int(path.name)]):
+    for step in reversed([step for step in finished_steps(run) if step < damaged_step]):
         try:
             verify(path.parent / str(step))
         except UserError:

@@ -2,7 +2,7 @@
 
 import argparse
 
-from t5x_lab.cli.flags import add_gin_flags, chosen_step, gin_config
+from t5x_lab.cli.flags import add_gin_flags, add_trust_flag, chosen_step, gin_config
 from t5x_lab.config.errors import UserError
 
 WRITTEN = ("t5x_lab", "hf")
@@ -17,6 +17,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype", default="float32", help="dtype of the weights in Hugging Face's format: float32, bfloat16 or float16"
     )
+    add_trust_flag(parser)
     add_gin_flags(parser)
 
 
@@ -34,8 +35,9 @@ def run(args: argparse.Namespace) -> None:
     location = find(args.source, chosen_step(args.step))
     if args.origin not in (None, location.format):
         raise UserError(f"--from is {args.origin}, but {args.source} has the format {location.format}. Remove --from.")
-    config = gin_config(args) if args.gin_file or args.gin or args.gin_bindings else None
+    has_config = args.gin_file or args.gin or args.gin_bindings
+    config = gin_config(args) if has_config else read_config(location, args.trust)
     if args.dry_run:
-        print((config or read_config(location)).text)
+        print(config.text)
         return
     print(convert(location, args.target, args.to, config=config, dtype=args.dtype))

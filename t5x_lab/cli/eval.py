@@ -48,14 +48,14 @@ def run(args: argparse.Namespace) -> None:
         if args.step not in ("latest", "all"):
             raise UserError(f"--follow evaluates every checkpoint without results. Remove --step={args.step}.")
         wait_for_run(args.model_dir, args.wait_minutes)
-    config = gin_config(args, run_config_file(directories[0]))
+    config = gin_config(args, run_config_file(directories[0], args.trust))
     results = {}
     with connect_processes(args):
         if args.dry_run:
             print_once(with_model_info(config, ShardedModel(config.model(), config.mesh(), rules=config.sharding())))
             return
         if len(directories) > 1:
-            evaluations = evaluate_ensemble(config, directories, chosen_step(args.step), args.weights or "last")
+            evaluations = evaluate_ensemble(config, directories, chosen_step(args.step), args.weights or "last", args.trust)
         else:
             options = dict(wait_minutes=args.wait_minutes, weights=args.weights, follow=args.follow)
             evaluations = evaluate_checkpoints(config, args.model_dir, args.step, **options)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 
 from t5x_lab.config.errors import UserError
+from t5x_lab.config.steps import parse_step
 
 
 def add_gin_flags(parser: argparse.ArgumentParser) -> None:
@@ -49,8 +50,15 @@ def add_model_flags(parser: argparse.ArgumentParser, several_steps: bool = False
         default="latest",
         help="step of the checkpoint, or latest" + (", all, or several separated by commas" if several_steps else ""),
     )
+    add_trust_flag(parser)
     default = None if several_steps else "last"
     parser.add_argument("--weights", default=default, help="last or average (AVERAGE_DECAY)")
+
+
+def add_trust_flag(parser: argparse.ArgumentParser) -> None:
+    """Adds `--trust`. See `t5x_lab.load`."""
+    help = "let the stored configuration of another person's run import Python modules; read them first"
+    parser.add_argument("--trust", action="store_true", help=help)
 
 
 def model_dirs(text: str) -> list[str]:
@@ -62,9 +70,10 @@ def chosen_step(step: str) -> int | None:
     """Returns the number in `--step`; None for the latest."""
     if step == "latest":
         return None
-    if not (step.isascii() and step.isdigit()):
+    number = parse_step(step)
+    if number is None:
         raise UserError(f'--step is "{step}". It must be a number or "latest".')
-    return int(step)
+    return number
 
 
 SAMPLING = ("max_tokens", "temperature", "top_k", "top_p", "seed", "beam_size", "beam_alpha")

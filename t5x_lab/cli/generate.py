@@ -41,7 +41,7 @@ def _run(args: argparse.Namespace) -> None:
                 prompts += [line.rstrip("\n") for line in file]
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"{args.input} cannot be read: {error}") from error
-    model = load(model_dirs(args.model_dir), step=chosen_step(args.step), weights=args.weights)
+    model = load(model_dirs(args.model_dir), step=chosen_step(args.step), weights=args.weights, trust=args.trust)
 
     def complete(prompts):
         options = {name: getattr(args, name) for name in SAMPLING}

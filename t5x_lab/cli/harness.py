@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> None:
     from t5x_lab.runs.model.load import load
 
     step = chosen_step(args.step)
-    loaded = load(model_dirs(args.model_dir), step=step, weights=args.weights)
+    loaded = load(model_dirs(args.model_dir), step=step, weights=args.weights, trust=args.trust)
     model = HarnessModel(model=loaded, batch_size=args.batch_size, max_length=args.max_length)
     tracker = EvaluationTracker(output_path=args.output_path)
     results = run_harness(

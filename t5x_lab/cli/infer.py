@@ -74,7 +74,7 @@ def _run(args: argparse.Namespace) -> None:
     shard = dict(shard_id=args.shard_id, num_shards=args.num_shards)
     read = lambda: read_examples(args.input, args.mode, args.choice, **shard)
     total = sum(1 for _ in read()) if args.input else None  # this also finds invalid lines before any work
-    model = load(model_dirs(args.model_dir), step=chosen_step(args.step), weights=args.weights)
+    model = load(model_dirs(args.model_dir), step=chosen_step(args.step), weights=args.weights, trust=args.trust)
     infer(
         model,
         read() if args.input else _task_examples(args, model, **shard),
@@ -105,7 +105,7 @@ def _config(args: argparse.Namespace):
     from t5x_lab.runs.config.gin_config import run_config_file
 
     task = (binding(f"MIXTURE_OR_TASK_NAME={args.task}"),) if args.task else ()
-    return gin_config(args, run_config_file(model_dirs(args.model_dir)[0]), "runs/infer.gin", fixed=task)
+    return gin_config(args, run_config_file(model_dirs(args.model_dir)[0], args.trust), "runs/infer.gin", fixed=task)
 
 
 def _task_examples(args: argparse.Namespace, model, **shard: int):

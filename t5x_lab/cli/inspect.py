@@ -3,7 +3,7 @@
 import argparse
 import json
 
-from t5x_lab.cli.flags import add_gin_flags, chosen_step, gin_config
+from t5x_lab.cli.flags import add_gin_flags, add_trust_flag, chosen_step, gin_config
 from t5x_lab.config.errors import NotSet, UserError
 
 
@@ -12,6 +12,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--verify", action="store_true", help="read the whole checkpoint and compare it with its checksums")
     parser.add_argument("--model_dir", help="run directory; default: the configuration of the gin flags")
     parser.add_argument("--step", default="latest", help="step of the checkpoint, or latest")
+    add_trust_flag(parser)
     add_gin_flags(parser)
     parser.add_argument("--json", action="store_true", help="print a JSON object")
 
@@ -27,7 +28,7 @@ def run(args: argparse.Namespace) -> None:
     from t5x_lab.runs.config.gin_config import run_config_file
     from t5x_lab.runs.train.batch import resolve_batch
 
-    files = [run_config_file(args.model_dir)] if args.model_dir else []
+    files = [run_config_file(args.model_dir, args.trust)] if args.model_dir else []
     config = gin_config(args, *files)
     model = make_model(config.model())
     if args.dry_run:
@@ -66,7 +67,7 @@ def _list(args: argparse.Namespace) -> None:
     from t5x_lab.runs.config.checkpoint_config import read_config, text_settings
 
     try:
-        settings, unknown = text_settings(read_config(location)), ""
+        settings, unknown = text_settings(read_config(location, args.trust)), ""
     except UserError as error:  # no configuration, or one that imports a missing user module
         settings, unknown = None, error.sentence
     total = sum(tensor.nbytes for tensor in tensors.values())

@@ -27,6 +27,7 @@ from t5x_lab.config.t5x_names import hint
 from t5x_lab.config.user_code import describe_user_code_error
 
 PACKAGE_GIN = pathlib.Path(__file__).resolve().parent.parent / "gin"
+MAX_REFERENCES = 1_000_000  # to macros and configurables in one built value
 _field_macros: set[str] = set()  # macros of dataclass fields
 
 
@@ -143,6 +144,7 @@ def build(selector: str, hints: Mapping[str, str] = {}):
       UserError: for a macro without a value, an unused macro, or an invalid value.
     """
     _check_macros(selector, hints)
+    _check_size(selector)
     try:
         if "." in selector:
             return copy.deepcopy(_get_binding(selector))  # copying evaluates references
@@ -243,11 +245,33 @@ def _required_macros(selector: str) -> list[str]:
         visited.add((kind, name))
         if kind == "macro":
             macros.append(name)
-            values = _CONFIG.get((name, "gin.macro"), {}).values()
-        else:
-            values = [v for (_, key), bound in _CONFIG.items() if key == name for v in bound.values()]
-        todo += _find_references(values)
+        todo += _find_references(_bound_values(kind, name))
     return macros
+
+
+def _check_size(selector: str) -> None:
+    """Raises `UserError` if lists of macros of lists of macros make the value of a selector too large to build."""
+    sizes: dict[tuple[str, str], int] = {}
+
+    def expanded_size(values: Iterable) -> int:
+        references = _find_references(values := list(values))
+        for reference in references:
+            if reference not in sizes:
+                sizes[reference] = 0  # a circle, which `build` reports
+                sizes[reference] = 1 + expanded_size(_bound_values(*reference))
+        return len(references) + sum(sizes[reference] for reference in references)
+
+    is_parameter = "." in selector
+    values = [_get_binding(selector)] if is_parameter else _bound_values("configurable", _REGISTRY.get_match(selector).selector)
+    if expanded_size(values) > MAX_REFERENCES:
+        raise UserError(f"The configuration of {selector} has more than {MAX_REFERENCES:,} values. Look for lists of macros.")
+
+
+def _bound_values(kind: str, name: str) -> list:
+    """Returns the value of a macro, or what is bound to the parameters of a configurable."""
+    if kind == "macro":
+        return [*_CONFIG.get((name, "gin.macro"), {}).values()]
+    return [value for (_, key), bound in _CONFIG.items() if key == name for value in bound.values()]
 
 
 def _get_binding(selector: str):

@@ -6,11 +6,35 @@ from typing import Any
 
 from etils import epath
 
+from t5x_lab.config.regular_files import is_regular_file
+
+MAX_DEPTH = 100  # levels of lists and objects
+
+
+def parse_json(text: str | bytes, **options: Any) -> Any:
+    """Returns the value of a JSON text of any origin. Options are those of `json.loads`.
+
+    Raises:
+      ValueError: if the text is not valid JSON, or nested more than `MAX_DEPTH` levels deep. Functions that call themselves
+        for each level would exceed Python's recursion limit.
+    """
+    try:
+        value = json.loads(text, **options)
+    except RecursionError:
+        raise ValueError(f"it is nested more than {MAX_DEPTH} levels deep") from None
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        entries = [entry for x in level for entry in (x.values() if isinstance(x, dict) else x if isinstance(x, list) else ())]
+        level = [entry for entry in entries if isinstance(entry, dict | list)]
+        if not level:
+            return value
+    raise ValueError(f"it is nested more than {MAX_DEPTH} levels deep")
+
 
 def read_json(path: epath.Path) -> Any:
     """Returns the content of a file; None if it does not exist or is not valid JSON."""
     try:
-        return json.loads(path.read_text())
+        return parse_json(path.read_text()) if is_regular_file(path) else None
     except (OSError, ValueError):
         return None
 

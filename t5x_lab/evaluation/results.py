@@ -13,6 +13,7 @@ from typing import Any
 from etils import epath
 
 from t5x_lab.config.json_files import read_dictionary, read_json, write_json
+from t5x_lab.config.steps import parse_step
 from t5x_lab.evaluation.evaluation import EvaluationResult
 from t5x_lab.evaluation.metrics import benchmarks
 from t5x_lab.evaluation.ranking.accuracy import table
@@ -92,7 +93,8 @@ class ResultFiles:
         folder = self.folder
         if not folder.exists():
             return []
-        return sorted(int(path.stem) for path in folder.iterdir() if path.suffix == ".json" and path.stem.isdigit())
+        steps = [parse_step(path.stem) for path in folder.iterdir() if path.suffix == ".json"]
+        return sorted(step for step in steps if step is not None)
 
     def metric(self, step: int, name: str) -> float:
         """Returns the value of "<task>/<metric>" at a step, NaN if there is none."""

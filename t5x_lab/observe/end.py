@@ -5,6 +5,7 @@ import time
 from etils import epath
 
 from t5x_lab.config.json_files import read_dictionary, write_json
+from t5x_lab.config.steps import is_step
 
 END = "END"
 
@@ -18,7 +19,7 @@ def write_end(model_dir: epath.PathLike, step: int) -> None:
 def read_end(model_dir: epath.PathLike) -> int | None:
     """Returns the last step of a run that has ended; None if it is training or was interrupted."""
     step = read_dictionary(epath.Path(model_dir) / END).get("step")
-    return step if isinstance(step, int) else None
+    return step if is_step(step) else None
 
 
 def ended_at(model_dir: epath.PathLike) -> float | None:

@@ -9,7 +9,10 @@ from typing import IO
 from etils import epath
 
 from t5x_lab.config.errors import write_error
+from t5x_lab.config.json_files import parse_json
 from t5x_lab.config.log import log
+from t5x_lab.config.regular_files import is_regular_file
+from t5x_lab.config.steps import is_step
 from t5x_lab.observe.folder import UNFINISHED, Folder
 from t5x_lab.training.hooks import RunStart
 
@@ -104,17 +107,13 @@ def _read_lines(path: epath.Path, damaged: list[str]) -> Iterator[dict]:
     with path.open("rb") as file:
         for number, text in enumerate(file, 1):
             try:
-                line = json.loads(text)
+                line = parse_json(text)
             except ValueError:  # not JSON or UTF-8
                 line = None
-            if isinstance(line, dict) and _is_step(line.get("step")) and isinstance(line.get("split"), str):
+            if isinstance(line, dict) and is_step(line.get("step")) and isinstance(line.get("split"), str):
                 yield line
             else:
                 damaged.append(f"line {number} of {path.name}")
-
-
-def _is_step(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
 def _file_name(number: int) -> str:
@@ -124,6 +123,6 @@ def _file_name(number: int) -> str:
 def _metrics_files(model_dir: epath.PathLike) -> dict[int, epath.Path]:
     """Returns the metrics files of a run by number, in order."""
     directory, files = epath.Path(model_dir), dict[int, epath.Path]()
-    while (path := directory / _file_name(len(files))).exists():
+    while is_regular_file(path := directory / _file_name(len(files))):
         files[len(files)] = path
     return files

@@ -1,7 +1,6 @@
 """The file MODEL_DIR/OWNER: the process that trains in a run directory, and its heartbeat."""
 
 import dataclasses
-import json
 import os
 import pathlib
 import socket
@@ -9,6 +8,10 @@ import time
 import uuid
 
 from etils import epath
+
+from t5x_lab.config.errors import UserError
+from t5x_lab.config.json_files import parse_json
+from t5x_lab.config.regular_files import is_regular_file
 
 OWNER = "OWNER"
 PATIENCE_SECONDS = 35.0  # an owner without a heartbeat for this time counts as dead
@@ -45,6 +48,8 @@ class Owner:
 
 def read_owner(path: epath.Path) -> tuple[Owner, int] | None:
     """Returns the owner and its last heartbeat; None if there is no file. An invalid file has an unknown owner."""
+    if path.exists() and not is_regular_file(path):
+        raise UserError(f"{path} is not a file. A run writes a file of this name. Remove it, or choose another MODEL_DIR.")
     try:
         return _parse(path.read_text())
     except FileNotFoundError:
@@ -57,13 +62,13 @@ def seconds_since_heartbeat(model_dir: epath.PathLike) -> float | None:
     try:
         owner = read_owner(path)
         return None if owner is None or owner[0].is_dead() else max(0.0, time.time() - path.stat().mtime)
-    except (OSError, ValueError):  # being removed
+    except (OSError, ValueError, UserError):  # being removed, or a directory
         return None
 
 
 def _parse(text: str) -> tuple[Owner, int]:
     try:
-        values = json.loads(text)
+        values = parse_json(text)
         return Owner(**{field.name: values[field.name] for field in dataclasses.fields(Owner)}), int(values["beat"])
     except (ValueError, TypeError, KeyError):  # being written, or incomplete because of a full disk
         return Owner("", "an unknown host", 0, "", ""), len(text)

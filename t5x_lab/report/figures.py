@@ -1,5 +1,6 @@
 """Bokeh figures of charts, with linked zoom and tooltips."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -75,8 +76,8 @@ def _figure(chart: Chart, axes: Axes, x_range: Any, has_legend: bool):
 
 
 def _short(name: str) -> str:
-    """Shortens a long name in the middle."""
-    half = MAX_LETTERS // 2
+    """Shortens a long name in the middle, and separates TeX delimiters, for which Bokeh would load MathJax from a network."""
+    half, name = MAX_LETTERS // 2, re.sub(r"([$\\])(?=[$\[(])", "\\1\N{ZERO WIDTH SPACE}", name)
     return name if len(name) <= MAX_LETTERS else f"{name[:half]}…{name[-half:]}"
 
 

@@ -97,6 +97,7 @@ def _reason(error: Exception) -> str:
 
 def render_page(runs: Sequence[RunFiles]) -> str:
     """Returns the HTML of the page."""
+    from bokeh.document import Document
     from bokeh.embed import components
     from bokeh.resources import Resources
 
@@ -105,7 +106,11 @@ def render_page(runs: Sequence[RunFiles]) -> str:
     statistics = statistics_charts(runs, names, axes)
     evaluations = evaluation_charts(runs, names, axes)
     charts = [chart for part in (training, statistics, *evaluations.values()) for chart in part.drawn]
-    script, divs = components(make_figures(charts, axes, has_legends=len(runs) == 1), wrap_script=False) if charts else ("", ())
+    figures, document = make_figures(charts, axes, has_legends=len(runs) == 1), Document()
+    with document.models.freeze():  # else Bokeh visits all models again for each figure
+        for figure in figures:
+            document.add_root(figure)
+    script, divs = components(figures, wrap_script=False) if figures else ("", ())
     drawn = dict(zip(map(id, charts), divs))
 
     differ, tables = find_differences(runs), evaluation_tables(runs, names)

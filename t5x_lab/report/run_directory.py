@@ -12,6 +12,8 @@ from etils import epath
 from t5x_lab.checkpoints.layout import finished_steps
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.json_files import read_dictionary
+from t5x_lab.config.regular_files import is_regular_file
+from t5x_lab.config.steps import parse_step
 from t5x_lab.evaluation.results import FOLDER
 from t5x_lab.observe.curves import NO_LINES, REFERENCES, TRAIN, Columns, is_number, read_columns, read_references
 from t5x_lab.observe.end import read_end
@@ -19,6 +21,7 @@ from t5x_lab.observe.owner import PATIENCE_SECONDS, seconds_since_heartbeat
 
 FACTS = "run.json"
 MAX_MACROS = 8  # length of a chain of macros
+MAX_SETTING = 10_000  # characters of a value with its macros replaced
 Numbers = dict[str, float | None]
 
 
@@ -80,13 +83,15 @@ class RunFiles:
         value = self.settings.get(name)
         for _ in range(MAX_MACROS if value else 0):
             value = re.sub(r"%([\w./]+)", lambda macro: self.settings.get(macro[1], macro[0]), value or "")
+            if len(value) > MAX_SETTING:
+                break  # macros of macros grow exponentially
         return value
 
     def number(self, fact: str) -> float:
         """Returns a number of run.json, or the value of the macro of that name in config.gin; NaN if there is none."""
         value: Any = self.facts.get(fact)
         bound = self.setting(fact.upper()) or ""
-        return float(value) if is_number(value) else float(bound) if bound.isdigit() else float("nan")
+        return float(value) if is_number(value) else float("nan") if (step := parse_step(bound)) is None else float(step)
 
     @property
     def is_bad(self) -> np.ndarray:
@@ -146,7 +151,7 @@ def read_run(path: str, is_over: bool = False) -> RunFiles:
             "is not a run directory: it has neither config.gin nor metrics.jsonl" if directory.exists() else "does not exist"
         )
         raise UserError(f"{path} {problem}. Use the MODEL_DIR of a run{_suggest_run(directory)}.")
-    text = _text(config) if config.exists() else ""
+    text = _text(config) if is_regular_file(config) else ""
     dictionaries = {file: read_dictionary(directory / file) for file in (FACTS, REFERENCES)}
     damaged += [file for file, values in dictionaries.items() if not values and (directory / file).exists()]
     silent = None if is_over else seconds_since_heartbeat(directory)
@@ -206,7 +211,7 @@ def _state(run: RunFiles) -> str:
         return "weights" if run.checkpoints else "new"
     allowed, bad = run.setting("BAD_STEPS") or "0", run.is_bad
     in_a_row = len(bad) if bad.all() else int(np.argmin(bad[::-1]))
-    return "diverged" if in_a_row > (int(allowed) if allowed.isdigit() else 0) else "stopped"
+    return "diverged" if in_a_row > (parse_step(allowed) or 0) else "stopped"
 
 
 def _mapping(content: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -249,8 +254,8 @@ def _evaluations(
     failures: dict[str, dict[int, list[str]]] = {}
     samples: list[Sample] = []
     for by_step in sorted(folder.iterdir()) if folder.is_dir() else []:
-        files = sorted((file for file in by_step.glob("*.json") if file.stem.isdigit()), key=lambda file: int(file.stem))
-        for step, content in ((int(file.stem), read_dictionary(file)) for file in files):
+        files = {step: file for file in by_step.glob("*.json") if (step := parse_step(file.stem)) is not None}
+        for step, content in ((step, read_dictionary(file)) for step, file in sorted(files.items())):
             if not content:
                 damaged.append(f"{FOLDER}/{by_step.name}/{step}.json")
                 continue
@@ -259,7 +264,7 @@ def _evaluations(
                 task_metrics = _mapping(results, task).items()
                 values = {name: value for name, value in task_metrics if value is None or is_number(value)}
                 numbers.setdefault(f"{by_step.name}/{task}", {})[step] = values
-            if (table := by_step / f"{step}.txt").exists():
+            if is_regular_file(table := by_step / f"{step}.txt"):
                 tables.setdefault(by_step.name, {})[step] = _text(table)
             messages = [f"{task}: {message}".removeprefix(": ") for task, message in _mapping(content, "failures").items()]
             failures.setdefault(by_step.name, {})[step] = messages

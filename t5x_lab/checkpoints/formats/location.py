@@ -77,7 +77,7 @@ def open_source(location: Location) -> Source:
         return FORMATS[location.format].open(location.path)
     except UserError:
         raise
-    except (ValueError, TypeError, KeyError, AttributeError, OSError, ArithmeticError, IndexError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OSError, ArithmeticError, IndexError) as error:
         raise Unreadable(f"{location.path} cannot be read ({type(error).__name__}: {str(error)[:200]}).") from error
 
 

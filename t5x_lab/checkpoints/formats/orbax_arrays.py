@@ -11,6 +11,7 @@ from etils import epath
 
 from t5x_lab.checkpoints import checksums
 from t5x_lab.checkpoints.lazy_tensors import CHUNK_BYTES, LazyTensor, Unreadable
+from t5x_lab.config.json_files import parse_json
 
 METADATA = "_METADATA"
 SMALLEST_CHUNK, LARGEST_CHUNK = 4 << 10, 1 << 20  # bytes
@@ -24,7 +25,7 @@ def open_arrays(directory: epath.Path) -> dict[str, LazyTensor]:
       UserError: if the directory is damaged, or not in Orbax's layout.
     """
     try:
-        metadata = json.loads((directory / METADATA).read_bytes())
+        metadata = parse_json((directory / METADATA).read_bytes())
         entries = [
             [str(key["key"]) for key in entry["key_metadata"]]
             for entry in metadata["tree_metadata"].values()
@@ -35,7 +36,7 @@ def open_arrays(directory: epath.Path) -> dict[str, LazyTensor]:
         driver: dict[str, Any] = {"ocdbt": bool(metadata.get("use_ocdbt")), "zarr3": bool(metadata.get("use_zarr3"))}
         cache = ChunkCache()
         return {"/".join(names): open_zarr(directory, ".".join(names), cache=cache, **driver) for names in entries}
-    except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         raise Unreadable(f"{directory} cannot be read: {_first_line(error)}.") from error
 
 

@@ -5,7 +5,6 @@ import copy
 import dataclasses
 import functools
 import itertools
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -16,6 +15,7 @@ import tensorflow as tf
 from etils import epath
 
 from t5x_lab.config.errors import NotHere, UserError
+from t5x_lab.config.json_files import parse_json
 from t5x_lab.config.log import log
 from t5x_lab.data.config import DataConfig
 from t5x_lab.data.vocabularies.build import fingerprint
@@ -283,7 +283,12 @@ def shard_file_name(split: str, index: int, number: int) -> str:
 def read_manifest(folder: epath.Path) -> dict | None:
     """Returns the manifest of a cache, None if SeqIO wrote it."""
     path = folder / MANIFEST
-    return json.loads(path.read_text()) if path.exists() else None  # a storage error must not look like a missing manifest
+    if not path.exists():  # a storage error must not look like a missing manifest
+        return None
+    try:
+        return dict(parse_json(path.read_text()))
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path} is damaged: {error}. Remove the folder, and cache the task again.") from error
 
 
 def cache_identity(task: seqio.Task, vocabulary: Vocabulary) -> dict[str, str | None]:

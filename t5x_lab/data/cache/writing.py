@@ -19,7 +19,7 @@ import tensorflow_datasets as tfds
 from etils import epath
 
 from t5x_lab.config.errors import UserError
-from t5x_lab.config.json_files import read_json, write_json
+from t5x_lab.config.json_files import parse_json, read_json, write_json
 from t5x_lab.data.cache.reading import (
     COMPLETED,
     MANIFEST,
@@ -88,8 +88,11 @@ def begin(task: seqio.Task, cache: str, vocabulary: Vocabulary) -> dict[str, lis
     }
     origin = json.loads(json.dumps(origin))
     path = folder / _PARTS / "made_of.json"
-    stored = json.loads(path.read_text()) if path.exists() else origin
-    changed = next((name for name in origin if stored[name] != origin[name]), None)
+    try:
+        stored = dict(parse_json(path.read_text())) if path.exists() else origin
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path} is damaged: {error}. Remove {folder}, and cache the task again.") from error
+    changed = next((name for name in origin if stored.get(name) != origin[name]), None)
     if changed:
         description = {"files": "other files", "text": stored["text"]}.get(changed, stored["vocabulary"])
         raise UserError(

@@ -15,6 +15,7 @@ from etils import epath
 
 from t5x_lab.checkpoints.layout import initial_checkpoint_flags
 from t5x_lab.config.errors import UserError
+from t5x_lab.config.json_files import parse_json
 from t5x_lab.config.user_code import describe_error, describe_user_code_error
 from t5x_lab.data.config import DataConfig
 from t5x_lab.data.packing.feature_converter import FeatureConverter
@@ -154,7 +155,7 @@ class SeqioBatches:
         """Raises a `UserError` if the text files changed since the checkpoint."""
         if not (directory / FINGERPRINTS_FILE).exists():
             return  # a checkpoint of an earlier version
-        change = find_change(json.loads((directory / FINGERPRINTS_FILE).read_text()), self._fingerprints)
+        change = find_change(parse_json((directory / FINGERPRINTS_FILE).read_text()), self._fingerprints)
         if change:
             raise UserError(
                 f"The text files changed since the checkpoint: {change}. The saved position is invalid for them. Restore the "

@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from t5x_lab.config.errors import NotHere, UserError
 from t5x_lab.config.gin_files import gin_flag
+from t5x_lab.config.json_files import parse_json
 from t5x_lab.config.user_code import call_user_code
 from t5x_lab.data.config import TextFiles, stable_repr
 from t5x_lab.data.sources.sharding import (
@@ -253,7 +254,7 @@ def _parse_json(lines: tf.Tensor, text_key: str) -> tf.Tensor:
 
     def text(line: bytes) -> bytes:
         try:
-            return json.loads(line)[text_key].encode()
+            return parse_json(line)[text_key].encode()
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 f'A line of your .jsonl files is not an object with a text under "{text_key}": {line[:80]!r} ({error!r}). '

@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-import json
 import os
 import pathlib
 import re
@@ -13,6 +12,7 @@ import seqio
 import tensorflow as tf
 
 from t5x_lab.config.errors import NotHere, UserError
+from t5x_lab.config.json_files import parse_json
 
 GPT1_FILES = ("encoder_bpe_40000.json", "vocab_40000.bpe")  # ids and merges that OpenAI published
 
@@ -47,7 +47,7 @@ def _read(directory: str, file_stats: tuple) -> Any:
         if all((folder / name).exists() for name in GPT1_FILES):
             ids, merges = (folder / name for name in GPT1_FILES)
             pairs: Any = [tuple(line.split()) for line in merges.read_text().splitlines()[1:] if line.strip()]
-            return transformers.OpenAIGPTTokenizer(vocab=json.loads(ids.read_text()), merges=pairs)
+            return transformers.OpenAIGPTTokenizer(vocab=parse_json(ids.read_text()), merges=pairs)
         tokenizer = transformers.AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
         if len(tokenizer.get_vocab()) <= len(set(tokenizer.all_special_ids)):  # without files it returns an empty one
             raise ValueError("the vocabulary files are missing")

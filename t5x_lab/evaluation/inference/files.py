@@ -14,9 +14,12 @@ import pyarrow as pa
 from etils import epath
 
 from t5x_lab.config.errors import UserError
+from t5x_lab.config.json_files import parse_json
+from t5x_lab.config.regular_files import is_regular_file
 from t5x_lab.evaluation.examples import Example
 from t5x_lab.evaluation.questions import Question
 
+MAX_LINE_BYTES = 1 << 26
 # Fields that a line must have, by the mode of `t5x_lab infer`.
 MODES = {"predict": ("inputs",), "score": ("inputs", "targets"), "rank": ("inputs",), "classify": ("inputs",)}
 
@@ -99,6 +102,10 @@ def parse_question(record: Mapping, default_choices: Sequence[str], location: st
 
 
 def _read_lines(path: str) -> Iterator[bytes]:
+    if epath.Path(path).exists() and not is_regular_file(path):
+        raise UserError(
+            f"The input {path} is not a file. It is read more than once, so it cannot be a pipe. Write it to a file."
+        )
     try:
         with contextlib.ExitStack() as stack:
             file = stack.enter_context(epath.Path(path).open("rb"))
@@ -106,7 +113,9 @@ def _read_lines(path: str) -> Iterator[bytes]:
                 file = stack.enter_context(gzip.GzipFile(fileobj=file))
             elif path.endswith(".zst"):
                 file = stack.enter_context(io.BufferedReader(pa.CompressedInputStream(file, "zstd")))
-            for number, line in enumerate(file):
+            for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b"")):
+                if len(line) > MAX_LINE_BYTES:
+                    raise UserError(f"{path}, line {number + 1} has more than {MAX_LINE_BYTES:,} bytes. Split or remove it.")
                 line = line.removeprefix(b"\xef\xbb\xbf") if number == 0 else line
                 yield line.removesuffix(b"\n").removesuffix(b"\r")
     except (OSError, EOFError, zlib.error) as error:
@@ -117,7 +126,7 @@ def _parse_line(line: str, is_json: bool, location: str, mode: str, choices: Seq
     record = {"inputs": line}
     if is_json:
         try:
-            record = json.loads(line)
+            record = parse_json(line)
         except ValueError as error:
             raise UserError(f"{location} is not JSON: {error}. Every line must be one object.") from error
         if not isinstance(record, dict):

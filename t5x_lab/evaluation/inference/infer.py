@@ -12,6 +12,7 @@ from typing import NamedTuple
 import tqdm
 
 from t5x_lab.config.errors import UserError
+from t5x_lab.config.json_files import parse_json
 from t5x_lab.evaluation.examples import Example
 from t5x_lab.evaluation.questions import Question, make_answer
 from t5x_lab.evaluation.ranking import accuracy
@@ -154,7 +155,7 @@ def ranking_report(output: str, choices: Sequence[str] = ()) -> dict:
       choices: choices of lines that have none of their own.
     """
     with open(output, encoding="utf-8") as file:
-        first, second = itertools.tee(map(json.loads, file))
+        first, second = itertools.tee(map(parse_json, file))
         questions = (_read_question(line, choices) for line in first)
         answers = (make_answer(line["scores"], line["tokens"], line["characters"], line["cut"]) for line in second)
         return accuracy.report(questions, answers)
@@ -176,8 +177,11 @@ def _check_settings(output: str, settings: dict) -> None:
                 f"{output} exists without {os.path.basename(path)}, which records its settings. Set another --output, or move "
                 "that file away. It was not changed."
             )
-        with _open(path, "r") as file:
-            stored = json.load(file)
+        try:
+            with _open(path, "r") as file:
+                stored = dict(parse_json(file.read()))
+        except (ValueError, TypeError) as error:
+            raise UserError(f"{path} is damaged: {error}. Set another --output, or move both files away.") from error
         for name, value in settings.items():
             if stored.get(name) != value:
                 raise UserError(
@@ -231,7 +235,7 @@ def _keep_whole_chunks(output: str, examples: Iterator[Example], result: str, si
 
 def _is_result(line: bytes, example: Example, result: str) -> bool:
     try:
-        fields = json.loads(line)
+        fields = parse_json(line)
     except ValueError:
         return False
     if not isinstance(fields, dict) or result not in fields:

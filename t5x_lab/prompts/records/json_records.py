@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from t5x_lab.config.errors import UserError
+from t5x_lab.config.json_files import parse_json
 from t5x_lab.config.user_code import call_user_code
 from t5x_lab.data.sources.text_files import READ_BATCH
 from t5x_lab.prompts.config import Records
@@ -37,7 +38,7 @@ def json_records(dataset: tf.data.Dataset, records: Records | None = None) -> tf
 def _expand_records(lines: np.ndarray, each: Callable[[dict], Sequence[dict]]) -> np.ndarray:
     expanded = []
     for line in lines:
-        records = call_user_code("Records.each fails", lambda line=line: [*(each(json.loads(line)) or [])])
+        records = call_user_code("Records.each fails", lambda line=line: [*(each(parse_json(line)) or [])])
         expanded += [encode_json(record) for record in records]
     return np.array(expanded, object)
 
@@ -81,7 +82,7 @@ def record_fields(line: bytes, records: Records) -> dict[str, Any]:
       UserError: if the line is not a JSON object, or a label is not in `Records.labels`.
     """
     try:
-        record = json.loads(line)
+        record = parse_json(line)
     except ValueError as error:
         raise UserError(f"the record is not JSON: {line[:80]!r}") from error
     if not isinstance(record, dict):

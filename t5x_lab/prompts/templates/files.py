@@ -65,7 +65,14 @@ def task_name(dataset: str, template: str) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML loader that reads promptsource's two object types as dictionaries."""
+    """YAML loader that reads promptsource's two object types as dictionaries.
+
+    It refuses merge keys (`<<`), which a few lines can nest to any size. No template file has them.
+    """
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        if any(key.tag == "tag:yaml.org,2002:merge" for key, _ in node.value):
+            raise yaml.constructor.ConstructorError(None, None, "merge keys (<<) are not supported", node.start_mark)
 
 
 for _tag in ("!Template", "!TemplateMetadata"):
@@ -90,6 +97,8 @@ def _read_file(path: str, dataset: str, modified: int) -> tuple[Template, ...]:
         texts = [text for template in templates for text in (template.jinja, template.answer_choices or "")]
         if not all(isinstance(text, str) for text in texts):
             raise TypeError("jinja and answer_choices must be texts")
+    except RecursionError as error:
+        raise UserError(f"{path} is not a template file in promptsource's format: it is nested too deeply.") from error
     except (yaml.YAMLError, KeyError, TypeError, AttributeError, ValueError, OSError) as error:
         raise UserError(f"{path} is not a template file in promptsource's format: {type(error).__name__}: {error}.") from error
     if not templates:
@@ -105,4 +114,7 @@ def _read_file(path: str, dataset: str, modified: int) -> tuple[Template, ...]:
 def _make_template(dataset: str, entry: dict) -> Template:
     metadata = entry.get("metadata") or {}
     flags = {name: any(bool(metadata.get(key)) for key in keys) for name, keys in _METADATA.items()}
-    return Template(dataset, str(entry["name"]), entry["jinja"], entry.get("answer_choices"), **flags)
+    name = entry["name"]
+    if isinstance(name, list | dict):
+        raise TypeError("a template's name must be a text")
+    return Template(dataset, str(name), entry["jinja"], entry.get("answer_choices"), **flags)

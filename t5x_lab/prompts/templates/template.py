@@ -1,20 +1,23 @@
 """Prompt templates with promptsource's semantics: Jinja, `input ||| target`, and answer choices."""
 
+import contextlib
 import dataclasses
 import functools
 import json
 import random
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jinja2
+import jinja2.filters
 import jinja2.meta
 import jinja2.nodes
 import jinja2.visitor
 
 from t5x_lab.config.errors import UserError
+from t5x_lab.prompts.templates.sandbox import BUDGET, Budget, Sandbox, size
 
 MAX_FIELD_CHARACTERS = 2_048  # printed fields are truncated to this
 NO_LABEL = "<NO LABEL>"  # replaces an empty target, as in T0
@@ -79,17 +82,17 @@ class Template:
                 f'{self} cannot render a record with a field "answer_choices", a name that templates use themselves.'
             )
         protected = {name: _protect(value) if isinstance(value, str) else value for name, value in record.items()}
-        sampler = _Sampler((seed, self.dataset, self.name), record)
+        private = {_SAMPLER: _Sampler((seed, self.dataset, self.name), record), BUDGET: Budget()}
         try:
             choices = None
             if self._choices is not None:
-                texts = self._choices.render({**protected, _SAMPLER: sampler}).split(_SEPARATOR)
+                texts = self._choices.render({**protected, **private}).split(_SEPARATOR)
                 choices = [_unprotect(text.strip()) for text in texts]
-            parts = self._template.render({**protected, "answer_choices": choices, _SAMPLER: sampler}).split(_SEPARATOR)
+            parts = self._template.render({**protected, "answer_choices": choices, **private}).split(_SEPARATOR)
         except UserError as error:
             raise UserError(f"{self}: {error.sentence}") from error
-        except Exception as error:  # a template is the user's program
-            raise UserError(f"{self} fails: {type(error).__name__}: {error}.") from error
+        except Exception as error:  # a template is somebody's program
+            raise UserError(f"{self} fails: {type(error).__name__}: {str(error).rstrip('.')}.") from error
         parts = [_unprotect(part).strip() for part in parts]
         if len(parts) != 2 or not parts[0]:
             return None
@@ -100,27 +103,32 @@ class Template:
 
     @functools.cached_property
     def _template(self) -> jinja2.Template:
-        return self._compile(self.jinja.replace("}}", f" | printed | truncate({MAX_FIELD_CHARACTERS}) }}}}"))
+        return self._compile(self.jinja.replace("}}", " | printed }}"))
 
     @functools.cached_property
     def _choices(self) -> jinja2.Template | None:
         return self._compile(self.answer_choices) if self.answer_choices else None
 
     def _compile(self, text: str) -> jinja2.Template:
-        return _ENVIRONMENT.from_string(_CheckLabels().visit(self._parse(text)))
+        with self._compile_errors():
+            return _ENVIRONMENT.compile_template(_CheckLabels().visit(_ENVIRONMENT.parse(text)))
 
-    def _parse(self, text: str) -> jinja2.nodes.Template:
+    @contextlib.contextmanager
+    def _compile_errors(self) -> Iterator[None]:
         try:
-            return _ENVIRONMENT.parse(text)
-        except jinja2.TemplateError as error:
-            raise UserError(f"{self} does not compile: {error}.") from error
+            yield
+        except RecursionError as error:
+            raise UserError(f"{self} does not compile: it is nested too deeply.") from error
+        except (jinja2.TemplateError, SyntaxError) as error:
+            raise UserError(f"{self} does not compile: {str(error).rstrip('.')}.") from error
 
     @functools.cached_property
     def _fields(self) -> frozenset[str]:
         """Required fields: those that the template uses without testing whether they are defined."""
         texts = [self.jinja, self.answer_choices or ""]
         optional = {name for text in texts for name in re.findall(r"(\w+) is (?:not )?defined", text)}
-        names = {name for text in texts for name in jinja2.meta.find_undeclared_variables(self._parse(text))}
+        with self._compile_errors():
+            names = {name for text in texts for name in jinja2.meta.find_undeclared_variables(_ENVIRONMENT.parse(text))}
         return frozenset(names - optional - {"answer_choices"} - _ENVIRONMENT.globals.keys())
 
 
@@ -148,7 +156,7 @@ class _Sampler:
 
 @jinja2.pass_context
 def _choice(context: Any, choices: Sequence) -> Any:
-    return context[_SAMPLER].random.choice(choices)
+    return context.parent[_SAMPLER].random.choice(choices)
 
 
 def _most_frequent(items: Sequence) -> list | None:
@@ -162,10 +170,12 @@ def _highlight(text: str) -> str:
     return f"<span style='color: #F08080'>{text}</span>"
 
 
-def _printed(value: Any) -> str:
+@jinja2.pass_context
+def _printed(context: Any, value: Any) -> str:
     if value is None:
         raise UserError("it prints a null field")
-    return str(value)
+    context.parent[BUDGET].charge(size(value))
+    return jinja2.filters.do_truncate(context.environment, str(value), MAX_FIELD_CHARACTERS)
 
 
 def _label(label: Any, choices: Sequence[str] | None) -> Any:
@@ -186,12 +196,10 @@ class _CheckLabels(jinja2.visitor.NodeTransformer):
         return node
 
 
-def _environment() -> jinja2.Environment:
-    environment = jinja2.Environment()
-    environment.filters |= {"choice": _choice, "most_frequent": _most_frequent, "highlight": _highlight}
-    environment.filters |= {"printed": _printed, "label": _label}
-    environment.globals["zip"] = zip
-    return environment
-
-
-_ENVIRONMENT = _environment()
+_FILTERS = {
+    "choice": _choice,
+    "random": _choice,  # Jinja's own filter would differ in every process
+    "most_frequent": _most_frequent,
+    "highlight": _highlight,
+}
+_ENVIRONMENT = Sandbox(_FILTERS, {"printed": _printed, "label": _label})

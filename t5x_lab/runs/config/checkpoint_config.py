@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import pathlib
 from typing import Any
 
@@ -10,9 +9,11 @@ from t5x_lab.checkpoints.formats.huggingface import directory as huggingface
 from t5x_lab.checkpoints.formats.location import Location
 from t5x_lab.checkpoints.layout import read_info
 from t5x_lab.config.errors import NotHere, NotSet, UserError
+from t5x_lab.config.json_files import parse_json
 from t5x_lab.config.log import log
 from t5x_lab.data.vocabularies.sentinels import num_sentinels
 from t5x_lab.runs.config.gin_config import GinConfig
+from t5x_lab.runs.config.trust import check_trusted
 from t5x_lab.runs.data_layer import load_data_layer
 
 SENTENCEPIECE = "spiece.model"  # file name of a T5 tokenizer in transformers
@@ -20,11 +21,15 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model",
 MAY_ADD_TOKENS = ("tokenizer.json", "added_tokens.json")  # may extend the vocabulary of the SentencePiece model
 
 
-def read_config(location: Location) -> GinConfig:
+def read_config(location: Location, trust: bool = False) -> GinConfig:
     """Returns the configuration of a checkpoint.
 
+    Args:
+      location: the checkpoint.
+      trust: whether its configuration may run any Python code.
+
     Raises:
-      UserError: if it has none.
+      UserError: if it has none, or it is not trusted.
     """
     if location.format == "hf":
         return GinConfig((), _bindings(pathlib.Path(location.path)))
@@ -34,6 +39,8 @@ def read_config(location: Location) -> GinConfig:
         if not text and location.path.parent.name == "checkpoints" and file.exists():
             text = file.read_text()
         if text:
+            if not trust:
+                check_trusted(text, location.path)
             return GinConfig((), (text,), source=f"in the configuration of {location.path}")
     raise UserError(
         f"{location.path} holds no configuration. Pass the model file, such as --gin_file=models/t5_1_1/small.gin, and the "
@@ -77,10 +84,10 @@ def _extra_ids(directory: pathlib.Path, pieces: pathlib.Path) -> int:
     """Returns the number of sentinels after the pieces of a T5 tokenizer: 100, unless the tokenizer defines another number."""
     tokenizer = directory / "tokenizer_config.json"
     try:
-        described = dict(json.loads(tokenizer.read_bytes())) if tokenizer.exists() else {}
+        described = dict(parse_json(tokenizer.read_bytes())) if tokenizer.exists() else {}
         if described.get("extra_ids") is not None:
             return int(described["extra_ids"])
-    except (ValueError, TypeError, OSError, RecursionError) as error:
+    except (ValueError, TypeError, OSError) as error:
         raise UserError(f"{tokenizer} is not a valid tokenizer_config.json ({type(error).__name__}: {error}).") from error
     return 0 if b"<extra_id_0>" in pieces.read_bytes() else 100
 

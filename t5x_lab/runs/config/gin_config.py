@@ -9,6 +9,7 @@ from etils import epath
 from t5x_lab.config import gin_files
 from t5x_lab.config.errors import NotSet, UserError
 from t5x_lab.config.macros import macro_bindings
+from t5x_lab.config.regular_files import is_regular_file
 from t5x_lab.data.config import DataConfig
 from t5x_lab.data.vocabularies.config import SpecialTokens, Vocabulary
 from t5x_lab.models.config import ModelConfig
@@ -20,6 +21,7 @@ from t5x_lab.prompts.prompts import Prompts
 from t5x_lab.runs.config.configurables import CONFIGURABLES
 from t5x_lab.runs.config.run_config import RunConfig
 from t5x_lab.runs.config.task_defaults import find_classification
+from t5x_lab.runs.config.trust import check_trusted
 
 DEFAULTS = "runs/defaults.gin"
 HINTS = {
@@ -107,15 +109,21 @@ class GinConfig:
         return self._build("DataConfig.special_tokens")
 
 
-def run_config_file(model_dir: str) -> str:
+def run_config_file(model_dir: str, trust: bool = False) -> str:
     """Returns the path of a run directory's config.gin.
 
+    Args:
+      model_dir: run directory.
+      trust: whether the configuration may run any Python code.
+
     Raises:
-      UserError: if it does not exist.
+      UserError: if it does not exist or is not trusted.
     """
     path = epath.Path(model_dir) / "config.gin"
-    if not path.exists():
+    if not is_regular_file(path):
         raise UserError(f"{model_dir} is not a run directory: it has no config.gin. Use the MODEL_DIR of a training run.")
+    if not trust:
+        check_trusted(path.read_text(), path)
     if "://" not in str(path):
         return str(path)
     copy = pathlib.Path(tempfile.mkdtemp()) / "config.gin"  # gin reads local files

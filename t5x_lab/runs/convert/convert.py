@@ -19,6 +19,7 @@ from t5x_lab.data.vocabularies.config import HuggingFaceVocabulary, SpecialToken
 from t5x_lab.networks.network import Network, has_encoder
 from t5x_lab.runs.config.checkpoint_config import SENTENCEPIECE, read_config
 from t5x_lab.runs.config.gin_config import GinConfig
+from t5x_lab.runs.config.trust import remember
 from t5x_lab.runs.convert.export_tokenizer import read_sentencepiece_bytes, write_tokenizer
 from t5x_lab.runs.data_layer import load_data_layer
 
@@ -122,6 +123,7 @@ def _write_run(new: pathlib.Path, path: pathlib.Path, tensors: dict[str, LazyTen
         write_tokenizer(new / TOKENIZER, vocabulary, config.special_tokens(), has_encoder(config.model().network))
         text = GinConfig((), (text, f"HuggingFaceVocabulary.path = {str(path / TOKENIZER)!r}")).text
     (new / "config.gin").write_text(text)
+    remember(text)
     parts = network_parts(config.model().network)
     t5x_lab.write(epath.Path(new) / "checkpoints" / str(step), tensors, parts, step, config=text)
 

@@ -85,7 +85,7 @@ def evaluate_checkpoints(
 
 
 def evaluate_ensemble(
-    config: GinConfig, directories: Sequence[str], step: int | None, weights: str
+    config: GinConfig, directories: Sequence[str], step: int | None, weights: str, trust: bool
 ) -> Iterator[tuple[int, MetricsBySplit]]:
     """Runs all evaluations of EVALS on an ensemble. Results are written to the first run's directory.
 
@@ -94,6 +94,7 @@ def evaluate_ensemble(
       directories: run directories.
       step: step of every run. None = the latest of each.
       weights: "last" or "average".
+      trust: see `t5x_lab.load`.
 
     Yields:
       (largest of the members' steps, metrics by split)
@@ -103,7 +104,7 @@ def evaluate_ensemble(
     """
     load_data_layer()
     steps = [find(directory, step, weights).step for directory in directories]
-    model = load(directories, step=step, weights=weights)
+    model = load(directories, step=step, weights=weights, trust=trust)
     members = [
         f"{absolute_path(directory)}{'' if number == model.step else f' (step {number})'}"
         for directory, number in zip(directories, steps, strict=True)

@@ -34,6 +34,7 @@ def load(
     mesh: str | None = None,
     weights: str = "last",
     dtype: str | None = None,
+    trust: bool = False,
 ) -> Run:
     """Loads a model from a run directory or a Hugging Face directory.
 
@@ -47,6 +48,8 @@ def load(
         the same calls and get the same results.
       weights: the "last" weights, or their moving "average" (AVERAGE_DECAY).
       dtype: type of activations, "float32", "bfloat16" or "float16". Default: as in the configuration.
+      trust: whether configurations of other people may import their Python modules and call any function. Those that this user
+        trained on this machine always may.
 
     Returns:
       The model.
@@ -59,7 +62,7 @@ def load(
 
     def locate(directory: str) -> tuple[GinConfig, Location]:
         checkpoint = find(directory, step, weights)
-        config = read_config(checkpoint)
+        config = read_config(checkpoint, trust)
         return GinConfig((), (config.text, f"TransformerConfig.dtype = {dtype!r}")) if dtype else config, checkpoint
 
     directories = [model_dir] if isinstance(model_dir, str | os.PathLike) else model_dir

@@ -21,6 +21,7 @@ from t5x_lab.networks.peft import merge_peft, peft_names
 from t5x_lab.optim.groups import flat_names, merge, select, trained_predicate
 from t5x_lab.runs.config.checkpoint_config import read_config
 from t5x_lab.runs.config.gin_config import GinConfig
+from t5x_lab.runs.config.trust import remember
 
 _BY_NAME = RestoreCheckpointConfig(assignment_map=(("(.*)", r"\1"),))  # reads some of a checkpoint's parameters
 
@@ -42,10 +43,10 @@ def peft_parameters(config: GinConfig, params: Params, network: Any) -> frozense
     return selected
 
 
-def with_adapter(base: Any, directory: str, step: int | None = None) -> Any:
+def with_adapter(base: Any, directory: str, step: int | None = None, trust: bool = False) -> Any:
     """Returns the base model with the PEFT parameters of a run. See `Run.with_adapter`."""
     location = find(directory, step)
-    config = read_config(location)
+    config = read_config(location, trust)
     model = base.make_variant(config)
     names = peft_parameters(config, model.sharded.abstract_params, model.network)
     _check_base(base, directory, model, names)
@@ -59,6 +60,7 @@ def save_adapter(run: Any, directory: str) -> None:
     """Writes the PEFT parameters of a run as a run directory. See `Run.save_adapter`."""
     names = peft_parameters(run.config, run.params, run.network)
     save_run(directory, run.config.text, select(run.params, names.__contains__), run.step)
+    remember(run.config.text)
 
 
 def with_peft(base: Any, directory: str) -> Any:

@@ -20,6 +20,7 @@ from t5x_lab.networks.functional import Params
 from t5x_lab.networks.head import require_head
 from t5x_lab.networks.network import additional_ids, has_decoder, has_encoder
 from t5x_lab.runs.config.gin_config import GinConfig
+from t5x_lab.runs.config.trust import remember
 from t5x_lab.runs.data_layer import load_data_layer
 from t5x_lab.runs.model import peft
 from t5x_lab.runs.model.classify import class_logits, encode_segments
@@ -424,6 +425,7 @@ class Run:
         if isinstance(self.network, Ensemble):
             raise UserError("An ensemble cannot be saved as one model. Save its members.")
         save_run(directory, self.config.text, self.params, self.step)
+        remember(self.config.text)
 
     def with_params(self, params: Params, step: int) -> Self:
         """Returns the same model with other parameters. Both share their compiled functions."""
@@ -431,18 +433,19 @@ class Run:
         other.params, other.step = params, step
         return other
 
-    def with_adapter(self, directory: str, step: int | None = None) -> Self:
+    def with_adapter(self, directory: str, step: int | None = None, trust: bool = False) -> Self:
         """Returns this model, as the base, with the PEFT parameters of a run. Both share the base's arrays.
 
         Args:
           directory: a run directory, or one of `save_adapter`.
           step: step of the run. Default: the latest.
+          trust: see `t5x_lab.load`.
 
         Raises:
-          UserError: if the run has another base model.
+          UserError: if the run has another base model, or its configuration is not trusted.
         """
         self._check_not_ensemble("with_adapter")
-        return peft.with_adapter(self, directory, step)
+        return peft.with_adapter(self, directory, step, trust)
 
     def save_adapter(self, directory: str) -> None:
         """Writes the PEFT parameters, without the base, as a run directory that `with_adapter` reads."""

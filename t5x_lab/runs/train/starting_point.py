@@ -27,6 +27,7 @@ from t5x_lab.networks.peft import peft_names
 from t5x_lab.partitioning.distributed import broadcast
 from t5x_lab.runs.config.gin_config import GinConfig
 from t5x_lab.runs.config.run_config import RunConfig
+from t5x_lab.runs.config.trust import check_trusted
 from t5x_lab.runs.train.assemble import Training
 from t5x_lab.training.batches import Batches
 from t5x_lab.training.state import TrainState
@@ -129,6 +130,7 @@ def _check_optimizer(run: RunConfig, start: StartingPoint, abstract: TrainState)
 def _optimizer_changes(config_text: str | None, optimizer: Any) -> list[str]:
     """Describes how the optimizer differs from a checkpoint's configuration. Empty if that cannot be read."""
     try:
+        check_trusted(config_text or "", "the run")
         stored = GinConfig((), (config_text or "",)).run().optimizer
     except UserError:
         return []

@@ -17,6 +17,7 @@ from t5x_lab.observe.model_info import model_info
 from t5x_lab.report.run_directory import FACTS
 from t5x_lab.runs.config.gin_config import GinConfig
 from t5x_lab.runs.config.run_config import RunConfig
+from t5x_lab.runs.config.trust import remember
 from t5x_lab.runs.evaluate.evaluations import prepare_evaluations
 from t5x_lab.runs.model.sharded_model import ShardedModel
 from t5x_lab.runs.train.assemble import assemble_run
@@ -156,6 +157,7 @@ def write_run_files(run: RunConfig, config_text: str, sharded: ShardedModel) -> 
     directory = epath.Path(run.model_dir)
     try:
         (directory / "config.gin").write_text(config_text)
+        remember(config_text)
         (directory / "model-info.txt").write_text(model_info(sharded.model, sharded.partitioner))
     except OSError as error:
         raise write_error(directory / "config.gin", error) from error

@@ -14,6 +14,7 @@ from t5x_lab.checkpoints.formats.source import Source
 from t5x_lab.checkpoints.layers import network_parts
 from t5x_lab.checkpoints.lazy_tensors import LazyTensor
 from t5x_lab.config.errors import UserError
+from t5x_lab.config.json_files import parse_json
 from t5x_lab.networks.config import DTYPES
 from t5x_lab.networks.head import find_head
 from t5x_lab.networks.network import Network
@@ -31,6 +32,7 @@ FAMILIES: dict[str, Family] = {
 }
 T5_TOKENS: Mapping[str, int | None] = {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 1}
 _MAX_LAYERS = 10_000
+_MAX_SIZE = 2**31 - 1  # of a dimension, whose indices are int32
 _IGNORED = (  # tensors of older versions that no model reads
     "rotary_emb.inv_freq",
     ".attn.bias",
@@ -76,15 +78,19 @@ def read_config(directory: pathlib.Path) -> tuple[Family, TransformerConfig]:
     """
     path = directory / "config.json"
     try:
-        config = json.loads(path.read_bytes())
+        config = parse_json(path.read_bytes())
         kind = config["model_type"]
         if kind not in FAMILIES:
             raise UserError(f'{path} has model_type "{kind}". t5x_lab reads {", ".join(FAMILIES)}.')
         network = dataclasses.replace(FAMILIES[kind].from_hf_config(config), dtype=_dtype(config, directory))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
         raise UserError(f"{path} is not a valid config.json ({type(error).__name__}: {error}).") from error
     if network.num_encoder_layers + network.num_decoder_layers > _MAX_LAYERS:
         raise UserError(f"{path} has more than {_MAX_LAYERS:,} layers. Do not trust this model.")
+    for field in dataclasses.fields(network):
+        size = getattr(network, field.name)
+        if isinstance(size, int) and size > _MAX_SIZE:
+            raise UserError(f"{path} sets {field.name} to more than {_MAX_SIZE:,}. Do not trust this model.")
     return FAMILIES[kind], network
 
 
@@ -96,7 +102,7 @@ def special_tokens(directory: pathlib.Path, vocab_size: int) -> dict[str, Any]:
     Raises:
       UserError: if generation_config.json is damaged, or the start token is not in the vocabulary.
     """
-    config = json.loads((directory / "config.json").read_bytes())
+    config = parse_json((directory / "config.json").read_bytes())
     try:
         config |= {name: value for name, value in _generation(directory).items() if value is not None}
         first = lambda ids: ids[0] if isinstance(ids, list) else ids
@@ -121,7 +127,7 @@ def special_tokens(directory: pathlib.Path, vocab_size: int) -> dict[str, Any]:
 
 def _generation(directory: pathlib.Path) -> dict[str, Any]:
     path = directory / "generation_config.json"
-    return dict(json.loads(path.read_bytes())) if path.exists() else {}
+    return dict(parse_json(path.read_bytes())) if path.exists() else {}
 
 
 def remarks(directory: pathlib.Path, network: TransformerConfig) -> list[str]:
@@ -148,8 +154,9 @@ def _dtype(config: Mapping[str, Any], directory: pathlib.Path) -> str:
     named = str(config.get("dtype") or config.get("torch_dtype") or "").removeprefix("torch.")
     if not named:
         try:
-            named = str(next(iter(safetensors_files.open_directory(directory).values())).dtype)
-        except UserError:  # reported when the tensors are read
+            tensors = iter(safetensors_files.open_directory(directory).values())
+            named = str(next(tensors).dtype)
+        except (UserError, StopIteration):  # reported when the tensors are read
             named = "float32"
     return named if named in DTYPES else "float32"
 

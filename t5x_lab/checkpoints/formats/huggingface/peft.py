@@ -15,6 +15,7 @@ from t5x_lab.checkpoints.formats.huggingface.directory import find_family
 from t5x_lab.checkpoints.layers import UNSTACKED, network_parts
 from t5x_lab.checkpoints.lazy_tensors import LazyTensor, check_shape, from_array
 from t5x_lab.config.errors import UserError
+from t5x_lab.config.json_files import parse_json
 from t5x_lab.networks.lora import Lora
 from t5x_lab.networks.network import Network
 
@@ -36,7 +37,7 @@ def read(directory: str, network: Network) -> tuple[Lora, dict[str, np.ndarray]]
     """
     path = pathlib.Path(directory)
     try:
-        config = json.loads((path / CONFIG).read_bytes())
+        config = parse_json((path / CONFIG).read_bytes())
         kind, rank, alpha = config["peft_type"], int(config["r"]), float(config["lora_alpha"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path}/{CONFIG} is not a LoRA configuration of peft ({type(error).__name__}: {error}).") from error

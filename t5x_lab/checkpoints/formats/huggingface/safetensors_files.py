@@ -17,6 +17,7 @@ import numpy as np
 
 from t5x_lab.checkpoints.layout import is_file_name
 from t5x_lab.checkpoints.lazy_tensors import Index, LazyTensor, Unreadable
+from t5x_lab.config.json_files import parse_json
 
 DTYPES = {
     "F64": np.dtype(np.float64),
@@ -52,14 +53,14 @@ def open_file(path: pathlib.Path) -> dict[str, LazyTensor]:
                 "again."
             )
         try:
-            header = json.loads(file.read(length), object_pairs_hook=_reject_duplicates)
+            header = parse_json(file.read(length), object_pairs_hook=_reject_duplicates)
             header.pop("__metadata__", None)
             tensors = {name: _tensor(path, name, entry, 8 + length, size) for name, entry in header.items()}
             offsets = sorted(tuple(entry["data_offsets"]) for entry in header.values())
             if any(start < end for (_, end), (start, _) in itertools.pairwise(offsets)):
                 raise ValueError("two tensors overlap")
             return tensors
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise Unreadable(
                 f"{path} has a damaged header ({type(error).__name__}: {str(error)[:100]}). Copy it again."
             ) from error
@@ -112,9 +113,9 @@ def open_directory(directory: pathlib.Path) -> dict[str, LazyTensor]:
         )
         raise Unreadable(f"{directory} has no model.safetensors.{advice}")
     try:
-        files = json.loads(index.read_bytes())["weight_map"]
+        files = parse_json(index.read_bytes())["weight_map"]
         listed = {str(name): str(file) for name, file in files.items()}
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise Unreadable(f"{index} is damaged ({type(error).__name__}). Copy it again.") from error
     outside = next((file for file in listed.values() if not is_file_name(file)), None)
     if outside:
