@@ -91,5 +91,5 @@ setup(
     package_data={"t5x_lab": ["py.typed", *PACKAGE_DATA]},
     install_requires=CORE + DATA,
     extras_require=EXTRAS,
-    entry_points={"console_scripts": ["t5x_lab = t5x_lab.cli.main:main"]},
+    entry_points={"console_scripts": ["t5x_lab = t5x_lab.cli.main:run_program"]},
 )

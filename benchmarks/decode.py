@@ -1,6 +1,6 @@
 """Decoding and scoring on a CPU, beside PyTorch's transformers with the same weights: T5 1.1 small, and a decoder of its size.
 
-    pip install -e '.[compare]' && python benchmarks/decode.py [--rounds=5] [--only=speed|sharing|cost]
+    pip install -e '.[compare]' && python benchmarks/decode.py [--rounds=5] [--only=speed|sharing|cost] [--layers=1]
 
 speed: greedy tokens after prompts of 128, batch 1 and 32, float32: the time of the prompt with the first token, and of each
 token after it. The sides take turns, each in a process of its own; both must write the same tokens. Medians.
@@ -38,10 +38,13 @@ def prompts(batch: int, length: int = PROMPT):
     return np.random.default_rng(0).integers(300, 32_000, (batch, length))
 
 
-def run_of(model: str):
+def run_of(model: str, layers: int | None = None):
+    """The model, with fewer layers for a trial of the benchmark itself."""
     import t5x_lab
 
-    return t5x_lab.from_gin([FILES[model]], [*COMMON, *SHAPES[model]], seed=1)
+    stacks = ("encoder", "decoder") if model.startswith("t5") else ("decoder",)
+    fewer = [f"TransformerConfig.num_{stack}_layers = {layers}" for stack in stacks if layers]
+    return t5x_lab.from_gin([FILES[model]], [*COMMON, *SHAPES[model], *fewer], seed=1)
 
 
 def load_t5x_lab(folder: str, model: str):
@@ -90,11 +93,11 @@ def load_transformers(folder: str, model: str):
 SIDES = {"t5x_lab": load_t5x_lab, "transformers": load_transformers}
 
 
-def speed(rounds: int, folder: str) -> None:
+def speed(rounds: int, folder: str, layers: int | None) -> None:
     from t5x_lab.cli.main import main as t5x_lab
 
     for model in FILES:
-        run_of(model).save(f"{folder}/{model}")
+        run_of(model, layers).save(f"{folder}/{model}")
         t5x_lab(["convert", "--from=t5x_lab", "--to=hf", f"--source={folder}/{model}", f"--target={folder}/{model}_hf"])
         workers = {side: Worker(__file__, f"--side={side}", f"--model={model}", f"--folder={folder}") for side in SIDES}
         for batch in (1, 32):
@@ -199,6 +202,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", choices=("speed", "sharing", "cost"))
+    parser.add_argument("--layers", type=int, help="layers of each stack with --only=speed (default: all)")
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     parser.add_argument("--model", help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
@@ -208,7 +212,7 @@ def main() -> None:
         return
     if args.only in (None, "speed"):
         with tempfile.TemporaryDirectory() as folder:
-            speed(args.rounds, folder)
+            speed(args.rounds, folder, args.layers)
     if args.only in (None, "sharing"):
         sharing(args.rounds)
     if args.only in (None, "cost"):

@@ -62,7 +62,7 @@ EVAL_PERIOD = {period}
 CHECKPOINT_PERIOD = 1000000
 blimp/ProbeEvaluation.name = "blimp"
 blimp/ProbeEvaluation.probes = (@Blimp(),)
-blimp/ProbeEvaluation.num_examples = 100
+blimp/ProbeEvaluation.num_examples = {few_pairs}
 blimp/ProbeEvaluation.at_start = True
 whole/ProbeEvaluation.name = "blimp_whole"
 whole/ProbeEvaluation.probes = (@Blimp(),)
@@ -70,7 +70,7 @@ whole/ProbeEvaluation.steps = ({steps},)
 whole/ProbeEvaluation.num_examples = {pairs}
 words/ProbeEvaluation.name = "words"
 words/ProbeEvaluation.probes = (@Sentiment(), @Acceptability())
-words/ProbeEvaluation.num_examples = 2000
+words/ProbeEvaluation.num_examples = {sentences}
 words/ProbeEvaluation.at_start = True
 ProbeEvaluation.batch_size = 128
 Sentiment.best = 0.91
@@ -142,7 +142,13 @@ def write_files(work: pathlib.Path, data: pathlib.Path, pretrain_steps: int, ste
         (work / f"{name}.gin").write_text(text)
     (work / "pretraining.gin").write_text(
         PRETRAINING.format(
-            work=work, period=pretrain_steps // 5, steps=pretrain_steps, warmup=min(400, pretrain_steps // 2), pairs=pairs
+            work=work,
+            period=pretrain_steps // 5,
+            steps=pretrain_steps,
+            warmup=min(400, pretrain_steps // 2),
+            pairs=pairs,
+            few_pairs=min(pairs or 100, 100),
+            sentences=min(20 * (pairs or 100), 2_000),
         )
     )
     (work / "fine_tuning.gin").write_text(FINE_TUNING.format(period=steps // 3))

@@ -1,7 +1,7 @@
 """Multi-task fine-tuning of three architectures at a laptop's size, on real labelled data, and what T0-Eval says of them.
 
     python benchmarks/mt_f.py --work=FOLDER [--data=../shared/data] [--pretrain_steps=500] [--steps=3000] [--only=NAME]
-        [--examples=100]
+        [--examples=100] [--held_out=8]
 
 Models of about a million parameters are pre-trained on the embedded corpus, the decoder with full LM and the encoder-decoder
 with span corruption; the prefix decoder is the causal one's checkpoint with one line changed. Their vocabulary is one of that
@@ -108,7 +108,7 @@ RATES = {
     "flan_ag_news": 200_000, "flan_glue_sst2": 400_000,
     "flan_glue_cola": 10_000, "flan_glue_mrpc": 10_000, "flan_super_glue_multirc": 10_000,
 }  # fmt: skip
-MISSING = "hellaswag_and_story_cloze_2016_and_winogrande_winogrande_xl"
+MISSING = ("hellaswag", "story_cloze_2016", "winogrande_winogrande_xl")
 
 
 def records_in_gin(data: pathlib.Path, rendered: dict[str, str]) -> str:
@@ -168,8 +168,9 @@ templates:
 """
 
 
-def write_files(work: pathlib.Path, data: pathlib.Path, examples: int) -> int:
+def write_files(work: pathlib.Path, data: pathlib.Path, examples: int, held_out: int) -> int:
     """Gin files, the module, and the templates of the renderings; returns how many data sets these are of."""
+    missing = "_and_".join([*MISSING, *(name.replace("/", "_") for name in list(HELD_OUT)[held_out:])])
     folder = data / "prompts" / "t0_train_50k"
     names = sorted(path.name.removesuffix(".jsonl.gz") for path in folder.glob("*.jsonl.gz"))
     sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
@@ -186,7 +187,7 @@ def write_files(work: pathlib.Path, data: pathlib.Path, examples: int) -> int:
         file.write_text(TEMPLATE.format(name=name))
     (work / "superglue_records.py").write_text(MODULE)
     (work / "records.gin").write_text(records_in_gin(data, rendered))
-    (work / "mt_f.gin").write_text(FINE_TUNING.format(data=data, missing=MISSING, seen=2 * examples, held_out=examples))
+    (work / "mt_f.gin").write_text(FINE_TUNING.format(data=data, missing=missing, seen=2 * examples, held_out=examples))
     return len(rendered)
 
 
@@ -265,10 +266,10 @@ def table(work: pathlib.Path) -> str:
 
 
 def main() -> None:
-    args = arguments(__doc__, pretrain_steps=500, steps=3000, only=ARCHITECTURES, examples=100)
+    args = arguments(__doc__, pretrain_steps=500, steps=3000, only=ARCHITECTURES, examples=100, held_out=len(HELD_OUT))
     work, data = args.work, args.data
     os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
-    print(f"{write_files(work, data, args.examples)} data sets of T0 as promptsource rendered them")
+    print(f"{write_files(work, data, args.examples, args.held_out)} data sets of T0 as promptsource rendered them")
     if not (work / "tasks.model").exists():
         write_text(work / "text.jsonl", data)
         t5x_lab(work, "vocab", "--input=text.jsonl", "--size=4000", "--output=tasks.model")

@@ -1,6 +1,6 @@
 """Whether T5's suite is drawn at the paper's rates: chi-squared over 50,000 examples of four mixtures of all tasks and a text.
 
-    python benchmarks/t5_mixtures.py [--draws=50000]
+    python benchmarks/t5_mixtures.py [--draws=50000] [--only="K = 2^16"]
 
 Records are made up, and files short; rates are of the true sizes, by the paper's formula. What is drawn is counted by task,
 from the first words of its inputs. `p` is the probability of as large a difference by chance.
@@ -82,7 +82,9 @@ def told_by(text: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--draws", type=int, default=50_000)
-    draws = parser.parse_args().draws
+    parser.add_argument("--only", choices=MIXINGS, help="one of the mixtures alone")
+    args = parser.parse_args()
+    draws = args.draws
     sizes = {TEXT if name == "c4_span_corruption" else name: size for name, size in sizes_of_t5().items()}
     unsaid = {"t5_wmt15_enfr": OTHERS["t5_wmt15_enfr"], TEXT: OTHERS["c4_span_corruption"]}
     vocabulary = seqio.ByteVocabulary(100)
@@ -93,6 +95,8 @@ def main() -> None:
         )
         prompts = Prompts(data_sets=data_sets(pathlib.Path(name)), collections={"all": Collection(("t5_supervised", TEXT))})
         for title, mixing in MIXINGS.items():
+            if args.only not in (None, title):
+                continue
             mixing = Mixing(mixing.maximum, mixing.temperature, num_examples=unsaid)
             config = DataConfig(
                 "all", LENGTHS, BATCH, ByteVocabulary(), mixing=mixing, prompts=prompts, files=TextFiles("text.txt"), pack=False

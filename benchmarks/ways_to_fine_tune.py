@@ -1,6 +1,6 @@
 """Cost of fine-tuning methods: compiled memory of T5 1.1 XL on a TPU v4 slice, and steps of T5 1.1 small on this CPU.
 
-    pip install libtpu && python benchmarks/ways_to_fine_tune.py [--rounds=5] [--only=memory] [--only=steps]
+    pip install libtpu && python benchmarks/ways_to_fine_tune.py [--rounds=5] [--only=memory] [--only=steps] [--layers=1]
 
 All parameters, adapter layers of size 64 with the norms, LoRA of rank 8 on queries and values, a soft prompt of 100 vectors.
 
@@ -53,7 +53,7 @@ def show_memory() -> None:
             print(f"| {way}, {optimizer} | {cells} | {learn:,}{' and norms' if way == 'adapters' else ''} |", flush=True)
 
 
-def steps_of(way: str):
+def steps_of(way: str, layers: int):
     import jax
 
     from t5x_lab.runs.config.gin_config import GinConfig
@@ -64,6 +64,7 @@ def steps_of(way: str):
     needed = ["TRAIN_STEPS = 1", 'MODEL_DIR = "unused"', 'MIXTURE_OR_TASK_NAME = "t5_squad"', f"BATCH_SIZE = {ROWS}"]
     lengths = f'TASK_FEATURE_LENGTHS = {{"inputs": {INPUTS}, "targets": {TARGETS}}}'
     files = ["models/t5_1_1/small.gin", "runs/finetune.gin", *WAYS[way]]
+    needed += [f"TransformerConfig.num_{stack}_layers = {layers}" for stack in ("encoder", "decoder")]
     run = GinConfig(files, [*needed, lengths, 'TransformerConfig.dtype = "float32"', "DROPOUT_RATE = 0.0"]).run()
     sharded = ShardedModel(run.model, run.mesh_shape)
     training = assemble(sharded, run.optimizer, batch_size=ROWS, microbatches=1, seed=0, trainable=run.trainable)
@@ -83,8 +84,8 @@ def steps_of(way: str):
     return turn
 
 
-def show_steps(rounds: int) -> None:
-    workers = {way: Worker(__file__, f"--way={way}") for way in WAYS}
+def show_steps(rounds: int, layers: int) -> None:
+    workers = {way: Worker(__file__, f"--way={way}", f"--layers={layers}") for way in WAYS}
     times: dict[str, list[float]] = {way: [] for way in WAYS}
     for round_ in range(rounds + 1):
         for way, worker in workers.items():
@@ -102,13 +103,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", action="append", choices=("memory", "steps"))
+    parser.add_argument("--layers", type=int, default=8, help="layers of each stack with --only=steps")
     parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.way:
-        serve(steps_of(args.way))
+        serve(steps_of(args.way, args.layers))
         return
     if "steps" in (args.only or ["steps"]):
-        show_steps(args.rounds)
+        show_steps(args.rounds, args.layers)
     if "memory" in (args.only or ["memory"]):
         show_memory()
 

@@ -1,7 +1,5 @@
 """`python -m t5x_lab`, the same as the command `t5x_lab`."""
 
-import sys
+from t5x_lab.cli.main import run_program
 
-from t5x_lab.cli.main import main
-
-sys.exit(main())
+run_program()

@@ -4,6 +4,7 @@ import json
 import math
 import pathlib
 import shutil
+import types
 
 import commands
 import jax
@@ -240,6 +241,18 @@ def test_best_checkpoints_by_two_evaluations_and_metrics_that_fail_or_are_texts(
     assert json.loads(output.out)["5"]["eval/known"]["loss"] == json.loads(pathlib.Path("run/evals/eval/5.json").read_text())["results"]["known"]["loss"]  # fmt: skip
 
 
+def test_evaluations_that_failed_are_no_results(tmp_path):
+    """Neither early stopping nor `eval --follow` counts them; a value that is not finite does count."""
+    files = ResultFiles(str(tmp_path), "eval", {})
+    for step, loss in enumerate([3.0, None, None, None, 2.9, float("nan"), float("nan")], 1):
+        failures = {"": "ValueError: no"} if loss is None else {}
+        files.write(step, EvaluationResult(metrics={} if loss is None else {"a": {"loss": loss}}, failures=failures))
+    assert [files.has(step) for step in range(1, 9)] == [True, False, False, False, True, True, True, False]
+    evaluations = types.SimpleNamespace(find=lambda name: types.SimpleNamespace(files=files), _values={})
+    rule = EarlyStopping("eval/a/loss", patience=2, best_is="lowest")
+    assert [evaluate.Evaluations.should_stop(evaluations, rule, step) for step in range(1, 8)] == [False] * 6 + [True]
+
+
 @pytest.mark.slow
 def test_a_run_ends_early_and_stays_ended(folder, capsys, monkeypatch):
     stopping = ["--gin.EARLY_STOPPING=@EarlyStopping()", "--gin.EarlyStopping.metric=eval/known/accuracy"]
@@ -257,7 +270,9 @@ def test_a_run_ends_early_and_stays_ended(folder, capsys, monkeypatch):
     assert finished_steps("run") == [4, 6] and json.loads(end.read_text())["step"] == 6
     assert [path.name for path in pathlib.Path("run/evals/rare").glob("[0-9]*")] == ["6.json"]  # as after any last step
     end.unlink()
+    pathlib.Path("run/report.html").unlink()  # as if killed before it was written
     assert main(command) == 0 and "Nothing to do" in capsys.readouterr().err and finished_steps("run") == [4, 6]
+    assert pathlib.Path("run/report.html").exists()
     assert json.loads(end.read_text())["step"] == 6
     shutil.rmtree("run/evals/rare")  # as if killed between the decision and what is due at the end
     assert main(command) == 0 and pathlib.Path("run/evals/rare/6.json").exists() and finished_steps("run") == [4, 6]

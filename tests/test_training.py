@@ -317,6 +317,30 @@ def test_bad_steps_are_skipped_up_to_a_number_in_a_row(poisoned):
     assert "bad step 1 of at most 2 in a row" in skipped[0] and "bad step 2 of at most 2 in a row" in skipped[1]
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "adafactor"])
+def test_an_update_that_is_not_finite_is_not_applied(optimizer):
+    rate = lambda step: jnp.where(step == 2, jnp.inf, 0.01)
+    recorder = Recorder(Optax(optax.sgd(rate), rate) if optimizer == "sgd" else Adafactor(rate))
+    with pytest.raises(Diverged, match="step 3 had loss [0-9.]+ and gradient norm [0-9.]+, but an update that is not finite"):
+        recorder.run(8)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(recorder.saved[-1][2]))
+
+
+def test_a_skipped_step_advances_schedules_but_no_moments():
+    """Adam's bias correction counts the gradients that its moments have averaged."""
+    recorder = Recorder(AdamW(RATE), skip_bad_steps=True)
+
+    def step(state, batch):
+        if int(state.step) in (2, 3):
+            batch = {**batch, "decoder_loss_weights": batch["decoder_loss_weights"] * jnp.nan}
+        return recorder.training.step(state, batch)
+
+    state = recorder.run(6, step=step, bad_steps=2, log=lambda message: None)
+    is_part = lambda part: isinstance(part, optax.ScaleByAdamState | optax.ScaleByScheduleState)
+    parts = [part for part in jax.tree.leaves(state.opt_state, is_leaf=is_part) if is_part(part)]
+    assert {type(part).__name__: int(part.count) for part in parts} == {"ScaleByAdamState": 4, "ScaleByScheduleState": 6}
+
+
 def test_sigterm_between_two_steps_finishes_the_next_saves_and_raises():
     recorder = Recorder()
     kill = Action(lambda n, state: os.kill(os.getpid(), signal.SIGTERM) if n == 3 else None, lambda step: True)

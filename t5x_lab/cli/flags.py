@@ -19,7 +19,8 @@ def add_gin_flags(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="gin file; repeatable, later files override earlier ones",
     )
-    group.add_argument("--gin.NAME=VALUE", dest="unused", default=argparse.SUPPRESS, help="gin binding; strings need no quotes")
+    gin_help = "gin binding; strings need no quotes"
+    group.add_argument("--gin.NAME=VALUE", action="store_true", default=argparse.SUPPRESS, help=gin_help)
     group.add_argument(
         "--gin_bindings", action="append", default=[], metavar="BINDING", help='binding in gin syntax: "NAME = 3"'
     )

@@ -4,8 +4,10 @@ import argparse
 import errno
 import importlib
 import os
+import signal
 import sys
 
+from t5x_lab.cli.interrupts import interrupts
 from t5x_lab.cli.process import configure_process
 from t5x_lab.config.errors import UserError, did_you_mean
 
@@ -26,6 +28,7 @@ COMMANDS = {
 }
 STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
 SUCCESS, FAILURE, USER_ERROR, STOPPED = 0, 1, 2, 3
+CLOSED_PIPE = 128 + signal.SIGPIPE
 
 
 class _Parser(argparse.ArgumentParser):
@@ -34,8 +37,30 @@ class _Parser(argparse.ArgumentParser):
         raise SystemExit(USER_ERROR)
 
 
+def run_program() -> None:
+    """Runs the command of this process and exits with its status."""
+    interrupts.install(" ".join(["t5x_lab", *sys.argv[1:2]]))
+    try:
+        status = main()
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader of a pipe has ended, as in `t5x_lab inspect DIR | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = CLOSED_PIPE
+    except KeyboardInterrupt:
+        status = interrupts.report()
+    except Exception:
+        if not interrupts.received:
+            raise
+        status = interrupts.report()  # a library has made another exception of it
+    sys.exit(status)
+
+
 def main(argv: list[str] | None = None) -> int:
-    """Runs a command. Returns the exit status."""
+    """Runs a command. Returns the exit status.
+
+    Raises:
+      KeyboardInterrupt: for Ctrl-C. A run that is training is saved instead.
+    """
     argv = sys.argv[1:] if argv is None else argv
     configure_process()
     if not argv or argv[0] in ("-h", "--help"):
@@ -64,15 +89,14 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         print(f"t5x_lab {name}: {error.sentence}", file=sys.stderr)
         return error.status
+    except BrokenPipeError:
+        raise
     except OSError as error:
         if error.errno not in STORAGE:
             raise
         problem = f"{error.filename or 'A file'} cannot be read or written: {os.strerror(error.errno)}"
         print(f"t5x_lab {name}: {problem}. Fix the problem and run the same command again.", file=sys.stderr)
         return FAILURE
-    except KeyboardInterrupt:
-        print(f"t5x_lab {name}: interrupted", file=sys.stderr)
-        return FAILURE  # not STOPPED, which means that the run is saved
 
 
 def _parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:

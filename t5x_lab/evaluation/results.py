@@ -86,7 +86,9 @@ class ResultFiles:
         (folder / "best.txt").write_text(benchmarks.table(best) + "\n")
 
     def has(self, step: int) -> bool:
-        return (self.folder / f"{step}.json").exists()
+        """Returns whether a step has results. A file that holds nothing but failures does not count."""
+        content = self._read(step)
+        return bool(content) and bool(content.get("results") or not content.get("failures"))
 
     def steps(self) -> list[int]:
         """Returns the steps that have results."""
@@ -98,9 +100,18 @@ class ResultFiles:
 
     def metric(self, step: int, name: str) -> float:
         """Returns the value of "<task>/<metric>" at a step, NaN if there is none."""
-        task, _, metric = name.partition("/")
-        value = read_dictionary(self.folder / f"{step}.json").get("results", {}).get(task, {}).get(metric)
+        value = self._metrics_of_task(step, name).get(name.partition("/")[2])
         return math.nan if value is None else value
+
+    def has_metric(self, step: int, name: str) -> bool:
+        """Returns whether "<task>/<metric>" was computed at a step. Its value may not be finite."""
+        return name.partition("/")[2] in self._metrics_of_task(step, name)
+
+    def _metrics_of_task(self, step: int, name: str) -> dict[str, Any]:
+        return self._read(step).get("results", {}).get(name.partition("/")[0], {})
+
+    def _read(self, step: int) -> dict[str, Any]:
+        return read_dictionary(self.folder / f"{step}.json")
 
 
 def _read_settings(folder: epath.Path) -> dict[str, Any] | None:

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+import optax.contrib
 
 from t5x_lab.optim.adafactor import AdafactorState
 
@@ -40,6 +41,19 @@ def start_count_at(opt_state: Any, step: jax.Array) -> Any:
         return part
 
     return jax.tree.map(set_count, opt_state, is_leaf=_is_counted)
+
+
+def skip_update(old: Any, new: Any) -> Any:
+    """Returns the optimizer state after a skipped update: schedules advance, moments and the counts of their averages do not.
+
+    Args:
+      old, new: states before and after the update.
+    """
+    advance = lambda old, new: new if not isinstance(old, _MOMENTS) and _is_count(new) else old
+    return jax.tree.map(advance, old, new, is_leaf=lambda part: isinstance(part, _MOMENTS))
+
+
+_MOMENTS = (optax.ScaleByAdamState, optax.contrib.MuonState)
 
 
 def _is_counted(part: Any) -> bool:

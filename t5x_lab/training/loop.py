@@ -22,7 +22,7 @@ class Preempted(Exception):
 
 
 class Diverged(Exception):
-    """A loss or gradient was not finite. The state before it is saved, with the data position after it."""
+    """A loss, gradient or update was not finite. The state before it is saved, with the data position after it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,6 +174,8 @@ class _FinishedSteps:
             },
         )
         bad = f"step {pending.step} had loss {metrics['loss']} and gradient norm {metrics['grad_norm']}"
+        if math.isfinite(metrics["loss"]) and math.isfinite(metrics["grad_norm"]):
+            bad += ", but an update that is not finite"
         if self._bad > self._allowed:
             # Saved under the number of batches read: the checkpoint of the step before has the position before the bad batch.
             counted = dataclasses.replace(state, step=state.step + (batches_read - int(state.step)))

@@ -12,6 +12,7 @@ from t5x_lab.models.loss import LossSums
 from t5x_lab.models.model import Model
 from t5x_lab.networks.functional import Params
 from t5x_lab.networks.network import Batch, dropout_rate
+from t5x_lab.optim.counts import skip_update
 from t5x_lab.optim.groups import merge, select
 from t5x_lab.training.hooks import Statistics
 from t5x_lab.training.state import TrainState, add_to_counter
@@ -44,8 +45,8 @@ def make_train_step(
       sum_over_slices: adds gradients and losses over slices. See `Partitioner`.
       is_trained: whether the parameter of this name is trained.
       statistics: statistics of hooks.
-      skip_bad_steps: whether only the update of a step with a non-finite loss or gradient is skipped. By default all later
-        updates are skipped too.
+      skip_bad_steps: whether only the update of a step with a non-finite loss, gradient or update is skipped. By default all
+        later updates are skipped too.
       average_decay: decay of `TrainState.average`.
 
     Returns:
@@ -78,12 +79,13 @@ def make_train_step(
             average=moving_average(state.average, params, state.step, average_decay),
         )
         grad_norm = optax.tree.norm(grads)
-        healthy = state.healthy & jnp.isfinite(sums.loss) & jnp.isfinite(sums.z_loss) & jnp.isfinite(grad_norm)
+        # The update too: a schedule or an optimizer may be infinite where the gradient is not.
+        norms = (sums.loss, sums.z_loss, grad_norm, optax.tree.norm(updates))
+        healthy = state.healthy & jnp.all(jnp.isfinite(jnp.stack(norms)))
         # The host reads metrics a step late and buffers are donated, so a bad step is undone here.
         new = jax.tree.map(lambda new, old: jnp.where(healthy, new, old), new, state)
         if skip_bad_steps:  # the step number and the schedule's count in the optimizer advance
-            keep_count = lambda old, new: new if jnp.issubdtype(new.dtype, jnp.integer) and new.ndim == 0 else old
-            slots = jax.tree.map(keep_count, new.opt_state, opt_state)
+            slots = skip_update(new.opt_state, opt_state)
             new = dataclasses.replace(new, step=state.step + 1, counters=counters, opt_state=slots)
         metrics = {
             **per_token(sums),

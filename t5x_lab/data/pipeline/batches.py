@@ -20,6 +20,7 @@ from t5x_lab.config.user_code import describe_error, describe_user_code_error
 from t5x_lab.data.config import DataConfig
 from t5x_lab.data.packing.feature_converter import FeatureConverter
 from t5x_lab.data.pipeline.checks import check_vocabulary
+from t5x_lab.data.pipeline.closing import close_at_exit
 from t5x_lab.data.pipeline.examples import add_mixture_features, mixture_features, passthrough_features, text_features
 from t5x_lab.data.pipeline.failures import report_failing_record
 from t5x_lab.data.pipeline.file_changes import file_fingerprints, find_change
@@ -83,6 +84,11 @@ class SeqioBatches:
             self._build = functools.partial(build_shards, mixture, config, seed, example_rates(mixture, config))
             self._datasets = {group: self._build(group) for group in groups}
         self._fingerprints = file_fingerprints(mixture)
+        close_at_exit(self)
+
+    def close(self) -> None:
+        """Ends the iterators. Later batches begin where the data begin."""
+        self.__dict__.pop("_iterators", None)
 
     def __iter__(self):
         return self

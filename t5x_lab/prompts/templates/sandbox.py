@@ -30,7 +30,7 @@ BUDGET = "_budget"  # variable of the rendering's `Budget`
 _CHARACTERS_PER_STEP = 64
 
 # Methods that templates may call. The others of these types format, encode or copy without a limit.
-_METHODS = {
+_METHOD_NAMES: dict[type, str] = {
     str: "capitalize casefold center count endswith find index isalnum isalpha isascii isdecimal isdigit islower isnumeric "
     "isspace istitle isupper join ljust lower lstrip partition removeprefix removesuffix replace rfind rindex rjust "
     "rpartition rsplit rstrip split splitlines startswith strip swapcase title upper zfill",
@@ -38,7 +38,7 @@ _METHODS = {
     tuple: "count index",
     dict: "clear copy get items keys pop popitem setdefault update values",
 }
-_METHODS = {kind: frozenset(names.split()) for kind, names in _METHODS.items()}
+_METHODS = {kind: frozenset(names.split()) for kind, names in _METHOD_NAMES.items()}
 _CONSTANT_TIME = frozenset(["append", "get", "keys", "values", "items", "pop", "setdefault"])
 
 

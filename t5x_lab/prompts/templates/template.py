@@ -7,7 +7,7 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jinja2
@@ -196,7 +196,7 @@ class _CheckLabels(jinja2.visitor.NodeTransformer):
         return node
 
 
-_FILTERS = {
+_FILTERS: dict[str, Callable] = {
     "choice": _choice,
     "random": _choice,  # Jinja's own filter would differ in every process
     "most_frequent": _most_frequent,

@@ -151,8 +151,9 @@ class Evaluations:
         name, _, rest = rule.metric.partition("/")
         files, values = self.find(name).files, self._values.setdefault(rule.metric, {})
         steps = [earlier for earlier in files.steps() if earlier <= step]
-        values |= {earlier: files.metric(earlier, rest) for earlier in steps if earlier not in values or earlier == step}
-        return bool(broadcast(rule.should_stop([values[earlier] for earlier in steps])))
+        new = [earlier for earlier in steps if earlier not in values or earlier == step]
+        values |= {earlier: files.metric(earlier, rest) for earlier in new if files.has_metric(earlier, rest)}
+        return bool(broadcast(rule.should_stop([values[earlier] for earlier in steps if earlier in values])))
 
     def due_at_start(self, step: int) -> list[PreparedEvaluation]:
         return [

@@ -5,12 +5,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+from etils import epath
 
 from t5x_lab.config.log import log
 from t5x_lab.config.user_code import describe_error
+from t5x_lab.observe.end import ended_at
 from t5x_lab.observe.hardware import peak_flops
 from t5x_lab.observe.plots import write_plots
-from t5x_lab.report.page import write_report
+from t5x_lab.report.page import FILE, write_report
 from t5x_lab.runs.config.run_config import RunConfig
 from t5x_lab.training.clock import Clock
 from t5x_lab.training.hooks import Hooks
@@ -71,13 +73,23 @@ class Recorder:
         self._hooks.media(step, split, values)
 
     def close(self) -> None:
-        """Writes the plots and the report page."""
-        if jax.process_index() == 0:
-            for name, write in {"plots": write_plots, "report": _report}.items():
-                try:
-                    write(self._model_dir)
-                except Exception as error:  # the run is saved and must not fail because of a plot
-                    log(f"The {name} could not be written: {describe_error(error)}. Try t5x_lab report {self._model_dir}.")
+        write_pictures(self._model_dir)
+
+
+def write_pictures(model_dir: str) -> None:
+    """Writes the plots and the report page."""
+    if jax.process_index() == 0:
+        for name, write in {"plots": write_plots, "report": _report}.items():
+            try:
+                write(model_dir)
+            except Exception as error:  # the run is saved and must not fail because of a plot
+                log(f"The {name} could not be written: {describe_error(error)}. Try t5x_lab report {model_dir}.")
+
+
+def is_report_outdated(model_dir: str) -> bool:
+    """Returns whether a run ended after its report was written, or has none: it was killed in between."""
+    report = epath.Path(model_dir) / FILE
+    return not report.exists() or report.stat().mtime < (ended_at(model_dir) or 0.0)
 
 
 def _report(model_dir: str) -> None:

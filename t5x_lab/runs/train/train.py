@@ -29,7 +29,7 @@ from t5x_lab.runs.model.sharded_model import ShardedModel
 from t5x_lab.runs.train.assemble import Training, assemble_run
 from t5x_lab.runs.train.batch import ResolvedBatch, resolve_batch
 from t5x_lab.runs.train.ownership import owned
-from t5x_lab.runs.train.recording import Recorder
+from t5x_lab.runs.train.recording import Recorder, is_report_outdated, write_pictures
 from t5x_lab.runs.train.starting_point import (
     StartingPoint,
     check_agreement,
@@ -77,6 +77,8 @@ def train(config: GinConfig) -> None:
                 why = f"{_describe_stop(rule)}. To train on, raise EarlyStopping.patience or remove EARLY_STOPPING."
             log(f"Nothing to do: {why}")
             mark_end(job, job.first_step)
+            if is_report_outdated(job.run.model_dir):
+                write_pictures(job.run.model_dir)
             return
         facts = describe_run(job.run, job.sharded, job.batch.lengths)
         log(banner(facts, job.first_step, job.budget))

@@ -1,0 +1,99 @@
+"""Processes end: after Ctrl-C, after errors that nobody foresaw, and when the reader of their output has ended."""
+
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from helpers import exhaustive
+from synthetic_records import write_lines
+
+COMMAND = [sys.executable, "-m", "t5x_lab"]
+FLAGS = [
+    "--gin_file=models/t5_1_1/tiny.gin", "--gin_file=objectives/span_corruption.gin", "--gin.MIXTURE_OR_TASK_NAME=files_span_corruption",
+    "--gin.TextFiles.train=text.jsonl", "--gin.TextFiles.validation=text.jsonl", "--gin.VOCABULARY=@ByteVocabulary()",
+    "--gin.TransformerConfig.vocab_size=384", '--gin.TASK_FEATURE_LENGTHS={"inputs": 64}', "--gin.BATCH_SIZE=8",
+]  # fmt: skip
+LAST_LINE = "RuntimeError: nobody foresaw this"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "seconds", [0.5, 1.0, exhaustive(2.0), exhaustive(4.0), exhaustive(8.0), exhaustive(12.0)]
+)
+def test_an_interrupt_ends_a_command_from_its_first_moment_on(seconds):
+    write_lines(pathlib.Path("text.jsonl"), [{"text": f"Line {n} of a text."} for n in range(1_000)])
+    run = [*FLAGS, "--gin.TRAIN_STEPS=100000", "--gin.MODEL_DIR=run"]
+    process = subprocess.Popen([*COMMAND, "train", *run], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    time.sleep(seconds)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=100)
+    assert process.returncode in (130, 3) and "Traceback" not in errors, errors
+    assert process.returncode == 3 or errors.splitlines()[-1] == "t5x_lab train: interrupted", errors
+
+
+PROGRAMS = {
+    "Python": """
+from t5x_lab.runs.config.gin_config import GinConfig
+from t5x_lab.runs.data_layer import load_data_layer
+load_data_layer()
+from t5x_lab.data.pipeline.batches import SeqioBatches, resolve_tasks
+data = GinConfig(FILES, [*BINDINGS, "TRAIN_STEPS = 1", "MODEL_DIR = 'run'"]).data()
+batches = SeqioBatches(resolve_tasks(data, "encoder_decoder", 384), data, 0)
+next(batches)
+raise RuntimeError("nobody foresaw this")
+""",
+    "training": """
+from t5x_lab.training.loop import TrainLoop
+from t5x_lab.training import loop
+def fail(*args, **options):
+    raise RuntimeError("nobody foresaw this")
+loop.fetch = fail
+run("train", "--gin.TRAIN_STEPS=4", "--gin.MODEL_DIR=run")
+""",
+    "evaluation": """
+from t5x_lab.evaluation.inference import task_examples
+def fail(*args, **options):
+    raise RuntimeError("nobody foresaw this")
+run("train", "--gin.TRAIN_STEPS=1", "--gin.MODEL_DIR=run", "--gin.EVALS=()")
+task_examples.Example = fail
+run_flags("infer", "--model_dir=run", "--task=files_span_corruption", "--mode=score", "--output=out.jsonl")
+""",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", ["Python", exhaustive("training"), exhaustive("evaluation")])
+def test_an_unknown_error_ends_a_process_that_reads_data_with_python_steps(program, tmp_path):
+    write_lines(
+        pathlib.Path("text.jsonl"), [{"text": f"Line {n} of a text that goes on for some words."} for n in range(20_000)]
+    )
+    files = [flag.partition("=")[2] for flag in FLAGS if flag.startswith("--gin_file")]
+    bindings = [
+        "MIXTURE_OR_TASK_NAME = 'files_span_corruption'", "TextFiles.train = 'text.jsonl'", "VOCABULARY = @ByteVocabulary()",
+        "TransformerConfig.vocab_size = 384", "TASK_FEATURE_LENGTHS = {'inputs': 64}", "BATCH_SIZE = 8",
+    ]  # fmt: skip
+    start = f"""
+import sys
+FILES, BINDINGS, FLAGS = {files!r}, {bindings!r}, {FLAGS!r}
+def run_flags(command, *flags):
+    from t5x_lab.cli.main import main
+    assert main([command, *flags]) == 0
+def run(command, *flags):
+    run_flags(command, *FLAGS, *flags)
+"""
+    (tmp_path / "program.py").write_text(start + PROGRAMS[program])
+    done = subprocess.run([sys.executable, "program.py"], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1 and re.search(f"^{LAST_LINE}$", done.stderr, re.MULTILINE), done.stderr
+
+
+@pytest.mark.parametrize(
+    "command", ["t5x_lab --help", "t5x_lab table --help", "t5x_lab inspect --gin_file=models/t5_1_1/small.gin"]
+)
+def test_a_reader_that_has_ended_is_no_error(command):
+    command = command.replace("t5x_lab", f"{sys.executable} -m t5x_lab")
+    done = subprocess.run(["bash", "-c", f"set -o pipefail; {command} | true"], capture_output=True, text=True)
+    assert done.returncode in (0, 141) and not done.stderr, done.stderr
