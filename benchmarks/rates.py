@@ -5,7 +5,7 @@ say. `p` is the probability of as large a difference by chance: drawn at other r
 come in epochs, so that their counts differ less than chance would have it, and `p` is near 1. Several processes are readers
 of one run's rows, each with its own shards; what they read together must be what one process reads.
 
-    python benchmarks/rates.py [--draws=50000] [--only="25 files"]
+    python benchmarks/rates.py [--draws=50000] [--only="25 files"] [--shards=4]
 """
 
 import argparse
@@ -78,6 +78,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--draws", type=int, default=50_000)
     parser.add_argument("--only", choices=settings(), help="one setting alone")
+    parser.add_argument("--shards", type=int, choices=(4, 64), help="this number of shards alone")
     args = parser.parse_args()
     print(f"{'setting':24} shards processes    draws  kinds  chi-squared        p  as one process reads")
     for title, (tasks, rates) in settings().items():
@@ -89,6 +90,8 @@ def main() -> None:
                 task_of_numbers(name, pathlib.Path(folder), files, firsts[name])
             alone: dict[int, np.ndarray] = {}
             for shards, processes in [(4, 1), (64, 1), *([(4, 2), (64, 2), (64, 8)] if title in OF_SEVERAL else [])]:
+                if args.shards not in (None, shards):
+                    continue
                 numbers = drawn(rates, shards, processes, args.draws)
                 if len(tasks) > 1:  # by task
                     counts = np.array([((numbers - first) // OF_TASK == 0).sum() for first in firsts.values()])

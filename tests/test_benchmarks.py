@@ -39,7 +39,7 @@ SMALL_RUNS = {
         r"not cached:(?s:.*)cached:(?s:.*)without single_device_functions:(?s:.*)restore, s +[\d.]+",
     ),
     "properties": ("--scale=2 tests/test_ops.py", r"\d+ passed"),
-    "rates": ("--draws=100 --only='unequal files'", r"unequal files +64 +8 .* True"),
+    "rates": ("--draws=100 --only='unequal files' --shards=4", r"unequal files +4 +2 .* True"),
     "step_time": ("--rounds=1 --steps=2 --layers=1", r"transformers +[\d.]+ s, 1\.00 of"),
     "t5_mixtures": ("--draws=200 --only='T = 2'", r"examples of \d+ tasks: chi-squared [\d.]+, p [\d.]+"),
     "t5_transfer": (

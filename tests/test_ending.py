@@ -21,9 +21,7 @@ LAST_LINE = "RuntimeError: nobody foresaw this"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "seconds", [0.5, 1.0, exhaustive(2.0), exhaustive(4.0), exhaustive(8.0), exhaustive(12.0)]
-)
+@pytest.mark.parametrize("seconds", [0.5, 1.0, exhaustive(2.0), exhaustive(4.0), exhaustive(8.0), exhaustive(12.0)])
 def test_an_interrupt_ends_a_command_from_its_first_moment_on(seconds):
     write_lines(pathlib.Path("text.jsonl"), [{"text": f"Line {n} of a text."} for n in range(1_000)])
     run = [*FLAGS, "--gin.TRAIN_STEPS=100000", "--gin.MODEL_DIR=run"]
