@@ -84,7 +84,7 @@ ENCODER_DECODER = (
 @pytest.mark.parametrize(
     "bindings",
     [
-        ('MESH = "fsdp=4"', 'TASK_FEATURE_LENGTHS = {"targets": 64}'),
+        exhaustive(('MESH = "fsdp=4"', 'TASK_FEATURE_LENGTHS = {"targets": 64}')),
         exhaustive(('MESH = "fsdp=2,tensor=2"', *ENCODER_DECODER)),
     ],
     ids=["decoder", "encoder_decoder with dropout"],

@@ -22,6 +22,7 @@ from t5x_lab.config.errors import UserError
 from t5x_lab.data import environment
 from t5x_lab.data.config import DataConfig, TextFiles
 from t5x_lab.data.pipeline.batches import EvalBatches, SeqioBatches, eval_batches, resolve_tasks
+from t5x_lab.data.pipeline.checks import check_vocabulary
 from t5x_lab.data.sources.text_files import resumable_reader, text_files
 from t5x_lab.data.tasks import names as tasks
 from t5x_lab.data.vocabularies.build import build_vocabulary
@@ -532,6 +533,29 @@ def test_the_t5_vocabulary_encodes_as_published():
     ids = vocabulary.encode("Translate English to German: The house is wonderful.")
     assert ids == [30355, 15, 1566, 12, 2968, 10, 37, 629, 19, 1627, 5]
     assert vocabulary.vocab_size == 32_100 and vocabulary.encode("<extra_id_0>")[-1] == 32_099
+
+
+def test_vocabularies_that_cannot_be_trained_with_are_named(tmp_path):
+    """SentencePiece models without an EOS token, with sentinels of their own, with text under id 0, and of no bytes."""
+
+    def check(name, extra_ids=0, **options):
+        vocabulary = SentencePieceVocabulary(str(name), extra_ids=extra_ids)
+        config = DataConfig("sotu_full_lm", {"targets": 16}, 2, vocabulary, shards=1, **options)
+        check_vocabulary(resolve_tasks(config, "causal_decoder", 1_000), config, 1_000)
+
+    models = shared_data("bug_inputs", "sentencepiece")
+    (tmp_path / "empty.model").write_bytes(b"")
+    for name, options, says in (
+        (models / "gpt_like.model", {}, "has no EOS token"),
+        (models / "mt5_marked.model", {"extra_ids": 100}, "has the sentinels <extra_id_0> and so on .*extra_ids = 0"),
+        (models / "default_ids.model", {"pack": False}, "padded with id 0, which is a token"),
+        (tmp_path / "empty.model", {}, "is not a SentencePiece model"),
+    ):
+        with pytest.raises(UserError, match=says):
+            check(name, **options)
+    check(models / "mt5_marked.model")
+    check(models / "default_ids.model")
+    assert build_vocabulary(SentencePieceVocabulary(str(models / "gpt_like.model"), extra_ids=0)).eos_id is None
 
 
 def test_nightly_files_in_place_are_named_with_the_repair(monkeypatch):

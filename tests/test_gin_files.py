@@ -106,7 +106,7 @@ BOUND = pathlib.Path(ROOT.parent / "shared" / "facts" / "t5x_bindings.md")
         ("network.T5Config.emb_dim = 8", "T5X's T5Config is TransformerConfig here"),
         ("train_eval/utils.DatasetConfig.batch_size = 8", "T5X's DatasetConfig.batch_size is BATCH_SIZE here."),
         ("partitioning.PjitPartitioner.num_partitions = 2", 'is MESH here: "data=-1,tensor=4" for 4 partitions.'),
-        ("Adafactor.step_offset = 0", "T5X's Adafactor.step_offset is LearningRate.step_offset here."),
+        ("Adafactor.weight_decay_rate = 0.1", "T5X's Adafactor.weight_decay_rate is Adafactor.weight_decay here."),
         (
             "SaveCheckpointConfig.dtype = 'float32'",
             "T5X's SaveCheckpointConfig.dtype has no equivalent: parameters are float32",

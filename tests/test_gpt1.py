@@ -72,6 +72,7 @@ def test_text_is_standardized_as_their_code_does(text):
     assert standardize(text) == TEXTS[text]
 
 
+@pytest.mark.exhaustive
 def test_books_are_cleaned_before_they_are_tokens(tmp_path):
     for number, text in enumerate(TEXTS):
         (tmp_path / f"{number}.txt").write_text(text)

@@ -60,6 +60,7 @@ def test_from_a_wheel(tmp_path):
     assert probe(sys.executable, PROBE + USES, PYTHONPATH=str(tmp_path / "site")) == str(tmp_path / "site" / "t5x_lab")
 
 
+@pytest.mark.exhaustive
 def test_from_a_bare_checkout():
     assert probe(sys.executable, PYTHONPATH=str(ROOT)) == str(ROOT / "t5x_lab")
 

@@ -27,7 +27,7 @@ LSTM = ["--gin.LstmConfig.vocab_size=384", "--gin.LstmConfig.emb_dim=32", "--gin
     [
         ("causal_decoder", "sotu_full_lm", FULL_LM),
         exhaustive("causal_decoder", "sotu_span_corruption", SPANS),
-        ("prefix_decoder", "sotu_prefix_lm_objective_decoder_architecture", PREFIX_LM),
+        exhaustive("prefix_decoder", "sotu_prefix_lm_objective_decoder_architecture", PREFIX_LM),
         exhaustive("prefix_decoder", "sotu_span_corruption", SPANS),
         exhaustive("encoder_decoder", "sotu_prefix_lm_objective_encoder_decoder_architecture", PREFIX_LM_ED),
         ("encoder_decoder", "sotu_span_corruption", SPANS),

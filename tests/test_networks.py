@@ -11,6 +11,7 @@ from helpers import (
     VARIANTS,
     architecture_of,
     compiled,
+    exhaustive,
     pack_rows,
     random_batch,
     random_params,
@@ -27,7 +28,9 @@ from t5x_lab.ops.attention import expand_mask
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture, relative_bias", [("causal_decoder", "per_layer"), ("encoder_decoder", "shared")])
+@pytest.mark.parametrize(
+    "architecture, relative_bias", [("causal_decoder", "per_layer"), exhaustive("encoder_decoder", "shared")]
+)
 def test_scanned_unrolled_and_rematerialised_give_equal_losses_and_gradients(architecture, relative_bias):
     batch = random_batch(architecture)
     reference = None

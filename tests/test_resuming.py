@@ -51,6 +51,29 @@ def test_sigterm_saves_and_exits_with_3_and_the_run_goes_on():
     assert max(losses("run")) == saved + 2
 
 
+def test_settings_that_change_on_resume_are_refused_or_logged(capfd):
+    """A network that computes another function is refused with both values; other changes are accepted and named."""
+    command = flags("causal_decoder", FULL_LM, "run", 1)
+    assert main(command) == 0 and "Settings that changed" not in capfd.readouterr().err
+    for name, before, after in (
+        ("scaling", "t5", "standard"),
+        ("architecture", "causal_decoder", "prefix_decoder"),
+        ("norm_epsilon", "1e-06", "0.001"),
+        ("scale_embeddings", "False", "True"),
+    ):
+        assert main([*command, f"--gin.TransformerConfig.{name}={after}"]) == 2
+        says = f"was trained with TransformerConfig.{name} = {before}, but the configuration has {after}"
+        assert says in capfd.readouterr().err
+    more = ["--gin.Z_LOSS=0.0", "--gin.LABEL_SMOOTHING=0.1", "--gin.DROPOUT_RATE=0.2", "--gin.AVERAGE_DECAY=0.9"]
+    assert main([*flags("causal_decoder", FULL_LM, "run", 2), *more]) == 0
+    changes = next(line for line in capfd.readouterr().err.splitlines() if "Settings that changed" in line)
+    for name, before, after in (("Z_LOSS", "0.0001", "0.0"), ("LABEL_SMOOTHING", "0.0", "0.1"), ("DROPOUT_RATE", "0.0", "0.2")):
+        assert f"{name} was {before}, is {after}" in changes, changes
+    assert "AVERAGE_DECAY was None, is 0.9" in changes and "TRAIN_STEPS" not in changes
+    assert main(flags("causal_decoder", FULL_LM, "run", 3)) == 0
+    assert "AVERAGE_DECAY was 0.9, is None" in capfd.readouterr().err
+
+
 @pytest.mark.exhaustive
 def test_parameters_go_from_a_causal_to_a_prefix_decoder_and_back(capfd):
     assert main(flags("causal_decoder", FULL_LM, "causal", 6)) == 0

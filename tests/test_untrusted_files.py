@@ -99,6 +99,12 @@ def test_templates_that_do_not_compile_are_named(jinja, says):
     assert says in attack(jinja)
 
 
+def test_methods_are_called_in_loops_with_variables():
+    """Jinja passes variables of loops and blocks to every call in them."""
+    jinja = "{% for x in ['b', 'c'] %}{% set y = x %}{{ ', '.join(['a', y]) }}{{ y.replace('b', 'd') }} {% endfor %}||| x"
+    assert Template("data", "name", jinja).render({"text": ""}).inputs == "a, bd a, cc"
+
+
 def test_random_filters_depend_on_the_record_and_the_seed_only():
     template = Template("data", "name", "{{ range(1000) | list | random }} {{ text }} ||| x")
     render = lambda text, seed=0: template.render({"text": text}, seed).inputs

@@ -35,6 +35,7 @@ def run(args: argparse.Namespace) -> None:
     import jax
 
     from t5x_lab.config.errors import UserError
+    from t5x_lab.evaluation.results import finite_json
     from t5x_lab.observe.console import describe
     from t5x_lab.runs.config.gin_config import run_config_file
     from t5x_lab.runs.evaluate.checkpoints import evaluate_checkpoints, evaluate_ensemble, wait_for_run
@@ -68,4 +69,4 @@ def run(args: argparse.Namespace) -> None:
                     print(f"step {step}  {split}  {describe(metrics)}", file=sys.stderr if args.json else sys.stdout)
         finally:
             if args.json and results:
-                print_once(json.dumps(results))
+                print_once(json.dumps(finite_json(results)))

@@ -125,7 +125,6 @@ TABLE: dict[str, tuple[Row, ...]] = {
         Row("ACTIVATION_PARTITIONING_DIMS", "ShardingRules.activations"),
     ),
     "Optimizer and schedule": (
-        Row("Adafactor.step_offset", "LearningRate.step_offset"),
         Row("Adafactor.logical_factor_rules HParamMap", "Adafactor.min_dim_size_to_factor", "factors follow logical axes"),
         Row("Adafactor.weight_decay_rate", "Adafactor.weight_decay"),
         Row("create_learning_rate_scheduler", "LearningRate", "with the same factors and formulas"),

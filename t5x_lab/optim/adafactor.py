@@ -72,6 +72,7 @@ def adafactor(
     min_dim_size_to_factor: int = 128,
     momentum: float | None = None,
     weight_decay: float | None = None,
+    step_offset: int = 0,
     epsilon1: float = 1e-30,
     epsilon2: float = 1e-3,
 ) -> optax.GradientTransformation:
@@ -92,6 +93,7 @@ def adafactor(
       min_dim_size_to_factor: smaller matrices have a full second moment.
       momentum: decay rate of the momentum. None = none, which saves memory.
       weight_decay: fraction of the parameter that is subtracted in each step, or None.
+      step_offset: t counts from this step, at which moments start anew. The learning rate does not depend on it.
       epsilon1, epsilon2: see above.
 
     Returns:
@@ -121,7 +123,8 @@ def adafactor(
 
     def update(grads, state, params):
         rate = learning_rate(state.step)
-        beta2 = 1.0 - (state.step.astype(jnp.float32) + 1.0) ** -decay_rate
+        t = jnp.maximum(state.step - step_offset, 0).astype(jnp.float32) + 1.0
+        beta2 = 1.0 - t**-decay_rate
 
         def update_parameter(f: Factoring, p, g, v_row, v_col, v):
             g = g.astype(jnp.float32)

@@ -84,6 +84,8 @@ class Adafactor:
       min_dim_size_to_factor: minimum size of both dimensions for a factored second moment.
       momentum: decay rate of the momentum. None = no momentum.
       weight_decay: weight decay of all parameters. None = none.
+      step_offset: step from which the decay of the second moment counts, such as the first one of a fine-tuning that has the
+        step of its pre-training (`RestoreCheckpointConfig.carry`). The schedule does not depend on it.
     """
 
     learning_rate: Schedule = LearningRate()
@@ -93,6 +95,7 @@ class Adafactor:
     min_dim_size_to_factor: int = 128
     momentum: float | None = None
     weight_decay: float | None = None
+    step_offset: int = 0
 
     def __post_init__(self):
         check_optimizer(self)

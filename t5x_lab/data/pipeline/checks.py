@@ -35,8 +35,8 @@ def check_vocabulary(
     )
     if tasks.vocabulary.eos_id is None and (config.converter is None or any(with_eos)):
         raise UserError(
-            f"{config.vocabulary} has no EOS token, which training appends to documents. Add one to the tokenizer's files "
-            '("eos_token" in tokenizer_config.json).'
+            f"{config.vocabulary} has no EOS token, which training appends to documents. Use one with an EOS token: a "
+            'SentencePiece model trained with an eos_id of 0 or more, or a tokenizer with "eos_token" in tokenizer_config.json.'
         )
     if not config.pack and uses_id_0(tasks.vocabulary):
         raise UserError(

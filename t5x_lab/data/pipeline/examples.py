@@ -127,5 +127,7 @@ def _count_text_tokens(tokens: tf.Tensor, vocabulary: seqio.Vocabulary) -> tf.Te
 
 
 def uses_id_0(vocabulary: seqio.Vocabulary) -> bool:
-    """Returns whether id 0 is a token of text."""
+    """Returns whether id 0 is a token of text. In SentencePiece's default, for example, it is that of unknown characters."""
+    if isinstance(vocabulary, seqio.SentencePieceVocabulary):
+        return not vocabulary.tokenizer.IsControl(0)
     return isinstance(vocabulary, HuggingFaceTokenizer) and vocabulary.uses_id_0

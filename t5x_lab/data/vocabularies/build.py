@@ -11,6 +11,7 @@ import tensorflow as tf
 import tensorflow_text as tf_text
 from etils import epath
 
+from t5x_lab.config.errors import UserError
 from t5x_lab.data.vocabularies.config import (
     T5_SENTINELS,
     ByteVocabulary,
@@ -27,10 +28,15 @@ def build_vocabulary(config: Vocabulary) -> seqio.Vocabulary:
     """Returns the SeqIO vocabulary after its file is checked.
 
     Raises:
-      UserError: if the SentencePiece file cannot be read.
+      UserError: if the SentencePiece file cannot be read, or has sentinels of its own in addition to `extra_ids`.
     """
     if isinstance(config, SentencePieceVocabulary):
-        read_sentencepiece(config.path)
+        pieces = read_sentencepiece(config.path)
+        if config.extra_ids and sentinel_pieces(pieces.PieceToId, pieces.IdToPiece):
+            raise UserError(
+                f"The vocabulary {config.path} has the sentinels <extra_id_0> and so on among its pieces, as that of mT5, but "
+                f"{config.extra_ids} are to be added. Set SentencePieceVocabulary.extra_ids = 0."
+            )
     return lazy_vocabulary(config)
 
 
@@ -45,6 +51,10 @@ def lazy_vocabulary(config: Vocabulary) -> seqio.Vocabulary:
 
 class _SentencePieces(seqio.SentencePieceVocabulary):
     """SeqIO's vocabulary with one TensorFlow tokenizer for all tasks. Otherwise each task's graph would read the model."""
+
+    @property
+    def eos_id(self) -> int | None:
+        return eos if (eos := super().eos_id) >= 0 else None  # SentencePiece has -1 for none
 
     @property
     def tf_tokenizer(self) -> tf_text.SentencepieceTokenizer:

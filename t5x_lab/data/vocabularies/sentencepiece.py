@@ -26,9 +26,12 @@ def read_sentencepiece(path: str) -> sentencepiece.SentencePieceProcessor:
     except Exception as error:  # remote file systems fail in different ways
         raise NotHere(f"The vocabulary {path} cannot be read. {advice}") from error
     try:
-        return sentencepiece.SentencePieceProcessor(model_proto=model)
-    except RuntimeError as error:
-        raise UserError(f"The vocabulary {path} is not a SentencePiece model. {advice}") from error
+        processor = sentencepiece.SentencePieceProcessor(model_proto=model) if model else None
+    except RuntimeError:
+        processor = None
+    if processor is None:
+        raise UserError(f"The vocabulary {path} is not a SentencePiece model. {advice}")
+    return processor
 
 
 def train_sentencepiece(

@@ -104,7 +104,8 @@ class Sandbox(jinja2.sandbox.SandboxedEnvironment):
     def call(self, context: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
         budget, owner, name = context.parent[BUDGET], getattr(function, "__self__", None), getattr(function, "__name__", "")
         if isinstance(owner, str | list | tuple | dict):
-            _check_growth(f"{type(owner).__name__}.{name}", owner, *args, **kwargs)
+            named = {key: value for key, value in kwargs.items() if not key.startswith("_")}  # without Jinja's own
+            _check_growth(f"{type(owner).__name__}.{name}", owner, *args, **named)
             budget.charge(0 if name in _CONSTANT_TIME else len(owner))
         budget.charge(sum(map(size, (*args, *kwargs.values()))))
         result = super().call(context, function, *args, **kwargs)

@@ -10,6 +10,7 @@ from t5x_lab.data.config import DataConfig, stable_repr
 from t5x_lab.evaluation.config import EarlyStopping
 from t5x_lab.evaluation.evaluation import check_evaluations
 from t5x_lab.models.config import ModelConfig
+from t5x_lab.networks.network import Network
 from t5x_lab.optim.groups import optimizer_identity
 from t5x_lab.optim.optimizers import Optimizer
 from t5x_lab.partitioning.mesh import MeshShape
@@ -105,9 +106,22 @@ class RunConfig:
             "OPTIMIZER": optimizer_identity(self.optimizer),
             "TRAINABLE": str(self.trainable),
             "PEFT": stable_repr(self.model.peft),
+            **_network_identity(self.model.network),
             **self.data.identity(),
         }
 
     @property
     def mesh_shape(self) -> MeshShape:
         return MeshShape.parse(self.mesh)
+
+
+# Fields of networks that decide how a function is computed or regularized, and not which one.
+_COMPUTATION = ("dropout_rate", "dtype", "scan_layers", "remat_policy", "longest_sequence", "initializer")
+
+
+def _network_identity(network: Network) -> dict[str, str]:
+    """Returns the settings of a network that decide which function of its parameters it computes."""
+    kind = type(network).__name__
+    names: list[str] = [field.name for field in dataclasses.fields(network)] if dataclasses.is_dataclass(network) else []
+    values = {f"{kind}.{name}": stable_repr(getattr(network, name)) for name in names if name not in _COMPUTATION}
+    return {"ModelConfig.network": f"@{kind}()", **values}

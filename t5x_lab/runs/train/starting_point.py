@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from etils import epath
+
 from t5x_lab.checkpoints.config import RestoreCheckpointConfig
 from t5x_lab.checkpoints.formats.location import Location, find
 from t5x_lab.checkpoints.formats.t5x_lab import open_part
@@ -25,6 +27,7 @@ from t5x_lab.config.errors import UserError
 from t5x_lab.config.gin_files import gin_flag
 from t5x_lab.networks.peft import peft_names
 from t5x_lab.partitioning.distributed import broadcast
+from t5x_lab.report.run_directory import parse_settings
 from t5x_lab.runs.config.gin_config import GinConfig
 from t5x_lab.runs.config.run_config import RunConfig
 from t5x_lab.runs.config.trust import check_trusted
@@ -90,6 +93,22 @@ def find_starting_point(run: RunConfig) -> StartingPoint:
         )
         return StartingPoint(f"{reason}{_explain_step_count(run, checkpoint.step)}", checkpoint=checkpoint, restore=run.restore)
     return StartingPoint(f"Starting at step 0 with fresh parameters: {run.model_dir} holds no checkpoint.")
+
+
+def describe_changes(checkpoint: epath.Path, config_text: str) -> str:
+    """Returns a sentence with the settings that differ from those of a run's checkpoint and are allowed to, "" if none do."""
+    stored, current = parse_settings(read_info(checkpoint).get("config") or ""), parse_settings(config_text)
+    changed = [name for name in sorted({**stored, **current}) if stored.get(name) != current.get(name)]
+    values = lambda name: (_shorten(settings.get(name, "not set")) for settings in (stored, current))
+    described = ["{} was {}, is {}".format(name, *values(name)) for name in changed if name not in _EXPECTED_TO_CHANGE]
+    return f"Settings that changed since that checkpoint: {'; '.join(described)}." if stored and described else ""
+
+
+_EXPECTED_TO_CHANGE = ("MODEL_DIR", "TRAIN_STEPS", "TRAIN_TOKENS")
+
+
+def _shorten(value: str) -> str:
+    return value if len(value) <= 60 else f"{value[:57]}..."
 
 
 def _explain_step_count(run: RunConfig, step: int) -> str:

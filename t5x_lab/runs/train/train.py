@@ -34,6 +34,7 @@ from t5x_lab.runs.train.starting_point import (
     StartingPoint,
     check_agreement,
     check_fits,
+    describe_changes,
     find_starting_point,
     first_state,
 )
@@ -65,6 +66,8 @@ def train(config: GinConfig) -> None:
         stack.enter_context(suppress_event_loop_errors())
         job = prepare(config, stack)
         log(job.starting_point.reason)
+        if job.changes:
+            log(job.changes)
         rule = job.run.early_stopping
         is_stopped = rule and job.starting_point.step is not None and job.evaluations.should_stop(rule, job.first_step)
         if is_stopped:
@@ -151,6 +154,12 @@ class Job:
     state: TrainState
     budget: Budget
     evaluations: Evaluations
+
+    @property
+    def changes(self) -> str:
+        """A sentence with the settings that differ from those of the checkpoint that the run continues from, or ""."""
+        step = self.starting_point.step
+        return "" if step is None else describe_changes(self.checkpoints.directory / str(step), self.config)
 
     @property
     def first_step(self) -> int:
