@@ -24,7 +24,7 @@ demo: .venv/installed
 	$(BIN)/t5x_lab demo
 
 # A crashed worker ends the tests; pytest-xdist would otherwise wait for it forever.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist=loadfile --no-loadscope-reorder --max-worker-restart=0
+PYTEST := $(BIN)/python -m pytest -n 2 --dist=loadfile --max-worker-restart=0
 
 test: .venv/tested
 	$(PYTEST) -m 'not exhaustive'
