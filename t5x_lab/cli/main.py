@@ -89,8 +89,6 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         print(f"t5x_lab {name}: {error.sentence}", file=sys.stderr)
         return error.status
-    except BrokenPipeError:
-        raise
     except OSError as error:
         if error.errno not in STORAGE:
             raise

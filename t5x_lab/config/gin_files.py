@@ -231,12 +231,7 @@ def _check_macros(selector: str, hints: Mapping[str, str]) -> None:
 
 def _required_macros(selector: str) -> list[str]:
     """Returns the macros that `selector` depends on, in the order of the configuration."""
-    is_parameter = "." in selector
-    todo = (
-        _find_references([_get_binding(selector)])
-        if is_parameter
-        else [("configurable", _REGISTRY.get_match(selector).selector)]
-    )
+    todo = _references_of(selector)
     visited, macros = set(), []
     while todo:
         kind, name = todo.pop(0)
@@ -253,18 +248,21 @@ def _check_size(selector: str) -> None:
     """Raises `UserError` if lists of macros of lists of macros make the value of a selector too large to build."""
     sizes: dict[tuple[str, str], int] = {}
 
-    def expanded_size(values: Iterable) -> int:
-        references = _find_references(values := list(values))
-        for reference in references:
-            if reference not in sizes:
-                sizes[reference] = 0  # a circle, which `build` reports
-                sizes[reference] = 1 + expanded_size(_bound_values(*reference))
-        return len(references) + sum(sizes[reference] for reference in references)
+    def size(reference: tuple[str, str]) -> int:
+        if reference not in sizes:
+            sizes[reference] = 0  # a circle, which `build` reports
+            sizes[reference] = 2 + sum(map(size, _find_references(_bound_values(*reference))))  # itself and its value
+        return sizes[reference]
 
-    is_parameter = "." in selector
-    values = [_get_binding(selector)] if is_parameter else _bound_values("configurable", _REGISTRY.get_match(selector).selector)
-    if expanded_size(values) > MAX_REFERENCES:
+    if sum(map(size, _references_of(selector))) > MAX_REFERENCES:
         raise UserError(f"The configuration of {selector} has more than {MAX_REFERENCES:,} values. Look for lists of macros.")
+
+
+def _references_of(selector: str) -> list[tuple[str, str]]:
+    """Returns the references of a parameter's value, or the configurable itself, as (kind, name)."""
+    if "." in selector:
+        return _find_references([_get_binding(selector)])
+    return [("configurable", _REGISTRY.get_match(selector).selector)]
 
 
 def _bound_values(kind: str, name: str) -> list:

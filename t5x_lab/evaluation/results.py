@@ -100,15 +100,16 @@ class ResultFiles:
 
     def metric(self, step: int, name: str) -> float:
         """Returns the value of "<task>/<metric>" at a step, NaN if there is none."""
-        value = self._metrics_of_task(step, name).get(name.partition("/")[2])
+        value = self.computed_metric(step, name)
         return math.nan if value is None else value
 
-    def has_metric(self, step: int, name: str) -> bool:
-        """Returns whether "<task>/<metric>" was computed at a step. Its value may not be finite."""
-        return name.partition("/")[2] in self._metrics_of_task(step, name)
-
-    def _metrics_of_task(self, step: int, name: str) -> dict[str, Any]:
-        return self._read(step).get("results", {}).get(name.partition("/")[0], {})
+    def computed_metric(self, step: int, name: str) -> float | None:
+        """Returns the value of "<task>/<metric>" at a step, NaN if it is not finite, None if it was not computed."""
+        task, _, metric = name.partition("/")
+        metrics = self._read(step).get("results", {}).get(task, {})
+        if metric not in metrics:
+            return None
+        return math.nan if metrics[metric] is None else metrics[metric]
 
     def _read(self, step: int) -> dict[str, Any]:
         return read_dictionary(self.folder / f"{step}.json")

@@ -152,7 +152,7 @@ class SeqioBatches:
         self._check_files(directory)
         needed = sorted({groups[shard] for shard in self._shards})
         self._datasets = {group: self._datasets.get(group) or self._build(group) for group in needed}
-        self.__dict__.pop("_iterators", None)
+        self.close()
         for group, iterator in self._iterators.items():
             path = str(directory / _position_file_name(group))
             tf.train.Checkpoint(iterator=iterator).read(path).assert_consumed()

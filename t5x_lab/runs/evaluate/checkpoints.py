@@ -1,6 +1,5 @@
 """Evaluation of checkpoints: of one run, once or while it trains, and of several runs as an ensemble."""
 
-import re
 import time
 from collections.abc import Iterator, Sequence
 
@@ -12,6 +11,7 @@ from t5x_lab.checkpoints.initial import load_params
 from t5x_lab.checkpoints.layout import absolute_path, find_checkpoint, finished_steps
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.log import log
+from t5x_lab.config.steps import parse_step
 from t5x_lab.networks.functional import Params
 from t5x_lab.observe.end import read_end
 from t5x_lab.partitioning.distributed import broadcast
@@ -145,9 +145,10 @@ def _parse_steps(model_dir: str, step: str) -> list[int]:
         return finished_steps(model_dir)
     if step == "latest":
         return [broadcast(int(find_checkpoint(model_dir).name))]
-    if not re.fullmatch(r"\d+(,\d+)*", step, re.ASCII):
+    numbers = [parse_step(number) for number in step.split(",")]
+    if None in numbers:
         raise UserError(f'--step is "{step}". It must be a number, several numbers separated by commas, "latest" or "all".')
-    return [int(find_checkpoint(model_dir, int(number)).name) for number in step.split(",")]
+    return [int(find_checkpoint(model_dir, number).name) for number in numbers]
 
 
 def wait_for_run(model_dir: str, minutes: float) -> None:

@@ -152,7 +152,8 @@ class Evaluations:
         files, values = self.find(name).files, self._values.setdefault(rule.metric, {})
         steps = [earlier for earlier in files.steps() if earlier <= step]
         new = [earlier for earlier in steps if earlier not in values or earlier == step]
-        values |= {earlier: files.metric(earlier, rest) for earlier in new if files.has_metric(earlier, rest)}
+        computed = {earlier: files.computed_metric(earlier, rest) for earlier in new}
+        values |= {earlier: value for earlier, value in computed.items() if value is not None}
         return bool(broadcast(rule.should_stop([values[earlier] for earlier in steps if earlier in values])))
 
     def due_at_start(self, step: int) -> list[PreparedEvaluation]:
