@@ -24,7 +24,8 @@ demo: .venv/installed
 	$(BIN)/t5x_lab demo
 
 # A crashed worker ends the tests; pytest-xdist would otherwise wait for it forever.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist=loadfile --max-worker-restart=0
+# Files run in their own order: ordered by their number of tests, the longest single tests would be left for the end.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist=loadfile --no-loadscope-reorder --max-worker-restart=0
 
 test: .venv/tested
 	$(PYTEST) -m 'not exhaustive'

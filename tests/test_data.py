@@ -431,7 +431,10 @@ def test_c4_is_read_through_tfds_in_the_version_that_is_prepared(tmp_path, monke
         (folder / "dataset_info.json").write_text(json.dumps({**info, "name": "c4", "configName": "en", "version": version}))
         assert c4.prepared_version() == version
     config = small_config("c4_v220_span_corruption", shards=1)
-    batch = next(batches_of(config))
+    try:
+        batch = next(batches_of(config))
+    finally:
+        del seqio.TaskRegistry.get("c4_v220_span_corruption").source.source  # other tests need C4 unprepared
     assert batch["encoder_input_tokens"].shape == (8, 32) and batch["encoder_input_tokens"].all()
 
 
