@@ -434,7 +434,7 @@ def test_c4_is_read_through_tfds_in_the_version_that_is_prepared(tmp_path, monke
     try:
         batch = next(batches_of(config))
     finally:
-        del seqio.TaskRegistry.get("c4_v220_span_corruption").source.source  # other tests need C4 unprepared
+        del tasks.find_members(config)[0].task.source.source  # other tests need C4 unprepared
     assert batch["encoder_input_tokens"].shape == (8, 32) and batch["encoder_input_tokens"].all()
 
 
