@@ -201,6 +201,7 @@ MODELS = {
         lambda d: t5_pieces(d, extra_ids=7),
     ),
     "mt5": Imported(_seq2seq("MT5Config", feed_forward_proj="gated-gelu", tie_word_embeddings=False), t5_json),
+    "umt5": Imported(_seq2seq("UMT5Config", feed_forward_proj="gated-gelu", tie_word_embeddings=False), t5_json),
     "byt5": Imported(_seq2seq("T5Config", feed_forward_proj="gated-gelu", tie_word_embeddings=False), byt5),
     "gpt1": Imported(_causal("OpenAIGPTConfig", _GPT), bpe()),
     "llama": Imported(_causal("LlamaConfig"), llama_pieces),
@@ -212,6 +213,19 @@ MODELS = {
         _causal("LlamaConfig", rope_parameters={"rope_theta": 1e4, "rope_type": "linear", "factor": 4.0}),
         bpe(bos="<|begin|>", eos="<|end|>"),
     ),
+    "llama_yarn": Imported(
+        _causal(
+            "LlamaConfig", head_dim=16, rope_parameters={
+                "rope_theta": 1e4, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 4.0,
+            },
+        ),
+        bpe(),
+    ),
+    "llama_dynamic": Imported(
+        _causal("LlamaConfig", rope_parameters={"rope_theta": 1e4, "rope_type": "dynamic", "factor": 2.0}), bpe()
+    ),
+    "mistral": Imported(_causal("MistralConfig", num_key_value_heads=2, sliding_window=None), bpe(**START)),
+    "mistral_window": Imported(_causal("MistralConfig", num_key_value_heads=2, sliding_window=200), bpe(**START)),
     "llama_tied": Imported(_causal("LlamaConfig", tie_word_embeddings=True), bpe()),
     "llama_biases": Imported(
         _causal("LlamaConfig", attention_bias=True), bpe(**{**START, "before": ["<|begin|>", "<|text|>"]})
@@ -227,7 +241,7 @@ MODELS = {
     "qwen3": Imported(_causal("Qwen3Config", num_key_value_heads=2, head_dim=8, rope_theta=1e6), bpe()),
     "gemma2": Imported(
         _causal(
-            "Gemma2Config", num_key_value_heads=2, head_dim=8, query_pre_attn_scalar=8, sliding_window=256,
+            "Gemma2Config", num_key_value_heads=2, head_dim=8, query_pre_attn_scalar=5, sliding_window=256,
             rope_parameters={"rope_theta": 1e4, "rope_type": "linear", "factor": 4.0},
         ),
         bpe(**START),

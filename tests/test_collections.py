@@ -4,7 +4,6 @@ import collections
 import dataclasses
 import itertools
 import json
-import math
 import re
 import statistics
 
@@ -205,26 +204,6 @@ def test_ablations_of_instructions(own):
     assert set(drawn) == both
     with pytest.raises(UserError, match='"super_glue/rte" has 10 templates, not 11'):
         own.register("flan_super_glue_rte_11templates")
-
-
-def test_examples_are_drawn_at_the_rates(prompts):
-    """50,000 draws of 38 data sets: T0's caps hold for each template, and every set is drawn. benchmarks/prompts.py draws by shards."""
-    t0_train = mixture("t0_train", prompts)
-    import numpy as np
-    import tensorflow as tf
-
-    weights = [t0_train.get_rate(task) for task in t0_train.tasks]
-    total = sum(weights)
-    numbers = [tf.data.Dataset.from_tensors(number).repeat() for number in range(len(weights))]
-    drawn = t0_train._sample_fn(numbers, [weight / total for weight in weights], 0).batch(10_000).take(5)
-    counts = np.bincount(np.concatenate(list(drawn.as_numpy_iterator())), minlength=len(weights))
-    for count, weight in zip(counts, weights, strict=True):
-        expected = 50_000 * weight / total
-        assert abs(count - expected) <= 5 * math.sqrt(expected) + 1
-    by_set = collections.Counter()
-    for count, task in zip(counts.tolist(), t0_train.tasks, strict=True):
-        by_set[task_data_sets([task.name])[0]] += count
-    assert len(by_set) == 38 and all(by_set.values())
 
 
 def few_shot(prompts, name, seed=0, split="train", lengths=LENGTHS, **options):

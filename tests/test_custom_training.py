@@ -128,10 +128,28 @@ def test_unfreezing_goes_on_in_the_middle_of_a_stage(tmp_path):
     assert steps == list(range(1, 7)) and losses[0] == losses[1]
 
 
+def test_a_block_that_thaws_takes_steps_of_adams_size():
+    """Checks that with equal gradients every step of Adam is the learning rate, however late a block begins."""
+    gradual = GradualUnfreezing(AdamW(RATE, weight_decay=0.0), 300).make({"w": ("layers", "embed"), "norm": ("embed",)})
+    params, grads = ({"w": np.full((3, 4), x, np.float32), "norm": np.full(4, x, np.float32)} for x in (1.0, 1e-3))
+    state, update = gradual.init(params), jax.jit(gradual.update)
+    for step in range(900):
+        updates, state = update(grads, state, params)
+        rate = float(RATE(step))
+        expected = [rate if layer >= 2 - step // 300 else 0.0 for layer in range(3)]
+        np.testing.assert_allclose(-np.asarray(updates["w"])[:, 0], expected, rtol=1e-3)
+        np.testing.assert_allclose(-np.asarray(updates["norm"]), rate, rtol=1e-3)
+
+
+def test_unfreezing_needs_stacked_layers():
+    with pytest.raises(UserError, match='stacked on an axis "layers". No parameter of this network has one'):
+        GradualUnfreezing(AdamW(RATE), 2).make({"block_0": {"w": ("embed", "mlp")}})
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", [Adafactor(RATE, min_dim_size_to_factor=4), AdamW(RATE), Sgd(RATE)])
 def test_blocks_are_unfrozen_one_after_the_other(optimizer):
-    """Two steps a stage, three blocks: which ones moved, and whose slots, after each step; then all as without it."""
+    """Two steps a stage, three blocks: which ones moved after each step; then all as without it."""
     before, _, after = trained(GradualUnfreezing(optimizer, 2), steps=6)
     last = before
     for step, (state, _) in enumerate(after):
@@ -140,9 +158,6 @@ def test_blocks_are_unfrozen_one_after_the_other(optimizer):
             old = np.asarray(flat_names(last)[name])
             moved = [not np.array_equal(a, b) for a, b in (zip(now, old, strict=True) if "/layers/" in name else [(now, old)])]
             assert moved == [i >= first for i in range(3)] if "/layers/" in name else all(moved), (step, name)
-        for slot in jax.tree.leaves(state.opt_state.inner):
-            if slot.ndim > 1 and slot.shape[0] == 3:
-                assert [bool(layer.any()) for layer in slot] == [i >= first for i in range(3)]
         last = state.params
     with pytest.raises(UserError, match="GradualUnfreezing.optimizer is @Groups\\(\\), which is not supported"):
         GradualUnfreezing(Groups(((".*", optimizer),)), 2)

@@ -409,7 +409,7 @@ def test_learned_positions_limit_each_text_by_itself():
     fit = Inference(sharded).length_limits.truncate_prompts
     for limits, max_length, says in (
         ([5, 5], None, "b has 28 tokens, more than the 27"),
-        ([33, 1], None, "a: 33 new tokens exceed the model's 32 positions"),
+        ([33, 1], None, "a: 33 new tokens exceed the model's maximum of 32"),
         ([8, 8], 8, "a: with 8 new tokens there is no room for a prompt in 8 tokens"),
     ):
         with pytest.raises(UserError, match=says):
@@ -471,3 +471,13 @@ def test_a_search_goes_on_while_a_longer_text_may_still_win():
     tokens, scores = beam_search(step, first, jnp.zeros((1,), jnp.int32), lambda state, rows: state[rows], **options)
     assert tokens[0, 0].tolist() == [2, 2, 2, 2, EOS, 0]
     assert float(scores[0, 0]) == pytest.approx(np.log(0.35) / (10 / 6), rel=1e-5)
+
+
+def test_ends_of_several_kinds_leave_room_for_a_text_that_goes_on():
+    """Three end ids are more likely than the token that goes on, after which the best text ends."""
+    first, later = jnp.log(jnp.array([[1e-9, 0.3, 0.28, 0.22, 0.2]])), jnp.log(jnp.array([[1e-9, 0.97, 0.01, 0.01, 0.01]]))
+    step = lambda state, token: (later, state)
+    config = BeamConfig(size=1, alpha=3.0)
+    tokens, scores = beam_search(step, first, None, lambda state, rows: state, max_tokens=4, eos_id=(1, 2, 3), config=config)
+    assert tokens[0, 0].tolist() == [4, 1, 0, 0]
+    np.testing.assert_allclose(scores[0, 0], np.log(0.2 * 0.97) / (7 / 6) ** 3, rtol=1e-5)

@@ -45,11 +45,10 @@ next(batches)
 raise RuntimeError("nobody foresaw this")
 """,
     "training": """
-from t5x_lab.training.loop import TrainLoop
-from t5x_lab.training import loop
+from t5x_lab.runs.train.recording import Recorder
 def fail(*args, **options):
     raise RuntimeError("nobody foresaw this")
-loop.fetch = fail
+Recorder.step = fail
 run("train", "--gin.TRAIN_STEPS=4", "--gin.MODEL_DIR=run")
 """,
     "evaluation": """

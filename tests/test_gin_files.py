@@ -158,7 +158,7 @@ def test_the_documentation_has_the_table():
 def test_every_optimizer_file_binds_an_optimizer(file):
     run = GinConfig([*FILES, f"optimizers/{file}"], [*NEEDED, "TRAIN_STEPS = 5000"]).run()
     assert type(run.optimizer).__name__.lower() == file.removesuffix(".gin").replace("_", "")
-    assert run.optimizer.make({"kernel": ("embed", "mlp")}) and float(run.optimizer.learning_rate(2000)) > 0
+    assert run.optimizer.make({"kernel": ("layers", "embed", "mlp")}) and float(run.optimizer.learning_rate(2000)) > 0
 
 
 def test_an_optimizer_and_a_schedule_of_ones_own():

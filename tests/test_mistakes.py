@@ -76,6 +76,7 @@ TRAIN = [
         (["--gin.MIXTURE_OR_TASK_NAME=files_span_corruption"], "needs your files. Set '--gin.TextFiles.train=FOLDER/*.txt'"),
         (["--gin.MIXTURE_OR_TASK_NAME=c4_v220_span_corruption"], "C4 is not prepared under"),
         (["--gin.TASK_FEATURE_LENGTHS={'targets': 114}"], 'has no length for "inputs"'),
+        (["--gin.TransformerConfig.dtype=float16"], "A network with dtype float16 cannot be trained"),
         (
             ["--gin.TASK_FEATURE_LENGTHS={'inputs': 512, 'targets': 64}", "--gin.BATCH_SIZE=8"],
             "make targets of up to 114 tokens, but TASK_FEATURE_LENGTHS has 64",

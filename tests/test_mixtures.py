@@ -1,6 +1,8 @@
 """Mixing rates by counting what comes out, truncated data sets, and the same examples again and again."""
 
+import dataclasses
 import hashlib
+import re
 
 import commands
 import numpy as np
@@ -146,7 +148,8 @@ def test_texts_by_name_are_read_at_their_rates(tmp_path):
     assert abs(drawn[0] / drawn.sum() - 0.75) < 0.03
     alone = DataConfig("two", {"targets": 16}, 4, ByteVocabulary(), **settings)
     assert [part.task.name for part in resolve_tasks(alone, "causal_decoder", 384).components] == ["two_full_lm"]
-    by_size = DataConfig("texts_prefix_lm", {"targets": 16}, 4, ByteVocabulary(), texts=texts, mixing=Mixing(maximum=5))
+    lines = {name: dataclasses.replace(text, lines_per_document=1) for name, text in texts.items()}
+    by_size = DataConfig("texts_prefix_lm", {"targets": 16}, 4, ByteVocabulary(), texts=lines, mixing=Mixing(maximum=5))
     assert resolve_tasks(by_size, "causal_decoder", 384).rates() == [5, 5]
 
 
@@ -319,3 +322,43 @@ def digest_of(name, architecture, seed=0):
 def test_another_process_makes_the_same_batches_and_another_seed_others():
     local_digest = digest_of("ul2", "encoder_decoder")
     assert local_digest == commands.call(digest_of, "ul2", "encoder_decoder") != digest_of("ul2", "encoder_decoder", seed=1)
+
+
+def test_unique_tokens_of_several_texts_are_their_sum(tmp_path):
+    """Splits 400 tokens into 300 of a text of rate 3 and 100 of one of rate 1. Numbers in the texts show how far they are read."""
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.txt").write_text("".join(f"{name[0]}{n:04d}" for n in range(400)))
+    texts = {name: TextFiles(train=str(tmp_path / f"{name}.txt"), rate=rate) for name, rate in (("one", 3.0), ("two", 1.0))}
+    config = DataConfig("texts_full_lm", {"targets": 20}, 4, ByteVocabulary(), texts=texts, unique_tokens=400, shards=1)
+    batches = SeqioBatches(resolve_tasks(config, "causal_decoder", 384), config, 0)
+    rows = [row for _ in range(60) for row in next(batches)["decoder_target_tokens"].tolist()]
+    text = " ".join("".join(chr(token - 3) for token in row if token > 2) for row in rows)
+    last = {letter: max(map(int, re.findall(rf"{letter}(\d{{4}})", text))) for letter in "ot"}
+    assert last == {"o": 300 // 5 - 1, "t": 100 // 5 - 1}
+
+
+def test_tasks_without_records_are_left_out_and_unknown_sizes_named(tmp_path, capsys):
+    (tmp_path / "full.txt").write_text("some text\n" * 300)
+    (tmp_path / "empty.txt").write_text("")
+    texts = {name: TextFiles(train=str(tmp_path / f"{name}.txt")) for name in ("full", "empty")}
+    config = DataConfig("texts_full_lm", {"targets": 16}, 4, ByteVocabulary(), texts=texts, shards=2)
+    batch = next(SeqioBatches(resolve_tasks(config, "causal_decoder", 384), config, 0))
+    assert batch["decoder_target_tokens"].all()
+    assert "Tasks of texts_full_lm without training records are skipped: empty_full_lm." in capsys.readouterr().err
+
+    class Unknown(seqio.FunctionDataSource):
+        def num_input_examples(self, split):
+            return None
+
+    source = Unknown(lambda split, shuffle_files, seed=None: tf.data.Dataset.from_tensors({"targets": "a"}), ("train",))
+    steps = [seqio.preprocessors.tokenize]
+    features = {"targets": seqio.Feature(seqio.ByteVocabulary(100))}
+    seqio.TaskRegistry.add("of_unknown_size", source, preprocessors=steps, output_features=features)
+    seqio.MixtureRegistry.add("by_sizes", [("of_unknown_size", seqio.mixing_rate_num_examples)])
+    try:
+        config = DataConfig("by_sizes", {"targets": 16}, 4, ByteVocabulary(), shards=1)
+        with pytest.raises(UserError, match='number of training examples of the task "of_unknown_size" is unknown'):
+            resolve_tasks(config, "causal_decoder", 384).rates()
+    finally:
+        seqio.MixtureRegistry.remove("by_sizes")
+        seqio.TaskRegistry.remove("of_unknown_size")

@@ -274,3 +274,19 @@ def test_contradictions_are_sentences():
         tiny_config("encoder_decoder", num_encoder_layers=0)
     with pytest.raises(UserError, match="only to a prefix decoder"):
         tiny_config("causal_decoder", bidirectional_bias=True)
+
+
+@pytest.mark.parametrize("name", ["encoder_decoder", "causal_decoder"])
+def test_logits_of_a_bfloat16_network_are_computed_in_float32(name):
+    """Computes them as T5X: from hidden states in bfloat16 and parameters that are not rounded. So is the loss."""
+    model = tiny_model(name, dtype="bfloat16")
+    params, batch = random_params(model), random_batch(name)
+    network, hidden = model._hidden(params, batch)
+    matrix, scale = network.output_matrix()
+    assert hidden.dtype == jnp.bfloat16
+    expected = np.asarray(hidden, np.float64) @ np.asarray(matrix, np.float64) * scale
+    np.testing.assert_allclose(model.logits(params, batch), expected, rtol=1e-4, atol=1e-4)
+    weights, targets = batch["decoder_loss_weights"], batch["decoder_target_tokens"]
+    log_probs = expected - np.log(np.exp(expected).sum(-1, keepdims=True))
+    loss = -(np.take_along_axis(log_probs, targets[..., None], -1)[..., 0] * weights).sum()
+    np.testing.assert_allclose(model.loss(params, batch).loss, loss, rtol=1e-5)

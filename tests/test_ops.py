@@ -188,3 +188,20 @@ def test_dropout_shares_its_mask_along_the_length_and_keeps_the_mean():
     assert abs(float(y.mean()) - 1.0) < 0.02
     assert set(np.unique(y.round(4))) == {0.0, np.float32(1 / 0.7).round(4)}
     assert dropout(x, 0.3, None) is x
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_all_queries_of_a_long_text_share_the_dropout_of_attention(causal):
+    """Checks that the mask has no axis of queries, as in T5X. Values are one-hot, so that outputs show which weights pass."""
+    T = 600
+    query, key = 0.05 * jax.random.normal(jax.random.key(0), (2, 1, T, 2, T))
+    value = jnp.broadcast_to(jnp.eye(T)[None, :, None], (1, T, 2, T))
+    options = dict(mask=Mask(causal), dropout_rate=0.5, dropout_key=jax.random.key(1))
+    passed = np.asarray(dot_product_attention(query, key, value, **options))[0] > 0  # [T, N, S]
+    for head in range(2):
+        mask = passed[-1, head]
+        assert 0.4 < mask.mean() < 0.6
+        for position in range(T):
+            visible = position + 1 if causal else T
+            assert np.array_equal(passed[position, head, :visible], mask[:visible]), position
+    assert not np.array_equal(passed[-1, 0], passed[-1, 1])

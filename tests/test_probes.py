@@ -161,8 +161,13 @@ def test_a_decoder_without_a_start_token_reads_what_it_does_in_training(tmp_path
 
 def test_an_encoder_decoder_is_asked_too(tmp_path):
     records = [{"sentence_good": text, "sentence_bad": text[::-1]} for text in TEXTS]
-    _, result = run_probe(Blimp(data_sets=("blimp/intransitive",)), records, tmp_path, architecture="t5_1_1")
-    assert 0 <= result.metrics["blimp"]["score"] <= 1
+    run, result = run_probe(Blimp(data_sets=("blimp/intransitive",)), records, tmp_path, architecture="t5_1_1")
+    is_right = []
+    for text in TEXTS:
+        question = encode_question(Question("", (text, text[::-1]), 0), run)
+        good, bad = run.score([list(ids) for ids in question.inputs], [list(ids) for ids in question.choices])
+        is_right.append(1.0 if good > bad else 0.5 if good == bad else 0.0)
+    assert result.metrics["blimp"]["score"] == pytest.approx(np.mean(is_right))
 
 
 def test_what_cannot_be_asked_is_a_sentence(tmp_path):

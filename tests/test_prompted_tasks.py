@@ -21,11 +21,14 @@ from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
 from t5x_lab.data.config import DataConfig
 from t5x_lab.data.pipeline.batches import SeqioBatches, resolve_tasks
+from t5x_lab.data.pipeline.reading import task_shard
+from t5x_lab.data.tasks.mixture import Component
 from t5x_lab.data.vocabularies.config import ByteVocabulary
 from t5x_lab.evaluation.config import RankingEvaluation
 from t5x_lab.prompts.config import Collection, Records
 from t5x_lab.prompts.prompts import Prompts
 from t5x_lab.prompts.records.sources import open_records
+from t5x_lab.prompts.records.subsets import SampledRecords
 from t5x_lab.prompts.tasks.prompted_task import PromptedTaskBuilder
 from t5x_lab.prompts.templates.files import read_templates, task_name
 from t5x_lab.prompts.templates.template import Template
@@ -404,3 +407,47 @@ def test_what_is_missing_is_a_sentence(change, says, tmp_path, monkeypatch, caps
     ]  # fmt: skip
     assert main(command) == 2
     assert re.search(says, " ".join(capsys.readouterr().err.split()))
+
+
+def test_a_sample_of_records_does_not_depend_on_their_order(read):
+    """A file sorted by class: the sample has both classes in its first records; in another order it is the same."""
+    rows = [{"text": f"thing {number}", "label": number // 200} for number in range(400)]
+    lines = []
+    for order in (rows, rows[::-1]):
+        source, _ = read(order)
+        sample = SampledRecords(source, 100)
+        lines.append([record.decode() for record in sample.get_dataset("train", shuffle=False).as_numpy_iterator()])
+        assert sample.num_input_examples("train") == 100
+        shards = [sample.get_dataset("train", shard_info=seqio.ShardInfo(i, 3)).as_numpy_iterator() for i in range(3)]
+        assert sorted(line.decode() for shard in shards for line in shard) == sorted(lines[-1])
+    assert lines[0] == lines[1][::-1] and len(set(lines[0])) == 100
+    first = list(sample.get_dataset("train", shuffle=True, seed=1).take(40).as_numpy_iterator())
+    for chosen in (lines[0], first):
+        assert 0.3 < np.mean([json.loads(line)["label"] for line in chosen]) < 0.7
+    source, _ = read(rows)
+    assert len(list(SampledRecords(source, 1_000).get_dataset("train"))) == 400
+
+
+def test_near_duplicates_of_the_question_are_no_exemplars(read, capsys):
+    """Records that differ by case, spaces or a full stop; with no other record there are none, which is logged."""
+    rows = [{"text": text, "label": 0} for text in ("a Thing", "a thing.", "A  thing", " a thing")]
+    source, records = read(rows)
+    template = Template("set", "t", "Say: {{text}} Now. ||| {{ answer_choices[label] }}", answer_choices="x ||| y")
+    task = PromptedTaskBuilder((template,), source, records, shots=2).build("set")
+    assert all(text_of(x["inputs"]).count("Say:") == 1 for x in examples(task))
+    assert "A question of set has 0 exemplars, not 2" in capsys.readouterr().err
+    source, records = read([*rows, {"text": "an other", "label": 1}])
+    task = PromptedTaskBuilder((template,), source, records, shots=1).build("set")
+    assert sum("an other" in text_of(x["inputs"]) for x in examples(task)) >= 4
+
+
+def test_records_of_many_tasks_are_shuffled_inside_each(read):
+    """Seventeen tasks over a sorted file: the first records of a task are not its first lines."""
+    rows = [{"text": f"{number:03d}", "label": 0} for number in range(600)]
+    source, records = read(rows)
+    template = Template("set", "t", "{{text}} ||| {{ answer_choices[label] }}", answer_choices="x ||| y")
+    task = PromptedTaskBuilder((template,), source, records).build("set")
+    component = Component(task, LENGTHS, lambda: 1.0, True, LENGTHS)
+    config = DataConfig("set", LENGTHS, 4, ByteVocabulary(), shards=1)
+    numbers = [int(text_of(x["inputs"])) for x in task_shard(component, config, 0, 0, 17).take(100).as_numpy_iterator()]
+    assert max(numbers) > 600 / 2 and numbers != sorted(numbers)

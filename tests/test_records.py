@@ -23,6 +23,8 @@ RECORDS = [
 ] * 70
 FLAT = [{"text": record["text"], "label": record["label"]} for record in RECORDS]
 
+LINES = [{**record, "text": " ".join(record["text"].split())} for record in FLAT]
+
 
 def opened(path, mode="wt"):
     return gzip.open(path, mode, encoding="utf-8") if path.suffix == ".gz" else open(path, mode, encoding="utf-8", newline="")
@@ -35,7 +37,10 @@ def write_jsonl(path):
 
 def write_table(path):
     with opened(path) as file:
-        writer = csv.DictWriter(file, ["text", "label"], delimiter="\t" if ".tsv" in path.name else ",")
+        if ".tsv" in path.name:  # without quotes
+            file.writelines(f"{record['text']}\t{record['label']}\n" for record in [{"text": "text", "label": "label"}, *LINES])
+            return
+        writer = csv.DictWriter(file, ["text", "label"])
         writer.writeheader()
         writer.writerows(FLAT)
 
@@ -68,7 +73,9 @@ def test_every_kind_of_file_gives_the_same_records(end, tmp_path):
     records = Records(files=str(tmp_path / "{dataset}" / f"{{split}}.{end}"), splits={"validation": "dev"})
     source = open_records("mine/set", records)
     assert list(source.splits) == ["validation"]
-    assert read("mine/set", records, "validation") == (RECORDS if end.startswith(("json", "parquet")) else FLAT)
+    assert read("mine/set", records, "validation") == (
+        RECORDS if end.startswith(("json", "parquet")) else LINES if end.startswith("tsv") else FLAT
+    )
     with pytest.raises(NotHere, match=r'The data set "mine/set" is not available: no file matches .*mine/set/train\.'):
         source.list_shards("train")
 
@@ -126,7 +133,7 @@ def test_what_is_wrong_with_records_is_said():
         Records()
     with pytest.raises(UserError, match="Records has files and hub"):
         Records(files="a.csv", hub="b")
-    with pytest.raises(UserError, match='Records.files of the data set "set" is a.doc. All files must be of one type'):
+    with pytest.raises(UserError, match="a.doc has an unsupported file type"):
         open_records("set", Records(files="a.doc"))
-    with pytest.raises(UserError, match="is a.csv, b.tsv. All files must be of one type"):
+    with pytest.raises(UserError, match='Records.files of the data set "set" has files of several types .a.csv, b.tsv.'):
         open_records("set", Records(files={"train": "a.csv", "test": "b.tsv"}))

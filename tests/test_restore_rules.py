@@ -5,7 +5,9 @@ import json
 
 import jax
 import numpy as np
+import optax
 import pytest
+from flax import serialization, traverse_util
 from helpers import tiny_config
 from jax.sharding import NamedSharding, PartitionSpec
 from test_checkpoints import advance, make, synthetic
@@ -19,11 +21,12 @@ from t5x_lab.checkpoints.layers import Part, unstack_layers
 from t5x_lab.checkpoints.layout import make_info, named_leaves
 from t5x_lab.checkpoints.lazy_tensors import from_array
 from t5x_lab.checkpoints.manager import Checkpoints, save_params
-from t5x_lab.checkpoints.rules import assign_sources
+from t5x_lab.checkpoints.rules import assign_sources, fit_shape
 from t5x_lab.checkpoints.sharded_arrays import to_array
 from t5x_lab.config.errors import UserError
 from t5x_lab.models.config import ModelConfig
 from t5x_lab.models.model import Model
+from t5x_lab.optim.groups import flat_names
 from t5x_lab.partitioning.mesh import MeshShape, make_mesh
 from t5x_lab.runs.model.sharded_model import ShardedModel
 
@@ -236,3 +239,66 @@ def test_slots_follow_their_parameters_into_another_depth(tmp_path):
         for name in [name for name in actual if "/layers/" in name and expected[name].ndim > 1]:
             np.testing.assert_array_equal(actual[name][:3], expected[name][::-1])
             assert not np.any(np.asarray(actual[name][3]))
+
+
+@pytest.mark.parametrize(
+    "shape, needed, fits",
+    [((4, 6), (4, 2, 3), True), ((4, 2, 3), (4, 6), True), ((6, 4), (4, 2, 3), False), ((4, 3, 2), (4, 2, 3), False)],
+)
+def test_heads_are_joined_and_matrices_not_transposed_in_silence(shape, needed, fits):
+    """A transposed matrix has as many numbers, in another order."""
+    values = np.arange(24.0, dtype=np.float32).reshape(shape)
+    fit = lambda: fit_shape(
+        from_array(values), needed, ("embed", "heads", "kv"), "w", Source("x", 0, {}), RestoreCheckpointConfig()
+    )
+    if fits:
+        np.testing.assert_array_equal(fit().read_all(), values.reshape(needed))
+        return
+    with pytest.raises(UserError, match="x has w with shape"):
+        fit()
+
+
+def test_means_of_t5xs_optimizer_are_extended_with_their_parameter():
+    """T5X's slots have no axis for what they average over; ours have one of size 1."""
+    config = RestoreCheckpointConfig(extend=("vocab",))
+    fit = lambda size, shape: (
+        fit_shape(from_array(np.zeros(size)), shape, ("vocab", "embed"), "v_row", Source("x", 0, {}), config).shape
+    )
+    assert fit(10, (12, 1)) == (10, 1) and fit(8, (1, 8)) == (1, 8)
+    with pytest.raises(UserError, match="v_row with shape"):
+        fit(6, (1, 8))
+
+
+@pytest.mark.parametrize("kind", ["optax", "flax"])
+def test_adam_of_t5x_is_carried_over(kind, tmp_path):
+    """Carries the state of optax.adamw as T5X's wrapper writes it, without empty nodes; or of Flax's former Adam."""
+    training = make(optimizer="adamw")
+    stacked = random_params(training.sharded.model, 1)
+    unstacked = unstack_layers({name: from_array(x) for name, x in flat_names(stacked).items()})
+    params = traverse_util.unflatten_dict({name: np.asarray(x.read_all()) for name, x in unstacked.items()}, sep="/")
+    transformation = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(lambda count: 0.1))
+    _, state = transformation.update(jax.tree.map(lambda x: 0.1 * x, params), transformation.init(params), params)
+    adam = state[1][0]
+    states = serialization.to_state_dict(state)
+    if kind == "flax":
+        states = jax.tree.map(lambda mu, nu: {"grad_ema": mu, "grad_sq_ema": nu}, adam.mu, adam.nu)
+    flat = traverse_util.flatten_dict({"target": params, "state": {"step": np.int32(7), "param_states": states}})
+    tree = traverse_util.unflatten_dict({name: np.asarray(x) for name, x in flat.items()})  # without empty nodes
+    folder = tmp_path / "checkpoint_7"
+    folder.mkdir()
+    (folder / "checkpoint").write_bytes(serialization.msgpack_serialize({"version": 3, "optimizer": tree}))
+
+    sharded, config = training.sharded, RestoreCheckpointConfig(carry=("optimizer", "step"))
+    fresh = training.init_state(sharded.init_params(0))
+    loaded = carry_over(find(str(folder)), fresh, sharded.abstract_params, sharded.model.axes, config)
+    leaves = named_leaves(loaded.opt_state)
+    assert int(loaded.step) == 7
+    counts = [int(x) for name, x in leaves.items() if name.endswith("count")]
+    assert counts and set(counts) == {1 if kind == "optax" else 7}
+    for slot in ("mu", "nu"):
+        slots = {name.split(f"{slot}/")[1]: from_array(np.asarray(x)) for name, x in leaves.items() if f"/{slot}/" in name}
+        expected = flat_names(getattr(adam, slot))
+        loaded_slots = unstack_layers(slots)
+        assert loaded_slots.keys() == expected.keys()
+        for name, x in loaded_slots.items():
+            np.testing.assert_array_equal(x.read_all(), expected[name], err_msg=f"{slot} {name}")

@@ -1,5 +1,7 @@
 """Runs that are killed, stopped, starved of disk, handed on: they lose nothing."""
 
+import contextlib
+import dataclasses
 import json
 import os
 import pathlib
@@ -14,12 +16,18 @@ import jax
 import pytest
 from commands import Command
 from runs_of_text import FULL_LM, PREFIX_LM, flags, losses
+from synthetic_records import write_lines
 
 import t5x_lab
 from t5x_lab.checkpoints.layout import find_checkpoint, finished_steps, read_info
 from t5x_lab.cli.main import main
+from t5x_lab.config.errors import UserError
+from t5x_lab.data.vocabularies.sentencepiece import train_sentencepiece
 from t5x_lab.observe.metrics import read_metrics
+from t5x_lab.report.run_directory import parse_settings
+from t5x_lab.runs.config.gin_config import GinConfig
 from t5x_lab.runs.train import train
+from t5x_lab.runs.train.starting_point import describe_changes
 
 pytestmark = pytest.mark.slow
 
@@ -49,6 +57,53 @@ def test_sigterm_saves_and_exits_with_3_and_the_run_goes_on():
     assert saved == max(losses("run")) and "stopped by SIGTERM" in process.output()
     assert main(flags("causal_decoder", FULL_LM, "run", saved + 2)) == 0
     assert max(losses("run")) == saved + 2
+
+
+def other_value(value):
+    """Another value of a setting's type, None if it has no simple type."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        return value + type(value)(1) if isinstance(value, int) else value / 2 + 0.25
+    return None
+
+
+def changed(setting):
+    """Yields (gin name, another valid value) of all fields with simple types, of nested settings too."""
+    for field in dataclasses.fields(setting):
+        value = getattr(setting, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from changed(value)
+        elif (other := other_value(value)) is not None:
+            with contextlib.suppress(UserError):  # no valid value: other fields would have to change too
+                dataclasses.replace(setting, **{field.name: other})
+                yield f"{type(setting).__name__}.{field.name}", other
+
+
+def test_every_setting_of_a_run_is_refused_or_logged(monkeypatch):
+    """Walks over all settings of a run: another value is in its identity, or in the line of changes with both values."""
+    bindings = [
+        'MIXTURE_OR_TASK_NAME = "sotu_full_lm"',
+        'MODEL_DIR = "run"',
+        "TRAIN_STEPS = 9",
+        "VOCABULARY = @ByteVocabulary()",
+    ]
+    files, bindings = ["models/causal_decoder/tiny.gin"], [*bindings, 'TASK_FEATURE_LENGTHS = {"targets": 32}']
+    config = GinConfig(files, bindings)
+    run = config.run()
+    identity, walked = run.identity(), []
+    monkeypatch.setattr("t5x_lab.runs.train.starting_point.read_info", lambda path: {"config": config.text})
+    assert describe_changes("checkpoint", config.text) == ""
+    settings = parse_settings(config.text)
+    for parameter, value in changed(run):
+        bound = settings.get(parameter, "")
+        name = bound.removeprefix("%") if bound.startswith("%") else parameter
+        other = GinConfig(files, [*bindings, f"{name} = {value!r}"])
+        walked.append(parameter)
+        is_refused = other.run().identity() != identity
+        assert is_refused or name == "TRAIN_STEPS" or f"{name} was " in describe_changes("checkpoint", other.text), name
+    names = {name.partition(".")[0] for name in walked}
+    assert len(walked) > 50 and {"RunConfig", "DataConfig", "TransformerConfig", "Adafactor", "LearningRate"} <= names, names
 
 
 def test_settings_that_change_on_resume_are_refused_or_logged(capfd):
@@ -88,7 +143,7 @@ def test_parameters_go_from_a_causal_to_a_prefix_decoder_and_back(capfd):
     for change, says in (
         (
             "--gin.TransformerConfig.mlp_dim=96",
-            "has shape (2, 32, 64) in the checkpoint and has shape (2, 32, 96) in the model",
+            "was trained with TransformerConfig.mlp_dim = 64, but the configuration has 96",
         ),
         ("--gin.OPTIMIZER=@AdamW()", "was trained with OPTIMIZER = @Adafactor(), but the configuration has @AdamW()"),
         (
@@ -233,3 +288,40 @@ def test_a_profile_is_written_and_goodput_survives_a_restart():
     elapsed = sum(line["seconds_per_step"] for line in lines)
     assert 0 < lines[-1]["goodput"] < productive / elapsed
     assert time.time() - clock["began"] > elapsed + 3  # the one after the last end
+
+
+def test_templates_and_vocabularies_that_changed_are_refused_and_modules_named(tmp_path, monkeypatch, capfd):
+    """Files that a configuration names and does not hold: their content is compared on resuming."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "mine_of_resuming.py").write_text("VALUE = 1\n")
+    write_lines(tmp_path / "train.jsonl", [{"text": f"thing {n}", "label": n % 2} for n in range(99)])
+    (tmp_path / "t" / "set").mkdir(parents=True)
+    template = """dataset: set
+templates:
+  a: !Template
+    name: a
+    answer_choices: "no ||| yes"
+    jinja: "{{text}}? ||| {{ answer_choices[label] }}"
+"""
+    (tmp_path / "t" / "set" / "templates.yaml").write_text(template)
+    pieces = lambda text: train_sentencepiece([text] * 50, str(tmp_path / "v.model"), 40, "bpe")
+    pieces("some things have a name that is long enough for this test of pieces, yes or no? 0123456789")
+    task = [
+        "--gin.MIXTURE_OR_TASK_NAME=set_a", '--gin.TASK_FEATURE_LENGTHS={"inputs": 32, "targets": 8}', '--gin.TEMPLATES=("t",)',
+        '--gin.DATA_SETS={"set": @Records()}', "--gin.Records.files={'train': 'train.jsonl'}", "--gin.EVALS=()",
+        "--gin.VOCABULARY=@SentencePieceVocabulary()", f"--gin.SentencePieceVocabulary.path={tmp_path}/v.model",
+        "--gin_bindings=import mine_of_resuming",
+    ]  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    train_to = lambda steps: main(flags("causal_decoder", task, "run", steps))
+    assert train_to(1) == 0
+    (tmp_path / "mine_of_resuming.py").write_text("VALUE = 2\n")
+    assert train_to(2) == 0
+    assert "Your modules that changed since that checkpoint: mine_of_resuming." in capfd.readouterr().err
+    (tmp_path / "t" / "set" / "templates.yaml").write_text(template.replace("}}?", "}}!"))
+    process = Command(*flags("causal_decoder", task, "run", 3))  # a process registers a task once
+    assert process.wait() == 2 and "The templates set_a changed since the checkpoint" in process.output()
+    (tmp_path / "t" / "set" / "templates.yaml").write_text(template)
+    pieces("other pieces are in this one, yes or no? it has the same size and path, 0123456789 with some things")
+    assert train_to(3) == 2
+    assert "The vocabulary SentencePieceVocabulary(" in capfd.readouterr().err

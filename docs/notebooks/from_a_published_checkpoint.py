@@ -52,7 +52,7 @@ import t5x_lab
 
 base = t5x_lab.load("published")
 print(f"{base.network.architecture}, {base.num_parameters:,} parameters")
-base.generate(["The <extra_id_0> of the United States"], max_tokens=8)
+base.generate(["The <extra_id_0> of the United States"], max_tokens=8, skip_special_tokens=False)
 
 # %% [markdown]
 # ## Records

@@ -21,6 +21,7 @@ from t5x_lab.checkpoints.rules import assign_sources, fit_shape
 from t5x_lab.checkpoints.sharded_arrays import read_each, read_together, to_array
 from t5x_lab.checkpoints.verification import check_arrays, explain_damage
 from t5x_lab.config.errors import UserError, check_choice
+from t5x_lab.config.log import log
 from t5x_lab.networks.functional import Params
 from t5x_lab.optim.counts import start_count_at
 from t5x_lab.training.state import TrainState
@@ -117,18 +118,22 @@ def _load_by_rules(
     parts = unstacked_parts(leaves)
     assigned = assign_sources(parts, source, config, fresh_names)
     pieces: dict[str, list[tuple[int | None, LazyTensor]]] = {name: [] for name in leaves}
-    needs_fresh = False
+    counts = {"copied": 0, "extended": 0, "fresh": 0}
     for name, part in parts.items():
         assignment = assigned[name]
         if assignment.source is None:
-            needs_fresh = True
+            counts["fresh"] += 1
             continue
         tensor = source.params[assignment.source]
         tensor = tensor.transpose() if assignment.transposed else tensor
         fitted = fit_shape(tensor, part.shape, _part_axes(names, part), name, source, config)
-        needs_fresh |= fitted.shape != part.shape
+        counts["copied" if fitted.shape == part.shape else "extended"] += 1
         pieces[part.parameter].append((part.layer, fitted))
-    if needs_fresh:
+    if config.has_rules:
+        unused = len(source.params.keys() - {assignment.source for assignment in assigned.values()})
+        described = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+        log(f"Parameters from {source.path}: {described}; {unused} of its own are not used.")
+    if counts["fresh"] or counts["extended"]:
         arrays = read_each(named_leaves(fresh()), lambda name, leaf: to_array(leaf, pieces[name], leaf))
     else:
         arrays = read_each(leaves, lambda name, leaf: to_array(leaf, pieces[name], None))
@@ -163,10 +168,11 @@ def _load_slots(
             return _load_other(source, f"opt_state/{name}", leaf)
         if leaf.ndim != len(params[owner].shape):
             return leaf  # unused: the parameter has other slots
-        slot = name.removesuffix(f"/{owner}")
-        if slot not in source.slots:
+        slot = _find_slot(name.removesuffix(f"/{owner}"), source)
+        if slot is None:
             raise UserError(
-                f"{source.path} has no optimizer slot {slot} (it has {', '.join(source.slots)}): another optimizer. "
+                f"{source.path} has no optimizer slot {name.removesuffix(f'/{owner}')} (it has {', '.join(source.slots)}): "
+                "another optimizer. "
                 'Use the same OPTIMIZER, or remove "optimizer" from RestoreCheckpointConfig.carry.'
             )
         pieces = []
@@ -184,6 +190,14 @@ def _load_slots(
     return jax.tree.unflatten(jax.tree.structure(fresh_state), list(leaves.values()))
 
 
+def _find_slot(slot: str, source: Source) -> str | None:
+    """Returns the source's slot of this name ("1/0/mu"), else the only one with the same last part, else None."""
+    if slot in source.slots:
+        return slot
+    same = [name for name in source.slots if name.rpartition("/")[2] == slot.rpartition("/")[2]]
+    return same[0] if len(same) == 1 else None
+
+
 def _load_others(source: Source, tree: Any) -> Any:
     """Loads leaves that belong to no parameter, such as counters."""
     leaves = [_load_other(source, name, leaf) for name, leaf in named_leaves(tree).items()]
@@ -192,7 +206,8 @@ def _load_others(source: Source, tree: Any) -> Any:
 
 def _load_other(source: Source, name: str, leaf: jax.Array) -> jax.Array:
     """Returns the source's tensor of that name; `leaf` if there is none of the same shape."""
-    tensor = source.others.get(name)
+    # T5X's checkpoints have one count for all of optax's transformations.
+    tensor = source.others.get(name, source.others.get(f"opt_state/{name.rpartition('/')[2]}"))
     return leaf if tensor is None or tensor.shape != leaf.shape else to_array(leaf, [(None, tensor)], None)
 
 

@@ -2,7 +2,8 @@
 
 import dataclasses
 import difflib
-import math
+import itertools
+import operator
 import re
 from collections.abc import Collection, Mapping
 
@@ -131,10 +132,13 @@ def fit_shape(
     """
     if tensor.shape == shape:
         return tensor
-    squeezed = lambda s: tuple(size for size in s if size != 1)
-    same_size = tensor.size == math.prod(shape)
-    if same_size and (len(tensor.shape) != len(shape) or squeezed(tensor.shape) == squeezed(shape)):
-        return tensor.reshape(shape)  # heads joined with head sizes, or means without reduced axes
+    if _joins_axes(tensor.shape, shape):
+        return tensor.reshape(shape)  # heads joined with head sizes
+    if len(tensor.shape) == len(shape) - shape.count(1):  # means without reduced axes
+        sizes = iter(tensor.shape)
+        tensor = tensor.reshape(tuple(1 if size == 1 else next(sizes) for size in shape))
+        if tensor.shape == shape:
+            return tensor
     different = [axis for axis, a, b in zip(axes, tensor.shape, shape, strict=False) if a != b]
     if len(tensor.shape) == len(shape) and all(axis in config.extend for axis in different):
         return tensor
@@ -145,3 +149,9 @@ def fit_shape(
         f"{source.path} has {name} with shape {tensor.shape}, but the new model needs {shape}.{hint} Otherwise use the "
         "configuration it was trained with."
     )
+
+
+def _joins_axes(first: tuple[int, ...], second: tuple[int, ...]) -> bool:
+    """Returns whether one shape results from the other by joining neighbouring axes. A transposed matrix does not."""
+    short, long = sorted(([*itertools.accumulate(shape, operator.mul)] for shape in (first, second)), key=len)
+    return len(short) < len(long) and short[-1:] == long[-1:] and set(short) <= set(long)

@@ -77,7 +77,7 @@ def chosen_step(step: str) -> int | None:
     return number
 
 
-SAMPLING = ("max_tokens", "temperature", "top_k", "top_p", "seed", "beam_size", "beam_alpha")
+SAMPLING = ("max_tokens", "temperature", "top_k", "top_p", "seed", "beam_size", "beam_alpha", "skip_special_tokens")
 
 
 def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
@@ -89,6 +89,12 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--beam_size", type=int, default=1, help="number of hypotheses of beam search; 1 = no beam search")
     parser.add_argument(
         "--beam_alpha", type=float, help="exponent of the length penalty of beam search; default: 0.6, as in T5"
+    )
+    parser.add_argument(
+        "--keep_special_tokens",
+        dest="skip_special_tokens",
+        action="store_false",
+        help="keep sentinels and the unknown token in texts; by default they are left out, as in transformers",
     )
 
 

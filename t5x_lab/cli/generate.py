@@ -18,7 +18,7 @@ from t5x_lab.config.errors import UserError
 def add_flags(parser: argparse.ArgumentParser) -> None:
     add_model_flags(parser)
     parser.add_argument("--prompt", action="append", default=[], help="prompt; repeatable")
-    parser.add_argument("--input", help="file with one prompt per line")
+    parser.add_argument("--input", help='.txt with one prompt per line, or .jsonl with "inputs"; also .gz, .zst')
     parser.add_argument("--num_samples", type=int, default=1, help="number of completions per prompt")
     add_sampling_flags(parser)
     add_process_flags(parser)
@@ -32,15 +32,12 @@ def run(args: argparse.Namespace) -> None:
 def _run(args: argparse.Namespace) -> None:
     import jax
 
+    from t5x_lab.evaluation.inference.files import read_examples
     from t5x_lab.runs.model.load import load
 
     prompts = list(args.prompt)
     if args.input:
-        try:
-            with open(args.input, encoding="utf-8") as file:
-                prompts += [line.rstrip("\n") for line in file]
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"{args.input} cannot be read: {error}") from error
+        prompts += [example.inputs for example in read_examples(args.input, "predict")]
     model = load(model_dirs(args.model_dir), step=chosen_step(args.step), weights=args.weights, trust=args.trust)
 
     def complete(prompts):

@@ -10,6 +10,7 @@ import sys
 from t5x_lab.cli.interrupts import interrupts
 from t5x_lab.cli.process import configure_process
 from t5x_lab.config.errors import UserError, did_you_mean
+from t5x_lab.config.log import log_once
 
 COMMANDS = {
     "demo": "train a small model on the included corpus in a few minutes and write a report",
@@ -63,6 +64,7 @@ def main(argv: list[str] | None = None) -> int:
     """
     argv = sys.argv[1:] if argv is None else argv
     configure_process()
+    log_once.cache_clear()
     if not argv or argv[0] in ("-h", "--help"):
         print(_help())
         return SUCCESS if argv else USER_ERROR

@@ -6,7 +6,12 @@ turned on from inside a process; the Makefile does it with GLIBC_TUNABLES (docs/
 
 import contextlib
 import ctypes
+import importlib.abc
+import importlib.util
 import os
+import sys
+
+from t5x_lab.data.environment import silence_stderr
 
 # XLA runs all virtual devices of a CPU on one thread pool. A collective keeps a thread until all devices have joined it, and a
 # device may be in several, so with fewer threads the devices can wait for each other forever.
@@ -18,7 +23,33 @@ def configure_process() -> None:
     """Applies all settings to this process."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow otherwise logs its CPU features and missing GPUs
     os.environ.setdefault("NPROC", str(max(MIN_XLA_THREADS, os.cpu_count() or 1)))  # size of XLA's thread pool
+    _silence_import_of_tensorflow()
     _limit_malloc_arenas()
+
+
+def _silence_import_of_tensorflow() -> None:
+    """Discards what TensorFlow's libraries write while they load, which no log level prevents, whoever imports it first."""
+    if "tensorflow" not in sys.modules and not any(isinstance(finder, _QuietTensorFlow) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _QuietTensorFlow())
+
+
+class _QuietTensorFlow(importlib.abc.MetaPathFinder):
+    """Finds TensorFlow as the other finders do, and silences stderr while it is imported."""
+
+    def find_spec(self, name, path, target=None):
+        if name != "tensorflow" or path is not None:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            run = spec.loader.exec_module
+
+            def exec_module(module):
+                with silence_stderr():
+                    run(module)
+
+            spec.loader.exec_module = exec_module
+        return spec
 
 
 def _limit_malloc_arenas() -> None:

@@ -31,10 +31,15 @@ def run(args: argparse.Namespace) -> None:
     from t5x_lab.runs.data_layer import load_data_layer
 
     load_data_layer()
+    import tensorflow as tf
+
     from t5x_lab.data.config import DataConfig, TextFiles
+    from t5x_lab.data.pipeline.failures import describe_cause
+    from t5x_lab.data.sources.file_types import RECORD_KINDS, common_file_type
+    from t5x_lab.data.sources.text_files import match_files
     from t5x_lab.data.tasks.names import documents
-    from t5x_lab.data.vocabularies.config import ByteVocabulary
-    from t5x_lab.data.vocabularies.sentencepiece import train_sentencepiece
+    from t5x_lab.data.vocabularies.config import ByteVocabulary, SentencePieceVocabulary
+    from t5x_lab.data.vocabularies.sentencepiece import read_sentencepiece, train_sentencepiece
     from t5x_lab.papers.gpt1.standardize import standardize
 
     sys.path.insert(0, os.getcwd())
@@ -48,9 +53,20 @@ def run(args: argparse.Namespace) -> None:
     if args.size < 1 or args.max_documents < 1:
         raise UserError("--size and --max_documents must be at least 1.")
     files = TextFiles(train=args.input or "", text_key=args.text_key, clean=standardize if args.standardize else None)
+    if args.input:
+        common_file_type(match_files(args.input, "--input"), ("txt", *RECORD_KINDS), "--input")
     config = DataConfig(args.task or "files", {"targets": 512}, 1, ByteVocabulary(), files=files, shards=1)
     texts = documents(config, args.max_documents)
     if args.task and args.standardize:
         texts = map(standardize, texts)
-    train_sentencepiece(texts, args.output, args.size, args.model_type)
-    print(f"{args.output}: {args.size} pieces. Use it with --gin.SentencePieceVocabulary.path={args.output}")
+    try:
+        train_sentencepiece(texts, args.output, args.size, args.model_type)
+    except (UserError, tf.errors.OpError) as error:
+        sentence = error.sentence if isinstance(error, UserError) else describe_cause(error)
+        raise UserError(sentence.replace("--gin.TextFiles.text_key=", "--text_key=")) from error
+    extra_ids, pieces = SentencePieceVocabulary(path=args.output).extra_ids, read_sentencepiece(args.output).GetPieceSize()
+    print(
+        f"{args.output}: {pieces:,} pieces. Use it with --gin.SentencePieceVocabulary.path={args.output}, and with its "
+        f"{extra_ids} sentinels --gin.TransformerConfig.vocab_size={-(-(pieces + extra_ids) // 128) * 128} or more (a multiple "
+        "of 128 can be sharded)."
+    )

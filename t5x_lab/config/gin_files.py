@@ -183,9 +183,19 @@ def with_current_bindings(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def config_text() -> str:
-    """Returns the parsed configuration as a self-contained gin text."""
-    return gin.config_str(max_line_length=120)
+def config_text(selector: str | None = None) -> str:
+    """Returns the parsed configuration as a self-contained gin text, without parameters that `selector` does not depend on."""
+    text = gin.config_str(max_line_length=120)
+    if selector is None:
+        return text
+    used = {name for kind, name in _reachable(selector) if kind == "configurable"}
+    sections = re.split(r"^(?=# (?:Parameters for|Macros))", text, flags=re.MULTILINE)
+
+    def is_used(section: str) -> bool:
+        title = re.match(r"# Parameters for (?:.*/)?([\w.]+):", section)
+        return not title or _REGISTRY.get_match(title[1]).selector in used
+
+    return "".join(section for section in sections if is_used(section))
 
 
 def binding(text: str) -> str:
@@ -231,17 +241,19 @@ def _check_macros(selector: str, hints: Mapping[str, str]) -> None:
 
 def _required_macros(selector: str) -> list[str]:
     """Returns the macros that `selector` depends on, in the order of the configuration."""
+    return [name for kind, name in _reachable(selector) if kind == "macro"]
+
+
+def _reachable(selector: str) -> list[tuple[str, str]]:
+    """Returns the macros and configurables that `selector` depends on, as (kind, name), in the order of the configuration."""
     todo = _references_of(selector)
-    visited, macros = set(), []
+    visited: dict[tuple[str, str], None] = {}
     while todo:
-        kind, name = todo.pop(0)
-        if (kind, name) in visited:
-            continue
-        visited.add((kind, name))
-        if kind == "macro":
-            macros.append(name)
-        todo += _find_references(_bound_values(kind, name))
-    return macros
+        reference = todo.pop(0)
+        if reference not in visited:
+            visited[reference] = None
+            todo += _find_references(_bound_values(*reference))
+    return list(visited)
 
 
 def _check_size(selector: str) -> None:

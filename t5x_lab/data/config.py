@@ -44,15 +44,18 @@ class Mixing:
 
 @dataclasses.dataclass(frozen=True)
 class TextFiles:
-    """Text files of the `files_…` tasks or of one of TEXTS: .txt, .jsonl, .json, .parquet or .tfrecord.
+    """Text files of the `files_…` tasks or of one of TEXTS: .txt, .jsonl, .json, .csv, .tsv, .parquet or .tfrecord.
 
-    All but .parquet may be gzipped. Text and JSON may also be .zst.
+    All but .parquet may end in .gz, and all but .parquet and .tfrecord in .zst. Documents without text, invalid UTF-8 and
+    halves of surrogate pairs are corrected and counted in the log.
 
     Attributes:
       train, validation: file patterns, separated by commas, such as "corpus/*.txt". The suffix gives the file type. Without
         `validation` there is no evaluation.
-      text_key: field of a .jsonl line, TFRecord example or Parquet row that holds the text.
-      lines_per_document: number of non-empty lines of a .txt file that make a document.
+      text_key: field of a .jsonl line, TFRecord example or row of a table that holds the text.
+      lines_per_document: number of non-empty lines of a .txt file that make a document; blank lines are left out. None = each
+        file is a document with its blank lines, and a longer file is divided at line ends, into documents of up to 65,536
+        bytes.
       clean: f(document) -> text, such as @standardize. None = unchanged.
       rate: mixing rate, relative to the other texts of TEXTS.
     """
@@ -60,7 +63,7 @@ class TextFiles:
     train: str = ""
     validation: str = ""
     text_key: str = "text"
-    lines_per_document: int = 32
+    lines_per_document: int | None = None
     clean: Callable | None = dataclasses.field(default=None, repr=False)
     rate: float = dataclasses.field(default=1.0, repr=False)  # not part of the text's identity
 
@@ -107,7 +110,8 @@ class DataConfig:
       special_tokens: start, stop and padding ids.
       objective: objective for plain text: a name, an `Objective`, or None if task names contain it.
       mixing: mixing rates. None = the mixture's own.
-      unique_tokens: number of tokens of text to repeat, the first of each shard (Raffel et al., section 3.4.2). None = all.
+      unique_tokens: number of tokens of text to repeat, the first of each shard (Raffel et al., section 3.4.2). Several texts
+        share them in proportion to their rates. None = all.
       rates_of: unit of mixing rates: "examples", or "tokens", for which the mean length of each task's first 1,000 examples is
         computed.
       files: text files of `files`.
@@ -119,7 +123,8 @@ class DataConfig:
       converter: feature converter, such as `seqio.EncDecFeatureConverter()`. None = `FeatureConverter`. Other converters have
         their own setting for packing.
       shuffle_buffer_size: examples in the shuffle buffer of each task and shard. None = the task's own, SeqIO's 1,000 by
-        default. With more than 16 tasks, one buffer shuffles the mixed examples.
+        default. With more than 16 tasks, the records of each are shuffled in an equal part of 16 such buffers, and the mixed
+        examples in one.
       eval_steps: batches per task in an evaluation.
       split, eval_split: splits to train on and to evaluate the loss on. A task without `eval_split` is not evaluated.
       shuffle: whether training examples are shuffled. False reads each shard in file order.

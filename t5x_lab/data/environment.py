@@ -25,7 +25,7 @@ def check_environment() -> None:
     for module, min_version in MIN_VERSIONS.items():
         package = module.split(".")[0]
         try:
-            with _silence_stderr():
+            with silence_stderr():
                 version = importlib.import_module(module).__version__
         except ImportError as error:
             raise UserError(f"{package}, which reads data, cannot be imported ({error}). Repair it with: {REPAIR}") from error
@@ -34,7 +34,7 @@ def check_environment() -> None:
                 f"The installed {package} is version {version}. t5x_lab needs the stable version {min_version} or newer. The "
                 f"t5 package installs nightly builds over it. Repair it with: {REPAIR}"
             )
-    with contextlib.suppress(RuntimeError):  # TensorFlow was used before
+    with contextlib.suppress(RuntimeError), silence_stderr():  # TensorFlow was used before
         importlib.import_module("tensorflow").config.set_visible_devices([], "GPU")  # the accelerator belongs to JAX
 
 
@@ -43,7 +43,7 @@ def _parse(version: str) -> tuple[int, ...]:
 
 
 @contextlib.contextmanager
-def _silence_stderr():
+def silence_stderr():
     """Discards stderr inside the block. TensorFlow's libraries write to it while they load, whatever their log level."""
     sys.stderr.flush()
     stderr = os.dup(2)

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.decoding.generation import force_tokens
@@ -166,8 +167,8 @@ def beam_search(
         scores = beams.live_scores[..., None] + jax.nn.log_softmax(
             apply_logits_fn(beams.logits.astype(jnp.float32), config.logits_fn)
         )
-        # At most K of 2K candidates can end here, so K live ones remain.
-        candidates = min(2 * size, size * vocab)
+        # Each hypothesis ends in at most as many candidates as there are end ids, so K live ones remain.
+        candidates = min((1 + max(np.size(eos_id), 1)) * size, size * vocab)
         scores, index = jax.lax.top_k(scores.reshape(batch, -1), candidates)
         parent, token = index // vocab, index % vocab
         tokens = jnp.take_along_axis(beams.live, parent[..., None], axis=1).at[:, :, beams.written].set(token)

@@ -149,7 +149,10 @@ def _positions(ids: jax.Array) -> jax.Array:
 
 
 def make_model(
-    config: ModelConfig, constrain: Callable = lambda x, axes: x, row_shards: Callable[[], int] = lambda: 1
+    config: ModelConfig,
+    constrain: Callable = lambda x, axes: x,
+    row_shards: Callable[[], int] = lambda: 1,
+    wide_logits: bool = True,
 ) -> Model:
     """Makes the `Model` of a configuration, a `Classifier` if it has a head. See `Model` for the arguments."""
-    return (Classifier if config.head else Model)(config, constrain, row_shards)
+    return (Classifier if config.head else Model)(config, constrain, row_shards, wide_logits)

@@ -48,10 +48,18 @@ class Model:
       config: network and loss.
       constrain: function (x, logical axes) -> x that shards activations. See `Transformer`.
       row_shards: function that returns the number of shards of a batch's rows.
+      wide_logits: whether logits of a bfloat16 network are computed in float32, as in T5X. On TPUs it would make no difference:
+        their float32 products are of bfloat16 factors.
     """
 
-    def __init__(self, config: ModelConfig, constrain: Callable = lambda x, axes: x, row_shards: Callable[[], int] = lambda: 1):
-        self.config, self._constrain, self._row_shards = config, constrain, row_shards
+    def __init__(
+        self,
+        config: ModelConfig,
+        constrain: Callable = lambda x, axes: x,
+        row_shards: Callable[[], int] = lambda: 1,
+        wide_logits: bool = True,
+    ):
+        self.config, self._constrain, self._row_shards, self._wide_logits = config, constrain, row_shards, wide_logits
 
         self._functional = Functional(lambda rngs: config.network.make(rngs, constrain))
         self.abstract_params, self.axes = self._functional.abstract_params, self._functional.axes
@@ -86,8 +94,7 @@ class Model:
 
     def logits(self, params: Params, batch: Batch, dropout_key: jax.Array | None = None) -> jax.Array:
         """Returns teacher-forced logits, float32 [B, T, V]; [B, S, V] for an encoder-only network."""
-        network, hidden = self._hidden(params, batch, dropout_key)
-        return network.logits(hidden)
+        return self._logits(*self._hidden(params, batch, dropout_key))
 
     def prefill(
         self, params: Params, prompt: jax.Array, max_tokens: int, start: int | None = 0, padding: int = 0
@@ -98,7 +105,7 @@ class Model:
         """
         network = self.network(params)
         hidden, state = prefill(network, prompt, max_tokens, start, padding)
-        return network.logits(hidden[:, None])[:, 0], state
+        return self._logits(network, hidden[:, None])[:, 0], state
 
     def decode_step(self, params: Params) -> Callable[[Any, jax.Array], tuple[jax.Array, Any]]:
         """Returns the function of one decoding step: (state, tokens int [B]) -> (logits float32 [B, V], new state).
@@ -111,7 +118,7 @@ class Model:
         def step(state: Any, token: jax.Array) -> tuple[jax.Array, Any]:
             network = self.network(params)  # NNX does not allow to change a module from outside of the traced loop
             hidden, state = network.decode(state, token[:, None], layers)
-            return network.logits(hidden)[:, 0], state
+            return self._logits(network, hidden)[:, 0], state
 
         return step
 
@@ -208,13 +215,19 @@ class Model:
         features = {name: x for name, x in batch.items() if is_feature(name)}
         return network, network(features, **({"dropout_key": dropout_key} if takes_key else {}))
 
+    def _logits(self, network: Any, hidden: jax.Array) -> jax.Array:
+        return network.logits(self._widen(hidden) if hasattr(network, "output_matrix") else hidden)
+
+    def _widen(self, hidden: jax.Array) -> jax.Array:
+        return hidden.astype(jnp.promote_types(hidden.dtype, jnp.float32)) if self._wide_logits else hidden
+
     def _cross_entropy(self, network, hidden, targets, weights, **loss) -> tuple[jax.Array, TokenLosses]:
         if not hasattr(network, "output_matrix"):
             return cross_entropy_of_logits(network.logits(hidden), targets, weights, CrossEntropy(**loss))
         matrix, scale = network.output_matrix()
         cap = getattr(network, "logit_cap", None)
         config = CrossEntropy(scale=scale, cap=cap, shards=self._row_shards(), constrain=self._constrain, **loss)
-        return cross_entropy(hidden, matrix, targets, weights, config)
+        return cross_entropy(self._widen(hidden), matrix, targets, weights, config)
 
 
 def _sum_scores(tokens: TokenLosses, weights: jax.Array) -> Scores:

@@ -74,7 +74,7 @@ class MultiHeadAttention(nnx.Module):
         self.constrain, self.kv_heads = constrain, kv_heads
         self.logit_cap = c.attention_logit_cap
         self.rotary = (c.rotary_theta, c.rotary_scaling)
-        self.query_scale = 1.0 if c.scaling == "t5" else c.head_dim**-0.5
+        self.query_scale = 1.0 if c.scaling == "t5" else (c.query_pre_attn_scalar or c.head_dim) ** -0.5
 
     def keys_values(self, x_BSD: jax.Array, positions: jax.Array | None = None) -> KeyValues:
         """Returns keys and values [B, S, K, H] of x, with keys rotated by `positions` [B, S] if given."""
@@ -83,7 +83,9 @@ class MultiHeadAttention(nnx.Module):
         return KeyValues(self._shard_and_name(key, self.kv_heads), self._shard_and_name(self.value(x_BSD), self.kv_heads))
 
     def _rotate(self, x_BTNH: jax.Array, positions: jax.Array) -> jax.Array:
-        return rotate(x_BTNH, positions, angular_rates(x_BTNH.shape[-1], *self.rotary))
+        _, scaling = self.rotary
+        factor = scaling.attention_factor if scaling else 1.0
+        return rotate(x_BTNH, positions, angular_rates(x_BTNH.shape[-1], *self.rotary), factor)
 
     def _shard_and_name(self, x: jax.Array, heads: str) -> jax.Array:
         """Shards an activation and names it for remat policies."""

@@ -50,10 +50,12 @@ class RotaryScaling:
     Attributes:
       factor: factor of the wavelengths.
       kind: "linear" scales all wavelengths (Chen et al. 2023); "llama3" those longer than original_length / low_freq_factor
-        (Grattafiori et al. 2024). These are the names in transformers.
+        (Grattafiori et al. 2024); "yarn" too, interpolated over dimensions (Peng et al. 2023). These are the names in
+        transformers.
       low_freq_factor, high_freq_factor: wavelengths shorter than original_length / high_freq_factor are not scaled; between the
-        two limits the factor is interpolated.
+        two limits the factor is interpolated. YaRN calls them beta_slow and beta_fast.
       original_length: context length of the original training, in tokens.
+      attention_factor: factor of rotated queries and keys, for "yarn".
     """
 
     factor: float
@@ -61,11 +63,12 @@ class RotaryScaling:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_length: int = 8192
+    attention_factor: float = 1.0
 
     def __post_init__(self):
         check_types(self)
-        check_choice("RotaryScaling.kind", self.kind, ("linear", "llama3"))
-        check_positive(self, "factor", "low_freq_factor", "original_length")
+        check_choice("RotaryScaling.kind", self.kind, ("linear", "llama3", "yarn"))
+        check_positive(self, "factor", "low_freq_factor", "original_length", "attention_factor")
         if not self.high_freq_factor > self.low_freq_factor:
             raise UserError(
                 f"RotaryScaling.high_freq_factor is {self.high_freq_factor}. It must exceed low_freq_factor, which is "
@@ -104,6 +107,7 @@ class TransformerShape:
         positions, the length the model was trained at, which does not limit it.
       rotary_theta, rotary_scaling: base of the wavelengths, and an optional `RotaryScaling`.
       qk_norm: RMS norm of each head's queries and keys before the rotation (Henry et al. 2020; as in Qwen3).
+      query_pre_attn_scalar: attention logits of the "standard" scaling are divided by its square root. None = head_dim.
       attention_logit_cap, logit_cap: c replaces logits x of attention or of the vocabulary by c * tanh(x / c) (Bello et al.
         2017; as in Gemma 2). None = no cap.
       scale_embeddings: multiply token embeddings by sqrt(emb_dim) (Vaswani et al. 2017, section 3.4).
@@ -114,7 +118,7 @@ class TransformerShape:
       norm_epsilon: epsilon added to the variance.
       use_bias: biases of all projections except the logits; or a tuple of "qkv" (as in Qwen 2), "out" and "mlp".
       dropout_rate: dropout rate of embeddings, sub-layer outputs, attention weights and MLP activations.
-      dtype: dtype of activations. Parameters, softmax and logits are float32.
+      dtype: dtype of activations. Parameters, softmax and logits are float32. "float16" is for inference only.
       scan_layers: run layers as one scan, with a compile time independent of depth, or unrolled. The parameters are the same.
       remat_policy: activations saved for the backward pass: "everything"; "products", outputs of all matrix products (T5X's
         "minimal"); "attention", those except the MLP's hidden activations; "mlp", those except queries, keys and values; or
@@ -144,6 +148,7 @@ class TransformerShape:
     rotary_theta: float = 10_000.0
     rotary_scaling: RotaryScaling | None = None
     qk_norm: bool = False
+    query_pre_attn_scalar: float | None = None
     attention_logit_cap: float | None = None
     logit_cap: float | None = None
     scale_embeddings: bool = False
@@ -162,7 +167,7 @@ class TransformerShape:
         object.__setattr__(self, "mlp_activations", tuple(self.mlp_activations))
         object.__setattr__(self, "remat_policy", _T5X_REMAT_POLICIES.get(self.remat_policy, self.remat_policy))
         check_positive(self, "vocab_size", "emb_dim", "num_heads", "num_kv_heads", "head_dim", "mlp_dim", "relpos_buckets")
-        check_positive(self, "max_positions", "norm_epsilon", "rotary_theta")
+        check_positive(self, "max_positions", "norm_epsilon", "rotary_theta", "query_pre_attn_scalar")
         check_positive(self, "attention_logit_cap", "logit_cap", "longest_sequence")
         if self.positions == "learned" and self.max_positions is None:
             object.__setattr__(self, "max_positions", 512)
@@ -288,6 +293,11 @@ def _check_shapes(c: TransformerShape) -> None:
             "TransformerConfig.bidirectional_bias applies only to a prefix decoder with relative positions, not to "
             "architecture "
             f'"{c.architecture}" with positions = "{c.positions}". Remove it.'
+        )
+    if c.query_pre_attn_scalar is not None and c.scaling == "t5":
+        raise UserError(
+            'TransformerConfig.query_pre_attn_scalar has no effect with scaling = "t5", which does not scale attention logits. '
+            "Remove it."
         )
     if c.positions == "rotary" and c.head_dim % 2:
         raise UserError(f"TransformerConfig.head_dim is {c.head_dim}. It must be even for rotary positions.")

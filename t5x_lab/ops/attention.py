@@ -6,6 +6,7 @@ of them, H head size, D = span + S - 1 diagonals.
 
 import dataclasses
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -83,7 +84,7 @@ def dot_product_attention(
       query_BTNH, key_BSKH, value_BSKH: queries, keys and values.
       mask: attention mask.
       bias: added to the logits.
-      dropout_rate: dropout rate of the attention weights.
+      dropout_rate: dropout rate of the attention weights. All queries share a mask, as in T5's code.
       dropout_key: None = no dropout.
       logit_cap: c replaces logits x by c * tanh(x / c) before the bias is added. None = no cap.
 
@@ -140,11 +141,12 @@ def _attend_block(query, key, value, bias, mask: Mask, dropout_key, rate_and_cap
         key_prefix=None if mask.key_prefix is None else mask.key_prefix[:, :keys],
     )
     rate, cap = rate_and_cap
-    return _attend(query, key[:, :keys], value[:, :keys], bias, mask, dropout_key, rate, cap, start)
+    drop = functools.partial(dropout, rate=rate, key=dropout_key, broadcast_axis=-2, size=key.shape[1])
+    return _attend(query, key[:, :keys], value[:, :keys], bias, mask, drop, cap, start)
 
 
-def _attend(query_BTNH, key_BSKH, value_BSKH, bias, mask: Mask, dropout_key, rate: float, cap, start: int) -> jax.Array:
-    """Computes attention of queries that start at position `start`."""
+def _attend(query_BTNH, key_BSKH, value_BSKH, bias, mask: Mask, drop: Callable, cap, start: int) -> jax.Array:
+    """Computes attention of queries that start at position `start`. `drop` is applied to the attention weights."""
     B, T, N, H = query_BTNH.shape
     S, K = key_BSKH.shape[1:3]
     query_BTKGH = query_BTNH.reshape(B, T, K, N // K, H)
@@ -156,7 +158,7 @@ def _attend(query_BTNH, key_BSKH, value_BSKH, bias, mask: Mask, dropout_key, rat
     if allowed_BTS is not None:
         logits_BNTS = jnp.where(allowed_BTS[:, None], logits_BNTS, _MASKED)
     weights_BNTS = jax.nn.softmax(logits_BNTS, axis=-1).astype(value_BSKH.dtype)
-    weights_BNTS = dropout(weights_BNTS, rate, dropout_key, broadcast_axis=-2)
+    weights_BNTS = drop(weights_BNTS)
     attended_BTKGH = jnp.einsum("BKGTS,BSKH->BTKGH", weights_BNTS.reshape(B, K, N // K, T, S), value_BSKH)
     return attended_BTKGH.reshape(B, T, N, H)
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from flax.traverse_util import flatten_dict
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from t5x_lab.config.checks import check_positive, check_types
 from t5x_lab.config.errors import UserError
@@ -21,7 +21,8 @@ class GradualUnfreezing:
     """Trains the last layer of each stack first, then the last two, and so on (Raffel et al. 2020, section 3.5.1).
 
     Encoder and decoder are unfrozen in parallel. Parameters outside of layers, such as embeddings, are trained from the start.
-    The optimizer slots of frozen layers do not change.
+    The optimizer slots of frozen layers follow their gradients: with slots of zero and the step count of all others, Adam's
+    first step of a layer would be several times the learning rate.
 
     Attributes:
       optimizer: the optimizer of trained parameters.
@@ -52,28 +53,28 @@ class GradualUnfreezing:
         """Makes the transformation. See `Optimizer.make`."""
         inner = self.optimizer.make(axes)
         is_stacked = {path: LAYERS in names for path, names in flatten_dict(axes, is_leaf=lambda _, x: is_axes(x)).items()}
+        if not any(is_stacked.values()):
+            raise UserError(
+                f'@GradualUnfreezing() unfreezes layers that are stacked on an axis "{LAYERS}". No parameter of this network '
+                "has one, so all would be trained from the start. Stack the layers, or use TRAINABLE or @Groups()."
+            )
 
         def init(params: Any) -> UnfreezingState:
             return UnfreezingState(inner.init(params), jnp.zeros((), jnp.int32))
 
         def update(grads: Any, state: UnfreezingState, params: Any = None) -> tuple[Any, UnfreezingState]:
             stage = 1 + state.step // self.steps
-            ndims = {path: grad.ndim for path, grad in flatten_dict(grads).items()}
 
-            def select_trained(path: tuple, new: jax.Array, old: jax.Array | float) -> jax.Array:
-                """Returns `new` in trained layers and `old` in frozen ones, for the leaf of a parameter."""
-                names = tuple(jax.tree_util.keystr(path, simple=True, separator="/").split("/"))
-                owner = next((names[i:] for i in range(len(names)) if names[i:] in ndims), ())
-                if not is_stacked.get(owner) or new.ndim != ndims[owner]:
-                    return new
-                layers = new.shape[0]
+            def freeze(path: tuple[str, ...], update: jax.Array) -> jax.Array:
+                if not is_stacked[path]:
+                    return update
+                layers = len(update)
                 is_trained = jnp.arange(layers) >= layers - stage
-                return jnp.where(is_trained.reshape(layers, *[1] * (new.ndim - 1)), new, old)
+                return jnp.where(is_trained.reshape(layers, *[1] * (update.ndim - 1)), update, 0.0)
 
-            mask = lambda tree: jax.tree_util.tree_map_with_path(lambda path, x: select_trained(path, x, 0.0), tree)
-            updates, inner_state = inner.update(mask(grads), state.inner, params)
-            inner_state = jax.tree_util.tree_map_with_path(select_trained, inner_state, state.inner)
-            return mask(updates), UnfreezingState(inner_state, state.step + 1)
+            updates, inner_state = inner.update(grads, state.inner, params)
+            frozen = {path: freeze(path, update) for path, update in flatten_dict(updates).items()}
+            return unflatten_dict(frozen), UnfreezingState(inner_state, state.step + 1)
 
         return optax.GradientTransformation(init, update)
 

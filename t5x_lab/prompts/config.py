@@ -22,13 +22,15 @@ class Records:
 
     Attributes:
       files: pattern of .jsonl, .json (lines), .csv, .tsv, .parquet or .tfrecord files, or patterns by split. All but .parquet
-        may be gzipped. Example: "corpora/{dataset}/{split}*.jsonl.gz".
+        may end in .gz, and all but .parquet and .tfrecord in .zst. Fields of .csv files may be quoted; quotes in .tsv files
+        are text. Example: "corpora/{dataset}/{split}*.jsonl.gz".
       tfds: name in TensorFlow Datasets, such as "glue/mrpc:2.0.0", "{tfds}" (the prepared version), or "huggingface:{dataset}".
       saved: folder that Hugging Face's `datasets` wrote with `save_to_disk`, with one table per split.
       hub: name on Hugging Face's hub or in its cache, such as "nyu-mll/glue:mrpc" or "{hub}". Needs `datasets`.
       splits: name of a split in the source, by its name here: {"validation": "dev"}. Others keep their names.
       columns: column names of .csv and .tsv files without a header line.
       numbers: fields of .csv and .tsv files that are numbers.
+      lists: features of .tfrecord files that are lists. Others have one value; the files do not tell one from a list of one.
       labels: fields that are names in the source and numbers in templates: {"label": ("entailment", "not_entailment")}.
         Built-in data sets define theirs.
       names: name of a field in the source, by its name here: {"text": "sentence"}. Dots select fields of nested objects.
@@ -43,6 +45,7 @@ class Records:
     splits: dict[str, str] = dataclasses.field(default_factory=dict)
     columns: tuple[str, ...] = ()
     numbers: tuple[str, ...] = ("label",)
+    lists: tuple[str, ...] = ()
     labels: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     names: dict[str, str] = dataclasses.field(default_factory=dict)
     each: Callable | None = None
@@ -87,7 +90,8 @@ class FewShot:
     """Format of few-shot prompts, for tasks and collections whose names end in "_5_shot" or "_many_shot".
 
     Exemplars are training records, rendered with the template of the question. They are sampled for each question, epoch and
-    seed. The question itself is never an exemplar.
+    seed. The question itself, also with other case, spaces or full stops, is never an exemplar. The log counts questions with
+    fewer exemplars than asked.
 
     Attributes:
       before_input, before_target: text before the input and the target of exemplars and of the question.
@@ -95,7 +99,7 @@ class FewShot:
       budget: maximum tokens of the question with its exemplars. Exemplars that do not fit are left out. None = the length of
         inputs, less one for an EOS token. "many" means as many as fit.
       most: maximum number of exemplars for "many".
-      pool: number of training records, from the first, that exemplars are sampled from.
+      pool: number of training records that exemplars are sampled from. They are chosen by their hash.
     """
 
     before_input: str = ""

@@ -44,8 +44,10 @@ def _batch(run: RunFiles) -> str:
 
 
 def _steps(run: RunFiles) -> str:
-    goal = run.number("train_steps")
-    return f"{run.last_step:,}" + (f" of {goal:,.0f}" if goal > run.last_step else "")
+    """Steps of the run itself, as its tokens are, without those of the run that it continues."""
+    goal, own = run.number("train_steps"), run.last_step - run.first_step
+    of_goal = f" of {goal - run.first_step:,.0f}" if goal > run.last_step else ""
+    return f"{own:,}{of_goal}" + (f", after {run.first_step:,} of the run that it continues" if run.first_step else "")
 
 
 def _last(run: RunFiles, metric: str) -> float:

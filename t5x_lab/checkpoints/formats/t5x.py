@@ -12,13 +12,15 @@ from etils import epath
 from flax import serialization
 
 from t5x_lab.checkpoints.formats import orbax_arrays
-from t5x_lab.checkpoints.formats.source import Source
+from t5x_lab.checkpoints.formats.source import Source, find_owner
 from t5x_lab.checkpoints.lazy_tensors import LazyTensor, Unreadable, from_array
 from t5x_lab.config.errors import UserError
 
 NAME, TITLE = "t5x", "T5X"
 VERSION = 3
-SLOTS = ("m", "v", "v_row", "v_col")
+SLOTS = ("m", "v", "v_row", "v_col", "grad_ema", "grad_sq_ema")  # of Adafactor and of Flax's former Adam
+_OPTAX_NAMES = {"grad_ema": "mu", "grad_sq_ema": "nu"}
+_STATES = "state/param_states/"
 _MAX_INDEX_BYTES = 1 << 30
 _SCANNED = re.compile(r"(encoder|decoder)/\1/(.*)")
 _RENAMED = (
@@ -69,12 +71,12 @@ def open(path: epath.Path) -> Source:
     params = {name.removeprefix("target/"): tensor for name, tensor in saved.items() if name.startswith("target/")}
     if not params:
         raise Unreadable(f"{path} has no parameters (nothing under target/), only {', '.join(sorted(saved)[:3])}.")
+    states = {name.removeprefix(_STATES): tensor for name, tensor in saved.items() if name.startswith(_STATES)}
     slots: dict[str, dict[str, LazyTensor]] = {}
-    for slot in SLOTS:
-        pattern = re.compile(rf"state/param_states/(.*)/{slot}")
-        tensors = {match[1]: tensor for name, tensor in saved.items() if (match := pattern.fullmatch(name))}
-        if tensors:
-            slots[slot] = tensors
+    for name, tensor in states.items():
+        slot, owner = _split_state(name, params)
+        if owner is not None:
+            slots.setdefault(slot, {})[owner] = tensor
     step = _saved_step(saved, path)
     layers = _scanned_layers(params)
     both = slots.get("v_row", {}).keys() & slots.get("v_col", {}).keys() & params.keys()
@@ -85,7 +87,24 @@ def open(path: epath.Path) -> Source:
         slots["m"] = {name: tensor.negative() for name, tensor in slots["m"].items()}
     slots = {slot: _rename_and_unstack(tensors, layers, slot) for slot, tensors in slots.items()}
     count = from_array(np.array(step, np.int32))
-    return Source(path, step, _rename_and_unstack(params, layers), slots, {"step": count, "opt_state/step": count})
+    # The counts of optax's transformations are equal, and may differ from the step.
+    inner_count = next((tensor for name, tensor in states.items() if name.rpartition("/")[2] == "count"), count)
+    others = {"step": count, "opt_state/step": count, "opt_state/count": inner_count}
+    return Source(path, step, _rename_and_unstack(params, layers), slots, others)
+
+
+def _split_state(name: str, params: Mapping[str, LazyTensor]) -> tuple[str, str | None]:
+    """Returns (slot, parameter) of an optimizer tensor, (name, None) if it belongs to no parameter.
+
+    T5X's own optimizers name a slot after the parameter ("kernel/v_row"), optax's before it ("1/0/mu/…/kernel").
+    """
+    owner, _, slot = name.rpartition("/")
+    if owner in params and slot in SLOTS:
+        return _OPTAX_NAMES.get(slot, slot), owner
+    optax_owner = find_owner(name, params)
+    if optax_owner is None:
+        return name, None
+    return name.removesuffix(f"/{optax_owner}").rpartition("/")[2], optax_owner
 
 
 def _saved_step(saved: Mapping[str, LazyTensor], path: epath.Path) -> int:

@@ -16,7 +16,9 @@ from etils import epath
 from t5x_lab.checkpoints.layout import initial_checkpoint_flags
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.json_files import parse_json
+from t5x_lab.config.log import log
 from t5x_lab.config.user_code import describe_error, describe_user_code_error
+from t5x_lab.data.cache.reading import split_source
 from t5x_lab.data.config import DataConfig
 from t5x_lab.data.packing.feature_converter import FeatureConverter
 from t5x_lab.data.pipeline.checks import check_vocabulary
@@ -180,14 +182,34 @@ def _parse_position_file_name(file: str) -> tuple[int, ...]:
 
 
 def example_rates(mixture: ResolvedMixture, config: DataConfig) -> list[float]:
-    """Returns the rate at which examples of each training component are sampled. Rates need not sum to 1."""
+    """Returns the rate at which examples of each training component are sampled. Rates need not sum to 1.
+
+    Tasks without records have rate 0.
+
+    Raises:
+      UserError: if all rates are 0.
+    """
     components = mixture.train_components
     if len(components) == 1:
         return [1.0]
+    empty = {source for source in {component.task.source for component in components} if _is_empty(source, config.split)}
+    names = [component.task.name for component in components if component.task.source in empty]
+    if names:
+        log(f"Tasks of {mixture.name} without training records are skipped: {', '.join(names)}.")
+    rates = [
+        0.0 if component.task.source in empty else rate for component, rate in zip(components, mixture.rates(), strict=True)
+    ]
+    if not any(rates):
+        raise UserError(f'The mixture "{mixture.name}" has no training records. Add some, or use another mixture.')
     if config.rates_of == "examples":
-        return mixture.rates()
-    lengths = [_mean_length(component, mixture.architecture, config) for component in components]
-    return [rate / length for rate, length in zip(mixture.rates(), lengths, strict=True)]
+        return rates
+    length = lambda component: _mean_length(component, mixture.architecture, config)
+    return [rate and rate / length(component) for component, rate in zip(components, rates, strict=True)]
+
+
+def _is_empty(source: seqio.DataSource, split: str) -> bool:
+    first = split_source(source, split).get_dataset(split=split, shuffle=False).take(1)
+    return not list(first)
 
 
 def _mean_length(component: Component, architecture: str, config: DataConfig) -> float:
@@ -233,15 +255,20 @@ def training_shard(
     components = mixture.train_components
     features = mixture_features(components, mixture.architecture, config)
     numbers = range(len(components)) if len(components) > 1 else [None]
+    sampled = [entry for entry in zip(numbers, components, rates, strict=True) if entry[2] > 0]
     datasets = [
         add_mixture_features(
-            task_shard(component, config, seed, shard, len(components)), component, number, features, mixture.architecture
+            task_shard(component, config, seed, shard, len(components), rate / sum(rates)),
+            component,
+            number,
+            features,
+            mixture.architecture,
         )
-        for number, component in zip(numbers, components, strict=True)
+        for number, component, rate in sampled
     ]
     mixed, shard_seed = datasets[0], derive_seed(seed, shard)
     if len(datasets) > 1:
-        mixed = mixture.sample_fn(datasets, rates, shard_seed)
+        mixed = mixture.sample_fn(datasets, [rate for _, _, rate in sampled], shard_seed)
     if len(components) > MAX_SEPARATE_TASKS and config.shuffle:
         mixed = mixed.shuffle(config.shuffle_buffer_size or seqio.SHUFFLE_BUFFER_SIZE, seed=shard_seed)
     return _convert(mixed, mixture, components, config, config.batch_size // config.shards)

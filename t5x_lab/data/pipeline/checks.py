@@ -8,11 +8,11 @@ from t5x_lab.config.errors import NotHere, UserError, did_you_mean
 from t5x_lab.config.gin_files import gin_flag
 from t5x_lab.config.log import log
 from t5x_lab.data.config import DataConfig
-from t5x_lab.data.pipeline.examples import mixture_features, uses_id_0
+from t5x_lab.data.pipeline.examples import mixture_features
 from t5x_lab.data.pipeline.reading import task_shard
 from t5x_lab.data.sources.text_files import must_read_to_count
 from t5x_lab.data.tasks.mixture import Component, ResolvedMixture
-from t5x_lab.data.vocabularies.build import build_vocabulary
+from t5x_lab.data.vocabularies.build import build_vocabulary, uses_id_0
 
 
 def check_vocabulary(

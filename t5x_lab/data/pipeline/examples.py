@@ -8,8 +8,7 @@ import tensorflow as tf
 from t5x_lab.data.config import DataConfig
 from t5x_lab.data.objectives.objective import FEATURE_PREFIXES
 from t5x_lab.data.tasks.mixture import Component, are_model_features
-from t5x_lab.data.vocabularies.build import sentinel_ids
-from t5x_lab.data.vocabularies.huggingface import HuggingFaceTokenizer
+from t5x_lab.data.vocabularies.build import sentinel_ids, uses_id_0
 
 # Features that the library's converter reads.
 CONVERTER_FEATURES = ("inputs", "targets", "inputs_segment_ids", "targets_segment_ids", "loss_weights")
@@ -124,10 +123,3 @@ def _count_text_tokens(tokens: tf.Tensor, vocabulary: seqio.Vocabulary) -> tf.Te
     if not uses_id_0(vocabulary):
         is_text &= tokens != vocabulary.pad_id
     return tf.reduce_sum(tf.cast(is_text, tf.int32))
-
-
-def uses_id_0(vocabulary: seqio.Vocabulary) -> bool:
-    """Returns whether id 0 is a token of text. In SentencePiece's default, for example, it is that of unknown characters."""
-    if isinstance(vocabulary, seqio.SentencePieceVocabulary):
-        return not vocabulary.tokenizer.IsControl(0)
-    return isinstance(vocabulary, HuggingFaceTokenizer) and vocabulary.uses_id_0

@@ -32,7 +32,7 @@ def report_failing_record(components: Sequence[Component], split: str) -> Iterat
 
 
 def _describe_failure(error: tf.errors.OpError, components: Sequence[Component], split: str) -> UserError:
-    cause, suspect = _cause(error), _suspect(error, components)
+    cause, suspect = describe_cause(error), _suspect(error, components)
     log(f"A record of {suspect.task.name if suspect else 'a task'} cannot be read. Searching for it.")
     deadline = time.monotonic() + SEARCH_SECONDS
     for component in [suspect, *(component for component in components if component is not suspect)] if suspect else components:
@@ -46,7 +46,7 @@ def _describe_failure(error: tf.errors.OpError, components: Sequence[Component],
     return UserError(f"{task} cannot be read: {cause} (The record was not found.)")
 
 
-def _cause(error: tf.errors.OpError) -> str:
+def describe_cause(error: tf.errors.OpError) -> str:
     """Returns the original error as a sentence, without TensorFlow's names of operations and threads."""
     text = re.sub(r"Error in user-defined function passed to .*? iterator: \S+: ", "", str(error.message))
     text = re.sub(r"\{\{.*?\}\} ?|\[\[.*?\]\]|\[Op:.*", "", text.split("\nTraceback")[0]).strip()

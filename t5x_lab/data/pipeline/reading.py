@@ -21,11 +21,15 @@ from t5x_lab.data.pipeline.seeds import derive_seed
 from t5x_lab.data.pipeline.source_shards import SourceShard
 from t5x_lab.data.tasks.mixture import Component, describe_missing_inputs
 
-MAX_SEPARATE_TASKS = 16  # more tasks share one shuffle buffer: one per task would make gigabytes of checkpoints
+# More tasks share one buffer of examples, and the records of this many tasks' buffers. A buffer of examples per task would make
+# gigabytes of checkpoints.
+MAX_SEPARATE_TASKS = 16
 MAX_ROTATION = 256  # records that a task without its own shuffle buffer may skip at its start
 
 
-def task_shard(component: Component, config: DataConfig, run_seed: int, shard: Shard, num_tasks: int) -> tf.data.Dataset:
+def task_shard(
+    component: Component, config: DataConfig, run_seed: int, shard: Shard, num_tasks: int, text_share: float = 1.0
+) -> tf.data.Dataset:
     """Returns the endless examples of one shard, shuffled if the run has few tasks.
 
     Args:
@@ -34,6 +38,7 @@ def task_shard(component: Component, config: DataConfig, run_seed: int, shard: S
       run_seed: SEED.
       shard: number of the shard, a tensor in a graph of all shards.
       num_tasks: number of tasks of the run.
+      text_share: share of `unique_tokens` that this task has.
 
     Raises:
       UserError: if the task needs a cache that does not exist, or a preprocessor fails.
@@ -63,14 +68,18 @@ def task_shard(component: Component, config: DataConfig, run_seed: int, shard: S
 
         def repeat(dataset: tf.data.Dataset) -> tf.data.Dataset:
             if config.unique_tokens:
-                share, remainder = divmod(config.unique_tokens, config.shards)
+                share, remainder = divmod(round(config.unique_tokens * text_share), config.shards)
                 dataset = truncate_corpus(share + (shard < remainder))(dataset)
             dataset = dataset.repeat()
             rotate = not is_separate and config.shuffle and source.is_one_file(config.split)
             return dataset.skip(seed % MAX_ROTATION) if rotate else dataset
 
         def preprocess() -> tf.data.Dataset:
-            cached = task.preprocess_precache(source.get_dataset(config.split, seed=seed), seed=seed)
+            records = source.get_dataset(config.split, seed=seed)
+            if not (is_separate or fixed_order):
+                size = MAX_SEPARATE_TASKS * (buffer_size or 0) // num_tasks
+                records = records.shuffle(size, seed=seed) if size > 1 else records
+            cached = task.preprocess_precache(records, seed=seed)
             return task.preprocess_postcache(repeat(cached), sequence_length=component.sequence_length, seed=seed)
 
         dataset = build_with_autograph(preprocess)

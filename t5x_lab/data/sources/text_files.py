@@ -1,28 +1,26 @@
-"""Text files as SeqIO sources: .txt, .jsonl, TFRecord and Parquet, compressed or not. Elements are {"text": document}.
-
-Python generators are not used: the state of a tf.data iterator over a generator cannot be saved, so a run could not be resumed
-exactly.
-"""
+"""Text files as SeqIO sources. Elements are {"text": document}."""
 
 import functools
-import io
 import itertools
 import json
-import threading
+import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet
 import seqio
 import tensorflow as tf
 
 from t5x_lab.config.errors import NotHere, UserError
 from t5x_lab.config.gin_files import gin_flag
 from t5x_lab.config.json_files import parse_json
+from t5x_lab.config.log import log_counted, log_once
 from t5x_lab.config.user_code import call_user_code
 from t5x_lab.data.config import TextFiles, stable_repr
+from t5x_lab.data.sources.file_types import RECORD_KINDS, FileType, check_regular_files, common_file_type, read_lines
+from t5x_lab.data.sources.resumable import READ_BATCH, Chunks, chunks_of, numbered_chunks, resumable_reader
 from t5x_lab.data.sources.sharding import (
     can_split_by_bytes,
     file_sizes,
@@ -30,9 +28,10 @@ from t5x_lab.data.sources.sharding import (
     longest_record_bytes,
     read_file_shares,
 )
+from t5x_lab.data.sources.tables import open_parquet, read_rows
 
-READ_BATCH = 128  # documents that are read and parsed at a time
-MAX_OPEN_FILES = 256  # open files of formats that TensorFlow does not read; the least recently used one is closed
+# T5's objectives read a random part of 65,536 tokens of longer documents, which is never less of a text than these bytes.
+MAX_FILE_DOCUMENT_BYTES = 1 << 16
 
 
 def text_files(config: TextFiles, name: str = "files") -> seqio.FileDataSource:
@@ -46,58 +45,185 @@ def text_files(config: TextFiles, name: str = "files") -> seqio.FileDataSource:
         example = gin_flag(f"{scope}TextFiles.train", "FOLDER/*.txt")
         raise UserError(f'The text "{name}" needs your files. Set {example} (or .jsonl, .parquet, .tfrecord).')
     patterns = {"train": config.train} | ({"validation": config.validation} if config.validation else {})
-    files = {split: _match_files(pattern, f"{scope}TextFiles.{split}") for split, pattern in patterns.items()}
-    types = {_file_type(file) for names in files.values() for file in names}
-    if len(types) != 1:
-        raise UserError(f"{scope}TextFiles has files of several types ({', '.join(sorted(types))}). Use files of one type.")
-    return document_files(files, types.pop(), config.text_key, config.lines_per_document, config.clean)
+    files = {split: match_files(pattern, f"{scope}TextFiles.{split}") for split, pattern in patterns.items()}
+    names = [name for names in files.values() for name in names]
+    file_type = common_file_type(names, ("txt", *RECORD_KINDS), f"{scope}TextFiles")
+    if file_type.kind == "txt":
+        log_once(_describe_documents(config, scope))
+    return document_files(files, file_type, config.text_key, config.lines_per_document, config.clean)
+
+
+def match_files(pattern: str, setting: str) -> list[str]:
+    """Returns the files of patterns, which are separated by commas. `setting` is named in messages.
+
+    Raises:
+      UserError: if there are none, or one is a folder or a pipe.
+    """
+    files = sorted(file for part in pattern.split(",") for file in tf.io.gfile.glob(part.strip()))
+    if not files:
+        raise NotHere(f'No file matches {setting} = "{pattern}". Use a pattern such as "corpus/*.txt".')
+    folder = next((file for file in files if tf.io.gfile.isdir(file)), None)
+    if folder:
+        raise UserError(
+            f'{setting} = "{pattern}" matches the folder {folder}. Use a pattern of files, such as "{folder}/*.txt".'
+        )
+    check_regular_files([file for file in files if "://" not in file])
+    return files
+
+
+def _describe_documents(config: TextFiles, scope: str) -> str:
+    if config.lines_per_document:
+        return f"{config.lines_per_document:,} non-empty lines of {config.train} are a document."
+    return (
+        f"Each file of {config.train} is a document; longer files are divided at line ends, into documents of up to "
+        f"{MAX_FILE_DOCUMENT_BYTES:,} bytes. {scope}TextFiles.lines_per_document sets a number of lines instead."
+    )
 
 
 def document_files(
     files: Mapping[str, Iterable[str]],
-    file_type: str = "txt",
+    file_type: FileType = FileType("txt"),
     text_key: str = "text",
-    lines_per_document: int = 32,
+    lines_per_document: int | None = None,
     clean: Callable[[str], str] | None = None,
 ) -> "DocumentFiles":
     """Returns a source of files of one type. Documents are counted when their number is needed.
 
     Args:
       files: file names by split.
-      file_type: "txt", "jsonl", "parquet", "tfrecord", "txt.zst" or "jsonl.zst".
+      file_type: their type.
       text_key: field with the text.
-      lines_per_document: number of non-empty lines of a .txt file that make a document.
+      lines_per_document: number of non-empty lines of a .txt file that make a document. None = see `TextFiles`.
       clean: f(document) -> text. None = unchanged.
     """
-    unchanged = lambda texts: texts
-    read, parse = {
-        "txt": (lambda file: _group_lines(_read_lines(file), lines_per_document), unchanged),
-        "txt.zst": (lambda file: _group_lines(resumable_reader(_read_zst_lines)(file), lines_per_document), unchanged),
-        "jsonl": (lambda file: _drop_empty(_read_lines(file)), lambda lines: _parse_json(lines, text_key)),
-        "jsonl.zst": (
-            lambda file: _drop_empty(resumable_reader(_read_zst_lines)(file)),
-            lambda lines: _parse_json(lines, text_key),
-        ),
-        "parquet": (resumable_reader(functools.partial(_read_parquet, text_key=text_key)), unchanged),
-        "tfrecord": (_read_tfrecord, lambda records: _parse_tfrecord(records, text_key)),
-    }[file_type]
-    format_id = f"{file_type} {lines_per_document}"
-    files_by_split = {split: list(names) for split, names in files.items()}
-    if clean is None:
-        return DocumentFiles(read, parse, files_by_split, format_id)
-    parse_and_clean = lambda raw: _clean_texts(parse(raw), clean)
-    return DocumentFiles(read, parse_and_clean, files_by_split, f"{format_id} {stable_repr(clean)}")
+    read = _reader(file_type, text_key, lines_per_document)
+    to_value = functools.partial(_json_value, text_key=text_key) if file_type.kind in ("jsonl", "csv", "tsv") else None
+    features = {text_key: tf.io.FixedLenFeature([], tf.string)}
+
+    def parse(raw: tf.Tensor) -> tf.Tensor:
+        raw = tf.io.parse_example(raw, features)[text_key] if file_type.kind == "tfrecord" else raw
+        return _convert_texts(raw, to_value, clean)
+
+    format_id = f"{file_type.kind} {lines_per_document}" + (f" {stable_repr(clean)}" if clean else "")
+    return DocumentFiles(read, parse, {split: list(names) for split, names in files.items()}, format_id)
 
 
-def _clean_texts(texts: tf.Tensor, clean: Callable[[str], str]) -> tf.Tensor:
-    def clean_all(documents: np.ndarray) -> np.ndarray:
-        call = lambda text: call_user_code("TextFiles.clean fails", lambda: clean(text.decode("utf-8", "replace")))
-        cleaned = [call(text) for text in documents]
-        if invalid := [text for text in cleaned if not isinstance(text, str)]:
-            raise UserError(f"TextFiles.clean returned {invalid[0]!r}. It must return a text.")
+def _reader(file_type: FileType, text_key: str, lines_per_document: int | None) -> Callable[[Any], tf.data.Dataset]:
+    """Returns f(file name) -> dataset of raw documents, string [n]: texts, JSON objects, or serialized TFRecord examples."""
+    if file_type.kind == "tfrecord":
+        return lambda file: tf.data.TFRecordDataset(file, "GZIP" if file_type.compression else "").batch(READ_BATCH)
+    if file_type.kind == "parquet":
+        return resumable_reader(numbered_chunks(functools.partial(_read_parquet, text_key=text_key)))
+    if file_type.kind in ("csv", "tsv"):
+        return resumable_reader(numbered_chunks(lambda file: (json.dumps(row).encode() for row in read_rows(file, file_type))))
+    return line_reader(file_type.compression, 1 if file_type.kind == "jsonl" else lines_per_document)
+
+
+def line_reader(compression: str, lines_per_document: int | None) -> Callable[[Any], tf.data.Dataset]:
+    """Returns f(file name) -> dataset of documents, string [n], of so many non-empty lines. None = whole files."""
+
+    def read_chunks(file: str, position: int) -> Chunks:
+        lines = read_lines(file, compression, position)
+        return chunks_of(_join_lines(lines, lines_per_document) if lines_per_document else _join_file(lines, position))
+
+    return resumable_reader(read_chunks)
+
+
+def _join_lines(lines: Iterator[tuple[bytes, int]], lines_per_document: int) -> Iterator[tuple[bytes, int]]:
+    """Yields (document, position after it) of every `lines_per_document` lines that are not blank."""
+    filled = ((line, position) for line, position in lines if line.strip())
+    while group := list(itertools.islice(filled, lines_per_document)):
+        yield b"\n".join(line for line, _ in group), group[-1][1]
+
+
+def _join_file(lines: Iterator[tuple[bytes, int]], position: int) -> Iterator[tuple[bytes, int]]:
+    """Yields (document, position after it): the whole file, or parts of up to `MAX_FILE_DOCUMENT_BYTES` of it."""
+    group: list[bytes] = []
+    start = position
+    for line, end in lines:
+        if group and end - start > MAX_FILE_DOCUMENT_BYTES:
+            yield b"\n".join(group), position
+            group, start = [], position
+        group.append(line)
+        position = end
+    if group:
+        yield b"\n".join(group), position
+
+
+def _read_parquet(file: str, text_key: str) -> Iterator[bytes]:
+    with open_parquet(file) as table:
+        names = table.schema_arrow.names
+        if text_key not in names:
+            raise UserError(
+                f'{file} has no column "{text_key}"; it has {", ".join(names)}. Set the column with the text: '
+                "--gin.TextFiles.text_key=NAME."
+            )
+        column_type = table.schema_arrow.field(text_key).type
+        value_type = column_type.value_type if pa.types.is_dictionary(column_type) else column_type
+        if value_type not in (pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary()):
+            raise UserError(
+                f'The column "{text_key}" of {file} has values of the type {value_type}, not texts. Set the column with the '
+                "text: --gin.TextFiles.text_key=NAME."
+            )
+        for rows in table.iter_batches(READ_BATCH, columns=[text_key]):
+            yield from (text or b"" for text in rows.column(0).cast(value_type).cast(pa.large_binary()).to_pylist())
+
+
+def _json_value(raw: bytes, text_key: str) -> Any:
+    try:
+        return parse_json(raw)[text_key]
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise UserError(
+            f'A record of your files is not an object with a text under "{text_key}": {raw[:80]!r} ({error!r}). Correct it, or '
+            "set the field with --gin.TextFiles.text_key=NAME."
+        ) from error
+
+
+def _convert_texts(raw: tf.Tensor, to_value: Callable[[bytes], Any] | None, clean: Callable[[str], str] | None) -> tf.Tensor:
+    """Returns the texts of raw documents, string [m], without those that have none."""
+
+    @tf.autograph.experimental.do_not_convert  # AutoGraph would make the called Python many times slower
+    def convert(documents: np.ndarray) -> np.ndarray:
+        texts = (_to_text(to_value(document) if to_value else document) for document in documents)
+        cleaned = (_clean_text(text, clean) if clean else text for text in texts if text)
         return np.array([text.encode() for text in cleaned], object)
 
-    return tf.ensure_shape(tf.numpy_function(clean_all, [texts], tf.string, stateful=False), [None])
+    return tf.ensure_shape(tf.numpy_function(convert, [raw], tf.string, stateful=False), [None])
+
+
+def _to_text(value: Any) -> str:
+    """Returns the text of a document of any format.
+
+    Texts of a crawl may be missing, empty, not UTF-8, or have half of a surrogate pair (JSON). They are corrected and counted.
+
+    Raises:
+      UserError: if the value is of another type.
+    """
+    if value is None or (isinstance(value, bytes | str) and not value.strip()):
+        log_counted("A document of the text files has no text and is left out.")
+        return ""
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            log_counted("A document of the text files is not UTF-8. Invalid bytes are replaced by U+FFFD.")
+            return value.decode(errors="replace")
+    if not isinstance(value, str):
+        raise UserError(f"A document is {value!r:.80} instead of a text. Set the field with the text: TextFiles.text_key.")
+    if _SURROGATES.search(value):
+        log_counted("A document of the text files has half of a surrogate pair, which is replaced by U+FFFD.")
+        return _SURROGATES.sub("\ufffd", value)
+    return value
+
+
+_SURROGATES = re.compile("[\ud800-\udfff]")
+
+
+def _clean_text(text: str, clean: Callable[[str], str]) -> str:
+    cleaned = call_user_code("TextFiles.clean fails", lambda: clean(text))
+    if not isinstance(cleaned, str):
+        raise UserError(f"TextFiles.clean returned {cleaned!r}. It must return a text.")
+    return cleaned
 
 
 class DocumentFiles(seqio.FileDataSource):
@@ -150,145 +276,4 @@ document_counts: dict[str, int] = {}  # number of documents by hash of their fil
 
 def must_read_to_count(source: seqio.DataSource) -> bool:
     """Returns whether counting the source's examples may take long."""
-    return getattr(getattr(source, "source", source), "is_counted_by_reading", False)
-
-
-def compression_type(file) -> tf.Tensor:
-    return tf.where(tf.strings.regex_full_match(file, r".*\.gz"), "GZIP", "")
-
-
-def _read_lines(file) -> tf.data.Dataset:
-    return tf.data.TextLineDataset(file, compression_type(file)).batch(READ_BATCH)
-
-
-def _drop_empty(lines: tf.data.Dataset) -> tf.data.Dataset:
-    return lines.map(lambda lines: tf.boolean_mask(lines, tf.strings.length(tf.strings.strip(lines)) > 0))
-
-
-def _group_lines(lines: tf.data.Dataset, lines_per_document: int) -> tf.data.Dataset:
-    groups = _drop_empty(lines).unbatch().batch(lines_per_document)
-    return groups.map(lambda lines: tf.strings.reduce_join(lines, separator="\n")).batch(READ_BATCH)
-
-
-def _read_tfrecord(file) -> tf.data.Dataset:
-    return tf.data.TFRecordDataset(file, compression_type(file)).batch(READ_BATCH)
-
-
-class OpenedFile(tf.io.gfile.GFile):
-    """File on any storage, with the interface that pyarrow needs."""
-
-    closed = False
-    readable = lambda self: True
-
-    def __init__(self, name: str):
-        super().__init__(name, "rb")
-
-
-def _read_zst_lines(file: str) -> Iterator[list[bytes]]:
-    with OpenedFile(file) as raw:
-        lines = (line.rstrip(b"\r\n") for line in io.BufferedReader(pa.CompressedInputStream(raw, "zstd")))
-        while batch := list(itertools.islice(lines, READ_BATCH)):
-            yield batch
-
-
-def _read_parquet(file: str, text_key: str) -> Iterator[list[bytes]]:
-    with OpenedFile(file) as raw:
-        table = pyarrow.parquet.ParquetFile(raw)
-        if text_key not in table.schema_arrow.names:
-            raise UserError(
-                f'{file} has no column "{text_key}"; it has {", ".join(table.schema_arrow.names)}. Set the column with the '
-                "text: --gin.TextFiles.text_key=NAME."
-            )
-        for rows in table.iter_batches(READ_BATCH, columns=[text_key]):
-            yield [text or b"" for text in rows.column(0).cast(pa.binary()).to_pylist()]
-
-
-def resumable_reader(read_chunks: Callable[[str], Iterator[list[bytes]]]) -> Callable[[str], tf.data.Dataset]:
-    """Returns f(file) -> dataset of chunks, string [n], for formats that TensorFlow does not read.
-
-    For TensorFlow a chunk is a function of the file and the chunk number, so that the saved position is a number. Files stay
-    open after their last chunk. A chunk out of order is read from the start of the file.
-
-    Args:
-      read_chunks: f(file name) -> iterator of lists of raw documents.
-    """
-    readers: list[tuple[tuple[bytes, int], Iterator]] = []  # open readers and the chunk that they return next
-    after_errors: set[tuple[bytes, int]] = set()  # TensorFlow reads on after an error, and would collect thousands
-    lock = threading.Lock()
-
-    def chunk(file: bytes, number: np.int64) -> np.ndarray:
-        position, next_position = (file, int(number)), (file, int(number) + 1)
-        if position in after_errors:
-            return np.array([], object)
-        with lock:
-            index = next((i for i, (reader_position, _) in enumerate(readers) if reader_position == position), None)
-            if index is not None:
-                reader = readers.pop(index)[1]
-            else:
-                reader = itertools.islice(read_chunks(file.decode()), position[1], None)
-        try:
-            documents: list[bytes] = next(reader, [])
-        except Exception:
-            after_errors.add(next_position)
-            raise
-        after_errors.discard(next_position)
-        if documents:
-            with lock:
-                readers.append((next_position, reader))
-                del readers[:-MAX_OPEN_FILES]
-        return np.array(documents, object)
-
-    def dataset(file) -> tf.data.Dataset:
-        read = lambda number: tf.ensure_shape(tf.numpy_function(chunk, [file, number], tf.string, stateful=False), [None])
-        step = tf.autograph.experimental.do_not_convert(lambda state, number: (state, read(number)))
-        chunks = tf.data.Dataset.counter().scan(0, step)  # a map might read several at once, each from the start
-        return chunks.take_while(lambda texts: tf.size(texts) > 0)
-
-    return dataset
-
-
-@tf.autograph.experimental.do_not_convert  # AutoGraph would make the called Python many times slower
-def _parse_json(lines: tf.Tensor, text_key: str) -> tf.Tensor:
-    def texts(lines: np.ndarray) -> np.ndarray:
-        return np.array([text(line) for line in lines], object)
-
-    def text(line: bytes) -> bytes:
-        try:
-            return parse_json(line)[text_key].encode()
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(
-                f'A line of your .jsonl files is not an object with a text under "{text_key}": {line[:80]!r} ({error!r}). '
-                "Correct the line, or set the field with --gin.TextFiles.text_key=NAME."
-            ) from error
-
-    return tf.ensure_shape(tf.numpy_function(texts, [lines], tf.string, stateful=False), (None,))
-
-
-def _parse_tfrecord(records: tf.Tensor, text_key: str) -> tf.Tensor:
-    return tf.io.parse_example(records, {text_key: tf.io.FixedLenFeature([], tf.string)})[text_key]
-
-
-def _match_files(pattern: str, setting: str) -> list[str]:
-    files = sorted(file for part in pattern.split(",") for file in tf.io.gfile.glob(part.strip()))
-    if not files:
-        raise NotHere(f'No file matches {setting} = "{pattern}". Use a pattern such as "corpus/*.txt".')
-    return files
-
-
-_FILE_TYPES = {
-    **{f".txt{packed}": "txt" for packed in ("", ".gz")},
-    **{f".{json}{packed}": "jsonl" for json in ("jsonl", "json") for packed in ("", ".gz")},
-    **{".txt.zst": "txt.zst", ".jsonl.zst": "jsonl.zst", ".json.zst": "jsonl.zst", ".parquet": "parquet"},
-}
-
-
-def _file_type(file: str) -> str:
-    for suffix, file_type in _FILE_TYPES.items():
-        if file.endswith(suffix):
-            return file_type
-    if ".tfrecord" in file and not file.endswith(".zst"):  # T5's files are called name.tfrecord-00000-of-01024
-        return "tfrecord"
-    raise UserError(
-        f"{file} has an unsupported file type. Use .txt, .jsonl or .json files (or .gz or .zst of these), .parquet, or "
-        ".tfrecord (or .gz)."
-    )
+    return getattr(getattr(source, "source", source), "must_read_to_count", False)

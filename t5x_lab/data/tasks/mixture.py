@@ -223,13 +223,20 @@ def _compute_rate(member: Member, config: DataConfig, caches: Caches) -> float:
         configured = (mixing.num_examples or {}).get(task.name)
         num_examples = member.task.num_input_examples(config.split) if configured is None else configured
         if num_examples is None:
-            raise UserError(
-                f'The number of training examples of the task "{task.name}" is unknown. Set '
-                + gin_flag("Mixing.num_examples", f'{{"{task.name}": NUMBER}}')
-            )
+            raise _unknown_size(task)
         return mixing.rate(num_examples)
     except (TypeError, ValueError) as error:
+        if mixing is None and member.task.num_input_examples(config.split) is None:  # SeqIO's rates compare the None
+            raise _unknown_size(task) from error
         raise UserError(f'The mixing rates of "{config.mixture_or_task_name}" cannot be computed: {error}') from error
+
+
+def _unknown_size(task: seqio.Task) -> UserError:
+    flag = gin_flag("Mixing.num_examples", f'{{"{task.name}": NUMBER}}')
+    return UserError(
+        f'The number of training examples of the task "{task.name}" is unknown, so its mixing rate cannot be computed. Set '
+        f"MIXING = @Mixing() and {flag}"
+    )
 
 
 def _check_same_features(components: Sequence[Component]) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 import seqio
 
 from t5x_lab.config.errors import UserError, did_you_mean
-from t5x_lab.config.log import log
+from t5x_lab.config.log import log_once
 from t5x_lab.data.config import ALL_TEXTS, DataConfig
 from t5x_lab.data.objectives.named import OBJECTIVES, get_objective
 from t5x_lab.data.objectives.objective import Objective
@@ -151,7 +151,7 @@ def find_members(config: DataConfig, need_objective: bool = True) -> list[Member
     replaced = [member.task.name for member in members if member.has_other_vocabulary]
     if replaced:
         more = f" and {len(replaced) - 3} more" if len(replaced) > 3 else ""
-        log(f"VOCABULARY, {config.vocabulary}, replaces the vocabulary of {', '.join(replaced[:3])}{more}.")
+        log_once(f"VOCABULARY, {config.vocabulary}, replaces the vocabulary of {', '.join(replaced[:3])}{more}.")
     return members
 
 

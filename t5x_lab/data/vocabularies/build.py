@@ -112,3 +112,28 @@ def sentinel_ids(vocabulary: seqio.Vocabulary) -> range:
         return sentinel_pieces(vocabulary.tokenizer.PieceToId, vocabulary.tokenizer.IdToPiece)
     last, is_bytes = vocabulary.vocab_size - 1, isinstance(vocabulary, seqio.ByteVocabulary)
     return range(last, last - (vocabulary.extra_ids or (T5_SENTINELS if is_bytes else 0)), -1)
+
+
+def uses_id_0(vocabulary: seqio.Vocabulary) -> bool:
+    """Returns whether id 0 is a token of text. In SentencePiece's default, for example, it is that of unknown characters."""
+    if isinstance(vocabulary, seqio.SentencePieceVocabulary):
+        return not vocabulary.tokenizer.IsControl(0)
+    return isinstance(vocabulary, HuggingFaceTokenizer) and vocabulary.uses_id_0
+
+
+def has_padding(vocabulary: seqio.Vocabulary) -> bool:
+    """Returns whether id 0 is that of padding, or of another token that no text has."""
+    return vocabulary.has_padding if isinstance(vocabulary, HuggingFaceTokenizer) else not uses_id_0(vocabulary)
+
+
+def special_ids(vocabulary: seqio.Vocabulary) -> frozenset[int]:
+    """Returns the ids that stand for no text: control tokens, the unknown token and sentinels.
+
+    Empty for a tokenizer of `transformers`, which leaves them out itself.
+    """
+    if isinstance(vocabulary, seqio.SentencePieceVocabulary):
+        pieces = vocabulary.tokenizer
+        control = (i for i in range(pieces.GetPieceSize()) if pieces.IsControl(i) or pieces.IsUnknown(i))
+        return frozenset((*control, *sentinel_ids(vocabulary)))
+    is_bytes = isinstance(vocabulary, seqio.ByteVocabulary) and vocabulary.extra_ids
+    return frozenset(sentinel_ids(vocabulary)) if is_bytes else frozenset()

@@ -118,6 +118,10 @@ class HuggingFaceTokenizer(seqio.Vocabulary):
         return next((run for step in (-1, 1) if ids == list(run := range(first, first + step * count, step))), range(0))
 
     @property
+    def has_padding(self) -> bool:
+        return self._tokenizer.pad_token_id is not None
+
+    @property
     def uses_id_0(self) -> bool:
         """Whether id 0, usually padding, is a token of text, such as Qwen's `!`."""
         return 0 not in self._tokenizer.all_special_ids
@@ -126,6 +130,10 @@ class HuggingFaceTokenizer(seqio.Vocabulary):
         """Decodes ids up to EOS. Unlike SeqIO's method it keeps ids beyond the vocabulary size, such as Qwen's EOS."""
         eos = self.eos_id
         return self._decode(list(itertools.takewhile(lambda i: i != eos, ids)))
+
+    def decode_with_special_tokens(self, ids) -> str:
+        """Decodes ids. Unlike `decode`, it keeps special tokens such as sentinels."""
+        return self._tokenizer.decode([int(i) for i in ids])
 
     def _encode(self, s) -> list[int]:
         text = s.decode(errors="replace") if isinstance(s, bytes) else s

@@ -1,13 +1,23 @@
 """Local data files for lm-eval's tasks, in place of the hub's."""
 
+import csv
+import dataclasses
 import json
 import pathlib
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from t5x_lab.config.errors import UserError, did_you_mean
+from t5x_lab.data.sources.file_types import file_type, open_file
 
-_KINDS = {".jsonl": ("json", {}), ".json": ("json", {}), ".csv": ("csv", {}), ".tsv": ("csv", {"delimiter": "\t"})}
+# Readers of `datasets` and their options. Quotes in .tsv files are text, as in all readers of t5x_lab.
+_READERS: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "jsonl": ("json", {}),
+    "csv": ("csv", {}),
+    "tsv": ("csv", {"delimiter": "\t", "quoting": csv.QUOTE_NONE}),
+    "parquet": ("parquet", {}),
+}
 
 
 def write_task_files(
@@ -20,7 +30,7 @@ def write_task_files(
       index: lm-eval's task index, by name.
       tasks: names of tasks and groups.
       data: "rte=path/to/file.jsonl", or a pattern for all tasks, "records/{task}.jsonl". Files are .jsonl, .json, .csv, .tsv
-        (also gzipped) or .parquet.
+        (also .gz or .zst) or .parquet.
       name_prefix: prefix of task names that `data` leaves out.
 
     Raises:
@@ -45,7 +55,7 @@ def write_task_files(
         hint = f" To run only the others, set --tasks={available}" if available else ""
         raise UserError(f"--data: there is no {files[missing[0]]}. {len(missing)} of {len(files)} tasks have no file.{hint}")
     for name, path in files.items():
-        content = json.dumps(_task_file(index[full_names[name]], path))  # JSON is valid YAML
+        content = json.dumps(_task_file(index[full_names[name]], path, folder))  # JSON is valid YAML
         (pathlib.Path(folder) / f"{name}.yaml").write_text(content)
 
 
@@ -57,20 +67,19 @@ def _expand_group(index: Mapping[str, Any], name: str) -> Iterable[str]:
     return [name]
 
 
-def _task_file(entry: Any, path: str) -> dict[str, Any]:
+def _task_file(entry: Any, path: str, folder: str) -> dict[str, Any]:
     splits = [entry.cfg[key] for key in ("test_split", "validation_split") if entry.cfg.get(key)]
-    kind, options = _KINDS.get(pathlib.Path(path.removesuffix(".gz")).suffix, ("", {}))
-    if path.endswith(".parquet"):
-        kind = "parquet"
-    if not kind:
-        raise UserError(
-            f"--data: {path} has an unsupported file type. Use .jsonl, .json, .csv, .tsv (or .gz of these), or .parquet."
-        )
+    kind, compression = dataclasses.astuple(file_type(path, tuple(_READERS)))
+    if compression == "zstd":  # `datasets` needs another package for these
+        with open_file(path, compression) as compressed, open(pathlib.Path(folder) / f"{entry.name}.{kind}", "wb") as plain:
+            shutil.copyfileobj(compressed, plain)
+        path = plain.name
+    reader, options = _READERS[kind]
     dataset_kwargs = {"data_files": {splits[0]: str(pathlib.Path(path).resolve())}, **options}
     return {
         "include": str(entry.yaml_path),
         "task": entry.name,
-        "dataset_path": kind,
+        "dataset_path": reader,
         "dataset_name": None,
         "dataset_kwargs": dataset_kwargs,
     }

@@ -1,25 +1,21 @@
-"""Examples for inference from .txt and .jsonl files."""
+"""Examples for inference from files of texts and records."""
 
-import contextlib
 import dataclasses
-import gzip
-import io
 import json
 import math
 import re
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-import pyarrow as pa
-from etils import epath
+import tensorflow as tf
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.json_files import parse_json
-from t5x_lab.config.regular_files import is_regular_file
+from t5x_lab.data.sources.file_types import FileType, file_type, read_lines
+from t5x_lab.data.sources.tables import read_rows
 from t5x_lab.evaluation.examples import Example
 from t5x_lab.evaluation.questions import Question
 
-MAX_LINE_BYTES = 1 << 26
 # Fields that a line must have, by the mode of `t5x_lab infer`.
 MODES = {"predict": ("inputs",), "score": ("inputs", "targets"), "rank": ("inputs",), "classify": ("inputs",)}
 
@@ -27,10 +23,10 @@ MODES = {"predict": ("inputs",), "score": ("inputs", "targets"), "rank": ("input
 def read_examples(
     path: str, mode: str, choices: Sequence[str] = (), shard_id: int = 0, num_shards: int = 1
 ) -> Iterator[Example]:
-    """Reads examples from a .txt file (one input per line) or a .jsonl file, which may be compressed (.gz, .zst).
+    """Reads examples from a .txt file (one input per line), or from records: .jsonl, .csv, .tsv, .parquet or .tfrecord.
 
-    Objects of a .jsonl file have "inputs". To score they also have "targets". To rank see `parse_question`. To classify they
-    have a text or a list of texts under "inputs", or are a record's fields.
+    Files may be compressed (.gz, .zst). Records have "inputs". To score they also have "targets". To rank see `parse_question`.
+    To classify they have a text or a list of texts under "inputs", or are a record's fields.
 
     Args:
       path: local or remote, wherever `etils.epath` reads.
@@ -41,22 +37,16 @@ def read_examples(
     Raises:
       UserError: for an invalid line. The message has the file and the line number.
     """
-    kind = path.removesuffix(".gz").removesuffix(".zst")
-    if mode in ("score", "rank") and not kind.endswith(".jsonl"):
+    kind = file_type(path).kind
+    if mode in ("score", "rank") and kind == "txt":
         raise UserError(f"--mode={mode} needs several texts per example. Use a .jsonl file instead of {path}.")
     is_empty = True
-    for number, raw in enumerate(_read_lines(path)):
+    for number, (line, location) in enumerate(_read_inputs(path)):
         is_empty = False
         if number % num_shards != shard_id:
             continue
-        location = f"{path}, line {number + 1}"
-        try:
-            line = raw.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise UserError(
-                f"{location} is not valid UTF-8 ({error.reason} at byte {error.start}). Correct or remove the line."
-            ) from error
-        yield dataclasses.replace(_parse_line(line, kind.endswith(".jsonl"), location, mode, choices), number=number)
+        record = _parse_line(line, kind, location) if isinstance(line, bytes) else line
+        yield dataclasses.replace(_make_example(record, location, mode, choices), number=number)
     if is_empty:
         raise UserError(f"The input {path} is empty. Write one example per line.")
 
@@ -101,38 +91,41 @@ def parse_question(record: Mapping, default_choices: Sequence[str], location: st
     )
 
 
-def _read_lines(path: str) -> Iterator[bytes]:
-    if epath.Path(path).exists() and not is_regular_file(path):
-        raise UserError(
-            f"The input {path} is not a file. It is read more than once, so it cannot be a pipe. Write it to a file."
-        )
+def _read_inputs(path: str) -> Iterator[tuple[bytes | dict, str]]:
+    """Yields (line of a .txt or .jsonl file or row of a table, where it is)."""
+    kind, compression = dataclasses.astuple(file_type(path))
     try:
-        with contextlib.ExitStack() as stack:
-            file = stack.enter_context(epath.Path(path).open("rb"))
-            if path.endswith(".gz"):
-                file = stack.enter_context(gzip.GzipFile(fileobj=file))
-            elif path.endswith(".zst"):
-                file = stack.enter_context(io.BufferedReader(pa.CompressedInputStream(file, "zstd")))
-            for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b"")):
-                if len(line) > MAX_LINE_BYTES:
-                    raise UserError(f"{path}, line {number + 1} has more than {MAX_LINE_BYTES:,} bytes. Split or remove it.")
-                line = line.removeprefix(b"\xef\xbb\xbf") if number == 0 else line
-                yield line.removesuffix(b"\n").removesuffix(b"\r")
-    except (OSError, EOFError, zlib.error) as error:
+        if kind in ("txt", "jsonl"):
+            for number, (line, _) in enumerate(read_lines(path, compression)):
+                yield line, f"{path}, line {number + 1}"
+        else:
+            for number, row in enumerate(read_rows(path, FileType(kind, compression), numbers=("label", "weight"))):
+                yield row, f"{path}, row {number + 1}"
+    except (OSError, tf.errors.OpError) as error:
         raise UserError(f"The input {path} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
 
 
-def _parse_line(line: str, is_json: bool, location: str, mode: str, choices: Sequence[str]) -> Example:
-    record = {"inputs": line}
-    if is_json:
-        try:
-            record = parse_json(line)
-        except ValueError as error:
-            raise UserError(f"{location} is not JSON: {error}. Every line must be one object.") from error
-        if not isinstance(record, dict):
-            raise UserError(f'{location} is not an object. Write lines such as {{"inputs": "some text"}}.')
-        if re.search("[\ud800-\udfff]", json.dumps(record, ensure_ascii=False)):
-            raise UserError(f"{location} contains half of a surrogate pair, which is not text. Correct or remove the line.")
+def _parse_line(line: bytes, kind: str, location: str) -> dict[str, Any]:
+    try:
+        text = line.decode()
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{location} is not valid UTF-8 ({error.reason} at byte {error.start}). Correct or remove the line."
+        ) from error
+    if kind == "txt":
+        return {"inputs": text}
+    try:
+        record = parse_json(text)
+    except ValueError as error:
+        raise UserError(f"{location} is not JSON: {error}. Every line must be one object.") from error
+    if not isinstance(record, dict):
+        raise UserError(f'{location} is not an object. Write lines such as {{"inputs": "some text"}}.')
+    if re.search("[\ud800-\udfff]", json.dumps(record, ensure_ascii=False)):
+        raise UserError(f"{location} contains half of a surrogate pair, which is not text. Correct or remove the line.")
+    return record
+
+
+def _make_example(record: dict[str, Any], location: str, mode: str, choices: Sequence[str]) -> Example:
     if mode == "classify":
         return Example(record, record.get("inputs", record), None, location)
     for name in MODES[mode]:

@@ -20,7 +20,7 @@ from t5x_lab.evaluation.tasks import evaluation_context
 from t5x_lab.networks.network import has_decoder
 from t5x_lab.prompts.records.json_records import record_fields
 from t5x_lab.prompts.records.locations import RecordLocation
-from t5x_lab.prompts.records.subsets import first_records
+from t5x_lab.prompts.records.subsets import sample_records
 
 
 class ProbeEvaluator:
@@ -100,7 +100,7 @@ class ProbeEvaluator:
             groups = {}
             for name, split in ((name, split) for name in probe.data_sets for split in probe.splits):
                 location = self._locations[probe.name, name]
-                lines = first_records(location.source(), location.fields, split, self._num_examples or -1)
+                lines = sample_records(location.source(), location.fields, split, self._num_examples or -1)
                 if not lines:
                     raise UserError(f'The {split} split of "{name}" is empty.')
                 clean = model.config.prompts().clean

@@ -11,7 +11,7 @@ import tensorflow as tf
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.json_files import parse_json
 from t5x_lab.config.user_code import call_user_code
-from t5x_lab.data.sources.text_files import READ_BATCH
+from t5x_lab.data.sources.resumable import READ_BATCH
 from t5x_lab.prompts.config import Records
 
 

@@ -1,10 +1,7 @@
 """Record sources of labelled data sets: files, TensorFlow Datasets, Hugging Face's `datasets`."""
 
 import contextlib
-import csv
 import functools
-import io
-import itertools
 import json
 import re
 import zlib
@@ -12,14 +9,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet
 import seqio
 import tensorflow as tf
 
 from t5x_lab.config.errors import NotHere, UserError
+from t5x_lab.data.sources.file_types import RECORD_KINDS, check_regular_files, common_file_type
+from t5x_lab.data.sources.resumable import READ_BATCH, numbered_chunks, resumable_reader
 from t5x_lab.data.sources.sharding import file_sizes
-from t5x_lab.data.sources.text_files import READ_BATCH, OpenedFile, compression_type, document_counts, resumable_reader
+from t5x_lab.data.sources.tables import example_values, read_rows
+from t5x_lab.data.sources.text_files import document_counts, line_reader
 from t5x_lab.prompts.config import Records, fill_pattern
 from t5x_lab.prompts.records.json_records import encode_json
 
@@ -42,7 +40,7 @@ def open_records(
         location = fill_pattern(records.tfds or records.saved or records.hub or "", dataset=dataset, **external_names)
         if records.tfds:
             return _TfdsRecords(dataset, location, source_splits)
-        read = resumable_reader(functools.partial(_read_hf_dataset, is_saved=bool(records.saved)))
+        read = resumable_reader(numbered_chunks(functools.partial(_read_hf_dataset, is_saved=bool(records.saved))))
         tables = {split: [f"{location}@{name}"] for split, name in source_splits.items()}
         return _TableRecords(lambda name: read(name).unbatch(), tables)
     return _FileRecords(dataset, records, splits, external_names)
@@ -118,6 +116,7 @@ class _FileRecords(seqio.FileDataSource):
                 f'The data set "{self._dataset}" is not available: no file matches {self._split_to_filepattern[split]}. Put '
                 "its records there, or set their location with Records.files, .tfds, .saved or .hub."
             )
+        check_regular_files([file for file in files if "://" not in file])
         return files
 
     def num_input_examples(self, split: str) -> int:
@@ -134,61 +133,22 @@ class _FileRecords(seqio.FileDataSource):
 
 def _reader(dataset: str, patterns: Mapping[str, str], records: Records) -> Callable[[Any], tf.data.Dataset]:
     """Returns f(file) -> dataset of records as JSON text."""
-    kinds = {_file_type(pattern) for pattern in patterns.values()}
-    if len(kinds) != 1 or None in kinds:
-        patterns_text = ", ".join(dict.fromkeys(patterns.values())) or "not set"
-        raise UserError(
-            f'Records.files of the data set "{dataset}" is {patterns_text}. All files must be of one type: '
-            ".jsonl, .json, .csv, .tsv (or .gz of these), .parquet or .tfrecord."
-        )
-    (kind,) = kinds
-    if kind == "jsonl":
-        lines = lambda file: tf.data.TextLineDataset(file, compression_type(file))
-        return lambda file: lines(file).filter(lambda line: tf.strings.length(tf.strings.strip(line)) > 0)
-    if kind == "tfrecord":
-        return lambda file: tf.data.TFRecordDataset(file, compression_type(file)).map(_tfrecord_to_json)
-    separator = {"csv": ",", "tsv": "\t"}.get(kind or "")
-    read = functools.partial(_read_table, separator=separator, records=records) if separator else _read_parquet
-    return lambda file: resumable_reader(read)(file).unbatch()
+    if not patterns:
+        raise UserError(f'Records.files of the data set "{dataset}" is not set for any split. Use a pattern for each split.')
+    file_type = common_file_type(patterns.values(), RECORD_KINDS, f'Records.files of the data set "{dataset}"')
+    if file_type.kind == "jsonl":
+        read = line_reader(file_type.compression, 1)
+    elif file_type.kind == "tfrecord":
+        encode = functools.partial(_tfrecord_to_json, lists=records.lists)
+        return lambda file: tf.data.TFRecordDataset(file, "GZIP" if file_type.compression else "").map(encode)
+    else:
+        rows = lambda file: map(encode_json, read_rows(file, file_type, records.columns, records.numbers))
+        read = resumable_reader(numbered_chunks(rows))
+    return lambda file: read(file).unbatch()
 
 
-def _file_type(pattern: str) -> str | None:
-    name = pattern.removesuffix(".gz")
-    ends = {".jsonl": "jsonl", ".json": "jsonl", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet"}
-    return next((kind for end, kind in ends.items() if name.endswith(end)), "tfrecord" if ".tfrecord" in name else None)
-
-
-def _read_table(file: str, separator: str, records: Records) -> Iterator[list[bytes]]:
-    """Yields batches of rows of a .csv or .tsv file. Without `Records.columns`, the first line has the column names."""
-    with OpenedFile(file) as raw:
-        stream = pa.CompressedInputStream(raw, "gzip") if file.endswith(".gz") else pa.PythonFile(raw, mode="r")
-        lines: Any = io.TextIOWrapper(io.BufferedReader(stream), encoding="utf-8-sig", newline="")
-        columns: Any = records.columns or None
-        # Files without a header line, such as those of GLUE, do not quote either.
-        quoting = csv.QUOTE_NONE if columns else csv.QUOTE_MINIMAL
-        table: Any = csv.DictReader(lines, columns, delimiter=separator, quoting=quoting)  # type: ignore[call-overload]
-        rows = ({**row, **{name: _parse_number(row[name]) for name in records.numbers if row.get(name)}} for row in table)
-        while batch := [encode_json(row) for row in itertools.islice(rows, READ_BATCH)]:
-            yield batch
-
-
-def _parse_number(text: str) -> int | float | str:
-    """Returns the number in a text, or the text if it is not a number."""
-    for number_type in (int, float):
-        with contextlib.suppress(ValueError):
-            return number_type(text)
-    return text
-
-
-def _read_parquet(file: str) -> Iterator[list[bytes]]:
-    with OpenedFile(file) as raw:
-        table = pyarrow.parquet.ParquetFile(raw)
-        for rows in table.iter_batches(READ_BATCH):
-            yield [encode_json(row) for row in rows.to_pylist()]
-
-
-def _read_hf_dataset(location: str, is_saved: bool) -> Iterator[list[bytes]]:
-    """Yields batches of rows with Hugging Face's `datasets`, from FOLDER@SPLIT, or NAME:CONFIG@SPLIT of its hub or cache."""
+def _read_hf_dataset(location: str, is_saved: bool) -> Iterator[bytes]:
+    """Yields rows with Hugging Face's `datasets`, from FOLDER@SPLIT, or NAME:CONFIG@SPLIT of its hub or cache."""
     try:
         import datasets
     except ImportError as error:
@@ -206,14 +166,10 @@ def _read_hf_dataset(location: str, is_saved: bool) -> Iterator[list[bytes]]:
         raise NotHere(f"The split {split} of {name} cannot be read by datasets: {type(error).__name__}: {error}") from error
     for first in range(0, len(table), READ_BATCH):
         columns = table[first : first + READ_BATCH]
-        yield [encode_json(dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
+        yield from (encode_json(dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True))
 
 
 @tf.autograph.experimental.do_not_convert
-def _tfrecord_to_json(serialized: tf.Tensor) -> tf.Tensor:
-    def encode(serialized: bytes) -> bytes:
-        features = tf.train.Example.FromString(serialized).features.feature
-        values = {name: list(getattr(f, f.WhichOneof("kind") or "bytes_list").value) for name, f in sorted(features.items())}
-        return encode_json({name: value[0] if len(value) == 1 else value for name, value in values.items()})
-
+def _tfrecord_to_json(serialized: tf.Tensor, lists: Sequence[str]) -> tf.Tensor:
+    encode = lambda serialized: encode_json(example_values(serialized, lists))
     return tf.ensure_shape(tf.numpy_function(encode, [serialized], tf.string, stateful=False), [])

@@ -1,8 +1,11 @@
-"""Subsets of record sources: some splits, the first records."""
+"""Subsets of record sources: some splits, a sample of the records."""
 
+import functools
+import heapq
 import weakref
 from collections.abc import Sequence
 
+import numpy as np
 import seqio
 import tensorflow as tf
 
@@ -52,37 +55,66 @@ class OnlySplits(seqio.DataSource):
         return self._source.num_input_examples(split)
 
 
-class FirstRecords(seqio.DataSource):
-    """Source with the first N training records of another source, and all of its other splits."""
+class SampledRecords(seqio.DataSource):
+    """Source with a sample of the training records of another source, and all of its other splits.
 
-    def __init__(self, source: seqio.DataSource, first: int):
+    The records are chosen by their hash and, if shuffled, read in one random order: many files are sorted by class. They are
+    held in memory.
+
+    Args:
+      source: the source.
+      number: number of training records. If the source has fewer, it keeps them all.
+    """
+
+    def __init__(self, source: seqio.DataSource, number: int):
         super().__init__(splits=source.splits)
-        self._source, self._first = source, first
+        self._source, self._number = source, number
         self.min_kept_fraction = getattr(source, "min_kept_fraction", 1.0)
 
     supports_arbitrary_sharding = False
 
     def list_shards(self, split: str) -> list[str]:
-        return self._source.list_shards(split) and [f"the first {self._first}" if split == "train" else split]
+        return self._source.list_shards(split) and [f"{self._number} of the records" if split == "train" else split]
 
     def get_dataset(self, split="train", shuffle=True, seed=None, shard_info=None, **unused) -> tf.data.Dataset:
         if split != "train":
             return self._source.get_dataset(split, shuffle, seed, shard_info)
-        dataset = self._source.get_dataset(split, shuffle=False).take(self._first)
-        return dataset.shard(shard_info.num_shards, shard_info.index) if shard_info else dataset
+        with tf.init_scope():
+            records = self._records
+        order = np.random.default_rng(seed or 0).permutation(len(records)) if shuffle else range(len(records))
+        numbers = tf.data.Dataset.range(len(records))
+        numbers = numbers.shard(shard_info.num_shards, shard_info.index) if shard_info else numbers
+        lookup = lambda number: tf.numpy_function(lambda number: records[order[number]], [number], tf.string, stateful=False)
+        return numbers.map(lambda number: tf.ensure_shape(lookup(number), []))
 
     def num_input_examples(self, split: str) -> int | None:
         number = self._source.num_input_examples(split)
-        return min(number, self._first) if number is not None and split == "train" else number
+        return min(number, self._number) if number is not None and split == "train" else number
+
+    @functools.cached_property
+    def _records(self) -> list[bytes]:
+        return sample_records(self._source, None, "train", self._number)
 
 
-def first_records(source: seqio.DataSource, records: Records, split: str, count: int) -> list[bytes]:
-    """Returns the first records of a split as JSON. They are read once per source."""
-    cache = _first_records.setdefault(source, {})
-    if (split, count) not in cache:
-        lines = json_records(source.get_dataset(split, shuffle=False), records).take(count)
-        cache[split, count] = [example["record"] for example in lines.as_numpy_iterator()]
-    return cache[split, count]
+def sample_records(source: seqio.DataSource, records: Records | None, split: str, number: int) -> list[bytes]:
+    """Returns the records of a split with the smallest hashes, as JSON, in the order of the source. They are read once.
+
+    Args:
+      source: source of the records.
+      records: settings of the records. `each` is applied.
+      split: split to read.
+      number: number of records. -1 = all.
+    """
+    cache = _samples.setdefault(source, {})
+    if (split, number) not in cache:
+        lines = json_records(source.get_dataset(split, shuffle=False), records).map(lambda example: example["record"])
+        if number < 0:
+            cache[split, number] = list(lines.as_numpy_iterator())
+        else:
+            hashed = lines.map(lambda line: (tf.strings.to_hash_bucket_fast(line, 1 << 62), line)).as_numpy_iterator()
+            chosen = heapq.nsmallest(number, ((key, position, line) for position, (key, line) in enumerate(hashed)))
+            cache[split, number] = [line for _, _, line in sorted(chosen, key=lambda record: record[1])]
+    return cache[split, number]
 
 
-_first_records: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+_samples: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()

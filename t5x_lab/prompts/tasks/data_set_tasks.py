@@ -12,7 +12,7 @@ from t5x_lab.config.log import log
 from t5x_lab.prompts.config import PromptConfig
 from t5x_lab.prompts.data_sets import DATA_SETS, USER_SOURCES, DataSet
 from t5x_lab.prompts.records.locations import MIN_KEPT_FRACTION, RecordLocation
-from t5x_lab.prompts.records.subsets import FirstRecords
+from t5x_lab.prompts.records.subsets import SampledRecords
 from t5x_lab.prompts.tasks.prompted_task import PromptedTaskBuilder
 from t5x_lab.prompts.tasks.registry import register
 from t5x_lab.prompts.templates.files import TEMPLATE_SETS, TemplateSet, data_sets_in, read_templates, task_name
@@ -176,7 +176,7 @@ class DataSetTasks:
         source = self.records.source()
         builder = PromptedTaskBuilder(
             templates,
-            _first_records(source, self._max_records) if self._max_records else source,
+            _sampled_records(source, self._max_records) if self._max_records else source,
             self.records.fields,
             shots=self._shots,
             few_shot=self._prompts.few_shot,
@@ -187,12 +187,12 @@ class DataSetTasks:
         return register(builder.build(f"{self._prefix}{name}{self._suffix}", data_set), self.data_set.slug)
 
 
-def _first_records(source: seqio.DataSource, number: int) -> seqio.DataSource:
-    """Returns the source of the first records, the same object for all templates."""
-    if source not in _first_record_sources:
-        _first_record_sources[source] = FirstRecords(source, number)
-        _first_record_sources[source].min_kept_fraction = MIN_KEPT_FRACTION
-    return _first_record_sources[source]
+def _sampled_records(source: seqio.DataSource, number: int) -> seqio.DataSource:
+    """Returns the source of a sample of the records, the same object for all templates."""
+    if source not in _sampled_sources:
+        _sampled_sources[source] = SampledRecords(source, number)
+        _sampled_sources[source].min_kept_fraction = MIN_KEPT_FRACTION
+    return _sampled_sources[source]
 
 
-_first_record_sources: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+_sampled_sources: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()

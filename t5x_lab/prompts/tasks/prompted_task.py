@@ -9,6 +9,7 @@ import functools
 import itertools
 import json
 import random
+import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -17,10 +18,11 @@ import seqio
 import tensorflow as tf
 
 from t5x_lab.config.errors import NotHere, UserError
+from t5x_lab.config.log import log_counted
 from t5x_lab.data.tasks.text_tasks import BYTE_VOCABULARY
 from t5x_lab.prompts.config import FewShot, Records
 from t5x_lab.prompts.records.json_records import json_records, record_fields
-from t5x_lab.prompts.records.subsets import first_records
+from t5x_lab.prompts.records.subsets import sample_records
 from t5x_lab.prompts.templates.template import NO_LABEL, Rendered, Template
 
 RENDER_BATCH = 16  # records rendered at a time; each of hundreds of tasks renders so many before its first example
@@ -161,6 +163,12 @@ class PromptedTaskBuilder:
             if not fits("".join([*exemplars, exemplar, question_text])):
                 break
             exemplars.append(exemplar)
+        if len(exemplars) < (self.shots or 1):
+            wanted = f", not {self.shots}" if self.shots else ""
+            log_counted(
+                f"A question of {template.dataset} has {len(exemplars)} exemplars{wanted}: "
+                "more do not fit into FewShot.budget or the length of inputs, or there are no more."
+            )
         return "".join([*exemplars, question_text])
 
     def exemplar_pool(self) -> list[bytes]:
@@ -170,13 +178,20 @@ class PromptedTaskBuilder:
                 f'The data set "{self.templates[0].dataset}" has no training split, from which exemplars are sampled. Set one: '
                 'Records.splits = {"train": "validation"}, or remove the data set.'
             )
-        return first_records(self.source, self.records, "train", self.few_shot.pool)
+        return sample_records(self.source, self.records, "train", self.few_shot.pool)
 
 
 def _is_same_question(exemplar: Rendered, question: Rendered, template: Template) -> bool:
-    """Returns whether the exemplar is the question. Inverted templates ask many questions of equal input, so targets count."""
+    """Returns whether the exemplar is the question, but for case, spaces and full stops.
+
+    Inverted templates ask many questions of equal input, so targets count.
+    """
     is_same_target = exemplar.targets == question.targets or not template.inverted
-    return exemplar.inputs == question.inputs and is_same_target
+    return is_same_target and _normalize(exemplar.inputs) == _normalize(question.inputs)
+
+
+def _normalize(text: str) -> str:
+    return re.sub(r"\s+|\.(?!\w)", "", text.casefold())
 
 
 def _shuffled_range(count: int, seed: int) -> Iterator[int]:

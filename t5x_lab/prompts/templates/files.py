@@ -21,7 +21,7 @@ class TemplateSet:
     Attributes:
       prefix: prefix of the names of tasks that use this folder alone, such as "flan_".
       folder: path of the folder.
-      max_records: number of training records that these tasks read, from the first. None = all.
+      max_records: number of training records that these tasks read, chosen by their hash. None = all.
     """
 
     prefix: str

@@ -52,6 +52,12 @@ class GinConfig:
         gin_files.parse([DEFAULTS, *files], bindings, search_paths, source, before="\n".join(macro_bindings(CONFIGURABLES)))
         self.text = gin_files.config_text()
 
+    @property
+    def used_text(self) -> str:
+        """The part of the configuration that a run depends on."""
+        gin_files.parse([], [self.text])
+        return gin_files.config_text("RunConfig")
+
     def _build(self, selector: str):
         gin_files.parse([], [self.text])  # gin's state is global, and another configuration may have been parsed since
         return gin_files.build(selector, HINTS)

@@ -59,8 +59,11 @@ def convert(location: Location, target: str, to: str, *, config: GinConfig | Non
             notes = ""
             if to == "hf":
                 special, vocabulary = config.special_tokens(), _vocabulary(config)
-                end = _end_id(special, vocabulary)
-                ids = {"pad_token_id": special.padding, "bos_token_id": special.start, "eos_token_id": end}
+                ids = {
+                    "pad_token_id": _padding_id(special, vocabulary, network),
+                    "bos_token_id": special.start,
+                    "eos_token_id": _end_id(special, vocabulary),
+                }
                 huggingface.write(new, tensors, network, dtype, ids)
                 notes = write_tokenizer(new, vocabulary, special, has_encoder(network))
             else:
@@ -138,6 +141,21 @@ def _end_id(special: SpecialTokens, vocabulary: Vocabulary | None) -> int | tupl
         return build_vocabulary(vocabulary).eos_id
     except UserError:  # it cannot be read on this machine; `write_tokenizer` reports that
         return 1
+
+
+def _padding_id(special: SpecialTokens, vocabulary: Vocabulary | None, network: Network) -> int | None:
+    """Returns the padding id, None for id 0 of a decoder whose vocabulary has no padding: `transformers` would mask a token."""
+    if special.padding or has_encoder(network):
+        return special.padding
+    if vocabulary is None:
+        return None
+    load_data_layer()
+    from t5x_lab.data.vocabularies.build import build_vocabulary, has_padding
+
+    try:
+        return special.padding if has_padding(build_vocabulary(vocabulary)) else None
+    except UserError:  # see `_end_id`
+        return None
 
 
 def _vocabulary(config: GinConfig) -> Vocabulary | None:

@@ -55,7 +55,7 @@ class LengthLimits:
             room, prefix = self.input_limit(max_length, limit), _prefix_length(prompt, protected_prefixes)
             self._check_ids(prompt, name)
             if self.max_positions is not None and limit > self.max_positions:
-                raise UserError(f"{name}: {limit} new tokens exceed the model's {self.max_positions} positions.")
+                raise UserError(f"{name}: {limit} new tokens exceed the model's maximum of {self.max_positions}.")
             if room is not None and room < min(len(prompt), prefix + 1):
                 total = room if self.has_encoder else room - prefix + limit
                 raise UserError(
@@ -64,7 +64,7 @@ class LengthLimits:
                 )
             if room is not None and len(prompt) > room and max_length is None:
                 raise UserError(
-                    f"{name} has {len(prompt) - prefix} tokens, more than the {room - prefix} that the model's positions leave "
+                    f"{name} has {len(prompt) - prefix} tokens, more than the {room - prefix} that the model's maximum leaves "
                     f"for it with {limit} new tokens. Shorten it, or set max_length={self.max_positions} to truncate prompts "
                     "from the left."
                 )
@@ -95,7 +95,7 @@ class LengthLimits:
                 limit = self.input_limit(max_length, 1)
                 raise UserError(
                     f"{name} has a target of {len(target)} tokens, which leaves no room for inputs in the {limit} tokens that "
-                    "max_length or the model's positions allow. Only inputs are truncated. Shorten the target."
+                    "max_length or the model allows. Only inputs are truncated. Shorten the target."
                 )
             truncated.append(cut_left(text, room, prefix))
         return truncated

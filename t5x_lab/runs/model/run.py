@@ -3,7 +3,7 @@
 import copy
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -161,6 +161,7 @@ class Run:
         logits_fn: LogitsFn | None = None,
         sort_samples: bool = False,
         add_start: bool = True,
+        skip_special_tokens: bool = True,
         batch_size: int = 32,
     ) -> list[list[str]]:
         """Completes each prompt `num_samples` times, greedily at temperature 0. See `SamplingConfig`.
@@ -182,6 +183,7 @@ class Run:
           logits_fn: replaces logits before a token is chosen, see `SamplingConfig`.
           sort_samples: whether samples of a prompt are sorted by log-probability, highest last, as in T5X.
           add_start: whether a start token is added before a decoder's prompts. Set False for token ids that have it.
+          skip_special_tokens: whether sentinels, control tokens and the unknown token are left out, as in `transformers`.
           batch_size: texts generated at a time. Batches of long texts are smaller. A finished text makes room for the next.
 
         Returns:
@@ -195,13 +197,14 @@ class Run:
         ids, _ = self.truncate_prompts(prompts, limits, max_length, item_names("Prompt", prompts), add_start)
         if beams := make_beam_config(beam_size, beam_alpha, logits_fn):
             check_beams(beam_size, temperature, num_samples)
-            return self._generate_beams(ids, limits, beams, num_samples, stop, batch_size)
+            decode = lambda i, tokens: self._texts.completion(ids[i], tokens, stop, skip_special_tokens)
+            return self._generate_beams(ids, limits, beams, num_samples, decode, batch_size)
 
         repeat = lambda values: [value for value in values for _ in range(num_samples)]
         ids, limits = repeat(ids), repeat(limits)
         prompt_streams = range(len(prompts)) if streams is None else streams
         streams = [stream * num_samples + sample for stream in prompt_streams for sample in range(num_samples)]
-        decode = lambda i, tokens: self._texts.completion(ids[i], tokens)
+        decode = lambda i, tokens: self._texts.completion(ids[i], tokens, (), skip_special_tokens)
         generated = self._inference.generate(
             self.params,
             ids,
@@ -215,20 +218,27 @@ class Run:
         )
         texts, scores = [""] * len(ids), [0.0] * len(ids)
         for i, tokens, log_probs in generated:
-            texts[i], scores[i] = self._texts.completion(ids[i], tokens, stop), float(log_probs.sum())
+            texts[i] = self._texts.completion(ids[i], tokens, stop, skip_special_tokens)
+            scores[i] = float(log_probs.sum())
         groups = [range(i, i + num_samples) for i in range(0, len(ids), num_samples)]
         order = lambda group: sorted(group, key=scores.__getitem__) if sort_samples else group
         return [[texts[i] for i in order(group)] for group in groups]
 
     def _generate_beams(
-        self, ids: list[Ids], limits: list[int], beams: BeamConfig, num_samples: int, stop: Sequence[str], batch_size: int
+        self,
+        ids: list[Ids],
+        limits: list[int],
+        beams: BeamConfig,
+        num_samples: int,
+        decode: Callable[[int, np.ndarray], str],
+        batch_size: int,
     ) -> list[list[str]]:
         texts: dict[int, list[str]] = {}
         for limit in sorted(set(limits)):  # hypotheses of a search have one length
             numbers = [i for i, prompt_limit in enumerate(limits) if prompt_limit == limit]
             hypotheses, _ = self._search([ids[i] for i in numbers], limit, beams, batch_size)
             for i, rows in zip(numbers, hypotheses[:, :num_samples], strict=True):
-                texts[i] = [self._texts.completion(ids[i], tokens, stop) for tokens in rows]
+                texts[i] = [decode(i, tokens) for tokens in rows]
         return [texts[i] for i in range(len(ids))]
 
     def generate_tokens(

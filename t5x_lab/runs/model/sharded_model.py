@@ -36,7 +36,8 @@ class ShardedModel:
     ):
         self.mesh_shape, self.mesh = mesh, make_mesh(mesh, devices)
         self.partitioner = Partitioner(self.mesh, rules)
-        self.model = make_model(config, self.partitioner.constrain, self.partitioner.row_shards)
+        wide_logits = self.mesh.devices.flat[0].platform != "tpu"
+        self.model = make_model(config, self.partitioner.constrain, self.partitioner.row_shards, wide_logits)
         self.param_shardings = self.partitioner.parameters(self.model.abstract_params, self.model.axes)
         self.batch_sharding, self.replicated = self.partitioner.batch, self.partitioner.replicated
 

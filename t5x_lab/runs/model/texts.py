@@ -1,5 +1,6 @@
 """Encoding of input texts, decoding of completions, and checks of a caller's arguments."""
 
+import functools
 import itertools
 import operator
 from collections.abc import Callable, Sequence
@@ -45,22 +46,33 @@ class Texts:
         prefix, suffix = self._input_affixes()
         return [*prefix, *self.vocabulary.encode(text), *suffix]
 
-    def completion(self, prompt: Ids, tokens: np.ndarray, stop: Sequence[str] = ()) -> str:
+    def completion(self, prompt: Ids, tokens: np.ndarray, stop: Sequence[str] = (), skip_special_tokens: bool = True) -> str:
         """Returns the text of generated tokens, cut before the first of the `stop` texts.
 
         A decoder's tokens are decoded together with the prompt, which decides whether a space separates them.
         """
         vocabulary, stop_ids = self.vocabulary, self._stop_ids
         ids = list(itertools.takewhile(lambda token: token not in stop_ids, map(int, tokens)))
-        text = vocabulary.decode(ids)
+        decode = vocabulary.decode
+        if skip_special_tokens:
+            ids = [token for token in ids if token not in self._special_ids]
+        else:
+            decode = getattr(vocabulary, "decode_with_special_tokens", decode)
+        text = decode(ids)
         if not self._has_encoder and prompt and prompt[-1] not in stop_ids:
             # SeqIO's decode would stop at these ids.
             prompt = [token for token in prompt if token not in (*stop_ids, vocabulary.eos_id)]
-            prompt_text, whole_text = vocabulary.decode(prompt), vocabulary.decode(prompt + ids)
+            prompt_text, whole_text = decode(prompt), decode(prompt + ids)
             if whole_text.startswith(prompt_text):
                 text = whole_text[len(prompt_text) :]
         positions = (position for stop_text in stop if (position := text.find(stop_text)) >= 0)
         return text[: min(positions, default=len(text))]
+
+    @functools.cached_property
+    def _special_ids(self) -> frozenset[int]:
+        from t5x_lab.data.vocabularies.build import special_ids  # imports TensorFlow
+
+        return special_ids(self.vocabulary)
 
 
 def to_token_ids(row) -> Ids:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from t5x_lab.config.errors import UserError
+from t5x_lab.config.gin_files import gin_flag
 from t5x_lab.config.user_code import call_user_code, shown
 from t5x_lab.networks.functional import Params
 from t5x_lab.optim.groups import current_rates, flat_names, learning_rates, select, trained_predicate
@@ -117,6 +118,11 @@ def assemble_run(run: RunConfig, sharded: ShardedModel, batch: ResolvedBatch, st
       UserError: also if the model or a loss fails on a batch of the run's features.
     """
     model = sharded.model
+    if getattr(run.model.network, "dtype", None) == "float16":
+        raise UserError(
+            "A network with dtype float16 cannot be trained: most gradients are below its smallest number and would be 0. Set "
+            f"{gin_flag(f'{type(run.model.network).__name__}.dtype', 'bfloat16')} (or float32)."
+        )
     call_user_code(
         f"The model fails on a batch of {', '.join(batch.features)}",
         lambda: jax.eval_shape(model.loss, model.abstract_params, batch.features),

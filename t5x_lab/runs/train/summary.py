@@ -87,8 +87,8 @@ def _unreadable(run: RunConfig) -> str:
 
 
 def with_model_info(config: GinConfig, sharded: ShardedModel) -> str:
-    """Returns the resolved configuration and the parameter and memory table."""
-    return f"{config.text}\n{model_info(sharded.model, sharded.partitioner)}"
+    """Returns the configuration of the run and the parameter and memory table."""
+    return f"{config.used_text}\n{model_info(sharded.model, sharded.partitioner)}"
 
 
 def describe_run(run: RunConfig, sharded: ShardedModel, lengths: tuple[int, int]) -> dict[str, Any]:

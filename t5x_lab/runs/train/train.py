@@ -4,6 +4,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -28,6 +29,7 @@ from t5x_lab.runs.evaluate.evaluations import Evaluations, PreparedEvaluation, m
 from t5x_lab.runs.model.sharded_model import ShardedModel
 from t5x_lab.runs.train.assemble import Training, assemble_run
 from t5x_lab.runs.train.batch import ResolvedBatch, resolve_batch
+from t5x_lab.runs.train.content import Content, check_content, describe_changed_modules, fingerprint_content
 from t5x_lab.runs.train.ownership import owned
 from t5x_lab.runs.train.recording import Recorder, is_report_outdated, write_pictures
 from t5x_lab.runs.train.starting_point import (
@@ -66,8 +68,8 @@ def train(config: GinConfig) -> None:
         stack.enter_context(suppress_event_loop_errors())
         job = prepare(config, stack)
         log(job.starting_point.reason)
-        if job.changes:
-            log(job.changes)
+        for change in job.changes:
+            log(change)
         rule = job.run.early_stopping
         is_stopped = rule and job.starting_point.step is not None and job.evaluations.should_stop(rule, job.first_step)
         if is_stopped:
@@ -140,6 +142,7 @@ class Job:
       state: training state at `first_step`.
       budget: number of steps or tokens to train.
       evaluations: prepared evaluations.
+      changes: sentences on what differs from the checkpoint that the run continues from, and may differ.
     """
 
     run: RunConfig
@@ -154,12 +157,7 @@ class Job:
     state: TrainState
     budget: Budget
     evaluations: Evaluations
-
-    @property
-    def changes(self) -> str:
-        """A sentence with the settings that differ from those of the checkpoint that the run continues from, or ""."""
-        step = self.starting_point.step
-        return "" if step is None else describe_changes(self.checkpoints.directory / str(step), self.config)
+    changes: Sequence[str]
 
     @property
     def first_step(self) -> int:
@@ -186,6 +184,7 @@ def prepare(config: GinConfig, stack: contextlib.ExitStack) -> Job:
     check_classes(tasks, run)
     checks.check_vocabulary(tasks, run.data, run.model.network.vocab_size, additional_ids(run.model.network))
     check_length(run.model.network, max(batch.lengths))
+    content = fingerprint_content(run.data, tasks)
     documents = count_documents(tasks, run, start)
     sharded = ShardedModel(run.model, run.mesh_shape, rules=run.sharding)
     statistics = Statistics(run.hooks)
@@ -207,7 +206,8 @@ def prepare(config: GinConfig, stack: contextlib.ExitStack) -> Job:
     start = find_starting_point(run)  # again: a previous run may have written in the meantime
     check_agreement(run, start)
     check_fits(run, start, training.abstract_state)
-    notes = {"settings": run.identity(), "config": config.text, "documents": documents}
+    changes = _check_changes(run, start, config.text, content)
+    notes = {"settings": run.identity(), "config": config.text, "documents": documents, "content": content}
     checkpoints = Checkpoints(run.model_dir, run.saving, notes, evaluations.read_metric)
     stack.push(checkpoints.close)
     with waiting_for("the state that the run starts from, in all processes"):
@@ -215,7 +215,23 @@ def prepare(config: GinConfig, stack: contextlib.ExitStack) -> Job:
     if jax.process_index() == 0:
         write_run_files(run, config.text, sharded)
     budget = make_budget(run, batch.lengths, read_counter(state.counters["tokens_processed"]))
-    return Job(run, config.text, start, batch, sharded, training, statistics, checkpoints, batches, state, budget, evaluations)
+    return Job(
+        run, config.text, start, batch, sharded, training, statistics, checkpoints, batches, state, budget, evaluations, changes
+    )
+
+
+def _check_changes(run: RunConfig, start: StartingPoint, config: str, content: Content) -> list[str]:
+    """Returns sentences on what differs from the checkpoint that the run continues from, and may differ.
+
+    Raises:
+      UserError: for what must not differ.
+    """
+    if start.step is None:
+        return []
+    checkpoint = absolute_path(run.model_dir) / "checkpoints" / str(start.step)
+    check_content(checkpoint, content)
+    changes = describe_changes(checkpoint, config), describe_changed_modules(checkpoint, content)
+    return [change for change in changes if change]
 
 
 def check_classes(tasks: Any, run: RunConfig) -> None:

@@ -24,8 +24,10 @@ NAME, TITLE = "hf", "Hugging Face"
 FAMILIES: dict[str, Family] = {
     "t5": t5.FAMILY,
     "mt5": t5.FAMILY,
+    "umt5": t5.FAMILY,
     "openai-gpt": gpt1.FAMILY,
     "llama": llama.FAMILY,
+    "mistral": llama.FAMILY,
     "qwen2": llama.FAMILY,
     "qwen3": llama.FAMILY,
     "gemma2": gemma2.FAMILY,
@@ -110,7 +112,7 @@ def special_tokens(directory: pathlib.Path, vocab_size: int) -> dict[str, Any]:
         end = config.get("eos_token_id")
         eos_ids = tuple(i for i in (end if isinstance(end, list) else [end]) if i is not None and i < vocab_size)
         ids = {"end": eos_ids if len(eos_ids) > 1 else eos_ids[0] if eos_ids else None, "padding": padding}
-        if config.get("is_encoder_decoder", config["model_type"] in ("t5", "mt5")):
+        if config.get("is_encoder_decoder", FAMILIES[config["model_type"]] is t5.FAMILY):
             start = config.get("decoder_start_token_id")
             start = padding if start is None else int(start)
             if not 0 <= start < vocab_size:
@@ -231,10 +233,10 @@ def find_family(config: Network) -> tuple[Family, dict[str, Any]]:
             "run.save_peft(...)."
         )
     raise UserError(
-        "transformers has no class for this network. Supported are encoder-decoders with relative biases (T5), causal decoders "
-        "with learned positions, post-norm and biases (GPT-1), and causal decoders with rotary positions, RMS norms and gated "
-        "SiLU (Llama; Qwen 2 with biases of queries, keys and values; Qwen 3 with their norms; Gemma 2 with capped logits "
-        "and gated GELU)."
+        "transformers has no class for this network. Supported are encoder-decoders with relative biases (T5; umT5 with biases "
+        "per layer), causal decoders with learned positions, post-norm and biases (GPT-1), and causal decoders with rotary "
+        "positions, RMS norms and gated SiLU (Llama; Mistral with a longest sequence; Qwen 2 with biases of queries, keys and "
+        "values; Qwen 3 with their norms; Gemma 2 with capped logits and gated GELU)."
     )
 
 

@@ -7,7 +7,14 @@ sequences longer than the window are rejected.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from t5x_lab.checkpoints.formats.huggingface.llama import projections, rotations, scaling_to_hf, sizes, with_prefix
+from t5x_lab.checkpoints.formats.huggingface.llama import (
+    longest_without_scaling,
+    projections,
+    rotations,
+    scaling_to_hf,
+    sizes,
+    with_prefix,
+)
 from t5x_lab.checkpoints.formats.huggingface.table import Entry, Family, linear
 from t5x_lab.config.errors import UserError
 from t5x_lab.networks.transformer import TransformerConfig
@@ -47,7 +54,7 @@ def _to_hf_config(c: TransformerConfig) -> dict[str, Any] | None:
         "architectures": ["Gemma2ForCausalLM"],
         "model_type": "gemma2",
         **sizes(c),
-        "query_pre_attn_scalar": c.head_dim,
+        "query_pre_attn_scalar": c.query_pre_attn_scalar or c.head_dim,
         "hidden_activation": "gelu_pytorch_tanh",
         "attn_logit_softcapping": c.attention_logit_cap,
         "final_logit_softcapping": c.logit_cap,
@@ -66,15 +73,12 @@ def _to_hf_config(c: TransformerConfig) -> dict[str, Any] | None:
 
 def _from_hf_config(config: Mapping[str, Any]) -> TransformerConfig:
     theta, scaling = rotations(config)
-    if (
-        config.get("hidden_activation", "gelu_pytorch_tanh") != "gelu_pytorch_tanh"
-        or config.get("attention_bias")
-        or config.get("query_pre_attn_scalar", 256) != config.get("head_dim", 256)
-    ):
+    if config.get("hidden_activation", "gelu_pytorch_tanh") != "gelu_pytorch_tanh" or config.get("attention_bias"):
         raise UserError(
-            "config.json has an activation, biases or a query_pre_attn_scalar that t5x_lab does not support for Gemma 2. Use a "
-            "model with gelu_pytorch_tanh, without biases, and with query_pre_attn_scalar = head_dim."
+            "config.json has an activation or biases that t5x_lab does not support for Gemma 2. Use a model with "
+            "gelu_pytorch_tanh and without biases."
         )
+    head_dim, scalar = config.get("head_dim", 256), config.get("query_pre_attn_scalar", 256)
     kinds = config.get("layer_types") or ["sliding_attention", "full_attention"]
     has_windows = "sliding_attention" in kinds
     return TransformerConfig(
@@ -83,7 +87,7 @@ def _from_hf_config(config: Mapping[str, Any]) -> TransformerConfig:
         emb_dim=config["hidden_size"],
         num_heads=config["num_attention_heads"],
         num_kv_heads=config["num_key_value_heads"],
-        head_dim=config.get("head_dim", 256),
+        head_dim=head_dim,
         mlp_dim=config["intermediate_size"],
         num_decoder_layers=config["num_hidden_layers"],
         mlp_activations=("gelu", "linear"),
@@ -93,10 +97,11 @@ def _from_hf_config(config: Mapping[str, Any]) -> TransformerConfig:
         rotary_theta=theta,
         rotary_scaling=scaling,
         max_positions=config.get("max_position_embeddings", _MAX_LENGTH),
+        query_pre_attn_scalar=None if scalar == head_dim else float(scalar),
         attention_logit_cap=config.get("attn_logit_softcapping", 50.0),
         logit_cap=config.get("final_logit_softcapping", 30.0),
         scale_embeddings=True,
-        longest_sequence=config.get("sliding_window", 4096) if has_windows else None,
+        longest_sequence=longest_without_scaling(config, config.get("sliding_window", 4096) if has_windows else None),
         norm_position="both",
         norm_epsilon=config.get("rms_norm_eps", 1e-6),
     )

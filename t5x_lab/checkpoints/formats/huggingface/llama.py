@@ -1,8 +1,10 @@
-"""Llama and Qwen: causal decoders with rotary positions, RMS norms and gated SiLU.
+"""Llama, Mistral and Qwen: causal decoders with rotary positions, RMS norms and gated SiLU.
 
-Qwen 2 has biases of queries, keys and values; Qwen 3 has norms of queries and keys.
+Qwen 2 has biases of queries, keys and values; Qwen 3 has norms of queries and keys. Mistral is a Llama, of which
+early versions have sliding windows.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -82,13 +84,15 @@ def _to_hf_config(c: TransformerConfig) -> dict[str, Any] | None:
         and c.mlp_activations in (("silu", "linear"), ("swish", "linear"))
         and _kind(c)
         and c.emb_dim % c.num_heads == 0  # required by transformers
-        and not (c.longest_sequence and _kind(c) == "llama")  # only Qwen has sliding windows
+        and c.query_pre_attn_scalar in (None, c.head_dim)
+        and not (_kind(c) == "llama" and c.longest_sequence and (c.use_bias or c.rotary_scaling))  # only Mistral has windows
     )
     if not is_llama:
         return None
+    kind = "mistral" if c.longest_sequence and _kind(c) == "llama" else str(_kind(c))
     return {
-        "architectures": [f"{str(_kind(c)).capitalize()}ForCausalLM"],
-        "model_type": _kind(c),
+        "architectures": [f"{kind.capitalize()}ForCausalLM"],
+        "model_type": kind,
         **sizes(c),
         "hidden_act": "silu",
         "rms_norm_eps": c.norm_epsilon,
@@ -98,12 +102,14 @@ def _to_hf_config(c: TransformerConfig) -> dict[str, Any] | None:
         "tie_word_embeddings": c.logits_via_embedding,
         "attention_bias": c.has_bias("out"),
         "mlp_bias": c.has_bias("mlp"),
-        **(_windows_to_hf(c.longest_sequence) if c.longest_sequence else {}),
+        **(_windows_to_hf(kind, c.longest_sequence) if c.longest_sequence else {}),
     }  # fmt: skip
 
 
-def _windows_to_hf(length: int) -> dict[str, Any]:
+def _windows_to_hf(kind: str, length: int) -> dict[str, Any]:
     """Returns settings with windows in all layers. For sequences within the window this makes no difference."""
+    if kind == "mistral":
+        return {"sliding_window": length}
     return {"use_sliding_window": True, "sliding_window": length, "max_window_layers": 0}
 
 
@@ -112,6 +118,15 @@ def scaling_to_hf(scaling: RotaryScaling | None) -> dict[str, Any]:
         return {"rope_type": "default"}
     if scaling.kind == "linear":
         return {"rope_type": "linear", "factor": scaling.factor}
+    if scaling.kind == "yarn":
+        return {
+            "rope_type": "yarn",
+            "factor": scaling.factor,
+            "beta_slow": scaling.low_freq_factor,
+            "beta_fast": scaling.high_freq_factor,
+            "original_max_position_embeddings": scaling.original_length,
+            "attention_factor": scaling.attention_factor,
+        }
     return {
         "rope_type": "llama3",
         "factor": scaling.factor,
@@ -121,11 +136,22 @@ def scaling_to_hf(scaling: RotaryScaling | None) -> dict[str, Any]:
     }
 
 
-def _scaling_from_hf(kind: str, rope: Mapping[str, Any]) -> RotaryScaling | None:
-    if kind == "default":
+def _scaling_from_hf(kind: str, rope: Mapping[str, Any], config: Mapping[str, Any]) -> RotaryScaling | None:
+    if kind in ("default", "dynamic"):
         return None
     if kind == "linear":
         return RotaryScaling(factor=float(rope["factor"]), kind="linear")
+    if kind == "yarn":
+        length = rope.get("original_max_position_embeddings") or config["max_position_embeddings"]
+        factor = float(rope.get("factor") or config["max_position_embeddings"] / length)
+        return RotaryScaling(
+            factor=factor,
+            kind="yarn",
+            low_freq_factor=float(rope.get("beta_slow") or 1),
+            high_freq_factor=float(rope.get("beta_fast") or 32),
+            original_length=length,
+            attention_factor=_attention_factor(rope, factor),
+        )
     return RotaryScaling(
         factor=rope["factor"],
         low_freq_factor=rope["low_freq_factor"],
@@ -134,20 +160,46 @@ def _scaling_from_hf(kind: str, rope: Mapping[str, Any]) -> RotaryScaling | None
     )
 
 
-def rotations(config: Mapping[str, Any]) -> tuple[float, RotaryScaling | None]:
-    """Returns base and scaling of rotary positions from a config.json of any version of `transformers`."""
+def _attention_factor(rope: Mapping[str, Any], factor: float) -> float:
+    """Returns the factor of queries and keys that YaRN's settings give (Peng et al. 2023, equation 22)."""
+    if rope.get("attention_factor") is not None:
+        return float(rope["attention_factor"])
+    scale = lambda mscale: 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+    mscale, mscale_all_dim = rope.get("mscale"), rope.get("mscale_all_dim")
+    return scale(mscale) / scale(mscale_all_dim) if mscale and mscale_all_dim else scale(1.0)
+
+
+def _rope(config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """Returns type and settings of rotary positions from a config.json of any version of `transformers`."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind not in ("default", "linear", "llama3") or rope.get("partial_rotary_factor", 1.0) != 1.0:
+    return rope.get("rope_type", rope.get("type", "default")), rope
+
+
+def rotations(config: Mapping[str, Any]) -> tuple[float, RotaryScaling | None]:
+    """Returns base and scaling of rotary positions.
+
+    The type "dynamic" changes nothing up to the length of the original training, see `longest_without_scaling`.
+    """
+    kind, rope = _rope(config)
+    is_partial = rope.get("partial_rotary_factor", 1.0) != 1.0 or not rope.get("truncate", True)
+    if kind not in ("default", "linear", "dynamic", "llama3", "yarn") or is_partial:
         raise UserError(
             f'config.json has rotary positions of type "{kind}", or of a part of each head. t5x_lab supports the types '
-            '"default", "linear" and "llama3" of whole heads.'
+            '"default", "linear", "dynamic", "llama3" and "yarn" of whole heads, without truncate = false.'
         )
-    return float(rope.get("rope_theta", config.get("rope_theta", 10000.0))), _scaling_from_hf(kind, rope)
+    return float(rope.get("rope_theta", config.get("rope_theta", 10000.0))), _scaling_from_hf(kind, rope, config)
+
+
+def longest_without_scaling(config: Mapping[str, Any], window: int | None) -> int | None:
+    """Returns the longest sequence that a network without windows and dynamic scaling reads as the model does."""
+    limits = [window, config.get("max_position_embeddings", _MAX_LENGTH) if _rope(config)[0] == "dynamic" else None]
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _window(config: Mapping[str, Any]) -> int | None:
-    """Returns the sliding window of a Qwen, or None. Within the window attention is full."""
+    """Returns the sliding window of a Mistral or Qwen, or None. Within the window attention is full."""
+    if config["model_type"] == "mistral":
+        return config.get("sliding_window", 4096)
     if not config.get("use_sliding_window") or config["model_type"] == "llama":
         return None
     kinds = config.get("layer_types")
@@ -159,7 +211,7 @@ def _from_hf_config(config: Mapping[str, Any]) -> TransformerConfig:
     theta, scaling = rotations(config)
     if config.get("hidden_act", "silu") != "silu":
         raise UserError(
-            f'config.json has hidden_act "{config["hidden_act"]}". For Llama and Qwen t5x_lab supports "silu" only.'
+            f'config.json has hidden_act "{config["hidden_act"]}". For Llama, Mistral and Qwen t5x_lab supports "silu" only.'
         )
     attention = ("qkv", "out") if config.get("attention_bias") else ("qkv",) if config["model_type"] == "qwen2" else ()
     biases = (*attention, *(("mlp",) if config.get("mlp_bias") else ()))
@@ -181,7 +233,7 @@ def _from_hf_config(config: Mapping[str, Any]) -> TransformerConfig:
         qk_norm=config["model_type"] == "qwen3",
         rotary_scaling=scaling,
         use_bias=biases or False,
-        longest_sequence=_window(config),
+        longest_sequence=longest_without_scaling(config, _window(config)),
         norm_epsilon=config.get("rms_norm_eps", 1e-6),
     )
 

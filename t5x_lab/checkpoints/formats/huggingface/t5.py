@@ -1,4 +1,4 @@
-"""T5 and mT5: encoder-decoders with relative biases."""
+"""T5, mT5 and umT5: encoder-decoders with relative biases. Those of umT5 are each layer's own."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -16,9 +16,12 @@ def _entries(c: TransformerConfig) -> Iterator[Entry]:
     )
     for stack, num_layers, attentions in stacks:
         bias = ".layer.0.SelfAttention.relative_attention_bias.weight"
-        yield Entry(f"{stack}.block.0{bias}", (f"{stack}/relpos_bias/rel_embedding",), transposed=True)
+        if c.relative_bias == "shared":
+            yield Entry(f"{stack}.block.0{bias}", (f"{stack}/relpos_bias/rel_embedding",), transposed=True)
         for i in range(num_layers):
             source, target = f"{stack}.block.{i}", f"{stack}/layers_{i}"
+            if c.relative_bias == "per_layer":
+                yield Entry(f"{source}{bias}", (f"{target}/relpos_bias/rel_embedding",), transposed=True)
             for number, name in enumerate(attentions):
                 attention, norm = {
                     "SelfAttention": ("self_attention", "self_attention_norm"),
@@ -44,14 +47,14 @@ def _to_hf_config(c: TransformerConfig) -> dict[str, Any] | None:
         (c.architecture, c.positions, c.norm, c.norm_position, c.scaling) == ("encoder_decoder", "relative", "rms", "pre", "t5")
         and activation
         and c.kv_heads == c.num_heads
-        and c.relative_bias == "shared"
         and not (c.use_bias or c.share_stacks or c.qk_norm)
     )
     if not is_t5:
         return None
+    is_umt5 = c.relative_bias == "per_layer"
     return {
-        "architectures": ["T5ForConditionalGeneration"],
-        "model_type": "t5",
+        "architectures": ["UMT5ForConditionalGeneration" if is_umt5 else "T5ForConditionalGeneration"],
+        "model_type": "umt5" if is_umt5 else "t5",
         "vocab_size": c.vocab_size,
         "d_model": c.emb_dim,
         "d_kv": c.head_dim,
@@ -99,6 +102,7 @@ def _from_hf_config(config: Mapping[str, Any]) -> TransformerConfig:
         logits_via_embedding=_is_tied(config),
         relpos_buckets=config.get("relative_attention_num_buckets", 32),
         relpos_max_distance=config.get("relative_attention_max_distance", 128),
+        relative_bias="per_layer" if config["model_type"] == "umt5" else "shared",
         norm_epsilon=config.get("layer_norm_epsilon", 1e-6),
     )
 
@@ -108,7 +112,9 @@ def _is_tied(config: Mapping[str, Any]) -> bool:
 
     transformers 5 ties all T5 models, and marks scaling separately.
     """
-    return config["model_type"] == "t5" and bool(config.get("scale_decoder_outputs", config.get("tie_word_embeddings", True)))
+    return config["model_type"] in ("t5", "umt5") and bool(
+        config.get("scale_decoder_outputs", config.get("tie_word_embeddings", True))
+    )
 
 
 def _canonical_name(name: str) -> str:

@@ -1,0 +1,65 @@
+"""Fingerprints of what a configuration names and does not hold: the vocabulary's file, templates, modules of the user."""
+
+import pathlib
+import sys
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+from etils import epath
+
+from t5x_lab.checkpoints.layout import initial_checkpoint_flags, read_info
+from t5x_lab.config.errors import UserError
+from t5x_lab.config.user_code import is_user_file
+from t5x_lab.data.config import DataConfig
+
+Content = dict[str, dict[str, str]]
+
+
+def fingerprint_content(data: DataConfig, tasks: Any) -> Content:
+    """Returns hashes by kind and name.
+
+    Args:
+      data: data configuration of the run.
+      tasks: `ResolvedMixture` of the run.
+    """
+    from t5x_lab.data.vocabularies.build import fingerprint
+
+    templates = {component.task.name: getattr(component.task, "fingerprint", "") for component in tasks.components}
+    return {
+        "vocabulary": {str(data.vocabulary): fingerprint(data.vocabulary)},
+        "templates": {name: value for name, value in templates.items() if value},
+        "modules": _user_modules(),
+    }
+
+
+def _user_modules() -> dict[str, str]:
+    files = {name: getattr(module, "__file__", None) for name, module in list(sys.modules.items())}
+    return {
+        name: f"{zlib.crc32(pathlib.Path(file).read_bytes()):08x}"
+        for name, file in sorted(files.items())
+        if file and file.endswith(".py") and is_user_file(file)
+    }
+
+
+def check_content(checkpoint: epath.Path, content: Content) -> None:
+    """Raises a `UserError` if the vocabulary's file or a template differs from that of a run's checkpoint."""
+    stored = read_info(checkpoint).get("content", {})
+    for kind, change in (("vocabulary", "other tokens"), ("templates", "other texts")):
+        for name in _changed(stored.get(kind, {}), content[kind]):
+            raise UserError(
+                f"The {kind} {name} changed since the checkpoint {checkpoint}: it had the fingerprint {stored[kind][name]} and "
+                f"has {content[kind][name]}, so the run would go on with {change}. Restore it, or start a new MODEL_DIR with "
+                f"{initial_checkpoint_flags(checkpoint.parent.parent)}"
+            )
+
+
+def describe_changed_modules(checkpoint: epath.Path, content: Content) -> str:
+    """Returns a sentence with the user's modules that differ from those of a run's checkpoint, "" if none do."""
+    stored = read_info(checkpoint).get("content", {})
+    changed = _changed(stored.get("modules", {}), content["modules"])
+    return f"Your modules that changed since that checkpoint: {', '.join(changed)}." if changed else ""
+
+
+def _changed(stored: Mapping[str, str], current: Mapping[str, str]) -> list[str]:
+    return [name for name in sorted(stored.keys() & current.keys()) if stored[name] != current[name]]
