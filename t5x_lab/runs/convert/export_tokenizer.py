@@ -106,6 +106,8 @@ def _are_equally_likely(vocabulary: Any, ids: list[int], others: list[int]) -> b
     pieces = getattr(vocabulary, "tokenizer", None)
     if pieces is None or max((*ids, *others), default=0) >= pieces.GetPieceSize():
         return False
+    if any(pieces.IsControl(i) or pieces.IsUnknown(i) for i in set(ids) ^ set(others)):
+        return False
     score, other_score = (sum(map(pieces.GetScore, row)) for row in (ids, others))
     return abs(score - other_score) < 1e-3
 

@@ -47,6 +47,7 @@ def _to_hf_config(c: TransformerConfig) -> dict[str, Any] | None:
         and c.mlp_activations == ("gelu", "linear")
         and c.scale_embeddings
         and not (c.use_bias or c.qk_norm)
+        and (c.query_pre_attn_scalar or 1.0) % 1 == 0  # transformers wants a whole number
     )
     if not is_gemma:
         return None
@@ -54,7 +55,7 @@ def _to_hf_config(c: TransformerConfig) -> dict[str, Any] | None:
         "architectures": ["Gemma2ForCausalLM"],
         "model_type": "gemma2",
         **sizes(c),
-        "query_pre_attn_scalar": c.query_pre_attn_scalar or c.head_dim,
+        "query_pre_attn_scalar": round(c.query_pre_attn_scalar or c.head_dim),
         "hidden_activation": "gelu_pytorch_tanh",
         "attn_logit_softcapping": c.attention_logit_cap,
         "final_logit_softcapping": c.logit_cap,
