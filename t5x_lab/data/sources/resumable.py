@@ -33,7 +33,6 @@ def resumable_reader(read_chunks: Callable[[str, int], Chunks]) -> Callable[[Any
 
     def chunk(file: bytes, position: np.int64, number: np.int64) -> tuple[np.ndarray, np.int64]:
         if (file, int(number)) in after_errors:
-            after_errors.discard((file, int(number)))
             return np.array([], object), position
         key = (file, int(position))
         with lock:
@@ -44,6 +43,7 @@ def resumable_reader(read_chunks: Callable[[str, int], Chunks]) -> Callable[[Any
         except Exception:
             after_errors.add((file, int(number) + 1))
             raise
+        after_errors.discard((file, int(number) + 1))
         if documents:
             with lock:
                 readers.append(((file, end), reader))
