@@ -208,7 +208,7 @@ def test_dropout_is_where_t5_has_it(monkeypatch):
     """Embeddings, attention weights, what each sub-layer adds, the MLP's hidden units, and the output of the final norm."""
     shapes = []
 
-    def record(x, rate, key, broadcast_axis=-2):
+    def record(x, rate, key, broadcast_axis=-2, size=None):
         shapes.append(x.shape if rate and key is not None else None)
         return x
 
