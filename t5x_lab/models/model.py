@@ -21,7 +21,7 @@ from t5x_lab.models.loss import (
     weights_and_normalizer,
 )
 from t5x_lab.networks.functional import Functional, Params
-from t5x_lab.networks.network import Batch, abstract_batch, is_feature, network_name, prefill
+from t5x_lab.networks.network import Batch, abstract_batch, is_feature, network_name, prefill, wide_logits, widen
 from t5x_lab.ops.cross_entropy import CrossEntropy, TokenLosses, cross_entropy, cross_entropy_of_logits
 
 SCORING_CHUNK = 512  # tokens whose logits exist at a time in scoring, where there is no backward pass
@@ -216,10 +216,7 @@ class Model:
         return network, network(features, **({"dropout_key": dropout_key} if takes_key else {}))
 
     def _logits(self, network: Any, hidden: jax.Array) -> jax.Array:
-        return network.logits(self._widen(hidden) if hasattr(network, "output_matrix") else hidden)
-
-    def _widen(self, hidden: jax.Array) -> jax.Array:
-        return hidden.astype(jnp.promote_types(hidden.dtype, jnp.float32)) if self._wide_logits else hidden
+        return wide_logits(network, hidden) if self._wide_logits else network.logits(hidden)
 
     def _cross_entropy(self, network, hidden, targets, weights, **loss) -> tuple[jax.Array, TokenLosses]:
         if not hasattr(network, "output_matrix"):
@@ -227,7 +224,7 @@ class Model:
         matrix, scale = network.output_matrix()
         cap = getattr(network, "logit_cap", None)
         config = CrossEntropy(scale=scale, cap=cap, shards=self._row_shards(), constrain=self._constrain, **loss)
-        return cross_entropy(self._widen(hidden), matrix, targets, weights, config)
+        return cross_entropy(widen(hidden) if self._wide_logits else hidden, matrix, targets, weights, config)
 
 
 def _sum_scores(tokens: TokenLosses, weights: jax.Array) -> Scores:

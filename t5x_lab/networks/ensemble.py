@@ -11,7 +11,17 @@ import jax.numpy as jnp
 from flax import nnx
 
 from t5x_lab.config.errors import UserError
-from t5x_lab.networks.network import Batch, Constrain, Network, additional_ids, has_encoder, max_length, prefill, segments_of
+from t5x_lab.networks.network import (
+    Batch,
+    Constrain,
+    Network,
+    additional_ids,
+    has_encoder,
+    max_length,
+    prefill,
+    segments_of,
+    wide_logits,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,9 +98,9 @@ class Members(nnx.Module):
 
     def _logits(self, member: Any, network: Network, batch: Batch) -> jax.Array:
         if not self.config.needs_concatenation(network):
-            return _wide_logits(member, member(batch))
+            return wide_logits(member, member(batch))
         joined, columns = join_inputs_and_targets(batch)
-        return jnp.take_along_axis(_wide_logits(member, member(joined)), columns[..., None], axis=1)
+        return jnp.take_along_axis(wide_logits(member, member(joined)), columns[..., None], axis=1)
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         return hidden
@@ -100,7 +110,7 @@ class Members(nnx.Module):
     ) -> tuple[jax.Array, "EnsembleState"]:
         """Processes prompts with all members. See `Decoder.prefill`."""
         results = [prefill(member, prompt, max_tokens, start, padding) for member in self.members]
-        logits = [_wide_logits(member, hidden[:, None]) for member, (hidden, _) in zip(self.members, results, strict=True)]
+        logits = [wide_logits(member, hidden[:, None]) for member, (hidden, _) in zip(self.members, results, strict=True)]
         return self._mean(logits)[:, 0], EnsembleState(tuple(state for _, state in results))
 
     def unstack(self) -> tuple:
@@ -110,7 +120,7 @@ class Members(nnx.Module):
         """Processes the next tokens with all members. See `Decoder.decode`."""
         members = zip(self.members, state.states, layers or self.unstack(), strict=True)
         results = [(member, *member.decode(member_state, tokens, own)) for member, member_state, own in members]
-        logits = [_wide_logits(member, hidden) for member, hidden, _ in results]
+        logits = [wide_logits(member, hidden) for member, hidden, _ in results]
         return self._mean(logits), EnsembleState(tuple(new_state for *_, new_state in results))
 
     def _mean(self, logits: list[jax.Array]) -> jax.Array:
@@ -158,9 +168,3 @@ def join_inputs_and_targets(batch: Batch) -> tuple[dict[str, jax.Array], jax.Arr
         "decoder_causal_attention": (sort(kind) < 2).astype(jnp.int32),
     }
     return joined, columns + jnp.where(is_first & (target_segments > 0), num_inputs, 0)
-
-
-def _wide_logits(member: Any, hidden: jax.Array) -> jax.Array:
-    """Returns a member's logits, computed in float32 as `Model` does."""
-    is_wide = hasattr(member, "output_matrix")
-    return member.logits(hidden.astype(jnp.promote_types(hidden.dtype, jnp.float32)) if is_wide else hidden)

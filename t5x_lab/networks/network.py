@@ -153,6 +153,15 @@ def check_length(network: Network, length: int) -> None:
         )
 
 
+def wide_logits(module: Any, hidden: jax.Array) -> jax.Array:
+    """Returns the logits of hidden states, computed in float32 or wider unless the module computes them in a way of its own."""
+    return module.logits(widen(hidden) if hasattr(module, "output_matrix") else hidden)
+
+
+def widen(x: jax.Array) -> jax.Array:
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
 def prefill(module: Any, prompt: jax.Array, max_tokens: int, start: int | None, padding: int) -> tuple[jax.Array, Any]:
     """Calls `prefill` of a module, also of one that supports only start token 0 and padding 0."""
     if "start" in inspect.signature(module.prefill).parameters:

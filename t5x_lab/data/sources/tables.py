@@ -35,7 +35,7 @@ def read_rows(
     if file_type.kind == "parquet":
         yield from _read_parquet(file)
     elif file_type.kind == "tfrecord":
-        for serialized in tf.data.TFRecordDataset(file, "GZIP" if file_type.compression else "").as_numpy_iterator():
+        for serialized in serialized_examples(file, file_type).as_numpy_iterator():
             yield example_values(serialized, lists)
     else:
         yield from _read_separated(file, file_type, columns, numbers)
@@ -123,6 +123,11 @@ def open_parquet(file: str) -> Iterator[pyarrow.parquet.ParquetFile]:
         except pyarrow.ArrowInvalid as error:
             raise UserError(f"{file} is no valid Parquet file: {error} Copy it again.") from error
         yield table
+
+
+def serialized_examples(file: Any, file_type: FileType) -> tf.data.Dataset:
+    """Returns the serialized examples of a TFRecord file. The name may be a tensor."""
+    return tf.data.TFRecordDataset(file, "GZIP" if file_type.compression else "")
 
 
 def example_values(serialized: bytes, lists: Sequence[str] = ()) -> dict[str, Any]:

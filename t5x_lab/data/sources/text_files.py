@@ -28,7 +28,7 @@ from t5x_lab.data.sources.sharding import (
     longest_record_bytes,
     read_file_shares,
 )
-from t5x_lab.data.sources.tables import open_parquet, read_rows
+from t5x_lab.data.sources.tables import open_parquet, read_rows, serialized_examples
 
 # T5's objectives read a random part of 65,536 tokens of longer documents, which is never less of a text than these bytes.
 MAX_FILE_DOCUMENT_BYTES = 1 << 16
@@ -111,7 +111,7 @@ def document_files(
 def _reader(file_type: FileType, text_key: str, lines_per_document: int | None) -> Callable[[Any], tf.data.Dataset]:
     """Returns f(file name) -> dataset of raw documents, string [n]: texts, JSON objects, or serialized TFRecord examples."""
     if file_type.kind == "tfrecord":
-        return lambda file: tf.data.TFRecordDataset(file, "GZIP" if file_type.compression else "").batch(READ_BATCH)
+        return lambda file: serialized_examples(file, file_type).batch(READ_BATCH)
     if file_type.kind == "parquet":
         return resumable_reader(numbered_chunks(functools.partial(_read_parquet, text_key=text_key)))
     if file_type.kind in ("csv", "tsv"):

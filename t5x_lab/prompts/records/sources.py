@@ -16,7 +16,7 @@ from t5x_lab.config.errors import NotHere, UserError
 from t5x_lab.data.sources.file_types import RECORD_KINDS, check_regular_files, common_file_type
 from t5x_lab.data.sources.resumable import READ_BATCH, numbered_chunks, resumable_reader
 from t5x_lab.data.sources.sharding import file_sizes
-from t5x_lab.data.sources.tables import example_values, read_rows
+from t5x_lab.data.sources.tables import example_values, read_rows, serialized_examples
 from t5x_lab.data.sources.text_files import document_counts, line_reader
 from t5x_lab.prompts.config import Records, fill_pattern
 from t5x_lab.prompts.records.json_records import encode_json
@@ -140,7 +140,7 @@ def _reader(dataset: str, patterns: Mapping[str, str], records: Records) -> Call
         read = line_reader(file_type.compression, 1)
     elif file_type.kind == "tfrecord":
         encode = functools.partial(_tfrecord_to_json, lists=records.lists)
-        return lambda file: tf.data.TFRecordDataset(file, "GZIP" if file_type.compression else "").map(encode)
+        return lambda file: serialized_examples(file, file_type).map(encode)
     else:
         rows = lambda file: map(encode_json, read_rows(file, file_type, records.columns, records.numbers))
         read = resumable_reader(numbered_chunks(rows))
