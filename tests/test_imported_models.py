@@ -35,7 +35,7 @@ TARGETS = [" of the United States", " shall! have", " power"]
 TEXTS = [WORDS, "!", "Straße  two  spaces", " begins with one", "line\nline", "東京 🙂", "say <answer> {now"]
 
 
-IN_MAKE_TEST = ("t5_1_1", "byt5", "gpt1", "llama3", "qwen2_tied", "qwen3", "gemma2", "umt5", "llama_yarn")
+IN_MAKE_TEST = ("t5_1_1", "byt5", "gpt1", "llama3", "qwen2_tied", "qwen3", "gemma2")
 
 
 @pytest.fixture(scope="module", params=exhaustive_except(MODELS, IN_MAKE_TEST))
