@@ -1,7 +1,7 @@
 """Multi-task fine-tuning of three architectures at a laptop's size, on real labelled data, and what T0-Eval says of them.
 
     python benchmarks/mt_f.py --work=FOLDER [--data=../shared/data] [--pretrain_steps=500] [--steps=3000] [--only=NAME]
-        [--examples=100] [--held_out=8]
+        [--examples=100] [--held_out=8] [--rendered=1000] [--texts=47000]
 
 Models of about a million parameters are pre-trained on the embedded corpus, the decoder with full LM and the encoder-decoder
 with span corruption; the prefix decoder is the causal one's checkpoint with one line changed. Their vocabulary is one of that
@@ -168,7 +168,7 @@ templates:
 """
 
 
-def write_files(work: pathlib.Path, data: pathlib.Path, examples: int, held_out: int) -> int:
+def write_files(work: pathlib.Path, data: pathlib.Path, examples: int, held_out: int, rendered_sets: int) -> int:
     """Gin files, the module, and the templates of the renderings; returns how many data sets these are of."""
     missing = "_and_".join([*MISSING, *(name.replace("/", "_") for name in list(HELD_OUT)[held_out:])])
     folder = data / "prompts" / "t0_train_50k"
@@ -179,6 +179,8 @@ def write_files(work: pathlib.Path, data: pathlib.Path, examples: int, held_out:
     slugs = sorted({entry.slug.replace(".", "_") for entry in T0_TRAIN} | {"commonsense_qa"}, key=len, reverse=True)
     rendered = {}
     for name in names:
+        if len(rendered) == rendered_sets:
+            break
         slug = next(slug for slug in slugs if name.startswith(slug))
         rendered[f"p3/{slug}"] = str(folder / f"{slug}_*.jsonl.gz")
     for name in rendered:
@@ -191,7 +193,7 @@ def write_files(work: pathlib.Path, data: pathlib.Path, examples: int, held_out:
     return len(rendered)
 
 
-def write_text(path: pathlib.Path, data: pathlib.Path) -> None:
+def write_text(path: pathlib.Path, data: pathlib.Path, texts: int) -> None:
     """Some text of the embedded corpus and of T0's renderings, and more of the two labelled sets with most."""
 
     def column(file: pathlib.Path):
@@ -205,7 +207,8 @@ def write_text(path: pathlib.Path, data: pathlib.Path) -> None:
 
     labelled = (data / "eval" / "sst2_agnews" / name for name in ("SST-2/train.tsv", "agnews/dev.tsv"))
     limits = ((paragraphs(), 4_000), (prompts(), 3_000), *((column(file), 20_000) for file in labelled))
-    write_texts(path, itertools.chain.from_iterable(itertools.islice(texts, most) for texts, most in limits))
+    shares = ((source, most * texts // 47_000) for source, most in limits)
+    write_texts(path, itertools.chain.from_iterable(itertools.islice(source, most) for source, most in shares))
 
 
 def t5x_lab(work: pathlib.Path, *argv: str) -> None:
@@ -266,13 +269,14 @@ def table(work: pathlib.Path) -> str:
 
 
 def main() -> None:
-    args = arguments(__doc__, pretrain_steps=500, steps=3000, only=ARCHITECTURES, examples=100, held_out=len(HELD_OUT))
+    numbers = dict(examples=100, held_out=len(HELD_OUT), rendered=1_000, texts=47_000)
+    args = arguments(__doc__, pretrain_steps=500, steps=3000, only=ARCHITECTURES, **numbers)
     work, data = args.work, args.data
     os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
-    print(f"{write_files(work, data, args.examples, args.held_out)} data sets of T0 as promptsource rendered them")
+    print(f"{write_files(work, data, args.examples, args.held_out, args.rendered)} data sets of T0 as promptsource rendered them")
     if not (work / "tasks.model").exists():
-        write_text(work / "text.jsonl", data)
-        t5x_lab(work, "vocab", "--input=text.jsonl", "--size=4000", "--output=tasks.model")
+        write_text(work / "text.jsonl", data, args.texts)
+        t5x_lab(work, "vocab", "--input=text.jsonl", f"--size={min(4000, args.texts // 4)}", "--output=tasks.model")
     for name in args.only or ARCHITECTURES:
         run_one(work, name, args.pretrain_steps, args.steps)
     (work / "table.md").write_text(table(work) + "\n")

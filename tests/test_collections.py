@@ -97,6 +97,35 @@ SPLITS = {
 }  # fmt: skip
 
 
+def test_flans_evaluations_have_all_data_sets_of_a_cluster(own):
+    """Metrics of what is generated are those of the paper: BLEU, ROUGE, and exact match and F1 of question answering."""
+    metrics = {}
+    for cluster in flan.CLUSTERS:
+        evaluation = mixture(f"flan_eval_{cluster}", own)
+        assert sets_in(evaluation) == slugs(flan.cluster_data_sets(cluster)), cluster
+        for task in evaluation.tasks:
+            assert task.name.endswith("_generate_eval" if task.generates else "_score_eval")
+            assert bool(task.metric_objs) == task.generates
+        names = [metric._metric_fn.__name__ for task in evaluation.tasks for metric in task.metric_objs]
+        metrics[cluster] = set(names)
+    assert {cluster: names for cluster, names in metrics.items() if names} == {
+        "summarization": {"rouge"}, "structure_to_text": {"rouge"}, "reading_comprehension": {"squad"},
+        "open_domain_qa": {"trivia_qa"}, "text_formatting": {"accuracy"}, "translation": {"bleu"}, "math": {"accuracy"},
+        "conversational_qa": {"squad"},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("data_set", ["squad", "squad_v2", "nq_open", "trivia_qa_unfiltered", "xsum"])
+def test_examples_for_generation_have_all_accepted_answers(data_set, own):
+    for task in mixture(f"flan_{data_set}_generate_eval", own).tasks:
+        examples = list(task.get_dataset(LENGTHS, "train", shuffle=False).as_numpy_iterator())
+        assert len(examples) == 40
+        for example in examples:
+            references = task.postprocess_fn("unused", example=example, is_target=True)
+            assert example["targets_pretokenized"].decode() in references and len(set(references)) == len(references)
+            assert task.postprocess_fn("an answer", example=example) == "an answer"
+
+
 def test_flan_holds_out_clusters(own):
     assert SPLITS.keys() == flan.CLUSTERS.keys()
     for cluster, (train, test) in SPLITS.items():
@@ -334,7 +363,7 @@ def test_a_data_set_that_a_module_registers(tmp_path):
         ("super_glue_rte", {"records": Records(hub="{hub")}, '"{hub" contains unknown names in braces'),
         ("one_without_quail", {"collections": {"one": Collection(("quail",))}}, 'The collection "one_without_quail" has no members left'),
         ("t0_train_without_quale", {}, 't0_train has no data set "quale". Did you mean "quail"'),
-        ("flan_eval_math", {}, '"flan_eval_math" has no data set with choices to rank'),
+        ("c", {"collections": {"c": Collection(("samsum",), form="ranked")}}, '"c" has no data set to evaluate: no template has choices to rank'),
         ("xsum_score_eval", {}, 'No template of the data set "xsum" has choices'),
         ("banking77_plain", {}, 'has no template with "no_instruction: true" in its metadata'),
         ("c", {"collections": {"c": Collection(("c",))}}, 'The collection "c" contains itself, directly or through a member'),

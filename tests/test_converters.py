@@ -239,7 +239,7 @@ from flax import nnx
 
 
 class Labels:
-    """Inputs, and their label in five copies [5, 1]."""
+    """Frames [T, 4] of numbers in place of input tokens, and the label in five copies [5, 1]."""
 
     def __call__(self, ds, task_feature_lengths):
         length = task_feature_lengths["inputs"]
@@ -247,7 +247,8 @@ class Labels:
         def convert(example):
             tokens = example["inputs"][:length]
             tokens = tf.ensure_shape(tf.pad(tokens, [[0, length - tf.size(tokens)]]), [length])
-            return {"decoder_input_tokens": tokens, "decoder_target_tokens": tokens, "labels": tf.fill([5, 1], example["label"])}
+            frames = tf.stack([tf.cast(tokens, tf.float32) / n for n in range(100, 104)], 1)
+            return {"decoder_input_tokens": frames, "decoder_target_tokens": tokens, "labels": tf.fill([5, 1], example["label"])}
 
         return ds.map(convert)
 
@@ -256,13 +257,13 @@ class Net(nnx.Module):
     architecture, vocab_size = "causal_decoder", 384
 
     def __init__(self, rngs):
-        self.embed = nnx.Embed(384, 8, rngs=rngs)
+        self.frames, self.output = nnx.Linear(4, 8, rngs=rngs), nnx.Linear(8, 384, rngs=rngs)
 
     def __call__(self, batch):
-        return self.embed(batch["decoder_input_tokens"]) + batch["labels"][:, :1, 0, None]
+        return self.frames(batch["decoder_input_tokens"]) + batch["labels"][:, :1, 0, None]
 
     def logits(self, hidden):
-        return self.embed.attend(hidden)
+        return self.output(hidden)
 
     def flops(self, encoder_length, decoder_length):
         return 6 * 384 * 8 * decoder_length
@@ -297,7 +298,8 @@ def test_a_converter_a_network_and_a_loss_of_ones_own_share_a_feature(tasks, tmp
     assert all(0 < m["of_labels"] < 2 for m in metrics)
     assert main(["compile", "--gin_file=own.gin"]) == 0
     assert main(["train", "--gin_file=own.gin", "--gin.DataConfig.converter=None", "--gin.MODEL_DIR=other"]) == 2
-    assert "raises KeyError: labels" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "The network Net fails on a batch of decoder_input_tokens, " in error and "raises TypeError: dot_general" in error
 
 
 @pytest.mark.exhaustive

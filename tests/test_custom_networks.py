@@ -330,13 +330,17 @@ WRONG = {
 }
 
 
+def run_of(net):
+    data = DataConfig("sotu", {"targets": 8}, 4, ByteVocabulary())
+    return RunConfig(ModelConfig(net), AdamW(), data, "run", train_steps=1)
+
+
 @pytest.mark.parametrize("old, new, says", WRONG.values(), ids=WRONG)
 def test_what_is_said_of_a_wrong_network(old, new, says):
     assert old in GOOD
     net = written("my_wrong", GOOD.replace(old, new))["Net"]
     with pytest.raises(UserError) as error:
-        data = DataConfig("sotu", {"targets": 8}, 4, ByteVocabulary())
-        RunConfig(ModelConfig(net), AdamW(), data, "run", train_steps=1)
+        run_of(net)
     assert says in error.value.sentence
 
 
@@ -419,4 +423,4 @@ def test_what_fails_on_packed_examples_alone_is_found_before_training():
         'return self.embed(batch["decoder_input_tokens"]) + batch.get("decoder_positions", jnp.ones((2, 3)))[:, :2]',
     )
     with pytest.raises(UserError, match=r"decoder_positions: my_packed.py, line 11, raises"):
-        ModelConfig(written("my_packed", source)["Net"])
+        run_of(written("my_packed", source)["Net"])

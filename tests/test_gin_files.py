@@ -124,6 +124,18 @@ def test_a_name_of_t5x_gets_ours_as_its_hint(line, says):
     assert says in error.value.sentence
 
 
+def test_a_binding_of_an_installed_t5x_that_nothing_uses_is_refused(tmp_path, monkeypatch):
+    """T5X's trainer is not called here. Its network may be: a reference makes its bindings effective."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "t5x").mkdir()
+    (tmp_path / "t5x" / "__init__.py").write_text("")
+    (tmp_path / "t5x" / "utils.py").write_text("class DatasetConfig:\n    def __init__(self, batch_size=1): pass\n")
+    lines = ("from __gin__ import dynamic_registration", "from t5x import utils", "train/utils.DatasetConfig.batch_size = 8")
+    with pytest.raises(UserError, match=r"t5x.utils.DatasetConfig.batch_size has no effect.* is BATCH_SIZE here"):
+        GinConfig(FILES, [*NEEDED, *lines])
+    GinConfig(FILES, [*NEEDED, *lines, "HOOKS = (@train/utils.DatasetConfig(),)"])
+
+
 def test_every_name_that_t5xs_users_bind_is_ours_or_in_the_table():
     if not BOUND.exists():
         pytest.skip("needs the counts of what public projects bind, which are not here")

@@ -14,6 +14,8 @@ import t5.data.preprocessors
 import tensorflow as tf
 from conftest import shared_data
 from helpers import exhaustive, set_max_separate_tasks
+from synthetic_records import write_lines
+from t5.evaluation import metrics as t5_metrics
 
 import t5x_lab
 from t5x_lab.checkpoints.layout import finished_steps
@@ -24,11 +26,12 @@ from t5x_lab.data.pipeline.batches import SeqioBatches, resolve_tasks
 from t5x_lab.data.pipeline.reading import task_shard
 from t5x_lab.data.tasks.mixture import Component
 from t5x_lab.data.vocabularies.config import ByteVocabulary
-from t5x_lab.evaluation.config import RankingEvaluation
+from t5x_lab.evaluation.config import MetricsEvaluation, RankingEvaluation
 from t5x_lab.prompts.config import Collection, Records
 from t5x_lab.prompts.prompts import Prompts
 from t5x_lab.prompts.records.sources import open_records
 from t5x_lab.prompts.records.subsets import SampledRecords
+from t5x_lab.prompts.tasks import generation_metrics
 from t5x_lab.prompts.tasks.prompted_task import PromptedTaskBuilder
 from t5x_lab.prompts.templates.files import read_templates, task_name
 from t5x_lab.prompts.templates.template import Template
@@ -337,6 +340,46 @@ def test_t0_evals_accuracy_equals_an_independent_computation(architecture, tmp_p
     actual = {task.removesuffix("_score_eval"): rendered["sum"] for task, rendered in measured.metrics.items()}
     assert len(actual) == 10 and actual == pytest.approx(expected)
     assert measured.report["average(super_glue_rte)"]["sum"] == pytest.approx(np.median(list(expected.values())))
+
+
+@pytest.mark.slow
+def test_generated_answers_are_measured_with_the_metrics_of_their_templates(tmp_path, monkeypatch):
+    """Four questions are answered by the first accepted answer, by another one, in part, and wrongly."""
+    records = [{"question": f"item {n}", "answer": [f"the number {n}", f"N-{n}!"]} for n in range(4)]
+    answers = ["number 0", "n-1", "number two", "x"]
+    write_lines(tmp_path / "validation.jsonl", records)
+    run = ranking_run(
+        tmp_path / "run",
+        ['DATA_SETS = {"nq_open": @Records()}', f'Records.files = {{"validation": "{tmp_path}/validation.jsonl"}}'],
+        "t5_1_1",
+    )
+
+    def generate(self, prompts, max_tokens, **options):
+        numbers = [int(re.search(r"(?i)item (\d)", self.vocabulary.decode(ids))[1]) for ids in prompts]
+        rows = [self.vocabulary.encode(answers[number]) for number in numbers]
+        return np.array([row + [1] * (max_tokens - len(row)) for row in rows]), np.zeros((len(rows), max_tokens))
+
+    monkeypatch.setattr(type(run), "generate_tokens", generate)
+    lengths = {"inputs": 256, "targets": 16}
+    evaluation = MetricsEvaluation(name="g", task="flan_nq_open_generate_eval", split="validation", lengths=lengths, period=None)
+    measured = evaluation.prepare(run)(run).metrics
+    # "number two" shares one of its two words with "number 2": precision and recall of a half.
+    expected = {"em": 50.0, "f1": pytest.approx(100 * (1 + 1 + 0.5 + 0) / 4)}
+    assert len(measured) == 9 and all(values == expected for values in measured.values())
+    assert measured["flan_nq_open"] == expected  # the mean over templates
+    ranking = RankingEvaluation(name="r", task="flan_nq_open_generate_eval", split="validation", lengths=lengths)
+    with pytest.raises(UserError, match=r"has no choices to rank. MetricsEvaluation measures it"):
+        ranking.prepare(run)
+
+
+def test_the_best_of_several_references_counts():
+    first, other, text = "a cat sat on the mat", "the dog ran in the big park", "the dog ran in a park"
+    alone = [generation_metrics.rouge([[reference]], [text]) for reference in (first, other)]
+    assert generation_metrics.rouge([[first, other]], [text]) == {key: max(r[key] for r in alone) for key in alone[0]}
+    bleu = lambda *references: generation_metrics.bleu([*references], [text, first])["bleu"]
+    assert bleu([other], [first]) == t5_metrics.bleu([other, first], [text, first])["bleu"] < bleu([other, text], [first])
+    assert bleu([other, text], [first]) == pytest.approx(100)
+    assert generation_metrics.accuracy([["a", "b"], ["c"]], ["b", "d"]) == {"accuracy": 50.0}
 
 
 def wrong(text):

@@ -69,7 +69,7 @@ def parse(
       before: gin text that is parsed first.
 
     Raises:
-      UserError: for a missing file, a line that gin cannot parse, or an unknown name.
+      UserError: for a missing file, a line that gin cannot parse, an unknown name, or a binding of a T5X class without effect.
     """
     gin.clear_config()
     _LOCATION_PREFIXES[:] = []
@@ -94,6 +94,7 @@ def parse(
             raise
         raise UserError(explain_error(error, PACKAGE_GIN, search_paths, source)) from error
     _drop_replaced_macros(bindings)
+    _check_t5x_bindings()
 
 
 class _GinFile(io.StringIO):
@@ -237,6 +238,16 @@ def _check_macros(selector: str, hints: Mapping[str, str]) -> None:
                 + f" Set it in a gin file or with --gin.{name}=VALUE."
                 + (f" ({similar[0]} is set. Did you mean {name}?)" if similar and name not in hints else "")
             )
+
+
+def _check_t5x_bindings() -> None:
+    """Raises a `UserError` for a binding of a class of an installed T5X that nothing refers to, and that has an equivalent."""
+    referenced = {name for values in _CONFIG.values() for kind, name in _find_references(values.values())}
+    for (_, name), parameters in _CONFIG.items():
+        if name.partition(".")[0] in ("t5x", "flaxformer") and name not in referenced:
+            for parameter in parameters:
+                if equivalent := hint(f"{name}.{parameter}"):
+                    raise UserError(f"The binding of {name}.{parameter} has no effect, because nothing here uses it.{equivalent}")
 
 
 def _required_macros(selector: str) -> list[str]:

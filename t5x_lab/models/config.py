@@ -7,7 +7,7 @@ from t5x_lab.config.checks import check_range, check_types
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.macros import macro
 from t5x_lab.models.loss import Loss, check_losses, check_normalizer
-from t5x_lab.networks.checks import check_network
+from t5x_lab.networks.checks import FeatureMismatch, check_network
 from t5x_lab.networks.head import ClassificationHead, WithHead, find_head
 from t5x_lab.networks.module_network import ModuleNetwork
 from t5x_lab.networks.network import Network
@@ -67,7 +67,5 @@ class ModelConfig:
             raise UserError("ModelConfig.cross_entropy_weight is 0 and ModelConfig.losses is empty. Set one of them.")
         try:
             check_losses(self.losses, self.network, check_network(self.network))
-        except UserError as error:
-            if not isinstance(error.__cause__, KeyError):
-                raise
-            object.__setattr__(self, "unchecked", error)  # the feature may come from the run's converter
+        except FeatureMismatch as error:
+            object.__setattr__(self, "unchecked", error)  # the features may come from the run's converter

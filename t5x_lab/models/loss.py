@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from t5x_lab.config.errors import UserError, did_you_mean
 from t5x_lab.config.user_code import call_user_code, shown
+from t5x_lab.networks.checks import FeatureMismatch
 from t5x_lab.networks.functional import Functional
 from t5x_lab.networks.network import Batch, Network, abstract_batch, max_length
 
@@ -61,7 +62,12 @@ def check_metric(owner: str, name: str) -> None:
 
 
 def check_losses(losses: Mapping[str, Loss], network: Network, functional: Functional) -> None:
-    """Raises a `UserError` for losses that do not return a scalar. Only shapes are computed."""
+    """Checks losses on the shapes of a batch of tokens.
+
+    Raises:
+      FeatureMismatch: for a loss that reads another feature.
+      UserError: for a loss that fails otherwise, or does not return a scalar.
+    """
     for name, loss in losses.items():
         check_metric("A loss of ModelConfig.losses", name)
         if not callable(loss) or isinstance(loss, type):
@@ -75,8 +81,13 @@ def check_losses(losses: Mapping[str, Loss], network: Network, functional: Funct
 
         rows, tokens = 2, min(3, max_length(network) or 3)
         batch = abstract_batch(network, rows, tokens, tokens)
-        problem = f'The loss "{name}" fails'
-        result = call_user_code(problem, lambda run=run: jax.eval_shape(run, functional.abstract_params, batch))
+        trial = lambda run=run: jax.eval_shape(run, functional.abstract_params, batch)
+        try:
+            result = call_user_code(f'The loss "{name}" fails', trial)
+        except UserError as error:
+            if isinstance(error.__cause__, KeyError):
+                raise FeatureMismatch(error.sentence) from error.__cause__
+            raise
         if getattr(result, "shape", None) != () or not jnp.issubdtype(result.dtype, jnp.floating):
             raise UserError(f'The loss "{name}" returns {shown(result)}. It must return a float scalar, the sum over tokens.')
 

@@ -15,10 +15,15 @@ from t5x_lab.networks.network import ARCHITECTURES, Network, abstract_batch, has
 _ROWS, _TOKENS = 2, 3
 
 
+class FeatureMismatch(UserError):
+    """A network or a loss raises an error on a batch of SeqIO's token features. A converter may make the features it needs."""
+
+
 def check_network(network: Network) -> Functional:
     """Checks a network and returns its module as a function of its parameters, without sharding.
 
     Raises:
+      FeatureMismatch: if the module raises an error on token features.
       UserError: for a network that does not satisfy `Network` and `Module`.
     """
     try:
@@ -51,7 +56,10 @@ def _check(network: Network) -> Functional:
     tokens = min(_TOKENS, limit)
     for packed in (True, False):
         batch = abstract_batch(network, _ROWS, tokens, tokens, packed)
-        hidden = run(f"on a batch of {', '.join(batch)}", lambda module, batch: module(batch), batch)
+        try:
+            hidden = run(f"on a batch of {', '.join(batch)}", lambda module, batch: module(batch), batch)
+        except UserError as error:
+            raise FeatureMismatch(error.sentence) from error.__cause__
         _check_shape(f"{name} returns hidden states", hidden, (_ROWS, tokens))
     logits = run(f"in logits, for hidden states {hidden.shape}", lambda module, x: module.logits(x), hidden)
     _check_shape(f"{name}.logits returns logits", logits, (_ROWS, tokens, network.vocab_size), exact=True)

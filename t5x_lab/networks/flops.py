@@ -29,7 +29,7 @@ def transformer_recomputed_flops(c: Any, S: int, T: int, saved: tuple[str, ...] 
     Args:
       c: the configuration.
       S, T: encoder and decoder length.
-      kept: names of the saved activations, see `REMAT_POLICIES`. None = all.
+      saved: names of the saved activations, see `REMAT_POLICIES`. None = all.
     """
     products = _transformer(c, S, T)
     if saved is None:

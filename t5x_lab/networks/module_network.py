@@ -10,7 +10,7 @@ from flax import nnx
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.gin_files import with_current_bindings
-from t5x_lab.config.user_code import call_user_code
+from t5x_lab.config.user_code import call_user_code, describe_error
 from t5x_lab.networks.flops import BACKWARD, traced_flops
 from t5x_lab.networks.functional import Functional
 from t5x_lab.networks.network import Constrain, abstract_batch
@@ -87,11 +87,11 @@ class ModuleNetwork:
         batch = abstract_batch(self, 1, encoder_length, decoder_length)
         try:
             return (1 + BACKWARD) * traced_flops(logits, self.functional.abstract_params, batch)
-        except KeyError as error:
+        except Exception as error:  # of the user's module
             raise UserError(
-                f"{self.name} reads the feature {error}, which a batch of tokens does not have, so its FLOPs cannot be "
-                "counted. Add a method flops(encoder_length, decoder_length) that returns the FLOPs of one sequence, forward "
-                "and backward."
+                f"The FLOPs of {self.name} cannot be counted on a batch of tokens, on which it raises {describe_error(error)}. "
+                "Add a method flops(encoder_length, decoder_length) that returns the FLOPs of one sequence, forward and "
+                "backward."
             ) from error
 
     def _read_attribute(self, name: str, description: str) -> Any:

@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterator
 import seqio
 
 from t5x_lab.config.errors import UserError, did_you_mean
+from t5x_lab.config.log import log_once
 from t5x_lab.prompts.config import Collection, PromptConfig, task_slug
 from t5x_lab.prompts.data_sets import find_data_set
 from t5x_lab.prompts.tasks.data_set_tasks import DataSetTasks, Form, all_data_sets, split_form
+from t5x_lab.prompts.tasks.generation_metrics import METRICS
 from t5x_lab.prompts.tasks.registry import register
 from t5x_lab.prompts.templates.files import TemplateSet, read_templates
 
@@ -61,7 +63,7 @@ class CollectionMixtures:
         if collection is None or (form and collection.form == "ranked"):
             return None
         if collection.form == "ranked":
-            return self._register(name, [(mixture, 1.0) for mixture in self._ranking_mixtures(collection, name)])
+            return self._register(name, [(mixture, 1.0) for mixture in self._evaluation_mixtures(collection, name)])
         mixture_name = f"{base}{form.suffix}" if form else name
         return self._register(mixture_name, list(self._tasks(collection, base if form else name, form)))
 
@@ -118,14 +120,18 @@ class CollectionMixtures:
             read_templates(self._prompts.templates, data_set.source_name)
         return DataSetTasks(data_set, self._prompts, template_set, self._shots, self._suffix)
 
-    def _ranking_mixtures(self, collection: Collection, name: str) -> list[str]:
-        mixtures = []
+    def _evaluation_mixtures(self, collection: Collection, name: str) -> list[str]:
+        """Returns a mixture for each member: its ranking tasks, or its generation tasks if it has no choices to rank."""
+        mixtures, neither = [], []
         for member in collection.members:
             tasks = self._data_set_tasks(member, collection)
-            mixture = tasks.ranking_mixture() if tasks else self._register_member(member, name)
-            mixtures += [mixture] if mixture else []
-        if not mixtures:
-            raise UserError(f'"{name}" has no data set with choices to rank. Use MetricsEvaluation instead.')
+            mixture = (tasks.ranking_mixture() or tasks.generation_mixture()) if tasks else self._register_member(member, name)
+            (mixtures if mixture else neither).append(mixture or member)
+        if neither:
+            reason = f"no template has choices to rank or one of the metrics {', '.join(METRICS)}"
+            if not mixtures:
+                raise UserError(f'"{name}" has no data set to evaluate: {reason}.')
+            log_once(f'{", ".join(neither)} of "{name}" cannot be evaluated: {reason}.')
         return mixtures
 
     def _tasks(self, collection: Collection, name: str, form: Form | None) -> Iterator[tuple[str, float | Callable]]:

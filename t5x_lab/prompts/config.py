@@ -121,7 +121,8 @@ class Collection:
     Attributes:
       members: names of data sets, of other collections, or of SeqIO tasks and mixtures.
       form: "each" template of a data set is a task. Or a data set is one task, with a template "sampled" for each example and
-        epoch. Or the choices of each template are "ranked", for evaluation.
+        epoch. Or, for evaluation, the choices of each template are "ranked"; data sets without choices are generated and
+        compared by the metrics of their templates.
       cap: if a data set has more training records than this, each of its templates counts cap / templates of them, as in T0.
         Otherwise each template counts all of them. None = no cap.
       maximum: maximum number of records that a data set counts, as in FLAN. None = no limit.

@@ -8,6 +8,8 @@ Names of a data set such as "super_glue/rte":
   super_glue_rte_dataset_name            with the data set's name in place of an instruction
   super_glue_rte_<template>_score_eval   all choices, for ranking
   super_glue_rte_score_eval              the same, with all templates of the original task
+  xsum_<template>_generate_eval          generation, with the metrics of the template's metadata
+  xsum_generate_eval                     the same, with all templates of the original task
   flan_super_glue_rte, …                 with FLAN's templates alone
   t5_super_glue_rte, …                   in the T5 suite's format, see `t5x_lab.papers.t5.suite`
   classify_super_glue_rte, …             for a classification head, see `t5x_lab.prompts.classification`

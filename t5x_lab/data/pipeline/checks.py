@@ -1,5 +1,6 @@
 """Checks before anything is read: vocabulary, model and tasks fit together, and data are available."""
 
+import json
 from collections.abc import Collection, Iterable
 
 import seqio
@@ -43,6 +44,7 @@ def check_vocabulary(
             "DataConfig.pack is False, but unpacked rows are padded with id 0, which is a token of "
             f"{config.vocabulary}. Set DataConfig.pack = True."
         )
+    _check_lengths_are_read(tasks, config)
     _log_unused_settings(tasks, config)
     if additional_ids is not None:
         _check_additional_ids(tasks, vocab_size, additional_ids)
@@ -55,6 +57,21 @@ def check_vocabulary(
                     f"ids, but the model has {vocab_size}. Set --gin.TransformerConfig.vocab_size to at least that, or use the "
                     "model's vocabulary."
                 )
+
+
+def _check_lengths_are_read(tasks: ResolvedMixture, config: DataConfig) -> None:
+    """Raises a `UserError` if a length that no task reads would be missing in a decoder's rows, which are as long as the sum."""
+    lengths = config.task_feature_lengths
+    used = {name for component in tasks.components for name in component.lengths}
+    if tasks.architecture in ("encoder", "encoder_decoder") or not used < {"inputs", "targets"} <= set(lengths):
+        return
+    (read,), (unread,) = used, {"inputs", "targets"} - used
+    raise UserError(
+        f'TASK_FEATURE_LENGTHS has a length for "{unread}", which "{tasks.name}" does not read with a decoder: rows would have '
+        f"{lengths[read]} tokens, not {sum(lengths[name] for name in ('inputs', 'targets'))}. Set for example "
+        + gin_flag("TASK_FEATURE_LENGTHS", json.dumps({read: lengths["inputs"] + lengths["targets"]}))
+        + ". Lengths that only an evaluation needs belong to its own `lengths`."
+    )
 
 
 def _check_additional_ids(tasks: ResolvedMixture, vocab_size: int, additional_ids: Collection[int]) -> None:

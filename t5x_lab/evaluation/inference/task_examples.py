@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator
 import seqio
 
 from t5x_lab.config.errors import UserError
+from t5x_lab.config.log import log
 from t5x_lab.data.pipeline.reading import read_split
 from t5x_lab.data.tasks.mixture import Component, ResolvedMixture
 from t5x_lab.data.vocabularies.truncation import cut_right
 from t5x_lab.evaluation.classification import classification_examples
 from t5x_lab.evaluation.examples import Example, feature_text
 from t5x_lab.evaluation.inference.files import MODES
-from t5x_lab.evaluation.ranking.ranked_tasks import ranking_examples
+from t5x_lab.evaluation.ranking.ranked_tasks import is_ranked, ranking_examples
 
 
 def read_task_examples(
@@ -41,14 +42,20 @@ def read_task_examples(
     Raises:
       UserError: if a task has no such split, no targets to score, no choices to rank, or another vocabulary.
     """
-    for component in mixture.components:
+    components = mixture.components
+    if mode == "rank" and (ranked := tuple(filter(is_ranked, components))):
+        skipped = [component.task.name for component in components if component not in ranked]
+        if skipped:
+            log(f"{', '.join(skipped)} of {mixture.name} have no choices to rank. --mode=predict reads them.")
+        components = ranked
+    for component in components:
         _check_task(component.task, split, mode, vocabulary)
 
     def truncate(component: Component, ids: list[int]) -> list[int]:
         return cut_right(ids, component.sequence_length.get("inputs"), stop_ids) if cut else ids
 
     read = {"rank": ranking_examples, "classify": classification_examples}.get(mode, _read_component)
-    examples = itertools.chain.from_iterable(read(mixture, component, split, truncate) for component in mixture.components)
+    examples = itertools.chain.from_iterable(read(mixture, component, split, truncate) for component in components)
     for number, example in enumerate(examples):
         if number % num_shards == shard_id:
             yield dataclasses.replace(example, number=number)

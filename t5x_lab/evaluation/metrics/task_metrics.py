@@ -3,7 +3,7 @@
 import functools
 import itertools
 import numbers
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -102,6 +102,7 @@ class MetricsEvaluator:
                 log(f'{outputs.num_cut} of {len(examples)} inputs of task "{name}" were truncated to {outputs.limit} tokens.')
             if self._evaluation.outputs:
                 lines[name] = outputs.lines(component.task)
+        metrics |= _means_over_prompts([component.task for component in self._tasks.components], metrics)
         benchmarks = report((component.task for component in self._tasks.components), metrics)
         if benchmark_averages := averages(benchmarks):
             metrics[AVERAGES] = benchmark_averages
@@ -133,6 +134,19 @@ class MetricsEvaluator:
             if self._evaluation.truncate_inputs != "right":
                 log(f'A preprocessor of task "{task.name}" needs lengths. SeqIO cuts its inputs to TASK_FEATURE_LENGTHS.')
             return seqio.Evaluator(registered_name(task), sequence_length=component.sequence_length, **options)
+
+
+def _means_over_prompts(tasks: Sequence[seqio.Task], metrics: Mapping[str, Mapping[str, float]]) -> dict[str, dict]:
+    """Returns the mean metrics of each prompted data set that has several prompts, by the data set's slug."""
+    by_data_set: dict[str, list[Mapping[str, float]]] = {}
+    for task in tasks:
+        if getattr(task, "generates", False) and task.name in metrics:
+            by_data_set.setdefault(task.data_set, []).append(metrics[task.name])
+    return {
+        data_set: {key: float(np.mean([values[key] for values in prompts])) for key in prompts[0]}
+        for data_set, prompts in by_data_set.items()
+        if len(prompts) > 1
+    }
 
 
 def _needs_generation(component: Component) -> bool:

@@ -50,7 +50,7 @@ class RankingEvaluator:
           choose_on: the split on which the best prompts are chosen, or None.
           model: a `Run` without parameters.
         """
-        tasks = resolve_evaluation_tasks(evaluation, model)
+        tasks = resolve_evaluation_tasks(evaluation, model).only(is_ranked, "choices to rank. MetricsEvaluation measures it")
         with evaluation_context(evaluation.name):
             evaluator = cls(tasks, evaluation) if tasks.components else None
         if evaluator and choose_on:
@@ -130,6 +130,11 @@ class ChoiceRow:
     inputs: list[int]
     targets: list[int]
     texts: dict[str, str]
+
+
+def is_ranked(component: Component) -> bool:
+    """Returns whether a task may have choices to rank. Prompted tasks for generation have none."""
+    return not getattr(component.task, "generates", False)
 
 
 def choice_rows(component: Component, split: str) -> tf.data.Dataset:

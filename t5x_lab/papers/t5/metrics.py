@@ -3,12 +3,10 @@
 import math
 from collections.abc import Sequence
 
-import numpy as np
-from rouge_score import rouge_scorer
+from t5x_lab.prompts.tasks import generation_metrics
 
 INVALID = -1.0  # below every similarity
 MAX_SIMILARITY = 5.0
-ROUGE = ("rouge1", "rouge2", "rougeLsum")
 
 
 def similarity(text: str, **unused: object) -> float:
@@ -29,7 +27,4 @@ def rouge(targets: Sequence[str], predictions: Sequence[str]) -> dict[str, float
     Args:
       targets, predictions: texts. Sentences end with a line break or " . ".
     """
-    scorer = rouge_scorer.RougeScorer(ROUGE)
-    lines = lambda text: text.replace(" . ", " .\n")
-    scores = [scorer.score(lines(target), lines(text)) for target, text in zip(targets, predictions, strict=True)]
-    return {key: 100.0 * float(np.mean([score[key].fmeasure for score in scores])) for key in ROUGE}
+    return generation_metrics.rouge([[target] for target in targets], predictions)

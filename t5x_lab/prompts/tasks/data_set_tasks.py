@@ -1,4 +1,4 @@
-"""All tasks of one data set: with one template, with sampled templates, without instruction, and for ranking."""
+"""All tasks of one data set: with one template, with sampled templates, without instruction, for ranking, for generation."""
 
 import dataclasses
 import functools
@@ -13,12 +13,14 @@ from t5x_lab.prompts.config import PromptConfig
 from t5x_lab.prompts.data_sets import DATA_SETS, USER_SOURCES, DataSet
 from t5x_lab.prompts.records.locations import MIN_KEPT_FRACTION, RecordLocation
 from t5x_lab.prompts.records.subsets import SampledRecords
+from t5x_lab.prompts.tasks.generation_metrics import METRICS, metric_fns
 from t5x_lab.prompts.tasks.prompted_task import PromptedTaskBuilder
 from t5x_lab.prompts.tasks.registry import register
 from t5x_lab.prompts.templates.files import TEMPLATE_SETS, TemplateSet, data_sets_in, read_templates, task_name
 from t5x_lab.prompts.templates.template import Template
 
 RANKED = "_score_eval"  # suffix of tasks for ranking
+GENERATED = "_generate_eval"  # suffix of tasks for generation with metrics
 
 
 def all_data_sets(prompts: PromptConfig) -> dict[str, DataSet]:
@@ -116,6 +118,12 @@ class DataSetTasks:
         templates = self.instruction_templates
         return tuple(template for template in templates if template.original_task and template.answer_choices)
 
+    @property
+    def generation_templates(self) -> tuple[Template, ...]:
+        """Templates that ask for the data set's original task without choices, and have metrics of generated answers."""
+        templates = self.instruction_templates
+        return tuple(t for t in templates if t.original_task and not t.answer_choices and metric_fns(t.metrics))
+
     def register(self, name: str) -> str | None:
         """Registers the task or mixture of this name, which has no prefix and suffix. Returns its full name.
 
@@ -130,16 +138,19 @@ class DataSetTasks:
         if self.data_set.slug == base and form:
             return self.sampled_task(form)
         if self.data_set.slug == name.removesuffix(RANKED):
-            return self.ranking_mixture() or self._raise_no_choices()
+            return self.ranking_mixture() or self._raise_no_templates("choices of its original task to rank")
+        if self.data_set.slug == name.removesuffix(GENERATED):
+            return self.generation_mixture() or self._raise_no_templates(f"one of the metrics {', '.join(METRICS)}")
         if self.data_set.source_name not in data_sets_in(self._folders):
             return None
-        templates = (t for t in self.templates if self._template_task_name(t) == name.removesuffix(RANKED))
-        template = next(templates, None)
-        return self.template_task(template, ranked=name.endswith(RANKED)) if template else None
+        by_name = {self._template_task_name(template): template for template in self.templates}
+        suffix = next((suffix for suffix in (RANKED, GENERATED) if name.endswith(suffix)), "")
+        template = by_name.get(name.removesuffix(suffix))
+        return self.template_task(template, suffix) if template else None
 
-    def template_task(self, template: Template, ranked: bool = False) -> str:
-        """Registers the task with one template and returns its name."""
-        return self._register(f"{self._template_task_name(template)}{RANKED if ranked else ''}", (template,), ranked)
+    def template_task(self, template: Template, suffix: str = "") -> str:
+        """Registers the task with one template, for training or with the suffix `RANKED` or `GENERATED`. Returns its name."""
+        return self._register(f"{self._template_task_name(template)}{suffix}", (template,), suffix)
 
     def sampled_task(self, form: Form) -> str:
         """Registers the task with a sampled template and returns its name."""
@@ -147,12 +158,19 @@ class DataSetTasks:
 
     def ranking_mixture(self) -> str:
         """Registers the mixture of ranking tasks of all `ranking_templates`. Returns its name, "" if there are none."""
-        tasks = [(self.template_task(template, ranked=True), 1.0) for template in self.ranking_templates]
-        name = f"{self._prefix}{self.data_set.slug}{RANKED}{self._suffix}"
+        return self._evaluation_mixture(self.ranking_templates, RANKED)
+
+    def generation_mixture(self) -> str:
+        """Registers the mixture of generation tasks of all `generation_templates`. Returns its name, "" if there are none."""
+        return self._evaluation_mixture(self.generation_templates, GENERATED)
+
+    def _evaluation_mixture(self, templates: tuple[Template, ...], suffix: str) -> str:
+        tasks = [(self.template_task(template, suffix), 1.0) for template in templates]
+        name = f"{self._prefix}{self.data_set.slug}{suffix}{self._suffix}"
         return register(seqio.Mixture(name, tasks), self.data_set.slug) if tasks else ""
 
-    def _raise_no_choices(self) -> str:
-        raise UserError(f'No template of the data set "{self.data_set.name}" has choices of its original task to rank.')
+    def _raise_no_templates(self, missing: str) -> str:
+        raise UserError(f'No template of the data set "{self.data_set.name}" has {missing}.')
 
     def _form_templates(self, form: Form) -> tuple[Template, ...]:
         name = self.data_set.name
@@ -172,7 +190,7 @@ class DataSetTasks:
     def _template_task_name(self, template: Template) -> str:
         return f"{task_name(self.data_set.source_name, template.name)}{self.data_set.suffix}"
 
-    def _register(self, name: str, templates: tuple[Template, ...], ranked: bool = False) -> str:
+    def _register(self, name: str, templates: tuple[Template, ...], suffix: str = "") -> str:
         source = self.records.source()
         builder = PromptedTaskBuilder(
             templates,
@@ -180,7 +198,8 @@ class DataSetTasks:
             self.records.fields,
             shots=self._shots,
             few_shot=self._prompts.few_shot,
-            ranked=ranked,
+            ranked=suffix == RANKED,
+            generated=suffix == GENERATED,
             input_eos=self._prompts.input_eos,
         )
         data_set = f"{self._prefix}{self.data_set.slug}{self._suffix}"

@@ -23,11 +23,13 @@ from t5x_lab.data.tasks.text_tasks import BYTE_VOCABULARY
 from t5x_lab.prompts.config import FewShot, Records
 from t5x_lab.prompts.records.json_records import json_records, record_fields
 from t5x_lab.prompts.records.subsets import sample_records
+from t5x_lab.prompts.tasks.generation_metrics import decode_references, metric_fns
 from t5x_lab.prompts.templates.template import NO_LABEL, Rendered, Template
 
 RENDER_BATCH = 16  # records rendered at a time; each of hundreds of tasks renders so many before its first example
 _TEXT_FEATURES = {"inputs": tf.string, "targets": tf.string}
 _RANKING_FEATURES = {**_TEXT_FEATURES, "idx": tf.int32, "is_correct": tf.bool}
+_GENERATION_FEATURES = {**_TEXT_FEATURES, "references": tf.string}
 
 
 class PromptedTask(seqio.Task):
@@ -38,11 +40,13 @@ class PromptedTask(seqio.Task):
       prompt: name of the template, for reports. "sampled" if there are several.
       fingerprint: hash of the templates and settings that rendered texts depend on.
       cache_content: what a cache of the task depends on besides the records, for messages.
+      generates: whether it is for generation with metrics, not for ranking.
     """
 
-    def __init__(self, *args, data_set: str, prompt: str, fingerprint: str, cache_content: str, **options):
+    def __init__(self, *args, data_set: str, prompt: str, fingerprint: str, cache_content: str, generates: bool, **options):
         super().__init__(*args, **options)
         self.data_set, self.prompt, self.fingerprint, self.cache_content = data_set, prompt, fingerprint, cache_content
+        self.generates = generates
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +61,8 @@ class PromptedTaskBuilder:
       shots: number of exemplars before each question. None = as many as fit.
       few_shot: format of few-shot prompts.
       ranked: whether each choice is an example, as `t5.data.preprocessors.rank_classification` makes them.
+      generated: whether the task is for generation with the template's metrics. Examples have `references`, the JSON of all
+        accepted answers.
       input_eos: whether an EOS token separates inputs and targets.
     """
 
@@ -66,6 +72,7 @@ class PromptedTaskBuilder:
     shots: int | None = 0
     few_shot: FewShot = FewShot()
     ranked: bool = False
+    generated: bool = False
     input_eos: bool = False
 
     @property
@@ -79,6 +86,7 @@ class PromptedTaskBuilder:
         templates = [(template.jinja, template.answer_choices) for template in self.templates]
         settings = [templates, self.records.names, self.records.labels, self.ranked]
         settings += [self.shots, str(self.few_shot), self.input_eos] if self.is_random else []
+        settings += [[template.references for template in self.templates]] if self.generated else []
         return f"{zlib.crc32(json.dumps(settings).encode()):08x}"
 
     def build(self, name: str, data_set: str = "") -> PromptedTask:
@@ -108,7 +116,10 @@ class PromptedTaskBuilder:
             prompt=self.templates[0].name if len(self.templates) == 1 else "sampled",
             fingerprint=self.fingerprint,
             cache_content="" if self.is_random else f"the template {self.fingerprint}",
+            generates=self.generated,
             preprocessors=[*steps, seqio.preprocessors.append_eos_after_trim],
+            postprocess_fn=decode_references if self.generated else None,
+            metric_fns=metric_fns(self.templates[0].metrics) if self.generated else None,
             output_features={
                 "inputs": seqio.Feature(BYTE_VOCABULARY, add_eos=self.input_eos),
                 "targets": seqio.Feature(BYTE_VOCABULARY),
@@ -125,13 +136,17 @@ class PromptedTaskBuilder:
           fits: returns whether inputs are short enough.
 
         Returns:
-          [(inputs, targets)], or for ranking one (inputs, choice, [record number, choice number], is_correct) per choice.
+          [(inputs, targets)], for generation [(inputs, targets, references as JSON)], or for ranking one (inputs, choice,
+          [record number, choice number], is_correct) per choice.
         """
         template = self.templates[seed % len(self.templates)]
         rendered = self._render(line, template, seed)
         if rendered is None:
             return []
         inputs = rendered.inputs if self.shots == 0 else self._add_exemplars(rendered, line, template, seed, fits)
+        if self.generated:
+            references = template.render_references(record_fields(line, self.records), rendered.targets)
+            return [(inputs, rendered.targets, json.dumps(references))]
         if not self.ranked:
             return [(inputs, rendered.targets)]
         if rendered.targets == NO_LABEL:
@@ -236,7 +251,7 @@ def _render_dataset(dataset: tf.data.Dataset, builder: PromptedTaskBuilder, fits
         records = zip(lines.tolist(), numbers.tolist(), seeds.tolist(), strict=True)
         return list(itertools.chain.from_iterable(builder.render_record(*record, fits) for record in records))
 
-    features = _RANKING_FEATURES if builder.ranked else _TEXT_FEATURES
+    features = _RANKING_FEATURES if builder.ranked else _GENERATION_FEATURES if builder.generated else _TEXT_FEATURES
     return _map_batches(dataset, ["record", "number", "seed"], render, features)
 
 

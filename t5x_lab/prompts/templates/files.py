@@ -94,9 +94,13 @@ def _read_file(path: str, dataset: str, modified: int) -> tuple[Template, ...]:
         with open(path, encoding="utf-8") as file:
             entries = yaml.load(file, _Loader)["templates"].values()
         templates = [_make_template(dataset, entry) for entry in entries]
-        texts = [text for template in templates for text in (template.jinja, template.answer_choices or "")]
+        texts = [
+            text
+            for template in templates
+            for text in (template.jinja, template.answer_choices or "", template.references or "", *template.metrics)
+        ]
         if not all(isinstance(text, str) for text in texts):
-            raise TypeError("jinja and answer_choices must be texts")
+            raise TypeError("jinja, answer_choices, references and metrics must be texts")
     except RecursionError as error:
         raise UserError(f"{path} is not a template file in promptsource's format: it is nested too deeply.") from error
     except (yaml.YAMLError, KeyError, TypeError, AttributeError, ValueError, OSError) as error:
@@ -117,4 +121,5 @@ def _make_template(dataset: str, entry: dict) -> Template:
     name = entry["name"]
     if isinstance(name, list | dict):
         raise TypeError("a template's name must be a text")
-    return Template(dataset, str(name), entry["jinja"], entry.get("answer_choices"), **flags)
+    texts = {key: entry.get(key) for key in ("answer_choices", "references")}
+    return Template(dataset, str(name), entry["jinja"], **texts, metrics=tuple(metadata.get("metrics") or ()), **flags)

@@ -52,6 +52,8 @@ class Template:
       choices_in_prompt: whether the input lists the choices.
       inverted: whether it asks for an input of the original task, such as the question for an answer.
       no_instruction: whether it prints the fields without an instruction.
+      references: Jinja text of all accepted answers, separated by |||. None = the target alone.
+      metrics: names of metrics of generated answers in promptsource's metadata, such as "BLEU" and "Squad".
     """
 
     dataset: str
@@ -62,6 +64,8 @@ class Template:
     choices_in_prompt: bool = False
     inverted: bool = False
     no_instruction: bool = False
+    references: str | None = None
+    metrics: tuple[str, ...] = ()
 
     def render(self, record: Mapping[str, Any], seed: int = 0) -> Rendered | None:
         """Renders a record. Returns None if the template does not apply to it.
@@ -81,22 +85,25 @@ class Template:
             raise UserError(
                 f'{self} cannot render a record with a field "answer_choices", a name that templates use themselves.'
             )
-        protected = {name: _protect(value) if isinstance(value, str) else value for name, value in record.items()}
-        private = {_SAMPLER: _Sampler((seed, self.dataset, self.name), record), BUDGET: Budget()}
-        try:
-            choices = None
-            if self._choices is not None:
-                texts = self._choices.render({**protected, **private}).split(_SEPARATOR)
-                choices = [_unprotect(text.strip()) for text in texts]
-            parts = self._template.render({**protected, "answer_choices": choices, **private}).split(_SEPARATOR)
-        except UserError as error:
-            raise UserError(f"{self}: {error.sentence}") from error
-        except Exception as error:  # a template is somebody's program
-            raise UserError(f"{self} fails: {type(error).__name__}: {str(error).rstrip('.')}.") from error
-        parts = [_unprotect(part).strip() for part in parts]
+        with self._render_errors():
+            values = self._values(record, seed)
+            choices = self._choices and _render_list(self._choices, values)
+            parts = _render_list(self._template, {**values, "answer_choices": choices})
         if len(parts) != 2 or not parts[0]:
             return None
         return Rendered(parts[0], parts[1] or NO_LABEL, tuple(choices or ()))
+
+    def render_references(self, record: Mapping[str, Any], target: str) -> list[str]:
+        """Returns all accepted answers of a record: those of `references`, or the rendered target alone."""
+        if self._references is None:
+            return [target]
+        record = {name.replace("-", "_"): value for name, value in record.items()}
+        with self._render_errors():
+            return list(dict.fromkeys(_render_list(self._references, self._values(record, seed=0))))
+
+    def _values(self, record: Mapping[str, Any], seed: int) -> dict[str, Any]:
+        protected = {name: _protect(value) if isinstance(value, str) else value for name, value in record.items()}
+        return {**protected, _SAMPLER: _Sampler((seed, self.dataset, self.name), record), BUDGET: Budget()}
 
     def __str__(self) -> str:
         return f'Template "{self.name}" of {self.dataset}'
@@ -109,9 +116,22 @@ class Template:
     def _choices(self) -> jinja2.Template | None:
         return self._compile(self.answer_choices) if self.answer_choices else None
 
+    @functools.cached_property
+    def _references(self) -> jinja2.Template | None:
+        return self._compile(self.references) if self.references else None
+
     def _compile(self, text: str) -> jinja2.Template:
         with self._compile_errors():
             return _ENVIRONMENT.compile_template(_CheckLabels().visit(_ENVIRONMENT.parse(text)))
+
+    @contextlib.contextmanager
+    def _render_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except UserError as error:
+            raise UserError(f"{self}: {error.sentence}") from error
+        except Exception as error:  # a template is somebody's program
+            raise UserError(f"{self} fails: {type(error).__name__}: {str(error).rstrip('.')}.") from error
 
     @contextlib.contextmanager
     def _compile_errors(self) -> Iterator[None]:
@@ -130,6 +150,11 @@ class Template:
         with self._compile_errors():
             names = {name for text in texts for name in jinja2.meta.find_undeclared_variables(_ENVIRONMENT.parse(text))}
         return frozenset(names - optional - {"answer_choices"} - _ENVIRONMENT.globals.keys())
+
+
+def _render_list(template: jinja2.Template, values: Mapping[str, Any]) -> list[str]:
+    """Returns the texts that a template renders, separated by |||."""
+    return [_unprotect(text.strip()) for text in template.render(values).split(_SEPARATOR)]
 
 
 def _protect(text: str) -> str:
