@@ -113,23 +113,27 @@ WAYS: dict[str, list[str]] = {
 }
 
 
-def records_of(data: pathlib.Path) -> dict[str, dict[str, list[dict]]]:
-    """Returns records by data set and split, with GLUE's field names."""
+def records_of(data: pathlib.Path, data_sets: list[str]) -> dict[str, dict[str, list[dict]]]:
+    """Returns records by data set and split, with GLUE's field names, of these data sets and of those of the probes."""
     splits = {
         name: {split: list(labelled(data / "eval" / file, name)) for split, file in zip(("train", "validation"), files)}
         for name, files in FILES.items()
+        if name in {*data_sets, "glue/sst2", "glue/cola"}
     }
     names = {"premise": "sentence1", "hypothesis": "sentence2"}
-    for split, records in splits["glue/rte"].items():
+    for split, records in splits.get("glue/rte", {}).items():
         splits["glue/rte"][split] = [{names.get(key, key): value for key, value in record.items()} for record in records]
-    splits["snli"]["train"] = splits["snli"]["train"][:8_000]
+    if "snli" in splits:
+        splits["snli"]["train"] = splits["snli"]["train"][:8_000]
     return splits
 
 
-def write_files(work: pathlib.Path, data: pathlib.Path, pretrain_steps: int, steps: int, pairs: int | None) -> None:
+def write_files(
+    work: pathlib.Path, data: pathlib.Path, pretrain_steps: int, steps: int, pairs: int | None, data_sets: list[str]
+) -> None:
     from t5x_lab.tasks.sotu import speeches
 
-    records_by_split = records_of(data)
+    records_by_split = records_of(data, data_sets)
     places = write_records(work, records_by_split)
     for folder, split in (("books", "train"), ("dev", "validation")):
         (work / folder).mkdir(exist_ok=True)
@@ -143,15 +147,15 @@ def write_files(work: pathlib.Path, data: pathlib.Path, pretrain_steps: int, ste
     (work / "pretraining.gin").write_text(
         PRETRAINING.format(
             work=work,
-            period=pretrain_steps // 5,
+            period=max(1, pretrain_steps // 5),
             steps=pretrain_steps,
-            warmup=min(400, pretrain_steps // 2),
+            warmup=max(1, min(400, pretrain_steps // 2)),
             pairs=pairs,
             few_pairs=min(pairs or 100, 100),
             sentences=min(20 * (pairs or 100), 2_000),
         )
     )
-    (work / "fine_tuning.gin").write_text(FINE_TUNING.format(period=steps // 3))
+    (work / "fine_tuning.gin").write_text(FINE_TUNING.format(period=max(1, steps // 3)))
     if not (work / "bpe.model").exists():
         of_tasks = (
             value
@@ -270,7 +274,7 @@ def plot(seeds: int) -> None:
 def main() -> None:
     args = arguments(__doc__, pretrain_steps=5000, steps=150, only=WAYS, data_sets=FILES, seeds=3, pairs=0)
     os.chdir(args.work)
-    write_files(args.work, args.data, args.pretrain_steps, args.steps, args.pairs or None)
+    write_files(args.work, args.data, args.pretrain_steps, args.steps, args.pairs or None, args.data_set)
     for seed in range(args.seeds):
         for way in args.only or list(WAYS):
             fine_tune(way, seed, args.pretrain_steps, args.steps, args.data_set)

@@ -1,7 +1,7 @@
 """Multi-task fine-tuning of three architectures at a laptop's size, on real labelled data, and what T0-Eval says of them.
 
     python benchmarks/mt_f.py --work=FOLDER [--data=../shared/data] [--pretrain_steps=500] [--steps=3000] [--only=NAME]
-        [--examples=100] [--held_out=8] [--rendered=1000] [--texts=47000]
+        [--examples=100] [--held_out=8] [--labelled=5] [--rendered=1000] [--texts=47000]
 
 Models of about a million parameters are pre-trained on the embedded corpus, the decoder with full LM and the encoder-decoder
 with span corruption; the prefix decoder is the causal one's checkpoint with one line changed. Their vocabulary is one of that
@@ -11,6 +11,7 @@ templates. Before and after: accuracy on the validation splits of the labelled s
 promptsource's prompts. Prints a table, and writes it to FOLDER/table.md; what is there already is not done again.
 """
 
+import argparse
 import csv
 import gzip
 import itertools
@@ -18,10 +19,9 @@ import json
 import os
 import pathlib
 import re
-import subprocess
 import sys
 
-from small_runs import arguments, paragraphs, write_texts
+from small_runs import arguments, paragraphs, t5x_lab, write_texts
 
 ARCHITECTURES = {
     "causal_decoder": ("models/causal_decoder/base.gin", "objectives/full_lm.gin", {"targets": 256}),
@@ -111,7 +111,7 @@ RATES = {
 MISSING = ("hellaswag", "story_cloze_2016", "winogrande_winogrande_xl")
 
 
-def records_in_gin(data: pathlib.Path, rendered: dict[str, str]) -> str:
+def records_in_gin(data: pathlib.Path, rendered: dict[str, str], num_labelled: int) -> str:
     """DATA_SETS, TEMPLATES and COLLECTIONS, with the renderings of T0's data sets as data sets of one template."""
     places, lines = {}, []
     for name, (files, more) in {**LABELLED, **HELD_OUT}.items():
@@ -124,12 +124,13 @@ def records_in_gin(data: pathlib.Path, rendered: dict[str, str]) -> str:
             if value:
                 lines.append(f"r{number}/Records.{field} = {value if str(value).startswith('@') else repr(value)}")
         places[name] = f"@r{number}/Records()"
-    names = [f"flan_{re.sub('[^a-z0-9.]', '_', name)}" for name in LABELLED]
+    names = [f"flan_{re.sub('[^a-z0-9.]', '_', name)}" for name in list(LABELLED)[:num_labelled]]
+    rates = {name: rate for name, rate in RATES.items() if name in names}
     lines += [
         "DATA_SETS = {" + ", ".join(f'"{name}": {place}' for name, place in places.items()) + "}",
         'COLLECTIONS = {"mt_f": @mt_f/Collection(), "seen": @seen/Collection()}',
         f"mt_f/Collection.members = {(*rendered, *names)!r}",
-        f"mt_f/Collection.rates = {RATES!r}",
+        f"mt_f/Collection.rates = {rates!r}",
         f"seen/Collection.members = {tuple(f'{name}_score_eval' for name in names)!r}",
         'seen/Collection.form = "ranked"',
     ]
@@ -168,9 +169,9 @@ templates:
 """
 
 
-def write_files(work: pathlib.Path, data: pathlib.Path, examples: int, held_out: int, rendered_sets: int) -> int:
+def write_files(work: pathlib.Path, data: pathlib.Path, args: argparse.Namespace) -> int:
     """Gin files, the module, and the templates of the renderings; returns how many data sets these are of."""
-    missing = "_and_".join([*MISSING, *(name.replace("/", "_") for name in list(HELD_OUT)[held_out:])])
+    missing = "_and_".join([*MISSING, *(name.replace("/", "_") for name in list(HELD_OUT)[args.held_out :])])
     folder = data / "prompts" / "t0_train_50k"
     names = sorted(path.name.removesuffix(".jsonl.gz") for path in folder.glob("*.jsonl.gz"))
     sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
@@ -179,7 +180,7 @@ def write_files(work: pathlib.Path, data: pathlib.Path, examples: int, held_out:
     slugs = sorted({entry.slug.replace(".", "_") for entry in T0_TRAIN} | {"commonsense_qa"}, key=len, reverse=True)
     rendered = {}
     for name in names:
-        if len(rendered) == rendered_sets:
+        if len(rendered) == args.rendered:
             break
         slug = next(slug for slug in slugs if name.startswith(slug))
         rendered[f"p3/{slug}"] = str(folder / f"{slug}_*.jsonl.gz")
@@ -188,8 +189,10 @@ def write_files(work: pathlib.Path, data: pathlib.Path, examples: int, held_out:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(TEMPLATE.format(name=name))
     (work / "superglue_records.py").write_text(MODULE)
-    (work / "records.gin").write_text(records_in_gin(data, rendered))
-    (work / "mt_f.gin").write_text(FINE_TUNING.format(data=data, missing=missing, seen=2 * examples, held_out=examples))
+    (work / "records.gin").write_text(records_in_gin(data, rendered, args.labelled))
+    (work / "mt_f.gin").write_text(
+        FINE_TUNING.format(data=data, missing=missing, seen=2 * args.examples, held_out=args.examples)
+    )
     return len(rendered)
 
 
@@ -211,11 +214,6 @@ def write_text(path: pathlib.Path, data: pathlib.Path, texts: int) -> None:
     write_texts(path, itertools.chain.from_iterable(itertools.islice(source, most) for source, most in shares))
 
 
-def t5x_lab(work: pathlib.Path, *argv: str) -> None:
-    print("$ t5x_lab", *argv, flush=True)
-    subprocess.run([sys.executable, "-m", "t5x_lab", *argv], cwd=work, check=True)
-
-
 def run_one(work: pathlib.Path, name: str, pretrain_steps: int, steps: int) -> None:
     """Pre-trains, evaluates, fine-tunes and evaluates one architecture."""
     model, objective, lengths = ARCHITECTURES[name]
@@ -226,7 +224,7 @@ def run_one(work: pathlib.Path, name: str, pretrain_steps: int, steps: int) -> N
     if objective and not (work / pretrained / "END").exists():
         (work / "pretraining.gin").write_text(PRETRAINING.format(decay=1 / (0.9 * pretrain_steps)))
         t5x_lab(
-            work, "train", f"--gin_file={name}.gin", f"--gin_file={objective}", "--gin_file=pretraining.gin",
+            "train", f"--gin_file={name}.gin", f"--gin_file={objective}", "--gin_file=pretraining.gin",
             f"--gin.MODEL_DIR={pretrained}", f"--gin.TRAIN_STEPS={pretrain_steps}", f"--gin.TASK_FEATURE_LENGTHS={lengths}",
             f"--gin.CHECKPOINT_PERIOD={pretrain_steps}",
         )  # fmt: skip
@@ -238,9 +236,9 @@ def run_one(work: pathlib.Path, name: str, pretrain_steps: int, steps: int) -> N
     ):
         if not (work / folder / "END").exists():
             options = [f"--gin.MODEL_DIR={folder}", f"--gin.TRAIN_STEPS={end}", f"--gin.CHECKPOINT_PERIOD={end}"]
-            t5x_lab(work, "train", *tuned, *more, *options)
+            t5x_lab("train", *tuned, *more, *options)
         if not (work / folder / "evals" / "t0_eval").exists():
-            t5x_lab(work, "eval", f"--model_dir={folder}")
+            t5x_lab("eval", f"--model_dir={folder}")
 
 
 def table(work: pathlib.Path) -> str:
@@ -269,14 +267,14 @@ def table(work: pathlib.Path) -> str:
 
 
 def main() -> None:
-    numbers = dict(examples=100, held_out=len(HELD_OUT), rendered=1_000, texts=47_000)
+    numbers = dict(examples=100, held_out=len(HELD_OUT), labelled=len(LABELLED), rendered=1_000, texts=47_000)
     args = arguments(__doc__, pretrain_steps=500, steps=3000, only=ARCHITECTURES, **numbers)
     work, data = args.work, args.data
-    os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
-    print(f"{write_files(work, data, args.examples, args.held_out, args.rendered)} data sets of T0 as promptsource rendered them")
+    os.chdir(work)
+    print(f"{write_files(work, data, args)} data sets of T0 as promptsource rendered them")
     if not (work / "tasks.model").exists():
         write_text(work / "text.jsonl", data, args.texts)
-        t5x_lab(work, "vocab", "--input=text.jsonl", f"--size={min(4000, args.texts // 4)}", "--output=tasks.model")
+        t5x_lab("vocab", "--input=text.jsonl", f"--size={min(4000, args.texts // 4)}", "--output=tasks.model")
     for name in args.only or ARCHITECTURES:
         run_one(work, name, args.pretrain_steps, args.steps)
     (work / "table.md").write_text(table(work) + "\n")

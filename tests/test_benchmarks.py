@@ -23,15 +23,15 @@ SMALL_RUNS = {
     "evaluation_time": ("--rounds=1", r"first [\d.]+ s, later [\d.]+ s"),
     "full_disk": ("--sizes=2", r" bytes, 1 process\(es\): 0 wrong"),
     "gpt1": (
-        f"--work={{tmp}} --data={SHARED} --pretrain_steps=5 --steps=3 --seeds=1 --only=full --data_set=glue/cola --pairs=2",
+        f"--work={{tmp}} --data={SHARED} --pretrain_steps=2 --steps=2 --seeds=1 --only=full --data_set=glue/cola --pairs=1",
         r"decoder: BLiMP [\d.]+ of .*(?s:.*)\| glue/cola \| -?[\d.]+ \(",
     ),
     "infer_corpus": ("--lines=3000 --kills=1", "3,000 lines, each once, in order, after 1 kills"),
     "kill_and_resume": ("--kills=1 --source=synthetic", r"\b0 of them different"),
     "kill_infer": ("--kills=1 --lines=200", "200 examples, each once, equal to the byte"),
-    "kill_processes": ("--kills=2", "tokens differ in 0 of them"),
+    "kill_processes": ("--kills=1", "tokens differ in 0 of them"),
     "mt_f": (
-        f"--work={{tmp}} --data={SHARED} --pretrain_steps=2 --steps=2 --only=causal_decoder --examples=1 --held_out=1 --rendered=2 --texts=2000",
+        f"--work={{tmp}} --data={SHARED} --pretrain_steps=2 --steps=2 --only=causal_decoder --examples=1 --held_out=1 --labelled=1 --rendered=2 --texts=2000",
         r"\| t0_eval: average \| [\d.]+ \| [\d.]+ \| [\d.]+ \|",
     ),
     "objectives": ("--seconds=0.2 --rounds=1 --rows=8 --objectives=span_corruption", r"encoder_decoder .* [\d.]+x"),

@@ -38,6 +38,7 @@ STAND_INS = [  # text of a command, and what stands there instead
     (r"models/(t5_1_1|gpt1)/\w+\.gin", r"models/\1/tiny.gin"),
     (r"t5x_lab train(.*) …", r"t5x_lab train --gin_file=own_train.gin\1"),  # what the reader adds
     (r"TRAIN_STEPS=\d+", "TRAIN_STEPS=4"),
+    (r"--size=8000", "--size=1000"),
     (r"--gin.Records.(hub='{hub}'|tfds='{tfds}')", "--gin.Records.files='data/{dataset}/{split}.jsonl'"),
     (r"promptsource/templates", str(SHARED / "prompts" / "promptsource_templates")),
     (r"gs://t5-data/\S+", "runs/base"),
@@ -136,6 +137,8 @@ def localize(command: str) -> list[str]:
         argv += [] if "RECORDS" in command_line or "t5_" not in command_line else FILES.split()
     if argv[0] == "train":
         argv += SMALL.split()
+        is_long = "span_corruption.gin" in command_line and "FEATURE_LENGTHS" not in command_line
+        argv += ['--gin.TASK_FEATURE_LENGTHS={"inputs": 64}'] if is_long else []
         argv += [] if "TRAIN_STEPS" in command_line or "my_run.gin" in command_line else ["--gin.TRAIN_STEPS=4"]
         argv += [] if "MODEL_DIR" in command_line else [f"--gin.MODEL_DIR=runs/new{abs(hash(command_line))}"]
     return argv

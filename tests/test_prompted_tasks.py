@@ -361,7 +361,9 @@ def test_generated_answers_are_measured_with_the_metrics_of_their_templates(tmp_
 
     monkeypatch.setattr(type(run), "generate_tokens", generate)
     lengths = {"inputs": 256, "targets": 16}
-    evaluation = MetricsEvaluation(name="g", task="flan_nq_open_generate_eval", split="validation", lengths=lengths, period=None)
+    evaluation = MetricsEvaluation(
+        name="g", task="flan_nq_open_generate_eval", split="validation", lengths=lengths, period=None
+    )
     measured = evaluation.prepare(run)(run).metrics
     # "number two" shares one of its two words with "number 2": precision and recall of a half.
     expected = {"em": 50.0, "f1": pytest.approx(100 * (1 + 1 + 0.5 + 0) / 4)}

@@ -247,7 +247,9 @@ def _check_t5x_bindings() -> None:
         if name.partition(".")[0] in ("t5x", "flaxformer") and name not in referenced:
             for parameter in parameters:
                 if equivalent := hint(f"{name}.{parameter}"):
-                    raise UserError(f"The binding of {name}.{parameter} has no effect, because nothing here uses it.{equivalent}")
+                    raise UserError(
+                        f"The binding of {name}.{parameter} has no effect, because nothing here uses it.{equivalent}"
+                    )
 
 
 def _required_macros(selector: str) -> list[str]:

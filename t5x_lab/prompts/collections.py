@@ -122,7 +122,8 @@ class CollectionMixtures:
 
     def _evaluation_mixtures(self, collection: Collection, name: str) -> list[str]:
         """Returns a mixture for each member: its ranking tasks, or its generation tasks if it has no choices to rank."""
-        mixtures, neither = [], []
+        mixtures: list[str] = []
+        neither: list[str] = []
         for member in collection.members:
             tasks = self._data_set_tasks(member, collection)
             mixture = (tasks.ranking_mixture() or tasks.generation_mixture()) if tasks else self._register_member(member, name)

@@ -60,7 +60,7 @@ def check_vocabulary(
 
 
 def _check_lengths_are_read(tasks: ResolvedMixture, config: DataConfig) -> None:
-    """Raises a `UserError` if a length that no task reads would be missing in a decoder's rows, which are as long as the sum."""
+    """Raises a `UserError` if a decoder's rows, which are as long as the sum, would miss a length that no task reads."""
     lengths = config.task_feature_lengths
     used = {name for component in tasks.components for name in component.lengths}
     if tasks.architecture in ("encoder", "encoder_decoder") or not used < {"inputs", "targets"} <= set(lengths):

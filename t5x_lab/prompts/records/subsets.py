@@ -84,8 +84,13 @@ class SampledRecords(seqio.DataSource):
         order = np.random.default_rng(seed or 0).permutation(len(records)) if shuffle else range(len(records))
         numbers = tf.data.Dataset.range(len(records))
         numbers = numbers.shard(shard_info.num_shards, shard_info.index) if shard_info else numbers
-        lookup = lambda number: tf.numpy_function(lambda number: records[order[number]], [number], tf.string, stateful=False)
-        return numbers.map(lambda number: tf.ensure_shape(lookup(number), []))
+
+        @tf.autograph.experimental.do_not_convert
+        def lookup(number: tf.Tensor) -> tf.Tensor:
+            record = tf.numpy_function(lambda number: records[order[number]], [number], tf.string, stateful=False)
+            return tf.ensure_shape(record, [])
+
+        return numbers.map(lookup)
 
     def num_input_examples(self, split: str) -> int | None:
         number = self._source.num_input_examples(split)

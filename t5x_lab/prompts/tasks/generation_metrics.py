@@ -24,7 +24,8 @@ def bleu(targets: References, predictions: Sequence[str]) -> dict[str, float]:
 
     most = max(map(len, targets))
     columns = [[accepted[i] if i < len(accepted) else None for accepted in targets] for i in range(most)]
-    return {"bleu": sacrebleu.corpus_bleu(list(predictions), columns, tokenize="intl").score}
+    score = sacrebleu.corpus_bleu(list(predictions), columns, tokenize="intl").score  # type: ignore[arg-type]  # None is left out
+    return {"bleu": score}
 
 
 def rouge(targets: References, predictions: Sequence[str]) -> dict[str, float]:

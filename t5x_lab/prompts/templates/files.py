@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import yaml
 
@@ -121,5 +122,6 @@ def _make_template(dataset: str, entry: dict) -> Template:
     name = entry["name"]
     if isinstance(name, list | dict):
         raise TypeError("a template's name must be a text")
-    texts = {key: entry.get(key) for key in ("answer_choices", "references")}
-    return Template(dataset, str(name), entry["jinja"], **texts, metrics=tuple(metadata.get("metrics") or ()), **flags)
+    values: dict[str, Any] = {key: entry.get(key) for key in ("answer_choices", "references")}
+    values |= {"metrics": tuple(metadata.get("metrics") or ())} | flags
+    return Template(dataset, str(name), entry["jinja"], **values)
