@@ -447,7 +447,7 @@ def vocabulary(request, tmp_path_factory):
 @pytest.mark.parametrize("ends", [False, True])
 def test_a_decoders_text_is_what_follows_its_prompt(vocabulary, ends):
     """Also where the prompt ends with an end token, at which SeqIO's decode stops."""
-    texts = Texts(vocabulary, has_encoder=False, stop_ids=(1,), eos_id=1, input_affixes=lambda: ([], []))
+    texts = Texts(vocabulary, vocabulary, has_encoder=False, stop_ids=(1,), eos_id=1, input_affixes=lambda: ([], []))
     tokens = np.array([*texts.encode(" three"), 1, 0, 0])
     spaced = vocabulary.decode(texts.encode(" three")) == " three"
     assert spaced == isinstance(vocabulary, seqio.ByteVocabulary)

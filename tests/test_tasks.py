@@ -1,6 +1,9 @@
 """Tasks are SeqIO tasks: its functions read t5x_lab's by name, and T5's tasks and mixtures are read in a run's vocabulary."""
 
 import io
+import json
+import re
+import shlex
 
 import numpy as np
 import pytest
@@ -10,7 +13,8 @@ import tensorflow as tf
 from conftest import shared_data
 from helpers import exhaustive_except
 
-import t5x_lab.tasks  # noqa: F401  (registers the texts)
+import t5x_lab
+import t5x_lab.tasks
 from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
 from t5x_lab.data.config import DataConfig
@@ -19,6 +23,7 @@ from t5x_lab.data.pipeline.batches import SeqioBatches, eval_batches, resolve_ta
 from t5x_lab.data.tasks import names as tasks
 from t5x_lab.data.vocabularies.build import build_vocabulary, sentinel_ids
 from t5x_lab.data.vocabularies.config import ByteVocabulary, SentencePieceVocabulary
+from t5x_lab.data.vocabularies.sentencepiece import train_sentencepiece
 from t5x_lab.data.vocabularies.sentinels import num_sentinels
 from t5x_lab.observe.metrics import read_metrics
 
@@ -235,3 +240,68 @@ def test_the_runs_vocabulary_leaves_features_without_text_alone():
     assert task.output_features["inputs"].vocabulary.extra_ids == 7
     same = tasks.VocabularyReplacer(config.vocabulary)(read)
     assert same is read
+
+
+TWO_VOCABULARIES = """
+import seqio
+import tensorflow as tf
+
+PAIRS = {"train": [(f"word {n}", f"the answer {n}") for n in range(32)], "validation": [("word 1", "the answer 1")] * 2}
+
+
+def read(split, shuffle_files, seed=None):
+    inputs, targets = map(list, zip(*PAIRS[split]))
+    return tf.data.Dataset.from_tensor_slices({"inputs": inputs, "targets": targets})
+
+
+seqio.TaskRegistry.add(
+    "two_vocabularies",
+    seqio.FunctionDataSource(read, splits=("train", "validation")),
+    preprocessors=[seqio.preprocessors.tokenize, seqio.preprocessors.append_eos],
+    output_features={
+        "inputs": seqio.Feature(seqio.SentencePieceVocabulary("pieces.model", extra_ids=7)),
+        "targets": seqio.Feature(seqio.ByteVocabulary(20)),
+    },
+)
+"""
+
+
+@pytest.mark.slow
+def test_inputs_and_targets_may_have_vocabularies_of_their_own(tmp_path, monkeypatch, capsys):
+    """The log of a run with another vocabulary has the flags that set the task's own, as they stand."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    train_sentencepiece(["some words have an answer, one to nine: 0123456789"] * 40, "pieces.model", 40, "bpe")
+    (tmp_path / "task_of_two_vocabularies.py").write_text(TWO_VOCABULARIES)
+    train = [
+        "train", "--gin_file=models/t5_1_1/tiny.gin", "--gin_bindings=import task_of_two_vocabularies", "--gin.MODEL_DIR=run",
+        "--gin.MIXTURE_OR_TASK_NAME=two_vocabularies", '--gin.TASK_FEATURE_LENGTHS={"inputs": 32, "targets": 32}',
+        "--gin.BATCH_SIZE=8", "--gin.DATA_SHARDS=1", "--gin.TRAIN_STEPS=2", "--gin.TransformerConfig.vocab_size=384",
+    ]  # fmt: skip
+    assert main([*train, "--dry_run", "--gin.VOCABULARY=@ByteVocabulary()"]) == 0
+    flags = shlex.split(re.search(r"VOCABULARY, .*, replaces .* Its own: (.*)", capsys.readouterr().err)[1])
+    assert len(flags) == 5 and "--gin.INPUT_VOCABULARY=@inputs/SentencePieceVocabulary()" in flags
+    assert main([*train, *flags]) == 0 and "replaces the vocabulary" not in capsys.readouterr().err
+
+    run = t5x_lab.load("run")
+    pieces, data = sentencepiece.SentencePieceProcessor(model_file="pieces.model"), run.config.data()
+    inputs = [*pieces.encode("word 1"), pieces.eos_id()]
+    targets = [*(byte + 3 for byte in b"the answer 1"), 1]
+    (rows,) = eval_batches(resolved := resolve_tasks(data, "encoder_decoder", 384), resolved.components[0], data)
+    assert rows["encoder_input_tokens"][0][: len(inputs)].tolist() == inputs
+    assert rows["decoder_target_tokens"][0][: len(targets)].tolist() == targets
+    by_ids = run.score([inputs], [targets])
+    assert run.score(["word 1"], ["the answer 1"], eos=True) == pytest.approx(by_ids)
+    infer = ["infer", "--model_dir=run", "--task=two_vocabularies", "--split=validation", "--mode=score", "--output=out.jsonl"]
+    assert main(infer) == 0
+    line = json.loads((tmp_path / "out.jsonl").read_text().splitlines()[0])
+    assert line["score"] == pytest.approx(by_ids[0], rel=1e-5) and line["inputs"] == "word 1"
+    assert run.generate(["word 1"], max_tokens=3) == run.generate([inputs], max_tokens=3)
+
+    capsys.readouterr()
+    for argv, says in (
+        (["convert", "--source=run", "--to=hf", "--target=hf"], "this run has an INPUT_VOCABULARY beside it"),
+        ([*train, *flags, "--gin_file=models/decoder/tiny.gin", "--gin.MODEL_DIR=other"], "only an encoder-decoder reads inputs"),
+        ([*train, *flags, "--gin.MIXTURE_OR_TASK_NAME=sotu_span_corruption", "--gin.MODEL_DIR=other"], "inputs and targets of one text"),
+        ([*train, *flags, "--gin.INPUT_VOCABULARY=@ByteVocabulary()", "--gin.TRAIN_STEPS=3"], "INPUT_VOCABULARY"),
+    ):  # fmt: skip
+        assert main(argv) == 2 and says in capsys.readouterr().err, says

@@ -119,4 +119,5 @@ def _task_examples(args: argparse.Namespace, model, **shard: int):
     network, data = model.network, config.data()
     mixture = resolve_tasks(data, network.architecture, network.vocab_size)
     options = dict(stop_ids=model.stop_ids, cut=not args.whole_inputs, **shard)
-    return read_task_examples(mixture, args.split, args.mode, model.vocabulary, **options)
+    vocabularies = {"inputs": model.input_vocabulary, "targets": model.vocabulary}
+    return read_task_examples(mixture, args.split, args.mode, vocabularies, **options)

@@ -76,10 +76,11 @@ TABLE: dict[str, tuple[Row, ...]] = {
         Row("EncoderDecoderModel DecoderOnlyModel", "ModelConfig", "MODEL = @ModelConfig(), as in the model files"),
         Row("EncoderDecoderModel.module DecoderOnlyModel.module", "ModelConfig.network"),
         Row(
-            "EncoderDecoderModel.{input_vocabulary, output_vocabulary} DecoderOnlyModel.vocabulary",
+            "EncoderDecoderModel.output_vocabulary DecoderOnlyModel.vocabulary",
             "VOCABULARY",
-            "one for inputs and targets",
+            "also of inputs, unless INPUT_VOCABULARY is set",
         ),
+        Row("EncoderDecoderModel.input_vocabulary", "INPUT_VOCABULARY", "None by default, which is VOCABULARY"),
         Row("EncoderDecoderModel.optimizer_def DecoderOnlyModel.optimizer_def", "OPTIMIZER"),
         Row("EncoderDecoderModel.z_loss DecoderOnlyModel.z_loss", "Z_LOSS"),
         Row("EncoderDecoderModel.label_smoothing DecoderOnlyModel.label_smoothing", "LABEL_SMOOTHING"),

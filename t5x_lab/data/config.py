@@ -107,6 +107,8 @@ class DataConfig:
         objective may be left out.
       batch_size: rows of a batch over all processes.
       vocabulary: vocabulary of the run. It replaces those of all tasks except `PassThroughVocabulary`.
+      input_vocabulary: vocabulary of an encoder-decoder's inputs, if it differs from that of the targets. None = `vocabulary`.
+        The model embeds the ids of both in one table.
       special_tokens: start, stop and padding ids.
       objective: objective for plain text: a name, an `Objective`, or None if task names contain it.
       mixing: mixing rates. None = the mixture's own.
@@ -137,6 +139,7 @@ class DataConfig:
     task_feature_lengths: dict[str, int] = dataclasses.field(metadata=macro("TASK_FEATURE_LENGTHS"))
     batch_size: int = dataclasses.field(metadata=macro("BATCH_SIZE"))
     vocabulary: Vocabulary = dataclasses.field(metadata=macro("VOCABULARY"))
+    input_vocabulary: Vocabulary | None = dataclasses.field(default=None, metadata=macro("INPUT_VOCABULARY"))
     special_tokens: SpecialTokens = SpecialTokens()
     objective: str | Objective | None = dataclasses.field(default=None, metadata=macro("OBJECTIVE"))
     mixing: Mixing | None = dataclasses.field(default=None, metadata=macro("MIXING"))
@@ -179,6 +182,10 @@ class DataConfig:
         if self.objective is not None:
             get_objective(self.objective)
 
+    def vocabulary_of(self, feature: str) -> Vocabulary:
+        """Returns the vocabulary of a task's feature."""
+        return self.input_vocabulary if self.input_vocabulary and feature.startswith("inputs") else self.vocabulary
+
     def identity(self) -> dict[str, str]:
         """Returns the settings that the saved position depends on. A run is resumed only with equal ones."""
         texts = (f"{name!r}: ({_identity(files)}, {files.rate})" for name, files in sorted(self.texts.items()))
@@ -190,6 +197,7 @@ class DataConfig:
             "BATCH_SIZE": str(self.batch_size),
             "DATA_SHARDS": str(self.shards),
             "VOCABULARY": str(self.vocabulary),
+            "INPUT_VOCABULARY": str(self.input_vocabulary),
             "SpecialTokens.input_start": str(self.special_tokens.input_start),
             "DataConfig.unique_tokens": str(self.unique_tokens),
             "DataConfig.pack": str(self.pack),

@@ -14,6 +14,7 @@ from t5x_lab.data.pipeline.reading import task_shard
 from t5x_lab.data.sources.text_files import must_read_to_count
 from t5x_lab.data.tasks.mixture import Component, ResolvedMixture
 from t5x_lab.data.vocabularies.build import build_vocabulary, uses_id_0
+from t5x_lab.data.vocabularies.config import Vocabulary
 
 
 def check_vocabulary(
@@ -27,23 +28,10 @@ def check_vocabulary(
       vocab_size: number of ids that the model embeds.
       additional_ids: further ids that the model embeds, such as those of a soft prompt. None = not checked.
     """
-    build_vocabulary(config.vocabulary)
-    with_eos = (
-        f.add_eos
-        for component in tasks.components
-        for name, f in component.task.output_features.items()
-        if name in component.lengths
-    )
-    if tasks.vocabulary.eos_id is None and (config.converter is None or any(with_eos)):
-        raise UserError(
-            f"{config.vocabulary} has no EOS token, which training appends to documents. Use one with an EOS token: a "
-            'SentencePiece model trained with an eos_id of 0 or more, or a tokenizer with "eos_token" in tokenizer_config.json.'
-        )
-    if not config.pack and uses_id_0(tasks.vocabulary):
-        raise UserError(
-            "DataConfig.pack is False, but unpacked rows are padded with id 0, which is a token of "
-            f"{config.vocabulary}. Set DataConfig.pack = True."
-        )
+    if config.input_vocabulary and tasks.architecture != "encoder_decoder":
+        raise UserError("INPUT_VOCABULARY is set, but only an encoder-decoder reads inputs apart from targets. Remove it.")
+    for setting in (config.vocabulary, config.input_vocabulary or config.vocabulary):
+        _check_special_tokens(build_vocabulary(setting), setting, tasks, config)
     _check_lengths_are_read(tasks, config)
     _log_unused_settings(tasks, config)
     if additional_ids is not None:
@@ -57,6 +45,28 @@ def check_vocabulary(
                     f"ids, but the model has {vocab_size}. Set --gin.TransformerConfig.vocab_size to at least that, or use the "
                     "model's vocabulary."
                 )
+
+
+def _check_special_tokens(
+    vocabulary: seqio.Vocabulary, setting: Vocabulary, tasks: ResolvedMixture, config: DataConfig
+) -> None:
+    """Raises a `UserError` if a vocabulary has no EOS token where one is needed, or uses the id of padding."""
+    with_eos = (
+        feature.add_eos
+        for component in tasks.components
+        for name, feature in component.task.output_features.items()
+        if name in component.lengths and config.vocabulary_of(name) == setting
+    )
+    if vocabulary.eos_id is None and (config.converter is None or any(with_eos)):
+        raise UserError(
+            f"{setting} has no EOS token, which training appends to documents. Use one with an EOS token: a "
+            'SentencePiece model trained with an eos_id of 0 or more, or a tokenizer with "eos_token" in tokenizer_config.json.'
+        )
+    if not config.pack and uses_id_0(vocabulary):
+        raise UserError(
+            "DataConfig.pack is False, but unpacked rows are padded with id 0, which is a token of "
+            f"{setting}. Set DataConfig.pack = True."
+        )
 
 
 def _check_lengths_are_read(tasks: ResolvedMixture, config: DataConfig) -> None:

@@ -22,7 +22,7 @@ from t5x_lab.data.objectives.named import OBJECTIVES, get_objective
 from t5x_lab.data.objectives.objective import Objective
 from t5x_lab.data.sources.text_files import text_files
 from t5x_lab.data.tasks.text_tasks import BYTE_VOCABULARY, LazySource, objective_task, task_documents, text_task
-from t5x_lab.data.vocabularies.build import is_same_vocabulary, lazy_vocabulary
+from t5x_lab.data.vocabularies.build import is_same_vocabulary, lazy_vocabulary, vocabulary_flags
 from t5x_lab.data.vocabularies.config import Vocabulary
 
 # Registers the tasks and names of the library when it is imported. It builds on this package, as a user's module of tasks does.
@@ -100,14 +100,14 @@ class Member:
       mixture: SeqIO mixture that it is a part of, or None.
       registered_task: task as the mixture has it.
       rate: mixing rate of one of TEXTS. None if there are no others, or a mixture defines it.
-      has_other_vocabulary: whether its own vocabulary was replaced by the run's.
+      own_vocabulary_flags: flags that set the task's own vocabulary, if the run's replaced it.
     """
 
     task: seqio.Task
     mixture: seqio.Mixture | None = None
     registered_task: seqio.Task | None = None
     rate: float | None = None
-    has_other_vocabulary: bool = False
+    own_vocabulary_flags: str = ""
 
 
 def find_members(config: DataConfig, need_objective: bool = True) -> list[Member]:
@@ -135,7 +135,7 @@ def find_members(config: DataConfig, need_objective: bool = True) -> list[Member
             f'There is no task or mixture "{name}".{did_you_mean(name, names)} If it is your own, import its module in a gin '
             "file, for example: import my_tasks"
         )
-    replace_vocabulary = VocabularyReplacer(config.vocabulary)
+    replace_vocabulary = VocabularyReplacer(config)
     make_member = lambda task: _make_member(task, config, replace_vocabulary, need_objective)
     if name in seqio.MixtureRegistry.names() and name not in text_names:
         mixture = seqio.MixtureRegistry.get(name)
@@ -148,10 +148,11 @@ def find_members(config: DataConfig, need_objective: bool = True) -> list[Member
         ]
     else:
         members = [make_member(name)]
-    replaced = [member.task.name for member in members if member.has_other_vocabulary]
+    replaced = [member.task.name for member in members if member.own_vocabulary_flags]
     if replaced:
         more = f" and {len(replaced) - 3} more" if len(replaced) > 3 else ""
-        log_once(f"VOCABULARY, {config.vocabulary}, replaces the vocabulary of {', '.join(replaced[:3])}{more}.")
+        own = next(member.own_vocabulary_flags for member in members if member.own_vocabulary_flags)
+        log_once(f"VOCABULARY, {config.vocabulary}, replaces the vocabulary of {', '.join(replaced[:3])}{more}. Its own: {own}")
     return members
 
 
@@ -163,12 +164,12 @@ def _make_member(name: str, config: DataConfig, replace_vocabulary: "VocabularyR
             f'MIXTURE_OR_TASK_NAME "{name}" has the objective {named_objective}, but OBJECTIVE is "{config.objective}". Use '
             f"the name of the text alone: --gin.MIXTURE_OR_TASK_NAME={text}"
         )
-    is_replaced = False
+    own_flags = ""
     if text is None:
         registered = seqio.TaskRegistry.get(name)
         task = replace_vocabulary(registered)
-        vocabularies = [feature.vocabulary for feature in registered.output_features.values()]
-        is_replaced = task is not registered and not all(map(_is_placeholder, vocabularies))
+        own = {name: f.vocabulary for name, f in registered.output_features.items() if not _is_placeholder(f.vocabulary)}
+        own_flags = vocabulary_flags(own) if own and task is not registered else ""
         # A task with inputs, or with an objective already, is not plain text.
         objective = config.objective if set(task.output_features) == {"targets"} else None
     else:
@@ -180,11 +181,13 @@ def _make_member(name: str, config: DataConfig, replace_vocabulary: "VocabularyR
                 f'"{text}" is plain text. Set an objective, for example --gin.OBJECTIVE=span_corruption or '
                 f"--gin.MIXTURE_OR_TASK_NAME={text}_span_corruption."
             )
-        return Member(task, has_other_vocabulary=is_replaced)
+        return Member(task, own_vocabulary_flags=own_flags)
+    if config.input_vocabulary:
+        raise UserError(f'INPUT_VOCABULARY is set, but "{name}" makes inputs and targets of one text. Remove it.')
     task = objective_task(_add_objective_name(name, config.objective), task, get_objective(objective))
     if text:
         register_in_seqio(task)  # replaces the task with the byte vocabulary
-    return Member(task, has_other_vocabulary=is_replaced)
+    return Member(task, own_vocabulary_flags=own_flags)
 
 
 def _is_placeholder(vocabulary: seqio.Vocabulary) -> bool:
@@ -199,21 +202,22 @@ def _add_objective_name(name: str, objective: str | Objective | None) -> str:
 
 
 class VocabularyReplacer:
-    """Replaces the vocabulary of tasks by the run's if it differs. Features without text keep theirs.
+    """Replaces the vocabularies of tasks by the run's if they differ. Features without text keep theirs.
 
     Attributes:
-      vocabulary: the run's vocabulary.
+      vocabulary: the run's vocabulary of targets and plain text.
     """
 
-    def __init__(self, config: Vocabulary):
-        self._config, self.vocabulary = config, lazy_vocabulary(config)
-        self._is_same: dict[int, bool] = {}  # many tasks share a vocabulary, whose files are compared once
+    def __init__(self, config: DataConfig):
+        self._config, self.vocabulary = config, lazy_vocabulary(config.vocabulary)
+        self._of_inputs = lazy_vocabulary(config.input_vocabulary) if config.input_vocabulary else self.vocabulary
+        self._is_same: dict[tuple[int, Vocabulary], bool] = {}  # many tasks share a vocabulary, whose files are compared once
 
     def __call__(self, task: seqio.Task) -> seqio.Task:
         changed = {
-            name: dataclasses.replace(feature, vocabulary=self.vocabulary)
+            name: dataclasses.replace(feature, vocabulary=self._of_inputs if name.startswith("inputs") else self.vocabulary)
             for name, feature in task.output_features.items()
-            if not isinstance(feature.vocabulary, seqio.PassThroughVocabulary) and not self._compare(feature.vocabulary)
+            if not isinstance(feature.vocabulary, seqio.PassThroughVocabulary) and not self._compare(name, feature.vocabulary)
         }
         if not changed:
             return task
@@ -221,10 +225,11 @@ class VocabularyReplacer:
         other._output_features = {**task.output_features, **changed}
         return other
 
-    def _compare(self, vocabulary: seqio.Vocabulary) -> bool:
-        if id(vocabulary) not in self._is_same:
-            self._is_same[id(vocabulary)] = is_same_vocabulary(vocabulary, self._config)
-        return self._is_same[id(vocabulary)]
+    def _compare(self, feature: str, vocabulary: seqio.Vocabulary) -> bool:
+        config = self._config.vocabulary_of(feature)
+        if (id(vocabulary), config) not in self._is_same:
+            self._is_same[id(vocabulary), config] = is_same_vocabulary(vocabulary, config)
+        return self._is_same[id(vocabulary), config]
 
 
 def documents(config: DataConfig, limit: int = -1) -> Iterator[str]:

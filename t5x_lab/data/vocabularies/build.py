@@ -5,6 +5,7 @@ import functools
 import json
 import os
 import zlib
+from collections.abc import Mapping
 
 import seqio
 import tensorflow as tf
@@ -12,6 +13,7 @@ import tensorflow_text as tf_text
 from etils import epath
 
 from t5x_lab.config.errors import UserError
+from t5x_lab.config.gin_files import gin_flag
 from t5x_lab.data.vocabularies.config import (
     T5_SENTINELS,
     ByteVocabulary,
@@ -80,6 +82,25 @@ def is_same_vocabulary(vocabulary: seqio.Vocabulary, config: Vocabulary) -> bool
     if isinstance(config, SentencePieceVocabulary) or isinstance(vocabulary, seqio.SentencePieceVocabulary):
         return False
     return lazy_vocabulary(config) == vocabulary
+
+
+def vocabulary_flags(by_feature: Mapping[str, seqio.Vocabulary]) -> str:
+    """Returns the flags that set the vocabularies of a task's features, "" if one is of a class that flags cannot set."""
+    targets = by_feature.get("targets") or next(iter(by_feature.values()))
+    inputs = by_feature.get("inputs", targets)
+    flags = [_flags("VOCABULARY", "", targets), *([] if inputs == targets else [_flags("INPUT_VOCABULARY", "inputs/", inputs)])]
+    return " ".join(flags) if all(flags) else "none that a flag can set"
+
+
+def _flags(macro: str, scope: str, vocabulary: seqio.Vocabulary) -> str:
+    fields = {"SentencePieceVocabulary": ("path", "sentencepiece_model_file"), "ByteVocabulary": None}
+    for name, path in fields.items():
+        if isinstance(vocabulary, getattr(seqio, name)):
+            files = [gin_flag(f"{scope}{name}.{path[0]}", getattr(vocabulary, path[1]))] if path else []
+            return " ".join(
+                [gin_flag(macro, f"@{scope}{name}()"), *files, gin_flag(f"{scope}{name}.extra_ids", vocabulary.extra_ids)]
+            )
+    return ""
 
 
 @functools.lru_cache(maxsize=16)

@@ -43,6 +43,8 @@ class HarnessModel(TemplateLM):
         max_gen_toks: int = 256,
     ):
         super().__init__()
+        if model.input_vocabulary != model.vocabulary:
+            raise UserError("lm-eval's tasks need one vocabulary of inputs and targets, but the model has an INPUT_VOCABULARY.")
         self.model, self.vocabulary = model, model.vocabulary
         self.has_encoder = model.has_encoder
         self.backend = "seq2seq" if self.has_encoder else "causal"

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import seqio
 
@@ -21,7 +21,7 @@ def read_task_examples(
     mixture: ResolvedMixture,
     split: str,
     mode: str,
-    vocabulary: seqio.Vocabulary,
+    vocabularies: Mapping[str, seqio.Vocabulary],
     *,
     stop_ids: tuple[int, ...] = (),
     cut: bool = True,
@@ -34,7 +34,7 @@ def read_task_examples(
       mixture: a task or mixture.
       split: such as "validation".
       mode: one of `MODES`.
-      vocabulary: the model's.
+      vocabularies: the model's, of "inputs" and of "targets".
       stop_ids: the model's stop ids.
       cut: whether inputs are truncated to TASK_FEATURE_LENGTHS, on the right, before their EOS token, as in training.
       shard_id, num_shards: read examples k, k + n, and so on.
@@ -49,7 +49,7 @@ def read_task_examples(
             log(f"{', '.join(skipped)} of {mixture.name} have no choices to rank. --mode=predict reads them.")
         components = ranked
     for component in components:
-        _check_task(component.task, split, mode, vocabulary)
+        _check_task(component.task, split, mode, vocabularies)
 
     def truncate(component: Component, ids: list[int]) -> list[int]:
         return cut_right(ids, component.sequence_length.get("inputs"), stop_ids) if cut else ids
@@ -61,7 +61,7 @@ def read_task_examples(
             yield dataclasses.replace(example, number=number)
 
 
-def _check_task(task: seqio.Task, split: str, mode: str, vocabulary: seqio.Vocabulary) -> None:
+def _check_task(task: seqio.Task, split: str, mode: str, vocabularies: Mapping[str, seqio.Vocabulary]) -> None:
     if split not in task.splits:
         raise UserError(f'Task "{task.name}" has no split "{split}". It has {", ".join(sorted(task.splits))}.')
     for name in MODES[mode][1:]:
@@ -70,6 +70,7 @@ def _check_task(task: seqio.Task, split: str, mode: str, vocabulary: seqio.Vocab
     if mode != "classify" and getattr(task, "classification", None):
         raise UserError(f'The task "{task.name}" is a classification task. Use --mode=classify.')
     for name, feature in task.output_features.items():
+        vocabulary = vocabularies.get(name, vocabularies["targets"])
         if feature.vocabulary != vocabulary and not isinstance(feature.vocabulary, seqio.PassThroughVocabulary):
             raise UserError(
                 f'Feature "{name}" of task "{task.name}" has the vocabulary {feature.vocabulary}, but the checkpoint was '
@@ -82,7 +83,11 @@ def _read_component(mixture: ResolvedMixture, component: Component, split: str, 
     for number, example in enumerate(read_split(component, split).as_numpy_iterator()):
         location = f'task "{task.name}", {split}, example {number}'
         ids = {name: example[name].tolist() for name in task.output_features if name in example}
-        texts = {name: feature_text(example, name, mixture.vocabulary) for name in ("inputs", "targets") if name in ids}
+        texts = {
+            name: feature_text(example, name, task.output_features[name].vocabulary)
+            for name in ("inputs", "targets")
+            if name in ids
+        }
         whole = ids.get("inputs", [])
         inputs = truncate(component, whole)
         record = {"task": task.name, "inputs": "", **texts}

@@ -104,6 +104,10 @@ class GinConfig:
     def vocabulary(self) -> Vocabulary:
         return self._build("DataConfig.vocabulary")
 
+    def input_vocabulary(self) -> Vocabulary:
+        """Returns the vocabulary of inputs."""
+        return self._build("DataConfig.input_vocabulary") or self.vocabulary()
+
     def vocabulary_if_set(self) -> Vocabulary | None:
         """Returns the vocabulary, None for a model of token ids."""
         try:

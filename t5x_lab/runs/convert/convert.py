@@ -59,6 +59,8 @@ def convert(location: Location, target: str, to: str, *, config: GinConfig | Non
             notes = ""
             if to == "hf":
                 special, vocabulary = config.special_tokens(), _vocabulary(config)
+                if vocabulary and config.input_vocabulary() != vocabulary:
+                    raise UserError("A Hugging Face model has one tokenizer, but this run has an INPUT_VOCABULARY beside it.")
                 ids = {
                     "pad_token_id": _padding_id(special, vocabulary, network),
                     "bos_token_id": special.start,

@@ -59,7 +59,7 @@ def encode_segments(model: Any, entries: Sequence[Any], names: Sequence[str]) ->
         for task in {id(entry.task): entry.task for entry in entries}.values():
             check_head(task, require_head(model.network))
         return [entry.ids for entry in entries]
-    classification, data, vocabulary = model.config.classification(), model.config.data(), model.vocabulary
+    classification, data, vocabulary = model.config.classification(), model.config.data(), model.input_vocabulary
     encode = Sequences(
         vocabulary.encode,
         special_token_ids(classification, vocabulary),

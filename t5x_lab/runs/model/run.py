@@ -67,11 +67,20 @@ class Run:
 
     @functools.cached_property
     def vocabulary(self):
-        """SeqIO vocabulary of the configuration."""
+        """SeqIO vocabulary of targets, and of inputs unless INPUT_VOCABULARY is set."""
         load_data_layer()
         from t5x_lab.data.vocabularies.build import build_vocabulary  # needs TensorFlow
 
         return build_vocabulary(self.config.vocabulary())
+
+    @functools.cached_property
+    def input_vocabulary(self):
+        """SeqIO vocabulary of inputs."""
+        load_data_layer()
+        from t5x_lab.data.vocabularies.build import build_vocabulary  # needs TensorFlow
+
+        setting = self.config.input_vocabulary()
+        return self.vocabulary if setting == self.config.vocabulary() else build_vocabulary(setting)
 
     @property
     def has_encoder(self) -> bool:
@@ -107,6 +116,14 @@ class Run:
             eos = None
         return next((i for i in (eos, *self.special_tokens.stop_ids) if i is not None), -1)
 
+    @property
+    def _input_eos_id(self) -> int:
+        try:
+            eos = self.input_vocabulary.eos_id
+        except NotSet:  # a model of token ids
+            eos = None
+        return self.eos_id if eos is None else eos
+
     @functools.cached_property
     def stop_ids(self) -> tuple[int, ...]:
         """Ids that stop generation. The first one also ends input texts if it is the EOS token."""
@@ -118,7 +135,7 @@ class Run:
     @property
     def input_affixes(self) -> tuple[list[int], list[int]]:
         """Ids before and after an input text, after a decoder's start token."""
-        suffix = self.special_tokens.input_end or (() if self.eos_id < 0 else (self.eos_id,))
+        suffix = self.special_tokens.input_end or (() if self._input_eos_id < 0 else (self._input_eos_id,))
         return list(self.special_tokens.input_start), list(suffix) if self.input_eos else []
 
     @functools.cached_property
@@ -500,7 +517,8 @@ class Run:
 
         Equal models share compiled functions.
         """
-        key = str((config.model(), config.special_tokens(), config.vocabulary_if_set()))
+        vocabulary = config.vocabulary_if_set()
+        key = str((config.model(), config.special_tokens(), vocabulary, vocabulary and config.input_vocabulary()))
         if key not in self._variants:
             self._variants[key] = type(self)(config, self.shard_variant(config), {}, 0)
         variant: Any = copy.copy(self._variants[key])
@@ -526,7 +544,8 @@ class Run:
 
     @functools.cached_property
     def _texts(self) -> Texts:
-        return Texts(self.vocabulary, self.has_encoder, self.stop_ids, self.eos_id, lambda: self.input_affixes)
+        vocabularies = self.vocabulary, self.input_vocabulary
+        return Texts(*vocabularies, self.has_encoder, self.stop_ids, self.eos_id, lambda: self.input_affixes)
 
     def _start_ids(self, add_start: bool) -> list[int]:
         """Returns the start token of a decoder-only model as a list, empty if it has none."""

@@ -15,7 +15,8 @@ class Texts:
     """Encodes inputs and decodes completions with a model's vocabulary.
 
     Args:
-      vocabulary: a SeqIO vocabulary.
+      vocabulary: SeqIO vocabulary of targets.
+      input_vocabulary: SeqIO vocabulary of inputs.
       has_encoder: whether inputs go to an encoder. Else a completion continues its prompt.
       stop_ids: ids that stop generation.
       eos_id: EOS token of input texts, -1 = none.
@@ -25,12 +26,14 @@ class Texts:
     def __init__(
         self,
         vocabulary,
+        input_vocabulary,
         has_encoder: bool,
         stop_ids: tuple[int, ...],
         eos_id: int,
         input_affixes: Callable[[], tuple[Ids, Ids]],
     ):
-        self.vocabulary, self._has_encoder, self._stop_ids, self._eos_id = vocabulary, has_encoder, stop_ids, eos_id
+        self.vocabulary, self._input_vocabulary = vocabulary, input_vocabulary
+        self._has_encoder, self._stop_ids, self._eos_id = has_encoder, stop_ids, eos_id
         self._input_affixes = input_affixes
 
     def encode(self, text: str, eos: bool = False) -> Ids:
@@ -44,7 +47,7 @@ class Texts:
         if not isinstance(text, str):
             return to_token_ids(text)
         prefix, suffix = self._input_affixes()
-        return [*prefix, *self.vocabulary.encode(text), *suffix]
+        return [*prefix, *self._input_vocabulary.encode(text), *suffix]
 
     def completion(self, prompt: Ids, tokens: np.ndarray, stop: Sequence[str] = (), skip_special_tokens: bool = True) -> str:
         """Returns the text of generated tokens, cut before the first of the `stop` texts.

@@ -27,7 +27,7 @@ def fingerprint_content(data: DataConfig, tasks: Any) -> Content:
 
     templates = {component.task.name: getattr(component.task, "fingerprint", "") for component in tasks.components}
     return {
-        "vocabulary": {str(data.vocabulary): fingerprint(data.vocabulary)},
+        "vocabulary": {str(v): fingerprint(v) for v in (data.vocabulary, data.input_vocabulary) if v},
         "templates": {name: value for name, value in templates.items() if value},
         "modules": _user_modules(),
     }
