@@ -457,6 +457,20 @@ def test_the_exported_weights_under_lm_evals_own_model_give_the_same(offline, tm
 
 
 @pytest.mark.slow
+def test_an_exported_run_has_a_model_card_that_the_hubs_library_reads(inside, tmp_path):
+    hub = pytest.importorskip("huggingface_hub")  # of the extra "compare", with transformers
+    assert main(["convert", "--source=run", "--to=hf", f"--target={tmp_path}/words"]) == 0
+    card = hub.ModelCard.load(tmp_path / "words" / "README.md")
+    assert (card.data.library_name, card.data.pipeline_tag) == ("transformers", "text2text-generation")
+    (metrics,) = json.loads(pathlib.Path("run/evals/infer/150.json").read_text())["results"].values()
+    parameters = t5x_lab.load("run").num_parameters
+    assert (
+        f"| infer/known | exact {metrics['exact']:.4g}" in card.text and f"- Parameters: {parameters:,}, float32" in card.text
+    )
+    assert "- Trained on: `known`" in card.text and 'AutoModelForSeq2SeqLM.from_pretrained("words")' in card.text
+
+
+@pytest.mark.slow
 def test_infer_reads_compressed_files_and_draws_alike_in_any_number_of_shards(inside, tmp_path, capsys):
     lines = [f"what is {word}{'?' * n}" for word in WORDS for n in (1, 2, 3)]
     text = "".join(line + "\n" for line in lines).encode()

@@ -121,6 +121,34 @@ def _fit_lengths(name: str, objective: Objective, network, sentinels: int) -> di
     return complete(bisect.bisect_left(range(1, usual + 1), True, key=is_too_long))
 
 
+# Gin files of the models that Wang et al. (2022) compare; the page says what they are.
+WANG_ET_AL = (
+    "## The grid of Wang et al. (2022)",
+    "",
+    "*What Language Model Architecture and Pretraining Objective Work Best for Zero-Shot Generalization?* compares three "
+    "architectures, two objectives, adaptation and multi-task fine-tuning. The model files have a smaller size where `xxl` "
+    "is replaced by `small`, `base`, `large` or `xl`.",
+    "",
+    "| model | full or prefix LM | masked LM (span corruption) |",
+    "|---|---|---|",
+    "| causal decoder: `models/decoder/xxl.gin` | `objectives/full_lm.gin` | `objectives/span_corruption.gin` |",
+    '| prefix decoder: the same with `TransformerConfig.architecture = "prefix_decoder"` | `objectives/prefix_lm.gin` | '
+    "`objectives/span_corruption.gin` |",
+    "| encoder-decoder: `models/t5_1_1/xxl.gin` | `objectives/prefix_lm.gin` with half the `BATCH_SIZE` | "
+    "`objectives/span_corruption.gin` |",
+    "",
+    "| further step | files |",
+    "|---|---|",
+    "| language modelling after masked pre-training (LM adaptation) | `objectives/full_lm.gin` or `objectives/prefix_lm.gin`, "
+    "and `runs/adapt.gin` |",
+    "| masked pre-training of a prefix decoder after a causal one (non-causal MLM adaptation) | "
+    "`objectives/span_corruption.gin` and `runs/adapt.gin`, with the architecture changed |",
+    "| multi-task fine-tuning (MT-F) on T0's data sets | `recipes/mt_f.gin` |",
+    "| zero-shot evaluation | `recipes/t0_eval.gin`; `t5x_lab harness --tasks=eai_eval` |",
+    "",
+)
+
+
 def to_markdown(cells: list[Cell]) -> str:
     """Returns the page docs/architectures_and_objectives.md."""
     by_pair = {(cell.architecture, cell.objective): cell for cell in cells}
@@ -148,6 +176,7 @@ def to_markdown(cells: list[Cell]) -> str:
         "|---|---|---:|",
         *(f"| {name} | `{file}` | {by_pair[name, NAMES[0]].parameters:,} |" for name, file in ARCHITECTURES.items()),
         "",
+        *WANG_ET_AL,
         "## Batch rows, how full they are, and the fraction of tokens with loss",
         "",
         "Encoder + decoder length in tokens, for inputs of 512 tokens or sequences of 626. GPT-1 has 512 positions. Target "

@@ -21,6 +21,7 @@ from t5x_lab.runs.config.checkpoint_config import SENTENCEPIECE, read_config
 from t5x_lab.runs.config.gin_config import GinConfig
 from t5x_lab.runs.config.trust import remember
 from t5x_lab.runs.convert.export_tokenizer import read_sentencepiece_bytes, write_tokenizer
+from t5x_lab.runs.convert.model_card import model_card
 from t5x_lab.runs.data_layer import load_data_layer
 
 TOKENIZER = "tokenizer"  # folder of a Hugging Face tokenizer in a run directory
@@ -50,6 +51,7 @@ def convert(location: Location, target: str, to: str, *, config: GinConfig | Non
     with explain_damage(location.path):
         source = open_source(location)
         tensors = _read_tensors(source, network)
+        count = sum(tensor.size for tensor in tensors.values())
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             new = pathlib.Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
@@ -68,6 +70,8 @@ def convert(location: Location, target: str, to: str, *, config: GinConfig | Non
                 }
                 huggingface.write(new, tensors, network, dtype, ids)
                 notes = write_tokenizer(new, vocabulary, special, has_encoder(network))
+                card = model_card(path.name, epath.Path(location.path), config, source.step, count, dtype)
+                (new / "README.md").write_text(card)
             else:
                 _write_run(new, path, tensors, source.step, config)
             source.check()
@@ -79,7 +83,6 @@ def convert(location: Location, target: str, to: str, *, config: GinConfig | Non
             ) from error
         finally:
             shutil.rmtree(new, ignore_errors=True)
-    count = sum(tensor.size for tensor in tensors.values())
     return f"Converted {location.path} ({location.title}) to {target} ({FORMATS[to].TITLE}): {count:,} parameters.{notes}"
 
 
