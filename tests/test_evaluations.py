@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import t5.evaluation.metrics
 from known_task import TRAIN, write_task
+from runs_of_text import FULL_LM, flags
 
 from t5x_lab.checkpoints.layout import finished_steps
 from t5x_lab.cli.main import main
@@ -452,16 +453,36 @@ def test_what_waits_for_a_metric_that_never_comes_is_told(tmp_path, capsys):
     assert '"beside" has no period. Only `t5x_lab eval --follow` computes it' in capsys.readouterr().err
 
 
-def test_an_error_in_one_of_several_processes_ends_it(tmp_path, monkeypatch):
-    """The others would wait for it for ever; what all of them know is told as ever."""
+FAILING = """
+import gin
+import jax
 
-    def fails(step):
-        raise OSError("only here")
 
-    assert measured([Own(fails)], tmp_path, 1)[0][0].failures
-    monkeypatch.setattr("jax.process_count", lambda: 2)
-    with pytest.raises(OSError, match="only here"):
-        measured([Own(fails)], tmp_path, 2)
+@gin.configurable
+class Failing:
+    name, period = "failing", 1
+
+    def prepare(self, model):
+        return self.compute_metrics
+
+    def compute_metrics(self, model):
+        if jax.process_index() == jax.process_count() - 1:
+            raise OSError("only here")
+        return {"all": {"x": 1.0}}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+def test_an_error_in_one_of_several_processes_ends_them():
+    """The others would wait for it forever. A single process reports the failure and goes on."""
+    pathlib.Path("failing.py").write_text(FAILING)
+    evals = ["--gin_bindings=import failing", "--gin.EVALS=(@Failing(),)"]
+    alone = commands.run(*flags("causal_decoder", FULL_LM, "alone", 2, *evals))
+    assert alone.returncode == 0 and "only here" in alone.stderr and finished_steps("alone")[-1] == 2
+    two = commands.start_two(*flags("causal_decoder", FULL_LM, "two", 2, *evals))
+    assert 0 not in [process.wait(timeout=120) for process in two]
+    assert "OSError: only here" in two[1].output()
 
 
 # Ranking, as the `t5` library has it.
