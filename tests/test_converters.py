@@ -99,7 +99,7 @@ LENGTHS = {"decoder_target_tokens": 8, "decoder_loss_weights": 8}
         *[("pairs", architecture, {}) for architecture in ("encoder_decoder", "causal_decoder", "prefix_decoder")],
         exhaustive("pairs", "prefix_decoder", dict(pack=False)),
         exhaustive("undeclared", "encoder_decoder", {}),
-        ("undeclared", "causal_decoder", {}),
+        ("undeclared", "causal_decoder", dict(lengths={"targets": 6})),
         ("for_decoders", "causal_decoder", dict(lengths=LENGTHS)),
         ("weighed", "causal_decoder", dict(lengths=LENGTHS)),
         exhaustive("labelled", "encoder_decoder", {}),

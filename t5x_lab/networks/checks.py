@@ -59,6 +59,8 @@ def _check(network: Network) -> Functional:
         try:
             hidden = run(f"on a batch of {', '.join(batch)}", lambda module, batch: module(batch), batch)
         except UserError as error:
+            if error.__cause__ is None:  # a mistake that has a message of its own
+                raise
             raise FeatureMismatch(error.sentence) from error.__cause__
         _check_shape(f"{name} returns hidden states", hidden, (_ROWS, tokens))
     logits = run(f"in logits, for hidden states {hidden.shape}", lambda module, x: module.logits(x), hidden)
