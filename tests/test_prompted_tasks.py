@@ -234,7 +234,7 @@ def test_a_file_of_templates_that_is_no_text_is_said(tmp_path):
     with pytest.raises(UserError, match="is not a template file in promptsource's format"):
         prompts.register("a")
     file.write_text(TEMPLATES.format(name="a").replace("animal ||| tree ||| number", "[animal, tree]"))
-    with pytest.raises(UserError, match="jinja and answer_choices must be texts"):
+    with pytest.raises(UserError, match="references and metrics must be texts"):
         prompts.register("a")
 
 

@@ -278,7 +278,7 @@ def test_inputs_and_targets_may_have_vocabularies_of_their_own(tmp_path, monkeyp
         "--gin.BATCH_SIZE=8", "--gin.DATA_SHARDS=1", "--gin.TRAIN_STEPS=2", "--gin.TransformerConfig.vocab_size=384",
     ]  # fmt: skip
     assert main([*train, "--dry_run", "--gin.VOCABULARY=@ByteVocabulary()"]) == 0
-    flags = shlex.split(re.search(r"VOCABULARY, .*, replaces .* Its own: (.*)", capsys.readouterr().err)[1])
+    flags = shlex.split(re.search(r"VOCABULARY, .*, replaces .* has its own with (.*)", capsys.readouterr().err)[1])
     assert len(flags) == 5 and "--gin.INPUT_VOCABULARY=@inputs/SentencePieceVocabulary()" in flags
     assert main([*train, *flags]) == 0 and "replaces the vocabulary" not in capsys.readouterr().err
 

@@ -100,14 +100,14 @@ class Member:
       mixture: SeqIO mixture that it is a part of, or None.
       registered_task: task as the mixture has it.
       rate: mixing rate of one of TEXTS. None if there are no others, or a mixture defines it.
-      own_vocabulary_flags: flags that set the task's own vocabulary, if the run's replaced it.
+      own_vocabulary: flags that set the task's own vocabulary, if the run's replaced it. None = it did not.
     """
 
     task: seqio.Task
     mixture: seqio.Mixture | None = None
     registered_task: seqio.Task | None = None
     rate: float | None = None
-    own_vocabulary_flags: str = ""
+    own_vocabulary: str | None = None
 
 
 def find_members(config: DataConfig, need_objective: bool = True) -> list[Member]:
@@ -148,11 +148,12 @@ def find_members(config: DataConfig, need_objective: bool = True) -> list[Member
         ]
     else:
         members = [make_member(name)]
-    replaced = [member.task.name for member in members if member.own_vocabulary_flags]
+    replaced = {member.task.name: member.own_vocabulary for member in members if member.own_vocabulary is not None}
     if replaced:
         more = f" and {len(replaced) - 3} more" if len(replaced) > 3 else ""
-        own = next(member.own_vocabulary_flags for member in members if member.own_vocabulary_flags)
-        log_once(f"VOCABULARY, {config.vocabulary}, replaces the vocabulary of {', '.join(replaced[:3])}{more}. Its own: {own}")
+        first, flags = next(iter(replaced.items()))
+        advice = f" {first} has its own with {flags}" if flags else ""
+        log_once(f"VOCABULARY, {config.vocabulary}, replaces the vocabulary of {', '.join([*replaced][:3])}{more}.{advice}")
     return members
 
 
@@ -164,12 +165,12 @@ def _make_member(name: str, config: DataConfig, replace_vocabulary: "VocabularyR
             f'MIXTURE_OR_TASK_NAME "{name}" has the objective {named_objective}, but OBJECTIVE is "{config.objective}". Use '
             f"the name of the text alone: --gin.MIXTURE_OR_TASK_NAME={text}"
         )
-    own_flags = ""
+    own_flags = None
     if text is None:
         registered = seqio.TaskRegistry.get(name)
         task = replace_vocabulary(registered)
         own = {name: f.vocabulary for name, f in registered.output_features.items() if not _is_placeholder(f.vocabulary)}
-        own_flags = vocabulary_flags(own) if own and task is not registered else ""
+        own_flags = vocabulary_flags(own) if own and task is not registered else None
         # A task with inputs, or with an objective already, is not plain text.
         objective = config.objective if set(task.output_features) == {"targets"} else None
     else:
@@ -181,13 +182,13 @@ def _make_member(name: str, config: DataConfig, replace_vocabulary: "VocabularyR
                 f'"{text}" is plain text. Set an objective, for example --gin.OBJECTIVE=span_corruption or '
                 f"--gin.MIXTURE_OR_TASK_NAME={text}_span_corruption."
             )
-        return Member(task, own_vocabulary_flags=own_flags)
+        return Member(task, own_vocabulary=own_flags)
     if config.input_vocabulary:
         raise UserError(f'INPUT_VOCABULARY is set, but "{name}" makes inputs and targets of one text. Remove it.')
     task = objective_task(_add_objective_name(name, config.objective), task, get_objective(objective))
     if text:
         register_in_seqio(task)  # replaces the task with the byte vocabulary
-    return Member(task, own_vocabulary_flags=own_flags)
+    return Member(task, own_vocabulary=own_flags)
 
 
 def _is_placeholder(vocabulary: seqio.Vocabulary) -> bool:

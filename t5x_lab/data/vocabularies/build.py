@@ -85,22 +85,22 @@ def is_same_vocabulary(vocabulary: seqio.Vocabulary, config: Vocabulary) -> bool
 
 
 def vocabulary_flags(by_feature: Mapping[str, seqio.Vocabulary]) -> str:
-    """Returns the flags that set the vocabularies of a task's features, "" if one is of a class that flags cannot set."""
+    """Returns the flags that set the vocabularies of a task's features, "" if flags cannot set one of them."""
     targets = by_feature.get("targets") or next(iter(by_feature.values()))
     inputs = by_feature.get("inputs", targets)
     flags = [_flags("VOCABULARY", "", targets), *([] if inputs == targets else [_flags("INPUT_VOCABULARY", "inputs/", inputs)])]
-    return " ".join(flags) if all(flags) else "none that a flag can set"
+    return " ".join(flags) if all(flags) else ""
 
 
 def _flags(macro: str, scope: str, vocabulary: seqio.Vocabulary) -> str:
-    fields = {"SentencePieceVocabulary": ("path", "sentencepiece_model_file"), "ByteVocabulary": None}
-    for name, path in fields.items():
-        if isinstance(vocabulary, getattr(seqio, name)):
-            files = [gin_flag(f"{scope}{name}.{path[0]}", getattr(vocabulary, path[1]))] if path else []
-            return " ".join(
-                [gin_flag(macro, f"@{scope}{name}()"), *files, gin_flag(f"{scope}{name}.extra_ids", vocabulary.extra_ids)]
-            )
-    return ""
+    if isinstance(vocabulary, seqio.SentencePieceVocabulary):
+        name, fields = f"{scope}SentencePieceVocabulary", {"path": vocabulary.sentencepiece_model_file}
+    elif isinstance(vocabulary, seqio.ByteVocabulary):
+        name, fields = f"{scope}ByteVocabulary", {}
+    else:
+        return ""
+    fields["extra_ids"] = vocabulary.extra_ids
+    return " ".join([gin_flag(macro, f"@{name}()"), *(gin_flag(f"{name}.{field}", value) for field, value in fields.items())])
 
 
 @functools.lru_cache(maxsize=16)

@@ -143,7 +143,11 @@ def _means_over_prompts(tasks: Sequence[seqio.Task], metrics: Mapping[str, Mappi
         if getattr(task, "generates", False) and task.name in metrics:
             by_data_set.setdefault(task.data_set, []).append(metrics[task.name])
     return {
-        data_set: {key: float(np.mean([values[key] for values in prompts])) for key in prompts[0]}
+        data_set: {
+            key: float(np.mean([values[key] for values in prompts]))
+            for key in prompts[0]
+            if all(key in values for values in prompts)
+        }
         for data_set, prompts in by_data_set.items()
         if len(prompts) > 1
     }
