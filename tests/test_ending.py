@@ -61,9 +61,11 @@ run_flags("infer", "--model_dir=run", "--task=files_span_corruption", "--mode=sc
 """,
     "caching": """
 from t5x_lab.data.cache import writing
+check = writing._check_examples  # reads examples in this process; the files are written by others
 def fail(*args, **options):
+    check(*args, **options)
     raise RuntimeError("nobody foresaw this")
-writing._serialize = fail
+writing._check_examples = fail
 run_flags("cache", "--task=files_full_lm", "--output_dir=caches", *FLAGS[3:6])
 """,
 }

@@ -69,7 +69,7 @@ def check_equal(folder, vocabulary):
 @pytest.mark.parametrize("has_encoder", [True, False])
 def test_every_kind_of_model_is_exported_equal_or_not_at_all(kind, has_encoder, tmp_path):
     trained(tmp_path / "a.model", **OPTIONS[kind])
-    config, folder = SentencePieceVocabulary(path=str(tmp_path / "a.model"), extra_ids=10), tmp_path / "hf"
+    config, folder = SentencePieceVocabulary(path=str(tmp_path / "a.model"), extra_ids=100), tmp_path / "hf"
     folder.mkdir()
     note = write_tokenizer(folder, config, SpecialTokens(), has_encoder)
     if "No tokenizer was written" in note:

@@ -225,7 +225,7 @@ def read_plainly(name: str, path) -> list[dict]:
                 dict(zip(("source", "label", "mark", "sentence"), line.rstrip("\n").split("\t"), strict=True)) for line in file
             ]
         else:
-            rows = list(csv.DictReader(file, delimiter="\t"))
+            rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
     features, plain_records = SUITE[name].features, []
     for _number, row in enumerate(rows):
         row = {**row, **row.get("target", {}), "idx": row.get("idx", -1)}

@@ -10,6 +10,7 @@ import random
 import re
 import shutil
 import tempfile
+from collections.abc import Collection
 from typing import Any
 
 from etils import epath
@@ -90,7 +91,7 @@ def _find_difference(folder: str, config: Vocabulary) -> str:
 
     vocabulary, tokenizer = build_vocabulary(config), read_tokenizer(folder)
     special = special_ids(vocabulary)
-    for text in _sample_texts(vocabulary):
+    for text in _sample_texts(vocabulary, special):
         ids, exported_ids = list(vocabulary.encode(text)), tokenizer.encode(text, add_special_tokens=False)
         if ids != exported_ids and not _are_equally_likely(vocabulary, ids, exported_ids):
             return f"{text!r} has the ids {_shorten(ids)} and would have {_shorten(exported_ids)}."
@@ -116,10 +117,14 @@ def _shorten(ids: list[int]) -> str:
     return str(ids) if len(ids) <= 12 else f"{str(ids[:12])[:-1]}, …]"
 
 
-def _sample_texts(vocabulary: Any) -> list[str]:
-    """Returns texts of many kinds: spaces, scripts, characters without a piece, and texts of the vocabulary's own pieces."""
+def _sample_texts(vocabulary: Any, special: Collection[int]) -> list[str]:
+    """Returns texts of many kinds: spaces, scripts, characters without a piece, and texts of the vocabulary's own pieces.
+
+    Names of sentinels are left out: `transformers` reads them as the sentinels, SentencePiece as text.
+    """
     sampler = random.Random(0)
-    pieces = [vocabulary.decode([i]) for i in sampler.sample(range(vocabulary.vocab_size), min(400, vocabulary.vocab_size))]
+    ids = [i for i in range(vocabulary.vocab_size) if i not in special]
+    pieces = [vocabulary.decode([i]) for i in sampler.sample(ids, min(400, len(ids)))]
     pieces = [piece for piece in pieces if "\ufffd" not in piece]
     mixed = ["".join(sampler.choices([*pieces, " ", "  ", "a", ". "], k=8)) for _ in range(200)]
     return [
