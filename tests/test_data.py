@@ -566,6 +566,19 @@ def test_vocabularies_that_cannot_be_trained_with_are_named(tmp_path):
     assert build_vocabulary(SentencePieceVocabulary(str(models / "gpt_like.model"), extra_ids=0)).eos_id is None
 
 
+def test_a_length_that_a_decoder_does_not_read_is_refused():
+    """A row has the sum of both lengths, so that a length of inputs beside one of targets would be lost in silence."""
+    resolve = lambda task, lengths, architecture: (
+        resolve_tasks(DataConfig(task, lengths, 4, ByteVocabulary()), architecture, 384).lengths
+    )
+    both = {"inputs": 64, "targets": 32}
+    for task, architecture in (("sotu_full_lm", "causal_decoder"), ("sotu_prefix_lm", "prefix_decoder")):
+        with pytest.raises(UserError, match=r"rows would have 32 tokens, not 96\. Set for example '--gin.*\"targets\": 96"):
+            resolve(task, both, architecture)
+    assert resolve("sotu_prefix_lm", {"inputs": 64}, "prefix_decoder") == {"targets": 64}
+    assert resolve("sotu_span_corruption", both, "causal_decoder") == both
+
+
 def test_nightly_files_in_place_are_named_with_the_repair(monkeypatch):
     import seqio.version
 

@@ -1,6 +1,6 @@
 """Pictures of a run's report and of pages of the site, as a browser shows them: wide and on a telephone, light and dark.
 
-make docs && python docs/site/pictures.py runs/demo/report.html      # docs/pictures/<page>.png
+make docs && python docs/site/pictures.py runs/demo/report.html      # docs/pictures/<page>.png, home.png of the report
 """
 
 import pathlib
@@ -21,6 +21,7 @@ PAGES = {
     "python": "reference/python/runs/index.html",
 }
 WIDE, TELEPHONE, HEIGHT = 1280, 390, 800
+HOME = (1000, 1075)  # width and height of the report's beginning, which end below a row of charts
 GAP = 12
 
 
@@ -34,6 +35,8 @@ def main() -> None:
         if not page.exists():
             sys.exit(f"{page} is not there: run `make docs` first.")
         sheet(page.as_uri()).save(DOCS / "pictures" / f"{name}.png", optimize=True)
+    home = screenshot(pages["report"].as_uri(), *HOME, dark=False)
+    home.quantize(256, kmeans=2).save(DOCS / "pictures" / "home.png", optimize=True)
 
 
 def sheet(url: str) -> Image.Image:
