@@ -448,7 +448,7 @@ def test_lora_goes_to_and_comes_from_peft(kind, tmp_path):
         run.save_peft(str(tmp_path / "ours"))
 
 
-@pytest.mark.parametrize("policy", ["everything", "boundaries"])
+@pytest.mark.parametrize("policy", [exhaustive("everything"), "boundaries"])
 def test_flops_of_training_are_those_of_the_gradients_that_are_computed(policy):
     """A third of the FLOPs of each matrix product of T5 1.1 is its weight gradient, which frozen kernels do not have."""
     more = ["TRAIN_STEPS = 1", "MODEL_DIR = 'x'", f'TransformerConfig.remat_policy = "{policy}"']

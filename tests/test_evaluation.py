@@ -178,6 +178,7 @@ def test_infer_on_a_task_a_mixture_and_ranked_choices(inside, tmp_path, capsys):
         assert says in capsys.readouterr().err, more
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_infer_killed_twice_writes_every_example_once(inside, tmp_path):
     """Kill -9 in the middle, twice; the output is that of an uninterrupted run, to the byte."""

@@ -183,6 +183,7 @@ def test_templates_over_one_data_set_do_not_march_in_step(templates, tmp_path):
     assert np.mean(distinct) > (120 if templates == 10 else 110), distinct
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_many_tasks_are_read_on_by_another_number_of_processes(tmp_path):
     """Shards that are saved together: by one process, then two, then one, all batches are those of one alone."""

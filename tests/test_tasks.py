@@ -233,12 +233,12 @@ def test_the_runs_vocabulary_leaves_features_without_text_alone():
     source = seqio.FunctionDataSource(lambda split, shuffle_files, seed=None: None, splits=["train"])
     task = Shouting("shouting", source, output_features=features, preprocessors=[])
     config = DataConfig("shouting", {"inputs": 8, "targets": 1}, 4, ByteVocabulary(extra_ids=50))
-    read = tasks.VocabularyReplacer(config.vocabulary)(task)
+    read = tasks.VocabularyReplacer(config)(task)
     assert type(read) is Shouting and read.name == "shouting"
     assert read.output_features["inputs"].vocabulary.extra_ids == 50
     assert read.output_features["targets"].vocabulary is features["targets"].vocabulary
     assert task.output_features["inputs"].vocabulary.extra_ids == 7
-    same = tasks.VocabularyReplacer(config.vocabulary)(read)
+    same = tasks.VocabularyReplacer(config)(read)
     assert same is read
 
 
