@@ -15,8 +15,9 @@ from helpers import documented
 from t5x_lab.checkpoints.layout import absolute_path
 from t5x_lab.checkpoints.manager import save_params
 from t5x_lab.config.errors import UserError
+from t5x_lab.config.log import log_once
 from t5x_lab.config.macros import macro_bindings
-from t5x_lab.config.renamed import _log_once, replace_old_names
+from t5x_lab.config.renamed import replace_old_names
 from t5x_lab.config.t5x_names import TABLE, documentation, hint
 from t5x_lab.partitioning.mesh import MeshShape
 from t5x_lab.runs.config.configurables import CONFIGURABLES
@@ -245,7 +246,7 @@ def test_a_wrong_optimizer_is_a_sentence(name, body, says):
 
 
 def test_names_of_the_last_release_are_replaced_and_logged(capsys):
-    _log_once.cache_clear()
+    log_once.cache_clear()
     old = ['include "added/lora.gin"', "MetricsEvaluation.cut_inputs = 'left'", "MetricsEvaluation.beginning = 'a'"]
     new = ['include "peft/lora.gin"', "MetricsEvaluation.truncate_inputs = 'left'", "MetricsEvaluation.decoder_prefix = 'a'"]
     evaluation = ["EVALS = (@MetricsEvaluation(),)", "INFER_EVAL_PERIOD = 2"]

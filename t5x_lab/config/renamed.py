@@ -3,10 +3,9 @@
 Delete a row one release after the renaming.
 """
 
-import functools
 import re
 
-from t5x_lab.config.log import log
+from t5x_lab.config.log import log_once
 
 # Old gin name: new name. Macros, configurables, parameters ("Configurable.parameter") and files ("folder/file.gin").
 RENAMED = {
@@ -27,13 +26,8 @@ _PATTERN = re.compile(rf"(?<![\w.])(?<!\w/(?=added/))(?:{_NAMES})(?![\w/])")  # 
 
 
 def replace_old_names(text: str) -> str:
-    """Returns gin text with the names of the last release replaced. Each replaced name is logged once per process."""
+    """Returns gin text with the names of the last release replaced. Each replaced name is logged once."""
     used = dict.fromkeys(_PATTERN.findall(text))
     for name in used:
-        _log_once(name)
+        log_once(f'The gin name "{name}" is now "{RENAMED[name]}". The old name will stop working in the next release.')
     return _PATTERN.sub(lambda match: RENAMED[match[0]], text) if used else text
-
-
-@functools.cache
-def _log_once(name: str) -> None:
-    log(f'The gin name "{name}" is now "{RENAMED[name]}". The old name will stop working in the next release.')

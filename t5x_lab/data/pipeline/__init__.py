@@ -1,6 +1,7 @@
 """Input pipeline: from tasks to host batches.
 
 batches.py             training and evaluation batches, with a position that checkpoints save
+rates.py               rates at which tasks are sampled
 reading.py             examples of one shard of a task
 source_shards.py       how a source is divided into shards
 examples.py            common features of the examples of a mixture

@@ -1,6 +1,5 @@
 """Training and evaluation batches: logical shards of a SeqIO task or mixture, with a position that checkpoints save."""
 
-import dataclasses
 import functools
 import json
 import sys
@@ -16,17 +15,16 @@ from etils import epath
 from t5x_lab.checkpoints.layout import initial_checkpoint_flags
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.json_files import parse_json
-from t5x_lab.config.log import log
 from t5x_lab.config.user_code import describe_error, describe_user_code_error
-from t5x_lab.data.cache.reading import split_source
 from t5x_lab.data.config import DataConfig
 from t5x_lab.data.packing.feature_converter import FeatureConverter
 from t5x_lab.data.pipeline.checks import check_vocabulary
 from t5x_lab.data.pipeline.closing import close_at_exit
-from t5x_lab.data.pipeline.examples import add_mixture_features, mixture_features, passthrough_features, text_features
+from t5x_lab.data.pipeline.examples import add_mixture_features, mixture_features, passthrough_features
 from t5x_lab.data.pipeline.failures import report_failing_record
 from t5x_lab.data.pipeline.file_changes import file_fingerprints, find_change
 from t5x_lab.data.pipeline.graph import Shard, interleave_shards
+from t5x_lab.data.pipeline.rates import example_rates
 from t5x_lab.data.pipeline.reading import MAX_SEPARATE_TASKS, read_split, task_shard
 from t5x_lab.data.pipeline.seeds import derive_seed
 from t5x_lab.data.tasks.mixture import Component, ResolvedMixture, resolve_mixture
@@ -44,7 +42,6 @@ def resolve_tasks(config: DataConfig, architecture: str, vocab_size: int) -> Res
     return mixture
 
 
-LENGTH_SAMPLE = 1_000  # examples of a task whose mean length is computed, for rates in tokens
 FINGERPRINTS_FILE = "files.json"  # fingerprints of the text files, beside the positions
 
 
@@ -179,49 +176,6 @@ def _position_file_name(shards: tuple[int, ...]) -> str:
 def _parse_position_file_name(file: str) -> tuple[int, ...]:
     """Returns the group of data shards of a checkpoint file name."""
     return tuple(map(int, file.removesuffix(".index").removeprefix("shard_").split("_")))
-
-
-def example_rates(mixture: ResolvedMixture, config: DataConfig) -> list[float]:
-    """Returns the rate at which examples of each training component are sampled. Rates need not sum to 1.
-
-    Tasks without records have rate 0.
-
-    Raises:
-      UserError: if all rates are 0.
-    """
-    components = mixture.train_components
-    if len(components) == 1:
-        return [1.0]
-    empty = {source for source in {component.task.source for component in components} if _is_empty(source, config.split)}
-    names = [component.task.name for component in components if component.task.source in empty]
-    if names:
-        log(f"Tasks of {mixture.name} without training records are skipped: {', '.join(names)}.")
-    rates = [
-        0.0 if component.task.source in empty else rate for component, rate in zip(components, mixture.rates(), strict=True)
-    ]
-    if not any(rates):
-        raise UserError(f'The mixture "{mixture.name}" has no training records. Add some, or use another mixture.')
-    if config.rates_of == "examples":
-        return rates
-    length = lambda component: _mean_length(component, mixture.architecture, config)
-    return [rate and rate / length(component) for component, rate in zip(components, rates, strict=True)]
-
-
-def _is_empty(source: seqio.DataSource, split: str) -> bool:
-    first = split_source(source, split).get_dataset(split=split, shuffle=False).take(1)
-    return not list(first)
-
-
-def _mean_length(component: Component, architecture: str, config: DataConfig) -> float:
-    """Returns the mean tokens of an example, estimated from the first examples of the task."""
-    one_shard = dataclasses.replace(config, shards=1)
-    examples = task_shard(component, one_shard, 0, 0, MAX_SEPARATE_TASKS + 1).take(LENGTH_SAMPLE)
-    features = mixture_features([component], architecture, config)
-    sizes = [
-        sum(tf.size(x[name]) for name in text_features(component, architecture) if name in x).numpy()
-        for x in add_mixture_features(examples, component, None, features, architecture)
-    ]
-    return max(float(np.mean(sizes or [0])), 1.0)
 
 
 def build_shards(

@@ -30,7 +30,7 @@ def check_vocabulary(
     """
     if config.input_vocabulary and tasks.architecture != "encoder_decoder":
         raise UserError("INPUT_VOCABULARY is set, but only an encoder-decoder reads inputs apart from targets. Remove it.")
-    for setting in (config.vocabulary, config.input_vocabulary or config.vocabulary):
+    for setting in dict.fromkeys(map(config.vocabulary_of, ("targets", "inputs"))):
         _check_special_tokens(build_vocabulary(setting), setting, tasks, config)
     _check_lengths_are_read(tasks, config)
     _log_unused_settings(tasks, config)
@@ -71,8 +71,7 @@ def _check_special_tokens(
 
 def _check_lengths_are_read(tasks: ResolvedMixture, config: DataConfig) -> None:
     """Raises a `UserError` if a decoder's rows, which are as long as the sum, would miss a length that no task reads."""
-    lengths = config.task_feature_lengths
-    used = {name for component in tasks.components for name in component.lengths}
+    lengths, used = config.task_feature_lengths, set(tasks.lengths)
     if tasks.architecture in ("encoder", "encoder_decoder") or not used < {"inputs", "targets"} <= set(lengths):
         return
     (read,), (unread,) = used, {"inputs", "targets"} - used
@@ -170,7 +169,7 @@ def _log_unused_settings(tasks: ResolvedMixture, config: DataConfig) -> None:
             f"Training texts end with the vocabulary's EOS token {eos}, but generation stops at SpecialTokens.end = "
             f"{config.special_tokens.end}. Make them equal."
         )
-    used = {name for component in tasks.components for name in component.lengths}
+    used = set(tasks.lengths)
     for name in sorted(set(config.task_feature_lengths) - used):
         log(
             f'TASK_FEATURE_LENGTHS has a length for "{name}", which is not used.{did_you_mean(name, used)} Used are '

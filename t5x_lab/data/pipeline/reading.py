@@ -5,13 +5,12 @@ examples of two shards are not corrupted alike.
 """
 
 import copy
-import functools
 
 import seqio
 import tensorflow as tf
 
 from t5x_lab.config.errors import UserError
-from t5x_lab.config.log import log
+from t5x_lab.config.log import log_once
 from t5x_lab.config.user_code import describe_error
 from t5x_lab.data.cache.reading import split_source
 from t5x_lab.data.config import DataConfig
@@ -115,9 +114,7 @@ def _check_features(dataset: tf.data.Dataset, component: Component) -> None:
             )
     is_unread = "inputs" in features and "inputs" not in {*task.output_features, *component.lengths}
     if is_unread and "targets" in component.lengths:
-        _log_unread_inputs(task.name)
-
-
-@functools.cache
-def _log_unread_inputs(task: str) -> None:
-    log(f'The preprocessors of task "{task}" make inputs, but its output_features lack them, so they are not read. Add them.')
+        log_once(
+            f'The preprocessors of task "{task.name}" make inputs, but its output_features lack them, so they are not read. '
+            "Add them."
+        )

@@ -210,13 +210,13 @@ class VocabularyReplacer:
     """
 
     def __init__(self, config: DataConfig):
-        self._config, self.vocabulary = config, lazy_vocabulary(config.vocabulary)
-        self._of_inputs = lazy_vocabulary(config.input_vocabulary) if config.input_vocabulary else self.vocabulary
+        self._config, self._open = config, functools.cache(lazy_vocabulary)  # all tasks share a vocabulary
+        self.vocabulary = self._open(config.vocabulary)
         self._is_same: dict[tuple[int, Vocabulary], bool] = {}  # many tasks share a vocabulary, whose files are compared once
 
     def __call__(self, task: seqio.Task) -> seqio.Task:
         changed = {
-            name: dataclasses.replace(feature, vocabulary=self._of_inputs if name.startswith("inputs") else self.vocabulary)
+            name: dataclasses.replace(feature, vocabulary=self._open(self._config.vocabulary_of(name)))
             for name, feature in task.output_features.items()
             if not isinstance(feature.vocabulary, seqio.PassThroughVocabulary) and not self._compare(name, feature.vocabulary)
         }

@@ -8,7 +8,7 @@ import weakref
 import seqio
 
 from t5x_lab.config.errors import UserError
-from t5x_lab.config.log import log
+from t5x_lab.config.log import log_once
 from t5x_lab.prompts.config import PromptConfig
 from t5x_lab.prompts.data_sets import DATA_SETS, USER_SOURCES, DataSet
 from t5x_lab.prompts.records.locations import MIN_KEPT_FRACTION, RecordLocation
@@ -58,13 +58,9 @@ def split_form(name: str) -> tuple[str, Form | None]:
         return name, None
     suffix = name[len(match[1]) :]
     if suffix[1:] in _OLD_SUFFIXES:
-        _log_old_suffix(suffix, f"_{_OLD_SUFFIXES[suffix[1:]]}")
+        new_suffix = f"_{_OLD_SUFFIXES[suffix[1:]]}"
+        log_once(f'Task names with the suffix "{suffix}" will stop working in the next release. Use "{new_suffix}".')
     return match[1], Form(int(match[2]) if match[2] else None, bool(match[3]), bool(match[4]), suffix)
-
-
-@functools.cache
-def _log_old_suffix(suffix: str, new_suffix: str) -> None:
-    log(f'Task names with the suffix "{suffix}" will stop working in the next release. Use "{new_suffix}".')
 
 
 class DataSetTasks:

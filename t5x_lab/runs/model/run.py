@@ -110,19 +110,7 @@ class Run:
     @functools.cached_property
     def eos_id(self) -> int:
         """EOS token of texts: the vocabulary's, else the first stop id, else -1."""
-        try:
-            eos = self.vocabulary.eos_id
-        except NotSet:  # a model of token ids
-            eos = None
-        return next((i for i in (eos, *self.special_tokens.stop_ids) if i is not None), -1)
-
-    @property
-    def _input_eos_id(self) -> int:
-        try:
-            eos = self.input_vocabulary.eos_id
-        except NotSet:  # a model of token ids
-            eos = None
-        return self.eos_id if eos is None else eos
+        return next((i for i in (self._eos_of("vocabulary"), *self.special_tokens.stop_ids) if i is not None), -1)
 
     @functools.cached_property
     def stop_ids(self) -> tuple[int, ...]:
@@ -135,7 +123,9 @@ class Run:
     @property
     def input_affixes(self) -> tuple[list[int], list[int]]:
         """Ids before and after an input text, after a decoder's start token."""
-        suffix = self.special_tokens.input_end or (() if self._input_eos_id < 0 else (self._input_eos_id,))
+        eos = self._eos_of("input_vocabulary")
+        eos = self.eos_id if eos is None else eos
+        suffix = self.special_tokens.input_end or (() if eos < 0 else (eos,))
         return list(self.special_tokens.input_start), list(suffix) if self.input_eos else []
 
     @functools.cached_property
@@ -531,6 +521,13 @@ class Run:
         return ShardedModel(config.model(), self.sharded.mesh_shape, devices, config.sharding())
 
     # ---- internals
+
+    def _eos_of(self, vocabulary: str) -> int | None:
+        """Returns the EOS token of `vocabulary` or `input_vocabulary`, None if it has none or is not set."""
+        try:
+            return getattr(self, vocabulary).eos_id
+        except NotSet:  # a model of token ids
+            return None
 
     @property
     def _inference(self) -> Inference:

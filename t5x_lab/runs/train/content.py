@@ -42,8 +42,15 @@ def _user_modules() -> dict[str, str]:
     }
 
 
-def check_content(checkpoint: epath.Path, content: Content) -> None:
-    """Raises a `UserError` if the vocabulary's file or a template differs from that of a run's checkpoint."""
+def check_content(checkpoint: epath.Path, content: Content) -> str:
+    """Compares content with that of a run's checkpoint.
+
+    Returns:
+      A sentence with the user's modules that differ, "" if none do.
+
+    Raises:
+      UserError: if the vocabulary's file or a template differs.
+    """
     stored = read_info(checkpoint).get("content", {})
     for kind, change in (("vocabulary", "other tokens"), ("templates", "other texts")):
         for name in _changed(stored.get(kind, {}), content[kind]):
@@ -52,11 +59,6 @@ def check_content(checkpoint: epath.Path, content: Content) -> None:
                 f"has {content[kind][name]}, so the run would go on with {change}. Restore it, or start a new MODEL_DIR with "
                 f"{initial_checkpoint_flags(checkpoint.parent.parent)}"
             )
-
-
-def describe_changed_modules(checkpoint: epath.Path, content: Content) -> str:
-    """Returns a sentence with the user's modules that differ from those of a run's checkpoint, "" if none do."""
-    stored = read_info(checkpoint).get("content", {})
     changed = _changed(stored.get("modules", {}), content["modules"])
     return f"Your modules that changed since that checkpoint: {', '.join(changed)}." if changed else ""
 

@@ -29,7 +29,7 @@ from t5x_lab.runs.evaluate.evaluations import Evaluations, PreparedEvaluation, m
 from t5x_lab.runs.model.sharded_model import ShardedModel
 from t5x_lab.runs.train.assemble import Training, assemble_run
 from t5x_lab.runs.train.batch import ResolvedBatch, resolve_batch
-from t5x_lab.runs.train.content import Content, check_content, describe_changed_modules, fingerprint_content
+from t5x_lab.runs.train.content import Content, check_content, fingerprint_content
 from t5x_lab.runs.train.ownership import owned
 from t5x_lab.runs.train.recording import Recorder, is_report_outdated, write_pictures
 from t5x_lab.runs.train.starting_point import (
@@ -229,9 +229,8 @@ def _check_changes(run: RunConfig, start: StartingPoint, config: str, content: C
     if start.step is None:
         return []
     checkpoint = absolute_path(run.model_dir) / "checkpoints" / str(start.step)
-    check_content(checkpoint, content)
-    changes = describe_changes(checkpoint, config), describe_changed_modules(checkpoint, content)
-    return [change for change in changes if change]
+    changed_modules = check_content(checkpoint, content)
+    return [change for change in (describe_changes(checkpoint, config), changed_modules) if change]
 
 
 def check_classes(tasks: Any, run: RunConfig) -> None:
