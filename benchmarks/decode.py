@@ -1,6 +1,7 @@
 """Decoding and scoring on a CPU, beside PyTorch's transformers with the same weights: T5 1.1 small, and a decoder of its size.
 
     pip install -e '.[compare]' && python benchmarks/decode.py [--rounds=5] [--only=speed|sharing|cost] [--layers=1]
+        [--model=decoder]
 
 speed: greedy tokens after prompts of 128, batch 1 and 32, float32: the time of the prompt with the first token, and of each
 token after it. The sides take turns, each in a process of its own; both must write the same tokens. Medians.
@@ -15,6 +16,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 
 from turns import Worker, serve
 
@@ -93,10 +95,10 @@ def load_transformers(folder: str, model: str):
 SIDES = {"t5x_lab": load_t5x_lab, "transformers": load_transformers}
 
 
-def speed(rounds: int, folder: str, layers: int | None) -> None:
+def speed(rounds: int, folder: str, layers: int | None, models: Iterable[str]) -> None:
     from t5x_lab.cli.main import main as t5x_lab
 
-    for model in FILES:
+    for model in models:
         run_of(model, layers).save(f"{folder}/{model}")
         t5x_lab(["convert", "--from=t5x_lab", "--to=hf", f"--source={folder}/{model}", f"--target={folder}/{model}_hf"])
         workers = {side: Worker(__file__, f"--side={side}", f"--model={model}", f"--folder={folder}") for side in SIDES}
@@ -204,7 +206,7 @@ def main() -> None:
     parser.add_argument("--only", choices=("speed", "sharing", "cost"))
     parser.add_argument("--layers", type=int, help="layers of each stack with --only=speed (default: all)")
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
-    parser.add_argument("--model", help=argparse.SUPPRESS)
+    parser.add_argument("--model", choices=FILES, help="one model alone with --only=speed (default: all)")
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.side:
@@ -212,7 +214,7 @@ def main() -> None:
         return
     if args.only in (None, "speed"):
         with tempfile.TemporaryDirectory() as folder:
-            speed(args.rounds, folder, args.layers)
+            speed(args.rounds, folder, args.layers, [args.model] if args.model else FILES)
     if args.only in (None, "sharing"):
         sharing(args.rounds)
     if args.only in (None, "cost"):

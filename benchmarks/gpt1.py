@@ -1,7 +1,7 @@
 """GPT-1 at a laptop's size: pre-training with probes, and the ablations of Radford et al. (2018), Table 5 and Figure 2.
 
     python benchmarks/gpt1.py --work=FOLDER [--data=../shared/data] [--pretrain_steps=5000] [--steps=150] [--seeds=3]
-        [--only=WAY] [--data_set=NAME] [--pairs=NUMBER]
+        [--only=WAY] [--data_set=NAME] [--pairs=NUMBER] [--texts=NUMBER]
 
 A decoder of 1.3 million parameters and an LSTM of as many are pre-trained once on the embedded corpus, and asked BLiMP, SST-2
 and CoLA on the way. Behind a classification head they are fine-tuned on CoLA, SST-2, MRPC, STS-B, RTE, SNLI and COPA:
@@ -17,6 +17,7 @@ its development part are trained on, and its test part is validation. Prints med
 FOLDER/table.md, and plots to FOLDER/probes.png and FOLDER/layers.png; what is there already is not done again.
 """
 
+import itertools
 import json
 import math
 import os
@@ -129,7 +130,13 @@ def records_of(data: pathlib.Path, data_sets: list[str]) -> dict[str, dict[str, 
 
 
 def write_files(
-    work: pathlib.Path, data: pathlib.Path, pretrain_steps: int, steps: int, pairs: int | None, data_sets: list[str]
+    work: pathlib.Path,
+    data: pathlib.Path,
+    pretrain_steps: int,
+    steps: int,
+    pairs: int | None,
+    texts: int | None,
+    data_sets: list[str],
 ) -> None:
     from t5x_lab.tasks.sotu import speeches
 
@@ -164,8 +171,9 @@ def write_files(
             for value in record.values()
             if isinstance(value, str)
         )
-        write_texts(work / "text.jsonl", [*paragraphs(), *of_tasks])
-        t5x_lab("vocab", "--input=text.jsonl", "--standardize", "--model_type=bpe", "--size=4000", "--output=bpe.model")
+        write_texts(work / "text.jsonl", itertools.islice(itertools.chain(paragraphs(), of_tasks), texts))
+        size = 4000 if texts is None else min(4000, texts // 4)
+        t5x_lab("vocab", "--input=text.jsonl", "--standardize", "--model_type=bpe", f"--size={size}", "--output=bpe.model")
 
 
 def train(name: str, steps: int, seed: int, *flags: str) -> None:
@@ -272,9 +280,9 @@ def plot(seeds: int) -> None:
 
 
 def main() -> None:
-    args = arguments(__doc__, pretrain_steps=5000, steps=150, only=WAYS, data_sets=FILES, seeds=3, pairs=0)
+    args = arguments(__doc__, pretrain_steps=5000, steps=150, only=WAYS, data_sets=FILES, seeds=3, pairs=0, texts=0)
     os.chdir(args.work)
-    write_files(args.work, args.data, args.pretrain_steps, args.steps, args.pairs or None, args.data_set)
+    write_files(args.work, args.data, args.pretrain_steps, args.steps, args.pairs or None, args.texts or None, args.data_set)
     for seed in range(args.seeds):
         for way in args.only or list(WAYS):
             fine_tune(way, seed, args.pretrain_steps, args.steps, args.data_set)

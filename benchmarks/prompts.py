@@ -1,7 +1,7 @@
 """T0's whole training mixture, 38 data sets in 313 templates: start, restore, memory, position and throughput, cached and not.
 
     python benchmarks/prompts.py [--data=../shared/data] [--scale=1000] [--draws=50000] [--work=FOLDER]
-        [--mixture=t0_train]
+        [--mixture=t0_train] [--only=WAY]
 
 Records are made up, with the fields and the relative sizes of the real ones (train sizes / scale). Each way runs in a process
 of its own: seconds and CPU-seconds to the first batch, seconds to a restored one, bytes of the position, memory, and examples a
@@ -115,6 +115,7 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=50_000)
     parser.add_argument("--mixture", default="t0_train", help="a collection, such as small, of two data sets")
     parser.add_argument("--work")
+    parser.add_argument("--only", action="append", choices=WAYS, help="one of the ways, may be repeated (default: all)")
     parser.add_argument("--measure", choices=WAYS, help="one way, in this process")
     args = parser.parse_args()
     work = pathlib.Path(args.work or tempfile.mkdtemp()).resolve()
@@ -128,7 +129,7 @@ def main() -> None:
     command = ["cache", f"--gin_file={work}/t0.gin", f"--output_dir={work}/caches"]
     subprocess.run([sys.executable, "-m", "t5x_lab", *command], check=True, capture_output=True)
     print(f"t5x_lab cache: {time.monotonic() - begun:.0f} s for all tasks")
-    for way in WAYS:
+    for way in args.only or WAYS:
         argv = [sys.executable, __file__, f"--work={work}", f"--measure={way}", f"--draws={args.draws}"]
         done = subprocess.run(argv, check=True, capture_output=True, text=True)
         print(f"{way}:")

@@ -1,7 +1,7 @@
 """Ways to transfer, at a laptop's size: nine tasks of T5's suite, as Raffel et al. (2020) compare them in section 3.5.
 
     python benchmarks/t5_transfer.py --work=FOLDER [--data=../shared/data] [--pretrain_steps=3000] [--steps=400] [--seeds=3]
-        [--only=WAY] [--data_set=NAME]
+        [--only=WAY] [--data_set=NAME] [--texts=NUMBER]
 
 An encoder-decoder of 1.9 million parameters is pre-trained by span corruption of the embedded corpus, and fine-tuned on
 CoLA, SST-2, MRPC, STS-B, RTE, BoolQ, CB, COPA and WiC:
@@ -115,7 +115,7 @@ def records_of(data: pathlib.Path) -> dict[str, dict[str, list[dict]]]:
     return records
 
 
-def write_files(work: pathlib.Path, data: pathlib.Path, pretrain_steps: int, steps: int) -> None:
+def write_files(work: pathlib.Path, data: pathlib.Path, pretrain_steps: int, steps: int, texts: int | None) -> None:
     places = write_records(work, records_of(data))
     lines = [f'{name}/Records.files = "{work}/{data_set}/{{split}}.jsonl"' for data_set, name in places.items()]
     text = SIZES.format(work=work, places=", ".join(f'"{data_set}": @{name}/Records()' for data_set, name in places.items()))
@@ -132,8 +132,10 @@ def write_files(work: pathlib.Path, data: pathlib.Path, pretrain_steps: int, ste
             for value in json.loads(line).values()
             if isinstance(value, str)
         )
-        write_texts(work / "text.jsonl", itertools.chain(paragraphs(of_each=20), filter(None, of_tasks)))
-        t5x_lab("vocab", "--input=text.jsonl", "--size=4000", "--output=tasks.model")
+        texts_of_both = itertools.chain(paragraphs(of_each=20), filter(None, of_tasks))
+        write_texts(work / "text.jsonl", itertools.islice(texts_of_both, texts))
+        size = 4000 if texts is None else min(4000, texts // 4)
+        t5x_lab("vocab", "--input=text.jsonl", f"--size={size}", "--output=tasks.model")
 
 
 def train(work: pathlib.Path, name: str, steps: int, seed: int, *flags: str) -> str:
@@ -231,10 +233,10 @@ def plot(results: dict[str, list[dict[str, float]]], path: pathlib.Path) -> None
 
 
 def main() -> None:
-    args = arguments(__doc__, pretrain_steps=3000, steps=400, only=WAYS, data_sets=FILES, seeds=3)
+    args = arguments(__doc__, pretrain_steps=3000, steps=400, only=WAYS, data_sets=FILES, seeds=3, texts=0)
     work, data = args.work, args.data
     os.chdir(work)
-    write_files(work, data, args.pretrain_steps, args.steps)
+    write_files(work, data, args.pretrain_steps, args.steps, args.texts or None)
     for seed in range(args.seeds):
         run_seed(work, seed, args.pretrain_steps, args.steps, args.only or list(WAYS), args.data_set)
         results = scores(work, args.seeds, args.data_set)

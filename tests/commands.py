@@ -1,4 +1,4 @@
-"""The command `t5x_lab` in processes of its own, forked from one that has imported everything already.
+"""The command `t5x_lab` and scripts in processes of their own, forked from one that has imported everything already.
 
 A Python that starts afresh spends ten CPU-seconds on importing TensorFlow, SeqIO and JAX; a fork spends none. The process that
 is forked from has imported, and done nothing else: no backend of JAX is started in it, no TensorFlow operation is run.
@@ -8,6 +8,7 @@ import atexit
 import multiprocessing
 import os
 import pathlib
+import runpy
 import socket
 import sys
 import time
@@ -51,7 +52,7 @@ class Command:
     """A running command.
 
     Args:
-      argv: after `t5x_lab`.
+      argv: words after `t5x_lab`; or the path of a script, and words after it.
       log: a file that the output is appended to.
       stdout: another file for what goes to stdout; the same by default.
       environment: what is different in the environment; None for what is not in it.
@@ -96,11 +97,11 @@ class Command:
             return file.read()
 
 
-def run(*argv: str, environment: dict | None = None) -> Done:
+def run(*argv: str, environment: dict | None = None, timeout: float | None = None) -> Done:
     """Runs a command to its end."""
     log, out = (f"{os.getpid()}_{time.monotonic_ns()}.{kind}" for kind in ("err", "out"))
     command = Command(*argv, log=log, stdout=out, environment=environment)
-    status = command.wait()
+    status = command.wait(timeout)
     with open(out) as stdout:
         done = Done(status, stdout.read(), command.output())
     os.unlink(out)
@@ -176,14 +177,20 @@ def _run(argv: tuple[str, ...], directory: str, log: str, out: str, environment:
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     for number, path in ((1, out), (2, log)):
         os.dup2(os.open(path, flags, 0o644), number)
-    sys.argv = ["t5x_lab", *argv]
     if str(ROOT) not in sys.path:
         sys.path.insert(0, str(ROOT))
-    from t5x_lab.cli.main import main
-
     status = 1
     try:
-        status = main(list(argv))
+        if argv[0].endswith(".py"):
+            sys.argv = list(argv)
+            sys.path.insert(0, os.path.dirname(argv[0]))
+            runpy.run_path(argv[0], run_name="__main__")
+            status = 0
+        else:
+            sys.argv = ["t5x_lab", *argv]
+            from t5x_lab.cli.main import main
+
+            status = main(list(argv))
         atexit._run_exitfuncs()
     except SystemExit as error:
         status = int(error.code or 0)

@@ -1,5 +1,8 @@
 """Modules that the fork server of `commands` imports before it forks."""
 
+import bokeh.embed
+import bokeh.plotting  # noqa: F401
+import matplotlib.pyplot  # noqa: F401
 import seqio  # noqa: F401
 import t5.data  # noqa: F401
 

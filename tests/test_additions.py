@@ -229,7 +229,8 @@ def test_what_cannot_be_trained_is_said():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("added", ["lora", exhaustive("adapters")])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("added", ["lora", "adapters"])
 def test_a_run_trains_peft_parameters_of_a_base_model(added, tmp_path):
     """Initial parameters need no rules. Only PEFT parameters change. They can be saved, loaded and merged alone."""
     base = str(tmp_path / "base")

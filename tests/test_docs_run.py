@@ -37,7 +37,7 @@ LEFT_OUT = "_and_".join(
 STAND_INS = [  # text of a command, and what stands there instead
     (r"models/(t5_1_1|gpt1)/\w+\.gin", r"models/\1/tiny.gin"),
     (r"t5x_lab train(.*) …", r"t5x_lab train --gin_file=own_train.gin\1"),  # what the reader adds
-    (r"TRAIN_STEPS=\d+", "TRAIN_STEPS=4"),
+    (r"TRAIN_STEPS=\d+", "TRAIN_STEPS=2"),
     (r"--size=8000", "--size=1000"),
     (r"--gin.Records.(hub='{hub}'|tfds='{tfds}')", "--gin.Records.files='data/{dataset}/{split}.jsonl'"),
     (r"promptsource/templates", str(SHARED / "prompts" / "promptsource_templates")),
@@ -50,7 +50,8 @@ STAND_INS = [  # text of a command, and what stands there instead
     (r"(cache .*)my_run.gin", r"\1own_train.gin"),
     (r"my_run.gin (--gin.USE_CACHED)", r"own_train.gin \1"),
     (r"MODEL_DIR=runs/small\b", "MODEL_DIR=runs/begun"),
-    (r"recipes/(mt_f|t0_eval).gin", rf"recipes/\1.gin --gin.t0_eval/RankingEvaluation.task=t0_eval_without_{LEFT_OUT}"),
+    (r"recipes/mt_f.gin", "recipes/mt_f.gin --gin.EVALS=()"),  # which are those of t0_eval.gin
+    (r"recipes/t0_eval.gin", f"recipes/t0_eval.gin --gin.t0_eval/RankingEvaluation.task=t0_eval_without_{LEFT_OUT}"),
     (r"runs/pretrain.gin", "runs/pretrain.gin --gin.MIXTURE_OR_TASK_NAME=sotu"),
     (r"--step=1000,2000", "--step=2"),
     (r"cache +--task", "cache --gin_bindings='import my_tasks' --task"),
@@ -121,7 +122,7 @@ def write_own(folder: pathlib.Path) -> None:
     (folder / "my_questions.py").write_text(documented("custom_data.md", "exact_match"))
     (folder / "questions.tsv").write_text("Is it?\tyes\nIs it not?\tno\n" * 8)
     (folder / "own_train.gin").write_text(
-        'import my_tasks\ninclude "models/t5_1_1/tiny.gin"\ninclude "objectives/span_corruption.gin"\nMIXTURE_OR_TASK_NAME = "sotu"\nTRAIN_STEPS = 4\n'
+        'import my_tasks\ninclude "models/t5_1_1/tiny.gin"\ninclude "objectives/span_corruption.gin"\nMIXTURE_OR_TASK_NAME = "sotu"\nTRAIN_STEPS = 2\n'
     )
 
 
@@ -139,7 +140,7 @@ def localize(command: str) -> list[str]:
         argv += SMALL.split()
         is_long = "span_corruption.gin" in command_line and "FEATURE_LENGTHS" not in command_line
         argv += ['--gin.TASK_FEATURE_LENGTHS={"inputs": 64}'] if is_long else []
-        argv += [] if "TRAIN_STEPS" in command_line or "my_run.gin" in command_line else ["--gin.TRAIN_STEPS=4"]
+        argv += [] if "TRAIN_STEPS" in command_line or "my_run.gin" in command_line else ["--gin.TRAIN_STEPS=2"]
         argv += [] if "MODEL_DIR" in command_line else [f"--gin.MODEL_DIR=runs/new{abs(hash(command_line))}"]
     return argv
 

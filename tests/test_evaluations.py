@@ -254,7 +254,7 @@ def test_evaluations_that_failed_are_no_results(tmp_path):
     assert [evaluate.Evaluations.should_stop(evaluations, rule, step) for step in range(1, 8)] == [False] * 6 + [True]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_ends_early_and_stays_ended(folder, capsys, monkeypatch):
     stopping = ["--gin.EARLY_STOPPING=@EarlyStopping()", "--gin.EarlyStopping.metric=eval/known/accuracy"]
     more = [

@@ -263,6 +263,23 @@ def test_any_of_several_end_tokens_ends_what_is_written(tmp_path):
     assert json.loads((tmp_path / "again" / "generation_config.json").read_text())["eos_token_id"] == ends
 
 
+def test_special_tokens_are_left_out_of_answers(tmp_path):
+    """By `generate` and the harness, as by transformers and lm-eval. The model's first token is a sentinel."""
+    pytest.importorskip("lm_eval", reason="pip install -e '.[harness]' compares with lm-eval")
+    from t5x_lab.evaluation.harness.model import HarnessModel
+
+    hf_model, tokenizer = save("t5_1_1", tmp_path / "hf")
+    sentinel, best = tokenizer.convert_tokens_to_ids("<extra_id_7>"), greedy(hf_model, tokenizer, WORDS, 1)[0]
+    with torch.no_grad():
+        hf_model.lm_head.weight[sentinel] = 1.01 * hf_model.lm_head.weight[best]
+    hf_model.save_pretrained(tmp_path / "hf")
+    ids = greedy(hf_model, tokenizer, WORDS, 12)
+    assert ids[0] == sentinel and "<extra_id_7>" in tokenizer.decode(ids)
+    run, expected = t5x_lab.load(str(tmp_path / "hf"), dtype="float32"), tokenizer.decode(ids, skip_special_tokens=True)
+    request = instances_of("generate_until", (WORDS, {"until": [], "max_gen_toks": 12}))
+    assert HarnessModel(run).generate_until(request) == [run.generate([WORDS], max_tokens=12)[0][0]] == [expected]
+
+
 def test_special_tokens_of_a_directory_without_a_tokenizer(tmp_path):
     config = {"model_type": "llama", "bos_token_id": 5, "eos_token_id": [7, 8], "pad_token_id": -1}
     (tmp_path / "config.json").write_text(json.dumps(config))

@@ -1,4 +1,4 @@
-"""Real text, from the command line: every pair of architecture and objective learns; budgets, mixtures, a user's own tasks."""
+"""Real text, from the command line: every architecture learns, by objectives of every kind; budgets, mixtures, a user's own tasks."""
 
 import os
 import pathlib
@@ -7,7 +7,7 @@ import commands
 import numpy as np
 import pytest
 from helpers import documented, exhaustive
-from runs_of_text import FULL_LM, PREFIX_LM, PREFIX_LM_ED, SPANS, flags, losses
+from runs_of_text import FULL_LM, PREFIX_LM, SPANS, flags, losses
 
 import t5x_lab
 from t5x_lab.cli.main import main
@@ -26,15 +26,10 @@ LSTM = ["--gin.LstmConfig.vocab_size=384", "--gin.LstmConfig.emb_dim=32", "--gin
     "architecture, task, data",
     [
         ("causal_decoder", "sotu_full_lm", FULL_LM),
-        exhaustive("causal_decoder", "sotu_span_corruption", SPANS),
         exhaustive("prefix_decoder", "sotu_prefix_lm_objective_decoder_architecture", PREFIX_LM),
-        exhaustive("prefix_decoder", "sotu_span_corruption", SPANS),
-        exhaustive("encoder_decoder", "sotu_prefix_lm_objective_encoder_decoder_architecture", PREFIX_LM_ED),
         ("encoder_decoder", "sotu_span_corruption", SPANS),
-        exhaustive("encoder_decoder", "sotu_bert_style", TEXT("bert_style") + INPUTS),
         exhaustive("shared_stacks", "sotu_mass_style", TEXT("mass_style") + INPUTS),
         exhaustive("prefix_decoder", "sotu_deshuffling", TEXT("deshuffling") + INPUTS),
-        exhaustive("encoder_decoder", "sotu_replace_spans", TEXT("replace_spans") + INPUTS),
         exhaustive("rotary_decoder", "sotu_drop_tokens", TEXT("drop_tokens") + INPUTS),
         exhaustive("encoder_decoder", "sotu_ul2", TEXT("ul2") + INPUTS),
         exhaustive("encoder", "sotu_masked_lm", TEXT("masked_lm") + INPUTS),
@@ -42,7 +37,7 @@ LSTM = ["--gin.LstmConfig.vocab_size=384", "--gin.LstmConfig.emb_dim=32", "--gin
         exhaustive("lstm", "sotu_prefix_lm", [*TEXT("prefix_lm"), '--gin.TASK_FEATURE_LENGTHS={"targets": 63}', *LSTM]),
     ],
 )  # fmt: skip
-def test_every_architecture_and_objective_learns_from_real_text(architecture, task, data):
+def test_every_architecture_learns_from_real_text(architecture, task, data):
     done = commands.run(*flags(architecture, data, "run", 40, "--gin.EVAL_PERIOD=40"))
     assert done.returncode == 0, done.stderr
     train, held_out = losses("run"), losses("run", f"eval/{task}")

@@ -277,6 +277,9 @@ def test_a_dry_run_says_which_data_are_not_here(own, capsys):
     assert main(own("own_pairs", "--dry_run")) == 0
     output = capsys.readouterr()
     assert "8 rows of 16 + 8 tokens" in output.out and not re.search("not read|not used|vocabulary", output.err)
+    assert "Adafactor" in output.out and not re.search(
+        "AdamW|Lstm|ProbeEvaluation", output.out
+    )  # settings of what is used alone
     assert main([*TRAIN, "--gin.MIXTURE_OR_TASK_NAME=files", "--gin.TextFiles.train=none/*.txt", "--dry_run"]) == 0
     output = capsys.readouterr().out
     assert 'The data were not checked: No file matches TextFiles.train = "none/*.txt"' in output

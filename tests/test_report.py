@@ -397,6 +397,7 @@ def test_axes_count_from_where_a_run_began():
     carried = read_run(make_run("carried", carried, facts=FACTS))
     assert Axes([carried]).x(carried, np.array([1000, 1020]))["tokens"].tolist() == [0, 1280]
     assert summarize_runs([carried])["tokens"] == ["2,560 processed, padding excluded"]
+    assert summarize_runs([carried])["steps"] == ["40, after 1,000 of the run that it continues"]
     assert "statistics of hooks and additional losses" in html.unescape(report("run"))
 
 

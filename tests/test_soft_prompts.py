@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import seqio
-from helpers import exhaustive, random_batch, tiny_config
+from helpers import random_batch, tiny_config
 from runs_of_text import TINY
 
 import t5x_lab
@@ -195,8 +195,8 @@ def test_a_prompt_longer_than_inputs_is_said(tickets):
         resolve_tasks(config, "encoder_decoder", 384)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("model", [exhaustive("models/t5_1_1/tiny.gin"), "models/decoder/tiny.gin"])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("model", ["models/t5_1_1/tiny.gin", "models/decoder/tiny.gin"])
 def test_a_soft_prompt_is_trained_kept_and_asked_alone(model, tickets, tmp_path, capsys):
     """Nothing else moves; metrics, scores of a task and of texts agree; on top of its base it is the same model."""
     needed = [

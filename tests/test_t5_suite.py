@@ -20,7 +20,7 @@ import sklearn.metrics
 import tensorflow as tf
 import tensorflow_datasets as tfds
 from conftest import ROOT, shared_data
-from helpers import exhaustive, exhaustive_except, set_max_separate_tasks
+from helpers import exhaustive_except, set_max_separate_tasks
 from synthetic_records import Words, pronoun
 from t5.data import glue_utils, mixtures
 from t5.evaluation import eval_utils
@@ -583,8 +583,8 @@ def from_hugging_face(pieces: pathlib.Path) -> tuple[str, list[str]]:
     return "theirs", ["--gin_file=models/t5_1_1/tiny.gin", f"--gin.SentencePieceVocabulary.path={pieces}", *flags]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("write_checkpoint", [from_t5x, exhaustive(from_hugging_face)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("write_checkpoint", [from_t5x, from_hugging_face])
 def test_a_published_kind_of_checkpoint_is_fine_tuned_as_with_t5x(write_checkpoint, tmp_path, capsys):
     """INITIAL_CHECKPOINT_PATH, runs/finetune.gin and a task of the suite; nothing else but where records lie."""
     path, flags = write_checkpoint(shared_data("t5_vocabulary") / "sentencepiece.model")

@@ -26,6 +26,7 @@ class FeatureConverter:
       pack: whether a row may hold several examples.
       start: start token of decoders.
       eos: EOS token.
+      input_eos: EOS token of an encoder's inputs, if they have a vocabulary of their own. None = `eos`.
       num_tasks: number of tasks that examples come from.
       passthrough: other features that are kept unchanged in unpacked rows. Those with a length are padded to it with 0.
     """
@@ -34,6 +35,7 @@ class FeatureConverter:
     pack: bool = True
     start: int = 0
     eos: int = 1
+    input_eos: int | None = None
     num_tasks: int = 1
     passthrough: tuple[str, ...] = ()
 
@@ -61,7 +63,8 @@ class FeatureConverter:
             ds = seqio.trim_and_pad_dataset(ds, padded_lengths)
         return pack_batches(
             ds, to_streams, finish, used, rows, pack=self.pack, num_tasks=self.num_tasks, drop_remainder=drop_remainder,
-            eos=self.eos, passthrough=self.passthrough,
+            eos={"encoder": self.eos if self.input_eos is None else self.input_eos, "decoder": self.eos},
+            passthrough=self.passthrough,
         )  # fmt: skip
 
     def _stream(self, side: str, group: Mapping[str, tf.RaggedTensor]) -> dict[str, tf.RaggedTensor]:

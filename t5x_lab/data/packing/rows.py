@@ -22,7 +22,7 @@ Streams = Mapping[str, Mapping[str, tf.RaggedTensor]]
 
 def pack_batches(
     dataset: tf.data.Dataset, to_streams: Callable, finish: Callable, lengths: Mapping[str, int], rows: int, *, pack: bool,
-    num_tasks: int, drop_remainder: bool, eos: int, passthrough: tuple[str, ...] = (),
+    num_tasks: int, drop_remainder: bool, eos: Mapping[str, int], passthrough: tuple[str, ...] = (),
 ) -> tf.data.Dataset:  # fmt: skip
     """Packs examples into rows and batches rows.
 
@@ -36,7 +36,7 @@ def pack_batches(
       pack: whether a row may hold several examples.
       num_tasks: number of tasks.
       drop_remainder: whether a last batch with fewer rows is dropped.
-      eos: EOS token. A sequence longer than a row is truncated before it.
+      eos: EOS token by stream. A sequence longer than a row is truncated before it.
       passthrough: features that are kept unchanged if rows hold one example.
 
     Returns:
@@ -48,7 +48,7 @@ def pack_batches(
     @tf.autograph.experimental.do_not_convert
     def to_rows(group):
         ragged = {name: x if name in passthrough else _as_ragged(x) for name, x in group.items()}
-        streams = {name: _truncate(stream, lengths[name], eos) for name, stream in to_streams(ragged).items()}
+        streams = {name: _truncate(stream, lengths[name], eos[name]) for name, stream in to_streams(ragged).items()}
         sizes = [next(iter(streams[name].values())).row_lengths() for name in lengths]
         examples = tf.cast(tf.stack(sizes, axis=1), tf.int32)
         ids = {name: streams[name].pop(f"{name}_segment_ids", None) for name in lengths}

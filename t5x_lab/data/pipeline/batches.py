@@ -28,6 +28,7 @@ from t5x_lab.data.pipeline.rates import example_rates
 from t5x_lab.data.pipeline.reading import MAX_SEPARATE_TASKS, read_split, task_shard
 from t5x_lab.data.pipeline.seeds import derive_seed
 from t5x_lab.data.tasks.mixture import Component, ResolvedMixture, resolve_mixture
+from t5x_lab.data.vocabularies.build import build_vocabulary
 from t5x_lab.training.batches import HostBatch, Rows
 
 
@@ -289,12 +290,14 @@ def _convert(
 def _default_converter(
     mixture: ResolvedMixture, components: Sequence[Component], config: DataConfig, start_and_eos: tuple[int, int] | None
 ) -> FeatureConverter:
+    input_eos = None
     if start_and_eos is None:
         eos = mixture.vocabulary.eos_id
         start_and_eos = config.special_tokens.id_before_texts(eos), eos
+        input_eos = build_vocabulary(config.vocabulary_of("inputs")).eos_id if config.input_vocabulary else None
     passthrough = passthrough_features(mixture_features(components, mixture.architecture, config))
     return FeatureConverter(
-        mixture.architecture, config.pack, *start_and_eos, num_tasks=len(components), passthrough=passthrough
+        mixture.architecture, config.pack, *start_and_eos, input_eos, num_tasks=len(components), passthrough=passthrough
     )
 
 
