@@ -156,7 +156,7 @@ def write_files(
             work=work,
             period=max(1, pretrain_steps // 5),
             steps=pretrain_steps,
-            warmup=max(1, min(400, pretrain_steps // 2)),
+            warmup=min(400, pretrain_steps // 2),
             pairs=pairs,
             few_pairs=min(pairs or 100, 100),
             sentences=min(20 * (pairs or 100), 2_000),

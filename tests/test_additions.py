@@ -286,11 +286,10 @@ def test_a_run_trains_peft_parameters_of_a_base_model(added, tmp_path):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("added", ["lora", "adapters"])
-def test_training_of_peft_parameters_resumes_exactly(added):
+def test_training_of_peft_parameters_resumes_exactly():
     """Two runs of two steps give the parameters of one run of four, bit by bit."""
     assert main(flags("encoder_decoder", SPANS, "base", 2)) == 0
-    more = [f"--gin_file=peft/{added}.gin", "--gin.INITIAL_CHECKPOINT_PATH=base", "--gin.CHECKPOINT_PERIOD=2"]
+    more = ["--gin_file=peft/lora.gin", "--gin.INITIAL_CHECKPOINT_PATH=base", "--gin.CHECKPOINT_PERIOD=2", "--gin.EVALS=()"]
     for run, steps in (("whole", 4), ("parts", 2), ("parts", 4)):
         assert main(flags("encoder_decoder", SPANS, run, steps, *more)) == 0
     jax.tree.map(np.testing.assert_array_equal, t5x_lab.load("parts").params, t5x_lab.load("whole").params)

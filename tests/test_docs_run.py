@@ -38,7 +38,7 @@ STAND_INS = [  # text of a command, and what stands there instead
     (r"models/(t5_1_1|gpt1)/\w+\.gin", r"models/\1/tiny.gin"),
     (r"t5x_lab train(.*) …", r"t5x_lab train --gin_file=own_train.gin\1"),  # what the reader adds
     (r"TRAIN_STEPS=\d+", "TRAIN_STEPS=2"),
-    (r"--size=8000", "--size=1000"),
+    (r"--size=8000", "--size=1000 --max_documents=300"),
     (r"--gin.Records.(hub='{hub}'|tfds='{tfds}')", "--gin.Records.files='data/{dataset}/{split}.jsonl'"),
     (r"promptsource/templates", str(SHARED / "prompts" / "promptsource_templates")),
     (r"gs://t5-data/\S+", "runs/base"),
