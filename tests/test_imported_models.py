@@ -263,8 +263,8 @@ def test_any_of_several_end_tokens_ends_what_is_written(tmp_path):
     assert json.loads((tmp_path / "again" / "generation_config.json").read_text())["eos_token_id"] == ends
 
 
+def test_special_tokens_are_left_out_of_answers(tmp_path):
     """`generate` and the harness leave them out, as transformers and lm-eval do. The first token of this model is a sentinel."""
-    """By `generate` and the harness, as by transformers and lm-eval. The model's first token is a sentinel."""
     pytest.importorskip("lm_eval", reason="pip install -e '.[harness]' compares with lm-eval")
     from t5x_lab.evaluation.harness.model import HarnessModel
 
