@@ -1,6 +1,7 @@
 """Every test runs on eight virtual CPU devices, with matrix products in full float32 and little time spent on compiling."""
 
 import atexit
+import gc
 import os
 import pathlib
 import shutil
@@ -38,6 +39,12 @@ def shared_data(*parts: str) -> pathlib.Path:
         if root.joinpath(*parts).exists():
             return root.joinpath(*parts)
     pytest.skip(f"needs {'/'.join(parts)} of the shared test data, which are not here")
+
+
+def pytest_collection_finish():
+    """Excludes what test modules have imported from garbage collections, which would visit a million objects each time."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_unconfigure():

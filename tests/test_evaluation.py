@@ -1,5 +1,6 @@
 """A model that knows a task by heart is asked in every way there is; rank classification's rules; lm-eval on real data."""
 
+import collections
 import functools
 import gzip
 import json
@@ -164,7 +165,16 @@ def test_infer_on_a_task_a_mixture_and_ranked_choices(inside, tmp_path, capsys):
     stale = [*command, f"--input={tmp_path}/changed.jsonl", "--mode=rank", f"--output={tmp_path}/picks.jsonl"]
     assert main([*stale, *(f"--choice={c}" for c in CHOICES)]) == 2
     assert "line 1 is not" in capsys.readouterr().err
-    assert report["average(others+words)"] == {**dict.fromkeys(NORMALIZATIONS, 1.0), "chance": 1 / len(CHOICES)}
+    answers: dict[str, dict[str, list[str]]] = {"words": {}, "others": {}}
+    for record in records:
+        answers[record["dataset"]].setdefault(record["prompt"], []).append(record["targets"])
+    share = lambda values: collections.Counter(values).most_common(1)[0][1] / len(values)
+    constant = statistics.fmean(statistics.median(map(share, prompts.values())) for prompts in answers.values())
+    assert report["average(others+words)"] == {
+        **dict.fromkeys(NORMALIZATIONS, 1.0),
+        "chance": 1 / len(CHOICES),
+        "constant": pytest.approx(constant),
+    }
     assert report["datasets"]["words"]["over_prompts"]["sum"]["prompts"] == 3
 
     for more, says in (
@@ -273,6 +283,7 @@ def test_a_report_names_its_data_sets_and_spreads_over_prompts():
         "token_mean": ANY,
         "character_mean": ANY,
         "chance": 0.5,
+        "constant": 1.0,  # all labels are 0
     }
     dev = accuracy.report(questions[4:], results[4:])  # where q is a's best
     best = accuracy.add_best_prompts(report, dev, "validation")["best_on_validation"]
@@ -280,7 +291,25 @@ def test_a_report_names_its_data_sets_and_spreads_over_prompts():
         (0.5 + 0.75) / 2
     )
     lines = accuracy.table(report).splitlines()
-    assert lines[1].split() == ["a", "3", "50.0", "58.3", "25.0", "100.0", "37.5", "50.0", "50.0", "50.0"] and len(lines) == 4
+    assert (
+        lines[1].split() == ["a", "3", "50.0", "58.3", "25.0", "100.0", "37.5", "50.0", "50.0", "50.0", "100.0"]
+        and len(lines) == 4
+    )
+
+
+def test_the_constant_answer_is_the_most_frequent_one():
+    answer = make_answer([-1.0, -2.0, -3.0], [1, 1, 1], [1, 1, 1])
+    ask = lambda label, weight=1.0: Question("x", ("y", "z", "w"), label, "a", "p", weight=weight)
+    labels = [0, 2, 2, 1]
+    assert accuracy.accuracies(map(ask, labels), [answer] * 4)["constant"] == 0.5
+    weighted = [ask(0, 3.0), ask(2), ask(2)]
+    assert accuracy.accuracies(weighted, [answer] * 3)["constant"] == pytest.approx(0.6)
+    two = Question("x", ("y", "z"), 0, "b", "p")
+    mixed = [*map(ask, labels), two], [answer] * 4 + [make_answer([-1.0, -2.0], [1, 1], [1, 1])]
+    assert "constant" not in accuracy.accuracies(*mixed)  # choices of different numbers have no common answer
+    report = accuracy.report(*mixed)
+    assert report["datasets"]["a"]["over_prompts"]["constant"]["median"] == 0.5
+    assert report["average(a+b)"]["constant"] == pytest.approx((0.5 + 1.0) / 2) and "75.0" in accuracy.table(report)
 
 
 # lm-eval.

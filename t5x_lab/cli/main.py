@@ -24,6 +24,7 @@ COMMANDS = {
     "report": "write an HTML report of a run, or a comparison of several runs",
     "convert": "convert checkpoints between t5x_lab, T5X and Hugging Face formats",
     "table": "list batch shapes, loss fractions and FLOPs of every architecture with every objective",
+    "study": "run a grid of trainings and evaluations; the same command continues an interrupted study",
     "cache": "preprocess tasks offline into SeqIO caches with Apache Beam",
     "vocab": "train a SentencePiece vocabulary",
 }

@@ -91,6 +91,11 @@ def names_an_objective(name: str, config: DataConfig) -> bool:
     return _text_task_names([*_text_sources(config), ALL_TEXTS]).get(name, (name, None))[1] is not None
 
 
+def text_name(name: str, config: DataConfig) -> str:
+    """Returns the name without an objective: that of the text; any other name unchanged."""
+    return _text_task_names([*_text_sources(config), ALL_TEXTS]).get(name, (name, None))[0]
+
+
 @dataclasses.dataclass(frozen=True)
 class Member:
     """A task that a name stands for.

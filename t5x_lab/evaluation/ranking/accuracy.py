@@ -11,6 +11,7 @@ import numpy as np
 from t5x_lab.evaluation.questions import NORMALIZATIONS, Answer, Question
 
 CHANCE = "chance"  # expected accuracy of guessing
+CONSTANT = "constant"  # accuracy of always giving the most frequent answer
 
 
 def report(questions: Iterable[Question], answers: Iterable[Answer]) -> dict:
@@ -20,8 +21,9 @@ def report(questions: Iterable[Question], answers: Iterable[Answer]) -> dict:
       {"datasets": {data set: {"prompts": {prompt: accuracies}, "over_prompts": {normalization: statistics}}},
       "average(a+b)": {normalization: mean over data sets of the medians over prompts (Wang et al. 2022)},
       "average_of_means(a+b)": {normalization: mean over data sets of the means over prompts (Wei et al. 2022)}}.
-      "chance", the expected accuracy of guessing, is listed beside the normalizations. The key of an average lists its data
-      sets, so that a missing data set changes the key and not silently the number.
+      Beside the normalizations are "chance", the expected accuracy of guessing, and "constant", the accuracy of always giving
+      the most frequent answer, if all questions have the same number of choices and one right answer. The key of an average
+      lists its data sets, so that a missing data set changes the key and not silently the number.
     """
     tallies: dict[str, dict[str, Tally]] = {}
     for question, answer in zip(questions, answers, strict=True):
@@ -29,17 +31,17 @@ def report(questions: Iterable[Question], answers: Iterable[Answer]) -> dict:
     datasets = {}
     for dataset, prompts in tallies.items():
         by_prompt = {prompt: tally.result() for prompt, tally in prompts.items()}
+        names = (*NORMALIZATIONS, CHANCE, *([CONSTANT] if all(CONSTANT in values for values in by_prompt.values()) else []))
         datasets[dataset] = {
             "prompts": by_prompt,
-            "over_prompts": {
-                name: summarize([values[name] for values in by_prompt.values()]) for name in (*NORMALIZATIONS, CHANCE)
-            },
+            "over_prompts": {name: summarize([values[name] for values in by_prompt.values()]) for name in names},
         }
     if not datasets:
         return {}
     average = lambda statistic: {
         name: statistics.fmean(d["over_prompts"][name][statistic] for d in datasets.values())
-        for name in (*NORMALIZATIONS, CHANCE)
+        for name in (*NORMALIZATIONS, CHANCE, CONSTANT)
+        if all(name in d["over_prompts"] for d in datasets.values())
     }
     listed = "+".join(sorted(datasets))
     return {"datasets": datasets, f"average({listed})": average("median"), f"average_of_means({listed})": average("mean")}
@@ -67,19 +69,32 @@ def add_best_prompts(report: Mapping[str, Any], chosen_on: Mapping[str, Any], sp
 def table(report: Mapping[str, Any]) -> str:
     """Returns a report as a text table in percent: one line per data set, and one for the averages."""
     percent = lambda value: f"{100 * value:.1f}"
+    columns = ("token_mean", "character_mean", CHANCE, CONSTANT)
     rows: list[tuple[str, ...]] = [
-        ("data set", "prompts", "median", "mean", "lowest", "highest", "quartiles", "per token", "per character", "chance")
+        (
+            "data set",
+            "prompts",
+            "median",
+            "mean",
+            "lowest",
+            "highest",
+            "quartiles",
+            "per token",
+            "per character",
+            "chance",
+            "constant",
+        )
     ]
     for name, result in report["datasets"].items():
         over_prompts = result["over_prompts"]
         by_sum = over_prompts["sum"]
         spread = [percent(by_sum[key]) for key in ("median", "mean", "lowest", "highest", "interquartile_range")]
-        others = [percent(over_prompts[key]["median"]) for key in ("token_mean", "character_mean", CHANCE)]
+        others = [percent(over_prompts[key]["median"]) if key in over_prompts else "" for key in columns]
         rows.append((name, str(by_sum["prompts"]), *spread, *others))
     medians, means = (
         next(report[key] for key in report if key.startswith(start)) for start in ("average(", "average_of_means(")
     )
-    others = [percent(medians[key]) for key in ("token_mean", "character_mean", CHANCE)]
+    others = [percent(medians[key]) if key in medians else "" for key in columns]
     rows.append(("average", "", percent(medians["sum"]), percent(means["sum"]), "", "", "", *others))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
@@ -135,7 +150,7 @@ class Tally:
     def result(self) -> dict[str, float]:
         """Returns weighted accuracies, and counts of examples, ties, NaN and truncations in scoring.
 
-        The accuracies are those of each normalization and of guessing.
+        The accuracies are those of each normalization, of guessing and of the best constant answer.
 
         If all questions have the same number of choices and one right answer, it also returns what
         `t5.evaluation.metrics.rank_classification` reports, by normalization, as shares: `f1` (of the second of two choices,
@@ -144,7 +159,13 @@ class Tally:
         weight = self._total or math.nan
         more = {"examples": self._examples, "ties": self._ties, "without_number": self._without_number, "cut": self._cut}
         shares = {name: self._right[name] / weight for name in NORMALIZATIONS}
-        return {**shares, CHANCE: self._guessed / weight, **more, **self._by_class()}
+        return {**shares, CHANCE: self._guessed / weight, **self._constant(), **more, **self._by_class()}
+
+    def _constant(self) -> dict[str, float]:
+        """Returns the accuracy of the best constant answer if questions have the same number of choices, one of them right."""
+        if not self._classes or not self._total:
+            return {}
+        return {CONSTANT: float(np.max(np.bincount(self._labels, self._weights)) / self._total)}
 
     def _by_class(self) -> dict[str, float]:
         from sklearn import metrics  # importing it takes a second

@@ -3,6 +3,7 @@
 import pathlib
 import tempfile
 from collections.abc import Sequence
+from typing import Any
 
 from etils import epath
 
@@ -58,21 +59,22 @@ class GinConfig:
         gin_files.parse([], [self.text])
         return gin_files.config_text("RunConfig")
 
-    def _build(self, selector: str):
+    def build(self, selector: str) -> Any:
+        """Builds a configurable or the value of a parameter. See `t5x_lab.config.gin_files.build`."""
         gin_files.parse([], [self.text])  # gin's state is global, and another configuration may have been parsed since
         return gin_files.build(selector, HINTS)
 
     def run(self) -> RunConfig:
-        return self._build("RunConfig")
+        return self.build("RunConfig")
 
     def model(self) -> ModelConfig:
-        return self._build("RunConfig.model")
+        return self.build("RunConfig.model")
 
     def data(self) -> DataConfig:
-        return self._build("DataConfig")
+        return self.build("DataConfig")
 
     def prompts(self) -> Prompts:
-        return self._build("DataConfig.prompts")
+        return self.build("DataConfig.prompts")
 
     def classification(self) -> Classification:
         """Returns the run's classification task.
@@ -80,33 +82,33 @@ class GinConfig:
         Raises:
           UserError: if the task is not a classification task.
         """
-        task = self._build("task_head.task") or self._build("DataConfig.mixture_or_task_name")  # with a user's head
+        task = self.build("task_head.task") or self.build("DataConfig.mixture_or_task_name")  # with a user's head
         return find_classification(task, self.prompts())
 
     def mesh(self) -> MeshShape:
-        return MeshShape.parse(self._build("RunConfig.mesh"))
+        return MeshShape.parse(self.build("RunConfig.mesh"))
 
     def sharding(self) -> ShardingRules:
-        return self._build("RunConfig.sharding")
+        return self.build("RunConfig.sharding")
 
     def evals(self) -> tuple:
-        return tuple(self._build("RunConfig.evals"))
+        return tuple(self.build("RunConfig.evals"))
 
     def trainable(self) -> str | None:
-        return self._build("RunConfig.trainable")
+        return self.build("RunConfig.trainable")
 
     def optimizer(self) -> Optimizer:
-        return self._build("RunConfig.optimizer")
+        return self.build("RunConfig.optimizer")
 
     def keeps_average(self) -> bool:
-        return self._build("RunConfig.average_decay") is not None
+        return self.build("RunConfig.average_decay") is not None
 
     def vocabulary(self) -> Vocabulary:
-        return self._build("DataConfig.vocabulary")
+        return self.build("DataConfig.vocabulary")
 
     def input_vocabulary(self) -> Vocabulary:
         """Returns the vocabulary of inputs."""
-        return self._build("DataConfig.input_vocabulary") or self.vocabulary()
+        return self.build("DataConfig.input_vocabulary") or self.vocabulary()
 
     def vocabulary_if_set(self) -> Vocabulary | None:
         """Returns the vocabulary, None for a model of token ids."""
@@ -116,7 +118,7 @@ class GinConfig:
             return None
 
     def special_tokens(self) -> SpecialTokens:
-        return self._build("DataConfig.special_tokens")
+        return self.build("DataConfig.special_tokens")
 
 
 def run_config_file(model_dir: str, trust: bool = False) -> str:

@@ -1,0 +1,234 @@
+"""Execution of a study on this machine: every run in a process of its own, each after the run that it continues.
+
+The state of a study is in its directory alone. A run whose command has ended with status 0 has a file in `finished/`. It is not
+started again while its settings stay the same. All other runs are started again, and continue from their checkpoints.
+"""
+
+import contextlib
+import ctypes
+import dataclasses
+import fcntl
+import hashlib
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+from t5x_lab.config.errors import UserError
+from t5x_lab.config.json_files import read_dictionary, write_atomically, write_json
+from t5x_lab.observe.metrics import read_metrics
+from t5x_lab.observe.owner import OWNER, read_owner
+from t5x_lab.study.plan import Plan, PlannedRun
+
+GIN, LOGS, PENDING, FINISHED, FAILED = "gin", "logs", "pending", "finished", "failed"  # folders of a study directory
+LOCK = "LOCK"
+_PR_SET_PDEATHSIG = 1  # constant of Linux's prctl.h
+_PAUSE = 0.1  # seconds between looks at the processes
+
+
+@dataclasses.dataclass
+class Process:
+    """A running command of a study.
+
+    Attributes:
+      run: the run.
+      process: its process.
+      began: start time on the monotonic clock.
+      slot: number of the devices that it uses.
+    """
+
+    run: PlannedRun
+    process: subprocess.Popen
+    began: float
+    slot: int
+
+
+class Execution:
+    """Runs the commands of a plan.
+
+    Args:
+      plan: the plan.
+      jobs: number of processes at a time.
+      devices: for each of them the devices that it sees, as the value of CUDA_VISIBLE_DEVICES. () = all devices.
+      flops: FLOPs by run, for the time left.
+      log: writes a line.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        jobs: int = 1,
+        devices: tuple[str, ...] = (),
+        flops: Mapping[str, float] = {},
+        log: Callable[[str], None] = print,
+    ):
+        self._plan, self._jobs, self._devices, self._flops, self._log = plan, jobs, devices, flops, log
+        self._directory = pathlib.Path(plan.study_dir)
+        self._running: list[Process] = []
+        self._stopping = False
+
+    def run(self) -> bool:
+        """Runs everything that is not finished. Returns whether all runs have finished.
+
+        SIGTERM and Ctrl-C stop all processes after they have saved a checkpoint.
+        """
+        self.prepare()
+        with self._locked(), self._stopped_by_signals():
+            while True:
+                self._start_ready()
+                if not self._running and (self._stopping or not any(map(self._is_open, self._plan.runs.values()))):
+                    break
+                time.sleep(_PAUSE)
+                self._collect()
+        return all(map(self.is_finished, self._plan.runs.values()))
+
+    def prepare(self) -> None:
+        """Writes the gin files of all runs, and removes what is stored about earlier failures and other settings."""
+        for folder in (GIN, LOGS, PENDING, FINISHED, FAILED):
+            (self._directory / folder).mkdir(parents=True, exist_ok=True)
+        for run in self._plan.runs.values():
+            write_atomically(self._directory / GIN / f"{run.name}.gin", run.text)
+            (self._directory / FAILED / f"{run.name}.json").unlink(missing_ok=True)
+            if not self.is_finished(run):
+                (self._directory / FINISHED / f"{run.name}.json").unlink(missing_ok=True)
+                write_json(self._directory / PENDING / f"{run.name}.json", {"settings": _digest(self._plan, run)})
+
+    def is_finished(self, run: PlannedRun) -> bool:
+        return read_dictionary(self._directory / FINISHED / f"{run.name}.json").get("settings") == _digest(self._plan, run)
+
+    def failure(self, run: PlannedRun) -> str | None:
+        """Returns the last line of a run's log if its command has failed."""
+        return read_dictionary(self._directory / FAILED / f"{run.name}.json").get("message")
+
+    def _start_ready(self) -> None:
+        running = {process.run.name for process in self._running}
+        for run in self._plan.runs.values():
+            if self._stopping or len(self._running) >= self._jobs:
+                return
+            if run.name not in running and self._is_open(run) and not _is_owned(run):
+                self._start(run)
+
+    def _is_open(self, run: PlannedRun) -> bool:
+        """Returns whether a run has neither finished nor failed, and the run before has finished."""
+        before = run.after is None or self.is_finished(self._plan.runs[run.after])
+        return before and not self.is_finished(run) and self.failure(run) is None
+
+    def _start(self, run: PlannedRun) -> None:
+        slot = min(set(range(self._jobs)) - {process.slot for process in self._running})
+        environment = dict(os.environ)
+        if self._devices:
+            visible = self._devices[slot % len(self._devices)]
+            environment |= {"CUDA_VISIBLE_DEVICES": visible, "TPU_VISIBLE_CHIPS": visible}
+        with open(self._directory / LOGS / f"{run.name}.log", "a") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "t5x_lab", *command(self._plan, run)],
+                stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment, preexec_fn=_end_with_parent,
+            )  # fmt: skip
+        self._running.append(Process(run, process, time.monotonic(), slot))
+        self._log(f"{run.name}: started")
+
+    def _collect(self) -> None:
+        for running in list(self._running):
+            status = running.process.poll()
+            if status is None:
+                continue
+            self._running.remove(running)
+            run, seconds = running.run, time.monotonic() - running.began
+            if status == 0:
+                content = {"settings": _digest(self._plan, run), "seconds": seconds}
+                write_json(self._directory / FINISHED / f"{run.name}.json", content)
+                self._log(f"{run.name}: finished in {_duration(seconds)}{self._summary(run)}. {self._progress()}")
+            elif not self._stopping:
+                message = _last_line(self._directory / LOGS / f"{run.name}.log") or f"it ended with status {status}"
+                write_json(self._directory / FAILED / f"{run.name}.json", {"status": status, "message": message})
+                self._log(f"{run.name}: failed with status {status}: {message}")
+
+    def _summary(self, run: PlannedRun) -> str:
+        losses = [line["loss"] for line in read_metrics(run.model_dir) if line.get("split") == "train" and "loss" in line]
+        return f", loss {losses[-1]:.4f}" if losses and run.stage.command == "train" else ""
+
+    def _progress(self) -> str:
+        """Returns the number of finished runs and the time that the others take at the measured FLOPs per second."""
+        done = {name: run for name, run in self._plan.runs.items() if self.is_finished(run)}
+        counts = f"{len(done)} of {len(self._plan.runs)} runs"
+        stored = {name: read_dictionary(self._directory / FINISHED / f"{name}.json") for name in done}
+        seconds = {name: float(content.get("seconds") or 0.0) for name, content in stored.items()}
+        measured = [name for name in done if self._flops.get(name) and seconds[name]]
+        if not measured or len(done) == len(self._plan.runs):
+            return counts
+        speed = sum(self._flops[name] for name in measured) / sum(seconds[name] for name in measured)
+        left = sum(flops for name, flops in self._flops.items() if name not in done) / speed / self._jobs
+        return f"{counts}, about {_duration(left)} left"
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Holds the lock of the study directory.
+
+        Raises:
+          UserError: if another process holds it.
+        """
+        with open(self._directory / LOCK, "w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise UserError(f"Another process runs the study in {self._directory}. Wait for it, or stop it.") from error
+            yield
+
+    @contextlib.contextmanager
+    def _stopped_by_signals(self) -> Iterator[None]:
+        def stop(number, frame):
+            self._stopping = True
+            for running in self._running:
+                running.process.send_signal(signal.SIGTERM)
+
+        before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            for running in self._running:  # after an error
+                running.process.terminate()
+
+    @property
+    def was_stopped(self) -> bool:
+        return self._stopping
+
+
+def command(plan: Plan, run: PlannedRun) -> list[str]:
+    """Returns the words of a run's command after `t5x_lab`."""
+    file = f"--gin_file={plan.study_dir}/{GIN}/{run.name}.gin"
+    return ["train", file] if run.stage.command == "train" else ["eval", f"--model_dir={run.model_dir}", file]
+
+
+def _digest(plan: Plan, run: PlannedRun) -> str:
+    """Returns a hash of the settings of a run and of those that it continues."""
+    before = _digest(plan, plan.runs[run.after]) if run.after else ""
+    return hashlib.sha256(f"{before}{run.text}".encode()).hexdigest()
+
+
+def _is_owned(run: PlannedRun) -> bool:
+    """Returns whether a process of an earlier execution still trains in the run directory. It stops after a checkpoint."""
+    owner = read_owner(pathlib.Path(run.model_dir) / OWNER) if run.stage.command == "train" else None
+    return owner is not None and not owner[0].is_dead()
+
+
+def _end_with_parent() -> None:
+    """Lets the kernel send SIGTERM to this process when the study's process dies. Does nothing on systems without it."""
+    os.setpgid(0, 0)  # Ctrl-C reaches the study alone, which stops all runs
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _last_line(path: pathlib.Path) -> str:
+    lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
+    return lines[-1] if lines else ""
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{seconds:02}s"

@@ -1,0 +1,111 @@
+"""Figures of a study, as PNG, PDF and SVG: bars of its measures, and losses of its stages over tokens, FLOPs and time."""
+
+import math
+import pathlib
+from collections.abc import Mapping, Sequence
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+from t5x_lab.observe.curves import TRAIN, curve, read_columns
+from t5x_lab.study.config import slug
+from t5x_lab.study.plan import Plan, PlannedRun
+from t5x_lab.study.quantities import Quantities
+from t5x_lab.study.results import MeasureReport
+
+FOLDER, KINDS = "figures", ("png", "pdf", "svg")
+POINTS = 200  # of a curve
+AXES = {"tokens": "tokens, padding included", "flops": "FLOPs, forward and backward", "seconds": "hours of training"}
+
+
+def write_figures(plan: Plan, quantities: Mapping[str, Quantities], reports: Sequence[MeasureReport]) -> list[str]:
+    """Writes all figures that have data. Returns the names of their PNG files, relative to the study directory."""
+    folder = pathlib.Path(plan.study_dir) / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    names = [_write_bars(report, folder) for report in reports]
+    names += [_write_losses(plan, stage.name, quantities, folder) for stage in plan.study.stages if stage.command == "train"]
+    return [f"{FOLDER}/{name}.png" for name in names if name]
+
+
+def _write_bars(report: MeasureReport, folder: pathlib.Path) -> str | None:
+    """Draws a bar for each cell, with its interval, a dot for each seed, and lines at chance and the constant answer."""
+    cells = [cell for cell in report.cells if report.means[cell.title].units]
+    if not cells:
+        return None
+    scale = 100 if report.measure.percent else 1
+    figure, axes = plt.subplots(figsize=(7, 1.2 + 0.4 * len(cells)), layout="constrained")
+    for row, cell in enumerate(cells):
+        mean = report.means[cell.title]
+        error = None if math.isnan(mean.low) else scale * (mean.mean - mean.low)
+        axes.barh(row, scale * mean.mean, xerr=error, color="C0", alpha=0.6, height=0.6, capsize=3)
+        for seed in {seed for seed, _ in cell.values}:
+            values = [value.value for (other, unit), value in cell.values.items() if other == seed and unit in report.units]
+            axes.plot(scale * float(np.mean(values)), row, marker="o", markersize=3, color="black")
+    for name, label, style in (("chance", "random answer", ":"), ("constant", "constant answer", "--")):
+        values = [getattr(v, name) for cell in cells for (_, unit), v in cell.values.items() if unit in report.units]
+        if not any(map(math.isnan, values)):
+            axes.axvline(scale * float(np.mean(values)), linestyle=style, color="gray", label=label)
+    axes.set_yticks(range(len(cells)), [cell.title for cell in cells])
+    axes.invert_yaxis()
+    axes.set_xlabel(f"{report.measure.name}{', percent' if report.measure.percent else ''}")
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend()
+    return _save(figure, folder, f"measure-{slug(report.measure.name)}")
+
+
+def _write_losses(plan: Plan, stage: str, quantities: Mapping[str, Quantities], folder: pathlib.Path) -> str | None:
+    """Draws the training losses of a stage: the mean over seeds, and their range."""
+    groups: dict[str, list[PlannedRun]] = {}
+    for run in plan.runs.values():
+        if run.stage.name == stage and run.name in quantities:
+            groups.setdefault(", ".join(run.values.values()), []).append(run)
+    figure, all_axes = plt.subplots(1, len(AXES), figsize=(12, 4), layout="constrained", sharey=True)
+    has_data = False
+    for color, (title, runs) in enumerate(groups.items()):
+        curves = [(quantities[run.name], points) for run in runs if (points := _loss_of(run)) is not None]
+        if not curves:
+            continue
+        has_data = True
+        length = min(len(points["loss"]) for _, points in curves)
+        losses_SP = np.array([points["loss"][:length] for _, points in curves])
+        for axes, (name, label) in zip(all_axes, AXES.items(), strict=True):
+            x = np.mean([_x_values(name, numbers, points)[:length] for numbers, points in curves], axis=0)
+            axes.plot(x, losses_SP.mean(axis=0), color=f"C{color}", label=title, linewidth=1)
+            axes.fill_between(x, losses_SP.min(axis=0), losses_SP.max(axis=0), color=f"C{color}", alpha=0.2, linewidth=0)
+            axes.set_xlabel(label)
+            axes.grid(alpha=0.3)
+    if not has_data:
+        plt.close(figure)
+        return None
+    all_axes[0].set_ylabel("training loss, nats per token with loss")
+    all_axes[0].legend()
+    return _save(figure, folder, f"loss-{stage}")
+
+
+def _loss_of(run: PlannedRun) -> dict[str, np.ndarray] | None:
+    """Returns the points of a run's training loss: `steps` of the run itself, `loss`, and `seconds` since its start."""
+    columns = read_columns(run.model_dir).get(TRAIN)
+    points = curve(columns, "loss", points=POINTS) if columns is not None else None
+    if columns is None or points is None:
+        return None
+    seconds = np.cumsum(np.nan_to_num(columns["seconds_per_step"]))
+    position = np.searchsorted(columns.steps, points.steps)
+    return {"steps": points.steps - columns.steps[0] + 1, "loss": points.mean, "seconds": seconds[position]}
+
+
+def _x_values(name: str, numbers: Quantities, points: Mapping[str, np.ndarray]) -> np.ndarray:
+    if name == "seconds":
+        return points["seconds"] / 3600
+    per_step = numbers.batch_tokens if name == "tokens" else numbers.flops / numbers.steps
+    return points["steps"] * per_step
+
+
+def _save(figure, folder: pathlib.Path, name: str) -> str:
+    for kind in KINDS:
+        figure.savefig(folder / f"{name}.{kind}", dpi=120)
+    plt.close(figure)
+    return name

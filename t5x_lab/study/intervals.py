@@ -1,0 +1,69 @@
+"""Confidence intervals of results over seeds and units, such as data sets, and of differences between cells.
+
+An interval is a 95 % interval of Student's t. With several seeds and several units it is the wider one of two: over units, with
+seeds averaged, and over seeds, with units averaged. Examples of one data set are not units: they are not independent.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import scipy.stats
+
+LEVEL = 0.95
+Results = Mapping[tuple[int, str], float]  # value by (seed, unit)
+
+
+@dataclasses.dataclass(frozen=True)
+class Interval:
+    """A mean and its confidence interval.
+
+    Attributes:
+      mean: mean over seeds and units.
+      low, high: ends of the interval; NaN with one seed and one unit.
+      seeds, units: their numbers.
+    """
+
+    mean: float
+    low: float
+    high: float
+    seeds: int
+    units: int
+
+    @property
+    def excludes_zero(self) -> bool:
+        return self.low > 0 or self.high < 0
+
+    @property
+    def standard_error(self) -> float:
+        """Half the width of the interval, divided by its t quantile for many degrees of freedom, 1.96."""
+        return (self.high - self.low) / 2 / 1.96
+
+
+def interval(results: Results) -> Interval:
+    """Returns the mean of results and its interval. Seeds have the units that all of them have."""
+    values_SU = _table(results)
+    if not values_SU.size:
+        return Interval(math.nan, math.nan, math.nan, 0, 0)
+    seeds, units = values_SU.shape
+    half_widths = [_half_width(values) for values in (values_SU.mean(axis=0), values_SU.mean(axis=1)) if len(values) > 1]
+    mean, half_width = float(values_SU.mean()), max(half_widths, default=math.nan)
+    return Interval(mean, mean - half_width, mean + half_width, seeds, units)
+
+
+def paired_difference(first: Results, second: Results) -> Interval:
+    """Returns the interval of the difference between two cells, over the seeds and units that both have."""
+    return interval({key: first[key] - second[key] for key in first if key in second})
+
+
+def _table(results: Results) -> np.ndarray:
+    """Returns results as an array [seeds, units], without units that a seed lacks."""
+    seeds = sorted({seed for seed, _ in results})
+    units = [unit for unit in dict.fromkeys(unit for _, unit in results) if all((seed, unit) in results for seed in seeds)]
+    return np.array([[results[seed, unit] for unit in units] for seed in seeds])
+
+
+def _half_width(values: Sequence[float] | np.ndarray) -> float:
+    error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    return float(scipy.stats.t.ppf(0.5 + LEVEL / 2, len(values) - 1)) * error

@@ -1,0 +1,101 @@
+"""`Measure`: a number of the evaluations of a study's runs that its tables compare."""
+
+import dataclasses
+import math
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import gin
+
+from t5x_lab.config.checks import check_types
+from t5x_lab.config.errors import UserError
+from t5x_lab.config.json_files import read_dictionary
+from t5x_lab.config.steps import parse_step
+from t5x_lab.evaluation.results import FOLDER
+
+
+@dataclasses.dataclass(frozen=True)
+class Value:
+    """The result of a unit, such as a data set.
+
+    Attributes:
+      value: the result.
+      chance: expected result of guessing. NaN if unknown.
+      constant: result of the best constant answer. NaN if unknown.
+    """
+
+    value: float
+    chance: float = math.nan
+    constant: float = math.nan
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Measure:
+    """A number that is compared between cells. It is read from the result files of an evaluation.
+
+    Attributes:
+      name: title of its column.
+      evaluation: name of the evaluation, the folder of its results.
+      metric: key of the metric. Results of probes and of rankings have a unit for each data set; the metric of rankings is a
+        normalization, such as "sum", and its median over prompts counts. Other results have a unit for each task.
+      tasks: tasks that count, of results by task. () = all.
+      stages: stages that may have the evaluation. The last of them that a cell has is read. () = all stages.
+      best_is: "highest" or "lowest".
+      percent: whether tables show the number times 100.
+      published: published numbers, by the names of a cell's values, joined by ", ".
+    """
+
+    name: str
+    evaluation: str
+    metric: str
+    tasks: tuple = ()
+    stages: tuple = ()
+    best_is: str = "highest"
+    percent: bool = True
+    published: dict = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self):
+        check_types(self)
+        if self.best_is not in ("highest", "lowest"):
+            raise UserError(f'Measure.best_is is "{self.best_is}". It must be "highest" or "lowest".')
+
+    def read(self, model_dir: str) -> dict[str, Value]:
+        """Returns the results of the last evaluated step by unit; {} if there are none."""
+        folder = pathlib.Path(model_dir) / FOLDER / self.evaluation
+        steps = {step: path for path in folder.glob("*.json") if (step := parse_step(path.stem)) is not None}
+        content = read_dictionary(steps[max(steps)]) if steps else {}
+        values = self._of_probes(content) | self._of_rankings(content) or self._of_tasks(content)
+        return {unit: value for unit, value in values.items() if math.isfinite(value.value)}
+
+    def _of_probes(self, content: Mapping[str, Any]) -> dict[str, Value]:
+        probes = content.get("report", {}).get("probes", {})
+        return {
+            data_set: Value(_number(numbers, self.metric), _number(numbers, "chance"))
+            for data_sets in probes.values()
+            for data_set, numbers in data_sets.items()
+        }
+
+    def _of_rankings(self, content: Mapping[str, Any]) -> dict[str, Value]:
+        data_sets = content.get("report", {}).get("datasets", {})
+        median = lambda numbers, name: _number(numbers.get("over_prompts", {}).get(name, {}), "median")
+        return {
+            data_set: Value(median(numbers, self.metric), median(numbers, "chance"), median(numbers, "constant"))
+            for data_set, numbers in data_sets.items()
+        }
+
+    def _of_tasks(self, content: Mapping[str, Any]) -> dict[str, Value]:
+        results = content.get("results", {})
+        return {
+            task: Value(_number(numbers, self.metric), _number(numbers, "chance"))
+            for task, numbers in results.items()
+            if not self.tasks or task in self.tasks
+        }
+
+
+def _number(numbers: Mapping[str, Any], name: str) -> float:
+    value = numbers.get(name)
+    return float(value) if isinstance(value, int | float) else math.nan
+
+
+gin.external_configurable(Measure, module="t5x_lab")

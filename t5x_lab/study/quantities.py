@@ -1,0 +1,101 @@
+"""Quantities of planned runs that a comparison may hold equal: tokens, FLOPs, parameters and settings.
+
+They are computed from configurations, without data and without parameters.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+from t5x_lab.config.errors import UserError
+from t5x_lab.data.config import stable_repr
+from t5x_lab.models.classifier import make_model
+from t5x_lab.runs.config.run_config import RunConfig
+from t5x_lab.runs.train.batch import resolve_batch
+from t5x_lab.runs.train.training_flops import training_flops
+from t5x_lab.study.plan import Plan, PlannedRun
+
+TEXT_SETTINGS = (  # of DataConfig.identity
+    "TextFiles", "TEXTS", "DataConfig.split", "DataConfig.unique_tokens", "MIXING", "Prompts", "DataConfig.rates_of",
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Quantities:
+    """Quantities of a training run.
+
+    Attributes:
+      tokens: tokens of all its steps, padding included.
+      batch_tokens: tokens of a batch, padding included.
+      steps: steps of this run. Those of the run that it continues do not count.
+      last_step: number of its last step. It includes the steps of the run that it continues if the step is carried over.
+      flops: FLOPs of all its steps, forward and backward.
+      parameters: number of parameters.
+      seed, vocabulary, dropout, precision, text, optimizer: settings.
+    """
+
+    tokens: int
+    batch_tokens: int
+    steps: int
+    last_step: int
+    flops: float
+    parameters: int
+    seed: int
+    vocabulary: str
+    dropout: float
+    precision: str
+    text: str
+    optimizer: str
+
+
+def compute_quantities(plan: Plan) -> dict[str, Quantities]:
+    """Returns the quantities of all training runs by name.
+
+    Raises:
+      UserError: for invalid settings of a run.
+    """
+    quantities: dict[str, Quantities] = {}
+    for name, run in plan.runs.items():
+        if run.stage.command == "train":
+            try:
+                quantities[name] = _quantities(run, quantities)
+            except UserError as error:
+                raise UserError(f"The run {name} cannot be trained: {error.sentence}") from error
+    return quantities
+
+
+def _quantities(planned: PlannedRun, earlier: Mapping[str, Quantities]) -> Quantities:
+    run = planned.config().run()
+    model = make_model(run.model)
+    lengths = resolve_batch(run.data, run.model.network.architecture).lengths
+    rows = run.data.batch_size * run.model.sequences
+    batch_tokens = rows * sum(lengths)
+    before = earlier.get(planned.after or "") if "step" in run.restore.carry else None
+    if run.train_steps is not None:
+        steps = run.train_steps - (before.last_step if before else 0)
+    else:
+        assert run.train_tokens is not None
+        steps = math.ceil((run.train_tokens - (before.tokens if before else 0)) / batch_tokens)
+    return Quantities(
+        tokens=steps * batch_tokens,
+        batch_tokens=batch_tokens,
+        steps=steps,
+        last_step=steps + (before.last_step if before else 0),
+        flops=float(steps * run.data.batch_size * training_flops(run, model, *lengths)),
+        parameters=model.num_parameters,
+        seed=run.seed,
+        vocabulary=f"{run.data.vocabulary}, {run.data.input_vocabulary}",
+        dropout=float(getattr(run.model.network, "dropout_rate", 0.0)),
+        precision=str(getattr(run.model.network, "dtype", "")),
+        text=_text(run),
+        optimizer=stable_repr(run.optimizer),
+    )
+
+
+def _text(run: RunConfig) -> str:
+    """Returns the settings that decide which text is read, without those of the objective."""
+    from t5x_lab.data.tasks.names import text_name  # needs TensorFlow
+
+    identity = run.data.identity()
+    name = text_name(run.data.mixture_or_task_name, run.data)
+    return ", ".join([name, *(f"{setting}={identity[setting]}" for setting in TEXT_SETTINGS)])

@@ -1,0 +1,175 @@
+"""Results of a study: for each cell and measure the values by seed and unit, read from run directories alone."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+from t5x_lab.study.intervals import Interval, interval, paired_difference
+from t5x_lab.study.isoflop import Fit, Point, fit_isoflop
+from t5x_lab.study.measures import Measure, Value
+from t5x_lab.study.plan import Cell, Plan
+from t5x_lab.study.quantities import Quantities
+
+
+@dataclasses.dataclass(frozen=True)
+class CellResults:
+    """Results of a measure in a cell, over its seeds.
+
+    Attributes:
+      title: values of the cell, joined by ", ".
+      values: value by (seed, unit).
+      missing: seeds without results.
+    """
+
+    title: str
+    values: Mapping[tuple[int, str], Value]
+    missing: Sequence[int]
+
+    @property
+    def numbers(self) -> dict[tuple[int, str], float]:
+        return {key: value.value for key, value in self.values.items()}
+
+
+def read_results(plan: Plan, measure: Measure) -> list[CellResults]:
+    """Returns the results of a measure in all cells."""
+    by_title: dict[str, list[Cell]] = {}
+    for cell in plan.cells:
+        by_title.setdefault(cell.title, []).append(cell)
+    collected = []
+    for title, cells in by_title.items():
+        by_seed = {cell.seed: _read_cell(plan, cell, measure) for cell in cells}
+        values = {(seed, unit): value for seed, units in by_seed.items() for unit, value in units.items()}
+        collected.append(CellResults(title, values, [seed for seed, units in by_seed.items() if not units]))
+    return collected
+
+
+def _read_cell(plan: Plan, cell: Cell, measure: Measure) -> dict[str, Value]:
+    names = [name for stage, name in cell.runs.items() if not measure.stages or stage in measure.stages]
+    return measure.read(plan.runs[names[-1]].model_dir) if names else {}
+
+
+def common_units(results: Sequence[CellResults]) -> list[str]:
+    """Returns the units that all cells with results have in all their seeds, so that means compare the same units."""
+    with_results = [cell for cell in results if cell.values]
+    seeds = [{seed for seed, _ in cell.values} for cell in with_results]
+    units = dict.fromkeys(unit for cell in with_results for _, unit in cell.values)
+    is_in_all = lambda unit: all((seed, unit) in cell.values for cell, own in zip(with_results, seeds) for seed in own)
+    return list(filter(is_in_all, units))
+
+
+def informative_units(results: Sequence[CellResults], units: Sequence[str], best_is: str) -> list[str]:
+    """Returns the units in which some cell is better than the constant answer by more than two standard errors over seeds.
+
+    Units without a constant answer are kept, and so are all with a single seed, for which there is no standard error.
+    """
+    sign = 1 if best_is == "highest" else -1
+
+    def is_informative(unit: str) -> bool:
+        for cell in results:
+            of_unit = {(seed, name): value for (seed, name), value in cell.values.items() if name == unit}
+            constants = [value.constant for value in of_unit.values()]
+            if not of_unit or any(math.isnan(constant) for constant in constants):
+                return bool(of_unit) or len(results) == 1
+            above = interval({key: sign * (value.value - value.constant) for key, value in of_unit.items()})
+            if above.seeds < 2 or above.mean > 2 * above.standard_error:
+                return True
+        return False
+
+    return [unit for unit in units if is_informative(unit)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Ordering:
+    """A comparison of two cells.
+
+    Attributes:
+      better, worse: titles.
+      difference: interval of the difference, in favour of `better`.
+    """
+
+    better: str
+    worse: str
+    difference: Interval
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether the interval excludes zero. Otherwise the ordering is open."""
+        return self.difference.excludes_zero
+
+
+def orderings(results: Sequence[CellResults], units: Sequence[str], best_is: str) -> list[Ordering]:
+    """Returns the comparisons of all pairs of cells with results, paired over seeds and units."""
+    numbers = {
+        cell.title: {key: value for key, value in cell.numbers.items() if key[1] in units} for cell in results if cell.values
+    }
+    sign = 1 if best_is == "highest" else -1
+    pairs = []
+    titles = list(numbers)
+    for position, first in enumerate(titles):
+        for second in titles[position + 1 :]:
+            difference = paired_difference(numbers[first], numbers[second])
+            if sign * difference.mean >= 0:
+                pairs.append(Ordering(first, second, difference if sign > 0 else _negative(difference)))
+            else:
+                pairs.append(Ordering(second, first, _negative(difference) if sign > 0 else difference))
+    return pairs
+
+
+def _negative(difference: Interval) -> Interval:
+    return dataclasses.replace(difference, mean=-difference.mean, low=-difference.high, high=-difference.low)
+
+
+@dataclasses.dataclass(frozen=True)
+class MeasureReport:
+    """A measure in all cells.
+
+    Attributes:
+      measure: the measure.
+      cells: results of each cell.
+      units: units that count: those that all cells have, without those at the constant answer.
+      uninformative: units at the constant answer in all cells.
+      means: mean over seeds and units by cell.
+      orderings: comparisons of all pairs of cells.
+    """
+
+    measure: Measure
+    cells: Sequence[CellResults]
+    units: Sequence[str]
+    uninformative: Sequence[str]
+    means: Mapping[str, Interval]
+    orderings: Sequence[Ordering]
+
+
+def fit_sizes(plan: Plan, report: MeasureReport, quantities: Mapping[str, Quantities]) -> dict[str, Fit | None]:
+    """Returns the fits of compute-optimal sizes by the values of the other factors. None where there is none.
+
+    FLOPs are those of all trainings of a cell, parameters those of the last one.
+    """
+    isoflop = plan.study.isoflop
+    assert isoflop is not None
+    losses = {cell.title: cell for cell in report.cells}
+    points: dict[str, list[Point]] = {}
+    for cell in plan.cells:
+        others = [value for factor, value in cell.values.items() if factor not in (isoflop.budget, isoflop.size)]
+        trainings = [quantities[name] for name in cell.runs.values() if name in quantities]
+        values = [
+            value.value
+            for (seed, unit), value in losses[cell.title].values.items()
+            if seed == cell.seed and unit in report.units
+        ]
+        group = points.setdefault(", ".join(others) or "all cells", [])
+        if values and trainings:
+            flops, loss = sum(training.flops for training in trainings), sum(values) / len(values)
+            group.append(Point(cell.values[isoflop.budget], flops, trainings[-1].parameters, loss, cell.seed))
+    return {title: fit_isoflop(group) for title, group in points.items()}
+
+
+def make_measure_report(plan: Plan, measure: Measure) -> MeasureReport:
+    """Reads a measure of all cells and compares them."""
+    cells = read_results(plan, measure)
+    shared = common_units(cells)
+    units = informative_units(cells, shared, measure.best_is)
+    select = lambda cell: {key: value for key, value in cell.numbers.items() if key[1] in units}
+    means = {cell.title: interval(select(cell)) for cell in cells}
+    compared = orderings(cells, units, measure.best_is)
+    return MeasureReport(measure, cells, units, [unit for unit in shared if unit not in units], means, compared)

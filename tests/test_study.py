@@ -1,0 +1,280 @@
+"""Studies: plans, shared runs, equality, and execution that survives kills."""
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+import pathlib
+import random
+import re
+import subprocess
+import sys
+
+import commands
+import pytest
+from helpers import documented, exhaustive
+from runs_of_text import TINY, losses
+
+from t5x_lab.cli.main import main
+from t5x_lab.config.errors import UserError
+from t5x_lab.runs.config.gin_config import GinConfig
+from t5x_lab.study.config import Factor, Stage, Study
+from t5x_lab.study.equality import check_equality
+from t5x_lab.study.execution import Execution
+from t5x_lab.study.launch import write_launch_files
+from t5x_lab.study.plan import make_plan
+from t5x_lab.study.quantities import compute_quantities
+
+BINDINGS = tuple(flag.removeprefix("--gin.").replace("=", " = ", 1) for flag in TINY)
+DECODER = "models/decoder/tiny.gin"
+FULL_LM = ("OBJECTIVE = 'full_lm'", 'TASK_FEATURE_LENGTHS = {"targets": 65}')
+MLM = ("OBJECTIVE = 'span_corruption'", 'TASK_FEATURE_LENGTHS = {"inputs": 52}')  # and 13 targets
+FACTORS = (
+    Factor(
+        name="architecture",
+        values={
+            "causal decoder": (DECODER,),
+            "prefix decoder": (DECODER, 'TransformerConfig.architecture = "prefix_decoder"'),
+        },
+    ),
+    Factor(name="objective", values={"full LM": FULL_LM, "MLM": MLM}),
+    Factor(name="adaptation", values={"none": (), "LM-A": FULL_LM}),
+)
+COMMON = ("MIXTURE_OR_TASK_NAME = 'sotu'", "EVALS = ()", *BINDINGS)
+STAGES = (
+    Stage(name="pretrain", factors=("architecture", "objective"), overrides=COMMON, steps={"tiny": 4, "paper": 400}),
+    Stage(
+        name="adapt", factors=("architecture", "adaptation"), after=("pretrain",), when={"adaptation": ("LM-A",)},
+        overrides=(*COMMON, "RestoreCheckpointConfig.carry = ('optimizer', 'step')"), steps=2,
+    ),
+    Stage(name="evaluate", command="eval", after=("adapt", "pretrain"), settings=("EVALS = (@LossEvaluation(),)",)),
+)  # fmt: skip
+EXCLUDE = ({"architecture": "prefix decoder", "objective": "full LM"}, {"objective": "full LM", "adaptation": "LM-A"})
+STUDY = Study(factors=FACTORS, stages=STAGES, exclude=EXCLUDE, seeds=(0, 1))
+
+
+def test_cells_share_the_runs_of_stages_that_do_not_differ():
+    plan = make_plan(STUDY, "s")
+    assert [cell.title for cell in plan.cells if cell.seed == 0] == [
+        "causal decoder, full LM, none", "causal decoder, MLM, none", "causal decoder, MLM, LM-A",
+        "prefix decoder, MLM, none", "prefix decoder, MLM, LM-A",
+    ]  # fmt: skip
+    by_stage = {stage.name: [run for run in plan.runs.values() if run.stage is stage] for stage in STAGES}
+    assert {name: len(runs) for name, runs in by_stage.items()} == {"pretrain": 6, "adapt": 4, "evaluate": 10}
+    adapted = plan.runs["adapt-prefix_decoder-mlm-lm_a-seed1"]
+    assert adapted.after == "pretrain-prefix_decoder-mlm-seed1" and len(plan.cells_of(adapted.after)) == 2
+    assert f'INITIAL_CHECKPOINT_PATH = "s/runs/{adapted.after}"' in adapted.text and "SEED = 1" in adapted.text
+    evaluated = plan.runs["evaluate-prefix_decoder-mlm-lm_a-seed1"]
+    assert evaluated.model_dir == adapted.model_dir and evaluated.after == adapted.name
+    names = list(plan.runs)
+    assert all(run.after is None or names.index(run.after) < names.index(run.name) for run in plan.runs.values())
+    once = dataclasses.replace(STUDY, stages=(dataclasses.replace(STAGES[0], seeds=1), *STAGES[1:]))
+    runs = make_plan(once, "s").runs
+    assert runs["adapt-causal_decoder-mlm-lm_a-seed1"].after == "pretrain-causal_decoder-mlm-seed0"
+
+
+def test_quantities_are_those_of_the_runs():
+    numbers = compute_quantities(make_plan(STUDY, "s"))
+    pretrained, adapted = numbers["pretrain-causal_decoder-mlm-seed0"], numbers["adapt-causal_decoder-mlm-lm_a-seed0"]
+    assert (pretrained.tokens, pretrained.batch_tokens, pretrained.steps) == (4 * 8 * 65, 8 * 65, 4)
+    assert (adapted.steps, adapted.last_step, adapted.tokens) == (2, 6, 2 * 8 * 65)  # the step is carried over
+    assert (
+        "TRAIN_STEPS = 402"
+        in make_plan(dataclasses.replace(STUDY, scale="paper"), "s").runs["adapt-causal_decoder-mlm-lm_a-seed0"].text
+    )
+    with pytest.raises(UserError, match='no steps for the scale "papers". Did you mean "paper"'):
+        make_plan(dataclasses.replace(STUDY, scale="papers"), "s")
+    network = GinConfig([DECODER], [*BINDINGS]).model().network
+    assert pretrained.flops == 4 * 8 * network.flops(0, 65) and pretrained.seed == 0
+
+
+@pytest.mark.parametrize(
+    "quantity, binding",
+    [
+        ("tokens", "BATCH_SIZE = 16"),
+        exhaustive("tokens", "TRAIN_STEPS = 5"),
+        ("seed", "SEED = 7"),
+        exhaustive("vocabulary", "ByteVocabulary.extra_ids = 50"),
+        ("dropout", "DROPOUT_RATE = 0.1"),
+        exhaustive("precision", 'TransformerConfig.dtype = "bfloat16"'),
+        ("text", "DataConfig.unique_tokens = 1000"),
+        exhaustive("optimizer", "LearningRate.base_learning_rate = 0.5"),
+        exhaustive("parameters", "TransformerConfig.mlp_dim = 80"),
+        ("flops", "TransformerConfig.mlp_dim = 80"),
+    ],
+)
+def test_a_cell_that_is_not_equal_is_refused_by_name(quantity, binding):
+    objectives = Factor(name="objective", values={"full LM": FULL_LM, "MLM": (*MLM, binding)})
+    stage = dataclasses.replace(STAGES[0], settings=(DECODER, *STAGES[0].overrides), overrides=())
+    factor = Factor(name="architecture", values={"causal decoder": ()})
+    study = Study(factors=(factor, objectives), stages=(stage,), equal=(quantity,))
+    plan = make_plan(study, "s")
+    with pytest.raises(UserError, match=f'stage "pretrain" are not equal in {quantity}: .*pretrain-.*-mlm-seed0 has'):
+        check_equality(plan, compute_quantities(plan))
+    same = make_plan(dataclasses.replace(study, factors=(factor, FACTORS[1])), "s")
+    assert check_equality(same, compute_quantities(same)) == [f"pretrain: 2 runs with equal {quantity}"]
+
+
+STUB = """
+import os, pathlib, sys, time
+name = pathlib.Path(next(word for word in sys.argv if word.startswith("--gin_file="))).stem
+events = open("events", "a", buffering=1)
+events.write(f"start {name} {os.environ.get('CUDA_VISIBLE_DEVICES')}\\n")
+if name in pathlib.Path("failing").read_text().split():
+    sys.exit("it does not work")
+if name in pathlib.Path("waiting").read_text().split():
+    time.sleep(100)
+time.sleep(0.1)
+events.write(f"end {name}\\n")
+"""
+
+
+@pytest.fixture
+def stub(tmp_path):
+    """Replaces the commands of a study by a stub in the working directory, which `python -m t5x_lab` finds first."""
+    (tmp_path / "t5x_lab").mkdir()
+    (tmp_path / "t5x_lab" / "__main__.py").write_text(STUB)
+    for name in ("failing", "waiting", "events"):
+        (tmp_path / name).write_text("")
+    return lambda: (tmp_path / "events").read_text().splitlines()
+
+
+def test_runs_start_after_those_that_they_continue_and_never_twice(stub):
+    plan = make_plan(STUDY, os.path.abspath("s"))
+    assert Execution(plan, jobs=3, devices=("0,1", "2,3", "4"), log=lambda line: None).run()
+    events = [line.split() for line in stub()]
+    began = [event[1] for event in events if event[0] == "start"]
+    assert sorted(began) == sorted(plan.runs)
+    position = {(event[0], event[1]): number for number, event in enumerate(events)}
+    for run in plan.runs.values():
+        assert run.after is None or position["end", run.after] < position["start", run.name]
+    assert {event[2] for event in events if event[0] == "start"} == {"0,1", "2,3", "4"}
+    assert Execution(plan, log=lambda line: None).run() and len(stub()) == len(events)  # nothing is left to do
+
+    longer = (dataclasses.replace(STAGES[0], steps=5), *STAGES[1:])
+    assert Execution(make_plan(dataclasses.replace(STUDY, stages=longer), plan.study_dir), log=lambda line: None).run()
+    assert len(stub()) == 2 * len(events)  # the settings changed, also of what the other stages continue
+
+
+def test_a_run_that_fails_stops_only_those_that_continue_it(stub, tmp_path):
+    failing = "pretrain-causal_decoder-mlm-seed0"
+    (tmp_path / "failing").write_text(failing)
+    plan, lines = make_plan(STUDY, os.path.abspath("s")), []
+    execution = Execution(plan, log=lines.append)
+    assert not execution.run() and execution.failure(plan.runs[failing]) == "it does not work"
+    assert f"{failing}: failed with status 1: it does not work" in lines
+    unfinished = {name for name, run in plan.runs.items() if not execution.is_finished(run)}
+    assert unfinished == {
+        failing, "adapt-causal_decoder-mlm-lm_a-seed0", "evaluate-causal_decoder-mlm-seed0",
+        "evaluate-causal_decoder-mlm-lm_a-seed0",
+    }  # fmt: skip
+    (tmp_path / "failing").write_text("")
+    before = len(stub())
+    assert Execution(plan, log=lambda line: None).run()
+    assert {line.split()[1] for line in stub()[before:]} == unfinished
+
+
+def test_launch_files_run_what_is_not_finished_and_mark_it(stub, tmp_path, monkeypatch):
+    """Uses stubs of t5x_lab, srun and sbatch. The stub of sbatch runs the array at once."""
+    plan = make_plan(STUDY, os.path.abspath("a study"))
+    programs = {
+        "t5x_lab": f'exec {sys.executable} -m t5x_lab "$@"',
+        "srun": 'exec "$@"',
+        "sbatch": 'file=${!#}; range=$(grep -oP "array=0-\\K[0-9]+" "$file"); for i in $(seq 0 $range); do '
+        'SLURM_ARRAY_TASK_ID=$i bash "$file" 1>&2; done; echo "$@" >> submitted; echo 17',
+    }
+    (tmp_path / "bin").mkdir()
+    for name, code in programs.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{code}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    failing = "pretrain-prefix_decoder-mlm-seed1"
+    (tmp_path / "failing").write_text(failing)
+    subprocess.run([write_launch_files(plan, "slurm")], check=False)
+    began = [line.split()[1] for line in stub() if line.startswith("start")]
+    assert len(began) == 6 + 3 + 8 and len(set(began)) == len(began)  # one adaptation and two evaluations have nothing before
+    submitted = (tmp_path / "submitted").read_text().splitlines()
+    assert "dependency" not in submitted[0] and "--dependency=afterany:17" in submitted[1]
+    assert "--dependency=afterany:17:17" in submitted[2]
+    (tmp_path / "failing").write_text("")
+    subprocess.run([write_launch_files(plan, "commands")], check=True)
+    again = [line.split()[1] for line in stub() if line.startswith("start")][len(began) :]
+    assert sorted([*again, *began]) == sorted([*plan.runs, failing]) and again[0] == failing
+    assert Execution(plan, log=lambda line: None).run() and len(stub()) == 2 * len(plan.runs) + 1
+
+
+def test_a_study_runs_once_at_a_time(stub, tmp_path):
+    plan = make_plan(STUDY, os.path.abspath("s"))
+    (tmp_path / "s").mkdir()
+    with open(tmp_path / "s" / "LOCK", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(UserError, match="Another process runs the study"):
+            Execution(plan, log=lambda line: None).run()
+
+
+def write_documented_study() -> list[str]:
+    """Writes the study of docs/studies.md. Returns a command that runs it with one seed and few steps."""
+    pathlib.Path("my_study.gin").write_text(documented("studies.md", "Study.factors"))
+    small = ("CHECKPOINT_PERIOD = 20", "DATA_SHARDS = 1", "DataConfig.shuffle_buffer_size = 20", *BINDINGS)
+    few = ["--gin.SEEDS=(0,)", "--gin.pretrain/Stage.steps=60", f"--gin.Study.settings={small!r}"]
+    return ["study", "--gin_file=my_study.gin", *few]
+
+
+@pytest.mark.exhaustive
+def test_a_study_that_is_killed_has_the_report_of_one_that_was_not():
+    """Kills the study alone. Its runs stop by themselves, and the same command continues them."""
+    argv = [*write_documented_study(), "--jobs=2"]
+    whole = commands.run(*argv, "--study_dir=whole")
+    assert whole.returncode == 0 and "pretrain: 4 runs with equal tokens" in whole.stdout, whole.stderr
+    draw = random.Random(0)
+    for _ in range(4):
+        killed = commands.Command(*argv, "--study_dir=parts", log="log")
+        with contextlib.suppress(TimeoutError):
+            killed.wait(timeout=draw.uniform(1, 40))
+        killed.kill()
+        killed.wait()
+    done = commands.run(*argv, "--study_dir=parts")
+    assert done.returncode == 0, done.stderr
+    assert pathlib.Path("parts/report.json").read_text() == pathlib.Path("whole/report.json").read_text()
+    report = json.loads(pathlib.Path("whole/report.json").read_text())["held-out loss"]
+    assert len(report["cells"]) == 4 and len(report["orderings"]) == 6 and report["units"] == ["sotu_span_corruption"]
+    for run in sorted(os.listdir("whole/runs")):
+        expected, actual = (losses(f"{folder}/runs/{run}") for folder in ("whole", "parts"))
+        assert expected == actual and len(expected) == 60, run
+    finished = [line for line in done.stderr.splitlines() if ": finished in" in line]
+    assert len(finished) < 8 and all(line.split(":")[0] in os.listdir("whole/runs") or "evaluate" in line for line in finished)
+
+
+def test_a_dry_run_prints_the_plan_and_starts_nothing(capsys):
+    assert main([*write_documented_study(), "--study_dir=s", "--gin.SEEDS=(0, 1, 2)", "--dry_run"]) == 0
+    output = capsys.readouterr().out
+    assert "pretrain-prefix_decoder-0_03-seed2" in output and "24 runs" in output and not os.path.exists("s")
+    assert f"{12 * 60 * 8 * 128:,}" in output and "pretrain: 12 runs with equal tokens, parameters" in output
+    assert main(["study", "--study_dir=s"]) == 2
+
+
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        (dict(stages=(dataclasses.replace(STAGES[1], after=("pre",)),)), 'has "pre", which is not an earlier stage'),
+        (dict(stages=(dataclasses.replace(STAGES[0], factors=("architectures",)),)), 'Did you mean "architecture"'),
+        (dict(exclude=({"objective": "PLM"},)), 'has the value "PLM", which the factor "objective" does not have'),
+        (dict(seeds=()), "SEEDS is ()"),
+        (dict(settings=("models/decoder/tiny.gin", 3)), "must be a tuple of gin files and bindings"),
+        (dict(equal=("flop",)), "flops"),
+        (dict(stages=(STAGES[0], STAGES[0])), "entries with different names"),
+    ],
+)
+def test_mistakes_are_sentences(change, says):
+    with pytest.raises(UserError, match=re.escape(says)):
+        dataclasses.replace(STUDY, **change)
+
+
+def test_a_value_needs_settings_and_a_name_of_its_own():
+    with pytest.raises(UserError, match="must be a tuple of gin files and bindings"):
+        Factor(name="size", values={"small": "models/decoder/small.gin"})
+    with pytest.raises(UserError, match='have the same file name, "full_lm"'):
+        Factor(name="objective", values={"full LM": (), "full-LM": ()})
+    with pytest.raises(UserError, match="evaluates, but comes after no stage"):
+        Stage(name="evaluate", command="eval")

@@ -1,0 +1,124 @@
+"""Results of studies: intervals, orderings, units that count, and missing cells."""
+
+import dataclasses
+import json
+import math
+import pathlib
+
+import numpy as np
+import pytest
+import scipy.stats
+from test_study import STUDY
+
+from t5x_lab.study.intervals import interval, paired_difference
+from t5x_lab.study.measures import Measure, Value
+from t5x_lab.study.plan import make_plan
+from t5x_lab.study.report import write_report
+from t5x_lab.study.results import CellResults, common_units, informative_units, orderings, read_results
+
+
+def by_key(values_SU: np.ndarray) -> dict[tuple[int, str], float]:
+    return {(seed, f"set {unit}"): float(x) for (seed, unit), x in np.ndenumerate(values_SU)}
+
+
+def test_intervals_are_those_of_students_t():
+    draw = np.random.default_rng(0)
+    units = draw.normal(1.0, 2.0, (1, 12))
+    expected = scipy.stats.ttest_1samp(units[0], 0.0).confidence_interval(0.95)
+    result = interval(by_key(units))
+    assert (result.low, result.high) == pytest.approx((expected.low, expected.high)) and (result.seeds, result.units) == (1, 12)
+    seeds = draw.normal(1.0, 2.0, (4, 1))
+    expected = scipy.stats.ttest_1samp(seeds[:, 0], 0.0).confidence_interval(0.95)
+    result = interval(by_key(seeds))
+    assert (result.low, result.high) == pytest.approx((expected.low, expected.high)) and (result.seeds, result.units) == (4, 1)
+    both = draw.normal(0.0, 1.0, (3, 20)) + draw.normal(0.0, 5.0, (3, 1))  # seeds differ by more than units
+    expected = scipy.stats.ttest_1samp(both.mean(axis=1), 0.0).confidence_interval(0.95)
+    assert interval(by_key(both)).high == pytest.approx(expected.high)
+    assert math.isnan(interval(by_key(np.ones((1, 1)))).low) and interval({}).units == 0
+
+
+def test_differences_are_paired():
+    draw = np.random.default_rng(1)
+    first = draw.normal(0.0, 10.0, (1, 15))
+    second = first - 0.5 + draw.normal(0.0, 0.1, (1, 15))
+    result = paired_difference(by_key(first), {**by_key(second), (7, "another"): 3.0})
+    expected = scipy.stats.ttest_rel(first[0], second[0]).confidence_interval(0.95)
+    assert (result.low, result.high) == pytest.approx((expected.low, expected.high)) and result.excludes_zero
+    assert not interval(by_key(first)).excludes_zero  # without pairs the difference is not seen
+
+
+def test_the_interval_covers_the_true_mean_as_often_as_it_says():
+    draw = np.random.default_rng(2)
+    covered = 0
+    for _ in range(2000):
+        result = interval(by_key(draw.normal(3.0, 1.0, (1, 8))))
+        covered += result.low <= 3.0 <= result.high
+    assert abs(covered / 2000 - 0.95) < 0.015
+
+
+def cell(title: str, values: dict[tuple[int, str], Value], missing=()) -> CellResults:
+    return CellResults(title, values, missing)
+
+
+def test_orderings_are_shown_or_open_and_lower_may_be_better():
+    draw = np.random.default_rng(3)
+    base = {(0, f"{n}"): draw.normal() for n in range(30)}
+    shifted = lambda by, noise: {key: Value(x + by + noise * draw.normal()) for key, x in base.items()}
+    results = [
+        cell("a", shifted(0.0, 0.01)),
+        cell("b", shifted(1.0, 0.01)),
+        cell("c", shifted(0.0, 0.01)),
+        cell("none", {}, (0,)),
+    ]
+    units = common_units(results)
+    assert len(units) == 30
+    compared = {frozenset((o.better, o.worse)): o for o in orderings(results, units, "highest")}
+    assert len(compared) == 3 and compared[frozenset("ab")].better == "b" and compared[frozenset("ab")].is_shown
+    assert compared[frozenset("ab")].difference.low > 0.9 and not compared[frozenset("ac")].is_shown
+    compared = {frozenset((o.better, o.worse)): o for o in orderings(results, units, "lowest")}
+    assert compared[frozenset("ab")].better == "a" and compared[frozenset("ab")].difference.low > 0.9
+
+
+def test_units_at_the_constant_answer_do_not_count():
+    values = lambda learned: {
+        (seed, unit): Value(x + 0.001 * seed, 0.5, 0.6) for seed in range(3) for unit, x in (("at it", 0.6), ("above", learned))
+    }
+    results = [cell("a", values(0.6)), cell("b", values(0.9))]
+    assert informative_units(results, common_units(results), "highest") == ["above"]
+    without = [cell("a", {(0, "x"): Value(0.1)}), cell("b", {(0, "x"): Value(0.2)})]
+    assert informative_units(without, ["x"], "highest") == ["x"]
+
+
+def test_a_deleted_result_is_missing_and_no_earlier_one_takes_its_place(tmp_path):
+    plan = make_plan(STUDY, str(tmp_path))
+    measure = Measure(name="BLiMP", evaluation="blimp", metric="score")
+    for number, run in enumerate(plan.runs.values()):
+        folder = pathlib.Path(run.model_dir) / "evals" / "blimp"
+        folder.mkdir(parents=True, exist_ok=True)
+        numbers = {data_set: {"score": 0.5 + 0.01 * number, "chance": 0.5} for data_set in ("one", "two")}
+        (folder / "4.json").write_text(json.dumps({"step": 4, "results": {}, "report": {"probes": {"blimp": numbers}}}))
+    results = {cell.title: cell for cell in read_results(plan, measure)}
+    assert all(len(cell.values) == 4 and not cell.missing for cell in results.values())
+    adapted = plan.runs["adapt-causal_decoder-mlm-lm_a-seed1"]
+    pathlib.Path(adapted.model_dir, "evals/blimp/4.json").unlink()
+    path = pathlib.Path(plan.runs["pretrain-causal_decoder-full_lm-seed0"].model_dir, "evals/blimp/4.json")
+    content = json.loads(path.read_text())
+    del content["report"]["probes"]["blimp"]["two"]  # one data set of another cell
+    path.write_text(json.dumps(content))
+    results = {cell.title: cell for cell in read_results(plan, measure)}
+    assert results["causal decoder, MLM, LM-A"].missing == [1] and len(results["causal decoder, MLM, LM-A"].values) == 2
+    assert results["causal decoder, MLM, none"].missing == []
+
+    plan = dataclasses.replace(plan, study=dataclasses.replace(STUDY, measures=(measure,)))
+    for seed in STUDY.seeds:
+        run = plan.runs[f"adapt-prefix_decoder-mlm-lm_a-seed{seed}"]
+        pathlib.Path(run.model_dir, "evals/blimp/4.json").unlink()
+    text = write_report(plan, {}, ["pretrain: equal tokens in 6 runs"]).read_text()
+    assert "| prefix decoder, MLM, LM-A | missing |" in text and "| causal decoder, MLM, LM-A |" in text
+    assert "1, missing: 1 |" in text and "Mean over 1 units: one." in text and "| random answer | 50.0 |" in text
+    assert "Checked: pretrain: equal tokens in 6 runs." in text and f"t5x_lab train --gin_file={tmp_path}/gin/pretrain-" in text
+    for kind, begins in (("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")):
+        assert (tmp_path / f"figures/measure-blimp.{kind}").read_bytes().startswith(begins)
+    assert "![measure-blimp](figures/measure-blimp.png)" in text and not (tmp_path / "figures/loss-pretrain.png").exists()
+    report = json.loads((tmp_path / "report.json").read_text())["BLiMP"]
+    assert report["units"] == ["one"] and report["cells"]["causal decoder, MLM, LM-A"]["missing_seeds"] == [1]
