@@ -47,7 +47,7 @@ def test_gin_files_and_links_that_the_documentation_names_are_there(page):
         assert (page.parent / link).exists(), link
 
 
-OWN = sorted(page for page in (ROOT / "docs" / "own").glob("*.md") if page.name != "tutorial.md")
+CUSTOM = sorted(page for page in (ROOT / "docs" / "custom").glob("*.md") if page.name != "tutorial.md")
 
 
 def bind_all(page: str) -> list[str]:
@@ -65,7 +65,7 @@ def bind_all(page: str) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", OWN, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", CUSTOM, ids=lambda page: page.name)
 def test_every_page_on_objects_of_ones_own_binds_what_it_shows(page):
     """Runs in a separate process because gin registers each name once."""
     assert commands.call(bind_all, str(page))

@@ -69,6 +69,7 @@ ELSEWHERE = {  # words of a command, and where it runs
     "tasks=eai_eval": "tests/test_eai_eval.py",
     "harness  --model_dir=runs/demo": "docs/evaluation.md",
     "tickets": "tests/test_prompts_tutorial.py",
+    "my_study.gin": "tests/test_study.py",
     "t5x_lab train: ": "nowhere: it is a message",
     "t5x_lab RUN": "nowhere: RUN stands for the words of a command",
 }
