@@ -18,13 +18,16 @@ from runs_of_text import TINY, losses
 
 from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
+from t5x_lab.config.gin_files import build
 from t5x_lab.runs.config.gin_config import GinConfig
 from t5x_lab.study.config import Factor, Stage, Study
 from t5x_lab.study.equality import check_equality
 from t5x_lab.study.execution import Execution
 from t5x_lab.study.launch import write_launch_files
 from t5x_lab.study.plan import make_plan
+from t5x_lab.study.plan_table import plan_table
 from t5x_lab.study.quantities import compute_quantities
+from t5x_lab.study.timing import measure_steps
 
 BINDINGS = tuple(flag.removeprefix("--gin.").replace("=", " = ", 1) for flag in TINY)
 DECODER = "models/decoder/tiny.gin"
@@ -278,3 +281,59 @@ def test_a_value_needs_settings_and_a_name_of_its_own():
         Factor(name="objective", values={"full LM": (), "full-LM": ()})
     with pytest.raises(UserError, match="evaluates, but comes after no stage"):
         Stage(name="evaluate", command="eval")
+
+
+MEASURED = """
+import json, pathlib, re, sys
+text = pathlib.Path(next(word for word in sys.argv if word.startswith("--gin_file="))[11:]).read_text()
+folder = pathlib.Path(re.findall('MODEL_DIR = "(.*)"', text)[-1])
+assert re.findall("INITIAL_CHECKPOINT_PATH = (.*)", text)[-1] == "None"
+folder.mkdir()
+seconds = [90.0, 2.0, 3.0, 2.0, 2.0] if "full_lm" in text else [90.0, 4.0, 4.0, 4.0, 9.0]
+lines = [{"step": n + 1, "split": "train", "seconds_per_step": s} for n, s in enumerate(seconds)]
+(folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\\n" for line in lines))
+open("events", "a").write("measured\\n")
+"""
+
+
+def test_hours_are_those_of_the_median_step_and_seeds_share_a_measurement(stub, tmp_path):
+    (tmp_path / "t5x_lab" / "__main__.py").write_text(MEASURED)
+    plan = make_plan(STUDY, "s")
+    times = measure_steps(plan, log=lambda line: None)
+    assert len(stub()) == 3 + 2 and len(times) == 6 + 4  # trainings that differ, and all
+    assert times["pretrain-causal_decoder-full_lm-seed1"].seconds == 2.0
+    assert times["pretrain-prefix_decoder-mlm-seed0"].seconds == 4.0
+    table = plan_table(
+        plan, compute_quantities(plan), {name: dataclasses.replace(t, seconds=3600.0) for name, t in times.items()}
+    )
+    assert "4.00  measured" in table and f"{6 * 4 + 4 * 2:.2f}" in table.splitlines()[-1]
+
+
+@pytest.mark.exhaustive
+def test_steps_are_compiled_for_a_slice_without_one():
+    done = commands.run(*write_documented_study(), "--study_dir=s", "--topology=v5e:2x2", "--dry_run")
+    assert done.returncode == 0, done.stderr
+    rows = [line for line in done.stdout.splitlines() if line.startswith("pretrain-")]
+    assert len(rows) == 4 and all("lower bound" in row and "GiB per device" in row for row in rows), done.stdout
+
+
+PUBLISHED = {"causal decoder": 4_762_310_656, "prefix decoder": 4_762_310_656, "encoder-decoder": 11_003_736_064}
+
+
+def test_the_study_of_architecture_and_objective_has_the_papers_sizes_and_tokens():
+    """Wang et al. 2022, Tables 1 and 2: 4.8 and 11.0 billion parameters, 168.04 billion tokens in 131,072 steps."""
+    records = ('TEMPLATES = ("none",)', "RECORDS = @Records()", "Records.files = 'none/{dataset}/{split}.jsonl'")
+    bindings = [
+        "Study.stages = (@pretrain/Stage(), @adapt/Stage())", 'finetuning/Factor.values = {"none": ()}', 'SCALE = "paper"',
+        f"Study.settings = {records!r}",
+    ]  # fmt: skip
+    GinConfig(["studies/defaults.gin", "studies/architecture_objective.gin"], bindings)
+    plan = make_plan(build("Study"), "s")
+    numbers = compute_quantities(plan)
+    assert len(check_equality(plan, numbers)) == 2
+    pretrained = {name: q for name, q in numbers.items() if name.startswith("pretrain")}
+    assert len(pretrained) == 6 and {(q.tokens, q.steps) for q in pretrained.values()} == {(168_040_595_456, 131_072)}
+    for name, q in pretrained.items():
+        assert q.parameters == PUBLISHED[plan.runs[name].values["architecture"]]
+    adapted = {name: q for name, q in numbers.items() if name.startswith("adapt")}
+    assert {q.last_step for q in adapted.values()} == {171_008} and len(adapted) == 2

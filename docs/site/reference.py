@@ -73,8 +73,7 @@ def registered() -> dict[str, Callable]:
     from gin.config import _REGISTRY
 
     import t5x_lab.runs.config.configurables  # (registers them)
-    import t5x_lab.study.config
-    import t5x_lab.study.measures  # noqa: F401
+    import t5x_lab.study.config  # noqa: F401
 
     wrapped_objects = {selector: entry.wrapped for selector, entry in _REGISTRY._selector_map.items()}
     return {

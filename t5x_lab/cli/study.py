@@ -31,7 +31,6 @@ def run(args: argparse.Namespace) -> int | None:
     from t5x_lab.config.errors import UserError, check_choice
     from t5x_lab.config.gin_files import build
     from t5x_lab.config.log import log
-    from t5x_lab.study import measures as _measures  # noqa: F401  (registers them with gin)
     from t5x_lab.study.equality import check_equality
     from t5x_lab.study.execution import Execution
     from t5x_lab.study.launch import KINDS, write_launch_files

@@ -15,6 +15,7 @@ import gin
 
 from t5x_lab.config.checks import check_positive, check_types
 from t5x_lab.config.errors import UserError, check_choice, did_you_mean
+from t5x_lab.study.measures import Measure
 
 COMMANDS = ("train", "eval")
 QUANTITIES = (
@@ -243,5 +244,5 @@ def _check_settings(owner: str, settings: Any) -> None:
         )
 
 
-for _configurable in (Factor, Stage, IsoFlop, Study):
+for _configurable in (Factor, Stage, Measure, IsoFlop, Study):
     gin.external_configurable(_configurable, module="t5x_lab")

@@ -6,8 +6,6 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-import gin
-
 from t5x_lab.config.checks import check_types
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.json_files import read_dictionary
@@ -96,6 +94,3 @@ class Measure:
 def _number(numbers: Mapping[str, Any], name: str) -> float:
     value = numbers.get(name)
     return float(value) if isinstance(value, int | float) else math.nan
-
-
-gin.external_configurable(Measure, module="t5x_lab")
