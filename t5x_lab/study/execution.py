@@ -160,8 +160,8 @@ class Execution:
         if not measured or len(done) == len(self._plan.runs):
             return counts
         speed = sum(self._flops[name] for name in measured) / sum(seconds[name] for name in measured)
-        left = sum(flops for name, flops in self._flops.items() if name not in done) / speed / self._jobs
-        return f"{counts}, about {_duration(left)} left"
+        remaining = sum(flops for name, flops in self._flops.items() if name not in done) / speed / self._jobs
+        return f"{counts}, about {_duration(remaining)} left"
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
