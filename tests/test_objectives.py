@@ -498,10 +498,10 @@ def test_what_is_too_long_for_its_row_is_cut_before_its_end_token(capsys):
     )
     batch = next(FeatureConverter("prefix_decoder").batches(dataset, {"targets": 48}, 3).as_numpy_iterator())
     assert batch["decoder_target_tokens"][0].tolist() == fit([*long, *long], 48)
+    assert batch["decoder_loss_weights"][0].tolist() == [0] * 41 + [1] * 7
     converter = FeatureConverter("encoder_decoder", pack=False, eos=1, input_eos=42)  # a vocabulary of inputs of its own
     batch = next(converter.batches(dataset, {"inputs": 16, "targets": 12}, 3).as_numpy_iterator())
     assert batch["encoder_input_tokens"][0].tolist() == list(range(3, 19)) and batch["decoder_target_tokens"][0, -1] == 1
     converter = FeatureConverter("encoder_decoder", pack=False, eos=42, input_eos=1)
     batch = next(converter.batches(dataset, {"inputs": 16, "targets": 12}, 3).as_numpy_iterator())
     assert batch["encoder_input_tokens"][0, -1] == 1 and batch["decoder_target_tokens"][0, -1] == 14
-    assert batch["decoder_loss_weights"][0].tolist() == [0] * 41 + [1] * 7

@@ -65,7 +65,7 @@ def test_two_processes_work_like_one(capsys):
     capsys.readouterr()
     assert main(["generate", "--model_dir=alone", *prompts]) == 0
     alone = capsys.readouterr().out
-    first, second = two("generate", "--model_dir=mixed", *prompts)
+    first, second = two("generate", "--model_dir=mixed", *prompts, devices=4)
     assert alone.splitlines() == [line for line in first.splitlines() if "\t" in line] and alone.count("\n") == 2
     assert "\t" not in second
 
