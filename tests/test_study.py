@@ -12,6 +12,7 @@ import subprocess
 import sys
 
 import commands
+import jax.numpy as jnp
 import pytest
 from helpers import documented, exhaustive
 from runs_of_text import TINY, losses
@@ -92,11 +93,17 @@ def test_quantities_are_those_of_the_runs():
     assert pretrained.flops == 4 * 8 * network.flops(0, 65) and pretrained.seed == 0
 
 
+def test_steps_that_a_cell_sets_itself_are_not_overridden_in_silence():
+    objectives = Factor(name="objective", values={"full LM": FULL_LM, "MLM": (*MLM, "TRAIN_STEPS = 5")})
+    plan = make_plan(dataclasses.replace(STUDY, factors=(FACTORS[0], objectives, FACTORS[2])), "s")
+    with pytest.raises(UserError, match="pretrain-causal_decoder-mlm-seed0 .* TRAIN_STEPS = 5, and pretrain/Stage.steps .* 4"):
+        compute_quantities(plan)
+
+
 @pytest.mark.parametrize(
     "quantity, binding",
     [
         ("tokens", "BATCH_SIZE = 16"),
-        exhaustive("tokens", "TRAIN_STEPS = 5"),
         ("seed", "SEED = 7"),
         exhaustive("vocabulary", "ByteVocabulary.extra_ids = 50"),
         ("dropout", "DROPOUT_RATE = 0.1"),
@@ -337,3 +344,10 @@ def test_the_study_of_architecture_and_objective_has_the_papers_sizes_and_tokens
         assert q.parameters == PUBLISHED[plan.runs[name].values["architecture"]]
     adapted = {name: q for name, q in numbers.items() if name.startswith("adapt")}
     assert {q.last_step for q in adapted.values()} == {171_008} and len(adapted) == 2
+
+
+def test_a_study_starts_runs_from_a_process_that_uses_jax(stub):
+    """JAX has threads, with which a fork in Python is an error in tests: a study starts programs without one."""
+    jnp.zeros(3).block_until_ready()
+    plan = make_plan(STUDY, os.path.abspath("s"))
+    assert Execution(plan, jobs=2, log=lambda line: None).run()

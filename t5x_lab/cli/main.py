@@ -11,6 +11,7 @@ from t5x_lab.cli.interrupts import interrupts
 from t5x_lab.cli.process import configure_process
 from t5x_lab.config.errors import UserError, did_you_mean
 from t5x_lab.config.log import log_once
+from t5x_lab.config.parent_process import end_with_parent
 
 COMMANDS = {
     "demo": "train a small model on the included corpus in a few minutes and write a report",
@@ -41,6 +42,7 @@ class _Parser(argparse.ArgumentParser):
 
 def run_program() -> None:
     """Runs the command of this process and exits with its status."""
+    end_with_parent()
     interrupts.install(" ".join(["t5x_lab", *sys.argv[1:2]]))
     try:
         status = main()

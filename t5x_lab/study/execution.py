@@ -5,7 +5,6 @@ started again while its settings stay the same. All other runs are started again
 """
 
 import contextlib
-import ctypes
 import dataclasses
 import fcntl
 import hashlib
@@ -19,13 +18,13 @@ from collections.abc import Callable, Iterator, Mapping
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.json_files import read_dictionary, write_atomically, write_json
+from t5x_lab.config.parent_process import PARENT
 from t5x_lab.observe.metrics import read_metrics
 from t5x_lab.observe.owner import OWNER, read_owner
 from t5x_lab.study.plan import Plan, PlannedRun
 
 GIN, LOGS, PENDING, FINISHED, FAILED = "gin", "logs", "pending", "finished", "failed"  # folders of a study directory
 LOCK = "LOCK"
-_PR_SET_PDEATHSIG = 1  # constant of Linux's prctl.h
 _PAUSE = 0.1  # seconds between looks at the processes
 
 
@@ -118,14 +117,15 @@ class Execution:
 
     def _start(self, run: PlannedRun) -> None:
         slot = min(set(range(self._jobs)) - {process.slot for process in self._running})
-        environment = dict(os.environ)
+        environment = {**os.environ, PARENT: str(os.getpid())}
         if self._devices:
             visible = self._devices[slot % len(self._devices)]
             environment |= {"CUDA_VISIBLE_DEVICES": visible, "TPU_VISIBLE_CHIPS": visible}
         with open(self._directory / LOGS / f"{run.name}.log", "a") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "t5x_lab", *command(self._plan, run)],
-                stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment, preexec_fn=_end_with_parent,
+                stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment,
+                process_group=0,  # Ctrl-C reaches the study alone, which stops all runs
             )  # fmt: skip
         self._running.append(Process(run, process, time.monotonic(), slot))
         self._log(f"{run.name}: started")
@@ -214,13 +214,6 @@ def _is_owned(run: PlannedRun) -> bool:
     """Returns whether a process of an earlier execution still trains in the run directory. It stops after a checkpoint."""
     owner = read_owner(pathlib.Path(run.model_dir) / OWNER) if run.stage.command == "train" else None
     return owner is not None and not owner[0].is_dead()
-
-
-def _end_with_parent() -> None:
-    """Lets the kernel send SIGTERM to this process when the study's process dies. Does nothing on systems without it."""
-    os.setpgid(0, 0)  # Ctrl-C reaches the study alone, which stops all runs
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL("libc.so.6").prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _last_line(path: pathlib.Path) -> str:

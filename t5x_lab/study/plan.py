@@ -125,7 +125,7 @@ def _with_steps(planned: PlannedRun, steps: int | None, previous: PlannedRun | N
                 f"{previous.stage.name}/Stage.steps too."
             )
         carried = previous.last_step
-    text = f"{planned.text}TRAIN_STEPS = {carried + steps}\n"
+    text = f"TRAIN_STEPS = {carried + steps}\n{planned.text}"
     return dataclasses.replace(planned, text=text, last_step=carried + steps)
 
 

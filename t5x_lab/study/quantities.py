@@ -66,6 +66,11 @@ def compute_quantities(plan: Plan) -> dict[str, Quantities]:
 
 def _quantities(planned: PlannedRun, earlier: Mapping[str, Quantities]) -> Quantities:
     run = planned.config().run()
+    if planned.last_step is not None and run.train_steps != planned.last_step:
+        raise UserError(
+            f"its settings have TRAIN_STEPS = {run.train_steps}, and {planned.stage.name}/Stage.steps makes it "
+            f"{planned.last_step}. Remove one of the two."
+        )
     model = make_model(run.model)
     lengths = resolve_batch(run.data, run.model.network.architecture).lengths
     rows = run.data.batch_size * run.model.sequences
