@@ -85,6 +85,7 @@ def test_units_at_the_constant_answer_do_not_count():
     }
     results = [cell("a", values(0.6)), cell("b", values(0.9))]
     assert informative_units(results, common_units(results), "highest") == ["above"]
+    assert informative_units([cell("none", {}, (0, 1, 2)), *results], ["at it", "above"], "highest") == ["above"]
     without = [cell("a", {(0, "x"): Value(0.1)}), cell("b", {(0, "x"): Value(0.2)})]
     assert informative_units(without, ["x"], "highest") == ["x"]
 

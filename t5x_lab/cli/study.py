@@ -42,6 +42,8 @@ def run(args: argparse.Namespace) -> int | None:
 
     if args.jobs < 1:
         raise UserError(f"--jobs is {args.jobs}. It must be at least 1.")
+    if args.launch is not None:
+        check_choice("--launch", args.launch, KINDS)
     gin_config(args, "studies/defaults.gin")
     study = build("Study")  # as parsed: the text of a configuration sorts dictionaries, and tables have the order of the file
     plan = make_plan(study, os.path.abspath(args.study_dir))
@@ -53,7 +55,6 @@ def run(args: argparse.Namespace) -> int | None:
     if args.dry_run:
         return None
     if args.launch is not None:
-        check_choice("--launch", args.launch, KINDS)
         print(write_launch_files(plan, args.launch))
         return None
     flops = {name: run_quantities.flops for name, run_quantities in quantities.items()}

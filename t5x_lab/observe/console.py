@@ -54,7 +54,7 @@ class Console:
             remaining = ""  # unknown after the first step, which is mostly compilation
             if self._first and step <= self._total:  # the total is an estimate for a token budget
                 first_step, start = self._first
-                remaining = f"  {_duration((now - start) / max(step - first_step, 1) * (self._total - step))} left"
+                remaining = f"  {duration((now - start) / max(step - first_step, 1) * (self._total - step))} left"
             log(f"step {step}/{self._total}  {text}{remaining}")
         self._first = self._first or (step, now)
 
@@ -106,7 +106,8 @@ def _number(value: float | None, form: str) -> str:
     return "nan" if value is None else format(value, form)
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Formats a duration as "1h02m" or "3m04s"."""
     minutes, seconds = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{seconds:02}s"

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.json_files import read_dictionary, write_atomically, write_json
 from t5x_lab.config.parent_process import PARENT
+from t5x_lab.observe.console import duration
 from t5x_lab.observe.metrics import read_metrics
 from t5x_lab.observe.owner import OWNER, read_owner
 from t5x_lab.study.plan import Plan, PlannedRun
@@ -66,6 +67,7 @@ class Execution:
     ):
         self._plan, self._jobs, self._devices, self._flops, self._log = plan, jobs, devices, flops, log
         self._directory = pathlib.Path(plan.study_dir)
+        self._digests = _digests(plan)
         self._running: list[Process] = []
         self._stopping = False
 
@@ -74,8 +76,8 @@ class Execution:
 
         SIGTERM and Ctrl-C stop all processes after they have saved a checkpoint.
         """
-        self.prepare()
         with self._locked(), self._stopped_by_signals():
+            self._prepare()
             while True:
                 self._start_ready()
                 if not self._running and (self._stopping or not any(map(self._is_open, self._plan.runs.values()))):
@@ -85,7 +87,15 @@ class Execution:
         return all(map(self.is_finished, self._plan.runs.values()))
 
     def prepare(self) -> None:
-        """Writes the gin files of all runs, and removes what is stored about earlier failures and other settings."""
+        """Writes the gin files of all runs, and removes what is stored about earlier failures and other settings.
+
+        Raises:
+          UserError: if another process runs the study.
+        """
+        with self._locked():
+            self._prepare()
+
+    def _prepare(self) -> None:
         for folder in (GIN, LOGS, PENDING, FINISHED, FAILED):
             (self._directory / folder).mkdir(parents=True, exist_ok=True)
         for run in self._plan.runs.values():
@@ -93,10 +103,10 @@ class Execution:
             (self._directory / FAILED / f"{run.name}.json").unlink(missing_ok=True)
             if not self.is_finished(run):
                 (self._directory / FINISHED / f"{run.name}.json").unlink(missing_ok=True)
-                write_json(self._directory / PENDING / f"{run.name}.json", {"settings": _digest(self._plan, run)})
+                write_json(self._directory / PENDING / f"{run.name}.json", {"settings": self._digests[run.name]})
 
     def is_finished(self, run: PlannedRun) -> bool:
-        return read_dictionary(self._directory / FINISHED / f"{run.name}.json").get("settings") == _digest(self._plan, run)
+        return read_dictionary(self._directory / FINISHED / f"{run.name}.json").get("settings") == self._digests[run.name]
 
     def failure(self, run: PlannedRun) -> str | None:
         """Returns the last line of a run's log if its command has failed."""
@@ -138,9 +148,9 @@ class Execution:
             self._running.remove(running)
             run, seconds = running.run, time.monotonic() - running.began
             if status == 0:
-                content = {"settings": _digest(self._plan, run), "seconds": seconds}
+                content = {"settings": self._digests[run.name], "seconds": seconds}
                 write_json(self._directory / FINISHED / f"{run.name}.json", content)
-                self._log(f"{run.name}: finished in {_duration(seconds)}{self._summary(run)}. {self._progress()}")
+                self._log(f"{run.name}: finished in {duration(seconds)}{self._summary(run)}. {self._progress()}")
             elif not self._stopping:
                 message = _last_line(self._directory / LOGS / f"{run.name}.log") or f"it ended with status {status}"
                 write_json(self._directory / FAILED / f"{run.name}.json", {"status": status, "message": message})
@@ -161,7 +171,7 @@ class Execution:
             return counts
         speed = sum(self._flops[name] for name in measured) / sum(seconds[name] for name in measured)
         remaining = sum(flops for name, flops in self._flops.items() if name not in done) / speed / self._jobs
-        return f"{counts}, about {_duration(remaining)} left"
+        return f"{counts}, about {duration(remaining)} left"
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -170,6 +180,7 @@ class Execution:
         Raises:
           UserError: if another process holds it.
         """
+        self._directory.mkdir(parents=True, exist_ok=True)
         with open(self._directory / LOCK, "w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -204,10 +215,13 @@ def command(plan: Plan, run: PlannedRun) -> list[str]:
     return ["train", file] if run.stage.command == "train" else ["eval", f"--model_dir={run.model_dir}", file]
 
 
-def _digest(plan: Plan, run: PlannedRun) -> str:
-    """Returns a hash of the settings of a run and of those that it continues."""
-    before = _digest(plan, plan.runs[run.after]) if run.after else ""
-    return hashlib.sha256(f"{before}{run.text}".encode()).hexdigest()
+def _digests(plan: Plan) -> dict[str, str]:
+    """Returns hashes of the settings of each run and of those that it continues."""
+    digests: dict[str, str] = {}
+    for name, run in plan.runs.items():  # each after the run that it continues
+        before = digests[run.after] if run.after else ""
+        digests[name] = hashlib.sha256(f"{before}{run.text}".encode()).hexdigest()
+    return digests
 
 
 def _is_owned(run: PlannedRun) -> bool:
@@ -219,9 +233,3 @@ def _is_owned(run: PlannedRun) -> bool:
 def _last_line(path: pathlib.Path) -> str:
     lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
     return lines[-1] if lines else ""
-
-
-def _duration(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{seconds:02}s"

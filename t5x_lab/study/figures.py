@@ -43,12 +43,11 @@ def _write_bars(report: MeasureReport, folder: pathlib.Path) -> str | None:
         error = None if math.isnan(mean.low) else scale * (mean.mean - mean.low)
         axes.barh(row, scale * mean.mean, xerr=error, color="C0", alpha=0.6, height=0.6, capsize=3)
         for seed in {seed for seed, _ in cell.values}:
-            values = [value.value for (other, unit), value in cell.values.items() if other == seed and unit in report.units]
+            values = [value for (other, _), value in cell.numbers(report.units).items() if other == seed]
             axes.plot(scale * float(np.mean(values)), row, marker="o", markersize=3, color="black")
     for name, label, style in (("chance", "random answer", ":"), ("constant", "constant answer", "--")):
-        values = [getattr(v, name) for cell in cells for (_, unit), v in cell.values.items() if unit in report.units]
-        if not any(map(math.isnan, values)):
-            axes.axvline(scale * float(np.mean(values)), linestyle=style, color="gray", label=label)
+        if not math.isnan(value := report.reference(name)):
+            axes.axvline(scale * value, linestyle=style, color="gray", label=label)
     axes.set_yticks(range(len(cells)), [cell.title for cell in cells])
     axes.invert_yaxis()
     axes.set_xlabel(f"{report.measure.name}{', percent' if report.measure.percent else ''}")

@@ -91,12 +91,9 @@ def _measure_section(report: MeasureReport) -> list[str]:
         seeds = f"{mean.seeds}" + (f", {MISSING}: {', '.join(map(str, cell.missing))}" if cell.missing else "")
         row = [cell.title, number(mean.mean) if is_known else MISSING, bounds, seeds if is_known else ""]
         rows.append([*row, *([str(measure.published.get(cell.title, ""))] if published else [])])
-    for name in ("constant", "chance"):
-        values = [getattr(v, name) for cell in report.cells for (_, unit), v in cell.values.items() if unit in report.units]
-        numbers = [value for value in values if not math.isnan(value)]
-        if numbers and len(numbers) == len(values):
-            title = {"constant": "constant answer", "chance": "random answer"}[name]
-            rows.append([title, number(sum(numbers) / len(numbers)), *[""] * (len(header) - 2)])
+    for name, title in (("constant", "constant answer"), ("chance", "random answer")):
+        if not math.isnan(value := report.reference(name)):
+            rows.append([title, number(value), *[""] * (len(header) - 2)])
     shown = [o for o in report.orderings if o.is_shown]
     units = f"Mean over {len(report.units)} units: {', '.join(report.units)}." if report.units else "No unit has results."
     lines = [f"## {measure.name}", "", *_table(header, rows), "", units]

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from t5x_lab.study.intervals import Interval, interval, paired_difference
 from t5x_lab.study.isoflop import Fit, Point, fit_isoflop
@@ -25,9 +25,9 @@ class CellResults:
     values: Mapping[tuple[int, str], Value]
     missing: Sequence[int]
 
-    @property
-    def numbers(self) -> dict[tuple[int, str], float]:
-        return {key: value.value for key, value in self.values.items()}
+    def numbers(self, units: Collection[str], sign: int = 1) -> dict[tuple[int, str], float]:
+        """Returns the values of some units by (seed, unit), times `sign`."""
+        return {key: sign * value.value for key, value in self.values.items() if key[1] in units}
 
 
 def read_results(plan: Plan, measure: Measure) -> list[CellResults]:
@@ -66,12 +66,11 @@ def informative_units(results: Sequence[CellResults], units: Sequence[str], best
 
     def is_informative(unit: str) -> bool:
         for cell in results:
-            of_unit = {(seed, name): value for (seed, name), value in cell.values.items() if name == unit}
-            constants = [value.constant for value in of_unit.values()]
-            if not of_unit or any(math.isnan(constant) for constant in constants):
-                return bool(of_unit) or len(results) == 1
-            above = interval({key: sign * (value.value - value.constant) for key, value in of_unit.items()})
-            if above.seeds < 2 or above.mean > 2 * above.standard_error:
+            differences = {key: sign * (value.value - value.constant) for key, value in cell.values.items() if key[1] == unit}
+            if not differences:
+                continue  # a missing cell
+            above = interval(differences)
+            if math.isnan(above.mean) or above.seeds < 2 or above.mean > 2 * above.standard_error:
                 return True
         return False
 
@@ -99,19 +98,17 @@ class Ordering:
 
 def orderings(results: Sequence[CellResults], units: Sequence[str], best_is: str) -> list[Ordering]:
     """Returns the comparisons of all pairs of cells with results, paired over seeds and units."""
-    numbers = {
-        cell.title: {key: value for key, value in cell.numbers.items() if key[1] in units} for cell in results if cell.values
-    }
     sign = 1 if best_is == "highest" else -1
+    numbers = {cell.title: cell.numbers(units, sign) for cell in results if cell.values}
     pairs = []
     titles = list(numbers)
     for position, first in enumerate(titles):
         for second in titles[position + 1 :]:
             difference = paired_difference(numbers[first], numbers[second])
-            if sign * difference.mean >= 0:
-                pairs.append(Ordering(first, second, difference if sign > 0 else _negative(difference)))
+            if difference.mean >= 0:
+                pairs.append(Ordering(first, second, difference))
             else:
-                pairs.append(Ordering(second, first, _negative(difference) if sign > 0 else difference))
+                pairs.append(Ordering(second, first, _negative(difference)))
     return pairs
 
 
@@ -139,6 +136,11 @@ class MeasureReport:
     means: Mapping[str, Interval]
     orderings: Sequence[Ordering]
 
+    def reference(self, name: str) -> float:
+        """Returns the mean of "chance" or "constant" over the units that count. NaN if it is unknown for any of them."""
+        values = [getattr(value, name) for cell in self.cells for (_, unit), value in cell.values.items() if unit in self.units]
+        return sum(values) / len(values) if values else math.nan
+
 
 def fit_sizes(plan: Plan, report: MeasureReport, quantities: Mapping[str, Quantities]) -> dict[str, Fit | None]:
     """Returns the fits of compute-optimal sizes by the values of the other factors. None where there is none.
@@ -152,11 +154,7 @@ def fit_sizes(plan: Plan, report: MeasureReport, quantities: Mapping[str, Quanti
     for cell in plan.cells:
         others = [value for factor, value in cell.values.items() if factor not in (isoflop.budget, isoflop.size)]
         trainings = [quantities[name] for name in cell.runs.values() if name in quantities]
-        values = [
-            value.value
-            for (seed, unit), value in losses[cell.title].values.items()
-            if seed == cell.seed and unit in report.units
-        ]
+        values = [value for (seed, _), value in losses[cell.title].numbers(report.units).items() if seed == cell.seed]
         group = points.setdefault(", ".join(others) or "all cells", [])
         if values and trainings:
             flops, loss = sum(training.flops for training in trainings), sum(values) / len(values)
@@ -169,7 +167,6 @@ def make_measure_report(plan: Plan, measure: Measure) -> MeasureReport:
     cells = read_results(plan, measure)
     shared = common_units(cells)
     units = informative_units(cells, shared, measure.best_is)
-    select = lambda cell: {key: value for key, value in cell.numbers.items() if key[1] in units}
-    means = {cell.title: interval(select(cell)) for cell in cells}
+    means = {cell.title: interval(cell.numbers(units)) for cell in cells}
     compared = orderings(cells, units, measure.best_is)
     return MeasureReport(measure, cells, units, [unit for unit in shared if unit not in units], means, compared)
