@@ -23,6 +23,7 @@ CORE = [
     "flax>=0.12.5",
     "gin-config>=0.5.0",
     "jax>=0.10",
+    "markdown>=3.6",  # a study's page
     "matplotlib>=3.9",
     "ml_dtypes>=0.5",
     "msgpack>=1.0",

@@ -90,5 +90,6 @@ def test_a_study_fits_each_architecture(tmp_path):
     assert fits["decoder"].exponent == pytest.approx(BETA / (ALPHA + BETA), abs=0.01)
     difference = fits["encoder-decoder"].optima[0].loss - fits["decoder"].optima[0].loss
     assert difference == pytest.approx(0.1)
-    text = write_report(plan, quantities, []).read_text()
+    write_report(plan, quantities, [])
+    text = (tmp_path / "report.md").read_text()
     assert text.count("C^0.4") == 2 and "| decoder | 1e+17 | 1e+17 |" in text

@@ -100,6 +100,23 @@ def test_steps_that_a_cell_sets_itself_are_not_overridden_in_silence():
         compute_quantities(plan)
 
 
+def test_steps_spend_the_flops_of_a_budget():
+    budget = Factor(name="budget", values={"2e9": (), "4e9": ()})
+    stage = Stage(name="pretrain", factors=("architecture", "objective", "budget"), overrides=COMMON, flops="budget")
+    study = Study(factors=(*FACTORS[:2], budget), stages=(stage,))
+    plan = make_plan(study, "s")
+    per_step = 8 * GinConfig([DECODER], [*BINDINGS]).model().network.flops(0, 65)
+    for name, quantities in compute_quantities(plan).items():
+        flops = float(plan.runs[name].values["budget"])
+        assert quantities.steps == flops // per_step > 1 and flops - per_step < quantities.flops <= flops
+    for values, says in (({"large": ()}, 'value "large" is not a number of FLOPs'), ({"9": ()}, "has 9 FLOPs. A step takes")):
+        factors = (*FACTORS[:2], Factor(name="budget", values=values))
+        with pytest.raises(UserError, match=says):
+            make_plan(dataclasses.replace(study, factors=factors), "s")
+    with pytest.raises(UserError, match="steps and pretrain/Stage.flops are both set"):
+        dataclasses.replace(stage, steps=4)
+
+
 @pytest.mark.parametrize(
     "quantity, binding",
     [
@@ -247,7 +264,7 @@ def test_a_study_that_is_killed_has_the_report_of_one_that_was_not():
     done = commands.run(*argv, "--study_dir=parts")
     assert done.returncode == 0, done.stderr
     assert pathlib.Path("parts/report.json").read_text() == pathlib.Path("whole/report.json").read_text()
-    report = json.loads(pathlib.Path("whole/report.json").read_text())["held-out loss"]
+    report = json.loads(pathlib.Path("whole/report.json").read_text())["measures"]["held-out loss"]
     assert len(report["cells"]) == 4 and len(report["orderings"]) == 6 and report["units"] == ["sotu_span_corruption"]
     for run in sorted(os.listdir("whole/runs")):
         expected, actual = (losses(f"{folder}/runs/{run}") for folder in ("whole", "parts"))

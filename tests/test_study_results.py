@@ -10,11 +10,15 @@ import pytest
 import scipy.stats
 from test_study import STUDY
 
+from t5x_lab.config.errors import UserError
+from t5x_lab.study.config import Saving
 from t5x_lab.study.intervals import interval, paired_difference
 from t5x_lab.study.measures import Measure, Value
 from t5x_lab.study.plan import make_plan
+from t5x_lab.study.quantities import compute_quantities
 from t5x_lab.study.report import write_report
 from t5x_lab.study.results import CellResults, common_units, informative_units, orderings, read_results
+from t5x_lab.study.savings import Losses, compute_savings
 
 
 def by_key(values_SU: np.ndarray) -> dict[tuple[int, str], float]:
@@ -114,12 +118,53 @@ def test_a_deleted_result_is_missing_and_no_earlier_one_takes_its_place(tmp_path
     for seed in STUDY.seeds:
         run = plan.runs[f"adapt-prefix_decoder-mlm-lm_a-seed{seed}"]
         pathlib.Path(run.model_dir, "evals/blimp/4.json").unlink()
-    text = write_report(plan, {}, ["pretrain: equal tokens in 6 runs"]).read_text()
+    page = write_report(plan, {}, ["pretrain: equal tokens in 6 runs"]).read_text()
+    assert "<td>prefix decoder, MLM, LM-A</td>" in page and "data:image/svg+xml;base64," in page and 'src="figures' not in page
+    text = (tmp_path / "report.md").read_text()
     assert "| prefix decoder, MLM, LM-A | missing |" in text and "| causal decoder, MLM, LM-A |" in text
     assert "1, missing: 1 |" in text and "Mean over 1 units: one." in text and "| random answer | 50.0 |" in text
     assert "Checked: pretrain: equal tokens in 6 runs." in text and f"t5x_lab train --gin_file={tmp_path}/gin/pretrain-" in text
     for kind, begins in (("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")):
         assert (tmp_path / f"figures/measure-blimp.{kind}").read_bytes().startswith(begins)
     assert "![measure-blimp](figures/measure-blimp.png)" in text and not (tmp_path / "figures/loss-pretrain.png").exists()
-    report = json.loads((tmp_path / "report.json").read_text())["BLiMP"]
+    report = json.loads((tmp_path / "report.json").read_text())["measures"]["BLiMP"]
     assert report["units"] == ["one"] and report["cells"]["causal decoder, MLM, LM-A"]["missing_seeds"] == [1]
+
+
+def test_tokens_saved_by_an_adaptation_are_those_of_known_curves(tmp_path):
+    """From scratch the loss is 100 / tokens + 2, after the adaptation 100 / (4 tokens) + 2: a quarter of the tokens."""
+    saving = Saving(
+        name="LM-A", adapted={"objective": "MLM", "adaptation": "LM-A", "architecture": "causal decoder"},
+        scratch={"objective": "full LM", "architecture": "causal decoder"}, stage="adapt", scratch_stage="pretrain",
+    )  # fmt: skip
+    plan = make_plan(dataclasses.replace(STUDY, savings=(saving,)), str(tmp_path))
+    quantities = compute_quantities(plan)
+    for name, q in quantities.items():
+        before, speed = q.last_step - q.steps, 4 if name.startswith("adapt") else 1
+        steps = [before + 1 + i * (q.steps - 1) / 40 for i in range(41)]  # also steps that are no numbers of lines
+        lines = [
+            {"step": int(100 * step), "split": f"eval/{task}", "loss": 100 / (speed * (step - before) * q.batch_tokens) + 2 + shift}
+            for step in steps for task, shift in (("a", -0.1), ("b", 0.1))
+        ]  # fmt: skip
+        folder = pathlib.Path(plan.runs[name].model_dir)
+        folder.mkdir(parents=True)
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        scaled = {"steps": 100 * q.steps, "last_step": 100 * q.last_step, "batch_tokens": q.batch_tokens / 100}
+        quantities[name] = dataclasses.replace(q, **scaled)
+    saved = compute_savings(plan, saving, quantities)
+    assert [s.seed for s in saved] == [0, 1]
+    for s in saved:  # two steps of adaptation are worth eight from scratch, which has four
+        assert s.tokens == pytest.approx(2 * 8 * 65) and math.isnan(s.ratio)
+        assert s.ratio_at_scratch == pytest.approx(4, rel=0.03)
+    page = write_report(plan, quantities, [])
+    text = (tmp_path / "report.md").read_text()
+    assert "| not reached | more than 2.00 | 4." in text and "Mean ratio at the last loss from scratch: " in text
+    (pathlib.Path(plan.runs["adapt-causal_decoder-mlm-lm_a-seed1"].model_dir) / "metrics.jsonl").unlink()
+    assert [s.seed for s in compute_savings(plan, saving, quantities)] == [0]
+    longer = Losses(np.array([100.0, 200.0, 400.0]), np.array([3.0, 2.0, 1.0]))
+    assert longer.tokens_to(1.5) == 300 and longer.tokens_to(3.5) == 100 and math.isnan(longer.tokens_to(0.9))
+    assert page.exists()
+    with pytest.raises(UserError, match='LM-A/Saving.stage is "adopt", which is not a stage. Did you mean "adapt"'):
+        dataclasses.replace(STUDY, savings=(dataclasses.replace(saving, stage="adopt"),))
+    with pytest.raises(UserError, match='Saving.scratch has the value "PLM"'):
+        dataclasses.replace(STUDY, savings=(dataclasses.replace(saving, scratch={"objective": "PLM"}),))

@@ -7,6 +7,7 @@ before it share that stage's run.
 
 import dataclasses
 import itertools
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -74,6 +75,7 @@ class Stage:
       when: values by factor of the cells that have this stage, such as {"adaptation": ("LM-A",)}. {} = all cells.
       steps: number of steps of this stage, or a dictionary of it by scale. TRAIN_STEPS is set to it, plus the steps of the
         stages before if `RestoreCheckpointConfig.carry` has "step". None = the settings have TRAIN_STEPS or TRAIN_TOKENS.
+      flops: name of a factor whose values are training FLOPs, such as "1e15". The stage takes as many steps as they allow.
       command: "train", or "eval" for evaluations of the checkpoint of the stage before.
       seeds: number of seeds that the stage runs with. Cells with later seeds share the run of the first. None = all.
     """
@@ -85,6 +87,7 @@ class Stage:
     after: tuple = ()
     when: dict = dataclasses.field(default_factory=dict)
     steps: int | dict | None = None
+    flops: str | None = None
     command: str = "train"
     seeds: int | None = None
 
@@ -94,6 +97,8 @@ class Stage:
         _check_settings(f'The stage "{self.name}"', (*self.settings, *self.overrides))
         check_choice("Stage.command", self.command, COMMANDS)
         check_positive(self, "seeds")
+        if self.steps is not None and self.flops is not None:
+            raise UserError(f"{self.name}/Stage.steps and {self.name}/Stage.flops are both set. Remove one of them.")
         if self.command == "eval" and not self.after:
             raise UserError(f'The stage "{self.name}" evaluates, but comes after no stage. Set {self.name}/Stage.after.')
 
@@ -135,6 +140,32 @@ class IsoFlop:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Saving:
+    """A comparison of an adaptation with training from scratch. Both must have evaluated the same loss during training.
+
+    Attributes:
+      name: title, such as "LM-A".
+      adapted: values by factor of the cells that are adapted. Other cells do not count.
+      scratch: values by factor of the cells that are trained from scratch.
+      stage: stage of the adaptation.
+      scratch_stage: stage of the training from scratch.
+      evaluation: name of the evaluation with the held-out losses, whose mean over tasks counts.
+      published: a published ratio.
+    """
+
+    name: str
+    adapted: dict
+    scratch: dict
+    stage: str
+    scratch_stage: str
+    evaluation: str = "eval"
+    published: float | None = None
+
+    def __post_init__(self):
+        check_types(self)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Study:
     """A grid of runs: each combination of factor values is a cell, and each cell has a run of every stage.
 
@@ -149,6 +180,7 @@ class Study:
       tolerance: relative difference of FLOPs and parameters that counts as equal.
       measures: numbers of the report, see `t5x_lab.study.measures.Measure`.
       isoflop: fit of compute-optimal sizes. None = no fit.
+      savings: adaptations whose tokens are compared with those of training from scratch, see `t5x_lab.study.savings.Saving`.
     """
 
     factors: tuple
@@ -161,6 +193,7 @@ class Study:
     tolerance: float = 0.02
     measures: tuple = ()
     isoflop: IsoFlop | None = None
+    savings: tuple = ()
 
     def __post_init__(self):
         check_types(self)
@@ -178,6 +211,8 @@ class Study:
             self._check_values(f"{stage.name}/Stage.when", stage.when)
             for factor in stage.factors:
                 self._factor(f"{stage.name}/Stage.factors", factor)
+            if stage.flops is not None:
+                self._check_flops(stage.flops, stage)
             for name in stage.after:
                 if name not in earlier:
                     raise UserError(
@@ -187,6 +222,15 @@ class Study:
             earlier.append(stage.name)
         if self.isoflop:
             self._check_isoflop(self.isoflop)
+        for saving in self.savings:
+            for setting, stage in (("stage", saving.stage), ("scratch_stage", saving.scratch_stage)):
+                if stage not in earlier:
+                    raise UserError(
+                        f'{saving.name}/Saving.{setting} is "{stage}", which is not a stage.{did_you_mean(stage, earlier)} '
+                        f"Stages: {', '.join(earlier)}."
+                    )
+            for setting, values in (("adapted", saving.adapted), ("scratch", saving.scratch)):
+                self._check_values(f"{saving.name}/Saving.{setting}", {name: (value,) for name, value in values.items()})
         for combination in self.exclude:
             self._check_values("Study.exclude", {factor: (value,) for factor, value in combination.items()})
 
@@ -195,6 +239,16 @@ class Study:
         names = [factor.name for factor in self.factors]
         cells = [dict(zip(names, values)) for values in itertools.product(*(factor.values for factor in self.factors))]
         return [cell for cell in cells if not any(combination.items() <= cell.items() for combination in self.exclude)]
+
+    def _check_flops(self, name: str, stage: Stage) -> None:
+        for value in self._factor(f"{stage.name}/Stage.flops", name).values:
+            if _parse_flops(value) is None:
+                raise UserError(
+                    f'{stage.name}/Stage.flops is the factor "{name}", whose value "{value}" is not a number of FLOPs. Use '
+                    'values such as "1e15".'
+                )
+        if name not in stage.factors:
+            raise UserError(f'{stage.name}/Stage.flops is the factor "{name}". Add it to {stage.name}/Stage.factors.')
 
     def _check_isoflop(self, isoflop: IsoFlop) -> None:
         for field in ("budget", "size"):
@@ -226,6 +280,15 @@ class Study:
                     )
 
 
+def _parse_flops(value: str) -> float | None:
+    """Returns the number of FLOPs that a factor's value names, None if it is not a number above 0."""
+    try:
+        flops = float(value)
+    except ValueError:
+        return None
+    return flops if 0 < flops < math.inf else None
+
+
 def slug(value: str) -> str:
     """Returns a value's name as a part of a file name."""
     return re.sub(r"[^a-z0-9]+", "_", value.lower()).strip("_")
@@ -244,5 +307,5 @@ def _check_settings(owner: str, settings: Any) -> None:
         )
 
 
-for _configurable in (Factor, Stage, Measure, IsoFlop, Study):
+for _configurable in (Factor, Stage, Measure, IsoFlop, Saving, Study):
     gin.external_configurable(_configurable, module="t5x_lab")

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from t5x_lab.config.errors import UserError
 from t5x_lab.runs.config.gin_config import GinConfig
 from t5x_lab.study.config import Factor, Stage, Study, slug
+from t5x_lab.study.step_cost import step_cost
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +111,18 @@ def _plan_run(
     factors = {factor.name: factor for factor in study.factors}
     text = _gin_text(study, stage, [factors[name] for name in stage.factors], values, seed, previous, model_dir)
     planned = PlannedRun(name, stage, selected, seed, previous.name if previous else None, model_dir, text)
-    return _with_steps(planned, stage.steps_at(study.scale), previous)
+    return _with_steps(planned, _number_of_steps(study, planned), previous)
+
+
+def _number_of_steps(study: Study, planned: PlannedRun) -> int | None:
+    """Returns the number of steps of the run itself, None if its settings have it."""
+    if planned.stage.flops is None:
+        return planned.stage.steps_at(study.scale)
+    flops = float(planned.values[planned.stage.flops])
+    per_step = step_cost(dataclasses.replace(planned, text=f"TRAIN_STEPS = 1\n{planned.text}").config().run()).flops
+    if flops < per_step:
+        raise UserError(f"The run {planned.name} has {flops:.3g} FLOPs. A step takes {per_step:.3g}. Use more.")
+    return int(flops // per_step)
 
 
 def _with_steps(planned: PlannedRun, steps: int | None, previous: PlannedRun | None) -> PlannedRun:

@@ -9,11 +9,9 @@ from collections.abc import Mapping
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.data.config import stable_repr
-from t5x_lab.models.classifier import make_model
 from t5x_lab.runs.config.run_config import RunConfig
-from t5x_lab.runs.train.batch import resolve_batch
-from t5x_lab.runs.train.training_flops import training_flops
 from t5x_lab.study.plan import Plan, PlannedRun
+from t5x_lab.study.step_cost import step_cost
 
 TEXT_SETTINGS = (  # of DataConfig.identity
     "TextFiles", "TEXTS", "DataConfig.split", "DataConfig.unique_tokens", "MIXING", "Prompts", "DataConfig.rates_of",
@@ -71,23 +69,20 @@ def _quantities(planned: PlannedRun, earlier: Mapping[str, Quantities]) -> Quant
             f"its settings have TRAIN_STEPS = {run.train_steps}, and {planned.stage.name}/Stage.steps makes it "
             f"{planned.last_step}. Remove one of the two."
         )
-    model = make_model(run.model)
-    lengths = resolve_batch(run.data, run.model.network.architecture).lengths
-    rows = run.data.batch_size * run.model.sequences
-    batch_tokens = rows * sum(lengths)
+    cost = step_cost(run)
     before = earlier.get(planned.after or "") if "step" in run.restore.carry else None
     if run.train_steps is not None:
         steps = run.train_steps - (before.last_step if before else 0)
     else:
         assert run.train_tokens is not None
-        steps = math.ceil((run.train_tokens - (before.tokens if before else 0)) / batch_tokens)
+        steps = math.ceil((run.train_tokens - (before.tokens if before else 0)) / cost.tokens)
     return Quantities(
-        tokens=steps * batch_tokens,
-        batch_tokens=batch_tokens,
+        tokens=steps * cost.tokens,
+        batch_tokens=cost.tokens,
         steps=steps,
         last_step=steps + (before.last_step if before else 0),
-        flops=float(steps * run.data.batch_size * training_flops(run, model, *lengths)),
-        parameters=model.num_parameters,
+        flops=float(steps * cost.flops),
+        parameters=cost.parameters,
         seed=run.seed,
         vocabulary=f"{run.data.vocabulary}, {run.data.input_vocabulary}",
         dropout=float(getattr(run.model.network, "dropout_rate", 0.0)),

@@ -1,4 +1,4 @@
-"""Report of a study: tables of its measures, orderings and the equality checks, as Markdown and as JSON.
+"""Report of a study: tables of its measures, orderings and the equality checks, as Markdown, HTML and JSON.
 
 Everything is read from the run directories. A cell without results is "missing", and averages name the units that they are of.
 """
@@ -10,19 +10,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from t5x_lab.config.json_files import write_atomically, write_json
+from t5x_lab.study.config import Saving
 from t5x_lab.study.execution import GIN, command
 from t5x_lab.study.figures import write_figures
 from t5x_lab.study.isoflop import Fit
+from t5x_lab.study.page import to_html
 from t5x_lab.study.plan import Plan
 from t5x_lab.study.quantities import Quantities
 from t5x_lab.study.results import MeasureReport, fit_sizes, make_measure_report
+from t5x_lab.study.savings import Saved, compute_savings, mean_ratio
 
-MARKDOWN, JSON = "report.md", "report.json"
+MARKDOWN, HTML, JSON = "report.md", "report.html", "report.json"
 MISSING = "missing"
 
 
 def write_report(plan: Plan, quantities: Mapping[str, Quantities], equal: Sequence[str]) -> pathlib.Path:
-    """Writes report.md, report.json and figures into the study directory. Returns the path of report.md.
+    """Writes report.md, report.html, report.json and figures into the study directory. Returns the path of report.html.
 
     Args:
       plan: the plan.
@@ -31,15 +34,25 @@ def write_report(plan: Plan, quantities: Mapping[str, Quantities], equal: Sequen
     """
     folder = pathlib.Path(plan.study_dir)
     reports = [make_measure_report(plan, measure) for measure in plan.study.measures]
+    savings = [(saving, compute_savings(plan, saving, quantities)) for saving in plan.study.savings]
     figures = write_figures(plan, quantities, reports)
-    write_json(folder / JSON, {report.measure.name: _to_json(report) for report in reports}, indent=1)
-    write_atomically(folder / MARKDOWN, _to_markdown(plan, quantities, equal, reports, figures))
-    return folder / MARKDOWN
+    content = {
+        "measures": {report.measure.name: _to_json(report) for report in reports},
+        "savings": {saving.name: [_finite(dataclasses.asdict(seed)) for seed in seeds] for saving, seeds in savings},
+    }
+    write_json(folder / JSON, content, indent=1)
+    text = _to_markdown(plan, quantities, equal, reports, savings, figures)
+    write_atomically(folder / MARKDOWN, text)
+    write_atomically(folder / HTML, to_html(text, folder, figures))
+    return folder / HTML
+
+
+def _finite(numbers: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value if math.isfinite(value) else None for name, value in numbers.items()}
 
 
 def _to_json(report: MeasureReport) -> dict[str, Any]:
-    finite = lambda value: value if math.isfinite(value) else None
-    show = lambda x: {name: finite(value) for name, value in dataclasses.asdict(x).items()}
+    show = lambda x: _finite(dataclasses.asdict(x))
     return {
         "units": list(report.units),
         "units_at_the_constant_answer": list(report.uninformative),
@@ -62,6 +75,7 @@ def _to_markdown(
     quantities: Mapping[str, Quantities],
     equal: Sequence[str],
     reports: Sequence[MeasureReport],
+    savings: Sequence[tuple[Saving, Sequence[Saved]]],
     figures: Sequence[str],
 ) -> str:
     names = ", ".join(f"{factor.name} ({', '.join(factor.values)})" for factor in plan.study.factors)
@@ -72,6 +86,8 @@ def _to_markdown(
         lines += _measure_section(report)
         if plan.study.isoflop and plan.study.isoflop.measure == report.measure.name:
             lines += _isoflop_section(fit_sizes(plan, report, quantities))
+    for saving, by_seed in savings:
+        lines += _saving_section(saving, by_seed)
     lines += [line for figure in figures for line in (f"![{pathlib.Path(figure).stem}]({figure})", "")]
     lines += ["## Runs", "", *_runs_table(plan, quantities), "", "Commands, in this order:", "", "```"]
     lines += [" ".join(["t5x_lab", *command(plan, run)]) for run in plan.runs.values()]
@@ -132,6 +148,29 @@ def _isoflop_section(fits: Mapping[str, Fit | None]) -> list[str]:
         *_table(["cells", "budget", "FLOPs", "best parameters", "95 % interval", "loss"], rows), "",
         *_table(["cells", "law", "95 % interval of the exponent"], laws), "",
     ]  # fmt: skip
+
+
+def _saving_section(saving: Saving, seeds: Sequence[Saved]) -> list[str]:
+    """Returns a table of the tokens of each seed, and the mean ratios."""
+    ratio = lambda value, at_least: f"more than {at_least:.2f}" if math.isnan(value) else f"{value:.2f}"
+    rows = [
+        [
+            f"{s.seed}", f"{s.tokens:,.0f}", f"{s.loss:.4f}",
+            "not reached" if math.isnan(s.scratch_tokens) else f"{s.scratch_tokens:,.0f}",
+            ratio(s.ratio, s.all_scratch_tokens / s.tokens),
+            "not reached" if math.isnan(s.tokens_to_scratch) else f"{s.ratio_at_scratch:.2f}",
+        ]
+        for s in seeds
+    ]  # fmt: skip
+    at_scratch = "ratio at the last loss from scratch"
+    header = ["seed", "tokens of adaptation", "loss", "tokens from scratch to this loss", "ratio", at_scratch]
+    lines = [f"## Tokens saved: {saving.name}", "", *(_table(header, rows) if rows else ["No seed has results."]), ""]
+    for name, ratios in (("ratio", [s.ratio for s in seeds]), (at_scratch, [s.ratio_at_scratch for s in seeds])):
+        if ratios and not any(map(math.isnan, ratios)):
+            mean = mean_ratio(ratios)
+            bounds = "" if math.isnan(mean.low) else f" ({mean.low:.2f} … {mean.high:.2f})"
+            lines += [f"Mean {name}: {mean.mean:.2f}{bounds}.", ""]
+    return lines + ([f"Published: {saving.published}.", ""] if saving.published is not None else [])
 
 
 def _runs_table(plan: Plan, quantities: Mapping[str, Quantities]) -> list[str]:

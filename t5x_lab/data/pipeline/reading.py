@@ -23,7 +23,7 @@ from t5x_lab.data.tasks.mixture import Component, describe_missing_inputs
 # More tasks share one buffer of examples, and the records of this many tasks' buffers. A buffer of examples per task would make
 # gigabytes of checkpoints.
 MAX_SEPARATE_TASKS = 16
-MAX_ROTATION = 256  # records that a task without its own shuffle buffer may skip at its start
+MAX_ROTATION = 256  # first records of a file that a task without its own shuffle buffer may read last
 
 
 def task_shard(
@@ -69,13 +69,14 @@ def task_shard(
             if config.unique_tokens:
                 share, remainder = divmod(round(config.unique_tokens * text_share), config.shards)
                 dataset = truncate_corpus(share + (shard < remainder))(dataset)
-            dataset = dataset.repeat()
-            rotate = not is_separate and config.shuffle and source.is_one_file(config.split)
-            return dataset.skip(seed % MAX_ROTATION) if rotate else dataset
+            return dataset.repeat()
 
         def preprocess() -> tf.data.Dataset:
             records = source.get_dataset(config.split, seed=seed)
             if not (is_separate or fixed_order):
+                if source.is_one_file(config.split):
+                    start = seed % MAX_ROTATION
+                    records = records.skip(start).concatenate(records.take(start))
                 size = MAX_SEPARATE_TASKS * (buffer_size or 0) // num_tasks
                 records = records.shuffle(size, seed=seed) if size > 1 else records
             cached = task.preprocess_precache(records, seed=seed)

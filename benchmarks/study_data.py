@@ -1,0 +1,216 @@
+"""Text, vocabulary and labelled data of the studies at the scale tiny, from a folder of real data.
+
+    python benchmarks/study_data.py --work=FOLDER [--data=../shared/data] [--texts=60000]
+
+Writes FOLDER/corpus.gin (78 novels and text near the tasks: prompts of T0's data sets without their answers, and sentences of
+labelled data sets without labels), FOLDER/vocabulary.model and FOLDER/tasks.gin (T0's data sets as promptsource rendered them,
+five labelled sets with t5x_lab's templates, T0-Eval and BLiMP). Both gin files are for Study.settings, see docs/studies.md.
+"""
+
+import csv
+import gzip
+import itertools
+import json
+import pathlib
+import re
+import sys
+import zipfile
+from collections.abc import Iterable, Iterator
+
+from small_runs import arguments, t5x_lab, write_texts
+
+HELD_OUT_NOVELS = ("Chesterton_Thursday_1908", "Gaskell_Ruth_1855", "Stevenson_Catriona_1893", "Woolf_Lighthouse_1927")
+HELD_OUT_SHARE = 50  # every 50th text near the tasks is held out
+CORPUS = """
+MIXTURE_OR_TASK_NAME = "texts"
+TEXTS = {{"novels": @novels/TextFiles(), "near": @near/TextFiles()}}
+novels/TextFiles.train = "{work}/novels/train/*.txt.gz"
+novels/TextFiles.validation = "{work}/novels/validation/*.txt.gz"
+novels/TextFiles.lines_per_document = 32  # a whole novel would fill the shuffle buffers
+novels/TextFiles.rate = 0.7
+near/TextFiles.train = "{work}/near_train.jsonl"
+near/TextFiles.validation = "{work}/near_validation.jsonl"
+near/TextFiles.rate = 0.3
+"""
+VOCABULARY = """
+VOCABULARY = @SentencePieceVocabulary()
+SentencePieceVocabulary.path = "{work}/vocabulary.model"
+"""
+MODULE = '''
+import gin
+
+
+@gin.configurable
+def answers(record):
+    """MultiRC's passages as SuperGLUE distributes them, a record for each answer."""
+    passage = record["passage"]
+    return [
+        {"paragraph": passage["text"], "question": question["question"], "answer": answer["text"], "label": answer["label"]}
+        for question in passage["questions"] for answer in question["answers"]
+    ]
+'''
+# Names of the records' files, columns and fields, by data set; "{s}" is the folder of SuperGLUE.
+LABELLED = {
+    "glue/sst2": ({"train": "{d}/sst2_agnews/SST-2/train.tsv", "validation": "{d}/sst2_agnews/SST-2/test.tsv"}, {}),
+    "ag_news": (
+        {"train": "{d}/sst2_agnews/agnews/dev.tsv", "validation": "{d}/sst2_agnews/agnews/test.tsv"},
+        {"columns": ("text", "label")},
+    ),
+    "glue/cola": (
+        {"train": "{d}/cola/train.tsv", "validation": "{d}/cola/dev.tsv"},
+        {"columns": ("source", "label", "mark", "sentence")},
+    ),
+    "glue/mrpc": ({"train": "{d}/becel/mrpc/train.tsv.gz", "validation": "{d}/becel/mrpc/validation.tsv.gz"}, {}),
+    "super_glue/multirc": ({"train": "{s}/MultiRC/train.jsonl", "validation": "{s}/MultiRC/val.jsonl"}, {"each": "@answers"}),
+}
+HELD_OUT = {
+    **{
+        f"super_glue/{name}": ({"train": f"{{s}}/{folder}/train.jsonl", "validation": f"{{s}}/{folder}/val.jsonl"}, more)
+        for name, folder, more in (
+            ("copa", "COPA", {}),
+            ("cb", "CB", {}),
+            ("rte", "RTE", {}),
+            ("wic", "WiC", {}),
+            (
+                "wsc.fixed",
+                "WSC",
+                {"names": {name: f"target.{name}" for name in ("span1_text", "span2_text", "span1_index", "span2_index")}},
+            ),
+        )
+    },
+    **{
+        f"anli/r{number}": (
+            {"validation": f"{{d}}/anli/ANLI_analysis_r{number}_dev.csv.gz"},
+            {
+                "names": {"premise": "context", "hypothesis": "statement", "label": "gold_label"},
+                "labels": {"label": ("e", "n", "c")},
+            },
+        )
+        for number in (1, 2, 3)
+    },
+}
+# The two that a small model can learn have most; those of T0 count for their 50,000 renderings.
+RATES = {
+    "flan_ag_news": 200_000, "flan_glue_sst2": 400_000,
+    "flan_glue_cola": 10_000, "flan_glue_mrpc": 10_000, "flan_super_glue_multirc": 10_000,
+}  # fmt: skip
+MISSING = ("hellaswag", "story_cloze_2016", "winogrande_winogrande_xl")  # of T0-Eval, whose records are not at hand
+TASKS = """
+import superglue_answers
+TEMPLATES = ("{work}/templates", "{data}/prompts/promptsource_templates")
+RECORDS = @blimp/Records()
+blimp/Records.files = "{data}/eval/{{dataset}}.jsonl.gz"
+{records}
+DATA_SETS = {{{data_sets}}}
+COLLECTIONS = {{"mt_f": @mt_f/Collection(), "seen": @seen/Collection(), "new_templates": @new_templates/Collection()}}
+mt_f/Collection.members = {members!r}
+mt_f/Collection.rates = {rates!r}
+seen/Collection.members = {seen!r}
+seen/Collection.form = "ranked"
+new_templates/Collection.members = ("glue_sst2_score_eval", "glue_mrpc_score_eval", "glue_cola_score_eval")
+new_templates/Collection.form = "ranked"
+"""
+TEMPLATE = """dataset: {name}
+templates:
+  as_it_is: !Template
+    name: as_it_is
+    jinja: "{{{{prompt}}}} ||| {{{{completion | replace('<|endoftext|>', '')}}}}"
+"""
+
+
+def column(file: pathlib.Path, number: int = 0) -> Iterator[str]:
+    """Yields a column of a table with tabs between its columns."""
+    with gzip.open(file, "rt") if file.suffix == ".gz" else open(file, newline="") as lines:
+        yield from (row[number] for row in csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE) if len(row) > number)
+
+
+def prompts(data: pathlib.Path) -> Iterator[str]:
+    """Yields T0's prompts without their answers."""
+    for file in sorted((data / "prompts" / "t0_train_50k").glob("*.jsonl.gz")):
+        with gzip.open(file, "rt") as lines:
+            yield from (json.loads(line)["prompt"] for line in lines)
+
+
+def reviews(data: pathlib.Path) -> Iterator[str]:
+    with zipfile.ZipFile(data / "eval" / "nltk" / "movie_reviews.zip") as archive:
+        names = sorted(name for name in archive.namelist() if name.endswith(".txt"))
+        yield from (archive.read(name).decode() for name in names)
+
+
+def write_corpus(work: pathlib.Path, data: pathlib.Path, texts: int) -> None:
+    """Writes the novels, the texts near the tasks, of which at most `texts` are taken from each source, and the vocabulary."""
+    for file in sorted((data / "novels").glob("*.txt.gz")):
+        split = "validation" if file.name.removesuffix(".txt.gz") in HELD_OUT_NOVELS else "train"
+        place = work / "novels" / split / file.name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(file.read_bytes())
+    folder = data / "eval"
+    sources: list[Iterable[str]] = [
+        prompts(data), reviews(data),
+        column(folder / "sst2_agnews" / "SST-2" / "train.tsv"), column(folder / "sst2_agnews" / "agnews" / "dev.tsv"),
+        *(column(folder / "becel" / "snli" / "validation.tsv.gz", number) for number in (0, 1)),
+    ]  # fmt: skip
+    near = [text for source in sources for text in dict.fromkeys(itertools.islice(source, texts)) if text.strip()]
+    write_texts(work / "near_validation.jsonl", near[::HELD_OUT_SHARE])
+    write_texts(work / "near_train.jsonl", (text for i, text in enumerate(near) if i % HELD_OUT_SHARE))
+    paragraphs = (
+        line
+        for file in sorted((work / "novels" / "train").glob("*.gz"))
+        for line in itertools.islice(gzip.open(file, "rt", errors="replace"), 0, None, 10)
+        if line.strip()
+    )
+    write_texts(work / "vocabulary.jsonl", itertools.chain(paragraphs, near[:: max(1, len(near) // 20_000)]))
+    if not (work / "vocabulary.model").exists():
+        size = min(4000, texts // 4)
+        t5x_lab("vocab", f"--input={work}/vocabulary.jsonl", f"--size={size}", f"--output={work}/vocabulary.model")
+    (work / "vocabulary.gin").write_text(VOCABULARY.format(work=work))
+    (work / "corpus.gin").write_text(CORPUS.format(work=work) + VOCABULARY.format(work=work))
+
+
+def write_tasks(work: pathlib.Path, data: pathlib.Path) -> None:
+    """Writes templates, places of records, and collections."""
+    from t5x_lab.papers.data_sets import T0_TRAIN
+
+    folder = data / "prompts" / "t0_train_50k"
+    slugs = sorted({entry.slug.replace(".", "_") for entry in T0_TRAIN} | {"commonsense_qa"}, key=len, reverse=True)
+    rendered: dict[str, str] = {}
+    for path in sorted(folder.glob("*.jsonl.gz")):
+        slug = next(slug for slug in slugs if path.name.startswith(slug))
+        rendered[f"p3/{slug}"] = str(folder / f"{slug}_*.jsonl.gz")
+    for name in rendered:
+        file = work / "templates" / name / "templates.yaml"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(TEMPLATE.format(name=name))
+    (work / "superglue_answers.py").write_text(MODULE)
+    places: dict[str, dict] = {}
+    for name, (files, more) in {**LABELLED, **HELD_OUT}.items():
+        places[name] = {
+            "files": {k: path.format(d=data / "eval", s=data / "eval/superglue") for k, path in files.items()},
+            **more,
+        }
+    places |= {name: {"files": {"train": pattern}, "num_examples": 0} for name, pattern in rendered.items()}
+    lines = [
+        f"r{number}/Records.{field} = {value if str(value).startswith('@') else repr(value)}"
+        for number, fields in enumerate(places.values())
+        for field, value in fields.items()
+        if value
+    ]
+    names = [f"flan_{re.sub('[^a-z0-9.]', '_', name)}" for name in LABELLED]
+    (work / "tasks.gin").write_text(
+        TASKS.format(
+            work=work, data=data, records="\n".join(lines), members=(*rendered, *names), rates=RATES,
+            data_sets=", ".join(f'"{name}": @r{number}/Records()' for number, name in enumerate(places)),
+            seen=tuple(f"{name}_score_eval" for name in names),
+        )
+    )  # fmt: skip
+
+
+def main() -> None:
+    args = arguments(__doc__, pretrain_steps=0, steps=0, only=(), texts=60_000)
+    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+    write_corpus(args.work, args.data, args.texts)
+    write_tasks(args.work, args.data)
+
+
+if __name__ == "__main__":
+    main()
