@@ -132,7 +132,7 @@ def test_a_deleted_result_is_missing_and_no_earlier_one_takes_its_place(tmp_path
 
 
 def test_tokens_saved_by_an_adaptation_are_those_of_known_curves(tmp_path):
-    """From scratch the loss is 100 / tokens + 2, after the adaptation 100 / (4 tokens) + 2: a quarter of the tokens."""
+    """The loss is 100 / tokens + 2 from scratch and 100 / (4 tokens) + 2 in the adaptation, which needs a quarter of the tokens."""
     saving = Saving(
         name="LM-A", adapted={"objective": "MLM", "adaptation": "LM-A", "architecture": "causal decoder"},
         scratch={"objective": "full LM", "architecture": "causal decoder"}, stage="adapt", scratch_stage="pretrain",
@@ -168,3 +168,24 @@ def test_tokens_saved_by_an_adaptation_are_those_of_known_curves(tmp_path):
         dataclasses.replace(STUDY, savings=(dataclasses.replace(saving, stage="adopt"),))
     with pytest.raises(UserError, match='Saving.scratch has the value "PLM"'):
         dataclasses.replace(STUDY, savings=(dataclasses.replace(saving, scratch={"objective": "PLM"}),))
+
+
+def test_a_step_is_chosen_by_other_examples(tmp_path):
+    results = {1: (0.5, 0.9), 2: (0.8, 0.4), 3: (0.7, 0.6)}  # by step: on the choosing examples, on the reported ones
+    for step, scores in results.items():
+        for evaluation, score in zip(("choosing", "reported"), scores, strict=True):
+            folder = tmp_path / "evals" / evaluation
+            folder.mkdir(parents=True, exist_ok=True)
+            tasks = {"a": {"accuracy": score - 0.1}, "b": {"accuracy": score + 0.1}}
+            (folder / f"{step}.json").write_text(json.dumps({"step": step, "results": tasks}))
+    measure = Measure(name="accuracy", evaluation="reported", metric="accuracy")
+    mean = lambda measure: np.mean([value.value for value in measure.read(str(tmp_path)).values()])
+    assert mean(measure) == pytest.approx(0.6)  # the last step
+    chosen = dataclasses.replace(measure, chosen_by="choosing")
+    assert mean(chosen) == pytest.approx(0.4)
+    assert mean(dataclasses.replace(chosen, best_is="lowest")) == pytest.approx(0.9)
+    (tmp_path / "evals/reported/2.json").unlink()  # a step without the reported result does not count
+    assert mean(chosen) == pytest.approx(0.6)
+    assert dataclasses.replace(measure, chosen_by="nowhere").read(str(tmp_path)) == {}
+    with pytest.raises(UserError, match="Choose by an evaluation of other examples"):
+        dataclasses.replace(measure, chosen_by="reported")

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from t5x_lab.config.checks import check_types
@@ -35,6 +35,8 @@ class Measure:
     Attributes:
       name: title of its column.
       evaluation: name of the evaluation, the folder of its results.
+      chosen_by: name of another evaluation. Of the steps with both, the one with its best mean counts. Its examples should be
+        others, such as those of another split. None = the last evaluated step.
       metric: key of the metric. Results of probes and of rankings have a unit for each data set; the metric of rankings is a
         normalization, such as "sum", and its median over prompts counts. Other results have a unit for each task.
       tasks: tasks that count, of results by task. () = all.
@@ -47,6 +49,7 @@ class Measure:
     name: str
     evaluation: str
     metric: str
+    chosen_by: str | None = None
     tasks: tuple = ()
     stages: tuple = ()
     best_is: str = "highest"
@@ -57,12 +60,31 @@ class Measure:
         check_types(self)
         if self.best_is not in ("highest", "lowest"):
             raise UserError(f'Measure.best_is is "{self.best_is}". It must be "highest" or "lowest".')
+        if self.chosen_by == self.evaluation:
+            raise UserError(
+                f'Measure.evaluation and Measure.chosen_by of "{self.name}" are both "{self.evaluation}". The best of several '
+                "results on the same examples is too good. Choose by an evaluation of other examples."
+            )
 
     def read(self, model_dir: str) -> dict[str, Value]:
-        """Returns the results of the last evaluated step by unit; {} if there are none."""
-        folder = pathlib.Path(model_dir) / FOLDER / self.evaluation
-        steps = {step: path for path in folder.glob("*.json") if (step := parse_step(path.stem)) is not None}
-        content = read_dictionary(steps[max(steps)]) if steps else {}
+        """Returns the results of the chosen step by unit; {} if there are none."""
+        steps = _result_files(model_dir, self.evaluation)
+        if self.chosen_by is not None:
+            means = self._means(model_dir, self.chosen_by, steps)
+            choose = max if self.best_is == "highest" else min
+            steps = {step: steps[step] for step in ([choose(means, key=lambda step: means[step])] if means else [])}
+        return self._values(read_dictionary(steps[max(steps)])) if steps else {}
+
+    def _means(self, model_dir: str, evaluation: str, steps: Collection[int]) -> dict[int, float]:
+        """Returns the mean over the units of another evaluation, at those of `steps` where it has results."""
+        by_step = {
+            step: [value.value for value in self._values(read_dictionary(path)).values()]
+            for step, path in sorted(_result_files(model_dir, evaluation).items())
+            if step in steps
+        }
+        return {step: sum(values) / len(values) for step, values in by_step.items() if values}
+
+    def _values(self, content: Mapping[str, Any]) -> dict[str, Value]:
         values = self._of_probes(content) | self._of_rankings(content) or self._of_tasks(content)
         return {unit: value for unit, value in values.items() if math.isfinite(value.value)}
 
@@ -89,6 +111,12 @@ class Measure:
             for task, numbers in results.items()
             if not self.tasks or task in self.tasks
         }
+
+
+def _result_files(model_dir: str, evaluation: str) -> dict[int, pathlib.Path]:
+    """Returns the result files of an evaluation by step."""
+    folder = pathlib.Path(model_dir) / FOLDER / evaluation
+    return {step: path for path in folder.glob("*.json") if (step := parse_step(path.stem)) is not None}
 
 
 def _number(numbers: Mapping[str, Any], name: str) -> float:
