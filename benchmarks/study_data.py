@@ -12,6 +12,7 @@ import gzip
 import itertools
 import json
 import pathlib
+import random
 import re
 import sys
 import zipfile
@@ -151,6 +152,7 @@ def write_corpus(work: pathlib.Path, data: pathlib.Path, texts: int) -> None:
         *(column(folder / "becel" / "snli" / "validation.tsv.gz", number) for number in (0, 1)),
     ]  # fmt: skip
     near = [text for source in sources for text in dict.fromkeys(itertools.islice(source, texts)) if text.strip()]
+    random.Random(0).shuffle(near)  # a buffer of examples would not mix the sources
     write_texts(work / "near_validation.jsonl", near[::HELD_OUT_SHARE])
     write_texts(work / "near_train.jsonl", (text for i, text in enumerate(near) if i % HELD_OUT_SHARE))
     paragraphs = (

@@ -14,6 +14,7 @@ import sys
 import commands
 import jax.numpy as jnp
 import pytest
+import yaml
 from helpers import documented, exhaustive
 from runs_of_text import TINY, losses
 
@@ -229,6 +230,53 @@ def test_launch_files_run_what_is_not_finished_and_mark_it(stub, tmp_path, monke
     again = [line.split()[1] for line in stub() if line.startswith("start")][len(began) :]
     assert sorted([*again, *began]) == sorted([*plan.runs, failing]) and again[0] == failing
     assert Execution(plan, log=lambda line: None).run() and len(stub()) == 2 * len(plan.runs) + 1
+
+
+KUBECTL = """
+import subprocess, sys, yaml
+if sys.argv[1] == "apply":
+    for jobset in yaml.safe_load_all(open(sys.argv[3])):
+        (job,) = jobset["spec"]["replicatedJobs"]
+        (container,) = job["template"]["spec"]["template"]["spec"]["containers"]
+        subprocess.run(container["command"])
+else:
+    print(*sys.argv[1:], file=open("waited", "a"))
+"""
+
+
+def test_jobsets_run_a_stage_after_the_one_before(stub, tmp_path, monkeypatch):
+    """The stub of kubectl runs the commands of the containers."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "kubectl.py").write_text(KUBECTL)
+    for name, program in (("t5x_lab", f"{sys.executable} -m t5x_lab"), ("kubectl", f"{sys.executable} {tmp_path}/kubectl.py")):
+        (tmp_path / "bin" / name).write_text(f'#!/bin/bash\nexec {program} "$@"\n')
+        (tmp_path / "bin" / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    plan = make_plan(STUDY, os.path.abspath("a study"))
+    (tmp_path / "failing").write_text("pretrain-prefix_decoder-mlm-seed1")
+    subprocess.run([write_launch_files(plan, "jobset", "v4:4x4x4")], check=True)
+    began = [line.split()[1] for line in stub() if line.startswith("start")]
+    assert len(began) == 6 + 3 + 8 and len(set(began)) == len(began)  # one adaptation and two evaluations have nothing before
+    waited = (tmp_path / "waited").read_text().splitlines()
+    assert len(waited) == 3 and all("terminalState" in line and "stage=" in line for line in waited)
+    jobsets = [x for path in (tmp_path / "a study/launch").glob("*.yaml") for x in yaml.safe_load_all(path.read_text())]
+    names = [jobset["metadata"]["name"] for jobset in jobsets]
+    assert len(set(names)) == len(plan.runs) and all(re.fullmatch(r"[a-z]([-a-z0-9]{0,50}[a-z0-9])?", name) for name in names)
+    for jobset in jobsets:
+        assert all(
+            re.fullmatch(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", x) for x in jobset["metadata"]["labels"].values()
+        )
+        (job,) = jobset["spec"]["replicatedJobs"]
+        spec = job["template"]["spec"]
+        assert spec["parallelism"] == spec["completions"] == 16  # hosts of four of the 64 chips
+        selector = spec["template"]["spec"]["nodeSelector"]
+        assert (
+            selector["cloud.google.com/gke-tpu-topology"] == "4x4x4"
+            and "v4" in selector["cloud.google.com/gke-tpu-accelerator"]
+        )
+    for topology in (None, "v3:2x2", "v4"):
+        with pytest.raises(UserError, match="--topology=v5e:4x4"):
+            write_launch_files(plan, "jobset", topology)
 
 
 def test_a_study_runs_once_at_a_time(stub, tmp_path):

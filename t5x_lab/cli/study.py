@@ -16,8 +16,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="devices of one of the runs at a time, as in CUDA_VISIBLE_DEVICES, such as 0,1; repeatable (default: all devices)",
     )
     parser.add_argument("--measure", action="store_true", help="measure a step of each training, for the hours of the plan")
-    parser.add_argument("--topology", help="compile the steps for this TPU slice, such as v5e:4x4, for the hours of the plan")
-    parser.add_argument("--launch", help="write files that run the study elsewhere, and run nothing: commands or slurm")
+    parser.add_argument(
+        "--topology", help="TPU slice of each run, such as v5e:4x4: compile the steps for it, for the hours of the plan"
+    )
+    parser.add_argument("--launch", help="write files that run the study elsewhere, and run nothing: commands, slurm or jobset")
     add_gin_flags(parser)
 
 
@@ -49,13 +51,17 @@ def run(args: argparse.Namespace) -> int | None:
     plan = make_plan(study, os.path.abspath(args.study_dir))
     quantities = compute_quantities(plan)
     equal = check_equality(plan, quantities)
-    times = compile_steps(plan, args.topology, log) if args.topology else measure_steps(plan, log) if args.measure else {}
+    times = {}
+    if args.topology and args.launch is None:
+        times = compile_steps(plan, args.topology, log)
+    elif args.measure:
+        times = measure_steps(plan, log)
     print(plan_table(plan, quantities, times))
     print("\n".join(equal))
     if args.dry_run:
         return None
     if args.launch is not None:
-        print(write_launch_files(plan, args.launch))
+        print(write_launch_files(plan, args.launch, args.topology))
         return None
     flops = {name: run_quantities.flops for name, run_quantities in quantities.items()}
     execution = Execution(plan, args.jobs, tuple(args.devices), flops, log)
