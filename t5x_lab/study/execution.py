@@ -68,6 +68,8 @@ class Execution:
         self._plan, self._jobs, self._devices, self._flops, self._log = plan, jobs, devices, flops, log
         self._directory = pathlib.Path(plan.study_dir)
         self._digests = _digests(plan)
+        self._finished = {run.name for run in plan.runs.values() if self._has_finished(run)}
+        self._failures: dict[str, str] = {}  # messages by run
         self._running: list[Process] = []
         self._stopping = False
 
@@ -101,16 +103,22 @@ class Execution:
         for run in self._plan.runs.values():
             write_atomically(self._directory / GIN / f"{run.name}.gin", run.text)
             (self._directory / FAILED / f"{run.name}.json").unlink(missing_ok=True)
-            if not self.is_finished(run):
+            if self._has_finished(run):
+                self._finished.add(run.name)
+            else:
+                self._finished.discard(run.name)
                 (self._directory / FINISHED / f"{run.name}.json").unlink(missing_ok=True)
                 write_json(self._directory / PENDING / f"{run.name}.json", {"settings": self._digests[run.name]})
 
     def is_finished(self, run: PlannedRun) -> bool:
-        return read_dictionary(self._directory / FINISHED / f"{run.name}.json").get("settings") == self._digests[run.name]
+        return run.name in self._finished
 
     def failure(self, run: PlannedRun) -> str | None:
         """Returns the last line of a run's log if its command has failed."""
-        return read_dictionary(self._directory / FAILED / f"{run.name}.json").get("message")
+        return self._failures.get(run.name)
+
+    def _has_finished(self, run: PlannedRun) -> bool:
+        return read_dictionary(self._directory / FINISHED / f"{run.name}.json").get("settings") == self._digests[run.name]
 
     def _start_ready(self) -> None:
         running = {process.run.name for process in self._running}
@@ -150,10 +158,12 @@ class Execution:
             if status == 0:
                 content = {"settings": self._digests[run.name], "seconds": seconds}
                 write_json(self._directory / FINISHED / f"{run.name}.json", content)
+                self._finished.add(run.name)
                 self._log(f"{run.name}: finished in {duration(seconds)}{self._summary(run)}. {self._progress()}")
             elif not self._stopping:
                 message = _last_line(self._directory / LOGS / f"{run.name}.log") or f"it ended with status {status}"
                 write_json(self._directory / FAILED / f"{run.name}.json", {"status": status, "message": message})
+                self._failures[run.name] = message
                 self._log(f"{run.name}: failed with status {status}: {message}")
 
     def _summary(self, run: PlannedRun) -> str:
