@@ -16,7 +16,7 @@ import random
 import re
 import sys
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from small_runs import arguments, t5x_lab, write_texts
 
@@ -103,13 +103,38 @@ RECORDS = @blimp/Records()
 blimp/Records.files = "{data}/eval/{{dataset}}.jsonl.gz"
 {records}
 DATA_SETS = {{{data_sets}}}
-COLLECTIONS = {{"mt_f": @mt_f/Collection(), "seen": @seen/Collection(), "new_templates": @new_templates/Collection()}}
+COLLECTIONS = {{
+    "mt_f": @mt_f/Collection(), "seen": @seen/Collection(), "new_templates": @new_templates/Collection(),
+    "downstream": @downstream/Collection(), "downstream_ranked": @downstream_ranked/Collection(),
+}}
 mt_f/Collection.members = {members!r}
 mt_f/Collection.rates = {rates!r}
 seen/Collection.members = {seen!r}
 seen/Collection.form = "ranked"
 new_templates/Collection.members = ("glue_sst2_score_eval", "glue_mrpc_score_eval", "glue_cola_score_eval")
 new_templates/Collection.form = "ranked"
+downstream/Collection.members = {downstream!r}
+downstream_ranked/Collection.members = {downstream_ranked!r}
+downstream_ranked/Collection.form = "ranked"
+"""
+# Tasks that a small model can learn: files of records for training and for evaluation, fields, and names of labels.
+DOWNSTREAM = {
+    "small/sst2": ("sst2_agnews/SST-2/train.tsv", "sst2_agnews/SST-2/test.tsv", ("sentence",), ("negative", "positive")),
+    "small/ag_news": (
+        "sst2_agnews/agnews/dev.tsv", "sst2_agnews/agnews/test.tsv", ("text",), ("world", "sports", "business", "technology"),
+    ),
+    "small/snli": (
+        "becel/snli/validation.tsv.gz", "becel/snli/test.tsv.gz", ("premise", "hypothesis"),
+        ("yes", "maybe", "no"),
+    ),
+}  # fmt: skip
+LABELS, EVALUATED = 4_000, 1_000  # records for training, and for evaluation, half of them for each of two splits
+CHOICES_TEMPLATE = """dataset: {name}
+templates:
+  as_it_is: !Template
+    name: as_it_is
+    jinja: "{fields} ||| {{{{ answer_choices[label] }}}}"
+    answer_choices: "{choices}"
 """
 TEMPLATE = """dataset: {name}
 templates:
@@ -119,10 +144,10 @@ templates:
 """
 
 
-def column(file: pathlib.Path, number: int = 0) -> Iterator[str]:
-    """Yields a column of a table with tabs between its columns."""
+def rows(file: pathlib.Path, names: Sequence[str] | None = None) -> list[dict[str, str]]:
+    """Returns the rows of a table with tabs between its columns. Without `names` its first line names them."""
     with gzip.open(file, "rt") if file.suffix == ".gz" else open(file, newline="") as lines:
-        yield from (row[number] for row in csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE) if len(row) > number)
+        return list(csv.DictReader(lines, names, delimiter="\t", quoting=csv.QUOTE_NONE))
 
 
 def prompts(data: pathlib.Path) -> Iterator[str]:
@@ -148,8 +173,9 @@ def write_corpus(work: pathlib.Path, data: pathlib.Path, texts: int) -> None:
     folder = data / "eval"
     sources: list[Iterable[str]] = [
         prompts(data), reviews(data),
-        column(folder / "sst2_agnews" / "SST-2" / "train.tsv"), column(folder / "sst2_agnews" / "agnews" / "dev.tsv"),
-        *(column(folder / "becel" / "snli" / "validation.tsv.gz", number) for number in (0, 1)),
+        (row["sentence"] for row in rows(folder / "sst2_agnews" / "SST-2" / "train.tsv")),
+        (row["text"] for row in rows(folder / "sst2_agnews" / "agnews" / "dev.tsv", ("text", "label"))),
+        *((row[name] for row in rows(folder / "becel" / "snli" / "validation.tsv.gz")) for name in ("premise", "hypothesis")),
     ]  # fmt: skip
     near = [text for source in sources for text in dict.fromkeys(itertools.islice(source, texts)) if text.strip()]
     random.Random(0).shuffle(near)  # a buffer of examples would not mix the sources
@@ -169,6 +195,39 @@ def write_corpus(work: pathlib.Path, data: pathlib.Path, texts: int) -> None:
     (work / "corpus.gin").write_text(CORPUS.format(work=work) + VOCABULARY.format(work=work))
 
 
+def write_downstream(work: pathlib.Path, data: pathlib.Path) -> dict[str, dict]:
+    """Writes the records and templates of `DOWNSTREAM`. Returns the settings of their `Records` by data set.
+
+    Half of the evaluated records are "validation", on which a step is chosen, and half are "test".
+    """
+    places = {}
+    for name, (train, evaluated, fields, choices) in DOWNSTREAM.items():
+        records = []
+        for file in (train, evaluated):
+            table = rows(data / "eval" / file, (*fields, "label") if "/agnews/" in file else None)
+            random.Random(0).shuffle(table)
+            numbers = {"World": 0, "Sports": 1, "Business": 2, "Sci/Tech": 3}
+            label = lambda row: numbers[row["label"]] if row["label"] in numbers else int(row["label"])
+            records.append([{**{field: row[field] for field in fields}, "label": label(row)} for row in table])
+        splits = {
+            "train": records[0][:LABELS], "validation": records[1][:EVALUATED:2], "test": records[1][1:EVALUATED:2],
+        }  # fmt: skip
+        folder = work / "records" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        for split, of_split in splits.items():
+            (folder / f"{split}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in of_split))
+        shown = " ".join(f"{{{{{field}}}}}" for field in fields)
+        write_template(work, name, CHOICES_TEMPLATE.format(name=name, fields=shown, choices=" ||| ".join(choices)))
+        places[name] = {"files": {split: str(folder / f"{split}.jsonl") for split in splits}}
+    return places
+
+
+def write_template(work: pathlib.Path, name: str, text: str) -> None:
+    file = work / "templates" / name / "templates.yaml"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+
+
 def write_tasks(work: pathlib.Path, data: pathlib.Path) -> None:
     """Writes templates, places of records, and collections."""
     from t5x_lab.papers.data_sets import T0_TRAIN
@@ -180,9 +239,7 @@ def write_tasks(work: pathlib.Path, data: pathlib.Path) -> None:
         slug = next(slug for slug in slugs if path.name.startswith(slug))
         rendered[f"p3/{slug}"] = str(folder / f"{slug}_*.jsonl.gz")
     for name in rendered:
-        file = work / "templates" / name / "templates.yaml"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(TEMPLATE.format(name=name))
+        write_template(work, name, TEMPLATE.format(name=name))
     (work / "superglue_answers.py").write_text(MODULE)
     places: dict[str, dict] = {}
     for name, (files, more) in {**LABELLED, **HELD_OUT}.items():
@@ -191,6 +248,7 @@ def write_tasks(work: pathlib.Path, data: pathlib.Path) -> None:
             **more,
         }
     places |= {name: {"files": {"train": pattern}, "num_examples": 0} for name, pattern in rendered.items()}
+    places |= write_downstream(work, data)
     lines = [
         f"r{number}/Records.{field} = {value if str(value).startswith('@') else repr(value)}"
         for number, fields in enumerate(places.values())
@@ -202,7 +260,8 @@ def write_tasks(work: pathlib.Path, data: pathlib.Path) -> None:
         TASKS.format(
             work=work, data=data, records="\n".join(lines), members=(*rendered, *names), rates=RATES,
             data_sets=", ".join(f'"{name}": @r{number}/Records()' for number, name in enumerate(places)),
-            seen=tuple(f"{name}_score_eval" for name in names),
+            seen=tuple(f"{name}_score_eval" for name in names), downstream=tuple(DOWNSTREAM),
+            downstream_ranked=tuple(f"{name.replace('/', '_')}_score_eval" for name in DOWNSTREAM),
         )
     )  # fmt: skip
 
