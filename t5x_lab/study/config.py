@@ -172,7 +172,8 @@ class Study:
     Attributes:
       factors: the factors, in the order of tables.
       stages: the stages, each after those that it continues.
-      settings: gin files and bindings of all trainings that override all others, such as those of another corpus.
+      settings: gin files and bindings of all trainings that override all others, such as those of another corpus, or a
+        dictionary of them by stage.
       scale: replaces "{scale}" in the names of gin files, such as "tiny" or "paper".
       seeds: seeds of the cells.
       exclude: combinations without a cell, as dictionaries of values by factor.
@@ -185,7 +186,7 @@ class Study:
 
     factors: tuple
     stages: tuple
-    settings: tuple = ()
+    settings: tuple | dict = ()
     scale: str = "tiny"
     seeds: tuple = (0,)
     exclude: tuple = ()
@@ -201,7 +202,6 @@ class Study:
             names = [part.name for part in parts]
             if not names or len(set(names)) < len(names):
                 raise UserError(f"Study.{kind} has {', '.join(names) or 'no entries'}. It needs entries with different names.")
-        _check_settings("Study.settings", self.settings)
         for quantity in self.equal:
             check_choice("Study.equal", quantity, QUANTITIES)
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
@@ -220,6 +220,13 @@ class Study:
                         f"Earlier stages: {', '.join(earlier) or 'none'}."
                     )
             earlier.append(stage.name)
+        for setting, settings in self.settings.items() if isinstance(self.settings, dict) else [("", self.settings)]:
+            if isinstance(self.settings, dict) and setting not in earlier:
+                raise UserError(
+                    f'Study.settings has "{setting}", which is not a stage.{did_you_mean(setting, earlier)} Stages: '
+                    f"{', '.join(earlier)}."
+                )
+            _check_settings("Study.settings", settings)
         if self.isoflop:
             self._check_isoflop(self.isoflop)
         for saving in self.savings:
@@ -233,6 +240,12 @@ class Study:
                 self._check_values(f"{saving.name}/Saving.{setting}", {name: (value,) for name, value in values.items()})
         for combination in self.exclude:
             self._check_values("Study.exclude", {factor: (value,) for factor, value in combination.items()})
+
+    def settings_of(self, stage: Stage) -> tuple[str, ...]:
+        """Returns the overriding settings of a stage. Those that are not by stage are for trainings."""
+        if isinstance(self.settings, dict):
+            return tuple(self.settings.get(stage.name, ()))
+        return tuple(self.settings) if stage.command == "train" else ()
 
     def cells(self) -> list[dict[str, str]]:
         """Returns the values of each cell by factor, in the order of the factors."""

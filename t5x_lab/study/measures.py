@@ -38,7 +38,8 @@ class Measure:
       chosen_by: name of another evaluation. Of the steps with both, the one with its best mean counts. Its examples should be
         others, such as those of another split. None = the last evaluated step.
       metric: key of the metric. Results of probes and of rankings have a unit for each data set; the metric of rankings is a
-        normalization, such as "sum", and its median over prompts counts. Other results have a unit for each task.
+        normalization, such as "sum", and its median over prompts counts. Results of benchmarks such as GLUE have a unit for each
+        part, with the metric "score". Other results have a unit for each task.
       tasks: tasks that count, of results by task. () = all.
       stages: stages that may have the evaluation. The last of them that a cell has is read. () = all stages.
       best_is: "highest" or "lowest".
@@ -85,7 +86,8 @@ class Measure:
         return {step: sum(values) / len(values) for step, values in by_step.items() if values}
 
     def _values(self, content: Mapping[str, Any]) -> dict[str, Value]:
-        values = self._of_probes(content) | self._of_rankings(content) or self._of_tasks(content)
+        of_reports = self._of_probes(content) | self._of_rankings(content) | self._of_benchmarks(content)
+        values = of_reports or self._of_tasks(content)
         return {unit: value for unit, value in values.items() if math.isfinite(value.value)}
 
     def _of_probes(self, content: Mapping[str, Any]) -> dict[str, Value]:
@@ -102,6 +104,14 @@ class Measure:
         return {
             data_set: Value(median(numbers, self.metric), median(numbers, "chance"), median(numbers, "constant"))
             for data_set, numbers in data_sets.items()
+        }
+
+    def _of_benchmarks(self, content: Mapping[str, Any]) -> dict[str, Value]:
+        benchmarks = content.get("report", {}).get("benchmarks", {})
+        return {
+            part: Value(_number(numbers, self.metric))
+            for benchmark in benchmarks.values()
+            for part, numbers in benchmark.get("parts", {}).items()
         }
 
     def _of_tasks(self, content: Mapping[str, Any]) -> dict[str, Value]:

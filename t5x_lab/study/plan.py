@@ -156,7 +156,7 @@ def _gin_text(
     for factor in factors:
         value = values[factor.name]
         lines += ["", f"# {factor.name}: {value}", *_lines(factor.settings(value, stage.name), study.scale)]
-    overrides = (*stage.overrides, *(study.settings if is_training else ()))
+    overrides = (*stage.overrides, *study.settings_of(stage))
     lines += ["", "# All cells", *_lines(overrides, study.scale)] if overrides else []
     if is_training:
         lines += ["", f'MODEL_DIR = "{model_dir}"']
