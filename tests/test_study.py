@@ -79,6 +79,19 @@ def test_cells_share_the_runs_of_stages_that_do_not_differ():
     assert runs["adapt-causal_decoder-mlm-lm_a-seed1"].after == "pretrain-causal_decoder-mlm-seed0"
 
 
+def test_cells_that_differ_in_a_condition_share_a_run_and_different_runs_have_different_names():
+    methods = Factor(name="method", values={"all": (), "some": ("TRAINABLE = '.*norm.*'",), "scratch": ()})
+    pretrain = dataclasses.replace(STAGES[0], when={"method": ("all", "some")})
+    tune = Stage(name="tune", factors=("method",), after=("pretrain",), when=pretrain.when, overrides=COMMON)
+    study = Study(factors=(*FACTORS[:2], methods), stages=(pretrain, tune))
+    by_stage = [run.stage.name for run in make_plan(study, "s").runs.values()]
+    assert (by_stage.count("pretrain"), by_stage.count("tune")) == (4, 8)
+    adapt = Stage(name="adapt", after=("pretrain",), when={"method": ("some", "scratch")}, overrides=COMMON)
+    tune = dataclasses.replace(tune, factors=(), after=("adapt", "pretrain"), when={})
+    with pytest.raises(UserError, match="both have the name tune-causal_decoder-full_lm-seed0. Add the factor"):
+        make_plan(dataclasses.replace(study, stages=(STAGES[0], adapt, tune)), "s")
+
+
 def test_quantities_are_those_of_the_runs():
     numbers = compute_quantities(make_plan(STUDY, "s"))
     pretrained, adapted = numbers["pretrain-causal_decoder-mlm-seed0"], numbers["adapt-causal_decoder-mlm-lm_a-seed0"]

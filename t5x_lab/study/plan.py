@@ -81,7 +81,13 @@ def make_plan(study: Study, study_dir: str) -> Plan:
                 if stage.applies_to(values):
                     run = _plan_run(study, stage, values, seed, names, runs, study_dir)
                     names[stage.name] = run.name
-                    runs.setdefault(run.name, run)
+                    shared = runs.setdefault(run.name, run)
+                    if (shared.text, shared.after) != (run.text, run.after):
+                        raise UserError(
+                            f'The stage "{stage.name}" of the cell {", ".join(values.values())} is not the same as that of '
+                            f"another cell, and both have the name {run.name}. Add the factor in which they differ to "
+                            f"{stage.name}/Stage.factors."
+                        )
             cells.append(Cell(values, seed, names))
     order = [stage.name for stage in study.stages]
     return Plan(study, study_dir, dict(sorted(runs.items(), key=lambda item: order.index(item[1].stage.name))), cells)
@@ -104,7 +110,8 @@ def _plan_run(
         )
     seed = seed if stage.seeds is None or seed in study.seeds[: stage.seeds] else study.seeds[0]
     seed = seed if previous is None or stage.command == "train" else previous.seed
-    depends_on = {*stage.factors, *stage.when, *(previous.values if previous else ())}
+    conditions = [factor for factor, possible in stage.when.items() if len(possible) == 1]
+    depends_on = {*stage.factors, *conditions, *(previous.values if previous else ())}
     selected = {factor.name: values[factor.name] for factor in study.factors if factor.name in depends_on}
     name = "-".join([stage.name, *map(slug, selected.values()), f"seed{seed}"])
     model_dir = previous.model_dir if previous and stage.command == "eval" else f"{study_dir}/runs/{name}"
