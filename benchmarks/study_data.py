@@ -113,6 +113,8 @@ seen/Collection.members = {seen!r}
 seen/Collection.form = "ranked"
 new_templates/Collection.members = ("glue_sst2_score_eval", "glue_mrpc_score_eval", "glue_cola_score_eval")
 new_templates/Collection.form = "ranked"
+CLASSIFICATIONS = {{{classifications}}}
+{classification_fields}
 downstream/Collection.members = {downstream!r}
 downstream_ranked/Collection.members = {downstream_ranked!r}
 downstream_ranked/Collection.form = "ranked"
@@ -222,6 +224,10 @@ def write_downstream(work: pathlib.Path, data: pathlib.Path) -> dict[str, dict]:
     return places
 
 
+def slug(name: str) -> str:
+    return name.replace("/", "_")
+
+
 def write_template(work: pathlib.Path, name: str, text: str) -> None:
     file = work / "templates" / name / "templates.yaml"
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -233,11 +239,11 @@ def write_tasks(work: pathlib.Path, data: pathlib.Path) -> None:
     from t5x_lab.papers.data_sets import T0_TRAIN
 
     folder = data / "prompts" / "t0_train_50k"
-    slugs = sorted({entry.slug.replace(".", "_") for entry in T0_TRAIN} | {"commonsense_qa"}, key=len, reverse=True)
+    names_of_rendered = sorted({entry.slug.replace(".", "_") for entry in T0_TRAIN} | {"commonsense_qa"}, key=len, reverse=True)
     rendered: dict[str, str] = {}
     for path in sorted(folder.glob("*.jsonl.gz")):
-        slug = next(slug for slug in slugs if path.name.startswith(slug))
-        rendered[f"p3/{slug}"] = str(folder / f"{slug}_*.jsonl.gz")
+        name = next(name for name in names_of_rendered if path.name.startswith(name))
+        rendered[f"p3/{name}"] = str(folder / f"{name}_*.jsonl.gz")
     for name in rendered:
         write_template(work, name, TEMPLATE.format(name=name))
     (work / "superglue_answers.py").write_text(MODULE)
@@ -260,8 +266,14 @@ def write_tasks(work: pathlib.Path, data: pathlib.Path) -> None:
         TASKS.format(
             work=work, data=data, records="\n".join(lines), members=(*rendered, *names), rates=RATES,
             data_sets=", ".join(f'"{name}": @r{number}/Records()' for number, name in enumerate(places)),
+            classifications=", ".join(f'"{slug(name)}": @{slug(name)}/Classification()' for name in DOWNSTREAM),
+            classification_fields="\n".join(
+                f"{slug(name)}/Classification.{field} = {value!r}"
+                for name, (_, _, fields, choices) in DOWNSTREAM.items()
+                for field, value in (("data_set", name), ("segments", fields), ("classes", choices))
+            ),
             seen=tuple(f"{name}_score_eval" for name in names), downstream=tuple(DOWNSTREAM),
-            downstream_ranked=tuple(f"{name.replace('/', '_')}_score_eval" for name in DOWNSTREAM),
+            downstream_ranked=tuple(f"{slug(name)}_score_eval" for name in DOWNSTREAM),
         )
     )  # fmt: skip
 

@@ -430,3 +430,39 @@ def test_a_study_starts_runs_from_a_process_that_uses_jax(stub):
     jnp.zeros(3).block_until_ready()
     plan = make_plan(STUDY, os.path.abspath("s"))
     assert Execution(plan, jobs=2, log=lambda line: None).run()
+
+
+TEXT_TASK = ('MIXTURE_OR_TASK_NAME = "sotu_span_corruption"',)
+CLASSIFY = (
+    'MIXTURE_OR_TASK_NAME = "classify_glue_sst2"', "Records.num_examples = 4000", "RECORDS = @Records()",
+    "Records.files = 'none/{dataset}/{split}.jsonl'",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "files, settings",
+    [
+        (["t5_methods.gin"], {"finetune": TEXT_TASK, "scratch": TEXT_TASK}),
+        exhaustive(["learning_rate.gin"], {}),
+        exhaustive(["scaling.gin"], {}),
+        exhaustive(["t5_objectives.gin"], {"finetune": TEXT_TASK}),
+        exhaustive(["t5_repeats.gin"], {"finetune": TEXT_TASK}),
+        exhaustive(["t5_objectives.gin", "t5/paper.gin"], {}),
+        exhaustive(["t5_repeats.gin", "t5/paper.gin", "t5/paper_repeats.gin"], {}),
+        exhaustive(
+            ["gpt1_layers.gin"],
+            {f"{task}{more}": CLASSIFY for task in ("sst2", "ag_news", "snli") for more in ("", "_scratch")},
+        ),
+    ],
+    ids=lambda x: "+".join(x) if isinstance(x, list) else "",
+)
+def test_studies_that_ship_can_be_planned(files, settings):
+    GinConfig([f"studies/{file}" for file in ("defaults.gin", *files)], [f"Study.settings = {settings!r}"])
+    study = build("Study")
+    plan = make_plan(study, "s")
+    quantities = compute_quantities(plan)
+    assert check_equality(plan, quantities) and all(q.steps > 0 for q in quantities.values())
+    titles = {cell.title for cell in plan.cells}
+    for measure in study.measures:
+        assert measure.published.keys() <= titles, measure.name
+        assert all(any(stage in cell.runs for stage in measure.stages or cell.runs) for cell in plan.cells), measure.name

@@ -26,7 +26,7 @@ def plan_table(plan: Plan, quantities: Mapping[str, Quantities], times: Mapping[
             q = quantities[name]
             rows.append((name, f"{q.steps:,}", f"{q.tokens:,}", f"{q.flops:.3g}", f"{q.parameters:,}", cells, *more))
         else:
-            rows.append((name, "", "", "", f"evaluates {run.after}", cells))
+            rows.append((name, "evaluation", "", "", "", cells))
     tokens, flops = (sum(getattr(q, kind) for q in quantities.values()) for kind in ("tokens", "flops"))
     more = [f"{sum(hours.values()):.2f}"] if times else []
     rows.append((f"{len(plan.runs)} runs", "", f"{tokens:,}", f"{flops:.3g}", "", f"{len(plan.cells)}", *more))
