@@ -21,6 +21,7 @@ from t5x_lab.config.errors import UserError
 from t5x_lab.data.config import DataConfig, TextFiles
 from t5x_lab.data.pipeline import graph as many
 from t5x_lab.data.pipeline.batches import SeqioBatches, resolve_tasks
+from t5x_lab.data.pipeline.reading import task_shard
 from t5x_lab.data.pipeline.source_shards import SourceShard
 from t5x_lab.data.sources import text_files as sources
 from t5x_lab.data.vocabularies.config import ByteVocabulary
@@ -417,6 +418,27 @@ def test_an_epoch_of_a_text_and_of_each_task_of_a_mixture_meets_all_once(tmp_pat
         whole = range(first[name], first[name] + size)
         epoch = [n for shard in by_shard for n in [n for n in shard if n in whole][: size // 2]]
         assert sorted(epoch) == list(whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size, is_divided", [(21, False), (600, True)])
+def test_an_epoch_of_each_of_many_tasks_meets_all_records_once(size, is_divided, tmp_path):
+    """Twenty templates over one file. Each starts at another record of its shard, and the first records come last."""
+    tasks = {f"template{n}": numbered("examples", tmp_path, (size,)) for n in range(20)}
+    for name, task in tasks.items():
+        task._name = name
+    with registered(dict(tasks=list(tasks), default_rate=1.0), **tasks):
+        config = DataConfig("mixed", {"inputs": 1, "targets": 1}, 64, ByteVocabulary(), shards=2, pack=False)
+        mixture = resolve_tasks(config, "encoder_decoder", 10**6)
+        components = mixture.train_components[:3]
+        starts, of_shard = set(), size // 2 if is_divided else size  # a shard reads all of so few records
+        for component in components:
+            datasets = [task_shard(component, config, 0, shard, len(tasks)).take(2 * of_shard) for shard in range(2)]
+            read = np.array([[x["targets"][0] for x in dataset.as_numpy_iterator()] for dataset in datasets])
+            starts |= set(read[:, 0])
+            for epoch in (read[:, :of_shard], read[:, of_shard:]):
+                assert sorted(epoch.reshape(-1)) == sorted([*range(1, size + 1)] * (1 if is_divided else 2))
+        assert len(starts) > 3
 
 
 def breaks_at_7(dataset):

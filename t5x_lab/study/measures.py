@@ -38,8 +38,8 @@ class Measure:
       chosen_by: name of another evaluation. Of the steps with both, the one with its best mean counts. Its examples should be
         others, such as those of another split. None = the last evaluated step.
       metric: key of the metric. Results of probes and of rankings have a unit for each data set; the metric of rankings is a
-        normalization, such as "sum", and its median over prompts counts. Results of benchmarks such as GLUE have a unit for each
-        part, with the metric "score". Other results have a unit for each task.
+        normalization, such as "sum", and its median over prompts counts. Benchmarks such as GLUE have a unit for each part,
+        with the metric "score". Other results have a unit for each task.
       tasks: tasks that count, of results by task. () = all.
       stages: stages that may have the evaluation. The last of them that a cell has is read. () = all stages.
       best_is: "highest" or "lowest".

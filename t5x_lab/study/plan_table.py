@@ -19,7 +19,7 @@ def plan_table(plan: Plan, quantities: Mapping[str, Quantities], times: Mapping[
     """
     hours = {name: time.seconds * quantities[name].steps / 3600 for name, time in times.items()}
     rows = [(*HEADER, *(["hours", "known by"] if times else []))]
-    for name, run in plan.runs.items():
+    for name in plan.runs:
         cells = f"{len(plan.cells_of(name))}"
         more = [f"{hours[name]:.2f}", times[name].note] if name in times else []
         if name in quantities:

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.log import log
-from t5x_lab.data.cache.reading import split_source
+from t5x_lab.data.cache.reading import CachedFiles, split_source
 from t5x_lab.data.config import DataConfig
 from t5x_lab.data.pipeline.examples import add_mixture_features, mixture_features, text_features
 from t5x_lab.data.pipeline.reading import MAX_SEPARATE_TASKS, task_shard
@@ -44,8 +44,10 @@ def example_rates(mixture: ResolvedMixture, config: DataConfig) -> list[float]:
 
 
 def _is_empty(source: seqio.DataSource, split: str) -> bool:
-    first = split_source(source, split).get_dataset(split=split, shuffle=False).take(1)
-    return not list(first)
+    source = split_source(source, split)
+    if isinstance(source, CachedFiles) and (count := source.num_input_examples(split)) is not None:
+        return not count  # reading the first example of hundreds of tasks would take half of the time to the first batch
+    return not list(source.get_dataset(split=split, shuffle=False).take(1))
 
 
 def _mean_length(component: Component, architecture: str, config: DataConfig) -> float:

@@ -12,7 +12,7 @@ import tensorflow as tf
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.log import log_once
 from t5x_lab.config.user_code import describe_error
-from t5x_lab.data.cache.reading import split_source
+from t5x_lab.data.cache.reading import CachedFiles, split_source
 from t5x_lab.data.config import DataConfig
 from t5x_lab.data.objectives.preprocessors import truncate_corpus
 from t5x_lab.data.pipeline.graph import Shard, build_with_autograph
@@ -50,6 +50,8 @@ def task_shard(
     )
     is_separate = num_tasks <= MAX_SEPARATE_TASKS
     buffer_size = config.shuffle_buffer_size or task.shuffle_buffer_size
+    is_cached, start = isinstance(source.source, CachedFiles), seed % MAX_ROTATION
+    rotates = not (is_separate or fixed_order) and source.is_one_file(config.split)
     try:
         if type(task).get_dataset is not seqio.Task.get_dataset:  # a user's class that reads in its own way
             own = copy.copy(task)
@@ -69,14 +71,14 @@ def task_shard(
             if config.unique_tokens:
                 share, remainder = divmod(round(config.unique_tokens * text_share), config.shards)
                 dataset = truncate_corpus(share + (shard < remainder))(dataset)
-            return dataset.repeat()
+            dataset = dataset.repeat()
+            return dataset.skip(start) if rotates and is_cached else dataset
 
         def preprocess() -> tf.data.Dataset:
             records = source.get_dataset(config.split, seed=seed)
+            if rotates and not is_cached:  # preprocessing the records to skip would take half of the time to the first batch
+                records = records.skip(start).concatenate(records.take(start))
             if not (is_separate or fixed_order):
-                if source.is_one_file(config.split):
-                    start = seed % MAX_ROTATION
-                    records = records.skip(start).concatenate(records.take(start))
                 size = MAX_SEPARATE_TASKS * (buffer_size or 0) // num_tasks
                 records = records.shuffle(size, seed=seed) if size > 1 else records
             cached = task.preprocess_precache(records, seed=seed)
