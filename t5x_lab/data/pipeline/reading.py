@@ -50,8 +50,6 @@ def task_shard(
     )
     is_separate = num_tasks <= MAX_SEPARATE_TASKS
     buffer_size = config.shuffle_buffer_size or task.shuffle_buffer_size
-    is_cached, start = isinstance(source.source, CachedFiles), seed % MAX_ROTATION
-    rotates = not (is_separate or fixed_order) and source.is_one_file(config.split)
     try:
         if type(task).get_dataset is not seqio.Task.get_dataset:  # a user's class that reads in its own way
             own = copy.copy(task)
@@ -66,6 +64,9 @@ def task_shard(
                 try_in_mem_cache=False,
                 trim_output_features=not component.is_text,
             )
+
+        is_cached, start = isinstance(source.source, CachedFiles), seed % MAX_ROTATION
+        rotates = not (is_separate or fixed_order) and source.is_one_file(config.split)
 
         def repeat(dataset: tf.data.Dataset) -> tf.data.Dataset:
             if config.unique_tokens:

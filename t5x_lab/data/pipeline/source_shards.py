@@ -100,6 +100,9 @@ class SourceShard(seqio.DataSource):
       shards: number of shards.
       seed: seed of the file order, the same for all shards, so that they stay disjoint.
       fixed_order: whether every epoch has the same order. `unique_tokens` must repeat the same documents.
+
+    Attributes:
+      source: see above.
     """
 
     def __init__(self, source: seqio.DataSource, shard: Shard, shards: int, seed: int, fixed_order: bool = False):
