@@ -22,6 +22,7 @@ import re
 import sys
 
 from small_runs import arguments, paragraphs, t5x_lab, write_texts
+from study_data import HELD_OUT, LABELLED, MISSING, MODULE, RATES, TEMPLATE
 
 ARCHITECTURES = {
     "causal_decoder": ("models/causal_decoder/base.gin", "objectives/full_lm.gin", {"targets": 256}),
@@ -50,65 +51,6 @@ LearningRate.base_learning_rate = 0.03
 LearningRate.warmup_steps = 150
 LearningRate.decay_factor = {decay}
 """
-MODULE = '''
-import gin
-
-
-@gin.configurable
-def answers(record):
-    """MultiRC's passages as SuperGLUE distributes them, a record for each answer."""
-    passage = record["passage"]
-    return [
-        {"paragraph": passage["text"], "question": question["question"], "answer": answer["text"], "label": answer["label"]}
-        for question in passage["questions"] for answer in question["answers"]
-    ]
-'''
-# Names of the records' files, columns and fields, by data set; "{s}" is the folder of SuperGLUE.
-LABELLED = {
-    "glue/sst2": ({"train": "{d}/sst2_agnews/SST-2/train.tsv", "validation": "{d}/sst2_agnews/SST-2/test.tsv"}, {}),
-    "ag_news": (
-        {"train": "{d}/sst2_agnews/agnews/dev.tsv", "validation": "{d}/sst2_agnews/agnews/test.tsv"},
-        {"columns": ("text", "label")},
-    ),
-    "glue/cola": (
-        {"train": "{d}/cola/train.tsv", "validation": "{d}/cola/dev.tsv"},
-        {"columns": ("source", "label", "mark", "sentence")},
-    ),
-    "glue/mrpc": ({"train": "{d}/becel/mrpc/train.tsv.gz", "validation": "{d}/becel/mrpc/validation.tsv.gz"}, {}),
-    "super_glue/multirc": ({"train": "{s}/MultiRC/train.jsonl", "validation": "{s}/MultiRC/val.jsonl"}, {"each": "@answers"}),
-}
-HELD_OUT = {
-    **{
-        f"super_glue/{name}": ({"train": f"{{s}}/{folder}/train.jsonl", "validation": f"{{s}}/{folder}/val.jsonl"}, more)
-        for name, folder, more in (
-            ("copa", "COPA", {}),
-            ("cb", "CB", {}),
-            ("rte", "RTE", {}),
-            ("wic", "WiC", {}),
-            (
-                "wsc.fixed",
-                "WSC",
-                {"names": {name: f"target.{name}" for name in ("span1_text", "span2_text", "span1_index", "span2_index")}},
-            ),
-        )
-    },
-    **{
-        f"anli/r{number}": (
-            {"validation": f"{{d}}/anli/ANLI_analysis_r{number}_dev.csv.gz"},
-            {
-                "names": {"premise": "context", "hypothesis": "statement", "label": "gold_label"},
-                "labels": {"label": ("e", "n", "c")},
-            },
-        )
-        for number in (1, 2, 3)
-    },
-}
-# The two that a model of this size can learn from scratch have most; those of T0 count for their 50,000 renderings.
-RATES = {
-    "flan_ag_news": 200_000, "flan_glue_sst2": 400_000,
-    "flan_glue_cola": 10_000, "flan_glue_mrpc": 10_000, "flan_super_glue_multirc": 10_000,
-}  # fmt: skip
-MISSING = ("hellaswag", "story_cloze_2016", "winogrande_winogrande_xl")
 
 
 def records_in_gin(data: pathlib.Path, rendered: dict[str, str], num_labelled: int) -> str:
@@ -138,7 +80,7 @@ def records_in_gin(data: pathlib.Path, rendered: dict[str, str], num_labelled: i
 
 
 FINE_TUNING = """
-import superglue_records
+import superglue_answers
 include "runs/finetune.gin"
 include "records.gin"
 TEMPLATES = ("templates", "{data}/prompts/promptsource_templates")
@@ -161,12 +103,6 @@ LearningRate.base_learning_rate = 0.01
 DROPOUT_RATE = 0.0
 LOSS_NORMALIZING_FACTOR = "AVERAGE_PER_SEQUENCE"
 """
-TEMPLATE = """dataset: {name}
-templates:
-  as_it_is: !Template
-    name: as_it_is
-    jinja: "{{{{prompt}}}} ||| {{{{completion | replace('<|endoftext|>', '')}}}}"
-"""
 
 
 def write_files(work: pathlib.Path, data: pathlib.Path, args: argparse.Namespace) -> int:
@@ -188,7 +124,7 @@ def write_files(work: pathlib.Path, data: pathlib.Path, args: argparse.Namespace
         file = work / "templates" / name / "templates.yaml"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(TEMPLATE.format(name=name))
-    (work / "superglue_records.py").write_text(MODULE)
+    (work / "superglue_answers.py").write_text(MODULE)
     (work / "records.gin").write_text(records_in_gin(data, rendered, args.labelled))
     (work / "mt_f.gin").write_text(
         FINE_TUNING.format(data=data, missing=missing, seen=2 * args.examples, held_out=args.examples)

@@ -2,9 +2,11 @@
 
     python benchmarks/study_data.py --work=FOLDER [--data=../shared/data] [--texts=60000]
 
+    t5x_lab study --gin_file=studies/architecture_objective.gin --gin_file=FOLDER/architecture_objective.gin --study_dir=DIR
+
 Writes FOLDER/corpus.gin (78 novels and text near the tasks: prompts of T0's data sets without their answers, and sentences of
 labelled data sets without labels), FOLDER/vocabulary.model and FOLDER/tasks.gin (T0's data sets as promptsource rendered them,
-five labelled sets with t5x_lab's templates, T0-Eval and BLiMP). Both gin files are for Study.settings, see docs/studies.md.
+five labelled sets with t5x_lab's templates, T0-Eval and BLiMP), and for each study a file that sets them by stage.
 """
 
 import csv
@@ -144,6 +146,41 @@ templates:
     name: as_it_is
     jinja: "{{{{prompt}}}} ||| {{{{completion | replace('<|endoftext|>', '')}}}}"
 """
+# By name of a study: its stages with text, and its stages with tasks.
+STUDIES = {
+    "architecture_objective": (("pretrain", "adapt"), ("finetune", "evaluate")),
+    "learning_rate": (("pretrain",), ()),
+    "scaling": (("pretrain",), ()),
+    "t5_objectives": (("pretrain",), ("finetune",)),
+    "t5_repeats": (("pretrain",), ("finetune",)),
+    "t5_methods": (("pretrain",), ("finetune", "scratch")),
+    "gpt1_layers": (("pretrain",), ("sst2", "ag_news", "snli", "sst2_scratch", "ag_news_scratch", "snli_scratch")),
+}
+MORE = {
+    "architecture_objective": """
+SEEDS = (0, 1, 2)
+Study.measures = (@t0_eval/Measure(), @blimp/Measure(), @seen/Measure(), @new_templates/Measure())
+seen/Measure.name = "seen tasks"
+seen/Measure.evaluation = "seen"
+seen/Measure.metric = "sum"
+new_templates/Measure.name = "new templates"
+new_templates/Measure.evaluation = "new_templates"
+new_templates/Measure.metric = "sum"
+"""
+}
+EVALUATE = """
+EVALS = (@t0_eval/RankingEvaluation(), @ProbeEvaluation(), @seen/RankingEvaluation(), @new_templates/RankingEvaluation())
+t0_eval/RankingEvaluation.task = "t0_eval_without_{missing}"
+RankingEvaluation.split = "validation"
+seen/RankingEvaluation.name = "seen"
+seen/RankingEvaluation.task = "seen"
+seen/RankingEvaluation.lengths = {{"inputs": 224, "targets": 32}}
+seen/RankingEvaluation.num_examples = 100
+new_templates/RankingEvaluation.name = "new_templates"
+new_templates/RankingEvaluation.task = "new_templates"
+new_templates/RankingEvaluation.lengths = {{"inputs": 224, "targets": 32}}
+new_templates/RankingEvaluation.num_examples = 200
+"""
 
 
 def rows(file: pathlib.Path, names: Sequence[str] | None = None) -> list[dict[str, str]]:
@@ -195,6 +232,7 @@ def write_corpus(work: pathlib.Path, data: pathlib.Path, texts: int) -> None:
         t5x_lab("vocab", f"--input={work}/vocabulary.jsonl", f"--size={size}", f"--output={work}/vocabulary.model")
     (work / "vocabulary.gin").write_text(VOCABULARY.format(work=work))
     (work / "corpus.gin").write_text(CORPUS.format(work=work) + VOCABULARY.format(work=work))
+    print(f"{work}/corpus.gin: {len(near):,} texts near the tasks, and novels")
 
 
 def write_downstream(work: pathlib.Path, data: pathlib.Path) -> dict[str, dict]:
@@ -277,12 +315,30 @@ def write_tasks(work: pathlib.Path, data: pathlib.Path) -> None:
         )
     )  # fmt: skip
 
+    print(f"{work}/tasks.gin: {len(places)} data sets")
+
+
+def write_studies(work: pathlib.Path) -> None:
+    """Writes a gin file for each study, with its settings by stage."""
+    (work / "mt_f.gin").write_text('MIXTURE_OR_TASK_NAME = "mt_f"\n')
+    (work / "evaluate.gin").write_text(EVALUATE.format(missing="_and_".join(MISSING)))
+    of_tasks = {"finetune": ("vocabulary.gin", "tasks.gin", "mt_f.gin"), "evaluate": ("tasks.gin", "evaluate.gin")}
+    for name, (text_stages, task_stages) in STUDIES.items():
+        own = of_tasks if name == "architecture_objective" else {}
+        files = {
+            **{stage: ("corpus.gin",) for stage in text_stages},
+            **{stage: own.get(stage, ("vocabulary.gin", "tasks.gin")) for stage in task_stages},
+        }
+        settings = {stage: tuple(str(work / file) for file in files_of) for stage, files_of in files.items()}
+        (work / f"{name}.gin").write_text(f"Study.settings = {settings!r}\n{MORE.get(name, '')}")
+
 
 def main() -> None:
     args = arguments(__doc__, pretrain_steps=0, steps=0, only=(), texts=60_000)
     sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
     write_corpus(args.work, args.data, args.texts)
     write_tasks(args.work, args.data)
+    write_studies(args.work)
 
 
 if __name__ == "__main__":

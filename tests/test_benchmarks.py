@@ -40,6 +40,10 @@ SMALL_RUNS = {
     "properties": ("--scale=2 tests/test_ops.py", r"\d+ passed"),
     "rates": ("--draws=100 --only='unequal files' --shards=4", r"unequal files +4 +2 .* True"),
     "step_time": ("--rounds=1 --steps=2 --layers=1", r"transformers +[\d.]+ s, 1\.00 of"),
+    "study_data": (
+        f"--work={{tmp}} --data={SHARED} --texts=800",
+        r"[\d,]+ texts near the tasks(?s:.*)tasks.gin: \d+ data sets",
+    ),
     "t5_mixtures": ("--draws=200 --only='T = 2'", r"examples of \d+ tasks: chi-squared [\d.]+, p [\d.]+"),
     "t5_transfer": (
         f"--work={{tmp}} --data={SHARED} --pretrain_steps=4 --steps=4 --seeds=1 --only=scratch --data_set=glue/cola --texts=4000",
