@@ -108,6 +108,18 @@ def test_quantities_are_those_of_the_runs():
     assert pretrained.flops == 4 * 8 * network.flops(0, 65) and pretrained.seed == 0
 
 
+def test_settings_of_a_study_are_for_all_trainings_or_by_stage():
+    binding = 'MIXTURE_OR_TASK_NAME = "other"'
+    ends = lambda settings: {
+        run.stage.name: run.text.count(binding)
+        for run in make_plan(dataclasses.replace(STUDY, settings=settings), "s").runs.values()
+    }
+    assert ends((binding,)) == {"pretrain": 1, "adapt": 1, "evaluate": 0}
+    assert ends({"pretrain": (binding,), "evaluate": (binding,)}) == {"pretrain": 1, "adapt": 0, "evaluate": 1}
+    with pytest.raises(UserError, match='Study.settings has "pretrian", which is not a stage. Did you mean "pretrain"'):
+        dataclasses.replace(STUDY, settings={"pretrian": (binding,)})
+
+
 def test_steps_that_a_cell_sets_itself_are_not_overridden_in_silence():
     objectives = Factor(name="objective", values={"full LM": FULL_LM, "MLM": (*MLM, "TRAIN_STEPS = 5")})
     plan = make_plan(dataclasses.replace(STUDY, factors=(FACTORS[0], objectives, FACTORS[2])), "s")

@@ -189,3 +189,13 @@ def test_a_step_is_chosen_by_other_examples(tmp_path):
     assert dataclasses.replace(measure, chosen_by="nowhere").read(str(tmp_path)) == {}
     with pytest.raises(UserError, match="Choose by an evaluation of other examples"):
         dataclasses.replace(measure, chosen_by="reported")
+
+
+def test_parts_of_a_benchmark_are_units(tmp_path):
+    parts = {"CoLA": {"score": 50.0, "t5_glue_cola": {"matthews": 50.0}}, "STS-B": {"score": 80.0}}
+    report = {"benchmarks": {"glue": {"average": None, "parts": parts, "missing": ["SST-2"]}}}
+    folder = tmp_path / "evals" / "infer"
+    folder.mkdir(parents=True)
+    (folder / "5.json").write_text(json.dumps({"step": 5, "results": {"t5_glue_cola": {"matthews": 50.0}}, "report": report}))
+    measure = Measure(name="GLUE", evaluation="infer", metric="score", percent=False)
+    assert {unit: value.value for unit, value in measure.read(str(tmp_path)).items()} == {"CoLA": 50.0, "STS-B": 80.0}
