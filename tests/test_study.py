@@ -447,7 +447,7 @@ def test_a_study_starts_runs_from_a_process_that_uses_jax(stub):
     assert Execution(plan, jobs=2, log=lambda line: None).run()
 
 
-TEXT_TASK = ('MIXTURE_OR_TASK_NAME = "sotu_span_corruption"',)
+TEXT_TASK = ('MIXTURE_OR_TASK_NAME = "sotu_span_corruption"', 'TASK_FEATURE_LENGTHS = {"inputs": 96}')
 CLASSIFY = (
     'MIXTURE_OR_TASK_NAME = "classify_glue_sst2"', "Records.num_examples = 4000", "RECORDS = @Records()",
     "Records.files = 'none/{dataset}/{split}.jsonl'",
@@ -457,11 +457,11 @@ CLASSIFY = (
 @pytest.mark.parametrize(
     "files, settings",
     [
-        (["t5_methods.gin"], {"finetune": TEXT_TASK, "scratch": TEXT_TASK}),
+        (["t5_repeats.gin"], {"finetune": TEXT_TASK}),
         exhaustive(["learning_rate.gin"], {}),
         exhaustive(["scaling.gin"], {}),
         exhaustive(["t5_objectives.gin"], {"finetune": TEXT_TASK}),
-        exhaustive(["t5_repeats.gin"], {"finetune": TEXT_TASK}),
+        exhaustive(["t5_methods.gin"], {"finetune": TEXT_TASK, "scratch": TEXT_TASK}),
         exhaustive(["t5_objectives.gin", "t5/paper.gin"], {}),
         exhaustive(["t5_repeats.gin", "t5/paper.gin", "t5/paper_repeats.gin"], {}),
         exhaustive(
