@@ -22,7 +22,7 @@ import re
 import sys
 
 from small_runs import arguments, paragraphs, t5x_lab, write_texts
-from study_data import HELD_OUT, LABELLED, MISSING, MODULE, RATES, TEMPLATE
+from study_data import HELD_OUT, LABELLED, MISSING, MODULE, RATES, TEMPLATE, write_template
 
 ARCHITECTURES = {
     "causal_decoder": ("models/causal_decoder/base.gin", "objectives/full_lm.gin", {"targets": 256}),
@@ -121,9 +121,7 @@ def write_files(work: pathlib.Path, data: pathlib.Path, args: argparse.Namespace
         slug = next(slug for slug in slugs if name.startswith(slug))
         rendered[f"p3/{slug}"] = str(folder / f"{slug}_*.jsonl.gz")
     for name in rendered:
-        file = work / "templates" / name / "templates.yaml"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(TEMPLATE.format(name=name))
+        write_template(work, name, TEMPLATE.format(name=name))
     (work / "superglue_answers.py").write_text(MODULE)
     (work / "records.gin").write_text(records_in_gin(data, rendered, args.labelled))
     (work / "mt_f.gin").write_text(

@@ -52,14 +52,11 @@ def write_launch_files(plan: Plan, kind: str, topology: str | None = None) -> pa
 
 def _write_commands(plan: Plan, runs: Sequence[PlannedRun], folder: pathlib.Path) -> pathlib.Path:
     """Writes a script that runs one command after the other and skips those that continue a failed one."""
-    script = folder / "commands.sh"
     lines = ["#!/bin/bash", "# All runs of the study, each after the run that it continues.", ""]
     for run in runs:
         line = f"t5x_lab {shlex.join(command(plan, run))} && {_mark(plan, run.name)}"
         lines.append(line if run.after is None else f"{_is_marked(plan, run.after)} && {line}")
-    write_atomically(script, "\n".join(lines) + "\n")
-    script.chmod(0o755)
-    return script
+    return _write_script(folder / "commands.sh", lines)
 
 
 def _write_slurm(plan: Plan, runs: Sequence[PlannedRun], folder: pathlib.Path) -> pathlib.Path:
@@ -90,10 +87,13 @@ def _write_slurm(plan: Plan, runs: Sequence[PlannedRun], folder: pathlib.Path) -
         before = [name for name in stage.after if name in [other.name for other in stages]]
         dependency = f" --dependency=afterany:{':'.join(f'${name}' for name in before)}" if before else ""
         submit.append(f"{stage.name}=$(sbatch --parsable{dependency} {shlex.quote(str(job))})")
-    script = folder / "submit.sh"
-    write_atomically(script, "\n".join(submit) + "\n")
-    script.chmod(0o755)
-    return script
+    return _write_script(folder / "submit.sh", submit)
+
+
+def _write_script(path: pathlib.Path, lines: Sequence[str]) -> pathlib.Path:
+    write_atomically(path, "\n".join(lines) + "\n")
+    path.chmod(0o755)
+    return path
 
 
 def _parse_slice(topology: str | None) -> dict[str, Any]:
@@ -139,10 +139,7 @@ def _write_jobsets(
             f"kubectl apply -f {shlex.quote(str(file))}",
             f"kubectl wait --for=jsonpath='{{.status.terminalState}}' --timeout=-1s jobset -l {selector}",
         ]
-    script = folder / "submit.sh"
-    write_atomically(script, "\n".join(submit) + "\n")
-    script.chmod(0o755)
-    return script
+    return _write_script(folder / "submit.sh", submit)
 
 
 def _jobset(plan: Plan, name: str, labels: dict[str, str], code: str, slice_settings: dict[str, Any]) -> dict[str, Any]:

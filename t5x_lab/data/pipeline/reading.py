@@ -45,9 +45,8 @@ def task_shard(
     task = component.task
     seed = derive_seed(run_seed, task.name, shard)
     fixed_order = bool(config.unique_tokens) or not config.shuffle
-    source = SourceShard(
-        split_source(task.source, config.split), shard, config.shards, derive_seed(run_seed, task.name), fixed_order
-    )
+    whole = split_source(task.source, config.split)
+    source = SourceShard(whole, shard, config.shards, derive_seed(run_seed, task.name), fixed_order)
     is_separate = num_tasks <= MAX_SEPARATE_TASKS
     buffer_size = config.shuffle_buffer_size or task.shuffle_buffer_size
     try:
@@ -65,7 +64,7 @@ def task_shard(
                 trim_output_features=not component.is_text,
             )
 
-        is_cached, start = isinstance(source.source, CachedFiles), seed % MAX_ROTATION
+        is_cached, start = isinstance(whole, CachedFiles), seed % MAX_ROTATION
         rotates = not (is_separate or fixed_order) and source.is_one_file(config.split)
 
         def repeat(dataset: tf.data.Dataset) -> tf.data.Dataset:

@@ -100,14 +100,11 @@ class SourceShard(seqio.DataSource):
       shards: number of shards.
       seed: seed of the file order, the same for all shards, so that they stay disjoint.
       fixed_order: whether every epoch has the same order. `unique_tokens` must repeat the same documents.
-
-    Attributes:
-      source: see above.
     """
 
     def __init__(self, source: seqio.DataSource, shard: Shard, shards: int, seed: int, fixed_order: bool = False):
         super().__init__(splits=source.splits)
-        self.source, self._shard, self._shards, self._seed, self._fixed_order = source, shard, shards, seed, fixed_order
+        self._source, self._shard, self._shards, self._seed, self._fixed_order = source, shard, shards, seed, fixed_order
 
     supports_arbitrary_sharding = False
 
@@ -115,10 +112,10 @@ class SourceShard(seqio.DataSource):
         return ["0"]
 
     def is_one_file(self, split: str) -> bool:
-        return len(self.source.list_shards(split=split)) == 1
+        return len(self._source.list_shards(split=split)) == 1
 
     def get_dataset(self, split="train", shuffle=True, seed=None, shard_info=None, **unused) -> tf.data.Dataset:
-        source, shuffle, in_graph = self.source, not self._fixed_order, tf.is_tensor(self._shard)
+        source, shuffle, in_graph = self._source, not self._fixed_order, tf.is_tensor(self._shard)
         shard_info = seqio.ShardInfo(index=self._shard, num_shards=self._shards)
         with tf.init_scope():
             plan = plan_sharding(source, split, self._shards, self._fixed_order, in_graph)
