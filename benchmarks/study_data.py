@@ -2,9 +2,10 @@
 
     python benchmarks/study_data.py --work=FOLDER [--data=../shared/data] [--texts=60000]
 
+    export PYTHONPATH=FOLDER
     t5x_lab study --gin_file=studies/architecture_objective.gin --gin_file=FOLDER/architecture_objective.gin --study_dir=DIR
 
-Writes FOLDER/corpus.gin (78 novels and text near the tasks: prompts of T0's data sets without their answers, and sentences of
+Writes FOLDER/corpus.gin (74 novels and text near the tasks: prompts of T0's data sets without their answers, and sentences of
 labelled data sets without labels), FOLDER/vocabulary.model and FOLDER/tasks.gin (T0's data sets as promptsource rendered them,
 five labelled sets with t5x_lab's templates, T0-Eval and BLiMP), and for each study a file that sets them by stage.
 """
@@ -24,8 +25,7 @@ from small_runs import arguments, t5x_lab, write_texts
 
 HELD_OUT_NOVELS = ("Chesterton_Thursday_1908", "Gaskell_Ruth_1855", "Stevenson_Catriona_1893", "Woolf_Lighthouse_1927")
 HELD_OUT_SHARE = 50  # every 50th text near the tasks is held out
-CORPUS = """
-MIXTURE_OR_TASK_NAME = "texts"
+TEXTS = """
 TEXTS = {{"novels": @novels/TextFiles(), "near": @near/TextFiles()}}
 novels/TextFiles.train = "{work}/novels/train/*.txt.gz"
 novels/TextFiles.validation = "{work}/novels/validation/*.txt.gz"
@@ -34,6 +34,11 @@ novels/TextFiles.rate = 0.7
 near/TextFiles.train = "{work}/near_train.jsonl"
 near/TextFiles.validation = "{work}/near_validation.jsonl"
 near/TextFiles.rate = 0.3
+"""
+CORPUS = """
+include "{work}/texts.gin"
+include "{work}/vocabulary.gin"
+MIXTURE_OR_TASK_NAME = "texts"
 """
 VOCABULARY = """
 VOCABULARY = @SentencePieceVocabulary()
@@ -159,17 +164,27 @@ STUDIES = {
 MORE = {
     "architecture_objective": """
 SEEDS = (0, 1, 2)
-Study.measures = (@t0_eval/Measure(), @blimp/Measure(), @seen/Measure(), @new_templates/Measure())
+Study.measures = (@t0_eval/Measure(), @blimp/Measure(), @seen/Measure(), @new_templates/Measure(), @held_out/Measure())
 seen/Measure.name = "seen tasks"
 seen/Measure.evaluation = "seen"
 seen/Measure.metric = "sum"
 new_templates/Measure.name = "new templates"
 new_templates/Measure.evaluation = "new_templates"
 new_templates/Measure.metric = "sum"
+held_out/Measure.name = "held-out loss of prefix LM"
+held_out/Measure.evaluation = "held_out"
+held_out/Measure.metric = "loss"
+held_out/Measure.best_is = "lowest"
+held_out/Measure.percent = False
+held_out/Measure.over = ("seeds",)
 """
 }
 EVALUATE = """
-EVALS = (@t0_eval/RankingEvaluation(), @ProbeEvaluation(), @seen/RankingEvaluation(), @new_templates/RankingEvaluation())
+include "{work}/texts.gin"
+EVALS = (
+    @t0_eval/RankingEvaluation(), @ProbeEvaluation(), @seen/RankingEvaluation(), @new_templates/RankingEvaluation(),
+    @held_out/LossEvaluation(),
+)
 t0_eval/RankingEvaluation.task = "t0_eval_without_{missing}"
 RankingEvaluation.split = "validation"
 seen/RankingEvaluation.name = "seen"
@@ -180,6 +195,11 @@ new_templates/RankingEvaluation.name = "new_templates"
 new_templates/RankingEvaluation.task = "new_templates"
 new_templates/RankingEvaluation.lengths = {{"inputs": 224, "targets": 32}}
 new_templates/RankingEvaluation.num_examples = 200
+held_out/LossEvaluation.name = "held_out"
+held_out/LossEvaluation.task = "texts_prefix_lm"
+held_out/LossEvaluation.lengths = {{"targets": 128}}
+held_out/LossEvaluation.batch_size = 16
+held_out/LossEvaluation.num_batches = 500
 """
 
 
@@ -231,7 +251,8 @@ def write_corpus(work: pathlib.Path, data: pathlib.Path, texts: int) -> None:
         size = min(4000, texts // 4)
         t5x_lab("vocab", f"--input={work}/vocabulary.jsonl", f"--size={size}", f"--output={work}/vocabulary.model")
     (work / "vocabulary.gin").write_text(VOCABULARY.format(work=work))
-    (work / "corpus.gin").write_text(CORPUS.format(work=work) + VOCABULARY.format(work=work))
+    (work / "texts.gin").write_text(TEXTS.format(work=work))
+    (work / "corpus.gin").write_text(CORPUS.format(work=work))
     print(f"{work}/corpus.gin: {len(near):,} texts near the tasks, and novels")
 
 
@@ -321,7 +342,7 @@ def write_tasks(work: pathlib.Path, data: pathlib.Path) -> None:
 def write_studies(work: pathlib.Path) -> None:
     """Writes a gin file for each study, with its settings by stage."""
     (work / "mt_f.gin").write_text('MIXTURE_OR_TASK_NAME = "mt_f"\n')
-    (work / "evaluate.gin").write_text(EVALUATE.format(missing="_and_".join(MISSING)))
+    (work / "evaluate.gin").write_text(EVALUATE.format(work=work, missing="_and_".join(MISSING)))
     of_tasks = {"finetune": ("vocabulary.gin", "tasks.gin", "mt_f.gin"), "evaluate": ("tasks.gin", "evaluate.gin")}
     for name, (text_stages, task_stages) in STUDIES.items():
         own = of_tasks if name == "architecture_objective" else {}

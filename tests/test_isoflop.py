@@ -12,7 +12,7 @@ from t5x_lab.study.measures import Measure
 from t5x_lab.study.plan import make_plan
 from t5x_lab.study.quantities import Quantities
 from t5x_lab.study.report import write_report
-from t5x_lab.study.results import fit_sizes, make_measure_report
+from t5x_lab.study.results import fit_sizes, make_measure_reports
 
 # Hoffmann et al. 2022, equation 10: L(N, D) = E + A / N^alpha + B / D^beta, with C = 6 N D.
 E, A, B, ALPHA, BETA = 1.69, 406.4, 410.7, 0.34, 0.28
@@ -64,7 +64,10 @@ def test_too_few_sizes_or_budgets_and_curves_without_a_minimum_have_no_fit():
 
 
 def test_a_study_fits_each_architecture(tmp_path):
-    """Writes the losses of the law as the results of a study of three sizes, four budgets and two architectures."""
+    """Writes the losses of the law as the results of a study of three sizes, four budgets and two architectures.
+
+    The names of the tasks contain the objective, so that the losses of the two architectures have no unit in common.
+    """
     sizes = {"small": 0.5, "medium": 1.0, "large": 2.0}
     factors = (
         Factor(name="architecture", values={"decoder": (), "encoder-decoder": ()}),
@@ -72,20 +75,29 @@ def test_a_study_fits_each_architecture(tmp_path):
         Factor(name="size", values={name: () for name in sizes}),
     )
     stage = Stage(name="pretrain", factors=("architecture", "budget", "size"))
-    loss = Measure(name="loss", evaluation="eval", metric="loss", best_is="lowest", percent=False)
+    loss = Measure(
+        name="loss",
+        evaluation="eval",
+        metric="loss",
+        best_is="lowest",
+        percent=False,
+        within=("architecture",),
+        over=("seeds",),
+    )
     isoflop = IsoFlop(measure="loss", budget="budget", size="size")
     study = Study(factors=factors, stages=(stage,), measures=(loss,), isoflop=isoflop, equal=())
     plan, quantities = make_plan(study, str(tmp_path)), {}
     for cell in plan.cells:
         flops, n = float(cell.values["budget"]), best_size(float(cell.values["budget"])) * sizes[cell.values["size"]]
         better = 0.1 if cell.values["architecture"] == "decoder" else 0.0
+        task = "text_full_lm" if cell.values["architecture"] == "decoder" else "text_prefix_lm"
         (name,) = cell.runs.values()
         folder = tmp_path / "runs" / name / "evals" / "eval"
         folder.mkdir(parents=True)
         value = E + A / n**ALPHA + B / (flops / 6 / n) ** BETA - better
-        (folder / "9.json").write_text(json.dumps({"step": 9, "results": {"text": {"loss": value}}}))
+        (folder / "9.json").write_text(json.dumps({"step": 9, "results": {task: {"loss": value}}}))
         quantities[name] = Quantities(1, 1, 1, 1, flops, int(n), 0, "", 0.0, "", "", "")
-    fits = fit_sizes(plan, make_measure_report(plan, loss), quantities)
+    fits = fit_sizes(plan, make_measure_reports(plan, loss), quantities)
     assert list(fits) == ["decoder", "encoder-decoder"]
     assert fits["decoder"].exponent == pytest.approx(BETA / (ALPHA + BETA), abs=0.01)
     difference = fits["encoder-decoder"].optima[0].loss - fits["decoder"].optima[0].loss

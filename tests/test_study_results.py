@@ -11,13 +11,13 @@ import scipy.stats
 from test_study import STUDY
 
 from t5x_lab.config.errors import UserError
-from t5x_lab.study.config import Saving
+from t5x_lab.study.config import Factor, Saving, Stage, Study
 from t5x_lab.study.intervals import interval, paired_difference
 from t5x_lab.study.measures import Measure, Value
 from t5x_lab.study.plan import make_plan
 from t5x_lab.study.quantities import compute_quantities
 from t5x_lab.study.report import write_report
-from t5x_lab.study.results import CellResults, common_units, informative_units, orderings, read_results
+from t5x_lab.study.results import CellResults, common_units, informative_units, make_measure_reports, orderings, read_results
 from t5x_lab.study.savings import Losses, compute_savings
 
 
@@ -76,11 +76,50 @@ def test_orderings_are_shown_or_open_and_lower_may_be_better():
     ]
     units = common_units(results)
     assert len(units) == 30
-    compared = {frozenset((o.better, o.worse)): o for o in orderings(results, units, "highest")}
+    numbers = {result.title: result.numbers(units) for result in results}
+    compared = {frozenset((o.better, o.worse)): o for o in orderings(numbers, "highest")}
     assert len(compared) == 3 and compared[frozenset("ab")].better == "b" and compared[frozenset("ab")].is_shown
     assert compared[frozenset("ab")].difference.low > 0.9 and not compared[frozenset("ac")].is_shown
-    compared = {frozenset((o.better, o.worse)): o for o in orderings(results, units, "lowest")}
+    compared = {frozenset((o.better, o.worse)): o for o in orderings(numbers, "lowest")}
     assert compared[frozenset("ab")].better == "a" and compared[frozenset("ab")].difference.low > 0.9
+
+
+def test_cells_are_compared_within_a_factor_and_over_seeds_alone(tmp_path):
+    """Tasks are named after objectives, and the two texts differ by more than the two sizes do."""
+    factors = (
+        Factor(name="objective", values={"full LM": (), "masked LM": ()}),
+        Factor(name="size", values={"small": (), "large": ()}),
+    )
+    loss = Measure(
+        name="loss", evaluation="eval", metric="loss", best_is="lowest", percent=False, within=("objective",), over=("seeds",)
+    )
+    stage = Stage(name="pretrain", factors=("objective", "size"))
+    study = Study(factors=factors, stages=(stage,), measures=(loss,), seeds=(0, 1, 2), equal=())
+    plan, draw, expected = make_plan(study, str(tmp_path)), np.random.default_rng(5), {}
+    for planned in plan.cells:
+        losses = {
+            f"{text}_{planned.values['objective']}": base + draw.normal(0, 0.01) for text, base in (("a", 2.0), ("b", 9.0))
+        }
+        if planned.values["size"] == "large":
+            losses = {task: value - 0.1 for task, value in losses.items()}
+        folder = tmp_path / "runs" / planned.runs["pretrain"] / "evals" / "eval"
+        folder.mkdir(parents=True)
+        results = {task: {"loss": value} for task, value in losses.items()}
+        (folder / "9.json").write_text(json.dumps({"step": 9, "results": results}))
+        expected.setdefault(planned.title, []).append(np.mean(list(losses.values())))
+    reports = make_measure_reports(plan, loss)
+    assert [report.title for report in reports] == ["loss: full LM", "loss: masked LM"]
+    for report in reports:
+        (ordering,) = report.orderings
+        assert ordering.is_shown and ordering.better.endswith("large")
+        interval_of_t = scipy.stats.ttest_rel(expected[ordering.worse], expected[ordering.better]).confidence_interval(0.95)
+        assert (ordering.difference.low, ordering.difference.high) == pytest.approx(tuple(interval_of_t))
+    (together,) = make_measure_reports(plan, dataclasses.replace(loss, within=()))
+    assert not together.units
+    with pytest.raises(UserError, match='"objectiv", which is not a factor. Did you mean "objective"'):
+        dataclasses.replace(study, measures=(dataclasses.replace(loss, within=("objectiv",)),))
+    with pytest.raises(UserError, match="Measure.over"):
+        dataclasses.replace(loss, over=("units",))
 
 
 def test_units_at_the_constant_answer_do_not_count():

@@ -227,6 +227,9 @@ class Study:
                     f"{', '.join(earlier)}."
                 )
             _check_settings("Study.settings", settings)
+        for measure in self.measures:
+            for factor in measure.within:
+                self._factor(f'Measure.within of "{measure.name}"', factor)
         if self.isoflop:
             self._check_isoflop(self.isoflop)
         for saving in self.savings:

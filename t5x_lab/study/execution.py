@@ -52,7 +52,8 @@ class Execution:
     Args:
       plan: the plan.
       jobs: number of processes at a time.
-      devices: for each of them the devices that it sees, as the value of CUDA_VISIBLE_DEVICES. () = all devices.
+      devices: for each of them the devices that it sees, as the value of CUDA_VISIBLE_DEVICES. () = all devices. Each
+        process has an equal share of the cores to itself.
       flops: FLOPs by run, for the time left.
       log: writes a line.
     """
@@ -135,7 +136,10 @@ class Execution:
 
     def _start(self, run: PlannedRun) -> None:
         slot = min(set(range(self._jobs)) - {process.slot for process in self._running})
+        cores = _share_of_cores(slot, self._jobs)
         environment = {**os.environ, PARENT: str(os.getpid())}
+        if "device_count" not in environment.get("XLA_FLAGS", ""):
+            environment.setdefault("NPROC", str(len(cores)))  # a single device needs no more threads than it has cores
         if self._devices:
             visible = self._devices[slot % len(self._devices)]
             environment |= {"CUDA_VISIBLE_DEVICES": visible, "TPU_VISIBLE_CHIPS": visible}
@@ -145,6 +149,8 @@ class Execution:
                 stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment,
                 process_group=0,  # Ctrl-C reaches the study alone, which stops all runs
             )  # fmt: skip
+        with contextlib.suppress(ProcessLookupError, AttributeError):  # it has ended already, or this is not Linux
+            os.sched_setaffinity(process.pid, cores)  # threads that it starts inherit this
         self._running.append(Process(run, process, time.monotonic(), slot))
         self._log(f"{run.name}: started")
 
@@ -223,6 +229,12 @@ def command(plan: Plan, run: PlannedRun) -> list[str]:
     """Returns the words of a run's command after `t5x_lab`."""
     file = f"--gin_file={plan.study_dir}/{GIN}/{run.name}.gin"
     return ["train", file] if run.stage.command == "train" else ["eval", f"--model_dir={run.model_dir}", file]
+
+
+def _share_of_cores(slot: int, jobs: int) -> set[int]:
+    """Returns the cores of one of several processes, which would slow each other down if they all used all cores."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    return set(cores[slot % len(cores) :: jobs])
 
 
 def _digests(plan: Plan) -> dict[str, str]:

@@ -53,7 +53,7 @@ def _write_bars(report: MeasureReport, folder: pathlib.Path) -> str | None:
     axes.set_xlabel(f"{report.measure.name}{', percent' if report.measure.percent else ''}")
     if axes.get_legend_handles_labels()[0]:
         axes.legend()
-    return _save(figure, folder, f"measure-{slug(report.measure.name)}")
+    return _save(figure, folder, f"measure-{slug(report.title)}")
 
 
 def _write_losses(plan: Plan, stage: str, quantities: Mapping[str, Quantities], folder: pathlib.Path) -> str | None:

@@ -57,6 +57,14 @@ def paired_difference(first: Results, second: Results) -> Interval:
     return interval({key: first[key] - second[key] for key in first if key in second})
 
 
+def mean_over_units(results: Results) -> Results:
+    """Returns the mean of each seed as that of a single unit, so that intervals are over seeds alone."""
+    by_seed: dict[int, list[float]] = {}
+    for (seed, _), value in results.items():
+        by_seed.setdefault(seed, []).append(value)
+    return {(seed, "mean"): sum(values) / len(values) for seed, values in by_seed.items()}
+
+
 def _table(results: Results) -> np.ndarray:
     """Returns results as an array [seeds, units], without units that a seed lacks."""
     seeds = sorted({seed for seed, _ in results})

@@ -43,6 +43,9 @@ class Measure:
       tasks: tasks that count, of results by task. () = all.
       stages: stages that may have the evaluation. The last of them that a cell has is read. () = all stages.
       best_is: "highest" or "lowest".
+      within: factors whose values must be the same in cells that are compared, such as the objective for held-out losses. ()
+        compares all cells.
+      over: what intervals are over: ("seeds", "units"), or ("seeds",) if the units are no sample of others, such as two texts.
       percent: whether tables show the number times 100.
       published: published numbers, by the names of a cell's values, joined by ", ".
     """
@@ -54,6 +57,8 @@ class Measure:
     tasks: tuple = ()
     stages: tuple = ()
     best_is: str = "highest"
+    within: tuple = ()
+    over: tuple = ("seeds", "units")
     percent: bool = True
     published: dict = dataclasses.field(default_factory=dict)
 
@@ -61,6 +66,8 @@ class Measure:
         check_types(self)
         if self.best_is not in ("highest", "lowest"):
             raise UserError(f'Measure.best_is is "{self.best_is}". It must be "highest" or "lowest".')
+        if self.over not in (("seeds", "units"), ("seeds",)):
+            raise UserError(f'Measure.over is {self.over}. It must be ("seeds", "units") or ("seeds",).')
         if self.chosen_by == self.evaluation:
             raise UserError(
                 f'Measure.evaluation and Measure.chosen_by of "{self.name}" are both "{self.evaluation}". The best of several '

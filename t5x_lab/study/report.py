@@ -17,7 +17,7 @@ from t5x_lab.study.isoflop import Fit
 from t5x_lab.study.page import to_html
 from t5x_lab.study.plan import Plan
 from t5x_lab.study.quantities import Quantities
-from t5x_lab.study.results import MeasureReport, fit_sizes, make_measure_report
+from t5x_lab.study.results import MeasureReport, fit_sizes, make_measure_reports
 from t5x_lab.study.savings import Saved, compute_savings, mean_ratio
 
 MARKDOWN, HTML, JSON = "report.md", "report.html", "report.json"
@@ -33,11 +33,11 @@ def write_report(plan: Plan, quantities: Mapping[str, Quantities], equal: Sequen
       equal: sentences on the quantities that are equal.
     """
     folder = pathlib.Path(plan.study_dir)
-    reports = [make_measure_report(plan, measure) for measure in plan.study.measures]
+    reports = [report for measure in plan.study.measures for report in make_measure_reports(plan, measure)]
     savings = [(saving, compute_savings(plan, saving, quantities)) for saving in plan.study.savings]
     figures = write_figures(plan, quantities, reports)
     content = {
-        "measures": {report.measure.name: _to_json(report) for report in reports},
+        "measures": {report.title: _to_json(report) for report in reports},
         "savings": {saving.name: [_finite(dataclasses.asdict(seed)) for seed in seeds] for saving, seeds in savings},
     }
     write_json(folder / JSON, content, indent=1)
@@ -84,8 +84,9 @@ def _to_markdown(
     lines += ["Checked: " + "; ".join(equal) + ".", ""] if equal else []
     for report in reports:
         lines += _measure_section(report)
-        if plan.study.isoflop and plan.study.isoflop.measure == report.measure.name:
-            lines += _isoflop_section(fit_sizes(plan, report, quantities))
+    if isoflop := plan.study.isoflop:
+        losses = [report for report in reports if report.measure.name == isoflop.measure]
+        lines += _isoflop_section(fit_sizes(plan, losses, quantities))
     for saving, by_seed in savings:
         lines += _saving_section(saving, by_seed)
     lines += [line for figure in figures for line in (f"![{pathlib.Path(figure).stem}]({figure})", "")]
@@ -112,7 +113,7 @@ def _measure_section(report: MeasureReport) -> list[str]:
             rows.append([title, number(value), *[""] * (len(header) - 2)])
     shown = [o for o in report.orderings if o.is_shown]
     units = f"Mean over {len(report.units)} units: {', '.join(report.units)}." if report.units else "No unit has results."
-    lines = [f"## {measure.name}", "", *_table(header, rows), "", units]
+    lines = [f"## {report.title}", "", *_table(header, rows), "", units]
     if report.uninformative:
         lines += ["", f"At the constant answer in all cells, and not in the mean: {', '.join(report.uninformative)}."]
     lines += [
@@ -144,7 +145,8 @@ def _isoflop_section(fits: Mapping[str, Fit | None]) -> list[str]:
         for title, fit in fits.items()
     ]
     return [
-        "Compute-optimal sizes: N parameters for C FLOPs, with 95 % intervals of a bootstrap over runs.", "",
+        "## Compute-optimal sizes", "",
+        "N parameters for C FLOPs, with 95 % intervals of a bootstrap over runs.", "",
         *_table(["cells", "budget", "FLOPs", "best parameters", "95 % interval", "loss"], rows), "",
         *_table(["cells", "law", "95 % interval of the exponent"], laws), "",
     ]  # fmt: skip

@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Collection, Mapping, Sequence
 
-from t5x_lab.study.intervals import Interval, interval, paired_difference
+from t5x_lab.study.intervals import Interval, Results, interval, mean_over_units, paired_difference
 from t5x_lab.study.isoflop import Fit, Point, fit_isoflop
 from t5x_lab.study.measures import Measure, Value
 from t5x_lab.study.plan import Cell, Plan
@@ -25,9 +25,9 @@ class CellResults:
     values: Mapping[tuple[int, str], Value]
     missing: Sequence[int]
 
-    def numbers(self, units: Collection[str], sign: int = 1) -> dict[tuple[int, str], float]:
-        """Returns the values of some units by (seed, unit), times `sign`."""
-        return {key: sign * value.value for key, value in self.values.items() if key[1] in units}
+    def numbers(self, units: Collection[str]) -> Results:
+        """Returns the values of some units by (seed, unit)."""
+        return {key: value.value for key, value in self.values.items() if key[1] in units}
 
 
 def read_results(plan: Plan, measure: Measure) -> list[CellResults]:
@@ -96,10 +96,15 @@ class Ordering:
         return self.difference.excludes_zero
 
 
-def orderings(results: Sequence[CellResults], units: Sequence[str], best_is: str) -> list[Ordering]:
-    """Returns the comparisons of all pairs of cells with results, paired over seeds and units."""
+def orderings(numbers: Mapping[str, Results], best_is: str) -> list[Ordering]:
+    """Returns the comparisons of all pairs of cells with results, paired over seeds and units.
+
+    Args:
+      numbers: results by the title of a cell.
+      best_is: "highest" or "lowest".
+    """
     sign = 1 if best_is == "highest" else -1
-    numbers = {cell.title: cell.numbers(units, sign) for cell in results if cell.values}
+    numbers = {title: {key: sign * value for key, value in own.items()} for title, own in numbers.items() if own}
     pairs = []
     titles = list(numbers)
     for position, first in enumerate(titles):
@@ -118,10 +123,11 @@ def _negative(difference: Interval) -> Interval:
 
 @dataclasses.dataclass(frozen=True)
 class MeasureReport:
-    """A measure in all cells.
+    """A measure in cells that are compared.
 
     Attributes:
       measure: the measure.
+      group: the values that all of these cells have, of the factors of `Measure.within`, joined by ", ". "" = all cells.
       cells: results of each cell.
       units: units that count: those that all cells have, without those at the constant answer.
       uninformative: units at the constant answer in all cells.
@@ -130,11 +136,16 @@ class MeasureReport:
     """
 
     measure: Measure
+    group: str
     cells: Sequence[CellResults]
     units: Sequence[str]
     uninformative: Sequence[str]
     means: Mapping[str, Interval]
     orderings: Sequence[Ordering]
+
+    @property
+    def title(self) -> str:
+        return f"{self.measure.name}: {self.group}" if self.group else self.measure.name
 
     def reference(self, name: str) -> float:
         """Returns the mean of "chance" or "constant" over the units that count. NaN if it is unknown for any of them."""
@@ -142,19 +153,19 @@ class MeasureReport:
         return sum(values) / len(values) if values else math.nan
 
 
-def fit_sizes(plan: Plan, report: MeasureReport, quantities: Mapping[str, Quantities]) -> dict[str, Fit | None]:
+def fit_sizes(plan: Plan, reports: Sequence[MeasureReport], quantities: Mapping[str, Quantities]) -> dict[str, Fit | None]:
     """Returns the fits of compute-optimal sizes by the values of the other factors. None where there is none.
 
     FLOPs are those of all trainings of a cell, parameters those of the last one.
     """
     isoflop = plan.study.isoflop
     assert isoflop is not None
-    losses = {cell.title: cell for cell in report.cells}
+    losses = {cell.title: cell.numbers(report.units) for report in reports for cell in report.cells}
     points: dict[str, list[Point]] = {}
     for cell in plan.cells:
         others = [value for factor, value in cell.values.items() if factor not in (isoflop.budget, isoflop.size)]
         trainings = [quantities[name] for name in cell.runs.values() if name in quantities]
-        values = [value for (seed, _), value in losses[cell.title].numbers(report.units).items() if seed == cell.seed]
+        values = [value for (seed, _), value in losses[cell.title].items() if seed == cell.seed]
         group = points.setdefault(", ".join(others) or "all cells", [])
         if values and trainings:
             flops, loss = sum(training.flops for training in trainings), sum(values) / len(values)
@@ -162,11 +173,21 @@ def fit_sizes(plan: Plan, report: MeasureReport, quantities: Mapping[str, Quanti
     return {title: fit_isoflop(group) for title, group in points.items()}
 
 
-def make_measure_report(plan: Plan, measure: Measure) -> MeasureReport:
-    """Reads a measure of all cells and compares them."""
-    cells = read_results(plan, measure)
+def make_measure_reports(plan: Plan, measure: Measure) -> list[MeasureReport]:
+    """Reads a measure of all cells and compares those of each group of `Measure.within`."""
+    group_of = {cell.title: ", ".join(cell.values[factor] for factor in measure.within) for cell in plan.cells}
+    groups: dict[str, list[CellResults]] = {}
+    for cell in read_results(plan, measure):
+        groups.setdefault(group_of[cell.title], []).append(cell)
+    return [_make_measure_report(measure, group, cells) for group, cells in groups.items()]
+
+
+def _make_measure_report(measure: Measure, group: str, cells: Sequence[CellResults]) -> MeasureReport:
     shared = common_units(cells)
     units = informative_units(cells, shared, measure.best_is)
-    means = {cell.title: interval(cell.numbers(units)) for cell in cells}
-    compared = orderings(cells, units, measure.best_is)
-    return MeasureReport(measure, cells, units, [unit for unit in shared if unit not in units], means, compared)
+    numbers = {cell.title: cell.numbers(units) for cell in cells}
+    if "units" not in measure.over:
+        numbers = {title: mean_over_units(own) for title, own in numbers.items()}
+    means = {title: interval(own) for title, own in numbers.items()}
+    uninformative = [unit for unit in shared if unit not in units]
+    return MeasureReport(measure, group, cells, units, uninformative, means, orderings(numbers, measure.best_is))
