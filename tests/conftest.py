@@ -14,7 +14,7 @@ os.environ.setdefault("XLA_FLAGS", f"--xla_force_host_platform_device_count=8 {C
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-os.environ.setdefault("NPROC", "64")  # enough threads for the collectives of eight devices, as in t5x_lab/cli/main.py
+os.environ.setdefault("NPROC", "64")  # enough threads for the collectives of eight devices, as in t5x_lab/config/threads.py
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     # Programs that several tests, workers or commands compile alike are compiled once. With a size, files are locked.
     os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="t5x_lab_programs_")

@@ -21,6 +21,7 @@ from runs_of_text import TINY, losses
 from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.gin_files import build
+from t5x_lab.config.threads import num_xla_threads
 from t5x_lab.runs.config.gin_config import GinConfig
 from t5x_lab.study.config import Factor, Stage, Study
 from t5x_lab.study.equality import check_equality
@@ -180,7 +181,8 @@ if name in pathlib.Path("failing").read_text().split():
 if name in pathlib.Path("waiting").read_text().split():
     time.sleep(100)
 time.sleep(0.1)
-events.write(f"end {name}\\n")
+cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+events.write(f"end {name} {cores} {os.environ['NPROC']}\\n")
 """
 
 
@@ -209,6 +211,31 @@ def test_runs_start_after_those_that_they_continue_and_never_twice(stub):
     longer = (dataclasses.replace(STAGES[0], steps=5), *STAGES[1:])
     assert Execution(make_plan(dataclasses.replace(STUDY, stages=longer), plan.study_dir), log=lambda line: None).run()
     assert len(stub()) == 2 * len(events)  # the settings changed, also of what the other stages continue
+
+
+def test_runs_at_a_time_share_the_cores(stub, monkeypatch):
+    cores = sorted(os.sched_getaffinity(0))
+    monkeypatch.setenv("XLA_FLAGS", "")
+    assert Execution(make_plan(STUDY, os.path.abspath("s")), jobs=2, log=lambda line: None).run()
+    shares = {tuple(map(int, event.split()[2].split(","))) for event in stub() if event.startswith("end")}
+    assert sorted(core for share in shares for core in share) == cores if len(cores) > 1 else shares == {tuple(cores)}
+    assert {event.split()[3] for event in stub() if event.startswith("end")} == {str(max(2, len(share))) for share in shares}
+
+
+@pytest.mark.parametrize(
+    "argv, environment, expected",
+    [
+        (["train"], {}, 12),
+        (["train"], {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}, 64),
+        (["train"], {"JAX_NUM_CPU_DEVICES": "8"}, 64),
+        (["train", "--distributed"], {}, 64),
+        (["train", "--coordinator_address=localhost:1", "--num_processes=2"], {}, 64),
+        (["train"], {"JAX_COORDINATOR_ADDRESS": "localhost:1"}, 64),
+    ],
+)
+def test_only_collectives_need_more_threads_than_cores(argv, environment, expected):
+    assert num_xla_threads(12, argv, environment) == expected
+    assert num_xla_threads(1, ["train"], {}) == 2 and num_xla_threads(96, argv, environment) == 96
 
 
 def test_a_run_that_fails_stops_only_those_that_continue_it(stub, tmp_path):

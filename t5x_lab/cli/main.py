@@ -66,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
       KeyboardInterrupt: for Ctrl-C. A run that is training is saved instead.
     """
     argv = sys.argv[1:] if argv is None else argv
-    configure_process()
+    configure_process(argv)
     log_once.cache_clear()
     if not argv or argv[0] in ("-h", "--help"):
         print(_help())

@@ -10,19 +10,18 @@ import importlib.abc
 import importlib.util
 import os
 import sys
+from collections.abc import Sequence
 
+from t5x_lab.config.threads import available_cores, num_xla_threads
 from t5x_lab.data.environment import silence_stderr
 
-# XLA runs all virtual devices of a CPU on one thread pool. A collective keeps a thread until all devices have joined it, and a
-# device may be in several, so with fewer threads the devices can wait for each other forever.
-MIN_XLA_THREADS = 64
 M_ARENA_MAX = -8  # constant of glibc's malloc.h
 
 
-def configure_process() -> None:
-    """Applies all settings to this process."""
+def configure_process(argv: Sequence[str]) -> None:
+    """Applies all settings to the process of a command with these arguments."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow otherwise logs its CPU features and missing GPUs
-    os.environ.setdefault("NPROC", str(max(MIN_XLA_THREADS, os.cpu_count() or 1)))  # size of XLA's thread pool
+    os.environ.setdefault("NPROC", str(num_xla_threads(len(available_cores()), argv, os.environ)))  # size of XLA's thread pool
     _silence_import_of_tensorflow()
     _limit_malloc_arenas()
 
@@ -60,4 +59,4 @@ def _limit_malloc_arenas() -> None:
     if "MALLOC_ARENA_MAX" in os.environ or "arena_max" in os.environ.get("GLIBC_TUNABLES", ""):
         return
     with contextlib.suppress(OSError, AttributeError):  # another C library
-        ctypes.CDLL("libc.so.6").mallopt(M_ARENA_MAX, len(os.sched_getaffinity(0)))
+        ctypes.CDLL("libc.so.6").mallopt(M_ARENA_MAX, len(available_cores()))

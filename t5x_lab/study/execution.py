@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.json_files import read_dictionary, write_atomically, write_json
 from t5x_lab.config.parent_process import PARENT
+from t5x_lab.config.threads import available_cores, num_xla_threads
 from t5x_lab.observe.console import duration
 from t5x_lab.observe.metrics import read_metrics
 from t5x_lab.observe.owner import OWNER, read_owner
@@ -138,8 +139,7 @@ class Execution:
         slot = min(set(range(self._jobs)) - {process.slot for process in self._running})
         cores = _share_of_cores(slot, self._jobs)
         environment = {**os.environ, PARENT: str(os.getpid())}
-        if "device_count" not in environment.get("XLA_FLAGS", ""):
-            environment.setdefault("NPROC", str(len(cores)))  # a single device needs no more threads than it has cores
+        environment["NPROC"] = str(num_xla_threads(len(cores), (), environment))
         if self._devices:
             visible = self._devices[slot % len(self._devices)]
             environment |= {"CUDA_VISIBLE_DEVICES": visible, "TPU_VISIBLE_CHIPS": visible}
@@ -233,7 +233,7 @@ def command(plan: Plan, run: PlannedRun) -> list[str]:
 
 def _share_of_cores(slot: int, jobs: int) -> set[int]:
     """Returns the cores of one of several processes, which would slow each other down if they all used all cores."""
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    cores = available_cores()
     return set(cores[slot % len(cores) :: jobs])
 
 
