@@ -19,7 +19,8 @@ import random
 import re
 import sys
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from small_runs import arguments, t5x_lab, write_texts
 
@@ -108,23 +109,9 @@ import superglue_answers
 TEMPLATES = ("{work}/templates", "{data}/prompts/promptsource_templates")
 RECORDS = @blimp/Records()
 blimp/Records.files = "{data}/eval/{{dataset}}.jsonl.gz"
-{records}
-DATA_SETS = {{{data_sets}}}
-COLLECTIONS = {{
-    "mt_f": @mt_f/Collection(), "seen": @seen/Collection(), "new_templates": @new_templates/Collection(),
-    "downstream": @downstream/Collection(), "downstream_ranked": @downstream_ranked/Collection(),
-}}
-mt_f/Collection.members = {members!r}
-mt_f/Collection.rates = {rates!r}
-seen/Collection.members = {seen!r}
-seen/Collection.form = "ranked"
-new_templates/Collection.members = ("glue_sst2_score_eval", "glue_mrpc_score_eval", "glue_cola_score_eval")
-new_templates/Collection.form = "ranked"
-CLASSIFICATIONS = {{{classifications}}}
-{classification_fields}
-downstream/Collection.members = {downstream!r}
-downstream_ranked/Collection.members = {downstream_ranked!r}
-downstream_ranked/Collection.form = "ranked"
+{data_sets}
+{collections}
+{classifications}
 """
 # Tasks that a small model can learn: files of records for training and for evaluation, fields, and names of labels.
 DOWNSTREAM = {
@@ -151,14 +138,20 @@ templates:
     name: as_it_is
     jinja: "{{{{prompt}}}} ||| {{{{completion | replace('<|endoftext|>', '')}}}}"
 """
-# By name of a study: its stages with text, and its stages with tasks.
+TASKS_OF_ONE = ("sst2", "ag_news", "snli")
+# By name of a study: its stages with text, its stages with tasks, and its stages with both.
 STUDIES = {
     "architecture_objective": (("pretrain", "adapt"), ("finetune", "evaluate")),
     "learning_rate": (("pretrain",), ()),
+    "finetuning_rate": (("pretrain",), ("finetune",)),
     "scaling": (("pretrain",), ()),
     "t5_objectives": (("pretrain",), ("finetune",)),
     "t5_repeats": (("pretrain",), ("finetune",)),
     "t5_methods": (("pretrain",), ("finetune", "scratch")),
+    "t5_architectures": (("pretrain",), ("finetune",)),
+    "t5_mixing": (("pretrain",), ("finetune",), ("multitask",)),
+    "t5_multitask": (("pretrain",), TASKS_OF_ONE, ("mixture", "alone", *(f"without_{name}" for name in TASKS_OF_ONE))),
+    "t5_compute": (("pretrain",), ("finetune",)),
     "gpt1_layers": (("pretrain",), ("sst2", "ag_news", "snli", "sst2_scratch", "ag_news_scratch", "snli_scratch")),
 }
 MORE = {
@@ -314,29 +307,54 @@ def write_tasks(work: pathlib.Path, data: pathlib.Path) -> None:
         }
     places |= {name: {"files": {"train": pattern}, "num_examples": 0} for name, pattern in rendered.items()}
     places |= write_downstream(work, data)
-    lines = [
-        f"r{number}/Records.{field} = {value if str(value).startswith('@') else repr(value)}"
-        for number, fields in enumerate(places.values())
-        for field, value in fields.items()
-        if value
-    ]
-    names = [f"flan_{re.sub('[^a-z0-9.]', '_', name)}" for name in LABELLED]
     (work / "tasks.gin").write_text(
         TASKS.format(
-            work=work, data=data, records="\n".join(lines), members=(*rendered, *names), rates=RATES,
-            data_sets=", ".join(f'"{name}": @r{number}/Records()' for number, name in enumerate(places)),
-            classifications=", ".join(f'"{slug(name)}": @{slug(name)}/Classification()' for name in DOWNSTREAM),
-            classification_fields="\n".join(
-                f"{slug(name)}/Classification.{field} = {value!r}"
-                for name, (_, _, fields, choices) in DOWNSTREAM.items()
-                for field, value in (("data_set", name), ("segments", fields), ("classes", choices))
+            work=work, data=data,
+            data_sets=dictionary("DATA_SETS", "Records", places),
+            collections=dictionary("COLLECTIONS", "Collection", collections(tuple(rendered))),
+            classifications=dictionary(
+                "CLASSIFICATIONS", "Classification",
+                {
+                    slug(name): {"data_set": name, "segments": fields, "classes": choices}
+                    for name, (_, _, fields, choices) in DOWNSTREAM.items()
+                },
             ),
-            seen=tuple(f"{name}_score_eval" for name in names), downstream=tuple(DOWNSTREAM),
-            downstream_ranked=tuple(f"{slug(name)}_score_eval" for name in DOWNSTREAM),
         )
     )  # fmt: skip
-
     print(f"{work}/tasks.gin: {len(places)} data sets")
+
+
+def collections(rendered: tuple[str, ...]) -> dict[str, dict]:
+    """Returns the fields of each `Collection`: MT-F, evaluations, and mixtures of tasks and of texts with span corruption."""
+    labelled = tuple(f"flan_{re.sub('[^a-z0-9.]', '_', name)}" for name in LABELLED)
+    texts = ("novels_span_corruption", "near_span_corruption")
+    ranked = lambda names: {"members": tuple(f"{name}_score_eval" for name in names), "form": "ranked"}
+    return {
+        "mt_f": {"members": (*rendered, *labelled), "rates": RATES},
+        "labelled": {"members": labelled},
+        "seen": ranked(labelled),
+        "new_templates": ranked(("glue_sst2", "glue_mrpc", "glue_cola")),
+        "downstream": {"members": tuple(DOWNSTREAM)},
+        "downstream_ranked": ranked(map(slug, DOWNSTREAM)),
+        "multitask": {"members": (*DOWNSTREAM, *texts)},
+        **{
+            f"multitask_without_{slug(omitted)}": {"members": (*(name for name in DOWNSTREAM if name != omitted), *texts)}
+            for omitted in DOWNSTREAM
+        },
+    }
+
+
+def dictionary(setting: str, kind: str, entries: Mapping[str, Mapping[str, Any]]) -> str:
+    """Returns gin statements of a dictionary setting and of its entries' fields. Texts that begin with "@" are references."""
+    scopes = {name: f"{kind.lower()}_{number}" for number, name in enumerate(entries)}
+    shown = ", ".join(f'"{name}": @{scope}/{kind}()' for name, scope in scopes.items())
+    fields = [
+        f"{scopes[name]}/{kind}.{field} = {value if str(value).startswith('@') else repr(value)}"
+        for name, own in entries.items()
+        for field, value in own.items()
+        if value
+    ]
+    return "\n".join([f"{setting} = {{{shown}}}", *fields])
 
 
 def write_studies(work: pathlib.Path) -> None:
@@ -344,11 +362,12 @@ def write_studies(work: pathlib.Path) -> None:
     (work / "mt_f.gin").write_text('MIXTURE_OR_TASK_NAME = "mt_f"\n')
     (work / "evaluate.gin").write_text(EVALUATE.format(work=work, missing="_and_".join(MISSING)))
     of_tasks = {"finetune": ("vocabulary.gin", "tasks.gin", "mt_f.gin"), "evaluate": ("tasks.gin", "evaluate.gin")}
-    for name, (text_stages, task_stages) in STUDIES.items():
-        own = of_tasks if name == "architecture_objective" else {}
+    for name, (text_stages, task_stages, *more) in STUDIES.items():
+        own = of_tasks if name in ("architecture_objective", "finetuning_rate") else {}
         files = {
             **{stage: ("corpus.gin",) for stage in text_stages},
             **{stage: own.get(stage, ("vocabulary.gin", "tasks.gin")) for stage in task_stages},
+            **{stage: ("vocabulary.gin", "texts.gin", "tasks.gin") for stages in more for stage in stages},
         }
         settings = {stage: tuple(str(work / file) for file in files_of) for stage, files_of in files.items()}
         (work / f"{name}.gin").write_text(f"Study.settings = {settings!r}\n{MORE.get(name, '')}")

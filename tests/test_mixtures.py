@@ -22,6 +22,8 @@ from t5x_lab.data.pipeline.batches import SeqioBatches, resolve_tasks
 from t5x_lab.data.sources import text_files as sources
 from t5x_lab.data.tasks import names as tasks
 from t5x_lab.data.vocabularies.config import ByteVocabulary
+from t5x_lab.prompts.config import Collection
+from t5x_lab.prompts.prompts import Prompts
 from t5x_lab.runs.train.batch import resolve_batch
 from t5x_lab.training.batches import Rows
 
@@ -121,6 +123,25 @@ def test_sizes_that_nobody_knows_are_asked_for_and_can_be_given(mixture):
     finally:
         seqio.MixtureRegistry.remove("with_unknown")
         seqio.TaskRegistry.remove("unknown")
+
+
+def test_a_collection_may_hold_texts_of_the_run(mixture, tmp_path):
+    """The text is found under its name, read from this run's file also after another run had one of the same name."""
+    for word, members in (("apple", ("mine_prefix_lm", "ende")), ("river", ("cola", "mine_prefix_lm"))):
+        (tmp_path / f"{word}.txt").write_text(f"{word} {word} {word}\n" * 40)
+        prompts = Prompts(collections={"both": Collection(members=members, rates={"mine_prefix_lm": 3.0, members[0]: 3.0})})
+        texts = {"mine": TextFiles(train=str(tmp_path / f"{word}.txt"))}
+        mixing = Mixing(maximum=1000, num_examples={"mine_prefix_lm": 250})
+        lengths = {"inputs": 32, "targets": 32}
+        config = DataConfig("both", lengths, 4, ByteVocabulary(), prompts=prompts, texts=texts, mixing=mixing, shards=1)
+        parts = {part.task.name: part for part in resolve_tasks(config, "encoder_decoder", 384).components}
+        other = next(member for member in members if member != "mine_prefix_lm")
+        assert {name: part.rate for name, part in parts.items()} == {"mine_prefix_lm": 250, other: 1000}
+        example = next(parts["mine_prefix_lm"].task.get_dataset(lengths, "train", shuffle=False).as_numpy_iterator())
+        assert word in parts["mine_prefix_lm"].task.output_features["targets"].vocabulary.decode(example["targets"].tolist())
+    with pytest.raises(UserError, match='has the member "mine_prefix_ml"'):
+        wrong = Prompts(collections={"both": Collection(members=("mine_prefix_ml",))})
+        resolve_tasks(dataclasses.replace(config, prompts=wrong), "encoder_decoder", 384)
 
 
 def test_a_mixture_may_hold_text_whose_objective_is_set_apart(mixture):

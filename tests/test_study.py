@@ -121,6 +121,15 @@ def test_settings_of_a_study_are_for_all_trainings_or_by_stage():
         dataclasses.replace(STUDY, settings={"pretrian": (binding,)})
 
 
+def test_a_value_has_settings_for_one_stage_and_for_all_others(capsys):
+    values = {"few": {"first": ("TRAIN_STEPS = 3",), "*": ("TRAIN_STEPS = 5",), "secnd": ()}}
+    factor = Factor(name="steps", values=values)
+    stages = tuple(Stage(name=name, factors=("steps",)) for name in ("first", "second", "third"))
+    plan = make_plan(Study(factors=(factor,), stages=stages), "s")
+    assert [re.search("TRAIN_STEPS = (.)", run.text)[1] for run in plan.runs.values()] == ["3", "5", "5"]
+    assert 'has settings for "secnd", which is not a stage. Did you mean "second"?' in capsys.readouterr().err
+
+
 def test_steps_that_a_cell_sets_itself_are_not_overridden_in_silence():
     objectives = Factor(name="objective", values={"full LM": FULL_LM, "MLM": (*MLM, "TRAIN_STEPS = 5")})
     plan = make_plan(dataclasses.replace(STUDY, factors=(FACTORS[0], objectives, FACTORS[2])), "s")
@@ -490,6 +499,22 @@ CLASSIFY = (
         exhaustive(["t5_objectives.gin"], {"finetune": TEXT_TASK}),
         exhaustive(["t5_methods.gin"], {"finetune": TEXT_TASK, "scratch": TEXT_TASK}),
         exhaustive(["t5_objectives.gin", "t5/paper.gin"], {}),
+        exhaustive(["t5_architectures.gin"], {"finetune": TEXT_TASK}),
+        exhaustive(["t5_architectures.gin", "t5/paper.gin"], {}),
+        exhaustive(["t5_mixing.gin"], {"finetune": TEXT_TASK, "multitask": (*TEXT_TASK, "MIXING = None")}),
+        exhaustive(["t5_mixing.gin", "t5/paper.gin", "t5/paper_mixing_values.gin"], {}),
+        exhaustive(
+            ["t5_multitask.gin"],
+            {
+                **dict.fromkeys(("sst2", "ag_news", "snli"), TEXT_TASK),
+                **dict.fromkeys(
+                    ("mixture", "alone", "without_sst2", "without_ag_news", "without_snli"), (*TEXT_TASK, "MIXING = None")
+                ),
+            },
+        ),
+        exhaustive(["t5_multitask.gin", "t5/paper.gin", "t5/paper_multitask_stages.gin"], {}),
+        exhaustive(["t5_compute.gin"], {"finetune": TEXT_TASK}),
+        exhaustive(["t5_compute.gin", "t5/paper.gin", "t5/paper_compute.gin"], {}),
         exhaustive(["t5_repeats.gin", "t5/paper.gin", "t5/paper_repeats.gin"], {}),
         exhaustive(
             ["gpt1_layers.gin"],

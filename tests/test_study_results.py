@@ -220,6 +220,7 @@ def test_a_step_is_chosen_by_other_examples(tmp_path):
     measure = Measure(name="accuracy", evaluation="reported", metric="accuracy")
     mean = lambda measure: np.mean([value.value for value in measure.read(str(tmp_path)).values()])
     assert mean(measure) == pytest.approx(0.6)  # the last step
+    assert list(dataclasses.replace(measure, tasks=("b",)).read(str(tmp_path))) == ["b"]
     chosen = dataclasses.replace(measure, chosen_by="choosing")
     assert mean(chosen) == pytest.approx(0.4)
     assert mean(dataclasses.replace(chosen, best_is="lowest")) == pytest.approx(0.9)

@@ -9,19 +9,21 @@ import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gin
 
 from t5x_lab.config.checks import check_positive, check_types
 from t5x_lab.config.errors import UserError, check_choice, did_you_mean
+from t5x_lab.config.log import log_once
 from t5x_lab.study.measures import Measure
 
 COMMANDS = ("train", "eval")
 QUANTITIES = (
     "tokens", "batch_tokens", "steps", "flops", "parameters", "seed", "vocabulary", "dropout", "precision", "text", "optimizer",
 )  # fmt: skip
+OTHER_STAGES = "*"
 _NAME = re.compile(r"[A-Za-z0-9_]+")
 
 
@@ -33,7 +35,7 @@ class Factor:
       name: name in file names and tables, such as "objective".
       values: gin files and bindings by the name of the value, such as {"causal decoder": ("models/decoder/tiny.gin",)}. Entries
         that end with .gin are files, the others are bindings or imports. If stages need different settings, the entry is a
-        dictionary by stage name.
+        dictionary by stage name, in which "*" is for all other stages.
     """
 
     name: str
@@ -58,7 +60,7 @@ class Factor:
     def settings(self, value: str, stage: str) -> tuple[str, ...]:
         """Returns the gin files and bindings of a value for a stage."""
         settings = self.values[value]
-        return tuple(settings.get(stage, ()) if isinstance(settings, dict) else settings)
+        return tuple(settings.get(stage, settings.get(OTHER_STAGES, ())) if isinstance(settings, dict) else settings)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -220,6 +222,8 @@ class Study:
                         f"Earlier stages: {', '.join(earlier) or 'none'}."
                     )
             earlier.append(stage.name)
+        for factor in self.factors:
+            _log_unused_stages(factor, earlier)
         for setting, settings in self.settings.items() if isinstance(self.settings, dict) else [("", self.settings)]:
             if isinstance(self.settings, dict) and setting not in earlier:
                 raise UserError(
@@ -294,6 +298,16 @@ class Study:
                         f'{setting} has the value "{value}", which the factor "{name}" does not have.'
                         f"{did_you_mean(value, factor.values)} Its values: {', '.join(factor.values)}."
                     )
+
+
+def _log_unused_stages(factor: Factor, stages: Sequence[str]) -> None:
+    for value, settings in factor.values.items():
+        for name in settings if isinstance(settings, dict) else ():
+            if name not in stages and name != OTHER_STAGES:
+                log_once(
+                    f'The value "{value}" of the factor "{factor.name}" has settings for "{name}", which is not a stage.'
+                    f"{did_you_mean(name, stages)}"
+                )
 
 
 def _parse_flops(value: str) -> float | None:

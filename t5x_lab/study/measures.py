@@ -40,7 +40,7 @@ class Measure:
       metric: key of the metric. Results of probes and of rankings have a unit for each data set; the metric of rankings is a
         normalization, such as "sum", and its median over prompts counts. Benchmarks such as GLUE have a unit for each part,
         with the metric "score". Other results have a unit for each task.
-      tasks: tasks that count, of results by task. () = all.
+      tasks: units that count, such as tasks or data sets. () = all.
       stages: stages that may have the evaluation. The last of them that a cell has is read. () = all stages.
       best_is: "highest" or "lowest".
       within: factors whose values must be the same in cells that are compared, such as the objective for held-out losses. ()
@@ -95,7 +95,8 @@ class Measure:
     def _values(self, content: Mapping[str, Any]) -> dict[str, Value]:
         of_reports = self._of_probes(content) | self._of_rankings(content) | self._of_benchmarks(content)
         values = of_reports or self._of_tasks(content)
-        return {unit: value for unit, value in values.items() if math.isfinite(value.value)}
+        is_counted = lambda unit: not self.tasks or unit in self.tasks
+        return {unit: value for unit, value in values.items() if is_counted(unit) and math.isfinite(value.value)}
 
     def _of_probes(self, content: Mapping[str, Any]) -> dict[str, Value]:
         probes = content.get("report", {}).get("probes", {})
@@ -123,11 +124,7 @@ class Measure:
 
     def _of_tasks(self, content: Mapping[str, Any]) -> dict[str, Value]:
         results = content.get("results", {})
-        return {
-            task: Value(_number(numbers, self.metric), _number(numbers, "chance"))
-            for task, numbers in results.items()
-            if not self.tasks or task in self.tasks
-        }
+        return {task: Value(_number(numbers, self.metric), _number(numbers, "chance")) for task, numbers in results.items()}
 
 
 def _result_files(model_dir: str, evaluation: str) -> dict[int, pathlib.Path]:

@@ -39,6 +39,10 @@ def register_text(name: str, source: seqio.DataSource) -> None:
       source: source of {"text": document}.
     """
     _TEXTS[name] = source
+    _register_text_tasks(name, source)
+
+
+def _register_text_tasks(name: str, source: seqio.DataSource) -> None:
     register_in_seqio(text_task(name, source))
     for objective in OBJECTIVES:
         task = f"{name}_{objective}"
@@ -129,6 +133,9 @@ def find_members(config: DataConfig, need_objective: bool = True) -> list[Member
     name = config.mixture_or_task_name
     text_names, joint_names = _text_task_names(_text_sources(config)), _text_task_names([ALL_TEXTS])
     if config.prompts and name not in text_names and name not in joint_names:
+        if config.prompts.collections:  # TEXTS may be members
+            for text in config.texts:
+                _register_text_tasks(text, _text_sources(config)[text])
         config.prompts.register(name)
     names = known_names(config)
     if name in joint_names and name not in names:
