@@ -152,6 +152,8 @@ STUDIES = {
     "t5_mixing": (("pretrain",), ("finetune",), ("multitask",)),
     "t5_multitask": (("pretrain",), TASKS_OF_ONE, ("mixture", "alone", *(f"without_{name}" for name in TASKS_OF_ONE))),
     "t5_compute": (("pretrain",), ("finetune",)),
+    **{f"flan_{name}": (("pretrain",), ("finetune",)) for name in ("clusters", "templates", "instructions", "few_shot")},
+    "flan_scale": (("pretrain",), ("finetune", "evaluate")),
     "gpt1_layers": (("pretrain",), ("sst2", "ag_news", "snli", "sst2_scratch", "ag_news_scratch", "snli_scratch")),
 }
 MORE = {
@@ -329,6 +331,7 @@ def collections(rendered: tuple[str, ...]) -> dict[str, dict]:
     labelled = tuple(f"flan_{re.sub('[^a-z0-9.]', '_', name)}" for name in LABELLED)
     texts = ("novels_span_corruption", "near_span_corruption")
     ranked = lambda names: {"members": tuple(f"{name}_score_eval" for name in names), "form": "ranked"}
+    of_flan = lambda *names: {"members": tuple(f"flan_{name}" for name in names), "form": "sampled", "maximum": 3_000}
     return {
         "mt_f": {"members": (*rendered, *labelled), "rates": RATES},
         "labelled": {"members": labelled},
@@ -336,6 +339,14 @@ def collections(rendered: tuple[str, ...]) -> dict[str, dict]:
         "new_templates": ranked(("glue_sst2", "glue_mrpc", "glue_cola")),
         "downstream": {"members": tuple(DOWNSTREAM)},
         "downstream_ranked": ranked(map(slug, DOWNSTREAM)),
+        "flan_1_clusters": of_flan("ag_news"),
+        "flan_3_clusters": of_flan("ag_news", "super_glue_multirc"),
+        "flan_4_clusters": of_flan("ag_news", "super_glue_multirc", "glue_sst2"),
+        "flan_without_entailment": of_flan("ag_news", "super_glue_multirc", "glue_sst2", "glue_cola"),
+        "flan_eval_entailment": {
+            "members": tuple(f"flan_{name}" for name in ("super_glue_rte", "super_glue_cb", "anli_r1", "anli_r2", "anli_r3")),
+            "form": "ranked",
+        },
         "multitask": {"members": (*DOWNSTREAM, *texts)},
         **{
             f"multitask_without_{slug(omitted)}": {"members": (*(name for name in DOWNSTREAM if name != omitted), *texts)}

@@ -484,10 +484,10 @@ def test_a_study_starts_runs_from_a_process_that_uses_jax(stub):
 
 
 TEXT_TASK = ('MIXTURE_OR_TASK_NAME = "sotu_span_corruption"', 'TASK_FEATURE_LENGTHS = {"inputs": 96}')
-CLASSIFY = (
-    'MIXTURE_OR_TASK_NAME = "classify_glue_sst2"', "Records.num_examples = 4000", "RECORDS = @Records()",
-    "Records.files = 'none/{dataset}/{split}.jsonl'",
-)  # fmt: skip
+
+
+RECORDS = ("RECORDS = @Records()", "Records.files = 'none/{dataset}/{split}.jsonl'", "Records.num_examples = 4000")
+FLAN = {"finetune": (*RECORDS, "TRAIN_STEPS = 1000")}
 
 
 @pytest.mark.parametrize(
@@ -518,8 +518,23 @@ CLASSIFY = (
         exhaustive(["t5_repeats.gin", "t5/paper.gin", "t5/paper_repeats.gin"], {}),
         exhaustive(
             ["gpt1_layers.gin"],
-            {f"{task}{more}": CLASSIFY for task in ("sst2", "ag_news", "snli") for more in ("", "_scratch")},
+            {
+                f"{task}{more}": ('MIXTURE_OR_TASK_NAME = "classify_glue_sst2"', *RECORDS)
+                for task in ("sst2", "ag_news", "snli")
+                for more in ("", "_scratch")
+            },
         ),
+        exhaustive(
+            ["gpt1_layers.gin", "gpt1/paper.gin"],
+            {f"{task}{more}": RECORDS for task in ("race", "mnli", "sst2", "cola") for more in ("", "_scratch")},
+        ),
+        exhaustive(["scaling.gin", "scaling/paper.gin"], {}),
+        exhaustive(["flan_clusters.gin"], FLAN),
+        exhaustive(["flan_clusters.gin", "flan/paper_clusters.gin"], {"finetune": RECORDS}),
+        exhaustive(["flan_templates.gin"], FLAN),
+        exhaustive(["flan_instructions.gin"], FLAN),
+        exhaustive(["flan_few_shot.gin"], FLAN),
+        exhaustive(["flan_scale.gin"], FLAN),
     ],
     ids=lambda x: "+".join(x) if isinstance(x, list) else "",
 )
