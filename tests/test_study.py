@@ -360,15 +360,18 @@ def write_documented_study() -> list[str]:
 
 @pytest.mark.exhaustive
 def test_a_study_that_is_killed_has_the_report_of_one_that_was_not():
-    """Kills the study alone. Its runs stop by themselves, and the same command continues them."""
+    """Kills the study alone, 20 times. Its runs stop by themselves, and the same command continues them.
+
+    Results that are copied without checkpoints have the same report.
+    """
     argv = [*write_documented_study(), "--jobs=2"]
     whole = commands.run(*argv, "--study_dir=whole")
     assert whole.returncode == 0 and "pretrain: 4 runs with equal tokens" in whole.stdout, whole.stderr
     draw = random.Random(0)
-    for _ in range(4):
+    for _ in range(20):
         killed = commands.Command(*argv, "--study_dir=parts", log="log")
         with contextlib.suppress(TimeoutError):
-            killed.wait(timeout=draw.uniform(1, 40))
+            killed.wait(timeout=draw.uniform(1, 25))
         killed.kill()
         killed.wait()
     done = commands.run(*argv, "--study_dir=parts")
@@ -382,6 +385,14 @@ def test_a_study_that_is_killed_has_the_report_of_one_that_was_not():
     lines = f"{pathlib.Path('log').read_text()}\n{done.stderr}".splitlines()
     finished = [line.partition(":")[0] for line in lines if ": finished in" in line]
     assert len(finished) == len(set(finished)) == 8  # no run twice
+    for file in pathlib.Path("parts/runs").rglob("*.json*"):
+        if "checkpoints" not in file.parts:
+            copied = pathlib.Path("copied", *file.parts[1:])
+            copied.parent.mkdir(parents=True, exist_ok=True)
+            copied.write_bytes(file.read_bytes())
+    assert main([*argv, "--study_dir=copied", "--report"]) == 0
+    assert pathlib.Path("copied/report.json").read_text() == pathlib.Path("whole/report.json").read_text()
+    assert not pathlib.Path("copied/pending").exists()
 
 
 def test_a_dry_run_prints_the_plan_and_starts_nothing(capsys):

@@ -20,6 +20,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--topology", help="TPU slice of each run, such as v5e:4x4: compile the steps for it, for the hours of the plan"
     )
     parser.add_argument("--launch", help="write files that run the study elsewhere, and run nothing: commands, slurm or jobset")
+    parser.add_argument("--report", action="store_true", help="write the report of the results at hand, and run nothing")
     add_gin_flags(parser)
 
 
@@ -62,6 +63,9 @@ def run(args: argparse.Namespace) -> int | None:
         return None
     if args.launch is not None:
         print(write_launch_files(plan, args.launch, args.topology))
+        return None
+    if args.report:
+        print(write_report(plan, quantities, equal))
         return None
     flops = {name: run_quantities.flops for name, run_quantities in quantities.items()}
     execution = Execution(plan, args.jobs, tuple(args.devices), flops, log)
