@@ -70,6 +70,7 @@ ELSEWHERE = {  # words of a command, and where it runs
     "harness  --model_dir=runs/demo": "docs/evaluation.md",
     "tickets": "tests/test_prompts_tutorial.py",
     "my_study.gin": "tests/test_study.py",
+    "study --gin_file=studies/": "for hours; tests/test_study.py plans them",
     "t5x_lab train: ": "nowhere: it is a message",
     "t5x_lab RUN": "nowhere: RUN stands for the words of a command",
 }
