@@ -138,7 +138,7 @@ templates:
     name: as_it_is
     jinja: "{{{{prompt}}}} ||| {{{{completion | replace('<|endoftext|>', '')}}}}"
 """
-TASKS_OF_ONE = ("sst2", "ag_news", "snli")
+TASKS_OF_ONE = tuple(name.removeprefix("small/") for name in DOWNSTREAM)
 # By name of a study: its stages with text, its stages with tasks, and its stages with both.
 STUDIES = {
     "architecture_objective": (("pretrain", "adapt"), ("finetune", "evaluate")),
@@ -154,7 +154,7 @@ STUDIES = {
     "t5_compute": (("pretrain",), ("finetune",)),
     **{f"flan_{name}": (("pretrain",), ("finetune",)) for name in ("clusters", "templates", "instructions", "few_shot")},
     "flan_scale": (("pretrain",), ("finetune", "evaluate")),
-    "gpt1_layers": (("pretrain",), ("sst2", "ag_news", "snli", "sst2_scratch", "ag_news_scratch", "snli_scratch")),
+    "gpt1_layers": (("pretrain",), (*TASKS_OF_ONE, *(f"{name}_scratch" for name in TASKS_OF_ONE))),
 }
 MORE = {
     "architecture_objective": """
