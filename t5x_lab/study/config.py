@@ -60,7 +60,9 @@ class Factor:
     def settings(self, value: str, stage: str) -> tuple[str, ...]:
         """Returns the gin files and bindings of a value for a stage."""
         settings = self.values[value]
-        return tuple(settings.get(stage, settings.get(OTHER_STAGES, ())) if isinstance(settings, dict) else settings)
+        if isinstance(settings, dict):
+            settings = settings.get(stage, settings.get(OTHER_STAGES, ()))
+        return tuple(settings)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

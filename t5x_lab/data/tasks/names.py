@@ -134,9 +134,8 @@ def find_members(config: DataConfig, need_objective: bool = True) -> list[Member
     sources = _text_sources(config)
     text_names, joint_names = _text_task_names(sources), _text_task_names([ALL_TEXTS])
     if config.prompts and name not in text_names and name not in joint_names:
-        if config.prompts.collections:  # TEXTS may be members
-            for text in config.texts:
-                _register_text_tasks(text, sources[text])
+        for text in config.texts:  # collections may have them as members
+            _register_text_tasks(text, sources[text])
         config.prompts.register(name)
     names = known_names(config)
     if name in joint_names and name not in names:
