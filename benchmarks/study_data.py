@@ -139,7 +139,6 @@ templates:
     name: as_it_is
     jinja: "{{{{prompt}}}} ||| {{{{completion | replace('<|endoftext|>', '')}}}}"
 """
-TASKS_OF_ONE = tuple(name.removeprefix("small/") for name in DOWNSTREAM)
 # By name of a study: its stages with text, its stages with tasks, and its stages with both.
 STUDIES = {
     "architecture_objective": (("pretrain", "adapt"), ("finetune", "evaluate")),
@@ -148,14 +147,14 @@ STUDIES = {
     "scaling": (("pretrain",), ()),
     "t5_objectives": (("pretrain",), ("finetune",)),
     "t5_repeats": (("pretrain",), ("finetune",)),
-    "t5_methods": (("pretrain",), ("finetune", "scratch")),
+    "t5_methods": (("pretrain",), ("finetune",)),
     "t5_architectures": (("pretrain",), ("finetune",)),
     "t5_mixing": (("pretrain",), ("finetune",), ("multitask",)),
-    "t5_multitask": (("pretrain",), TASKS_OF_ONE, ("mixture", "alone", *(f"without_{name}" for name in TASKS_OF_ONE))),
+    "t5_multitask": (("pretrain",), ("finetune",), ("mixture", "alone", "without")),
     "t5_compute": (("pretrain",), ("finetune",)),
     **{f"flan_{name}": (("pretrain",), ("finetune",)) for name in ("clusters", "templates", "instructions", "few_shot")},
     "flan_scale": (("pretrain",), ("finetune", "evaluate")),
-    "gpt1_layers": (("pretrain",), (*TASKS_OF_ONE, *(f"{name}_scratch" for name in TASKS_OF_ONE))),
+    "gpt1_layers": (("pretrain",), ("finetune",)),
 }
 MORE = {
     "architecture_objective": """
@@ -173,8 +172,31 @@ held_out/Measure.metric = "loss"
 held_out/Measure.best_is = "lowest"
 held_out/Measure.percent = False
 held_out/Measure.over = ("seeds",)
-"""
+""",
+    "gpt1_layers": """
+Study.measures = (@sst2/Measure(), @ag_news/Measure(), @snli/Measure(), @blimp/Measure(), @words/Measure())
+blimp/Measure.name = "BLiMP, zero-shot"
+blimp/Measure.evaluation = "blimp"
+blimp/Measure.chosen_by = None
+blimp/Measure.metric = "score"
+blimp/Measure.stages = ("pretrain",)
+words/Measure.name = "SST-2, zero-shot"
+words/Measure.evaluation = "words"
+words/Measure.chosen_by = None
+words/Measure.metric = "score"
+words/Measure.stages = ("pretrain",)
+""",
 }
+PROBES = """
+EVALS = (@LossEvaluation(), @blimp/ProbeEvaluation(), @words/ProbeEvaluation())
+ProbeEvaluation.batch_size = 128
+blimp/ProbeEvaluation.name = "blimp"
+blimp/ProbeEvaluation.probes = (@Blimp(),)
+blimp/ProbeEvaluation.num_examples = 50
+words/ProbeEvaluation.name = "words"
+words/ProbeEvaluation.probes = (@Sentiment(),)
+words/ProbeEvaluation.num_examples = 500
+"""
 EVALUATE = """
 include "{work}/texts.gin"
 EVALS = (
@@ -408,13 +430,19 @@ def write_studies(work: pathlib.Path) -> None:
     """Writes a gin file for each study, with its settings by stage."""
     (work / "mt_f.gin").write_text('MIXTURE_OR_TASK_NAME = "mt_f"\n')
     (work / "evaluate.gin").write_text(EVALUATE.format(work=work, missing="_and_".join(MISSING)))
-    of_tasks = {"finetune": ("vocabulary.gin", "tasks.gin", "mt_f.gin"), "evaluate": ("tasks.gin", "evaluate.gin")}
+    (work / "probes.gin").write_text(PROBES)
+    of_mt_f = {"finetune": ("vocabulary.gin", "tasks.gin", "mt_f.gin"), "evaluate": ("tasks.gin", "evaluate.gin")}
+    own = {
+        "architecture_objective": of_mt_f,
+        "finetuning_rate": {"finetune": of_mt_f["finetune"]},
+        "gpt1_layers": {"pretrain": ("corpus.gin", "tasks.gin", "probes.gin")},
+    }
     for name, (text_stages, task_stages, *more) in STUDIES.items():
-        own = of_tasks if name in ("architecture_objective", "finetuning_rate") else {}
         files = {
             **{stage: ("corpus.gin",) for stage in text_stages},
-            **{stage: own.get(stage, ("vocabulary.gin", "tasks.gin")) for stage in task_stages},
+            **{stage: ("vocabulary.gin", "tasks.gin") for stage in task_stages},
             **{stage: ("vocabulary.gin", "texts.gin", "tasks.gin") for stages in more for stage in stages},
+            **own.get(name, {}),
         }
         settings = {stage: tuple(str(work / file) for file in files_of) for stage, files_of in files.items()}
         (work / f"{name}.gin").write_text(f"Study.settings = {settings!r}\n{MORE.get(name, '')}")

@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import gin
@@ -75,7 +75,10 @@ class Stage:
       factors: names of the factors whose settings the stage has, in this order.
       overrides: gin files and bindings of all cells that override those of the factors, such as the sizes of a scale.
       after: names of the stages that this one continues. The first of them that a cell has is meant. A training starts from the
-        checkpoint of that stage, an evaluation evaluates it. () = the first stage.
+        checkpoint of that stage, an evaluation evaluates it. None as the last of them = a training from scratch in cells that
+        have none of them. () = the first stage.
+      tasks: gin files and bindings by task, such as {"sst2": ('MIXTURE_OR_TASK_NAME = "glue_sst2"',)}, after `overrides`. The
+        study has a stage of each task, named "<stage>_<task>", which continues the same task of a stage with tasks.
       when: values by factor of the cells that have this stage, such as {"adaptation": ("LM-A",)}. {} = all cells.
       steps: number of steps of this stage, or a dictionary of it by scale. TRAIN_STEPS is set to it, plus the steps of the
         stages before if `RestoreCheckpointConfig.carry` has "step". None = the settings have TRAIN_STEPS or TRAIN_TOKENS.
@@ -89,6 +92,7 @@ class Stage:
     factors: tuple = ()
     overrides: tuple = ()
     after: tuple = ()
+    tasks: dict = dataclasses.field(default_factory=dict)
     when: dict = dataclasses.field(default_factory=dict)
     steps: int | dict | None = None
     flops: str | None = None
@@ -99,12 +103,22 @@ class Stage:
         check_types(self)
         _check_name("Stage.name", self.name)
         _check_settings(f'The stage "{self.name}"', (*self.settings, *self.overrides))
+        for task, settings in self.tasks.items():
+            _check_name(f"a task of {self.name}/Stage.tasks", task)
+            _check_settings(f'The task "{task}" of the stage "{self.name}"', settings)
         check_choice("Stage.command", self.command, COMMANDS)
         check_positive(self, "seeds")
         if self.steps is not None and self.flops is not None:
             raise UserError(f"{self.name}/Stage.steps and {self.name}/Stage.flops are both set. Remove one of them.")
-        if self.command == "eval" and not self.after:
-            raise UserError(f'The stage "{self.name}" evaluates, but comes after no stage. Set {self.name}/Stage.after.')
+        if None in self.after[:-1]:
+            raise UserError(f"{self.name}/Stage.after is {self.after}. None must be the last of its entries.")
+        if self.command == "eval" and (not self.after or None in self.after):
+            raise UserError(f'The stage "{self.name}" evaluates, but may come after no stage. Set {self.name}/Stage.after.')
+
+    @property
+    def settings_name(self) -> str:
+        """The name by which settings by stage are chosen."""
+        return self.name
 
     def steps_at(self, scale: str) -> int | None:
         """Returns the number of steps at a scale.
@@ -123,6 +137,36 @@ class Stage:
 
     def applies_to(self, cell: Mapping[str, Any]) -> bool:
         return all(cell[factor] in values for factor, values in self.when.items())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TaskStage(Stage):
+    """A task of a stage with tasks.
+
+    Attributes:
+      group: name of that stage.
+    """
+
+    group: str
+
+    @property
+    def settings_name(self) -> str:
+        return self.group
+
+
+def _stages_of_tasks(stages: Sequence[Stage]) -> tuple[Stage, ...]:
+    """Returns the stages, with those of the tasks in place of a stage with tasks."""
+    tasks = {stage.name: stage.tasks for stage in stages}
+    of_all: list[Stage] = []
+    for stage in stages:
+        fields = {field.name: getattr(stage, field.name) for field in dataclasses.fields(stage)}
+        for task, settings in stage.tasks.items():
+            after = tuple(f"{name}_{task}" if task in tasks.get(name, ()) else name for name in stage.after)
+            own = {"name": f"{stage.name}_{task}", "after": after, "overrides": (*stage.overrides, *settings), "tasks": {}}
+            of_all.append(TaskStage(**{**fields, **own}, group=stage.name))
+        if not stage.tasks:
+            of_all.append(stage)
+    return tuple(of_all)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -175,7 +219,7 @@ class Study:
 
     Attributes:
       factors: the factors, in the order of tables.
-      stages: the stages, each after those that it continues.
+      stages: the stages, each after those that it continues. Those with tasks are replaced by a stage for each task.
       settings: gin files and bindings of all trainings that override all others, such as those of another corpus, or a
         dictionary of them by stage.
       scale: replaces "{scale}" in the names of gin files, such as "tiny" or "paper".
@@ -206,6 +250,8 @@ class Study:
             names = [part.name for part in parts]
             if not names or len(set(names)) < len(names):
                 raise UserError(f"Study.{kind} has {', '.join(names) or 'no entries'}. It needs entries with different names.")
+        groups = [stage.name for stage in self.stages]
+        object.__setattr__(self, "stages", _stages_of_tasks(self.stages))
         for quantity in self.equal:
             check_choice("Study.equal", quantity, QUANTITIES)
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
@@ -218,19 +264,19 @@ class Study:
             if stage.flops is not None:
                 self._check_flops(stage.flops, stage)
             for name in stage.after:
-                if name not in earlier:
+                if name not in (*earlier, None):
                     raise UserError(
                         f'{stage.name}/Stage.after has "{name}", which is not an earlier stage.{did_you_mean(name, earlier)} '
                         f"Earlier stages: {', '.join(earlier) or 'none'}."
                     )
             earlier.append(stage.name)
         for factor in self.factors:
-            _log_unused_stages(factor, earlier)
+            _log_unused_stages(factor, groups)
         for setting, settings in self.settings.items() if isinstance(self.settings, dict) else [("", self.settings)]:
-            if isinstance(self.settings, dict) and setting not in earlier:
+            if isinstance(self.settings, dict) and setting not in groups:
                 raise UserError(
-                    f'Study.settings has "{setting}", which is not a stage.{did_you_mean(setting, earlier)} Stages: '
-                    f"{', '.join(earlier)}."
+                    f'Study.settings has "{setting}", which is not a stage.{did_you_mean(setting, groups)} Stages: '
+                    f"{', '.join(groups)}."
                 )
             _check_settings("Study.settings", settings)
         for measure in self.measures:
@@ -253,7 +299,7 @@ class Study:
     def settings_of(self, stage: Stage) -> tuple[str, ...]:
         """Returns the overriding settings of a stage. Those that are not by stage are for trainings."""
         if isinstance(self.settings, dict):
-            return tuple(self.settings.get(stage.name, ()))
+            return tuple(self.settings.get(stage.settings_name, ()))
         return tuple(self.settings) if stage.command == "train" else ()
 
     def cells(self) -> list[dict[str, str]]:
@@ -302,7 +348,7 @@ class Study:
                     )
 
 
-def _log_unused_stages(factor: Factor, stages: Sequence[str]) -> None:
+def _log_unused_stages(factor: Factor, stages: Collection[str]) -> None:
     for value, settings in factor.values.items():
         for name in settings if isinstance(settings, dict) else ():
             if name not in stages and name != OTHER_STAGES:

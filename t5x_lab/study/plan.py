@@ -103,7 +103,7 @@ def _plan_run(
     study_dir: str,
 ) -> PlannedRun:
     previous = next((runs[names[name]] for name in stage.after if name in names), None)
-    if stage.after and previous is None:
+    if stage.after and previous is None and stage.after[-1] is not None:
         raise UserError(
             f'The stage "{stage.name}" comes after {" or ".join(stage.after)}, but the cell {", ".join(values.values())} has '
             f"no such stage. Set {stage.name}/Stage.when, or add a stage to {stage.name}/Stage.after."
@@ -162,7 +162,7 @@ def _gin_text(
     lines = [*([f"SEED = {seed}"] if is_training else []), *_lines(stage.settings, study.scale)]
     for factor in factors:
         value = values[factor.name]
-        lines += ["", f"# {factor.name}: {value}", *_lines(factor.settings(value, stage.name), study.scale)]
+        lines += ["", f"# {factor.name}: {value}", *_lines(factor.settings(value, stage.settings_name), study.scale)]
     overrides = (*stage.overrides, *study.settings_of(stage))
     lines += ["", "# All cells", *_lines(overrides, study.scale)] if overrides else []
     if is_training:
