@@ -5,17 +5,19 @@ They are computed from configurations, without data and without parameters.
 
 import dataclasses
 import math
+import re
 from collections.abc import Mapping
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.data.config import stable_repr
 from t5x_lab.runs.config.run_config import RunConfig
 from t5x_lab.study.plan import Plan, PlannedRun
-from t5x_lab.study.step_cost import step_cost
+from t5x_lab.study.step_cost import StepCost, step_cost
 
 TEXT_SETTINGS = (  # of DataConfig.identity
     "TextFiles", "TEXTS", "DataConfig.split", "DataConfig.unique_tokens", "MIXING", "Prompts", "DataConfig.rates_of",
 )  # fmt: skip
+_NOT_IN_COST = re.compile(r"^(SEED|MODEL_DIR|INITIAL_CHECKPOINT_PATH|TRAIN_STEPS) = .*$", re.MULTILINE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,23 +55,25 @@ def compute_quantities(plan: Plan) -> dict[str, Quantities]:
       UserError: for invalid settings of a run.
     """
     quantities: dict[str, Quantities] = {}
+    costs: dict[str, StepCost] = {}  # those of other seeds are the same
     for name, run in plan.runs.items():
         if run.stage.command == "train":
             try:
-                quantities[name] = _quantities(run, quantities)
+                quantities[name] = _quantities(run, quantities, costs)
             except UserError as error:
                 raise UserError(f"The run {name} cannot be trained: {error.sentence}") from error
     return quantities
 
 
-def _quantities(planned: PlannedRun, earlier: Mapping[str, Quantities]) -> Quantities:
+def _quantities(planned: PlannedRun, earlier: Mapping[str, Quantities], costs: dict[str, StepCost]) -> Quantities:
     run = planned.config().run()
     if planned.last_step is not None and run.train_steps != planned.last_step:
         raise UserError(
             f"its settings have TRAIN_STEPS = {run.train_steps}, and {planned.stage.name}/Stage.steps makes it "
             f"{planned.last_step}. Remove one of the two."
         )
-    cost = step_cost(run)
+    settings = _NOT_IN_COST.sub("", planned.text)
+    cost = costs[settings] = costs.get(settings) or step_cost(run)
     before = earlier.get(planned.after or "") if "step" in run.restore.carry else None
     if run.train_steps is not None:
         steps = run.train_steps - (before.last_step if before else 0)
