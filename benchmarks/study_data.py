@@ -163,9 +163,11 @@ Study.measures = (@t0_eval/Measure(), @blimp/Measure(), @seen/Measure(), @new_te
 seen/Measure.name = "seen tasks"
 seen/Measure.evaluation = "seen"
 seen/Measure.metric = "sum"
+seen/Measure.units = "tasks"
 new_templates/Measure.name = "new templates"
 new_templates/Measure.evaluation = "new_templates"
 new_templates/Measure.metric = "sum"
+new_templates/Measure.units = "tasks"
 held_out/Measure.name = "held-out loss of prefix LM"
 held_out/Measure.evaluation = "held_out"
 held_out/Measure.metric = "loss"
@@ -315,11 +317,11 @@ def short_renderings(file: pathlib.Path) -> list[str]:
     """Returns the lines of a file of T0's renderings with a short prompt and answer, if its answers differ."""
     with gzip.open(file, "rt") as lines:
         renderings = [(line, json.loads(line)) for line in lines]
-    words = lambda text: len(text.replace("<|endoftext|>", "").split())
+    num_words = lambda text: len(text.replace("<|endoftext|>", "").split())
     short = [
         (line, rendering["completion"])
         for line, rendering in renderings
-        if words(rendering["prompt"]) <= PROMPT_WORDS and 0 < words(rendering["completion"]) <= ANSWER_WORDS
+        if num_words(rendering["prompt"]) <= PROMPT_WORDS and 0 < num_words(rendering["completion"]) <= ANSWER_WORDS
     ]
     answers = {answer for _, answer in short}
     return [line for line, _ in short] if len(answers) > 1 else []

@@ -239,3 +239,7 @@ def test_parts_of_a_benchmark_are_units(tmp_path):
     (folder / "5.json").write_text(json.dumps({"step": 5, "results": {"t5_glue_cola": {"matthews": 50.0}}, "report": report}))
     measure = Measure(name="GLUE", evaluation="infer", metric="score", percent=False)
     assert {unit: value.value for unit, value in measure.read(str(tmp_path)).items()} == {"CoLA": 50.0, "STS-B": 80.0}
+    of_tasks = dataclasses.replace(measure, metric="matthews", units="tasks")
+    assert {unit: value.value for unit, value in of_tasks.read(str(tmp_path)).items()} == {"t5_glue_cola": 50.0}
+    with pytest.raises(UserError, match="Choose one of"):
+        dataclasses.replace(measure, units="prompts")

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from t5x_lab.config.checks import check_types
-from t5x_lab.config.errors import UserError
+from t5x_lab.config.errors import UserError, check_choice
 from t5x_lab.config.json_files import read_dictionary
 from t5x_lab.config.steps import parse_step
 from t5x_lab.evaluation.results import FOLDER
@@ -40,6 +40,7 @@ class Measure:
       metric: key of the metric. Results of probes and of rankings have a unit for each data set; the metric of rankings is a
         normalization, such as "sum", and its median over prompts counts. Benchmarks such as GLUE have a unit for each part,
         with the metric "score". Other results have a unit for each task.
+      units: "reported" as above, or "tasks" for a unit for each task also of rankings, whose tasks have one prompt each.
       tasks: units that count, such as tasks or data sets. () = all.
       stages: stages that may have the evaluation. The last of them that a cell has is read. () = all stages.
       best_is: "highest" or "lowest".
@@ -53,6 +54,7 @@ class Measure:
     name: str
     evaluation: str
     metric: str
+    units: str = "reported"
     chosen_by: str | None = None
     tasks: tuple = ()
     stages: tuple = ()
@@ -64,8 +66,8 @@ class Measure:
 
     def __post_init__(self):
         check_types(self)
-        if self.best_is not in ("highest", "lowest"):
-            raise UserError(f'Measure.best_is is "{self.best_is}". It must be "highest" or "lowest".')
+        check_choice("Measure.best_is", self.best_is, ("highest", "lowest"))
+        check_choice("Measure.units", self.units, ("reported", "tasks"))
         if self.over not in (("seeds", "units"), ("seeds",)):
             raise UserError(f'Measure.over is {self.over}. It must be ("seeds", "units") or ("seeds",).')
         if self.chosen_by == self.evaluation:
@@ -93,8 +95,10 @@ class Measure:
         return {step: sum(values) / len(values) for step, values in by_step.items() if values}
 
     def _values(self, content: Mapping[str, Any]) -> dict[str, Value]:
-        of_reports = self._of_probes(content) | self._of_rankings(content) | self._of_benchmarks(content)
-        values = of_reports or self._of_tasks(content)
+        values = {}
+        if self.units == "reported":
+            values = self._of_probes(content) | self._of_rankings(content) | self._of_benchmarks(content)
+        values = values or self._of_tasks(content)
         is_counted = lambda unit: not self.tasks or unit in self.tasks
         return {unit: value for unit, value in values.items() if is_counted(unit) and math.isfinite(value.value)}
 
@@ -123,8 +127,10 @@ class Measure:
         }
 
     def _of_tasks(self, content: Mapping[str, Any]) -> dict[str, Value]:
-        results = content.get("results", {})
-        return {task: Value(_number(numbers, self.metric), _number(numbers, "chance")) for task, numbers in results.items()}
+        return {
+            task: Value(_number(numbers, self.metric), _number(numbers, "chance"), _number(numbers, "constant"))
+            for task, numbers in content.get("results", {}).items()
+        }
 
 
 def _result_files(model_dir: str, evaluation: str) -> dict[int, pathlib.Path]:
