@@ -246,6 +246,17 @@ def test_runs_start_after_those_that_they_continue_and_never_twice(stub):
     assert len(stub()) == 2 * len(events)  # the settings changed, also of what the other stages continue
 
 
+def test_the_time_left_counts_stages_of_which_a_run_is_finished(stub):
+    lines: list[str] = []
+    plan = make_plan(dataclasses.replace(STUDY, seeds=(0,)), os.path.abspath("s"))
+    flops = {name: 1e9 for name, run in plan.runs.items() if run.stage.command == "train"}
+    assert Execution(plan, flops=flops, log=lines.append).run()
+    finished = [line for line in lines if ": finished" in line]
+    how = {line.split("-")[0]: re.findall("at least|about", line) for line in reversed(finished[:-1])}  # the first of each
+    assert how == {"pretrain": ["at least"], "adapt": ["at least"], "evaluate": ["about"]}
+    assert finished[-1].endswith("10 of 10 runs")
+
+
 def test_runs_at_a_time_share_the_cores(stub, monkeypatch):
     cores = sorted(os.sched_getaffinity(0))
     monkeypatch.setenv("XLA_FLAGS", "")

@@ -177,17 +177,30 @@ class Execution:
         return f", loss {losses[-1]:.4f}" if losses and run.stage.command == "train" else ""
 
     def _progress(self) -> str:
-        """Returns the number of finished runs and the time that the others take at the measured FLOPs per second."""
-        done = {name: run for name, run in self._plan.runs.items() if self.is_finished(run)}
+        """Returns the number of finished runs and the time that the others take."""
+        done = [name for name, run in self._plan.runs.items() if self.is_finished(run)]
         counts = f"{len(done)} of {len(self._plan.runs)} runs"
         stored = {name: read_dictionary(self._directory / FINISHED / f"{name}.json") for name in done}
-        seconds = {name: float(content.get("seconds") or 0.0) for name, content in stored.items()}
-        measured = [name for name in done if self._flops.get(name) and seconds[name]]
-        if not measured or len(done) == len(self._plan.runs):
+        seconds = {name: float(content["seconds"]) for name, content in stored.items() if content.get("seconds")}
+        estimates = [self._estimate(name, seconds) for name in self._plan.runs if name not in done]
+        known = [estimate for estimate in estimates if estimate is not None]
+        if not known:
             return counts
-        speed = sum(self._flops[name] for name in measured) / sum(seconds[name] for name in measured)
-        remaining = sum(flops for name, flops in self._flops.items() if name not in done) / speed / self._jobs
-        return f"{counts}, about {duration(remaining)} left"
+        how = "about" if len(known) == len(estimates) else "at least"
+        return f"{counts}, {how} {duration(sum(known) / self._jobs)} left"
+
+    def _estimate(self, name: str, seconds: Mapping[str, float]) -> float | None:
+        """Returns the seconds of a run by those of its stage, or of all trainings, that are finished. None if there are none.
+
+        Trainings take as long as their FLOPs, evaluations as long as others.
+        """
+        runs = self._plan.runs
+        of_stage = [other for other in seconds if runs[other].stage == runs[name].stage]
+        trainings = [other for other in seconds if other in self._flops] if name in self._flops else []
+        measured = of_stage or trainings
+        size = lambda other: self._flops.get(other) or 1.0
+        total = sum(map(size, measured))
+        return size(name) * sum(seconds[other] for other in measured) / total if measured else None
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
