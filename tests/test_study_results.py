@@ -1,9 +1,11 @@
 """Results of studies: intervals, orderings, units that count, and missing cells."""
 
 import dataclasses
+import importlib
 import json
 import math
 import pathlib
+import tarfile
 
 import numpy as np
 import pytest
@@ -243,3 +245,27 @@ def test_parts_of_a_benchmark_are_units(tmp_path):
     assert {unit: value.value for unit, value in of_tasks.read(str(tmp_path)).items()} == {"t5_glue_cola": 50.0}
     with pytest.raises(UserError, match="Choose one of"):
         dataclasses.replace(measure, units="prompts")
+
+
+def test_an_archive_of_results_has_the_same_numbers(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(pathlib.Path(__file__).parents[1] / "benchmarks")
+    archived = importlib.import_module("study_results")
+    plan = make_plan(STUDY, str(tmp_path / "study"))
+    measure = Measure(name="BLiMP", evaluation="blimp", metric="score")
+    for number, run in enumerate(plan.runs.values()):
+        folder = pathlib.Path(run.model_dir) / "evals" / "blimp"
+        folder.mkdir(parents=True, exist_ok=True)
+        numbers = {"one": {"score": 0.5 + 0.01 * number, "chance": 0.5}}
+        (folder / "4.json").write_text(json.dumps({"step": 4, "report": {"probes": {"blimp": numbers}}}))
+        lines = [{"step": step, "split": "train", "loss": 1.0} for step in range(1, 121)]
+        lines.insert(60, {"step": 60, "split": "eval/sotu", "loss": 2.0})
+        (folder.parents[1] / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    archived.main(plan.study_dir, str(tmp_path / "results.tar.xz"), "1")
+    with tarfile.open(tmp_path / "results.tar.xz") as archive:
+        archive.extractall(tmp_path / "unpacked", filter="data")
+    unpacked = make_plan(dataclasses.replace(STUDY, seeds=(1,)), str(tmp_path / "unpacked"))
+    of_seed_1 = make_plan(dataclasses.replace(STUDY, seeds=(1,)), plan.study_dir)
+    assert read_results(unpacked, measure) == read_results(of_seed_1, measure)
+    assert not list((tmp_path / "unpacked" / "runs").glob("*seed0"))
+    metrics = (tmp_path / "unpacked" / "runs" / "pretrain-causal_decoder-mlm-seed1" / "metrics.jsonl").read_text()
+    assert [json.loads(line)["step"] for line in metrics.splitlines()] == [50, 60, 100, 120]
