@@ -102,7 +102,9 @@ def test_a_stage_with_tasks_has_a_run_for_each_and_continues_the_same_task():
     adaptation = Factor(name="adaptation", values={"none": (), "LM-A": (), "scratch": ()})
     settings = {"tune": ("EVALS = (@LossEvaluation(),)",)}
     stages = (condition(STAGES[0], "none"), condition(without, "LM-A"), tune)
-    runs = make_plan(Study(factors=(*FACTORS[:2], adaptation), stages=stages, settings=settings), "s").runs
+    study = Study(factors=(*FACTORS[:2], adaptation), stages=stages, settings=settings)
+    assert dataclasses.replace(study, seeds=(1,)).stages == study.stages
+    runs = make_plan(study, "s").runs
     trained_on = {run.text.split("MIXTURE_OR_TASK_NAME = ")[-1].split("\n")[0]: run for run in runs.values()}
     assert set(trained_on) == {"'sotu'", "'cola'", "'rte'"}
     after = {(run.stage.name, run.after and run.after.split("-")[0]) for run in runs.values()}

@@ -157,16 +157,16 @@ class TaskStage(Stage):
 def _stages_of_tasks(stages: Sequence[Stage]) -> tuple[Stage, ...]:
     """Returns the stages, with those of the tasks in place of a stage with tasks."""
     tasks = {stage.name: stage.tasks for stage in stages}
-    of_all: list[Stage] = []
+    expanded: list[Stage] = []
     for stage in stages:
         fields = {field.name: getattr(stage, field.name) for field in dataclasses.fields(stage)}
         for task, settings in stage.tasks.items():
             after = tuple(f"{name}_{task}" if task in tasks.get(name, ()) else name for name in stage.after)
             own = {"name": f"{stage.name}_{task}", "after": after, "overrides": (*stage.overrides, *settings), "tasks": {}}
-            of_all.append(TaskStage(**{**fields, **own}, group=stage.name))
+            expanded.append(TaskStage(**{**fields, **own}, group=stage.name))
         if not stage.tasks:
-            of_all.append(stage)
-    return tuple(of_all)
+            expanded.append(stage)
+    return tuple(expanded)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -250,7 +250,7 @@ class Study:
             names = [part.name for part in parts]
             if not names or len(set(names)) < len(names):
                 raise UserError(f"Study.{kind} has {', '.join(names) or 'no entries'}. It needs entries with different names.")
-        groups = [stage.name for stage in self.stages]
+        groups = list(dict.fromkeys(stage.settings_name for stage in self.stages))
         object.__setattr__(self, "stages", _stages_of_tasks(self.stages))
         for quantity in self.equal:
             check_choice("Study.equal", quantity, QUANTITIES)

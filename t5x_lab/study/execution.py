@@ -195,7 +195,7 @@ class Execution:
         Trainings take as long as their FLOPs, evaluations as long as others.
         """
         runs = self._plan.runs
-        of_stage = [other for other in seconds if runs[other].stage == runs[name].stage]
+        of_stage = [other for other in seconds if runs[other].stage.name == runs[name].stage.name]
         trainings = [other for other in seconds if other in self._flops] if name in self._flops else []
         measured = of_stage or trainings
         size = lambda other: self._flops.get(other) or 1.0
