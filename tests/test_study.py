@@ -254,8 +254,10 @@ def test_the_time_left_counts_stages_of_which_a_run_is_finished(stub):
     flops = {name: 1e9 for name, run in plan.runs.items() if run.stage.command == "train"}
     assert Execution(plan, flops=flops, log=lines.append).run()
     finished = [line for line in lines if ": finished" in line]
-    how = {line.split("-")[0]: re.findall("at least|about", line) for line in reversed(finished[:-1])}  # the first of each
-    assert how == {"pretrain": ["at least"], "adapt": ["at least"], "evaluate": ["about"]}
+    precision = {
+        line.split("-")[0]: re.findall("at least|about", line) for line in reversed(finished[:-1])
+    }  # the first of each
+    assert precision == {"pretrain": ["at least"], "adapt": ["at least"], "evaluate": ["about"]}
     assert finished[-1].endswith("10 of 10 runs")
 
 

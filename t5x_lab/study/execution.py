@@ -183,11 +183,11 @@ class Execution:
         stored = {name: read_dictionary(self._directory / FINISHED / f"{name}.json") for name in done}
         seconds = {name: float(content["seconds"]) for name, content in stored.items() if content.get("seconds")}
         estimates = [self._estimate(name, seconds) for name in self._plan.runs if name not in done]
-        known = [estimate for estimate in estimates if estimate is not None]
-        if not known:
+        estimated = [estimate for estimate in estimates if estimate is not None]
+        if not estimated:
             return counts
-        how = "about" if len(known) == len(estimates) else "at least"
-        return f"{counts}, {how} {duration(sum(known) / self._jobs)} left"
+        precision = "about" if len(estimated) == len(estimates) else "at least"
+        return f"{counts}, {precision} {duration(sum(estimated) / self._jobs)} left"
 
     def _estimate(self, name: str, seconds: Mapping[str, float]) -> float | None:
         """Returns the seconds of a run by those of its stage, or of all trainings, that are finished. None if there are none.
