@@ -464,7 +464,7 @@ def test_a_value_needs_settings_and_a_name_of_its_own():
         Factor(name="size", values={"small": "models/decoder/small.gin"})
     with pytest.raises(UserError, match='have the same file name, "full_lm"'):
         Factor(name="objective", values={"full LM": (), "full-LM": ()})
-    with pytest.raises(UserError, match="evaluates, but comes after no stage"):
+    with pytest.raises(UserError, match="evaluates, but may come after no stage"):
         Stage(name="evaluate", command="eval")
 
 
