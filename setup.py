@@ -9,7 +9,13 @@ import pathlib
 from setuptools import find_packages, setup
 
 ROOT = pathlib.Path(__file__).parent
-FILES = {"gin": "*.gin", "papers/flan/templates": "*.yaml", "papers/eai_eval": "*.yaml", "report": "page.*"}
+FILES = {
+    "gin": "*.gin",
+    "papers/flan/templates": "*.yaml",
+    "papers/eai_eval": "*.yaml",
+    "report": "page.*",
+    "corpora/rules": "*.txt",
+}
 PACKAGE_DATA = [
     str(path.relative_to(ROOT / "t5x_lab"))
     for folder, pattern in FILES.items()
@@ -55,6 +61,17 @@ DATA = [
 
 BEAM = ["apache-beam>=2.77", "google-crc32c>=1"]  # the latter for seqio_cache_tasks
 
+CORPUS = [
+    *BEAM,
+    "langdetect>=1.0.9",
+    "nltk>=3.9",  # Punkt's sentences
+    "resiliparse>=0.15",  # text of HTML
+    "scipy>=1.14",  # clusters of near-duplicates
+    "tldextract>=5.1",
+    "warcio>=1.7",  # HTTP in archives
+    "zstandard>=0.22",
+]
+
 DOCS = ["mkdocs>=1.6,<2", "mkdocs-material>=9.5", "mkdocstrings-python>=2", "jupytext>=1.17", "nbclient>=0.10", "ipykernel>=6"]
 
 EXTRAS = {
@@ -63,10 +80,12 @@ EXTRAS = {
     "compile": ["libtpu>=0.0.40"],  # TPU programs without a TPU
     "harness": ["lm-eval>=0.4.13"],
     "beam": BEAM,
+    "corpus": CORPUS,
     "datasets": ["datasets>=3"],  # records that Hugging Face's library saved, or its hub has
     "test": [
-        *BEAM,
+        *CORPUS,
         *DOCS,
+        "trafilatura>=2",
         "libtpu>=0.0.40",
         "lm-eval>=0.4.13",
         "pytest>=8",

@@ -23,7 +23,7 @@ TOPICS = {  # headings of configurables by folder
 }  # fmt: skip
 LAYERS = [
     "config", "ops", "networks", "decoding", "models", "partitioning", "optim", "training", "checkpoints", "observe", "data",
-    "prompts", "evaluation", "papers", "tasks", "report", "runs", "study", "cli",
+    "prompts", "evaluation", "papers", "tasks", "report", "corpora", "runs", "study", "cli",
 ]  # fmt: skip
 
 

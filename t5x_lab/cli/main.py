@@ -26,6 +26,7 @@ COMMANDS = {
     "convert": "convert checkpoints between t5x_lab, T5X and Hugging Face formats",
     "table": "list batch shapes, loss fractions and FLOPs of every architecture with every objective",
     "study": "run a grid of trainings and evaluations; the same command continues an interrupted study",
+    "corpus": "make a clean corpus from web crawl files with Apache Beam",
     "cache": "preprocess tasks offline into SeqIO caches with Apache Beam",
     "vocab": "train a SentencePiece vocabulary",
 }

@@ -4,16 +4,15 @@ import dataclasses
 import functools
 import os
 import pathlib
-import re
 import sys
-import threading
 from collections.abc import Sequence
+from typing import Any
 
 import seqio
 
+from t5x_lab.config.beam import Progress, import_beam, run_pipeline
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.log import log
-from t5x_lab.config.user_code import describe_error
 from t5x_lab.data.cache.reading import is_complete, task_cache_dir
 from t5x_lab.data.cache.writing import CacheShard, begin, complete, write
 from t5x_lab.data.pipeline.seeds import derive_seed
@@ -73,11 +72,7 @@ def cache_tasks(config: GinConfig, names: Sequence[str], cache: str, options: Se
     Raises:
       UserError: for tasks that cannot be cached, or if apache-beam is not installed.
     """
-    try:
-        import apache_beam as beam
-        from apache_beam.options.pipeline_options import PipelineOptions
-    except ImportError as error:
-        raise UserError(f"t5x_lab cache needs Apache Beam ({error}). Run: pip install 't5x_lab[beam]'") from error
+    beam = import_beam("cache", "beam")
     vocabulary = config.vocabulary()
     names = names or [name for name in [config.data().mixture_or_task_name] if name]
     if not names:
@@ -101,51 +96,20 @@ def cache_tasks(config: GinConfig, names: Sequence[str], cache: str, options: Se
     ]
     if jobs:
         log(f"Caching {', '.join(missing)}: {len(jobs)} files.")
-        flags = list(options) if any(option.startswith("--runner") for option in options) else [*_local_runner(), *options]
-        try:
-            with _Progress(jobs), beam.Pipeline(options=PipelineOptions(flags, save_main_session=False)) as pipeline:
-                _ = pipeline | beam.Create(jobs) | beam.Reshuffle() | beam.Map(write_shard)
-        except Exception as error:  # runners wrap errors of the steps in their own
-            lines = [line.strip() for line in str(error).splitlines() if re.match(r"\s*[\w.]*(Error|Exception)\b", line)]
-            raise UserError(
-                f"Caching failed: {lines[-1] if lines else describe_error(error)} Run the same command again to resume."
-            ) from error
+        paths = [task_cache_dir(job.cache, job.shard.task) / job.shard.file for job in jobs]
+
+        def build(pipeline: Any) -> None:
+            _ = pipeline | beam.Create(jobs) | beam.Reshuffle() | beam.Map(write_shard)
+
+        with Progress(lambda: f"{sum(path.exists() for path in paths)} of {len(paths)} files are written."):
+            try:
+                run_pipeline(beam, options, os.cpu_count() or 1, build)
+            except UserError as error:
+                raise UserError(f"Caching failed: {error.sentence}") from error
     return {name: complete(task, cache, vocabulary) for name, task in missing.items()}
-
-
-def _local_runner() -> list[str]:
-    cores = os.cpu_count() or 1
-    os.environ.setdefault("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
-    return ["--runner=DirectRunner", "--direct_running_mode=multi_processing", f"--direct_num_workers={cores}"]
 
 
 def _supports_caching(task: seqio.Task) -> bool:
     if not task.supports_caching:
         log(f'The task "{task.name}" has no seqio.CacheDatasetPlaceholder. It is not cached.')
     return task.supports_caching
-
-
-class _Progress:
-    """Logs the number of written files every few seconds, whoever writes them."""
-
-    SECONDS = 10.0
-
-    def __init__(self, jobs: Sequence[Job]):
-        self._paths = [task_cache_dir(job.cache, job.shard.task) / job.shard.file for job in jobs]
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="progress", daemon=True)
-
-    def _watch(self) -> None:
-        last_count = -1
-        while not self._stop.wait(self.SECONDS):
-            count = sum(path.exists() for path in self._paths)
-            if count != last_count:
-                log(f"{count} of {len(self._paths)} files are written.")
-            last_count = count
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *unused: object) -> None:
-        self._stop.set()
-        self._thread.join()

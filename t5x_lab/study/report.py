@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from t5x_lab.config.json_files import write_atomically, write_json
+from t5x_lab.report.markdown_page import to_html
 from t5x_lab.study.config import Saving
 from t5x_lab.study.execution import GIN, command
 from t5x_lab.study.figures import write_figures
 from t5x_lab.study.isoflop import Fit
-from t5x_lab.study.page import to_html
 from t5x_lab.study.plan import Plan
 from t5x_lab.study.quantities import Quantities
 from t5x_lab.study.results import MeasureReport, fit_sizes, make_measure_reports
@@ -43,7 +43,8 @@ def write_report(plan: Plan, quantities: Mapping[str, Quantities], equal: Sequen
     write_json(folder / JSON, content, indent=1)
     text = _to_markdown(plan, quantities, equal, reports, savings, figures)
     write_atomically(folder / MARKDOWN, text)
-    write_atomically(folder / HTML, to_html(text, folder, figures))
+    images = {name: (folder / name).with_suffix(".svg").read_bytes() for name in figures}
+    write_atomically(folder / HTML, to_html("Study", text, images))
     return folder / HTML
 
 

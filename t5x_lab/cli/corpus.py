@@ -1,0 +1,50 @@
+"""Makes a clean corpus of web text from crawl files, with Apache Beam. The same command continues an interrupted one."""
+
+import argparse
+
+from t5x_lab.cli.flags import add_gin_flags
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--input",
+        required=True,
+        help="files, folders or patterns, separated by commas: WARC, WET, ARC, HTML, .jsonl and .txt, also .gz and .zst",
+    )
+    parser.add_argument("--output_dir", required=True, help="folder of the corpus; the TFDS_DATA_DIR of format tfds")
+    parser.add_argument("--work_dir", help="folder of intermediate files; default: work in --output_dir")
+    parser.add_argument("--workers", type=int, help="number of local processes; default: one per core")
+    parser.add_argument(
+        "--pipeline_options",
+        default="",
+        help="Beam flags separated by commas, such as --runner=DataflowRunner,--project=my_project; default: local runner",
+    )
+    add_gin_flags(parser)
+
+
+def run(args: argparse.Namespace) -> None:
+    import os
+
+    from t5x_lab.config.beam import split_options
+    from t5x_lab.config.errors import UserError
+    from t5x_lab.config.gin_files import binding
+    from t5x_lab.corpora.pipeline import make_corpus
+    from t5x_lab.corpora.report import summary_table, write_report
+    from t5x_lab.corpora.stages.context import parse_corpus
+
+    workers = (os.cpu_count() or 1) if args.workers is None else args.workers
+    if workers < 1:
+        raise UserError(f"--workers is {workers}. It must be at least 1.")
+    bindings = [*args.gin_bindings, *(binding(flag) for flag in args.gin)]
+    paths = [path for paths in args.gin_search_paths for path in paths.split(",")]
+    corpus, text = parse_corpus(["corpora/c4.gin", *args.gin_file], bindings, paths)
+    if args.dry_run:
+        print(text)
+        return
+    output = os.path.abspath(args.output_dir) if "://" not in args.output_dir else args.output_dir.rstrip("/")
+    work_dir = os.path.abspath(args.work_dir) if args.work_dir and "://" not in args.work_dir else args.work_dir
+    summary = make_corpus(
+        corpus, text, args.input, output, work_dir or f"{output}/work", split_options(args.pipeline_options), workers
+    )
+    print(summary_table(summary))
+    print(write_report(output))

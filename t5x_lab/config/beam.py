@@ -1,0 +1,94 @@
+"""Apache Beam for jobs that write files: import, options of the local runner, progress and messages."""
+
+import os
+import re
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+from t5x_lab.config.errors import UserError
+from t5x_lab.config.log import log
+from t5x_lab.config.user_code import describe_error
+
+
+def import_beam(command: str, extra: str) -> ModuleType:
+    """Returns Apache Beam.
+
+    Raises:
+      UserError: if it is not installed, with the command's name and the extra that installs it.
+    """
+    try:
+        import apache_beam
+    except ImportError as error:
+        raise UserError(f"t5x_lab {command} needs Apache Beam ({error}). Run: pip install 't5x_lab[{extra}]'") from error
+    return apache_beam
+
+
+def split_options(text: str) -> list[str]:
+    """Returns Beam's flags in a text that separates them by commas."""
+    return [flag.strip() for flag in text.split(",") if flag.strip()]
+
+
+def run_pipeline(beam: ModuleType, options: Sequence[str], workers: int, build: Callable[[Any], None]) -> None:
+    """Builds and runs a pipeline.
+
+    Args:
+      beam: Apache Beam.
+      options: Beam's own flags. Without --runner, its local runner has `workers` processes.
+      workers: number of local processes. One runs in this process.
+      build: f(pipeline) that adds the steps.
+
+    Raises:
+      UserError: if a step fails, with the line that names the error. Runners wrap errors of the steps in their own.
+    """
+    from apache_beam.options.pipeline_options import PipelineOptions
+
+    is_chosen = any(option.startswith("--runner") for option in options)
+    flags = list(options) if is_chosen else [*_local_runner(workers), *options]
+    try:
+        with beam.Pipeline(options=PipelineOptions(flags, save_main_session=False)) as pipeline:
+            build(pipeline)
+    except UserError:
+        raise
+    except Exception as error:
+        lines = [line.strip() for line in str(error).splitlines() if re.match(r"\s*[\w.]*(Error|Exception)\b", line)]
+        raise UserError(f"{lines[-1] if lines else describe_error(error)} Run the same command again to resume.") from error
+
+
+def _local_runner(workers: int) -> list[str]:
+    if workers == 1:
+        return ["--runner=DirectRunner"]
+    os.environ.setdefault("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+    return ["--runner=DirectRunner", "--direct_running_mode=multi_processing", f"--direct_num_workers={workers}"]
+
+
+class Progress:
+    """Logs a line every few seconds while jobs run, wherever they run.
+
+    Args:
+      describe: f() -> line. It is logged when it has changed.
+    """
+
+    SECONDS = 10.0
+
+    def __init__(self, describe: Callable[[], str]):
+        self._describe = describe
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="progress", daemon=True)
+
+    def _watch(self) -> None:
+        last = ""
+        while not self._stop.wait(self.SECONDS):
+            line = self._describe()
+            if line != last:
+                log(line)
+            last = line
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *unused: object) -> None:
+        self._stop.set()
+        self._thread.join()

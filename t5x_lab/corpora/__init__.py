@@ -1,0 +1,1 @@
+"""Corpora from web crawls: reading, cleaning, removal of duplicates, on Apache Beam."""

@@ -1,0 +1,1 @@
+"""Removal of duplicate URLs, lines, spans and pages across a corpus."""

@@ -1,0 +1,89 @@
+"""Files on any storage that Beam reads: local paths, gs://, s3://, hdfs://."""
+
+import contextlib
+import os
+import uuid
+from collections.abc import Iterator
+from typing import BinaryIO
+
+from t5x_lab.config.errors import UserError
+
+
+def _file_systems():
+    try:
+        from apache_beam.io.filesystems import FileSystems
+    except ImportError as error:
+        raise UserError(f"t5x_lab corpus needs Apache Beam ({error}). Run: pip install 't5x_lab[corpus]'") from error
+    return FileSystems
+
+
+def match_files(pattern: str) -> list[tuple[str, int]]:
+    """Returns (path, size in bytes) of the files that match a pattern, or that a folder holds at any depth, sorted by path."""
+    if "://" not in pattern and os.path.isdir(pattern):
+        paths = [os.path.join(folder, name) for folder, _, names in os.walk(pattern) for name in names if name[:1] not in "._"]
+        return sorted((path, os.path.getsize(path)) for path in paths if os.path.isfile(path))
+    matches = _file_systems().match([pattern])[0].metadata_list
+    return sorted((str(match.path), int(match.size_in_bytes)) for match in matches if not os.path.isdir(match.path))
+
+
+@contextlib.contextmanager
+def open_input(path: str) -> Iterator[BinaryIO]:
+    """Opens a file for reading bytes as they are stored."""
+    if "://" not in path:
+        with open(path, "rb") as file:
+            yield file
+        return
+    from apache_beam.io.filesystem import CompressionTypes
+
+    with _file_systems().open(path, compression_type=CompressionTypes.UNCOMPRESSED) as file:
+        yield file
+
+
+def read_text_lines(pattern: str) -> Iterator[str]:
+    """Yields the stripped lines of the text files that match a pattern.
+
+    Raises:
+      UserError: if there are none.
+    """
+    files = match_files(pattern)
+    if not files:
+        raise UserError(f'No file matches "{pattern}". Correct the path in the gin configuration.')
+    for path, _ in files:
+        with open_input(path) as file:
+            for line in file:
+                yield line.decode("utf-8", "replace").strip()
+
+
+@contextlib.contextmanager
+def open_output(path: str) -> Iterator[BinaryIO]:
+    """Opens a file for writing. It gets its name when it is complete. Two workers may write the same file."""
+    unfinished = f"{path}.unfinished-{uuid.uuid4().hex}"
+    if "://" not in path:
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        try:
+            with open(unfinished, "wb") as file:
+                yield file
+            os.replace(unfinished, path)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(unfinished)
+        return
+    from apache_beam.io.filesystem import CompressionTypes
+
+    systems = _file_systems()
+    with systems.create(unfinished, compression_type=CompressionTypes.UNCOMPRESSED) as file:
+        yield file
+    systems.rename([unfinished], [path])
+
+
+def exists(path: str) -> bool:
+    return os.path.exists(path) if "://" not in path else _file_systems().exists(path)
+
+
+def remove(path: str) -> None:
+    """Removes a file if it exists."""
+    if "://" not in path:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(path)
+    elif exists(path):
+        _file_systems().delete([path])

@@ -1,0 +1,257 @@
+"""Makes a corpus: plans it, runs its stages with Apache Beam, and completes it."""
+
+import collections
+import dataclasses
+import datetime
+import functools
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from t5x_lab.config.beam import Progress, import_beam, run_pipeline
+from t5x_lab.config.errors import UserError
+from t5x_lab.config.json_files import parse_json
+from t5x_lab.config.log import log
+from t5x_lab.corpora.config import Corpus
+from t5x_lab.corpora.files import exists, match_files, open_input, open_output, remove
+from t5x_lab.corpora.reading.inputs import file_kind
+from t5x_lab.corpora.stages import clean, find_duplicates, finish, near_duplicates, read, write
+from t5x_lab.corpora.stages.context import PLAN, Context, Plan, describe_rules, digest, load_context, merge_examples
+from t5x_lab.corpora.stages.statistics import merge_statistics
+from t5x_lab.corpora.writing import write_tfds_info
+
+SUMMARY = "corpus.json"
+_COMPRESSED = (".gz", ".zst")
+_EXPANSION = 4  # of compressed text
+_JOB_BYTES = 1 << 26  # of small input files that are read by one job
+_LOCAL_BYTES = 1 << 26  # of input below which starting more processes takes longer than the work
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """A stage of the pipeline.
+
+    Attributes:
+      name: its name.
+      list_jobs: f(context) -> indices of its jobs, when the stages before are finished.
+      run: f(context, index) -> summary. It writes the files of a job.
+    """
+
+    name: str
+    list_jobs: Callable[[Context], range]
+    run: Callable[[Context, int], dict[str, Any]]
+
+
+STAGES = (
+    Stage(read.NAME, read.list_jobs, read.run),
+    Stage(clean.NAME, clean.list_jobs, clean.run),
+    Stage(find_duplicates.NAME, find_duplicates.list_jobs, find_duplicates.run),
+    Stage(finish.NAME, finish.list_jobs, finish.run),
+    Stage(near_duplicates.BANDS, near_duplicates.list_buckets, near_duplicates.write_bands),
+    Stage(near_duplicates.PAIRS, near_duplicates.list_buckets, near_duplicates.write_pairs),
+    Stage(near_duplicates.CLUSTERS, near_duplicates.list_single, near_duplicates.write_clusters),
+    Stage(near_duplicates.NAME, near_duplicates.list_buckets, near_duplicates.write_unique),
+    Stage(write.NAME, write.list_jobs, write.run),
+)
+
+
+def make_corpus(
+    corpus: Corpus, config: str, inputs: str, output: str, work_dir: str, options: Sequence[str], workers: int
+) -> dict[str, Any]:
+    """Makes a corpus, or continues one that was interrupted. Finished jobs of stages whose settings are the same are kept.
+
+    Args:
+      corpus: the recipe.
+      config: its configuration as gin text, from which workers build it.
+      inputs: patterns of files, or folders, separated by commas.
+      output: folder of the corpus.
+      work_dir: folder of the stages.
+      options: Beam's own flags.
+      workers: number of local processes, if `options` have no runner.
+
+    Returns:
+      The summary: sizes of splits, counts of all rules, examples, statistics.
+
+    Raises:
+      UserError: if there is no input, or a worker fails.
+    """
+    beam = import_beam("corpus", "corpus")
+    plan = _make_plan(corpus, config, inputs, output, work_dir)
+    with open_output(f"{work_dir}/{PLAN}") as file:
+        file.write(json.dumps(dataclasses.asdict(plan)).encode())
+    load_context.cache_clear()
+    context = load_context(work_dir)
+    size = sum(size for job in plan.inputs for _, size in job)
+    log(f"{sum(map(len, plan.inputs)):,} files with {size:,} bytes, in {plan.num_buckets:,} buckets.")
+    progress = _Progress(context)
+    with Progress(progress.describe):
+        build = functools.partial(_build, beam, work_dir)
+        run_pipeline(beam, options, workers if size > _LOCAL_BYTES else 1, build)
+    return _complete(context)
+
+
+def _make_plan(corpus: Corpus, config: str, inputs: str, output: str, work_dir: str) -> Plan:
+    files = _list_inputs(inputs)
+    if not files:
+        raise UserError(
+            f'No file matches --input="{inputs}". Files are read by their names: .warc, .wet, .arc, .html, .jsonl, .txt, also '
+            "with .gz or .zst."
+        )
+    jobs: list[list[tuple[str, int]]] = [[]]
+    for path, size in files:
+        if jobs[-1] and sum(size for _, size in jobs[-1]) + size > _JOB_BYTES:
+            jobs.append([])
+        jobs[-1].append((path, size))
+    text_bytes = sum(size * (_EXPANSION if path.endswith(_COMPRESSED) else 1) for path, size in files)
+    num_buckets = max(1, -(-text_bytes // corpus.bucket_bytes))
+    folders = _stage_folders(corpus, jobs, num_buckets, output)
+    return Plan(config, os.getcwd(), output, jobs, num_buckets, _latest(work_dir), folders)
+
+
+def _list_inputs(inputs: str) -> list[tuple[str, int]]:
+    files: dict[str, int] = {}
+    for pattern in filter(None, map(str.strip, inputs.split(","))):
+        matches = match_files(pattern)
+        is_named = len(matches) == 1 and matches[0][0] == pattern
+        if is_named and file_kind(pattern) is None:
+            raise UserError(f"{pattern} has a name of no kind that is read: .warc, .wet, .arc, .html, .jsonl, .txt. Rename it.")
+        files |= {path: size for path, size in matches if file_kind(path) is not None}
+        ignored = sum(file_kind(path) is None for path, _ in matches)
+        if ignored:
+            log(f"{ignored:,} files that match {pattern} are ignored: their names do not end like those of pages.")
+    return sorted(files.items())
+
+
+def _latest(work_dir: str) -> str:
+    """Returns the time of the first run with this work directory."""
+    if exists(f"{work_dir}/{PLAN}"):
+        with open_input(f"{work_dir}/{PLAN}") as file:
+            return parse_json(file.read())["latest"]
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _stage_folders(corpus: Corpus, jobs: list, num_buckets: int, output: str) -> dict[str, str]:
+    """Returns the folder of each stage. Its name changes with the settings of the stage and of the stages before it."""
+    lines = corpus.lines
+    settings: dict[str, tuple] = {
+        read.NAME: (
+            jobs, num_buckets, corpus.max_record_bytes, corpus.text_key, corpus.url_key, corpus.timestamp_key,
+            describe_rules([corpus.html_text, *corpus.read_rules]),
+        ),
+        clean.NAME: (
+            corpus.newest_per_url, describe_rules(corpus.page_rules), corpus.duplicates, corpus.min_sentences,
+            describe_rules([*lines.rules, lines.sentences]) if lines else None,
+        ),
+        find_duplicates.NAME: (),
+        finish.NAME: (describe_rules(corpus.text_rules), corpus.by_language),
+        near_duplicates.BANDS: (corpus.near_duplicates,),
+        near_duplicates.PAIRS: (),
+        near_duplicates.CLUSTERS: (),
+        near_duplicates.NAME: (),
+        write.NAME: (corpus.name, corpus.format, corpus.shard_bytes, output),
+    }  # fmt: skip
+    folders, before = {}, ""
+    for stage in STAGES:
+        before = digest(before, settings[stage.name])
+        folders[stage.name] = f"{stage.name}-{before}"
+    return folders
+
+
+def _build(beam: Any, work_dir: str, pipeline: Any) -> None:
+    """Adds the stages to a Beam pipeline. Each lists its jobs when all jobs of the stage before are finished."""
+    ready = pipeline | "start" >> beam.Create([0])
+    for number, stage in enumerate(STAGES):
+        jobs = ready | f"{stage.name}: list" >> beam.FlatMap(functools.partial(list_missing, work_dir, number))
+        finished = jobs | f"{stage.name}: spread" >> beam.Reshuffle() | stage.name >> beam.Map(run_job)
+        ready = finished | f"{stage.name}: wait" >> beam.combiners.Count.Globally()
+
+
+def list_missing(work_dir: str, number: int, _: int) -> Iterator[tuple[str, int, int]]:
+    """Yields (work directory, number of the stage, index) of the jobs of a stage that are not finished."""
+    context, stage = load_context(work_dir), STAGES[number]
+    for index in stage.list_jobs(context):
+        if not context.is_done(stage.name, index):
+            yield work_dir, number, index
+
+
+def run_job(job: tuple[str, int, int]) -> int:
+    """Runs a job. Called by Beam's workers."""
+    from apache_beam.metrics import Metrics
+
+    work_dir, number, index = job
+    context, stage = load_context(work_dir), STAGES[number]
+    summary = stage.run(context, index)
+    context.write_summary(stage.name, index, summary)
+    for name, count in summary["counts"].items():
+        Metrics.counter(stage.name, name).inc(count)
+    return index
+
+
+class _Progress:
+    """Describes the number of finished jobs of the present stage."""
+
+    def __init__(self, context: Context):
+        self._context, self._number, self._finished = context, 0, 0
+
+    def describe(self) -> str:
+        while True:
+            stage = STAGES[self._number]
+            jobs = stage.list_jobs(self._context)
+            while self._finished < len(jobs) and self._context.is_done(stage.name, self._finished):
+                self._finished += 1
+            if self._finished < len(jobs) or self._number == len(STAGES) - 1:
+                done = sum(self._context.is_done(stage.name, index) for index in jobs)
+                return f"Stage {stage.name}: {done:,} of {len(jobs):,} jobs are finished."
+            self._number, self._finished = self._number + 1, 0
+
+
+def _complete(context: Context) -> dict[str, Any]:
+    """Writes the summary of the corpus, and what makes it a data set. Returns the summary."""
+    corpus, output = context.corpus, context.plan.output
+    summaries = {stage.name: [context.summary(stage.name, index) for index in stage.list_jobs(context)] for stage in STAGES}
+    shards: dict[str, list[dict[str, Any]]] = collections.defaultdict(list)
+    for shard in summaries[write.NAME]:
+        shards[shard["split"]].append(shard)
+    if corpus.format == "tfds":
+        sizes = {
+            split: ([shard["pages"] for shard in listed], sum(shard["bytes"] for shard in listed))
+            for split, listed in shards.items()
+        }
+        write_tfds_info(output, corpus, sizes)
+    counts = {
+        stage: dict(sorted(sum((collections.Counter(part["counts"]) for part in parts), collections.Counter()).items()))
+        for stage, parts in summaries.items()
+    }
+    last = summaries[write.source_stage(context)]
+    summary: dict[str, Any] = {
+        "name": corpus.name,
+        "config": context.plan.config,
+        "files": [shard["path"].removeprefix(f"{output}/") for listed in shards.values() for shard in listed],
+        "splits": {
+            split: {
+                "pages": sum(shard["pages"] for shard in listed),
+                "characters": sum(part["splits"].get(split, (0, 0))[1] for part in last),
+                "bytes": sum(shard["bytes"] for shard in listed),
+                "files": len(listed),
+            }
+            for split, listed in shards.items()
+        },
+        "counts": {stage: listed for stage, listed in counts.items() if listed},
+        "examples": merge_examples(part.get("examples", {}) for parts in summaries.values() for part in parts),
+        **merge_statistics(last),
+    }
+    _remove_old_files(output, summary["files"])
+    with open_output(f"{output}/{SUMMARY}") as file:
+        file.write(json.dumps(summary, ensure_ascii=False, indent=1).encode("utf-8", "replace"))
+    return summary
+
+
+def _remove_old_files(output: str, files: list[str]) -> None:
+    """Removes output files that an earlier recipe left in the folder."""
+    if not exists(f"{output}/{SUMMARY}"):
+        return
+    with open_input(f"{output}/{SUMMARY}") as file:
+        old = parse_json(file.read()).get("files", [])
+    for name in sorted(set(old) - set(files)):
+        remove(f"{output}/{name}")

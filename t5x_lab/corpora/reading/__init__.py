@@ -1,0 +1,1 @@
+"""Reading of pages from crawl files, damaged ones included."""

@@ -1,0 +1,154 @@
+"""The report of a corpus: what each rule removed, with examples, sizes, lengths, languages and domains."""
+
+import io
+from typing import Any
+
+from t5x_lab.config.errors import UserError
+from t5x_lab.config.json_files import parse_json
+from t5x_lab.corpora.files import exists, open_input, open_output
+from t5x_lab.corpora.pipeline import SUMMARY
+from t5x_lab.report.markdown_page import to_html
+
+FILE = "report.html"
+_MAX_ROWS = 25
+
+
+def read_summary(output: str) -> dict[str, Any]:
+    """Returns the summary of a corpus.
+
+    Raises:
+      UserError: if the folder has none.
+    """
+    path = f"{output}/{SUMMARY}"
+    if not exists(path):
+        raise UserError(f"{output} is no finished corpus: it has no {SUMMARY}. Run t5x_lab corpus with --output_dir={output}.")
+    with open_input(path) as file:
+        try:
+            return parse_json(file.read())
+        except ValueError as error:
+            raise UserError(f"{path} is damaged: {error}. Run t5x_lab corpus again.") from error
+
+
+def summary_table(summary: dict[str, Any]) -> str:
+    """Returns the counts of rules and the sizes of splits as a table for the console."""
+    read, rows = summary["counts"].get("read", {}), _rule_rows(summary)
+    width = max([len(row[0]) for row in rows] + [20])
+    lines = [f"{'rule':<{width}} {'pages':>12} {'lines':>12} {'characters':>16}"]
+    lines.append(f"{'input':<{width}} {read.get('pages in', 0):>12,} {'':>12} {read.get('characters in', 0):>16,}")
+    lines += [f"{name:<{width}} {-pages:>12,} {-units:>12,} {-characters:>16,}" for name, pages, units, characters in rows]
+    for split, size in summary["splits"].items():
+        lines.append(f"{split:<{width}} {size['pages']:>12,} {'':>12} {size['characters']:>16,}")
+    problems = _problem_rows(summary)
+    if problems:
+        lines.append("Records without a page: " + ", ".join(f"{number:,} {name}" for name, number in problems) + ".")
+    return "\n".join(lines)
+
+
+def _rule_rows(summary: dict[str, Any]) -> list[tuple[str, int, int, int]]:
+    """Returns (rule, pages, lines or sentences, characters) that rules have dropped, in the order of the stages."""
+    rows: dict[str, list[int]] = {}
+    for counts in summary["counts"].values():
+        for name, number in counts.items():
+            unit, _, rule = name.partition(" dropped: ")
+            if rule and ": " not in rule:  # not the details of a rule
+                column = {"pages": 0, "lines": 1, "sentences": 1, "characters": 2}[unit]
+                rows.setdefault(rule, [0, 0, 0])[column] += number
+    return [(rule, pages, units, characters) for rule, (pages, units, characters) in rows.items()]
+
+
+def _problem_rows(summary: dict[str, Any]) -> list[tuple[str, int]]:
+    """Returns (problem, number) of records that have no page, or a damaged one."""
+    counts = summary["counts"].get("read", {})
+    prefixes = ("damaged_", "dropped_", "skipped_")
+    rows = [(name.replace("_", " "), number) for name, number in counts.items() if name.startswith(prefixes)]
+    failures = [
+        (name, number)
+        for counts in summary["counts"].values()
+        for name, number in counts.items()
+        if name.startswith("failed: ")
+    ]
+    return sorted(rows) + failures
+
+
+def write_report(output: str) -> str:
+    """Writes the report of a corpus. Returns its path."""
+    summary = read_summary(output)
+    text, figures = _to_markdown(summary)
+    path = f"{output}/{FILE}"
+    with open_output(path) as file:
+        file.write(to_html(f"Corpus {summary['name']}", text, figures).encode("utf-8", "replace"))
+    return path
+
+
+def _to_markdown(summary: dict[str, Any]) -> tuple[str, dict[str, bytes]]:
+    read = summary["counts"].get("read", {})
+    total = max(read.get("characters in", 0), 1)
+    splits = [
+        [split, *(f"{size[name]:,}" for name in ("pages", "characters", "bytes", "files"))]
+        for split, size in summary["splits"].items()
+    ]
+    rules = [
+        [f"`{name}`", f"{pages:,}", f"{units:,}", f"{characters:,}", f"{characters / total:.1%}"]
+        for name, pages, units, characters in _rule_rows(summary)
+    ]
+    figures = {"lengths.png": _length_figure(summary["lengths"])} if summary["lengths"] else {}
+    parts = [
+        f"# Corpus {summary['name']}",
+        f"{read.get('files', 0):,} files with {read.get('bytes', 0):,} bytes, {read.get('pages in', 0):,} pages with "
+        f"{read.get('characters in', 0):,} characters.",
+        _table(["split", "pages", "characters", "bytes", "files"], splits),
+        "## What each rule removed",
+        "In the order of the stages. A rule sees what the rules before it have left. Characters of a page that a rule drops "
+        "count whole.",
+        _table(["rule", "pages", "lines", "characters", "of the input"], rules),
+        "## Records without a page, and damaged ones",
+        _table(["problem", "number"], [[name, f"{number:,}"] for name, number in _problem_rows(summary)]),
+        "## Pages by length",
+        *[f"![Pages by number of characters]({name})" for name in figures],
+        "## Pages by language",
+        _table(["language", "pages"], _top(summary["languages"])),
+        "## The most frequent domains",
+        _table(["domain", "pages"], _top(summary["domains"])),
+        "## Examples of dropped pages",
+    ]
+    for rule, examples in summary["examples"].items():
+        parts.append(f"### `{rule}`")
+        parts += [f"{_code(url)}\n\n{_fence(text)}" for _, url, text in examples]
+    parts += ["## Recipe", _fence(summary["config"])]
+    return "\n\n".join(parts) + "\n", figures
+
+
+def _top(counts: dict[str, int]) -> list[list[str]]:
+    return [[name, f"{number:,}"] for name, number in list(counts.items())[:_MAX_ROWS]]
+
+
+def _table(names: list[str], rows: list[list[str]]) -> str:
+    if not rows:
+        return "None."
+    lines = [names, ["---"] * len(names), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in row) + " |" for row in lines)
+
+
+def _code(text: str) -> str:
+    return "`" + " ".join(text.replace("`", "'").split()) + "`"
+
+
+def _fence(text: str) -> str:
+    return "~~~\n" + text.replace("~~~", "~ ~ ~") + "\n~~~"
+
+
+def _length_figure(lengths: dict[str, int]) -> bytes:
+    """Returns an SVG of the number of pages by length. Lengths are numbers of binary digits."""
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    digits = range(min(map(int, lengths)), max(map(int, lengths)) + 1)
+    figure = Figure(figsize=(7.0, 2.8), layout="constrained")
+    axes = figure.add_subplot()
+    axes.bar([f"{1 << (digit - 1):,}" if digit else "0" for digit in digits], [lengths.get(str(digit), 0) for digit in digits])
+    axes.set_xlabel("characters, from")
+    axes.set_ylabel("pages")
+    axes.tick_params(axis="x", rotation=45)
+    image = io.BytesIO()
+    FigureCanvasSVG(figure).print_svg(image)
+    return image.getvalue()

@@ -1,0 +1,1 @@
+"""Rules that keep, change or drop lines and pages."""

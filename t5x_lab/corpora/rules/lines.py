@@ -1,0 +1,108 @@
+"""C4's rules for lines (Raffel et al., 2020, section 2.2), as TFDS's `c4_utils.clean_page` has them, each a function."""
+
+import collections
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Sequence
+
+from t5x_lab.corpora.page import Page
+from t5x_lab.corpora.rules.rule import Dropped, LineRule, rule_name
+from t5x_lab.corpora.rules.sentences import count_sentences, punkt_sentences
+
+END_MARKS = (".", "?", "!", '"')
+POLICIES = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies", "use cookies")
+_CITATION = re.compile(r"\[\d*\]|\[edit\]|\[citation needed\]")
+
+
+def long_words(line: str, maximum: int = 1000) -> str | None:
+    """Drops lines with a word of more than `maximum` characters."""
+    return None if len(line) > maximum and any(len(word) > maximum for word in line.split()) else line
+
+
+def citations(line: str) -> str:
+    """Removes Wikipedia's citation marks: [1], [], [edit] and [citation needed]."""
+    return _CITATION.sub("", line) if "[" in line else line
+
+
+def end_mark(line: str, marks: Sequence[str] = END_MARKS, ellipsis: str = "...") -> str | None:
+    """Drops lines that do not end with one of `marks`, or end with `ellipsis`."""
+    return line if line.endswith(tuple(marks)) and not (ellipsis and line.endswith(ellipsis)) else None
+
+
+def few_words(line: str, minimum: int = 5) -> str | None:
+    """Drops lines of fewer than `minimum` words."""
+    return line if len(line.split(maxsplit=minimum)) >= minimum else None
+
+
+def lorem_ipsum(line: str) -> str | Dropped:
+    """Drops pages with the filler text "lorem ipsum"."""
+    return Dropped() if "lorem ipsum" in line.lower() else line
+
+
+def javascript(line: str) -> str | None:
+    """Drops lines that mention JavaScript, most of which ask to enable it."""
+    return None if "javascript" in line.lower() else line
+
+
+def curly_bracket(line: str) -> str | Dropped:
+    """Drops pages with an opening curly bracket, which are code."""
+    return Dropped() if "{" in line else line
+
+
+def policy(line: str, phrases: Sequence[str] = POLICIES) -> str | None:
+    """Drops lines with a phrase of policies for cookies, privacy and use."""
+    lower = line.lower()
+    return None if any(phrase in lower for phrase in phrases) else line
+
+
+C4_LINES = (long_words, citations, end_mark, few_words, lorem_ipsum, javascript, curly_bracket, policy)
+
+
+@dataclasses.dataclass(frozen=True)
+class LineCleaning:
+    """Applies line rules to pages, and drops those with too few sentences.
+
+    Attributes:
+      rules: line rules, in their order. A page that one of them drops is dropped at that line.
+      min_sentences: number of sentences of the remaining lines below which a page is dropped.
+      sentences: f(text) -> sentences.
+    """
+
+    rules: Sequence[LineRule] = C4_LINES
+    min_sentences: int = 3
+    sentences: Callable[[str], Iterable[str]] = punkt_sentences
+
+    def clean(self, page: Page, counts: collections.Counter[str], on_drop: Callable[[str, Page], None]) -> Page | None:
+        """Returns the page with the remaining lines; None if it is dropped. See `rule.apply_page_rules`."""
+        named_rules = [(rule, rule_name(rule)) for rule in self.rules]
+        lines, num_sentences = [], 0
+        for raw in page.text.splitlines():
+            line, name = self._apply(raw.strip(), named_rules)
+            if isinstance(line, Dropped):
+                counts[f"pages dropped: {name}"] += 1
+                counts[f"characters dropped: {name}"] += len(page.text)
+                on_drop(name, page)
+                return None
+            if line is None:
+                counts[f"lines dropped: {name}"] += 1
+                counts[f"characters dropped: {name}"] += len(raw)
+                continue
+            if num_sentences < self.min_sentences:
+                num_sentences += count_sentences(line, self.min_sentences - num_sentences, self.sentences)
+            lines.append(line)
+        if num_sentences < self.min_sentences:
+            counts["pages dropped: few_sentences"] += 1
+            counts["characters dropped: few_sentences"] += sum(map(len, lines))
+            on_drop("few_sentences", page)
+            return None
+        return dataclasses.replace(page, text="\n".join(lines).strip())
+
+    @staticmethod
+    def _apply(line: str, named_rules: Sequence[tuple[LineRule, str]]) -> tuple[str | Dropped | None, str]:
+        """Returns (the line or what the first rule that does not keep it says, the name of that rule)."""
+        for rule, name in named_rules:
+            outcome = rule(line)
+            if not isinstance(outcome, str):
+                return outcome, name
+            line = outcome
+        return line, ""

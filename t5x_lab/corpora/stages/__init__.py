@@ -1,0 +1,1 @@
+"""Stages that write files, spread over workers with Apache Beam."""

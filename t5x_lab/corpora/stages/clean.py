@@ -1,0 +1,129 @@
+"""The second stage: the newest page of each URL, with clean lines, and the units by which duplicates are found."""
+
+import collections
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from t5x_lab.corpora.config import Corpus
+from t5x_lab.corpora.duplicates.units import line_hashes, span_hashes
+from t5x_lab.corpora.duplicates.winners import DIGEST, digest_array, find_losers
+from t5x_lab.corpora.files import open_input, open_output
+from t5x_lab.corpora.page import Page, md5
+from t5x_lab.corpora.rules.rule import apply_page_rules
+from t5x_lab.corpora.stages import read
+from t5x_lab.corpora.stages.context import Context, Examples
+from t5x_lab.corpora.stages.exchange import PAGES, BucketWriter, page_row, read_bucket, row_pages
+from t5x_lab.corpora.stages.read import is_timestamp
+
+NAME = "clean"
+# Units that pages of a bucket keep, by the hash of the unit; and units that they lose to another page of the bucket.
+UNITS = pa.schema([pa.field("unit", pa.binary(16)), pa.field("url", pa.binary(16)), pa.field("page", pa.int32())])
+LOSSES = pa.schema([pa.field("unit", pa.binary(16)), pa.field("page", pa.int32())])
+
+
+def list_jobs(context: Context) -> range:
+    return range(context.plan.num_buckets)
+
+
+def run(context: Context, bucket: int) -> dict[str, Any]:
+    """Cleans the pages of a bucket. Returns the summary."""
+    corpus, counts, examples = context.corpus, collections.Counter[str](), Examples()
+    pages: list[Page] = []
+    for page in _newest_pages(context, bucket, counts):
+        remaining = apply_page_rules(page, corpus.page_rules, counts, examples.add)
+        if remaining is not None and corpus.lines is not None:
+            remaining = corpus.lines.clean(remaining, counts, examples.add)
+        if remaining is not None:
+            pages.append(remaining)
+    with open_output(context.path(NAME, f"{bucket:05d}.arrow")) as output:
+        writer = BucketWriter(output, PAGES)
+        for page in pages:
+            writer.add(0, page_row(page), len(page.text))
+        writer.close()
+    if corpus.duplicates is not None:
+        _write_units(context, bucket, pages)
+    return {"counts": +counts, "examples": examples.to_json()}
+
+
+def _newest_pages(context: Context, bucket: int, counts: collections.Counter[str]) -> list[Page]:
+    """Returns the pages of a bucket, sorted by key: only the newest with a key, unless the recipe keeps all.
+
+    Of pages with the same timestamp the first one in the input is the newest. One in the future is no timestamp.
+    """
+    newest: dict[bytes, tuple[str, tuple[int, int]]] = {}
+    if context.corpus.newest_per_url:
+        for batch in _read_batches(context, bucket):
+            columns = [batch.column(name).to_pylist() for name in ("key", "timestamp", "file", "record")]
+            for key, timestamp, file, record in zip(*columns, strict=True):
+                rank = timestamp if is_timestamp(timestamp) and timestamp <= context.plan.latest else ""
+                best = newest.get(key)
+                counts["pages dropped: newest_per_url"] += best is not None
+                if best is None or rank > best[0]:
+                    newest[key] = rank, (file, record)
+    pages = [
+        (key, page)
+        for batch in _read_batches(context, bucket)
+        for key, page in row_pages(batch)
+        if not newest or newest[key][1] == page.position
+    ]
+    return [page for _, page in sorted(pages, key=lambda item: (item[0], item[1].position))]
+
+
+def _read_batches(context: Context, bucket: int):
+    """Yields the rows of a bucket in the order of the input."""
+    for index in read.list_jobs(context):
+        with open_input(context.path(read.NAME, f"{index:05d}.arrow")) as file:
+            yield from read_bucket(file, bucket)
+
+
+def unit_hashes(corpus: Corpus, text: str) -> list[bytes]:
+    """Returns the MD5s of a text's units."""
+    return line_hashes(text) if corpus.duplicates == "lines" else span_hashes(text, corpus.sentences)
+
+
+def _write_units(context: Context, bucket: int, pages: list[Page]) -> None:
+    """Writes the units of a bucket's pages, each of one page only, so that no unit is too frequent for the next stage."""
+    units, owners = bytearray(), []
+    for number, page in enumerate(pages):
+        hashes = unit_hashes(context.corpus, page.text)
+        units += b"".join(hashes)
+        owners += [number] * len(hashes)
+    page_numbers = np.array(owners, np.int32)
+    urls = digest_array(b"".join(md5(page.url) for page in pages))
+    digests = digest_array(units)
+    winners, losers = find_losers(digests, urls[page_numbers], page_numbers)
+    num_buckets = context.plan.num_buckets
+    parts = _bucket_rows(digests, winners, num_buckets)
+    with open_output(context.path(NAME, f"{bucket:05d}.units.arrow")) as output:
+        writer = BucketWriter(output, UNITS, num_buckets)
+        writer.add_columns([_columns(digests[rows], urls[page_numbers[rows]], page_numbers[rows]) for rows in parts])
+        writer.close()
+    with open_output(context.path(NAME, f"{bucket:05d}.losses.arrow")) as output:
+        writer = BucketWriter(output, LOSSES)
+        writer.add_columns([_columns(digests[losers], None, page_numbers[losers])])
+        writer.close()
+
+
+def _bucket_rows(digests: np.ndarray, rows: np.ndarray, num_buckets: int) -> list[np.ndarray]:
+    """Returns the rows of each bucket of units."""
+    numbers = (digests["high"][rows] >> np.uint64(32)).astype(np.uint64) * np.uint64(num_buckets) >> np.uint64(32)
+    order = np.argsort(numbers, kind="stable")
+    ends = np.searchsorted(numbers[order], np.arange(1, num_buckets))
+    return [rows[part] for part in np.split(order, ends)]
+
+
+def _columns(units: np.ndarray, urls: np.ndarray | None, pages: np.ndarray) -> list[pa.Array]:
+    return [binary_array(units), *([] if urls is None else [binary_array(urls)]), pa.array(pages, pa.int32())]
+
+
+def binary_array(digests: np.ndarray) -> pa.Array:
+    """Returns MD5s as an array of 16 bytes each."""
+    raw = digests.astype(DIGEST).tobytes()  # NumPy changes the order of bytes when it joins arrays
+    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), len(digests), [None, pa.py_buffer(raw)])
+
+
+def digests_of(column: pa.Array) -> np.ndarray:
+    """Returns an array of 16 bytes each as `DIGEST`."""
+    return np.frombuffer(column.buffers()[1], DIGEST, len(column), column.offset * 16)

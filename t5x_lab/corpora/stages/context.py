@@ -1,0 +1,145 @@
+"""The context that the jobs of all stages share: the recipe, the input files, and the folders of the stages."""
+
+import collections
+import dataclasses
+import functools
+import hashlib
+import heapq
+import inspect
+import json
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from t5x_lab.config import gin_files
+from t5x_lab.config.json_files import parse_json
+from t5x_lab.corpora.config import Corpus
+from t5x_lab.corpora.configurables import bind_rules
+from t5x_lab.corpora.files import exists, open_input, open_output
+from t5x_lab.corpora.page import Page
+from t5x_lab.corpora.rules.rule import rule_name
+
+PLAN = "plan.json"
+_MAX_EXAMPLES, _EXAMPLE_CHARACTERS = 3, 300  # of what a rule drops, per rule
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Decisions before the first stage. They are stored, so that an interrupted corpus is continued with the same.
+
+    Attributes:
+      config: the recipe as gin text.
+      folder: working directory, where the user's modules are.
+      output: folder of the corpus.
+      inputs: (path, size) of the files of each job of the stage "read".
+      num_buckets: number of parts of the pages by the hash of their URL.
+      latest: time of the first run. Pages with a later timestamp have a wrong one.
+      folders: folder of each stage in the work directory.
+    """
+
+    config: str
+    folder: str
+    output: str
+    inputs: list[list[tuple[str, int]]]
+    num_buckets: int
+    latest: str
+    folders: dict[str, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Context:
+    """A plan with its recipe.
+
+    Attributes:
+      plan, corpus: the plan and the recipe.
+      work_dir: folder of the stages.
+    """
+
+    plan: Plan
+    corpus: Corpus
+    work_dir: str
+
+    def path(self, stage: str, name: str) -> str:
+        """Returns the path of a file of a stage."""
+        return f"{self.work_dir}/{self.plan.folders[stage]}/{name}"
+
+    def is_done(self, stage: str, index: int) -> bool:
+        return exists(self.path(stage, f"{index:05d}.json"))
+
+    def summary(self, stage: str, index: int) -> dict[str, Any]:
+        """Returns what a job has left besides its rows: counts, and what its stage adds."""
+        with open_input(self.path(stage, f"{index:05d}.json")) as file:
+            return parse_json(file.read())
+
+    def write_summary(self, stage: str, index: int, summary: dict[str, Any]) -> None:
+        """Writes the summary of a job, which makes it a finished one."""
+        with open_output(self.path(stage, f"{index:05d}.json")) as file:
+            file.write(json.dumps(summary, ensure_ascii=False, sort_keys=True).encode("utf-8", "replace"))
+
+
+@functools.lru_cache(maxsize=2)
+def load_context(work_dir: str) -> Context:
+    """Returns the context of a work directory, in any process."""
+    with open_input(f"{work_dir}/{PLAN}") as file:
+        plan = Plan(**parse_json(file.read()))
+    if plan.folder not in sys.path:
+        sys.path.insert(0, plan.folder)
+    return Context(plan, parse_corpus((), (plan.config,))[0], work_dir)
+
+
+def parse_corpus(files: Iterable[str], bindings: Iterable[str], search_paths: Iterable[str] = ()) -> tuple[Corpus, str]:
+    """Returns (recipe, its whole configuration as gin text)."""
+    gin_files.parse([*files], [*bindings], [*search_paths])
+    text = gin_files.config_text()
+    return bind_rules(gin_files.build("Corpus")), text
+
+
+class Examples:
+    """A few examples of what each rule drops: those with the smallest key, whatever the order of the pages."""
+
+    def __init__(self):
+        self._by_rule: dict[str, list[tuple[int, str, str]]] = collections.defaultdict(list)
+
+    def add(self, rule: str, page: Page) -> None:
+        heap = self._by_rule[rule]
+        rank = -int.from_bytes(page.key[:6], "big")
+        if len(heap) < _MAX_EXAMPLES:
+            heapq.heappush(heap, (rank, page.url, page.text[:_EXAMPLE_CHARACTERS]))
+        elif rank > heap[0][0]:
+            heapq.heapreplace(heap, (rank, page.url, page.text[:_EXAMPLE_CHARACTERS]))
+
+    def to_json(self) -> dict[str, list]:
+        return {rule: sorted(heap, reverse=True) for rule, heap in sorted(self._by_rule.items())}
+
+
+def merge_examples(parts: Iterable[dict[str, list]]) -> dict[str, list]:
+    """Returns the examples of several jobs together. See `Examples`."""
+    merged: dict[str, list] = collections.defaultdict(list)
+    for part in parts:
+        for rule, entries in part.items():
+            merged[rule] = sorted([*merged[rule], *map(tuple, entries)], reverse=True)[:_MAX_EXAMPLES]
+    return dict(merged)
+
+
+def describe_rules(rules: Iterable[Callable[..., Any]]) -> str:
+    """Returns a text that changes when rules, their arguments, or the code of a user's own rules change."""
+    return repr([_describe(rule) for rule in rules])
+
+
+def _describe(value: Any) -> Any:
+    if isinstance(value, functools.partial):
+        return _describe(value.func), [(name, _describe(x)) for name, x in sorted(value.keywords.items())]
+    if not callable(value):
+        return value
+    function = inspect.unwrap(value)
+    name = f"{getattr(function, '__module__', '')}.{rule_name(function)}"
+    if name.startswith("t5x_lab."):
+        return name
+    try:
+        return name, inspect.getsource(function)
+    except (OSError, TypeError):
+        return name, repr(function)
+
+
+def digest(*parts: object) -> str:
+    return hashlib.md5(repr(parts).encode("utf-8", "replace")).hexdigest()[:10]

@@ -1,0 +1,57 @@
+"""The first stage: pages of input files, by bucket of their URL."""
+
+import collections
+import dataclasses
+import re
+from typing import Any
+
+from t5x_lab.corpora.files import open_input, open_output
+from t5x_lab.corpora.page import Page
+from t5x_lab.corpora.reading.inputs import read_pages
+from t5x_lab.corpora.rules.rule import apply_page_rules
+from t5x_lab.corpora.stages.context import Context, Examples
+from t5x_lab.corpora.stages.exchange import PAGES, BucketWriter, page_row
+
+NAME = "read"
+_TIMESTAMP = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}")
+
+
+def list_jobs(context: Context) -> range:
+    return range(len(context.plan.inputs))
+
+
+def run(context: Context, index: int) -> dict[str, Any]:
+    """Reads the pages of some files, applies `Corpus.read_rules`, and writes them by bucket. Returns the summary."""
+    corpus, counts, examples = context.corpus, collections.Counter[str](), Examples()
+    keys = {"text": corpus.text_key, "url": corpus.url_key, "timestamp": corpus.timestamp_key}
+    first = sum(len(files) for files in context.plan.inputs[:index])
+    with open_output(context.path(NAME, f"{index:05d}.arrow")) as output:
+        writer = BucketWriter(output, PAGES, context.plan.num_buckets)
+        for number, (path, size) in enumerate(context.plan.inputs[index]):
+            counts["files"] += 1
+            counts["bytes"] += size
+            with open_input(path) as file:
+                pages = read_pages(file, path, corpus.html_text, keys, counts, corpus.max_record_bytes)
+                for record, page in enumerate(pages):
+                    counts["pages in"] += 1
+                    counts["characters in"] += len(page.text)
+                    counts["timestamps in the future"] += is_timestamp(page.timestamp) and page.timestamp > context.plan.latest
+                    page = dataclasses.replace(page, position=(first + number, record))
+                    remaining = apply_page_rules(page, corpus.read_rules, counts, examples.add)
+                    if remaining is not None:
+                        _add(writer, remaining, context.plan.num_buckets)
+        writer.close()
+    return {"counts": +counts, "examples": examples.to_json()}
+
+
+def _add(writer: BucketWriter, page: Page, num_buckets: int) -> None:
+    writer.add(bucket_of(page.key, num_buckets), page_row(page), len(page.text))
+
+
+def bucket_of(digest: bytes, num_buckets: int) -> int:
+    """Returns the bucket of an MD5: buckets are ranges, so that sorted buckets one after the other are sorted."""
+    return int.from_bytes(digest[:8], "big") * num_buckets >> 64
+
+
+def is_timestamp(text: str) -> bool:
+    return _TIMESTAMP.match(text) is not None

@@ -1,0 +1,88 @@
+"""The last stage: output files of about equal size, in which pages have the order of their keys, which is a random one."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from t5x_lab.corpora.files import open_output
+from t5x_lab.corpora.page import Page
+from t5x_lab.corpora.stages import finish, near_duplicates
+from t5x_lab.corpora.stages.context import Context
+from t5x_lab.corpora.stages.parts import read_split
+from t5x_lab.corpora.writing import RECORD_WRITERS, shard_path
+
+NAME = "write"
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """An output file.
+
+    Attributes:
+      split: name of its split.
+      index, number: position among the files of the split, and their number.
+      start, stop: its pages, numbered in the split.
+    """
+
+    split: str
+    index: int
+    number: int
+    start: int
+    stop: int
+
+
+def source_stage(context: Context) -> str:
+    """Returns the stage whose pages are written."""
+    return near_duplicates.NAME if context.corpus.near_duplicates else finish.NAME
+
+
+def split_sizes(context: Context) -> dict[str, list[int]]:
+    """Returns the number of pages in each bucket, by split."""
+    sizes: dict[str, list[int]] = {} if context.corpus.by_language else {"train": [], "validation": []}
+    summaries = [context.summary(source_stage(context), bucket) for bucket in range(context.plan.num_buckets)]
+    for split in sorted({*sizes, *(split for summary in summaries for split in summary["splits"])}):
+        sizes[split] = [summary["splits"].get(split, (0, 0))[0] for summary in summaries]
+    return sizes
+
+
+def list_shards(context: Context) -> list[Shard]:
+    """Returns all output files."""
+    shards = []
+    summaries = [context.summary(source_stage(context), bucket) for bucket in range(context.plan.num_buckets)]
+    for split, sizes in split_sizes(context).items():
+        characters = sum(summary["splits"].get(split, (0, 0))[1] for summary in summaries)
+        pages = sum(sizes)
+        number = max(1, min(pages, round(characters / context.corpus.shard_bytes)))
+        ends = [pages * index // number for index in range(number + 1)]
+        shards += [Shard(split, index, number, *ends[index : index + 2]) for index in range(number)]
+    return shards
+
+
+def list_jobs(context: Context) -> range:
+    return range(len(list_shards(context)))
+
+
+def run(context: Context, index: int) -> dict[str, Any]:
+    """Writes an output file. Returns the summary."""
+    shard = list_shards(context)[index]
+    path = shard_path(context.plan.output, context.corpus, shard.split, shard.index, shard.number)
+    pages, size = 0, 0
+    with open_output(path) as file:
+        writer = RECORD_WRITERS[context.corpus.format](file)
+        for page in _pages(context, shard):
+            writer.add(page)
+            pages += 1
+        writer.close()
+        size = file.tell()
+    return {"counts": {}, "split": shard.split, "shard": shard.index, "pages": pages, "bytes": size, "path": path}
+
+
+def _pages(context: Context, shard: Shard) -> Iterator[Page]:
+    start = 0
+    for bucket, size in enumerate(split_sizes(context)[shard.split]):
+        if start < shard.stop and start + size > shard.start:
+            pages = read_split(context, source_stage(context), bucket, shard.split)
+            for number, page in enumerate(pages, start):
+                if shard.start <= number < shard.stop:
+                    yield page
+        start += size
