@@ -20,10 +20,12 @@ class Damage:
     """End of intact data.
 
     Attributes:
-      kind: "truncated" (the file ends too early), "checksum" (the member before has another checksum) or "corrupt".
+      kind: "truncated" (the file ends too early), "checksum" (the content has another checksum) or "corrupt".
+      size: number of bytes of the damaged member that precede it.
     """
 
     kind: str
+    size: int = 0
 
 
 def decompress(file: BinaryIO, compression: str) -> Iterator[bytes | Damage]:
@@ -111,15 +113,16 @@ class _Members:
         if not self._input:
             return True
         decompressor, consumed = self._new(), bytearray()
-        pending, self._input = self._input, b""
+        pending, self._input, size = self._input, b"", 0
         while pending or (pending := self._file.read(CHUNK_BYTES)):
             try:
                 content, rest = decompressor.decompress(pending)
             except (zlib.error, zstandard.ZstdError) as error:
-                yield Damage("checksum" if "check" in str(error) else "corrupt")
+                yield Damage("checksum" if "check" in str(error) else "corrupt", size)
                 self._input = bytes(consumed) + pending
                 return not self._find_member(1)
             if content:
+                size += len(content)
                 yield content
             if decompressor.eof:
                 self._input = rest
@@ -127,7 +130,7 @@ class _Members:
             consumed += pending[: len(pending) - len(rest)]
             del consumed[: max(0, len(consumed) - _MAX_MEMBER_BYTES)]
             pending = rest
-        yield Damage("truncated")
+        yield Damage("truncated", size)
         self._input = bytes(consumed)  # damage may hide where the member ends: others may follow
         return not self._find_member(1)
 

@@ -10,13 +10,13 @@ from t5x_lab.corpora.reading.decompression import Damage, decompress
 
 _MAX_HEADER_BYTES = 1 << 18
 _WARC_START = re.compile(rb"WARC/\d+\.\d+[ \t]*\r?\n")
-# What follows a record: empty lines, then the next record. Names of fields tell a record from text that mentions one.
-_NEXT_WARC = re.compile(rb"(?:^|\n)(?=WARC/\d+\.\d+[ \t]*\r?\n(?:WARC|Content)-)", re.IGNORECASE)
+# The start of a record where none is expected. Names of fields tell it from text that mentions one.
+_NEXT_WARC = re.compile(rb"(?=WARC/\d+\.\d+[ \t]*\r?\n(?:WARC|Content)-)", re.IGNORECASE)
 _ARC_LINE = re.compile(
     rb"(?P<url>[a-zA-Z][a-zA-Z0-9+.\-]*:[^\n]*?) (?P<ip>[0-9a-fA-F.:\-]*) (?P<date>\d{14}) (?P<type>[^ \n]*)"
     rb"(?: [^\n]*)? (?P<length>\d+)\r?\n"
 )
-_NEXT_ARC = re.compile(rb"(?:^|\n)(?=" + _ARC_LINE.pattern + rb")")
+_NEXT_ARC = re.compile(rb"(?<=\n)(?=" + _ARC_LINE.pattern + rb")")
 _LONGEST_START = 1 << 12  # bytes that may be needed to recognize the start of a record
 
 
@@ -57,26 +57,22 @@ def read_records(
     chunks = decompress(file, compression)
     while True:
         stream = _Stream(chunks)
-        records = _Splitter(stream, counts, max_bytes).read()
-        last = next(records, None)
-        for record in records:
-            assert last is not None
-            yield last
-            last = record
+        last, end = None, 0
+        for record in _Splitter(stream, counts, max_bytes).read():
+            if last is not None:
+                yield last
+            last, end = record, stream.position
         damage = stream.damage
         if damage is not None:
             counts[f"damaged_{damage.kind}"] += 1
-        if last is not None and _is_usable(last, damage):
-            yield last
+        if last is not None:
+            is_intact = damage is None or damage.kind == "truncated"
+            if damage is not None and not is_intact:  # the last record may be one before the damaged member
+                is_intact = not last.is_truncated and (damage.kind == "corrupt" or end <= stream.position - damage.size)
+            if is_intact:
+                yield last
         if damage is None:
             return
-
-
-def _is_usable(last: Record, damage: Damage | None) -> bool:
-    """Returns whether the record before a damage can be used."""
-    if damage is None or damage.kind == "truncated":
-        return True
-    return damage.kind == "corrupt" and not last.is_truncated
 
 
 class _Stream:
@@ -84,11 +80,13 @@ class _Stream:
 
     Attributes:
       damage: why the bytes end; None at the end of the file, and while there are more.
+      position: number of bytes that have been taken.
     """
 
     def __init__(self, chunks: Iterator[bytes | Damage]):
         self._chunks, self._buffer, self._start, self._ended = chunks, bytearray(), 0, False
         self.damage: Damage | None = None
+        self.position = 0
 
     def fill(self, size: int) -> int:
         """Reads until so many bytes are buffered, or all. Returns their number."""
@@ -120,12 +118,13 @@ class _Stream:
 
     def take(self, size: int) -> bytes:
         content = self.peek(size)
-        self._start += len(content)
+        self.skip(len(content))
         return content
 
     def skip(self, size: int) -> None:
-        self.fill(size)
-        self._start = min(self._start + size, len(self._buffer))
+        size = min(size, self.fill(size))
+        self._start += size
+        self.position += size
 
     def skip_to(self, pattern: re.Pattern[bytes]) -> None:
         """Drops bytes before the next match of a pattern, or all."""
@@ -180,13 +179,13 @@ class _Splitter:
         return self._read_content(fields.get("warc-type", "").lower(), url, fields.get("warc-date", ""), fields, _NEXT_WARC)
 
     def _take_header(self) -> bytes | None:
-        """Returns the lines of a header; None if it does not end."""
+        """Returns the lines of a header; None if it does not end, or another record starts inside."""
         size = 1 << 12
         while True:
             start = self._stream.peek(size)
             end = re.search(rb"\r?\n\r?\n", start)
             if end:
-                return self._stream.take(end.end())
+                return None if _NEXT_WARC.search(start, 1, end.end()) else self._stream.take(end.end())
             if len(start) < size or size >= _MAX_HEADER_BYTES:
                 return None
             size *= 4
@@ -221,14 +220,19 @@ class _Splitter:
         return Record(kind, url, date, fields, content, is_truncated)
 
     def _ends_at(self, size: int, following: re.Pattern[bytes]) -> bool:
-        """Returns whether a record's content can have this size: the file ends after it, or another record follows."""
+        """Returns whether a record's content can have this size.
+
+        It can if the file ends after it or another record follows. If the next one is damaged, the empty lines between two
+        records must follow, and no other record may start inside.
+        """
         if self._stream.fill(size) < size:
             return False
-        rest = self._stream.peek(_LONGEST_START, start=size).lstrip(b"\r\n")
-        if not rest:
+        separator, start = (b"\r\n\r\n", _WARC_START) if following is _NEXT_WARC else (b"\n", _ARC_LINE)
+        rest = self._stream.peek(_LONGEST_START, start=size)
+        next_record = rest.lstrip(b"\r\n")
+        if not next_record or start.match(next_record):
             return True
-        start = _WARC_START if following is _NEXT_WARC else _ARC_LINE
-        return start.match(rest) is not None
+        return rest.startswith(separator) and self._stream.search(following, size) is None
 
 
 _NEXT_RECORD = re.compile(_NEXT_WARC.pattern + rb"|" + _NEXT_ARC.pattern, re.IGNORECASE)

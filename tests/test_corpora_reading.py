@@ -1,0 +1,233 @@
+"""Reading of crawl files: real ones as warcio reads them, broken ones without losing what is not broken."""
+
+import collections
+import gzip
+import io
+import random
+import zlib
+
+import pytest
+import zstandard
+from conftest import shared_data
+from warcio.archiveiterator import ArchiveIterator
+
+from t5x_lab.config.errors import UserError
+from t5x_lab.corpora.page import Page
+from t5x_lab.corpora.reading.decompression import Damage, decompress
+from t5x_lab.corpora.reading.html import main_text
+from t5x_lab.corpora.reading.inputs import read_pages
+from t5x_lab.corpora.reading.records import Record, read_records
+
+INTACT = [
+    "cc_whirlwind/whirlwind.warc",
+    "cc_whirlwind/whirlwind.warc.gz",
+    "cc_whirlwind/whirlwind.warc.wet",
+    "cc_whirlwind/whirlwind.warc.wet.gz",
+    "dolma/warc/sample-0000.warc.gz",
+    "dolma/warc/sample-0001.warc.gz",
+    "pywb/dupes.warc.gz",
+    "pywb/example.warc.gz",
+    "pywb/iana.warc.gz",
+    "resiliparse/warcfile.warc",
+    "resiliparse/clueweb-quirk.warc.gz",
+    "warcio/example.warc",
+    "warcio/example.warc.gz",
+    "warcio/example-resource.warc.gz",
+    "warcio/example-iana.org-chunked.warc",
+    "warcio/post-test.warc.gz",
+    "warcio/example-digest.warc",
+    "webarchive_commons/IAH-urls-wget.warc",
+]
+
+
+def records_of(content: bytes, compression: str = "") -> tuple[list[Record], collections.Counter]:
+    counts = collections.Counter[str]()
+    return list(read_records(io.BytesIO(content), compression, counts)), counts
+
+
+def pages_of(content: bytes, name: str, max_bytes: int = 1 << 25) -> tuple[list[Page], collections.Counter]:
+    counts = collections.Counter[str]()
+    keys = {"text": "text", "url": "url", "timestamp": "timestamp"}
+    return list(read_pages(io.BytesIO(content), name, main_text, keys, counts, max_bytes)), counts
+
+
+@pytest.mark.parametrize("name", INTACT)
+def test_records_of_real_archives_are_those_of_warcio(name):
+    path = shared_data("crawl", *name.split("/"))
+    content = path.read_bytes()
+    records, counts = records_of(content, "gzip" if content.startswith(b"\x1f\x8b") else "")
+    assert not counts
+    with open(path, "rb") as file:
+        expected = [
+            (record.rec_type, record.rec_headers.get_header("WARC-Target-URI"), record.raw_stream.read())
+            for record in ArchiveIterator(file, no_record_parse=True)
+        ]
+    assert [(record.type, record.url or None, record.content) for record in records] == expected
+
+
+@pytest.mark.parametrize(
+    "name, pages, problems",
+    [
+        ("resiliparse/clipped.warc.gz", 1, {"damaged_truncated": 1, "damaged_truncated_record": 1}),
+        ("warcio/example-bad.warc.gz.bad", 1, {}),  # one gzip member for all records
+        ("warcio/example-bad-non-chunked.warc.gz", 1, {}),
+        ("warcio/example-trunc.warc", 1, {"damaged_wrong_length": 1}),
+        ("warcio/example-wrong-chunks.warc.gz", 1, {}),
+        ("warcio/example-space-in-url.arc", 1, {"damaged_truncated_record": 1}),
+        ("warcio/example.arc.gz", 1, {}),
+        ("warcio/bad.arc", 0, {"damaged_no_record": 2}),
+        ("warcio/example-wget-bad-target-uri.warc.gz", 3, {}),
+    ],
+)
+def test_archives_that_are_broken_on_purpose_give_the_pages_that_they_have(name, pages, problems):
+    path = shared_data("crawl", *name.split("/"))
+    texts, counts = pages_of(path.read_bytes(), str(path))
+    assert len(texts) == pages and all("xample" in page.text or "<" not in page.text for page in texts)
+    assert {problem: number for problem, number in counts.items() if problem.startswith("damaged")} == problems
+
+
+def wet_record(number: int, text: str | None = None) -> bytes:
+    content = (f"Text {number} begins.\n" + "A line of it, quite long.\n" * (number % 7) if text is None else text).encode()
+    header = (
+        f"WARC/1.0\r\nWARC-Type: conversion\r\nWARC-Target-URI: http://example.org/{number}\r\n"
+        f"WARC-Date: 2024-05-18T01:58:{number % 60:02d}Z\r\nWARC-Record-ID: <urn:uuid:{number}>\r\n"
+        f"Content-Type: text/plain\r\nContent-Length: {len(content)}\r\n\r\n"
+    )
+    return header.encode() + content + b"\r\n\r\n"
+
+
+def mutate(record: bytes, generator: random.Random) -> bytes:
+    """Returns a record with one fault."""
+    data = bytearray(record)
+    start = generator.randrange(len(data))
+    size = generator.randrange(1, 40)
+    kind = generator.randrange(9)
+    if kind == 0:  # other bytes
+        for position in range(start, min(start + size, len(data))):
+            data[position] = generator.randrange(256)
+    elif kind == 1:  # a part is lost
+        del data[start : start + size]
+    elif kind == 2:  # binary data comes in
+        data[start:start] = generator.randbytes(size)
+    elif kind == 3:  # the rest is lost
+        del data[start:]
+    elif kind == 4:  # a wrong length
+        length = generator.choice([b"0", b"3", b"-7", b"", b"1e3", b"99999", b"1" + b"0" * 30, b"\xd9\xa3"])
+        head, _, tail = bytes(data).partition(b"Content-Length: ")
+        data = bytearray(head + b"Content-Length: " + length + tail[tail.index(b"\r\n") :])
+    elif kind == 5:  # a field is lost
+        field = generator.choice([b"WARC-Target-URI", b"WARC-Date", b"Content-Length", b"WARC-Type", b"Content-Type"])
+        lines = bytes(data).split(b"\r\n")
+        data = bytearray(b"\r\n".join(line for line in lines if not line.startswith(field)))
+    elif kind == 6:  # a page in the future, or at no time
+        data = bytearray(bytes(data).replace(b"2024-", generator.choice([b"9999-", b"\xff\xfe-", b"0000-"])))
+    elif kind == 7:  # twice
+        data += data[: generator.randrange(len(data))]
+    else:  # another end of lines
+        data = bytearray(bytes(data).replace(b"\r\n", generator.choice([b"\n", b"\r", b"\n\n"])))
+    return bytes(data)
+
+
+@pytest.mark.parametrize("form", ["plain", "members", "one member", "zstd"])
+def test_no_mutated_record_costs_another(form):
+    """Every third of 7,500 records has a fault in each form: 10,000 in all."""
+    generator = random.Random(form)
+    for _ in range(50):
+        records = [wet_record(number) for number in range(150)]
+        for number in range(1, 150, 3):
+            records[number] = mutate(records[number], generator)
+        content = b"".join(records)
+        if form == "members":
+            content = b"".join(gzip.compress(record, 1) for record in records)
+        elif form != "plain":
+            content = gzip.compress(content) if form == "one member" else zstandard.compress(content)
+        pages, _ = pages_of(content, "file.warc.wet")
+        texts = {page.url: page.text for page in pages}
+        for number in range(150):
+            if number % 3 != 1:
+                expected, _ = pages_of(wet_record(number), "file.warc.wet")
+                assert texts.get(f"http://example.org/{number}") == expected[0].text, (number, records[number - 1])
+
+
+def test_no_damage_of_compressed_members_costs_others():
+    """Bytes of every third gzip member are changed, lost or added: 2,500 members."""
+    generator = random.Random(0)
+    for _ in range(50):
+        members = [bytearray(gzip.compress(wet_record(number))) for number in range(150)]
+        for number in range(1, 150, 3):
+            start, size = generator.randrange(len(members[number])), generator.randrange(1, 30)
+            members[number][start : start + size] = generator.randbytes(generator.choice([0, size, 2 * size]))
+        pages, counts = pages_of(b"".join(members), "file.warc.wet.gz")
+        intact = {f"http://example.org/{number}" for number in range(150) if number % 3 != 1}
+        assert intact <= {page.url for page in pages}
+        assert sum(number for name, number in counts.items() if name.startswith("damaged")) >= 40
+
+
+def test_problems_are_counted_by_their_kind():
+    nul = "\0\1\2 binary" * 30
+    records = [
+        wet_record(0).replace(b"WARC-Target-URI: http://example.org/0\r\n", b""),
+        wet_record(1).replace(b"WARC-Date: 2024-05-18T01:58:01Z\r\n", b""),
+        wet_record(2, ""),
+        wet_record(3).replace(b"Text 3", b"T\xe9xt 3"),
+        wet_record(4, nul).replace(b"\0", b"\xff"),
+        wet_record(5).replace(b"text/plain", b"image/jpeg"),
+        wet_record(6).replace(b"conversion", b"metadata"),
+        wet_record(7),
+    ]
+    pages, counts = pages_of(b"".join(records), "x.warc.wet")
+    assert [page.url[-1] for page in pages] == ["3", "7"]
+    assert pages[0].text == "T\ufffdxt 3 begins.\n" + "\n".join(["A line of it, quite long."] * 3)
+    assert counts == {
+        "dropped_no_url": 1, "dropped_no_timestamp": 1, "dropped_no_text": 2, "damaged_characters": 1, "dropped_binary": 1,
+        "dropped_content_type": 1, "skipped_metadata_record": 1,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [10, 1 << 40])
+def test_a_record_that_is_too_long_is_never_held(size):
+    """A hundred megabytes in one line, in a record that says so and in one that does not, between two others."""
+    line = b"x" * (100 << 20)
+    header = wet_record(1, "").replace(b"Content-Length: 0", f"Content-Length: {size}".encode())[:-4]
+    content = io.BytesIO(wet_record(0) + header + line + b"\r\n\r\n" + wet_record(2))
+    counts = collections.Counter[str]()
+    records = list(read_records(content, "", counts, max_bytes=1 << 20))
+    assert [record.url[-1] for record in records] == ["0", "2"] and counts == {"dropped_too_long_record": 1}
+    pages, counts = pages_of(b'{"text": "' + line + b'"}\n{"text": "short"}', "x.jsonl", max_bytes=1 << 20)
+    assert [page.text for page in pages] == ["short"] and counts == {"dropped_too_long_record": 1}
+
+
+@pytest.mark.parametrize("compress, name", [(gzip.compress, "gzip"), (zstandard.compress, "zstd")])
+def test_a_bomb_of_compressed_zeros_is_read_in_small_pieces(compress, name):
+    bomb = compress(bytes(1 << 28))
+    assert len(bomb) < 1 << 19
+    sizes = [len(chunk) for chunk in decompress(io.BytesIO(bomb), name)]
+    assert sum(sizes) == 1 << 28 and max(sizes) <= 1 << 25
+
+
+def test_content_before_a_damage_is_read_to_the_byte():
+    text = random.Random(0).randbytes(1 << 18)
+    content = zlib.compressobj(wbits=31)
+    whole = content.compress(text) + content.flush()
+    for cut in (0, 1, 5, 10, 11, 1000, len(whole) - 8, len(whole) - 1):
+        parts = list(decompress(io.BytesIO(whole[:cut]), "gzip"))
+        assert text.startswith(b"".join(part for part in parts if isinstance(part, bytes)))
+        kinds = [part.kind for part in parts if isinstance(part, Damage)]
+        assert kinds == ["truncated" if cut > 2 else "corrupt"] * (cut > 0)
+
+
+def test_json_text_and_html_files():
+    pages, counts = pages_of(
+        b'{"text": "a", "url": "http://a"}\n[1]\n{broken\n\n{"text": null}\n{"text": "\\ud800b"}', "d/x.jsonl"
+    )
+    assert [(page.url, page.text) for page in pages] == [("http://a", "a"), ("d/x.jsonl#5", "?b")]
+    assert counts == {"damaged_json": 2, "dropped_no_text": 1}
+    with pytest.raises(
+        UserError, match='has a text under "text". Its keys are \\["body"\\]. Set the name with --gin.Corpus.text_key'
+    ):
+        pages_of(b'{"body": "a"}', "x.jsonl")
+    assert [page.text for page in pages_of(gzip.compress(b"One.\r\nTwo.\n"), "x.txt.gz")[0]] == ["One.\r\nTwo.\n"]
+    html = "<html><head><meta charset=latin1></head><body><p>Caf\xe9 is a word of four letters.</p></body></html>".encode(
+        "latin1"
+    )
+    assert [page.text for page in pages_of(html, "a/b.html")[0]] == ["Caf\xe9 is a word of four letters."]
