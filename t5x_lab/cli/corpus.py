@@ -13,7 +13,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--output_dir", required=True, help="folder of the corpus; the TFDS_DATA_DIR of format tfds")
     parser.add_argument("--work_dir", help="folder of intermediate files; default: work in --output_dir")
-    parser.add_argument("--workers", type=int, help="number of local processes; default: one per core")
+    parser.add_argument("--workers", type=int, help="number of local processes; default: one per core, one for small inputs")
     parser.add_argument(
         "--pipeline_options",
         default="",
@@ -32,9 +32,8 @@ def run(args: argparse.Namespace) -> None:
     from t5x_lab.corpora.report import summary_table, write_report
     from t5x_lab.corpora.stages.context import parse_corpus
 
-    workers = (os.cpu_count() or 1) if args.workers is None else args.workers
-    if workers < 1:
-        raise UserError(f"--workers is {workers}. It must be at least 1.")
+    if args.workers is not None and args.workers < 1:
+        raise UserError(f"--workers is {args.workers}. It must be at least 1.")
     bindings = [*args.gin_bindings, *(binding(flag) for flag in args.gin)]
     paths = [path for paths in args.gin_search_paths for path in paths.split(",")]
     corpus, text = parse_corpus(["corpora/c4.gin", *args.gin_file], bindings, paths)
@@ -44,7 +43,7 @@ def run(args: argparse.Namespace) -> None:
     output = os.path.abspath(args.output_dir) if "://" not in args.output_dir else args.output_dir.rstrip("/")
     work_dir = os.path.abspath(args.work_dir) if args.work_dir and "://" not in args.work_dir else args.work_dir
     summary = make_corpus(
-        corpus, text, args.input, output, work_dir or f"{output}/work", split_options(args.pipeline_options), workers
+        corpus, text, args.input, output, work_dir or f"{output}/work", split_options(args.pipeline_options), args.workers
     )
     print(summary_table(summary))
     print(write_report(output))

@@ -1,5 +1,6 @@
 """Apache Beam for jobs that write files: import, options of the local runner, progress and messages."""
 
+import logging
 import os
 import re
 import sys
@@ -19,11 +20,17 @@ def import_beam(command: str, extra: str) -> ModuleType:
     Raises:
       UserError: if it is not installed, with the command's name and the extra that installs it.
     """
+    logging.getLogger().addFilter(_is_no_missing_client)
     try:
         import apache_beam
     except ImportError as error:
         raise UserError(f"t5x_lab {command} needs Apache Beam ({error}). Run: pip install 't5x_lab[{extra}]'") from error
     return apache_beam
+
+
+def _is_no_missing_client(record: logging.LogRecord) -> bool:
+    """Returns False for the warning that clients of Google's services, which few need, are not installed."""
+    return "apitools not found" not in record.getMessage()
 
 
 def split_options(text: str) -> list[str]:
@@ -37,7 +44,7 @@ def run_pipeline(beam: ModuleType, options: Sequence[str], workers: int, build: 
     Args:
       beam: Apache Beam.
       options: Beam's own flags. Without --runner, its local runner has `workers` processes.
-      workers: number of local processes. One runs in this process.
+      workers: number of local processes.
       build: f(pipeline) that adds the steps.
 
     Raises:
@@ -50,18 +57,17 @@ def run_pipeline(beam: ModuleType, options: Sequence[str], workers: int, build: 
     try:
         with beam.Pipeline(options=PipelineOptions(flags, save_main_session=False)) as pipeline:
             build(pipeline)
-    except UserError:
-        raise
     except Exception as error:
         lines = [line.strip() for line in str(error).splitlines() if re.match(r"\s*[\w.]*(Error|Exception)\b", line)]
-        raise UserError(f"{lines[-1] if lines else describe_error(error)} Run the same command again to resume.") from error
+        problem = error.sentence if isinstance(error, UserError) else lines[-1] if lines else describe_error(error)
+        problem = re.sub(r" ?\[while running [^]]*\]", "", problem)
+        raise UserError(f"{problem} Run the same command again to resume.") from error
 
 
 def _local_runner(workers: int) -> list[str]:
-    if workers == 1:
-        return ["--runner=DirectRunner"]
     os.environ.setdefault("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
-    return ["--runner=DirectRunner", "--direct_running_mode=multi_processing", f"--direct_num_workers={workers}"]
+    quiet = "--default_sdk_harness_log_level=WARNING"
+    return ["--runner=DirectRunner", "--direct_running_mode=multi_processing", f"--direct_num_workers={workers}", quiet]
 
 
 class Progress:

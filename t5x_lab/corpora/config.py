@@ -6,6 +6,7 @@ from typing import Any
 
 from t5x_lab.config.checks import check_positive, check_types
 from t5x_lab.config.errors import UserError, check_choice, did_you_mean
+from t5x_lab.corpora.decontamination import Decontamination
 from t5x_lab.corpora.duplicates.min_hash import MinHash
 from t5x_lab.corpora.reading.html import main_text
 from t5x_lab.corpora.rules.language import language
@@ -37,6 +38,7 @@ class Corpus:
       duplicates: "lines" that occur on several pages are kept on one, as TFDS does; or "spans" of three sentences, as the paper
         says. None = duplicates are kept.
       text_rules: page rules for clean texts.
+      decontamination: removal of pages that hold questions of evaluation sets. None = they are kept.
       near_duplicates: removal of pages that are nearly equal. None = they are kept.
       without: names of rules that are switched off, such as ("javascript",).
       by_language: whether each language is a split of its own, as in mC4.
@@ -57,6 +59,7 @@ class Corpus:
     lines: LineCleaning | None = LineCleaning()
     duplicates: str | None = "lines"
     text_rules: tuple = (language, bad_words)
+    decontamination: Decontamination | None = None
     near_duplicates: MinHash | None = None
     without: tuple = ()
     by_language: bool = False

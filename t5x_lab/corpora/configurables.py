@@ -9,6 +9,7 @@ from typing import Any
 import gin
 
 from t5x_lab.corpora.config import Corpus
+from t5x_lab.corpora.decontamination import Decontamination
 from t5x_lab.corpora.duplicates.min_hash import MinHash
 from t5x_lab.corpora.reading.html import main_text, trafilatura_text, whole_text
 from t5x_lab.corpora.rules.classifier import quality_score
@@ -23,6 +24,7 @@ from t5x_lab.corpora.rules.sentences import punkt_sentences
 CONFIGURABLES = (
     Corpus,
     LineCleaning,
+    Decontamination,
     MinHash,
     main_text,
     whole_text,

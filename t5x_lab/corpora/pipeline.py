@@ -16,7 +16,7 @@ from t5x_lab.config.log import log
 from t5x_lab.corpora.config import Corpus
 from t5x_lab.corpora.files import exists, match_files, open_input, open_output, remove
 from t5x_lab.corpora.reading.inputs import file_kind
-from t5x_lab.corpora.stages import clean, find_duplicates, finish, near_duplicates, read, write
+from t5x_lab.corpora.stages import clean, collect_questions, find_duplicates, finish, near_duplicates, read, write
 from t5x_lab.corpora.stages.context import PLAN, Context, Plan, describe_rules, digest, load_context, merge_examples
 from t5x_lab.corpora.stages.statistics import merge_statistics
 from t5x_lab.corpora.writing import write_tfds_info
@@ -47,6 +47,7 @@ STAGES = (
     Stage(read.NAME, read.list_jobs, read.run),
     Stage(clean.NAME, clean.list_jobs, clean.run),
     Stage(find_duplicates.NAME, find_duplicates.list_jobs, find_duplicates.run),
+    Stage(collect_questions.NAME, collect_questions.list_jobs, collect_questions.run),
     Stage(finish.NAME, finish.list_jobs, finish.run),
     Stage(near_duplicates.BANDS, near_duplicates.list_buckets, near_duplicates.write_bands),
     Stage(near_duplicates.PAIRS, near_duplicates.list_buckets, near_duplicates.write_pairs),
@@ -57,7 +58,7 @@ STAGES = (
 
 
 def make_corpus(
-    corpus: Corpus, config: str, inputs: str, output: str, work_dir: str, options: Sequence[str], workers: int
+    corpus: Corpus, config: str, inputs: str, output: str, work_dir: str, options: Sequence[str], workers: int | None = None
 ) -> dict[str, Any]:
     """Makes a corpus, or continues one that was interrupted. Finished jobs of stages whose settings are the same are kept.
 
@@ -68,7 +69,8 @@ def make_corpus(
       output: folder of the corpus.
       work_dir: folder of the stages.
       options: Beam's own flags.
-      workers: number of local processes, if `options` have no runner.
+      workers: number of local processes, if `options` have no runner. One works without Beam. None = one per core; one for
+        small inputs.
 
     Returns:
       The summary: sizes of splits, counts of all rules, examples, statistics.
@@ -76,7 +78,6 @@ def make_corpus(
     Raises:
       UserError: if there is no input, or a worker fails.
     """
-    beam = import_beam("corpus", "corpus")
     plan = _make_plan(corpus, config, inputs, output, work_dir)
     with open_output(f"{work_dir}/{PLAN}") as file:
         file.write(json.dumps(dataclasses.asdict(plan)).encode())
@@ -84,10 +85,15 @@ def make_corpus(
     context = load_context(work_dir)
     size = sum(size for job in plan.inputs for _, size in job)
     log(f"{sum(map(len, plan.inputs)):,} files with {size:,} bytes, in {plan.num_buckets:,} buckets.")
+    if workers is None:
+        workers = (os.cpu_count() or 1) if size > _LOCAL_BYTES else 1
     progress = _Progress(context)
     with Progress(progress.describe):
-        build = functools.partial(_build, beam, work_dir)
-        run_pipeline(beam, options, workers if size > _LOCAL_BYTES else 1, build)
+        if workers == 1 and not options:
+            _run_here(work_dir)
+        else:
+            beam = import_beam("corpus", "corpus")
+            run_pipeline(beam, options, workers, functools.partial(_build, beam, work_dir))
     return _complete(context)
 
 
@@ -144,6 +150,7 @@ def _stage_folders(corpus: Corpus, jobs: list, num_buckets: int, output: str) ->
             describe_rules([*lines.rules, lines.sentences]) if lines else None,
         ),
         find_duplicates.NAME: (),
+        collect_questions.NAME: (corpus.decontamination,),
         finish.NAME: (describe_rules(corpus.text_rules), corpus.by_language),
         near_duplicates.BANDS: (corpus.near_duplicates,),
         near_duplicates.PAIRS: (),
@@ -158,6 +165,13 @@ def _stage_folders(corpus: Corpus, jobs: list, num_buckets: int, output: str) ->
     return folders
 
 
+def _run_here(work_dir: str) -> None:
+    """Runs all jobs in this process."""
+    for number in range(len(STAGES)):
+        for job in list(list_missing(work_dir, number)):
+            _run_job(*job)
+
+
 def _build(beam: Any, work_dir: str, pipeline: Any) -> None:
     """Adds the stages to a Beam pipeline. Each lists its jobs when all jobs of the stage before are finished."""
     ready = pipeline | "start" >> beam.Create([0])
@@ -167,7 +181,7 @@ def _build(beam: Any, work_dir: str, pipeline: Any) -> None:
         ready = finished | f"{stage.name}: wait" >> beam.combiners.Count.Globally()
 
 
-def list_missing(work_dir: str, number: int, _: int) -> Iterator[tuple[str, int, int]]:
+def list_missing(work_dir: str, number: int, _: int = 0) -> Iterator[tuple[str, int, int]]:
     """Yields (work directory, number of the stage, index) of the jobs of a stage that are not finished."""
     context, stage = load_context(work_dir), STAGES[number]
     for index in stage.list_jobs(context):
@@ -176,16 +190,19 @@ def list_missing(work_dir: str, number: int, _: int) -> Iterator[tuple[str, int,
 
 
 def run_job(job: tuple[str, int, int]) -> int:
-    """Runs a job. Called by Beam's workers."""
+    """Runs a job, and adds its counts to Beam's. Called by Beam's workers."""
     from apache_beam.metrics import Metrics
 
-    work_dir, number, index = job
+    for name, count in _run_job(*job)["counts"].items():
+        Metrics.counter(STAGES[job[1]].name, name).inc(count)
+    return job[2]
+
+
+def _run_job(work_dir: str, number: int, index: int) -> dict[str, Any]:
     context, stage = load_context(work_dir), STAGES[number]
     summary = stage.run(context, index)
     context.write_summary(stage.name, index, summary)
-    for name, count in summary["counts"].items():
-        Metrics.counter(stage.name, name).inc(count)
-    return index
+    return summary
 
 
 class _Progress:

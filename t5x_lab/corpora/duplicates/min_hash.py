@@ -3,14 +3,13 @@
 import dataclasses
 import functools
 import hashlib
-import re
 
 import numpy as np
 
 from t5x_lab.config.checks import check_positive, check_types
 from t5x_lab.config.errors import UserError
+from t5x_lab.corpora.duplicates.ngrams import ngram_hashes, word_hashes
 
-_WORD = re.compile(r"\w+")
 _BLOCK = 1 << 12  # n-grams whose hashes are computed together
 
 
@@ -43,9 +42,10 @@ class MinHash:
 
     def signature(self, text: str) -> np.ndarray | None:
         """Returns the smallest value of each hash function over a text's n-grams, uint32 [bands × rows]; None without words."""
-        hashes = ngram_hashes(text, self.ngram)
-        if not len(hashes):
+        tokens = word_hashes(text)
+        if not len(tokens):
             return None
+        hashes = np.unique(ngram_hashes(tokens, min(self.ngram, len(tokens))) >> np.uint64(32))
         factors, addends = _hash_functions(self.bands * self.rows, self.seed)
         smallest = np.full(self.bands * self.rows, np.iinfo(np.uint64).max, np.uint64)
         for start in range(0, len(hashes), _BLOCK):
@@ -59,29 +59,6 @@ class MinHash:
             return []
         parts = signature.reshape(self.bands, self.rows)
         return [hashlib.md5(bytes([number]) + part.tobytes()).digest() for number, part in enumerate(parts)]
-
-
-def ngram_hashes(text: str, size: int) -> np.ndarray:
-    """Returns 32-bit hashes of the different n-grams of words in a text, uint64 [N]. Case and punctuation do not count.
-
-    A text of fewer words has one n-gram, of all its words.
-    """
-    tokens = _WORD.findall(text.lower())
-    if not tokens:
-        return np.zeros(0, np.uint64)
-    numbers = np.array([_word_hash(word) for word in tokens], np.uint64)
-    size = min(size, len(tokens))
-    combined = np.zeros(len(tokens) - size + 1, np.uint64)
-    for start in range(size):
-        combined = combined * np.uint64(0x9E3779B97F4A7C15) + numbers[start : start + len(combined)]
-    combined ^= combined >> np.uint64(29)
-    combined *= np.uint64(0xBF58476D1CE4E5B9)
-    return np.unique(combined >> np.uint64(32))
-
-
-@functools.lru_cache(1 << 18)
-def _word_hash(word: str) -> int:
-    return int.from_bytes(hashlib.blake2b(word.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
 
 
 @functools.cache

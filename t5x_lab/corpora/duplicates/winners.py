@@ -1,5 +1,7 @@
 """Choice of the page that keeps a unit: of all that have it the one whose URL has the smallest MD5, as in TFDS's `c4`."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 DIGEST = np.dtype([("high", ">u8"), ("low", ">u8")])  # 16 bytes of an MD5 in their order
@@ -8,6 +10,11 @@ DIGEST = np.dtype([("high", ">u8"), ("low", ">u8")])  # 16 bytes of an MD5 in th
 def digest_array(digests: bytes | bytearray) -> np.ndarray:
     """Returns MD5s, joined, as an array of `DIGEST`."""
     return np.frombuffer(digests, DIGEST)
+
+
+def join_digests(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Returns arrays of `DIGEST` as one. NumPy alone would change the order of their bytes."""
+    return np.concatenate(parts).astype(DIGEST)
 
 
 def find_losers(units: np.ndarray, urls: np.ndarray, pages: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

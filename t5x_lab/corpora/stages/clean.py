@@ -120,8 +120,7 @@ def _columns(units: np.ndarray, urls: np.ndarray | None, pages: np.ndarray) -> l
 
 def binary_array(digests: np.ndarray) -> pa.Array:
     """Returns MD5s as an array of 16 bytes each."""
-    raw = digests.astype(DIGEST).tobytes()  # NumPy changes the order of bytes when it joins arrays
-    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), len(digests), [None, pa.py_buffer(raw)])
+    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), len(digests), [None, pa.py_buffer(digests.tobytes())])
 
 
 def digests_of(column: pa.Array) -> np.ndarray:

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from t5x_lab.corpora.duplicates.winners import find_losers
+from t5x_lab.corpora.duplicates.winners import find_losers, join_digests
 from t5x_lab.corpora.files import open_input, open_output
 from t5x_lab.corpora.stages import clean
 from t5x_lab.corpora.stages.clean import LOSSES, binary_array, digests_of
@@ -31,8 +31,8 @@ def run(context: Context, part: int) -> dict[str, Any]:
                 buckets.append(np.full(batch.num_rows, bucket, np.int64))
     losers = np.zeros(0, np.int64)
     if units:
-        all_units, all_pages, all_buckets = np.concatenate(units), np.concatenate(pages), np.concatenate(buckets)
-        _, losers = find_losers(all_units, np.concatenate(urls), all_buckets << 32 | all_pages)
+        all_units, all_pages, all_buckets = join_digests(units), np.concatenate(pages), np.concatenate(buckets)
+        _, losers = find_losers(all_units, join_digests(urls), all_buckets << 32 | all_pages)
     with open_output(context.path(NAME, f"{part:05d}.arrow")) as output:
         writer = BucketWriter(output, LOSSES, num_buckets)
         columns = []

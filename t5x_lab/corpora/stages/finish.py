@@ -4,12 +4,13 @@ import collections
 import dataclasses
 from typing import Any
 
+from t5x_lab.corpora.decontamination import is_contaminated, load_ngrams
 from t5x_lab.corpora.duplicates.units import remove_lines, remove_spans
 from t5x_lab.corpora.files import open_input, open_output
 from t5x_lab.corpora.page import Page
-from t5x_lab.corpora.rules.rule import apply_page_rules
+from t5x_lab.corpora.rules.rule import PageRule, apply_page_rules
 from t5x_lab.corpora.rules.sentences import count_sentences
-from t5x_lab.corpora.stages import clean, find_duplicates
+from t5x_lab.corpora.stages import clean, collect_questions, find_duplicates
 from t5x_lab.corpora.stages.context import Context, Examples
 from t5x_lab.corpora.stages.exchange import read_bucket, row_pages
 from t5x_lab.corpora.stages.parts import PartWriter
@@ -25,6 +26,7 @@ def list_jobs(context: Context) -> range:
 def run(context: Context, bucket: int) -> dict[str, Any]:
     """Finishes the pages of a bucket. Returns the summary."""
     corpus, counts, examples, statistics = context.corpus, collections.Counter[str](), Examples(), Statistics()
+    rules = [*corpus.text_rules, *_decontamination(context)]
     losses = _read_losses(context, bucket) if corpus.duplicates is not None else {}
     with (
         open_input(context.path(clean.NAME, f"{bucket:05d}.arrow")) as file,
@@ -37,12 +39,24 @@ def run(context: Context, bucket: int) -> dict[str, Any]:
             if corpus.duplicates is not None:
                 remaining = _remove_duplicates(context, page, losses.get(number, ()), counts, examples)
             if remaining is not None:
-                remaining = apply_page_rules(remaining, corpus.text_rules, counts, examples.add)
+                remaining = apply_page_rules(remaining, rules, counts, examples.add)
             if remaining is not None:
                 writer.add(remaining)
                 statistics.add(remaining)
         splits = writer.close()
     return {"counts": +counts, "examples": examples.to_json(), "splits": splits, **statistics.to_json()}
+
+
+def _decontamination(context: Context) -> list[PageRule]:
+    """Returns the rule that drops pages with questions of evaluation sets, if the recipe has it."""
+    if context.corpus.decontamination is None:
+        return []
+    ngrams = load_ngrams(context.path(collect_questions.NAME, collect_questions.FILE))
+
+    def decontamination(page: Page) -> Page | None:
+        return None if is_contaminated(page.text, ngrams) else page
+
+    return [decontamination]
 
 
 def _read_losses(context: Context, bucket: int) -> dict[int, set[bytes]]:

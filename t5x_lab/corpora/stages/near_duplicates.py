@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from t5x_lab.corpora.duplicates.winners import digest_array, find_losers
+from t5x_lab.corpora.duplicates.winners import digest_array, find_losers, join_digests
 from t5x_lab.corpora.files import open_input, open_output
 from t5x_lab.corpora.page import md5
 from t5x_lab.corpora.stages import finish
@@ -57,7 +57,8 @@ def write_pairs(context: Context, part: int) -> dict[str, Any]:
     with open_output(context.path(PAIRS, f"{part:05d}.arrow")) as output:
         writer = BucketWriter(output, _PAIRS)
         if columns:
-            bands, urls, pages = (np.concatenate(columns[name]) for name in ("band", "url", "page"))
+            bands, urls = join_digests(columns["band"]), join_digests(columns["url"])
+            pages = np.concatenate(columns["page"])
             winners, losers = find_losers(bands, urls, pages)
             keepers = winners[np.searchsorted(_sortable(bands[winners]), _sortable(bands[losers]))]
             writer.add_columns([[binary_array(urls[keepers]), binary_array(urls[losers]), pages[keepers], pages[losers]]])
@@ -87,7 +88,7 @@ def write_clusters(context: Context, _: int) -> dict[str, Any]:
         ends = np.stack([np.concatenate(first), np.concatenate(second)])
         interleaved = np.concatenate([x for pair in zip(first, second, strict=True) for x in pair])
         pages, index = np.unique(interleaved, return_index=True)
-        page_urls = np.concatenate(urls)[index]
+        page_urls = join_digests(urls)[index]
         rows, columns = np.searchsorted(pages, ends)
         graph = coo_array((np.ones(len(rows), bool), (rows, columns)), shape=(len(pages), len(pages)))
         clusters = connected_components(graph, directed=False)[1]

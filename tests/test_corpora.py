@@ -1,0 +1,324 @@
+"""Making of corpora: stages, duplicates, formats, resuming, and recipes beyond C4."""
+
+import collections
+import dataclasses
+import gzip
+import itertools
+import json
+import pathlib
+import random
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from test_corpora_c4 import run_corpus, write_pages
+
+from t5x_lab.config.errors import UserError
+from t5x_lab.corpora import pipeline
+from t5x_lab.corpora.duplicates.min_hash import MinHash
+from t5x_lab.corpora.duplicates.units import remove_spans
+from t5x_lab.corpora.page import Page, md5, split_name
+from t5x_lab.corpora.rules.sentences import punkt_sentences
+from t5x_lab.corpora.stages.context import parse_corpus
+
+WORDS = (
+    "river mountain village teacher garden window letter winter summer bridge market doctor story music paper table kitchen "
+    "island harbor forest engine captain soldier painter library morning evening journey weather silver golden quiet narrow"
+)
+UNCHECKED = ["Corpus.text_rules = ()", "Corpus.bucket_bytes = 20_000"]
+
+
+def sentence(generator: random.Random) -> str:
+    return " ".join(generator.choices(WORDS.split(), k=generator.randrange(6, 14))).capitalize() + "."
+
+
+def random_pages(number: int, seed: int = 0, shared: float = 0.3) -> list[Page]:
+    """Returns pages of random sentences, some of which several pages share."""
+    generator = random.Random(seed)
+    common = [sentence(generator) for _ in range(40)]
+    return [
+        Page(
+            f"http://site{generator.randrange(30)}.example/{index}",
+            "\n".join(
+                generator.choice(common) if generator.random() < shared else sentence(generator)
+                for _ in range(generator.randrange(4, 20))
+            ),
+            "2024-01-01T00:00:00Z",
+        )
+        for index in range(number)
+    ]
+
+
+def file_bytes(folder: pathlib.Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name.endswith((".gz", ".parquet", ".json"))}
+
+
+def test_two_processes_write_the_same_bytes_as_one(tmp_path):
+    inputs = write_pages(random_pages(600), tmp_path / "in")
+    bindings = [*UNCHECKED, "Corpus.near_duplicates = @MinHash()", "Corpus.shard_bytes = 30_000"]
+    run_corpus(inputs, tmp_path / "one", *bindings)
+    summary, texts = run_corpus(inputs, tmp_path / "two", *bindings, workers=2)
+    assert len(summary["files"]) > 5 and len(texts) > 400
+    assert file_bytes(tmp_path / "one") == file_bytes(tmp_path / "two")
+
+
+def test_an_interrupted_corpus_is_continued_and_nothing_is_done_twice(tmp_path, monkeypatch):
+    inputs = write_pages(random_pages(300), tmp_path / "in")
+    run_corpus(inputs, tmp_path / "whole", *UNCHECKED)
+    done, original, generator = collections.Counter(), pipeline.STAGES, random.Random(0)
+
+    def interrupting(stage):
+        def run(context, index):
+            if generator.random() < 0.4:
+                raise UserError("the machine has ended.")
+            done[stage.name, index] += 1
+            return stage.run(context, index)
+
+        return dataclasses.replace(stage, run=run)
+
+    monkeypatch.setattr(pipeline, "STAGES", tuple(map(interrupting, original)))
+    interruptions = 0
+    while True:
+        try:
+            run_corpus(inputs, tmp_path / "parts", *UNCHECKED)
+            break
+        except UserError as error:
+            assert "the machine has ended." in str(error)
+            interruptions += 1
+    assert interruptions >= 3 and set(done.values()) == {1}
+    assert file_bytes(tmp_path / "parts") == file_bytes(tmp_path / "whole")
+
+
+def test_a_changed_rule_repeats_its_stage_and_those_after_it(tmp_path, monkeypatch):
+    inputs = write_pages(random_pages(100), tmp_path / "in")
+    run_corpus(inputs, tmp_path / "out", *UNCHECKED)
+    stages = []
+
+    def recording(stage):
+        return dataclasses.replace(stage, run=lambda context, index: stages.append(stage.name) or stage.run(context, index))
+
+    monkeypatch.setattr(pipeline, "STAGES", tuple(map(recording, pipeline.STAGES)))
+    run_corpus(inputs, tmp_path / "out", *UNCHECKED)
+    assert not stages
+    changed = ["Corpus.text_rules = (@long_text,)", "long_text.maximum = 500", *UNCHECKED[1:]]
+    summary, texts = run_corpus(inputs, tmp_path / "out", *changed)
+    assert set(stages) == {"read", "clean", "duplicates", "finish", "write"}  # `long_text` is a rule of reading, too
+    assert texts and max(map(len, texts.values())) <= 500
+    stages.clear()
+    run_corpus(inputs, tmp_path / "out", "Corpus.text_rules = (@gopher_quality,)", *UNCHECKED[1:])
+    run_corpus(
+        inputs, tmp_path / "out", "Corpus.text_rules = (@gopher_quality,)", "gopher_quality.min_words = 60", *UNCHECKED[1:]
+    )
+    assert set(stages) == {"finish", "write"}
+    assert not [name for name in (summary["files"]) if not (tmp_path / "out" / name).exists()]
+
+
+def jaccard(first: set, second: set) -> float:
+    return len(first & second) / len(first | second)
+
+
+def edited_pages(generator: random.Random) -> list[Page]:
+    """Returns groups of pages that differ by a few words, among others that do not."""
+    pages = random_pages(60, seed=5, shared=0.0)
+    for base in list(pages[:40]):
+        for _ in range(generator.randrange(1, 4)):
+            words = base.text.split(" ")
+            for _ in range(generator.randrange(8)):
+                words[generator.randrange(len(words))] = generator.choice(WORDS.split())
+            pages.append(Page(f"http://copy.example/{len(pages)}", " ".join(words), "2024-01-01T00:00:00Z"))
+    return pages
+
+
+def ngrams(text: str, size: int = 5) -> set:
+    words = [word.strip(".").lower() for word in text.split()]
+    return set(zip(*(words[start:] for start in range(size)), strict=False))
+
+
+def test_pages_share_bands_as_often_as_the_formula_says():
+    """All pairs of edited pages, by their true similarity: with 14 bands of 8, the probability of 1 − (1 − s⁸)¹⁴."""
+    pages, min_hash = edited_pages(random.Random(1)), MinHash()
+    grams, bands = [ngrams(page.text) for page in pages], [set(min_hash.band_hashes(page.text)) for page in pages]
+    pairs = [(jaccard(grams[i], grams[j]), bool(bands[i] & bands[j])) for i, j in itertools.combinations(range(len(pages)), 2)]
+    alike = [(similarity, shares) for similarity, shares in pairs if similarity > 0.3]
+    assert len(alike) > 60
+    expected = [1 - (1 - similarity**8) ** 14 for similarity, _ in alike]
+    error = np.sqrt(sum(p * (1 - p) for p in expected))
+    assert abs(sum(shares for _, shares in alike) - sum(expected)) < 4 * error
+    assert not any(shares for similarity, shares in pairs if similarity < 0.1)
+
+
+def test_signatures_estimate_the_jaccard_similarity():
+    pages, min_hash = edited_pages(random.Random(2)), MinHash(bands=16, rows=16)
+    grams, signatures = [ngrams(page.text) for page in pages], [min_hash.signature(page.text) for page in pages]
+    differences = [
+        np.mean(signatures[i] == signatures[j]) - jaccard(grams[i], grams[j])
+        for i, j in itertools.combinations(range(len(pages)), 2)
+    ]
+    assert abs(np.mean(differences)) < 0.002 and np.max(np.abs(differences)) < 5 * 0.5 / 16
+
+
+def test_one_page_of_each_cluster_is_kept(tmp_path):
+    """The kept pages are those of a search over all pairs: of pages that are joined by shared bands the first by URL's MD5."""
+    pages = [page for page in edited_pages(random.Random(3)) if len(page.text.split("\n")) >= 3]
+    inputs = write_pages(pages, tmp_path / "in")
+    bindings = [*UNCHECKED, "Corpus.duplicates = None"]
+    _, texts = run_corpus(inputs, tmp_path / "all", *bindings)
+    _, unique = run_corpus(inputs, tmp_path / "unique", *bindings, "Corpus.near_duplicates = @MinHash()")
+    urls, bands = list(texts), [set(MinHash().band_hashes(text)) for text in texts.values()]
+    cluster = list(range(len(urls)))
+    for i, j in itertools.combinations(range(len(urls)), 2):
+        if bands[i] & bands[j]:
+            cluster = [cluster[i] if number == cluster[j] else number for number in cluster]
+    by_md5 = sorted(range(len(urls)), key=lambda index: md5(urls[index]))
+    first = {cluster[index]: index for index in reversed(by_md5)}
+    assert len(first) < 0.7 * len(urls)
+    assert unique == {urls[index]: texts[urls[index]] for index in first.values()}
+
+
+def test_a_span_of_three_sentences_is_in_the_corpus_once(tmp_path):
+    generator = random.Random(4)
+    shared = [" ".join(sentence(generator) for _ in range(3)) for _ in range(5)]
+    pages = [
+        Page(
+            f"http://a.example/{number}",
+            "\n".join([sentence(generator), generator.choice(shared), *(sentence(generator) for _ in range(4))]),
+            "2024-01-01T00:00:00Z",
+        )
+        for number in range(60)
+    ]
+    _, texts = run_corpus(write_pages(pages, tmp_path / "in"), tmp_path / "out", *UNCHECKED, 'Corpus.duplicates = "spans"')
+    assert len(texts) == 60
+    counts = collections.Counter(
+        span
+        for text in texts.values()
+        for listed in [[part for line in text.split("\n") for part in punkt_sentences(line)]]
+        for span in {tuple(listed[start : start + 3]) for start in range(len(listed) - 2)}
+    )
+    assert max(counts.values()) == 1
+    for text in shared:
+        owners = [url for url, page in texts.items() if text in page]
+        others = [page.url for page in pages if text in page.text]
+        assert owners == [min(others, key=lambda url: md5(url))]
+
+
+def test_sentences_of_a_repeated_span_are_removed_once():
+    text = "One one. Two two. Three three.\nFour four. One one. Two two. Three three."
+    assert remove_spans(text, (), punkt_sentences) == ("One one. Two two. Three three.\nFour four.", 3)
+
+
+def test_formats_hold_the_same_pages(tmp_path):
+    import tensorflow as tf
+
+    inputs = write_pages(random_pages(80), tmp_path / "in")
+    _, texts = run_corpus(inputs, tmp_path / "jsonl", *UNCHECKED)
+    tables, examples = {}, {}
+    for name in ("parquet", "tfrecord"):
+        corpus, text = parse_corpus(["corpora/c4.gin"], [*UNCHECKED, f'Corpus.format = "{name}"'])
+        folder = tmp_path / name
+        summary = pipeline.make_corpus(corpus, text, inputs, str(folder), str(folder / "work"), [])
+        for file in summary["files"]:
+            if name == "parquet":
+                tables |= {row["url"]: row["text"] for row in pq.read_table(folder / file).to_pylist()}
+            else:
+                for record in tf.data.TFRecordDataset(str(folder / file)).as_numpy_iterator():
+                    features = tf.train.Example.FromString(record).features.feature
+                    examples[features["url"].bytes_list.value[0].decode()] = features["text"].bytes_list.value[0].decode()
+    assert tables == examples == texts
+
+
+def test_the_tfds_layout_is_a_data_set(tmp_path):
+    import tensorflow_datasets as tfds
+
+    pages = random_pages(2500)
+    corpus, text = parse_corpus(["corpora/c4.gin"], UNCHECKED)
+    summary = pipeline.make_corpus(
+        corpus, text, write_pages(pages, tmp_path / "in"), str(tmp_path / "data"), str(tmp_path / "work"), []
+    )
+    builder = tfds.builder("c4/en:3.1.0", data_dir=str(tmp_path / "data"))
+    for split in ("train", "validation"):
+        urls = {example["url"].decode() for example in tfds.as_numpy(builder.as_dataset(split=split))}
+        assert len(urls) == builder.info.splits[split].num_examples == summary["splits"][split]["pages"] > 0
+        assert {split_name(Page(url, "").key) for url in urls} == {split}
+
+
+def test_a_users_rule_is_a_rule_and_its_failures_are_counted(tmp_path):
+    (tmp_path / "my_rules.py").write_text(
+        "import gin\n\n@gin.configurable\ndef no_rivers(page, word='river'):\n"
+        "    if '/13' in page.url:\n        raise ValueError('unlucky')\n"
+        "    return None if word in page.text else page\n\n"
+        "@gin.configurable\ndef shout(line):\n    return line.upper()\n"
+    )
+    bindings = [
+        "import my_rules",
+        "Corpus.text_rules = (@no_rivers,)",
+        "LineCleaning.rules = (@end_mark, @shout)",
+        *UNCHECKED[1:],
+    ]
+    inputs = write_pages(random_pages(50), tmp_path / "in")
+    summary, texts = run_corpus(inputs, tmp_path / "out", *bindings, "no_rivers.word = 'HARBOR'")
+    assert texts and all("HARBOR" not in text and text.isupper() for text in texts.values())
+    counts = summary["counts"]["finish"]
+    assert counts["pages dropped: no_rivers"] > 5 and counts["failed: no_rivers: ValueError: unlucky"] == 1
+    with pytest.raises(UserError, match='Corpus.without has "javscript", which is no rule here. Did you mean "javascript"?'):
+        parse_corpus(["corpora/c4.gin"], ["Corpus.without = ('javscript',)"])
+
+
+def test_a_question_of_an_evaluation_set_does_not_survive(tmp_path):
+    pages, generator = random_pages(40), random.Random(9)
+    question = " ".join(generator.choices(WORDS.split(), k=15))
+    short = " ".join(generator.choices(WORDS.split(), k=9))
+    (tmp_path / "copa").mkdir()
+    records = [{"premise": question, "choice1": "yes", "label": 0}, {"premise": "x", "choice1": short, "label": 1}]
+    (tmp_path / "copa" / "validation.jsonl").write_text("\n".join(map(json.dumps, records)))
+    planted = [
+        dataclasses.replace(page, text=f"{page.text}\nSomebody asked: {text.upper()}, and waited long for it.")
+        for page, text in zip(pages, [question, short, " ".join(question.split()[:12])], strict=False)
+    ]
+    bindings = [
+        *UNCHECKED,
+        "Corpus.decontamination = @Decontamination()",
+        'Decontamination.data_sets = ("super_glue/copa",)',
+        f'Decontamination.files = "{tmp_path}/copa/{{split}}.jsonl"',
+        'Decontamination.splits = ("validation",)',
+    ]
+    summary, texts = run_corpus(write_pages([*planted, *pages[3:]], tmp_path / "in"), tmp_path / "out", *bindings)
+    assert summary["counts"]["finish"]["pages dropped: decontamination"] == 2
+    assert planted[0].url not in texts and planted[1].url not in texts and planted[2].url in texts
+
+
+def test_the_report_says_what_each_rule_removed(tmp_path):
+    from t5x_lab.corpora.report import summary_table, write_report
+
+    pages = [
+        Page(
+            "http://a.example/1",
+            "\n".join(["This line has javascript in it, so to say.", *[f"A good line, number {n}." for n in range(5)]]),
+        ),
+        Page("http://a.example/2", "Some code { of a page } <script>alert(1)</script> that ends so."),
+        Page("http://b.example/3", "Too short."),
+    ]
+    summary, texts = run_corpus(write_pages(pages, tmp_path / "in"), tmp_path / "out", "Corpus.text_rules = ()")
+    assert list(texts) == ["http://a.example/1"]
+    table = summary_table(summary)
+    assert [line.split() for line in table.splitlines() if line.startswith(("javascript", "curly", "few_words"))] == [
+        ["curly_bracket", "-1", "0", f"-{len(pages[1].text)}"],
+        ["few_words", "0", "-1", f"-{len(pages[2].text)}"],
+        ["javascript", "0", "-1", f"-{len(pages[0].text.splitlines()[0])}"],
+    ]
+    page = pathlib.Path(write_report(str(tmp_path / "out"))).read_text()
+    assert "http://a.example/2" in page and "<script>alert" not in page and "curly_bracket" in page
+
+
+def test_a_folder_without_pages_is_a_sentence(tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "picture.png").write_bytes(b"x")
+    corpus, text = parse_corpus(["corpora/c4.gin"], [])
+    with pytest.raises(UserError, match="No file matches --input="):
+        pipeline.make_corpus(corpus, text, str(tmp_path / "in"), str(tmp_path / "out"), str(tmp_path / "work"), [])
+
+
+def test_gzip_output_has_no_time_of_its_own(tmp_path):
+    run_corpus(write_pages(random_pages(10), tmp_path / "in"), tmp_path / "out", *UNCHECKED)
+    for path in (tmp_path / "out").glob("*.gz"):
+        assert path.read_bytes()[4:8] == bytes(4)
+        gzip.decompress(path.read_bytes())
