@@ -122,16 +122,16 @@ def edited_pages(generator: random.Random) -> list[Page]:
     pages = random_pages(60, seed=5, shared=0.0)
     for base in list(pages[:40]):
         for _ in range(generator.randrange(1, 4)):
-            words = base.text.split(" ")
+            tokens = base.text.split(" ")
             for _ in range(generator.randrange(8)):
-                words[generator.randrange(len(words))] = generator.choice(WORDS.split())
-            pages.append(Page(f"http://copy.example/{len(pages)}", " ".join(words), "2024-01-01T00:00:00Z"))
+                tokens[generator.randrange(len(tokens))] = generator.choice(WORDS.split())
+            pages.append(Page(f"http://copy.example/{len(pages)}", " ".join(tokens), "2024-01-01T00:00:00Z"))
     return pages
 
 
 def ngrams(text: str, size: int = 5) -> set:
-    words = [word.strip(".").lower() for word in text.split()]
-    return set(zip(*(words[start:] for start in range(size)), strict=False))
+    tokens = [word.strip(".").lower() for word in text.split()]
+    return set(zip(*(tokens[start:] for start in range(size)), strict=False))
 
 
 def test_pages_share_bands_as_often_as_the_formula_says():

@@ -146,10 +146,10 @@ WORDS = {"en": ["dirty", "c++", "two words"], "de": ["böse"], "ja": ["sm", "悪
 
 @pytest.mark.parametrize("share", [1.0, 0.999, 0.5])
 def test_bad_words_are_found_as_in_tfds(share, tmp_path):
-    for code, words in WORDS.items():
-        (tmp_path / f"{code}.txt").write_text("\n".join([*words, ""]))
+    for code, phrases in WORDS.items():
+        (tmp_path / f"{code}.txt").write_text("\n".join([*phrases, ""]))
     files = {code: f"{tmp_path}/{code}.txt" for code in WORDS}
-    allowed = {code: set(words) - {"ja": {"sm"}, "zh": {"性"}}.get(code, set()) for code, words in WORDS.items()}
+    allowed = {code: set(phrases) - {"ja": {"sm"}, "zh": {"性"}}.get(code, set()) for code, phrases in WORDS.items()}
     expected = c4_utils.get_badwords_filter_fn(allowed, share)
     texts = [
         "A dirty word.",
@@ -257,9 +257,9 @@ def test_gophers_repetition_rules(text, reason):
 
 
 def test_characters_of_overlapping_repeated_ngrams_count_once():
-    """Of the words a…f twice, all twelve are in repeated 5-grams: a share of 12 of 24."""
-    words = varied_lines(1)[0].split()[:6]
-    text = " ".join([*words, *" ".join(varied_lines(3)[1:]).split()[:12], *words])
+    """Six words occur twice among 24: all twelve are in repeated 5-grams, and count once."""
+    repeated = varied_lines(1)[0].split()[:6]
+    text = " ".join([*repeated, *" ".join(varied_lines(3)[1:]).split()[:12], *repeated])
     shares = {5: 12 / 24 - 0.001}, {5: 12 / 24}
     assert [isinstance(gopher_repetition(page(text), top_ngrams={}, repeated_ngrams=share), Page) for share in shares] == [
         False,

@@ -1,5 +1,6 @@
 """The six pairs of architecture and objective: masks, inputs, targets and weights; the pipeline's order, position and shards."""
 
+import collections
 import gzip
 import json
 import pathlib
@@ -509,6 +510,36 @@ def test_byte_pairs_are_merged_by_their_numbers(tmp_path):
     model = sentencepiece.SentencePieceProcessor(model_file="bpe.model")
     assert (model.pad_id(), model.eos_id(), model.unk_id()) == (0, 1, 2) and model.get_piece_size() == 30
     assert model.id_to_piece(3) == "zq" and model.get_score(3) > model.get_score(4)
+
+
+def test_a_vocabulary_of_a_mixture_samples_its_tasks_by_their_rates_and_reads_no_more_than_needed(tmp_path, capfd):
+    """T5's mixture: ten parts English, one of German and of French. Records after the needed ones cannot be read."""
+    for code in ("en", "de", "fr"):
+        for part in range(4):
+            lines = [json.dumps({"text": f"{code} text {part} {n} with the word {code}x{n % 50}"}) for n in range(3000)]
+            (tmp_path / f"{code}{part}.jsonl").write_text("\n".join([*lines, "{broken"]))
+    (tmp_path / "my_tasks.py").write_text(
+        "import glob, seqio\nfrom t5x_lab.data.sources.text_files import document_files\n"
+        "from t5x_lab.data.sources.file_types import FileType\nfrom t5x_lab.data.tasks.names import register_text\n"
+        "for code in ('en', 'de', 'fr'):\n"
+        f"    register_text(f'web_{{code}}', document_files({{'train': glob.glob(f'{tmp_path}/{{code}}*')}}, FileType('jsonl')))\n"
+        "seqio.MixtureRegistry.add('web', [('web_en', 10), ('web_de', 1), ('web_fr', 1)])\n"
+    )
+    flags = ["--output=web.model", "--size=300", "--max_documents=1200", "--module=my_tasks"]
+    try:
+        assert main(["vocab", "--task=web", *flags]) == 0
+        texts = list(tasks.sample_documents(DataConfig("web", {"targets": 1}, 1, ByteVocabulary(), shards=1), 1200))
+    finally:
+        seqio.MixtureRegistry.remove("web")
+        for code in ("en", "de", "fr"):
+            tasks.remove_text(f"web_{code}")
+    lines = {"100 texts of web_de.", "1,000 texts of web_en.", "100 texts of web_fr."}
+    assert lines <= set(capfd.readouterr().err.splitlines())
+    counts = collections.Counter(tuple(text.split()[:3:2]) for text in texts)
+    assert {code for code, _ in counts} == {"en", "de", "fr"} and sum(code == "en" for code, _ in counts) == 4
+    assert [sum(n for (c, _), n in counts.items() if c == code) for code in ("en", "de", "fr")] == [1000, 100, 100]
+    model = sentencepiece.SentencePieceProcessor(model_file="web.model")
+    assert any("en" in model.id_to_piece(n) for n in range(300))
 
 
 def test_the_tasks_of_a_vocabulary_share_one_tokenizer_of_tensorflow(monkeypatch):

@@ -1,4 +1,4 @@
-"""Trains a SentencePiece vocabulary with T5's special ids on text files or on the text of a task."""
+"""Trains a SentencePiece vocabulary with T5's special ids on text files, or on the text of a task or mixture."""
 
 import argparse
 
@@ -7,13 +7,16 @@ from t5x_lab.config.errors import UserError
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--input", help="pattern of text files, such as corpus/*.txt; also .jsonl and .tfrecord")
-    parser.add_argument("--task", help="task whose training text is used, instead of --input, such as sotu")
+    parser.add_argument(
+        "--task",
+        help="task or mixture whose training text is used, instead of --input, such as sotu; mixtures are sampled by their rates",
+    )
     parser.add_argument("--output", required=True, help="model file to write")
     parser.add_argument("--size", type=int, default=32_000, help="number of pieces without sentinels")
     parser.add_argument(
         "--model_type", default="unigram", choices=("unigram", "bpe"), help="unigram as in T5, or byte pairs as in GPT-1"
     )
-    parser.add_argument("--max_documents", type=int, default=100_000, help="maximum number of documents to read")
+    parser.add_argument("--max_documents", type=int, default=100_000, help="number of documents to sample")
     parser.add_argument("--text_key", default="text", help="text field of .jsonl and TFRecord files")
     parser.add_argument(
         "--standardize", action="store_true", help="standardize text as GPT-1 does (recipes/gpt1_pretraining.gin)"
@@ -37,7 +40,7 @@ def run(args: argparse.Namespace) -> None:
     from t5x_lab.data.pipeline.failures import describe_cause
     from t5x_lab.data.sources.file_types import RECORD_KINDS, common_file_type
     from t5x_lab.data.sources.text_files import match_files
-    from t5x_lab.data.tasks.names import documents
+    from t5x_lab.data.tasks.names import sample_documents
     from t5x_lab.data.vocabularies.config import ByteVocabulary, SentencePieceVocabulary
     from t5x_lab.data.vocabularies.sentencepiece import read_sentencepiece, train_sentencepiece
     from t5x_lab.papers.gpt1.standardize import standardize
@@ -56,7 +59,7 @@ def run(args: argparse.Namespace) -> None:
     if args.input:
         common_file_type(match_files(args.input, "--input"), ("txt", *RECORD_KINDS), "--input")
     config = DataConfig(args.task or "files", {"targets": 512}, 1, ByteVocabulary(), files=files, shards=1)
-    texts = documents(config, args.max_documents)
+    texts = sample_documents(config, args.max_documents)
     if args.task and args.standardize:
         texts = map(standardize, texts)
     try:

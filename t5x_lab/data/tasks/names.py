@@ -10,13 +10,14 @@ import copy
 import dataclasses
 import functools
 import importlib
+import itertools
 import re
 from collections.abc import Iterable, Iterator
 
 import seqio
 
 from t5x_lab.config.errors import UserError, did_you_mean
-from t5x_lab.config.log import log_once
+from t5x_lab.config.log import log, log_once
 from t5x_lab.data.config import ALL_TEXTS, DataConfig
 from t5x_lab.data.objectives.named import OBJECTIVES, get_objective
 from t5x_lab.data.objectives.objective import Objective
@@ -245,10 +246,40 @@ class VocabularyReplacer:
         return self._is_same[id(vocabulary), config]
 
 
-def documents(config: DataConfig, limit: int = -1) -> Iterator[str]:
-    """Yields the texts of the training split of a text or of the user's tasks, before any preprocessing. -1 = all."""
+def documents(config: DataConfig) -> Iterator[str]:
+    """Yields all texts of the training split of a text or of the user's tasks, before any preprocessing."""
     for member in find_members(config, need_objective=False):
-        yield from task_documents(member.task, limit)
+        yield from task_documents(member.task)
+
+
+def sample_documents(config: DataConfig, number: int, seed: int = 0) -> Iterator[str]:
+    """Yields a sample of the training texts of a task or mixture, before any preprocessing. No more is read than needed.
+
+    Tasks of a mixture have texts in proportion to their rates. Files are read in a random order, several at a time.
+
+    Args:
+      config: data configuration, with the name of the task or mixture.
+      number: maximum number of texts.
+      seed: seed of the order of files.
+
+    Raises:
+      UserError: if the mixture has no rates above 0.
+    """
+    members = find_members(config, need_objective=False)
+    rates = [1.0 if member.mixture is None else float(member.mixture.get_rate(member.registered_task)) for member in members]
+    if not sum(rates) > 0.0:
+        raise UserError(f'The rates of "{config.mixture_or_task_name}" are {rates}. At least one must be above 0.')
+    ends = [round(number * part / sum(rates)) for part in itertools.accumulate(rates, initial=0.0)]
+    for member, (start, end) in zip(members, itertools.pairwise(ends), strict=True):
+        count = 0
+        for text in task_documents(member.task, end - start, shuffle_seed=seed):
+            count += 1
+            yield text
+        if len(members) > 1:
+            log(
+                f"{count:,} texts of {member.task.name}"
+                + (f", which has no more than {count:,}." if count < end - start else ".")
+            )
 
 
 def registered_name(task: seqio.Task) -> str:

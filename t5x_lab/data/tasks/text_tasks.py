@@ -100,17 +100,20 @@ class LazySource(seqio.DataSource):
         return self.source.num_input_examples(split)
 
 
-def task_documents(task: seqio.Task, limit: int = -1) -> Iterator[str]:
+def task_documents(task: seqio.Task, limit: int = -1, shuffle_seed: int | None = None) -> Iterator[str]:
     """Yields the texts of a task's training split before any preprocessing.
 
     Args:
       task: a task whose examples have "text" or "targets".
       limit: maximum number of texts, -1 = all.
+      shuffle_seed: seed of the order of files. None = their own order.
 
     Raises:
       UserError: if its examples have no text.
     """
-    for example in task.source.get_dataset("train", shuffle=False).take(limit).as_numpy_iterator():
+    for example in (
+        task.source.get_dataset("train", shuffle=shuffle_seed is not None, seed=shuffle_seed).take(limit).as_numpy_iterator()
+    ):
         text = example.get("text", example.get("targets"))
         if not isinstance(text, bytes):
             raise UserError(f'The examples of task "{task.name}" have no "text". They have {", ".join(example)}.')
