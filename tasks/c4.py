@@ -17,26 +17,45 @@ VERSIONS = ("2.2.0", "3.1.0")
 TEXTS = ("c4", "c4_v220")
 
 
+SPLITS = ("train", "validation")
+
+
 def prepared_version() -> str:
     """Returns the version of c4/en to read: the first of `VERSIONS` that is prepared.
 
     Raises:
       NotHere: if neither is.
     """
+    builder = _find_builder()
+    if builder is None:
+        raise NotHere(
+            f"C4 is not prepared under {tfds.core.constants.DATA_DIR}: neither c4/en:{VERSIONS[0]} nor c4/en:{VERSIONS[1]} is "
+            "there. Set the environment variable TFDS_DATA_DIR to where it is, make it from crawl files (t5x_lab corpus, "
+            "docs/corpora.md), or train on the embedded corpus (sotu) or on your own files (files)."
+        )
+    log(f"Reading C4 {builder.version} from {builder.data_path}.")
+    return str(builder.version)
+
+
+def _find_builder() -> tfds.core.DatasetBuilder | None:
     for version in VERSIONS:
         try:
             builder = tfds.builder(f"c4/en:{version}", try_gcs=False)
             if builder.data_path.exists() and builder.info.splits:
-                log(f"Reading C4 {version} from {builder.data_path}.")
-                return version
+                return builder
         except (tfds.core.DatasetNotFoundError, AssertionError, ValueError):
             continue  # the builder of an old version raises unless it is prepared
-    raise NotHere(
-        f"C4 is not prepared under {tfds.core.constants.DATA_DIR}: neither c4/en:{VERSIONS[0]} nor c4/en:{VERSIONS[1]} is "
-        "there. Set the environment variable TFDS_DATA_DIR to where it is, prepare it with: tfds build c4/en:3.1.0, or train "
-        "on the embedded corpus (sotu) or on your own files (files)."
-    )
+    return None
+
+
+class _C4(LazySource):
+    """C4, with the splits that are prepared. One from a small crawl may have no page for validation."""
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        builder = _find_builder()
+        return SPLITS if builder is None else tuple(split for split in SPLITS if split in builder.info.splits)
 
 
 for _name in TEXTS:
-    register_text(_name, LazySource(lambda: seqio.TfdsDataSource(f"c4/en:{prepared_version()}")))
+    register_text(_name, _C4(lambda: seqio.TfdsDataSource(f"c4/en:{prepared_version()}"), SPLITS))

@@ -15,6 +15,8 @@ import t5x_lab
 from t5x_lab.cli.flags import gin_config
 from t5x_lab.cli.main import COMMANDS, _parse
 from t5x_lab.config.errors import UserError
+from t5x_lab.config.gin_files import binding
+from t5x_lab.corpora.stages.context import parse_corpus
 from t5x_lab.runs.config.gin_config import GinConfig
 
 RUN = ['MODEL_DIR = "run"', "TRAIN_STEPS = 100000", "VOCABULARY = @ByteVocabulary()", "TransformerConfig.vocab_size = 384"]
@@ -40,7 +42,8 @@ def test_a_shell_takes_every_command_of_the_documentation(page):
 def test_gin_files_and_links_that_the_documentation_names_are_there(page):
     text = page.read_text()
     for name in re.findall(
-        r"--gin_file=((?:models|objectives|runs|meshes|optimizers|recipes|peft|mixtures|compute|studies)/[\w./]+\.gin)", text
+        r"--gin_file=((?:models|objectives|runs|meshes|optimizers|recipes|peft|mixtures|compute|studies|corpora)/[\w./]+\.gin)",
+        text,
     ):
         assert (ROOT / "gin" / name).exists(), name
     for link in re.findall(r"\]\(([\w./]+)\)", text):
@@ -98,6 +101,10 @@ def test_commands_take_what_the_documentation_types(page):
             continue  # files that the page shows, or a script writes, which other tests write and run
         if any(re.match(r"import (my_|mine|tickets)", binding) for binding in args.gin_bindings):
             continue
+        if name == "corpus":
+            bindings = [*args.gin_bindings, *map(binding, args.gin)]
+            assert parse_corpus(["corpora/c4.gin", *args.gin_file], bindings)[0].name
+            continue
         config = gin_config(args)
         assert config.text or not args.gin_file
         if name == "train" and "…" not in argv:
@@ -111,7 +118,9 @@ GIN = [
     (page, number, text)
     for page in sorted((ROOT / "docs").glob("*.md"))
     for number, text in enumerate(re.findall(r"```gin\n(.*?)```", page.read_text(), re.DOTALL))
-    if "import my_" not in text and "Study." not in text  # whose module another test writes; tests/test_study.py
+    if "import my_" not in text
+    and "Study." not in text
+    and "Corpus." not in text  # other tests write their modules and build them
 ]
 
 

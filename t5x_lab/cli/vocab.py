@@ -9,7 +9,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--input", help="pattern of text files, such as corpus/*.txt; also .jsonl and .tfrecord")
     parser.add_argument(
         "--task",
-        help="task or mixture whose training text is used, instead of --input, such as sotu; mixtures are sampled by their rates",
+        help="task or mixture whose training text is used, instead of --input; mixtures are sampled by their rates",
     )
     parser.add_argument("--output", required=True, help="model file to write")
     parser.add_argument("--size", type=int, default=32_000, help="number of pieces without sentinels")

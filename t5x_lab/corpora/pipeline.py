@@ -234,6 +234,7 @@ def _complete(context: Context) -> dict[str, Any]:
         sizes = {
             split: ([shard["pages"] for shard in listed], sum(shard["bytes"] for shard in listed))
             for split, listed in shards.items()
+            if any(shard["pages"] for shard in listed)  # TensorFlow Datasets cannot read a split without examples
         }
         write_tfds_info(output, corpus, sizes)
     counts = {

@@ -19,7 +19,12 @@ def main_text(html: bytes, charset: str = "") -> str:
 
 
 def whole_text(html: bytes, charset: str = "") -> str:
-    """Returns the text of a whole page, as Common Crawl's WET files have it: menus included, scripts and styles left out."""
+    """Returns the text of a whole page, as Common Crawl's WET files have it: menus included, scripts and styles left out.
+
+    Args:
+      html: bytes of the page.
+      charset: character encoding by the HTTP header; "" to detect it.
+    """
     return _resiliparse(html, charset, main_content=False)
 
 

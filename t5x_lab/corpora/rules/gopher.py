@@ -31,8 +31,8 @@ def gopher_quality(
 
     Args:
       page: the page.
-      min_words, max_words: number of words.
-      min_word_length, max_word_length: mean number of characters of a word.
+      min_words, max_words: number of words that a page must have, and may have.
+      min_word_length, max_word_length: bounds of the mean number of characters of a word.
       max_symbols_per_word: number of hash signs, and of ellipses, per word.
       max_bullet_lines, max_ellipsis_lines: share of lines that start with a bullet, and that end with an ellipsis.
       min_words_with_letter: share of words with at least one letter.

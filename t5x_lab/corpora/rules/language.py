@@ -15,6 +15,9 @@ def langdetect(text: str) -> tuple[str, float] | None:
     """Returns (language, probability) as the package langdetect does with seed 0; None if the text has no letters.
 
     C4 is made with it. The result is the package's own to the last bit. See `fast_langdetect.detect`.
+
+    Args:
+      text: the text.
     """
     from t5x_lab.corpora.rules.fast_langdetect import detect
 
@@ -23,7 +26,11 @@ def langdetect(text: str) -> tuple[str, float] | None:
 
 
 def cld3(text: str) -> tuple[str, float] | None:
-    """Returns (language, probability) of CLD3, as mC4 has it; None if CLD3 says that its answer is not reliable."""
+    """Returns (language, probability) of CLD3, as mC4 has it; None if CLD3 says that its answer is not reliable.
+
+    Args:
+      text: the text.
+    """
     try:
         import cld3 as package
     except ImportError as error:

@@ -15,42 +15,79 @@ _CITATION = re.compile(r"\[\d*\]|\[edit\]|\[citation needed\]")
 
 
 def long_words(line: str, maximum: int = 1000) -> str | None:
-    """Drops lines with a word of more than `maximum` characters."""
+    """Drops lines with a very long word.
+
+    Args:
+      line: the line.
+      maximum: number of characters that a word may have.
+    """
     return None if len(line) > maximum and any(len(word) > maximum for word in line.split()) else line
 
 
 def citations(line: str) -> str:
-    """Removes Wikipedia's citation marks: [1], [], [edit] and [citation needed]."""
+    """Removes Wikipedia's citation marks: [1], [], [edit] and [citation needed].
+
+    Args:
+      line: the line.
+    """
     return _CITATION.sub("", line) if "[" in line else line
 
 
 def end_mark(line: str, marks: Sequence[str] = END_MARKS, ellipsis: str = "...") -> str | None:
-    """Drops lines that do not end with one of `marks`, or end with `ellipsis`."""
+    """Drops lines that do not end like a sentence.
+
+    Args:
+      line: the line.
+      marks: ends of a sentence.
+      ellipsis: an end that is none. "" = it is one.
+    """
     return line if line.endswith(tuple(marks)) and not (ellipsis and line.endswith(ellipsis)) else None
 
 
 def few_words(line: str, minimum: int = 5) -> str | None:
-    """Drops lines of fewer than `minimum` words."""
+    """Drops short lines.
+
+    Args:
+      line: the line.
+      minimum: number of words that a line must have.
+    """
     return line if len(line.split(maxsplit=minimum)) >= minimum else None
 
 
 def lorem_ipsum(line: str) -> str | Dropped:
-    """Drops pages with the filler text "lorem ipsum"."""
+    """Drops pages with the filler text "lorem ipsum".
+
+    Args:
+      line: a line of the page.
+    """
     return Dropped() if "lorem ipsum" in line.lower() else line
 
 
 def javascript(line: str) -> str | None:
-    """Drops lines that mention JavaScript, most of which ask to enable it."""
+    """Drops lines that mention JavaScript, most of which ask to enable it.
+
+    Args:
+      line: the line.
+    """
     return None if "javascript" in line.lower() else line
 
 
 def curly_bracket(line: str) -> str | Dropped:
-    """Drops pages with an opening curly bracket, which are code."""
+    """Drops pages with an opening curly bracket, which are code.
+
+    Args:
+      line: a line of the page.
+    """
     return Dropped() if "{" in line else line
 
 
 def policy(line: str, phrases: Sequence[str] = POLICIES) -> str | None:
-    """Drops lines with a phrase of policies for cookies, privacy and use."""
+    """Drops lines with a phrase of policies for cookies, privacy and use.
+
+    Args:
+      line: the line.
+      phrases: the phrases in lower case.
+    """
     lower = line.lower()
     return None if any(phrase in lower for phrase in phrases) else line
 

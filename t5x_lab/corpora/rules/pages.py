@@ -20,12 +20,23 @@ _ALLOWED = {"ja": {"sm", "グロ", "女の子"}, "zh": {"性"}}
 
 
 def long_text(page: Page, maximum: int = 190_000) -> Page | None:
-    """Drops pages of more than `maximum` characters (TFDS's `is_valid_length`)."""
+    """Drops very long pages (TFDS's `is_valid_length`).
+
+    Args:
+      page: the page.
+      maximum: number of characters that a page may have.
+    """
     return page if len(page.text) <= maximum else None
 
 
 def paragraphs(page: Page, minimum: int = 3, min_length: int = 200) -> Page | None:
-    """Drops pages with fewer than `minimum` lines of at least `min_length` characters (mC4: Xue et al., 2021, section 3)."""
+    """Drops pages with few long lines (mC4: Xue et al., 2021, section 3).
+
+    Args:
+      page: the page.
+      minimum: number of long lines that a page must have.
+      min_length: number of characters of a long line.
+    """
     lengths = heapq.nlargest(minimum, map(len, page.text.split("\n")))
     return page if len(lengths) == minimum and lengths[-1] >= min_length else None
 
