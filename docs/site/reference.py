@@ -19,7 +19,8 @@ PACKAGE = pathlib.Path(t5x_lab.__file__).parent
 TOPICS = {  # headings of configurables by folder
     "runs": "A run", "models": "Models", "networks": "Networks", "data": "Data", "prompts": "Prompted datasets",
     "optim": "Optimizers and schedules", "evaluation": "Evaluations", "decoding": "Decoding", "checkpoints": "Checkpoints",
-    "partitioning": "Sharding", "observe": "Hooks", "papers": "Papers", "study": "Studies", "corpora": "Corpora from web crawls",
+    "partitioning": "Sharding", "observe": "Hooks", "papers": "Papers", "study": "Studies",
+    "corpora": "Corpora from web crawls",
 }  # fmt: skip
 LAYERS = [
     "config", "ops", "networks", "decoding", "models", "partitioning", "optim", "training", "checkpoints", "observe", "data",
@@ -72,8 +73,8 @@ def registered() -> dict[str, Callable]:
     """Returns the configurables of t5x_lab by their names in gin files."""
     from gin.config import _REGISTRY
 
-    import t5x_lab.runs.config.configurables  # (registers them)
     import t5x_lab.corpora.configurables
+    import t5x_lab.runs.config.configurables  # (registers them)
     import t5x_lab.study.config  # noqa: F401
 
     wrapped_objects = {selector: entry.wrapped for selector, entry in _REGISTRY._selector_map.items()}

@@ -90,5 +90,9 @@ def decode_text(raw: bytes, charset: str, counts: collections.Counter[str]) -> s
 
 def join_lines(text: str) -> str:
     """Returns the lines of a text that are not blank and not an archive's fields, stripped, as TFDS's `split_wet_file`."""
-    lines = (line.strip() for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n"))
-    return "\n".join(line for line in lines if line and not line.startswith(_METADATA_PREFIXES))
+    if "\r" in text:
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+    lines = filter(None, map(str.strip, text.split("\n")))
+    if "WARC" in text or "Content-" in text or "CONTENT-" in text:
+        lines = filter(lambda line: not line.startswith(_METADATA_PREFIXES), lines)
+    return "\n".join(lines)

@@ -17,6 +17,8 @@ _ARC_LINE = re.compile(
     rb"(?: [^\n]*)? (?P<length>\d+)\r?\n"
 )
 _NEXT_ARC = re.compile(rb"(?<=\n)(?=" + _ARC_LINE.pattern + rb")")
+_HEADER_END = re.compile(rb"\r?\n\r?\n")
+_EMPTY_LINES = re.compile(rb"[\r\n]+")
 _LONGEST_START = 1 << 12  # bytes that may be needed to recognize the start of a record
 
 
@@ -108,12 +110,12 @@ class _Stream:
     def match(self, pattern: re.Pattern[bytes]) -> re.Match[bytes] | None:
         """Matches the start of the stream."""
         self.fill(_LONGEST_START)
-        return pattern.match(self.peek(_LONGEST_START))
+        return pattern.match(self._buffer, self._start)
 
     def search(self, pattern: re.Pattern[bytes], end: int) -> int | None:
-        """Returns the position after the first match that starts in the next `end` bytes; None if there is none."""
+        """Returns the position after the first match in the next `end` bytes; None if there is none."""
         size = self.fill(end + _LONGEST_START)
-        match = pattern.search(self._buffer, self._start, self._start + size)
+        match = pattern.search(self._buffer, self._start, self._start + min(size, end + _LONGEST_START))
         return match.end() - self._start if match and match.end() - self._start <= end else None
 
     def take(self, size: int) -> bytes:
@@ -158,11 +160,9 @@ class _Splitter:
 
     def _skip_empty_lines(self) -> bool:
         """Returns whether there is more."""
-        while start := self._stream.peek(2):
-            if start[:1] not in b"\r\n":
-                return True
-            self._stream.skip(1)
-        return False
+        while match := self._stream.match(_EMPTY_LINES):
+            self._stream.skip(match.end() - match.start())
+        return self._stream.fill(1) > 0
 
     def _resynchronize(self) -> None:
         self._stream.skip(1)
@@ -180,19 +180,14 @@ class _Splitter:
 
     def _take_header(self) -> bytes | None:
         """Returns the lines of a header; None if it does not end, or another record starts inside."""
-        size = 1 << 12
-        while True:
-            start = self._stream.peek(size)
-            end = re.search(rb"\r?\n\r?\n", start)
-            if end:
-                return None if _NEXT_WARC.search(start, 1, end.end()) else self._stream.take(end.end())
-            if len(start) < size or size >= _MAX_HEADER_BYTES:
-                return None
-            size *= 4
+        end = self._stream.search(_HEADER_END, 1 << 12) or self._stream.search(_HEADER_END, _MAX_HEADER_BYTES)
+        if end is None or _NEXT_WARC.search(self._stream.peek(end), 1):
+            return None
+        return self._stream.take(end)
 
     def _read_arc(self, match: re.Match[bytes]) -> Record | None:
         url, date = _text(match["url"]), match["date"].decode()
-        self._stream.skip(match.end())
+        self._stream.skip(match.end() - match.start())
         fields = {"content-type": _text(match["type"]), "content-length": match["length"].decode()}
         iso = f"{date[:4]}-{date[4:6]}-{date[6:8]}T{date[8:10]}:{date[10:12]}:{date[12:]}Z"
         return self._read_content("filedesc" if url.startswith("filedesc:") else "response", url, iso, fields, _NEXT_ARC)
@@ -228,6 +223,9 @@ class _Splitter:
         if self._stream.fill(size) < size:
             return False
         separator, start = (b"\r\n\r\n", _WARC_START) if following is _NEXT_WARC else (b"\n", _ARC_LINE)
+        rest = self._stream.peek(64, start=size)
+        if rest.startswith(b"\r\n\r\nWARC/") and _WARC_START.match(rest, 4):  # as nearly always
+            return True
         rest = self._stream.peek(_LONGEST_START, start=size)
         next_record = rest.lstrip(b"\r\n")
         if not next_record or start.match(next_record):
@@ -242,14 +240,14 @@ def _parse_fields(header: bytes) -> dict[str, str]:
     """Returns the fields of a header by lower-case name. A line that starts with a space continues the one before."""
     fields: dict[str, str] = {}
     name = ""
-    for line in header.splitlines()[1:]:
-        if line[:1] in (b" ", b"\t") and name:
-            fields[name] += " " + _text(line.strip())
+    for line in _text(header).split("\n")[1:]:
+        if line[:1] in (" ", "\t") and name:
+            fields[name] += " " + line.strip()
             continue
-        key, colon, value = line.partition(b":")
+        key, colon, value = line.partition(":")
         if colon:
-            name = _text(key.strip()).lower()
-            fields.setdefault(name, _text(value.strip()))
+            name = key.strip().lower()
+            fields.setdefault(name, value.strip())
     return fields
 
 

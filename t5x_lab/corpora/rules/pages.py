@@ -1,5 +1,6 @@
 """Rules for pages of C4, mC4 and their variants, as TFDS's `c4_utils` has them, each a function."""
 
+import dataclasses
 import functools
 import heapq
 import json
@@ -52,23 +53,50 @@ def bad_words(page: Page, files: Mapping[str, str] | None = None, share: float =
       files: files with a word or phrase per line, by language, such as {"en": "badwords_en.txt"}. None = keep all pages.
       share: share of the pages with bad words that are dropped, chosen by their URL. mC4: 0.999.
     """
-    pattern = _bad_word_patterns(tuple((files or {}).items())).get(page.language.partition("-")[0])
-    if pattern is None or not pattern.search(page.text.lower()):
+    listed = _bad_phrases(tuple((files or {}).items())).get(page.language.partition("-")[0])
+    if listed is None or not listed.occur_in(page.text.lower()):
         return page
     numerator, denominator = share.as_integer_ratio()
     return page if int.from_bytes(page.key, "big") % denominator >= numerator else None
 
 
+@dataclasses.dataclass(frozen=True)
+class _Phrases:
+    """Bad words of a language.
+
+    Attributes:
+      single: those of letters, digits and underscores alone, which are looked up.
+      pattern: all others.
+    """
+
+    single: frozenset[str]
+    pattern: re.Pattern[str] | None
+
+    def occur_in(self, text: str) -> bool:
+        """Returns whether a text in lower case has one of them."""
+        if not self.single.isdisjoint(_NOT_WORD.split(text)):
+            return True
+        return self.pattern is not None and self.pattern.search(text) is not None
+
+
+_NOT_WORD = re.compile(r"\W+")
+
+
 @functools.cache
-def _bad_word_patterns(files: tuple[tuple[str, str], ...]) -> dict[str, re.Pattern[str]]:
+def _bad_phrases(files: tuple[tuple[str, str], ...]) -> dict[str, _Phrases]:
     phrases: dict[str, set[str]] = {}
     for name, path in files:
         phrases.setdefault(name.partition("-")[0], set()).update(filter(None, read_text_lines(path)))
-    patterns = {}
-    for code, listed in phrases.items():
-        either = "|".join(re.escape(word) for word in sorted(listed - _ALLOWED.get(code, set())))
-        patterns[code] = re.compile(either if code in _WITHOUT_SPACES else rf"(?:\W|^)({either})(?:\W|$)")
-    return patterns
+    return {code: _compile_phrases(listed - _ALLOWED.get(code, set()), code) for code, listed in phrases.items()}
+
+
+def _compile_phrases(phrases: set[str], code: str) -> _Phrases:
+    has_spaces = code not in _WITHOUT_SPACES
+    single = frozenset(phrase for phrase in phrases if has_spaces and re.fullmatch(r"\w+", phrase))
+    either = "|".join(re.escape(phrase) for phrase in sorted(phrases - single))
+    if not either:
+        return _Phrases(single, None)
+    return _Phrases(single, re.compile(rf"(?:\W|^)({either})(?:\W|$)" if has_spaces else either))
 
 
 def domains(page: Page, file: str = "") -> Page | Dropped:
