@@ -116,9 +116,9 @@ def compare_stages(pages: list[Page], files: list[str], badwords: str, rounds: i
     no_counts = lambda *_: None
     features = [c4_utils.PageFeatures(p.url, p.url, p.text, p.timestamp, language="en") for p in pages]
     english = [dataclasses.replace(page, language="en") for page in pages]
-    words = pathlib.Path(badwords).read_text().split("\n")
+    listed = pathlib.Path(badwords).read_text().split("\n")
     cleaning, clean_page = LineCleaning(), c4_utils.get_clean_page_fn()
-    filter_words = c4_utils.get_badwords_filter_fn({"en": [word for word in words if word]})
+    filter_words = c4_utils.get_badwords_filter_fn({"en": [phrase for phrase in listed if phrase]})
     lost = {line.strip().lower().encode()[:16].ljust(16) for page in pages[:50] for line in page.text.split("\n")}
 
     def read_ours() -> None:
@@ -156,9 +156,9 @@ def compare_stages(pages: list[Page], files: list[str], badwords: str, rounds: i
     }
     megabytes = sum(len(page.text) for page in pages) / 1e6
     print(f"{len(pages):,} pages with {megabytes:.1f} MB; MB per CPU-second of a core, medians of {rounds} rounds")
-    for name, (ours, theirs) in steps.items():
-        ours(), theirs()
-        own, other = cpu_seconds(ours, rounds), cpu_seconds(theirs, rounds)
+    for name, (run_own, run_other) in steps.items():
+        run_own(), run_other()
+        own, other = cpu_seconds(run_own, rounds), cpu_seconds(run_other, rounds)
         print(f"{name:<24} {megabytes / own:8.1f}   TFDS {megabytes / other:8.1f}   {other / own:5.1f} times")
 
 
@@ -251,16 +251,16 @@ def main() -> None:
             pages = make_pages(texts, number)
             write_wet(pages, inputs)
             megabytes = sum(len(page.text) for page in pages) / 1e6
-            ours = in_process(args, "--measure", "ours", str(inputs), f"{folder}/out{number}")
-            theirs = in_process(args, "--measure", "tfds", str(inputs), "-")
-            seconds = ours["seconds"]
+            own = in_process(args, "--measure", "ours", str(inputs), f"{folder}/out{number}")
+            other = in_process(args, "--measure", "tfds", str(inputs), "-")
+            seconds = own["seconds"]
             print(
                 f"{number:6,} pages, {megabytes:6.1f} MB: {seconds:7.2f}, {1e3 * seconds / number:6.2f} ms a page, peak "
-                f"{ours['peak']:6.0f} MiB; TFDS {theirs['seconds']:7.2f}, {theirs['seconds'] / seconds:.1f} times, peak "
-                f"{theirs['peak']:.0f} MiB",
+                f"{own['peak']:6.0f} MiB; TFDS {other['seconds']:7.2f}, {other['seconds'] / seconds:.1f} times, peak "
+                f"{other['peak']:.0f} MiB",
                 flush=True,
             )
-            stages = ", ".join(f"{name} {seconds:.2f}" for name, seconds in ours["stages"].items())
+            stages = ", ".join(f"{name} {seconds:.2f}" for name, seconds in own["stages"].items())
             print(f"       by stage: {stages}", flush=True)
 
 

@@ -5,12 +5,17 @@ import dataclasses
 import gzip
 import itertools
 import json
+import os
 import pathlib
 import random
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from conftest import ROOT
 from test_corpora_c4 import run_corpus, write_pages
 
 from t5x_lab.config.errors import UserError
@@ -87,6 +92,37 @@ def test_an_interrupted_corpus_is_continued_and_nothing_is_done_twice(tmp_path, 
             interruptions += 1
     assert interruptions >= 3 and set(done.values()) == {1}
     assert file_bytes(tmp_path / "parts") == file_bytes(tmp_path / "whole")
+
+
+def orphaned_workers() -> list[str]:
+    """Returns the workers of Beam without a command that still run after two minutes. Starting ones end after one."""
+    for _ in range(60):
+        listed = subprocess.run(["ps", "-eo", "ppid,args"], capture_output=True, text=True, check=True).stdout
+        workers = [line for line in listed.splitlines() if "sdk_worker_main" in line and line.split()[0] == "1"]
+        if not workers:
+            return []
+        time.sleep(2.0)
+    return workers
+
+
+@pytest.mark.exhaustive
+def test_a_corpus_that_is_killed_at_random_moments_is_the_same(tmp_path):
+    """Eight kills -9 of the command with two worker processes, each after up to ten seconds."""
+    inputs = write_pages(random_pages(3000), tmp_path / "in")
+    bindings = ["Corpus.bucket_bytes = 100_000", "Corpus.near_duplicates = @MinHash()", "Corpus.format = 'jsonl'"]
+    flags = [f"--gin_bindings={binding}" for binding in bindings]
+    run_corpus(inputs, tmp_path / "whole", *bindings)
+    command = [sys.executable, "-m", "t5x_lab", "corpus", f"--input={inputs}", f"--output_dir={tmp_path}/killed", "--workers=2"]
+    generator, environment = random.Random(0), {**os.environ, "PYTHONPATH": str(ROOT)}
+    for _ in range(8):
+        process = subprocess.Popen([*command, *flags], env=environment, stderr=subprocess.DEVNULL)
+        time.sleep(generator.uniform(2.0, 10.0))
+        process.kill()
+        process.wait()
+    done = subprocess.run([*command, *flags], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert not orphaned_workers()
+    assert file_bytes(tmp_path / "killed") == file_bytes(tmp_path / "whole")
 
 
 def test_a_changed_rule_repeats_its_stage_and_those_after_it(tmp_path, monkeypatch):

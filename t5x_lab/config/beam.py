@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
+from t5x_lab.config import beam_worker
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.log import log
 from t5x_lab.config.user_code import describe_error
@@ -66,8 +67,14 @@ def run_pipeline(beam: ModuleType, options: Sequence[str], workers: int, build: 
 
 def _local_runner(workers: int) -> list[str]:
     os.environ.setdefault("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
-    quiet = "--default_sdk_harness_log_level=WARNING"
-    return ["--runner=DirectRunner", "--direct_running_mode=multi_processing", f"--direct_num_workers={workers}", quiet]
+    os.environ[beam_worker.COMMAND] = str(os.getpid())
+    return [
+        "--runner=DirectRunner",
+        "--direct_running_mode=multi_processing",
+        f"--direct_num_workers={workers}",
+        "--default_sdk_harness_log_level=WARNING",
+        f"--beam_plugin={beam_worker.__name__}",
+    ]
 
 
 class Progress:
