@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import random
+import socket
 import subprocess
 import sys
 import time
@@ -282,7 +283,8 @@ def test_a_users_rule_is_a_rule_and_its_failures_are_counted(tmp_path):
         "import gin\n\n@gin.configurable\ndef no_rivers(page, word='river'):\n"
         "    if '/13' in page.url:\n        raise ValueError('unlucky')\n"
         "    return None if word in page.text else page\n\n"
-        "@gin.configurable\ndef shout(line):\n    return line.upper()\n"
+        "@gin.configurable\ndef shout(line):\n    return line.upper()\n\n"
+        "@gin.configurable\ndef fail(line):\n    return 1 / 0\n"
     )
     bindings = [
         "import my_rules",
@@ -295,6 +297,18 @@ def test_a_users_rule_is_a_rule_and_its_failures_are_counted(tmp_path):
     assert texts and all("HARBOR" not in text and text.isupper() for text in texts.values())
     counts = summary["counts"]["finish"]
     assert counts["pages dropped: no_rivers"] > 5 and counts["failed: no_rivers: ValueError: unlucky"] == 1
+    with pytest.raises(UserError, match="The rule line rules has failed for 11 of 11 pages, .*ZeroDivisionError"):
+        run_corpus(inputs, tmp_path / "out", "import my_rules", "LineCleaning.rules = (@end_mark, @fail)")
+    bindings[1] = "Corpus.text_rules = (@no_rivers, @bad_words)"
+    with pytest.raises(
+        UserError,
+        match=r"The rule bad_words has failed for 11 of 11 pages, last for http.*(TypeError|AttributeError).*Correct it, or switch it off",
+    ):
+        run_corpus(inputs, tmp_path / "out", *bindings, "bad_words.files = {'': 0}")
+    with pytest.raises(
+        UserError, match='"missing://x.txt" is on a storage that Beam does not read here: Unable to get filesystem'
+    ):
+        run_corpus(inputs, tmp_path / "out", *bindings, "bad_words.files = {'': 'missing://x.txt'}")
     with pytest.raises(UserError, match='Corpus.without has "javscript", which is no rule here. Did you mean "javascript"?'):
         parse_corpus(["corpora/c4.gin"], ["Corpus.without = ('javscript',)"])
 
@@ -320,6 +334,102 @@ def test_a_question_of_an_evaluation_set_does_not_survive(tmp_path):
     summary, texts = run_corpus(write_pages([*planted, *pages[3:]], tmp_path / "in"), tmp_path / "out", *bindings)
     assert summary["counts"]["finish"]["pages dropped: decontamination"] == 2
     assert planted[0].url not in texts and planted[1].url not in texts and planted[2].url in texts
+
+
+def test_paths_of_any_storage_of_beam_are_read_and_written(tmp_path):
+    """A storage that Beam knows and Python does not: input, lists of words, intermediate files and output are all on it."""
+    from apache_beam.io.filesystem import FileMetadata, FileSystem
+    from apache_beam.io.localfilesystem import LocalFileSystem
+
+    local = lambda path: str(tmp_path / path.removeprefix("far://"))
+
+    class FarFileSystem(LocalFileSystem):
+        scheme = classmethod(lambda cls: "far")
+        match = FileSystem.match
+
+        def _list(self, folder):
+            for path in pathlib.Path(local(folder)).rglob("*"):
+                if path.is_file():
+                    yield FileMetadata(f"far://{path.relative_to(tmp_path)}", path.stat().st_size)
+
+        def open(self, path, *args, **options):
+            return super().open(local(path), *args, **options)
+
+        def create(self, path, *args, **options):
+            pathlib.Path(local(path)).parent.mkdir(parents=True, exist_ok=True)
+            return super().create(local(path), *args, **options)
+
+        def rename(self, sources, targets):
+            super().rename([*map(local, sources)], [*map(local, targets)])
+
+        def exists(self, path):
+            return super().exists(local(path))
+
+        def metadata(self, path):
+            return FileMetadata(path, super().size(local(path)))
+
+        def delete(self, paths):
+            super().delete([*map(local, paths)])
+
+    (tmp_path / "words.txt").write_text("harbor\n")
+    write_pages(random_pages(100), tmp_path / "in")
+    bindings = ["Corpus.text_rules = (@bad_words,)", *UNCHECKED[1:]]
+    words = ["bad_words.files = {'': '%s'}"]
+    _, texts = run_corpus(str(tmp_path / "in"), tmp_path / "near", *bindings, words[0] % (tmp_path / "words.txt"))
+    corpus, text = parse_corpus(["corpora/c4.gin"], ['Corpus.format = "jsonl"', *bindings, words[0] % "far://words.txt"])
+    pipeline.make_corpus(corpus, text, "far://in/*.gz", "far://out", "far://work", [], workers=1)
+    assert 5 < len(texts) < 80 and not any("harbor" in text for text in texts.values())
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {path.name for path in (tmp_path / "near").iterdir()} - {"work"}
+    for name in names - {"corpus.json"}:
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "near" / name).read_bytes()
+    del FarFileSystem
+
+
+@pytest.mark.exhaustive
+def test_beams_portable_runner_with_workers_of_its_own_writes_the_same(tmp_path):
+    """A job service and a pool of worker processes, over loopback, as a cluster has them."""
+    inputs = write_pages(random_pages(300), tmp_path / "in")
+    run_corpus(inputs, tmp_path / "here", *UNCHECKED)
+    service, pool = free_port(), free_port()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"}
+    beam = "apache_beam.runners"
+    servers = [
+        subprocess.Popen([sys.executable, "-m", module, *flags], env=environment, stderr=subprocess.DEVNULL)
+        for module, *flags in (
+            [f"{beam}.portability.local_job_service_main", "-p", str(service)],
+            [f"{beam}.worker.worker_pool_main", f"--service_port={pool}"],
+        )
+    ]
+    try:
+        for port in (service, pool):
+            wait_for_port(port)
+        options = f"--job_endpoint=localhost:{service},--environment_type=EXTERNAL,--environment_config=localhost:{pool}"
+        command = [sys.executable, "-m", "t5x_lab", "corpus", f"--input={inputs}", f"--output_dir={tmp_path}/there"]
+        command += [f"--pipeline_options=--runner=PortableRunner,{options}", "--gin.Corpus.format=jsonl"]
+        command += [f"--gin_bindings={binding}" for binding in UNCHECKED]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+    finally:
+        for server in servers:
+            server.kill()
+            server.wait()
+    assert file_bytes(tmp_path / "there") == file_bytes(tmp_path / "here")
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("localhost", 0))
+        return listener.getsockname()[1]
+
+
+def wait_for_port(port: int) -> None:
+    for _ in range(120):
+        with socket.socket() as client:
+            if client.connect_ex(("localhost", port)) == 0:
+                return
+        time.sleep(0.5)
+    raise TimeoutError(port)
 
 
 def test_the_report_says_what_each_rule_removed(tmp_path):

@@ -22,7 +22,12 @@ def match_files(pattern: str) -> list[tuple[str, int]]:
     if "://" not in pattern and os.path.isdir(pattern):
         paths = [os.path.join(folder, name) for folder, _, names in os.walk(pattern) for name in names if name[:1] not in "._"]
         return sorted((path, os.path.getsize(path)) for path in paths if os.path.isfile(path))
-    matches = _file_systems().match([pattern])[0].metadata_list
+    try:
+        matches = _file_systems().match([pattern])[0].metadata_list
+    except ValueError as error:
+        raise UserError(
+            f'"{pattern}" is on a storage that Beam does not read here: {str(error).partition(". Path")[0]}.'
+        ) from error
     return sorted((str(match.path), int(match.size_in_bytes)) for match in matches if not os.path.isdir(match.path))
 
 

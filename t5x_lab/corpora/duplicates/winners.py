@@ -34,3 +34,20 @@ def find_losers(units: np.ndarray, urls: np.ndarray, pages: np.ndarray) -> tuple
     is_loser = pages != pages[winners]
     is_loser[1:] &= is_first[1:] | (pages[1:] != pages[:-1])  # once per page
     return order[is_first], order[is_loser]
+
+
+def buckets_of(digests: np.ndarray, num_buckets: int) -> np.ndarray:
+    """Returns the bucket of each MD5. Buckets are ranges of MD5s."""
+    return (digests["high"] >> np.uint64(32)).astype(np.uint64) * np.uint64(num_buckets) >> np.uint64(32)
+
+
+def split_rows(rows: np.ndarray, buckets: np.ndarray, num_buckets: int) -> list[np.ndarray]:
+    """Returns the rows of each bucket, in their order.
+
+    Args:
+      rows: int [N].
+      buckets: bucket of each row, int [N].
+      num_buckets: number of buckets.
+    """
+    order = np.argsort(buckets, kind="stable")
+    return np.split(rows[order], np.searchsorted(buckets[order], np.arange(1, num_buckets)))

@@ -110,7 +110,7 @@ class LineCleaning:
     sentences: Callable[[str], Iterable[str]] = punkt_sentences
 
     def clean(self, page: Page, counts: collections.Counter[str], on_drop: Callable[[str, Page], None]) -> Page | None:
-        """Returns the page with the remaining lines; None if it is dropped. See `rule.apply_page_rules`."""
+        """Returns the page with the remaining lines; None if it is dropped. See `PageRules`."""
         named_rules = [(rule, rule_name(rule)) for rule in self.rules]
         lines, num_sentences = [], 0
         for raw in page.text.splitlines():

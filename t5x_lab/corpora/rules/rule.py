@@ -37,34 +37,72 @@ def rule_name(rule: Callable[..., Any]) -> str:
     return getattr(rule, "__name__", type(rule).__name__)
 
 
-def apply_page_rules(
-    page: Page, rules: Sequence[PageRule], counts: collections.Counter[str], on_drop: Callable[[str, Page], None]
-) -> Page | None:
-    """Applies rules in their order. Returns the page; None if one drops it.
+class PageRules:
+    """Page rules in their order, with counts of what they do.
 
     Args:
-      page: the page.
       rules: page rules.
       counts: receives the number of pages that each rule has dropped or changed, and of its failures.
       on_drop: f(name of the rule, page) that is called for a page that is dropped.
     """
-    for rule in rules:
-        name = rule_name(rule)
-        try:
-            outcome = rule(page)
-        except UserError:
-            raise
-        except Exception as error:  # a page that a rule cannot handle must not end a run of days
-            counts[f"failed: {name}: {describe_error(error)[:120]}"] += 1
-            outcome = Dropped("failed")
-        if outcome is None or isinstance(outcome, Dropped):
-            counts[f"pages dropped: {name}"] += 1
-            counts[f"characters dropped: {name}"] += len(page.text)
-            if outcome is not None and outcome.detail:
-                counts[f"pages dropped: {name}: {outcome.detail}"] += 1
-            on_drop(name, page)
-            return None
-        if outcome is not page and outcome.text != page.text:
-            counts[f"pages changed: {name}"] += 1
-        page = outcome
-    return page
+
+    def __init__(self, rules: Sequence[PageRule], counts: collections.Counter[str], on_drop: Callable[[str, Page], None]):
+        self._rules = [(rule, rule_name(rule)) for rule in rules]
+        self._counts, self._on_drop = counts, on_drop
+        self._calls, self._failures = collections.Counter[str](), Failures(counts)
+
+    def apply(self, page: Page) -> Page | None:
+        """Returns the page as the rules leave it; None if one of them drops it.
+
+        Raises:
+          UserError: if a rule fails for more than a tenth of the pages.
+        """
+        for rule, name in self._rules:
+            self._calls[name] += 1
+            try:
+                outcome = rule(page)
+            except UserError:
+                raise
+            except Exception as error:  # a page that a rule cannot handle must not end a run of days
+                self._failures.add(name, error, page, self._calls[name])
+                outcome = Dropped("failed")
+            if outcome is None or isinstance(outcome, Dropped):
+                self._counts[f"pages dropped: {name}"] += 1
+                self._counts[f"characters dropped: {name}"] += len(page.text)
+                if outcome is not None and outcome.detail:
+                    self._counts[f"pages dropped: {name}: {outcome.detail}"] += 1
+                self._on_drop(name, page)
+                return None
+            if outcome is not page and outcome.text != page.text:
+                self._counts[f"pages changed: {name}"] += 1
+            page = outcome
+        return page
+
+
+class Failures:
+    """Counts pages for which a rule has failed. A few are dropped. Many end the run.
+
+    Args:
+      counts: receives the number of failures by their description.
+    """
+
+    def __init__(self, counts: collections.Counter[str]):
+        self._counts, self._numbers = counts, collections.Counter[str]()
+
+    def add(self, name: str, error: Exception, page: Page, calls: int) -> None:
+        """Counts a failure of a rule that has been called for so many pages.
+
+        Raises:
+          UserError: if it has failed for more than a tenth of them.
+        """
+        description = describe_error(error)
+        self._counts[f"failed: {name}: {description[:120]}"] += 1
+        self._numbers[name] += 1
+        if self._numbers[name] > _MAX_FAILURES and 10 * self._numbers[name] > calls:
+            raise UserError(
+                f"The rule {name} has failed for {self._numbers[name]} of {calls} pages, last for {page.url}: {description}. "
+                "Correct it, or switch it off with Corpus.without."
+            ) from error
+
+
+_MAX_FAILURES = 10

@@ -6,12 +6,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from t5x_lab.config.errors import UserError
 from t5x_lab.corpora.config import Corpus
 from t5x_lab.corpora.duplicates.units import line_hashes, span_hashes
-from t5x_lab.corpora.duplicates.winners import DIGEST, digest_array, find_losers
+from t5x_lab.corpora.duplicates.winners import DIGEST, buckets_of, digest_array, find_losers, split_rows
 from t5x_lab.corpora.files import open_input, open_output
 from t5x_lab.corpora.page import Page, md5
-from t5x_lab.corpora.rules.rule import apply_page_rules
+from t5x_lab.corpora.rules.rule import Failures, PageRules
 from t5x_lab.corpora.stages import read
 from t5x_lab.corpora.stages.context import Context, Examples
 from t5x_lab.corpora.stages.exchange import PAGES, BucketWriter, page_row, read_bucket, row_pages
@@ -30,11 +31,18 @@ def list_jobs(context: Context) -> range:
 def run(context: Context, bucket: int) -> dict[str, Any]:
     """Cleans the pages of a bucket. Returns the summary."""
     corpus, counts, examples = context.corpus, collections.Counter[str](), Examples()
+    rules, failures = PageRules(corpus.page_rules, counts, examples.add), Failures(counts)
     pages: list[Page] = []
-    for page in _newest_pages(context, bucket, counts):
-        remaining = apply_page_rules(page, corpus.page_rules, counts, examples.add)
+    for number, page in enumerate(_newest_pages(context, bucket, counts), 1):
+        remaining = rules.apply(page)
         if remaining is not None and corpus.lines is not None:
-            remaining = corpus.lines.clean(remaining, counts, examples.add)
+            try:
+                remaining = corpus.lines.clean(remaining, counts, examples.add)
+            except UserError:
+                raise
+            except Exception as error:  # of a user's line rule
+                failures.add("line rules", error, page, number)
+                remaining = None
         if remaining is not None:
             pages.append(remaining)
     with open_output(context.path(NAME, f"{bucket:05d}.arrow")) as output:
@@ -95,7 +103,7 @@ def _write_units(context: Context, bucket: int, pages: list[Page]) -> None:
     digests = digest_array(units)
     winners, losers = find_losers(digests, urls[page_numbers], page_numbers)
     num_buckets = context.plan.num_buckets
-    parts = _bucket_rows(digests, winners, num_buckets)
+    parts = split_rows(winners, buckets_of(digests[winners], num_buckets), num_buckets)
     with open_output(context.path(NAME, f"{bucket:05d}.units.arrow")) as output:
         writer = BucketWriter(output, UNITS, num_buckets)
         writer.add_columns([_columns(digests[rows], urls[page_numbers[rows]], page_numbers[rows]) for rows in parts])
@@ -104,14 +112,6 @@ def _write_units(context: Context, bucket: int, pages: list[Page]) -> None:
         writer = BucketWriter(output, LOSSES)
         writer.add_columns([_columns(digests[losers], None, page_numbers[losers])])
         writer.close()
-
-
-def _bucket_rows(digests: np.ndarray, rows: np.ndarray, num_buckets: int) -> list[np.ndarray]:
-    """Returns the rows of each bucket of units."""
-    numbers = (digests["high"][rows] >> np.uint64(32)).astype(np.uint64) * np.uint64(num_buckets) >> np.uint64(32)
-    order = np.argsort(numbers, kind="stable")
-    ends = np.searchsorted(numbers[order], np.arange(1, num_buckets))
-    return [rows[part] for part in np.split(order, ends)]
 
 
 def _columns(units: np.ndarray, urls: np.ndarray | None, pages: np.ndarray) -> list[pa.Array]:

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from t5x_lab.corpora.duplicates.winners import find_losers, join_digests
+from t5x_lab.corpora.duplicates.winners import find_losers, join_digests, split_rows
 from t5x_lab.corpora.files import open_input, open_output
 from t5x_lab.corpora.stages import clean
 from t5x_lab.corpora.stages.clean import LOSSES, binary_array, digests_of
@@ -29,16 +29,14 @@ def run(context: Context, part: int) -> dict[str, Any]:
                 urls.append(digests_of(batch.column("url")))
                 pages.append(batch.column("page").to_numpy())
                 buckets.append(np.full(batch.num_rows, bucket, np.int64))
-    losers = np.zeros(0, np.int64)
+    columns: list[list] = [[(), ()]] * num_buckets
     if units:
         all_units, all_pages, all_buckets = join_digests(units), np.concatenate(pages), np.concatenate(buckets)
         _, losers = find_losers(all_units, join_digests(urls), all_buckets << 32 | all_pages)
+        by_bucket = split_rows(losers, all_buckets[losers], num_buckets)
+        columns = [[binary_array(all_units[rows]), all_pages[rows]] for rows in by_bucket]
     with open_output(context.path(NAME, f"{part:05d}.arrow")) as output:
         writer = BucketWriter(output, LOSSES, num_buckets)
-        columns = []
-        for bucket in range(num_buckets):
-            rows = losers[all_buckets[losers] == bucket] if len(losers) else losers
-            columns.append([binary_array(all_units[rows]), all_pages[rows]] if len(rows) else [(), ()])
         writer.add_columns(columns)
         writer.close()
     return {"counts": {}}

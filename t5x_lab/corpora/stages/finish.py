@@ -8,7 +8,7 @@ from t5x_lab.corpora.decontamination import is_contaminated, load_ngrams
 from t5x_lab.corpora.duplicates.units import remove_lines, remove_spans
 from t5x_lab.corpora.files import open_input, open_output
 from t5x_lab.corpora.page import Page
-from t5x_lab.corpora.rules.rule import PageRule, apply_page_rules
+from t5x_lab.corpora.rules.rule import PageRule, PageRules
 from t5x_lab.corpora.rules.sentences import count_sentences
 from t5x_lab.corpora.stages import clean, collect_questions, find_duplicates
 from t5x_lab.corpora.stages.context import Context, Examples
@@ -26,7 +26,7 @@ def list_jobs(context: Context) -> range:
 def run(context: Context, bucket: int) -> dict[str, Any]:
     """Finishes the pages of a bucket. Returns the summary."""
     corpus, counts, examples, statistics = context.corpus, collections.Counter[str](), Examples(), Statistics()
-    rules = [*corpus.text_rules, *_decontamination(context)]
+    rules = PageRules([*corpus.text_rules, *_decontamination(context)], counts, examples.add)
     losses = _read_losses(context, bucket) if corpus.duplicates is not None else {}
     with (
         open_input(context.path(clean.NAME, f"{bucket:05d}.arrow")) as file,
@@ -39,7 +39,7 @@ def run(context: Context, bucket: int) -> dict[str, Any]:
             if corpus.duplicates is not None:
                 remaining = _remove_duplicates(context, page, losses.get(number, ()), counts, examples)
             if remaining is not None:
-                remaining = apply_page_rules(remaining, rules, counts, examples.add)
+                remaining = rules.apply(remaining)
             if remaining is not None:
                 writer.add(remaining)
                 statistics.add(remaining)

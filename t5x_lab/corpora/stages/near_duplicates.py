@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from t5x_lab.corpora.duplicates.winners import digest_array, find_losers, join_digests
+from t5x_lab.corpora.duplicates.winners import digest_array, find_losers, join_digests, split_rows
 from t5x_lab.corpora.files import open_input, open_output
 from t5x_lab.corpora.page import md5
 from t5x_lab.corpora.stages import finish
@@ -96,7 +96,7 @@ def write_clusters(context: Context, _: int) -> dict[str, Any]:
         losers = pages[find_losers(digests, page_urls, pages)[1]]
     with open_output(context.path(CLUSTERS, "00000.arrow")) as output:
         writer = BucketWriter(output, _LOSERS, context.plan.num_buckets)
-        writer.add_columns([[losers[losers >> 32 == bucket]] for bucket in list_buckets(context)])
+        writer.add_columns([[rows] for rows in split_rows(losers, losers >> 32, context.plan.num_buckets)])
         writer.close()
     return {"counts": {}}
 

@@ -8,7 +8,7 @@ from typing import Any
 from t5x_lab.corpora.files import open_input, open_output
 from t5x_lab.corpora.page import Page
 from t5x_lab.corpora.reading.inputs import read_pages
-from t5x_lab.corpora.rules.rule import apply_page_rules
+from t5x_lab.corpora.rules.rule import PageRules
 from t5x_lab.corpora.stages.context import Context, Examples
 from t5x_lab.corpora.stages.exchange import PAGES, BucketWriter, page_row
 
@@ -24,6 +24,7 @@ def run(context: Context, index: int) -> dict[str, Any]:
     """Reads the pages of some files, applies `Corpus.read_rules`, and writes them by bucket. Returns the summary."""
     corpus, counts, examples = context.corpus, collections.Counter[str](), Examples()
     keys = {"text": corpus.text_key, "url": corpus.url_key, "timestamp": corpus.timestamp_key}
+    rules = PageRules(corpus.read_rules, counts, examples.add)
     first = sum(len(files) for files in context.plan.inputs[:index])
     with open_output(context.path(NAME, f"{index:05d}.arrow")) as output:
         writer = BucketWriter(output, PAGES, context.plan.num_buckets)
@@ -37,7 +38,7 @@ def run(context: Context, index: int) -> dict[str, Any]:
                     counts["characters in"] += len(page.text)
                     counts["timestamps in the future"] += is_timestamp(page.timestamp) and page.timestamp > context.plan.latest
                     page = dataclasses.replace(page, position=(first + number, record))
-                    remaining = apply_page_rules(page, corpus.read_rules, counts, examples.add)
+                    remaining = rules.apply(page)
                     if remaining is not None:
                         _add(writer, remaining, context.plan.num_buckets)
         writer.close()

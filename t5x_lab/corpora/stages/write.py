@@ -1,13 +1,14 @@
 """The last stage: output files of about equal size, in which pages have the order of their keys, which is a random one."""
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 from typing import Any
 
 from t5x_lab.corpora.files import open_output
 from t5x_lab.corpora.page import Page
 from t5x_lab.corpora.stages import finish, near_duplicates
-from t5x_lab.corpora.stages.context import Context
+from t5x_lab.corpora.stages.context import Context, load_context
 from t5x_lab.corpora.stages.parts import read_split
 from t5x_lab.corpora.writing import RECORD_WRITERS, shard_path
 
@@ -36,35 +37,47 @@ def source_stage(context: Context) -> str:
     return near_duplicates.NAME if context.corpus.near_duplicates else finish.NAME
 
 
-def split_sizes(context: Context) -> dict[str, list[int]]:
-    """Returns the number of pages in each bucket, by split."""
-    sizes: dict[str, list[int]] = {} if context.corpus.by_language else {"train": [], "validation": []}
-    summaries = [context.summary(source_stage(context), bucket) for bucket in range(context.plan.num_buckets)]
-    for split in sorted({*sizes, *(split for summary in summaries for split in summary["splits"])}):
-        sizes[split] = [summary["splits"].get(split, (0, 0))[0] for summary in summaries]
-    return sizes
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Output files, and where their pages are.
+
+    Attributes:
+      sizes: number of pages in each bucket, by split.
+      shards: all output files.
+    """
+
+    sizes: dict[str, list[int]]
+    shards: list[Shard]
 
 
-def list_shards(context: Context) -> list[Shard]:
-    """Returns all output files."""
-    shards = []
+def make_layout(context: Context) -> Layout:
+    """Returns the output files of a corpus whose pages are finished."""
+    return _make_layout(context.work_dir, context.plan.folders[NAME])
+
+
+@functools.lru_cache(maxsize=1)  # it reads a file for each bucket, which should not be done for each output file
+def _make_layout(work_dir: str, _: str) -> Layout:
+    context = load_context(work_dir)
     summaries = [context.summary(source_stage(context), bucket) for bucket in range(context.plan.num_buckets)]
-    for split, sizes in split_sizes(context).items():
-        characters = sum(summary["splits"].get(split, (0, 0))[1] for summary in summaries)
-        pages = sum(sizes)
+    expected = set() if context.corpus.by_language else {"train", "validation"}
+    sizes, shards = {}, []
+    for split in sorted(expected.union(*(summary["splits"] for summary in summaries))):
+        listed = [summary["splits"].get(split, (0, 0)) for summary in summaries]
+        sizes[split] = [pages for pages, _ in listed]
+        pages, characters = sum(sizes[split]), sum(characters for _, characters in listed)
         number = max(1, min(pages, round(characters / context.corpus.shard_bytes)))
         ends = [pages * index // number for index in range(number + 1)]
         shards += [Shard(split, index, number, *ends[index : index + 2]) for index in range(number)]
-    return shards
+    return Layout(sizes, shards)
 
 
 def list_jobs(context: Context) -> range:
-    return range(len(list_shards(context)))
+    return range(len(make_layout(context).shards))
 
 
 def run(context: Context, index: int) -> dict[str, Any]:
     """Writes an output file. Returns the summary."""
-    shard = list_shards(context)[index]
+    shard = make_layout(context).shards[index]
     path = shard_path(context.plan.output, context.corpus, shard.split, shard.index, shard.number)
     pages, size = 0, 0
     with open_output(path) as file:
@@ -79,7 +92,7 @@ def run(context: Context, index: int) -> dict[str, Any]:
 
 def _pages(context: Context, shard: Shard) -> Iterator[Page]:
     start = 0
-    for bucket, size in enumerate(split_sizes(context)[shard.split]):
+    for bucket, size in enumerate(make_layout(context).sizes[shard.split]):
         if start < shard.stop and start + size > shard.start:
             pages = read_split(context, source_stage(context), bucket, shard.split)
             for number, page in enumerate(pages, start):
