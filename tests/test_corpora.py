@@ -19,6 +19,7 @@ import pytest
 from conftest import ROOT
 from test_corpora_c4 import run_corpus, write_pages
 
+from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
 from t5x_lab.corpora import pipeline
 from t5x_lab.corpora.duplicates.min_hash import MinHash
@@ -374,9 +375,9 @@ def test_paths_of_any_storage_of_beam_are_read_and_written(tmp_path):
     (tmp_path / "words.txt").write_text("harbor\n")
     write_pages(random_pages(100), tmp_path / "in")
     bindings = ["Corpus.text_rules = (@bad_words,)", *UNCHECKED[1:]]
-    words = ["bad_words.files = {'': '%s'}"]
-    _, texts = run_corpus(str(tmp_path / "in"), tmp_path / "near", *bindings, words[0] % (tmp_path / "words.txt"))
-    corpus, text = parse_corpus(["corpora/c4.gin"], ['Corpus.format = "jsonl"', *bindings, words[0] % "far://words.txt"])
+    listed = "bad_words.files = {'': '%s'}"
+    _, texts = run_corpus(str(tmp_path / "in"), tmp_path / "near", *bindings, listed % (tmp_path / "words.txt"))
+    corpus, text = parse_corpus(["corpora/c4.gin"], ['Corpus.format = "jsonl"', *bindings, listed % "far://words.txt"])
     pipeline.make_corpus(corpus, text, "far://in/*.gz", "far://out", "far://work", [], workers=1)
     assert 5 < len(texts) < 80 and not any("harbor" in text for text in texts.values())
     names = {path.name for path in (tmp_path / "out").iterdir()}
@@ -452,6 +453,8 @@ def test_the_report_says_what_each_rule_removed(tmp_path):
         ["javascript", "0", "-1", f"-{len(pages[0].text.splitlines()[0])}"],
     ]
     page = pathlib.Path(write_report(str(tmp_path / "out"))).read_text()
+    assert main(["report", str(tmp_path / "out"), f"--output={tmp_path}/again.html"]) == 0
+    assert (tmp_path / "again.html").read_text() == page
     assert "http://a.example/2" in page and "<script>alert" not in page and "curly_bracket" in page
 
 

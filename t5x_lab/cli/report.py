@@ -1,10 +1,12 @@
-"""Writes a self-contained HTML report of a run, or a comparison of several. Works while a run is training."""
+"""Writes a self-contained HTML report of a run or a corpus, or a comparison of runs. Works while a run is training."""
 
 import argparse
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="run directory; several are compared")
+    parser.add_argument(
+        "runs", nargs="+", metavar="RUN", help="run directory, or folder of a corpus; several runs are compared"
+    )
     parser.add_argument(
         "--output",
         help="file or directory to write; default: report.html, or compared.html for several runs, in the first run directory",
@@ -12,6 +14,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    from t5x_lab.corpora import report as corpus_report
     from t5x_lab.report.page import write_report
 
+    if len(args.runs) == 1 and corpus_report.is_corpus(args.runs[0]):
+        print(corpus_report.write_report(args.runs[0].rstrip("/"), args.output))
+        return
     print(write_report(args.runs, args.output))

@@ -13,6 +13,11 @@ FILE = "report.html"
 _MAX_ROWS = 25
 
 
+def is_corpus(output: str) -> bool:
+    """Returns whether a folder holds a corpus."""
+    return exists(f"{output.rstrip('/')}/{SUMMARY}")
+
+
 def read_summary(output: str) -> dict[str, Any]:
     """Returns the summary of a corpus.
 
@@ -70,11 +75,11 @@ def _problem_rows(summary: dict[str, Any]) -> list[tuple[str, int]]:
     return sorted(rows) + failures
 
 
-def write_report(output: str) -> str:
-    """Writes the report of a corpus. Returns its path."""
+def write_report(output: str, path: str | None = None) -> str:
+    """Writes the report of a corpus. Returns its path. None = report.html in the folder of the corpus."""
     summary = read_summary(output)
     text, figures = _to_markdown(summary)
-    path = f"{output}/{FILE}"
+    path = path or f"{output}/{FILE}"
     with open_output(path) as file:
         file.write(to_html(f"Corpus {summary['name']}", text, figures).encode("utf-8", "replace"))
     return path
@@ -139,6 +144,7 @@ def _fence(text: str) -> str:
 
 def _length_figure(lengths: dict[str, int]) -> bytes:
     """Returns an SVG of the number of pages by length. Lengths are numbers of binary digits."""
+    import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
@@ -150,5 +156,6 @@ def _length_figure(lengths: dict[str, int]) -> bytes:
     axes.set_ylabel("pages")
     axes.tick_params(axis="x", rotation=45)
     image = io.BytesIO()
-    FigureCanvasSVG(figure).print_svg(image)
+    with matplotlib.rc_context({"svg.hashsalt": "corpus"}):  # the same page for the same corpus
+        FigureCanvasSVG(figure).print_svg(image, metadata={"Date": None})
     return image.getvalue()
