@@ -21,10 +21,12 @@ from test_corpora_c4 import run_corpus, write_pages
 
 from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
+from t5x_lab.config.locks import hold_lock
 from t5x_lab.corpora import pipeline
 from t5x_lab.corpora.duplicates.min_hash import MinHash
 from t5x_lab.corpora.duplicates.units import remove_spans
 from t5x_lab.corpora.page import Page, md5, split_name
+from t5x_lab.corpora.rules import pages
 from t5x_lab.corpora.rules.sentences import punkt_sentences
 from t5x_lab.corpora.stages.context import parse_corpus
 
@@ -149,6 +151,30 @@ def test_a_changed_rule_repeats_its_stage_and_those_after_it(tmp_path, monkeypat
     )
     assert set(stages) == {"finish", "write"}
     assert not [name for name in (summary["files"]) if not (tmp_path / "out" / name).exists()]
+
+
+def test_what_is_lost_or_changed_is_made_again(tmp_path):
+    """An output file that somebody has removed, and a list of words that has changed."""
+    inputs = write_pages(random_pages(100), tmp_path / "in")
+    (tmp_path / "words.txt").write_text("harbor\n")
+    bindings = ["Corpus.text_rules = (@bad_words,)", *UNCHECKED[1:], f"bad_words.files = {{'': '{tmp_path}/words.txt'}}"]
+    summary, texts = run_corpus(inputs, tmp_path / "out", *bindings)
+    (tmp_path / "out" / summary["files"][0]).unlink()
+    assert run_corpus(inputs, tmp_path / "out", *bindings)[1] == texts
+    (tmp_path / "words.txt").write_text("harbor\nriver\n")
+    pages._bad_phrases.cache_clear()  # which a process reads once
+    changed = run_corpus(inputs, tmp_path / "out", *bindings)[1]
+    assert 0 < len(changed) < len(texts) and not any("river" in text for text in changed.values())
+
+
+def test_a_second_command_is_refused_while_the_first_one_works(tmp_path):
+    inputs = write_pages(random_pages(10), tmp_path / "in")
+    with (
+        hold_lock(tmp_path / "out" / "work", ""),
+        pytest.raises(UserError, match="Another process makes a corpus in .*/out/work"),
+    ):
+        run_corpus(inputs, tmp_path / "out", *UNCHECKED)
+    run_corpus(inputs, tmp_path / "out", *UNCHECKED)
 
 
 def jaccard(first: set, second: set) -> float:

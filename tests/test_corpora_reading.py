@@ -4,6 +4,7 @@ import collections
 import gzip
 import io
 import random
+import time
 import zlib
 
 import pytest
@@ -216,11 +217,50 @@ def test_content_before_a_damage_is_read_to_the_byte():
         assert kinds == ["truncated" if cut > 2 else "corrupt"] * (cut > 0)
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        b"a:b 1 20240101000000 x ",
+        b"a: 0 ",
+        b"WARC/1.0\r\nWARC-Type: conversion\r\n",
+        b"\r\n",
+        b"\x1f\x8b\x08\x00",
+        b"{",
+        b"<div>",
+    ],
+)
+def test_no_content_takes_more_time_than_its_length(part):
+    """Eight megabytes that look like the start of records again and again. A quadratic reader would take hours."""
+    content = b"http://a 1 20240101000000 x 5\nabcde\nx" + part * ((8 << 20) // len(part))
+    start = time.process_time()
+    for name in ("x.arc", "x.warc.wet", "x.html"):
+        pages_of(content, name)
+    pages_of(gzip.compress(b"x") + content, "x.warc.gz")
+    assert time.process_time() - start < 60
+
+
+def test_encodings_and_extractors_that_fail_cost_one_page():
+    html = b"<p>One good line of text is here.</p>"
+    response = b"HTTP/1.1 200 OK\r\nContent-Type: text/html; charset=%s\r\n\r\n" + html
+    records = []
+    for number, charset in enumerate([b"undefined", b"utf-7", b"no-such-thing", b"hex", b"latin1"]):
+        content = response % charset
+        head = wet_record(number, "").replace(b"conversion", b"response").replace(b"Length: 0", b"Length: %d" % len(content))
+        records.append(head[:-4] + content + b"\r\n\r\n")
+    pages, _ = pages_of(b"".join(records), "x.warc")
+    assert [page.text for page in pages] == ["One good line of text is here."] * 5
+    counts = collections.Counter[str]()
+    failing = lambda html, charset: 1 / 0
+    keys = {"text": "text", "url": "url", "timestamp": "timestamp"}
+    assert not list(read_pages(io.BytesIO(b"".join(records)), "x.warc", failing, keys, counts, 1 << 20))
+    assert counts == {"damaged_html (ZeroDivisionError)": 5, "dropped_no_text": 5}
+
+
 def test_json_text_and_html_files():
     pages, counts = pages_of(
         b'{"text": "a", "url": "http://a"}\n[1]\n{broken\n\n{"text": null}\n{"text": "\\ud800b"}', "d/x.jsonl"
     )
-    assert [(page.url, page.text) for page in pages] == [("http://a", "a"), ("d/x.jsonl#5", "?b")]
+    assert [(page.url, page.text) for page in pages] == [("http://a", "a"), ("d/x.jsonl#5", "\ud800b")]
     assert counts == {"damaged_json": 2, "dropped_no_text": 1}
     with pytest.raises(
         UserError, match='has a text under "text". Its keys are \\["body"\\]. Set the name with --gin.Corpus.text_key'

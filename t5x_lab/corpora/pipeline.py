@@ -6,18 +6,29 @@ import datetime
 import functools
 import json
 import os
+import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from t5x_lab import __version__
 from t5x_lab.config.beam import Progress, import_beam, run_pipeline
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.json_files import parse_json
+from t5x_lab.config.locks import hold_lock
 from t5x_lab.config.log import log
 from t5x_lab.corpora.config import Corpus
 from t5x_lab.corpora.files import exists, match_files, open_input, open_output, remove
 from t5x_lab.corpora.reading.inputs import file_kind
 from t5x_lab.corpora.stages import clean, collect_questions, find_duplicates, finish, near_duplicates, read, write
-from t5x_lab.corpora.stages.context import PLAN, Context, Plan, describe_rules, digest, load_context, merge_examples
+from t5x_lab.corpora.stages.context import (
+    PLAN,
+    Context,
+    Plan,
+    describe,
+    digest,
+    load_context,
+    merge_examples,
+)
 from t5x_lab.corpora.stages.statistics import merge_statistics
 from t5x_lab.corpora.writing import write_tfds_info
 
@@ -41,6 +52,12 @@ class Stage:
     name: str
     list_jobs: Callable[[Context], range]
     run: Callable[[Context, int], dict[str, Any]]
+
+    def is_done(self, context: Context, index: int) -> bool:
+        """Returns whether a job is finished, and the output file that it has written is still there."""
+        if not context.is_done(self.name, index):
+            return False
+        return self.name != write.NAME or exists(context.summary(self.name, index)["path"])
 
 
 STAGES = (
@@ -78,6 +95,15 @@ def make_corpus(
     Raises:
       UserError: if there is no input, or a worker fails.
     """
+    if "://" in work_dir:
+        return _make(corpus, config, inputs, output, work_dir, options, workers)
+    with hold_lock(pathlib.Path(work_dir), f"Another process makes a corpus in {work_dir}. Wait for it, or stop it."):
+        return _make(corpus, config, inputs, output, work_dir, options, workers)
+
+
+def _make(
+    corpus: Corpus, config: str, inputs: str, output: str, work_dir: str, options: Sequence[str], workers: int | None
+) -> dict[str, Any]:
     plan = _make_plan(corpus, config, inputs, output, work_dir)
     with open_output(f"{work_dir}/{PLAN}") as file:
         file.write(json.dumps(dataclasses.asdict(plan)).encode())
@@ -142,16 +168,16 @@ def _stage_folders(corpus: Corpus, jobs: list, num_buckets: int, output: str) ->
     lines = corpus.lines
     settings: dict[str, tuple] = {
         read.NAME: (
-            jobs, num_buckets, corpus.max_record_bytes, corpus.text_key, corpus.url_key, corpus.timestamp_key,
-            describe_rules([corpus.html_text, *corpus.read_rules]),
+            __version__, jobs, num_buckets, corpus.max_record_bytes, corpus.text_key, corpus.url_key, corpus.timestamp_key,
+            describe([corpus.html_text, *corpus.read_rules]),
         ),
         clean.NAME: (
-            corpus.newest_per_url, describe_rules(corpus.page_rules), corpus.duplicates, corpus.min_sentences,
-            describe_rules([*lines.rules, lines.sentences]) if lines else None,
+            corpus.newest_per_url, describe(corpus.page_rules), corpus.duplicates, corpus.min_sentences,
+            describe([*lines.rules, lines.sentences]) if lines else None,
         ),
         find_duplicates.NAME: (),
-        collect_questions.NAME: (corpus.decontamination,),
-        finish.NAME: (describe_rules(corpus.text_rules), corpus.by_language),
+        collect_questions.NAME: (describe(corpus.decontamination),),
+        finish.NAME: (describe(corpus.text_rules), corpus.by_language),
         near_duplicates.BANDS: (corpus.near_duplicates,),
         near_duplicates.PAIRS: (),
         near_duplicates.CLUSTERS: (),
@@ -185,7 +211,7 @@ def list_missing(work_dir: str, number: int, _: int = 0) -> Iterator[tuple[str, 
     """Yields (work directory, number of the stage, index) of the jobs of a stage that are not finished."""
     context, stage = load_context(work_dir), STAGES[number]
     for index in stage.list_jobs(context):
-        if not context.is_done(stage.name, index):
+        if not stage.is_done(context, index):
             yield work_dir, number, index
 
 

@@ -6,7 +6,6 @@ started again while its settings stay the same. All other runs are started again
 
 import contextlib
 import dataclasses
-import fcntl
 import hashlib
 import os
 import pathlib
@@ -16,8 +15,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 
-from t5x_lab.config.errors import UserError
 from t5x_lab.config.json_files import read_dictionary, write_atomically, write_json
+from t5x_lab.config.locks import hold_lock
 from t5x_lab.config.parent_process import PARENT
 from t5x_lab.config.threads import available_cores, num_xla_threads
 from t5x_lab.observe.console import duration
@@ -26,7 +25,6 @@ from t5x_lab.observe.owner import OWNER, read_owner
 from t5x_lab.study.plan import Plan, PlannedRun
 
 GIN, LOGS, PENDING, FINISHED, FAILED = "gin", "logs", "pending", "finished", "failed"  # folders of a study directory
-LOCK = "LOCK"
 _PAUSE = 0.1  # seconds between looks at the processes
 
 
@@ -202,20 +200,9 @@ class Execution:
         total = sum(map(size, measured))
         return size(name) * sum(seconds[other] for other in measured) / total if measured else None
 
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Holds the lock of the study directory.
-
-        Raises:
-          UserError: if another process holds it.
-        """
-        self._directory.mkdir(parents=True, exist_ok=True)
-        with open(self._directory / LOCK, "w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise UserError(f"Another process runs the study in {self._directory}. Wait for it, or stop it.") from error
-            yield
+    def _locked(self) -> contextlib.AbstractContextManager[None]:
+        refusal = f"Another process runs the study in {self._directory}. Wait for it, or stop it."
+        return hold_lock(self._directory, refusal)
 
     @contextlib.contextmanager
     def _stopped_by_signals(self) -> Iterator[None]:

@@ -4,6 +4,7 @@ import collections
 from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
+from t5x_lab.config.errors import UserError
 from t5x_lab.corpora.page import Page
 from t5x_lab.corpora.reading.http import parse_response
 from t5x_lab.corpora.reading.records import Record, read_records
@@ -61,7 +62,7 @@ def _read_page(
     if media_type not in HTML_TYPES and media_type != "text/plain":
         counts["dropped_content_type"] += 1
         return None
-    text = html_text(raw, charset) if media_type in HTML_TYPES else decode_text(raw, charset, counts)
+    text = extract(html_text, raw, charset, counts) if media_type in HTML_TYPES else decode_text(raw, charset, counts)
     text = join_lines(text)
     if not text:
         counts["dropped_no_text"] += 1
@@ -75,11 +76,22 @@ def _read_page(
 _OTHER_TYPES = ("warcinfo", "filedesc", "request", "metadata", "revisit", "continuation")
 
 
+def extract(html_text: Callable[[bytes, str], str], raw: bytes, charset: str, counts: collections.Counter[str]) -> str:
+    """Returns the text of HTML; "" if the extractor fails."""
+    try:
+        return html_text(raw, charset)
+    except UserError:
+        raise
+    except Exception as error:  # of any extractor, on any page of the web
+        counts[f"damaged_html ({type(error).__name__})"] += 1
+        return ""
+
+
 def decode_text(raw: bytes, charset: str, counts: collections.Counter[str]) -> str:
     """Returns the text in bytes; "" for binary data. Bytes that cannot be decoded become U+FFFD."""
     try:
         return raw.decode(charset or "utf-8")
-    except (UnicodeDecodeError, LookupError):
+    except (UnicodeError, LookupError):
         text = raw.decode("utf-8", "replace")
     if len(text) - len(text.translate(_UNREADABLE)) > _MAX_UNREADABLE * len(text):
         counts["dropped_binary"] += 1

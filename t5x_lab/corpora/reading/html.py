@@ -3,6 +3,7 @@
 from t5x_lab.config.errors import UserError
 
 _MAX_BYTES = 1 << 23  # of a page that is parsed
+_MAX_DEPTH = 1000
 
 
 def main_text(html: bytes, charset: str = "") -> str:
@@ -15,7 +16,7 @@ def main_text(html: bytes, charset: str = "") -> str:
       html: bytes of the page.
       charset: character encoding by the HTTP header; "" to detect it.
     """
-    return _resiliparse(html, charset, main_content=True)
+    return _resiliparse(html, charset, main_content=not _is_deeply_nested(html))
 
 
 def whole_text(html: bytes, charset: str = "") -> str:
@@ -26,6 +27,12 @@ def whole_text(html: bytes, charset: str = "") -> str:
       charset: character encoding by the HTTP header; "" to detect it.
     """
     return _resiliparse(html, charset, main_content=False)
+
+
+def _is_deeply_nested(html: bytes) -> bool:
+    """Returns whether blocks are so deep that resiliparse's search for the main content, which is quadratic, would hang."""
+    lower = html[:_MAX_BYTES].lower()
+    return any(lower.count(b"<" + name) - lower.count(b"</" + name) > _MAX_DEPTH for name in (b"div", b"article"))
 
 
 def _resiliparse(html: bytes, charset: str, main_content: bool) -> str:
@@ -39,7 +46,7 @@ def _resiliparse(html: bytes, charset: str, main_content: bool) -> str:
     encoding = charset or detect_encoding(html, from_html_meta=True)
     try:
         text = bytes_to_str(html, encoding or "utf-8", errors="replace", fallback_encodings=("utf-8", "windows-1252"))
-    except LookupError:  # an encoding that Python does not have
+    except (LookupError, UnicodeError):  # an encoding that Python does not have
         text = html.decode("utf-8", "replace")
     return extract_plain_text(HTMLTree.parse(text), main_content=main_content, alt_texts=False)
 

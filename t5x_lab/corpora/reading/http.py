@@ -35,12 +35,12 @@ def parse_response(content: bytes, counts: collections.Counter[str], max_bytes: 
       counts: receives the number of damaged bodies by kind.
       max_bytes: length of the decoded body above which it is cut.
     """
-    from warcio.statusandheaders import StatusAndHeadersParser, StatusAndHeadersParserException
+    from warcio.statusandheaders import StatusAndHeadersParser
 
     stream = io.BytesIO(content)
     try:
         header = StatusAndHeadersParser(_PROTOCOLS).parse(stream)
-    except (StatusAndHeadersParserException, EOFError, ValueError):
+    except Exception:  # of a header of any form
         return None
     status = header.get_statuscode()
     media_type, _, parameters = (header.get_header("content-type") or "").partition(";")

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.json_files import parse_json
 from t5x_lab.corpora.page import Page
-from t5x_lab.corpora.reading.archives import decode_text, join_lines, read_archive
+from t5x_lab.corpora.reading.archives import decode_text, extract, join_lines, read_archive
 from t5x_lab.corpora.reading.decompression import Damage, decompress
 
 _KINDS = {
@@ -59,7 +59,7 @@ def read_pages(
     else:
         content = _read_whole(file, compression, counts, max_bytes)
         if content is not None:
-            text = join_lines(html_text(content, "")) if kind == "html" else decode_text(content, "", counts)
+            text = join_lines(extract(html_text, content, "", counts)) if kind == "html" else decode_text(content, "", counts)
             if text:
                 yield Page(path, text, content_type="text/html" if kind == "html" else "text/plain")
             else:
@@ -106,7 +106,6 @@ def _read_json(
             counts["dropped_no_text"] += 1
             continue
         texts += 1
-        text = text.encode("utf-8", "replace").decode("utf-8")  # half a surrogate is no character
         yield Page(
             url if isinstance(url, str) and url else f"{path}#{number}", text, timestamp if isinstance(timestamp, str) else ""
         )

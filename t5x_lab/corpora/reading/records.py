@@ -12,14 +12,14 @@ _MAX_HEADER_BYTES = 1 << 18
 _WARC_START = re.compile(rb"WARC/\d+\.\d+[ \t]*\r?\n")
 # The start of a record where none is expected. Names of fields tell it from text that mentions one.
 _NEXT_WARC = re.compile(rb"(?=WARC/\d+\.\d+[ \t]*\r?\n(?:WARC|Content)-)", re.IGNORECASE)
-_ARC_LINE = re.compile(
-    rb"(?P<url>[a-zA-Z][a-zA-Z0-9+.\-]*:[^\n]*?) (?P<ip>[0-9a-fA-F.:\-]*) (?P<date>\d{14}) (?P<type>[^ \n]*)"
-    rb"(?: [^\n]*)? (?P<length>\d+)\r?\n"
+_ARC_LINE = re.compile(  # bounded, so that no line takes more time than its length
+    rb"(?P<url>[a-zA-Z][a-zA-Z0-9+.\-]{0,31}:[^\n]{0,8192}?) (?P<ip>[0-9a-fA-F.:\-]{0,64}) (?P<date>\d{14}) "
+    rb"(?P<type>[^ \n]{0,256})(?: [^\n]{0,512})? (?P<length>\d{1,18})\r?\n"
 )
 _NEXT_ARC = re.compile(rb"(?<=\n)(?=" + _ARC_LINE.pattern + rb")")
-_HEADER_END = re.compile(rb"\r?\n\r?\n")
+_HEADER_STOP = re.compile(rb"\n\r?\n|" + _NEXT_WARC.pattern, re.IGNORECASE)  # its end, or another record
 _EMPTY_LINES = re.compile(rb"[\r\n]+")
-_LONGEST_START = 1 << 12  # bytes that may be needed to recognize the start of a record
+_LONGEST_START = 1 << 14  # bytes that may be needed to recognize the start of a record
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -112,10 +112,10 @@ class _Stream:
         self.fill(_LONGEST_START)
         return pattern.match(self._buffer, self._start)
 
-    def search(self, pattern: re.Pattern[bytes], end: int) -> int | None:
-        """Returns the position after the first match in the next `end` bytes; None if there is none."""
+    def search(self, pattern: re.Pattern[bytes], end: int, start: int = 0) -> int | None:
+        """Returns the position after the first match in the bytes from `start` to `end`; None if there is none."""
         size = self.fill(end + _LONGEST_START)
-        match = pattern.search(self._buffer, self._start, self._start + min(size, end + _LONGEST_START))
+        match = pattern.search(self._buffer, self._start + start, self._start + min(size, end + _LONGEST_START))
         return match.end() - self._start if match and match.end() - self._start <= end else None
 
     def take(self, size: int) -> bytes:
@@ -180,8 +180,8 @@ class _Splitter:
 
     def _take_header(self) -> bytes | None:
         """Returns the lines of a header; None if it does not end, or another record starts inside."""
-        end = self._stream.search(_HEADER_END, 1 << 12) or self._stream.search(_HEADER_END, _MAX_HEADER_BYTES)
-        if end is None or _NEXT_WARC.search(self._stream.peek(end), 1):
+        end = self._stream.search(_HEADER_STOP, 1 << 12, 1) or self._stream.search(_HEADER_STOP, _MAX_HEADER_BYTES, 1)
+        if end is None or not self._stream.peek(end).endswith((b"\n\n", b"\n\r\n")):
             return None
         return self._stream.take(end)
 

@@ -1,12 +1,15 @@
 """The context that the jobs of all stages share: the recipe, the input files, and the folders of the stages."""
 
 import collections
+import contextlib
 import dataclasses
 import functools
+import glob
 import hashlib
 import heapq
 import inspect
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -121,24 +124,32 @@ def merge_examples(parts: Iterable[dict[str, list]]) -> dict[str, list]:
     return dict(merged)
 
 
-def describe_rules(rules: Iterable[Callable[..., Any]]) -> str:
-    """Returns a text that changes when rules, their arguments, or the code of a user's own rules change."""
-    return repr([_describe(rule) for rule in rules])
+def describe(value: Any) -> Any:
+    """Returns a value whose text changes whenever a setting changes the corpus.
 
-
-def _describe(value: Any) -> Any:
+    These are values, arguments of rules, the code of a user's own functions, and the size and time of files that are named.
+    """
     if isinstance(value, functools.partial):
-        return _describe(value.func), [(name, _describe(x)) for name, x in sorted(value.keywords.items())]
-    if not callable(value):
-        return value
-    function = inspect.unwrap(value)
+        return describe(value.func), describe(value.keywords)
+    if isinstance(value, dict):
+        return sorted((str(name), describe(x)) for name, x in value.items())
+    if isinstance(value, list | tuple):
+        return [describe(x) for x in value]
+    if isinstance(value, str):
+        return value, [(path, os.stat(path).st_size, os.stat(path).st_mtime_ns) for path in sorted(glob.glob(value)) if value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return describe({field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
+    return _describe_function(value) if callable(value) else value
+
+
+def _describe_function(function: Callable[..., Any]) -> Any:
+    function = inspect.unwrap(function)
     name = f"{getattr(function, '__module__', '')}.{rule_name(function)}"
     if name.startswith("t5x_lab."):
         return name
-    try:
-        return name, inspect.getsource(function)
-    except (OSError, TypeError):
-        return name, repr(function)
+    with contextlib.suppress(OSError, TypeError):  # code that is no file
+        return name, inspect.getsource(inspect.getmodule(function) or function)
+    return name, repr(function)
 
 
 def digest(*parts: object) -> str:

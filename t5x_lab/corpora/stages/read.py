@@ -37,12 +37,28 @@ def run(context: Context, index: int) -> dict[str, Any]:
                     counts["pages in"] += 1
                     counts["characters in"] += len(page.text)
                     counts["timestamps in the future"] += is_timestamp(page.timestamp) and page.timestamp > context.plan.latest
-                    page = dataclasses.replace(page, position=(first + number, record))
+                    page = dataclasses.replace(_repair(page), position=(first + number, record))
                     remaining = rules.apply(page)
                     if remaining is not None:
                         _add(writer, remaining, context.plan.num_buckets)
         writer.close()
     return {"counts": +counts, "examples": examples.to_json()}
+
+
+def _repair(page: Page) -> Page:
+    """Replaces halves of surrogate pairs, which are no characters and cannot be written."""
+    try:
+        f"{page.url}{page.text}{page.timestamp}{page.content_type}".encode()
+    except UnicodeEncodeError:
+        repair = lambda text: text.encode("utf-8", "replace").decode()
+        return dataclasses.replace(
+            page,
+            url=repair(page.url),
+            text=repair(page.text),
+            timestamp=repair(page.timestamp),
+            content_type=repair(page.content_type),
+        )
+    return page
 
 
 def _add(writer: BucketWriter, page: Page, num_buckets: int) -> None:
