@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import datetime
 import gzip
 import itertools
 import json
@@ -167,6 +168,90 @@ def test_what_is_lost_or_changed_is_made_again(tmp_path):
     assert 0 < len(changed) < len(texts) and not any("river" in text for text in changed.values())
 
 
+def test_another_recipe_replaces_the_output_of_the_first_and_the_first_comes_back(tmp_path):
+    inputs, other = write_pages(random_pages(100), tmp_path / "in"), ["few_words.minimum = 9", "Corpus.shard_bytes = 3000"]
+    summary, texts = run_corpus(inputs, tmp_path / "out", *UNCHECKED)
+    changed = run_corpus(inputs, tmp_path / "out", *UNCHECKED, *other)
+    assert len(changed[0]["files"]) > len(summary["files"]) and changed[1] != texts
+    again = run_corpus(inputs, tmp_path / "out", *UNCHECKED)
+    assert again == (summary, texts)
+    assert {path.name for path in (tmp_path / "out").glob("*.gz")} == set(summary["files"])
+
+
+def test_an_interrupted_recipe_leaves_no_files_for_the_next_one(tmp_path, monkeypatch):
+    inputs = write_pages(random_pages(100), tmp_path / "in")
+    stages = pipeline.STAGES
+
+    def fail_late(context, index):
+        if index == 3:
+            raise UserError("the machine has ended.")
+        return stages[-1].run(context, index)
+
+    monkeypatch.setattr(pipeline, "STAGES", (*stages[:-1], dataclasses.replace(stages[-1], run=fail_late)))
+    with pytest.raises(UserError, match="the machine has ended"):
+        run_corpus(inputs, tmp_path / "out", *UNCHECKED, "Corpus.shard_bytes = 3000")
+    assert len(list((tmp_path / "out").glob("train-*"))) == 3
+    monkeypatch.setattr(pipeline, "STAGES", stages)
+    summary, _ = run_corpus(inputs, tmp_path / "out", *UNCHECKED)
+    assert {path.name for path in (tmp_path / "out").glob("*.gz")} == set(summary["files"])
+
+
+def test_two_corpora_share_a_folder_of_tfds(tmp_path):
+    inputs = write_pages(random_pages(50), tmp_path / "in")
+    folders = []
+    for name in ("en", "webtextlike"):
+        corpus, text = parse_corpus(["corpora/c4.gin"], [*UNCHECKED, f'Corpus.name = "{name}"'])
+        pipeline.make_corpus(corpus, text, inputs, str(tmp_path / "data"), str(tmp_path / "data" / "work"), [])
+        folders.append(tmp_path / "data" / "c4" / name / "3.1.0")
+    for folder in folders:
+        assert {"corpus.json", "dataset_info.json", "c4-train.tfrecord-00000-of-00001"} <= {
+            path.name for path in folder.iterdir()
+        }
+
+
+def test_a_later_crawl_has_the_newest_pages(tmp_path, monkeypatch):
+    """The first run is in June, the second in October of the same year, with pages of September, and one of 2099."""
+
+    class Clock(datetime.datetime):
+        @classmethod
+        def now(cls, zone=None):
+            return today
+
+    monkeypatch.setattr(pipeline.datetime, "datetime", Clock)
+    good = "\n".join(f"This is line {number} of the page, and it is the NAME one." for number in range(4))
+    page = lambda date, name: Page("http://a.example/", good.replace("NAME", name), f"{date}T00:00:00Z")
+    write_pages([page("2020-01-01", "first")], tmp_path / "in")
+    today = datetime.datetime(2020, 6, 1, tzinfo=datetime.UTC)
+    assert "first" in run_corpus(str(tmp_path / "in"), tmp_path / "out", *UNCHECKED)[1]["http://a.example/"]
+    write_pages([page("2020-09-01", "second"), page("2099-01-01", "third")], tmp_path / "in" / "later")
+    today = datetime.datetime(2020, 10, 1, tzinfo=datetime.UTC)
+    summary, texts = run_corpus(str(tmp_path / "in"), tmp_path / "out", *UNCHECKED)
+    assert "second" in texts["http://a.example/"] and summary["counts"]["read"]["timestamps in the future"] == 1
+
+
+def test_the_output_is_no_input_and_json_of_another_kind_is_counted(tmp_path):
+    write_pages(random_pages(50), tmp_path / "in")
+    (tmp_path / "in" / "z.json").write_text('{"version": 1}')
+    summary, texts = run_corpus(str(tmp_path / "in"), tmp_path / "in" / "out", *UNCHECKED)
+    assert summary["counts"]["read"]["dropped_no_text_key"] == 1 and len(texts) > 30
+    assert run_corpus(str(tmp_path / "in"), tmp_path / "in" / "out", *UNCHECKED)[1] == texts
+    with pytest.raises(UserError, match=r"The input has no page \(.*no_text_key.*--gin.Corpus.text_key=NAME"):
+        run_corpus(str(tmp_path / "in" / "z.json"), tmp_path / "other", *UNCHECKED)
+
+
+def test_mistakes_are_found_before_anything_is_read(tmp_path):
+    inputs = write_pages(random_pages(5), tmp_path / "in")
+    for bindings, match in {
+        ('bad_words.files = {"en": "missing.txt"}',): 'No file matches "missing.txt"',
+        ("Corpus.read_rules = (@domains,)",): "domains needs a list",
+        ("Corpus.name = 'my_corpus'", "Corpus.format = 'tfds'"): 'Corpus.name .* is "my_corpus".*webtextlike',
+        ("Corpus.near_duplicates = @MinHash()", "MinHash.seed = -1"): "MinHash.seed is -1",
+    }.items():
+        with pytest.raises(UserError, match=match):
+            run_corpus(inputs, tmp_path / "out", *bindings)
+        assert not list(tmp_path.glob("out/work/read-*"))
+
+
 def test_a_second_command_is_refused_while_the_first_one_works(tmp_path):
     inputs = write_pages(random_pages(10), tmp_path / "in")
     with (
@@ -265,6 +350,11 @@ def test_a_span_of_three_sentences_is_in_the_corpus_once(tmp_path):
         assert owners == [min(others, key=lambda url: md5(url))]
 
 
+def test_a_text_without_repeated_spans_is_left_as_it_is():
+    for text in ("One.  Two.\n\n Three.", "你好。再见。", " ".join(["So it is."] * 4)):
+        assert remove_spans(text, (), punkt_sentences) == (text, 0)
+
+
 def test_sentences_of_a_repeated_span_are_removed_once():
     text = "One one. Two two. Three three.\nFour four. One one. Two two. Three three."
     assert remove_spans(text, (), punkt_sentences) == ("One one. Two two. Three three.\nFour four.", 3)
@@ -307,11 +397,14 @@ def test_the_tfds_layout_is_a_data_set(tmp_path):
 
 def test_a_users_rule_is_a_rule_and_its_failures_are_counted(tmp_path):
     (tmp_path / "my_rules.py").write_text(
-        "import gin\n\n@gin.configurable\ndef no_rivers(page, word='river'):\n"
+        "import functools\nimport gin\n\n@gin.configurable\ndef no_rivers(page, word='river'):\n"
         "    if '/13' in page.url:\n        raise ValueError('unlucky')\n"
         "    return None if word in page.text else page\n\n"
         "@gin.configurable\ndef shout(line):\n    return line.upper()\n\n"
-        "@gin.configurable\ndef fail(line):\n    return 1 / 0\n"
+        "@gin.configurable\ndef fail(line):\n    return 1 / 0\n\n"
+        "@gin.configurable\ndef is_long(page):\n    return len(page.text) > 100\n\n"
+        "def twice(rule):\n    @functools.wraps(rule)\n    def run(line):\n        return rule(rule(line))\n    return run\n\n"
+        "@gin.configurable\n@twice\ndef more(line):\n    return line + '!'\n"
     )
     bindings = [
         "import my_rules",
@@ -324,6 +417,14 @@ def test_a_users_rule_is_a_rule_and_its_failures_are_counted(tmp_path):
     assert texts and all("HARBOR" not in text and text.isupper() for text in texts.values())
     counts = summary["counts"]["finish"]
     assert counts["pages dropped: no_rivers"] > 5 and counts["failed: no_rivers: ValueError: unlucky"] == 1
+    decorated = run_corpus(inputs, tmp_path / "out", "import my_rules", "LineCleaning.rules = (@end_mark, @more)", *UNCHECKED)[
+        1
+    ]
+    assert all(line.endswith(".!!") for text in decorated.values() for line in text.split("\n"))
+    with pytest.raises(
+        UserError, match="The rule is_long has returned (True|False). A page rule returns the page, or None to drop it"
+    ):
+        run_corpus(inputs, tmp_path / "out", "import my_rules", "Corpus.text_rules = (@is_long,)")
     with pytest.raises(UserError, match="The rule line rules has failed for 11 of 11 pages, .*ZeroDivisionError"):
         run_corpus(inputs, tmp_path / "out", "import my_rules", "LineCleaning.rules = (@end_mark, @fail)")
     bindings[1] = "Corpus.text_rules = (@no_rivers, @bad_words)"
@@ -345,7 +446,8 @@ def test_a_question_of_an_evaluation_set_does_not_survive(tmp_path):
     question = " ".join(generator.choices(WORDS.split(), k=15))
     short = " ".join(generator.choices(WORDS.split(), k=9))
     (tmp_path / "copa").mkdir()
-    records = [{"premise": question, "choice1": "yes", "label": 0}, {"premise": "x", "choice1": short, "label": 1}]
+    records = [{"premise": question, "choice1": "yes", "label": 0}] * 12  # as a passage with twelve questions
+    records += [{"premise": "x", "choice1": short, "label": 1}]
     (tmp_path / "copa" / "validation.jsonl").write_text("\n".join(map(json.dumps, records)))
     planted = [
         dataclasses.replace(page, text=f"{page.text}\nSomebody asked: {text.upper()}, and waited long for it.")
@@ -408,7 +510,7 @@ def test_paths_of_any_storage_of_beam_are_read_and_written(tmp_path):
     assert 5 < len(texts) < 80 and not any("harbor" in text for text in texts.values())
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {path.name for path in (tmp_path / "near").iterdir()} - {"work"}
-    for name in names - {"corpus.json"}:
+    for name in names - {"corpus.json", "RECIPE"}:
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "near" / name).read_bytes()
     del FarFileSystem
 

@@ -31,6 +31,7 @@ def run(args: argparse.Namespace) -> None:
     from t5x_lab.corpora.pipeline import make_corpus
     from t5x_lab.corpora.report import summary_table, write_report
     from t5x_lab.corpora.stages.context import parse_corpus
+    from t5x_lab.corpora.writing import corpus_dir
 
     if args.workers is not None and args.workers < 1:
         raise UserError(f"--workers is {args.workers}. It must be at least 1.")
@@ -46,4 +47,4 @@ def run(args: argparse.Namespace) -> None:
         corpus, text, args.input, output, work_dir or f"{output}/work", split_options(args.pipeline_options), args.workers
     )
     print(summary_table(summary))
-    print(write_report(output))
+    print(write_report(corpus_dir(output, corpus)))

@@ -16,6 +16,7 @@ from t5x_lab.corpora.rules.rule import rule_name
 from t5x_lab.corpora.rules.sentences import punkt_sentences
 
 FORMATS = ("tfds", "jsonl", "parquet", "tfrecord")
+TFDS_NAMES = ("en", "en.noclean", "realnewslike", "webtextlike", "multilingual")
 DUPLICATES = ("lines", "spans")
 NEWEST = "newest_per_url"
 
@@ -71,6 +72,8 @@ class Corpus:
         check_types(self)
         check_positive(self, "max_record_bytes", "shard_bytes", "bucket_bytes")
         check_choice("Corpus.format", self.format, FORMATS)
+        if self.format == "tfds":
+            check_choice("Corpus.name (of a configuration of TensorFlow Datasets' c4)", self.name, TFDS_NAMES)
         if self.duplicates is not None:
             check_choice("Corpus.duplicates", self.duplicates, DUPLICATES)
         names = [rule_name(rule) for rule in self._all_rules()]

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -67,12 +66,10 @@ def bind_rules(corpus: Corpus) -> Corpus:
 
 
 def _bind(function: Callable[..., Any]) -> Callable[..., Any]:
-    original = inspect.unwrap(function)
-    if original is function:
-        return function
     try:
         bindings = gin.get_bindings(function)
-    except ValueError:  # a function with a scope, such as @long/paragraphs
+    except ValueError:  # a function with a scope, such as @long/paragraphs, or one that gin does not know
         return function
+    original = getattr(function, "__wrapped__", function)  # gin's wrapper; a decorator of the user's own stays
     bound = {name: _bind(value) if callable(value) else value for name, value in bindings.items()}
     return functools.partial(original, **bound) if bound else original

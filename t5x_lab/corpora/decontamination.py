@@ -14,6 +14,7 @@ from t5x_lab.config.json_files import parse_json
 from t5x_lab.config.log import log
 from t5x_lab.corpora.duplicates.ngrams import ngram_hashes, word_hashes
 from t5x_lab.corpora.files import open_input, read_text_lines
+from t5x_lab.corpora.page import md5
 
 ALL = "all"
 
@@ -31,7 +32,7 @@ class Decontamination:
       texts: patterns of further files: .txt with a text per line, or .jsonl, all texts of whose objects count.
       ngram: number of words. GPT-3 has 13.
       min_words: texts of fewer words than `ngram` are looked for as a whole if they have so many.
-      ignore: n-grams that occur in more than so many records, such as instructions, are no evidence. None = all are.
+      ignore: n-grams in more than so many different texts, such as instructions, are no evidence. None = all are.
     """
 
     data_sets: tuple[str, ...] = ()
@@ -60,9 +61,17 @@ class Decontamination:
           UserError: for an unknown data set, or one whose records are not found.
         """
         hashes: dict[int, list[np.ndarray]] = {}
+        digests: set[bytes] = set()
         for record in self._records():
-            for size, ngrams in self._record_ngrams(record).items():
-                hashes.setdefault(size, []).append(ngrams)
+            for text in _texts(record):
+                digest = md5(text)
+                if digest in digests:  # as a passage with several questions
+                    continue
+                digests.add(digest)
+                tokens = word_hashes(text)
+                size = min(self.ngram, len(tokens))
+                if size >= self.min_words:
+                    hashes.setdefault(size, []).append(np.unique(ngram_hashes(tokens, size)))
         arrays = {}
         for size, parts in hashes.items():
             values, counts = np.unique(np.concatenate(parts), return_counts=True)
@@ -71,16 +80,6 @@ class Decontamination:
         file = io.BytesIO()
         np.savez(file, **arrays)  # type: ignore[arg-type]
         return file.getvalue()
-
-    def _record_ngrams(self, record: Any) -> dict[int, np.ndarray]:
-        """Returns the different n-grams of a record, by number of words."""
-        ngrams: dict[int, list[np.ndarray]] = {}
-        for text in _texts(record):
-            tokens = word_hashes(text)
-            size = min(self.ngram, len(tokens))
-            if size >= self.min_words:
-                ngrams.setdefault(size, []).append(ngram_hashes(tokens, size))
-        return {size: np.unique(np.concatenate(parts)) for size, parts in ngrams.items()}
 
     def _records(self) -> Iterator[Any]:
         for pattern in self.texts:
@@ -121,8 +120,10 @@ class Decontamination:
                         yield parse_json(example["record"])
                     read.append(f"{name} ({split})")
                 except (NotHere, UserError, tf.errors.NotFoundError) as error:
-                    if are_named and split == splits[0]:
+                    if are_named and split == splits[-1] and not any(entry.startswith(f"{name} (") for entry in read):
                         raise UserError(f'The records of "{name}" cannot be read for decontamination: {error}') from error
+                    if are_named:
+                        log(f'Decontamination without the split "{split}" of {name}: {error}')
         if not read:
             raise UserError("Decontamination has found no records of any data set. Correct the location of the records.")
         log(f"Decontamination with {', '.join(read)}.")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from t5x_lab.config.errors import UserError
+from t5x_lab.corpora.reading.decompression import Damage, decompress, find_compression
 
 
 def _file_systems():
@@ -19,16 +20,31 @@ def _file_systems():
 
 def match_files(pattern: str) -> list[tuple[str, int]]:
     """Returns (path, size in bytes) of the files that match a pattern, or that a folder holds at any depth, sorted by path."""
-    if "://" not in pattern and os.path.isdir(pattern):
-        paths = [os.path.join(folder, name) for folder, _, names in os.walk(pattern) for name in names if name[:1] not in "._"]
+    if "://" not in pattern and os.path.exists(pattern):
+        paths = _walk(pattern) if os.path.isdir(pattern) else [pattern]
         return sorted((path, os.path.getsize(path)) for path in paths if os.path.isfile(path))
     try:
         matches = _file_systems().match([pattern])[0].metadata_list
+        if "://" in pattern and not matches:  # a folder
+            matches = _file_systems().match([f"{pattern.rstrip('/')}/**"])[0].metadata_list
     except ValueError as error:
         raise UserError(
             f'"{pattern}" is on a storage that Beam does not read here: {str(error).partition(". Path")[0]}.'
         ) from error
     return sorted((str(match.path), int(match.size_in_bytes)) for match in matches if not os.path.isdir(match.path))
+
+
+def _walk(top: str) -> list[str]:
+    """Returns the files in a folder at any depth, behind links too, each folder once."""
+    paths, visited = [], set()
+    for folder, folders, names in os.walk(top, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in visited:
+            folders.clear()
+            continue
+        visited.add(real)
+        paths += [os.path.join(folder, name) for name in names if name[:1] not in "._"]
+    return paths
 
 
 @contextlib.contextmanager
@@ -55,8 +71,16 @@ def read_text_lines(pattern: str) -> Iterator[str]:
         raise UserError(f'No file matches "{pattern}". Correct the path in the gin configuration.')
     for path, _ in files:
         with open_input(path) as file:
-            for line in file:
-                yield line.decode("utf-8", "replace").strip()
+            start = file.read(4)
+            file.seek(0)
+            rest = b""
+            for chunk in decompress(file, find_compression(start)):
+                if isinstance(chunk, Damage):
+                    raise UserError(f"{path} is damaged: {chunk.kind}. Copy it again.")
+                *lines, rest = (rest + chunk).split(b"\n")
+                yield from (line.decode("utf-8", "replace").strip() for line in lines)
+            if rest:
+                yield rest.decode("utf-8", "replace").strip()
 
 
 @contextlib.contextmanager

@@ -1,9 +1,11 @@
 """Makes a corpus: plans it, runs its stages with Apache Beam, and completes it."""
 
 import collections
+import contextlib
 import dataclasses
 import datetime
 import functools
+import importlib.metadata
 import json
 import os
 import pathlib
@@ -18,6 +20,7 @@ from t5x_lab.config.locks import hold_lock
 from t5x_lab.config.log import log
 from t5x_lab.corpora.config import Corpus
 from t5x_lab.corpora.files import exists, match_files, open_input, open_output, remove
+from t5x_lab.corpora.page import Page
 from t5x_lab.corpora.reading.inputs import file_kind
 from t5x_lab.corpora.stages import clean, collect_questions, find_duplicates, finish, near_duplicates, read, write
 from t5x_lab.corpora.stages.context import (
@@ -30,9 +33,11 @@ from t5x_lab.corpora.stages.context import (
     merge_examples,
 )
 from t5x_lab.corpora.stages.statistics import merge_statistics
-from t5x_lab.corpora.writing import write_tfds_info
+from t5x_lab.corpora.writing import corpus_dir, is_shard, write_tfds_info
 
 SUMMARY = "corpus.json"
+_RECIPE = "RECIPE"  # tells which recipe has written the files of a folder, finished or not
+_MAX_JOBS, _MAX_JOB_FILES, _MAX_BUCKETS = 10_000, 10_000, 10_000  # every file of `read` is opened for every bucket
 _COMPRESSED = (".gz", ".zst")
 _EXPANSION = 4  # of compressed text
 _JOB_BYTES = 1 << 26  # of small input files that are read by one job
@@ -105,10 +110,12 @@ def _make(
     corpus: Corpus, config: str, inputs: str, output: str, work_dir: str, options: Sequence[str], workers: int | None
 ) -> dict[str, Any]:
     plan = _make_plan(corpus, config, inputs, output, work_dir)
+    _check_rules(corpus)
     with open_output(f"{work_dir}/{PLAN}") as file:
         file.write(json.dumps(dataclasses.asdict(plan)).encode())
     load_context.cache_clear()
     context = load_context(work_dir)
+    _clear_output(context)
     size = sum(size for job in plan.inputs for _, size in job)
     log(f"{sum(map(len, plan.inputs)):,} files with {size:,} bytes, in {plan.num_buckets:,} buckets.")
     if workers is None:
@@ -124,29 +131,35 @@ def _make(
 
 
 def _make_plan(corpus: Corpus, config: str, inputs: str, output: str, work_dir: str) -> Plan:
-    files = _list_inputs(inputs)
+    files = _list_inputs(inputs, (output, work_dir))
     if not files:
         raise UserError(
             f'No file matches --input="{inputs}". Files are read by their names: .warc, .wet, .arc, .html, .jsonl, .txt, also '
             "with .gz or .zst."
         )
-    jobs: list[list[tuple[str, int]]] = [[]]
+    jobs: list[list[tuple[str, int]]] = []
+    job_bytes = max(_JOB_BYTES, sum(size for _, size in files) // _MAX_JOBS)
+    held = job_bytes
     for path, size in files:
-        if jobs[-1] and sum(size for _, size in jobs[-1]) + size > _JOB_BYTES:
+        if held + size > job_bytes or len(jobs[-1]) == _MAX_JOB_FILES:
             jobs.append([])
+            held = 0
         jobs[-1].append((path, size))
+        held += size
     text_bytes = sum(size * (_EXPANSION if path.endswith(_COMPRESSED) else 1) for path, size in files)
-    num_buckets = max(1, -(-text_bytes // corpus.bucket_bytes))
-    folders = _stage_folders(corpus, jobs, num_buckets, output)
-    return Plan(config, os.getcwd(), output, jobs, num_buckets, _latest(work_dir), folders)
+    num_buckets = max(1, min(-(-text_bytes // corpus.bucket_bytes), _MAX_BUCKETS))
+    latest = _latest(work_dir, jobs)
+    return Plan(
+        config, os.getcwd(), output, jobs, num_buckets, latest, _stage_folders(corpus, jobs, num_buckets, latest, output)
+    )
 
 
-def _list_inputs(inputs: str) -> list[tuple[str, int]]:
+def _list_inputs(inputs: str, own: Sequence[str]) -> list[tuple[str, int]]:
+    """Returns (path, size) of the input files, sorted. Those in our `own` folders are none."""
     files: dict[str, int] = {}
     for pattern in filter(None, map(str.strip, inputs.split(","))):
-        matches = match_files(pattern)
-        is_named = len(matches) == 1 and matches[0][0] == pattern
-        if is_named and file_kind(pattern) is None:
+        matches = [(path, size) for path, size in match_files(pattern) if not _is_inside(path, own)]
+        if len(matches) == 1 and matches[0][0] == pattern and file_kind(pattern) is None:
             raise UserError(f"{pattern} has a name of no kind that is read: .warc, .wet, .arc, .html, .jsonl, .txt. Rename it.")
         files |= {path: size for path, size in matches if file_kind(path) is not None}
         ignored = sum(file_kind(path) is None for path, _ in matches)
@@ -155,24 +168,54 @@ def _list_inputs(inputs: str) -> list[tuple[str, int]]:
     return sorted(files.items())
 
 
-def _latest(work_dir: str) -> str:
-    """Returns the time of the first run with this work directory."""
+def _is_inside(path: str, folders: Sequence[str]) -> bool:
+    path = path if "://" in path else os.path.abspath(path)
+    return any(path.startswith(f"{folder.rstrip('/')}/") for folder in folders)
+
+
+def _latest(work_dir: str, jobs: list) -> str:
+    """Returns the time of the first run with these input files."""
     if exists(f"{work_dir}/{PLAN}"):
         with open_input(f"{work_dir}/{PLAN}") as file:
-            return parse_json(file.read())["latest"]
+            before = parse_json(file.read())
+        if before.get("inputs") == json.loads(json.dumps(jobs)):
+            return before["latest"]
     return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _stage_folders(corpus: Corpus, jobs: list, num_buckets: int, output: str) -> dict[str, str]:
+def _check_rules(corpus: Corpus) -> None:
+    """Runs each rule once, so that missing lists, packages and settings are found before hours of work.
+
+    Raises:
+      UserError: as a rule raises it.
+    """
+    page = Page("http://example.com/", "An example of a page.", language="en")
+    lines = corpus.lines.rules if corpus.lines is not None else ()
+    calls: list[Callable[[], Any]] = [
+        lambda: corpus.html_text(b"<p>An example.</p>", ""),
+        *(functools.partial(rule, page.text) for rule in lines),
+        *(functools.partial(rule, page) for rule in (*corpus.read_rules, *corpus.page_rules, *corpus.text_rules)),
+    ]
+    for call in calls:
+        try:
+            call()
+        except UserError:
+            raise
+        except Exception:  # pages of any form are what rules fail for; many failures end the run
+            continue
+
+
+def _stage_folders(corpus: Corpus, jobs: list, num_buckets: int, latest: str, output: str) -> dict[str, str]:
     """Returns the folder of each stage. Its name changes with the settings of the stage and of the stages before it."""
     lines = corpus.lines
     settings: dict[str, tuple] = {
         read.NAME: (
-            __version__, jobs, num_buckets, corpus.max_record_bytes, corpus.text_key, corpus.url_key, corpus.timestamp_key,
+            _versions(), jobs, [_modified(path) for job in jobs for path, _ in job], num_buckets, corpus.max_record_bytes,
+            corpus.text_key, corpus.url_key, corpus.timestamp_key,
             describe([corpus.html_text, *corpus.read_rules]),
         ),
         clean.NAME: (
-            corpus.newest_per_url, describe(corpus.page_rules), corpus.duplicates, corpus.min_sentences,
+            latest, corpus.newest_per_url, describe(corpus.page_rules), corpus.duplicates, corpus.min_sentences,
             describe([*lines.rules, lines.sentences]) if lines else None,
         ),
         find_duplicates.NAME: (),
@@ -196,6 +239,41 @@ def _run_here(work_dir: str) -> None:
     for number in range(len(STAGES)):
         for job in list(list_missing(work_dir, number)):
             _run_job(*job)
+
+
+def _versions() -> list[tuple[str, str]]:
+    """Returns the versions of the packages whose results are kept."""
+    versions = [("t5x_lab", __version__)]
+    for package in ("langdetect", "nltk", "resiliparse", "trafilatura", "tldextract", "warcio"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions.append((package, importlib.metadata.version(package)))
+    return versions
+
+
+def _modified(path: str) -> int:
+    """Returns the time of a local file's last change; 0 for others."""
+    return 0 if "://" in path else os.stat(path).st_mtime_ns
+
+
+def _clear_output(context: Context) -> None:
+    """Removes the output of another recipe, finished or not, and marks the folder as that of this one."""
+    folder, stage = corpus_dir(context.plan.output, context.corpus), context.plan.folders[write.NAME]
+    owner = None
+    if exists(f"{folder}/{_RECIPE}"):
+        with open_input(f"{folder}/{_RECIPE}") as file:
+            owner = file.read().decode()
+    if owner == stage:
+        return
+    if owner is not None:
+        for path, _ in match_files(f"{folder}/*"):
+            if is_shard(path):
+                remove(path)
+        for name in (SUMMARY, "report.html"):
+            remove(f"{folder}/{name}")
+    for path, _ in match_files(context.path(write.NAME, "*.json")):
+        remove(path)
+    with open_output(f"{folder}/{_RECIPE}") as file:
+        file.write(stage.encode())
 
 
 def _build(beam: Any, work_dir: str, pipeline: Any) -> None:
@@ -253,6 +331,13 @@ def _complete(context: Context) -> dict[str, Any]:
     """Writes the summary of the corpus, and what makes it a data set. Returns the summary."""
     corpus, output = context.corpus, context.plan.output
     summaries = {stage.name: [context.summary(stage.name, index) for index in stage.list_jobs(context)] for stage in STAGES}
+    counts = {
+        stage: dict(sorted(sum((collections.Counter(part["counts"]) for part in parts), collections.Counter()).items()))
+        for stage, parts in summaries.items()
+    }
+    if not counts.get(read.NAME, {}).get("pages in"):
+        problems = ", ".join(f"{number:,} {name}" for name, number in counts.get(read.NAME, {}).items())
+        raise UserError(f"The input has no page ({problems}). In JSON, --gin.Corpus.text_key=NAME sets where the text is.")
     shards: dict[str, list[dict[str, Any]]] = collections.defaultdict(list)
     for shard in summaries[write.NAME]:
         shards[shard["split"]].append(shard)
@@ -263,15 +348,11 @@ def _complete(context: Context) -> dict[str, Any]:
             if any(shard["pages"] for shard in listed)  # TensorFlow Datasets cannot read a split without examples
         }
         write_tfds_info(output, corpus, sizes)
-    counts = {
-        stage: dict(sorted(sum((collections.Counter(part["counts"]) for part in parts), collections.Counter()).items()))
-        for stage, parts in summaries.items()
-    }
     last = summaries[write.source_stage(context)]
     summary: dict[str, Any] = {
         "name": corpus.name,
         "config": context.plan.config,
-        "files": [shard["path"].removeprefix(f"{output}/") for listed in shards.values() for shard in listed],
+        "files": [shard["path"].rpartition("/")[2] for listed in shards.values() for shard in listed],
         "splits": {
             split: {
                 "pages": sum(shard["pages"] for shard in listed),
@@ -285,17 +366,7 @@ def _complete(context: Context) -> dict[str, Any]:
         "examples": merge_examples(part.get("examples", {}) for parts in summaries.values() for part in parts),
         **merge_statistics(last),
     }
-    _remove_old_files(output, summary["files"])
-    with open_output(f"{output}/{SUMMARY}") as file:
+    folder = corpus_dir(output, corpus)
+    with open_output(f"{folder}/{SUMMARY}") as file:
         file.write(json.dumps(summary, ensure_ascii=False, indent=1).encode("utf-8", "replace"))
     return summary
-
-
-def _remove_old_files(output: str, files: list[str]) -> None:
-    """Removes output files that an earlier recipe left in the folder."""
-    if not exists(f"{output}/{SUMMARY}"):
-        return
-    with open_input(f"{output}/{SUMMARY}") as file:
-        old = parse_json(file.read()).get("files", [])
-    for name in sorted(set(old) - set(files)):
-        remove(f"{output}/{name}")

@@ -55,7 +55,7 @@ def _rule_rows(summary: dict[str, Any]) -> list[tuple[str, int, int, int]]:
     for counts in summary["counts"].values():
         for name, number in counts.items():
             unit, _, rule = name.partition(" dropped: ")
-            if rule and ": " not in rule:  # not the details of a rule
+            if rule and ": " not in rule and not name.startswith("failed: "):  # not the details of a rule
                 column = {"pages": 0, "lines": 1, "sentences": 1, "characters": 2}[unit]
                 rows.setdefault(rule, [0, 0, 0])[column] += number
     return [(rule, pages, units, characters) for rule, (pages, units, characters) in rows.items()]
@@ -76,7 +76,12 @@ def _problem_rows(summary: dict[str, Any]) -> list[tuple[str, int]]:
 
 
 def write_report(output: str, path: str | None = None) -> str:
-    """Writes the report of a corpus. Returns its path. None = report.html in the folder of the corpus."""
+    """Writes the report of a corpus. Returns its path.
+
+    Args:
+      output: folder with corpus.json.
+      path: path of the page. None = report.html in that folder.
+    """
     summary = read_summary(output)
     text, figures = _to_markdown(summary)
     path = path or f"{output}/{FILE}"

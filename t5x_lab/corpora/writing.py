@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import struct
 from collections.abc import Callable
 from typing import BinaryIO, Protocol
@@ -15,19 +16,27 @@ from t5x_lab.corpora.page import Page
 
 TFDS_VERSION = "3.1.0"
 _ENDINGS = {"jsonl": "jsonl.gz", "parquet": "parquet", "tfrecord": "tfrecord"}
-_ROW_GROUP = 4096  # pages
+_ROW_GROUP = 1 << 24  # characters
 
 
 def shard_path(output: str, corpus: Corpus, split: str, index: int, number: int) -> str:
     """Returns the path of an output file: of TensorFlow Datasets' layout, or `<split>-00000-of-00004.<ending>`."""
-    if corpus.format == "tfds":
-        return f"{tfds_dir(output, corpus)}/c4-{split}.tfrecord-{index:05d}-of-{number:05d}"
-    return f"{output}/{split}-{index:05d}-of-{number:05d}.{_ENDINGS[corpus.format]}"
+    name = f"c4-{split}.tfrecord" if corpus.format == "tfds" else split
+    ending = "" if corpus.format == "tfds" else f".{_ENDINGS[corpus.format]}"
+    return f"{corpus_dir(output, corpus)}/{name}-{index:05d}-of-{number:05d}{ending}"
 
 
-def tfds_dir(output: str, corpus: Corpus) -> str:
-    """Returns the folder of the data set `c4/<name>:3.1.0` under TFDS_DATA_DIR = output."""
-    return f"{output}/c4/{corpus.name}/{TFDS_VERSION}"
+def is_shard(path: str) -> bool:
+    """Returns whether a file has the name of an output file."""
+    return _SHARD.search(path) is not None
+
+
+_SHARD = re.compile(r"/[^/]+-\d{5}-of-\d{5}(\.jsonl\.gz|\.parquet|\.tfrecord)?$")
+
+
+def corpus_dir(output: str, corpus: Corpus) -> str:
+    """Returns the folder of the corpus: that of the data set `c4/<name>:3.1.0` under TFDS_DATA_DIR = output, or `output`."""
+    return f"{output}/c4/{corpus.name}/{TFDS_VERSION}" if corpus.format == "tfds" else output
 
 
 class RecordWriter(Protocol):
@@ -61,15 +70,18 @@ class ParquetWriter:
     def __init__(self, file: BinaryIO):
         self._writer = pq.ParquetWriter(file, self._SCHEMA, compression="zstd")
         self._rows: list[dict[str, str]] = []
+        self._characters = 0
 
     def add(self, page: Page) -> None:
+        self._characters += len(page.text)
         self._rows.append({"text": page.text, "url": page.url, "timestamp": page.timestamp, "language": page.language})
-        if len(self._rows) == _ROW_GROUP:
+        if self._characters > _ROW_GROUP:
             self._flush()
 
     def _flush(self) -> None:
         self._writer.write_table(pa.Table.from_pylist(self._rows, self._SCHEMA))
         self._rows.clear()
+        self._characters = 0
 
     def close(self) -> None:
         if self._rows:

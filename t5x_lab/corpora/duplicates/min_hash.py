@@ -37,6 +37,8 @@ class MinHash:
     def __post_init__(self):
         check_types(self)
         check_positive(self, "ngram", "bands", "rows")
+        if self.seed < 0:
+            raise UserError(f"MinHash.seed is {self.seed}. It must be at least 0.")
         if self.bands > 255:
             raise UserError(f"MinHash.bands is {self.bands}. It must be at most 255.")
 

@@ -39,13 +39,15 @@ def remove_spans(text: str, lost: Collection[bytes], sentences: Callable[[str], 
       lost: hashes of the spans that another page keeps. Of equal spans in the text the first is kept.
       sentences: f(line) -> sentences.
     """
-    digests = set(lost)
     by_line = [list(sentences(line)) for line in text.split("\n")]
     listed = [(number, sentence) for number, line in enumerate(by_line) for sentence in line]
     dropped: set[int] = set()
+    first: dict[bytes, int] = {}
     for start, digest in enumerate(span_hashes(text, sentences)):
-        if not _is_new(digest, digests):
+        if digest in lost or start - first.setdefault(digest, start) >= SPAN:  # a repetition does not overlap the first
             dropped.update(range(start, start + SPAN))
+    if not dropped:
+        return text, 0
     lines: dict[int, list[str]] = {}
     for index, (number, sentence) in enumerate(listed):
         if index not in dropped:

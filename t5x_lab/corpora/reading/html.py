@@ -1,9 +1,12 @@
 """Text of HTML pages, by kept extractors. A user's own extractor is any function of the same signature."""
 
+import re
+
 from t5x_lab.config.errors import UserError
 
 _MAX_BYTES = 1 << 23  # of a page that is parsed
 _MAX_DEPTH = 1000
+_BLOCK_TAG = re.compile(rb"<(/?)(?:div|article)\b", re.IGNORECASE)
 
 
 def main_text(html: bytes, charset: str = "") -> str:
@@ -31,8 +34,12 @@ def whole_text(html: bytes, charset: str = "") -> str:
 
 def _is_deeply_nested(html: bytes) -> bool:
     """Returns whether blocks are so deep that resiliparse's search for the main content, which is quadratic, would hang."""
-    lower = html[:_MAX_BYTES].lower()
-    return any(lower.count(b"<" + name) - lower.count(b"</" + name) > _MAX_DEPTH for name in (b"div", b"article"))
+    depth = 0
+    for tag in _BLOCK_TAG.finditer(html, 0, _MAX_BYTES):
+        depth += -1 if tag[1] else 1
+        if depth > _MAX_DEPTH:
+            return True
+    return False
 
 
 def _resiliparse(html: bytes, charset: str, main_content: bool) -> str:

@@ -66,13 +66,13 @@ def _decode_body(body: bytes, transfer: str, encoding: str, counts: collections.
 
     if transfer == "chunked":
         body = _read(ChunkedDataReader(io.BytesIO(body)), counts, "damaged_chunks", max_bytes)
-    name = _ENCODINGS.get(encoding)
-    if name is None or not body:
-        return body[:max_bytes]
-    if name not in BufferedReader.get_supported_decompressors():
-        counts["dropped_encoding"] += 1
-        return b""
-    return _read(BufferedReader(io.BytesIO(body), decomp_type=name), counts, "damaged_encoding", max_bytes)
+    for name in reversed([part.strip() for part in encoding.split(",") if part.strip() not in ("", "identity")]):
+        decoder = _ENCODINGS.get(name)
+        if decoder not in BufferedReader.get_supported_decompressors():
+            counts["dropped_encoding"] += 1
+            return b""
+        body = _read(BufferedReader(io.BytesIO(body), decomp_type=decoder), counts, "damaged_encoding", max_bytes)
+    return body[:max_bytes]
 
 
 def _read(reader, counts: collections.Counter[str], problem: str, max_bytes: int) -> bytes:

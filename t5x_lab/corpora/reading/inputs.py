@@ -1,16 +1,16 @@
 """Pages of any input file: archives, HTML, JSON lines and text, compressed or not."""
 
 import collections
-import json
+import contextlib
+import datetime
 import re
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
-from t5x_lab.config.errors import UserError
 from t5x_lab.config.json_files import parse_json
 from t5x_lab.corpora.page import Page
 from t5x_lab.corpora.reading.archives import decode_text, extract, join_lines, read_archive
-from t5x_lab.corpora.reading.decompression import Damage, decompress
+from t5x_lab.corpora.reading.decompression import Damage, decompress, find_compression
 
 _KINDS = {
     "archive": re.compile(r"\.(warc|wet|wat|arc)\b", re.IGNORECASE),
@@ -18,7 +18,8 @@ _KINDS = {
     "json": re.compile(r"\.(jsonl|json|ndjson)(\.|$)", re.IGNORECASE),
     "text": re.compile(r"\.(txt|text)(\.|$)", re.IGNORECASE),
 }
-_MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
+
+_MILLISECONDS = 1e11  # a larger time is not one in seconds
 
 
 def file_kind(path: str) -> str | None:
@@ -44,14 +45,11 @@ def read_pages(
       keys: names of "text", "url" and "timestamp" in JSON objects. Names of nested objects are joined by dots.
       counts: receives the number of records without a page, by reason, and of damaged ones, by kind.
       max_bytes: length of a record, line or page above which it is left out.
-
-    Raises:
-      UserError: if no page of a JSON file can have a text under its name.
     """
     kind = file_kind(path)
     start = file.read(4)
     file.seek(0)
-    compression = next((name for magic, name in _MAGIC.items() if start.startswith(magic)), "")
+    compression = find_compression(start)
     if kind == "archive":
         yield from read_archive(file, compression, html_text, counts, max_bytes)
     elif kind == "json":
@@ -87,33 +85,32 @@ def _read_json(
     counts: collections.Counter[str],
     max_bytes: int,
 ) -> Iterator[Page]:
-    objects = texts = 0
-    example: Any = None
     for number, line in enumerate(_read_lines(file, compression, counts, max_bytes)):
         if not line.strip():
             continue
         try:
             record = parse_json(line)
         except (ValueError, RecursionError):
-            counts["damaged_json"] += 1
-            continue
+            record = None
         if not isinstance(record, dict):
             counts["damaged_json"] += 1
             continue
-        objects, example = objects + 1, example or record
         text, url, timestamp = (_lookup(record, keys[name]) for name in ("text", "url", "timestamp"))
-        if not isinstance(text, str) or not text:
+        if not isinstance(text, str):
+            counts["dropped_no_text_key"] += 1
+        elif not text:
             counts["dropped_no_text"] += 1
-            continue
-        texts += 1
-        yield Page(
-            url if isinstance(url, str) and url else f"{path}#{number}", text, timestamp if isinstance(timestamp, str) else ""
-        )
-    if objects and not texts:
-        raise UserError(
-            f'No object in {path} has a text under "{keys["text"]}". Its keys are {json.dumps(list(example))[:200]}. Set the '
-            "name with --gin.Corpus.text_key=NAME."
-        )
+        else:
+            yield Page(url if isinstance(url, str) and url else f"{path}#{number}", text, _to_timestamp(timestamp))
+
+
+def _to_timestamp(value: Any) -> str:
+    """Returns a time as text. Numbers are seconds or milliseconds since 1970."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        seconds = value / 1000 if abs(value) > _MILLISECONDS else value
+        with contextlib.suppress(OverflowError, ValueError, OSError):
+            return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return value if isinstance(value, str) else ""
 
 
 def _lookup(record: dict[str, Any], name: str) -> Any:

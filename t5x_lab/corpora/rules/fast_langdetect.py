@@ -20,6 +20,7 @@ except ImportError as _error:
     raise UserError(f"langdetect is not installed ({_error}). Run: pip install 't5x_lab[corpus]'") from _error
 
 SEED = 0
+_MAX_CACHED = 32  # characters of a word whose n-grams are kept
 _STEPS = 5  # updates between two normalizations
 _LATIN, _BEYOND_LATIN, _SPACES = re.compile("[A-z]"), re.compile("[\u0300-\U0010ffff]"), re.compile("  +")
 
@@ -87,7 +88,7 @@ class _GramTable:
         self._index = {gram: number for number, gram in enumerate(probabilities)}
         self.rows = np.array(list(probabilities.values()))
         self._normalized = _NormalizedCharacters()
-        self._of_word = functools.lru_cache(1 << 18)(self._word_grams)
+        self._of_short_word = functools.lru_cache(1 << 17)(self._word_grams)
 
     def lookup(self, text: str) -> list[int]:
         """Returns the indices of a text's n-grams, in order. See `Detector._extract_ngrams`."""
@@ -99,6 +100,9 @@ class _GramTable:
         if last:
             grams += self._of_word(last, True)
         return grams
+
+    def _of_word(self, word: str, is_last: bool) -> tuple[int, ...]:
+        return (self._of_short_word if len(word) <= _MAX_CACHED else self._word_grams)(word, is_last)
 
     def _word_grams(self, word: str, is_last: bool) -> tuple[int, ...]:
         """Returns the n-grams of a word. A space precedes it, and follows it unless the text ends with it."""

@@ -5,6 +5,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Iterable, Sequence
 
+from t5x_lab.config.errors import UserError
 from t5x_lab.corpora.page import Page
 from t5x_lab.corpora.rules.rule import Dropped, LineRule, rule_name
 from t5x_lab.corpora.rules.sentences import count_sentences, punkt_sentences
@@ -139,7 +140,11 @@ class LineCleaning:
         """Returns (the line or what the first rule that does not keep it says, the name of that rule)."""
         for rule, name in named_rules:
             outcome = rule(line)
-            if not isinstance(outcome, str):
+            if outcome is None or isinstance(outcome, Dropped):
                 return outcome, name
+            if not isinstance(outcome, str):
+                raise UserError(
+                    f"The rule {name} has returned {outcome!r:.80}. A line rule returns the line, or None to drop it."
+                )
             line = outcome
         return line, ""

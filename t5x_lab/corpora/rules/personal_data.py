@@ -6,10 +6,10 @@ import re
 
 from t5x_lab.corpora.page import Page
 
-_EMAIL = re.compile(
-    r"\b[A-Za-z0-9!#$%&'*+/?^_`{|}~=-]+(?:\.[A-Za-z0-9!#$%&'*+/?^_`{|}~=-]+)*@(?:[A-Za-z0-9-]+\.)+[A-Za-z]{2,}\b"
-)
-_IPV4 = re.compile(r"(?<![\d.])(?:(?:25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(?:25[0-5]|2[0-4]\d|1?\d?\d)(?![\d.]*\d)")
+_LOCAL = r"A-Za-z0-9!#$%&'*+/?^_`{|}~=.-"  # characters before the @
+_EMAIL = re.compile(rf"(?<![{_LOCAL}])[{_LOCAL}]{{1,64}}@(?:[A-Za-z0-9-]{{1,63}}\.){{1,8}}[A-Za-z]{{2,24}}\b")
+_OCTET = r"(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
+_IPV4 = re.compile(rf"(?<![\d.])(?:{_OCTET}\.){{3}}{_OCTET}(?![\d.]*\d)")
 _PHONE = re.compile(r"(?<![\w.])(?:\+\d{1,3}[ .-]?)?(?:\(\d{2,4}\)|\d{3})[ .-]\d{3,4}[ .-]\d{4}(?!\w)")
 
 

@@ -73,7 +73,11 @@ class PageRules:
                     self._counts[f"pages dropped: {name}: {outcome.detail}"] += 1
                 self._on_drop(name, page)
                 return None
-            if outcome is not page and outcome.text != page.text:
+            if not isinstance(outcome, Page):
+                raise UserError(
+                    f"The rule {name} has returned {outcome!r:.80}. A page rule returns the page, or None to drop it."
+                )
+            if outcome.text != page.text:
                 self._counts[f"pages changed: {name}"] += 1
             page = outcome
         return page
@@ -96,7 +100,10 @@ class Failures:
           UserError: if it has failed for more than a tenth of them.
         """
         description = describe_error(error)
-        self._counts[f"failed: {name}: {description[:120]}"] += 1
+        if self._numbers[name] < _MAX_MESSAGES:
+            self._counts[f"failed: {name}: {description[:120]}"] += 1
+        else:
+            self._counts[f"failed: {name}: later failures"] += 1
         self._numbers[name] += 1
         if self._numbers[name] > _MAX_FAILURES and 10 * self._numbers[name] > calls:
             raise UserError(
@@ -105,4 +112,4 @@ class Failures:
             ) from error
 
 
-_MAX_FAILURES = 10
+_MAX_FAILURES, _MAX_MESSAGES = 10, 20

@@ -42,6 +42,7 @@ def run(context: Context, bucket: int) -> dict[str, Any]:
                 raise
             except Exception as error:  # of a user's line rule
                 failures.add("line rules", error, page, number)
+                counts["pages dropped: line rules that fail"] += 1
                 remaining = None
         if remaining is not None:
             pages.append(remaining)
@@ -65,6 +66,7 @@ def _newest_pages(context: Context, bucket: int, counts: collections.Counter[str
         for batch in _read_batches(context, bucket):
             columns = [batch.column(name).to_pylist() for name in ("key", "timestamp", "file", "record")]
             for key, timestamp, file, record in zip(*columns, strict=True):
+                timestamp = timestamp.replace(" ", "T", 1)
                 rank = timestamp if is_timestamp(timestamp) and timestamp <= context.plan.latest else ""
                 best = newest.get(key)
                 counts["pages dropped: newest_per_url"] += best is not None
@@ -106,11 +108,12 @@ def _write_units(context: Context, bucket: int, pages: list[Page]) -> None:
     parts = split_rows(winners, buckets_of(digests[winners], num_buckets), num_buckets)
     with open_output(context.path(NAME, f"{bucket:05d}.units.arrow")) as output:
         writer = BucketWriter(output, UNITS, num_buckets)
-        writer.add_columns([_columns(digests[rows], urls[page_numbers[rows]], page_numbers[rows]) for rows in parts])
+        for part, rows in enumerate(parts):
+            writer.add_columns(part, _columns(digests[rows], urls[page_numbers[rows]], page_numbers[rows]))
         writer.close()
     with open_output(context.path(NAME, f"{bucket:05d}.losses.arrow")) as output:
         writer = BucketWriter(output, LOSSES)
-        writer.add_columns([_columns(digests[losers], None, page_numbers[losers])])
+        writer.add_columns(0, _columns(digests[losers], None, page_numbers[losers]))
         writer.close()
 
 

@@ -10,6 +10,7 @@ import heapq
 import inspect
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -136,20 +137,31 @@ def describe(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [describe(x) for x in value]
     if isinstance(value, str):
-        return value, [(path, os.stat(path).st_size, os.stat(path).st_mtime_ns) for path in sorted(glob.glob(value)) if value]
+        return value, _describe_files(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return describe({field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
     return _describe_function(value) if callable(value) else value
 
 
+def _describe_files(text: str) -> list[tuple[str, int, int]]:
+    """Returns size and time of the local files that a text names, if it is a path or a pattern."""
+    pattern = re.sub(r"\{\w+\}", "*", text)
+    is_pattern = "*" in pattern and ("/" in pattern or "." in pattern)
+    paths = sorted(glob.glob(pattern)) if is_pattern else [text]
+    return [(path, os.stat(path).st_size, os.stat(path).st_mtime_ns) for path in paths if os.path.isfile(path)]
+
+
 def _describe_function(function: Callable[..., Any]) -> Any:
-    function = inspect.unwrap(function)
     name = f"{getattr(function, '__module__', '')}.{rule_name(function)}"
+    if hasattr(function, "__wrapped__") and name.startswith("t5x_lab."):  # bound by gin, with a scope
+        return name, gin_files.config_text()
     if name.startswith("t5x_lab."):
         return name
+    state = describe(vars(function)) if not inspect.isroutine(function) and hasattr(function, "__dict__") else None
+    code = function if inspect.isroutine(function) else type(function)
     with contextlib.suppress(OSError, TypeError):  # code that is no file
-        return name, inspect.getsource(inspect.getmodule(function) or function)
-    return name, repr(function)
+        return name, state, inspect.getsource(inspect.getmodule(code) or code)
+    return name, state, repr(function)
 
 
 def digest(*parts: object) -> str:

@@ -4,6 +4,8 @@ Beam's own shuffle would do the same. This one survives a kill, needs no more me
 whatever the number of workers: that of the files.
 """
 
+import json
+import struct
 from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO
 
@@ -12,8 +14,8 @@ import pyarrow as pa
 from t5x_lab.corpora.page import Page
 
 FLUSH_BYTES = 1 << 25
-_BUCKETS = b"buckets"
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd")
+_LENGTH = struct.Struct("<Q")
 _ROW_BYTES = 64  # estimate of what a row needs besides its text
 
 PAGES = pa.schema(
@@ -44,7 +46,9 @@ def row_pages(batch: pa.RecordBatch) -> Iterator[tuple[bytes, Page]]:
 
 
 class BucketWriter:
-    """Writes rows by bucket, a part of each bucket whenever enough rows are held.
+    """Writes rows by bucket, a part of each bucket that has some whenever enough rows are held.
+
+    A file is a sequence of Arrow streams, one for each part, and an index of them by bucket at its end.
 
     Args:
       file: output.
@@ -53,10 +57,10 @@ class BucketWriter:
     """
 
     def __init__(self, file: BinaryIO, schema: pa.Schema, num_buckets: int = 1):
-        self._schema = schema.with_metadata({_BUCKETS: str(num_buckets)})
-        self._file = pa.ipc.new_file(file, self._schema, options=_OPTIONS)
+        self._file, self._schema = file, schema
         self._rows: list[list[tuple]] = [[] for _ in range(num_buckets)]
-        self._bytes = 0
+        self._index: dict[int, list[tuple[int, int]]] = {}
+        self._bytes = self._position = 0
 
     def add(self, bucket: int, row: tuple, size: int = 0) -> None:
         """Adds a row. `size` is the number of bytes of its texts."""
@@ -65,28 +69,39 @@ class BucketWriter:
         if self._bytes > FLUSH_BYTES:
             self._flush()
 
-    def add_columns(self, columns: Sequence[Sequence[Any]]) -> None:
-        """Adds a part of each bucket: columns by bucket."""
-        for arrays in columns:
-            typed = [pa.array(column, field.type) for column, field in zip(arrays, self._schema, strict=True)]
-            self._file.write_batch(pa.record_batch(typed, schema=self._schema))
+    def add_columns(self, bucket: int, columns: Sequence[Any]) -> None:
+        """Adds columns of rows."""
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, self._schema, strict=True)]
+        batch = pa.record_batch(arrays, schema=self._schema)
+        if not batch.num_rows:
+            return
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, self._schema, options=_OPTIONS) as stream:
+            stream.write_batch(batch)
+        content = sink.getvalue()
+        self._file.write(content)
+        self._index.setdefault(bucket, []).append((self._position, content.size))
+        self._position += content.size
 
     def _flush(self) -> None:
-        self.add_columns([list(zip(*rows, strict=True)) or [()] * len(self._schema) for rows in self._rows])
-        for rows in self._rows:
-            rows.clear()
+        for bucket, rows in enumerate(self._rows):
+            if rows:
+                self.add_columns(bucket, list(zip(*rows, strict=True)))
+                rows.clear()
         self._bytes = 0
 
     def close(self) -> None:
-        if any(self._rows):
-            self._flush()
-        self._file.close()
+        """Writes what is held, and the index."""
+        self._flush()
+        index = json.dumps(self._index).encode()
+        self._file.write(index + _LENGTH.pack(len(index)))
 
 
 def read_bucket(file: BinaryIO, bucket: int = 0) -> Iterator[pa.RecordBatch]:
     """Yields the rows of a bucket, in the order in which they were added."""
-    reader = pa.ipc.open_file(file)
-    for number in range(bucket, reader.num_record_batches, int(reader.schema.metadata[_BUCKETS])):
-        batch = reader.get_batch(number)
-        if batch.num_rows:
-            yield batch
+    end = file.seek(-_LENGTH.size, 2)
+    size = _LENGTH.unpack(file.read(_LENGTH.size))[0]
+    file.seek(end - size)
+    for start, length in json.loads(file.read(size)).get(str(bucket), ()):
+        file.seek(start)
+        yield from pa.ipc.open_stream(file.read(length))

@@ -29,14 +29,12 @@ def run(context: Context, part: int) -> dict[str, Any]:
                 urls.append(digests_of(batch.column("url")))
                 pages.append(batch.column("page").to_numpy())
                 buckets.append(np.full(batch.num_rows, bucket, np.int64))
-    columns: list[list] = [[(), ()]] * num_buckets
-    if units:
-        all_units, all_pages, all_buckets = join_digests(units), np.concatenate(pages), np.concatenate(buckets)
-        _, losers = find_losers(all_units, join_digests(urls), all_buckets << 32 | all_pages)
-        by_bucket = split_rows(losers, all_buckets[losers], num_buckets)
-        columns = [[binary_array(all_units[rows]), all_pages[rows]] for rows in by_bucket]
     with open_output(context.path(NAME, f"{part:05d}.arrow")) as output:
         writer = BucketWriter(output, LOSSES, num_buckets)
-        writer.add_columns(columns)
+        if units:
+            all_units, all_pages, all_buckets = join_digests(units), np.concatenate(pages), np.concatenate(buckets)
+            _, losers = find_losers(all_units, join_digests(urls), all_buckets << 32 | all_pages)
+            for bucket, rows in enumerate(split_rows(losers, all_buckets[losers], num_buckets)):
+                writer.add_columns(bucket, [binary_array(all_units[rows]), all_pages[rows]])
         writer.close()
     return {"counts": {}}

@@ -61,7 +61,7 @@ def write_pairs(context: Context, part: int) -> dict[str, Any]:
             pages = np.concatenate(columns["page"])
             winners, losers = find_losers(bands, urls, pages)
             keepers = winners[np.searchsorted(_sortable(bands[winners]), _sortable(bands[losers]))]
-            writer.add_columns([[binary_array(urls[keepers]), binary_array(urls[losers]), pages[keepers], pages[losers]]])
+            writer.add_columns(0, [binary_array(urls[keepers]), binary_array(urls[losers]), pages[keepers], pages[losers]])
         writer.close()
     return {"counts": {}}
 
@@ -96,7 +96,8 @@ def write_clusters(context: Context, _: int) -> dict[str, Any]:
         losers = pages[find_losers(digests, page_urls, pages)[1]]
     with open_output(context.path(CLUSTERS, "00000.arrow")) as output:
         writer = BucketWriter(output, _LOSERS, context.plan.num_buckets)
-        writer.add_columns([[rows] for rows in split_rows(losers, losers >> 32, context.plan.num_buckets)])
+        for bucket, rows in enumerate(split_rows(losers, losers >> 32, context.plan.num_buckets)):
+            writer.add_columns(bucket, [rows])
         writer.close()
     return {"counts": {}}
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from t5x_lab.corpora.config import Corpus
 from t5x_lab.corpora.files import open_input
 from t5x_lab.corpora.page import Page, split_name
+from t5x_lab.corpora.rules.language import UNKNOWN
 from t5x_lab.corpora.stages.context import Context
 from t5x_lab.corpora.stages.exchange import PAGES, BucketWriter, page_row, read_bucket, row_pages
 
@@ -31,7 +32,7 @@ def split_of(corpus: Corpus, key: bytes, language: str) -> str:
     split = split_name(key)
     if not corpus.by_language:
         return split
-    return language if split == "train" else f"{language}-{split}"
+    return (language or UNKNOWN) + ("" if split == "train" else f"-{split}")
 
 
 def part_of(corpus: Corpus, split: str) -> int:

@@ -13,7 +13,7 @@ from t5x_lab.corpora.stages.context import Context, Examples
 from t5x_lab.corpora.stages.exchange import PAGES, BucketWriter, page_row
 
 NAME = "read"
-_TIMESTAMP = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}")
+_TIMESTAMP = re.compile(r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}:\d{2}|$)")
 
 
 def list_jobs(context: Context) -> range:
