@@ -85,6 +85,7 @@ EXTRAS = {
     "test": [
         *CORPUS,
         *DOCS,
+        "cld3-py>=3.1",
         "trafilatura>=2",
         "libtpu>=0.0.40",
         "lm-eval>=0.4.13",

@@ -10,6 +10,7 @@ import random
 import apache_beam as beam
 import pytest
 from conftest import shared_data
+from tensorflow_datasets.text.c4 import MC4_LANGUAGES
 
 from t5x_lab.corpora.page import Page, split_name
 from t5x_lab.corpora.pipeline import make_corpus
@@ -60,8 +61,14 @@ def pages() -> list[Page]:
     return dated
 
 
-def tfds_c4(pages: list[Page], folder: pathlib.Path, clean: bool = True) -> dict[str, str]:
-    """Returns the text by URL that TFDS's `c4` has of these pages, with our sentences. The folder is for the result."""
+def tfds_c4(pages: list[Page], folder: pathlib.Path, name: str) -> dict[str, str]:
+    """Returns the text by URL that a configuration of TFDS's `c4` has of these pages, with our sentences.
+
+    Args:
+      pages: the pages.
+      folder: folder for the result.
+      name: "en", "en.noclean" or "multilingual".
+    """
     from tensorflow_datasets.text import c4_utils
 
     class Tokenizer:
@@ -82,12 +89,18 @@ def tfds_c4(pages: list[Page], folder: pathlib.Path, clean: bool = True) -> dict
             | beam.CombinePerKey(c4_utils.select_newest_page)
             | beam.Values()
         )
-        if clean:
+        if name == "en":
             remaining |= "clean" >> beam.FlatMap(c4_utils.get_clean_page_fn())
             remaining = c4_utils.remove_duplicate_text(remaining)
-        remaining |= "english" >> beam.FlatMap(c4_utils.detect_english)
-        if clean:
-            remaining |= "bad words" >> beam.Filter(c4_utils.get_badwords_filter_fn({"en": BAD_WORDS}))
+        if name == "multilingual":
+            remaining |= "paragraphs" >> beam.Filter(c4_utils.paragraph_filter)
+            remaining = c4_utils.remove_duplicate_text(remaining, min_num_sentences=0)
+            remaining = c4_utils.detect_languages(remaining, MC4_LANGUAGES)
+        else:
+            remaining |= "english" >> beam.FlatMap(c4_utils.detect_english)
+        if name != "en.noclean":
+            share = {"en": 1.0, "multilingual": 0.999}[name]
+            remaining |= "bad words" >> beam.Filter(c4_utils.get_badwords_filter_fn({"en": BAD_WORDS}, share))
         remaining | beam.Map(lambda page: (page.url, page.text)) | beam.combiners.ToList() | beam.Map(write_json, result)
     texts = json.loads(result.read_text())
     assert len(dict(texts)) == len(texts)
@@ -108,9 +121,11 @@ def write_pages(pages: list[Page], folder) -> str:
     return str(folder)
 
 
-def run_corpus(inputs: str, output, *bindings: str, workers: int = 1) -> tuple[dict, dict[str, str]]:
+def run_corpus(
+    inputs: str, output: pathlib.Path, *bindings: str, workers: int = 1, recipe: str = "corpora/c4.gin"
+) -> tuple[dict, dict[str, str]]:
     """Returns (summary, text by URL) of a corpus in JSON lines."""
-    corpus, text = parse_corpus(["corpora/c4.gin"], ["Corpus.format = 'jsonl'", *bindings])
+    corpus, text = parse_corpus([recipe], ["Corpus.format = 'jsonl'", *bindings])
     summary = make_corpus(corpus, text, inputs, str(output), f"{output}/work", [], workers)
     texts: dict[str, str] = {}
     for name in summary["files"]:
@@ -119,17 +134,19 @@ def run_corpus(inputs: str, output, *bindings: str, workers: int = 1) -> tuple[d
                 record = json.loads(line)
                 assert record["url"] not in texts
                 texts[record["url"]] = record["text"]
-                assert name.startswith(split_name(Page(record["url"], "").key))
+                is_validation = split_name(Page(record["url"], "").key) == "validation"
+                assert ("validation" in name) == is_validation
     return summary, texts
 
 
-@pytest.mark.parametrize("clean", [True, False], ids=["en", "en.noclean"])
-def test_pages_and_texts_are_those_of_tfds(pages, clean, tmp_path):
+@pytest.mark.parametrize("name", ["en", "en.noclean", "multilingual"])
+def test_pages_and_texts_are_those_of_tfds(pages, name, tmp_path):
     (tmp_path / "words.txt").write_text("\n".join(BAD_WORDS))
     bindings = [f"bad_words.files = {{'en': '{tmp_path}/words.txt'}}", "Corpus.bucket_bytes = 300_000"]
-    if not clean:
-        bindings += ["Corpus.lines = None", "Corpus.duplicates = None", "Corpus.without = ('bad_words',)"]
-    _, texts = run_corpus(write_pages(pages, tmp_path / "in"), tmp_path / "out", *bindings)
-    expected = tfds_c4(pages, tmp_path, clean)
-    assert len(expected) > 100
+    file = {"en": "c4", "en.noclean": "c4_unfiltered", "multilingual": "mc4"}[name]
+    summary, texts = run_corpus(write_pages(pages, tmp_path / "in"), tmp_path / "out", *bindings, recipe=f"corpora/{file}.gin")
+    expected = tfds_c4(pages, tmp_path, name)
+    assert len(expected) > 50
     assert texts == expected
+    if name == "multilingual":
+        assert len({split.partition("-")[0] for split in summary["splits"]}) > 5

@@ -1,6 +1,7 @@
 """The language of pages: C4's English by langdetect, and mC4's hundred languages by CLD3."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 
 from t5x_lab.config.errors import UserError
@@ -26,17 +27,22 @@ def langdetect(text: str) -> tuple[str, float] | None:
 
 
 def cld3(text: str) -> tuple[str, float] | None:
-    """Returns (language, probability) of CLD3, as mC4 has it; None if CLD3 says that its answer is not reliable.
+    """Returns (language, probability) of CLD3, as TFDS's mC4 has it; None if CLD3 says that its answer is not reliable.
 
     Args:
-      text: the text.
+      text: the text. CLD3 looks at its first ten kilobytes, if it has at least a hundred bytes.
     """
+    result = _cld3_identifier().FindLanguage(text)
+    return (result.language, result.probability) if result.is_reliable else None
+
+
+@functools.cache
+def _cld3_identifier():
     try:
-        import cld3 as package
+        import gcld3
     except ImportError as error:
-        raise UserError(f"cld3 is not installed ({error}). Run: pip install cld3-py") from error
-    result = package.get_language(text)
-    return (result.language, result.probability) if result is not None and result.is_reliable else None
+        raise UserError(f"CLD3 is not installed ({error}). Run: pip install cld3-py") from error
+    return gcld3.NNetLanguageIdentifier(min_num_bytes=100, max_num_bytes=10_000)
 
 
 def language(
