@@ -16,6 +16,10 @@ BENCHMARKS = sorted((ROOT / "benchmarks").glob("*.py"))
 SMALL_RUNS = {
     "cache": ("--lines=2000 --files=2 --rounds=1", r"seqio_cache_tasks +-?\d"),
     "checkpoints": ("--model=models/t5_1_1/tiny.gin --only=saving", r"restore with verification \d+ MiB/s"),
+    "corpus": (
+        f"--data={SHARED} --pages=60 --rounds=1 --sizes=60",
+        r"clean lines +[\d.]+ +TFDS(?s:.*)60 pages, .*TFDS .* times, peak \d+ MiB(?s:.*)by stage: read",
+    ),
     "data_growth": ("--only=documents --most=1000 --out={tmp}/growth", r"documents +1,000: .*examples [\d.e+]+"),
     "decode": ("--rounds=1 --only=speed --layers=1 --model=decoder", r"(?s)(\b100\.0% of the tokens are the same.*){2}"),
     "evaluation_time": ("--rounds=1", r"first [\d.]+ s, later [\d.]+ s"),

@@ -111,40 +111,43 @@ class LineCleaning:
     sentences: Callable[[str], Iterable[str]] = punkt_sentences
 
     def clean(self, page: Page, counts: collections.Counter[str], on_drop: Callable[[str, Page], None]) -> Page | None:
-        """Returns the page with the remaining lines; None if it is dropped. See `PageRules`."""
-        named_rules = [(rule, rule_name(rule)) for rule in self.rules]
-        lines, num_sentences = [], 0
+        """Returns the page with the remaining lines; None if it is dropped. See `PageRules`.
+
+        Raises:
+          UserError: if a rule returns something else than a line, None or `Dropped`.
+        """
+        lines, dropped, num_sentences = [], collections.Counter[LineRule](), 0
+        characters = collections.Counter[LineRule]()
         for raw in page.text.splitlines():
-            line, name = self._apply(raw.strip(), named_rules)
-            if isinstance(line, Dropped):
-                counts[f"pages dropped: {name}"] += 1
-                counts[f"characters dropped: {name}"] += len(page.text)
-                on_drop(name, page)
-                return None
-            if line is None:
-                counts[f"lines dropped: {name}"] += 1
-                counts[f"characters dropped: {name}"] += len(raw)
-                continue
-            if num_sentences < self.min_sentences:
-                num_sentences += count_sentences(line, self.min_sentences - num_sentences, self.sentences)
-            lines.append(line)
+            line = raw.strip()
+            for rule in self.rules:
+                outcome = rule(line)
+                if outcome is None:
+                    dropped[rule] += 1
+                    characters[rule] += len(raw)
+                    break
+                if isinstance(outcome, Dropped):
+                    return self._drop(rule_name(rule), page, len(page.text), counts, on_drop)
+                if not isinstance(outcome, str):
+                    raise UserError(
+                        f"The rule {rule_name(rule)} has returned {outcome!r:.80}. It must return the line, or None to drop it."
+                    )
+                line = outcome
+            else:
+                if num_sentences < self.min_sentences:
+                    num_sentences += count_sentences(line, self.min_sentences - num_sentences, self.sentences)
+                lines.append(line)
+        for rule, number in dropped.items():
+            counts[f"lines dropped: {rule_name(rule)}"] += number
+            counts[f"characters dropped: {rule_name(rule)}"] += characters[rule]
         if num_sentences < self.min_sentences:
-            counts["pages dropped: few_sentences"] += 1
-            counts["characters dropped: few_sentences"] += sum(map(len, lines))
-            on_drop("few_sentences", page)
-            return None
+            return self._drop("few_sentences", page, sum(map(len, lines)), counts, on_drop)
         return dataclasses.replace(page, text="\n".join(lines).strip())
 
     @staticmethod
-    def _apply(line: str, named_rules: Sequence[tuple[LineRule, str]]) -> tuple[str | Dropped | None, str]:
-        """Returns (the line or what the first rule that does not keep it says, the name of that rule)."""
-        for rule, name in named_rules:
-            outcome = rule(line)
-            if outcome is None or isinstance(outcome, Dropped):
-                return outcome, name
-            if not isinstance(outcome, str):
-                raise UserError(
-                    f"The rule {name} has returned {outcome!r:.80}. A line rule returns the line, or None to drop it."
-                )
-            line = outcome
-        return line, ""
+    def _drop(
+        name: str, page: Page, characters: int, counts: collections.Counter[str], on_drop: Callable[[str, Page], None]
+    ) -> None:
+        counts[f"pages dropped: {name}"] += 1
+        counts[f"characters dropped: {name}"] += characters
+        on_drop(name, page)
