@@ -178,7 +178,7 @@ def run_ours(folder: pathlib.Path, out: pathlib.Path) -> dict[str, float]:
         return dataclasses.replace(stage, run=run)
 
     pipeline.STAGES = tuple(map(timed, pipeline.STAGES))
-    pipeline.make_corpus(corpus, text, str(folder), str(out), str(out / "work"), [], workers=1)
+    pipeline.make_corpus(corpus, text, [str(folder)], str(out), str(out / "work"), [], workers=1)
     return dict(seconds)
 
 

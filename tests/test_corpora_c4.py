@@ -126,7 +126,7 @@ def run_corpus(
 ) -> tuple[dict, dict[str, str]]:
     """Returns (summary, text by URL) of a corpus in JSON lines."""
     corpus, text = parse_corpus([recipe], ["Corpus.format = 'jsonl'", *bindings])
-    summary = make_corpus(corpus, text, inputs, str(output), f"{output}/work", [], workers)
+    summary = make_corpus(corpus, text, [inputs], str(output), f"{output}/work", [], workers)
     texts: dict[str, str] = {}
     for name in summary["files"]:
         with gzip.open(output / name, "rt") as file:

@@ -186,6 +186,10 @@ def test_domains_are_those_of_the_list_as_in_tfds(tmp_path):
         assert remains == c4_utils.is_realnews_domain(features(page("", url)), allowed), url
     assert 3 < sum(outcomes) < len(urls) - 3
     assert domains(page("", "http://sport.bbc.co.uk/1"), f"{tmp_path}/domains.txt") == page("", "http://sport.bbc.co.uk/1")
+    (tmp_path / "parts.txt").write_text("https://news.bbc.co.uk/\nwww.example.com\n")
+    keep = lambda url: isinstance(domains(page("", url), f"{tmp_path}/parts.txt"), Page)
+    urls = ["http://news.bbc.co.uk/1", "http://sport.bbc.co.uk/1", "http://a.example.com/"]
+    assert [keep(url) for url in urls] == [True, False, True]
     with pytest.raises(UserError, match="domains needs a list"):
         domains(page(""))
 
@@ -304,6 +308,12 @@ def test_a_classifier_of_the_users_own():
     )
     with pytest.raises(UserError, match="quality_score needs a function"):
         quality_score(page(""))
+
+
+@pytest.mark.parametrize("text", ["He hasn’t changed anything so far.", "The café is open today."])
+def test_utf8_without_a_charset_is_read_as_utf8(text):
+    assert whole_text(f"<html><body><p>{text}</p></body></html>".encode()).strip() == text
+    assert main_text(f"<p>{text}</p>".encode()[:-5]).strip().startswith(text[:-3])
 
 
 def word_f1(text: str, expected: str) -> float:

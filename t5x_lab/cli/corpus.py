@@ -8,8 +8,9 @@ from t5x_lab.cli.flags import add_gin_flags
 def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--input",
+        action="append",
         required=True,
-        help="files, folders or patterns, separated by commas: WARC, WET, ARC, HTML, .jsonl and .txt, also .gz and .zst",
+        help="files, folders or patterns, separated by commas; repeatable: WARC, WET, ARC, HTML, .jsonl, .txt, .gz and .zst",
     )
     parser.add_argument("--output_dir", required=True, help="folder of the corpus; the TFDS_DATA_DIR of format tfds")
     parser.add_argument("--work_dir", help="folder of intermediate files; default: work in --output_dir")
@@ -35,6 +36,11 @@ def run(args: argparse.Namespace) -> None:
 
     if args.workers is not None and args.workers < 1:
         raise UserError(f"--workers is {args.workers}. It must be at least 1.")
+    if not args.output_dir.strip():
+        raise UserError("--output_dir is empty. Set a folder.")
+    wrong = next((flag for flag in split_options(args.pipeline_options) if not flag.startswith("--")), None)
+    if wrong:
+        raise UserError(f'--pipeline_options has "{wrong}", which is no flag of Beam. Flags begin with --.')
     bindings = [*args.gin_bindings, *(binding(flag) for flag in args.gin)]
     paths = [path for paths in args.gin_search_paths for path in paths.split(",")]
     corpus, text = parse_corpus(["corpora/c4.gin", *args.gin_file], bindings, paths)

@@ -17,7 +17,8 @@ def run(args: argparse.Namespace) -> None:
     from t5x_lab.corpora import report as corpus_report
     from t5x_lab.report.page import write_report
 
-    if len(args.runs) == 1 and corpus_report.is_corpus(args.runs[0]):
-        print(corpus_report.write_report(args.runs[0].rstrip("/"), args.output))
+    corpus = corpus_report.find_corpus(args.runs[0]) if len(args.runs) == 1 else None
+    if corpus is not None:
+        print(corpus_report.write_report(corpus, args.output))
         return
     print(write_report(args.runs, args.output))

@@ -18,7 +18,13 @@ from t5x_lab.corpora.rules.sentences import punkt_sentences
 FORMATS = ("tfds", "jsonl", "parquet", "tfrecord")
 TFDS_NAMES = ("en", "en.noclean", "realnewslike", "webtextlike", "multilingual")
 DUPLICATES = ("lines", "spans")
-NEWEST = "newest_per_url"
+_OTHER_SETTINGS = {
+    "few_sentences": " Set LineCleaning.min_sentences = 0.",
+    "duplicates": " Set Corpus.duplicates = None.",
+    "newest_per_url": " Set Corpus.newest_per_url = False.",
+    "near_duplicates": " Set Corpus.near_duplicates = None.",
+    "decontamination": " Set Corpus.decontamination = None.",
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,7 +85,8 @@ class Corpus:
         names = [rule_name(rule) for rule in self._all_rules()]
         for name in self.without:
             if name not in names:
-                raise UserError(f'Corpus.without has "{name}", which is no rule here.{did_you_mean(name, names)}')
+                hint = _OTHER_SETTINGS.get(name) or did_you_mean(name, names)
+                raise UserError(f'Corpus.without has "{name}", which is no rule here.{hint}')
         for field in ("read_rules", "page_rules", "text_rules"):
             object.__setattr__(self, field, tuple(rule for rule in getattr(self, field) if rule_name(rule) not in self.without))
         if self.lines is not None:

@@ -76,6 +76,11 @@ class Decontamination:
         for size, parts in hashes.items():
             values, counts = np.unique(np.concatenate(parts), return_counts=True)
             arrays[str(size)] = values if self.ignore is None else values[counts <= self.ignore]
+        if not sum(map(len, arrays.values())):
+            raise UserError(
+                f"The evaluation sets of Decontamination have no text of {self.min_words} words or more, but instructions. "
+                "Correct the files, or set Decontamination.min_words."
+            )
         log(f"Decontamination: {sum(map(len, arrays.values())):,} n-grams of evaluation sets.")
         file = io.BytesIO()
         np.savez(file, **arrays)  # type: ignore[arg-type]

@@ -1,43 +1,58 @@
 """Files on any storage that Beam reads: local paths, gs://, s3://, hdfs://."""
 
 import contextlib
+import glob
 import os
+import shutil
 import uuid
 from collections.abc import Iterator
 from typing import BinaryIO
 
+from t5x_lab.config.beam import import_beam
 from t5x_lab.config.errors import UserError
+from t5x_lab.config.log import log
 from t5x_lab.corpora.reading.decompression import Damage, decompress, find_compression
 
 
 def _file_systems():
-    try:
-        from apache_beam.io.filesystems import FileSystems
-    except ImportError as error:
-        raise UserError(f"t5x_lab corpus needs Apache Beam ({error}). Run: pip install 't5x_lab[corpus]'") from error
+    import_beam("corpus", "corpus")
+    from apache_beam.io.filesystems import FileSystems
+
     return FileSystems
 
 
 def match_files(pattern: str) -> list[tuple[str, int]]:
-    """Returns (path, size in bytes) of the files that match a pattern, or that a folder holds at any depth, sorted by path."""
-    if "://" not in pattern and os.path.exists(pattern):
-        paths = _walk(pattern) if os.path.isdir(pattern) else [pattern]
-        return sorted((path, os.path.getsize(path)) for path in paths if os.path.isfile(path))
+    """Returns (path, size in bytes) of the files that match a pattern, or that folders which match it hold, sorted by path.
+
+    Raises:
+      UserError: if the storage cannot be read.
+    """
+    if "://" in pattern:
+        return _match_remote(pattern)
+    paths: list[str] = []
+    for match in [pattern] if os.path.exists(pattern) else glob.glob(pattern, recursive=True):
+        paths += _walk(match) if os.path.isdir(match) else [match]
+    existing = {path for path in paths if os.path.isfile(path)}
+    for path in sorted({*paths} - existing):
+        log(f"{path} is no file that can be read. It is left out.")
+    return sorted((path, os.path.getsize(path)) for path in existing)
+
+
+def _match_remote(pattern: str) -> list[tuple[str, int]]:
     try:
         matches = _file_systems().match([pattern])[0].metadata_list
-        if "://" in pattern and not matches:  # a folder
+        if not matches:  # a folder
             matches = _file_systems().match([f"{pattern.rstrip('/')}/**"])[0].metadata_list
-    except ValueError as error:
-        raise UserError(
-            f'"{pattern}" is on a storage that Beam does not read here: {str(error).partition(". Path")[0]}.'
-        ) from error
-    return sorted((str(match.path), int(match.size_in_bytes)) for match in matches if not os.path.isdir(match.path))
+    except Exception as error:  # each storage raises its own
+        raise UserError(f'"{pattern}" cannot be read: {str(error).partition(". Path")[0]}.') from error
+    return sorted((str(match.path), int(match.size_in_bytes)) for match in matches)
 
 
 def _walk(top: str) -> list[str]:
     """Returns the files in a folder at any depth, behind links too, each folder once."""
     paths, visited = [], set()
-    for folder, folders, names in os.walk(top, followlinks=True):
+    report = lambda error: log(f"{error.filename} cannot be read ({error.strerror}). It is left out.")
+    for folder, folders, names in os.walk(top, followlinks=True, onerror=report):
         real = os.path.realpath(folder)
         if real in visited:
             folders.clear()
@@ -88,7 +103,12 @@ def open_output(path: str) -> Iterator[BinaryIO]:
     """Opens a file for writing. It gets its name when it is complete. Two workers may write the same file."""
     unfinished = f"{path}.unfinished-{uuid.uuid4().hex}"
     if "://" not in path:
-        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        try:
+            os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise UserError(
+                f"{os.path.dirname(path)} cannot be a folder: a file has its name. Choose another folder."
+            ) from error
         try:
             with open(unfinished, "wb") as file:
                 yield file
@@ -100,13 +120,24 @@ def open_output(path: str) -> Iterator[BinaryIO]:
     from apache_beam.io.filesystem import CompressionTypes
 
     systems = _file_systems()
-    with systems.create(unfinished, compression_type=CompressionTypes.UNCOMPRESSED) as file:
+    try:
+        file = systems.create(unfinished, compression_type=CompressionTypes.UNCOMPRESSED)
+    except ValueError as error:
+        raise UserError(f"{path} cannot be written: {str(error).partition('. Path')[0]}.") from error
+    with file:
         yield file
     systems.rename([unfinished], [path])
 
 
 def exists(path: str) -> bool:
     return os.path.exists(path) if "://" not in path else _file_systems().exists(path)
+
+
+def move(source: str, target: str) -> None:
+    """Moves a file, also to another storage."""
+    with open_input(source) as file, open_output(target) as output:
+        shutil.copyfileobj(file, output, 1 << 20)
+    remove(source)
 
 
 def remove(path: str) -> None:

@@ -19,9 +19,10 @@ from t5x_lab.config.json_files import parse_json
 from t5x_lab.config.locks import hold_lock
 from t5x_lab.config.log import log
 from t5x_lab.corpora.config import Corpus
-from t5x_lab.corpora.files import exists, match_files, open_input, open_output, remove
+from t5x_lab.corpora.files import exists, match_files, move, open_input, open_output, remove
 from t5x_lab.corpora.page import Page
 from t5x_lab.corpora.reading.inputs import file_kind
+from t5x_lab.corpora.rules.rule import rule_name
 from t5x_lab.corpora.stages import clean, collect_questions, find_duplicates, finish, near_duplicates, read, write
 from t5x_lab.corpora.stages.context import (
     PLAN,
@@ -62,7 +63,7 @@ class Stage:
         """Returns whether a job is finished, and the output file that it has written is still there."""
         if not context.is_done(self.name, index):
             return False
-        return self.name != write.NAME or exists(context.summary(self.name, index)["path"])
+        return self.name != write.NAME or any(map(exists, _shard_places(context, context.summary(self.name, index)["path"])))
 
 
 STAGES = (
@@ -80,14 +81,20 @@ STAGES = (
 
 
 def make_corpus(
-    corpus: Corpus, config: str, inputs: str, output: str, work_dir: str, options: Sequence[str], workers: int | None = None
+    corpus: Corpus,
+    config: str,
+    inputs: Sequence[str],
+    output: str,
+    work_dir: str,
+    options: Sequence[str],
+    workers: int | None = None,
 ) -> dict[str, Any]:
     """Makes a corpus, or continues one that was interrupted. Finished jobs of stages whose settings are the same are kept.
 
     Args:
       corpus: the recipe.
       config: its configuration as gin text, from which workers build it.
-      inputs: patterns of files, or folders, separated by commas.
+      inputs: patterns of files, or folders; several in a text are separated by commas.
       output: folder of the corpus.
       work_dir: folder of the stages.
       options: Beam's own flags.
@@ -100,6 +107,9 @@ def make_corpus(
     Raises:
       UserError: if there is no input, or a worker fails.
     """
+    file = next((path for path in (output, work_dir) if os.path.isfile(path)), None)
+    if file:
+        raise UserError(f"{file} is a file. Choose another folder for the corpus.")
     if "://" in work_dir:
         return _make(corpus, config, inputs, output, work_dir, options, workers)
     with hold_lock(pathlib.Path(work_dir), f"Another process makes a corpus in {work_dir}. Wait for it, or stop it."):
@@ -107,7 +117,7 @@ def make_corpus(
 
 
 def _make(
-    corpus: Corpus, config: str, inputs: str, output: str, work_dir: str, options: Sequence[str], workers: int | None
+    corpus: Corpus, config: str, inputs: Sequence[str], output: str, work_dir: str, options: Sequence[str], workers: int | None
 ) -> dict[str, Any]:
     plan = _make_plan(corpus, config, inputs, output, work_dir)
     _check_rules(corpus)
@@ -115,7 +125,6 @@ def _make(
         file.write(json.dumps(dataclasses.asdict(plan)).encode())
     load_context.cache_clear()
     context = load_context(work_dir)
-    _clear_output(context)
     size = sum(size for job in plan.inputs for _, size in job)
     log(f"{sum(map(len, plan.inputs)):,} files with {size:,} bytes, in {plan.num_buckets:,} buckets.")
     if workers is None:
@@ -130,18 +139,13 @@ def _make(
     return _complete(context)
 
 
-def _make_plan(corpus: Corpus, config: str, inputs: str, output: str, work_dir: str) -> Plan:
+def _make_plan(corpus: Corpus, config: str, inputs: Sequence[str], output: str, work_dir: str) -> Plan:
     files = _list_inputs(inputs, (output, work_dir))
-    if not files:
-        raise UserError(
-            f'No file matches --input="{inputs}". Files are read by their names: .warc, .wet, .arc, .html, .jsonl, .txt, also '
-            "with .gz or .zst."
-        )
     jobs: list[list[tuple[str, int]]] = []
     job_bytes = max(_JOB_BYTES, sum(size for _, size in files) // _MAX_JOBS)
-    held = job_bytes
+    held = 0
     for path, size in files:
-        if held + size > job_bytes or len(jobs[-1]) == _MAX_JOB_FILES:
+        if not jobs or held + size > job_bytes or len(jobs[-1]) == _MAX_JOB_FILES:
             jobs.append([])
             held = 0
         jobs[-1].append((path, size))
@@ -154,18 +158,37 @@ def _make_plan(corpus: Corpus, config: str, inputs: str, output: str, work_dir: 
     )
 
 
-def _list_inputs(inputs: str, own: Sequence[str]) -> list[tuple[str, int]]:
-    """Returns (path, size) of the input files, sorted. Those in our `own` folders are none."""
+def _list_inputs(inputs: Sequence[str], own: Sequence[str]) -> list[tuple[str, int]]:
+    """Returns (path, size) of the input files, sorted. Those in our `own` folders are none.
+
+    Raises:
+      UserError: if a pattern has no file that can be read.
+    """
     files: dict[str, int] = {}
-    for pattern in filter(None, map(str.strip, inputs.split(","))):
-        matches = [(path, size) for path, size in match_files(pattern) if not _is_inside(path, own)]
-        if len(matches) == 1 and matches[0][0] == pattern and file_kind(pattern) is None:
-            raise UserError(f"{pattern} has a name of no kind that is read: .warc, .wet, .arc, .html, .jsonl, .txt. Rename it.")
-        files |= {path: size for path, size in matches if file_kind(path) is not None}
-        ignored = sum(file_kind(path) is None for path, _ in matches)
-        if ignored:
-            log(f"{ignored:,} files that match {pattern} are ignored: their names do not end like those of pages.")
+    for pattern in _split_patterns(inputs):
+        matches = match_files(pattern)
+        others = [(path, size) for path, size in matches if not _is_inside(path, own)]
+        pages = {path: size for path, size in others if file_kind(path) is not None}
+        if not pages:
+            reason = "" if others else "It holds only the output." if matches else "No file matches it."
+            raise UserError(
+                f'--input="{pattern}" has no pages. {reason} Files are read by their names: .warc, .wet, .arc, .html, .jsonl, '
+                ".txt, also with .gz or .zst."
+            )
+        files |= pages
+        if len(pages) < len(others):
+            log(f"{len(others) - len(pages):,} of the files in {pattern} are ignored: their names are not those of pages.")
     return sorted(files.items())
+
+
+def _split_patterns(inputs: Sequence[str]) -> list[str]:
+    """Returns the patterns in texts that separate them by commas. An existing path may have commas in its name."""
+    patterns: list[str] = []
+    for text in inputs:
+        patterns += [text] if os.path.exists(text) else filter(None, map(str.strip, text.split(",")))
+    if not patterns:
+        raise UserError("--input is empty. Set files or folders.")
+    return patterns
 
 
 def _is_inside(path: str, folders: Sequence[str]) -> bool:
@@ -255,25 +278,36 @@ def _modified(path: str) -> int:
     return 0 if "://" in path else os.stat(path).st_mtime_ns
 
 
-def _clear_output(context: Context) -> None:
-    """Removes the output of another recipe, finished or not, and marks the folder as that of this one."""
+def _shard_places(context: Context, name: str) -> list[str]:
+    """Returns where an output file may be: in the work folder until all are written, and then in the folder of the corpus."""
+    folder = corpus_dir(context.plan.output, context.corpus)
+    is_own = _read_recipe(folder) == context.plan.folders[write.NAME]
+    return [context.path(write.NAME, name), *([f"{folder}/{name}"] if is_own else [])]
+
+
+def _read_recipe(folder: str) -> str:
+    """Returns which recipe has written the output files of a folder."""
+    if not exists(f"{folder}/{_RECIPE}"):
+        return ""
+    with open_input(f"{folder}/{_RECIPE}") as file:
+        return file.read().decode()
+
+
+def _publish(context: Context, names: Sequence[str]) -> None:
+    """Moves the output files to the folder of the corpus, in place of those of another recipe."""
     folder, stage = corpus_dir(context.plan.output, context.corpus), context.plan.folders[write.NAME]
-    owner = None
-    if exists(f"{folder}/{_RECIPE}"):
-        with open_input(f"{folder}/{_RECIPE}") as file:
-            owner = file.read().decode()
-    if owner == stage:
-        return
-    if owner is not None:
-        for path, _ in match_files(f"{folder}/*"):
+    owner = _read_recipe(folder)
+    if owner and owner != stage:
+        for path, _ in match_files(f"{folder}/*-of-*"):
             if is_shard(path):
                 remove(path)
         for name in (SUMMARY, "report.html"):
             remove(f"{folder}/{name}")
-    for path, _ in match_files(context.path(write.NAME, "*.json")):
-        remove(path)
     with open_output(f"{folder}/{_RECIPE}") as file:
         file.write(stage.encode())
+    for name in names:
+        if exists(context.path(write.NAME, name)):
+            move(context.path(write.NAME, name), f"{folder}/{name}")
 
 
 def _build(beam: Any, work_dir: str, pipeline: Any) -> None:
@@ -341,6 +375,8 @@ def _complete(context: Context) -> dict[str, Any]:
     shards: dict[str, list[dict[str, Any]]] = collections.defaultdict(list)
     for shard in summaries[write.NAME]:
         shards[shard["split"]].append(shard)
+    names = [shard["path"] for listed in shards.values() for shard in listed]
+    _publish(context, names)
     if corpus.format == "tfds":
         sizes = {
             split: ([shard["pages"] for shard in listed], sum(shard["bytes"] for shard in listed))
@@ -352,7 +388,7 @@ def _complete(context: Context) -> dict[str, Any]:
     summary: dict[str, Any] = {
         "name": corpus.name,
         "config": context.plan.config,
-        "files": [shard["path"].rpartition("/")[2] for listed in shards.values() for shard in listed],
+        "files": names,
         "splits": {
             split: {
                 "pages": sum(shard["pages"] for shard in listed),
@@ -362,11 +398,30 @@ def _complete(context: Context) -> dict[str, Any]:
             }
             for split, listed in shards.items()
         },
+        "rules": _rule_order(corpus),
         "counts": {stage: listed for stage, listed in counts.items() if listed},
         "examples": merge_examples(part.get("examples", {}) for parts in summaries.values() for part in parts),
         **merge_statistics(last),
     }
+    if not any(size["pages"] for size in summary["splits"].values()):
+        log("The corpus has no page: the rules have dropped all. See the table.")
     folder = corpus_dir(output, corpus)
     with open_output(f"{folder}/{SUMMARY}") as file:
         file.write(json.dumps(summary, ensure_ascii=False, indent=1).encode("utf-8", "replace"))
     return summary
+
+
+def _rule_order(corpus: Corpus) -> list[str]:
+    """Returns the names of all rules in the order in which they are applied."""
+    lines = [*map(rule_name, corpus.lines.rules), "few_sentences"] if corpus.lines is not None else []
+    return [
+        *map(rule_name, corpus.read_rules),
+        "newest_per_url",
+        *map(rule_name, corpus.page_rules),
+        *lines,
+        "duplicates",
+        "few_sentences after duplicates",
+        *map(rule_name, corpus.text_rules),
+        "decontamination",
+        "near_duplicates",
+    ]

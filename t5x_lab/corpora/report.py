@@ -1,11 +1,12 @@
 """The report of a corpus: what each rule removed, with examples, sizes, lengths, languages and domains."""
 
+import glob
 import io
 from typing import Any
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.json_files import parse_json
-from t5x_lab.corpora.files import exists, open_input, open_output
+from t5x_lab.corpora.files import exists, match_files, open_input, open_output
 from t5x_lab.corpora.pipeline import SUMMARY
 from t5x_lab.report.markdown_page import to_html
 
@@ -13,9 +14,20 @@ FILE = "report.html"
 _MAX_ROWS = 25
 
 
-def is_corpus(output: str) -> bool:
-    """Returns whether a folder holds a corpus."""
-    return exists(f"{output.rstrip('/')}/{SUMMARY}")
+def find_corpus(folder: str) -> str | None:
+    """Returns the folder of a corpus: the folder itself, or that of the only data set in it. None if it has none.
+
+    Raises:
+      UserError: if it has several.
+    """
+    if exists(f"{folder.rstrip('/')}/{SUMMARY}"):
+        return folder.rstrip("/")
+    if "://" in folder:
+        return None
+    corpora = [path.rpartition("/")[0] for path, _ in match_files(f"{glob.escape(folder)}/c4/*/*/{SUMMARY}")]
+    if len(corpora) > 1:
+        raise UserError(f"{folder} has several corpora. Choose one: {', '.join(corpora)}.")
+    return corpora[0] if corpora else None
 
 
 def read_summary(output: str) -> dict[str, Any]:
@@ -45,20 +57,28 @@ def summary_table(summary: dict[str, Any]) -> str:
         lines.append(f"{split:<{width}} {size['pages']:>12,} {'':>12} {size['characters']:>16,}")
     problems = _problem_rows(summary)
     if problems:
-        lines.append("Records without a page: " + ", ".join(f"{number:,} {name}" for name, number in problems) + ".")
+        lines.append("Also: " + ", ".join(f"{number:,} {name}" for name, number in problems) + ".")
     return "\n".join(lines)
 
 
-def _rule_rows(summary: dict[str, Any]) -> list[tuple[str, int, int, int]]:
-    """Returns (rule, pages, lines or sentences, characters) that rules have dropped, in the order of the stages."""
+def _rule_rows(summary: dict[str, Any], details: bool = False) -> list[tuple[str, int, int, int]]:
+    """Returns (rule, pages, lines or sentences, characters) that rules have dropped, in the order of the rules.
+
+    Args:
+      summary: summary of a corpus.
+      details: whether reasons of a rule, such as the languages that are dropped, have rows of their own.
+    """
     rows: dict[str, list[int]] = {}
     for counts in summary["counts"].values():
         for name, number in counts.items():
             unit, _, rule = name.partition(" dropped: ")
-            if rule and ": " not in rule and not name.startswith("failed: "):  # not the details of a rule
-                column = {"pages": 0, "lines": 1, "sentences": 1, "characters": 2}[unit]
-                rows.setdefault(rule, [0, 0, 0])[column] += number
-    return [(rule, pages, units, characters) for rule, (pages, units, characters) in rows.items()]
+            if not rule or name.startswith("failed: ") or (": " in rule and not details):
+                continue
+            column = {"pages": 0, "lines": 1, "sentences": 1, "characters": 2}[unit]
+            rows.setdefault(rule, [0, 0, 0])[column] += number
+    place = {name: number for number, name in enumerate(summary["rules"])}
+    order = sorted(rows, key=lambda rule: (place.get(rule.partition(": ")[0], len(place)), rule))
+    return [(rule, rows[rule][0], rows[rule][1], rows[rule][2]) for rule in order]
 
 
 def _problem_rows(summary: dict[str, Any]) -> list[tuple[str, int]]:
@@ -66,6 +86,13 @@ def _problem_rows(summary: dict[str, Any]) -> list[tuple[str, int]]:
     counts = summary["counts"].get("read", {})
     prefixes = ("damaged_", "dropped_", "skipped_")
     rows = [(name.replace("_", " "), number) for name, number in counts.items() if name.startswith(prefixes)]
+    rows += [(name, counts[name]) for name in ("pages without URL", "timestamps in the future") if name in counts]
+    rows += [
+        (name, number)
+        for listed in summary["counts"].values()
+        for name, number in listed.items()
+        if name.startswith("pages changed")
+    ]
     failures = [
         (name, number)
         for counts in summary["counts"].values()
@@ -99,7 +126,7 @@ def _to_markdown(summary: dict[str, Any]) -> tuple[str, dict[str, bytes]]:
     ]
     rules = [
         [f"`{name}`", f"{pages:,}", f"{units:,}", f"{characters:,}", f"{characters / total:.1%}"]
-        for name, pages, units, characters in _rule_rows(summary)
+        for name, pages, units, characters in _rule_rows(summary, details=True)
     ]
     figures = {"lengths.png": _length_figure(summary["lengths"])} if summary["lengths"] else {}
     parts = [
@@ -108,10 +135,9 @@ def _to_markdown(summary: dict[str, Any]) -> tuple[str, dict[str, bytes]]:
         f"{read.get('characters in', 0):,} characters.",
         _table(["split", "pages", "characters", "bytes", "files"], splits),
         "## What each rule removed",
-        "In the order of the stages. A rule sees what the rules before it have left. Characters of a page that a rule drops "
-        "count whole.",
+        "In their order. A rule sees what the rules before it have left. All characters of a page that a rule drops count.",
         _table(["rule", "pages", "lines", "characters", "of the input"], rules),
-        "## Records without a page, and damaged ones",
+        "## Other counts: damaged records, records without a page, changed pages",
         _table(["problem", "number"], [[name, f"{number:,}"] for name, number in _problem_rows(summary)]),
         "## Pages by length",
         *[f"![Pages by number of characters]({name})" for name in figures],

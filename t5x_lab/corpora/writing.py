@@ -19,11 +19,11 @@ _ENDINGS = {"jsonl": "jsonl.gz", "parquet": "parquet", "tfrecord": "tfrecord"}
 _ROW_GROUP = 1 << 24  # characters
 
 
-def shard_path(output: str, corpus: Corpus, split: str, index: int, number: int) -> str:
-    """Returns the path of an output file: of TensorFlow Datasets' layout, or `<split>-00000-of-00004.<ending>`."""
-    name = f"c4-{split}.tfrecord" if corpus.format == "tfds" else split
-    ending = "" if corpus.format == "tfds" else f".{_ENDINGS[corpus.format]}"
-    return f"{corpus_dir(output, corpus)}/{name}-{index:05d}-of-{number:05d}{ending}"
+def shard_name(corpus: Corpus, split: str, index: int, number: int) -> str:
+    """Returns the name of an output file: that of TensorFlow Datasets, or `<split>-00000-of-00004.<ending>`."""
+    if corpus.format == "tfds":
+        return f"c4-{split}.tfrecord-{index:05d}-of-{number:05d}"
+    return f"{split}-{index:05d}-of-{number:05d}.{_ENDINGS[corpus.format]}"
 
 
 def is_shard(path: str) -> bool:

@@ -1,5 +1,7 @@
 """Text of HTML pages, by kept extractors. A user's own extractor is any function of the same signature."""
 
+import codecs
+import contextlib
 import re
 
 from t5x_lab.config.errors import UserError
@@ -45,17 +47,28 @@ def _is_deeply_nested(html: bytes) -> bool:
 def _resiliparse(html: bytes, charset: str, main_content: bool) -> str:
     try:
         from resiliparse.extract.html2text import extract_plain_text
-        from resiliparse.parse.encoding import bytes_to_str, detect_encoding
+        from resiliparse.parse.encoding import bytes_to_str
         from resiliparse.parse.html import HTMLTree
     except ImportError as error:
         raise _missing("resiliparse", error) from error
     html = html[:_MAX_BYTES]
-    encoding = charset or detect_encoding(html, from_html_meta=True)
+    encoding = charset or _find_encoding(html)
     try:
         text = bytes_to_str(html, encoding or "utf-8", errors="replace", fallback_encodings=("utf-8", "windows-1252"))
     except (LookupError, UnicodeError):  # an encoding that Python does not have
         text = html.decode("utf-8", "replace")
     return extract_plain_text(HTMLTree.parse(text), main_content=main_content, alt_texts=False)
+
+
+def _find_encoding(html: bytes) -> str | None:
+    """Returns the encoding of a page without one in its header. Text that is valid UTF-8 by chance is rare."""
+    from resiliparse.parse.encoding import detect_encoding
+
+    if not html.isascii():
+        with contextlib.suppress(UnicodeDecodeError):
+            codecs.getincrementaldecoder("utf-8")().decode(html)  # a character may be cut at the end
+            return "utf-8"
+    return detect_encoding(html, from_html_meta=True)
 
 
 def trafilatura_text(html: bytes, charset: str = "") -> str:

@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import datetime
+import os
 import re
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
@@ -47,6 +48,7 @@ def read_pages(
       max_bytes: length of a record, line or page above which it is left out.
     """
     kind = file_kind(path)
+    path = path if "://" in path else os.path.abspath(path)
     start = file.read(4)
     file.seek(0)
     compression = find_compression(start)
@@ -101,6 +103,7 @@ def _read_json(
         elif not text:
             counts["dropped_no_text"] += 1
         else:
+            counts["pages without URL"] += not url
             yield Page(url if isinstance(url, str) and url else f"{path}#{number}", text, _to_timestamp(timestamp))
 
 

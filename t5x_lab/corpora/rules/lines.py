@@ -121,10 +121,14 @@ class LineCleaning:
         for raw in page.text.splitlines():
             line = raw.strip()
             for rule in self.rules:
-                outcome = rule(line)
+                try:
+                    outcome = rule(line)
+                except Exception as error:
+                    error.rule = rule_name(rule)  # type: ignore[attr-defined]
+                    raise
                 if outcome is None:
                     dropped[rule] += 1
-                    characters[rule] += len(raw)
+                    characters[rule] += len(raw) + 1
                     break
                 if isinstance(outcome, Dropped):
                     return self._drop(rule_name(rule), page, len(page.text), counts, on_drop)

@@ -5,7 +5,7 @@ import functools
 import heapq
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -105,7 +105,7 @@ def domains(page: Page, file: str = "") -> Page | Dropped:
     Args:
       page: the page.
       file: JSON file {domain: true, or the list of its subdomains}, such as Grover's domain_to_allowed_subdomains.json; or a
-        text file with a domain per line.
+        text file with a domain or URL per line. One with a subdomain is for that subdomain alone.
     """
     parts = _domain_splitter()(normalize_url(page.url))
     allowed = _allowed_domains(file).get(f"{parts.domain}.{parts.suffix}")
@@ -119,9 +119,22 @@ def _allowed_domains(file: str) -> dict[str, object]:
     if not file:
         raise UserError("The rule domains needs a list. Set --gin.domains.file=FILE.")
     if not file.endswith(".json"):
-        return dict.fromkeys(filter(None, read_text_lines(file)), True)
+        return _parse_domains(read_text_lines(file))
     with open_input(file) as stream:
         return json.loads(stream.read())
+
+
+def _parse_domains(lines: Iterable[str]) -> dict[str, object]:
+    """Returns the allowed domains in lines such as "example.com" (with all subdomains) or "https://news.example.com/"."""
+    allowed: dict[str, object] = {}
+    for line in filter(None, lines):
+        parts = _domain_splitter()(normalize_url(line))
+        name = f"{parts.domain}.{parts.suffix}"
+        if parts.subdomain in ("", "www"):
+            allowed[name] = True
+        elif isinstance(listed := allowed.setdefault(name, []), list):
+            listed.append(parts.subdomain)
+    return allowed
 
 
 @functools.cache

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.corpora.config import Corpus
@@ -41,7 +42,7 @@ def run(context: Context, bucket: int) -> dict[str, Any]:
             except UserError:
                 raise
             except Exception as error:  # of a user's line rule
-                failures.add("line rules", error, page, number)
+                failures.add(getattr(error, "rule", "LineCleaning"), error, page, number)
                 counts["pages dropped: line rules that fail"] += 1
                 remaining = None
         if remaining is not None:
@@ -61,17 +62,20 @@ def _newest_pages(context: Context, bucket: int, counts: collections.Counter[str
 
     Of pages with the same timestamp the first one in the input is the newest. One in the future is no timestamp.
     """
-    newest: dict[bytes, tuple[str, tuple[int, int]]] = {}
+    newest: dict[bytes, tuple[str, tuple[int, int], int]] = {}
     if context.corpus.newest_per_url:
         for batch in _read_batches(context, bucket):
             columns = [batch.column(name).to_pylist() for name in ("key", "timestamp", "file", "record")]
-            for key, timestamp, file, record in zip(*columns, strict=True):
+            lengths = pc.utf8_length(batch.column("text")).to_pylist()
+            for key, timestamp, file, record, length in zip(*columns, lengths, strict=True):
                 timestamp = timestamp.replace(" ", "T", 1)
                 rank = timestamp if is_timestamp(timestamp) and timestamp <= context.plan.latest else ""
                 best = newest.get(key)
-                counts["pages dropped: newest_per_url"] += best is not None
                 if best is None or rank > best[0]:
-                    newest[key] = rank, (file, record)
+                    newest[key] = rank, (file, record), length
+                if best is not None:
+                    counts["pages dropped: newest_per_url"] += 1
+                    counts["characters dropped: newest_per_url"] += best[2] if rank > best[0] else length
     pages = [
         (key, page)
         for batch in _read_batches(context, bucket)

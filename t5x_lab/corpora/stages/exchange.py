@@ -11,6 +11,7 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 
+from t5x_lab.config.errors import UserError
 from t5x_lab.corpora.page import Page
 
 FLUSH_BYTES = 1 << 25
@@ -99,9 +100,14 @@ class BucketWriter:
 
 def read_bucket(file: BinaryIO, bucket: int = 0) -> Iterator[pa.RecordBatch]:
     """Yields the rows of a bucket, in the order in which they were added."""
-    end = file.seek(-_LENGTH.size, 2)
-    size = _LENGTH.unpack(file.read(_LENGTH.size))[0]
-    file.seek(end - size)
-    for start, length in json.loads(file.read(size)).get(str(bucket), ()):
+    try:
+        end = file.seek(-_LENGTH.size, 2)
+        size = _LENGTH.unpack(file.read(_LENGTH.size))[0]
+        file.seek(end - size)
+        index = json.loads(file.read(size))
+    except (OSError, ValueError, struct.error) as error:
+        name = getattr(file, "name", "A file of the work folder")
+        raise UserError(f"{name} is damaged ({error}). Remove the work folder, and run the command again.") from error
+    for start, length in index.get(str(bucket), ()):
         file.seek(start)
         yield from pa.ipc.open_stream(file.read(length))

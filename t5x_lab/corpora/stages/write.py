@@ -10,7 +10,7 @@ from t5x_lab.corpora.page import Page
 from t5x_lab.corpora.stages import finish, near_duplicates
 from t5x_lab.corpora.stages.context import Context, load_context
 from t5x_lab.corpora.stages.parts import read_split
-from t5x_lab.corpora.writing import RECORD_WRITERS, shard_path
+from t5x_lab.corpora.writing import RECORD_WRITERS, shard_name
 
 NAME = "write"
 
@@ -78,16 +78,16 @@ def list_jobs(context: Context) -> range:
 def run(context: Context, index: int) -> dict[str, Any]:
     """Writes an output file. Returns the summary."""
     shard = make_layout(context).shards[index]
-    path = shard_path(context.plan.output, context.corpus, shard.split, shard.index, shard.number)
+    name = shard_name(context.corpus, shard.split, shard.index, shard.number)
     pages, size = 0, 0
-    with open_output(path) as file:
+    with open_output(context.path(NAME, name)) as file:
         writer = RECORD_WRITERS[context.corpus.format](file)
         for page in _pages(context, shard):
             writer.add(page)
             pages += 1
         writer.close()
         size = file.tell()
-    return {"counts": {}, "split": shard.split, "shard": shard.index, "pages": pages, "bytes": size, "path": path}
+    return {"counts": {}, "split": shard.split, "shard": shard.index, "pages": pages, "bytes": size, "path": name}
 
 
 def _pages(context: Context, shard: Shard) -> Iterator[Page]:
