@@ -4,12 +4,15 @@ import collections
 import dataclasses
 import gzip
 import json
+import os
 import pathlib
 import random
+import subprocess
+import sys
 
 import apache_beam as beam
 import pytest
-from conftest import shared_data
+from conftest import ROOT, shared_data
 from tensorflow_datasets.text.c4 import MC4_LANGUAGES
 
 from t5x_lab.corpora.page import Page, split_name
@@ -36,7 +39,11 @@ def crawl_pages() -> list[Page]:
 
 @pytest.fixture(scope="module")
 def pages() -> list[Page]:
-    """Real pages, and what happens to pages in a crawl: older versions, shared lines, bad words, code, filler text."""
+    return make_pages()
+
+
+def make_pages() -> list[Page]:
+    """Returns real pages, and what happens to pages in a crawl: older versions, shared lines, bad words, code, filler text."""
     generator, real = random.Random(0), crawl_pages()
     lines = [line for page in real for line in page.text.split("\n") if line.endswith(".")]
     altered = []
@@ -139,14 +146,31 @@ def run_corpus(
     return summary, texts
 
 
-@pytest.mark.parametrize("name", ["en", "en.noclean", "multilingual"])
-def test_pages_and_texts_are_those_of_tfds(pages, name, tmp_path):
-    (tmp_path / "words.txt").write_text("\n".join(BAD_WORDS))
-    bindings = [f"bad_words.files = {{'en': '{tmp_path}/words.txt'}}", "Corpus.bucket_bytes = 300_000"]
-    file = {"en": "c4", "en.noclean": "c4_unfiltered", "multilingual": "mc4"}[name]
-    summary, texts = run_corpus(write_pages(pages, tmp_path / "in"), tmp_path / "out", *bindings, recipe=f"corpora/{file}.gin")
-    expected = tfds_c4(pages, tmp_path, name)
+def compare(name: str, pages: list[Page], folder: pathlib.Path) -> None:
+    """Makes a corpus with our recipe and with TFDS's functions, and compares them."""
+    (folder / "words.txt").write_text("\n".join(BAD_WORDS))
+    bindings = [f"bad_words.files = {{'en': '{folder}/words.txt'}}", "Corpus.bucket_bytes = 300_000"]
+    recipe = {"en": "c4", "en.noclean": "c4_unfiltered", "multilingual": "mc4"}[name]
+    summary, texts = run_corpus(write_pages(pages, folder / "in"), folder / "out", *bindings, recipe=f"corpora/{recipe}.gin")
+    expected = tfds_c4(pages, folder, name)
     assert len(expected) > 50
     assert texts == expected
     if name == "multilingual":
         assert len({split.partition("-")[0] for split in summary["splits"]}) > 5
+
+
+@pytest.mark.parametrize("name", ["en", "en.noclean"])
+def test_pages_and_texts_are_those_of_tfds(pages, name, tmp_path):
+    compare(name, pages, tmp_path)
+
+
+def test_mc4_is_that_of_tfds(tmp_path):
+    """In a process of its own: CLD3 crashes in one that has loaded TensorFlow before."""
+    shared_data("crawl")
+    program = (
+        "import pathlib, test_corpora_c4 as test; from t5x_lab.corpora.rules.language import cld3; cld3('A text before others.');"
+        "test.compare('multilingual', test.make_pages(), pathlib.Path.cwd())"
+    )
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

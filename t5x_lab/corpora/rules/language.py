@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import sys
 from collections.abc import Callable, Sequence
 
 from t5x_lab.config.errors import UserError
@@ -38,6 +39,10 @@ def cld3(text: str) -> tuple[str, float] | None:
 
 @functools.cache
 def _cld3_identifier():
+    if "tensorflow" in sys.modules:  # both have protocol buffers of their own
+        raise UserError(
+            "CLD3 crashes in a process that has loaded TensorFlow. With Decontamination, set texts instead of data_sets."
+        )
     try:
         import gcld3
     except ImportError as error:
