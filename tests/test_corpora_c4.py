@@ -165,7 +165,7 @@ def test_pages_and_texts_are_those_of_tfds(pages, name, tmp_path):
 
 
 def test_mc4_is_that_of_tfds(tmp_path):
-    """In a process of its own: CLD3 crashes in one that has loaded TensorFlow before."""
+    """Runs in a process of its own, because CLD3 crashes in one that has loaded TensorFlow before."""
     shared_data("crawl")
     program = (
         "import pathlib, test_corpora_c4 as test; from t5x_lab.corpora.rules.language import cld3; cld3('A text before others.');"
