@@ -23,7 +23,7 @@ from test_corpora_c4 import run_corpus, write_pages
 from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.locks import hold_lock
-from t5x_lab.corpora import pipeline
+from t5x_lab.corpora import pipeline, planning
 from t5x_lab.corpora.duplicates.min_hash import MinHash
 from t5x_lab.corpora.duplicates.units import remove_spans
 from t5x_lab.corpora.page import Page, md5, split_name
@@ -216,7 +216,7 @@ def test_a_later_crawl_has_the_newest_pages(tmp_path, monkeypatch):
         def now(cls, zone=None):
             return today
 
-    monkeypatch.setattr(pipeline.datetime, "datetime", Clock)
+    monkeypatch.setattr(planning.datetime, "datetime", Clock)
     good = "\n".join(f"This is line {number} of the page, and it is the NAME one." for number in range(4))
     page = lambda date, name: Page("http://a.example/", good.replace("NAME", name), f"{date}T00:00:00Z")
     write_pages([page("2020-01-01", "first")], tmp_path / "in")

@@ -2,7 +2,7 @@
 
 import argparse
 
-from t5x_lab.cli.flags import add_gin_flags, gin_config
+from t5x_lab.cli.flags import add_beam_flag, add_gin_flags, gin_config
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -10,15 +10,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--task", action="append", default=[], help="a task or mixture; repeatable; default: MIXTURE_OR_TASK_NAME"
     )
-    parser.add_argument(
-        "--pipeline_options",
-        default="",
-        help="Beam flags separated by commas, such as --runner=DataflowRunner,--project=my_project; default: local runner",
-    )
+    add_beam_flag(parser)
     add_gin_flags(parser)
 
 
 def run(args: argparse.Namespace) -> None:
+    from t5x_lab.config.beam import split_options
     from t5x_lab.config.gin_files import binding
     from t5x_lab.runs.data_layer import load_data_layer
 
@@ -30,6 +27,6 @@ def run(args: argparse.Namespace) -> None:
     load_data_layer()
     from t5x_lab.runs.cache import cache_tasks
 
-    options = [flag.strip() for flag in args.pipeline_options.split(",") if flag.strip()]
+    options = split_options(args.pipeline_options)
     for task, splits in cache_tasks(config, args.task, args.output_dir, options).items():
         print(f"{task}: {', '.join(f'{count:,} examples of {split}' for split, count in splits.items())}")

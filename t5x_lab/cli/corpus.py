@@ -2,7 +2,7 @@
 
 import argparse
 
-from t5x_lab.cli.flags import add_gin_flags
+from t5x_lab.cli.flags import add_beam_flag, add_gin_flags, gin_settings
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -15,11 +15,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output_dir", required=True, help="folder of the corpus; the TFDS_DATA_DIR of format tfds")
     parser.add_argument("--work_dir", help="folder of intermediate files; default: work in --output_dir")
     parser.add_argument("--workers", type=int, help="number of local processes; default: one per core, one for small inputs")
-    parser.add_argument(
-        "--pipeline_options",
-        default="",
-        help="Beam flags separated by commas, such as --runner=DataflowRunner,--project=my_project; default: local runner",
-    )
+    add_beam_flag(parser)
     add_gin_flags(parser)
 
 
@@ -28,7 +24,6 @@ def run(args: argparse.Namespace) -> None:
 
     from t5x_lab.config.beam import split_options
     from t5x_lab.config.errors import UserError
-    from t5x_lab.config.gin_files import binding
     from t5x_lab.corpora.pipeline import make_corpus
     from t5x_lab.corpora.report import summary_table, write_report
     from t5x_lab.corpora.stages.context import parse_corpus
@@ -38,19 +33,16 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(f"--workers is {args.workers}. It must be at least 1.")
     if not args.output_dir.strip():
         raise UserError("--output_dir is empty. Set a folder.")
-    wrong = next((flag for flag in split_options(args.pipeline_options) if not flag.startswith("--")), None)
+    options = split_options(args.pipeline_options)
+    wrong = next((flag for flag in options if not flag.startswith("--")), None)
     if wrong:
         raise UserError(f'--pipeline_options has "{wrong}", which is no flag of Beam. Flags begin with --.')
-    bindings = [*args.gin_bindings, *(binding(flag) for flag in args.gin)]
-    paths = [path for paths in args.gin_search_paths for path in paths.split(",")]
-    corpus, text = parse_corpus(["corpora/c4.gin", *args.gin_file], bindings, paths)
+    corpus, text = parse_corpus(["corpora/c4.gin", *args.gin_file], *gin_settings(args))
     if args.dry_run:
         print(text)
         return
     output = os.path.abspath(args.output_dir) if "://" not in args.output_dir else args.output_dir.rstrip("/")
     work_dir = os.path.abspath(args.work_dir) if args.work_dir and "://" not in args.work_dir else args.work_dir
-    summary = make_corpus(
-        corpus, text, args.input, output, work_dir or f"{output}/work", split_options(args.pipeline_options), args.workers
-    )
+    summary = make_corpus(corpus, text, args.input, output, work_dir or f"{output}/work", options, args.workers)
     print(summary_table(summary))
     print(write_report(corpus_dir(output, corpus)))

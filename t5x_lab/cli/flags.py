@@ -32,14 +32,20 @@ def add_gin_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def gin_settings(args: argparse.Namespace) -> tuple[list[str], list[str]]:
+    """Returns (bindings, search paths) of the configuration flags."""
+    from t5x_lab.config.gin_files import binding
+
+    bindings = [*args.gin_bindings, *(binding(flag) for flag in args.gin)]
+    return bindings, [path for paths in args.gin_search_paths for path in paths.split(",")]
+
+
 def gin_config(args: argparse.Namespace, *first_files: str, fixed: tuple[str, ...] = ()):
     """Returns the configuration of the flags, after `first_files`. The bindings `fixed` override it."""
-    from t5x_lab.config.gin_files import binding
     from t5x_lab.runs.config.gin_config import GinConfig
 
-    bindings = [*args.gin_bindings, *(binding(flag) for flag in args.gin), *fixed]
-    paths = [path for paths in args.gin_search_paths for path in paths.split(",")]
-    return GinConfig((*first_files, *args.gin_file), tuple(bindings), tuple(paths))
+    bindings, paths = gin_settings(args)
+    return GinConfig((*first_files, *args.gin_file), (*bindings, *fixed), tuple(paths))
 
 
 def add_model_flags(parser: argparse.ArgumentParser, several_steps: bool = False) -> None:
@@ -54,6 +60,15 @@ def add_model_flags(parser: argparse.ArgumentParser, several_steps: bool = False
     add_trust_flag(parser)
     default = None if several_steps else "last"
     parser.add_argument("--weights", default=default, help="last or average (AVERAGE_DECAY)")
+
+
+def add_beam_flag(parser: argparse.ArgumentParser) -> None:
+    """Adds `--pipeline_options`. See `t5x_lab.config.beam.split_options`."""
+    parser.add_argument(
+        "--pipeline_options",
+        default="",
+        help="Beam flags separated by commas, such as --runner=DataflowRunner,--project=my_project; default: local runner",
+    )
 
 
 def add_trust_flag(parser: argparse.ArgumentParser) -> None:

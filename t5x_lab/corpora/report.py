@@ -6,8 +6,8 @@ from typing import Any
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.json_files import parse_json
+from t5x_lab.corpora.completion import SUMMARY
 from t5x_lab.corpora.files import exists, match_files, open_input, open_output
-from t5x_lab.corpora.pipeline import SUMMARY
 from t5x_lab.report.markdown_page import to_html
 
 FILE = "report.html"

@@ -43,6 +43,10 @@ def part_of(corpus: Corpus, split: str) -> int:
     return 2 * (zlib.crc32(split.removesuffix("-validation").encode()) % _LANGUAGE_GROUPS) + int(is_validation)
 
 
+def _num_parts(corpus: Corpus) -> int:
+    return 2 * _LANGUAGE_GROUPS if corpus.by_language else 2
+
+
 class PartWriter:
     """Writes finished pages by part.
 
@@ -52,7 +56,7 @@ class PartWriter:
 
     def __init__(self, file, corpus: Corpus):
         self._corpus, self.sizes = corpus, dict[str, Size]()
-        self._writer = BucketWriter(file, PAGES, 2 * _LANGUAGE_GROUPS if corpus.by_language else 2)
+        self._writer = BucketWriter(file, PAGES, _num_parts(corpus))
 
     def add(self, page: Page) -> None:
         split = split_of(self._corpus, page.key, page.language)
@@ -78,8 +82,8 @@ def read_split(context: Context, stage: str, bucket: int, split: str) -> Iterato
 
 def read_all(context: Context, stage: str, bucket: int) -> Iterator[Page]:
     """Yields all pages of a bucket of a stage."""
-    for part in range(2 * _LANGUAGE_GROUPS if context.corpus.by_language else 2):
-        with open_input(context.path(stage, f"{bucket:05d}.arrow")) as file:
+    with open_input(context.path(stage, f"{bucket:05d}.arrow")) as file:
+        for part in range(_num_parts(context.corpus)):
             for batch in read_bucket(file, part):
                 for _, page in row_pages(batch):
                     yield page
