@@ -130,7 +130,17 @@ def open_output(path: str) -> Iterator[BinaryIO]:
 
 
 def exists(path: str) -> bool:
-    return os.path.exists(path) if "://" not in path else _file_systems().exists(path)
+    """Tells whether a file exists.
+
+    Raises:
+      UserError: if Beam does not know the storage.
+    """
+    if "://" not in path:
+        return os.path.exists(path)
+    try:
+        return bool(_file_systems().exists(path))
+    except ValueError as error:
+        raise UserError(f"{path} cannot be read: {str(error).partition('. Path')[0]}.") from error
 
 
 def move(source: str, target: str) -> None:

@@ -1,5 +1,6 @@
 """The report of a corpus: what each rule removed, with examples, sizes, lengths, languages and domains."""
 
+import contextlib
 import glob
 import io
 from typing import Any
@@ -20,10 +21,12 @@ def find_corpus(folder: str) -> str | None:
     Raises:
       UserError: if it has several.
     """
-    if exists(f"{folder.rstrip('/')}/{SUMMARY}"):
-        return folder.rstrip("/")
     if "://" in folder:
+        with contextlib.suppress(UserError):  # a run may be on a storage that Beam does not know, and needs no Beam
+            return folder.rstrip("/") if exists(f"{folder.rstrip('/')}/{SUMMARY}") else None
         return None
+    if exists(f"{folder}/{SUMMARY}"):
+        return folder.rstrip("/") or folder
     corpora = [path.rpartition("/")[0] for path, _ in match_files(f"{glob.escape(folder)}/c4/*/*/{SUMMARY}")]
     if len(corpora) > 1:
         raise UserError(f"{folder} has several corpora. Choose one: {', '.join(corpora)}.")
