@@ -69,6 +69,7 @@ CORPUS = [
     "scipy>=1.14",  # clusters of near-duplicates
     "tldextract>=5.1",
     "warcio>=1.7",  # HTTP in archives
+    "zlib-ng>=0.5",
     "zstandard>=0.22",
 ]
 

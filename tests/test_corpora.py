@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import random
+import signal
 import socket
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from test_corpora_c4 import run_corpus, write_pages
 from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.locks import hold_lock
-from t5x_lab.corpora import pipeline, planning
+from t5x_lab.corpora import pipeline, planning, report
 from t5x_lab.corpora.duplicates.min_hash import MinHash
 from t5x_lab.corpora.duplicates.units import remove_spans
 from t5x_lab.corpora.page import Page, md5, split_name
@@ -124,8 +125,13 @@ def test_a_corpus_that_is_killed_at_random_moments_is_the_same(tmp_path):
         time.sleep(generator.uniform(2.0, 10.0))
         process.kill()
         process.wait()
+    process = subprocess.Popen([*command, *flags], env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    time.sleep(6.0)
+    os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C, which the workers receive too
+    messages = process.communicate()[1]
+    assert process.returncode == 130 and "Traceback" not in messages and messages.endswith("interrupted\n"), messages
     done = subprocess.run([*command, *flags], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0 and "WARNING" not in done.stderr, done.stderr
     assert not orphaned_workers()
     assert file_bytes(tmp_path / "killed") == file_bytes(tmp_path / "whole")
 
@@ -226,6 +232,22 @@ def test_a_later_crawl_has_the_newest_pages(tmp_path, monkeypatch):
     today = datetime.datetime(2020, 10, 1, tzinfo=datetime.UTC)
     summary, texts = run_corpus(str(tmp_path / "in"), tmp_path / "out", *UNCHECKED)
     assert "second" in texts["http://a.example/"] and summary["counts"]["read"]["timestamps in the future"] == 1
+
+
+def test_damaged_files_and_a_field_without_urls_are_named(tmp_path, capsys):
+    write_pages(random_pages(50), tmp_path / "in")
+    for path in (tmp_path / "in").iterdir():
+        path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()).replace(b'"url"', b'"address"')))
+    content = gzip.compress(json.dumps({"text": "A page that is lost."}).encode() * 99)
+    for number in range(4):
+        (tmp_path / "in" / f"damaged_{number}.jsonl.gz").write_bytes(content[:-20])
+    summary, _ = run_corpus(str(tmp_path / "in"), tmp_path / "out", *UNCHECKED)
+    assert list(summary["damaged_files"].values()) == [{"damaged_truncated": 1}] * 4
+    messages = capsys.readouterr().err
+    assert f"{tmp_path}/in/damaged_0.jsonl.gz" in messages and "and 1 more. corpus.json" in messages
+    assert 'No page has a URL in the field "url"' in messages
+    folder = next((tmp_path / "out").rglob("corpus.json")).parent
+    assert "damaged_3.jsonl.gz" in pathlib.Path(report.write_report(str(folder))).read_text()
 
 
 def test_the_output_is_no_input_and_json_of_another_kind_is_counted(tmp_path):

@@ -3,6 +3,7 @@
 import logging
 import os
 import re
+import shlex
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -54,9 +55,10 @@ def run_pipeline(beam: ModuleType, options: Sequence[str], workers: int, build: 
     from apache_beam.options.pipeline_options import PipelineOptions
 
     is_chosen = any(option.startswith("--runner") for option in options)
-    flags = list(options) if is_chosen else [*_local_runner(workers), *options]
+    runner = None if is_chosen else _local_runner()
+    flags = list(options) if is_chosen else [f"--direct_num_workers={workers}", *options]
     try:
-        with beam.Pipeline(options=PipelineOptions(flags, save_main_session=False)) as pipeline:
+        with beam.Pipeline(runner, PipelineOptions(flags, save_main_session=False)) as pipeline:
             build(pipeline)
     except Exception as error:
         lines = [line.strip() for line in str(error).splitlines() if re.match(r"\s*[\w.]*(Error|Exception)\b", line)]
@@ -65,16 +67,15 @@ def run_pipeline(beam: ModuleType, options: Sequence[str], workers: int, build: 
         raise UserError(f"{problem} Run the same command again to resume.") from error
 
 
-def _local_runner(workers: int) -> list[str]:
+def _local_runner() -> Any:
+    from apache_beam.runners.portability.fn_api_runner import FnApiRunner, fn_runner
+    from apache_beam.transforms.environments import SubprocessSDKEnvironment
+
+    logging.getLogger(fn_runner.__name__).setLevel(logging.ERROR)  # it warns of workers that it did not choose itself
     os.environ.setdefault("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
     os.environ[beam_worker.COMMAND] = str(os.getpid())
-    return [
-        "--runner=DirectRunner",
-        "--direct_running_mode=multi_processing",
-        f"--direct_num_workers={workers}",
-        "--default_sdk_harness_log_level=WARNING",
-        f"--beam_plugin={beam_worker.__name__}",
-    ]
+    command = f"trap '' INT; exec {shlex.quote(sys.executable)} -m {beam_worker.__name__}"
+    return FnApiRunner(default_environment=SubprocessSDKEnvironment.from_command_string(command))
 
 
 class Progress:

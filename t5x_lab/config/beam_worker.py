@@ -1,10 +1,11 @@
-"""Plugin of the processes of Beam's local runner: a worker ends when the process of the command is gone.
+"""Worker process of Beam's local runner, which ends with the command that started it.
 
 Beam starts workers through a shell, so the kernel does not tell them that the command was killed, and they would wait forever.
-Beam imports this module when a worker starts.
+The command alone answers Ctrl-C.
 """
 
 import contextlib
+import logging
 import os
 import threading
 import time
@@ -21,5 +22,13 @@ def _watch(pid: int) -> None:
     os._exit(1)
 
 
-if os.environ.get(COMMAND, "").isdigit():
+def _main() -> None:
     threading.Thread(target=_watch, args=(int(os.environ[COMMAND]),), name="command", daemon=True).start()
+    logging.disable(logging.WARNING)
+    from apache_beam.runners.worker import sdk_worker_main
+
+    sdk_worker_main.main([])
+
+
+if __name__ == "__main__":
+    _main()

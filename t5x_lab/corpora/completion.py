@@ -2,7 +2,7 @@
 
 import collections
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from t5x_lab.config.errors import UserError
@@ -16,6 +16,7 @@ from t5x_lab.corpora.stages.statistics import merge_statistics
 from t5x_lab.corpora.writing import corpus_dir, is_shard, write_tfds_info
 
 SUMMARY = "corpus.json"
+_MAX_DAMAGED_FILES = 1000
 _RECIPE = "RECIPE"  # tells which recipe has written the files of a folder, finished or not
 
 
@@ -47,6 +48,16 @@ def complete(context: Context, summaries: Mapping[str, list[dict[str, Any]]]) ->
         }
         write_tfds_info(output, corpus, sizes)
     last = summaries[write.source_stage(context)]
+    damaged = {path: kinds for part in summaries[read.NAME] for path, kinds in part.get("damaged files", {}).items()}
+    if damaged:
+        more = f" and {len(damaged) - 3:,} more" if len(damaged) > 3 else ""
+        log(f"Damaged files, read as far as possible: {', '.join(list(damaged)[:3])}{more}. {SUMMARY} tells what is damaged.")
+    reading = counts[read.NAME]
+    if reading.get("pages without URL") == reading["pages in"]:
+        log(
+            f'No page has a URL in the field "{corpus.url_key}": the path of its file and its number take its place. '
+            "--gin.Corpus.url_key=NAME sets the field."
+        )
     summary: dict[str, Any] = {
         "name": corpus.name,
         "config": context.plan.config,
@@ -62,6 +73,7 @@ def complete(context: Context, summaries: Mapping[str, list[dict[str, Any]]]) ->
         },
         "rules": _rule_order(corpus),
         "counts": {stage: listed for stage, listed in counts.items() if listed},
+        "damaged_files": dict(list(damaged.items())[:_MAX_DAMAGED_FILES]),
         "examples": merge_examples(part.get("examples", {}) for parts in summaries.values() for part in parts),
         **merge_statistics(last),
     }
@@ -89,11 +101,16 @@ def _rule_order(corpus: Corpus) -> list[str]:
     ]
 
 
-def shard_places(context: Context, name: str) -> list[str]:
-    """Returns where an output file may be: in the work folder until all are written, and then in the folder of the corpus."""
+def find_shards(context: Context) -> Callable[[Mapping[str, Any]], bool]:
+    """Returns f(summary of a job of the last stage) -> whether its output file is there.
+
+    It is in the work folder until all are written, and then in the folder of the corpus.
+    """
     folder = corpus_dir(context.plan.output, context.corpus)
     is_own = _read_recipe(folder) == context.plan.folders[write.NAME]
-    return [context.path(write.NAME, name), *([f"{folder}/{name}"] if is_own else [])]
+    return lambda summary: (
+        exists(context.path(write.NAME, summary["path"])) or (is_own and exists(f"{folder}/{summary['path']}"))
+    )
 
 
 def _read_recipe(folder: str) -> str:

@@ -12,9 +12,9 @@ from t5x_lab.config.beam import Progress, import_beam, run_pipeline
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.locks import hold_lock
 from t5x_lab.config.log import log
-from t5x_lab.corpora.completion import complete, shard_places
+from t5x_lab.corpora.completion import complete, find_shards
 from t5x_lab.corpora.config import Corpus
-from t5x_lab.corpora.files import exists, open_output
+from t5x_lab.corpora.files import open_output
 from t5x_lab.corpora.page import Page
 from t5x_lab.corpora.planning import make_plan
 from t5x_lab.corpora.stages import clean, collect_questions, find_duplicates, finish, near_duplicates, read, write
@@ -31,17 +31,21 @@ class Stage:
       name: its name.
       list_jobs: f(context) -> indices of its jobs, when the stages before are finished.
       run: f(context, index) -> summary. It writes the files of a job.
+      find_files: f(context) -> f(summary) -> whether the files of a finished job are still there. None = they stay.
     """
 
     name: str
     list_jobs: Callable[[Context], range]
     run: Callable[[Context, int], dict[str, Any]]
+    find_files: Callable[[Context], Callable[[dict[str, Any]], bool]] | None = None
 
-    def is_done(self, context: Context, index: int) -> bool:
-        """Returns whether a job is finished, and the output file that it has written is still there."""
-        if not context.is_done(self.name, index):
-            return False
-        return self.name != write.NAME or any(map(exists, shard_places(context, context.summary(self.name, index)["path"])))
+    def list_missing(self, context: Context) -> Iterator[int]:
+        """Yields the indices of the jobs that are not finished, or whose files are gone."""
+        are_there = self.find_files(context) if self.find_files else None
+        for index in self.list_jobs(context):
+            is_done = context.is_done(self.name, index)
+            if not is_done or (are_there and not are_there(context.summary(self.name, index))):
+                yield index
 
 
 STAGES = (
@@ -54,7 +58,7 @@ STAGES = (
     Stage(near_duplicates.PAIRS, near_duplicates.list_buckets, near_duplicates.write_pairs),
     Stage(near_duplicates.CLUSTERS, near_duplicates.list_single, near_duplicates.write_clusters),
     Stage(near_duplicates.NAME, near_duplicates.list_buckets, near_duplicates.write_unique),
-    Stage(write.NAME, write.list_jobs, write.run),
+    Stage(write.NAME, write.list_jobs, write.run, find_shards),
 )
 
 
@@ -104,7 +108,7 @@ def _make(
     load_context.cache_clear()
     context = load_context(work_dir)
     size = sum(size for job in plan.inputs for _, size in job)
-    log(f"{sum(map(len, plan.inputs)):,} files with {size:,} bytes, in {plan.num_buckets:,} buckets.")
+    log(f"{sum(map(len, plan.inputs)):,} files with {size:,} bytes. Buckets: {plan.num_buckets:,}.")
     if workers is None:
         workers = (os.cpu_count() or 1) if size > _LOCAL_BYTES else 1
     progress = _Progress(context)
@@ -158,10 +162,8 @@ def _build(beam: Any, work_dir: str, pipeline: Any) -> None:
 
 def list_missing(work_dir: str, number: int, _: int = 0) -> Iterator[tuple[str, int, int]]:
     """Yields (work directory, number of the stage, index) of the jobs of a stage that are not finished."""
-    context, stage = load_context(work_dir), STAGES[number]
-    for index in stage.list_jobs(context):
-        if not stage.is_done(context, index):
-            yield work_dir, number, index
+    for index in STAGES[number].list_missing(load_context(work_dir)):
+        yield work_dir, number, index
 
 
 def run_job(job: tuple[str, int, int]) -> int:

@@ -142,6 +142,8 @@ def _to_markdown(summary: dict[str, Any]) -> tuple[str, dict[str, bytes]]:
         _table(["rule", "pages", "lines", "characters", "of the input"], rules),
         "## Other counts: damaged records, records without a page, changed pages",
         _table(["problem", "number"], [[name, f"{number:,}"] for name, number in _problem_rows(summary)]),
+        "## Damaged files",
+        _table(["file", "damage"], _damage_rows(summary["damaged_files"])),
         "## Pages by length",
         *[f"![Pages by number of characters]({name})" for name in figures],
         "## Pages by language",
@@ -155,6 +157,17 @@ def _to_markdown(summary: dict[str, Any]) -> tuple[str, dict[str, bytes]]:
         parts += [f"{_code(url)}\n\n{_fence(text)}" for _, url, text in examples]
     parts += ["## Recipe", _fence(summary["config"])]
     return "\n\n".join(parts) + "\n", figures
+
+
+def _damage_rows(files: dict[str, dict[str, int]]) -> list[list[str]]:
+    rows = [
+        [
+            _code(path),
+            ", ".join(f"{number:,} {kind.removeprefix('damaged_').replace('_', ' ')}" for kind, number in kinds.items()),
+        ]
+        for path, kinds in list(files.items())[:_MAX_ROWS]
+    ]
+    return [*rows, ["…", f"{len(files) - _MAX_ROWS:,} more, in {SUMMARY}"]] if len(files) > _MAX_ROWS else rows
 
 
 def _top(counts: dict[str, int]) -> list[list[str]]:

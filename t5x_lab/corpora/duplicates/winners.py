@@ -1,20 +1,6 @@
 """Choice of the page that keeps a unit: of all that have it the one whose URL has the smallest MD5, as in TFDS's `c4`."""
 
-from collections.abc import Sequence
-
 import numpy as np
-
-DIGEST = np.dtype([("high", ">u8"), ("low", ">u8")])  # 16 bytes of an MD5 in their order
-
-
-def digest_array(digests: bytes | bytearray) -> np.ndarray:
-    """Returns MD5s, joined, as an array of `DIGEST`."""
-    return np.frombuffer(digests, DIGEST)
-
-
-def join_digests(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Returns arrays of `DIGEST` as one. NumPy alone would change the order of their bytes."""
-    return np.concatenate(parts).astype(DIGEST)
 
 
 def find_losers(units: np.ndarray, urls: np.ndarray, pages: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -22,8 +8,8 @@ def find_losers(units: np.ndarray, urls: np.ndarray, pages: np.ndarray) -> tuple
     page that loses it.
 
     Args:
-      units: MD5s of units, `DIGEST` [N].
-      urls: MD5s of the pages' URLs, `DIGEST` [N].
+      units: MD5s of units, `digests.DIGEST` [N].
+      urls: MD5s of the pages' URLs, `digests.DIGEST` [N].
       pages: numbers of the pages, int [N]. The smaller of two with the same URL keeps the unit.
     """
     order = np.lexsort((pages, urls["low"], urls["high"], units["low"], units["high"]))
@@ -34,11 +20,6 @@ def find_losers(units: np.ndarray, urls: np.ndarray, pages: np.ndarray) -> tuple
     is_loser = pages != pages[winners]
     is_loser[1:] &= is_first[1:] | (pages[1:] != pages[:-1])  # once per page
     return order[is_first], order[is_loser]
-
-
-def buckets_of(digests: np.ndarray, num_buckets: int) -> np.ndarray:
-    """Returns the bucket of each MD5. Buckets are ranges of MD5s."""
-    return (digests["high"] >> np.uint64(32)).astype(np.uint64) * np.uint64(num_buckets) >> np.uint64(32)
 
 
 def split_rows(rows: np.ndarray, buckets: np.ndarray, num_buckets: int) -> list[np.ndarray]:

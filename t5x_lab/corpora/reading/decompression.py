@@ -4,13 +4,15 @@ import contextlib
 import dataclasses
 import re
 import struct
-import zlib
 from collections.abc import Iterator
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 import zstandard
+from zlib_ng import zlib_ng  # as zlib, in two thirds of its time
 
 CHUNK_BYTES = 1 << 16
+_InflateError = cast(type[Exception], zlib_ng.error)  # which its stubs have as an instance
+_FIRST_BYTES = 1 << 12  # of a member: most are short, and each byte after their end is copied twice
 _MAX_MEMBER_BYTES = 1 << 25  # of a compressed member that are kept to look for the next one after damage
 _MAX_FAILURES = 1000  # of starts of members, one after the other, before the kept bytes are given up
 _PROBE_BYTES, _PROBE_INPUT_BYTES = 64, 1024
@@ -70,7 +72,7 @@ class _Gzip:
         try:
             inflater = _Inflater()
             content, _ = inflater.decompress(start[:_PROBE_INPUT_BYTES])
-        except zlib.error:
+        except _InflateError:
             return False
         return len(content) >= _PROBE_BYTES or inflater.eof
 
@@ -102,7 +104,7 @@ class _Inflater:
     """Decompressor of a gzip member. Its output per call is bounded, whatever the input expands to."""
 
     def __init__(self):
-        self._inflater = zlib.decompressobj(zlib.MAX_WBITS | 16)
+        self._inflater = zlib_ng.decompressobj(zlib_ng.MAX_WBITS | 16)
 
     def decompress(self, data: bytes) -> tuple[bytes, bytes]:
         """Returns (content, input that is left)."""
@@ -194,12 +196,13 @@ class _Members:
 
     def _read_member(self) -> Iterator[bytes | Damage]:
         """Yields the content of the member at the start."""
-        decompressor, position, size = self._form.new(), self._start, 0
+        decompressor, position, size, step = self._form.new(), self._start, 0, _FIRST_BYTES
         while position < len(self._buffer) or self._fill():
-            chunk = bytes(self._buffer[position : position + CHUNK_BYTES])
+            chunk = bytes(self._buffer[position : position + step])
+            step = CHUNK_BYTES
             try:
                 content, rest = decompressor.decompress(chunk)
-            except (zlib.error, zstandard.ZstdError) as error:
+            except (_InflateError, zstandard.ZstdError) as error:
                 yield Damage("checksum" if "check" in str(error) else "corrupt", size)
                 break
             if content:

@@ -105,7 +105,8 @@ class _Stream:
 
     def peek(self, size: int, start: int = 0) -> bytes:
         self.fill(start + size)
-        return bytes(self._buffer[self._start + start : self._start + start + size])
+        with memoryview(self._buffer) as view:  # a slice of the buffer itself would be copied twice
+            return bytes(view[self._start + start : self._start + start + size])
 
     def match(self, pattern: re.Pattern[bytes]) -> re.Match[bytes] | None:
         """Matches the start of the stream."""
@@ -120,7 +121,8 @@ class _Stream:
 
     def take(self, size: int) -> bytes:
         content = self.peek(size)
-        self.skip(len(content))
+        self._start += len(content)
+        self.position += len(content)
         return content
 
     def skip(self, size: int) -> None:

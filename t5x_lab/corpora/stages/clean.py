@@ -9,8 +9,9 @@ import pyarrow.compute as pc
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.corpora.config import Corpus
+from t5x_lab.corpora.duplicates.digests import buckets_of, digest_array, to_column
 from t5x_lab.corpora.duplicates.units import line_hashes, span_hashes
-from t5x_lab.corpora.duplicates.winners import DIGEST, buckets_of, digest_array, find_losers, split_rows
+from t5x_lab.corpora.duplicates.winners import find_losers, split_rows
 from t5x_lab.corpora.files import open_input, open_output
 from t5x_lab.corpora.page import Page, md5
 from t5x_lab.corpora.rules.rule import Failures, PageRules
@@ -122,14 +123,4 @@ def _write_units(context: Context, bucket: int, pages: list[Page]) -> None:
 
 
 def _columns(units: np.ndarray, urls: np.ndarray | None, pages: np.ndarray) -> list[pa.Array]:
-    return [binary_array(units), *([] if urls is None else [binary_array(urls)]), pa.array(pages, pa.int32())]
-
-
-def binary_array(digests: np.ndarray) -> pa.Array:
-    """Returns MD5s as an array of 16 bytes each."""
-    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), len(digests), [None, pa.py_buffer(digests.tobytes())])
-
-
-def digests_of(column: pa.Array) -> np.ndarray:
-    """Returns an array of 16 bytes each as `DIGEST`."""
-    return np.frombuffer(column.buffers()[1], DIGEST, len(column), column.offset * 16)
+    return [to_column(units), *([] if urls is None else [to_column(urls)]), pa.array(pages, pa.int32())]

@@ -4,10 +4,11 @@ from typing import Any
 
 import numpy as np
 
-from t5x_lab.corpora.duplicates.winners import find_losers, join_digests, split_rows
+from t5x_lab.corpora.duplicates.digests import from_column, join_digests, to_column
+from t5x_lab.corpora.duplicates.winners import find_losers, split_rows
 from t5x_lab.corpora.files import open_input, open_output
 from t5x_lab.corpora.stages import clean
-from t5x_lab.corpora.stages.clean import LOSSES, binary_array, digests_of
+from t5x_lab.corpora.stages.clean import LOSSES
 from t5x_lab.corpora.stages.context import Context
 from t5x_lab.corpora.stages.exchange import BucketWriter, read_bucket
 
@@ -25,8 +26,8 @@ def run(context: Context, part: int) -> dict[str, Any]:
     for bucket in range(num_buckets):
         with open_input(context.path(clean.NAME, f"{bucket:05d}.units.arrow")) as file:
             for batch in read_bucket(file, part):
-                units.append(digests_of(batch.column("unit")))
-                urls.append(digests_of(batch.column("url")))
+                units.append(from_column(batch.column("unit")))
+                urls.append(from_column(batch.column("url")))
                 pages.append(batch.column("page").to_numpy())
                 buckets.append(np.full(batch.num_rows, bucket, np.int64))
     with open_output(context.path(NAME, f"{part:05d}.arrow")) as output:
@@ -35,6 +36,6 @@ def run(context: Context, part: int) -> dict[str, Any]:
             all_units, all_pages, all_buckets = join_digests(units), np.concatenate(pages), np.concatenate(buckets)
             _, losers = find_losers(all_units, join_digests(urls), all_buckets << 32 | all_pages)
             for bucket, rows in enumerate(split_rows(losers, all_buckets[losers], num_buckets)):
-                writer.add_columns(bucket, [binary_array(all_units[rows]), all_pages[rows]])
+                writer.add_columns(bucket, [to_column(all_units[rows]), all_pages[rows]])
         writer.close()
     return {"counts": {}}

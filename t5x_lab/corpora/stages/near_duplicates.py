@@ -6,15 +6,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from t5x_lab.corpora.duplicates.winners import digest_array, find_losers, join_digests, split_rows
+from t5x_lab.corpora.duplicates.digests import bucket_of, digest_array, from_column, join_digests, to_column
+from t5x_lab.corpora.duplicates.winners import find_losers, split_rows
 from t5x_lab.corpora.files import open_input, open_output
 from t5x_lab.corpora.page import md5
 from t5x_lab.corpora.stages import finish
-from t5x_lab.corpora.stages.clean import binary_array, digests_of
 from t5x_lab.corpora.stages.context import Context, Examples
 from t5x_lab.corpora.stages.exchange import BucketWriter, read_bucket
 from t5x_lab.corpora.stages.parts import PartWriter, read_all
-from t5x_lab.corpora.stages.read import bucket_of
 from t5x_lab.corpora.stages.statistics import Statistics
 
 BANDS, PAIRS, CLUSTERS, NAME = "bands", "pairs", "clusters", "unique"
@@ -51,8 +50,8 @@ def write_pairs(context: Context, part: int) -> dict[str, Any]:
     for bucket in list_buckets(context):
         with open_input(context.path(BANDS, f"{bucket:05d}.arrow")) as file:
             for batch in read_bucket(file, part):
-                columns["band"].append(digests_of(batch.column("band")))
-                columns["url"].append(digests_of(batch.column("url")))
+                columns["band"].append(from_column(batch.column("band")))
+                columns["url"].append(from_column(batch.column("url")))
                 columns["page"].append(batch.column("page").to_numpy())
     with open_output(context.path(PAIRS, f"{part:05d}.arrow")) as output:
         writer = BucketWriter(output, _PAIRS)
@@ -61,7 +60,7 @@ def write_pairs(context: Context, part: int) -> dict[str, Any]:
             pages = np.concatenate(columns["page"])
             winners, losers = find_losers(bands, urls, pages)
             keepers = winners[np.searchsorted(_sortable(bands[winners]), _sortable(bands[losers]))]
-            writer.add_columns(0, [binary_array(urls[keepers]), binary_array(urls[losers]), pages[keepers], pages[losers]])
+            writer.add_columns(0, [to_column(urls[keepers]), to_column(urls[losers]), pages[keepers], pages[losers]])
         writer.close()
     return {"counts": {}}
 
@@ -82,7 +81,7 @@ def write_clusters(context: Context, _: int) -> dict[str, Any]:
             for batch in read_bucket(file):
                 first.append(batch.column("page1").to_numpy())
                 second.append(batch.column("page2").to_numpy())
-                urls += [digests_of(batch.column("url1")), digests_of(batch.column("url2"))]
+                urls += [from_column(batch.column("url1")), from_column(batch.column("url2"))]
     losers = np.zeros(0, np.int64)
     if first:
         ends = np.stack([np.concatenate(first), np.concatenate(second)])

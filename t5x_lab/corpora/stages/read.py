@@ -5,6 +5,7 @@ import dataclasses
 import re
 from typing import Any
 
+from t5x_lab.corpora.duplicates.digests import bucket_of
 from t5x_lab.corpora.files import open_input, open_output
 from t5x_lab.corpora.page import Page
 from t5x_lab.corpora.reading.inputs import read_pages
@@ -23,6 +24,7 @@ def list_jobs(context: Context) -> range:
 def run(context: Context, index: int) -> dict[str, Any]:
     """Reads the pages of some files, applies `Corpus.read_rules`, and writes them by bucket. Returns the summary."""
     corpus, counts, examples = context.corpus, collections.Counter[str](), Examples()
+    damaged: dict[str, dict[str, int]] = {}
     keys = {"text": corpus.text_key, "url": corpus.url_key, "timestamp": corpus.timestamp_key}
     rules = PageRules(corpus.read_rules, counts, examples.add)
     first = sum(len(files) for files in context.plan.inputs[:index])
@@ -31,8 +33,9 @@ def run(context: Context, index: int) -> dict[str, Any]:
         for number, (path, size) in enumerate(context.plan.inputs[index]):
             counts["files"] += 1
             counts["bytes"] += size
+            problems = collections.Counter[str]()
             with open_input(path) as file:
-                pages = read_pages(file, path, corpus.html_text, keys, counts, corpus.max_record_bytes)
+                pages = read_pages(file, path, corpus.html_text, keys, problems, corpus.max_record_bytes)
                 for record, page in enumerate(pages):
                     counts["pages in"] += 1
                     counts["characters in"] += len(page.text)
@@ -41,8 +44,11 @@ def run(context: Context, index: int) -> dict[str, Any]:
                     remaining = rules.apply(page)
                     if remaining is not None:
                         _add(writer, remaining, context.plan.num_buckets)
+            counts.update(problems)
+            if damage := {kind: number for kind, number in problems.items() if kind.startswith("damaged_")}:
+                damaged[path] = damage
         writer.close()
-    return {"counts": +counts, "examples": examples.to_json()}
+    return {"counts": +counts, "examples": examples.to_json(), "damaged files": damaged}
 
 
 def _repair(page: Page) -> Page:
@@ -63,11 +69,6 @@ def _repair(page: Page) -> Page:
 
 def _add(writer: BucketWriter, page: Page, num_buckets: int) -> None:
     writer.add(bucket_of(page.key, num_buckets), page_row(page), len(page.text))
-
-
-def bucket_of(digest: bytes, num_buckets: int) -> int:
-    """Returns the bucket of an MD5: buckets are ranges, so that sorted buckets one after the other are sorted."""
-    return int.from_bytes(digest[:8], "big") * num_buckets >> 64
 
 
 def is_timestamp(text: str) -> bool:
