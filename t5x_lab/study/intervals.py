@@ -1,7 +1,8 @@
 """Confidence intervals of results over seeds and units, such as data sets, and of differences between cells.
 
 An interval is a 95 % interval of Student's t. With several seeds and several units it is the wider one of two: over units, with
-seeds averaged, and over seeds, with units averaged. Examples of one data set are not units: they are not independent.
+seeds averaged, and over seeds, with units averaged. Examples of one data set are not units: they are not independent. P-values
+are those of the same t-tests. Those of many comparisons are adjusted to their false discovery rate.
 """
 
 import dataclasses
@@ -23,6 +24,8 @@ class Interval:
       mean: mean over seeds and units.
       low, high: ends of the interval; NaN with one seed and one unit.
       seeds, units: their numbers.
+      p_value: probability of a mean so far from zero in either direction if the true one is zero, the larger one of the two
+        tests. NaN with one seed and one unit.
     """
 
     mean: float
@@ -30,26 +33,35 @@ class Interval:
     high: float
     seeds: int
     units: int
+    p_value: float
 
     @property
-    def excludes_zero(self) -> bool:
-        return self.low > 0 or self.high < 0
-
-    @property
-    def standard_error(self) -> float:
-        """Half the width of the interval, divided by its t quantile for many degrees of freedom, 1.96."""
-        return (self.high - self.low) / 2 / 1.96
+    def p_above(self) -> float:
+        """Probability of a mean so far above zero if the true one is zero."""
+        return self.p_value / 2 if self.mean > 0 else 1 - self.p_value / 2
 
 
 def interval(results: Results) -> Interval:
     """Returns the mean of results and its interval. Seeds have the units that all of them have."""
     values_SU = _table(results)
     if not values_SU.size:
-        return Interval(math.nan, math.nan, math.nan, 0, 0)
+        return Interval(math.nan, math.nan, math.nan, 0, 0, math.nan)
     seeds, units = values_SU.shape
-    half_widths = [_half_width(values) for values in (values_SU.mean(axis=0), values_SU.mean(axis=1)) if len(values) > 1]
-    mean, half_width = float(values_SU.mean()), max(half_widths, default=math.nan)
-    return Interval(mean, mean - half_width, mean + half_width, seeds, units)
+    samples = [values for values in (values_SU.mean(axis=0), values_SU.mean(axis=1)) if len(values) > 1]
+    mean, half_width = float(values_SU.mean()), max(map(_half_width, samples), default=math.nan)
+    return Interval(mean, mean - half_width, mean + half_width, seeds, units, max(map(_p_value, samples), default=math.nan))
+
+
+def adjust(p_values: Sequence[float]) -> list[float]:
+    """Returns p-values of several comparisons adjusted to their false discovery rate (Benjamini and Hochberg, 1995).
+
+    Of the comparisons whose adjusted p-value is at most 0.05, five in a hundred are expected to be wrong. NaN stays NaN, and
+    is no comparison.
+    """
+    values = np.array(p_values, float)
+    is_number = ~np.isnan(values)
+    values[is_number] = scipy.stats.false_discovery_control(values[is_number])
+    return values.tolist()
 
 
 def paired_difference(first: Results, second: Results) -> Interval:
@@ -75,3 +87,10 @@ def _table(results: Results) -> np.ndarray:
 def _half_width(values: Sequence[float] | np.ndarray) -> float:
     error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
     return float(scipy.stats.t.ppf(0.5 + LEVEL / 2, len(values) - 1)) * error
+
+
+def _p_value(values: np.ndarray) -> float:
+    error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    if not error:
+        return 0.0 if values.mean() else 1.0
+    return float(2 * scipy.stats.t.sf(abs(values.mean()) / error, len(values) - 1))

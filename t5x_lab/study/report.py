@@ -21,7 +21,7 @@ from t5x_lab.study.results import MeasureReport, fit_sizes, make_measure_reports
 from t5x_lab.study.savings import Saved, compute_savings, mean_ratio
 
 MARKDOWN, HTML, JSON = "report.md", "report.html", "report.json"
-MISSING = "missing"
+MISSING, AT_CONSTANT = "missing", "at the constant answer"
 
 
 def write_report(plan: Plan, quantities: Mapping[str, Quantities], equal: Sequence[str]) -> pathlib.Path:
@@ -66,7 +66,8 @@ def _to_json(report: MeasureReport) -> dict[str, Any]:
             for cell in report.cells
         },
         "orderings": [
-            {"better": o.better, "worse": o.worse, "shown": o.is_shown, **show(o.difference)} for o in report.orderings
+            {"better": o.better, "worse": o.worse, "shown": o.is_shown, "adjusted_p_value": o.adjusted, **show(o.difference)}
+            for o in report.orderings
         ],
     }
 
@@ -107,25 +108,37 @@ def _measure_section(report: MeasureReport) -> list[str]:
         is_known = bool(mean.units)
         bounds = "" if math.isnan(mean.low) else f"{number(mean.low)} … {number(mean.high)}"
         seeds = f"{mean.seeds}" + (f", {MISSING}: {', '.join(map(str, cell.missing))}" if cell.missing else "")
-        row = [cell.title, number(mean.mean) if is_known else MISSING, bounds, seeds if is_known else ""]
+        without_mean = AT_CONSTANT if cell.values and report.uninformative else MISSING
+        row = [cell.title, number(mean.mean) if is_known else without_mean, bounds, seeds if is_known else ""]
         rows.append([*row, *([str(measure.published.get(cell.title, ""))] if published else [])])
     for name, title in (("constant", "constant answer"), ("chance", "random answer")):
         if not math.isnan(value := report.reference(name)):
             rows.append([title, number(value), *[""] * (len(header) - 2)])
+    lines = [f"## {report.title}", "", *_table(header, rows), "", *_unit_sentences(report), ""]
     shown = [o for o in report.orderings if o.is_shown]
-    units = f"Mean over {len(report.units)} units: {', '.join(report.units)}." if report.units else "No unit has results."
-    lines = [f"## {report.title}", "", *_table(header, rows), "", units]
-    if report.uninformative:
-        lines += ["", f"At the constant answer in all cells, and not in the mean: {', '.join(report.uninformative)}."]
-    lines += [
-        "",
-        f"{len(shown)} of {len(report.orderings)} orderings are shown, {len(report.orderings) - len(shown)} are open.",
-        "",
-    ]
+    open_ones = len(report.orderings) - len(shown)
+    lines += [f"{len(shown)} of {len(report.orderings)} orderings are shown, {open_ones} are open.", ""] if report.units else []
     if shown:
         difference = lambda o: f"{number(o.difference.mean)} ({number(o.difference.low)} … {number(o.difference.high)})"
-        lines += [*_table(["better", "worse", "difference"], [[o.better, o.worse, difference(o)] for o in shown]), ""]
+        lines += _table(
+            ["better", "worse", "difference", "adjusted p"],
+            [[o.better, o.worse, difference(o), f"{o.adjusted:.3f}"] for o in shown],
+        )
+        lines.append("")
     return lines
+
+
+def _unit_sentences(report: MeasureReport) -> list[str]:
+    """Returns what the mean is of."""
+    units, uninformative = report.units, ", ".join(report.uninformative)
+    if not units and not uninformative:
+        return ["No unit has results."]
+    sentences = [f"Mean over {len(units)} units: {', '.join(units)}."] if len(units) > 1 else []
+    if len(units) == 1:
+        sentences = [f"Of one unit, {units[0]}: orderings are those of this unit, and say nothing about others."]
+    if uninformative:
+        sentences += ["", f"At the constant answer in all cells, and not in the mean: {uninformative}."]
+    return sentences
 
 
 def _isoflop_section(fits: Mapping[str, Fit | None]) -> list[str]:

@@ -1,10 +1,11 @@
 """Results of a study: for each cell and measure the values by seed and unit, read from run directories alone."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
 
-from t5x_lab.study.intervals import Interval, Results, interval, mean_over_units, paired_difference
+from t5x_lab.study.intervals import LEVEL, Interval, Results, adjust, interval, mean_over_units, paired_difference
 from t5x_lab.study.isoflop import Fit, Point, fit_isoflop
 from t5x_lab.study.measures import Measure, Value
 from t5x_lab.study.plan import Cell, Plan
@@ -58,23 +59,20 @@ def common_units(results: Sequence[CellResults]) -> list[str]:
 
 
 def informative_units(results: Sequence[CellResults], units: Sequence[str], best_is: str) -> list[str]:
-    """Returns the units in which some cell is better than the constant answer by more than two standard errors over seeds.
+    """Returns the units in which some cell is better than the constant answer.
 
-    Units without a constant answer are kept, and so are all with a single seed, for which there is no standard error.
+    It is by a t-test over seeds, one for each cell and unit, at a false discovery rate of 5 %. Units without a constant answer are
+    kept, and so are all with a single seed, for which there is no test.
     """
     sign = 1 if best_is == "highest" else -1
-
-    def is_informative(unit: str) -> bool:
-        for cell in results:
-            differences = {key: sign * (value.value - value.constant) for key, value in cell.values.items() if key[1] == unit}
-            if not differences:
-                continue  # a missing cell
-            above = interval(differences)
-            if math.isnan(above.mean) or above.seeds < 2 or above.mean > 2 * above.standard_error:
-                return True
-        return False
-
-    return [unit for unit in units if is_informative(unit)]
+    tests: list[tuple[str, float]] = []
+    for cell in filter(lambda cell: cell.values, results):
+        for unit in units:
+            above = interval({key: sign * (x.value - x.constant) for key, x in cell.values.items() if key[1] == unit})
+            tests.append((unit, above.p_above))
+    adjusted = adjust([p_value for _, p_value in tests])
+    informative = {unit for (unit, _), p_value in zip(tests, adjusted) if math.isnan(p_value) or p_value <= 1 - LEVEL}
+    return [unit for unit in units if unit in informative]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,16 +82,18 @@ class Ordering:
     Attributes:
       better, worse: titles.
       difference: interval of the difference, in favour of `better`.
+      adjusted: p-value of the difference, adjusted to the false discovery rate of all comparisons of the measure.
     """
 
     better: str
     worse: str
     difference: Interval
+    adjusted: float
 
     @property
     def is_shown(self) -> bool:
-        """Whether the interval excludes zero. Otherwise the ordering is open."""
-        return self.difference.excludes_zero
+        """Whether the ordering is shown at a false discovery rate of 5 %. Otherwise it is open."""
+        return self.adjusted <= 1 - LEVEL
 
 
 def orderings(numbers: Mapping[str, Results], best_is: str) -> list[Ordering]:
@@ -106,19 +106,13 @@ def orderings(numbers: Mapping[str, Results], best_is: str) -> list[Ordering]:
     sign = 1 if best_is == "highest" else -1
     numbers = {title: {key: sign * value for key, value in own.items()} for title, own in numbers.items() if own}
     pairs = []
-    titles = list(numbers)
-    for position, first in enumerate(titles):
-        for second in titles[position + 1 :]:
-            difference = paired_difference(numbers[first], numbers[second])
-            if difference.mean >= 0:
-                pairs.append(Ordering(first, second, difference))
-            else:
-                pairs.append(Ordering(second, first, _negative(difference)))
-    return pairs
-
-
-def _negative(difference: Interval) -> Interval:
-    return dataclasses.replace(difference, mean=-difference.mean, low=-difference.high, high=-difference.low)
+    for first, second in itertools.combinations(numbers, 2):
+        difference = paired_difference(numbers[first], numbers[second])
+        if difference.mean < 0:
+            first, second, difference = second, first, paired_difference(numbers[second], numbers[first])
+        pairs.append((first, second, difference))
+    adjusted = adjust([difference.p_value for _, _, difference in pairs])
+    return [Ordering(*pair, p_value) for pair, p_value in zip(pairs, adjusted)]
 
 
 @dataclasses.dataclass(frozen=True)
