@@ -25,7 +25,8 @@ class Interval:
       low, high: ends of the interval; NaN with one seed and one unit.
       seeds, units: their numbers.
       p_value: probability of a mean so far from zero in either direction if the true one is zero, the larger one of the two
-        tests. NaN with one seed and one unit.
+        tests. NaN if there is no spread to compare it with: with one seed and one unit, or with equal values, which coarse
+        scores have by chance.
     """
 
     mean: float
@@ -34,11 +35,6 @@ class Interval:
     seeds: int
     units: int
     p_value: float
-
-    @property
-    def p_above(self) -> float:
-        """Probability of a mean so far above zero if the true one is zero."""
-        return self.p_value / 2 if self.mean > 0 else 1 - self.p_value / 2
 
 
 def interval(results: Results) -> Interval:
@@ -49,7 +45,9 @@ def interval(results: Results) -> Interval:
     seeds, units = values_SU.shape
     samples = [values for values in (values_SU.mean(axis=0), values_SU.mean(axis=1)) if len(values) > 1]
     mean, half_width = float(values_SU.mean()), max(map(_half_width, samples), default=math.nan)
-    return Interval(mean, mean - half_width, mean + half_width, seeds, units, max(map(_p_value, samples), default=math.nan))
+    return Interval(
+        mean, mean - half_width, mean + half_width, seeds, units, float(np.max([*map(_p_value, samples)] or [math.nan]))
+    )
 
 
 def adjust(p_values: Sequence[float]) -> list[float]:
@@ -91,6 +89,6 @@ def _half_width(values: Sequence[float] | np.ndarray) -> float:
 
 def _p_value(values: np.ndarray) -> float:
     error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
-    if not error:
-        return 0.0 if values.mean() else 1.0
+    if error < 1e-12:
+        return math.nan if abs(values.mean()) > 1e-12 else 1.0
     return float(2 * scipy.stats.t.sf(abs(values.mean()) / error, len(values) - 1))

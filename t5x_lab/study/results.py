@@ -59,20 +59,21 @@ def common_units(results: Sequence[CellResults]) -> list[str]:
 
 
 def informative_units(results: Sequence[CellResults], units: Sequence[str], best_is: str) -> list[str]:
-    """Returns the units in which some cell is better than the constant answer.
+    """Returns the units in which some cell is better than the constant answer by more than two standard errors over seeds.
 
-    It is by a t-test over seeds, one for each cell and unit, at a false discovery rate of 5 %. Units without a constant answer are
-    kept, and so are all with a single seed, for which there is no test.
+    The 95 % interval is then above the constant answer. Units without a constant answer are kept, and so are all with a single
+    seed, for which there is no standard error. Of many cells one may be lucky, which is why orderings are tested together.
     """
     sign = 1 if best_is == "highest" else -1
-    tests: list[tuple[str, float]] = []
-    for cell in filter(lambda cell: cell.values, results):
-        for unit in units:
+
+    def is_informative(unit: str) -> bool:
+        for cell in filter(lambda cell: cell.values, results):
             above = interval({key: sign * (x.value - x.constant) for key, x in cell.values.items() if key[1] == unit})
-            tests.append((unit, above.p_above))
-    adjusted = adjust([p_value for _, p_value in tests])
-    informative = {unit for (unit, _), p_value in zip(tests, adjusted) if math.isnan(p_value) or p_value <= 1 - LEVEL}
-    return [unit for unit in units if unit in informative]
+            if math.isnan(above.low) or above.low > 0:
+                return True
+        return False
+
+    return [unit for unit in units if is_informative(unit)]
 
 
 @dataclasses.dataclass(frozen=True)
