@@ -3,8 +3,9 @@
     python benchmarks/corpus.py --data=../shared/data
 
 Pages are made of lines of real ones, the crawl files of the test data. It prints MB of text per CPU-second for each stage, the
-agreement of extractors of HTML with Mozilla Readability's articles, and the CPU-seconds of all stages together beside TFDS's
-functions on Beam's local runner, at several numbers of pages, with the peak memory of the process.
+agreement of extractors of HTML with Mozilla Readability's articles, that of rules of Gopher and FineWeb with datatrove (if
+installed: pip install datatrove), recall and precision of near-duplicates against all pairs, and the CPU-seconds of all
+stages together beside TFDS's functions on Beam's local runner, at several numbers of pages, with the peak memory of the process.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import collections
 import dataclasses
 import gc
 import gzip
+import itertools
 import json
 import os
 import pathlib
@@ -28,13 +30,19 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from t5x_lab.corpora import pipeline
+from t5x_lab.corpora.duplicates.min_hash import MinHash
+from t5x_lab.corpora.duplicates.ngrams import ngram_hashes, word_hashes
 from t5x_lab.corpora.duplicates.units import remove_lines
 from t5x_lab.corpora.page import Page
 from t5x_lab.corpora.reading.html import main_text, trafilatura_text, whole_text
 from t5x_lab.corpora.reading.inputs import file_kind, read_pages
 from t5x_lab.corpora.rules.fast_langdetect import detect
+from t5x_lab.corpora.rules.fineweb import fineweb_quality
+from t5x_lab.corpora.rules.gopher import gopher_quality, gopher_repetition
 from t5x_lab.corpora.rules.lines import LineCleaning
 from t5x_lab.corpora.rules.pages import bad_words
+from t5x_lab.corpora.rules.personal_data import personal_data
+from t5x_lab.corpora.rules.rule import Dropped
 from t5x_lab.corpora.rules.sentences import punkt_sentences
 from t5x_lab.corpora.stages.context import parse_corpus
 
@@ -184,6 +192,79 @@ def compare_extractors(data: pathlib.Path) -> None:
         )
 
 
+def compare_rules(texts: list[str], rounds: int) -> None:
+    """Prints the speed of the rules beyond C4 on real pages, and their agreement with datatrove's on the same words."""
+    pages = [Page("http://www.example.com/", text) for text in texts]
+    megabytes, min_hash = sum(map(len, texts)) / 1e6, MinHash()
+    rules = {rule.__name__: rule for rule in (gopher_quality, gopher_repetition, fineweb_quality, personal_data)}
+    others = datatrove_filters()
+    print(f"{len(texts):,} pages of the crawl files with {megabytes:.1f} MB; MB per CPU-second of a core")
+    for name, rule in rules.items():
+        seconds, line = cpu_seconds(lambda rule=rule: [rule(page) for page in pages], rounds), ""
+        if name in others:
+            other = cpu_seconds(lambda keeps=others[name]: [keeps(text) for text in texts], rounds)
+            agree = sum((not isinstance(rule(page), Dropped)) == others[name](page.text) for page in pages)
+            line = f"   datatrove {megabytes / other:8.1f}   the same verdict on {agree} pages"
+        print(f"{name:<24} {megabytes / seconds:8.1f}{line}")
+    seconds = cpu_seconds(lambda: [min_hash.band_hashes(text) for text in texts], rounds)
+    print(f"{'MinHash':<24} {megabytes / seconds:8.1f}")
+
+
+def datatrove_filters() -> dict[str, Callable[[str], bool]]:
+    """Returns datatrove's filters by the name of our rule, with the thresholds of the papers and words between white space."""
+    try:
+        from datatrove.data import Document
+        from datatrove.pipeline.filters import fineweb_quality_filter, gopher_quality_filter, gopher_repetition_filter
+    except ImportError:
+        return {}
+    for module in (fineweb_quality_filter, gopher_quality_filter, gopher_repetition_filter):
+        module.split_into_words = lambda text, language: text.split()
+    filters = {
+        "gopher_quality": gopher_quality_filter.GopherQualityFilter(),
+        "gopher_repetition": gopher_repetition_filter.GopherRepetitionFilter(),
+        "fineweb_quality": fineweb_quality_filter.FineWebQualityFilter(char_duplicates_ratio=0.1, new_line_ratio=1e9),
+    }
+
+    def keeps(own) -> Callable[[str], bool]:
+        return lambda text: bool(text.split()) and own.filter(Document(text=text, id="")) is True
+
+    return {name: keeps(own) for name, own in filters.items()}
+
+
+def compare_near_duplicates(texts: list[str], seeds: int = 8) -> None:
+    """Prints how many pairs share a band by their true similarity, on real pages and copies with some words replaced.
+
+    Pairs of a few originals are alike, so that hash functions of several seeds are averaged.
+    """
+    generator = random.Random(2)
+    texts = list(dict.fromkeys(texts))
+    for text in list(texts):
+        for _ in range(generator.randrange(4)):
+            tokens, share = text.split(" "), generator.uniform(0.0, 0.12)
+            texts.append(" ".join(generator.choice(tokens) if generator.random() < share else token for token in tokens))
+    grams = [set(ngram_hashes(word_hashes(text), MinHash().ngram).tolist()) for text in texts]
+    bands = [[set(MinHash(seed=seed).band_hashes(text)) for text in texts] for seed in range(1, seeds + 1)]
+    pairs = []  # (Jaccard similarity, share of seeds with a common band)
+    for first, second in itertools.combinations(range(len(texts)), 2):
+        common = len(grams[first] & grams[second])
+        similarity = common / max(len(grams[first]) + len(grams[second]) - common, 1)
+        pairs.append((similarity, statistics.mean(bool(own[first] & own[second]) for own in bands)))
+    print(
+        f"near-duplicates: {len(texts):,} pages, {len(pairs):,} pairs by the Jaccard similarity of their 5-grams, {seeds} seeds"
+    )
+    for low, high in itertools.pairwise((0.0, 0.3, 0.5, 0.6, 0.7, 0.75, 0.8, 0.9, 1.01)):
+        own = [(s, share) for s, share in pairs if low <= s < high]
+        formula = statistics.mean(1 - (1 - s ** MinHash().rows) ** MinHash().bands for s, _ in own)
+        shares = statistics.mean(share for _, share in own)
+        print(
+            f"  {low:.2f} to {min(high, 1.0):.2f}: {len(own):7,} pairs, {shares:.1%} share a band, {formula:.1%} by the formula"
+        )
+    for threshold in (0.6, 0.7, 0.8):
+        recall = statistics.mean(share for s, share in pairs if s >= threshold)
+        precision = sum(share for s, share in pairs if s >= threshold) / sum(share for _, share in pairs)
+        print(f"  duplicates from {threshold}: recall {recall:.3f}, precision {precision:.3f}")
+
+
 def count_words(text: str) -> collections.Counter[str]:
     return collections.Counter(re.findall(r"\w+", text))
 
@@ -272,6 +353,8 @@ def main() -> None:
         pages = make_pages(texts, args.pages)
         compare_stages(pages, write_wet(pages, pathlib.Path(folder) / "wet"), str(badwords), args.rounds)
         compare_extractors(pathlib.Path(args.data))
+        compare_rules(texts, args.rounds)
+        compare_near_duplicates(texts)
         print("all stages of C4, CPU-seconds:")
         for number in map(int, args.sizes.split(",")):
             inputs = pathlib.Path(folder) / f"wet{number}"
