@@ -4,8 +4,8 @@
 
 Pages are made of lines of real ones, the crawl files of the test data. It prints MB of text per CPU-second for each stage, the
 agreement of extractors of HTML with Mozilla Readability's articles, that of rules of Gopher and FineWeb with datatrove (if
-installed: pip install datatrove), recall and precision of near-duplicates against all pairs, and the CPU-seconds of all
-stages together beside TFDS's functions on Beam's local runner, at several numbers of pages, with the peak memory of the process.
+installed: pip install datatrove), recall and precision of near-duplicates against all pairs, and the CPU-seconds of all stages
+together beside TFDS's functions on Beam's local runner, at several numbers of pages, with the peak memory of the process.
 """
 
 import argparse

@@ -30,7 +30,7 @@ from t5x_lab.corpora.duplicates.units import remove_spans
 from t5x_lab.corpora.page import Page, md5, split_name
 from t5x_lab.corpora.rules import pages
 from t5x_lab.corpora.rules.sentences import punkt_sentences
-from t5x_lab.corpora.stages.context import parse_corpus
+from t5x_lab.corpora.stages.context import describe, parse_corpus
 
 WORDS = (
     "river mountain village teacher garden window letter winter summer bridge market doctor story music paper table kitchen "
@@ -271,6 +271,17 @@ def test_mistakes_are_found_before_anything_is_read(tmp_path):
         with pytest.raises(UserError, match=match):
             run_corpus(inputs, tmp_path / "out", *bindings)
         assert not list(tmp_path.glob("out/work/read-*"))
+
+
+def test_a_module_that_the_users_rules_import_is_part_of_them(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "lists_of_mine.py").write_text("WORDS = ('a',)\n")
+    (tmp_path / "rules_of_mine.py").write_text("import lists_of_mine\n\n\ndef rule(page):\n    return page\n")
+    rule = __import__("rules_of_mine").rule
+    before = describe(rule)
+    assert describe(rule) == before
+    (tmp_path / "lists_of_mine.py").write_text("WORDS = ('b',)\n")
+    assert describe(rule) != before
 
 
 def test_a_second_command_is_refused_while_the_first_one_works(tmp_path):

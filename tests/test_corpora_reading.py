@@ -307,7 +307,7 @@ def test_json_text_and_html_files():
     pages, counts = pages_of(b"\n".join(lines), "d/x.jsonl")
     assert [(page.url, page.text) for page in pages] == [("http://a", "a"), (os.path.abspath("d/x.jsonl#6"), "\ud800b")]
     assert {page.timestamp for page in pages} == {"2020-04-18T10:22:31Z"}
-    assert counts == {"damaged_json": 2, "dropped_no_text": 1, "dropped_no_text_key": 1, "pages without URL": 1}
+    assert counts == {"damaged_json_lines": 2, "dropped_no_text": 1, "dropped_no_text_key": 1, "pages without URL": 1}
     assert [page.text for page in pages_of(gzip.compress(b"One.\r\nTwo.\n"), "x.txt.gz")[0]] == ["One.\r\nTwo.\n"]
     html = "<html><head><meta charset=latin1></head><body><p>Caf\xe9 is a word of four letters.</p></body></html>".encode(
         "latin1"

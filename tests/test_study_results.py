@@ -70,7 +70,7 @@ def test_the_interval_covers_the_true_mean_as_often_as_it_says():
 
 
 def test_p_values_are_adjusted_to_the_false_discovery_rate():
-    """By the definition: the largest k with p(k) <= k/m * rate is rejected with all smaller ones."""
+    """The largest k with p(k) <= k/m * rate is rejected with all smaller ones."""
     draw = np.random.default_rng(4)
     for _ in range(20):
         p_values = draw.uniform(size=30) ** draw.uniform(1, 4)
@@ -83,7 +83,7 @@ def test_p_values_are_adjusted_to_the_false_discovery_rate():
 
 
 def test_equal_cells_are_hardly_ever_ordered():
-    """Of sixteen cells of the same mean with three seeds, single tests find some orderings in nearly every study."""
+    """Single tests find orderings of sixteen cells with the same mean in nearly every study."""
     draw, alone, together = np.random.default_rng(5), 0, 0
     for _ in range(50):
         numbers = {f"{n}": by_key(draw.normal(0.5, 0.1, (3, 1))) for n in range(16)}

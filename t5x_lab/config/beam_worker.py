@@ -1,12 +1,13 @@
 """Worker process of Beam's local runner, which ends with the command that started it.
 
 Beam starts workers through a shell, so the kernel does not tell them that the command was killed, and they would wait forever.
-The command alone answers Ctrl-C.
+Ctrl-C, which the command answers, ends a worker without a word: Beam's tracebacks would follow.
 """
 
 import contextlib
 import logging
 import os
+import signal
 import threading
 import time
 
@@ -23,6 +24,7 @@ def _watch(pid: int) -> None:
 
 
 def _main() -> None:
+    signal.signal(signal.SIGINT, lambda *_: os._exit(0))
     threading.Thread(target=_watch, args=(int(os.environ[COMMAND]),), name="command", daemon=True).start()
     logging.disable(logging.WARNING)
     from apache_beam.runners.worker import sdk_worker_main

@@ -1,8 +1,10 @@
-"""Error messages for exceptions in a user's code, with file and line."""
+"""A user's code: which modules it is, and error messages for its exceptions, with file and line."""
 
 import os
 import pathlib
+import sys
 import traceback
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +29,16 @@ def describe_user_code_error(error: BaseException) -> str | None:
 def is_user_file(file: str) -> bool:
     """Returns whether a Python file belongs to the user: it exists and is neither ours nor an installed package."""
     return os.path.exists(file) and not _is_library(file)
+
+
+def user_modules() -> dict[str, str]:
+    """Returns the CRC-32 of the file of each imported module that belongs to the user, by name."""
+    files = {name: getattr(module, "__file__", None) for name, module in list(sys.modules.items())}
+    return {
+        name: f"{zlib.crc32(pathlib.Path(file).read_bytes()):08x}"
+        for name, file in sorted(files.items())
+        if file and file.endswith(".py") and is_user_file(file)
+    }
 
 
 def _is_library(file: str) -> bool:

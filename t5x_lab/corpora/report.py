@@ -3,6 +3,7 @@
 import contextlib
 import glob
 import io
+import re
 from typing import Any
 
 from t5x_lab.config.errors import UserError
@@ -128,7 +129,11 @@ def _to_markdown(summary: dict[str, Any]) -> tuple[str, dict[str, bytes]]:
         for split, size in summary["splits"].items()
     ]
     rules = [
-        [f"`{name}`", f"{pages:,}", f"{units:,}", f"{characters:,}", f"{characters / total:.1%}"]
+        [
+            f"`{name}`",
+            f"{pages:,}",
+            *(["", "", ""] if ": " in name else [f"{units:,}", f"{characters:,}", f"{characters / total:.1%}"]),
+        ]
         for name, pages, units, characters in _rule_rows(summary, details=True)
     ]
     figures = {"lengths.png": _length_figure(summary["lengths"])} if summary["lengths"] else {}
@@ -177,7 +182,8 @@ def _top(counts: dict[str, int]) -> list[list[str]]:
 def _table(names: list[str], rows: list[list[str]]) -> str:
     if not rows:
         return "None."
-    lines = [names, ["---"] * len(names), *rows]
+    is_number = lambda column: all(re.fullmatch(r"[\d,.]*%?", row[column]) for row in rows)
+    lines = [names, ["---:" if is_number(column) else "---" for column in range(len(names))], *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in row) + " |" for row in lines)
 
 

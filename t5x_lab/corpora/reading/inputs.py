@@ -95,7 +95,7 @@ def _read_json(
         except (ValueError, RecursionError):
             record = None
         if not isinstance(record, dict):
-            counts["damaged_json"] += 1
+            counts["damaged_json_lines"] += 1
             continue
         text, url, timestamp = (_lookup(record, keys[name]) for name in ("text", "url", "timestamp"))
         if not isinstance(text, str):

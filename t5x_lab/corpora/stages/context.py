@@ -17,6 +17,7 @@ from typing import Any
 
 from t5x_lab.config import gin_files
 from t5x_lab.config.json_files import parse_json
+from t5x_lab.config.user_code import user_modules
 from t5x_lab.corpora.config import Corpus
 from t5x_lab.corpora.configurables import bind_rules
 from t5x_lab.corpora.files import exists, open_input, open_output
@@ -128,7 +129,8 @@ def merge_examples(parts: Iterable[dict[str, list]]) -> dict[str, list]:
 def describe(value: Any) -> Any:
     """Returns a value whose text changes whenever a setting changes the corpus.
 
-    These are values, arguments of rules, the code of a user's own functions, and the size and time of files that are named.
+    These are values, arguments of rules, the code of a user's own functions with that of all of their modules, and the size and
+    time of files that are named.
     """
     if isinstance(value, functools.partial):
         return describe(value.func), describe(value.keywords)
@@ -160,7 +162,7 @@ def _describe_function(function: Callable[..., Any]) -> Any:
     state = describe(vars(function)) if not inspect.isroutine(function) and hasattr(function, "__dict__") else None
     code = function if inspect.isroutine(function) else type(function)
     with contextlib.suppress(OSError, TypeError):  # code that is no file
-        return name, state, inspect.getsource(inspect.getmodule(code) or code)
+        return name, state, inspect.getsource(inspect.getmodule(code) or code), user_modules()
     return name, state, repr(function)
 
 

@@ -1,8 +1,5 @@
 """Fingerprints of what a configuration names and does not hold: the vocabulary's file, templates, modules of the user."""
 
-import pathlib
-import sys
-import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +7,7 @@ from etils import epath
 
 from t5x_lab.checkpoints.layout import initial_checkpoint_flags, read_info
 from t5x_lab.config.errors import UserError
-from t5x_lab.config.user_code import is_user_file
+from t5x_lab.config.user_code import user_modules
 from t5x_lab.data.config import DataConfig
 
 Content = dict[str, dict[str, str]]
@@ -29,16 +26,7 @@ def fingerprint_content(data: DataConfig, tasks: Any) -> Content:
     return {
         "vocabulary": {str(v): fingerprint(v) for v in (data.vocabulary, data.input_vocabulary) if v},
         "templates": {name: value for name, value in templates.items() if value},
-        "modules": _user_modules(),
-    }
-
-
-def _user_modules() -> dict[str, str]:
-    files = {name: getattr(module, "__file__", None) for name, module in list(sys.modules.items())}
-    return {
-        name: f"{zlib.crc32(pathlib.Path(file).read_bytes()):08x}"
-        for name, file in sorted(files.items())
-        if file and file.endswith(".py") and is_user_file(file)
+        "modules": user_modules(),
     }
 
 
