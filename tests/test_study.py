@@ -491,6 +491,7 @@ def test_hours_are_those_of_the_median_step_and_seeds_share_a_measurement(stub, 
     table = plan_table(
         plan, compute_quantities(plan), {name: dataclasses.replace(t, seconds=3600.0) for name, t in times.items()}
     )
+    assert "2 at a time" in plan_table(plan, compute_quantities(plan), times, jobs=2).splitlines()[-1]
     assert "4.00  measured" in table and f"{6 * 4 + 4 * 2:.2f}" in table.splitlines()[-1]
 
 

@@ -56,8 +56,8 @@ def run(args: argparse.Namespace) -> int | None:
     if args.topology and args.launch is None:
         times = compile_steps(plan, args.topology, log)
     elif args.measure:
-        times = measure_steps(plan, log)
-    print(plan_table(plan, quantities, times))
+        times = measure_steps(plan, log, args.jobs)
+    print(plan_table(plan, quantities, times, args.jobs))
     print("\n".join(equal))
     if args.dry_run:
         return None

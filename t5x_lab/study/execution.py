@@ -11,18 +11,17 @@ import os
 import pathlib
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 
 from t5x_lab.config.json_files import read_dictionary, write_atomically, write_json
 from t5x_lab.config.locks import hold_lock
 from t5x_lab.config.parent_process import PARENT
-from t5x_lab.config.threads import available_cores, num_xla_threads
 from t5x_lab.observe.console import duration
 from t5x_lab.observe.metrics import read_metrics
 from t5x_lab.observe.owner import OWNER, read_owner
 from t5x_lab.study.plan import Plan, PlannedRun
+from t5x_lab.study.processes import start_process
 
 GIN, LOGS, PENDING, FINISHED, FAILED = "gin", "logs", "pending", "finished", "failed"  # folders of a study directory
 _PAUSE = 0.1  # seconds between looks at the processes
@@ -135,20 +134,15 @@ class Execution:
 
     def _start(self, run: PlannedRun) -> None:
         slot = min(set(range(self._jobs)) - {process.slot for process in self._running})
-        cores = _share_of_cores(slot, self._jobs)
-        environment = {**os.environ, PARENT: str(os.getpid())}
-        environment["NPROC"] = str(num_xla_threads(len(cores), (), environment))
+        variables = {PARENT: str(os.getpid())}
         if self._devices:
             visible = self._devices[slot % len(self._devices)]
-            environment |= {"CUDA_VISIBLE_DEVICES": visible, "TPU_VISIBLE_CHIPS": visible}
+            variables |= {"CUDA_VISIBLE_DEVICES": visible, "TPU_VISIBLE_CHIPS": visible}
         with open(self._directory / LOGS / f"{run.name}.log", "a") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "t5x_lab", *command(self._plan, run)],
-                stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment,
+            process = start_process(
+                command(self._plan, run), slot, self._jobs, variables, stdout=log, stderr=log,
                 process_group=0,  # Ctrl-C reaches the study alone, which stops all runs
             )  # fmt: skip
-        with contextlib.suppress(ProcessLookupError, AttributeError):  # it has ended already, or this is not Linux
-            os.sched_setaffinity(process.pid, cores)  # threads that it starts inherit this
         self._running.append(Process(run, process, time.monotonic(), slot))
         self._log(f"{run.name}: started")
 
@@ -229,12 +223,6 @@ def command(plan: Plan, run: PlannedRun) -> list[str]:
     """Returns the words of a run's command after `t5x_lab`."""
     file = f"--gin_file={plan.study_dir}/{GIN}/{run.name}.gin"
     return ["train", file] if run.stage.command == "train" else ["eval", f"--model_dir={run.model_dir}", file]
-
-
-def _share_of_cores(slot: int, jobs: int) -> set[int]:
-    """Returns the cores of one of several processes, which would slow each other down if they all used all cores."""
-    cores = available_cores()
-    return set(cores[slot % len(cores) :: jobs])
 
 
 def _digests(plan: Plan) -> dict[str, str]:

@@ -9,13 +9,14 @@ from t5x_lab.study.timing import StepTime
 HEADER = ("run", "steps", "tokens", "FLOPs", "parameters", "cells")
 
 
-def plan_table(plan: Plan, quantities: Mapping[str, Quantities], times: Mapping[str, StepTime] = {}) -> str:
+def plan_table(plan: Plan, quantities: Mapping[str, Quantities], times: Mapping[str, StepTime] = {}, jobs: int = 1) -> str:
     """Returns a table with a row for each run and the sums of all runs.
 
     Args:
       plan: the plan.
       quantities: quantities of the training runs.
       times: time of a step of the training runs, for their hours. {} = without.
+      jobs: number of runs at a time, by which the sum of the hours is divided.
     """
     hours = {name: time.seconds * quantities[name].steps / 3600 for name, time in times.items()}
     rows = [(*HEADER, *(["hours", "known by"] if times else []))]
@@ -28,7 +29,7 @@ def plan_table(plan: Plan, quantities: Mapping[str, Quantities], times: Mapping[
         else:
             rows.append((name, "evaluation", "", "", "", cells))
     tokens, flops = (sum(getattr(q, kind) for q in quantities.values()) for kind in ("tokens", "flops"))
-    more = [f"{sum(hours.values()):.2f}"] if times else []
+    more = [f"{sum(hours.values()) / jobs:.2f}", *([f"{jobs} at a time"] if jobs > 1 else [])] if times else []
     rows.append((f"{len(plan.runs)} runs", "", f"{tokens:,}", f"{flops:.3g}", "", f"{len(plan.cells)}", *more))
     columns = range(max(map(len, rows)))
     rows = [(*row, *[""] * (len(columns) - len(row))) for row in rows]

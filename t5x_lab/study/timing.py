@@ -4,7 +4,6 @@ import dataclasses
 import pathlib
 import statistics
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 
@@ -12,6 +11,7 @@ from t5x_lab.config.errors import UserError
 from t5x_lab.observe.metrics import read_metrics
 from t5x_lab.runs.config.gin_config import GinConfig
 from t5x_lab.study.plan import Plan, PlannedRun
+from t5x_lab.study.processes import start_process
 
 STEPS = 5  # the first one compiles, and the median of the others counts
 # A stage of a measured run starts from fresh parameters: the run that it continues does not exist yet.
@@ -31,8 +31,13 @@ class StepTime:
     note: str
 
 
-def measure_steps(plan: Plan, log: Callable[[str], None]) -> dict[str, StepTime]:
+def measure_steps(plan: Plan, log: Callable[[str], None], jobs: int = 1) -> dict[str, StepTime]:
     """Trains a few steps of each training of the plan, sequentially. Runs that differ in the seed share a measurement.
+
+    Args:
+      plan: the plan.
+      log: writes a line.
+      jobs: number of processes at a time that the study will have: the measured one has its share of the cores.
 
     Raises:
       UserError: for a training that fails.
@@ -43,11 +48,13 @@ def measure_steps(plan: Plan, log: Callable[[str], None]) -> dict[str, StepTime]
         with tempfile.TemporaryDirectory() as folder:
             file = pathlib.Path(folder, "run.gin")
             file.write_text("\n".join([run.text, *_FRESH, f'MODEL_DIR = "{folder}/run"']))
-            command = [sys.executable, "-m", "t5x_lab", "train", f"--gin_file={file}"]
-            done = subprocess.run(command, capture_output=True, text=True)
+            process = start_process(
+                ["train", f"--gin_file={file}"], jobs=jobs, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+            )
+            errors = process.communicate()[1]
             lines = [line for line in read_metrics(f"{folder}/run") if line["split"] == "train"]
-        if done.returncode or len(lines) < STEPS:
-            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        if process.returncode or len(lines) < STEPS:
+            last = (errors.strip().splitlines() or ["no message"])[-1]
             raise UserError(f"A step of {run.name} cannot be measured: {last}")
         return StepTime(statistics.median(line["seconds_per_step"] for line in lines[1:]), "measured")
 
