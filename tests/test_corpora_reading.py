@@ -14,6 +14,7 @@ from conftest import shared_data
 from warcio.archiveiterator import ArchiveIterator
 
 from t5x_lab.corpora.page import Page
+from t5x_lab.corpora.reading.archives import join_lines
 from t5x_lab.corpora.reading.decompression import Damage, decompress
 from t5x_lab.corpora.reading.html import main_text
 from t5x_lab.corpora.reading.inputs import read_pages
@@ -313,3 +314,13 @@ def test_json_text_and_html_files():
         "latin1"
     )
     assert [page.text for page in pages_of(html, "a/b.html")[0]] == ["Caf\xe9 is a word of four letters."]
+
+
+def test_lines_are_stripped_and_fields_of_archives_are_dropped():
+    generator = random.Random(0)
+    parts = ["a", "bc", " ", "\n", "\n", "\t", "\xa0", "\u2028", "\r", "\x1c", "WARC", "Content-", "CONTENT-", "é."]
+    for _ in range(20_000):
+        text = "".join(generator.choices(parts, k=generator.randrange(12)))
+        lines = [line.strip() for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n")]
+        expected = [line for line in lines if line and not line.startswith(("WARC", "Content-", "CONTENT-"))]
+        assert join_lines(text) == "\n".join(expected), repr(text)
