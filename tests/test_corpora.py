@@ -24,12 +24,13 @@ from test_corpora_c4 import run_corpus, write_pages
 from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.locks import hold_lock
-from t5x_lab.corpora import pipeline, planning, report
+from t5x_lab.corpora import files, pipeline, planning, report
 from t5x_lab.corpora.duplicates.min_hash import MinHash
 from t5x_lab.corpora.duplicates.units import remove_spans
 from t5x_lab.corpora.page import Page, md5, split_name
 from t5x_lab.corpora.rules import pages
 from t5x_lab.corpora.rules.sentences import punkt_sentences
+from t5x_lab.corpora.stages import exchange
 from t5x_lab.corpora.stages.context import describe, parse_corpus
 
 WORDS = (
@@ -607,7 +608,7 @@ def test_the_report_says_what_each_rule_removed(tmp_path):
     table = summary_table(summary)
     rows = [line.split() for line in table.splitlines() if line.startswith(("javascript", "curly", "few_words"))]
     assert rows == [
-        ["few_words", "0", "-1", f"-{len(pages[2].text) + 1}"],
+        ["few_words", "0", "-1", f"-{len(pages[2].text)}"],
         ["javascript", "0", "-1", f"-{len(pages[0].text.splitlines()[0]) + 1}"],
         ["curly_bracket", "-1", "0", f"-{len(pages[1].text)}"],
     ]
@@ -671,3 +672,70 @@ def test_gzip_output_has_no_time_of_its_own(tmp_path):
     for path in (tmp_path / "out").glob("*.gz"):
         assert path.read_bytes()[4:8] == bytes(4)
         gzip.decompress(path.read_bytes())
+
+
+def test_another_recipe_removes_the_files_of_the_last_one_and_no_others(tmp_path):
+    inputs, folder = write_pages(random_pages(60), tmp_path / "in"), tmp_path / "o[1]"
+    run_corpus(inputs, folder, *UNCHECKED, "Corpus.format = 'jsonl'")
+    (folder / "mine-00000-of-00001.parquet").write_text("mine")
+    (folder / "best-of-web").mkdir()
+    (folder / "best-of-web" / "train-00000-of-00001.parquet").write_text("mine")
+    before = set(folder.glob("*.jsonl.gz"))
+    folders = [f"--input={inputs}", f"--output_dir={folder}", "--workers=1"]
+    assert main(["corpus", *folders, *(f"--gin_bindings={b}" for b in UNCHECKED), "--gin.Corpus.format=parquet"]) == 0
+    assert before and not list(folder.glob("*.jsonl.gz"))
+    assert (folder / "mine-00000-of-00001.parquet").read_text() == "mine"
+    assert (folder / "best-of-web" / "train-00000-of-00001.parquet").read_text() == "mine"
+
+
+def test_a_bucket_is_read_alone_and_all_in_their_order(tmp_path):
+    schema = exchange.pa.schema([exchange.pa.field("n", exchange.pa.int64())])
+    generator, expected = random.Random(0), collections.defaultdict(list)
+    with open(tmp_path / "rows", "wb") as file:
+        writer = exchange.BucketWriter(file, schema, 1000)
+        for number in range(5000):
+            bucket = generator.choice((0, 3, 7, 998, 999))
+            expected[bucket].append(number)
+            writer.add(bucket, (number,), exchange.FLUSH_BYTES // 1000)
+        writer.close()
+    numbers = lambda batches: [n for batch in batches for n in batch.column("n").to_pylist()]
+    with open(tmp_path / "rows", "rb") as file:
+        assert all(numbers(exchange.read_bucket(file, bucket)) == expected[bucket] for bucket in range(1000))
+        assert numbers(exchange.read_buckets(file)) == [n for bucket in sorted(expected) for n in expected[bucket]]
+    (tmp_path / "rows").write_bytes(b"short")
+    with open(tmp_path / "rows", "rb") as file, pytest.raises(UserError, match="rows is damaged"):
+        list(exchange.read_bucket(file))
+
+
+def test_settings_are_described_by_their_files_and_alike_in_every_process(tmp_path):
+    (tmp_path / "part-1.txt").write_text("a question")
+    named = [f"{tmp_path}/part-?.txt", str(tmp_path), f"{tmp_path}/**/*.txt"]
+    before = [describe(name) for name in named]
+    os.utime(tmp_path / "part-1.txt", (1, 1))
+    assert all(describe(name) != value for name, value in zip(named, before, strict=True))
+
+    class Other:
+        pass
+
+    assert describe(Other()) == describe(Other()) and describe({"b", "a", "c"}) == describe({"c", "b", "a"})
+
+
+def test_a_page_without_text_is_not_written(tmp_path):
+    pages = [Page(f"http://a.example/{n}", "no mark\nnone here either", "2024-01-01T00:00:00Z") for n in range(30)]
+    bindings = ["LineCleaning.min_sentences = 0", "Corpus.duplicates = None", "Corpus.text_rules = ()"]
+    summary, texts = run_corpus(write_pages(pages, tmp_path / "in"), tmp_path / "out", *bindings)
+    assert not texts and summary["counts"]["clean"]["pages dropped: no_text"] == 30
+    assert summary["counts"]["clean"]["characters dropped: end_mark"] == summary["counts"]["read"]["characters in"]
+
+
+def test_bad_words_need_a_language(tmp_path):
+    (tmp_path / "list.txt").write_text("badword\n")
+    with pytest.raises(UserError, match="Put @language before @bad_words"):
+        pages.bad_words(Page("http://a", "a badword here"), {"en": str(tmp_path / "list.txt")})
+
+
+def test_a_long_line_of_a_list_is_read_in_linear_time(tmp_path):
+    (tmp_path / "list.txt").write_bytes(b"a" * (1 << 26) + b"\nb\n")
+    start = time.process_time()
+    assert [len(line) for line in files.read_text_lines(str(tmp_path / "list.txt"))] == [1 << 26, 1]
+    assert time.process_time() - start < 10  # it was 100 seconds

@@ -17,7 +17,7 @@ from t5x_lab.corpora.page import Page
 from t5x_lab.corpora.reading.archives import join_lines
 from t5x_lab.corpora.reading.decompression import Damage, decompress
 from t5x_lab.corpora.reading.html import main_text
-from t5x_lab.corpora.reading.inputs import read_pages
+from t5x_lab.corpora.reading.inputs import file_kind, read_pages
 from t5x_lab.corpora.reading.records import Record, read_records
 
 INTACT = [
@@ -324,3 +324,30 @@ def test_lines_are_stripped_and_fields_of_archives_are_dropped():
         lines = [line.strip() for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n")]
         expected = [line for line in lines if line and not line.startswith(("WARC", "Content-", "CONTENT-"))]
         assert join_lines(text) == "\n".join(expected), repr(text)
+
+
+@pytest.mark.parametrize(
+    "name, kind",
+    [
+        ("CC-MAIN-1.warc.jsonl.gz", "json"), ("page.html.jsonl", "json"), ("a.warc.wet.gz", "archive"), ("a.arc", "archive"),
+        ("A.WARC.ZST", "archive"), ("b.htm", "html"), ("c.txt.zstd", "text"), ("warc", None), ("a.warc.os.cdx.gz", None),
+        ("data.csv", None), (".gz", None),
+    ],
+)  # fmt: skip
+def test_the_kind_of_a_file_is_told_by_the_ending_of_its_name(name, kind):
+    assert file_kind(f"folder.warc/{name}") == kind
+
+
+def test_times_of_14_digits_and_marks_of_byte_order(tmp_path):
+    lines = b'{"text": "a", "timestamp": 20240518015810}\n{"text": "b", "timestamp": "20240518015810"}\n{"text": "c", "timestamp": 0}\n'
+    pages = read_pages(
+        io.BytesIO(lines),
+        "a.jsonl",
+        main_text,
+        {name: name for name in ("text", "url", "timestamp")},
+        collections.Counter(),
+        1 << 20,
+    )
+    assert [page.timestamp for page in pages] == ["2024-05-18T01:58:10Z", "2024-05-18T01:58:10Z", "1970-01-01T00:00:00Z"]
+    (page,) = read_pages(io.BytesIO(b"\xef\xbb\xbfa text"), "a.txt", main_text, {}, collections.Counter(), 1 << 20)
+    assert page.text == "a text"

@@ -1,5 +1,6 @@
 """Apache Beam for jobs that write files: import, options of the local runner, progress and messages."""
 
+import contextlib
 import logging
 import os
 import re
@@ -96,14 +97,15 @@ class Progress:
     def _watch(self) -> None:
         last = ""
         while not self._stop.wait(self.SECONDS):
-            line = self._describe()
-            if line != last:
-                log(line)
-            last = line
+            with contextlib.suppress(OSError, UserError):  # of a storage, for a moment
+                line = self._describe()
+                if line != last:
+                    log(line)
+                last = line
 
     def __enter__(self) -> None:
         self._thread.start()
 
     def __exit__(self, *unused: object) -> None:
         self._stop.set()
-        self._thread.join()
+        self._thread.join(self.SECONDS)

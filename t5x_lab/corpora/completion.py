@@ -6,14 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from t5x_lab.config.errors import UserError
+from t5x_lab.config.json_files import parse_json
 from t5x_lab.config.log import log
 from t5x_lab.corpora.config import Corpus
-from t5x_lab.corpora.files import exists, match_files, move, open_input, open_output, remove
+from t5x_lab.corpora.files import exists, move, open_input, open_output, remove
 from t5x_lab.corpora.rules.rule import rule_name
 from t5x_lab.corpora.stages import read, write
 from t5x_lab.corpora.stages.context import Context, merge_examples
 from t5x_lab.corpora.stages.statistics import merge_statistics
-from t5x_lab.corpora.writing import corpus_dir, is_shard, write_tfds_info
+from t5x_lab.corpora.writing import corpus_dir, write_tfds_info
 
 SUMMARY = "corpus.json"
 _MAX_DAMAGED_FILES = 1000
@@ -107,32 +108,33 @@ def find_shards(context: Context) -> Callable[[Mapping[str, Any]], bool]:
     It is in the work folder until all are written, and then in the folder of the corpus.
     """
     folder = corpus_dir(context.plan.output, context.corpus)
-    is_own = _read_recipe(folder) == context.plan.folders[write.NAME]
+    is_own = _read_recipe(folder).get("recipe") == context.plan.folders[write.NAME]
     return lambda summary: (
         exists(context.path(write.NAME, summary["path"])) or (is_own and exists(f"{folder}/{summary['path']}"))
     )
 
 
-def _read_recipe(folder: str) -> str:
-    """Returns which recipe has written the output files of a folder."""
+def _read_recipe(folder: str) -> dict[str, Any]:
+    """Returns the "recipe" that has written the output files of a folder, and their names, "files". {} if there are none."""
     if not exists(f"{folder}/{_RECIPE}"):
-        return ""
+        return {}
     with open_input(f"{folder}/{_RECIPE}") as file:
-        return file.read().decode()
+        content = file.read()
+    try:
+        return dict(parse_json(content))
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{folder}/{_RECIPE} is damaged ({error}). Choose another folder for the corpus.") from error
 
 
 def _publish(context: Context, names: Sequence[str]) -> None:
     """Moves the output files to the folder of the corpus, in place of those of another recipe."""
     folder, stage = corpus_dir(context.plan.output, context.corpus), context.plan.folders[write.NAME]
     owner = _read_recipe(folder)
-    if owner and owner != stage:
-        for path, _ in match_files(f"{folder}/*-of-*"):
-            if is_shard(path):
-                remove(path)
-        for name in (SUMMARY, "report.html"):
+    if owner.get("recipe", stage) != stage:
+        for name in (*owner["files"], SUMMARY, "report.html"):
             remove(f"{folder}/{name}")
     with open_output(f"{folder}/{_RECIPE}") as file:
-        file.write(stage.encode())
+        file.write(json.dumps({"recipe": stage, "files": list(names)}).encode())
     for name in names:
         if exists(context.path(write.NAME, name)):
             move(context.path(write.NAME, name), f"{folder}/{name}")

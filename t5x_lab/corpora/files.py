@@ -1,11 +1,11 @@
-"""Files on any storage that Beam reads: local paths, gs://, s3://, hdfs://."""
+"""Files on any storage that Beam reads: local paths, gs://, s3://."""
 
 import contextlib
 import glob
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import BinaryIO
 
 from t5x_lab.config.beam import import_beam
@@ -19,6 +19,13 @@ def _file_systems():
     from apache_beam.io.filesystems import FileSystems
 
     return FileSystems
+
+
+def set_options(options: Sequence[str]) -> None:
+    """Passes Beam's flags to the storages, such as --s3_endpoint_url, before there is a pipeline."""
+    from apache_beam.options.pipeline_options import PipelineOptions
+
+    _file_systems().set_options(PipelineOptions(list(options)))
 
 
 def match_files(pattern: str) -> list[tuple[str, int]]:
@@ -88,14 +95,17 @@ def read_text_lines(pattern: str) -> Iterator[str]:
         with open_input(path) as file:
             start = file.read(4)
             file.seek(0)
-            rest = b""
+            line = bytearray()
             for chunk in decompress(file, find_compression(start)):
                 if isinstance(chunk, Damage):
                     raise UserError(f"{path} is damaged: {chunk.kind}. Copy it again.")
-                *lines, rest = (rest + chunk).split(b"\n")
-                yield from (line.decode("utf-8", "replace").strip() for line in lines)
-            if rest:
-                yield rest.decode("utf-8", "replace").strip()
+                *ends, rest = chunk.split(b"\n")
+                for end in ends:
+                    yield (line + end).decode("utf-8", "replace").strip()
+                    line.clear()
+                line += rest
+            if line:
+                yield line.decode("utf-8", "replace").strip()
 
 
 @contextlib.contextmanager
@@ -124,8 +134,14 @@ def open_output(path: str) -> Iterator[BinaryIO]:
         file = systems.create(unfinished, compression_type=CompressionTypes.UNCOMPRESSED)
     except ValueError as error:
         raise UserError(f"{path} cannot be written: {str(error).partition('. Path')[0]}.") from error
-    with file:
-        yield file
+    try:
+        with file:
+            yield file
+    except BaseException:
+        with contextlib.suppress(Exception):  # of the storage
+            systems.delete([unfinished])
+        raise
+    remove(path)  # some storages rename to no file that exists
     systems.rename([unfinished], [path])
 
 
@@ -144,10 +160,29 @@ def exists(path: str) -> bool:
 
 
 def move(source: str, target: str) -> None:
-    """Moves a file, also to another storage."""
+    """Moves a file, also to another storage. Within one it is renamed."""
+    if "://" not in source and "://" not in target:
+        os.makedirs(os.path.dirname(target) or ".", exist_ok=True)
+        with contextlib.suppress(OSError):  # of another disk
+            os.replace(source, target)
+            return
+    elif source.split("/")[:3] == target.split("/")[:3]:  # the bucket
+        remove(target)
+        _file_systems().rename([source], [target])
+        return
     with open_input(source) as file, open_output(target) as output:
         shutil.copyfileobj(file, output, 1 << 20)
     remove(source)
+
+
+def modified(path: str) -> float:
+    """Returns the time of a file's last change; 0 if its storage does not tell."""
+    if "://" not in path:
+        return os.stat(path).st_mtime_ns
+    try:
+        return float(_file_systems().match([path])[0].metadata_list[0].last_updated_in_seconds or 0)
+    except Exception:  # each storage raises its own
+        return 0.0
 
 
 def remove(path: str) -> None:

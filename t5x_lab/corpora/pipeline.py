@@ -14,11 +14,12 @@ from t5x_lab.config.locks import hold_lock
 from t5x_lab.config.log import log
 from t5x_lab.corpora.completion import complete, find_shards
 from t5x_lab.corpora.config import Corpus
-from t5x_lab.corpora.files import open_output
+from t5x_lab.corpora.files import open_output, set_options
 from t5x_lab.corpora.page import Page
 from t5x_lab.corpora.planning import make_plan
 from t5x_lab.corpora.stages import clean, collect_questions, find_duplicates, finish, near_duplicates, read, write
 from t5x_lab.corpora.stages.context import PLAN, Context, load_context
+from t5x_lab.corpora.writing import check_output
 
 _LOCAL_BYTES = 1 << 26  # of input below which starting more processes takes longer than the work
 
@@ -101,6 +102,9 @@ def make_corpus(
 def _make(
     corpus: Corpus, config: str, inputs: Sequence[str], output: str, work_dir: str, options: Sequence[str], workers: int | None
 ) -> dict[str, Any]:
+    if options:
+        set_options(options)
+    check_output(corpus, output)
     plan = make_plan(corpus, config, inputs, output, work_dir)
     _check_rules(corpus)
     with open_output(f"{work_dir}/{PLAN}") as file:
@@ -186,15 +190,12 @@ class _Progress:
     """Describes the number of finished jobs of the present stage."""
 
     def __init__(self, context: Context):
-        self._context, self._number, self._finished = context, 0, 0
+        self._context, self._number = context, 0
 
     def describe(self) -> str:
         while True:
             stage = STAGES[self._number]
-            jobs = stage.list_jobs(self._context)
-            while self._finished < len(jobs) and self._context.is_done(stage.name, self._finished):
-                self._finished += 1
-            if self._finished < len(jobs) or self._number == len(STAGES) - 1:
-                done = sum(self._context.is_done(stage.name, index) for index in jobs)
-                return f"Stage {stage.name}: {done:,} of {len(jobs):,} jobs are finished."
-            self._number, self._finished = self._number + 1, 0
+            number, done = len(stage.list_jobs(self._context)), self._context.num_done(stage.name)
+            if done < number or self._number == len(STAGES) - 1:
+                return f"Stage {stage.name}: {done:,} of {number:,} jobs are finished."
+            self._number += 1

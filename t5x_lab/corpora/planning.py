@@ -12,13 +12,12 @@ from t5x_lab.config.errors import UserError
 from t5x_lab.config.json_files import parse_json
 from t5x_lab.config.log import log
 from t5x_lab.corpora.config import Corpus
-from t5x_lab.corpora.files import exists, match_files, open_input
-from t5x_lab.corpora.reading.inputs import file_kind
+from t5x_lab.corpora.files import exists, match_files, modified, open_input
+from t5x_lab.corpora.reading.inputs import COMPRESSED, file_kind
 from t5x_lab.corpora.stages import clean, collect_questions, find_duplicates, finish, near_duplicates, read, write
 from t5x_lab.corpora.stages.context import PLAN, Plan, describe, digest
 
-_MAX_JOBS, _MAX_JOB_FILES, _MAX_BUCKETS = 10_000, 10_000, 10_000  # every file of `read` is opened for every bucket
-_COMPRESSED = (".gz", ".zst")
+_MAX_JOBS, _MAX_JOB_FILES, _MAX_BUCKETS = 2_000, 100_000, 10_000  # every file of `read` is opened for every bucket
 _EXPANSION = 4  # of compressed text
 _JOB_BYTES = 1 << 26  # of small input files that are read by one job
 
@@ -35,7 +34,7 @@ def make_plan(corpus: Corpus, config: str, inputs: Sequence[str], output: str, w
             held = 0
         jobs[-1].append((path, size))
         held += size
-    text_bytes = sum(size * (_EXPANSION if path.endswith(_COMPRESSED) else 1) for path, size in files)
+    text_bytes = sum(size * (_EXPANSION if path.endswith(COMPRESSED) else 1) for path, size in files)
     num_buckets = max(1, min(-(-text_bytes // corpus.bucket_bytes), _MAX_BUCKETS))
     latest = _latest(work_dir, jobs)
     return Plan(
@@ -96,7 +95,7 @@ def _stage_folders(corpus: Corpus, jobs: list, num_buckets: int, latest: str, ou
     lines = corpus.lines
     settings: dict[str, tuple] = {  # in the order of the stages
         read.NAME: (
-            _versions(), jobs, [_modified(path) for job in jobs for path, _ in job], num_buckets, corpus.max_record_bytes,
+            _versions(), jobs, [modified(path) for job in jobs for path, _ in job], num_buckets, corpus.max_record_bytes,
             corpus.text_key, corpus.url_key, corpus.timestamp_key,
             describe([corpus.html_text, *corpus.read_rules]),
         ),
@@ -127,8 +126,3 @@ def _versions() -> list[tuple[str, str]]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions.append((package, importlib.metadata.version(package)))
     return versions
-
-
-def _modified(path: str) -> int:
-    """Returns the time of a local file's last change; 0 for others."""
-    return 0 if "://" in path else os.stat(path).st_mtime_ns

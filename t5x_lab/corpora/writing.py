@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import re
 import struct
 from collections.abc import Callable
 from typing import BinaryIO, Protocol
@@ -26,17 +25,28 @@ def shard_name(corpus: Corpus, split: str, index: int, number: int) -> str:
     return f"{split}-{index:05d}-of-{number:05d}.{_ENDINGS[corpus.format]}"
 
 
-def is_shard(path: str) -> bool:
-    """Returns whether a file has the name of an output file."""
-    return _SHARD.search(path) is not None
-
-
-_SHARD = re.compile(r"/[^/]+-\d{5}-of-\d{5}(\.jsonl\.gz|\.parquet|\.tfrecord)?$")
-
-
 def corpus_dir(output: str, corpus: Corpus) -> str:
     """Returns the folder of the corpus: that of the data set `c4/<name>:3.1.0` under TFDS_DATA_DIR = output, or `output`."""
     return f"{output}/c4/{corpus.name}/{TFDS_VERSION}" if corpus.format == "tfds" else output
+
+
+def check_output(corpus: Corpus, output: str) -> None:
+    """Checks that TensorFlow Datasets can write to the storage of the output.
+
+    Raises:
+      UserError: if it cannot.
+    """
+    if corpus.format != "tfds" or "://" not in output:
+        return
+    from etils import epath
+
+    try:
+        epath.Path(output).exists()
+    except Exception as error:  # each storage raises its own
+        raise UserError(
+            f"TensorFlow Datasets cannot write to {output} ({type(error).__name__}: {error}). Choose another --output_dir, or "
+            "--gin.Corpus.format=jsonl."
+        ) from error
 
 
 class RecordWriter(Protocol):

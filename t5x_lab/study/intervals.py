@@ -13,6 +13,7 @@ import numpy as np
 import scipy.stats
 
 LEVEL = 0.95
+_ROUNDING = 1e-9  # of equal values
 Results = Mapping[tuple[int, str], float]  # value by (seed, unit)
 
 
@@ -53,8 +54,8 @@ def interval(results: Results) -> Interval:
 def adjust(p_values: Sequence[float]) -> list[float]:
     """Returns p-values of several comparisons adjusted to their false discovery rate (Benjamini and Hochberg, 1995).
 
-    Of the comparisons whose adjusted p-value is at most 0.05, five in a hundred are expected to be wrong. NaN stays NaN, and
-    is no comparison.
+    Of the comparisons whose adjusted p-value is at most 0.05, at most five in a hundred are expected to be wrong, if the tests
+    are independent or positively dependent, which pairs of the same cells nearly are. NaN stays NaN, and is no comparison.
     """
     values = np.array(p_values, float)
     is_number = ~np.isnan(values)
@@ -89,6 +90,6 @@ def _half_width(values: Sequence[float] | np.ndarray) -> float:
 
 def _p_value(values: np.ndarray) -> float:
     error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
-    if error < 1e-12:
-        return math.nan if abs(values.mean()) > 1e-12 else 1.0
+    if error <= _ROUNDING * max(1.0, float(np.abs(values).max())):
+        return math.nan if abs(values.mean()) > _ROUNDING else 1.0
     return float(2 * scipy.stats.t.sf(abs(values.mean()) / error, len(values) - 1))

@@ -48,8 +48,13 @@ def write_report(plan: Plan, quantities: Mapping[str, Quantities], equal: Sequen
     return folder / HTML
 
 
-def _finite(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+def _finite(numbers: Mapping[str, float]) -> dict[str, float | None]:
+    return {name: _number(value) for name, value in numbers.items()}
+
+
+def _number(value: float) -> float | None:
+    """Returns a number for JSON, which has no NaN."""
+    return value if math.isfinite(value) else None
 
 
 def _to_json(report: MeasureReport) -> dict[str, Any]:
@@ -61,12 +66,18 @@ def _to_json(report: MeasureReport) -> dict[str, Any]:
             cell.title: {
                 **show(report.means[cell.title]),
                 "missing_seeds": list(cell.missing),
-                "values": [[seed, unit, value.value] for (seed, unit), value in cell.values.items()],
+                "values": [[seed, unit, _number(value.value)] for (seed, unit), value in cell.values.items()],
             }
             for cell in report.cells
         },
         "orderings": [
-            {"better": o.better, "worse": o.worse, "shown": o.is_shown, "adjusted_p_value": o.adjusted, **show(o.difference)}
+            {
+                "better": o.better,
+                "worse": o.worse,
+                "shown": o.is_shown,
+                "adjusted_p": _number(o.adjusted),
+                **show(o.difference),
+            }
             for o in report.orderings
         ],
     }

@@ -59,17 +59,17 @@ def common_units(results: Sequence[CellResults]) -> list[str]:
 
 
 def informative_units(results: Sequence[CellResults], units: Sequence[str], best_is: str) -> list[str]:
-    """Returns the units in which some cell is better than the constant answer by more than two standard errors over seeds.
+    """Returns the units in which some cell is better than the constant answer by two standard errors over seeds.
 
-    The 95 % interval is then above the constant answer. Units without a constant answer are kept, and so are all with a single
-    seed, for which there is no standard error. Of many cells one may be lucky, which is why orderings are tested together.
+    The 95 % interval of Student's t is then above the constant answer. Units without a constant answer are kept, and so are all
+    with a single seed, for which there is no standard error. Of many cells one may be lucky: orderings are tested together.
     """
     sign = 1 if best_is == "highest" else -1
 
     def is_informative(unit: str) -> bool:
         for cell in filter(lambda cell: cell.values, results):
             above = interval({key: sign * (x.value - x.constant) for key, x in cell.values.items() if key[1] == unit})
-            if math.isnan(above.low) or above.low > 0:
+            if math.isnan(above.low) or above.low > 1e-6:  # scores may be rounded
                 return True
         return False
 

@@ -12,8 +12,8 @@ from t5x_lab.corpora.reading.records import Record, read_records
 
 HTML_TYPES = ("text/html", "application/xhtml+xml")
 _METADATA_PREFIXES = ("WARC", "CONTENT-", "Content-")
-# The end of a line before or after which are spaces or a field. It begins with one fixed character, so that a search takes a fourth
-# of the time of splitting and stripping lines.
+# The end of a line before or after which are spaces or a field. It begins with one fixed character, so that a search takes a
+# fourth of the time of splitting and stripping lines.
 _LINE_TO_CHANGE = re.compile(rf"\n(?:(?<=\s\n)|(?=\s|{'|'.join(_METADATA_PREFIXES)}))")
 _MAX_UNREADABLE = 0.1  # of a text's characters, above which it is binary data
 # Control characters other than tab, line feed, form feed and carriage return, and what undecodable bytes become.
@@ -94,7 +94,7 @@ def extract(html_text: Callable[[bytes, str], str], raw: bytes, charset: str, co
 def decode_text(raw: bytes, charset: str, counts: collections.Counter[str]) -> str:
     """Returns the text in bytes; "" for binary data. Bytes that cannot be decoded become U+FFFD."""
     try:
-        return raw.decode(charset or "utf-8")
+        return raw.decode(charset or "utf-8").removeprefix("\ufeff")
     except (UnicodeError, LookupError):
         text = raw.decode("utf-8", "replace")
     if len(text) - len(text.translate(_UNREADABLE)) > _MAX_UNREADABLE * len(text):

@@ -13,20 +13,24 @@ from t5x_lab.corpora.page import Page
 from t5x_lab.corpora.reading.archives import decode_text, extract, join_lines, read_archive
 from t5x_lab.corpora.reading.decompression import Damage, decompress, find_compression
 
+COMPRESSED = (".gz", ".zst", ".zstd")
 _KINDS = {
-    "archive": re.compile(r"\.(warc|wet|wat|arc)\b", re.IGNORECASE),
-    "html": re.compile(r"\.(x?html?)(\.|$)", re.IGNORECASE),
-    "json": re.compile(r"\.(jsonl|json|ndjson)(\.|$)", re.IGNORECASE),
-    "text": re.compile(r"\.(txt|text)(\.|$)", re.IGNORECASE),
+    **dict.fromkeys(("warc", "wet", "wat", "arc"), "archive"),
+    **dict.fromkeys(("html", "htm", "xhtml"), "html"),
+    **dict.fromkeys(("jsonl", "json", "ndjson"), "json"),
+    **dict.fromkeys(("txt", "text"), "text"),
 }
 
+_DIGITS = re.compile(r"((?:19|20)\d\d)(\d\d)(\d\d)(\d\d)(\d\d)(\d\d)")
 _MILLISECONDS = 1e11  # a larger time is not one in seconds
 
 
 def file_kind(path: str) -> str | None:
-    """Returns how a file is read, by its name: "archive", "html", "json" or "text". None if it is no input."""
-    name = path.rpartition("/")[2]
-    return next((kind for kind, pattern in _KINDS.items() if pattern.search(name)), None)
+    """Returns how a file is read, by the ending of its name: "archive", "html", "json" or "text". None if it is no input."""
+    name = path.rpartition("/")[2].lower()
+    for ending in COMPRESSED:
+        name = name.removesuffix(ending)
+    return _KINDS.get(name.rpartition(".")[2]) if "." in name else None
 
 
 def read_pages(
@@ -108,7 +112,9 @@ def _read_json(
 
 
 def _to_timestamp(value: Any) -> str:
-    """Returns a time as text. Numbers are seconds or milliseconds since 1970."""
+    """Returns a time as text. Numbers are seconds or milliseconds since 1970, or have 14 digits, as in indices of crawls."""
+    if match := _DIGITS.fullmatch(str(value)):
+        return "{}-{}-{}T{}:{}:{}Z".format(*match.groups())
     if isinstance(value, int | float) and not isinstance(value, bool):
         seconds = value / 1000 if abs(value) > _MILLISECONDS else value
         with contextlib.suppress(OverflowError, ValueError, OSError):

@@ -118,7 +118,7 @@ class LineCleaning:
         """
         lines, dropped, num_sentences = [], collections.Counter[LineRule](), 0
         characters = collections.Counter[LineRule]()
-        for raw in page.text.splitlines():
+        for raw in page.text.splitlines(keepends=True):
             line = raw.strip()
             for rule in self.rules:
                 try:
@@ -128,7 +128,7 @@ class LineCleaning:
                     raise
                 if outcome is None:
                     dropped[rule] += 1
-                    characters[rule] += len(raw) + 1
+                    characters[rule] += len(raw)
                     break
                 if isinstance(outcome, Dropped):
                     return self._drop(rule_name(rule), page, len(page.text), counts, on_drop)
@@ -146,7 +146,10 @@ class LineCleaning:
             counts[f"characters dropped: {rule_name(rule)}"] += characters[rule]
         if num_sentences < self.min_sentences:
             return self._drop("few_sentences", page, sum(map(len, lines)), counts, on_drop)
-        return dataclasses.replace(page, text="\n".join(lines).strip())
+        text = "\n".join(lines).strip()
+        if not text:
+            return self._drop("no_text", page, 0, counts, on_drop)
+        return dataclasses.replace(page, text=text)
 
     @staticmethod
     def _drop(

@@ -50,9 +50,18 @@ def bad_words(page: Page, files: Mapping[str, str] | None = None, share: float =
 
     Args:
       page: the page, with its language.
-      files: files with a word or phrase per line, by language, such as {"en": "badwords_en.txt"}. None = keep all pages.
+      files: files with a word or phrase per line, by language, such as {"en": "badwords_en.txt"}, "" for pages without one.
+        None = keep all pages.
       share: share of the pages with bad words that are dropped, chosen by their URL. mC4: 0.999.
+
+    Raises:
+      UserError: for a page without a language, if there is no list for it.
     """
+    if files and not page.language and "" not in files:
+        raise UserError(
+            "bad_words needs the language of a page, which the rule language sets. Put @language before @bad_words in "
+            "Corpus.text_rules."
+        )
     listed = _bad_phrases(tuple((files or {}).items())).get(page.language.partition("-")[0])
     if listed is None or not listed.occur_in(page.text.lower()):
         return page

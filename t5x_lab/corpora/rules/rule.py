@@ -77,6 +77,12 @@ class PageRules:
                 raise UserError(
                     f"The rule {name} has returned {outcome!r:.80}. A page rule returns the page, or None to drop it."
                 )
+            if not outcome.text:
+                self._counts[f"pages dropped: {name}: no text"] += 1
+                self._counts[f"pages dropped: {name}"] += 1
+                self._counts[f"characters dropped: {name}"] += len(page.text)
+                self._on_drop(name, page)
+                return None
             if outcome.text != page.text:
                 self._counts[f"pages changed: {name}"] += 1
             page = outcome

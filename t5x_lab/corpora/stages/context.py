@@ -20,7 +20,7 @@ from t5x_lab.config.json_files import parse_json
 from t5x_lab.config.user_code import user_modules
 from t5x_lab.corpora.config import Corpus
 from t5x_lab.corpora.configurables import bind_rules
-from t5x_lab.corpora.files import exists, open_input, open_output
+from t5x_lab.corpora.files import exists, match_files, modified, open_input, open_output
 from t5x_lab.corpora.page import Page
 from t5x_lab.corpora.rules.rule import rule_name
 
@@ -70,6 +70,12 @@ class Context:
 
     def is_done(self, stage: str, index: int) -> bool:
         return exists(self.path(stage, f"{index:05d}.json"))
+
+    def num_done(self, stage: str) -> int:
+        """Returns the number of finished jobs of a stage."""
+        folder = f"{self.work_dir}/{self.plan.folders[stage]}"
+        folder = folder if "://" in folder else glob.escape(folder)
+        return sum(path.endswith(".json") for path, _ in match_files(f"{folder}/*.json"))
 
     def summary(self, stage: str, index: int) -> dict[str, Any]:
         """Returns what a job has left besides its rows: counts, and what its stage adds."""
@@ -138,19 +144,27 @@ def describe(value: Any) -> Any:
         return sorted((str(name), describe(x)) for name, x in value.items())
     if isinstance(value, list | tuple):
         return [describe(x) for x in value]
+    if isinstance(value, set | frozenset):
+        return sorted((describe(x) for x in value), key=repr)
     if isinstance(value, str):
         return value, _describe_files(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return describe({field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
-    return _describe_function(value) if callable(value) else value
+    if callable(value):
+        return _describe_function(value)
+    return type(value).__name__, _ADDRESS.sub("", repr(value))
 
 
-def _describe_files(text: str) -> list[tuple[str, int, int]]:
-    """Returns size and time of the local files that a text names, if it is a path or a pattern."""
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # of an object, which differs in every process
+
+
+def _describe_files(text: str) -> list[tuple[str, int, float]]:
+    """Returns size and time of the files that a text names, if it is a path, a folder or a pattern."""
     pattern = re.sub(r"\{\w+\}", "*", text)
-    is_pattern = "*" in pattern and ("/" in pattern or "." in pattern)
-    paths = sorted(glob.glob(pattern)) if is_pattern else [text]
-    return [(path, os.stat(path).st_size, os.stat(path).st_mtime_ns) for path in paths if os.path.isfile(path)]
+    is_pattern = re.search(r"[*?[]", pattern) is not None and ("/" in pattern or "." in pattern)
+    if not is_pattern and "://" not in pattern and not os.path.exists(pattern):
+        return []
+    return [(path, size, modified(path)) for path, size in match_files(pattern)]
 
 
 def _describe_function(function: Callable[..., Any]) -> Any:
@@ -163,7 +177,7 @@ def _describe_function(function: Callable[..., Any]) -> Any:
     code = function if inspect.isroutine(function) else type(function)
     with contextlib.suppress(OSError, TypeError):  # code that is no file
         return name, state, inspect.getsource(inspect.getmodule(code) or code), user_modules()
-    return name, state, repr(function)
+    return name, state, _ADDRESS.sub("", repr(function))
 
 
 def digest(*parts: object) -> str:

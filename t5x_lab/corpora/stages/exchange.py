@@ -4,19 +4,23 @@ Beam's own shuffle would do the same. This one survives a kill, needs no more me
 whatever the number of workers: that of the files.
 """
 
-import json
+import collections
+import contextlib
 import struct
 from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO
 
+import numpy as np
 import pyarrow as pa
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.corpora.page import Page
 
-FLUSH_BYTES = 1 << 25
+FLUSH_BYTES = 1 << 27
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd")
-_LENGTH = struct.Struct("<Q")
+_NUMBER = np.dtype("<u8")
+_PART = np.dtype([("start", _NUMBER), ("size", _NUMBER)])
+_FOOTER = struct.Struct("<QQ")
 _ROW_BYTES = 64  # estimate of what a row needs besides its text
 
 PAGES = pa.schema(
@@ -49,7 +53,8 @@ def row_pages(batch: pa.RecordBatch) -> Iterator[tuple[bytes, Page]]:
 class BucketWriter:
     """Writes rows by bucket, a part of each bucket that has some whenever enough rows are held.
 
-    A file is a sequence of Arrow streams, one for each part, and an index of them by bucket at its end.
+    A file is a sequence of Arrow streams, one for each part. At its end are the positions and sizes of the parts by bucket,
+    where those of each bucket begin, and where these numbers begin, so that a bucket is found without reading about others.
 
     Args:
       file: output.
@@ -58,9 +63,9 @@ class BucketWriter:
     """
 
     def __init__(self, file: BinaryIO, schema: pa.Schema, num_buckets: int = 1):
-        self._file, self._schema = file, schema
-        self._rows: list[list[tuple]] = [[] for _ in range(num_buckets)]
-        self._index: dict[int, list[tuple[int, int]]] = {}
+        self._file, self._schema, self._num_buckets = file, schema, num_buckets
+        self._rows: dict[int, list[tuple]] = collections.defaultdict(list)
+        self._parts: dict[int, list[tuple[int, int]]] = {}
         self._bytes = self._position = 0
 
     def add(self, bucket: int, row: tuple, size: int = 0) -> None:
@@ -81,33 +86,60 @@ class BucketWriter:
             stream.write_batch(batch)
         content = sink.getvalue()
         self._file.write(content)
-        self._index.setdefault(bucket, []).append((self._position, content.size))
+        self._parts.setdefault(bucket, []).append((self._position, content.size))
         self._position += content.size
 
     def _flush(self) -> None:
-        for bucket, rows in enumerate(self._rows):
-            if rows:
-                self.add_columns(bucket, list(zip(*rows, strict=True)))
-                rows.clear()
+        for bucket, rows in sorted(self._rows.items()):
+            self.add_columns(bucket, list(zip(*rows, strict=True)))
+        self._rows.clear()
         self._bytes = 0
 
     def close(self) -> None:
-        """Writes what is held, and the index."""
+        """Writes what is held, and where each bucket is."""
         self._flush()
-        index = json.dumps(self._index).encode()
-        self._file.write(index + _LENGTH.pack(len(index)))
+        of_buckets = [self._parts.get(bucket, []) for bucket in range(self._num_buckets)]
+        parts = np.array([part for own in of_buckets for part in own], _PART).reshape(-1)
+        ends = np.cumsum([0, *map(len, of_buckets)]).astype("<u8")
+        self._file.write(parts.tobytes() + ends.tobytes() + _FOOTER.pack(self._position, self._position + parts.nbytes))
 
 
 def read_bucket(file: BinaryIO, bucket: int = 0) -> Iterator[pa.RecordBatch]:
     """Yields the rows of a bucket, in the order in which they were added."""
+    with _damage_in(file):
+        parts_start, ends_start = _read_footer(file)
+        file.seek(ends_start + bucket * _NUMBER.itemsize)
+        first, last = np.frombuffer(file.read(2 * _NUMBER.itemsize), _NUMBER).tolist()
+        file.seek(parts_start + first * _PART.itemsize)
+        parts = np.frombuffer(file.read((last - first) * _PART.itemsize), _PART).tolist()
+    yield from _read_parts(file, parts)
+
+
+def read_buckets(file: BinaryIO) -> Iterator[pa.RecordBatch]:
+    """Yields the rows of all buckets, one bucket after the other."""
+    with _damage_in(file):
+        parts_start, ends_start = _read_footer(file)
+        file.seek(parts_start)
+        parts = np.frombuffer(file.read(ends_start - parts_start), _PART).tolist()
+    yield from _read_parts(file, parts)
+
+
+def _read_footer(file: BinaryIO) -> tuple[int, int]:
+    file.seek(-_FOOTER.size, 2)
+    return _FOOTER.unpack(file.read(_FOOTER.size))
+
+
+def _read_parts(file: BinaryIO, parts: Sequence[tuple[int, int]]) -> Iterator[pa.RecordBatch]:
+    for start, size in parts:
+        file.seek(start)
+        yield from pa.ipc.open_stream(file.read(size))
+
+
+@contextlib.contextmanager
+def _damage_in(file: BinaryIO) -> Iterator[None]:
+    """Explains errors of a file without the numbers at its end."""
     try:
-        end = file.seek(-_LENGTH.size, 2)
-        size = _LENGTH.unpack(file.read(_LENGTH.size))[0]
-        file.seek(end - size)
-        index = json.loads(file.read(size))
+        yield
     except (OSError, ValueError, struct.error) as error:
         name = getattr(file, "name", "A file of the work folder")
         raise UserError(f"{name} is damaged ({error}). Remove the work folder, and run the command again.") from error
-    for start, length in index.get(str(bucket), ()):
-        file.seek(start)
-        yield from pa.ipc.open_stream(file.read(length))

@@ -9,9 +9,9 @@ from t5x_lab.corpora.files import open_input
 from t5x_lab.corpora.page import Page, split_name
 from t5x_lab.corpora.rules.language import UNKNOWN
 from t5x_lab.corpora.stages.context import Context
-from t5x_lab.corpora.stages.exchange import PAGES, BucketWriter, page_row, read_bucket, row_pages
+from t5x_lab.corpora.stages.exchange import PAGES, BucketWriter, page_row, read_bucket, read_buckets, row_pages
 
-_LANGUAGE_GROUPS = 32
+_LANGUAGE_GROUPS = 4096  # so many that a rare language hardly shares one with a frequent one
 
 
 @dataclasses.dataclass
@@ -83,7 +83,6 @@ def read_split(context: Context, stage: str, bucket: int, split: str) -> Iterato
 def read_all(context: Context, stage: str, bucket: int) -> Iterator[Page]:
     """Yields all pages of a bucket of a stage."""
     with open_input(context.path(stage, f"{bucket:05d}.arrow")) as file:
-        for part in range(_num_parts(context.corpus)):
-            for batch in read_bucket(file, part):
-                for _, page in row_pages(batch):
-                    yield page
+        for batch in read_buckets(file):
+            for _, page in row_pages(batch):
+                yield page

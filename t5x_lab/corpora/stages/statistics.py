@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from t5x_lab.corpora.page import Page
 
-_MAX_DOMAINS = 1000  # per job
+_MAX_DOMAINS = 300  # the most frequent ones of a job and of all: counts of rare domains are lower bounds
 
 
 class Statistics:
@@ -33,7 +33,8 @@ def merge_statistics(summaries: Iterable[dict[str, Any]]) -> dict[str, dict[str,
     for summary in summaries:
         for name, counts in merged.items():
             counts.update(summary[name])
-    return {name: dict(sorted(counts.items(), key=lambda item: (-item[1], item[0]))) for name, counts in merged.items()}
+    ordered = {name: sorted(counts.items(), key=lambda item: (-item[1], item[0])) for name, counts in merged.items()}
+    return {name: dict(counts[:_MAX_DOMAINS]) for name, counts in ordered.items()}
 
 
 def domain_of(url: str) -> str:

@@ -58,11 +58,11 @@ def make_layout(context: Context) -> Layout:
 @functools.lru_cache(maxsize=1)  # it reads a file for each bucket, which should not be done for each output file
 def _make_layout(work_dir: str, _: str) -> Layout:
     context = load_context(work_dir)
-    summaries = [context.summary(source_stage(context), bucket) for bucket in range(context.plan.num_buckets)]
+    of_buckets = [context.summary(source_stage(context), bucket)["splits"] for bucket in range(context.plan.num_buckets)]
     expected = set() if context.corpus.by_language else {"train", "validation"}
     sizes, shards = {}, []
-    for split in sorted(expected.union(*(summary["splits"] for summary in summaries))):
-        listed = [summary["splits"].get(split, (0, 0)) for summary in summaries]
+    for split in sorted(expected.union(*of_buckets)):
+        listed = [splits.get(split, (0, 0)) for splits in of_buckets]
         sizes[split] = [pages for pages, _ in listed]
         pages, characters = sum(sizes[split]), sum(characters for _, characters in listed)
         number = max(1, min(pages, round(characters / context.corpus.shard_bytes)))
