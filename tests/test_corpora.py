@@ -126,8 +126,10 @@ def test_a_corpus_that_is_killed_at_random_moments_is_the_same(tmp_path):
         time.sleep(generator.uniform(2.0, 10.0))
         process.kill()
         process.wait()
-    process = subprocess.Popen([*command, *flags], env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    time.sleep(6.0)
+    argv = [*command[:-2], f"--output_dir={tmp_path}/interrupted", "--workers=2", *flags]
+    process = subprocess.Popen(argv, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    while process.poll() is None and not list((tmp_path / "interrupted").glob("work/read-*/*.arrow*")):
+        time.sleep(0.1)
     os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C, which the workers receive too
     messages = process.communicate()[1]
     assert process.returncode == 130 and "Traceback" not in messages and messages.endswith("interrupted\n"), messages

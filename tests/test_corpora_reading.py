@@ -3,6 +3,7 @@
 import collections
 import gzip
 import io
+import json
 import os
 import random
 import time
@@ -16,9 +17,10 @@ from warcio.archiveiterator import ArchiveIterator
 from t5x_lab.corpora.page import Page
 from t5x_lab.corpora.reading.archives import join_lines
 from t5x_lab.corpora.reading.decompression import Damage, decompress
-from t5x_lab.corpora.reading.html import main_text
+from t5x_lab.corpora.reading.html import main_text, whole_text
 from t5x_lab.corpora.reading.inputs import file_kind, read_pages
 from t5x_lab.corpora.reading.records import Record, read_records
+from t5x_lab.corpora.reading.timestamps import to_utc
 
 INTACT = [
     "cc_whirlwind/whirlwind.warc",
@@ -307,7 +309,7 @@ def test_json_text_and_html_files():
     ]  # fmt: skip
     pages, counts = pages_of(b"\n".join(lines), "d/x.jsonl")
     assert [(page.url, page.text) for page in pages] == [("http://a", "a"), (os.path.abspath("d/x.jsonl#6"), "\ud800b")]
-    assert {page.timestamp for page in pages} == {"2020-04-18T10:22:31Z"}
+    assert {to_utc(page.timestamp) for page in pages} == {"2020-04-18T10:22:31Z"}
     assert counts == {"damaged_json_lines": 2, "dropped_no_text": 1, "dropped_no_text_key": 1, "pages without URL": 1}
     assert [page.text for page in pages_of(gzip.compress(b"One.\r\nTwo.\n"), "x.txt.gz")[0]] == ["One.\r\nTwo.\n"]
     html = "<html><head><meta charset=latin1></head><body><p>Caf\xe9 is a word of four letters.</p></body></html>".encode(
@@ -338,16 +340,54 @@ def test_the_kind_of_a_file_is_told_by_the_ending_of_its_name(name, kind):
     assert file_kind(f"folder.warc/{name}") == kind
 
 
-def test_times_of_14_digits_and_marks_of_byte_order(tmp_path):
-    lines = b'{"text": "a", "timestamp": 20240518015810}\n{"text": "b", "timestamp": "20240518015810"}\n{"text": "c", "timestamp": 0}\n'
-    pages = read_pages(
-        io.BytesIO(lines),
-        "a.jsonl",
-        main_text,
-        {name: name for name in ("text", "url", "timestamp")},
-        collections.Counter(),
-        1 << 20,
-    )
-    assert [page.timestamp for page in pages] == ["2024-05-18T01:58:10Z", "2024-05-18T01:58:10Z", "1970-01-01T00:00:00Z"]
+def test_a_mark_of_byte_order_is_no_text():
     (page,) = read_pages(io.BytesIO(b"\xef\xbb\xbfa text"), "a.txt", main_text, {}, collections.Counter(), 1 << 20)
     assert page.text == "a text"
+
+
+@pytest.mark.parametrize(
+    "value, expected",
+    [
+        ("1716000000", "2024-05-18T02:40:00Z"), (1716000000.5, "2024-05-18T02:40:00Z"), (1716000000000, "2024-05-18T02:40:00Z"),
+        ("Sat, 18 May 2024 01:58:10 GMT", "2024-05-18T01:58:10Z"), ("2024-05-18T01:58:10+02:00", "2024-05-17T23:58:10Z"),
+        ("2024-05-18T01:58:10.5Z", "2024-05-18T01:58:10Z"), ("2024-05-18 01:58:10", "2024-05-18T01:58:10Z"),
+        ("2024-05-18", "2024-05-18T00:00:00Z"), ("20240518015810", "2024-05-18T01:58:10Z"), ("2024-05-18T01:58:10Z",) * 2,
+        ("yesterday", ""), ("05/18/2021", ""), ("", ""), (None, ""), (True, ""), ("9" * 30, ""), ("2024-13-45T00:00:00Z+x", ""),
+    ],
+)  # fmt: skip
+def test_times_of_all_forms_are_read(value, expected):
+    assert to_utc(value) == expected
+
+
+@pytest.mark.parametrize("content", [b"\x7fELF" + bytes(3000), bytes(range(256)) * 50, random.Random(0).randbytes(20_000)])
+def test_binary_data_under_a_name_of_html_is_counted(content):
+    counts = collections.Counter()
+    assert (
+        not list(read_pages(io.BytesIO(content), "a.html", whole_text, {}, counts, 1 << 20)) and counts["dropped_binary"] == 1
+    )
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "shift_jis", "iso-2022-jp", "windows-1251", "euc-jp"])
+def test_html_in_other_encodings_is_not_binary(encoding):
+    text = "Это текст. " if "1251" in encoding else "これは長い文章です。"
+    html = f'<html><head><meta charset="{encoding}"></head><body><p>{text * 40}</p></body></html>'.encode(encoding)
+    counts = collections.Counter()
+    assert list(read_pages(io.BytesIO(html), "a.html", whole_text, {}, counts, 1 << 20)) and not counts["dropped_binary"]
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+def test_a_json_document_is_read_whole(indent, mark):
+    keys = {name: name for name in ("text", "url", "timestamp")}
+    records = [{"text": f"page {n}", "url": f"http://a/{n}"} for n in range(3)]
+
+    def read(content):
+        counts = collections.Counter()
+        pages = list(read_pages(io.BytesIO(mark + content), "a.json", whole_text, keys, counts, 1 << 20))
+        return [page.text for page in pages], +counts
+
+    assert read(json.dumps(records, indent=indent).encode()) == (["page 0", "page 1", "page 2"], {})
+    assert read(json.dumps(records[0], indent=indent).encode()) == (["page 0"], {})
+    lines = "\n".join(map(json.dumps, records)).encode()
+    assert read(lines) == (["page 0", "page 1", "page 2"], {})
+    assert read(b'{"text": "cut\n' + lines) == (["page 0", "page 1", "page 2"], {"damaged_json_lines": 1})

@@ -46,3 +46,5 @@ def run(args: argparse.Namespace) -> None:
     summary = make_corpus(corpus, text, args.input, output, work_dir or f"{output}/work", options, args.workers)
     print(summary_table(summary))
     print(write_report(corpus_dir(output, corpus)))
+    if not any(split["pages"] for split in summary["splits"].values()):
+        raise UserError("The corpus has no page: the rules have dropped all.")

@@ -78,8 +78,6 @@ def complete(context: Context, summaries: Mapping[str, list[dict[str, Any]]]) ->
         "examples": merge_examples(part.get("examples", {}) for parts in summaries.values() for part in parts),
         **merge_statistics(last),
     }
-    if not any(size["pages"] for size in summary["splits"].values()):
-        log("The corpus has no page: the rules have dropped all. See the table.")
     folder = corpus_dir(output, corpus)
     with open_output(f"{folder}/{SUMMARY}") as file:
         file.write(json.dumps(summary, ensure_ascii=False, indent=1).encode("utf-8", "replace"))

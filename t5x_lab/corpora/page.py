@@ -14,7 +14,7 @@ class Page:
     Attributes:
       url: its address as the crawl has it.
       text: lines of text, separated by newline characters.
-      timestamp: time of the crawl, such as "2019-04-18T10:22:31Z"; "" if unknown.
+      timestamp: time of the crawl in UTC, such as "2019-04-18T10:22:31Z"; "" if unknown.
       content_type, content_length: as the record of the crawl has them.
       language: code of the language, set by a language rule; "" before.
       position: order of the page in the input: file and record.

@@ -95,6 +95,10 @@ def make_corpus(
         raise UserError(f"{file} is a file. Choose another folder for the corpus.")
     if "://" in work_dir:
         return _make(corpus, config, inputs, output, work_dir, options, workers)
+    try:
+        os.makedirs(work_dir, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"The folder {work_dir} cannot be made ({error.strerror}). Choose another one.") from error
     with hold_lock(pathlib.Path(work_dir), f"Another process makes a corpus in {work_dir}. Wait for it, or stop it."):
         return _make(corpus, config, inputs, output, work_dir, options, workers)
 

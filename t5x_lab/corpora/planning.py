@@ -22,6 +22,9 @@ _EXPANSION = 4  # of compressed text
 _JOB_BYTES = 1 << 26  # of small input files that are read by one job
 
 
+_ONLY_OUTPUT = "All its files are in the output folder, which is left out: choose another --output_dir."
+
+
 def make_plan(corpus: Corpus, config: str, inputs: Sequence[str], output: str, work_dir: str) -> Plan:
     """Returns the plan of a corpus: its input files by job, its buckets, and the folders of its stages. See `make_corpus`."""
     files = _list_inputs(inputs, (output, work_dir))
@@ -54,14 +57,15 @@ def _list_inputs(inputs: Sequence[str], own: Sequence[str]) -> list[tuple[str, i
         others = [(path, size) for path, size in matches if not _is_inside(path, own)]
         pages = {path: size for path, size in others if file_kind(path) is not None}
         if not pages:
-            reason = "" if others else "It holds only the output." if matches else "No file matches it."
+            reason = "" if others else _ONLY_OUTPUT if matches else "No file matches it."
             raise UserError(
                 f'--input="{pattern}" has no pages. {reason} Files are read by their names: .warc, .wet, .arc, .html, .jsonl, '
                 ".txt, also with .gz or .zst."
             )
         files |= pages
         if len(pages) < len(others):
-            log(f"{len(others) - len(pages):,} of the files in {pattern} are ignored: their names are not those of pages.")
+            ignored = next(path for path, _ in others if path not in pages)
+            log(f"{len(others) - len(pages):,} files in {pattern} are ignored for their names, such as {ignored}.")
     return sorted(files.items())
 
 

@@ -90,7 +90,11 @@ def _problem_rows(summary: dict[str, Any]) -> list[tuple[str, int]]:
     counts = summary["counts"].get("read", {})
     prefixes = ("damaged_", "dropped_", "skipped_")
     rows = [(name.replace("_", " "), number) for name, number in counts.items() if name.startswith(prefixes)]
-    rows += [(name, counts[name]) for name in ("pages without URL", "timestamps in the future") if name in counts]
+    rows += [
+        (name, counts[name])
+        for name in ("pages without URL", "timestamps in the future", "timestamps that cannot be read")
+        if name in counts
+    ]
     rows += [
         (name, number)
         for listed in summary["counts"].values()

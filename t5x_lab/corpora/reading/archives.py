@@ -15,6 +15,9 @@ _METADATA_PREFIXES = ("WARC", "CONTENT-", "Content-")
 # The end of a line before or after which are spaces or a field. It begins with one fixed character, so that a search takes a
 # fourth of the time of splitting and stripping lines.
 _LINE_TO_CHANGE = re.compile(rf"\n(?:(?<=\s\n)|(?=\s|{'|'.join(_METADATA_PREFIXES)}))")
+_PROBE_BYTES, _MAX_CONTROL = 4096, 0.05
+_CONTROL = bytes({*range(32), 127} - {9, 10, 12, 13, 27})  # which text has in UTF-16 and UTF-32 alone
+_WIDE = (b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff")
 _MAX_UNREADABLE = 0.1  # of a text's characters, above which it is binary data
 # Control characters other than tab, line feed, form feed and carriage return, and what undecodable bytes become.
 _UNREADABLE = dict.fromkeys([*(set(range(32)) - {9, 10, 12, 13}), 0xFFFD])
@@ -81,7 +84,12 @@ _OTHER_TYPES = ("warcinfo", "filedesc", "request", "metadata", "revisit", "conti
 
 
 def extract(html_text: Callable[[bytes, str], str], raw: bytes, charset: str, counts: collections.Counter[str]) -> str:
-    """Returns the text of HTML; "" if the extractor fails."""
+    """Returns the text of HTML; "" for binary data, and if the extractor fails."""
+    start = raw[:_PROBE_BYTES]
+    may_be_wide = start.startswith(_WIDE) or "16" in charset or "32" in charset
+    if not may_be_wide and len(start.translate(None, _CONTROL)) < (1 - _MAX_CONTROL) * len(start):
+        counts["dropped_binary"] += 1
+        return ""
     try:
         return html_text(raw, charset)
     except UserError:

@@ -1,10 +1,7 @@
 """Pages of any input file: archives, HTML, JSON lines and text, compressed or not."""
 
 import collections
-import contextlib
-import datetime
 import os
-import re
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
@@ -20,9 +17,6 @@ _KINDS = {
     **dict.fromkeys(("jsonl", "json", "ndjson"), "json"),
     **dict.fromkeys(("txt", "text"), "text"),
 }
-
-_DIGITS = re.compile(r"((?:19|20)\d\d)(\d\d)(\d\d)(\d\d)(\d\d)(\d\d)")
-_MILLISECONDS = 1e11  # a larger time is not one in seconds
 
 
 def file_kind(path: str) -> str | None:
@@ -91,16 +85,7 @@ def _read_json(
     counts: collections.Counter[str],
     max_bytes: int,
 ) -> Iterator[Page]:
-    for number, line in enumerate(_read_lines(file, compression, counts, max_bytes)):
-        if not line.strip():
-            continue
-        try:
-            record = parse_json(line)
-        except (ValueError, RecursionError):
-            record = None
-        if not isinstance(record, dict):
-            counts["damaged_json_lines"] += 1
-            continue
+    for number, record in _read_objects(file, compression, counts, max_bytes):
         text, url, timestamp = (_lookup(record, keys[name]) for name in ("text", "url", "timestamp"))
         if not isinstance(text, str):
             counts["dropped_no_text_key"] += 1
@@ -108,18 +93,45 @@ def _read_json(
             counts["dropped_no_text"] += 1
         else:
             counts["pages without URL"] += not url
-            yield Page(url if isinstance(url, str) and url else f"{path}#{number}", text, _to_timestamp(timestamp))
+            time = "" if timestamp is None or isinstance(timestamp, dict | list) else str(timestamp)
+            yield Page(url if isinstance(url, str) and url else f"{path}#{number}", text, time)
 
 
-def _to_timestamp(value: Any) -> str:
-    """Returns a time as text. Numbers are seconds or milliseconds since 1970, or have 14 digits, as in indices of crawls."""
-    if match := _DIGITS.fullmatch(str(value)):
-        return "{}-{}-{}T{}:{}:{}Z".format(*match.groups())
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        seconds = value / 1000 if abs(value) > _MILLISECONDS else value
-        with contextlib.suppress(OverflowError, ValueError, OSError):
-            return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return value if isinstance(value, str) else ""
+def _read_objects(
+    file: BinaryIO, compression: str, counts: collections.Counter[str], max_bytes: int
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields (number, object) of a file that has one on each line, or an array of them, or a single one, on several lines."""
+    document = _parse_document(file, compression, max_bytes)
+    if document is not None:
+        yield from enumerate(document)
+        return
+    for number, line in enumerate(_read_lines(file, compression, counts, max_bytes)):
+        records = _parse_objects(line) if line.strip() else []
+        if records is None:
+            counts["damaged_json_lines"] += 1
+        for record in records or ():
+            yield number, record
+
+
+def _parse_document(file: BinaryIO, compression: str, max_bytes: int) -> list[dict[str, Any]] | None:
+    """Returns the objects of a file that is one JSON document; None if it is none, or longer than `max_bytes`."""
+    first = next(filter(bytes.strip, _read_lines(file, compression, collections.Counter(), max_bytes)), b"")
+    file.seek(0)
+    if _parse_objects(first) is not None or not first.removeprefix(b"\xef\xbb\xbf").lstrip().startswith((b"[", b"{")):
+        return None
+    content = _read_whole(file, compression, collections.Counter(), max_bytes)
+    file.seek(0)
+    return _parse_objects(content) if content is not None else None
+
+
+def _parse_objects(text: bytes) -> list[dict[str, Any]] | None:
+    """Returns the object in a text, or those of an array; None if it is damaged or something else."""
+    try:
+        record = parse_json(text.removeprefix(b"\xef\xbb\xbf"))
+    except (ValueError, RecursionError):
+        return None
+    records = record if isinstance(record, list) else [record]
+    return records if all(isinstance(record, dict) for record in records) else None
 
 
 def _lookup(record: dict[str, Any], name: str) -> Any:

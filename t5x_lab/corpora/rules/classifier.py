@@ -1,5 +1,6 @@
 """A quality classifier of the user's own, as GPT-3 (Brown et al., 2020, appendix A) and DCLM (Li et al., 2024) have one."""
 
+import math
 from collections.abc import Callable
 
 from t5x_lab.config.errors import UserError
@@ -16,4 +17,7 @@ def quality_score(page: Page, score: Callable[[str], float] | None = None, minim
     """
     if score is None:
         raise UserError("The rule quality_score needs a function f(text) -> score. Set quality_score.score = @my_module.score.")
-    return page if score(page.text) >= minimum else None
+    value = score(page.text)
+    if math.isnan(value):
+        raise ValueError("the score is NaN")
+    return page if value >= minimum else None

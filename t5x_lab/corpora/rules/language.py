@@ -52,7 +52,7 @@ def _cld3_identifier():
 
 def language(
     page: Page,
-    languages: Sequence[str] = ("en",),
+    languages: str | Sequence[str] = ("en",),
     minimum: float = 0.99,
     detect: Detector = langdetect,
     keep_unknown: bool = False,
@@ -71,6 +71,6 @@ def language(
         if keep_unknown:
             return dataclasses.replace(page, language=UNKNOWN)
         return Dropped("no language" if best is None else "low probability")
-    if languages and best[0] not in languages:
+    if languages and best[0] not in ((languages,) if isinstance(languages, str) else languages):
         return Dropped(best[0])
     return dataclasses.replace(page, language=best[0])

@@ -57,6 +57,8 @@ def bad_words(page: Page, files: Mapping[str, str] | None = None, share: float =
     Raises:
       UserError: for a page without a language, if there is no list for it.
     """
+    if files and not isinstance(files, Mapping):
+        raise UserError(f"bad_words.files is {files!r}. Set a file for each language, such as {{'en': 'badwords_en.txt'}}.")
     if files and not page.language and "" not in files:
         raise UserError(
             "bad_words needs the language of a page, which the rule language sets. Put @language before @bad_words in "
@@ -116,7 +118,7 @@ def domains(page: Page, file: str = "") -> Page | Dropped:
       file: JSON file {domain: true, or the list of its subdomains}, such as Grover's domain_to_allowed_subdomains.json; or a
         text file with a domain or URL per line. One with a subdomain is for that subdomain alone.
     """
-    parts = _domain_splitter()(normalize_url(page.url))
+    parts = _domain_splitter()(normalize_url(page.url).lower())
     allowed = _allowed_domains(file).get(f"{parts.domain}.{parts.suffix}")
     if allowed is None:
         return Dropped("domain")
@@ -137,7 +139,7 @@ def _parse_domains(lines: Iterable[str]) -> dict[str, object]:
     """Returns the allowed domains in lines such as "example.com" (with all subdomains) or "https://news.example.com/"."""
     allowed: dict[str, object] = {}
     for line in filter(None, lines):
-        parts = _domain_splitter()(normalize_url(line))
+        parts = _domain_splitter()(normalize_url(line.lower()))
         name = f"{parts.domain}.{parts.suffix}"
         if parts.subdomain in ("", "www"):
             allowed[name] = True
@@ -155,14 +157,14 @@ def _domain_splitter():
     return tldextract.TLDExtract(suffix_list_urls=(), cache_dir=None)  # the list that comes with the package, no download
 
 
-def listed_urls(page: Page, files: Sequence[str] = ()) -> Page | None:
+def listed_urls(page: Page, files: str | Sequence[str] = ()) -> Page | None:
     """Keeps pages whose URL is listed. With OpenWebText's list the corpus is C4's WebText-like variant.
 
     Args:
       page: the page.
       files: files with a URL per line. Patterns are allowed. URLs are normalized.
     """
-    keys = _listed_keys(tuple(files))
+    keys = _listed_keys((files,) if isinstance(files, str) else tuple(files))
     key = np.frombuffer(page.key, keys.dtype)[0]
     index = np.searchsorted(keys, key)
     return page if index < len(keys) and keys[index] == key else None

@@ -1,7 +1,7 @@
 """Rules: functions of a line or a page. A user's own function is a rule like any other.
 
 A line rule is f(line) -> the line, changed or not; None drops the line, `Dropped` its page.
-A page rule is f(page) -> the page, changed or not; None or `Dropped` drops it.
+A page rule is f(page) -> the page, or a changed one by `dataclasses.replace(page, text=...)`; None or `Dropped` drops it.
 """
 
 import collections

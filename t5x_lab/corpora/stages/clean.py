@@ -18,7 +18,6 @@ from t5x_lab.corpora.rules.rule import Failures, PageRules
 from t5x_lab.corpora.stages import read
 from t5x_lab.corpora.stages.context import Context, Examples
 from t5x_lab.corpora.stages.exchange import PAGES, BucketWriter, page_row, read_bucket, row_pages
-from t5x_lab.corpora.stages.read import is_timestamp
 
 NAME = "clean"
 # Units that pages of a bucket keep, by the hash of the unit; and units that they lose to another page of the bucket.
@@ -69,8 +68,7 @@ def _newest_pages(context: Context, bucket: int, counts: collections.Counter[str
             columns = [batch.column(name).to_pylist() for name in ("key", "timestamp", "file", "record")]
             lengths = pc.utf8_length(batch.column("text")).to_pylist()
             for key, timestamp, file, record, length in zip(*columns, lengths, strict=True):
-                timestamp = timestamp.replace(" ", "T", 1)
-                rank = timestamp if is_timestamp(timestamp) and timestamp <= context.plan.latest else ""
+                rank = timestamp if timestamp <= context.plan.latest else ""
                 best = newest.get(key)
                 if best is None or rank > best[0]:
                     newest[key] = rank, (file, record), length

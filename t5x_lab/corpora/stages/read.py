@@ -2,19 +2,19 @@
 
 import collections
 import dataclasses
-import re
 from typing import Any
 
 from t5x_lab.corpora.duplicates.digests import bucket_of
 from t5x_lab.corpora.files import open_input, open_output
 from t5x_lab.corpora.page import Page
 from t5x_lab.corpora.reading.inputs import read_pages
+from t5x_lab.corpora.reading.timestamps import to_utc
 from t5x_lab.corpora.rules.rule import PageRules
 from t5x_lab.corpora.stages.context import Context, Examples
 from t5x_lab.corpora.stages.exchange import PAGES, BucketWriter, page_row
 
 NAME = "read"
-_TIMESTAMP = re.compile(r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}:\d{2}|$)")
+_DAMAGE = ("damaged_", "dropped_too_long")
 
 
 def list_jobs(context: Context) -> range:
@@ -39,13 +39,15 @@ def run(context: Context, index: int) -> dict[str, Any]:
                 for record, page in enumerate(pages):
                     counts["pages in"] += 1
                     counts["characters in"] += len(page.text)
-                    counts["timestamps in the future"] += is_timestamp(page.timestamp) and page.timestamp > context.plan.latest
-                    page = dataclasses.replace(_repair(page), position=(first + number, record))
+                    time = to_utc(page.timestamp)
+                    counts["timestamps in the future"] += time > context.plan.latest
+                    counts["timestamps that cannot be read"] += bool(page.timestamp and not time)
+                    page = dataclasses.replace(_repair(page), timestamp=time, position=(first + number, record))
                     remaining = rules.apply(page)
                     if remaining is not None:
                         _add(writer, remaining, context.plan.num_buckets)
             counts.update(problems)
-            if damage := {kind: number for kind, number in problems.items() if kind.startswith("damaged_")}:
+            if damage := {kind: number for kind, number in problems.items() if number and kind.startswith(_DAMAGE)}:
                 damaged[path] = damage
         writer.close()
     return {"counts": +counts, "examples": examples.to_json(), "damaged files": damaged}
@@ -54,14 +56,13 @@ def run(context: Context, index: int) -> dict[str, Any]:
 def _repair(page: Page) -> Page:
     """Replaces halves of surrogate pairs, which are no characters and cannot be written."""
     try:
-        f"{page.url}{page.text}{page.timestamp}{page.content_type}".encode()
+        f"{page.url}{page.text}{page.content_type}".encode()
     except UnicodeEncodeError:
         repair = lambda text: text.encode("utf-8", "replace").decode()
         return dataclasses.replace(
             page,
             url=repair(page.url),
             text=repair(page.text),
-            timestamp=repair(page.timestamp),
             content_type=repair(page.content_type),
         )
     return page
@@ -69,7 +70,3 @@ def _repair(page: Page) -> Page:
 
 def _add(writer: BucketWriter, page: Page, num_buckets: int) -> None:
     writer.add(bucket_of(page.key, num_buckets), page_row(page), len(page.text))
-
-
-def is_timestamp(text: str) -> bool:
-    return _TIMESTAMP.match(text) is not None
