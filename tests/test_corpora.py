@@ -620,18 +620,16 @@ def test_the_report_says_what_each_rule_removed(tmp_path):
     assert "http://a.example/2" in page and "<script>alert" not in page and "curly_bracket" in page
 
 
-def test_characters_add_up(tmp_path):
+def test_bytes_add_up(tmp_path):
     """Input less what each rule has dropped is the output, but for the line ends of removed duplicates."""
     pages = random_pages(200)
     inputs = write_pages(
         [*pages, *(dataclasses.replace(page, timestamp="2025-01-01T00:00:00Z") for page in pages[:50])], tmp_path / "in"
     )
     summary, texts = run_corpus(inputs, tmp_path / "out", *UNCHECKED)
-    dropped = sum(
-        n for counts in summary["counts"].values() for name, n in counts.items() if name.startswith("characters dropped")
-    )
-    assert summary["counts"]["read"]["characters in"] - dropped == sum(map(len, texts.values()))
-    assert summary["counts"]["clean"]["characters dropped: newest_per_url"] == sum(len(page.text) for page in pages[:50])
+    dropped = sum(n for counts in summary["counts"].values() for name, n in counts.items() if name.startswith("bytes dropped"))
+    assert summary["counts"]["read"]["bytes in"] - dropped == sum(len(text.encode()) for text in texts.values())
+    assert summary["counts"]["clean"]["bytes dropped: newest_per_url"] == sum(len(page.text) for page in pages[:50])
 
 
 def test_inputs_that_are_missing_empty_or_repeated(tmp_path, capfd):
@@ -727,7 +725,7 @@ def test_a_page_without_text_is_not_written(tmp_path):
     bindings = ["LineCleaning.min_sentences = 0", "Corpus.duplicates = None", "Corpus.text_rules = ()"]
     summary, texts = run_corpus(write_pages(pages, tmp_path / "in"), tmp_path / "out", *bindings)
     assert not texts and summary["counts"]["clean"]["pages dropped: no_text"] == 30
-    assert summary["counts"]["clean"]["characters dropped: end_mark"] == summary["counts"]["read"]["characters in"]
+    assert summary["counts"]["clean"]["bytes dropped: end_mark"] == summary["counts"]["read"]["bytes in"]
 
 
 def test_bad_words_need_a_language(tmp_path):

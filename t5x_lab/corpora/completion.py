@@ -66,8 +66,8 @@ def complete(context: Context, summaries: Mapping[str, list[dict[str, Any]]]) ->
         "splits": {
             split: {
                 "pages": sum(shard["pages"] for shard in listed),
-                "characters": sum(part["splits"].get(split, (0, 0))[1] for part in last),
-                "bytes": sum(shard["bytes"] for shard in listed),
+                "text_bytes": sum(part["splits"].get(split, (0, 0))[1] for part in last),
+                "file_bytes": sum(shard["bytes"] for shard in listed),
                 "files": len(listed),
             }
             for split, listed in shards.items()

@@ -34,6 +34,11 @@ class Page:
         return md5(normalize_url(self.url))
 
 
+def num_bytes(text: str) -> int:
+    """Returns the length of a text in UTF-8."""
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
 def md5(text: str) -> bytes:
     """Returns the MD5 of a text, 16 bytes."""
     return hashlib.md5(text.encode("utf-8", "surrogatepass")).digest()

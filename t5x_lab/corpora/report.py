@@ -54,11 +54,11 @@ def summary_table(summary: dict[str, Any]) -> str:
     """Returns the counts of rules and the sizes of splits as a table for the console."""
     read, rows = summary["counts"].get("read", {}), _rule_rows(summary)
     width = max([len(row[0]) for row in rows] + [20])
-    lines = [f"{'rule':<{width}} {'pages':>12} {'lines':>12} {'characters':>16}"]
-    lines.append(f"{'input':<{width}} {read.get('pages in', 0):>12,} {'':>12} {read.get('characters in', 0):>16,}")
-    lines += [f"{name:<{width}} {-pages:>12,} {-units:>12,} {-characters:>16,}" for name, pages, units, characters in rows]
+    lines = [f"{'rule':<{width}} {'pages':>12} {'lines':>12} {'bytes':>16}"]
+    lines.append(f"{'input':<{width}} {read.get('pages in', 0):>12,} {'':>12} {read.get('bytes in', 0):>16,}")
+    lines += [f"{name:<{width}} {-pages:>12,} {-units:>12,} {-size:>16,}" for name, pages, units, size in rows]
     for split, size in summary["splits"].items():
-        lines.append(f"{split:<{width}} {size['pages']:>12,} {'':>12} {size['characters']:>16,}")
+        lines.append(f"{split:<{width}} {size['pages']:>12,} {'':>12} {size['text_bytes']:>16,}")
     problems = _problem_rows(summary)
     if problems:
         lines.append("Also: " + ", ".join(f"{number:,} {name}" for name, number in problems) + ".")
@@ -66,7 +66,7 @@ def summary_table(summary: dict[str, Any]) -> str:
 
 
 def _rule_rows(summary: dict[str, Any], details: bool = False) -> list[tuple[str, int, int, int]]:
-    """Returns (rule, pages, lines or sentences, characters) that rules have dropped, in the order of the rules.
+    """Returns (rule, pages, lines or sentences, bytes of text) that rules have dropped, in the order of the rules.
 
     Args:
       summary: summary of a corpus.
@@ -78,7 +78,7 @@ def _rule_rows(summary: dict[str, Any], details: bool = False) -> list[tuple[str
             unit, _, rule = name.partition(" dropped: ")
             if not rule or name.startswith("failed: ") or (": " in rule and not details):
                 continue
-            column = {"pages": 0, "lines": 1, "sentences": 1, "characters": 2}[unit]
+            column = {"pages": 0, "lines": 1, "sentences": 1, "bytes": 2}[unit]
             rows.setdefault(rule, [0, 0, 0])[column] += number
     place = {name: number for number, name in enumerate(summary["rules"])}
     order = sorted(rows, key=lambda rule: (place.get(rule.partition(": ")[0], len(place)), rule))
@@ -127,28 +127,28 @@ def write_report(output: str, path: str | None = None) -> str:
 
 def _to_markdown(summary: dict[str, Any]) -> tuple[str, dict[str, bytes]]:
     read = summary["counts"].get("read", {})
-    total = max(read.get("characters in", 0), 1)
+    total = max(read.get("bytes in", 0), 1)
     splits = [
-        [split, *(f"{size[name]:,}" for name in ("pages", "characters", "bytes", "files"))]
+        [split, *(f"{size[name]:,}" for name in ("pages", "text_bytes", "file_bytes", "files"))]
         for split, size in summary["splits"].items()
     ]
     rules = [
         [
             f"`{name}`",
             f"{pages:,}",
-            *(["", "", ""] if ": " in name else [f"{units:,}", f"{characters:,}", f"{characters / total:.1%}"]),
+            *(["", "", ""] if ": " in name else [f"{units:,}", f"{size:,}", f"{size / total:.1%}"]),
         ]
-        for name, pages, units, characters in _rule_rows(summary, details=True)
+        for name, pages, units, size in _rule_rows(summary, details=True)
     ]
     figures = {"lengths.png": _length_figure(summary["lengths"])} if summary["lengths"] else {}
     parts = [
         f"# Corpus {summary['name']}",
-        f"{read.get('files', 0):,} files with {read.get('bytes', 0):,} bytes, {read.get('pages in', 0):,} pages with "
-        f"{read.get('characters in', 0):,} characters.",
-        _table(["split", "pages", "characters", "bytes", "files"], splits),
+        f"{read.get('files', 0):,} files with {read.get('file bytes', 0):,} bytes, {read.get('pages in', 0):,} pages with "
+        f"{read.get('bytes in', 0):,} bytes of text.",
+        _table(["split", "pages", "bytes of text", "bytes of files", "files"], splits),
         "## What each rule removed",
-        "In their order. A rule sees what the rules before it have left. All characters of a page that a rule drops count.",
-        _table(["rule", "pages", "lines", "characters", "of the input"], rules),
+        "In their order. A rule sees what the rules before it have left. Bytes are those of text, all of a dropped page.",
+        _table(["rule", "pages", "lines", "bytes", "of the input"], rules),
         "## Other counts: damaged records, records without a page, changed pages",
         _table(["problem", "number"], [[name, f"{number:,}"] for name, number in _problem_rows(summary)]),
         "## Damaged files",

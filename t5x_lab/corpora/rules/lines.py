@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 
 from t5x_lab.config.errors import UserError
-from t5x_lab.corpora.page import Page
+from t5x_lab.corpora.page import Page, num_bytes
 from t5x_lab.corpora.rules.rule import Dropped, LineRule, rule_name
 from t5x_lab.corpora.rules.sentences import count_sentences, punkt_sentences
 
@@ -117,7 +117,7 @@ class LineCleaning:
           UserError: if a rule returns something else than a line, None or `Dropped`.
         """
         lines, dropped, num_sentences = [], collections.Counter[LineRule](), 0
-        characters = collections.Counter[LineRule]()
+        sizes = collections.Counter[LineRule]()
         for raw in page.text.splitlines(keepends=True):
             line = raw.strip()
             for rule in self.rules:
@@ -128,10 +128,10 @@ class LineCleaning:
                     raise
                 if outcome is None:
                     dropped[rule] += 1
-                    characters[rule] += len(raw)
+                    sizes[rule] += num_bytes(raw)
                     break
                 if isinstance(outcome, Dropped):
-                    return self._drop(rule_name(rule), page, len(page.text), counts, on_drop)
+                    return self._drop(rule_name(rule), page, num_bytes(page.text), counts, on_drop)
                 if not isinstance(outcome, str):
                     raise UserError(
                         f"The rule {rule_name(rule)} has returned {outcome!r:.80}. It must return the line, or None to drop it."
@@ -143,18 +143,16 @@ class LineCleaning:
                 lines.append(line)
         for rule, number in dropped.items():
             counts[f"lines dropped: {rule_name(rule)}"] += number
-            counts[f"characters dropped: {rule_name(rule)}"] += characters[rule]
+            counts[f"bytes dropped: {rule_name(rule)}"] += sizes[rule]
         if num_sentences < self.min_sentences:
-            return self._drop("few_sentences", page, sum(map(len, lines)), counts, on_drop)
+            return self._drop("few_sentences", page, sum(map(num_bytes, lines)), counts, on_drop)
         text = "\n".join(lines).strip()
         if not text:
             return self._drop("no_text", page, 0, counts, on_drop)
         return dataclasses.replace(page, text=text)
 
     @staticmethod
-    def _drop(
-        name: str, page: Page, characters: int, counts: collections.Counter[str], on_drop: Callable[[str, Page], None]
-    ) -> None:
+    def _drop(name: str, page: Page, size: int, counts: collections.Counter[str], on_drop: Callable[[str, Page], None]) -> None:
         counts[f"pages dropped: {name}"] += 1
-        counts[f"characters dropped: {name}"] += characters
+        counts[f"bytes dropped: {name}"] += size
         on_drop(name, page)

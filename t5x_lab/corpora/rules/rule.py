@@ -12,7 +12,7 @@ from typing import Any
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.user_code import describe_error
-from t5x_lab.corpora.page import Page
+from t5x_lab.corpora.page import Page, num_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +68,7 @@ class PageRules:
                 outcome = Dropped("failed")
             if outcome is None or isinstance(outcome, Dropped):
                 self._counts[f"pages dropped: {name}"] += 1
-                self._counts[f"characters dropped: {name}"] += len(page.text)
+                self._counts[f"bytes dropped: {name}"] += num_bytes(page.text)
                 if outcome is not None and outcome.detail:
                     self._counts[f"pages dropped: {name}: {outcome.detail}"] += 1
                 self._on_drop(name, page)
@@ -80,7 +80,7 @@ class PageRules:
             if not outcome.text:
                 self._counts[f"pages dropped: {name}: no text"] += 1
                 self._counts[f"pages dropped: {name}"] += 1
-                self._counts[f"characters dropped: {name}"] += len(page.text)
+                self._counts[f"bytes dropped: {name}"] += num_bytes(page.text)
                 self._on_drop(name, page)
                 return None
             if outcome.text != page.text:

@@ -66,7 +66,7 @@ def _newest_pages(context: Context, bucket: int, counts: collections.Counter[str
     if context.corpus.newest_per_url:
         for batch in _read_batches(context, bucket):
             columns = [batch.column(name).to_pylist() for name in ("key", "timestamp", "file", "record")]
-            lengths = pc.utf8_length(batch.column("text")).to_pylist()
+            lengths = pc.binary_length(batch.column("text")).to_pylist()
             for key, timestamp, file, record, length in zip(*columns, lengths, strict=True):
                 rank = timestamp if timestamp <= context.plan.latest else ""
                 best = newest.get(key)
@@ -74,7 +74,7 @@ def _newest_pages(context: Context, bucket: int, counts: collections.Counter[str
                     newest[key] = rank, (file, record), length
                 if best is not None:
                     counts["pages dropped: newest_per_url"] += 1
-                    counts["characters dropped: newest_per_url"] += best[2] if rank > best[0] else length
+                    counts["bytes dropped: newest_per_url"] += best[2] if rank > best[0] else length
     pages = [
         (key, page)
         for batch in _read_batches(context, bucket)

@@ -7,7 +7,7 @@ from typing import Any
 from t5x_lab.corpora.decontamination import is_contaminated, load_ngrams
 from t5x_lab.corpora.duplicates.units import remove_lines, remove_spans
 from t5x_lab.corpora.files import open_input, open_output
-from t5x_lab.corpora.page import Page
+from t5x_lab.corpora.page import Page, num_bytes
 from t5x_lab.corpora.rules.rule import PageRule, PageRules
 from t5x_lab.corpora.rules.sentences import count_sentences
 from t5x_lab.corpora.stages import clean, collect_questions, find_duplicates
@@ -82,14 +82,14 @@ def _remove_duplicates(
     text, number = remove_lines(page.text, lost) if kind == "lines" else remove_spans(page.text, lost, corpus.sentences)
     if number:
         counts[f"{'lines' if kind == 'lines' else 'sentences'} dropped: duplicates"] += number
-        counts["characters dropped: duplicates"] += len(page.text) - len(text)
+        counts["bytes dropped: duplicates"] += num_bytes(page.text) - num_bytes(text)
     if not text:
         counts["pages dropped: duplicates"] += 1
         examples.add("duplicates", page)
         return None
     if corpus.min_sentences and count_sentences(text, corpus.min_sentences, corpus.sentences) < corpus.min_sentences:
         counts["pages dropped: few_sentences after duplicates"] += 1
-        counts["characters dropped: few_sentences after duplicates"] += len(text)
+        counts["bytes dropped: few_sentences after duplicates"] += num_bytes(text)
         examples.add("few_sentences after duplicates", page)
         return None
     return page if text == page.text else dataclasses.replace(page, text=text)

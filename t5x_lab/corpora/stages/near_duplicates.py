@@ -9,7 +9,7 @@ import pyarrow as pa
 from t5x_lab.corpora.duplicates.digests import bucket_of, digest_array, from_column, join_digests, to_column
 from t5x_lab.corpora.duplicates.winners import find_losers, split_rows
 from t5x_lab.corpora.files import open_input, open_output
-from t5x_lab.corpora.page import md5
+from t5x_lab.corpora.page import md5, num_bytes
 from t5x_lab.corpora.stages import finish
 from t5x_lab.corpora.stages.context import Context, Examples
 from t5x_lab.corpora.stages.exchange import BucketWriter, read_bucket
@@ -111,7 +111,7 @@ def write_unique(context: Context, bucket: int) -> dict[str, Any]:
         for number, page in enumerate(read_all(context, finish.NAME, bucket)):
             if number in lost:
                 counts["pages dropped: near_duplicates"] += 1
-                counts["characters dropped: near_duplicates"] += len(page.text)
+                counts["bytes dropped: near_duplicates"] += num_bytes(page.text)
                 examples.add("near_duplicates", page)
             else:
                 writer.add(page)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from t5x_lab.corpora.config import Corpus
 from t5x_lab.corpora.files import open_input
-from t5x_lab.corpora.page import Page, split_name
+from t5x_lab.corpora.page import Page, num_bytes, split_name
 from t5x_lab.corpora.rules.language import UNKNOWN
 from t5x_lab.corpora.stages.context import Context
 from t5x_lab.corpora.stages.exchange import PAGES, BucketWriter, page_row, read_bucket, read_buckets, row_pages
@@ -20,11 +20,11 @@ class Size:
 
     Attributes:
       pages: number of pages.
-      characters: number of characters of their texts.
+      bytes: number of bytes of their texts.
     """
 
     pages: int = 0
-    characters: int = 0
+    bytes: int = 0
 
 
 def split_of(corpus: Corpus, key: bytes, language: str) -> str:
@@ -62,13 +62,13 @@ class PartWriter:
         split = split_of(self._corpus, page.key, page.language)
         size = self.sizes.setdefault(split, Size())
         size.pages += 1
-        size.characters += len(page.text)
+        size.bytes += num_bytes(page.text)
         self._writer.add(part_of(self._corpus, split), page_row(page), len(page.text))
 
     def close(self) -> dict[str, list[int]]:
-        """Returns [pages, characters] by split."""
+        """Returns [pages, bytes of text] by split."""
         self._writer.close()
-        return {split: [size.pages, size.characters] for split, size in sorted(self.sizes.items())}
+        return {split: [size.pages, size.bytes] for split, size in sorted(self.sizes.items())}
 
 
 def read_split(context: Context, stage: str, bucket: int, split: str) -> Iterator[Page]:

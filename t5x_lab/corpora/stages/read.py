@@ -6,7 +6,7 @@ from typing import Any
 
 from t5x_lab.corpora.duplicates.digests import bucket_of
 from t5x_lab.corpora.files import open_input, open_output
-from t5x_lab.corpora.page import Page
+from t5x_lab.corpora.page import Page, num_bytes
 from t5x_lab.corpora.reading.inputs import read_pages
 from t5x_lab.corpora.reading.timestamps import to_utc
 from t5x_lab.corpora.rules.rule import PageRules
@@ -32,13 +32,13 @@ def run(context: Context, index: int) -> dict[str, Any]:
         writer = BucketWriter(output, PAGES, context.plan.num_buckets)
         for number, (path, size) in enumerate(context.plan.inputs[index]):
             counts["files"] += 1
-            counts["bytes"] += size
+            counts["file bytes"] += size
             problems = collections.Counter[str]()
             with open_input(path) as file:
                 pages = read_pages(file, path, corpus.html_text, keys, problems, corpus.max_record_bytes)
                 for record, page in enumerate(pages):
                     counts["pages in"] += 1
-                    counts["characters in"] += len(page.text)
+                    counts["bytes in"] += num_bytes(page.text)
                     time = to_utc(page.timestamp)
                     counts["timestamps in the future"] += time > context.plan.latest
                     counts["timestamps that cannot be read"] += bool(page.timestamp and not time)

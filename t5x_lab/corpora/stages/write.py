@@ -64,8 +64,8 @@ def _make_layout(work_dir: str, _: str) -> Layout:
     for split in sorted(expected.union(*of_buckets)):
         listed = [splits.get(split, (0, 0)) for splits in of_buckets]
         sizes[split] = [pages for pages, _ in listed]
-        pages, characters = sum(sizes[split]), sum(characters for _, characters in listed)
-        number = max(1, min(pages, round(characters / context.corpus.shard_bytes)))
+        pages, size = sum(sizes[split]), sum(size for _, size in listed)
+        number = max(1, min(pages, round(size / context.corpus.shard_bytes)))
         ends = [pages * index // number for index in range(number + 1)]
         shards += [Shard(split, index, number, *ends[index : index + 2]) for index in range(number)]
     return Layout(sizes, shards)
