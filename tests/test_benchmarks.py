@@ -32,10 +32,6 @@ SMALL_RUNS = {
     "kill_and_resume": ("--kills=1 --source=synthetic", r"\b0 of them different"),
     "kill_infer": ("--kills=1 --lines=200", "200 examples, each once, equal to the byte"),
     "kill_processes": ("--kills=1", "tokens differ in 0 of them"),
-    "mt_f": (
-        f"--work={{tmp}} --data={SHARED} --pretrain_steps=2 --steps=2 --only=causal_decoder --examples=1 --held_out=1 --labelled=1 --rendered=2 --texts=2000",
-        r"\| t0_eval: average \| [\d.]+ \| [\d.]+ \| [\d.]+ \|",
-    ),
     "objectives": ("--seconds=0.2 --rounds=1 --rows=8 --objectives=span_corruption", r"encoder_decoder .* [\d.]+x"),
     "prompts": (
         f"--data={SHARED} --mixture=small --scale=10000000 --draws=200 --only=cached --only='without single_device_functions'",
