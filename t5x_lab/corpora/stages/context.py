@@ -159,7 +159,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # of an object, which differs in e
 
 
 def _describe_files(text: str) -> list[tuple[str, int, float]]:
-    """Returns size and time of the files that a text names, if it is a path or a pattern. Folders have a slash: "." is a mark."""
+    """Returns size and time of the files that a text names. A folder has a slash in its name, since "." is a mark."""
     pattern = re.sub(r"\{\w+\}", "*", text)
     is_pattern = re.search(r"[*?[]", pattern) is not None and ("/" in pattern or "." in pattern)
     is_path = "://" in pattern or os.path.isfile(pattern) or ("/" in pattern and os.path.exists(pattern))
