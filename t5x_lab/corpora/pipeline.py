@@ -116,7 +116,7 @@ def _make(
     load_context.cache_clear()
     context = load_context(work_dir)
     size = sum(size for job in plan.inputs for _, size in job)
-    log(f"{sum(map(len, plan.inputs)):,} files with {size:,} bytes. Buckets: {plan.num_buckets:,}.")
+    log(f"Input files: {sum(map(len, plan.inputs)):,} with {size:,} bytes. Buckets: {plan.num_buckets:,}.")
     if workers is None:
         workers = (os.cpu_count() or 1) if size > _LOCAL_BYTES else 1
     progress = _Progress(context)
