@@ -73,10 +73,13 @@ def _local_runner() -> Any:
     from apache_beam.transforms.environments import SubprocessSDKEnvironment
 
     logging.getLogger(fn_runner.__name__).setLevel(logging.ERROR)  # it warns of workers that it did not choose itself
-    os.environ.setdefault("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
-    os.environ[beam_worker.COMMAND] = str(os.getpid())
+    variables = {
+        beam_worker.COMMAND: str(os.getpid()),
+        "PYTHONPATH": os.environ.get("PYTHONPATH") or os.pathsep.join(filter(None, sys.path)),
+    }
+    assignments = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
     # A worker that is starting must not be interrupted: it sets its own answer to Ctrl-C.
-    command = f"trap '' INT; exec {shlex.quote(sys.executable)} -m {beam_worker.__name__}"
+    command = f"trap '' INT; {assignments} exec {shlex.quote(sys.executable)} -m {beam_worker.__name__}"
     return FnApiRunner(default_environment=SubprocessSDKEnvironment.from_command_string(command))
 
 
