@@ -69,7 +69,9 @@ def test_two_processes_write_the_same_bytes_as_one(tmp_path):
     inputs = write_pages(random_pages(600), tmp_path / "in")
     bindings = [*UNCHECKED, "Corpus.near_duplicates = @MinHash()", "Corpus.shard_bytes = 30_000"]
     run_corpus(inputs, tmp_path / "one", *bindings)
+    environment = dict(os.environ)
     summary, texts = run_corpus(inputs, tmp_path / "two", *bindings, workers=2)
+    assert dict(os.environ) == environment
     assert len(summary["files"]) > 5 and len(texts) > 400
     assert file_bytes(tmp_path / "one") == file_bytes(tmp_path / "two")
 
