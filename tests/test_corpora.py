@@ -725,12 +725,16 @@ def test_settings_are_described_by_their_files_and_alike_in_every_process(tmp_pa
     assert describe(Other()) == describe(Other()) and describe({"b", "a", "c"}) == describe({"c", "b", "a"})
 
 
-def test_a_page_without_text_is_not_written(tmp_path):
+def test_a_page_without_text_is_not_written(tmp_path, capsys):
     pages = [Page(f"http://a.example/{n}", "no mark\nnone here either", "2024-01-01T00:00:00Z") for n in range(30)]
     bindings = ["LineCleaning.min_sentences = 0", "Corpus.duplicates = None", "Corpus.text_rules = ()"]
     summary, texts = run_corpus(write_pages(pages, tmp_path / "in"), tmp_path / "out", *bindings)
     assert not texts and summary["counts"]["clean"]["pages dropped: no_text"] == 30
     assert summary["counts"]["clean"]["bytes dropped: end_mark"] == summary["counts"]["read"]["bytes in"]
+    flags = [f"--gin_bindings={binding}" for binding in (*bindings, "Corpus.format = 'jsonl'")]
+    folders = [f"--input={tmp_path}/in", f"--output_dir={tmp_path}/out", f"--work_dir={tmp_path}/work", "--workers=1"]
+    assert main(["corpus", *folders, *flags]) == 2
+    assert "The corpus has no page: the rules have dropped all." in capsys.readouterr().err
 
 
 def test_bad_words_need_a_language(tmp_path):
