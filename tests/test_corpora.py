@@ -719,6 +719,8 @@ def test_settings_are_described_by_their_files_and_alike_in_every_process(tmp_pa
     assert describe((".", "?", "!", "..", "*")) == marks  # no files
     assert all(describe(name) != value for name, value in zip(named, before, strict=True))
 
+    assert describe("https://a.example/") == describe("https://a.example/")  # an address, and no storage
+
     class Other:
         pass
 

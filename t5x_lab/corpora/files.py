@@ -29,7 +29,13 @@ def set_options(options: Sequence[str]) -> None:
 
 
 def match_files(pattern: str) -> list[tuple[str, int]]:
-    """Returns (path, size in bytes) of the files that match a pattern, or that folders which match it hold, sorted by path.
+    """Returns (path, size in bytes) of files. See `match_files_with_times`."""
+    return [(path, size) for path, size, _ in match_files_with_times(pattern)]
+
+
+def match_files_with_times(pattern: str) -> list[tuple[str, int, float]]:
+    """Returns (path, size in bytes, time of the last change) of the files that match a pattern, or that folders which match it
+    hold, sorted by path. The time is 0 if the storage does not tell it.
 
     Raises:
       UserError: if the storage cannot be read.
@@ -42,17 +48,17 @@ def match_files(pattern: str) -> list[tuple[str, int]]:
     existing = {path for path in paths if os.path.isfile(path)}
     for path in sorted({*paths} - existing):
         log(f"{path} is no file that can be read. It is left out.")
-    return sorted((path, os.path.getsize(path)) for path in existing)
+    return [(path, os.stat(path).st_size, os.stat(path).st_mtime_ns) for path in sorted(existing)]
 
 
-def _match_remote(pattern: str) -> list[tuple[str, int]]:
+def _match_remote(pattern: str) -> list[tuple[str, int, float]]:
     try:
         matches = _file_systems().match([pattern])[0].metadata_list
         if not matches:  # a folder
             matches = _file_systems().match([f"{pattern.rstrip('/')}/**"])[0].metadata_list
     except Exception as error:  # each storage raises its own
         raise UserError(f'"{pattern}" cannot be read: {str(error).partition(". Path")[0]}.') from error
-    return sorted((str(match.path), int(match.size_in_bytes)) for match in matches)
+    return sorted((str(m.path), int(m.size_in_bytes), float(m.last_updated_in_seconds or 0)) for m in matches)
 
 
 def _walk(top: str) -> list[str]:
@@ -173,16 +179,6 @@ def move(source: str, target: str) -> None:
     with open_input(source) as file, open_output(target) as output:
         shutil.copyfileobj(file, output, 1 << 20)
     remove(source)
-
-
-def modified(path: str) -> float:
-    """Returns the time of a file's last change; 0 if its storage does not tell."""
-    if "://" not in path:
-        return os.stat(path).st_mtime_ns
-    try:
-        return float(_file_systems().match([path])[0].metadata_list[0].last_updated_in_seconds or 0)
-    except Exception:  # each storage raises its own
-        return 0.0
 
 
 def remove(path: str) -> None:

@@ -12,7 +12,7 @@ from t5x_lab.config.errors import UserError
 from t5x_lab.config.json_files import parse_json
 from t5x_lab.config.log import log
 from t5x_lab.corpora.config import Corpus
-from t5x_lab.corpora.files import exists, match_files, modified, open_input
+from t5x_lab.corpora.files import exists, match_files_with_times, open_input
 from t5x_lab.corpora.reading.inputs import COMPRESSED, file_kind
 from t5x_lab.corpora.stages import clean, collect_questions, find_duplicates, finish, near_duplicates, read, write
 from t5x_lab.corpora.stages.context import PLAN, Plan, describe, digest
@@ -20,8 +20,6 @@ from t5x_lab.corpora.stages.context import PLAN, Plan, describe, digest
 _MAX_JOBS, _MAX_JOB_FILES, _MAX_BUCKETS = 2_000, 100_000, 10_000  # every file of `read` is opened for every bucket
 _EXPANSION = 4  # of compressed text
 _JOB_BYTES = 1 << 26  # of small input files that are read by one job
-
-
 _ONLY_OUTPUT = "All its files are in the output folder, which is left out: choose another --output_dir."
 
 
@@ -29,33 +27,33 @@ def make_plan(corpus: Corpus, config: str, inputs: Sequence[str], output: str, w
     """Returns the plan of a corpus: its input files by job, its buckets, and the folders of its stages. See `make_corpus`."""
     files = _list_inputs(inputs, (output, work_dir))
     jobs: list[list[tuple[str, int]]] = []
-    job_bytes = max(_JOB_BYTES, sum(size for _, size in files) // _MAX_JOBS)
+    job_bytes = max(_JOB_BYTES, sum(size for _, size, _ in files) // _MAX_JOBS)
     held = 0
-    for path, size in files:
+    for path, size, _ in files:
         if not jobs or held + size > job_bytes or len(jobs[-1]) == _MAX_JOB_FILES:
             jobs.append([])
             held = 0
         jobs[-1].append((path, size))
         held += size
-    text_bytes = sum(size * (_EXPANSION if path.endswith(COMPRESSED) else 1) for path, size in files)
+    text_bytes = sum(size * (_EXPANSION if path.endswith(COMPRESSED) else 1) for path, size, _ in files)
     num_buckets = max(1, min(-(-text_bytes // corpus.bucket_bytes), _MAX_BUCKETS))
     latest = _latest(work_dir, jobs)
-    return Plan(
-        config, os.getcwd(), output, jobs, num_buckets, latest, _stage_folders(corpus, jobs, num_buckets, latest, output)
-    )
+    times = [time for _, _, time in files]
+    folders = _stage_folders(corpus, jobs, times, num_buckets, latest, output)
+    return Plan(config, os.getcwd(), output, jobs, num_buckets, latest, folders)
 
 
-def _list_inputs(inputs: Sequence[str], own: Sequence[str]) -> list[tuple[str, int]]:
-    """Returns (path, size) of the input files, sorted. Those in our `own` folders are none.
+def _list_inputs(inputs: Sequence[str], own: Sequence[str]) -> list[tuple[str, int, float]]:
+    """Returns (path, size, time of the last change) of the input files, sorted. Those in our `own` folders are none.
 
     Raises:
       UserError: if a pattern has no file that can be read.
     """
-    files: dict[str, int] = {}
+    files: dict[str, tuple[int, float]] = {}
     for pattern in _split_patterns(inputs):
-        matches = match_files(pattern)
-        others = [(path, size) for path, size in matches if not _is_inside(path, own)]
-        pages = {path: size for path, size in others if file_kind(path) is not None}
+        matches = match_files_with_times(pattern)
+        others = {path: (size, time) for path, size, time in matches if not _is_inside(path, own)}
+        pages = {path: facts for path, facts in others.items() if file_kind(path) is not None}
         if not pages:
             reason = "" if others else _ONLY_OUTPUT if matches else "No file matches it."
             raise UserError(
@@ -64,9 +62,9 @@ def _list_inputs(inputs: Sequence[str], own: Sequence[str]) -> list[tuple[str, i
             )
         files |= pages
         if len(pages) < len(others):
-            ignored = next(path for path, _ in others if path not in pages)
+            ignored = next(path for path in others if path not in pages)
             log(f"{len(others) - len(pages):,} files in {pattern} are ignored for their names, such as {ignored}.")
-    return sorted(files.items())
+    return sorted((path, size, time) for path, (size, time) in files.items())
 
 
 def _split_patterns(inputs: Sequence[str]) -> list[str]:
@@ -94,12 +92,14 @@ def _latest(work_dir: str, jobs: list) -> str:
     return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _stage_folders(corpus: Corpus, jobs: list, num_buckets: int, latest: str, output: str) -> dict[str, str]:
+def _stage_folders(
+    corpus: Corpus, jobs: list, times: Sequence[float], num_buckets: int, latest: str, output: str
+) -> dict[str, str]:
     """Returns the folder of each stage. Its name changes with the settings of the stage and of the stages before it."""
     lines = corpus.lines
     settings: dict[str, tuple] = {  # in the order of the stages
         read.NAME: (
-            _versions(), jobs, [modified(path) for job in jobs for path, _ in job], num_buckets, corpus.max_record_bytes,
+            _versions(), jobs, times, num_buckets, corpus.max_record_bytes,
             corpus.text_key, corpus.url_key, corpus.timestamp_key,
             describe([corpus.html_text, *corpus.read_rules]),
         ),

@@ -66,6 +66,8 @@ class PageRules:
             except Exception as error:  # a page that a rule cannot handle must not end a run of days
                 self._failures.add(name, error, page, self._calls[name])
                 outcome = Dropped("failed")
+            if isinstance(outcome, Page) and not outcome.text:
+                outcome = Dropped("no text")
             if outcome is None or isinstance(outcome, Dropped):
                 self._counts[f"pages dropped: {name}"] += 1
                 self._counts[f"bytes dropped: {name}"] += num_bytes(page.text)
@@ -77,12 +79,6 @@ class PageRules:
                 raise UserError(
                     f"The rule {name} has returned {outcome!r:.80}. A page rule returns the page, or None to drop it."
                 )
-            if not outcome.text:
-                self._counts[f"pages dropped: {name}: no text"] += 1
-                self._counts[f"pages dropped: {name}"] += 1
-                self._counts[f"bytes dropped: {name}"] += num_bytes(page.text)
-                self._on_drop(name, page)
-                return None
             if outcome.text != page.text:
                 self._counts[f"pages changed: {name}"] += 1
             page = outcome

@@ -16,11 +16,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from t5x_lab.config import gin_files
+from t5x_lab.config.errors import UserError
 from t5x_lab.config.json_files import parse_json
 from t5x_lab.config.user_code import user_modules
 from t5x_lab.corpora.config import Corpus
 from t5x_lab.corpora.configurables import bind_rules
-from t5x_lab.corpora.files import exists, match_files, modified, open_input, open_output
+from t5x_lab.corpora.files import exists, match_files, match_files_with_times, open_input, open_output
 from t5x_lab.corpora.page import Page
 from t5x_lab.corpora.rules.rule import rule_name
 
@@ -165,7 +166,9 @@ def _describe_files(text: str) -> list[tuple[str, int, float]]:
     is_path = "://" in pattern or os.path.isfile(pattern) or ("/" in pattern and os.path.exists(pattern))
     if not is_pattern and not is_path:
         return []
-    return [(path, size, modified(path)) for path, size in match_files(pattern)]
+    with contextlib.suppress(UserError):  # an address that is no storage
+        return match_files_with_times(pattern)
+    return []
 
 
 def _describe_function(function: Callable[..., Any]) -> Any:
