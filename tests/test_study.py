@@ -549,6 +549,7 @@ FLAN = {"finetune": (*RECORDS, "TRAIN_STEPS = 1000")}
         exhaustive(["scaling.gin"], {}),
         exhaustive(["t5_objectives.gin"], {"finetune": TEXT_TASK}),
         exhaustive(["t5_methods.gin"], {"finetune": TEXT_TASK}),
+        exhaustive(["t5_methods.gin", "t5/paper.gin", "t5/paper_methods.gin"], {}),
         exhaustive(["t5_objectives.gin", "t5/paper.gin"], {}),
         exhaustive(["t5_architectures.gin"], {"finetune": TEXT_TASK}),
         exhaustive(["t5_architectures.gin", "t5/paper.gin"], {}),

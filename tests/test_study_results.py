@@ -94,7 +94,7 @@ def test_equal_cells_are_hardly_ever_ordered():
 
 
 def cell(title: str, values: dict[tuple[int, str], Value], missing=()) -> CellResults:
-    return CellResults(title, values, missing)
+    return CellResults(title, None, values, missing)
 
 
 def test_orderings_are_shown_or_open_and_lower_may_be_better():
@@ -242,14 +242,18 @@ def test_tokens_saved_by_an_adaptation_are_those_of_known_curves(tmp_path):
         dataclasses.replace(STUDY, savings=(dataclasses.replace(saving, scratch={"objective": "PLM"}),))
 
 
-def test_a_step_is_chosen_by_other_examples(tmp_path):
-    results = {1: (0.5, 0.9), 2: (0.8, 0.4), 3: (0.7, 0.6)}  # by step: on the choosing examples, on the reported ones
+def write_scores(model_dir: pathlib.Path, results: dict[int, tuple[float, float]]) -> None:
+    """Writes accuracies of two tasks around a mean, by step: on the choosing examples, and on the reported ones."""
     for step, scores in results.items():
         for evaluation, score in zip(("choosing", "reported"), scores, strict=True):
-            folder = tmp_path / "evals" / evaluation
+            folder = model_dir / "evals" / evaluation
             folder.mkdir(parents=True, exist_ok=True)
             tasks = {"a": {"accuracy": score - 0.1}, "b": {"accuracy": score + 0.1}}
             (folder / f"{step}.json").write_text(json.dumps({"step": step, "results": tasks}))
+
+
+def test_a_step_is_chosen_by_other_examples(tmp_path):
+    write_scores(tmp_path, {1: (0.5, 0.9), 2: (0.8, 0.4), 3: (0.7, 0.6)})
     measure = Measure(name="accuracy", evaluation="reported", metric="accuracy")
     mean = lambda measure: np.mean([value.value for value in measure.read(str(tmp_path)).values()])
     assert mean(measure) == pytest.approx(0.6)  # the last step
@@ -262,6 +266,39 @@ def test_a_step_is_chosen_by_other_examples(tmp_path):
     assert dataclasses.replace(measure, chosen_by="nowhere").read(str(tmp_path)) == {}
     with pytest.raises(UserError, match="Choose by an evaluation of other examples"):
         dataclasses.replace(measure, chosen_by="reported")
+
+
+def test_a_rate_is_chosen_by_other_examples_and_all_seeds(tmp_path):
+    rates = Factor(name="rate", values={"0.1": (), "0.2": (), "0.4": ()})
+    stage = Stage(name="train", factors=("architecture", "rate"))
+    measure = Measure(
+        name="accuracy", evaluation="reported", metric="accuracy", chosen_by="choosing", best_of=("rate",),
+        published={"causal decoder": 0.7},
+    )  # fmt: skip
+    study = Study(factors=(STUDY.factors[0], rates), stages=(stage,), measures=(measure,), seeds=(0, 1))
+    plan = make_plan(study, str(tmp_path))
+    run = lambda title, seed: plan.runs[
+        next(cell.runs["train"] for cell in plan.cells if (cell.title, cell.seed) == (title, seed))
+    ]
+    scores = {"0.1": (0.5, 0.9), "0.2": (0.7, 0.6), "0.4": (0.2, 0.8)}  # the first would be the best by the reported examples
+    for rate, at_best in scores.items():
+        for seed in (0, 1):
+            write_scores(pathlib.Path(run(f"causal decoder, {rate}", seed).model_dir), {1: (0.1, 0.99), 2: at_best})
+    write_scores(pathlib.Path(run("prefix decoder, 0.1", 0).model_dir), {1: (0.3, 0.3)})
+    write_scores(pathlib.Path(run("prefix decoder, 0.1", 1).model_dir), {1: (0.3, 0.3)})
+    write_scores(pathlib.Path(run("prefix decoder, 0.4", 1).model_dir), {1: (0.9, 0.9)})  # one seed of two
+    report = make_measure_reports(plan, measure)[0]
+    assert {title: mean.mean for title, mean in report.means.items()} == pytest.approx(
+        {"causal decoder, 0.2": 0.6, "prefix decoder, 0.1": 0.3}
+    )
+    assert [cell.published for cell in report.cells] == [0.7, None]
+    assert len(report.orderings) == 1
+    everything = make_measure_reports(plan, dataclasses.replace(measure, best_of=()))[0]
+    assert len(everything.cells) == 6 and everything.means["causal decoder, 0.1"].mean == pytest.approx(0.9)
+    with pytest.raises(UserError, match="Measure.best_of of .accuracy. is .*, but Measure.chosen_by is None"):
+        dataclasses.replace(measure, chosen_by=None)
+    with pytest.raises(UserError, match='Measure.best_of of "accuracy" has "rat", which is not a factor. Did you mean "rate"'):
+        dataclasses.replace(plan.study, measures=(dataclasses.replace(measure, best_of=("rat",)),))
 
 
 def test_parts_of_a_benchmark_are_units(tmp_path):

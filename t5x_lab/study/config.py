@@ -280,8 +280,9 @@ class Study:
                 )
             _check_settings("Study.settings", settings)
         for measure in self.measures:
-            for factor in measure.within:
-                self._factor(f'Measure.within of "{measure.name}"', factor)
+            for setting in ("within", "best_of"):
+                for factor in getattr(measure, setting):
+                    self._factor(f'Measure.{setting} of "{measure.name}"', factor)
         if self.isoflop:
             self._check_isoflop(self.isoflop)
         for saving in self.savings:

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import pathlib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from t5x_lab.config.checks import check_types
@@ -41,6 +41,8 @@ class Measure:
         normalization, such as "sum", and its median over prompts counts. Benchmarks such as GLUE have a unit for each part,
         with the metric "score". Other results have a unit for each task.
       units: "reported" as above, or "tasks" for a unit for each task also of rankings, whose tasks have one prompt each.
+      best_of: factors that are chosen, such as the learning rate. Of the cells that differ in these alone, the one with the
+        best mean of `chosen_by` over seeds is compared. () compares all cells.
       tasks: units that count, such as tasks or data sets. () = all.
       stages: stages that may have the evaluation. The last of them that a cell has is read. () = all stages.
       best_is: "highest" or "lowest".
@@ -56,6 +58,7 @@ class Measure:
     metric: str
     units: str = "reported"
     chosen_by: str | None = None
+    best_of: tuple = ()
     tasks: tuple = ()
     stages: tuple = ()
     best_is: str = "highest"
@@ -75,24 +78,35 @@ class Measure:
                 f'Measure.evaluation and Measure.chosen_by of "{self.name}" are both "{self.evaluation}". The best of several '
                 "results on the same examples is too good. Choose by an evaluation of other examples."
             )
+        if self.best_of and self.chosen_by is None:
+            raise UserError(
+                f'Measure.best_of of "{self.name}" is {self.best_of}, but Measure.chosen_by is None. Set it to the '
+                "evaluation that chooses, such as one of another split."
+            )
 
     def read(self, model_dir: str) -> dict[str, Value]:
         """Returns the results of the chosen step by unit; {} if there are none."""
         steps = _result_files(model_dir, self.evaluation)
         if self.chosen_by is not None:
-            means = self._means(model_dir, self.chosen_by, steps)
-            choose = max if self.best_is == "highest" else min
-            steps = {step: steps[step] for step in ([choose(means, key=lambda step: means[step])] if means else [])}
+            means = self.choosing_means(model_dir)
+            steps = {step: steps[step] for step in ([self.best(means)] if means else [])}
         return self._values(read_dictionary(steps[max(steps)])) if steps else {}
 
-    def _means(self, model_dir: str, evaluation: str, steps: Collection[int]) -> dict[int, float]:
-        """Returns the mean over the units of another evaluation, at those of `steps` where it has results."""
+    def choosing_means(self, model_dir: str) -> dict[int, float]:
+        """Returns the mean over the units of `chosen_by` by step, of steps where the measured evaluation has results too."""
+        assert self.chosen_by is not None
+        steps = _result_files(model_dir, self.evaluation)
         by_step = {
             step: [value.value for value in self._values(read_dictionary(path)).values()]
-            for step, path in sorted(_result_files(model_dir, evaluation).items())
+            for step, path in sorted(_result_files(model_dir, self.chosen_by).items())
             if step in steps
         }
         return {step: sum(values) / len(values) for step, values in by_step.items() if values}
+
+    def best(self, means: Mapping[Any, float]) -> Any:
+        """Returns the key of the best mean, the first of equal ones."""
+        choose = max if self.best_is == "highest" else min
+        return choose(means, key=lambda key: means[key])
 
     def _values(self, content: Mapping[str, Any]) -> dict[str, Value]:
         values = {}

@@ -121,7 +121,7 @@ def _measure_section(report: MeasureReport) -> list[str]:
         seeds = f"{mean.seeds}" + (f", {MISSING}: {', '.join(map(str, cell.missing))}" if cell.missing else "")
         without_mean = AT_CONSTANT if cell.values and report.uninformative else MISSING
         row = [cell.title, number(mean.mean) if is_known else without_mean, bounds, seeds if is_known else ""]
-        rows.append([*row, *([str(measure.published.get(cell.title, ""))] if published else [])])
+        rows.append([*row, *(["" if cell.published is None else str(cell.published)] if published else [])])
     for name, title in (("constant", "constant answer"), ("chance", "random answer")):
         if not math.isnan(value := report.reference(name)):
             rows.append([title, number(value), *[""] * (len(header) - 2)])

@@ -18,11 +18,13 @@ class CellResults:
 
     Attributes:
       title: values of the cell, joined by ", ".
+      published: the published number of `Measure.published`. None if there is none.
       values: value by (seed, unit).
       missing: seeds without results.
     """
 
     title: str
+    published: float | None
     values: Mapping[tuple[int, str], Value]
     missing: Sequence[int]
 
@@ -32,21 +34,50 @@ class CellResults:
 
 
 def read_results(plan: Plan, measure: Measure) -> list[CellResults]:
-    """Returns the results of a measure in all cells."""
-    by_title: dict[str, list[Cell]] = {}
-    for cell in plan.cells:
-        by_title.setdefault(cell.title, []).append(cell)
-    collected = []
-    for title, cells in by_title.items():
-        by_seed = {cell.seed: _read_cell(plan, cell, measure) for cell in cells}
-        values = {(seed, unit): value for seed, units in by_seed.items() for unit, value in units.items()}
-        collected.append(CellResults(title, values, [seed for seed, units in by_seed.items() if not units]))
-    return collected
+    """Returns the results of a measure in the cells that are compared."""
+    return [_read_cell(plan, title, cells, measure) for title, cells in _compared_cells(plan, measure).items()]
 
 
-def _read_cell(plan: Plan, cell: Cell, measure: Measure) -> dict[str, Value]:
+def _read_cell(plan: Plan, title: str, cells: Sequence[Cell], measure: Measure) -> CellResults:
+    runs = {cell.seed: _measured_run(plan, cell, measure) for cell in cells}
+    by_seed = {seed: measure.read(run) if run else {} for seed, run in runs.items()}
+    values = {(seed, unit): value for seed, units in by_seed.items() for unit, value in units.items()}
+    published = measure.published.get(_title_without(cells[0], measure.best_of))
+    return CellResults(title, published, values, [seed for seed, units in by_seed.items() if not units])
+
+
+def _measured_run(plan: Plan, cell: Cell, measure: Measure) -> str | None:
+    """Returns the directory of the cell's last run that may have the evaluation. None if it has no such run."""
     names = [name for stage, name in cell.runs.items() if not measure.stages or stage in measure.stages]
-    return measure.read(plan.runs[names[-1]].model_dir) if names else {}
+    return plan.runs[names[-1]].model_dir if names else None
+
+
+def _title_without(cell: Cell, factors: Collection[str]) -> str:
+    return ", ".join(value for factor, value in cell.values.items() if factor not in factors)
+
+
+def _compared_cells(plan: Plan, measure: Measure) -> dict[str, list[Cell]]:
+    """Returns the cells of all seeds by title: the best of those titles that differ in factors of `Measure.best_of` alone."""
+    alike: dict[str, dict[str, list[Cell]]] = {}
+    for cell in plan.cells:
+        alike.setdefault(_title_without(cell, measure.best_of), {}).setdefault(cell.title, []).append(cell)
+    best = [_best_title(plan, titles, measure) for titles in alike.values()]
+    return {title: titles[title] for title, titles in zip(best, alike.values())}
+
+
+def _best_title(plan: Plan, titles: Mapping[str, Sequence[Cell]], measure: Measure) -> str:
+    """Returns the title with the best mean over seeds of the evaluation that chooses, at the best step of each seed.
+
+    Titles with fewer seeds than others are not chosen: the best of them may have been lucky.
+    """
+    if len(titles) == 1:
+        return next(iter(titles))
+    bests: dict[str, list[float]] = {}
+    for title, cells in titles.items():
+        runs = filter(None, (_measured_run(plan, cell, measure) for cell in cells))
+        bests[title] = [means[measure.best(means)] for means in map(measure.choosing_means, runs) if means]
+    most = max(map(len, bests.values()))
+    return measure.best({title: sum(own) / max(most, 1) for title, own in bests.items() if len(own) == most})
 
 
 def common_units(results: Sequence[CellResults]) -> list[str]:
@@ -155,13 +186,14 @@ def fit_sizes(plan: Plan, reports: Sequence[MeasureReport], quantities: Mapping[
     """
     isoflop = plan.study.isoflop
     assert isoflop is not None
-    losses = {cell.title: cell.numbers(report.units) for report in reports for cell in report.cells}
+    losses: dict[str, Results] = {cell.title: cell.numbers(report.units) for report in reports for cell in report.cells}
+    chosen = [factor for report in reports for factor in report.measure.best_of]
     points: dict[str, list[Point]] = {}
     for cell in plan.cells:
-        others = [value for factor, value in cell.values.items() if factor not in (isoflop.budget, isoflop.size)]
         trainings = [quantities[name] for name in cell.runs.values() if name in quantities]
-        values = [value for (seed, _), value in losses[cell.title].items() if seed == cell.seed]
-        group = points.setdefault(", ".join(others) or "all cells", [])
+        values = [value for (seed, _), value in losses.get(cell.title, {}).items() if seed == cell.seed]
+        others = _title_without(cell, (isoflop.budget, isoflop.size, *chosen))
+        group = points.setdefault(others or "all cells", [])
         if values and trainings:
             flops, loss = sum(training.flops for training in trainings), sum(values) / len(values)
             group.append(Point(cell.values[isoflop.budget], flops, trainings[-1].parameters, loss, cell.seed))
