@@ -132,6 +132,8 @@ templates:
     name: as_it_is
     jinja: "{fields} ||| {{{{ answer_choices[label] }}}}"
     answer_choices: "{choices}"
+    metadata: !TemplateMetadata
+      original_task: true
 """
 TEMPLATE = """dataset: {name}
 templates:

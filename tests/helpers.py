@@ -13,6 +13,7 @@ from hypothesis import Phase, settings
 
 from t5x_lab.models.config import ModelConfig
 from t5x_lab.models.model import Model
+from t5x_lab.networks.layer_kinds import LayerKind
 from t5x_lab.networks.lstm import LstmConfig
 from t5x_lab.networks.network import Network
 from t5x_lab.networks.transformer import TransformerConfig
@@ -46,6 +47,12 @@ VARIANTS = {
         scaling="standard", positions="rotary", num_kv_heads=2, mlp_activations=("silu", "linear"))),
     "sinusoidal": ("encoder_decoder", dict(positions="sinusoidal", norm="layer", logits_via_embedding=True)),
     "shared_stacks": ("encoder_decoder", dict(share_stacks=True, num_encoder_layers=2, num_decoder_layers=2)),
+    "local": ("prefix_decoder", dict(
+        scaling="standard", positions="rotary", num_kv_heads=2, num_decoder_layers=5,
+        layer_pattern=(LayerKind(window=4, rotary_theta=100.0), LayerKind()))),
+    "local_relative": ("encoder_decoder", dict(
+        num_encoder_layers=4, num_decoder_layers=4,
+        layer_pattern=(LayerKind(window=3, encoder_window=(3, 1)), LayerKind(window=5), LayerKind()))),
     "lstm": ("causal_decoder", {}),
 }  # fmt: skip
 

@@ -33,7 +33,7 @@ from t5x_lab.data.vocabularies.config import ByteVocabulary, SentencePieceVocabu
 from t5x_lab.data.vocabularies.sentencepiece import train_sentencepiece
 from t5x_lab.models.config import ModelConfig
 from t5x_lab.models.model import Model
-from t5x_lab.ops.attention import expand_mask
+from t5x_lab.ops.masks import expand_mask
 from t5x_lab.training.batches import Rows
 
 VOCABULARY = seqio.ByteVocabulary(extra_ids=100)

@@ -29,7 +29,8 @@ from t5x_lab.cli.main import main as cli_main
 from t5x_lab.config.errors import UserError
 from t5x_lab.models.config import ModelConfig
 from t5x_lab.models.model import Model
-from t5x_lab.networks.config import RotaryScaling
+from t5x_lab.networks.layer_kinds import LayerKind
+from t5x_lab.networks.rotary import RotaryScaling
 from t5x_lab.networks.transformer import TransformerConfig
 from t5x_lab.optim.optimizers import Adafactor
 from t5x_lab.optim.schedules import LearningRate
@@ -191,6 +192,34 @@ NETWORKS = {
     "gemma2": dict(
         architecture="causal_decoder", scaling="standard", positions="rotary", num_kv_heads=2, head_dim=6, norm_position="both",
         logits_via_embedding=True, scale_embeddings=True, attention_logit_cap=2.0, logit_cap=3.0, dtype="float32",
+        num_decoder_layers=5, layer_pattern=(LayerKind(window=4), LayerKind()),
+    ),
+    "gemma3": dict(
+        architecture="causal_decoder", scaling="standard", positions="rotary", num_kv_heads=2, head_dim=6, norm_position="both",
+        logits_via_embedding=True, scale_embeddings=True, qk_norm=True, query_pre_attn_scalar=9.0, dtype="float32",
+        rotary_theta=1e6, rotary_scaling=RotaryScaling(8.0, "linear"), num_decoder_layers=8,
+        layer_pattern=(LayerKind(window=4, rotary_theta=100.0),) * 5 + (LayerKind(),),
+    ),
+    "mistral": dict(
+        architecture="causal_decoder", mlp_activations=("silu", "linear"), scaling="standard", positions="rotary",
+        num_kv_heads=2, head_dim=6, layer_pattern=(LayerKind(window=4),), dtype="float32",
+    ),
+    "qwen2_windows": dict(
+        architecture="causal_decoder", mlp_activations=("silu", "linear"), scaling="standard", positions="rotary",
+        use_bias=("qkv",), layer_pattern=(LayerKind(), LayerKind(window=3), LayerKind(window=3)), dtype="float32",
+    ),
+    "qwen3_windows": dict(
+        architecture="causal_decoder", mlp_activations=("silu", "linear"), scaling="standard", positions="rotary",
+        num_kv_heads=2, head_dim=6, qk_norm=True, layer_pattern=(LayerKind(window=4), LayerKind()), dtype="float32",
+    ),
+    "smollm3": dict(
+        architecture="causal_decoder", mlp_activations=("silu", "linear"), scaling="standard", positions="rotary",
+        num_kv_heads=2, num_decoder_layers=5, rotary_theta=5e4, dtype="float32", logits_via_embedding=True,
+        layer_pattern=(LayerKind(), LayerKind(window=4, rotary=False), LayerKind(window=4)),
+    ),
+    "olmo2": dict(
+        architecture="causal_decoder", mlp_activations=("silu", "linear"), scaling="standard", positions="rotary",
+        num_kv_heads=2, norm_position="output", qk_norm="all_heads", norm_epsilon=1e-5, dtype="float32",
     ),
 }  # fmt: skip
 
@@ -288,7 +317,7 @@ def test_logits_and_greedy_tokens_equal_transformers_in_both_directions(kind, tm
     place = find(str(tmp_path / "again"))
     assert place.format == "hf"
     sharded = sharded_model(model.config.network, MeshShape(1, 2, 2))
-    rounding = dict(atol=1e-7) if kind == "gemma2" else {}  # its scales are stored as what they differ from 1
+    rounding = dict(atol=1e-7) if kind.startswith("gemma") else {}  # its scales are stored as what they differ from 1
     equal_trees(load_params(place, sharded.abstract_params, sharded.model.axes), params, **rounding)
     read = huggingface.read_config(tmp_path / "again")[1]
     assert {n: s.shape for n, s in network_parts(read).items()} == {

@@ -24,12 +24,13 @@ from t5x_lab.decoding.generation import complete, generate, start
 from t5x_lab.decoding.sampling import SamplingConfig, choose
 from t5x_lab.models.config import ModelConfig
 from t5x_lab.models.model import Model
-from t5x_lab.ops.attention import expand_mask
+from t5x_lab.ops.masks import expand_mask
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "architecture, relative_bias", [("causal_decoder", "per_layer"), exhaustive("encoder_decoder", "shared")]
+    "architecture, relative_bias",
+    [("causal_decoder", "per_layer"), exhaustive("encoder_decoder", "shared"), exhaustive("local_relative", "shared")],
 )
 def test_scanned_unrolled_and_rematerialised_give_equal_losses_and_gradients(architecture, relative_bias):
     batch = random_batch(architecture)
@@ -138,6 +139,39 @@ def test_cached_decoding_equals_running_the_whole_sequence_again(name, changes):
             token = int(jnp.argmax(last))
             assert int(tokens[row, i]) == token
             np.testing.assert_allclose(log_probs[row, i], jax.nn.log_softmax(last)[token], atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["local", exhaustive("local_relative"), exhaustive("causal_decoder")])
+def test_several_tokens_at_a_time_have_the_hidden_states_they_have_one_by_one(name):
+    """Local layers of windows 3 to 5 read chunks of 1 to 6 tokens, after prompts of different lengths."""
+    model = tiny_model(name)
+    network = model.network(random_params(model))
+    rng = np.random.default_rng(0)
+    prompts = jnp.asarray(np.where(np.arange(7) < [[7], [2]], rng.integers(2, 64, (2, 7)), 0))
+    tokens = jnp.asarray(rng.integers(2, 64, (2, 16)))
+
+    def hidden(sizes: list[int]) -> jax.Array:
+        _, state = network.prefill(prompts, 16)
+        decode, outputs, start = jax.jit(lambda state, x: network.decode(state, x)), [], 0
+        for size in sizes:
+            output, state = decode(state, tokens[:, start : start + size])
+            outputs.append(output)
+            start += size
+        return jnp.concatenate(outputs, axis=1)
+
+    np.testing.assert_allclose(hidden([6, 1, 2, 6, 1]), hidden([1] * 16), rtol=1e-4, atol=1e-5)
+
+
+def test_a_local_layers_cache_does_not_grow_with_the_text():
+    def sizes(max_tokens: int) -> list[int]:
+        model = tiny_model("local")
+        prefill = lambda params, prompts: model.network(params).prefill(prompts, max_tokens)[1]
+        state = jax.eval_shape(prefill, model.abstract_params, jax.ShapeDtypeStruct((2, 6), jnp.int32))
+        return [cache.key.size for cache in state.caches]
+
+    short, long = sizes(20), sizes(2000)
+    assert [a == b for a, b in zip(short, long)] == [True, False, True, False, True]
+    assert short[0] == 2 * 2 * 4 * 4  # rows, heads, the window of 4, head size
 
 
 def test_a_row_stops_at_its_end_token_while_others_go_on():

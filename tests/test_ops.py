@@ -1,5 +1,7 @@
 """Attention masks and biases, dropout and cross-entropy against loops and float64."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,10 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from t5x_lab import ops
+from t5x_lab.networks.flops import traced_flops
 from t5x_lab.networks.positions import relative_position_bucket
-from t5x_lab.ops.attention import DiagonalBias, Mask, dot_product_attention, expand_bias, expand_mask
+from t5x_lab.ops.attention import dot_product_attention
+from t5x_lab.ops.biases import DiagonalBias, expand_bias
 from t5x_lab.ops.cross_entropy import CrossEntropy, TokenLosses, compute_logits, cross_entropy, cross_entropy_of_logits
 from t5x_lab.ops.dropout import dropout
+from t5x_lab.ops.masks import Mask, Window, expand_mask
 
 
 def test_mask_of_the_worked_example():
@@ -23,23 +28,61 @@ def test_mask_of_the_worked_example():
     np.testing.assert_array_equal(mask[0].astype(int), expected)
 
 
-@cases(40)
-@given(st.integers(0, 2**31), st.booleans(), st.booleans(), st.booleans())
-def test_mask_equals_the_rule_written_as_loops(seed, causal, with_segments, with_prefix):
+WINDOWS = st.none() | st.builds(Window, st.integers(0, 9), st.integers(0, 9))
+
+
+def draw_mask(seed: int, T: int, causal: bool, with_segments: bool, with_prefix: bool, window: Window | None) -> Mask:
+    """Returns a mask of two rows."""
     rng = np.random.default_rng(seed)
+    segments = jnp.asarray(np.sort(rng.integers(0, 4, (2, T)))[:, ::-1].copy()) if with_segments else None
+    prefix = jnp.asarray(rng.integers(0, 2, (2, T)).astype(bool)) if with_prefix and causal else None
+    return Mask(causal, segments, segments, prefix, prefix, windows=(window,))
+
+
+def allowed_by_loops(mask: Mask, T: int) -> np.ndarray:
+    """Returns bool [2, T, T] by the rule for one query and key."""
+    (window,) = mask.windows
+    segments, prefix = (None if x is None else np.asarray(x) for x in (mask.query_segments, mask.query_prefix))
+    allowed = np.zeros((2, T, T), bool)
+    for row, query, key in np.ndindex(allowed.shape):
+        is_allowed = key <= query or not mask.causal or (prefix is not None and prefix[row, query] and prefix[row, key])
+        if window is not None:
+            is_allowed = is_allowed and -window.before <= key - query <= window.after
+        if segments is not None:
+            is_allowed = is_allowed and segments[row, query] == segments[row, key] != 0
+        allowed[row, query, key] = is_allowed
+    return allowed
+
+
+@cases(40)
+@given(st.integers(0, 2**31), st.booleans(), st.booleans(), st.booleans(), WINDOWS)
+def test_mask_equals_the_rule_written_as_loops(seed, causal, with_segments, with_prefix, window):
     T = 8
-    segments = np.sort(rng.integers(0, 4, T))[::-1].copy() if with_segments else None
-    prefix = rng.integers(0, 2, T).astype(bool) if with_prefix and causal else None
-    as_row = lambda x: None if x is None else jnp.asarray(x)[None]
-    mask = Mask(causal, as_row(segments), as_row(segments), as_row(prefix), as_row(prefix))
-    mask = jax.jit(expand_mask, static_argnums=(1, 2))(mask, T, T)
-    mask = None if mask is None else np.asarray(mask)
-    for q in range(T):
-        for k in range(T):
-            allowed = k <= q or not causal or (prefix is not None and prefix[q] and prefix[k])
-            if segments is not None:
-                allowed = allowed and segments[q] == segments[k] and segments[k] != 0
-            assert (True if mask is None else bool(mask[0, q, k])) == bool(allowed), (q, k)
+    mask = draw_mask(seed, T, causal, with_segments, with_prefix, window)
+    expected = allowed_by_loops(mask, T)
+    whole = expand_mask(mask, T, T)
+    np.testing.assert_array_equal(np.broadcast_to(True if whole is None else whole, expected.shape), expected)
+    queries, keys = slice(3, 7), slice(2, 6)
+    part = expand_mask(mask.part(3, 4, 2, 4), 4, 4, first_query=3, first_key=2)
+    np.testing.assert_array_equal(np.broadcast_to(True if part is None else part, (2, 4, 4)), expected[:, queries, keys])
+
+
+@cases(20)
+@given(st.integers(0, 2**31), st.integers(0, 9), st.integers(1, 3))
+def test_mask_and_bias_follow_the_positions_of_a_cache(seed, reach, T):
+    """Keys lie in any order, some slots are empty, and queries start at another position in each row."""
+    rng = np.random.default_rng(seed)
+    S = 6
+    positions = rng.integers(-1, 12, (2, S))
+    offsets = rng.integers(0, 12, 2)
+    mask = Mask(True, query_offset=jnp.asarray(offsets), key_positions=jnp.asarray(positions), windows=(Window(reach, reach),))
+    bias = DiagonalBias(jnp.asarray(rng.normal(size=(3, 31)).astype(np.float32)), 16)
+    allowed = np.asarray(expand_mask(mask, T, S))
+    values = np.asarray(expand_bias(bias, T, S, query_offset=mask.query_offset, key_positions=mask.key_positions))
+    for row, t, s in np.ndindex(2, T, S):
+        distance = positions[row, s] - (offsets[row] + t)
+        assert allowed[row, t, s] == (positions[row, s] >= 0 and -reach <= distance <= 0)
+        np.testing.assert_array_equal(values[row, :, t, s], bias.values[:, distance + 15])
 
 
 @pytest.mark.parametrize("T, S", [(5, 5), (3, 7), (7, 3), (1, 6)])
@@ -56,7 +99,7 @@ def test_bias_with_offsets_continues_the_same_diagonals():
     bias = DiagonalBias(jnp.asarray(np.random.default_rng(1).normal(size=(2, 2 * slots - 1)).astype(np.float32)), slots)
     whole = np.asarray(expand_bias(bias, slots, slots)[0])
     offsets = jnp.array([0, 3, 6])
-    some = expand_bias(bias, 2, slots, offsets)
+    some = expand_bias(bias, 2, slots, query_offset=offsets)
     for row, offset in enumerate(offsets.tolist()):
         np.testing.assert_array_equal(some[row], whole[:, offset : offset + 2])
 
@@ -148,37 +191,76 @@ def test_cross_entropy_and_its_gradient_equal_float64(smoothing, z_loss, shards,
             jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-11, err_msg=name), got, expected)
 
 
-@pytest.mark.parametrize("causal, prefix, cap", [(False, False, None), (True, False, 1.5), (True, True, None)])
-def test_attention_in_blocks_equals_a_plain_softmax(monkeypatch, causal, prefix, cap):
-    """Compares outputs and gradients, of the biases too, with JAX's gradient. Blocks do not divide the length."""
-    rng = np.random.default_rng(4)
-    T, S = 11, 11 if causal else 13
-    q, k, v = (jnp.asarray(rng.normal(size=(2, n, 4, 3)), jnp.float32) for n in (T, S, S))
-    k, v = k[:, :, :2], v[:, :, :2]
-    values = jnp.asarray(rng.normal(size=(4, T + S - 1)), jnp.float32)
-    segments = [jnp.asarray(np.sort(rng.integers(1, 3, (2, n)), axis=1)) for n in (T, S)]
-    flags = jnp.asarray(np.arange(T) < [[4], [6]]) if prefix else None
-    mask = Mask(causal, *(segments if not causal else [segments[0]] * 2), flags, flags)
-    wanted = jnp.asarray(rng.normal(size=(2, T, 4, 3)), jnp.float32)
+def plain_attention(q, k, v, bias: DiagonalBias, allowed, cap):
+    """Attention with all weights at once."""
+    T, S, groups = q.shape[1], k.shape[1], q.shape[2] // k.shape[2]
+    k, v = jnp.repeat(k, groups, axis=2), jnp.repeat(v, groups, axis=2)
+    logits = jnp.einsum("btnh,bsnh->bnts", q, k)
+    logits = logits if cap is None else cap * jnp.tanh(logits / cap)
+    logits += bias.values[None][:, :, np.arange(S)[None] - np.arange(T)[:, None] + bias.span - 1]
+    return jnp.einsum("bnts,bsnh->btnh", jax.nn.softmax(jnp.where(allowed[:, None], logits, -1e10)), v)
 
-    def run(q, k, v, values):
+
+def check_attention(rng, mask: Mask, allowed, T: int, S: int, cap) -> None:
+    """Compares attention and its gradients, of the biases too, with those of plain attention."""
+    q, wanted = (jnp.asarray(rng.normal(size=(2, T, 4, 3)), jnp.float32) for _ in range(2))
+    wanted *= jnp.any(allowed, axis=-1)[:, :, None, None]  # padding attends to nothing, and its output is not used
+    k, v = (jnp.asarray(rng.normal(size=(2, S, 2, 3)), jnp.float32) for _ in range(2))
+    values = jnp.asarray(rng.normal(size=(4, T + S - 1)), jnp.float32)
+
+    def run(q, k, v, values, mask):
         return jnp.sum(dot_product_attention(q, k, v, mask=mask, bias=DiagonalBias(values, T), logit_cap=cap) * wanted)
 
-    def plain(q, k, v, values):
-        k, v = jnp.repeat(k, 2, axis=2), jnp.repeat(v, 2, axis=2)
-        logits = jnp.einsum("btnh,bsnh->bnts", q, k)
-        logits = logits if cap is None else cap * jnp.tanh(logits / cap)
-        logits += values[None][:, :, np.arange(S)[None] - np.arange(T)[:, None] + T - 1]
-        logits = jnp.where(expand_mask(mask, T, S)[:, None], logits, -1e30)
-        return jnp.sum(jnp.einsum("bnts,bsnh->btnh", jax.nn.softmax(logits), v) * wanted)
+    def plain(q, k, v, values, mask):
+        return jnp.sum(plain_attention(q, k, v, DiagonalBias(values, T), allowed, cap) * wanted)
 
-    gradient = lambda function: jax.jit(jax.value_and_grad(function, argnums=(0, 1, 2, 3)))(q, k, v, values)
-    expected = gradient(plain)
-    for block in (64, 4):
-        monkeypatch.setattr(ops.attention, "BLOCK", block)
-        jax.tree.map(
-            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), gradient(lambda *x: run(*x)), expected
-        )
+    expected, got = (
+        jax.jit(jax.value_and_grad(function, argnums=(0, 1, 2, 3)))(q, k, v, values, mask) for function in (plain, run)
+    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), got, expected)
+
+
+@pytest.mark.parametrize("block", [64, 4])
+@pytest.mark.parametrize("causal, cap", [(False, None), (True, 1.5)])
+def test_attention_in_blocks_equals_a_plain_softmax(monkeypatch, causal, cap, block):
+    """Blocks do not divide the length."""
+    monkeypatch.setattr(ops.blocks, "BLOCK", block)
+    rng = np.random.default_rng(4)
+    T, S = 11, 11 if causal else 13
+    segments = [jnp.asarray(np.sort(rng.integers(1, 3, (2, n)), axis=1)) for n in (T, S)]
+    mask = Mask(causal, *(segments if not causal else [segments[0]] * 2))
+    check_attention(rng, mask, expand_mask(mask, T, S), T, S, cap)
+
+
+@cases(5, shrink=False)
+@given(st.integers(0, 2**31), st.booleans(), st.booleans(), st.booleans(), WINDOWS, st.sampled_from([3, 4, 64]))
+def test_attention_in_windows_equals_a_plain_softmax(seed, causal, with_segments, with_prefix, window, block):
+    """The layer's kind is a number of its own, or computed."""
+    T = 14
+    rng = np.random.default_rng(seed)
+    mask = draw_mask(seed, T, causal, with_segments, with_prefix, window)
+    allowed = allowed_by_loops(mask, T)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ops.blocks, "BLOCK", block)
+        check_attention(rng, mask, allowed, T, T, None)
+        kinds = dataclasses.replace(mask, windows=(Window(2, 1), window, None), kind=jnp.asarray(1))
+        check_attention(rng, kinds, allowed, T, T, None)
+
+
+@pytest.mark.parametrize("causal, window", [(True, Window(511, 511)), (False, Window(512, 512))])
+def test_the_cost_of_local_attention_is_linear_in_the_length(causal, window):
+    """FLOPs of the forward and backward pass, and temporary memory of the compiled program."""
+
+    def cost(T: int) -> tuple[int, int]:
+        mask = Mask(causal, windows=(window,))
+        attend = lambda q, k, v: jnp.sum(dot_product_attention(q, k, v, mask=mask))
+        function = jax.grad(attend, argnums=(0, 1, 2))
+        operands = [jax.ShapeDtypeStruct((1, T, 2, 8), jnp.float32)] * 3
+        memory = jax.jit(function).lower(*operands).compile().memory_analysis()
+        return traced_flops(function, *operands), memory.temp_size_in_bytes
+
+    short, long = cost(4096), cost(16384)
+    assert long[0] == 4 * short[0] and long[1] < 4.1 * short[1]
 
 
 def test_dropout_shares_its_mask_along_the_length_and_keeps_the_mean():

@@ -10,7 +10,8 @@ from t5x_lab.models.config import ModelConfig
 from t5x_lab.models.model import Model
 from t5x_lab.networks import layers, stack
 from t5x_lab.networks.layers import make_norm
-from t5x_lab.networks.positions import angular_rates, rotate, sinusoidal
+from t5x_lab.networks.positions import sinusoidal
+from t5x_lab.networks.rotary import Rotation, angular_rates
 from t5x_lab.networks.transformer import TransformerConfig
 from t5x_lab.ops import attention
 
@@ -97,7 +98,8 @@ def test_rotated_queries_and_keys_know_their_distance_alone():
     rng = np.random.default_rng(0)
     q, k = rng.normal(size=(2, 1, 1, 1, 8)).astype(np.float32)
     rate = angular_rates(8)
-    product = lambda t, s: float((rotate(q, np.array([[t]]), rate) * rotate(k, np.array([[s]]), rate)).sum())
+    rotated = lambda x, position: Rotation(np.array([[position]]), rate)(x)
+    product = lambda t, s: float((rotated(q, t) * rotated(k, s)).sum())
     assert product(9, 4) == pytest.approx(product(105, 100), abs=1e-4)
     assert abs(product(9, 4) - product(9, 5)) > 1e-3
 
@@ -208,12 +210,13 @@ def test_dropout_is_where_t5_has_it(monkeypatch):
     """Embeddings, attention weights, what each sub-layer adds, the MLP's hidden units, and the output of the final norm."""
     shapes = []
 
-    def record(x, rate, key, broadcast_axis=-2, size=None):
+    def record(x, rate, key, broadcast_axis=-2):
         shapes.append(x.shape if rate and key is not None else None)
         return x
 
-    for module in (stack, layers, attention):
+    for module in (stack, layers):
         monkeypatch.setattr(module, "dropout", record)
+    monkeypatch.setattr(attention, "drop", lambda x, keep, rate: record(x, rate, keep))
     model = Model(ModelConfig(tiny_config("causal_decoder", num_decoder_layers=1, dropout_rate=0.5, scan_layers=False)))
     batch = random_batch("causal_decoder")
     shapes.clear()

@@ -10,7 +10,9 @@ from t5x_lab.config.checks import check_positive, check_types
 from t5x_lab.config.errors import UserError, check_choice
 from t5x_lab.config.macros import macro
 from t5x_lab.config.user_code import call_user_code, shown
+from t5x_lab.networks.layer_kinds import LayerKind
 from t5x_lab.networks.network import ARCHITECTURES
+from t5x_lab.networks.rotary import RotaryScaling
 
 ACTIVATION_FUNCTIONS = {
     "gelu": jax.nn.gelu,  # the tanh approximation, as in T5 1.1
@@ -44,39 +46,6 @@ DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float
 
 
 @dataclasses.dataclass(frozen=True)
-class RotaryScaling:
-    """Scaling of rotary positions for longer contexts.
-
-    Attributes:
-      factor: factor of the wavelengths.
-      kind: "linear" scales all wavelengths (Chen et al. 2023); "llama3" those longer than original_length / low_freq_factor
-        (Grattafiori et al. 2024); "yarn" too, interpolated over dimensions (Peng et al. 2023). These are the names in
-        transformers.
-      low_freq_factor, high_freq_factor: wavelengths shorter than original_length / high_freq_factor are not scaled; between the
-        two limits the factor is interpolated. YaRN calls them beta_slow and beta_fast.
-      original_length: context length of the original training, in tokens.
-      attention_factor: factor of rotated queries and keys, for "yarn".
-    """
-
-    factor: float
-    kind: str = "llama3"
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_length: int = 8192
-    attention_factor: float = 1.0
-
-    def __post_init__(self):
-        check_types(self)
-        check_choice("RotaryScaling.kind", self.kind, ("linear", "llama3", "yarn"))
-        check_positive(self, "factor", "low_freq_factor", "original_length", "attention_factor")
-        if not self.high_freq_factor > self.low_freq_factor:
-            raise UserError(
-                f"RotaryScaling.high_freq_factor is {self.high_freq_factor}. It must exceed low_freq_factor, which is "
-                f"{self.low_freq_factor}."
-            )
-
-
-@dataclasses.dataclass(frozen=True)
 class TransformerShape:
     """Sizes and variants of a transformer. Field names are those of T5X's `T5Config` where it has them.
 
@@ -106,15 +75,18 @@ class TransformerShape:
       max_positions: size of the table of learned positions, 512 by default, which limits the sequence length. With rotary
         positions, the length the model was trained at, which does not limit it.
       rotary_theta, rotary_scaling: base of the wavelengths, and an optional `RotaryScaling`.
-      qk_norm: RMS norm of each head's queries and keys before the rotation (Henry et al. 2020; as in Qwen3).
+      layer_pattern: kinds of layers, such as a local and a global one, which repeat over the layers of each stack. () = all
+        layers attend to all positions.
+      qk_norm: RMS norm of queries and keys before the rotation (Henry et al. 2020): True for each head (Qwen 3, Gemma 3),
+        "all_heads" for the heads of a layer together (OLMo 2).
       query_pre_attn_scalar: attention logits of the "standard" scaling are divided by its square root. None = head_dim.
       attention_logit_cap, logit_cap: c replaces logits x of attention or of the vocabulary by c * tanh(x / c) (Bello et al.
         2017; as in Gemma 2). None = no cap.
       scale_embeddings: multiply token embeddings by sqrt(emb_dim) (Vaswani et al. 2017, section 3.4).
       longest_sequence: maximum sequence length. None = limited by positions only.
       norm: "rms" (T5) or "layer" (with mean and bias).
-      norm_position: "pre", x + f(norm(x)) with a final norm; "post", norm(x + f(x)) without one; or "both",
-        x + norm(f(norm(x))) with a final norm (as in Gemma 2).
+      norm_position: "pre", x + f(norm(x)) with a final norm; "post", norm(x + f(x)) without one; "both", x + norm(f(norm(x)))
+        with a final norm (Gemma 2); or "output", x + norm(f(x)) with a final norm (OLMo 2).
       norm_epsilon: epsilon added to the variance.
       use_bias: biases of all projections except the logits; or a tuple of "qkv" (as in Qwen 2), "out" and "mlp".
       dropout_rate: dropout rate of embeddings, sub-layer outputs, attention weights and MLP activations.
@@ -147,7 +119,8 @@ class TransformerShape:
     max_positions: int | None = None
     rotary_theta: float = 10_000.0
     rotary_scaling: RotaryScaling | None = None
-    qk_norm: bool = False
+    layer_pattern: tuple[LayerKind, ...] = ()
+    qk_norm: bool | str = False
     query_pre_attn_scalar: float | None = None
     attention_logit_cap: float | None = None
     logit_cap: float | None = None
@@ -165,6 +138,7 @@ class TransformerShape:
     def __post_init__(self):
         check_types(self)
         object.__setattr__(self, "mlp_activations", tuple(self.mlp_activations))
+        object.__setattr__(self, "layer_pattern", tuple(self.layer_pattern))
         object.__setattr__(self, "remat_policy", _T5X_REMAT_POLICIES.get(self.remat_policy, self.remat_policy))
         check_positive(self, "vocab_size", "emb_dim", "num_heads", "num_kv_heads", "head_dim", "mlp_dim", "relpos_buckets")
         check_positive(self, "max_positions", "norm_epsilon", "rotary_theta", "query_pre_attn_scalar")
@@ -177,6 +151,8 @@ class TransformerShape:
         _check_initializer(self.initializer)
         for field, allowed in _CHOICES.items():
             check_choice(f"TransformerConfig.{field}", getattr(self, field), allowed)
+        if isinstance(self.qk_norm, str):
+            check_choice("TransformerConfig.qk_norm", self.qk_norm, ("all_heads",))
         check_dropout(self.dropout_rate)
         _check_shapes(self)
 
@@ -187,6 +163,16 @@ class TransformerShape:
     @property
     def has_decoder(self) -> bool:
         return self.architecture != "encoder"
+
+    @property
+    def kinds(self) -> tuple[LayerKind, ...]:
+        """The different kinds of layers."""
+        return tuple(dict.fromkeys(self.layer_pattern)) or (LayerKind(),)
+
+    def kinds_of_layers(self, num_layers: int) -> list[int]:
+        """Returns the index in `kinds` of each layer of a stack."""
+        pattern = self.layer_pattern or self.kinds
+        return [self.kinds.index(pattern[layer % len(pattern)]) for layer in range(num_layers)]
 
     @property
     def kv_heads(self) -> int:
@@ -208,7 +194,7 @@ _CHOICES = {
     "positions": ("relative", "learned", "sinusoidal", "rotary", "none"),
     "relative_bias": ("shared", "per_layer"),
     "norm": ("rms", "layer"),
-    "norm_position": ("pre", "post", "both"),
+    "norm_position": ("pre", "post", "both", "output"),
     "dtype": DTYPES,
     "remat_policy": REMAT_POLICIES,
 }
@@ -301,6 +287,17 @@ def _check_shapes(c: TransformerShape) -> None:
         )
     if c.positions == "rotary" and c.head_dim % 2:
         raise UserError(f"TransformerConfig.head_dim is {c.head_dim}. It must be even for rotary positions.")
+    for kind in c.layer_pattern:
+        if not isinstance(kind, LayerKind):
+            raise UserError(
+                f"TransformerConfig.layer_pattern has {kind!r}. Its entries must be kinds of layers, such as "
+                "(@local/LayerKind(), @LayerKind()) with local/LayerKind.window = 1024."
+            )
+        if c.positions != "rotary" and (kind.rotary_theta is not None or not kind.rotary):
+            raise UserError(
+                f'LayerKind.rotary and rotary_theta have no effect with TransformerConfig.positions = "{c.positions}". Set '
+                'TransformerConfig.positions = "rotary", or remove them.'
+            )
     if c.positions != "rotary" and (c.rotary_scaling is not None or c.rotary_theta != 10_000.0):
         raise UserError(
             f'TransformerConfig.rotary_theta and rotary_scaling have no effect with positions = "{c.positions}". Set '

@@ -1,8 +1,8 @@
-"""Analytic model FLOPs: a multiply-add counts two, the backward pass twice the forward pass, attention is counted in full.
+"""Analytic model FLOPs: a multiply-add counts two, the backward pass twice the forward pass.
 
-XLA's own count is wrong for scans and kernels; 6 * parameters * tokens is wrong for encoder-decoders, where a token passes
-through one of the two stacks. Recomputation (remat) is not part of the model FLOPs. S encoder length, T decoder length; `c` is
-the network's configuration, which imports this file.
+Attention is counted in full, that of local layers over their windows. XLA's own count is wrong for scans and kernels;
+6 * parameters * tokens is wrong for encoder-decoders, where a token passes through one of the two stacks. Recomputation (remat)
+is not part of the model FLOPs. S encoder length, T decoder length; `c` is the network's configuration, which imports this file.
 """
 
 import math
@@ -57,14 +57,25 @@ def _transformer(c: Any, S: int, T: int) -> dict[str, int]:
     E, D = c.num_encoder_layers, c.num_decoder_layers
     X = D if c.has_encoder else 0  # layers with cross-attention: queries over the decoder, keys and values over the encoder
     tokens = E * S + D * T
+    pairs = _pairs(c, E, S, causal=False) + _pairs(c, D, T, causal=True) + X * T * S
     return {
         "heads": 2 * c.emb_dim * (tokens * (inner + 2 * kv_inner) + X * (T * inner + 2 * S * kv_inner)),
-        "scores": 2 * inner * (E * S * S + D * T * T + X * T * S),
-        "mixture": 2 * inner * (E * S * S + D * T * T + X * T * S),
+        "scores": 2 * inner * pairs,
+        "mixture": 2 * inner * pairs,
         "sublayers": 2 * c.emb_dim * inner * (tokens + X * T),
         "mlp": 2 * c.emb_dim * c.mlp_dim * tokens * len(c.mlp_activations),
         "mlp_output": 2 * c.emb_dim * c.mlp_dim * tokens,
     }
+
+
+def _pairs(c: Any, layers: int, length: int, causal: bool) -> int:
+    """Returns the number of queries times keys of self-attention in all layers of a stack."""
+    pairs = 0
+    for kind in c.kinds_of_layers(layers):
+        window = c.kinds[kind].mask_window(causal)
+        num_keys = length if window is None else min(length, window.before + 1 + (0 if causal else window.after))
+        pairs += length * num_keys
+    return pairs
 
 
 def traced_flops(function: Callable, *arguments: Any) -> int:

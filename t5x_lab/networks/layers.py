@@ -87,15 +87,19 @@ class Embedding(nnx.Module):
 
 
 class RMSNorm(nnx.Module):
-    """RMS norm: x / rms(x) * scale, with the mean square in float32 (Zhang & Sennrich 2019; T5's "layer norm")."""
+    """RMS norm: x / rms(x) * scale, with the mean square in float32 (Zhang & Sennrich 2019; T5's "layer norm").
 
-    def __init__(self, size: int, epsilon: float, axis: str = "embed"):
-        self.scale = nnx.Param(jnp.ones((size,)), axes=(axis,))
+    It is over the last axes, whose sizes and logical axes are given.
+    """
+
+    def __init__(self, shape: tuple[int, ...], epsilon: float, axes: tuple[str, ...] = ("embed",)):
+        self.scale = nnx.Param(jnp.ones(shape), axes=axes)
         self.epsilon = epsilon
 
     def __call__(self, x: jax.Array) -> jax.Array:
         x32 = x.astype(jnp.float32)
-        mean_square = jnp.mean(jnp.square(x32), axis=-1, keepdims=True)
+        axes = tuple(range(-len(self.scale.shape), 0))
+        mean_square = jnp.mean(jnp.square(x32), axis=axes, keepdims=True)
         y = (x32 * jax.lax.rsqrt(mean_square + self.epsilon)).astype(x.dtype)
         return y * broadcast(self.scale[...], x.shape, x.dtype)
 
@@ -103,9 +107,9 @@ class RMSNorm(nnx.Module):
 class LayerNorm(nnx.Module):
     """Layer norm: (x - mean(x)) / std(x) * scale + bias, with statistics in float32 (Ba et al. 2016)."""
 
-    def __init__(self, emb_dim: int, epsilon: float):
-        self.scale = nnx.Param(jnp.ones((emb_dim,)), axes=("embed",))
-        self.bias = nnx.Param(jnp.zeros((emb_dim,)), axes=("embed",))
+    def __init__(self, shape: tuple[int], epsilon: float):
+        self.scale = nnx.Param(jnp.ones(shape), axes=("embed",))
+        self.bias = nnx.Param(jnp.zeros(shape), axes=("embed",))
         self.epsilon = epsilon
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -117,7 +121,7 @@ class LayerNorm(nnx.Module):
 
 
 def make_norm(config: TransformerShape) -> RMSNorm | LayerNorm:
-    return (RMSNorm if config.norm == "rms" else LayerNorm)(config.emb_dim, config.norm_epsilon)
+    return (RMSNorm if config.norm == "rms" else LayerNorm)((config.emb_dim,), config.norm_epsilon)
 
 
 class Mlp(nnx.Module):

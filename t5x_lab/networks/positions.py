@@ -1,6 +1,6 @@
-"""Position encodings: T5's relative biases, sinusoidal embeddings, and rotary positions.
+"""Position encodings: T5's relative biases and sinusoidal embeddings.
 
-Axis letters: B batch, T length, D embed, N heads, H head size.
+Axis letters: B batch, T length, D embed.
 """
 
 import jax
@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from t5x_lab.networks.config import RotaryScaling
-from t5x_lab.ops.attention import DiagonalBias
+from t5x_lab.networks.rotary import angular_rates
+from t5x_lab.ops.biases import DiagonalBias
 
 
 def relative_position_bucket(
@@ -51,39 +51,7 @@ class RelativeBias(nnx.Module):
         return DiagonalBias(self.rel_embedding[...][:, buckets], span)
 
 
-def angular_rates(size: int, theta: float = 10_000.0, scaling: RotaryScaling | None = None) -> np.ndarray:
-    """Returns the radians per position of each pair of dimensions, theta**(-2 * pair / size), scaled; float64 [size / 2]."""
-    half = size // 2
-    rate = theta ** (-np.arange(half) / half)
-    if scaling is None:
-        return rate
-    if scaling.kind == "linear":
-        return rate / scaling.factor
-    if scaling.kind == "yarn":
-        # The pair of dimensions that makes so many rotations within the original length.
-        pair = lambda rotations: half * np.log(scaling.original_length / (rotations * 2 * np.pi)) / np.log(theta)
-        low = max(np.floor(pair(scaling.high_freq_factor)), 0)
-        high = min(np.ceil(pair(scaling.low_freq_factor)), size - 1)
-        weight = 1 - np.clip((np.arange(half) - low) / max(high - low, 1e-3), 0.0, 1.0)
-        return weight * rate + (1 - weight) * rate / scaling.factor
-    rotations = scaling.original_length * rate / (2 * np.pi)  # full rotations within the original length
-    weight = (rotations - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-    weight = np.clip(weight, 0.0, 1.0)
-    return weight * rate + (1 - weight) * rate / scaling.factor
-
-
 def sinusoidal(positions_BT: jax.Array, emb_dim: int) -> jax.Array:
     """Returns sinusoidal embeddings, float32 [B, T, D]: sines in even columns, cosines in odd ones (Vaswani et al. 2017)."""
     angle = positions_BT[:, :, None].astype(jnp.float32) * angular_rates(emb_dim)[None, None]
     return jnp.stack([jnp.sin(angle), jnp.cos(angle)], axis=-1).reshape(*positions_BT.shape, emb_dim)
-
-
-def rotate(x_BTNH: jax.Array, positions_BT: jax.Array, rate: np.ndarray, factor: float = 1.0) -> jax.Array:
-    """Rotates the pair (h, h + H/2) of each head by position * rate[h], in float32 (Su et al. 2021; pairs as in Llama).
-
-    The result is multiplied by `factor`.
-    """
-    angle = positions_BT[:, :, None, None].astype(jnp.float32) * rate[None, None, None]
-    first, second = jnp.split(x_BTNH.astype(jnp.float32), 2, axis=-1)
-    cos, sin = factor * jnp.cos(angle), factor * jnp.sin(angle)
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x_BTNH.dtype)

@@ -1,22 +1,30 @@
-"""A stack of identical layers, run as a scan or unrolled, with remat. Parameters have a leading `layers` axis.
+"""A stack of layers with parameters of the same shapes, run as a scan or unrolled, with remat. The parameters have a leading
+`layers` axis.
 
 Axis letters: B batch, T length, S cache slots, K heads of keys and values, H head size, D embed.
 """
 
+import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from t5x_lab.networks.attention import Cache, KeyValues, MultiHeadAttention
+from t5x_lab.networks.attention import MultiHeadAttention
+from t5x_lab.networks.cache import Cache, KeyValues
 from t5x_lab.networks.config import REMAT_POLICIES, TransformerShape
-from t5x_lab.networks.layers import LayerNorm, Mlp, RMSNorm, make_norm
+from t5x_lab.networks.layers import Mlp, make_norm
 from t5x_lab.networks.positions import RelativeBias
+from t5x_lab.networks.rotary import Rotation
 from t5x_lab.networks.stacked import make_stacked
-from t5x_lab.ops.attention import DiagonalBias, Mask
+from t5x_lab.ops.biases import DiagonalBias
 from t5x_lab.ops.dropout import dropout
+from t5x_lab.ops.masks import Mask
 
 
 class Layer(nnx.Module):
@@ -34,8 +42,7 @@ class Layer(nnx.Module):
             self.cross_attention_norm = make_norm(config)
         self.mlp = Mlp(config, constrain=constrain, rngs=rngs)
         self.mlp_norm = make_norm(config)
-        self.has_output_norms = config.norm_position == "both"
-        if self.has_output_norms:
+        if config.norm_position == "both":
             self.self_attention_output_norm, self.mlp_output_norm = make_norm(config), make_norm(config)
             if cross:
                 self.cross_attention_output_norm = make_norm(config)
@@ -46,7 +53,7 @@ class Layer(nnx.Module):
         *,
         mask: Mask,
         bias: DiagonalBias | None,
-        positions: jax.Array | None,
+        rotation: Rotation | None,
         cross_mask: Mask | None,
         cross_keys_values: KeyValues | None,
         cache: Cache | None,
@@ -55,40 +62,38 @@ class Layer(nnx.Module):
         """Returns the output [B, T, D], and keys and values; with a cache, the updated cache."""
         keys = [None] * 6 if dropout_key is None else list(jax.random.split(dropout_key, 6))
 
-        y = self._sublayer_input(self.self_attention_norm, x)
-        keys_values = self.self_attention.keys_values(y, positions)
+        y = self._sublayer_input("self_attention", x)
+        keys_values = self.self_attention.keys_values(y, rotation)
         state: KeyValues | Cache = keys_values
         if cache is not None:
-            assert mask.query_offset is not None
-            state = cache = cache.write(keys_values, mask.query_offset)
-            keys_values = cache.keys_values
+            keys_values, mask, state = cache.extend(keys_values, mask)
         if self.has_own_bias:
             slots = keys_values.key.shape[1]
             bias = self.relpos_bias(slots, slots, bidirectional=has_bidirectional_bias(self.config, mask))
-        y = self.self_attention(y, keys_values, mask=mask, bias=bias, positions=positions, dropout_key=keys[0])
-        y = self.self_attention_output_norm(y) if self.has_output_norms else y
-        x = self._add_sublayer(self.self_attention_norm, x, y, keys[1])
+        y = self.self_attention(y, keys_values, mask=mask, bias=bias, rotation=rotation, dropout_key=keys[0])
+        x = self._add_sublayer("self_attention", x, y, keys[1])
 
         if cross_keys_values is not None:
             assert cross_mask is not None
-            y = self._sublayer_input(self.cross_attention_norm, x)
+            y = self._sublayer_input("cross_attention", x)
             y = self.cross_attention(y, cross_keys_values, mask=cross_mask, dropout_key=keys[2])
-            y = self.cross_attention_output_norm(y) if self.has_output_norms else y
-            x = self._add_sublayer(self.cross_attention_norm, x, y, keys[3])
+            x = self._add_sublayer("cross_attention", x, y, keys[3])
 
-        y = self.mlp(self._sublayer_input(self.mlp_norm, x), dropout_key=keys[4])
-        y = self.mlp_output_norm(y) if self.has_output_norms else y
-        return self._add_sublayer(self.mlp_norm, x, y, keys[5]), state
+        y = self.mlp(self._sublayer_input("mlp", x), dropout_key=keys[4])
+        return self._add_sublayer("mlp", x, y, keys[5]), state
 
-    def _sublayer_input(self, norm: RMSNorm | LayerNorm, x: jax.Array) -> jax.Array:
+    def _sublayer_input(self, name: str, x: jax.Array) -> jax.Array:
         """Returns the input of a sub-layer."""
-        return x if self.config.norm_position == "post" else norm(x)
+        return getattr(self, f"{name}_norm")(x) if self.config.norm_position in ("pre", "both") else x
 
-    def _add_sublayer(self, norm: RMSNorm | LayerNorm, x: jax.Array, y: jax.Array, key: jax.Array | None) -> jax.Array:
+    def _add_sublayer(self, name: str, x: jax.Array, y: jax.Array, key: jax.Array | None) -> jax.Array:
         """Adds the output y of a sub-layer to the residual x."""
+        norm, position = getattr(self, f"{name}_norm"), self.config.norm_position
+        y = norm(y) if position == "output" else y
+        y = getattr(self, f"{name}_output_norm")(y) if position == "both" else y
         y = checkpoint_name(self.constrain(y, ("batch", "length", None)), "sublayers")
         x = x + dropout(y, self.config.dropout_rate, key)
-        return norm(x) if self.config.norm_position == "post" else x
+        return norm(x) if position == "post" else x
 
 
 class Stack(nnx.Module):
@@ -102,6 +107,7 @@ class Stack(nnx.Module):
         if self.has_shared_bias:
             self.relpos_bias = make_relative_bias(config, rngs)
         self.config, self.num_layers, self.constrain = config, num_layers, constrain
+        self.kinds = config.kinds_of_layers(num_layers)
 
     def __call__(
         self,
@@ -135,14 +141,13 @@ class Stack(nnx.Module):
         if keys is not None:
             x = dropout(x, c.dropout_rate, keys[-2])
 
-        def run_layer(x, inputs):
-            layer_params, key = inputs
+        def run_layer(x, layer_params, key, kind):
             layer = nnx.merge(graph, layer_params)
             x, keys_values = layer(
                 x,
-                mask=mask,
+                mask=self._mask(mask, kind),
                 bias=bias,
-                positions=positions,
+                rotation=self._rotation(positions, kind),
                 cross_mask=cross_mask,
                 cross_keys_values=None if encoded is None else layer.cross_attention.keys_values(encoded),
                 cache=None,
@@ -150,16 +155,55 @@ class Stack(nnx.Module):
             )
             return self.constrain(x, ("batch", "length", None)), keys_values if keep_keys_values else None
 
-        saved = REMAT_POLICIES[c.remat_policy]
-        if saved is not None:
-            policy = jax.checkpoint_policies.save_only_these_names(*saved)
-            run_layer = jax.checkpoint(run_layer, policy=policy, prevent_cse=not c.scan_layers)
-        inputs = (params, None if keys is None else keys[: self.num_layers])
-        scan = jax.lax.scan if c.scan_layers else unrolled_scan
-        x, keys_values = scan(run_layer, self.constrain(x, ("batch", "length", None)), inputs)
+        x, keys_values = self._run_layers(
+            run_layer, self.constrain(x, ("batch", "length", None)), params, None if keys is None else keys[: self.num_layers]
+        )
         if c.norm_position == "post":
             return x, keys_values  # the last sub-layer has applied norm and dropout
         return dropout(self.final_norm(x), c.dropout_rate, None if keys is None else keys[-1]), keys_values
+
+    def _run_layers(self, run_layer: Callable, x: jax.Array, params: Any, keys: jax.Array | None) -> tuple[jax.Array, Any]:
+        """Runs `run_layer(x, params, key, kind)`, which returns x and another result, over the layers.
+
+        In a scan the kind is an array, unless there is only one. All kinds have one traced layer, so that compile time depends
+        neither on the depth nor on the pattern.
+        """
+        saved = REMAT_POLICIES[self.config.remat_policy]
+        policy = None if saved is None else jax.checkpoint_policies.save_only_these_names(*saved)
+        with_remat = lambda run: (
+            run if saved is None else jax.checkpoint(run, policy=policy, prevent_cse=not self.config.scan_layers)
+        )
+        if self.config.scan_layers:
+            kinds = None if len(self.config.kinds) == 1 else jnp.asarray(self.kinds)
+            step = lambda x, inputs: run_layer(x, *inputs[:2], 0 if inputs[2] is None else inputs[2])
+            return jax.lax.scan(with_remat(step), x, (params, keys, kinds))
+        outputs = []
+        for kind, (layer_params, key) in zip(self.kinds, unstack_tree((params, keys)), strict=True):
+            x, output = with_remat(functools.partial(run_layer, kind=kind))(x, layer_params, key)
+            outputs.append(output)
+        return x, jax.tree.map(lambda *leaves: jnp.stack(leaves), *outputs)
+
+    def _mask(self, mask: Mask, kind: int | jax.Array) -> Mask:
+        """Returns the mask of a kind of layer, given by its index, which may be an array."""
+        windows = [each.mask_window(mask.causal) for each in self.config.kinds]
+        if isinstance(kind, int):
+            return dataclasses.replace(mask, windows=(windows[kind],))
+        different = tuple(dict.fromkeys(windows))
+        if len(different) == 1:
+            return dataclasses.replace(mask, windows=different)
+        index = jnp.asarray([different.index(window) for window in windows])
+        return dataclasses.replace(mask, windows=different, kind=index[kind])
+
+    def _rotation(self, positions: jax.Array | None, kind: int | jax.Array) -> Rotation | None:
+        """Returns the rotation of a kind of layer; None without positions."""
+        if positions is None:
+            return None
+        c = self.config
+        rotations = [each.rotation(c.head_dim, c.rotary_theta, c.rotary_scaling) for each in c.kinds]
+        if isinstance(kind, int):
+            return Rotation(positions, *rotations[kind])
+        rates, factors = (jnp.asarray(np.stack(each), jnp.float32) for each in zip(*rotations))
+        return Rotation(positions, rates[kind], factors[kind])
 
     def _shared_bias(self, length: int, mask: Mask) -> DiagonalBias | None:
         if not self.has_shared_bias:
@@ -198,31 +242,42 @@ class Stack(nnx.Module):
         Returns:
           Output [B, T, D] and the updated caches.
         """
-        bias = self._shared_bias(caches[0].key.shape[2], mask)
+        bias = self._shared_bias(max(cache.slots for cache in caches), mask)
 
-        @jax.jit  # traced once for all layers
-        def run_layer(layer: Layer, x: jax.Array, cache: Cache, cross_cache: Cache | None) -> tuple[jax.Array, Any]:
+        @functools.partial(jax.jit, static_argnums=0)  # traced once for all layers of a kind
+        def run_layer(kind: int, layer: Layer, x: jax.Array, cache: Cache, cross: Cache | None) -> tuple[jax.Array, Any]:
             return layer(
                 x,
-                mask=mask,
+                mask=self._mask(mask, kind),
                 bias=bias,
-                positions=positions,
+                rotation=self._rotation(positions, kind),
                 cross_mask=cross_mask,
-                cross_keys_values=None if cross_cache is None else cross_cache.keys_values,
+                cross_keys_values=None if cross is None else cross.keys_values,
                 cache=cache,
                 dropout_key=None,
             )
 
         updated: list[Cache] = []
         encoder_caches: Sequence[Cache | None] = cross_caches or [None] * len(caches)
-        for layer, cache, cross_cache in zip(layers, caches, encoder_caches, strict=True):
-            x, cache = run_layer(layer, x, cache, cross_cache)
+        for kind, layer, cache, cross_cache in zip(self.kinds, layers, caches, encoder_caches, strict=True):
+            x, cache = run_layer(kind, layer, x, cache, cross_cache)
             updated.append(cache)
         return x if self.config.norm_position == "post" else self.final_norm(x), tuple(updated)
 
-    def make_caches(self, keys_values: KeyValues, slots: int) -> tuple[Cache, ...]:
-        """Returns a cache of `slots` slots for each layer, with the keys and values [layers, B, T, K, H] of a stack."""
-        return tuple(self._shard(Cache.filled(layer, slots)) for layer in unstack_tree(keys_values))
+    def make_caches(self, keys_values: KeyValues, slots: int, lengths_B: jax.Array) -> tuple[Cache, ...]:
+        """Returns a cache for each layer with the keys and values [layers, B, T, K, H] of a stack.
+
+        Args:
+          keys_values: keys and values.
+          slots: number of positions. A local layer has as many slots as its window, if these are fewer.
+          lengths_B: lengths of the rows.
+        """
+        caches = []
+        for kind, layer in zip(self.kinds, unstack_tree(keys_values), strict=True):
+            window = self.config.kinds[kind].window or slots
+            is_local = window < slots
+            caches.append(Cache.of_window(layer, window, lengths_B) if is_local else Cache.filled(layer, slots))
+        return tuple(map(self._shard, caches))
 
     def make_cross_caches(self, encoded: jax.Array) -> tuple[Cache, ...]:
         """Returns a cache for each layer with the cross-attention keys and values of `encoded` [B, S, D]."""
@@ -243,17 +298,11 @@ def has_bidirectional_bias(config: TransformerShape, mask: Mask) -> bool:
     return not mask.causal or config.bidirectional_bias
 
 
-def unrolled_scan(body, carry, inputs):
-    """Unrolled `jax.lax.scan`. The transpose of a split is a concatenation, which is cheaper than that of indexing."""
-    outputs = []
-    for layer in unstack_tree(inputs):
-        carry, output = body(carry, layer)
-        outputs.append(output)
-    return carry, jax.tree.map(lambda *leaves: jax.numpy.stack(leaves), *outputs)
-
-
 def unstack_tree(stacked: Any) -> list[Any]:
-    """Returns the tree of each layer from a tree whose leaves have a leading `layers` axis."""
+    """Returns the tree of each layer from a tree whose leaves have a leading `layers` axis.
+
+    The transpose of a split is a concatenation, which is cheaper than that of indexing.
+    """
     leaves, tree = jax.tree.flatten(stacked)
     num_layers = leaves[0].shape[0]
     split = [jax.lax.split(leaf, (1,) * num_layers, axis=0) for leaf in leaves]

@@ -11,15 +11,15 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from t5x_lab.networks.attention import Cache
+from t5x_lab.networks.cache import Cache
 from t5x_lab.networks.config import DTYPES, REMAT_POLICIES, TransformerShape
 from t5x_lab.networks.flops import transformer_flops, transformer_recomputed_flops
 from t5x_lab.networks.layers import Embedding, Projection, kernel, output_matrix
 from t5x_lab.networks.network import Batch, Constrain, check_length, segments_of
 from t5x_lab.networks.positions import sinusoidal
 from t5x_lab.networks.stack import Layer, Stack
-from t5x_lab.ops.attention import Mask
 from t5x_lab.ops.cross_entropy import compute_logits
+from t5x_lab.ops.masks import Mask
 
 
 @jax.tree_util.register_dataclass
@@ -154,7 +154,7 @@ class Transformer(nnx.Module):
         )
         assert keys_values is not None
         last = jnp.take_along_axis(hidden, (num_inputs - 1)[:, None, None], axis=1)
-        caches = self.decoder.make_caches(keys_values, slots)
+        caches = self.decoder.make_caches(keys_values, slots, num_inputs)
         return last[:, 0], DecodingState(caches, num_inputs, cross_caches, encoder_segments)
 
     def unstack(self) -> tuple[Layer, ...]:

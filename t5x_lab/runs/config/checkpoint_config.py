@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import pathlib
+from collections.abc import Iterator
 from typing import Any
 
 from t5x_lab.checkpoints.formats.huggingface import directory as huggingface
@@ -48,15 +49,24 @@ def read_config(location: Location, trust: bool = False) -> GinConfig:
     )
 
 
+def _object_bindings(config: Any, scope: str) -> Iterator[str]:
+    """Yields gin bindings of the fields of a dataclass, and of the dataclasses in them, each in a scope of its own."""
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        parts = value if isinstance(value, tuple) else (value,)
+        different = dict.fromkeys(part for part in parts if dataclasses.is_dataclass(part))
+        scopes = {part: f"{scope}{field.name}_{i}/" for i, part in enumerate(different)}
+        for part, inner in scopes.items():
+            yield from _object_bindings(part, inner)
+        references = [f"@{scopes[part]}{type(part).__name__}()" for part in parts] if scopes else []
+        text = f"({', '.join(references)},)" if isinstance(value, tuple) else "".join(references)
+        yield f"{scope}{type(config).__name__}.{field.name} = {text if scopes else repr(value)}"
+
+
 def _bindings(directory: pathlib.Path) -> tuple[str, ...]:
     """Returns gin bindings for the network, vocabulary and special tokens of a Hugging Face directory."""
     network = huggingface.read_config(directory)[1]
-    fields = {field.name: getattr(network, field.name) for field in dataclasses.fields(network)}
-    scaling = fields.pop("rotary_scaling")
-    bindings = [f"TransformerConfig.{name} = {value!r}" for name, value in fields.items() if name != "dropout_rate"]
-    if scaling is not None:
-        bindings.append("TransformerConfig.rotary_scaling = @RotaryScaling()")
-        bindings += [f"RotaryScaling.{name} = {value!r}" for name, value in dataclasses.asdict(scaling).items()]
+    bindings = [line for line in _object_bindings(network, "") if not line.startswith("TransformerConfig.dropout_rate")]
     bindings.append("MODEL = @ModelConfig()")
     tokens = huggingface.special_tokens(directory, network.vocab_size)
     for remark in huggingface.remarks(directory, network):

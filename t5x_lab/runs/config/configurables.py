@@ -26,10 +26,11 @@ from t5x_lab.evaluation.config import (
 )
 from t5x_lab.models.config import ModelConfig
 from t5x_lab.networks.adapter import Adapter
-from t5x_lab.networks.config import RotaryScaling
 from t5x_lab.networks.head import ClassificationHead
+from t5x_lab.networks.layer_kinds import LayerKind
 from t5x_lab.networks.lora import Lora
 from t5x_lab.networks.lstm import LstmConfig
+from t5x_lab.networks.rotary import RotaryScaling
 from t5x_lab.networks.soft_prompt import SoftPrompt
 from t5x_lab.networks.transformer import TransformerConfig
 from t5x_lab.observe.console import Console
@@ -81,6 +82,7 @@ CONFIGURABLES = (
     ModelConfig,
     TransformerConfig,
     RotaryScaling,
+    LayerKind,
     LstmConfig,
     Lora,
     SoftPrompt,

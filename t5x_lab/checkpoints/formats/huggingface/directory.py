@@ -8,7 +8,7 @@ from typing import Any
 
 from etils import epath
 
-from t5x_lab.checkpoints.formats.huggingface import gemma2, gpt1, llama, safetensors_files, t5
+from t5x_lab.checkpoints.formats.huggingface import gemma, gpt1, llama, safetensors_files, t5
 from t5x_lab.checkpoints.formats.huggingface.table import Family
 from t5x_lab.checkpoints.formats.source import Source
 from t5x_lab.checkpoints.layers import network_parts
@@ -30,7 +30,11 @@ FAMILIES: dict[str, Family] = {
     "mistral": llama.FAMILY,
     "qwen2": llama.FAMILY,
     "qwen3": llama.FAMILY,
-    "gemma2": gemma2.FAMILY,
+    "smollm3": llama.FAMILY,
+    "olmo2": llama.FAMILY,
+    "gemma2": gemma.FAMILY,
+    "gemma3_text": gemma.FAMILY,
+    "gemma3": gemma.FAMILY,
 }
 T5_TOKENS: Mapping[str, int | None] = {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 1}
 _MAX_LAYERS = 10_000
@@ -141,6 +145,8 @@ def remarks(directory: pathlib.Path, network: TransformerConfig) -> list[str]:
             f"{directory}/generation_config.json sets {', '.join(unsupported)}, which is ignored. Generation is greedy and "
             "without penalties by default."
         )
+    if "text_config" in parse_json((directory / "config.json").read_bytes()):
+        notes.append(f"{directory} has a model of images and text. Its text model is read.")
     if not network.logits_via_embedding and _is_headless(safetensors_files.open_directory(directory)):
         notes.append(f"{directory} has no language-modeling head. Its embeddings are used instead.")
     return notes
@@ -173,12 +179,11 @@ def _open_params(directory: pathlib.Path) -> dict[str, LazyTensor]:
     tensors: dict[str, LazyTensor] = {}
     stored = safetensors_files.open_directory(directory)
     for name, tensor in stored.items():
-        if not name.endswith(_IGNORED):
-            existing = tensors.setdefault(family.canonical_name(name), tensor)
+        canonical_name = None if name.endswith(_IGNORED) else family.canonical_name(name)
+        if canonical_name is not None:
+            existing = tensors.setdefault(canonical_name, tensor)
             if existing is not tensor and not existing.equals(tensor):
-                raise UserError(
-                    f"{directory} has different values for {name} and {family.canonical_name(name)}, which must be equal."
-                )
+                raise UserError(f"{directory} has different values for {name} and {canonical_name}, which must be equal.")
     _check_tied(tensors, config, directory, _is_headless(stored))
     params, shapes = {}, {name: part.shape for name, part in network_parts(config).items()}
     for entry in family.entries(config):
@@ -218,7 +223,7 @@ def find_family(config: Network) -> tuple[Family, dict[str, Any]]:
     """
     gemma_settings = ("attention_logit_cap", "logit_cap", "scale_embeddings")
     for family in dict.fromkeys(FAMILIES.values()):
-        fits = family is gemma2.FAMILY or not any(getattr(config, name, None) for name in gemma_settings)
+        fits = family is gemma.FAMILY or not any(getattr(config, name, None) for name in gemma_settings)
         hf_config = family.to_hf_config(config) if fits and isinstance(config, TransformerConfig) else None
         if hf_config:
             return family, hf_config
@@ -234,9 +239,10 @@ def find_family(config: Network) -> tuple[Family, dict[str, Any]]:
         )
     raise UserError(
         "transformers has no class for this network. Supported are encoder-decoders with relative biases (T5; umT5 with biases "
-        "per layer), causal decoders with learned positions, post-norm and biases (GPT-1), and causal decoders with rotary "
-        "positions, RMS norms and gated SiLU (Llama; Mistral with a longest sequence; Qwen 2 with biases of queries, keys and "
-        "values; Qwen 3 with their norms; Gemma 2 with capped logits and gated GELU)."
+        "per layer), causal decoders with learned positions, post-norm and biases (GPT-1), causal decoders with rotary "
+        "positions, RMS norms and gated SiLU (Llama; Mistral with windows; Qwen 2 with biases of queries, keys and values; "
+        "Qwen 3 with norms of queries and keys; SmolLM3 with layers of two kinds; OLMo 2 with norms of outputs), and with "
+        "gated GELU and norms before and after sub-layers (Gemma 2; Gemma 3 with norms of queries and keys)."
     )
 
 

@@ -75,10 +75,10 @@ class Family:
       entries: function that returns the tensors of a configuration.
       to_hf_config: function that returns the config.json of a configuration; None if it is not in this family.
       from_hf_config: function that returns our configuration for a config.json.
-      canonical_name: function that maps alternative tensor names to the usual ones.
+      canonical_name: function that maps alternative tensor names to the usual ones; None for tensors that are not read.
     """
 
     entries: Callable[[Any], Iterator[Entry]]
     to_hf_config: Callable[[TransformerConfig], dict[str, Any] | None]
     from_hf_config: Callable[[Mapping[str, Any]], TransformerConfig]
-    canonical_name: Callable[[str], str]
+    canonical_name: Callable[[str], str | None]

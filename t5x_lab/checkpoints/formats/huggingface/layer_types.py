@@ -1,0 +1,38 @@
+"""Kinds of layers in config.json: `layer_types` and the windows of "sliding_attention"."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from t5x_lab.networks.layer_kinds import LayerKind
+from t5x_lab.networks.transformer import TransformerConfig
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+def shortest_pattern(kinds: Sequence[LayerKind]) -> tuple[LayerKind, ...]:
+    """Returns the shortest pattern that repeats over these layers; () if all are plain."""
+    lengths = range(1, len(kinds) + 1)
+    length = next(n for n in lengths if all(kind == kinds[i % n] for i, kind in enumerate(kinds)))
+    pattern = tuple(kinds[:length])
+    return () if pattern == (LayerKind(),) else pattern
+
+
+def layer_types(c: TransformerConfig, num_layers: int) -> list[str]:
+    return [SLIDING if c.kinds[kind].window else FULL for kind in c.kinds_of_layers(num_layers)]
+
+
+def window_of(c: TransformerConfig) -> int | None:
+    """Returns the window of the local layers; None if there are none."""
+    return next((kind.window for kind in c.kinds if kind.window), None)
+
+
+def has_plain_windows(c: TransformerConfig) -> bool:
+    """Returns whether local layers have the same window, and all have the same rotations and no windows of an encoder."""
+    is_plain = lambda kind: kind.encoder_window is None and kind.rotary_theta is None
+    return all(is_plain(kind) and kind.window in (None, window_of(c)) for kind in c.kinds)
+
+
+def read_layer_types(config: Mapping[str, Any], default: Sequence[str]) -> list[str]:
+    """Returns the type of each layer. `default` is repeated if config.json has none."""
+    types = config.get("layer_types")
+    return list(types) if types else [default[i % len(default)] for i in range(config["num_hidden_layers"])]
