@@ -19,19 +19,27 @@ from t5x_lab.ops.masks import Mask
 
 
 class MultiHeadAttention(nnx.Module):
-    """Multi-head attention. The mesh axis `tensor` shards the heads; the sequence is not sharded here."""
+    """Multi-head attention. The mesh axis `tensor` shards the heads; the sequence is not sharded here.
 
-    def __init__(self, config: TransformerShape, *, constrain: Callable, rngs: nnx.Rngs):
+    Args:
+      config: sizes and variants.
+      source_dim: width of what keys and values are made of, which is the encoder's in cross-attention. None = config.emb_dim.
+      constrain: see `Transformer`.
+      rngs: random number generators with a `params` stream.
+    """
+
+    def __init__(self, config: TransformerShape, source_dim: int | None = None, *, constrain: Callable, rngs: nnx.Rngs):
         c = config
 
-        def project(heads: int, name: str, fan_in: int) -> Projection:
-            matrix = kernel(c, rngs, (c.emb_dim, heads, c.head_dim), c.emb_dim, normal, fan_in)
+        def project(width: int, heads: int, name: str, fan_in: int) -> Projection:
+            matrix = kernel(c, rngs, (width, heads, c.head_dim), width, normal, fan_in)
             return Projection(matrix, ("embed", name, "kv"), "BTD,DNH->BTNH", (name, "kv") if c.has_bias("qkv") else ())
 
         # T5 includes the factor 1/sqrt(H) of scaled attention in the initialization of the query.
-        self.query = project(c.num_heads, "heads", c.emb_dim * c.head_dim)
+        self.query = project(c.emb_dim, c.num_heads, "heads", c.emb_dim * c.head_dim)
         kv_heads = "heads" if c.num_kv_heads is None else "kv_heads"
-        self.key, self.value = project(c.kv_heads, kv_heads, c.emb_dim), project(c.kv_heads, kv_heads, c.emb_dim)
+        source = source_dim or c.emb_dim
+        self.key, self.value = (project(source, c.kv_heads, kv_heads, source) for _ in range(2))
         out = kernel(c, rngs, (c.num_heads, c.head_dim, c.emb_dim), c.num_heads * c.head_dim, normal)
         self.out = Projection(out, ("heads", "kv", "embed"), "BTNH,NHD->BTD", ("embed",) if c.has_bias("out") else ())
         if c.qk_norm:

@@ -46,6 +46,21 @@ DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float
 
 
 @dataclasses.dataclass(frozen=True)
+class EncoderShape:
+    """Sizes of an encoder that differ from the decoder's, in `TransformerConfig.encoder`. None = as the decoder's."""
+
+    emb_dim: int | None = None
+    num_heads: int | None = None
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+    mlp_dim: int | None = None
+    query_pre_attn_scalar: float | None = None
+
+    def __post_init__(self):
+        check_types(self)
+
+
+@dataclasses.dataclass(frozen=True)
 class TransformerShape:
     """Sizes and variants of a transformer. Field names are those of T5X's `T5Config` where it has them.
 
@@ -58,6 +73,9 @@ class TransformerShape:
       num_kv_heads: number of key and value heads, each shared by num_heads / num_kv_heads query heads (Ainslie et al. 2023).
         None = num_heads.
       share_stacks: the encoder uses the decoder's layers, without cross-attention (Raffel et al., section 3.2.2).
+      encoder: sizes of the encoder that differ from the decoder's (unbalanced stacks, Zhang et al. 2025). None = none.
+      share_embeddings: encoder and decoder have one table of token embeddings. False = two; with logits_via_embedding, logits
+        use the decoder's.
       mlp_activations: one activation; or two, such as ("gelu", "linear"), for a gated MLP. Names of `ACTIVATION_FUNCTIONS` or
         elementwise functions.
       logits_via_embedding: logits use the transposed embedding table.
@@ -107,6 +125,8 @@ class TransformerShape:
     num_encoder_layers: int = 0
     num_kv_heads: int | None = None
     share_stacks: bool = False
+    encoder: EncoderShape | None = None
+    share_embeddings: bool = True
     mlp_activations: tuple[str | Callable, ...] = ("gelu", "linear")
     logits_via_embedding: bool = False
     scaling: str = "t5"
@@ -163,6 +183,14 @@ class TransformerShape:
     @property
     def has_decoder(self) -> bool:
         return self.architecture != "encoder"
+
+    @property
+    def encoder_shape(self) -> "TransformerShape":
+        """Sizes and variants of the encoder's layers."""
+        if self.encoder is None:
+            return self
+        sizes = {name: size for name, size in dataclasses.asdict(self.encoder).items() if size is not None}
+        return dataclasses.replace(self, encoder=None, **sizes)
 
     @property
     def kinds(self) -> tuple[LayerKind, ...]:
@@ -269,6 +297,20 @@ def _check_shapes(c: TransformerShape) -> None:
             f"TransformerConfig.num_kv_heads is {c.num_kv_heads}, but num_heads = {c.num_heads} is not a multiple of it. "
             "Every key and value head serves the same number of query heads."
         )
+    if c.architecture != "encoder_decoder" and (c.encoder is not None or not c.share_embeddings):
+        raise UserError(
+            "TransformerConfig.encoder and share_embeddings = False are for encoder-decoders, not for architecture "
+            f'"{c.architecture}". Remove them.'
+        )
+    if c.encoder is not None:
+        if c.share_stacks:
+            raise UserError("TransformerConfig.encoder has sizes of its own, which share_stacks does not allow. Remove one.")
+        width = c.encoder_shape.emb_dim
+        if width != c.emb_dim and (c.share_embeddings or c.positions == "learned"):
+            raise UserError(
+                f"The encoder has emb_dim {width} and the decoder {c.emb_dim}. Set TransformerConfig.share_embeddings = "
+                'False, and positions other than "learned".'
+            )
     if c.share_stacks and (c.architecture != "encoder_decoder" or c.num_encoder_layers != c.num_decoder_layers):
         raise UserError(
             'TransformerConfig.share_stacks needs architecture "encoder_decoder" with equal numbers of encoder and decoder '

@@ -38,7 +38,8 @@ class Layer(nnx.Module):
         if self.has_own_bias:
             self.relpos_bias = make_relative_bias(config, rngs)
         if cross:
-            self.cross_attention = MultiHeadAttention(config, constrain=constrain, rngs=rngs)
+            source_dim = config.encoder_shape.emb_dim
+            self.cross_attention = MultiHeadAttention(config, source_dim, constrain=constrain, rngs=rngs)
             self.cross_attention_norm = make_norm(config)
         self.mlp = Mlp(config, constrain=constrain, rngs=rngs)
         self.mlp_norm = make_norm(config)

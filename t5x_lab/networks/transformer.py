@@ -77,8 +77,11 @@ class Transformer(nnx.Module):
         if c.positions == "learned":
             self.position_embedder = Embedding(c.max_positions or 0, c.emb_dim, constrain, c.scaling, rngs=rngs)
             self.position_embedder.embedding.set_metadata(axes=("positions", "embed"))
+        e = c.encoder_shape
+        if not c.share_embeddings:
+            self.encoder_token_embedder = Embedding(c.vocab_size, e.emb_dim, constrain, c.scaling, rngs=rngs)
         if c.has_encoder and not c.share_stacks:
-            self.encoder = Stack(c, c.num_encoder_layers, cross=False, constrain=constrain, rngs=rngs)
+            self.encoder = Stack(e, c.num_encoder_layers, cross=False, constrain=constrain, rngs=rngs)
         if c.has_decoder:
             self.decoder = Stack(c, c.num_decoder_layers, cross=c.has_encoder, constrain=constrain, rngs=rngs)
         if not c.logits_via_embedding:
@@ -110,7 +113,8 @@ class Transformer(nnx.Module):
         segments = segments_of(batch, "encoder_segment_ids", "encoder_input_tokens")
         mask = Mask(causal=False, query_segments=segments, key_segments=segments)
         tokens = batch["encoder_input_tokens"]
-        x, rotations = self.embed(tokens, batch.get("encoder_positions", jnp.arange(tokens.shape[1])[None]))
+        embedder = self.token_embedder if self.config.share_embeddings else self.encoder_token_embedder
+        x, rotations = self.embed(tokens, batch.get("encoder_positions", jnp.arange(tokens.shape[1])[None]), embedder)
         stack = self.decoder if self.config.share_stacks else self.encoder
         return stack(x, mask=mask, positions=rotations, dropout_key=dropout_key)[0]
 
@@ -191,17 +195,20 @@ class Transformer(nnx.Module):
         encoder_segments = segments_of(batch, "encoder_segment_ids", "encoder_input_tokens")
         return mask, Mask(False, query_segments=segments, key_segments=encoder_segments)
 
-    def embed(self, tokens: jax.Array, positions: jax.Array) -> tuple[jax.Array, jax.Array | None]:
-        """Returns embeddings [B, T, D], and the positions [B or 1, T] for rotary attention or None."""
+    def embed(
+        self, tokens: jax.Array, positions: jax.Array, embedder: Embedding | None = None
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """Returns embeddings [B, T, D], by the decoder's table or another one, and positions for rotary attention or None."""
         c, dtype = self.config, DTYPES[self.config.dtype]
         check_length(self.config, tokens.shape[1])
-        x = self.token_embedder(tokens, dtype)
+        x = (embedder or self.token_embedder)(tokens, dtype)
+        width = x.shape[-1]
         if c.scale_embeddings:
-            x = x * jnp.asarray(math.sqrt(c.emb_dim), dtype)
+            x = x * jnp.asarray(math.sqrt(width), dtype)
         if c.positions == "learned":
             x = x + self.position_embedder(positions, dtype)
         if c.positions == "sinusoidal":
-            x = x + sinusoidal(positions, c.emb_dim).astype(dtype)
+            x = x + sinusoidal(positions, width).astype(dtype)
         return x, positions if c.positions == "rotary" else None
 
     def logits(self, x_BTD: jax.Array) -> jax.Array:

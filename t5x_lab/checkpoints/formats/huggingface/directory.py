@@ -8,7 +8,7 @@ from typing import Any
 
 from etils import epath
 
-from t5x_lab.checkpoints.formats.huggingface import gemma, gpt1, llama, safetensors_files, t5
+from t5x_lab.checkpoints.formats.huggingface import gemma, gpt1, llama, safetensors_files, t5, t5gemma
 from t5x_lab.checkpoints.formats.huggingface.table import Family
 from t5x_lab.checkpoints.formats.source import Source
 from t5x_lab.checkpoints.layers import network_parts
@@ -35,6 +35,7 @@ FAMILIES: dict[str, Family] = {
     "gemma2": gemma.FAMILY,
     "gemma3_text": gemma.FAMILY,
     "gemma3": gemma.FAMILY,
+    "t5gemma": t5gemma.FAMILY,
 }
 T5_TOKENS: Mapping[str, int | None] = {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 1}
 _MAX_LAYERS = 10_000
@@ -116,7 +117,7 @@ def special_tokens(directory: pathlib.Path, vocab_size: int) -> dict[str, Any]:
         end = config.get("eos_token_id")
         eos_ids = tuple(i for i in (end if isinstance(end, list) else [end]) if i is not None and i < vocab_size)
         ids = {"end": eos_ids if len(eos_ids) > 1 else eos_ids[0] if eos_ids else None, "padding": padding}
-        if config.get("is_encoder_decoder", FAMILIES[config["model_type"]] is t5.FAMILY):
+        if config.get("is_encoder_decoder", FAMILIES[config["model_type"]] in (t5.FAMILY, t5gemma.FAMILY)):
             start = config.get("decoder_start_token_id")
             start = padding if start is None else int(start)
             if not 0 <= start < vocab_size:
@@ -223,7 +224,7 @@ def find_family(config: Network) -> tuple[Family, dict[str, Any]]:
     """
     gemma_settings = ("attention_logit_cap", "logit_cap", "scale_embeddings")
     for family in dict.fromkeys(FAMILIES.values()):
-        fits = family is gemma.FAMILY or not any(getattr(config, name, None) for name in gemma_settings)
+        fits = family in (gemma.FAMILY, t5gemma.FAMILY) or not any(getattr(config, name, None) for name in gemma_settings)
         hf_config = family.to_hf_config(config) if fits and isinstance(config, TransformerConfig) else None
         if hf_config:
             return family, hf_config

@@ -123,13 +123,7 @@ def _gemma_3_positions(c: TransformerConfig) -> dict[str, Any] | None:
 def _from_hf_config(config: Mapping[str, Any]) -> TransformerConfig:
     config = {**config, **(config.get("text_config") or {})}  # of a multimodal model
     is_gemma_3 = config["model_type"] == "gemma3_text"
-    if config.get("hidden_activation", "gelu_pytorch_tanh") != "gelu_pytorch_tanh" or config.get("attention_bias"):
-        raise UserError(
-            "config.json has an activation or biases that t5x_lab does not support for Gemma. Use a model with "
-            "gelu_pytorch_tanh and without biases."
-        )
-    if config.get("use_bidirectional_attention"):
-        raise UserError("config.json has bidirectional attention, which t5x_lab does not read for Gemma.")
+    check_gemma(config)
     head_dim, scalar = config.get("head_dim", 256), config.get("query_pre_attn_scalar", 256)
     pattern = [SLIDING] * (config.get("sliding_window_pattern", 6) - 1) + [FULL] if is_gemma_3 else [SLIDING, FULL]
     local = LayerKind(window=config.get("sliding_window", 4096))
@@ -169,6 +163,17 @@ def _from_hf_config(config: Mapping[str, Any]) -> TransformerConfig:
         norm_position="both",
         norm_epsilon=config.get("rms_norm_eps", 1e-6),
     )
+
+
+def check_gemma(config: Mapping[str, Any]) -> None:
+    """Raises a `UserError` for settings of Gemma's classes that no published model has."""
+    if config.get("hidden_activation", "gelu_pytorch_tanh") != "gelu_pytorch_tanh" or config.get("attention_bias"):
+        raise UserError(
+            "config.json has an activation or biases that t5x_lab does not support for Gemma. Use a model with "
+            "gelu_pytorch_tanh and without biases."
+        )
+    if config.get("use_bidirectional_attention"):
+        raise UserError("config.json has bidirectional attention, which t5x_lab does not read for Gemma.")
 
 
 def _rope_of_gemma_3(config: Mapping[str, Any], kind: str, theta_name: str, theta: float) -> tuple[float, Any]:
