@@ -4,6 +4,7 @@ They are taken as they stand, but for `STAND_INS`: each model is the tiny one of
 data that lie on a hub lie in files. What runs elsewhere is in `ELSEWHERE`, with the place.
 """
 
+import itertools
 import os
 import pathlib
 import re
@@ -14,6 +15,7 @@ import sys
 
 import commands
 import pytest
+import seqio
 import synthetic_flan  # noqa: F401
 from conftest import SHARED, shared_data
 from helpers import documented, harness_task
@@ -21,6 +23,7 @@ from synthetic_records import write_all, write_lines
 from test_docs import PAGES, commands_of
 
 import t5x_lab
+from t5x_lab.corpora.page import Page, split_name
 from t5x_lab.papers.data_sets import T0_EVAL
 from t5x_lab.papers.gpt1.probes import BLIMP
 
@@ -56,6 +59,8 @@ STAND_INS = [  # text of a command, and what stands there instead
     (r"--step=1000,2000", "--step=2"),
     (r"cache +--task", "cache --gin_bindings='import my_tasks' --task"),
     (r"--wait_minutes=120", "--wait_minutes=0.01"),
+    (r"--size=4000", "--size=500"),
+    (r"records/\{dataset\}", "data/{dataset}"),
 ]
 ELSEWHERE = {  # words of a command, and where it runs
     "--distributed": "on a cluster; tests/test_processes.py",
@@ -69,6 +74,7 @@ ELSEWHERE = {  # words of a command, and where it runs
     "tasks=eai_eval": "tests/test_eai_eval.py",
     "harness  --model_dir=runs/demo": "docs/evaluation.md",
     "tickets": "tests/test_prompts_tutorial.py",
+    "gs://my_bucket": "on other runners; tests/test_corpora.py",
     "my_study.gin": "tests/test_study.py",
     "study --gin_file=studies/": "for hours; tests/test_study.py plans them",
     "t5x_lab train: ": "nowhere: it is a message",
@@ -109,9 +115,21 @@ def write_data(folder: pathlib.Path) -> None:
     write_lines(folder / "choices.jsonl", [{"inputs": "Is it?", "choices": ["yes", "no"], "label": 0}] * 2)
     write_lines(folder / "tasks" / "asked.jsonl", [{"question": "Is it?", "label": 0}] * 2)
     harness_task(folder / "tasks", "my_task", folder / "tasks" / "asked.jsonl", "{{question}}", ["yes", "no"], "label")
+    speeches = list(itertools.islice(seqio.get_mixture_or_task("sotu").source.get_dataset("train").as_numpy_iterator(), 40))
+    pages = [{"url": f"http://example.org/{n}", "text": speech["text"].decode()} for n, speech in enumerate(speeches)]
+    write_lines(folder / "crawl" / "pages.jsonl", [*pages, {**pages.pop(), "url": validation_url()}])
+    write_lines(
+        folder / "my_questions.jsonl", [{"text": "Who was the first to speak to both houses of the Congress in person?"}]
+    )
     for name in ("prompts.txt", "texts.txt", "my_text.txt", "corpus/a.txt"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("A text of a line.\nAnd of another one.\n" * 40)
+
+
+def validation_url() -> str:
+    """Returns the URL of a page for the validation split, one in a thousand."""
+    urls = (f"http://example.org/validation/{n}" for n in itertools.count())
+    return next(url for url in urls if split_name(Page(url, "").key) == "validation")
 
 
 def write_own(folder: pathlib.Path) -> None:

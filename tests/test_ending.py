@@ -38,6 +38,30 @@ def test_an_interrupt_ends_a_command_from_its_first_moment_on(seconds):
     assert process.returncode == 3 or errors.splitlines()[-1] == "t5x_lab train: interrupted", errors
 
 
+FAILING_THREAD = """
+import os, signal, threading
+from t5x_lab.cli.interrupts import interrupts
+interrupts.install("t5x_lab corpus")
+def work():
+    while not interrupts.received:
+        pass
+    raise RuntimeError("the connection has ended")
+thread = threading.Thread(target=work)
+thread.start()
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+    thread.join()
+except KeyboardInterrupt:
+    thread.join()
+    raise SystemExit(interrupts.report())
+"""
+
+
+def test_threads_that_fail_after_an_interrupt_say_nothing():
+    done = subprocess.run([sys.executable, "-c", FAILING_THREAD], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "t5x_lab corpus: interrupted\n")
+
+
 PROGRAMS = {
     "Python": """
 from t5x_lab.runs.config.gin_config import GinConfig

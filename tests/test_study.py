@@ -116,6 +116,8 @@ def test_a_stage_with_tasks_has_a_run_for_each_and_continues_the_same_task():
     assert scratch and all("INITIAL_CHECKPOINT_PATH" not in run.text for run in scratch)
     with pytest.raises(UserError, match="evaluates, but may come after no stage"):
         Stage(name="evaluate", command="eval", after=("pretrain", None))
+    with pytest.raises(UserError, match="The cell causal decoder, full LM, none has no stage. Add it to Study.exclude"):
+        make_plan(Study(factors=FACTORS, stages=(condition(STAGES[0], "LM-A"),)), "s")
     with pytest.raises(UserError, match="None must be the last"):
         Stage(name="tune", after=(None, "pretrain"))
 
@@ -546,6 +548,7 @@ FLAN = {"finetune": (*RECORDS, "TRAIN_STEPS = 1000")}
     [
         (["t5_repeats.gin"], {"finetune": TEXT_TASK}),
         exhaustive(["learning_rate.gin"], {}),
+        exhaustive(["finetuning_rate.gin"], {"finetune": TEXT_TASK}),
         exhaustive(["scaling.gin"], {}),
         exhaustive(["t5_objectives.gin"], {"finetune": TEXT_TASK}),
         exhaustive(["t5_methods.gin"], {"finetune": TEXT_TASK}),

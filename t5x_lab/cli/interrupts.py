@@ -44,6 +44,7 @@ class Interrupts:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         del number
         self.received = True
+        threading.excepthook = lambda args: None  # failures of other threads are consequences
         while frame is not None:
             if frame.f_code.co_filename.startswith("<frozen importlib"):
                 os._exit(self.report())

@@ -88,6 +88,8 @@ def make_plan(study: Study, study_dir: str) -> Plan:
                             f"another cell, and both have the name {run.name}. Add the factor in which they differ to "
                             f"{stage.name}/Stage.factors."
                         )
+            if not names:
+                raise UserError(f"The cell {', '.join(values.values())} has no stage. Add it to Study.exclude.")
             cells.append(Cell(values, seed, names))
     order = [stage.name for stage in study.stages]
     return Plan(study, study_dir, dict(sorted(runs.items(), key=lambda item: order.index(item[1].stage.name))), cells)
