@@ -39,12 +39,13 @@ def test_an_interrupt_ends_a_command_from_its_first_moment_on(seconds):
 
 
 FAILING_THREAD = """
-import os, signal, threading
+import logging, os, signal, threading
 from t5x_lab.cli.interrupts import interrupts
 interrupts.install("t5x_lab corpus")
 def work():
     while not interrupts.received:
         pass
+    logging.error("the connection has ended")
     raise RuntimeError("the connection has ended")
 thread = threading.Thread(target=work)
 thread.start()
@@ -57,7 +58,7 @@ except KeyboardInterrupt:
 """
 
 
-def test_threads_that_fail_after_an_interrupt_say_nothing():
+def test_threads_and_libraries_that_fail_after_an_interrupt_say_nothing():
     done = subprocess.run([sys.executable, "-c", FAILING_THREAD], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (130, "t5x_lab corpus: interrupted\n")
 

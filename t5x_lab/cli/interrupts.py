@@ -4,6 +4,7 @@ Python only raises `KeyboardInterrupt` when its main thread is back in the inter
 or fail half imported. So an interrupt during an import ends the process at once, and any other one after a time of grace.
 """
 
+import logging
 import os
 import signal
 import threading
@@ -44,7 +45,8 @@ class Interrupts:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         del number
         self.received = True
-        threading.excepthook = lambda args: None  # failures of other threads are consequences
+        threading.excepthook = lambda args: None  # what fails now in other threads and libraries is a consequence
+        logging.disable()
         while frame is not None:
             if frame.f_code.co_filename.startswith("<frozen importlib"):
                 os._exit(self.report())
