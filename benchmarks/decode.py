@@ -178,7 +178,9 @@ def cost(rounds: int) -> None:
         times = np.zeros((rounds, most // chunk))
         for round_ in range(-1, rounds):  # the first one compiles, and is written over
             ids = prompts(batch).astype(np.int32)
-            slots = jax.block_until_ready(inference.start(run.params, ids, limit, stream, room=most, max_tokens=most))
+            slots = jax.block_until_ready(
+                inference.start(run.params, ids, limit, stream, room=most, max_tokens=most, decoder_prefix=())
+            )
             for i in range(most // chunk):
                 began = time.perf_counter()
                 args = (np.zeros((batch,), bool), np.uint32(0), np.int32(chunk), np.int32(batch))

@@ -13,6 +13,7 @@ from hypothesis import Phase, settings
 
 from t5x_lab.models.config import ModelConfig
 from t5x_lab.models.model import Model
+from t5x_lab.networks.config import EncoderShape
 from t5x_lab.networks.layer_kinds import LayerKind
 from t5x_lab.networks.lstm import LstmConfig
 from t5x_lab.networks.network import Network
@@ -53,6 +54,11 @@ VARIANTS = {
     "local_relative": ("encoder_decoder", dict(
         num_encoder_layers=4, num_decoder_layers=4,
         layer_pattern=(LayerKind(window=3, encoder_window=(3, 1)), LayerKind(window=5), LayerKind()))),
+    "merged": ("encoder_decoder", dict(
+        scaling="standard", positions="rotary", num_kv_heads=2, qk_norm=True, merged_attention=True, num_decoder_layers=3,
+        layer_pattern=(LayerKind(window=3), LayerKind()))),
+    "unbalanced": ("encoder_decoder", dict(
+        positions="rotary", scaling="standard", share_embeddings=False, encoder=EncoderShape(emb_dim=24, num_heads=6))),
     "lstm": ("causal_decoder", {}),
 }  # fmt: skip
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from t5x_lab import ops
 from t5x_lab.networks.flops import traced_flops
 from t5x_lab.networks.positions import relative_position_bucket
-from t5x_lab.ops.attention import dot_product_attention
+from t5x_lab.ops.attention import dot_product_attention, merged_attention
 from t5x_lab.ops.biases import DiagonalBias, expand_bias
 from t5x_lab.ops.cross_entropy import CrossEntropy, TokenLosses, compute_logits, cross_entropy, cross_entropy_of_logits
 from t5x_lab.ops.dropout import dropout
@@ -245,6 +245,39 @@ def test_attention_in_windows_equals_a_plain_softmax(seed, causal, with_segments
         check_attention(rng, mask, allowed, T, T, None)
         kinds = dataclasses.replace(mask, windows=(Window(2, 1), window, None), kind=jnp.asarray(1))
         check_attention(rng, kinds, allowed, T, T, None)
+
+
+@pytest.mark.parametrize("block", [64, 4])
+def test_merged_attention_has_one_softmax_over_all_sources(monkeypatch, block):
+    """Gradients too; the first source has windows, the second another length, and no keys in one row."""
+    monkeypatch.setattr(ops.blocks, "BLOCK", block)
+    rng = np.random.default_rng(6)
+    T, S = 11, 7
+    draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
+    q, wanted = draw(2, T, 4, 3), draw(2, T, 4, 3)
+    own, others = (draw(2, T, 2, 3), draw(2, T, 2, 3)), (draw(2, S, 2, 3), draw(2, S, 2, 3))
+    segments = jnp.asarray([[1] * 5 + [0] * 2, [0] * 7])
+    first, second = Mask(True, windows=(Window(2, 2),)), Mask(False, key_segments=segments)
+    bias = DiagonalBias(draw(4, 2 * T - 1), T)
+    no_bias = DiagonalBias(jnp.zeros((4, T + S - 1)), T)
+
+    def run(q, own, others, values):
+        sources = [(*own, first, DiagonalBias(values, T)), (*others, second, None)]
+        return jnp.sum(merged_attention(q, sources, logit_cap=2.0) * wanted)
+
+    def plain(q, own, others, values):
+        allowed = [jnp.broadcast_to(expand_mask(mask, T, n), (2, T, n)) for mask, n in ((first, T), (second, S))]
+        k, v = (jnp.concatenate(each, axis=1) for each in zip(own, others))
+        expand = lambda bias, n: expand_bias(bias, T, n)
+        whole_bias = jnp.concatenate([expand(DiagonalBias(values, T), T), expand(no_bias, S)], axis=-1)
+        logits = jnp.einsum("btnh,bsnh->bnts", q, jnp.repeat(k, 2, axis=2))
+        logits = 2.0 * jnp.tanh(logits / 2.0) + whole_bias
+        weights = jax.nn.softmax(jnp.where(jnp.concatenate(allowed, axis=-1)[:, None], logits, -1e10))
+        return jnp.sum(jnp.einsum("bnts,bsnh->btnh", weights, jnp.repeat(v, 2, axis=2)) * wanted)
+
+    operands = (q, own, others, bias.values)
+    expected, got = (jax.jit(jax.value_and_grad(f, argnums=(0, 1, 2, 3)))(*operands) for f in (plain, run))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), got, expected)
 
 
 @pytest.mark.parametrize("causal, window", [(True, Window(511, 511)), (False, Window(512, 512))])

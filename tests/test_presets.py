@@ -5,6 +5,7 @@ import pathlib
 import pytest
 from conftest import ROOT
 
+from t5x_lab.checkpoints.formats.huggingface.directory import find_family
 from t5x_lab.config.gin_files import PACKAGE_GIN
 from t5x_lab.models.model import Model
 from t5x_lab.networks.lstm import LstmConfig
@@ -20,6 +21,10 @@ T5X = {
     "gpt1/base": 116_534_784, "decoder/large": 341_231_104, "decoder/xl": 1_223_527_424, "decoder/xxl": 4_762_310_656,
 }  # fmt: skip
 QUOTED = {"mt5/small": 300.2e6, "mt5/base": 582.4e6, "byt5/base": 581.7e6}
+GEMMAS = {  # sizes that the papers have; tiny is ours
+    "gemma2": ("2b", "9b", "27b"), "gemma3": ("270m", "1b", "4b", "12b", "27b"), "t5gemma2": ("270m", "1b", "4b"),
+    "t5gemma": ("s", "b", "l", "ml", "xl", "2b_2b", "9b_2b", "9b_9b"),
+}  # fmt: skip
 
 
 def formula(c) -> int:
@@ -27,15 +32,35 @@ def formula(c) -> int:
     tables = c.vocab_size * c.emb_dim * (1 if c.logits_via_embedding else 2)
     if isinstance(c, LstmConfig):
         return tables + 4 * c.hidden_dim * (c.emb_dim + c.hidden_dim + 1) + c.hidden_dim * c.emb_dim
+    encoder = c.num_encoder_layers * layer(c.encoder_shape, 2) + per_stack(c.encoder_shape)
+    decoder = c.num_decoder_layers * layer(c, 2) + per_stack(c)
+    if c.has_encoder and not c.merged_attention:  # cross-attention, whose keys and values have the encoder's width
+        kv = 2 * c.kv_heads * c.head_dim
+        decoder += c.num_decoder_layers * (attention(c) + (c.encoder_shape.emb_dim - c.emb_dim) * kv + norms(c))
+    tables += 0 if c.share_embeddings else c.vocab_size * c.encoder_shape.emb_dim
+    tables += c.max_positions * c.emb_dim if c.positions == "learned" else 0
+    return tables + (encoder if c.has_encoder and not c.share_stacks else 0) + (decoder if c.has_decoder else 0)
+
+
+def attention(c) -> int:
     heads, bias = 2 * (c.num_heads + c.kv_heads) * c.head_dim, 1 if c.use_bias else 0
-    attention = c.emb_dim * heads + bias * (heads - c.num_heads * c.head_dim + c.emb_dim)
-    mlp = (len(c.mlp_activations) + 1) * c.emb_dim * c.mlp_dim + bias * (len(c.mlp_activations) * c.mlp_dim + c.emb_dim)
-    norm = c.emb_dim * (2 if c.norm == "layer" else 1)
-    per_stack = (norm if c.norm_position == "pre" else 0) + (32 * c.num_heads if c.positions == "relative" else 0)
-    layer, cross = attention + mlp + 2 * norm, attention + norm
-    encoder = 0 if c.share_stacks or not c.has_encoder else c.num_encoder_layers * layer + per_stack
-    decoder = c.num_decoder_layers * (layer + (cross if c.has_encoder else 0)) + per_stack if c.has_decoder else 0
-    return tables + encoder + decoder + (c.max_positions * c.emb_dim if c.positions == "learned" else 0)
+    return c.emb_dim * heads + bias * (heads - c.num_heads * c.head_dim + c.emb_dim) + (2 * c.head_dim if c.qk_norm else 0)
+
+
+def norms(c) -> int:
+    """Norms of a sub-layer."""
+    return c.emb_dim * (2 if c.norm == "layer" else 1) * (2 if c.norm_position == "both" else 1)
+
+
+def layer(c, sublayers: int) -> int:
+    gates, bias = len(c.mlp_activations), 1 if c.use_bias else 0
+    mlp = (gates + 1) * c.emb_dim * c.mlp_dim + bias * (gates * c.mlp_dim + c.emb_dim)
+    return attention(c) + mlp + sublayers * norms(c)
+
+
+def per_stack(c) -> int:
+    final_norm = 0 if c.norm_position == "post" else c.emb_dim * (2 if c.norm == "layer" else 1)
+    return final_norm + (32 * c.num_heads if c.positions == "relative" else 0)
 
 
 def test_all_presets_are_there():
@@ -46,6 +71,7 @@ def test_all_presets_are_there():
             "shared_stacks", "half_layers", "causal_decoder", "prefix_decoder", "encoder", "rotary_decoder", "gpt1", "lstm"
         )
     }  # fmt: skip
+    families |= {name: ["tiny", *sizes] for name, sizes in GEMMAS.items()}
     families["t5_1_0"] = ["tiny", "small", "base", "large", "3b", "11b"]
     assert {str(pathlib.Path(preset).with_suffix("").relative_to("models")) for preset in PRESETS} >= {
         f"{family}/{size}" for family, sizes in families.items() for size in sizes
@@ -64,6 +90,26 @@ def test_parameter_count(preset):
         assert model.num_parameters == pytest.approx(QUOTED[name], rel=1e-3)
     header = (PACKAGE_GIN / preset).read_text().splitlines()[0]
     assert f"{model.num_parameters:,} parameters" in header
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", GEMMAS)
+def test_gemmas_have_as_many_parameters_as_in_transformers(family):
+    """Counts parameters without memory for them. transformers' vision tower and its projector do not count."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    for size in GEMMAS[family]:
+        model = Model(GinConfig([f"models/{family}/{size}.gin"]).model())
+        settings = find_family(model.config.network)[1]
+        kind = transformers.AutoModelForSeq2SeqLM if family.startswith("t5") else transformers.AutoModelForCausalLM
+        with torch.device("meta"):
+            theirs = kind.from_config(transformers.AutoConfig.for_model(**settings))
+        theirs.tie_weights()
+        counted = {
+            parameter: parameter.numel()
+            for name, parameter in theirs.named_parameters()
+            if not any(part in name for part in ("vision", "multi_modal", "eoi_embedding"))
+        }
+        assert sum(counted.values()) == model.num_parameters, size
 
 
 def test_the_studys_models():

@@ -4,6 +4,7 @@ Axis letters: B batch, T query length, S key length, D embed, N heads, K heads o
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 from flax import nnx
@@ -13,7 +14,7 @@ from t5x_lab.networks.cache import KeyValues
 from t5x_lab.networks.config import TransformerShape
 from t5x_lab.networks.layers import Projection, RMSNorm, kernel, normal
 from t5x_lab.networks.rotary import Rotation
-from t5x_lab.ops.attention import dot_product_attention
+from t5x_lab.ops.attention import dot_product_attention, merged_attention
 from t5x_lab.ops.biases import DiagonalBias
 from t5x_lab.ops.masks import Mask
 
@@ -69,21 +70,23 @@ class MultiHeadAttention(nnx.Module):
         mask: Mask,
         bias: DiagonalBias | None = None,
         rotation: Rotation | None = None,
+        memory: tuple[KeyValues, Mask] | None = None,
         dropout_key: jax.Array | None = None,
     ) -> jax.Array:
+        """Returns the output [B, T, D]. Queries attend to `keys_values`, and to those of `memory` in the same softmax."""
         query_BTNH = self.query_norm(self.query(x_BTD)) if self.qk_norm else self.query(x_BTD)
         query_BTNH = query_BTNH * self.query_scale
         query_BTNH = query_BTNH if rotation is None else rotation(query_BTNH)
-        attended_BTNH = dot_product_attention(
-            self._shard_and_name(query_BTNH, "heads"),
-            keys_values.key.astype(x_BTD.dtype),
-            keys_values.value.astype(x_BTD.dtype),
-            mask=mask,
-            bias=bias,
-            dropout_rate=self.dropout_rate,
-            dropout_key=dropout_key,
-            logit_cap=self.logit_cap,
-        )
+        query_BTNH = self._shard_and_name(query_BTNH, "heads")
+        options: dict[str, Any] = dict(dropout_rate=self.dropout_rate, dropout_key=dropout_key, logit_cap=self.logit_cap)
+        as_input = lambda x: x.astype(x_BTD.dtype)
+        key, value = as_input(keys_values.key), as_input(keys_values.value)
+        if memory is None:
+            attended_BTNH = dot_product_attention(query_BTNH, key, value, mask=mask, bias=bias, **options)
+        else:
+            others, other_mask = memory
+            sources = [(key, value, mask, bias), (as_input(others.key), as_input(others.value), other_mask, None)]
+            attended_BTNH = merged_attention(query_BTNH, sources, **options)
         # Shards the gradient by heads; sharded by length, as the output is, every device would compute all heads.
         return self.out(self.constrain(attended_BTNH, ("batch", None, "heads", None)))
 

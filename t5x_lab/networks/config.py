@@ -76,6 +76,8 @@ class TransformerShape:
       encoder: sizes of the encoder that differ from the decoder's (unbalanced stacks, Zhang et al. 2025). None = none.
       share_embeddings: encoder and decoder have one table of token embeddings. False = two; with logits_via_embedding, logits
         use the decoder's.
+      merged_attention: cross-attention is part of the decoder's self-attention: one softmax over the decoder's positions and
+        the encoder's output, whose keys and values are of the same projections, without positions (T5Gemma 2).
       mlp_activations: one activation; or two, such as ("gelu", "linear"), for a gated MLP. Names of `ACTIVATION_FUNCTIONS` or
         elementwise functions.
       logits_via_embedding: logits use the transposed embedding table.
@@ -127,6 +129,7 @@ class TransformerShape:
     share_stacks: bool = False
     encoder: EncoderShape | None = None
     share_embeddings: bool = True
+    merged_attention: bool = False
     mlp_activations: tuple[str | Callable, ...] = ("gelu", "linear")
     logits_via_embedding: bool = False
     scaling: str = "t5"
@@ -297,10 +300,15 @@ def _check_shapes(c: TransformerShape) -> None:
             f"TransformerConfig.num_kv_heads is {c.num_kv_heads}, but num_heads = {c.num_heads} is not a multiple of it. "
             "Every key and value head serves the same number of query heads."
         )
-    if c.architecture != "encoder_decoder" and (c.encoder is not None or not c.share_embeddings):
+    if c.architecture != "encoder_decoder" and (c.encoder is not None or not c.share_embeddings or c.merged_attention):
         raise UserError(
-            "TransformerConfig.encoder and share_embeddings = False are for encoder-decoders, not for architecture "
-            f'"{c.architecture}". Remove them.'
+            "TransformerConfig.encoder, merged_attention and share_embeddings = False are for encoder-decoders, not for "
+            f'architecture "{c.architecture}". Remove them.'
+        )
+    if c.merged_attention and c.encoder_shape.emb_dim != c.emb_dim:
+        raise UserError(
+            "TransformerConfig.merged_attention has the same projections for the encoder's output, but the encoder has emb_dim "
+            f"{c.encoder_shape.emb_dim} and the decoder {c.emb_dim}. Make them equal."
         )
     if c.encoder is not None:
         if c.share_stacks:

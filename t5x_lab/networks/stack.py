@@ -37,7 +37,8 @@ class Layer(nnx.Module):
         self.has_own_bias = config.positions == "relative" and config.relative_bias == "per_layer"
         if self.has_own_bias:
             self.relpos_bias = make_relative_bias(config, rngs)
-        if cross:
+        self.has_cross_attention = cross and not config.merged_attention
+        if self.has_cross_attention:
             source_dim = config.encoder_shape.emb_dim
             self.cross_attention = MultiHeadAttention(config, source_dim, constrain=constrain, rngs=rngs)
             self.cross_attention_norm = make_norm(config)
@@ -45,7 +46,7 @@ class Layer(nnx.Module):
         self.mlp_norm = make_norm(config)
         if config.norm_position == "both":
             self.self_attention_output_norm, self.mlp_output_norm = make_norm(config), make_norm(config)
-            if cross:
+            if self.has_cross_attention:
                 self.cross_attention_output_norm = make_norm(config)
 
     def __call__(
@@ -71,10 +72,14 @@ class Layer(nnx.Module):
         if self.has_own_bias:
             slots = keys_values.key.shape[1]
             bias = self.relpos_bias(slots, slots, bidirectional=has_bidirectional_bias(self.config, mask))
-        y = self.self_attention(y, keys_values, mask=mask, bias=bias, rotation=rotation, dropout_key=keys[0])
+        memory = None
+        if cross_keys_values is not None and not self.has_cross_attention:
+            assert cross_mask is not None
+            memory = cross_keys_values, cross_mask
+        y = self.self_attention(y, keys_values, mask=mask, bias=bias, rotation=rotation, memory=memory, dropout_key=keys[0])
         x = self._add_sublayer("self_attention", x, y, keys[1])
 
-        if cross_keys_values is not None:
+        if cross_keys_values is not None and self.has_cross_attention:
             assert cross_mask is not None
             y = self._sublayer_input("cross_attention", x)
             y = self.cross_attention(y, cross_keys_values, mask=cross_mask, dropout_key=keys[2])
@@ -82,6 +87,10 @@ class Layer(nnx.Module):
 
         y = self.mlp(self._sublayer_input("mlp", x), dropout_key=keys[4])
         return self._add_sublayer("mlp", x, y, keys[5]), state
+
+    def encoder_keys_values(self, encoded: jax.Array) -> KeyValues:
+        """Returns the keys and values [B, S, K, H] of the encoder's output [B, S, D]."""
+        return (self.cross_attention if self.has_cross_attention else self.self_attention).keys_values(encoded)
 
     def _sublayer_input(self, name: str, x: jax.Array) -> jax.Array:
         """Returns the input of a sub-layer."""
@@ -150,7 +159,7 @@ class Stack(nnx.Module):
                 bias=bias,
                 rotation=self._rotation(positions, kind),
                 cross_mask=cross_mask,
-                cross_keys_values=None if encoded is None else layer.cross_attention.keys_values(encoded),
+                cross_keys_values=None if encoded is None else layer.encoder_keys_values(encoded),
                 cache=None,
                 dropout_key=key,
             )
@@ -282,7 +291,7 @@ class Stack(nnx.Module):
 
     def make_cross_caches(self, encoded: jax.Array) -> tuple[Cache, ...]:
         """Returns a cache for each layer with the cross-attention keys and values of `encoded` [B, S, D]."""
-        keys_values = [layer.cross_attention.keys_values(encoded) for layer in self.unstack()]
+        keys_values = [layer.encoder_keys_values(encoded) for layer in self.unstack()]
         return tuple(self._shard(Cache.filled(layer, encoded.shape[1])) for layer in keys_values)
 
     def _shard(self, cache: Cache) -> Cache:

@@ -25,7 +25,7 @@ class Operands(NamedTuple):
     bias: DiagonalBias | None
 
 
-class Weighting(NamedTuple):
+class Masking(NamedTuple):
     """The mask, and which weights dropout keeps for all queries alike, bool [B, N, 1, S] or None = all."""
 
     mask: Mask
@@ -46,10 +46,10 @@ class Block:
         query, key, value, bias = operands
         return Operands(self.queries(query), self._keys(key), self._keys(value), bias)
 
-    def weighting(self, weighting: Weighting) -> Weighting:
-        mask, keep = weighting
+    def masking(self, masking: Masking) -> Masking:
+        mask, keep = masking
         part = mask.part(self.first_query, self.T, self.first_key, self.S)
-        return Weighting(part, None if keep is None else self._keys(keep, axis=3))
+        return Masking(part, None if keep is None else self._keys(keep, axis=3))
 
     def queries(self, x: jax.Array) -> jax.Array:
         return jax.lax.dynamic_slice_in_dim(x, self.first_query, self.T, axis=1)
@@ -79,8 +79,8 @@ class FullBlocks:
     S: int
     is_causal: bool
 
-    def pad(self, operands: Operands, weighting: Weighting) -> tuple[Operands, Weighting]:
-        return operands, weighting
+    def pad(self, operands: Operands, masking: Masking) -> tuple[Operands, Masking]:
+        return operands, masking
 
     def fold(self, step: Callable[[Any, Block], Any], carry: Any) -> Any:
         size = -(-self.T // -(-self.T // BLOCK))
@@ -120,10 +120,10 @@ class LocalBlocks:
         """Number of keys that a block reads."""
         return self.before + self.size + self.after
 
-    def pad(self, operands: Operands, weighting: Weighting) -> tuple[Operands, Weighting]:
+    def pad(self, operands: Operands, masking: Masking) -> tuple[Operands, Masking]:
         """Adds queries on the right, for blocks of equal size, and keys on both sides, to which no query attends."""
         query, key, value, bias = operands
-        mask, keep = weighting
+        mask, keep = masking
         positions = jnp.arange(self._number * self.size + self.before + self.after)[None] - self.before
         padded_mask = dataclasses.replace(
             mask,
@@ -134,13 +134,13 @@ class LocalBlocks:
             key_positions=jnp.where(positions < self.length, positions, -1),
         )
         padded = Operands(self._pad_queries(query), self._pad_keys(key), self._pad_keys(value), bias)
-        return padded, Weighting(padded_mask, self._pad_keys(keep, axis=3))
+        return padded, Masking(padded_mask, self._pad_keys(keep, axis=3))
 
     def _pad_queries(self, x: jax.Array | None) -> Any:
-        return _pad(x, 0, self._number * self.size - self.length, axis=1)
+        return pad_axis(x, 0, self._number * self.size - self.length, axis=1)
 
     def _pad_keys(self, x: jax.Array | None, axis: int = 1) -> Any:
-        return _pad(x, self.before, self._number * self.size - self.length + self.after, axis)
+        return pad_axis(x, self.before, self._number * self.size - self.length + self.after, axis)
 
     def fold(self, step: Callable[[Any, Block], Any], carry: Any) -> Any:
         block = lambda i: Block(i * self.size, i * self.size, self.size, self.width, self.before)
@@ -152,7 +152,8 @@ class LocalBlocks:
         return Operands(query[:, : self.length], key[:, keys], value[:, keys], bias)
 
 
-def _pad(x: jax.Array | None, before: int, after: int, axis: int) -> Any:
+def pad_axis(x: jax.Array | None, before: int, after: int, axis: int) -> Any:
+    """Pads an axis with zeros on both sides. None stays None."""
     return None if x is None else jnp.pad(x, [(before, after) if i == axis else (0, 0) for i in range(x.ndim)])
 
 

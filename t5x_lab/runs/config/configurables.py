@@ -26,6 +26,7 @@ from t5x_lab.evaluation.config import (
 )
 from t5x_lab.models.config import ModelConfig
 from t5x_lab.networks.adapter import Adapter
+from t5x_lab.networks.config import EncoderShape
 from t5x_lab.networks.head import ClassificationHead
 from t5x_lab.networks.layer_kinds import LayerKind
 from t5x_lab.networks.lora import Lora
@@ -83,6 +84,7 @@ CONFIGURABLES = (
     TransformerConfig,
     RotaryScaling,
     LayerKind,
+    EncoderShape,
     LstmConfig,
     Lora,
     SoftPrompt,

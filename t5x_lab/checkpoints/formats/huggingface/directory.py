@@ -8,7 +8,7 @@ from typing import Any
 
 from etils import epath
 
-from t5x_lab.checkpoints.formats.huggingface import gemma, gpt1, llama, safetensors_files, t5, t5gemma
+from t5x_lab.checkpoints.formats.huggingface import gemma, gpt1, llama, safetensors_files, t5, t5gemma, t5gemma2
 from t5x_lab.checkpoints.formats.huggingface.table import Family
 from t5x_lab.checkpoints.formats.source import Source
 from t5x_lab.checkpoints.layers import network_parts
@@ -36,8 +36,12 @@ FAMILIES: dict[str, Family] = {
     "gemma3_text": gemma.FAMILY,
     "gemma3": gemma.FAMILY,
     "t5gemma": t5gemma.FAMILY,
+    "t5gemma2": t5gemma2.FAMILY,
 }
+_ENCODER_DECODERS = (t5.FAMILY, t5gemma.FAMILY, t5gemma2.FAMILY)
+_GEMMAS = (gemma.FAMILY, t5gemma.FAMILY, t5gemma2.FAMILY)
 T5_TOKENS: Mapping[str, int | None] = {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 1}
+_TABLES_OF_T5GEMMA = ("model.decoder.embed_tokens.weight", "model.encoder.text_model.embed_tokens.weight")
 _MAX_LAYERS = 10_000
 _MAX_SIZE = 2**31 - 1  # of a dimension, whose indices are int32
 _IGNORED = (  # tensors of older versions that no model reads
@@ -117,7 +121,7 @@ def special_tokens(directory: pathlib.Path, vocab_size: int) -> dict[str, Any]:
         end = config.get("eos_token_id")
         eos_ids = tuple(i for i in (end if isinstance(end, list) else [end]) if i is not None and i < vocab_size)
         ids = {"end": eos_ids if len(eos_ids) > 1 else eos_ids[0] if eos_ids else None, "padding": padding}
-        if config.get("is_encoder_decoder", FAMILIES[config["model_type"]] in (t5.FAMILY, t5gemma.FAMILY)):
+        if config.get("is_encoder_decoder", FAMILIES[config["model_type"]] in _ENCODER_DECODERS):
             start = config.get("decoder_start_token_id")
             start = padding if start is None else int(start)
             if not 0 <= start < vocab_size:
@@ -146,7 +150,8 @@ def remarks(directory: pathlib.Path, network: TransformerConfig) -> list[str]:
             f"{directory}/generation_config.json sets {', '.join(unsupported)}, which is ignored. Generation is greedy and "
             "without penalties by default."
         )
-    if "text_config" in parse_json((directory / "config.json").read_bytes()):
+    config = parse_json((directory / "config.json").read_bytes())
+    if "text_config" in config or "text_config" in (config.get("encoder") or {}):
         notes.append(f"{directory} has a model of images and text. Its text model is read.")
     if not network.logits_via_embedding and _is_headless(safetensors_files.open_directory(directory)):
         notes.append(f"{directory} has no language-modeling head. Its embeddings are used instead.")
@@ -201,19 +206,20 @@ def _check_tied(tensors: dict[str, LazyTensor], config: TransformerConfig, direc
 
     A `headless` model was saved without its language-modeling head.
     """
-    tables = ("shared.weight", "model.embed_tokens.weight", "transformer.tokens_embed.weight")
-    head, table = tensors.get("lm_head.weight"), next((tensors[name] for name in tables if name in tensors), None)
+    tables = ("shared.weight", "model.embed_tokens.weight", "transformer.tokens_embed.weight", *_TABLES_OF_T5GEMMA)
+    name = "lm_head.out_proj.weight" if any(table in tensors for table in _TABLES_OF_T5GEMMA) else "lm_head.weight"
+    head, table = tensors.get(name), next((tensors[name] for name in tables if name in tensors), None)
     if not config.logits_via_embedding and head is None and table is not None:
-        if "model.embed_tokens.weight" in tensors and not headless:  # a T5 without one is tied in `transformers` 5
-            raise UserError(f"{directory} is incomplete: lm_head.weight, which its config.json requires, is missing.")
-        tensors["lm_head.weight"] = table  # tied without T5 1.0's scaling
+        if "shared.weight" not in tensors and not headless:  # a T5 without one is tied in `transformers` 5
+            raise UserError(f"{directory} is incomplete: {name}, which its config.json requires, is missing.")
+        tensors[name] = table  # tied without T5 1.0's scaling
     elif config.logits_via_embedding and head is not None and table is not None:
         if not head.equals(table):
             raise UserError(
-                f"{directory} has an output matrix (lm_head.weight), but its config.json ties logits to embeddings. Correct "
+                f"{directory} has an output matrix ({name}), but its config.json ties logits to embeddings. Correct "
                 "tie_word_embeddings or scale_decoder_outputs in it."
             )
-        del tensors["lm_head.weight"]
+        del tensors[name]
 
 
 def find_family(config: Network) -> tuple[Family, dict[str, Any]]:
@@ -224,7 +230,7 @@ def find_family(config: Network) -> tuple[Family, dict[str, Any]]:
     """
     gemma_settings = ("attention_logit_cap", "logit_cap", "scale_embeddings")
     for family in dict.fromkeys(FAMILIES.values()):
-        fits = family in (gemma.FAMILY, t5gemma.FAMILY) or not any(getattr(config, name, None) for name in gemma_settings)
+        fits = family in _GEMMAS or not any(getattr(config, name, None) for name in gemma_settings)
         hf_config = family.to_hf_config(config) if fits and isinstance(config, TransformerConfig) else None
         if hf_config:
             return family, hf_config

@@ -102,22 +102,24 @@ def _gemma_2_positions(c: TransformerConfig) -> dict[str, Any] | None:
 
 def _gemma_3_positions(c: TransformerConfig) -> dict[str, Any] | None:
     """Returns the model type and its rotary positions, None if Gemma 3 has no such layers."""
+    ropes = ropes_by_type(c)
+    has_plain = all(kind.encoder_window is None for kind in c.kinds)
+    if ropes is None or not has_plain or c.attention_logit_cap is not None or c.emb_dim % c.num_heads:
+        return None
+    return {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "rope_parameters": ropes}
+
+
+def ropes_by_type(c: TransformerConfig) -> dict[str, dict[str, Any]] | None:
+    """Returns rotary positions by type of layer; None if not all layers of a type have the same ones and the same window."""
     ropes: dict[str, dict[str, Any]] = {}
     for kind in c.kinds:
         theta, scaling = kind.rotary_settings(c.rotary_theta, c.rotary_scaling)
         rope = {"rope_theta": theta, **scaling_to_hf(scaling)}
-        name = SLIDING if kind.window else FULL
-        is_one = ropes.setdefault(name, rope) == rope and kind.window in (None, window_of(c))
-        if not (is_one and kind.rotary and kind.encoder_window is None):
+        is_one = ropes.setdefault(SLIDING if kind.window else FULL, rope) == rope and kind.window in (None, window_of(c))
+        if not (is_one and kind.rotary):
             return None
-    if c.attention_logit_cap is not None or c.emb_dim % c.num_heads:
-        return None
     unused = {"rope_type": "default", "rope_theta": c.rotary_theta}
-    return {
-        "architectures": ["Gemma3ForCausalLM"],
-        "model_type": "gemma3_text",
-        "rope_parameters": {name: ropes.get(name, unused) for name in (FULL, SLIDING)},
-    }
+    return {name: ropes.get(name, unused) for name in (FULL, SLIDING)}
 
 
 def _from_hf_config(config: Mapping[str, Any]) -> TransformerConfig:
@@ -129,8 +131,8 @@ def _from_hf_config(config: Mapping[str, Any]) -> TransformerConfig:
     local = LayerKind(window=config.get("sliding_window", 4096))
     theta, scaling, longest = 10_000.0, None, None
     if is_gemma_3:
-        theta, scaling = _rope_of_gemma_3(config, FULL, "rope_theta", 1_000_000.0)
-        local_theta, local_scaling = _rope_of_gemma_3(config, SLIDING, "rope_local_base_freq", 10_000.0)
+        theta, scaling = rope_of_type(config, FULL, "rope_theta", 1_000_000.0)
+        local_theta, local_scaling = rope_of_type(config, SLIDING, "rope_local_base_freq", 10_000.0)
         local = LayerKind(local.window, rotary_theta=local_theta, rotary_scaling=local_scaling)
     else:
         theta, scaling = rotations(config)
@@ -176,7 +178,7 @@ def check_gemma(config: Mapping[str, Any]) -> None:
         raise UserError("config.json has bidirectional attention, which t5x_lab does not read for Gemma.")
 
 
-def _rope_of_gemma_3(config: Mapping[str, Any], kind: str, theta_name: str, theta: float) -> tuple[float, Any]:
+def rope_of_type(config: Mapping[str, Any], kind: str, theta_name: str, theta: float) -> tuple[float, Any]:
     """Returns base and scaling of rotary positions of a type of layers, also from a config.json before transformers 5."""
     by_kind = config.get("rope_parameters") or {}
     scaling = (config.get("rope_scaling") or {}) if kind == FULL else {}

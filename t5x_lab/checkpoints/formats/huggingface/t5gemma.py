@@ -123,7 +123,7 @@ def _from_hf_config(config: Mapping[str, Any]) -> TransformerConfig:
         )
     theta, scaling = rotations(decoder)
     different = {field: encoder[name] for name, field in _SIZES.items() if encoder[name] != decoder[name]}
-    scalars = {name: _scalar(stack) for name, stack in (("encoder", encoder), ("decoder", decoder))}
+    scalars = {name: scalar_of(stack) for name, stack in (("encoder", encoder), ("decoder", decoder))}
     if scalars["encoder"] != scalars["decoder"] or "head_dim" in different:
         different["query_pre_attn_scalar"] = scalars["encoder"] or float(encoder["head_dim"])
     return TransformerConfig(
@@ -159,7 +159,7 @@ def _kinds(stack: Mapping[str, Any]) -> list[LayerKind]:
     return [local if kind == SLIDING else LayerKind() for kind in types]
 
 
-def _scalar(stack: Mapping[str, Any]) -> float | None:
+def scalar_of(stack: Mapping[str, Any]) -> float | None:
     scalar = stack.get("query_pre_attn_scalar", 256)
     return None if scalar == stack["head_dim"] else float(scalar)
 

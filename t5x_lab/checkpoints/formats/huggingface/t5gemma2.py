@@ -1,0 +1,172 @@
+"""T5Gemma 2: encoder-decoders of Gemma 3's blocks with merged attention and one table of embeddings. The text model is read.
+
+transformers has no class without a vision tower. A directory that is written has the settings of a small one and no tensors of
+it, so that transformers draws them at random; texts do not use them. The end of an image has a vector of its own in
+transformers. Here it has its row of the table, and in a directory that is written no id is the end of an image.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from t5x_lab.checkpoints.formats.huggingface.gemma import check_gemma, rope_of_type, ropes_by_type
+from t5x_lab.checkpoints.formats.huggingface.layer_types import (
+    FULL,
+    SLIDING,
+    layer_types,
+    read_layer_types,
+    shortest_pattern,
+    window_of,
+)
+from t5x_lab.checkpoints.formats.huggingface.llama import head_norms, projections, sizes
+from t5x_lab.checkpoints.formats.huggingface.t5gemma import scalar_of
+from t5x_lab.checkpoints.formats.huggingface.table import Entry, Family, linear
+from t5x_lab.config.errors import UserError
+from t5x_lab.networks.layer_kinds import LayerKind
+from t5x_lab.networks.transformer import TransformerConfig
+
+_MAX_LENGTH = 131_072  # only a hint for serving
+_TABLE = "model.encoder.text_model.embed_tokens.weight"
+_STACKS = {"encoder": "model.encoder.text_model", "decoder": "model.decoder"}
+_DEFAULTS = {
+    "vocab_size": 262_208, "hidden_size": 2304, "intermediate_size": 9216, "num_attention_heads": 8, "num_key_value_heads": 4,
+    "head_dim": 256, "rms_norm_eps": 1e-6, "sliding_window": 4096, "max_position_embeddings": _MAX_LENGTH,
+    "query_pre_attn_scalar": 256, "final_logit_softcapping": None, "num_hidden_layers": 26,
+}  # fmt: skip
+_VISION = {
+    "model_type": "siglip_vision_model", "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
+    "num_attention_heads": 1, "image_size": 16, "patch_size": 4, "vision_use_head": False,
+}  # fmt: skip
+
+
+def _entries(c: TransformerConfig) -> Iterator[Entry]:
+    yield Entry(_TABLE, ("token_embedder/embedding",))
+    for stack, num_layers in (("encoder", c.num_encoder_layers), ("decoder", c.num_decoder_layers)):
+        for i in range(num_layers):
+            source, target = f"{_STACKS[stack]}.layers.{i}", f"{stack}/layers_{i}"
+            yield from projections(source, target)
+            yield from head_norms(c, source, target, less=1.0)
+            for name, sublayer in (("self_attn", "self_attention"), ("feedforward", "mlp")):
+                yield Entry(f"{source}.pre_{name}_layernorm.weight", (f"{target}/{sublayer}_norm/scale",), less=1.0)
+                yield Entry(f"{source}.post_{name}_layernorm.weight", (f"{target}/{sublayer}_output_norm/scale",), less=1.0)
+        yield Entry(f"{_STACKS[stack]}.norm.weight", (f"{stack}/final_norm/scale",), less=1.0)
+    if not c.logits_via_embedding:
+        yield linear("lm_head.out_proj", "logits_dense")
+
+
+def _name_in_text_model(name: str) -> str | None:
+    """Returns the name of a tensor in the text model; None for those of images, such as the embedding of an image's end."""
+    if name.startswith(("model.encoder.vision_tower.", "model.encoder.multi_modal_projector.")) or name.endswith(
+        "eoi_embedding"
+    ):
+        return None
+    return _TABLE if name == "model.decoder.embed_tokens.weight" else name
+
+
+def _encoder_window(window: int) -> tuple[int, int]:
+    return (window + 1) // 2 - 1, window // 2
+
+
+def _to_hf_config(c: TransformerConfig) -> dict[str, Any] | None:
+    fits = lambda kind: kind.encoder_window == (_encoder_window(kind.window) if kind.window else None)
+    is_t5gemma2 = (
+        (c.architecture, c.positions, c.norm, c.norm_position, c.scaling)
+        == ("encoder_decoder", "rotary", "rms", "both", "standard")
+        and c.mlp_activations == ("gelu", "linear")
+        and c.scale_embeddings
+        and c.merged_attention
+        and c.share_embeddings
+        and c.qk_norm is True
+        and not (c.share_stacks or c.use_bias or c.attention_logit_cap or c.encoder)
+        and all(map(fits, c.kinds))
+        and (c.query_pre_attn_scalar or 1.0) % 1 == 0
+        and c.emb_dim % c.num_heads == 0
+    )
+    ropes = ropes_by_type(c) if is_t5gemma2 else None
+    if ropes is None:
+        return None
+    stack = lambda model_type, num_layers: {
+        "model_type": model_type,
+        **sizes(c),
+        "num_hidden_layers": num_layers,
+        "query_pre_attn_scalar": round(c.query_pre_attn_scalar or c.head_dim),
+        "hidden_activation": "gelu_pytorch_tanh",
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": c.logit_cap,
+        "layer_types": layer_types(c, num_layers),
+        "sliding_window": window_of(c) or _MAX_LENGTH,
+        "max_position_embeddings": c.max_positions or _MAX_LENGTH,
+        "rms_norm_eps": c.norm_epsilon,
+        "rope_parameters": ropes,
+        "tie_word_embeddings": c.logits_via_embedding,
+        "attention_bias": False,
+    }
+    return {
+        "architectures": ["T5Gemma2ForConditionalGeneration"],
+        "model_type": "t5gemma2",
+        "is_encoder_decoder": True,
+        "tie_word_embeddings": c.logits_via_embedding,
+        "encoder": {
+            "model_type": "t5gemma2_encoder", "text_config": stack("t5gemma2_text", c.num_encoder_layers),
+            "vision_config": _VISION, "mm_tokens_per_image": 4, "eoi_token_index": c.vocab_size,
+        },
+        "decoder": stack("t5gemma2_decoder", c.num_decoder_layers),
+    }  # fmt: skip
+
+
+def _from_hf_config(config: Mapping[str, Any]) -> TransformerConfig:
+    encoder, decoder = (
+        {**_DEFAULTS, **(stack or {})} for stack in ((config.get("encoder") or {}).get("text_config"), config.get("decoder"))
+    )
+    for stack in (encoder, decoder):
+        check_gemma(stack)
+    ropes = [[_rope(stack, kind) for kind in (FULL, SLIDING)] for stack in (encoder, decoder)]
+    types = [
+        read_layer_types(stack, [SLIDING] * (stack.get("sliding_window_pattern", 6) - 1) + [FULL])
+        for stack in (encoder, decoder)
+    ]
+    shorter, longer = sorted(types, key=len)
+    differing = [name for name in _DEFAULTS if name != "num_hidden_layers" and encoder[name] != decoder[name]]
+    differing += ["layer_types"] if shorter != longer[: len(shorter)] else []
+    differing += ["rope_parameters"] if ropes[0] != ropes[1] else []
+    if differing or decoder.get("attn_logit_softcapping"):
+        raise UserError(
+            f"config.json has other values of {', '.join(differing) or 'attn_logit_softcapping'} than published T5Gemma 2 "
+            "models, whose encoder and decoder have the same and no caps. t5x_lab reads these."
+        )
+    (theta, scaling), (local_theta, local_scaling) = ropes[0]
+    window = decoder["sliding_window"]
+    local = LayerKind(window, _encoder_window(window), rotary_theta=local_theta, rotary_scaling=local_scaling)
+    return TransformerConfig(
+        architecture="encoder_decoder",
+        vocab_size=decoder["vocab_size"],
+        emb_dim=decoder["hidden_size"],
+        num_heads=decoder["num_attention_heads"],
+        num_kv_heads=decoder["num_key_value_heads"],
+        head_dim=decoder["head_dim"],
+        mlp_dim=decoder["intermediate_size"],
+        num_encoder_layers=encoder["num_hidden_layers"],
+        num_decoder_layers=decoder["num_hidden_layers"],
+        merged_attention=True,
+        mlp_activations=("gelu", "linear"),
+        logits_via_embedding=config.get("tie_word_embeddings", True),
+        scaling="standard",
+        positions="rotary",
+        rotary_theta=theta,
+        rotary_scaling=scaling,
+        max_positions=decoder["max_position_embeddings"],
+        layer_pattern=shortest_pattern([local if kind == SLIDING else LayerKind() for kind in longer]),
+        qk_norm=True,
+        query_pre_attn_scalar=scalar_of(decoder),
+        logit_cap=decoder["final_logit_softcapping"],
+        scale_embeddings=True,
+        norm_position="both",
+        norm_epsilon=decoder["rms_norm_eps"],
+    )
+
+
+def _rope(stack: Mapping[str, Any], kind: str) -> tuple[float, Any]:
+    theta_name, theta = ("rope_theta", 1_000_000.0) if kind == FULL else ("rope_local_base_freq", 10_000.0)
+    return rope_of_type(stack, kind, theta_name, theta)
+
+
+FAMILY = Family(_entries, _to_hf_config, _from_hf_config, _name_in_text_model)
