@@ -32,6 +32,7 @@ SMALL_RUNS = {
     "kill_and_resume": ("--kills=1 --source=synthetic", r"\b0 of them different"),
     "kill_infer": ("--kills=1 --lines=200", "200 examples, each once, equal to the byte"),
     "kill_processes": ("--kills=1", "tokens differ in 0 of them"),
+    "local_attention": ("--rounds=1 --window=256", r"causal, 256 +16,384 .*(?s:.*)local 524,288 bytes, global"),
     "objectives": ("--seconds=0.2 --rounds=1 --rows=8 --objectives=span_corruption", r"encoder_decoder .* [\d.]+x"),
     "prompts": (
         f"--data={SHARED} --mixture=small --scale=10000000 --draws=200 --only=cached --only='without single_device_functions'",

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import sentencepiece
 import seqio
-from helpers import architecture_of, cases, compiled, random_batch, random_params, tiny_config, tiny_model
+from helpers import architecture_of, cases, compiled, exhaustive, random_batch, random_params, tiny_config, tiny_model
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -59,7 +59,7 @@ def sequences(vocab, max_tokens):
     yield from itertools.product(others, repeat=max_tokens)
 
 
-def exhaustive(table, vocab, max_tokens, config):
+def best_of_all(table, vocab, max_tokens, config):
     """Finished texts with their scores, best first."""
     scored = []
     for tokens in sequences(vocab, max_tokens):
@@ -91,7 +91,7 @@ def test_a_wide_beam_finds_what_exhaustive_search_finds(alpha):
     tables = table_model(0, batch, vocab, max_tokens)
     tokens, scores = jax.jit(lambda: run_beams(tables, vocab, max_tokens, config))()
     for row in range(batch):
-        best = exhaustive(tables[row], vocab, max_tokens, config)
+        best = best_of_all(tables[row], vocab, max_tokens, config)
         assert len(best) == 1 + 5 + 25 + 125
         np.testing.assert_allclose(scores[row][: len(best)], [score for score, _ in best], rtol=1e-4)
         results = [tuple(t[: list(t).index(EOS) + 1]) for t in np.asarray(tokens[row][: len(best)])]
@@ -347,7 +347,7 @@ def test_scores_with_shared_inputs_equal_those_of_the_whole_sequence(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["encoder_decoder", "prefix_decoder"])
+@pytest.mark.parametrize("name", ["encoder_decoder", "prefix_decoder", *map(exhaustive, ("local", "merged"))])
 def test_a_mesh_of_devices_writes_and_scores_the_same(name):
     prompts, limits = made_up_texts(11, seed=2)
     results = []

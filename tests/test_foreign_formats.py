@@ -305,7 +305,7 @@ def their_logits(hf_model, batch):
 
 def assert_close(actual, expected, where):
     scale = np.abs(expected[where]).max()
-    assert np.abs(actual - expected)[where].max() < 1e-4 * scale, (np.abs(actual - expected)[where].max(), scale)
+    assert np.abs(actual - expected)[where].max() < 2e-5 * scale, (np.abs(actual - expected)[where].max(), scale)
 
 
 @pytest.mark.slow

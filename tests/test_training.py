@@ -49,7 +49,9 @@ def run_steps(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", ["encoder_decoder", exhaustive("prefix_decoder")])
+@pytest.mark.parametrize(
+    "architecture", ["encoder_decoder", *map(exhaustive, ("prefix_decoder", "local", "merged", "unbalanced"))]
+)
 def test_every_mesh_trains_like_one_device(architecture):
     losses, state = run_steps(MeshShape(1, 1, 1), architecture, steps=2, num_heads=8)
     presets = [GinConfig([f"meshes/{file.name}"]).mesh() for file in (ROOT / "gin" / "meshes").iterdir()]
