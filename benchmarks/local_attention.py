@@ -3,9 +3,9 @@
     python benchmarks/local_attention.py [--window=512] [--rounds=3]
     TPU_SKIP_MDS_QUERY=1 ALLOW_MULTIPLE_LIBTPU_LOAD=1 python benchmarks/local_attention.py --topology=v5e:2x2
 
-Forward and backward pass of one row with four heads, causal and in both directions. CPU-seconds are medians; temporary memory is
-that of the compiled program. With --topology programs are compiled for a TPU and not run. The cache is that of
-Gemma 3 1B's layers after prompts of each length.
+Forward and backward pass of one row with four heads, causal and in both directions. CPU-seconds are medians; temporary memory
+is that of the compiled program. With --topology programs are compiled for a TPU and not run. The cache is that of Gemma 3 1B's
+layers after prompts of each length.
 """
 
 import argparse

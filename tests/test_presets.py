@@ -102,11 +102,11 @@ def test_gemmas_have_as_many_parameters_as_in_transformers(family):
         settings = find_family(model.config.network)[1]
         kind = transformers.AutoModelForSeq2SeqLM if family.startswith("t5") else transformers.AutoModelForCausalLM
         with torch.device("meta"):
-            theirs = kind.from_config(transformers.AutoConfig.for_model(**settings))
-        theirs.tie_weights()
+            other = kind.from_config(transformers.AutoConfig.for_model(**settings))
+        other.tie_weights()
         counted = {
             parameter: parameter.numel()
-            for name, parameter in theirs.named_parameters()
+            for name, parameter in other.named_parameters()
             if not any(part in name for part in ("vision", "multi_modal", "eoi_embedding"))
         }
         assert sum(counted.values()) == model.num_parameters, size

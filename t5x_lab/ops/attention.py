@@ -89,7 +89,7 @@ def merged_attention(
 
 
 class _Weighting(NamedTuple):
-    """How weights are computed, and whether the logarithms of their sums before the division are returned."""
+    """Settings of the weights, and whether the logarithms of their sums before the division are returned."""
 
     dropout_rate: float
     logit_cap: float | None
