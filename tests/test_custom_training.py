@@ -27,7 +27,7 @@ from t5x_lab.observe.weights_and_biases import WeightsAndBiases
 from t5x_lab.optim.groups import Groups, flat_names
 from t5x_lab.optim.optimizers import Adafactor, AdamW, Sgd
 from t5x_lab.optim.schedules import LearningRate, LinearDecay
-from t5x_lab.optim.unfreezing import GradualUnfreezing
+from t5x_lab.optim.unfreezing import GradualUnfreezing, TrainFirst
 from t5x_lab.partitioning.mesh import MeshShape
 from t5x_lab.runs.config.gin_config import GinConfig
 from t5x_lab.runs.evaluate.checkpoints import evaluate_checkpoints
@@ -144,6 +144,26 @@ def test_a_block_that_thaws_takes_steps_of_adams_size():
 def test_unfreezing_needs_stacked_layers():
     with pytest.raises(UserError, match='stacked on an axis "layers". No parameter of this network has one'):
         GradualUnfreezing(AdamW(RATE), 2).make({"block_0": {"w": ("embed", "mlp")}})
+
+
+@pytest.mark.slow
+def test_some_parameters_are_trained_alone_first_and_then_all():
+    optimizer = Adafactor(RATE, min_dim_size_to_factor=4)
+    before, _, after = trained(TrainFirst(optimizer, ".*/mlp/.*", 2), steps=3)
+    last = before
+    for step, (state, _) in enumerate(after):
+        for name, now in flat_names(state.params).items():
+            moved = not np.array_equal(now, flat_names(last)[name])
+            assert moved == (step == 2 or "/mlp/" in name), (step, name)
+        last = state.params
+    _, _, ((alone, _),) = trained(optimizer, steps=1)
+    for name, x in flat_names(after[0][0].params).items():
+        if "/mlp/" in name:
+            np.testing.assert_allclose(x, flat_names(alone.params)[name], rtol=1e-5, atol=1e-6, err_msg=name)
+    with pytest.raises(UserError, match="TrainFirst.parameters is .*, which matches none of the parameters. Names are such as"):
+        trained(TrainFirst(optimizer, "nothing"), steps=1)
+    with pytest.raises(UserError, match="TrainFirst.optimizer is @Groups\\(\\), which is not supported"):
+        TrainFirst(Groups(((".*", optimizer),)), ".*")
 
 
 @pytest.mark.slow

@@ -74,6 +74,7 @@ ELSEWHERE = {  # words of a command, and where it runs
     "tasks=eai_eval": "tests/test_eai_eval.py",
     "harness  --model_dir=runs/demo": "docs/evaluation.md",
     "tickets": "tests/test_prompts_tutorial.py",
+    "gemma-2-2b": "with published weights; tests/test_restore_rules.py",
     "gs://my_bucket": "on other runners; tests/test_corpora.py",
     "my_study.gin": "tests/test_study.py",
     "study --gin_file=studies/": "for hours; tests/test_study.py plans them",

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import jax
 import numpy as np
@@ -26,8 +27,10 @@ from t5x_lab.checkpoints.sharded_arrays import to_array
 from t5x_lab.config.errors import UserError
 from t5x_lab.models.config import ModelConfig
 from t5x_lab.models.model import Model
+from t5x_lab.networks.config import EncoderShape
 from t5x_lab.optim.groups import flat_names
 from t5x_lab.partitioning.mesh import MeshShape, make_mesh
+from t5x_lab.runs.config.gin_config import GinConfig
 from t5x_lab.runs.model.sharded_model import ShardedModel
 
 pytestmark = pytest.mark.slow
@@ -152,6 +155,54 @@ def test_a_decoder_is_made_of_an_encoder_decoders(tmp_path):
     )
     table = source["decoder"]["layers"]["relpos_bias"]["rel_embedding"]
     np.testing.assert_array_equal(params["decoder"]["layers"]["relpos_bias"]["rel_embedding"], table)
+
+
+ADAPTED = "MODEL_DIR = 'x'", "TRAIN_STEPS = 1", "MIXTURE_OR_TASK_NAME = 'sotu'"
+
+
+def network_of(preset: str, **changes):
+    return dataclasses.replace(GinConfig([f"models/{preset}/tiny.gin"]).model().network, vocab_size=64, **changes)
+
+
+@pytest.mark.parametrize("decoder, adapted", [("gemma2", "t5gemma"), ("gemma3", "t5gemma2"), ("decoder", "t5_1_1")])
+def test_an_encoder_decoder_is_made_of_a_decoder(decoder, adapted, tmp_path):
+    """Every tensor, by its name: those of T5 1.1, whose logits are not tied, need another rule."""
+    place, source = saved(tmp_path, network_of(decoder, logits_via_embedding=adapted != "t5_1_1"))
+    run = GinConfig(
+        [f"models/{adapted}/tiny.gin", "objectives/prefix_lm.gin", "recipes/adapt_to_encoder_decoder.gin"], ADAPTED
+    ).run()
+    params, _ = load(place, network_of(adapted), **dataclasses.asdict(run.restore))
+    sources, names = single(source), set()
+    for name, value in single(params).items():
+        expected = name.replace("encoder_token_embedder", "token_embedder").replace("cross_attention", "self_attention")
+        expected = f"decoder{expected.removeprefix('encoder')}" if name.startswith("encoder/") else expected
+        np.testing.assert_array_equal(value, sources[expected], err_msg=name)
+        names.add(expected)
+    assert names == sources.keys()
+
+
+def test_an_encoder_decoder_is_made_of_two_decoders_of_different_sizes(tmp_path):
+    sizes = dict(emb_dim=12, num_heads=6, num_kv_heads=3, head_dim=4, mlp_dim=20)
+    _, large = saved(tmp_path / "large", network_of("gemma2", **sizes), seed=3)
+    place, small = saved(tmp_path / "small", network_of("gemma2"))
+    files = ["models/t5gemma/tiny.gin", "objectives/prefix_lm.gin", "recipes/adapt_unbalanced.gin"]
+    run = GinConfig(files, [*ADAPTED, f"ENCODER_CHECKPOINT_PATH = '{tmp_path}/large/source'"]).run()
+    network = network_of("t5gemma", encoder=EncoderShape(**sizes))
+    params, fresh = load(place, network, **dataclasses.asdict(run.restore))
+    encoder, decoder, fresh = single(large), single(small), single(fresh)
+    for name, value in single(params).items():
+        expected = decoder.get(name)
+        if name.startswith("encoder"):
+            expected = encoder[name.replace("encoder_token", "token").replace("encoder/", "decoder/")]
+        elif "cross_attention" in name:
+            expected = fresh[name]
+        np.testing.assert_array_equal(value, expected, err_msg=name)
+    is_first = {name for name in single(params) if re.fullmatch(run.optimizer.parameters, name)}
+    assert is_first == {name for name in single(params) if "cross_attention" in name}
+    with pytest.raises(UserError, match='has .* for "encoder", which no rule uses'):
+        RestoreCheckpointConfig(others={"encoder": "x"}, assignment_map=(("a", "b"),))
+    with pytest.raises(UserError, match="nowhere"):
+        load(place, network, **{**dataclasses.asdict(run.restore), "others": {"encoder": str(tmp_path / "nowhere")}})
 
 
 def test_a_directory_may_have_any_name_and_a_step_is_no_path(tmp_path):

@@ -65,6 +65,8 @@ class RestoreCheckpointConfig:
       assignment_map: rules (pattern, source). The first pattern that matches the full name of a new parameter determines the
         parameter of the checkpoint to load, where \\1 is the first group of the pattern. With the source None the parameter is
         freshly initialized. A third entry "transposed" transposes the matrix.
+      others: further checkpoints by name, {"encoder": "/path/to/run"}. The source of a rule is one of their parameters if it
+        begins with the name: "encoder:decoder/final_norm/scale".
       layers: for each stack the checkpoint's layer of each new layer, None = fresh: {"decoder": [0, 2, 4, None]}; or the number
         of first layers to load: {"decoder": 6}. Rules in `assignment_map` take precedence.
       extend: logical axes, such as ["vocab"], along which sizes may differ. Missing entries are fresh, additional ones ignored.
@@ -77,6 +79,7 @@ class RestoreCheckpointConfig:
     """
 
     assignment_map: tuple = ()
+    others: dict = dataclasses.field(default_factory=dict)
     layers: dict = dataclasses.field(default_factory=dict)
     extend: tuple = ()
     strict: bool = True
@@ -93,6 +96,12 @@ class RestoreCheckpointConfig:
             check_choice("An entry of RestoreCheckpointConfig.carry", name, ("optimizer", "step"))
         for rule in self.assignment_map:
             _check_rule(rule)
+        for name, path in self.others.items():
+            if not isinstance(path, str) or not any(str(rule[1]).startswith(f"{name}:") for rule in self.assignment_map):
+                raise UserError(
+                    f'RestoreCheckpointConfig.others has {path!r} for "{name}", which no rule uses. Values are paths, and '
+                    f'rules in assignment_map use their parameters as "{name}:PARAMETER".'
+                )
         for stack, sources in self.layers.items():
             is_list = isinstance(sources, list | tuple) and all(i is None or isinstance(i, int) for i in sources)
             if not is_list and not (type(sources) is int and sources >= 0):

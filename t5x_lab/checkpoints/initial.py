@@ -12,7 +12,7 @@ import orbax.checkpoint as ocp
 from flax import traverse_util
 
 from t5x_lab.checkpoints.config import RestoreCheckpointConfig
-from t5x_lab.checkpoints.formats.location import Location, open_source
+from t5x_lab.checkpoints.formats.location import Location, find, open_source
 from t5x_lab.checkpoints.formats.source import Source, find_owner
 from t5x_lab.checkpoints.layers import Part, unstacked_parts
 from t5x_lab.checkpoints.layout import FORMAT, check_same_parameters, named_leaves, read_info
@@ -54,7 +54,7 @@ def load_params(
             info = read_info(location.path)
             if info["format"] == FORMAT and info["parameters"].keys() >= set(fresh_names):
                 return _restore_params(location, abstract_params)
-        source = open_source(location)
+        source = _open(location, config)
         params = _load_by_rules(source, abstract_params, axes, config, fresh, fresh_names)
         source.check()
     return params
@@ -78,7 +78,7 @@ def carry_over(
     if not config.carry:
         return state
     with explain_damage(location.path):
-        source = open_source(location)
+        source = _open(location, config)
         if "optimizer" in config.carry:
             opt_state = _load_slots(source, state.opt_state, abstract_params, axes, config, fresh_names)
             state = dataclasses.replace(state, opt_state=opt_state)
@@ -89,6 +89,19 @@ def carry_over(
                 state = dataclasses.replace(state, opt_state=start_count_at(state.opt_state, state.step))
         source.check()
     return state
+
+
+def _open(location: Location, config: RestoreCheckpointConfig) -> Source:
+    """Opens a checkpoint, with the parameters of `config.others` under their prefixed names."""
+    source = open_source(location)
+    others = {name: open_source(find(path)) for name, path in config.others.items()}
+    params = {f"{name}:{parameter}": tensor for name, other in others.items() for parameter, tensor in other.params.items()}
+
+    def check() -> None:
+        for each in (source, *others.values()):
+            each.check()
+
+    return dataclasses.replace(source, params=source.params | params, check=check)
 
 
 def _restore_params(location: Location, abstract_params: Params) -> Params:

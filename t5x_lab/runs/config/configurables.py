@@ -42,7 +42,7 @@ from t5x_lab.observe.weights_and_biases import WeightsAndBiases
 from t5x_lab.optim.groups import Groups
 from t5x_lab.optim.optimizers import Adafactor, AdamW, Lion, Muon, Sgd
 from t5x_lab.optim.schedules import CosineDecay, LearningRate, LinearDecay, WarmupLinear, WarmupStableDecay
-from t5x_lab.optim.unfreezing import GradualUnfreezing
+from t5x_lab.optim.unfreezing import GradualUnfreezing, TrainFirst
 from t5x_lab.papers import data_sets as _data_sets  # noqa: F401  (registers them)
 from t5x_lab.papers.gpt1 import classification as _classification  # noqa: F401  (registers its tasks)
 from t5x_lab.papers.gpt1.probes import Acceptability, Answers, Blimp, Referents, Sentiment
@@ -112,6 +112,7 @@ CONFIGURABLES = (
     Sgd,
     Groups,
     GradualUnfreezing,
+    TrainFirst,
     LearningRate,
     LinearDecay,
     WarmupLinear,
