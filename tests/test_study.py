@@ -85,13 +85,13 @@ def test_cells_that_differ_in_a_condition_share_a_run_and_different_runs_have_di
     methods = Factor(name="method", values={"all": (), "some": ("TRAINABLE = '.*norm.*'",), "scratch": ()})
     pretrain = dataclasses.replace(STAGES[0], when={"method": ("all", "some")})
     tune = Stage(name="tune", factors=("method",), after=("pretrain",), when=pretrain.when, overrides=COMMON)
-    study = Study(factors=(*FACTORS[:2], methods), stages=(pretrain, tune))
+    study = Study(factors=(*FACTORS[:2], methods), stages=(pretrain, tune), exclude=({"method": "scratch"},))
     by_stage = [run.stage.name for run in make_plan(study, "s").runs.values()]
     assert (by_stage.count("pretrain"), by_stage.count("tune")) == (4, 8)
     adapt = Stage(name="adapt", after=("pretrain",), when={"method": ("some", "scratch")}, overrides=COMMON)
     tune = dataclasses.replace(tune, factors=(), after=("adapt", "pretrain"), when={})
     with pytest.raises(UserError, match="both have the name tune-causal_decoder-full_lm-seed0. Add the factor"):
-        make_plan(dataclasses.replace(study, stages=(STAGES[0], adapt, tune)), "s")
+        make_plan(dataclasses.replace(study, stages=(STAGES[0], adapt, tune), exclude=()), "s")
 
 
 def test_a_stage_with_tasks_has_a_run_for_each_and_continues_the_same_task():

@@ -25,6 +25,7 @@ from t5x_lab.evaluation.config import (
     SamplesEvaluation,
 )
 from t5x_lab.models.config import ModelConfig
+from t5x_lab.models.distillation import Teacher
 from t5x_lab.networks.adapter import Adapter
 from t5x_lab.networks.config import EncoderShape
 from t5x_lab.networks.head import ClassificationHead
@@ -81,6 +82,7 @@ CONFIGURABLES = (
     SaveCheckpointConfig,
     RestoreCheckpointConfig,
     ModelConfig,
+    Teacher,
     TransformerConfig,
     RotaryScaling,
     LayerKind,

@@ -10,6 +10,7 @@ from t5x_lab.data.config import DataConfig, stable_repr
 from t5x_lab.evaluation.config import EarlyStopping
 from t5x_lab.evaluation.evaluation import check_evaluations
 from t5x_lab.models.config import ModelConfig
+from t5x_lab.models.distillation import Teacher
 from t5x_lab.networks.network import Network
 from t5x_lab.optim.groups import optimizer_identity
 from t5x_lab.optim.optimizers import Optimizer
@@ -29,6 +30,7 @@ class RunConfig:
       model_dir: run directory.
       initial_checkpoint_path: a run or a checkpoint of any format whose parameters a new run starts from. None = fresh ones.
       restore: what a new run takes from that checkpoint.
+      teacher: model whose predictions are learned, with `distillation` in `ModelConfig.losses`. None = no distillation.
       resume: whether to continue the run in `model_dir`. False requires a `model_dir` without a run.
       seed: seed of parameters, dropout and data.
       mesh: devices along the axes `replica`, `data`, `fsdp`, `tensor`.
@@ -57,6 +59,7 @@ class RunConfig:
     train_tokens: int | None = dataclasses.field(default=None, metadata=macro("TRAIN_TOKENS"))
     initial_checkpoint_path: str | None = dataclasses.field(default=None, metadata=macro("INITIAL_CHECKPOINT_PATH"))
     restore: RestoreCheckpointConfig = RestoreCheckpointConfig()
+    teacher: Teacher | None = dataclasses.field(default=None, metadata=macro("TEACHER"))
     resume: bool = dataclasses.field(default=True, metadata=macro("RESUME"))
     seed: int = dataclasses.field(default=0, metadata=macro("SEED"))
     mesh: object = dataclasses.field(default="data=-1", metadata=macro("MESH"))
@@ -89,6 +92,11 @@ class RunConfig:
             raise UserError(
                 f"TRAIN_STEPS is {self.train_steps} and TRAIN_TOKENS is {self.train_tokens}. Set exactly one of them: the "
                 "number of the last step, or the tokens to process, padding excluded. Both count from the start of the run."
+            )
+        if self.teacher is not None and not self.model.losses:
+            raise UserError(
+                "TEACHER is set, but ModelConfig.losses is empty, so that nothing is learned from it. Add "
+                'ModelConfig.losses = {"distillation": @distillation}, or use recipes/distillation.gin.'
             )
         if not self.model_dir:
             raise UserError("MODEL_DIR is empty. Set it to the run directory.")

@@ -49,6 +49,7 @@ from t5x_lab.runs.train.summary import (
     write_run_files,
     write_run_json,
 )
+from t5x_lab.runs.train.teacher import AddTeacher, load_teacher
 from t5x_lab.training.clock import Clock
 from t5x_lab.training.hooks import Hooks, RunStart, Statistics
 from t5x_lab.training.loop import Action, Budget, Diverged, Preempted
@@ -111,7 +112,7 @@ def train(config: GinConfig) -> None:
                     job.state,
                     job.batches,
                     step,
-                    shard_batch=job.sharded.shard_batch,
+                    shard_batch=lambda batch: job.add_teacher(job.sharded.shard_batch(batch)),
                     budget=job.budget,
                     record=lambda step, metrics: recorder.step(step, job.statistics.due(step, metrics)),
                     actions=make_actions(job, recorder, saver),
@@ -135,6 +136,7 @@ class Job:
       starting_point: checkpoint or initialization that it starts from.
       batch: tasks and shapes of a batch.
       sharded: model on the mesh.
+      add_teacher: function that adds a teacher's logits to a batch on the mesh, if the run has a teacher.
       training: training step and optimizer.
       statistics: values that hooks compute inside the step.
       checkpoints: checkpoints in the run directory.
@@ -150,6 +152,7 @@ class Job:
     starting_point: StartingPoint
     batch: ResolvedBatch
     sharded: ShardedModel
+    add_teacher: AddTeacher
     training: Training
     statistics: Statistics
     checkpoints: Checkpoints
@@ -187,6 +190,7 @@ def prepare(config: GinConfig, stack: contextlib.ExitStack) -> Job:
     content = fingerprint_content(run.data, tasks)
     documents = count_documents(tasks, run, start)
     sharded = ShardedModel(run.model, run.mesh_shape, rules=run.sharding)
+    add_teacher = load_teacher(run)
     statistics = Statistics(run.hooks)
     training = assemble_run(run, sharded, batch, statistics)
     # The value is stored with the run, because inference may run without the task.
@@ -216,8 +220,9 @@ def prepare(config: GinConfig, stack: contextlib.ExitStack) -> Job:
         write_run_files(run, config.text, sharded)
     budget = make_budget(run, batch.lengths, read_counter(state.counters["tokens_processed"]))
     return Job(
-        run, config.text, start, batch, sharded, training, statistics, checkpoints, batches, state, budget, evaluations, changes
-    )
+        run, config.text, start, batch, sharded, add_teacher, training, statistics, checkpoints, batches, state, budget,
+        evaluations, changes,
+    )  # fmt: skip
 
 
 def _check_changes(run: RunConfig, start: StartingPoint, config: str, content: Content) -> list[str]:
