@@ -1,5 +1,6 @@
 """T5X's and Hugging Face's checkpoints, read and written: numbers, logits, generated tokens, and files one should not trust."""
 
+import dataclasses
 import json
 import math
 import os
@@ -364,6 +365,35 @@ def test_logits_and_greedy_tokens_equal_transformers_in_both_directions(kind, tm
     for a, b in zip(logits.reshape(2, -1).tolist(), generated.tolist(), strict=True):
         a, b = ([t for t in row[: (row.index(1) if 1 in row else len(row))]] for row in (a, b))
         assert a == b
+
+
+def test_a_t5gemma_2_that_transformers_made_is_read(tmp_path):
+    """Its names of tensors are those without "text_model", and its ids those of its classes."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    settings = huggingface.find_family(network("t5gemma2"))[1]
+    torch.manual_seed(0)
+    model = transformers.T5Gemma2ForConditionalGeneration(transformers.AutoConfig.for_model(**settings)).eval()
+    model.save_pretrained(tmp_path)
+    read = Model(ModelConfig(dataclasses.replace(huggingface.read_config(tmp_path)[1], dtype="float32")))
+    sharded = sharded_model(read.config.network)
+    params = load_params(find(str(tmp_path)), sharded.abstract_params, sharded.model.axes)
+    batch = batches(read)
+    where = batch["decoder_target_tokens"] > 0
+    assert_close(np.asarray(jax.jit(read.logits)(params, batch)), their_logits(model, batch), where)
+    assert huggingface.special_tokens(tmp_path, 64) == {"start": 2, "end": 1, "padding": 0}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(layer_pattern=(LayerKind(window=3), LayerKind())), dict(share_embeddings=False), dict(merged_attention=True),
+        dict(share_embeddings=False, encoder=EncoderShape(emb_dim=24, num_heads=6)),
+    ],
+)  # fmt: skip
+def test_what_a_class_of_transformers_lacks_is_not_written_as_it(changes):
+    for kind in ("t5_1_1", "gpt1") if "layer_pattern" in changes else ("t5_1_1",):
+        with pytest.raises(UserError, match="transformers has no class for this network"):
+            huggingface.find_family(dataclasses.replace(network(kind), **changes))
 
 
 def test_safetensors_files_are_the_librarys(tmp_path):

@@ -94,7 +94,7 @@ def carry_over(
 def _open(location: Location, config: RestoreCheckpointConfig) -> Source:
     """Opens a checkpoint, with the parameters of `config.others` under their prefixed names."""
     source = open_source(location)
-    others = {name: open_source(find(path)) for name, path in config.others.items()}
+    others = {name: open_source(find(path, weights=config.weights)) for name, path in config.others.items()}
     params = {f"{name}:{parameter}": tensor for name, other in others.items() for parameter, tensor in other.params.items()}
 
     def check() -> None:

@@ -91,6 +91,12 @@ class TrainFirst:
     def __post_init__(self):
         check_types(self)
         check_positive(self, "steps")
+        try:
+            re.compile(self.parameters)
+        except re.error as error:
+            raise UserError(
+                f'TrainFirst.parameters is "{self.parameters}", which is no regular expression: {error}.'
+            ) from error
         if hasattr(self.optimizer, "is_trained"):
             raise UserError(
                 "TrainFirst.optimizer is @Groups(), which is not supported. Use @TrainFirst() as the optimizer of a group in "

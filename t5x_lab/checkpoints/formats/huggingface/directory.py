@@ -116,6 +116,9 @@ def special_tokens(directory: pathlib.Path, vocab_size: int) -> dict[str, Any]:
     config = parse_json((directory / "config.json").read_bytes())
     try:
         config |= {name: value for name, value in _generation(directory).items() if value is not None}
+        is_gemma = FAMILIES[config["model_type"]] in _GEMMAS
+        if is_gemma:  # ids of the decoder's configuration are those of its class where they are missing
+            config = {"bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0, **(config.get("decoder") or {}), **config}
         first = lambda ids: ids[0] if isinstance(ids, list) else ids
         padding = max(first(config.get("pad_token_id")) or 0, 0)  # some files have -1 for none
         end = config.get("eos_token_id")
@@ -123,7 +126,7 @@ def special_tokens(directory: pathlib.Path, vocab_size: int) -> dict[str, Any]:
         ids = {"end": eos_ids if len(eos_ids) > 1 else eos_ids[0] if eos_ids else None, "padding": padding}
         if config.get("is_encoder_decoder", FAMILIES[config["model_type"]] in _ENCODER_DECODERS):
             start = config.get("decoder_start_token_id")
-            start = padding if start is None else int(start)
+            start = (config["bos_token_id"] if is_gemma else padding) if start is None else int(start)
             if not 0 <= start < vocab_size:
                 raise UserError(
                     f"{directory} has decoder_start_token_id {start}, but only {vocab_size} ids. Correct its config.json."
@@ -279,8 +282,14 @@ def write(
         directory, {entry.name: entry.export(tensors).cast(stored_dtype) for entry in family.entries(config)}
     )
     if hf_config.get("is_encoder_decoder"):
+        ids = dict(tokens)
+        for stack in (hf_config.get("encoder"), hf_config.get("decoder")):
+            if stack is not None:  # where T5Gemma's classes read them
+                stack.update(ids)
+                stack.get("text_config", {}).update(ids)
         tokens = {**tokens, "decoder_start_token_id": tokens["bos_token_id"]}
-        del tokens["bos_token_id"]
+        if "decoder" not in hf_config:
+            del tokens["bos_token_id"]
     (directory / "config.json").write_text(json.dumps({**hf_config, **tokens, "dtype": dtype}, indent=1) + "\n")
     (directory / "generation_config.json").write_text(json.dumps(tokens, indent=1) + "\n")
     return [*files, "config.json", "generation_config.json"]

@@ -67,6 +67,7 @@ def _to_hf_config(c: TransformerConfig) -> dict[str, Any] | None:
         and c.mlp_activations == ("gelu", "linear")
         and c.scale_embeddings
         and not c.use_bias
+        and c.emb_dim % c.num_heads == 0  # required by transformers
         and (c.query_pre_attn_scalar or 1.0) % 1 == 0  # transformers wants a whole number
     )
     if not is_gemma or c.qk_norm not in (True, False):
@@ -104,7 +105,7 @@ def _gemma_3_positions(c: TransformerConfig) -> dict[str, Any] | None:
     """Returns the model type and its rotary positions, None if Gemma 3 has no such layers."""
     ropes = ropes_by_type(c)
     has_plain = all(kind.encoder_window is None for kind in c.kinds)
-    if ropes is None or not has_plain or c.attention_logit_cap is not None or c.emb_dim % c.num_heads:
+    if ropes is None or not has_plain or c.attention_logit_cap is not None:
         return None
     return {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "rope_parameters": ropes}
 

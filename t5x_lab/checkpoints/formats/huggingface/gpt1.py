@@ -35,7 +35,7 @@ def _to_hf_config(c: TransformerConfig) -> dict[str, Any] | None:
         == ("causal_decoder", "learned", "layer", "post", "standard")
         and c.mlp_activations == ("gelu",)
         and c.use_bias is True
-        and not c.qk_norm
+        and not (c.qk_norm or c.layer_pattern)
         and (c.kv_heads, c.num_heads * c.head_dim, c.mlp_dim) == (c.num_heads, c.emb_dim, 4 * c.emb_dim)
     )
     if not is_gpt:

@@ -47,7 +47,8 @@ def _to_hf_config(c: TransformerConfig) -> dict[str, Any] | None:
         (c.architecture, c.positions, c.norm, c.norm_position, c.scaling) == ("encoder_decoder", "relative", "rms", "pre", "t5")
         and activation
         and c.kv_heads == c.num_heads
-        and not (c.use_bias or c.share_stacks or c.qk_norm)
+        and not (c.use_bias or c.share_stacks or c.qk_norm or c.layer_pattern or c.encoder or c.merged_attention)
+        and c.share_embeddings
     )
     if not is_t5:
         return None

@@ -75,7 +75,7 @@ def _to_hf_config(c: TransformerConfig) -> dict[str, Any] | None:
         == ("encoder_decoder", "rotary", "rms", "both", "standard")
         and c.mlp_activations == ("gelu", "linear")
         and c.scale_embeddings
-        and not (c.share_embeddings or c.share_stacks or c.use_bias or c.qk_norm)
+        and not (c.share_embeddings or c.share_stacks or c.merged_attention or c.use_bias or c.qk_norm)
         and all(fits(kind) and kind.rotary and kind.rotary_theta is None for kind in c.kinds)
         and all((shape.query_pre_attn_scalar or 1.0) % 1 == 0 for shape in (c, c.encoder_shape))
         and all(shape.emb_dim % shape.num_heads == 0 for shape in (c, c.encoder_shape))

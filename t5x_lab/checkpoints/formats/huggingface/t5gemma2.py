@@ -5,6 +5,7 @@ it, so that transformers draws them at random; texts do not use them. The end of
 transformers. Here it has its row of the table, and in a directory that is written no id is the end of an image.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -54,12 +55,17 @@ def _entries(c: TransformerConfig) -> Iterator[Entry]:
 
 
 def _name_in_text_model(name: str) -> str | None:
-    """Returns the name of a tensor in the text model; None for those of images, such as the embedding of an image's end."""
+    """Returns the name of a tensor in the text model, which transformers leaves out when it saves a model.
+
+    None for those of images, such as the embedding of an image's end.
+    """
     if name.startswith(("model.encoder.vision_tower.", "model.encoder.multi_modal_projector.")) or name.endswith(
         "eoi_embedding"
     ):
         return None
-    return _TABLE if name == "model.decoder.embed_tokens.weight" else name
+    if name == "model.decoder.embed_tokens.weight":
+        return _TABLE
+    return re.sub(r"^model\.encoder\.(embed_tokens|layers|norm)\.", r"model.encoder.text_model.\1.", name)
 
 
 def _encoder_window(window: int) -> tuple[int, int]:
