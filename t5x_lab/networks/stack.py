@@ -175,8 +175,8 @@ class Stack(nnx.Module):
     def _run_layers(self, run_layer: Callable, x: jax.Array, params: Any, keys: jax.Array | None) -> tuple[jax.Array, Any]:
         """Runs `run_layer(x, params, key, kind)`, which returns x and another result, over the layers.
 
-        In a scan the kind is an array, unless there is only one. All kinds have one traced layer, so that compile time depends
-        neither on the depth nor on the pattern.
+        In a scan the kind is an array, unless there is only one. All kinds have one traced layer, in which attention is traced
+        once for each different window, so that compile time does not depend on the depth.
         """
         saved = REMAT_POLICIES[self.config.remat_policy]
         policy = None if saved is None else jax.checkpoint_policies.save_only_these_names(*saved)
