@@ -20,6 +20,7 @@ from t5x_lab.checkpoints.formats.huggingface.llama import head_norms, projection
 from t5x_lab.checkpoints.formats.huggingface.rotary import longest_without_scaling, rotations, scaling_to_hf
 from t5x_lab.checkpoints.formats.huggingface.table import Entry, Family, linear
 from t5x_lab.config.errors import UserError
+from t5x_lab.networks.config import TransformerShape
 from t5x_lab.networks.layer_kinds import LayerKind
 from t5x_lab.networks.transformer import TransformerConfig
 
@@ -29,6 +30,14 @@ _NORMS = {
     "post_attention_layernorm": "self_attention_output_norm",
     "pre_feedforward_layernorm": "mlp_norm",
     "post_feedforward_layernorm": "mlp_output_norm",
+}
+BLOCKS: dict[str, Any] = {  # what all relatives of Gemma 2 have in common
+    "mlp_activations": ("gelu", "linear"),
+    "scaling": "standard",
+    "positions": "rotary",
+    "norm": "rms",
+    "norm_position": "both",
+    "scale_embeddings": True,
 }
 _VISION = ("model.vision_tower.", "model.multi_modal_projector.", "vision_tower.", "multi_modal_projector.")
 
@@ -61,33 +70,50 @@ def _name_in_text_model(name: str) -> str | None:
 
 
 def _to_hf_config(c: TransformerConfig) -> dict[str, Any] | None:
-    is_gemma = (
-        (c.architecture, c.positions, c.norm, c.norm_position, c.scaling)
-        == ("causal_decoder", "rotary", "rms", "both", "standard")
-        and c.mlp_activations == ("gelu", "linear")
-        and c.scale_embeddings
-        and not c.use_bias
-        and c.emb_dim % c.num_heads == 0  # required by transformers
-        and (c.query_pre_attn_scalar or 1.0) % 1 == 0  # transformers wants a whole number
-    )
+    is_gemma = c.architecture == "causal_decoder" and has_blocks(c)
     if not is_gemma or c.qk_norm not in (True, False):
         return None
     positions = _gemma_3_positions(c) if c.qk_norm else _gemma_2_positions(c)
     if positions is None:
         return None
     return {
+        **stack_to_hf(c, c.num_decoder_layers, c.longest_sequence or _MAX_LENGTH),
+        "sliding_window": window_of(c) or _MAX_LENGTH,
+        **positions,
+    }
+
+
+def has_blocks(c: TransformerShape) -> bool:
+    """Returns whether the blocks of a network are Gemma's, with sizes that transformers accepts."""
+    return (
+        all(getattr(c, name) == value for name, value in BLOCKS.items())
+        and not c.use_bias
+        and c.emb_dim % c.num_heads == 0
+        and (c.query_pre_attn_scalar or 1.0) % 1 == 0  # a whole number
+    )
+
+
+def stack_to_hf(c: TransformerShape, num_layers: int, max_length: int) -> dict[str, Any]:
+    """Returns the settings of a stack of Gemma's blocks, without its rotary positions.
+
+    Args:
+      c: sizes of the stack.
+      num_layers: number of its layers.
+      max_length: maximum length for serving, if the network has none.
+    """
+    return {
         **sizes(c),
+        "num_hidden_layers": num_layers,
         "query_pre_attn_scalar": round(c.query_pre_attn_scalar or c.head_dim),
         "hidden_activation": "gelu_pytorch_tanh",
         "attn_logit_softcapping": c.attention_logit_cap,
         "final_logit_softcapping": c.logit_cap,
-        "layer_types": layer_types(c, c.num_decoder_layers),
-        "sliding_window": window_of(c) or _MAX_LENGTH,
-        "max_position_embeddings": c.max_positions or c.longest_sequence or _MAX_LENGTH,
+        "layer_types": layer_types(c, num_layers),
+        "sliding_window": window_of(c) or max_length,
+        "max_position_embeddings": c.max_positions or max_length,
         "rms_norm_eps": c.norm_epsilon,
         "tie_word_embeddings": c.logits_via_embedding,
         "attention_bias": False,
-        **positions,
     }
 
 
@@ -149,10 +175,8 @@ def _from_hf_config(config: Mapping[str, Any]) -> TransformerConfig:
         head_dim=head_dim,
         mlp_dim=config.get("intermediate_size", 9216),
         num_decoder_layers=config.get("num_hidden_layers", 26),
-        mlp_activations=("gelu", "linear"),
+        **BLOCKS,
         logits_via_embedding=config.get("tie_word_embeddings", True),
-        scaling="standard",
-        positions="rotary",
         rotary_theta=theta,
         rotary_scaling=scaling,
         max_positions=config.get("max_position_embeddings", 131_072 if is_gemma_3 else _MAX_LENGTH),
@@ -161,9 +185,7 @@ def _from_hf_config(config: Mapping[str, Any]) -> TransformerConfig:
         query_pre_attn_scalar=None if scalar == head_dim else float(scalar),
         attention_logit_cap=cap("attn_logit_softcapping", 50.0),
         logit_cap=cap("final_logit_softcapping", 30.0),
-        scale_embeddings=True,
         longest_sequence=longest,
-        norm_position="both",
         norm_epsilon=config.get("rms_norm_eps", 1e-6),
     )
 

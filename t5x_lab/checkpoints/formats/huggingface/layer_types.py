@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from t5x_lab.networks.config import TransformerShape
 from t5x_lab.networks.layer_kinds import LayerKind
 from t5x_lab.networks.transformer import TransformerConfig
 
@@ -17,11 +18,11 @@ def shortest_pattern(kinds: Sequence[LayerKind]) -> tuple[LayerKind, ...]:
     return () if pattern == (LayerKind(),) else pattern
 
 
-def layer_types(c: TransformerConfig, num_layers: int) -> list[str]:
+def layer_types(c: TransformerShape, num_layers: int) -> list[str]:
     return [SLIDING if c.kinds[kind].window else FULL for kind in c.kinds_of_layers(num_layers)]
 
 
-def window_of(c: TransformerConfig) -> int | None:
+def window_of(c: TransformerShape) -> int | None:
     """Returns the window of the local layers; None if there are none."""
     return next((kind.window for kind in c.kinds if kind.window), None)
 

@@ -19,6 +19,7 @@ from t5x_lab.checkpoints.formats.huggingface.layer_types import (
 from t5x_lab.checkpoints.formats.huggingface.rotary import MAX_LENGTH, longest_without_scaling, rotations, scaling_to_hf
 from t5x_lab.checkpoints.formats.huggingface.table import Entry, Family, linear
 from t5x_lab.config.errors import UserError
+from t5x_lab.networks.config import TransformerShape
 from t5x_lab.networks.layer_kinds import LayerKind
 from t5x_lab.networks.transformer import TransformerConfig
 
@@ -36,7 +37,7 @@ def projections(source: str, target: str) -> Iterator[Entry]:
         yield linear(f"{source}.mlp.{name}_proj", f"{target}/mlp/{projection}")
 
 
-def sizes(c: TransformerConfig) -> dict[str, int]:
+def sizes(c: TransformerShape) -> dict[str, int]:
     """Returns the sizes in config.json, with the names of Llama and Gemma 2."""
     return {
         "vocab_size": c.vocab_size,

@@ -3,15 +3,15 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from t5x_lab.checkpoints.formats.huggingface.gemma import check_gemma
+from t5x_lab.checkpoints.formats.huggingface.gemma import BLOCKS, check_gemma, has_blocks, stack_to_hf
 from t5x_lab.checkpoints.formats.huggingface.layer_types import (
+    FULL,
     SLIDING,
-    layer_types,
     read_layer_types,
     shortest_pattern,
     window_of,
 )
-from t5x_lab.checkpoints.formats.huggingface.llama import projections, sizes
+from t5x_lab.checkpoints.formats.huggingface.llama import projections
 from t5x_lab.checkpoints.formats.huggingface.rotary import longest_without_scaling, rotations, scaling_to_hf
 from t5x_lab.checkpoints.formats.huggingface.table import Entry, Family, linear
 from t5x_lab.config.errors import UserError
@@ -71,32 +71,16 @@ def _to_hf_config(c: TransformerConfig) -> dict[str, Any] | None:
     window = window_of(c)
     fits = lambda kind: kind.window in (None, window) and kind.encoder_window == (kind.window and (kind.window,) * 2)
     is_t5gemma = (
-        (c.architecture, c.positions, c.norm, c.norm_position, c.scaling)
-        == ("encoder_decoder", "rotary", "rms", "both", "standard")
-        and c.mlp_activations == ("gelu", "linear")
-        and c.scale_embeddings
-        and not (c.share_embeddings or c.share_stacks or c.merged_attention or c.use_bias or c.qk_norm)
+        c.architecture == "encoder_decoder"
+        and has_blocks(c)
+        and has_blocks(c.encoder_shape)
+        and not (c.share_embeddings or c.share_stacks or c.merged_attention or c.qk_norm)
         and all(fits(kind) and kind.rotary and kind.rotary_theta is None for kind in c.kinds)
-        and all((shape.query_pre_attn_scalar or 1.0) % 1 == 0 for shape in (c, c.encoder_shape))
-        and all(shape.emb_dim % shape.num_heads == 0 for shape in (c, c.encoder_shape))
     )
     if not is_t5gemma:
         return None
-    stack = lambda shape, num_layers: {
-        **sizes(shape),
-        "num_hidden_layers": num_layers,
-        "query_pre_attn_scalar": round(shape.query_pre_attn_scalar or shape.head_dim),
-        "hidden_activation": "gelu_pytorch_tanh",
-        "attn_logit_softcapping": c.attention_logit_cap,
-        "final_logit_softcapping": c.logit_cap,
-        "layer_types": layer_types(c, num_layers),
-        "sliding_window": window or _MAX_LENGTH,
-        "max_position_embeddings": c.max_positions or _MAX_LENGTH,
-        "rms_norm_eps": c.norm_epsilon,
-        "rope_parameters": {"rope_theta": c.rotary_theta, **scaling_to_hf(c.rotary_scaling)},
-        "tie_word_embeddings": c.logits_via_embedding,
-        "attention_bias": False,
-    }
+    rope = {"rope_theta": c.rotary_theta, **scaling_to_hf(c.rotary_scaling)}
+    stack = lambda shape, num_layers: stack_to_hf(shape, num_layers, _MAX_LENGTH) | {"rope_parameters": rope}
     return {
         "architectures": ["T5GemmaForConditionalGeneration"],
         "model_type": "t5gemma",
@@ -134,10 +118,8 @@ def _from_hf_config(config: Mapping[str, Any]) -> TransformerConfig:
         num_decoder_layers=decoder.get("num_hidden_layers", 26),
         encoder=EncoderShape(**different) if different else None,
         share_embeddings=False,
-        mlp_activations=("gelu", "linear"),
+        **BLOCKS,
         logits_via_embedding=config.get("tie_word_embeddings", True),
-        scaling="standard",
-        positions="rotary",
         rotary_theta=theta,
         rotary_scaling=scaling,
         max_positions=decoder["max_position_embeddings"],
@@ -145,9 +127,7 @@ def _from_hf_config(config: Mapping[str, Any]) -> TransformerConfig:
         query_pre_attn_scalar=scalars["decoder"],
         attention_logit_cap=decoder["attn_logit_softcapping"],
         logit_cap=decoder.get("final_logit_softcapping", 30.0),
-        scale_embeddings=True,
         longest_sequence=longest_without_scaling(decoder),
-        norm_position="both",
         norm_epsilon=decoder["rms_norm_eps"],
     )
 
@@ -155,7 +135,7 @@ def _from_hf_config(config: Mapping[str, Any]) -> TransformerConfig:
 def _kinds(stack: Mapping[str, Any]) -> list[LayerKind]:
     window = stack["sliding_window"]
     local = LayerKind(window=window, encoder_window=(window, window))
-    types = read_layer_types({"num_hidden_layers": 26, **stack}, [SLIDING, "full_attention"])
+    types = read_layer_types({"num_hidden_layers": 26, **stack}, [SLIDING, FULL])
     return [local if kind == SLIDING else LayerKind() for kind in types]
 
 

@@ -9,16 +9,21 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from t5x_lab.checkpoints.formats.huggingface.gemma import check_gemma, rope_of_type, ropes_by_type
+from t5x_lab.checkpoints.formats.huggingface.gemma import (
+    BLOCKS,
+    check_gemma,
+    has_blocks,
+    rope_of_type,
+    ropes_by_type,
+    stack_to_hf,
+)
 from t5x_lab.checkpoints.formats.huggingface.layer_types import (
     FULL,
     SLIDING,
-    layer_types,
     read_layer_types,
     shortest_pattern,
-    window_of,
 )
-from t5x_lab.checkpoints.formats.huggingface.llama import head_norms, projections, sizes
+from t5x_lab.checkpoints.formats.huggingface.llama import head_norms, projections
 from t5x_lab.checkpoints.formats.huggingface.t5gemma import scalar_of
 from t5x_lab.checkpoints.formats.huggingface.table import Entry, Family, linear
 from t5x_lab.config.errors import UserError
@@ -75,37 +80,20 @@ def _encoder_window(window: int) -> tuple[int, int]:
 def _to_hf_config(c: TransformerConfig) -> dict[str, Any] | None:
     fits = lambda kind: kind.encoder_window == (_encoder_window(kind.window) if kind.window else None)
     is_t5gemma2 = (
-        (c.architecture, c.positions, c.norm, c.norm_position, c.scaling)
-        == ("encoder_decoder", "rotary", "rms", "both", "standard")
-        and c.mlp_activations == ("gelu", "linear")
-        and c.scale_embeddings
+        c.architecture == "encoder_decoder"
+        and has_blocks(c)
         and c.merged_attention
         and c.share_embeddings
         and c.qk_norm is True
-        and not (c.share_stacks or c.use_bias or c.attention_logit_cap or c.encoder)
+        and not (c.share_stacks or c.attention_logit_cap or c.encoder)
         and all(map(fits, c.kinds))
-        and (c.query_pre_attn_scalar or 1.0) % 1 == 0
-        and c.emb_dim % c.num_heads == 0
     )
     ropes = ropes_by_type(c) if is_t5gemma2 else None
     if ropes is None:
         return None
     stack = lambda model_type, num_layers: {
-        "model_type": model_type,
-        **sizes(c),
-        "num_hidden_layers": num_layers,
-        "query_pre_attn_scalar": round(c.query_pre_attn_scalar or c.head_dim),
-        "hidden_activation": "gelu_pytorch_tanh",
-        "attn_logit_softcapping": None,
-        "final_logit_softcapping": c.logit_cap,
-        "layer_types": layer_types(c, num_layers),
-        "sliding_window": window_of(c) or _MAX_LENGTH,
-        "max_position_embeddings": c.max_positions or _MAX_LENGTH,
-        "rms_norm_eps": c.norm_epsilon,
-        "rope_parameters": ropes,
-        "tie_word_embeddings": c.logits_via_embedding,
-        "attention_bias": False,
-    }
+        "model_type": model_type, **stack_to_hf(c, num_layers, _MAX_LENGTH), "rope_parameters": ropes,
+    }  # fmt: skip
     return {
         "architectures": ["T5Gemma2ForConditionalGeneration"],
         "model_type": "t5gemma2",
@@ -153,10 +141,8 @@ def _from_hf_config(config: Mapping[str, Any]) -> TransformerConfig:
         num_encoder_layers=encoder["num_hidden_layers"],
         num_decoder_layers=decoder["num_hidden_layers"],
         merged_attention=True,
-        mlp_activations=("gelu", "linear"),
+        **BLOCKS,
         logits_via_embedding=config.get("tie_word_embeddings", True),
-        scaling="standard",
-        positions="rotary",
         rotary_theta=theta,
         rotary_scaling=scaling,
         max_positions=decoder["max_position_embeddings"],
@@ -164,8 +150,6 @@ def _from_hf_config(config: Mapping[str, Any]) -> TransformerConfig:
         qk_norm=True,
         query_pre_attn_scalar=scalar_of(decoder),
         logit_cap=decoder["final_logit_softcapping"],
-        scale_embeddings=True,
-        norm_position="both",
         norm_epsilon=decoder["rms_norm_eps"],
     )
 
