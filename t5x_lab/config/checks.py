@@ -1,6 +1,7 @@
 """Checks of dataclass fields, so that an invalid value is reported with its gin name."""
 
 import dataclasses
+import re
 import types
 import typing
 from collections.abc import Callable
@@ -49,6 +50,14 @@ def check_positive(config, *fields: str) -> None:
         value = getattr(config, field)
         if value is not None and value <= 0:
             raise UserError(f"{type(config).__name__}.{field} is {value}. It must be greater than zero.")
+
+
+def check_pattern(setting: str, pattern: str) -> None:
+    """Raises a `UserError` for an invalid regular expression."""
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise UserError(f'{setting} is "{pattern}", which is not a valid regular expression: {error}.') from error
 
 
 def _options(annotation) -> tuple:

@@ -12,6 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 from flax import nnx
 from flax.traverse_util import flatten_dict
 
+from t5x_lab.config.checks import check_pattern
 from t5x_lab.config.errors import UserError, did_you_mean
 from t5x_lab.config.user_code import call_user_code
 from t5x_lab.networks.head import CLASSIFIER, find_head
@@ -105,12 +106,7 @@ def check_peft(methods: Mapping[str, PeftMethod]) -> None:
             raise UserError(f'PEFT["{name}"] is {method!r}. It must be a PEFT method, such as @Lora() or @Adapter().')
         if not name.isidentifier():
             raise UserError(f'PEFT has the name "{name}". A name consists of letters, digits and "_".')
-        try:
-            re.compile(method.modules)
-        except re.error as error:
-            raise UserError(
-                f'{type(method).__name__}.modules is "{method.modules}", which is not a valid regular expression: {error}.'
-            ) from error
+        check_pattern(f"{type(method).__name__}.modules", method.modules)
 
 
 def peft_names(params: dict, network: Network) -> frozenset[str]:

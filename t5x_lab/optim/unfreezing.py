@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from t5x_lab.config.checks import check_positive, check_types
+from t5x_lab.config.checks import check_pattern, check_positive, check_types
 from t5x_lab.config.errors import UserError
 from t5x_lab.networks.stacked import LAYERS
 from t5x_lab.optim.optimizers import Optimizer
@@ -37,11 +37,7 @@ class GradualUnfreezing:
     def __post_init__(self):
         check_types(self)
         check_positive(self, "steps")
-        if hasattr(self.optimizer, "is_trained"):
-            raise UserError(
-                "GradualUnfreezing.optimizer is @Groups(), which is not supported. Use @GradualUnfreezing() as the optimizer "
-                "of a group in Groups.groups."
-            )
+        _check_inner(self)
 
     @property
     def learning_rate(self) -> Schedule:
@@ -91,17 +87,8 @@ class TrainFirst:
     def __post_init__(self):
         check_types(self)
         check_positive(self, "steps")
-        try:
-            re.compile(self.parameters)
-        except re.error as error:
-            raise UserError(
-                f'TrainFirst.parameters is "{self.parameters}", which is no regular expression: {error}.'
-            ) from error
-        if hasattr(self.optimizer, "is_trained"):
-            raise UserError(
-                "TrainFirst.optimizer is @Groups(), which is not supported. Use @TrainFirst() as the optimizer of a group in "
-                "Groups.groups."
-            )
+        check_pattern("TrainFirst.parameters", self.parameters)
+        _check_inner(self)
 
     @property
     def learning_rate(self) -> Schedule:
@@ -126,6 +113,16 @@ class TrainFirst:
             return update if is_first["/".join(path)] else jnp.where(step >= self.steps, update, 0.0)
 
         return _with_freezing(self.optimizer.make(axes), freeze)
+
+
+def _check_inner(config: GradualUnfreezing | TrainFirst) -> None:
+    """Raises a `UserError` if the optimizer within is one of groups."""
+    name = type(config).__name__
+    if hasattr(config.optimizer, "is_trained"):
+        raise UserError(
+            f"{name}.optimizer is @Groups(), which is not supported. Use @{name}() as the optimizer of a group in "
+            "Groups.groups."
+        )
 
 
 def _with_freezing(
