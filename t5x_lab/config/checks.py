@@ -60,6 +60,14 @@ def check_pattern(setting: str, pattern: str) -> None:
         raise UserError(f'{setting} is "{pattern}", which is not a valid regular expression: {error}.') from error
 
 
+def implements(value, protocol: type) -> bool:
+    """Returns whether a value is an instance, not a class, with all members of a protocol.
+
+    Members may come from `__getattr__`, which `isinstance` ignores since Python 3.12.
+    """
+    return not isinstance(value, type) and all(hasattr(value, name) for name in _members(protocol))
+
+
 def _options(annotation) -> tuple:
     return typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
 
@@ -69,7 +77,7 @@ def _fits(value, annotation) -> bool:
         if option in (object, Any):
             return True  # checked by the class itself
         if _is_protocol(option):
-            if isinstance(value, option) and not isinstance(value, type):
+            if implements(value, option):
                 return True
             continue
         origin = typing.get_origin(option) or option
@@ -92,6 +100,11 @@ def _is_protocol(option) -> bool:
     return getattr(option, "_is_protocol", False)
 
 
+def _members(protocol: type) -> list[str]:
+    names = {**vars(protocol), **typing.get_type_hints(protocol)}
+    return sorted(name for name in names if not name.startswith("_") or name == "__call__")
+
+
 def _describe(annotation) -> str:
     return " or ".join(_describe_one(typing.get_origin(option) or option) for option in _options(annotation))
 
@@ -99,10 +112,9 @@ def _describe(annotation) -> str:
 def _describe_one(origin) -> str:
     if not _is_protocol(origin):
         return _NAMES.get(origin, f"@{origin.__name__}()")
-    members = {**vars(origin), **typing.get_type_hints(origin)}
-    public = [name for name in members if not name.startswith("_")]
+    public = [name for name in _members(origin) if name != "__call__"]
     name = origin.__name__
     article = "an" if name[0] in "AEIOU" else "a"
     if not public:
         return f"{article} {name.lower()}, which is callable. Bind an instance with parentheses: @Name()"
-    return f"{article} {name.lower()}, with {' and '.join(sorted(public))}. Bind an instance with parentheses: @Name()"
+    return f"{article} {name.lower()}, with {' and '.join(public)}. Bind an instance with parentheses: @Name()"

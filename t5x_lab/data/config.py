@@ -3,7 +3,7 @@
 import dataclasses
 import re
 from collections.abc import Callable, Iterable
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from t5x_lab.config.checks import check_positive, check_types
 from t5x_lab.config.errors import UserError, check_choice
@@ -76,7 +76,6 @@ class TextFiles:
         return ("train", "validation") if self.validation else ("train",)
 
 
-@runtime_checkable
 class NamedTasks(Protocol):
     """Tasks and mixtures that are created when a name is used, such as `t5x_lab.prompts.prompts.Prompts`."""
 

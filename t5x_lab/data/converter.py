@@ -1,10 +1,9 @@
 """Protocol of feature converters, which the library's, SeqIO's and a user's satisfy."""
 
 from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 
-@runtime_checkable
 class Converter(Protocol):
     """Converts examples to rows of model features. `seqio.EncDecFeatureConverter()` is one.
 

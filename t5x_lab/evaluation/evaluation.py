@@ -3,9 +3,9 @@
 import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
-from t5x_lab.config.checks import check_positive, check_types
+from t5x_lab.config.checks import check_positive, check_types, implements
 from t5x_lab.config.errors import UserError, check_choice
 from t5x_lab.config.macros import macro
 
@@ -34,7 +34,6 @@ class EvaluationResult:
 Evaluator = Callable[[Any], EvaluationResult | Mapping[str, Mapping[str, float | None]]]
 
 
-@runtime_checkable
 class Evaluation(Protocol):
     """An entry of EVALS. A user's class need not inherit from it.
 
@@ -133,7 +132,7 @@ def check_evaluations(evals: Sequence[Any]) -> None:
     """Raises a `UserError` for an invalid entry of EVALS, an invalid name, or two entries of the same name."""
     names: list[str] = []
     for entry in evals:
-        if isinstance(entry, type) or not isinstance(entry, Evaluation):
+        if not implements(entry, Evaluation):
             described = f"the class {entry.__name__}" if isinstance(entry, type) else repr(entry)
             raise UserError(
                 f"EVALS contains {described}. An entry is an object with a name and a function prepare(model), such as "

@@ -5,7 +5,7 @@ The normalizer is computed once per batch, so that loss and gradient do not depe
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,6 @@ from t5x_lab.networks.functional import Functional
 from t5x_lab.networks.network import Batch, Network, abstract_batch, max_length
 
 
-@runtime_checkable
 class Loss(Protocol):
     """An additional loss term, or a replacement of the cross-entropy."""
 

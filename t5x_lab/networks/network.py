@@ -5,7 +5,7 @@ Axis letters: B batch, T decoder length (encoder length for an encoder-only netw
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,6 @@ Constrain = Callable[[jax.Array, tuple[str | None, ...]], jax.Array]
 ARCHITECTURES = ("encoder_decoder", "causal_decoder", "prefix_decoder", "encoder")
 
 
-@runtime_checkable
 class Network(Protocol):
     """Describes and makes a network, such as `TransformerConfig`. `ModuleNetwork` makes a network from an NNX module class.
 

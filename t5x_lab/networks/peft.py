@@ -7,12 +7,12 @@ import dataclasses
 import functools
 import re
 from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from flax import nnx
 from flax.traverse_util import flatten_dict
 
-from t5x_lab.config.checks import check_pattern
+from t5x_lab.config.checks import check_pattern, implements
 from t5x_lab.config.errors import UserError, did_you_mean
 from t5x_lab.config.user_code import call_user_code
 from t5x_lab.networks.head import CLASSIFIER, find_head
@@ -23,7 +23,6 @@ from t5x_lab.networks.wrapper import NetworkWrapper
 LOGITS = "logits_dense"  # the projection whose kernel is read as a matrix, see `layers.output_matrix`
 
 
-@runtime_checkable
 class PeftMethod(Protocol):
     """A PEFT method, such as `Lora` and `Adapter`.
 
@@ -102,7 +101,7 @@ class PeftNetwork(NetworkWrapper):
 def check_peft(methods: Mapping[str, PeftMethod]) -> None:
     """Raises a `UserError` for a value that is not a PEFT method, an invalid name or an invalid regular expression."""
     for name, method in methods.items():
-        if isinstance(method, type) or not isinstance(method, PeftMethod):
+        if not implements(method, PeftMethod):
             raise UserError(f'PEFT["{name}"] is {method!r}. It must be a PEFT method, such as @Lora() or @Adapter().')
         if not name.isidentifier():
             raise UserError(f'PEFT has the name "{name}". A name consists of letters, digits and "_".')

@@ -9,7 +9,7 @@ import jax
 import optax
 from flax import traverse_util
 
-from t5x_lab.config.checks import check_types
+from t5x_lab.config.checks import check_types, implements
 from t5x_lab.config.errors import UserError
 from t5x_lab.optim.counts import updates
 from t5x_lab.optim.optimizers import Optimizer
@@ -44,7 +44,7 @@ class Groups:
                 re.compile(pattern)
             except (re.error, TypeError) as error:
                 raise UserError(f"Groups.groups has {pattern!r}, which is not a valid regular expression: {error}.") from error
-            if optimizer is not None and (isinstance(optimizer, type) or not isinstance(optimizer, Optimizer)):
+            if optimizer is not None and not implements(optimizer, Optimizer):
                 raise UserError(
                     f'Groups.groups has {optimizer!r} for "{pattern}". It must be an optimizer, such as @AdamW(), or None for '
                     "frozen parameters."

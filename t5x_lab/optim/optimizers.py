@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import jax
 import optax
@@ -15,7 +15,6 @@ from t5x_lab.optim.schedules import LearningRate, Schedule
 from t5x_lab.partitioning.rules import is_axes
 
 
-@runtime_checkable
 class Optimizer(Protocol):
     """Makes an optax transformation for parameters with logical axes.
 

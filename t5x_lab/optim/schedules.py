@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,6 @@ from t5x_lab.config.checks import check_positive, check_range, check_types
 from t5x_lab.config.errors import UserError, check_choice
 
 
-@runtime_checkable
 class Schedule(Protocol):
     """A learning-rate schedule: a function of the step that JAX can trace."""
 
