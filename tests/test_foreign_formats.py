@@ -383,6 +383,78 @@ def test_a_t5gemma_2_that_transformers_made_is_read(tmp_path):
     assert huggingface.special_tokens(tmp_path, 64) == {"start": 2, "end": 1, "padding": 0}
 
 
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_what_config_json_leaves_out_is_transformers_default(kind, tmp_path):
+    """Each setting is left out once, and what transformers makes of the rest is read too."""
+    transformers = pytest.importorskip("transformers")
+    settings = huggingface.find_family(network(kind))[1]
+    stacks = [(), *(path for path in (("decoder",), ("encoder",), ("encoder", "text_config")) if inner(settings, path))]
+    compared = 0
+    for path in stacks:
+        for name in inner(settings, path):
+            left_out = json.loads(json.dumps(settings))
+            del inner(left_out, path)[name]
+            try:
+                filled = transformers.AutoConfig.for_model(**left_out).to_dict()
+            except Exception:  # such a model does not exist
+                continue
+            read = []
+            for config in (left_out, filled):
+                (tmp_path / "config.json").write_text(json.dumps(config, default=str))
+                try:
+                    network_read = huggingface.read_config(tmp_path)[1]
+                    read.append(dataclasses.replace(network_read, num_kv_heads=network_read.kv_heads, dtype="float32"))
+                except UserError as error:
+                    read.append(str(error))
+            assert read[0] == read[1], (path, name)
+            compared += not isinstance(read[0], str)
+    assert compared > 5
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma2", "gemma3"])
+@pytest.mark.parametrize("rotary_type", ["linear", "dynamic", "yarn"])
+def test_rotary_positions_in_older_config_json_are_read(kind, rotary_type, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    settings = huggingface.find_family(network(kind))[1]
+    older = {name: value for name, value in settings.items() if name != "rope_parameters"}
+    older |= {"rope_theta": 5000.0, "rope_scaling": {"rope_type": rotary_type, "factor": 2.0}, "max_position_embeddings": 24}
+    older |= {"rope_local_base_freq": 77.0} if kind == "gemma3" else {}
+    filled = transformers.AutoConfig.for_model(**json.loads(json.dumps(older))).to_dict()
+    networks = []
+    for config in (older, filled):
+        (tmp_path / "config.json").write_text(json.dumps(config, default=str))
+        networks.append(dataclasses.replace(huggingface.read_config(tmp_path)[1], dtype="float32"))
+    assert networks[0] == networks[1]
+    assert networks[0].rotary_theta == 5000.0 and (networks[0].rotary_scaling or networks[0].longest_sequence == 24)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "message"),
+    [
+        ("llama", {"num_hidden_layers": 0}, "num_hidden_layers 0. It must be from 1 to 10,000"),
+        ("mistral", {"num_hidden_layers": 10**9}, "num_hidden_layers 1,000,000,000. It must be from 1 to 10,000"),
+        ("t5_1_1", {"num_layers": 10**9}, "num_layers 1,000,000,000. It must be from 1 to 10,000"),
+        (
+            "gemma2",
+            {"layer_types": ["chunked_attention"] * 5},
+            'layer_types of 5 layers, chunked_attention, .* reads "full_att',
+        ),
+        ("gemma3", {"layer_types": ["full_attention"]}, "layer_types of 1 layers, full_attention, and num_hidden_layers 8"),
+        ("gemma2", {"sliding_window": None}, 'type "sliding_attention" without a size'),
+    ],
+)
+def test_layers_that_no_model_has_are_sentences(kind, changes, message, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({**huggingface.find_family(network(kind))[1], **changes}))
+    with pytest.raises(UserError, match=message):
+        huggingface.read_config(tmp_path)
+
+
+def inner(config, path):
+    for name in path:
+        config = config.get(name, {})
+    return config
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -42,7 +42,6 @@ _ENCODER_DECODERS = (t5.FAMILY, t5gemma.FAMILY, t5gemma2.FAMILY)
 _GEMMAS = (gemma.FAMILY, t5gemma.FAMILY, t5gemma2.FAMILY)
 T5_TOKENS: Mapping[str, int | None] = {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 1}
 _TABLES_OF_T5GEMMA = ("model.decoder.embed_tokens.weight", "model.encoder.text_model.embed_tokens.weight")
-_MAX_LAYERS = 10_000
 _MAX_SIZE = 2**31 - 1  # of a dimension, whose indices are int32
 _IGNORED = (  # tensors of older versions that no model reads
     "rotary_emb.inv_freq",
@@ -96,8 +95,6 @@ def read_config(directory: pathlib.Path) -> tuple[Family, TransformerConfig]:
         network = dataclasses.replace(FAMILIES[kind].from_hf_config(config), dtype=_dtype(config, directory))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
         raise UserError(f"{path} is not a valid config.json ({type(error).__name__}: {error}).") from error
-    if network.num_encoder_layers + network.num_decoder_layers > _MAX_LAYERS:
-        raise UserError(f"{path} has more than {_MAX_LAYERS:,} layers. Do not trust this model.")
     for field in dataclasses.fields(network):
         size = getattr(network, field.name)
         if isinstance(size, int) and size > _MAX_SIZE:
@@ -252,7 +249,8 @@ def find_family(config: Network) -> tuple[Family, dict[str, Any]]:
         "per layer), causal decoders with learned positions, post-norm and biases (GPT-1), causal decoders with rotary "
         "positions, RMS norms and gated SiLU (Llama; Mistral with windows; Qwen 2 with biases of queries, keys and values; "
         "Qwen 3 with norms of queries and keys; SmolLM3 with layers of two kinds; OLMo 2 with norms of outputs), and with "
-        "gated GELU and norms before and after sub-layers (Gemma 2; Gemma 3 with norms of queries and keys)."
+        "gated GELU and norms before and after sub-layers (Gemma 2; Gemma 3 with norms of queries and keys; encoder-decoders "
+        "T5Gemma with two tables of embeddings, and T5Gemma 2 with merged attention)."
     )
 
 

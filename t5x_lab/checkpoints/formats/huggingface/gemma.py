@@ -7,14 +7,15 @@ positions of their own in local layers. Of a multimodal Gemma 3 the text model i
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from t5x_lab.checkpoints.formats.huggingface.class_defaults import with_defaults
 from t5x_lab.checkpoints.formats.huggingface.layer_types import (
     FULL,
     SLIDING,
     has_plain_windows,
     layer_types,
+    local_window,
     read_layer_types,
     shortest_pattern,
-    window_of,
 )
 from t5x_lab.checkpoints.formats.huggingface.llama import head_norms, projections, sizes, with_prefix
 from t5x_lab.checkpoints.formats.huggingface.rotary import longest_without_scaling, rotations, scaling_to_hf
@@ -78,7 +79,7 @@ def _to_hf_config(c: TransformerConfig) -> dict[str, Any] | None:
         return None
     return {
         **stack_to_hf(c, c.num_decoder_layers, c.longest_sequence or _MAX_LENGTH),
-        "sliding_window": window_of(c) or _MAX_LENGTH,
+        "sliding_window": local_window(c) or _MAX_LENGTH,
         **positions,
     }
 
@@ -109,7 +110,7 @@ def stack_to_hf(c: TransformerShape, num_layers: int, max_length: int) -> dict[s
         "attn_logit_softcapping": c.attention_logit_cap,
         "final_logit_softcapping": c.logit_cap,
         "layer_types": layer_types(c, num_layers),
-        "sliding_window": window_of(c) or max_length,
+        "sliding_window": local_window(c) or max_length,
         "max_position_embeddings": c.max_positions or max_length,
         "rms_norm_eps": c.norm_epsilon,
         "tie_word_embeddings": c.logits_via_embedding,
@@ -142,7 +143,7 @@ def ropes_by_type(c: TransformerConfig) -> dict[str, dict[str, Any]] | None:
     for kind in c.kinds:
         theta, scaling = kind.rotary_settings(c.rotary_theta, c.rotary_scaling)
         rope = {"rope_theta": theta, **scaling_to_hf(scaling)}
-        is_one = ropes.setdefault(SLIDING if kind.window else FULL, rope) == rope and kind.window in (None, window_of(c))
+        is_one = ropes.setdefault(SLIDING if kind.window else FULL, rope) == rope and kind.window in (None, local_window(c))
         if not (is_one and kind.rotary):
             return None
     unused = {"rope_type": "default", "rope_theta": c.rotary_theta}
@@ -150,49 +151,55 @@ def ropes_by_type(c: TransformerConfig) -> dict[str, dict[str, Any]] | None:
 
 
 def _from_hf_config(config: Mapping[str, Any]) -> TransformerConfig:
-    config = {**config, **(config.get("text_config") or {})}  # of a multimodal model
-    is_gemma_3 = config["model_type"] == "gemma3_text"
+    text = config.get("text_config")  # of a multimodal model
+    is_gemma_3 = config["model_type"] in ("gemma3", "gemma3_text")
+    config = with_defaults({**config, **(text or {})}, "gemma3_text" if is_gemma_3 else "gemma2")
     check_gemma(config)
-    head_dim, scalar = config.get("head_dim", 256), config.get("query_pre_attn_scalar", 256)
-    pattern = [SLIDING] * (config.get("sliding_window_pattern", 6) - 1) + [FULL] if is_gemma_3 else [SLIDING, FULL]
-    local = LayerKind(window=config.get("sliding_window", 4096))
-    theta, scaling, longest = 10_000.0, None, None
+    local, full = LayerKind(window=config["sliding_window"]), config
     if is_gemma_3:
-        theta, scaling = rope_of_type(config, FULL, "rope_theta", 1_000_000.0)
-        local_theta, local_scaling = rope_of_type(config, SLIDING, "rope_local_base_freq", 10_000.0)
+        full = settings_of_type(config, FULL)
+        local_theta, local_scaling = rotations(settings_of_type(config, SLIDING))
         local = LayerKind(local.window, rotary_theta=local_theta, rotary_scaling=local_scaling)
-    else:
-        theta, scaling = rotations(config)
-        longest = longest_without_scaling(config)
-    kinds = [local if kind == SLIDING else LayerKind() for kind in read_layer_types(config, pattern)]
-    cap = lambda name, default: config.get(name, None if is_gemma_3 else default)
+    theta, scaling = rotations(full)
+    kinds = [local if kind == SLIDING else LayerKind() for kind in read_layer_types(config, default_types(config))]
     return TransformerConfig(
         architecture="causal_decoder",
-        vocab_size=config.get("vocab_size", 262_208),
-        emb_dim=config.get("hidden_size", 2304),
-        num_heads=config.get("num_attention_heads", 8),
-        num_kv_heads=config.get("num_key_value_heads", 4),
-        head_dim=head_dim,
-        mlp_dim=config.get("intermediate_size", 9216),
-        num_decoder_layers=config.get("num_hidden_layers", 26),
+        vocab_size=config["vocab_size"],
+        emb_dim=config["hidden_size"],
+        num_heads=config["num_attention_heads"],
+        num_kv_heads=config["num_key_value_heads"],
+        head_dim=config["head_dim"],
+        mlp_dim=config["intermediate_size"],
+        num_decoder_layers=config["num_hidden_layers"],
         **BLOCKS,
-        logits_via_embedding=config.get("tie_word_embeddings", True),
+        logits_via_embedding=config["tie_word_embeddings"],
         rotary_theta=theta,
         rotary_scaling=scaling,
-        max_positions=config.get("max_position_embeddings", 131_072 if is_gemma_3 else _MAX_LENGTH),
+        max_positions=config["max_position_embeddings"],
         layer_pattern=shortest_pattern(kinds),
         qk_norm=is_gemma_3,
-        query_pre_attn_scalar=None if scalar == head_dim else float(scalar),
-        attention_logit_cap=cap("attn_logit_softcapping", 50.0),
-        logit_cap=cap("final_logit_softcapping", 30.0),
-        longest_sequence=longest,
-        norm_epsilon=config.get("rms_norm_eps", 1e-6),
+        query_pre_attn_scalar=query_scalar(config),
+        attention_logit_cap=config["attn_logit_softcapping"],
+        logit_cap=config["final_logit_softcapping"],
+        longest_sequence=longest_without_scaling(full),
+        norm_epsilon=config["rms_norm_eps"],
     )
+
+
+def default_types(config: Mapping[str, Any]) -> list[str]:
+    """Returns the types of layers that Gemma 2 or 3 has if config.json does not list them."""
+    return [SLIDING] * (config.get("sliding_window_pattern", 2) - 1) + [FULL]
+
+
+def query_scalar(config: Mapping[str, Any]) -> float | None:
+    """Returns the number whose root divides queries; None for the width of a head."""
+    scalar = config["query_pre_attn_scalar"]
+    return None if scalar == config["head_dim"] else float(scalar)
 
 
 def check_gemma(config: Mapping[str, Any]) -> None:
     """Raises a `UserError` for settings of Gemma's classes that no published model has."""
-    if config.get("hidden_activation", "gelu_pytorch_tanh") != "gelu_pytorch_tanh" or config.get("attention_bias"):
+    if config["hidden_activation"] != "gelu_pytorch_tanh" or config["attention_bias"]:
         raise UserError(
             "config.json has an activation or biases that t5x_lab does not support for Gemma. Use a model with "
             "gelu_pytorch_tanh and without biases."
@@ -201,11 +208,13 @@ def check_gemma(config: Mapping[str, Any]) -> None:
         raise UserError("config.json has bidirectional attention, which t5x_lab does not read for Gemma.")
 
 
-def rope_of_type(config: Mapping[str, Any], kind: str, theta_name: str, theta: float) -> tuple[float, Any]:
-    """Returns base and scaling of rotary positions of a type of layers, also from a config.json before transformers 5."""
-    by_kind = config.get("rope_parameters") or {}
-    scaling = (config.get("rope_scaling") or {}) if kind == FULL else {}
-    return rotations({"rope_parameters": {"rope_theta": config.get(theta_name, theta), **scaling, **by_kind.get(kind, {})}})
+def settings_of_type(config: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """Returns the settings whose rotary positions are those of Gemma 3's layers of a type, in any version of transformers."""
+    by_type = config.get("rope_parameters") or {}
+    scaling = config.get("rope_scaling") if kind == FULL else None
+    theta = config["rope_theta" if kind == FULL else "rope_local_base_freq"]
+    rope = {"rope_theta": theta, **(by_type.get(kind) or {}), **(scaling or {})}
+    return {**config, "rope_parameters": rope}
 
 
 FAMILY = Family(_entries, _to_hf_config, _from_hf_config, _name_in_text_model)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from t5x_lab.checkpoints.formats.huggingface.class_defaults import with_defaults
 from t5x_lab.checkpoints.formats.huggingface.table import Entry, Family, linear
 from t5x_lab.config.errors import UserError
 from t5x_lab.networks.transformer import TransformerConfig
@@ -56,7 +57,8 @@ def _to_hf_config(c: TransformerConfig) -> dict[str, Any] | None:
 
 
 def _from_hf_config(config: Mapping[str, Any]) -> TransformerConfig:
-    if config.get("afn", "gelu") != "gelu":
+    config = with_defaults(config, "openai-gpt")
+    if config["afn"] != "gelu":
         raise UserError(f'config.json has afn "{config["afn"]}". For GPT-1 t5x_lab supports "gelu" only.')
     return TransformerConfig(
         architecture="causal_decoder",
@@ -67,13 +69,13 @@ def _from_hf_config(config: Mapping[str, Any]) -> TransformerConfig:
         mlp_dim=4 * config["n_embd"],
         num_decoder_layers=config["n_layer"],
         mlp_activations=("gelu",),
-        logits_via_embedding=config.get("tie_word_embeddings", True),
+        logits_via_embedding=config["tie_word_embeddings"],
         scaling="standard",
         positions="learned",
-        max_positions=config.get("n_positions", 512),
+        max_positions=config["n_positions"],
         norm="layer",
         norm_position="post",
-        norm_epsilon=config.get("layer_norm_epsilon", 1e-5),
+        norm_epsilon=config["layer_norm_epsilon"],
         use_bias=True,
     )
 

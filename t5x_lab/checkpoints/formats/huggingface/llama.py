@@ -7,14 +7,15 @@ SmolLM3 layers without rotary positions. OLMo 2 has norms of the outputs of sub-
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from t5x_lab.checkpoints.formats.huggingface.class_defaults import with_defaults
 from t5x_lab.checkpoints.formats.huggingface.layer_types import (
     FULL,
     SLIDING,
     has_plain_windows,
     layer_types,
+    local_window,
     read_layer_types,
     shortest_pattern,
-    window_of,
 )
 from t5x_lab.checkpoints.formats.huggingface.rotary import MAX_LENGTH, longest_without_scaling, rotations, scaling_to_hf
 from t5x_lab.checkpoints.formats.huggingface.table import Entry, Family, linear
@@ -133,11 +134,11 @@ def _to_hf_config(c: TransformerConfig) -> dict[str, Any] | None:
 def _kinds_to_hf(c: TransformerConfig, model_type: str) -> dict[str, Any]:
     """Returns the settings of windows, and of layers without rotary positions."""
     if model_type == "mistral":
-        return {"sliding_window": window_of(c)}
+        return {"sliding_window": local_window(c)}
     settings: dict[str, Any] = {}
-    if window_of(c):
+    if local_window(c):
         types = layer_types(c, c.num_decoder_layers)
-        settings |= {"use_sliding_window": True, "sliding_window": window_of(c), "layer_types": types}
+        settings |= {"use_sliding_window": True, "sliding_window": local_window(c), "layer_types": types}
         settings |= {"max_window_layers": types.index(SLIDING)} if model_type.startswith("qwen") else {}
     if model_type == "smollm3":
         settings["no_rope_layers"] = [int(c.kinds[kind].rotary) for kind in c.kinds_of_layers(c.num_decoder_layers)]
@@ -146,54 +147,53 @@ def _kinds_to_hf(c: TransformerConfig, model_type: str) -> dict[str, Any]:
 
 def _kinds_from_hf(config: Mapping[str, Any]) -> list[LayerKind]:
     """Returns the kind of each layer."""
-    model_type, layers = config["model_type"], config["num_hidden_layers"]
-    window = config.get("sliding_window", 4096)
+    model_type, layers, window = config["model_type"], config["num_hidden_layers"], config["sliding_window"]
     if model_type == "mistral":
         return [LayerKind(window=window)] * layers
-    has_windows = model_type not in ("llama", "olmo2") and config.get("use_sliding_window") and window
+    has_windows = model_type not in ("llama", "olmo2") and config["use_sliding_window"] and window
     rotated = [True] * layers
     if model_type == "smollm3":
-        interval = config.get("no_rope_layer_interval", 4)
+        interval = config["no_rope_layer_interval"]
         rotated = list(map(bool, config.get("no_rope_layers") or [(i + 1) % interval for i in range(layers)]))
         default = [FULL if is_rotated else SLIDING for is_rotated in rotated]
     else:
-        first = config.get("max_window_layers", 28)
-        default = [FULL if i < first else SLIDING for i in range(layers)]
+        default = [FULL if i < config.get("max_window_layers", layers) else SLIDING for i in range(layers)]
     types = read_layer_types(config, default) if has_windows else [FULL] * layers
     return [LayerKind(window if kind == SLIDING else None, rotary=rotary) for kind, rotary in zip(types, rotated)]
 
 
 def _from_hf_config(config: Mapping[str, Any]) -> TransformerConfig:
-    theta, scaling = rotations(config, 2_000_000.0 if config["model_type"] == "smollm3" else 10_000.0)
-    if config.get("hidden_act", "silu") != "silu":
+    config = with_defaults(config, config["model_type"])
+    theta, scaling = rotations(config)
+    if config["hidden_act"] != "silu":
         raise UserError(
             f'config.json has hidden_act "{config["hidden_act"]}". For the relatives of Llama t5x_lab supports "silu" only.'
         )
-    attention = ("qkv", "out") if config.get("attention_bias") else ("qkv",) if config["model_type"] == "qwen2" else ()
+    attention = ("qkv", "out") if config["attention_bias"] else ("qkv",) if config["model_type"] == "qwen2" else ()
     is_olmo = config["model_type"] == "olmo2"
-    biases = (*attention, *(("mlp",) if config.get("mlp_bias") else ()))
+    biases = (*attention, *(("mlp",) if config["mlp_bias"] else ()))
     return TransformerConfig(
         architecture="causal_decoder",
         vocab_size=config["vocab_size"],
         emb_dim=config["hidden_size"],
         num_heads=config["num_attention_heads"],
-        num_kv_heads=config.get("num_key_value_heads"),
-        head_dim=config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"],
+        num_kv_heads=config["num_key_value_heads"],
+        head_dim=config["head_dim"] or config["hidden_size"] // config["num_attention_heads"],
         mlp_dim=config["intermediate_size"],
         num_decoder_layers=config["num_hidden_layers"],
         mlp_activations=("silu", "linear"),
-        logits_via_embedding=config.get("tie_word_embeddings", config["model_type"] == "smollm3"),
+        logits_via_embedding=config["tie_word_embeddings"],
         scaling="standard",
         positions="rotary",
         rotary_theta=theta,
-        max_positions=config.get("max_position_embeddings", MAX_LENGTH),
+        max_positions=config["max_position_embeddings"],
         layer_pattern=shortest_pattern(_kinds_from_hf(config)),
         qk_norm="all_heads" if is_olmo else config["model_type"] == "qwen3",
         rotary_scaling=scaling,
         use_bias=biases or False,
         longest_sequence=longest_without_scaling(config),
         norm_position="output" if is_olmo else "pre",
-        norm_epsilon=config.get("rms_norm_eps", 1e-5 if is_olmo else 1e-6),
+        norm_epsilon=config["rms_norm_eps"],
     )
 
 

@@ -72,7 +72,7 @@ def _rope(config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     return rope.get("rope_type", rope.get("type", "default")), rope
 
 
-def rotations(config: Mapping[str, Any], default_theta: float = 10_000.0) -> tuple[float, RotaryScaling | None]:
+def rotations(config: Mapping[str, Any]) -> tuple[float, RotaryScaling | None]:
     """Returns base and scaling of rotary positions.
 
     The type "dynamic" changes nothing up to the length of the original training, see `longest_without_scaling`.
@@ -84,9 +84,9 @@ def rotations(config: Mapping[str, Any], default_theta: float = 10_000.0) -> tup
             f'config.json has rotary positions of type "{kind}", or of a part of each head. t5x_lab supports the types '
             '"default", "linear", "dynamic", "llama3" and "yarn" of whole heads, without truncate = false.'
         )
-    return float(rope.get("rope_theta", config.get("rope_theta", default_theta))), _scaling_from_hf(kind, rope, config)
+    return float(rope.get("rope_theta", config["rope_theta"])), _scaling_from_hf(kind, rope, config)
 
 
 def longest_without_scaling(config: Mapping[str, Any]) -> int | None:
     """Returns the longest sequence that a network without dynamic scaling reads as the model does. None = any."""
-    return config.get("max_position_embeddings", MAX_LENGTH) if _rope(config)[0] == "dynamic" else None
+    return config["max_position_embeddings"] if _rope(config)[0] == "dynamic" else None

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from t5x_lab.checkpoints.formats.huggingface.class_defaults import with_defaults
 from t5x_lab.checkpoints.formats.huggingface.table import Entry, Family, linear
 from t5x_lab.config.errors import UserError
 from t5x_lab.networks.transformer import TransformerConfig
@@ -84,7 +85,8 @@ def _activation(activations: tuple) -> str | None:
 
 
 def _from_hf_config(config: Mapping[str, Any]) -> TransformerConfig:
-    activation = config.get("feed_forward_proj", "relu")
+    config = with_defaults(config, config["model_type"])
+    activation = config["feed_forward_proj"]
     if activation not in _GATED and activation not in _PLAIN:
         raise UserError(
             f'config.json has feed_forward_proj "{activation}", which t5x_lab does not support. Supported: '
@@ -98,13 +100,13 @@ def _from_hf_config(config: Mapping[str, Any]) -> TransformerConfig:
         head_dim=config["d_kv"],
         mlp_dim=config["d_ff"],
         num_encoder_layers=config["num_layers"],
-        num_decoder_layers=config.get("num_decoder_layers") or config["num_layers"],
+        num_decoder_layers=config["num_decoder_layers"] or config["num_layers"],
         mlp_activations=(_GATED[activation], "linear") if activation in _GATED else (_PLAIN[activation],),
         logits_via_embedding=_is_tied(config),
-        relpos_buckets=config.get("relative_attention_num_buckets", 32),
-        relpos_max_distance=config.get("relative_attention_max_distance", 128),
+        relpos_buckets=config["relative_attention_num_buckets"],
+        relpos_max_distance=config["relative_attention_max_distance"],
         relative_bias="per_layer" if config["model_type"] == "umt5" else "shared",
-        norm_epsilon=config.get("layer_norm_epsilon", 1e-6),
+        norm_epsilon=config["layer_norm_epsilon"],
     )
 
 
@@ -113,9 +115,7 @@ def _is_tied(config: Mapping[str, Any]) -> bool:
 
     transformers 5 ties all T5 models, and marks scaling separately.
     """
-    return config["model_type"] in ("t5", "umt5") and bool(
-        config.get("scale_decoder_outputs", config.get("tie_word_embeddings", True))
-    )
+    return config["model_type"] in ("t5", "umt5") and bool(config.get("scale_decoder_outputs", config["tie_word_embeddings"]))
 
 
 def _canonical_name(name: str) -> str:

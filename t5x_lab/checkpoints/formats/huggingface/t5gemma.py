@@ -1,15 +1,22 @@
 """T5Gemma: encoder-decoders of Gemma 2's blocks, with embeddings of their own in both stacks, which may differ in size."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from t5x_lab.checkpoints.formats.huggingface.gemma import BLOCKS, check_gemma, has_blocks, stack_to_hf
+from t5x_lab.checkpoints.formats.huggingface.class_defaults import with_defaults
+from t5x_lab.checkpoints.formats.huggingface.gemma import (
+    BLOCKS,
+    check_gemma,
+    default_types,
+    has_blocks,
+    query_scalar,
+    stack_to_hf,
+)
 from t5x_lab.checkpoints.formats.huggingface.layer_types import (
-    FULL,
     SLIDING,
+    local_window,
     read_layer_types,
     shortest_pattern,
-    window_of,
 )
 from t5x_lab.checkpoints.formats.huggingface.llama import projections
 from t5x_lab.checkpoints.formats.huggingface.rotary import longest_without_scaling, rotations, scaling_to_hf
@@ -29,21 +36,8 @@ _SIZES = {
     "head_dim": "head_dim",
     "intermediate_size": "mlp_dim",
 }
-_DEFAULTS = {
-    "hidden_size": 2304,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "intermediate_size": 9216,
-}
 # What the encoder and the decoder must have in common.
-_SHARED = {
-    "vocab_size": 256_000,
-    "attn_logit_softcapping": 50.0,
-    "rms_norm_eps": 1e-6,
-    "sliding_window": 4096,
-    "max_position_embeddings": _MAX_LENGTH,
-}
+_SHARED = ("vocab_size", "attn_logit_softcapping", "rms_norm_eps", "sliding_window", "max_position_embeddings")
 
 
 def _entries(c: TransformerConfig) -> Iterator[Entry]:
@@ -68,7 +62,7 @@ def _entries(c: TransformerConfig) -> Iterator[Entry]:
 
 
 def _to_hf_config(c: TransformerConfig) -> dict[str, Any] | None:
-    window = window_of(c)
+    window = local_window(c)
     fits = lambda kind: kind.window in (None, window) and kind.encoder_window == (kind.window and (kind.window,) * 2)
     is_t5gemma = (
         c.architecture == "encoder_decoder"
@@ -93,29 +87,20 @@ def _to_hf_config(c: TransformerConfig) -> dict[str, Any] | None:
 
 
 def _from_hf_config(config: Mapping[str, Any]) -> TransformerConfig:
-    encoder, decoder = ({**_SHARED, **_DEFAULTS, **(config.get(stack) or {})} for stack in ("encoder", "decoder"))
-    for stack in (encoder, decoder):
-        check_gemma(stack)
-    shorter, longer = sorted((_kinds(encoder), _kinds(decoder)), key=len)
-    differing = [name for name in _SHARED if encoder[name] != decoder[name]]
-    differing += ["layer_types"] if shorter != longer[: len(shorter)] else []
-    differing += ["rope_parameters"] if rotations(encoder) != rotations(decoder) else []
-    if differing:
-        raise UserError(
-            f"config.json has other values of {', '.join(differing)} in the encoder than in the decoder. t5x_lab reads T5Gemma "
-            "with the same ones."
-        )
+    encoder, decoder = (with_defaults(config.get(stack), "t5gemma") for stack in ("encoder", "decoder"))
+    kinds = shared_layers(encoder, decoder, _SHARED, rotations)
     theta, scaling = rotations(decoder)
     different = {field: encoder[name] for name, field in _SIZES.items() if encoder[name] != decoder[name]}
-    scalars = {name: scalar_of(stack) for name, stack in (("encoder", encoder), ("decoder", decoder))}
-    if scalars["encoder"] != scalars["decoder"] or "head_dim" in different:
-        different["query_pre_attn_scalar"] = scalars["encoder"] or float(encoder["head_dim"])
+    if query_scalar(encoder) != query_scalar(decoder) or "head_dim" in different:
+        different["query_pre_attn_scalar"] = float(encoder["query_pre_attn_scalar"])
+    window = decoder["sliding_window"]
+    local = LayerKind(window=window, encoder_window=(window, window))
     return TransformerConfig(
         architecture="encoder_decoder",
         vocab_size=decoder["vocab_size"],
         **{field: decoder[name] for name, field in _SIZES.items()},
-        num_encoder_layers=encoder.get("num_hidden_layers", 26),
-        num_decoder_layers=decoder.get("num_hidden_layers", 26),
+        num_encoder_layers=encoder["num_hidden_layers"],
+        num_decoder_layers=decoder["num_hidden_layers"],
         encoder=EncoderShape(**different) if different else None,
         share_embeddings=False,
         **BLOCKS,
@@ -123,25 +108,44 @@ def _from_hf_config(config: Mapping[str, Any]) -> TransformerConfig:
         rotary_theta=theta,
         rotary_scaling=scaling,
         max_positions=decoder["max_position_embeddings"],
-        layer_pattern=shortest_pattern(longer),
-        query_pre_attn_scalar=scalars["decoder"],
+        layer_pattern=shortest_pattern([local if kind == SLIDING else LayerKind() for kind in kinds]),
+        query_pre_attn_scalar=query_scalar(decoder),
         attention_logit_cap=decoder["attn_logit_softcapping"],
-        logit_cap=decoder.get("final_logit_softcapping", 30.0),
+        logit_cap=decoder["final_logit_softcapping"],
         longest_sequence=longest_without_scaling(decoder),
         norm_epsilon=decoder["rms_norm_eps"],
     )
 
 
-def _kinds(stack: Mapping[str, Any]) -> list[LayerKind]:
-    window = stack["sliding_window"]
-    local = LayerKind(window=window, encoder_window=(window, window))
-    types = read_layer_types({"num_hidden_layers": 26, **stack}, [SLIDING, FULL])
-    return [local if kind == SLIDING else LayerKind() for kind in types]
+def shared_layers(
+    encoder: Mapping[str, Any],
+    decoder: Mapping[str, Any],
+    settings: Iterable[str],
+    rotary: Callable[[Mapping[str, Any]], Any],
+) -> list[str]:
+    """Returns the types of the layers of the deeper stack, after a check that the two stacks have the same blocks.
 
+    Args:
+      encoder: settings of the encoder.
+      decoder: settings of the decoder.
+      settings: names of those that must be equal.
+      rotary: function that returns the rotary positions of a stack, which must be equal.
 
-def scalar_of(stack: Mapping[str, Any]) -> float | None:
-    scalar = stack.get("query_pre_attn_scalar", 256)
-    return None if scalar == stack["head_dim"] else float(scalar)
+    Raises:
+      UserError: with the names of settings that differ.
+    """
+    shorter, longer = sorted((read_layer_types(stack, default_types(stack)) for stack in (encoder, decoder)), key=len)
+    differing = [name for name in settings if encoder[name] != decoder[name]]
+    differing += ["layer_types"] if shorter != longer[: len(shorter)] else []
+    differing += ["rope_parameters"] if rotary(encoder) != rotary(decoder) else []
+    if differing:
+        raise UserError(
+            f"config.json has other values of {', '.join(differing)} in the encoder than in the decoder. t5x_lab reads models "
+            "with the same ones."
+        )
+    for stack in (encoder, decoder):
+        check_gemma(stack)
+    return longer
 
 
 FAMILY = Family(_entries, _to_hf_config, _from_hf_config, lambda name: name)

@@ -9,35 +9,37 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from t5x_lab.checkpoints.formats.huggingface.class_defaults import with_defaults
 from t5x_lab.checkpoints.formats.huggingface.gemma import (
     BLOCKS,
-    check_gemma,
     has_blocks,
-    rope_of_type,
+    query_scalar,
     ropes_by_type,
+    settings_of_type,
     stack_to_hf,
 )
 from t5x_lab.checkpoints.formats.huggingface.layer_types import (
     FULL,
     SLIDING,
-    read_layer_types,
     shortest_pattern,
 )
 from t5x_lab.checkpoints.formats.huggingface.llama import head_norms, projections
-from t5x_lab.checkpoints.formats.huggingface.t5gemma import scalar_of
+from t5x_lab.checkpoints.formats.huggingface.rotary import longest_without_scaling, rotations
+from t5x_lab.checkpoints.formats.huggingface.t5gemma import shared_layers
 from t5x_lab.checkpoints.formats.huggingface.table import Entry, Family, linear
 from t5x_lab.config.errors import UserError
 from t5x_lab.networks.layer_kinds import LayerKind
+from t5x_lab.networks.rotary import RotaryScaling
 from t5x_lab.networks.transformer import TransformerConfig
 
 _MAX_LENGTH = 131_072  # only a hint for serving
 _TABLE = "model.encoder.text_model.embed_tokens.weight"
 _STACKS = {"encoder": "model.encoder.text_model", "decoder": "model.decoder"}
-_DEFAULTS = {
-    "vocab_size": 262_208, "hidden_size": 2304, "intermediate_size": 9216, "num_attention_heads": 8, "num_key_value_heads": 4,
-    "head_dim": 256, "rms_norm_eps": 1e-6, "sliding_window": 4096, "max_position_embeddings": _MAX_LENGTH,
-    "query_pre_attn_scalar": 256, "final_logit_softcapping": None, "num_hidden_layers": 26,
-}  # fmt: skip
+# What the encoder and the decoder must have in common.
+_SHARED = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps",
+    "sliding_window", "max_position_embeddings", "query_pre_attn_scalar", "final_logit_softcapping", "attn_logit_softcapping",
+)  # fmt: skip
 _VISION = {
     "model_type": "siglip_vision_model", "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
     "num_attention_heads": 1, "image_size": 16, "patch_size": 4, "vision_use_head": False,
@@ -108,26 +110,12 @@ def _to_hf_config(c: TransformerConfig) -> dict[str, Any] | None:
 
 
 def _from_hf_config(config: Mapping[str, Any]) -> TransformerConfig:
-    encoder, decoder = (
-        {**_DEFAULTS, **(stack or {})} for stack in ((config.get("encoder") or {}).get("text_config"), config.get("decoder"))
-    )
-    for stack in (encoder, decoder):
-        check_gemma(stack)
-    ropes = [[_rope(stack, kind) for kind in (FULL, SLIDING)] for stack in (encoder, decoder)]
-    types = [
-        read_layer_types(stack, [SLIDING] * (stack.get("sliding_window_pattern", 6) - 1) + [FULL])
-        for stack in (encoder, decoder)
-    ]
-    shorter, longer = sorted(types, key=len)
-    differing = [name for name in _DEFAULTS if name != "num_hidden_layers" and encoder[name] != decoder[name]]
-    differing += ["layer_types"] if shorter != longer[: len(shorter)] else []
-    differing += ["rope_parameters"] if ropes[0] != ropes[1] else []
-    if differing or decoder.get("attn_logit_softcapping"):
-        raise UserError(
-            f"config.json has other values of {', '.join(differing) or 'attn_logit_softcapping'} than published T5Gemma 2 "
-            "models, whose encoder and decoder have the same and no caps. t5x_lab reads these."
-        )
-    (theta, scaling), (local_theta, local_scaling) = ropes[0]
+    encoder = with_defaults((config.get("encoder") or {}).get("text_config"), "t5gemma2")
+    decoder = with_defaults(config.get("decoder"), "t5gemma2")
+    kinds = shared_layers(encoder, decoder, _SHARED, _rotations)
+    if decoder["attn_logit_softcapping"]:
+        raise UserError("config.json has attn_logit_softcapping, which merged attention of t5x_lab does not have.")
+    (theta, scaling), (local_theta, local_scaling) = _rotations(decoder)
     window = decoder["sliding_window"]
     local = LayerKind(window, _encoder_window(window), rotary_theta=local_theta, rotary_scaling=local_scaling)
     return TransformerConfig(
@@ -146,17 +134,17 @@ def _from_hf_config(config: Mapping[str, Any]) -> TransformerConfig:
         rotary_theta=theta,
         rotary_scaling=scaling,
         max_positions=decoder["max_position_embeddings"],
-        layer_pattern=shortest_pattern([local if kind == SLIDING else LayerKind() for kind in longer]),
+        layer_pattern=shortest_pattern([local if kind == SLIDING else LayerKind() for kind in kinds]),
         qk_norm=True,
-        query_pre_attn_scalar=scalar_of(decoder),
+        query_pre_attn_scalar=query_scalar(decoder),
         logit_cap=decoder["final_logit_softcapping"],
+        longest_sequence=longest_without_scaling(settings_of_type(decoder, FULL)),
         norm_epsilon=decoder["rms_norm_eps"],
     )
 
 
-def _rope(stack: Mapping[str, Any], kind: str) -> tuple[float, Any]:
-    theta_name, theta = ("rope_theta", 1_000_000.0) if kind == FULL else ("rope_local_base_freq", 10_000.0)
-    return rope_of_type(stack, kind, theta_name, theta)
+def _rotations(stack: Mapping[str, Any]) -> list[tuple[float, RotaryScaling | None]]:
+    return [rotations(settings_of_type(stack, kind)) for kind in (FULL, SLIDING)]
 
 
 FAMILY = Family(_entries, _to_hf_config, _from_hf_config, _name_in_text_model)
