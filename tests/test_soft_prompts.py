@@ -28,43 +28,44 @@ from t5x_lab.prompts.prompts import Prompts
 LENGTH = 3
 
 
-@pytest.mark.parametrize("network", ["encoder_decoder", "causal_decoder", "prefix_decoder", "rotary"])
+@pytest.mark.parametrize("network", ["encoder_decoder", "causal_decoder", "prefix_decoder", "rotary", "unbalanced"])
 def test_a_soft_prompt_is_so_many_rows_more_of_the_embedding(network):
     """Loss and gradient of the vectors are those of a larger table, whose last rows are the prompt."""
     config = tiny_config(network)
     model = Model(ModelConfig(config, {"prompt": SoftPrompt(LENGTH)}))
     larger = Model(ModelConfig(tiny_config(network, vocab_size=config.vocab_size + LENGTH)))
     params = model.init(jax.random.key(0))
-    assert model.num_parameters - Model(ModelConfig(config)).num_parameters == LENGTH * config.emb_dim
-    prompt = params["token_embedder"]["prompt"]["embedding"]
-    assert float(jnp.abs(prompt).max()) <= 0.5 < 100 * float(jnp.abs(prompt).std())
-
-    of_larger = jax.tree.map(lambda x: x, {k: v for k, v in params.items() if k != "token_embedder"})
-    table = params["token_embedder"]["embedding"]
-    of_larger["token_embedder"] = {"embedding": jnp.concatenate([table, prompt])}
+    tables = [name for name in params if name.endswith("token_embedder")]  # two if the encoder has one of its own
+    widths = [params[name]["embedding"].shape[1] for name in tables]
+    assert model.num_parameters - Model(ModelConfig(config)).num_parameters == LENGTH * sum(widths)
+    of_larger = jax.tree.map(lambda x: x, {k: v for k, v in params.items() if k not in tables})
+    for name in tables:
+        prompt = params[name]["prompt"]["embedding"]
+        assert float(jnp.abs(prompt).max()) <= 0.5 < 100 * float(jnp.abs(prompt).std())
+        of_larger[name] = {"embedding": jnp.concatenate([params[name]["embedding"], prompt])}
     logits_of = params.get("logits")
     if logits_of is not None:  # no token of the prompt is ever predicted
         kernel = logits_of["kernel"]
         of_larger["logits"] = {"kernel": jnp.pad(kernel, ((0, 0), (0, LENGTH)), constant_values=0)}
 
     batch = random_batch(network)
-    side = "encoder_input_tokens" if network == "encoder_decoder" else "decoder_input_tokens"
+    side = "encoder_input_tokens" if config.has_encoder else "decoder_input_tokens"
     prompted_batch, larger_batch = ({**batch, side: batch[side].copy()} for _ in range(2))
-    first = 0 if network == "encoder_decoder" else 1
+    first = 0 if config.has_encoder else 1
     prompted_batch[side][:, first : first + LENGTH] = FIRST_ID + np.arange(LENGTH)
     larger_batch[side][:, first : first + LENGTH] = config.vocab_size + np.arange(LENGTH)
     result, expected = model.logits(params, prompted_batch), larger.logits(of_larger, larger_batch)[..., : config.vocab_size]
     np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
     total = lambda model, batch: lambda params: jnp.square(model.logits(params, batch)[..., : config.vocab_size]).sum()
-    gradient = jax.grad(total(model, prompted_batch))(params)["token_embedder"]
-    of_table = jax.grad(total(larger, larger_batch))(of_larger)["token_embedder"]["embedding"]
-    if logits_of is not None:
-        np.testing.assert_allclose(gradient["prompt"]["embedding"], of_table[-LENGTH:], rtol=2e-4, atol=1e-4)
-    np.testing.assert_array_equal(model.logits(params, batch), Model(ModelConfig(config)).logits(without(params), batch))
-
-
-def without(params: dict) -> dict:
-    return {**params, "token_embedder": {"embedding": params["token_embedder"]["embedding"]}}
+    gradients = jax.grad(total(model, prompted_batch))(params)
+    of_tables = jax.grad(total(larger, larger_batch))(of_larger)
+    for name in tables:
+        gradient, of_table = gradients[name], of_tables[name]["embedding"]
+        np.testing.assert_allclose(gradient["prompt"]["embedding"], of_table[config.vocab_size :], rtol=2e-4, atol=1e-5)
+    name = next(name for name in ("encoder_token_embedder", "token_embedder") if name in tables)
+    assert float(jnp.abs(gradients[name]["prompt"]["embedding"]).max()) > 0
+    without = {**params, **{name: {"embedding": params[name]["embedding"]} for name in tables}}
+    np.testing.assert_array_equal(model.logits(params, batch), Model(ModelConfig(config)).logits(without, batch))
 
 
 @pytest.fixture

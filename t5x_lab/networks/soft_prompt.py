@@ -34,12 +34,13 @@ class SoftPrompt:
 
     Attributes:
       length: P, the number of vectors. Lester et al. use 100.
-      modules: regular expression of the token embedding. See `PeftMethod`.
+      modules: regular expression of the token embedding. See `PeftMethod`. If the encoder has a table of its own, both get
+        vectors, of which those of the encoder are read.
       range: the vectors are initialized uniformly between -range and range (Lester et al., section 3.2: 0.5).
     """
 
     length: int = 100
-    modules: str = "token_embedder"
+    modules: str = "(encoder_)?token_embedder"
     range: float = 0.5
 
     def __post_init__(self):
