@@ -203,6 +203,12 @@ def test_an_encoder_decoder_is_made_of_two_decoders_of_different_sizes(tmp_path)
         RestoreCheckpointConfig(others={"encoder": "x"}, assignment_map=(("a", "b"),))
     with pytest.raises(UserError, match="nowhere"):
         load(place, network, **{**dataclasses.asdict(run.restore), "others": {"encoder": str(tmp_path / "nowhere")}})
+    wider = network_of("t5gemma", encoder=EncoderShape(**{**sizes, "mlp_dim": 24}))
+    with pytest.raises(UserError, match=r"large/\S+ has decoder/layers_0/mlp/w\S+ with shape .*, but encoder/layers_0/mlp"):
+        load(place, wider, **dataclasses.asdict(run.restore))
+    deeper = network_of("t5gemma", encoder=EncoderShape(**sizes), num_encoder_layers=9)
+    with pytest.raises(UserError, match=r"large/\S+ does not have decoder/layers_\d/\S+, for encoder/layers_\d"):
+        load(place, deeper, **dataclasses.asdict(run.restore))
 
 
 def test_a_directory_may_have_any_name_and_a_step_is_no_path(tmp_path):
@@ -300,7 +306,7 @@ def test_heads_are_joined_and_matrices_not_transposed_in_silence(shape, needed, 
     """A transposed matrix has as many numbers, in another order."""
     values = np.arange(24.0, dtype=np.float32).reshape(shape)
     fit = lambda: fit_shape(
-        from_array(values), needed, ("embed", "heads", "kv"), "w", Source("x", 0, {}), RestoreCheckpointConfig()
+        from_array(values), needed, ("embed", "heads", "kv"), "w", "w", Source("x", 0, {}), RestoreCheckpointConfig()
     )
     if fits:
         np.testing.assert_array_equal(fit().read_all(), values.reshape(needed))
@@ -313,7 +319,7 @@ def test_means_of_t5xs_optimizer_are_extended_with_their_parameter():
     """T5X's slots have no axis for what they average over; ours have one of size 1."""
     config = RestoreCheckpointConfig(extend=("vocab",))
     fit = lambda size, shape: (
-        fit_shape(from_array(np.zeros(size)), shape, ("vocab", "embed"), "v_row", Source("x", 0, {}), config).shape
+        fit_shape(from_array(np.zeros(size)), shape, ("vocab", "embed"), "v_row", "v_row", Source("x", 0, {}), config).shape
     )
     assert fit(10, (12, 1)) == (10, 1) and fit(8, (1, 8)) == (1, 8)
     with pytest.raises(UserError, match="v_row with shape"):

@@ -101,7 +101,8 @@ def _open(location: Location, config: RestoreCheckpointConfig) -> Source:
         for each in (source, *others.values()):
             each.check()
 
-    return dataclasses.replace(source, params=source.params | params, check=check)
+    prefixed = {name: other.path for name, other in others.items()}
+    return dataclasses.replace(source, params=source.params | params, prefixed=prefixed, check=check)
 
 
 def _restore_params(location: Location, abstract_params: Params) -> Params:
@@ -139,7 +140,7 @@ def _load_by_rules(
             continue
         tensor = source.params[assignment.source]
         tensor = tensor.transpose() if assignment.transposed else tensor
-        fitted = fit_shape(tensor, part.shape, _part_axes(names, part), name, source, config)
+        fitted = fit_shape(tensor, part.shape, _part_axes(names, part), name, assignment.source, source, config)
         counts["copied" if fitted.shape == part.shape else "extended"] += 1
         pieces[part.parameter].append((part.layer, fitted))
     if config.has_rules:
@@ -195,7 +196,8 @@ def _load_slots(
                 continue
             tensor = source.slots[slot][assignment.source]
             shape = leaf.shape if part.layer is None else leaf.shape[1:]
-            fitted = fit_shape(tensor, shape, _part_axes(names, part), f"{slot} of {part_name}", source, config)
+            slot_name = f"{slot} of {part_name}"
+            fitted = fit_shape(tensor, shape, _part_axes(names, part), slot_name, slot_name, source, config)
             pieces.append((part.layer, fitted))
         return to_array(leaf, pieces, leaf)
 

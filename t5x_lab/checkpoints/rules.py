@@ -102,10 +102,12 @@ def _assignment(name: str, config: RestoreCheckpointConfig, used: set[int]) -> A
 
 
 def _missing(name: str, wanted: str, source: Source) -> str:
-    similar = difflib.get_close_matches(wanted, source.params, n=1)
-    parameter = name if name == wanted else f"{wanted}, for {name}"
+    path, original = source.origin(wanted)
+    names = {source.origin(parameter)[1]: None for parameter in source.params if source.origin(parameter)[0] == path}
+    similar = difflib.get_close_matches(original, names, n=1)
+    parameter = name if name == original else f"{original}, for {name}"
     return (
-        f"{source.path} does not have {parameter}{f' (but {similar[0]})' if similar else ''}. Add a rule to "
+        f"{path} does not have {parameter}{f' (but {similar[0]})' if similar else ''}. Add a rule to "
         "RestoreCheckpointConfig.assignment_map, or set RestoreCheckpointConfig.strict = False to initialize missing "
         "parameters freshly."
     )
@@ -116,6 +118,7 @@ def fit_shape(
     shape: tuple[int, ...],
     axes: tuple[str, ...],
     name: str,
+    source_name: str,
     source: Source,
     config: RestoreCheckpointConfig,
 ) -> LazyTensor:
@@ -124,7 +127,7 @@ def fit_shape(
     Args:
       tensor: tensor of the source.
       shape, axes: shape and logical axes of the new part.
-      name: its name, for messages.
+      name, source_name: names of the part and of the source's parameter, for messages.
       source, config: see `assign_sources`.
 
     Raises:
@@ -145,9 +148,11 @@ def fit_shape(
     hint = f' To extend it, add "{different[0]}" to RestoreCheckpointConfig.extend.' if different else ""
     if "classes" in different:
         hint = ' To initialize the head freshly: RestoreCheckpointConfig.assignment_map = [("classifier/.*", None)].'
+    path, original = source.origin(source_name)
+    needed = f"the new model needs {shape}" if original == name else f"{name} of the new model needs {shape}"
     raise UserError(
-        f"{source.path} has {name} with shape {tensor.shape}, but the new model needs {shape}.{hint} Otherwise use the "
-        "configuration it was trained with."
+        f"{path} has {original} with shape {tensor.shape}, but {needed}.{hint} Otherwise use the configuration it was trained "
+        "with."
     )
 
 

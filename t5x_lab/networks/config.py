@@ -58,6 +58,7 @@ class EncoderShape:
 
     def __post_init__(self):
         check_types(self)
+        check_positive(self, *(field.name for field in dataclasses.fields(self)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,7 +194,11 @@ class TransformerShape:
         if self.encoder is None:
             return self
         sizes = {name: size for name, size in dataclasses.asdict(self.encoder).items() if size is not None}
-        return dataclasses.replace(self, encoder=None, **sizes)
+        try:
+            return dataclasses.replace(self, encoder=None, **sizes)
+        except UserError as error:
+            described = ", ".join(f"{name} = {size}" for name, size in sizes.items())
+            raise UserError(f"With EncoderShape's {described}: {error.sentence}") from error
 
     @property
     def kinds(self) -> tuple[LayerKind, ...]:

@@ -46,6 +46,11 @@ class LayerKind:
                 "TransformerConfig. Set LayerKind.rotary_theta too."
             )
 
+        if not self.rotary and self.rotary_theta is not None:
+            raise UserError(
+                "LayerKind.rotary_theta is set, but rotary = False leaves out rotary positions. Remove one of the two."
+            )
+
     def mask_window(self, causal: bool) -> Window | None:
         """Returns the window of a decoder (causal) or of an encoder."""
         if not causal and self.encoder_window is not None:

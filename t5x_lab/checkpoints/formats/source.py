@@ -19,6 +19,7 @@ class Source:
       params: parameters by unstacked name. See `checkpoints.layers`.
       slots: optimizer tensors of parameters, by slot ("v_row") and unstacked parameter name.
       others: tensors without a parameter, such as the optimizer's step and token counters.
+      prefixed: paths of further checkpoints, by the prefix of their parameters' names ("encoder" of "encoder:decoder/layers_0/…").
       check: function that all processes call after reading. It raises a `UserError` if arrays differ from their checksums.
     """
 
@@ -27,7 +28,13 @@ class Source:
     params: dict[str, LazyTensor]
     slots: dict[str, dict[str, LazyTensor]] = dataclasses.field(default_factory=dict)
     others: dict[str, LazyTensor] = dataclasses.field(default_factory=dict)
+    prefixed: dict[str, epath.Path] = dataclasses.field(default_factory=dict)
     check: Callable[[], None] = lambda: None
+
+    def origin(self, parameter: str) -> tuple[epath.Path, str]:
+        """Returns the checkpoint of a parameter and its name there."""
+        prefix, _, name = parameter.partition(":")
+        return (self.prefixed[prefix], name) if prefix in self.prefixed else (self.path, parameter)
 
 
 class Format(Protocol):

@@ -48,7 +48,7 @@ def open(path: epath.Path, weights: str = "params") -> Source:
         else:
             others[name] = tensor
     by_layer = {slot: unstack_layers(tensors) for slot, tensors in slots.items()}
-    return Source(path, info["step"], unstack_layers(params), by_layer, others, verifier.check)
+    return Source(path, info["step"], unstack_layers(params), by_layer, others, check=verifier.check)
 
 
 def open_part(path: epath.Path, part: str) -> dict[str, LazyTensor]:
