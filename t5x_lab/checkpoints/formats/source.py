@@ -19,7 +19,7 @@ class Source:
       params: parameters by unstacked name. See `checkpoints.layers`.
       slots: optimizer tensors of parameters, by slot ("v_row") and unstacked parameter name.
       others: tensors without a parameter, such as the optimizer's step and token counters.
-      prefixed: paths of further checkpoints, by the prefix of their parameters' names ("encoder" of "encoder:decoder/layers_0/…").
+      prefixed: paths of further checkpoints, by the prefix of their parameters' names ("encoder" of "encoder:decoder/…").
       check: function that all processes call after reading. It raises a `UserError` if arrays differ from their checksums.
     """
 
