@@ -22,6 +22,7 @@ from t5x_lab.data.packing.feature_converter import FeatureConverter
 from t5x_lab.data.packing.rows import first_fit
 from t5x_lab.data.vocabularies.build import build_vocabulary, sentinel_ids
 from t5x_lab.data.vocabularies.config import HuggingFaceVocabulary
+from t5x_lab.data.vocabularies.sentinels import num_sentinels
 
 VOCABULARY = seqio.ByteVocabulary(extra_ids=100)
 SENTINELS = range(259, 359)
@@ -423,6 +424,28 @@ def test_lengths_that_do_not_fit_are_sentences(name, architecture, lengths, says
 def test_noise_that_makes_no_sense_is_a_sentence(settings, says):
     with pytest.raises(UserError, match=says):
         Denoising(**settings)
+
+
+def test_gemmas_unused_tokens_are_sentinels(tmp_path):
+    """Its tokenizer has `<unused0>` and so on near the start, after the special tokens."""
+    transformers, tokenizers = pytest.importorskip("transformers"), pytest.importorskip("tokenizers")
+    words = ["<pad>", "<eos>", "<bos>", *(f"<unused{i}>" for i in range(20)), *(f"word{i}" for i in range(40))]
+    model = tokenizers.Tokenizer(tokenizers.models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<pad>"))
+    special = {"pad_token": "<pad>", "eos_token": "<eos>", "bos_token": "<bos>"}
+    transformers.PreTrainedTokenizerFast(tokenizer_object=model, **special).save_pretrained(tmp_path)
+    config = HuggingFaceVocabulary(str(tmp_path))
+    vocabulary, unused = build_vocabulary(config), list(range(3, 23))
+    assert list(sentinel_ids(vocabulary)) == unused and num_sentinels(config) == 20
+    document = [int(i) for i in np.arange(400) % 40 + 23]
+    example = examples_of(OBJECTIVES["ul2"], {"inputs": 64, "targets": 64}, [document], vocabulary=vocabulary)[0]
+    inputs, targets = ([i for i in example[feature].tolist() if i in unused] for feature in ("inputs", "targets"))
+    assert inputs.pop(0) in unused[-3:]
+    assert len(inputs) > 1 and inputs == unused[: len(inputs)]
+    assert len(targets) > 1 and targets == unused[: len(targets)]
+    one_word = [[30] * 400] * 20
+    masked = examples_of(OBJECTIVES["masked_lm"], {"inputs": 64}, one_word, "encoder", vocabulary=vocabulary)
+    drawn = set(np.concatenate([example["inputs"] for example in masked]).tolist())
+    assert drawn <= {1, unused[0], *range(23, 63)} and {23, 62} <= drawn
 
 
 @pytest.mark.slow

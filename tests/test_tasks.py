@@ -213,6 +213,11 @@ def test_a_model_without_sentinels_has_none(tmp_path):
     ids = list(sentinel_ids(build_vocabulary(counted)))
     pieces = build_vocabulary(counted).tokenizer
     assert [pieces.IdToPiece(i) for i in ids] == [f"▁<extra_id_{n}>" for n in range(10)] and num_sentinels(counted) == 10
+    gemmas = train("gemma.model", [f"<unused{n}>" for n in range(10)])
+    assert build_vocabulary(gemmas).tokenizer.IdToPiece(list(sentinel_ids(build_vocabulary(gemmas)))) == [
+        f"<unused{n}>" for n in range(10)
+    ]
+    build_vocabulary(SentencePieceVocabulary(gemmas.path, extra_ids=100))  # T5's way, beside them
     with pytest.raises(UserError, match="and 0 sentinels have no room for"):
         resolve_tasks(DataConfig("sotu_span_corruption", {"inputs": 64}, 4, plain), "encoder_decoder", 384)
 

@@ -23,7 +23,7 @@ from t5x_lab.data.vocabularies.config import (
 )
 from t5x_lab.data.vocabularies.huggingface import HuggingFaceTokenizer, read_tokenizer
 from t5x_lab.data.vocabularies.sentencepiece import read_sentencepiece
-from t5x_lab.data.vocabularies.sentinels import sentinel_pieces
+from t5x_lab.data.vocabularies.sentinels import T5_NAMES, sentinel_pieces
 
 
 def build_vocabulary(config: Vocabulary) -> seqio.Vocabulary:
@@ -34,7 +34,7 @@ def build_vocabulary(config: Vocabulary) -> seqio.Vocabulary:
     """
     if isinstance(config, SentencePieceVocabulary):
         pieces = read_sentencepiece(config.path)
-        if config.extra_ids and sentinel_pieces(pieces.PieceToId, pieces.IdToPiece):
+        if config.extra_ids and sentinel_pieces(pieces, T5_NAMES):
             raise UserError(
                 f"The vocabulary {config.path} has the sentinels <extra_id_0> and so on among its pieces, as that of mT5, but "
                 f"{config.extra_ids} are to be added. Set SentencePieceVocabulary.extra_ids = 0."
@@ -125,12 +125,13 @@ def _are_equal_files(first: str, second: str) -> bool:
 def sentinel_ids(vocabulary: seqio.Vocabulary) -> range:
     """Returns the ids of the sentinels, the first one first. T5's count down from the last id.
 
-    With `extra_ids` = 0 they are the pieces `<extra_id_0>` and so on (mT5), or the last 100 bytes (ByT5).
+    With `extra_ids` = 0 they are the pieces `<extra_id_0>` and so on (mT5), `<unused0>` and so on (Gemma), or the last 100
+    bytes (ByT5).
     """
     if isinstance(vocabulary, HuggingFaceTokenizer):
         return vocabulary.sentinels
     if isinstance(vocabulary, seqio.SentencePieceVocabulary) and not vocabulary.extra_ids:
-        return sentinel_pieces(vocabulary.tokenizer.PieceToId, vocabulary.tokenizer.IdToPiece)
+        return sentinel_pieces(vocabulary.tokenizer)
     last, is_bytes = vocabulary.vocab_size - 1, isinstance(vocabulary, seqio.ByteVocabulary)
     return range(last, last - (vocabulary.extra_ids or (T5_SENTINELS if is_bytes else 0)), -1)
 

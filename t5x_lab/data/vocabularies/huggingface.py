@@ -4,7 +4,6 @@ import functools
 import itertools
 import os
 import pathlib
-import re
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import tensorflow as tf
 
 from t5x_lab.config.errors import NotHere, UserError
 from t5x_lab.config.json_files import parse_json
+from t5x_lab.data.vocabularies.sentinels import find_sentinels
 
 GPT1_FILES = ("encoder_bpe_40000.json", "vocab_40000.bpe")  # ids and merges that OpenAI published
 
@@ -111,11 +111,8 @@ class HuggingFaceTokenizer(seqio.Vocabulary):
 
     @functools.cached_property
     def sentinels(self) -> range:
-        """Ids of `<extra_id_0>`, `<extra_id_1>`, … if they are consecutive, else empty. T5's count down, ByT5's up."""
-        count = sum(bool(re.fullmatch(r"<extra_id_\d+>", token)) for token in self._ids)
-        first = self._ids.get("<extra_id_0>", 0)
-        ids = [self._ids.get(f"<extra_id_{i}>") for i in range(count)]
-        return next((run for step in (-1, 1) if ids == list(run := range(first, first + step * count, step))), range(0))
+        """Ids of `<extra_id_0>`, `<extra_id_1>`, …, or of Gemma's `<unused0>` and so on. T5's count down, others up."""
+        return find_sentinels(self._ids.get)
 
     @property
     def has_padding(self) -> bool:

@@ -1,28 +1,42 @@
 """Sentinels of a vocabulary. Free of TensorFlow."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from t5x_lab.data.vocabularies.config import T5_SENTINELS, HuggingFaceVocabulary, SentencePieceVocabulary, Vocabulary
 
+# Tokens by their number, counted from 0: T5's, mT5's with a leading space, and Gemma's without a use, which take their place.
+T5_NAMES = ("<extra_id_{}>", "▁<extra_id_{}>")
+NAMES = (*T5_NAMES, "<unused{}>")
 
-def sentinel_pieces(id_of: Callable[[str], int], piece_of: Callable[[int], str]) -> range:
-    """Returns the ids of the pieces `<extra_id_0>`, `<extra_id_1>`, … of a SentencePiece model, empty if it has none.
+
+def find_sentinels(find: Callable[[str], int | None], names: Sequence[str] = NAMES) -> range:
+    """Returns the consecutive ids of the sentinels of a vocabulary, the first one first; empty if it has none.
 
     Args:
-      id_of: f(piece) -> id, the unknown id for other pieces.
-      piece_of: f(id) -> piece.
+      find: f(token) -> id, None if the vocabulary does not have this token.
+      names: names with "{}" for the number, of which the first one that exists counts.
     """
-    for mark in ("", "▁"):  # mT5's have a leading space
-        name = lambda number, mark=mark: f"{mark}<extra_id_{number}>"
-        has = lambda number: piece_of(id_of(name(number))) == name(number)
-        if has(0):
-            first = id_of(name(0))
-            step = id_of(name(1)) - first if has(1) else -1
+    for name in names:
+        first = find(name.format(0))
+        if first is not None:
+            second = find(name.format(1))
+            step = 1 if second == first + 1 else -1
             count = 1
-            while has(count) and id_of(name(count)) == first + step * count:
+            while find(name.format(count)) == first + step * count:
                 count += 1
             return range(first, first + step * count, step)
     return range(0)
+
+
+def sentinel_pieces(pieces: Any, names: Sequence[str] = NAMES) -> range:
+    """Returns the ids of the sentinels among the pieces of a SentencePiece processor. See `find_sentinels`."""
+
+    def find(piece: str) -> int | None:
+        id = pieces.PieceToId(piece)  # the unknown id for others
+        return id if pieces.IdToPiece(id) == piece else None
+
+    return find_sentinels(find, names)
 
 
 def num_sentinels(vocabulary: Vocabulary) -> int:
@@ -35,5 +49,5 @@ def num_sentinels(vocabulary: Vocabulary) -> int:
         from t5x_lab.data.vocabularies.sentencepiece import read_sentencepiece
 
         pieces = read_sentencepiece(vocabulary.path)
-        return len(sentinel_pieces(pieces.PieceToId, pieces.IdToPiece))
+        return len(sentinel_pieces(pieces))
     return vocabulary.extra_ids or T5_SENTINELS
