@@ -125,6 +125,12 @@ DOWNSTREAM = {
         ("yes", "maybe", "no"),
     ),
 }  # fmt: skip
+# One more task of pairs of sentences, for studies/adaptation.gin.
+PAIRS = {
+    "small/mrpc": (
+        "becel/mrpc/train.tsv.gz", "becel/mrpc/test.tsv.gz", ("sentence1", "sentence2"), ("different", "same"),
+    ),
+}  # fmt: skip
 LABELS, EVALUATED = 4_000, 1_000  # records for training, and for evaluation, half of them for each of two splits
 CHOICES_TEMPLATE = """dataset: {name}
 templates:
@@ -157,6 +163,7 @@ STUDIES = {
     **{f"flan_{name}": (("pretrain",), ("finetune",)) for name in ("clusters", "templates", "instructions", "few_shot")},
     "flan_scale": (("pretrain",), ("finetune", "evaluate")),
     "gpt1_layers": (("pretrain",), ("finetune",)),
+    "adaptation": (("pretrain", "adapt"), ("finetune", "evaluate")),
 }
 MORE = {
     "architecture_objective": """
@@ -279,12 +286,12 @@ def write_corpus(work: pathlib.Path, data: pathlib.Path, texts: int) -> None:
 
 
 def write_downstream(work: pathlib.Path, data: pathlib.Path) -> dict[str, dict]:
-    """Writes the records and templates of `DOWNSTREAM`. Returns the settings of their `Records` by data set.
+    """Writes the records and templates of `DOWNSTREAM` and `PAIRS`. Returns the settings of their `Records` by data set.
 
     Half of the evaluated records are "validation", on which a step is chosen, and half are "test".
     """
     places = {}
-    for name, (train, evaluated, fields, choices) in DOWNSTREAM.items():
+    for name, (train, evaluated, fields, choices) in {**DOWNSTREAM, **PAIRS}.items():
         records = []
         for file in (train, evaluated):
             table = rows(data / "eval" / file, (*fields, "label") if "/agnews/" in file else None)
@@ -435,11 +442,13 @@ def write_studies(work: pathlib.Path) -> None:
     (work / "mt_f.gin").write_text('MIXTURE_OR_TASK_NAME = "mt_f"\n')
     (work / "evaluate.gin").write_text(EVALUATE.format(work=work, missing="_and_".join(MISSING)))
     (work / "probes.gin").write_text(PROBES)
+    (work / "prefix_lm_loss.gin").write_text('held_out/LossEvaluation.task = "texts_prefix_lm"\n')
     of_mt_f = {"finetune": ("vocabulary.gin", "tasks.gin", "mt_f.gin"), "evaluate": ("tasks.gin", "evaluate.gin")}
     own = {
         "architecture_objective": of_mt_f,
         "finetuning_rate": {"finetune": of_mt_f["finetune"]},
         "gpt1_layers": {"pretrain": ("corpus.gin", "tasks.gin", "probes.gin")},
+        "adaptation": {stage: ("corpus.gin", "prefix_lm_loss.gin") for stage in ("pretrain", "adapt")},
     }
     for name, (text_stages, task_stages, *more) in STUDIES.items():
         files = {

@@ -569,6 +569,10 @@ FLAN = {"finetune": (*RECORDS, "TRAIN_STEPS = 1000")}
         exhaustive(["gpt1_layers.gin"], {"finetune": ('MIXTURE_OR_TASK_NAME = "classify_glue_sst2"', *RECORDS)}),
         exhaustive(["gpt1_layers.gin", "gpt1/paper.gin"], {"finetune": RECORDS}),
         exhaustive(["scaling.gin", "scaling/paper.gin"], {}),
+        exhaustive(
+            ["adaptation.gin"],
+            {"finetune": ('MIXTURE_OR_TASK_NAME = "glue_sst2"', 'RankingEvaluation.task = "glue_sst2_score_eval"', *RECORDS)},
+        ),
         exhaustive(["flan_clusters.gin"], FLAN),
         exhaustive(["flan_clusters.gin", "flan/paper_clusters.gin"], {"finetune": RECORDS}),
         exhaustive(["flan_templates.gin"], FLAN),
