@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 from conftest import shared_data
+from etils import epath
 from flax import serialization, traverse_util
 from helpers import exhaustive_except, tiny_config
 from test_t5x_parity import MODELS, from_t5x, our_model
@@ -19,9 +20,10 @@ from test_t5x_parity import MODELS, from_t5x, our_model
 import t5x_lab
 from t5x_lab.checkpoints.config import RestoreCheckpointConfig
 from t5x_lab.checkpoints.formats import t5x
+from t5x_lab.checkpoints.formats import t5x_lab as native
 from t5x_lab.checkpoints.formats.huggingface import directory as huggingface
 from t5x_lab.checkpoints.formats.huggingface import safetensors_files
-from t5x_lab.checkpoints.formats.location import find
+from t5x_lab.checkpoints.formats.location import find, open_source
 from t5x_lab.checkpoints.initial import carry_over, load_params
 from t5x_lab.checkpoints.layers import network_parts, unstack_layers
 from t5x_lab.checkpoints.layout import named_leaves
@@ -37,6 +39,7 @@ from t5x_lab.networks.transformer import TransformerConfig
 from t5x_lab.optim.optimizers import Adafactor
 from t5x_lab.optim.schedules import LearningRate
 from t5x_lab.partitioning.mesh import MeshShape
+from t5x_lab.runs.config.gin_config import GinConfig
 from t5x_lab.runs.convert.convert import convert
 from t5x_lab.runs.model.sharded_model import ShardedModel
 from t5x_lab.runs.train.assemble import assemble
@@ -693,3 +696,22 @@ def test_the_decoder_of_a_run_is_llamas(tmp_path):
     for source in ("theirs", "ours/checkpoints/0"):
         with pytest.raises(UserError, match="Remove --step"):
             find(source, step=77)
+
+
+def test_the_mean_of_the_last_checkpoints_is_converted(tmp_path, capsys):
+    config = GinConfig(["models/rotary_decoder/tiny.gin"])
+    parts = network_parts(config.model().network)
+    rng = np.random.default_rng(0)
+    values = [{name: rng.normal(size=part.shape).astype(np.float32) for name, part in parts.items()} for _ in range(3)]
+    for step, of_step in zip((10, 20, 30), values):
+        place = epath.Path(tmp_path) / "run" / "checkpoints" / str(step)
+        native.write(place, {name: from_array(value) for name, value in of_step.items()}, parts, step, config=config.text)
+    command = ["convert", f"--source={tmp_path}/run", "--to=t5x_lab"]
+    assert cli_main([*command, f"--target={tmp_path}/mean", "--average=2"]) == 0
+    assert "the mean of the steps 20, 30 of" in capsys.readouterr().out
+    written = open_source(find(str(tmp_path / "mean"))).params
+    for name in parts:
+        np.testing.assert_allclose(written[name].read_all(), (values[1][name] + values[2][name]) / 2, rtol=1e-6, atol=1e-7)
+    assert cli_main([*command, f"--target={tmp_path}/more", "--average=4"]) == 2
+    assert "has the steps 10, 20, 30, but --average is 4" in capsys.readouterr().err
+    assert cli_main([*command, f"--target={tmp_path}/more", "--average=2", "--step=10"]) == 2

@@ -128,6 +128,15 @@ def concatenate(tensors: Sequence[LazyTensor], axis: int) -> LazyTensor:
     return LazyTensor((*first.shape[:axis], ends[-1], *first.shape[axis + 1 :]), first.dtype, read)
 
 
+def mean(tensors: Sequence[LazyTensor]) -> LazyTensor:
+    """Returns the mean of lazy tensors of one shape, float32, summed in float64."""
+
+    def read(index: Index) -> np.ndarray:
+        return np.asarray(np.mean([tensor.read(index) for tensor in tensors], axis=0, dtype=np.float64), np.float32)
+
+    return LazyTensor(tensors[0].shape, np.dtype(np.float32), read)
+
+
 def stack(tensors: Sequence[LazyTensor]) -> LazyTensor:
     """Stacks lazy tensors along a new first axis, like NumPy."""
 

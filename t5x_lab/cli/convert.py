@@ -17,6 +17,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype", default="float32", help="dtype of the weights in Hugging Face's format: float32, bfloat16 or float16"
     )
+    parser.add_argument("--average", type=int, default=1, help="number of the run's last checkpoints, whose mean is written")
     add_trust_flag(parser)
     add_gin_flags(parser)
 
@@ -26,6 +27,8 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(f'--to is "{args.to}". Use one of {", ".join(WRITTEN)}.')
     if args.dtype not in ("float32", "bfloat16", "float16"):
         raise UserError(f'--dtype is "{args.dtype}". Use float32, bfloat16 or float16.')
+    if args.average < 1:
+        raise UserError(f"--average is {args.average}. It must be at least 1.")
     from t5x_lab.checkpoints.formats.location import FORMATS, find
     from t5x_lab.runs.config.checkpoint_config import read_config
     from t5x_lab.runs.convert.convert import convert
@@ -40,4 +43,4 @@ def run(args: argparse.Namespace) -> None:
     if args.dry_run:
         print(config.text)
         return
-    print(convert(location, args.target, args.to, config=config, dtype=args.dtype))
+    print(convert(location, args.target, args.to, config=config, dtype=args.dtype, average=args.average))

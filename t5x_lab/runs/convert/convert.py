@@ -1,5 +1,6 @@
 """`t5x_lab convert`: converts checkpoints between formats, with one chunk of a tensor in memory at a time."""
 
+import dataclasses
 import pathlib
 import shutil
 import tempfile
@@ -9,10 +10,11 @@ from etils import epath
 
 from t5x_lab.checkpoints.formats import t5x_lab
 from t5x_lab.checkpoints.formats.huggingface import directory as huggingface
-from t5x_lab.checkpoints.formats.location import FORMATS, Location, open_source
+from t5x_lab.checkpoints.formats.location import FORMATS, Location, find, open_source
 from t5x_lab.checkpoints.formats.source import Source
 from t5x_lab.checkpoints.layers import network_parts
-from t5x_lab.checkpoints.lazy_tensors import LazyTensor, check_shape
+from t5x_lab.checkpoints.layout import finished_steps
+from t5x_lab.checkpoints.lazy_tensors import LazyTensor, check_shape, mean
 from t5x_lab.checkpoints.verification import explain_damage
 from t5x_lab.config.errors import NotSet, UserError
 from t5x_lab.data.vocabularies.config import HuggingFaceVocabulary, SpecialTokens, Vocabulary
@@ -27,7 +29,9 @@ from t5x_lab.runs.data_layer import load_data_layer
 TOKENIZER = "tokenizer"  # folder of a Hugging Face tokenizer in a run directory
 
 
-def convert(location: Location, target: str, to: str, *, config: GinConfig | None = None, dtype: str = "float32") -> str:
+def convert(
+    location: Location, target: str, to: str, *, config: GinConfig | None = None, dtype: str = "float32", average: int = 1
+) -> str:
     """Writes a checkpoint to a new directory. The directory appears when it is complete.
 
     Args:
@@ -36,6 +40,7 @@ def convert(location: Location, target: str, to: str, *, config: GinConfig | Non
       to: "t5x_lab" or "hf".
       config: configuration. Required if the source has none.
       dtype: dtype of the weights in Hugging Face's format.
+      average: number of checkpoints of the run, up to this one, whose mean is written.
 
     Returns:
       A summary.
@@ -49,7 +54,7 @@ def convert(location: Location, target: str, to: str, *, config: GinConfig | Non
         huggingface.find_family(network)
     path = _check_target(target, location)
     with explain_damage(location.path):
-        source = open_source(location)
+        source, description = _open_mean(location, average)
         tensors = _read_tensors(source, network)
         count = sum(tensor.size for tensor in tensors.values())
         try:
@@ -83,7 +88,34 @@ def convert(location: Location, target: str, to: str, *, config: GinConfig | Non
             ) from error
         finally:
             shutil.rmtree(new, ignore_errors=True)
-    return f"Converted {location.path} ({location.title}) to {target} ({FORMATS[to].TITLE}): {count:,} parameters.{notes}"
+    return f"Converted {description} ({location.title}) to {target} ({FORMATS[to].TITLE}): {count:,} parameters.{notes}"
+
+
+def _open_mean(location: Location, number: int) -> tuple[Source, str]:
+    """Opens a checkpoint, or the mean of the last checkpoints of a run. Also returns what it is, for messages.
+
+    Raises:
+      UserError: if the run does not have as many checkpoints.
+    """
+    if number == 1:
+        return open_source(location), str(location.path)
+    run = location.path.parent.parent
+    steps = [step for step in finished_steps(run) if step <= location.step] if location.format == t5x_lab.NAME else []
+    if len(steps) < number:
+        kept = f"{run} has the steps {', '.join(map(str, steps))}" if steps else f"{location.path} is not part of a run"
+        raise UserError(
+            f"{kept}, but --average is {number}. Use a run of t5x_lab with as many checkpoints, which "
+            "SaveCheckpointConfig.keep sets."
+        )
+    sources = [open_source(find(str(run), step, location.weights)) for step in steps[-number:]]
+    params = {name: mean([source.params[name] for source in sources]) for name in sources[-1].params}
+
+    def check() -> None:
+        for source in sources:
+            source.check()
+
+    description = f"the mean of the steps {', '.join(map(str, steps[-number:]))} of {run}"
+    return dataclasses.replace(sources[-1], params=params, check=check), description
 
 
 def _check_target(target: str, location: Location) -> pathlib.Path:
