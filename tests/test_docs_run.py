@@ -46,6 +46,7 @@ STAND_INS = [  # text of a command, and what stands there instead
     (r"promptsource/templates", str(SHARED / "prompts" / "promptsource_templates")),
     (r"gs://t5-data/\S+", "runs/base"),
     (r"\./flan-t5-small", "small_hf"),
+    (r"--average=\d+", "--average=1"),
     (r"--tasks=piqa,", "--tasks="),
     (r"(?<=[=\"])/data/", "data/"),
     (r"--(task|gin.MIXTURE_OR_TASK_NAME)=my_task", r"--\1=t5_super_glue_rte"),
