@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 from helpers import documented, exhaustive, random_batch, random_params, tiny_config
-from runs_of_text import FULL_LM, flags
+from runs_of_text import FULL_LM, PREFIX_LM_ED, flags
 
 import t5x_lab
 from t5x_lab.checkpoints.config import RestoreCheckpointConfig
@@ -110,14 +110,25 @@ def test_what_is_frozen_has_no_gradient_in_the_program(frozen):
     assert temporaries[1] < temporaries[0]
 
 
+GRADUAL = ("--gin_file=optimizers/gradual_unfreezing.gin", "--gin.GradualUnfreezing.steps=2")
+CROSS_ATTENTION_FIRST = (
+    "--gin.OPTIMIZER=@TrainFirst()", "--gin.TrainFirst.optimizer=@Adafactor()", "--gin.TrainFirst.steps=4",
+    "--gin.TrainFirst.parameters='decoder/.*/cross_attention.*'",
+)  # fmt: skip
+
+
 @pytest.mark.exhaustive
-def test_unfreezing_goes_on_in_the_middle_of_a_stage(tmp_path):
-    """Stages of two steps; three steps and three more are six, to the bit."""
-    gradual = ["--gin_file=optimizers/gradual_unfreezing.gin", "--gin.GradualUnfreezing.steps=2", "--gin.CHECKPOINT_PERIOD=3"]
+@pytest.mark.parametrize("architecture, unfreezing", [("causal_decoder", GRADUAL), ("encoder_decoder", CROSS_ATTENTION_FIRST)])
+def test_unfreezing_goes_on_in_the_middle_of_a_stage(architecture, unfreezing, tmp_path):
+    """Stages of two steps, or one of four; three steps and three more are six, to the bit."""
     whole, parts = str(tmp_path / "whole"), str(tmp_path / "parts")
-    assert main(flags("causal_decoder", FULL_LM, whole, 6, *gradual)) == 0
+    objective = FULL_LM if architecture == "causal_decoder" else PREFIX_LM_ED
+    command = lambda directory, steps: flags(
+        architecture, objective, directory, steps, *unfreezing, "--gin.CHECKPOINT_PERIOD=3"
+    )
+    assert main(command(whole, 6)) == 0
     for steps in (3, 6):
-        assert main(flags("causal_decoder", FULL_LM, parts, steps, *gradual)) == 0
+        assert main(command(parts, steps)) == 0
     whole_params, other = (flat_names(t5x_lab.load(directory).params) for directory in (whole, parts))
     early = flat_names(t5x_lab.load(whole, 3).params)
     for name, x in whole_params.items():
