@@ -18,6 +18,7 @@ from t5x_lab.data.config import DataConfig
 from t5x_lab.data.vocabularies.config import ByteVocabulary
 from t5x_lab.models.config import ModelConfig
 from t5x_lab.models.model import Model
+from t5x_lab.networks.layer_kinds import LayerKind
 from t5x_lab.observe.collectives import collectives
 from t5x_lab.observe.hardware import GiB, chip
 from t5x_lab.ops.cross_entropy import CrossEntropy, cross_entropy
@@ -322,6 +323,19 @@ def test_no_attention_weights_are_kept_for_the_backward_pass(architecture):
     shapes = [v.aval.shape for e in program.eqns if e.primitive.name == "scan" for v in e.outvars]
     assert any(len(shape) == 5 for shape in shapes), "queries, keys and values are kept"
     assert not [shape for shape in shapes if len(shape) >= 4 and sum(size in lengths for size in shape[2:]) >= 2]
+
+
+@pytest.mark.parametrize("architecture", ["causal_decoder", "encoder_decoder"])
+def test_the_program_of_a_pattern_does_not_grow_with_the_number_of_layers(architecture):
+    """Local and global layers in a scan, also with a remainder."""
+    pattern, lines = (LayerKind(window=4), LayerKind(window=4), LayerKind()), set()
+    for layers in (6, 24, 49):
+        encoder = {"num_encoder_layers": layers} if architecture == "encoder_decoder" else {}
+        config = tiny_config(architecture, num_decoder_layers=layers, layer_pattern=pattern, **encoder)
+        model, batch = Model(ModelConfig(config)), random_batch(architecture, seed=0)
+        program = jax.make_jaxpr(jax.grad(lambda params: model.loss(params, batch).objective))(model.abstract_params)
+        lines.add(str(program).count("\n"))
+    assert max(lines) - min(lines) < 5
 
 
 def test_what_a_policy_keeps_falls_from_everything_to_boundaries():
