@@ -177,6 +177,8 @@ NETWORKS = {
     "t5_1_0": dict(mlp_activations=("relu",), logits_via_embedding=True, num_decoder_layers=2),
     "t5_1_1": dict(num_encoder_layers=3),
     "byt5": dict(vocab_size=384, num_encoder_layers=4, num_decoder_layers=2),
+    "umt5": dict(relative_bias="per_layer", num_encoder_layers=3, num_decoder_layers=3, logits_via_embedding=True),
+    "flan_ul2": dict(mlp_activations=("silu", "linear"), head_dim=8, num_heads=2, num_encoder_layers=3),
     "gpt1": dict(
         architecture="causal_decoder", mlp_activations=("gelu",), logits_via_embedding=True, scaling="standard",
         positions="learned", max_positions=40, norm="layer", norm_position="post", norm_epsilon=1e-5, use_bias=True,
@@ -312,7 +314,7 @@ def assert_close(actual, expected, where):
     assert np.abs(actual - expected)[where].max() < 2e-5 * scale, (np.abs(actual - expected)[where].max(), scale)
 
 
-IN_MAKE_TEST = NETWORKS.keys() - {"mistral", "qwen3_windows", "llama3", "t5gemma_unbalanced"}
+IN_MAKE_TEST = NETWORKS.keys() - {"umt5", "flan_ul2", "mistral", "qwen3_windows", "llama3", "t5gemma_unbalanced"}
 
 
 @pytest.mark.slow
