@@ -24,6 +24,7 @@ from t5x_lab.decoding.generation import complete, generate, start
 from t5x_lab.decoding.sampling import SamplingConfig, choose
 from t5x_lab.models.config import ModelConfig
 from t5x_lab.models.model import Model
+from t5x_lab.networks.layer_kinds import LayerKind
 from t5x_lab.ops.masks import expand_mask
 
 
@@ -90,6 +91,18 @@ def test_no_target_sees_its_future(architecture):
     before, after = logits(params, batch), logits(params, changed)
     np.testing.assert_array_equal(before[:, :7], after[:, :7])
     assert not np.allclose(before[:, 7:], after[:, 7:])
+
+
+@pytest.mark.parametrize("kind, reads", [(LayerKind(window=3), (-2, 2)), (LayerKind(window=3, encoder_window=(1, 2)), (-1, 2))])
+def test_an_encoder_alone_reads_its_windows(kind, reads):
+    """Of two layers, a token changes the positions that read it in two steps."""
+    model = tiny_model("encoder", layer_pattern=(kind,), num_encoder_layers=2)
+    tokens = np.arange(2, 18)[None]
+    changed = np.where(np.arange(16) == 7, 40, tokens)
+    batch = {"encoder_input_tokens": tokens, "encoder_target_tokens": tokens}
+    logits, params = compiled(model.logits), random_params(model)
+    differs = np.any(logits(params, batch) != logits(params, {**batch, "encoder_input_tokens": changed}), axis=(0, 2))
+    np.testing.assert_array_equal(np.flatnonzero(differs), np.arange(7 - 2 * reads[1], 7 - 2 * reads[0] + 1))
 
 
 @pytest.mark.parametrize(
