@@ -325,7 +325,7 @@ def test_no_attention_weights_are_kept_for_the_backward_pass(architecture):
     assert not [shape for shape in shapes if len(shape) >= 4 and sum(size in lengths for size in shape[2:]) >= 2]
 
 
-@pytest.mark.parametrize("architecture", ["causal_decoder", "encoder_decoder"])
+@pytest.mark.parametrize("architecture", [exhaustive("causal_decoder"), "encoder_decoder"])
 def test_the_program_of_a_pattern_does_not_grow_with_the_number_of_layers(architecture):
     """Local and global layers in a scan, also with a remainder."""
     pattern, lines = (LayerKind(window=4), LayerKind(window=4), LayerKind()), set()
