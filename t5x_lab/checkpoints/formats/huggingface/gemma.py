@@ -188,7 +188,8 @@ def _from_hf_config(config: Mapping[str, Any]) -> TransformerConfig:
 
 def default_types(config: Mapping[str, Any]) -> list[str]:
     """Returns the types of layers that Gemma 2 or 3 has if config.json does not list them."""
-    return [SLIDING] * (config.get("sliding_window_pattern", 2) - 1) + [FULL]
+    period = config.get("sliding_window_pattern", 2)
+    return [SLIDING if (layer + 1) % period else FULL for layer in range(config["num_hidden_layers"])]
 
 
 def query_scalar(config: Mapping[str, Any]) -> float | None:

@@ -39,13 +39,13 @@ def read_layer_types(config: Mapping[str, Any], default: Sequence[str]) -> list[
 
     Args:
       config: settings with `num_hidden_layers`, and with `sliding_window` if layers have windows.
-      default: types that are repeated if config.json has no `layer_types`.
+      default: types if config.json has no `layer_types`.
 
     Raises:
       UserError: for other types, another number of types than layers, or windows without a size.
     """
     num_layers = config["num_hidden_layers"]
-    types = config.get("layer_types") or [default[i % len(default)] for i in range(num_layers)]
+    types = config.get("layer_types") or default
     unknown = [name for name in types if name not in (FULL, SLIDING)]
     if unknown or len(types) != num_layers:
         raise UserError(
