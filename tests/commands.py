@@ -7,7 +7,6 @@ is forked from has imported, and done nothing else: no backend of JAX is started
 import atexit
 import multiprocessing
 import os
-import pathlib
 import runpy
 import socket
 import sys
@@ -16,8 +15,9 @@ import traceback
 from multiprocessing import forkserver
 from typing import NamedTuple
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-ON_ONE_DEVICE = {"XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"}
+from conftest import COMPILE_FAST, ROOT
+
+ON_ONE_DEVICE = {"XLA_FLAGS": COMPILE_FAST}
 
 _server = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(["tensorflow", "commands_preload"])
