@@ -442,9 +442,23 @@ def test_rotary_positions_in_older_config_json_are_read(kind, rotary_type, tmp_p
     assert networks[0].rotary_theta == 5000.0 and (networks[0].rotary_scaling or networks[0].longest_sequence == 24)
 
 
+def test_kinds_of_layers_are_those_that_transformers_reads(tmp_path):
+    """Gemma 2 has no period of windows, and T5Gemma may have none at all."""
+    read = lambda config: (tmp_path / "config.json").write_text(json.dumps(config)) and huggingface.read_config(tmp_path)[1]
+    gemma = {"model_type": "gemma2", "num_hidden_layers": 4}
+    assert read({**gemma, "sliding_window_pattern": 4}) == read(gemma)
+    for kind in ("t5gemma", "t5gemma2"):
+        settings = huggingface.find_family(network(kind))[1]
+        for path in [("decoder",), ("encoder", "text_config") if kind == "t5gemma2" else ("encoder",)]:
+            stack = inner(settings, path)
+            stack |= {"sliding_window": None, "layer_types": ["full_attention"] * stack["num_hidden_layers"]}
+        assert read(settings).layer_pattern == ()
+
+
 @pytest.mark.parametrize(
     ("kind", "changes", "message"),
     [
+        ("smollm3", {"no_rope_layers": [1, 0]}, "no_rope_layers of 2 layers, and num_hidden_layers 5"),
         ("llama", {"num_hidden_layers": 0}, "num_hidden_layers 0. It must be from 1 to 10,000"),
         ("mistral", {"num_hidden_layers": 10**9}, "num_hidden_layers 1,000,000,000. It must be from 1 to 10,000"),
         ("t5_1_1", {"num_layers": 10**9}, "num_layers 1,000,000,000. It must be from 1 to 10,000"),
@@ -720,9 +734,11 @@ def test_the_mean_of_the_last_checkpoints_is_converted(tmp_path, capsys):
     command = ["convert", f"--source={tmp_path}/run", "--to=t5x_lab"]
     assert cli_main([*command, f"--target={tmp_path}/mean", "--average=2"]) == 0
     assert "the mean of the steps 20, 30 of" in capsys.readouterr().out
+    assert cli_main([*command[:2], "--to=hf", f"--target={tmp_path}/card", "--average=2"]) == 0
+    assert "Training step: mean of 20, 30" in (tmp_path / "card" / "README.md").read_text()
     written = open_source(find(str(tmp_path / "mean"))).params
     for name in parts:
         np.testing.assert_allclose(written[name].read_all(), (values[1][name] + values[2][name]) / 2, rtol=1e-6, atol=1e-7)
     assert cli_main([*command, f"--target={tmp_path}/more", "--average=4"]) == 2
-    assert "has the steps 10, 20, 30, but --average is 4" in capsys.readouterr().err
+    assert "--average is 4, but " in capsys.readouterr().err
     assert cli_main([*command, f"--target={tmp_path}/more", "--average=2", "--step=10"]) == 2

@@ -132,7 +132,10 @@ def mean(tensors: Sequence[LazyTensor]) -> LazyTensor:
     """Returns the mean of lazy tensors of one shape, float32, summed in float64."""
 
     def read(index: Index) -> np.ndarray:
-        return np.asarray(np.mean([tensor.read(index) for tensor in tensors], axis=0, dtype=np.float64), np.float32)
+        total = tensors[0].read(index).astype(np.float64)
+        for tensor in tensors[1:]:
+            total += tensor.read(index)
+        return (total / len(tensors)).astype(np.float32)
 
     return LazyTensor(tensors[0].shape, np.dtype(np.float32), read)
 

@@ -103,8 +103,7 @@ def _assignment(name: str, config: RestoreCheckpointConfig, used: set[int]) -> A
 
 def _missing(name: str, wanted: str, source: Source) -> str:
     path, original = source.origin(wanted)
-    names = {source.origin(parameter)[1]: None for parameter in source.params if source.origin(parameter)[0] == path}
-    similar = difflib.get_close_matches(original, names, n=1)
+    similar = difflib.get_close_matches(wanted, source.params, n=1)
     parameter = name if name == original else f"{original}, for {name}"
     return (
         f"{path} does not have {parameter}{f' (but {similar[0]})' if similar else ''}. Add a rule to "

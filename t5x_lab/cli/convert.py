@@ -17,7 +17,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype", default="float32", help="dtype of the weights in Hugging Face's format: float32, bfloat16 or float16"
     )
-    parser.add_argument("--average", type=int, default=1, help="number of the run's last checkpoints, whose mean is written")
+    parser.add_argument("--average", type=int, default=1, help="number of checkpoints up to --step, whose mean is written")
     add_trust_flag(parser)
     add_gin_flags(parser)
 

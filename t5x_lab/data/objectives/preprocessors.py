@@ -221,7 +221,7 @@ def random_or_sentinel(tokens, noise_mask, vocabulary, seeds):
 
 
 def _random_tokens(tokens, vocabulary, seed):
-    """Samples tokens other than padding, EOS, unknown and sentinels."""
+    """Samples tokens other than sentinels and the first three ids, which are T5's padding, EOS and unknown tokens."""
     ids = sentinel_ids(vocabulary)
     tokens = tf.random.stateless_uniform(tf.shape(tokens), seed, 3, vocabulary.vocab_size - len(ids), dtype=tokens.dtype)
     return tokens + tf.where(tokens < min(ids, default=vocabulary.vocab_size), 0, len(ids))

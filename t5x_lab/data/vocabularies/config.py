@@ -14,8 +14,8 @@ class SentencePieceVocabulary:
 
     Attributes:
       path: path of the model file, local or remote, wherever `etils.epath` reads.
-      extra_ids: number of sentinels. With 0 the pieces `<extra_id_0>` and so on are the sentinels, as in mT5, if the model has
-        them.
+      extra_ids: number of sentinels. With 0 the pieces `<extra_id_0>` and so on (mT5) or `<unused0>` and so on (Gemma) are the
+        sentinels, if the model has them.
     """
 
     path: str = "gs://t5-data/vocabs/cc_all.32000/sentencepiece.model"

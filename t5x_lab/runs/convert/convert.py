@@ -54,7 +54,7 @@ def convert(
         huggingface.find_family(network)
     path = _check_target(target, location)
     with explain_damage(location.path):
-        source, description = _open_mean(location, average)
+        source, steps = _open_mean(location, average)
         tensors = _read_tensors(source, network)
         count = sum(tensor.size for tensor in tensors.values())
         try:
@@ -75,7 +75,7 @@ def convert(
                 }
                 huggingface.write(new, tensors, network, dtype, ids)
                 notes = write_tokenizer(new, vocabulary, special, has_encoder(network))
-                card = model_card(path.name, epath.Path(location.path), config, source.step, count, dtype)
+                card = model_card(path.name, epath.Path(location.path), config, steps, count, dtype)
                 (new / "README.md").write_text(card)
             else:
                 _write_run(new, path, tensors, source.step, config)
@@ -88,34 +88,39 @@ def convert(
             ) from error
         finally:
             shutil.rmtree(new, ignore_errors=True)
+    description = (
+        f"the mean of the steps {', '.join(map(str, steps))} of {location.path.parent.parent}" if average > 1 else location.path
+    )
     return f"Converted {description} ({location.title}) to {target} ({FORMATS[to].TITLE}): {count:,} parameters.{notes}"
 
 
-def _open_mean(location: Location, number: int) -> tuple[Source, str]:
-    """Opens a checkpoint, or the mean of the last checkpoints of a run. Also returns what it is, for messages.
+def _open_mean(location: Location, number: int) -> tuple[Source, list[int]]:
+    """Opens a checkpoint, or the mean of the last checkpoints of a run up to it. Also returns their steps.
 
     Raises:
       UserError: if the run does not have as many checkpoints.
     """
     if number == 1:
-        return open_source(location), str(location.path)
-    run = location.path.parent.parent
-    steps = [step for step in finished_steps(run) if step <= location.step] if location.format == t5x_lab.NAME else []
+        source = open_source(location)
+        return source, [source.step]
+    run, is_of_run = location.path.parent.parent, location.path.parent.name == "checkpoints"
+    if location.format != t5x_lab.NAME or not is_of_run:
+        raise UserError(f"--average is {number}, but {location.path} is not a checkpoint in a run directory of t5x_lab.")
+    steps = [step for step in finished_steps(run) if step <= location.step]
     if len(steps) < number:
-        kept = f"{run} has the steps {', '.join(map(str, steps))}" if steps else f"{location.path} is not part of a run"
         raise UserError(
-            f"{kept}, but --average is {number}. Use a run of t5x_lab with as many checkpoints, which "
-            "SaveCheckpointConfig.keep sets."
+            f"--average is {number}, but {run} has only the steps {', '.join(map(str, steps))} up to {location.step}. "
+            "SaveCheckpointConfig.keep sets how many checkpoints a run keeps."
         )
-    sources = [open_source(find(str(run), step, location.weights)) for step in steps[-number:]]
+    steps = steps[-number:]
+    sources = [open_source(find(str(run), step, location.weights)) for step in steps]
     params = {name: mean([source.params[name] for source in sources]) for name in sources[-1].params}
 
     def check() -> None:
         for source in sources:
             source.check()
 
-    description = f"the mean of the steps {', '.join(map(str, steps[-number:]))} of {run}"
-    return dataclasses.replace(sources[-1], params=params, check=check), description
+    return dataclasses.replace(sources[-1], params=params, check=check), steps
 
 
 def _check_target(target: str, location: Location) -> pathlib.Path:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from etils import epath
@@ -34,14 +35,14 @@ tokenizer, model = AutoTokenizer.from_pretrained("{name}"), {auto_class}.from_pr
 """
 
 
-def model_card(name: str, source: epath.Path, config: GinConfig, step: int, num_parameters: int, dtype: str) -> str:
+def model_card(name: str, source: epath.Path, config: GinConfig, steps: Sequence[int], num_parameters: int, dtype: str) -> str:
     """Returns the text of a model card with what the run's directory says of the model.
 
     Args:
       name: name of the model.
-      source: checkpoint that was exported. The evaluations of its step are read from its run directory.
+      source: checkpoint that was exported. The evaluations of a single step are read from its run directory.
       config: configuration of the run.
-      step: step of the checkpoint.
+      steps: step of the checkpoint, or of those whose mean it is.
       num_parameters: number of parameters.
       dtype: data type of the exported weights.
     """
@@ -50,7 +51,7 @@ def model_card(name: str, source: epath.Path, config: GinConfig, step: int, num_
     facts = {
         "Architecture": network.architecture.replace("_", " "),
         "Parameters": f"{num_parameters:,}, {dtype}",
-        "Training step": f"{step:,}",
+        "Training step": f"{steps[0]:,}" if len(steps) == 1 else f"mean of {', '.join(f'{step:,}' for step in steps)}",
         **_training_facts(config),
     }
     return CARD.format(
@@ -59,7 +60,7 @@ def model_card(name: str, source: epath.Path, config: GinConfig, step: int, num_
         name=name,
         facts="\n".join(f"- {key}: {value}" for key, value in facts.items()),
         auto_class="AutoModelForSeq2SeqLM" if is_seq2seq else "AutoModelForCausalLM",
-        evaluations=_evaluations(source, step),
+        evaluations=_evaluations(source, steps[0]) if len(steps) == 1 else "",
     )
 
 

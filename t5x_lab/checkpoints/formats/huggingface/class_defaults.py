@@ -68,9 +68,10 @@ def with_defaults(config: Mapping[str, Any] | None, model_type: str) -> dict[str
     Raises:
       UserError: if it has no layers, or more than 10,000.
     """
-    settings = {**_DEFAULTS[model_type], **(config or {})}
-    for name in ("num_hidden_layers", "num_layers", "num_decoder_layers", "n_layer"):
-        number = settings.get(name)
+    defaults = _DEFAULTS[model_type]
+    settings = {**defaults, **(config or {})}
+    for name in {"num_hidden_layers", "num_layers", "num_decoder_layers", "n_layer"} & defaults.keys():
+        number = settings[name] or defaults[name] if name == "num_decoder_layers" else settings[name]
         if number is not None and not 0 < number <= _MAX_LAYERS:
             raise UserError(
                 f"config.json has {name} {number:,}. It must be from 1 to {_MAX_LAYERS:,}. Do not trust this model."

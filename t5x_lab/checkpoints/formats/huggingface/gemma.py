@@ -187,8 +187,8 @@ def _from_hf_config(config: Mapping[str, Any]) -> TransformerConfig:
 
 
 def default_types(config: Mapping[str, Any]) -> list[str]:
-    """Returns the types of layers that Gemma 2 or 3 has if config.json does not list them."""
-    period = config.get("sliding_window_pattern", 2)
+    """Returns the types of layers that Gemma 2 or 3 has if config.json does not list them. Only Gemma 3 reads their period."""
+    period = config["sliding_window_pattern"] if "rope_local_base_freq" in config else 2
     return [SLIDING if (layer + 1) % period else FULL for layer in range(config["num_hidden_layers"])]
 
 

@@ -155,6 +155,8 @@ def _kinds_from_hf(config: Mapping[str, Any]) -> list[LayerKind]:
     if model_type == "smollm3":
         interval = config["no_rope_layer_interval"]
         rotated = list(map(bool, config.get("no_rope_layers") or [(i + 1) % interval for i in range(layers)]))
+        if len(rotated) != layers:
+            raise UserError(f"config.json has no_rope_layers of {len(rotated)} layers, and num_hidden_layers {layers}.")
         default = [FULL if is_rotated else SLIDING for is_rotated in rotated]
     else:
         default = [FULL if i < config.get("max_window_layers", layers) else SLIDING for i in range(layers)]

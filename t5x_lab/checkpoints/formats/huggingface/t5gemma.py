@@ -94,7 +94,7 @@ def _from_hf_config(config: Mapping[str, Any]) -> TransformerConfig:
     if query_scalar(encoder) != query_scalar(decoder) or "head_dim" in different:
         different["query_pre_attn_scalar"] = float(encoder["query_pre_attn_scalar"])
     window = decoder["sliding_window"]
-    local = LayerKind(window=window, encoder_window=(window, window))
+    local = LayerKind(window=window, encoder_window=(window, window)) if SLIDING in kinds else LayerKind()
     return TransformerConfig(
         architecture="encoder_decoder",
         vocab_size=decoder["vocab_size"],

@@ -117,7 +117,9 @@ def _from_hf_config(config: Mapping[str, Any]) -> TransformerConfig:
         raise UserError("config.json has attn_logit_softcapping, which merged attention of t5x_lab does not have.")
     (theta, scaling), (local_theta, local_scaling) = _rotations(decoder)
     window = decoder["sliding_window"]
-    local = LayerKind(window, _encoder_window(window), rotary_theta=local_theta, rotary_scaling=local_scaling)
+    local = LayerKind()
+    if SLIDING in kinds:
+        local = LayerKind(window, _encoder_window(window), rotary_theta=local_theta, rotary_scaling=local_scaling)
     return TransformerConfig(
         architecture="encoder_decoder",
         vocab_size=decoder["vocab_size"],
