@@ -95,7 +95,7 @@ def test_no_target_sees_its_future(architecture):
 
 @pytest.mark.parametrize("kind, reads", [(LayerKind(window=3), (-2, 2)), (LayerKind(window=3, encoder_window=(1, 2)), (-1, 2))])
 def test_an_encoder_alone_reads_its_windows(kind, reads):
-    """Of two layers, a token changes the positions that read it in two steps."""
+    """Checks which positions a token changes through two layers."""
     model = tiny_model("encoder", layer_pattern=(kind,), num_encoder_layers=2)
     tokens = np.arange(2, 18)[None]
     changed = np.where(np.arange(16) == 7, 40, tokens)

@@ -429,8 +429,8 @@ def test_noise_that_makes_no_sense_is_a_sentence(settings, says):
 def test_gemmas_unused_tokens_are_sentinels(tmp_path):
     """Its tokenizer has `<unused0>` and so on near the start, after the special tokens."""
     transformers, tokenizers = pytest.importorskip("transformers"), pytest.importorskip("tokenizers")
-    words = ["<pad>", "<eos>", "<bos>", *(f"<unused{i}>" for i in range(20)), *(f"word{i}" for i in range(40))]
-    model = tokenizers.Tokenizer(tokenizers.models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<pad>"))
+    pieces = ["<pad>", "<eos>", "<bos>", *(f"<unused{i}>" for i in range(20)), *(f"word{i}" for i in range(40))]
+    model = tokenizers.Tokenizer(tokenizers.models.WordLevel({piece: i for i, piece in enumerate(pieces)}, unk_token="<pad>"))
     special = {"pad_token": "<pad>", "eos_token": "<eos>", "bos_token": "<bos>"}
     transformers.PreTrainedTokenizerFast(tokenizer_object=model, **special).save_pretrained(tmp_path)
     config = HuggingFaceVocabulary(str(tmp_path))
@@ -442,8 +442,8 @@ def test_gemmas_unused_tokens_are_sentinels(tmp_path):
     assert inputs.pop(0) in unused[-3:]
     assert len(inputs) > 1 and inputs == unused[: len(inputs)]
     assert len(targets) > 1 and targets == unused[: len(targets)]
-    one_word = [[30] * 400] * 20
-    masked = examples_of(OBJECTIVES["masked_lm"], {"inputs": 64}, one_word, "encoder", vocabulary=vocabulary)
+    repeated = [[30] * 400] * 20
+    masked = examples_of(OBJECTIVES["masked_lm"], {"inputs": 64}, repeated, "encoder", vocabulary=vocabulary)
     drawn = set(np.concatenate([example["inputs"] for example in masked]).tolist())
     assert drawn <= {1, unused[0], *range(23, 63)} and {23, 62} <= drawn
 

@@ -23,7 +23,7 @@ from t5x_lab.data.vocabularies.config import (
 )
 from t5x_lab.data.vocabularies.huggingface import HuggingFaceTokenizer, read_tokenizer
 from t5x_lab.data.vocabularies.sentencepiece import read_sentencepiece
-from t5x_lab.data.vocabularies.sentinels import T5_NAMES, sentinel_pieces
+from t5x_lab.data.vocabularies.sentinel_names import T5_NAMES, sentinel_pieces
 
 
 def build_vocabulary(config: Vocabulary) -> seqio.Vocabulary:

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from t5x_lab.config.errors import NotHere, UserError
 from t5x_lab.config.json_files import parse_json
-from t5x_lab.data.vocabularies.sentinels import find_sentinels
+from t5x_lab.data.vocabularies.sentinel_names import find_sentinels
 
 GPT1_FILES = ("encoder_bpe_40000.json", "vocab_40000.bpe")  # ids and merges that OpenAI published
 
