@@ -446,7 +446,7 @@ def test_kinds_of_layers_are_those_that_transformers_reads(tmp_path):
     """Gemma 2 has no period of windows, and T5Gemma may have none at all."""
     read = lambda config: (tmp_path / "config.json").write_text(json.dumps(config)) and huggingface.read_config(tmp_path)[1]
     gemma = {"model_type": "gemma2", "num_hidden_layers": 4}
-    assert read({**gemma, "sliding_window_pattern": 4}) == read(gemma)
+    assert read({**gemma, "sliding_window_pattern": 4}) == read({**gemma, "rope_local_base_freq": 5.0}) == read(gemma)
     for kind in ("t5gemma", "t5gemma2"):
         settings = huggingface.find_family(network(kind))[1]
         for path in [("decoder",), ("encoder", "text_config") if kind == "t5gemma2" else ("encoder",)]:

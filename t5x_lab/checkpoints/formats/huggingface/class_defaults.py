@@ -71,8 +71,8 @@ def with_defaults(config: Mapping[str, Any] | None, model_type: str) -> dict[str
     defaults = _DEFAULTS[model_type]
     settings = {**defaults, **(config or {})}
     for name in {"num_hidden_layers", "num_layers", "num_decoder_layers", "n_layer"} & defaults.keys():
-        number = settings[name] or defaults[name] if name == "num_decoder_layers" else settings[name]
-        if number is not None and not 0 < number <= _MAX_LAYERS:
+        number, least = settings[name], 0 if name == "num_decoder_layers" else 1  # 0 = as many as num_layers
+        if number is not None and not least <= number <= _MAX_LAYERS:
             raise UserError(
                 f"config.json has {name} {number:,}. It must be from 1 to {_MAX_LAYERS:,}. Do not trust this model."
             )

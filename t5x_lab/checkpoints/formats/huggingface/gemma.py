@@ -161,7 +161,8 @@ def _from_hf_config(config: Mapping[str, Any]) -> TransformerConfig:
         local_theta, local_scaling = rotations(settings_of_type(config, SLIDING))
         local = LayerKind(local.window, rotary_theta=local_theta, rotary_scaling=local_scaling)
     theta, scaling = rotations(full)
-    kinds = [local if kind == SLIDING else LayerKind() for kind in read_layer_types(config, default_types(config))]
+    types = read_layer_types(config, default_types(config, config["sliding_window_pattern"] if is_gemma_3 else 2))
+    kinds = [local if kind == SLIDING else LayerKind() for kind in types]
     return TransformerConfig(
         architecture="causal_decoder",
         vocab_size=config["vocab_size"],
@@ -186,9 +187,8 @@ def _from_hf_config(config: Mapping[str, Any]) -> TransformerConfig:
     )
 
 
-def default_types(config: Mapping[str, Any]) -> list[str]:
-    """Returns the types of layers that Gemma 2 or 3 has if config.json does not list them. Only Gemma 3 reads their period."""
-    period = config["sliding_window_pattern"] if "rope_local_base_freq" in config else 2
+def default_types(config: Mapping[str, Any], period: int) -> list[str]:
+    """Returns the types of layers if config.json does not list them: every `period`-th one is global."""
     return [SLIDING if (layer + 1) % period else FULL for layer in range(config["num_hidden_layers"])]
 
 

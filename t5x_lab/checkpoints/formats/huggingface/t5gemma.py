@@ -88,7 +88,7 @@ def _to_hf_config(c: TransformerConfig) -> dict[str, Any] | None:
 
 def _from_hf_config(config: Mapping[str, Any]) -> TransformerConfig:
     encoder, decoder = (with_defaults(config.get(stack), "t5gemma") for stack in ("encoder", "decoder"))
-    kinds = shared_layers(encoder, decoder, _SHARED, rotations)
+    kinds = shared_layers(encoder, decoder, _SHARED, rotations, lambda stack: default_types(stack, 2))
     theta, scaling = rotations(decoder)
     different = {field: encoder[name] for name, field in _SIZES.items() if encoder[name] != decoder[name]}
     if query_scalar(encoder) != query_scalar(decoder) or "head_dim" in different:
@@ -122,6 +122,7 @@ def shared_layers(
     decoder: Mapping[str, Any],
     settings: Iterable[str],
     rotary: Callable[[Mapping[str, Any]], Any],
+    default: Callable[[Mapping[str, Any]], list[str]],
 ) -> list[str]:
     """Returns the types of the layers of the deeper stack, after a check that the two stacks have the same blocks.
 
@@ -130,11 +131,12 @@ def shared_layers(
       decoder: settings of the decoder.
       settings: names of those that must be equal.
       rotary: function that returns the rotary positions of a stack, which must be equal.
+      default: function that returns the types of the layers of a stack that does not list them.
 
     Raises:
       UserError: with the names of settings that differ.
     """
-    shorter, longer = sorted((read_layer_types(stack, default_types(stack)) for stack in (encoder, decoder)), key=len)
+    shorter, longer = sorted((read_layer_types(stack, default(stack)) for stack in (encoder, decoder)), key=len)
     differing = [name for name in settings if encoder[name] != decoder[name]]
     differing += ["layer_types"] if shorter != longer[: len(shorter)] else []
     differing += ["rope_parameters"] if rotary(encoder) != rotary(decoder) else []

@@ -12,6 +12,7 @@ from typing import Any
 from t5x_lab.checkpoints.formats.huggingface.class_defaults import with_defaults
 from t5x_lab.checkpoints.formats.huggingface.gemma import (
     BLOCKS,
+    default_types,
     has_blocks,
     query_scalar,
     ropes_by_type,
@@ -112,7 +113,8 @@ def _to_hf_config(c: TransformerConfig) -> dict[str, Any] | None:
 def _from_hf_config(config: Mapping[str, Any]) -> TransformerConfig:
     encoder = with_defaults((config.get("encoder") or {}).get("text_config"), "t5gemma2")
     decoder = with_defaults(config.get("decoder"), "t5gemma2")
-    kinds = shared_layers(encoder, decoder, _SHARED, _rotations)
+    default = lambda stack: default_types(stack, stack["sliding_window_pattern"])
+    kinds = shared_layers(encoder, decoder, _SHARED, _rotations, default)
     if decoder["attn_logit_softcapping"]:
         raise UserError("config.json has attn_logit_softcapping, which merged attention of t5x_lab does not have.")
     (theta, scaling), (local_theta, local_scaling) = _rotations(decoder)
