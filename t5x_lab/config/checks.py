@@ -63,10 +63,13 @@ def check_pattern(setting: str, pattern: str) -> None:
 def implements(value, protocol: type) -> bool:
     """Returns whether a value is an instance, not a class, with all members that a protocol itself defines.
 
-    Members may come from `__getattr__`, which `isinstance` ignores since Python 3.12.
+    Members may come from `__getattr__`, which `isinstance` ignores since Python 3.12. Raises the `UserError` with which
+    `__getattr__` explains what is wrong with the value.
     """
     try:
         return not isinstance(value, type) and all(hasattr(value, name) for name in _members(protocol))
+    except UserError:
+        raise
     except Exception:  # of the value's own `__getattr__`
         return False
 
