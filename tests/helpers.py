@@ -58,7 +58,8 @@ VARIANTS = {
         scaling="standard", positions="rotary", num_kv_heads=2, qk_norm=True, merged_attention=True, num_decoder_layers=3,
         layer_pattern=(LayerKind(window=3), LayerKind()))),
     "unbalanced": ("encoder_decoder", dict(
-        positions="rotary", scaling="standard", share_embeddings=False, encoder=EncoderShape(emb_dim=24, num_heads=6))),
+        positions="rotary", scaling="standard", share_embeddings=False, encoder=EncoderShape(emb_dim=24, num_heads=6),
+        rotary_cross_attention=True)),
     "lstm": ("causal_decoder", {}),
 }  # fmt: skip
 

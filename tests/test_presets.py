@@ -1,5 +1,6 @@
 """Every preset's parameter count: T5X's table where it lists one, the shapes' own formula elsewhere."""
 
+import dataclasses
 import pathlib
 
 import pytest
@@ -25,6 +26,7 @@ GEMMAS = {  # sizes that the papers have; tiny is ours
     "gemma2": ("2b", "9b", "27b"), "gemma3": ("270m", "1b", "4b", "12b", "27b"), "t5gemma2": ("270m", "1b", "4b"),
     "t5gemma": ("s", "b", "l", "ml", "xl", "2b_2b", "9b_2b", "9b_9b"),
 }  # fmt: skip
+REDLLM = {"150m": 0.15e9, "1b": 1e9, "2b": 2e9, "4b": 4e9, "8b": 8e9}  # the sizes by which Zhang et al. 2025 call them
 
 
 def formula(c) -> int:
@@ -72,6 +74,7 @@ def test_all_presets_are_there():
         )
     }  # fmt: skip
     families |= {name: ["tiny", *sizes] for name, sizes in GEMMAS.items()}
+    families |= {name: ["tiny", *REDLLM] for name in ("decllm", "redllm")}
     families["t5_1_0"] = ["tiny", "small", "base", "large", "3b", "11b"]
     assert {str(pathlib.Path(preset).with_suffix("").relative_to("models")) for preset in PRESETS} >= {
         f"{family}/{size}" for family, sizes in families.items() for size in sizes
@@ -110,6 +113,19 @@ def test_gemmas_have_as_many_parameters_as_in_transformers(family):
             if not any(part in name for part in ("vision", "multi_modal", "eoi_embedding"))
         }
         assert sum(counted.values()) == model.num_parameters, size
+
+
+@pytest.mark.parametrize("size", REDLLM)
+def test_redllm_has_about_as_many_parameters_as_its_decoder(size):
+    decoder, both = (Model(GinConfig([f"models/{name}/{size}.gin"]).model()) for name in ("decllm", "redllm"))
+    assert decoder.num_parameters == pytest.approx(REDLLM[size], rel=0.15)
+    layers, network = both.config.network.num_decoder_layers, both.config.network
+    others = [
+        dataclasses.replace(network, num_encoder_layers=number, num_decoder_layers=number)
+        for number in (layers - 1, layers + 1)
+    ]
+    gaps = [abs(formula(each) - decoder.num_parameters) for each in (network, *others)]
+    assert gaps[0] == min(gaps)
 
 
 def test_the_studys_models():

@@ -78,7 +78,9 @@ class TransformerShape:
       share_embeddings: encoder and decoder have one table of token embeddings. False = two; with logits_via_embedding, logits
         use the decoder's.
       merged_attention: cross-attention is part of the decoder's self-attention: one softmax over the decoder's positions and
-        the encoder's output, whose keys and values are of the same projections, without positions (T5Gemma 2).
+        the encoder's output, whose keys and values are of the same projections (T5Gemma 2).
+      rotary_cross_attention: rotary positions also between the decoder and the encoder's output. Positions go on from the
+        encoder's last token to the decoder's first (RedLLM, Zhang et al. 2025). False: cross-attention has no positions.
       mlp_activations: one activation; or two, such as ("gelu", "linear"), for a gated MLP. Names of `ACTIVATION_FUNCTIONS` or
         elementwise functions.
       logits_via_embedding: logits use the transposed embedding table.
@@ -131,6 +133,7 @@ class TransformerShape:
     encoder: EncoderShape | None = None
     share_embeddings: bool = True
     merged_attention: bool = False
+    rotary_cross_attention: bool = False
     mlp_activations: tuple[str | Callable, ...] = ("gelu", "linear")
     logits_via_embedding: bool = False
     scaling: str = "t5"
@@ -179,6 +182,8 @@ class TransformerShape:
             check_choice("TransformerConfig.qk_norm", self.qk_norm, ("all_heads",))
         check_dropout(self.dropout_rate)
         _check_shapes(self)
+        _check_two_stacks(self)
+        _check_positions(self)
 
     @property
     def has_encoder(self) -> bool:
@@ -281,11 +286,6 @@ def check_dropout(rate: float) -> None:
 
 def _check_shapes(c: TransformerShape) -> None:
     """Raises a `UserError` for incompatible sizes and variants."""
-    if c.relpos_max_distance <= c.relpos_buckets // 2:
-        raise UserError(
-            f"TransformerConfig.relpos_max_distance is {c.relpos_max_distance}. It must exceed half of relpos_buckets, which "
-            f"is {c.relpos_buckets}, because each of these distances has its own bucket. T5 uses 32 buckets and distance 128."
-        )
     for where in () if isinstance(c.use_bias, bool) else c.use_bias:
         check_choice("TransformerConfig.use_bias", where, ("qkv", "out", "mlp"))
     if len(c.mlp_activations) not in (1, 2):
@@ -305,6 +305,15 @@ def _check_shapes(c: TransformerShape) -> None:
             f"TransformerConfig.num_kv_heads is {c.num_kv_heads}, but num_heads = {c.num_heads} is not a multiple of it. "
             "Every key and value head serves the same number of query heads."
         )
+    if c.query_pre_attn_scalar is not None and c.scaling == "t5":
+        raise UserError(
+            'TransformerConfig.query_pre_attn_scalar has no effect with scaling = "t5", which does not scale attention logits. '
+            "Remove it."
+        )
+
+
+def _check_two_stacks(c: TransformerShape) -> None:
+    """Raises a `UserError` for an encoder and a decoder that do not go together."""
     if c.architecture != "encoder_decoder" and (c.encoder is not None or not c.share_embeddings or c.merged_attention):
         raise UserError(
             "TransformerConfig.encoder, merged_attention and share_embeddings = False are for encoder-decoders, not for "
@@ -329,16 +338,25 @@ def _check_shapes(c: TransformerShape) -> None:
             'TransformerConfig.share_stacks needs architecture "encoder_decoder" with equal numbers of encoder and decoder '
             f'layers, not "{c.architecture}" with {c.num_encoder_layers} and {c.num_decoder_layers}.'
         )
+
+
+def _check_positions(c: TransformerShape) -> None:
+    """Raises a `UserError` for settings of positions that contradict each other or have no effect."""
+    if c.relpos_max_distance <= c.relpos_buckets // 2:
+        raise UserError(
+            f"TransformerConfig.relpos_max_distance is {c.relpos_max_distance}. It must exceed half of relpos_buckets, which "
+            f"is {c.relpos_buckets}, because each of these distances has its own bucket. T5 uses 32 buckets and distance 128."
+        )
     if c.bidirectional_bias and (c.architecture != "prefix_decoder" or c.positions != "relative"):
         raise UserError(
             "TransformerConfig.bidirectional_bias applies only to a prefix decoder with relative positions, not to "
             "architecture "
             f'"{c.architecture}" with positions = "{c.positions}". Remove it.'
         )
-    if c.query_pre_attn_scalar is not None and c.scaling == "t5":
+    if c.rotary_cross_attention and (c.architecture != "encoder_decoder" or c.positions != "rotary"):
         raise UserError(
-            'TransformerConfig.query_pre_attn_scalar has no effect with scaling = "t5", which does not scale attention logits. '
-            "Remove it."
+            "TransformerConfig.rotary_cross_attention is for encoder-decoders with rotary positions, not for architecture "
+            f'"{c.architecture}" with positions = "{c.positions}". Remove it.'
         )
     if c.positions == "rotary" and c.head_dim % 2:
         raise UserError(f"TransformerConfig.head_dim is {c.head_dim}. It must be even for rotary positions.")

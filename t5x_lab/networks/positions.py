@@ -1,4 +1,4 @@
-"""Position encodings: T5's relative biases and sinusoidal embeddings.
+"""Positions and their encodings: T5's relative biases and sinusoidal embeddings.
 
 Axis letters: B batch, T length, D embed.
 """
@@ -49,6 +49,14 @@ class RelativeBias(nnx.Module):
         distance = np.arange(span + key_length - 1) - (span - 1)
         buckets = relative_position_bucket(distance, bidirectional, self.num_buckets, self.max_distance)
         return DiagonalBias(self.rel_embedding[...][:, buckets], span)
+
+
+def positions_from_end(segments_BT: jax.Array) -> jax.Array:
+    """Returns the position of each token relative to the end of its segment, int [B, T]: -1 for the last token."""
+    T = segments_BT.shape[1]
+    is_last = jnp.pad(segments_BT[:, 1:] != segments_BT[:, :-1], ((0, 0), (0, 1)), constant_values=True)
+    ends = jax.lax.cummin(jnp.where(is_last, jnp.arange(1, T + 1), T), axis=1, reverse=True)
+    return jnp.arange(T)[None] - ends
 
 
 def sinusoidal(positions_BT: jax.Array, emb_dim: int) -> jax.Array:

@@ -82,15 +82,16 @@ class Layer(nnx.Module):
         if cross_keys_values is not None and self.has_cross_attention:
             assert cross_mask is not None
             y = self._sublayer_input("cross_attention", x)
-            y = self.cross_attention(y, cross_keys_values, mask=cross_mask, dropout_key=keys[2])
+            turn = rotation if self.config.rotary_cross_attention else None
+            y = self.cross_attention(y, cross_keys_values, mask=cross_mask, rotation=turn, dropout_key=keys[2])
             x = self._add_sublayer("cross_attention", x, y, keys[3])
 
         y = self.mlp(self._sublayer_input("mlp", x), dropout_key=keys[4])
         return self._add_sublayer("mlp", x, y, keys[5]), state
 
-    def encoder_keys_values(self, encoded: jax.Array) -> KeyValues:
+    def encoder_keys_values(self, encoded: jax.Array, rotation: Rotation | None) -> KeyValues:
         """Returns the keys and values [B, S, K, H] of the encoder's output [B, S, D]."""
-        return (self.cross_attention if self.has_cross_attention else self.self_attention).keys_values(encoded)
+        return (self.cross_attention if self.has_cross_attention else self.self_attention).keys_values(encoded, rotation)
 
     def _sublayer_input(self, name: str, x: jax.Array) -> jax.Array:
         """Returns the input of a sub-layer."""
@@ -127,6 +128,7 @@ class Stack(nnx.Module):
         positions: jax.Array | None = None,
         cross_mask: Mask | None = None,
         encoded: jax.Array | None = None,
+        encoded_positions: jax.Array | None = None,
         dropout_key: jax.Array | None = None,
         keep_keys_values: bool = False,
     ) -> tuple[jax.Array, KeyValues | None]:
@@ -138,6 +140,7 @@ class Stack(nnx.Module):
           positions: positions for rotary attention, int [B or 1, T]. None = no rotation.
           cross_mask: mask of cross-attention.
           encoded: encoder output [B, S, D]. None = no cross-attention.
+          encoded_positions: positions of the encoder output for rotary attention, int [B, S]. None = no rotation.
           dropout_key: None = no dropout.
           keep_keys_values: return the keys and values of self-attention.
 
@@ -153,13 +156,16 @@ class Stack(nnx.Module):
 
         def run_layer(x, layer_params, key, kind):
             layer = nnx.merge(graph, layer_params)
+            cross_keys_values = None
+            if encoded is not None:
+                cross_keys_values = layer.encoder_keys_values(encoded, self._rotation(encoded_positions, kind))
             x, keys_values = layer(
                 x,
                 mask=self._mask(mask, kind),
                 bias=bias,
                 rotation=self._rotation(positions, kind),
                 cross_mask=cross_mask,
-                cross_keys_values=None if encoded is None else layer.encoder_keys_values(encoded),
+                cross_keys_values=cross_keys_values,
                 cache=None,
                 dropout_key=key,
             )
@@ -289,9 +295,15 @@ class Stack(nnx.Module):
             caches.append(Cache.of_window(layer, window, lengths_B) if is_local else Cache.filled(layer, slots))
         return tuple(map(self._shard, caches))
 
-    def make_cross_caches(self, encoded: jax.Array) -> tuple[Cache, ...]:
-        """Returns a cache for each layer with the cross-attention keys and values of `encoded` [B, S, D]."""
-        keys_values = [layer.encoder_keys_values(encoded) for layer in self.unstack()]
+    def make_cross_caches(self, encoded: jax.Array, positions: jax.Array | None) -> tuple[Cache, ...]:
+        """Returns a cache for each layer with the cross-attention keys and values of `encoded` [B, S, D].
+
+        Args:
+          encoded: encoder output.
+          positions: its positions for rotary attention, int [B, S]. None = no rotation.
+        """
+        rotations = [self._rotation(positions, kind) for kind in self.kinds]
+        keys_values = [layer.encoder_keys_values(encoded, turn) for layer, turn in zip(self.unstack(), rotations, strict=True)]
         return tuple(self._shard(Cache.filled(layer, encoded.shape[1])) for layer in keys_values)
 
     def _shard(self, cache: Cache) -> Cache:

@@ -68,7 +68,7 @@ def _to_hf_config(c: TransformerConfig) -> dict[str, Any] | None:
         c.architecture == "encoder_decoder"
         and has_blocks(c)
         and has_blocks(c.encoder_shape)
-        and not (c.share_embeddings or c.share_stacks or c.merged_attention or c.qk_norm)
+        and not (c.share_embeddings or c.share_stacks or c.merged_attention or c.qk_norm or c.rotary_cross_attention)
         and all(fits(kind) and kind.rotary and kind.rotary_theta is None for kind in c.kinds)
     )
     if not is_t5gemma:

@@ -88,7 +88,7 @@ def _to_hf_config(c: TransformerConfig) -> dict[str, Any] | None:
         and c.merged_attention
         and c.share_embeddings
         and c.qk_norm is True
-        and not (c.share_stacks or c.attention_logit_cap or c.encoder)
+        and not (c.share_stacks or c.attention_logit_cap or c.encoder or c.rotary_cross_attention)
         and all(map(fits, c.kinds))
     )
     ropes = ropes_by_type(c) if is_t5gemma2 else None
