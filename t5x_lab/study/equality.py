@@ -1,6 +1,7 @@
 """Checks that the cells of a study are equal in what the study holds equal."""
 
 import collections
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from t5x_lab.study.plan import Plan, PlannedRun
 from t5x_lab.study.quantities import Quantities
 
 ALMOST_EQUAL = ("flops", "parameters")  # compared with Study.tolerance
+MAX_SHOWN = 5
 
 
 def check_equality(plan: Plan, quantities: Mapping[str, Quantities]) -> list[str]:
@@ -39,10 +41,12 @@ def _check_stage(
     usual = collections.Counter(values.values()).most_common(1)[0][0]
     different = {name: value for name, value in values.items() if not _is_equal(quantity, value, usual, tolerance)}
     if different:
-        cells = "; ".join(f"{name} has {_show(value)}" for name, value in different.items())
+        shown = {name: _show_difference(value, usual) for name, value in list(different.items())[:MAX_SHOWN]}
+        cells = "; ".join(f"{name} has {value} (usual: {other})" for name, (value, other) in shown.items())
+        more = f"; {len(different) - len(shown)} more cells differ" if len(different) > len(shown) else ""
         raise UserError(
-            f'The runs of the stage "{stage}" are not equal in {quantity}: {cells}, and {len(values) - len(different)} of '
-            f"{len(values)} runs have {_show(usual)}. Change the settings of these cells, or remove "
+            f'The runs of the stage "{stage}" are not equal in {quantity}: {cells}{more}. {len(values) - len(different)} of '
+            f"{len(values)} runs have the usual value. Change the settings of these cells, or remove "
             f'"{quantity}" from Study.equal.'
         )
 
@@ -53,5 +57,12 @@ def _is_equal(quantity: str, value: Any, usual: Any, tolerance: float) -> bool:
     return value == usual
 
 
-def _show(value: Any) -> str:
-    return f"{value:,}" if isinstance(value, int | float) else str(value)
+def _show_difference(value: Any, usual: Any) -> tuple[str, str]:
+    """Returns both values as text; of objects whose fields have the same names, only the fields that differ."""
+    if isinstance(value, int | float):
+        return f"{value:,}", f"{usual:,}"
+    fields, usual_fields = (re.split(r"[(),]+ ?", str(each)) for each in (value, usual))
+    if [field.split("=")[0] for field in fields] != [field.split("=")[0] for field in usual_fields]:
+        return str(value), str(usual)
+    differing = [pair for pair in zip(fields, usual_fields) if pair[0] != pair[1]]
+    return ", ".join(pair[0] for pair in differing), ", ".join(pair[1] for pair in differing)
