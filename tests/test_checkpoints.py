@@ -13,7 +13,7 @@ from helpers import random_params, tiny_config
 
 from t5x_lab.checkpoints import layout
 from t5x_lab.checkpoints.checksums import _compiled, checksum_of_chunks, checksums, hexadecimal, region_sums
-from t5x_lab.checkpoints.config import SaveCheckpointConfig
+from t5x_lab.checkpoints.config import RestoreCheckpointConfig, SaveCheckpointConfig
 from t5x_lab.checkpoints.formats.location import find
 from t5x_lab.checkpoints.initial import load_params
 from t5x_lab.checkpoints.layout import find_checkpoint, finished_steps, named_leaves, read_info
@@ -219,6 +219,23 @@ def test_an_info_that_was_changed_and_is_still_json_is_damaged(two_checkpoints, 
     (path / layout.INFO).write_text(json.dumps({**info, "processes": info["processes"] + 1}))
     with pytest.raises(UserError, match="info/metadata differs from what was saved"):
         read_info(path)
+
+
+@pytest.mark.slow
+def test_of_two_checkpoints_the_damaged_one_is_named(two_checkpoints, tmp_path):
+    """Runs of a decoder and an encoder, of which the encoder's second checkpoint is damaged."""
+    training, _, whole = two_checkpoints
+    for name in ("main", "encoder"):
+        shutil.copytree(whole, tmp_path / name)
+    path = tmp_path / "encoder" / "checkpoints" / "2" / "params"
+    config = RestoreCheckpointConfig(others={"encoder": str(tmp_path / "encoder")}, assignment_map=[("(.*)", r"encoder:\1")])
+    sharded = training.sharded
+    load = lambda: load_params(find(str(tmp_path / "main")), sharded.abstract_params, sharded.model.axes, config)
+    load()
+    largest = max((file for file in path.rglob("*") if file.is_file()), key=lambda file: file.stat().st_size)
+    largest.write_bytes(largest.read_bytes()[:1000])
+    with pytest.raises(UserError, match=rf"{path} is damaged.*is of step 1.*mv {path.parent} {tmp_path / 'encoder'}"):
+        load()
 
 
 def test_an_outage_is_not_called_damage(tmp_path):

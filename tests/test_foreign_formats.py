@@ -428,18 +428,22 @@ def test_what_config_json_leaves_out_is_transformers_default(kind, tmp_path):
 @pytest.mark.parametrize("kind", ["llama", "gemma2", "gemma3"])
 @pytest.mark.parametrize("rotary_type", ["linear", "dynamic", "yarn"])
 def test_rotary_positions_in_older_config_json_are_read(kind, rotary_type, tmp_path):
+    """With and without the newer settings beside the older ones."""
     transformers = pytest.importorskip("transformers")
-    settings = huggingface.find_family(network(kind))[1]
-    older = {name: value for name, value in settings.items() if name != "rope_parameters"}
-    older |= {"rope_theta": 5000.0, "rope_scaling": {"rope_type": rotary_type, "factor": 2.0}, "max_position_embeddings": 24}
-    older |= {"rope_local_base_freq": 77.0} if kind == "gemma3" else {}
-    filled = transformers.AutoConfig.for_model(**json.loads(json.dumps(older))).to_dict()
-    networks = []
-    for config in (older, filled):
+
+    def read(config):
         (tmp_path / "config.json").write_text(json.dumps(config, default=str))
-        networks.append(dataclasses.replace(huggingface.read_config(tmp_path)[1], dtype="float32"))
-    assert networks[0] == networks[1]
-    assert networks[0].rotary_theta == 5000.0 and (networks[0].rotary_scaling or networks[0].longest_sequence == 24)
+        return dataclasses.replace(huggingface.read_config(tmp_path)[1], dtype="float32")
+
+    settings = huggingface.find_family(network(kind))[1]
+    older = {"rope_theta": 5000.0, "rope_scaling": {"rope_type": rotary_type, "factor": 2.0}, "max_position_embeddings": 24}
+    older |= {"rope_local_base_freq": 77.0} if kind == "gemma3" else {}
+    alone = {name: value for name, value in settings.items() if name != "rope_parameters"} | older
+    for config in (alone, settings | older):
+        filled = transformers.AutoConfig.for_model(**json.loads(json.dumps(config))).to_dict()
+        assert read(config) == read(filled)
+    result = read(alone)
+    assert result.rotary_theta == 5000.0 and (result.rotary_scaling or result.longest_sequence == 24)
 
 
 def test_kinds_of_layers_are_those_that_transformers_reads(tmp_path):

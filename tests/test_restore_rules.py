@@ -143,6 +143,8 @@ def test_a_vocabulary_is_extended_and_logits_are_untied(mesh, tmp_path):
     np.testing.assert_array_equal(params["token_embedder"]["embedding"][64:], fresh["token_embedder"]["embedding"][64:])
     np.testing.assert_array_equal(params["logits_dense"]["kernel"][:, :64], table.T)
     np.testing.assert_array_equal(params["logits_dense"]["kernel"][:, 64:], fresh["logits_dense"]["kernel"][:, 64:])
+    with pytest.raises(UserError, match=r"embedding, transposed, with shape \(16, 64\), but logits_dense/kernel .* \(16, 96\)"):
+        load(place, larger, assignment_map=[*rules, ("token_embedder/.*", None)])
 
 
 def test_a_decoder_is_made_of_an_encoder_decoders(tmp_path):

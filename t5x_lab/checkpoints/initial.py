@@ -4,7 +4,7 @@ All commands load parameters here: `INITIAL_CHECKPOINT_PATH`, `t5x_lab.load`, `e
 """
 
 import dataclasses
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import jax
@@ -48,13 +48,14 @@ def load_params(
     Raises:
       UserError: if the checkpoint is damaged, or does not fit the model by the rules.
     """
-    with explain_damage(location.path):
+    others = _find_others(config)
+    with explain_damage(location.path, *(other.path for other in others.values())):
         if location.format == "t5x_lab" and not config.has_rules:
             check_same_parameters(location.path, abstract_params, fresh_names)
             info = read_info(location.path)
             if info["format"] == FORMAT and info["parameters"].keys() >= set(fresh_names):
                 return _restore_params(location, abstract_params)
-        source = _open(location, config)
+        source = _open(location, others)
         params = _load_by_rules(source, abstract_params, axes, config, fresh, fresh_names)
         source.check()
     return params
@@ -77,8 +78,9 @@ def carry_over(
     """
     if not config.carry:
         return state
-    with explain_damage(location.path):
-        source = _open(location, config)
+    others = _find_others(config)
+    with explain_damage(location.path, *(other.path for other in others.values())):
+        source = _open(location, others)
         if "optimizer" in config.carry:
             opt_state = _load_slots(source, state.opt_state, abstract_params, axes, config, fresh_names)
             state = dataclasses.replace(state, opt_state=opt_state)
@@ -91,14 +93,18 @@ def carry_over(
     return state
 
 
-def _open(location: Location, config: RestoreCheckpointConfig) -> Source:
-    """Opens a checkpoint, with the parameters of `config.others` under their prefixed names."""
+def _find_others(config: RestoreCheckpointConfig) -> dict[str, Location]:
+    return {name: find(path, weights=config.weights) for name, path in config.others.items()}
+
+
+def _open(location: Location, others: Mapping[str, Location]) -> Source:
+    """Opens a checkpoint, with the parameters of other ones under prefixed names."""
     source = open_source(location)
-    others = {name: open_source(find(path, weights=config.weights)) for name, path in config.others.items()}
-    params = {f"{name}:{parameter}": tensor for name, other in others.items() for parameter, tensor in other.params.items()}
+    opened = {name: open_source(other) for name, other in others.items()}
+    params = {f"{name}:{parameter}": tensor for name, other in opened.items() for parameter, tensor in other.params.items()}
 
     def check() -> None:
-        for each in (source, *others.values()):
+        for each in (source, *opened.values()):
             each.check()
 
     prefixed = {name: other.path for name, other in others.items()}
@@ -139,14 +145,17 @@ def _load_by_rules(
             counts["fresh"] += 1
             continue
         tensor = source.params[assignment.source]
+        source_name = f"{assignment.source}, transposed," if assignment.transposed else assignment.source
         tensor = tensor.transpose() if assignment.transposed else tensor
-        fitted = fit_shape(tensor, part.shape, _part_axes(names, part), name, assignment.source, source, config)
+        fitted = fit_shape(tensor, part.shape, _part_axes(names, part), name, source_name, source, config)
         counts["copied" if fitted.shape == part.shape else "extended"] += 1
         pieces[part.parameter].append((part.layer, fitted))
     if config.has_rules:
-        unused = len(source.params.keys() - {assignment.source for assignment in assigned.values()})
+        unused = source.params.keys() - {assignment.source for assignment in assigned.values()}
+        paths = [source.path, *source.prefixed.values()]
+        not_used = [f"{sum(source.origin(name)[0] == path for name in unused)} of {path}" for path in paths]
         described = ", ".join(f"{count} {kind}" for kind, count in counts.items())
-        log(f"Parameters from {source.path}: {described}; {unused} of its own are not used.")
+        log(f"Loaded parameters: {described}. Not used: {', '.join(not_used)}.")
     if counts["fresh"] or counts["extended"]:
         arrays = read_each(named_leaves(fresh()), lambda name, leaf: to_array(leaf, pieces[name], leaf))
     else:
@@ -196,8 +205,8 @@ def _load_slots(
                 continue
             tensor = source.slots[slot][assignment.source]
             shape = leaf.shape if part.layer is None else leaf.shape[1:]
-            slot_name = f"{slot} of {part_name}"
-            fitted = fit_shape(tensor, shape, _part_axes(names, part), slot_name, slot_name, source, config)
+            slot_names = f"{slot} of {part_name}", f"{slot} of {assignment.source}"
+            fitted = fit_shape(tensor, shape, _part_axes(names, part), *slot_names, source, config)
             pieces.append((part.layer, fitted))
         return to_array(leaf, pieces, leaf)
 

@@ -9,7 +9,7 @@ from etils import epath
 
 from t5x_lab.checkpoints import checksums
 from t5x_lab.checkpoints.formats.t5x_lab import open_part
-from t5x_lab.checkpoints.layout import ARRAYS, Corrupt, finished_steps, is_file_name, named_leaves, read_info
+from t5x_lab.checkpoints.layout import ARRAYS, INFO, Corrupt, finished_steps, is_file_name, named_leaves, read_info
 from t5x_lab.checkpoints.lazy_tensors import Unreadable
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.json_files import parse_json
@@ -75,8 +75,11 @@ def check_data_files(path: epath.Path) -> None:
 
 
 @contextlib.contextmanager
-def explain_damage(path: epath.Path) -> Iterator[None]:
+def explain_damage(*paths: epath.Path) -> Iterator[None]:
     """Converts errors from a damaged checkpoint into a `UserError` with the latest intact checkpoint before it.
+
+    Args:
+      *paths: the checkpoints that are read.
 
     Raises:
       UserError: for any error that a damaged file may cause.
@@ -84,16 +87,29 @@ def explain_damage(path: epath.Path) -> Iterator[None]:
     try:
         yield
     except Unreadable as error:
+        path = max((path for path in paths if str(path) in error.sentence), key=lambda path: len(str(path)), default=paths[0])
         raise UserError(f"{error.sentence} {_advice(path)}".rstrip()) from error
     except (UserError, MemoryError, jax.errors.JaxRuntimeError):
         raise  # an out-of-memory error or a lost process is not caused by the files
     except Exception as error:
+        path = paths[0] if len(paths) == 1 else next((path for path in paths if _is_damaged(path)), paths[0])
         reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:300]}"
         if _OUTAGE.search(reason) or (isinstance(error, OSError) and not isinstance(error, FileNotFoundError)):
             raise UserError(
                 f"The checkpoint {path} could not be read ({reason}). Try again when the storage is available."
             ) from error
         raise UserError(f"{Corrupt(path, reason).sentence} {_advice(path)}".rstrip()) from error
+
+
+def _is_damaged(path: epath.Path) -> bool:
+    """Returns whether a checkpoint of t5x_lab is damaged; False for other formats, which have no checksums."""
+    if not (path / INFO).exists():
+        return False
+    try:
+        verify(path)
+    except Exception:  # of files in any state
+        return True
+    return False
 
 
 def _advice(path: epath.Path) -> str:

@@ -215,7 +215,7 @@ def settings_of_type(config: Mapping[str, Any], kind: str) -> dict[str, Any]:
     scaling = config.get("rope_scaling") if kind == FULL else None
     theta = config["rope_theta" if kind == FULL else "rope_local_base_freq"]
     rope = {"rope_theta": theta, **(by_type.get(kind) or {}), **(scaling or {})}
-    return {**config, "rope_parameters": rope}
+    return {**config, "rope_parameters": rope, "rope_scaling": None}
 
 
 FAMILY = Family(_entries, _to_hf_config, _from_hf_config, _name_in_text_model)

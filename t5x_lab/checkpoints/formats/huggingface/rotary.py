@@ -68,7 +68,7 @@ def _attention_factor(rope: Mapping[str, Any], factor: float) -> float:
 
 def _rope(config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     """Returns type and settings of rotary positions from a config.json of any version of `transformers`."""
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
     return rope.get("rope_type", rope.get("type", "default")), rope
 
 
