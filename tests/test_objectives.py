@@ -427,16 +427,24 @@ def test_noise_that_makes_no_sense_is_a_sentence(settings, says):
 
 
 def test_gemmas_unused_tokens_are_sentinels(tmp_path):
-    """Its tokenizer has `<unused0>` and so on near the start, after the special tokens."""
+    """Its tokenizer has `<unused0>` and so on near the start, after the special tokens, which are never drawn."""
     transformers, tokenizers = pytest.importorskip("transformers"), pytest.importorskip("tokenizers")
-    pieces = ["<pad>", "<eos>", "<bos>", *(f"<unused{i}>" for i in range(20)), *(f"word{i}" for i in range(40))]
-    model = tokenizers.Tokenizer(tokenizers.models.WordLevel({piece: i for i, piece in enumerate(pieces)}, unk_token="<pad>"))
-    special = {"pad_token": "<pad>", "eos_token": "<eos>", "bos_token": "<bos>"}
+    pieces = [
+        "<pad>",
+        "<eos>",
+        "<bos>",
+        "<unk>",
+        "<mask>",
+        *(f"<unused{i}>" for i in range(20)),
+        *(f"word{i}" for i in range(40)),
+    ]
+    model = tokenizers.Tokenizer(tokenizers.models.WordLevel({piece: i for i, piece in enumerate(pieces)}, unk_token="<unk>"))
+    special = {f"{name}_token": f"<{name}>" for name in ("pad", "eos", "bos", "unk", "mask")}
     transformers.PreTrainedTokenizerFast(tokenizer_object=model, **special).save_pretrained(tmp_path)
     config = HuggingFaceVocabulary(str(tmp_path))
-    vocabulary, unused = build_vocabulary(config), list(range(3, 23))
+    vocabulary, unused = build_vocabulary(config), list(range(5, 25))
     assert list(sentinel_ids(vocabulary)) == unused and num_sentinels(config) == 20
-    document = [int(i) for i in np.arange(400) % 40 + 23]
+    document = [int(i) for i in np.arange(400) % 40 + 25]
     example = examples_of(OBJECTIVES["ul2"], {"inputs": 64, "targets": 64}, [document], vocabulary=vocabulary)[0]
     inputs, targets = ([i for i in example[feature].tolist() if i in unused] for feature in ("inputs", "targets"))
     assert inputs.pop(0) in unused[-3:]
@@ -445,7 +453,7 @@ def test_gemmas_unused_tokens_are_sentinels(tmp_path):
     repeated = [[30] * 400] * 20
     masked = examples_of(OBJECTIVES["masked_lm"], {"inputs": 64}, repeated, "encoder", vocabulary=vocabulary)
     drawn = set(np.concatenate([example["inputs"] for example in masked]).tolist())
-    assert drawn <= {1, unused[0], *range(23, 63)} and {23, 62} <= drawn
+    assert drawn <= {1, unused[0], *range(25, 65)} and {25, 64} <= drawn
 
 
 @pytest.mark.slow

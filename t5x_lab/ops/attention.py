@@ -115,7 +115,7 @@ def _attention(operands: Operands, mask: Mask, dropout_key: jax.Array | None, we
 
         return jax.tree.map(lambda x: x[:, :T], blocks.fold(attend_block, (attended, log_sums)))
 
-    return _of_kind(mask, attend)
+    return _switch_kinds(mask, attend)
 
 
 def _forward(operands, mask, dropout_key, weighting):
@@ -142,18 +142,18 @@ def _backward(weighting, residuals, d_results):
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), padded)
         return blocks.unpad(blocks.fold(add_block, zeros))
 
-    gradients = _of_kind(mask, transpose)
+    gradients = _switch_kinds(mask, transpose)
     return jax.tree.map(lambda x, like: x.astype(like.dtype), gradients, operands), None, None
 
 
 _attention.defvjp(_forward, _backward)
 
 
-def _of_kind(mask: Mask, function: Callable[[Mask], Any]) -> Any:
+def _switch_kinds(mask: Mask, function: Callable[[Mask], Any]) -> Any:
     """Applies a function to the mask of the layer's kind. Only this one is computed."""
     if mask.kind is None:
         return function(mask)
-    return jax.lax.switch(mask.kind, [functools.partial(function, of_kind) for of_kind in mask.of_kinds()])
+    return jax.lax.switch(mask.kind, [functools.partial(function, each) for each in mask.split_kinds()])
 
 
 def _kept_weights(operands: Operands, dropout_key: jax.Array | None, weighting: _Weighting) -> jax.Array | None:

@@ -52,7 +52,7 @@ class Mask:
     windows: tuple[Window | None, ...] = dataclasses.field(default=(None,), metadata={"static": True})
     kind: jax.Array | None = None
 
-    def of_kinds(self) -> list["Mask"]:
+    def split_kinds(self) -> list["Mask"]:
         """Returns the mask of each kind of layer."""
         return [dataclasses.replace(self, windows=(window,), kind=None) for window in self.windows]
 

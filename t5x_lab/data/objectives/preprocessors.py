@@ -15,7 +15,7 @@ import tensorflow as tf
 from t5.data import preprocessors as t5
 
 from t5x_lab.config.errors import UserError
-from t5x_lab.data.vocabularies.build import sentinel_ids
+from t5x_lab.data.vocabularies.build import sentinel_ids, text_ids
 
 # For functions of TensorFlow operations alone: AutoGraph would take seconds at every start.
 no_autograph = tf.autograph.experimental.do_not_convert
@@ -221,10 +221,8 @@ def random_or_sentinel(tokens, noise_mask, vocabulary, seeds):
 
 
 def _random_tokens(tokens, vocabulary, seed):
-    """Samples tokens other than sentinels and the first three ids, which are T5's padding, EOS and unknown tokens."""
-    ids = sentinel_ids(vocabulary)
-    tokens = tf.random.stateless_uniform(tf.shape(tokens), seed, 3, vocabulary.vocab_size - len(ids), dtype=tokens.dtype)
-    return tokens + tf.where(tokens < min(ids, default=vocabulary.vocab_size), 0, len(ids))
+    ids = tf.constant(text_ids(vocabulary), tokens.dtype)
+    return tf.gather(ids, tf.random.stateless_uniform(tf.shape(tokens), seed, 0, tf.size(ids), dtype=tf.int32))
 
 
 _INPUTS = {

@@ -148,6 +148,13 @@ def has_padding(vocabulary: seqio.Vocabulary) -> bool:
     return vocabulary.has_padding if isinstance(vocabulary, HuggingFaceTokenizer) else not uses_id_0(vocabulary)
 
 
+def text_ids(vocabulary: seqio.Vocabulary) -> list[int]:
+    """Returns the ids of tokens in texts, in order: without special tokens, sentinels and T5's first three ids."""
+    is_foreign = isinstance(vocabulary, HuggingFaceTokenizer)
+    special = vocabulary.special_ids if is_foreign else special_ids(vocabulary)
+    return sorted(set(range(3, vocabulary.vocab_size)) - special - set(sentinel_ids(vocabulary)))
+
+
 def special_ids(vocabulary: seqio.Vocabulary) -> frozenset[int]:
     """Returns the ids that stand for no text: control tokens, the unknown token and sentinels.
 

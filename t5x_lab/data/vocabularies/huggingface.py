@@ -115,6 +115,12 @@ class HuggingFaceTokenizer(seqio.Vocabulary):
         return find_sentinels(self._ids.get)
 
     @property
+    def special_ids(self) -> set[int]:
+        """Ids of special tokens, such as Gemma's `<mask>`."""
+        added = self._tokenizer.added_tokens_decoder
+        return {*self._tokenizer.all_special_ids, *(token_id for token_id, token in added.items() if token.special)}
+
+    @property
     def has_padding(self) -> bool:
         return self._tokenizer.pad_token_id is not None
 

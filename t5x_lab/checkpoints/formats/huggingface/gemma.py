@@ -79,7 +79,6 @@ def _to_hf_config(c: TransformerConfig) -> dict[str, Any] | None:
         return None
     return {
         **stack_to_hf(c, c.num_decoder_layers, c.longest_sequence or _MAX_LENGTH),
-        "sliding_window": local_window(c) or _MAX_LENGTH,
         **positions,
     }
 
