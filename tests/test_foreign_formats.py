@@ -428,7 +428,7 @@ def test_what_config_json_leaves_out_is_transformers_default(kind, tmp_path):
 @pytest.mark.parametrize("kind", ["llama", "gemma2", "gemma3"])
 @pytest.mark.parametrize("rotary_type", ["linear", "dynamic", "yarn"])
 def test_rotary_positions_in_older_config_json_are_read(kind, rotary_type, tmp_path):
-    """With and without the newer settings beside the older ones."""
+    """Compares with transformers, with and without the newer settings beside the older ones."""
     transformers = pytest.importorskip("transformers")
 
     def read(config):

@@ -252,6 +252,12 @@ def write_scores(model_dir: pathlib.Path, results: dict[int, tuple[float, float]
             (folder / f"{step}.json").write_text(json.dumps({"step": step, "results": tasks}))
 
 
+def remove_task(model_dir: pathlib.Path, step: int, task: str) -> None:
+    path = model_dir / "evals/choosing" / f"{step}.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "results": {name: x for name, x in content["results"].items() if name != task}}))
+
+
 def test_a_step_is_chosen_by_other_examples(tmp_path):
     write_scores(tmp_path, {1: (0.5, 0.9), 2: (0.8, 0.4), 3: (0.7, 0.6)})
     measure = Measure(name="accuracy", evaluation="reported", metric="accuracy")
@@ -263,6 +269,8 @@ def test_a_step_is_chosen_by_other_examples(tmp_path):
     assert mean(dataclasses.replace(chosen, best_is="lowest")) == pytest.approx(0.9)
     (tmp_path / "evals/reported/2.json").unlink()  # a step without the reported result does not count
     assert mean(chosen) == pytest.approx(0.6)
+    remove_task(tmp_path, 3, "a")  # the mean of one task, which is higher, is not compared with that of two
+    assert mean(chosen) == pytest.approx(0.9)
     assert dataclasses.replace(measure, chosen_by="nowhere").read(str(tmp_path)) == {}
     with pytest.raises(UserError, match="Choose by an evaluation of other examples"):
         dataclasses.replace(measure, chosen_by="reported")
@@ -293,6 +301,10 @@ def test_a_rate_is_chosen_by_other_examples_and_all_seeds(tmp_path):
     )
     assert [cell.published for cell in report.cells] == [0.7, None]
     assert len(report.orderings) == 1
+    for seed in (0, 1):
+        remove_task(pathlib.Path(run("causal decoder, 0.2", seed).model_dir), 2, "a")  # one task of two
+        remove_task(pathlib.Path(run("causal decoder, 0.2", seed).model_dir), 1, "a")
+    assert "causal decoder, 0.1" in make_measure_reports(plan, measure)[0].means
     everything = make_measure_reports(plan, dataclasses.replace(measure, best_of=()))[0]
     assert len(everything.cells) == 6 and everything.means["causal decoder, 0.1"].mean == pytest.approx(0.9)
     with pytest.raises(UserError, match="Measure.best_of of .accuracy. is .*, but Measure.chosen_by is None"):

@@ -88,12 +88,15 @@ class Measure:
         """Returns the results of the chosen step by unit; {} if there are none."""
         steps = _result_files(model_dir, self.evaluation)
         if self.chosen_by is not None:
-            means = self.choosing_means(model_dir)
-            steps = {step: steps[step] for step in ([self.best(means)] if means else [])}
+            chosen = self.choose_step(model_dir)
+            steps = {} if chosen is None else {chosen.step: steps[chosen.step]}
         return self._values(read_dictionary(steps[max(steps)])) if steps else {}
 
-    def choosing_means(self, model_dir: str) -> dict[int, float]:
-        """Returns the mean over the units of `chosen_by` by step, of steps where the measured evaluation has results too."""
+    def choose_step(self, model_dir: str) -> "ChosenStep | None":
+        """Returns the best step by the evaluation `chosen_by`, of steps where the measured evaluation has results too.
+
+        Steps with fewer units than others are not chosen: their mean is over other units. None without results.
+        """
         assert self.chosen_by is not None
         steps = _result_files(model_dir, self.evaluation)
         by_step = {
@@ -101,7 +104,12 @@ class Measure:
             for step, path in sorted(_result_files(model_dir, self.chosen_by).items())
             if step in steps
         }
-        return {step: sum(values) / len(values) for step, values in by_step.items() if values}
+        most = max(map(len, by_step.values()), default=0)
+        if most == 0:
+            return None
+        means = {step: sum(values) / most for step, values in by_step.items() if len(values) == most}
+        step = self.best(means)
+        return ChosenStep(step, means[step], most)
 
     def best(self, means: Mapping[Any, float]) -> Any:
         """Returns the key of the best mean, the first of equal ones."""
@@ -145,6 +153,15 @@ class Measure:
             task: Value(_number(numbers, self.metric), _number(numbers, "chance"), _number(numbers, "constant"))
             for task, numbers in content.get("results", {}).items()
         }
+
+
+@dataclasses.dataclass(frozen=True)
+class ChosenStep:
+    """The step of a run that an evaluation chooses, and the mean of this evaluation over so many units."""
+
+    step: int
+    mean: float
+    num_units: int
 
 
 def _result_files(model_dir: str, evaluation: str) -> dict[int, pathlib.Path]:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from t5x_lab.study.intervals import LEVEL, Interval, Results, adjust, interval, mean_over_units, paired_difference
 from t5x_lab.study.isoflop import Fit, Point, fit_isoflop
-from t5x_lab.study.measures import Measure, Value
+from t5x_lab.study.measures import ChosenStep, Measure, Value
 from t5x_lab.study.plan import Cell, Plan
 from t5x_lab.study.quantities import Quantities
 
@@ -68,16 +68,18 @@ def _compared_cells(plan: Plan, measure: Measure) -> dict[str, list[Cell]]:
 def _best_title(plan: Plan, titles: Mapping[str, Sequence[Cell]], measure: Measure) -> str:
     """Returns the title with the best mean over seeds of the evaluation that chooses, at the best step of each seed.
 
-    Titles with fewer seeds than others are not chosen: the best of them may have been lucky.
+    Titles with fewer seeds or units than others are not chosen: the best of them may have been lucky.
     """
     if len(titles) == 1:
         return next(iter(titles))
-    bests: dict[str, list[float]] = {}
+    bests: dict[str, list[ChosenStep]] = {}
     for title, cells in titles.items():
         runs = filter(None, (_measured_run(plan, cell, measure) for cell in cells))
-        bests[title] = [means[measure.best(means)] for means in map(measure.choosing_means, runs) if means]
-    most = max(map(len, bests.values()))
-    return measure.best({title: sum(own) / max(most, 1) for title, own in bests.items() if len(own) == most})
+        bests[title] = list(filter(None, map(measure.choose_step, runs)))
+    extents = {title: (len(best), sum(step.num_units for step in best)) for title, best in bests.items()}
+    most = max(extents.values())
+    means = {title: sum(step.mean for step in best) / max(len(best), 1) for title, best in bests.items()}
+    return measure.best({title: mean for title, mean in means.items() if extents[title] == most})
 
 
 def common_units(results: Sequence[CellResults]) -> list[str]:
