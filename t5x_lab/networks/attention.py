@@ -17,6 +17,7 @@ from t5x_lab.networks.rotary import Rotation
 from t5x_lab.ops.attention import dot_product_attention, merged_attention
 from t5x_lab.ops.biases import DiagonalBias
 from t5x_lab.ops.masks import Mask
+from t5x_lab.ops.shards import shards_of
 
 
 class MultiHeadAttention(nnx.Module):
@@ -78,7 +79,9 @@ class MultiHeadAttention(nnx.Module):
         query_BTNH = query_BTNH * self.query_scale
         query_BTNH = query_BTNH if rotation is None else rotation(query_BTNH)
         query_BTNH = self._shard_and_name(query_BTNH, "heads")
-        options: dict[str, Any] = dict(dropout_rate=self.dropout_rate, dropout_key=dropout_key, logit_cap=self.logit_cap)
+        options: dict[str, Any] = dict(
+            dropout_rate=self.dropout_rate, dropout_key=dropout_key, logit_cap=self.logit_cap, shards=shards_of(self.constrain)
+        )
         as_input = lambda x: x.astype(x_BTD.dtype)
         key, value = as_input(keys_values.key), as_input(keys_values.value)
         if memory is None:

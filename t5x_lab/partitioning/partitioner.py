@@ -1,8 +1,9 @@
 """Shardings of parameters, optimizer states, batches and activations on a mesh."""
 
 import contextvars
+import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -15,6 +16,48 @@ from t5x_lab.partitioning.mesh import SLICES
 from t5x_lab.partitioning.rules import ACTIVATION_RULES, ShardingRules, is_axes, mesh_axes_of, num_parts
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class ActivationSharding:
+    """Shards activations by their logical axes. Networks get it as `constrain`. Kernels use it as `ops.shards.Shards`."""
+
+    mesh: Mesh
+    rules: ShardingRules
+
+    def __call__(self, x: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
+        """Shards an activation."""
+        return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, self._spec(axes, x.shape)))
+
+    def entry(self, axis: str, size: int) -> Any:
+        """Returns the axes of the mesh that shard a logical axis of this size evenly, or None."""
+        (entry,) = self._spec((axis,), (size,))
+        return None if size % num_parts(self.mesh.shape, entry) else entry
+
+    def map(self, function: Callable, in_axes: Sequence[tuple], out_axes: Sequence[tuple]) -> Callable:
+        """Returns a function that calls another one on each shard of arrays with these logical axes.
+
+        Results have the sizes of arguments along the same axes. An axis that cannot be sharded evenly is not sharded.
+        """
+
+        def call(*arrays: jax.Array) -> Any:
+            sizes = {axis: size for names, x in zip(in_axes, arrays) for axis, size in zip(names, x.shape) if axis}
+            entries = {axis: self.entry(axis, size) for axis, size in sizes.items()}
+            specs = lambda axes: tuple(PartitionSpec(*(entries.get(axis) for axis in names)) for names in axes)
+            # Kernels do not say how their results vary over the mesh.
+            mapped = jax.shard_map(
+                function, mesh=self.mesh, in_specs=specs(in_axes), out_specs=specs(out_axes), check_vma=False
+            )
+            return mapped(*arrays)
+
+        return call
+
+    def _spec(self, axes: tuple[str | None, ...], shape: tuple[int, ...]) -> PartitionSpec:
+        if not _in_one_slice.get():
+            return self.rules.activation_entries(axes, shape, self.mesh.shape)
+        spec = self.rules.activation_entries(axes, shape, {**self.mesh.shape, SLICES: 1})
+        entries = (tuple(axis for axis in mesh_axes_of(entry) if axis != SLICES) or None for entry in spec)
+        return PartitionSpec(*entries)
+
+
 class Partitioner:
     """A mesh with sharding rules.
 
@@ -23,6 +66,7 @@ class Partitioner:
       rules: changes of the default rules.
 
     Attributes:
+      constrain: sharding of activations, which networks call.
       replicated: sharding of replicated arrays.
       batch: sharding of a batch's features [batch, ...].
       batch_shards: number of shards of a batch's rows.
@@ -31,19 +75,11 @@ class Partitioner:
 
     def __init__(self, mesh: Mesh, rules: ShardingRules = ShardingRules()):
         self.mesh, self.rules = mesh, rules
+        self.constrain = ActivationSharding(mesh, rules)
         self.replicated = NamedSharding(mesh, PartitionSpec())
         self.batch = NamedSharding(mesh, PartitionSpec(ACTIVATION_RULES["batch"]))
         self.batch_shards = num_parts(mesh.shape, ACTIVATION_RULES["batch"])
         self.slices = mesh.shape[SLICES]
-
-    def constrain(self, x: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
-        """Shards an activation by its logical axes. Networks call this."""
-        if not _in_one_slice.get():
-            spec = self.rules.activation_entries(axes, x.shape, self.mesh.shape)
-            return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, spec))
-        spec = self.rules.activation_entries(axes, x.shape, {**self.mesh.shape, SLICES: 1})
-        entries = (tuple(axis for axis in mesh_axes_of(entry) if axis != SLICES) or None for entry in spec)
-        return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, PartitionSpec(*entries)))
 
     def row_shards(self) -> int:
         """Returns the number of shards of the rows; within `sum_over_slices`, of a slice's rows."""
