@@ -36,7 +36,7 @@ def fused_attention(
       The attended values [B, T, N, H] in the dtype of the values, and the logarithms of the sums of the exponentials of the
       logits, float [B, T, N].
     """
-    tiling = Tiling.of(operands, mask, logit_cap)
+    tiling = Tiling.make(operands, mask, logit_cap)
     attend = functools.partial(kernels.attend, tiling, interpret)
     attended, log_sums = _on_shards(attend, _inputs(tiling, operands, mask, shards), ("query", "log_sums"), shards)
     return from_tiles(attended, tiling.T), rows_from_tiles(log_sums, tiling.T)
@@ -58,7 +58,7 @@ def fused_gradients(
       results: its results.
       d_results: their gradients.
     """
-    tiling = Tiling.of(operands, mask, logit_cap)
+    tiling = Tiling.make(operands, mask, logit_cap)
     (attended, log_sums), (d_attended, d_log_sums) = results, d_results
     means_BTN = jnp.sum(d_attended.astype(jnp.float32) * attended.astype(jnp.float32), axis=-1) - d_log_sums
     inputs = _inputs(tiling, operands, mask, shards) | {

@@ -1,4 +1,4 @@
-"""How activations are sharded, for kernels that the compiler cannot shard itself."""
+"""The protocol of activation sharding, for kernels that the compiler cannot shard itself."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol

@@ -42,7 +42,7 @@ class Tiling:
     logit_cap: float | None
 
     @classmethod
-    def of(cls, operands: Operands, mask: Mask, logit_cap: float | None) -> "Tiling":
+    def make(cls, operands: Operands, mask: Mask, logit_cap: float | None) -> "Tiling":
         """Returns the tiling of a mask of one kind of layer. The padding is at most an eighth of the shorter length."""
         T, S = operands.query.shape[1], operands.key.shape[1]
         (window,) = mask.windows
