@@ -1,5 +1,6 @@
 """Attention masks and biases, dropout and cross-entropy against loops and float64."""
 
+import contextlib
 import dataclasses
 
 import jax
@@ -13,11 +14,15 @@ from hypothesis import strategies as st
 from t5x_lab import ops
 from t5x_lab.networks.flops import traced_flops
 from t5x_lab.networks.positions import relative_position_bucket
+from t5x_lab.ops import attention_kernels, tiles
 from t5x_lab.ops.attention import dot_product_attention, merged_attention
 from t5x_lab.ops.biases import DiagonalBias, expand_bias
 from t5x_lab.ops.cross_entropy import CrossEntropy, TokenLosses, compute_logits, cross_entropy, cross_entropy_of_logits
 from t5x_lab.ops.dropout import dropout
 from t5x_lab.ops.masks import Mask, Window, expand_mask
+from t5x_lab.ops.platform import tracing_for
+from t5x_lab.partitioning.mesh import MeshShape, make_mesh
+from t5x_lab.partitioning.partitioner import Partitioner
 
 
 def test_mask_of_the_worked_example():
@@ -201,7 +206,16 @@ def plain_attention(q, k, v, bias: DiagonalBias, allowed, cap):
     return jnp.einsum("bnts,bsnh->btnh", jax.nn.softmax(jnp.where(allowed[:, None], logits, -1e10)), v)
 
 
-def check_attention(rng, mask: Mask, allowed, T: int, S: int, cap) -> None:
+@contextlib.contextmanager
+def fused_kernels(mesh: MeshShape = MeshShape(1, 1, 1)):
+    """Attention by the kernels for TPUs, in tiles of 8, without a TPU. The value is the sharding on a mesh."""
+    with pytest.MonkeyPatch.context() as patch, tracing_for("tpu"):
+        patch.setattr(attention_kernels, "INTERPRET", True)
+        patch.setattr(tiles, "SIZES", (8,))
+        yield Partitioner(make_mesh(mesh, jax.devices()[: mesh.data * mesh.fsdp * mesh.tensor])).constrain
+
+
+def check_attention(rng, mask: Mask, allowed, T: int, S: int, cap, shards=None) -> None:
     """Compares attention and its gradients, of the biases too, with those of plain attention."""
     q, wanted = (jnp.asarray(rng.normal(size=(2, T, 4, 3)), jnp.float32) for _ in range(2))
     wanted *= jnp.any(allowed, axis=-1)[:, :, None, None]  # padding attends to nothing, and its output is not used
@@ -209,7 +223,8 @@ def check_attention(rng, mask: Mask, allowed, T: int, S: int, cap) -> None:
     values = jnp.asarray(rng.normal(size=(4, T + S - 1)), jnp.float32)
 
     def run(q, k, v, values, mask):
-        return jnp.sum(dot_product_attention(q, k, v, mask=mask, bias=DiagonalBias(values, T), logit_cap=cap) * wanted)
+        bias = DiagonalBias(values, T)
+        return jnp.sum(dot_product_attention(q, k, v, mask=mask, bias=bias, logit_cap=cap, shards=shards) * wanted)
 
     def plain(q, k, v, values, mask):
         return jnp.sum(plain_attention(q, k, v, DiagonalBias(values, T), allowed, cap) * wanted)
@@ -247,10 +262,71 @@ def test_attention_in_windows_equals_a_plain_softmax(seed, causal, with_segments
         check_attention(rng, kinds, allowed, T, T, None)
 
 
-@pytest.mark.parametrize("block", [64, 4])
+@cases(4, shrink=False)
+@given(st.integers(0, 2**31), st.booleans(), st.booleans(), st.booleans(), WINDOWS, st.sampled_from([None, 1.5]))
+def test_fused_attention_equals_a_plain_softmax(seed, causal, with_segments, with_prefix, window, cap):
+    """Tiles do not divide the length. The layer's kind is a number of its own, or computed."""
+    T = 21
+    mask = draw_mask(seed, T, causal, with_segments, with_prefix, window)
+    allowed, rng = allowed_by_loops(mask, T), np.random.default_rng(seed)
+    with fused_kernels() as shards:
+        check_attention(rng, mask, allowed, T, T, cap, shards)
+        kinds = dataclasses.replace(mask, windows=(window, Window(2, 1)), kind=jnp.asarray(0))
+        check_attention(rng, kinds, allowed, T, T, cap, shards)
+
+
+@pytest.mark.parametrize("mesh", [MeshShape(2, 1, 4), MeshShape(2, 2, 2)])
+def test_fused_attention_on_a_mesh_equals_a_plain_softmax(mesh):
+    """Four query heads on four devices need two heads of keys and values, which are not sharded."""
+    rng = np.random.default_rng(8)
+    T, S = 11, 19
+    segments = [jnp.asarray(np.sort(rng.integers(1, 3, (2, n)), axis=1)) for n in (T, S)]
+    with fused_kernels(mesh) as shards:
+        for mask in (Mask(False, *segments), Mask(False, key_segments=segments[1])):
+            check_attention(rng, mask, expand_mask(mask, T, S), T, S, None, shards)
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(jnp.float32, 1e-5), (jnp.bfloat16, 0.08)])
+def test_fused_attention_equals_blocks(dtype, tolerance):
+    """With dropout, which drops the same weights, and in the dtypes of activations."""
+    rng = np.random.default_rng(5)
+    q, k, v = (jnp.asarray(rng.normal(size=(2, 21, heads, 4)), dtype) for heads in (4, 2, 2))
+    options = dict(mask=Mask(True), dropout_rate=0.4, dropout_key=jax.random.key(3))
+    run = lambda shards: jax.vjp(lambda *x: dot_product_attention(*x, shards=shards, **options), q, k, v)
+    results = []
+    for context in (contextlib.nullcontext(), fused_kernels()):
+        with context as shards:
+            result, transpose = run(shards)
+            results.append((result, transpose(jnp.cos(result))))
+    for blocked, fused in zip(*map(jax.tree.leaves, results), strict=True):
+        assert blocked.dtype == fused.dtype == dtype
+        np.testing.assert_allclose(*(np.asarray(x, np.float32) for x in (blocked, fused)), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("length", [300, 4096])
+def test_programs_for_tpus_have_kernels_and_no_square_arrays(length):
+    """One kernel in the forward and two in the backward pass, also where no TPU is."""
+    segments, key = jax.ShapeDtypeStruct((1, length), jnp.int32), jax.ShapeDtypeStruct((1, length, 2, 64), jnp.bfloat16)
+    query, bias = jax.ShapeDtypeStruct((1, length, 4, 64), jnp.bfloat16), jax.ShapeDtypeStruct((4, 2 * length - 1), jnp.float32)
+    mask = lambda segments: Mask(True, segments, segments, windows=(Window(255, 0),))
+    shards = Partitioner(make_mesh(MeshShape(1, 1, 1), jax.devices()[:1])).constrain
+
+    def attend(query, key, value, bias, segments):
+        options = dict(mask=mask(segments), bias=DiagonalBias(bias, length), logit_cap=50.0, shards=shards)
+        return jnp.sum(dot_product_attention(query, key, value, **options).astype(jnp.float32))
+
+    function = jax.jit(jax.grad(attend, argnums=(0, 1, 2, 3)))
+    with tracing_for("tpu"):
+        text = function.trace(query, key, key, bias, segments).lower(lowering_platforms=("tpu",)).as_text()
+    assert text.count("tpu_custom_call") == 3
+    assert f"{length}x{length}" not in text
+
+
+@pytest.mark.parametrize("block", [64, 4, "fused"])
 def test_merged_attention_has_one_softmax_over_all_sources(monkeypatch, block):
     """Gradients too; the first source has windows, the second another length, and no keys in one row."""
     monkeypatch.setattr(ops.blocks, "BLOCK", block)
+    context = fused_kernels() if block == "fused" else contextlib.nullcontext()
     rng = np.random.default_rng(6)
     T, S = 11, 7
     draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
@@ -263,7 +339,7 @@ def test_merged_attention_has_one_softmax_over_all_sources(monkeypatch, block):
 
     def run(q, own, others, values):
         sources = [(*own, first, DiagonalBias(values, T)), (*others, second, None)]
-        return jnp.sum(merged_attention(q, sources, logit_cap=2.0) * wanted)
+        return jnp.sum(merged_attention(q, sources, logit_cap=2.0, shards=shards) * wanted)
 
     def plain(q, own, others, values):
         allowed = [jnp.broadcast_to(expand_mask(mask, T, n), (2, T, n)) for mask, n in ((first, T), (second, S))]
@@ -276,7 +352,8 @@ def test_merged_attention_has_one_softmax_over_all_sources(monkeypatch, block):
         return jnp.sum(jnp.einsum("bnts,bsnh->btnh", weights, jnp.repeat(v, 2, axis=2)) * wanted)
 
     operands = (q, own, others, bias.values)
-    expected, got = (jax.jit(jax.value_and_grad(f, argnums=(0, 1, 2, 3)))(*operands) for f in (plain, run))
+    with context as shards:
+        expected, got = (jax.jit(jax.value_and_grad(f, argnums=(0, 1, 2, 3)))(*operands) for f in (plain, run))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), got, expected)
 
 

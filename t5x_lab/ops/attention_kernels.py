@@ -19,12 +19,13 @@ from jax.experimental.pallas import tpu as pltpu
 
 from t5x_lab.ops.tiles import UNLIMITED, Tiling
 
-MASKED = -1e10
+INTERPRET = False  # tests run the kernels without a TPU, slowly
+_MASKED = -1e10
 _LANES = 128
 Arrays = Mapping[str, jax.Array]
 
 
-def attend(tiling: Tiling, interpret: bool, inputs: Arrays) -> list[jax.Array]:
+def attend(tiling: Tiling, inputs: Arrays) -> list[jax.Array]:
     """Returns the attended values [B, N, length, H], and the logarithms of the sums of exponentials [B, N, tiles, 1, size]."""
     B, N, _, H = inputs["query"].shape
     last = tiling.most_keys() - 1
@@ -57,13 +58,13 @@ def attend(tiling: Tiling, interpret: bool, inputs: Arrays) -> list[jax.Array]:
 
     query, sums = inputs["query"].shape, (B, N, tiling.query_tiles, 1, tiling.size)
     return _call(
-        "attention", tiling, interpret, kernel, (B, N, tiling.query_tiles, last + 1), functools.partial(_query_place, tiling),
+        "attention", tiling, kernel, (B, N, tiling.query_tiles, last + 1), functools.partial(_query_place, tiling),
         inputs, [("query", query, inputs["value"].dtype), ("log_sums", sums, jnp.float32)],
         [(1, tiling.size), (1, tiling.size), (H, tiling.size)],
     )  # fmt: skip
 
 
-def query_gradients(tiling: Tiling, interpret: bool, inputs: Arrays) -> list[jax.Array]:
+def query_gradients(tiling: Tiling, inputs: Arrays) -> list[jax.Array]:
     """Returns the gradient of the queries, and if there is a bias that of its rows, float [B, N, tiles, size]."""
     B, N, _, H = inputs["query"].shape
     last = tiling.most_keys() - 1
@@ -101,12 +102,12 @@ def query_gradients(tiling: Tiling, interpret: bool, inputs: Arrays) -> list[jax
     if "bias" in inputs:
         outputs.append(("d_bias", (B, N, tiling.query_tiles + tiling.key_tiles, tiling.size), jnp.float32))
     return _call(
-        "attention_query_gradients", tiling, interpret, kernel, (B, N, tiling.query_tiles, last + 1),
+        "attention_query_gradients", tiling, kernel, (B, N, tiling.query_tiles, last + 1),
         functools.partial(_query_place, tiling), inputs, outputs, [(tiling.size, H)],
     )  # fmt: skip
 
 
-def key_gradients(tiling: Tiling, interpret: bool, inputs: Arrays) -> list[jax.Array]:
+def key_gradients(tiling: Tiling, inputs: Arrays) -> list[jax.Array]:
     """Returns the parts of the gradients of the keys and values that each query head adds, [B, N, length, H]."""
     B, N, _, H = inputs["query"].shape
     last = tiling.most_queries() - 1
@@ -140,7 +141,7 @@ def key_gradients(tiling: Tiling, interpret: bool, inputs: Arrays) -> list[jax.A
     is_sum = inputs["key"].shape[1] < N  # of several heads, in float32
     outputs = [("d_key", shape, jnp.float32 if is_sum else inputs[name].dtype) for name in ("key", "value")]
     return _call(
-        "attention_key_gradients", tiling, interpret, kernel, (B, N, tiling.key_tiles, last + 1), place, inputs, outputs,
+        "attention_key_gradients", tiling, kernel, (B, N, tiling.key_tiles, last + 1), place, inputs, outputs,
         [(tiling.size, H)] * 2,
     )  # fmt: skip
 
@@ -154,7 +155,6 @@ def _query_place(tiling: Tiling, b, n, i, step):
 def _call(
     name: str,
     tiling: Tiling,
-    interpret: bool,
     kernel: Callable,
     grid: tuple[int, ...],
     place: Callable,
@@ -166,7 +166,7 @@ def _call(
 
     Args:
       name: name in profiles.
-      tiling, interpret: see `fused_attention`.
+      tiling: sizes of the tiles.
       kernel: the kernel.
       grid: sizes of the grid. The first two axes are independent.
       place: function from indices of the grid to row, head, tile of queries and tile of keys.
@@ -208,7 +208,7 @@ def _call(
         out_specs=[specs[kind] for kind, _, _ in outputs],
         scratch_shapes=[pltpu.VMEM(shape, jnp.float32) for shape in scratch],
         compiler_params=pltpu.CompilerParams(dimension_semantics=semantics),
-        interpret=interpret,
+        interpret=INTERPRET,
         name=name,
     )(*inputs.values())
 
@@ -243,7 +243,7 @@ def _logits(tiling: Tiling, inputs: Mapping[str, Any], i, j) -> tuple[jax.Array,
     elif tiling.S % tiling.size:
         rules.append(keys < tiling.S)
     if rules:
-        logits = jnp.where(functools.reduce(jnp.logical_and, rules), logits, MASKED)
+        logits = jnp.where(functools.reduce(jnp.logical_and, rules), logits, _MASKED)
     return logits, tanh
 
 

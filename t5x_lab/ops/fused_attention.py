@@ -21,7 +21,6 @@ def fused_attention(
     mask: Mask,
     logit_cap: float | None = None,
     shards: Shards | None = None,
-    interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
     """Attention with softmax in float32 and without a scale, see `ops.attention.dot_product_attention`.
 
@@ -30,14 +29,13 @@ def fused_attention(
       mask: a mask of one kind of layer, without a query offset and positions of keys.
       logit_cap: c replaces logits x by c * tanh(x / c) before the bias is added. None = no cap.
       shards: sharding of rows, "batch", and of heads, "heads" and "kv_heads". None = one device.
-      interpret: run the kernels without a TPU, slowly, for tests.
 
     Returns:
       The attended values [B, T, N, H] in the dtype of the values, and the logarithms of the sums of the exponentials of the
       logits, float [B, T, N].
     """
     tiling = Tiling.make(operands, mask, logit_cap)
-    attend = functools.partial(kernels.attend, tiling, interpret)
+    attend = functools.partial(kernels.attend, tiling)
     attended, log_sums = _on_shards(attend, _inputs(tiling, operands, mask, shards), ("query", "log_sums"), shards)
     return from_tiles(attended, tiling.T), rows_from_tiles(log_sums, tiling.T)
 
@@ -49,12 +47,11 @@ def fused_gradients(
     d_results: tuple[jax.Array, jax.Array],
     logit_cap: float | None = None,
     shards: Shards | None = None,
-    interpret: bool = False,
 ) -> Operands:
     """Returns the gradients of the operands of `fused_attention`.
 
     Args:
-      operands, mask, logit_cap, shards, interpret: see `fused_attention`.
+      operands, mask, logit_cap, shards: see `fused_attention`.
       results: its results.
       d_results: their gradients.
     """
@@ -67,8 +64,8 @@ def fused_gradients(
         "means": rows_to_tiles(means_BTN, tiling.size),
     }
     outputs = ("query", "d_bias") if "bias" in inputs else ("query",)
-    d_query, *d_bias_rows = _on_shards(functools.partial(kernels.query_gradients, tiling, interpret), inputs, outputs, shards)
-    of_keys = functools.partial(kernels.key_gradients, tiling, interpret)
+    d_query, *d_bias_rows = _on_shards(functools.partial(kernels.query_gradients, tiling), inputs, outputs, shards)
+    of_keys = functools.partial(kernels.key_gradients, tiling)
     parts = _on_shards(of_keys, inputs, ("query", "query"), shards)
     d_key, d_value = (_sum_of_heads(part, like) for part, like in zip(parts, (operands.key, operands.value)))
     d_bias = None
