@@ -288,7 +288,7 @@ def test_fused_attention_on_a_mesh_equals_a_plain_softmax(mesh):
 
 @pytest.mark.parametrize("dtype, tolerance", [(jnp.float32, 1e-5), (jnp.bfloat16, 0.08)])
 def test_fused_attention_equals_blocks(dtype, tolerance):
-    """With dropout, which drops the same weights, and in the dtypes of activations."""
+    """Compares results and gradients, with dropout, which drops the same weights, and in the dtypes of activations."""
     rng = np.random.default_rng(5)
     q, k, v = (jnp.asarray(rng.normal(size=(2, 21, heads, 4)), dtype) for heads in (4, 2, 2))
     options = dict(mask=Mask(True), dropout_rate=0.4, dropout_key=jax.random.key(3))
