@@ -258,7 +258,10 @@ def _tile_gradients(tiling: Tiling, inputs: Mapping[str, Any], i, j) -> tuple[ja
 
 def _contract(x: jax.Array, y: jax.Array, x_axis: int, y_axis: int) -> jax.Array:
     """Returns the product of two matrices over an axis of each, in float32."""
-    return jax.lax.dot_general(x, y, (((x_axis,), (y_axis,)), ((), ())), preferred_element_type=jnp.float32)
+    axes = (((x_axis,), (y_axis,)), ((), ()))
+    # JAX's setting of a higher precision is for float32. The TPU compiler refuses it for bfloat16.
+    precision = None if x.dtype == jnp.float32 else jax.lax.Precision.DEFAULT
+    return jax.lax.dot_general(x, y, axes, precision=precision, preferred_element_type=jnp.float32)
 
 
 def _column(row: jax.Array) -> jax.Array:
