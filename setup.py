@@ -26,6 +26,7 @@ CORE = [
     "absl-py>=2.1",
     "bokeh>=3.7",  # the report's curves
     "etils[epath]>=1.10",
+    "filelock>=3",  # for the limited size of JAX's cache of compiled programs
     "flax>=0.12.5",
     "gin-config>=0.5.0",
     "jax>=0.10",

@@ -1,6 +1,7 @@
 """Every mistake of a user is one sentence on stderr, with the nearest name, and exit status 2."""
 
 import errno
+import os
 import pathlib
 import re
 import sys
@@ -304,6 +305,29 @@ def test_a_users_number_of_arenas_is_kept(variable, is_kept, monkeypatch):
     monkeypatch.setattr(process.ctypes, "CDLL", lambda name: type("C", (), {"mallopt": lambda self, *a: calls.append(a)})())
     process._limit_malloc_arenas()
     assert bool(calls) != is_kept
+
+
+@pytest.mark.parametrize("own_folder", [None, "", "mine"])
+def test_programs_are_kept_in_the_users_cache_folder(own_folder, tmp_path, monkeypatch):
+    """Checks the environment of a command, also with a folder of the user's and with a home that cannot be written to."""
+    from t5x_lab.cli import process
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    if own_folder is not None:
+        monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", own_folder)
+        process._keep_compiled_programs()
+        assert os.environ["JAX_COMPILATION_CACHE_DIR"] == own_folder and not (tmp_path / "cache").exists()
+        return
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
+    monkeypatch.setattr(process.os, "access", lambda path, mode: False)
+    process._keep_compiled_programs()
+    assert "JAX_COMPILATION_CACHE_DIR" not in os.environ
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
+    process._keep_compiled_programs()
+    folder = pathlib.Path(os.environ["JAX_COMPILATION_CACHE_DIR"])
+    assert folder.is_dir() and folder.parent == tmp_path / "cache" / "t5x_lab"
 
 
 STATEFUL = {

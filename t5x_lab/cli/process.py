@@ -6,9 +6,11 @@ turned on from inside a process; the Makefile does it with GLIBC_TUNABLES (docs/
 
 import contextlib
 import ctypes
+import hashlib
 import importlib.abc
 import importlib.util
 import os
+import platform
 import sys
 from collections.abc import Sequence
 
@@ -16,14 +18,42 @@ from t5x_lab.config.threads import available_cores, num_xla_threads
 from t5x_lab.data.environment import silence_stderr
 
 M_ARENA_MAX = -8  # constant of glibc's malloc.h
+MAX_PROGRAMS_BYTES = 2 << 30
 
 
 def configure_process(argv: Sequence[str]) -> None:
     """Applies all settings to the process of a command with these arguments."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow otherwise logs its CPU features and missing GPUs
     os.environ.setdefault("NPROC", str(num_xla_threads(len(available_cores()), argv, os.environ)))  # size of XLA's thread pool
+    _keep_compiled_programs()
     _silence_import_of_tensorflow()
     _limit_malloc_arenas()
+
+
+def _keep_compiled_programs() -> None:
+    """Makes JAX keep compiled programs in the user's cache folder, so that a run that is resumed or repeated trains at once.
+
+    JAX removes those that were not used for the longest time. A CPU's programs have its instructions, so that processors have
+    folders of their own. JAX_COMPILATION_CACHE_DIR is another folder, or "" for none.
+    """
+    if "JAX_COMPILATION_CACHE_DIR" in os.environ:
+        return
+    user_cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    folder = os.path.join(user_cache, "t5x_lab", f"programs-{_processor()}")
+    with contextlib.suppress(OSError):  # a home that cannot be written to
+        os.makedirs(folder, exist_ok=True)
+    if os.access(folder, os.W_OK):
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
+        os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(MAX_PROGRAMS_BYTES))
+        os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
+
+
+def _processor() -> str:
+    """Returns a digest of the processor's model and instructions."""
+    lines = set()
+    with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
+        lines = {line for line in file if line.startswith(("model name", "flags", "Features", "CPU part"))}
+    return hashlib.sha256("".join(sorted(lines) or platform.processor()).encode()).hexdigest()[:12]
 
 
 def _silence_import_of_tensorflow() -> None:
