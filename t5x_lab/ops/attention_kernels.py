@@ -2,7 +2,7 @@
 
 A tile has the logits of keys (rows) and queries (columns). It exists in the chip's vector memory only, and so does its part of
 the bias, which is built from a window of the diagonals (Dao et al. 2022, here with T5's biases). The kernels read arrays by
-their names: "query", "key" and "value" [B, heads, length, H], rows "query_codes", "key_codes" and "bias" if any (see `tiles`),
+their names: "query", "key" and "value" [B, heads, H, length], rows "query_codes", "key_codes" and "bias" if any (see `tiles`),
 and in the backward pass "d_attended", "log_sums" and "means".
 
 Axis letters: B batch, N heads, K heads of keys and values, H head size.
@@ -26,8 +26,8 @@ Arrays = Mapping[str, jax.Array]
 
 
 def attend(tiling: Tiling, inputs: Arrays) -> list[jax.Array]:
-    """Returns the attended values [B, N, length, H], and the logarithms of the sums of exponentials [B, N, tiles, 1, size]."""
-    B, N, _, H = inputs["query"].shape
+    """Returns the attended values [B, N, H, length], and the logarithms of the sums of exponentials [B, N, tiles, 1, size]."""
+    B, N, H, _ = inputs["query"].shape
     last = tiling.most_keys() - 1
 
     def kernel(inputs, outputs, scratch):
@@ -49,11 +49,11 @@ def attend(tiling: Tiling, inputs: Arrays) -> list[jax.Array]:
             value = inputs["value"][0, 0]
             largest_ref[...] = largest
             sums_ref[...] = sums_ref[...] * scale + jnp.sum(weights, axis=0, keepdims=True)
-            attended_ref[...] = attended_ref[...] * scale + _contract(value, weights.astype(value.dtype), 0, 0)
+            attended_ref[...] = attended_ref[...] * scale + _contract(value, weights.astype(value.dtype), 1, 0)
 
         @pl.when(step == last)
         def finish():
-            outputs[0][0, 0] = (attended_ref[...] / sums_ref[...]).T.astype(outputs[0].dtype)
+            outputs[0][0, 0] = (attended_ref[...] / sums_ref[...]).astype(outputs[0].dtype)
             outputs[1][0, 0, 0] = largest_ref[...] + jnp.log(sums_ref[...])
 
     query, sums = inputs["query"].shape, (B, N, tiling.query_tiles, 1, tiling.size)
@@ -66,7 +66,7 @@ def attend(tiling: Tiling, inputs: Arrays) -> list[jax.Array]:
 
 def query_gradients(tiling: Tiling, inputs: Arrays) -> list[jax.Array]:
     """Returns the gradient of the queries, and if there is a bias that of its rows, float [B, N, tiles, size]."""
-    B, N, _, H = inputs["query"].shape
+    B, N, H, _ = inputs["query"].shape
     last = tiling.most_keys() - 1
 
     def kernel(inputs, outputs, scratch):
@@ -88,7 +88,7 @@ def query_gradients(tiling: Tiling, inputs: Arrays) -> list[jax.Array]:
             j = first_key + step
             _, d_logits, d_products = _tile_gradients(tiling, inputs, i, j)
             key = inputs["key"][0, 0]
-            total_ref[...] += _contract(d_products.astype(key.dtype), key, 0, 0)
+            total_ref[...] += _contract(key, d_products.astype(key.dtype), 1, 0)
             for ref in d_bias_refs:
                 sums, row = _diagonal_sums(d_logits), tiling.bias_row(i, j)
                 ref[0, 0, pl.ds(row, 1)] += sums[:, : tiling.size]
@@ -103,13 +103,13 @@ def query_gradients(tiling: Tiling, inputs: Arrays) -> list[jax.Array]:
         outputs.append(("d_bias", (B, N, tiling.query_tiles + tiling.key_tiles, tiling.size), jnp.float32))
     return _call(
         "attention_query_gradients", tiling, kernel, (B, N, tiling.query_tiles, last + 1),
-        functools.partial(_query_place, tiling), inputs, outputs, [(tiling.size, H)],
+        functools.partial(_query_place, tiling), inputs, outputs, [(H, tiling.size)],
     )  # fmt: skip
 
 
 def key_gradients(tiling: Tiling, inputs: Arrays) -> list[jax.Array]:
-    """Returns the parts of the gradients of the keys and values that each query head adds, [B, N, length, H]."""
-    B, N, _, H = inputs["query"].shape
+    """Returns the parts of the gradients of the keys and values that each query head adds, [B, N, H, length]."""
+    B, N, H, _ = inputs["query"].shape
     last = tiling.most_queries() - 1
 
     def place(b, n, j, step):
@@ -129,8 +129,8 @@ def key_gradients(tiling: Tiling, inputs: Arrays) -> list[jax.Array]:
         def add_tile():
             weights, _, d_products = _tile_gradients(tiling, inputs, first_query + step, j)
             query, d_attended = inputs["query"][0, 0], inputs["d_attended"][0, 0]
-            scratch[0][...] += _contract(d_products.astype(query.dtype), query, 1, 0)
-            scratch[1][...] += _contract(weights.astype(d_attended.dtype), d_attended, 1, 0)
+            scratch[0][...] += _contract(query, d_products.astype(query.dtype), 1, 1)
+            scratch[1][...] += _contract(d_attended, weights.astype(d_attended.dtype), 1, 1)
 
         @pl.when(step == last)
         def finish():
@@ -142,7 +142,7 @@ def key_gradients(tiling: Tiling, inputs: Arrays) -> list[jax.Array]:
     outputs = [("d_key", shape, jnp.float32 if is_sum else inputs[name].dtype) for name in ("key", "value")]
     return _call(
         "attention_key_gradients", tiling, kernel, (B, N, tiling.key_tiles, last + 1), place, inputs, outputs,
-        [(tiling.size, H)] * 2,
+        [(H, tiling.size)] * 2,
     )  # fmt: skip
 
 
@@ -174,14 +174,14 @@ def _call(
       outputs: kind, shape and dtype of each output.
       scratch: shapes of scratch memory, float32.
     """
-    H, group = inputs["query"].shape[-1], inputs["query"].shape[1] // inputs["key"].shape[1]
+    H, group = inputs["query"].shape[2], inputs["query"].shape[1] // inputs["key"].shape[1]
     size, bias_tiles = tiling.size, tiling.query_tiles + tiling.key_tiles
 
     def spec(shape: tuple[int, ...], index: Callable) -> pl.BlockSpec:
         return pl.BlockSpec(shape, lambda *ids: index(*place(*ids)))
 
-    of_query = spec((1, 1, size, H), lambda b, n, i, j: (b, n, i, 0))
-    of_key = spec((1, 1, size, H), lambda b, n, i, j: (b, jax.lax.div(n, group), j, 0))
+    of_query = spec((1, 1, H, size), lambda b, n, i, j: (b, n, 0, i))
+    of_key = spec((1, 1, H, size), lambda b, n, i, j: (b, jax.lax.div(n, group), 0, j))
     of_sums = spec((1, 1, 1, 1, size), lambda b, n, i, j: (b, n, i, 0, 0))
     bias_row = lambda shift: spec((1, 1, 1, size), lambda b, n, i, j: (n, tiling.bias_row(i, j) + shift, 0, 0))
     specs = {
@@ -189,7 +189,7 @@ def _call(
         "query_codes": spec((1, 1, 1, size), lambda b, n, i, j: (b, i, 0, 0)),
         "key_codes": spec((1, 1, 1, size), lambda b, n, i, j: (b, j, 0, 0)),
         "bias": bias_row(0), "next_bias": bias_row(1),
-        "d_key": spec((1, 1, size, H), lambda b, n, i, j: (b, n, j, 0)),
+        "d_key": spec((1, 1, H, size), lambda b, n, i, j: (b, n, 0, j)),
         "d_bias": spec((1, 1, bias_tiles, size), lambda b, n, i, j: (b, n, 0, 0)),
     }  # fmt: skip
     if "bias" in inputs:
@@ -218,7 +218,7 @@ def _call(
 
 def _logits(tiling: Tiling, inputs: Mapping[str, Any], i, j) -> tuple[jax.Array, jax.Array | None]:
     """Returns the masked logits of a tile, float [keys, queries], and tanh(x / cap) if there is a cap."""
-    logits, tanh = _contract(inputs["key"][0, 0], inputs["query"][0, 0], 1, 1), None
+    logits, tanh = _contract(inputs["key"][0, 0], inputs["query"][0, 0], 0, 0), None
     if tiling.logit_cap is not None:
         tanh = jnp.tanh(logits / tiling.logit_cap)
         logits = tanh * tiling.logit_cap
@@ -251,7 +251,7 @@ def _tile_gradients(tiling: Tiling, inputs: Mapping[str, Any], i, j) -> tuple[ja
     """Returns the weights, and the gradients of logits and of products of queries and keys, float [keys, queries]."""
     logits, tanh = _logits(tiling, inputs, i, j)
     weights = jnp.exp(logits - inputs["log_sums"][0, 0, 0])
-    d_weights = _contract(inputs["value"][0, 0], inputs["d_attended"][0, 0], 1, 1)
+    d_weights = _contract(inputs["value"][0, 0], inputs["d_attended"][0, 0], 0, 0)
     d_logits = weights * (d_weights - inputs["means"][0, 0, 0])
     return weights, d_logits, d_logits if tanh is None else d_logits * (1.0 - tanh * tanh)
 

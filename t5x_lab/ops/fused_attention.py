@@ -75,11 +75,11 @@ def fused_gradients(
     return Operands(from_tiles(d_query, tiling.T), from_tiles(d_key, tiling.S), from_tiles(d_value, tiling.S), d_bias)
 
 
-def _sum_of_heads(x_BNSH: jax.Array, like_BSKH: jax.Array) -> jax.Array:
+def _sum_of_heads(x_BNHS: jax.Array, like_BSKH: jax.Array) -> jax.Array:
     """Returns the sums over the query heads of each head of keys and values, in the dtype of those."""
-    B, N, S, H = x_BNSH.shape
+    B, N, H, S = x_BNHS.shape
     K = like_BSKH.shape[2]
-    return x_BNSH if K == N else jnp.sum(x_BNSH.reshape(B, K, N // K, S, H), axis=2).astype(like_BSKH.dtype)
+    return x_BNHS if K == N else jnp.sum(x_BNHS.reshape(B, K, N // K, H, S), axis=2).astype(like_BSKH.dtype)
 
 
 def _inputs(tiling: Tiling, operands: Operands, mask: Mask, shards: Shards | None) -> dict[str, jax.Array]:
