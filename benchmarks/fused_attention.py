@@ -46,7 +46,7 @@ def measure(topology: str, length: int, is_fused: bool) -> tuple[float, float, f
     from t5x_lab.ops.attention import dot_product_attention
     from t5x_lab.ops.biases import DiagonalBias
     from t5x_lab.ops.masks import Mask
-    from t5x_lab.ops.platform import tracing_for
+    from t5x_lab.ops.platform import Target, tracing_for
 
     rows = max(1, TOKENS // length)
     device = topologies.get_topology_desc(topology, platform="tpu").devices[0]
@@ -60,7 +60,7 @@ def measure(topology: str, length: int, is_fused: bool) -> tuple[float, float, f
     operand = array(jnp.bfloat16, rows, length, HEADS, HEAD_DIM)
     inputs = [operand] * 3 + [array(jnp.float32, HEADS, 2 * length - 1), array(jnp.int32, rows, length), operand]
     began = time.perf_counter()
-    with tracing_for("tpu") if is_fused else contextlib.nullcontext():
+    with tracing_for(Target("tpu", device.device_kind)) if is_fused else contextlib.nullcontext():
         compiled = jax.jit(jax.grad(attend, argnums=(0, 1, 2, 3))).lower(*inputs).compile()
     seconds, memory = time.perf_counter() - began, compiled.memory_analysis()
     traffic = compiled.cost_analysis()["bytes accessed"] + (read_again(length, rows) if is_fused else 0)

@@ -20,7 +20,7 @@ from t5x_lab.ops.biases import DiagonalBias, expand_bias
 from t5x_lab.ops.cross_entropy import CrossEntropy, TokenLosses, compute_logits, cross_entropy, cross_entropy_of_logits
 from t5x_lab.ops.dropout import dropout
 from t5x_lab.ops.masks import Mask, Window, expand_mask
-from t5x_lab.ops.platform import tracing_for
+from t5x_lab.ops.platform import Target, tracing_for
 from t5x_lab.partitioning.mesh import MeshShape, make_mesh
 from t5x_lab.partitioning.partitioner import Partitioner
 
@@ -206,10 +206,13 @@ def plain_attention(q, k, v, bias: DiagonalBias, allowed, cap):
     return jnp.einsum("bnts,bsnh->btnh", jax.nn.softmax(jnp.where(allowed[:, None], logits, -1e10)), v)
 
 
+TPU = Target("tpu", "TPU v4")
+
+
 @contextlib.contextmanager
 def fused_kernels(mesh: MeshShape = MeshShape(1, 1, 1)):
     """Attention by the kernels for TPUs, in tiles of 8, without a TPU. The value is the sharding on a mesh."""
-    with pytest.MonkeyPatch.context() as patch, tracing_for("tpu"):
+    with pytest.MonkeyPatch.context() as patch, tracing_for(TPU):
         patch.setattr(attention_kernels, "INTERPRET", True)
         patch.setattr(tiles, "SIZES", (8,))
         yield Partitioner(make_mesh(mesh, jax.devices()[: mesh.data * mesh.fsdp * mesh.tensor])).constrain
@@ -316,10 +319,15 @@ def test_programs_for_tpus_have_kernels_and_no_square_arrays(length):
         return jnp.sum(dot_product_attention(query, key, value, **options).astype(jnp.float32))
 
     function = jax.jit(jax.grad(attend, argnums=(0, 1, 2, 3)))
-    with tracing_for("tpu"):
+    with tracing_for(TPU):
         text = function.trace(query, key, key, bias, segments).lower(lowering_platforms=("tpu",)).as_text()
     assert text.count("tpu_custom_call") == 3
     assert f"{length}x{length}" not in text
+    with tracing_for(Target("tpu", "TPU v3")):
+        assert (
+            "tpu_custom_call"
+            not in function.trace(query, key, key, bias, segments).lower(lowering_platforms=("tpu",)).as_text()
+        )
 
 
 @pytest.mark.parametrize("block", [64, 4, "fused"])

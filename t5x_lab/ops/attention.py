@@ -16,8 +16,10 @@ from t5x_lab.ops.blocked_attention import Weighting, blocked_attention, blocked_
 from t5x_lab.ops.blocks import Operands
 from t5x_lab.ops.dropout import drop
 from t5x_lab.ops.masks import Mask
-from t5x_lab.ops.platform import target_platform
+from t5x_lab.ops.platform import current_target
 from t5x_lab.ops.shards import Shards
+
+_WITHOUT_KERNELS = ("TPU v2", "TPU v3")  # whose kernels have no products of bfloat16
 
 
 def dot_product_attention(
@@ -133,11 +135,13 @@ _attention.defvjp(_forward, _backward)
 
 
 def _is_fused(operands: Operands, mask: Mask, shards: Shards | None) -> bool:
-    """Returns whether the fused kernels attend: on TPUs, but not for tokens after a cache."""
+    """Returns whether the fused kernels attend: on TPUs from v4 on, but not for tokens after a cache."""
     has_cache = mask.query_offset is not None or mask.key_positions is not None
     is_possible = shards is not None or jax.device_count() == 1
     has_dtype = operands.query.dtype in (jnp.float32, jnp.bfloat16)
-    return target_platform() == "tpu" and is_possible and has_dtype and not has_cache
+    target = current_target()
+    has_kernels = target.platform == "tpu" and target.kind not in _WITHOUT_KERNELS
+    return has_kernels and is_possible and has_dtype and not has_cache
 
 
 def _switch_kinds(mask: Mask, function: Callable[[Mask], Any]) -> Any:

@@ -1,24 +1,34 @@
-"""The platform that programs are traced for, which decides between implementations."""
+"""The chips that programs are traced for, which decide between implementations."""
 
 import contextlib
 import contextvars
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import jax
 
-_platform: contextvars.ContextVar[str | None] = contextvars.ContextVar("platform", default=None)
+
+class Target(NamedTuple):
+    """The platform of chips, such as "tpu", and their kind, such as "TPU v4"."""
+
+    platform: str
+    kind: str
 
 
-def target_platform() -> str:
-    """Returns the platform of `tracing_for`, or that of JAX's default devices, such as "tpu"."""
-    return _platform.get() or jax.default_backend()
+_target: contextvars.ContextVar[Target | None] = contextvars.ContextVar("target", default=None)
+
+
+def current_target() -> Target:
+    """Returns the chips of `tracing_for`, or JAX's default devices."""
+    device = jax.devices()[0]
+    return _target.get() or Target(device.platform, device.device_kind)
 
 
 @contextlib.contextmanager
-def tracing_for(platform: str) -> Iterator[None]:
-    """Programs that are traced in this context are for a platform that need not be there."""
-    token = _platform.set(platform)
+def tracing_for(target: Target) -> Iterator[None]:
+    """Programs that are traced in this context are for chips that need not be there."""
+    token = _target.set(target)
     try:
         yield
     finally:
-        _platform.reset(token)
+        _target.reset(token)

@@ -21,7 +21,7 @@ from t5x_lab.networks.network import has_decoder, has_encoder, network_name, rec
 from t5x_lab.networks.wrapper import replace_remat_policy
 from t5x_lab.observe.collectives import BETWEEN_SLICES, collectives
 from t5x_lab.observe.hardware import GiB, chip
-from t5x_lab.ops.platform import tracing_for
+from t5x_lab.ops.platform import Target, tracing_for
 from t5x_lab.runs.config.run_config import RunConfig
 from t5x_lab.runs.model.sharded_model import ShardedModel, check_rows
 from t5x_lab.runs.train.assemble import assemble_run
@@ -104,7 +104,7 @@ def compile_step(run: RunConfig, mode: str = "train", devices: Sequence | None =
 
     start = time.monotonic()
     program, arguments = _program(run, sharded, mode, batch)
-    with tracing_for(devices[0].platform):
+    with tracing_for(Target(devices[0].platform, devices[0].device_kind)):
         lowered = program.lower(*arguments)
     kind = chip(devices[0].device_kind)
     limit = round(kind.memory) if kind else None
