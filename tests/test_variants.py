@@ -13,7 +13,7 @@ from t5x_lab.networks.layers import make_norm
 from t5x_lab.networks.positions import sinusoidal
 from t5x_lab.networks.rotary import Rotation, angular_rates
 from t5x_lab.networks.transformer import TransformerConfig
-from t5x_lab.ops import attention
+from t5x_lab.ops import blocked_attention
 
 TOKENS = np.array([[5, 9, 3, 3, 17, 40, 2], [7, 7, 7, 8, 1, 30, 62]], np.int32)
 
@@ -216,7 +216,7 @@ def test_dropout_is_where_t5_has_it(monkeypatch):
 
     for module in (stack, layers):
         monkeypatch.setattr(module, "dropout", record)
-    monkeypatch.setattr(attention, "drop", lambda x, keep, rate: record(x, rate, keep))
+    monkeypatch.setattr(blocked_attention, "drop", lambda x, keep, rate: record(x, rate, keep))
     model = Model(ModelConfig(tiny_config("causal_decoder", num_decoder_layers=1, dropout_rate=0.5, scan_layers=False)))
     batch = random_batch("causal_decoder")
     shapes.clear()
