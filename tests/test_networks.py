@@ -110,7 +110,6 @@ def test_rotary_positions_go_on_from_the_encoder_to_the_decoder():
         positions=positions[:, :4],
         cross_mask=Mask(False, key_segments=segments),
         encoded=stack.unstack()[0].self_attention_norm(x[:, :5]),
-        encoded_positions=positions_from_end(segments),
     )
     np.testing.assert_allclose(second_part, whole[:, 5:], rtol=1e-5, atol=1e-5)
 

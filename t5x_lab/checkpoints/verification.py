@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import jax
 from etils import epath
@@ -87,18 +87,23 @@ def explain_damage(*paths: epath.Path) -> Iterator[None]:
     try:
         yield
     except Unreadable as error:
-        path = max((path for path in paths if str(path) in error.sentence), key=lambda path: len(str(path)), default=paths[0])
-        raise UserError(f"{error.sentence} {_advice(path)}".rstrip()) from error
+        raise UserError(f"{error.sentence} {_advice(_named_in(error.sentence, paths))}".rstrip()) from error
     except (UserError, MemoryError, jax.errors.JaxRuntimeError):
         raise  # an out-of-memory error or a lost process is not caused by the files
     except Exception as error:
-        path = paths[0] if len(paths) == 1 else next((path for path in paths if _is_damaged(path)), paths[0])
         reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:300]}"
         if _OUTAGE.search(reason) or (isinstance(error, OSError) and not isinstance(error, FileNotFoundError)):
+            path = _named_in(reason, paths)
             raise UserError(
                 f"The checkpoint {path} could not be read ({reason}). Try again when the storage is available."
             ) from error
+        path = paths[0] if len(paths) == 1 else next((path for path in paths if _is_damaged(path)), paths[0])
         raise UserError(f"{Corrupt(path, reason).sentence} {_advice(path)}".rstrip()) from error
+
+
+def _named_in(text: str, paths: Sequence[epath.Path]) -> epath.Path:
+    """Returns the path that a message names, of several the longest one; the first path if it names none."""
+    return max((path for path in paths if str(path) in text), key=lambda path: len(str(path)), default=paths[0])
 
 
 def _is_damaged(path: epath.Path) -> bool:

@@ -9,6 +9,7 @@ import ctypes
 import hashlib
 import importlib.abc
 import importlib.util
+import itertools
 import os
 import platform
 import sys
@@ -49,11 +50,12 @@ def _keep_compiled_programs() -> None:
 
 
 def _processor() -> str:
-    """Returns a digest of the processor's model and instructions."""
-    lines = set()
+    """Returns a digest of the first core's model and instructions."""
+    lines = []
     with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
-        lines = {line for line in file if line.startswith(("model name", "flags", "Features", "CPU part"))}
-    return hashlib.sha256("".join(sorted(lines) or platform.processor()).encode()).hexdigest()[:12]
+        of_first_core = itertools.takewhile(str.strip, file)  # up to a blank line: a server has hundreds of cores
+        lines = [line for line in of_first_core if line.startswith(("model name", "flags", "Features", "CPU part"))]
+    return hashlib.sha256("".join(lines or platform.processor()).encode()).hexdigest()[:12]
 
 
 def _silence_import_of_tensorflow() -> None:

@@ -19,7 +19,7 @@ from t5x_lab.networks.attention import MultiHeadAttention
 from t5x_lab.networks.cache import Cache, KeyValues
 from t5x_lab.networks.config import REMAT_POLICIES, TransformerShape
 from t5x_lab.networks.layers import Mlp, make_norm
-from t5x_lab.networks.positions import RelativeBias
+from t5x_lab.networks.positions import RelativeBias, positions_from_end
 from t5x_lab.networks.rotary import Rotation
 from t5x_lab.networks.stacked import make_stacked
 from t5x_lab.ops.biases import DiagonalBias
@@ -128,7 +128,6 @@ class Stack(nnx.Module):
         positions: jax.Array | None = None,
         cross_mask: Mask | None = None,
         encoded: jax.Array | None = None,
-        encoded_positions: jax.Array | None = None,
         dropout_key: jax.Array | None = None,
         keep_keys_values: bool = False,
     ) -> tuple[jax.Array, KeyValues | None]:
@@ -140,7 +139,6 @@ class Stack(nnx.Module):
           positions: positions for rotary attention, int [B or 1, T]. None = no rotation.
           cross_mask: mask of cross-attention.
           encoded: encoder output [B, S, D]. None = no cross-attention.
-          encoded_positions: positions of the encoder output for rotary attention, int [B, S]. None = no rotation.
           dropout_key: None = no dropout.
           keep_keys_values: return the keys and values of self-attention.
 
@@ -149,6 +147,7 @@ class Stack(nnx.Module):
         """
         c = self.config
         bias = self._shared_bias(x.shape[1], mask)
+        encoded_positions = self._encoded_positions(cross_mask)
         graph, params = nnx.split(self.layers, nnx.Param)
         keys = None if dropout_key is None else jax.random.split(dropout_key, self.num_layers + 2)
         if keys is not None:
@@ -220,6 +219,16 @@ class Stack(nnx.Module):
             return Rotation(positions, *rotations[kind])
         rates, factors = (jnp.asarray(np.stack(each), jnp.float32) for each in zip(*rotations))
         return Rotation(positions, rates[kind], factors[kind])
+
+    def _encoded_positions(self, cross_mask: Mask | None) -> jax.Array | None:
+        """Returns the positions of the encoder's output in rotary cross-attention, int [B, S]; None without it.
+
+        The decoder's positions start at 0, so that those of the encoder are below 0.
+        """
+        if not self.config.rotary_cross_attention or cross_mask is None:
+            return None
+        assert cross_mask.key_segments is not None
+        return positions_from_end(cross_mask.key_segments)
 
     def _shared_bias(self, length: int, mask: Mask) -> DiagonalBias | None:
         if not self.has_shared_bias:
@@ -295,13 +304,9 @@ class Stack(nnx.Module):
             caches.append(Cache.of_window(layer, window, lengths_B) if is_local else Cache.filled(layer, slots))
         return tuple(map(self._shard, caches))
 
-    def make_cross_caches(self, encoded: jax.Array, positions: jax.Array | None) -> tuple[Cache, ...]:
-        """Returns a cache for each layer with the cross-attention keys and values of `encoded` [B, S, D].
-
-        Args:
-          encoded: encoder output.
-          positions: its positions for rotary attention, int [B, S]. None = no rotation.
-        """
+    def make_cross_caches(self, encoded: jax.Array, cross_mask: Mask) -> tuple[Cache, ...]:
+        """Returns a cache for each layer with the cross-attention keys and values of `encoded` [B, S, D]."""
+        positions = self._encoded_positions(cross_mask)
         rotations = [self._rotation(positions, kind) for kind in self.kinds]
         keys_values = [layer.encoder_keys_values(encoded, turn) for layer, turn in zip(self.unstack(), rotations, strict=True)]
         return tuple(self._shard(Cache.filled(layer, encoded.shape[1])) for layer in keys_values)

@@ -16,7 +16,7 @@ from t5x_lab.networks.config import DTYPES, REMAT_POLICIES, TransformerShape
 from t5x_lab.networks.flops import transformer_flops, transformer_recomputed_flops
 from t5x_lab.networks.layers import Embedding, Projection, kernel, output_matrix
 from t5x_lab.networks.network import Batch, Constrain, check_length, segments_of
-from t5x_lab.networks.positions import positions_from_end, sinusoidal
+from t5x_lab.networks.positions import sinusoidal
 from t5x_lab.networks.stack import Layer, Stack
 from t5x_lab.ops.cross_entropy import compute_logits
 from t5x_lab.ops.masks import Mask
@@ -101,17 +101,10 @@ class Transformer(nnx.Module):
         if encoded is not None and not self.config.has_decoder:
             return encoded
         mask, cross_mask = self.decoder_masks(batch)
-        encoded_positions = None if cross_mask is None else self.encoded_positions(cross_mask)
         tokens = batch["decoder_input_tokens"]
         x, rotations = self.embed(tokens, batch.get("decoder_positions", jnp.arange(tokens.shape[1])[None]))
         hidden, _ = self.decoder(
-            x,
-            mask=mask,
-            positions=rotations,
-            cross_mask=cross_mask,
-            encoded=encoded,
-            encoded_positions=encoded_positions,
-            dropout_key=decoder_key,
+            x, mask=mask, positions=rotations, cross_mask=cross_mask, encoded=encoded, dropout_key=decoder_key
         )
         return hidden
 
@@ -145,13 +138,12 @@ class Transformer(nnx.Module):
         num_inputs = jnp.full((batch,), inputs.shape[1], jnp.int32)
         is_token = prompt != padding
         prompt = jnp.where(is_token, prompt, 0)
-        cross_caches = cross_mask = encoded = encoded_positions = encoder_segments = prefix = None
+        cross_caches = cross_mask = encoded = encoder_segments = prefix = None
         if c.has_encoder:
             encoder_segments = is_token.astype(jnp.int32)
             cross_mask = Mask(False, key_segments=encoder_segments)
             encoded = self.encode({"encoder_input_tokens": prompt, "encoder_segment_ids": encoder_segments})
-            encoded_positions = self.encoded_positions(cross_mask)
-            cross_caches = self.decoder.make_cross_caches(encoded, encoded_positions)
+            cross_caches = self.decoder.make_cross_caches(encoded, cross_mask)
         else:
             inputs = jnp.concatenate([inputs, prompt], axis=1)
             num_inputs += jnp.sum(is_token, axis=1)
@@ -162,13 +154,7 @@ class Transformer(nnx.Module):
         x, rotations = self.embed(inputs, jnp.arange(inputs.shape[1])[None])
         mask = Mask(True, query_prefix=prefix, key_prefix=prefix)
         hidden, keys_values = self.decoder(
-            x,
-            mask=mask,
-            positions=rotations,
-            cross_mask=cross_mask,
-            encoded=encoded,
-            encoded_positions=encoded_positions,
-            keep_keys_values=True,
+            x, mask=mask, positions=rotations, cross_mask=cross_mask, encoded=encoded, keep_keys_values=True
         )
         assert keys_values is not None
         last = jnp.take_along_axis(hidden, (num_inputs - 1)[:, None, None], axis=1)
@@ -208,16 +194,6 @@ class Transformer(nnx.Module):
             return mask, None
         encoder_segments = segments_of(batch, "encoder_segment_ids", "encoder_input_tokens")
         return mask, Mask(False, query_segments=segments, key_segments=encoder_segments)
-
-    def encoded_positions(self, cross_mask: Mask) -> jax.Array | None:
-        """Returns the positions of the encoder's output in rotary cross-attention, int [B, S], or None.
-
-        The decoder's positions start at 0, so that those of the encoder are below 0.
-        """
-        if not self.config.rotary_cross_attention:
-            return None
-        assert cross_mask.key_segments is not None
-        return positions_from_end(cross_mask.key_segments)
 
     def embed(
         self, tokens: jax.Array, positions: jax.Array, embedder: Embedding | None = None

@@ -95,10 +95,8 @@ def merged_attention(
 
 # Not `jax.checkpoint`: nested in a layer under remat, it would store keys and values once per block.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def _attention(
-    operands: Operands, mask: Mask, dropout_key: jax.Array | None, weighting: Weighting, shards: Shards | None
-) -> tuple[jax.Array, jax.Array]:
-    """Returns the attended values [B, T, N, H], and the logarithms of sums [B, T, N], which are 0 if they are not needed."""
+def _attention(operands: Operands, mask: Mask, dropout_key: jax.Array | None, weighting: Weighting, shards: Shards | None):
+    """Returns the attended values [B, T, N, H], and the logarithms of sums [B, T, N], or None if blocks do not need them."""
     keep = _kept_weights(operands, dropout_key, weighting)
 
     def attend(mask: Mask):
@@ -113,7 +111,8 @@ def _attention(
 
 def _forward(operands, mask, dropout_key, weighting, shards):
     results = _attention(operands, mask, dropout_key, weighting, shards)
-    return results, (operands, mask, dropout_key, results)
+    # Blocks compute them again, so that only kernels keep them.
+    return results, (operands, mask, dropout_key, results if _is_fused(operands, mask, shards) else None)
 
 
 def _backward(weighting, shards, residuals, d_results):
@@ -121,7 +120,7 @@ def _backward(weighting, shards, residuals, d_results):
     keep = _kept_weights(operands, dropout_key, weighting)
 
     def transpose(mask: Mask) -> Operands:
-        if not _is_fused(operands, mask, shards):
+        if results is None:
             return blocked_gradients(operands, mask, keep, weighting, d_results)
         from t5x_lab.ops.fused_attention import fused_gradients
 

@@ -10,7 +10,7 @@ Axis letters: B batch, N heads, K heads of keys and values, H head size.
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,25 +25,38 @@ _LANES = 128
 Arrays = Mapping[str, jax.Array]
 
 
+class _Visit(NamedTuple):
+    """A step of a kernel's grid: a tile of queries with one of keys.
+
+    Attributes:
+      i, j: tile of queries and tile of keys.
+      is_first, is_last: it is the first or last visit of the tile whose result is summed up.
+      is_allowed: some query may attend to some key.
+    """
+
+    i: Any
+    j: Any
+    is_first: Any
+    is_last: Any
+    is_allowed: Any
+
+
 def attend(tiling: Tiling, inputs: Arrays) -> list[jax.Array]:
     """Returns the attended values [B, N, H, length], and the logarithms of the sums of exponentials [B, N, tiles, 1, size]."""
     B, N, H, _ = inputs["query"].shape
-    last = tiling.most_keys() - 1
 
-    def kernel(inputs, outputs, scratch):
-        i, step = pl.program_id(2), pl.program_id(3)
-        first_key, last_key = tiling.keys_of(i)
+    def kernel(inputs, outputs, scratch, visit: _Visit):
         largest_ref, sums_ref, attended_ref = scratch
 
-        @pl.when(step == 0)
+        @pl.when(visit.is_first)
         def start():
             largest_ref[...] = jnp.full_like(largest_ref, -jnp.inf)
             sums_ref[...] = jnp.zeros_like(sums_ref)
             attended_ref[...] = jnp.zeros_like(attended_ref)
 
-        @pl.when(first_key + step <= last_key)
+        @pl.when(visit.is_allowed)
         def add_tile():
-            logits, _ = _logits(tiling, inputs, i, first_key + step)
+            logits, _ = _logits(tiling, inputs, visit)
             largest = jnp.maximum(largest_ref[...], jnp.max(logits, axis=0, keepdims=True))
             weights, scale = jnp.exp(logits - largest), jnp.exp(largest_ref[...] - largest)
             value = inputs["value"][0, 0]
@@ -51,88 +64,71 @@ def attend(tiling: Tiling, inputs: Arrays) -> list[jax.Array]:
             sums_ref[...] = sums_ref[...] * scale + jnp.sum(weights, axis=0, keepdims=True)
             attended_ref[...] = attended_ref[...] * scale + _contract(value, weights.astype(value.dtype), 1, 0)
 
-        @pl.when(step == last)
+        @pl.when(visit.is_last)
         def finish():
             outputs[0][0, 0] = (attended_ref[...] / sums_ref[...]).astype(outputs[0].dtype)
             outputs[1][0, 0, 0] = largest_ref[...] + jnp.log(sums_ref[...])
 
     query, sums = inputs["query"].shape, (B, N, tiling.query_tiles, 1, tiling.size)
-    return _call(
-        "attention", tiling, kernel, (B, N, tiling.query_tiles, last + 1), functools.partial(_query_place, tiling),
-        inputs, [("query", query, inputs["value"].dtype), ("log_sums", sums, jnp.float32)],
-        [(1, tiling.size), (1, tiling.size), (H, tiling.size)],
-    )  # fmt: skip
+    outputs = [("query", query, inputs["value"].dtype), ("log_sums", sums, jnp.float32)]
+    scratch = [(1, tiling.size), (1, tiling.size), (H, tiling.size)]
+    return _call("attention", tiling, kernel, "keys", inputs, outputs, scratch)
 
 
 def query_gradients(tiling: Tiling, inputs: Arrays) -> list[jax.Array]:
     """Returns the gradient of the queries, and if there is a bias that of its rows, float [B, N, tiles, size]."""
     B, N, H, _ = inputs["query"].shape
-    last = tiling.most_keys() - 1
 
-    def kernel(inputs, outputs, scratch):
-        i, step = pl.program_id(2), pl.program_id(3)
-        first_key, last_key = tiling.keys_of(i)
+    def kernel(inputs, outputs, scratch, visit: _Visit):
         (d_query_ref, *d_bias_refs), (total_ref,) = outputs, scratch
 
-        @pl.when(step == 0)
+        @pl.when(visit.is_first)
         def start():
             total_ref[...] = jnp.zeros_like(total_ref)
 
-        @pl.when((step == 0) & (i == 0))
+        @pl.when(visit.is_first & (visit.i == 0))
         def start_bias():
             for ref in d_bias_refs:
                 ref[...] = jnp.zeros_like(ref)
 
-        @pl.when(first_key + step <= last_key)
+        @pl.when(visit.is_allowed)
         def add_tile():
-            j = first_key + step
-            _, d_logits, d_products = _tile_gradients(tiling, inputs, i, j)
+            _, d_logits, d_products = _tile_gradients(tiling, inputs, visit)
             key = inputs["key"][0, 0]
             total_ref[...] += _contract(key, d_products.astype(key.dtype), 1, 0)
             for ref in d_bias_refs:
-                sums, row = _diagonal_sums(d_logits), tiling.bias_row(i, j)
+                sums, row = _diagonal_sums(d_logits), tiling.bias_row(visit.i, visit.j)
                 ref[0, 0, pl.ds(row, 1)] += sums[:, : tiling.size]
                 ref[0, 0, pl.ds(row + 1, 1)] += sums[:, tiling.size :]
 
-        @pl.when(step == last)
+        @pl.when(visit.is_last)
         def finish():
             d_query_ref[0, 0] = total_ref[...].astype(d_query_ref.dtype)
 
     outputs = [("query", inputs["query"].shape, inputs["query"].dtype)]
     if "bias" in inputs:
         outputs.append(("d_bias", (B, N, tiling.query_tiles + tiling.key_tiles, tiling.size), jnp.float32))
-    return _call(
-        "attention_query_gradients", tiling, kernel, (B, N, tiling.query_tiles, last + 1),
-        functools.partial(_query_place, tiling), inputs, outputs, [(H, tiling.size)],
-    )  # fmt: skip
+    return _call("attention_query_gradients", tiling, kernel, "keys", inputs, outputs, [(H, tiling.size)])
 
 
 def key_gradients(tiling: Tiling, inputs: Arrays) -> list[jax.Array]:
     """Returns the parts of the gradients of the keys and values that each query head adds, [B, N, H, length]."""
     B, N, H, _ = inputs["query"].shape
-    last = tiling.most_queries() - 1
 
-    def place(b, n, j, step):
-        first, last = tiling.queries_of(j)
-        return b, n, jnp.minimum(first + step, last), j
-
-    def kernel(inputs, outputs, scratch):
-        j, step = pl.program_id(2), pl.program_id(3)
-        first_query, last_query = tiling.queries_of(j)
-
-        @pl.when(step == 0)
+    def kernel(inputs, outputs, scratch, visit: _Visit):
+        @pl.when(visit.is_first)
         def start():
             for ref in scratch:
                 ref[...] = jnp.zeros_like(ref)
 
-        @pl.when(first_query + step <= last_query)
+        @pl.when(visit.is_allowed)
         def add_tile():
-            weights, _, d_products = _tile_gradients(tiling, inputs, first_query + step, j)
+            weights, _, d_products = _tile_gradients(tiling, inputs, visit)
             query, d_attended = inputs["query"][0, 0], inputs["d_attended"][0, 0]
             scratch[0][...] += _contract(query, d_products.astype(query.dtype), 1, 1)
             scratch[1][...] += _contract(d_attended, weights.astype(d_attended.dtype), 1, 1)
 
-        @pl.when(step == last)
+        @pl.when(visit.is_last)
         def finish():
             for output, total in zip(outputs, scratch):
                 output[0, 0] = total[...].astype(output.dtype)
@@ -140,24 +136,14 @@ def key_gradients(tiling: Tiling, inputs: Arrays) -> list[jax.Array]:
     shape = (B, N, *inputs["key"].shape[2:])
     is_sum = inputs["key"].shape[1] < N  # of several heads, in float32
     outputs = [("d_key", shape, jnp.float32 if is_sum else inputs[name].dtype) for name in ("key", "value")]
-    return _call(
-        "attention_key_gradients", tiling, kernel, (B, N, tiling.key_tiles, last + 1), place, inputs, outputs,
-        [(H, tiling.size)] * 2,
-    )  # fmt: skip
-
-
-def _query_place(tiling: Tiling, b, n, i, step):
-    """Returns row, head, tile of queries and tile of keys of an index (row, head, tile of queries, step) of the grid."""
-    first, last = tiling.keys_of(i)
-    return b, n, i, jnp.minimum(first + step, last)
+    return _call("attention_key_gradients", tiling, kernel, "queries", inputs, outputs, [(H, tiling.size)] * 2)
 
 
 def _call(
     name: str,
     tiling: Tiling,
     kernel: Callable,
-    grid: tuple[int, ...],
-    place: Callable,
+    visits: str,
     inputs: Arrays,
     outputs: Sequence[tuple[str, tuple[int, ...], Any]],
     scratch: Sequence[tuple[int, int]],
@@ -167,15 +153,27 @@ def _call(
     Args:
       name: name in profiles.
       tiling: sizes of the tiles.
-      kernel: the kernel.
-      grid: sizes of the grid. The first two axes are independent.
-      place: function from indices of the grid to row, head, tile of queries and tile of keys.
+      kernel: function of references by name, of those to outputs and scratch memory, and of a visit.
+      visits: "keys": each tile of queries visits the tiles of keys that it attends to; "queries": each tile of keys those of
+        queries that attend to it.
       inputs: see the module.
       outputs: kind, shape and dtype of each output.
       scratch: shapes of scratch memory, float32.
     """
     H, group = inputs["query"].shape[2], inputs["query"].shape[1] // inputs["key"].shape[1]
     size, bias_tiles = tiling.size, tiling.query_tiles + tiling.key_tiles
+
+    is_over_keys = visits == "keys"
+    tiles, steps, range_of = (
+        (tiling.query_tiles, tiling.most_keys(), tiling.keys_of)
+        if is_over_keys
+        else (tiling.key_tiles, tiling.most_queries(), tiling.queries_of)
+    )
+
+    def place(b, n, tile, step):
+        first, last = range_of(tile)
+        other = jnp.minimum(first + step, last)
+        return (b, n, tile, other) if is_over_keys else (b, n, other, tile)
 
     def spec(shape: tuple[int, ...], index: Callable) -> pl.BlockSpec:
         return pl.BlockSpec(shape, lambda *ids: index(*place(*ids)))
@@ -195,10 +193,16 @@ def _call(
     if "bias" in inputs:
         inputs = {**inputs, "next_bias": inputs["bias"]}
     names, count = list(inputs), len(outputs)
-    semantics: Any = ("parallel",) * 2 + ("arbitrary",) * (len(grid) - 2)
+    grid = (*inputs["query"].shape[:2], tiles, steps)
+    semantics: Any = ("parallel", "parallel", "arbitrary", "arbitrary")
 
     def with_names(*refs):
-        kernel(dict(zip(names, refs)), refs[len(names) : len(names) + count], refs[len(names) + count :])
+        tile, step = pl.program_id(2), pl.program_id(3)
+        first, last = range_of(tile)
+        other = first + step
+        i, j = (tile, other) if is_over_keys else (other, tile)
+        visit = _Visit(i, j, step == 0, step == steps - 1, other <= last)
+        kernel(dict(zip(names, refs)), refs[len(names) : len(names) + count], refs[len(names) + count :], visit)
 
     return pl.pallas_call(
         with_names,
@@ -216,7 +220,7 @@ def _call(
 # ---- one tile
 
 
-def _logits(tiling: Tiling, inputs: Mapping[str, Any], i, j) -> tuple[jax.Array, jax.Array | None]:
+def _logits(tiling: Tiling, inputs: Mapping[str, Any], visit: _Visit) -> tuple[jax.Array, jax.Array | None]:
     """Returns the masked logits of a tile, float [keys, queries], and tanh(x / cap) if there is a cap."""
     logits, tanh = _contract(inputs["key"][0, 0], inputs["query"][0, 0], 0, 0), None
     if tiling.logit_cap is not None:
@@ -224,8 +228,8 @@ def _logits(tiling: Tiling, inputs: Mapping[str, Any], i, j) -> tuple[jax.Array,
         logits = tanh * tiling.logit_cap
     if "bias" in inputs:
         logits += _toeplitz(jnp.concatenate([inputs["bias"][0, 0], inputs["next_bias"][0, 0]], axis=1))
-    keys = j * tiling.size + jax.lax.broadcasted_iota(jnp.int32, logits.shape, 0)
-    queries = i * tiling.size + jax.lax.broadcasted_iota(jnp.int32, logits.shape, 1)
+    keys = visit.j * tiling.size + jax.lax.broadcasted_iota(jnp.int32, logits.shape, 0)
+    queries = visit.i * tiling.size + jax.lax.broadcasted_iota(jnp.int32, logits.shape, 1)
     key_codes: Any = _column(inputs["key_codes"][0, 0]).astype(jnp.int32) if "key_codes" in inputs else None
     query_codes: Any = inputs["query_codes"][0, 0].astype(jnp.int32) if "query_codes" in inputs else None
     rules = []
@@ -247,9 +251,9 @@ def _logits(tiling: Tiling, inputs: Mapping[str, Any], i, j) -> tuple[jax.Array,
     return logits, tanh
 
 
-def _tile_gradients(tiling: Tiling, inputs: Mapping[str, Any], i, j) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _tile_gradients(tiling: Tiling, inputs: Mapping[str, Any], visit: _Visit) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns the weights, and the gradients of logits and of products of queries and keys, float [keys, queries]."""
-    logits, tanh = _logits(tiling, inputs, i, j)
+    logits, tanh = _logits(tiling, inputs, visit)
     weights = jnp.exp(logits - inputs["log_sums"][0, 0, 0])
     d_weights = _contract(inputs["value"][0, 0], inputs["d_attended"][0, 0], 0, 0)
     d_logits = weights * (d_weights - inputs["means"][0, 0, 0])

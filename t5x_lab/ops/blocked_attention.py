@@ -29,8 +29,8 @@ class Weighting(NamedTuple):
 
 def blocked_attention(
     operands: Operands, mask: Mask, keep: jax.Array | None, weighting: Weighting
-) -> tuple[jax.Array, jax.Array]:
-    """Returns the attended values [B, T, N, H], and the logarithms of sums [B, T, N], which are 0 if they are not needed.
+) -> tuple[jax.Array, jax.Array | None]:
+    """Returns the attended values [B, T, N, H], and the logarithms of sums [B, T, N], or None if they are not needed.
 
     Args:
       operands: queries, keys, values, and a bias or None.
@@ -42,23 +42,22 @@ def blocked_attention(
     blocks = make_blocks(mask, operands)
     padded, masking = blocks.pad(operands, Masking(mask, keep))
     attended = jnp.zeros(padded.query.shape, operands.value.dtype)
-    log_sums = jnp.zeros((B, padded.query.shape[1], N), jnp.float32)
+    log_sums = jnp.zeros((B, padded.query.shape[1], N), jnp.float32) if weighting.needs_log_sums else None
 
     def attend_block(results, block: Block):
         parts = _attend(block.operands(padded), block.masking(masking), weighting, block)
-        return tuple(x if part is None else block.write_queries(x, part) for x, part in zip(results, parts))
+        return jax.tree.map(block.write_queries, results, parts)
 
     return jax.tree.map(lambda x: x[:, :T], blocks.fold(attend_block, (attended, log_sums)))
 
 
 def blocked_gradients(
-    operands: Operands, mask: Mask, keep: jax.Array | None, weighting: Weighting, d_results: tuple[jax.Array, jax.Array]
+    operands: Operands, mask: Mask, keep: jax.Array | None, weighting: Weighting, d_results: tuple[jax.Array, jax.Array | None]
 ) -> Operands:
     """Returns the gradients of the operands of `blocked_attention`, from those of its results."""
     blocks = make_blocks(mask, operands)
     padded, masking = blocks.pad(operands, Masking(mask, keep))
-    needed = (d_results[0], d_results[1] if weighting.needs_log_sums else None)
-    d_padded = jax.tree.map(lambda x: pad_axis(x, 0, padded.query.shape[1] - x.shape[1], axis=1), needed)
+    d_padded = jax.tree.map(lambda x: pad_axis(x, 0, padded.query.shape[1] - x.shape[1], axis=1), d_results)
 
     def add_block(total: Operands, block: Block) -> Operands:
         inputs = block.operands(padded), jax.tree.map(block.queries, d_padded), total
