@@ -4,7 +4,7 @@ Norm scales are stored as the difference from 1. Gemma 2 has capped logits. Gemm
 positions of their own in local layers. Of a multimodal Gemma 3 the text model is read.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from t5x_lab.checkpoints.formats.huggingface.class_defaults import with_defaults
@@ -39,6 +39,14 @@ BLOCKS: dict[str, Any] = {  # what all relatives of Gemma 2 have in common
     "norm": "rms",
     "norm_position": "both",
     "scale_embeddings": True,
+}
+# Sizes of a stack, and the transformer's fields.
+SIZES = {
+    "hidden_size": "emb_dim",
+    "num_attention_heads": "num_heads",
+    "num_key_value_heads": "num_kv_heads",
+    "head_dim": "head_dim",
+    "intermediate_size": "mlp_dim",
 }
 _VISION = ("model.vision_tower.", "model.multi_modal_projector.", "vision_tower.", "multi_modal_projector.")
 
@@ -159,31 +167,40 @@ def _from_hf_config(config: Mapping[str, Any]) -> TransformerConfig:
         full = settings_of_type(config, FULL)
         local_theta, local_scaling = rotations(settings_of_type(config, SLIDING))
         local = LayerKind(local.window, rotary_theta=local_theta, rotary_scaling=local_scaling)
-    theta, scaling = rotations(full)
     types = read_layer_types(config, default_types(config, config["sliding_window_pattern"] if is_gemma_3 else 2))
-    kinds = [local if kind == SLIDING else LayerKind() for kind in types]
     return TransformerConfig(
         architecture="causal_decoder",
-        vocab_size=config["vocab_size"],
-        emb_dim=config["hidden_size"],
-        num_heads=config["num_attention_heads"],
-        num_kv_heads=config["num_key_value_heads"],
-        head_dim=config["head_dim"],
-        mlp_dim=config["intermediate_size"],
-        num_decoder_layers=config["num_hidden_layers"],
-        **BLOCKS,
+        **stack_from_hf(config, full, types, local),
         logits_via_embedding=config["tie_word_embeddings"],
-        rotary_theta=theta,
-        rotary_scaling=scaling,
-        max_positions=config["max_position_embeddings"],
-        layer_pattern=shortest_pattern(kinds),
         qk_norm=is_gemma_3,
-        query_pre_attn_scalar=query_scalar(config),
-        attention_logit_cap=config["attn_logit_softcapping"],
-        logit_cap=config["final_logit_softcapping"],
-        longest_sequence=longest_without_scaling(full),
-        norm_epsilon=config["rms_norm_eps"],
     )
+
+
+def stack_from_hf(config: Mapping[str, Any], full: Mapping[str, Any], types: Sequence[str], local: LayerKind) -> dict[str, Any]:
+    """Returns fields of a `TransformerConfig` for a decoder of Gemma's blocks, the reverse of `stack_to_hf`.
+
+    Args:
+      config: settings of the decoder.
+      full: settings with the rotary positions of its global layers.
+      types: type of each layer; of the deeper stack, if there is an encoder too.
+      local: kind of the local layers.
+    """
+    theta, scaling = rotations(full)
+    return {
+        "vocab_size": config["vocab_size"],
+        **{field: config[name] for name, field in SIZES.items()},
+        "num_decoder_layers": config["num_hidden_layers"],
+        **BLOCKS,
+        "rotary_theta": theta,
+        "rotary_scaling": scaling,
+        "max_positions": config["max_position_embeddings"],
+        "layer_pattern": shortest_pattern([local if kind == SLIDING else LayerKind() for kind in types]),
+        "query_pre_attn_scalar": query_scalar(config),
+        "attention_logit_cap": config["attn_logit_softcapping"],
+        "logit_cap": config["final_logit_softcapping"],
+        "longest_sequence": longest_without_scaling(full),
+        "norm_epsilon": config["rms_norm_eps"],
+    }
 
 
 def default_types(config: Mapping[str, Any], period: int) -> list[str]:

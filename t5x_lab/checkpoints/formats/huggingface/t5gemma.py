@@ -5,21 +5,21 @@ from typing import Any
 
 from t5x_lab.checkpoints.formats.huggingface.class_defaults import with_defaults
 from t5x_lab.checkpoints.formats.huggingface.gemma import (
-    BLOCKS,
+    SIZES,
     check_gemma,
     default_types,
     has_blocks,
     query_scalar,
+    stack_from_hf,
     stack_to_hf,
 )
 from t5x_lab.checkpoints.formats.huggingface.layer_types import (
     SLIDING,
     local_window,
     read_layer_types,
-    shortest_pattern,
 )
 from t5x_lab.checkpoints.formats.huggingface.llama import projections
-from t5x_lab.checkpoints.formats.huggingface.rotary import longest_without_scaling, rotations, scaling_to_hf
+from t5x_lab.checkpoints.formats.huggingface.rotary import rotations, scaling_to_hf
 from t5x_lab.checkpoints.formats.huggingface.table import Entry, Family, linear
 from t5x_lab.config.errors import UserError
 from t5x_lab.networks.config import EncoderShape
@@ -28,14 +28,6 @@ from t5x_lab.networks.transformer import TransformerConfig
 
 _MAX_LENGTH = 8192  # only a hint for serving
 _SUBLAYERS = {"self_attn": "self_attention", "cross_attn": "cross_attention", "feedforward": "mlp"}
-# Sizes of a stack, and the transformer's fields.
-_SIZES = {
-    "hidden_size": "emb_dim",
-    "num_attention_heads": "num_heads",
-    "num_key_value_heads": "num_kv_heads",
-    "head_dim": "head_dim",
-    "intermediate_size": "mlp_dim",
-}
 # What the encoder and the decoder must have in common.
 _SHARED = ("vocab_size", "attn_logit_softcapping", "rms_norm_eps", "sliding_window", "max_position_embeddings")
 
@@ -89,31 +81,18 @@ def _to_hf_config(c: TransformerConfig) -> dict[str, Any] | None:
 def _from_hf_config(config: Mapping[str, Any]) -> TransformerConfig:
     encoder, decoder = (with_defaults(config.get(stack), "t5gemma") for stack in ("encoder", "decoder"))
     kinds = shared_layers(encoder, decoder, _SHARED, rotations, lambda stack: default_types(stack, 2))
-    theta, scaling = rotations(decoder)
-    different = {field: encoder[name] for name, field in _SIZES.items() if encoder[name] != decoder[name]}
+    different = {field: encoder[name] for name, field in SIZES.items() if encoder[name] != decoder[name]}
     if query_scalar(encoder) != query_scalar(decoder) or "head_dim" in different:
         different["query_pre_attn_scalar"] = float(encoder["query_pre_attn_scalar"])
     window = decoder["sliding_window"]
     local = LayerKind(window=window, encoder_window=(window, window)) if SLIDING in kinds else LayerKind()
     return TransformerConfig(
         architecture="encoder_decoder",
-        vocab_size=decoder["vocab_size"],
-        **{field: decoder[name] for name, field in _SIZES.items()},
+        **stack_from_hf(decoder, decoder, kinds, local),
         num_encoder_layers=encoder["num_hidden_layers"],
-        num_decoder_layers=decoder["num_hidden_layers"],
         encoder=EncoderShape(**different) if different else None,
         share_embeddings=False,
-        **BLOCKS,
         logits_via_embedding=config.get("tie_word_embeddings", True),
-        rotary_theta=theta,
-        rotary_scaling=scaling,
-        max_positions=decoder["max_position_embeddings"],
-        layer_pattern=shortest_pattern([local if kind == SLIDING else LayerKind() for kind in kinds]),
-        query_pre_attn_scalar=query_scalar(decoder),
-        attention_logit_cap=decoder["attn_logit_softcapping"],
-        logit_cap=decoder["final_logit_softcapping"],
-        longest_sequence=longest_without_scaling(decoder),
-        norm_epsilon=decoder["rms_norm_eps"],
     )
 
 

@@ -11,21 +11,19 @@ from typing import Any
 
 from t5x_lab.checkpoints.formats.huggingface.class_defaults import with_defaults
 from t5x_lab.checkpoints.formats.huggingface.gemma import (
-    BLOCKS,
     default_types,
     has_blocks,
-    query_scalar,
     ropes_by_type,
     settings_of_type,
+    stack_from_hf,
     stack_to_hf,
 )
 from t5x_lab.checkpoints.formats.huggingface.layer_types import (
     FULL,
     SLIDING,
-    shortest_pattern,
 )
 from t5x_lab.checkpoints.formats.huggingface.llama import head_norms, projections
-from t5x_lab.checkpoints.formats.huggingface.rotary import longest_without_scaling, rotations
+from t5x_lab.checkpoints.formats.huggingface.rotary import rotations
 from t5x_lab.checkpoints.formats.huggingface.t5gemma import shared_layers
 from t5x_lab.checkpoints.formats.huggingface.table import Entry, Family, linear
 from t5x_lab.config.errors import UserError
@@ -117,33 +115,18 @@ def _from_hf_config(config: Mapping[str, Any]) -> TransformerConfig:
     kinds = shared_layers(encoder, decoder, _SHARED, _rotations, default)
     if decoder["attn_logit_softcapping"]:
         raise UserError("config.json has attn_logit_softcapping, which merged attention of t5x_lab does not have.")
-    (theta, scaling), (local_theta, local_scaling) = _rotations(decoder)
     window = decoder["sliding_window"]
     local = LayerKind()
     if SLIDING in kinds:
-        local = LayerKind(window, _encoder_window(window), rotary_theta=local_theta, rotary_scaling=local_scaling)
+        theta, scaling = rotations(settings_of_type(decoder, SLIDING))
+        local = LayerKind(window, _encoder_window(window), rotary_theta=theta, rotary_scaling=scaling)
     return TransformerConfig(
         architecture="encoder_decoder",
-        vocab_size=decoder["vocab_size"],
-        emb_dim=decoder["hidden_size"],
-        num_heads=decoder["num_attention_heads"],
-        num_kv_heads=decoder["num_key_value_heads"],
-        head_dim=decoder["head_dim"],
-        mlp_dim=decoder["intermediate_size"],
+        **stack_from_hf(decoder, settings_of_type(decoder, FULL), kinds, local),
         num_encoder_layers=encoder["num_hidden_layers"],
-        num_decoder_layers=decoder["num_hidden_layers"],
         merged_attention=True,
-        **BLOCKS,
         logits_via_embedding=config.get("tie_word_embeddings", True),
-        rotary_theta=theta,
-        rotary_scaling=scaling,
-        max_positions=decoder["max_position_embeddings"],
-        layer_pattern=shortest_pattern([local if kind == SLIDING else LayerKind() for kind in kinds]),
         qk_norm=True,
-        query_pre_attn_scalar=query_scalar(decoder),
-        logit_cap=decoder["final_logit_softcapping"],
-        longest_sequence=longest_without_scaling(settings_of_type(decoder, FULL)),
-        norm_epsilon=decoder["rms_norm_eps"],
     )
 
 
