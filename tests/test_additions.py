@@ -175,7 +175,7 @@ def test_networks_and_additions_of_a_users_own():
 @pytest.mark.parametrize("mesh", [MeshShape(1, 1, 1), MeshShape(2, 2, 2)])
 def test_only_what_is_trainable_changes_and_has_slots(mesh):
     config = ModelConfig(tiny_config("causal_decoder"), {"lora": Lora(ALL, rank=2), "adapter": Adapter(size=4)})
-    sharded = ShardedModel(config, mesh, jax.devices()[: mesh.data * mesh.fsdp * mesh.tensor])
+    sharded = ShardedModel(config, mesh, mesh.first_of(jax.devices()))
     trainable = r".*/adapter/.*|.*norm/scale"
     training = assemble(
         sharded, Adafactor(LearningRate("constant", 0.01)), batch_size=8, microbatches=1, seed=0, trainable=trainable

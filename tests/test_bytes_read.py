@@ -50,7 +50,7 @@ class NoBatches:
 
 def make(mesh: MeshShape, **changes) -> Training:
     config = ModelConfig(tiny_config("causal_decoder", **{**SIZES, **changes}))
-    sharded = ShardedModel(config, mesh, jax.devices()[: mesh.data * mesh.fsdp * mesh.tensor])
+    sharded = ShardedModel(config, mesh, mesh.first_of(jax.devices()))
     return assemble(sharded, AdamW(), batch_size=8, microbatches=1, seed=0)
 
 

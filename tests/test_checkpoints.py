@@ -31,7 +31,7 @@ from t5x_lab.training.batches import SyntheticBatches
 
 
 def make(mesh=MeshShape(1, 1, 1), architecture="causal_decoder", optimizer="adafactor", **changes):
-    devices = jax.devices()[: mesh.data * mesh.fsdp * mesh.tensor]
+    devices = mesh.first_of(jax.devices())
     sharded = ShardedModel(ModelConfig(tiny_config(architecture, **changes)), mesh, devices)
     rate = LearningRate("constant", 0.01)
     rule = AdamW(rate) if optimizer == "adamw" else Adafactor(rate, min_dim_size_to_factor=8)

@@ -65,7 +65,7 @@ def test_a_step_for_two_slices_of_a_tpu_that_is_not_there():
     report = json.loads(result.stdout)
     run = tiny_run("BATCH_SIZE = 16")
     model = Model(run.model)
-    assert report["devices"] == 8 and report["mesh"] == {"replica": 2, "data": 1, "fsdp": 2, "tensor": 2}
+    assert report["devices"] == 8 and report["mesh"] == {"replica": 2, "data": 1, "fsdp": 2, "sequence": 1, "tensor": 2}
     assert report["num_parameters"] == model.num_parameters and report["fits"] is True
     assert report["model_flops_per_step"] == 16 * run.model.network.flops(0, 626)
     size = report["bytes_per_device"]
@@ -121,6 +121,21 @@ def test_every_mode_compiles_for_the_local_devices(mode):
     forward = run.model.network.flops(0, 32 if mode == "predict" else 16) * 8 / 3
     assert report.model_flops_per_step == round(forward * (3 if mode == "train" else 1))
     assert "compiled; the memory size of this device is unknown" in to_text(report)
+
+
+def test_one_text_is_split_over_devices():
+    settings = ("BATCH_SIZE = 1", "DATA_SHARDS = 1", 'TASK_FEATURE_LENGTHS = {"targets": 1024}')
+    single = compile_step(tiny_run(*settings), devices=jax.devices()[:1])
+    split = compile_step(tiny_run(*settings, 'MESH = "sequence=4"'), devices=jax.devices()[:4])
+    assert split.bytes_per_device["temporaries"] < single.bytes_per_device["temporaries"] / 3
+    assert (
+        split.bytes_per_device["arguments"] < single.bytes_per_device["arguments"] / 2
+    )  # parameters and their slots are split
+    # Queries, keys, values and results of 2 layers with 4 heads of 3, and the table of 32,128 tokens, forward and backward.
+    heads, table = 1024 * 4 * 3, 32128 * 8
+    assert (
+        0 < split.collectives["all-to-all"]["bytes"] <= 4 * (2 * 2 * 4 * heads + 2 * 2 * table) / 4
+    )  # float32, a quarter each
 
 
 def test_arguments_are_the_bytes_of_the_state_and_the_batch():

@@ -42,9 +42,8 @@ MESHES = {"one device": MeshShape(1, 1, 1), "a mesh": MeshShape(2, 2, 2)}
 
 def trained(optimizer, mesh=MESHES["one device"], steps=1, microbatches=1, hooks=(), average_decay=None, **config):
     """(parameters before, the training, states and metrics after each step)."""
-    sizes = mesh.data * mesh.fsdp * mesh.tensor
     settings = ModelConfig(tiny_config("causal_decoder"), **config)
-    sharded = ShardedModel(settings, mesh, jax.devices()[:sizes])
+    sharded = ShardedModel(settings, mesh, mesh.first_of(jax.devices()))
     options = dict(batch_size=8, microbatches=microbatches, seed=0)
     training = assemble(sharded, optimizer, **options, statistics=Statistics(hooks), average_decay=average_decay)
     params = random_params(sharded.model)

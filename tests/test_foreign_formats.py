@@ -48,7 +48,7 @@ pytestmark = pytest.mark.slow
 
 
 def sharded_model(network, mesh=MeshShape(1, 1, 1)):
-    return ShardedModel(ModelConfig(network), mesh, jax.devices()[: mesh.data * mesh.fsdp * mesh.tensor])
+    return ShardedModel(ModelConfig(network), mesh, mesh.first_of(jax.devices()))
 
 
 def equal_trees(a, b, **tolerance):

@@ -81,7 +81,7 @@ def test_what_nobody_takes_is_refused_where_there_are_no_rules(tmp_path):
 
 def load(place, network, mesh=MeshShape(1, 1, 1), fresh_seed=2, **rules):
     """Returns the restored parameters of a new model and the fresh parameters."""
-    sharded = ShardedModel(ModelConfig(network), mesh, jax.devices()[: mesh.data * mesh.fsdp * mesh.tensor])
+    sharded = ShardedModel(ModelConfig(network), mesh, mesh.first_of(jax.devices()))
     fresh = random_params(sharded.model, fresh_seed)
     put = lambda: jax.device_put(fresh, sharded.param_shardings)
     params = load_params(place, sharded.abstract_params, sharded.model.axes, RestoreCheckpointConfig(**rules), put)

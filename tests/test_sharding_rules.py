@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from helpers import documented, random_batch, random_params, tiny_config
+from helpers import documented, exhaustive, random_batch, random_params, tiny_config
 from jax.sharding import PartitionSpec as P
 
 from t5x_lab.config.errors import UserError
@@ -25,8 +25,7 @@ ADAMW = AdamW(LearningRate("constant", 0.01))
 
 def two_steps(mesh, rules=ShardingRules(), network="encoder_decoder", **changes):
     """(the sharded model, the state's shardings, losses and parameters)."""
-    sizes = mesh.data * mesh.fsdp * mesh.tensor
-    sharded = ShardedModel(ModelConfig(tiny_config(network, **changes)), mesh, jax.devices()[:sizes], rules)
+    sharded = ShardedModel(ModelConfig(tiny_config(network, **changes)), mesh, mesh.first_of(jax.devices()), rules)
     training = assemble(sharded, ADAMW, batch_size=8, microbatches=1, seed=0)
     state, losses = training.init_state(jax.device_put(random_params(sharded.model), sharded.param_shardings)), []
     for step in range(2):
@@ -54,16 +53,18 @@ def test_a_rule_over_two_axes_and_one_over_none_train_as_one_device_does():
 
 
 @pytest.mark.slow
-def test_heads_that_queries_share_stay_whole_where_tensor_does_not_divide_them():
+@pytest.mark.parametrize("mesh", [MeshShape(2, 1, 4), exhaustive(MeshShape(2, 1, 1, sequence=4))])
+def test_heads_that_queries_share_stay_whole_where_the_mesh_does_not_divide_them(mesh):
     """Two heads of keys and values on four devices, which share the queries' eight."""
     changes = dict(network="causal_decoder", num_heads=8, num_kv_heads=2, positions="rotary")
     _, _, losses, params = two_steps(MeshShape(1, 1, 1), **changes)
-    sharded, abstract, losses_here, params_here = two_steps(MeshShape(2, 1, 4), **changes)
+    sharded, abstract, losses_here, params_here = two_steps(mesh, **changes)
     np.testing.assert_allclose(losses_here, losses, rtol=1e-5)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), params_here, params)
     attention = abstract.params["decoder"]["layers"]["self_attention"]
-    assert attention["key"]["kernel"].sharding.spec == P(None, "fsdp", None, None)
-    assert attention["query"]["kernel"].sharding.spec == P(None, "fsdp", "tensor", None)
+    of_width, of_heads = ("sequence", None) if mesh.sequence > 1 else (None, "tensor")
+    assert attention["key"]["kernel"].sharding.spec == P(None, of_width, None, None)
+    assert attention["query"]["kernel"].sharding.spec == P(None, of_width, of_heads, None)
 
     single_device = ShardedModel(sharded.model.config, MeshShape(1, 1, 1), jax.devices()[:1])
     prompts, options = [[0, 5, 6, 7], [0, 8, 9]], dict(limits=[4, 4], eos_id=63)

@@ -32,11 +32,10 @@ def run_steps(
     mesh, architecture="encoder_decoder", steps=3, microbatches=1, optimizer=None, factor="NUM_REAL_TARGET_TOKENS", **changes
 ):
     """Losses and final parameters of a few steps on random batches."""
-    sizes = (mesh.data, mesh.fsdp, mesh.tensor, mesh.replica or 1)
     sharded = ShardedModel(
         ModelConfig(tiny_config(architecture, **changes), loss_normalizing_factor=factor),
         mesh,
-        jax.devices() if -1 in sizes else jax.devices()[: int(np.prod(sizes))],
+        mesh.first_of(jax.devices()),
     )
     optimizer = optimizer or Adafactor(RATE, min_dim_size_to_factor=8)
     training = assemble(sharded, optimizer, batch_size=8, microbatches=microbatches, seed=0)
@@ -56,7 +55,7 @@ def test_every_mesh_trains_like_one_device(architecture):
     losses, state = run_steps(MeshShape(1, 1, 1), architecture, steps=2, num_heads=8)
     presets = [GinConfig([f"meshes/{file.name}"]).mesh() for file in (ROOT / "gin" / "meshes").iterdir()]
     assert len(presets) >= 3
-    meshes = (*presets, MeshShape(1, 1, 8), MeshShape(2, 2, 2), MeshShape(1, 2, 2, replica=2))
+    meshes = (*presets, MeshShape(1, 1, 8), MeshShape(2, 2, 2), MeshShape(1, 2, 2, replica=2), MeshShape(1, 1, 1, sequence=8))
     for mesh in meshes if architecture == "prefix_decoder" else [MeshShape(2, 2, 2)]:
         other_losses, other = run_steps(mesh, architecture, steps=2, num_heads=8)
         np.testing.assert_allclose(other_losses, losses, rtol=1e-5, err_msg=str(mesh))
@@ -361,8 +360,12 @@ def test_a_mesh_that_does_not_fit_is_a_sentence():
         MeshShape.parse("2x4")
     with pytest.raises(UserError, match="Only one axis may be -1"):
         MeshShape.parse("data=-1,fsdp=-1").resolve(8)
+    with pytest.raises(UserError, match="one of them must be 1"):
+        MeshShape.parse("sequence=2,tensor=4").resolve(8)
     with pytest.raises(UserError, match="num_heads = 4 over tensor=8"):
         ShardedModel(ModelConfig(tiny_config("causal_decoder")), MeshShape(1, 1, 8))
+    with pytest.raises(UserError, match="Choose a size of sequence that divides 4"):
+        ShardedModel(ModelConfig(tiny_config("causal_decoder")), MeshShape(1, 1, 1, sequence=8))
     with pytest.raises(UserError, match="cannot be split over replica \\* data \\* fsdp = 8"):
         assemble(
             ShardedModel(ModelConfig(tiny_config("causal_decoder")), MeshShape(8, 1, 1)),
@@ -371,5 +374,5 @@ def test_a_mesh_that_does_not_fit_is_a_sentence():
             microbatches=1,
             seed=0,
         )
-    assert MeshShape.parse("fsdp=-1").resolve(8) == (1, 1, 8, 1)
-    assert MeshShape.parse({"tensor": 2}).resolve(8) == (1, 4, 1, 2)
+    assert MeshShape.parse("fsdp=-1").resolve(8) == (1, 1, 8, 1, 1)
+    assert MeshShape.parse({"tensor": 2}).resolve(8) == (1, 4, 1, 1, 2)

@@ -21,7 +21,7 @@ from t5x_lab.ops.shards import shards_of
 
 
 class MultiHeadAttention(nnx.Module):
-    """Multi-head attention. The mesh axis `tensor` shards the heads; the sequence is not sharded here.
+    """Multi-head attention. The mesh axes `tensor` and `sequence` shard the heads; in projections `sequence` shards texts.
 
     Args:
       config: sizes and variants.
@@ -55,9 +55,14 @@ class MultiHeadAttention(nnx.Module):
 
     def keys_values(self, x_BSD: jax.Array, rotation: Rotation | None = None) -> KeyValues:
         """Returns keys and values [B, S, K, H] of x, with rotated keys if there is a rotation."""
-        key = self.key_norm(self.key(x_BSD)) if self.qk_norm else self.key(x_BSD)
+        key = self._project(self.key, x_BSD, self.kv_heads)
+        key = self.key_norm(key) if self.qk_norm else key
         key = key if rotation is None else rotation(key)
-        return KeyValues(self._shard_and_name(key, self.kv_heads), self._shard_and_name(self.value(x_BSD), self.kv_heads))
+        value = self._project(self.value, x_BSD, self.kv_heads)
+        return KeyValues(self._shard_and_name(key, self.kv_heads), self._shard_and_name(value, self.kv_heads))
+
+    def _project(self, projection: Projection, x: jax.Array, heads: str) -> jax.Array:
+        return self.constrain(projection(x), ("batch", "part", heads, None))
 
     def _shard_and_name(self, x: jax.Array, heads: str) -> jax.Array:
         """Shards an activation and names it for remat policies."""
@@ -75,7 +80,8 @@ class MultiHeadAttention(nnx.Module):
         dropout_key: jax.Array | None = None,
     ) -> jax.Array:
         """Returns the output [B, T, D]. Queries attend to `keys_values`, and to those of `memory` in the same softmax."""
-        query_BTNH = self.query_norm(self.query(x_BTD)) if self.qk_norm else self.query(x_BTD)
+        query_BTNH = self._project(self.query, x_BTD, "heads")
+        query_BTNH = self.query_norm(query_BTNH) if self.qk_norm else query_BTNH
         query_BTNH = query_BTNH * self.query_scale
         query_BTNH = query_BTNH if rotation is None else rotation(query_BTNH)
         query_BTNH = self._shard_and_name(query_BTNH, "heads")
@@ -91,7 +97,8 @@ class MultiHeadAttention(nnx.Module):
             sources = [(key, value, mask, bias), (as_input(others.key), as_input(others.value), other_mask, None)]
             attended_BTNH = merged_attention(query_BTNH, sources, **options)
         # Shards the gradient by heads; sharded by length, as the output is, every device would compute all heads.
-        return self.out(self.constrain(attended_BTNH, ("batch", None, "heads", None)))
+        attended_BTNH = self.constrain(attended_BTNH, ("batch", None, "heads", None))
+        return self.out(self.constrain(attended_BTNH, ("batch", "part", "heads", None)))
 
 
 def _head_norm(c: TransformerShape, heads: int, name: str) -> RMSNorm:

@@ -4,6 +4,7 @@ Every parameter has `axes`, the logical names of its dimensions, which are mappe
 columns. Axis letters: B batch, T length, D embed, F mlp, V vocab.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -120,6 +121,30 @@ class LayerNorm(nnx.Module):
         return y * broadcast(self.scale[...], x.shape, x.dtype) + broadcast(self.bias[...], x.shape, x.dtype)
 
 
+def gather(x_BTD: jax.Array, constrain: Callable) -> jax.Array:
+    """Returns the input of projections: x, whose length `tensor` shards, with a length that it does not shard.
+
+    Its gradient is sharded as x is: a sum over devices of which each keeps its part. See `Transformer` for `constrain`.
+    """
+    return _reshard(x_BTD, constrain, "part", "length")
+
+
+def scatter(y_BTD: jax.Array, constrain: Callable) -> jax.Array:
+    """Returns the output of projections with a length that `tensor` shards, the reverse of `gather`."""
+    return _reshard(y_BTD, constrain, "length", "part")
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
+def _reshard(x_BTD: jax.Array, constrain: Callable, length: str, of_gradient: str) -> jax.Array:
+    return constrain(x_BTD, ("batch", length, None))
+
+
+_reshard.defvjp(
+    lambda x, *static: (_reshard(x, *static), None),
+    lambda constrain, length, of_gradient, _, d_x: (constrain(d_x, ("batch", of_gradient, None)),),
+)
+
+
 def make_norm(config: TransformerShape) -> RMSNorm | LayerNorm:
     return (RMSNorm if config.norm == "rms" else LayerNorm)((config.emb_dim,), config.norm_epsilon)
 
@@ -154,7 +179,7 @@ class Mlp(nnx.Module):
 
     def _shard_and_name(self, x_BTF: jax.Array) -> jax.Array:
         """Shards an activation and names it for remat policies."""
-        return checkpoint_name(self.constrain(x_BTF, ("batch", None, "mlp")), "mlp")
+        return checkpoint_name(self.constrain(x_BTF, ("batch", "part", "mlp")), "mlp")
 
 
 def output_matrix(network: Any) -> tuple[jax.Array, float]:

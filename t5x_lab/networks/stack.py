@@ -18,7 +18,7 @@ from jax.ad_checkpoint import checkpoint_name
 from t5x_lab.networks.attention import MultiHeadAttention
 from t5x_lab.networks.cache import Cache, KeyValues
 from t5x_lab.networks.config import REMAT_POLICIES, TransformerShape
-from t5x_lab.networks.layers import Mlp, make_norm
+from t5x_lab.networks.layers import Mlp, gather, make_norm, scatter
 from t5x_lab.networks.positions import RelativeBias, positions_from_end
 from t5x_lab.networks.rotary import Rotation
 from t5x_lab.networks.stacked import make_stacked
@@ -91,18 +91,20 @@ class Layer(nnx.Module):
 
     def encoder_keys_values(self, encoded: jax.Array, rotation: Rotation | None) -> KeyValues:
         """Returns the keys and values [B, S, K, H] of the encoder's output [B, S, D]."""
-        return (self.cross_attention if self.has_cross_attention else self.self_attention).keys_values(encoded, rotation)
+        attention = self.cross_attention if self.has_cross_attention else self.self_attention
+        return attention.keys_values(gather(encoded, self.constrain), rotation)
 
     def _sublayer_input(self, name: str, x: jax.Array) -> jax.Array:
         """Returns the input of a sub-layer."""
-        return getattr(self, f"{name}_norm")(x) if self.config.norm_position in ("pre", "both") else x
+        y = getattr(self, f"{name}_norm")(x) if self.config.norm_position in ("pre", "both") else x
+        return gather(y, self.constrain)
 
     def _add_sublayer(self, name: str, x: jax.Array, y: jax.Array, key: jax.Array | None) -> jax.Array:
         """Adds the output y of a sub-layer to the residual x."""
         norm, position = getattr(self, f"{name}_norm"), self.config.norm_position
         y = norm(y) if position == "output" else y
         y = getattr(self, f"{name}_output_norm")(y) if position == "both" else y
-        y = checkpoint_name(self.constrain(y, ("batch", "length", None)), "sublayers")
+        y = checkpoint_name(scatter(y, self.constrain), "sublayers")
         x = x + dropout(y, self.config.dropout_rate, key)
         return norm(x) if position == "post" else x
 

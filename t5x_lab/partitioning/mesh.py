@@ -1,6 +1,7 @@
-"""The device mesh: `replica` and `data` replicate the model, `fsdp` shards parameters, `tensor` shards matrices.
+"""The device mesh: `replica` and `data` replicate the model, `fsdp` shards parameters, `sequence` texts, `tensor` matrices.
 
-All but `tensor` shard the batch. `replica` is the slow outer axis between slices, used once per step for the gradients.
+All but `sequence` and `tensor` shard the batch. `replica` is the slow outer axis between slices, used once per step for the
+gradients.
 """
 
 import dataclasses
@@ -14,8 +15,9 @@ from jax.sharding import AxisType, Mesh
 
 from t5x_lab.config.errors import UserError, did_you_mean
 
-AXES = ("replica", "data", "fsdp", "tensor")
+AXES = ("replica", "data", "fsdp", "sequence", "tensor")
 SLICES = "replica"
+_NAMED_IF_USED = ("replica", "sequence")
 _EXAMPLE = 'Write it as "data=2,fsdp=4,tensor=1", with -1 for the remaining devices'
 
 
@@ -27,6 +29,7 @@ class MeshShape:
     fsdp: int = 1
     tensor: int = 1
     replica: int | None = None
+    sequence: int = 1
 
     @classmethod
     def parse(cls, mesh: object) -> "MeshShape":
@@ -48,17 +51,29 @@ class MeshShape:
             sizes = {"data": 1, **sizes}
         return cls(**sizes)
 
+    def first_of(self, devices: list) -> list:
+        """Returns as many of the devices as the mesh needs; all if a size is -1."""
+        sizes = (self.replica or 1, self.data, self.fsdp, self.sequence, self.tensor)
+        return devices if -1 in sizes else devices[: math.prod(sizes)]
+
     def resolve(self, num_devices: int, num_slices: int = 1) -> tuple[int, ...]:
         """Returns the sizes of `AXES`, whose product is `num_devices`.
 
         Raises:
           UserError: if they do not fit the devices or the slices.
         """
-        sizes = [num_slices if self.replica is None else self.replica, self.data, self.fsdp, self.tensor]
-        text = ", ".join(f"{axis}={size}" for axis, size in zip(AXES, sizes, strict=True) if axis != "replica" or size != 1)
+        replica = num_slices if self.replica is None else self.replica
+        sizes = [replica, self.data, self.fsdp, self.sequence, self.tensor]
+        named = ((axis, size) for axis, size in zip(AXES, sizes, strict=True) if axis not in _NAMED_IF_USED or size != 1)
+        text = ", ".join(f"{axis}={size}" for axis, size in named)
         if sizes.count(-1) > 1:
             raise UserError(f"MESH is {text}. Only one axis may be -1.")
         fixed = math.prod(size for size in sizes if size != -1)
+        if self.sequence != 1 and self.tensor != 1:
+            raise UserError(
+                f"MESH is {text}. The compiler would exchange whole texts between sequence and tensor, so that one of them "
+                "must be 1. With sequence, fsdp shards the parameters."
+            )
         if num_devices % fixed or (-1 not in sizes and fixed != num_devices):
             raise UserError(
                 f"MESH is {text}, which needs {'a multiple of ' if -1 in sizes else ''}{fixed} devices, but there are "
@@ -90,7 +105,8 @@ def make_mesh(shape: MeshShape, devices: list | None = None) -> Mesh:
         array = np.asarray(devices).reshape(sizes)
     elif slices > 1:
         within = (sizes[0] // slices, *sizes[1:])
-        array = mesh_utils.create_hybrid_device_mesh(within, (slices, 1, 1, 1), devices, allow_split_physical_axes=True)
+        between = (slices, *(1 for _ in within[1:]))
+        array = mesh_utils.create_hybrid_device_mesh(within, between, devices, allow_split_physical_axes=True)
     else:
         array = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
     return Mesh(array, AXES, axis_types=(AxisType.Auto,) * len(AXES))

@@ -131,9 +131,19 @@ class Partitioner:
             for name, size, entry in zip(names, shape, self.spec(names, shape), strict=True):
                 if size % num_parts(self.mesh.shape, entry):
                     self._raise_uneven("/".join(path), name, size, entry)
+                if name == "heads":
+                    self._check_heads(size)
         return jax.tree.map(
             lambda names, leaf: NamedSharding(self.mesh, self.spec(names, leaf.shape)), axes, abstract_params, is_leaf=is_axes
         )
+
+    def _check_heads(self, num_heads: int) -> None:
+        """Raises a `UserError` if devices that split texts cannot split the heads of attention."""
+        if num_heads % self.mesh.shape["sequence"]:
+            raise UserError(
+                f"MESH splits texts over sequence={self.mesh.shape['sequence']} devices, which split heads in attention, but "
+                f"num_heads = {num_heads} is not a multiple of that. Choose a size of sequence that divides {num_heads}."
+            )
 
     def _raise_uneven(self, path: str, name: str | None, size: int, entry: Any) -> None:
         mesh_axes = mesh_axes_of(entry)

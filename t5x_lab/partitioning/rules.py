@@ -18,7 +18,8 @@ from t5x_lab.partitioning.mesh import AXES
 Rules = Mapping[str, tuple[str, ...]]
 
 PARAMETER_RULES: Rules = {
-    "embed": ("fsdp",),  # [embed, heads, kv]  [heads, kv, embed]  [embed, mlp]  [mlp, embed]  [vocab, embed]  [embed, vocab]
+    # [embed, heads, kv]  [heads, kv, embed]  [embed, mlp]  [mlp, embed]  [vocab, embed]  [embed, vocab]
+    "embed": ("fsdp", "sequence"),
     "heads": ("tensor",),  # [embed, heads, kv]  [heads, kv, embed]  [heads, relpos_buckets]
     "kv_heads": ("tensor",),  # [embed, kv_heads, kv], grouped-query attention
     "mlp": ("tensor",),  # [embed, mlp]  [mlp, embed]
@@ -29,17 +30,21 @@ ACTIVATION_RULES: Rules = {
     "batch": ("replica", "data", "fsdp"),  # [batch, length]
     # Between sub-layers `tensor` shards the length (sequence parallelism, Korthikanti et al. 2022); inside of them it shards
     # heads, hidden units or the vocabulary.
-    "length": ("tensor",),  # [batch, length, None]
-    "heads": ("tensor",),  # [batch, None, heads, None]; caches [batch, heads, None, None]
-    "kv_heads": ("tensor",),  # [batch, None, kv_heads, None]
-    "mlp": ("tensor",),  # [batch, None, mlp]
-    "vocab": ("tensor",),  # logits [batch, None, vocab]; tables in the activations' dtype, [vocab, None] and [None, vocab]
+    "length": ("sequence", "tensor"),  # [batch, length, None]
+    # `sequence` shards the length in projections and the MLP. For attention it shards heads: each device has whole texts for
+    # some heads, by an all-to-all exchange (Ulysses, Jacobs et al. 2023).
+    "part": ("sequence",),  # [batch, part, heads, None]  [batch, part, mlp]
+    "heads": ("tensor", "sequence"),  # [batch, None, heads, None]; caches [batch, heads, None, None]
+    "kv_heads": ("tensor", "sequence"),  # [batch, None, kv_heads, None]
+    "mlp": ("tensor",),  # [batch, part, mlp]
+    # Logits [batch, None, vocab]; tables in the activations' dtype, [vocab, None] and [None, vocab].
+    "vocab": ("tensor", "sequence"),
     "embed": ("fsdp",),  # [embed, vocab], gradient of the output matrix
 }
 
 
-# Axes that are replicated if the mesh does not divide them. Every device then has all key and value heads, which are few
-# compared to the query heads.
+# Axes that are sharded only over as many of their mesh axes as divide them. Devices then have the same key and value heads,
+# which are few compared to the query heads.
 REPLICATED_IF_UNEVEN = frozenset({"kv_heads"})
 
 
@@ -113,9 +118,9 @@ def _partition_spec(axes: Sequence[str | None], shape: Sequence[int], rules: Rul
     used: set[str] = set()
     entries: list[str | tuple[str, ...] | None] = []
     for name, size in zip(axes, shape, strict=True):
-        mesh_axes = tuple(axis for axis in rules.get(name or "", ()) if axis not in used)
-        if name in REPLICATED_IF_UNEVEN and size % num_parts(sizes, mesh_axes):
-            mesh_axes = ()
+        mesh_axes = tuple(axis for axis in rules.get(name or "", ()) if axis not in used and sizes[axis] > 1)
+        while name in REPLICATED_IF_UNEVEN and size % num_parts(sizes, mesh_axes):
+            mesh_axes = mesh_axes[:-1]
         used.update(mesh_axes)
         entries.append(mesh_axes[0] if len(mesh_axes) == 1 else mesh_axes or None)
     return PartitionSpec(*entries)

@@ -33,7 +33,7 @@ class RunConfig:
       teacher: model whose predictions are learned, with `distillation` in `ModelConfig.losses`. None = no distillation.
       resume: whether to continue the run in `model_dir`. False requires a `model_dir` without a run.
       seed: seed of parameters, dropout and data.
-      mesh: devices along the axes `replica`, `data`, `fsdp`, `tensor`.
+      mesh: devices along the axes `replica`, `data`, `fsdp`, `sequence`, `tensor`.
       sharding: changes to the rules by which dimensions are split over mesh axes.
       microbatches: number of parts of a batch that are processed sequentially.
       evals: evaluations: `LossEvaluation`, `MetricsEvaluation`, `RankingEvaluation` or your own, see

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from t5x_lab.checkpoints.formats.location import Location, find
 from t5x_lab.checkpoints.initial import load_params
@@ -160,6 +159,5 @@ def _special_tokens(config: GinConfig) -> SpecialTokens:
 def _shard(model: ModelConfig, config: GinConfig, mesh: str | None) -> ShardedModel:
     use_run_mesh = mesh is None and jax.process_count() > 1
     shape = config.mesh() if use_run_mesh else MeshShape.parse(mesh or "data=1")
-    sizes = (shape.data, shape.fsdp, shape.tensor, shape.replica or 1)
-    devices = jax.devices() if -1 in sizes or jax.process_count() > 1 else jax.devices()[: int(np.prod(sizes))]
+    devices = jax.devices() if jax.process_count() > 1 else shape.first_of(jax.devices())
     return ShardedModel(model, shape, devices, config.sharding())
