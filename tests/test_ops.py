@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import cases
+from helpers import cases, tiny_config
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -215,7 +215,7 @@ def fused_kernels(mesh: MeshShape = MeshShape(1, 1, 1)):
     with pytest.MonkeyPatch.context() as patch, tracing_for(TPU):
         patch.setattr(attention_kernels, "INTERPRET", True)
         patch.setattr(tiles, "SIZES", (8,))
-        yield Partitioner(make_mesh(mesh, jax.devices()[: mesh.data * mesh.fsdp * mesh.tensor])).constrain
+        yield Partitioner(make_mesh(mesh, mesh.first_of(jax.devices()))).constrain
 
 
 def check_attention(rng, mask: Mask, allowed, T: int, S: int, cap, shards=None) -> None:
@@ -278,7 +278,7 @@ def test_fused_attention_equals_a_plain_softmax(seed, causal, with_segments, wit
         check_attention(rng, kinds, allowed, T, T, cap, shards)
 
 
-@pytest.mark.parametrize("mesh", [MeshShape(2, 1, 4), MeshShape(2, 2, 2)])
+@pytest.mark.parametrize("mesh", [MeshShape(2, 1, 4), MeshShape(2, 2, 2), MeshShape(2, 1, 1, sequence=4)])
 def test_fused_attention_on_a_mesh_equals_a_plain_softmax(mesh):
     """Four query heads on four devices need two heads of keys and values, which are not sharded."""
     rng = np.random.default_rng(8)
@@ -378,6 +378,19 @@ def test_the_cost_of_local_attention_is_linear_in_the_length(causal, window):
 
     short, long = cost(4096), cost(16384)
     assert long[0] == 4 * short[0] and long[1] < 4.1 * short[1]
+
+
+@pytest.mark.parametrize("target, products", [(Target("cpu", "cpu"), 7), (Target("tpu", "TPU v4"), 9)])
+def test_products_of_attention_and_its_gradient_are_counted(target, products):
+    """Six of the model, forward and backward, and those that are computed again."""
+    T, config = 128, tiny_config("causal_decoder", head_dim=64)
+    operands = [jax.ShapeDtypeStruct((1, T, 1, 64), jnp.float32)] * 3
+    shards = Partitioner(make_mesh(MeshShape(1, 1, 1), jax.devices()[:1])).constrain
+    attend = lambda *operands: jnp.sum(dot_product_attention(*operands, mask=Mask(causal=True), shards=shards) ** 2)
+    with tracing_for(target):
+        assert traced_flops(jax.grad(attend, argnums=(0, 1, 2)), *operands) == products * 2 * T * T * 64
+        heads = config.num_heads * config.num_decoder_layers
+        assert config.recomputed_flops(0, T) == (products - 6) * 2 * T * T * 64 * heads
 
 
 def test_dropout_shares_its_mask_along_the_length_and_keeps_the_mean():

@@ -1,6 +1,7 @@
 """The step and the loop: meshes, microbatches, normalisers, counters, and what happens when something goes wrong."""
 
 import os
+import re
 import signal
 
 import jax
@@ -282,6 +283,15 @@ def test_a_step_that_is_not_finite_keeps_the_last_good_state(period):
     step, state_step, params = recorder.saved[-1]
     assert step == state_step == recorder.batches.position == (6 if period == 6 else 7)
     jax.tree.map(np.testing.assert_array_equal, params, before[0])
+
+
+def test_the_parts_of_the_time_to_the_first_step_are_logged():
+    messages = []
+    Recorder().run(2, log=messages.append)
+    (line,) = [message for message in messages if message.startswith("The first step was done after")]
+    total, *parts = map(float, re.findall(r"([\d.]+) s\b", line))
+    assert abs(total - sum(parts)) <= 0.05 * (1 + len(parts)) + 1e-9
+    assert re.findall(r"(?:: |, )([a-z ]+) [\d.]+ s", line) == ["first batch", "compilation", "step"]
 
 
 @pytest.mark.parametrize("poisoned", [[3, 4, 7], [3, 4, 5]], ids=["two in a row", "three in a row"])

@@ -7,6 +7,7 @@ import absl.logging
 
 from t5x_lab.cli.flags import add_gin_flags, add_process_flags, connect_processes, gin_config, print_once
 from t5x_lab.cli.main import FAILURE, STOPPED
+from t5x_lab.training.clock import StartUp
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -15,6 +16,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int | None:
+    start_up = StartUp()
     config = gin_config(args)
     absl.logging.set_verbosity(absl.logging.FATAL)  # `Saver` reports failed saves itself
     from t5x_lab.runs.train.summary import dry_run
@@ -26,7 +28,8 @@ def run(args: argparse.Namespace) -> int | None:
             if args.dry_run:
                 print_once(dry_run(config))
                 return None
-            train(config)
+            start_up.finish("imports and configuration")
+            train(config, start_up)
     except Preempted as stopped:
         print(f"t5x_lab train: {stopped}", file=sys.stderr)
         return STOPPED

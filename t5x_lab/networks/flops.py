@@ -21,7 +21,7 @@ def transformer_flops(c: Any, S: int, T: int) -> int:
     return (1 + BACKWARD) * (sum(_transformer(c, S, T).values()) + _logits(c, T if c.has_decoder else S))
 
 
-def transformer_recomputed_flops(c: Any, S: int, T: int, saved: tuple[str, ...] | None) -> int:
+def transformer_recomputed_flops(c: Any, S: int, T: int, saved: tuple[str, ...] | None, in_kernels: bool = False) -> int:
     """Returns the FLOPs of one sequence that the backward pass recomputes.
 
     Attention always recomputes its scores. A layer under remat recomputes scores and mixture once more, for its output.
@@ -30,12 +30,15 @@ def transformer_recomputed_flops(c: Any, S: int, T: int, saved: tuple[str, ...] 
       c: the configuration.
       S, T: encoder and decoder length.
       saved: names of the saved activations, see `REMAT_POLICIES`. None = all.
+      in_kernels: attention is computed in fused kernels. One for the gradient of queries and one for that of keys and values
+        both compute scores and the gradient of the weights.
     """
     products = _transformer(c, S, T)
+    attention = products["scores"] + (products["scores"] + products["mixture"] if in_kernels else 0)
     if saved is None:
-        return products["scores"]
+        return attention
     missing = [name for name in ("heads", "sublayers", "mlp") if name not in saved]
-    return 2 * products["scores"] + products["mixture"] + sum(products[name] for name in missing)
+    return attention + products["scores"] + products["mixture"] + sum(products[name] for name in missing)
 
 
 def lstm_flops(c: Any, T: int) -> int:

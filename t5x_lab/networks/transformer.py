@@ -18,6 +18,7 @@ from t5x_lab.networks.layers import Embedding, Projection, kernel, output_matrix
 from t5x_lab.networks.network import Batch, Constrain, check_length, segments_of
 from t5x_lab.networks.positions import sinusoidal
 from t5x_lab.networks.stack import Layer, Stack
+from t5x_lab.ops.attention import has_kernels
 from t5x_lab.ops.cross_entropy import compute_logits
 from t5x_lab.ops.masks import Mask
 
@@ -54,8 +55,9 @@ class TransformerConfig(TransformerShape):
         return transformer_flops(self, encoder_length, decoder_length)
 
     def recomputed_flops(self, encoder_length: int, decoder_length: int) -> int:
-        """Returns the FLOPs of one sequence that the backward pass recomputes."""
-        return transformer_recomputed_flops(self, encoder_length, decoder_length, REMAT_POLICIES[self.remat_policy])
+        """Returns the FLOPs of one sequence that the backward pass recomputes on the current target, see `tracing_for`."""
+        saved, in_kernels = REMAT_POLICIES[self.remat_policy], has_kernels(DTYPES[self.dtype])
+        return transformer_recomputed_flops(self, encoder_length, decoder_length, saved, in_kernels)
 
     def make(self, rngs: nnx.Rngs, constrain: Constrain) -> "Transformer":
         return Transformer(self, constrain=constrain, rngs=rngs)

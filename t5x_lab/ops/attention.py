@@ -137,10 +137,14 @@ def _is_fused(operands: Operands, mask: Mask, shards: Shards | None) -> bool:
     """Returns whether the fused kernels attend: on TPUs from v4 on, but not for tokens after a cache."""
     has_cache = mask.query_offset is not None or mask.key_positions is not None
     is_possible = shards is not None or jax.device_count() == 1
-    has_dtype = operands.query.dtype in (jnp.float32, jnp.bfloat16)
+    return has_kernels(operands.query.dtype) and is_possible and not has_cache
+
+
+def has_kernels(dtype: Any) -> bool:
+    """Returns whether the current target has fused kernels for queries of a dtype."""
     target = current_target()
-    has_kernels = target.platform == "tpu" and target.kind not in _WITHOUT_KERNELS
-    return has_kernels and is_possible and has_dtype and not has_cache
+    is_supported = target.platform == "tpu" and target.kind not in _WITHOUT_KERNELS
+    return is_supported and dtype in (jnp.float32, jnp.bfloat16)
 
 
 def _switch_kinds(mask: Mask, function: Callable[[Mask], Any]) -> Any:

@@ -100,11 +100,11 @@ def compile_step(run: RunConfig, mode: str = "train", devices: Sequence | None =
     forward_flops = run.data.batch_size * run.model.sequences * round(network.flops(*lengths) / 3)
     flops = step_flops(run, sharded, lengths) if mode == "train" else forward_flops
     sequences = run.data.batch_size * run.model.sequences
-    recomputed = sequences * recomputed_flops(network, *lengths) if mode == "train" else 0
 
     start = time.monotonic()
     program, arguments = _program(run, sharded, mode, batch)
     with tracing_for(Target(devices[0].platform, devices[0].device_kind)):
+        recomputed = sequences * recomputed_flops(network, *lengths) if mode == "train" else 0
         lowered = program.lower(*arguments)
     kind = chip(devices[0].device_kind)
     limit = round(kind.memory) if kind else None

@@ -1,4 +1,4 @@
-"""Goodput: the share of a run's time spent in training, over all restarts."""
+"""Goodput, the share of a run's time spent in training over all restarts; and the time to the first step of a command."""
 
 import dataclasses
 import time
@@ -37,3 +37,22 @@ class Clock:
     def state(self) -> dict[str, float]:
         """Returns the state from which `Clock(**state)` continues."""
         return {"began": self.began, "productive": self.productive}
+
+
+class StartUp:
+    """Times of the parts of a command up to its first training step."""
+
+    def __init__(self):
+        self._began = self._last = time.monotonic()
+        self._parts: list[tuple[str, float]] = []
+
+    def finish(self, part: str) -> float:
+        """Ends a part, which began at the end of the last one. Returns its seconds."""
+        now = time.monotonic()
+        seconds, self._last = now - self._last, now
+        self._parts.append((part, seconds))
+        return seconds
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{part} {seconds:.1f} s" for part, seconds in self._parts)
+        return f"The first step was done after {self._last - self._began:.1f} s: {parts}."

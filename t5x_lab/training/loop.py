@@ -12,6 +12,7 @@ from jax.experimental import multihost_utils
 
 from t5x_lab.partitioning.waiting import fetch, waiting_for
 from t5x_lab.training.batches import Batches, HostBatch
+from t5x_lab.training.clock import StartUp
 from t5x_lab.training.state import TrainState
 
 Record = Callable[[int, dict[str, float]], None]
@@ -71,6 +72,7 @@ def train(
     actions: Sequence[Action] = (),
     bad_steps: int = 0,
     log: Callable[[str], None] = print,
+    start_up: StartUp | None = None,
 ) -> TrainState:
     """Runs steps from `state.step` until the budget is spent.
 
@@ -84,6 +86,7 @@ def train(
       actions: actions between steps.
       bad_steps: number of consecutive non-finite steps that are skipped. `train_step` must skip them.
       log: function that logs a line.
+      start_up: times of what came before.
 
     Raises:
       Preempted: after SIGTERM, when the current step and the `at_stop` actions are done.
@@ -91,9 +94,10 @@ def train(
         batches read, so that a continued run reads new batches.
     """
     pending: _Pending | None = None
+    start_up = start_up or StartUp()
     step = int(state.step)
     first_step = step + 1
-    finished = _FinishedSteps(budget, record, actions, bad_steps, log)
+    finished = _FinishedSteps(budget, record, actions, bad_steps, log, start_up)
     with _StopSignal() as stop:
         while not budget.is_spent(step):
             step += 1
@@ -105,11 +109,10 @@ def train(
                 batch = next(batches)
             wait = time.monotonic() - before
             if is_first:
-                log(f"The first batch was read in {wait:.1f} s. Compiling the training step.")
-            before = time.monotonic()
+                log(f"The first batch was read in {start_up.finish('first batch'):.1f} s. Compiling the training step.")
             state, metrics = train_step(state, shard_batch(batch))
             if is_first:
-                log(f"The training step was compiled in {time.monotonic() - before:.1f} s.")
+                log(f"The training step was compiled in {start_up.finish('compilation'):.1f} s.")
             if pending:
                 finished.record(pending, state, step)
             pending = _Pending(step, metrics, wait)
@@ -144,13 +147,22 @@ class _FinishedSteps:
     """Records the metrics of finished steps and stops training after too many bad ones.
 
     Args:
-      budget, record, actions, bad_steps, log: see `train`.
+      budget, record, actions, bad_steps, log, start_up: see `train`.
 
     Attributes:
       clock: time when the last step finished.
     """
 
-    def __init__(self, budget: Budget, record: Record, actions: Sequence[Action], bad_steps: int, log: Callable[[str], None]):
+    def __init__(
+        self,
+        budget: Budget,
+        record: Record,
+        actions: Sequence[Action],
+        bad_steps: int,
+        log: Callable[[str], None],
+        start_up: StartUp,
+    ):
+        self._start_up: StartUp | None = start_up
         self._budget, self._record, self._actions = budget, record, actions
         self._allowed, self._bad, self._log = bad_steps, 0, log
         self.clock = time.monotonic()
@@ -159,6 +171,10 @@ class _FinishedSteps:
         """Waits for a step, records its metrics, and stops training if there were too many non-finite steps."""
         arrays = fetch(pending.metrics, f"step {pending.step}, which all processes do together")
         metrics = {name: value.tolist() for name, value in arrays.items()}
+        if self._start_up:
+            self._start_up.finish("step")
+            self._log(str(self._start_up))
+            self._start_up = None
         now = time.monotonic()
         seconds, self.clock = max(now - self.clock, 1e-9), now
         healthy = metrics.pop("healthy")

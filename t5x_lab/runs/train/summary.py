@@ -11,9 +11,11 @@ from t5x_lab import __version__
 from t5x_lab.checkpoints.layout import finished_steps
 from t5x_lab.config.errors import NotHere, UserError, write_error
 from t5x_lab.config.json_files import write_json
+from t5x_lab.networks.config import DTYPES, TransformerShape
 from t5x_lab.networks.network import additional_ids, check_length
 from t5x_lab.observe.hardware import peak_flops
 from t5x_lab.observe.model_info import model_info
+from t5x_lab.ops.attention import has_kernels
 from t5x_lab.report.run_directory import FACTS
 from t5x_lab.runs.config.gin_config import GinConfig
 from t5x_lab.runs.config.run_config import RunConfig
@@ -98,6 +100,7 @@ def describe_run(run: RunConfig, sharded: ShardedModel, lengths: tuple[int, int]
         "version": __version__,
         "architecture": run.model.network.architecture,
         "num_parameters": sharded.model.num_parameters,
+        "attention": _attention(run),
         "mixture_or_task_name": run.data.mixture_or_task_name,
         "rows": run.data.batch_size * run.model.sequences,
         "encoder_length": lengths[0],
@@ -123,7 +126,8 @@ def banner(facts: Mapping[str, Any], first_step: int, budget: Budget) -> str:
     return "\n".join(
         [
             f"devices     {facts['devices']} x {facts['device_kind']}, {facts['processes']} process(es), mesh {facts['mesh']}",
-            f"model       {facts['architecture']}, {facts['num_parameters']:,} parameters",
+            f"model       {facts['architecture']}, {facts['num_parameters']:,} parameters"
+            + (f", attention in {facts['attention']}" if facts["attention"] else ""),
             f"data        {facts['mixture_or_task_name']}, {facts['rows']} rows of {encoder} + {decoder} tokens = {tokens:,} "
             "per batch",
             f"steps       {first_step} to {'about ' if facts['train_tokens'] else ''}{end}: {tokens * steps:,} tokens with "
@@ -134,6 +138,14 @@ def banner(facts: Mapping[str, Any], first_step: int, budget: Budget) -> str:
             f"directory   {facts['model_dir']}",
         ]
     )
+
+
+def _attention(run: RunConfig) -> str | None:
+    """Returns the implementation of attention in the library's transformer; None for another network."""
+    network = run.model.network
+    if not isinstance(network, TransformerShape):
+        return None
+    return "fused kernels" if has_kernels(DTYPES[network.dtype]) else "blocks of XLA's operations"
 
 
 def make_run_directory(model_dir: str) -> None:

@@ -50,24 +50,29 @@ from t5x_lab.runs.train.summary import (
     write_run_json,
 )
 from t5x_lab.runs.train.teacher import AddTeacher, load_teacher
-from t5x_lab.training.clock import Clock
+from t5x_lab.training.clock import Clock, StartUp
 from t5x_lab.training.hooks import Hooks, RunStart, Statistics
 from t5x_lab.training.loop import Action, Budget, Diverged, Preempted
 from t5x_lab.training.loop import train as train_loop
 from t5x_lab.training.state import TrainState, read_counter
 
 
-def train(config: GinConfig) -> None:
+def train(config: GinConfig, start_up: StartUp | None = None) -> None:
     """Trains until `TRAIN_STEPS` or `TRAIN_TOKENS`, continuing the run in `MODEL_DIR` if there is one.
+
+    Args:
+      config: the configuration.
+      start_up: times of what the command did before.
 
     Raises:
       UserError: for an invalid configuration, before any data are read or parameters initialized.
       Preempted, Diverged, SaveFailed: see `t5x_lab.training.loop` and `t5x_lab.checkpoints.saving`.
     """
-    clock = Clock()
+    clock, start_up = Clock(), start_up or StartUp()
     with contextlib.ExitStack() as stack:
         stack.enter_context(suppress_event_loop_errors())
         job = prepare(config, stack)
+        start_up.finish("data, model and state")
         log(job.starting_point.reason)
         for change in job.changes:
             log(change)
@@ -107,6 +112,7 @@ def train(config: GinConfig) -> None:
             evaluate(job, recorder, due_at_start, job.first_step, job.state)
             if due_at_start:
                 stop_early(job, recorder, job.first_step, job.state)
+                start_up.finish("evaluation")
             try:
                 final_state = train_loop(
                     job.state,
@@ -118,6 +124,7 @@ def train(config: GinConfig) -> None:
                     actions=make_actions(job, recorder, saver),
                     bad_steps=job.run.bad_steps,
                     log=log,
+                    start_up=start_up,
                 )
             except (Preempted, Diverged):
                 saver.finish()
