@@ -14,8 +14,9 @@ from t5x_lab.config.errors import UserError
 from t5x_lab.optim.adafactor import factoring
 from t5x_lab.optim.counts import start_count_at, updates
 from t5x_lab.optim.groups import Groups, current_rates, flat_names
-from t5x_lab.optim.optimizers import Adafactor, AdamW, Lion, Muon, Optax, Sgd
+from t5x_lab.optim.optimizers import Adafactor, AdamW, Lion, Muon, Optax, ScheduleFreeAdamW, Sgd, gradient_point
 from t5x_lab.optim.schedules import CosineDecay, LearningRate, LinearDecay, WarmupStableDecay
+from t5x_lab.optim.unfreezing import GradualUnfreezing
 
 AXES = {
     "matrix": ("layers", "embed", "mlp"),
@@ -142,7 +143,9 @@ def test_t5s_pretraining_rate():
     assert float(schedule(131_072)) == pytest.approx(0.00276, abs=5e-6)  # Wang et al. (2022), Table 2
 
 
-@pytest.mark.parametrize("network, kind", [("gpt1", AdamW), ("lstm", AdamW), ("gpt1", Lion), ("gpt1", Muon)])
+@pytest.mark.parametrize(
+    "network, kind", [("gpt1", AdamW), ("lstm", AdamW), ("gpt1", Lion), ("gpt1", Muon), ("gpt1", ScheduleFreeAdamW)]
+)
 def test_biases_do_not_decay_however_many_axes_they_have(network, kind):
     model = tiny_model(network)
     optimizer = kind(LearningRate("constant", 0.1), weight_decay=0.5).make(model.axes)
@@ -154,7 +157,7 @@ def test_biases_do_not_decay_however_many_axes_they_have(network, kind):
         np.testing.assert_allclose(update, expected, atol=1e-7, err_msg=name)
 
 
-@pytest.mark.parametrize("kind", [AdamW, Adafactor, Lion, Muon, Sgd])
+@pytest.mark.parametrize("kind", [AdamW, Adafactor, Lion, Muon, ScheduleFreeAdamW, Sgd])
 def test_rates_are_told_of_the_optimizers_own_step(kind):
     """The optimizer's step differs from the run's if its state comes from another run."""
     rate = LinearDecay(1.0, 100)
@@ -269,6 +272,30 @@ def test_muon_orthogonalises_each_layers_matrix_as_if_it_stood_alone():
                 updates, state = transformation.update(part(random_tree(step + 1)[name], layer), state, x)
                 x = x + updates
             np.testing.assert_allclose(part(got[name], layer), x, rtol=2e-3, atol=2e-5, err_msg=name)
+
+
+def test_schedule_free_steps_follow_the_papers_formulas():
+    """Defazio et al. 2024, Algorithm 1, in NumPy, alone and as one of two groups."""
+    rate, b1, b2, decay = 0.1, 0.8, 0.9, 0.05
+    free = ScheduleFreeAdamW(LearningRate("constant", rate), b1, b2, weight_decay=decay, clip_global_norm=None)
+    target, axes = np.arange(6.0).reshape(2, 3) - 2.2, {"a": ("embed", "mlp"), "b": ("embed", "mlp")}
+    gradient = lambda y: 2 * (y - target)
+    x, z, v = np.ones((2, 3)), np.ones((2, 3)), np.zeros((2, 3))
+    for t in range(1, 6):
+        y = (1 - b1) * z + b1 * x
+        v = b2 * v + (1 - b2) * gradient(y) ** 2
+        z = z - rate * (gradient(y) / (np.sqrt(v / (1 - b2**t)) + 1e-8) + decay * y)
+        x = (1 - 1 / t) * x + z / t
+    for optimizer in (free, Groups((("a", free), ("b", Sgd(LearningRate("constant", 0.1)))))):
+        transformation, params = optimizer.make(axes), {name: jnp.ones((2, 3)) for name in axes}
+        state = transformation.init(params)
+        for _ in range(5):
+            gradients = jax.tree.map(gradient, gradient_point(optimizer, state, params))
+            updates, state = transformation.update(gradients, state, params)
+            params = optax.apply_updates(params, updates)
+        np.testing.assert_allclose(params["a"], x, rtol=1e-5)
+    with pytest.raises(UserError, match="whose steps are averaged"):
+        GradualUnfreezing(free, 10)
 
 
 def test_mistakes_are_sentences():

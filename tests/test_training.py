@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import optax.contrib
 import pytest
 from conftest import ROOT
 from helpers import exhaustive, random_batch, random_params, tiny_config
@@ -16,7 +17,7 @@ from t5x_lab.checkpoints.layout import named_leaves
 from t5x_lab.config.errors import UserError
 from t5x_lab.models.config import ModelConfig
 from t5x_lab.models.loss import weights_and_normalizer
-from t5x_lab.optim.optimizers import Adafactor, AdamW, Lion, Muon, Optax, Sgd
+from t5x_lab.optim.optimizers import Adafactor, AdamW, Lion, Muon, Optax, ScheduleFreeAdamW, Sgd
 from t5x_lab.optim.schedules import LearningRate
 from t5x_lab.partitioning.mesh import MeshShape
 from t5x_lab.runs.config.gin_config import GinConfig
@@ -64,7 +65,9 @@ def test_every_mesh_trains_like_one_device(architecture):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", [Lion(RATE), Sgd(RATE, 0.9), Muon(RATE)], ids=["lion", "sgd", "muon"])
+@pytest.mark.parametrize(
+    "optimizer", [Lion(RATE), Sgd(RATE, 0.9), Muon(RATE), ScheduleFreeAdamW(RATE)], ids=lambda kind: type(kind).__name__
+)
 def test_optaxs_optimizers_train_alike_on_a_mesh(optimizer):
     """Their slots are split as the parameters are."""
     single_device = run_steps(MeshShape(1, 1, 1), "causal_decoder", optimizer=optimizer)
@@ -75,6 +78,18 @@ def test_optaxs_optimizers_train_alike_on_a_mesh(optimizer):
     kernel = abstract.params["decoder"]["layers"]["mlp"]["wi_0"]["kernel"]
     slots = [leaf for path, leaf in jax.tree_util.tree_leaves_with_path(abstract.opt_state) if "wi_0" in str(path)]
     assert slots and all(slot.sharding == kernel.sharding for slot in slots if slot.shape == kernel.shape)
+
+
+@pytest.mark.slow
+def test_the_gradient_of_schedule_free_training_is_at_its_point():
+    """Compares with optax's own, whose parameters are that point: the losses, and the average that it evaluates."""
+    plain = optax.contrib.schedule_free(optax.adamw(RATE, 0.0, weight_decay=0.0), RATE, b1=0.9)
+    options = dict(weight_decay=0.0, clip_global_norm=None)
+    run = lambda optimizer: run_steps(MeshShape(1, 1, 1), "causal_decoder", optimizer=optimizer)
+    (losses, state), (expected_losses, point) = run(ScheduleFreeAdamW(RATE, **options)), run(Optax(plain, RATE))
+    np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
+    expected = optax.contrib.schedule_free_eval_params(point.opt_state, point.params)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), state.params, expected)
 
 
 @pytest.mark.slow

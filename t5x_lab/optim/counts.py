@@ -33,6 +33,9 @@ def start_count_at(opt_state: Any, step: jax.Array) -> Any:
             return part._replace(step=copy_step())
         if isinstance(part, optax.ScaleByScheduleState):
             return part._replace(count=copy_step())
+        if isinstance(part, optax.contrib.ScheduleFreeState):  # whose own count begins at 1
+            base = start_count_at(part.base_optimizer_state, step)
+            return part._replace(step_count=copy_step() + 1, base_optimizer_state=base)
         if isinstance(part, optax.InjectStatefulHyperparamsState):
             counts = jax.tree.map(lambda x: copy_step() if _is_count(x) else x, part.hyperparams_states)
             return part._replace(
@@ -40,7 +43,8 @@ def start_count_at(opt_state: Any, step: jax.Array) -> Any:
             )
         return part
 
-    return jax.tree.map(set_count, opt_state, is_leaf=_is_counted)
+    is_part = lambda part: _is_counted(part) or isinstance(part, optax.contrib.ScheduleFreeState)
+    return jax.tree.map(set_count, opt_state, is_leaf=is_part)
 
 
 def skip_update(old: Any, new: Any) -> Any:

@@ -12,7 +12,7 @@ from flax import traverse_util
 from t5x_lab.config.checks import check_types, implements
 from t5x_lab.config.errors import UserError
 from t5x_lab.optim.counts import updates
-from t5x_lab.optim.optimizers import Optimizer
+from t5x_lab.optim.optimizers import Optimizer, gradient_point
 from t5x_lab.optim.schedules import Schedule
 
 _PAIRS = 'Use an ordered list of pairs: [("decoder/.*", @AdamW()), (".*", None)].'
@@ -87,13 +87,12 @@ class Groups:
 
         See `Optimizer.make`. Its state is a tuple of the states of the trained groups, in order.
         """
-        in_group = lambda pattern: lambda name: self._find_group(name)[0] == pattern
         transformations = []
         for pattern, optimizer in self.groups:
             if optimizer is None:
                 continue
-            group_axes = select(axes, in_group(pattern))
-            transformations.append((in_group(pattern), optimizer.make(group_axes)))
+            is_member = self._membership(pattern)
+            transformations.append((is_member, optimizer.make(select(axes, is_member))))
 
         def init(params: Any) -> tuple:
             return tuple(transformation.init(select(params, is_member)) for is_member, transformation in transformations)
@@ -109,6 +108,19 @@ class Groups:
             return new_updates, tuple(new_states)
 
         return optax.GradientTransformation(init, update)
+
+    def gradient_point(self, states: tuple, params: Any) -> Any:
+        """Returns the parameters at which the gradient is computed, by group."""
+        trained = [(pattern, optimizer) for pattern, optimizer in self.groups if optimizer is not None]
+        points: dict = {}
+        for (pattern, optimizer), state in zip(trained, states, strict=True):
+            group_params = select(params, self._membership(pattern))
+            points = merge(points, gradient_point(optimizer, state, group_params))
+        return points
+
+    def _membership(self, pattern: str) -> Callable[[str], bool]:
+        """Returns a function of names: whether a parameter belongs to the group of a pattern."""
+        return lambda name: self._find_group(name)[0] == pattern
 
     def _find_group(self, name: str) -> tuple[str, Optimizer | None]:
         for pattern, optimizer in self.groups:

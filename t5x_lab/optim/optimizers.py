@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 import optax
 from optax import contrib
 
@@ -28,6 +29,7 @@ class Optimizer(Protocol):
       learning_rates: schedules by group. The optimizer state is then a tuple of the groups' states.
       is_trained(name): False for a frozen parameter.
       check_names(names): checks the names of all parameters.
+      gradient_point(state, params): parameters at which the gradient is computed, if not at the model's own.
       identity(): settings that a run must be resumed with.
     """
 
@@ -239,6 +241,62 @@ class Muon:
             consistent_rms=self.consistent_rms,
         )
         return _with_clipping(self.clip_global_norm, muon)
+
+
+@dataclasses.dataclass(frozen=True)
+class ScheduleFreeAdamW:
+    """Schedule-free AdamW (Defazio et al. 2024, arXiv 2405.15682): an average of the steps takes the place of a decay.
+
+    The model's parameters are the average x, which is evaluated and saved. The gradient is computed at
+    y = b1 * x + (1 - b1) * z, where AdamW without momentum moves z.
+
+    Attributes:
+      learning_rate: schedule, with a warm-up and without a decay.
+      b1: share of the average in the point of the gradient, above 0.
+      b2: decay rate of the second moment.
+      epsilon: added to the square root of the second moment.
+      weight_decay: weight decay of matrices, multiplied by the learning rate.
+      weight_power: p, if steps have weights of (largest learning rate so far) ** p in the average.
+      clip_global_norm: maximum global norm of the gradient. None = no clipping.
+    """
+
+    learning_rate: Schedule
+    b1: float = 0.9
+    b2: float = 0.999
+    epsilon: float = 1e-8
+    weight_decay: float = 0.01
+    weight_power: float = 2.0
+    clip_global_norm: float | None = 1.0
+
+    def __post_init__(self):
+        check_optimizer(self)
+        check_range(self, "b1", 0.0, 1.0)
+        check_range(self, "b2", 0.0, 1.0)
+        check_positive(self, "b1", "epsilon", "clip_global_norm")
+
+    def make(self, axes: dict) -> optax.GradientTransformation:
+        decay = dict(weight_decay=self.weight_decay, mask=_matrices(axes))
+        adamw = optax.adamw(self.learning_rate, 0.0, self.b2, self.epsilon, **decay)
+        of_point = contrib.schedule_free(
+            _with_clipping(self.clip_global_norm, adamw), self.learning_rate, self.b1, self.weight_power
+        )
+
+        def update(grads: Any, state: contrib.ScheduleFreeState, params: Any = None) -> tuple[Any, contrib.ScheduleFreeState]:
+            point = self.gradient_point(state, params)
+            updates, state = of_point.update(grads, state, point)
+            average = contrib.schedule_free_eval_params(state, optax.apply_updates(point, updates))
+            return jax.tree.map(jnp.subtract, average, params), state
+
+        return optax.GradientTransformation(of_point.init, update)
+
+    def gradient_point(self, state: contrib.ScheduleFreeState, params: Any) -> Any:
+        """Returns the parameters at which the gradient is computed."""
+        return jax.tree.map(lambda x, z: self.b1 * x + (1.0 - self.b1) * z, params, state.z)
+
+
+def gradient_point(optimizer: Optimizer, state: Any, params: Any) -> Any:
+    """Returns the parameters at which the gradient for the next update is computed."""
+    return optimizer.gradient_point(state, params) if hasattr(optimizer, "gradient_point") else params
 
 
 TABLES = frozenset({"vocab", "positions"}) | UNFACTORED

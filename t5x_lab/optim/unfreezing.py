@@ -116,8 +116,13 @@ class TrainFirst:
 
 
 def _check_inner(config: GradualUnfreezing | TrainFirst) -> None:
-    """Raises a `UserError` if the optimizer within is one of groups."""
+    """Raises a `UserError` if the optimizer within is one of groups, or has parameters of its own."""
     name = type(config).__name__
+    if hasattr(config.optimizer, "gradient_point") and not hasattr(config.optimizer, "is_trained"):
+        raise UserError(
+            f"{name}.optimizer is @{type(config.optimizer).__name__}(), whose steps are averaged also where parameters are "
+            "frozen. Use @AdamW()."
+        )
     if hasattr(config.optimizer, "is_trained"):
         raise UserError(
             f"{name}.optimizer is @Groups(), which is not supported. Use @{name}() as the optimizer of a group in "

@@ -32,6 +32,7 @@ def make_train_step(
     statistics: Statistics = Statistics(),
     skip_bad_steps: bool = False,
     average_decay: float | None = None,
+    gradient_point: Callable[[Any, Params], Params] = lambda opt_state, params: params,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     """Builds the training step.
 
@@ -48,6 +49,7 @@ def make_train_step(
       skip_bad_steps: whether only the update of a step with a non-finite loss, gradient or update is skipped. By default all
         later updates are skipped too.
       average_decay: decay of `TrainState.average`.
+      gradient_point: function (optimizer state, trained parameters) -> parameters at which the gradient is computed.
 
     Returns:
       Function (state, batch) -> (state, metrics). The metrics are scalars: `loss` (cross-entropy per token with loss),
@@ -63,7 +65,8 @@ def make_train_step(
         frozen = select(state.params, lambda name: not is_trained(name))
         loss = lambda trained, *args: model.loss(merge(trained, frozen), *args)
         gradients = _gradients(model, loss, microbatches)
-        grads, sums = sum_over_slices(gradients)((trained, normalizer, key), (dict(batch), weights))
+        point = gradient_point(state.opt_state, trained)
+        grads, sums = sum_over_slices(gradients)((point, normalizer, key), (dict(batch), weights))
 
         updates, opt_state = optimizer.update(grads, state.opt_state, trained)
         counts = count_tokens(model, batch)

@@ -41,7 +41,7 @@ from t5x_lab.observe.norms import Norms
 from t5x_lab.observe.tensorboard import TensorBoard
 from t5x_lab.observe.weights_and_biases import WeightsAndBiases
 from t5x_lab.optim.groups import Groups
-from t5x_lab.optim.optimizers import Adafactor, AdamW, Lion, Muon, Sgd
+from t5x_lab.optim.optimizers import Adafactor, AdamW, Lion, Muon, ScheduleFreeAdamW, Sgd
 from t5x_lab.optim.schedules import CosineDecay, LearningRate, LinearDecay, WarmupLinear, WarmupStableDecay
 from t5x_lab.optim.unfreezing import GradualUnfreezing, TrainFirst
 from t5x_lab.papers import data_sets as _data_sets  # noqa: F401  (registers them)
@@ -111,6 +111,7 @@ CONFIGURABLES = (
     AdamW,
     Lion,
     Muon,
+    ScheduleFreeAdamW,
     Sgd,
     Groups,
     GradualUnfreezing,

@@ -14,7 +14,7 @@ from t5x_lab.config.gin_files import gin_flag
 from t5x_lab.config.user_code import call_user_code, shown
 from t5x_lab.networks.functional import Params
 from t5x_lab.optim.groups import current_rates, flat_names, learning_rates, select, trained_predicate
-from t5x_lab.optim.optimizers import Optimizer
+from t5x_lab.optim.optimizers import Optimizer, gradient_point
 from t5x_lab.runs.config.run_config import RunConfig
 from t5x_lab.runs.model.sharded_model import ShardedModel, attach_shardings, check_rows
 from t5x_lab.runs.train.batch import ResolvedBatch
@@ -84,6 +84,7 @@ def assemble(
         statistics=statistics,
         skip_bad_steps=skip_bad_steps,
         average_decay=average_decay,
+        gradient_point=functools.partial(gradient_point, optimizer),
     )
     compiled = jax.jit(
         step,
