@@ -6,6 +6,7 @@ import pathlib
 import shutil
 
 import commands
+import jax
 import numpy as np
 import pytest
 from runs_of_text import flags, losses
@@ -36,6 +37,25 @@ def trained(tmp_path_factory):
     done = commands.run(*flags("causal_decoder", objective, run, 400, *more))
     assert done.returncode == 0, done.stderr
     return run
+
+
+def test_parameters_in_half_the_memory(trained, capsys):
+    """They compute what rounded parameters in float32 compute, and are saved in float32."""
+    run, wide = t5x_lab.load(trained, parameter_dtype="bfloat16"), t5x_lab.load(trained)
+    assert {x.dtype.name for x in _leaves(run.params)} == {"bfloat16"}
+    rounded = jax.tree.map(lambda x: x.astype("bfloat16").astype("float32"), wide.params)
+    tokens = dict(decoder_input_tokens=np.array([[0, *run.vocabulary.encode("oak is a tree")]]))
+    np.testing.assert_array_equal(run.logits(**tokens), wide.with_params(rounded, 400).logits(**tokens))
+    run.save("copy")
+    jax.tree.map(np.testing.assert_array_equal, t5x_lab.load("copy").params, rounded)
+
+    assert main(["generate", f"--model_dir={trained}", "--prompt=oak is", "--parameter_dtype=bfloat16"]) == 0
+    assert "a tree" in capsys.readouterr().out
+    results = []
+    for dtype in ("float32", "bfloat16"):
+        assert main(["eval", f"--model_dir={trained}", f"--parameter_dtype={dtype}", "--json"]) == 0
+        results.append(json.loads(capsys.readouterr().out)["400"]["eval/files_full_lm"]["loss"])
+    assert results[0] != results[1] and results[1] == pytest.approx(results[0], abs=0.02)
 
 
 def test_a_trained_run_answers_in_python(trained):

@@ -274,6 +274,26 @@ def test_muon_orthogonalises_each_layers_matrix_as_if_it_stood_alone():
             np.testing.assert_allclose(part(got[name], layer), x, rtol=2e-3, atol=2e-5, err_msg=name)
 
 
+@pytest.mark.parametrize("optimizer", [Adafactor(momentum=0.9), AdamW(), Lion(RATE)], ids=lambda kind: type(kind).__name__)
+def test_a_momentum_in_half_the_memory_moves_parameters_alike(optimizer):
+    def run(optimizer):
+        transformation, params = optimizer.make(AXES), random_tree(0)
+        state = transformation.init(params)
+        for step in range(4):
+            updates, state = transformation.update(random_tree(step + 1), state, params)
+        return updates, state
+
+    updates, state = run(optimizer)
+    halved, small = run(dataclasses.replace(optimizer, momentum_dtype="bfloat16"))
+    is_close = lambda a, b: np.linalg.norm(a - b) < 0.02 * np.linalg.norm(a)
+    if not isinstance(optimizer, Lion):  # whose updates are signs
+        assert all(jax.tree.leaves(jax.tree.map(is_close, updates, halved)))
+    num_bytes = lambda state: sum(x.nbytes for x in jax.tree.leaves(state))
+    assert num_bytes(state) - num_bytes(small) == 2 * sum(x.size for x in random_tree(0).values())
+    with pytest.raises(UserError, match="momentum_dtype"):
+        dataclasses.replace(optimizer, momentum_dtype="float16")
+
+
 def test_schedule_free_steps_follow_the_papers_formulas():
     """Defazio et al. 2024, Algorithm 1, in NumPy, alone and as one of two groups."""
     rate, b1, b2, decay = 0.1, 0.8, 0.9, 0.05

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 from flax import traverse_util
 
@@ -50,8 +51,11 @@ def load_params(
     """
     others = _find_others(config)
     with explain_damage(location.path, *(other.path for other in others.values())):
-        if location.format == "t5x_lab" and not config.has_rules:
+        is_whole = location.format == "t5x_lab" and not config.has_rules
+        if is_whole:
             check_same_parameters(location.path, abstract_params, fresh_names)
+        is_stored = all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(abstract_params))
+        if is_whole and is_stored:
             info = read_info(location.path)
             if info["format"] == FORMAT and info["parameters"].keys() >= set(fresh_names):
                 return _restore_params(location, abstract_params)

@@ -255,4 +255,5 @@ def save_run(model_dir: str, config: str, params: dict, step: int) -> None:
         raise UserError(f"{model_dir} already has a checkpoint of step {step}. Choose another directory.")
     root.mkdir(parents=True, exist_ok=True)
     (root / "config.gin").write_text(config)
+    params = jax.tree.map(lambda x: x.astype(np.float32), params)
     save_params(root / "checkpoints" / str(step), params, step, config=config)

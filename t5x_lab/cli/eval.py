@@ -56,9 +56,11 @@ def run(args: argparse.Namespace) -> None:
             print_once(with_model_info(config, ShardedModel(config.model(), config.mesh(), rules=config.sharding())))
             return
         if len(directories) > 1:
-            evaluations = evaluate_ensemble(config, directories, chosen_step(args.step), args.weights or "last", args.trust)
+            options = dict(weights=args.weights or "last", trust=args.trust, parameter_dtype=args.parameter_dtype)
+            evaluations = evaluate_ensemble(config, directories, chosen_step(args.step), **options)
         else:
             options = dict(wait_minutes=args.wait_minutes, weights=args.weights, follow=args.follow)
+            options["parameter_dtype"] = args.parameter_dtype
             evaluations = evaluate_checkpoints(config, args.model_dir, args.step, **options)
         try:
             for step, splits in evaluations:

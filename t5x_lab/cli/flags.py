@@ -49,7 +49,7 @@ def gin_config(args: argparse.Namespace, *first_files: str, fixed: tuple[str, ..
 
 
 def add_model_flags(parser: argparse.ArgumentParser, several_steps: bool = False) -> None:
-    """Adds `--model_dir`, `--step` and `--weights`."""
+    """Adds the flags of `load_model`."""
     ensemble = "or several, separated by commas, as an ensemble with averaged logits"
     parser.add_argument("--model_dir", required=True, help=f"run directory, {ensemble}")
     parser.add_argument(
@@ -60,6 +60,20 @@ def add_model_flags(parser: argparse.ArgumentParser, several_steps: bool = False
     add_trust_flag(parser)
     default = None if several_steps else "last"
     parser.add_argument("--weights", default=default, help="last or average (AVERAGE_DECAY)")
+    parser.add_argument(
+        "--parameter_dtype",
+        choices=("float32", "bfloat16"),
+        default="float32",
+        help="dtype of the parameters on the devices; bfloat16 takes half the memory and rounds them",
+    )
+
+
+def load_model(args: argparse.Namespace):
+    """Returns the model of the flags of `add_model_flags`. See `t5x_lab.load`."""
+    from t5x_lab.runs.model.load import load
+
+    options = dict(weights=args.weights, trust=args.trust, parameter_dtype=args.parameter_dtype)
+    return load(model_dirs(args.model_dir), step=chosen_step(args.step), **options)
 
 
 def add_beam_flag(parser: argparse.ArgumentParser) -> None:

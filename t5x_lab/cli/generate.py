@@ -8,9 +8,8 @@ from t5x_lab.cli.flags import (
     add_model_flags,
     add_process_flags,
     add_sampling_flags,
-    chosen_step,
     connect_processes,
-    model_dirs,
+    load_model,
 )
 from t5x_lab.config.errors import UserError
 
@@ -33,12 +32,11 @@ def _run(args: argparse.Namespace) -> None:
     import jax
 
     from t5x_lab.evaluation.inference.files import read_examples
-    from t5x_lab.runs.model.load import load
 
     prompts = list(args.prompt)
     if args.input:
         prompts += [example.inputs for example in read_examples(args.input, "predict")]
-    model = load(model_dirs(args.model_dir), step=chosen_step(args.step), weights=args.weights, trust=args.trust)
+    model = load_model(args)
 
     def complete(prompts):
         options = {name: getattr(args, name) for name in SAMPLING}

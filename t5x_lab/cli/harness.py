@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 
-from t5x_lab.cli.flags import add_model_flags, chosen_step, model_dirs
+from t5x_lab.cli.flags import add_model_flags, load_model
 from t5x_lab.config.errors import UserError
 
 
@@ -39,10 +39,8 @@ def run(args: argparse.Namespace) -> None:
     from t5x_lab.evaluation.harness.model import HarnessModel, add_random_baselines, ranking_report, run_harness
     from t5x_lab.evaluation.results import finite_json
     from t5x_lab.papers.eai_eval import NAME_PREFIX, TASK_FOLDER
-    from t5x_lab.runs.model.load import load
 
-    step = chosen_step(args.step)
-    loaded = load(model_dirs(args.model_dir), step=step, weights=args.weights, trust=args.trust)
+    loaded = load_model(args)
     model = HarnessModel(model=loaded, batch_size=args.batch_size, max_length=args.max_length)
     tracker = EvaluationTracker(output_path=args.output_path)
     results = run_harness(

@@ -10,9 +10,9 @@ from t5x_lab.cli.flags import (
     add_model_flags,
     add_process_flags,
     add_sampling_flags,
-    chosen_step,
     connect_processes,
     gin_config,
+    load_model,
     model_dirs,
     print_once,
 )
@@ -58,7 +58,6 @@ def _run(args: argparse.Namespace) -> None:
     from t5x_lab.evaluation.inference.files import check_shard, read_examples
     from t5x_lab.evaluation.inference.infer import infer, ranking_report
     from t5x_lab.evaluation.results import finite_json
-    from t5x_lab.runs.model.load import load
 
     if bool(args.input) == bool(args.task):
         raise UserError("Pass either --input with a file or --task with a name.")
@@ -74,7 +73,7 @@ def _run(args: argparse.Namespace) -> None:
     shard = dict(shard_id=args.shard_id, num_shards=args.num_shards)
     read = lambda: read_examples(args.input, args.mode, args.choice, **shard)
     total = sum(1 for _ in read()) if args.input else None  # this also finds invalid lines before any work
-    model = load(model_dirs(args.model_dir), step=chosen_step(args.step), weights=args.weights, trust=args.trust)
+    model = load_model(args)
     infer(
         model,
         read() if args.input else _task_examples(args, model, **shard),

@@ -71,6 +71,7 @@ def adafactor(
     multiply_by_parameter_scale: bool = True,
     min_dim_size_to_factor: int = 128,
     momentum: float | None = None,
+    momentum_dtype: str = "float32",
     weight_decay: float | None = None,
     step_offset: int = 0,
     epsilon1: float = 1e-30,
@@ -92,6 +93,7 @@ def adafactor(
       multiply_by_parameter_scale: multiply updates by max(epsilon2, rms(x)).
       min_dim_size_to_factor: smaller matrices have a full second moment.
       momentum: decay rate of the momentum. None = none, which saves memory.
+      momentum_dtype: dtype in which it is stored.
       weight_decay: fraction of the parameter that is subtracted in each step, or None.
       step_offset: t counts from this step, at which moments start anew. The learning rate does not depend on it.
       epsilon1, epsilon2: see above.
@@ -114,7 +116,7 @@ def adafactor(
                     "v": (1,) if f.rows else p.shape,
                     "m": p.shape,
                 }
-                return jnp.zeros(shapes[kind], jnp.float32)
+                return jnp.zeros(shapes[kind], momentum_dtype if kind == "m" else jnp.float32)
 
             return jax.tree.map(make, plan, params)
 
@@ -146,7 +148,8 @@ def adafactor(
         updates, v_row, v_col, v = jax.tree.transpose(jax.tree.structure(plan), None, out)
         m = state.m
         if momentum is not None:
-            m = updates = jax.tree.map(lambda old, new: momentum * old + (1 - momentum) * new, m, updates)
+            updates = jax.tree.map(lambda old, new: momentum * old.astype(new.dtype) + (1 - momentum) * new, m, updates)
+            m = jax.tree.map(lambda update: update.astype(momentum_dtype), updates)
         if weight_decay is not None:
             updates = jax.tree.map(lambda u, p: u - weight_decay * p, updates, params)
         return updates, AdafactorState(state.step + 1, v_row, v_col, v, m)

@@ -10,7 +10,7 @@ import optax
 from optax import contrib
 
 from t5x_lab.config.checks import check_positive, check_range, check_types
-from t5x_lab.config.errors import UserError
+from t5x_lab.config.errors import UserError, check_choice
 from t5x_lab.optim.adafactor import BATCH, UNFACTORED, adafactor
 from t5x_lab.optim.schedules import LearningRate, Schedule
 from t5x_lab.partitioning.rules import is_axes
@@ -54,6 +54,10 @@ def check_optimizer(config) -> None:
     check_types(config)
 
 
+def _check_momentum_dtype(config) -> None:
+    check_choice(f"{type(config).__name__}.momentum_dtype", config.momentum_dtype, ("float32", "bfloat16"))
+
+
 @dataclasses.dataclass(frozen=True)
 class Optax:
     """Any optax transformation as an `Optimizer`: `Optax(optax.lion(rate), rate)`."""
@@ -84,6 +88,7 @@ class Adafactor:
       multiply_by_parameter_scale: multiply updates by the root mean square of the parameter.
       min_dim_size_to_factor: minimum size of both dimensions for a factored second moment.
       momentum: decay rate of the momentum. None = no momentum.
+      momentum_dtype: dtype in which the momentum is stored, "float32" or "bfloat16".
       weight_decay: weight decay of all parameters. None = none.
       step_offset: step from which the decay of the second moment counts, such as the first one of a fine-tuning that has the
         step of its pre-training (`RestoreCheckpointConfig.carry`). The schedule does not depend on it.
@@ -95,11 +100,13 @@ class Adafactor:
     multiply_by_parameter_scale: bool = True
     min_dim_size_to_factor: int = 128
     momentum: float | None = None
+    momentum_dtype: str = "float32"
     weight_decay: float | None = None
     step_offset: int = 0
 
     def __post_init__(self):
         check_optimizer(self)
+        _check_momentum_dtype(self)
         check_range(self, "momentum", 0.0, 1.0)
         check_positive(self, "clipping_threshold", "min_dim_size_to_factor")
         if not 0 < self.decay_rate < 1:
@@ -120,6 +127,7 @@ class AdamW:
       epsilon: added to the square root of the second moment.
       weight_decay: weight decay of matrices, multiplied by the learning rate.
       clip_global_norm: maximum global norm of the gradient. None = no clipping.
+      momentum_dtype: dtype in which the first moment is stored, "float32" or "bfloat16".
     """
 
     learning_rate: Schedule = LearningRate("constant * linear_warmup * cosine_decay", 1e-4, 1_000)
@@ -128,16 +136,18 @@ class AdamW:
     epsilon: float = 1e-8
     weight_decay: float = 0.01
     clip_global_norm: float | None = 1.0
+    momentum_dtype: str = "float32"
 
     def __post_init__(self):
         check_optimizer(self)
+        _check_momentum_dtype(self)
         check_range(self, "b1", 0.0, 1.0)
         check_range(self, "b2", 0.0, 1.0)
         check_positive(self, "epsilon", "clip_global_norm")
 
     def make(self, axes: dict) -> optax.GradientTransformation:
         decay = dict(weight_decay=self.weight_decay, mask=_matrices(axes))
-        adamw = optax.adamw(self.learning_rate, self.b1, self.b2, self.epsilon, **decay)
+        adamw = optax.adamw(self.learning_rate, self.b1, self.b2, self.epsilon, mu_dtype=self.momentum_dtype, **decay)
         return _with_clipping(self.clip_global_norm, adamw)
 
 
@@ -151,6 +161,7 @@ class Lion:
       b2: decay rate of the momentum.
       weight_decay: weight decay of matrices, multiplied by the learning rate.
       clip_global_norm: maximum global norm of the gradient. None = no clipping.
+      momentum_dtype: dtype in which the momentum is stored, "float32" or "bfloat16".
     """
 
     learning_rate: Schedule
@@ -158,15 +169,18 @@ class Lion:
     b2: float = 0.99
     weight_decay: float = 1e-3
     clip_global_norm: float | None = 1.0
+    momentum_dtype: str = "float32"
 
     def __post_init__(self):
         check_optimizer(self)
+        _check_momentum_dtype(self)
         check_range(self, "b1", 0.0, 1.0)
         check_range(self, "b2", 0.0, 1.0)
         check_positive(self, "clip_global_norm")
 
     def make(self, axes: dict) -> optax.GradientTransformation:
-        lion = optax.lion(self.learning_rate, self.b1, self.b2, weight_decay=self.weight_decay, mask=_matrices(axes))
+        decay = dict(weight_decay=self.weight_decay, mask=_matrices(axes))
+        lion = optax.lion(self.learning_rate, self.b1, self.b2, self.momentum_dtype, **decay)
         return _with_clipping(self.clip_global_norm, lion)
 
 

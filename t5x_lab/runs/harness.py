@@ -16,15 +16,22 @@ class RunDirectory(HarnessModel):
     """A run directory as a model of lm-eval. The arguments are those in `--model_args`.
 
     Args:
-      model_dir, step, mesh: see `t5x_lab.load`.
+      model_dir, step, mesh, parameter_dtype: see `t5x_lab.load`.
       options: see `HarnessModel`. Other options that lm-eval passes are ignored.
     """
 
-    def __init__(self, model_dir: str | None = None, step: int | None = None, mesh: str | None = None, **options):
+    def __init__(
+        self,
+        model_dir: str | None = None,
+        step: int | None = None,
+        mesh: str | None = None,
+        parameter_dtype: str = "float32",
+        **options,
+    ):
         if not model_dir:
             raise UserError("Pass a run directory, such as --model_args model_dir=runs/x.")
         options = {name: options[name] for name in ("batch_size", "max_length", "max_gen_toks") if name in options}
-        super().__init__(load(model_dir, step=step, mesh=mesh), **options)
+        super().__init__(load(model_dir, step=step, mesh=mesh, parameter_dtype=parameter_dtype), **options)
 
 
 if __name__ == "__main__":

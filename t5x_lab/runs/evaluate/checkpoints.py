@@ -36,6 +36,7 @@ def evaluate_checkpoints(
     wait_minutes: float = 60.0,
     weights: str | None = None,
     follow: bool = False,
+    parameter_dtype: str = "float32",
 ) -> Iterator[tuple[int, MetricsBySplit]]:
     """Runs all evaluations of EVALS on a run's checkpoints and writes their results.
 
@@ -46,6 +47,7 @@ def evaluate_checkpoints(
       wait_minutes: `follow` ends if there is no new checkpoint for this time.
       weights: "last" or "average". See `t5x_lab.load`. None = as configured for each evaluation.
       follow: evaluate all checkpoints and then every new one, until the run ends. Evaluations with results are skipped.
+      parameter_dtype: see `t5x_lab.load`.
 
     Yields:
       (step, metrics by split)
@@ -55,7 +57,7 @@ def evaluate_checkpoints(
     """
     steps = _follow_steps(model_dir, wait_minutes) if follow else _parse_steps(model_dir, step)
     first = None if follow else steps[0]  # type: ignore[index]  # an invalid `step` is reported before data are read
-    sharded = ShardedModel(config.model(), config.mesh(), rules=config.sharding())
+    sharded = ShardedModel(config.model(), config.mesh(), rules=config.sharding(), parameter_dtype=parameter_dtype)
     load_data_layer()
     evaluations = _prepare(config, sharded, model_dir, weights, first)
     failed: list[str] = []
@@ -85,7 +87,7 @@ def evaluate_checkpoints(
 
 
 def evaluate_ensemble(
-    config: GinConfig, directories: Sequence[str], step: int | None, weights: str, trust: bool
+    config: GinConfig, directories: Sequence[str], step: int | None, weights: str, trust: bool, parameter_dtype: str = "float32"
 ) -> Iterator[tuple[int, MetricsBySplit]]:
     """Runs all evaluations of EVALS on an ensemble. Results are written to the first run's directory.
 
@@ -94,7 +96,7 @@ def evaluate_ensemble(
       directories: run directories.
       step: step of every run. None = the latest of each.
       weights: "last" or "average".
-      trust: see `t5x_lab.load`.
+      trust, parameter_dtype: see `t5x_lab.load`.
 
     Yields:
       (largest of the members' steps, metrics by split)
@@ -104,7 +106,7 @@ def evaluate_ensemble(
     """
     load_data_layer()
     steps = [find(directory, step, weights).step for directory in directories]
-    model = load(directories, step=step, weights=weights, trust=trust)
+    model = load(directories, step=step, weights=weights, trust=trust, parameter_dtype=parameter_dtype)
     members = [
         f"{absolute_path(directory)}{'' if number == model.step else f' (step {number})'}"
         for directory, number in zip(directories, steps, strict=True)

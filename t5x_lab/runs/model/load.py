@@ -34,6 +34,7 @@ def load(
     weights: str = "last",
     dtype: str | None = None,
     trust: bool = False,
+    parameter_dtype: str = "float32",
 ) -> Run:
     """Loads a model from a run directory or a Hugging Face directory.
 
@@ -49,6 +50,7 @@ def load(
       dtype: type of activations, "float32", "bfloat16" or "float16". Default: as in the configuration.
       trust: whether configurations of other people may import their Python modules and call any function. Those that this user
         trained on this machine always may.
+      parameter_dtype: dtype of the parameters on the devices. "bfloat16" takes half the memory, and rounds them to 8 bits.
 
     Returns:
       The model.
@@ -66,7 +68,9 @@ def load(
 
     directories = [model_dir] if isinstance(model_dir, str | os.PathLike) else model_dir
     members = [locate(str(directory)) for directory in directories]
-    return _run(*members[0], mesh) if len(members) == 1 else _ensemble(members, mesh)
+    if len(members) == 1:
+        return _run(*members[0], mesh, parameter_dtype=parameter_dtype)
+    return _ensemble(members, mesh, parameter_dtype)
 
 
 def from_gin(
@@ -96,8 +100,10 @@ def from_gin(
     return _run(config, None if checkpoint is None else find(checkpoint, step), mesh, seed)
 
 
-def _run(config: GinConfig, checkpoint: Location | None, mesh: str | None, seed: int = 0) -> Run:
-    sharded = _shard(config.model(), config, mesh)
+def _run(
+    config: GinConfig, checkpoint: Location | None, mesh: str | None, seed: int = 0, parameter_dtype: str = "float32"
+) -> Run:
+    sharded = _shard(config.model(), config, mesh, parameter_dtype)
     if checkpoint is None:
         return Run(config, sharded, sharded.init_params(seed), step=0)
     _check_complete(checkpoint, config, sharded)
@@ -122,7 +128,7 @@ def _check_complete(checkpoint: Location, config: GinConfig, sharded: ShardedMod
             )
 
 
-def _ensemble(members: Sequence[tuple[GinConfig, Location]], mesh: str | None) -> Run:
+def _ensemble(members: Sequence[tuple[GinConfig, Location]], mesh: str | None, parameter_dtype: str) -> Run:
     if not members:
         raise UserError("An ensemble needs at least one run directory.")
     config, first = members[0]
@@ -145,7 +151,7 @@ def _ensemble(members: Sequence[tuple[GinConfig, Location]], mesh: str | None) -
     models = [config.model() for config, _ in members]
     network: Any = Ensemble(tuple(model.network for model in models))
     model = dataclasses.replace(models[0], network=network, peft={}, head=None)
-    sharded = _shard(model, config, mesh)
+    sharded = _shard(model, config, mesh, parameter_dtype)
     abstract, axes = sharded.abstract_params["members"], sharded.model.axes["members"]
     params = {str(i): load_params(location, abstract[str(i)], axes[str(i)]) for i, (_, location) in enumerate(members)}
     return Run(config, sharded, {"members": params}, max(location.step for _, location in members))
@@ -156,8 +162,8 @@ def _special_tokens(config: GinConfig) -> SpecialTokens:
     return dataclasses.replace(config.special_tokens(), input_eos=None)
 
 
-def _shard(model: ModelConfig, config: GinConfig, mesh: str | None) -> ShardedModel:
+def _shard(model: ModelConfig, config: GinConfig, mesh: str | None, parameter_dtype: str) -> ShardedModel:
     use_run_mesh = mesh is None and jax.process_count() > 1
     shape = config.mesh() if use_run_mesh else MeshShape.parse(mesh or "data=1")
     devices = jax.devices() if jax.process_count() > 1 else shape.first_of(jax.devices())
-    return ShardedModel(model, shape, devices, config.sharding())
+    return ShardedModel(model, shape, devices, config.sharding(), parameter_dtype)

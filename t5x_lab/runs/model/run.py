@@ -518,7 +518,8 @@ class Run:
     def shard_variant(self, config: GinConfig) -> ShardedModel:
         """Returns the model of another configuration on the same mesh."""
         devices = list(self.sharded.mesh.devices.flat)
-        return ShardedModel(config.model(), self.sharded.mesh_shape, devices, config.sharding())
+        mesh, dtype = self.sharded.mesh_shape, self.sharded.parameter_dtype
+        return ShardedModel(config.model(), mesh, devices, config.sharding(), dtype)
 
     # ---- internals
 

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from t5x_lab.config.errors import UserError
+from t5x_lab.config.errors import UserError, check_choice
 from t5x_lab.models.classifier import make_model
 from t5x_lab.models.config import ModelConfig
 from t5x_lab.networks.functional import Params
@@ -26,14 +26,22 @@ class ShardedModel:
       mesh: sizes of the mesh axes.
       devices: devices of the mesh. Default: all.
       rules: sharding rules.
+      parameter_dtype: dtype of loaded and fresh parameters. They are trained in float32.
 
     Raises:
       UserError: if the mesh does not fit the devices, or does not divide the model's sizes.
     """
 
     def __init__(
-        self, config: ModelConfig, mesh: MeshShape, devices: list | None = None, rules: ShardingRules = ShardingRules()
+        self,
+        config: ModelConfig,
+        mesh: MeshShape,
+        devices: list | None = None,
+        rules: ShardingRules = ShardingRules(),
+        parameter_dtype: str = "float32",
     ):
+        check_choice("parameter_dtype", parameter_dtype, ("float32", "bfloat16"))
+        self.parameter_dtype = parameter_dtype
         self.mesh_shape, self.mesh = mesh, make_mesh(mesh, devices)
         self.partitioner = Partitioner(self.mesh, rules)
         wide_logits = self.mesh.devices.flat[0].platform != "tpu"
@@ -48,8 +56,9 @@ class ShardedModel:
 
     @property
     def abstract_params(self) -> Params:
-        """Shapes and shardings of the parameters, for restoring."""
-        return attach_shardings(self.model.abstract_params, self.param_shardings)
+        """Shapes, dtypes and shardings of the parameters, for restoring."""
+        cast = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, self.parameter_dtype), self.model.abstract_params)
+        return attach_shardings(cast, self.param_shardings)
 
     def rows(self, batch_size: int) -> Rows:
         """Returns the rows of a batch that this process holds."""
@@ -83,7 +92,8 @@ class ShardedModel:
         # Random generators are long programs that run once. Optimizing them takes longer than it saves on a CPU.
         on_cpu = self.mesh.devices.flat[0].platform == "cpu"
         options = {"xla_backend_optimization_level": 0} if on_cpu else None
-        init = jax.jit(self.model.init, out_shardings=self.param_shardings, compiler_options=options)
+        cast = lambda params: jax.tree.map(lambda x: x.astype(self.parameter_dtype), params)
+        init = jax.jit(lambda key: cast(self.model.init(key)), out_shardings=self.param_shardings, compiler_options=options)
         return init(jax.random.split(jax.random.key(seed))[0])  # the other half is for dropout
 
     @functools.cached_property
