@@ -145,7 +145,8 @@ def test_parameters_go_from_a_causal_to_a_prefix_decoder_and_back(capfd):
     assert main(flags("causal_decoder", FULL_LM, "causal", 6)) == 0
     assert main(flags("prefix_decoder", PREFIX_LM, "prefix", 1, "--gin.INITIAL_CHECKPOINT_PATH=causal")) == 0
     assert "Starting at step 0 with the parameters of" in capfd.readouterr().err
-    fresh = flags("prefix_decoder", PREFIX_LM, "fresh", 1)
+    momentum = "--gin.Adafactor.momentum=0.9"
+    fresh = flags("prefix_decoder", PREFIX_LM, "fresh", 1, momentum)
     assert main(fresh) == 0
     assert losses("prefix")[1][0] < losses("fresh")[1][0] - 0.05
     assert main([*fresh, "--gin.RESUME=False"]) == 2
@@ -158,17 +159,18 @@ def test_parameters_go_from_a_causal_to_a_prefix_decoder_and_back(capfd):
         ),
         ("--gin.OPTIMIZER=@AdamW()", "was trained with OPTIMIZER = @Adafactor(), but the configuration has @AdamW()"),
         (
-            "--gin.Adafactor.momentum=0.9",
-            "was trained with another optimizer: Adafactor.momentum was None and is now 0.9. Continue",
+            "--gin.Adafactor.momentum=None",
+            "was trained with another optimizer: Adafactor.momentum was 0.9 and is now None. Continue",
         ),
+        ("--gin.Adafactor.momentum_dtype=bfloat16", "Adafactor.momentum_dtype was float32 and is now bfloat16. Continue"),
         ("--gin.Adafactor.min_dim_size_to_factor=8", "Adafactor.min_dim_size_to_factor was 128 and is now 8. Continue"),
         ("--gin.DATA_SHARDS=4", "was trained with DATA_SHARDS = 1"),
         ("--gin.MIXTURE_OR_TASK_NAME=sotu_full_lm", "was trained with MIXTURE_OR_TASK_NAME = sotu_prefix_lm"),
         ('--gin.TASK_FEATURE_LENGTHS={"targets": 32}', "was trained with TASK_FEATURE_LENGTHS"),
     ):
-        assert main([*flags("prefix_decoder", PREFIX_LM, "fresh", 9), change, "--dry_run"]) == 2
+        assert main([*flags("prefix_decoder", PREFIX_LM, "fresh", 9, momentum), change, "--dry_run"]) == 2
         assert says in capfd.readouterr().err
-        assert main([*flags("prefix_decoder", PREFIX_LM, "fresh", 9), change]) == 2
+        assert main([*flags("prefix_decoder", PREFIX_LM, "fresh", 9, momentum), change]) == 2
         assert says in capfd.readouterr().err
         assert pathlib.Path("fresh/config.gin").read_text() == before, "a refused run must not change the directory"
 

@@ -131,19 +131,23 @@ def _check_optimizer(run: RunConfig, start: StartingPoint, abstract: TrainState)
         return
     path = absolute_path(run.model_dir) / "checkpoints" / str(start.step)
     with explain_damage(path):
-        tensors = {name: tuple(tensor.shape) for name, tensor in open_part(path, "rest").items()}
+        tensors = {name: _describe(tensor) for name, tensor in open_part(path, "rest").items()}
     prefix = "opt_state/"
     stored = {name.removeprefix(prefix): shape for name, shape in tensors.items() if name.startswith(prefix)}
-    expected = {name: tuple(leaf.shape) for name, leaf in named_leaves(abstract.opt_state).items()}
+    expected = {name: _describe(leaf) for name, leaf in named_leaves(abstract.opt_state).items()}
     if stored == expected:
         return
     changes = _optimizer_changes(read_info(path).get("config"), run.optimizer)
     name = next(name for name in sorted(stored.keys() | expected.keys()) if stored.get(name) != expected.get(name))
-    slot = f"its slot {name} has shape {stored.get(name, 'none')} in the checkpoint, {expected.get(name, 'none')} is expected"
+    slot = f"its slot {name} is {stored.get(name, 'missing')} in the checkpoint, {expected.get(name, 'none')} is expected"
     raise UserError(
         f"The run in {run.model_dir} was trained with another optimizer: {'; '.join(changes) or slot}. Continue it with the "
         f"same optimizer, or start a new MODEL_DIR from its parameters with {gin_flag('INITIAL_CHECKPOINT_PATH', path)}."
     )
+
+
+def _describe(tensor: Any) -> str:
+    return f"{tensor.dtype} of shape {tuple(tensor.shape)}"
 
 
 def _optimizer_changes(config_text: str | None, optimizer: Any) -> list[str]:
