@@ -105,3 +105,10 @@ def test_a_study_fits_each_architecture(tmp_path):
     write_report(plan, quantities, [])
     text = (tmp_path / "report.md").read_text()
     assert text.count("C^0.4") == 2 and "| decoder | 1e+17 | 1e+17 |" in text
+    assert "(figures/isoflop.png)" in text and (tmp_path / "figures" / "isoflop.pdf").stat().st_size > 1000
+    sizes_of = json.loads((tmp_path / "report.json").read_text())["sizes"]["decoder"]
+    assert sizes_of["exponent"] == fits["decoder"].exponent
+    for optimum, n in zip(fits["decoder"].optima, map(best_size, BUDGETS), strict=True):  # the parabola is that of the points
+        values = [point.loss for point in fits["decoder"].points if point.budget == optimum.budget]
+        at = lambda n: optimum.loss + optimum.curvature * math.log(n / optimum.parameters) ** 2
+        np.testing.assert_allclose([at(n * size) for size in sizes.values()], values, atol=1e-3)

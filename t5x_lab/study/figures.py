@@ -13,6 +13,7 @@ import numpy as np
 
 from t5x_lab.observe.curves import TRAIN, curve, read_columns
 from t5x_lab.study.config import slug
+from t5x_lab.study.isoflop import Fit
 from t5x_lab.study.plan import Plan, PlannedRun
 from t5x_lab.study.quantities import Quantities
 from t5x_lab.study.results import MeasureReport
@@ -22,13 +23,56 @@ POINTS = 200  # of a curve
 AXES = {"tokens": "tokens, padding included", "flops": "FLOPs, forward and backward", "seconds": "hours of training"}
 
 
-def write_figures(plan: Plan, quantities: Mapping[str, Quantities], reports: Sequence[MeasureReport]) -> list[str]:
-    """Writes all figures that have data. Returns the names of their PNG files, relative to the study directory."""
+def write_figures(
+    plan: Plan, quantities: Mapping[str, Quantities], reports: Sequence[MeasureReport], fits: Mapping[str, Fit | None]
+) -> list[str]:
+    """Writes all figures that have data. Returns the names of their PNG files, relative to the study directory.
+
+    Args:
+      plan: the plan.
+      quantities: quantities of the training runs.
+      reports: reports of its measures.
+      fits: fits of compute-optimal sizes.
+    """
     folder = pathlib.Path(plan.study_dir) / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
-    names = [_write_bars(report, folder) for report in reports]
+    names = [_write_isoflop(fits, folder)]
+    names += [_write_bars(report, folder) for report in reports]
     names += [_write_losses(plan, stage.name, quantities, folder) for stage in plan.study.stages if stage.command == "train"]
     return [f"{FOLDER}/{name}.png" for name in names if name]
+
+
+def _write_isoflop(fits: Mapping[str, Fit | None], folder: pathlib.Path) -> str | None:
+    """Draws the losses of each budget over the size, with their parabolas, and the best sizes over the budgets."""
+    found = {title: fit for title, fit in fits.items() if fit}
+    if not found:
+        return None
+    figure, all_axes = plt.subplots(1, len(found) + 1, figsize=(5 * (len(found) + 1), 4), layout="constrained")
+    budgets = list(dict.fromkeys(optimum.budget for fit in found.values() for optimum in fit.optima))
+    for axes, (title, fit) in zip(all_axes, found.items()):
+        for optimum in fit.optima:
+            points = [point for point in fit.points if point.budget == optimum.budget]
+            sizes = np.array([point.parameters for point in points])
+            color = f"C{budgets.index(optimum.budget)}"
+            axes.plot(sizes, [point.loss for point in points], "o", markersize=4, color=color, label=optimum.budget)
+            grid = np.geomspace(min(*sizes, optimum.parameters), max(*sizes, optimum.parameters), 100)
+            parabola = optimum.loss + optimum.curvature * np.log(grid / optimum.parameters) ** 2
+            axes.plot(grid, parabola, linestyle="--", linewidth=1, color=color)
+            axes.plot(optimum.parameters, optimum.loss, "*", markersize=9, color=color)
+        axes.set(xscale="log", xlabel="parameters", ylabel="held-out loss, nats per token", title=title)
+        axes.legend(title="FLOPs")
+    for number, (title, fit) in enumerate(found.items()):
+        flops, best, low, high = (
+            np.array([getattr(optimum, name) for optimum in fit.optima]) for name in ("flops", "parameters", "low", "high")
+        )
+        errors = [np.nan_to_num(np.maximum(best - low, 0.0)), np.nan_to_num(np.maximum(high - best, 0.0))]
+        all_axes[-1].errorbar(flops, best, errors, marker="*", linestyle="", capsize=3, color=f"C{number}", label=title)
+        all_axes[-1].plot(flops, [fit.best_parameters(each) for each in flops], linewidth=1, color=f"C{number}")
+    all_axes[-1].set(xscale="log", yscale="log", xlabel="FLOPs, forward and backward", ylabel="best number of parameters")
+    all_axes[-1].legend()
+    for axes in all_axes:
+        axes.grid(alpha=0.3)
+    return _save(figure, folder, "isoflop")
 
 
 def _write_bars(report: MeasureReport, folder: pathlib.Path) -> str | None:

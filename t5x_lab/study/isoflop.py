@@ -43,6 +43,7 @@ class Optimum:
       flops: mean FLOPs of its runs.
       parameters: best number of parameters.
       loss: loss at this size.
+      curvature: a model of N parameters has the loss `loss + curvature * log(N / parameters)**2`, by the parabola.
       low, high: 95 % interval of the parameters.
       is_inside: whether the best size lies between the smallest and the largest one that was trained.
     """
@@ -51,6 +52,7 @@ class Optimum:
     flops: float
     parameters: float
     loss: float
+    curvature: float
     low: float
     high: float
     is_inside: bool
@@ -64,6 +66,7 @@ class Fit:
       optima: the best size of each budget.
       coefficient, exponent: a and b.
       exponent_low, exponent_high: 95 % interval of b.
+      points: the runs.
     """
 
     optima: Sequence[Optimum]
@@ -71,6 +74,7 @@ class Fit:
     exponent: float
     exponent_low: float
     exponent_high: float
+    points: Sequence[Point]
 
     def best_parameters(self, flops: float) -> float:
         return self.coefficient * flops**self.exponent
@@ -91,7 +95,7 @@ def fit_isoflop(points: Sequence[Point], seed: int = 0) -> Fit | None:
     if len(minima) < MIN_BUDGETS:
         return None
     flops = {budget: float(np.mean([point.flops for point in by_budget[budget]])) for budget in minima}
-    coefficient, exponent = _power_law(flops, {budget: size for budget, (size, _) in minima.items()})
+    coefficient, exponent = _power_law(flops, {budget: size for budget, (size, *_) in minima.items()})
     draw = np.random.default_rng(seed)
     sizes: dict[str, list[float]] = collections.defaultdict(list)
     exponents = []
@@ -105,17 +109,19 @@ def fit_isoflop(points: Sequence[Point], seed: int = 0) -> Fit | None:
         if len(resampled) == len(minima):
             exponents.append(_power_law(flops, resampled)[1])
     optima = []
-    for budget, (size, loss) in minima.items():
+    for budget, (size, loss, curvature) in minima.items():
         trained = [point.parameters for point in by_budget[budget]]
         low, high = np.quantile(sizes[budget], [0.025, 0.975]) if sizes[budget] else (math.nan, math.nan)
         is_inside = min(trained) <= size <= max(trained)
-        optima.append(Optimum(budget, flops[budget], size, loss, float(low), float(high), is_inside))
+        optima.append(Optimum(budget, flops[budget], size, loss, curvature, float(low), float(high), is_inside))
     low, high = np.quantile(exponents, [0.025, 0.975]) if exponents else (math.nan, math.nan)
-    return Fit(sorted(optima, key=lambda optimum: optimum.flops), coefficient, exponent, float(low), float(high))
+    of_budgets = [point for group in by_budget.values() for point in group]
+    optima = sorted(optima, key=lambda optimum: optimum.flops)
+    return Fit(optima, coefficient, exponent, float(low), float(high), of_budgets)
 
 
-def _minimum(group: Sequence[Point]) -> tuple[float, float] | None:
-    """Returns (parameters, loss) at the minimum of the parabola over log N. None without one."""
+def _minimum(group: Sequence[Point]) -> tuple[float, float, float] | None:
+    """Returns (parameters, loss) at the minimum of the parabola over log N, and its curvature. None without one."""
     sizes = np.log([point.parameters for point in group])
     if len(set(sizes)) < MIN_SIZES:
         return None
@@ -124,7 +130,7 @@ def _minimum(group: Sequence[Point]) -> tuple[float, float] | None:
     if curvature <= 0:
         return None
     x = -slope / (2 * curvature)
-    return math.exp(center + x), float(offset + slope * x + curvature * x**2)
+    return math.exp(center + x), float(offset + slope * x + curvature * x**2), float(curvature)
 
 
 def _resample(group: Sequence[Point], draw: np.random.Generator) -> list[Point]:

@@ -35,21 +35,36 @@ def write_report(plan: Plan, quantities: Mapping[str, Quantities], equal: Sequen
     folder = pathlib.Path(plan.study_dir)
     reports = [report for measure in plan.study.measures for report in make_measure_reports(plan, measure)]
     savings = [(saving, compute_savings(plan, saving, quantities)) for saving in plan.study.savings]
-    figures = write_figures(plan, quantities, reports)
+    fits = _fit_sizes(plan, reports, quantities)
+    figures = write_figures(plan, quantities, reports, fits)
     content = {
         "measures": {report.title: _to_json(report) for report in reports},
+        "sizes": {title: fit and _fit_to_json(fit) for title, fit in fits.items()},
         "savings": {saving.name: [_finite(dataclasses.asdict(seed)) for seed in seeds] for saving, seeds in savings},
     }
     write_json(folder / JSON, content, indent=1)
-    text = _to_markdown(plan, quantities, equal, reports, savings, figures)
+    text = _to_markdown(plan, quantities, equal, reports, fits, savings, figures)
     write_atomically(folder / MARKDOWN, text)
     images = {name: (folder / name).with_suffix(".svg").read_bytes() for name in figures}
     write_atomically(folder / HTML, to_html("Study", text, images))
     return folder / HTML
 
 
-def _finite(numbers: Mapping[str, float]) -> dict[str, float | None]:
-    return {name: _number(value) for name, value in numbers.items()}
+def _fit_sizes(plan: Plan, reports: Sequence[MeasureReport], quantities: Mapping[str, Quantities]) -> Mapping[str, Fit | None]:
+    """Returns the fits of compute-optimal sizes, if the study has them. See `fit_sizes`."""
+    isoflop = plan.study.isoflop
+    if isoflop is None:
+        return {}
+    return fit_sizes(plan, [report for report in reports if report.measure.name == isoflop.measure], quantities)
+
+
+def _fit_to_json(fit: Fit) -> dict[str, Any]:
+    numbers = {name: _number(getattr(fit, name)) for name in ("coefficient", "exponent", "exponent_low", "exponent_high")}
+    return {**numbers, "optima": [_finite(dataclasses.asdict(optimum)) for optimum in fit.optima]}
+
+
+def _finite(numbers: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _number(value) if isinstance(value, float) else value for name, value in numbers.items()}
 
 
 def _number(value: float) -> float | None:
@@ -88,6 +103,7 @@ def _to_markdown(
     quantities: Mapping[str, Quantities],
     equal: Sequence[str],
     reports: Sequence[MeasureReport],
+    fits: Mapping[str, Fit | None],
     savings: Sequence[tuple[Saving, Sequence[Saved]]],
     figures: Sequence[str],
 ) -> str:
@@ -97,9 +113,7 @@ def _to_markdown(
     lines += ["Checked: " + "; ".join(equal) + ".", ""] if equal else []
     for report in reports:
         lines += _measure_section(report)
-    if isoflop := plan.study.isoflop:
-        losses = [report for report in reports if report.measure.name == isoflop.measure]
-        lines += _isoflop_section(fit_sizes(plan, losses, quantities))
+    lines += _isoflop_section(fits) if fits else []
     for saving, by_seed in savings:
         lines += _saving_section(saving, by_seed)
     lines += [line for figure in figures for line in (f"![{pathlib.Path(figure).stem}]({figure})", "")]
