@@ -28,6 +28,7 @@ COMMANDS = {
     "study": "run a grid of trainings and evaluations; the same command continues an interrupted study",
     "corpus": "make a clean corpus from web crawl files with Apache Beam",
     "cache": "preprocess tasks offline into SeqIO caches with Apache Beam",
+    "migrate": "translate gin files of a T5X project",
     "vocab": "train a SentencePiece vocabulary",
 }
 STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)

@@ -68,7 +68,7 @@ TABLE: dict[str, tuple[Row, ...]] = {
         Row(
             "SentencePieceVocabulary.sentencepiece_model_file",
             "SentencePieceVocabulary.path",
-            "@SentencePieceVocabulary() is t5x_lab's",
+            "@SentencePieceVocabulary() is t5x_lab's, with 100 extra_ids by default; SeqIO's has 0",
         ),
         Row("PassThroughVocabulary", "VOCABULARY"),
     ),
@@ -128,12 +128,18 @@ TABLE: dict[str, tuple[Row, ...]] = {
     "Optimizer and schedule": (
         Row("Adafactor.logical_factor_rules HParamMap", "Adafactor.min_dim_size_to_factor", "factors follow logical axes"),
         Row("Adafactor.weight_decay_rate", "Adafactor.weight_decay"),
-        Row("create_learning_rate_scheduler", "LearningRate", "with the same factors and formulas"),
+        Row(
+            "create_learning_rate_scheduler",
+            "LearningRate",
+            'with the same factors and formulas; T5X\'s defaults are "constant * linear_warmup * rsqrt_decay", 0.5 and 1,000 '
+            'steps of warm-up, those here "constant * rsqrt_decay", 1.0 and 10,000',
+        ),
         Row("LEARNING_RATE", "LearningRate.base_learning_rate"),
         Row("DECAY_STEPS", "LearningRate.steps_per_cycle"),
         Row("warmup_cosine_decay_schedule", "CosineDecay", "with peak, warmup_steps, total_steps and floor"),
         Row("adamw", "AdamW"),
-        Row("clip chain", "AdamW.clip_global_norm"),
+        Row("chain", "OPTIMIZER", "one optimizer; AdamW.clip_global_norm has the place of clip_by_global_norm"),
+        Row("clip", "", "it clips each element of the gradient; AdamW.clip_global_norm limits its norm"),
         Row(
             "MultiOptimizer ModelParamTraversal match_any",
             "Groups.groups",
@@ -148,7 +154,11 @@ TABLE: dict[str, tuple[Row, ...]] = {
             "",
             "a run directory selects its latest checkpoint, a path with a step that step",
         ),
-        Row("RestoreCheckpointConfig.fallback_to_scratch", "RestoreCheckpointConfig.strict"),
+        Row(
+            "RestoreCheckpointConfig.fallback_to_scratch",
+            "RestoreCheckpointConfig.strict",
+            "its opposite: strict = False for fallback_to_scratch = True",
+        ),
         Row("RestoreCheckpointConfig.dtype SaveCheckpointConfig.dtype", "", "parameters are float32"),
         Row("SaveCheckpointConfig.save_dataset", "", "the position in the data is always saved"),
         Row("SaveCheckpointConfig.checkpointer_cls", "", "checkpoints are Orbax's"),

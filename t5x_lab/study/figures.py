@@ -44,12 +44,12 @@ def write_figures(
 
 def _write_isoflop(fits: Mapping[str, Fit | None], folder: pathlib.Path) -> str | None:
     """Draws the losses of each budget over the size, with their parabolas, and the best sizes over the budgets."""
-    found = {title: fit for title, fit in fits.items() if fit}
-    if not found:
+    drawn = {title: fit for title, fit in fits.items() if fit}
+    if not drawn:
         return None
-    figure, all_axes = plt.subplots(1, len(found) + 1, figsize=(5 * (len(found) + 1), 4), layout="constrained")
-    budgets = list(dict.fromkeys(optimum.budget for fit in found.values() for optimum in fit.optima))
-    for axes, (title, fit) in zip(all_axes, found.items()):
+    figure, all_axes = plt.subplots(1, len(drawn) + 1, figsize=(5 * (len(drawn) + 1), 4), layout="constrained")
+    budgets = list(dict.fromkeys(optimum.budget for fit in drawn.values() for optimum in fit.optima))
+    for axes, (title, fit) in zip(all_axes, drawn.items()):
         for optimum in fit.optima:
             points = [point for point in fit.points if point.budget == optimum.budget]
             sizes = np.array([point.parameters for point in points])
@@ -61,7 +61,7 @@ def _write_isoflop(fits: Mapping[str, Fit | None], folder: pathlib.Path) -> str 
             axes.plot(optimum.parameters, optimum.loss, "*", markersize=9, color=color)
         axes.set(xscale="log", xlabel="parameters", ylabel="held-out loss, nats per token", title=title)
         axes.legend(title="FLOPs")
-    for number, (title, fit) in enumerate(found.items()):
+    for number, (title, fit) in enumerate(drawn.items()):
         flops, best, low, high = (
             np.array([getattr(optimum, name) for optimum in fit.optima]) for name in ("flops", "parameters", "low", "high")
         )

@@ -1,6 +1,7 @@
 """`GinConfig`: a parsed gin configuration, from which a command builds the parts that it needs."""
 
 import pathlib
+import re
 import tempfile
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +10,7 @@ from etils import epath
 
 from t5x_lab.config import gin_files
 from t5x_lab.config.errors import NotSet, UserError
-from t5x_lab.config.macros import macro_bindings
+from t5x_lab.config.macros import defined_macros, macro_bindings
 from t5x_lab.config.regular_files import is_regular_file
 from t5x_lab.data.config import DataConfig
 from t5x_lab.data.vocabularies.config import SpecialTokens, Vocabulary
@@ -31,6 +32,12 @@ HINTS = {
     "TASK_FEATURE_LENGTHS": 'It is the number of tokens per feature, for example {"inputs": 512, "targets": 114}.',
     "MODEL_DIR": "It is the run directory.",
 }
+
+
+def known_macros() -> frozenset[str]:
+    """Returns the macros of dataclass fields and of the defaults of every run."""
+    of_fields = re.findall(r"= %([A-Z][A-Z0-9_]*)$", "\n".join(macro_bindings(CONFIGURABLES)), re.MULTILINE)
+    return frozenset([*of_fields, *defined_macros((gin_files.PACKAGE_GIN / DEFAULTS).read_text())])
 
 
 class GinConfig:

@@ -1,0 +1,93 @@
+"""Counterparts of the gin files of T5X and flaxformer."""
+
+import dataclasses
+import functools
+import re
+from collections.abc import Sequence
+
+from t5x_lab.config.gin_files import PACKAGE_GIN
+
+_ROOTS = ("flaxformer/t5x/", "t5x/configs/", "t5x/examples/", "t5x/contrib/")
+# What T5X's model files and run files set, and ours do not.
+_SUM_OF_TOKENS = "LOSS_NORMALIZING_FACTOR = None  # the sum over tokens, T5X's default"
+_KEEP_ALL = "SaveCheckpointConfig.keep = None  # all checkpoints, T5X's default"
+_CACHED = "USE_CACHED_TASKS = True  # T5X's default"
+_CARRY = 'RestoreCheckpointConfig.carry = ["optimizer", "step"]  # TRAIN_STEPS counts from the checkpoint, as in T5X'
+_PRETRAINING = ('include "runs/pretrain.gin"', _KEEP_ALL, _CACHED)
+_FINETUNING = ('include "runs/finetune.gin"', _KEEP_ALL, "CHECKPOINT_PERIOD = 5000", _CACHED, _CARRY)
+_C4 = (
+    'MIXTURE_OR_TASK_NAME = "c4_v220_span_corruption"',
+    'TASK_FEATURE_LENGTHS = {"inputs": 512, "targets": 114}',
+    "BATCH_SIZE = 256",
+    "DROPOUT_RATE = 0.0",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Counterpart:
+    """The translation of a file of T5X.
+
+    Attributes:
+      lines: lines to write in place of the include. () = none.
+      note: what to do where there are none, a sentence.
+      is_model: whether the file defines a network and its settings.
+      is_run: whether the file defines a training run.
+    """
+
+    lines: Sequence[str] = ()
+    note: str = ""
+    is_model: bool = False
+    is_run: bool = False
+
+
+def t5x_file(include: str) -> str | None:
+    """Returns the path of a file of T5X's or flaxformer's from its package on, "t5x/configs/runs/pretrain.gin"; else None."""
+    for root in _ROOTS:
+        if f"/{include}".find(f"/{root}") >= 0:
+            return include[f"/{include}".find(f"/{root}") :]
+    return None
+
+
+@functools.cache
+def counterpart(include: str) -> Counterpart | None:
+    """Returns what a file becomes; None if it is no file of T5X and flaxformer with a counterpart."""
+    path = t5x_file(include)
+    if path is None:
+        return None
+    if match := re.fullmatch(r"t5x/configs/runs/(\w+)\.gin", path):
+        return _run_file(match[1])
+    if match := re.fullmatch(r"t5x/examples/(t5|scalable_t5)/(t5_1_0|t5_1_1|mt5|byt5)/(\w+)\.gin", path):
+        return _model(f"models/{match[2]}/{match[3].lower()}.gin", is_scalable=match[1] == "scalable_t5")
+    if match := re.fullmatch(r"flaxformer/t5x/configs/t5/models/(t5_1_0|t5_1_1|mt5|byt5)_(\w+)\.gin", path):
+        return _model(f"models/{match[1]}/{match[2].lower()}.gin")
+    if match := re.fullmatch(r"t5x/examples/decoder_only/models/(\w+)\.gin", path):
+        return _model(f"models/decoder/{match[1].lower()}.gin")
+    if match := re.fullmatch(r"t5x/examples/t5/t5_1_1/examples/(\w+)_c4_pretrain\.gin", path):
+        model = _model(f"models/t5_1_1/{match[1].lower()}.gin")
+        steps = "TRAIN_STEPS = 10000" if match[1] == "small" else "TRAIN_STEPS = 100000"
+        return model and Counterpart((*model.lines, *_PRETRAINING, *_C4, steps), is_model=True, is_run=True)
+    return None
+
+
+def _run_file(name: str) -> Counterpart | None:
+    if name == "pretrain":
+        return Counterpart(_PRETRAINING, is_run=True)
+    if name == "finetune":
+        return Counterpart(_FINETUNING, is_run=True)
+    commands = {
+        "eval": "t5x_lab eval --model_dir=RUN",
+        "infer": "t5x_lab infer --model_dir=RUN --task=TASK --output=FILE.jsonl",
+    }
+    commands |= {"infer_from_tfexample_file": "t5x_lab infer --model_dir=RUN --input=FILE.jsonl --output=FILE.jsonl"}
+    if name in commands:
+        return Counterpart(note=f"Instead of this file: {commands[name]}")
+    return None
+
+
+def _model(file: str, is_scalable: bool = False) -> Counterpart | None:
+    if not (PACKAGE_GIN / file).is_file():
+        return None
+    lines = [f'include "{file}"', _SUM_OF_TOKENS]
+    if is_scalable:
+        lines.append('TransformerConfig.relative_bias = "per_layer"  # as in scalable_t5')
+    return Counterpart(tuple(lines), is_model=True)

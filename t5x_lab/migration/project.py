@@ -1,0 +1,146 @@
+"""The gin files of a project with their includes, and the values that they have together."""
+
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from t5x_lab.config.errors import UserError
+from t5x_lab.migration.includes import counterpart, t5x_file
+from t5x_lab.migration.statements import Binding, Import, Include, MacroReference, Statement, read_statements, rename_macros
+
+# Macros with the same meaning in T5X and here, or that have a rule.
+SAME_MACROS = frozenset((
+    "MODEL", "OPTIMIZER", "VOCABULARY", "MIXTURE_OR_TASK_NAME", "TASK_FEATURE_LENGTHS", "BATCH_SIZE", "MODEL_DIR",
+    "TRAIN_STEPS", "EVAL_PERIOD", "Z_LOSS", "INITIAL_CHECKPOINT_PATH", "DROPOUT_RATE", "LABEL_SMOOTHING",
+    "LOSS_NORMALIZING_FACTOR", "CHECKPOINT_PERIOD", "USE_CACHED_TASKS",
+))  # fmt: skip
+# Libraries whose configurables have counterparts. Names of other modules are the project's own.
+T5X_MODULES = ("t5x", "seqio", "optax", "flax", "flaxformer", "jax", "__main__", "t5", "gin", "__gin__")
+# Parts of flaxformer and T5X whose networks are not T5.
+OTHER_NETWORKS = ("longt5", "moe", "calm_t5", "perceiver", "perceiver_ar", "h_transformer", "bert", "dual_encoder", "fido")
+
+
+class Project:
+    """Gin files, read with the files that they include.
+
+    Args:
+      files: the files.
+      search_paths: folders in which included files are, besides the working directory and the folder of each file.
+      macros: macros of t5x_lab. One of the project's with the name of another of these is renamed.
+
+    Attributes:
+      files: statements of each file, the given ones first.
+      roots: the given files.
+    """
+
+    def __init__(self, files: Sequence[str], search_paths: Sequence[str] = (), macros: Collection[str] = ()):
+        self._renamed = {name: f"PROJECT_{name}" for name in macros if name not in SAME_MACROS}
+        self.roots = [pathlib.Path(file) for file in files]
+        self._search_paths = [pathlib.Path(path) for path in ("", *search_paths)]
+        self.files: dict[pathlib.Path, list[Statement]] = {}
+        self._contexts: dict[pathlib.Path, Context] = {}
+        for root in self.roots:
+            self._read(root, ())
+
+    def _read(self, path: pathlib.Path, including: tuple[pathlib.Path, ...]) -> None:
+        if path in including:
+            raise UserError(f"{including[-1]} includes {path}, which includes it.")
+        if path not in self.files:
+            self.files[path] = [
+                rename_macros(each, self._renamed) if isinstance(each, Binding) else each for each in read_statements(path)
+            ]
+        for statement in self.files[path]:
+            if isinstance(statement, Include) and (included := self.find(statement.path, path)):
+                self._read(included, (*including, path))
+
+    def find(self, include: str, path: pathlib.Path) -> pathlib.Path | None:
+        """Returns the file of the project that a file includes; None for a file of T5X, ours, or one that is not there."""
+        if counterpart(include):
+            return None
+        folders = [*self._search_paths, path.parent, *(parent for parent in path.parents if parent != path.parent)]
+        return next((folder / include for folder in folders if (folder / include).is_file()), None)
+
+    def statements(self, path: pathlib.Path) -> Iterator[Statement]:
+        """Yields the statements of a file and of those that it includes, in gin's order."""
+        for statement in self.files[path]:
+            if isinstance(statement, Include) and (included := self.find(statement.path, path)):
+                yield from self.statements(included)
+            yield statement
+
+    def context(self, path: pathlib.Path) -> "Context":
+        """Returns what is bound where a file is used: with the first given file that includes it, or alone."""
+        if path not in self._contexts:
+            self._contexts[path] = self._make_context(path)
+        return self._contexts[path]
+
+    def _make_context(self, path: pathlib.Path) -> "Context":
+        for root in self.roots:
+            statements = list(self.statements(root))
+            own = self.files[path]
+            if root == path or any(statement is own[0] for statement in statements if own):
+                return Context(statements)
+        return Context(list(self.statements(path)))
+
+
+@dataclasses.dataclass(eq=False)
+class Context:
+    """The bindings of a file and of those that it includes, in gin's order."""
+
+    all_statements: Sequence[Statement]
+
+    @functools.cached_property
+    def modules(self) -> Mapping[str, str]:
+        """Modules by their names in the files."""
+        return {each.bound: each.module for each in self.all_statements if isinstance(each, Import)}
+
+    @functools.cached_property
+    def bindings(self) -> Mapping[tuple[str, str], Binding]:
+        """The last binding of each scope and name."""
+        return {(each.scope, each.name): each for each in self.all_statements if isinstance(each, Binding)}
+
+    @functools.cached_property
+    def names(self) -> frozenset[str]:
+        """All bound names, without scopes."""
+        return frozenset(name for _, name in self.bindings)
+
+    @functools.cached_property
+    def included(self) -> frozenset[str]:
+        """T5X's files that are included, such as "t5x/configs/runs/pretrain.gin"."""
+        paths = (t5x_file(each.path) for each in self.all_statements if isinstance(each, Include))
+        return frozenset(path for path in paths if path)
+
+    def module_of(self, selector: str) -> str:
+        """Returns the module that a selector `network.T5Config` is of, as it is imported; "" for a bare name."""
+        first, _, rest = selector.partition(".")
+        if not rest:
+            return ""
+        module = self.modules.get(first, first)
+        return f"{module}.{rest.rpartition('.')[0]}".rstrip(".")
+
+    def is_own(self, selector: str) -> bool:
+        """Returns whether a selector is of a module of the project's own, which T5X and its libraries do not have."""
+        first = selector.partition(".")[0]
+        module = self.modules.get(first)
+        return module is not None and module.split(".")[0] not in T5X_MODULES
+
+    def resolve(self, value: Any) -> Any:
+        """Returns a value with macros replaced by their values, where these are known."""
+        for _ in range(20):
+            macro = self.bindings.get(("", value.name)) if isinstance(value, MacroReference) else None
+            if macro is None:
+                return value
+            value = macro.value
+        return value
+
+    def value(self, name: str, scope: str = "") -> Any:
+        """Returns the resolved value of a name, None if it is not bound."""
+        binding = self.bindings.get((scope, name))
+        return None if binding is None else self.resolve(binding.value)
+
+    @property
+    def other_network(self) -> str | None:
+        """The part of flaxformer or T5X that defines the network, if it is not T5's."""
+        places = [*self.modules.values(), *self.included]
+        return next((name for place in places for name in OTHER_NETWORKS if name in place.replace("/", ".").split(".")), None)

@@ -1,0 +1,162 @@
+"""Translates the files of a project, writes them, and reports what each statement became."""
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Collection, Iterator, Sequence
+
+from t5x_lab.config.errors import UserError, write_error
+from t5x_lab.migration.includes import counterpart, t5x_file
+from t5x_lab.migration.project import T5X_MODULES, Project
+from t5x_lab.migration.rules import DROPPED, KEPT, RENAMED, TO_DO, Step, translate
+from t5x_lab.migration.statements import Binding, Import, Include, MacroReference, Statement, references
+
+STATUSES = (KEPT, RENAMED, DROPPED, TO_DO)
+_T5S_OWN_MODULES = ("t5.data.mixtures", "t5.data.tasks")  # tasks of the t5 library may be imported
+
+
+@dataclasses.dataclass(frozen=True)
+class MigratedFile:
+    """A translated file.
+
+    Attributes:
+      source, target: paths of the file and of its translation.
+      text: the translation.
+      steps: statements and what they became.
+    """
+
+    source: pathlib.Path
+    target: pathlib.Path
+    text: str
+    steps: Sequence[tuple[Statement, Step]]
+
+    def count(self, status: str) -> int:
+        return sum(step.status == status for statement, step in self.steps if type(statement) is not Statement)
+
+
+def migrate(
+    files: Sequence[str], output: str, search_paths: Sequence[str], known_macros: Collection[str]
+) -> list[MigratedFile]:
+    """Returns the translations of gin files and of the files of the project that they include, not yet written.
+
+    Args:
+      files: gin files of a T5X project.
+      output: folder for the translations.
+      search_paths: folders in which included files are.
+      known_macros: macros of t5x_lab. Others are of the project, and are left out where nothing uses them any more.
+
+    Raises:
+      UserError: for a file that cannot be read, or two with the same place in the folder.
+    """
+    project = Project(files, search_paths, known_macros)
+    steps = {
+        path: [(each, _translate(each, project, path)) for each in statements] for path, statements in project.files.items()
+    }
+    used = {name for of_file in steps.values() for each, step in of_file for name in _macros_used(each, step)}
+    migrated, sources = [], dict[pathlib.Path, pathlib.Path]()
+    for path, of_file in steps.items():
+        of_file = [(each, _leave_out_unused(each, step, used | set(known_macros))) for each, step in of_file]
+        target = pathlib.Path(output) / _place(path)
+        if sources.setdefault(target, path) != path:
+            raise UserError(
+                f"{path} and {sources[target]} would both be written to {target}. Migrate them one after the other."
+            )
+        text = "".join(line for each, step in of_file for line in _lines(each, step))
+        migrated.append(MigratedFile(path, target, text, of_file))
+    return migrated
+
+
+def _place(path: pathlib.Path) -> pathlib.Path:
+    relative = pathlib.Path(os.path.relpath(path))
+    return pathlib.Path(path.name) if relative.parts[0] == ".." else relative
+
+
+def _translate(statement: Statement, project: Project, path: pathlib.Path) -> Step:
+    context = project.context(path)
+    if isinstance(statement, Binding):
+        return translate(statement, context)
+    if isinstance(statement, Include):
+        return _translate_include(statement, project, path)
+    if isinstance(statement, Import):
+        if statement.module.split(".")[0] in T5X_MODULES and statement.module not in _T5S_OWN_MODULES:
+            is_gin = statement.module == "__gin__.dynamic_registration"
+            return Step(KEPT) if is_gin else Step(DROPPED, note="Names of t5x_lab need no import")
+        return Step(KEPT)
+    return Step(KEPT)  # comments
+
+
+def _translate_include(statement: Include, project: Project, path: pathlib.Path) -> Step:
+    if translation := counterpart(statement.path):
+        return Step(RENAMED, tuple(translation.lines)) if translation.lines else Step(DROPPED, note=translation.note)
+    if included := project.find(statement.path, path):
+        return Step(
+            RENAMED if _place(included).as_posix() != statement.path else KEPT, (f'include "{_place(included).as_posix()}"',)
+        )
+    if t5x_file(statement.path):
+        return Step(TO_DO, note=f"{statement.path} has no counterpart. Write what it binds with docs/from_t5x.md")
+    return Step(TO_DO, note=f"{statement.path} is not found. Pass its folder with --gin_search_paths")
+
+
+def _macros_used(statement: Statement, step: Step) -> Iterator[str]:
+    """Yields the macros in a translation."""
+    if not isinstance(statement, Binding) or step.status == DROPPED or (step.status == TO_DO and not step.lines):
+        return
+    text = "".join(step.lines)
+    for reference in references(statement.value):
+        if isinstance(reference, MacroReference) and (not step.lines or f"%{reference.name}" in text):
+            yield reference.name
+
+
+def _leave_out_unused(statement: Statement, step: Step, needed: Collection[str]) -> Step:
+    is_macro = isinstance(statement, Binding) and not statement.parameter and step.status == KEPT
+    if is_macro and isinstance(statement, Binding) and statement.selector not in needed and not statement.scope:
+        return Step(DROPPED, note="Nothing that is left uses it")
+    return step
+
+
+def _lines(statement: Statement, step: Step) -> Iterator[str]:
+    """Yields the lines of a translation."""
+    if step.status == KEPT and not step.note:
+        yield "".join(f"{line}\n" for line in step.lines) or statement.text
+        return
+    if step.status in (DROPPED, TO_DO):
+        first, *others = statement.text.rstrip("\n").split("\n")
+        mark = "TO DO, " if step.status == TO_DO else ""
+        yield "".join(f"# {line}\n" for line in (f"{mark}{first}", *others))
+        yield f"#   {step.note}.\n"
+    elif step.note:
+        yield f"# {step.note}.\n"
+    yield from (f"{line}\n" for line in step.lines)
+
+
+def write(migrated: Sequence[MigratedFile]) -> None:
+    """Writes the translations.
+
+    Raises:
+      UserError: if a file exists, or cannot be written.
+    """
+    for each in migrated:
+        if each.target.exists():
+            raise UserError(f"{each.target} exists. Choose another --output, or remove it.")
+    for each in migrated:
+        try:
+            each.target.parent.mkdir(parents=True, exist_ok=True)
+            each.target.write_text(each.text)
+        except OSError as error:
+            raise write_error(each.target, error) from error
+
+
+def report(migrated: Sequence[MigratedFile]) -> str:
+    """Returns a line for each file and for each statement that a person has to decide about."""
+    lines = []
+    for each in migrated:
+        counts = ", ".join(f"{each.count(status)} {status}" for status in STATUSES if each.count(status))
+        lines.append(f"{each.source} -> {each.target}: {counts or 'no statements'}")
+        for statement, step in each.steps:
+            if step.status == TO_DO:
+                first = statement.text.strip().split("\n")[0]
+                lines.append(f"  line {statement.line}: {first}\n    {step.note}.")
+    totals = {status: sum(each.count(status) for each in migrated) for status in STATUSES}
+    whole = sum(not each.count(TO_DO) for each in migrated)
+    lines.append(f"{whole} of {len(migrated)} files are whole; statements: {', '.join(f'{totals[s]} {s}' for s in STATUSES)}.")
+    return "\n".join(lines)

@@ -1,0 +1,269 @@
+"""`t5x_lab migrate`: files in the style of T5X projects become files with the same settings here."""
+
+import pathlib
+
+import pytest
+
+from t5x_lab.cli.main import main
+from t5x_lab.config.errors import UserError
+from t5x_lab.migration.project import Project
+from t5x_lab.migration.statements import Binding, MacroReference, Reference, read_statements
+from t5x_lab.networks.transformer import TransformerConfig
+from t5x_lab.optim.optimizers import Adafactor, AdamW
+from t5x_lab.runs.config.gin_config import GinConfig, known_macros
+
+TASKS = "import seqio\n"  # the project's own module
+# A model and a run without T5X's files, as projects copy them: every binding that a training needs.
+MODEL = """
+from __gin__ import dynamic_registration
+import seqio
+from t5x import adafactor
+from t5x import models
+from t5x.examples.t5 import network
+
+# The loss.
+LABEL_SMOOTHING = 0.1
+LOSS_NORMALIZING_FACTOR = None
+DROPOUT_RATE = %gin.REQUIRED
+
+VOCABULARY = @seqio.SentencePieceVocabulary()
+seqio.SentencePieceVocabulary.sentencepiece_model_file = "vocabulary.model"
+OPTIMIZER = @adafactor.Adafactor()
+adafactor.Adafactor:
+  decay_rate = 0.9  # faster than T5's
+  step_offset = 0
+  logical_factor_rules = @adafactor.standard_logical_factor_rules()
+MODEL = @models.EncoderDecoderModel()
+models.EncoderDecoderModel:
+  module = @network.Transformer()
+  input_vocabulary = %VOCABULARY
+  output_vocabulary = %VOCABULARY
+  optimizer_def = %OPTIMIZER
+  label_smoothing = %LABEL_SMOOTHING
+  loss_normalizing_factor = %LOSS_NORMALIZING_FACTOR
+network.Transformer.config = @network.T5Config()
+network.T5Config:
+  vocab_size = 4224
+  emb_dim = 96
+  num_heads = 3
+  dropout_rate = %DROPOUT_RATE
+"""
+RUN = """
+from __gin__ import dynamic_registration
+import __main__ as train_script
+from t5x import gin_utils
+from t5x import partitioning
+from t5x import trainer
+from t5x import utils
+import my_tasks
+
+include "model.gin"
+
+MODEL_DIR = %gin.REQUIRED
+DROPOUT_RATE = 0.05
+STEPS = 300
+RANDOM_SEED = 17
+LEARNING_RATE = 0.02
+FORGOTTEN = 5
+train_script.train:
+  model = %MODEL
+  model_dir = %MODEL_DIR
+  train_dataset_cfg = @train/utils.DatasetConfig()
+  train_eval_dataset_cfg = @train_eval/utils.DatasetConfig()
+  infer_eval_dataset_cfg = None
+  checkpoint_cfg = @utils.CheckpointConfig()
+  partitioner = @partitioning.PjitPartitioner()
+  trainer_cls = @trainer.Trainer
+  total_steps = %STEPS
+  eval_steps = 7
+  eval_period = 50
+  stats_period = 10
+  random_seed = %RANDOM_SEED
+  use_hardware_rng = True
+  summarize_config_fn = @gin_utils.summarize_gin_config
+partitioning.PjitPartitioner:
+  num_partitions = 1
+  model_parallel_submesh = (2, 1, 1, 2)
+  logical_axis_rules = @partitioning.standard_logical_axis_rules()
+train/utils.DatasetConfig:
+  mixture_or_task_name = "my_task"
+  task_feature_lengths = {"inputs": 24, "targets": 8}
+  split = "train"
+  batch_size = 6
+  shuffle = True
+  seed = None
+  use_cached = False
+  pack = False
+train_eval/utils.DatasetConfig:
+  mixture_or_task_name = "my_task"
+  task_feature_lengths = {"inputs": 24, "targets": 8}
+  split = "test"
+  batch_size = 12
+  shuffle = False
+  seed = 42
+utils.CheckpointConfig:
+  restore = @utils.RestoreCheckpointConfig()
+  save = @utils.SaveCheckpointConfig()
+utils.RestoreCheckpointConfig:
+  path = "pretrained"
+  mode = "specific"
+  dtype = "float32"
+utils.SaveCheckpointConfig:
+  period = 25
+  keep = 4
+  dtype = "float32"
+trainer.Trainer:
+  num_microbatches = 3
+  learning_rate_fn = @utils.create_learning_rate_scheduler()
+utils.create_learning_rate_scheduler.base_learning_rate = %LEARNING_RATE
+"""
+
+
+@pytest.fixture
+def project():
+    pathlib.Path("my_tasks.py").write_text(TASKS)
+    pathlib.Path("model.gin").write_text(MODEL)
+    pathlib.Path("run.gin").write_text(RUN)
+
+
+def test_a_run_has_the_settings_that_t5x_would_give_it(project, capsys, monkeypatch):
+    """Also T5X's defaults where nothing binds a parameter, which differ from those here."""
+    assert main(["migrate", "run.gin", "--output=out"]) == 0
+    assert "2 of 2 files are whole" in capsys.readouterr().out
+    monkeypatch.chdir("out")
+    pathlib.Path("my_tasks.py").write_text(TASKS)
+    run = GinConfig(["run.gin"], ['MODEL_DIR = "x"']).run()
+    assert (run.train_steps, run.seed, run.microbatches, run.initial_checkpoint_path) == (300, 17, 3, "pretrained")
+    assert (run.saving.period, run.saving.keep, run.eval_period, run.mesh) == (25, 4, 50, "data=-1,tensor=4")
+    data = run.data
+    assert (data.mixture_or_task_name, data.task_feature_lengths) == ("my_task", {"inputs": 24, "targets": 8})
+    assert (data.batch_size, data.pack, data.shuffle, data.eval_steps) == (6, False, True, 7)
+    assert (data.vocabulary.path, data.vocabulary.extra_ids) == ("vocabulary.model", 0)  # SeqIO has no sentinels by default
+    loss = next(each for each in run.evals if each.name == "eval")
+    assert (loss.split, loss.batch_size) == ("test", 12)
+    model = run.model
+    assert (model.z_loss, model.label_smoothing, model.loss_normalizing_factor) == (0.0, 0.1, None)
+    network = model.network
+    assert isinstance(network, TransformerConfig) and network.architecture == "encoder_decoder"
+    assert (network.vocab_size, network.emb_dim, network.num_heads, network.dropout_rate) == (4224, 96, 3, 0.05)
+    assert (network.num_encoder_layers, network.num_decoder_layers, network.head_dim, network.mlp_dim) == (6, 6, 64, 2048)
+    assert (network.mlp_activations, network.dtype) == (("relu",), "float32")
+    assert isinstance(run.optimizer, Adafactor) and run.optimizer.decay_rate == 0.9
+    rate = run.optimizer.learning_rate  # constant * linear_warmup * rsqrt_decay with 1,000 steps of warm-up
+    for step in (10, 500, 1000, 4000):
+        expected = 0.02 * min(1.0, step / 1000) / max(step, 1000) ** 0.5
+        assert float(rate(step)) == pytest.approx(expected, rel=1e-5)
+
+
+def test_what_has_no_effect_is_left_out_and_named(project, capsys):
+    assert main(["migrate", "run.gin", "--output=out"]) == 0
+    text = pathlib.Path("out/run.gin").read_text()
+    assert "import my_tasks\n" in text and "# from t5x import trainer\n" in text
+    assert "# FORGOTTEN = 5\n#   Nothing that is left uses it." in text
+    assert "# train_script.train.stats_period = 10\n#   metrics.jsonl has every step." in text
+    assert "PROJECT_LEARNING_RATE = 0.02" in text  # LEARNING_RATE is a schedule here
+    assert "# The loss.\n" in pathlib.Path("out/model.gin").read_text()
+    assert main(["migrate", "run.gin", "--output=out"]) == 2
+    assert "out/run.gin exists" in capsys.readouterr().err
+
+
+def test_t5xs_own_files_have_counterparts_with_what_they_set_otherwise(capsys):
+    pathlib.Path("finetune.gin").write_text("""
+include "t5x/examples/t5/t5_1_1/small.gin"
+include "/home/me/t5x/t5x/configs/runs/finetune.gin"
+MIXTURE_OR_TASK_NAME = "t5_glue_cola"
+TASK_FEATURE_LENGTHS = {"inputs": 24, "targets": 8}
+TRAIN_STEPS = 1_000_100
+INITIAL_CHECKPOINT_PATH = "pretrained"
+infer_eval/utils.DatasetConfig.batch_size = 16
+models.EncoderDecoderModel.predict_batch_with_aux.num_decodes = 3
+""")
+    assert main(["migrate", "finetune.gin", "--output=out"]) == 0
+    assert "1 of 1 files are whole" in capsys.readouterr().out
+    run = GinConfig(["out/finetune.gin"], ['MODEL_DIR = "x"']).run()
+    assert run.model.network.num_encoder_layers == 8 and run.model.loss_normalizing_factor is None
+    assert (run.saving.keep, run.saving.period, run.data.use_cached) == (None, 5000, True)
+    assert run.restore.carry == ("optimizer", "step")  # TRAIN_STEPS counts from the checkpoint's step
+    assert (run.optimizer.learning_rate.factors, run.optimizer.learning_rate.base_learning_rate) == ("constant", 0.001)
+    metrics = next(each for each in run.evals if each.name == "infer")
+    assert (metrics.batch_size, metrics.decoding.size, metrics.truncate_inputs) == (16, 3, None)
+
+
+def test_what_a_person_has_to_decide_is_listed_with_its_line(capsys):
+    pathlib.Path("hard.gin").write_text("""
+import optax
+from t5x import optimizers
+from flaxformer.architectures.longt5 import longt5_architecture
+import mine
+
+OPTIMIZER = @optimizers.chain()
+optimizers.chain.transformations = [@optax.clip(), @optax.adamw()]
+optax.clip.max_delta = 1.0
+optax.adamw.learning_rate = 1e-4
+models.EncoderDecoderModel.module = @longt5_architecture.LongEncoderDecoder()
+mine.Thing.size = 3
+partitioning.standard_logical_axis_rules.additional_rules = [("embed", "data")]
+include "flaxformer/t5x/configs/longt5/models/longt5_1_1_base.gin"
+include "nowhere.gin"
+""")
+    assert main(["migrate", "hard.gin", "--output=out"]) == 0
+    out = capsys.readouterr().out
+    assert "0 of 1 files are whole" in out
+    for line, says in (
+        (7, "It clips each element of the gradient"),
+        (11, "The network is longt5, which is not here"),
+        (13, "ShardingRules.parameters"),
+        (14, "has no counterpart"),
+        (15, "nowhere.gin is not found"),
+    ):
+        assert f"  line {line}: " in out and says in out, (line, out)
+    text = pathlib.Path("out/hard.gin").read_text()
+    assert "OPTIMIZER = @AdamW()\nAdamW.clip_global_norm = None\n" in text
+    assert "mine.Thing.size = 3\n" in text and 'LearningRate.factors = "constant"' in text
+
+
+def test_chained_clipping_by_the_norm_is_the_optimizers_own():
+    pathlib.Path("adamw.gin").write_text("""
+include "t5x/examples/t5/t5_1_1/small.gin"
+OPTIMIZER = @optimizers.chain()
+optimizers.chain.transformations = [@optax.clip_by_global_norm(), @optax.adamw()]
+optax.clip_by_global_norm.max_norm = 0.5
+optax.adamw:
+  learning_rate = @optax.warmup_cosine_decay_schedule()
+  weight_decay = 0.2
+optax.warmup_cosine_decay_schedule:
+  init_value = 0.0
+  peak_value = 1e-3
+  warmup_steps = 100
+  decay_steps = %TRAIN_STEPS
+  end_value = 1e-5
+TRAIN_STEPS = 1000
+MIXTURE_OR_TASK_NAME = "a"
+TASK_FEATURE_LENGTHS = {"inputs": 24, "targets": 8}
+""")
+    assert main(["migrate", "adamw.gin", "--output=out"]) == 0
+    optimizer = GinConfig(["out/adamw.gin"], ['MODEL_DIR = "x"']).run().optimizer
+    assert isinstance(optimizer, AdamW) and (optimizer.clip_global_norm, optimizer.weight_decay) == (0.5, 0.2)
+    for step, expected in ((50, 5e-4), (100, 1e-3), (550, (1e-3 + 1e-5) / 2), (1000, 1e-5)):
+        assert float(optimizer.learning_rate(step)) == pytest.approx(expected, rel=1e-4)
+
+
+def test_statements_are_read_without_imports_and_with_their_text(tmp_path):
+    file = tmp_path / "a.gin"
+    file.write_text("# one\nimport not_there\nX = {'a': (%Y, @f())}  # two\n\n# three\ns/m.C:\n  p = [1,\n       2]\n")
+    texts = [(type(each).__name__, each.text, each.line) for each in read_statements(file)]
+    assert texts == [
+        ("Statement", "# one\n", 1),
+        ("Import", "import not_there\n", 2),
+        ("Binding", "X = {'a': (%Y, @f())}  # two\n", 3),
+        ("Statement", "\n# three\n", 4),
+        ("Binding", "s/m.C.p = [1, 2]\n", 7),
+    ]
+    binding = read_statements(file)[2]
+    assert isinstance(binding, Binding) and binding.value == {"a": (MacroReference("Y"), Reference("f", True))}
+    file.write_text("X = = 3\n")
+    with pytest.raises(UserError, match="a.gin is not a gin file"):
+        read_statements(file)
+    file.write_text('include "a.gin"\n')
+    with pytest.raises(UserError, match="includes"):
+        Project([str(file)], [str(tmp_path)], known_macros())
