@@ -248,6 +248,17 @@ TASK_FEATURE_LENGTHS = {"inputs": 24, "targets": 8}
         assert float(optimizer.learning_rate(step)) == pytest.approx(expected, rel=1e-4)
 
 
+def test_a_later_default_replaces_an_earlier_value():
+    pathlib.Path("base.gin").write_text(
+        "train/utils.DatasetConfig.pack = False\npartitioning.PjitPartitioner.num_partitions = 2\n"
+    )
+    later = "train/utils.DatasetConfig.pack = True\npartitioning.PjitPartitioner.num_partitions = 1\n"
+    pathlib.Path("later.gin").write_text(f'include "base.gin"\n{later}')
+    assert main(["migrate", "later.gin", "--output=out"]) == 0
+    assert pathlib.Path("out/later.gin").read_text() == 'include "base.gin"\nDataConfig.pack = True\nMESH = "data=-1"\n'
+    assert pathlib.Path("out/base.gin").read_text() == 'DataConfig.pack = False\nMESH = "data=-1,tensor=2"\n'
+
+
 def test_statements_are_read_without_imports_and_with_their_text(tmp_path):
     file = tmp_path / "a.gin"
     file.write_text("# one\nimport not_there\nX = {'a': (%Y, @f())}  # two\n\n# three\ns/m.C:\n  p = [1,\n       2]\n")

@@ -139,6 +139,12 @@ class Context:
         binding = self.bindings.get((scope, name))
         return None if binding is None else self.resolve(binding.value)
 
+    def differs(self, binding: Binding) -> bool:
+        """Returns whether another statement binds the same name to another value, so that the value here is no default."""
+        others = (each for each in self.all_statements if isinstance(each, Binding) and each.name == binding.name)
+        value = self.resolve(binding.value)
+        return any(each.scope == binding.scope and self.resolve(each.value) != value for each in others)
+
     @property
     def other_network(self) -> str | None:
         """The part of flaxformer or T5X that defines the network, if it is not T5's."""

@@ -84,7 +84,8 @@ def to(name: str, *same: Any, note: str = "") -> Rule:
                 return Step(DROPPED, note=f"{value.name} sets it")
             value = context.resolve(value)
         resolved = context.resolve(value)
-        if any(resolved is each or (resolved == each and type(resolved) is type(each)) for each in same):
+        is_same = any(resolved is each or (resolved == each and type(resolved) is type(each)) for each in same)
+        if is_same and (resolved is None or not context.differs(binding)):
             return Step(DROPPED, note="That is the default here")
         line = f"{name} = {render(value)}"
         status = KEPT if line == binding.text.strip() else RENAMED
@@ -274,6 +275,8 @@ def _partitions(binding: Binding, context: Context) -> Step:
     value = context.resolve(binding.value)
     if isinstance(value, tuple | list) and all(isinstance(each, int) for each in value):
         value = math.prod(value)
+    if value == 1 and context.differs(binding):
+        return Step(RENAMED, ('MESH = "data=-1"',))
     if value in (None, 1):
         return Step(DROPPED, note="Every device has the whole model, as by default here")
     if isinstance(value, int):
