@@ -1,5 +1,6 @@
 """`t5x_lab migrate`: files in the style of T5X projects become files with the same settings here."""
 
+import os
 import pathlib
 
 import pytest
@@ -257,6 +258,16 @@ def test_a_later_default_replaces_an_earlier_value():
     assert main(["migrate", "later.gin", "--output=out"]) == 0
     assert pathlib.Path("out/later.gin").read_text() == 'include "base.gin"\nDataConfig.pack = True\nMESH = "data=-1"\n'
     assert pathlib.Path("out/base.gin").read_text() == 'DataConfig.pack = False\nMESH = "data=-1,tensor=2"\n'
+
+
+def test_flags_of_t5xs_launch_lines_are_taken(monkeypatch, capsys):
+    monkeypatch.setenv("TFDS_DATA_DIR", "elsewhere")
+    flags = ["--tfds_data_dir=data", "--seqio_additional_cache_dirs=a,b", "--alsologtostderr", "--logtostderr=true"]
+    needed = ["MIXTURE_OR_TASK_NAME=sotu_full_lm", 'TASK_FEATURE_LENGTHS={"targets": 8}', "MODEL_DIR=run", "TRAIN_STEPS=1"]
+    files = ["--gin_file=models/decoder/tiny.gin", "--gin.VOCABULARY=@ByteVocabulary()"]
+    assert main(["train", *files, *flags, *(f"--gin.{each}" for each in needed), "--dry_run"]) == 0
+    assert "CACHE_DIRS = ('a', 'b')" in capsys.readouterr().out
+    assert os.environ["TFDS_DATA_DIR"] == "data"
 
 
 def test_statements_are_read_without_imports_and_with_their_text(tmp_path):

@@ -8,6 +8,7 @@ from t5x_lab.cli.flags import (
     add_gin_flags,
     add_model_flags,
     add_process_flags,
+    add_t5x_flags,
     chosen_step,
     connect_processes,
     gin_config,
@@ -19,6 +20,7 @@ from t5x_lab.cli.flags import (
 def add_flags(parser: argparse.ArgumentParser) -> None:
     add_model_flags(parser, several_steps=True)
     add_gin_flags(parser)
+    add_t5x_flags(parser)
     add_process_flags(parser)
     parser.add_argument(
         "--follow",

@@ -32,11 +32,26 @@ def add_gin_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_t5x_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds flags of T5X's commands. `gin_settings` applies them."""
+    of_t5x = parser.add_argument_group("flags of T5X")
+    of_t5x.add_argument("--tfds_data_dir", metavar="DIR", help="folder of TensorFlow Datasets, as in TFDS_DATA_DIR")
+    of_t5x.add_argument(
+        "--seqio_additional_cache_dirs", metavar="DIRS", help="folders of SeqIO caches separated by commas, as in CACHE_DIRS"
+    )
+    without_effect = "without effect: messages go to stderr"
+    of_t5x.add_argument("--alsologtostderr", "--logtostderr", nargs="?", const=True, help=without_effect)
+
+
 def gin_settings(args: argparse.Namespace) -> tuple[list[str], list[str]]:
     """Returns (bindings, search paths) of the configuration flags."""
     from t5x_lab.config.gin_files import binding
 
-    bindings = [*args.gin_bindings, *(binding(flag) for flag in args.gin)]
+    if data_dir := getattr(args, "tfds_data_dir", None):
+        os.environ["TFDS_DATA_DIR"] = data_dir
+    cache_dirs = tuple(filter(None, (getattr(args, "seqio_additional_cache_dirs", None) or "").split(",")))
+    of_t5x = [f"CACHE_DIRS = {cache_dirs!r}"] if cache_dirs else []
+    bindings = [*of_t5x, *args.gin_bindings, *(binding(flag) for flag in args.gin)]
     return bindings, [path for paths in args.gin_search_paths for path in paths.split(",")]
 
 
@@ -128,16 +143,19 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_process_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of multi-process runs."""
+    """Adds the flags of multi-process runs, also with T5X's names."""
     group = parser.add_argument_group("multi-process runs")
     group.add_argument(
         "--distributed",
+        "--multiprocess_gpu",
         action="store_true",
         help="connect to the other processes; detected on TPU pods, Slurm, Open MPI and Kubernetes",
     )
     group.add_argument("--coordinator_address", help="host:port of process 0; default: JAX_COORDINATOR_ADDRESS")
-    group.add_argument("--num_processes", type=int, help="number of processes; default: JAX_NUM_PROCESSES")
-    group.add_argument("--process_id", type=int, help="index of this process from 0; default: JAX_PROCESS_ID")
+    group.add_argument("--num_processes", "--process_count", type=int, help="number of processes; default: JAX_NUM_PROCESSES")
+    group.add_argument(
+        "--process_id", "--process_index", type=int, help="index of this process from 0; default: JAX_PROCESS_ID"
+    )
 
 
 def print_once(text: str) -> None:

@@ -10,6 +10,7 @@ from t5x_lab.cli.flags import (
     add_model_flags,
     add_process_flags,
     add_sampling_flags,
+    add_t5x_flags,
     connect_processes,
     gin_config,
     load_model,
@@ -42,6 +43,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num_shards", type=int, default=1, help="number of shards of the input")
     add_sampling_flags(parser)
     add_gin_flags(parser)
+    add_t5x_flags(parser)
     add_process_flags(parser)
 
 
