@@ -2,7 +2,8 @@
 
     python benchmarks/study_results.py STUDY_DIR ARCHIVE.tar.xz [SEED ...]
 
-Unpacked into a study directory, they are what `t5x_lab study --report` reads. Without seeds, those of all runs.
+Unpacked into a study directory, they are what `t5x_lab study --report` reads. A study whose runs do not continue each other
+goes on with the others, if its settings and paths are the same. Only finished runs are archived. Without seeds, those of all.
 """
 
 import io
@@ -24,13 +25,16 @@ def thinned(metrics: str) -> str:
 
 
 def main(study_dir: str, archive: str, *seeds: str) -> None:
-    runs = pathlib.Path(study_dir) / "runs"
-    of_seeds = [
-        run for run in sorted(runs.iterdir()) if not seeds or run.name.endswith(tuple(f"-seed{seed}" for seed in seeds))
-    ]
+    folder = pathlib.Path(study_dir)
+    finished = [folder / "runs" / file.stem for file in sorted((folder / "finished").glob("*.json"))]
+    of_seeds = [run for run in finished if not seeds or run.name.endswith(tuple(f"-seed{seed}" for seed in seeds))]
     with tarfile.open(archive, "w:xz") as tar:
         for run in of_seeds:
-            for file in [run / "metrics.jsonl", *sorted(run.glob("evals/*/*.json"))]:
+            marker = folder / "finished" / f"{run.name}.json"
+            results = (
+                [run / "metrics.jsonl", *sorted(run.glob("evals/*/*.json"))] if run.exists() else []
+            )  # an evaluation has none
+            for file in [marker, *results]:
                 text = file.read_text()
                 content = (thinned(text) if file.name == "metrics.jsonl" else text).encode()
                 member = tarfile.TarInfo(str(file.relative_to(study_dir)))

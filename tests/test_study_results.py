@@ -340,6 +340,10 @@ def test_an_archive_of_results_has_the_same_numbers(tmp_path, monkeypatch):
         lines = [{"step": step, "split": "train", "loss": 1.0} for step in range(1, 121)]
         lines.insert(60, {"step": 60, "split": "eval/sotu", "loss": 2.0})
         (folder.parents[1] / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (tmp_path / "study" / "finished").mkdir(exist_ok=True)
+        (tmp_path / "study" / "finished" / f"{run.name}.json").write_text("{}")
+    unfinished = tmp_path / "study" / "runs" / "pretrain-of_another-seed1"
+    unfinished.mkdir()
     archived.main(plan.study_dir, str(tmp_path / "results.tar.xz"), "1")
     with tarfile.open(tmp_path / "results.tar.xz") as archive:
         archive.extractall(tmp_path / "unpacked", filter="data")
@@ -347,5 +351,7 @@ def test_an_archive_of_results_has_the_same_numbers(tmp_path, monkeypatch):
     of_seed_1 = make_plan(dataclasses.replace(STUDY, seeds=(1,)), plan.study_dir)
     assert read_results(unpacked, measure) == read_results(of_seed_1, measure)
     assert not list((tmp_path / "unpacked" / "runs").glob("*seed0"))
+    assert {file.stem for file in (tmp_path / "unpacked" / "finished").iterdir()} == {*unpacked.runs}
+    assert not (tmp_path / "unpacked" / "runs" / unfinished.name).exists()
     metrics = (tmp_path / "unpacked" / "runs" / "pretrain-causal_decoder-mlm-seed1" / "metrics.jsonl").read_text()
     assert [json.loads(line)["step"] for line in metrics.splitlines()] == [50, 60, 100, 120]
