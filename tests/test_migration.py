@@ -135,6 +135,7 @@ def test_a_run_has_the_settings_that_t5x_would_give_it(project, capsys, monkeypa
     pathlib.Path("my_tasks.py").write_text(TASKS)
     run = GinConfig(["run.gin"], ['MODEL_DIR = "x"']).run()
     assert (run.train_steps, run.seed, run.microbatches, run.initial_checkpoint_path) == (300, 17, 3, "pretrained")
+    assert run.restore.carry == ("optimizer", "step")
     assert (run.saving.period, run.saving.keep, run.eval_period, run.mesh) == (25, 4, 50, "data=-1,tensor=4")
     data = run.data
     assert (data.mixture_or_task_name, data.task_feature_lengths) == ("my_task", {"inputs": 24, "targets": 8})
@@ -185,6 +186,7 @@ models.EncoderDecoderModel.predict_batch_with_aux.num_decodes = 3
     assert run.model.network.num_encoder_layers == 8 and run.model.loss_normalizing_factor is None
     assert (run.saving.keep, run.saving.period, run.data.use_cached) == (None, 5000, True)
     assert run.restore.carry == ("optimizer", "step")  # TRAIN_STEPS counts from the checkpoint's step
+    assert run.model.network.dropout_rate == 0.1
     assert (run.optimizer.learning_rate.factors, run.optimizer.learning_rate.base_learning_rate) == ("constant", 0.001)
     metrics = next(each for each in run.evals if each.name == "infer")
     assert (metrics.batch_size, metrics.decoding.size, metrics.truncate_inputs) == (16, 3, None)
@@ -220,7 +222,7 @@ include "nowhere.gin"
         assert f"  line {line}: " in out and says in out, (line, out)
     text = pathlib.Path("out/hard.gin").read_text()
     assert "OPTIMIZER = @AdamW()\nAdamW.clip_global_norm = None\n" in text
-    assert "mine.Thing.size = 3\n" in text and 'LearningRate.factors = "constant"' in text
+    assert "mine.Thing.size = 3\n" in text and 'adamw/LearningRate.factors = "constant"' in text
 
 
 def test_chained_clipping_by_the_norm_is_the_optimizers_own():
@@ -247,6 +249,65 @@ TASK_FEATURE_LENGTHS = {"inputs": 24, "targets": 8}
     assert isinstance(optimizer, AdamW) and (optimizer.clip_global_norm, optimizer.weight_decay) == (0.5, 0.2)
     for step, expected in ((50, 5e-4), (100, 1e-3), (550, (1e-3 + 1e-5) / 2), (1000, 1e-5)):
         assert float(optimizer.learning_rate(step)) == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_run_file_after_the_model_leaves_its_optimizer_and_dropout():
+    pathlib.Path("own.gin").write_text("""
+import optax
+from t5x import optimizers
+include "t5x/examples/t5/t5_1_1/small.gin"
+OPTIMIZER = @optimizers.adamw()
+optax.adamw.learning_rate = 1e-4
+DROPOUT_RATE = 0.2
+include "t5x/configs/runs/pretrain.gin"
+MIXTURE_OR_TASK_NAME = "a"
+TASK_FEATURE_LENGTHS = {"inputs": 24, "targets": 8}
+TRAIN_STEPS = 10
+""")
+    assert main(["migrate", "own.gin", "--output=out"]) == 0
+    run = GinConfig(["out/own.gin"], ['MODEL_DIR = "x"']).run()
+    assert isinstance(run.optimizer, AdamW) and run.model.network.dropout_rate == 0.2
+    assert (run.optimizer.clip_global_norm, run.optimizer.weight_decay) == (None, 0.0001)  # optax's defaults
+    assert float(run.optimizer.learning_rate(5)) == float(run.optimizer.learning_rate(50_000)) == pytest.approx(1e-4)
+
+
+@pytest.mark.parametrize(
+    "text, migrated",
+    [
+        ('utils.DatasetConfig.split = "test"\nevaluate.output_dir = "x"\n', 'MetricsEvaluation.split = "test"\n'),
+        ('utils.DatasetConfig.split = "train[:10]"\n', 'DataConfig.split = "train[:10]"\n'),
+        (
+            "decoding.temperature_sample.topk = 40\n",
+            "SamplingConfig.top_k = 40\nSamplingConfig.temperature = 1.0  # T5X's default\n",
+        ),
+        (
+            "import mine\nNUM_HEADS = 4\nmine.C.heads = %NUM_HEADS\n",
+            "import mine\nTransformerConfig.num_heads = 4\nmine.C.heads = 4\n",
+        ),
+        ("import mine\ntrainer.Trainer.learning_rate_fn = @mine.f()\n", "import mine\nLEARNING_RATE = @mine.f()\n"),
+        ("RestoreCheckpointConfig.path = []\n", ""),
+    ],
+)
+def test_single_bindings(text, migrated):
+    pathlib.Path("one.gin").write_text(text)
+    assert main(["migrate", "one.gin", "--output=out"]) == 0
+    lines = pathlib.Path("out/one.gin").read_text().splitlines(keepends=True)
+    assert "".join(line for line in lines if not line.startswith("#")) == migrated
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'mine/utils.DatasetConfig.split = "test"\n',
+        'inputs/SentencePieceVocabulary.sentencepiece_model_file = "a"\n',
+        "layers.DecoderLayer.parallel = True\n",
+        "from t5x import adafactor\nimport mine\nmine.C.optimizer = @adafactor.Adafactor()\n",
+    ],
+)
+def test_what_would_change_its_meaning_is_left_to_a_person(text, capsys):
+    pathlib.Path("one.gin").write_text(text)
+    assert main(["migrate", "one.gin", "--output=out"]) == 0
+    assert "0 of 1 files are whole" in capsys.readouterr().out
 
 
 def test_a_later_default_replaces_an_earlier_value():

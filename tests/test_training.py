@@ -306,7 +306,7 @@ def test_the_parts_of_the_time_to_the_first_step_are_logged():
     (line,) = [message for message in messages if message.startswith("The first step was done after")]
     total, *parts = map(float, re.findall(r"([\d.]+) s\b", line))
     assert abs(total - sum(parts)) <= 0.05 * (1 + len(parts)) + 1e-9
-    assert re.findall(r"(?:: |, )([a-z ]+) [\d.]+ s", line) == ["first batch", "compilation", "step"]
+    assert re.findall(r"(?:: |, )([a-z ]+) [\d.]+ s", line) == ["hooks", "first batch", "compilation", "step"]
 
 
 @pytest.mark.parametrize("poisoned", [[3, 4, 7], [3, 4, 5]], ids=["two in a row", "three in a row"])

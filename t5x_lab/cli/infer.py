@@ -91,6 +91,7 @@ def _run(args: argparse.Namespace) -> None:
             "choices": args.choice,
             "gin": [*args.gin_bindings, *args.gin],
             "whole_inputs": args.whole_inputs,
+            "parameter_dtype": args.parameter_dtype,
             "weights": args.weights,
             "shard": f"{args.shard_id} of {args.num_shards}",
         },

@@ -10,11 +10,29 @@ from t5x_lab.config.gin_files import PACKAGE_GIN
 _ROOTS = ("flaxformer/t5x/", "t5x/configs/", "t5x/examples/", "t5x/contrib/")
 # What T5X's model files and run files set, and ours do not.
 _SUM_OF_TOKENS = "LOSS_NORMALIZING_FACTOR = None  # the sum over tokens, T5X's default"
-_KEEP_ALL = "SaveCheckpointConfig.keep = None  # all checkpoints, T5X's default"
+KEEP_ALL = "SaveCheckpointConfig.keep = None  # all checkpoints, T5X's default"
 _CACHED = "USE_CACHED_TASKS = True  # T5X's default"
-_CARRY = 'RestoreCheckpointConfig.carry = ["optimizer", "step"]  # TRAIN_STEPS counts from the checkpoint, as in T5X'
-_PRETRAINING = ('include "runs/pretrain.gin"', _KEEP_ALL, _CACHED)
-_FINETUNING = ('include "runs/finetune.gin"', _KEEP_ALL, "CHECKPOINT_PERIOD = 5000", _CACHED, _CARRY)
+CARRY = 'RestoreCheckpointConfig.carry = ["optimizer", "step"]  # TRAIN_STEPS counts from the checkpoint, as in T5X'
+# Not our files of these names, which also bind OPTIMIZER and DROPOUT_RATE.
+_PRETRAINING = (
+    'LearningRate.factors = "constant * rsqrt_decay"',
+    "LearningRate.base_learning_rate = 1.0",
+    "LearningRate.warmup_steps = 10000",
+    KEEP_ALL,
+    _CACHED,
+)
+_FINETUNING = (
+    'LearningRate.factors = "constant"',
+    "LearningRate.base_learning_rate = 0.001",
+    "LearningRate.warmup_steps = 1000",
+    "DROPOUT_RATE = 0.1",
+    "INFER_EVAL_PERIOD = %EVAL_PERIOD",
+    "MetricsEvaluation.truncate_inputs = None",
+    "CHECKPOINT_PERIOD = 5000",
+    KEEP_ALL,
+    _CACHED,
+    CARRY,
+)
 _C4 = (
     'MIXTURE_OR_TASK_NAME = "c4_v220_span_corruption"',
     'TASK_FEATURE_LENGTHS = {"inputs": 512, "targets": 114}',

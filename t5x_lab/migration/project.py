@@ -111,6 +111,22 @@ class Context:
         paths = (t5x_file(each.path) for each in self.all_statements if isinstance(each, Include))
         return frozenset(path for path in paths if path)
 
+    @property
+    def has_t5x_model(self) -> bool:
+        """Whether a file of T5X's defines the network and its settings."""
+        return any(each is not None and each.is_model for each in map(counterpart, self.included))
+
+    @property
+    def has_t5x_run(self) -> bool:
+        """Whether a file of T5X's defines the training run."""
+        return any(each is not None and each.is_run for each in map(counterpart, self.included))
+
+    @property
+    def is_evaluation(self) -> bool:
+        """Whether the files are for T5X's commands eval or infer."""
+        starts = ("evaluate.", "infer.")
+        return any(name.startswith(starts) for name in self.names) or any("/eval" in p or "/infer" in p for p in self.included)
+
     def module_of(self, selector: str) -> str:
         """Returns the module that a selector `network.T5Config` is of, as it is imported; "" for a bare name."""
         first, _, rest = selector.partition(".")

@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from t5x_lab.config.t5x_names import hint
+from t5x_lab.migration.includes import CARRY, KEEP_ALL
 from t5x_lab.migration.project import SAME_MACROS, T5X_MODULES, Context
-from t5x_lab.migration.statements import Binding, MacroReference, Reference, references, render
+from t5x_lab.migration.statements import Binding, MacroReference, Reference, binding_text, references, render
 
 KEPT, RENAMED, DROPPED, TO_DO = "kept", "renamed", "dropped", "to do"
 
@@ -35,28 +36,47 @@ Rule = Callable[[Binding, Context], Step]
 def translate(binding: Binding, context: Context) -> Step:
     """Returns what a binding becomes."""
     if binding.parameter and context.is_own(binding.selector):
-        return Step(KEPT)
-    rule = RULES.get((binding.scope, binding.name)) or RULES.get(("", binding.name))
+        return _keep(binding, context)
+    scope, rule = binding.scope, RULES.get((binding.scope, binding.name))
+    if binding.name.startswith("DatasetConfig."):
+        scope = scope or ("infer_eval" if context.is_evaluation else "train")
+        rule = RULES.get((scope, binding.name)) or (RULES.get(("", binding.name)) if scope == "train" else None)
+        if rule is None:
+            return Step(TO_DO, note="Bind it for an evaluation in EVALS, such as mine/MetricsEvaluation.split")
+    elif scope and binding.parameter and RULES.get(("", binding.name)):
+        return Step(TO_DO, note="Its scope is not translated")
     if rule is None and binding.parameter:
         rule = RULES.get(("", f"{binding.selector.rpartition('.')[2]}.*"))
     if rule is not None:
         return rule(binding, context)
     if binding.parameter and _is_of_t5x(binding, context):
-        return Step(
-            TO_DO, note=(hint(f"{binding.selector}.{binding.parameter}").strip() or "It has no counterpart").rstrip(".")
-        )
-    own_value = _own_references(binding, context)
-    return Step(KEPT) if own_value is None else Step(TO_DO, note=f"{own_value} is not known here")
+        of_t5x = hint(f"{binding.selector}.{binding.parameter}").strip() or "It has no counterpart"
+        return Step(TO_DO, note=of_t5x.rstrip("."))
+    return _keep(binding, context)
 
 
 def _is_of_t5x(binding: Binding, context: Context) -> bool:
     module = context.module_of(binding.selector).split(".")[0]
-    return module in T5X_MODULES or bool(hint(f"{binding.selector}.{binding.parameter}")) or binding.scope in _DATASETS
+    return module in T5X_MODULES or bool(hint(f"{binding.selector}.{binding.parameter}"))
 
 
-def _own_references(binding: Binding, context: Context) -> str | None:
-    """Returns a reference of the value to a configurable of T5X's that has no counterpart under its name."""
-    for reference in references(binding.value):
+def _keep(binding: Binding, context: Context) -> Step:
+    """Keeps a binding of the project's, with the values of macros that have other names here."""
+    if unknown := _own_references(binding.value, context):
+        return Step(TO_DO, note=f"{unknown} is not known here")
+    macros = [each for each in references(binding.value) if isinstance(each, MacroReference)]
+    values = {each: context.resolve(each) for each in macros if _translated_macro(each, context)}
+    if not values:
+        return Step(KEPT)
+    text = binding_text(binding)
+    for macro, value in values.items():
+        text = text.replace(render(macro), render(value))
+    return Step(RENAMED, (text,))
+
+
+def _own_references(value: Any, context: Context) -> str | None:
+    """Returns a reference in a value to a configurable of T5X's that has no counterpart under its name."""
+    for reference in references(value):
         selector = reference.name.rpartition("/")[2]
         if isinstance(reference, Reference) and context.module_of(selector).split(".")[0] in T5X_MODULES:
             return f"@{reference.name}"
@@ -87,6 +107,8 @@ def to(name: str, *same: Any, note: str = "") -> Rule:
         is_same = any(resolved is each or (resolved == each and type(resolved) is type(each)) for each in same)
         if is_same and (resolved is None or not context.differs(binding)):
             return Step(DROPPED, note="That is the default here")
+        if unknown := _own_references(value, context):
+            return Step(TO_DO, note=f"{unknown} is not known here")
         line = f"{name} = {render(value)}"
         status = KEPT if line == binding.text.strip() else RENAMED
         return Step(status, (line,), note)
@@ -133,7 +155,7 @@ def _optimizer(binding: Binding, context: Context) -> Step:
         return Step(KEPT)
     equivalent = {"Adafactor": "Adafactor", "adamw": "AdamW", "lion": "Lion", "sgd": "Sgd"}.get(name.rpartition(".")[2])
     if equivalent == "Adafactor" or (equivalent and value.is_call):
-        return Step(RENAMED, (f"OPTIMIZER = @{equivalent}()",))
+        return Step(RENAMED, (f"OPTIMIZER = @{equivalent}()", *_optax_defaults(equivalent, None, context)))
     if name.rpartition(".")[2] == "chain":
         return _chain(context)
     return Step(TO_DO, note=f"Choose an optimizer in place of @{name} (docs/custom/optimizer.md)")
@@ -147,13 +169,21 @@ def _chain(context: Context) -> Step:
     others = [name for name in names if name not in ("adamw", "lion", "sgd", "clip_by_global_norm")]
     if len(equivalent) != 1:
         return Step(TO_DO, note="Choose an optimizer in place of the chain of optax (docs/custom/optimizer.md)")
-    lines = [f"OPTIMIZER = @{equivalent[0]}()"]
     norm = context.value("clip_by_global_norm.max_norm") if "clip_by_global_norm" in names else None
-    lines.append(f"{equivalent[0]}.clip_global_norm = {render(norm)}")
+    lines = [f"OPTIMIZER = @{equivalent[0]}()", *_optax_defaults(equivalent[0], norm, context)]
     if others:
         note = "It clips each element of the gradient, which no optimizer here does; clip_global_norm limits its norm"
         return Step(TO_DO, tuple(lines), note if others == ["clip"] else f"{', '.join(others)} has no counterpart")
     return Step(RENAMED, tuple(lines))
+
+
+def _optax_defaults(name: str, norm: float | None, context: Context) -> list[str]:
+    """Returns the clipping of an optimizer, and optax's defaults that differ here."""
+    if name == "Adafactor":
+        return []
+    decay = "AdamW.weight_decay = 0.0001  # optax's default"
+    lines = [decay] if name == "AdamW" and "adamw.weight_decay" not in context.names else []
+    return [f"{name}.clip_global_norm = {render(norm)}", *lines]
 
 
 def _learning_rate_of(owner: str) -> Rule:
@@ -162,17 +192,29 @@ def _learning_rate_of(owner: str) -> Rule:
     def rule(binding: Binding, context: Context) -> Step:
         value = context.resolve(binding.value)
         if isinstance(value, int | float):
-            return Step(RENAMED, ('LearningRate.factors = "constant"', f"LearningRate.base_learning_rate = {render(value)}"))
+            scoped = f"{owner.lower()}/LearningRate"  # a run file may bind the schedule of the trainer
+            bind = (f"{owner}.learning_rate = @{scoped}()", f'{scoped}.factors = "constant"')
+            return Step(RENAMED, (*bind, f"{scoped}.base_learning_rate = {render(value)}"))
         name = value.name.rpartition(".")[2] if isinstance(value, Reference) else ""
         if name == "create_learning_rate_scheduler":
             return Step(DROPPED, note="@LearningRate() is the schedule of every optimizer")
         if name == "warmup_cosine_decay_schedule":
-            return Step(RENAMED, ("LEARNING_RATE = @CosineDecay()",))
+            return Step(RENAMED, (f"{owner}.learning_rate = @CosineDecay()",))
         if isinstance(value, Reference) and context.is_own(value.name):
-            return Step(RENAMED, (f"LEARNING_RATE = {render(Reference(value.name, False))}",))
+            return Step(RENAMED, (f"{owner}.learning_rate = {render(value)}",))
         return Step(TO_DO, note=f"Bind a schedule to {owner}.learning_rate (docs/custom/schedule.md)")
 
     return rule
+
+
+def _schedule(binding: Binding, context: Context) -> Step:
+    value = context.resolve(binding.value)
+    name = value.name.rpartition(".")[2] if isinstance(value, Reference) else ""
+    if name and context.is_own(value.name):
+        return Step(RENAMED, (f"LEARNING_RATE = {render(value)}",))
+    if name == "create_learning_rate_scheduler":
+        return Step(DROPPED, note="@LearningRate() is the schedule of the run")
+    return Step(TO_DO, note="Bind LEARNING_RATE to a schedule (docs/custom/schedule.md)")
 
 
 def _vocabulary(binding: Binding, context: Context) -> Step:
@@ -201,7 +243,7 @@ def _model(binding: Binding, context: Context) -> Step:
 def _model_defaults(context: Context) -> list[str]:
     """Returns T5X's defaults of a model that binds them nowhere."""
     bound = lambda parameter: any(f"{kind}.{parameter}" in context.names for kind in _MODELS)
-    if any(context.included):  # T5X's model files bind them
+    if context.has_t5x_model:
         return []
     defaults = {
         "z_loss": "Z_LOSS = 0.0  # T5X's default",
@@ -234,6 +276,8 @@ def _network_of_config(binding: Binding, context: Context) -> Step:
         is_prefix = context.value("DecoderOnlyModel.inputs_bidirectional_attention") is True
         lines = [f'TransformerConfig.architecture = "{"prefix" if is_prefix else "causal"}_decoder"']
     defaults = dict(_DECODER_DEFAULTS if is_decoder else _T5_DEFAULTS)
+    if f"{owner}.dropout_rate" not in context.names:
+        lines.append("DROPOUT_RATE = 0.1  # T5X's default")
     for name, default in defaults.items():
         if f"{owner}.{name}" not in context.names:
             lines.append(f"TransformerConfig.{_FIELDS.get(name, name)} = {render(default)}  # T5X's default")
@@ -250,7 +294,25 @@ _DECODER_DEFAULTS = {
     "dtype": "float32",
 }  # fmt: skip
 _FIELDS = {"num_layers": "num_decoder_layers"}
-_DTYPES = {"float32": "float32", "bfloat16": "bfloat16"}
+
+
+def _dtype_as(name: str) -> Rule:
+    """A dtype, as text or as `@jax.numpy.bfloat16`."""
+
+    def rule(binding: Binding, context: Context) -> Step:
+        value = context.resolve(binding.value)
+        return Step(RENAMED, (f"{name} = {render(value.name.rpartition('.')[2] if isinstance(value, Reference) else value)}",))
+
+    return rule
+
+
+def _or_macro(name: str, otherwise: Rule) -> Rule:
+    """Returns the rule of a binding that is usually the macro `name`, and else what the macro could be."""
+
+    def rule(binding: Binding, context: Context) -> Step:
+        return (to(name) if isinstance(binding.value, MacroReference) else otherwise)(binding, context)
+
+    return rule
 
 
 def _field(name: str) -> Rule:
@@ -263,9 +325,7 @@ def _field(name: str) -> Rule:
         if name == "dropout_rate":
             return to("DROPOUT_RATE")(binding, context)
         if name == "dtype":
-            value = context.resolve(binding.value)
-            value = value.name.rpartition(".")[2] if isinstance(value, Reference) else value
-            return Step(RENAMED, (f"{equivalent} = {render(_DTYPES.get(value, value))}",))
+            return _dtype_as(equivalent)(binding, context)
         return to(equivalent)(binding, context)
 
     return rule
@@ -310,6 +370,20 @@ def _restore_mode(binding: Binding, context: Context) -> Step:
     return Step(TO_DO, note="Call t5x_lab eval --step=all for all checkpoints of a run")
 
 
+def _restored_path(binding: Binding, context: Context) -> Step:
+    """The checkpoint to start from, whose optimizer and step T5X restores too."""
+    if context.resolve(binding.value) in (None, "", [], ()):
+        return Step(DROPPED, note="That is the default here")
+    return Step(RENAMED, (*to("INITIAL_CHECKPOINT_PATH")(binding, context).lines, CARRY))
+
+
+def _period(binding: Binding, context: Context) -> Step:
+    step = to("CHECKPOINT_PERIOD")(binding, context)
+    if "SaveCheckpointConfig.keep" in context.names or context.has_t5x_run:
+        return step
+    return Step(RENAMED, (*step.lines, KEEP_ALL))
+
+
 def _fallback(binding: Binding, context: Context) -> Step:
     if context.resolve(binding.value) is True:
         return Step(RENAMED, ("RestoreCheckpointConfig.strict = False",), "Parameters that the checkpoint lacks are fresh")
@@ -319,6 +393,17 @@ def _fallback(binding: Binding, context: Context) -> Step:
 def _assignment_map(binding: Binding, context: Context) -> Step:
     lines = (f"RestoreCheckpointConfig.assignment_map = {render(binding.value)}",)
     return Step(TO_DO, lines, "Names of parameters differ (docs/from_t5x.md): t5x_lab inspect lists them")
+
+
+def _sampling(field: str, partner: str, default: str) -> Rule:
+    """A parameter of T5X's sampling, with the default of the other one if nothing binds it."""
+
+    def rule(binding: Binding, context: Context) -> Step:
+        step = to(f"SamplingConfig.{field}")(binding, context)
+        lines = () if f"temperature_sample.{partner}" in context.names else (f"{default}  # T5X's default",)
+        return Step(RENAMED, (*step.lines, *lines), step.note)
+
+    return rule
 
 
 def _beams(binding: Binding, context: Context) -> Step:
@@ -337,7 +422,7 @@ def _dataset(scope: str, owner: str, parameter: str, macro: str) -> Rule:
             )
         of_training = context.value(f"DatasetConfig.{binding.parameter}", "train")
         is_macro = isinstance(binding.value, MacroReference) and binding.value.name == macro
-        if is_macro or (of_training is not None and of_training == value):
+        if of_training == value or (of_training is None and is_macro):
             return Step(DROPPED, note="That of training")
         return Step(RENAMED, (f"{owner}.{parameter} = {render(binding.value)}",))
 
@@ -364,7 +449,7 @@ def _schedule_factor(binding: Binding, context: Context) -> Step:
     lines = [f"LearningRate.{parameter} = {render(binding.value)}"]
     prefix = "create_learning_rate_scheduler."
     bound = [name for _, name in context.bindings if name.startswith(prefix)]
-    if bound and bound[0] == binding.name and not context.included:
+    if bound and bound[0] == binding.name and not context.has_t5x_run:
         lines += [
             f"LearningRate.{name} = {render(value)}  # T5X's default"
             for name, value in _SCHEDULE_DEFAULTS.items()
@@ -407,7 +492,7 @@ def _rules() -> Mapping[tuple[str, str], Rule]:
     add(_evaluated("infer"), "train.infer_eval_dataset_cfg")
     add(gone("@infer/MetricsEvaluation() evaluates"), "train.inference_evaluator_cls", "evaluate.inference_evaluator_cls")
     add(_microbatches, "Trainer.num_microbatches", "Trainer.num_microbatches")
-    add(gone("@LearningRate() is the schedule of the run"), "Trainer.learning_rate_fn")
+    add(_schedule, "Trainer.learning_rate_fn")
     add(decide("HOOKS = (..., @Norms()) has norms by layer"), "Trainer.weight_metrics_computer")
     # Data
     add(_module_to_import, "MIXTURE_OR_TASK_MODULE", "DatasetConfig.module")
@@ -442,9 +527,9 @@ def _rules() -> Mapping[tuple[str, str], Rule]:
     add(_model, "MODEL")
     for kind in _MODELS:
         add(_module, f"{kind}.module")
-        add(to("VOCABULARY"), f"{kind}.output_vocabulary", f"{kind}.vocabulary")
+        add(_or_macro("VOCABULARY", _vocabulary), f"{kind}.output_vocabulary", f"{kind}.vocabulary")
         add(_input_vocabulary, f"{kind}.input_vocabulary")
-        add(to("OPTIMIZER"), f"{kind}.optimizer_def")
+        add(_or_macro("OPTIMIZER", _optimizer), f"{kind}.optimizer_def")
         add(to("Z_LOSS"), f"{kind}.z_loss")
         add(to("LABEL_SMOOTHING", 0.0), f"{kind}.label_smoothing")
         add(to("LOSS_NORMALIZING_FACTOR"), f"{kind}.loss_normalizing_factor")
@@ -478,9 +563,10 @@ def _rules() -> Mapping[tuple[str, str], Rule]:
     for name, equivalent in (
         ("decay_rate", "decay_rate"), ("step_offset", "step_offset"), ("clipping_threshold", "clipping_threshold"),
         ("multiply_by_parameter_scale", "multiply_by_parameter_scale"), ("min_dim_size_to_factor", "min_dim_size_to_factor"),
-        ("weight_decay_rate", "weight_decay"), ("beta1", "momentum"), ("dtype_momentum", "momentum_dtype"),
+        ("weight_decay_rate", "weight_decay"), ("beta1", "momentum"),
     ):  # fmt: skip
         add(to(f"Adafactor.{equivalent}"), f"Adafactor.{name}")
+    add(_dtype_as("Adafactor.momentum_dtype"), "Adafactor.dtype_momentum")
     standard = ("standard_logical_factor_rules",)
     why = "Second moments are factored by the axes of each parameter; Adafactor.min_dim_size_to_factor turns it off"
     add(if_is(*standard, then="Factors follow the axes of parameters", otherwise=why), "Adafactor.logical_factor_rules")
@@ -507,7 +593,7 @@ def _rules() -> Mapping[tuple[str, str], Rule]:
     ):  # fmt: skip
         add(_schedule_factor, f"create_learning_rate_scheduler.{name}")
     # Checkpoints
-    add(to("CHECKPOINT_PERIOD"), "SaveCheckpointConfig.period")
+    add(_period, "SaveCheckpointConfig.period")
     add(to("SaveCheckpointConfig.keep"), "SaveCheckpointConfig.keep")
     add(
         if_is("float32", None, then="Checkpoints are float32", otherwise="Checkpoints are float32"),
@@ -515,7 +601,7 @@ def _rules() -> Mapping[tuple[str, str], Rule]:
     )
     add(gone("The position in the data is always saved"), "SaveCheckpointConfig.save_dataset")
     add(gone("Checkpoints are Orbax's"), "SaveCheckpointConfig.checkpointer_cls", "RestoreCheckpointConfig.checkpointer_cls")
-    add(to("INITIAL_CHECKPOINT_PATH"), "RestoreCheckpointConfig.path")
+    add(_restored_path, "RestoreCheckpointConfig.path")
     add(_restore_mode, "RestoreCheckpointConfig.mode")
     add(gone("Parameters are float32"), "RestoreCheckpointConfig.dtype")
     add(_fallback, "RestoreCheckpointConfig.fallback_to_scratch")
@@ -545,8 +631,8 @@ def _rules() -> Mapping[tuple[str, str], Rule]:
         "Evaluator.logger_cls",
     )
     add(_beams, "predict_batch_with_aux.num_decodes")
-    add(to("SamplingConfig.temperature"), "temperature_sample.temperature")
-    add(to("SamplingConfig.top_k"), "temperature_sample.topk")
+    add(_sampling("temperature", "topk", "SamplingConfig.top_k = 1"), "temperature_sample.temperature")
+    add(_sampling("top_k", "temperature", "SamplingConfig.temperature = 1.0"), "temperature_sample.topk")
     add(to("MetricsEvaluation.max_tokens"), "temperature_sample.max_decode_steps")
     for name in ("output_dir", "restore_checkpoint_cfg", "partitioner", "mode", "checkpoint_period", "shard_id", "num_shards"):
         add(gone(f"{_COMMAND} t5x_lab eval or infer"), f"evaluate.{name}", f"infer.{name}")
@@ -561,7 +647,8 @@ def _decoding(binding: Binding, context: Context) -> Step:
     if name == "temperature_sample" and not context.is_own(value.name):
         return Step(DROPPED, note="SamplingConfig is the default of evaluations")
     if name == "beam_search" and not context.is_own(value.name):
-        return Step(RENAMED, ("MetricsEvaluation.decoding = @BeamConfig()",))
+        one = () if "predict_batch_with_aux.num_decodes" in context.names else ("BeamConfig.size = 1  # T5X's default",)
+        return Step(RENAMED, ("MetricsEvaluation.decoding = @BeamConfig()", *one))
     return Step(TO_DO, note="Greedy decoding is the default; set MetricsEvaluation.decoding")
 
 
@@ -587,7 +674,21 @@ def _layer(binding: Binding, context: Context) -> Step:
         return to("TransformerConfig.relpos_buckets", 32)(binding, context)
     if binding.name == "RelativePositionBiases.max_distance":
         return to("TransformerConfig.relpos_max_distance", 128)(binding, context)
+    if binding.name == "MlpBlock.intermediate_dim":
+        return to("TransformerConfig.mlp_dim")(binding, context)
+    if binding.name == "Dropout.rate":
+        return to("DROPOUT_RATE")(binding, context)
+    is_literal = not references(binding.value) and binding.value not in (None, False)
+    if is_literal and binding.parameter not in _WITHOUT_EFFECT:
+        return Step(TO_DO, note="Layers are not bound separately: set a field of TransformerConfig if there is one")
     return Step(DROPPED, note=_ONE_NETWORK)
+
+
+# Parameters of flaxformer's layers that do not change what they compute.
+_WITHOUT_EFFECT = frozenset((
+    "name", "dtype", "kernel_axis_names", "axis_name", "broadcast_dims", "cast_input_dtype", "one_hot", "attend_dtype",
+    "broadcast_dropout", "activation_partitioning_dims",
+))  # fmt: skip
 
 
 RULES = _rules()

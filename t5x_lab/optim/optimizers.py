@@ -298,8 +298,10 @@ class ScheduleFreeAdamW:
         def update(grads: Any, state: contrib.ScheduleFreeState, params: Any = None) -> tuple[Any, contrib.ScheduleFreeState]:
             point = self.gradient_point(state, params)
             updates, state = of_point.update(grads, state, point)
-            average = contrib.schedule_free_eval_params(state, optax.apply_updates(point, updates))
-            return jax.tree.map(jnp.subtract, average, params), state
+            # Not optax's function: it has the b1 of the checkpoint, which a resumed run may have changed.
+            average = lambda y, update, z: (y + update - (1.0 - self.b1) * z) / self.b1
+            averages = jax.tree.map(average, point, updates, state.z)
+            return jax.tree.map(jnp.subtract, averages, params), state
 
         return optax.GradientTransformation(of_point.init, update)
 

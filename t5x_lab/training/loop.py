@@ -98,6 +98,7 @@ def train(
     step = int(state.step)
     first_step = step + 1
     finished = _FinishedSteps(budget, record, actions, bad_steps, log, start_up)
+    start_up.finish("hooks")
     with _StopSignal() as stop:
         while not budget.is_spent(step):
             step += 1
@@ -109,7 +110,8 @@ def train(
                 batch = next(batches)
             wait = time.monotonic() - before
             if is_first:
-                log(f"The first batch was read in {start_up.finish('first batch'):.1f} s. Compiling the training step.")
+                start_up.finish("first batch")
+                log(f"The first batch was read in {wait:.1f} s. Compiling the training step.")
             state, metrics = train_step(state, shard_batch(batch))
             if is_first:
                 log(f"The training step was compiled in {start_up.finish('compilation'):.1f} s.")
