@@ -647,8 +647,8 @@ def _decoding(binding: Binding, context: Context) -> Step:
     if name == "temperature_sample" and not context.is_own(value.name):
         return Step(DROPPED, note="SamplingConfig is the default of evaluations")
     if name == "beam_search" and not context.is_own(value.name):
-        one = () if "predict_batch_with_aux.num_decodes" in context.names else ("BeamConfig.size = 1  # T5X's default",)
-        return Step(RENAMED, ("MetricsEvaluation.decoding = @BeamConfig()", *one))
+        size = () if "predict_batch_with_aux.num_decodes" in context.names else ("BeamConfig.size = 1  # T5X's default",)
+        return Step(RENAMED, ("MetricsEvaluation.decoding = @BeamConfig()", *size))
     return Step(TO_DO, note="Greedy decoding is the default; set MetricsEvaluation.decoding")
 
 
