@@ -26,15 +26,13 @@ def thinned(metrics: str) -> str:
 
 def main(study_dir: str, archive: str, *seeds: str) -> None:
     folder = pathlib.Path(study_dir)
-    finished = [folder / "runs" / file.stem for file in sorted((folder / "finished").glob("*.json"))]
-    of_seeds = [run for run in finished if not seeds or run.name.endswith(tuple(f"-seed{seed}" for seed in seeds))]
+    markers = sorted((folder / "finished").glob("*.json"))
+    of_seeds = [each for each in markers if not seeds or each.stem.endswith(tuple(f"-seed{seed}" for seed in seeds))]
     with tarfile.open(archive, "w:xz") as tar:
-        for run in of_seeds:
-            marker = folder / "finished" / f"{run.name}.json"
-            results = (
-                [run / "metrics.jsonl", *sorted(run.glob("evals/*/*.json"))] if run.exists() else []
-            )  # an evaluation has none
-            for file in [marker, *results]:
+        for marker in of_seeds:
+            run = folder / "runs" / marker.stem
+            metrics = [run / "metrics.jsonl"] if run.exists() else []  # an evaluation has no directory
+            for file in [marker, *metrics, *sorted(run.glob("evals/*/*.json"))]:
                 text = file.read_text()
                 content = (thinned(text) if file.name == "metrics.jsonl" else text).encode()
                 member = tarfile.TarInfo(str(file.relative_to(study_dir)))

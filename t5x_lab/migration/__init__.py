@@ -1,7 +1,10 @@
 """`t5x_lab migrate`: gin files of T5X projects as gin files of t5x_lab.
 
 statements.py   reads a gin file without building anything
+includes.py     counterparts of T5X's own files
 project.py      files with their includes, and what macros and parameters are in the end
-rules.py        what each statement becomes
+steps.py        steps of a translation, and kinds of rules
+rules/          what the bindings of T5X become, by topic
+translate.py    what any binding becomes
 write.py        translates files, writes them and the report
 """

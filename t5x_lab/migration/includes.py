@@ -60,10 +60,8 @@ class Counterpart:
 
 def t5x_file(include: str) -> str | None:
     """Returns the path of a file of T5X's or flaxformer's from its package on, "t5x/configs/runs/pretrain.gin"; else None."""
-    for root in _ROOTS:
-        if f"/{include}".find(f"/{root}") >= 0:
-            return include[f"/{include}".find(f"/{root}") :]
-    return None
+    starts = (f"/{include}".find(f"/{root}") for root in _ROOTS)
+    return next((include[start:] for start in starts if start >= 0), None)
 
 
 @functools.cache
@@ -95,8 +93,8 @@ def _run_file(name: str) -> Counterpart | None:
     commands = {
         "eval": "t5x_lab eval --model_dir=RUN",
         "infer": "t5x_lab infer --model_dir=RUN --task=TASK --output=FILE.jsonl",
+        "infer_from_tfexample_file": "t5x_lab infer --model_dir=RUN --input=FILE.jsonl --output=FILE.jsonl",
     }
-    commands |= {"infer_from_tfexample_file": "t5x_lab infer --model_dir=RUN --input=FILE.jsonl --output=FILE.jsonl"}
     if name in commands:
         return Counterpart(note=f"Instead of this file: {commands[name]}")
     return None

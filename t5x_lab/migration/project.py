@@ -3,13 +3,15 @@
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.migration.includes import counterpart, t5x_file
 from t5x_lab.migration.statements import Binding, Import, Include, MacroReference, Statement, read_statements, rename_macros
 
+Rules = Mapping[tuple[str, str], Callable[..., Any]]  # by scope and name
 # Macros with the same meaning in T5X and here, or that have a rule.
 SAME_MACROS = frozenset((
     "MODEL", "OPTIMIZER", "VOCABULARY", "MIXTURE_OR_TASK_NAME", "TASK_FEATURE_LENGTHS", "BATCH_SIZE", "MODEL_DIR",
@@ -29,13 +31,21 @@ class Project:
       files: the files.
       search_paths: folders in which included files are, besides the working directory and the folder of each file.
       macros: macros of t5x_lab. One of the project's with the name of another of these is renamed.
+      rules: rules of T5X's names, for contexts.
 
     Attributes:
       files: statements of each file, the given ones first.
       roots: the given files.
     """
 
-    def __init__(self, files: Sequence[str], search_paths: Sequence[str] = (), macros: Collection[str] = ()):
+    def __init__(
+        self,
+        files: Sequence[str],
+        search_paths: Sequence[str] = (),
+        macros: Collection[str] = (),
+        rules: Rules = MappingProxyType({}),
+    ):
+        self._rules = rules
         self._renamed = {name: f"PROJECT_{name}" for name in macros if name not in SAME_MACROS}
         self.roots = [pathlib.Path(file) for file in files]
         self._search_paths = [pathlib.Path(path) for path in ("", *search_paths)]
@@ -59,7 +69,7 @@ class Project:
         """Returns the file of the project that a file includes; None for a file of T5X, ours, or one that is not there."""
         if counterpart(include):
             return None
-        folders = [*self._search_paths, path.parent, *(parent for parent in path.parents if parent != path.parent)]
+        folders = [*self._search_paths, *path.parents]
         return next((folder / include for folder in folders if (folder / include).is_file()), None)
 
     def statements(self, path: pathlib.Path) -> Iterator[Statement]:
@@ -80,15 +90,16 @@ class Project:
             statements = list(self.statements(root))
             own = self.files[path]
             if root == path or any(statement is own[0] for statement in statements if own):
-                return Context(statements)
-        return Context(list(self.statements(path)))
+                return Context(statements, self._rules)
+        return Context(list(self.statements(path)), self._rules)
 
 
 @dataclasses.dataclass(eq=False)
 class Context:
-    """The bindings of a file and of those that it includes, in gin's order."""
+    """The statements of a file and of those that it includes, in gin's order, and the rules of T5X's names."""
 
     all_statements: Sequence[Statement]
+    rules: Rules
 
     @functools.cached_property
     def modules(self) -> Mapping[str, str]:

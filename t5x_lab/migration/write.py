@@ -8,8 +8,9 @@ from collections.abc import Collection, Iterator, Sequence
 from t5x_lab.config.errors import UserError, write_error
 from t5x_lab.migration.includes import counterpart, t5x_file
 from t5x_lab.migration.project import T5X_MODULES, Project
-from t5x_lab.migration.rules import DROPPED, KEPT, RENAMED, TO_DO, Step, translate
 from t5x_lab.migration.statements import Binding, Import, Include, MacroReference, Statement, references
+from t5x_lab.migration.steps import DROPPED, KEPT, RENAMED, TO_DO, Step
+from t5x_lab.migration.translate import RULES, translate
 
 STATUSES = (KEPT, RENAMED, DROPPED, TO_DO)
 _T5S_OWN_MODULES = ("t5.data.mixtures", "t5.data.tasks")  # tasks of the t5 library may be imported
@@ -48,7 +49,7 @@ def migrate(
     Raises:
       UserError: for a file that cannot be read, or two with the same place in the folder.
     """
-    project = Project(files, search_paths, known_macros)
+    project = Project(files, search_paths, known_macros, RULES)
     steps = {
         path: [(each, _translate(each, project, path)) for each in statements] for path, statements in project.files.items()
     }
@@ -89,9 +90,8 @@ def _translate_include(statement: Include, project: Project, path: pathlib.Path)
     if translation := counterpart(statement.path):
         return Step(RENAMED, tuple(translation.lines)) if translation.lines else Step(DROPPED, note=translation.note)
     if included := project.find(statement.path, path):
-        return Step(
-            RENAMED if _place(included).as_posix() != statement.path else KEPT, (f'include "{_place(included).as_posix()}"',)
-        )
+        place = _place(included).as_posix()
+        return Step(KEPT if place == statement.path else RENAMED, (f'include "{place}"',))
     if t5x_file(statement.path):
         return Step(TO_DO, note=f"{statement.path} has no counterpart. Write what it binds with docs/from_t5x.md")
     return Step(TO_DO, note=f"{statement.path} is not found. Pass its folder with --gin_search_paths")
@@ -108,10 +108,9 @@ def _macros_used(statement: Statement, step: Step) -> Iterator[str]:
 
 
 def _leave_out_unused(statement: Statement, step: Step, needed: Collection[str]) -> Step:
-    is_macro = isinstance(statement, Binding) and not statement.parameter and step.status == KEPT
-    if is_macro and isinstance(statement, Binding) and statement.selector not in needed and not statement.scope:
-        return Step(DROPPED, note="Nothing that is left uses it")
-    return step
+    if not isinstance(statement, Binding) or statement.parameter or statement.scope or step.status != KEPT:
+        return step
+    return step if statement.selector in needed else Step(DROPPED, note="Nothing that is left uses it")
 
 
 def _lines(statement: Statement, step: Step) -> Iterator[str]:

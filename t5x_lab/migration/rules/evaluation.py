@@ -1,0 +1,73 @@
+"""Evaluations, decoding, and T5X's commands eval and infer."""
+
+from t5x_lab.migration.project import Context
+from t5x_lab.migration.statements import Binding, render
+from t5x_lab.migration.steps import DROPPED, RENAMED, TO_DO, Rule, Step, configurable, gone, table, to
+
+
+def _evaluated(owner: str) -> Rule:
+    """`train.infer_eval_dataset_cfg` and `train.train_eval_dataset_cfg`."""
+
+    def rule(binding: Binding, context: Context) -> Step:
+        is_off = context.resolve(binding.value) is None
+        if owner == "infer":
+            return Step(RENAMED, (f"INFER_EVAL_PERIOD = {'None' if is_off else '%EVAL_PERIOD'}",))
+        if is_off:
+            return Step(RENAMED, ("EVALS = (@infer/MetricsEvaluation(),)",))
+        return Step(DROPPED, note="The loss is evaluated every EVAL_PERIOD steps")
+
+    return rule
+
+
+def _decoding(binding: Binding, context: Context) -> Step:
+    value = context.resolve(binding.value)
+    name = configurable(value)
+    if name == "temperature_sample" and not context.is_own(value.name):
+        return Step(DROPPED, note="SamplingConfig is the default of evaluations")
+    if name == "beam_search" and not context.is_own(value.name):
+        size = () if "predict_batch_with_aux.num_decodes" in context.names else ("BeamConfig.size = 1  # T5X's default",)
+        return Step(RENAMED, ("MetricsEvaluation.decoding = @BeamConfig()", *size))
+    return Step(TO_DO, note="Greedy decoding is the default; set MetricsEvaluation.decoding")
+
+
+def _sampling(field: str, partner: str, default: str) -> Rule:
+    """A parameter of T5X's sampling, with the default of the other one if nothing binds it."""
+
+    def rule(binding: Binding, context: Context) -> Step:
+        step = to(f"SamplingConfig.{field}")(binding, context)
+        lines = () if f"temperature_sample.{partner}" in context.names else (f"{default}  # T5X's default",)
+        return Step(RENAMED, (*step.lines, *lines), step.note)
+
+    return rule
+
+
+def _beams(binding: Binding, context: Context) -> Step:
+    value = context.resolve(binding.value)
+    return Step(RENAMED, ("MetricsEvaluation.decoding = @BeamConfig()", f"BeamConfig.size = {render(value)}"))
+
+
+_FLAGS = ("output_dir", "restore_checkpoint_cfg", "partitioner", "mode", "checkpoint_period", "shard_id", "num_shards")
+RULES = table(
+    ("train.eval_period", to("EVAL_PERIOD")),
+    ("EVAL_STEPS train.eval_steps", to("DataConfig.eval_steps")),
+    ("train.run_eval_before_training", to("LossEvaluation.at_start", False)),
+    ("train.train_eval_dataset_cfg", _evaluated("eval")),
+    ("train.infer_eval_dataset_cfg", _evaluated("infer")),
+    ("train.inference_evaluator_cls evaluate.inference_evaluator_cls", gone("@infer/MetricsEvaluation() evaluates")),
+    ("Evaluator.num_examples EVALUATOR_NUM_EXAMPLES", to("MetricsEvaluation.num_examples", None)),
+    ("EVALUATOR_USE_MEMORY_CACHE Evaluator.use_memory_cache", gone("Targets are kept in memory")),
+    (
+        "JSON_WRITE_N_RESULTS JSONLogger.write_n_results Evaluator.logger_cls",
+        gone("Predictions go to MODEL_DIR/inference"),
+    ),
+    ("EncoderDecoderModel.decode_fn DecoderOnlyModel.decode_fn", _decoding),
+    ("predict_batch_with_aux.num_decodes", _beams),
+    ("temperature_sample.temperature", _sampling("temperature", "topk", "SamplingConfig.top_k = 1")),
+    ("temperature_sample.topk", _sampling("top_k", "temperature", "SamplingConfig.temperature = 1.0")),
+    ("temperature_sample.max_decode_steps", to("MetricsEvaluation.max_tokens")),
+    ("evaluate.model infer.model", gone("The run has its model")),
+    ("evaluate.dataset_cfg infer.dataset_cfg", gone("The run has its data")),
+    (" ".join(f"evaluate.{name} infer.{name}" for name in _FLAGS), gone("A flag of the command t5x_lab eval or infer")),
+    ("CHECKPOINT_PATH", gone("A flag of the command: --model_dir")),
+    ("EVAL_OUTPUT_DIR INFER_OUTPUT_DIR", gone("A flag of the command: --output")),
+)

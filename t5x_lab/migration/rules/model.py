@@ -1,0 +1,167 @@
+"""The model, its loss and its network."""
+
+from t5x_lab.migration.project import Context
+from t5x_lab.migration.rules.data import vocabulary
+from t5x_lab.migration.rules.optimizer import optimizer
+from t5x_lab.migration.statements import Binding, MacroReference, Reference, references, render
+from t5x_lab.migration.steps import DROPPED, RENAMED, TO_DO, Rule, Step, configurable, dtype_as, gone, or_macro, table, to
+
+
+def _model(binding: Binding, context: Context) -> Step:
+    value = binding.value
+    name = value.name if isinstance(value, Reference) else ""
+    if context.is_own(name):
+        return Step(TO_DO, note="A model of the project's own: bind its network, docs/custom/network.md")
+    return Step(RENAMED, ("MODEL = @ModelConfig()", *_model_defaults(context)))
+
+
+def _model_defaults(context: Context) -> list[str]:
+    """Returns T5X's defaults of a model that binds them nowhere."""
+    bound = lambda parameter: any(f"{kind}.{parameter}" in context.names for kind in _MODELS)
+    if context.has_t5x_model:
+        return []
+    defaults = {
+        "z_loss": "Z_LOSS = 0.0  # T5X's default",
+        "loss_normalizing_factor": "LOSS_NORMALIZING_FACTOR = None  # the sum over tokens, T5X's default",
+    }
+    return [line for parameter, line in defaults.items() if not bound(parameter)]
+
+
+def _module(binding: Binding, context: Context) -> Step:
+    value = context.resolve(binding.value)
+    name = configurable(value)
+    if context.other_network:
+        return Step(
+            TO_DO, note=f"The network is {context.other_network}, which is not here: bind it with docs/custom/network.md"
+        )
+    if name in ("Transformer", "DecoderWrapper", "EncoderDecoder", "DecoderOnly") and not context.is_own(value.name):
+        return Step(DROPPED, note="TransformerConfig is the network")
+    return Step(TO_DO, note="A network of the project's own: bind it with docs/custom/network.md")
+
+
+def _network_of_config(binding: Binding, context: Context) -> Step:
+    """`Transformer.config = @network.T5Config()`: T5X's defaults of what nothing binds."""
+    value = context.resolve(binding.value)
+    if not isinstance(value, Reference) or context.is_own(value.name):
+        return Step(TO_DO, note="A configuration of the project's own: bind it with docs/custom/network.md")
+    is_decoder = binding.name.startswith("Decoder")
+    owner = value.name.rpartition(".")[2]
+    lines = [] if is_decoder else ['TransformerConfig.architecture = "encoder_decoder"']
+    if is_decoder:
+        is_prefix = context.value("DecoderOnlyModel.inputs_bidirectional_attention") is True
+        lines = [f'TransformerConfig.architecture = "{"prefix" if is_prefix else "causal"}_decoder"']
+    defaults = dict(_DECODER_DEFAULTS if is_decoder else _T5_DEFAULTS)
+    if f"{owner}.dropout_rate" not in context.names:
+        lines.append("DROPOUT_RATE = 0.1  # T5X's default")
+    for name, default in defaults.items():
+        if f"{owner}.{name}" not in context.names:
+            lines.append(f"TransformerConfig.{_FIELDS.get(name, name)} = {render(default)}  # T5X's default")
+    return Step(RENAMED, tuple(lines))
+
+
+# Defaults of T5X's networks, without those that are the same here.
+_T5_DEFAULTS = {
+    "emb_dim": 512, "num_heads": 8, "num_encoder_layers": 6, "num_decoder_layers": 6, "head_dim": 64, "mlp_dim": 2048,
+    "mlp_activations": ("relu",), "dtype": "float32",
+}  # fmt: skip
+_DECODER_DEFAULTS = {
+    "emb_dim": 512, "num_heads": 8, "num_layers": 6, "head_dim": 64, "mlp_dim": 2048, "mlp_activations": ("relu",),
+    "dtype": "float32",
+}  # fmt: skip
+_FIELDS = {"num_layers": "num_decoder_layers"}
+
+
+def _field(name: str) -> Rule:
+    """A field of T5Config, or of the decoder's TransformerConfig."""
+    equivalent = f"TransformerConfig.{_FIELDS.get(name, name)}"
+
+    def rule(binding: Binding, context: Context) -> Step:
+        if name == "dropout_rate":
+            return to("DROPOUT_RATE")(binding, context)
+        if name == "dtype":
+            return dtype_as(equivalent)(binding, context)
+        return to(equivalent)(binding, context)
+
+    return rule
+
+
+def _layer(binding: Binding, context: Context) -> Step:
+    """A layer of flaxformer's: dropped where the network is T5's."""
+    if context.other_network:
+        return Step(TO_DO, note=f"The network is {context.other_network}, which is not here")
+    if binding.name == "MlpBlock.activations":
+        return to("TransformerConfig.mlp_activations")(binding, context)
+    if binding.name == "RelativePositionBiases.num_buckets":
+        return to("TransformerConfig.relpos_buckets", 32)(binding, context)
+    if binding.name == "RelativePositionBiases.max_distance":
+        return to("TransformerConfig.relpos_max_distance", 128)(binding, context)
+    if binding.name == "MlpBlock.intermediate_dim":
+        return to("TransformerConfig.mlp_dim")(binding, context)
+    if binding.name == "Dropout.rate":
+        return to("DROPOUT_RATE")(binding, context)
+    is_literal = not references(binding.value) and binding.value not in (None, False)
+    if is_literal and binding.parameter not in _WITHOUT_EFFECT:
+        return Step(TO_DO, note="Layers are not bound separately: set a field of TransformerConfig if there is one")
+    return Step(DROPPED, note=_ONE_NETWORK)
+
+
+def _converter(binding: Binding, context: Context) -> Step:
+    if isinstance(binding.value, Reference) and context.is_own(binding.value.name):
+        return Step(RENAMED, (f"DataConfig.converter = {render(Reference(binding.value.name, True))}",))
+    return Step(DROPPED, note="The features follow the architecture")
+
+
+def _input_vocabulary(binding: Binding, context: Context) -> Step:
+    if isinstance(binding.value, MacroReference) and binding.value.name == "VOCABULARY":
+        return Step(DROPPED, note="VOCABULARY is that of inputs too")
+    return to("INPUT_VOCABULARY")(binding, context)
+
+
+# Parameters of flaxformer's layers that do not change what they compute.
+_WITHOUT_EFFECT = frozenset((
+    "name", "dtype", "kernel_axis_names", "axis_name", "broadcast_dims", "cast_input_dtype", "one_hot", "attend_dtype",
+    "broadcast_dropout", "activation_partitioning_dims",
+))  # fmt: skip
+_ONE_NETWORK = "Layers are not bound separately: the fields of TransformerConfig have what T5's files set"
+_LAYERS = (
+    "RelativePositionBiases", "Encoder", "Decoder", "EncoderDecoder", "EncoderLayer", "DecoderLayer", "DenseGeneral",
+    "MultiHeadDotProductAttention", "Embed", "T5LayerNorm", "Dropout", "MlpBlock",
+)  # fmt: skip
+_MODELS = ("EncoderDecoderModel", "DecoderOnlyModel")
+_NAMES_OF_FIELDS = (
+    "vocab_size", "emb_dim", "num_heads", "num_encoder_layers", "num_decoder_layers", "num_layers", "head_dim",
+    "mlp_dim", "mlp_activations", "dropout_rate", "logits_via_embedding", "dtype", "scan_layers", "remat_policy",
+)  # fmt: skip
+
+
+def _of_models(*parameters: str) -> str:
+    return " ".join(f"{model}.{parameter}" for model in _MODELS for parameter in parameters)
+
+
+RULES = table(
+    ("MODEL", _model),
+    (_of_models("module"), _module),
+    (_of_models("output_vocabulary", "vocabulary"), or_macro("VOCABULARY", vocabulary)),
+    (_of_models("input_vocabulary"), _input_vocabulary),
+    (_of_models("optimizer_def"), or_macro("OPTIMIZER", optimizer)),
+    (f"{_of_models('z_loss')} loss_fn.z_loss", to("Z_LOSS")),
+    (f"{_of_models('label_smoothing')} loss_fn.label_smoothing", to("LABEL_SMOOTHING", 0.0)),
+    (f"{_of_models('loss_normalizing_factor')} loss_fn.loss_normalizing_factor", to("LOSS_NORMALIZING_FACTOR")),
+    (_of_models("feature_converter_cls"), _converter),
+    ("DecoderOnlyModel.inputs_bidirectional_attention", gone("TransformerConfig.architecture has it")),
+    ("Transformer.config DecoderWrapper.config", _network_of_config),
+    *((f"T5Config.{name} TransformerConfig.{name}", _field(name)) for name in _NAMES_OF_FIELDS),
+    (
+        "T5Config.float32_attention_logits TransformerConfig.float32_attention_logits",
+        gone("Attention logits are float32"),
+    ),
+    ("NUM_EMBEDDINGS", to("TransformerConfig.vocab_size")),
+    ("EMBED_DIM", to("TransformerConfig.emb_dim")),
+    ("HEAD_DIM", to("TransformerConfig.head_dim")),
+    ("NUM_HEADS", to("TransformerConfig.num_heads")),
+    ("MLP_DIM", to("TransformerConfig.mlp_dim")),
+    ("NUM_ENCODER_LAYERS", to("TransformerConfig.num_encoder_layers")),
+    ("NUM_DECODER_LAYERS", to("TransformerConfig.num_decoder_layers")),
+    ("ACTIVATION_DTYPE", to("TransformerConfig.dtype")),
+    (" ".join(f"{layer}.*" for layer in _LAYERS), _layer),
+)

@@ -1,0 +1,135 @@
+"""The optimizer and its schedule."""
+
+from t5x_lab.migration.project import Context
+from t5x_lab.migration.statements import Binding, Reference, render
+from t5x_lab.migration.steps import DROPPED, KEPT, RENAMED, TO_DO, Rule, Step, configurable, dtype_as, gone, if_is, table, to
+
+_OPTAX = {"adamw": "AdamW", "lion": "Lion", "sgd": "Sgd"}
+_SCHEDULE_DEFAULTS = {"factors": "constant * linear_warmup * rsqrt_decay", "base_learning_rate": 0.5, "warmup_steps": 1000}
+
+
+def optimizer(binding: Binding, context: Context) -> Step:
+    value = binding.value
+    if not isinstance(value, Reference):
+        return Step(KEPT)
+    selector, name = value.name.rpartition("/")[2], configurable(value)
+    if context.is_own(selector):
+        return Step(KEPT)
+    equivalent = "Adafactor" if name == "Adafactor" else _OPTAX.get(name)
+    if equivalent == "Adafactor" or (equivalent and value.is_call):
+        return Step(RENAMED, (f"OPTIMIZER = @{equivalent}()", *_optax_defaults(equivalent, None, context)))
+    if name == "chain":
+        return _chain(context)
+    return Step(TO_DO, note=f"Choose an optimizer in place of @{selector} (docs/custom/optimizer.md)")
+
+
+def _chain(context: Context) -> Step:
+    """optax's chain of clipping and one optimizer."""
+    transformations = context.value("chain.transformations") or []
+    names = [configurable(each) for each in transformations if isinstance(each, Reference)]
+    equivalent = [_OPTAX[name] for name in names if name in _OPTAX]
+    others = [name for name in names if name not in (*_OPTAX, "clip_by_global_norm")]
+    if len(equivalent) != 1:
+        return Step(TO_DO, note="Choose an optimizer in place of the chain of optax (docs/custom/optimizer.md)")
+    norm = context.value("clip_by_global_norm.max_norm") if "clip_by_global_norm" in names else None
+    lines = [f"OPTIMIZER = @{equivalent[0]}()", *_optax_defaults(equivalent[0], norm, context)]
+    if others:
+        note = "It clips each element of the gradient, which no optimizer here does; clip_global_norm limits its norm"
+        return Step(TO_DO, tuple(lines), note if others == ["clip"] else f"{', '.join(others)} has no counterpart")
+    return Step(RENAMED, tuple(lines))
+
+
+def _optax_defaults(name: str, norm: float | None, context: Context) -> list[str]:
+    """Returns the clipping of an optimizer, and optax's defaults that differ here."""
+    if name == "Adafactor":
+        return []
+    decay = "AdamW.weight_decay = 0.0001  # optax's default"
+    lines = [decay] if name == "AdamW" and "adamw.weight_decay" not in context.names else []
+    return [f"{name}.clip_global_norm = {render(norm)}", *lines]
+
+
+def _learning_rate_of(owner: str) -> Rule:
+    """A schedule, or a number, as the learning rate of an optimizer of optax."""
+
+    def rule(binding: Binding, context: Context) -> Step:
+        value = context.resolve(binding.value)
+        if isinstance(value, int | float):
+            scoped = f"{owner.lower()}/LearningRate"  # a run file may bind the schedule of the trainer
+            bind = (f"{owner}.learning_rate = @{scoped}()", f'{scoped}.factors = "constant"')
+            return Step(RENAMED, (*bind, f"{scoped}.base_learning_rate = {render(value)}"))
+        name = configurable(value)
+        if name == "create_learning_rate_scheduler":
+            return Step(DROPPED, note="@LearningRate() is the schedule of every optimizer")
+        if name == "warmup_cosine_decay_schedule":
+            return Step(RENAMED, (f"{owner}.learning_rate = @CosineDecay()",))
+        if isinstance(value, Reference) and context.is_own(value.name):
+            return Step(RENAMED, (f"{owner}.learning_rate = {render(value)}",))
+        return Step(TO_DO, note=f"Bind a schedule to {owner}.learning_rate (docs/custom/schedule.md)")
+
+    return rule
+
+
+def _schedule(binding: Binding, context: Context) -> Step:
+    value = context.resolve(binding.value)
+    name = configurable(value)
+    if name and context.is_own(value.name):
+        return Step(RENAMED, (f"LEARNING_RATE = {render(value)}",))
+    if name == "create_learning_rate_scheduler":
+        return Step(DROPPED, note="@LearningRate() is the schedule of the run")
+    return Step(TO_DO, note="Bind LEARNING_RATE to a schedule (docs/custom/schedule.md)")
+
+
+def _schedule_factor(binding: Binding, context: Context) -> Step:
+    """The first of the parameters of T5X's schedule that is bound also writes its defaults that differ here."""
+    parameter = binding.parameter
+    lines = [f"LearningRate.{parameter} = {render(binding.value)}"]
+    prefix = "create_learning_rate_scheduler."
+    bound = [name for _, name in context.bindings if name.startswith(prefix)]
+    if bound and bound[0] == binding.name and not context.has_t5x_run:
+        lines += [
+            f"LearningRate.{name} = {render(value)}  # T5X's default"
+            for name, value in _SCHEDULE_DEFAULTS.items()
+            if f"{prefix}{name}" not in context.names
+        ]
+    return Step(RENAMED, tuple(lines))
+
+
+_FACTORS = "Second moments are factored by the axes of each parameter; Adafactor.min_dim_size_to_factor turns it off"
+_WARM_UP = "The warm-up begins at 0"
+_SAME_OF_ADAFACTOR = (
+    "decay_rate", "step_offset", "clipping_threshold", "multiply_by_parameter_scale", "min_dim_size_to_factor",
+)  # fmt: skip
+_PARAMETERS_OF_SCHEDULE = (
+    "factors", "base_learning_rate", "warmup_steps", "decay_factor", "steps_per_decay", "steps_per_cycle", "step_offset",
+    "min_learning_rate",
+)  # fmt: skip
+RULES = {
+    **table(
+        ("OPTIMIZER", optimizer),
+        *((f"Adafactor.{name}", to(f"Adafactor.{name}")) for name in _SAME_OF_ADAFACTOR),
+        ("Adafactor.weight_decay_rate", to("Adafactor.weight_decay")),
+        ("Adafactor.beta1", to("Adafactor.momentum")),
+        ("Adafactor.dtype_momentum", dtype_as("Adafactor.momentum_dtype")),
+        (
+            "Adafactor.logical_factor_rules",
+            if_is("standard_logical_factor_rules", then="Factors follow the axes of parameters", otherwise=_FACTORS),
+        ),
+        ("chain.transformations clip_by_global_norm.max_norm clip.max_delta", gone("Its optimizer is OPTIMIZER")),
+        ("Trainer.learning_rate_fn", _schedule),
+        ("warmup_cosine_decay_schedule.peak_value", to("CosineDecay.peak")),
+        ("warmup_cosine_decay_schedule.warmup_steps", to("CosineDecay.warmup_steps")),
+        ("warmup_cosine_decay_schedule.decay_steps", to("CosineDecay.total_steps")),
+        ("warmup_cosine_decay_schedule.end_value", to("CosineDecay.floor")),
+        ("warmup_cosine_decay_schedule.init_value", if_is(0.0, 0, then=_WARM_UP, otherwise=_WARM_UP)),
+        *((f"create_learning_rate_scheduler.{name}", _schedule_factor) for name in _PARAMETERS_OF_SCHEDULE),
+    ),
+    **{
+        key: rule
+        for owner, equivalent in _OPTAX.items()
+        for key, rule in table(
+            (f"{owner}.learning_rate", _learning_rate_of(equivalent)),
+            *((f"{owner}.{name}", to(f"{equivalent}.{name}")) for name in ("b1", "b2", "weight_decay", "momentum", "nesterov")),
+            (f"{owner}.eps", to(f"{equivalent}.epsilon")),
+        ).items()
+    },
+}

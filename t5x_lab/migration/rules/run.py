@@ -1,0 +1,102 @@
+"""The run, its checkpoints and its mesh."""
+
+import math
+
+from t5x_lab.migration.includes import CARRY, KEEP_ALL
+from t5x_lab.migration.project import Context
+from t5x_lab.migration.statements import Binding, render
+from t5x_lab.migration.steps import DROPPED, LIBRARY, RENAMED, TO_DO, Step, decide, gone, if_is, table, to
+
+
+def _restore_mode(binding: Binding, context: Context) -> Step:
+    value = context.resolve(binding.value)
+    if value in ("specific", "latest"):
+        return Step(DROPPED, note="A run directory gives its latest checkpoint, a path with a step that step")
+    return Step(TO_DO, note="Call t5x_lab eval --step=all for all checkpoints of a run")
+
+
+def _restored_path(binding: Binding, context: Context) -> Step:
+    """The checkpoint to start from, whose optimizer and step T5X restores too."""
+    if context.resolve(binding.value) in (None, "", [], ()):
+        return Step(DROPPED, note="That is the default here")
+    return Step(RENAMED, (*to("INITIAL_CHECKPOINT_PATH")(binding, context).lines, CARRY))
+
+
+def _period(binding: Binding, context: Context) -> Step:
+    step = to("CHECKPOINT_PERIOD")(binding, context)
+    if "SaveCheckpointConfig.keep" in context.names or context.has_t5x_run:
+        return step
+    return Step(RENAMED, (*step.lines, KEEP_ALL))
+
+
+def _fallback(binding: Binding, context: Context) -> Step:
+    if context.resolve(binding.value) is True:
+        return Step(RENAMED, ("RestoreCheckpointConfig.strict = False",), "Parameters that the checkpoint lacks are fresh")
+    return Step(DROPPED, note="That is the default here")
+
+
+def _assignment_map(binding: Binding, context: Context) -> Step:
+    lines = (f"RestoreCheckpointConfig.assignment_map = {render(binding.value)}",)
+    return Step(TO_DO, lines, "Names of parameters differ (docs/from_t5x.md): t5x_lab inspect lists them")
+
+
+def _partitions(binding: Binding, context: Context) -> Step:
+    value = context.resolve(binding.value)
+    if isinstance(value, tuple | list) and all(isinstance(each, int) for each in value):
+        value = math.prod(value)
+    if value == 1 and context.differs(binding):
+        return Step(RENAMED, ('MESH = "data=-1"',))
+    if value in (None, 1):
+        return Step(DROPPED, note="Every device has the whole model, as by default here")
+    if isinstance(value, int):
+        return Step(RENAMED, (f'MESH = "data=-1,tensor={value}"',))
+    return Step(TO_DO, note='Set MESH = "data=-1,tensor=N" for N partitions')
+
+
+_HOOKS = "Hooks have the place of actions: HOOKS, docs/custom/hooks.md"
+_FLOAT32 = "Checkpoints are float32"
+_AXES = "Add them to ShardingRules.parameters and activations (docs/custom/sharding.md)"
+_DIMS = 'To shard parameters in two dimensions set MESH, such as "fsdp=-1,tensor=4"'
+RULES = table(
+    ("RANDOM_SEED train.random_seed", to("SEED", None)),
+    ("USE_HARDWARE_RNG train.use_hardware_rng", gone("Every run is reproducible, on every mesh")),
+    ("train.model_dir", to("MODEL_DIR")),
+    ("train.total_steps", to("TRAIN_STEPS")),
+    ("train.model", gone("The run has its model")),
+    ("train.train_dataset_cfg", gone("The run has its data")),
+    ("train.checkpoint_cfg CheckpointConfig.save CheckpointConfig.restore train.partitioner", gone(LIBRARY)),
+    ("train.trainer_cls train.summarize_config_fn train.concurrent_metrics train.get_dataset_fn", gone(LIBRARY)),
+    ("train.stats_period", gone("metrics.jsonl has every step")),
+    ("train.actions", if_is(None, {}, then=_HOOKS, otherwise=_HOOKS)),
+    ("Trainer.num_microbatches", to("MICROBATCHES", None)),
+    ("Trainer.weight_metrics_computer", decide("HOOKS = (..., @Norms()) has norms by layer")),
+    # Checkpoints
+    ("SaveCheckpointConfig.period", _period),
+    ("SaveCheckpointConfig.keep", to("SaveCheckpointConfig.keep")),
+    ("SaveCheckpointConfig.dtype", if_is("float32", None, then=_FLOAT32, otherwise=_FLOAT32)),
+    ("SaveCheckpointConfig.save_dataset", gone("The position in the data is always saved")),
+    ("SaveCheckpointConfig.checkpointer_cls RestoreCheckpointConfig.checkpointer_cls", gone("Checkpoints are Orbax's")),
+    ("RestoreCheckpointConfig.path", _restored_path),
+    ("RestoreCheckpointConfig.mode", _restore_mode),
+    ("RestoreCheckpointConfig.dtype", gone("Parameters are float32")),
+    ("RestoreCheckpointConfig.fallback_to_scratch", _fallback),
+    ("RestoreCheckpointConfig.strict", to("RestoreCheckpointConfig.strict", True)),
+    ("RestoreCheckpointConfig.assignment_map", _assignment_map),
+    # Partitioning
+    ("PjitPartitioner.num_partitions NUM_MODEL_PARTITIONS", _partitions),
+    ("PjitPartitioner.model_parallel_submesh MODEL_PARALLEL_SUBMESH", _partitions),
+    ("ModelBasedPjitPartitioner.num_partitions ModelBasedPjitPartitioner.model_parallel_submesh", _partitions),
+    (
+        "PjitPartitioner.logical_axis_rules ModelBasedPjitPartitioner.logical_axis_rules",
+        if_is("standard_logical_axis_rules", then="They are the default", otherwise=_AXES),
+    ),
+    (
+        "standard_logical_axis_rules.additional_rules",
+        if_is([], (), None, then="They are the default", otherwise=_AXES),
+    ),
+    (
+        "standard_logical_axis_rules.activation_partitioning_dims standard_logical_axis_rules.parameter_partitioning_dims "
+        "ACTIVATION_PARTITIONING_DIMS",
+        if_is(1, then="That is the default here", otherwise=_DIMS),
+    ),
+)

@@ -1,0 +1,128 @@
+"""Steps of a translation, and kinds of rules for bindings of T5X: functions (binding, context) -> `Step`."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from t5x_lab.migration.project import SAME_MACROS, T5X_MODULES, Context
+from t5x_lab.migration.statements import Binding, MacroReference, Reference, references, render
+
+KEPT, RENAMED, DROPPED, TO_DO = "kept", "renamed", "dropped", "to do"
+
+
+class Step(NamedTuple):
+    """The translation of a statement.
+
+    Attributes:
+      status: one of `KEPT`, `RENAMED`, `DROPPED`, `TO_DO`.
+      lines: gin lines.
+      note: why, or what to do: a sentence without its full stop, "" if it is plain.
+    """
+
+    status: str
+    lines: tuple[str, ...] = ()
+    note: str = ""
+
+
+Rule = Callable[[Binding, Context], Step]
+
+
+def table(*rows: tuple[str, Rule], scope: str = "") -> dict[tuple[str, str], Rule]:
+    """Returns rules by scope and name.
+
+    Args:
+      rows: names separated by spaces, and their rule. `Class.*` stands for all parameters of a class.
+      scope: scope of the names.
+    """
+    return {(scope, name): rule for names, rule in rows for name in names.split()}
+
+
+def configurable(value: Any) -> str:
+    """Returns the name of a reference without scope and module; "" for another value."""
+    return value.name.rpartition("/")[2].rpartition(".")[2] if isinstance(value, Reference) else ""
+
+
+def unknown_reference(value: Any, context: Context) -> str | None:
+    """Returns a reference in a value to a configurable of T5X's that has no counterpart under its name."""
+    for reference in references(value):
+        selector = reference.name.rpartition("/")[2]
+        if isinstance(reference, Reference) and context.module_of(selector).split(".")[0] in T5X_MODULES:
+            return f"@{reference.name}"
+    return None
+
+
+def translated_macro(reference: MacroReference, context: Context) -> Step | None:
+    """Returns what a macro becomes that T5X's files define and that is not one here; None for another."""
+    rule, binding = context.rules.get(("", reference.name)), context.bindings.get(("", reference.name))
+    return rule(binding, context) if rule and binding and reference.name not in SAME_MACROS else None
+
+
+def to(name: str, *same: Any) -> Rule:
+    """Returns the rule of a binding with the same value under another name.
+
+    Args:
+      name: the name here.
+      same: values that are the default here, or that mean the same as no binding.
+    """
+
+    def rule(binding: Binding, context: Context) -> Step:
+        value = binding.value
+        if isinstance(value, MacroReference) and value.name == name:
+            return Step(DROPPED, note=f"{name} sets it")
+        if isinstance(value, MacroReference) and (macro := translated_macro(value, context)):
+            if macro.status == DROPPED or any(line.startswith(f"{name} = ") for line in macro.lines):
+                return Step(DROPPED, note=f"{value.name} sets it")
+            value = context.resolve(value)
+        resolved = context.resolve(value)
+        is_same = any(resolved is each or (resolved == each and type(resolved) is type(each)) for each in same)
+        if is_same and (resolved is None or not context.differs(binding)):
+            return Step(DROPPED, note="That is the default here")
+        if unknown := unknown_reference(value, context):
+            return Step(TO_DO, note=f"{unknown} is not known here")
+        line = f"{name} = {render(value)}"
+        status = KEPT if line == binding.text.strip() else RENAMED
+        return Step(status, (line,))
+
+    return rule
+
+
+def gone(why: str) -> Rule:
+    """Returns the rule of a binding that needs no counterpart."""
+    return lambda binding, context: Step(DROPPED, note=why)
+
+
+def decide(advice: str) -> Rule:
+    """Returns the rule of a binding for which a person has to decide."""
+    return lambda binding, context: Step(TO_DO, note=advice)
+
+
+def if_is(*plain: Any, then: str, otherwise: str) -> Rule:
+    """Returns the rule of a binding that needs no counterpart with some values. Otherwise a person has to decide."""
+
+    def rule(binding: Binding, context: Context) -> Step:
+        value = context.resolve(binding.value)
+        name = value.name.rpartition(".")[2] if isinstance(value, Reference) else value
+        return Step(DROPPED, note=then) if any(name == each for each in plain) else Step(TO_DO, note=otherwise)
+
+    return rule
+
+
+def dtype_as(name: str) -> Rule:
+    """A dtype, as text or as `@jax.numpy.bfloat16`."""
+
+    def rule(binding: Binding, context: Context) -> Step:
+        value = context.resolve(binding.value)
+        return Step(RENAMED, (f"{name} = {render(value.name.rpartition('.')[2] if isinstance(value, Reference) else value)}",))
+
+    return rule
+
+
+def or_macro(name: str, otherwise: Rule) -> Rule:
+    """Returns the rule of a binding that is usually the macro `name`, and else what the macro could be."""
+
+    def rule(binding: Binding, context: Context) -> Step:
+        return (to(name) if isinstance(binding.value, MacroReference) else otherwise)(binding, context)
+
+    return rule
+
+
+LIBRARY = "The library does this itself"
