@@ -70,7 +70,7 @@ def measure(topology: str, length: int, is_fused: bool) -> tuple[float, float, f
 
 def read_again(length: int, rows: int) -> int:
     """Returns the bytes of tiles that the three kernels read after the first time."""
-    from t5x_lab.ops.tiles import SIZES
+    from t5x_lab.ops.kernels.tpu import SIZES
 
     tiles = -(-length // SIZES[0])
     tile = min(length, SIZES[0]) * HEAD_DIM * 2

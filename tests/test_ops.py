@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from t5x_lab import ops
 from t5x_lab.networks.flops import traced_flops
 from t5x_lab.networks.positions import relative_position_bucket
-from t5x_lab.ops import attention_kernels, tiles
 from t5x_lab.ops.attention import dot_product_attention, merged_attention
 from t5x_lab.ops.biases import DiagonalBias, expand_bias
 from t5x_lab.ops.cross_entropy import CrossEntropy, TokenLosses, compute_logits, cross_entropy, cross_entropy_of_logits
 from t5x_lab.ops.dropout import dropout
+from t5x_lab.ops.kernels import gpu, tpu
 from t5x_lab.ops.masks import Mask, Window, expand_mask
 from t5x_lab.ops.platform import Target, tracing_for
 from t5x_lab.partitioning.mesh import MeshShape, make_mesh
@@ -206,23 +206,25 @@ def plain_attention(q, k, v, bias: DiagonalBias, allowed, cap):
     return jnp.einsum("bnts,bsnh->btnh", jax.nn.softmax(jnp.where(allowed[:, None], logits, -1e10)), v)
 
 
-TPU = Target("tpu", "TPU v4")
+TPU, GPU = Target("tpu", "TPU v4"), Target("gpu", "NVIDIA H100 80GB HBM3")
 
 
 @contextlib.contextmanager
-def fused_kernels(mesh: MeshShape = MeshShape(1, 1, 1)):
-    """Attention by the kernels for TPUs, in tiles of 8, without a TPU. The value is the sharding on a mesh."""
-    with pytest.MonkeyPatch.context() as patch, tracing_for(TPU):
-        patch.setattr(attention_kernels, "INTERPRET", True)
-        patch.setattr(tiles, "SIZES", (8,))
+def fused_kernels(target: Target, mesh: MeshShape = MeshShape(1, 1, 1)):
+    """Attention by the kernels for a target, in tiles of 8, without it. The value is the sharding on a mesh."""
+    kernels = tpu if target == TPU else gpu
+    with pytest.MonkeyPatch.context() as patch, tracing_for(target):
+        patch.setattr(kernels, "INTERPRET", True)
+        patch.setattr(kernels, "SIZES", (8,))
         yield Partitioner(make_mesh(mesh, mesh.first_of(jax.devices()))).constrain
 
 
 def check_attention(rng, mask: Mask, allowed, T: int, S: int, cap, shards=None) -> None:
     """Compares attention and its gradients, of the biases too, with those of plain attention."""
-    q, wanted = (jnp.asarray(rng.normal(size=(2, T, 4, 3)), jnp.float32) for _ in range(2))
+    q, wanted = (jnp.asarray(rng.normal(size=(2, T, 4, 16)), jnp.float32) for _ in range(2))
+    q *= 0.25
     wanted *= jnp.any(allowed, axis=-1)[:, :, None, None]  # padding attends to nothing, and its output is not used
-    k, v = (jnp.asarray(rng.normal(size=(2, S, 2, 3)), jnp.float32) for _ in range(2))
+    k, v = (jnp.asarray(rng.normal(size=(2, S, 2, 16)), jnp.float32) for _ in range(2))
     values = jnp.asarray(rng.normal(size=(4, T + S - 1)), jnp.float32)
 
     def run(q, k, v, values, mask):
@@ -265,39 +267,44 @@ def test_attention_in_windows_equals_a_plain_softmax(seed, causal, with_segments
         check_attention(rng, kinds, allowed, T, T, None)
 
 
+@pytest.mark.parametrize("target", [TPU, GPU], ids=["tpu", "gpu"])
 @cases(4, shrink=False)
 @given(st.integers(0, 2**31), st.booleans(), st.booleans(), st.booleans(), WINDOWS, st.sampled_from([None, 1.5]))
-def test_fused_attention_equals_a_plain_softmax(seed, causal, with_segments, with_prefix, window, cap):
+def test_fused_attention_equals_a_plain_softmax(target, seed, causal, with_segments, with_prefix, window, cap):
     """Tiles do not divide the length. The layer's kind is a number of its own, or computed."""
     T = 21
     mask = draw_mask(seed, T, causal, with_segments, with_prefix, window)
     allowed, rng = allowed_by_loops(mask, T), np.random.default_rng(seed)
-    with fused_kernels() as shards:
+    with fused_kernels(target) as shards:
         check_attention(rng, mask, allowed, T, T, cap, shards)
         kinds = dataclasses.replace(mask, windows=(window, Window(2, 1)), kind=jnp.asarray(0))
         check_attention(rng, kinds, allowed, T, T, cap, shards)
 
 
-@pytest.mark.parametrize("mesh", [MeshShape(2, 1, 4), MeshShape(2, 2, 2), MeshShape(2, 1, 1, sequence=4)])
-def test_fused_attention_on_a_mesh_equals_a_plain_softmax(mesh):
+@pytest.mark.parametrize(
+    "target, mesh",
+    [(TPU, MeshShape(2, 1, 4)), (TPU, MeshShape(2, 2, 2)), (TPU, MeshShape(2, 1, 1, sequence=4)), (GPU, MeshShape(2, 1, 4))],
+)
+def test_fused_attention_on_a_mesh_equals_a_plain_softmax(target, mesh):
     """Four query heads on four devices need two heads of keys and values, which are not sharded."""
     rng = np.random.default_rng(8)
     T, S = 11, 19
     segments = [jnp.asarray(np.sort(rng.integers(1, 3, (2, n)), axis=1)) for n in (T, S)]
-    with fused_kernels(mesh) as shards:
+    with fused_kernels(target, mesh) as shards:
         for mask in (Mask(False, *segments), Mask(False, key_segments=segments[1])):
             check_attention(rng, mask, expand_mask(mask, T, S), T, S, None, shards)
 
 
+@pytest.mark.parametrize("target", [TPU, GPU], ids=["tpu", "gpu"])
 @pytest.mark.parametrize("dtype, tolerance", [(jnp.float32, 1e-5), (jnp.bfloat16, 0.08)])
-def test_fused_attention_equals_blocks(dtype, tolerance):
+def test_fused_attention_equals_blocks(target, dtype, tolerance):
     """Compares results and gradients, with dropout, which drops the same weights, and in the dtypes of activations."""
     rng = np.random.default_rng(5)
-    q, k, v = (jnp.asarray(rng.normal(size=(2, 21, heads, 4)), dtype) for heads in (4, 2, 2))
+    q, k, v = (jnp.asarray(rng.normal(size=(2, 21, heads, 16)) / 2, dtype) for heads in (4, 2, 2))
     options = dict(mask=Mask(True), dropout_rate=0.4, dropout_key=jax.random.key(3))
     run = lambda shards: jax.vjp(lambda *x: dot_product_attention(*x, shards=shards, **options), q, k, v)
     results = []
-    for context in (contextlib.nullcontext(), fused_kernels()):
+    for context in (contextlib.nullcontext(), fused_kernels(target)):
         with context as shards:
             result, transpose = run(shards)
             results.append((result, transpose(jnp.cos(result))))
@@ -306,9 +313,12 @@ def test_fused_attention_equals_blocks(dtype, tolerance):
         np.testing.assert_allclose(*(np.asarray(x, np.float32) for x in (blocked, fused)), rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("target, without, platform, call, kernels", [
+    (TPU, Target("tpu", "TPU v3"), "tpu", "tpu_custom_call", 3), (GPU, Target("gpu", "AMD"), "cuda", "xla.gpu.triton", 4),
+], ids=["tpu", "gpu"])  # fmt: skip
 @pytest.mark.parametrize("length", [300, 4096])
-def test_programs_for_tpus_have_kernels_and_no_square_arrays(length):
-    """One kernel in the forward and two in the backward pass, also where no TPU is."""
+def test_programs_have_kernels_and_no_square_arrays(length, target, without, platform, call, kernels):
+    """One kernel in the forward and two or three in the backward pass, also where no such device is."""
     segments, key = jax.ShapeDtypeStruct((1, length), jnp.int32), jax.ShapeDtypeStruct((1, length, 2, 64), jnp.bfloat16)
     query, bias = jax.ShapeDtypeStruct((1, length, 4, 64), jnp.bfloat16), jax.ShapeDtypeStruct((4, 2 * length - 1), jnp.float32)
     mask = lambda segments: Mask(True, segments, segments, windows=(Window(255, 0),))
@@ -321,24 +331,25 @@ def test_programs_for_tpus_have_kernels_and_no_square_arrays(length):
     def lowered(target: Target) -> str:
         function = jax.jit(lambda *operands: jax.grad(attend, argnums=(0, 1, 2, 3))(*operands))
         with tracing_for(target):
-            return function.trace(query, key, key, bias, segments).lower(lowering_platforms=("tpu",)).as_text()
+            return function.trace(query, key, key, bias, segments).lower(lowering_platforms=(platform,)).as_text()
 
-    text = lowered(TPU)
-    assert text.count("tpu_custom_call") == 3
+    text = lowered(target)
+    assert text.count(call) == kernels
     assert f"{length}x{length}" not in text
-    assert "tpu_custom_call" not in lowered(Target("tpu", "TPU v3"))
+    assert call not in lowered(without)
 
 
-@pytest.mark.parametrize("block", [64, 4, "fused"])
+@pytest.mark.parametrize("block", [64, 4, TPU, GPU], ids=["64", "4", "tpu", "gpu"])
 def test_merged_attention_has_one_softmax_over_all_sources(monkeypatch, block):
     """Gradients too; the first source has windows, the second another length, and no keys in one row."""
-    monkeypatch.setattr(ops.blocks, "BLOCK", block)
-    context = fused_kernels() if block == "fused" else contextlib.nullcontext()
+    is_fused = isinstance(block, Target)
+    monkeypatch.setattr(ops.blocks, "BLOCK", 64 if is_fused else block)
+    context = fused_kernels(block) if is_fused else contextlib.nullcontext()
     rng = np.random.default_rng(6)
     T, S = 11, 7
     draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
-    q, wanted = draw(2, T, 4, 3), draw(2, T, 4, 3)
-    own, others = (draw(2, T, 2, 3), draw(2, T, 2, 3)), (draw(2, S, 2, 3), draw(2, S, 2, 3))
+    q, wanted = draw(2, T, 4, 16) / 4, draw(2, T, 4, 16)
+    own, others = (draw(2, T, 2, 16), draw(2, T, 2, 16)), (draw(2, S, 2, 16), draw(2, S, 2, 16))
     segments = jnp.asarray([[1] * 5 + [0] * 2, [0] * 7])
     first, second = Mask(True, windows=(Window(2, 2),)), Mask(False, key_segments=segments)
     bias = DiagonalBias(draw(4, 2 * T - 1), T)

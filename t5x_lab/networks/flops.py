@@ -31,7 +31,8 @@ def transformer_recomputed_flops(c: Any, S: int, T: int, saved: tuple[str, ...] 
       S, T: encoder and decoder length.
       saved: names of the saved activations, see `REMAT_POLICIES`. None = all.
       in_kernels: attention is computed in fused kernels. One for the gradient of queries and one for that of keys and values
-        both compute scores and the gradient of the weights.
+        both compute scores and the gradient of the weights. That for the gradient of T5's biases on GPUs, which computes them
+        once more, is not counted.
     """
     products = _transformer(c, S, T)
     attention = products["scores"] + (products["scores"] + products["mixture"] if in_kernels else 0)

@@ -56,7 +56,7 @@ class TransformerConfig(TransformerShape):
 
     def recomputed_flops(self, encoder_length: int, decoder_length: int) -> int:
         """Returns the FLOPs of one sequence that the backward pass recomputes on the current target, see `tracing_for`."""
-        saved, in_kernels = REMAT_POLICIES[self.remat_policy], has_kernels(DTYPES[self.dtype])
+        saved, in_kernels = REMAT_POLICIES[self.remat_policy], has_kernels(DTYPES[self.dtype], self.head_dim)
         return transformer_recomputed_flops(self, encoder_length, decoder_length, saved, in_kernels)
 
     def make(self, rngs: nnx.Rngs, constrain: Constrain) -> "Transformer":

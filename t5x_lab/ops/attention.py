@@ -1,4 +1,5 @@
-"""Dot-product attention over masks and relative position biases in compact form: by fused kernels on TPUs, else in blocks.
+"""Dot-product attention over masks and relative position biases in compact form: by fused kernels on TPUs and
+NVIDIA GPUs, else in blocks.
 
 Axis letters: B batch, T query length, S key length, N heads, K heads of keys and values, G = N / K query heads for each
 of them, H head size.
@@ -20,6 +21,7 @@ from t5x_lab.ops.platform import current_target
 from t5x_lab.ops.shards import Shards
 
 _WITHOUT_KERNELS = ("TPU v2", "TPU v3")  # whose kernels have no products of bfloat16
+_GPU_HEAD_SIZES = (16, 32, 64, 128)  # which the matrix products of kernels for GPUs take
 
 
 def dot_product_attention(
@@ -39,9 +41,10 @@ def dot_product_attention(
     Query head n attends to key and value head n // G (grouped-query attention, Ainslie et al. 2023; G = 1 is multi-head). A
     query that attends to no key (padding) returns a mean of some values; its loss weight is zero.
 
-    No array [B, N, T, S] is stored: the backward pass computes the weights again, in fused kernels on TPUs, else in blocks of
-    queries. Only keys that a block or tile of queries may attend to are read: up to its last query with a causal mask without a
-    prefix, and in the windows of its queries with a mask that has one, so that time and memory are then linear in the length.
+    No array [B, N, T, S] is stored: the backward pass computes the weights again, in fused kernels on TPUs and NVIDIA GPUs,
+    else in blocks of queries. Only keys that a block or tile of queries may attend to are read: up to its last query with a
+    causal mask without a prefix, and in the windows of its queries with a mask that has one, so that time and memory are then
+    linear in the length.
 
     Args:
       query_BTNH, key_BSKH, value_BSKH: queries, keys and values.
@@ -50,7 +53,7 @@ def dot_product_attention(
       dropout_rate: dropout rate of the attention weights. All queries share a mask, as in T5's code.
       dropout_key: None = no dropout.
       logit_cap: c replaces logits x by c * tanh(x / c) before the bias is added. None = no cap.
-      shards: sharding of the axes "batch", "heads" and "kv_heads", without which several TPUs attend in blocks.
+      shards: sharding of the axes "batch", "heads" and "kv_heads", without which several devices attend in blocks.
 
     Returns:
       Float [B, T, N, H] in the dtype of `value_BSKH`.
@@ -102,7 +105,7 @@ def _attention(operands: Operands, mask: Mask, dropout_key: jax.Array | None, we
     def attend(mask: Mask):
         if not _is_fused(operands, mask, shards):
             return blocked_attention(operands, mask, keep, weighting)
-        from t5x_lab.ops.fused_attention import fused_attention  # other platforms need not import its compiler
+        from t5x_lab.ops.kernels.fused_attention import fused_attention  # other platforms need not import its compiler
 
         return fused_attention(_drop_values(operands, keep, weighting), mask, weighting.logit_cap, shards)
 
@@ -122,7 +125,7 @@ def _backward(weighting, shards, residuals, d_results):
     def transpose(mask: Mask) -> Operands:
         if results is None:
             return blocked_gradients(operands, mask, keep, weighting, d_results)
-        from t5x_lab.ops.fused_attention import fused_gradients
+        from t5x_lab.ops.kernels.fused_attention import fused_gradients
 
         dropped, transpose_dropout = jax.vjp(lambda operands: _drop_values(operands, keep, weighting), operands)
         return transpose_dropout(fused_gradients(dropped, mask, results, d_results, weighting.logit_cap, shards))[0]
@@ -134,17 +137,20 @@ _attention.defvjp(_forward, _backward)
 
 
 def _is_fused(operands: Operands, mask: Mask, shards: Shards | None) -> bool:
-    """Returns whether the fused kernels attend: on TPUs from v4 on, but not for tokens after a cache."""
+    """Returns whether the fused kernels attend: not for tokens after a cache."""
     has_cache = mask.query_offset is not None or mask.key_positions is not None
     is_possible = shards is not None or jax.device_count() == 1
-    return has_kernels(operands.query.dtype) and is_possible and not has_cache
+    return has_kernels(operands.query.dtype, operands.query.shape[-1]) and is_possible and not has_cache
 
 
-def has_kernels(dtype: Any) -> bool:
-    """Returns whether the current target has fused kernels for queries of a dtype."""
+def has_kernels(dtype: Any, head_dim: int) -> bool:
+    """Returns whether the current target has fused kernels for queries of a dtype and size: TPUs from v4 on and NVIDIA GPUs."""
     target = current_target()
-    is_supported = target.platform == "tpu" and target.kind not in _WITHOUT_KERNELS
-    return is_supported and dtype in (jnp.float32, jnp.bfloat16)
+    is_supported = {
+        "tpu": target.kind not in _WITHOUT_KERNELS,
+        "gpu": target.kind.startswith("NVIDIA") and head_dim in _GPU_HEAD_SIZES,
+    }
+    return is_supported.get(target.platform, False) and dtype in (jnp.float32, jnp.bfloat16)
 
 
 def _switch_kinds(mask: Mask, function: Callable[[Mask], Any]) -> Any:

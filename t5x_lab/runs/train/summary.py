@@ -145,7 +145,7 @@ def _attention(run: RunConfig) -> str | None:
     network = run.model.network
     if not isinstance(network, TransformerShape):
         return None
-    return "fused kernels" if has_kernels(DTYPES[network.dtype]) else "blocks of XLA's operations"
+    return "fused kernels" if has_kernels(DTYPES[network.dtype], network.head_dim) else "blocks of XLA's operations"
 
 
 def make_run_directory(model_dir: str) -> None:

@@ -2,7 +2,7 @@
 
 A tile has the logits of keys (rows) and queries (columns). It exists in the chip's vector memory only, and so does its part of
 the bias, which is built from a window of the diagonals (Dao et al. 2022, here with T5's biases). The kernels read arrays by
-their names: "query", "key" and "value" [B, heads, H, length], rows "query_codes", "key_codes" and "bias" if any (see `tiles`),
+their names: "query", "key" and "value" [B, heads, H, length], rows "query_codes", "key_codes" and "bias" if any,
 and in the backward pass "d_attended", "log_sums" and "means".
 
 Axis letters: B batch, N heads, K heads of keys and values, H head size.
@@ -17,12 +17,72 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from t5x_lab.ops.tiles import UNLIMITED, Tiling
+from t5x_lab.ops.biases import DiagonalBias
+from t5x_lab.ops.kernels.tiling import UNLIMITED, Tiling
 
 INTERPRET = False  # tests run the kernels without a TPU, slowly
+SIZES = (512, 256, 128)
 _MASKED = -1e10
 _LANES = 128
 Arrays = Mapping[str, jax.Array]
+
+HEADS = 1  # the axis of heads in queries, keys and values
+KEY_GRADIENTS = ("query", "query")  # the axes of their results: a part for each query head
+AXES: Mapping[str, tuple] = {
+    **dict.fromkeys(("query", "d_attended"), ("batch", "heads", None, None)),
+    **dict.fromkeys(("key", "value"), ("batch", "kv_heads", None, None)),
+    **dict.fromkeys(("query_codes", "key_codes"), ("batch", None, None, None)),
+    "bias": ("heads", None, None, None),
+    **dict.fromkeys(("log_sums", "means", "d_bias"), ("batch", "heads", None, None, None)),
+}
+
+
+# ---- layout
+
+
+def lay_out(x: jax.Array, size: int) -> jax.Array:
+    """Returns [B, T, N, H] as [B, N, H, T], with zeros to fill the last tile.
+
+    The compiler for TPUs has the length last too if heads are small. A head of 64, as in T5, would take the space of 128.
+    """
+    return jnp.moveaxis(jnp.pad(x, ((0, 0), (0, -x.shape[1] % size), (0, 0), (0, 0))), 1, 3)
+
+
+def restore(x: jax.Array, length: int) -> jax.Array:
+    """Returns [B, N, H, T] as [B, T, N, H], up to a length."""
+    return jnp.moveaxis(x, 3, 1)[:, :length]
+
+
+def lay_out_rows(x_BTN: jax.Array, size: int) -> jax.Array:
+    """Returns a number for each query and head as [B, N, tiles, 1, size]."""
+    B, T, N = x_BTN.shape
+    return jnp.swapaxes(jnp.pad(x_BTN, ((0, 0), (0, -T % size), (0, 0))), 1, 2).reshape(B, N, -1, 1, size)
+
+
+def restore_rows(x: jax.Array, length: int) -> jax.Array:
+    """Returns [B, N, tiles, 1, size] as [B, T, N], up to a length."""
+    return jnp.swapaxes(x.reshape(*x.shape[:2], -1), 1, 2)[:, :length]
+
+
+def lay_out_codes(codes_BT: jax.Array, size: int) -> jax.Array:
+    """Returns codes of tokens as float [B, tiles, 1, size], with 0, padding, to fill the last tile."""
+    padded = jnp.pad(codes_BT, ((0, 0), (0, -codes_BT.shape[1] % size)))
+    return padded.astype(jnp.float32).reshape(padded.shape[0], -1, 1, size)
+
+
+def lay_out_bias(tiling: Tiling, bias: DiagonalBias) -> jax.Array:
+    """Returns the bias by descending distance of key - query, float [N, query tiles + key tiles, 1, size].
+
+    The first value is that of distance size * key tiles.
+    """
+    N, D = bias.values.shape
+    tiles, size = tiling.query_tiles + tiling.key_tiles, tiling.size
+    before = tiling.query_tiles * size - bias.span  # the bias starts with distance -(span - 1)
+    values = jax.lax.pad(bias.values.astype(jnp.float32), jnp.float32(0), ((0, 0, 0), (before, tiles * size - before - D, 0)))
+    return values[:, ::-1].reshape(N, tiles, 1, size)
+
+
+# ---- kernels
 
 
 class _Visit(NamedTuple):
@@ -75,7 +135,16 @@ def attend(tiling: Tiling, inputs: Arrays) -> list[jax.Array]:
     return _call("attention", tiling, kernel, "keys", inputs, outputs, scratch)
 
 
-def query_gradients(tiling: Tiling, inputs: Arrays) -> list[jax.Array]:
+def gradients(tiling: Tiling, inputs: Arrays) -> list[jax.Array]:
+    """Returns the gradients of queries, of keys and values for each query head, and if there is a bias of each row's values.
+
+    The last is float [B, N, query tiles + key tiles, 1, size].
+    """
+    d_query, *of_bias = _query_gradients(tiling, inputs)
+    return [d_query, *_key_gradients(tiling, inputs), *(x[:, :, :, None] for x in of_bias)]
+
+
+def _query_gradients(tiling: Tiling, inputs: Arrays) -> list[jax.Array]:
     """Returns the gradient of the queries, and if there is a bias that of its rows, float [B, N, tiles, size]."""
     B, N, H, _ = inputs["query"].shape
 
@@ -97,7 +166,7 @@ def query_gradients(tiling: Tiling, inputs: Arrays) -> list[jax.Array]:
             key = inputs["key"][0, 0]
             total_ref[...] += _contract(key, d_products.astype(key.dtype), 1, 0)
             for ref in d_bias_refs:
-                sums, row = _diagonal_sums(d_logits), tiling.bias_row(visit.i, visit.j)
+                sums, row = _diagonal_sums(d_logits), _bias_row(tiling, visit.i, visit.j)
                 ref[0, 0, pl.ds(row, 1)] += sums[:, : tiling.size]
                 ref[0, 0, pl.ds(row + 1, 1)] += sums[:, tiling.size :]
 
@@ -111,7 +180,7 @@ def query_gradients(tiling: Tiling, inputs: Arrays) -> list[jax.Array]:
     return _call("attention_query_gradients", tiling, kernel, "keys", inputs, outputs, [(H, tiling.size)])
 
 
-def key_gradients(tiling: Tiling, inputs: Arrays) -> list[jax.Array]:
+def _key_gradients(tiling: Tiling, inputs: Arrays) -> list[jax.Array]:
     """Returns the parts of the gradients of the keys and values that each query head adds, [B, N, H, length]."""
     B, N, H, _ = inputs["query"].shape
 
@@ -181,7 +250,7 @@ def _call(
     of_query = spec((1, 1, H, size), lambda b, n, i, j: (b, n, 0, i))
     of_key = spec((1, 1, H, size), lambda b, n, i, j: (b, jax.lax.div(n, group), 0, j))
     of_sums = spec((1, 1, 1, 1, size), lambda b, n, i, j: (b, n, i, 0, 0))
-    bias_row = lambda shift: spec((1, 1, 1, size), lambda b, n, i, j: (n, tiling.bias_row(i, j) + shift, 0, 0))
+    bias_row = lambda shift: spec((1, 1, 1, size), lambda b, n, i, j: (n, _bias_row(tiling, i, j) + shift, 0, 0))
     specs = {
         "query": of_query, "d_attended": of_query, "key": of_key, "value": of_key, "log_sums": of_sums, "means": of_sums,
         "query_codes": spec((1, 1, 1, size), lambda b, n, i, j: (b, i, 0, 0)),
@@ -215,6 +284,11 @@ def _call(
         interpret=INTERPRET,
         name=name,
     )(*inputs.values())
+
+
+def _bias_row(tiling: Tiling, query_tile: Any, key_tile: Any) -> Any:
+    """Returns the first of the two rows of `lay_out_bias` that have the bias of a tile."""
+    return tiling.key_tiles - 1 - key_tile + query_tile
 
 
 # ---- one tile
