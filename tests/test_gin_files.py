@@ -55,7 +55,8 @@ def test_dynamic_registration_finds_our_names_too(tmp_path):
         'BATCH_SIZE = 16\nSaveCheckpointConfig.period = 5\nLearningRate.factors = "constant"\nmy_module.Mine.size = 4\n'
     )
     config = GinConfig([*FILES, "mine.gin"], NEEDED)
-    for run in (config.run(), GinConfig([], [config.text]).run()):
+    assert "my_module" in config.text and "Mine" not in config.used_text
+    for run in (config.run(), GinConfig([], [config.text]).run(), GinConfig([], [config.used_text]).run()):
         assert (run.data.batch_size, run.saving.period, run.optimizer.learning_rate.factors) == (16, 5, "constant")
     (tmp_path / "wrong.gin").write_text("from __gin__ import dynamic_registration\n\nSaveCheckpointConfg.period = 5\n")
     with pytest.raises(UserError, match="SaveCheckpointConfg"):
@@ -179,7 +180,7 @@ def test_an_optimizer_and_a_schedule_of_ones_own():
     pathlib.Path("my_optimizer.py").write_text(documented("custom/optimizer.md", "sign_sgd"))
     pathlib.Path("mine.gin").write_text(documented("custom/optimizer.md", "import my_optimizer"))
     config = GinConfig([*FILES, "mine.gin"], [*NEEDED, "halving.first = 0.25", "halving.every = 2"])
-    for run in (config.run(), GinConfig([], [config.text]).run()):
+    for run in (config.run(), GinConfig([], [config.text]).run(), GinConfig([], [config.used_text]).run()):
         assert [float(run.optimizer.learning_rate(step)) for step in (0, 1, 2, 4)] == [0.25, 0.25, 0.125, 0.0625]
         params = {"w": np.ones((2, 2), np.float32)}
         transformation = run.optimizer.make({"w": ("embed", "mlp")})

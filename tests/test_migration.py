@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 
 import pytest
 
@@ -286,6 +287,28 @@ TRAIN_STEPS = 10
         ),
         ("import mine\ntrainer.Trainer.learning_rate_fn = @mine.f()\n", "import mine\nLEARNING_RATE = @mine.f()\n"),
         ("RestoreCheckpointConfig.path = []\n", ""),
+        ("trainer.Trainer.num_microbatches = 0\n", ""),
+        ("Trainer.num_microbatches = 4\nTrainer.num_microbatches = None\n", "MICROBATCHES = 4\nMICROBATCHES = 1\n"),
+        (
+            "adafactor.Adafactor.factored = False\n",
+            "Adafactor.min_dim_size_to_factor = 1000000000  # no second moment is factored\n",
+        ),
+        (
+            "Adafactor.global_norm_clip_threshold = 1.0\nAdafactor.weight_decay_rate_lr_exponent = 2.0\n",
+            "Adafactor.clip_global_norm = 1.0\nAdafactor.weight_decay_lr_exponent = 2.0\n",
+        ),
+        (
+            "PjitPartitioner.num_partitions = 4\npartitioning.standard_logical_axis_rules.parameter_partitioning_dims = 2\n",
+            'MESH = "fsdp=-1,tensor=4"\n',
+        ),
+        ("standard_logical_axis_rules.parameter_partitioning_dims = 2\n", 'MESH = "fsdp=-1"\n'),
+        ("LOGICAL_AXIS_RULES = @partitioning.standard_logical_axis_rules()\n", ""),
+        ('train.actions = {"TRAIN_EVAL": [@trainer.TerminateOnNanAction()]}\n', ""),
+        ("bias_init/linen.initializers.normal.stddev = 1e-6\nBIAS_INIT = @bias_init/linen.initializers.normal()\n", ""),
+        (
+            'include "flaxformer/t5x/configs/t5/architectures/t5_flaxformer.gin"\nEncoderDecoderModel.module = %ARCHITECTURE\n',
+            'TransformerConfig.architecture = "encoder_decoder"\nTransformerConfig.logits_via_embedding = True\n',
+        ),
     ],
 )
 def test_single_bindings(text, migrated):
@@ -301,6 +324,10 @@ def test_single_bindings(text, migrated):
         'mine/utils.DatasetConfig.split = "test"\n',
         'inputs/SentencePieceVocabulary.sentencepiece_model_file = "a"\n',
         "layers.DecoderLayer.parallel = True\n",
+        "EVAL_PERIOD = 0\n",
+        "EncoderDecoderModel.module = %ARCHITECTURE\n",
+        "normal.stddev = 0.02\n",
+        "train.actions = {'TRAIN': [@trainer.EarlyStoppingAction()]}\n",
         "from t5x import adafactor\nimport mine\nmine.C.optimizer = @adafactor.Adafactor()\n",
     ],
 )
@@ -350,3 +377,63 @@ def test_statements_are_read_without_imports_and_with_their_text(tmp_path):
     file.write_text('include "a.gin"\n')
     with pytest.raises(UserError, match="includes"):
         Project([str(file)], [str(tmp_path)], known_macros())
+
+
+def test_optimizers_by_names_of_parameters_are_groups():
+    """Patterns of T5X's may match a part of a name; those here match all of it."""
+    pathlib.Path("scales.gin").write_text("""
+include "t5x/examples/t5/t5_1_1/small.gin"
+adafactor.Adafactor.multiply_by_parameter_scale = @adafactor.HParamMap()
+adafactor.HParamMap.rules = [("relpos_bias", False), (".*", True)]
+adafactor.Adafactor.decay_rate = 0.7
+OPTIMIZER = @adafactor.Adafactor()
+""")
+    pathlib.Path("frozen.gin").write_text("""
+include "t5x/examples/t5/t5_1_1/small.gin"
+OPTIMIZER = @optimizers.MultiOptimizer()
+optimizers.MultiOptimizer.traversals_and_optimizers = [(@bias/traversals.ModelParamTraversal(), @adafactor.Adafactor())]
+bias/traversals.ModelParamTraversal.filter_fn = @match_any()
+match_any.regexes = ["relpos", "^.*norm.*$"]
+""")
+    assert main(["migrate", "scales.gin", "frozen.gin", "--output=out"]) == 0
+    needed = [
+        'MODEL_DIR = "x"',
+        'MIXTURE_OR_TASK_NAME = "a"',
+        'TASK_FEATURE_LENGTHS = {"inputs": 8, "targets": 8}',
+        "TRAIN_STEPS = 1",
+    ]
+    scales, frozen = (GinConfig([f"out/{name}.gin"], needed).run().optimizer for name in ("scales", "frozen"))
+    settings = [(pattern, each.multiply_by_parameter_scale, each.decay_rate) for pattern, each in scales.groups]
+    assert settings == [(".*relpos_bias.*", False, 0.7), (".*", True, 0.7)]
+    assert [(pattern, each is None) for pattern, each in frozen.groups] == [
+        (".*relpos.*", False), ("^.*norm.*$", False), (".*", True),
+    ]  # fmt: skip
+    assert frozen.is_trained("encoder/relpos_bias/rel_embedding") and not frozen.is_trained("encoder/layers/mlp/wi/kernel")
+
+
+IN_PLACE = [
+    "train", "--gin.train/utils.DatasetConfig.task_feature_lengths={'inputs': 24, 'targets': 12}", "--gin_file=run.gin", "--gin.MODEL_DIR=x", "--gin.VOCABULARY=@seqio.ByteVocabulary()", "--dry_run",
+    "--gin.train/utils.DatasetConfig.mixture_or_task_name=sotu_span_corruption", "--gin.utils.RestoreCheckpointConfig.path=None",
+    "--gin.train_eval/utils.DatasetConfig.mixture_or_task_name=sotu_span_corruption",
+    "--gin.train_eval/utils.DatasetConfig.split=validation", "--gin.train_eval/utils.DatasetConfig.batch_size=8",
+    "--gin.train/utils.DatasetConfig.batch_size=24",
+]  # fmt: skip
+
+
+def test_files_of_t5x_are_read_as_they_are(project, capsys):
+    """With bindings of the command line under T5X's names, from the folder whose files the translations must not be taken for."""
+    mesh = "--gin.partitioning.PjitPartitioner.model_parallel_submesh=(1, 1, 1, 1)"
+    assert main([*IN_PLACE, mesh]) == 0
+    out = capsys.readouterr().out
+    assert "command line: utils.RestoreCheckpointConfig.path = None -> INITIAL_CHECKPOINT_PATH = None\n" in out
+    assert re.search(r"run.gin, line \d+: RANDOM_SEED = 17 -> SEED = 17\n", out)
+    assert re.search(r"model.gin, line \d+: network.T5Config.emb_dim = 96 -> TransformerConfig.emb_dim = 96\n", out)
+    assert "6,859,968 parameters" in out and "steps       0 to 300" in out and "fresh parameters" in out
+    assert pathlib.Path("run.gin").read_text() == RUN
+
+
+def test_files_of_t5x_with_open_decisions_are_not_read_as_they_are(project, capsys):
+    assert main([*IN_PLACE, "--gin.train_script.train.eval_period=0"]) == 2
+    error = capsys.readouterr().err
+    assert "1 of their statements need a decision. Translate the files with t5x_lab migrate FILE --output=FOLDER" in error
+    assert "command line: train_script.train.eval_period = 0\n    Evaluations have a period" in error

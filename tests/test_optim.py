@@ -1,6 +1,7 @@
 """Adafactor against its published formulas, layer by layer; schedules against theirs; AdamW's decay mask."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -82,6 +83,31 @@ def test_stacked_adafactor_equals_the_published_formulas_layer_by_layer_for_50_s
     for (name, layer), x in reference.items():
         got = stacked[name][layer] if AXES[name][0] == "layers" else stacked[name]
         np.testing.assert_allclose(got, x, rtol=2e-4, atol=2e-5, err_msg=f"{name} {layer}")
+
+
+def test_adafactor_clips_the_gradient_and_decays_by_a_power_of_the_rate():
+    """Weight decay of T5X's is no part of the step that the rate multiplies; its exponent multiplies it by rate**exponent."""
+    rng = np.random.default_rng(3)
+    params, grads = (
+        {name: jnp.asarray(rng.normal(size=shape), jnp.float32) for name, shape in SHAPES.items()} for _ in range(2)
+    )
+    rate = LearningRate("constant", 0.5)
+
+    def step(scale=1.0, **settings):
+        optimizer = Adafactor(rate, clipping_threshold=None, min_dim_size_to_factor=12, **settings).make(AXES)
+        first = optimizer.update(jax.tree.map(lambda g: g * 0.01, grads), optimizer.init(params), params)
+        return optimizer.update(jax.tree.map(lambda g: g * scale, grads), first[1], params)[0]
+
+    norm = float(optax.tree.norm(grads))
+    close = functools.partial(jax.tree.map, functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6))
+    close(step(clip_global_norm=norm / 4), step(scale=0.25))
+    close(step(clip_global_norm=norm * 4), step())
+    plain = step()
+    for settings, decay in (
+        (dict(weight_decay_lr_exponent=2.0), 0.25),
+        (dict(weight_decay=0.1, weight_decay_lr_exponent=1.0), 0.05),
+    ):
+        close(step(**settings), jax.tree.map(lambda u, p: u - decay * p, plain, params))
 
 
 def test_adafactors_step_offset_is_t5xs():

@@ -56,11 +56,19 @@ def gin_settings(args: argparse.Namespace) -> tuple[list[str], list[str]]:
 
 
 def gin_config(args: argparse.Namespace, *first_files: str, fixed: tuple[str, ...] = ()):
-    """Returns the configuration of the flags, after `first_files`. The bindings `fixed` override it."""
-    from t5x_lab.runs.config.gin_config import GinConfig
+    """Returns the configuration of the flags, after `first_files`. The bindings `fixed` override it.
+
+    Files of T5X's are translated, and what they became is printed.
+    """
+    from t5x_lab.migration.direct import translate_t5x
+    from t5x_lab.runs.config.gin_config import GinConfig, known_macros
 
     bindings, paths = gin_settings(args)
-    return GinConfig((*first_files, *args.gin_file), (*bindings, *fixed), tuple(paths))
+    files = args.gin_file
+    if translation := translate_t5x(files, bindings, paths, known_macros()):
+        print(translation.notes)
+        files, bindings = [translation.file], []
+    return GinConfig((*first_files, *files), (*bindings, *fixed), tuple(paths))
 
 
 def add_model_flags(parser: argparse.ArgumentParser, several_steps: bool = False) -> None:

@@ -7,7 +7,9 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
-from t5x_lab.config.errors import UserError
+import gin
+
+from t5x_lab.config.errors import NotSet, UserError
 
 _NAMES = {
     int: "an integer",
@@ -25,11 +27,14 @@ def check_types(config) -> None:
     """Checks the types of all fields of a dataclass. Annotations may use simple types, dataclasses and protocols.
 
     Raises:
-      UserError: for a value of another type.
+      UserError: for a value of another type, or one that is not set.
     """
     annotations = typing.get_type_hints(type(config))
     for field in (field.name for field in dataclasses.fields(config)):
         value, annotation = getattr(config, field), annotations[field]
+        if value is gin.REQUIRED:
+            name = f"{type(config).__name__}.{field}"
+            raise NotSet(f"{name} is not set. Set it in a gin file or with --gin.{name}=VALUE, or with its macro.")
         if not _fits(value, annotation):
             raise UserError(
                 f"{type(config).__name__}.{field} is {value!r}. It must be {_describe(annotation)}. "

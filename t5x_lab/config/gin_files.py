@@ -17,7 +17,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import gin
-from gin.config import _CONFIG, _FILE_READERS, _LOCATION_PREFIXES, _REGISTRY, ConfigurableReference, ParseContext
+from gin.config import (
+    _CONFIG,
+    _FILE_READERS,
+    _LOCATION_PREFIXES,
+    _REGISTRY,
+    ConfigurableReference,
+    ParseContext,
+    _config_str,
+)
 
 from t5x_lab.config.errors import NotSet, UserError, did_you_mean
 from t5x_lab.config.gin_errors import GIN_ERRORS, explain_error
@@ -186,17 +194,11 @@ def with_current_bindings(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def config_text(selector: str | None = None) -> str:
     """Returns the parsed configuration as a self-contained gin text, without parameters that `selector` does not depend on."""
-    text = gin.config_str(max_line_length=120)
-    if selector is None:
-        return text
-    used = {name for kind, name in _reachable(selector) if kind == "configurable"}
-    sections = re.split(r"^(?=# (?:Parameters for|Macros))", text, flags=re.MULTILINE)
-
-    def is_used(section: str) -> bool:
-        title = re.match(r"# Parameters for (?:.*/)?([\w.]+):", section)
-        return not title or _REGISTRY.get_match(title[1]).selector in used
-
-    return "".join(section for section in sections if is_used(section))
+    shown = _CONFIG
+    if selector is not None:
+        used = {name for kind, name in _reachable(selector) if kind == "configurable"}
+        shown = {key: values for key, values in _CONFIG.items() if key[1] in used or key[1] == "gin.macro"}
+    return _config_str(shown, max_line_length=120, continuation_indent=4)
 
 
 def binding(text: str) -> str:
@@ -232,7 +234,7 @@ def _check_macros(selector: str, hints: Mapping[str, str]) -> None:
     for name in _required_macros(selector):
         value = _CONFIG.get((name, "gin.macro"), {}).get("value")
         if name not in defined or _is_required(value):
-            similar = difflib.get_close_matches(name, defined, n=1)
+            similar = difflib.get_close_matches(name, defined - {name}, n=1)
             raise NotSet(
                 f"{name} is not set. {hints.get(name, '')}".rstrip()
                 + f" Set it in a gin file or with --gin.{name}=VALUE."

@@ -76,7 +76,11 @@ def counterpart(include: str) -> Counterpart | None:
         return _model(f"models/{match[2]}/{match[3].lower()}.gin", is_scalable=match[1] == "scalable_t5")
     if match := re.fullmatch(r"flaxformer/t5x/configs/t5/models/(t5_1_0|t5_1_1|mt5|byt5)_(\w+)\.gin", path):
         return _model(f"models/{match[1]}/{match[2].lower()}.gin")
-    if match := re.fullmatch(r"t5x/examples/decoder_only/models/(\w+)\.gin", path):
+    if match := re.fullmatch(r"flaxformer/t5x/configs/t5/architectures/t5_(1_1_)?flaxformer\.gin", path):
+        tied = "False" if match[1] else "True"
+        lines = ('TransformerConfig.architecture = "encoder_decoder"', f"TransformerConfig.logits_via_embedding = {tied}")
+        return Counterpart(lines)
+    if match := re.fullmatch(r"t5x/examples/decoder_only/(?:models/)?(\w+)\.gin", path):
         return _model(f"models/decoder/{match[1].lower()}.gin")
     if match := re.fullmatch(r"t5x/examples/t5/t5_1_1/examples/(\w+)_c4_pretrain\.gin", path):
         model = _model(f"models/t5_1_1/{match[1].lower()}.gin")

@@ -128,6 +128,11 @@ class Context:
         return any(each is not None and each.is_model for each in map(counterpart, self.included))
 
     @property
+    def has_t5x_network(self) -> bool:
+        """Whether a file of flaxformer's defines T5's layers."""
+        return any("/architectures/t5_" in path for path in self.included)
+
+    @property
     def has_t5x_run(self) -> bool:
         """Whether a file of T5X's defines the training run."""
         return any(each is not None and each.is_run for each in map(counterpart, self.included))

@@ -74,7 +74,7 @@ def to(name: str, *same: Any) -> Rule:
             value = context.resolve(value)
         resolved = context.resolve(value)
         is_same = any(resolved is each or (resolved == each and type(resolved) is type(each)) for each in same)
-        if is_same and (resolved is None or not context.differs(binding)):
+        if is_same and not context.differs(binding):
             return Step(DROPPED, note="That is the default here")
         if unknown := unknown_reference(value, context):
             return Step(TO_DO, note=f"{unknown} is not known here")

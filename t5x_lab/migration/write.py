@@ -6,6 +6,7 @@ import pathlib
 from collections.abc import Collection, Iterator, Sequence
 
 from t5x_lab.config.errors import UserError, write_error
+from t5x_lab.config.gin_files import PACKAGE_GIN
 from t5x_lab.migration.includes import counterpart, t5x_file
 from t5x_lab.migration.project import T5X_MODULES, Project
 from t5x_lab.migration.statements import Binding, Import, Include, MacroReference, Statement, references
@@ -36,7 +37,11 @@ class MigratedFile:
 
 
 def migrate(
-    files: Sequence[str], output: str, search_paths: Sequence[str], known_macros: Collection[str]
+    files: Sequence[str],
+    output: str,
+    search_paths: Sequence[str],
+    known_macros: Collection[str],
+    include_folder: str = "",
 ) -> list[MigratedFile]:
     """Returns the translations of gin files and of the files of the project that they include, not yet written.
 
@@ -45,14 +50,14 @@ def migrate(
       output: folder for the translations.
       search_paths: folders in which included files are.
       known_macros: macros of t5x_lab. Others are of the project, and are left out where nothing uses them any more.
+      include_folder: folder in front of translated files in includes. "": they are read in the folder of translations.
 
     Raises:
       UserError: for a file that cannot be read, or two with the same place in the folder.
     """
     project = Project(files, search_paths, known_macros, RULES)
-    steps = {
-        path: [(each, _translate(each, project, path)) for each in statements] for path, statements in project.files.items()
-    }
+    translate_in = lambda path, each: (each, _translate(each, project, path, include_folder))
+    steps = {path: [translate_in(path, each) for each in statements] for path, statements in project.files.items()}
     used = {name for of_file in steps.values() for each, step in of_file for name in _macros_used(each, step)}
     migrated, sources = [], dict[pathlib.Path, pathlib.Path]()
     for path, of_file in steps.items():
@@ -72,12 +77,12 @@ def _place(path: pathlib.Path) -> pathlib.Path:
     return pathlib.Path(path.name) if relative.parts[0] == ".." else relative
 
 
-def _translate(statement: Statement, project: Project, path: pathlib.Path) -> Step:
+def _translate(statement: Statement, project: Project, path: pathlib.Path, include_folder: str) -> Step:
     context = project.context(path)
     if isinstance(statement, Binding):
         return translate(statement, context)
     if isinstance(statement, Include):
-        return _translate_include(statement, project, path)
+        return _translate_include(statement, project, path, include_folder)
     if isinstance(statement, Import):
         if statement.module.split(".")[0] in T5X_MODULES and statement.module not in _T5S_OWN_MODULES:
             is_gin = statement.module == "__gin__.dynamic_registration"
@@ -86,12 +91,14 @@ def _translate(statement: Statement, project: Project, path: pathlib.Path) -> St
     return Step(KEPT)  # comments
 
 
-def _translate_include(statement: Include, project: Project, path: pathlib.Path) -> Step:
+def _translate_include(statement: Include, project: Project, path: pathlib.Path, folder: str) -> Step:
     if translation := counterpart(statement.path):
         return Step(RENAMED, tuple(translation.lines)) if translation.lines else Step(DROPPED, note=translation.note)
     if included := project.find(statement.path, path):
-        place = _place(included).as_posix()
+        place = (pathlib.Path(folder) / _place(included)).as_posix()
         return Step(KEPT if place == statement.path else RENAMED, (f'include "{place}"',))
+    if (PACKAGE_GIN / statement.path).is_file():
+        return Step(KEPT)
     if t5x_file(statement.path):
         return Step(TO_DO, note=f"{statement.path} has no counterpart. Write what it binds with docs/from_t5x.md")
     return Step(TO_DO, note=f"{statement.path} is not found. Pass its folder with --gin_search_paths")

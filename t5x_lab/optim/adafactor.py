@@ -73,6 +73,8 @@ def adafactor(
     momentum: float | None = None,
     momentum_dtype: str = "float32",
     weight_decay: float | None = None,
+    weight_decay_lr_exponent: float | None = None,
+    clip_global_norm: float | None = None,
     step_offset: int = 0,
     epsilon1: float = 1e-30,
     epsilon2: float = 1e-3,
@@ -95,6 +97,8 @@ def adafactor(
       momentum: decay rate of the momentum. None = none, which saves memory.
       momentum_dtype: dtype in which it is stored.
       weight_decay: fraction of the parameter that is subtracted in each step, or None.
+      weight_decay_lr_exponent: e multiplies the weight decay, 1 if it is None, by learning_rate**e. None = no factor.
+      clip_global_norm: maximum global norm of the gradient before all else. None = no clipping.
       step_offset: t counts from this step, at which moments start anew. The learning rate does not depend on it.
       epsilon1, epsilon2: see above.
 
@@ -125,6 +129,11 @@ def adafactor(
 
     def update(grads, state, params):
         rate = learning_rate(state.step)
+        decay = weight_decay
+        if weight_decay_lr_exponent is not None:
+            decay = (1.0 if weight_decay is None else weight_decay) * rate**weight_decay_lr_exponent
+        if clip_global_norm is not None:
+            grads, _ = optax.clip_by_global_norm(clip_global_norm).update(grads, optax.EmptyState())
         t = jnp.maximum(state.step - step_offset, 0).astype(jnp.float32) + 1.0
         beta2 = 1.0 - t**-decay_rate
 
@@ -150,8 +159,8 @@ def adafactor(
         if momentum is not None:
             updates = jax.tree.map(lambda old, new: momentum * old.astype(new.dtype) + (1 - momentum) * new, m, updates)
             m = jax.tree.map(lambda update: update.astype(momentum_dtype), updates)
-        if weight_decay is not None:
-            updates = jax.tree.map(lambda u, p: u - weight_decay * p, updates, params)
+        if decay is not None:
+            updates = jax.tree.map(lambda u, p: u - decay * p, updates, params)
         return updates, AdafactorState(state.step + 1, v_row, v_col, v, m)
 
     return optax.GradientTransformation(init, update)

@@ -89,7 +89,9 @@ class Adafactor:
       min_dim_size_to_factor: minimum size of both dimensions for a factored second moment.
       momentum: decay rate of the momentum. None = no momentum.
       momentum_dtype: dtype in which the momentum is stored, "float32" or "bfloat16".
-      weight_decay: weight decay of all parameters. None = none.
+      weight_decay: weight decay of all parameters, which the learning rate does not multiply. None = none.
+      weight_decay_lr_exponent: e multiplies the weight decay, 1 if it is None, by learning_rate**e. None = no factor.
+      clip_global_norm: maximum global norm of the gradient. None = no clipping.
       step_offset: step from which the decay of the second moment counts, such as the first one of a fine-tuning that has the
         step of its pre-training (`RestoreCheckpointConfig.carry`). The schedule does not depend on it.
     """
@@ -102,13 +104,15 @@ class Adafactor:
     momentum: float | None = None
     momentum_dtype: str = "float32"
     weight_decay: float | None = None
+    weight_decay_lr_exponent: float | None = None
+    clip_global_norm: float | None = None
     step_offset: int = 0
 
     def __post_init__(self):
         check_optimizer(self)
         _check_momentum_dtype(self)
         check_range(self, "momentum", 0.0, 1.0)
-        check_positive(self, "clipping_threshold", "min_dim_size_to_factor")
+        check_positive(self, "clipping_threshold", "min_dim_size_to_factor", "clip_global_norm")
         if not 0 < self.decay_rate < 1:
             raise UserError(f"Adafactor.decay_rate is {self.decay_rate}. It must be between 0 and 1. T5 uses 0.8.")
 

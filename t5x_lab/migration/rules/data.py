@@ -32,7 +32,7 @@ def _dataset(scope: str, owner: str, parameter: str, macro: str) -> Rule:
             return Step(RENAMED, (f"{owner}.truncate_inputs = None",)) if scope == "infer_eval" else Step(DROPPED, note=LIBRARY)
         of_training = context.value(f"DatasetConfig.{binding.parameter}", "train")
         is_macro = isinstance(binding.value, MacroReference) and binding.value.name == macro
-        if of_training == value or (of_training is None and is_macro):
+        if (of_training == value or (of_training is None and is_macro)) and not context.differs(binding):
             return Step(DROPPED, note="That of training")
         return Step(RENAMED, (f"{owner}.{parameter} = {render(binding.value)}",))
 

@@ -19,6 +19,12 @@ def _evaluated(owner: str) -> Rule:
     return rule
 
 
+def _period(binding: Binding, context: Context) -> Step:
+    if context.resolve(binding.value) == 0:
+        return Step(TO_DO, note="Evaluations have a period: leave those out of EVALS that shall not run")
+    return to("EVAL_PERIOD")(binding, context)
+
+
 def _decoding(binding: Binding, context: Context) -> Step:
     value = context.resolve(binding.value)
     name = configurable(value)
@@ -48,7 +54,7 @@ def _beams(binding: Binding, context: Context) -> Step:
 
 _FLAGS = ("output_dir", "restore_checkpoint_cfg", "partitioner", "mode", "checkpoint_period", "shard_id", "num_shards")
 RULES = table(
-    ("train.eval_period", to("EVAL_PERIOD")),
+    ("train.eval_period EVAL_PERIOD", _period),
     ("EVAL_STEPS train.eval_steps", to("DataConfig.eval_steps")),
     ("train.run_eval_before_training", to("LossEvaluation.at_start", False)),
     ("train.train_eval_dataset_cfg", _evaluated("eval")),

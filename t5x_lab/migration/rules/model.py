@@ -36,6 +36,8 @@ def _module(binding: Binding, context: Context) -> Step:
         )
     if name in ("Transformer", "DecoderWrapper", "EncoderDecoder", "DecoderOnly") and not context.is_own(value.name):
         return Step(DROPPED, note="TransformerConfig is the network")
+    if isinstance(value, MacroReference) and context.has_t5x_network:
+        return Step(DROPPED, note="TransformerConfig is the network")
     return Step(TO_DO, note="A network of the project's own: bind it with docs/custom/network.md")
 
 
@@ -105,6 +107,24 @@ def _layer(binding: Binding, context: Context) -> Step:
     return Step(DROPPED, note=_ONE_NETWORK)
 
 
+def _architecture(binding: Binding, context: Context) -> Step:
+    """A macro of flaxformer's architecture files, whose value is a layer."""
+    if context.other_network:
+        return Step(TO_DO, note=f"The network is {context.other_network}, which is not here")
+    used = references(binding.value)
+    if any(isinstance(each, Reference) and context.is_own(each.name.rpartition("/")[2]) for each in used):
+        return Step(TO_DO, note="A network of the project's own: bind it with docs/custom/network.md")
+    return Step(DROPPED, note=_ONE_NETWORK)
+
+
+def _initializer(binding: Binding, context: Context) -> Step:
+    """A parameter of flax's initializers, dropped with the values of T5's files."""
+    value = context.resolve(binding.value)
+    if isinstance(value, MacroReference) or value in _OF_T5[binding.name]:
+        return Step(DROPPED, note="Matrices are initialized as in T5's files")
+    return Step(TO_DO, note="Bind TransformerConfig.initializer for matrices that are not initialized as T5's")
+
+
 def _converter(binding: Binding, context: Context) -> Step:
     if isinstance(binding.value, Reference) and context.is_own(binding.value.name):
         return Step(RENAMED, (f"DataConfig.converter = {render(Reference(binding.value.name, True))}",))
@@ -117,6 +137,10 @@ def _input_vocabulary(binding: Binding, context: Context) -> Step:
     return to("INPUT_VOCABULARY")(binding, context)
 
 
+_OF_T5: dict[str, tuple] = {
+    "normal.stddev": (1.0, 1e-6), "variance_scaling.scale": (1.0,), "variance_scaling.mode": ("fan_in", "fan_avg"),
+    "variance_scaling.distribution": ("truncated_normal", "normal", "uniform"),
+}  # fmt: skip
 # Parameters of flaxformer's layers that do not change what they compute.
 _WITHOUT_EFFECT = frozenset((
     "name", "dtype", "kernel_axis_names", "axis_name", "broadcast_dims", "cast_input_dtype", "one_hot", "attend_dtype",
@@ -164,4 +188,6 @@ RULES = table(
     ("NUM_DECODER_LAYERS", to("TransformerConfig.num_decoder_layers")),
     ("ACTIVATION_DTYPE", to("TransformerConfig.dtype")),
     (" ".join(f"{layer}.*" for layer in _LAYERS), _layer),
+    ("ARCHITECTURE BIAS_INIT DROPOUT_FACTORY", _architecture),
+    ("normal.* variance_scaling.*", _initializer),
 )

@@ -15,12 +15,69 @@ def optimizer(binding: Binding, context: Context) -> Step:
     selector, name = value.name.rpartition("/")[2], configurable(value)
     if context.is_own(selector):
         return Step(KEPT)
+    if name == "MultiOptimizer":
+        return _groups(context)
+    scales = context.value("Adafactor.multiply_by_parameter_scale")
+    if name == "Adafactor" and configurable(scales) == "HParamMap":
+        return _groups_of_scales(context)
     equivalent = "Adafactor" if name == "Adafactor" else _OPTAX.get(name)
     if equivalent == "Adafactor" or (equivalent and value.is_call):
         return Step(RENAMED, (f"OPTIMIZER = @{equivalent}()", *_optax_defaults(equivalent, None, context)))
     if name == "chain":
         return _chain(context)
     return Step(TO_DO, note=f"Choose an optimizer in place of @{selector} (docs/custom/optimizer.md)")
+
+
+_NAMES = "The names of some parameters differ here (docs/from_t5x.md); a pattern without parameters is refused at the start"
+
+
+def _groups_of_scales(context: Context) -> Step:
+    """`Adafactor.multiply_by_parameter_scale = @HParamMap()`: an optimizer for each pattern of parameter names."""
+    rules = context.value("HParamMap.rules")
+    if not isinstance(rules, list | tuple) or not all(isinstance(value, bool) for _, value in rules):
+        return Step(TO_DO, note="Bind Groups.groups to pairs of patterns and optimizers (docs/from_t5x.md)")
+    names = {True: "@Adafactor()", False: "@unscaled/Adafactor()"}
+    pairs = ", ".join(f"({render(_full(pattern))}, {names[value]})" for pattern, value in rules)
+    lines = ("OPTIMIZER = @Groups()", f"Groups.groups = [{pairs}]", "unscaled/Adafactor.multiply_by_parameter_scale = False")
+    return Step(RENAMED, lines, _NAMES)
+
+
+def _groups(context: Context) -> Step:
+    """MultiOptimizer with traversals by one regular expression each, or by several with `match_any`. Others are frozen."""
+    groups = []
+    for pair in context.value("MultiOptimizer.traversals_and_optimizers") or ():
+        traversal, optimizer = (context.resolve(each) for each in pair) if isinstance(pair, list | tuple) else (None, None)
+        scope = f"{traversal.name.rpartition('/')[0]}" if isinstance(traversal, Reference) else ""
+        matcher = context.value("ModelParamTraversal.filter_fn", scope)
+        regexes = context.value(f"{configurable(matcher)}.regexes")
+        if configurable(traversal) != "ModelParamTraversal" or not isinstance(regexes, list | tuple):
+            return Step(TO_DO, note="Bind Groups.groups to pairs of patterns and optimizers (docs/from_t5x.md)")
+        if not isinstance(optimizer, Reference) or configurable(optimizer) != "Adafactor":
+            return Step(TO_DO, note=f"Bind Groups.groups: @{configurable(optimizer)} has no counterpart in a group")
+        scope = optimizer.name.rpartition("/")[0]
+        groups += [f"({render(_full(regex))}, @{f'{scope}/' if scope else ''}Adafactor())" for regex in regexes]
+    if not groups:
+        return Step(TO_DO, note="Bind Groups.groups to pairs of patterns and optimizers (docs/from_t5x.md)")
+    return Step(RENAMED, ("OPTIMIZER = @Groups()", f"Groups.groups = [{', '.join(groups)}, ('.*', None)]"), _NAMES)
+
+
+def _full(pattern: str) -> str:
+    """Returns a pattern that the full name has to match, in place of one that a part of the name may match."""
+    start = "" if pattern.startswith(("^", ".*")) else ".*"
+    end = "" if pattern.endswith(("$", ".*")) else ".*"
+    return f"{start}{pattern}{end}"
+
+
+def _scaled(binding: Binding, context: Context) -> Step:
+    if configurable(context.resolve(binding.value)) == "HParamMap":
+        return Step(DROPPED, note="The groups of OPTIMIZER have it")
+    return to("Adafactor.multiply_by_parameter_scale")(binding, context)
+
+
+def _factored(binding: Binding, context: Context) -> Step:
+    if context.resolve(binding.value) is False:
+        return Step(RENAMED, ("Adafactor.min_dim_size_to_factor = 1000000000  # no second moment is factored",))
+    return Step(DROPPED, note="That is the default here")
 
 
 def _chain(context: Context) -> Step:
@@ -96,9 +153,7 @@ def _schedule_factor(binding: Binding, context: Context) -> Step:
 
 _FACTORS = "Second moments are factored by the axes of each parameter; Adafactor.min_dim_size_to_factor turns it off"
 _WARM_UP = "The warm-up begins at 0"
-_SAME_OF_ADAFACTOR = (
-    "decay_rate", "step_offset", "clipping_threshold", "multiply_by_parameter_scale", "min_dim_size_to_factor",
-)  # fmt: skip
+_SAME_OF_ADAFACTOR = ("decay_rate", "step_offset", "clipping_threshold", "min_dim_size_to_factor")
 _PARAMETERS_OF_SCHEDULE = (
     "factors", "base_learning_rate", "warmup_steps", "decay_factor", "steps_per_decay", "steps_per_cycle", "step_offset",
     "min_learning_rate",
@@ -107,7 +162,13 @@ RULES = {
     **table(
         ("OPTIMIZER", optimizer),
         *((f"Adafactor.{name}", to(f"Adafactor.{name}")) for name in _SAME_OF_ADAFACTOR),
+        ("Adafactor.multiply_by_parameter_scale", _scaled),
+        ("HParamMap.rules MultiOptimizer.traversals_and_optimizers", gone("Groups.groups has them")),
+        ("ModelParamTraversal.filter_fn", gone("Groups.groups has its patterns")),
+        ("Adafactor.factored", _factored),
         ("Adafactor.weight_decay_rate", to("Adafactor.weight_decay")),
+        ("Adafactor.weight_decay_rate_lr_exponent", to("Adafactor.weight_decay_lr_exponent", None)),
+        ("Adafactor.global_norm_clip_threshold", to("Adafactor.clip_global_norm", None)),
         ("Adafactor.beta1", to("Adafactor.momentum")),
         ("Adafactor.dtype_momentum", dtype_as("Adafactor.momentum_dtype")),
         (

@@ -5,7 +5,7 @@ import math
 from t5x_lab.migration.includes import CARRY, KEEP_ALL
 from t5x_lab.migration.project import Context
 from t5x_lab.migration.statements import Binding, render
-from t5x_lab.migration.steps import DROPPED, LIBRARY, RENAMED, TO_DO, Step, decide, gone, if_is, table, to
+from t5x_lab.migration.steps import DROPPED, LIBRARY, RENAMED, TO_DO, Step, configurable, gone, if_is, table, to
 
 
 def _restore_mode(binding: Binding, context: Context) -> Step:
@@ -18,6 +18,8 @@ def _restore_mode(binding: Binding, context: Context) -> Step:
 def _restored_path(binding: Binding, context: Context) -> Step:
     """The checkpoint to start from, whose optimizer and step T5X restores too."""
     if context.resolve(binding.value) in (None, "", [], ()):
+        if context.differs(binding):
+            return Step(RENAMED, ("INITIAL_CHECKPOINT_PATH = None",))
         return Step(DROPPED, note="That is the default here")
     return Step(RENAMED, (*to("INITIAL_CHECKPOINT_PATH")(binding, context).lines, CARRY))
 
@@ -40,23 +42,50 @@ def _assignment_map(binding: Binding, context: Context) -> Step:
     return Step(TO_DO, lines, "Names of parameters differ (docs/from_t5x.md): t5x_lab inspect lists them")
 
 
+def _microbatches(binding: Binding, context: Context) -> Step:
+    """T5X's None and 0 are one batch."""
+    if context.resolve(binding.value) in (None, 0):
+        if context.differs(binding):
+            return Step(RENAMED, ("MICROBATCHES = 1",))
+        return Step(DROPPED, note="That is the default here")
+    return to("MICROBATCHES")(binding, context)
+
+
 def _partitions(binding: Binding, context: Context) -> Step:
+    """The number of partitions of the model. Two dimensions of parameters are sharded with fsdp."""
     value = context.resolve(binding.value)
     if isinstance(value, tuple | list) and all(isinstance(each, int) for each in value):
         value = math.prod(value)
-    if value == 1 and context.differs(binding):
-        return Step(RENAMED, ('MESH = "data=-1"',))
+    axis = "fsdp" if context.value("standard_logical_axis_rules.parameter_partitioning_dims") == 2 else "data"
     if value in (None, 1):
+        if axis == "fsdp" or context.differs(binding):
+            return Step(RENAMED, (f'MESH = "{axis}=-1"',))
         return Step(DROPPED, note="Every device has the whole model, as by default here")
     if isinstance(value, int):
-        return Step(RENAMED, (f'MESH = "data=-1,tensor={value}"',))
+        return Step(RENAMED, (f'MESH = "{axis}=-1,tensor={value}"',))
     return Step(TO_DO, note='Set MESH = "data=-1,tensor=N" for N partitions')
+
+
+def _parameter_dimensions(binding: Binding, context: Context) -> Step:
+    """Sharding in two dimensions is part of MESH. Where nothing binds the number of partitions, it is the whole of it."""
+    if context.resolve(binding.value) in (None, 1):
+        return Step(DROPPED, note="That is the default here")
+    if any(name.endswith((".num_partitions", ".model_parallel_submesh")) for name in context.names):
+        return Step(DROPPED, note="MESH has fsdp")
+    return Step(RENAMED, ('MESH = "fsdp=-1"',))
+
+
+def _actions(binding: Binding, context: Context) -> Step:
+    actions = context.resolve(binding.value) or {}
+    names = {configurable(action) for group in actions.values() for action in group} if isinstance(actions, dict) else {""}
+    if names <= {"TerminateOnNanAction"}:
+        return Step(DROPPED, note="A run ends at a loss that is not finite, as BAD_STEPS says")
+    return Step(TO_DO, note=_HOOKS)
 
 
 _HOOKS = "Hooks have the place of actions: HOOKS, docs/custom/hooks.md"
 _FLOAT32 = "Checkpoints are float32"
 _AXES = "Add them to ShardingRules.parameters and activations (docs/custom/sharding.md)"
-_DIMS = 'To shard parameters in two dimensions set MESH, such as "fsdp=-1,tensor=4"'
 RULES = table(
     ("RANDOM_SEED train.random_seed", to("SEED", None)),
     ("USE_HARDWARE_RNG train.use_hardware_rng", gone("Every run is reproducible, on every mesh")),
@@ -67,14 +96,20 @@ RULES = table(
     ("train.checkpoint_cfg CheckpointConfig.save CheckpointConfig.restore train.partitioner", gone(LIBRARY)),
     ("train.trainer_cls train.summarize_config_fn train.concurrent_metrics train.get_dataset_fn", gone(LIBRARY)),
     ("train.stats_period", gone("metrics.jsonl has every step")),
-    ("train.actions", if_is(None, {}, then=_HOOKS, otherwise=_HOOKS)),
-    ("Trainer.num_microbatches", to("MICROBATCHES", None)),
-    ("Trainer.weight_metrics_computer", decide("HOOKS = (..., @Norms()) has norms by layer")),
+    ("train.actions", _actions),
+    ("TerminateOnNanAction.task TerminateOnNanAction.metric", gone("A run ends at a loss that is not finite")),
+    ("train.train_eval_get_dataset_fn get_training_eval_datasets.deterministic", gone(LIBRARY)),
+    ("get_deterministic_dataset.*", gone("The order of the data is always reproducible")),
+    ("Trainer.num_microbatches", _microbatches),
+    ("Trainer.weight_metrics_computer", gone("It computes metrics: @Norms() in HOOKS has norms by layer")),
     # Checkpoints
     ("SaveCheckpointConfig.period", _period),
     ("SaveCheckpointConfig.keep", to("SaveCheckpointConfig.keep")),
     ("SaveCheckpointConfig.dtype", if_is("float32", None, then=_FLOAT32, otherwise=_FLOAT32)),
-    ("SaveCheckpointConfig.save_dataset", gone("The position in the data is always saved")),
+    (
+        "SaveCheckpointConfig.save_dataset SaveCheckpointConfig.keep_dataset_checkpoints",
+        gone("The position in the data is always saved"),
+    ),
     ("SaveCheckpointConfig.checkpointer_cls RestoreCheckpointConfig.checkpointer_cls", gone("Checkpoints are Orbax's")),
     ("RestoreCheckpointConfig.path", _restored_path),
     ("RestoreCheckpointConfig.mode", _restore_mode),
@@ -87,16 +122,21 @@ RULES = table(
     ("PjitPartitioner.model_parallel_submesh MODEL_PARALLEL_SUBMESH", _partitions),
     ("ModelBasedPjitPartitioner.num_partitions ModelBasedPjitPartitioner.model_parallel_submesh", _partitions),
     (
-        "PjitPartitioner.logical_axis_rules ModelBasedPjitPartitioner.logical_axis_rules",
+        "PjitPartitioner.logical_axis_rules ModelBasedPjitPartitioner.logical_axis_rules LOGICAL_AXIS_RULES",
         if_is("standard_logical_axis_rules", then="They are the default", otherwise=_AXES),
     ),
     (
         "standard_logical_axis_rules.additional_rules",
         if_is([], (), None, then="They are the default", otherwise=_AXES),
     ),
+    ("standard_logical_axis_rules.parameter_partitioning_dims", _parameter_dimensions),
     (
-        "standard_logical_axis_rules.activation_partitioning_dims standard_logical_axis_rules.parameter_partitioning_dims "
-        "ACTIVATION_PARTITIONING_DIMS",
-        if_is(1, then="That is the default here", otherwise=_DIMS),
+        "standard_logical_axis_rules.activation_partitioning_dims ACTIVATION_PARTITIONING_DIMS",
+        gone("With tensor in MESH the lengths of activations are sharded too"),
+    ),
+    (
+        "precompile.model precompile.model_dir precompile.partitioner precompile.random_seed precompile.train_dataset_cfg "
+        "PjitPartitioner.backend",
+        gone("t5x_lab compile compiles the training step"),
     ),
 )

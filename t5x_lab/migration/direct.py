@@ -1,0 +1,117 @@
+"""Configurations of T5X that a command takes as they are: translated in memory, if every statement has a counterpart."""
+
+import importlib.util
+import pathlib
+import tempfile
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from t5x_lab.config.errors import UserError
+from t5x_lab.config.gin_files import PACKAGE_GIN
+from t5x_lab.migration.includes import t5x_file
+from t5x_lab.migration.project import Project
+from t5x_lab.migration.statements import Binding, Import, Include, Statement
+from t5x_lab.migration.steps import DROPPED, RENAMED, TO_DO
+from t5x_lab.migration.write import MigratedFile, migrate, write
+
+_LIBRARIES = ("t5x", "flaxformer")
+_OF_RUNS = ("train.", "DatasetConfig.", "EncoderDecoderModel.", "DecoderOnlyModel.")
+_FLAGS = "flags.gin"
+
+
+class Translation(NamedTuple):
+    """The files that a command reads in place of T5X's.
+
+    Attributes:
+      file: gin file, with the bindings of the command line.
+      notes: what was translated, for people.
+    """
+
+    file: str
+    notes: str
+
+
+def translate_t5x(
+    files: Sequence[str], bindings: Sequence[str], search_paths: Sequence[str], known_macros: Collection[str]
+) -> Translation | None:
+    """Translates files and bindings of the command line together, if one of the files imports or includes parts of T5X.
+
+    Args:
+      files, bindings, search_paths: see `t5x_lab.config.gin_files.parse`.
+      known_macros: macros of t5x_lab.
+
+    Returns:
+      The translation; None if the files are those of t5x_lab.
+
+    Raises:
+      UserError: if a person has to decide about a statement. The message lists all such statements.
+    """
+    found = [_find(file, search_paths) for file in files]
+    if not any(path is not None and _is_of_t5x(path, search_paths) for path in found):
+        return None
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="t5x_lab_"))
+    together = folder / _FLAGS
+    includes = [f'include "{file if path is None else path.absolute()}"\n' for file, path in zip(files, found)]
+    together.write_text("".join([*includes, *(f"{binding}\n" for binding in bindings)]))
+    translated = str(folder / "translated")
+    migrated = migrate([str(together)], translated, search_paths, known_macros, include_folder=translated)
+    _check(migrated, together)
+    write(migrated)
+    return Translation(str(migrated[0].target), _notes(migrated, together))
+
+
+def _find(file: str, search_paths: Sequence[str]) -> pathlib.Path | None:
+    """Returns the path of a file that is not one of the package's."""
+    candidates = (pathlib.Path(folder) / file for folder in ("", *search_paths))
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def _is_of_t5x(path: pathlib.Path, search_paths: Sequence[str]) -> bool:
+    if path.resolve().is_relative_to(PACKAGE_GIN):
+        return False
+    try:
+        project = Project([str(path)], search_paths)
+    except UserError:
+        return False  # the command's own parser says what is wrong
+    return any(_names_t5x(statement) for statements in project.files.values() for statement in statements)
+
+
+def _names_t5x(statement: Statement) -> bool:
+    """Returns whether a statement is one that only T5X reads. Imports of an installed T5X may be of its networks."""
+    if isinstance(statement, Import):
+        library = statement.module.split(".")[0]
+        return library in _LIBRARIES and importlib.util.find_spec(library) is None
+    if isinstance(statement, Binding):
+        return statement.name.startswith(_OF_RUNS)
+    return isinstance(statement, Include) and t5x_file(statement.path) is not None
+
+
+def _check(migrated: Sequence[MigratedFile], together: pathlib.Path) -> None:
+    open_ones = [
+        f"  {_place(each, together, statement)}: {statement.text.strip().splitlines()[0]}\n    {step.note}."
+        for each in migrated
+        for statement, step in each.steps
+        if step.status == TO_DO
+    ]
+    if open_ones:
+        raise UserError(
+            f"The gin files are T5X's, and {len(open_ones)} of their statements need a decision. Translate the files with "
+            "t5x_lab migrate FILE --output=FOLDER, edit the lines that it names, and pass those files:\n" + "\n".join(open_ones)
+        )
+
+
+def _notes(migrated: Sequence[MigratedFile], together: pathlib.Path) -> str:
+    """Returns a line for each statement that has another name here."""
+    lines = ["The gin files are T5X's. They are read as:"]
+    for each in migrated:
+        for statement, step in each.steps:
+            if step.status == RENAMED and not isinstance(statement, Import | Include):
+                first = statement.text.strip().splitlines()[0]
+                lines.append(f"  {_place(each, together, statement)}: {first} -> {'; '.join(step.lines)}")
+    left_out = sum(each.count(DROPPED) for each in migrated)
+    lines.append(f"  Left out: {left_out} statements. t5x_lab migrate writes the reason beside each of them.")
+    return "\n".join(lines)
+
+
+def _place(each: MigratedFile, together: pathlib.Path, statement: Statement) -> str:
+    return "command line" if each.source == together else f"{each.source}, line {statement.line}"
