@@ -87,14 +87,16 @@ def test_stacked_adafactor_equals_the_published_formulas_layer_by_layer_for_50_s
 
 def test_adafactor_clips_the_gradient_and_decays_by_a_power_of_the_rate():
     """Weight decay of T5X's is no part of the step that the rate multiplies; its exponent multiplies it by rate**exponent."""
-    rng = np.random.default_rng(3)
+    rng, shapes = np.random.default_rng(3), {name: SHAPES[name] for name in ("matrix", "small")}
     params, grads = (
         {name: jnp.asarray(rng.normal(size=shape), jnp.float32) for name, shape in SHAPES.items()} for _ in range(2)
     )
     rate = LearningRate("constant", 0.5)
 
     def step(scale=1.0, **settings):
-        optimizer = Adafactor(rate, clipping_threshold=None, min_dim_size_to_factor=12, **settings).make(AXES)
+        optimizer = Adafactor(rate, clipping_threshold=None, min_dim_size_to_factor=12, **settings).make(
+            {name: AXES[name] for name in shapes}
+        )
         first = optimizer.update(jax.tree.map(lambda g: g * 0.01, grads), optimizer.init(params), params)
         return optimizer.update(jax.tree.map(lambda g: g * scale, grads), first[1], params)[0]
 
@@ -272,10 +274,11 @@ RATE = LinearDecay(0.1, 10, 2)
         (Lion(RATE, 0.8, 0.9, 0.5), optax.chain(optax.clip_by_global_norm(1.0), optax.lion(RATE, 0.8, 0.9, weight_decay=0.5, mask=MATRICES))),
         (Sgd(RATE), optax.sgd(RATE)),
         (Sgd(RATE, 0.9, True, 2.0), optax.chain(optax.clip_by_global_norm(2.0), optax.sgd(RATE, 0.9, True))),
+        (Sgd(RATE, clip_value=0.1), optax.chain(optax.clip(0.1), optax.sgd(RATE))),
         (AdamW(RATE, clip_global_norm=None), optax.adamw(RATE, weight_decay=0.01, mask=MATRICES)),
         (Optax(optax.rmsprop(0.1), RATE), optax.rmsprop(0.1)),
     ],
-    ids=["lion", "lion_clipped", "sgd", "sgd_momentum", "adamw", "any"],
+    ids=["lion", "lion_clipped", "sgd", "sgd_momentum", "sgd_clipped", "adamw", "any"],
 )  # fmt: skip
 def test_optaxs_own_updates(optimizer, optax_optimizer):
     params = random_tree(0)

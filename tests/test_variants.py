@@ -145,6 +145,18 @@ def test_shared_stacks_are_two_stacks_with_equal_parameters():
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
 
 
+def test_scaled_attention_logits_are_those_of_smaller_queries():
+    """T5X's networks for GPUs divide queries by sqrt(head_dim), here 2, also where their initialization is that of T5."""
+    scaled, plain = (tiny_model("encoder_decoder", head_dim=4, scale_attn_logits=flag) for flag in (True, False))
+    params, batch = random_params(plain), random_batch("encoder_decoder")
+    smaller = jax.tree.map_with_path(lambda path, x: x / 2 if "query" in jax.tree_util.keystr(path) else x, params)
+    got, expected, unscaled = (
+        compiled(model.logits)(p, batch) for model, p in ((scaled, params), (plain, smaller), (plain, params))
+    )
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+    assert np.max(np.abs(got - unscaled)) > 1e-3
+
+
 def test_without_positions_an_encoder_does_not_know_the_order():
     shuffled = TOKENS[:, [3, 0, 6, 2, 5, 1, 4]]
     for positions, knows in (("none", False), ("relative", True), ("learned", True), ("rotary", True), ("sinusoidal", True)):
@@ -185,6 +197,7 @@ def test_a_sequence_longer_than_the_learned_positions_is_a_sentence():
     "name, changes, says",
     [
         ("causal_decoder", {"num_kv_heads": 3}, "but num_heads = 4 is not"),
+        ("gpt1", {"scale_attn_logits": True}, "scale_attn_logits has no effect"),
         ("causal_decoder", {"share_stacks": True}, "equal numbers of encoder and decoder layers"),
         ("encoder", {"num_decoder_layers": 2}, 'architecture "encoder" needs 0'),
         ("causal_decoder", {"positions": "rotary", "head_dim": 3}, "must be even"),

@@ -126,7 +126,11 @@ TABLE: dict[str, tuple[Row, ...]] = {
         Row("ACTIVATION_PARTITIONING_DIMS", "ShardingRules.activations"),
     ),
     "Optimizer and schedule": (
-        Row("Adafactor.logical_factor_rules HParamMap", "Adafactor.min_dim_size_to_factor", "factors follow logical axes"),
+        Row("Adafactor.logical_factor_rules", "Adafactor.min_dim_size_to_factor", "factors follow logical axes"),
+        Row("Adafactor.factored", "Adafactor.min_dim_size_to_factor", "a large number for False"),
+        Row("HParamMap", "Groups.groups", "an optimizer for each pattern of parameter names"),
+        Row("Adafactor.global_norm_clip_threshold", "Adafactor.clip_global_norm"),
+        Row("Adafactor.weight_decay_rate_lr_exponent", "Adafactor.weight_decay_lr_exponent"),
         Row("Adafactor.weight_decay_rate", "Adafactor.weight_decay"),
         Row(
             "create_learning_rate_scheduler",
@@ -139,7 +143,7 @@ TABLE: dict[str, tuple[Row, ...]] = {
         Row("warmup_cosine_decay_schedule", "CosineDecay", "with peak, warmup_steps, total_steps and floor"),
         Row("adamw", "AdamW"),
         Row("chain", "OPTIMIZER", "one optimizer; AdamW.clip_global_norm has the place of clip_by_global_norm"),
-        Row("clip", "", "it clips each element of the gradient; AdamW.clip_global_norm limits its norm"),
+        Row("clip", "AdamW.clip_value", "also of Lion and Sgd"),
         Row(
             "MultiOptimizer ModelParamTraversal match_any",
             "Groups.groups",

@@ -40,6 +40,13 @@ _C4 = (
     "DROPOUT_RATE = 0.0",
 )
 
+# Macros of T5X's run files that a project may refer to, and that have no counterpart here.
+RUN_MACROS = {
+    "EVAL_STEPS": 20, "SHUFFLE_TRAIN_EXAMPLES": True, "RANDOM_SEED": None, "USE_HARDWARE_RNG": False,
+    "EVALUATOR_USE_MEMORY_CACHE": True, "EVALUATOR_NUM_EXAMPLES": None, "JSON_WRITE_N_RESULTS": None,
+    "MIXTURE_OR_TASK_MODULE": None,
+}  # fmt: skip
+
 
 @dataclasses.dataclass(frozen=True)
 class Counterpart:

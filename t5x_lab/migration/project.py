@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from t5x_lab.config.errors import UserError
-from t5x_lab.migration.includes import counterpart, t5x_file
+from t5x_lab.migration.includes import RUN_MACROS, counterpart, t5x_file
 from t5x_lab.migration.statements import Binding, Import, Include, MacroReference, Statement, read_statements, rename_macros
 
 Rules = Mapping[tuple[str, str], Callable[..., Any]]  # by scope and name
@@ -108,8 +108,10 @@ class Context:
 
     @functools.cached_property
     def bindings(self) -> Mapping[tuple[str, str], Binding]:
-        """The last binding of each scope and name."""
-        return {(each.scope, each.name): each for each in self.all_statements if isinstance(each, Binding)}
+        """The last binding of each scope and name. Macros of T5X's run files, which are not read, are in line 0."""
+        of_runs = RUN_MACROS if self.has_t5x_run else {}
+        of_t5x = {("", name): Binding("", 0, "", name, "", value) for name, value in of_runs.items()}
+        return of_t5x | {(each.scope, each.name): each for each in self.all_statements if isinstance(each, Binding)}
 
     @functools.cached_property
     def names(self) -> frozenset[str]:

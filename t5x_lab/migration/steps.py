@@ -69,7 +69,8 @@ def to(name: str, *same: Any) -> Rule:
         if isinstance(value, MacroReference) and value.name == name:
             return Step(DROPPED, note=f"{name} sets it")
         if isinstance(value, MacroReference) and (macro := translated_macro(value, context)):
-            if macro.status == DROPPED or any(line.startswith(f"{name} = ") for line in macro.lines):
+            is_read = context.bindings["", value.name].line > 0
+            if is_read and (macro.status == DROPPED or any(line.startswith(f"{name} = ") for line in macro.lines)):
                 return Step(DROPPED, note=f"{value.name} sets it")
             value = context.resolve(value)
         resolved = context.resolve(value)

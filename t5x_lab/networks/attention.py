@@ -51,7 +51,8 @@ class MultiHeadAttention(nnx.Module):
         self.qk_norm, self.dropout_rate = c.qk_norm, c.dropout_rate
         self.constrain, self.kv_heads = constrain, kv_heads
         self.logit_cap = c.attention_logit_cap
-        self.query_scale = 1.0 if c.scaling == "t5" else (c.query_pre_attn_scalar or c.head_dim) ** -0.5
+        is_scaled = c.scaling == "standard" or c.scale_attn_logits
+        self.query_scale = (c.query_pre_attn_scalar or c.head_dim) ** -0.5 if is_scaled else 1.0
 
     def keys_values(self, x_BSD: jax.Array, rotation: Rotation | None = None) -> KeyValues:
         """Returns keys and values [B, S, K, H] of x, with rotated keys if there is a rotation."""

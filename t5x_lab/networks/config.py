@@ -103,6 +103,7 @@ class TransformerShape:
       qk_norm: RMS norm of queries and keys before the rotation (Henry et al. 2020): True for each head (Qwen 3, Gemma 3),
         "all_heads" for the heads of a layer together (OLMo 2).
       query_pre_attn_scalar: attention logits of the "standard" scaling are divided by its square root. None = head_dim.
+      scale_attn_logits: attention logits of the "t5" scaling are divided by sqrt(head_dim) too (T5X's networks for GPUs).
       attention_logit_cap, logit_cap: c replaces logits x of attention or of the vocabulary by c * tanh(x / c) (Bello et al.
         2017; as in Gemma 2). None = no cap.
       scale_embeddings: multiply token embeddings by sqrt(emb_dim) (Vaswani et al. 2017, section 3.4).
@@ -149,6 +150,7 @@ class TransformerShape:
     layer_pattern: tuple[LayerKind, ...] = ()
     qk_norm: bool | str = False
     query_pre_attn_scalar: float | None = None
+    scale_attn_logits: bool = False
     attention_logit_cap: float | None = None
     logit_cap: float | None = None
     scale_embeddings: bool = False
@@ -308,6 +310,11 @@ def _check_shapes(c: TransformerShape) -> None:
     if c.query_pre_attn_scalar is not None and c.scaling == "t5":
         raise UserError(
             'TransformerConfig.query_pre_attn_scalar has no effect with scaling = "t5", which does not scale attention logits. '
+            "Remove it."
+        )
+    if c.scale_attn_logits and c.scaling == "standard":
+        raise UserError(
+            'TransformerConfig.scale_attn_logits has no effect with scaling = "standard", which scales attention logits. '
             "Remove it."
         )
 

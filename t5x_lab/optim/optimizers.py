@@ -131,6 +131,7 @@ class AdamW:
       epsilon: added to the square root of the second moment.
       weight_decay: weight decay of matrices, multiplied by the learning rate.
       clip_global_norm: maximum global norm of the gradient. None = no clipping.
+      clip_value: maximum absolute value of each element of the gradient, before its norm. None = no clipping.
       momentum_dtype: dtype in which the first moment is stored, "float32" or "bfloat16".
     """
 
@@ -140,6 +141,7 @@ class AdamW:
     epsilon: float = 1e-8
     weight_decay: float = 0.01
     clip_global_norm: float | None = 1.0
+    clip_value: float | None = None
     momentum_dtype: str = "float32"
 
     def __post_init__(self):
@@ -147,12 +149,12 @@ class AdamW:
         _check_momentum_dtype(self)
         check_range(self, "b1", 0.0, 1.0)
         check_range(self, "b2", 0.0, 1.0)
-        check_positive(self, "epsilon", "clip_global_norm")
+        check_positive(self, "epsilon", "clip_global_norm", "clip_value")
 
     def make(self, axes: dict) -> optax.GradientTransformation:
         decay = dict(weight_decay=self.weight_decay, mask=_matrices(axes))
         adamw = optax.adamw(self.learning_rate, self.b1, self.b2, self.epsilon, mu_dtype=self.momentum_dtype, **decay)
-        return _with_clipping(self.clip_global_norm, adamw)
+        return _with_clipping(self, adamw)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,6 +167,7 @@ class Lion:
       b2: decay rate of the momentum.
       weight_decay: weight decay of matrices, multiplied by the learning rate.
       clip_global_norm: maximum global norm of the gradient. None = no clipping.
+      clip_value: maximum absolute value of each element of the gradient, before its norm. None = no clipping.
       momentum_dtype: dtype in which the momentum is stored, "float32" or "bfloat16".
     """
 
@@ -173,6 +176,7 @@ class Lion:
     b2: float = 0.99
     weight_decay: float = 1e-3
     clip_global_norm: float | None = 1.0
+    clip_value: float | None = None
     momentum_dtype: str = "float32"
 
     def __post_init__(self):
@@ -180,12 +184,12 @@ class Lion:
         _check_momentum_dtype(self)
         check_range(self, "b1", 0.0, 1.0)
         check_range(self, "b2", 0.0, 1.0)
-        check_positive(self, "clip_global_norm")
+        check_positive(self, "clip_global_norm", "clip_value")
 
     def make(self, axes: dict) -> optax.GradientTransformation:
         decay = dict(weight_decay=self.weight_decay, mask=_matrices(axes))
         lion = optax.lion(self.learning_rate, self.b1, self.b2, self.momentum_dtype, **decay)
-        return _with_clipping(self.clip_global_norm, lion)
+        return _with_clipping(self, lion)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,21 +201,23 @@ class Sgd:
       momentum: decay rate of the momentum. None = no momentum.
       nesterov: use Nesterov momentum.
       clip_global_norm: maximum global norm of the gradient. None = no clipping.
+      clip_value: maximum absolute value of each element of the gradient, before its norm. None = no clipping.
     """
 
     learning_rate: Schedule
     momentum: float | None = None
     nesterov: bool = False
     clip_global_norm: float | None = None
+    clip_value: float | None = None
 
     def __post_init__(self):
         check_optimizer(self)
         check_range(self, "momentum", 0.0, 1.0)
-        check_positive(self, "clip_global_norm")
+        check_positive(self, "clip_global_norm", "clip_value")
 
     def make(self, axes: dict) -> optax.GradientTransformation:
         del axes
-        return _with_clipping(self.clip_global_norm, optax.sgd(self.learning_rate, self.momentum, self.nesterov))
+        return _with_clipping(self, optax.sgd(self.learning_rate, self.momentum, self.nesterov))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -258,7 +264,7 @@ class Muon:
             muon_weight_dimension_numbers=lambda params: _map_parameters(matrix_dimensions, axes, params),
             consistent_rms=self.consistent_rms,
         )
-        return _with_clipping(self.clip_global_norm, muon)
+        return _with_clipping(self, muon)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -295,9 +301,7 @@ class ScheduleFreeAdamW:
     def make(self, axes: dict) -> optax.GradientTransformation:
         decay = dict(weight_decay=self.weight_decay, mask=_matrices(axes))
         adamw = optax.adamw(self.learning_rate, 0.0, self.b2, self.epsilon, **decay)
-        of_point = contrib.schedule_free(
-            _with_clipping(self.clip_global_norm, adamw), self.learning_rate, self.b1, self.weight_power
-        )
+        of_point = contrib.schedule_free(_with_clipping(self, adamw), self.learning_rate, self.b1, self.weight_power)
 
         def update(grads: Any, state: contrib.ScheduleFreeState, params: Any = None) -> tuple[Any, contrib.ScheduleFreeState]:
             point = self.gradient_point(state, params)
@@ -352,5 +356,9 @@ def _map_parameters(function: Callable, axes: dict, params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(call, axes, params, is_leaf=is_axes)
 
 
-def _with_clipping(norm: float | None, transformation: optax.GradientTransformation) -> optax.GradientTransformation:
-    return optax.chain(*([] if norm is None else [optax.clip_by_global_norm(norm)]), transformation)
+def _with_clipping(config: Any, transformation: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Returns a transformation of gradients that are clipped as an optimizer's settings say."""
+    value = getattr(config, "clip_value", None)
+    by_value = [] if value is None else [optax.clip(value)]
+    by_norm = [] if config.clip_global_norm is None else [optax.clip_by_global_norm(config.clip_global_norm)]
+    return optax.chain(*by_value, *by_norm, transformation)

@@ -155,6 +155,7 @@ _MODELS = ("EncoderDecoderModel", "DecoderOnlyModel")
 _NAMES_OF_FIELDS = (
     "vocab_size", "emb_dim", "num_heads", "num_encoder_layers", "num_decoder_layers", "num_layers", "head_dim",
     "mlp_dim", "mlp_activations", "dropout_rate", "logits_via_embedding", "dtype", "scan_layers", "remat_policy",
+    "scale_attn_logits",
 )  # fmt: skip
 
 

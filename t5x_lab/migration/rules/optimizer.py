@@ -85,14 +85,15 @@ def _chain(context: Context) -> Step:
     transformations = context.value("chain.transformations") or []
     names = [configurable(each) for each in transformations if isinstance(each, Reference)]
     equivalent = [_OPTAX[name] for name in names if name in _OPTAX]
-    others = [name for name in names if name not in (*_OPTAX, "clip_by_global_norm")]
+    others = [name for name in names if name not in (*_OPTAX, "clip_by_global_norm", "clip")]
     if len(equivalent) != 1:
         return Step(TO_DO, note="Choose an optimizer in place of the chain of optax (docs/custom/optimizer.md)")
     norm = context.value("clip_by_global_norm.max_norm") if "clip_by_global_norm" in names else None
     lines = [f"OPTIMIZER = @{equivalent[0]}()", *_optax_defaults(equivalent[0], norm, context)]
+    if "clip" in names:
+        lines.append(f"{equivalent[0]}.clip_value = {render(context.value('clip.max_delta'))}")
     if others:
-        note = "It clips each element of the gradient, which no optimizer here does; clip_global_norm limits its norm"
-        return Step(TO_DO, tuple(lines), note if others == ["clip"] else f"{', '.join(others)} has no counterpart")
+        return Step(TO_DO, tuple(lines), f"{', '.join(others)} has no counterpart")
     return Step(RENAMED, tuple(lines))
 
 

@@ -38,6 +38,8 @@ def _fallback(binding: Binding, context: Context) -> Step:
 
 
 def _assignment_map(binding: Binding, context: Context) -> Step:
+    if context.resolve(binding.value) in (None, (), []):
+        return Step(DROPPED, note="That is the default here")
     lines = (f"RestoreCheckpointConfig.assignment_map = {render(binding.value)}",)
     return Step(TO_DO, lines, "Names of parameters differ (docs/from_t5x.md): t5x_lab inspect lists them")
 

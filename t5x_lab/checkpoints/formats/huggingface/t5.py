@@ -49,6 +49,7 @@ def _to_hf_config(c: TransformerConfig) -> dict[str, Any] | None:
         and activation
         and c.kv_heads == c.num_heads
         and not (c.use_bias or c.share_stacks or c.qk_norm or c.layer_pattern or c.encoder or c.merged_attention)
+        and not c.scale_attn_logits
         and c.share_embeddings
     )
     if not is_t5:
