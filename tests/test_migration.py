@@ -429,7 +429,7 @@ IN_PLACE = [
 
 
 def test_files_of_t5x_are_read_as_they_are(project, capsys):
-    """With bindings of the command line under T5X's names, from the folder whose files the translations must not be taken for."""
+    """Bindings of the command line may have T5X's names. The files in the working directory are not taken for translations."""
     mesh = "--gin.partitioning.PjitPartitioner.model_parallel_submesh=(1, 1, 1, 1)"
     assert main([*IN_PLACE, mesh]) == 0
     out = capsys.readouterr().out

@@ -46,12 +46,12 @@ def translate_t5x(
     Raises:
       UserError: if a person has to decide about a statement. The message lists all such statements.
     """
-    found = [_find(file, search_paths) for file in files]
-    if not any(path is not None and _is_of_t5x(path, search_paths) for path in found):
+    paths = [_find(file, search_paths) for file in files]
+    if not any(path is not None and _is_of_t5x(path, search_paths) for path in paths):
         return None
     folder = pathlib.Path(tempfile.mkdtemp(prefix="t5x_lab_"))
     together = folder / _FLAGS
-    includes = [f'include "{file if path is None else path.absolute()}"\n' for file, path in zip(files, found)]
+    includes = [f'include "{file if path is None else path.absolute()}"\n' for file, path in zip(files, paths)]
     together.write_text("".join([*includes, *(f"{binding}\n" for binding in bindings)]))
     translated = str(folder / "translated")
     migrated = migrate([str(together)], translated, search_paths, known_macros, include_folder=translated)
