@@ -1,6 +1,7 @@
 """Configurations of T5X that a command takes as they are: translated in memory, if every statement has a counterpart."""
 
 import importlib.util
+import os
 import pathlib
 import tempfile
 from collections.abc import Collection, Sequence
@@ -101,11 +102,12 @@ def _check(migrated: Sequence[MigratedFile], together: pathlib.Path) -> None:
 
 
 def _notes(migrated: Sequence[MigratedFile], together: pathlib.Path) -> str:
-    """Returns a line for each statement that has another name here."""
+    """Returns a line for each statement that has another name here, and for each file of T5X's."""
     lines = ["The gin files are T5X's. They are read as:"]
     for each in migrated:
         for statement, step in each.steps:
-            if step.status == RENAMED and not isinstance(statement, Import | Include):
+            is_of_project = isinstance(statement, Include) and t5x_file(statement.path) is None
+            if step.status == RENAMED and not is_of_project:
                 first = statement.text.strip().splitlines()[0]
                 lines.append(f"  {_place(each, together, statement)}: {first} -> {'; '.join(step.lines)}")
     left_out = sum(each.count(DROPPED) for each in migrated)
@@ -114,4 +116,4 @@ def _notes(migrated: Sequence[MigratedFile], together: pathlib.Path) -> str:
 
 
 def _place(each: MigratedFile, together: pathlib.Path, statement: Statement) -> str:
-    return "command line" if each.source == together else f"{each.source}, line {statement.line}"
+    return "command line" if each.source == together else f"{os.path.relpath(each.source)}, line {statement.line}"

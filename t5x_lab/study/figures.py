@@ -10,6 +10,7 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.ticker import NullLocator
 
 from t5x_lab.observe.curves import TRAIN, curve, read_columns
 from t5x_lab.study.config import slug
@@ -20,6 +21,7 @@ from t5x_lab.study.results import MeasureReport
 
 FOLDER, KINDS = "figures", ("png", "pdf", "svg")
 POINTS = 200  # of a curve
+LEGEND_COLUMNS = 3
 AXES = {"tokens": "tokens, padding included", "flops": "FLOPs, forward and backward", "seconds": "hours of training"}
 
 
@@ -69,6 +71,9 @@ def _write_isoflop(fits: Mapping[str, Fit | None], folder: pathlib.Path) -> str 
         all_axes[-1].errorbar(flops, best, errors, marker="*", linestyle="", capsize=3, color=f"C{number}", label=title)
         all_axes[-1].plot(flops, [fit.best_parameters(each) for each in flops], linewidth=1, color=f"C{number}")
     all_axes[-1].set(xscale="log", yscale="log", xlabel="FLOPs, forward and backward", ylabel="best number of parameters")
+    longest = max(drawn.values(), key=lambda fit: len(fit.optima))
+    all_axes[-1].set_xticks([optimum.flops for optimum in longest.optima], [optimum.budget for optimum in longest.optima])
+    all_axes[-1].xaxis.set_minor_locator(NullLocator())
     all_axes[-1].legend()
     for axes in all_axes:
         axes.grid(alpha=0.3)
@@ -106,7 +111,8 @@ def _write_losses(plan: Plan, stage: str, quantities: Mapping[str, Quantities], 
     for run in plan.runs.values():
         if run.stage.name == stage and run.name in quantities:
             groups.setdefault(", ".join(run.values.values()), []).append(run)
-    figure, all_axes = plt.subplots(1, len(AXES), figsize=(12, 4), layout="constrained", sharey=True)
+    rows = math.ceil(len(groups) / LEGEND_COLUMNS)
+    figure, all_axes = plt.subplots(1, len(AXES), figsize=(12, 4 + 0.18 * rows), layout="constrained", sharey=True)
     has_data = False
     for color, (title, runs) in enumerate(groups.items()):
         curves = [(quantities[run.name], points) for run in runs if (points := _loss_of(run)) is not None]
@@ -125,7 +131,8 @@ def _write_losses(plan: Plan, stage: str, quantities: Mapping[str, Quantities], 
         plt.close(figure)
         return None
     all_axes[0].set_ylabel("training loss, nats per token with loss")
-    all_axes[0].legend()
+    handles, labels = all_axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=LEGEND_COLUMNS, fontsize="small")
     return _save(figure, folder, f"loss-{stage}")
 
 

@@ -1,0 +1,51 @@
+"""docs/moving.md as it is written: a project of T5X's, with T5X's own checkpoint, is trained, evaluated, decoded and translated."""
+
+import json
+import pathlib
+import shutil
+
+import commands
+import pytest
+from conftest import shared_data
+from helpers import documented
+
+from t5x_lab.observe.metrics import read_metrics
+from t5x_lab.runs.config.gin_config import GinConfig
+
+pytestmark = pytest.mark.exhaustive
+
+
+def test_a_project_of_t5x_is_moved_without_changing_a_line():
+    checkpoint = shared_data("t5x_checkpoints", "from_t5x_repository") / "test_t5_tiny.checkpoint_0"
+    shutil.copy(checkpoint, "checkpoint_0")
+    shutil.copy(shared_data("t5_vocabulary") / "sentencepiece.model", "sentencepiece.model")
+    pathlib.Path("reviews_tasks.py").write_text(documented("moving.md", "def read_line"))
+    pathlib.Path("finetune.gin").write_text(documented("moving.md", "include "))
+    for name, number in (("train", 400), ("validation", 40)):
+        lines = (f"a {('bad', 'good')[i % 2]} film number {i}\t{('bad', 'good')[i % 2]}\n" for i in range(number))
+        pathlib.Path(f"{name}.tsv").write_text("".join(lines))
+    train = ["train", "--gin_file=finetune.gin", "--gin.MODEL_DIR=runs/reviews"]
+
+    shown = commands.run(*train, "--dry_run")
+    assert shown.returncode == 0, shown.stderr
+    for line in documented("moving.md", "The gin files are T5X's").splitlines():
+        assert line.rstrip("…") in shown.stdout or line.startswith("Starting"), line
+    assert "with the parameters and the optimizer of" in shown.stdout and "checkpoint_0 (T5X)" in shown.stdout
+
+    trained = commands.run(*train)
+    assert trained.returncode == 0, trained.stderr
+    metrics = {(line["split"], line["step"]): line for line in read_metrics("runs/reviews")}
+    losses = [metrics["eval/reviews", step]["loss"] for step in (20, 40)]
+    assert losses[1] < losses[0] and 0 <= metrics["infer/reviews", 40]["accuracy"] <= 100
+    rates = [metrics["train", step]["learning_rate"] for step in (2, 11, 40)]
+    assert rates == pytest.approx([0.001, 0.01, 0.01], rel=1e-5)  # warm-up over ten steps
+    evaluated = commands.run("eval", "--model_dir=runs/reviews")
+    assert evaluated.returncode == 0 and f"loss {losses[1]:.4f}" in evaluated.stdout, evaluated.stdout
+    inferred = commands.run("infer", "--model_dir=runs/reviews", "--task=reviews", "--output=answers.jsonl")
+    assert inferred.returncode == 0, inferred.stderr
+    assert len([json.loads(line) for line in pathlib.Path("answers.jsonl").read_text().splitlines()]) == 40
+
+    migrated = commands.run("migrate", "finetune.gin", "--output=ours")
+    assert migrated.stdout == documented("moving.md", "finetune.gin -> ours/finetune.gin"), migrated.stderr
+    run = GinConfig(["ours/finetune.gin"], ['MODEL_DIR = "x"']).run()
+    assert (run.train_steps, run.saving.period, run.restore.carry) == (40, 20, ("optimizer", "step"))
