@@ -429,8 +429,8 @@ IN_PLACE = [
 
 
 def test_files_of_t5x_are_read_as_they_are(project, capsys):
-    """Bindings of the command line may have T5X's names. The files in the working directory are not taken for translations."""
-    mesh = "--gin.partitioning.PjitPartitioner.model_parallel_submesh=(1, 1, 1, 1)"
+    """Bindings of the command line may have T5X's names or ours. The files in the working directory are not taken for translations."""
+    mesh = "--gin.MESH=data=-1"  # of ours, in place of one in the file under T5X's name
     assert main([*IN_PLACE, mesh]) == 0
     out = capsys.readouterr().out
     assert "command line: utils.RestoreCheckpointConfig.path = None -> INITIAL_CHECKPOINT_PATH = None\n" in out

@@ -11,7 +11,7 @@ from t5x_lab.config.errors import UserError
 from t5x_lab.config.gin_files import PACKAGE_GIN
 from t5x_lab.migration.includes import t5x_file
 from t5x_lab.migration.project import Project
-from t5x_lab.migration.statements import Binding, Import, Include, Statement
+from t5x_lab.migration.statements import Binding, Import, Include, Statement, read_statements
 from t5x_lab.migration.steps import DROPPED, RENAMED, TO_DO
 from t5x_lab.migration.write import MigratedFile, migrate, write
 
@@ -55,7 +55,8 @@ def translate_t5x(
     includes = [f'include "{file if path is None else path.absolute()}"\n' for file, path in zip(files, paths)]
     together.write_text("".join([*includes, *(f"{binding}\n" for binding in bindings)]))
     translated = str(folder / "translated")
-    migrated = migrate([str(together)], translated, search_paths, known_macros, include_folder=translated)
+    ours = _macros(read_statements(together)) - _macros_of_project([path for path in paths if path], search_paths)
+    migrated = migrate([str(together)], translated, search_paths, known_macros, include_folder=translated, ours=ours)
     _check(migrated, together)
     write(migrated)
     return Translation(str(migrated[0].target), _notes(migrated, together))
@@ -75,6 +76,16 @@ def _is_of_t5x(path: pathlib.Path, search_paths: Sequence[str]) -> bool:
     except UserError:
         return False  # the command's own parser says what is wrong
     return any(_names_t5x(statement) for statements in project.files.values() for statement in statements)
+
+
+def _macros_of_project(paths: Sequence[pathlib.Path], search_paths: Sequence[str]) -> set[str]:
+    files = Project([str(path) for path in paths], search_paths).files
+    return set().union(*map(_macros, files.values()))
+
+
+def _macros(statements: Sequence[Statement]) -> set[str]:
+    """Returns the names of macros that statements bind."""
+    return {each.selector for each in statements if isinstance(each, Binding) and not each.parameter and not each.scope}
 
 
 def _names_t5x(statement: Statement) -> bool:
