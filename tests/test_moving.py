@@ -19,7 +19,7 @@ def test_a_project_of_t5x_is_moved_without_changing_a_line():
     checkpoint = shared_data("t5x_checkpoints", "from_t5x_repository") / "test_t5_tiny.checkpoint_0"
     shutil.copy(checkpoint, "checkpoint_0")
     shutil.copy(shared_data("t5_vocabulary") / "sentencepiece.model", "sentencepiece.model")
-    pathlib.Path("reviews_tasks.py").write_text(documented("moving.md", "def read_line"))
+    pathlib.Path("my_reviews.py").write_text(documented("moving.md", "def read_line"))
     pathlib.Path("finetune.gin").write_text(documented("moving.md", "include "))
     for name, number in (("train", 400), ("validation", 40)):
         lines = (f"a {('bad', 'good')[i % 2]} film number {i}\t{('bad', 'good')[i % 2]}\n" for i in range(number))

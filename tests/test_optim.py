@@ -89,7 +89,7 @@ def test_adafactor_clips_the_gradient_and_decays_by_a_power_of_the_rate():
     """Weight decay of T5X's is no part of the step that the rate multiplies; its exponent multiplies it by rate**exponent."""
     rng, shapes = np.random.default_rng(3), {name: SHAPES[name] for name in ("matrix", "small")}
     params, grads = (
-        {name: jnp.asarray(rng.normal(size=shape), jnp.float32) for name, shape in SHAPES.items()} for _ in range(2)
+        {name: jnp.asarray(rng.normal(size=shape), jnp.float32) for name, shape in shapes.items()} for _ in range(2)
     )
     rate = LearningRate("constant", 0.5)
 

@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import os
+import shutil
 from collections.abc import Iterator
 
 from t5x_lab.config.errors import UserError
@@ -68,7 +69,10 @@ def gin_config(args: argparse.Namespace, *first_files: str, fixed: tuple[str, ..
     if translation := translate_t5x(files, bindings, paths, known_macros()):
         print(translation.notes)
         files, bindings = [translation.file], []
-    return GinConfig((*first_files, *files), (*bindings, *fixed), tuple(paths))
+    config = GinConfig((*first_files, *files), (*bindings, *fixed), tuple(paths))
+    if translation:
+        shutil.rmtree(translation.folder)  # an error names a file in it
+    return config
 
 
 def add_model_flags(parser: argparse.ArgumentParser, several_steps: bool = False) -> None:

@@ -25,10 +25,12 @@ class Translation(NamedTuple):
 
     Attributes:
       file: gin file, with the bindings of the command line.
+      folder: temporary folder of this file and of those that it includes.
       notes: what was translated, for people.
     """
 
     file: str
+    folder: str
     notes: str
 
 
@@ -55,11 +57,13 @@ def translate_t5x(
     includes = [f'include "{file if path is None else path.absolute()}"\n' for file, path in zip(files, paths)]
     together.write_text("".join([*includes, *(f"{binding}\n" for binding in bindings)]))
     translated = str(folder / "translated")
-    ours = _macros(read_statements(together)) - _macros_of_project([path for path in paths if path], search_paths)
-    migrated = migrate([str(together)], translated, search_paths, known_macros, include_folder=translated, ours=ours)
+    kept_macros = _macros(read_statements(together)) - _macros_of_project([path for path in paths if path], search_paths)
+    migrated = migrate(
+        [str(together)], translated, search_paths, known_macros, include_folder=translated, kept_macros=kept_macros
+    )
     _check(migrated, together)
     write(migrated)
-    return Translation(str(migrated[0].target), _notes(migrated, together))
+    return Translation(str(migrated[0].target), str(folder), _notes(migrated, together))
 
 
 def _find(file: str, search_paths: Sequence[str]) -> pathlib.Path | None:

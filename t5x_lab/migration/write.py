@@ -42,7 +42,7 @@ def migrate(
     search_paths: Sequence[str],
     known_macros: Collection[str],
     include_folder: str = "",
-    ours: Collection[str] = (),
+    kept_macros: Collection[str] = (),
 ) -> list[MigratedFile]:
     """Returns the translations of gin files and of the files of the project that they include, not yet written.
 
@@ -52,12 +52,12 @@ def migrate(
       search_paths: folders in which included files are.
       known_macros: macros of t5x_lab. Others are of the project, and are left out where nothing uses them any more.
       include_folder: folder in front of translated files in includes. "": they are read in the folder of translations.
-      ours: macros with the meaning that they have here in the files too. Others with the name of one of ours are renamed.
+      kept_macros: macros of t5x_lab that files bind as such. Others of a project with such a name are renamed.
 
     Raises:
       UserError: for a file that cannot be read, or two with the same place in the folder.
     """
-    project = Project(files, search_paths, set(known_macros) - set(ours), RULES)
+    project = Project(files, search_paths, set(known_macros) - set(kept_macros), RULES)
     translate_in = lambda path, each: (each, _translate(each, project, path, include_folder))
     steps = {path: [translate_in(path, each) for each in statements] for path, statements in project.files.items()}
     used = {name for of_file in steps.values() for each, step in of_file for name in _macros_used(each, step)}
