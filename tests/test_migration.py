@@ -326,6 +326,7 @@ def test_single_bindings(text, migrated):
         "EVAL_PERIOD = 0\n",
         "EncoderDecoderModel.module = %ARCHITECTURE\n",
         "normal.stddev = 0.02\n",
+        'scope/linen.initializers.normal.dtype = "float32"\n',
         "train.actions = {'TRAIN': [@trainer.EarlyStoppingAction()]}\n",
         "from t5x import adafactor\nimport mine\nmine.C.optimizer = @adafactor.Adafactor()\n",
     ],

@@ -120,7 +120,7 @@ def _architecture(binding: Binding, context: Context) -> Step:
 def _initializer(binding: Binding, context: Context) -> Step:
     """A parameter of flax's initializers, dropped with the values of T5's files."""
     value = context.resolve(binding.value)
-    if isinstance(value, MacroReference) or value in _OF_T5[binding.name]:
+    if isinstance(value, MacroReference) or value in _OF_T5.get(binding.name, ()):
         return Step(DROPPED, note="Matrices are initialized as in T5's files")
     return Step(TO_DO, note="Bind TransformerConfig.initializer for matrices that are not initialized as T5's")
 
