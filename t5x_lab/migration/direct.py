@@ -104,7 +104,7 @@ def _names_t5x(statement: Statement) -> bool:
 
 def _check(migrated: Sequence[MigratedFile], together: pathlib.Path) -> None:
     open_ones = [
-        f"  {_place(each, together, statement)}: {statement.text.strip().splitlines()[0]}\n    {step.note}."
+        f"  {_place(each, together, statement)}: {statement.first_line}\n    {step.note}."
         for each in migrated
         for statement, step in each.steps
         if step.status == TO_DO
@@ -123,8 +123,8 @@ def _notes(migrated: Sequence[MigratedFile], together: pathlib.Path) -> str:
         for statement, step in each.steps:
             is_of_project = isinstance(statement, Include) and t5x_file(statement.path) is None
             if step.status == RENAMED and not is_of_project:
-                first = statement.text.strip().splitlines()[0]
-                lines.append(f"  {_place(each, together, statement)}: {first} -> {'; '.join(step.lines)}")
+                place = _place(each, together, statement)
+                lines.append(f"  {place}: {statement.first_line} -> {'; '.join(step.lines)}")
     left_out = sum(each.count(DROPPED) for each in migrated)
     lines.append(f"  Left out: {left_out} statements. t5x_lab migrate writes the reason beside each of them.")
     return "\n".join(lines)

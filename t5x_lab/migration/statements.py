@@ -35,6 +35,10 @@ class Statement:
     text: str
     line: int
 
+    @property
+    def first_line(self) -> str:
+        return self.text.strip().split("\n")[0]
+
 
 @dataclasses.dataclass(frozen=True)
 class Import(Statement):

@@ -91,11 +91,6 @@ def gone(why: str) -> Rule:
     return lambda binding, context: Step(DROPPED, note=why)
 
 
-def decide(advice: str) -> Rule:
-    """Returns the rule of a binding for which a person has to decide."""
-    return lambda binding, context: Step(TO_DO, note=advice)
-
-
 def if_is(*plain: Any, then: str, otherwise: str) -> Rule:
     """Returns the rule of a binding that needs no counterpart with some values. Otherwise a person has to decide."""
 

@@ -162,8 +162,7 @@ def report(migrated: Sequence[MigratedFile]) -> str:
         lines.append(f"{each.source} -> {each.target}: {counts or 'no statements'}")
         for statement, step in each.steps:
             if step.status == TO_DO:
-                first = statement.text.strip().split("\n")[0]
-                lines.append(f"  line {statement.line}: {first}\n    {step.note}.")
+                lines.append(f"  line {statement.line}: {statement.first_line}\n    {step.note}.")
     totals = {status: sum(each.count(status) for each in migrated) for status in STATUSES}
     whole = sum(not each.count(TO_DO) for each in migrated)
     lines.append(f"{whole} of {len(migrated)} files are whole; statements: {', '.join(f'{totals[s]} {s}' for s in STATUSES)}.")
