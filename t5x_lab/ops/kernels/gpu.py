@@ -21,7 +21,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from t5x_lab.ops.biases import DiagonalBias
-from t5x_lab.ops.kernels.tiling import UNLIMITED, Tiling
+from t5x_lab.ops.kernels.tiling import Tiling
 
 INTERPRET = False  # tests run the kernels without a GPU, slowly
 SIZES = (64,)
@@ -347,25 +347,10 @@ def _logits(tiling: Tiling, read: Readers, query: _Tokens, key: _Tokens) -> tupl
     if tiling.logit_cap is not None:
         tanh = jnp.tanh(logits / tiling.logit_cap)
         logits = tanh * tiling.logit_cap
-    distances = key.positions - query.positions
     if "bias" in read:
-        logits += read["bias"](distances + tiling.query_tiles * tiling.size)
-    rules = []
-    if tiling.is_causal:
-        is_left = distances <= 0
-        rules.append(is_left | ((query.codes & key.codes & 1) == 1) if tiling.has_prefix else is_left)
-    if tiling.before < UNLIMITED:
-        rules.append(distances >= -tiling.before)
-    if tiling.after < UNLIMITED and (tiling.has_prefix or not tiling.is_causal):
-        rules.append(distances <= tiling.after)
-    if key.codes is not None:
-        rules.append(jnp.broadcast_to(key.codes >= 2, logits.shape))
-        if tiling.has_query_segments:
-            rules.append((query.codes >> 1) == (key.codes >> 1))
-    elif tiling.S % tiling.size:
-        rules.append(jnp.broadcast_to(key.positions < tiling.S, logits.shape))
-    if rules:
-        logits = jnp.where(functools.reduce(jnp.logical_and, rules), logits, _MASKED)
+        logits += read["bias"](key.positions - query.positions + tiling.query_tiles * tiling.size)
+    allowed = tiling.allowed(key.positions, query.positions, key.codes, query.codes)
+    logits = logits if allowed is None else jnp.where(allowed, logits, _MASKED)
     return logits, tanh
 
 

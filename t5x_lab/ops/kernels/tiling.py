@@ -1,6 +1,7 @@
 """Tiles of fused attention: their size, and which of them are computed."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -73,6 +74,29 @@ class Tiling:
     def most_queries(self) -> int:
         """Returns the largest number of tiles of queries that attend to the keys of a tile."""
         return max(last - first + 1 for first, last in map(self.queries_of, range(self.key_tiles)))
+
+    def allowed(self, keys: Any, queries: Any, key_codes: Any, query_codes: Any) -> Any:
+        """Returns which keys of a tile the queries attend to, bool of a shape that broadcasts to the tile's; None for all.
+
+        Args:
+          keys, queries: positions, int, of shapes that broadcast to the tile's.
+          key_codes, query_codes: 2 * segment + is in the prefix, int, of such shapes too. None without both.
+        """
+        rules = []
+        if self.is_causal:
+            is_left = keys <= queries
+            rules.append(is_left | ((query_codes & key_codes & 1) == 1) if self.has_prefix else is_left)
+        if self.before < UNLIMITED:
+            rules.append(keys >= queries - self.before)
+        if self.after < UNLIMITED and (self.has_prefix or not self.is_causal):
+            rules.append(keys <= queries + self.after)
+        if key_codes is not None:
+            rules.append(key_codes >= 2)
+            if self.has_query_segments:
+                rules.append((query_codes >> 1) == (key_codes >> 1))
+        elif self.S % self.size:
+            rules.append(keys < self.S)
+        return functools.reduce(jnp.logical_and, rules) if rules else None
 
 
 def _first_and_last(tile: Any, before: int, after: int, size: int, tiles: int) -> tuple[Any, Any]:

@@ -8,7 +8,6 @@ and in the backward pass "d_attended", "log_sums" and "means".
 Axis letters: B batch, N heads, K heads of keys and values, H head size.
 """
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from t5x_lab.ops.biases import DiagonalBias
-from t5x_lab.ops.kernels.tiling import UNLIMITED, Tiling
+from t5x_lab.ops.kernels.tiling import Tiling
 
 INTERPRET = False  # tests run the kernels without a TPU, slowly
 SIZES = (512, 256, 128)
@@ -306,22 +305,8 @@ def _logits(tiling: Tiling, inputs: Mapping[str, Any], visit: _Visit) -> tuple[j
     queries = visit.i * tiling.size + jax.lax.broadcasted_iota(jnp.int32, logits.shape, 1)
     key_codes: Any = _column(inputs["key_codes"][0, 0]).astype(jnp.int32) if "key_codes" in inputs else None
     query_codes: Any = inputs["query_codes"][0, 0].astype(jnp.int32) if "query_codes" in inputs else None
-    rules = []
-    if tiling.is_causal:
-        is_left = keys <= queries
-        rules.append(is_left | ((query_codes & key_codes & 1) == 1) if tiling.has_prefix else is_left)
-    if tiling.before < UNLIMITED:
-        rules.append(keys >= queries - tiling.before)
-    if tiling.after < UNLIMITED and (tiling.has_prefix or not tiling.is_causal):
-        rules.append(keys <= queries + tiling.after)
-    if key_codes is not None:
-        rules.append(key_codes >= 2)
-        if tiling.has_query_segments:
-            rules.append((query_codes >> 1) == (key_codes >> 1))
-    elif tiling.S % tiling.size:
-        rules.append(keys < tiling.S)
-    if rules:
-        logits = jnp.where(functools.reduce(jnp.logical_and, rules), logits, _MASKED)
+    allowed = tiling.allowed(keys, queries, key_codes, query_codes)
+    logits = logits if allowed is None else jnp.where(allowed, logits, _MASKED)
     return logits, tanh
 
 
