@@ -96,7 +96,8 @@ EXTRAS = {
         "hypothesis>=6.100",
         "wandb>=0.19",
     ],
-    "compare": ["torch==2.13.0", "transformers>=5", "accelerate>=1", "peft>=0.18"],  # comparisons in tests and benchmarks
+    # comparisons in tests and benchmarks
+    "compare": ["torch==2.13.0", "transformers>=5", "accelerate>=1", "peft>=0.18", "mesh-tensorflow>=0.1.21"],
     "wandb": ["wandb>=0.19"],
     "docs": DOCS,
     "lint": ["ruff>=0.8", "mypy>=1.13"],

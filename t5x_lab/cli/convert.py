@@ -11,7 +11,11 @@ WRITTEN = ("t5x_lab", "hf")
 def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--source", required=True, help="run directory, or checkpoint of any format")
     parser.add_argument("--target", required=True, help="new directory; in t5x_lab's format a run directory")
-    parser.add_argument("--from", dest="origin", help="expected format of the source: t5x_lab, t5x or hf; default: detected")
+    parser.add_argument(
+        "--from",
+        dest="origin",
+        help="expected format of the source: t5x_lab, t5x, mesh_tensorflow or hf; default: detected",
+    )
     parser.add_argument("--to", required=True, help=f"format of the target: {', '.join(WRITTEN)}")
     parser.add_argument("--step", default="latest", help="step of the checkpoint, or latest")
     parser.add_argument(

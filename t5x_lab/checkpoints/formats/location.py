@@ -4,14 +4,14 @@ from typing import NamedTuple
 
 from etils import epath
 
-from t5x_lab.checkpoints.formats import t5x, t5x_lab
+from t5x_lab.checkpoints.formats import mesh_tensorflow, t5x, t5x_lab
 from t5x_lab.checkpoints.formats.huggingface import directory as huggingface
 from t5x_lab.checkpoints.formats.source import Format, Source
 from t5x_lab.checkpoints.layout import WEIGHTS, absolute_path, check_part
 from t5x_lab.checkpoints.lazy_tensors import LazyTensor, Unreadable
 from t5x_lab.config.errors import UserError, check_choice
 
-FORMATS: dict[str, Format] = {module.NAME: module for module in (t5x_lab, t5x, huggingface)}
+FORMATS: dict[str, Format] = {module.NAME: module for module in (t5x_lab, mesh_tensorflow, t5x, huggingface)}
 
 
 class Location(NamedTuple):
@@ -47,8 +47,6 @@ def find(path: str, step: int | None = None, weights: str = "last") -> Location:
       UserError: if there is no checkpoint.
     """
     root = absolute_path(path)
-    if not root.exists():
-        raise UserError(f"{path} does not exist. Use a run directory or a checkpoint of t5x_lab, T5X or Hugging Face.")
     for name, format in FORMATS.items():
         checkpoint = format.find(root, step)
         if checkpoint is None:
@@ -59,9 +57,10 @@ def find(path: str, step: int | None = None, weights: str = "last") -> Location:
                 raise UserError(f'{checkpoint} is {format.TITLE}, which has no averaged weights. Use weights = "last".')
             check_part(checkpoint, WEIGHTS[weights])
         return Location(name, checkpoint, weights)
+    reason = "has no finished checkpoint" if root.exists() else "does not exist"
     raise UserError(
-        f"{path} has no finished checkpoint. Use a run directory, which contains checkpoints/<step>, or a checkpoint of "
-        "t5x_lab, T5X or Hugging Face."
+        f"{path} {reason}. Use a run directory, which contains checkpoints/<step>, or a checkpoint of t5x_lab, T5X, "
+        "Mesh TensorFlow or Hugging Face."
     )
 
 
