@@ -662,6 +662,24 @@ def test_from_gin_takes_a_checkpoint_of_any_format(tmp_path):
     np.testing.assert_array_equal(table, expected["params_after_5/token_embedder/embedding"])
 
 
+def test_commands_read_a_checkpoint_of_t5x_with_a_model_file(capsys):
+    source = shared_data("t5x_checkpoints", "from_t5x_repository") / "test_t5_tiny.checkpoint_0"
+    pieces = shared_data("t5_vocabulary") / "sentencepiece.model"
+    generate = ["generate", f"--model_dir={source}", "--prompt=Some text.", "--max_tokens=5"]
+    assert cli_main(generate) == 2 and "holds no configuration. Pass the model file" in capsys.readouterr().err
+    gin = ["models/t5_1_1/tiny.gin"], [f"SentencePieceVocabulary.path = {str(pieces)!r}"]
+    assert cli_main([*generate, f"--gin_file={gin[0][0]}", f"--gin_bindings={gin[1][0]}"]) == 0
+    expected = t5x_lab.from_gin(*gin, checkpoint=str(source)).generate(["Some text."], max_tokens=5)[0][0]
+    assert capsys.readouterr().out.strip() == f"Some text.\t{expected}".strip()
+
+
+def test_gin_flags_are_refused_with_a_checkpoint_that_describes_its_model(tmp_path, capsys):
+    (tmp_path / "config.json").write_text("{}")
+    for command in (["generate", "--prompt=a"], ["infer", "--input=a", "--output=b"]):
+        assert cli_main([*command, f"--model_dir={tmp_path}", "--gin.DROPOUT_RATE=0.0"]) == 2
+        assert "has the configuration of its model. Leave the gin flags out" in capsys.readouterr().err
+
+
 def test_convert_there_and_back(tmp_path, capsys):
     """T5X's small test model to a run, to Hugging Face with its tokenizer, and to a run again: the same numbers and text."""
     transformers = pytest.importorskip("transformers")

@@ -157,7 +157,9 @@ def test_a_folder_named_like_a_module_that_is_not_there_is_told(capfd):
         ([*TRAIN[:3], "--gin.MODEL_DIR=run"], "TRAIN_STEPS is None and TRAIN_TOKENS is None. Set exactly one of them"),
         (["trian"], 'no command "trian". Did you mean "train"'),
         (["generate", "--model_dir=/nope", "--prompt=x"], "/nope does not exist. Use a run directory"),
-        (["eval", "--model_dir=/nope"], "/nope is not a run directory"),
+        (["eval", "--model_dir=/nope"], "/nope is not a run directory. Set --output"),
+        (["eval"], "Pass --model_dir with a run directory or a checkpoint"),
+        (["eval", "--model_dir=/nope", "--output=x"], "/nope does not exist"),
         (["inspect", "--gin_file=nope.gin"], "no gin file nope.gin"),
         (
             ["inspect", *TRAIN[1:], "--gin.TASK_FEATURE_LENGTHS=64"],
@@ -165,10 +167,11 @@ def test_a_folder_named_like_a_module_that_is_not_there_is_told(capfd):
         ),
         (
             ["infer", "--model_dir=x", "--input=a", "--output=b", "--gin.SPLIT=c"],
-            "The examples of a file do not depend on gin. Leave the gin flags out",
+            "x does not exist",
         ),
+        (["infer", "--task=x"], "Pass --model_dir with a run directory or a checkpoint, and --output"),
         (["vocab", "--output=x"], "Pass either --input FILES or --task NAME"),
-        (["generate", "--gin.X=3", "--model_dir=x"], "This command has no gin configuration"),
+        (["report", "--gin.X=3", "--model_dir=x"], "This command has no gin configuration"),
     ],
 )
 def test_commands_refuse(argv, says, capfd):

@@ -41,6 +41,21 @@ def test_a_project_of_t5x_is_moved_without_changing_a_line():
     assert rates == pytest.approx([0.001, 0.01, 0.01], rel=1e-5)  # warm-up over ten steps
     evaluated = commands.run("eval", "--model_dir=runs/reviews")
     assert evaluated.returncode == 0 and f"loss {losses[1]:.4f}" in evaluated.stdout, evaluated.stdout
+
+    pathlib.Path("eval.gin").write_text(documented("moving.md", "eval_script"))
+    evaluate = ["eval", "--gin_file=eval.gin"]
+    results = documented("moving.md", "step 0  eval/reviews").splitlines()
+    before = commands.run(*evaluate, "--gin.CHECKPOINT_PATH='checkpoint_0'", "--gin.EVAL_OUTPUT_DIR='before'")
+    assert before.stdout.splitlines()[-2:] == results[:2], before.stderr
+    after = commands.run(*evaluate, "--gin.CHECKPOINT_PATH='runs/reviews/checkpoint_40'", "--gin.EVAL_OUTPUT_DIR='after'")
+    assert f"loss {losses[1]:.4f}" in after.stdout.splitlines()[-2], after.stderr
+    assert pathlib.Path("before/evals/eval/0.json").exists() and pathlib.Path("after/evals/eval/40.json").exists()
+    to_infer = pathlib.Path("eval.gin").read_text().replace("eval.gin", "infer.gin").replace("EVAL_", "INFER_")
+    pathlib.Path("infer.gin").write_text(to_infer)
+    of_t5x = ("--gin.CHECKPOINT_PATH='checkpoint_0'", "--gin.INFER_OUTPUT_DIR='inferred'")
+    assert commands.run("infer", "--gin_file=infer.gin", *of_t5x).returncode == 0
+    assert len(pathlib.Path("inferred/reviews-predict.jsonl").read_text().splitlines()) == 40
+
     inferred = commands.run("infer", "--model_dir=runs/reviews", "--task=reviews", "--output=answers.jsonl")
     assert inferred.returncode == 0, inferred.stderr
     assert len([json.loads(line) for line in pathlib.Path("answers.jsonl").read_text().splitlines()]) == 40

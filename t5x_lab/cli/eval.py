@@ -8,17 +8,18 @@ from t5x_lab.cli.flags import (
     add_gin_flags,
     add_model_flags,
     add_process_flags,
-    add_t5x_flags,
     chosen_step,
     connect_processes,
     gin_config,
     model_dirs,
     print_once,
 )
+from t5x_lab.cli.t5x_flags import add_t5x_flags, take_t5x_paths
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    add_model_flags(parser, several_steps=True)
+    add_model_flags(parser, several_steps=True, is_required=False)
+    parser.add_argument("--output", help="directory for the results; default: the run directory")
     add_gin_flags(parser)
     add_t5x_flags(parser)
     add_process_flags(parser)
@@ -39,11 +40,15 @@ def run(args: argparse.Namespace) -> None:
     from t5x_lab.config.errors import UserError
     from t5x_lab.evaluation.results import finite_json
     from t5x_lab.observe.console import describe
-    from t5x_lab.runs.config.gin_config import run_config_file
-    from t5x_lab.runs.evaluate.checkpoints import evaluate_checkpoints, evaluate_ensemble, wait_for_run
+    from t5x_lab.runs.config.checkpoint_config import config_files
+    from t5x_lab.runs.config.gin_config import is_run_directory
+    from t5x_lab.runs.evaluate.checkpoints import evaluate_checkpoints, evaluate_model, wait_for_run
     from t5x_lab.runs.model.sharded_model import ShardedModel
     from t5x_lab.runs.train.summary import with_model_info
 
+    take_t5x_paths(args, output="EVAL_OUTPUT_DIR")
+    if args.model_dir is None:
+        raise UserError("Pass --model_dir with a run directory or a checkpoint.")
     directories = model_dirs(args.model_dir)
     if len(directories) > 1 and (args.follow or args.dry_run):
         raise UserError("--follow and --dry_run support one run only. Pass a single directory to --model_dir.")
@@ -51,18 +56,22 @@ def run(args: argparse.Namespace) -> None:
         if args.step not in ("latest", "all"):
             raise UserError(f"--follow evaluates every checkpoint without results. Remove --step={args.step}.")
         wait_for_run(args.model_dir, args.wait_minutes)
-    config = gin_config(args, run_config_file(directories[0], args.trust))
+    is_run = is_run_directory(directories[0])
+    if not is_run and args.output is None and not args.dry_run:
+        raise UserError(f"{directories[0]} is not a run directory. Set --output to a directory for the results.")
+    config = gin_config(args, *config_files(directories[0], args.trust))
     results = {}
     with connect_processes(args):
         if args.dry_run:
             print_once(with_model_info(config, ShardedModel(config.model(), config.mesh(), rules=config.sharding())))
             return
-        if len(directories) > 1:
+        if len(directories) > 1 or not is_run:
             options = dict(weights=args.weights or "last", trust=args.trust, parameter_dtype=args.parameter_dtype)
-            evaluations = evaluate_ensemble(config, directories, chosen_step(args.step), **options)
+            options["output"] = args.output or directories[0]
+            evaluations = evaluate_model(config, directories, chosen_step(args.step), **options)
         else:
             options = dict(wait_minutes=args.wait_minutes, weights=args.weights, follow=args.follow)
-            options["parameter_dtype"] = args.parameter_dtype
+            options |= dict(parameter_dtype=args.parameter_dtype, output=args.output)
             evaluations = evaluate_checkpoints(config, args.model_dir, args.step, **options)
         try:
             for step, splits in evaluations:

@@ -33,15 +33,18 @@ def add_gin_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_t5x_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds flags of T5X's commands. `gin_settings` applies them."""
-    of_t5x = parser.add_argument_group("flags of T5X")
-    of_t5x.add_argument("--tfds_data_dir", metavar="DIR", help="folder of TensorFlow Datasets, as in TFDS_DATA_DIR")
-    of_t5x.add_argument(
-        "--seqio_additional_cache_dirs", metavar="DIRS", help="folders of SeqIO caches separated by commas, as in CACHE_DIRS"
-    )
-    without_effect = "without effect: messages go to stderr"
-    of_t5x.add_argument("--alsologtostderr", "--logtostderr", nargs="?", const=True, help=without_effect)
+def check_no_gin_flags(args: argparse.Namespace) -> None:
+    """Raises a `UserError` for gin flags with a checkpoint that describes its model."""
+    from t5x_lab.checkpoints.formats.location import find
+
+    if _has_gin_flags(args):
+        location = find(model_dirs(args.model_dir)[0], chosen_step(args.step))
+        if location.describes_model:
+            raise UserError(f"{location.path} has the configuration of its model. Leave the gin flags out.")
+
+
+def _has_gin_flags(args: argparse.Namespace) -> bool:
+    return bool(args.gin_file or args.gin_bindings or args.gin)
 
 
 def gin_settings(args: argparse.Namespace) -> tuple[list[str], list[str]]:
@@ -67,7 +70,9 @@ def gin_config(args: argparse.Namespace, *first_files: str, fixed: tuple[str, ..
     bindings, paths = gin_settings(args)
     files = args.gin_file
     if translation := translate_t5x(files, bindings, paths, known_macros()):
-        print(translation.notes)
+        if translation.notes != getattr(args, "notes_of_translation", None):  # a command may parse its flags twice
+            print(translation.notes)
+        args.notes_of_translation = translation.notes
         files, bindings = [translation.file], []
     config = GinConfig((*first_files, *files), (*bindings, *fixed), tuple(paths))
     if translation:
@@ -75,10 +80,10 @@ def gin_config(args: argparse.Namespace, *first_files: str, fixed: tuple[str, ..
     return config
 
 
-def add_model_flags(parser: argparse.ArgumentParser, several_steps: bool = False) -> None:
+def add_model_flags(parser: argparse.ArgumentParser, several_steps: bool = False, is_required: bool = True) -> None:
     """Adds the flags of `load_model`."""
     ensemble = "or several, separated by commas, as an ensemble with averaged logits"
-    parser.add_argument("--model_dir", required=True, help=f"run directory, {ensemble}")
+    parser.add_argument("--model_dir", required=is_required, help=f"run directory or checkpoint of any format, {ensemble}")
     parser.add_argument(
         "--step",
         default="latest",
@@ -96,11 +101,18 @@ def add_model_flags(parser: argparse.ArgumentParser, several_steps: bool = False
 
 
 def load_model(args: argparse.Namespace):
-    """Returns the model of the flags of `add_model_flags`. See `t5x_lab.load`."""
+    """Returns the model of the flags of `add_model_flags`. See `t5x_lab.load`.
+
+    The gin flags configure a checkpoint that does not describe its model, such as one of T5X.
+    """
+    from t5x_lab.checkpoints.formats.location import find
     from t5x_lab.runs.model.load import load
 
+    directories, step = model_dirs(args.model_dir), chosen_step(args.step)
+    is_described = not _has_gin_flags(args) or find(directories[0], step).describes_model
+    config = None if is_described else gin_config(args)
     options = dict(weights=args.weights, trust=args.trust, parameter_dtype=args.parameter_dtype)
-    return load(model_dirs(args.model_dir), step=chosen_step(args.step), **options)
+    return load(directories, step=step, config=config, **options)
 
 
 def add_beam_flag(parser: argparse.ArgumentParser) -> None:

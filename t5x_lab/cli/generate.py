@@ -5,9 +5,11 @@ import sys
 
 from t5x_lab.cli.flags import (
     SAMPLING,
+    add_gin_flags,
     add_model_flags,
     add_process_flags,
     add_sampling_flags,
+    check_no_gin_flags,
     connect_processes,
     load_model,
 )
@@ -20,6 +22,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--input", help='.txt with one prompt per line, or .jsonl with "inputs"; also .gz, .zst')
     parser.add_argument("--num_samples", type=int, default=1, help="number of completions per prompt")
     add_sampling_flags(parser)
+    add_gin_flags(parser)
     add_process_flags(parser)
 
 
@@ -36,6 +39,7 @@ def _run(args: argparse.Namespace) -> None:
     prompts = list(args.prompt)
     if args.input:
         prompts += [example.inputs for example in read_examples(args.input, "predict")]
+    check_no_gin_flags(args)
     model = load_model(args)
 
     def complete(prompts):

@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 
-from t5x_lab.cli.flags import add_model_flags, load_model
+from t5x_lab.cli.flags import add_gin_flags, add_model_flags, check_no_gin_flags, load_model
 from t5x_lab.config.errors import UserError
 
 
@@ -27,6 +27,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch_size", type=int, default=32, help="texts per batch; batches of long texts are smaller")
     parser.add_argument("--max_length", type=int, help="maximum tokens of a context; default: the model's positions, or 2048")
     parser.add_argument("--json", action="store_true", help="print one JSON object to stdout and everything else to stderr")
+    add_gin_flags(parser)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -40,6 +41,7 @@ def run(args: argparse.Namespace) -> None:
     from t5x_lab.evaluation.results import finite_json
     from t5x_lab.papers.eai_eval import NAME_PREFIX, TASK_FOLDER
 
+    check_no_gin_flags(args)
     loaded = load_model(args)
     model = HarnessModel(model=loaded, batch_size=args.batch_size, max_length=args.max_length)
     tracker = EvaluationTracker(output_path=args.output_path)

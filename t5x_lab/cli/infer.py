@@ -10,24 +10,25 @@ from t5x_lab.cli.flags import (
     add_model_flags,
     add_process_flags,
     add_sampling_flags,
-    add_t5x_flags,
+    check_no_gin_flags,
     connect_processes,
     gin_config,
     load_model,
     model_dirs,
     print_once,
 )
+from t5x_lab.cli.t5x_flags import add_t5x_flags, take_t5x_paths
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    add_model_flags(parser)
+    add_model_flags(parser, is_required=False)
     parser.add_argument(
         "--input",
         help='.txt with one input per line, or .jsonl with "inputs", "targets" to score and "choices" to rank; also .gz, .zst',
     )
     parser.add_argument("--task", help="a SeqIO task or mixture, instead of --input")
     parser.add_argument("--split", default="validation", help="split of the task")
-    parser.add_argument("--output", required=True, help="the .jsonl file to write; an existing one is resumed")
+    parser.add_argument("--output", help="the .jsonl file to write; an existing one is resumed")
     parser.add_argument(
         "--mode",
         choices=("predict", "score", "rank", "classify"),
@@ -61,10 +62,13 @@ def _run(args: argparse.Namespace) -> None:
     from t5x_lab.evaluation.inference.infer import infer, ranking_report
     from t5x_lab.evaluation.results import finite_json
 
+    _take_t5x_settings(args)
+    if not args.model_dir or not args.output:
+        raise UserError("Pass --model_dir with a run directory or a checkpoint, and --output with the .jsonl file to write.")
     if bool(args.input) == bool(args.task):
         raise UserError("Pass either --input with a file or --task with a name.")
-    if args.input and (args.gin_file or args.gin_bindings or args.gin):
-        raise UserError("The examples of a file do not depend on gin. Leave the gin flags out, or pass --task.")
+    if args.input:
+        check_no_gin_flags(args)
     if args.dry_run:
         print_once(_config(args).text)
         return
@@ -102,12 +106,21 @@ def _run(args: argparse.Namespace) -> None:
         print(json.dumps(finite_json(ranking_report(args.output, args.choice))))
 
 
+def _take_t5x_settings(args: argparse.Namespace) -> None:
+    """Applies T5X's bindings of checkpoint, output directory and task. T5X writes DIRECTORY/TASK-MODE.jsonl."""
+    of_t5x = args.output is None
+    take_t5x_paths(args, output="INFER_OUTPUT_DIR")
+    if of_t5x and args.model_dir and args.output and not args.input:
+        args.task = args.task or _config(args).build("DataConfig.mixture_or_task_name")
+        args.output = f"{args.output}/{args.task}-{args.mode}.jsonl"
+
+
 def _config(args: argparse.Namespace):
     from t5x_lab.config.gin_files import binding
-    from t5x_lab.runs.config.gin_config import run_config_file
+    from t5x_lab.runs.config.checkpoint_config import config_files
 
     task = (binding(f"MIXTURE_OR_TASK_NAME={args.task}"),) if args.task else ()
-    return gin_config(args, run_config_file(model_dirs(args.model_dir)[0], args.trust), "runs/infer.gin", fixed=task)
+    return gin_config(args, *config_files(model_dirs(args.model_dir)[0], args.trust), "runs/infer.gin", fixed=task)
 
 
 def _task_examples(args: argparse.Namespace, model, **shard: int):

@@ -5,8 +5,9 @@ import sys
 
 import absl.logging
 
-from t5x_lab.cli.flags import add_gin_flags, add_process_flags, add_t5x_flags, connect_processes, gin_config, print_once
+from t5x_lab.cli.flags import add_gin_flags, add_process_flags, connect_processes, gin_config, print_once
 from t5x_lab.cli.main import FAILURE, STOPPED
+from t5x_lab.cli.t5x_flags import add_t5x_flags
 from t5x_lab.training.clock import StartUp
 
 

@@ -189,7 +189,7 @@ TABLE: dict[str, tuple[Row, ...]] = {
         Row("Evaluator.num_examples EVALUATOR_NUM_EXAMPLES", "MetricsEvaluation.num_examples"),
         Row("EVALUATOR_USE_MEMORY_CACHE Evaluator.use_memory_cache", "", "targets are kept in memory"),
         Row("Evaluator.logger_cls JSONLogger JSON_WRITE_N_RESULTS", "", "predictions go to MODEL_DIR/inference"),
-        Row("evaluate EVAL_OUTPUT_DIR", "", "use t5x_lab eval --model_dir=…"),
+        Row("evaluate EVAL_OUTPUT_DIR", "", "use t5x_lab eval --model_dir=… --output=…"),
         Row("infer INFER_OUTPUT_DIR", "", "use t5x_lab infer --model_dir=… --task=… --output=…"),
         Row(
             "predict_batch_with_aux temperature_sample beam_search",

@@ -31,6 +31,11 @@ class Location(NamedTuple):
         return FORMATS[self.format].TITLE
 
     @property
+    def describes_model(self) -> bool:
+        """Whether the checkpoint holds the configuration of its model."""
+        return FORMATS[self.format].DESCRIBES_MODEL
+
+    @property
     def step(self) -> int:
         return FORMATS[self.format].step_of(self.path)
 

@@ -11,7 +11,7 @@ from t5x_lab.checkpoints.formats.tensor_bundle import index_file, open_bundle
 from t5x_lab.checkpoints.lazy_tensors import LazyTensor, Unreadable, from_array
 from t5x_lab.config.errors import UserError
 
-NAME, TITLE = "mesh_tensorflow", "Mesh TensorFlow"
+NAME, TITLE, DESCRIBES_MODEL = "mesh_tensorflow", "Mesh TensorFlow", False
 _STEP = "global_step"
 _SLOTS = {"slot_vr": "v_row", "slot_vc": "v_col", "slot_v": "v", "slot_m": "m"}
 _SUBLAYERS = {"SelfAttention": "self_attention", "EncDecAttention": "cross_attention", "DenseReluDense": "mlp"}

@@ -43,10 +43,12 @@ class Format(Protocol):
     Attributes:
       NAME: name for `--from` and `--to`.
       TITLE: name for messages.
+      DESCRIBES_MODEL: whether a checkpoint holds the configuration of its model.
     """
 
     NAME: str
     TITLE: str
+    DESCRIBES_MODEL: bool
 
     def find(self, root: epath.Path, step: int | None) -> epath.Path | None:
         """Returns the checkpoint at or in `root`, of `step` or the latest; None if there is none of this format.

@@ -16,7 +16,7 @@ from t5x_lab.checkpoints.formats.source import Source, find_owner
 from t5x_lab.checkpoints.lazy_tensors import LazyTensor, Unreadable, from_array
 from t5x_lab.config.errors import UserError
 
-NAME, TITLE = "t5x", "T5X"
+NAME, TITLE, DESCRIBES_MODEL = "t5x", "T5X", False
 VERSION = 3
 SLOTS = ("m", "v", "v_row", "v_col", "grad_ema", "grad_sq_ema")  # of Adafactor and of Flax's former Adam
 _OPTAX_NAMES = {"grad_ema": "mu", "grad_sq_ema": "nu"}

@@ -22,7 +22,7 @@ from t5x_lab.checkpoints.layout import (
 from t5x_lab.checkpoints.lazy_tensors import LazyTensor, from_array
 from t5x_lab.checkpoints.verified_reads import ReadVerifier
 
-NAME, TITLE = "t5x_lab", "a run or checkpoint of t5x_lab"
+NAME, TITLE, DESCRIBES_MODEL = "t5x_lab", "a run or checkpoint of t5x_lab", True
 
 
 def find(root: epath.Path, step: int | None) -> epath.Path | None:

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from t5x_lab.checkpoints.formats.huggingface import directory as huggingface
-from t5x_lab.checkpoints.formats.location import Location
+from t5x_lab.checkpoints.formats.location import Location, find
 from t5x_lab.checkpoints.layout import read_info
 from t5x_lab.config.errors import NotHere, NotSet, UserError
 from t5x_lab.config.json_files import parse_json
 from t5x_lab.config.log import log
 from t5x_lab.data.vocabularies.sentinels import num_sentinels
-from t5x_lab.runs.config.gin_config import GinConfig
+from t5x_lab.runs.config.gin_config import GinConfig, is_run_directory, local_file, run_config_file
 from t5x_lab.runs.config.trust import check_trusted
 from t5x_lab.runs.data_layer import load_data_layer
 
@@ -47,6 +47,18 @@ def read_config(location: Location, trust: bool = False) -> GinConfig:
         f"{location.path} holds no configuration. Pass the model file, such as --gin_file=models/t5_1_1/small.gin, and the "
         "settings that differ, such as --gin.TransformerConfig.vocab_size=VALUE."
     )
+
+
+def config_files(model_dir: str, trust: bool = False) -> list[str]:
+    """Returns the gin file of a run directory or a checkpoint, as a list; [] for a checkpoint that does not describe its model.
+
+    Raises:
+      UserError: if there is no checkpoint, or its configuration is not trusted.
+    """
+    if is_run_directory(model_dir):
+        return [run_config_file(model_dir, trust)]
+    location = find(model_dir)
+    return [local_file(read_config(location, trust).text)] if location.describes_model else []
 
 
 def _object_bindings(config: Any, scope: str) -> Iterator[str]:

@@ -128,6 +128,11 @@ class GinConfig:
         return self.build("DataConfig.special_tokens")
 
 
+def is_run_directory(path: str) -> bool:
+    """Returns whether a training run has written its configuration there."""
+    return is_regular_file(epath.Path(path) / "config.gin")
+
+
 def run_config_file(model_dir: str, trust: bool = False) -> str:
     """Returns the path of a run directory's config.gin.
 
@@ -139,12 +144,17 @@ def run_config_file(model_dir: str, trust: bool = False) -> str:
       UserError: if it does not exist or is not trusted.
     """
     path = epath.Path(model_dir) / "config.gin"
-    if not is_regular_file(path):
+    if not is_run_directory(model_dir):
         raise UserError(f"{model_dir} is not a run directory: it has no config.gin. Use the MODEL_DIR of a training run.")
     if not trust:
         check_trusted(path.read_text(), path)
     if "://" not in str(path):
         return str(path)
-    copy = pathlib.Path(tempfile.mkdtemp()) / "config.gin"  # gin reads local files
-    copy.write_text(path.read_text())
-    return str(copy)
+    return local_file(path.read_text())
+
+
+def local_file(text: str) -> str:
+    """Writes a configuration to a temporary file, since gin reads local files only."""
+    file = pathlib.Path(tempfile.mkdtemp()) / "config.gin"
+    file.write_text(text)
+    return str(file)

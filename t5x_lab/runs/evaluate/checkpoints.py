@@ -37,6 +37,7 @@ def evaluate_checkpoints(
     weights: str | None = None,
     follow: bool = False,
     parameter_dtype: str = "float32",
+    output: str | None = None,
 ) -> Iterator[tuple[int, MetricsBySplit]]:
     """Runs all evaluations of EVALS on a run's checkpoints and writes their results.
 
@@ -48,6 +49,7 @@ def evaluate_checkpoints(
       weights: "last" or "average". See `t5x_lab.load`. None = as configured for each evaluation.
       follow: evaluate all checkpoints and then every new one, until the run ends. Evaluations with results are skipped.
       parameter_dtype: see `t5x_lab.load`.
+      output: directory for the results. Default: the run directory.
 
     Yields:
       (step, metrics by split)
@@ -59,7 +61,7 @@ def evaluate_checkpoints(
     first = None if follow else steps[0]  # type: ignore[index]  # an invalid `step` is reported before data are read
     sharded = ShardedModel(config.model(), config.mesh(), rules=config.sharding(), parameter_dtype=parameter_dtype)
     load_data_layer()
-    evaluations = _prepare(config, sharded, model_dir, weights, first)
+    evaluations = _prepare(config, sharded, model_dir, output or model_dir, weights, first)
     failed: list[str] = []
     for number in steps:
         entries = evaluations.entries
@@ -86,33 +88,40 @@ def evaluate_checkpoints(
     _check_failed(failed)
 
 
-def evaluate_ensemble(
-    config: GinConfig, directories: Sequence[str], step: int | None, weights: str, trust: bool, parameter_dtype: str = "float32"
+def evaluate_model(
+    config: GinConfig,
+    directories: Sequence[str],
+    step: int | None,
+    weights: str,
+    trust: bool,
+    output: str,
+    parameter_dtype: str = "float32",
 ) -> Iterator[tuple[int, MetricsBySplit]]:
-    """Runs all evaluations of EVALS on an ensemble. Results are written to the first run's directory.
+    """Runs all evaluations of EVALS on an ensemble of runs, or on a checkpoint that is not of a run directory.
 
     Args:
-      config: configuration of the evaluations, the first run's.
-      directories: run directories.
+      config: configuration of the evaluations: the first run's, or the checkpoint's.
+      directories: run directories, or a checkpoint.
       step: step of every run. None = the latest of each.
       weights: "last" or "average".
       trust, parameter_dtype: see `t5x_lab.load`.
+      output: directory for the results.
 
     Yields:
-      (largest of the members' steps, metrics by split)
+      (step, the largest of the members' steps, metrics by split)
 
     Raises:
       EvaluationFailed: after the last checkpoint, if some metrics failed.
     """
     load_data_layer()
-    steps = [find(directory, step, weights).step for directory in directories]
-    model = load(directories, step=step, weights=weights, trust=trust, parameter_dtype=parameter_dtype)
-    members = [
-        f"{absolute_path(directory)}{'' if number == model.step else f' (step {number})'}"
-        for directory, number in zip(directories, steps, strict=True)
-    ]
-    has_average = weights == "average"
-    evaluations = Evaluations(config.evals(), model, directories[0], has_average, weights=weights, members=members)
+    is_ensemble = len(directories) > 1
+    own_config, mesh = (None, None) if is_ensemble else (config, config.mesh())
+    model = load(directories, step, mesh, weights, trust=trust, parameter_dtype=parameter_dtype, config=own_config)
+    members = []
+    for directory in directories if is_ensemble else ():
+        number = find(directory, step, weights).step
+        members.append(f"{absolute_path(directory)}{'' if number == model.step else f' (step {number})'}")
+    evaluations = Evaluations(config.evals(), model, output, weights == "average", weights=weights, members=members)
     metrics: MetricsBySplit = {}
     failed = []
     for entry, result in evaluations.evaluate(evaluations.entries, model.step, model.params, model.params):
@@ -129,12 +138,14 @@ def _check_failed(failed: Sequence[str]) -> None:
         )
 
 
-def _prepare(config: GinConfig, sharded: ShardedModel, model_dir: str, weights: str | None, step: int | None) -> Evaluations:
+def _prepare(
+    config: GinConfig, sharded: ShardedModel, model_dir: str, output: str, weights: str | None, step: int | None
+) -> Evaluations:
     """Prepares the evaluations of the configuration for the checkpoint of a step."""
     has_average = weights == "average" or config.keeps_average()
     if step is not None:
         has_average = weights == "average" or (find_checkpoint(model_dir, step) / "average").exists()
-    return Evaluations(config.evals(), Run(config, sharded, {}, step=0), model_dir, has_average, weights=weights)
+    return Evaluations(config.evals(), Run(config, sharded, {}, step=0), output, has_average, weights=weights)
 
 
 def _load_params(model_dir: str, step: int, weights: str, sharded: ShardedModel) -> Params:

@@ -30,13 +30,14 @@ from t5x_lab.runs.model.sharded_model import ShardedModel
 def load(
     model_dir: str | Sequence[str],
     step: int | None = None,
-    mesh: str | None = None,
+    mesh: str | MeshShape | None = None,
     weights: str = "last",
     dtype: str | None = None,
     trust: bool = False,
     parameter_dtype: str = "float32",
+    config: GinConfig | None = None,
 ) -> Run:
-    """Loads a model from a run directory or a Hugging Face directory.
+    """Loads a model from a run directory, a Hugging Face directory, or another checkpoint with its configuration.
 
     Several directories make an ensemble, whose logits are the mean of the members' (Raffel et al. 2020, section 3.6). Members
     have the same vocabulary and special tokens, and any architectures.
@@ -51,6 +52,7 @@ def load(
       trust: whether configurations of other people may import their Python modules and call any function. Those that this user
         trained on this machine always may.
       parameter_dtype: dtype of the parameters on the devices. "bfloat16" takes half the memory, and rounds them to 8 bits.
+      config: the configuration. Default: as stored. Checkpoints of T5X and Mesh TensorFlow store none.
 
     Returns:
       The model.
@@ -63,8 +65,8 @@ def load(
 
     def locate(directory: str) -> tuple[GinConfig, Location]:
         checkpoint = find(directory, step, weights)
-        config = read_config(checkpoint, trust)
-        return GinConfig((), (config.text, f"TransformerConfig.dtype = {dtype!r}")) if dtype else config, checkpoint
+        own = config or read_config(checkpoint, trust)
+        return GinConfig((), (own.text, f"TransformerConfig.dtype = {dtype!r}")) if dtype else own, checkpoint
 
     directories = [model_dir] if isinstance(model_dir, str | os.PathLike) else model_dir
     members = [locate(str(directory)) for directory in directories]
@@ -101,7 +103,11 @@ def from_gin(
 
 
 def _run(
-    config: GinConfig, checkpoint: Location | None, mesh: str | None, seed: int = 0, parameter_dtype: str = "float32"
+    config: GinConfig,
+    checkpoint: Location | None,
+    mesh: str | MeshShape | None,
+    seed: int = 0,
+    parameter_dtype: str = "float32",
 ) -> Run:
     sharded = _shard(config.model(), config, mesh, parameter_dtype)
     if checkpoint is None:
@@ -128,7 +134,7 @@ def _check_complete(checkpoint: Location, config: GinConfig, sharded: ShardedMod
             )
 
 
-def _ensemble(members: Sequence[tuple[GinConfig, Location]], mesh: str | None, parameter_dtype: str) -> Run:
+def _ensemble(members: Sequence[tuple[GinConfig, Location]], mesh: str | MeshShape | None, parameter_dtype: str) -> Run:
     if not members:
         raise UserError("An ensemble needs at least one run directory.")
     config, first = members[0]
@@ -162,7 +168,7 @@ def _special_tokens(config: GinConfig) -> SpecialTokens:
     return dataclasses.replace(config.special_tokens(), input_eos=None)
 
 
-def _shard(model: ModelConfig, config: GinConfig, mesh: str | None, parameter_dtype: str) -> ShardedModel:
+def _shard(model: ModelConfig, config: GinConfig, mesh: str | MeshShape | None, parameter_dtype: str) -> ShardedModel:
     use_run_mesh = mesh is None and jax.process_count() > 1
     shape = config.mesh() if use_run_mesh else MeshShape.parse(mesh or "data=1")
     devices = jax.devices() if jax.process_count() > 1 else shape.first_of(jax.devices())

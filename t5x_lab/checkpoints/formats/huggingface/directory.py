@@ -20,7 +20,7 @@ from t5x_lab.networks.head import find_head
 from t5x_lab.networks.network import Network
 from t5x_lab.networks.transformer import TransformerConfig
 
-NAME, TITLE = "hf", "Hugging Face"
+NAME, TITLE, DESCRIBES_MODEL = "hf", "Hugging Face", True
 FAMILIES: dict[str, Family] = {
     "t5": t5.FAMILY,
     "mt5": t5.FAMILY,

@@ -1,0 +1,59 @@
+"""Flags of T5X's commands, and bindings of its eval and infer that are flags here: checkpoint, output and restore mode."""
+
+import argparse
+import ast
+import re
+
+from etils import epath
+
+
+def add_t5x_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds flags of T5X's commands. `flags.gin_settings` applies them."""
+    of_t5x = parser.add_argument_group("flags of T5X")
+    of_t5x.add_argument("--tfds_data_dir", metavar="DIR", help="folder of TensorFlow Datasets, as in TFDS_DATA_DIR")
+    of_t5x.add_argument(
+        "--seqio_additional_cache_dirs", metavar="DIRS", help="folders of SeqIO caches separated by commas, as in CACHE_DIRS"
+    )
+    without_effect = "without effect: messages go to stderr"
+    of_t5x.add_argument("--alsologtostderr", "--logtostderr", nargs="?", const=True, help=without_effect)
+
+
+def take_t5x_paths(args: argparse.Namespace, output: str) -> None:
+    """Moves T5X's bindings of a checkpoint and an output directory to the flags `--model_dir`, `--step` and `--output`.
+
+    Flags that are set stay as they are.
+
+    Args:
+      args: parsed flags of eval or infer.
+      output: T5X's macro of the output directory.
+    """
+    bound = {}
+    for flag in list(args.gin):
+        name, _, value = flag.partition("=")
+        if name in ("CHECKPOINT_PATH", output) or name.endswith("RestoreCheckpointConfig.mode"):
+            bound[name.rpartition(".")[2]] = _text(value)
+            args.gin.remove(flag)
+    if path := bound.get("CHECKPOINT_PATH"):
+        directory, step = _checkpoint(path)
+        args.model_dir = args.model_dir or directory
+        if step is not None and args.step == "latest":
+            args.step = step
+    if bound.get("mode") == "all" and args.step == "latest":
+        args.step = "all"
+    args.output = args.output or bound.get(output)
+
+
+def _text(value: str) -> str:
+    """Returns the text of a flag's value, which T5X needs in quotes."""
+    try:
+        return str(ast.literal_eval(value))
+    except (ValueError, SyntaxError):
+        return value
+
+
+def _checkpoint(path: str) -> tuple[str, str | None]:
+    """Returns (RUN, "1000") for T5X's `RUN/checkpoint_1000`, if t5x_lab trained this run; else (path, None)."""
+    match = re.fullmatch(r"(.*)/checkpoint_(\d+)/?", path)
+    if match and not epath.Path(path).exists() and (epath.Path(match[1]) / "checkpoints" / match[2]).exists():
+        return match[1], match[2]
+    return path, None
