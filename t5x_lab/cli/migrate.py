@@ -1,10 +1,10 @@
-"""Translates gin files of a T5X project, with the files that they include, and reports what each statement became."""
+"""Translates gin files and launch scripts of a T5X project, with the files that they name, and reports what became of them."""
 
 import argparse
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("files", nargs="+", metavar="FILE", help="gin file of a T5X project")
+    parser.add_argument("files", nargs="+", metavar="FILE", help="gin file or shell script of a T5X project")
     parser.add_argument("--output", required=True, help="folder for the translations")
     parser.add_argument(
         "--gin_search_paths", default="", metavar="PATHS", help="folders with included files, separated by commas"

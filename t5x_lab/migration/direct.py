@@ -11,7 +11,7 @@ from t5x_lab.config.errors import UserError
 from t5x_lab.config.gin_files import PACKAGE_GIN
 from t5x_lab.migration.includes import t5x_file
 from t5x_lab.migration.project import Project
-from t5x_lab.migration.statements import Binding, Import, Include, Statement, read_statements
+from t5x_lab.migration.statements import Binding, Import, Include, Statement, macros_of, read_statements
 from t5x_lab.migration.steps import DROPPED, RENAMED, TO_DO
 from t5x_lab.migration.write import MigratedFile, migrate, write
 
@@ -57,7 +57,7 @@ def translate_t5x(
     includes = [f'include "{file if path is None else path.absolute()}"\n' for file, path in zip(files, paths)]
     together.write_text("".join([*includes, *(f"{binding}\n" for binding in bindings)]))
     translated = str(folder / "translated")
-    kept_macros = _macros(read_statements(together)) - _macros_of_project([path for path in paths if path], search_paths)
+    kept_macros = macros_of(read_statements(together)) - _macros_of_project([path for path in paths if path], search_paths)
     migrated = migrate(
         [str(together)], translated, search_paths, known_macros, include_folder=translated, kept_macros=kept_macros
     )
@@ -84,12 +84,7 @@ def _is_of_t5x(path: pathlib.Path, search_paths: Sequence[str]) -> bool:
 
 def _macros_of_project(paths: Sequence[pathlib.Path], search_paths: Sequence[str]) -> set[str]:
     files = Project([str(path) for path in paths], search_paths).files
-    return set().union(*map(_macros, files.values()))
-
-
-def _macros(statements: Sequence[Statement]) -> set[str]:
-    """Returns the names of macros that statements bind."""
-    return {each.selector for each in statements if isinstance(each, Binding) and not each.parameter and not each.scope}
+    return set().union(*map(macros_of, files.values()))
 
 
 def _names_t5x(statement: Statement) -> bool:

@@ -96,10 +96,14 @@ class Project:
 
 @dataclasses.dataclass(eq=False)
 class Context:
-    """The statements of a file and of those that it includes, in gin's order, and the rules of T5X's names."""
+    """The statements of a file and of those that it includes, in gin's order, and the rules of T5X's names.
+
+    `program` is T5X's program that reads them, "" if it is not known.
+    """
 
     all_statements: Sequence[Statement]
     rules: Rules
+    program: str = ""
 
     @functools.cached_property
     def modules(self) -> Mapping[str, str]:
@@ -142,6 +146,8 @@ class Context:
     @property
     def is_evaluation(self) -> bool:
         """Whether the files are for T5X's commands eval or infer."""
+        if self.program:
+            return self.program != "train"
         starts = ("evaluate.", "infer.")
         return any(name.startswith(starts) for name in self.names) or any("/eval" in p or "/infer" in p for p in self.included)
 

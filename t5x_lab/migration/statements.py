@@ -162,6 +162,11 @@ def _replace(value: Any, names: Mapping[str, str]) -> Any:
     return value
 
 
+def macros_of(statements: Sequence[Statement]) -> set[str]:
+    """Returns the names of macros that statements bind."""
+    return {each.selector for each in statements if isinstance(each, Binding) and not each.parameter and not each.scope}
+
+
 def references(value: Any) -> list[Reference | MacroReference]:
     """Returns the references in a value."""
     if isinstance(value, Reference | MacroReference):

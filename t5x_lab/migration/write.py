@@ -3,12 +3,14 @@
 import dataclasses
 import os
 import pathlib
+import shutil
 from collections.abc import Collection, Iterator, Sequence
 
 from t5x_lab.config.errors import UserError, write_error
 from t5x_lab.config.gin_files import PACKAGE_GIN
 from t5x_lab.migration.includes import counterpart, t5x_file
 from t5x_lab.migration.project import T5X_MODULES, Project
+from t5x_lab.migration.scripts import gin_files, is_script, own_file, read_script, translate_script
 from t5x_lab.migration.statements import Binding, Import, Include, MacroReference, Statement, references
 from t5x_lab.migration.steps import DROPPED, KEPT, RENAMED, TO_DO, Step
 from t5x_lab.migration.translate import RULES, translate
@@ -44,10 +46,10 @@ def migrate(
     include_folder: str = "",
     kept_macros: Collection[str] = (),
 ) -> list[MigratedFile]:
-    """Returns the translations of gin files and of the files of the project that they include, not yet written.
+    """Returns the translations of gin files and launch scripts, and of the files that they include or name, not yet written.
 
     Args:
-      files: gin files of a T5X project.
+      files: gin files and shell scripts of a T5X project.
       output: folder for the translations.
       search_paths: folders in which included files are.
       known_macros: macros of t5x_lab. Others are of the project, and are left out where nothing uses them any more.
@@ -57,6 +59,11 @@ def migrate(
     Raises:
       UserError: for a file that cannot be read, or two with the same place in the folder.
     """
+    scripts = {pathlib.Path(file): read_script(pathlib.Path(file)) for file in files if is_script(pathlib.Path(file))}
+    files = [file for file in files if pathlib.Path(file) not in scripts]
+    of_scripts = [gin_files(text, search_paths) for text in scripts.values()]
+    files += dict.fromkeys(file for of_project, _ in of_scripts for file in of_project if file not in files)
+    of_t5x = dict.fromkeys(file for _, of_t5x in of_scripts for file in of_t5x)
     project = Project(files, search_paths, set(known_macros) - set(kept_macros), RULES)
     translate_in = lambda path, each: (each, _translate(each, project, path, include_folder))
     steps = {path: [translate_in(path, each) for each in statements] for path, statements in project.files.items()}
@@ -71,6 +78,13 @@ def migrate(
             )
         text = "".join(line for each, step in of_file for line in _lines(each, step))
         migrated.append(MigratedFile(path, target, text, of_file))
+    for path, script in scripts.items():
+        text, of_script = translate_script(script, search_paths, known_macros, RULES)
+        migrated.append(MigratedFile(path, pathlib.Path(output) / _place(path), text, of_script))
+    for file in of_t5x:
+        if (translation := counterpart(file)) and translation.lines:
+            text = "".join(f"{line}\n" for line in (f"# {t5x_file(file)} of T5X.", *translation.lines))
+            migrated.append(MigratedFile(pathlib.Path(file), pathlib.Path(output) / own_file(file), text, ()))
     return migrated
 
 
@@ -150,6 +164,8 @@ def write(migrated: Sequence[MigratedFile]) -> None:
         try:
             each.target.parent.mkdir(parents=True, exist_ok=True)
             each.target.write_text(each.text)
+            if is_script(each.source):
+                shutil.copymode(each.source, each.target)
         except OSError as error:
             raise write_error(each.target, error) from error
 

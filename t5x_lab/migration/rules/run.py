@@ -63,7 +63,7 @@ def _partitions(binding: Binding, context: Context) -> Step:
         if axis == "fsdp" or context.differs(binding):
             return Step(RENAMED, (f'MESH = "{axis}=-1"',))
         return Step(DROPPED, note="Every device has the whole model, as by default here")
-    if isinstance(value, int):
+    if isinstance(value, int | str):  # a string is a variable of a launch script
         return Step(RENAMED, (f'MESH = "{axis}=-1,tensor={value}"',))
     return Step(TO_DO, note='Set MESH = "data=-1,tensor=N" for N partitions')
 
