@@ -374,6 +374,66 @@ def test_a_failing_save_is_tried_again_until_it_works_or_the_time_is_up(at, monk
     assert storage.saved == [7]
 
 
+@pytest.mark.parametrize("limit, seconds", [(None, 600), (90.0, 90)])
+def test_a_stopped_run_retries_its_last_save_for_the_time_of_grace(limit, seconds, monkeypatch):
+    """A cluster kills the process soon after SIGTERM, so that retrying for longer would end without a message."""
+    from t5x_lab.checkpoints import saving
+
+    now = [0.0]
+    monkeypatch.setattr(saving.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(saving.time, "sleep", lambda pause: now.__setitem__(0, now[0] + pause))
+    saver = saving.Saver(Storage("begin"), SaveCheckpointConfig(retry_minutes=10), None, log=lambda line: None)
+    saver.save(7, None)
+    with pytest.raises(saving.SaveFailed, match="Earlier checkpoints are intact"):
+        saver.finish(limit)
+    assert seconds <= now[0] < seconds + 61 and (limit is None or now[0] <= limit + 1)
+
+
+PERMANENT = [
+    PermissionError(13, "Permission denied"),
+    OSError(30, "Read-only file system"),
+    FileNotFoundError(2, "The specified bucket does not exist"),
+    ValueError("PERMISSION_DENIED: Error writing 'gs://bucket/run': HTTP response code: 403"),
+    ValueError("NOT_FOUND: The specified bucket does not exist"),
+]
+
+
+@pytest.mark.parametrize("error", PERMANENT, ids=lambda error: str(error)[:20])
+def test_an_error_that_retrying_cannot_mend_ends_the_run_at_once(error):
+    from t5x_lab.checkpoints import saving
+
+    storage, messages = Storage("begin"), []
+    wrapped = RuntimeError("while saving")
+    wrapped.__cause__ = error
+
+    def save(*unused):
+        raise wrapped
+
+    storage.save = save
+    with pytest.raises(saving.SaveFailed, match="Retrying does not help") as failed:
+        saving.Saver(storage, SaveCheckpointConfig(), None, log=messages.append).save(7, None)
+    assert str(error).partition(":")[2][:20] in str(failed.value) or "while saving" in str(failed.value)
+    saver = saving.Saver(storage, SaveCheckpointConfig(on_failure="go_on"), None, log=messages.append)
+    saver.save(7, None)
+    assert len(messages) == 1 and "Retrying in" in messages[0]
+
+
+@pytest.mark.parametrize(
+    "message", ["UNAVAILABLE: HTTP response code: 503", "UNAUTHENTICATED: the token has expired", "timed out"]
+)
+def test_an_error_that_may_pass_is_retried(message):
+    from t5x_lab.checkpoints import saving
+
+    storage, messages = Storage("begin"), []
+
+    def save(*unused):
+        raise ValueError(message)
+
+    storage.save = save
+    saving.Saver(storage, SaveCheckpointConfig(), None, log=messages.append).save(7, None)
+    assert "Retrying in 1 s" in messages[0]
+
+
 def test_a_run_is_saved_by_the_clock_too(monkeypatch):
     from t5x_lab.checkpoints import saving
 

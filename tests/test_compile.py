@@ -234,8 +234,10 @@ HLO = """HloModule m
 %of_hosts (p: f32[16]) -> f32[16] {
   %sent = (f32[16]{0:T(8,128)}, u32[]{:S(2)}, token[]) send(%p, %t), channel_id=9, is_host_transfer=true, frontend_attributes={_xla_host_transfer_handler_name="xla_megascale_runtime"}
   %sent-done = token[] send-done(%sent), channel_id=9, is_host_transfer=true
-  %got = (f32[16]{0}, u32[], token[]) recv(%t), channel_id=10, is_host_transfer=true, frontend_attributes={_xla_host_transfer_handler_name="xla_megascale_runtime"}
+  %got = (f32[16]{0}, u32[], token[]) recv(%t), channel_id=9, is_host_transfer=true, frontend_attributes={_xla_host_transfer_handler_name="xla_megascale_runtime"}
   %printed = (f32[16]{0}, u32[], token[]) send(%p, %t), channel_id=11, is_host_transfer=true
+  %piece = f32[4]{0} reduce-scatter(%p), channel_id=9, dimensions={0}, to_apply=%add
+  %swapped = f32[16]{0} all-to-all(%p), channel_id=8, dimensions={0}
 }
 
 ENTRY %main (p0: f32[16]) -> f32[16] {
@@ -247,10 +249,12 @@ ENTRY %main (p0: f32[16]) -> f32[16] {
 
 
 def test_collectives_in_loops_count_as_often_as_the_loops_run():
+    """Collectives of different kinds may have the same channel."""
     assert collectives(HLO) == {
         "all-gather": {"count": 5, "bytes": 5 * 64},
         "all-reduce": {"count": 6, "bytes": 5 * 64 + 68},
-        "reduce-scatter": {"count": 10, "bytes": 5 * 8 + 5 * 16},
+        "reduce-scatter": {"count": 13, "bytes": 5 * 8 + 5 * 16 + 3 * 16},
+        "all-to-all": {"count": 3, "bytes": 3 * 64},
         "collective-permute": {"count": 15, "bytes": 15 * 64},
         "send": {"count": 3, "bytes": 3 * 64},
         "recv": {"count": 3, "bytes": 3 * 64},

@@ -238,16 +238,22 @@ def test_a_disk_that_is_full_at_the_start_is_a_sentence(size, file):
     assert not finished_steps("run") and not pathlib.Path("run/OWNER").exists()
 
 
-@pytest.mark.exhaustive
-def test_a_full_disk_stops_nothing_until_the_end_and_loses_nothing():
-    """Files that may not grow beyond 4,000 bytes stand in for the disk; they may again once the run is asked to stop."""
-    os.mkfifo("pipe")  # has no size, so that the log is whole
+def run_on_a_small_disk(*more):
+    """Starts a run whose log is whole, since a pipe has no size, and returns it with a function that limits file sizes."""
+    os.mkfifo("pipe")
     log: list[str] = []
     reader = threading.Thread(target=lambda: log.append(pathlib.Path("pipe").read_text()))
     reader.start()
-    process = Command(*flags("causal_decoder", FULL_LM, "run", 100_000, "--gin.CHECKPOINT_PERIOD=20"), log="pipe")
+    process = Command(*flags("causal_decoder", FULL_LM, "run", 100_000, "--gin.CHECKPOINT_PERIOD=20", *more), log="pipe")
     limit = lambda size: resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
     process.wait_until(lambda: len(losses("run")) >= 45 and os.path.exists("run/checkpoints/40"))  # which is written beside
+    return process, limit, lambda: (reader.join(), log[0])[1]
+
+
+@pytest.mark.exhaustive
+def test_a_full_disk_stops_nothing_until_the_end_and_loses_nothing():
+    """Files that may not grow beyond 4,000 bytes stand in for the disk; they may again once the run is asked to stop."""
+    process, limit, read_log = run_on_a_small_disk()
     limit(4000)
     before = len(losses("run"))
     time.sleep(3)
@@ -255,13 +261,25 @@ def test_a_full_disk_stops_nothing_until_the_end_and_loses_nothing():
     time.sleep(1)
     assert process.is_running() and {"20", "40"} <= set(os.listdir("run/checkpoints"))
     limit(resource.RLIM_INFINITY)
-    status = process.wait()
-    reader.join()
-    assert status == 3, log[0]
+    status, log = process.wait(), read_log()
+    assert status == 3, log
     last = finished_steps("run")[-1]
-    assert "could not be saved" in log[0] and f"Saving works again: step {last} is saved" in log[0], log[0]
-    assert "Traceback" not in log[0], log[0]
+    assert "could not be saved" in log and f"Saving works again: step {last} is saved" in log, log
+    assert "Traceback" not in log, log
     assert list(losses("run")) == list(range(1, last + 1)) and last > before
+
+
+@pytest.mark.exhaustive
+def test_a_run_that_cannot_be_saved_ends_soon_after_sigterm():
+    process, limit, read_log = run_on_a_small_disk("--gin.SaveCheckpointConfig.grace_seconds=5")
+    limit(4000)
+    time.sleep(3)
+    process.terminate()
+    started = time.monotonic()
+    status, log = process.wait(), read_log()
+    assert status == 1 and time.monotonic() - started < 60, log
+    assert "could not be saved" in log and "Saving was retried for" in log and "Traceback" not in log, log
+    assert finished_steps("run")[:2] == [20, 40]
 
 
 def test_what_an_extension_left_out_outlasts_a_kill_before_its_first_checkpoint(monkeypatch, tmp_path):

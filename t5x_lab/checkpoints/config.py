@@ -26,7 +26,9 @@ class SaveCheckpointConfig:
         {"eval/<task>/loss": "lowest", ...}.
       best_is: "lowest" or "highest", for a single metric.
       retry_minutes: time for which a failed save is retried while training continues.
-      on_failure: after that time, "stop", or "go_on" training and retrying.
+      grace_seconds: time for which the last save is retried after SIGTERM or Ctrl-C. A cluster kills a process some time later:
+        Slurm after KillWait, Kubernetes after terminationGracePeriodSeconds, of 30 seconds by default.
+      on_failure: after that time, or after an error that retrying cannot mend, "stop", or "go_on" training and retrying.
     """
 
     period: int = dataclasses.field(default=1000, metadata=macro("CHECKPOINT_PERIOD"))
@@ -36,12 +38,14 @@ class SaveCheckpointConfig:
     best_metric: str | dict[str, str] | None = None
     best_is: str = "lowest"
     retry_minutes: float = 30.0
+    grace_seconds: float = 90.0
     on_failure: str = "stop"
 
     def __post_init__(self):
         check_types(self)
         check_positive(self, "period", "minutes", "keep", "keep_period")
         check_range(self, "retry_minutes", 0, math.inf)
+        check_range(self, "grace_seconds", 0, math.inf)
         for best_is in (self.best_is, *self.best.values()):
             check_choice("SaveCheckpointConfig.best_is", best_is, ("lowest", "highest"))
         check_choice("SaveCheckpointConfig.on_failure", self.on_failure, ("stop", "go_on"))

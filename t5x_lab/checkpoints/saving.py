@@ -1,6 +1,8 @@
 """`Saver`: saves a run when it is due, and retries when storage fails."""
 
 import contextlib
+import errno
+import math
 import re
 import sys
 import time
@@ -19,6 +21,11 @@ from t5x_lab.training.state import TrainState
 # Agreeing on the time needs a broadcast between all processes.
 STEPS_BETWEEN_AGREEMENTS = 10
 _MAX_PAUSE = 60.0  # seconds
+_PERMANENT = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG)
+# Of Google's and Amazon's storage, as TensorStore and fsspec report them. Credentials that have expired can be renewed.
+_PERMANENT_TEXT = re.compile(
+    r"PERMISSION_DENIED|AccessDenied|InvalidAccessKeyId|SignatureDoesNotMatch|NoSuchBucket|bucket does not exist|\b403\b"
+)
 
 
 class SaveFailed(UserError):
@@ -81,6 +88,7 @@ class Saver:
         self._is_saving = False
         self._saved_at = time.monotonic()
         self._failing_since: float | None = None
+        self._give_up_at = math.inf
         self._pause = 0.0
         self._next_try = 0.0
 
@@ -113,12 +121,17 @@ class Saver:
         except Exception as error:
             self._failed(error)
 
-    def finish(self) -> None:
+    def finish(self, seconds: float | None = None) -> None:
         """Waits until the last saved state is on disk, and retries if that fails.
+
+        Args:
+          seconds: time of retrying. None = `SaveCheckpointConfig.retry_minutes`.
 
         Raises:
           SaveFailed: after the last retry.
         """
+        if seconds is not None:
+            self._give_up_at = time.monotonic() + seconds
         while self._last:
             step, state = self._last
             try:
@@ -163,18 +176,34 @@ class Saver:
         reason = f"Step {step} could not be saved in {self._checkpoints.directory} ({type(error).__name__}: {message[:300]})."
         if not self._is_single:
             raise SaveFailed(f"{reason} Free disk space or repair the storage, and start all processes again.") from error
-        self._failing_since = now if self._failing_since is None else self._failing_since
-        is_over = now - self._failing_since >= self._config.retry_minutes * 60
-        if is_over and (at_end or self._config.on_failure == "stop"):
+        may_stop = at_end or self._config.on_failure == "stop"
+        if may_stop and _is_permanent(error):
             raise SaveFailed(
-                f"{reason} Saving was retried for {self._config.retry_minutes:g} minutes. Earlier checkpoints are intact. "
-                "Free disk space or repair the storage, and run the same command again. To train without saving meanwhile, set "
-                "--gin.SaveCheckpointConfig.on_failure=go_on or increase --gin.SaveCheckpointConfig.retry_minutes."
+                f"{reason} Retrying does not help. Earlier checkpoints are intact. Correct MODEL_DIR or the permissions, and "
+                "run the same command again. To train without saving meanwhile, set "
+                "--gin.SaveCheckpointConfig.on_failure=go_on."
             ) from error
-        self._pause = min(max(2 * self._pause, 1.0), _MAX_PAUSE)
+        self._failing_since = now if self._failing_since is None else self._failing_since
+        end = min(self._failing_since + self._config.retry_minutes * 60, self._give_up_at)
+        if may_stop and now >= end:
+            raise SaveFailed(
+                f"{reason} Saving was retried for {(now - self._failing_since) / 60:.2g} minutes. Earlier checkpoints are "
+                "intact. Free disk space or repair the storage, and run the same command again. To train without saving "
+                "meanwhile, set --gin.SaveCheckpointConfig.on_failure=go_on or increase "
+                "--gin.SaveCheckpointConfig.retry_minutes."
+            ) from error
+        self._pause = min(max(2 * self._pause, 1.0), _MAX_PAUSE, max(self._give_up_at - now, 0.0))
         self._next_try = now + self._pause
         self._log(f"{reason} Retrying in {self._pause:.0f} s.")
         try:
             self._checkpoints.recover()
         except Exception as recovery_error:  # the directory is not accessible; the next retry reports it again
             self._log(f"{type(recovery_error).__name__}: {str(recovery_error)[:300]}")
+
+
+def _is_permanent(error: BaseException | None) -> bool:
+    """Returns whether retrying cannot mend an error: a missing bucket or directory, or missing permissions."""
+    if error is None:
+        return False
+    is_of_system = isinstance(error, OSError) and error.errno in _PERMANENT
+    return is_of_system or bool(_PERMANENT_TEXT.search(str(error))) or _is_permanent(error.__cause__ or error.__context__)

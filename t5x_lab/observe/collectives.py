@@ -19,13 +19,14 @@ def collectives(hlo: str) -> dict[str, dict[str, int]]:
     The kinds are `KINDS`, within a slice, and `BETWEEN_SLICES`, whose bytes leave or reach a device.
 
     Collectives in a loop are multiplied with its trip count, or the number in its condition. Parts of an asynchronous
-    collective share a channel and count once. A TPU fusion of an all-reduce that keeps one shard counts as a reduce-scatter.
+    collective have the same kind and channel, and count once. Different kinds may have the same channel. A TPU fusion of an
+    all-reduce that keeps one shard counts as a reduce-scatter.
     """
     computations = _computations(hlo)
     totals: dict[str, dict[object, tuple[str, int, int]]] = {}
 
     def total(name: str) -> dict[object, tuple[str, int, int]]:
-        """Returns (kind, count, bytes) by channel, or by line if there is no channel."""
+        """Returns (kind, count, bytes) by kind and channel, or by line if there is no channel."""
         if name in totals:
             return totals[name]
         collectives_by_key: dict[object, tuple[str, int, int]] = {}
@@ -35,16 +36,14 @@ def collectives(hlo: str) -> dict[str, dict[str, int]]:
             match = _COLLECTIVE.search(line)
             if match and (match[2] in KINDS or _HOSTS in line):
                 channel = _CHANNEL.search(line)
-                key: object = int(channel[1]) if channel else (name, number)
+                key: object = (match[2], int(channel[1])) if channel else (name, number)
                 collectives_by_key[key] = (match[2], 1, _result_bytes(match[1], match[2], asynchronous=bool(match[3])))
             times = _trips(line, computations) if " while(" in line else 1
             for callee in _CALL.findall(line):
                 for key, (kind, count, size) in total(callee).items():
                     if "all-reduce-scatter" in callee and kind == "all-reduce":
-                        kind, size = (
-                            "reduce-scatter",
-                            _result_bytes(line.partition("= ")[2].partition(" fusion(")[0], "", False),
-                        )
+                        kind, key = "reduce-scatter", ("reduce-scatter", key)
+                        size = _result_bytes(line.partition("= ")[2].partition(" fusion(")[0], "", False)
                     collectives_by_key[key] = (kind, times * count, times * size)
         totals[name] = collectives_by_key
         return collectives_by_key

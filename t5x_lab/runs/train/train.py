@@ -126,8 +126,8 @@ def train(config: GinConfig, start_up: StartUp | None = None) -> None:
                     log=log,
                     start_up=start_up,
                 )
-            except (Preempted, Diverged):
-                saver.finish()
+            except (Preempted, Diverged) as end:
+                saver.finish(job.run.saving.grace_seconds if isinstance(end, Preempted) else None)
                 raise
             saver.finish()
             mark_end(job, int(final_state.step))
