@@ -256,3 +256,17 @@ def test_names_of_the_last_release_are_replaced_and_logged(capsys):
     assert 'The gin name "MetricsEvaluation.cut_inputs" is now "MetricsEvaluation.truncate_inputs"' in err
     assert 'The gin name "added/lora.gin" is now "peft/lora.gin"' in err
     assert replace_old_names("a/ADDED = 1\nADDED = {}\nMY_ADDED = 2") == "a/PEFT = 1\nPEFT = {}\nMY_ADDED = 2"
+
+
+def test_a_macro_of_a_file_may_be_replaced_by_a_binding_of_its_parameter():
+    """This is as in T5X. A macro that no file uses is a mistake, and so is one that one command line sets and replaces."""
+    pathlib.Path("mine.gin").write_text('include "models/t5_1_1/tiny.gin"\nWIDTH = 24\nTransformerConfig.emb_dim = %WIDTH\n')
+    width = lambda *bindings: GinConfig(["mine.gin"], bindings).model().network.emb_dim
+    assert width() == 24 and width("WIDTH = 16") == 16
+    replaced = GinConfig(["mine.gin"], ["TransformerConfig.emb_dim = 32"])
+    assert replaced.model().network.emb_dim == 32 and "WIDTH" not in replaced.text
+    with pytest.raises(UserError, match="WIDTH has no effect: its parameter is bound directly"):
+        width("WIDTH = 16", "TransformerConfig.emb_dim = 32")
+    pathlib.Path("mine.gin").write_text('include "models/t5_1_1/tiny.gin"\nWIDTH = 24  # not %WIDTH\n')
+    with pytest.raises(UserError, match="The macro WIDTH is not used"):
+        width()

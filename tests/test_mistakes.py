@@ -171,7 +171,7 @@ def test_a_folder_named_like_a_module_that_is_not_there_is_told(capfd):
         ),
         (["infer", "--task=x"], "Pass --model_dir with a run directory or a checkpoint, and --output"),
         (["vocab", "--output=x"], "Pass either --input FILES or --task NAME"),
-        (["report", "--gin.X=3", "--model_dir=x"], "This command has no gin configuration"),
+        (["report", "x", "--gin.X=3"], "This command has no gin configuration"),
     ],
 )
 def test_commands_refuse(argv, says, capfd):

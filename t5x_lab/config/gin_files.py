@@ -37,6 +37,7 @@ from t5x_lab.config.user_code import describe_user_code_error
 PACKAGE_GIN = pathlib.Path(__file__).resolve().parent.parent / "gin"
 MAX_REFERENCES = 1_000_000  # to macros and configurables in one built value
 _field_macros: set[str] = set()  # macros of dataclass fields
+_macros_in_files: set[str] = set()  # macros that the parsed files refer to
 
 
 def _get_configurable(context: ParseContext, selector: str):
@@ -80,6 +81,7 @@ def parse(
       UserError: for a missing file, a line that gin cannot parse, an unknown name, or a binding of a T5X class without effect.
     """
     gin.clear_config()
+    _macros_in_files.clear()
     _LOCATION_PREFIXES[:] = []
     _FILE_READERS[:] = [(_GinFile, os.path.isfile)]  # gin's other reader logs an error for every path without the file
     for path in ("", *search_paths, str(PACKAGE_GIN)):
@@ -110,20 +112,22 @@ class _GinFile(io.StringIO):
 
     def __init__(self, path: str):
         with open(path) as file:
-            super().__init__(replace_old_names(file.read()))
+            text = replace_old_names(file.read())
+        super().__init__(text)
         self.name = path
+        _macros_in_files.update(re.findall(r"%([A-Za-z_]\w*)", re.sub("#.*", "", text)))
 
 
 def _drop_replaced_macros(bindings: Sequence[str]) -> None:
-    """Deletes macros of our own gin files that are unused because the user bound their parameter directly, as in T5X.
+    """Deletes macros that are unused because another binding of their parameter replaces the one in a file, as in T5X.
 
     Raises:
       UserError: if the bindings set such a macro.
     """
     bound = {text.partition("=")[0].strip() for text in bindings}
     for name in sorted(_bound_macros() - _used_macros()):
-        if name not in _field_macros | _shipped_macros():
-            continue  # a macro of the user, which `build` reports
+        if name not in _field_macros | _shipped_macros() | _macros_in_files:
+            continue  # no file uses it, which `build` reports
         if name in bound:
             raise UserError(f"{name} has no effect: its parameter is bound directly. Remove one of the two.")
         del _CONFIG[name, "gin.macro"]
