@@ -44,6 +44,10 @@ def assign_sources(
             )
     for name, assignment in assignments.items():
         if assignment.source is not None and assignment.source not in source.params:
+            if assignment.source in source.aliases:
+                alias = source.aliases[assignment.source]
+                assignments[name] = dataclasses.replace(assignment, source=alias)
+                continue
             if config.strict and new[name].parameter not in fresh_names:
                 raise UserError(_missing(name, assignment.source, source))
             assignments[name] = Assignment(None)

@@ -49,7 +49,11 @@ class ModuleNetwork:
         function = function.__init__ if isinstance(function, type) else function  # type: ignore[misc]
         parameters = inspect.signature(function).parameters
         if hasattr(function, "init_with_output") or hasattr(self.module, "init_with_output"):
-            raise UserError(f"{self.name} is a Flax Linen module. Convert it with nnx.bridge.ToNNX (docs/custom/network.md).")
+            raise UserError(
+                f"{self.name} is a Flax Linen module. If it is called as in T5X, bind ModelConfig.network = @LinenNetwork() "
+                f"and LinenNetwork.module = @{self.name}(). Otherwise convert it with nnx.bridge.ToNNX "
+                "(docs/custom/network.md)."
+            )
         if "rngs" not in parameters and not any(x.kind is x.VAR_KEYWORD for x in parameters.values()):
             raise UserError(
                 f"{self.name} has no argument rngs, which initializes its parameters: def __init__(self, ..., *, rngs)."

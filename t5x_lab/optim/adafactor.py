@@ -17,7 +17,7 @@ import optax
 from t5x_lab.partitioning.rules import is_axes
 
 ROWS = frozenset({"embed", "recurrent"})
-COLUMNS = frozenset({"vocab", "positions", "mlp", "heads", "kv_heads", "kv", "gates", "units"})
+COLUMNS = frozenset({"vocab", "positions", "mlp", "heads", "kv_heads", "kv", "joined_kv", "gates", "units"})
 BATCH = frozenset({"layers"})
 UNFACTORED = frozenset({"relpos_buckets"})
 

@@ -22,6 +22,7 @@ PARAMETER_RULES: Rules = {
     "embed": ("fsdp", "sequence"),
     "heads": ("tensor",),  # [embed, heads, kv]  [heads, kv, embed]  [heads, relpos_buckets]
     "kv_heads": ("tensor",),  # [embed, kv_heads, kv], grouped-query attention
+    "joined_kv": ("tensor",),  # [embed, joined_kv], heads and sizes of heads in one, as in T5X's networks
     "mlp": ("tensor",),  # [embed, mlp]  [mlp, embed]
     "vocab": ("tensor",),  # [vocab, embed]  [embed, vocab]
 }

@@ -19,6 +19,7 @@ class Source:
       params: parameters by unstacked name. See `checkpoints.layers`.
       slots: optimizer tensors of parameters, by slot ("v_row") and unstacked parameter name.
       others: tensors without a parameter, such as the optimizer's step and token counters.
+      aliases: our names by the format's own names, which networks of users may have.
       prefixed: paths of further checkpoints, by the prefix of their parameters' names ("encoder" of "encoder:decoder/…").
       check: function that all processes call after reading. It raises a `UserError` if arrays differ from their checksums.
     """
@@ -28,6 +29,7 @@ class Source:
     params: dict[str, LazyTensor]
     slots: dict[str, dict[str, LazyTensor]] = dataclasses.field(default_factory=dict)
     others: dict[str, LazyTensor] = dataclasses.field(default_factory=dict)
+    aliases: dict[str, str] = dataclasses.field(default_factory=dict)
     prefixed: dict[str, epath.Path] = dataclasses.field(default_factory=dict)
     check: Callable[[], None] = lambda: None
 

@@ -90,7 +90,8 @@ def open(path: epath.Path) -> Source:
     # The counts of optax's transformations are equal, and may differ from the step.
     inner_count = next((tensor for name, tensor in states.items() if name.rpartition("/")[2] == "count"), count)
     others = {"step": count, "opt_state/step": count, "opt_state/count": inner_count}
-    return Source(path, step, _rename_and_unstack(params, layers), slots, others)
+    aliases = {name: _rename(name) for name in params if _scanned_stack(name, layers) is None}
+    return Source(path, step, _rename_and_unstack(params, layers), slots, others, aliases)
 
 
 def _split_state(name: str, params: Mapping[str, LazyTensor]) -> tuple[str, str | None]:
@@ -186,13 +187,18 @@ def _scanned_layers(params: Mapping[str, LazyTensor]) -> dict[str, int]:
     return {stack: tensor.shape[1] for stack, tensor in norms.items() if len(tensor.shape) == 2}
 
 
+def _scanned_stack(name: str, layers: Mapping[str, int]) -> str | None:
+    """Returns the scanned stack of a parameter; None if there is none."""
+    match = _SCANNED.fullmatch(name)
+    return match[1] if match and match[1] in layers else None
+
+
 def _row_is_not_embed(name: str, shape: tuple[int, ...], layers: Mapping[str, int]) -> bool:
     """Returns whether `v_row` has another dimension than `embed`, which it has in t5x_lab and in T5X's scanned networks.
 
     For an unscanned matrix T5X's Adafactor goes by size: `v_row` has the smaller dimension, or the first of two equal ones.
     """
-    match = _SCANNED.fullmatch(name)
-    if len(shape) != 2 or (match and match[1] in layers):
+    if len(shape) != 2 or _scanned_stack(name, layers):
         return False
     embed_is_last = re.search(r"/(wo|out)/|token_embedder/", name) is not None
     return (0 if shape[0] <= shape[1] else 1) != embed_is_last
@@ -207,11 +213,11 @@ def _layer_axis(name: str, slot: str) -> int:
 def _rename_and_unstack(tensors: Mapping[str, LazyTensor], layers: Mapping[str, int], slot: str = "") -> dict[str, LazyTensor]:
     renamed: dict[str, LazyTensor] = {}
     for name, tensor in tensors.items():
-        match = _SCANNED.fullmatch(name)
-        if not match or match[1] not in layers:
+        stack = _scanned_stack(name, layers)
+        if stack is None:
             renamed[_rename(name)] = tensor
             continue
-        stack, rest = match.groups()
+        rest = name.removeprefix(f"{stack}/{stack}/")
         axis, unused = _layer_axis(name, slot), tensor.shape == (1,)  # other slots are used instead
         if not unused and (len(tensor.shape) <= axis or tensor.shape[axis] != layers[stack]):
             raise Unreadable(f"{name} {slot} has shape {tensor.shape}, but {layers[stack]} layers are expected on axis {axis}.")

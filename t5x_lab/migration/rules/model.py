@@ -38,7 +38,18 @@ def _module(binding: Binding, context: Context) -> Step:
         return Step(DROPPED, note="TransformerConfig is the network")
     if isinstance(value, MacroReference) and context.has_t5x_network:
         return Step(DROPPED, note="TransformerConfig is the network")
+    if isinstance(value, Reference) and value.is_call and context.is_own(value.name):
+        return _linen_network(binding, context)
     return Step(TO_DO, note="A network of the project's own: bind it with docs/custom/network.md")
+
+
+def _linen_network(binding: Binding, context: Context) -> Step:
+    """A Linen module of the project's own, which is called as T5X's models call it."""
+    lines = ["ModelConfig.network = @LinenNetwork()", f"LinenNetwork.module = {render(binding.value)}"]
+    if binding.name.startswith("Decoder"):
+        is_prefix = context.value("DecoderOnlyModel.inputs_bidirectional_attention") is True
+        lines.append(f'LinenNetwork.architecture = "{"prefix" if is_prefix else "causal"}_decoder"')
+    return Step(RENAMED, tuple(lines))
 
 
 def _network_of_config(binding: Binding, context: Context) -> Step:

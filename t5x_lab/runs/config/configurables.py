@@ -30,6 +30,7 @@ from t5x_lab.networks.adapter import Adapter
 from t5x_lab.networks.config import EncoderShape
 from t5x_lab.networks.head import ClassificationHead
 from t5x_lab.networks.layer_kinds import LayerKind
+from t5x_lab.networks.linen_network import LinenNetwork
 from t5x_lab.networks.lora import Lora
 from t5x_lab.networks.lstm import LstmConfig
 from t5x_lab.networks.rotary import RotaryScaling
@@ -88,6 +89,7 @@ CONFIGURABLES = (
     LayerKind,
     EncoderShape,
     LstmConfig,
+    LinenNetwork,
     Lora,
     SoftPrompt,
     Adapter,
