@@ -534,3 +534,25 @@ def test_a_migrated_script_runs(tmp_path, monkeypatch, capsys):
     files = [each.removeprefix("--gin_file=") for each in arguments if each.startswith("--gin_file=")]
     run = GinConfig(files, [*bindings, "TRAIN_STEPS = 10", "import my_tasks"], ("gins",)).run()
     assert (run.data.batch_size, run.model_dir, run.data.task_feature_lengths) == (4, "runs/a", {"inputs": 32, "targets": 8})
+
+
+@pytest.mark.parametrize(
+    "rules, lines",
+    [
+        ("((r'state/param_states.*', None),)", 'RestoreCheckpointConfig.carry = ["step"]'),
+        ("[(r'^.*prompt.*$', None)]", 'RestoreCheckpointConfig.assignment_map = (("^.*prompt.*$", None),)'),
+        ("[(r'target(.*)mlp/expert(.*)', r'target\\1mlp\\2')]", "# TO DO"),
+        ("None", "# "),
+    ],
+)
+def test_rules_of_restoring_are_those_of_parameters_and_of_the_optimizer(rules, lines):
+    path = 'utils.RestoreCheckpointConfig.path = "checkpoint_5"'
+    binding = f"utils.RestoreCheckpointConfig.assignment_map = {rules}"
+    pathlib.Path("rules.gin").write_text(f"from t5x import utils\n{binding}\n{path}\n")
+    assert main(["migrate", "rules.gin", "--output=ours"]) == 0
+    text = pathlib.Path("ours/rules.gin").read_text()
+    assert text.split("\n")[2].startswith(lines), text
+    carry = [line.split("  #")[0] for line in text.split("\n") if line.startswith("RestoreCheckpointConfig.carry")]
+    assert carry[-1] == f'RestoreCheckpointConfig.carry = ["{"step" if "state" in rules else "optimizer"}' + (
+        '"]' if "state" in rules else '", "step"]'
+    )

@@ -13,6 +13,7 @@ _SUM_OF_TOKENS = "LOSS_NORMALIZING_FACTOR = None  # the sum over tokens, T5X's d
 KEEP_ALL = "SaveCheckpointConfig.keep = None  # all checkpoints, T5X's default"
 _CACHED = "USE_CACHED_TASKS = True  # T5X's default"
 CARRY = 'RestoreCheckpointConfig.carry = ["optimizer", "step"]  # TRAIN_STEPS counts from the checkpoint, as in T5X'
+CARRY_STEP = 'RestoreCheckpointConfig.carry = ["step"]  # TRAIN_STEPS counts from the checkpoint, as in T5X'
 # Not our files of these names, which also bind OPTIMIZER and DROPOUT_RATE.
 _PRETRAINING = (
     'LearningRate.factors = "constant * rsqrt_decay"',

@@ -1,8 +1,10 @@
 """The run, its checkpoints and its mesh."""
 
 import math
+import re
+from typing import Any
 
-from t5x_lab.migration.includes import CARRY, KEEP_ALL
+from t5x_lab.migration.includes import CARRY, CARRY_STEP, KEEP_ALL
 from t5x_lab.migration.project import Context
 from t5x_lab.migration.statements import Binding, render
 from t5x_lab.migration.steps import DROPPED, LIBRARY, RENAMED, TO_DO, Step, configurable, gone, if_is, table, to
@@ -21,7 +23,8 @@ def _restored_path(binding: Binding, context: Context) -> Step:
         if context.differs(binding):
             return Step(RENAMED, ("INITIAL_CHECKPOINT_PATH = None",))
         return Step(DROPPED, note="That is the default here")
-    return Step(RENAMED, (*to("INITIAL_CHECKPOINT_PATH")(binding, context).lines, CARRY))
+    carry = CARRY_STEP if _skips_optimizer(context) else CARRY
+    return Step(RENAMED, (*to("INITIAL_CHECKPOINT_PATH")(binding, context).lines, carry))
 
 
 def _period(binding: Binding, context: Context) -> Step:
@@ -38,10 +41,26 @@ def _fallback(binding: Binding, context: Context) -> Step:
 
 
 def _assignment_map(binding: Binding, context: Context) -> Step:
-    if context.resolve(binding.value) in (None, (), []):
+    rules = context.resolve(binding.value)
+    if rules in (None, (), []):
         return Step(DROPPED, note="That is the default here")
-    lines = (f"RestoreCheckpointConfig.assignment_map = {render(binding.value)}",)
-    return Step(TO_DO, lines, "Names of parameters differ (docs/from_t5x.md): t5x_lab inspect lists them")
+    of_parameters = tuple(rule for rule in rules if not _is_of_optimizer(rule))
+    lines = (f"RestoreCheckpointConfig.assignment_map = {render(of_parameters)}",) if of_parameters else ()
+    if not all(rule[1] is None and _ANY_PREFIX.match(rule[0]) for rule in of_parameters):
+        return Step(TO_DO, lines, "Names of parameters differ (docs/from_t5x.md): t5x_lab inspect lists them")
+    return Step(RENAMED, (*lines, CARRY_STEP) if _skips_optimizer(context) else lines)
+
+
+_ANY_PREFIX = re.compile(r"\^?\(?\.\*")  # such a pattern matches names of T5X and those here alike
+
+
+def _is_of_optimizer(rule: Any) -> bool:
+    """Returns whether a rule of T5X's leaves the optimizer's slots fresh."""
+    return rule[1] is None and re.match(r"\^?\(?(\.\*)?state\\?/param_states", rule[0]) is not None
+
+
+def _skips_optimizer(context: Context) -> bool:
+    return any(map(_is_of_optimizer, context.value("RestoreCheckpointConfig.assignment_map") or ()))
 
 
 def _microbatches(binding: Binding, context: Context) -> Step:
