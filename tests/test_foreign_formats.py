@@ -178,6 +178,7 @@ NETWORKS = {
     "t5_1_1": dict(num_encoder_layers=3),
     "byt5": dict(vocab_size=384, num_encoder_layers=4, num_decoder_layers=2),
     "umt5": dict(relative_bias="per_layer", num_encoder_layers=3, num_decoder_layers=3, logits_via_embedding=True),
+    "longt5": dict(num_encoder_layers=3, layer_pattern=(LayerKind(encoder_window=(3, 3)),)),
     "flan_ul2": dict(mlp_activations=("silu", "linear"), head_dim=8, num_heads=2, num_encoder_layers=3),
     "gpt1": dict(
         architecture="causal_decoder", mlp_activations=("gelu",), logits_via_embedding=True, scaling="standard",
@@ -315,6 +316,7 @@ def assert_close(actual, expected, where):
 
 
 IN_MAKE_TEST = NETWORKS.keys() - {
+    "longt5",
     "umt5",
     "flan_ul2",
     "byt5",

@@ -25,6 +25,7 @@ FAMILIES: dict[str, Family] = {
     "t5": t5.FAMILY,
     "mt5": t5.FAMILY,
     "umt5": t5.FAMILY,
+    "longt5": t5.FAMILY,
     "openai-gpt": gpt1.FAMILY,
     "llama": llama.FAMILY,
     "mistral": llama.FAMILY,

@@ -1,4 +1,7 @@
-"""T5, mT5 and umT5: encoder-decoders with relative biases. Those of umT5 are each layer's own."""
+"""T5, mT5, umT5 and LongT5: encoder-decoders with relative biases.
+
+Those of umT5 are each layer's own. LongT5's encoder has local attention; its transient-global attention is not supported.
+"""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -6,6 +9,7 @@ from typing import Any
 from t5x_lab.checkpoints.formats.huggingface.class_defaults import with_defaults
 from t5x_lab.checkpoints.formats.huggingface.table import Entry, Family, linear
 from t5x_lab.config.errors import UserError
+from t5x_lab.networks.layer_kinds import LayerKind
 from t5x_lab.networks.transformer import TransformerConfig
 
 
@@ -16,7 +20,8 @@ def _entries(c: TransformerConfig) -> Iterator[Entry]:
         ("decoder", c.num_decoder_layers, ("SelfAttention", "EncDecAttention")),
     )
     for stack, num_layers, attentions in stacks:
-        bias = ".layer.0.SelfAttention.relative_attention_bias.weight"
+        local = "Local" if stack == "encoder" and _local_radius(c) is not None else ""
+        bias = f".layer.0.{local}SelfAttention.relative_attention_bias.weight"
         if c.relative_bias == "shared":
             yield Entry(f"{stack}.block.0{bias}", (f"{stack}/relpos_bias/rel_embedding",), transposed=True)
         for i in range(num_layers):
@@ -30,8 +35,8 @@ def _entries(c: TransformerConfig) -> Iterator[Entry]:
                 }[name]
                 yield Entry(f"{source}.layer.{number}.layer_norm.weight", (f"{target}/{norm}/scale",))
                 for letter, projection in (("q", "query"), ("k", "key"), ("v", "value")):
-                    yield linear(f"{source}.layer.{number}.{name}.{letter}", f"{target}/{attention}/{projection}")
-                yield linear(f"{source}.layer.{number}.{name}.o", f"{target}/{attention}/out", inputs=2)
+                    yield linear(f"{source}.layer.{number}.{local}{name}.{letter}", f"{target}/{attention}/{projection}")
+                yield linear(f"{source}.layer.{number}.{local}{name}.o", f"{target}/{attention}/out", inputs=2)
             number = len(attentions)
             yield Entry(f"{source}.layer.{number}.layer_norm.weight", (f"{target}/mlp_norm/scale",))
             for name in ("wi",) if len(c.mlp_activations) == 1 else ("wi_0", "wi_1"):
@@ -42,22 +47,33 @@ def _entries(c: TransformerConfig) -> Iterator[Entry]:
         yield linear("lm_head", "logits_dense")
 
 
+def _local_radius(c: TransformerConfig) -> int | None:
+    """Returns the positions on each side that LongT5's encoder attends to; None for another network."""
+    window = c.layer_pattern[0].encoder_window if len(c.layer_pattern) == 1 else None
+    is_local = window is not None and c.layer_pattern == (LayerKind(encoder_window=(window[0], window[0])),)
+    return window[0] if window is not None and is_local else None
+
+
 def _to_hf_config(c: TransformerConfig) -> dict[str, Any] | None:
     activation = _activation(c.mlp_activations)
     is_t5 = (
         (c.architecture, c.positions, c.norm, c.norm_position, c.scaling) == ("encoder_decoder", "relative", "rms", "pre", "t5")
         and activation
         and c.kv_heads == c.num_heads
-        and not (c.use_bias or c.share_stacks or c.qk_norm or c.layer_pattern or c.encoder or c.merged_attention)
+        and not (c.use_bias or c.share_stacks or c.qk_norm or c.encoder or c.merged_attention)
+        and (not c.layer_pattern or (_local_radius(c) is not None and c.relative_bias == "shared"))
         and not c.scale_attn_logits
         and c.share_embeddings
     )
     if not is_t5:
         return None
-    is_umt5 = c.relative_bias == "per_layer"
+    radius = _local_radius(c)
+    kind = "LongT5" if radius is not None else "UMT5" if c.relative_bias == "per_layer" else "T5"
+    local = {} if radius is None else {"encoder_attention_type": "local", "local_radius": radius}
     return {
-        "architectures": ["UMT5ForConditionalGeneration" if is_umt5 else "T5ForConditionalGeneration"],
-        "model_type": "umt5" if is_umt5 else "t5",
+        "architectures": [f"{kind}ForConditionalGeneration"],
+        "model_type": kind.lower(),
+        **local,
         "vocab_size": c.vocab_size,
         "d_model": c.emb_dim,
         "d_kv": c.head_dim,
@@ -93,8 +109,17 @@ def _from_hf_config(config: Mapping[str, Any]) -> TransformerConfig:
             f'config.json has feed_forward_proj "{activation}", which t5x_lab does not support. Supported: '
             f"{', '.join((*_GATED, *_PLAIN))}."
         )
+    pattern: tuple[LayerKind, ...] = ()
+    if config["model_type"] == "longt5":
+        if config["encoder_attention_type"] != "local":
+            raise UserError(
+                f'config.json has encoder_attention_type "{config["encoder_attention_type"]}", which t5x_lab does not support. '
+                'Of LongT5 it reads models with "local".'
+            )
+        pattern = (LayerKind(encoder_window=(config["local_radius"], config["local_radius"])),)
     return TransformerConfig(
         architecture="encoder_decoder",
+        layer_pattern=pattern,
         vocab_size=config["vocab_size"],
         emb_dim=config["d_model"],
         num_heads=config["num_heads"],
@@ -116,7 +141,9 @@ def _is_tied(config: Mapping[str, Any]) -> bool:
 
     transformers 5 ties all T5 models, and marks scaling separately.
     """
-    return config["model_type"] in ("t5", "umt5") and bool(config.get("scale_decoder_outputs", config["tie_word_embeddings"]))
+    return config["model_type"] in ("t5", "umt5", "longt5") and bool(
+        config.get("scale_decoder_outputs", config["tie_word_embeddings"])
+    )
 
 
 def _canonical_name(name: str) -> str:
