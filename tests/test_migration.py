@@ -556,3 +556,18 @@ def test_rules_of_restoring_are_those_of_parameters_and_of_the_optimizer(rules, 
     assert carry[-1] == f'RestoreCheckpointConfig.carry = ["{"step" if "state" in rules else "optimizer"}' + (
         '"]' if "state" in rules else '", "step"]'
     )
+
+
+def test_comments_at_the_end_of_lines_stay():
+    text = """
+TRAIN_STEPS = 10  # short
+utils.SaveCheckpointConfig:
+  period = 5  # often
+  keep = "# no comment"
+trainer.Trainer.num_microbatches = 2  # of memory
+"""
+    pathlib.Path("comments.gin").write_text(f"from t5x import trainer\nfrom t5x import utils\n{text}")
+    assert main(["migrate", "comments.gin", "--output=ours"]) == 0
+    lines = pathlib.Path("ours/comments.gin").read_text().splitlines()
+    assert "TRAIN_STEPS = 10  # short" in lines and "MICROBATCHES = 2  # of memory" in lines
+    assert "CHECKPOINT_PERIOD = 5  # often" in lines and 'SaveCheckpointConfig.keep = "# no comment"' in lines

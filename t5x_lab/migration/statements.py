@@ -1,7 +1,10 @@
 """Statements of a gin file with their source text, read without imports and without building anything."""
 
+import contextlib
 import dataclasses
+import io
 import pathlib
+import tokenize
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -38,6 +41,15 @@ class Statement:
     @property
     def first_line(self) -> str:
         return self.text.strip().split("\n")[0]
+
+    @property
+    def comment(self) -> str:
+        """The comment at the end of the last line, "# …", or ""."""
+        with contextlib.suppress(tokenize.TokenError, SyntaxError):
+            tokens = tokenize.generate_tokens(io.StringIO(self.text.strip()).readline)
+            comments = [token.string for token in tokens if token.type == tokenize.COMMENT]
+            return comments[-1] if comments and self.text.strip().endswith(comments[-1]) else ""
+        return ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +133,10 @@ def _statement(parsed: Any, text: str, line: int) -> Statement:
         return Include(text, line, parsed.filename)
     is_in_block = text[:1].isspace()
     binding = Binding(text, line, parsed.scope, parsed.selector, parsed.arg_name, parsed.value)
-    return dataclasses.replace(binding, text=f"{binding_text(binding)}\n") if is_in_block else binding
+    if not is_in_block:
+        return binding
+    comment = dataclasses.replace(binding, text=text.strip()).comment
+    return dataclasses.replace(binding, text=f"{binding_text(binding)}{f'  {comment}' if comment else ''}\n")
 
 
 def binding_text(binding: Binding) -> str:

@@ -139,7 +139,7 @@ def _leave_out_unused(statement: Statement, step: Step, needed: Collection[str])
 def _lines(statement: Statement, step: Step) -> Iterator[str]:
     """Yields the lines of a translation."""
     if step.status == KEPT and not step.note:
-        yield "".join(f"{line}\n" for line in step.lines) or statement.text
+        yield statement.text if not step.lines or statement.comment else "".join(f"{line}\n" for line in step.lines)
         return
     if step.status in (DROPPED, TO_DO):
         first, *others = statement.text.rstrip("\n").split("\n")
@@ -148,7 +148,10 @@ def _lines(statement: Statement, step: Step) -> Iterator[str]:
         yield f"#   {step.note}.\n"
     elif step.note:
         yield f"# {step.note}.\n"
-    yield from (f"{line}\n" for line in step.lines)
+    comment = statement.comment if step.status in (KEPT, RENAMED) else ""
+    for line in step.lines:
+        yield f"{line}  {comment}\n" if comment and "  # " not in line else f"{line}\n"
+        comment = ""  # it is about the first of several lines
 
 
 def write(migrated: Sequence[MigratedFile]) -> None:
