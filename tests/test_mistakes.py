@@ -180,6 +180,28 @@ def test_commands_refuse(argv, says, capfd):
     assert says in error and "Traceback" not in error and error.count("\n") == 0, error
 
 
+@pytest.mark.parametrize(
+    "message, says",
+    [
+        ("File system scheme 's3' not implemented (file: 's3://b/run/config.gin')", "s3:// is not supported here. Use gs://"),
+        (
+            "Error executing an HTTP request: Could not resolve host\n\t when reading gs://b/run",
+            "Could not resolve host. Check",
+        ),
+    ],
+)
+def test_remote_storage_that_does_not_answer_is_a_sentence(message, says, monkeypatch, capfd):
+    import tensorflow as tf
+
+    def fail(*unused):
+        raise tf.errors.UnimplementedError(None, None, message)
+
+    monkeypatch.setattr("t5x_lab.cli.report.run", fail)
+    assert main(["report", "gs://b/run"]) == 1
+    error = capfd.readouterr().err.strip()
+    assert says in error and "Traceback" not in error and error.count("\n") == 0, error
+
+
 def test_a_required_macro_is_named(tmp_path):
     (tmp_path / "mine.gin").write_text(
         'include "models/t5_1_1/tiny.gin"\nTRAIN_STEPS = %gin.REQUIRED\nMODEL_DIR = "x"\nMIXTURE_OR_TASK_NAME = "y"\nTASK_FEATURE_LENGTHS = {"targets": 3}\n'

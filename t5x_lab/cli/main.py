@@ -4,6 +4,7 @@ import argparse
 import errno
 import importlib
 import os
+import re
 import signal
 import sys
 
@@ -23,12 +24,12 @@ COMMANDS = {
     "compile": "compile a step for a TPU slice without a TPU, and report memory, communication and FLOPs",
     "inspect": "list parameters, shapes, axes and sizes of a configuration or a checkpoint",
     "report": "write an HTML report of a run, or a comparison of several runs",
-    "convert": "convert checkpoints between t5x_lab, T5X and Hugging Face formats",
+    "convert": "convert checkpoints of T5X, Mesh TensorFlow and Hugging Face, and to Hugging Face",
     "table": "list batch shapes, loss fractions and FLOPs of every architecture with every objective",
     "study": "run a grid of trainings and evaluations; the same command continues an interrupted study",
     "corpus": "make a clean corpus from web crawl files with Apache Beam",
     "cache": "preprocess tasks offline into SeqIO caches with Apache Beam",
-    "migrate": "translate gin files of a T5X project",
+    "migrate": "translate gin files and launch scripts of a T5X project",
     "vocab": "train a SentencePiece vocabulary",
 }
 STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
@@ -102,6 +103,26 @@ def main(argv: list[str] | None = None) -> int:
         problem = f"{error.filename or 'A file'} cannot be read or written: {os.strerror(error.errno)}"
         print(f"t5x_lab {name}: {problem}. Fix the problem and run the same command again.", file=sys.stderr)
         return FAILURE
+    except Exception as error:
+        of_storage = _remote_problem(error)
+        if of_storage is None:
+            raise
+        print(f"t5x_lab {name}: {of_storage}", file=sys.stderr)
+        return FAILURE
+
+
+def _remote_problem(error: Exception) -> str | None:
+    """Returns a sentence for an error of TensorFlow's file systems about a remote path; None for other errors."""
+    path = re.search(r"\w+://[^\s')]+", str(error))
+    if path is None or not type(error).__module__.startswith("tensorflow."):
+        return None
+    if scheme := re.search(r"File system scheme '(\w+)' not implemented", str(error)):
+        return (
+            f"{path[0]} cannot be read or written: {scheme[1]}:// is not supported here. Use gs://, a local directory, or a "
+            "bucket that is mounted as one."
+        )
+    reason = str(error).partition("\n")[0].strip().rstrip(".")
+    return f"{path[0]} cannot be read or written: {reason}. Check the path, the credentials and the network."
 
 
 def _parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
