@@ -399,7 +399,7 @@ PERMANENT = [
 
 
 @pytest.mark.parametrize("error", PERMANENT, ids=lambda error: str(error)[:20])
-def test_an_error_that_retrying_cannot_mend_ends_the_run_at_once(error):
+def test_a_permanent_error_ends_the_run_at_once(error):
     from t5x_lab.checkpoints import saving
 
     storage, messages = Storage("begin"), []
@@ -418,16 +418,22 @@ def test_an_error_that_retrying_cannot_mend_ends_the_run_at_once(error):
     assert len(messages) == 1 and "Retrying in" in messages[0]
 
 
-@pytest.mark.parametrize(
-    "message", ["UNAVAILABLE: HTTP response code: 503", "UNAUTHENTICATED: the token has expired", "timed out"]
-)
-def test_an_error_that_may_pass_is_retried(message):
+PASSING = [
+    ValueError("UNAVAILABLE: HTTP response code: 503"),
+    ValueError("UNAUTHENTICATED: the token has expired"),
+    OSError(28, "No space left on device", "/runs/403/PERMISSION_DENIED"),
+]
+
+
+@pytest.mark.parametrize("error", PASSING, ids=lambda error: str(error)[:20])
+def test_an_error_that_may_pass_is_retried(error):
     from t5x_lab.checkpoints import saving
 
+    error.__context__ = PermissionError(1, "which was handled")
     storage, messages = Storage("begin"), []
 
     def save(*unused):
-        raise ValueError(message)
+        raise error
 
     storage.save = save
     saving.Saver(storage, SaveCheckpointConfig(), None, log=messages.append).save(7, None)

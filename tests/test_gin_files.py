@@ -263,6 +263,9 @@ def test_a_macro_of_a_file_may_be_replaced_by_a_binding_of_its_parameter():
     pathlib.Path("mine.gin").write_text('include "models/t5_1_1/tiny.gin"\nWIDTH = 24\nTransformerConfig.emb_dim = %WIDTH\n')
     width = lambda *bindings: GinConfig(["mine.gin"], bindings).model().network.emb_dim
     assert width() == 24 and width("WIDTH = 16") == 16
+    pathlib.Path("mine.gin").write_text(
+        'include "models/t5_1_1/tiny.gin"\nBASE = 24\nWIDTH = %BASE\nTransformerConfig.emb_dim = %WIDTH\n'
+    )
     replaced = GinConfig(["mine.gin"], ["TransformerConfig.emb_dim = 32"])
     assert replaced.model().network.emb_dim == 32 and "WIDTH" not in replaced.text
     with pytest.raises(UserError, match="WIDTH has no effect: its parameter is bound directly"):

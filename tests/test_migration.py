@@ -3,6 +3,7 @@
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 
 import pytest
@@ -435,7 +436,7 @@ def test_files_of_t5x_are_read_as_they_are(project, capsys):
     """Bindings of the command line may have T5X's names or ours. The files in the working directory are not taken for translations."""
     mesh = "--gin.MESH=data=-1"  # of ours, in place of one in the file under T5X's name
     assert main([*IN_PLACE, mesh]) == 0
-    out = capsys.readouterr().out
+    out = "".join(capsys.readouterr())
     assert "command line: utils.RestoreCheckpointConfig.path = None -> INITIAL_CHECKPOINT_PATH = None\n" in out
     assert re.search(r"run.gin, line \d+: RANDOM_SEED = 17 -> SEED = 17\n", out)
     assert re.search(r"model.gin, line \d+: network.T5Config.emb_dim = 96 -> TransformerConfig.emb_dim = 96\n", out)
@@ -468,7 +469,7 @@ HF_HUB_OFFLINE=1 python3 -m t5x.train \
   --tfds_data_dir $DATA 2>&1 | tee log.txt
 
 if true; then
-  python ${T5X_DIR}/t5x/eval.py --gin_file=model.gin --gin.utils.DatasetConfig.split="'test'" \
+  python ${T5X_DIR}/t5x/eval.py --gin_search_paths=gins --gin_file=model.gin --gin.utils.DatasetConfig.split="'test'" \
     --gin.CHECKPOINT_PATH=\"$MODEL_DIR/checkpoint_1000\" --gin.EVAL_OUTPUT_DIR="'out'"; echo done
 fi
 """
@@ -481,7 +482,7 @@ MODEL_DIR=$1
 HF_HUB_OFFLINE=1 t5x_lab train \
   --gin_search_paths=gins,"${T5X_DIR}" \
   --gin_file="model.gin" \
-  --gin_file=of_t5x/runs_pretrain.gin \
+  --gin_file=t5x_files/configs_runs_pretrain.gin \
   --gin.MODEL_DIR="'${MODEL_DIR}'" \
   --gin.BATCH_SIZE="${BATCH}" \
   --gin.TASK_FEATURE_LENGTHS="{\"inputs\": ${LENGTH}, \"targets\": 8}" \
@@ -490,7 +491,7 @@ HF_HUB_OFFLINE=1 t5x_lab train \
   --tfds_data_dir $DATA 2>&1 | tee log.txt
 
 if true; then
-  t5x_lab eval --gin_file=model.gin --gin.MetricsEvaluation.split="'test'" \
+  t5x_lab eval --gin_search_paths=gins --gin_file=model.gin --gin.MetricsEvaluation.split="'test'" \
     --gin.CHECKPOINT_PATH=\"$MODEL_DIR/checkpoint_1000\" --gin.EVAL_OUTPUT_DIR="'out'"; echo done
 fi
 """
@@ -507,7 +508,7 @@ def test_a_launch_script_becomes_commands_of_t5x_lab(capsys):
     assert pathlib.Path("ours/run.sh").read_text() == MIGRATED_SCRIPT
     assert os.access("ours/run.sh", os.X_OK)
     assert "VOCABULARY = @SentencePieceVocabulary()" in pathlib.Path("ours/gins/model.gin").read_text()
-    assert "LearningRate.warmup_steps = 10000\n" in pathlib.Path("ours/of_t5x/runs_pretrain.gin").read_text()
+    assert "LearningRate.warmup_steps = 10000\n" in pathlib.Path("ours/t5x_files/configs_runs_pretrain.gin").read_text()
     assert "line 14: --gin.train.actions=@own_actions\n" in report and "line 15: --verbosity=1\n" in report
 
 
@@ -571,3 +572,73 @@ trainer.Trainer.num_microbatches = 2  # of memory
     lines = pathlib.Path("ours/comments.gin").read_text().splitlines()
     assert "TRAIN_STEPS = 10  # short" in lines and "MICROBATCHES = 2  # of memory" in lines
     assert "CHECKPOINT_PERIOD = 5  # often" in lines and 'SaveCheckpointConfig.keep = "# no comment"' in lines
+
+
+@pytest.mark.parametrize(
+    "line, becomes",
+    [
+        ("(python3 -m t5x.train --gin.TRAIN_STEPS=3)", "(t5x_lab train --gin.TRAIN_STEPS=3)"),
+        ("x=$(python3 -O -m t5x.infer --gin.TRAIN_STEPS=3)", "x=$(t5x_lab infer --gin.TRAIN_STEPS=3)"),
+        ("cd /x&&/usr/bin/python3 -u t5x/train.py --gin.Z_LOSS=0.1&", "cd /x&&t5x_lab train --gin.Z_LOSS=0.1&"),
+        ("python -m t5x.train --gin.TRAIN_STEPS=$((A + (B))) --gin.train.random_seed=3",
+         "t5x_lab train --gin.TRAIN_STEPS=$((A + (B))) --gin.SEED=3"),
+        ('python -m t5x.train --gin.MODEL_DIR="\'$(dirname "$(pwd)")/x\'" --gin.train.random_seed=3',
+         't5x_lab train --gin.MODEL_DIR="\'$(dirname "$(pwd)")/x\'" --gin.SEED=3'),
+        ("python -m t5x.train --gin.TRAIN_STEPS=3 \\\r\n  --gin.train.random_seed=3\r",
+         "t5x_lab train --gin.TRAIN_STEPS=3 \\\r\n  --gin.SEED=3\r"),
+        ("python -m t5x.train --gin.Z_LOSS=0.1 # --gin.X=3", "t5x_lab train --gin.Z_LOSS=0.1 # --gin.X=3"),
+        ("python scripts/my_t5x/train.py --gin.train.random_seed=3", None),
+        ("python -m t5x.scripts.xm --gin.train.random_seed=3", None),
+        ('python -m t5x.train --gin_bindings="import my_tasks"', 't5x_lab train --gin_bindings="import my_tasks"'),
+    ],
+)  # fmt: skip
+def test_commands_are_found_in_any_place_of_a_script(line, becomes):
+    with open("run.sh", "w", newline="") as file:
+        file.write(f"{line}\n")
+    assert main(["migrate", "run.sh", "--output=ours"]) == 0
+    with open("ours/run.sh", newline="") as file:
+        assert file.read() == f"{line if becomes is None else becomes}\n"
+
+
+@pytest.mark.parametrize(
+    "line, note, last",
+    [
+        ("bash -c 'python3 -m t5x.train --gin.train.random_seed=3'", "It is inside a quoted text", "random_seed"),
+        ('python -m t5x.train --gin.A="$(b', "Its end is not understood", "python"),
+        ("python -m t5x.train --gin_file=nope.gin", "nope.gin is not found", "--gin_file=nope.gin"),
+        ("python -m t5x.train --gin_file=$X", "Only the shell knows its name", "--gin_file=$X"),
+        ('python -m t5x.train "${ARGS[@]}"', "Only the shell knows its flags", '"${ARGS[@]}"'),
+        ("python -m t5x.train --gin.${K}=1", "It is not a binding of gin", "--gin.${K}=1"),
+        ("python -m t5x.train --logdir out --gin.Z_LOSS=0.1", "has no such flag", "t5x_lab train --gin.Z_LOSS=0.1"),
+    ],
+)
+def test_what_only_a_person_can_translate_in_a_script_is_reported(line, note, last, capsys):
+    pathlib.Path("run.sh").write_text(f"{line}\n")
+    assert main(["migrate", "run.sh", "--output=ours"]) == 0
+    report = capsys.readouterr().out
+    assert note in report and "0 of 1 files are whole" in report, report
+    assert last in pathlib.Path("ours/run.sh").read_text().splitlines()[-1]
+
+
+def test_two_files_with_one_place_are_refused(capsys):
+    for name in ("a", "b"):
+        pathlib.Path(name).mkdir()
+        pathlib.Path(f"{name}/run.sh").write_text(f"# {name}\n")
+    pathlib.Path("work").mkdir()
+    os.chdir("work")
+    assert main(["migrate", "../a/run.sh", "../b/run.sh", "--output=ours"]) == 2
+    assert "would both be written to ours/run.sh" in capsys.readouterr().err
+
+
+def test_evaluation_reads_the_split_that_t5x_would_read():
+    """T5X's eval.gin and infer.gin read "test", unless a file says otherwise."""
+
+    def split(text):
+        pathlib.Path("eval.gin").write_text(f'from t5x import utils\ninclude "t5x/configs/runs/eval.gin"\n{text}')
+        shutil.rmtree("ours", ignore_errors=True)
+        assert main(["migrate", "eval.gin", "--output=ours"]) == 0
+        return re.findall(r"^MetricsEvaluation.split = (\S+)", pathlib.Path("ours/eval.gin").read_text(), re.MULTILINE)[-1]
+
+    assert split("") == '"test"'
+    assert split('utils.DatasetConfig.split = "validation"\n') == '"validation"'
+    assert split('MIXTURE_OR_TASK_SPLIT = "train"\n') == '"train"'

@@ -157,7 +157,7 @@ def test_a_folder_named_like_a_module_that_is_not_there_is_told(capfd):
         ([*TRAIN[:3], "--gin.MODEL_DIR=run"], "TRAIN_STEPS is None and TRAIN_TOKENS is None. Set exactly one of them"),
         (["trian"], 'no command "trian". Did you mean "train"'),
         (["generate", "--model_dir=/nope", "--prompt=x"], "/nope does not exist. Use a run directory"),
-        (["eval", "--model_dir=/nope"], "/nope is not a run directory. Set --output"),
+        (["eval", "--model_dir=/nope"], "/nope does not exist"),
         (["eval"], "Pass --model_dir with a run directory or a checkpoint"),
         (["eval", "--model_dir=/nope", "--output=x"], "/nope does not exist"),
         (["inspect", "--gin_file=nope.gin"], "no gin file nope.gin"),

@@ -29,7 +29,7 @@ def test_a_project_of_t5x_is_moved_without_changing_a_line():
     shown = commands.run(*train, "--dry_run")
     assert shown.returncode == 0, shown.stderr
     for line in documented("moving.md", "The gin files are T5X's").splitlines():
-        assert line.rstrip("…") in shown.stdout or line.startswith("Starting"), line
+        assert line.rstrip("…") in shown.stdout + shown.stderr or line.startswith("Starting"), line
     assert "with the parameters and the optimizer of" in shown.stdout and "checkpoint_0 (T5X)" in shown.stdout
 
     trained = commands.run(*train)

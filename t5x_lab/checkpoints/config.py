@@ -28,7 +28,7 @@ class SaveCheckpointConfig:
       retry_minutes: time for which a failed save is retried while training continues.
       grace_seconds: time for which the last save is retried after SIGTERM or Ctrl-C. A cluster kills a process some time later:
         Slurm after KillWait, Kubernetes after terminationGracePeriodSeconds, of 30 seconds by default.
-      on_failure: after that time, or after an error that retrying cannot mend, "stop", or "go_on" training and retrying.
+      on_failure: after that time, or after a permanent error, "stop", or "go_on" training and retrying.
     """
 
     period: int = dataclasses.field(default=1000, metadata=macro("CHECKPOINT_PERIOD"))

@@ -21,15 +21,19 @@ from t5x_lab.training.state import TrainState
 # Agreeing on the time needs a broadcast between all processes.
 STEPS_BETWEEN_AGREEMENTS = 10
 _MAX_PAUSE = 60.0  # seconds
+_PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _PERMANENT = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG)
 # Of Google's and Amazon's storage, as TensorStore and fsspec report them. Credentials that have expired can be renewed.
 _PERMANENT_TEXT = re.compile(
-    r"PERMISSION_DENIED|AccessDenied|InvalidAccessKeyId|SignatureDoesNotMatch|NoSuchBucket|bucket does not exist|\b403\b"
+    r"PERMISSION_DENIED|AccessDenied|InvalidAccessKeyId|SignatureDoesNotMatch|NoSuchBucket|bucket does not exist"
 )
 
 
+_GO_ON = " To train without saving meanwhile, set --gin.SaveCheckpointConfig.on_failure=go_on."
+
+
 class SaveFailed(UserError):
-    """A run could not be saved for `SaveCheckpointConfig.retry_minutes`."""
+    """A run could not be saved, and retrying has ended or does not help."""
 
     status = 1  # a storage failure, not a user error
 
@@ -143,6 +147,12 @@ class Saver:
                 self._failed(error, at_end=True)
                 time.sleep(self._pause)
 
+    def _advice(self) -> str:
+        """Returns the settings that would have gone on."""
+        if self._give_up_at < math.inf:
+            return " After SIGTERM, SaveCheckpointConfig.grace_seconds limits the retries."
+        return f"{_GO_ON} Or increase --gin.SaveCheckpointConfig.retry_minutes."
+
     def _start(self, step: int, state: TrainState) -> None:
         with waiting_for(f"all processes to start the checkpoint of step {step}"):
             self._checkpoints.save(step, state, self._batches, self._notes())
@@ -180,17 +190,14 @@ class Saver:
         if may_stop and _is_permanent(error):
             raise SaveFailed(
                 f"{reason} Retrying does not help. Earlier checkpoints are intact. Correct MODEL_DIR or the permissions, and "
-                "run the same command again. To train without saving meanwhile, set "
-                "--gin.SaveCheckpointConfig.on_failure=go_on."
+                f"run the same command again.{_GO_ON if self._config.on_failure == 'stop' else ''}"
             ) from error
         self._failing_since = now if self._failing_since is None else self._failing_since
         end = min(self._failing_since + self._config.retry_minutes * 60, self._give_up_at)
         if may_stop and now >= end:
             raise SaveFailed(
-                f"{reason} Saving was retried for {(now - self._failing_since) / 60:.2g} minutes. Earlier checkpoints are "
-                "intact. Free disk space or repair the storage, and run the same command again. To train without saving "
-                "meanwhile, set --gin.SaveCheckpointConfig.on_failure=go_on or increase "
-                "--gin.SaveCheckpointConfig.retry_minutes."
+                f"{reason} Saving was retried for {(now - self._failing_since) / 60:.3g} minutes. Earlier checkpoints are "
+                f"intact. Free disk space or repair the storage, and run the same command again.{self._advice()}"
             ) from error
         self._pause = min(max(2 * self._pause, 1.0), _MAX_PAUSE, max(self._give_up_at - now, 0.0))
         self._next_try = now + self._pause
@@ -202,8 +209,9 @@ class Saver:
 
 
 def _is_permanent(error: BaseException | None) -> bool:
-    """Returns whether retrying cannot mend an error: a missing bucket or directory, or missing permissions."""
+    """Returns whether an error is permanent, such as a missing bucket or missing permissions."""
     if error is None:
         return False
-    is_of_system = isinstance(error, OSError) and error.errno in _PERMANENT
-    return is_of_system or bool(_PERMANENT_TEXT.search(str(error))) or _is_permanent(error.__cause__ or error.__context__)
+    if isinstance(error, OSError) and error.errno in (*_PASSING, *_PERMANENT):
+        return error.errno in _PERMANENT
+    return bool(_PERMANENT_TEXT.search(str(error))) or _is_permanent(error.__cause__)

@@ -10,7 +10,7 @@ from t5x_lab.config.errors import UserError
 from t5x_lab.config.steps import parse_step
 
 
-def add_gin_flags(parser: argparse.ArgumentParser) -> None:
+def add_gin_flags(parser: argparse.ArgumentParser, has_dry_run: bool = True) -> None:
     """Adds T5X's configuration flags."""
     group = parser.add_argument_group("configuration")
     group.add_argument(
@@ -28,9 +28,10 @@ def add_gin_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--gin_search_paths", action="append", default=[], metavar="PATHS", help="folders with gin files, separated by commas"
     )
-    group.add_argument(
-        "--dry_run", action="store_true", help="print the configuration, and the memory table for train and eval, and exit"
-    )
+    if has_dry_run:
+        group.add_argument(
+            "--dry_run", action="store_true", help="print the configuration, and the memory table for train and eval, and exit"
+        )
 
 
 def check_no_gin_flags(args: argparse.Namespace) -> None:
@@ -38,9 +39,9 @@ def check_no_gin_flags(args: argparse.Namespace) -> None:
     from t5x_lab.checkpoints.formats.location import find
 
     if _has_gin_flags(args):
-        location = find(model_dirs(args.model_dir)[0], chosen_step(args.step))
-        if location.describes_model:
-            raise UserError(f"{location.path} has the configuration of its model. Leave the gin flags out.")
+        locations = [find(directory, chosen_step(args.step)) for directory in model_dirs(args.model_dir)]
+        if all(location.describes_model for location in locations):
+            raise UserError(f"{locations[0].path} has the configuration of its model. Leave the gin flags out.")
 
 
 def _has_gin_flags(args: argparse.Namespace) -> bool:
@@ -64,15 +65,14 @@ def gin_config(args: argparse.Namespace, *first_files: str, fixed: tuple[str, ..
 
     Files of T5X's are translated, and what they became is printed.
     """
+    from t5x_lab.config.log import log_once
     from t5x_lab.migration.direct import translate_t5x
     from t5x_lab.runs.config.gin_config import GinConfig, known_macros
 
     bindings, paths = gin_settings(args)
     files = args.gin_file
     if translation := translate_t5x(files, bindings, paths, known_macros()):
-        if translation.notes != getattr(args, "notes_of_translation", None):  # a command may parse its flags twice
-            print(translation.notes)
-        args.notes_of_translation = translation.notes
+        log_once(translation.notes)  # a command may parse its flags twice
         files, bindings = [translation.file], []
     config = GinConfig((*first_files, *files), (*bindings, *fixed), tuple(paths))
     if translation:
@@ -109,8 +109,8 @@ def load_model(args: argparse.Namespace):
     from t5x_lab.runs.model.load import load
 
     directories, step = model_dirs(args.model_dir), chosen_step(args.step)
-    is_described = not _has_gin_flags(args) or find(directories[0], step).describes_model
-    config = None if is_described else gin_config(args)
+    is_described = all(find(directory, step).describes_model for directory in directories)
+    config = gin_config(args) if _has_gin_flags(args) and not is_described else None
     options = dict(weights=args.weights, trust=args.trust, parameter_dtype=args.parameter_dtype)
     return load(directories, step=step, config=config, **options)
 

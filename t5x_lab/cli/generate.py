@@ -22,7 +22,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--input", help='.txt with one prompt per line, or .jsonl with "inputs"; also .gz, .zst')
     parser.add_argument("--num_samples", type=int, default=1, help="number of completions per prompt")
     add_sampling_flags(parser)
-    add_gin_flags(parser)
+    add_gin_flags(parser, has_dry_run=False)
     add_process_flags(parser)
 
 

@@ -27,7 +27,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch_size", type=int, default=32, help="texts per batch; batches of long texts are smaller")
     parser.add_argument("--max_length", type=int, help="maximum tokens of a context; default: the model's positions, or 2048")
     parser.add_argument("--json", action="store_true", help="print one JSON object to stdout and everything else to stderr")
-    add_gin_flags(parser)
+    add_gin_flags(parser, has_dry_run=False)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -27,7 +27,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help='.txt with one input per line, or .jsonl with "inputs", "targets" to score and "choices" to rank; also .gz, .zst',
     )
     parser.add_argument("--task", help="a SeqIO task or mixture, instead of --input")
-    parser.add_argument("--split", default="validation", help="split of the task")
+    parser.add_argument("--split", help="split of the task; default: validation, or that of T5X's gin files")
     parser.add_argument("--output", help="the .jsonl file to write; an existing one is resumed")
     parser.add_argument(
         "--mode",
@@ -93,7 +93,7 @@ def _run(args: argparse.Namespace) -> None:
             "model_dir": ",".join(str(absolute_path(directory)) for directory in model_dirs(args.model_dir)),
             "step": model.step,
             "choices": args.choice,
-            "gin": [*args.gin_bindings, *args.gin],
+            "gin": [*args.gin_file, *args.gin_bindings, *args.gin],
             "whole_inputs": args.whole_inputs,
             "parameter_dtype": args.parameter_dtype,
             "weights": args.weights,
@@ -108,11 +108,15 @@ def _run(args: argparse.Namespace) -> None:
 
 def _take_t5x_settings(args: argparse.Namespace) -> None:
     """Applies T5X's bindings of checkpoint, output directory and task. T5X writes DIRECTORY/TASK-MODE.jsonl."""
-    of_t5x = args.output is None
+    is_t5x = args.output is None
     take_t5x_paths(args, output="INFER_OUTPUT_DIR")
-    if of_t5x and args.model_dir and args.output and not args.input:
-        args.task = args.task or _config(args).build("DataConfig.mixture_or_task_name")
-        args.output = f"{args.output}/{args.task}-{args.mode}.jsonl"
+    if is_t5x and args.model_dir and args.output and not args.input:
+        config = _config(args)
+        args.task = args.task or config.build("DataConfig.mixture_or_task_name")
+        args.split = args.split or config.build("MetricsEvaluation.split")
+        shard = f"-{args.shard_id:05d}-of-{args.num_shards:05d}" if args.num_shards > 1 else ""
+        args.output = f"{args.output}/{args.task}-{args.mode}{shard}.jsonl"
+    args.split = args.split or "validation"
 
 
 def _config(args: argparse.Namespace):

@@ -28,11 +28,13 @@ def take_t5x_paths(args: argparse.Namespace, output: str) -> None:
       output: T5X's macro of the output directory.
     """
     bound = {}
-    for flag in list(args.gin):
-        name, _, value = flag.partition("=")
-        if name in ("CHECKPOINT_PATH", output) or name.endswith("RestoreCheckpointConfig.mode"):
-            bound[name.rpartition(".")[2]] = _text(value)
-            args.gin.remove(flag)
+    for flags in (args.gin_bindings, args.gin):
+        for flag in list(flags):
+            name, _, value = (part.strip() for part in flag.partition("="))
+            is_path = name in ("CHECKPOINT_PATH", output) or name.endswith("RestoreCheckpointConfig.mode")
+            if is_path and not value.startswith(("%", "[", "(")):
+                bound[name.rpartition(".")[2]] = _text(value)
+                flags.remove(flag)
     if path := bound.get("CHECKPOINT_PATH"):
         directory, step = _checkpoint(path)
         args.model_dir = args.model_dir or directory

@@ -125,12 +125,12 @@ def _drop_replaced_macros(bindings: Sequence[str]) -> None:
       UserError: if the bindings set such a macro.
     """
     bound = {text.partition("=")[0].strip() for text in bindings}
-    for name in sorted(_bound_macros() - _used_macros()):
-        if name not in _field_macros | _shipped_macros() | _macros_in_files:
-            continue  # no file uses it, which `build` reports
-        if name in bound:
-            raise UserError(f"{name} has no effect: its parameter is bound directly. Remove one of the two.")
-        del _CONFIG[name, "gin.macro"]
+    replaceable = _field_macros | _shipped_macros() | _macros_in_files  # `build` reports others
+    while replaced := sorted((_bound_macros() - _used_macros()) & replaceable):
+        for name in replaced:
+            if name in bound:
+                raise UserError(f"{name} has no effect: its parameter is bound directly. Remove one of the two.")
+            del _CONFIG[name, "gin.macro"]
 
 
 @functools.cache

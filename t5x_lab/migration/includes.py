@@ -34,6 +34,7 @@ _FINETUNING = (
     _CACHED,
     CARRY,
 )
+_EVALUATION = ('MetricsEvaluation.split = "test"  # T5X\'s default',)
 _C4 = (
     'MIXTURE_OR_TASK_NAME = "c4_v220_span_corruption"',
     'TASK_FEATURE_LENGTHS = {"inputs": 512, "targets": 114}',
@@ -102,13 +103,10 @@ def _run_file(name: str) -> Counterpart | None:
         return Counterpart(_PRETRAINING, is_run=True)
     if name == "finetune":
         return Counterpart(_FINETUNING, is_run=True)
-    commands = {
-        "eval": "t5x_lab eval --model_dir=RUN",
-        "infer": "t5x_lab infer --model_dir=RUN --task=TASK --output=FILE.jsonl",
-        "infer_from_tfexample_file": "t5x_lab infer --model_dir=RUN --input=FILE.jsonl --output=FILE.jsonl",
-    }
-    if name in commands:
-        return Counterpart(note=f"Instead of this file: {commands[name]}")
+    if name in ("eval", "infer"):
+        return Counterpart(_EVALUATION)
+    if name == "infer_from_tfexample_file":
+        return Counterpart(note="Instead of this file: t5x_lab infer --model_dir=RUN --input=FILE.jsonl --output=FILE.jsonl")
     return None
 
 

@@ -96,9 +96,12 @@ class Project:
 
 @dataclasses.dataclass(eq=False)
 class Context:
-    """The statements of a file and of those that it includes, in gin's order, and the rules of T5X's names.
+    """The statements of a file and of those that it includes.
 
-    `program` is T5X's program that reads them, "" if it is not known.
+    Attributes:
+      all_statements: the statements in gin's order.
+      rules: rules of T5X's names.
+      program: T5X's program that reads them, "" if it is not known.
     """
 
     all_statements: Sequence[Statement]

@@ -10,36 +10,36 @@ from typing import NamedTuple
 from t5x_lab.config.errors import UserError
 from t5x_lab.migration.includes import counterpart, t5x_file
 from t5x_lab.migration.project import Context, Project, Rules
-from t5x_lab.migration.statements import Binding, Statement, macros_of, read_statements
+from t5x_lab.migration.shell import command_end, is_quoted, read_words, unquote
+from t5x_lab.migration.statements import Binding, Import, Statement, macros_of, parse_statements, read_statements
 from t5x_lab.migration.steps import DROPPED, KEPT, RENAMED, TO_DO, Step
 from t5x_lab.migration.translate import translate
 
 SUFFIXES = (".sh", ".bash", ".ksh", ".zsh", ".sbatch", ".slurm", ".sub")
+_PYTHON = r"(?<![\w./-])(?:[\w./${}~-]*/)?python[\d.]*(?:[ \t]+-[A-Z]\S*|[ \t]+-u)*[ \t]+"
 _PROGRAM = re.compile(
-    r"""\S*python[\d.]*(?:\s+-u)?\s+(?:-m\s+t5x\.(\w+)|["']?\S*(?:t5x|T5X\w*\}?)/(\w+)\.py["']?)(?=[\s\\]|$)"""
+    _PYTHON + r"""(?:-m[ \t]+t5x\.(\w+)|["']?(?:\S*/)?t5x/(\w+)\.py["']?|["']?\$\{?T5X\w*\}?/(\w+)\.py["']?)(?=[\s\\]|$)"""
 )
 _COMMANDS = ("train", "eval", "infer")
-_WORD = re.compile(r"""(?:\\.|'[^']*'|"(?:\\.|[^"\\])*"|`[^`]*`|\$\([^()]*\)|\$?\{[^}]*\}|[^\s\\'"`;|&<>()])+""", re.DOTALL)
-_SPACE = re.compile(r"(?:[ \t]|\\\n)+")
-_QUOTED = re.compile(r"""'([^']*)'|"((?:\\.|[^"\\])*)"|\\(.)""", re.DOTALL)
 _SHELL = re.compile('"⟦([^⟧]*)⟧"')  # a value that only the shell knows, as a string of gin, with other quotes inside
 _QUOTES = str.maketrans("\"'", "⟪⟫")
 _PLAIN_VALUE = re.compile(r"[\w./:@%+-]+")
+_SWITCHES = ("alsologtostderr", "logtostderr", "multiprocess_gpu", "dry_run")  # flags without a value
 # Flags of T5X's programs that t5x_lab has too.
 _SAME_FLAGS = (
-    "gin_search_paths", "tfds_data_dir", "seqio_additional_cache_dirs", "alsologtostderr", "logtostderr", "multiprocess_gpu",
-    "coordinator_address", "process_count", "process_index", "dry_run",
+    *_SWITCHES, "gin_search_paths", "tfds_data_dir", "seqio_additional_cache_dirs", "coordinator_address", "process_count",
+    "process_index",
 )  # fmt: skip
 # Bindings that `t5x_lab eval` and `t5x_lab infer` take as T5X's programs do.
-_OF_EVALUATION = ("CHECKPOINT_PATH", "EVAL_OUTPUT_DIR", "INFER_OUTPUT_DIR", "RestoreCheckpointConfig.mode")
+_EVALUATION_PATHS = ("CHECKPOINT_PATH", "EVAL_OUTPUT_DIR", "INFER_OUTPUT_DIR", "RestoreCheckpointConfig.mode")
 
 
 @dataclasses.dataclass(frozen=True)
 class Flag(Statement):
-    """A flag of a command.
+    """A flag of a command, or another word of it.
 
     Attributes:
-      name: the name without dashes.
+      name: the name without dashes, "" for another word.
       value: the value without the shell's quotes, None if there is none. Variables are not replaced.
       start, end: the flag with its value in the text of the script.
     """
@@ -51,12 +51,20 @@ class Flag(Statement):
 
 
 class Launch(NamedTuple):
-    """A command of T5X in a script: the program's name, its place in the text, and the flags."""
+    """A command of T5X in a script.
+
+    Attributes:
+      program: "train", "eval" or "infer".
+      start, end: the words up to the program's name in the text.
+      flags: the words after them.
+      problem: why the command is left as it is, "" if it is translated.
+    """
 
     program: str
     start: int
     end: int
     flags: Sequence[Flag]
+    problem: str = ""
 
 
 def is_script(path: pathlib.Path) -> bool:
@@ -77,7 +85,8 @@ def read_script(path: pathlib.Path) -> str:
       UserError: if it cannot be read.
     """
     try:
-        return path.read_text()
+        with path.open(newline="") as file:  # keeps the ends of lines
+            return file.read()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read: {error}.") from error
 
@@ -87,14 +96,14 @@ def gin_files(text: str, search_paths: Sequence[str]) -> tuple[list[str], list[s
 
     Files whose names have variables, or that are not there, are left out.
     """
-    of_project, of_t5x = dict[str, None](), dict[str, None]()
+    own, other = dict[str, None](), dict[str, None]()
     for launch in _launches(text):
         for file in (flag.value for flag in launch.flags if flag.name == "gin_file" and flag.value):
             if counterpart(file):
-                of_t5x[file] = None
+                other[file] = None
             elif path := find_file(file, [*search_paths, *search_paths_of(launch)]):
-                of_project[str(path)] = None
-    return list(of_project), list(of_t5x)
+                own[str(path)] = None
+    return list(own), list(other)
 
 
 def search_paths_of(launch: Launch) -> list[str]:
@@ -109,9 +118,9 @@ def find_file(file: str, search_paths: Sequence[str]) -> pathlib.Path | None:
     return next((folder / file for folder in folders if (folder / file).is_file()), None)
 
 
-def own_file(t5x_path: str) -> str:
+def file_for(t5x_path: str) -> str:
     """Returns the name of the file with the counterpart of a file of T5X's. As flags it would override other files."""
-    return "of_t5x/" + "_".join(pathlib.PurePosixPath(t5x_path).parts[-2:])
+    return "t5x_files/" + "_".join(pathlib.PurePosixPath(t5x_file(t5x_path) or t5x_path).parts[1:])
 
 
 def translate_script(
@@ -127,15 +136,21 @@ def translate_script(
     edits: list[tuple[int, int, str]] = []
     steps: list[tuple[Statement, Step]] = []
     for launch in _launches(text):
-        of_launch = _translate_flags(launch, search_paths, known_macros, rules)
-        steps += of_launch
+        if launch.problem:
+            line = text.count("\n", 0, launch.start) + 1
+            whole = Flag(text[launch.start : launch.end], line, "", None, launch.start, launch.end)
+            steps.append((whole, Step(TO_DO, note=launch.problem)))
+            continue
+        translated = _translate_flags(launch, search_paths, known_macros, rules)
+        steps += translated
         edits.append((launch.start, launch.end, f"t5x_lab {launch.program}"))
         notes = []
-        for flag, step in of_launch:
+        for flag, step in translated:
+            separator = _separator(text, flag)
             if step.status == RENAMED:
-                edits.append((flag.start, flag.end, _separator(text, flag).join(step.lines)))
-            if step.status in (DROPPED, TO_DO):
-                edits.append((flag.start - len(_separator(text, flag)), flag.end, ""))
+                edits.append((flag.start, flag.end, separator.join(step.lines)))
+            elif step.status != KEPT and not step.lines:
+                edits.append((flag.start - len(separator), flag.end, ""))
             if step.note:
                 mark = "TO DO, " if step.status == TO_DO else ""
                 notes.append(f"# {mark}{' '.join(flag.text.split())}: {step.note}.\n")
@@ -149,94 +164,110 @@ def translate_script(
 
 def _launches(text: str) -> Iterator[Launch]:
     for match in _PROGRAM.finditer(text):
-        program, line = match[1] or match[2], text[_line_start(text, match.start()) : match.start()]
+        program, line = match[1] or match[2] or match[3], text[_line_start(text, match.start()) : match.start()]
+        if line.lstrip().startswith("#"):
+            continue
         flags = list(_flags(text, match.end()))
         mode = next((flag.value for flag in flags if flag.name == "run_mode"), "train")
         program = mode if program == "main" else program
-        if program in _COMMANDS and not line.lstrip().startswith("#"):
-            yield Launch(program, match.start(), match.end(), flags)
+        if program not in _COMMANDS:
+            continue
+        problem = ""
+        if is_quoted(line):
+            problem = "It is inside a quoted text: translate it by hand"
+        elif not command_end(text, flags[-1].end if flags else match.end()):
+            problem = "Its end is not understood: translate it by hand"
+        yield Launch(program, match.start(), match.end(), flags, problem)
 
 
 def _flags(text: str, position: int) -> Iterator[Flag]:
-    """Yields the flags from a position to the end of the command."""
-    matches = []
-    while space := _SPACE.match(text, position):
-        word = _WORD.match(text, space.end())
-        if word is None or re.match(r"\d?[<>]", text[space.end() :]):  # the command ends, or its output is redirected
-            break
-        matches.append(word)
-        position = word.end()
-    while matches:
-        word = matches.pop(0)
-        name, equals, value = word[0].partition("=")
-        end = word.end()
-        takes_next = not equals and name.startswith(("--gin", "--tfds", "--seqio", "--coordinator", "--process", "--run_mode"))
-        if takes_next and matches and not matches[0][0].startswith("-"):
-            following = matches.pop(0)
-            equals, value, end = "=", following[0], following.end()
-        line = text.count("\n", 0, word.start()) + 1
-        name = name.lstrip("-") if name.startswith("-") else ""
-        yield Flag(text[word.start() : end], line, name, _unquote(value) if equals else None, word.start(), end)
-
-
-def _unquote(word: str) -> str:
-    def plain(match: re.Match) -> str:
-        if match[2] is not None:
-            return re.sub(r'\\(["\\`$])', r"\1", match[2])
-        return match[1] if match[1] is not None else "" if match[3] == "\n" else match[3]
-
-    return _QUOTED.sub(plain, word)
+    """Yields the words from a position to the end of the command, flags with their values."""
+    spans = read_words(text, position)
+    while spans:
+        start, end = spans.pop(0)
+        name, equals, value = text[start:end].partition("=")
+        is_flag = name.startswith("-")
+        name = name.lstrip("-") if is_flag else ""
+        if is_flag and not equals and name not in _SWITCHES and spans and text[spans[0][0]] != "-":
+            value_start, end = spans.pop(0)
+            equals, value = " ", text[value_start:end]
+        line = text.count("\n", 0, start) + 1
+        yield Flag(text[start:end], line, name, unquote(value) if equals else None, start, end)
 
 
 def _line_start(text: str, position: int) -> int:
     """Returns where the line of a position starts, with the lines before that a backslash continues."""
     start = text.rfind("\n", 0, position) + 1
-    while text[:start].endswith("\\\n"):
+    while re.search(r"\\\r?\n$", text[:start]):
         start = text.rfind("\n", 0, start - 1) + 1
     return start
 
 
 def _separator(text: str, flag: Flag) -> str:
     """Returns the space before a flag, with the backslash that continues a line."""
-    start = flag.start
-    while start and text[start - 1] in " \t\n":
-        start -= 2 if text[start - 2 : start] == "\\\n" else 1
-    return text[start : flag.start]
+    match = re.search(r"(?:[ \t]|\\\r?\n)*$", text[: flag.start])
+    return match[0] if match else ""
 
 
 def _translate_flags(
     launch: Launch, search_paths: Sequence[str], known_macros: Collection[str], rules: Rules
 ) -> list[tuple[Flag, Step]]:
-    bindings = {flag: text for flag in launch.flags if (text := _binding_text(flag)) is not None}
+    texts = {flag: text for flag in launch.flags if (text := _gin_text(flag)) is not None}
+    bindings = {flag: text for flag, text in texts.items() if _is_binding(text)}
     statements, context = _read_together(launch, list(bindings.values()), search_paths, known_macros, rules)
-    by_flag = dict(zip(bindings, statements))
+    by_flag = dict(zip(bindings, statements, strict=True))
+    paths = [*search_paths, *search_paths_of(launch)]
+    unchanged = lambda flag, note: Step(TO_DO, (flag.text,), note)
     steps = []
     for flag in launch.flags:
         if flag in by_flag:
-            is_path = launch.program != "train" and by_flag[flag].name in _OF_EVALUATION
+            is_path = launch.program != "train" and by_flag[flag].name in _EVALUATION_PATHS
             step = Step(KEPT) if is_path else _as_flags(translate(by_flag[flag], context))
+        elif flag in texts:
+            step = Step(KEPT) if _is_import(texts[flag]) else unchanged(flag, "It is not a binding of gin")
         elif flag.name == "gin_file":
-            step = _translate_gin_file(flag, [*search_paths, *search_paths_of(launch)])
+            step = _translate_gin_file(flag, paths)
         elif flag.name == "run_mode":
             step = Step(DROPPED)
-        elif flag.name in _SAME_FLAGS or not flag.name:
+        elif flag.name in _SAME_FLAGS:
             step = Step(KEPT)
+        elif not flag.name:
+            has_variables = "$" in flag.text
+            step = unchanged(flag, "Only the shell knows its flags: translate them by hand") if has_variables else Step(KEPT)
         else:
             step = Step(TO_DO, note=f"t5x_lab {launch.program} has no such flag")
         steps.append((flag, step))
     return steps
 
 
-def _binding_text(flag: Flag) -> str | None:
-    """Returns the gin binding of a flag, with values that only the shell knows as marked strings; None for other flags."""
+def _gin_text(flag: Flag) -> str | None:
+    """Returns the gin text of a flag, with values that only the shell knows as marked strings; None for other flags."""
     if flag.name.startswith("gin.") and flag.value is not None:
         name, value = flag.name.removeprefix("gin."), flag.value
     elif flag.name == "gin_bindings" and flag.value is not None:
+        if "=" not in flag.value:
+            return flag.value
         name, _, value = (part.strip() for part in flag.value.partition("="))
     else:
         return None
     outside = re.sub(r"'[^']*'|\"[^\"]*\"", "", value)
     return f'{name} = "⟦{value.translate(_QUOTES)}⟧"' if re.search("[$`]", outside) else f"{name} = {value}"
+
+
+def _is_binding(text: str) -> bool:
+    return _kinds(text) == [Binding]
+
+
+def _is_import(text: str) -> bool:
+    return _kinds(text) == [Import]
+
+
+def _kinds(text: str) -> list[type]:
+    """Returns the kinds of the statements of a text; [] if gin cannot parse it."""
+    try:
+        return [type(each) for each in parse_statements(f"{text}\n", "the flags")]
+    except UserError:
+        return []
 
 
 def _read_together(
@@ -252,11 +283,10 @@ def _read_together(
             if path or t5x_file(file):
                 includes.append(f'include "{path.absolute() if path else file}"\n')
         together.write_text("".join([*includes, *(f"{binding}\n" for binding in bindings)]))
-        own = macros_of(read_statements(together))
-        project = Project([str(together)], search_paths, set(known_macros) - own, rules)
+        macros = macros_of(read_statements(together))
+        project = Project([str(together)], search_paths, set(known_macros) - macros, rules)
         statements = [each for each in project.files[together] if isinstance(each, Binding)]
-        context = project.context(together)
-        return statements, dataclasses.replace(context, program=launch.program)
+        return statements, dataclasses.replace(project.context(together), program=launch.program)
 
 
 def _translate_gin_file(flag: Flag, search_paths: Sequence[str]) -> Step:
@@ -264,10 +294,14 @@ def _translate_gin_file(flag: Flag, search_paths: Sequence[str]) -> Step:
     if translation := counterpart(value):
         if not translation.lines:
             return Step(DROPPED, note=translation.note)
-        return Step(RENAMED, (f"--gin_file={own_file(value)}",))
-    if t5x_file(value) and not find_file(value, search_paths):
+        return Step(RENAMED, (f"--gin_file={file_for(value)}",))
+    if find_file(value, search_paths):
+        return Step(KEPT)
+    if t5x_file(value):
         return Step(TO_DO, note=f"{value} has no counterpart. Write what it binds with docs/from_t5x.md")
-    return Step(KEPT)
+    if "$" in value:
+        return Step(TO_DO, (flag.text,), "Only the shell knows its name: migrate the files that it may be")
+    return Step(TO_DO, (flag.text,), f"{value} is not found. Pass its folder with --gin_search_paths")
 
 
 def _as_flags(step: Step) -> Step:

@@ -99,13 +99,25 @@ def read_statements(path: pathlib.Path) -> list[Statement]:
       UserError: for a file that is not there, or that gin cannot parse.
     """
     try:
-        text = path.read_text()
-        parsed = list(config_parser.ConfigParser(text, _Delegate()))
+        return parse_statements(path.read_text(), str(path))
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}.") from error
-    except (SyntaxError, UnicodeDecodeError, ValueError) as error:
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not a gin file: {error}.") from error
+
+
+def parse_statements(text: str, source: str) -> list[Statement]:
+    """Returns the statements of a text. See `read_statements`.
+
+    Args:
+      text: gin text.
+      source: where it is from, for messages.
+    """
+    try:
+        parsed = list(config_parser.ConfigParser(text, _Delegate()))
+    except (SyntaxError, ValueError) as error:
         reason = getattr(error, "msg", None) or str(error)
-        raise UserError(f"{path} is not a gin file: {' '.join(str(reason).split())}.") from error
+        raise UserError(f"{source} is not a gin file: {' '.join(str(reason).split())}.") from error
     lines = text.splitlines(keepends=True)
     starts = [each.location.line_num for each in parsed]
     statements: list[Statement] = [Statement("".join(lines[: starts[0] - 1] if starts else lines), 1)]

@@ -10,7 +10,7 @@ from t5x_lab.config.errors import UserError, write_error
 from t5x_lab.config.gin_files import PACKAGE_GIN
 from t5x_lab.migration.includes import counterpart, t5x_file
 from t5x_lab.migration.project import T5X_MODULES, Project
-from t5x_lab.migration.scripts import gin_files, is_script, own_file, read_script, translate_script
+from t5x_lab.migration.scripts import file_for, gin_files, is_script, read_script, translate_script
 from t5x_lab.migration.statements import Binding, Import, Include, MacroReference, Statement, references
 from t5x_lab.migration.steps import DROPPED, KEPT, RENAMED, TO_DO, Step
 from t5x_lab.migration.translate import RULES, translate
@@ -61,31 +61,34 @@ def migrate(
     """
     scripts = {pathlib.Path(file): read_script(pathlib.Path(file)) for file in files if is_script(pathlib.Path(file))}
     files = [file for file in files if pathlib.Path(file) not in scripts]
-    of_scripts = [gin_files(text, search_paths) for text in scripts.values()]
-    files += dict.fromkeys(file for of_project, _ in of_scripts for file in of_project if file not in files)
-    of_t5x = dict.fromkeys(file for _, of_t5x in of_scripts for file in of_t5x)
+    named = [gin_files(text, search_paths) for text in scripts.values()]
+    files += dict.fromkeys(file for own, _ in named for file in own if file not in files)
+    t5x_files = dict.fromkeys(file for _, other in named for file in other)
     project = Project(files, search_paths, set(known_macros) - set(kept_macros), RULES)
     translate_in = lambda path, each: (each, _translate(each, project, path, include_folder))
     steps = {path: [translate_in(path, each) for each in statements] for path, statements in project.files.items()}
     used = {name for of_file in steps.values() for each, step in of_file for name in _macros_used(each, step)}
-    migrated, sources = [], dict[pathlib.Path, pathlib.Path]()
+    migrated = []
     for path, of_file in steps.items():
         of_file = [(each, _leave_out_unused(each, step, used | set(known_macros))) for each, step in of_file]
         target = pathlib.Path(output) / _place(path)
-        if sources.setdefault(target, path) != path:
-            raise UserError(
-                f"{path} and {sources[target]} would both be written to {target}. Migrate them one after the other."
-            )
         text = "".join(line for each, step in of_file for line in _lines(each, step))
         migrated.append(MigratedFile(path, target, text, of_file))
     for path, script in scripts.items():
-        text, of_script = translate_script(script, search_paths, known_macros, RULES)
-        migrated.append(MigratedFile(path, pathlib.Path(output) / _place(path), text, of_script))
-    for file in of_t5x:
+        text, script_steps = translate_script(script, search_paths, known_macros, RULES)
+        migrated.append(MigratedFile(path, pathlib.Path(output) / _place(path), text, script_steps))
+    for file in t5x_files:
         if (translation := counterpart(file)) and translation.lines:
             text = "".join(f"{line}\n" for line in (f"# {t5x_file(file)} of T5X.", *translation.lines))
-            migrated.append(MigratedFile(pathlib.Path(file), pathlib.Path(output) / own_file(file), text, ()))
-    return migrated
+            migrated.append(MigratedFile(pathlib.Path(file), pathlib.Path(output) / file_for(file), text, ()))
+    sources: dict[pathlib.Path, MigratedFile] = {}
+    for each in migrated:
+        other = sources.setdefault(each.target, each)
+        if other.text != each.text:
+            raise UserError(
+                f"{each.source} and {other.source} would both be written to {each.target}. Migrate them one after the other."
+            )
+    return list(sources.values())
 
 
 def _place(path: pathlib.Path) -> pathlib.Path:

@@ -109,6 +109,10 @@ class LinenModule(nnx.Module):
         variables = network.module.init(keys, *inputs, **self._flags(network.module.__call__, False))
         axes = _t5x_axes(variables.get("params_axes", {}))
         for name, tree in _with_axes(variables["params"], axes).items():
+            if hasattr(self, name):
+                raise UserError(
+                    f"{network.name} has parameters with the name {name}, which is taken. Rename the submodule or parameter."
+                )
             setattr(self, name, tree)
 
     @property
@@ -209,7 +213,8 @@ class LinenModule(nnx.Module):
         """Returns those of T5X's flags that a method has."""
         parameters = inspect.signature(method).parameters
         flags = {"enable_dropout": enable_dropout, "decode": False, **others}
-        return {name: value for name, value in flags.items() if name in parameters}
+        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+        return {name: value for name, value in flags.items() if takes_any or name in parameters}
 
 
 def _t5x_axes(tree: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], tuple[str | None, ...]]:

@@ -29,8 +29,9 @@ _WHOLE = (  # a stack that stands alone is called "transformer"
 
 
 def find(root: epath.Path, step: int | None) -> epath.Path | None:
-    prefix = root.with_name(root.name.removesuffix(".index"))
-    if index_file(prefix).exists():
+    is_file = root.parent.name and root.name  # neither the root of a file system nor a bucket
+    prefix = root.with_name(root.name.removesuffix(".index")) if is_file else root
+    if is_file and index_file(prefix).exists():
         if step is not None and step != step_of(prefix):
             raise UserError(f"{root} is the checkpoint of step {step_of(prefix)}, not of step {step}. Remove --step.")
         return prefix

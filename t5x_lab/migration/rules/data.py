@@ -60,7 +60,7 @@ def _rules_of_evaluation(scope: str, owner: str) -> dict[tuple[str, str], Rule]:
         ("DatasetConfig.mixture_or_task_name", _dataset(scope, owner, "task", "MIXTURE_OR_TASK_NAME")),
         ("DatasetConfig.task_feature_lengths", _dataset(scope, owner, "lengths", "TASK_FEATURE_LENGTHS")),
         ("DatasetConfig.batch_size", _dataset(scope, owner, "batch_size", "BATCH_SIZE")),
-        ("DatasetConfig.split", to(f"{owner}.split", "validation")),
+        ("DatasetConfig.split", to(f"{owner}.split")),
         (" ".join(f"DatasetConfig.{name}" for name in unused), in_order),
         scope=scope,
     )

@@ -2,7 +2,7 @@
 
 from t5x_lab.migration.project import Context
 from t5x_lab.migration.statements import Binding, render
-from t5x_lab.migration.steps import DROPPED, RENAMED, TO_DO, Rule, Step, configurable, gone, table, to
+from t5x_lab.migration.steps import DROPPED, RENAMED, TO_DO, Rule, Step, configurable, gone, if_is, table, to
 
 
 def _evaluated(owner: str) -> Rule:
@@ -52,7 +52,8 @@ def _beams(binding: Binding, context: Context) -> Step:
     return Step(RENAMED, ("MetricsEvaluation.decoding = @BeamConfig()", f"BeamConfig.size = {render(value)}"))
 
 
-_FLAGS = ("output_dir", "restore_checkpoint_cfg", "partitioner", "mode", "checkpoint_period", "shard_id", "num_shards")
+_FLAGS = ("output_dir", "restore_checkpoint_cfg", "partitioner", "checkpoint_period")
+_ONE_SHARD = "One process reads the whole input, unless --shard_id and --num_shards are set"
 RULES = table(
     ("train.eval_period EVAL_PERIOD", _period),
     ("EVAL_STEPS train.eval_steps", to("DataConfig.eval_steps")),
@@ -74,6 +75,10 @@ RULES = table(
     ("evaluate.model infer.model", gone("The run has its model")),
     ("evaluate.dataset_cfg infer.dataset_cfg", gone("The run has its data")),
     (" ".join(f"evaluate.{name} infer.{name}" for name in _FLAGS), gone("A flag of the command t5x_lab eval or infer")),
+    ("MIXTURE_OR_TASK_SPLIT", to("MetricsEvaluation.split")),
+    ("infer.mode", if_is("predict", then="That is the default here", otherwise="Pass --mode=score to t5x_lab infer")),
+    ("infer.shard_id", if_is(0, None, then=_ONE_SHARD, otherwise="Pass --shard_id to t5x_lab infer")),
+    ("infer.num_shards", if_is(1, None, then=_ONE_SHARD, otherwise="Pass --num_shards to t5x_lab infer")),
     ("CHECKPOINT_PATH", gone("A flag of the command: --model_dir")),
     ("EVAL_OUTPUT_DIR INFER_OUTPUT_DIR", gone("A flag of the command: --output")),
 )

@@ -108,15 +108,15 @@ def evaluate_model(
       output: directory for the results.
 
     Yields:
-      (step, the largest of the members' steps, metrics by split)
+      (step, metrics by split), where the step of an ensemble is the largest of its members'
 
     Raises:
       EvaluationFailed: after the last checkpoint, if some metrics failed.
     """
     load_data_layer()
     is_ensemble = len(directories) > 1
-    own_config, mesh = (None, None) if is_ensemble else (config, config.mesh())
-    model = load(directories, step, mesh, weights, trust=trust, parameter_dtype=parameter_dtype, config=own_config)
+    mesh = None if is_ensemble else config.mesh()
+    model = load(directories, step, mesh, weights, trust=trust, parameter_dtype=parameter_dtype, config=config)
     members = []
     for directory in directories if is_ensemble else ():
         number = find(directory, step, weights).step

@@ -52,7 +52,7 @@ def load(
       trust: whether configurations of other people may import their Python modules and call any function. Those that this user
         trained on this machine always may.
       parameter_dtype: dtype of the parameters on the devices. "bfloat16" takes half the memory, and rounds them to 8 bits.
-      config: the configuration. Default: as stored. Checkpoints of T5X and Mesh TensorFlow store none.
+      config: configuration of checkpoints that store none: those of T5X and Mesh TensorFlow.
 
     Returns:
       The model.
@@ -65,7 +65,7 @@ def load(
 
     def locate(directory: str) -> tuple[GinConfig, Location]:
         checkpoint = find(directory, step, weights)
-        own = config or read_config(checkpoint, trust)
+        own = config if config and not checkpoint.describes_model else read_config(checkpoint, trust)
         return GinConfig((), (own.text, f"TransformerConfig.dtype = {dtype!r}")) if dtype else own, checkpoint
 
     directories = [model_dir] if isinstance(model_dir, str | os.PathLike) else model_dir
@@ -90,7 +90,7 @@ def from_gin(
       files: gin files, at least a model file such as "models/t5_1_1/small.gin".
       bindings: gin bindings such as "DROPOUT_RATE = 0.0".
       seed: seed of fresh parameters.
-      checkpoint: a run directory, or a checkpoint of t5x_lab, T5X or Hugging Face.
+      checkpoint: a run directory or a checkpoint of any format.
       step: step of the checkpoint. Default: the latest.
       mesh: see `load`.
 
