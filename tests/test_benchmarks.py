@@ -26,10 +26,6 @@ SMALL_RUNS = {
     "full_disk": ("--sizes=2", r" bytes, 1 process\(es\): 0 wrong"),
     "fused_attention": ("--topologies v5e:2x2 --lengths 512", r"v5e +fused +512 .*\nv5e +blocks +512 "),
     "gpu": ("--parts check --cases=1", r"bfloat16 d_bias +\d"),
-    "gpt1": (
-        f"--work={{tmp}} --data={SHARED} --pretrain_steps=1 --steps=2 --seeds=1 --only=full --data_set=glue/cola --pairs=1 --texts=8000",
-        r"decoder: BLiMP [\d.]+ of .*(?s:.*)\| glue/cola \| -?[\d.]+ \(",
-    ),
     "infer_corpus": ("--lines=3000 --kills=1", "3,000 lines, each once, in order, after 1 kills"),
     "kill_and_resume": ("--kills=1 --source=synthetic", r"\b0 of them different"),
     "kill_infer": ("--kills=1 --lines=200", "200 examples, each once, equal to the byte"),
