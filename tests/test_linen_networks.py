@@ -8,7 +8,7 @@ import jax
 import linen_networks
 import numpy as np
 import pytest
-from flax import serialization
+from flax import linen, serialization
 from test_networks import random_batch
 
 from t5x_lab.checkpoints.config import RestoreCheckpointConfig
@@ -17,6 +17,7 @@ from t5x_lab.checkpoints.initial import carry_over, load_params
 from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
 from t5x_lab.models.config import ModelConfig
+from t5x_lab.models.model import Model
 from t5x_lab.networks.linen_network import LinenNetwork
 from t5x_lab.observe.metrics import read_metrics
 from t5x_lab.optim.optimizers import Adafactor
@@ -192,3 +193,24 @@ def test_a_network_of_the_projects_own_is_migrated_as_a_linen_network():
 def test_what_is_said_of_a_wrong_module(module, says):
     with pytest.raises(UserError, match=says):
         LinenNetwork(module)
+
+
+def test_a_module_without_a_cache_trains_and_does_not_generate():
+    class Gru(linen.Module):
+        vocab_size: int = 64
+
+        @linen.compact
+        def __call__(self, decoder_input_tokens, decoder_target_tokens, *, enable_dropout=True):
+            x = linen.RNN(linen.GRUCell(8))(linen.Embed(self.vocab_size, 8)(decoder_input_tokens))
+            return linen.Dense(self.vocab_size, name="out")(x)
+
+    model = Model(ModelConfig(LinenNetwork(Gru(), "causal_decoder")))
+    batch = random_batch("causal_decoder")
+    assert model.logits(model.init(jax.random.key(0)), batch).shape == (4, 12, 64) and not model.can_generate
+    with pytest.raises(UserError, match="has parameters with the name logits, which is taken"):
+        Named = type(
+            "Named",
+            (Gru,),
+            {"__call__": linen.compact(lambda self, a, b: linen.Dense(64, name="logits")(linen.Embed(64, 8)(a)))},
+        )
+        Model(ModelConfig(LinenNetwork(Named(), "causal_decoder")))

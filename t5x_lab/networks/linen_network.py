@@ -69,7 +69,7 @@ class LinenNetwork:
     def make(self, rngs: nnx.Rngs, constrain: Constrain) -> "LinenModule":
         """Makes the module. See `Network.make`."""
         del constrain  # Linen modules shard activations with their own functions
-        return LinenModule(self, rngs)
+        return (LinenDecoder if self._generates else LinenModule)(self, rngs)
 
     def flops(self, encoder_length: int, decoder_length: int) -> int:
         """Returns the FLOPs of one sequence. See `Network.flops`."""
@@ -78,6 +78,13 @@ class LinenNetwork:
     @functools.cached_property
     def _counted(self) -> ModuleNetwork:
         return ModuleNetwork(lambda *, rngs: LinenModule(self, rngs))
+
+    @property
+    def _generates(self) -> bool:
+        parameters = inspect.signature(self.module.__call__).parameters
+        if self.architecture == "encoder_decoder":
+            return "decode" in parameters and hasattr(self.module, "encode") and hasattr(self.module, "decode")
+        return {"decode", "prefill", "prefill_lengths"} <= parameters.keys()
 
 
 @jax.tree_util.register_dataclass
@@ -135,6 +142,20 @@ class LinenModule(nnx.Module):
         """Returns its argument, since the module returns logits."""
         return hidden
 
+    def _variables(self) -> dict[str, Any]:
+        return {"params": nnx.to_pure_dict(nnx.state(self, nnx.Param))}
+
+    def _flags(self, method: Any, enable_dropout: bool, **others: Any) -> dict[str, Any]:
+        """Returns those of T5X's flags that a method has."""
+        parameters = inspect.signature(method).parameters
+        flags = {"enable_dropout": enable_dropout, "decode": False, **others}
+        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+        return {name: value for name, value in flags.items() if takes_any or name in parameters}
+
+
+class LinenDecoder(LinenModule):
+    """A `LinenModule` that generates with the collection "cache" of its Linen module. See `Decoder`."""
+
     def prefill(self, prompt: jax.Array, max_tokens: int) -> tuple[jax.Array, LinenState]:
         """Reads prompts. See `Decoder.prefill`."""
         rows = prompt.shape[0]
@@ -182,8 +203,6 @@ class LinenModule(nnx.Module):
         if prompt is not None:
             inputs.insert(0, jnp.ones((1, prompt.shape[1]), jnp.int32))
         flags = self._flags(module.__call__, False, decode=True)
-        if "decode" not in flags:
-            raise UserError(f"{self.network.name} has no argument decode, so that it cannot generate.")
         _, variables = module.apply(self._variables(), *inputs, **flags, mutable=["cache"])
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (room.shape[0], *x.shape)), variables["cache"])
 
@@ -191,8 +210,6 @@ class LinenModule(nnx.Module):
         """Returns the cache after all tokens of the prompts but the last."""
         module, variables = self.network.module, self._variables()
         flags = self._flags(module.__call__, False, prefill=True)
-        if "prefill" not in flags:
-            raise UserError(f"{self.network.name} has no arguments prefill and prefill_lengths, so that it cannot generate.")
         is_prefix = (jnp.arange(tokens.shape[1])[None] < lengths[:, None]).astype(jnp.int32)
         with_prefix = "decoder_causal_attention" in inspect.signature(module.__call__).parameters
 
@@ -205,16 +222,6 @@ class LinenModule(nnx.Module):
             return new["cache"]
 
         return jax.vmap(read)(cache, tokens, lengths, is_prefix)
-
-    def _variables(self) -> dict[str, Any]:
-        return {"params": nnx.to_pure_dict(nnx.state(self, nnx.Param))}
-
-    def _flags(self, method: Any, enable_dropout: bool, **others: Any) -> dict[str, Any]:
-        """Returns those of T5X's flags that a method has."""
-        parameters = inspect.signature(method).parameters
-        flags = {"enable_dropout": enable_dropout, "decode": False, **others}
-        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-        return {name: value for name, value in flags.items() if takes_any or name in parameters}
 
 
 def _t5x_axes(tree: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], tuple[str | None, ...]]:
