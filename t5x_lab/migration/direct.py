@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import pathlib
+import shutil
 import tempfile
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
@@ -61,7 +62,11 @@ def translate_t5x(
     migrated = migrate(
         [str(together)], translated, search_paths, known_macros, include_folder=translated, kept_macros=kept_macros
     )
-    _check(migrated, together)
+    try:
+        _check(migrated, together)
+    except UserError:
+        shutil.rmtree(folder)
+        raise
     write(migrated)
     return Translation(str(migrated[0].target), str(folder), _notes(migrated, together))
 

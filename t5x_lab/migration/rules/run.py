@@ -44,23 +44,33 @@ def _assignment_map(binding: Binding, context: Context) -> Step:
     rules = context.resolve(binding.value)
     if rules in (None, (), []):
         return Step(DROPPED, note="That is the default here")
-    of_parameters = tuple(rule for rule in rules if not _is_of_optimizer(rule))
-    lines = (f"RestoreCheckpointConfig.assignment_map = {render(of_parameters)}",) if of_parameters else ()
-    if not all(rule[1] is None and _ANY_PREFIX.match(rule[0]) for rule in of_parameters):
+    if not isinstance(rules, tuple | list):
+        return Step(TO_DO, note="Write the rules as pairs of a pattern and a name, or None (docs/from_t5x.md)")
+    parameter_rules = tuple(rule for rule in rules if not _skips_slots(rule))
+    lines = (f"RestoreCheckpointConfig.assignment_map = {render(parameter_rules)}",) if parameter_rules else ()
+    if not all(_is_fresh(rule) and _ADDED_NAME.fullmatch(rule[0]) for rule in parameter_rules):
         return Step(TO_DO, lines, "Names of parameters differ (docs/from_t5x.md): t5x_lab inspect lists them")
     return Step(RENAMED, (*lines, CARRY_STEP) if _skips_optimizer(context) else lines)
 
 
-_ANY_PREFIX = re.compile(r"\^?\(?\.\*")  # such a pattern matches names of T5X and those here alike
+# A pattern of a word in the names of parameters that T5's network does not have, whose names are the project's own.
+_ADDED_NAME = re.compile(r"\^?\(?\.\*\)?(?!\w*(attention|layer|norm|mlp|encoder|decoder|logits|embed|relpos))\w+\(?\.\*\)?\$?")
+_ALL_SLOTS = re.compile(r"\^?\(?(\.\*)?state\\?/param_states(\\?/)?\(?\.\*\)?\$?")
 
 
-def _is_of_optimizer(rule: Any) -> bool:
-    """Returns whether a rule of T5X's leaves the optimizer's slots fresh."""
-    return rule[1] is None and re.match(r"\^?\(?(\.\*)?state\\?/param_states", rule[0]) is not None
+def _is_fresh(rule: Any) -> bool:
+    """Returns whether a rule leaves what its pattern matches fresh."""
+    return isinstance(rule, tuple | list) and len(rule) == 2 and isinstance(rule[0], str) and rule[1] is None
+
+
+def _skips_slots(rule: Any) -> bool:
+    """Returns whether a rule leaves all slots of the optimizer fresh."""
+    return _is_fresh(rule) and _ALL_SLOTS.fullmatch(rule[0]) is not None
 
 
 def _skips_optimizer(context: Context) -> bool:
-    return any(map(_is_of_optimizer, context.value("RestoreCheckpointConfig.assignment_map") or ()))
+    rules = context.value("RestoreCheckpointConfig.assignment_map")
+    return isinstance(rules, tuple | list) and any(map(_skips_slots, rules))
 
 
 def _microbatches(binding: Binding, context: Context) -> Step:
