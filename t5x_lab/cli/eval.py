@@ -37,7 +37,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     import jax
 
-    from t5x_lab.checkpoints.formats.location import find
     from t5x_lab.config.errors import UserError
     from t5x_lab.evaluation.results import finite_json
     from t5x_lab.observe.console import describe
@@ -58,15 +57,15 @@ def run(args: argparse.Namespace) -> None:
             raise UserError(f"--follow evaluates every checkpoint without results. Remove --step={args.step}.")
         wait_for_run(args.model_dir, args.wait_minutes)
     is_run = is_run_directory(directories[0])
+    files = config_files(directories[0], args.trust)
     if not is_run:
-        find(directories[0])  # raises an error if there is no checkpoint
         if args.output is None and not args.dry_run:
             raise UserError(f"{directories[0]} is not a run directory. Set --output to a directory for the results.")
         if args.step == "all" or "," in args.step:
             raise UserError(
                 f'--step is "{args.step}", but {directories[0]} is not a run directory. Evaluate one step at a time.'
             )
-    config = gin_config(args, *config_files(directories[0], args.trust))
+    config = gin_config(args, *files)
     results = {}
     with connect_processes(args):
         if args.dry_run:

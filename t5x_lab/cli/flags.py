@@ -34,20 +34,6 @@ def add_gin_flags(parser: argparse.ArgumentParser, has_dry_run: bool = True) -> 
         )
 
 
-def check_no_gin_flags(args: argparse.Namespace) -> None:
-    """Raises a `UserError` for gin flags with a checkpoint that describes its model."""
-    from t5x_lab.checkpoints.formats.location import find
-
-    if _has_gin_flags(args):
-        locations = [find(directory, chosen_step(args.step)) for directory in model_dirs(args.model_dir)]
-        if all(location.describes_model for location in locations):
-            raise UserError(f"{locations[0].path} has the configuration of its model. Leave the gin flags out.")
-
-
-def _has_gin_flags(args: argparse.Namespace) -> bool:
-    return bool(args.gin_file or args.gin_bindings or args.gin)
-
-
 def gin_settings(args: argparse.Namespace) -> tuple[list[str], list[str]]:
     """Returns (bindings, search paths) of the configuration flags."""
     from t5x_lab.config.gin_files import binding
@@ -100,19 +86,34 @@ def add_model_flags(parser: argparse.ArgumentParser, several_steps: bool = False
     )
 
 
-def load_model(args: argparse.Namespace):
-    """Returns the model of the flags of `add_model_flags`. See `t5x_lab.load`.
+def model_config(args: argparse.Namespace, gin_is_for_model: bool = True):
+    """Returns the configuration of checkpoints that do not describe their model, such as those of T5X, by the gin flags.
 
-    The gin flags configure a checkpoint that does not describe its model, such as one of T5X.
+    Args:
+      args: parsed flags.
+      gin_is_for_model: whether gin flags have no other use, and are refused with checkpoints that describe their model.
+
+    Returns:
+      The configuration, None without gin flags and for checkpoints that describe their model.
     """
     from t5x_lab.checkpoints.formats.location import find
+
+    if not (args.gin_file or args.gin_bindings or args.gin):
+        return None
+    locations = [find(directory, chosen_step(args.step)) for directory in model_dirs(args.model_dir)]
+    if not all(location.describes_model for location in locations):
+        return gin_config(args)
+    if gin_is_for_model:
+        raise UserError(f"{locations[0].path} has the configuration of its model. Leave the gin flags out.")
+    return None
+
+
+def load_model(args: argparse.Namespace, config=None):
+    """Returns the model of the flags of `add_model_flags`, with the configuration of `model_config`. See `t5x_lab.load`."""
     from t5x_lab.runs.model.load import load
 
-    directories, step = model_dirs(args.model_dir), chosen_step(args.step)
-    is_described = all(find(directory, step).describes_model for directory in directories)
-    config = gin_config(args) if _has_gin_flags(args) and not is_described else None
     options = dict(weights=args.weights, trust=args.trust, parameter_dtype=args.parameter_dtype)
-    return load(directories, step=step, config=config, **options)
+    return load(model_dirs(args.model_dir), step=chosen_step(args.step), config=config, **options)
 
 
 def add_beam_flag(parser: argparse.ArgumentParser) -> None:

@@ -9,9 +9,9 @@ from t5x_lab.cli.flags import (
     add_model_flags,
     add_process_flags,
     add_sampling_flags,
-    check_no_gin_flags,
     connect_processes,
     load_model,
+    model_config,
 )
 from t5x_lab.config.errors import UserError
 
@@ -39,8 +39,7 @@ def _run(args: argparse.Namespace) -> None:
     prompts = list(args.prompt)
     if args.input:
         prompts += [example.inputs for example in read_examples(args.input, "predict")]
-    check_no_gin_flags(args)
-    model = load_model(args)
+    model = load_model(args, model_config(args))
 
     def complete(prompts):
         options = {name: getattr(args, name) for name in SAMPLING}

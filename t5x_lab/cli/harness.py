@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 
-from t5x_lab.cli.flags import add_gin_flags, add_model_flags, check_no_gin_flags, load_model
+from t5x_lab.cli.flags import add_gin_flags, add_model_flags, load_model, model_config
 from t5x_lab.config.errors import UserError
 
 
@@ -41,8 +41,7 @@ def run(args: argparse.Namespace) -> None:
     from t5x_lab.evaluation.results import finite_json
     from t5x_lab.papers.eai_eval import NAME_PREFIX, TASK_FOLDER
 
-    check_no_gin_flags(args)
-    loaded = load_model(args)
+    loaded = load_model(args, model_config(args))
     model = HarnessModel(model=loaded, batch_size=args.batch_size, max_length=args.max_length)
     tracker = EvaluationTracker(output_path=args.output_path)
     results = run_harness(

@@ -10,10 +10,10 @@ from t5x_lab.cli.flags import (
     add_model_flags,
     add_process_flags,
     add_sampling_flags,
-    check_no_gin_flags,
     connect_processes,
     gin_config,
     load_model,
+    model_config,
     model_dirs,
     print_once,
 )
@@ -67,8 +67,7 @@ def _run(args: argparse.Namespace) -> None:
         raise UserError("Pass --model_dir with a run directory or a checkpoint, and --output with the .jsonl file to write.")
     if bool(args.input) == bool(args.task):
         raise UserError("Pass either --input with a file or --task with a name.")
-    if args.input:
-        check_no_gin_flags(args)
+    config = model_config(args, gin_is_for_model=bool(args.input))
     if args.dry_run:
         print_once(_config(args).text)
         return
@@ -79,7 +78,7 @@ def _run(args: argparse.Namespace) -> None:
     shard = dict(shard_id=args.shard_id, num_shards=args.num_shards)
     read = lambda: read_examples(args.input, args.mode, args.choice, **shard)
     total = sum(1 for _ in read()) if args.input else None  # this also finds invalid lines before any work
-    model = load_model(args)
+    model = load_model(args, config)
     infer(
         model,
         read() if args.input else _task_examples(args, model, **shard),

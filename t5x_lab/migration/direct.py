@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.gin_files import PACKAGE_GIN
+from t5x_lab.migration.command_line import find_file, macros_of_flags, write_together
 from t5x_lab.migration.includes import t5x_file
 from t5x_lab.migration.project import Project
-from t5x_lab.migration.statements import Binding, Import, Include, Statement, macros_of, read_statements
+from t5x_lab.migration.statements import Binding, Import, Include, Statement
 from t5x_lab.migration.steps import DROPPED, RENAMED, TO_DO
 from t5x_lab.migration.write import MigratedFile, migrate, write
 
@@ -50,15 +51,14 @@ def translate_t5x(
     Raises:
       UserError: if a person has to decide about a statement. The message lists all such statements.
     """
-    paths = [_find(file, search_paths) for file in files]
+    paths = [find_file(file, search_paths) for file in files]
     if not any(path is not None and _is_of_t5x(path, search_paths) for path in paths):
         return None
     folder = pathlib.Path(tempfile.mkdtemp(prefix="t5x_lab_"))
     together = folder / _FLAGS
-    includes = [f'include "{file if path is None else path.absolute()}"\n' for file, path in zip(files, paths)]
-    together.write_text("".join([*includes, *(f"{binding}\n" for binding in bindings)]))
+    write_together(together, [str(path.absolute()) if path else file for file, path in zip(files, paths)], bindings)
     translated = str(folder / "translated")
-    kept_macros = macros_of(read_statements(together)) - _macros_of_project([path for path in paths if path], search_paths)
+    kept_macros = macros_of_flags(together, [path for path in paths if path], search_paths)
     migrated = migrate(
         [str(together)], translated, search_paths, known_macros, include_folder=translated, kept_macros=kept_macros
     )
@@ -71,12 +71,6 @@ def translate_t5x(
     return Translation(str(migrated[0].target), str(folder), _notes(migrated, together))
 
 
-def _find(file: str, search_paths: Sequence[str]) -> pathlib.Path | None:
-    """Returns the path of a file that is not one of the package's."""
-    candidates = (pathlib.Path(folder) / file for folder in ("", *search_paths))
-    return next((path for path in candidates if path.is_file()), None)
-
-
 def _is_of_t5x(path: pathlib.Path, search_paths: Sequence[str]) -> bool:
     if path.resolve().is_relative_to(PACKAGE_GIN):
         return False
@@ -85,11 +79,6 @@ def _is_of_t5x(path: pathlib.Path, search_paths: Sequence[str]) -> bool:
     except UserError:
         return False  # the command's own parser says what is wrong
     return any(_names_t5x(statement) for statements in project.files.values() for statement in statements)
-
-
-def _macros_of_project(paths: Sequence[pathlib.Path], search_paths: Sequence[str]) -> set[str]:
-    files = Project([str(path) for path in paths], search_paths).files
-    return set().union(*map(macros_of, files.values()))
 
 
 def _names_t5x(statement: Statement) -> bool:

@@ -8,10 +8,11 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from t5x_lab.config.errors import UserError
+from t5x_lab.migration.command_line import find_file, macros_of_flags, write_together
 from t5x_lab.migration.includes import counterpart, t5x_file
 from t5x_lab.migration.project import Context, Project, Rules
 from t5x_lab.migration.shell import command_end, is_quoted, read_words, unquote
-from t5x_lab.migration.statements import Binding, Import, Statement, macros_of, parse_statements, read_statements
+from t5x_lab.migration.statements import Binding, Import, Statement, parse_statements
 from t5x_lab.migration.steps import DROPPED, KEPT, RENAMED, TO_DO, Step
 from t5x_lab.migration.translate import translate
 
@@ -69,11 +70,11 @@ class Launch(NamedTuple):
 
 def is_script(path: pathlib.Path) -> bool:
     """Returns whether a file is a shell script."""
-    if path.suffix in SUFFIXES:
-        return True
+    if path.suffix in (".gin", *SUFFIXES):
+        return path.suffix != ".gin"
     try:
         with path.open() as file:
-            return path.suffix != ".gin" and file.read(2) == "#!"
+            return file.read(2) == "#!"
     except (OSError, UnicodeDecodeError):
         return False
 
@@ -110,12 +111,6 @@ def search_paths_of(launch: Launch) -> list[str]:
     """Returns the search paths of a command, those with variables left out."""
     values = [flag.value or "" for flag in launch.flags if flag.name == "gin_search_paths"]
     return [path for value in values for path in value.split(",") if path and "$" not in path]
-
-
-def find_file(file: str, search_paths: Sequence[str]) -> pathlib.Path | None:
-    """Returns the path of a file in the working directory or a search path."""
-    folders = (pathlib.Path(folder) for folder in ("", *search_paths))
-    return next((folder / file for folder in folders if (folder / file).is_file()), None)
 
 
 def file_for(t5x_path: str) -> str:
@@ -277,13 +272,11 @@ def _read_together(
     search_paths = [*search_paths, *search_paths_of(launch)]
     with tempfile.TemporaryDirectory() as folder:
         together = pathlib.Path(folder) / "flags.gin"
-        includes = []
-        for file in (flag.value for flag in launch.flags if flag.name == "gin_file" and flag.value):
-            path = find_file(file, search_paths)
-            if path or t5x_file(file):
-                includes.append(f'include "{path.absolute() if path else file}"\n')
-        together.write_text("".join([*includes, *(f"{binding}\n" for binding in bindings)]))
-        macros = macros_of(read_statements(together))
+        named = [flag.value for flag in launch.flags if flag.name == "gin_file" and flag.value]
+        paths = {file: path for file in named if (path := find_file(file, search_paths))}
+        files = [str(paths[file].absolute()) if file in paths else file for file in named if file in paths or t5x_file(file)]
+        write_together(together, files, bindings)
+        macros = macros_of_flags(together, list(paths.values()), search_paths)
         project = Project([str(together)], search_paths, set(known_macros) - macros, rules)
         statements = [each for each in project.files[together] if isinstance(each, Binding)]
         return statements, dataclasses.replace(project.context(together), program=launch.program)

@@ -59,7 +59,7 @@ def migrate(
     Raises:
       UserError: for a file that cannot be read, or two with the same place in the folder.
     """
-    scripts = {pathlib.Path(file): read_script(pathlib.Path(file)) for file in files if is_script(pathlib.Path(file))}
+    scripts = {path: read_script(path) for path in map(pathlib.Path, files) if is_script(path)}
     files = [file for file in files if pathlib.Path(file) not in scripts]
     named = [gin_files(text, search_paths) for text in scripts.values()]
     files += dict.fromkeys(file for own, _ in named for file in own if file not in files)

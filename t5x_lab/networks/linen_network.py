@@ -128,12 +128,13 @@ class LinenModule(nnx.Module):
 
     def __call__(self, batch: Batch, dropout_key: jax.Array | None = None) -> jax.Array:
         """Returns logits [B, T, V]. See `Module`."""
-        features = ("encoder_input_tokens",) * self._has_encoder + ("decoder_input_tokens", "decoder_target_tokens")
         module = self.network.module
         parameters = inspect.signature(module.__call__).parameters
         others = {name: batch[name] for name in _BY_NAME if name in batch and name in parameters}
-        targets = batch.get("decoder_target_tokens", batch["decoder_input_tokens"])  # they mark padding
-        inputs = [targets if name == "decoder_target_tokens" else batch[name] for name in features]
+        tokens = batch["decoder_input_tokens"]
+        inputs = [tokens, batch.get("decoder_target_tokens", tokens)]  # targets mark padding
+        if self._has_encoder:
+            inputs.insert(0, batch["encoder_input_tokens"])
         rngs = {} if dropout_key is None else {"dropout": dropout_key}
         flags = self._flags(module.__call__, dropout_key is not None)
         return module.apply(self._variables(), *inputs, **others, **flags, rngs=rngs)
@@ -184,16 +185,16 @@ class LinenDecoder(LinenModule):
 
         def read(row: LinenState, token: jax.Array) -> tuple[jax.Array, LinenState]:
             token = token[None, None]
-            of_encoder = [row.encoded[None], row.prompt[None]] if self._has_encoder else []  # type: ignore[index]
+            encoder = [row.encoded[None], row.prompt[None]] if self._has_encoder else []  # type: ignore[index]
             logits, new = module.apply(
-                {**variables, "cache": row.cache}, *of_encoder, token, token, **flags, mutable=["cache"], method=method
+                {**variables, "cache": row.cache}, *encoder, token, token, **flags, mutable=["cache"], method=method
             )
             return logits[0, 0], dataclasses.replace(row, cache=new["cache"])
 
         logits = []
         for token in tokens.T:
-            of_token, state = jax.vmap(read)(state, token)
-            logits.append(of_token)
+            next_logits, state = jax.vmap(read)(state, token)
+            logits.append(next_logits)
         return jnp.stack(logits, axis=1), state
 
     def _empty_cache(self, room: jax.Array, prompt: jax.Array | None) -> Any:
@@ -211,11 +212,13 @@ class LinenDecoder(LinenModule):
         module, variables = self.network.module, self._variables()
         flags = self._flags(module.__call__, False, prefill=True)
         is_prefix = (jnp.arange(tokens.shape[1])[None] < lengths[:, None]).astype(jnp.int32)
-        with_prefix = "decoder_causal_attention" in inspect.signature(module.__call__).parameters
+        has_prefix = (
+            self.network.architecture == "prefix_decoder"
+            and "decoder_causal_attention" in inspect.signature(module.__call__).parameters
+        )
 
         def read(cache: Any, tokens: jax.Array, length: jax.Array, is_prefix: jax.Array) -> Any:
-            of_prefix = self.network.architecture == "prefix_decoder" and with_prefix
-            prefix = {"decoder_causal_attention": is_prefix[None]} if of_prefix else {}
+            prefix = {"decoder_causal_attention": is_prefix[None]} if has_prefix else {}
             inputs = [tokens[None], is_prefix[None]]  # the second marks padding
             options = {**flags, **prefix, "prefill_lengths": length[None] - 1}
             _, new = module.apply({**variables, "cache": cache}, *inputs, **options, mutable=["cache"])

@@ -1,0 +1,31 @@
+"""The gin files and bindings of one command as one gin file, which is translated like a file of the project."""
+
+import pathlib
+from collections.abc import Sequence
+
+from t5x_lab.migration.project import Project
+from t5x_lab.migration.statements import macros_of, read_statements
+
+
+def write_together(path: pathlib.Path, files: Sequence[str], bindings: Sequence[str]) -> None:
+    """Writes a gin file that includes the files and has the bindings after them, as gin reads a command."""
+    includes = (f'include "{file}"' for file in files)
+    path.write_text("".join(f"{line}\n" for line in (*includes, *bindings)))
+
+
+def find_file(file: str, search_paths: Sequence[str]) -> pathlib.Path | None:
+    """Returns the path of a file in the working directory or a search path; None if it is not there."""
+    folders = (pathlib.Path(folder) for folder in ("", *search_paths))
+    return next((folder / file for folder in folders if (folder / file).is_file()), None)
+
+
+def macros_of_flags(together: pathlib.Path, files: Sequence[pathlib.Path], search_paths: Sequence[str]) -> set[str]:
+    """Returns the macros that bindings of the command line set and no file of the project does.
+
+    Args:
+      together: file of `write_together`.
+      files: files of the project.
+      search_paths: folders in which included files are.
+    """
+    project = Project([str(file) for file in files], search_paths)
+    return macros_of(read_statements(together)).difference(*map(macros_of, project.files.values()))
