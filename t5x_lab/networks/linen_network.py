@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen, nnx
+from flax.nnx.bridge.variables import linen_vars_to_nnx_attrs
 
 from t5x_lab.config.checks import check_types
 from t5x_lab.config.errors import UserError, check_choice
@@ -114,13 +115,12 @@ class LinenModule(nnx.Module):
         keys = {"params": rngs.params(), "dropout": rngs.dropout()}
         inputs = [tokens] * (3 if self._has_encoder else 2)
         variables = network.module.init(keys, *inputs, **self._flags(network.module.__call__, False))
-        axes = _t5x_axes(variables.get("params_axes", {}))
-        for name, tree in _with_axes(variables["params"], axes).items():
+        for name, tree in linen_vars_to_nnx_attrs(variables).items():
             if hasattr(self, name):
                 raise UserError(
                     f"{network.name} has parameters with the name {name}, which is taken. Rename the submodule or parameter."
                 )
-            setattr(self, name, tree)
+            setattr(self, name, _as_modules(tree))
 
     @property
     def _has_encoder(self) -> bool:
@@ -227,17 +227,6 @@ class LinenDecoder(LinenModule):
         return jax.vmap(read)(cache, tokens, lengths, is_prefix)
 
 
-def _t5x_axes(tree: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], tuple[str | None, ...]]:
-    """Returns the logical axes that `param_with_axes` recorded, by path of the parameter."""
-    if hasattr(tree, "names"):
-        return {(*path[:-1], path[-1].removesuffix("_axes")): tuple(tree.names)}
-    return {key: axes for name, inner in tree.items() for key, axes in _t5x_axes(inner, (*path, name)).items()}
-
-
-def _with_axes(tree: Any, axes: dict[tuple[str, ...], tuple[str | None, ...]], path: tuple[str, ...] = ()) -> Any:
-    """Returns nested `nnx.Dict`s of parameters with their logical axes."""
-    if isinstance(tree, dict):
-        return nnx.Dict({name: _with_axes(inner, axes, (*path, name)) for name, inner in tree.items()})
-    if isinstance(tree, linen.Partitioned):  # also LogicallyPartitioned
-        return nnx.Param(tree.value, axes=tree.names)
-    return nnx.Param(tree, axes=axes.get(path))
+def _as_modules(tree: Any) -> Any:
+    """Returns nested dictionaries of variables as `nnx.Dict`s."""
+    return nnx.Dict({name: _as_modules(inner) for name, inner in tree.items()}) if isinstance(tree, dict) else tree
