@@ -136,16 +136,31 @@ def find_checkpoint(path: str, step: int | None = None) -> epath.Path:
     """
     root = absolute_path(path)
     if is_checkpoint(root):
-        if step is not None and read_info(root)["step"] != step:
-            raise UserError(f"{path} is the checkpoint of step {read_info(root)['step']}, not of step {step}. Remove --step.")
+        if step is not None:
+            check_step(path, read_info(root)["step"], step)
         return root
     steps = finished_steps(root)
     if not steps:
         problem = "does not exist" if not root.exists() else "has no finished checkpoint"
         raise UserError(f"{path} {problem}. Use a run directory, which contains checkpoints/<step>, or a checkpoint.")
+    return root / "checkpoints" / str(choose_step(path, steps, step))
+
+
+def check_step(path: str | epath.Path, saved_step: int, step: int) -> None:
+    """Raises a `UserError` if a checkpoint is not of this step."""
+    if saved_step != step:
+        raise UserError(f"{path} is the checkpoint of step {saved_step}, not of step {step}. Remove --step.")
+
+
+def choose_step(path: str | epath.Path, steps: Collection[int], step: int | None) -> int:
+    """Returns `step`, the latest of `steps` for None.
+
+    Raises:
+      UserError: if a directory has no checkpoint of this step.
+    """
     if step is not None and step not in steps:
-        raise UserError(f"{path} has no checkpoint of step {step}. It has {', '.join(map(str, steps))}.")
-    return root / "checkpoints" / str(steps[-1] if step is None else step)
+        raise UserError(f"{path} has no checkpoint of step {step}. It has {', '.join(map(str, sorted(steps)))}.")
+    return max(steps) if step is None else step
 
 
 def finished_steps(model_dir: str | epath.Path) -> list[int]:

@@ -8,8 +8,8 @@ from etils import epath
 
 from t5x_lab.checkpoints.formats.source import Source
 from t5x_lab.checkpoints.formats.tensor_bundle import index_file, open_bundle
+from t5x_lab.checkpoints.layout import check_step, choose_step
 from t5x_lab.checkpoints.lazy_tensors import LazyTensor, Unreadable, from_array
-from t5x_lab.config.errors import UserError
 
 NAME, TITLE, DESCRIBES_MODEL = "mesh_tensorflow", "Mesh TensorFlow", False
 _STEP = "global_step"
@@ -32,16 +32,12 @@ def find(root: epath.Path, step: int | None) -> epath.Path | None:
     is_file = root.parent.name and root.name  # neither the root of a file system nor a bucket
     prefix = root.with_name(root.name.removesuffix(".index")) if is_file else root
     if is_file and index_file(prefix).exists():
-        if step is not None and step != step_of(prefix):
-            raise UserError(f"{root} is the checkpoint of step {step_of(prefix)}, not of step {step}. Remove --step.")
+        if step is not None:
+            check_step(root, step_of(prefix), step)
         return prefix
     names = [entry.name for entry in root.iterdir()] if root.is_dir() else []
     steps = {int(match[2]): match[1] for name in names if (match := re.fullmatch(r"(.*\.ckpt-(\d+))\.index", name))}
-    if not steps:
-        return None
-    if step is not None and step not in steps:
-        raise UserError(f"{root} has no checkpoint of step {step}. It has {', '.join(map(str, sorted(steps)))}.")
-    return root / steps[max(steps) if step is None else step]
+    return root / steps[choose_step(root, steps, step)] if steps else None
 
 
 def step_of(path: epath.Path) -> int:

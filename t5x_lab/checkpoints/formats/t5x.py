@@ -13,8 +13,8 @@ from flax import serialization
 
 from t5x_lab.checkpoints.formats import orbax_arrays
 from t5x_lab.checkpoints.formats.source import Source, find_owner
+from t5x_lab.checkpoints.layout import check_step, choose_step
 from t5x_lab.checkpoints.lazy_tensors import LazyTensor, Unreadable, from_array
-from t5x_lab.config.errors import UserError
 
 NAME, TITLE, DESCRIBES_MODEL = "t5x", "T5X", False
 VERSION = 3
@@ -37,16 +37,12 @@ _RENAMED = (
 def find(root: epath.Path, step: int | None) -> epath.Path | None:
     if _is_checkpoint(root):
         checkpoint_step = _step_in(root.name)
-        if step is not None and checkpoint_step is not None and step != checkpoint_step:
-            raise UserError(f"{root} is the checkpoint of step {checkpoint_step}, not of step {step}. Remove --step.")
+        if step is not None and checkpoint_step is not None:
+            check_step(root, checkpoint_step, step)
         return root
     names = [entry.name for entry in root.iterdir()] if root.is_dir() else []
-    steps = sorted(int(name.removeprefix("checkpoint_")) for name in names if re.fullmatch(r"checkpoint_\d+", name))
-    if not steps:
-        return None
-    if step is not None and step not in steps:
-        raise UserError(f"{root} has no checkpoint of step {step}. It has {', '.join(map(str, steps))}.")
-    return root / f"checkpoint_{steps[-1] if step is None else step}"
+    steps = [int(name.removeprefix("checkpoint_")) for name in names if re.fullmatch(r"checkpoint_\d+", name)]
+    return root / f"checkpoint_{choose_step(root, steps, step)}" if steps else None
 
 
 def _is_checkpoint(path: epath.Path) -> bool:
