@@ -18,7 +18,8 @@ from t5x_lab.config.errors import UserError
 from t5x_lab.config.log import log_once
 from t5x_lab.config.macros import macro_bindings
 from t5x_lab.config.renamed import replace_old_names
-from t5x_lab.config.t5x_names import TABLE, documentation, hint
+from t5x_lab.config.t5x_names import ROWS, TABLE, UNCHANGED_MACROS, documentation, hint
+from t5x_lab.migration.translate import RULES
 from t5x_lab.partitioning.mesh import MeshShape
 from t5x_lab.runs.config.configurables import CONFIGURABLES
 from t5x_lab.runs.config.gin_config import GinConfig
@@ -166,6 +167,22 @@ def test_every_name_of_ours_in_the_table_exists():
 
 def test_the_documentation_has_the_table():
     assert documentation() in (ROOT / "docs" / "from_t5x.md").read_text()
+
+
+@pytest.mark.parametrize("name", sorted(name for _, name in RULES if not name.endswith(".*")))
+def test_every_name_that_migrate_translates_is_ours_or_has_its_hint(name):
+    if not is_ours(name):
+        with pytest.raises(UserError) as error:
+            GinConfig(FILES, [*NEEDED, f"{name} = 1"]).run()
+        assert f"T5X's {name}" in error.value.sentence or f"T5X's {name.partition('.')[0]} " in error.value.sentence
+
+
+@pytest.mark.parametrize("name", sorted(name for name in ROWS if name not in UNCHANGED_MACROS))
+def test_every_parameter_with_a_hint_is_translated(name):
+    """Tests that what docs/from_t5x.md says of a parameter with one equivalent is what `migrate` does."""
+    equivalents = ROWS[name].equivalents.split(", ")
+    if "." in name and len(equivalents) == 1:
+        assert ("", name) in RULES or ("", f"{name.partition('.')[0]}.*") in RULES
 
 
 @pytest.mark.parametrize("file", sorted(path.name for path in (ROOT / "gin" / "optimizers").iterdir()))

@@ -166,7 +166,7 @@ def test_what_has_no_effect_is_left_out_and_named(project, capsys):
     text = pathlib.Path("out/run.gin").read_text()
     assert "import my_tasks\n" in text and "# from t5x import trainer\n" in text
     assert "# FORGOTTEN = 5\n#   Nothing that is left uses it." in text
-    assert "# train_script.train.stats_period = 10\n#   metrics.jsonl has every step." in text
+    assert "# train_script.train.stats_period = 10\n#   metrics.jsonl has every step; the console a line a minute." in text
     assert "PROJECT_LEARNING_RATE = 0.02" in text  # LEARNING_RATE is a schedule here
     assert "# The loss.\n" in pathlib.Path("out/model.gin").read_text()
     assert main(["migrate", "run.gin", "--output=out"]) == 2
@@ -476,7 +476,7 @@ fi
 MIGRATED_SCRIPT = r"""#!/bin/bash
 MODEL_DIR=$1
 # python3 -m t5x.train --gin_file=old.gin
-# --gin.train.stats_period=100: metrics.jsonl has every step.
+# --gin.train.stats_period=100: metrics.jsonl has every step; the console a line a minute.
 # TO DO, --gin.train.actions=@own_actions: Hooks have the place of actions: HOOKS, docs/custom/hooks.md.
 # TO DO, --verbosity=1: t5x_lab train has no such flag.
 HF_HUB_OFFLINE=1 t5x_lab train \

@@ -8,16 +8,11 @@ from types import MappingProxyType
 from typing import Any
 
 from t5x_lab.config.errors import UserError
+from t5x_lab.config.t5x_names import UNCHANGED_MACROS
 from t5x_lab.migration.includes import RUN_MACROS, counterpart, t5x_file
 from t5x_lab.migration.statements import Binding, Import, Include, MacroReference, Statement, read_statements, rename_macros
 
 Rules = Mapping[tuple[str, str], Callable[..., Any]]  # by scope and name
-# Macros with the same meaning in T5X and here, or that have a rule.
-SAME_MACROS = frozenset((
-    "MODEL", "OPTIMIZER", "VOCABULARY", "MIXTURE_OR_TASK_NAME", "TASK_FEATURE_LENGTHS", "BATCH_SIZE", "MODEL_DIR",
-    "TRAIN_STEPS", "EVAL_PERIOD", "Z_LOSS", "INITIAL_CHECKPOINT_PATH", "DROPOUT_RATE", "LABEL_SMOOTHING",
-    "LOSS_NORMALIZING_FACTOR", "CHECKPOINT_PERIOD", "USE_CACHED_TASKS",
-))  # fmt: skip
 # Libraries whose configurables have counterparts. Names of other modules are the project's own.
 T5X_MODULES = ("t5x", "seqio", "optax", "flax", "flaxformer", "jax", "__main__", "t5", "gin", "__gin__")
 # Parts of flaxformer and T5X whose networks are not T5.
@@ -46,7 +41,7 @@ class Project:
         rules: Rules = MappingProxyType({}),
     ):
         self._rules = rules
-        self._renamed = {name: f"PROJECT_{name}" for name in macros if name not in SAME_MACROS}
+        self._renamed = {name: f"PROJECT_{name}" for name in macros if name not in UNCHANGED_MACROS}
         self.roots = [pathlib.Path(file) for file in files]
         self._search_paths = [pathlib.Path(path) for path in ("", *search_paths)]
         self.files: dict[pathlib.Path, list[Statement]] = {}

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from t5x_lab.migration.project import SAME_MACROS, T5X_MODULES, Context
+from t5x_lab.config.t5x_names import UNCHANGED_MACROS
+from t5x_lab.migration.project import T5X_MODULES, Context
 from t5x_lab.migration.statements import Binding, MacroReference, Reference, references, render
 
 KEPT, RENAMED, DROPPED, TO_DO = "kept", "renamed", "dropped", "to do"
@@ -53,7 +54,7 @@ def unknown_reference(value: Any, context: Context) -> str | None:
 def translated_macro(reference: MacroReference, context: Context) -> Step | None:
     """Returns what a macro becomes that T5X's files define and that is not one here; None for another."""
     rule, binding = context.rules.get(("", reference.name)), context.bindings.get(("", reference.name))
-    return rule(binding, context) if rule and binding and reference.name not in SAME_MACROS else None
+    return rule(binding, context) if rule and binding and reference.name not in UNCHANGED_MACROS else None
 
 
 def to(name: str, *same: Any) -> Rule:

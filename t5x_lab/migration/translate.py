@@ -2,11 +2,14 @@
 
 from t5x_lab.config.t5x_names import hint
 from t5x_lab.migration.project import T5X_MODULES, Context
-from t5x_lab.migration.rules import data, evaluation, model, optimizer, run
+from t5x_lab.migration.rules import data, evaluation, model, names, optimizer, run
 from t5x_lab.migration.statements import Binding, MacroReference, binding_text, references, render
 from t5x_lab.migration.steps import KEPT, RENAMED, TO_DO, Step, translated_macro, unknown_reference
 
-RULES = {**run.RULES, **data.RULES, **model.RULES, **optimizer.RULES, **evaluation.RULES}
+_BY_TOPIC = {**run.RULES, **data.RULES, **model.RULES, **optimizer.RULES, **evaluation.RULES}
+# A rule for a whole class comes before the names of its parameters.
+_BY_NAME = {key: rule for key, rule in names.RULES.items() if ("", f"{key[1].partition('.')[0]}.*") not in _BY_TOPIC}
+RULES = {**_BY_NAME, **_BY_TOPIC}
 
 
 def translate(binding: Binding, context: Context) -> Step:

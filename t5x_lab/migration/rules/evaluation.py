@@ -56,17 +56,10 @@ _FLAGS = ("output_dir", "restore_checkpoint_cfg", "partitioner", "checkpoint_per
 _ONE_SHARD = "One process reads the whole input, unless --shard_id and --num_shards are set"
 RULES = table(
     ("train.eval_period EVAL_PERIOD", _period),
-    ("EVAL_STEPS train.eval_steps", to("DataConfig.eval_steps")),
     ("train.run_eval_before_training", to("LossEvaluation.at_start", False)),
     ("train.train_eval_dataset_cfg", _evaluated("eval")),
     ("train.infer_eval_dataset_cfg", _evaluated("infer")),
     ("train.inference_evaluator_cls evaluate.inference_evaluator_cls", gone("@infer/MetricsEvaluation() evaluates")),
-    ("Evaluator.num_examples EVALUATOR_NUM_EXAMPLES", to("MetricsEvaluation.num_examples", None)),
-    ("EVALUATOR_USE_MEMORY_CACHE Evaluator.use_memory_cache", gone("Targets are kept in memory")),
-    (
-        "JSON_WRITE_N_RESULTS JSONLogger.write_n_results Evaluator.logger_cls",
-        gone("Predictions go to MODEL_DIR/inference"),
-    ),
     ("EncoderDecoderModel.decode_fn DecoderOnlyModel.decode_fn", _decoding),
     ("predict_batch_with_aux.num_decodes", _beams),
     ("temperature_sample.temperature", _sampling("temperature", "topk", "SamplingConfig.top_k = 1")),
@@ -75,7 +68,6 @@ RULES = table(
     ("evaluate.model infer.model", gone("The run has its model")),
     ("evaluate.dataset_cfg infer.dataset_cfg", gone("The run has its data")),
     (" ".join(f"evaluate.{name} infer.{name}" for name in _FLAGS), gone("A flag of the command t5x_lab eval or infer")),
-    ("MIXTURE_OR_TASK_SPLIT", to("MetricsEvaluation.split")),
     ("infer.mode", if_is("predict", then="That is the default here", otherwise="Pass --mode=score to t5x_lab infer")),
     ("infer.shard_id", if_is(0, None, then=_ONE_SHARD, otherwise="Pass --shard_id to t5x_lab infer")),
     ("infer.num_shards", if_is(1, None, then=_ONE_SHARD, otherwise="Pass --num_shards to t5x_lab infer")),

@@ -1,6 +1,7 @@
 """The model, its loss and its network."""
 
 from t5x_lab.migration.project import Context
+from t5x_lab.migration.rules import names
 from t5x_lab.migration.rules.data import vocabulary
 from t5x_lab.migration.rules.optimizer import optimizer
 from t5x_lab.migration.statements import Binding, MacroReference, Reference, references, render
@@ -102,16 +103,8 @@ def _layer(binding: Binding, context: Context) -> Step:
     """A layer of flaxformer's: dropped where the network is T5's."""
     if context.other_network:
         return Step(TO_DO, note=f"The network is {context.other_network}, which is not here")
-    if binding.name == "MlpBlock.activations":
-        return to("TransformerConfig.mlp_activations")(binding, context)
-    if binding.name == "RelativePositionBiases.num_buckets":
-        return to("TransformerConfig.relpos_buckets", 32)(binding, context)
-    if binding.name == "RelativePositionBiases.max_distance":
-        return to("TransformerConfig.relpos_max_distance", 128)(binding, context)
-    if binding.name == "MlpBlock.intermediate_dim":
-        return to("TransformerConfig.mlp_dim")(binding, context)
-    if binding.name == "Dropout.rate":
-        return to("DROPOUT_RATE")(binding, context)
+    if renamed := names.RULES.get(("", binding.name)):
+        return renamed(binding, context)
     is_literal = not references(binding.value) and binding.value not in (None, False)
     if is_literal and binding.parameter not in _WITHOUT_EFFECT:
         return Step(TO_DO, note="Layers are not bound separately: set a field of TransformerConfig if there is one")
@@ -180,25 +173,10 @@ RULES = table(
     (_of_models("output_vocabulary", "vocabulary"), or_macro("VOCABULARY", vocabulary)),
     (_of_models("input_vocabulary"), _input_vocabulary),
     (_of_models("optimizer_def"), or_macro("OPTIMIZER", optimizer)),
-    (f"{_of_models('z_loss')} loss_fn.z_loss", to("Z_LOSS")),
-    (f"{_of_models('label_smoothing')} loss_fn.label_smoothing", to("LABEL_SMOOTHING", 0.0)),
-    (f"{_of_models('loss_normalizing_factor')} loss_fn.loss_normalizing_factor", to("LOSS_NORMALIZING_FACTOR")),
     (_of_models("feature_converter_cls"), _converter),
     ("DecoderOnlyModel.inputs_bidirectional_attention", gone("TransformerConfig.architecture has it")),
     ("Transformer.config DecoderWrapper.config", _network_of_config),
     *((f"T5Config.{name} TransformerConfig.{name}", _field(name)) for name in _NAMES_OF_FIELDS),
-    (
-        "T5Config.float32_attention_logits TransformerConfig.float32_attention_logits",
-        gone("Attention logits are float32"),
-    ),
-    ("NUM_EMBEDDINGS", to("TransformerConfig.vocab_size")),
-    ("EMBED_DIM", to("TransformerConfig.emb_dim")),
-    ("HEAD_DIM", to("TransformerConfig.head_dim")),
-    ("NUM_HEADS", to("TransformerConfig.num_heads")),
-    ("MLP_DIM", to("TransformerConfig.mlp_dim")),
-    ("NUM_ENCODER_LAYERS", to("TransformerConfig.num_encoder_layers")),
-    ("NUM_DECODER_LAYERS", to("TransformerConfig.num_decoder_layers")),
-    ("ACTIVATION_DTYPE", to("TransformerConfig.dtype")),
     (" ".join(f"{layer}.*" for layer in _LAYERS), _layer),
     ("ARCHITECTURE BIAS_INIT DROPOUT_FACTORY", _architecture),
     ("normal.* variance_scaling.*", _initializer),

@@ -154,7 +154,6 @@ def _schedule_factor(binding: Binding, context: Context) -> Step:
 
 _FACTORS = "Second moments are factored by the axes of each parameter; Adafactor.min_dim_size_to_factor turns it off"
 _WARM_UP = "The warm-up begins at 0"
-_SAME_OF_ADAFACTOR = ("decay_rate", "step_offset", "clipping_threshold", "min_dim_size_to_factor")
 _PARAMETERS_OF_SCHEDULE = (
     "factors", "base_learning_rate", "warmup_steps", "decay_factor", "steps_per_decay", "steps_per_cycle", "step_offset",
     "min_learning_rate",
@@ -162,15 +161,10 @@ _PARAMETERS_OF_SCHEDULE = (
 RULES = {
     **table(
         ("OPTIMIZER", optimizer),
-        *((f"Adafactor.{name}", to(f"Adafactor.{name}")) for name in _SAME_OF_ADAFACTOR),
         ("Adafactor.multiply_by_parameter_scale", _scaled),
         ("HParamMap.rules MultiOptimizer.traversals_and_optimizers", gone("Groups.groups has them")),
         ("ModelParamTraversal.filter_fn", gone("Groups.groups has its patterns")),
         ("Adafactor.factored", _factored),
-        ("Adafactor.weight_decay_rate", to("Adafactor.weight_decay")),
-        ("Adafactor.weight_decay_rate_lr_exponent", to("Adafactor.weight_decay_lr_exponent", None)),
-        ("Adafactor.global_norm_clip_threshold", to("Adafactor.clip_global_norm", None)),
-        ("Adafactor.beta1", to("Adafactor.momentum")),
         ("Adafactor.dtype_momentum", dtype_as("Adafactor.momentum_dtype")),
         (
             "Adafactor.logical_factor_rules",
@@ -178,10 +172,6 @@ RULES = {
         ),
         ("chain.transformations clip_by_global_norm.max_norm clip.max_delta", gone("Its optimizer is OPTIMIZER")),
         ("Trainer.learning_rate_fn", _schedule),
-        ("warmup_cosine_decay_schedule.peak_value", to("CosineDecay.peak")),
-        ("warmup_cosine_decay_schedule.warmup_steps", to("CosineDecay.warmup_steps")),
-        ("warmup_cosine_decay_schedule.decay_steps", to("CosineDecay.total_steps")),
-        ("warmup_cosine_decay_schedule.end_value", to("CosineDecay.floor")),
         ("warmup_cosine_decay_schedule.init_value", if_is(0.0, 0, then=_WARM_UP, otherwise=_WARM_UP)),
         *((f"create_learning_rate_scheduler.{name}", _schedule_factor) for name in _PARAMETERS_OF_SCHEDULE),
     ),

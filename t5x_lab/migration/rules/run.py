@@ -118,15 +118,10 @@ _HOOKS = "Hooks have the place of actions: HOOKS, docs/custom/hooks.md"
 _FLOAT32 = "Checkpoints are float32"
 _AXES = "Add them to ShardingRules.parameters and activations (docs/custom/sharding.md)"
 RULES = table(
-    ("RANDOM_SEED train.random_seed", to("SEED", None)),
-    ("USE_HARDWARE_RNG train.use_hardware_rng", gone("Every run is reproducible, on every mesh")),
-    ("train.model_dir", to("MODEL_DIR")),
-    ("train.total_steps", to("TRAIN_STEPS")),
     ("train.model", gone("The run has its model")),
     ("train.train_dataset_cfg", gone("The run has its data")),
     ("train.checkpoint_cfg CheckpointConfig.save CheckpointConfig.restore train.partitioner", gone(LIBRARY)),
-    ("train.trainer_cls train.summarize_config_fn train.concurrent_metrics train.get_dataset_fn", gone(LIBRARY)),
-    ("train.stats_period", gone("metrics.jsonl has every step")),
+    ("train.trainer_cls train.get_dataset_fn", gone(LIBRARY)),
     ("train.actions", _actions),
     ("TerminateOnNanAction.task TerminateOnNanAction.metric", gone("A run ends at a loss that is not finite")),
     ("train.train_eval_get_dataset_fn get_training_eval_datasets.deterministic", gone(LIBRARY)),
@@ -135,16 +130,9 @@ RULES = table(
     ("Trainer.weight_metrics_computer", gone("It computes metrics: @Norms() in HOOKS has norms by layer")),
     # Checkpoints
     ("SaveCheckpointConfig.period", _period),
-    ("SaveCheckpointConfig.keep", to("SaveCheckpointConfig.keep")),
     ("SaveCheckpointConfig.dtype", if_is("float32", None, then=_FLOAT32, otherwise=_FLOAT32)),
-    (
-        "SaveCheckpointConfig.save_dataset SaveCheckpointConfig.keep_dataset_checkpoints",
-        gone("The position in the data is always saved"),
-    ),
-    ("SaveCheckpointConfig.checkpointer_cls RestoreCheckpointConfig.checkpointer_cls", gone("Checkpoints are Orbax's")),
     ("RestoreCheckpointConfig.path", _restored_path),
     ("RestoreCheckpointConfig.mode", _restore_mode),
-    ("RestoreCheckpointConfig.dtype", gone("Parameters are float32")),
     ("RestoreCheckpointConfig.fallback_to_scratch", _fallback),
     ("RestoreCheckpointConfig.strict", to("RestoreCheckpointConfig.strict", True)),
     ("RestoreCheckpointConfig.assignment_map", _assignment_map),
