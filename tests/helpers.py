@@ -52,7 +52,7 @@ VARIANTS = {
         scaling="standard", positions="rotary", num_kv_heads=2, num_decoder_layers=5,
         layer_pattern=(LayerKind(window=4, rotary_theta=100.0), LayerKind()))),
     "local_relative": ("encoder_decoder", dict(
-        num_encoder_layers=4, num_decoder_layers=4,
+        num_encoder_layers=4, num_decoder_layers=4, global_block_size=3,
         layer_pattern=(LayerKind(window=3, encoder_window=(3, 1)), LayerKind(window=5), LayerKind()))),
     "merged": ("encoder_decoder", dict(
         scaling="standard", positions="rotary", num_kv_heads=2, qk_norm=True, merged_attention=True, num_decoder_layers=3,

@@ -203,6 +203,9 @@ MODELS = {
     "mt5": Imported(_seq2seq("MT5Config", feed_forward_proj="gated-gelu", tie_word_embeddings=False), t5_json),
     "umt5": Imported(_seq2seq("UMT5Config", feed_forward_proj="gated-gelu", tie_word_embeddings=False), t5_json),
     "longt5": Imported(_seq2seq("LongT5Config", feed_forward_proj="gated-gelu", tie_word_embeddings=False, local_radius=3), t5_json),
+    "longt5_global": Imported(
+        _seq2seq("LongT5Config", encoder_attention_type="transient-global", global_block_size=4, local_radius=3), t5_json
+    ),
     "byt5": Imported(_seq2seq("T5Config", feed_forward_proj="gated-gelu", tie_word_embeddings=False), byt5),
     "gpt1": Imported(_causal("OpenAIGPTConfig", _GPT), bpe()),
     "llama": Imported(_causal("LlamaConfig"), llama_pieces),

@@ -179,6 +179,7 @@ NETWORKS = {
     "byt5": dict(vocab_size=384, num_encoder_layers=4, num_decoder_layers=2),
     "umt5": dict(relative_bias="per_layer", num_encoder_layers=3, num_decoder_layers=3, logits_via_embedding=True),
     "longt5": dict(num_encoder_layers=3, layer_pattern=(LayerKind(encoder_window=(3, 3)),)),
+    "longt5_global": dict(num_encoder_layers=3, layer_pattern=(LayerKind(encoder_window=(3, 3)),), global_block_size=4),
     "flan_ul2": dict(mlp_activations=("silu", "linear"), head_dim=8, num_heads=2, num_encoder_layers=3),
     "gpt1": dict(
         architecture="causal_decoder", mlp_activations=("gelu",), logits_via_embedding=True, scaling="standard",

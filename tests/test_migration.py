@@ -210,7 +210,7 @@ optax.adamw.learning_rate = 1e-4
 models.EncoderDecoderModel.module = @longt5_architecture.LongEncoderDecoder()
 mine.Thing.size = 3
 partitioning.standard_logical_axis_rules.additional_rules = [("embed", "data")]
-include "flaxformer/t5x/configs/longt5/models/longt5_1_1_base.gin"
+include "flaxformer/t5x/configs/longt5/models/longt5_1_1_galaxy.gin"
 include "nowhere.gin"
 """)
     assert main(["migrate", "hard.gin", "--output=out"]) == 0
@@ -644,3 +644,35 @@ def test_evaluation_reads_the_split_that_t5x_would_read():
     assert split("") == '"test"'
     assert split('utils.DatasetConfig.split = "validation"\n') == '"validation"'
     assert split('MIXTURE_OR_TASK_SPLIT = "train"\n') == '"train"'
+
+
+LONG = """
+from __gin__ import dynamic_registration
+from t5x import models
+ARCHITECTURE = %gin.REQUIRED
+include "flaxformer/t5x/configs/longt5/architectures/longt5_1_1_transient_global_flaxformer.gin"
+NUM_HEADS = 2
+NUM_ENCODER_LAYERS = 2
+NUM_DECODER_LAYERS = 2
+HEAD_DIM = 8
+EMBED_DIM = 16
+MLP_DIM = 32
+NUM_EMBEDDINGS = 512
+LOCAL_RADIUS = 5
+TOKENS_PER_BLOCK = 4
+MODEL = @models.EncoderDecoderModel()
+models.EncoderDecoderModel.module = %ARCHITECTURE
+"""
+
+
+def test_longt5_of_flaxformer_has_its_windows_and_blocks(capsys):
+    pathlib.Path("long.gin").write_text(LONG)
+    pathlib.Path("base.gin").write_text('include "flaxformer/t5x/configs/longt5/models/longt5_1_1_transient_global_base.gin"\n')
+    pathlib.Path("m.gin").write_text('include "flaxformer/t5x/configs/longt5/models/mlongt5_transient_global_base.gin"\n')
+    pathlib.Path("local.gin").write_text('include "flaxformer/t5x/configs/longt5/models/longt5_1_1_large.gin"\n')
+    assert main(["migrate", "long.gin", "base.gin", "m.gin", "local.gin", "--output=ours"]) == 0
+    assert "4 of 4 files are whole" in capsys.readouterr().out
+    networks = {name: GinConfig([f"ours/{name}.gin"]).model().network for name in ("long", "base", "m", "local")}
+    windows = {name: (network.kinds[0].encoder_window, network.global_block_size) for name, network in networks.items()}
+    assert windows == {"long": ((5, 5), 4), "base": ((127, 127), 16), "m": ((127, 127), 16), "local": ((127, 127), None)}
+    assert (networks["long"].num_heads, networks["long"].logits_via_embedding, networks["m"].vocab_size) == (2, False, 250112)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from t5x_lab import ops
 from t5x_lab.networks.flops import traced_flops
+from t5x_lab.networks.global_tokens import make_token_blocks
 from t5x_lab.networks.positions import relative_position_bucket
 from t5x_lab.ops.attention import dot_product_attention, merged_attention
 from t5x_lab.ops.biases import DiagonalBias, expand_bias
@@ -428,3 +429,26 @@ def test_all_queries_of_a_long_text_share_the_dropout_of_attention(causal):
             visible = position + 1 if causal else T
             assert np.array_equal(passed[position, head, :visible], mask[:visible]), position
     assert not np.array_equal(passed[-1, 0], passed[-1, 1])
+
+
+@given(texts=st.lists(st.tuples(st.booleans(), st.integers(1, 9)), max_size=5), size=st.integers(1, 4))
+@cases(40)
+def test_blocks_of_tokens_one_token_at_a_time(texts, size):
+    """Texts of consecutive tokens, some followed by padding; the rest of a text belongs to its last whole block."""
+    T = 30
+    segments, blocks, of_text = np.zeros((1, T), np.int32), np.full((1, T), -1), []
+    start = 0
+    for number, (is_padded, length) in enumerate(texts, 1):
+        stop = min(start + length, T)
+        segments[0, start:stop] = number
+        first, whole = len(of_text), (stop - start) // size
+        of_text += [number] * whole
+        for t in range(start, stop) if whole else ():
+            blocks[0, t] = first + min((t - start) // size, whole - 1)
+        start = stop + (2 if is_padded else 0)
+    actual = make_token_blocks(jnp.asarray(segments), size)
+    np.testing.assert_array_equal(actual.block_BT, blocks)
+    np.testing.assert_array_equal(actual.segments_BG[0], of_text + [0] * (T // size - len(of_text)))
+    x = np.random.default_rng(0).normal(size=(1, T, 3)).astype(np.float32)
+    expected = [x[0, blocks[0] == g].sum(0) for g in range(T // size)]
+    np.testing.assert_allclose(actual.sum_tokens(x)[0], np.asarray(expected), atol=1e-5)

@@ -22,8 +22,9 @@ T5X = {
     "gpt1/base": 116_534_784, "decoder/large": 341_231_104, "decoder/xl": 1_223_527_424, "decoder/xxl": 4_762_310_656,
 }  # fmt: skip
 QUOTED = {"mt5/small": 300.2e6, "mt5/base": 582.4e6, "byt5/base": 581.7e6}
-GEMMAS = {  # sizes that the papers have; tiny is ours
+OTHERS = {  # sizes that the papers have, and that transformers counts; tiny is ours
     "gemma2": ("2b", "9b", "27b"), "gemma3": ("270m", "1b", "4b", "12b", "27b"), "t5gemma2": ("270m", "1b", "4b"),
+    "longt5": ("local_base", "local_large", "global_base", "global_large", "global_xl"),
     "t5gemma": ("s", "b", "l", "ml", "xl", "2b_2b", "9b_2b", "9b_9b"),
 }  # fmt: skip
 REDLLM = {"150m": 0.15e9, "1b": 1e9, "2b": 2e9, "4b": 4e9, "8b": 8e9}  # the sizes by which Zhang et al. 2025 call them
@@ -35,6 +36,7 @@ def formula(c) -> int:
     if isinstance(c, LstmConfig):
         return tables + 4 * c.hidden_dim * (c.emb_dim + c.hidden_dim + 1) + c.hidden_dim * c.emb_dim
     encoder = c.num_encoder_layers * layer(c.encoder_shape, 2) + per_stack(c.encoder_shape)
+    encoder += 0 if c.global_block_size is None else c.num_encoder_layers * norms(c) + 32 * c.num_heads
     decoder = c.num_decoder_layers * layer(c, 2) + per_stack(c)
     if c.has_encoder and not c.merged_attention:  # cross-attention, whose keys and values have the encoder's width
         kv = 2 * c.kv_heads * c.head_dim
@@ -73,7 +75,8 @@ def test_all_presets_are_there():
             "shared_stacks", "half_layers", "causal_decoder", "prefix_decoder", "encoder", "rotary_decoder", "gpt1", "lstm"
         )
     }  # fmt: skip
-    families |= {name: ["tiny", *sizes] for name, sizes in GEMMAS.items()}
+    families |= {name: ["tiny", *sizes] for name, sizes in OTHERS.items()}
+    families["longt5"] = ["local_tiny", "global_tiny", *OTHERS["longt5"]]
     families |= {name: ["tiny", *REDLLM] for name in ("decllm", "redllm")}
     families["t5_1_0"] = ["tiny", "small", "base", "large", "3b", "11b"]
     assert {str(pathlib.Path(preset).with_suffix("").relative_to("models")) for preset in PRESETS} >= {
@@ -96,14 +99,14 @@ def test_parameter_count(preset):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", GEMMAS)
-def test_gemmas_have_as_many_parameters_as_in_transformers(family):
+@pytest.mark.parametrize("family", OTHERS)
+def test_other_families_have_as_many_parameters_as_in_transformers(family):
     """Counts parameters without memory for them. transformers' vision tower and its projector do not count."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    for size in GEMMAS[family]:
+    for size in OTHERS[family]:
         model = Model(GinConfig([f"models/{family}/{size}.gin"]).model())
         settings = find_family(model.config.network)[1]
-        kind = transformers.AutoModelForSeq2SeqLM if family.startswith("t5") else transformers.AutoModelForCausalLM
+        kind = transformers.AutoModelForSeq2SeqLM if "t5" in family else transformers.AutoModelForCausalLM
         with torch.device("meta"):
             other = kind.from_config(transformers.AutoConfig.for_model(**settings))
         other.tie_weights()
@@ -112,7 +115,9 @@ def test_gemmas_have_as_many_parameters_as_in_transformers(family):
             for name, parameter in other.named_parameters()
             if not any(part in name for part in ("vision", "multi_modal", "eoi_embedding"))
         }
-        assert sum(counted.values()) == model.num_parameters, size
+        c = model.config.network
+        tied = c.vocab_size * c.emb_dim if family == "longt5" else 0  # transformers ties the logits of all T5 models
+        assert sum(counted.values()) + tied == model.num_parameters, size
 
 
 @pytest.mark.parametrize("size", REDLLM)

@@ -152,6 +152,8 @@ TABLE: dict[str, tuple[Row, ...]] = {
             "one network with all of Flaxformer's options for T5; layers are not bound separately",
         ),
         Row("IA3 IA3Attention", "PEFT", "docs/custom/peft.md: IA3 as an example; adapter layers and LoRA are in peft/*.gin"),
+        Row("LOCAL_RADIUS", "LayerKind.encoder_window", "LongT5's: 127 is (127, 127)"),
+        Row("TOKENS_PER_BLOCK", "TransformerConfig.global_block_size", "LongT5's"),
         Row("ACTIVATION_PARTITIONING_DIMS", "ShardingRules.activations"),
     ),
     "Optimizer and schedule": (

@@ -42,6 +42,10 @@ _C4 = (
     "DROPOUT_RATE = 0.0",
 )
 
+_LONGT5 = "flaxformer/t5x/configs/longt5"
+_LOCAL = ("TransformerConfig.layer_pattern = (@longt5/LayerKind(),)", "longt5/LayerKind.encoder_window = (127, 127)")
+_GLOBAL = "TransformerConfig.global_block_size = 16"
+
 # Macros of T5X's run files that a project may refer to, and that have no counterpart here.
 RUN_MACROS = {
     "EVAL_STEPS": 20, "SHUFFLE_TRAIN_EXAMPLES": True, "RANDOM_SEED": None, "USE_HARDWARE_RNG": False,
@@ -89,6 +93,14 @@ def counterpart(include: str) -> Counterpart | None:
         tied = "False" if match[1] else "True"
         lines = ('TransformerConfig.architecture = "encoder_decoder"', f"TransformerConfig.logits_via_embedding = {tied}")
         return Counterpart(lines)
+    if match := re.fullmatch(rf"{_LONGT5}/models/longt5_1_1(_transient_global)?_(\w+)\.gin", path):
+        return _model(f"models/longt5/{'global' if match[1] else 'local'}_{match[2].lower()}.gin")
+    if match := re.fullmatch(rf"{_LONGT5}/models/mlongt5_transient_global_(\w+)\.gin", path):
+        model = _model(f"models/mt5/{match[1].lower()}.gin")
+        return model and Counterpart((*model.lines, *_LOCAL, _GLOBAL), is_model=True)
+    if match := re.fullmatch(rf"{_LONGT5}/architectures/longt5_1_1_(transient_global_)?flaxformer\.gin", path):
+        lines = ('TransformerConfig.architecture = "encoder_decoder"', "TransformerConfig.logits_via_embedding = False")
+        return Counterpart((*lines, *_LOCAL, *([_GLOBAL] if match[1] else [])))
     if match := re.fullmatch(r"t5x/examples/decoder_only/(?:models/)?(\w+)\.gin", path):
         return _model(f"models/decoder/{match[1].lower()}.gin")
     if match := re.fullmatch(r"t5x/examples/t5/t5_1_1/examples/(\w+)_c4_pretrain\.gin", path):

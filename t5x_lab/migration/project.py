@@ -133,8 +133,13 @@ class Context:
 
     @property
     def has_t5x_network(self) -> bool:
-        """Whether a file of flaxformer's defines T5's layers."""
-        return any("/architectures/t5_" in path for path in self.included)
+        """Whether a file of flaxformer's defines T5's or LongT5's layers."""
+        return any("/architectures/" in path and counterpart(path) is not None for path in self.included)
+
+    @property
+    def has_longt5(self) -> bool:
+        """Whether a file of flaxformer's defines LongT5's layers."""
+        return any("/longt5/" in path for path in self.included)
 
     @property
     def has_t5x_run(self) -> bool:
@@ -185,6 +190,6 @@ class Context:
 
     @property
     def other_network(self) -> str | None:
-        """The part of flaxformer or T5X that defines the network, if it is not T5's."""
-        places = [*self.modules.values(), *self.included]
+        """The part of flaxformer or T5X that defines the network, if it has no counterpart."""
+        places = [*self.modules.values(), *(path for path in self.included if counterpart(path) is None)]
         return next((name for place in places for name in OTHER_NETWORKS if name in place.replace("/", ".").split(".")), None)

@@ -77,7 +77,7 @@ class MultiHeadAttention(nnx.Module):
         mask: Mask,
         bias: DiagonalBias | None = None,
         rotation: Rotation | None = None,
-        memory: tuple[KeyValues, Mask] | None = None,
+        memory: tuple[KeyValues, Mask, DiagonalBias | None] | None = None,
         dropout_key: jax.Array | None = None,
     ) -> jax.Array:
         """Returns the output [B, T, D]. Queries attend to `keys_values`, and to those of `memory` in the same softmax."""
@@ -94,8 +94,8 @@ class MultiHeadAttention(nnx.Module):
         if memory is None:
             attended_BTNH = dot_product_attention(query_BTNH, key, value, mask=mask, bias=bias, **options)
         else:
-            others, other_mask = memory
-            sources = [(key, value, mask, bias), (as_input(others.key), as_input(others.value), other_mask, None)]
+            others, *other_mask_and_bias = memory
+            sources = [(key, value, mask, bias), (as_input(others.key), as_input(others.value), *other_mask_and_bias)]
             attended_BTNH = merged_attention(query_BTNH, sources, **options)
         # Shards the gradient by heads; sharded by length, as the output is, every device would compute all heads.
         attended_BTNH = self.constrain(attended_BTNH, ("batch", None, "heads", None))

@@ -100,6 +100,8 @@ class TransformerShape:
       rotary_theta, rotary_scaling: base of the wavelengths, and an optional `RotaryScaling`.
       layer_pattern: kinds of layers, such as a local and a global one, which repeat over the layers of each stack. () = all
         layers attend to all positions.
+      global_block_size: tokens in a block, to whose sum the encoder's layers attend in addition to tokens (transient-global
+        attention, LongT5, Guo et al. 2022). None = no blocks.
       qk_norm: RMS norm of queries and keys before the rotation (Henry et al. 2020): True for each head (Qwen 3, Gemma 3),
         "all_heads" for the heads of a layer together (OLMo 2).
       query_pre_attn_scalar: attention logits of the "standard" scaling are divided by its square root. None = head_dim.
@@ -148,6 +150,7 @@ class TransformerShape:
     rotary_theta: float = 10_000.0
     rotary_scaling: RotaryScaling | None = None
     layer_pattern: tuple[LayerKind, ...] = ()
+    global_block_size: int | None = None
     qk_norm: bool | str = False
     query_pre_attn_scalar: float | None = None
     scale_attn_logits: bool = False
@@ -171,7 +174,7 @@ class TransformerShape:
         object.__setattr__(self, "remat_policy", _T5X_REMAT_POLICIES.get(self.remat_policy, self.remat_policy))
         check_positive(self, "vocab_size", "emb_dim", "num_heads", "num_kv_heads", "head_dim", "mlp_dim", "relpos_buckets")
         check_positive(self, "max_positions", "norm_epsilon", "rotary_theta", "query_pre_attn_scalar")
-        check_positive(self, "attention_logit_cap", "logit_cap", "longest_sequence")
+        check_positive(self, "attention_logit_cap", "logit_cap", "longest_sequence", "global_block_size")
         if self.positions == "learned" and self.max_positions is None:
             object.__setattr__(self, "max_positions", 512)
         check_choice("TransformerConfig.architecture", self.architecture, ARCHITECTURES)
@@ -206,6 +209,11 @@ class TransformerShape:
         except UserError as error:
             described = ", ".join(f"{name} = {size}" for name, size in sizes.items())
             raise UserError(f"With EncoderShape's {described}: {error.sentence}") from error
+
+    @property
+    def decoder_shape(self) -> "TransformerShape":
+        """Sizes and variants of the decoder's layers."""
+        return self if self.global_block_size is None else dataclasses.replace(self, global_block_size=None)
 
     @property
     def kinds(self) -> tuple[LayerKind, ...]:
@@ -340,6 +348,14 @@ def _check_two_stacks(c: TransformerShape) -> None:
                 f"The encoder has emb_dim {width} and the decoder {c.emb_dim}. Set TransformerConfig.share_embeddings = "
                 'False, and positions other than "learned".'
             )
+    if c.global_block_size is not None and (
+        not c.has_encoder or c.share_stacks or c.positions != "relative" or c.relative_bias != "shared"
+    ):
+        raise UserError(
+            "TransformerConfig.global_block_size is for encoders with their own layers, relative positions and a shared bias, "
+            f'not for architecture "{c.architecture}" with positions = "{c.positions}", relative_bias = "{c.relative_bias}" '
+            f"and share_stacks = {c.share_stacks}. Remove it."
+        )
     if c.share_stacks and (c.architecture != "encoder_decoder" or c.num_encoder_layers != c.num_decoder_layers):
         raise UserError(
             'TransformerConfig.share_stacks needs architecture "encoder_decoder" with equal numbers of encoder and decoder '

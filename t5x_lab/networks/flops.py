@@ -63,10 +63,12 @@ def _transformer(c: Any, S: int, T: int) -> dict[str, int]:
     Q = 0 if c.merged_attention else X  # layers with queries and outputs of cross-attention alone
     inner, kv_inner = c.num_heads * c.head_dim, c.kv_heads * c.head_dim
     encoder_inner, encoder_kv_inner = e.num_heads * e.head_dim, e.kv_heads * e.head_dim
-    encoder_pairs, decoder_pairs = _pairs(e, E, S, causal=False), _pairs(c, D, T, causal=True) + X * T * S
+    # Blocks of tokens that the encoder attends to.
+    G = 0 if e.global_block_size is None else S // e.global_block_size
+    encoder_pairs, decoder_pairs = _pairs(e, E, S, causal=False) + E * S * G, _pairs(c, D, T, causal=True) + X * T * S
     hidden = e.emb_dim * e.mlp_dim * E * S + c.emb_dim * c.mlp_dim * D * T
     return {
-        "heads": 2 * e.emb_dim * (E * S * (encoder_inner + 2 * encoder_kv_inner) + X * S * 2 * kv_inner)
+        "heads": 2 * e.emb_dim * (E * S * encoder_inner + E * (S + G) * 2 * encoder_kv_inner + X * S * 2 * kv_inner)
         + 2 * c.emb_dim * (D * T * (inner + 2 * kv_inner) + Q * T * inner),
         "scores": 2 * (encoder_inner * encoder_pairs + inner * decoder_pairs),
         "mixture": 2 * (encoder_inner * encoder_pairs + inner * decoder_pairs),

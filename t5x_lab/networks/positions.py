@@ -45,7 +45,10 @@ class RelativeBias(nnx.Module):
         self.num_buckets, self.max_distance = num_buckets, max_distance
 
     def __call__(self, span: int, key_length: int, *, bidirectional: bool) -> DiagonalBias:
-        """Returns the bias of query positions 0 to span - 1 and key positions 0 to key_length - 1."""
+        """Returns the bias of query positions 0 to span - 1 and key positions 0 to key_length - 1.
+
+        Positions are those of tokens, or of blocks of tokens.
+        """
         distance = np.arange(span + key_length - 1) - (span - 1)
         buckets = relative_position_bucket(distance, bidirectional, self.num_buckets, self.max_distance)
         return DiagonalBias(self.rel_embedding[...][:, buckets], span)

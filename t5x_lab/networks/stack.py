@@ -7,7 +7,7 @@ Axis letters: B batch, T length, S cache slots, K heads of keys and values, H he
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from jax.ad_checkpoint import checkpoint_name
 from t5x_lab.networks.attention import MultiHeadAttention
 from t5x_lab.networks.cache import Cache, KeyValues
 from t5x_lab.networks.config import REMAT_POLICIES, TransformerShape
+from t5x_lab.networks.global_tokens import TokenBlocks, make_token_blocks
 from t5x_lab.networks.layers import Mlp, gather, make_norm, scatter
 from t5x_lab.networks.positions import RelativeBias, positions_from_end
 from t5x_lab.networks.rotary import Rotation
@@ -25,6 +26,14 @@ from t5x_lab.networks.stacked import make_stacked
 from t5x_lab.ops.biases import DiagonalBias
 from t5x_lab.ops.dropout import dropout
 from t5x_lab.ops.masks import Mask
+
+
+class GlobalBlocks(NamedTuple):
+    """Blocks of tokens whose sums the layers of an encoder attend to, with the mask and the bias."""
+
+    tokens: TokenBlocks
+    mask: Mask
+    bias: DiagonalBias
 
 
 class Layer(nnx.Module):
@@ -37,6 +46,8 @@ class Layer(nnx.Module):
         self.has_own_bias = config.positions == "relative" and config.relative_bias == "per_layer"
         if self.has_own_bias:
             self.relpos_bias = make_relative_bias(config, rngs)
+        if config.global_block_size is not None:
+            self.global_norm = make_norm(config)
         self.has_cross_attention = cross and not config.merged_attention
         if self.has_cross_attention:
             source_dim = config.encoder_shape.emb_dim
@@ -60,6 +71,7 @@ class Layer(nnx.Module):
         cross_keys_values: KeyValues | None,
         cache: Cache | None,
         dropout_key: jax.Array | None,
+        global_blocks: GlobalBlocks | None = None,
     ) -> tuple[jax.Array, KeyValues | Cache]:
         """Returns the output [B, T, D], and keys and values; with a cache, the updated cache."""
         keys = [None] * 6 if dropout_key is None else list(jax.random.split(dropout_key, 6))
@@ -72,10 +84,13 @@ class Layer(nnx.Module):
         if self.has_own_bias:
             slots = keys_values.key.shape[1]
             bias = self.relpos_bias(slots, slots, bidirectional=has_bidirectional_bias(self.config, mask))
-        memory = None
+        memory: tuple[KeyValues, Mask, DiagonalBias | None] | None = None
         if cross_keys_values is not None and not self.has_cross_attention:
             assert cross_mask is not None
-            memory = cross_keys_values, cross_mask
+            memory = cross_keys_values, cross_mask, None
+        if global_blocks is not None:
+            sums = self.global_norm(global_blocks.tokens.sum_tokens(y))
+            memory = self.self_attention.keys_values(sums), global_blocks.mask, global_blocks.bias
         y = self.self_attention(y, keys_values, mask=mask, bias=bias, rotation=rotation, memory=memory, dropout_key=keys[0])
         x = self._add_sublayer("self_attention", x, y, keys[1])
 
@@ -119,6 +134,8 @@ class Stack(nnx.Module):
         self.has_shared_bias = config.positions == "relative" and config.relative_bias == "shared"
         if self.has_shared_bias:
             self.relpos_bias = make_relative_bias(config, rngs)
+        if config.global_block_size is not None:
+            self.global_relpos_bias = make_relative_bias(config, rngs)
         self.config, self.num_layers, self.constrain = config, num_layers, constrain
         self.kinds = config.kinds_of_layers(num_layers)
 
@@ -149,6 +166,7 @@ class Stack(nnx.Module):
         """
         c = self.config
         bias = self._shared_bias(x.shape[1], mask)
+        global_blocks = self._global_blocks(mask)
         encoded_positions = self._encoded_positions(cross_mask)
         graph, params = nnx.split(self.layers, nnx.Param)
         keys = None if dropout_key is None else jax.random.split(dropout_key, self.num_layers + 2)
@@ -169,6 +187,7 @@ class Stack(nnx.Module):
                 cross_keys_values=cross_keys_values,
                 cache=None,
                 dropout_key=key,
+                global_blocks=global_blocks,
             )
             return self.constrain(x, ("batch", "length", None)), keys_values if keep_keys_values else None
 
@@ -236,6 +255,19 @@ class Stack(nnx.Module):
         if not self.has_shared_bias:
             return None
         return self.relpos_bias(length, length, bidirectional=has_bidirectional_bias(self.config, mask))
+
+    def _global_blocks(self, mask: Mask) -> GlobalBlocks | None:
+        """Returns the blocks of an encoder's tokens whose sums its layers attend to; None if there are none."""
+        size = self.config.global_block_size
+        if size is None:
+            return None
+        assert mask.query_segments is not None
+        tokens = make_token_blocks(mask.query_segments, size)
+        num_blocks = tokens.segments_BG.shape[1]
+        if num_blocks == 0:
+            return None
+        bias = self.global_relpos_bias(num_blocks, num_blocks, bidirectional=True)
+        return GlobalBlocks(tokens, tokens.mask(mask.query_segments), bias)
 
     # Decoding unrolls the layers: a scan would copy each layer's parameters and cache in every step.
 

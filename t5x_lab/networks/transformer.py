@@ -85,7 +85,7 @@ class Transformer(nnx.Module):
         if c.has_encoder and not c.share_stacks:
             self.encoder = Stack(e, c.num_encoder_layers, cross=False, constrain=constrain, rngs=rngs)
         if c.has_decoder:
-            self.decoder = Stack(c, c.num_decoder_layers, cross=c.has_encoder, constrain=constrain, rngs=rngs)
+            self.decoder = Stack(c.decoder_shape, c.num_decoder_layers, cross=c.has_encoder, constrain=constrain, rngs=rngs)
         if not c.logits_via_embedding:
             matrix = kernel(c, rngs, (c.emb_dim, c.vocab_size), c.emb_dim)
             self.logits_dense = Projection(matrix, ("embed", "vocab"), "BTD,DV->BTV")

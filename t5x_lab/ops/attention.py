@@ -137,10 +137,9 @@ _attention.defvjp(_forward, _backward)
 
 
 def _is_fused(operands: Operands, mask: Mask, shards: Shards | None) -> bool:
-    """Returns whether the fused kernels attend: not for tokens after a cache."""
-    has_cache = mask.query_offset is not None or mask.key_positions is not None
+    """Returns whether the fused kernels attend: not for tokens after a cache or for blocks of tokens."""
     is_possible = shards is not None or jax.device_count() == 1
-    return has_kernels(operands.query.dtype, operands.query.shape[-1]) and is_possible and not has_cache
+    return has_kernels(operands.query.dtype, operands.query.shape[-1]) and is_possible and mask.has_consecutive_positions
 
 
 def has_kernels(dtype: Any, head_dim: int) -> bool:

@@ -30,6 +30,7 @@ def expand_bias(
     lead: int = 0,
     query_offset: jax.Array | None = None,
     key_positions: jax.Array | None = None,
+    query_positions: jax.Array | None = None,
 ) -> jax.Array:
     """Returns the bias as [1 or B, N, T, S].
 
@@ -39,9 +40,10 @@ def expand_bias(
       lead: position of the first query - position of the first key.
       query_offset: added to the lead of each row, int [B]. None = 0.
       key_positions: positions of the keys, of which the first then counts as 0, int [B, S]. None = consecutive positions.
+      query_positions: positions of the queries, in place of the lead, int [B, T]. None = consecutive positions.
     """
     values_ND = bias.values
-    if query_offset is None:
+    if query_offset is None and query_positions is None:
         # Row t of the result is values[first + T-1-t : first + T-1-t+S]. Tiling this window and reshaping it to rows that are
         # one longer shifts each row by one, so that the transpose is a reshape and a sum instead of a scatter.
         first = bias.span - T - lead
@@ -51,6 +53,7 @@ def expand_bias(
         flat = jnp.pad(tiled.reshape(N, T * width), ((0, 0), (0, T)))
         return flat.reshape(N, T, width + 1)[:, ::-1, :S][None]
     keys_BS = jnp.arange(S)[None] if key_positions is None else key_positions
-    queries_BT = lead + jnp.arange(T)[None] + query_offset[:, None]
+    queries_BT = lead + jnp.arange(T)[None] if query_positions is None else query_positions
+    queries_BT = queries_BT if query_offset is None else queries_BT + query_offset[:, None]
     index_BTS = jnp.clip(keys_BS[:, None] - queries_BT[:, :, None] + bias.span - 1, 0, values_ND.shape[1] - 1)
     return jnp.moveaxis(values_ND[:, index_BTS], 0, 1)

@@ -82,7 +82,8 @@ def _attend(operands: Operands, masking: Masking, weighting: Weighting, block: B
     logits_BKGTS = jnp.einsum("BTKGH,BSKH->BKGTS", query_BTKGH, key_BSKH, preferred_element_type=jnp.float32)
     logits_BNTS = soft_cap(logits_BKGTS.reshape(B, N, T, S), weighting.logit_cap)
     if bias is not None:
-        logits_BNTS += expand_bias(bias, T, S, block.lead, mask.query_offset, mask.key_positions).astype(jnp.float32)
+        positions = mask.query_offset, mask.key_positions, mask.query_positions
+        logits_BNTS += expand_bias(bias, T, S, block.lead, *positions).astype(jnp.float32)
     allowed_BTS = expand_mask(mask, T, S, block.first_query, block.first_key)
     if allowed_BTS is not None:
         logits_BNTS = jnp.where(allowed_BTS[:, None], logits_BNTS, _MASKED)

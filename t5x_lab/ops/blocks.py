@@ -161,7 +161,7 @@ def make_blocks(mask: Mask, operands: Operands) -> FullBlocks | LocalBlocks:
     """Returns the blocks of a mask of one kind of layer."""
     T, S = operands.query.shape[1], operands.key.shape[1]
     (window,) = mask.windows
-    is_aligned = mask.query_offset is None and mask.key_positions is None
+    is_aligned = mask.has_consecutive_positions
     is_causal = is_aligned and mask.causal and mask.query_prefix is None
     if window is not None and is_aligned and T == S:
         local = LocalBlocks(T, window.before, 0 if is_causal else window.after)

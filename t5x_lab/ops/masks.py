@@ -30,6 +30,8 @@ class Mask:
         and [B, S]. None = no prefix.
       query_offset: key position of each row's first query, int [B]. None = 0. Used with a key-value cache.
       key_positions: positions of the keys, int [B, S], below 0 for none. None = 0 to S - 1. Used with a cache of a window.
+      query_positions: positions of the queries among the keys, int [B, T]. None = 0 to T - 1, after the offset. Used where
+        keys are blocks of tokens.
       windows: the window of each kind of layer. None = all keys (global attention).
       kind: the index of the layer's window, which a scan over layers of different kinds computes, int []. None = 0.
 
@@ -49,6 +51,7 @@ class Mask:
     key_prefix: jax.Array | None = None
     query_offset: jax.Array | None = None
     key_positions: jax.Array | None = None
+    query_positions: jax.Array | None = None
     windows: tuple[Window | None, ...] = dataclasses.field(default=(None,), metadata={"static": True})
     kind: jax.Array | None = None
 
@@ -69,7 +72,13 @@ class Mask:
             query_prefix=cut(self.query_prefix, first_query, T),
             key_prefix=cut(self.key_prefix, first_key, S),
             key_positions=cut(self.key_positions, first_key, S),
+            query_positions=cut(self.query_positions, first_query, T),
         )
+
+    @property
+    def has_consecutive_positions(self) -> bool:
+        """Whether the first query and the first key are at the same position, and all others after them."""
+        return self.query_offset is None and self.key_positions is None and self.query_positions is None
 
 
 def expand_mask(
@@ -87,6 +96,8 @@ def expand_mask(
     rules: list[jax.Array] = []
     if mask.causal or window is not None:
         query_BT1 = (first_query + jnp.arange(T))[None, :, None]
+        if mask.query_positions is not None:
+            query_BT1 = mask.query_positions[:, :, None]
         if mask.query_offset is not None:
             query_BT1 = query_BT1 + mask.query_offset[:, None, None]
         key_B1S = (first_key + jnp.arange(S))[None, None] if mask.key_positions is None else mask.key_positions[:, None]

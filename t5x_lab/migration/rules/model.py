@@ -5,7 +5,7 @@ from t5x_lab.migration.rules import names
 from t5x_lab.migration.rules.data import vocabulary
 from t5x_lab.migration.rules.optimizer import optimizer
 from t5x_lab.migration.statements import Binding, MacroReference, Reference, references, render
-from t5x_lab.migration.steps import DROPPED, RENAMED, TO_DO, Rule, Step, configurable, dtype_as, gone, or_macro, table, to
+from t5x_lab.migration.steps import DROPPED, KEPT, RENAMED, TO_DO, Rule, Step, configurable, dtype_as, gone, or_macro, table, to
 
 
 def _model(binding: Binding, context: Context) -> Step:
@@ -121,6 +121,18 @@ def _architecture(binding: Binding, context: Context) -> Step:
     return Step(DROPPED, note=_ONE_NETWORK)
 
 
+def _local_radius(binding: Binding, context: Context) -> Step:
+    """A macro of flaxformer's files of LongT5: the positions on each side that the encoder attends to."""
+    radius = context.resolve(binding.value)
+    if not context.has_longt5:
+        return Step(KEPT)
+    return Step(RENAMED, (f"longt5/LayerKind.encoder_window = ({render(radius)}, {render(radius)})",))
+
+
+def _tokens_per_block(binding: Binding, context: Context) -> Step:
+    return to("TransformerConfig.global_block_size")(binding, context) if context.has_longt5 else Step(KEPT)
+
+
 def _initializer(binding: Binding, context: Context) -> Step:
     """A parameter of flax's initializers, dropped with the values of T5's files."""
     value = context.resolve(binding.value)
@@ -180,4 +192,6 @@ RULES = table(
     (" ".join(f"{layer}.*" for layer in _LAYERS), _layer),
     ("ARCHITECTURE BIAS_INIT DROPOUT_FACTORY", _architecture),
     ("normal.* variance_scaling.*", _initializer),
+    ("LOCAL_RADIUS", _local_radius),
+    ("TOKENS_PER_BLOCK", _tokens_per_block),
 )

@@ -38,7 +38,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "t5": _T5,
     "mt5": _MT5,
     "umt5": _MT5,
-    "longt5": {**_T5, "encoder_attention_type": "local", "local_radius": 127},
+    "longt5": {**_T5, "encoder_attention_type": "local", "local_radius": 127, "global_block_size": 16},
     "openai-gpt": {
         "vocab_size": 40_478, "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 512, "afn": "gelu",
         "tie_word_embeddings": True, "layer_norm_epsilon": 1e-5,

@@ -1,6 +1,6 @@
 """T5, mT5, umT5 and LongT5: encoder-decoders with relative biases.
 
-Those of umT5 are each layer's own. LongT5's encoder has local attention; its transient-global attention is not supported.
+Those of umT5 are each layer's own. LongT5's encoder has local or transient-global attention.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,14 +20,20 @@ def _entries(c: TransformerConfig) -> Iterator[Entry]:
         ("decoder", c.num_decoder_layers, ("SelfAttention", "EncDecAttention")),
     )
     for stack, num_layers, attentions in stacks:
-        local = "Local" if stack == "encoder" and _local_radius(c) is not None else ""
-        bias = f".layer.0.{local}SelfAttention.relative_attention_bias.weight"
+        kind = _ENCODER_ATTENTION[_encoder_attention(c)] if stack == "encoder" else ""
+        bias = f".layer.0.{kind}SelfAttention.relative_attention_bias.weight"
         if c.relative_bias == "shared":
             yield Entry(f"{stack}.block.0{bias}", (f"{stack}/relpos_bias/rel_embedding",), transposed=True)
+        if kind == "TransientGlobal":
+            source = f"{stack}.block.0.layer.0.{kind}SelfAttention.global_relative_attention_bias.weight"
+            yield Entry(source, (f"{stack}/global_relpos_bias/rel_embedding",), transposed=True)
         for i in range(num_layers):
             source, target = f"{stack}.block.{i}", f"{stack}/layers_{i}"
             if c.relative_bias == "per_layer":
                 yield Entry(f"{source}{bias}", (f"{target}/relpos_bias/rel_embedding",), transposed=True)
+            if kind == "TransientGlobal":
+                global_norm = f"{source}.layer.0.{kind}SelfAttention.global_input_layer_norm.weight"
+                yield Entry(global_norm, (f"{target}/global_norm/scale",))
             for number, name in enumerate(attentions):
                 attention, norm = {
                     "SelfAttention": ("self_attention", "self_attention_norm"),
@@ -35,8 +41,8 @@ def _entries(c: TransformerConfig) -> Iterator[Entry]:
                 }[name]
                 yield Entry(f"{source}.layer.{number}.layer_norm.weight", (f"{target}/{norm}/scale",))
                 for letter, projection in (("q", "query"), ("k", "key"), ("v", "value")):
-                    yield linear(f"{source}.layer.{number}.{local}{name}.{letter}", f"{target}/{attention}/{projection}")
-                yield linear(f"{source}.layer.{number}.{local}{name}.o", f"{target}/{attention}/out", inputs=2)
+                    yield linear(f"{source}.layer.{number}.{kind}{name}.{letter}", f"{target}/{attention}/{projection}")
+                yield linear(f"{source}.layer.{number}.{kind}{name}.o", f"{target}/{attention}/out", inputs=2)
             number = len(attentions)
             yield Entry(f"{source}.layer.{number}.layer_norm.weight", (f"{target}/mlp_norm/scale",))
             for name in ("wi",) if len(c.mlp_activations) == 1 else ("wi_0", "wi_1"):
@@ -45,6 +51,16 @@ def _entries(c: TransformerConfig) -> Iterator[Entry]:
         yield Entry(f"{stack}.final_layer_norm.weight", (f"{stack}/final_norm/scale",))
     if not c.logits_via_embedding:
         yield linear("lm_head", "logits_dense")
+
+
+# Prefixes of the names of attention layers, by `encoder_attention_type`.
+_ENCODER_ATTENTION = {"full": "", "local": "Local", "transient-global": "TransientGlobal"}
+
+
+def _encoder_attention(c: TransformerConfig) -> str:
+    if _local_radius(c) is None:
+        return "full"
+    return "local" if c.global_block_size is None else "transient-global"
 
 
 def _local_radius(c: TransformerConfig) -> int | None:
@@ -62,6 +78,7 @@ def _to_hf_config(c: TransformerConfig) -> dict[str, Any] | None:
         and c.kv_heads == c.num_heads
         and not (c.use_bias or c.share_stacks or c.qk_norm or c.encoder or c.merged_attention)
         and (not c.layer_pattern or (_local_radius(c) is not None and c.relative_bias == "shared"))
+        and (c.global_block_size is None or _local_radius(c) is not None)
         and not c.scale_attn_logits
         and c.share_embeddings
     )
@@ -69,7 +86,9 @@ def _to_hf_config(c: TransformerConfig) -> dict[str, Any] | None:
         return None
     radius = _local_radius(c)
     kind = "LongT5" if radius is not None else "UMT5" if c.relative_bias == "per_layer" else "T5"
-    local = {} if radius is None else {"encoder_attention_type": "local", "local_radius": radius}
+    local = {} if radius is None else {"encoder_attention_type": _encoder_attention(c), "local_radius": radius}
+    if c.global_block_size is not None:
+        local["global_block_size"] = c.global_block_size
     return {
         "architectures": [f"{kind}ForConditionalGeneration"],
         "model_type": kind.lower(),
@@ -110,16 +129,20 @@ def _from_hf_config(config: Mapping[str, Any]) -> TransformerConfig:
             f"{', '.join((*_GATED, *_PLAIN))}."
         )
     pattern: tuple[LayerKind, ...] = ()
+    is_global = False
     if config["model_type"] == "longt5":
-        if config["encoder_attention_type"] != "local":
+        attention = config["encoder_attention_type"]
+        if attention not in ("local", "transient-global"):
             raise UserError(
-                f'config.json has encoder_attention_type "{config["encoder_attention_type"]}", which t5x_lab does not support. '
-                'Of LongT5 it reads models with "local".'
+                f'config.json has encoder_attention_type "{attention}", which t5x_lab does not support. Supported: "local", '
+                '"transient-global".'
             )
+        is_global = attention == "transient-global"
         pattern = (LayerKind(encoder_window=(config["local_radius"], config["local_radius"])),)
     return TransformerConfig(
         architecture="encoder_decoder",
         layer_pattern=pattern,
+        global_block_size=config["global_block_size"] if is_global else None,
         vocab_size=config["vocab_size"],
         emb_dim=config["d_model"],
         num_heads=config["num_heads"],
