@@ -209,7 +209,7 @@ optax.clip.max_delta = 1.0
 optax.adamw.learning_rate = 1e-4
 models.EncoderDecoderModel.module = @longt5_architecture.LongEncoderDecoder()
 mine.Thing.size = 3
-partitioning.standard_logical_axis_rules.additional_rules = [("embed", "data")]
+partitioning.standard_logical_axis_rules.additional_rules = @mine.rules()
 include "flaxformer/t5x/configs/longt5/models/longt5_1_1_galaxy.gin"
 include "nowhere.gin"
 """)
@@ -304,6 +304,19 @@ TRAIN_STEPS = 10
             'MESH = "fsdp=-1,tensor=4"\n',
         ),
         ("standard_logical_axis_rules.parameter_partitioning_dims = 2\n", 'MESH = "fsdp=-1"\n'),
+        (
+            "PjitPartitioner.logical_axis_rules = [('batch', 'data'), ('embed', 'data'), ('mlp', None), ('heads', 'model'), "
+            "('kv', None), ('mine', 'model'), ('mine', None)]\n",
+            'MESH = "fsdp=-1"\nShardingRules.parameters = {"mine": "tensor", "mlp": None}\n',
+        ),
+        (
+            "PjitPartitioner.num_partitions = 2\nPjitPartitioner.logical_axis_rules = [('embed', 'data'), ('vocab', None)]\n",
+            'MESH = "fsdp=-1,tensor=2"\nShardingRules.parameters = {"vocab": None}\n',
+        ),
+        (
+            "partitioning.standard_logical_axis_rules.additional_rules = [('mine', 'model'), ('mlp', None)]\n",
+            'ShardingRules.parameters = {"mine": "tensor"}\n',
+        ),
         ("LOGICAL_AXIS_RULES = @partitioning.standard_logical_axis_rules()\n", ""),
         ('train.actions = {"TRAIN_EVAL": [@trainer.TerminateOnNanAction()]}\n', ""),
         ("bias_init/linen.initializers.normal.stddev = 1e-6\nBIAS_INIT = @bias_init/linen.initializers.normal()\n", ""),
@@ -676,3 +689,20 @@ def test_longt5_of_flaxformer_has_its_windows_and_blocks(capsys):
     windows = {name: (network.kinds[0].encoder_window, network.global_block_size) for name, network in networks.items()}
     assert windows == {"long": ((5, 5), 4), "base": ((127, 127), 16), "m": ((127, 127), 16), "local": ((127, 127), None)}
     assert (networks["long"].num_heads, networks["long"].logits_via_embedding, networks["m"].vocab_size) == (2, False, 250112)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "train.trainer_cls = @mine.Trainer",
+        "train.get_dataset_fn = @mine.read",
+        "seqio.Evaluator.logger_cls = [@mine.Logger]",
+        "utils.SaveCheckpointConfig.checkpointer_cls = @mine.Checkpointer",
+        "train.inference_evaluator_cls = @mine.Evaluator",
+        "partitioning.PjitPartitioner.logical_axis_rules = @mine.standard_logical_axis_rules()",
+    ],
+)
+def test_what_is_the_projects_own_is_not_left_out_silently(line, capsys):
+    pathlib.Path("own.gin").write_text(f"import mine\n{line}\n")
+    assert main(["migrate", "own.gin", "--output=out"]) == 0
+    assert "1 to do" in capsys.readouterr().out

@@ -163,7 +163,7 @@ RULES = {
         ("OPTIMIZER", optimizer),
         ("Adafactor.multiply_by_parameter_scale", _scaled),
         ("HParamMap.rules MultiOptimizer.traversals_and_optimizers", gone("Groups.groups has them")),
-        ("ModelParamTraversal.filter_fn", gone("Groups.groups has its patterns")),
+        ("ModelParamTraversal.filter_fn", lambda binding, context: Step(DROPPED, note="Groups.groups has its patterns")),
         ("Adafactor.factored", _factored),
         ("Adafactor.dtype_momentum", dtype_as("Adafactor.momentum_dtype")),
         (

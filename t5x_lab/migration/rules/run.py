@@ -6,8 +6,9 @@ from typing import Any
 
 from t5x_lab.migration.includes import CARRY, CARRY_STEP, KEEP_ALL
 from t5x_lab.migration.project import Context
-from t5x_lab.migration.statements import Binding, render
+from t5x_lab.migration.statements import Binding, Reference, render
 from t5x_lab.migration.steps import DROPPED, LIBRARY, RENAMED, TO_DO, Step, configurable, gone, if_is, table, to
+from t5x_lab.partitioning.rules import PARAMETER_RULES
 
 
 def _restore_mode(binding: Binding, context: Context) -> Step:
@@ -87,7 +88,7 @@ def _partitions(binding: Binding, context: Context) -> Step:
     value = context.resolve(binding.value)
     if isinstance(value, tuple | list) and all(isinstance(each, int) for each in value):
         value = math.prod(value)
-    axis = "fsdp" if context.value("standard_logical_axis_rules.parameter_partitioning_dims") == 2 else "data"
+    axis = "fsdp" if _shards_embed(context) else "data"
     if value in (None, 1):
         if axis == "fsdp" or context.differs(binding):
             return Step(RENAMED, (f'MESH = "{axis}=-1"',))
@@ -106,6 +107,45 @@ def _parameter_dimensions(binding: Binding, context: Context) -> Step:
     return Step(RENAMED, ('MESH = "fsdp=-1"',))
 
 
+def _shards_embed(context: Context) -> bool:
+    """Returns whether parameters are sharded over the devices that share the data too."""
+    listed = (context.value(f"{owner}.logical_axis_rules") for owner in _PARTITIONERS)
+    is_listed = any(("embed", "data") in map(tuple, rules) for rules in listed if _is_list_of_pairs(rules))
+    return is_listed or context.value("standard_logical_axis_rules.parameter_partitioning_dims") == 2
+
+
+def _is_list_of_pairs(rules: Any) -> bool:
+    is_list = isinstance(rules, list | tuple) and not isinstance(rules, Reference)
+    return is_list and all(isinstance(rule, list | tuple) and len(rule) == 2 for rule in rules)
+
+
+def _axis_rules(binding: Binding, context: Context) -> Step:
+    """A whole list of rules, or those that are added to T5X's own, as the differences from the rules here."""
+    rules = context.resolve(binding.value)
+    if rules in (None, [], ()) or (configurable(rules) == "standard_logical_axis_rules" and not context.is_own(rules.name)):
+        return Step(DROPPED, note="They are the default")
+    if not _is_list_of_pairs(rules) or any(axis not in _MESH_AXES for _, axis in rules):
+        return Step(TO_DO, note="Add them to ShardingRules.parameters and activations (docs/custom/sharding.md)")
+    first = {name: _MESH_AXES[axis] for name, axis in reversed(rules)}  # T5X takes the first rule of a name
+    if binding.parameter == "additional_rules":
+        first = {name: axis for name, axis in first.items() if name not in _AXES_OF_T5X}
+    of_parameters = {name: axis for name, axis in first.items() if name not in ("batch", "length", "embed")}
+    changes = {name: axis for name, axis in of_parameters.items() if axis not in PARAMETER_RULES.get(name, (None,))}
+    has_mesh = any(name.endswith((".num_partitions", ".model_parallel_submesh")) for name in context.names)
+    mesh = ('MESH = "fsdp=-1"',) if first.get("embed") == "fsdp" and not has_mesh else ()
+    lines = (*mesh, *((f"ShardingRules.parameters = {render(changes)}",) if changes else ()))
+    return Step(RENAMED, lines) if lines else Step(DROPPED, note="They are the default")
+
+
+# Mesh axes by those of T5X, and the names of its own rules.
+_MESH_AXES = {"data": "fsdp", "model": "tensor", None: None}
+_AXES_OF_T5X = frozenset((
+    "batch", "vocab", "embed", "mlp", "heads", "kv", "joined_kv", "relpos_buckets", "abspos_buckets", "length", "layers",
+    "stack", "mlp_activations",
+))  # fmt: skip
+_PARTITIONERS = ("PjitPartitioner", "ModelBasedPjitPartitioner")
+
+
 def _actions(binding: Binding, context: Context) -> Step:
     actions = context.resolve(binding.value) or {}
     names = {configurable(action) for group in actions.values() for action in group} if isinstance(actions, dict) else {""}
@@ -116,7 +156,6 @@ def _actions(binding: Binding, context: Context) -> Step:
 
 _HOOKS = "Hooks have the place of actions: HOOKS, docs/custom/hooks.md"
 _FLOAT32 = "Checkpoints are float32"
-_AXES = "Add them to ShardingRules.parameters and activations (docs/custom/sharding.md)"
 RULES = table(
     ("train.model", gone("The run has its model")),
     ("train.train_dataset_cfg", gone("The run has its data")),
@@ -141,12 +180,9 @@ RULES = table(
     ("PjitPartitioner.model_parallel_submesh MODEL_PARALLEL_SUBMESH", _partitions),
     ("ModelBasedPjitPartitioner.num_partitions ModelBasedPjitPartitioner.model_parallel_submesh", _partitions),
     (
-        "PjitPartitioner.logical_axis_rules ModelBasedPjitPartitioner.logical_axis_rules LOGICAL_AXIS_RULES",
-        if_is("standard_logical_axis_rules", then="They are the default", otherwise=_AXES),
-    ),
-    (
+        "PjitPartitioner.logical_axis_rules ModelBasedPjitPartitioner.logical_axis_rules LOGICAL_AXIS_RULES "
         "standard_logical_axis_rules.additional_rules",
-        if_is([], (), None, then="They are the default", otherwise=_AXES),
+        _axis_rules,
     ),
     ("standard_logical_axis_rules.parameter_partitioning_dims", _parameter_dimensions),
     (
