@@ -55,6 +55,12 @@ def test_a_project_of_t5x_is_moved_without_changing_a_line():
     of_t5x = ("--gin.CHECKPOINT_PATH='checkpoint_0'", "--gin.INFER_OUTPUT_DIR='inferred'")
     assert commands.run("infer", "--gin_file=infer.gin", *of_t5x).returncode == 0
     assert len(pathlib.Path("inferred/reviews-predict.jsonl").read_text().splitlines()) == 40
+    shard = ("--gin.infer.mode='score'", "--gin.infer.shard_id=1", "--gin.infer.num_shards=2")
+    assert commands.run("infer", "--gin_file=infer.gin", *of_t5x, *shard).returncode == 0
+    scored = pathlib.Path("inferred/reviews-score-00001-of-00002.jsonl").read_text().splitlines()
+    assert len(scored) == 20 and "score" in scored[0]
+    wrong = commands.run("infer", "--gin_file=infer.gin", *of_t5x, "--gin.infer.mode='predict_with_aux'")
+    assert wrong.returncode == 2 and 'infer.mode is "predict_with_aux"' in wrong.stderr, wrong.stderr
 
     inferred = commands.run("infer", "--model_dir=runs/reviews", "--task=reviews", "--output=answers.jsonl")
     assert inferred.returncode == 0, inferred.stderr

@@ -14,7 +14,7 @@ from t5x_lab.cli.flags import (
     model_dirs,
     print_once,
 )
-from t5x_lab.cli.t5x_flags import add_t5x_flags, take_t5x_paths
+from t5x_lab.cli.t5x_flags import add_t5x_flags, take_t5x_bindings
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> None:
     from t5x_lab.runs.model.sharded_model import ShardedModel
     from t5x_lab.runs.train.summary import with_model_info
 
-    take_t5x_paths(args, output="EVAL_OUTPUT_DIR")
+    take_t5x_bindings(args, output="EVAL_OUTPUT_DIR")
     if args.model_dir is None:
         raise UserError("Pass --model_dir with a run directory or a checkpoint.")
     directories = model_dirs(args.model_dir)

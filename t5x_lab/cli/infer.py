@@ -17,7 +17,7 @@ from t5x_lab.cli.flags import (
     model_dirs,
     print_once,
 )
-from t5x_lab.cli.t5x_flags import add_t5x_flags, take_t5x_paths
+from t5x_lab.cli.t5x_flags import add_t5x_flags, take_t5x_bindings
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -108,7 +108,7 @@ def _run(args: argparse.Namespace) -> None:
 def _take_t5x_settings(args: argparse.Namespace) -> None:
     """Applies T5X's bindings of checkpoint, output directory and task. T5X writes DIRECTORY/TASK-MODE.jsonl."""
     is_t5x = args.output is None
-    take_t5x_paths(args, output="INFER_OUTPUT_DIR")
+    take_t5x_bindings(args, output="INFER_OUTPUT_DIR")
     if is_t5x and args.model_dir and args.output and not args.input:
         config = _config(args)
         args.task = args.task or config.build("DataConfig.mixture_or_task_name")

@@ -1,10 +1,12 @@
-"""Flags of T5X's commands, and bindings of its eval and infer that are flags here: checkpoint, output and restore mode."""
+"""Flags of T5X's commands, and bindings of its eval and infer that are flags here: checkpoint, output, modes and shards."""
 
 import argparse
 import ast
 import re
 
 from etils import epath
+
+from t5x_lab.config.errors import UserError, check_choice
 
 
 def add_t5x_flags(parser: argparse.ArgumentParser) -> None:
@@ -18,10 +20,10 @@ def add_t5x_flags(parser: argparse.ArgumentParser) -> None:
     of_t5x.add_argument("--alsologtostderr", "--logtostderr", nargs="?", const=True, help=without_effect)
 
 
-def take_t5x_paths(args: argparse.Namespace, output: str) -> None:
-    """Moves T5X's bindings of a checkpoint and an output directory to the flags `--model_dir`, `--step` and `--output`.
+def take_t5x_bindings(args: argparse.Namespace, output: str) -> None:
+    """Moves T5X's bindings to flags: checkpoint and output directory; of infer also its mode and its shard of the input.
 
-    Flags that are set stay as they are.
+    Paths that are set by flags stay as they are.
 
     Args:
       args: parsed flags of eval or infer.
@@ -31,18 +33,42 @@ def take_t5x_paths(args: argparse.Namespace, output: str) -> None:
     for flags in (args.gin_bindings, args.gin):
         for flag in list(flags):
             name, _, value = (part.strip() for part in flag.partition("="))
-            is_path = name in ("CHECKPOINT_PATH", output) or name.endswith("RestoreCheckpointConfig.mode")
-            if is_path and not value.startswith(("%", "[", "(")):
-                bound[name.rpartition(".")[2]] = _text(value)
+            name = "RestoreCheckpointConfig.mode" if name.endswith(".RestoreCheckpointConfig.mode") else name
+            is_flag = name in ("CHECKPOINT_PATH", output, "RestoreCheckpointConfig.mode", *_OF_INFER)
+            if is_flag and not value.startswith(("%", "[", "(")):
+                bound[name] = _text(value)
                 flags.remove(flag)
     if path := bound.get("CHECKPOINT_PATH"):
         directory, step = _checkpoint(path)
         args.model_dir = args.model_dir or directory
         if step is not None and args.step == "latest":
             args.step = step
-    if bound.get("mode") == "all" and args.step == "latest":
+    if bound.get("RestoreCheckpointConfig.mode") == "all" and args.step == "latest":
         args.step = "all"
     args.output = args.output or bound.get(output)
+    for name in _OF_INFER & bound.keys():
+        flag = name.removeprefix("infer.")
+        setattr(args, flag, _value(name, bound[name]))
+
+
+_OF_INFER = {"infer.mode", "infer.shard_id", "infer.num_shards"}
+
+
+def _value(name: str, text: str) -> str | int | None:
+    """Returns the value of a flag of infer.
+
+    Raises:
+      UserError: for a mode that infer does not have, or a shard that is not a number.
+    """
+    if name == "infer.mode":
+        check_choice(name, text, ("predict", "score"))
+        return text
+    default = 1 if name == "infer.num_shards" else 0
+    if text in ("None", ""):
+        return default
+    if not text.isdigit():
+        raise UserError(f"{name} is {text}. It must be a whole number.")
+    return int(text)
 
 
 def _text(value: str) -> str:

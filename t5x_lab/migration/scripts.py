@@ -32,7 +32,10 @@ _SAME_FLAGS = (
     "process_index",
 )  # fmt: skip
 # Bindings that `t5x_lab eval` and `t5x_lab infer` take as T5X's programs do.
-_EVALUATION_PATHS = ("CHECKPOINT_PATH", "EVAL_OUTPUT_DIR", "INFER_OUTPUT_DIR", "RestoreCheckpointConfig.mode")
+_OF_EVALUATION = (
+    "CHECKPOINT_PATH", "EVAL_OUTPUT_DIR", "INFER_OUTPUT_DIR", "RestoreCheckpointConfig.mode", "infer.mode", "infer.shard_id",
+    "infer.num_shards",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,8 +219,8 @@ def _translate_flags(
     steps = []
     for flag in launch.flags:
         if flag in by_flag:
-            is_path = launch.program != "train" and by_flag[flag].name in _EVALUATION_PATHS
-            step = Step(KEPT) if is_path else _as_flags(translate(by_flag[flag], context))
+            is_taken = launch.program != "train" and by_flag[flag].name in _OF_EVALUATION
+            step = Step(KEPT) if is_taken else _as_flags(translate(by_flag[flag], context))
         elif flag in texts:
             step = Step(KEPT) if _is_import(texts[flag]) else unchanged(flag, "It is not a binding of gin")
         elif flag.name == "gin_file":
