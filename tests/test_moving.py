@@ -1,21 +1,27 @@
 """docs/moving.md as it is written: a project of T5X's, with T5X's own checkpoint, is trained, evaluated, decoded and translated."""
 
+import importlib
 import json
 import pathlib
 import shutil
+import sys
 
 import commands
+import numpy as np
 import pytest
 from conftest import shared_data
 from helpers import documented
 
 from t5x_lab.observe.metrics import read_metrics
 from t5x_lab.runs.config.gin_config import GinConfig
+from t5x_lab.runs.train.batch import resolve_batch
 
 pytestmark = pytest.mark.exhaustive
 
 
-def test_a_project_of_t5x_is_moved_without_changing_a_line():
+@pytest.fixture
+def project():
+    """The folder of docs/moving.md, which is the working directory."""
     checkpoint = shared_data("t5x_checkpoints", "from_t5x_repository") / "test_t5_tiny.checkpoint_0"
     shutil.copy(checkpoint, "checkpoint_0")
     shutil.copy(shared_data("t5_vocabulary") / "sentencepiece.model", "sentencepiece.model")
@@ -24,6 +30,9 @@ def test_a_project_of_t5x_is_moved_without_changing_a_line():
     for name, number in (("train", 400), ("validation", 40)):
         lines = (f"a {('bad', 'good')[i % 2]} film number {i}\t{('bad', 'good')[i % 2]}\n" for i in range(number))
         pathlib.Path(f"{name}.tsv").write_text("".join(lines))
+
+
+def test_a_project_of_t5x_is_moved_without_changing_a_line(project):
     train = ["train", "--gin_file=finetune.gin", "--gin.MODEL_DIR=runs/reviews"]
 
     shown = commands.run(*train, "--dry_run")
@@ -70,3 +79,50 @@ def test_a_project_of_t5x_is_moved_without_changing_a_line():
     assert migrated.stdout == documented("moving.md", "finetune.gin -> ours/finetune.gin"), migrated.stderr
     run = GinConfig(["ours/finetune.gin"], ['MODEL_DIR = "x"']).run()
     assert (run.train_steps, run.saving.period, run.restore.carry) == (40, 20, ("optimizer", "step"))
+
+
+def test_rates_batches_decoded_texts_and_metrics_are_those_of_t5x(project, monkeypatch):
+    """T5X's schedule by its formula, its batches by SeqIO's converter, its evaluation by SeqIO's evaluator with transformers' model."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    import seqio
+
+    gin = "--gin_file=finetune.gin"
+    in_float32 = "--gin.TransformerConfig.dtype=float32"  # so that both choose the same of two tokens that are nearly as likely
+    assert commands.run("train", gin, "--gin.MODEL_DIR=run", in_float32).returncode == 0
+    infer = ("infer", "--model_dir=run", "--task=reviews", "--output=answers.jsonl")
+    assert commands.run(*infer).returncode == 0
+    assert commands.run("convert", "--source=run", "--to=hf", "--target=hf").returncode == 0
+    metrics = {(line["split"], line["step"]): line for line in read_metrics("run")}
+
+    rates = [max(1e-8, 0.01 * min(1.0, step / 10)) for step in range(40)]  # 1e-8 is the smallest rate of T5X
+    assert [metrics["train", step + 1]["learning_rate"] for step in range(40)] == pytest.approx(rates, rel=1e-6)
+
+    monkeypatch.syspath_prepend(str(pathlib.Path.cwd()))
+    lengths = {"inputs": 32, "targets": 4}
+    importlib.import_module("my_reviews")
+    try:
+        packed = seqio.get_dataset("reviews", lengths, seqio.EncDecFeatureConverter(pack=True), "train")
+        shapes = {name: x.shape for name, x in next(packed.batch(16).as_numpy_iterator()).items()}
+        data = GinConfig([], [pathlib.Path("run/config.gin").read_text()]).run().data
+        batch = resolve_batch(data, "encoder_decoder").features
+        assert shapes == {name: batch[name].shape for name in shapes}
+        model = transformers.AutoModelForSeq2SeqLM.from_pretrained("hf").eval()
+
+        def predict(dataset):
+            rows = list(dataset.as_numpy_iterator())
+            ids = torch.tensor(np.stack([row["encoder_input_tokens"] for _, row in rows])).long()
+            out = model.generate(ids, attention_mask=(ids > 0).long(), max_new_tokens=4, do_sample=False, num_beams=1)
+            return [(int(i), tokens) for (i, _), tokens in zip(rows, out[:, 1:].tolist(), strict=True)]
+
+        evaluator = seqio.Evaluator(
+            "reviews", seqio.EncDecFeatureConverter(pack=False), sequence_length=lengths, async_compute_metrics=False
+        )
+        results, predictions = evaluator.evaluate(compute_metrics=True, step=40, predict_fn=predict)
+    finally:
+        seqio.TaskRegistry.remove("reviews")
+        sys.modules.pop("my_reviews")
+    (tokens,) = predictions["reviews"].values()
+    decode = evaluator.eval_tasks[0].output_features["targets"].vocabulary.decode
+    answers = [json.loads(line)["prediction"] for line in pathlib.Path("answers.jsonl").read_text().splitlines()]
+    assert answers == [decode(list(map(int, each))) for each in tokens]
+    assert metrics["infer/reviews", 40]["accuracy"] == results.result()["reviews"]["accuracy"]

@@ -5,6 +5,7 @@ import json
 import os
 
 from t5x_lab.cli.flags import (
+    MAX_TOKENS,
     SAMPLING,
     add_gin_flags,
     add_model_flags,
@@ -43,6 +44,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shard_id", type=int, default=0, help="number of this process's shard of the input")
     parser.add_argument("--num_shards", type=int, default=1, help="number of shards of the input")
     add_sampling_flags(parser)
+    parser.set_defaults(max_tokens=None)  # that of the task, if there is one
     add_gin_flags(parser)
     add_t5x_flags(parser)
     add_process_flags(parser)
@@ -68,6 +70,7 @@ def _run(args: argparse.Namespace) -> None:
     if bool(args.input) == bool(args.task):
         raise UserError("Pass either --input with a file or --task with a name.")
     config = model_config(args, gin_is_for_model=bool(args.input))
+    args.max_tokens = args.max_tokens or (_target_length(args) if args.task else MAX_TOKENS)
     if args.dry_run:
         print_once(_config(args).text)
         return
@@ -124,6 +127,12 @@ def _config(args: argparse.Namespace):
 
     task = (binding(f"MIXTURE_OR_TASK_NAME={args.task}"),) if args.task else ()
     return gin_config(args, *config_files(model_dirs(args.model_dir)[0], args.trust), "runs/infer.gin", fixed=task)
+
+
+def _target_length(args: argparse.Namespace) -> int:
+    """Returns the number of tokens that are generated for a task: the length of its targets, as in evaluations and in T5X."""
+    lengths = _config(args).build("DataConfig.task_feature_lengths") or {}
+    return lengths.get("targets") or MAX_TOKENS
 
 
 def _task_examples(args: argparse.Namespace, model, **shard: int):
