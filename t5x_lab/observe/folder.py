@@ -1,11 +1,12 @@
 """Folder of the files that hooks write. Files of a remote run are written locally and copied."""
 
 import shutil
-import tempfile
 import threading
 import time
 
 from etils import epath
+
+from t5x_lab.config.temporary import make_temporary_folder
 
 FILE_BYTES = 1 << 20  # size after which a remote run starts a new file
 UNFINISHED = ".new"  # suffix of incomplete files
@@ -22,7 +23,7 @@ class Folder:
 
     def __init__(self, model_dir: str):
         self.remote = epath.Path(model_dir) if "://" in str(model_dir) else None
-        self.local = epath.Path(tempfile.mkdtemp()) if self.remote else epath.Path(model_dir)
+        self.local = epath.Path(make_temporary_folder()) if self.remote else epath.Path(model_dir)
         self._last_copy = time.monotonic()
         self._sizes: dict[str, int] = {}  # sizes of copied files
         self._thread: threading.Thread | None = None

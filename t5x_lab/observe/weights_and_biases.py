@@ -2,7 +2,6 @@
 
 import dataclasses
 import pathlib
-import tempfile
 import uuid
 from collections.abc import Mapping
 from typing import Any
@@ -11,6 +10,7 @@ from etils import epath
 
 from t5x_lab.config.checks import check_types
 from t5x_lab.config.errors import UserError
+from t5x_lab.config.temporary import make_temporary_folder
 from t5x_lab.config.user_code import describe_error
 from t5x_lab.training.hooks import RunStart
 from t5x_lab.training.loop import Preempted
@@ -59,7 +59,7 @@ class WeightsAndBiases:
             mode=self.mode,
             id=_run_id(epath.Path(run.model_dir)),
             resume="allow",
-            dir=tempfile.mkdtemp() if is_remote else run.model_dir,
+            dir=str(make_temporary_folder()) if is_remote else run.model_dir,
             config={"gin": run.config, "num_parameters": run.num_parameters, "model_dir": run.model_dir},
         )
         try:

@@ -1,8 +1,6 @@
 """`GinConfig`: a parsed gin configuration, from which a command builds the parts that it needs."""
 
-import pathlib
 import re
-import tempfile
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +10,7 @@ from t5x_lab.config import gin_files
 from t5x_lab.config.errors import NotSet, UserError
 from t5x_lab.config.macros import defined_macros, macro_bindings
 from t5x_lab.config.regular_files import is_regular_file
+from t5x_lab.config.temporary import make_temporary_folder
 from t5x_lab.data.config import DataConfig
 from t5x_lab.data.vocabularies.config import SpecialTokens, Vocabulary
 from t5x_lab.models.config import ModelConfig
@@ -155,6 +154,6 @@ def run_config_file(model_dir: str, trust: bool = False) -> str:
 
 def local_file(text: str) -> str:
     """Writes a configuration to a temporary file, since gin reads local files only."""
-    file = pathlib.Path(tempfile.mkdtemp()) / "config.gin"
+    file = make_temporary_folder() / "config.gin"
     file.write_text(text)
     return str(file)
