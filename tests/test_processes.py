@@ -71,14 +71,40 @@ def test_two_processes_work_like_one(capsys):
 
 
 @pytest.mark.exhaustive
-def test_ctrl_c_in_one_of_two_processes_saves_and_stops_both():
-    """It becomes a SIGTERM, which JAX tells the other process."""
+@pytest.mark.parametrize("signalled, number", [((1,), signal.SIGINT), ((0, 1), signal.SIGTERM)])
+def test_a_signal_saves_and_stops_both_processes(signalled, number):
+    """Ctrl-C becomes a SIGTERM, which JAX tells the other process. A cluster sends one to all at once."""
     processes = start_two_processes("two", 100_000, "--gin.CHECKPOINT_PERIOD=100000")
     processes[0].wait_until(lambda: len(losses("two")) >= 5)
-    processes[1].send_signal(signal.SIGINT)
+    for process in signalled:
+        processes[process].send_signal(number)
     assert [process.wait() for process in processes] == [3, 3], "".join(process.output() for process in processes)
     (saved,) = os.listdir("two/checkpoints")
     assert int(saved) == max(losses("two"))
+
+
+@pytest.mark.exhaustive
+def test_a_signal_before_the_first_step_of_a_continued_run_stops_it():
+    assert [process.wait() for process in start_two_processes("two", 3)] == [0, 0]
+    processes = commands.start_two(*flags("causal_decoder", FULL_LM, "two", 100_000), log="again")
+    log = pathlib.Path(processes[0].log)
+    processes[0].wait_until(lambda: log.exists() and "Reading the first batch" in log.read_text())
+    for process in processes:
+        process.send_signal(signal.SIGTERM)
+    assert [process.wait() for process in processes] == [3, 3], "".join(process.output() for process in processes)
+    assert max(losses("two")) < 50
+
+
+@pytest.mark.exhaustive
+def test_a_time_limit_saves_and_stops_both_of_two_processes():
+    last = 0
+    for _ in range(2):  # the second time they go on
+        processes = start_two_processes("two", 100_000, "--gin.MAX_MINUTES=0.01", "--gin.CHECKPOINT_PERIOD=100000")
+        assert [process.wait() for process in processes] == [3, 3], "".join(process.output() for process in processes)
+        assert "stopped by MAX_MINUTES" in processes[0].output()
+        saved = max(map(int, os.listdir("two/checkpoints")))
+        assert saved == max(losses("two")) > last
+        last = saved
 
 
 @pytest.mark.parametrize("killed", [0, exhaustive(1)])

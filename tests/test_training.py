@@ -376,6 +376,15 @@ def test_sigterm_between_two_steps_finishes_the_next_saves_and_raises():
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
+def test_the_end_of_a_time_limit_is_a_request_to_stop():
+    """At least one step is done, so that a run goes on whose start takes as long as its limit."""
+    recorder = Recorder()
+    with pytest.raises(Preempted, match="stopped by MAX_MINUTES after step 1;"):
+        recorder.run(10, max_minutes=1e-9)
+    assert recorder.saved[-1][0] == 1
+    assert int(Recorder().run(3, max_minutes=60.0).step) == 3
+
+
 def test_a_mesh_that_does_not_fit_is_a_sentence():
     with pytest.raises(UserError, match="which needs 3 devices, but there are 8"):
         MeshShape.parse("data=3").resolve(8)

@@ -53,6 +53,11 @@ class StartUp:
         self._parts.append((part, seconds))
         return seconds
 
+    @property
+    def seconds(self) -> float:
+        """Seconds since the command began."""
+        return time.monotonic() - self._began
+
     def __str__(self) -> str:
         parts = ", ".join(f"{part} {seconds:.1f} s" for part, seconds in self._parts)
         return f"The first step was done after {self._last - self._began:.1f} s: {parts}."

@@ -73,6 +73,7 @@ def train(
     bad_steps: int = 0,
     log: Callable[[str], None] = print,
     start_up: StartUp | None = None,
+    max_minutes: float | None = None,
 ) -> TrainState:
     """Runs steps from `state.step` until the budget is spent.
 
@@ -87,9 +88,10 @@ def train(
       bad_steps: number of consecutive non-finite steps that are skipped. `train_step` must skip them.
       log: function that logs a line.
       start_up: times of what came before.
+      max_minutes: minutes since the command began, after which training stops as after SIGTERM. None = no limit.
 
     Raises:
-      Preempted: after SIGTERM, when the current step and the `at_stop` actions are done.
+      Preempted: after SIGTERM or `max_minutes`, when the current step and the `at_stop` actions are done.
       Diverged: after more than `bad_steps` consecutive non-finite steps. The state before them is saved under the number of
         batches read, so that a continued run reads new batches.
     """
@@ -99,7 +101,7 @@ def train(
     first_step = step + 1
     finished = _FinishedSteps(budget, record, actions, bad_steps, log, start_up)
     start_up.finish("hooks")
-    with _StopSignal() as stop:
+    with _StopSignal(None if max_minutes is None else 60 * max_minutes - start_up.seconds) as stop:
         while not budget.is_spent(step):
             step += 1
             is_first = step == first_step
@@ -119,7 +121,7 @@ def train(
                 finished.record(pending, state, step)
             pending = _Pending(step, metrics, wait)
             due = [action for action in actions if action.due(step)]
-            stopping = stop.reached(step)
+            stopping = stop.reached(step - first_step)
             if due or stopping or budget.may_be_spent(step):
                 finished.record(pending, state, step)
                 pending = None
@@ -214,20 +216,30 @@ def _save(step: int, state: TrainState, actions: Iterable[Action]) -> None:
 
 
 class _StopSignal:
-    """Turns SIGTERM and the first Ctrl-C into a request to stop between two steps.
+    """Turns SIGTERM, the first Ctrl-C and the end of a time limit into a request to stop between two steps.
 
-    Several processes must stop after the same step. For them JAX's preemption service handles SIGTERM and agrees on a step.
+    Several processes must stop after the same step. For them JAX's preemption service handles SIGTERM and agrees on the step
+    after the last that a process has named. Steps are counted from the start of the process: a service that has heard of none
+    agrees on step 1.
+
+    Args:
+      seconds: the time limit. The first step may last longer. None = no limit.
     """
 
-    def __init__(self):
+    def __init__(self, seconds: float | None = None):
         self._requested = ""
         self._is_single = jax.process_count() == 1
+        self._deadline = math.inf if seconds is None else time.monotonic() + seconds
 
-    def reached(self, step: int) -> str:
-        """Returns the name of the signal that requests a stop after this step, or ""."""
+    def reached(self, steps_before: int) -> str:
+        """Returns what requests a stop after this step of the process, or ""."""
+        if time.monotonic() >= self._deadline and not self._requested:
+            self._requested = "MAX_MINUTES"
+            if not self._is_single and jax.process_index() == 0:
+                signal.raise_signal(signal.SIGTERM)  # as in `_request`
         if self._is_single:
             return self._requested
-        return "SIGTERM" if multihost_utils.reached_preemption_sync_point(step) else ""
+        return self._requested or "SIGTERM" if multihost_utils.reached_preemption_sync_point(steps_before) else ""
 
     def __enter__(self):
         self._old = {}

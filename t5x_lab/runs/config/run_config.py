@@ -47,6 +47,8 @@ class RunConfig:
       bad_steps: maximum number of consecutive steps with a non-finite loss or gradient that are skipped. One more ends
         training.
       average_decay: decay of an exponential moving average of the weights, which is evaluated and saved too. None = no average.
+      max_minutes: minutes after which a command saves and exits with status 3, as after SIGTERM; the same command continues.
+        None = no limit.
       wait_minutes: how long a process waits for others before it ends with a message.
       profile_steps: number of steps to trace into `model_dir`/profile, from the third step of the process. 0 = none.
     """
@@ -73,6 +75,7 @@ class RunConfig:
     hooks: tuple = dataclasses.field(default=(), compare=False)  # they have state
     bad_steps: int = dataclasses.field(default=0, metadata=macro("BAD_STEPS"))
     average_decay: float | None = dataclasses.field(default=None, metadata=macro("AVERAGE_DECAY"))
+    max_minutes: float | None = dataclasses.field(default=None, metadata=macro("MAX_MINUTES"))
     wait_minutes: float = dataclasses.field(default=30.0, metadata=macro("WAIT_MINUTES"))
     profile_steps: int = dataclasses.field(default=0, metadata=macro("PROFILE_STEPS"))
 
@@ -83,7 +86,7 @@ class RunConfig:
         check_range(self, "profile_steps", 0, 1001)
         check_range(self, "bad_steps", 0, 2**31)
         check_range(self, "average_decay", 0.0, 1.0)
-        check_positive(self, "wait_minutes")
+        check_positive(self, "wait_minutes", "max_minutes")
         check_hooks(self.hooks)
         check_evaluations(self.evals)
         if self.model.unchecked and self.data.converter is None and self.data.pack:

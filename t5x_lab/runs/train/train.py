@@ -125,6 +125,7 @@ def train(config: GinConfig, start_up: StartUp | None = None) -> None:
                     bad_steps=job.run.bad_steps,
                     log=log,
                     start_up=start_up,
+                    max_minutes=job.run.max_minutes,
                 )
             except (Preempted, Diverged) as end:
                 saver.finish(job.run.saving.grace_seconds if isinstance(end, Preempted) else None)
