@@ -24,7 +24,7 @@ TOPICS = {  # headings of configurables by folder
 }  # fmt: skip
 LAYERS = [
     "config", "ops", "networks", "decoding", "models", "partitioning", "optim", "training", "checkpoints", "observe", "data",
-    "prompts", "evaluation", "papers", "tasks", "report", "corpora", "runs", "study", "migration", "cli",
+    "prompts", "evaluation", "papers", "tasks", "report", "corpora", "runs", "launch", "study", "migration", "cli",
 ]  # fmt: skip
 
 

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import sys
+from types import ModuleType
 
 from t5x_lab.cli.interrupts import interrupts
 from t5x_lab.cli.process import configure_process
@@ -26,6 +27,7 @@ COMMANDS = {
     "report": "write an HTML report of a run, or a comparison of several runs",
     "convert": "convert checkpoints of T5X, Mesh TensorFlow and Hugging Face, and to Hugging Face",
     "table": "list batch shapes, loss fractions and FLOPs of every architecture with every objective",
+    "launch": "write the file that runs a command on a cluster: Slurm, GKE, or any hosts",
     "study": "run a grid of trainings and evaluations; the same command continues an interrupted study",
     "corpus": "make a clean corpus from web crawl files with Apache Beam",
     "cache": "preprocess tasks offline into SeqIO caches with Apache Beam",
@@ -79,19 +81,10 @@ def main(argv: list[str] | None = None) -> int:
 
         print(f"t5x_lab {__version__}")
         return SUCCESS
-    name, *rest = argv
+    name = argv[0]
     try:
-        if name not in COMMANDS:
-            raise UserError(f'There is no command "{name}".{did_you_mean(name, COMMANDS)} See t5x_lab --help.')
-        command = importlib.import_module(f"t5x_lab.cli.{name}")
-        parser = _Parser(
-            prog=f"t5x_lab {name}",
-            description=command.__doc__,
-            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-            allow_abbrev=False,
-        )
-        command.add_flags(parser)
-        return command.run(_parse(parser, rest)) or SUCCESS
+        command, args = parse(*argv)
+        return command.run(args) or SUCCESS
     except SystemExit as error:
         return int(error.code or 0)
     except UserError as error:
@@ -125,13 +118,37 @@ def _remote_problem(error: Exception) -> str | None:
     return f"{path[0]} cannot be read or written: {reason}. Check the path, the credentials and the network."
 
 
+def parse(name: str, *argv: str) -> tuple[ModuleType, argparse.Namespace]:
+    """Returns the module of a command and its parsed flags.
+
+    Raises:
+      UserError: if there is no such command.
+      SystemExit: for flags that it does not have.
+    """
+    if name not in COMMANDS:
+        raise UserError(f'There is no command "{name}".{did_you_mean(name, COMMANDS)} See t5x_lab --help.')
+    command = importlib.import_module(f"t5x_lab.cli.{name}")
+    parser = _Parser(
+        prog=f"t5x_lab {name}",
+        description=command.__doc__,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        allow_abbrev=False,
+    )
+    command.add_flags(parser)
+    return command, _parse(parser, list(argv))
+
+
 def _parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
-    """Parses flags, with `--gin.NAME=VALUE` separated first."""
+    """Parses flags, with `--gin.NAME=VALUE` and the words after `--`, which are another command, separated first."""
+    end = argv.index("--") if "--" in argv and parser.get_default("command") is not None else len(argv)
+    argv, other_command = argv[:end], argv[end + 1 :]
     gin_flags = [flag.removeprefix("--gin.") for flag in argv if flag.startswith("--gin.")]
     args = parser.parse_args([flag for flag in argv if not flag.startswith("--gin.")])
     if gin_flags and not hasattr(args, "gin_file"):
         raise UserError(f"This command has no gin configuration. Remove --gin.{gin_flags[0]}.")
     args.gin = gin_flags
+    if other_command:
+        args.command = other_command
     return args
 
 

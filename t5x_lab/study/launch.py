@@ -5,26 +5,21 @@ directory knows what is finished, starts the rest, and writes the report.
 """
 
 import hashlib
-import math
 import pathlib
-import re
 import shlex
 from collections.abc import Sequence
-from typing import Any
 
 import yaml
 
-from t5x_lab.config.errors import UserError
 from t5x_lab.config.json_files import write_atomically
+from t5x_lab.launch.jobset import Volume, make_jobset
+from t5x_lab.launch.slices import Slice, parse_slice
 from t5x_lab.study.execution import FINISHED, LOGS, PENDING, Execution, command
 from t5x_lab.study.plan import Plan, PlannedRun
 
 LAUNCH = "launch"  # folder of a study directory
 KINDS = ("commands", "slurm", "jobset")
-ACCELERATORS = {  # TPU generations as GKE names them
-    "v4": "tpu-v4-podslice", "v5e": "tpu-v5-lite-podslice", "v5p": "tpu-v5p-slice", "v6e": "tpu-v6e-slice",
-}  # fmt: skip
-CHIPS_PER_HOST = 4
+MAX_RESTARTS = 3  # of a run
 IMAGE, CLAIM = "my-registry/t5x_lab", "t5x-lab"  # container image and PersistentVolumeClaim, which users replace in the files
 
 
@@ -39,14 +34,14 @@ def write_launch_files(plan: Plan, kind: str, topology: str | None = None) -> pa
     Raises:
       UserError: for a slice that GKE does not have.
     """
-    slice_settings = _parse_slice(topology) if kind == "jobset" else {}
+    tpu = parse_slice(topology, "--launch=jobset") if kind == "jobset" else None
     execution = Execution(plan)
     execution.prepare()
     runs = [run for run in plan.runs.values() if not execution.is_finished(run)]
     folder = pathlib.Path(plan.study_dir) / LAUNCH
     folder.mkdir(parents=True, exist_ok=True)
-    if kind == "jobset":
-        return _write_jobsets(plan, runs, folder, slice_settings)
+    if tpu is not None:
+        return _write_jobsets(plan, runs, folder, tpu)
     return {"commands": _write_commands, "slurm": _write_slurm}[kind](plan, runs, folder)
 
 
@@ -96,26 +91,7 @@ def _write_script(path: pathlib.Path, lines: Sequence[str]) -> pathlib.Path:
     return path
 
 
-def _parse_slice(topology: str | None) -> dict[str, Any]:
-    """Returns the generation, the chips along each axis, and the hosts of a TPU slice."""
-    match = re.fullmatch(r"(\w+):([1-9]\d*(?:x[1-9]\d*)*)", topology or "")
-    if match is None or match[1] not in ACCELERATORS:
-        raise UserError(
-            f"--launch=jobset needs the TPU slice of each run, such as --topology=v5e:4x4. It is {topology}. Generations: "
-            f"{', '.join(ACCELERATORS)}."
-        )
-    chips = math.prod(map(int, match[2].split("x")))
-    return {
-        "accelerator": ACCELERATORS[match[1]],
-        "topology": match[2],
-        "hosts": max(1, chips // CHIPS_PER_HOST),
-        "chips": chips,
-    }
-
-
-def _write_jobsets(
-    plan: Plan, runs: Sequence[PlannedRun], folder: pathlib.Path, slice_settings: dict[str, Any]
-) -> pathlib.Path:
+def _write_jobsets(plan: Plan, runs: Sequence[PlannedRun], folder: pathlib.Path, tpu: Slice) -> pathlib.Path:
     """Writes a JobSet for each run, a file for each stage, and a script that submits a stage when the one before has ended.
 
     A job ends at once if the run that it continues has failed. The study directory is on a volume that all pods mount.
@@ -127,11 +103,14 @@ def _write_jobsets(
         jobsets = []
         for number, run in enumerate(run for run in runs if run.stage is stage):
             name = f"t5x-lab-{identifier}-{stage.name.replace('_', '-').lower()[:20].strip('-')}-{number}"
-            distributed = " --distributed" if slice_settings["hosts"] > 1 else ""
+            distributed = " --distributed" if tpu.hosts > 1 else ""
             check = f"{_is_marked(plan, run.after)} || exit 0; " if run.after else ""
             mark = f'if [ "${{JOB_COMPLETION_INDEX:-0}}" = 0 ]; then {_mark(plan, run.name)}; fi'
             code = f"{check}t5x_lab {shlex.join(command(plan, run))}{distributed} && {mark}"
-            jobsets.append(_jobset(plan, name, {**labels, "run": run.name[:63].strip("-_")}, code, slice_settings))
+            run_labels = {**labels, "run": run.name[:63].strip("-_")}
+            volumes = [Volume(CLAIM, plan.study_dir)]
+            jobset = make_jobset(name, code, tpu, image=IMAGE, max_restarts=MAX_RESTARTS, volumes=volumes, labels=run_labels)
+            jobsets.append(jobset)
         file = folder / f"{stage.name}.yaml"
         write_atomically(file, yaml.safe_dump_all(jobsets, sort_keys=False, width=1000))
         selector = ",".join(f"{key}={value}" for key, value in labels.items())
@@ -140,38 +119,6 @@ def _write_jobsets(
             f"kubectl wait --for=jsonpath='{{.status.terminalState}}' --timeout=-1s jobset -l {selector}",
         ]
     return _write_script(folder / "submit.sh", submit)
-
-
-def _jobset(plan: Plan, name: str, labels: dict[str, str], code: str, slice_settings: dict[str, Any]) -> dict[str, Any]:
-    """Returns a JobSet with one job on one slice, as `kubectl apply` reads it."""
-    hosts, chips = slice_settings["hosts"], slice_settings["chips"]
-    container = {
-        "name": "t5x-lab",
-        "image": IMAGE,
-        "command": ["bash", "-c", code],
-        "resources": {"limits": {"google.com/tpu": min(chips, CHIPS_PER_HOST)}},
-        "volumeMounts": [{"name": "study", "mountPath": plan.study_dir}],
-    }
-    pod = {
-        "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": 120,  # time to save a checkpoint after SIGTERM
-        "nodeSelector": {
-            "cloud.google.com/gke-tpu-accelerator": slice_settings["accelerator"],
-            "cloud.google.com/gke-tpu-topology": slice_settings["topology"],
-        },
-        "containers": [container],
-        "volumes": [{"name": "study", "persistentVolumeClaim": {"claimName": CLAIM}}],
-    }
-    job = {"parallelism": hosts, "completions": hosts, "backoffLimit": 0, "template": {"spec": pod}}
-    return {
-        "apiVersion": "jobset.x-k8s.io/v1alpha2",
-        "kind": "JobSet",
-        "metadata": {"name": name, "labels": labels},
-        "spec": {
-            "failurePolicy": {"maxRestarts": 3},  # a restarted run continues from its last checkpoint
-            "replicatedJobs": [{"name": "run", "replicas": 1, "template": {"spec": job}}],
-        },
-    }
 
 
 def _mark(plan: Plan, name: str) -> str:
