@@ -405,7 +405,7 @@ def test_macros_of_t5xs_run_files_have_their_values():
 
 
 def test_optimizers_by_names_of_parameters_are_groups():
-    """Patterns of T5X's may match a part of a name; those here match all of it."""
+    """Patterns of HParamMap may match a part of a name; those of `match_any` and those here match all of it."""
     pathlib.Path("scales.gin").write_text("""
 include "t5x/examples/t5/t5_1_1/small.gin"
 adafactor.Adafactor.multiply_by_parameter_scale = @adafactor.HParamMap()
@@ -418,7 +418,7 @@ include "t5x/examples/t5/t5_1_1/small.gin"
 OPTIMIZER = @optimizers.MultiOptimizer()
 optimizers.MultiOptimizer.traversals_and_optimizers = [(@bias/traversals.ModelParamTraversal(), @adafactor.Adafactor())]
 bias/traversals.ModelParamTraversal.filter_fn = @match_any()
-match_any.regexes = ["relpos", "^.*norm.*$"]
+match_any.regexes = [".*/relpos_bias/.*", "/decoder/.*norm.*", "^.*norm.*$"]
 """)
     assert main(["migrate", "scales.gin", "frozen.gin", "--output=out"]) == 0
     needed = [
@@ -431,7 +431,7 @@ match_any.regexes = ["relpos", "^.*norm.*$"]
     settings = [(pattern, each.multiply_by_parameter_scale, each.decay_rate) for pattern, each in scales.groups]
     assert settings == [(".*relpos_bias.*", False, 0.7), (".*", True, 0.7)]
     assert [(pattern, each is None) for pattern, each in frozen.groups] == [
-        (".*relpos.*", False), ("^.*norm.*$", False), (".*", True),
+        ("(.*/)?relpos_bias/.*", False), ("decoder/.*norm.*", False), ("^.*norm.*$", False), (".*", True),
     ]  # fmt: skip
     assert frozen.is_trained("encoder/relpos_bias/rel_embedding") and not frozen.is_trained("encoder/layers/mlp/wi/kernel")
 
@@ -490,7 +490,7 @@ MIGRATED_SCRIPT = r"""#!/bin/bash
 MODEL_DIR=$1
 # python3 -m t5x.train --gin_file=old.gin
 # --gin.train.stats_period=100: metrics.jsonl has every step; the console a line a minute.
-# TO DO, --gin.train.actions=@own_actions: Hooks have the place of actions: HOOKS, docs/custom/hooks.md.
+# TO DO, --gin.train.actions=@own_actions: Hooks have the place of actions: HOOKS, docs/custom/hook.md.
 # TO DO, --verbosity=1: t5x_lab train has no such flag.
 HF_HUB_OFFLINE=1 t5x_lab train \
   --gin_search_paths=gins,"${T5X_DIR}" \
@@ -706,3 +706,37 @@ def test_what_is_the_projects_own_is_not_left_out_silently(line, capsys):
     pathlib.Path("own.gin").write_text(f"import mine\n{line}\n")
     assert main(["migrate", "own.gin", "--output=out"]) == 0
     assert "1 to do" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "text, migrated",
+    [
+        (
+            "import mine\nNUM_HEADS = 2\nNUM_HEADS_2 = 4\nmine.f.heads = (%NUM_HEADS, %NUM_HEADS_2)\n",
+            "mine.f.heads = (2, %NUM_HEADS_2)",
+        ),
+        (
+            'include "t5x/examples/decoder_only/models/base.gin"\nDecoderOnlyModel.inputs_bidirectional_attention = True\n',
+            'TransformerConfig.architecture = "prefix_decoder"',
+        ),
+        ("Trainer.learning_rate_fn = @utils.create_learning_rate_scheduler()\n", "LearningRate.warmup_steps = 1000"),
+        ("# a\x0bb \u2028 c\nTRAIN_STEPS = 7\nBATCH_SIZE = 8\n", "TRAIN_STEPS = 7\nBATCH_SIZE = 8\n"),
+    ],
+)
+def test_what_was_lost_or_changed_silently(text, migrated):
+    pathlib.Path("one.gin").write_text(text)
+    assert main(["migrate", "one.gin", "--output=out"]) == 0
+    assert migrated in pathlib.Path("out/one.gin").read_text()
+
+
+def test_only_the_matcher_whose_meaning_is_defined_becomes_groups(capsys):
+    pathlib.Path("one.gin").write_text("""
+from t5x import optimizers
+import mine
+OPTIMIZER = @optimizers.MultiOptimizer()
+optimizers.MultiOptimizer.traversals_and_optimizers = ((@optim.ModelParamTraversal(), @adafactor.Adafactor()),)
+optim.ModelParamTraversal.filter_fn = @mine.inverse_match_any()
+mine.inverse_match_any.regexes = [".*hyper.*"]
+""")
+    assert main(["migrate", "one.gin", "--output=out"]) == 0
+    assert "OPTIMIZER" in capsys.readouterr().out and "Groups.groups = [" not in pathlib.Path("out/one.gin").read_text()

@@ -118,7 +118,7 @@ def parse_statements(text: str, source: str) -> list[Statement]:
     except (SyntaxError, ValueError) as error:
         reason = getattr(error, "msg", None) or str(error)
         raise UserError(f"{source} is not a gin file: {' '.join(str(reason).split())}.") from error
-    lines = text.splitlines(keepends=True)
+    lines = list(io.StringIO(text))  # gin's lines end at "\n" only
     starts = [each.location.line_num for each in parsed]
     statements: list[Statement] = [Statement("".join(lines[: starts[0] - 1] if starts else lines), 1)]
     for each, start, end in zip(parsed, starts, [*starts[1:], len(lines) + 1]):
@@ -174,18 +174,20 @@ def render(value: Any) -> str:
 
 def rename_macros(binding: Binding, names: Mapping[str, str]) -> Binding:
     """Returns a binding with other names of macros, that it defines and that its value refers to."""
+    references = {name: MacroReference(new_name) for name, new_name in names.items()}
     selector = names.get(binding.selector, binding.selector) if not binding.parameter else binding.selector
-    renamed = dataclasses.replace(binding, selector=selector, value=_replace(binding.value, names))
+    renamed = dataclasses.replace(binding, selector=selector, value=replace_macros(binding.value, references))
     return binding if renamed == binding else dataclasses.replace(renamed, text=f"{binding_text(renamed)}\n")
 
 
-def _replace(value: Any, names: Mapping[str, str]) -> Any:
+def replace_macros(value: Any, values: Mapping[str, Any]) -> Any:
+    """Returns a value with other values in the place of some macros, by their names."""
     if isinstance(value, MacroReference):
-        return MacroReference(names.get(value.name, value.name))
+        return values.get(value.name, value)
     if isinstance(value, dict):
-        return {_replace(key, names): _replace(item, names) for key, item in value.items()}
+        return {replace_macros(key, values): replace_macros(item, values) for key, item in value.items()}
     if isinstance(value, list | tuple) and not isinstance(value, Reference):
-        return type(value)(_replace(item, names) for item in value)
+        return type(value)(replace_macros(item, values) for item in value)
     return value
 
 

@@ -1,9 +1,11 @@
 """Translates a binding by the rule of T5X's name, or keeps it if it is the project's own. Otherwise a person has to decide."""
 
+import dataclasses
+
 from t5x_lab.config.t5x_names import hint
 from t5x_lab.migration.project import T5X_MODULES, Context
 from t5x_lab.migration.rules import data, evaluation, model, names, optimizer, run
-from t5x_lab.migration.statements import Binding, MacroReference, binding_text, references, render
+from t5x_lab.migration.statements import Binding, MacroReference, binding_text, references, replace_macros
 from t5x_lab.migration.steps import KEPT, RENAMED, TO_DO, Step, translated_macro, unknown_reference
 
 _BY_TOPIC = {**run.RULES, **data.RULES, **model.RULES, **optimizer.RULES, **evaluation.RULES}
@@ -44,10 +46,7 @@ def _keep(binding: Binding, context: Context) -> Step:
     if unknown := unknown_reference(binding.value, context):
         return Step(TO_DO, note=f"{unknown} is not known here")
     macros = [each for each in references(binding.value) if isinstance(each, MacroReference)]
-    values = {each: context.resolve(each) for each in macros if translated_macro(each, context)}
+    values = {each.name: context.resolve(each) for each in macros if translated_macro(each, context)}
     if not values:
         return Step(KEPT)
-    text = binding_text(binding)
-    for macro, value in values.items():
-        text = text.replace(render(macro), render(value))
-    return Step(RENAMED, (text,))
+    return Step(RENAMED, (binding_text(dataclasses.replace(binding, value=replace_macros(binding.value, values))),))

@@ -5,7 +5,7 @@ from t5x_lab.migration.rules import names
 from t5x_lab.migration.rules.data import vocabulary
 from t5x_lab.migration.rules.optimizer import optimizer
 from t5x_lab.migration.statements import Binding, MacroReference, Reference, references, render
-from t5x_lab.migration.steps import DROPPED, KEPT, RENAMED, TO_DO, Rule, Step, configurable, dtype_as, gone, or_macro, table, to
+from t5x_lab.migration.steps import DROPPED, KEPT, RENAMED, TO_DO, Rule, Step, configurable, dtype_as, or_macro, table, to
 
 
 def _model(binding: Binding, context: Context) -> Step:
@@ -141,9 +141,19 @@ def _initializer(binding: Binding, context: Context) -> Step:
     return Step(TO_DO, note="Bind TransformerConfig.initializer for matrices that are not initialized as T5's")
 
 
+def _bidirectional(binding: Binding, context: Context) -> Step:
+    """The attention of a decoder of T5X's files. Other networks have it where they are bound."""
+    if context.has_t5x_model and "DecoderWrapper.config" not in context.names:
+        kind = "prefix" if context.resolve(binding.value) is True else "causal"
+        return Step(RENAMED, (f'TransformerConfig.architecture = "{kind}_decoder"',))
+    return Step(DROPPED, note="TransformerConfig.architecture has it")
+
+
 def _converter(binding: Binding, context: Context) -> Step:
     if isinstance(binding.value, Reference) and context.is_own(binding.value.name):
         return Step(RENAMED, (f"DataConfig.converter = {render(Reference(binding.value.name, True))}",))
+    if configurable(context.resolve(binding.value)).startswith("PassThrough"):
+        return Step(TO_DO, note="Bind DataConfig.converter for examples that need no conversion (docs/custom/converter.md)")
     return Step(DROPPED, note="The features follow the architecture")
 
 
@@ -186,7 +196,7 @@ RULES = table(
     (_of_models("input_vocabulary"), _input_vocabulary),
     (_of_models("optimizer_def"), or_macro("OPTIMIZER", optimizer)),
     (_of_models("feature_converter_cls"), _converter),
-    ("DecoderOnlyModel.inputs_bidirectional_attention", gone("TransformerConfig.architecture has it")),
+    ("DecoderOnlyModel.inputs_bidirectional_attention", _bidirectional),
     ("Transformer.config DecoderWrapper.config", _network_of_config),
     *((f"T5Config.{name} TransformerConfig.{name}", _field(name)) for name in _NAMES_OF_FIELDS),
     (" ".join(f"{layer}.*" for layer in _LAYERS), _layer),

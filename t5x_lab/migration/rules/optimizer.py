@@ -50,15 +50,22 @@ def _groups(context: Context) -> Step:
         scope = f"{traversal.name.rpartition('/')[0]}" if isinstance(traversal, Reference) else ""
         matcher = context.value("ModelParamTraversal.filter_fn", scope)
         regexes = context.value(f"{configurable(matcher)}.regexes")
-        if configurable(traversal) != "ModelParamTraversal" or not isinstance(regexes, list | tuple):
+        is_known = configurable(traversal) == "ModelParamTraversal" and configurable(matcher) == "match_any"
+        if not is_known or not isinstance(regexes, list | tuple):
             return Step(TO_DO, note="Bind Groups.groups to pairs of patterns and optimizers (docs/from_t5x.md)")
         if not isinstance(optimizer, Reference) or configurable(optimizer) != "Adafactor":
             return Step(TO_DO, note=f"Bind Groups.groups: @{configurable(optimizer)} has no counterpart in a group")
         scope = optimizer.name.rpartition("/")[0]
-        groups += [f"({render(_full(regex))}, @{f'{scope}/' if scope else ''}Adafactor())" for regex in regexes]
+        patterns = (render(_without_first_slash(regex)) for regex in regexes)
+        groups += [f"({pattern}, @{f'{scope}/' if scope else ''}Adafactor())" for pattern in patterns]
     if not groups:
         return Step(TO_DO, note="Bind Groups.groups to pairs of patterns and optimizers (docs/from_t5x.md)")
     return Step(RENAMED, ("OPTIMIZER = @Groups()", f"Groups.groups = [{', '.join(groups)}, ('.*', None)]"), _NAMES)
+
+
+def _without_first_slash(pattern: str) -> str:
+    """Returns a pattern for names that do not begin with a slash, as they do in traversals of parameters."""
+    return f"(.*/)?{pattern[3:]}" if pattern.startswith(".*/") else pattern.removeprefix("/")
 
 
 def _full(pattern: str) -> str:
@@ -133,7 +140,11 @@ def _schedule(binding: Binding, context: Context) -> Step:
     if name and context.is_own(value.name):
         return Step(RENAMED, (f"LEARNING_RATE = {render(value)}",))
     if name == "create_learning_rate_scheduler":
-        return Step(DROPPED, note="@LearningRate() is the schedule of the run")
+        is_bound = any(bound.startswith("create_learning_rate_scheduler.") for bound in context.names)
+        if context.has_t5x_run or is_bound:
+            return Step(DROPPED, note="@LearningRate() is the schedule of the run")
+        defaults = _SCHEDULE_DEFAULTS.items()
+        return Step(RENAMED, tuple(f"LearningRate.{name} = {render(value)}  # T5X's default" for name, value in defaults))
     return Step(TO_DO, note="Bind LEARNING_RATE to a schedule (docs/custom/schedule.md)")
 
 

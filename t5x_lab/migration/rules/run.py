@@ -154,7 +154,7 @@ def _actions(binding: Binding, context: Context) -> Step:
     return Step(TO_DO, note=_HOOKS)
 
 
-_HOOKS = "Hooks have the place of actions: HOOKS, docs/custom/hooks.md"
+_HOOKS = "Hooks have the place of actions: HOOKS, docs/custom/hook.md"
 _FLOAT32 = "Checkpoints are float32"
 RULES = table(
     ("train.model", gone("The run has its model")),
