@@ -70,9 +70,10 @@ def _run(args: argparse.Namespace) -> None:
     if bool(args.input) == bool(args.task):
         raise UserError("Pass either --input with a file or --task with a name.")
     config = model_config(args, gin_is_for_model=bool(args.input))
-    args.max_tokens = args.max_tokens or (_target_length(args) if args.task else MAX_TOKENS)
+    task_config = _config(args) if args.task else None
+    args.max_tokens = args.max_tokens or (_target_length(task_config) if args.task else MAX_TOKENS)
     if args.dry_run:
-        print_once(_config(args).text)
+        print_once((task_config or _config(args)).text)
         return
     if args.input and os.path.realpath(args.input) == os.path.realpath(args.output):
         raise UserError("--input and --output name the same file. Set another --output.")
@@ -84,7 +85,7 @@ def _run(args: argparse.Namespace) -> None:
     model = load_model(args, config)
     infer(
         model,
-        read() if args.input else _task_examples(args, model, **shard),
+        read() if args.input else _task_examples(args, task_config, model, **shard),
         args.output,
         mode=args.mode,
         batch_size=args.batch_size,
@@ -129,20 +130,19 @@ def _config(args: argparse.Namespace):
     return gin_config(args, *config_files(model_dirs(args.model_dir)[0], args.trust), "runs/infer.gin", fixed=task)
 
 
-def _target_length(args: argparse.Namespace) -> int:
+def _target_length(config) -> int:
     """Returns the number of tokens that are generated for a task: the length of its targets, as in evaluations and in T5X."""
-    lengths = _config(args).build("DataConfig.task_feature_lengths") or {}
+    lengths = config.build("DataConfig.task_feature_lengths") or {}
     return lengths.get("targets") or MAX_TOKENS
 
 
-def _task_examples(args: argparse.Namespace, model, **shard: int):
+def _task_examples(args: argparse.Namespace, config, model, **shard: int):
     from t5x_lab.runs.data_layer import load_data_layer
 
     load_data_layer()
     from t5x_lab.data.pipeline.batches import resolve_tasks
     from t5x_lab.evaluation.inference.task_examples import read_task_examples
 
-    config = _config(args)
     network, data = model.network, config.data()
     mixture = resolve_tasks(data, network.architecture, network.vocab_size)
     options = dict(stop_ids=model.stop_ids, cut=not args.whole_inputs, **shard)

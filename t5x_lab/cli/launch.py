@@ -8,7 +8,6 @@ import sys
 
 KINDS = ("slurm", "jobset", "hosts")
 _PROCESS_COMMANDS = ("train", "eval", "infer", "generate")  # those that several processes run together
-_IMAGE = "my-registry/t5x_lab"  # which users replace
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +28,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     jobset = parser.add_argument_group("jobset")
     jobset.add_argument("--topology", help="TPU slice, such as v5p:4x4x4")
     jobset.add_argument("--num_slices", type=int, default=1, help="number of slices")
-    jobset.add_argument("--image", default=_IMAGE, help="container image with t5x_lab")
+    jobset.add_argument("--image", help="container image with t5x_lab; default: a name to replace in the file")
     jobset.add_argument("--volume", action="append", default=[], metavar="CLAIM:PATH", help="volume of the pods; repeatable")
     others = parser.add_argument_group("hosts")
     others.add_argument("--coordinator_address", help="address of host 0 with a free port, such as host0:1234")
@@ -48,10 +47,9 @@ def run(args: argparse.Namespace) -> None:
         if getattr(args, flag) < 1:
             raise UserError(f"--{flag} is {getattr(args, flag)}. It must be at least 1.")
     environment = dict(_pair(text, "=", "--env") for text in args.env)
-    make, hosts, devices = {"slurm": _slurm, "jobset": _jobset, "hosts": _hosts}[args.kind](args, environment)
+    text, hosts, devices = {"slurm": _slurm, "jobset": _jobset, "hosts": _hosts}[args.kind](args, environment)
     if args.command[0] == "train":
         _check_run(args, hosts, devices)
-    text = make()
     write_atomically(pathlib.Path(args.output), text)
     print(f"{args.output}: {hosts} {'host' if hosts == 1 else 'hosts'}. Start it with: {_start(args)}")
 
@@ -66,15 +64,15 @@ def _slurm(args: argparse.Namespace, environment: dict):
 
     settings = dict(nodes=args.hosts, gpus_per_node=args.gpus_per_host, max_restarts=args.max_restarts, time=args.time)
     program = _program(args, is_distributed=args.hosts > 1)
-    make = lambda: make_batch_script(args.name, program, **settings, options=args.sbatch, environment=environment)
-    return make, args.hosts, args.hosts * args.gpus_per_host or None
+    text = make_batch_script(args.name, program, **settings, options=args.sbatch, environment=environment)
+    return text, args.hosts, args.hosts * args.gpus_per_host or None
 
 
 def _jobset(args: argparse.Namespace, environment: dict):
     import yaml
 
     from t5x_lab.config.errors import UserError
-    from t5x_lab.launch.jobset import Volume, make_jobset
+    from t5x_lab.launch.jobset import IMAGE, Volume, make_jobset
     from t5x_lab.launch.slices import parse_slice
 
     tpu = parse_slice(args.topology, "--kind=jobset")
@@ -83,11 +81,9 @@ def _jobset(args: argparse.Namespace, environment: dict):
     hosts = tpu.hosts * args.num_slices
     volumes = [Volume(*_pair(text, ":", "--volume")) for text in args.volume]
     code = shlex.join(_program(args, is_distributed=hosts > 1))
-    settings = dict(image=args.image, max_restarts=args.max_restarts, num_slices=args.num_slices, volumes=volumes)
-    make = lambda: yaml.safe_dump(
-        make_jobset(args.name, code, tpu, **settings, environment=environment), sort_keys=False, width=1000
-    )
-    return make, hosts, tpu.chips * args.num_slices
+    settings = dict(max_restarts=args.max_restarts, num_slices=args.num_slices, volumes=volumes, environment=environment)
+    jobset = make_jobset(args.name, code, tpu, image=args.image or IMAGE, **settings)
+    return yaml.safe_dump(jobset, sort_keys=False, width=1000), hosts, tpu.chips * args.num_slices
 
 
 def _hosts(args: argparse.Namespace, environment: dict):
@@ -97,8 +93,7 @@ def _hosts(args: argparse.Namespace, environment: dict):
     if not re.fullmatch(r"[^:/\s]+:\d+", args.coordinator_address or ""):
         raise UserError("--kind=hosts needs the address of host 0 with a free port, such as --coordinator_address=host0:1234.")
     settings = dict(hosts=args.hosts, coordinator=args.coordinator_address, max_restarts=args.max_restarts)
-    make = lambda: make_host_script(_program(args, is_distributed=False), **settings, environment=environment)
-    return make, args.hosts, None
+    return make_host_script(_program(args, is_distributed=False), **settings, environment=environment), args.hosts, None
 
 
 def _check_run(args: argparse.Namespace, hosts: int, devices: int | None) -> None:

@@ -3,12 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from t5x_lab.config.errors import UserError
 from t5x_lab.launch.slices import CHIPS_PER_HOST, Slice
 
 API = "jobset.x-k8s.io/v1alpha2"
 GRACE_SECONDS = 120  # between SIGTERM and the end of a pod
+IMAGE = "my-registry/t5x_lab"  # which users replace
 _CONTAINER = "t5x-lab"
-_USER_ERROR = 2
 
 
 class Volume(NamedTuple):
@@ -77,7 +78,7 @@ def make_jobset(
             "rules": [
                 {
                     "action": "FailJob",
-                    "onExitCodes": {"containerName": _CONTAINER, "operator": "In", "values": [_USER_ERROR]},
+                    "onExitCodes": {"containerName": _CONTAINER, "operator": "In", "values": [UserError.status]},
                 }
             ]
         },

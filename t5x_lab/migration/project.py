@@ -163,8 +163,8 @@ class Context:
         return f"{module}.{rest.rpartition('.')[0]}".rstrip(".")
 
     def is_own(self, selector: str) -> bool:
-        """Returns whether a selector is of a module of the project's own, which T5X and its libraries do not have."""
-        first = selector.partition(".")[0]
+        """Returns whether a selector, with or without a scope, is of a module of the project's own."""
+        first = selector.rpartition("/")[2].partition(".")[0]
         module = self.modules.get(first)
         return module is not None and module.split(".")[0] not in T5X_MODULES
 

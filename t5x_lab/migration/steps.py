@@ -37,11 +37,6 @@ def table(*rows: tuple[str, Rule], scope: str = "") -> dict[tuple[str, str], Rul
     return {(scope, name): rule for names, rule in rows for name in names.split()}
 
 
-def is_own(reference: Reference, context: Context) -> bool:
-    """Returns whether a reference is to a configurable of a module of the project's own."""
-    return context.is_own(reference.name.rpartition("/")[2])
-
-
 def configurable(value: Any) -> str:
     """Returns the name of a reference without scope and module; "" for another value."""
     return value.name.rpartition("/")[2].rpartition(".")[2] if isinstance(value, Reference) else ""
@@ -96,7 +91,7 @@ def gone(why: str) -> Rule:
     """Returns the rule of a binding that needs no counterpart, unless it is to something of the project's own."""
 
     def rule(binding: Binding, context: Context) -> Step:
-        own = [each.name for each in references(binding.value) if isinstance(each, Reference) and is_own(each, context)]
+        own = [each.name for each in references(binding.value) if isinstance(each, Reference) and context.is_own(each.name)]
         if own:
             return Step(TO_DO, note=f"@{own[0]} is the project's own and has no place here. {why}")
         return Step(DROPPED, note=why)

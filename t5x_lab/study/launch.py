@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import yaml
 
 from t5x_lab.config.json_files import write_atomically
-from t5x_lab.launch.jobset import Volume, make_jobset
+from t5x_lab.launch.jobset import IMAGE, Volume, make_jobset
 from t5x_lab.launch.slices import Slice, parse_slice
 from t5x_lab.study.execution import FINISHED, LOGS, PENDING, Execution, command
 from t5x_lab.study.plan import Plan, PlannedRun
@@ -20,7 +20,7 @@ from t5x_lab.study.plan import Plan, PlannedRun
 LAUNCH = "launch"  # folder of a study directory
 KINDS = ("commands", "slurm", "jobset")
 MAX_RESTARTS = 3  # of a run
-IMAGE, CLAIM = "my-registry/t5x_lab", "t5x-lab"  # container image and PersistentVolumeClaim, which users replace in the files
+CLAIM = "t5x-lab"  # PersistentVolumeClaim, which users replace in the files
 
 
 def write_launch_files(plan: Plan, kind: str, topology: str | None = None) -> pathlib.Path:

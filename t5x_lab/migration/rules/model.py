@@ -116,7 +116,7 @@ def _architecture(binding: Binding, context: Context) -> Step:
     if context.other_network:
         return Step(TO_DO, note=f"The network is {context.other_network}, which is not here")
     used = references(binding.value)
-    if any(isinstance(each, Reference) and context.is_own(each.name.rpartition("/")[2]) for each in used):
+    if any(isinstance(each, Reference) and context.is_own(each.name) for each in used):
         return Step(TO_DO, note="A network of the project's own: bind it with docs/custom/network.md")
     return Step(DROPPED, note=_ONE_NETWORK)
 

@@ -140,11 +140,10 @@ def _schedule(binding: Binding, context: Context) -> Step:
     if name and context.is_own(value.name):
         return Step(RENAMED, (f"LEARNING_RATE = {render(value)}",))
     if name == "create_learning_rate_scheduler":
-        is_bound = any(bound.startswith("create_learning_rate_scheduler.") for bound in context.names)
+        is_bound = any(bound.startswith(_SCHEDULE) for bound in context.names)
         if context.has_t5x_run or is_bound:
             return Step(DROPPED, note="@LearningRate() is the schedule of the run")
-        defaults = _SCHEDULE_DEFAULTS.items()
-        return Step(RENAMED, tuple(f"LearningRate.{name} = {render(value)}  # T5X's default" for name, value in defaults))
+        return Step(RENAMED, _schedule_defaults(context))
     return Step(TO_DO, note="Bind LEARNING_RATE to a schedule (docs/custom/schedule.md)")
 
 
@@ -152,15 +151,19 @@ def _schedule_factor(binding: Binding, context: Context) -> Step:
     """The first of the parameters of T5X's schedule that is bound also writes its defaults that differ here."""
     parameter = binding.parameter
     lines = [f"LearningRate.{parameter} = {render(binding.value)}"]
-    prefix = "create_learning_rate_scheduler."
-    bound = [name for _, name in context.bindings if name.startswith(prefix)]
+    bound = [name for _, name in context.bindings if name.startswith(_SCHEDULE)]
     if bound and bound[0] == binding.name and not context.has_t5x_run:
-        lines += [
-            f"LearningRate.{name} = {render(value)}  # T5X's default"
-            for name, value in _SCHEDULE_DEFAULTS.items()
-            if f"{prefix}{name}" not in context.names
-        ]
+        lines += _schedule_defaults(context)
     return Step(RENAMED, tuple(lines))
+
+
+_SCHEDULE = "create_learning_rate_scheduler."
+
+
+def _schedule_defaults(context: Context) -> tuple[str, ...]:
+    """Returns T5X's defaults of the parameters of its schedule that nothing binds."""
+    unbound = ((name, value) for name, value in _SCHEDULE_DEFAULTS.items() if f"{_SCHEDULE}{name}" not in context.names)
+    return tuple(f"LearningRate.{name} = {render(value)}  # T5X's default" for name, value in unbound)
 
 
 _FACTORS = "Second moments are factored by the axes of each parameter; Adafactor.min_dim_size_to_factor turns it off"
