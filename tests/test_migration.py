@@ -5,6 +5,7 @@ import pathlib
 import re
 import shutil
 import subprocess
+import types
 
 import pytest
 
@@ -397,10 +398,12 @@ def test_statements_are_read_without_imports_and_with_their_text(tmp_path):
 
 def test_macros_of_t5xs_run_files_have_their_values():
     """These files are not read, so that a reference to their macros becomes the value."""
-    bindings = "DatasetConfig.shuffle = %SHUFFLE_TRAIN_EXAMPLES\ntrain.eval_steps = %EVAL_STEPS\n"
+    bindings = "train/DatasetConfig.shuffle = %SHUFFLE_TRAIN_EXAMPLES\ntrain.eval_steps = %EVAL_STEPS\n"
     pathlib.Path("one.gin").write_text(f'include "t5x/configs/runs/pretrain.gin"\n{bindings}')
     assert main(["migrate", "one.gin", "--output=out"]) == 0
-    last = "# DatasetConfig.shuffle = %SHUFFLE_TRAIN_EXAMPLES\n#   That is the default here.\nDataConfig.eval_steps = 20\n"
+    last = (
+        "# train/DatasetConfig.shuffle = %SHUFFLE_TRAIN_EXAMPLES\n#   That is the default here.\nDataConfig.eval_steps = 20\n"
+    )
     assert pathlib.Path("out/one.gin").read_text().endswith(last)
 
 
@@ -497,7 +500,8 @@ HF_HUB_OFFLINE=1 t5x_lab train \
   --gin_file="model.gin" \
   --gin_file=t5x_files/configs_runs_pretrain.gin \
   --gin.MODEL_DIR="'${MODEL_DIR}'" \
-  --gin.BATCH_SIZE="${BATCH}" \
+  --gin.DataConfig.batch_size="${BATCH}" \
+  --gin.LossEvaluation.batch_size=%BATCH_SIZE \
   --gin.TASK_FEATURE_LENGTHS="{\"inputs\": ${LENGTH}, \"targets\": 8}" \
   --gin_bindings="import my_tasks" \
   --gin.MESH="'data=-1,tensor=$N'" \
@@ -539,7 +543,7 @@ def test_a_migrated_script_runs(tmp_path, monkeypatch, capsys):
     variables = {"PATH": f"{shown.parent}:{os.environ['PATH']}", "T5X_DIR": "/t5x", "BATCH": "4", "LENGTH": "32", "N": "1"}
     subprocess.run(["bash", "run.sh", "runs/a"], cwd="ours", env=variables, check=True, capture_output=True)
     arguments = pathlib.Path("ours/train.args").read_text().splitlines()
-    assert {"--gin.BATCH_SIZE=4", "--gin.MODEL_DIR='runs/a'", "--gin.MESH='data=-1,tensor=1'"} <= set(arguments)
+    assert {"--gin.DataConfig.batch_size=4", "--gin.MODEL_DIR='runs/a'", "--gin.MESH='data=-1,tensor=1'"} <= set(arguments)
     assert '--gin.TASK_FEATURE_LENGTHS={"inputs": 32, "targets": 8}' in arguments
     monkeypatch.chdir("ours")
     monkeypatch.syspath_prepend("..")
@@ -740,3 +744,127 @@ mine.inverse_match_any.regexes = [".*hyper.*"]
 """)
     assert main(["migrate", "one.gin", "--output=out"]) == 0
     assert "OPTIMIZER" in capsys.readouterr().out and "Groups.groups = [" not in pathlib.Path("out/one.gin").read_text()
+
+
+def _run_of(text, needed=()):
+    """Returns the run that a file of a T5X project describes after its translation."""
+    pathlib.Path("one.gin").write_text(text)
+    shutil.rmtree("ours", ignore_errors=True)
+    assert main(["migrate", "one.gin", "--output=ours"]) == 0
+    assert "TO DO" not in pathlib.Path("ours/one.gin").read_text()
+    return GinConfig(["ours/one.gin"], ['MODEL_DIR = "x"', *needed]).run()
+
+
+PRETRAINING = """
+from t5x import utils
+include "t5x/examples/t5/t5_1_1/tiny.gin"
+include "t5x/configs/runs/pretrain.gin"
+MIXTURE_OR_TASK_NAME = "b"
+TASK_FEATURE_LENGTHS = {"inputs": 24, "targets": 8}
+TRAIN_STEPS = 10
+DROPOUT_RATE = 0.0
+"""
+
+
+@pytest.mark.parametrize("scope, binding", [("train", ""), ("mine", "train.train_dataset_cfg = @mine/utils.DatasetConfig()\n")])
+def test_data_of_training_alone_leave_those_of_evaluations(scope, binding):
+    """T5X's run files read the macros in three places. A parameter replaces it in one of them."""
+    run = _run_of(f"""{PRETRAINING}{binding}
+{scope}/utils.DatasetConfig:
+  mixture_or_task_name = "a"
+  task_feature_lengths = {{"inputs": 12, "targets": 4}}
+  batch_size = 64
+BATCH_SIZE = 32
+train.infer_eval_dataset_cfg = @infer_eval/utils.DatasetConfig()
+""")
+    data, (loss, metrics) = run.data, run.evals
+    assert (data.mixture_or_task_name, data.task_feature_lengths, data.batch_size) == ("a", {"inputs": 12, "targets": 4}, 64)
+    assert (loss.task, loss.lengths, loss.batch_size) == ("b", {"inputs": 24, "targets": 8}, 32)
+    assert metrics.task == "b"
+
+
+def test_a_parameter_stands_before_a_macro_of_the_same_meaning():
+    run = _run_of(f"""{PRETRAINING}
+train.random_seed = 7
+train.eval_steps = 3
+partitioning.PjitPartitioner.num_partitions = 2
+RANDOM_SEED = 8
+EVAL_STEPS = 4
+NUM_MODEL_PARTITIONS = 1
+network.T5Config.mlp_dim = 48
+MLP_DIM = 96
+""")
+    assert (run.seed, run.data.eval_steps, run.mesh, run.model.network.mlp_dim) == (7, 3, "data=-1,tensor=2", 48)
+
+
+def test_t5xs_run_files_replace_what_stands_before_them():
+    before = "BATCH_SIZE = 8\nEVAL_PERIOD = 5\nutils.SaveCheckpointConfig.period = 5\ntrain.eval_steps = 5\n"
+    run = _run_of(f"{before}{PRETRAINING}")
+    assert (run.data.batch_size, run.eval_period, run.saving.period, run.data.eval_steps) == (128, 1000, 1000, 20)
+
+
+def test_data_are_packed_where_t5x_would_pack_them(project):
+    """T5X packs by default only in its run files."""
+    without = RUN.replace("  pack = False\n", "")
+    pathlib.Path("without.gin").write_text(without)
+    assert main(["migrate", "without.gin", "--output=out"]) == 0
+    assert "DataConfig.pack = False  # T5X's default" in pathlib.Path("out/without.gin").read_text()
+    assert _run_of(PRETRAINING).data.pack
+
+
+@pytest.mark.parametrize("file, sentinels", [("t5_1_1/base.gin", 100), ("byt5/base.gin", 0)])
+def test_t5xs_models_have_its_sentinels(file, sentinels):
+    """ByteVocabulary has none; the file of T5's vocabulary has 100, so that one of a project's own has none."""
+    model = PRETRAINING.replace("t5_1_1/tiny.gin", file)
+    assert _run_of(model).data.vocabulary.extra_ids == sentinels
+    own = (
+        'seqio.SentencePieceVocabulary.sentencepiece_model_file = "own.model"\nVOCABULARY = @seqio.SentencePieceVocabulary()\n'
+    )
+    assert _run_of(model + own).data.vocabulary.extra_ids == 0
+    if sentinels:
+        assert _run_of(model + own.partition("\n")[0]).data.vocabulary.extra_ids == 0
+
+
+def test_decoders_sample_as_in_t5xs_file():
+    model = PRETRAINING.replace("t5/t5_1_1/tiny.gin", "decoder_only/models/base.gin")
+    decoding = _run_of(model).evals[1].decoding
+    assert (decoding.temperature, decoding.top_k) == (1.0, 40)
+    run = _run_of(f"{model}decoding.temperature_sample.topk = 1\n")
+    assert (run.evals[1].decoding.temperature, run.evals[1].decoding.top_k) == (1.0, 1)
+
+
+def test_metrics_are_evaluated_before_training_too():
+    at_start = "train.run_eval_before_training = True\n"
+    of_finetuning = PRETRAINING.replace("pretrain.gin", "finetune.gin") + 'INITIAL_CHECKPOINT_PATH = "x"\n'
+    assert [each.at_start for each in _run_of(of_finetuning + at_start).evals] == [True, True]
+    assert [each.at_start for each in _run_of(PRETRAINING + at_start).evals] == [True, False]
+
+
+@pytest.mark.parametrize(
+    "flags, expected",
+    [
+        ([], dict(beam_size=3, beam_alpha=0.6, temperature=0.0, max_tokens=4)),
+        (["--temperature=1"], dict(beam_size=1, beam_alpha=None, temperature=1.0, max_tokens=4)),
+    ],
+)
+def test_inference_has_the_task_and_the_beams_of_t5xs_file(flags, expected, monkeypatch):
+    pathlib.Path("infer.gin").write_text("""
+include "t5x/examples/t5/t5_1_1/tiny.gin"
+include "t5x/configs/runs/infer.gin"
+MIXTURE_OR_TASK_NAME = "b"
+utils.DatasetConfig.mixture_or_task_name = "a"
+utils.DatasetConfig.task_feature_lengths = {"inputs": 12, "targets": 4}
+models.EncoderDecoderModel.predict_batch_with_aux.num_decodes = 3
+""")
+    pathlib.Path("pretrained").mkdir()
+    pathlib.Path("pretrained/checkpoint").write_bytes(b"")  # of T5X; nothing is read
+    settings = {}
+    monkeypatch.setattr("t5x_lab.cli.infer.load_model", lambda args, config: types.SimpleNamespace(step=0))
+    monkeypatch.setattr(
+        "t5x_lab.cli.infer._task_examples", lambda args, config, model, **shard: settings.update(data=config.data())
+    )
+    monkeypatch.setattr("t5x_lab.evaluation.inference.infer.infer", lambda *args, sampling, **kwargs: settings.update(sampling))
+    of_t5x = ["--gin.CHECKPOINT_PATH='pretrained'", "--gin.INFER_OUTPUT_DIR='out'"]
+    assert main(["infer", "--gin_file=infer.gin", *of_t5x, *flags]) == 0
+    assert expected.items() <= settings.items()
+    assert (settings["data"].mixture_or_task_name, settings["data"].task_feature_lengths) == ("a", {"inputs": 12, "targets": 4})

@@ -7,6 +7,7 @@ import os
 from t5x_lab.cli.flags import (
     MAX_TOKENS,
     SAMPLING,
+    SAMPLING_DEFAULTS,
     add_gin_flags,
     add_model_flags,
     add_process_flags,
@@ -117,9 +118,26 @@ def _take_t5x_settings(args: argparse.Namespace) -> None:
         config = _config(args)
         args.task = args.task or config.build("DataConfig.mixture_or_task_name")
         args.split = args.split or config.build("MetricsEvaluation.split")
+        args.max_tokens = args.max_tokens or config.build("MetricsEvaluation.max_tokens")
+        args.whole_inputs = args.whole_inputs or config.build("MetricsEvaluation.truncate_inputs") is None
+        _take_decoding(args, config.build("MetricsEvaluation.decoding"))
         shard = f"-{args.shard_id:05d}-of-{args.num_shards:05d}" if args.num_shards > 1 else ""
         args.output = f"{args.output}/{args.task}-{args.mode}{shard}.jsonl"
     args.split = args.split or "validation"
+
+
+def _take_decoding(args: argparse.Namespace, decoding) -> None:
+    """Applies the decoding of T5X's gin files, unless flags set it."""
+    from t5x_lab.decoding.beam_search import BeamConfig
+
+    of_beams, of_samples = (
+        {"beam_size": "size", "beam_alpha": "alpha"},
+        {name: name for name in ("temperature", "top_k", "top_p")},
+    )
+    if any(getattr(args, flag) != SAMPLING_DEFAULTS[flag] for flag in (*of_beams, *of_samples)):
+        return
+    for flag, field in (of_beams if isinstance(decoding, BeamConfig) else of_samples).items():
+        setattr(args, flag, getattr(decoding, field))
 
 
 def _config(args: argparse.Namespace):

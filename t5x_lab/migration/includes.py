@@ -9,18 +9,20 @@ from t5x_lab.config.gin_files import PACKAGE_GIN
 
 _ROOTS = ("flaxformer/t5x/", "t5x/configs/", "t5x/examples/", "t5x/contrib/")
 # What T5X's model files and run files set, and ours do not.
+_SAMPLING = ("SamplingConfig.temperature = 1.0", "SamplingConfig.top_k = 40")
 _SUM_OF_TOKENS = "LOSS_NORMALIZING_FACTOR = None  # the sum over tokens, T5X's default"
 KEEP_ALL = "SaveCheckpointConfig.keep = None  # all checkpoints, T5X's default"
 _CACHED = "USE_CACHED_TASKS = True  # T5X's default"
 CARRY = 'RestoreCheckpointConfig.carry = ["optimizer", "step"]  # TRAIN_STEPS counts from the checkpoint, as in T5X'
 CARRY_STEP = 'RestoreCheckpointConfig.carry = ["step"]  # TRAIN_STEPS counts from the checkpoint, as in T5X'
+_OF_RUNS = ("BATCH_SIZE = 128", "EVAL_PERIOD = 1000", "DataConfig.eval_steps = 20", KEEP_ALL, _CACHED)
 # Not our files of these names, which also bind OPTIMIZER and DROPOUT_RATE.
 _PRETRAINING = (
     'LearningRate.factors = "constant * rsqrt_decay"',
     "LearningRate.base_learning_rate = 1.0",
     "LearningRate.warmup_steps = 10000",
-    KEEP_ALL,
-    _CACHED,
+    "CHECKPOINT_PERIOD = 1000",
+    *_OF_RUNS,
 )
 _FINETUNING = (
     'LearningRate.factors = "constant"',
@@ -30,8 +32,7 @@ _FINETUNING = (
     "INFER_EVAL_PERIOD = %EVAL_PERIOD",
     "MetricsEvaluation.truncate_inputs = None",
     "CHECKPOINT_PERIOD = 5000",
-    KEEP_ALL,
-    _CACHED,
+    *_OF_RUNS,
     CARRY,
 )
 _EVALUATION = ('MetricsEvaluation.split = "test"  # T5X\'s default',)
@@ -46,9 +47,9 @@ _LONGT5 = "flaxformer/t5x/configs/longt5"
 _LOCAL = ("TransformerConfig.layer_pattern = (@longt5/LayerKind(),)", "longt5/LayerKind.encoder_window = (127, 127)")
 _GLOBAL = "TransformerConfig.global_block_size = 16"
 
-# Macros of T5X's run files that a project may refer to, and that have no counterpart here.
+# Macros of T5X's run files that a project may refer to, or replace in one place.
 RUN_MACROS = {
-    "EVAL_STEPS": 20, "SHUFFLE_TRAIN_EXAMPLES": True, "RANDOM_SEED": None, "USE_HARDWARE_RNG": False,
+    "BATCH_SIZE": 128, "EVAL_STEPS": 20, "SHUFFLE_TRAIN_EXAMPLES": True, "RANDOM_SEED": None, "USE_HARDWARE_RNG": False,
     "EVALUATOR_USE_MEMORY_CACHE": True, "EVALUATOR_NUM_EXAMPLES": None, "JSON_WRITE_N_RESULTS": None,
     "MIXTURE_OR_TASK_MODULE": None,
 }  # fmt: skip
@@ -102,11 +103,12 @@ def counterpart(include: str) -> Counterpart | None:
         lines = ('TransformerConfig.architecture = "encoder_decoder"', "TransformerConfig.logits_via_embedding = False")
         return Counterpart((*lines, *_LOCAL, *([_GLOBAL] if match[1] else [])))
     if match := re.fullmatch(r"t5x/examples/decoder_only/(?:models/)?(\w+)\.gin", path):
-        return _model(f"models/decoder/{match[1].lower()}.gin")
+        model = _model(f"models/decoder/{match[1].lower()}.gin")
+        return model and Counterpart((*model.lines, *_SAMPLING), is_model=True)
     if match := re.fullmatch(r"t5x/examples/t5/t5_1_1/examples/(\w+)_c4_pretrain\.gin", path):
         model = _model(f"models/t5_1_1/{match[1].lower()}.gin")
-        steps = "TRAIN_STEPS = 10000" if match[1] == "small" else "TRAIN_STEPS = 100000"
-        return model and Counterpart((*model.lines, *_PRETRAINING, *_C4, steps), is_model=True, is_run=True)
+        steps = ("TRAIN_STEPS = 10000",) if match[1] == "small" else ("TRAIN_STEPS = 100000", "EVAL_PERIOD = 2000")
+        return model and Counterpart((*model.lines, *_PRETRAINING, *_C4, *steps), is_model=True, is_run=True)
     return None
 
 
@@ -126,6 +128,8 @@ def _model(file: str, is_scalable: bool = False) -> Counterpart | None:
     if not (PACKAGE_GIN / file).is_file():
         return None
     lines = [f'include "{file}"', _SUM_OF_TOKENS]
+    if "/byt5/" in file:
+        lines.append("ByteVocabulary.extra_ids = 0  # as in T5X's file")
     if is_scalable:
         lines.append('TransformerConfig.relative_bias = "per_layer"  # as in scalable_t5')
     return Counterpart(tuple(lines), is_model=True)

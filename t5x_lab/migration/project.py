@@ -10,13 +10,27 @@ from typing import Any
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.t5x_names import UNCHANGED_MACROS
 from t5x_lab.migration.includes import RUN_MACROS, counterpart, t5x_file
-from t5x_lab.migration.statements import Binding, Import, Include, MacroReference, Statement, read_statements, rename_macros
+from t5x_lab.migration.statements import (
+    Binding,
+    Import,
+    Include,
+    MacroReference,
+    Reference,
+    Statement,
+    read_statements,
+    rename_macros,
+)
 
 Rules = Mapping[tuple[str, str], Callable[..., Any]]  # by scope and name
 # Libraries whose configurables have counterparts. Names of other modules are the project's own.
 T5X_MODULES = ("t5x", "seqio", "optax", "flax", "flaxformer", "jax", "__main__", "t5", "gin", "__gin__")
 # Parts of flaxformer and T5X whose networks are not T5.
 OTHER_NETWORKS = ("longt5", "moe", "calm_t5", "perceiver", "perceiver_ar", "h_transformer", "bert", "dual_encoder", "fido")
+
+_DATA_PARAMETERS = {
+    "train": "train_dataset_cfg", "train_eval": "train_eval_dataset_cfg", "infer_eval": "infer_eval_dataset_cfg",
+}  # fmt: skip
+_DATA_SCOPES = {role: role for role in _DATA_PARAMETERS}
 
 
 class Project:
@@ -121,6 +135,13 @@ class Context:
         return frozenset(name for _, name in self.bindings)
 
     @functools.cached_property
+    def data_scopes(self) -> Mapping[str, str]:
+        """Scopes of `DatasetConfig` by what they are for: "train", "train_eval", "infer_eval"."""
+        configs = {role: self.value(f"train.{name}") for role, name in _DATA_PARAMETERS.items()}
+        scopes = {role: value.name.rpartition("/")[0] for role, value in configs.items() if isinstance(value, Reference)}
+        return {scope: role for role, scope in (_DATA_SCOPES | scopes).items()}
+
+    @functools.cached_property
     def included(self) -> frozenset[str]:
         """T5X's files that are included, such as "t5x/configs/runs/pretrain.gin"."""
         paths = (t5x_file(each.path) for each in self.all_statements if isinstance(each, Include))
@@ -145,6 +166,12 @@ class Context:
     def has_t5x_run(self) -> bool:
         """Whether a file of T5X's defines the training run."""
         return any(each is not None and each.is_run for each in map(counterpart, self.included))
+
+    @property
+    def has_metrics(self) -> bool:
+        """Whether a training run evaluates the metrics of its tasks."""
+        name = "train.infer_eval_dataset_cfg"
+        return self.value(name) is not None if name in self.names else "t5x/configs/runs/finetune.gin" in self.included
 
     @property
     def is_evaluation(self) -> bool:
@@ -176,6 +203,15 @@ class Context:
                 return value
             value = macro.value
         return value
+
+    def is_from(self, value: Any, macro: str) -> bool:
+        """Returns whether a value is a macro, or one whose value is that of the macro."""
+        for _ in range(20):
+            if not isinstance(value, MacroReference) or value.name == macro:
+                return isinstance(value, MacroReference)
+            binding = self.bindings.get(("", value.name))
+            value = None if binding is None else binding.value
+        return False
 
     def value(self, name: str, scope: str = "") -> Any:
         """Returns the resolved value of a name, None if it is not bound."""

@@ -1,12 +1,22 @@
 """Steps of a translation, and kinds of rules for bindings of T5X: functions (binding, context) -> `Step`."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from t5x_lab.config.t5x_names import UNCHANGED_MACROS
 from t5x_lab.migration.project import T5X_MODULES, Context
-from t5x_lab.migration.statements import Binding, MacroReference, Reference, references, render
+from t5x_lab.migration.statements import (
+    Binding,
+    MacroReference,
+    Reference,
+    binding_text,
+    references,
+    render,
+    replace_macros,
+)
 
+COMMAND = "command"  # scope of rules for `DatasetConfig` of T5X's commands eval and infer
 KEPT, RENAMED, DROPPED, TO_DO = "kept", "renamed", "dropped", "to do"
 
 
@@ -55,6 +65,17 @@ def translated_macro(reference: MacroReference, context: Context) -> Step | None
     """Returns what a macro becomes that T5X's files define and that is not one here; None for another."""
     rule, binding = context.rules.get(("", reference.name)), context.bindings.get(("", reference.name))
     return rule(binding, context) if rule and binding and reference.name not in UNCHANGED_MACROS else None
+
+
+def keep(binding: Binding, context: Context) -> Step:
+    """Keeps a binding of the project's, with the values of macros that have other names here."""
+    if unknown := unknown_reference(binding.value, context):
+        return Step(TO_DO, note=f"{unknown} is not known here")
+    macros = [each for each in references(binding.value) if isinstance(each, MacroReference)]
+    values = {each.name: context.resolve(each) for each in macros if translated_macro(each, context)}
+    if not values:
+        return Step(KEPT)
+    return Step(RENAMED, (binding_text(dataclasses.replace(binding, value=replace_macros(binding.value, values))),))
 
 
 def to(name: str, *same: Any) -> Rule:

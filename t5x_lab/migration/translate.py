@@ -1,12 +1,13 @@
 """Translates a binding by the rule of T5X's name, or keeps it if it is the project's own. Otherwise a person has to decide."""
 
-import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
 
 from t5x_lab.config.t5x_names import hint
 from t5x_lab.migration.project import T5X_MODULES, Context
 from t5x_lab.migration.rules import data, evaluation, model, names, optimizer, run
-from t5x_lab.migration.statements import Binding, MacroReference, binding_text, references, replace_macros
-from t5x_lab.migration.steps import KEPT, RENAMED, TO_DO, Step, translated_macro, unknown_reference
+from t5x_lab.migration.statements import Binding
+from t5x_lab.migration.steps import COMMAND, DROPPED, KEPT, RENAMED, TO_DO, Step, keep
 
 _BY_TOPIC = {**run.RULES, **data.RULES, **model.RULES, **optimizer.RULES, **evaluation.RULES}
 # A rule for a whole class comes before the names of its parameters.
@@ -16,12 +17,43 @@ RULES = {**_BY_NAME, **_BY_TOPIC}
 
 def translate(binding: Binding, context: Context) -> Step:
     """Returns what a binding becomes."""
+    step = _translate(binding, context)
+    is_macro = not binding.parameter and not binding.scope and step.status == RENAMED
+    parameter = _parameter_in_place(binding, step, context) if is_macro else None
+    return Step(DROPPED, note=f"{parameter} is bound, which T5X reads") if parameter else step
+
+
+def _parameter_in_place(macro: Binding, step: Step, context: Context) -> str | None:
+    """Returns a parameter that sets the same as a macro, which T5X's files read only where the parameter is not bound."""
+    setters = (other for line in step.lines for other in _setters(context).get(_name(line), ()))
+    other = next((each for each in setters if not context.is_from(each.value, macro.selector)), None)
+    return None if other is None else f"{other.scope}/{other.name}".lstrip("/")
+
+
+@functools.lru_cache(maxsize=4)  # statements come file by file
+def _setters(context: Context) -> Mapping[str, Sequence[Binding]]:
+    """Returns the bindings of parameters by the names here that they set."""
+    setters: dict[str, list[Binding]] = {}
+    for binding in context.bindings.values():
+        step = _translate(binding, context) if binding.parameter else None
+        for line in step.lines if step and step.status in (KEPT, RENAMED) else ():
+            setters.setdefault(_name(line), []).append(binding)
+    return setters
+
+
+def _name(line: str) -> str:
+    return line.partition(" = ")[0]
+
+
+def _translate(binding: Binding, context: Context) -> Step:
     if binding.parameter and context.is_own(binding.selector):
-        return _keep(binding, context)
+        return keep(binding, context)
     scope, rule = binding.scope, context.rules.get((binding.scope, binding.name))
     if binding.name.startswith("DatasetConfig."):
-        scope = scope or ("infer_eval" if context.is_evaluation else "train")
-        rule = context.rules.get((scope, binding.name)) or (context.rules.get(("", binding.name)) if scope == "train" else None)
+        role = context.data_scopes.get(scope, scope) if scope else _role_without_scope(binding, context)
+        if role == _NO_ROLE:
+            return Step(DROPPED, note="T5X's files bind it for training and for evaluations")
+        rule = context.rules.get((role, binding.name)) or (context.rules.get(("", binding.name)) if role == "train" else None)
         if rule is None:
             return Step(TO_DO, note="Bind it for an evaluation in EVALS, such as mine/MetricsEvaluation.split")
     elif scope and binding.parameter and context.rules.get(("", binding.name)):
@@ -33,20 +65,24 @@ def translate(binding: Binding, context: Context) -> Step:
     if binding.parameter and _is_of_t5x(binding, context):
         of_t5x = hint(f"{binding.selector}.{binding.parameter}").strip() or "It has no counterpart"
         return Step(TO_DO, note=of_t5x.rstrip("."))
-    return _keep(binding, context)
+    return keep(binding, context)
+
+
+_NO_ROLE = "none"
+
+
+def _role_without_scope(binding: Binding, context: Context) -> str:
+    """Returns what `DatasetConfig` without a scope is for. T5X's files of training bind nearly all with scopes."""
+    if context.is_evaluation:
+        return COMMAND
+    return _NO_ROLE if context.has_t5x_run and binding.parameter in _BOUND_BY_RUNS else "train"
+
+
+_BOUND_BY_RUNS = (
+    "mixture_or_task_name", "task_feature_lengths", "split", "batch_size", "shuffle", "seed", "use_cached", "pack", "module",
+)  # fmt: skip
 
 
 def _is_of_t5x(binding: Binding, context: Context) -> bool:
     module = context.module_of(binding.selector).split(".")[0]
     return module in T5X_MODULES or bool(hint(f"{binding.selector}.{binding.parameter}"))
-
-
-def _keep(binding: Binding, context: Context) -> Step:
-    """Keeps a binding of the project's, with the values of macros that have other names here."""
-    if unknown := unknown_reference(binding.value, context):
-        return Step(TO_DO, note=f"{unknown} is not known here")
-    macros = [each for each in references(binding.value) if isinstance(each, MacroReference)]
-    values = {each.name: context.resolve(each) for each in macros if translated_macro(each, context)}
-    if not values:
-        return Step(KEPT)
-    return Step(RENAMED, (binding_text(dataclasses.replace(binding, value=replace_macros(binding.value, values))),))

@@ -19,6 +19,13 @@ def _evaluated(owner: str) -> Rule:
     return rule
 
 
+def _before_training(binding: Binding, context: Context) -> Step:
+    step = to("LossEvaluation.at_start", False)(binding, context)
+    if step.status == DROPPED or not context.has_metrics:
+        return step
+    return Step(RENAMED, (*step.lines, f"MetricsEvaluation.at_start = {render(binding.value)}"))
+
+
 def _period(binding: Binding, context: Context) -> Step:
     if context.resolve(binding.value) == 0:
         return Step(TO_DO, note="Evaluations have a period: leave those out of EVALS that shall not run")
@@ -48,7 +55,12 @@ def _sampling(field: str, partner: str, default: str) -> Rule:
 
 
 def _beams(binding: Binding, context: Context) -> Step:
+    """The number of hypotheses of beam search; of decoders, the number of samples of which T5X takes the most likely."""
     value = context.resolve(binding.value)
+    if "DecoderOnlyModel" in binding.selector and configurable(context.value("DecoderOnlyModel.decode_fn")) != "beam_search":
+        if value == 1:
+            return Step(DROPPED, note="That is the default here")
+        return Step(TO_DO, note="One sample is drawn. For beam search set MetricsEvaluation.decoding = @BeamConfig()")
     return Step(RENAMED, ("MetricsEvaluation.decoding = @BeamConfig()", f"BeamConfig.size = {render(value)}"))
 
 
@@ -56,7 +68,7 @@ _FLAGS = ("output_dir", "restore_checkpoint_cfg", "partitioner", "checkpoint_per
 _ONE_SHARD = "One process reads the whole input, unless --shard_id and --num_shards are set"
 RULES = table(
     ("train.eval_period EVAL_PERIOD", _period),
-    ("train.run_eval_before_training", to("LossEvaluation.at_start", False)),
+    ("train.run_eval_before_training", _before_training),
     ("train.train_eval_dataset_cfg", _evaluated("eval")),
     ("train.infer_eval_dataset_cfg", _evaluated("infer")),
     ("train.inference_evaluator_cls evaluate.inference_evaluator_cls", gone("@infer/MetricsEvaluation() evaluates")),

@@ -158,7 +158,6 @@ _HOOKS = "Hooks have the place of actions: HOOKS, docs/custom/hook.md"
 _FLOAT32 = "Checkpoints are float32"
 RULES = table(
     ("train.model", gone("The run has its model")),
-    ("train.train_dataset_cfg", gone("The run has its data")),
     ("train.checkpoint_cfg CheckpointConfig.save CheckpointConfig.restore train.partitioner", gone(LIBRARY)),
     ("train.trainer_cls train.get_dataset_fn", gone(LIBRARY)),
     ("train.actions", _actions),
