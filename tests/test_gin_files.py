@@ -112,7 +112,7 @@ BOUND = pathlib.Path(ROOT.parent / "shared" / "facts" / "t5x_bindings.md")
         ("Adafactor.weight_decay_rate = 0.1", "T5X's Adafactor.weight_decay_rate is Adafactor.weight_decay here."),
         (
             "SaveCheckpointConfig.dtype = 'float32'",
-            "T5X's SaveCheckpointConfig.dtype has no equivalent: parameters are float32",
+            "T5X's SaveCheckpointConfig.dtype has no equivalent: checkpoints are float32",
         ),
         ("trainer.Trainer.num_microbatches = 2", "T5X's Trainer.num_microbatches is MICROBATCHES here."),
         ("utils.create_learning_rate_scheduler.factors = 'constant'", "is LearningRate here: with the same factors"),

@@ -389,7 +389,7 @@ def test_statements_are_read_without_imports_and_with_their_text(tmp_path):
     binding = read_statements(file)[2]
     assert isinstance(binding, Binding) and binding.value == {"a": (MacroReference("Y"), Reference("f", True))}
     file.write_text("X = = 3\n")
-    with pytest.raises(UserError, match="a.gin is not a gin file"):
+    with pytest.raises(UserError, match="a.gin, line 1, is not gin: Unable"):
         read_statements(file)
     file.write_text('include "a.gin"\n')
     with pytest.raises(UserError, match="includes"):
@@ -868,3 +868,80 @@ models.EncoderDecoderModel.predict_batch_with_aux.num_decodes = 3
     assert main(["infer", "--gin_file=infer.gin", *of_t5x, *flags]) == 0
     assert expected.items() <= settings.items()
     assert (settings["data"].mixture_or_task_name, settings["data"].task_feature_lengths) == ("a", {"inputs": 12, "targets": 4})
+
+
+def test_a_file_of_several_runs_has_to_become_the_same_for_all(capsys):
+    """A default that one of the runs replaces is written; a value that differs is left to a person."""
+    pathlib.Path("shared.gin").write_text('include "t5x/examples/t5/t5_1_1/tiny.gin"\nTrainer.num_microbatches = None\n')
+    pathlib.Path("one.gin").write_text('include "shared.gin"\n')
+    pathlib.Path("two.gin").write_text('Trainer.num_microbatches = 2\ninclude "shared.gin"\n')
+    assert main(["migrate", "one.gin", "two.gin", "--output=ours"]) == 0
+    assert "MICROBATCHES = 1\n" in pathlib.Path("ours/shared.gin").read_text()
+    assert "3 of 3 files are whole" in capsys.readouterr().out
+    pathlib.Path("shared.gin").write_text("import mine\nmine.f.heads = %NUM_HEADS\n")
+    for name, heads in (("one", 2), ("two", 4)):
+        pathlib.Path(f"{name}.gin").write_text(f'NUM_HEADS = {heads}\ninclude "shared.gin"\n')
+    shutil.rmtree("ours")
+    assert main(["migrate", "one.gin", "two.gin", "--output=ours"]) == 0
+    out = capsys.readouterr().out
+    assert "mine.f.heads = 2 for one.gin; mine.f.heads = 4 for two.gin. Copy this file for one of them.\n" in out
+
+
+@pytest.mark.parametrize(
+    "seeds, expected",
+    [("train.random_seed = 3\ntrain/utils.DatasetConfig.seed = 4\n", 3), ("RANDOM_SEED = 9\nRANDOM_SEED = None\n", 0)],
+)
+def test_the_seed_of_a_run_is_that_of_training(seeds, expected):
+    assert _run_of(PRETRAINING + seeds).seed == expected
+
+
+@pytest.mark.parametrize(
+    "bidirectional_first, value, architecture", [(True, True, "prefix"), (False, True, "prefix"), (False, False, "causal")]
+)
+def test_a_decoder_is_a_prefix_decoder_wherever_that_is_bound(bidirectional_first, value, architecture):
+    bidirectional = f"models.DecoderOnlyModel.inputs_bidirectional_attention = {value}\n"
+    config = "network.DecoderWrapper.config = @network.TransformerConfig()\n"
+    of_t5x = "from t5x import models\nfrom t5x.examples.decoder_only import network\n"
+    pathlib.Path("one.gin").write_text(of_t5x + (bidirectional + config if bidirectional_first else config + bidirectional))
+    assert main(["migrate", "one.gin", "--output=ours"]) == 0
+    lines = re.findall(r"^TransformerConfig.architecture = (.*)$", pathlib.Path("ours/one.gin").read_text(), re.MULTILINE)
+    assert lines[-1] == f'"{architecture}_decoder"'
+
+
+def test_a_macro_of_a_launch_line_that_files_read_is_the_projects(capsys):
+    """LEARNING_RATE is a schedule here, so that the project's macro has another name in files and in launch lines."""
+    pathlib.Path("run.gin").write_text("utils.create_learning_rate_scheduler.base_learning_rate = %LEARNING_RATE\n")
+    pathlib.Path("run.sh").write_text("python -m t5x.train --gin_file=run.gin --gin.LEARNING_RATE=0.1 --gin.SEED=3\n")
+    assert main(["migrate", "run.sh", "--output=ours"]) == 0
+    assert "%PROJECT_LEARNING_RATE" in pathlib.Path("ours/run.gin").read_text()
+    assert "--gin.PROJECT_LEARNING_RATE=0.1 --gin.SEED=3" in pathlib.Path("ours/run.sh").read_text()
+
+
+def test_bindings_of_the_projects_own_do_not_stand_for_t5xs_of_the_same_name():
+    own = "import mine\nmine.T5Config.num_heads = 3\nfrom t5x.examples.t5 import network\n"
+    pathlib.Path("one.gin").write_text(f"{own}network.Transformer.config = @network.T5Config()\n")
+    assert main(["migrate", "one.gin", "--output=ours"]) == 0
+    assert "TransformerConfig.num_heads = 8  # T5X's default\n" in pathlib.Path("ours/one.gin").read_text()
+
+
+@pytest.mark.parametrize(
+    "text, migrated",
+    [
+        ("train.model = @models.EncoderDecoderModel()\n", "MODEL = @ModelConfig()\n"),
+        ("EncoderDecoderModel.input_vocabulary = @seqio.ByteVocabulary()\n", "INPUT_VOCABULARY = @ByteVocabulary()\n"),
+        ("\ufeffTRAIN_STEPS = 7\n", "TRAIN_STEPS = 7\n"),
+        ('utils.DatasetConfig.use_cached = False\nevaluate.output_dir = "x"\n', "USE_CACHED_TASKS = False\n"),
+        ('include "t5x/examples/t5/t5_1_1/examples/base_c4_pretrain.gin"\n', "EVAL_PERIOD = 2000\n"),
+        ('include "t5x/configs/runs/eval.gin"\nTASK_FEATURE_LENGTHS = None\n', "MetricsEvaluation.truncate_inputs = None\n"),
+    ],
+)
+def test_what_was_left_out_is_there(text, migrated):
+    pathlib.Path("one.gin").write_text(text, encoding="utf-8")
+    assert main(["migrate", "one.gin", "--output=ours"]) == 0
+    assert migrated in pathlib.Path("ours/one.gin").read_text()
+
+
+def test_a_file_that_is_not_gin_is_named_with_its_line(capsys):
+    pathlib.Path("one.gin").write_text("TRAIN_STEPS = 7\nBATCH_SIZE = (\n")
+    assert main(["migrate", "one.gin", "--output=ours"]) == 2
+    assert re.search(r"one.gin, line \d, is not gin: [^.]*\.\n", capsys.readouterr().err)

@@ -35,6 +35,10 @@ TRAIN = [
             ["--gin_bindings=OBJECTIVE = full_lm"],
             'Gin cannot parse the value full_lm. Put text in quotes: "full_lm"',
         ),
+        (
+            ["--gin.EVALS=(@LossEvaluation(),"],
+            "ends before a bracket or quote is closed (EOF in multi-line statement, line 2).",
+        ),
         (["--gin.TRAIN_STEP=3"], 'The macro TRAIN_STEP is not used. Did you mean "TRAIN_STEPS"'),
         (
             ["--gin.MIXTURE_OR_TASK_NAME=sotu_span_coruption"],

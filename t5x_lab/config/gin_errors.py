@@ -49,6 +49,9 @@ def explain_error(error: Exception, package_gin: pathlib.Path, search_paths: Seq
       search_paths: other folders with gin files.
       source: origin of the bindings, such as "on the command line".
     """
+    if isinstance(error, tokenize.TokenError):
+        reason, (line, _) = error.args
+        return f"A gin file or binding ends before a bracket or quote is closed ({reason}, line {line})."
     text = str(error)
     file, place = "", ""
     if match := re.search(r'In file "(.+?)", line (\d+)', text):

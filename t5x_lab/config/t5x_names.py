@@ -203,7 +203,12 @@ TABLE: dict[str, tuple[Row, ...]] = {
             "RestoreCheckpointConfig.strict",
             "its opposite: strict = False for fallback_to_scratch = True",
         ),
-        Row("RestoreCheckpointConfig.dtype SaveCheckpointConfig.dtype", "", "parameters are float32"),
+        Row(
+            "RestoreCheckpointConfig.dtype",
+            "",
+            "training has float32 parameters; t5x_lab eval, infer and generate take --parameter_dtype",
+        ),
+        Row("SaveCheckpointConfig.dtype", "", "checkpoints are float32"),
         Row(
             "SaveCheckpointConfig.save_dataset SaveCheckpointConfig.keep_dataset_checkpoints",
             "",

@@ -6,5 +6,9 @@ project.py      files with their includes, and what macros and parameters are in
 steps.py        steps of a translation, and kinds of rules
 rules/          what the bindings of T5X become, by topic
 translate.py    what any binding becomes
+command_line.py the gin files and bindings of one command as one file
+shell.py        words of shell scripts
+scripts.py      commands of T5X in launch scripts
 write.py        translates files, writes them and the report
+direct.py       translates what a command of t5x_lab reads, in memory
 """

@@ -4,7 +4,7 @@ import pathlib
 from collections.abc import Sequence
 
 from t5x_lab.migration.project import Project
-from t5x_lab.migration.statements import macros_of, read_statements
+from t5x_lab.migration.statements import macros_in, macros_of, read_statements
 
 
 def write_together(path: pathlib.Path, files: Sequence[str], bindings: Sequence[str]) -> None:
@@ -20,7 +20,7 @@ def find_file(file: str, search_paths: Sequence[str]) -> pathlib.Path | None:
 
 
 def macros_of_flags(together: pathlib.Path, files: Sequence[pathlib.Path], search_paths: Sequence[str]) -> set[str]:
-    """Returns the macros that bindings of the command line set and no file of the project does.
+    """Returns the macros that bindings of the command line set, and that no file of the project sets or reads.
 
     Args:
       together: file of `write_together`.
@@ -28,4 +28,5 @@ def macros_of_flags(together: pathlib.Path, files: Sequence[pathlib.Path], searc
       search_paths: folders in which included files are.
     """
     project = Project([str(file) for file in files], search_paths)
-    return macros_of(read_statements(together)).difference(*map(macros_of, project.files.values()))
+    statements = [statement for of_file in project.files.values() for statement in of_file]
+    return macros_of(read_statements(together)) - macros_of(statements) - macros_in(statements)

@@ -117,7 +117,9 @@ def _run_file(name: str) -> Counterpart | None:
         return Counterpart(_PRETRAINING, is_run=True)
     if name == "finetune":
         return Counterpart(_FINETUNING, is_run=True)
-    if name in ("eval", "infer"):
+    if name == "eval":
+        return Counterpart((*_EVALUATION, "MetricsEvaluation.truncate_inputs = None"))
+    if name == "infer":
         return Counterpart(_EVALUATION)
     if name == "infer_from_tfexample_file":
         return Counterpart(note="Instead of this file: t5x_lab infer --model_dir=RUN --input=FILE.jsonl --output=FILE.jsonl")

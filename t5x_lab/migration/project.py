@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import pathlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -88,19 +89,21 @@ class Project:
                 yield from self.statements(included)
             yield statement
 
-    def context(self, path: pathlib.Path) -> "Context":
-        """Returns what is bound where a file is used: with the first given file that includes it, or alone."""
-        if path not in self._contexts:
-            self._contexts[path] = self._make_context(path)
-        return self._contexts[path]
+    def contexts(self, path: pathlib.Path) -> "list[Context]":
+        """Returns what is bound where a file is used: with each of the given files that include it, or alone."""
+        users = [root for root in self.roots if path in self._included(root)] or [path]
+        return [self._context(user) for user in users]
 
-    def _make_context(self, path: pathlib.Path) -> "Context":
-        for root in self.roots:
-            statements = list(self.statements(root))
-            own = self.files[path]
-            if root == path or any(statement is own[0] for statement in statements if own):
-                return Context(statements, self._rules)
-        return Context(list(self.statements(path)), self._rules)
+    def _context(self, root: pathlib.Path) -> "Context":
+        if root not in self._contexts:
+            self._contexts[root] = Context(list(self.statements(root)), self._rules, root=root)
+        return self._contexts[root]
+
+    def _included(self, path: pathlib.Path) -> set[pathlib.Path]:
+        """Returns the files that a file includes, and those that they include."""
+        includes = (each.path for each in self.files[path] if isinstance(each, Include))
+        direct = {included for include in includes if (included := self.find(include, path))}
+        return direct.union(*map(self._included, direct))
 
 
 @dataclasses.dataclass(eq=False)
@@ -110,11 +113,13 @@ class Context:
     Attributes:
       all_statements: the statements in gin's order.
       rules: rules of T5X's names.
+      root: the file.
       program: T5X's program that reads them, "" if it is not known.
     """
 
     all_statements: Sequence[Statement]
     rules: Rules
+    root: pathlib.Path = pathlib.Path()
     program: str = ""
 
     @functools.cached_property
@@ -124,10 +129,31 @@ class Context:
 
     @functools.cached_property
     def bindings(self) -> Mapping[tuple[str, str], Binding]:
-        """The last binding of each scope and name. Macros of T5X's run files, which are not read, are in line 0."""
+        """The last binding of each scope and name. Names of the project's own have their module.
+
+        Macros of T5X's run files, which are not read, are in line 0.
+        """
         of_runs = RUN_MACROS if self.has_t5x_run else {}
         of_t5x = {("", name): Binding("", 0, "", name, "", value) for name, value in of_runs.items()}
-        return of_t5x | {(each.scope, each.name): each for each in self.all_statements if isinstance(each, Binding)}
+        bindings = (each for each in self.all_statements if isinstance(each, Binding))
+        return of_t5x | {(each.scope, self._full_name(each)): each for each in bindings}
+
+    def _full_name(self, binding: Binding) -> str:
+        is_own = binding.parameter and self.is_own(binding.selector)
+        return f"{binding.selector}.{binding.parameter}" if is_own else binding.name
+
+    def parameter(self, reference: Reference, name: str) -> Any:
+        """Returns the resolved value of a parameter of what a reference names, None if it is not bound."""
+        scope, _, selector = reference.name.rpartition("/")
+        return self.value(f"{selector if self.is_own(selector) else selector.rpartition('.')[2]}.{name}", scope)
+
+    @functools.cached_property
+    def _places(self) -> Mapping[int, int]:
+        return {id(statement): i for i, statement in enumerate(self.all_statements)}
+
+    def is_before(self, first: Binding, second: Binding) -> bool:
+        """Returns whether a statement stands before another one. Those of T5X's files, which are not read, do not."""
+        return self._places.get(id(first), math.inf) < self._places.get(id(second), 0)
 
     @functools.cached_property
     def names(self) -> frozenset[str]:

@@ -220,7 +220,7 @@ def _translate_flags(
     for flag in launch.flags:
         if flag in by_flag:
             is_taken = launch.program != "train" and by_flag[flag].name in _OF_EVALUATION
-            step = Step(KEPT) if is_taken else _as_flags(translate(by_flag[flag], context))
+            step = Step(KEPT) if is_taken else _as_flags(_translate_flag(by_flag[flag], bindings[flag], context))
         elif flag in texts:
             step = Step(KEPT) if _is_import(texts[flag]) else unchanged(flag, "It is not a binding of gin")
         elif flag.name == "gin_file":
@@ -236,6 +236,13 @@ def _translate_flags(
             step = Step(TO_DO, note=f"t5x_lab {launch.program} has no such flag")
         steps.append((flag, step))
     return steps
+
+
+def _translate_flag(binding: Binding, text: str, context: Context) -> Step:
+    """Returns what a binding becomes. A macro of the project's may have another name by now than in the flag's text."""
+    step = translate(binding, context)
+    has_new_name = step.status == KEPT and not text.startswith(f"{binding.selector} ")
+    return Step(RENAMED, (binding.text.strip(),)) if has_new_name and not binding.parameter else step
 
 
 def _gin_text(flag: Flag) -> str | None:
@@ -282,7 +289,7 @@ def _read_together(
         macros = macros_of_flags(together, list(paths.values()), search_paths)
         project = Project([str(together)], search_paths, set(known_macros) - macros, rules)
         statements = [each for each in project.files[together] if isinstance(each, Binding)]
-        return statements, dataclasses.replace(project.context(together), program=launch.program)
+        return statements, dataclasses.replace(project.contexts(together)[0], program=launch.program)
 
 
 def _translate_gin_file(flag: Flag, search_paths: Sequence[str]) -> Step:

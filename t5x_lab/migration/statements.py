@@ -99,7 +99,7 @@ def read_statements(path: pathlib.Path) -> list[Statement]:
       UserError: for a file that is not there, or that gin cannot parse.
     """
     try:
-        return parse_statements(path.read_text(), str(path))
+        return parse_statements(path.read_text(encoding="utf-8-sig"), str(path))
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
@@ -116,8 +116,12 @@ def parse_statements(text: str, source: str) -> list[Statement]:
     try:
         parsed = list(config_parser.ConfigParser(text, _Delegate()))
     except (SyntaxError, ValueError) as error:
-        reason = getattr(error, "msg", None) or str(error)
-        raise UserError(f"{source} is not a gin file: {' '.join(str(reason).split())}.") from error
+        reason = " ".join(str(getattr(error, "msg", None) or error).split()).rstrip(".")
+        place = f"{source}, line {error.lineno}," if isinstance(error, SyntaxError) and error.lineno else source
+        raise UserError(f"{place} is not gin: {reason}.") from error
+    except tokenize.TokenError as error:
+        reason, (line, _) = error.args
+        raise UserError(f"{source}, line {line}, is not gin: {reason}.") from error
     lines = list(io.StringIO(text))  # gin's lines end at "\n" only
     starts = [each.location.line_num for each in parsed]
     statements: list[Statement] = [Statement("".join(lines[: starts[0] - 1] if starts else lines), 1)]
@@ -194,6 +198,12 @@ def replace_macros(value: Any, values: Mapping[str, Any]) -> Any:
 def macros_of(statements: Sequence[Statement]) -> set[str]:
     """Returns the names of macros that statements bind."""
     return {each.selector for each in statements if isinstance(each, Binding) and not each.parameter and not each.scope}
+
+
+def macros_in(statements: Sequence[Statement]) -> set[str]:
+    """Returns the names of macros that statements refer to."""
+    used = (each for statement in statements if isinstance(statement, Binding) for each in references(statement.value))
+    return {each.name for each in used if isinstance(each, MacroReference)}
 
 
 def references(value: Any) -> list[Reference | MacroReference]:

@@ -17,6 +17,8 @@ from t5x_lab.migration.statements import (
 )
 
 COMMAND = "command"  # scope of rules for `DatasetConfig` of T5X's commands eval and infer
+# Notes of what is left out because it is so without a binding. Writing it changes nothing.
+DEFAULT, OF_TRAINING = "That is the default here", "That of training"
 KEPT, RENAMED, DROPPED, TO_DO = "kept", "renamed", "dropped", "to do"
 
 
@@ -98,7 +100,7 @@ def to(name: str, *same: Any) -> Rule:
         resolved = context.resolve(value)
         is_same = any(resolved is each or (resolved == each and type(resolved) is type(each)) for each in same)
         if is_same and not context.differs(binding):
-            return Step(DROPPED, note="That is the default here")
+            return Step(DROPPED, note=DEFAULT)
         if unknown := unknown_reference(value, context):
             return Step(TO_DO, note=f"{unknown} is not known here")
         line = f"{name} = {render(value)}"

@@ -18,15 +18,15 @@ RULES = {**_BY_NAME, **_BY_TOPIC}
 def translate(binding: Binding, context: Context) -> Step:
     """Returns what a binding becomes."""
     step = _translate(binding, context)
-    is_macro = not binding.parameter and not binding.scope and step.status == RENAMED
+    is_macro = not binding.parameter and not binding.scope and step.status == RENAMED and step.lines
     parameter = _parameter_in_place(binding, step, context) if is_macro else None
     return Step(DROPPED, note=f"{parameter} is bound, which T5X reads") if parameter else step
 
 
 def _parameter_in_place(macro: Binding, step: Step, context: Context) -> str | None:
-    """Returns a parameter that sets the same as a macro, which T5X's files read only where the parameter is not bound."""
-    setters = (other for line in step.lines for other in _setters(context).get(_name(line), ()))
-    other = next((each for each in setters if not context.is_from(each.value, macro.selector)), None)
+    """Returns a parameter, bound before a macro, that sets the same. T5X's files read the macro where it is not bound."""
+    before = [each for each in _setters(context).get(_name(step.lines[0]), ()) if context.is_before(each, macro)]
+    other = next((each for each in before if not context.is_from(each.value, macro.selector)), None)
     return None if other is None else f"{other.scope}/{other.name}".lstrip("/")
 
 

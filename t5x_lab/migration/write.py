@@ -9,10 +9,10 @@ from collections.abc import Collection, Iterator, Sequence
 from t5x_lab.config.errors import UserError, write_error
 from t5x_lab.config.gin_files import PACKAGE_GIN
 from t5x_lab.migration.includes import counterpart, t5x_file
-from t5x_lab.migration.project import T5X_MODULES, Project
+from t5x_lab.migration.project import T5X_MODULES, Context, Project
 from t5x_lab.migration.scripts import file_for, gin_files, is_script, read_script, translate_script
 from t5x_lab.migration.statements import Binding, Import, Include, MacroReference, Statement, references
-from t5x_lab.migration.steps import DROPPED, KEPT, RENAMED, TO_DO, Step
+from t5x_lab.migration.steps import DEFAULT, DROPPED, KEPT, OF_TRAINING, RENAMED, TO_DO, Step
 from t5x_lab.migration.translate import RULES, translate
 
 STATUSES = (KEPT, RENAMED, DROPPED, TO_DO)
@@ -97,9 +97,8 @@ def _place(path: pathlib.Path) -> pathlib.Path:
 
 
 def _translate(statement: Statement, project: Project, path: pathlib.Path, include_folder: str) -> Step:
-    context = project.context(path)
     if isinstance(statement, Binding):
-        return translate(statement, context)
+        return _translate_binding(statement, project.contexts(path))
     if isinstance(statement, Include):
         return _translate_include(statement, project, path, include_folder)
     if isinstance(statement, Import):
@@ -108,6 +107,19 @@ def _translate(statement: Statement, project: Project, path: pathlib.Path, inclu
             return Step(KEPT) if is_gin else Step(DROPPED, note="Names of t5x_lab need no import")
         return Step(KEPT)
     return Step(KEPT)  # comments
+
+
+def _translate_binding(binding: Binding, contexts: Sequence[Context]) -> Step:
+    """Returns what a binding becomes, which has to be the same for all given files that include its file."""
+    steps = [(translate(binding, context), context.root) for context in contexts]
+    needed = [(step, root) for step, root in steps if step.note not in (DEFAULT, OF_TRAINING)] or steps
+    different: dict[tuple[str, tuple[str, ...]], pathlib.Path] = {}
+    for step, root in needed:
+        different.setdefault((step.status, step.lines), root)
+    if len(different) == 1:
+        return needed[0][0]
+    described = "; ".join(f"{'; '.join(lines) or status} for {root}" for (status, lines), root in different.items())
+    return Step(TO_DO, note=f"It becomes different things: {described}. Copy this file for one of them")
 
 
 def _translate_include(statement: Include, project: Project, path: pathlib.Path, folder: str) -> Step:

@@ -10,6 +10,7 @@ from t5x_lab.migration.steps import (
     DROPPED,
     KEPT,
     LIBRARY,
+    OF_TRAINING,
     RENAMED,
     TO_DO,
     Rule,
@@ -68,6 +69,8 @@ def _data_of_training(binding: Binding, context: Context) -> Step:
 
 def _module_to_import(binding: Binding, context: Context) -> Step:
     value = context.resolve(binding.value)
+    if binding.parameter and context.is_from(binding.value, "MIXTURE_OR_TASK_MODULE"):
+        return Step(DROPPED, note="MIXTURE_OR_TASK_MODULE sets it")
     if isinstance(value, str):
         return Step(RENAMED, (f"import {value}",))
     return Step(DROPPED, note="Import the module of the tasks in this file: import my_tasks")
@@ -96,21 +99,21 @@ def _dataset(scope: str, owner: str, parameter: str, macro: str) -> Rule:
         of_training = context.value(binding.name, next(scope for scope, role in context.data_scopes.items() if role == "train"))
         is_macro = context.is_from(binding.value, macro)
         if (of_training == value or (of_training is None and is_macro)) and not context.differs(binding):
-            return Step(DROPPED, note="That of training")
+            return Step(DROPPED, note=OF_TRAINING)
         return Step(RENAMED, (f"{owner}.{parameter} = {render(binding.value)}",))
 
     return rule
 
 
-def vocabulary(binding: Binding, context: Context) -> Step:
+def vocabulary(binding: Binding, context: Context, macro: str = "VOCABULARY") -> Step:
     """A vocabulary of SeqIO's, without sentinels by default, or the project's own."""
     value = binding.value
     name = configurable(value)
     if name and context.is_own(value.name):
-        return Step(KEPT)
+        return Step(KEPT) if binding.selector == macro else Step(RENAMED, (f"{macro} = {render(value)}",))
     if name not in ("SentencePieceVocabulary", "ByteVocabulary"):
         return Step(TO_DO, note="Bind @SentencePieceVocabulary() or your own")
-    return Step(RENAMED, (f"VOCABULARY = @{name}()", *_default_sentinels(name, context)))
+    return Step(RENAMED, (f"{macro} = @{name}()", *_default_sentinels(name, context)))
 
 
 def _default_sentinels(name: str, context: Context) -> tuple[str, ...]:
@@ -125,9 +128,7 @@ def _sentencepiece_file(binding: Binding, context: Context) -> Step:
 
 
 _IN_ORDER = gone("Evaluations read their split in order, as training reads its tasks")
-_WITHOUT_EFFECT = " ".join(
-    f"DatasetConfig.{name}" for name in ("shuffle", "seed", "use_custom_packing_ops", "use_cached", "module")
-)
+_WITHOUT_EFFECT = " ".join(f"DatasetConfig.{name}" for name in ("shuffle", "seed", "use_custom_packing_ops", "module"))
 
 
 def _rules_of_evaluation(scope: str, owner: str) -> dict[tuple[str, str], Rule]:
@@ -138,6 +139,7 @@ def _rules_of_evaluation(scope: str, owner: str) -> dict[tuple[str, str], Rule]:
         ("DatasetConfig.batch_size", _dataset(scope, owner, "batch_size", "BATCH_SIZE")),
         ("DatasetConfig.split", to(f"{owner}.split")),
         (_WITHOUT_EFFECT, _IN_ORDER),
+        ("DatasetConfig.use_cached", gone("USE_CACHED_TASKS is for all data of a run")),
         ("DatasetConfig.pack", gone("The loss of rows does not depend on packing, and metrics are of single examples")),
         scope=scope,
     )
@@ -173,6 +175,7 @@ RULES = {
         ("DatasetConfig.task_feature_lengths", _task_feature_lengths),
         ("DatasetConfig.batch_size", to("MetricsEvaluation.batch_size")),
         ("DatasetConfig.split", to("MetricsEvaluation.split")),
+        ("DatasetConfig.use_cached", to("USE_CACHED_TASKS")),
         (f"{_WITHOUT_EFFECT} DatasetConfig.pack", _IN_ORDER),
         scope=COMMAND,
     ),

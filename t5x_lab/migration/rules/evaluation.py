@@ -2,7 +2,7 @@
 
 from t5x_lab.migration.project import Context
 from t5x_lab.migration.statements import Binding, render
-from t5x_lab.migration.steps import DROPPED, RENAMED, TO_DO, Rule, Step, configurable, gone, if_is, table, to
+from t5x_lab.migration.steps import DEFAULT, DROPPED, RENAMED, TO_DO, Rule, Step, configurable, gone, if_is, table, to
 
 
 def _evaluated(owner: str) -> Rule:
@@ -59,7 +59,7 @@ def _beams(binding: Binding, context: Context) -> Step:
     value = context.resolve(binding.value)
     if "DecoderOnlyModel" in binding.selector and configurable(context.value("DecoderOnlyModel.decode_fn")) != "beam_search":
         if value == 1:
-            return Step(DROPPED, note="That is the default here")
+            return Step(DROPPED, note=DEFAULT)
         return Step(TO_DO, note="One sample is drawn. For beam search set MetricsEvaluation.decoding = @BeamConfig()")
     return Step(RENAMED, ("MetricsEvaluation.decoding = @BeamConfig()", f"BeamConfig.size = {render(value)}"))
 
@@ -77,10 +77,9 @@ RULES = table(
     ("temperature_sample.temperature", _sampling("temperature", "topk", "SamplingConfig.top_k = 1")),
     ("temperature_sample.topk", _sampling("top_k", "temperature", "SamplingConfig.temperature = 1.0")),
     ("temperature_sample.max_decode_steps", to("MetricsEvaluation.max_tokens")),
-    ("evaluate.model infer.model", gone("The run has its model")),
     ("evaluate.dataset_cfg infer.dataset_cfg", gone("The run has its data")),
     (" ".join(f"evaluate.{name} infer.{name}" for name in _FLAGS), gone("A flag of the command t5x_lab eval or infer")),
-    ("infer.mode", if_is("predict", then="That is the default here", otherwise="Pass --mode=score to t5x_lab infer")),
+    ("infer.mode", if_is("predict", then=DEFAULT, otherwise="t5x_lab infer has --mode=predict for texts and --mode=score")),
     ("infer.shard_id", if_is(0, None, then=_ONE_SHARD, otherwise="Pass --shard_id to t5x_lab infer")),
     ("infer.num_shards", if_is(1, None, then=_ONE_SHARD, otherwise="Pass --num_shards to t5x_lab infer")),
     ("CHECKPOINT_PATH", gone("A flag of the command: --model_dir")),

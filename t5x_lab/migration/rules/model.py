@@ -48,7 +48,7 @@ def _linen_network(binding: Binding, context: Context) -> Step:
     """A Linen module of the project's own, which is called as T5X's models call it."""
     lines = ["ModelConfig.network = @LinenNetwork()", f"LinenNetwork.module = {render(binding.value)}"]
     if binding.name.startswith("Decoder"):
-        is_prefix = context.value("DecoderOnlyModel.inputs_bidirectional_attention") is True
+        is_prefix = context.value(_BIDIRECTIONAL) is True
         lines.append(f'LinenNetwork.architecture = "{"prefix" if is_prefix else "causal"}_decoder"')
     return Step(RENAMED, tuple(lines))
 
@@ -60,10 +60,7 @@ def _network_of_config(binding: Binding, context: Context) -> Step:
         return Step(TO_DO, note="A configuration of the project's own: bind it with docs/custom/network.md")
     is_decoder = binding.name.startswith("Decoder")
     owner = value.name.rpartition(".")[2]
-    lines = [] if is_decoder else ['TransformerConfig.architecture = "encoder_decoder"']
-    if is_decoder:
-        is_prefix = context.value("DecoderOnlyModel.inputs_bidirectional_attention") is True
-        lines = [f'TransformerConfig.architecture = "{"prefix" if is_prefix else "causal"}_decoder"']
+    lines = [_decoder(_bidirectional_before(binding, context)) if is_decoder else _ENCODER_DECODER]
     defaults = dict(_DECODER_DEFAULTS if is_decoder else _T5_DEFAULTS)
     if f"{owner}.dropout_rate" not in context.names:
         lines.append("DROPOUT_RATE = 0.1  # T5X's default")
@@ -74,14 +71,11 @@ def _network_of_config(binding: Binding, context: Context) -> Step:
 
 
 # Defaults of T5X's networks, without those that are the same here.
-_T5_DEFAULTS = {
-    "emb_dim": 512, "num_heads": 8, "num_encoder_layers": 6, "num_decoder_layers": 6, "head_dim": 64, "mlp_dim": 2048,
-    "mlp_activations": ("relu",), "dtype": "float32",
+_DEFAULTS = {
+    "emb_dim": 512, "num_heads": 8, "head_dim": 64, "mlp_dim": 2048, "mlp_activations": ("relu",), "dtype": "float32",
 }  # fmt: skip
-_DECODER_DEFAULTS = {
-    "emb_dim": 512, "num_heads": 8, "num_layers": 6, "head_dim": 64, "mlp_dim": 2048, "mlp_activations": ("relu",),
-    "dtype": "float32",
-}  # fmt: skip
+_T5_DEFAULTS = {**_DEFAULTS, "num_encoder_layers": 6, "num_decoder_layers": 6}
+_DECODER_DEFAULTS = {**_DEFAULTS, "num_layers": 6}
 _FIELDS = {"num_layers": "num_decoder_layers"}
 
 
@@ -143,10 +137,24 @@ def _initializer(binding: Binding, context: Context) -> Step:
 
 def _bidirectional(binding: Binding, context: Context) -> Step:
     """The attention of a decoder of T5X's files. Other networks have it where they are bound."""
-    if context.has_t5x_model and "DecoderWrapper.config" not in context.names:
-        kind = "prefix" if context.resolve(binding.value) is True else "causal"
-        return Step(RENAMED, (f'TransformerConfig.architecture = "{kind}_decoder"',))
+    config = context.bindings.get(("", "DecoderWrapper.config"))
+    if (config and context.is_before(config, binding)) or (config is None and context.has_t5x_model):
+        return Step(RENAMED, (_decoder(context.resolve(binding.value) is True),))
     return Step(DROPPED, note="TransformerConfig.architecture has it")
+
+
+_BIDIRECTIONAL = "DecoderOnlyModel.inputs_bidirectional_attention"
+_ENCODER_DECODER = 'TransformerConfig.architecture = "encoder_decoder"'
+
+
+def _bidirectional_before(binding: Binding, context: Context) -> bool:
+    """Returns whether a binding before another one makes the decoder a prefix decoder."""
+    bidirectional = context.bindings.get(("", _BIDIRECTIONAL))
+    return bidirectional is not None and context.is_before(bidirectional, binding) and context.value(_BIDIRECTIONAL) is True
+
+
+def _decoder(is_prefix: bool) -> str:
+    return f'TransformerConfig.architecture = "{"prefix" if is_prefix else "causal"}_decoder"'
 
 
 def _converter(binding: Binding, context: Context) -> Step:
@@ -158,9 +166,12 @@ def _converter(binding: Binding, context: Context) -> Step:
 
 
 def _input_vocabulary(binding: Binding, context: Context) -> Step:
-    if isinstance(binding.value, MacroReference) and binding.value.name == "VOCABULARY":
+    of_outputs = context.value("EncoderDecoderModel.output_vocabulary")
+    if context.is_from(binding.value, "VOCABULARY") or context.resolve(binding.value) == of_outputs:
         return Step(DROPPED, note="VOCABULARY is that of inputs too")
-    return to("INPUT_VOCABULARY")(binding, context)
+    if isinstance(binding.value, MacroReference):
+        return to("INPUT_VOCABULARY")(binding, context)
+    return vocabulary(binding, context, "INPUT_VOCABULARY")
 
 
 _OF_T5: dict[str, tuple] = {
@@ -191,12 +202,13 @@ def _of_models(*parameters: str) -> str:
 
 RULES = table(
     ("MODEL", _model),
+    ("train.model evaluate.model infer.model", or_macro("MODEL", _model)),
     (_of_models("module"), _module),
     (_of_models("output_vocabulary", "vocabulary"), or_macro("VOCABULARY", vocabulary)),
     (_of_models("input_vocabulary"), _input_vocabulary),
     (_of_models("optimizer_def"), or_macro("OPTIMIZER", optimizer)),
     (_of_models("feature_converter_cls"), _converter),
-    ("DecoderOnlyModel.inputs_bidirectional_attention", _bidirectional),
+    (_BIDIRECTIONAL, _bidirectional),
     ("Transformer.config DecoderWrapper.config", _network_of_config),
     *((f"T5Config.{name} TransformerConfig.{name}", _field(name)) for name in _NAMES_OF_FIELDS),
     (" ".join(f"{layer}.*" for layer in _LAYERS), _layer),

@@ -2,7 +2,21 @@
 
 from t5x_lab.migration.project import Context
 from t5x_lab.migration.statements import Binding, Reference, render
-from t5x_lab.migration.steps import DROPPED, KEPT, RENAMED, TO_DO, Rule, Step, configurable, dtype_as, gone, if_is, table, to
+from t5x_lab.migration.steps import (
+    DEFAULT,
+    DROPPED,
+    KEPT,
+    RENAMED,
+    TO_DO,
+    Rule,
+    Step,
+    configurable,
+    dtype_as,
+    gone,
+    if_is,
+    table,
+    to,
+)
 
 _OPTAX = {"adamw": "AdamW", "lion": "Lion", "sgd": "Sgd"}
 _SCHEDULE_DEFAULTS = {"factors": "constant * linear_warmup * rsqrt_decay", "base_learning_rate": 0.5, "warmup_steps": 1000}
@@ -47,9 +61,8 @@ def _groups(context: Context) -> Step:
     groups = []
     for pair in context.value("MultiOptimizer.traversals_and_optimizers") or ():
         traversal, optimizer = (context.resolve(each) for each in pair) if isinstance(pair, list | tuple) else (None, None)
-        scope = f"{traversal.name.rpartition('/')[0]}" if isinstance(traversal, Reference) else ""
-        matcher = context.value("ModelParamTraversal.filter_fn", scope)
-        regexes = context.value(f"{configurable(matcher)}.regexes")
+        matcher = context.parameter(traversal, "filter_fn") if isinstance(traversal, Reference) else None
+        regexes = context.parameter(matcher, "regexes") if isinstance(matcher, Reference) else None
         is_known = configurable(traversal) == "ModelParamTraversal" and configurable(matcher) == "match_any"
         if not is_known or not isinstance(regexes, list | tuple):
             return Step(TO_DO, note="Bind Groups.groups to pairs of patterns and optimizers (docs/from_t5x.md)")
@@ -84,7 +97,7 @@ def _scaled(binding: Binding, context: Context) -> Step:
 def _factored(binding: Binding, context: Context) -> Step:
     if context.resolve(binding.value) is False:
         return Step(RENAMED, ("Adafactor.min_dim_size_to_factor = 1000000000  # no second moment is factored",))
-    return Step(DROPPED, note="That is the default here")
+    return Step(DROPPED, note=DEFAULT)
 
 
 def _chain(context: Context) -> Step:
@@ -168,6 +181,7 @@ def _schedule_defaults(context: Context) -> tuple[str, ...]:
 
 _FACTORS = "Second moments are factored by the axes of each parameter; Adafactor.min_dim_size_to_factor turns it off"
 _WARM_UP = "The warm-up begins at 0"
+_OWN_SCHEDULE = f"{_WARM_UP}. Write a schedule for another start (docs/custom/schedule.md)"
 _PARAMETERS_OF_SCHEDULE = (
     "factors", "base_learning_rate", "warmup_steps", "decay_factor", "steps_per_decay", "steps_per_cycle", "step_offset",
     "min_learning_rate",
@@ -186,7 +200,7 @@ RULES = {
         ),
         ("chain.transformations clip_by_global_norm.max_norm clip.max_delta", gone("Its optimizer is OPTIMIZER")),
         ("Trainer.learning_rate_fn", _schedule),
-        ("warmup_cosine_decay_schedule.init_value", if_is(0.0, 0, then=_WARM_UP, otherwise=_WARM_UP)),
+        ("warmup_cosine_decay_schedule.init_value", if_is(0.0, 0, then=_WARM_UP, otherwise=_OWN_SCHEDULE)),
         *((f"create_learning_rate_scheduler.{name}", _schedule_factor) for name in _PARAMETERS_OF_SCHEDULE),
     ),
     **{

@@ -7,7 +7,7 @@ from typing import Any
 from t5x_lab.migration.includes import CARRY, CARRY_STEP, KEEP_ALL
 from t5x_lab.migration.project import Context
 from t5x_lab.migration.statements import Binding, Reference, render
-from t5x_lab.migration.steps import DROPPED, LIBRARY, RENAMED, TO_DO, Step, configurable, gone, if_is, table, to
+from t5x_lab.migration.steps import DEFAULT, DROPPED, LIBRARY, RENAMED, TO_DO, Step, configurable, gone, if_is, table, to
 from t5x_lab.partitioning.rules import PARAMETER_RULES
 
 
@@ -20,11 +20,13 @@ def _restore_mode(binding: Binding, context: Context) -> Step:
 
 def _restored_path(binding: Binding, context: Context) -> Step:
     """The checkpoint to start from, whose optimizer and step T5X restores too."""
+    carry = CARRY_STEP if _skips_optimizer(context) else CARRY
+    if context.is_from(binding.value, "INITIAL_CHECKPOINT_PATH"):
+        return Step(RENAMED, (carry,))
     if context.resolve(binding.value) in (None, "", [], ()):
         if context.differs(binding):
             return Step(RENAMED, ("INITIAL_CHECKPOINT_PATH = None",))
-        return Step(DROPPED, note="That is the default here")
-    carry = CARRY_STEP if _skips_optimizer(context) else CARRY
+        return Step(DROPPED, note=DEFAULT)
     return Step(RENAMED, (*to("INITIAL_CHECKPOINT_PATH")(binding, context).lines, carry))
 
 
@@ -38,13 +40,13 @@ def _period(binding: Binding, context: Context) -> Step:
 def _fallback(binding: Binding, context: Context) -> Step:
     if context.resolve(binding.value) is True:
         return Step(RENAMED, ("RestoreCheckpointConfig.strict = False",), "Parameters that the checkpoint lacks are fresh")
-    return Step(DROPPED, note="That is the default here")
+    return Step(DROPPED, note=DEFAULT)
 
 
 def _assignment_map(binding: Binding, context: Context) -> Step:
     rules = context.resolve(binding.value)
     if rules in (None, (), []):
-        return Step(DROPPED, note="That is the default here")
+        return Step(DROPPED, note=DEFAULT)
     if not isinstance(rules, tuple | list):
         return Step(TO_DO, note="Write the rules as pairs of a pattern and a name, or None (docs/from_t5x.md)")
     parameter_rules = tuple(rule for rule in rules if not _skips_slots(rule))
@@ -79,7 +81,7 @@ def _microbatches(binding: Binding, context: Context) -> Step:
     if context.resolve(binding.value) in (None, 0):
         if context.differs(binding):
             return Step(RENAMED, ("MICROBATCHES = 1",))
-        return Step(DROPPED, note="That is the default here")
+        return Step(DROPPED, note=DEFAULT)
     return to("MICROBATCHES")(binding, context)
 
 
@@ -92,7 +94,7 @@ def _partitions(binding: Binding, context: Context) -> Step:
     if value in (None, 1):
         if axis == "fsdp" or context.differs(binding):
             return Step(RENAMED, (f'MESH = "{axis}=-1"',))
-        return Step(DROPPED, note="Every device has the whole model, as by default here")
+        return Step(DROPPED, note=DEFAULT)
     if isinstance(value, int | str):  # a string is a variable of a launch script
         return Step(RENAMED, (f'MESH = "{axis}=-1,tensor={value}"',))
     return Step(TO_DO, note='Set MESH = "data=-1,tensor=N" for N partitions')
@@ -101,7 +103,7 @@ def _partitions(binding: Binding, context: Context) -> Step:
 def _parameter_dimensions(binding: Binding, context: Context) -> Step:
     """Sharding in two dimensions is part of MESH. Where nothing binds the number of partitions, it is the whole of it."""
     if context.resolve(binding.value) in (None, 1):
-        return Step(DROPPED, note="That is the default here")
+        return Step(DROPPED, note=DEFAULT)
     if any(name.endswith((".num_partitions", ".model_parallel_submesh")) for name in context.names):
         return Step(DROPPED, note="MESH has fsdp")
     return Step(RENAMED, ('MESH = "fsdp=-1"',))
@@ -123,7 +125,7 @@ def _axis_rules(binding: Binding, context: Context) -> Step:
     """A whole list of rules, or those that are added to T5X's own, as the differences from the rules here."""
     rules = context.resolve(binding.value)
     if rules in (None, [], ()) or (configurable(rules) == "standard_logical_axis_rules" and not context.is_own(rules.name)):
-        return Step(DROPPED, note="They are the default")
+        return Step(DROPPED, note=DEFAULT)
     if not _is_list_of_pairs(rules) or any(axis not in _MESH_AXES for _, axis in rules):
         return Step(TO_DO, note="Add them to ShardingRules.parameters and activations (docs/custom/sharding.md)")
     first = {name: _MESH_AXES[axis] for name, axis in reversed(rules)}  # T5X takes the first rule of a name
@@ -134,7 +136,7 @@ def _axis_rules(binding: Binding, context: Context) -> Step:
     has_mesh = any(name.endswith((".num_partitions", ".model_parallel_submesh")) for name in context.names)
     mesh = ('MESH = "fsdp=-1"',) if first.get("embed") == "fsdp" and not has_mesh else ()
     lines = (*mesh, *((f"ShardingRules.parameters = {render(changes)}",) if changes else ()))
-    return Step(RENAMED, lines) if lines else Step(DROPPED, note="They are the default")
+    return Step(RENAMED, lines) if lines else Step(DROPPED, note=DEFAULT)
 
 
 # Mesh axes by those of T5X, and the names of its own rules.
@@ -156,8 +158,26 @@ def _actions(binding: Binding, context: Context) -> Step:
 
 _HOOKS = "Hooks have the place of actions: HOOKS, docs/custom/hook.md"
 _FLOAT32 = "Checkpoints are float32"
+
+
+def _seed(binding: Binding, context: Context) -> Step:
+    """The seed of training. T5X's None is another one in each run."""
+    if context.resolve(binding.value) is not None:
+        return to("SEED")(binding, context)
+    return Step(RENAMED, ("SEED = 0  # runs are reproducible",)) if context.differs(binding) else Step(DROPPED, note=DEFAULT)
+
+
+def _seed_of_data(binding: Binding, context: Context) -> Step:
+    """The seed of the order of the data, which follows SEED."""
+    of_run = [name for name in ("train.random_seed", "RANDOM_SEED") if context.value(name) is not None]
+    if of_run or context.resolve(binding.value) is None:
+        return Step(DROPPED, note=f"The order of the data follows {of_run[0]}" if of_run else DEFAULT)
+    return to("SEED")(binding, context)
+
+
 RULES = table(
-    ("train.model", gone("The run has its model")),
+    ("train.random_seed RANDOM_SEED", _seed),
+    ("DatasetConfig.seed", _seed_of_data),
     ("train.checkpoint_cfg CheckpointConfig.save CheckpointConfig.restore train.partitioner", gone(LIBRARY)),
     ("train.trainer_cls train.get_dataset_fn", gone(LIBRARY)),
     ("train.actions", _actions),
