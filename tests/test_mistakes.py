@@ -37,7 +37,7 @@ TRAIN = [
         ),
         (
             ["--gin.EVALS=(@LossEvaluation(),"],
-            "ends before a bracket or quote is closed (EOF in multi-line statement, line 2).",
+            "ends before a bracket or quote is closed (EOF in multi-line statement",
         ),
         (["--gin.TRAIN_STEP=3"], 'The macro TRAIN_STEP is not used. Did you mean "TRAIN_STEPS"'),
         (
