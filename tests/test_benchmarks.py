@@ -44,10 +44,6 @@ SMALL_RUNS = {
         r"[\d,]+ texts near the tasks(?s:.*)tasks.gin: \d+ data sets",
     ),
     "t5_mixtures": ("--draws=200 --only='T = 2'", r"examples of \d+ tasks: chi-squared [\d.]+, p [\d.]+"),
-    "t5_transfer": (
-        f"--work={{tmp}} --data={SHARED} --pretrain_steps=4 --steps=4 --seeds=1 --only=scratch --data_set=glue/cola --texts=4000",
-        r"\| .*glue/?.* \| -?[\d.]+",
-    ),
     "ways_to_fine_tune": ("--rounds=1 --only=steps --layers=1", r"a step of LoRA +[\d.]+ of the time"),
 }
 
