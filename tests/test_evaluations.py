@@ -395,6 +395,34 @@ def test_settings_are_the_same_in_another_process():
     assert settings(8) == settings(16) and "0x" not in str(settings(8)) and "lambda" in settings(8)["decoding"]
 
 
+def test_the_most_likely_of_several_samples_is_the_prediction():
+    """T5X's `num_decodes` of decoders compares log-probabilities after temperature and top_k, over the whole text."""
+    from types import SimpleNamespace
+
+    from t5x_lab.decoding.beam_search import BeamConfig
+    from t5x_lab.decoding.sampling import SamplingConfig
+    from t5x_lab.evaluation.config import MetricsEvaluation
+    from t5x_lab.evaluation.metrics.task_metrics import Decoding, _ModelOutputs
+
+    random = np.random.default_rng(0)
+    samples = random.integers(2, 9, (6, 4)), np.log(random.random((6, 4)))
+
+    def generate_tokens(prompts, *, sampling, seed, max_tokens):
+        assert (prompts, seed, max_tokens) == ([[5], [5], [5], [6], [6], [6]], 7, 4)
+        assert sampling == SamplingConfig(1.0, 40, rescale_log_probs=True)
+        return samples
+
+    outputs = object.__new__(_ModelOutputs)
+    outputs._decoding = Decoding(SamplingConfig(1.0, 40), 7, 3, 4, "")
+    outputs._inputs, outputs._model = [[5], [6]], SimpleNamespace(generate_tokens=generate_tokens)
+    tokens, log_probs = outputs._sample(outputs._decoding.method, {"max_tokens": 4})
+    best = [max(range(i, i + 3), key=lambda j: samples[1][j].sum()) for i in (0, 3)]
+    np.testing.assert_array_equal(tokens, samples[0][best])
+    np.testing.assert_array_equal(log_probs, samples[1][best])
+    with pytest.raises(UserError, match="num_samples is 3, but beam search draws no samples"):
+        MetricsEvaluation(num_samples=3, decoding=BeamConfig())
+
+
 class Model:
     """A run without a model."""
 

@@ -12,6 +12,8 @@ import pytest
 from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.gin_files import binding
+from t5x_lab.decoding.beam_search import BeamConfig
+from t5x_lab.decoding.sampling import SamplingConfig
 from t5x_lab.migration.project import Project
 from t5x_lab.migration.statements import Binding, MacroReference, Reference, read_statements
 from t5x_lab.networks.transformer import TransformerConfig
@@ -829,8 +831,17 @@ def test_decoders_sample_as_in_t5xs_file():
     model = PRETRAINING.replace("t5/t5_1_1/tiny.gin", "decoder_only/models/base.gin")
     decoding = _run_of(model).evals[1].decoding
     assert (decoding.temperature, decoding.top_k) == (1.0, 40)
-    run = _run_of(f"{model}decoding.temperature_sample.topk = 1\n")
-    assert (run.evals[1].decoding.temperature, run.evals[1].decoding.top_k) == (1.0, 1)
+    num_decodes = "models.DecoderOnlyModel.predict_batch_with_aux.num_decodes = 8\n"
+    metrics = _run_of(f"{model}decoding.temperature_sample.topk = 1\n{num_decodes}").evals[1]
+    assert (metrics.decoding.temperature, metrics.decoding.top_k, metrics.num_samples) == (1.0, 1, 8)
+
+
+def test_encoder_decoders_have_one_beam_as_in_t5x(project):
+    assert _run_of(PRETRAINING).evals[1].decoding == BeamConfig(1)
+    assert main(["migrate", "run.gin", "--output=out"]) == 0
+    assert "BeamConfig.size = 1  # T5X's default\n" in pathlib.Path("out/model.gin").read_text()
+    sampled = "models.EncoderDecoderModel.decode_fn = @decoding.temperature_sample\n"
+    assert _run_of(PRETRAINING + sampled).evals[1].decoding == SamplingConfig()
 
 
 def test_metrics_are_evaluated_before_training_too():
@@ -843,7 +854,7 @@ def test_metrics_are_evaluated_before_training_too():
 @pytest.mark.parametrize(
     "flags, expected",
     [
-        ([], dict(beam_size=3, beam_alpha=0.6, temperature=0.0, max_tokens=4)),
+        ([], dict(beam_size=3, beam_alpha=0.6, temperature=0.0, max_tokens=4, cut=True)),
         (["--temperature=1"], dict(beam_size=1, beam_alpha=None, temperature=1.0, max_tokens=4)),
     ],
 )
@@ -863,7 +874,8 @@ models.EncoderDecoderModel.predict_batch_with_aux.num_decodes = 3
     monkeypatch.setattr(
         "t5x_lab.cli.infer._task_examples", lambda args, config, model, **shard: settings.update(data=config.data())
     )
-    monkeypatch.setattr("t5x_lab.evaluation.inference.infer.infer", lambda *args, sampling, **kwargs: settings.update(sampling))
+    infer = lambda *args, sampling, **kwargs: settings.update(sampling, cut=not kwargs["settings"]["whole_inputs"])
+    monkeypatch.setattr("t5x_lab.evaluation.inference.infer.infer", infer)
     of_t5x = ["--gin.CHECKPOINT_PATH='pretrained'", "--gin.INFER_OUTPUT_DIR='out'"]
     assert main(["infer", "--gin_file=infer.gin", *of_t5x, *flags]) == 0
     assert expected.items() <= settings.items()

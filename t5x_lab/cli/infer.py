@@ -45,7 +45,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shard_id", type=int, default=0, help="number of this process's shard of the input")
     parser.add_argument("--num_shards", type=int, default=1, help="number of shards of the input")
     add_sampling_flags(parser)
-    parser.set_defaults(max_tokens=None)  # that of the task, if there is one
+    parser.set_defaults(max_tokens=None, num_samples=1)  # the tokens are those of the task, if there is one
     add_gin_flags(parser)
     add_t5x_flags(parser)
     add_process_flags(parser)
@@ -90,7 +90,7 @@ def _run(args: argparse.Namespace) -> None:
         args.output,
         mode=args.mode,
         batch_size=args.batch_size,
-        sampling={name: getattr(args, name) for name in SAMPLING},
+        sampling=_sampling(args),
         eos=args.eos,
         max_length=args.max_length,
         settings={
@@ -110,6 +110,12 @@ def _run(args: argparse.Namespace) -> None:
         print(json.dumps(finite_json(ranking_report(args.output, args.choice))))
 
 
+def _sampling(args: argparse.Namespace) -> dict:
+    """Returns the arguments of `Run.generate`. Of several samples the most likely is the last."""
+    several = {"num_samples": args.num_samples, "sort_samples": True} if args.num_samples > 1 else {}
+    return {name: getattr(args, name) for name in SAMPLING} | several
+
+
 def _take_t5x_settings(args: argparse.Namespace) -> None:
     """Applies T5X's bindings of checkpoint, output directory and task. T5X writes DIRECTORY/TASK-MODE.jsonl."""
     is_t5x = args.output is None
@@ -117,19 +123,20 @@ def _take_t5x_settings(args: argparse.Namespace) -> None:
     if is_t5x and args.model_dir and args.output and not args.input:
         config = _config(args)
         args.task = args.task or config.build("DataConfig.mixture_or_task_name")
-        args.split = args.split or config.build("MetricsEvaluation.split")
-        args.max_tokens = args.max_tokens or config.build("MetricsEvaluation.max_tokens")
-        args.whole_inputs = args.whole_inputs or config.build("MetricsEvaluation.truncate_inputs") is None
-        _take_decoding(args, config.build("MetricsEvaluation.decoding"))
+        _take_evaluation(args, config.build("MetricsEvaluation"))
         shard = f"-{args.shard_id:05d}-of-{args.num_shards:05d}" if args.num_shards > 1 else ""
         args.output = f"{args.output}/{args.task}-{args.mode}{shard}.jsonl"
     args.split = args.split or "validation"
 
 
-def _take_decoding(args: argparse.Namespace, decoding) -> None:
-    """Applies the decoding of T5X's gin files, unless flags set it."""
+def _take_evaluation(args: argparse.Namespace, evaluation) -> None:
+    """Applies what T5X's gin files set for the split, the lengths and the decoding, unless flags set it."""
     from t5x_lab.decoding.beam_search import BeamConfig
 
+    args.split = args.split or evaluation.split
+    args.max_tokens = args.max_tokens or evaluation.max_tokens
+    args.whole_inputs = args.whole_inputs or evaluation.truncate_inputs is None
+    decoding = evaluation.decoding
     of_beams, of_samples = (
         {"beam_size": "size", "beam_alpha": "alpha"},
         {name: name for name in ("temperature", "top_k", "top_p")},
@@ -138,6 +145,7 @@ def _take_decoding(args: argparse.Namespace, decoding) -> None:
         return
     for flag, field in (of_beams if isinstance(decoding, BeamConfig) else of_samples).items():
         setattr(args, flag, getattr(decoding, field))
+    args.num_samples = evaluation.num_samples
 
 
 def _config(args: argparse.Namespace):

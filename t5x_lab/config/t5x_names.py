@@ -251,6 +251,11 @@ TABLE: dict[str, tuple[Row, ...]] = {
         Row("evaluate EVAL_OUTPUT_DIR", "", "use t5x_lab eval --model_dir=… --output=…"),
         Row("infer INFER_OUTPUT_DIR", "", "use t5x_lab infer --model_dir=… --task=… --output=…"),
         Row(
+            "predict_batch_with_aux.num_decodes",
+            "BeamConfig.size, MetricsEvaluation.num_samples",
+            "beams of an encoder-decoder, samples of a decoder",
+        ),
+        Row(
             "predict_batch_with_aux temperature_sample beam_search",
             "",
             "flags of t5x_lab infer and generate: --temperature, --top_k, --beam_size, --beam_alpha",

@@ -43,6 +43,8 @@ class MetricsEvaluation(OutputEvaluation):
     Attributes:
       decoding: `SamplingConfig` (greedy by default) or `BeamConfig`. Both have a `logits_fn`.
       seed: seed of sampling.
+      num_samples: number of samples of each example, the most likely of which is the prediction, as T5X's `num_decodes` of
+        decoders. Log-probabilities are those after temperature, top_k and top_p.
       max_tokens: maximum tokens of a prediction. None = the length of the task's targets.
       decoder_prefix: text that every prediction begins with. The model continues it.
     """
@@ -50,18 +52,24 @@ class MetricsEvaluation(OutputEvaluation):
     name: str = "infer"
     decoding: SamplingConfig | BeamConfig = SamplingConfig()
     seed: int = 0
+    num_samples: int = 1
     max_tokens: int | None = None
     decoder_prefix: str = ""
 
     def __post_init__(self):
         super().__post_init__()
-        check_positive(self, "max_tokens")
+        check_positive(self, "max_tokens", "num_samples")
         check_range(self, "seed", 0, 2**32)
+        if self.num_samples > 1 and isinstance(self.decoding, BeamConfig):
+            raise UserError(
+                f"MetricsEvaluation.num_samples is {self.num_samples}, but beam search draws no samples. Set it to 1."
+            )
 
     def prepare(self, model: Any) -> Evaluator | None:
         from t5x_lab.evaluation.metrics.task_metrics import Decoding, MetricsEvaluator  # needs TensorFlow
 
-        return MetricsEvaluator.create(self, Decoding(self.decoding, self.seed, self.max_tokens, self.decoder_prefix), model)
+        decoding = Decoding(self.decoding, self.seed, self.num_samples, self.max_tokens, self.decoder_prefix)
+        return MetricsEvaluator.create(self, decoding, model)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

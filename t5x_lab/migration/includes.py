@@ -10,6 +10,7 @@ from t5x_lab.config.gin_files import PACKAGE_GIN
 _ROOTS = ("flaxformer/t5x/", "t5x/configs/", "t5x/examples/", "t5x/contrib/")
 # What T5X's model files and run files set, and ours do not.
 _SAMPLING = ("SamplingConfig.temperature = 1.0", "SamplingConfig.top_k = 40")
+ONE_BEAM = ("MetricsEvaluation.decoding = @BeamConfig()", "BeamConfig.size = 1  # T5X's default")
 _SUM_OF_TOKENS = "LOSS_NORMALIZING_FACTOR = None  # the sum over tokens, T5X's default"
 KEEP_ALL = "SaveCheckpointConfig.keep = None  # all checkpoints, T5X's default"
 _CACHED = "USE_CACHED_TASKS = True  # T5X's default"
@@ -129,7 +130,7 @@ def _run_file(name: str) -> Counterpart | None:
 def _model(file: str, is_scalable: bool = False) -> Counterpart | None:
     if not (PACKAGE_GIN / file).is_file():
         return None
-    lines = [f'include "{file}"', _SUM_OF_TOKENS]
+    lines = [f'include "{file}"', _SUM_OF_TOKENS, *(() if "/decoder/" in file else ONE_BEAM)]
     if "/byt5/" in file:
         lines.append("ByteVocabulary.extra_ids = 0  # as in T5X's file")
     if is_scalable:

@@ -104,7 +104,7 @@ def _predictions(model, chunk: Sequence[Example], sampling: dict, options: dict)
     names = [e.location for e in chunk]
     ids, cut = model.truncate_prompts([e.inputs for e in chunk], sampling["max_tokens"], options["max_length"], names)
     texts = model.generate(ids, add_start=False, streams=[e.number for e in chunk], **sampling, **options)
-    return [{"prediction": samples[0], "cut": n} for samples, n in zip(texts, cut, strict=True)]
+    return [{"prediction": samples[-1], "cut": n} for samples, n in zip(texts, cut, strict=True)]  # the most likely is the last
 
 
 def _scores(model, chunk: Sequence[Example], mode_options: dict, options: dict) -> list[dict]:

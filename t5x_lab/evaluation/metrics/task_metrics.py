@@ -1,5 +1,6 @@
 """Metrics that SeqIO tasks define, computed by SeqIO's Evaluator from what a model generates and scores."""
 
+import dataclasses
 import functools
 import itertools
 import numbers
@@ -30,6 +31,7 @@ class Decoding(NamedTuple):
 
     method: SamplingConfig | BeamConfig
     seed: int
+    num_samples: int
     max_tokens: int | None
     decoder_prefix: str
 
@@ -212,9 +214,19 @@ class _ModelOutputs:
         method = self._decoding.method
         options = dict(max_tokens=self._max_tokens, batch_size=self._batch_size, decoder_prefix=self._prefix)
         if not isinstance(method, BeamConfig):
-            return self._model.generate_tokens(self._inputs, sampling=method, seed=self._decoding.seed, **options)
+            return self._sample(method, options)
         tokens, scores = self._model.search_tokens(self._inputs, beams=method, **options)
         return tokens[:, 0], scores[:, :1]
+
+    def _sample(self, sampling: SamplingConfig, options: dict) -> tuple[np.ndarray, np.ndarray]:
+        n = self._decoding.num_samples
+        if n > 1:
+            sampling = dataclasses.replace(sampling, rescale_log_probs=True)
+        repeated = [ids for ids in self._inputs for _ in range(n)]
+        samples = self._model.generate_tokens(repeated, sampling=sampling, seed=self._decoding.seed, **options)
+        tokens, log_probs = (x.reshape(len(self._inputs), n, x.shape[-1]) for x in samples)
+        rows, best = np.arange(len(self._inputs)), log_probs.sum(axis=2).argmax(axis=1)
+        return tokens[rows, best], log_probs[rows, best]
 
     @functools.cached_property
     def predicted_ids(self) -> list[list[int]]:

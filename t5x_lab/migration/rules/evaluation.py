@@ -36,7 +36,7 @@ def _decoding(binding: Binding, context: Context) -> Step:
     value = context.resolve(binding.value)
     name = configurable(value)
     if name == "temperature_sample" and not context.is_own(value.name):
-        return Step(DROPPED, note="SamplingConfig is the default of evaluations")
+        return Step(RENAMED, ("MetricsEvaluation.decoding = @SamplingConfig()",))
     if name == "beam_search" and not context.is_own(value.name):
         size = () if "predict_batch_with_aux.num_decodes" in context.names else ("BeamConfig.size = 1  # T5X's default",)
         return Step(RENAMED, ("MetricsEvaluation.decoding = @BeamConfig()", *size))
@@ -58,9 +58,7 @@ def _beams(binding: Binding, context: Context) -> Step:
     """The number of hypotheses of beam search; of decoders, the number of samples of which T5X takes the most likely."""
     value = context.resolve(binding.value)
     if "DecoderOnlyModel" in binding.selector and configurable(context.value("DecoderOnlyModel.decode_fn")) != "beam_search":
-        if value == 1:
-            return Step(DROPPED, note=DEFAULT)
-        return Step(TO_DO, note="One sample is drawn. For beam search set MetricsEvaluation.decoding = @BeamConfig()")
+        return to("MetricsEvaluation.num_samples", 1)(binding, context)
     return Step(RENAMED, ("MetricsEvaluation.decoding = @BeamConfig()", f"BeamConfig.size = {render(value)}"))
 
 

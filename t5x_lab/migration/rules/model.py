@@ -1,5 +1,6 @@
 """The model, its loss and its network."""
 
+from t5x_lab.migration.includes import ONE_BEAM
 from t5x_lab.migration.project import Context
 from t5x_lab.migration.rules import names
 from t5x_lab.migration.rules.data import vocabulary
@@ -13,7 +14,11 @@ def _model(binding: Binding, context: Context) -> Step:
     name = value.name if isinstance(value, Reference) else ""
     if context.is_own(name):
         return Step(TO_DO, note="A model of the project's own: bind its network, docs/custom/network.md")
-    return Step(RENAMED, ("MODEL = @ModelConfig()", *_model_defaults(context)))
+    has_beams = configurable(value) == "EncoderDecoderModel" and not any(each in context.names for each in _DECODING)
+    return Step(RENAMED, ("MODEL = @ModelConfig()", *_model_defaults(context), *(ONE_BEAM if has_beams else ())))
+
+
+_DECODING = ("EncoderDecoderModel.decode_fn", "predict_batch_with_aux.num_decodes")
 
 
 def _model_defaults(context: Context) -> list[str]:
