@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 from etils import epath
 
-from t5x_lab.checkpoints.formats.source import Source
+from t5x_lab.checkpoints.formats.source import Source, embed_is_last
 from t5x_lab.checkpoints.formats.tensor_bundle import index_file, open_bundle
 from t5x_lab.checkpoints.layout import check_step, choose_step
 from t5x_lab.checkpoints.lazy_tensors import LazyTensor, Unreadable, from_array
@@ -89,9 +89,8 @@ def _slot_name(slot: str, parameter: str, shape: tuple[int, ...]) -> str:
     """
     if slot not in ("v_row", "v_col") or len(shape) != 2:
         return slot
-    embed = 1 if re.search(r"/(wo|out)/|(token|position)_embedder/", parameter) else 0
     dimension_of_vr = 1 if shape[0] >= shape[1] else 0
-    return slot if dimension_of_vr == embed else {"v_row": "v_col", "v_col": "v_row"}[slot]
+    return slot if dimension_of_vr == embed_is_last(parameter) else {"v_row": "v_col", "v_col": "v_row"}[slot]
 
 
 def _our_names(stored: Mapping[str, LazyTensor]) -> dict[str, str]:

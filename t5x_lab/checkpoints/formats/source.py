@@ -1,6 +1,7 @@
 """`Source`, an opened checkpoint with lazy tensors under t5x_lab's names, and the protocol of formats."""
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -71,6 +72,11 @@ class Format(Protocol):
 
     def open_as_saved(self, path: epath.Path) -> Mapping[str, LazyTensor]:
         """Returns all tensors of a checkpoint by their names in the format."""
+
+
+def embed_is_last(parameter: str) -> bool:
+    """Returns whether `embed` is the last dimension of a matrix of T5's, not the first."""
+    return re.search(r"/(wo|out)/|(token|position)_embedder/", parameter) is not None
 
 
 def find_owner(name: str, params: Mapping) -> str | None:

@@ -12,7 +12,7 @@ from etils import epath
 from flax import serialization
 
 from t5x_lab.checkpoints.formats import orbax_arrays
-from t5x_lab.checkpoints.formats.source import Source, find_owner
+from t5x_lab.checkpoints.formats.source import Source, embed_is_last, find_owner
 from t5x_lab.checkpoints.layout import check_step, choose_step
 from t5x_lab.checkpoints.lazy_tensors import LazyTensor, Unreadable, from_array
 
@@ -196,14 +196,13 @@ def _row_is_not_embed(name: str, shape: tuple[int, ...], layers: Mapping[str, in
     """
     if len(shape) != 2 or _scanned_stack(name, layers):
         return False
-    embed_is_last = re.search(r"/(wo|out)/|token_embedder/", name) is not None
-    return (0 if shape[0] <= shape[1] else 1) != embed_is_last
+    return (0 if shape[0] <= shape[1] else 1) != embed_is_last(name)
 
 
 def _layer_axis(name: str, slot: str) -> int:
     """Returns the layer axis of a scanned array: 1 in parameters; Adafactor's means lack some dimensions."""
-    embed_is_last = re.search(r"/(wo|out)/", name) is not None
-    return {"v_row": 0 if embed_is_last else 1, "v_col": 1 if embed_is_last else 0}.get(slot, 1)
+    is_last = embed_is_last(name)
+    return {"v_row": 0 if is_last else 1, "v_col": 1 if is_last else 0}.get(slot, 1)
 
 
 def _rename_and_unstack(tensors: Mapping[str, LazyTensor], layers: Mapping[str, int], slot: str = "") -> dict[str, LazyTensor]:
