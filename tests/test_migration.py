@@ -957,3 +957,9 @@ def test_a_file_that_is_not_gin_is_named_with_its_line(capsys):
     pathlib.Path("one.gin").write_text("TRAIN_STEPS = 7\nBATCH_SIZE = (\n")
     assert main(["migrate", "one.gin", "--output=ours"]) == 2
     assert re.search(r"one.gin, line \d, is not gin: [^.]*\.\n", capsys.readouterr().err)
+
+
+def test_bindings_of_the_command_line_have_their_meaning_here(project, capsys):
+    """T5X would not read EVAL_PERIOD where `train.eval_period` is bound."""
+    assert main([*IN_PLACE, "--gin.MESH=data=-1", "--gin.EVAL_PERIOD=3"]) == 0
+    assert re.search(r"^EVAL_PERIOD = 3$", capsys.readouterr().out, re.MULTILINE)

@@ -85,6 +85,7 @@ class EvaluationTasks:
         """Returns everything that the evaluation's numbers depend on, except the weights."""
         fields = (field.name for field in dataclasses.fields(evaluation) if field.name not in _IRRELEVANT_FIELDS)
         own = {name: stable_repr(getattr(evaluation, name)) for name in fields}
+        own = {name: value for name, value in own.items() if value != _LATER_FIELDS.get(name)}
         data = self.data.identity()
         settings = {name: data[name] for name in _RELEVANT_DATA_SETTINGS if data[name] != "()"}
         if any(getattr(component.task, "data_set", "") for component in self.components):  # prompted: depends on templates
@@ -101,6 +102,7 @@ class EvaluationTasks:
         }
 
 
+_LATER_FIELDS = {"num_samples": "1"}  # values that older results had without these fields
 # Empty ones are left out, so that settings of older results, which did not have them, stay equal.
 _RELEVANT_DATA_SETTINGS = (
     "OBJECTIVE",

@@ -41,6 +41,7 @@ class Project:
       files: the files.
       search_paths: folders in which included files are, besides the working directory and the folder of each file.
       macros: macros of t5x_lab. One of the project's with the name of another of these is renamed.
+      kept_macros: macros that bindings of t5x_lab's own command line set, so that they have their meaning here.
       rules: rules of T5X's names, for contexts.
 
     Attributes:
@@ -53,10 +54,12 @@ class Project:
         files: Sequence[str],
         search_paths: Sequence[str] = (),
         macros: Collection[str] = (),
+        kept_macros: Collection[str] = (),
         rules: Rules = MappingProxyType({}),
     ):
-        self._rules = rules
-        self._renamed = {name: f"PROJECT_{name}" for name in macros if name not in UNCHANGED_MACROS}
+        self._rules, self._kept_macros = rules, frozenset(kept_macros)
+        others = (name for name in macros if name not in UNCHANGED_MACROS and name not in self._kept_macros)
+        self._renamed = {name: f"PROJECT_{name}" for name in others}
         self.roots = [pathlib.Path(file) for file in files]
         self._search_paths = [pathlib.Path(path) for path in ("", *search_paths)]
         self.files: dict[pathlib.Path, list[Statement]] = {}
@@ -96,7 +99,7 @@ class Project:
 
     def _context(self, root: pathlib.Path) -> "Context":
         if root not in self._contexts:
-            self._contexts[root] = Context(list(self.statements(root)), self._rules, root=root)
+            self._contexts[root] = Context(list(self.statements(root)), self._rules, self._kept_macros, root)
         return self._contexts[root]
 
     def _included(self, path: pathlib.Path) -> set[pathlib.Path]:
@@ -113,12 +116,14 @@ class Context:
     Attributes:
       all_statements: the statements in gin's order.
       rules: rules of T5X's names.
+      kept_macros: see `Project`.
       root: the file.
       program: T5X's program that reads them, "" if it is not known.
     """
 
     all_statements: Sequence[Statement]
     rules: Rules
+    kept_macros: frozenset[str] = frozenset()
     root: pathlib.Path = pathlib.Path()
     program: str = ""
 

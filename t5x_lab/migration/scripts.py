@@ -287,7 +287,7 @@ def _read_together(
         files = [str(paths[file].absolute()) if file in paths else file for file in named if file in paths or t5x_file(file)]
         write_together(together, files, bindings)
         macros = macros_of_flags(together, list(paths.values()), search_paths)
-        project = Project([str(together)], search_paths, set(known_macros) - macros, rules)
+        project = Project([str(together)], search_paths, set(known_macros) - macros, rules=rules)
         statements = [each for each in project.files[together] if isinstance(each, Binding)]
         return statements, dataclasses.replace(project.contexts(together)[0], program=launch.program)
 

@@ -18,8 +18,9 @@ RULES = {**_BY_NAME, **_BY_TOPIC}
 def translate(binding: Binding, context: Context) -> Step:
     """Returns what a binding becomes."""
     step = _translate(binding, context)
-    is_macro = not binding.parameter and not binding.scope and step.status == RENAMED and step.lines
-    parameter = _parameter_in_place(binding, step, context) if is_macro else None
+    is_macro = not binding.parameter and not binding.scope and binding.selector not in context.kept_macros
+    is_translated = step.status == RENAMED and bool(step.lines)
+    parameter = _parameter_in_place(binding, step, context) if is_macro and is_translated else None
     return Step(DROPPED, note=f"{parameter} is bound, which T5X reads") if parameter else step
 
 

@@ -64,7 +64,7 @@ def migrate(
     named = [gin_files(text, search_paths) for text in scripts.values()]
     files += dict.fromkeys(file for own, _ in named for file in own if file not in files)
     t5x_files = dict.fromkeys(file for _, other in named for file in other)
-    project = Project(files, search_paths, set(known_macros) - set(kept_macros), RULES)
+    project = Project(files, search_paths, known_macros, kept_macros, RULES)
     translate_in = lambda path, each: (each, _translate(each, project, path, include_folder))
     steps = {path: [translate_in(path, each) for each in statements] for path, statements in project.files.items()}
     used = {name for of_file in steps.values() for each, step in of_file for name in _macros_used(each, step)}

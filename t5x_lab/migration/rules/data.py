@@ -137,7 +137,7 @@ def _rules_of_evaluation(scope: str, owner: str) -> dict[tuple[str, str], Rule]:
         ("DatasetConfig.mixture_or_task_name", _dataset(scope, owner, "task", "MIXTURE_OR_TASK_NAME")),
         ("DatasetConfig.task_feature_lengths", _dataset(scope, owner, "lengths", "TASK_FEATURE_LENGTHS")),
         ("DatasetConfig.batch_size", _dataset(scope, owner, "batch_size", "BATCH_SIZE")),
-        ("DatasetConfig.split", to(f"{owner}.split")),
+        ("DatasetConfig.split", to(f"{owner}.split", DataConfig.eval_split)),
         (_WITHOUT_EFFECT, _IN_ORDER),
         ("DatasetConfig.use_cached", gone("USE_CACHED_TASKS is for all data of a run")),
         ("DatasetConfig.pack", gone("The loss of rows does not depend on packing, and metrics are of single examples")),
