@@ -6,6 +6,7 @@ import math
 import os
 import pty
 import re
+import signal
 import struct
 import subprocess
 import sys
@@ -31,6 +32,7 @@ from t5x_lab.observe.hardware import peak_flops
 from t5x_lab.observe.metrics import JsonLines, read_metrics
 from t5x_lab.observe.model_info import model_info, parameter_rows
 from t5x_lab.observe.plots import write_plots
+from t5x_lab.observe.profile import Profiled
 from t5x_lab.observe.tensorboard import TensorBoard
 from t5x_lab.partitioning.mesh import MeshShape, make_mesh
 from t5x_lab.partitioning.partitioner import Partitioner
@@ -293,3 +295,21 @@ def test_peaks_of_devices():
     assert peak_flops("NVIDIA H100 80GB HBM3") == 989e12
     assert peak_flops("TPU v5 lite") == 197e12 and peak_flops("TPU v5p") == 459e12
     assert peak_flops(jax.devices()[0].device_kind) is None
+
+
+@pytest.mark.parametrize("steps, requested_after, traced", [(0, (5,), 5), (2, (7, 8), 4), (0, (1,), 5)])
+def test_a_process_traces_its_next_steps_on_request(steps, requested_after, traced, tmp_path, monkeypatch):
+    """The first steps, which compile, are left out, and a request during a trace adds nothing to it."""
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    before = signal.getsignal(signal.SIGUSR1)
+    with Profiled(lambda state, batch: (state + batch, {}), str(tmp_path), steps) as profiled:
+        state = 0
+        for call in range(1, 16):
+            state, _ = profiled(state, 1)
+            if call == 6 and steps:
+                time.sleep(1.1)  # traces are named by the second
+            if call in requested_after:
+                os.kill(os.getpid(), signal.SIGUSR1)
+    assert state == 15 and signal.getsignal(signal.SIGUSR1) == before
+    planes = [p for f in tmp_path.rglob("*.xplane.pb") for p in jax.profiler.ProfileData.from_file(str(f)).planes]
+    assert sum(event.name == "train" for plane in planes for line in plane.lines for event in line.events) == traced

@@ -2,7 +2,10 @@
 
 import importlib.util
 import os
+import signal
+import threading
 from collections.abc import Callable
+from typing import Any
 
 import jax
 
@@ -10,48 +13,84 @@ from t5x_lab.config.errors import UserError
 from t5x_lab.config.log import log
 
 SKIPPED = 2  # compilation and warm-up steps
+STEPS_ON_REQUEST = 5  # without PROFILE_STEPS
 
 
 def check_profiler() -> None:
     """Raises a `UserError` if JAX's profiler would crash the process."""
     if importlib.util.find_spec("libtpu") and not os.environ.get("JAX_PLATFORMS") and jax.default_backend() == "cpu":
         raise UserError(
-            "PROFILE_STEPS does not work here: libtpu is installed, so JAX's profiler would crash looking for a TPU. Set "
+            "Steps cannot be traced here: libtpu is installed, so JAX's profiler would crash looking for a TPU. Set "
             "JAX_PLATFORMS=cpu in the environment."
         )
 
 
 class Profiled:
-    """Wraps a training step and traces `steps` calls, from the third on.
+    """Wraps a training step and traces calls of it: from the third on, and whenever the process receives SIGUSR1.
+
+    Used as a context, in the main thread. Each process traces its own devices.
 
     Args:
       train_step: function (state, batch) -> (state, metrics).
       directory: directory for `plugins/profile/`.
-      steps: number of steps to trace.
+      steps: number of steps to trace from the third on. 0 = only on request.
     """
 
     def __init__(self, train_step: Callable, directory: str, steps: int):
-        self._train_step, self._directory, self._last = train_step, directory, SKIPPED + steps
+        self._train_step, self._directory, self._steps = train_step, directory, steps
         self._calls = 0
-        self._tracing = False
+        self._last: int | None = None  # call after which the trace is written, while there is one
+        self._is_requested = False
+        self._old_handler: Any = None
+
+    def __enter__(self):
+        if threading.current_thread() is threading.main_thread():
+            self._old_handler = signal.signal(signal.SIGUSR1, self._request)
+        return self
+
+    def _request(self, number, frame):
+        del number, frame
+        self._is_requested = True
 
     def __call__(self, state, batch):
-        if self._calls == SKIPPED:
-            jax.block_until_ready(state)
-            jax.profiler.start_trace(self._directory)
-            self._tracing = True
+        is_planned = self._steps > 0 and self._calls == SKIPPED
+        if is_planned or (self._is_requested and self._calls >= SKIPPED):
+            self._start(state)
         self._calls += 1
+        if self._last is None:
+            return self._train_step(state, batch)
         with jax.profiler.StepTraceAnnotation("train", step_num=self._calls):
             state, metrics = self._train_step(state, batch)
-        if self._calls == self._last:
+        if self._calls >= self._last:
             jax.block_until_ready(state)
-            self.close()
+            self._write()
         return state, metrics
 
-    def close(self) -> None:
+    def _start(self, state) -> None:
+        was_requested, self._is_requested = self._is_requested, False
+        if self._last is not None:
+            return  # a trace is being taken
+        steps = self._steps or STEPS_ON_REQUEST
+        if was_requested:
+            try:
+                check_profiler()
+            except UserError as error:
+                log(error.sentence)
+                return
+            log(f"SIGUSR1: tracing {steps} steps into {self._directory}.")
+        jax.block_until_ready(state)
+        jax.profiler.start_trace(self._directory)
+        self._last = self._calls + steps
+
+    def _write(self) -> None:
+        jax.profiler.stop_trace()
+        self._last = None
+
+    def __exit__(self, *unused):
         """Writes the trace if the run ended before the last traced step."""
-        if self._tracing:
-            jax.profiler.stop_trace()
-            self._tracing = False
-        elif self._calls <= SKIPPED:
+        if self._old_handler is not None:
+            signal.signal(signal.SIGUSR1, self._old_handler)
+        if self._last is not None:
+            self._write()
+        elif self._steps and self._calls <= SKIPPED:
             log(f"No trace was written: the run ended before step {SKIPPED + 1}, the first that PROFILE_STEPS traces.")

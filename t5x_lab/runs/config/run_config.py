@@ -50,7 +50,8 @@ class RunConfig:
       max_minutes: minutes after which a command saves and exits with status 3, as after SIGTERM; the same command continues.
         None = no limit.
       wait_minutes: how long a process waits for others before it ends with a message.
-      profile_steps: number of steps to trace into `model_dir`/profile, from the third step of the process. 0 = none.
+      profile_steps: number of steps to trace into `model_dir`/profile, from the third step of the process. 0 = none. A process
+        that receives SIGUSR1 traces as many steps from the next one on, or five.
     """
 
     model: ModelConfig = dataclasses.field(metadata=macro("MODEL"))

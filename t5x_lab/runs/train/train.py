@@ -101,10 +101,8 @@ def train(config: GinConfig, start_up: StartUp | None = None) -> None:
         )
         stack.callback(recorder.close)
         saver = make_saver(job, clock, recorder, hooks)
-        step = job.training.step
-        if job.run.profile_steps:
-            step = profiled = Profiled(step, f"{job.run.model_dir}/profile", job.run.profile_steps)
-            stack.callback(profiled.close)
+        profiled = Profiled(job.training.step, f"{job.run.model_dir}/profile", job.run.profile_steps)
+        step = stack.enter_context(profiled)
         if jax.process_index() == 0:
             remove_end(job.run.model_dir)
             write_run_json(facts | {"began": clock.began})
