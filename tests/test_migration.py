@@ -963,3 +963,109 @@ def test_bindings_of_the_command_line_have_their_meaning_here(project, capsys):
     """T5X would not read EVAL_PERIOD where `train.eval_period` is bound."""
     assert main([*IN_PLACE, "--gin.MESH=data=-1", "--gin.EVAL_PERIOD=3"]) == 0
     assert re.search(r"^EVAL_PERIOD = 3$", capsys.readouterr().out, re.MULTILINE)
+
+
+FINETUNING = """
+from t5x import utils
+from t5x import models
+include "t5x/examples/t5/t5_1_1/base.gin"
+include "t5x/configs/runs/finetune.gin"
+MIXTURE_OR_TASK_NAME = "b"
+TASK_FEATURE_LENGTHS = {"inputs": 24, "targets": 8}
+TRAIN_STEPS = 10
+INITIAL_CHECKPOINT_PATH = "pretrained/checkpoint_5"
+"""
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("", {"metrics.truncate_inputs": None, "metrics.lengths": None}),
+        (
+            "infer_eval/utils.DatasetConfig.task_feature_lengths = %TASK_FEATURE_LENGTHS\n",
+            {"metrics.truncate_inputs": "right", "metrics.lengths": None},
+        ),
+        (
+            'infer_eval/utils.DatasetConfig.task_feature_lengths = {"inputs": 9, "targets": 8}\n',
+            {"metrics.truncate_inputs": "right", "metrics.lengths": {"inputs": 9, "targets": 8}},
+        ),
+        (
+            "network.Transformer.config = @network.T5Config()\nnetwork.T5Config.emb_dim = 384\nDROPOUT_RATE = 0.3\n",
+            {"network.emb_dim": 384, "network.mlp_dim": 2048, "network.mlp_activations": ("gelu", "linear"), "network.dropout_rate": 0.3},
+        ),
+        ("utils.CheckpointConfig.restore = None\n", {"run.initial_checkpoint_path": None}),
+        (
+            "utils.RestoreCheckpointConfig.path = [%INITIAL_CHECKPOINT_PATH]\n",
+            {"run.initial_checkpoint_path": "pretrained/checkpoint_5"},
+        ),
+        (
+            "models.EncoderDecoderModel.decode_fn = @decoding.temperature_sample\ndecoding.temperature_sample.topk = 0\n"
+            "models.EncoderDecoderModel.predict_batch_with_aux.num_decodes = 8\n",
+            {"metrics.num_samples": 8, "metrics.decoding": SamplingConfig(1.0)},
+        ),
+        (
+            "train.eval_period = 500\nEVAL_PERIOD = 2000\nutils.SaveCheckpointConfig.period = %EVAL_PERIOD\n",
+            {"run.eval_period": 500, "loss.period": 500, "metrics.period": 500, "saving.period": 2000},
+        ),
+        (
+            "models.EncoderDecoderModel.z_loss = 0.0\nZ_LOSS = 0.001\nnetwork.T5Config.dropout_rate = 0.0\nDROPOUT_RATE = 0.3\n"
+            'utils.RestoreCheckpointConfig.path = "mine"\nINITIAL_CHECKPOINT_PATH = "other"\ntrain.total_steps = 50\n'
+            "TRAIN_STEPS = 77\ntrain/utils.DatasetConfig.use_cached = False\nUSE_CACHED_TASKS = True\n",
+            {
+                "model.z_loss": 0.0, "network.dropout_rate": 0.0, "run.initial_checkpoint_path": "mine", "run.train_steps": 50,
+                "data.use_cached": False,
+            },
+        ),
+        (
+            "train.infer_eval_dataset_cfg = @train_eval/utils.DatasetConfig()\ntrain_eval/utils.DatasetConfig.split = 'test'\n"
+            "train/utils.DatasetConfig.mixture_or_task_name = 'a'\n",
+            {"loss.split": "test", "metrics.split": "test", "loss.task": "b", "metrics.task": "b"},
+        ),
+    ],
+)  # fmt: skip
+def test_settings_after_t5xs_files_of_fine_tuning(text, expected):
+    run = _run_of(FINETUNING + text)
+    loss, metrics = run.evals
+    parts = {"run": run, "data": run.data, "model": run.model, "network": run.model.network, "saving": run.saving}
+    parts |= {"loss": loss, "metrics": metrics}
+    actual = {name: getattr(parts[name.split(".")[0]], name.split(".")[1]) for name in expected}
+    assert actual == expected
+
+
+@pytest.mark.parametrize(
+    "before, after, line",
+    [
+        ("train.train_eval_dataset_cfg = None", "train.train_eval_dataset_cfg = @train_eval/utils.DatasetConfig()", "EVALS = (@LossEvaluation(), @infer/MetricsEvaluation())"),
+        ("utils.RestoreCheckpointConfig.fallback_to_scratch = True", "utils.RestoreCheckpointConfig.fallback_to_scratch = False", "RestoreCheckpointConfig.strict = True"),
+        ("RestoreCheckpointConfig.assignment_map = (('.*prompt.*', None),)", "RestoreCheckpointConfig.assignment_map = None", "RestoreCheckpointConfig.assignment_map = ()"),
+        ("Adafactor.factored = False", "Adafactor.factored = True", "Adafactor.min_dim_size_to_factor = 128"),
+        ("EVAL_PERIOD = 7\ntrain.eval_period = 250", "train.eval_period = %EVAL_PERIOD", "RunConfig.eval_period = %EVAL_PERIOD"),
+    ],
+)  # fmt: skip
+def test_a_later_binding_restores_the_default(before, after, line):
+    pathlib.Path("base.gin").write_text(f"{before}\n")
+    pathlib.Path("later.gin").write_text(f'include "base.gin"\n{after}\n')
+    assert main(["migrate", "later.gin", "--output=out"]) == 0
+    assert f"{line}\n" in pathlib.Path("out/later.gin").read_text()
+
+
+@pytest.mark.parametrize(
+    "text, note",
+    [
+        ("train.train_eval_dataset_cfg = @train/utils.DatasetConfig()\ntrain/utils.DatasetConfig.batch_size = 16\n", None),
+        ("HParamMap.rules = %RULES\nadafactor.Adafactor.multiply_by_parameter_scale = @HParamMap()\nOPTIMIZER = @Adafactor()\n", "Bind Groups.groups"),
+        ("OPTIMIZER = @MultiOptimizer()\nMultiOptimizer.traversals_and_optimizers = [(1, 2, 3)]\n", "Bind Groups.groups"),
+        ("train.actions = {'TRAIN': None}\n", None),
+        ("RestoreCheckpointConfig.assignment_map = %MAP\n", "Write the rules as pairs"),
+        ("CheckpointConfig.save = None\n", "A run saves its last step"),
+        ("OPTIMIZER = @chain()\nchain.transformations = [@optax.adamw(), @optax.clip_by_global_norm()]\n", "not updates after it"),
+        (
+            "train/utils.DatasetConfig.split = 'train'\nutils.DatasetConfig.split = 'validation'\n",
+            "It is for evaluations only, since it is bound for training",
+        ),
+    ],
+)  # fmt: skip
+def test_unusual_values_are_no_errors(text, note, capsys):
+    pathlib.Path("one.gin").write_text(text)
+    assert main(["migrate", "one.gin", "--output=ours"]) == 0
+    assert (note or "1 of 1 files are whole") in capsys.readouterr().out

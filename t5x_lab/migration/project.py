@@ -31,7 +31,6 @@ OTHER_NETWORKS = ("longt5", "moe", "calm_t5", "perceiver", "perceiver_ar", "h_tr
 _DATA_PARAMETERS = {
     "train": "train_dataset_cfg", "train_eval": "train_eval_dataset_cfg", "infer_eval": "infer_eval_dataset_cfg",
 }  # fmt: skip
-_DATA_SCOPES = {role: role for role in _DATA_PARAMETERS}
 
 
 class Project:
@@ -167,10 +166,10 @@ class Context:
 
     @functools.cached_property
     def data_scopes(self) -> Mapping[str, str]:
-        """Scopes of `DatasetConfig` by what they are for: "train", "train_eval", "infer_eval"."""
+        """The scope of `DatasetConfig` for "train", "train_eval" and "infer_eval". Two may share one."""
         configs = {role: self.value(f"train.{name}") for role, name in _DATA_PARAMETERS.items()}
         scopes = {role: value.name.rpartition("/")[0] for role, value in configs.items() if isinstance(value, Reference)}
-        return {scope: role for role, scope in (_DATA_SCOPES | scopes).items()}
+        return {role: role for role in _DATA_PARAMETERS} | scopes
 
     @functools.cached_property
     def included(self) -> frozenset[str]:
@@ -234,6 +233,10 @@ class Context:
                 return value
             value = macro.value
         return value
+
+    def binds_macro(self, name: str) -> bool:
+        """Returns whether a statement of the project binds a macro."""
+        return ("", name) in self.bindings and self.bindings["", name].line > 0
 
     def is_from(self, value: Any, macro: str) -> bool:
         """Returns whether a value is a macro, or one whose value is that of the macro."""

@@ -1,8 +1,8 @@
 """Steps of a translation, and kinds of rules for bindings of T5X: functions (binding, context) -> `Step`."""
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeGuard
 
 from t5x_lab.config.t5x_names import UNCHANGED_MACROS
 from t5x_lab.migration.project import T5X_MODULES, Context
@@ -49,6 +49,11 @@ def table(*rows: tuple[str, Rule], scope: str = "") -> dict[tuple[str, str], Rul
     return {(scope, name): rule for names, rule in rows for name in names.split()}
 
 
+def is_list(value: Any) -> TypeGuard[list | tuple]:
+    """Returns whether a value is a list or a tuple of gin, not a reference."""
+    return isinstance(value, list | tuple) and not isinstance(value, Reference | MacroReference)
+
+
 def configurable(value: Any) -> str:
     """Returns the name of a reference without scope and module; "" for another value."""
     return value.name.rpartition("/")[2].rpartition(".")[2] if isinstance(value, Reference) else ""
@@ -90,6 +95,8 @@ def to(name: str, *same: Any) -> Rule:
 
     def rule(binding: Binding, context: Context) -> Step:
         value = binding.value
+        if fields := binding.parameter and context.binds_macro(name) and _FIELDS.get(name):
+            return _set_beside_macro(binding, name, fields, context)
         if isinstance(value, MacroReference) and value.name == name:
             return Step(DROPPED, note=f"{name} sets it")
         if isinstance(value, MacroReference) and (macro := translated_macro(value, context)):
@@ -108,6 +115,27 @@ def to(name: str, *same: Any) -> Rule:
         return Step(status, (line,))
 
     return rule
+
+
+def _set_beside_macro(binding: Binding, macro: str, fields: Sequence[str], context: Context) -> Step:
+    """Sets the fields that read a macro, which keeps its value for others that read it."""
+    if context.is_from(binding.value, macro) and not context.differs(binding):
+        return Step(DROPPED, note=f"{macro} sets it")
+    if unknown := unknown_reference(binding.value, context):
+        return Step(TO_DO, note=f"{unknown} is not known here")
+    translated = isinstance(binding.value, MacroReference) and translated_macro(binding.value, context)
+    value = context.resolve(binding.value) if translated else binding.value
+    return Step(RENAMED, tuple(f"{field} = {render(value)}" for field in fields))
+
+
+# Fields here that read the macros which T5X's files have too.
+_FIELDS = {
+    "EVAL_PERIOD": ("RunConfig.eval_period", "LossEvaluation.period"), "TRAIN_STEPS": ("RunConfig.train_steps",),
+    "INITIAL_CHECKPOINT_PATH": ("RunConfig.initial_checkpoint_path",), "MODEL_DIR": ("RunConfig.model_dir",),
+    "Z_LOSS": ("ModelConfig.z_loss",), "LABEL_SMOOTHING": ("ModelConfig.label_smoothing",),
+    "LOSS_NORMALIZING_FACTOR": ("ModelConfig.loss_normalizing_factor",), "DROPOUT_RATE": ("TransformerConfig.dropout_rate",),
+    "USE_CACHED_TASKS": ("DataConfig.use_cached",),
+}  # fmt: skip
 
 
 def gone(why: str) -> Rule:

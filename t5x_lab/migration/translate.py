@@ -51,13 +51,8 @@ def _translate(binding: Binding, context: Context) -> Step:
         return keep(binding, context)
     scope, rule = binding.scope, context.rules.get((binding.scope, binding.name))
     if binding.name.startswith("DatasetConfig."):
-        role = context.data_scopes.get(scope, scope) if scope else _role_without_scope(binding, context)
-        if role == _NO_ROLE:
-            return Step(DROPPED, note="T5X's files bind it for training and for evaluations")
-        rule = context.rules.get((role, binding.name)) or (context.rules.get(("", binding.name)) if role == "train" else None)
-        if rule is None:
-            return Step(TO_DO, note="Bind it for an evaluation in EVALS, such as mine/MetricsEvaluation.split")
-    elif scope and binding.parameter and context.rules.get(("", binding.name)):
+        return _translate_data(binding, context)
+    if scope and binding.parameter and context.rules.get(("", binding.name)):
         return Step(TO_DO, note="Its scope is not translated")
     if rule is None and binding.parameter:
         rule = context.rules.get(("", f"{binding.selector.rpartition('.')[2]}.*"))
@@ -69,14 +64,29 @@ def _translate(binding: Binding, context: Context) -> Step:
     return keep(binding, context)
 
 
-_NO_ROLE = "none"
-
-
-def _role_without_scope(binding: Binding, context: Context) -> str:
-    """Returns what `DatasetConfig` without a scope is for. T5X's files of training bind nearly all with scopes."""
-    if context.is_evaluation:
-        return COMMAND
-    return _NO_ROLE if context.has_t5x_run and binding.parameter in _BOUND_BY_RUNS else "train"
+def _translate_data(binding: Binding, context: Context) -> Step:
+    """Returns what a parameter of `DatasetConfig` becomes, whose scope says which data it is for. Two may share a scope."""
+    roles = [role for role, scope in context.data_scopes.items() if scope == binding.scope]
+    if not binding.scope:
+        if not context.is_evaluation and context.has_t5x_run and binding.parameter in _BOUND_BY_RUNS:
+            return Step(DROPPED, note="T5X's files bind it for training and for evaluations")
+        scoped = [(scope, binding.name) in context.bindings for scope in context.data_scopes.values()]
+        if not context.is_evaluation and scoped[0]:
+            if all(scoped):
+                return Step(DROPPED, note="It is bound for training and for evaluations")
+            return Step(TO_DO, note="It is for evaluations only, since it is bound for training: bind it in EVALS")
+        roles = [COMMAND if context.is_evaluation else "train"]
+    rules = [
+        context.rules.get((role, binding.name)) or (role == "train" and context.rules.get(("", binding.name))) for role in roles
+    ]
+    if not rules or not all(rules):
+        return Step(TO_DO, note="Bind it for an evaluation in EVALS, such as mine/MetricsEvaluation.split")
+    steps = [rule(binding, context) for rule in rules if rule]
+    different = next((step for step in steps if step.status == TO_DO), None) or steps[0]
+    if len(steps) == 1 or different.status == TO_DO:
+        return different
+    lines = tuple(line for step in steps for line in step.lines)
+    return Step(RENAMED, lines) if lines else different
 
 
 _BOUND_BY_RUNS = (

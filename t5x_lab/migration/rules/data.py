@@ -48,8 +48,7 @@ def _of_training(field: str, macro: str, *evaluations: tuple[str, str]) -> Rule:
         if ("", macro) not in context.bindings or context.is_from(binding.value, macro):
             step = to(macro)(binding, context)
         else:
-            scopes = {role: scope for scope, role in context.data_scopes.items()}
-            others = [name for role, name in evaluations if (scopes[role], binding.name) not in context.bindings]
+            others = [name for role, name in evaluations if (context.data_scopes[role], binding.name) not in context.bindings]
             lines = (f"DataConfig.{field} = {render(binding.value)}", *(f"{name} = %{macro}" for name in others))
             step = Step(RENAMED, lines)
         return _with_shards(step, binding, context) if field == "batch_size" else step
@@ -76,7 +75,7 @@ def _module_to_import(binding: Binding, context: Context) -> Step:
     return Step(DROPPED, note="Import the module of the tasks in this file: import my_tasks")
 
 
-_WHOLE_INPUTS = "MetricsEvaluation.truncate_inputs = None"
+_WHOLE_INPUTS, _CUT_INPUTS = (f"MetricsEvaluation.truncate_inputs = {value}" for value in ("None", '"right"'))
 
 
 def _task_feature_lengths(binding: Binding, context: Context) -> Step:
@@ -86,7 +85,7 @@ def _task_feature_lengths(binding: Binding, context: Context) -> Step:
     step = to("TASK_FEATURE_LENGTHS")(binding, context) if binding.parameter else keep(binding, context)
     if step.status not in (KEPT, RENAMED) or "t5x/configs/runs/eval.gin" not in context.included:
         return step
-    return Step(RENAMED, (*(step.lines or (binding_text(binding),)), 'MetricsEvaluation.truncate_inputs = "right"'))
+    return Step(RENAMED, (*(step.lines or (binding_text(binding),)), _CUT_INPUTS))
 
 
 def _dataset(scope: str, owner: str, parameter: str, macro: str) -> Rule:
@@ -96,11 +95,13 @@ def _dataset(scope: str, owner: str, parameter: str, macro: str) -> Rule:
         value = context.resolve(binding.value)
         if binding.name == "DatasetConfig.task_feature_lengths" and value is None:
             return Step(RENAMED, (_WHOLE_INPUTS,)) if scope == "infer_eval" else Step(DROPPED, note=LIBRARY)
-        of_training = context.value(binding.name, next(scope for scope, role in context.data_scopes.items() if role == "train"))
+        of_training = context.value(binding.name, context.data_scopes["train"])
         is_macro = context.is_from(binding.value, macro)
-        if (of_training == value or (of_training is None and is_macro)) and not context.differs(binding):
-            return Step(DROPPED, note=OF_TRAINING)
-        return Step(RENAMED, (f"{owner}.{parameter} = {render(binding.value)}",))
+        is_same = (of_training == value or (of_training is None and is_macro)) and not context.differs(binding)
+        lines = () if is_same else (f"{owner}.{parameter} = {render(binding.value)}",)
+        if parameter == "lengths" and scope == "infer_eval" and "t5x/configs/runs/finetune.gin" in context.included:
+            lines = (*lines, _CUT_INPUTS)
+        return Step(RENAMED, lines) if lines else Step(DROPPED, note=OF_TRAINING)
 
     return rule
 

@@ -11,9 +11,13 @@ def _evaluated(owner: str) -> Rule:
     def rule(binding: Binding, context: Context) -> Step:
         is_off = context.resolve(binding.value) is None
         if owner == "infer":
-            return Step(RENAMED, (f"INFER_EVAL_PERIOD = {'None' if is_off else '%EVAL_PERIOD'}",))
+            own = context.value("train.eval_period") if context.binds_macro("EVAL_PERIOD") else None
+            period = "%EVAL_PERIOD" if own is None else render(own)
+            return Step(RENAMED, (f"INFER_EVAL_PERIOD = {None if is_off else period}",))
         if is_off:
             return Step(RENAMED, ("EVALS = (@infer/MetricsEvaluation(),)",))
+        if context.differs(binding):
+            return Step(RENAMED, ("EVALS = (@LossEvaluation(), @infer/MetricsEvaluation())",))
         return Step(DROPPED, note="The loss is evaluated every EVAL_PERIOD steps")
 
     return rule
@@ -29,7 +33,9 @@ def _before_training(binding: Binding, context: Context) -> Step:
 def _period(binding: Binding, context: Context) -> Step:
     if context.resolve(binding.value) == 0:
         return Step(TO_DO, note="Evaluations have a period: leave those out of EVALS that shall not run")
-    return to("EVAL_PERIOD")(binding, context)
+    step = to("EVAL_PERIOD")(binding, context)
+    has_own = binding.parameter and step.status == RENAMED and context.binds_macro("EVAL_PERIOD") and context.has_metrics
+    return Step(RENAMED, (*step.lines, f"INFER_EVAL_PERIOD = {render(binding.value)}")) if has_own else step
 
 
 def _decoding(binding: Binding, context: Context) -> Step:
@@ -55,9 +61,12 @@ def _sampling(field: str, partner: str, default: str) -> Rule:
 
 
 def _beams(binding: Binding, context: Context) -> Step:
-    """The number of hypotheses of beam search; of decoders, the number of samples of which T5X takes the most likely."""
+    """The number of hypotheses of beam search; where T5X samples, the number of samples, of which it takes the most likely."""
     value = context.resolve(binding.value)
-    if "DecoderOnlyModel" in binding.selector and configurable(context.value("DecoderOnlyModel.decode_fn")) != "beam_search":
+    model, default = "EncoderDecoderModel", "beam_search"
+    if "DecoderOnlyModel" in binding.selector:
+        model, default = "DecoderOnlyModel", "temperature_sample"
+    if (configurable(context.value(f"{model}.decode_fn")) or default) == "temperature_sample":
         return to("MetricsEvaluation.num_samples", 1)(binding, context)
     return Step(RENAMED, ("MetricsEvaluation.decoding = @BeamConfig()", f"BeamConfig.size = {render(value)}"))
 

@@ -64,6 +64,10 @@ def _network_of_config(binding: Binding, context: Context) -> Step:
     if not isinstance(value, Reference) or context.is_own(value.name):
         return Step(TO_DO, note="A configuration of the project's own: bind it with docs/custom/network.md")
     is_decoder = binding.name.startswith("Decoder")
+    if context.has_t5x_model:  # whose file binds the rest
+        if is_decoder:
+            return Step(RENAMED, (_decoder(_bidirectional_before(binding, context)),))
+        return Step(DROPPED, note="TransformerConfig is the network")
     owner = value.name.rpartition(".")[2]
     lines = [_decoder(_bidirectional_before(binding, context)) if is_decoder else _ENCODER_DECODER]
     defaults = dict(_DECODER_DEFAULTS if is_decoder else _T5_DEFAULTS)

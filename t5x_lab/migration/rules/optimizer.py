@@ -14,6 +14,7 @@ from t5x_lab.migration.steps import (
     dtype_as,
     gone,
     if_is,
+    is_list,
     table,
     to,
 )
@@ -36,7 +37,8 @@ def optimizer(binding: Binding, context: Context) -> Step:
         return _groups_of_scales(context)
     equivalent = "Adafactor" if name == "Adafactor" else _OPTAX.get(name)
     if equivalent == "Adafactor" or (equivalent and value.is_call):
-        return Step(RENAMED, (f"OPTIMIZER = @{equivalent}()", *_optax_defaults(equivalent, None, context)))
+        note = _DECAY if equivalent in ("AdamW", "Lion") else ""
+        return Step(RENAMED, (f"OPTIMIZER = @{equivalent}()", *_optax_defaults(equivalent, None, context)), note)
     if name == "chain":
         return _chain(context)
     return Step(TO_DO, note=f"Choose an optimizer in place of @{selector} (docs/custom/optimizer.md)")
@@ -48,7 +50,7 @@ _NAMES = "The names of some parameters differ here (docs/from_t5x.md); a pattern
 def _groups_of_scales(context: Context) -> Step:
     """`Adafactor.multiply_by_parameter_scale = @HParamMap()`: an optimizer for each pattern of parameter names."""
     rules = context.value("HParamMap.rules")
-    if not isinstance(rules, list | tuple) or not all(isinstance(value, bool) for _, value in rules):
+    if not is_list(rules) or not all(is_list(rule) and list(map(type, rule)) == [str, bool] for rule in rules):
         return Step(TO_DO, note="Bind Groups.groups to pairs of patterns and optimizers (docs/from_t5x.md)")
     names = {True: "@Adafactor()", False: "@unscaled/Adafactor()"}
     pairs = ", ".join(f"({render(_full(pattern))}, {names[value]})" for pattern, value in rules)
@@ -59,12 +61,14 @@ def _groups_of_scales(context: Context) -> Step:
 def _groups(context: Context) -> Step:
     """MultiOptimizer with traversals by one regular expression each, or by several with `match_any`. Others are frozen."""
     groups = []
-    for pair in context.value("MultiOptimizer.traversals_and_optimizers") or ():
-        traversal, optimizer = (context.resolve(each) for each in pair) if isinstance(pair, list | tuple) else (None, None)
+    pairs = context.value("MultiOptimizer.traversals_and_optimizers")
+    for pair in pairs if is_list(pairs) else ():
+        traversal, optimizer = map(context.resolve, pair) if is_list(pair) and len(pair) == 2 else (None, None)
         matcher = context.parameter(traversal, "filter_fn") if isinstance(traversal, Reference) else None
         regexes = context.parameter(matcher, "regexes") if isinstance(matcher, Reference) else None
+        regexes = [context.resolve(each) for each in regexes] if is_list(regexes) else [None]
         is_known = configurable(traversal) == "ModelParamTraversal" and configurable(matcher) == "match_any"
-        if not is_known or not isinstance(regexes, list | tuple):
+        if not is_known or not all(isinstance(regex, str) for regex in regexes):
             return Step(TO_DO, note="Bind Groups.groups to pairs of patterns and optimizers (docs/from_t5x.md)")
         if not isinstance(optimizer, Reference) or configurable(optimizer) != "Adafactor":
             return Step(TO_DO, note=f"Bind Groups.groups: @{configurable(optimizer)} has no counterpart in a group")
@@ -97,6 +101,8 @@ def _scaled(binding: Binding, context: Context) -> Step:
 def _factored(binding: Binding, context: Context) -> Step:
     if context.resolve(binding.value) is False:
         return Step(RENAMED, ("Adafactor.min_dim_size_to_factor = 1000000000  # no second moment is factored",))
+    if context.differs(binding):
+        return Step(RENAMED, ("Adafactor.min_dim_size_to_factor = 128",))
     return Step(DROPPED, note=DEFAULT)
 
 
@@ -108,13 +114,18 @@ def _chain(context: Context) -> Step:
     others = [name for name in names if name not in (*_OPTAX, "clip_by_global_norm", "clip")]
     if len(equivalent) != 1:
         return Step(TO_DO, note="Choose an optimizer in place of the chain of optax (docs/custom/optimizer.md)")
+    if names[-1] not in _OPTAX and "clip_by_global_norm" in names:
+        return Step(TO_DO, note="Here gradients are clipped, before the optimizer, not updates after it")
     norm = context.value("clip_by_global_norm.max_norm") if "clip_by_global_norm" in names else None
     lines = [f"OPTIMIZER = @{equivalent[0]}()", *_optax_defaults(equivalent[0], norm, context)]
     if "clip" in names:
         lines.append(f"{equivalent[0]}.clip_value = {render(context.value('clip.max_delta'))}")
     if others:
         return Step(TO_DO, tuple(lines), f"{', '.join(others)} has no counterpart")
-    return Step(RENAMED, tuple(lines))
+    return Step(RENAMED, tuple(lines), _DECAY if equivalent[0] in ("AdamW", "Lion") else "")
+
+
+_DECAY = "Weight decay is of matrices alone here, not of the scales of norms"
 
 
 def _optax_defaults(name: str, norm: float | None, context: Context) -> list[str]:

@@ -1,13 +1,27 @@
 """The run, its checkpoints and its mesh."""
 
+import dataclasses
 import math
 import re
 from typing import Any
 
 from t5x_lab.migration.includes import CARRY, CARRY_STEP, KEEP_ALL
 from t5x_lab.migration.project import Context
-from t5x_lab.migration.statements import Binding, Reference, render
-from t5x_lab.migration.steps import DEFAULT, DROPPED, LIBRARY, RENAMED, TO_DO, Step, configurable, gone, if_is, table, to
+from t5x_lab.migration.statements import Binding, render
+from t5x_lab.migration.steps import (
+    DEFAULT,
+    DROPPED,
+    LIBRARY,
+    RENAMED,
+    TO_DO,
+    Step,
+    configurable,
+    gone,
+    if_is,
+    is_list,
+    table,
+    to,
+)
 from t5x_lab.partitioning.rules import PARAMETER_RULES
 
 
@@ -23,11 +37,28 @@ def _restored_path(binding: Binding, context: Context) -> Step:
     carry = CARRY_STEP if _skips_optimizer(context) else CARRY
     if context.is_from(binding.value, "INITIAL_CHECKPOINT_PATH"):
         return Step(RENAMED, (carry,))
-    if context.resolve(binding.value) in (None, "", [], ()):
+    value = context.resolve(binding.value)
+    if is_list(value) and value:
+        if len(value) > 1:
+            return Step(TO_DO, note="Average or choose one of the checkpoints: INITIAL_CHECKPOINT_PATH is one path")
+        return _restored_path(dataclasses.replace(binding, value=value[0]), context)
+    if value in (None, "", [], ()):
         if context.differs(binding):
             return Step(RENAMED, ("INITIAL_CHECKPOINT_PATH = None",))
         return Step(DROPPED, note=DEFAULT)
     return Step(RENAMED, (*to("INITIAL_CHECKPOINT_PATH")(binding, context).lines, carry))
+
+
+def _restored(binding: Binding, context: Context) -> Step:
+    if binding.value is None:
+        return Step(RENAMED, ("RunConfig.initial_checkpoint_path = None",))
+    return gone(LIBRARY)(binding, context)
+
+
+def _saved(binding: Binding, context: Context) -> Step:
+    if binding.value is None:
+        return Step(TO_DO, note="A run saves its last step at least: set CHECKPOINT_PERIOD to TRAIN_STEPS")
+    return gone(LIBRARY)(binding, context)
 
 
 def _period(binding: Binding, context: Context) -> Step:
@@ -40,14 +71,20 @@ def _period(binding: Binding, context: Context) -> Step:
 def _fallback(binding: Binding, context: Context) -> Step:
     if context.resolve(binding.value) is True:
         return Step(RENAMED, ("RestoreCheckpointConfig.strict = False",), "Parameters that the checkpoint lacks are fresh")
+    if context.differs(binding):
+        return Step(RENAMED, ("RestoreCheckpointConfig.strict = True",))
     return Step(DROPPED, note=DEFAULT)
 
 
 def _assignment_map(binding: Binding, context: Context) -> Step:
     rules = context.resolve(binding.value)
     if rules in (None, (), []):
-        return Step(DROPPED, note=DEFAULT)
-    if not isinstance(rules, tuple | list):
+        return (
+            Step(RENAMED, ("RestoreCheckpointConfig.assignment_map = ()",))
+            if context.differs(binding)
+            else Step(DROPPED, note=DEFAULT)
+        )
+    if not is_list(rules):
         return Step(TO_DO, note="Write the rules as pairs of a pattern and a name, or None (docs/from_t5x.md)")
     parameter_rules = tuple(rule for rule in rules if not _skips_slots(rule))
     lines = (f"RestoreCheckpointConfig.assignment_map = {render(parameter_rules)}",) if parameter_rules else ()
@@ -73,7 +110,7 @@ def _skips_slots(rule: Any) -> bool:
 
 def _skips_optimizer(context: Context) -> bool:
     rules = context.value("RestoreCheckpointConfig.assignment_map")
-    return isinstance(rules, tuple | list) and any(map(_skips_slots, rules))
+    return is_list(rules) and any(map(_skips_slots, rules))
 
 
 def _microbatches(binding: Binding, context: Context) -> Step:
@@ -102,8 +139,10 @@ def _partitions(binding: Binding, context: Context) -> Step:
 
 def _parameter_dimensions(binding: Binding, context: Context) -> Step:
     """Sharding in two dimensions is part of MESH. Where nothing binds the number of partitions, it is the whole of it."""
-    if context.resolve(binding.value) in (None, 1):
+    if context.resolve(binding.value) in (None, 1) and not context.differs(binding):
         return Step(DROPPED, note=DEFAULT)
+    if context.resolve(binding.value) in (None, 1):
+        return Step(RENAMED, ('MESH = "data=-1"',))
     if any(name.endswith((".num_partitions", ".model_parallel_submesh")) for name in context.names):
         return Step(DROPPED, note="MESH has fsdp")
     return Step(RENAMED, ('MESH = "fsdp=-1"',))
@@ -117,8 +156,7 @@ def _shards_embed(context: Context) -> bool:
 
 
 def _is_list_of_pairs(rules: Any) -> bool:
-    is_list = isinstance(rules, list | tuple) and not isinstance(rules, Reference)
-    return is_list and all(isinstance(rule, list | tuple) and len(rule) == 2 for rule in rules)
+    return is_list(rules) and all(is_list(rule) and len(rule) == 2 for rule in rules)
 
 
 def _axis_rules(binding: Binding, context: Context) -> Step:
@@ -150,7 +188,8 @@ _PARTITIONERS = ("PjitPartitioner", "ModelBasedPjitPartitioner")
 
 def _actions(binding: Binding, context: Context) -> Step:
     actions = context.resolve(binding.value) or {}
-    names = {configurable(action) for group in actions.values() for action in group} if isinstance(actions, dict) else {""}
+    groups = [group or () for group in actions.values()] if isinstance(actions, dict) else [None]
+    names = {configurable(action) for group in groups for action in (group if is_list(group) else ("",))}
     if names <= {"TerminateOnNanAction"}:
         return Step(DROPPED, note="A run ends at a loss that is not finite, as BAD_STEPS says")
     return Step(TO_DO, note=_HOOKS)
@@ -178,7 +217,9 @@ def _seed_of_data(binding: Binding, context: Context) -> Step:
 RULES = table(
     ("train.random_seed RANDOM_SEED", _seed),
     ("DatasetConfig.seed", _seed_of_data),
-    ("train.checkpoint_cfg CheckpointConfig.save CheckpointConfig.restore train.partitioner", gone(LIBRARY)),
+    ("train.checkpoint_cfg train.partitioner", gone(LIBRARY)),
+    ("CheckpointConfig.save", _saved),
+    ("CheckpointConfig.restore", _restored),
     ("train.trainer_cls train.get_dataset_fn", gone(LIBRARY)),
     ("train.actions", _actions),
     ("TerminateOnNanAction.task TerminateOnNanAction.metric", gone("A run ends at a loss that is not finite")),
