@@ -1057,7 +1057,7 @@ def test_a_later_binding_restores_the_default(before, after, line):
         ("OPTIMIZER = @MultiOptimizer()\nMultiOptimizer.traversals_and_optimizers = [(1, 2, 3)]\n", "Bind Groups.groups"),
         ("train.actions = {'TRAIN': None}\n", None),
         ("RestoreCheckpointConfig.assignment_map = %MAP\n", "Write the rules as pairs"),
-        ("CheckpointConfig.save = None\n", "A run saves its last step"),
+        ("CheckpointConfig.save = None\n", None),
         ("OPTIMIZER = @chain()\nchain.transformations = [@optax.adamw(), @optax.clip_by_global_norm()]\n", "not updates after it"),
         (
             "train/utils.DatasetConfig.split = 'train'\nutils.DatasetConfig.split = 'validation'\n",

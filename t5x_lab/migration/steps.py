@@ -18,7 +18,7 @@ from t5x_lab.migration.statements import (
 
 COMMAND = "command"  # scope of rules for `DatasetConfig` of T5X's commands eval and infer
 # Notes of what is left out because it is so without a binding. Writing it changes nothing.
-DEFAULT, OF_TRAINING = "That is the default here", "That of training"
+DEFAULT, OF_TRAINING, _OF_MACRO = "That is the default here", "That of training", "The macro"
 KEPT, RENAMED, DROPPED, TO_DO = "kept", "renamed", "dropped", "to do"
 
 
@@ -34,6 +34,11 @@ class Step(NamedTuple):
     status: str
     lines: tuple[str, ...] = ()
     note: str = ""
+
+    @property
+    def is_unneeded(self) -> bool:
+        """Whether the statement is left out, and writing it would change nothing."""
+        return self.status == DROPPED and self.note.startswith((DEFAULT, OF_TRAINING, _OF_MACRO))
 
 
 Rule = Callable[[Binding, Context], Step]
@@ -98,7 +103,7 @@ def to(name: str, *same: Any) -> Rule:
         if fields := binding.parameter and context.binds_macro(name) and _FIELDS.get(name):
             return _set_beside_macro(binding, name, fields, context)
         if isinstance(value, MacroReference) and value.name == name:
-            return Step(DROPPED, note=f"{name} sets it")
+            return Step(DROPPED, note=f"{_OF_MACRO} {name} sets it")
         if isinstance(value, MacroReference) and (macro := translated_macro(value, context)):
             is_read = context.bindings["", value.name].line > 0
             if is_read and (macro.status == DROPPED or any(line.startswith(f"{name} = ") for line in macro.lines)):
@@ -120,7 +125,7 @@ def to(name: str, *same: Any) -> Rule:
 def _set_beside_macro(binding: Binding, macro: str, fields: Sequence[str], context: Context) -> Step:
     """Sets the fields that read a macro, which keeps its value for others that read it."""
     if context.is_from(binding.value, macro) and not context.differs(binding):
-        return Step(DROPPED, note=f"{macro} sets it")
+        return Step(DROPPED, note=f"{_OF_MACRO} {macro} sets it")
     if unknown := unknown_reference(binding.value, context):
         return Step(TO_DO, note=f"{unknown} is not known here")
     translated = isinstance(binding.value, MacroReference) and translated_macro(binding.value, context)

@@ -12,7 +12,7 @@ from t5x_lab.migration.includes import counterpart, t5x_file
 from t5x_lab.migration.project import T5X_MODULES, Context, Project
 from t5x_lab.migration.scripts import file_for, gin_files, is_script, read_script, translate_script
 from t5x_lab.migration.statements import Binding, Import, Include, MacroReference, Statement, references
-from t5x_lab.migration.steps import DEFAULT, DROPPED, KEPT, OF_TRAINING, RENAMED, TO_DO, Step
+from t5x_lab.migration.steps import DROPPED, KEPT, RENAMED, TO_DO, Step
 from t5x_lab.migration.translate import RULES, translate
 
 STATUSES = (KEPT, RENAMED, DROPPED, TO_DO)
@@ -112,7 +112,7 @@ def _translate(statement: Statement, project: Project, path: pathlib.Path, inclu
 def _translate_binding(binding: Binding, contexts: Sequence[Context]) -> Step:
     """Returns what a binding becomes, which has to be the same for all given files that include its file."""
     steps = [(translate(binding, context), context.root) for context in contexts]
-    needed = [(step, root) for step, root in steps if step.note not in (DEFAULT, OF_TRAINING)] or steps
+    needed = [(step, root) for step, root in steps if not step.is_unneeded] or steps
     different: dict[tuple[str, tuple[str, ...]], pathlib.Path] = {}
     for step, root in needed:
         different.setdefault((step.status, step.lines), root)

@@ -11,8 +11,9 @@ def _evaluated(owner: str) -> Rule:
     def rule(binding: Binding, context: Context) -> Step:
         is_off = context.resolve(binding.value) is None
         if owner == "infer":
-            own = context.value("train.eval_period") if context.binds_macro("EVAL_PERIOD") else None
-            period = "%EVAL_PERIOD" if own is None else render(own)
+            own = context.bindings.get(("", "train.eval_period"))
+            has_own = own is not None and context.binds_macro("EVAL_PERIOD") and context.is_before(own, binding)
+            period = render(own.value) if own and has_own else "%EVAL_PERIOD"
             return Step(RENAMED, (f"INFER_EVAL_PERIOD = {None if is_off else period}",))
         if is_off:
             return Step(RENAMED, ("EVALS = (@infer/MetricsEvaluation(),)",))

@@ -14,7 +14,8 @@ def _model(binding: Binding, context: Context) -> Step:
     name = value.name if isinstance(value, Reference) else ""
     if context.is_own(name):
         return Step(TO_DO, note="A model of the project's own: bind its network, docs/custom/network.md")
-    has_beams = configurable(value) == "EncoderDecoderModel" and not any(each in context.names for each in _DECODING)
+    decoding = (context.bindings[key] for key in context.bindings if key[1] in _DECODING)
+    has_beams = configurable(value) == "EncoderDecoderModel" and not any(context.is_before(each, binding) for each in decoding)
     return Step(RENAMED, ("MODEL = @ModelConfig()", *_model_defaults(context), *(ONE_BEAM if has_beams else ())))
 
 
