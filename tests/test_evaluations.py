@@ -423,6 +423,20 @@ def test_the_most_likely_of_several_samples_is_the_prediction():
         MetricsEvaluation(num_samples=3, decoding=BeamConfig())
 
 
+@pytest.mark.parametrize("truncate_inputs, inputs, tokens", [("right", 4, 2), (None, 6, 5)])
+def test_without_truncation_predictions_are_as_long_as_the_longest_target(truncate_inputs, inputs, tokens):
+    from t5x_lab.decoding.sampling import SamplingConfig
+    from t5x_lab.evaluation.config import MetricsEvaluation
+    from t5x_lab.evaluation.metrics.task_metrics import Decoding, _ModelOutputs
+
+    model = types.SimpleNamespace(has_encoder=True, max_positions=None, stop_ids=(1,))
+    component = types.SimpleNamespace(sequence_length={"inputs": 4, "targets": 2}, input_prefix=[])
+    examples = [{"inputs": np.arange(6), "targets": np.arange(n)} for n in (5, 3)]
+    evaluation = MetricsEvaluation(truncate_inputs=truncate_inputs)
+    outputs = _ModelOutputs(model, component, examples, evaluation, Decoding(SamplingConfig(), 0, 1, None, ""))
+    assert (len(outputs._inputs[0]), outputs._max_tokens) == (inputs, tokens)
+
+
 class Model:
     """A run without a model."""
 

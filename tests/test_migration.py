@@ -1069,3 +1069,44 @@ def test_unusual_values_are_no_errors(text, note, capsys):
     pathlib.Path("one.gin").write_text(text)
     assert main(["migrate", "one.gin", "--output=ours"]) == 0
     assert (note or "1 of 1 files are whole") in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "text, migrated",
+    [
+        (
+            "V = @seqio.ByteVocabulary()\nVOCABULARY = %V\n",
+            "VOCABULARY = @ByteVocabulary()\nByteVocabulary.extra_ids = 0  # SeqIO's default\n",
+        ),
+        (
+            "IN = @seqio.ByteVocabulary()\nEncoderDecoderModel.input_vocabulary = %IN\n",
+            "INPUT_VOCABULARY = @ByteVocabulary()\nByteVocabulary.extra_ids = 0  # SeqIO's default\n",
+        ),
+        (
+            "OPTIMIZER = @MultiOptimizer()\nMultiOptimizer.traversals_and_optimizers = [(@e/ModelParamTraversal(), @Adafactor())]\n"
+            'e/traversals.ModelParamTraversal.filter_fn = @e/match_any()\nP = ".*/x/.*"\ne/optimizers.match_any.regexes = [%P]\n',
+            "OPTIMIZER = @Groups()\nGroups.groups = [(\"(.*/)?x/.*\", @Adafactor()), ('.*', None)]\n",
+        ),
+    ],
+)
+def test_what_stands_behind_macros_and_scopes_is_translated(text, migrated, capsys):
+    pathlib.Path("one.gin").write_text(text)
+    assert main(["migrate", "one.gin", "--output=out"]) == 0
+    assert "1 of 1 files are whole" in capsys.readouterr().out
+    lines = pathlib.Path("out/one.gin").read_text().splitlines(keepends=True)
+    assert "".join(line for line in lines if not line.startswith("#")) == migrated
+
+
+def test_t5xs_own_files_alone_are_read_as_they_are(capsys):
+    of_t5x = [f"--gin_file=t5x/{name}.gin" for name in ("examples/t5/t5_1_1/tiny", "configs/runs/pretrain")]
+    task = ["MIXTURE_OR_TASK_NAME='sotu_span_corruption'", "TASK_FEATURE_LENGTHS={'inputs': 24, 'targets': 12}"]
+    needed = [
+        *task,
+        "TRAIN_STEPS=1",
+        "MODEL_DIR='x'",
+        "DROPOUT_RATE=0.0",
+        "USE_CACHED_TASKS=False",
+        "VOCABULARY=@ByteVocabulary()",
+    ]
+    assert main(["train", *of_t5x, *(f"--gin.{each}" for each in needed), "--dry_run"]) == 0
+    assert re.search(r"^SaveCheckpointConfig.keep = None$", capsys.readouterr().out, re.MULTILINE)

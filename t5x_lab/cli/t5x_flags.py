@@ -33,7 +33,7 @@ def take_t5x_bindings(args: argparse.Namespace, output: str) -> None:
     for flags in (args.gin_bindings, args.gin):
         for flag in list(flags):
             name, _, value = (part.strip() for part in flag.partition("="))
-            name = "RestoreCheckpointConfig.mode" if name.endswith(".RestoreCheckpointConfig.mode") else name
+            name = ".".join(name.split(".")[-2:])  # without its module
             is_flag = name in ("CHECKPOINT_PATH", output, "RestoreCheckpointConfig.mode", *_OF_INFER)
             if is_flag and not value.startswith(("%", "[", "(")):
                 bound[name] = _text(value)

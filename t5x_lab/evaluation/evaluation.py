@@ -113,7 +113,8 @@ class OutputEvaluation(TaskEvaluation):
 
     Attributes:
       truncate_inputs: where to truncate inputs longer than `lengths`. "right" truncates before the EOS token, as training does.
-        "left" keeps the end, so that a question stays. None does not truncate, as in T5X.
+        "left" keeps the end, so that a question stays. None does not truncate, and predictions are at most as long as the
+        longest target, as in T5X.
       outputs: whether to write the outputs of each example to inference/<name>/<task>-<step>.jsonl.
       batch_size: texts per batch. Batches of long texts are smaller.
     """

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.gin_files import PACKAGE_GIN
 from t5x_lab.migration.command_line import find_file, macros_of_flags, write_together
-from t5x_lab.migration.includes import t5x_file
+from t5x_lab.migration.includes import counterpart, t5x_file
 from t5x_lab.migration.project import Project
 from t5x_lab.migration.statements import Binding, Import, Include, Statement
 from t5x_lab.migration.steps import DROPPED, RENAMED, TO_DO
@@ -52,7 +52,8 @@ def translate_t5x(
       UserError: if a person has to decide about a statement. The message lists all such statements.
     """
     paths = [find_file(file, search_paths) for file in files]
-    if not any(path is not None and _is_of_t5x(path, search_paths) for path in paths):
+    are_of_t5x = [_is_of_t5x(path, search_paths) if path else counterpart(file) is not None for file, path in zip(files, paths)]
+    if not any(are_of_t5x):
         return None
     folder = pathlib.Path(tempfile.mkdtemp(prefix="t5x_lab_"))
     together = folder / _FLAGS

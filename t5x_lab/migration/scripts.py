@@ -17,7 +17,10 @@ from t5x_lab.migration.steps import DROPPED, KEPT, RENAMED, TO_DO, Step
 from t5x_lab.migration.translate import translate
 
 SUFFIXES = (".sh", ".bash", ".ksh", ".zsh", ".sbatch", ".slurm", ".sub")
-_PYTHON = r"(?<![\w./-])(?:[\w./${}~-]*/)?python[\d.]*(?:[ \t]+-[A-Z]\S*|[ \t]+-u)*[ \t]+"
+_PYTHON = (
+    r"(?<![\w./${-])(?:[\w./${}~-]*/)?(?:python[\d.]*|\$\{?\w*(?:PY|py)\w*\}?)"
+    r"(?:[ \t]+-[WX][ \t]+\S+|[ \t]+-[A-Z]\S*|[ \t]+-u)*[ \t]+"
+)
 _PROGRAM = re.compile(
     _PYTHON + r"""(?:-m[ \t]+t5x\.(\w+)|["']?(?:\S*/)?t5x/(\w+)\.py["']?|["']?\$\{?T5X\w*\}?/(\w+)\.py["']?)(?=[\s\\]|$)"""
 )

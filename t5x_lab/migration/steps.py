@@ -59,6 +59,9 @@ def is_list(value: Any) -> TypeGuard[list | tuple]:
     return isinstance(value, list | tuple) and not isinstance(value, Reference | MacroReference)
 
 
+VOCABULARIES = ("SentencePieceVocabulary", "ByteVocabulary")  # of SeqIO, with the same names here
+
+
 def configurable(value: Any) -> str:
     """Returns the name of a reference without scope and module; "" for another value."""
     return value.name.rpartition("/")[2].rpartition(".")[2] if isinstance(value, Reference) else ""
@@ -81,6 +84,8 @@ def translated_macro(reference: MacroReference, context: Context) -> Step | None
 
 def keep(binding: Binding, context: Context) -> Step:
     """Keeps a binding of the project's, with the values of macros that have other names here."""
+    if configurable(binding.value) in VOCABULARIES and not binding.parameter and not context.is_own(binding.value.name):
+        return Step(DROPPED, note="The vocabularies that read it have it")
     if unknown := unknown_reference(binding.value, context):
         return Step(TO_DO, note=f"{unknown} is not known here")
     macros = [each for each in references(binding.value) if isinstance(each, MacroReference)]

@@ -194,7 +194,8 @@ class _ModelOutputs:
         self._model, self._examples, self._decoding = model, examples, decoding
         self._batch_size = evaluation.batch_size
         self._targets = [example["targets"].tolist() for example in examples]
-        target_length = component.sequence_length.get("targets") or max(map(len, self._targets))
+        lengths = component.sequence_length if evaluation.truncate_inputs else {}
+        target_length = lengths.get("targets") or max(map(len, self._targets))
         self._max_tokens = decoding.max_tokens or target_length
         self._prefix = model.vocabulary.encode(decoding.decoder_prefix) if decoding.decoder_prefix else []
         reserved = self._max_tokens + len(self._prefix)

@@ -13,6 +13,7 @@ from t5x_lab.migration.steps import (
     OF_TRAINING,
     RENAMED,
     TO_DO,
+    VOCABULARIES,
     Rule,
     Step,
     configurable,
@@ -108,11 +109,11 @@ def _dataset(scope: str, owner: str, parameter: str, macro: str) -> Rule:
 
 def vocabulary(binding: Binding, context: Context, macro: str = "VOCABULARY") -> Step:
     """A vocabulary of SeqIO's, without sentinels by default, or the project's own."""
-    value = binding.value
+    value = context.resolve(binding.value)
     name = configurable(value)
     if name and context.is_own(value.name):
         return Step(KEPT) if binding.selector == macro else Step(RENAMED, (f"{macro} = {render(value)}",))
-    if name not in ("SentencePieceVocabulary", "ByteVocabulary"):
+    if name not in VOCABULARIES:
         return Step(TO_DO, note="Bind @SentencePieceVocabulary() or your own")
     return Step(RENAMED, (f"{macro} = @{name}()", *_default_sentinels(name, context)))
 

@@ -179,8 +179,6 @@ def _input_vocabulary(binding: Binding, context: Context) -> Step:
     of_outputs = context.value("EncoderDecoderModel.output_vocabulary")
     if context.is_from(binding.value, "VOCABULARY") or context.resolve(binding.value) == of_outputs:
         return Step(DROPPED, note="VOCABULARY is that of inputs too")
-    if isinstance(binding.value, MacroReference):
-        return to("INPUT_VOCABULARY")(binding, context)
     return vocabulary(binding, context, "INPUT_VOCABULARY")
 
 

@@ -44,6 +44,7 @@ def optimizer(binding: Binding, context: Context) -> Step:
     return Step(TO_DO, note=f"Choose an optimizer in place of @{selector} (docs/custom/optimizer.md)")
 
 
+IN_GROUPS = ("ModelParamTraversal.filter_fn", "match_any.regexes")  # with any scope
 _NAMES = "The names of some parameters differ here (docs/from_t5x.md); a pattern without parameters is refused at the start"
 
 
@@ -202,7 +203,6 @@ RULES = {
         ("OPTIMIZER", optimizer),
         ("Adafactor.multiply_by_parameter_scale", _scaled),
         ("HParamMap.rules MultiOptimizer.traversals_and_optimizers", gone("Groups.groups has them")),
-        ("ModelParamTraversal.filter_fn", lambda binding, context: Step(DROPPED, note="Groups.groups has its patterns")),
         ("Adafactor.factored", _factored),
         ("Adafactor.dtype_momentum", dtype_as("Adafactor.momentum_dtype")),
         (
