@@ -1110,3 +1110,29 @@ def test_t5xs_own_files_alone_are_read_as_they_are(capsys):
     ]
     assert main(["train", *of_t5x, *(f"--gin.{each}" for each in needed), "--dry_run"]) == 0
     assert re.search(r"^SaveCheckpointConfig.keep = None$", capsys.readouterr().out, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    "text, setting, expected",
+    [
+        (f'{PRETRAINING}INITIAL_CHECKPOINT_PATH = "x"\n', lambda run: run.initial_checkpoint_path, None),
+        (f"{FINETUNING}import types\nNUM_HEADS = 2\n", lambda run: run.model.network.num_heads, 12),
+        (f"{FINETUNING}MIXTURE_OR_TASK_SPLIT = 'train'\n", lambda run: run.evals[1].split, None),
+    ],
+)
+def test_macros_that_t5xs_files_do_not_read_have_no_effect(text, setting, expected):
+    assert setting(_run_of(text)) == expected
+
+
+def test_paths_of_evaluations_in_gin_files_are_taken(monkeypatch, capsys):
+    """T5X's eval.gin and infer.gin name the checkpoint and the output directory. Their migrated launch lines have flags for them."""
+    text = 'include "t5x/examples/t5/t5_1_1/tiny.gin"\ninclude "t5x/configs/runs/eval.gin"\nMIXTURE_OR_TASK_NAME = "a"\n'
+    paths = 'CHECKPOINT_PATH = "checkpoint_5"\nEVAL_OUTPUT_DIR = "out"\n'
+    pathlib.Path("eval.gin").write_text(text + paths)
+    pathlib.Path("run.sh").write_text("python3 -m t5x.eval --gin_file=eval.gin\n$PY -m t5x.train --gin_file=eval.gin\n")
+    assert main(["migrate", "run.sh", "--output=ours"]) == 0
+    script = pathlib.Path("ours/run.sh").read_text()
+    of_paths = "--gin.CHECKPOINT_PATH=\"'checkpoint_5'\" --gin.EVAL_OUTPUT_DIR=\"'out'\""
+    assert of_paths in script and "t5x_lab train --gin_file=eval.gin\n" in script
+    assert main(["eval", "--gin_file=eval.gin"]) == 2
+    assert "checkpoint_5 does not exist" in capsys.readouterr().err

@@ -38,6 +38,7 @@ def take_t5x_bindings(args: argparse.Namespace, output: str) -> None:
             if is_flag and not value.startswith(("%", "[", "(")):
                 bound[name] = _text(value)
                 flags.remove(flag)
+    bound = _bound_in_files(args, output) | bound
     if path := bound.get("CHECKPOINT_PATH"):
         directory, step = _checkpoint(path)
         args.model_dir = args.model_dir or directory
@@ -49,6 +50,16 @@ def take_t5x_bindings(args: argparse.Namespace, output: str) -> None:
     for name in _OF_INFER & bound.keys():
         flag = name.removeprefix("infer.")
         setattr(args, flag, _value(name, bound[name]))
+
+
+def _bound_in_files(args: argparse.Namespace, output: str) -> dict[str, str]:
+    """Returns the checkpoint and the output directory that T5X's gin files name."""
+    from t5x_lab.migration.direct import values_in_t5x_files
+
+    names = {"CHECKPOINT_PATH": "CHECKPOINT_PATH", "RestoreCheckpointConfig.path": "CHECKPOINT_PATH", output: output}
+    search_paths = [path for paths in args.gin_search_paths for path in paths.split(",")]
+    values = values_in_t5x_files(args.gin_file, search_paths, names) if args.gin_file else {}
+    return {names[name]: value for name, value in values.items() if isinstance(value, str)}
 
 
 _OF_INFER = {"infer.mode", "infer.shard_id", "infer.num_shards"}

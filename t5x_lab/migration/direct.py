@@ -6,7 +6,7 @@ import pathlib
 import shutil
 import tempfile
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.gin_files import PACKAGE_GIN
@@ -70,6 +70,16 @@ def translate_t5x(
         raise
     write(migrated)
     return Translation(str(migrated[0].target), str(folder), _notes(migrated, together))
+
+
+def values_in_t5x_files(files: Sequence[str], search_paths: Sequence[str], names: Collection[str]) -> dict[str, Any]:
+    """Returns the last values of names that files of T5X's bind, with macros replaced. Those of other files are left out."""
+    values: dict[str, Any] = {}
+    for path in (find_file(file, search_paths) for file in files):
+        if path is not None and _is_of_t5x(path, search_paths):
+            (context,) = Project([str(path)], search_paths).contexts(path)
+            values |= {name: value for name in names if (value := context.value(name)) is not None}
+    return values
 
 
 def _is_of_t5x(path: pathlib.Path, search_paths: Sequence[str]) -> bool:

@@ -188,6 +188,11 @@ class Context:
         return any("/architectures/" in path and counterpart(path) is not None for path in self.included)
 
     @property
+    def has_examples_alone(self) -> bool:
+        """Whether the network is one of T5X's examples, without files of flaxformer's."""
+        return self.has_t5x_model and not any(path.startswith("flaxformer/") for path in self.included)
+
+    @property
     def has_longt5(self) -> bool:
         """Whether a file of flaxformer's defines LongT5's layers."""
         return any("/longt5/" in path for path in self.included)

@@ -12,7 +12,7 @@ from t5x_lab.migration.command_line import find_file, macros_of_flags, write_tog
 from t5x_lab.migration.includes import counterpart, t5x_file
 from t5x_lab.migration.project import Context, Project, Rules
 from t5x_lab.migration.shell import command_end, is_quoted, read_words, unquote
-from t5x_lab.migration.statements import Binding, Import, Statement, parse_statements
+from t5x_lab.migration.statements import Binding, Import, Statement, parse_statements, render
 from t5x_lab.migration.steps import DROPPED, KEPT, RENAMED, TO_DO, Step
 from t5x_lab.migration.translate import translate
 
@@ -144,7 +144,8 @@ def translate_script(
             continue
         translated = _translate_flags(launch, search_paths, known_macros, rules)
         steps += translated
-        edits.append((launch.start, launch.end, f"t5x_lab {launch.program}"))
+        paths = _paths_in_files(launch, [*search_paths, *search_paths_of(launch)])
+        edits.append((launch.start, launch.end, " ".join((f"t5x_lab {launch.program}", *paths))))
         notes = []
         for flag, step in translated:
             separator = _separator(text, flag)
@@ -161,6 +162,16 @@ def translate_script(
     for start, end, new in sorted(edits, reverse=True):
         text = text[:start] + new + text[end:]
     return text, steps
+
+
+def _paths_in_files(launch: Launch, search_paths: Sequence[str]) -> list[str]:
+    """Returns flags of the checkpoint and the output directory of an evaluation that its gin files bind."""
+    files = [path for flag in launch.flags if flag.name == "gin_file" and (path := find_file(flag.value or "", search_paths))]
+    names = ("CHECKPOINT_PATH", "EVAL_OUTPUT_DIR", "INFER_OUTPUT_DIR") if launch.program != "train" and files else ()
+    contexts = [Project([str(path)], search_paths).contexts(path)[0] for path in files] if names else []
+    values = {name: value for context in contexts for name in names if isinstance(value := context.value(name), str)}
+    in_flags = {flag.name for flag in launch.flags}
+    return [_as_flag(f"{name} = {render(value)}") for name, value in values.items() if f"gin.{name}" not in in_flags]
 
 
 def _launches(text: str) -> Iterator[Launch]:

@@ -50,6 +50,8 @@ def _name(line: str) -> str:
 def _translate(binding: Binding, context: Context) -> Step:
     if binding.parameter and context.is_own(binding.selector):
         return keep(binding, context)
+    if not binding.parameter and binding.selector in _OF_FLAXFORMER and context.has_examples_alone:
+        return keep(binding, context)
     scope, rule = binding.scope, context.rules.get((binding.scope, binding.name))
     if binding.name.startswith("DatasetConfig."):
         return _translate_data(binding, context)
@@ -94,6 +96,13 @@ def _translate_data(binding: Binding, context: Context) -> Step:
 
 _BOUND_BY_RUNS = (
     "mixture_or_task_name", "task_feature_lengths", "split", "batch_size", "shuffle", "seed", "use_cached", "pack", "module",
+)  # fmt: skip
+
+
+# Macros of flaxformer's model files. T5X's own networks do not read them.
+_OF_FLAXFORMER = (
+    "ARCHITECTURE", "NUM_HEADS", "NUM_ENCODER_LAYERS", "NUM_DECODER_LAYERS", "HEAD_DIM", "EMBED_DIM", "MLP_DIM",
+    "NUM_EMBEDDINGS", "ACTIVATION_DTYPE",
 )  # fmt: skip
 
 

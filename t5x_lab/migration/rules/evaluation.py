@@ -2,7 +2,7 @@
 
 from t5x_lab.migration.project import Context
 from t5x_lab.migration.statements import Binding, render
-from t5x_lab.migration.steps import DEFAULT, DROPPED, RENAMED, TO_DO, Rule, Step, configurable, gone, if_is, table, to
+from t5x_lab.migration.steps import DEFAULT, DROPPED, RENAMED, TO_DO, Rule, Step, configurable, gone, if_is, keep, table, to
 
 
 def _evaluated(owner: str) -> Rule:
@@ -72,6 +72,10 @@ def _beams(binding: Binding, context: Context) -> Step:
     return Step(RENAMED, ("MetricsEvaluation.decoding = @BeamConfig()", f"BeamConfig.size = {render(value)}"))
 
 
+def _split(binding: Binding, context: Context) -> Step:
+    return to("MetricsEvaluation.split")(binding, context) if context.is_evaluation else keep(binding, context)
+
+
 _FLAGS = ("output_dir", "restore_checkpoint_cfg", "partitioner", "checkpoint_period")
 _ONE_SHARD = "One process reads the whole input, unless --shard_id and --num_shards are set"
 RULES = table(
@@ -90,6 +94,7 @@ RULES = table(
     ("infer.mode", if_is("predict", then=DEFAULT, otherwise="t5x_lab infer has --mode=predict for texts and --mode=score")),
     ("infer.shard_id", if_is(0, None, then=_ONE_SHARD, otherwise="Pass --shard_id to t5x_lab infer")),
     ("infer.num_shards", if_is(1, None, then=_ONE_SHARD, otherwise="Pass --num_shards to t5x_lab infer")),
+    ("MIXTURE_OR_TASK_SPLIT", _split),
     ("CHECKPOINT_PATH", gone("A flag of the command: --model_dir")),
     ("EVAL_OUTPUT_DIR INFER_OUTPUT_DIR", gone("A flag of the command: --output")),
 )

@@ -19,6 +19,7 @@ from t5x_lab.migration.steps import (
     gone,
     if_is,
     is_list,
+    keep,
     table,
     to,
 )
@@ -47,6 +48,14 @@ def _restored_path(binding: Binding, context: Context) -> Step:
             return Step(RENAMED, ("INITIAL_CHECKPOINT_PATH = None",))
         return Step(DROPPED, note=DEFAULT)
     return Step(RENAMED, (*to("INITIAL_CHECKPOINT_PATH")(binding, context).lines, carry))
+
+
+def _initial_checkpoint(binding: Binding, context: Context) -> Step:
+    """The macro, which T5X's pretrain.gin does not read."""
+    is_read = "t5x/configs/runs/finetune.gin" in context.included or not context.has_t5x_run
+    if is_read or any(context.is_from(each.value, binding.selector) for each in context.bindings.values()):
+        return keep(binding, context)
+    return Step(DROPPED, note="T5X's pretrain.gin does not read it: a run starts from scratch")
 
 
 def _restored(binding: Binding, context: Context) -> Step:
@@ -218,6 +227,7 @@ RULES = table(
     ("train.random_seed RANDOM_SEED", _seed),
     ("DatasetConfig.seed", _seed_of_data),
     ("train.checkpoint_cfg train.partitioner", gone(LIBRARY)),
+    ("INITIAL_CHECKPOINT_PATH", _initial_checkpoint),
     ("CheckpointConfig.save", _saved),
     ("CheckpointConfig.restore", _restored),
     ("train.trainer_cls train.get_dataset_fn", gone(LIBRARY)),
