@@ -1136,3 +1136,47 @@ def test_paths_of_evaluations_in_gin_files_are_taken(monkeypatch, capsys):
     assert of_paths in script and "t5x_lab train --gin_file=eval.gin\n" in script
     assert main(["eval", "--gin_file=eval.gin"]) == 2
     assert "checkpoint_5 does not exist" in capsys.readouterr().err
+
+
+LAUNCHED = (
+    "python3 -m t5x.{} --gin_file=t5x/examples/t5/t5_1_1/base.gin --gin_file=t5x/configs/runs/{}.gin --gin_file=a.gin {}\n"
+)
+
+
+@pytest.mark.parametrize(
+    "program, run, flags, text, migrated",
+    [
+        (
+            "train", "finetune", "", "utils.create_learning_rate_scheduler.warmup_steps = 500\n", "LearningRate.warmup_steps = 500\n",
+        ),
+        (
+            "eval", "eval", "", 'utils.DatasetConfig.split = "validation"\nutils.DatasetConfig.batch_size = 16\n',
+            'MetricsEvaluation.split = "validation"\nMetricsEvaluation.batch_size = 16\n',
+        ),
+        (
+            "train", "pretrain", "--gin.LR=${lr}", "LR = 1e-3\noptax.adamw.learning_rate = %LR\n",
+            'LR = 1e-3\nAdamW.learning_rate = @adamw/LearningRate()\nadamw/LearningRate.factors = "constant"\n'
+            "adamw/LearningRate.base_learning_rate = %LR\n",
+        ),
+        (
+            "train", "pretrain", "--gin.B=32", "B = 128\ntrain/utils.DatasetConfig.batch_size = %B\n"
+            "train_eval/utils.DatasetConfig.batch_size = 128\n",
+            "B = 128\nDataConfig.batch_size = %B\nLossEvaluation.batch_size = 128\n",
+        ),
+    ],
+)  # fmt: skip
+def test_files_are_translated_as_their_launch_lines_read_them(program, run, flags, text, migrated):
+    """The other files of a command, its order and its bindings count."""
+    pathlib.Path("a.gin").write_text(text)
+    pathlib.Path("run.sh").write_text(LAUNCHED.format(program, run, flags))
+    assert main(["migrate", "run.sh", "--output=ours"]) == 0
+    lines = pathlib.Path("ours/a.gin").read_text().splitlines(keepends=True)
+    assert "".join(line for line in lines if not line.startswith("#")) == migrated
+
+
+def test_what_only_the_shell_knows_is_not_written_into_files(capsys):
+    pathlib.Path("a.gin").write_text("N = 1\npartitioning.PjitPartitioner.num_partitions = %N\n")
+    pathlib.Path("run.sh").write_text(LAUNCHED.format("train", "pretrain", "--gin.N=$N"))
+    assert main(["migrate", "run.sh", "--output=ours"]) == 0
+    assert "A launch script sets its value by a variable of the shell" in capsys.readouterr().out
+    assert "⟦" not in pathlib.Path("ours/a.gin").read_text()

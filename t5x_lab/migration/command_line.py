@@ -4,13 +4,13 @@ import pathlib
 from collections.abc import Sequence
 
 from t5x_lab.migration.project import Project
-from t5x_lab.migration.statements import macros_in, macros_of, read_statements
+from t5x_lab.migration.statements import macros_in, macros_of, parse_statements
 
 
-def write_together(path: pathlib.Path, files: Sequence[str], bindings: Sequence[str]) -> None:
-    """Writes a gin file that includes the files and has the bindings after them, as gin reads a command."""
+def together(files: Sequence[str], bindings: Sequence[str]) -> str:
+    """Returns a gin text that includes the files and has the bindings after them, as gin reads a command."""
     includes = (f'include "{file}"' for file in files)
-    path.write_text("".join(f"{line}\n" for line in (*includes, *bindings)))
+    return "".join(f"{line}\n" for line in (*includes, *bindings))
 
 
 def find_file(file: str, search_paths: Sequence[str]) -> pathlib.Path | None:
@@ -19,14 +19,14 @@ def find_file(file: str, search_paths: Sequence[str]) -> pathlib.Path | None:
     return next((folder / file for folder in folders if (folder / file).is_file()), None)
 
 
-def macros_of_flags(together: pathlib.Path, files: Sequence[pathlib.Path], search_paths: Sequence[str]) -> set[str]:
+def macros_of_flags(text: str, files: Sequence[pathlib.Path], search_paths: Sequence[str]) -> set[str]:
     """Returns the macros that bindings of the command line set, and that no file of the project sets or reads.
 
     Args:
-      together: file of `write_together`.
+      text: gin text of `together`.
       files: files of the project.
       search_paths: folders in which included files are.
     """
     project = Project([str(file) for file in files], search_paths)
     statements = [statement for of_file in project.files.values() for statement in of_file]
-    return macros_of(read_statements(together)) - macros_of(statements) - macros_in(statements)
+    return macros_of(parse_statements(text, "the flags")) - macros_of(statements) - macros_in(statements)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.gin_files import PACKAGE_GIN
-from t5x_lab.migration.command_line import find_file, macros_of_flags, write_together
+from t5x_lab.migration.command_line import find_file, macros_of_flags, together
 from t5x_lab.migration.includes import counterpart, t5x_file
 from t5x_lab.migration.project import Project
 from t5x_lab.migration.statements import Binding, Import, Include, Statement
@@ -56,20 +56,19 @@ def translate_t5x(
     if not any(are_of_t5x):
         return None
     folder = pathlib.Path(tempfile.mkdtemp(prefix="t5x_lab_"))
-    together = folder / _FLAGS
-    write_together(together, [str(path.absolute()) if path else file for file, path in zip(files, paths)], bindings)
+    flags = folder / _FLAGS
+    text = together([str(path.absolute()) if path else file for file, path in zip(files, paths)], bindings)
+    flags.write_text(text)
     translated = str(folder / "translated")
-    kept_macros = macros_of_flags(together, [path for path in paths if path], search_paths)
-    migrated = migrate(
-        [str(together)], translated, search_paths, known_macros, include_folder=translated, kept_macros=kept_macros
-    )
+    kept_macros = macros_of_flags(text, [path for path in paths if path], search_paths)
+    migrated = migrate([str(flags)], translated, search_paths, known_macros, include_folder=translated, kept_macros=kept_macros)
     try:
-        _check(migrated, together)
+        _check(migrated, flags)
     except UserError:
         shutil.rmtree(folder)
         raise
     write(migrated)
-    return Translation(str(migrated[0].target), str(folder), _notes(migrated, together))
+    return Translation(str(migrated[0].target), str(folder), _notes(migrated, flags))
 
 
 def values_in_t5x_files(files: Sequence[str], search_paths: Sequence[str], names: Collection[str]) -> dict[str, Any]:
@@ -102,9 +101,9 @@ def _names_t5x(statement: Statement) -> bool:
     return isinstance(statement, Include) and t5x_file(statement.path) is not None
 
 
-def _check(migrated: Sequence[MigratedFile], together: pathlib.Path) -> None:
+def _check(migrated: Sequence[MigratedFile], flags: pathlib.Path) -> None:
     open_ones = [
-        f"  {_place(each, together, statement)}: {statement.first_line}\n    {step.note}."
+        f"  {_place(each, flags, statement)}: {statement.first_line}\n    {step.note}."
         for each in migrated
         for statement, step in each.steps
         if step.status == TO_DO
@@ -116,19 +115,19 @@ def _check(migrated: Sequence[MigratedFile], together: pathlib.Path) -> None:
         )
 
 
-def _notes(migrated: Sequence[MigratedFile], together: pathlib.Path) -> str:
+def _notes(migrated: Sequence[MigratedFile], flags: pathlib.Path) -> str:
     """Returns a line for each statement that has another name here, and for each file of T5X's."""
     lines = ["The gin files are T5X's. They are read as:"]
     for each in migrated:
         for statement, step in each.steps:
             is_of_project = isinstance(statement, Include) and t5x_file(statement.path) is None
             if step.status == RENAMED and not is_of_project:
-                place = _place(each, together, statement)
+                place = _place(each, flags, statement)
                 lines.append(f"  {place}: {statement.first_line} -> {'; '.join(step.lines)}")
     left_out = sum(each.count(DROPPED) for each in migrated)
     lines.append(f"  Left out: {left_out} statements. t5x_lab migrate writes the reason beside each of them.")
     return "\n".join(lines)
 
 
-def _place(each: MigratedFile, together: pathlib.Path, statement: Statement) -> str:
-    return "command line" if each.source == together else f"{os.path.relpath(each.source)}, line {statement.line}"
+def _place(each: MigratedFile, flags: pathlib.Path, statement: Statement) -> str:
+    return "command line" if each.source == flags else f"{os.path.relpath(each.source)}, line {statement.line}"

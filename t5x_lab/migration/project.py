@@ -6,7 +6,7 @@ import math
 import pathlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.t5x_names import UNCHANGED_MACROS
@@ -18,6 +18,7 @@ from t5x_lab.migration.statements import (
     MacroReference,
     Reference,
     Statement,
+    parse_statements,
     read_statements,
     rename_macros,
 )
@@ -33,6 +34,18 @@ _DATA_PARAMETERS = {
 }  # fmt: skip
 
 
+class Command(NamedTuple):
+    """The gin files and bindings that a command of T5X reads.
+
+    Attributes:
+      text: gin text that includes its files and has its bindings after them.
+      program: "train", "eval" or "infer".
+    """
+
+    text: str
+    program: str
+
+
 class Project:
     """Gin files, read with the files that they include.
 
@@ -42,6 +55,7 @@ class Project:
       macros: macros of t5x_lab. One of the project's with the name of another of these is renamed.
       kept_macros: macros that bindings of t5x_lab's own command line set, so that they have their meaning here.
       rules: rules of T5X's names, for contexts.
+      commands: commands that read the files. A file is translated as they read it, with their bindings.
 
     Attributes:
       files: statements of each file, the given ones first.
@@ -55,6 +69,7 @@ class Project:
         macros: Collection[str] = (),
         kept_macros: Collection[str] = (),
         rules: Rules = MappingProxyType({}),
+        commands: Sequence[Command] = (),
     ):
         self._rules, self._kept_macros = rules, frozenset(kept_macros)
         others = (name for name in macros if name not in UNCHANGED_MACROS and name not in self._kept_macros)
@@ -62,18 +77,22 @@ class Project:
         self.roots = [pathlib.Path(file) for file in files]
         self._search_paths = [pathlib.Path(path) for path in ("", *search_paths)]
         self.files: dict[pathlib.Path, list[Statement]] = {}
+        self._statements: dict[pathlib.Path, list[Statement]] = {}  # of files and commands
         self._contexts: dict[pathlib.Path, Context] = {}
-        for root in self.roots:
+        self._commands = {pathlib.Path(f"command {i}"): command for i, command in enumerate(commands)}
+        for root in (*self.roots, *self._commands):
             self._read(root, ())
+        self.files = {path: statements for path, statements in self.files.items() if path not in self._commands}
 
     def _read(self, path: pathlib.Path, including: tuple[pathlib.Path, ...]) -> None:
         if path in including:
             raise UserError(f"{including[-1]} includes {path}, which includes it.")
         if path not in self.files:
-            self.files[path] = [
-                rename_macros(each, self._renamed) if isinstance(each, Binding) else each for each in read_statements(path)
-            ]
-        for statement in self.files[path]:
+            command = self._commands.get(path)
+            statements = parse_statements(command.text, "a command") if command else read_statements(path)
+            renamed = [rename_macros(each, self._renamed) if isinstance(each, Binding) else each for each in statements]
+            self.files[path] = self._statements[path] = renamed
+        for statement in self._statements[path]:
             if isinstance(statement, Include) and (included := self.find(statement.path, path)):
                 self._read(included, (*including, path))
 
@@ -86,24 +105,30 @@ class Project:
 
     def statements(self, path: pathlib.Path) -> Iterator[Statement]:
         """Yields the statements of a file and of those that it includes, in gin's order."""
-        for statement in self.files[path]:
+        for statement in self._statements[path]:
             if isinstance(statement, Include) and (included := self.find(statement.path, path)):
                 yield from self.statements(included)
             yield statement
 
+    @property
+    def commands(self) -> "list[Context]":
+        """The statements of each command."""
+        return [self._context(path) for path in self._commands]
+
     def contexts(self, path: pathlib.Path) -> "list[Context]":
-        """Returns what is bound where a file is used: with each of the given files that include it, or alone."""
-        users = [root for root in self.roots if path in self._included(root)] or [path]
+        """Returns what is bound where a file is used: in each command and given file that include it, or alone."""
+        users = [root for root in (*self._commands, *self.roots) if path in self._included(root)] or [path]
         return [self._context(user) for user in users]
 
     def _context(self, root: pathlib.Path) -> "Context":
         if root not in self._contexts:
-            self._contexts[root] = Context(list(self.statements(root)), self._rules, self._kept_macros, root)
+            program = self._commands[root].program if root in self._commands else ""
+            self._contexts[root] = Context(list(self.statements(root)), self._rules, self._kept_macros, root, program)
         return self._contexts[root]
 
     def _included(self, path: pathlib.Path) -> set[pathlib.Path]:
         """Returns the files that a file includes, and those that they include."""
-        includes = (each.path for each in self.files[path] if isinstance(each, Include))
+        includes = (each.path for each in self._statements[path] if isinstance(each, Include))
         direct = {included for include in includes if (included := self.find(include, path))}
         return direct.union(*map(self._included, direct))
 
@@ -251,6 +276,11 @@ class Context:
             binding = self.bindings.get(("", value.name))
             value = None if binding is None else binding.value
         return False
+
+    def written(self, value: Any) -> Any:
+        """Returns a value with macros of T5X replaced. One of the project stays, since a command may set it."""
+        is_own = isinstance(value, MacroReference) and self.binds_macro(value.name) and ("", value.name) not in self.rules
+        return value if is_own else self.resolve(value)
 
     def value(self, name: str, scope: str = "") -> Any:
         """Returns the resolved value of a name, None if it is not bound."""

@@ -3,14 +3,13 @@
 import dataclasses
 import pathlib
 import re
-import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from t5x_lab.config.errors import UserError
-from t5x_lab.migration.command_line import find_file, macros_of_flags, write_together
+from t5x_lab.migration.command_line import find_file, macros_of_flags, together
 from t5x_lab.migration.includes import counterpart, t5x_file
-from t5x_lab.migration.project import Context, Project, Rules
+from t5x_lab.migration.project import Command, Context, Project, Rules
 from t5x_lab.migration.shell import command_end, is_quoted, read_words, unquote
 from t5x_lab.migration.statements import Binding, Import, Statement, parse_statements, render
 from t5x_lab.migration.steps import DROPPED, KEPT, RENAMED, TO_DO, Step
@@ -294,16 +293,37 @@ def _read_together(
 ) -> tuple[list[Binding], Context]:
     """Returns the bindings of a command as statements, and what is bound there and in its gin files."""
     search_paths = [*search_paths, *search_paths_of(launch)]
-    with tempfile.TemporaryDirectory() as folder:
-        together = pathlib.Path(folder) / "flags.gin"
-        named = [flag.value for flag in launch.flags if flag.name == "gin_file" and flag.value]
-        paths = {file: path for file in named if (path := find_file(file, search_paths))}
-        files = [str(paths[file].absolute()) if file in paths else file for file in named if file in paths or t5x_file(file)]
-        write_together(together, files, bindings)
-        macros = macros_of_flags(together, list(paths.values()), search_paths)
-        project = Project([str(together)], search_paths, set(known_macros) - macros, rules=rules)
-        statements = [each for each in project.files[together] if isinstance(each, Binding)]
-        return statements, dataclasses.replace(project.contexts(together)[0], program=launch.program)
+    command, paths = _command(launch, bindings, search_paths)
+    macros = macros_of_flags(command.text, paths, search_paths)
+    (context,) = Project((), search_paths, set(known_macros) - macros, rules=rules, commands=[command]).commands
+    in_flags = context.all_statements[len(context.all_statements) - len(bindings) :]
+    return [each for each in in_flags if isinstance(each, Binding)], context
+
+
+def commands_of(text: str, search_paths: Sequence[str]) -> list[Command]:
+    """Returns what the commands of a script read. Values that only the shell knows are marked strings (`has_variable`)."""
+    return [
+        _command(launch, _bindings_of(launch), [*search_paths, *search_paths_of(launch)])[0]
+        for launch in _launches(text)
+        if not launch.problem
+    ]
+
+
+def _bindings_of(launch: Launch) -> list[str]:
+    return [text for flag in launch.flags if (text := _gin_text(flag)) is not None and _is_binding(text)]
+
+
+def _command(launch: Launch, bindings: Sequence[str], search_paths: Sequence[str]) -> tuple[Command, list[pathlib.Path]]:
+    """Returns what a command reads, and its files of the project."""
+    named = [flag.value for flag in launch.flags if flag.name == "gin_file" and flag.value]
+    paths = {file: path for file in named if (path := find_file(file, search_paths))}
+    files = [str(paths.get(file, file)) for file in named if file in paths or t5x_file(file)]
+    return Command(together(files, bindings), launch.program), list(paths.values())
+
+
+def has_variable(value: object) -> bool:
+    """Returns whether a value, or a line, has a part that only the shell knows."""
+    return "⟦" in str(value)
 
 
 def _translate_gin_file(flag: Flag, search_paths: Sequence[str]) -> Step:

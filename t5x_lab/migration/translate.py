@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from t5x_lab.config.t5x_names import hint
 from t5x_lab.migration.project import T5X_MODULES, Context
 from t5x_lab.migration.rules import data, evaluation, model, names, optimizer, run
-from t5x_lab.migration.rules.optimizer import IN_GROUPS
+from t5x_lab.migration.rules.optimizer import IN_GROUPS, has_groups
 from t5x_lab.migration.statements import Binding
 from t5x_lab.migration.steps import COMMAND, DROPPED, KEPT, RENAMED, TO_DO, Step, keep
 
@@ -55,7 +55,7 @@ def _translate(binding: Binding, context: Context) -> Step:
     scope, rule = binding.scope, context.rules.get((binding.scope, binding.name))
     if binding.name.startswith("DatasetConfig."):
         return _translate_data(binding, context)
-    if binding.name in IN_GROUPS and not context.is_own(binding.selector):
+    if binding.name in IN_GROUPS and not context.is_own(binding.selector) and has_groups(context):
         return Step(DROPPED, note="Groups.groups has it")
     if scope and binding.parameter and context.rules.get(("", binding.name)):
         return Step(TO_DO, note="Its scope is not translated")

@@ -10,7 +10,15 @@ from t5x_lab.config.errors import UserError, write_error
 from t5x_lab.config.gin_files import PACKAGE_GIN
 from t5x_lab.migration.includes import counterpart, t5x_file
 from t5x_lab.migration.project import T5X_MODULES, Context, Project
-from t5x_lab.migration.scripts import file_for, gin_files, is_script, read_script, translate_script
+from t5x_lab.migration.scripts import (
+    commands_of,
+    file_for,
+    gin_files,
+    has_variable,
+    is_script,
+    read_script,
+    translate_script,
+)
 from t5x_lab.migration.statements import Binding, Import, Include, MacroReference, Statement, references
 from t5x_lab.migration.steps import DROPPED, KEPT, RENAMED, TO_DO, Step
 from t5x_lab.migration.translate import RULES, translate
@@ -64,7 +72,8 @@ def migrate(
     named = [gin_files(text, search_paths) for text in scripts.values()]
     files += dict.fromkeys(file for own, _ in named for file in own if file not in files)
     t5x_files = dict.fromkeys(file for _, other in named for file in other)
-    project = Project(files, search_paths, known_macros, kept_macros, RULES)
+    commands = [command for text in scripts.values() for command in commands_of(text, search_paths)]
+    project = Project(files, search_paths, known_macros, kept_macros, RULES, commands)
     translate_in = lambda path, each: (each, _translate(each, project, path, include_folder))
     steps = {path: [translate_in(path, each) for each in statements] for path, statements in project.files.items()}
     used = {name for of_file in steps.values() for each, step in of_file for name in _macros_used(each, step)}
@@ -116,6 +125,8 @@ def _translate_binding(binding: Binding, contexts: Sequence[Context]) -> Step:
     different: dict[tuple[str, tuple[str, ...]], pathlib.Path] = {}
     for step, root in needed:
         different.setdefault((step.status, step.lines), root)
+    if any(map(has_variable, needed[0][0].lines)):
+        return Step(TO_DO, note="A launch script sets its value by a variable of the shell. Set it in the script")
     if len(different) == 1:
         return needed[0][0]
     described = "; ".join(f"{'; '.join(lines) or status} for {root}" for (status, lines), root in different.items())

@@ -63,13 +63,14 @@ def _sampling(field: str, partner: str, default: str) -> Rule:
 
 def _beams(binding: Binding, context: Context) -> Step:
     """The number of hypotheses of beam search; where T5X samples, the number of samples, of which it takes the most likely."""
-    value = context.resolve(binding.value)
     model, default = "EncoderDecoderModel", "beam_search"
     if "DecoderOnlyModel" in binding.selector:
         model, default = "DecoderOnlyModel", "temperature_sample"
     if (configurable(context.value(f"{model}.decode_fn")) or default) == "temperature_sample":
         return to("MetricsEvaluation.num_samples", 1)(binding, context)
-    return Step(RENAMED, ("MetricsEvaluation.decoding = @BeamConfig()", f"BeamConfig.size = {render(value)}"))
+    return Step(
+        RENAMED, ("MetricsEvaluation.decoding = @BeamConfig()", f"BeamConfig.size = {render(context.written(binding.value))}")
+    )
 
 
 def _split(binding: Binding, context: Context) -> Step:

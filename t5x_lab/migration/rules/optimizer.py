@@ -1,7 +1,7 @@
 """The optimizer and its schedule."""
 
 from t5x_lab.migration.project import Context
-from t5x_lab.migration.statements import Binding, Reference, render
+from t5x_lab.migration.statements import Binding, MacroReference, Reference, render
 from t5x_lab.migration.steps import (
     DEFAULT,
     DROPPED,
@@ -57,6 +57,11 @@ def _groups_of_scales(context: Context) -> Step:
     pairs = ", ".join(f"({render(_full(pattern))}, {names[value]})" for pattern, value in rules)
     lines = ("OPTIMIZER = @Groups()", f"Groups.groups = [{pairs}]", "unscaled/Adafactor.multiply_by_parameter_scale = False")
     return Step(RENAMED, lines, _NAMES)
+
+
+def has_groups(context: Context) -> bool:
+    """Returns whether the parts of MultiOptimizer become groups."""
+    return _groups(context).status == RENAMED
 
 
 def _groups(context: Context) -> Step:
@@ -143,10 +148,11 @@ def _learning_rate_of(owner: str) -> Rule:
 
     def rule(binding: Binding, context: Context) -> Step:
         value = context.resolve(binding.value)
-        if isinstance(value, int | float):
+        written = context.written(binding.value)
+        if isinstance(value, int | float) or isinstance(written, MacroReference):
             scoped = f"{owner.lower()}/LearningRate"  # a run file may bind the schedule of the trainer
             bind = (f"{owner}.learning_rate = @{scoped}()", f'{scoped}.factors = "constant"')
-            return Step(RENAMED, (*bind, f"{scoped}.base_learning_rate = {render(value)}"))
+            return Step(RENAMED, (*bind, f"{scoped}.base_learning_rate = {render(written)}"))
         name = configurable(value)
         if name == "create_learning_rate_scheduler":
             return Step(DROPPED, note="@LearningRate() is the schedule of every optimizer")
