@@ -1180,3 +1180,22 @@ def test_what_only_the_shell_knows_is_not_written_into_files(capsys):
     assert main(["migrate", "run.sh", "--output=ours"]) == 0
     assert "A launch script sets its value by a variable of the shell" in capsys.readouterr().out
     assert "⟦" not in pathlib.Path("ours/a.gin").read_text()
+
+
+def test_a_changed_copy_of_a_run_file_of_t5x_is_read():
+    """Projects that are copies of T5X's repository change its run files."""
+    folder = pathlib.Path("t5x/configs/runs")
+    folder.mkdir(parents=True)
+    (folder / "pretrain.gin").write_text("""
+from t5x import utils
+USE_CACHED_TASKS = False
+ROWS = 64
+train/utils.DatasetConfig.batch_size = %ROWS
+train_script.train.eval_period = 1000
+utils.SaveCheckpointConfig.keep = 2
+utils.create_learning_rate_scheduler.base_learning_rate = 0.5
+""")
+    run = _run_of(PRETRAINING)
+    assert (run.data.use_cached, run.data.batch_size, run.saving.keep, run.eval_period) == (False, 64, 2, 1000)
+    assert run.optimizer.learning_rate.base_learning_rate == 0.5
+    assert "t5x/configs/runs/pretrain.gin\n" in pathlib.Path("ours/one.gin").read_text()

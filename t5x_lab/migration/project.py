@@ -98,8 +98,10 @@ class Project:
 
     def find(self, include: str, path: pathlib.Path) -> pathlib.Path | None:
         """Returns the file of the project that a file includes; None for a file of T5X, ours, or one that is not there."""
-        if counterpart(include):
-            return None
+        return None if counterpart(include) else self.find_any(include, path)
+
+    def find_any(self, include: str, path: pathlib.Path) -> pathlib.Path | None:
+        """Returns the file that a file includes, also a copy of one of T5X's; None if it is not there."""
         folders = [*self._search_paths, *path.parents]
         return next((folder / include for folder in folders if (folder / include).is_file()), None)
 

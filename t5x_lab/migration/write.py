@@ -3,12 +3,14 @@
 import dataclasses
 import os
 import pathlib
+import re
 import shutil
 from collections.abc import Collection, Iterator, Sequence
 
 from t5x_lab.config.errors import UserError, write_error
 from t5x_lab.config.gin_files import PACKAGE_GIN
-from t5x_lab.migration.includes import counterpart, t5x_file
+from t5x_lab.migration.command_line import find_file
+from t5x_lab.migration.includes import Counterpart, counterpart, t5x_file
 from t5x_lab.migration.project import T5X_MODULES, Context, Project
 from t5x_lab.migration.scripts import (
     commands_of,
@@ -19,7 +21,7 @@ from t5x_lab.migration.scripts import (
     read_script,
     translate_script,
 )
-from t5x_lab.migration.statements import Binding, Import, Include, MacroReference, Statement, references
+from t5x_lab.migration.statements import Binding, Import, Include, MacroReference, Statement, binding_text, references
 from t5x_lab.migration.steps import DROPPED, KEPT, RENAMED, TO_DO, Step
 from t5x_lab.migration.translate import RULES, translate
 
@@ -88,7 +90,8 @@ def migrate(
         migrated.append(MigratedFile(path, pathlib.Path(output) / _place(path), text, script_steps))
     for file in t5x_files:
         if (translation := counterpart(file)) and translation.lines:
-            text = "".join(f"{line}\n" for line in (f"# {t5x_file(file)} of T5X.", *translation.lines))
+            lines = (*translation.lines, *_changes(translation, find_file(file, search_paths)))
+            text = "".join(f"{line}\n" for line in (f"# {t5x_file(file)} of T5X.", *lines))
             migrated.append(MigratedFile(pathlib.Path(file), pathlib.Path(output) / file_for(file), text, ()))
     sources: dict[pathlib.Path, MigratedFile] = {}
     for each in migrated:
@@ -135,7 +138,8 @@ def _translate_binding(binding: Binding, contexts: Sequence[Context]) -> Step:
 
 def _translate_include(statement: Include, project: Project, path: pathlib.Path, folder: str) -> Step:
     if translation := counterpart(statement.path):
-        return Step(RENAMED, tuple(translation.lines)) if translation.lines else Step(DROPPED, note=translation.note)
+        lines = (*translation.lines, *_changes(translation, project.find_any(statement.path, path)))
+        return Step(RENAMED, lines) if lines else Step(DROPPED, note=translation.note)
     if included := project.find(statement.path, path):
         place = (pathlib.Path(folder) / _place(included)).as_posix()
         return Step(KEPT if place == statement.path else RENAMED, (f'include "{place}"',))
@@ -144,6 +148,22 @@ def _translate_include(statement: Include, project: Project, path: pathlib.Path,
     if t5x_file(statement.path):
         return Step(TO_DO, note=f"{statement.path} has no counterpart. Write what it binds with docs/from_t5x.md")
     return Step(TO_DO, note=f"{statement.path} is not found. Pass its folder with --gin_search_paths")
+
+
+def _changes(translation: Counterpart, copy: pathlib.Path | None) -> list[str]:
+    """Returns the lines of a run file's counterpart that a changed copy of the file, in the project, sets otherwise."""
+    if copy is None or translation.is_model or not translation.lines:
+        return []
+    project = Project([str(copy)], rules=RULES)
+    (context,) = project.contexts(copy)
+    steps = [(each, translate(each, context)) for each in project.files[copy] if isinstance(each, Binding)]
+    lines = [line for each, step in steps if step.status in (KEPT, RENAMED) for line in step.lines or (binding_text(each),)]
+    split = lambda line: line.split("  # ")[0].partition(" = ")[::2]
+    own, of_t5x = (dict(map(split, each)) for each in (lines, translation.lines))
+    changed = [name for name in of_t5x if own.get(name, of_t5x[name]) != of_t5x[name]]
+    macros = {macro for name in changed for macro in re.findall(r"%(\w+)", own[name]) if ("", macro) not in RULES}
+    changed = [*sorted(macros & own.keys()), *changed]  # a macro of the copy's own is defined before it is read
+    return [f"{name} = {own[name]}  # in {copy}" for name in changed]
 
 
 def _macros_used(statement: Statement, step: Step) -> Iterator[str]:
