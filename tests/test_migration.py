@@ -1199,3 +1199,11 @@ utils.create_learning_rate_scheduler.base_learning_rate = 0.5
     assert (run.data.use_cached, run.data.batch_size, run.saving.keep, run.eval_period) == (False, 64, 2, 1000)
     assert run.optimizer.learning_rate.base_learning_rate == 0.5
     assert "t5x/configs/runs/pretrain.gin\n" in pathlib.Path("ours/one.gin").read_text()
+
+
+def test_parameters_before_t5xs_run_file_are_replaced_by_it():
+    before = "train_script.train.eval_steps = 5\ntrain.random_seed = 5\ntrain/utils.DatasetConfig.batch_size = 16\n"
+    after = "EVAL_STEPS = 7\nRANDOM_SEED = 8\nBATCH_SIZE = 32\n"
+    more = "trainer.Trainer.num_microbatches = 2\ntrain/utils.DatasetConfig.pack = False\n"
+    run = _run_of(before + more + FINETUNING + after)
+    assert (run.data.eval_steps, run.seed, run.data.batch_size, run.microbatches, run.data.pack) == (7, 8, 32, 1, True)

@@ -186,6 +186,15 @@ class Context:
         """Returns whether a statement stands before another one. Those of T5X's files, which are not read, do not."""
         return self._places.get(id(first), math.inf) < self._places.get(id(second), 0)
 
+    def is_before_run(self, binding: Binding) -> bool:
+        """Returns whether a run file of T5X's is included after a statement, so that it binds its parameters again."""
+        return self._places.get(id(binding), math.inf) < self._place_of_run
+
+    @functools.cached_property
+    def _place_of_run(self) -> int:
+        includes = ((i, counterpart(each.path)) for i, each in enumerate(self.all_statements) if isinstance(each, Include))
+        return max((i for i, translation in includes if translation is not None and translation.is_run), default=-1)
+
     @functools.cached_property
     def names(self) -> frozenset[str]:
         """All bound names, without scopes."""

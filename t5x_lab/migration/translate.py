@@ -18,6 +18,8 @@ RULES = {**_BY_NAME, **_BY_TOPIC}
 
 def translate(binding: Binding, context: Context) -> Step:
     """Returns what a binding becomes."""
+    if binding.name in _REPLACED_BY_RUNS and not context.is_own(binding.selector) and context.is_before_run(binding):
+        return Step(DROPPED, note="T5X's run file, which is included after it, binds it again")
     step = _translate(binding, context)
     is_macro = not binding.parameter and not binding.scope and binding.selector not in context.kept_macros
     is_translated = step.status == RENAMED and bool(step.lines)
@@ -27,7 +29,8 @@ def translate(binding: Binding, context: Context) -> Step:
 
 def _parameter_in_place(macro: Binding, step: Step, context: Context) -> str | None:
     """Returns a parameter, bound before a macro, that sets the same. T5X's files read the macro where it is not bound."""
-    before = [each for each in _setters(context).get(_name(step.lines[0]), ()) if context.is_before(each, macro)]
+    setters = _setters(context).get(_name(step.lines[0]), ())
+    before = [each for each in setters if context.is_before(each, macro) and not context.is_before_run(each)]
     other = next((each for each in before if not context.is_from(each.value, macro.selector)), None)
     return None if other is None else f"{other.scope}/{other.name}".lstrip("/")
 
@@ -94,9 +97,18 @@ def _translate_data(binding: Binding, context: Context) -> Step:
     return Step(RENAMED, lines) if lines else different
 
 
+# Parameters that T5X's run files bind: of `DatasetConfig` with scopes, and others.
 _BOUND_BY_RUNS = (
     "mixture_or_task_name", "task_feature_lengths", "split", "batch_size", "shuffle", "seed", "use_cached", "pack", "module",
 )  # fmt: skip
+_REPLACED_BY_RUNS = frozenset((
+    *(f"DatasetConfig.{name}" for name in _BOUND_BY_RUNS),
+    *(f"train.{name}" for name in ("model", "model_dir", "total_steps", "eval_steps", "eval_period", "random_seed")),
+    *(f"create_learning_rate_scheduler.{name}" for name in ("factors", "base_learning_rate", "warmup_steps")),
+    *(f"SaveCheckpointConfig.{name}" for name in ("period", "keep", "dtype")),
+    "train.infer_eval_dataset_cfg", "RestoreCheckpointConfig.path", "Trainer.num_microbatches", "Trainer.learning_rate_fn",
+    "PjitPartitioner.num_partitions", "PjitPartitioner.model_parallel_submesh",
+))  # fmt: skip
 
 
 # Macros of flaxformer's model files. T5X's own networks do not read them.
