@@ -1207,3 +1207,12 @@ def test_parameters_before_t5xs_run_file_are_replaced_by_it():
     more = "trainer.Trainer.num_microbatches = 2\ntrain/utils.DatasetConfig.pack = False\n"
     run = _run_of(before + more + FINETUNING + after)
     assert (run.data.eval_steps, run.seed, run.data.batch_size, run.microbatches, run.data.pack) == (7, 8, 32, 1, True)
+
+
+def test_imports_are_those_of_a_file():
+    """Gin's imports are not seen in files that include the one with them."""
+    pathlib.Path("base.gin").write_text("from t5x import models\nmodels.EncoderDecoderModel.z_loss = 0.01\n")
+    pathlib.Path("one.gin").write_text('include "base.gin"\nfrom mine import models\nmodels.EncoderDecoderModel.z_loss = 0.1\n')
+    assert main(["migrate", "one.gin", "--output=ours"]) == 0
+    assert "Z_LOSS = 0.01\n" in pathlib.Path("ours/base.gin").read_text()
+    assert "models.EncoderDecoderModel.z_loss = 0.1\n" in pathlib.Path("ours/one.gin").read_text()

@@ -78,7 +78,7 @@ class Project:
         self._search_paths = [pathlib.Path(path) for path in ("", *search_paths)]
         self.files: dict[pathlib.Path, list[Statement]] = {}
         self._statements: dict[pathlib.Path, list[Statement]] = {}  # of files and commands
-        self._contexts: dict[pathlib.Path, Context] = {}
+        self._contexts: dict[tuple[pathlib.Path, pathlib.Path], Context] = {}
         self._commands = {pathlib.Path(f"command {i}"): command for i, command in enumerate(commands)}
         for root in (*self.roots, *self._commands):
             self._read(root, ())
@@ -115,18 +115,21 @@ class Project:
     @property
     def commands(self) -> "list[Context]":
         """The statements of each command."""
-        return [self._context(path) for path in self._commands]
+        return [self._context(path, path) for path in self._commands]
 
     def contexts(self, path: pathlib.Path) -> "list[Context]":
         """Returns what is bound where a file is used: in each command and given file that include it, or alone."""
         users = [root for root in (*self._commands, *self.roots) if path in self._included(root)] or [path]
-        return [self._context(user) for user in users]
+        return [self._context(user, path) for user in users]
 
-    def _context(self, root: pathlib.Path) -> "Context":
-        if root not in self._contexts:
+    def _context(self, root: pathlib.Path, path: pathlib.Path) -> "Context":
+        if (root, path) not in self._contexts:
             program = self._commands[root].program if root in self._commands else ""
-            self._contexts[root] = Context(list(self.statements(root)), self._rules, self._kept_macros, root, program)
-        return self._contexts[root]
+            imports = [each for each in self._statements[path] if isinstance(each, Import)]
+            self._contexts[root, path] = Context(
+                list(self.statements(root)), self._rules, self._kept_macros, root, program, imports
+            )
+        return self._contexts[root, path]
 
     def _included(self, path: pathlib.Path) -> set[pathlib.Path]:
         """Returns the files that a file includes, and those that they include."""
@@ -145,6 +148,7 @@ class Context:
       kept_macros: see `Project`.
       root: the file.
       program: T5X's program that reads them, "" if it is not known.
+      imports: imports of the file whose statements are translated, which come before those of other files.
     """
 
     all_statements: Sequence[Statement]
@@ -152,11 +156,13 @@ class Context:
     kept_macros: frozenset[str] = frozenset()
     root: pathlib.Path = pathlib.Path()
     program: str = ""
+    imports: Sequence[Import] = ()
 
     @functools.cached_property
     def modules(self) -> Mapping[str, str]:
         """Modules by their names in the files."""
-        return {each.bound: each.module for each in self.all_statements if isinstance(each, Import)}
+        imports = (each for each in self.all_statements if isinstance(each, Import))
+        return {each.bound: each.module for each in (*imports, *self.imports)}
 
     @functools.cached_property
     def bindings(self) -> Mapping[tuple[str, str], Binding]:
