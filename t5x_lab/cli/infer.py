@@ -129,6 +129,11 @@ def _take_t5x_settings(args: argparse.Namespace) -> None:
     args.split = args.split or "validation"
 
 
+# Flags, and the fields of `BeamConfig` and `SamplingConfig`.
+_OF_BEAMS = {"beam_size": "size", "beam_alpha": "alpha"}
+_OF_SAMPLES = {name: name for name in ("temperature", "top_k", "top_p")}
+
+
 def _take_evaluation(args: argparse.Namespace, evaluation) -> None:
     """Applies what T5X's gin files set for the split, the lengths and the decoding, unless flags set it."""
     from t5x_lab.decoding.beam_search import BeamConfig
@@ -136,14 +141,10 @@ def _take_evaluation(args: argparse.Namespace, evaluation) -> None:
     args.split = args.split or evaluation.split
     args.max_tokens = args.max_tokens or evaluation.max_tokens
     args.whole_inputs = args.whole_inputs or evaluation.truncate_inputs is None
-    decoding = evaluation.decoding
-    of_beams, of_samples = (
-        {"beam_size": "size", "beam_alpha": "alpha"},
-        {name: name for name in ("temperature", "top_k", "top_p")},
-    )
-    if any(getattr(args, flag) != SAMPLING_DEFAULTS[flag] for flag in (*of_beams, *of_samples)):
+    if any(getattr(args, flag) != SAMPLING_DEFAULTS[flag] for flag in (*_OF_BEAMS, *_OF_SAMPLES)):
         return
-    for flag, field in (of_beams if isinstance(decoding, BeamConfig) else of_samples).items():
+    decoding = evaluation.decoding
+    for flag, field in (_OF_BEAMS if isinstance(decoding, BeamConfig) else _OF_SAMPLES).items():
         setattr(args, flag, getattr(decoding, field))
     args.num_samples = evaluation.num_samples
 

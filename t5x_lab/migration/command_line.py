@@ -1,7 +1,8 @@
 """The gin files and bindings of one command as one gin file, which is translated like a file of the project."""
 
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import Any
 
 from t5x_lab.migration.project import Project
 from t5x_lab.migration.statements import macros_in, macros_of, parse_statements
@@ -17,6 +18,12 @@ def find_file(file: str, search_paths: Sequence[str]) -> pathlib.Path | None:
     """Returns the path of a file in the working directory or a search path; None if it is not there."""
     folders = (pathlib.Path(folder) for folder in ("", *search_paths))
     return next((folder / file for folder in folders if (folder / file).is_file()), None)
+
+
+def values_in(files: Sequence[pathlib.Path], search_paths: Sequence[str], names: Collection[str]) -> dict[str, Any]:
+    """Returns the last values that files bind to names, with macros replaced. Names without a value are left out."""
+    contexts = [Project([str(file)], search_paths).contexts(file)[0] for file in files]
+    return {name: value for context in contexts for name in names if (value := context.value(name)) is not None}
 
 
 def macros_of_flags(text: str, files: Sequence[pathlib.Path], search_paths: Sequence[str]) -> set[str]:

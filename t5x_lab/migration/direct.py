@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.gin_files import PACKAGE_GIN
-from t5x_lab.migration.command_line import find_file, macros_of_flags, together
+from t5x_lab.migration.command_line import find_file, macros_of_flags, together, values_in
 from t5x_lab.migration.includes import counterpart, t5x_file
 from t5x_lab.migration.project import Project
 from t5x_lab.migration.statements import Binding, Import, Include, Statement
@@ -73,12 +73,8 @@ def translate_t5x(
 
 def values_in_t5x_files(files: Sequence[str], search_paths: Sequence[str], names: Collection[str]) -> dict[str, Any]:
     """Returns the last values of names that files of T5X's bind, with macros replaced. Those of other files are left out."""
-    values: dict[str, Any] = {}
-    for path in (find_file(file, search_paths) for file in files):
-        if path is not None and _is_of_t5x(path, search_paths):
-            (context,) = Project([str(path)], search_paths).contexts(path)
-            values |= {name: value for name in names if (value := context.value(name)) is not None}
-    return values
+    paths = (find_file(file, search_paths) for file in files)
+    return values_in([path for path in paths if path and _is_of_t5x(path, search_paths)], search_paths, names)
 
 
 def _is_of_t5x(path: pathlib.Path, search_paths: Sequence[str]) -> bool:

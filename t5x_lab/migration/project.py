@@ -76,22 +76,22 @@ class Project:
         self._renamed = {name: f"PROJECT_{name}" for name in others}
         self.roots = [pathlib.Path(file) for file in files]
         self._search_paths = [pathlib.Path(path) for path in ("", *search_paths)]
-        self.files: dict[pathlib.Path, list[Statement]] = {}
         self._statements: dict[pathlib.Path, list[Statement]] = {}  # of files and commands
         self._contexts: dict[tuple[pathlib.Path, pathlib.Path], Context] = {}
         self._commands = {pathlib.Path(f"command {i}"): command for i, command in enumerate(commands)}
         for root in (*self.roots, *self._commands):
             self._read(root, ())
-        self.files = {path: statements for path, statements in self.files.items() if path not in self._commands}
+        self.files = {path: each for path, each in self._statements.items() if path not in self._commands}
 
     def _read(self, path: pathlib.Path, including: tuple[pathlib.Path, ...]) -> None:
         if path in including:
             raise UserError(f"{including[-1]} includes {path}, which includes it.")
-        if path not in self.files:
+        if path not in self._statements:
             command = self._commands.get(path)
             statements = parse_statements(command.text, "a command") if command else read_statements(path)
-            renamed = [rename_macros(each, self._renamed) if isinstance(each, Binding) else each for each in statements]
-            self.files[path] = self._statements[path] = renamed
+            self._statements[path] = [
+                rename_macros(each, self._renamed) if isinstance(each, Binding) else each for each in statements
+            ]
         for statement in self._statements[path]:
             if isinstance(statement, Include) and (included := self.find(statement.path, path)):
                 self._read(included, (*including, path))
@@ -244,11 +244,15 @@ class Context:
         """Whether a file of T5X's defines the training run."""
         return any(each is not None and each.is_run for each in map(counterpart, self.included))
 
+    def includes_run(self, name: str) -> bool:
+        """Returns whether a run file of T5X's is included, such as "finetune"."""
+        return f"t5x/configs/runs/{name}.gin" in self.included
+
     @property
     def has_metrics(self) -> bool:
         """Whether a training run evaluates the metrics of its tasks."""
         name = "train.infer_eval_dataset_cfg"
-        return self.value(name) is not None if name in self.names else "t5x/configs/runs/finetune.gin" in self.included
+        return self.value(name) is not None if name in self.names else self.includes_run("finetune")
 
     @property
     def is_evaluation(self) -> bool:

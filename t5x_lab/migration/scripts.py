@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from t5x_lab.config.errors import UserError
-from t5x_lab.migration.command_line import find_file, macros_of_flags, together
+from t5x_lab.migration.command_line import find_file, macros_of_flags, together, values_in
 from t5x_lab.migration.includes import counterpart, t5x_file
 from t5x_lab.migration.project import Command, Context, Project, Rules
 from t5x_lab.migration.shell import command_end, is_quoted, read_words, unquote
@@ -165,12 +165,13 @@ def translate_script(
 
 def _paths_in_files(launch: Launch, search_paths: Sequence[str]) -> list[str]:
     """Returns flags of the checkpoint and the output directory of an evaluation that its gin files bind."""
-    files = [path for flag in launch.flags if flag.name == "gin_file" and (path := find_file(flag.value or "", search_paths))]
-    names = ("CHECKPOINT_PATH", "EVAL_OUTPUT_DIR", "INFER_OUTPUT_DIR") if launch.program != "train" and files else ()
-    contexts = [Project([str(path)], search_paths).contexts(path)[0] for path in files] if names else []
-    values = {name: value for context in contexts for name in names if isinstance(value := context.value(name), str)}
+    if launch.program == "train":
+        return []
+    _, files = _command(launch, (), search_paths)
     in_flags = {flag.name for flag in launch.flags}
-    return [_as_flag(f"{name} = {render(value)}") for name, value in values.items() if f"gin.{name}" not in in_flags]
+    names = [name for name in ("CHECKPOINT_PATH", "EVAL_OUTPUT_DIR", "INFER_OUTPUT_DIR") if f"gin.{name}" not in in_flags]
+    values = values_in(files, search_paths, names)
+    return [_as_flag(f"{name} = {render(value)}") for name, value in values.items() if isinstance(value, str)]
 
 
 def _launches(text: str) -> Iterator[Launch]:
@@ -224,7 +225,7 @@ def _translate_flags(
     launch: Launch, search_paths: Sequence[str], known_macros: Collection[str], rules: Rules
 ) -> list[tuple[Flag, Step]]:
     texts = {flag: text for flag in launch.flags if (text := _gin_text(flag)) is not None}
-    bindings = {flag: text for flag, text in texts.items() if _is_binding(text)}
+    bindings = _bindings_of(launch)
     statements, context = _read_together(launch, list(bindings.values()), search_paths, known_macros, rules)
     by_flag = dict(zip(bindings, statements, strict=True))
     paths = [*search_paths, *search_paths_of(launch)]
@@ -303,14 +304,14 @@ def _read_together(
 def commands_of(text: str, search_paths: Sequence[str]) -> list[Command]:
     """Returns what the commands of a script read. Values that only the shell knows are marked strings (`has_variable`)."""
     return [
-        _command(launch, _bindings_of(launch), [*search_paths, *search_paths_of(launch)])[0]
+        _command(launch, list(_bindings_of(launch).values()), [*search_paths, *search_paths_of(launch)])[0]
         for launch in _launches(text)
         if not launch.problem
     ]
 
 
-def _bindings_of(launch: Launch) -> list[str]:
-    return [text for flag in launch.flags if (text := _gin_text(flag)) is not None and _is_binding(text)]
+def _bindings_of(launch: Launch) -> dict[Flag, str]:
+    return {flag: text for flag in launch.flags if (text := _gin_text(flag)) is not None and _is_binding(text)}
 
 
 def _command(launch: Launch, bindings: Sequence[str], search_paths: Sequence[str]) -> tuple[Command, list[pathlib.Path]]:

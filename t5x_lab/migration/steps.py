@@ -17,8 +17,7 @@ from t5x_lab.migration.statements import (
 )
 
 COMMAND = "command"  # scope of rules for `DatasetConfig` of T5X's commands eval and infer
-# Notes of what is left out because it is so without a binding. Writing it changes nothing.
-DEFAULT, OF_TRAINING, _OF_MACRO = "That is the default here", "That of training", "The macro"
+DEFAULT = "That is the default here"
 KEPT, RENAMED, DROPPED, TO_DO = "kept", "renamed", "dropped", "to do"
 
 
@@ -29,16 +28,13 @@ class Step(NamedTuple):
       status: one of `KEPT`, `RENAMED`, `DROPPED`, `TO_DO`.
       lines: gin lines.
       note: why, or what to do: a sentence without its full stop, "" if it is plain.
+      is_unneeded: whether the statement is left out because it is so without a binding. Writing it would change nothing.
     """
 
     status: str
     lines: tuple[str, ...] = ()
     note: str = ""
-
-    @property
-    def is_unneeded(self) -> bool:
-        """Whether the statement is left out, and writing it would change nothing."""
-        return self.status == DROPPED and self.note.startswith((DEFAULT, OF_TRAINING, _OF_MACRO))
+    is_unneeded: bool = False
 
 
 Rule = Callable[[Binding, Context], Step]
@@ -52,6 +48,11 @@ def table(*rows: tuple[str, Rule], scope: str = "") -> dict[tuple[str, str], Rul
       scope: scope of the names.
     """
     return {(scope, name): rule for names, rule in rows for name in names.split()}
+
+
+def unneeded(note: str = DEFAULT) -> Step:
+    """Returns the step of a statement that is left out, and could as well be written."""
+    return Step(DROPPED, note=note, is_unneeded=True)
 
 
 def is_list(value: Any) -> TypeGuard[list | tuple]:
@@ -108,7 +109,7 @@ def to(name: str, *same: Any) -> Rule:
         if fields := binding.parameter and context.binds_macro(name) and _FIELDS.get(name):
             return _set_beside_macro(binding, name, fields, context)
         if isinstance(value, MacroReference) and value.name == name:
-            return Step(DROPPED, note=f"{_OF_MACRO} {name} sets it")
+            return unneeded(f"The macro {name} sets it")
         if isinstance(value, MacroReference) and (macro := translated_macro(value, context)):
             is_read = context.bindings["", value.name].line > 0
             if is_read and (macro.status == DROPPED or any(line.startswith(f"{name} = ") for line in macro.lines)):
@@ -117,7 +118,7 @@ def to(name: str, *same: Any) -> Rule:
         resolved = context.resolve(value)
         is_same = any(resolved is each or (resolved == each and type(resolved) is type(each)) for each in same)
         if is_same and not context.differs(binding):
-            return Step(DROPPED, note=DEFAULT)
+            return unneeded()
         if unknown := unknown_reference(value, context):
             return Step(TO_DO, note=f"{unknown} is not known here")
         line = f"{name} = {render(value)}"
@@ -130,7 +131,7 @@ def to(name: str, *same: Any) -> Rule:
 def _set_beside_macro(binding: Binding, macro: str, fields: Sequence[str], context: Context) -> Step:
     """Sets the fields that read a macro, which keeps its value for others that read it."""
     if context.is_from(binding.value, macro) and not context.differs(binding):
-        return Step(DROPPED, note=f"{_OF_MACRO} {macro} sets it")
+        return unneeded(f"The macro {macro} sets it")
     if unknown := unknown_reference(binding.value, context):
         return Step(TO_DO, note=f"{unknown} is not known here")
     translated = isinstance(binding.value, MacroReference) and translated_macro(binding.value, context)
@@ -166,7 +167,9 @@ def if_is(*plain: Any, then: str, otherwise: str) -> Rule:
     def rule(binding: Binding, context: Context) -> Step:
         value = context.resolve(binding.value)
         name = value.name.rpartition(".")[2] if isinstance(value, Reference) else value
-        return Step(DROPPED, note=then) if any(name == each for each in plain) else Step(TO_DO, note=otherwise)
+        if not any(name == each for each in plain):
+            return Step(TO_DO, note=otherwise)
+        return Step(DROPPED, note=then, is_unneeded=then == DEFAULT)
 
     return rule
 

@@ -55,13 +55,13 @@ def _translate(binding: Binding, context: Context) -> Step:
         return keep(binding, context)
     if not binding.parameter and binding.selector in _OF_FLAXFORMER and context.has_examples_alone:
         return keep(binding, context)
-    scope, rule = binding.scope, context.rules.get((binding.scope, binding.name))
     if binding.name.startswith("DatasetConfig."):
         return _translate_data(binding, context)
     if binding.name in IN_GROUPS and not context.is_own(binding.selector) and has_groups(context):
         return Step(DROPPED, note="Groups.groups has it")
-    if scope and binding.parameter and context.rules.get(("", binding.name)):
+    if binding.scope and binding.parameter and context.rules.get(("", binding.name)):
         return Step(TO_DO, note="Its scope is not translated")
+    rule = context.rules.get((binding.scope, binding.name))
     if rule is None and binding.parameter:
         rule = context.rules.get(("", f"{binding.selector.rpartition('.')[2]}.*"))
     if rule is not None:

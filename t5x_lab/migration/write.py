@@ -5,7 +5,7 @@ import os
 import pathlib
 import re
 import shutil
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from t5x_lab.config.errors import UserError, write_error
 from t5x_lab.config.gin_files import PACKAGE_GIN
@@ -76,8 +76,7 @@ def migrate(
     t5x_files = dict.fromkeys(file for _, other in named for file in other)
     commands = [command for text in scripts.values() for command in commands_of(text, search_paths)]
     project = Project(files, search_paths, known_macros, kept_macros, RULES, commands)
-    translate_in = lambda path, each: (each, _translate(each, project, path, include_folder))
-    steps = {path: [translate_in(path, each) for each in statements] for path, statements in project.files.items()}
+    steps = {path: _translate_file(path, project, include_folder) for path in project.files}
     used = {name for of_file in steps.values() for each, step in of_file for name in _macros_used(each, step)}
     migrated = []
     for path, of_file in steps.items():
@@ -108,11 +107,17 @@ def _place(path: pathlib.Path) -> pathlib.Path:
     return pathlib.Path(path.name) if relative.parts[0] == ".." else relative
 
 
-def _translate(statement: Statement, project: Project, path: pathlib.Path, include_folder: str) -> Step:
+def _translate_file(path: pathlib.Path, project: Project, include_folder: str) -> list[tuple[Statement, Step]]:
+    contexts = project.contexts(path)
+    in_folder = lambda include: _translate_include(include, project, path, include_folder)
+    return [(each, _translate(each, contexts, in_folder)) for each in project.files[path]]
+
+
+def _translate(statement: Statement, contexts: Sequence[Context], translate_include: Callable[[Include], Step]) -> Step:
     if isinstance(statement, Binding):
-        return _translate_binding(statement, project.contexts(path))
+        return _translate_binding(statement, contexts)
     if isinstance(statement, Include):
-        return _translate_include(statement, project, path, include_folder)
+        return translate_include(statement)
     if isinstance(statement, Import):
         if statement.module.split(".")[0] in T5X_MODULES and statement.module not in _T5S_OWN_MODULES:
             is_gin = statement.module == "__gin__.dynamic_registration"
@@ -128,7 +133,7 @@ def _translate_binding(binding: Binding, contexts: Sequence[Context]) -> Step:
     different: dict[tuple[str, tuple[str, ...]], pathlib.Path] = {}
     for step, root in needed:
         different.setdefault((step.status, step.lines), root)
-    if any(map(has_variable, needed[0][0].lines)):
+    if any(has_variable(line) for step, _ in needed for line in step.lines):
         return Step(TO_DO, note="A launch script sets its value by a variable of the shell. Set it in the script")
     if len(different) == 1:
         return needed[0][0]

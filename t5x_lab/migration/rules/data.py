@@ -10,7 +10,6 @@ from t5x_lab.migration.steps import (
     DROPPED,
     KEPT,
     LIBRARY,
-    OF_TRAINING,
     RENAMED,
     TO_DO,
     VOCABULARIES,
@@ -21,6 +20,7 @@ from t5x_lab.migration.steps import (
     keep,
     table,
     to,
+    unneeded,
 )
 
 
@@ -84,7 +84,7 @@ def _task_feature_lengths(binding: Binding, context: Context) -> Step:
     if context.resolve(binding.value) is None:
         return Step(RENAMED, (_WHOLE_INPUTS,))
     step = to("TASK_FEATURE_LENGTHS")(binding, context) if binding.parameter else keep(binding, context)
-    if step.status not in (KEPT, RENAMED) or "t5x/configs/runs/eval.gin" not in context.included:
+    if step.status not in (KEPT, RENAMED) or not context.includes_run("eval"):
         return step
     return Step(RENAMED, (*(step.lines or (binding_text(binding),)), _CUT_INPUTS))
 
@@ -100,9 +100,9 @@ def _dataset(scope: str, owner: str, parameter: str, macro: str) -> Rule:
         is_macro = context.is_from(binding.value, macro)
         is_same = (of_training == value or (of_training is None and is_macro)) and not context.differs(binding)
         lines = () if is_same else (f"{owner}.{parameter} = {render(binding.value)}",)
-        if parameter == "lengths" and scope == "infer_eval" and "t5x/configs/runs/finetune.gin" in context.included:
+        if parameter == "lengths" and scope == "infer_eval" and context.includes_run("finetune"):
             lines = (*lines, _CUT_INPUTS)
-        return Step(RENAMED, lines) if lines else Step(DROPPED, note=OF_TRAINING)
+        return Step(RENAMED, lines) if lines else unneeded("That of training")
 
     return rule
 

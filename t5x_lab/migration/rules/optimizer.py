@@ -3,7 +3,6 @@
 from t5x_lab.migration.project import Context
 from t5x_lab.migration.statements import Binding, MacroReference, Reference, render
 from t5x_lab.migration.steps import (
-    DEFAULT,
     DROPPED,
     KEPT,
     RENAMED,
@@ -17,6 +16,7 @@ from t5x_lab.migration.steps import (
     is_list,
     table,
     to,
+    unneeded,
 )
 
 _OPTAX = {"adamw": "AdamW", "lion": "Lion", "sgd": "Sgd"}
@@ -37,8 +37,8 @@ def optimizer(binding: Binding, context: Context) -> Step:
         return _groups_of_scales(context)
     equivalent = "Adafactor" if name == "Adafactor" else _OPTAX.get(name)
     if equivalent == "Adafactor" or (equivalent and value.is_call):
-        note = _DECAY if equivalent in ("AdamW", "Lion") else ""
-        return Step(RENAMED, (f"OPTIMIZER = @{equivalent}()", *_optax_defaults(equivalent, None, context)), note)
+        lines = (f"OPTIMIZER = @{equivalent}()", *_optax_defaults(equivalent, None, context))
+        return Step(RENAMED, lines, _DECAY.get(equivalent, ""))
     if name == "chain":
         return _chain(context)
     return Step(TO_DO, note=f"Choose an optimizer in place of @{selector} (docs/custom/optimizer.md)")
@@ -109,7 +109,7 @@ def _factored(binding: Binding, context: Context) -> Step:
         return Step(RENAMED, ("Adafactor.min_dim_size_to_factor = 1000000000  # no second moment is factored",))
     if context.differs(binding):
         return Step(RENAMED, ("Adafactor.min_dim_size_to_factor = 128",))
-    return Step(DROPPED, note=DEFAULT)
+    return unneeded()
 
 
 def _chain(context: Context) -> Step:
@@ -128,10 +128,10 @@ def _chain(context: Context) -> Step:
         lines.append(f"{equivalent[0]}.clip_value = {render(context.value('clip.max_delta'))}")
     if others:
         return Step(TO_DO, tuple(lines), f"{', '.join(others)} has no counterpart")
-    return Step(RENAMED, tuple(lines), _DECAY if equivalent[0] in ("AdamW", "Lion") else "")
+    return Step(RENAMED, tuple(lines), _DECAY.get(equivalent[0], ""))
 
 
-_DECAY = "Weight decay is of matrices alone here, not of the scales of norms"
+_DECAY = dict.fromkeys(("AdamW", "Lion"), "Weight decay is of matrices alone here, not of the scales of norms")
 
 
 def _optax_defaults(name: str, norm: float | None, context: Context) -> list[str]:

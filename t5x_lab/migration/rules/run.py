@@ -9,11 +9,11 @@ from t5x_lab.migration.includes import CARRY, CARRY_STEP, KEEP_ALL
 from t5x_lab.migration.project import Context
 from t5x_lab.migration.statements import Binding, render
 from t5x_lab.migration.steps import (
-    DEFAULT,
     DROPPED,
     LIBRARY,
     RENAMED,
     TO_DO,
+    Rule,
     Step,
     configurable,
     gone,
@@ -22,6 +22,7 @@ from t5x_lab.migration.steps import (
     keep,
     table,
     to,
+    unneeded,
 )
 from t5x_lab.partitioning.rules import PARAMETER_RULES
 
@@ -46,28 +47,25 @@ def _restored_path(binding: Binding, context: Context) -> Step:
     if value in (None, "", [], ()):
         if context.differs(binding):
             return Step(RENAMED, ("INITIAL_CHECKPOINT_PATH = None",))
-        return Step(DROPPED, note=DEFAULT)
+        return unneeded()
     return Step(RENAMED, (*to("INITIAL_CHECKPOINT_PATH")(binding, context).lines, carry))
 
 
 def _initial_checkpoint(binding: Binding, context: Context) -> Step:
     """The macro, which T5X's pretrain.gin does not read."""
-    is_read = "t5x/configs/runs/finetune.gin" in context.included or not context.has_t5x_run
+    is_read = context.includes_run("finetune") or not context.has_t5x_run
     if is_read or any(context.is_from(each.value, binding.selector) for each in context.bindings.values()):
         return keep(binding, context)
     return Step(DROPPED, note="T5X's pretrain.gin does not read it: a run starts from scratch")
 
 
-def _restored(binding: Binding, context: Context) -> Step:
-    if binding.value is None:
-        return Step(RENAMED, ("RunConfig.initial_checkpoint_path = None",))
-    return gone(LIBRARY)(binding, context)
+def _off_as(line: str) -> Rule:
+    """A part of T5X's that the library has itself, with the line that stands for None."""
 
+    def rule(binding: Binding, context: Context) -> Step:
+        return Step(RENAMED, (line,)) if binding.value is None else gone(LIBRARY)(binding, context)
 
-def _saved(binding: Binding, context: Context) -> Step:
-    if binding.value is None:
-        return Step(RENAMED, ("CHECKPOINT_PERIOD = 1000000000  # the last step is always saved",))
-    return gone(LIBRARY)(binding, context)
+    return rule
 
 
 def _period(binding: Binding, context: Context) -> Step:
@@ -82,17 +80,13 @@ def _fallback(binding: Binding, context: Context) -> Step:
         return Step(RENAMED, ("RestoreCheckpointConfig.strict = False",), "Parameters that the checkpoint lacks are fresh")
     if context.differs(binding):
         return Step(RENAMED, ("RestoreCheckpointConfig.strict = True",))
-    return Step(DROPPED, note=DEFAULT)
+    return unneeded()
 
 
 def _assignment_map(binding: Binding, context: Context) -> Step:
     rules = context.resolve(binding.value)
     if rules in (None, (), []):
-        return (
-            Step(RENAMED, ("RestoreCheckpointConfig.assignment_map = ()",))
-            if context.differs(binding)
-            else Step(DROPPED, note=DEFAULT)
-        )
+        return Step(RENAMED, ("RestoreCheckpointConfig.assignment_map = ()",)) if context.differs(binding) else unneeded()
     if not is_list(rules):
         return Step(TO_DO, note="Write the rules as pairs of a pattern and a name, or None (docs/from_t5x.md)")
     parameter_rules = tuple(rule for rule in rules if not _skips_slots(rule))
@@ -127,7 +121,7 @@ def _microbatches(binding: Binding, context: Context) -> Step:
     if context.resolve(binding.value) in (None, 0):
         if context.differs(binding):
             return Step(RENAMED, ("MICROBATCHES = 1",))
-        return Step(DROPPED, note=DEFAULT)
+        return unneeded()
     return to("MICROBATCHES")(binding, context)
 
 
@@ -140,7 +134,7 @@ def _partitions(binding: Binding, context: Context) -> Step:
     if value in (None, 1):
         if axis == "fsdp" or context.differs(binding):
             return Step(RENAMED, (f'MESH = "{axis}=-1"',))
-        return Step(DROPPED, note=DEFAULT)
+        return unneeded()
     if isinstance(value, int | str):  # a string is a variable of a launch script
         return Step(RENAMED, (f'MESH = "{axis}=-1,tensor={value}"',))
     return Step(TO_DO, note='Set MESH = "data=-1,tensor=N" for N partitions')
@@ -149,7 +143,7 @@ def _partitions(binding: Binding, context: Context) -> Step:
 def _parameter_dimensions(binding: Binding, context: Context) -> Step:
     """Sharding in two dimensions is part of MESH. Where nothing binds the number of partitions, it is the whole of it."""
     if context.resolve(binding.value) in (None, 1) and not context.differs(binding):
-        return Step(DROPPED, note=DEFAULT)
+        return unneeded()
     if context.resolve(binding.value) in (None, 1):
         return Step(RENAMED, ('MESH = "data=-1"',))
     if any(name.endswith((".num_partitions", ".model_parallel_submesh")) for name in context.names):
@@ -172,7 +166,7 @@ def _axis_rules(binding: Binding, context: Context) -> Step:
     """A whole list of rules, or those that are added to T5X's own, as the differences from the rules here."""
     rules = context.resolve(binding.value)
     if rules in (None, [], ()) or (configurable(rules) == "standard_logical_axis_rules" and not context.is_own(rules.name)):
-        return Step(DROPPED, note=DEFAULT)
+        return unneeded()
     if not _is_list_of_pairs(rules) or any(axis not in _MESH_AXES for _, axis in rules):
         return Step(TO_DO, note="Add them to ShardingRules.parameters and activations (docs/custom/sharding.md)")
     first = {name: _MESH_AXES[axis] for name, axis in reversed(rules)}  # T5X takes the first rule of a name
@@ -183,7 +177,7 @@ def _axis_rules(binding: Binding, context: Context) -> Step:
     has_mesh = any(name.endswith((".num_partitions", ".model_parallel_submesh")) for name in context.names)
     mesh = ('MESH = "fsdp=-1"',) if first.get("embed") == "fsdp" and not has_mesh else ()
     lines = (*mesh, *((f"ShardingRules.parameters = {render(changes)}",) if changes else ()))
-    return Step(RENAMED, lines) if lines else Step(DROPPED, note=DEFAULT)
+    return Step(RENAMED, lines) if lines else unneeded()
 
 
 # Mesh axes by those of T5X, and the names of its own rules.
@@ -212,15 +206,15 @@ def _seed(binding: Binding, context: Context) -> Step:
     """The seed of training. T5X's None is another one in each run."""
     if context.resolve(binding.value) is not None:
         return to("SEED")(binding, context)
-    return Step(RENAMED, ("SEED = 0  # runs are reproducible",)) if context.differs(binding) else Step(DROPPED, note=DEFAULT)
+    return Step(RENAMED, ("SEED = 0  # runs are reproducible",)) if context.differs(binding) else unneeded()
 
 
 def _seed_of_data(binding: Binding, context: Context) -> Step:
     """The seed of the order of the data, which follows SEED."""
     of_run = [name for name in ("train.random_seed", "RANDOM_SEED") if context.value(name) is not None]
-    if of_run or context.resolve(binding.value) is None:
-        return Step(DROPPED, note=f"The order of the data follows {of_run[0]}" if of_run else DEFAULT)
-    return to("SEED")(binding, context)
+    if of_run:
+        return Step(DROPPED, note=f"The order of the data follows {of_run[0]}")
+    return unneeded() if context.resolve(binding.value) is None else to("SEED")(binding, context)
 
 
 RULES = table(
@@ -228,8 +222,8 @@ RULES = table(
     ("DatasetConfig.seed", _seed_of_data),
     ("train.checkpoint_cfg train.partitioner", gone(LIBRARY)),
     ("INITIAL_CHECKPOINT_PATH", _initial_checkpoint),
-    ("CheckpointConfig.save", _saved),
-    ("CheckpointConfig.restore", _restored),
+    ("CheckpointConfig.save", _off_as("CHECKPOINT_PERIOD = 1000000000  # the last step is always saved")),
+    ("CheckpointConfig.restore", _off_as("RunConfig.initial_checkpoint_path = None")),
     ("train.trainer_cls train.get_dataset_fn", gone(LIBRARY)),
     ("train.actions", _actions),
     ("TerminateOnNanAction.task TerminateOnNanAction.metric", gone("A run ends at a loss that is not finite")),
