@@ -374,6 +374,22 @@ def test_a_failing_save_is_tried_again_until_it_works_or_the_time_is_up(at, monk
     assert storage.saved == [7]
 
 
+def test_a_failed_save_does_not_replace_the_next_one(monkeypatch):
+    """The failure of step 27 is found when step 30, the last one, is saved."""
+    from t5x_lab.checkpoints import saving
+
+    monkeypatch.setattr(saving.time, "sleep", lambda seconds: None)
+    storage, messages = Storage("background"), []
+    storage.is_busy = lambda: True
+    saver = saving.Saver(storage, SaveCheckpointConfig(), None, log=messages.append)
+    saver.save(27, None)
+    storage.recover = lambda: setattr(storage, "broken", False)
+    saver.save(30, None)
+    assert "Step 27 could not be saved" in messages[0]
+    saver.finish()
+    assert storage.saved == [30]
+
+
 @pytest.mark.parametrize("limit, seconds", [(None, 600), (90.0, 90)])
 def test_a_stopped_run_retries_its_last_save_for_the_time_of_grace(limit, seconds, monkeypatch):
     """A cluster kills the process soon after SIGTERM, so that retrying for longer would end without a message."""

@@ -68,7 +68,7 @@ class Saver:
       config: when to save.
       batches: batches whose position is saved.
       notes: function that returns additional info of a checkpoint.
-      saved: function called with the step of each checkpoint that is on disk.
+      saving, saved: functions called with the step of each checkpoint before it is written, and when it is on disk.
       agree: function that returns the first process's bool in all processes.
       log: function that logs a line.
     """
@@ -80,12 +80,13 @@ class Saver:
         batches: Batches,
         *,
         notes: Callable[[], Mapping[str, Any]] = dict,
+        saving: Callable[[int], None] = lambda step: None,
         saved: Callable[[int], None] = lambda step: None,
         agree: Callable[[bool], int] = bool,
         log: Callable[[str], None] = print,
     ):
         self._checkpoints, self._config, self._batches = checkpoints, config, batches
-        self._notes, self._saved, self._agree, self._log = notes, saved, agree, log
+        self._notes, self._saving, self._saved, self._agree, self._log = notes, saving, saved, agree, log
         self._is_single = jax.process_count() == 1
         self._last: tuple[int, TrainState] | None = None  # state that may not be on disk yet
         self._reported: int | None = None
@@ -115,11 +116,15 @@ class Saver:
         Raises:
           SaveFailed: after the last retry.
         """
-        try:
-            if self._is_saving:
+        if self._is_saving:
+            try:
                 self._wait()  # Orbax waits for the previous save, too
                 self._succeeded()
+            except Exception as error:
+                self._failed(error)
+        try:
             self._last = (step, state)
+            self._saving(step)
             self._start(step, state)
             self._saved_at, self._is_saving = time.monotonic(), True
         except Exception as error:
