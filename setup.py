@@ -76,21 +76,28 @@ CORPUS = [
 
 DOCS = ["mkdocs>=1.6,<2", "mkdocs-material>=9.5", "mkdocstrings-python>=2", "jupytext>=1.17", "nbclient>=0.10", "ipykernel>=6"]
 
+STORAGE = ["gcsfs>=2025.3", "s3fs>=2025.3"]  # gs:// and s3://; the former brings what Orbax deletes checkpoints on gs:// with
+
 EXTRAS = {
-    "tpu": ["jax[tpu]"],
+    "tpu": ["jax[tpu]", *STORAGE],
     "gpu": ["jax[cuda12]"],
     "compile": ["libtpu>=0.0.40"],  # TPU programs without a TPU
     "harness": ["lm-eval>=0.4.13"],
     "beam": BEAM,
     "corpus": CORPUS,
     "datasets": ["datasets>=3"],  # records that Hugging Face's library saved, or its hub has
+    "storage": STORAGE,
     "test": [
         *CORPUS,
         *DOCS,
+        *STORAGE,
         "cld3-py>=3.1",
         "trafilatura>=2",
         "libtpu>=0.0.40",
         "lm-eval>=0.4.13",
+        "gcp-storage-emulator>=2026.7",  # servers of object storage
+        "moto[s3]>=5",
+        "flask-cors>=5",  # for moto's server
         "pytest>=8",
         "pytest-xdist>=3.6",
         "hypothesis>=6.100",

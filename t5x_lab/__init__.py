@@ -6,6 +6,8 @@
 Importing this package imports neither JAX nor TensorFlow; `load` and `from_gin` do when they are first used.
 """
 
+from t5x_lab.config.object_storage import use_fsspec
+
 __version__ = "0.1.0"
 __all__ = ["from_gin", "load"]
 
@@ -16,3 +18,6 @@ def __getattr__(name: str):
 
         return getattr(load, name)
     raise AttributeError(f"module 't5x_lab' has no attribute {name!r}")
+
+
+use_fsspec()

@@ -187,7 +187,10 @@ def test_commands_refuse(argv, says, capfd):
 @pytest.mark.parametrize(
     "message, says",
     [
-        ("File system scheme 's3' not implemented (file: 's3://b/run/config.gin')", "s3:// is not supported here. Use gs://"),
+        (
+            "File system scheme 's3' not implemented (file: 's3://b/run/config.gin')",
+            "s3:// is not supported here. Run: pip install",
+        ),
         (
             "Error executing an HTTP request: Could not resolve host\n\t when reading gs://b/run",
             "Could not resolve host. Check",

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import signal
 
 import commands
@@ -129,4 +130,17 @@ def test_a_process_that_waits_for_long_says_for_what_and_ends():
     processes = start_two_processes("two", 100_000, "--gin_file=sleeping.gin", "--gin.WAIT_MINUTES=0.4")
     assert processes[0].wait() == 1
     assert "minutes for step " in processes[0].output() and "WAIT_MINUTES" in processes[0].output()
+    assert re.search(r"Process 1 is in on_step of .*sleeping.py, line 12\.", processes[0].output()), processes[0].output()
     assert processes[1].wait() != 0  # JAX finds that the first one is gone
+
+
+@pytest.mark.exhaustive
+def test_a_frozen_process_is_named_by_the_other():
+    processes = start_two_processes("two", 100_000, "--gin.CHECKPOINT_PERIOD=5")
+    processes[0].wait_until(lambda: len(losses("two")) >= 8)
+    processes[1].send_signal(signal.SIGSTOP)
+    try:
+        assert processes[0].wait(timeout=120) not in (0, 2, 3)
+        assert "Process 1 has sent no report for" in processes[0].output(), processes[0].output()
+    finally:
+        processes[1].kill()

@@ -30,6 +30,7 @@ PINNED = "PINNED"
 ARRAYS = ("params", "average", "rest")
 WEIGHTS = {"last": "params", "average": "average"}
 INFO = "info/metadata"
+COMMIT = "commit_success.txt"  # the last file of a checkpoint, as Orbax names it
 
 
 class Corrupt(Unreadable):
@@ -60,10 +61,12 @@ def make_info(shapes: Mapping[str, list[int]], step: int, **notes: Any) -> dict:
     return {**info, "sha256": _digest(info)}
 
 
-def write_info(path: epath.Path, info: Mapping[str, Any]) -> None:
-    """Writes the info of a new checkpoint that has parameters only."""
+def finish(path: epath.Path, info: Mapping[str, Any]) -> None:
+    """Writes the info of a new checkpoint that has parameters only, and the files that mark it as whole on object storage."""
     (path / INFO).parent.mkdir(exist_ok=True)
     (path / INFO).write_text(json.dumps(info))
+    for folder in (path / "params", (path / INFO).parent, path):
+        (folder / COMMIT).write_text("")
 
 
 def _digest(info: Mapping[str, Any]) -> str:

@@ -25,14 +25,15 @@ from t5x_lab.checkpoints.layout import (
     absolute_path,
     check_format,
     check_same_parameters,
+    finish,
     make_info,
     named_leaves,
     parameter_shapes,
-    write_info,
 )
 from t5x_lab.checkpoints.sharded_arrays import read_together
 from t5x_lab.checkpoints.verification import DATA_DIGESTS, check_arrays, check_data_files, explain_damage
 from t5x_lab.config.errors import UserError
+from t5x_lab.config.object_storage import is_object_storage
 from t5x_lab.partitioning.distributed import broadcast
 from t5x_lab.training.batches import Batches
 from t5x_lab.training.state import TrainState
@@ -234,13 +235,14 @@ def _chunked_save_args(tree: Any) -> Any:
 
 def save_params(path: epath.Path, params: dict, step: int = 0, **notes: Any) -> None:
     """Writes a checkpoint with parameters only, atomically. All processes must call this."""
-    unfinished = path.with_name(f"{path.name}.unfinished")
+    unfinished = path if is_object_storage(path) else path.with_name(f"{path.name}.unfinished")
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(unfinished / "params", params, save_args=_chunked_save_args(params), force=True)
     notes["checksums"] = checksums.checksums(named_leaves({"params": params}))
     if jax.process_index() == 0:
-        write_info(unfinished, make_info(parameter_shapes(params), step, **notes))
-        unfinished.rename(path)
+        finish(unfinished, make_info(parameter_shapes(params), step, **notes))
+        if unfinished != path:
+            unfinished.rename(path)
     broadcast(0)  # all processes wait for the rename
 
 

@@ -4,7 +4,6 @@ import argparse
 import errno
 import importlib
 import os
-import re
 import signal
 import sys
 from types import ModuleType
@@ -13,6 +12,7 @@ from t5x_lab.cli.interrupts import interrupts
 from t5x_lab.cli.process import configure_process
 from t5x_lab.config.errors import UserError, did_you_mean
 from t5x_lab.config.log import log_once
+from t5x_lab.config.object_storage import describe_problem
 from t5x_lab.config.parent_process import end_with_parent
 
 COMMANDS = {
@@ -90,32 +90,19 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         print(f"t5x_lab {name}: {error.sentence}", file=sys.stderr)
         return error.status
-    except OSError as error:
-        if error.errno not in STORAGE:
-            raise
-        problem = f"{error.filename or 'A file'} cannot be read or written: {os.strerror(error.errno)}"
-        print(f"t5x_lab {name}: {problem}. Fix the problem and run the same command again.", file=sys.stderr)
-        return FAILURE
     except Exception as error:
-        of_storage = _remote_problem(error)
-        if of_storage is None:
+        problem = describe_problem(error) or _disk_problem(error)
+        if problem is None:
             raise
-        print(f"t5x_lab {name}: {of_storage}", file=sys.stderr)
+        print(f"t5x_lab {name}: {problem}", file=sys.stderr)
         return FAILURE
 
 
-def _remote_problem(error: Exception) -> str | None:
-    """Returns a sentence for an error of TensorFlow's file systems about a remote path; None for other errors."""
-    path = re.search(r"\w+://[^\s')]+", str(error))
-    if path is None or not type(error).__module__.startswith("tensorflow."):
+def _disk_problem(error: Exception) -> str | None:
+    if not isinstance(error, OSError) or error.errno not in STORAGE:
         return None
-    if scheme := re.search(r"File system scheme '(\w+)' not implemented", str(error)):
-        return (
-            f"{path[0]} cannot be read or written: {scheme[1]}:// is not supported here. Use gs://, a local directory, or a "
-            "bucket that is mounted as one."
-        )
-    reason = str(error).partition("\n")[0].strip().rstrip(".")
-    return f"{path[0]} cannot be read or written: {reason}. Check the path, the credentials and the network."
+    problem = f"{error.filename or 'A file'} cannot be read or written: {os.strerror(error.errno)}"
+    return f"{problem}. Fix the problem and run the same command again."
 
 
 def parse(name: str, *argv: str) -> tuple[ModuleType, argparse.Namespace]:

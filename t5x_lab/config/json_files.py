@@ -51,7 +51,10 @@ def write_json(path: epath.Path, value: Any, indent: int | None = None) -> None:
 
 
 def write_atomically(path: epath.Path, text: str) -> None:
-    """Writes a temporary file and renames it. Several processes may do so at the same time."""
+    """Writes a whole file or nothing. Several processes may do so at the same time."""
+    if "://" in str(path):  # an object is visible when all of it is there, and renaming would copy it
+        path.write_text(text)
+        return
     unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     unfinished.write_text(text)
     unfinished.replace(path)

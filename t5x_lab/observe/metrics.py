@@ -65,6 +65,10 @@ class JsonLines:
         assert self._folder
         self._folder.copy()
 
+    def on_saving(self, step: int) -> None:
+        assert self._folder
+        self._folder.copy(seconds=0.0)
+
     def on_end(self, error: BaseException | None) -> None:
         if self._file is None or self._folder is None:
             return  # the run failed before it started

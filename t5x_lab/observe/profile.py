@@ -2,15 +2,19 @@
 
 import importlib.util
 import os
+import pathlib
 import signal
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import jax
+from etils import epath
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.log import log
+from t5x_lab.config.object_storage import is_object_storage
+from t5x_lab.config.temporary import copy_files, make_temporary_folder
 
 SKIPPED = 2  # compilation and warm-up steps
 STEPS_ON_REQUEST = 5  # without PROFILE_STEPS
@@ -38,6 +42,7 @@ class Profiled:
 
     def __init__(self, train_step: Callable, directory: str, steps: int):
         self._train_step, self._directory, self._steps = train_step, directory, steps
+        self._local = str(make_temporary_folder()) if is_object_storage(directory) else directory
         self._calls = 0
         self._last: int | None = None  # call after which the trace is written, while there is one
         self._is_requested = False
@@ -79,12 +84,14 @@ class Profiled:
                 return
             log(f"SIGUSR1: tracing {steps} steps into {self._directory}.")
         jax.block_until_ready(state)
-        jax.profiler.start_trace(self._directory)
+        jax.profiler.start_trace(self._local)
         self._last = self._calls + steps
 
     def _write(self) -> None:
         jax.profiler.stop_trace()
         self._last = None
+        if self._local != self._directory:
+            copy_files(pathlib.Path(self._local), epath.Path(self._directory))
 
     def __exit__(self, *unused):
         """Writes the trace if the run ended before the last traced step."""

@@ -42,6 +42,11 @@ class TensorBoard:
         self._add(step, filter(None, summaries))
         self._flush()
 
+    def on_saving(self, step: int) -> None:
+        if self._events and self._folder:
+            self._flush()
+            self._folder.copy(seconds=0.0)
+
     def on_end(self, error: BaseException | None) -> None:
         if self._events:
             self._events.close()

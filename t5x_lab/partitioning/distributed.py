@@ -12,7 +12,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from t5x_lab.config.errors import UserError
-from t5x_lab.partitioning.waiting import waiting_for
+from t5x_lab.partitioning.waiting import start_reports, waiting_for
 
 VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 FLAGS = ("--coordinator_address", "--num_processes", "--process_id")
@@ -45,6 +45,7 @@ def initialize(address: str | None = None, num_processes: int | None = None, pro
             jax.distributed.initialize(address, int(count), int(index), heartbeat_timeout_seconds=HEARTBEAT_SECONDS)
         else:
             jax.distributed.initialize(heartbeat_timeout_seconds=HEARTBEAT_SECONDS)
+        start_reports()
     except (ValueError, RuntimeError) as error:
         raise UserError(
             f"--distributed could not connect to the other processes ({error}). TPU pods, Slurm, Open MPI and Kubernetes are "

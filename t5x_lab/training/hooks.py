@@ -57,6 +57,9 @@ class Hook:
     def on_media(self, step: int, split: str, values: Mapping[str, Any]) -> None:
         """Called with the other `seqio.metrics` of an evaluation, such as texts and images, by name."""
 
+    def on_saving(self, step: int) -> None:
+        """Called before the checkpoint of `step` is written. A run that is killed later continues after this step."""
+
     def on_save(self, step: int) -> None:
         """Called when the checkpoint of `step` is on disk."""
 
@@ -128,6 +131,9 @@ class Hooks:
 
     def media(self, step: int, split: str, values: Mapping[str, Any]) -> None:
         self._call("on_media", step, split, types.MappingProxyType(dict(values)))
+
+    def saving(self, step: int) -> None:
+        self._call("on_saving", step)
 
     def save(self, step: int) -> None:
         self._call("on_save", step)

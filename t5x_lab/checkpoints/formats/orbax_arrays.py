@@ -11,6 +11,7 @@ from etils import epath
 
 from t5x_lab.checkpoints import checksums
 from t5x_lab.checkpoints.lazy_tensors import CHUNK_BYTES, LazyTensor, Unreadable
+from t5x_lab.checkpoints.stores import key_value_store
 from t5x_lab.config.json_files import parse_json
 
 METADATA = "_METADATA"
@@ -184,13 +185,11 @@ def write_arrays(directory: epath.Path, tensors: Mapping[str, LazyTensor], max_b
     return sums
 
 
-def _store(directory: epath.Path, name: str, ocdbt: bool) -> dict[str, Any] | str:
-    """Returns the TensorStore key-value store of an array. A local path is not a URL: it may contain any characters."""
-    remote = "://" in str(directory)
+def _store(directory: epath.Path, name: str, ocdbt: bool) -> dict[str, Any]:
+    """Returns the TensorStore key-value store of an array."""
     if ocdbt:
-        base = f"{directory}/" if remote else {"driver": "file", "path": f"{directory}/"}
-        return {"driver": "ocdbt", "base": base, "path": f"{name}/"}
-    return f"{directory}/{name}/" if remote else {"driver": "file", "path": f"{directory}/{name}/"}
+        return {"driver": "ocdbt", "base": key_value_store(f"{directory}/"), "path": f"{name}/"}
+    return key_value_store(f"{directory}/{name}/")
 
 
 def _first_line(error: Exception) -> str:

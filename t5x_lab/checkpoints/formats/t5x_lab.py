@@ -13,11 +13,11 @@ from t5x_lab.checkpoints.layout import (
     ARRAYS,
     current_name,
     find_checkpoint,
+    finish,
     finished_steps,
     is_checkpoint,
     make_info,
     read_info,
-    write_info,
 )
 from t5x_lab.checkpoints.lazy_tensors import LazyTensor, from_array
 from t5x_lab.checkpoints.verified_reads import ReadVerifier
@@ -77,4 +77,4 @@ def write(path: epath.Path, tensors: Mapping[str, LazyTensor], parts: Mapping[st
     sums = orbax_arrays.write_arrays(path / "params", params)
     checksums = {f"params/{name}": checksum for name, checksum in sums.items()}
     shapes = {name: list(tensor.shape) for name, tensor in params.items()}
-    write_info(path, make_info(shapes, step, **notes, checksums=checksums))
+    finish(path, make_info(shapes, step, **notes, checksums=checksums))

@@ -15,6 +15,7 @@ from etils import epath
 from t5x_lab.checkpoints.layout import initial_checkpoint_flags
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.json_files import parse_json
+from t5x_lab.config.temporary import read_locally, written_locally
 from t5x_lab.config.user_code import describe_error, describe_user_code_error
 from t5x_lab.data.config import DataConfig
 from t5x_lab.data.packing.feature_converter import FeatureConverter
@@ -125,16 +126,17 @@ class SeqioBatches:
 
     def save(self, directory: epath.Path) -> list[epath.Path]:
         """Saves the positions of the owned shards. Returns the files."""
-        files = []
-        if 0 in self._owned:
-            (directory / FINGERPRINTS_FILE).write_text(json.dumps(self._fingerprints))
-            files.append(directory / FINGERPRINTS_FILE)
-        for group, iterator in self._iterators.items():
-            if group[0] in self._owned:
-                name = _position_file_name(group)
-                tf.train.Checkpoint(iterator=iterator).write(str(directory / name))
-                files += list(directory.glob(f"{name}.*"))
-        return files
+        names = []
+        with written_locally(directory) as folder:
+            if 0 in self._owned:
+                (folder / FINGERPRINTS_FILE).write_text(json.dumps(self._fingerprints))
+                names.append(FINGERPRINTS_FILE)
+            for group, iterator in self._iterators.items():
+                if group[0] in self._owned:
+                    name = _position_file_name(group)
+                    tf.train.Checkpoint(iterator=iterator).write(str(folder / name))
+                    names += [file.name for file in folder.glob(f"{name}.*")]
+        return [directory / name for name in names]
 
     def restore(self, directory: epath.Path) -> None:
         """Moves the iterators to saved positions.
@@ -153,9 +155,11 @@ class SeqioBatches:
         needed = sorted({groups[shard] for shard in self._shards})
         self._datasets = {group: self._datasets.get(group) or self._build(group) for group in needed}
         self.close()
-        for group, iterator in self._iterators.items():
-            path = str(directory / _position_file_name(group))
-            tf.train.Checkpoint(iterator=iterator).read(path).assert_consumed()
+        names = {_position_file_name(group) for group in self._iterators}
+        with read_locally(directory, lambda file: file.partition(".")[0] in names) as folder:
+            for group, iterator in self._iterators.items():
+                path = str(folder / _position_file_name(group))
+                tf.train.Checkpoint(iterator=iterator).read(path).assert_consumed()
 
     def _check_files(self, directory: epath.Path) -> None:
         """Raises a `UserError` if the text files changed since the checkpoint."""

@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import tqdm
+from etils import epath
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.json_files import parse_json
 from t5x_lab.evaluation.examples import Example
+from t5x_lab.evaluation.inference.output import SETTINGS, Output
 from t5x_lab.evaluation.questions import Question, make_answer
 from t5x_lab.evaluation.ranking import accuracy
 from t5x_lab.evaluation.ranking.scoring import answer_questions
@@ -76,28 +78,26 @@ def infer(
         raise UserError(f"--batch_size is {batch_size}; it must be at least 1.")
     size = batch_size * BATCHES_PER_CHUNK
     mode_options = {"predict": dict(sampling), "classify": {}}.get(mode, {"eos": eos})
-    if writes:
-        _check_settings(output, {"mode": mode, "max_length": max_length, **mode_options, **(settings or {})})
-    remaining = iter(examples)
-    done, remaining = _keep_whole_chunks(output, remaining, _RESULTS[mode].name, size) if writes else (0, remaining)
-    done = broadcast(done)
-    if not writes:
-        collections.deque(itertools.islice(remaining, done), maxlen=0)
-    options = {"batch_size": batch_size, "max_length": max_length}
-    interval = {} if sys.stderr.isatty() else {"mininterval": 30.0}
-    with tqdm.tqdm(total=total, initial=done, unit="example", disable=not writes, **interval) as progress:
-        while chunk := list(itertools.islice(remaining, size)):
-            results = _RESULTS[mode].compute(model, chunk, mode_options, options)
-            for example, result in zip(chunk, results, strict=True):
-                if "cut" in result:
-                    result["cut"] += example.cut
-            lines = [json.dumps({**e.record, **r}, ensure_ascii=False) for e, r in zip(chunk, results, strict=True)]
-            if writes:
-                with _open(output, "ab") as file:
-                    file.write("".join(line + "\n" for line in lines).encode())
-                    file.flush()
-                    os.fsync(file.fileno())
-            progress.update(len(chunk))
+    remaining, done = iter(examples), 0
+    with Output(output) if writes else contextlib.nullcontext() as file:
+        if file:
+            _check_settings(file, {"mode": mode, "max_length": max_length, **mode_options, **(settings or {})})
+            done, remaining = _keep_whole_chunks(file, remaining, _RESULTS[mode].name, size)
+        done = broadcast(done)
+        if not file:
+            collections.deque(itertools.islice(remaining, done), maxlen=0)
+        options = {"batch_size": batch_size, "max_length": max_length}
+        interval = {} if sys.stderr.isatty() else {"mininterval": 30.0}
+        with tqdm.tqdm(total=total, initial=done, unit="example", disable=not writes, **interval) as progress:
+            while chunk := list(itertools.islice(remaining, size)):
+                results = _RESULTS[mode].compute(model, chunk, mode_options, options)
+                for example, result in zip(chunk, results, strict=True):
+                    if "cut" in result:
+                        result["cut"] += example.cut
+                lines = [json.dumps({**e.record, **r}, ensure_ascii=False) for e, r in zip(chunk, results, strict=True)]
+                if file:
+                    file.append("".join(line + "\n" for line in lines).encode())
+                progress.update(len(chunk))
 
 
 def _predictions(model, chunk: Sequence[Example], sampling: dict, options: dict) -> list[dict]:
@@ -154,7 +154,7 @@ def ranking_report(output: str, choices: Sequence[str] = ()) -> dict:
       output: path of the .jsonl file.
       choices: choices of lines that have none of their own.
     """
-    with open(output, encoding="utf-8") as file:
+    with epath.Path(output).open("r") as file:
         first, second = itertools.tee(map(parse_json, file))
         questions = (_read_question(line, choices) for line in first)
         answers = (make_answer(line["scores"], line["tokens"], line["characters"], line["cut"]) for line in second)
@@ -168,59 +168,61 @@ def _read_question(line: dict, choices: Sequence[str]) -> Question:
     return Question("", tuple(line.get("choices", choices)), label, *group, float(line.get("weight", 1.0)))
 
 
-def _check_settings(output: str, settings: dict) -> None:
-    """Raises a `UserError` if an existing `output` was written with other settings. Stores the settings of a new one."""
-    path = f"{output}.settings.json"
-    if os.path.exists(output) and os.path.getsize(output):
-        if not os.path.exists(path):
+def _check_settings(output: Output, settings: dict) -> None:
+    """Raises a `UserError` if an existing output was written with other settings. Stores the settings of a new one."""
+    if os.path.exists(output.local) and os.path.getsize(output.local):
+        if not os.path.exists(output.settings):
             raise UserError(
-                f"{output} exists without {os.path.basename(path)}, which records its settings. Set another --output, or move "
-                "that file away. It was not changed."
+                f"{output.path} exists without {os.path.basename(output.settings)}, which records its settings. Set another "
+                "--output, or move that file away. It was not changed."
             )
         try:
-            with _open(path, "r") as file:
+            with output.open_settings("r") as file:
                 stored = dict(parse_json(file.read()))
         except (ValueError, TypeError) as error:
-            raise UserError(f"{path} is damaged: {error}. Set another --output, or move both files away.") from error
+            raise UserError(
+                f"{output.path}{SETTINGS} is damaged: {error}. Set another --output, or move both files away."
+            ) from error
         for name, value in settings.items():
             if stored.get(name) != value:
                 raise UserError(
-                    f"{output} was written with {name} = {json.dumps(stored.get(name))}, not {json.dumps(value)}. Results of "
-                    "both cannot share a file. Set another --output, or move that file away."
+                    f"{output.path} was written with {name} = {json.dumps(stored.get(name))}, not {json.dumps(value)}. Results "
+                    "of both cannot share a file. Set another --output, or move that file away."
                 )
     else:
         with contextlib.suppress(OSError):
-            os.makedirs(os.path.dirname(os.path.abspath(output)), exist_ok=True)
-        with _open(path, "w") as file:
+            os.makedirs(os.path.dirname(os.path.abspath(output.local)), exist_ok=True)
+        with output.open_settings("w") as file:
             json.dump(settings, file)
 
 
-def _keep_whole_chunks(output: str, examples: Iterator[Example], result: str, size: int) -> tuple[int, Iterator[Example]]:
-    """Truncates `output` after its last whole chunk.
+def _keep_whole_chunks(output: Output, examples: Iterator[Example], result: str, size: int) -> tuple[int, Iterator[Example]]:
+    """Truncates an output after its last whole chunk.
 
     Returns:
       (number of lines that stay, the examples after them)
     """
-    if not os.path.exists(output):
-        _open(output, "wb").close()
+    if not os.path.exists(output.local):
+        output.open("wb").close()
         return 0, examples
     num_lines, end = 0, 0  # lines and bytes of whole chunks
     pending: list[Example] = []  # examples of the incomplete chunk
     pending_bytes = 0
-    with _open(output, "rb+") as file:
+    with output.open("rb+") as file:
         for line in file:
             if not line.endswith(b"\n"):  # a partly written line
                 if not line.startswith(b"{"):
                     raise UserError(
-                        f"{output} does not hold results. Set another --output, or move that file away. It was not changed."
+                        f"{output.path} does not hold results. Set another --output, or move that file away. It was not "
+                        "changed."
                     )
                 break
             number = num_lines + len(pending) + 1
             example = next(examples, None)
             if example is None or not _is_result(line, example, result):
                 raise UserError(
-                    f'{output}, line {number} is not the "{result}" of example {number} of the input. Set another --output, '
-                    "or move that file away. It was not changed."
+                    f'{output.path}, line {number} is not the "{result}" of example {number} of the input. Set another '
+                    "--output, or move that file away. It was not changed."
                 )
             pending.append(example)
             pending_bytes += len(line)
@@ -229,7 +231,7 @@ def _keep_whole_chunks(output: str, examples: Iterator[Example], result: str, si
         following = next(examples, None)
         if following is None:  # the last chunk is a short one
             num_lines, end, pending = num_lines + len(pending), end + pending_bytes, []
-        file.truncate(end)
+    output.truncate(end)
     return num_lines, itertools.chain(pending, [] if following is None else [following], examples)
 
 
@@ -241,10 +243,3 @@ def _is_result(line: bytes, example: Example, result: str) -> bool:
     if not isinstance(fields, dict) or result not in fields:
         return False
     return all(fields.get(name) == value for name, value in example.record.items() if name not in _RESULT_FIELDS)
-
-
-def _open(output: str, mode: str):
-    try:
-        return open(output, mode)
-    except OSError as error:
-        raise UserError(f"The output {output} cannot be written: {error.strerror}. Set another --output.") from error

@@ -13,10 +13,12 @@ from t5x_lab.checkpoints.formats.huggingface import directory as huggingface
 from t5x_lab.checkpoints.formats.location import FORMATS, Location, find, open_source
 from t5x_lab.checkpoints.formats.source import Source
 from t5x_lab.checkpoints.layers import network_parts
-from t5x_lab.checkpoints.layout import finished_steps
+from t5x_lab.checkpoints.layout import COMMIT, absolute_path, finished_steps
 from t5x_lab.checkpoints.lazy_tensors import LazyTensor, check_shape, mean
 from t5x_lab.checkpoints.verification import explain_damage
 from t5x_lab.config.errors import NotSet, UserError
+from t5x_lab.config.object_storage import is_object_storage
+from t5x_lab.config.temporary import copy_files
 from t5x_lab.data.vocabularies.config import HuggingFaceVocabulary, SpecialTokens, Vocabulary
 from t5x_lab.networks.network import Network, has_encoder
 from t5x_lab.runs.config.checkpoint_config import SENTENCEPIECE, read_config
@@ -57,11 +59,7 @@ def convert(
         source, steps = _open_mean(location, average)
         tensors = _read_tensors(source, network)
         count = sum(tensor.size for tensor in tensors.values())
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            new = pathlib.Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-        except OSError as error:
-            raise UserError(f"{target} cannot be written: {error.strerror}. Choose another directory.") from error
+        new = _new_folder(path)
         try:
             notes = ""
             if to == "hf":
@@ -81,7 +79,7 @@ def convert(
                 _write_run(new, path, tensors, source.step, config)
             source.check()
             new.chmod(0o755)  # mkdtemp creates a private directory
-            new.rename(path)
+            _move(new, path)
         except OSError as error:
             raise UserError(
                 f"{target} cannot be written: {error.strerror or error}. The incomplete files were removed."
@@ -123,18 +121,32 @@ def _open_mean(location: Location, number: int) -> tuple[Source, list[int]]:
     return dataclasses.replace(sources[-1], params=params, check=check), steps
 
 
-def _check_target(target: str, location: Location) -> pathlib.Path:
-    if "://" in target:
-        raise UserError(
-            f"{target} is a remote path, but convert writes to local directories only. Write to a local directory and copy it."
-        )
-    path = pathlib.Path(target).absolute()
+def _check_target(target: str, location: Location) -> epath.Path:
+    path = absolute_path(target)
     if path.exists():
         raise UserError(f"{target} exists. Choose a new directory.")
-    source = pathlib.Path(location.path).parent if location.path.parent.name == "checkpoints" else pathlib.Path(location.path)
+    source = location.path.parent if location.path.parent.name == "checkpoints" else location.path
     if source in path.parents:
         raise UserError(f"{target} is inside the source directory. Choose a directory outside of it.")
     return path
+
+
+def _new_folder(path: epath.Path) -> pathlib.Path:
+    """Returns a new folder to write a directory in: beside it, or on the local disk for object storage."""
+    try:
+        if is_object_storage(path):
+            return pathlib.Path(tempfile.mkdtemp(prefix="t5x_lab_"))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return pathlib.Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}. Choose another directory.") from error
+
+
+def _move(new: pathlib.Path, path: epath.Path) -> None:
+    if not is_object_storage(path):
+        new.rename(path)
+        return
+    copy_files(new, path, last=COMMIT)
 
 
 def _read_tensors(source: Source, network: Network) -> dict[str, LazyTensor]:
@@ -158,7 +170,7 @@ def _read_tensors(source: Source, network: Network) -> dict[str, LazyTensor]:
     return tensors
 
 
-def _write_run(new: pathlib.Path, path: pathlib.Path, tensors: dict[str, LazyTensor], step: int, config: GinConfig) -> None:
+def _write_run(new: pathlib.Path, path: epath.Path, tensors: dict[str, LazyTensor], step: int, config: GinConfig) -> None:
     """Writes a run directory at `new`, with a copy of the vocabulary, for its final location `path`."""
     vocabulary, text = _vocabulary(config), config.text
     if pieces := read_sentencepiece_bytes(vocabulary):

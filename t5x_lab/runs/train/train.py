@@ -15,6 +15,7 @@ from t5x_lab.checkpoints.manager import Checkpoints
 from t5x_lab.checkpoints.saving import Saver, suppress_event_loop_errors
 from t5x_lab.config.json_files import read_dictionary
 from t5x_lab.config.log import log
+from t5x_lab.config.object_storage import check_storage
 from t5x_lab.evaluation.config import EarlyStopping
 from t5x_lab.networks.network import additional_ids, check_length
 from t5x_lab.observe.end import ended_at, remove_end, write_end
@@ -179,6 +180,7 @@ def prepare(config: GinConfig, stack: contextlib.ExitStack) -> Job:
     Resources that must be closed at the end are registered in `stack`.
     """
     run = config.run()
+    check_storage(run.model_dir)
     limit_waiting(run.wait_minutes)
     start = find_starting_point(run)
     if run.profile_steps:
@@ -298,6 +300,7 @@ def make_saver(job: Job, clock: Clock, recorder: Recorder, hooks: Hooks) -> Save
         job.run.saving,
         job.batches,
         notes=lambda: {"clock": clock.state()},
+        saving=hooks.saving,
         saved=hooks.save,
         agree=broadcast,
         log=log,

@@ -1,0 +1,85 @@
+"""Object storage, gs:// and s3://: who reads and writes it, and what its errors mean."""
+
+import importlib.util
+import json
+import os
+import re
+import sys
+import traceback
+
+from t5x_lab.config.errors import UserError
+
+SCHEMES = ("gs://", "s3://")
+INSTALL = "pip install 't5x_lab[storage]'"
+_PACKAGES = ("gcsfs", "s3fs")
+_OPTIONS = {"use_listings_cache": False}  # other processes write, too
+
+
+def is_object_storage(path: str | os.PathLike) -> bool:
+    """Returns whether a path is on gs:// or s3://."""
+    return os.fspath(path).startswith(SCHEMES)
+
+
+def use_fsspec() -> None:
+    """Lets etils read and write object storage through fsspec if `t5x_lab[storage]` is installed.
+
+    Otherwise etils asks TensorFlow, which knows gs:// only.
+    """
+    if _is_installed():
+        os.environ.setdefault("EPATH_USE_TF", "false")
+    for scheme in ("gs", "s3"):
+        os.environ.setdefault(f"FSSPEC_{scheme.upper()}", json.dumps(_OPTIONS))  # which fsspec reads when it is imported
+        if "fsspec.config" in sys.modules:
+            sys.modules["fsspec.config"].conf.setdefault(scheme, {}).update(_OPTIONS)
+
+
+def _is_installed() -> bool:
+    return all(importlib.util.find_spec(package) for package in _PACKAGES)
+
+
+def check_storage(model_dir: str) -> None:
+    """Checks that a run can be written to a directory on object storage.
+
+    TensorFlow writes gs:// without the packages of `t5x_lab[storage]`, but Orbax does not delete checkpoints there. A bucket
+    that does not exist would be created.
+
+    Raises:
+      UserError: if packages are not installed, or there is no such bucket.
+    """
+    if not is_object_storage(model_dir):
+        return
+    if not _is_installed():
+        raise UserError(f"MODEL_DIR is {model_dir}, which needs packages that are not installed. Run: {INSTALL}.")
+    from etils import epath  # not at the top: the package imports this module
+
+    scheme, _, path = model_dir.partition("://")
+    bucket = f"{scheme}://{path.partition('/')[0]}"
+    if not epath.Path(bucket).exists():
+        raise UserError(f"MODEL_DIR is {model_dir}, but {bucket} does not exist, or your credentials do not give access to it.")
+
+
+def describe_problem(error: BaseException) -> str | None:
+    """Returns a sentence about an error of object storage, with the path; None for other errors."""
+    modules = {frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in traceback.walk_tb(error.__traceback__)}
+    is_of_tensorflow = type(error).__module__.startswith("tensorflow.")
+    if not is_of_tensorflow and not modules & {*_PACKAGES}:
+        return None
+    reason = re.sub(r"\{\{.*?\}\}", "", str(error)).partition("\n")[0].strip().rstrip(".")
+    path = _remote_path(error) or next(iter(re.findall(r"\w+://[^\s')]+", str(error))), None)
+    if is_of_tensorflow and path is None:
+        return None
+    problem = f"{path or 'Object storage'} cannot be read or written"
+    if scheme := re.search(r"File system scheme '(\w+)' not implemented", str(error)):
+        advice = f"Run: {INSTALL}." if scheme[1] == "s3" and not _is_installed() else "Use gs://, or mount it as a directory."
+        return f"{problem}: TensorFlow does not know {scheme[1]}://. {advice}"
+    return f"{problem}: {reason or type(error).__name__}. Check the path, the credentials and the network."
+
+
+def _remote_path(error: BaseException) -> str | None:
+    """Returns the path whose method raised an error."""
+    paths = [
+        str(frame.f_locals.get("self"))
+        for frame, _ in traceback.walk_tb(error.__traceback__)
+        if frame.f_globals.get("__name__") == "etils.epath.gpath"
+    ]
+    return next((path for path in paths if is_object_storage(path)), None)

@@ -1,0 +1,117 @@
+"""Runs on gs:// and s3://, against servers of both on loopback, with the faults that object storage has."""
+
+import pathlib
+import random
+import threading
+import time
+
+import commands
+import pytest
+from commands import Command
+from etils import epath
+from runs_of_text import FULL_LM, flags, losses
+from storage_servers import storage
+
+from t5x_lab.checkpoints.layout import finished_steps, read_info
+
+pytestmark = pytest.mark.slow
+SCHEMES = ["s3", "gs"]
+
+
+def train(directory, steps=12, *more):
+    return flags("rotary_decoder", FULL_LM, directory, steps, "--gin.CHECKPOINT_PERIOD=3", "--gin.EVAL_PERIOD=6", *more)
+
+
+def faults(seed):
+    """Returns a function for `Storage.fault`: 503s, slow replies, and connections that are closed before and within replies."""
+    rng, lock = random.Random(seed), threading.Lock()
+
+    def fault(method, path):
+        with lock:
+            kind = rng.random()
+        if kind > 0.97:
+            time.sleep(1)
+        return {0: 503, 1: -1, 2: -2}.get(int(kind * 100))
+
+    return fault
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_run_in_a_bucket_is_that_on_a_disk(scheme):
+    """It is killed once, and three of a hundred requests fail."""
+    assert Command(*train("whole")).wait() == 0
+    with storage(scheme) as bucket:
+        bucket.fault = faults(0)
+        command = Command(*train(f"{bucket.url}/runs/a"), environment=bucket.environment)
+        command.wait_until(lambda: "runs/a/checkpoints/3/commit_success.txt" in bucket.names("runs/a/checkpoints"))
+        command.kill()
+        command.wait()
+        again = commands.run(*train(f"{bucket.url}/runs/a"), environment=bucket.environment)
+        assert again.returncode == 0, again.stderr
+        assert "Continuing after step" in again.stderr
+        bucket.download("runs/a", "copy")
+        assert losses("copy") == losses("whole") and len(losses("whole")) == 12
+        assert finished_steps("copy")[-1] == 12
+        info = [read_info(epath.Path(directory, "checkpoints/12").absolute())["checksums"] for directory in ("copy", "whole")]
+        assert info[0] == info[1]
+
+        pathlib.Path("prompts.txt").write_text("Fellow citizens\n")
+        for directory, environment in (("whole", None), (f"{bucket.url}/runs/a", bucket.environment)):
+            for argv in (
+                ["eval", f"--model_dir={directory}", f"--output={directory}/more"],
+                [
+                    "infer",
+                    f"--model_dir={directory}",
+                    "--input=prompts.txt",
+                    f"--output={directory}/out.jsonl",
+                    "--max_tokens=8",
+                ],
+                ["report", directory],
+                ["convert", f"--source={directory}", f"--target={directory}_hf", "--to=hf"],
+                ["convert", f"--source={directory}", f"--target={directory}_again", "--to=t5x_lab"],
+                ["eval", f"--model_dir={directory}_again", *FULL_LM, f"--output={directory}/of_copy"],
+            ):
+                done = commands.run(*argv, environment=environment)
+                assert done.returncode == 0, done.stderr
+        bucket.download("runs/a", "copy")
+        bucket.download("runs/a_hf", "copy_hf")
+        bucket.download("runs/a_again", "copy_again")
+    for file in ("model.safetensors", "config.json"):
+        assert pathlib.Path("copy_hf", file).read_bytes() == pathlib.Path("whole_hf", file).read_bytes()
+    assert finished_steps("copy_again") == [12]
+    assert pathlib.Path("copy/out.jsonl").read_text() == pathlib.Path("whole/out.jsonl").read_text()
+    assert "<html" in pathlib.Path("copy/report.html").read_text()
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_mistakes_and_faults_are_sentences_with_the_path(scheme):
+    """A bucket that does not exist; permissions that are missing from the start, and from the first checkpoint on."""
+    with storage(scheme) as bucket:
+        for directory, fault in ((f"{scheme}://absent/a", None), (f"{bucket.url}/a", 403)):
+            bucket.fault = lambda method, path, fault=fault: fault
+            done = commands.run(*train(directory, 3), environment=bucket.environment)
+            last = done.stderr.strip().splitlines()[-1]
+            path = directory if fault is None else bucket.url
+            assert done.returncode in (1, 2) and path in last and "Traceback" not in done.stderr, done.stderr
+
+        bucket.fault = lambda method, path: 403 if "checkpoints" in path and method in ("PUT", "POST") else None
+        done = commands.run(*train(f"{bucket.url}/b", 6), environment=bucket.environment)
+        assert done.returncode == 1 and "Retrying does not help" in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_saving_goes_on_when_credentials_are_renewed(scheme):
+    """Requests are refused as expired while the second checkpoint is written, listings lag, and nothing is lost."""
+    with storage(scheme) as bucket:
+        expired = threading.Event()
+        bucket.listing_lag = 1.0
+        bucket.fault = lambda method, path: 401 if expired.is_set() else None
+        command = Command(*train(f"{bucket.url}/a", 30), environment=bucket.environment)
+        command.wait_until(lambda: "a/checkpoints/3/commit_success.txt" in bucket.names("a/checkpoints"))
+        expired.set()
+        command.wait_until(lambda: "Retrying in" in command.output())
+        expired.clear()
+        assert command.wait() == 0, command.output()
+        assert "Saving works again" in command.output()
+        bucket.download("a", "copy")
+    assert list(losses("copy")) == list(range(1, 31)) and finished_steps("copy")[-1] == 30
