@@ -134,7 +134,7 @@ def one_resume(tasks, data: DataConfig, position: pathlib.Path, expected: dict) 
 
     begin = time.perf_counter()
     batches = SeqioBatches(tasks, data, seed=0)
-    batches.restore(epath.Path(position))
+    batches.restore(epath.Path(position), epath.Path(position))
     batch = next(batches)
     assert all(np.array_equal(batch[name], expected[name]) for name in expected)
     return time.perf_counter() - begin

@@ -126,7 +126,7 @@ def measure(
         begun = time.process_time()
         for other in set(range(shards)) - set(range(shards_of_one_process)):  # which other processes would have saved
             (folder / "position" / f"shard_{other}.index").touch()
-        batches.restore(epath.Path(folder / "position"))
+        batches.restore(epath.Path(folder / "position"), epath.Path(folder))
         next(batches)
         return {
             "build": built - began,

@@ -31,6 +31,7 @@ SMALL_RUNS = {
     "kill_infer": ("--kills=1 --lines=200", "200 examples, each once, equal to the byte"),
     "kill_processes": ("--kills=1", "tokens differ in 0 of them"),
     "local_attention": ("--rounds=1 --window=256", r"causal, 256 +16,384 .*(?s:.*)local 524,288 bytes, global"),
+    "object_storage": ("--kills=1 --longest=1", r"evaluation +\d+ (?s:.*)0 of them different(?s:.*) equal"),
     "objectives": ("--seconds=0.2 --rounds=1 --rows=8 --objectives=span_corruption", r"encoder_decoder .* [\d.]+x"),
     "prompts": (
         f"--data={SHARED} --mixture=small --scale=10000000 --draws=200 --only=cached --only='without single_device_functions'",

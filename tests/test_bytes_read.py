@@ -17,7 +17,7 @@ from t5x_lab.checkpoints.formats import t5x, t5x_lab
 from t5x_lab.checkpoints.formats.location import find
 from t5x_lab.checkpoints.initial import carry_over, load_params
 from t5x_lab.checkpoints.layers import network_parts
-from t5x_lab.checkpoints.layout import absolute_path, make_info, named_leaves, read_info, write_info
+from t5x_lab.checkpoints.layout import absolute_path, finish, make_info, named_leaves, read_info
 from t5x_lab.checkpoints.lazy_tensors import from_array
 from t5x_lab.checkpoints.manager import Checkpoints
 from t5x_lab.checkpoints.sharded_arrays import read_each, read_together, to_array
@@ -44,7 +44,10 @@ class NoBatches:
     def save(self, directory):
         return []
 
-    def restore(self, directory):
+    def needs(self, name):
+        return False
+
+    def restore(self, directory, checkpoint):
         pass
 
 
@@ -191,7 +194,7 @@ def test_what_is_read_by_rules_is_verified_too(config):
     without_checksums = {
         key: value for key, value in info.items() if key not in ("checksums", "sha256", "format", "step", "parameters")
     }
-    write_info(path, make_info(info["parameters"], 3, **without_checksums, checksums=sums))
+    finish(path, make_info(info["parameters"], 3, **without_checksums, checksums=sums))
     with pytest.raises(UserError, match="params/decoder/layers/mlp/wo/kernel differs from what was saved"):
         load_params(find("run"), sharded.abstract_params, sharded.model.axes, config)
 

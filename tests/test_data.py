@@ -261,7 +261,7 @@ def test_an_epoch_read_by_one_process_then_two_then_one_has_every_example_once(t
         readers = [batches_of(config, rows=rows) for rows in processes]
         for reader in readers:
             if number:
-                reader.restore(epath.Path(tmp_path))
+                reader.restore(epath.Path(tmp_path), epath.Path(tmp_path))
             for _ in range(steps):
                 texts_read += [
                     VOCABULARY.decode([int(t) for t in row if t > 1]) for row in next(reader)["encoder_input_tokens"]

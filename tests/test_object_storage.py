@@ -9,13 +9,13 @@ import commands
 import pytest
 from commands import Command
 from etils import epath
+from helpers import exhaustive
 from runs_of_text import FULL_LM, flags, losses
 from storage_servers import storage
 
 from t5x_lab.checkpoints.layout import finished_steps, read_info
 
 pytestmark = pytest.mark.slow
-SCHEMES = ["s3", "gs"]
 
 
 def train(directory, steps=12, *more):
@@ -36,7 +36,7 @@ def faults(seed):
     return fault
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", ["s3", "gs"])
 def test_a_run_in_a_bucket_is_that_on_a_disk(scheme):
     """It is killed once, and three of a hundred requests fail."""
     assert Command(*train("whole")).wait() == 0
@@ -83,7 +83,7 @@ def test_a_run_in_a_bucket_is_that_on_a_disk(scheme):
     assert "<html" in pathlib.Path("copy/report.html").read_text()
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", ["s3", exhaustive("gs")])
 def test_mistakes_and_faults_are_sentences_with_the_path(scheme):
     """A bucket that does not exist; permissions that are missing from the start, and from the first checkpoint on."""
     with storage(scheme) as bucket:
@@ -99,7 +99,7 @@ def test_mistakes_and_faults_are_sentences_with_the_path(scheme):
         assert done.returncode == 1 and "Retrying does not help" in done.stderr and "Traceback" not in done.stderr, done.stderr
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", [exhaustive("s3"), exhaustive("gs")])
 def test_saving_goes_on_when_credentials_are_renewed(scheme):
     """Requests are refused as expired while the second checkpoint is written, listings lag, and nothing is lost."""
     with storage(scheme) as bucket:

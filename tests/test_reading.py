@@ -217,7 +217,7 @@ def test_many_tasks_are_read_on_by_another_number_of_processes(tmp_path):
         with pytest.raises(
             UserError, match="holds the positions of 4 data shards, not of 2. DATA_SHARDS cannot change during a run"
         ):
-            SeqioBatches(tasks, dataclasses.replace(config, shards=2), 0).restore(before)
+            SeqioBatches(tasks, dataclasses.replace(config, shards=2), 0).restore(before, before)
 
 
 @pytest.mark.slow

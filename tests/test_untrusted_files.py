@@ -12,7 +12,7 @@ import pytest
 from etils import epath
 
 import t5x_lab
-from t5x_lab.checkpoints.layout import INFO, make_info, read_info, write_info
+from t5x_lab.checkpoints.layout import INFO, finish, make_info, read_info
 from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.json_files import MAX_DEPTH, parse_json, read_json
@@ -172,7 +172,7 @@ def with_config(run_directory: pathlib.Path, target: pathlib.Path, text: str) ->
     config = info["config"] + text
     (target / "config.gin").write_text(config)
     notes = {name: value for name, value in info.items() if name not in ("parameters", "step", "sha256", "format", "config")}
-    write_info(epath.Path(checkpoint), make_info(info["parameters"], info["step"], config=config, **notes))
+    finish(epath.Path(checkpoint), make_info(info["parameters"], info["step"], config=config, **notes))
     return str(target)
 
 

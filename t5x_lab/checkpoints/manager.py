@@ -31,9 +31,10 @@ from t5x_lab.checkpoints.layout import (
     parameter_shapes,
 )
 from t5x_lab.checkpoints.sharded_arrays import read_together
-from t5x_lab.checkpoints.verification import DATA_DIGESTS, check_arrays, check_data_files, explain_damage
+from t5x_lab.checkpoints.verification import DATA_DIGESTS, DATA_DIGESTS_NAME, check_arrays, check_data_files, explain_damage
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.object_storage import is_object_storage
+from t5x_lab.config.temporary import read_locally, written_locally
 from t5x_lab.partitioning.distributed import broadcast
 from t5x_lab.training.batches import Batches
 from t5x_lab.training.state import TrainState
@@ -46,14 +47,21 @@ ReadMetric = Callable[[int, str], float]
 
 
 class _DataHandler(ocp.CheckpointHandler):
-    """Saves and restores the data position, each process its own shards, with digests of the files."""
+    """Saves and restores the data position, each process its own shards, with digests of the files.
+
+    TensorFlow, which writes the positions, knows disks and gs:// only, so that they are copied.
+    """
 
     def save(self, directory: epath.Path, args: "_DataSave"):
-        digests = {file.name: checksums.file_digest(file) for file in args.item.save(directory)}
-        (directory / DATA_DIGESTS.format(jax.process_index())).write_text(json.dumps(digests))
+        with written_locally(directory) as folder:
+            digests = {file.name: checksums.file_digest(file) for file in args.item.save(folder)}
+            (folder / DATA_DIGESTS.format(jax.process_index())).write_text(json.dumps(digests))
 
     def restore(self, directory: epath.Path, args: "_DataRestore"):
-        args.item.restore(directory)
+        needs = args.item.needs
+        with read_locally(directory, lambda name: needs(name) or bool(DATA_DIGESTS_NAME.fullmatch(name))) as folder:
+            check_data_files(directory.parent, folder, needs)
+            args.item.restore(folder, directory.parent)
 
 
 @ocp.args.register_with_handler(_DataHandler, for_save=True)
@@ -189,7 +197,6 @@ class Checkpoints:
             check_same_parameters(path, abstract_state.params)
             check_format(path)
             if batches is not None:
-                check_data_files(path)
                 data["data"] = _DataRestore(batches)
 
             def read(abstract: dict[str, Any]) -> dict[str, Any]:

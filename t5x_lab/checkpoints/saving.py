@@ -1,7 +1,6 @@
 """`Saver`: saves a run when it is due, and retries when storage fails."""
 
 import contextlib
-import errno
 import math
 import re
 import sys
@@ -14,6 +13,7 @@ import jax
 from t5x_lab.checkpoints.config import SaveCheckpointConfig
 from t5x_lab.checkpoints.manager import Checkpoints
 from t5x_lab.config.errors import UserError
+from t5x_lab.config.object_storage import is_permanent
 from t5x_lab.partitioning.waiting import waiting_for
 from t5x_lab.training.batches import Batches
 from t5x_lab.training.state import TrainState
@@ -21,13 +21,6 @@ from t5x_lab.training.state import TrainState
 # Agreeing on the time needs a broadcast between all processes.
 STEPS_BETWEEN_AGREEMENTS = 10
 _MAX_PAUSE = 60.0  # seconds
-_PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-_PERMANENT = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG)
-# Of Google's and Amazon's storage, as TensorStore and fsspec report them. Credentials that have expired can be renewed.
-_PERMANENT_TEXT = re.compile(
-    r"PERMISSION_DENIED|AccessDenied|InvalidAccessKeyId|SignatureDoesNotMatch|NoSuchBucket|bucket does not exist"
-)
-
 
 _GO_ON = " To train without saving meanwhile, set --gin.SaveCheckpointConfig.on_failure=go_on."
 
@@ -192,7 +185,7 @@ class Saver:
         if not self._is_single:
             raise SaveFailed(f"{reason} Free disk space or repair the storage, and start all processes again.") from error
         may_stop = at_end or self._config.on_failure == "stop"
-        if may_stop and _is_permanent(error):
+        if may_stop and is_permanent(error):
             raise SaveFailed(
                 f"{reason} Retrying does not help. Earlier checkpoints are intact. Correct MODEL_DIR or the permissions, and "
                 f"run the same command again.{_GO_ON if self._config.on_failure == 'stop' else ''}"
@@ -211,12 +204,3 @@ class Saver:
             self._checkpoints.recover()
         except Exception as recovery_error:  # the directory is not accessible; the next retry reports it again
             self._log(f"{type(recovery_error).__name__}: {str(recovery_error)[:300]}")
-
-
-def _is_permanent(error: BaseException | None) -> bool:
-    """Returns whether an error is permanent, such as a missing bucket or missing permissions."""
-    if error is None:
-        return False
-    if isinstance(error, OSError) and error.errno in (*_PASSING, *_PERMANENT):
-        return error.errno in _PERMANENT
-    return bool(_PERMANENT_TEXT.search(str(error))) or _is_permanent(error.__cause__)

@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 from etils import epath
@@ -16,6 +16,7 @@ from t5x_lab.config.json_files import parse_json
 from t5x_lab.config.steps import parse_step
 
 DATA_DIGESTS = "digests_{}.json"  # digests of the files that a process wrote to `data`
+DATA_DIGESTS_NAME = re.compile(r"digests_\d+\.json")
 _OUTAGE = re.compile("UNAVAILABLE|DEADLINE_EXCEEDED|PERMISSION_DENIED|UNAUTHENTICATED|RESOURCE_EXHAUSTED|ABORTED|CANCELLED")
 
 
@@ -55,20 +56,28 @@ def check_arrays(path: epath.Path, restored: dict) -> None:
         checksums.compare(path, checksums.checksums(named_leaves(restored)), saved)
 
 
-def check_data_files(path: epath.Path) -> None:
+def check_data_files(
+    path: epath.Path, folder: epath.Path | None = None, needs: Callable[[str], bool] = lambda name: True
+) -> None:
     """Compares the files of the data position with their digests.
+
+    Args:
+      path: the checkpoint.
+      folder: folder of the files. Default: the checkpoint's own.
+      needs: function that returns whether a file is compared.
 
     Raises:
       Corrupt: with the first file that differs.
     """
+    folder = folder or path / "data"
     for process in range(read_info(path).get("processes", 0)):
-        digest_file = path / "data" / DATA_DIGESTS.format(process)
+        digest_file = folder / DATA_DIGESTS.format(process)
         try:
             digests = parse_json(digest_file.read_bytes())
             for name, digest in digests.items():
                 if not is_file_name(name):
                     raise Corrupt(path, f"data/{digest_file.name} lists a file outside of data/")
-                if checksums.file_digest(path / "data" / name) != digest:
+                if needs(name) and checksums.file_digest(folder / name) != digest:
                     raise Corrupt(path, f"data/{name} differs from what was saved")
         except (OSError, ValueError, AttributeError) as error:
             raise Corrupt(path, f"data/{digest_file.name} or a file that it lists cannot be read ({error})") from error

@@ -1,18 +1,30 @@
 """Object storage, gs:// and s3://: who reads and writes it, and what its errors mean."""
 
+import errno
 import importlib.util
 import json
 import os
 import re
 import sys
+import time
 import traceback
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from t5x_lab.config.errors import UserError
 
+T = TypeVar("T")
 SCHEMES = ("gs://", "s3://")
 INSTALL = "pip install 't5x_lab[storage]'"
 _PACKAGES = ("gcsfs", "s3fs")
 _OPTIONS = {"use_listings_cache": False}  # other processes write, too
+_PAUSES = (1, 2, 4, 8, 15, 30)  # seconds between attempts
+_PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+_PERMANENT = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG)
+# Of Google's and Amazon's storage, as TensorStore and fsspec report them. Credentials that have expired can be renewed.
+_PERMANENT_TEXT = re.compile(
+    r"PERMISSION_DENIED|AccessDenied|InvalidAccessKeyId|SignatureDoesNotMatch|NoSuchBucket|bucket does not exist"
+)
 
 
 def is_object_storage(path: str | os.PathLike) -> bool:
@@ -56,6 +68,44 @@ def check_storage(model_dir: str) -> None:
     bucket = f"{scheme}://{path.partition('/')[0]}"
     if not epath.Path(bucket).exists():
         raise UserError(f"MODEL_DIR is {model_dir}, but {bucket} does not exist, or your credentials do not give access to it.")
+
+
+def retry(action: Callable[[], T], path: str | os.PathLike) -> T:
+    """Calls a function that reads or writes a path, and again for a minute if object storage fails.
+
+    Raises:
+      Exception: the last error of the function; the first one if the path is on a disk, or if retrying does not help.
+    """
+    for pause in (*_PAUSES, None):
+        try:
+            return action()
+        except Exception as error:
+            if pause is None or not is_object_storage(path) or is_permanent(error):
+                raise
+            from t5x_lab.config.log import log  # not at the top: the package imports this module
+
+            log(f"{describe_problem(error) or f'{path} failed: {error}.'} Retrying in {pause} s.")
+            time.sleep(pause)
+    raise AssertionError("unreachable: the last error is raised")
+
+
+def is_permanent(error: BaseException | None) -> bool:
+    """Returns whether an error of a disk or of object storage is permanent, such as a missing bucket or permission."""
+    if error is None:
+        return False
+    if isinstance(error, OSError) and error.errno in (*_PASSING, *_PERMANENT):
+        return error.errno in _PERMANENT
+    return bool(_PERMANENT_TEXT.search(str(error))) or is_permanent(error.__cause__)
+
+
+def modified_at(path: Any) -> float:
+    """Returns the time of the last change of a file, an `epath.Path`, in seconds since the Unix epoch."""
+    if is_object_storage(path) and _is_installed():
+        import fsspec
+
+        storage, name = fsspec.core.url_to_fs(os.fspath(path))
+        return storage.modified(name).timestamp()
+    return path.stat().mtime
 
 
 def describe_problem(error: BaseException) -> str | None:

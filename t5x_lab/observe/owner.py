@@ -11,6 +11,7 @@ from etils import epath
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.json_files import parse_json
+from t5x_lab.config.object_storage import modified_at
 from t5x_lab.config.regular_files import is_regular_file
 
 OWNER = "OWNER"
@@ -61,7 +62,7 @@ def seconds_since_heartbeat(model_dir: epath.PathLike) -> float | None:
     path = epath.Path(model_dir) / OWNER
     try:
         owner = read_owner(path)
-        return None if owner is None or owner[0].is_dead() else max(0.0, time.time() - path.stat().mtime)
+        return None if owner is None or owner[0].is_dead() else max(0.0, time.time() - modified_at(path))
     except (OSError, ValueError, UserError):  # being removed, or a directory
         return None
 

@@ -33,10 +33,18 @@ class Batches(Protocol):
     def __next__(self) -> HostBatch: ...
 
     def save(self, directory: epath.Path) -> list[epath.Path]:
-        """Writes the position of this process's shards to an existing directory. Returns the files."""
+        """Writes the position of this process's shards to an existing directory on a disk. Returns the files."""
 
-    def restore(self, directory: epath.Path) -> None:
-        """Continues after the last batch before `save`."""
+    def needs(self, name: str) -> bool:
+        """Returns whether `restore` reads a file that `save` of this or another process wrote."""
+
+    def restore(self, directory: epath.Path, checkpoint: epath.Path) -> None:
+        """Continues after the last batch before `save`.
+
+        Args:
+          directory: directory with the files that are needed.
+          checkpoint: the checkpoint they belong to, for messages.
+        """
 
 
 class SyntheticBatches:
@@ -78,5 +86,8 @@ class SyntheticBatches:
         (directory / "position").write_text(str(self.position))
         return [directory / "position"]
 
-    def restore(self, directory: epath.Path) -> None:
+    def needs(self, name: str) -> bool:
+        return name == "position"
+
+    def restore(self, directory: epath.Path, checkpoint: epath.Path) -> None:
         self.position = int((directory / "position").read_text())

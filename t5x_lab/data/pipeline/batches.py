@@ -15,7 +15,6 @@ from etils import epath
 from t5x_lab.checkpoints.layout import initial_checkpoint_flags
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.json_files import parse_json
-from t5x_lab.config.temporary import read_locally, written_locally
 from t5x_lab.config.user_code import describe_error, describe_user_code_error
 from t5x_lab.data.config import DataConfig
 from t5x_lab.data.packing.feature_converter import FeatureConverter
@@ -126,20 +125,28 @@ class SeqioBatches:
 
     def save(self, directory: epath.Path) -> list[epath.Path]:
         """Saves the positions of the owned shards. Returns the files."""
-        names = []
-        with written_locally(directory) as folder:
-            if 0 in self._owned:
-                (folder / FINGERPRINTS_FILE).write_text(json.dumps(self._fingerprints))
-                names.append(FINGERPRINTS_FILE)
-            for group, iterator in self._iterators.items():
-                if group[0] in self._owned:
-                    name = _position_file_name(group)
-                    tf.train.Checkpoint(iterator=iterator).write(str(folder / name))
-                    names += [file.name for file in folder.glob(f"{name}.*")]
-        return [directory / name for name in names]
+        files = []
+        if 0 in self._owned:
+            (directory / FINGERPRINTS_FILE).write_text(json.dumps(self._fingerprints))
+            files.append(directory / FINGERPRINTS_FILE)
+        for group, iterator in self._iterators.items():
+            if group[0] in self._owned:
+                name = _position_file_name(group)
+                tf.train.Checkpoint(iterator=iterator).write(str(directory / name))
+                files += list(directory.glob(f"{name}.*"))
+        return files
 
-    def restore(self, directory: epath.Path) -> None:
+    def needs(self, name: str) -> bool:
+        """Returns whether this process reads a saved file: all small ones, and the positions of its own shards."""
+        is_position = name.startswith(_position_file_name(())) and not name.endswith(".index")
+        return not is_position or not {*_parse_position_file_name(name)}.isdisjoint(self._shards)
+
+    def restore(self, directory: epath.Path, checkpoint: epath.Path) -> None:
         """Moves the iterators to saved positions.
+
+        Args:
+          directory: directory with the files that are needed.
+          checkpoint: the checkpoint they belong to, for messages.
 
         Raises:
           UserError: if the number of shards or the text files changed.
@@ -151,17 +158,15 @@ class SeqioBatches:
                 f"The checkpoint holds the positions of {len(groups)} data shards, not of {self._num_shards}. DATA_SHARDS "
                 f"cannot change during a run. Set --gin.DATA_SHARDS={len(groups)}."
             )
-        self._check_files(directory)
+        self._check_files(directory, checkpoint)
         needed = sorted({groups[shard] for shard in self._shards})
         self._datasets = {group: self._datasets.get(group) or self._build(group) for group in needed}
         self.close()
-        names = {_position_file_name(group) for group in self._iterators}
-        with read_locally(directory, lambda file: file.partition(".")[0] in names) as folder:
-            for group, iterator in self._iterators.items():
-                path = str(folder / _position_file_name(group))
-                tf.train.Checkpoint(iterator=iterator).read(path).assert_consumed()
+        for group, iterator in self._iterators.items():
+            path = str(directory / _position_file_name(group))
+            tf.train.Checkpoint(iterator=iterator).read(path).assert_consumed()
 
-    def _check_files(self, directory: epath.Path) -> None:
+    def _check_files(self, directory: epath.Path, checkpoint: epath.Path) -> None:
         """Raises a `UserError` if the text files changed since the checkpoint."""
         if not (directory / FINGERPRINTS_FILE).exists():
             return  # a checkpoint of an earlier version
@@ -169,7 +174,7 @@ class SeqioBatches:
         if change:
             raise UserError(
                 f"The text files changed since the checkpoint: {change}. The saved position is invalid for them. Restore the "
-                f"files, or train on the new text in a new MODEL_DIR, with {initial_checkpoint_flags(directory.parent)}"
+                f"files, or train on the new text in a new MODEL_DIR, with {initial_checkpoint_flags(checkpoint)}"
             )
 
 
@@ -180,7 +185,7 @@ def _position_file_name(shards: tuple[int, ...]) -> str:
 
 def _parse_position_file_name(file: str) -> tuple[int, ...]:
     """Returns the group of data shards of a checkpoint file name."""
-    return tuple(map(int, file.removesuffix(".index").removeprefix("shard_").split("_")))
+    return tuple(map(int, file.partition(".")[0].removeprefix("shard_").split("_")))
 
 
 def build_shards(

@@ -8,6 +8,7 @@ import jax
 from etils import epath
 
 from t5x_lab.config.log import log
+from t5x_lab.config.object_storage import modified_at
 from t5x_lab.config.user_code import describe_error
 from t5x_lab.observe.end import ended_at
 from t5x_lab.observe.hardware import peak_flops
@@ -89,7 +90,7 @@ def write_pictures(model_dir: str) -> None:
 def is_report_outdated(model_dir: str) -> bool:
     """Returns whether a run ended after its report was written, or has none: it was killed in between."""
     report = epath.Path(model_dir) / FILE
-    return not report.exists() or report.stat().mtime < (ended_at(model_dir) or 0.0)
+    return not report.exists() or modified_at(report) < (ended_at(model_dir) or 0.0)
 
 
 def _report(model_dir: str) -> None:

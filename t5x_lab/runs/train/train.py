@@ -15,7 +15,7 @@ from t5x_lab.checkpoints.manager import Checkpoints
 from t5x_lab.checkpoints.saving import Saver, suppress_event_loop_errors
 from t5x_lab.config.json_files import read_dictionary
 from t5x_lab.config.log import log
-from t5x_lab.config.object_storage import check_storage
+from t5x_lab.config.object_storage import check_storage, retry
 from t5x_lab.evaluation.config import EarlyStopping
 from t5x_lab.networks.network import additional_ids, check_length
 from t5x_lab.observe.end import ended_at, remove_end, write_end
@@ -318,7 +318,7 @@ def stop_early(job: Job, recorder: Recorder, step: int, state: TrainState) -> No
 
 def mark_end(job: Job, step: int) -> None:
     if jax.process_index() == 0:
-        write_end(job.run.model_dir, step)
+        retry(lambda: write_end(job.run.model_dir, step), job.run.model_dir)
 
 
 def _describe_stop(rule: EarlyStopping) -> str:
