@@ -171,8 +171,8 @@ def survives_kills(bucket: Storage, kills: int, longest: float, rng: random.Rand
     sums = [read_info(epath.Path(directory, f"checkpoints/{steps}").absolute())["checksums"] for directory in (copy, whole)]
     print(
         f"{bucket.url}: {kills} kills, {len(bucket.requests):,} requests answered, faults {faults.counts}\n"
-        f"{ended} starts failed with a sentence; {len(b)} steps and evaluations, {len(a)} in the killed run, {len(different)} of "
-        f"them different\ncheckpoints {finished_steps(copy)}, on the disk {finished_steps(whole)}; parameters and optimizer of "
+        f"{ended} starts failed with a sentence; {len(b)} steps and evaluations, {len(a)} in the killed run, {len(different)} "
+        f"of them different\ncheckpoints {finished_steps(copy)}, on the disk {finished_steps(whole)}; parameters and optimizer of "
         f"step {steps} {'equal' if sums[0] == sums[1] else 'DIFFERENT'}",
         flush=True,
     )
