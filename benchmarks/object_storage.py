@@ -172,8 +172,8 @@ def survives_kills(bucket: Storage, kills: int, longest: float, rng: random.Rand
     print(
         f"{bucket.url}: {kills} kills, {len(bucket.requests):,} requests answered, faults {faults.counts}\n"
         f"{ended} starts failed with a sentence; {len(b)} steps and evaluations, {len(a)} in the killed run, {len(different)} "
-        f"of them different\ncheckpoints {finished_steps(copy)}, on the disk {finished_steps(whole)}; parameters and optimizer of "
-        f"step {steps} {'equal' if sums[0] == sums[1] else 'DIFFERENT'}",
+        f"of them different\ncheckpoints {finished_steps(copy)}, on the disk {finished_steps(whole)}; parameters and "
+        f"optimizer of step {steps} {'equal' if sums[0] == sums[1] else 'DIFFERENT'}",
         flush=True,
     )
     return not different and len(a) == len(b) and sums[0] == sums[1]
