@@ -1,5 +1,7 @@
 """Runs on gs:// and s3://, against servers of both on loopback, with the faults that object storage has."""
 
+import contextlib
+import os
 import pathlib
 import random
 import threading
@@ -14,6 +16,8 @@ from runs_of_text import FULL_LM, flags, losses
 from storage_servers import storage
 
 from t5x_lab.checkpoints.layout import finished_steps, read_info
+from t5x_lab.config.object_storage import retry
+from t5x_lab.evaluation.inference import output as output_module
 
 pytestmark = pytest.mark.slow
 
@@ -115,3 +119,54 @@ def test_saving_goes_on_when_credentials_are_renewed(scheme):
         assert "Saving works again" in command.output()
         bucket.download("a", "copy")
     assert list(losses("copy")) == list(range(1, 31)) and finished_steps("copy")[-1] == 30
+
+
+def write_output(path, environment):
+    """An output that is interrupted after two lines, continued after the first, and finished. Returns what was there."""
+    os.environ |= environment
+    output_module.SECONDS_BETWEEN_PARTS = 0.0
+    folder, seen = epath.Path(path).parent, []
+    with contextlib.suppress(KeyboardInterrupt), output_module.Output(path) as output:
+        output.open_settings("w").write("{}")
+        for line in (b"one\n", b"two\n"):
+            output.append(line)
+        raise KeyboardInterrupt
+    seen.append(sorted(file.name for file in folder.iterdir()))
+    for keep, line in ((4, b"three\n"), (None, b"four\n")):
+        with output_module.Output(path) as output:
+            if keep:
+                output.truncate(keep)
+            output.append(line)
+        seen.append((sorted(file.name for file in folder.iterdir()), epath.Path(path).read_text()))
+    return seen
+
+
+@pytest.mark.parametrize("scheme", ["s3", exhaustive("gs")])
+def test_an_output_grows_in_parts(scheme):
+    with storage(scheme) as bucket:
+        seen = commands.call(write_output, f"{bucket.url}/out/x.jsonl", bucket.environment)
+    parts = ["x.jsonl.part-00000", "x.jsonl.part-00001", "x.jsonl.settings.json"]
+    whole = ["x.jsonl", "x.jsonl.settings.json"]
+    assert seen == [parts, (whole, "one\nthree\n"), (whole, "one\nthree\nfour\n")]
+
+
+@pytest.mark.parametrize(
+    "path, error, calls",
+    [
+        ("s3://b/x", OSError(5, "The provided token has expired."), 7),
+        ("s3://b/x", PermissionError(13, "Access Denied"), 1),
+        ("/x", OSError(5, "Input/output error"), 1),
+    ],
+)
+def test_what_may_pass_is_tried_again(path, error, calls, monkeypatch):
+    pauses = []
+    monkeypatch.setattr("time.sleep", pauses.append)
+
+    def fail():
+        tried.append(1)
+        raise error
+
+    tried: list[int] = []
+    with pytest.raises(OSError):
+        retry(fail, path)
+    assert len(tried) == calls and sum(pauses) == (60 if calls > 1 else 0)

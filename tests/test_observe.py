@@ -1,6 +1,7 @@
 """Metrics files, the parameter table, plots, the progress lines."""
 
 import fcntl
+import http.server
 import json
 import math
 import os
@@ -13,6 +14,7 @@ import sys
 import termios
 import threading
 import time
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import commands
@@ -21,7 +23,7 @@ import numpy as np
 import pytest
 from conftest import ROOT
 from etils import epath
-from helpers import tiny_model
+from helpers import documented, tiny_model
 from tensorboardX.proto.event_pb2 import Event
 
 from t5x_lab.config.json_files import write_json
@@ -319,3 +321,29 @@ def test_a_process_traces_its_next_steps_on_request(steps, requested_after, trac
     assert commands.call(trace_steps, str(tmp_path), steps, requested_after) == (15, True)
     planes = [p for f in tmp_path.rglob("*.xplane.pb") for p in jax.profiler.ProfileData.from_file(str(f)).planes]
     assert sum(event.name == "train" for plane in planes for line in plane.lines for event in line.events) == traced
+
+
+def test_the_documented_alert_posts_what_happens(monkeypatch):
+    class Receiver(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            posted.append(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["text"])
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *unused):
+            pass
+
+    posted: list[str] = []
+    module = {"gin": SimpleNamespace(configurable=lambda cls: cls)}
+    exec(documented("custom/hook.md", "class Alert").replace("import gin\n", ""), module)
+    with http.server.HTTPServer(("localhost", 0), Receiver) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        hooks = Hooks([module["Alert"](f"http://localhost:{server.server_address[1]}")])
+        with pytest.raises(KeyboardInterrupt), hooks.around(RunStart("runs/a", 4, 9)):
+            hooks.step(5, {"loss": 1.5})
+            hooks.step(6, {"loss": None})
+            raise KeyboardInterrupt("stopped by SIGTERM after step 6")
+        server.shutdown()
+    texts = [re.sub(" on [^ ]+ ", " on HOST ", text) for text in posted]
+    events = ["starts after step 4", "step 6 is not finite", "stopped after step 6: stopped by SIGTERM after step 6"]
+    assert texts == [f"runs/a on HOST {event}" for event in events]

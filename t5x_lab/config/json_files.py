@@ -6,6 +6,7 @@ from typing import Any
 
 from etils import epath
 
+from t5x_lab.config.object_storage import is_object_storage
 from t5x_lab.config.regular_files import is_regular_file
 
 MAX_DEPTH = 100  # levels of lists and objects
@@ -32,10 +33,14 @@ def parse_json(text: str | bytes, **options: Any) -> Any:
 
 
 def read_json(path: epath.Path) -> Any:
-    """Returns the content of a file; None if it does not exist or is not valid JSON."""
+    """Returns the content of a file; None if it does not exist or is not valid JSON. Errors of object storage are raised."""
     try:
         return parse_json(path.read_text()) if is_regular_file(path) else None
-    except (OSError, ValueError):
+    except (FileNotFoundError, ValueError):
+        return None
+    except OSError:
+        if is_object_storage(path):
+            raise
         return None
 
 
@@ -52,7 +57,7 @@ def write_json(path: epath.Path, value: Any, indent: int | None = None) -> None:
 
 def write_atomically(path: epath.Path, text: str) -> None:
     """Writes a whole file or nothing. Several processes may do so at the same time."""
-    if "://" in str(path):  # an object is visible when all of it is there, and renaming would copy it
+    if is_object_storage(path):  # an object is visible when all of it is there, and renaming would copy it
         path.write_text(text)
         return
     unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}")

@@ -13,6 +13,7 @@ from typing import Any
 from etils import epath
 
 from t5x_lab.config.json_files import read_dictionary, read_json, write_json
+from t5x_lab.config.object_storage import retry
 from t5x_lab.config.steps import parse_step
 from t5x_lab.evaluation.evaluation import EvaluationResult
 from t5x_lab.evaluation.metrics import benchmarks
@@ -40,6 +41,9 @@ class ResultFiles:
     @property
     def folder(self) -> epath.Path:
         """The result folder. Looked up on each access, since another process may have created one."""
+        return retry(self._find_folder, self._root)
+
+    def _find_folder(self) -> epath.Path:
         for number in itertools.count(1):
             folder = self._root / _numbered(self._name, number)
             if _read_settings(folder) in (None, self._settings):
@@ -68,7 +72,7 @@ class ResultFiles:
         content |= {"texts": texts} if any(texts.values()) else {}
         content |= {"report": finite_json(result.report)} if result.report else {}
         content |= {"failures": dict(result.failures)} if result.failures else {}
-        folder = self.folder
+        folder = self._find_folder()
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / _SETTINGS).exists():
             write_json(folder / _SETTINGS, self._settings, indent=1)
@@ -92,10 +96,8 @@ class ResultFiles:
 
     def steps(self) -> list[int]:
         """Returns the steps that have results."""
-        folder = self.folder
-        if not folder.exists():
-            return []
-        steps = [parse_step(path.stem) for path in folder.iterdir() if path.suffix == ".json"]
+        files = retry(lambda: _list(self._find_folder()), self._root)
+        steps = [parse_step(path.stem) for path in files if path.suffix == ".json"]
         return sorted(step for step in steps if step is not None)
 
     def metric(self, step: int, name: str) -> float:
@@ -112,7 +114,11 @@ class ResultFiles:
         return math.nan if metrics[metric] is None else metrics[metric]
 
     def _read(self, step: int) -> dict[str, Any]:
-        return read_dictionary(self.folder / f"{step}.json")
+        return retry(lambda: read_dictionary(self._find_folder() / f"{step}.json"), self._root)
+
+
+def _list(folder: epath.Path) -> list[epath.Path]:
+    return list(folder.iterdir()) if folder.exists() else []
 
 
 def _read_settings(folder: epath.Path) -> dict[str, Any] | None:
