@@ -125,29 +125,29 @@ def write_output(path, environment):
     """An output that is interrupted after two lines, continued after the first, and finished. Returns what was there."""
     os.environ |= environment
     output_module.SECONDS_BETWEEN_PARTS = 0.0
-    folder, seen = epath.Path(path).parent, []
+    folder, contents = epath.Path(path).parent, []
     with contextlib.suppress(KeyboardInterrupt), output_module.Output(path) as output:
         output.open_settings("w").write("{}")
         for line in (b"one\n", b"two\n"):
             output.append(line)
         raise KeyboardInterrupt
-    seen.append(sorted(file.name for file in folder.iterdir()))
+    contents.append(sorted(file.name for file in folder.iterdir()))
     for keep, line in ((4, b"three\n"), (None, b"four\n")):
         with output_module.Output(path) as output:
             if keep:
                 output.truncate(keep)
             output.append(line)
-        seen.append((sorted(file.name for file in folder.iterdir()), epath.Path(path).read_text()))
-    return seen
+        contents.append((sorted(file.name for file in folder.iterdir()), epath.Path(path).read_text()))
+    return contents
 
 
 @pytest.mark.parametrize("scheme", ["s3", exhaustive("gs")])
 def test_an_output_grows_in_parts(scheme):
     with storage(scheme) as bucket:
-        seen = commands.call(write_output, f"{bucket.url}/out/x.jsonl", bucket.environment)
+        contents = commands.call(write_output, f"{bucket.url}/out/x.jsonl", bucket.environment)
     parts = ["x.jsonl.part-00000", "x.jsonl.part-00001", "x.jsonl.settings.json"]
     whole = ["x.jsonl", "x.jsonl.settings.json"]
-    assert seen == [parts, (whole, "one\nthree\n"), (whole, "one\nthree\nfour\n")]
+    assert contents == [parts, (whole, "one\nthree\n"), (whole, "one\nthree\nfour\n")]
 
 
 @pytest.mark.parametrize(

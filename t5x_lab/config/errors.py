@@ -24,7 +24,7 @@ class NotHere(UserError):
 
 def write_error(path: object, error: OSError) -> UserError:
     """Returns the error for a file of a run that cannot be written."""
-    return UserError(f"{path} cannot be written: {error.strerror}. Free disk space, or choose another MODEL_DIR.")
+    return UserError(f"{path} cannot be written: {error.strerror or error}. Free disk space, or choose another MODEL_DIR.")
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:

@@ -11,6 +11,7 @@ from t5x_lab import __version__
 from t5x_lab.checkpoints.layout import finished_steps
 from t5x_lab.config.errors import NotHere, UserError, write_error
 from t5x_lab.config.json_files import write_json
+from t5x_lab.config.object_storage import retry
 from t5x_lab.networks.config import DTYPES, TransformerShape
 from t5x_lab.networks.network import additional_ids, check_length
 from t5x_lab.observe.hardware import peak_flops
@@ -150,16 +151,18 @@ def _attention(run: RunConfig) -> str | None:
 
 def make_run_directory(model_dir: str) -> None:
     try:
-        epath.Path(model_dir).mkdir(parents=True, exist_ok=True)
+        retry(lambda: epath.Path(model_dir).mkdir(parents=True, exist_ok=True), model_dir)
     except OSError as error:
-        raise UserError(f"MODEL_DIR {model_dir} cannot be written: {error.strerror}. Choose another directory.") from error
+        raise UserError(
+            f"MODEL_DIR {model_dir} cannot be written: {error.strerror or error}. Choose another directory."
+        ) from error
 
 
 def write_run_json(facts: Mapping[str, Any]) -> None:
     """Writes run.json, which the report reads."""
     path = epath.Path(facts["model_dir"]) / FACTS
     try:
-        write_json(path, facts, indent=1)
+        retry(lambda: write_json(path, facts, indent=1), path)
     except OSError as error:
         raise write_error(path, error) from error
 
@@ -167,9 +170,10 @@ def write_run_json(facts: Mapping[str, Any]) -> None:
 def write_run_files(run: RunConfig, config_text: str, sharded: ShardedModel) -> None:
     """Writes config.gin and model-info.txt."""
     directory = epath.Path(run.model_dir)
+    files = {"config.gin": config_text, "model-info.txt": model_info(sharded.model, sharded.partitioner)}
     try:
-        (directory / "config.gin").write_text(config_text)
+        for name, text in files.items():
+            retry(lambda: (directory / name).write_text(text), directory)
         remember(config_text)
-        (directory / "model-info.txt").write_text(model_info(sharded.model, sharded.partitioner))
     except OSError as error:
         raise write_error(directory / "config.gin", error) from error

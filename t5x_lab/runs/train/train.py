@@ -105,7 +105,7 @@ def train(config: GinConfig, start_up: StartUp | None = None) -> None:
         profiled = Profiled(job.training.step, f"{job.run.model_dir}/profile", job.run.profile_steps)
         step = stack.enter_context(profiled)
         if jax.process_index() == 0:
-            remove_end(job.run.model_dir)
+            retry(lambda: remove_end(job.run.model_dir), job.run.model_dir)
             write_run_json(facts | {"began": clock.began})
         with fail_together(Preempted, Diverged), hooks.around(make_run_start(job)):
             evaluate(job, recorder, due_at_start, job.first_step, job.state)
