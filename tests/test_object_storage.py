@@ -17,6 +17,9 @@ from storage_servers import storage
 
 from t5x_lab.checkpoints.layout import finished_steps, read_info
 from t5x_lab.config.object_storage import retry
+from t5x_lab.data.vocabularies.build import build_vocabulary
+from t5x_lab.data.vocabularies.config import SentencePieceVocabulary
+from t5x_lab.data.vocabularies.sentencepiece import train_sentencepiece
 from t5x_lab.evaluation.inference import output as output_module
 
 pytestmark = pytest.mark.slow
@@ -122,39 +125,58 @@ def test_saving_goes_on_when_credentials_are_renewed(scheme):
 
 
 def write_output(path, environment):
-    """An output that is interrupted after two lines, continued after the first, and finished. Returns what was there."""
+    """Writes an output that is interrupted, refused, continued and finished, twice. Returns what the folder had each time."""
     os.environ |= environment
     output_module.SECONDS_BETWEEN_PARTS = 0.0
     folder, contents = epath.Path(path).parent, []
-    with contextlib.suppress(KeyboardInterrupt), output_module.Output(path) as output:
-        output.open_settings("w").write("{}")
-        for line in (b"one\n", b"two\n"):
-            output.append(line)
-        raise KeyboardInterrupt
-    contents.append(sorted(file.name for file in folder.iterdir()))
-    for keep, line in ((4, b"three\n"), (None, b"four\n")):
-        with output_module.Output(path) as output:
-            if keep:
+
+    def write(lines, error=None, keep=None):
+        with contextlib.suppress(KeyboardInterrupt), output_module.Output(path) as output:
+            if not os.path.exists(output.settings):
+                output.open_settings("w").write("{}")
+            if keep is not None:
                 output.truncate(keep)
-            output.append(line)
-        contents.append((sorted(file.name for file in folder.iterdir()), epath.Path(path).read_text()))
+            before = output.open("a+").tell() and pathlib.Path(output.local).read_text()
+            for line in lines:
+                output.append(line)
+            if error:
+                raise error
+        whole = epath.Path(path).read_text() if epath.Path(path).exists() else None
+        contents.append((before or "", whole, sum(".part-" in file.name for file in folder.iterdir())))
+
+    write([b"one\n", b"two\n"], KeyboardInterrupt())
+    write([], KeyboardInterrupt())  # as a refusal, which changes nothing
+    write([b"three\n"], keep=4)
+    write([b"four\n", b"five\n"], KeyboardInterrupt())
+    write([b"six\n"], KeyboardInterrupt(), keep=14)
+    write([b"seven\n"])
+    write([b"2\n"], keep=4)
     return contents
 
 
 @pytest.mark.parametrize("scheme", ["s3", exhaustive("gs")])
 def test_an_output_grows_in_parts(scheme):
+    """Compares what each attempt finds, the whole output after it, and the number of parts after it."""
     with storage(scheme) as bucket:
         contents = commands.call(write_output, f"{bucket.url}/out/x.jsonl", bucket.environment)
-    parts = ["x.jsonl.part-00000", "x.jsonl.part-00001", "x.jsonl.settings.json"]
-    whole = ["x.jsonl", "x.jsonl.settings.json"]
-    assert contents == [parts, (whole, "one\nthree\n"), (whole, "one\nthree\nfour\n")]
+    assert contents == [
+        ("", None, 2),
+        ("one\ntwo\n", None, 2),
+        ("one\n", "one\nthree\n", 0),
+        ("one\nthree\n", "one\nthree\n", 2),
+        ("one\nthree\nfour", "one\nthree\n", 1),
+        ("one\nthree\nfoursix\n", "one\nthree\nfoursix\nseven\n", 0),
+        ("one\n", "one\n2\n", 0),
+    ]
 
 
 @pytest.mark.parametrize(
     "path, error, calls",
     [
         ("s3://b/x", OSError(5, "The provided token has expired."), 7),
-        ("s3://b/x", PermissionError(13, "Access Denied"), 1),
+        ("s3://b/x", PermissionError("Access Denied"), 1),
+        ("gs://b/x", OSError("Forbidden: b/b/o\\nsomeone does not have storage.objects.create access"), 1),
+        ("gs://b/x", TypeError("a mistake in the program"), 1),
         ("/x", OSError(5, "Input/output error"), 1),
     ],
 )
@@ -167,6 +189,28 @@ def test_what_may_pass_is_tried_again(path, error, calls, monkeypatch):
         raise error
 
     tried: list[int] = []
-    with pytest.raises(OSError):
+    with pytest.raises(type(error)):
         retry(fail, path)
     assert len(tried) == calls and sum(pauses) == (60 if calls > 1 else 0)
+
+
+def encode(path, environment):
+    os.environ |= environment
+    return build_vocabulary(SentencePieceVocabulary(path=path, extra_ids=0)).encode("fellow citizens")
+
+
+def test_a_vocabulary_is_read_from_a_bucket():
+    train_sentencepiece(["fellow citizens of the senate", "of the house of representatives"] * 20, "local.model", 30)
+    with storage("s3") as bucket:
+        copied = commands.call(copy_to, "local.model", f"{bucket.url}/v/x.model", bucket.environment)
+        assert (
+            copied
+            == commands.call(encode, "local.model", {})
+            == commands.call(encode, f"{bucket.url}/v/x.model", bucket.environment)
+        )
+
+
+def copy_to(source, target, environment):
+    os.environ |= environment
+    epath.Path(target).write_bytes(pathlib.Path(source).read_bytes())
+    return encode(target, {})

@@ -204,7 +204,7 @@ def test_many_tasks_are_read_on_by_another_number_of_processes(tmp_path):
             directory.mkdir()
             for process_reader in readers:
                 if before:
-                    process_reader.restore(before)
+                    process_reader.restore(before, before)
             for batch in expected[3 * part : 3 * part + 3]:
                 read = [next(process_reader) for process_reader in readers]
                 for name, rows in batch.items():

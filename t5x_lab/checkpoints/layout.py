@@ -17,6 +17,7 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
+from t5x_lab.checkpoints import stores  # noqa: F401 (Orbax recognizes whole checkpoints on s3:// by it)
 from t5x_lab.checkpoints.lazy_tensors import Unreadable
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.gin_files import gin_flag

@@ -26,6 +26,7 @@ from t5x_lab.checkpoints.layout import (
     check_format,
     check_same_parameters,
     finish,
+    finished_steps,
     make_info,
     named_leaves,
     parameter_shapes,
@@ -241,7 +242,10 @@ def _chunked_save_args(tree: Any) -> Any:
 
 
 def save_params(path: epath.Path, params: dict, step: int = 0, **notes: Any) -> None:
-    """Writes a checkpoint with parameters only, atomically. All processes must call this."""
+    """Writes a checkpoint with parameters only. All processes must call this.
+
+    It appears when it is complete, on object storage by its last file.
+    """
     unfinished = path if is_object_storage(path) else path.with_name(f"{path.name}.unfinished")
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(unfinished / "params", params, save_args=_chunked_save_args(params), force=True)
@@ -260,7 +264,7 @@ def save_run(model_dir: str, config: str, params: dict, step: int) -> None:
       UserError: if it has a checkpoint of the step.
     """
     root = absolute_path(model_dir)
-    if (root / "checkpoints" / str(step)).exists():
+    if step in finished_steps(root):
         raise UserError(f"{model_dir} already has a checkpoint of step {step}. Choose another directory.")
     root.mkdir(parents=True, exist_ok=True)
     (root / "config.gin").write_text(config)

@@ -22,13 +22,14 @@ def key_value_store(path: str | os.PathLike) -> dict[str, Any]:
     path = os.fspath(path)
     if not is_object_storage(path):
         return {"driver": "file", "path": path}
-    scheme, _, rest = path.partition("://")
-    bucket, _, key = rest.partition("/")
-    store: dict[str, Any] = {"driver": {"gs": "gcs", "s3": "s3"}[scheme], "bucket": bucket, "path": key}
+    if path.startswith("gs://"):
+        return _store_of_google(path)
+    bucket, _, key = path.removeprefix("s3://").partition("/")
+    store: dict[str, Any] = {"driver": "s3", "bucket": bucket, "path": key}
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-    if scheme == "s3" and "AWS_ACCESS_KEY_ID" in os.environ:  # otherwise TensorStore complains about missing files of profiles
+    if "AWS_ACCESS_KEY_ID" in os.environ:  # otherwise TensorStore complains about missing files of profiles
         store["aws_credentials"] = {"type": "environment"}
-    if scheme == "s3" and endpoint:
+    if endpoint:
         region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
         store |= {"endpoint": endpoint, "aws_region": region}
     return store
@@ -39,7 +40,14 @@ def _normalize(path: str) -> str:
     return f"{scheme}{separator}{os.path.normpath(rest)}"
 
 
-gcs_utils._GCS_PATH_PREFIX = SCHEMES
-gcs_utils.get_kvstore_for_gcs = key_value_store
-tensorstore_utils._use_gcs_driver = is_object_storage
-tensorstore_utils._normalize_path = _normalize
+_store_of_google = gcs_utils.get_kvstore_for_gcs
+_REPLACED = {
+    (gcs_utils, "_GCS_PATH_PREFIX"): SCHEMES,
+    (gcs_utils, "get_kvstore_for_gcs"): key_value_store,
+    (tensorstore_utils, "_use_gcs_driver"): is_object_storage,
+    (tensorstore_utils, "_normalize_path"): _normalize,
+}
+for (module, name), value in _REPLACED.items():
+    if not hasattr(module, name):
+        raise ImportError(f"This version of Orbax has no {module.__name__}.{name}. Install orbax-checkpoint 0.12.")
+    setattr(module, name, value)

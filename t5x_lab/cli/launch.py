@@ -37,6 +37,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     from t5x_lab.config.errors import UserError
     from t5x_lab.config.json_files import write_atomically
+    from t5x_lab.config.object_storage import check_local
 
     if not args.command or args.command[0] not in _PROCESS_COMMANDS:
         raise UserError(
@@ -50,6 +51,7 @@ def run(args: argparse.Namespace) -> None:
     text, hosts, devices = {"slurm": _slurm, "jobset": _jobset, "hosts": _hosts}[args.kind](args, environment)
     if args.command[0] == "train":
         _check_run(args, hosts, devices)
+    check_local("--output", args.output)
     write_atomically(pathlib.Path(args.output), text)
     print(f"{args.output}: {hosts} {'host' if hosts == 1 else 'hosts'}. Start it with: {_start(args)}")
 

@@ -34,6 +34,7 @@ def run(args: argparse.Namespace) -> int | None:
     from t5x_lab.config.errors import UserError, check_choice
     from t5x_lab.config.gin_files import build
     from t5x_lab.config.log import log
+    from t5x_lab.config.object_storage import check_local
     from t5x_lab.study.equality import check_equality
     from t5x_lab.study.execution import Execution
     from t5x_lab.study.launch import KINDS, write_launch_files
@@ -49,6 +50,7 @@ def run(args: argparse.Namespace) -> int | None:
         check_choice("--launch", args.launch, KINDS)
     gin_config(args, "studies/defaults.gin")
     study = build("Study")  # as parsed: the text of a configuration sorts dictionaries, and tables have the order of the file
+    check_local("--study_dir", args.study_dir)
     plan = make_plan(study, os.path.abspath(args.study_dir))
     quantities = compute_quantities(plan)
     equal = check_equality(plan, quantities)

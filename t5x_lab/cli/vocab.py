@@ -3,6 +3,7 @@
 import argparse
 
 from t5x_lab.config.errors import UserError
+from t5x_lab.config.object_storage import check_local
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -58,6 +59,7 @@ def run(args: argparse.Namespace) -> None:
     files = TextFiles(train=args.input or "", text_key=args.text_key, clean=standardize if args.standardize else None)
     if args.input:
         common_file_type(match_files(args.input, "--input"), ("txt", *RECORD_KINDS), "--input")
+    check_local("--output", args.output)
     config = DataConfig(args.task or "files", {"targets": 512}, 1, ByteVocabulary(), files=files, shards=1)
     texts = sample_documents(config, args.max_documents)
     if args.task and args.standardize:

@@ -23,7 +23,8 @@ _PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _PERMANENT = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG)
 # Of Google's and Amazon's storage, as TensorStore and fsspec report them. Credentials that have expired can be renewed.
 _PERMANENT_TEXT = re.compile(
-    r"PERMISSION_DENIED|AccessDenied|InvalidAccessKeyId|SignatureDoesNotMatch|NoSuchBucket|bucket does not exist"
+    r"PERMISSION_DENIED|AccessDenied|Access Denied|InvalidAccessKeyId|SignatureDoesNotMatch|NoSuchBucket|bucket does not exist"
+    r"|^Forbidden: |does not have storage\.\S+ access"
 )
 
 
@@ -62,12 +63,28 @@ def check_storage(model_dir: str) -> None:
         return
     if not _is_installed():
         raise UserError(f"MODEL_DIR is {model_dir}, which needs packages that are not installed. Run: {INSTALL}.")
-    from etils import epath  # not at the top: the package imports this module
-
     scheme, _, path = model_dir.partition("://")
-    bucket = f"{scheme}://{path.partition('/')[0]}"
-    if not epath.Path(bucket).exists():
-        raise UserError(f"MODEL_DIR is {model_dir}, but {bucket} does not exist, or your credentials do not give access to it.")
+    if scheme == "s3" and not _bucket_exists(path.partition("/")[0]):
+        raise UserError(f"MODEL_DIR is {model_dir}, but there is no bucket {path.partition('/')[0]}.")
+
+
+def _bucket_exists(bucket: str) -> bool:
+    """Returns False only for a bucket of s3:// that certainly does not exist; s3fs would create it."""
+    import fsspec
+
+    try:
+        fsspec.filesystem("s3").call_s3("head_bucket", Bucket=bucket)
+    except FileNotFoundError:
+        return False
+    except Exception:  # an outage, or no permission to ask; the first write tells more
+        pass
+    return True
+
+
+def check_local(setting: str, path: str) -> None:
+    """Raises a `UserError` for a path on object storage where a disk is needed."""
+    if is_object_storage(path):
+        raise UserError(f"{setting} is {path}, but it must be on a disk. Choose a local path, and copy the result.")
 
 
 def retry(action: Callable[[], T], path: str | os.PathLike) -> T:
@@ -80,11 +97,13 @@ def retry(action: Callable[[], T], path: str | os.PathLike) -> T:
         try:
             return action()
         except Exception as error:
-            if pause is None or not is_object_storage(path) or is_permanent(error):
+            problem = describe_problem(error) or (f"{path}: {error}." if isinstance(error, OSError) else None)
+            is_missing = isinstance(error, UserError | FileNotFoundError)
+            if pause is None or problem is None or is_missing or not is_object_storage(path) or is_permanent(error):
                 raise
             from t5x_lab.config.log import log  # not at the top: the package imports this module
 
-            log(f"{describe_problem(error) or f'{path} failed: {error}.'} Retrying in {pause} s.")
+            log(f"{problem} Retrying in {pause} s.")
             time.sleep(pause)
     raise AssertionError("unreachable: the last error is raised")
 
@@ -115,6 +134,8 @@ def describe_problem(error: BaseException) -> str | None:
     if not is_of_tensorflow and not modules & {*_PACKAGES}:
         return None
     reason = re.sub(r"\{\{.*?\}\}", "", str(error)).partition("\n")[0].strip().rstrip(".")
+    if isinstance(error, FileNotFoundError) and "://" in reason:  # gcsfs says no more than the address
+        reason = "the bucket or the file does not exist"
     path = _remote_path(error) or next(iter(re.findall(r"\w+://[^\s')]+", str(error))), None)
     if is_of_tensorflow and path is None:
         return None
@@ -130,6 +151,6 @@ def _remote_path(error: BaseException) -> str | None:
     paths = [
         str(frame.f_locals.get("self"))
         for frame, _ in traceback.walk_tb(error.__traceback__)
-        if frame.f_globals.get("__name__") == "etils.epath.gpath"
+        if frame.f_globals.get("__name__", "").startswith("etils.epath.")
     ]
     return next((path for path in paths if is_object_storage(path)), None)

@@ -23,9 +23,10 @@ def _file_systems():
 
 def set_options(options: Sequence[str]) -> None:
     """Passes Beam's flags to the storages, such as --s3_endpoint_url, before there is a pipeline."""
+    file_systems = _file_systems()
     from apache_beam.options.pipeline_options import PipelineOptions
 
-    _file_systems().set_options(PipelineOptions(list(options)))
+    file_systems.set_options(PipelineOptions(list(options)))
 
 
 def match_files(pattern: str) -> list[tuple[str, int]]:

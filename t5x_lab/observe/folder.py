@@ -6,10 +6,10 @@ import time
 
 from etils import epath
 
+from t5x_lab.config.object_storage import retry
 from t5x_lab.config.temporary import make_temporary_folder
 
 FILE_BYTES = 1 << 20  # size after which a remote run starts a new file
-_LAST_PAUSES = (1, 4, 15)  # seconds between attempts to copy the last lines of a run
 UNFINISHED = ".new"  # suffix of incomplete files
 
 
@@ -52,15 +52,8 @@ class Folder:
             self._finish()
 
     def close(self) -> None:
-        """Finishes the copies of a remote folder and deletes the local files. A failure is retried three times."""
-        for pause in (*_LAST_PAUSES, None):
-            try:
-                self.copy(seconds=0.0)
-                break
-            except Exception:  # remote file systems raise various exceptions
-                if pause is None:
-                    raise
-                time.sleep(pause)
+        """Finishes the copies of a remote folder and deletes the local files."""
+        retry(lambda: self.copy(seconds=0.0), self.remote or self.local)
         if self.remote:
             shutil.rmtree(self.local, ignore_errors=True)
 

@@ -57,13 +57,18 @@ class JsonLines:
             raise write_error(path, error) from error
 
     def on_step(self, step: int, metrics: Mapping[str, float | None]) -> None:
-        self.on_evaluation(step, "train", metrics)
-
-    def on_evaluation(self, step: int, split: str, metrics: Mapping[str, float | None]) -> None:
-        self._pending.append((json.dumps({"step": step, "split": split, **metrics}) + "\n").encode())
-        self._append()
+        self._write(step, "train", metrics)
         assert self._folder
         self._folder.copy()
+
+    def on_evaluation(self, step: int, split: str, metrics: Mapping[str, float | None]) -> None:
+        self._write(step, split, metrics)
+        assert self._folder
+        self._folder.copy(seconds=0.0)  # a continued run does not evaluate again
+
+    def _write(self, step: int, split: str, metrics: Mapping[str, float | None]) -> None:
+        self._pending.append((json.dumps({"step": step, "split": split, **metrics}) + "\n").encode())
+        self._append()
 
     def on_saving(self, step: int) -> None:
         assert self._folder

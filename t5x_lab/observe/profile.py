@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import pathlib
+import shutil
 import signal
 import threading
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from etils import epath
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.log import log
-from t5x_lab.config.object_storage import is_object_storage
+from t5x_lab.config.object_storage import describe_problem, is_object_storage
 from t5x_lab.config.temporary import copy_files, make_temporary_folder
 
 SKIPPED = 2  # compilation and warm-up steps
@@ -42,7 +43,7 @@ class Profiled:
 
     def __init__(self, train_step: Callable, directory: str, steps: int):
         self._train_step, self._directory, self._steps = train_step, directory, steps
-        self._local = str(make_temporary_folder()) if is_object_storage(directory) else directory
+        self._local = directory
         self._calls = 0
         self._last: int | None = None  # call after which the trace is written, while there is one
         self._is_requested = False
@@ -84,6 +85,7 @@ class Profiled:
                 return
             log(f"SIGUSR1: tracing {steps} steps into {self._directory}.")
         jax.block_until_ready(state)
+        self._local = str(make_temporary_folder()) if is_object_storage(self._directory) else self._directory
         jax.profiler.start_trace(self._local)
         self._last = self._calls + steps
 
@@ -91,7 +93,11 @@ class Profiled:
         jax.profiler.stop_trace()
         self._last = None
         if self._local != self._directory:
-            copy_files(pathlib.Path(self._local), epath.Path(self._directory))
+            try:
+                copy_files(pathlib.Path(self._local), epath.Path(self._directory))
+            except Exception as error:  # training goes on
+                log(f"The trace could not be copied: {describe_problem(error) or error}")
+            shutil.rmtree(self._local, ignore_errors=True)
 
     def __exit__(self, *unused):
         """Writes the trace if the run ended before the last traced step."""

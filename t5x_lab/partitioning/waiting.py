@@ -6,27 +6,32 @@ Every process therefore reports to the coordinator where it is, and one that wai
 
 import contextlib
 import faulthandler
+import itertools
 import json
 import os
+import pathlib
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 from jax._src import distributed
 
 from t5x_lab.config.log import log
+from t5x_lab.config.user_code import is_user_file
 
 _REPORTS = "t5x_lab/doing"  # folder of the coordinator's key-value store
 SECONDS_BETWEEN_REPORTS = 5.0
 _SILENCE = 3 * SECONDS_BETWEEN_REPORTS
 _ANSWER_SECONDS = 5.0  # a coordinator that has died does not answer
+_MOST_NAMED = 10  # processes in a sentence
+_PACKAGE = str(pathlib.Path(__file__).parents[1])
 _FIRST_WARNING = 60.0  # seconds of waiting after which the log says for whom
 
 _limit_minutes = 30.0
-_event: tuple[str, float] | None = None  # what this process waits for, and since when
+_event = ""  # what this process waits for
 
 
 def limit_waiting(minutes: float) -> None:
@@ -44,7 +49,7 @@ def waiting_for(event: str) -> Iterator[None]:
         return
     limit = _limit_minutes * 60
     timers = [threading.Timer(limit, _exit, (event,)), threading.Timer(min(_FIRST_WARNING, limit / 2), _warn, (event,))]
-    before, _event = _event, (event, time.time())
+    before, _event = _event, event
     for timer in timers:
         timer.daemon = True
         timer.start()
@@ -73,72 +78,96 @@ def start_reports() -> None:
 
 
 def _report(thread: int) -> None:
-    while True:
-        waits, since = _event or ("", 0.0)
-        report = {"at": time.time(), "waits": waits, "since": since, "line": _current_line(thread)}
+    for number in itertools.count():
+        report = {"number": number, "waits": _event, "line": _current_line(thread)}
         with contextlib.suppress(Exception):  # of a coordinator that has ended
             _coordinator().key_value_set(f"{_REPORTS}/{jax.process_index()}", json.dumps(report), allow_overwrite=True)
         time.sleep(SECONDS_BETWEEN_REPORTS)
 
 
 def _watch() -> None:
-    last: dict[int, tuple[dict[str, Any], float]] = {}  # reports, and when they were first read
+    last: dict[int, tuple[int, float]] = {}  # numbers of reports, and when they were first read
     silent: set[int] = set()
     while True:
         time.sleep(SECONDS_BETWEEN_REPORTS)
-        now, reports = time.monotonic(), dict[int, dict[str, Any]]()
-        _read_reports(reports)
+        now, reports = time.monotonic(), _read_reports()
         for index, report in reports.items():
-            if index not in last or last[index][0] != report:
-                last[index] = report, now
+            if index not in last or last[index][0] != report["number"]:
+                last[index] = report["number"], now
                 silent.discard(index)
             elif now - last[index][1] > _SILENCE and index not in silent:
                 silent.add(index)
-                log(_describe(index, report))
+                log(f"Process {index} has sent no report for {now - last[index][1]:.0f} s. It was {_describe(report)}.")
 
 
 def _current_line(thread: int) -> str:
-    """Returns the innermost line of a thread that is not of an installed package."""
-    frame = sys._current_frames().get(thread)
-    while frame and frame.f_back and ("site-packages" in frame.f_code.co_filename or "<" in frame.f_code.co_filename):
+    """Returns the innermost line of a thread that is of a user's file, or else of this package."""
+    frame, lines = sys._current_frames().get(thread), list[tuple[str, str]]()
+    while frame:
+        file = frame.f_code.co_filename
+        lines.append((file, f"{frame.f_code.co_name} of {file}, line {frame.f_lineno}"))
         frame = frame.f_back
-    return f"{frame.f_code.co_name} of {frame.f_code.co_filename}, line {frame.f_lineno}" if frame else ""
+    for is_chosen in (is_user_file, lambda file: file.startswith(_PACKAGE)):
+        for file, line in lines:
+            if is_chosen(file):
+                return line
+    return lines[0][1] if lines else "no code"
 
 
 def describe_others() -> str:
-    """Returns a sentence for each other process: what it waits for, or the line of code where it is, and since when."""
+    """Returns sentences on the other processes: what they wait for, or the line of code where they are.
+
+    Reads their reports twice, with time for another report in between, to see which of them no longer report.
+    """
+    before = _read_reports()
+    time.sleep(SECONDS_BETWEEN_REPORTS + 1)
+    reports = _read_reports()
+    states: dict[str, list[int]] = {}
+    for index in range(jax.process_count()):
+        report = reports.get(index)
+        if index == jax.process_index():
+            continue
+        if report is None:
+            state = "sent no report"
+        elif before.get(index, {}).get("number") == report["number"]:
+            state = f"no longer reports; it was {_describe(report)}"
+        else:
+            state = f"is {_describe(report)}"
+        states.setdefault(state, []).append(index)
+    return " ".join(f"Process {_join(indices)} {state}." for state, indices in states.items())
+
+
+def _read_reports() -> dict[int, dict[str, Any]]:
     reports: dict[int, dict[str, Any]] = {}
-    reader = threading.Thread(target=_read_reports, args=(reports,), daemon=True)
+
+    def read() -> None:
+        with contextlib.suppress(Exception):  # of a coordinator that has ended
+            for key, value in _coordinator().key_value_dir_get(f"{_REPORTS}/"):
+                reports[int(key.rpartition("/")[2])] = json.loads(value)
+
+    reader = threading.Thread(target=read, daemon=True)
     reader.start()
     reader.join(_ANSWER_SECONDS)
-    others = [index for index in range(jax.process_count()) if index != jax.process_index()]
-    return " ".join(_describe(index, reports.get(index)) for index in others)
-
-
-def _read_reports(reports: dict[int, dict[str, Any]]) -> None:
-    with contextlib.suppress(Exception):  # of a coordinator that has ended
-        for key, value in _coordinator().key_value_dir_get(f"{_REPORTS}/"):
-            reports[int(key.rpartition("/")[2])] = json.loads(value)
+    return dict(reports)
 
 
 def _coordinator() -> Any:
     return distributed.global_state.client
 
 
-def _describe(index: int, report: dict[str, Any] | None) -> str:
-    if report is None:
-        return f"Process {index} has sent no report."
-    where = f"in {report['line']}"
-    if report["waits"]:
-        where = f"waiting for {report['waits']} since {report['at'] - report['since']:.0f} s, {where}"
-    silence = time.time() - report["at"]
-    if silence > _SILENCE:
-        return f"Process {index} has sent no report for {silence:.0f} s. Then it was {where}."
-    return f"Process {index} is {where}."
+def _describe(report: Mapping[str, Any]) -> str:
+    """Returns where a process is, the same text for all that wait for the same."""
+    return f"waiting for {report['waits']}" if report["waits"] else f"in {report['line']}"
+
+
+def _join(indices: Sequence[int]) -> str:
+    more = f" and {len(indices) - _MOST_NAMED} more" if len(indices) > _MOST_NAMED else ""
+    return ", ".join(map(str, indices[:_MOST_NAMED])) + more
 
 
 def _warn(event: str) -> None:
-    log(f"Process {jax.process_index()} has waited {_FIRST_WARNING:.0f} s for {event}. {describe_others()}")
+    seconds = min(_FIRST_WARNING, _limit_minutes * 30)
+    log(f"Process {jax.process_index()} has waited {seconds:.0f} s for {event}. {describe_others()}")
 
 
 def _exit(event: str) -> None:

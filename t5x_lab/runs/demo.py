@@ -11,6 +11,7 @@ from etils import epath
 from t5x_lab.checkpoints.layout import finished_steps
 from t5x_lab.config.json_files import read_dictionary, write_json
 from t5x_lab.config.log import log
+from t5x_lab.config.object_storage import check_local
 from t5x_lab.observe.curves import REFERENCES
 from t5x_lab.observe.metrics import read_metrics
 from t5x_lab.report.page import FILE
@@ -26,6 +27,7 @@ PIECES = 4000
 def demo(model_dir: str, steps: int | None = None) -> None:
     """Runs the demo in `model_dir`, or continues an interrupted one."""
     start = time.monotonic()
+    check_local("The directory of the demo", model_dir)
     model_dir = os.path.abspath(model_dir)
     vocabulary = os.path.join(model_dir, "vocabulary.model")
     bindings = [f'MODEL_DIR = "{model_dir}"', f'SentencePieceVocabulary.path = "{vocabulary}"']

@@ -14,6 +14,7 @@ from etils import epath
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.gin_files import gin_flag
+from t5x_lab.config.temporary import local_copy
 from t5x_lab.data.vocabularies.config import (
     T5_SENTINELS,
     ByteVocabulary,
@@ -52,7 +53,18 @@ def lazy_vocabulary(config: Vocabulary) -> seqio.Vocabulary:
 
 
 class _SentencePieces(seqio.SentencePieceVocabulary):
-    """SeqIO's vocabulary with one TensorFlow tokenizer for all tasks. Otherwise each task's graph would read the model."""
+    """SeqIO's vocabulary with one TensorFlow tokenizer for all tasks. Otherwise each task's graph would read the model.
+
+    SeqIO reads the file with TensorFlow, which does not know s3://, so that a file on object storage is copied.
+    """
+
+    def _model_context(self):
+        named = self._sentencepiece_model_file
+        try:
+            self._sentencepiece_model_file = local_copy(named)
+            return super()._model_context()
+        finally:
+            self._sentencepiece_model_file = named
 
     @property
     def eos_id(self) -> int | None:

@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 import seqio
 import tensorflow as tf
+from etils import epath
 
 from t5x_lab.config.errors import NotHere, UserError
 from t5x_lab.config.json_files import parse_json
+from t5x_lab.config.object_storage import is_object_storage
+from t5x_lab.config.temporary import local_copy
 from t5x_lab.data.vocabularies.sentinel_names import find_sentinels
 
 GPT1_FILES = ("encoder_bpe_40000.json", "vocab_40000.bpe")  # ids and merges that OpenAI published
@@ -26,6 +29,9 @@ def read_tokenizer(directory: str) -> Any:
     Raises:
       UserError: if it cannot be read.
     """
+    if is_object_storage(directory) and not epath.Path(directory).exists():
+        raise NotHere(f"The tokenizer directory {directory} does not exist. Set HuggingFaceVocabulary.path.")
+    directory = local_copy(directory)
     folder = pathlib.Path(directory)
     paths = [folder] if folder.is_file() else folder.glob("*")
     files = sorted(path for path in paths if path.suffix in (".json", ".model", ".txt", ".bpe"))

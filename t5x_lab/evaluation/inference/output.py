@@ -3,12 +3,17 @@
 import contextlib
 import os
 import pathlib
+import re
+import shutil
 import tempfile
 import time
 
 from etils import epath
 
 from t5x_lab.config.errors import UserError
+from t5x_lab.config.log import log
+from t5x_lab.config.object_storage import is_object_storage, retry
+from t5x_lab.config.temporary import copy_file
 
 SETTINGS = ".settings.json"
 SECONDS_BETWEEN_PARTS = 60.0
@@ -17,8 +22,9 @@ SECONDS_BETWEEN_PARTS = 60.0
 class Output:
     """A file that grows by whole chunks, and its settings beside it.
 
-    Object storage cannot append. There the file grows on the local disk, its new bytes are copied every minute to objects
-    `path.part-00000`, `path.part-00001`, and so on, and at the end the whole file becomes `path` in place of them.
+    Object storage cannot append. There the file grows on the local disk. Every minute its new bytes are copied to an object
+    `path.part-N`, where N is the position of its first byte. At the end the whole file becomes `path`, and the parts are
+    removed.
 
     Args:
       path: path of a .jsonl file.
@@ -30,10 +36,11 @@ class Output:
 
     def __init__(self, path: str):
         self.path, self.local = path, path
-        self._remote = epath.Path(path) if "://" in path else None
-        self._parts: list[epath.Path] = []
-        self._copied = 0  # bytes in the parts
+        self._remote = epath.Path(path) if is_object_storage(path) else None
+        self._base = 0  # bytes in `path`
+        self._copied = 0  # bytes in `path` and the parts
         self._copied_at = time.monotonic()
+        self._has_grown = False
 
     @property
     def settings(self) -> str:
@@ -41,9 +48,9 @@ class Output:
 
     def __enter__(self) -> "Output":
         if self._remote:
-            self._folder = tempfile.TemporaryDirectory(prefix="t5x_lab_")
-            self.local = os.path.join(self._folder.name, self._remote.name)
-            self._download(self._remote)
+            self._folder = tempfile.mkdtemp(prefix="t5x_lab_")
+            self.local = os.path.join(self._folder, self._remote.name)
+            retry(self._download, self.path)
         return self
 
     def open(self, mode: str):
@@ -70,61 +77,81 @@ class Output:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
+        self._has_grown = True
         if self._remote and time.monotonic() - self._copied_at >= SECONDS_BETWEEN_PARTS:
-            self._copy_part(self._remote)
+            retry(self._copy_part, self.path)
 
     def truncate(self, size: int) -> None:
-        """Removes the bytes after the first `size`."""
+        """Removes the bytes after the first `size`. What object storage has of them is replaced when the file grows."""
         if size == os.path.getsize(self.local):
             return
         os.truncate(self.local, size)
-        for part in self._parts:  # they are written again
-            part.unlink(missing_ok=True)
-        self._parts, self._copied = [], 0
+        if self._remote:
+            retry(self._remove_parts, self.path)
+            if size < self._base:
+                self._remote.unlink(missing_ok=True)
+                self._base = 0
+            self._copied = self._base
 
     def __exit__(self, kind: type | None, *unused) -> None:
         if not self._remote:
             return
-        try:
-            if kind is None:
-                self._copy_settings(self._remote)
-                self._remote.write_bytes(pathlib.Path(self.local).read_bytes())
-                for part in self._parts:
-                    part.unlink(missing_ok=True)
-            elif os.path.exists(self.local):
-                with contextlib.suppress(Exception):  # the error that ended inference is the one to report
-                    self._copy_part(self._remote)
-        finally:
-            self._folder.cleanup()
+        if kind is None:
+            try:
+                retry(self._copy_whole, self.path)
+            except Exception:
+                log(f"The whole output is in {self.local}, and could not be copied to {self.path}.")
+                raise
+        elif self._has_grown:
+            with contextlib.suppress(Exception):  # the error that ended inference is the one to report
+                self._copy_part()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _download(self, remote: epath.Path) -> None:
-        settings = remote.with_name(remote.name + SETTINGS)
+    def _download(self) -> None:
+        assert self._remote
+        for failed in pathlib.Path(self._folder).iterdir():  # of an attempt before
+            failed.unlink()
+        settings = self._remote.with_name(self._remote.name + SETTINGS)
         if settings.exists():
-            pathlib.Path(self.settings).write_bytes(settings.read_bytes())
-        if remote.exists():
-            pathlib.Path(self.local).write_bytes(remote.read_bytes())
-            return
-        while (part := self._part(remote, len(self._parts))).exists():
-            with open(self.local, "ab") as file:
-                file.write(part.read_bytes())
-            self._parts.append(part)
-        self._copied = os.path.getsize(self.local) if self._parts else 0
+            copy_file(settings, epath.Path(self.settings))
+        if self._remote.exists():
+            copy_file(self._remote, epath.Path(self.local))
+            self._base = self._copied = os.path.getsize(self.local)
+        for start, part in self._parts():
+            if start != self._copied:
+                continue  # `path` has the bytes of this part
+            with open(self.local, "ab") as file, part.open("rb") as copy:
+                shutil.copyfileobj(copy, file)
+            self._copied = os.path.getsize(self.local)
 
-    def _copy_part(self, remote: epath.Path) -> None:
-        self._copy_settings(remote)
+    def _copy_part(self) -> None:
+        assert self._remote
+        self._copy_settings()
         with open(self.local, "rb") as file:
             file.seek(self._copied)
             data = file.read()
         if data:
-            part = self._part(remote, len(self._parts))
-            part.write_bytes(data)
-            self._parts.append(part)
+            self._remote.with_name(f"{self._remote.name}.part-{self._copied:015d}").write_bytes(data)
             self._copied += len(data)
         self._copied_at = time.monotonic()
 
-    def _copy_settings(self, remote: epath.Path) -> None:
-        remote.with_name(remote.name + SETTINGS).write_bytes(pathlib.Path(self.settings).read_bytes())
+    def _copy_whole(self) -> None:
+        assert self._remote
+        self._copy_settings()
+        copy_file(epath.Path(self.local), self._remote)
+        self._remove_parts()
 
-    @staticmethod
-    def _part(remote: epath.Path, number: int) -> epath.Path:
-        return remote.with_name(f"{remote.name}.part-{number:05d}")
+    def _copy_settings(self) -> None:
+        assert self._remote
+        copy_file(epath.Path(self.settings), self._remote.with_name(self._remote.name + SETTINGS))
+
+    def _remove_parts(self) -> None:
+        for _, part in self._parts():
+            part.unlink(missing_ok=True)
+
+    def _parts(self) -> list[tuple[int, epath.Path]]:
+        """Returns the parts by the position of their first byte, in order."""
+        assert self._remote
+        folder, name = self._remote.parent, re.compile(rf"{re.escape(self._remote.name)}\.part-(\d+)")
+        matches = [(name.fullmatch(file.name), file) for file in (folder.iterdir() if folder.exists() else ())]
+        return sorted((int(match[1]), file) for match, file in matches if match)

@@ -80,10 +80,13 @@ def convert(
             source.check()
             new.chmod(0o755)  # mkdtemp creates a private directory
             _move(new, path)
-        except OSError as error:
-            raise UserError(
-                f"{target} cannot be written: {error.strerror or error}. The incomplete files were removed."
-            ) from error
+        except Exception as error:
+            if is_object_storage(path):
+                path.rmtree(missing_ok=True)
+            elif not isinstance(error, OSError):
+                raise
+            problem = getattr(error, "strerror", None) or error
+            raise UserError(f"{target} cannot be written: {problem}. The incomplete files were removed.") from error
         finally:
             shutil.rmtree(new, ignore_errors=True)
     description = (
