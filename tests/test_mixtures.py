@@ -319,7 +319,7 @@ def test_a_stream_resumes_where_it_was(name, architecture, tmp_path):
     batches.save(epath.Path(tmp_path))
     later = [digest(next(batches)) for _ in range(3)]
     again = stream(name, architecture)
-    again.restore(epath.Path(tmp_path))
+    again.restore(epath.Path(tmp_path), epath.Path(tmp_path))
     assert [digest(next(again)) for _ in range(3)] == later
 
 

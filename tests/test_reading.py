@@ -361,7 +361,7 @@ def interrupted(config, architecture, folder, processes, batches):
     for part, number in enumerate(processes):
         readers = [SeqioBatches(tasks, config, 0, Rows(held, held)) for held in np.split(np.arange(config.batch_size), number)]
         for reader in readers if part else []:
-            reader.restore(epath.Path(folder / f"position{part - 1}"))
+            reader.restore(epath.Path(folder / f"position{part - 1}"), epath.Path(folder))
         for _ in range(batches):
             read = [next(reader) for reader in readers]
             yield {name: np.concatenate([of_process[name] for of_process in read]) for name in read[0]}
