@@ -4,6 +4,7 @@ JAX's heartbeats detect a process that died, but not one that is alive and block
 Every process therefore reports to the coordinator where it is, and one that waits for long says where the others are.
 """
 
+import atexit
 import contextlib
 import faulthandler
 import itertools
@@ -26,11 +27,13 @@ _REPORTS = "t5x_lab/doing"  # folder of the coordinator's key-value store
 SECONDS_BETWEEN_REPORTS = 5.0
 _SILENCE = 3 * SECONDS_BETWEEN_REPORTS
 _ANSWER_SECONDS = 5.0  # a coordinator that has died does not answer
+_LAST = -1  # number of the report of a process that ends
 _MOST_NAMED = 10  # processes in a sentence
 _PACKAGE = str(pathlib.Path(__file__).parents[1])
 _FIRST_WARNING = 60.0  # seconds of waiting after which the log says for whom
 
 _limit_minutes = 30.0
+_has_ended = threading.Event()
 _event = ""  # what this process waits for
 
 
@@ -72,30 +75,43 @@ def start_reports() -> None:
 
     The first process also logs which of the others no longer report.
     """
-    threading.Thread(target=_report, args=(threading.main_thread().ident,), name="reports", daemon=True).start()
+    threads = [threading.Thread(target=_report, args=(threading.main_thread().ident,), name="reports", daemon=True)]
     if jax.process_index() == 0:
-        threading.Thread(target=_watch, name="watch", daemon=True).start()
+        threads.append(threading.Thread(target=_watch, name="watch", daemon=True))
+    for thread in threads:
+        thread.start()
+    atexit.register(_end_reports, threads)  # before JAX's own end, which deletes the connection
+
+
+def _end_reports(threads: Sequence[threading.Thread]) -> None:
+    _has_ended.set()
+    for thread in threads:
+        thread.join(_ANSWER_SECONDS)
 
 
 def _report(thread: int) -> None:
     for number in itertools.count():
-        report = {"number": number, "waits": _event, "line": _current_line(thread)}
-        with contextlib.suppress(Exception):  # of a coordinator that has ended
-            _coordinator().key_value_set(f"{_REPORTS}/{jax.process_index()}", json.dumps(report), allow_overwrite=True)
-        time.sleep(SECONDS_BETWEEN_REPORTS)
+        _send({"number": number, "waits": _event, "line": _current_line(thread)})
+        if _has_ended.wait(SECONDS_BETWEEN_REPORTS):
+            _send({"number": _LAST, "waits": "the end of the others", "line": ""})
+            return
+
+
+def _send(report: Mapping[str, Any]) -> None:
+    with contextlib.suppress(Exception):  # of a coordinator that has ended
+        _coordinator().key_value_set(f"{_REPORTS}/{jax.process_index()}", json.dumps(report), allow_overwrite=True)
 
 
 def _watch() -> None:
     last: dict[int, tuple[int, float]] = {}  # numbers of reports, and when they were first read
     silent: set[int] = set()
-    while True:
-        time.sleep(SECONDS_BETWEEN_REPORTS)
+    while not _has_ended.wait(SECONDS_BETWEEN_REPORTS):
         now, reports = time.monotonic(), _read_reports()
         for index, report in reports.items():
             if index not in last or last[index][0] != report["number"]:
                 last[index] = report["number"], now
                 silent.discard(index)
-            elif now - last[index][1] > _SILENCE and index not in silent:
+            elif report["number"] != _LAST and now - last[index][1] > _SILENCE and index not in silent:
                 silent.add(index)
                 log(f"Process {index} has sent no report for {now - last[index][1]:.0f} s. It was {_describe(report)}.")
 
@@ -129,7 +145,7 @@ def describe_others() -> str:
             continue
         if report is None:
             state = "sent no report"
-        elif before.get(index, {}).get("number") == report["number"]:
+        elif before.get(index, {}).get("number") == report["number"] != _LAST:
             state = f"no longer reports; it was {_describe(report)}"
         else:
             state = f"is {_describe(report)}"
