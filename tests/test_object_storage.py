@@ -174,6 +174,8 @@ def test_an_output_grows_in_parts(scheme):
     "path, error, calls",
     [
         ("s3://b/x", OSError(5, "The provided token has expired."), 7),
+        ("s3://b/x", OSError("PERMISSION_DENIED: Error writing x: Unknown [http_response_code='401']"), 7),
+        ("s3://b/x", OSError("PERMISSION_DENIED: Error writing x: Forbidden [http_response_code='403']"), 1),
         ("s3://b/x", PermissionError("Access Denied"), 1),
         ("gs://b/x", OSError("Forbidden: b/b/o\\nsomeone does not have storage.objects.create access"), 1),
         ("gs://b/x", TypeError("a mistake in the program"), 1),

@@ -23,8 +23,8 @@ _PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _PERMANENT = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG)
 # Of Google's and Amazon's storage, as TensorStore and fsspec report them. Credentials that have expired can be renewed.
 _PERMANENT_TEXT = re.compile(
-    r"PERMISSION_DENIED|AccessDenied|Access Denied|InvalidAccessKeyId|SignatureDoesNotMatch|NoSuchBucket|bucket does not exist"
-    r"|^Forbidden: |does not have storage\.\S+ access"
+    r"PERMISSION_DENIED(?!.*http_response_code='401')|AccessDenied|Access Denied|InvalidAccessKeyId|SignatureDoesNotMatch"
+    r"|NoSuchBucket|bucket does not exist|^Forbidden: |does not have storage\.\S+ access"
 )
 
 
