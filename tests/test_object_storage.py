@@ -43,7 +43,7 @@ def faults(seed):
     return fault
 
 
-@pytest.mark.parametrize("scheme", ["s3", "gs"])
+@pytest.mark.parametrize("scheme", ["s3", exhaustive("gs")])
 def test_a_run_in_a_bucket_is_that_on_a_disk(scheme):
     """It is killed once, and three of a hundred requests fail."""
     assert Command(*train("whole")).wait() == 0
