@@ -721,6 +721,25 @@ def test_convert_there_and_back(tmp_path, capsys):
     assert main("--source=again", "--to=hf", "--target=damaged") == 2 and not pathlib.Path("damaged").exists()
 
 
+@pytest.mark.parametrize(
+    "error, says",
+    [(UserError("A mistake of the user."), "^A mistake of"), (OSError(5, "Disk"), "other cannot be written: Disk")],
+)
+def test_an_error_of_a_conversion_to_object_storage_is_not_taken_for_one_of_storage(error, says, monkeypatch):
+    """A folder in the place of a bucket, from which an incomplete copy is removed."""
+
+    def fail(*unused):
+        pathlib.Path("other").mkdir()
+        raise error
+
+    t5x_lab.from_gin(["models/rotary_decoder/tiny.gin"]).save("ours")
+    monkeypatch.setattr("t5x_lab.runs.convert.convert.is_object_storage", lambda path: True)
+    monkeypatch.setattr("t5x_lab.runs.convert.convert._move", fail)
+    with pytest.raises(UserError, match=says):
+        convert(find("ours"), "other", "t5x_lab")
+    assert not pathlib.Path("other").exists()
+
+
 def test_the_decoder_of_a_run_is_llamas(tmp_path):
     """bfloat16 on disk; the tokenizer is left out where there is none, and said so."""
     run = t5x_lab.from_gin(["models/rotary_decoder/tiny.gin"], ["TransformerConfig.dtype = 'float32'"])

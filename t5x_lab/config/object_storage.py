@@ -97,15 +97,19 @@ def retry(action: Callable[[], T], path: str | os.PathLike) -> T:
         try:
             return action()
         except Exception as error:
-            problem = describe_problem(error) or (f"{path}: {error}." if isinstance(error, OSError) else None)
-            is_missing = isinstance(error, UserError | FileNotFoundError)
-            if pause is None or problem is None or is_missing or not is_object_storage(path) or is_permanent(error):
+            may_pass = is_storage_error(error) and not isinstance(error, FileNotFoundError) and not is_permanent(error)
+            if pause is None or not may_pass or not is_object_storage(path):
                 raise
             from t5x_lab.config.log import log  # not at the top: the package imports this module
 
-            log(f"{problem} Retrying in {pause} s.")
+            log(f"{describe_problem(error) or f'{path}: {error}.'} Retrying in {pause} s.")
             time.sleep(pause)
     raise AssertionError("unreachable: the last error is raised")
+
+
+def is_storage_error(error: BaseException) -> bool:
+    """Returns whether an error is of a disk or of object storage."""
+    return isinstance(error, OSError) or describe_problem(error) is not None
 
 
 def is_permanent(error: BaseException | None) -> bool:

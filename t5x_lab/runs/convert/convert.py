@@ -17,7 +17,7 @@ from t5x_lab.checkpoints.layout import COMMIT, absolute_path, finished_steps
 from t5x_lab.checkpoints.lazy_tensors import LazyTensor, check_shape, mean
 from t5x_lab.checkpoints.verification import explain_damage
 from t5x_lab.config.errors import NotSet, UserError
-from t5x_lab.config.object_storage import is_object_storage
+from t5x_lab.config.object_storage import is_object_storage, is_storage_error
 from t5x_lab.config.temporary import copy_files
 from t5x_lab.data.vocabularies.config import HuggingFaceVocabulary, SpecialTokens, Vocabulary
 from t5x_lab.networks.network import Network, has_encoder
@@ -83,7 +83,7 @@ def convert(
         except Exception as error:
             if is_object_storage(path):
                 path.rmtree(missing_ok=True)
-            elif not isinstance(error, OSError):
+            if not is_storage_error(error):
                 raise
             problem = getattr(error, "strerror", None) or error
             raise UserError(f"{target} cannot be written: {problem}. The incomplete files were removed.") from error

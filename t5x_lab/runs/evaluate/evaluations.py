@@ -10,7 +10,7 @@ from etils import epath
 
 from t5x_lab.config.errors import UserError, did_you_mean
 from t5x_lab.config.log import log
-from t5x_lab.config.object_storage import describe_problem, retry
+from t5x_lab.config.object_storage import is_storage_error, retry
 from t5x_lab.config.user_code import call_user_code, describe_error, describe_user_code_error, shown
 from t5x_lab.evaluation.config import EarlyStopping, check_metric_name
 from t5x_lab.evaluation.evaluation import Evaluation, EvaluationResult, Evaluator, check_evaluations
@@ -245,13 +245,13 @@ class Evaluations:
         """Writes results and outputs. A storage failure is logged once; training goes on with the result."""
         directory = epath.Path(self._model_dir)
         try:
-            # The results come last: an evaluation with results is not run again.
+            # Before the results: an evaluation with results is not run again.
             retry(lambda: self._write_outputs(entry, step, result), directory)
             retry(lambda: entry.files.write(step, result), directory)
             self._write_ranking(entry, step, result)
             self._reported.discard(("unwritten", entry.name))
         except Exception as error:
-            if not isinstance(error, OSError) and describe_problem(error) is None:
+            if not is_storage_error(error):
                 raise
             if ("unwritten", entry.name) not in self._reported:
                 log(f"The results of {entry.name} at step {step} could not be written to {directory}: {describe_error(error)}.")
