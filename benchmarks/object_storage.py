@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "tests"))
 
@@ -36,7 +36,7 @@ RUN = [
 SMALL = ["--gin.TransformerConfig.emb_dim=32", "--gin.TransformerConfig.mlp_dim=64", "--gin.TransformerConfig.head_dim=8"]
 RATES = {"503": 0.02, "closed before the reply": 0.01, "closed within the reply": 0.01, "slow by a second": 0.01}
 ANSWERS = {"503": 503, "closed before the reply": -1, "closed within the reply": -2}
-EXPIRED = 0.05  # part of the time
+EXPIRY_RATE, EXPIRED_SECONDS = 0.0005, 3.0  # of requests, after which all are refused for some seconds
 
 
 def main() -> None:
@@ -124,8 +124,8 @@ class Faults:
             if now < self._expired_until:
                 self.counts["expired"] += 1
                 return 401
-            if self._rng.random() < EXPIRED / 100:
-                self._expired_until = now + 3
+            if self._rng.random() < EXPIRY_RATE:
+                self._expired_until = now + EXPIRED_SECONDS
             draw, kind = self._rng.random(), None
             for name, rate in RATES.items():
                 draw -= rate
@@ -150,7 +150,7 @@ def survives_kills(bucket: Storage, kills: int, longest: float, rng: random.Rand
             environment=bucket.environment,
         )  # fmt: skip
         before = latest_step(bucket)
-        wait_until(command, lambda: latest_step(bucket) > before)
+        command.wait_until(lambda: latest_step(bucket) > before, pause=0.1)
         time.sleep(rng.random() * longest)
         if not command.is_running():
             ended += 1
@@ -183,10 +183,6 @@ def latest_step(bucket: Storage) -> int:
     """Returns the step of the latest whole checkpoint."""
     committed = [re.fullmatch(r"run/checkpoints/(\d+)/commit_success.txt", name) for name in bucket.names("run/checkpoints")]
     return max((int(match[1]) for match in committed if match), default=0)
-
-
-def wait_until(command: commands.Command, condition: Callable[[], bool]) -> None:
-    command.wait_until(condition, pause=0.1)
 
 
 def lines(model_dir: str) -> dict[tuple[int, str], tuple]:

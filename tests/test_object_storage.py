@@ -136,13 +136,13 @@ def write_output(path, environment):
                 output.open_settings("w").write("{}")
             if keep is not None:
                 output.truncate(keep)
-            before = output.open("a+").tell() and pathlib.Path(output.local).read_text()
+            before = pathlib.Path(output.local).read_text() if os.path.exists(output.local) else ""
             for line in lines:
                 output.append(line)
             if error:
                 raise error
         whole = epath.Path(path).read_text() if epath.Path(path).exists() else None
-        contents.append((before or "", whole, sum(".part-" in file.name for file in folder.iterdir())))
+        contents.append((before, whole, sum(".part-" in file.name for file in folder.iterdir())))
 
     write([b"one\n", b"two\n"], KeyboardInterrupt())
     write([], KeyboardInterrupt())  # as a refusal, which changes nothing

@@ -44,6 +44,7 @@ def run(args: argparse.Namespace) -> None:
             f"Write the command after `--`, such as t5x_lab launch … -- train --gin_file=my_run.gin. It must be one of "
             f"{', '.join(_PROCESS_COMMANDS)}."
         )
+    check_local("--output", args.output)
     for flag in ("hosts", "num_slices"):
         if getattr(args, flag) < 1:
             raise UserError(f"--{flag} is {getattr(args, flag)}. It must be at least 1.")
@@ -51,7 +52,6 @@ def run(args: argparse.Namespace) -> None:
     text, hosts, devices = {"slurm": _slurm, "jobset": _jobset, "hosts": _hosts}[args.kind](args, environment)
     if args.command[0] == "train":
         _check_run(args, hosts, devices)
-    check_local("--output", args.output)
     write_atomically(pathlib.Path(args.output), text)
     print(f"{args.output}: {hosts} {'host' if hosts == 1 else 'hosts'}. Start it with: {_start(args)}")
 

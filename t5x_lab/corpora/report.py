@@ -31,7 +31,7 @@ def find_corpus(folder: str) -> str | None:
             return None  # a run, whose report needs no Beam
         with contextlib.suppress(UserError):  # a run may be on a storage that Beam does not know
             set_options(())
-            return folder if exists(f"{folder}/{SUMMARY}") else None
+            return folder if is_object_storage(folder) or exists(f"{folder}/{SUMMARY}") else None
         return None
     if exists(f"{folder}/{SUMMARY}"):
         return folder.rstrip("/") or folder

@@ -50,18 +50,18 @@ def waiting_for(event: str) -> Iterator[None]:
     if jax.process_count() == 1:
         yield
         return
-    limit = _limit_minutes * 60
-    timers = [threading.Timer(limit, _exit, (event,)), threading.Timer(min(_FIRST_WARNING, limit / 2), _warn, (event,))]
+    is_over = threading.Event()
+    first = min(_FIRST_WARNING, _limit_minutes * 30)  # seconds
+    timer = threading.Timer(first, _warn_and_exit, (event, first, is_over))
+    timer.daemon = True
     before, _event = _event, event
-    for timer in timers:
-        timer.daemon = True
-        timer.start()
+    timer.start()
     try:
         yield
     finally:
         _event = before
-        for timer in timers:
-            timer.cancel()
+        is_over.set()
+        timer.cancel()
 
 
 def fetch(tree: Any, event: str) -> Any:
@@ -181,9 +181,12 @@ def _join(indices: Sequence[int]) -> str:
     return ", ".join(map(str, indices[:_MOST_NAMED])) + more
 
 
-def _warn(event: str) -> None:
-    seconds = min(_FIRST_WARNING, _limit_minutes * 30)
+def _warn_and_exit(event: str, seconds: float, is_over: threading.Event) -> None:
+    """Logs where the others are, `seconds` after the start of waiting, and exits this process at the timeout."""
+    end = time.monotonic() + _limit_minutes * 60 - seconds
     log(f"Process {jax.process_index()} has waited {seconds:.0f} s for {event}. {describe_others()}")
+    if not is_over.wait(max(end - time.monotonic(), 0.0)):
+        _exit(event)
 
 
 def _exit(event: str) -> None:

@@ -14,6 +14,7 @@ from etils import epath
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.gin_files import gin_flag
+from t5x_lab.config.object_storage import is_object_storage
 from t5x_lab.config.temporary import local_copy
 from t5x_lab.data.vocabularies.config import (
     T5_SENTINELS,
@@ -60,6 +61,8 @@ class _SentencePieces(seqio.SentencePieceVocabulary):
 
     def _model_context(self):
         named = self._sentencepiece_model_file
+        if self._model or not is_object_storage(named):
+            return super()._model_context()
         try:
             self._sentencepiece_model_file = local_copy(named)
             return super()._model_context()
