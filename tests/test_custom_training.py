@@ -404,7 +404,7 @@ def test_what_is_said_of_wrong_hooks():
         with Hooks(hooks).around(RunStart("run", 0, 1)):
             pass
 
-    assert METHODS == ["on_start", "on_step", "on_evaluation", "on_media", "on_save", "on_end", "statistics"]
+    assert METHODS == ["on_start", "on_step", "on_evaluation", "on_media", "on_saving", "on_save", "on_end", "statistics"]
     check_hooks([Hook(), Told(), Norms()])
     wrong = [
         (lambda: check_hooks([Told]), "HOOKS has the class Told. Bind an instance with parentheses: @Told()"),

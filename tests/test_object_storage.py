@@ -4,6 +4,7 @@ import contextlib
 import os
 import pathlib
 import random
+import socket
 import threading
 import time
 
@@ -16,11 +17,13 @@ from runs_of_text import FULL_LM, flags, losses
 from storage_servers import storage
 
 from t5x_lab.checkpoints.layout import finished_steps, read_info
+from t5x_lab.config.errors import NotHere
 from t5x_lab.config.object_storage import retry
 from t5x_lab.data.vocabularies.build import build_vocabulary
 from t5x_lab.data.vocabularies.config import SentencePieceVocabulary
 from t5x_lab.data.vocabularies.sentencepiece import train_sentencepiece
 from t5x_lab.evaluation.inference import output as output_module
+from t5x_lab.runs.convert.export_tokenizer import read_sentencepiece_bytes
 
 pytestmark = pytest.mark.slow
 
@@ -37,7 +40,7 @@ def faults(seed):
         with lock:
             kind = rng.random()
         if kind > 0.97:
-            time.sleep(1)
+            time.sleep(0.1)
         return {0: 503, 1: -1, 2: -2}.get(int(kind * 100))
 
     return fault
@@ -63,23 +66,23 @@ def test_a_run_in_a_bucket_is_that_on_a_disk(scheme):
         assert info[0] == info[1]
 
         pathlib.Path("prompts.txt").write_text("Fellow citizens\n")
-        for directory, environment in (("whole", None), (f"{bucket.url}/runs/a", bucket.environment)):
-            for argv in (
-                ["eval", f"--model_dir={directory}", f"--output={directory}/more"],
-                [
-                    "infer",
-                    f"--model_dir={directory}",
-                    "--input=prompts.txt",
-                    f"--output={directory}/out.jsonl",
-                    "--max_tokens=8",
-                ],
-                ["report", directory],
-                ["convert", f"--source={directory}", f"--target={directory}_hf", "--to=hf"],
-                ["convert", f"--source={directory}", f"--target={directory}_again", "--to=t5x_lab"],
-                ["eval", f"--model_dir={directory}_again", *FULL_LM, f"--output={directory}/of_copy"],
-            ):
-                done = commands.run(*argv, environment=environment)
-                assert done.returncode == 0, done.stderr
+        infer = lambda directory: [
+            "infer", f"--model_dir={directory}", "--input=prompts.txt", f"--output={directory}/out.jsonl", "--max_tokens=8"
+        ]  # fmt: skip
+        convert = lambda directory, end, to: ["convert", f"--source={directory}", f"--target={directory}_{end}", f"--to={to}"]
+        remote = f"{bucket.url}/runs/a"
+        for argv in (
+            infer("whole"),
+            convert("whole", "hf", "hf"),
+            infer(remote),
+            convert(remote, "hf", "hf"),
+            convert(remote, "again", "t5x_lab"),
+            ["report", remote],
+            ["eval", f"--model_dir={remote}", f"--output={remote}/more"],
+            ["eval", f"--model_dir={remote}_again", *FULL_LM, f"--output={remote}/of_copy"],
+        ):
+            done = commands.run(*argv, environment=bucket.environment)
+            assert done.returncode == 0, done.stderr
         bucket.download("runs/a", "copy")
         bucket.download("runs/a_hf", "copy_hf")
         bucket.download("runs/a_again", "copy_again")
@@ -210,6 +213,21 @@ def test_a_vocabulary_is_read_from_a_bucket():
             == commands.call(encode, "local.model", {})
             == commands.call(encode, f"{bucket.url}/v/x.model", bucket.environment)
         )
+
+
+def test_without_a_network_nobody_waits_for_the_published_vocabulary(monkeypatch):
+    def fail(host, port):
+        hosts.append(host)
+        raise socket.gaierror(-2, "Name or service not known")
+
+    hosts: list[str] = []
+    monkeypatch.setattr("socket.getaddrinfo", fail)
+    monkeypatch.setattr("urllib.request.getproxies", dict)
+    monkeypatch.setattr("etils.epath.Path", None)  # whoever asks for the file itself, fails otherwise
+    with pytest.raises(NotHere, match="gs://t5-data/.* cannot be read"):
+        build_vocabulary(SentencePieceVocabulary())
+    assert read_sentencepiece_bytes(SentencePieceVocabulary()) is None
+    assert hosts == ["storage.googleapis.com"] * 2
 
 
 def copy_to(source, target, environment):

@@ -3,11 +3,14 @@
 import errno
 import importlib.util
 import json
+import logging
 import os
 import re
+import socket
 import sys
 import time
 import traceback
+import urllib.request
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -40,6 +43,7 @@ def use_fsspec() -> None:
     """
     if _is_installed():
         os.environ.setdefault("EPATH_USE_TF", "false")
+        logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it logs tracebacks of errors that it raises, too
     for scheme in ("gs", "s3"):
         os.environ.setdefault(f"FSSPEC_{scheme.upper()}", json.dumps(_OPTIONS))  # which fsspec reads when it is imported
         if "fsspec.config" in sys.modules:
@@ -85,6 +89,13 @@ def check_local(setting: str, path: str) -> None:
     """Raises a `UserError` for a path on object storage where a disk is needed."""
     if is_object_storage(path):
         raise UserError(f"{setting} is {path}, but it must be on a disk. Choose a local path, and copy the result.")
+
+
+def check_network(path: str | os.PathLike) -> None:
+    """Raises an `OSError` without a network if a path is on gs://. gcsfs would try for half a minute to find the server."""
+    has_other_server = "STORAGE_EMULATOR_HOST" in os.environ or urllib.request.getproxies()
+    if os.fspath(path).startswith("gs://") and not has_other_server:
+        socket.getaddrinfo("storage.googleapis.com", 443)
 
 
 def retry(action: Callable[[], T], path: str | os.PathLike) -> T:

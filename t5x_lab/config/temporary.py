@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 from etils import epath
 
-from t5x_lab.config.object_storage import is_object_storage, retry
+from t5x_lab.config.object_storage import check_network, is_object_storage, retry
 
 
 def make_temporary_folder() -> pathlib.Path:
@@ -63,6 +63,7 @@ def local_copy(path: str) -> str:
     """Returns the path of a file or folder on a disk: itself, or a copy of one on object storage, read once per process."""
     if not is_object_storage(path):
         return path
+    check_network(path)
     source, folder = epath.Path(path), epath.Path(make_temporary_folder())
     files = [file for file in source.iterdir() if file.is_file()] if source.is_dir() else [source]
     target = folder / source.name if files != [source] else folder

@@ -8,6 +8,7 @@ from etils import epath
 
 from t5x_lab.config.errors import NotHere, UserError
 from t5x_lab.config.gin_files import gin_flag
+from t5x_lab.config.object_storage import check_network
 
 
 def read_sentencepiece(path: str) -> sentencepiece.SentencePieceProcessor:
@@ -22,7 +23,7 @@ def read_sentencepiece(path: str) -> sentencepiece.SentencePieceProcessor:
         f"{gin_flag('VOCABULARY', '@ByteVocabulary()')}."
     )
     try:
-        model = epath.Path(path).read_bytes()
+        model = read_model(path)
     except Exception as error:  # remote file systems fail in different ways
         raise NotHere(f"The vocabulary {path} cannot be read. {advice}") from error
     try:
@@ -32,6 +33,12 @@ def read_sentencepiece(path: str) -> sentencepiece.SentencePieceProcessor:
     if processor is None:
         raise UserError(f"The vocabulary {path} is not a SentencePiece model. {advice}")
     return processor
+
+
+def read_model(path: str) -> bytes:
+    """Returns the content of a model file. Without a network, one on gs:// is an `OSError` at once."""
+    check_network(path)
+    return epath.Path(path).read_bytes()
 
 
 def train_sentencepiece(

@@ -13,9 +13,8 @@ import tempfile
 from collections.abc import Collection
 from typing import Any
 
-from etils import epath
-
 from t5x_lab.data.vocabularies.config import HuggingFaceVocabulary, SentencePieceVocabulary, SpecialTokens, Vocabulary
+from t5x_lab.data.vocabularies.sentencepiece import read_model
 from t5x_lab.runs.config.checkpoint_config import SENTENCEPIECE
 from t5x_lab.runs.data_layer import load_data_layer
 
@@ -150,7 +149,7 @@ def read_sentencepiece_bytes(vocabulary: Vocabulary | None) -> bytes | None:
     if not isinstance(vocabulary, SentencePieceVocabulary):
         return None
     try:
-        return epath.Path(vocabulary.path).read_bytes()
+        return read_model(vocabulary.path)
     except Exception:  # remote file systems raise various exceptions
         return None
 
