@@ -111,7 +111,7 @@ def measure(
         config = DataConfig(text, lengths, 4 * shards, ByteVocabulary(), shards=shards, **more)
         held = np.arange(4 * min(shards, shards_of_one_process))
         idle, began, wall = memory(), time.process_time(), time.monotonic()
-        batches = SeqioBatches(resolve_tasks(config, "encoder_decoder", 384), config, 0, Rows(held, held))
+        batches = SeqioBatches(resolve_tasks(config, "encoder_decoder", 384), config, 0, lambda size: Rows(held, held))
         built = time.process_time()
         next(batches)
         first, seconds = time.process_time(), time.monotonic() - wall

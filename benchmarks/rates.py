@@ -67,7 +67,7 @@ def drawn(rates: dict[str, float], shards: int, processes: int, draws: int) -> n
     config = DataConfig(name, {"inputs": 1, "targets": 1}, rows, ByteVocabulary(), shards=shards, pack=False)
     tasks = resolve_tasks(config, "encoder_decoder", 200_000)
     held = np.split(np.arange(rows), processes)
-    readers = [SeqioBatches(tasks, config, 0, Rows(own_rows, own_rows)) for own_rows in held]
+    readers = [SeqioBatches(tasks, config, 0, lambda size, own=own: Rows(own, own)) for own in held]
     batches = -(-draws // rows)
     return np.stack(
         [np.concatenate([next(reader)["decoder_target_tokens"][:, 0] for reader in readers]) for _ in range(batches)]

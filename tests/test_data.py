@@ -206,7 +206,7 @@ def small_config(task="sotu_span_corruption", **changes):
     return DataConfig(task, lengths, **{**settings, **changes})
 
 
-def batches_of(config, architecture="encoder_decoder", seed=0, rows=None):
+def batches_of(config, architecture="encoder_decoder", seed=0, rows=Rows.all):
     return SeqioBatches(resolve_tasks(config, architecture, 384), config, seed, rows)
 
 
@@ -227,7 +227,8 @@ def test_processes_read_the_rows_they_hold_and_save_each_position_once(text, tmp
         owned: set[int] = set()
         saved = []
         for process, rows in enumerate(map(np.array, held)):
-            own_batches = batches_of(config, "causal_decoder", rows=Rows(rows, np.setdiff1d(rows, list(owned))))
+            own_rows = Rows(rows, np.setdiff1d(rows, list(owned)))
+            own_batches = batches_of(config, "causal_decoder", rows=lambda size, own_rows=own_rows: own_rows)
             owned |= set(rows.tolist())
             assert all(equal(next(own_batches), {name: x[rows] for name, x in batch.items()}) for batch in expected)
             directory = epath.Path(tmp_path) / f"{number}_{process}"
@@ -238,8 +239,8 @@ def test_processes_read_the_rows_they_hold_and_save_each_position_once(text, tmp
 
 
 @pytest.mark.slow
-def test_an_epoch_read_by_one_process_then_two_then_one_has_every_example_once(tmp_path):
-    """Four shards of 8 numbered examples; positions go from one number of processes to the other."""
+def test_an_epoch_has_every_example_once_if_processes_and_batch_sizes_change(tmp_path):
+    """Four shards of 8 numbered examples, read by one process, two, and one; with rows left over at each change."""
     from etils import epath
 
     features = {name: seqio.Feature(VOCABULARY, add_eos=True) for name in ("inputs", "targets")}
@@ -252,24 +253,45 @@ def test_an_epoch_read_by_one_process_then_two_then_one_has_every_example_once(t
     source = seqio.FunctionDataSource(numbered, splits=["train"])
     steps = [seqio.preprocessors.tokenize, seqio.preprocessors.append_eos]
     seqio.TaskRegistry.add("numbered", source, preprocessors=steps, output_features=features)
-    config = DataConfig(
-        "numbered", {"inputs": 8, "targets": 8}, 4, ByteVocabulary(), shuffle_buffer_size=1, pack=False, shards=4
-    )
-    both = [Rows(np.array(rows), np.array(rows)) for rows in ([0, 1], [2, 3])]
-    texts_read: list[str] = []
-    for number, (processes, steps) in enumerate([([None], 3), (both, 3), ([None], 2)]):
-        readers = [batches_of(config, rows=rows) for rows in processes]
-        for reader in readers:
-            if number:
-                reader.restore(epath.Path(tmp_path), epath.Path(tmp_path))
-            for _ in range(steps):
-                texts_read += [
-                    VOCABULARY.decode([int(t) for t in row if t > 1]) for row in next(reader)["encoder_input_tokens"]
-                ]
-        for reader in readers:
-            reader.save(epath.Path(tmp_path))
+
+    def part_of(number, processes):
+        def rows(size):
+            own = np.split(np.arange(size), processes)[number]
+            return Rows(own, own)
+
+        return rows
+
+    # Processes, and batch sizes of two epochs and a half.
+    changes = [(1, [8, 8]), (2, [4, 12]), (2, [8, 8, 8]), (1, [4, 12, 8])]
+    orders = []
+    for parts in ([(1, [8] * 10)], changes):
+        read: list[list[str]] = [[], [], [], []]
+        step, before = 0, None
+        for number, (processes, sizes) in enumerate(parts):
+            schedule = {step + n: size for n, size in enumerate(sizes, 1)} if number else {}
+            config = DataConfig(
+                "numbered", {"inputs": 8, "targets": 8}, sizes[0], ByteVocabulary(), batch_schedule=schedule,
+                shuffle_buffer_size=1, pack=False, shards=4,
+            )  # fmt: skip
+            readers = [batches_of(config, rows=part_of(n, processes)) for n in range(processes)]
+            for reader in readers:
+                reader.step = step
+                if before:
+                    reader.restore(before, before)
+            for _ in sizes:
+                rows = np.concatenate([next(reader)["encoder_input_tokens"] for reader in readers])
+                for shard, own in enumerate(np.split(rows, 4)):
+                    read[shard] += [VOCABULARY.decode([int(t) for t in row if t > 1]) for row in own]
+            step += len(sizes)
+            before = epath.Path(tmp_path) / f"{len(parts)}_{number}"
+            before.mkdir()
+            files = [file.name for reader in readers for file in reader.save(before)]
+            assert len(files) == len(set(files))
+            assert all(reader.needs(name) for reader in readers[:1] for name in files if "_0" in name or "_1" in name)
+        orders.append(read)
     seqio.TaskRegistry.remove("numbered")
-    assert sorted(texts_read) == [f"{n:02d}" for n in range(32)]
+    assert orders[0] == orders[1]
+    assert sorted(text for shard in orders[0] for text in shard[:8]) == [f"{n:02d}" for n in range(32)]
 
 
 @pytest.mark.slow

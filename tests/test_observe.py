@@ -105,7 +105,7 @@ def test_evaluations_are_handed_on_without_what_is_no_number():
     run = ARun("run")
     writer = Kept()
     hooks = Hooks([writer])
-    recorder = Recorder(run, state, Clock(), ["t"], 1e6, hooks)
+    recorder = Recorder(run, state, Clock(), ["t"], lambda step: 1e6, 0.0, hooks)
     with hooks.around(RunStart("run", 0, 10)):
         recorder.evaluation(5, {"infer/t": {"exact": 1.0}})
         recorder.evaluation(5, {"eval/t": {"loss": 2.0, "z_loss": math.nan}})

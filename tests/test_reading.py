@@ -194,11 +194,11 @@ def test_many_tasks_are_read_on_by_another_number_of_processes(tmp_path):
         config = DataConfig("mixed", {"inputs": 1, "targets": 1}, 64, ByteVocabulary(), shards=4, pack=False)
         tasks = resolve_tasks(config, "encoder_decoder", 200_000)
         reader = lambda rows: SeqioBatches(tasks, config, 0, rows)
-        alone = reader(None)
+        alone = reader(Rows.all)
         expected = [next(alone) for _ in range(9)]
-        held = [Rows(np.arange(first, first + 32), np.arange(first, first + 32)) for first in (0, 32)]
+        held = [lambda size, half=half: Rows(half, half) for half in np.split(np.arange(64), 2)]
         before = None
-        for part, processes in enumerate(([None], held, [None])):
+        for part, processes in enumerate(([Rows.all], held, [Rows.all])):
             readers = [reader(rows) for rows in processes]
             directory = epath.Path(tmp_path / f"position{part}")
             directory.mkdir()
@@ -359,7 +359,8 @@ def interrupted(config, architecture, folder, processes, batches):
     """Batches of `processes[0]` processes, then of `processes[1]` that go on from what these saved, and so on."""
     tasks = resolve_tasks(config, architecture, 200_000)
     for part, number in enumerate(processes):
-        readers = [SeqioBatches(tasks, config, 0, Rows(held, held)) for held in np.split(np.arange(config.batch_size), number)]
+        parts = np.split(np.arange(config.batch_size), number)
+        readers = [SeqioBatches(tasks, config, 0, lambda size, held=held: Rows(held, held)) for held in parts]
         for reader in readers if part else []:
             reader.restore(epath.Path(folder / f"position{part - 1}"), epath.Path(folder))
         for _ in range(batches):

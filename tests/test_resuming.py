@@ -140,6 +140,28 @@ def test_settings_that_change_on_resume_are_refused_or_logged(capfd):
     assert "AVERAGE_DECAY was 0.9, is None" in capfd.readouterr().err
 
 
+def test_batch_sizes_change_by_a_schedule_as_at_restarts(capfd):
+    """The same examples and losses. FLOPs are counted by rows."""
+    train = lambda directory, steps, *more: main(flags("causal_decoder", FULL_LM, directory, steps, *more))
+    assert train("scheduled", 8, "--gin.BATCH_SCHEDULE={4: 24, 6: 16}") == 0
+    assert "8 rows of 0 + 64 tokens = 512 per batch; 24 rows from step 4, 16 rows from step 6" in capfd.readouterr().err
+    for steps, size in ((3, 8), (5, 24), (8, 16)):
+        assert train("restarted", steps, f"--gin.BATCH_SIZE={size}") == 0
+    assert "BATCH_SIZE was 24, is 16" in capfd.readouterr().err
+    assert losses("restarted") == losses("scheduled") and len(losses("scheduled")) == 8
+    rows = [8, 8, 8, 24, 24, 16, 16, 16]
+    for directory in ("scheduled", "restarted"):
+        lines = [line for line in read_metrics(directory) if line["split"] == "train"]
+        assert [line["flops"] * sum(rows) for line in lines] == [lines[-1]["flops"] * sum(rows[:n]) for n in range(1, 9)]
+    for schedule, says in (
+        ("{5: 3}", "BATCH_SCHEDULE[5] is 3, which is not a multiple of MICROBATCHES=2"),
+        ("{0: 4}", "It must map steps to numbers of rows"),
+        ("{5: 4.5}", "BATCH_SCHEDULE"),
+    ):
+        assert train("wrong", 8, f"--gin.BATCH_SCHEDULE={schedule}", "--gin.MICROBATCHES=2") == 2
+        assert says in capfd.readouterr().err
+
+
 @pytest.mark.exhaustive
 def test_parameters_go_from_a_causal_to_a_prefix_decoder_and_back(capfd):
     assert main(flags("causal_decoder", FULL_LM, "causal", 6)) == 0

@@ -1,6 +1,7 @@
 """Data settings that gin binds. Free of TensorFlow; opens no file."""
 
 import dataclasses
+import math
 import re
 from collections.abc import Callable, Iterable
 from typing import Protocol
@@ -105,6 +106,8 @@ class DataConfig:
       task_feature_lengths: tokens of each feature, such as {"inputs": 512, "targets": 114}. Lengths that follow from the
         objective may be left out.
       batch_size: rows of a batch over all processes.
+      batch_schedule: rows of a batch from given steps on, such as {10_000: 256, 20_000: 512}. Steps before the first of them
+        have `batch_size` rows.
       vocabulary: vocabulary of the run. It replaces those of all tasks except `PassThroughVocabulary`.
       input_vocabulary: vocabulary of an encoder-decoder's inputs, if it differs from that of the targets. None = `vocabulary`.
         The model embeds the ids of both in one table.
@@ -138,6 +141,7 @@ class DataConfig:
     task_feature_lengths: dict[str, int] = dataclasses.field(metadata=macro("TASK_FEATURE_LENGTHS"))
     batch_size: int = dataclasses.field(metadata=macro("BATCH_SIZE"))
     vocabulary: Vocabulary = dataclasses.field(metadata=macro("VOCABULARY"))
+    batch_schedule: dict[int, int] = dataclasses.field(default_factory=dict, metadata=macro("BATCH_SCHEDULE"))
     input_vocabulary: Vocabulary | None = dataclasses.field(default=None, metadata=macro("INPUT_VOCABULARY"))
     special_tokens: SpecialTokens = SpecialTokens()
     objective: str | Objective | None = dataclasses.field(default=None, metadata=macro("OBJECTIVE"))
@@ -164,11 +168,18 @@ class DataConfig:
         for feature, length in self.task_feature_lengths.items():
             if not isinstance(length, int) or isinstance(length, bool) or length <= 0:
                 raise UserError(f'TASK_FEATURE_LENGTHS["{feature}"] is {length!r}. It must be a number of tokens above zero.')
-        if self.batch_size % self.shards:
-            raise UserError(
-                f"BATCH_SIZE is {self.batch_size}, which is not a multiple of DATA_SHARDS={self.shards}. Every shard gives "
-                f"the same number of rows. Change one of them, for example --gin.DATA_SHARDS={_largest_divisor(self)}."
-            )
+        for step, size in self.batch_schedule.items():
+            if not all(isinstance(number, int) and number > 0 for number in (step, size)):
+                raise UserError(
+                    f"BATCH_SCHEDULE has {step!r}: {size!r}. It must map steps to numbers of rows, both above zero, such as "
+                    "{10000: 256}."
+                )
+        for name, size in self.named_batch_sizes():
+            if size % self.shards:
+                raise UserError(
+                    f"{name} is {size}, which is not a multiple of DATA_SHARDS={self.shards}. Every shard gives "
+                    f"the same number of rows. Change one of them, for example --gin.DATA_SHARDS={_largest_divisor(self)}."
+                )
         check_choice("DataConfig.rates_of", self.rates_of, ("examples", "tokens"))
         for name, text in self.texts.items():
             if not isinstance(text, TextFiles):
@@ -180,6 +191,16 @@ class DataConfig:
                 )
         if self.objective is not None:
             get_objective(self.objective)
+
+    def batch_size_at(self, step: int) -> int:
+        """Returns the rows of the batch of a step. The first step is 1."""
+        begun = [first for first in self.batch_schedule if first <= step]
+        return self.batch_schedule[max(begun)] if begun else self.batch_size
+
+    def named_batch_sizes(self) -> list[tuple[str, int]]:
+        """Returns BATCH_SIZE and those of BATCH_SCHEDULE, with their names for messages."""
+        later = sorted(self.batch_schedule.items())
+        return [("BATCH_SIZE", self.batch_size), *((f"BATCH_SCHEDULE[{step}]", size) for step, size in later)]
 
     def vocabulary_of(self, feature: str) -> Vocabulary:
         """Returns the vocabulary of a task's feature."""
@@ -193,7 +214,6 @@ class DataConfig:
             "OBJECTIVE": stable_repr(self.objective),
             "MIXING": str(self.mixing),
             "TASK_FEATURE_LENGTHS": str(dict(sorted(self.task_feature_lengths.items()))),
-            "BATCH_SIZE": str(self.batch_size),
             "DATA_SHARDS": str(self.shards),
             "VOCABULARY": str(self.vocabulary),
             "INPUT_VOCABULARY": str(self.input_vocabulary),
@@ -222,4 +242,5 @@ def stable_repr(value: object) -> str:
 
 
 def _largest_divisor(config: DataConfig) -> int:
-    return max(n for n in range(1, config.shards + 1) if config.batch_size % n == 0)
+    divisor = math.gcd(*(size for _, size in config.named_batch_sizes()))
+    return max(n for n in range(1, config.shards + 1) if divisor % n == 0)

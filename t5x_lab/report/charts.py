@@ -108,7 +108,9 @@ class Axes:
         """Returns the coordinates of a run's steps on each axis."""
         coordinates = {"step": steps.astype(float)}
         if "flops" in self.names:
-            coordinates["flops"] = (steps - run.first_step) * run.number("flops_per_step")
+            has_totals = np.isfinite(run.train["flops"]).any()  # runs of earlier versions have none, and equal steps
+            equal = (steps - run.first_step) * run.number("flops_per_step")
+            coordinates["flops"] = _interpolate(run, "flops", steps) if has_totals else equal
         for key, metric, unit in (("tokens", "tokens_processed", 1.0), ("time", "seconds", self._unit)):
             if key in self.names:
                 coordinates[key] = _interpolate(run, metric, steps) / unit

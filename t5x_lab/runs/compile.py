@@ -26,7 +26,7 @@ from t5x_lab.runs.config.run_config import RunConfig
 from t5x_lab.runs.model.sharded_model import ShardedModel, check_rows
 from t5x_lab.runs.train.assemble import assemble_run
 from t5x_lab.runs.train.batch import ResolvedBatch, resolve_batch
-from t5x_lab.runs.train.training_flops import step_flops
+from t5x_lab.runs.train.training_flops import training_flops
 
 MODES = ("train", "eval", "predict")
 _UNITS = {"B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -88,6 +88,7 @@ def compile_step(run: RunConfig, mode: str = "train", devices: Sequence | None =
       UserError: if the mesh or the batch does not fit the devices, or the architecture cannot generate.
     """
     check_choice("--mode", mode, MODES)
+    run = _with_largest_batch(run)
     devices = list(jax.devices() if devices is None else devices)
     sharded = ShardedModel(run.model, run.mesh_shape, devices, run.sharding)
     network = run.model.network
@@ -98,7 +99,7 @@ def compile_step(run: RunConfig, mode: str = "train", devices: Sequence | None =
     if mode == "predict" and not has_encoder(network):
         lengths = (0, 2 * lengths[1])  # a prompt of the same length as the generated text
     forward_flops = run.data.batch_size * run.model.sequences * round(network.flops(*lengths) / 3)
-    flops = step_flops(run, sharded, lengths) if mode == "train" else forward_flops
+    flops = run.data.batch_size * training_flops(run, sharded.model, *lengths) if mode == "train" else forward_flops
     sequences = run.data.batch_size * run.model.sequences
 
     start = time.monotonic()
@@ -211,6 +212,7 @@ def search(run: RunConfig, devices: Sequence | None = None, topology: str | None
     if chip(kind) is None:
         raise UserError(f'--search needs a device with known memory size. The size of "{kind}" is unknown; pass a --topology.')
     rows = ShardedModel(run.model, run.mesh_shape, None if devices is None else list(devices), run.sharding).row_multiple
+    run = _with_largest_batch(run)
     check_rows(run.data.batch_size, rows)
     lengths = resolve_batch(run.data, run.model.network.architecture).lengths
     policies = sorted(
@@ -239,6 +241,12 @@ def find_best(reports: Sequence[Report]) -> Report | None:
         return round(flops), -report.batch_size, report.bytes_per_device["peak"]
 
     return min((report for report in reports if report.fits), key=cost, default=None)
+
+
+def _with_largest_batch(run: RunConfig) -> RunConfig:
+    """Returns the run with the largest batch size of its schedule, for which there must be memory."""
+    largest = max(size for _, size in run.data.named_batch_sizes())
+    return dataclasses.replace(run, data=dataclasses.replace(run.data, batch_size=largest, batch_schedule={}))
 
 
 def _replace_settings(run: RunConfig, batch_size: int, microbatches: int, policy: str) -> RunConfig:

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from t5x_lab.config.errors import UserError
 from t5x_lab.models.classifier import make_model
 from t5x_lab.runs.config.run_config import RunConfig
 from t5x_lab.runs.train.batch import resolve_batch
@@ -29,6 +30,8 @@ def step_cost(run: RunConfig) -> StepCost:
     Raises:
       UserError: for invalid settings.
     """
+    if run.data.batch_schedule:
+        raise UserError("BATCH_SCHEDULE is set, but the steps of a study's run must have equal costs. Remove it.")
     model = make_model(run.model)
     lengths = resolve_batch(run.data, run.model.network.architecture).lengths
     tokens = run.data.batch_size * run.model.sequences * sum(lengths)

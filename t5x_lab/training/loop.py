@@ -45,20 +45,20 @@ class Budget:
     Attributes:
       steps, tokens: limits counted from the start of the run. Infinite = no limit.
       processed: tokens processed so far.
-      max_per_step: maximum number of tokens of a batch.
+      max_tokens: function that returns the maximum number of tokens of a step's batch.
     """
 
     steps: float = math.inf
     tokens: float = math.inf
     processed: int = 0
-    max_per_step: int = 0
+    max_tokens: Callable[[int], int] = lambda step: 0
 
     def is_spent(self, step: int) -> bool:
         return step >= self.steps or self.processed >= self.tokens
 
     def may_be_spent(self, step: int) -> bool:
         """Returns whether the budget may be spent after `step`, whose tokens are not known before it finishes."""
-        return step >= self.steps or self.processed + self.max_per_step >= self.tokens
+        return step >= self.steps or self.processed + self.max_tokens(step) >= self.tokens
 
 
 def train(

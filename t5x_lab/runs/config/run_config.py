@@ -104,11 +104,12 @@ class RunConfig:
             )
         if not self.model_dir:
             raise UserError("MODEL_DIR is empty. Set it to the run directory.")
-        if self.data.batch_size % self.microbatches:
-            raise UserError(
-                f"BATCH_SIZE is {self.data.batch_size}, which is not a multiple of MICROBATCHES={self.microbatches}. All "
-                "microbatches must have the same number of rows."
-            )
+        for name, size in self.data.named_batch_sizes():
+            if size % self.microbatches:
+                raise UserError(
+                    f"{name} is {size}, which is not a multiple of MICROBATCHES={self.microbatches}. All microbatches must "
+                    "have the same number of rows."
+                )
         self.mesh_shape  # noqa: B018  (raises for an invalid mesh)
 
     def identity(self) -> dict[str, str]:

@@ -124,6 +124,8 @@ def assemble_run(run: RunConfig, sharded: ShardedModel, batch: ResolvedBatch, st
             "A network with dtype float16 cannot be trained: most gradients are below its smallest number and would be 0. Set "
             f"{gin_flag(f'{type(run.model.network).__name__}.dtype', 'bfloat16')} (or float32)."
         )
+    for _, size in run.data.named_batch_sizes():
+        check_rows(size // run.microbatches, sharded.row_multiple)
     call_user_code(
         f"The model fails on a batch of {', '.join(batch.features)}",
         lambda: jax.eval_shape(model.loss, model.abstract_params, batch.features),

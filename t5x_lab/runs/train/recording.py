@@ -1,7 +1,7 @@
 """Recording of training steps and evaluations."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -28,8 +28,12 @@ class Recorder:
       state: initial state, whose counters are continued.
       clock: clock of the run.
       task_names: names of the tasks whose tokens are counted separately.
-      flops: FLOPs of a step per device.
+      step_flops: function that returns the FLOPs of a step on all devices.
+      flops: FLOPs of earlier steps, on all devices.
       hooks: hooks that receive the metrics.
+
+    Attributes:
+      flops: FLOPs of all steps so far, on all devices.
     """
 
     def __init__(
@@ -38,6 +42,7 @@ class Recorder:
         state: TrainState,
         clock: Clock,
         task_names: list[str],
+        step_flops: Callable[[int], float],
         flops: float,
         hooks: Hooks,
     ):
@@ -46,8 +51,9 @@ class Recorder:
         self._eval_period, self._last_step = run.eval_period, run.train_steps  # steps at which counts per task are recorded
         self._totals = {name: read_counter(state.counters[name]) for name in COUNTERS}
         self._by_task = [read_counter(counter) for counter in state.counters["task_tokens"]]
-        self._flops = flops
-        self._peak = peak_flops(jax.devices()[0].device_kind)
+        self._step_flops, self.flops = step_flops, flops
+        peak = peak_flops(jax.devices()[0].device_kind)
+        self._peak = peak and peak * jax.device_count()
 
     def step(self, step: int, metrics: dict) -> None:
         """Records a training step's metrics."""
@@ -55,9 +61,10 @@ class Recorder:
             self._totals[name] += metrics[name]
         for task, tokens in enumerate(metrics.pop("task_tokens")):
             self._by_task[task] += tokens
-        speed = self._flops / metrics["seconds_per_step"]
+        self.flops += self._step_flops(step)
+        speed = self._step_flops(step) / metrics["seconds_per_step"]
         goodput = self._clock.add(metrics["seconds_per_step"])
-        metrics = {**metrics, **self._totals, "mfu": speed / self._peak if self._peak else None}
+        metrics = {**metrics, **self._totals, "flops": self.flops, "mfu": speed / self._peak if self._peak else None}
         metrics |= {"goodput": goodput, "seconds": self._clock.seconds}
         if len(self._task_names) > 1 and (step % self._eval_period == 0 or step == self._last_step):
             by_task = zip(self._task_names, self._by_task, strict=True)

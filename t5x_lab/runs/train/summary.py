@@ -12,6 +12,7 @@ from t5x_lab.checkpoints.layout import finished_steps
 from t5x_lab.config.errors import NotHere, UserError, write_error
 from t5x_lab.config.json_files import write_json
 from t5x_lab.config.object_storage import retry
+from t5x_lab.data.config import DataConfig
 from t5x_lab.networks.config import DTYPES, TransformerShape
 from t5x_lab.networks.network import additional_ids, check_length
 from t5x_lab.observe.hardware import peak_flops
@@ -26,13 +27,13 @@ from t5x_lab.runs.model.sharded_model import ShardedModel
 from t5x_lab.runs.train.assemble import assemble_run
 from t5x_lab.runs.train.batch import ResolvedBatch, resolve_batch
 from t5x_lab.runs.train.starting_point import check_fits, find_starting_point
-from t5x_lab.runs.train.training_flops import step_flops
+from t5x_lab.runs.train.training_flops import training_flops
 from t5x_lab.training.loop import Budget
 
 
 def make_budget(run: RunConfig, lengths: tuple[int, int], processed: int) -> Budget:
     """Returns the budget of a run that has processed `processed` tokens. `lengths`: encoder and decoder length."""
-    max_tokens = run.data.batch_size * run.model.sequences * sum(lengths)
+    max_tokens = lambda step: run.data.batch_size_at(step) * run.model.sequences * sum(lengths)
     return Budget(run.train_steps or math.inf, run.train_tokens or math.inf, processed, max_tokens)
 
 
@@ -40,7 +41,11 @@ def last_step(budget: Budget, first_step: int) -> int:
     """Returns the number of the last step; for a token budget, an estimate without padding."""
     if budget.steps < math.inf:
         return int(budget.steps)
-    return first_step + math.ceil((budget.tokens - budget.processed) / budget.max_per_step)
+    step, processed = first_step, budget.processed
+    while processed < budget.tokens:
+        step += 1
+        processed += budget.max_tokens(step)
+    return step
 
 
 def dry_run(config: GinConfig) -> str:
@@ -60,7 +65,7 @@ def dry_run(config: GinConfig) -> str:
     except Exception as error:  # a remote directory that is not reachable from this machine
         start = f"The starting point is unknown: {_unreadable(run)} cannot be read from here ({type(error).__name__})."
     check_length(run.model.network, max(lengths))
-    text = banner(describe_run(run, sharded, lengths), 0, make_budget(run, lengths, 0))
+    text = banner(describe_run(run, sharded, lengths), run.data, 0, make_budget(run, lengths, 0))
     return "\n".join([with_model_info(config, sharded), text, start, *notes])
 
 
@@ -94,8 +99,10 @@ def with_model_info(config: GinConfig, sharded: ShardedModel) -> str:
     return f"{config.used_text}\n{model_info(sharded.model, sharded.partitioner)}"
 
 
-def describe_run(run: RunConfig, sharded: ShardedModel, lengths: tuple[int, int]) -> dict[str, Any]:
+def describe_run(run: RunConfig, sharded: ShardedModel, lengths: tuple[int, int], first_step: int = 0) -> dict[str, Any]:
     """Returns the content of run.json. `lengths`: encoder and decoder length."""
+    rows = run.data.batch_size_at(first_step + 1)
+    flops = training_flops(run, sharded.model, *lengths)
     kind = sharded.mesh.devices.flat[0].device_kind
     return {
         "version": __version__,
@@ -103,12 +110,13 @@ def describe_run(run: RunConfig, sharded: ShardedModel, lengths: tuple[int, int]
         "num_parameters": sharded.model.num_parameters,
         "attention": _attention(run),
         "mixture_or_task_name": run.data.mixture_or_task_name,
-        "rows": run.data.batch_size * run.model.sequences,
+        "rows": rows * run.model.sequences,
         "encoder_length": lengths[0],
         "decoder_length": lengths[1],
         "train_steps": run.train_steps,
         "train_tokens": run.train_tokens,
-        "flops_per_step": step_flops(run, sharded, lengths),
+        "flops_per_step": rows * flops,
+        "flops_per_row": flops,
         "devices": sharded.mesh.size,
         "device_kind": kind,
         "peak_flops": peak_flops(kind),
@@ -118,21 +126,25 @@ def describe_run(run: RunConfig, sharded: ShardedModel, lengths: tuple[int, int]
     }
 
 
-def banner(facts: Mapping[str, Any], first_step: int, budget: Budget) -> str:
+def banner(facts: Mapping[str, Any], data: DataConfig, first_step: int, budget: Budget) -> str:
     """Returns the summary that is logged before training."""
-    end = last_step(budget, first_step)
-    steps, peak = end - first_step, facts["peak_flops"]
+    end, peak = last_step(budget, first_step), facts["peak_flops"]
+    rows = sum(map(data.batch_size_at, range(first_step + 1, end + 1)))
+    sequences = facts["rows"] // data.batch_size_at(first_step + 1)
     encoder, decoder = facts["encoder_length"], facts["decoder_length"]
     tokens = facts["rows"] * (encoder + decoder)
+    later = {step: size for step, size in sorted(data.batch_schedule.items()) if first_step + 1 < step <= end}
+    schedule = ", ".join(f"{size * sequences:,} rows from step {step:,}" for step, size in later.items())
     return "\n".join(
         [
             f"devices     {facts['devices']} x {facts['device_kind']}, {facts['processes']} process(es), mesh {facts['mesh']}",
             f"model       {facts['architecture']}, {facts['num_parameters']:,} parameters"
             + (f", attention in {facts['attention']}" if facts["attention"] else ""),
             f"data        {facts['mixture_or_task_name']}, {facts['rows']} rows of {encoder} + {decoder} tokens = {tokens:,} "
-            "per batch",
-            f"steps       {first_step} to {'about ' if facts['train_tokens'] else ''}{end}: {tokens * steps:,} tokens with "
-            f"padding, {float(facts['flops_per_step'] * steps):.3g} FLOPs (forward and backward, full attention)",
+            f"per batch{'; ' if schedule else ''}{schedule}",
+            f"steps       {first_step} to {'about ' if facts['train_tokens'] else ''}{end}: "
+            f"{rows * sequences * (encoder + decoder):,} tokens with padding, {float(facts['flops_per_row'] * rows):.3g} FLOPs "
+            "(forward and backward, full attention)",
             f"MFU         these FLOPs, without recomputation, relative to {peak:.3g} FLOP/s per device"
             if peak
             else "MFU         not available: the peak FLOP/s of this device are unknown",

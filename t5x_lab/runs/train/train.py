@@ -4,7 +4,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -92,14 +92,13 @@ def train(config: GinConfig, start_up: StartUp | None = None) -> None:
             if is_report_outdated(job.run.model_dir):
                 write_pictures(job.run.model_dir)
             return
-        facts = describe_run(job.run, job.sharded, job.batch.lengths)
-        log(banner(facts, job.first_step, job.budget))
+        facts = describe_run(job.run, job.sharded, job.batch.lengths, job.first_step)
+        log(banner(facts, job.run.data, job.first_step, job.budget))
         if job.starting_point.step is not None:
             clock = restore_clock(job.run, job.checkpoints.directory / str(job.starting_point.step), started=clock.began)
         hooks = Hooks(job.run.hooks, log)
-        recorder = Recorder(
-            job.run, job.state, clock, job.batch.counted_tasks, facts["flops_per_step"] / job.sharded.mesh.size, hooks
-        )
+        flops = lambda step: job.run.data.batch_size_at(step) * facts["flops_per_row"]
+        recorder = Recorder(job.run, job.state, clock, job.batch.counted_tasks, flops, flops_before(job, facts), hooks)
         stack.callback(recorder.close)
         saver = make_saver(job, clock, recorder, hooks)
         profiled = Profiled(job.training.step, f"{job.run.model_dir}/profile", job.run.profile_steps)
@@ -210,7 +209,7 @@ def prepare(config: GinConfig, stack: contextlib.ExitStack) -> Job:
     fixed = frozen_task_bindings(config.text, run.data.mixture_or_task_name, run.train_steps, run.eval_period)
     config = GinConfig((), (config.text, f"SpecialTokens.input_eos = {tasks.input_eos}", *fixed))
     with reject_stateful_functions():  # a checkpoint could not store their position
-        batches = pipeline.SeqioBatches(tasks, run.data, run.seed, sharded.rows(run.data.batch_size))
+        batches = pipeline.SeqioBatches(tasks, run.data, run.seed, sharded.rows)
     evaluations = prepare_evaluations(run, config, sharded)
 
     make_run_directory(run.model_dir)
@@ -224,6 +223,7 @@ def prepare(config: GinConfig, stack: contextlib.ExitStack) -> Job:
     stack.push(checkpoints.close)
     with waiting_for("the state that the run starts from, in all processes"):
         state = first_state(run, training, checkpoints, start, batches)
+    batches.step = int(state.step)
     if jax.process_index() == 0:
         write_run_files(run, config.text, sharded)
     budget = make_budget(run, batch.lengths, read_counter(state.counters["tokens_processed"]))
@@ -294,12 +294,20 @@ def restore_clock(run: RunConfig, checkpoint: epath.Path, started: float) -> Clo
     return clock
 
 
+def flops_before(job: Job, facts: Mapping[str, Any]) -> float:
+    """Returns the FLOPs of the run's steps before the first step of this process."""
+    if job.starting_point.step is None:
+        return 0.0
+    stored = read_info(job.checkpoints.directory / str(job.starting_point.step)).get("flops")
+    return job.first_step * facts["flops_per_step"] if stored is None else stored  # an earlier version stored none
+
+
 def make_saver(job: Job, clock: Clock, recorder: Recorder, hooks: Hooks) -> Saver:
     return Saver(
         job.checkpoints,
         job.run.saving,
         job.batches,
-        notes=lambda: {"clock": clock.state()},
+        notes=lambda: {"clock": clock.state(), "flops": recorder.flops},
         saving=hooks.saving,
         saved=hooks.save,
         agree=broadcast,

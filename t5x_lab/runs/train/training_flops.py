@@ -12,12 +12,6 @@ from t5x_lab.networks.flops import traced_flops
 from t5x_lab.networks.wrapper import replace_remat_policy
 from t5x_lab.optim.groups import flat_names, merge, select, trained_predicate
 from t5x_lab.runs.config.run_config import RunConfig
-from t5x_lab.runs.model.sharded_model import ShardedModel
-
-
-def step_flops(run: RunConfig, sharded: ShardedModel, lengths: tuple[int, int]) -> int:
-    """Returns the FLOPs of a training step on all devices. `lengths`: encoder and decoder length."""
-    return run.data.batch_size * training_flops(run, sharded.model, *lengths)
 
 
 def training_flops(run: RunConfig, model: Model, encoder_length: int, decoder_length: int) -> int:
