@@ -83,17 +83,19 @@ ENCODER_DECODER = (
 
 
 @pytest.mark.parametrize(
-    "bindings",
+    "bindings, numbers",
     [
-        exhaustive(('MESH = "fsdp=4"', 'TASK_FEATURE_LENGTHS = {"targets": 64}')),
-        exhaustive(('MESH = "fsdp=2,tensor=2"', *ENCODER_DECODER)),
+        exhaustive(('MESH = "fsdp=4"', 'TASK_FEATURE_LENGTHS = {"targets": 64}'), (1, 2, 4)),
+        exhaustive(('MESH = "fsdp=2,tensor=2"', *ENCODER_DECODER), (1, 2, 4)),
+        exhaustive(('MESH = "data=4"', 'TASK_FEATURE_LENGTHS = {"targets": 64}'), (1, 2)),
+        exhaustive(('MESH = "data=2,tensor=2"', *ENCODER_DECODER), (1,)),
     ],
-    ids=["decoder", "encoder_decoder with dropout"],
+    ids=["decoder", "encoder_decoder with dropout", "replicated decoder", "partly replicated encoder_decoder"],
 )
-def test_every_gradient_crosses_slices_once_a_step_however_many_microbatches(bindings):
+def test_every_gradient_crosses_slices_once_a_step_however_many_microbatches(bindings, numbers):
     """Gradients cross slices in float32, each device its share. No other large arrays cross slices."""
     sent = []
-    for microbatches in (1, 2, 4):
+    for microbatches in numbers:
         run = tiny_run("BATCH_SIZE = 64", f"MICROBATCHES = {microbatches}", *bindings)
         report = compile_step(run, devices=topology_devices("v5e:2x2", num_slices=2))
         received = report.between_slices["recv"]["bytes"]

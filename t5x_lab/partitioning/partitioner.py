@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.partitioning.mesh import SLICES
-from t5x_lab.partitioning.rules import ACTIVATION_RULES, ShardingRules, is_axes, mesh_axes_of, num_parts
+from t5x_lab.partitioning.rules import ACTIVATION_RULES, ShardingRules, is_axes, mesh_axes_of, num_parts, split_further
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -85,13 +85,15 @@ class Partitioner:
         """Returns the number of shards of the rows; within `sum_over_slices`, of a slice's rows."""
         return self.batch_shards // (self.slices if _in_one_slice.get() else 1)
 
-    def sum_over_slices(self, function: Callable) -> Callable:
+    def sum_over_slices(self, function: Callable, shardings: Any) -> Callable:
         """Returns (shared, rows) -> sum of function(slice, shared, rows of the slice) over slices.
 
-        Slices communicate once, at the end. Automatic sharding would communicate in every microbatch.
+        Slices communicate once, at the end. Automatic sharding would communicate in every microbatch, and every device would
+        send all of a gradient that a slice does not split. Here each device sends its share, and the devices of a slice gather.
 
         Args:
-          function: function (slice int [], shared, rows) -> tree of sums. `slice` is None if there is only one.
+          function: function (slice int [], shared, rows) -> (gradients, other sums). `slice` is None if there is only one.
+          shardings: shardings of the gradients.
         """
         if self.slices == 1:
             return lambda shared, rows: function(None, shared, rows)
@@ -108,9 +110,23 @@ class Partitioner:
                 sums = mapped(jnp.arange(self.slices), shared, jax.tree.map(split_by_slice, rows))
             finally:
                 _in_one_slice.reset(token)
-            return jax.tree.map(lambda x: jnp.sum(x, axis=0), sums)
+            gradients, others = sums
+            return jax.tree.map(self._sum_shares, gradients, shardings), jax.tree.map(lambda x: jnp.sum(x, axis=0), others)
 
         return sum_slices
+
+    def _sum_shares(self, of_slices: jax.Array, sharding: NamedSharding) -> jax.Array:
+        """Returns the sum of an array [slices, ...] over slices, in a sharding, after each device has summed a share of it."""
+        entries = split_further(sharding.spec, of_slices.shape[1:], {**self.mesh.shape, SLICES: 1})
+
+        def sum_share(share):
+            # As a vector, which is sent without the padding of a TPU's tiles.
+            vector = jax.lax.optimization_barrier(share.ravel())
+            return jax.lax.optimization_barrier(jax.lax.psum(vector, SLICES)).reshape(share.shape[1:])
+
+        of_share = PartitionSpec(SLICES, *entries), PartitionSpec(*entries)
+        shares = jax.shard_map(sum_share, mesh=self.mesh, in_specs=of_share[:1], out_specs=of_share[1], check_vma=False)
+        return jax.lax.with_sharding_constraint(shares(of_slices), sharding)
 
     def processes_by_shard(self) -> np.ndarray:
         """Returns the process index of each device, int [batch shards, devices per shard]."""

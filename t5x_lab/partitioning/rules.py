@@ -132,6 +132,23 @@ def num_parts(sizes: Mapping[str, int], entry: str | tuple[str, ...] | None) -> 
     return math.prod(sizes[axis] for axis in mesh_axes_of(entry))
 
 
+def split_further(spec: PartitionSpec, shape: Sequence[int], sizes: Mapping[str, int]) -> PartitionSpec:
+    """Returns a partition spec that also splits over the mesh axes that `spec` leaves out, where dimensions are divisible.
+
+    Args:
+      spec: partition spec of an array.
+      shape: its shape.
+      sizes: sizes of the mesh axes.
+    """
+    entries = [mesh_axes_of(entry) for entry in (*spec, *[None] * (len(shape) - len(spec)))]
+    for axis in [axis for axis, size in sizes.items() if size > 1 and not any(axis in entry for entry in entries)]:
+        parts = [size // num_parts(sizes, entry) for size, entry in zip(shape, entries, strict=True)]
+        divisible = [i for i, part in enumerate(parts) if part % sizes[axis] == 0]
+        if divisible:
+            entries[max(divisible, key=lambda i: parts[i])] += (axis,)
+    return PartitionSpec(*(entry or None for entry in entries))
+
+
 def mesh_axes_of(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
     return () if entry is None else (entry,) if isinstance(entry, str) else entry
 

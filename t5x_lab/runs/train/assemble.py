@@ -79,7 +79,9 @@ def assemble(
         functools.partial(current_rates, optimizer),
         seed=seed,
         microbatches=microbatches,
-        sum_over_slices=sharded.partitioner.sum_over_slices,
+        sum_over_slices=functools.partial(
+            sharded.partitioner.sum_over_slices, shardings=select(sharded.param_shardings, is_trained)
+        ),
         is_trained=is_trained,
         statistics=statistics,
         skip_bad_steps=skip_bad_steps,
