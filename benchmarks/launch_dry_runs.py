@@ -1,8 +1,8 @@
 """Launch files for 1, 4 and 64 hosts and for two slices, started with processes of this machine in the place of hosts.
 
-`t5x_lab launch` writes the files. In the place of srun and of GKE's JobSet controller are functions that set the variables that these
-set. In the place of `t5x_lab` is this program, which joins the other processes as `t5x_lab train --distributed` does; the first
-one compares numbers and arguments of all. Nothing is trained: tests/test_launch.py trains with two processes.
+`t5x_lab launch` writes the files. In the place of srun and of GKE's JobSet controller are functions that set the variables that
+these set. In the place of `t5x_lab` is this program, which joins the other processes as `t5x_lab train --distributed` does; the
+first one compares numbers and arguments of all. Nothing is trained: tests/test_launch.py trains with two processes.
 
     python benchmarks/launch_dry_runs.py [--hosts=1 --hosts=4 --hosts=64]
 """
@@ -26,6 +26,7 @@ RUN = [
     "--gin.TRAIN_STEPS=1", "--gin.MODEL_DIR=gs://bucket/run",
 ]  # fmt: skip
 SLICES = {1: "v5e:2x2", 4: "v5e:4x4", 64: "v5p:4x8x8"}  # of this number of hosts
+MEGASCALE = ("MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID")
 LIMIT = 600  # seconds until hosts that have not found each other count as lost
 SRUN = """
 for ((i = 0; i < SLURM_NTASKS; i++)); do SLURM_PROCID=$i SLURM_LOCALID=0 "${@:2}" & done
@@ -36,7 +37,7 @@ exit $status
 
 
 def join(argv: Sequence[str]) -> None:
-    """Joins the other hosts in the place of `t5x_lab`. The first prints how many there are, and whether their arguments agree."""
+    """Joins the other hosts in the place of `t5x_lab`. The first prints how many there are, and how many commands they have."""
     own = {name: value for name, _, value in (flag.partition("=") for flag in argv)}
     common = [flag for flag in argv if not flag.startswith("--process_id")]
     if not own.keys() & {"--distributed", "--coordinator_address"}:
