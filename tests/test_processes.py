@@ -14,6 +14,7 @@ from runs_of_text import FULL_LM, flags, losses
 
 from t5x_lab.checkpoints.layout import read_info
 from t5x_lab.cli.main import main
+from t5x_lab.partitioning.waiting import find_slow
 
 pytestmark = pytest.mark.slow
 
@@ -132,6 +133,37 @@ def test_a_process_that_waits_for_long_says_for_what_and_ends():
     assert "minutes for step " in processes[0].output() and "WAIT_MINUTES" in processes[0].output()
     assert re.search(r"Process 1 is in on_step of .*sleeping.py, line 12\.", processes[0].output()), processes[0].output()
     assert processes[1].wait() != 0  # JAX finds that the first one is gone
+
+
+@pytest.mark.exhaustive
+def test_a_slow_process_is_named_by_the_first():
+    pathlib.Path("slow.py").write_text(
+        "import time\nimport gin\nimport jax\nfrom t5x_lab.partitioning import waiting\n\nwaiting._COMPARED_SECONDS = 1e9\n\n\n"
+        "@gin.configurable\nclass Slow:\n    every_process = True\n\n    def on_step(self, step, metrics):\n"
+        "        if step == 30:\n            waiting._COMPARED_SECONDS = 10.0  # the start does not count\n"
+        "        if jax.process_index() == 1:\n            time.sleep(0.5)\n"
+    )
+    pathlib.Path("slow.gin").write_text("import slow\nHOOKS = (@Slow(), @Console(), @JsonLines())\n")
+    processes = start_two_processes("two", 100_000, "--gin_file=slow.gin")
+    processes[0].wait_until(lambda: len(losses("two")) > 1 and "slows the others" in processes[0].output())
+    for process in processes:
+        process.kill()
+    says = r"Process 1 slows the others: .* Most often it was in on_step of .*slow.py, line 17\."
+    assert re.search(says, processes[0].output()), processes[0].output()
+
+
+@pytest.mark.parametrize(
+    "waited, slow",
+    [
+        ({}, []),
+        ({0: 50.0, 1: 2.0}, [1]),
+        ({0: 50.0, 1: 45.0}, []),
+        ({0: 2.0, 1: 50.0, 2: 55.0, 3: 1.0}, [0, 3]),
+        ({0: 2.0, 1: 50.0, 2: 3.0}, []),  # one that waits more than most, for its own reasons
+    ],
+)
+def test_a_slow_process_waits_less_than_the_others(waited, slow):
+    assert find_slow(waited, 60.0) == slow
 
 
 @pytest.mark.exhaustive

@@ -1,10 +1,12 @@
 """Timeouts for waiting for other processes, so that a run does not hang silently, and what each process is doing meanwhile.
 
 JAX's heartbeats detect a process that died, but not one that is alive and blocked, for example in a hook or by slow storage.
-Every process therefore reports to the coordinator where it is, and one that waits for long says where the others are.
+Every process therefore reports to the coordinator where it is, and one that waits for long says where the others are. The first
+process also compares for how long each of them waits: the others wait for one that is slow.
 """
 
 import atexit
+import collections
 import contextlib
 import faulthandler
 import itertools
@@ -32,9 +34,14 @@ _MOST_NAMED = 10  # processes in a sentence
 _PACKAGE = str(pathlib.Path(__file__).parents[1])
 _FIRST_WARNING = 60.0  # seconds of waiting after which the log says for whom
 
+_COMPARED_SECONDS = 60.0  # over which waiting times are compared
+_SLOW_SHARE = 0.25  # of these seconds that others wait more than a slow process
+
 _limit_minutes = 30.0
 _has_ended = threading.Event()
 _event = ""  # what this process waits for
+_since: float | None = None  # when it began to wait for other processes
+_waited = 0.0  # seconds that it waited for them before
 
 
 def limit_waiting(minutes: float) -> None:
@@ -44,9 +51,14 @@ def limit_waiting(minutes: float) -> None:
 
 
 @contextlib.contextmanager
-def waiting_for(event: str) -> Iterator[None]:
-    """Exits this process if the block exceeds the timeout. A single process has no timeout."""
-    global _event
+def waiting_for(event: str, is_of_others: bool = True) -> Iterator[None]:
+    """Exits this process if the block exceeds the timeout. A single process has no timeout.
+
+    Args:
+      event: the event, for messages.
+      is_of_others: whether other processes take part in it.
+    """
+    global _event, _since, _waited
     if jax.process_count() == 1:
         yield
         return
@@ -55,11 +67,16 @@ def waiting_for(event: str) -> Iterator[None]:
     timer = threading.Timer(first, _warn_and_exit, (event, first, is_over))
     timer.daemon = True
     before, _event = _event, event
+    is_counted = is_of_others and _since is None  # not inside another wait
+    if is_counted:
+        _since = time.monotonic()
     timer.start()
     try:
         yield
     finally:
         _event = before
+        if is_counted and _since is not None:
+            _waited, _since = _waited + time.monotonic() - _since, None
         is_over.set()
         timer.cancel()
 
@@ -73,7 +90,7 @@ def fetch(tree: Any, event: str) -> Any:
 def start_reports() -> None:
     """Reports every few seconds to the coordinator what this process does. Call it in the main thread.
 
-    The first process also logs which of the others no longer report.
+    The first process also logs which of the others no longer report, and which the others wait for.
     """
     threads = [threading.Thread(target=_report, args=(threading.main_thread().ident,), name="reports", daemon=True)]
     if jax.process_index() == 0:
@@ -91,7 +108,10 @@ def _end_reports(threads: Sequence[threading.Thread]) -> None:
 
 def _report(thread: int) -> None:
     for number in itertools.count():
-        _send({"number": number, "waits": _event, "line": _current_line(thread)})
+        since = _since
+        waited = _waited + (0.0 if since is None else time.monotonic() - since)
+        is_busy = since is None
+        _send({"number": number, "waits": _event, "line": _current_line(thread), "waited": waited, "is_busy": is_busy})
         if _has_ended.wait(SECONDS_BETWEEN_REPORTS):
             _send({"number": _LAST, "waits": "the end of the others", "line": ""})
             return
@@ -105,6 +125,7 @@ def _send(report: Mapping[str, Any]) -> None:
 def _watch() -> None:
     last: dict[int, tuple[int, float]] = {}  # numbers of reports, and when they were first read
     silent: set[int] = set()
+    speeds = _Speeds()
     while not _has_ended.wait(SECONDS_BETWEEN_REPORTS):
         now, reports = time.monotonic(), _read_reports()
         for index, report in reports.items():
@@ -114,6 +135,56 @@ def _watch() -> None:
             elif report["number"] != _LAST and now - last[index][1] > _SILENCE and index not in silent:
                 silent.add(index)
                 log(f"Process {index} has sent no report for {now - last[index][1]:.0f} s. It was {_describe(report)}.")
+        if message := speeds.compare(now, reports):
+            log(message)
+
+
+class _Speeds:
+    """Waiting times of all processes over the last minute. The process that the others wait for waits least."""
+
+    def __init__(self) -> None:
+        self._before: collections.deque[tuple[float, dict[int, dict[str, Any]]]] = collections.deque()
+        self._slow: list[int] = []
+
+    def compare(self, now: float, reports: dict[int, dict[str, Any]]) -> str:
+        """Returns a sentence when other processes than before are slow, "" otherwise.
+
+        Args:
+          now: time in seconds.
+          reports: the latest reports.
+        """
+        self._before.append((now, reports))
+        while len(self._before) > 1 and now - self._before[1][0] >= _COMPARED_SECONDS:
+            self._before.popleft()
+        began, first = self._before[0]
+        if now - began < _COMPARED_SECONDS:
+            return ""
+        waited = {index: report["waited"] - first[index]["waited"] for index, report in reports.items() if index in first}
+        slow = find_slow(waited, now - began)
+        is_new, self._slow = slow != self._slow, slow
+        if not slow or not is_new:
+            return ""
+        places = collections.Counter(
+            _describe(report) for _, before in self._before for index, report in before.items()
+            if index in slow and report["is_busy"]
+        )  # fmt: skip
+        place = f" Most often it was {places.most_common(1)[0][0]}." if places else ""
+        return (
+            f"Process {_join(slow)} slows the others: of the last {now - began:.0f} s it waited {waited[slow[0]]:.0f} s for "
+            f"them, and they waited up to {max(waited.values()):.0f} s.{place}"
+        )
+
+
+def find_slow(waited: Mapping[int, float], seconds: float) -> list[int]:
+    """Returns the processes that waited much less than the others, unless most did.
+
+    Args:
+      waited: seconds of waiting by process.
+      seconds: seconds in which they waited.
+    """
+    most = max(waited.values(), default=0.0)
+    slow = [index for index, own in sorted(waited.items()) if most - own > _SLOW_SHARE * seconds]
+    return slow if 2 * len(slow) <= len(waited) else []
 
 
 def _current_line(thread: int) -> str:

@@ -108,7 +108,7 @@ def train(
             if is_first:
                 log("Reading the first batch.")
             before = time.monotonic()
-            with waiting_for(f"the data of step {step}"):
+            with waiting_for(f"the data of step {step}", is_of_others=False):
                 batch = next(batches)
             wait = time.monotonic() - before
             if is_first:
