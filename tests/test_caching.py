@@ -22,7 +22,8 @@ from t5x_lab.config.errors import UserError
 from t5x_lab.data.cache import reading as caches
 from t5x_lab.data.cache import writing as caching
 from t5x_lab.data.config import DataConfig, Mixing, TextFiles
-from t5x_lab.data.pipeline.batches import EvalBatches, SeqioBatches, resolve_tasks
+from t5x_lab.data.pipeline.batches import SeqioBatches, resolve_tasks
+from t5x_lab.data.pipeline.evaluation_batches import EvalBatches
 from t5x_lab.data.sources import text_files as sources
 from t5x_lab.data.vocabularies.config import ByteVocabulary
 

@@ -17,7 +17,8 @@ from t5x_lab.config.gin_files import PACKAGE_GIN
 from t5x_lab.data.config import DataConfig
 from t5x_lab.data.objectives.named import OBJECTIVES
 from t5x_lab.data.packing.feature_converter import FeatureConverter
-from t5x_lab.data.pipeline.batches import SeqioBatches, eval_batches, resolve_tasks
+from t5x_lab.data.pipeline.batches import SeqioBatches, resolve_tasks
+from t5x_lab.data.pipeline.evaluation_batches import eval_batches
 from t5x_lab.data.vocabularies.config import ByteVocabulary
 from t5x_lab.observe.metrics import read_metrics
 from t5x_lab.runs.config.gin_config import GinConfig

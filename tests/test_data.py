@@ -22,8 +22,9 @@ from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
 from t5x_lab.data import environment
 from t5x_lab.data.config import DataConfig, TextFiles
-from t5x_lab.data.pipeline.batches import EvalBatches, SeqioBatches, eval_batches, resolve_tasks
+from t5x_lab.data.pipeline.batches import SeqioBatches, resolve_tasks
 from t5x_lab.data.pipeline.checks import check_vocabulary
+from t5x_lab.data.pipeline.evaluation_batches import EvalBatches, eval_batches
 from t5x_lab.data.sources import resumable
 from t5x_lab.data.sources.resumable import numbered_chunks, resumable_reader
 from t5x_lab.data.sources.text_files import text_files

@@ -19,7 +19,8 @@ from t5x_lab.checkpoints.formats.huggingface import directory as huggingface
 from t5x_lab.checkpoints.formats.location import find
 from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
-from t5x_lab.data.pipeline.batches import resolve_tasks, training_shard
+from t5x_lab.data.pipeline.batches import resolve_tasks
+from t5x_lab.data.pipeline.rows import training_shard
 from t5x_lab.data.vocabularies.build import build_vocabulary
 from t5x_lab.data.vocabularies.config import SpecialTokens
 from t5x_lab.decoding.beam_search import BeamConfig

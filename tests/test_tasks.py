@@ -19,7 +19,8 @@ from t5x_lab.cli.main import main
 from t5x_lab.config.errors import UserError
 from t5x_lab.data.config import DataConfig
 from t5x_lab.data.objectives.named import OBJECTIVES
-from t5x_lab.data.pipeline.batches import SeqioBatches, eval_batches, resolve_tasks
+from t5x_lab.data.pipeline.batches import SeqioBatches, resolve_tasks
+from t5x_lab.data.pipeline.evaluation_batches import eval_batches
 from t5x_lab.data.tasks import names as tasks
 from t5x_lab.data.vocabularies.build import build_vocabulary, sentinel_ids
 from t5x_lab.data.vocabularies.config import ByteVocabulary, SentencePieceVocabulary

@@ -84,7 +84,7 @@ def _read_unigram_loss(config: GinConfig, path: epath.Path) -> float:
 def unigram_loss(config: GinConfig) -> float:
     """Returns the cross-entropy of held-out tokens under add-one unigram frequencies of the training text, in nats."""
     load_data_layer()
-    from t5x_lab.data.pipeline.batches import eval_batches
+    from t5x_lab.data.pipeline.evaluation_batches import eval_batches
     from t5x_lab.data.tasks.mixture import resolve_mixture
     from t5x_lab.data.tasks.names import documents
 

@@ -1,6 +1,8 @@
 """Input pipeline: from tasks to host batches.
 
-batches.py             training and evaluation batches, with a position that checkpoints save
+batches.py             training batches, with a position that checkpoints save
+evaluation_batches.py  evaluation batches
+rows.py                rows with a model's features, from the examples of a mixture
 rates.py               rates at which tasks are sampled
 reading.py             examples of one shard of a task
 source_shards.py       how a source is divided into shards

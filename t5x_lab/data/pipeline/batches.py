@@ -1,34 +1,28 @@
-"""Training and evaluation batches: logical shards of a SeqIO task or mixture, with a position that checkpoints save."""
+"""Training batches: logical shards of a SeqIO task or mixture, with a position that checkpoints save."""
 
 import functools
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-import seqio
 import tensorflow as tf
 from etils import epath
 
 from t5x_lab.checkpoints.layout import initial_checkpoint_flags, read_info
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.json_files import parse_json
-from t5x_lab.config.user_code import describe_error, describe_user_code_error
 from t5x_lab.data.config import DataConfig
-from t5x_lab.data.packing.feature_converter import FeatureConverter
 from t5x_lab.data.pipeline.checks import check_vocabulary
 from t5x_lab.data.pipeline.closing import close_at_exit
-from t5x_lab.data.pipeline.examples import add_mixture_features, mixture_features, passthrough_features
 from t5x_lab.data.pipeline.failures import report_failing_record
 from t5x_lab.data.pipeline.file_changes import file_fingerprints, find_change
-from t5x_lab.data.pipeline.graph import Shard, interleave_shards
 from t5x_lab.data.pipeline.rates import example_rates
-from t5x_lab.data.pipeline.reading import MAX_SEPARATE_TASKS, read_split, task_shard
-from t5x_lab.data.pipeline.seeds import derive_seed
-from t5x_lab.data.tasks.mixture import Component, ResolvedMixture, resolve_mixture
-from t5x_lab.data.vocabularies.build import build_vocabulary
+from t5x_lab.data.pipeline.reading import MAX_SEPARATE_TASKS, task_shard
+from t5x_lab.data.pipeline.rows import build_shards
+from t5x_lab.data.tasks.mixture import ResolvedMixture, resolve_mixture
 from t5x_lab.training.batches import HostBatch, Rows
 
 
@@ -256,193 +250,3 @@ def _count_rows(blocks: dict[int, HostBatch]) -> int:
 
 def _concatenate(first: HostBatch, second: HostBatch) -> HostBatch:
     return {name: np.concatenate([x, second[name]]) for name, x in first.items()}
-
-
-def build_shards(
-    mixture: ResolvedMixture, config: DataConfig, seed: int, rates: list[float], rows: int, shards: tuple[int, ...]
-) -> tf.data.Dataset:
-    """Returns endless shuffled blocks of rows of model features of one logical shard, or of several in turn."""
-    build = functools.partial(training_shard, mixture, config, seed, rates, rows)
-    if len(mixture.train_components) > MAX_SEPARATE_TASKS:
-        seeds = [1 + derive_seed(seed, shard) % (2**31 - 2) for shard in shards]
-        return interleave_shards(build, shards, seeds, derive_seed(seed))
-    (shard,) = shards
-    return build(shard).with_options(dataset_options())
-
-
-def dataset_options() -> tf.data.Options:
-    """Returns options for a deterministic order without autotuning.
-
-    Autotuning costs more CPU-seconds than it saves, and the end of an iterator waits for the tuning thread, which sleeps for up
-    to a minute.
-    """
-    options = tf.data.Options()
-    options.deterministic = True
-    options.autotune.enabled = False
-    return options
-
-
-def training_shard(
-    mixture: ResolvedMixture, config: DataConfig, seed: int, rates: list[float], rows: int, shard: Shard
-) -> tf.data.Dataset:
-    """Returns blocks of rows of model features of one logical shard."""
-    components = mixture.train_components
-    features = mixture_features(components, mixture.architecture, config)
-    numbers = range(len(components)) if len(components) > 1 else [None]
-    sampled = [entry for entry in zip(numbers, components, rates, strict=True) if entry[2] > 0]
-    datasets = [
-        add_mixture_features(
-            task_shard(component, config, seed, shard, len(components), rate / sum(rates)),
-            component,
-            number,
-            features,
-            mixture.architecture,
-        )
-        for number, component, rate in sampled
-    ]
-    mixed, shard_seed = datasets[0], derive_seed(seed, shard)
-    if len(datasets) > 1:
-        mixed = mixture.sample_fn(datasets, [rate for _, _, rate in sampled], shard_seed)
-    if len(components) > MAX_SEPARATE_TASKS and config.shuffle:
-        mixed = mixed.shuffle(config.shuffle_buffer_size or seqio.SHUFFLE_BUFFER_SIZE, seed=shard_seed)
-    return _convert(mixed, mixture, components, config, rows)
-
-
-def batch_features(mixture: ResolvedMixture, config: DataConfig) -> dict[str, tf.TensorSpec]:
-    """Returns shapes and types of a training batch of all processes. The converter runs on no examples; no data are read."""
-    try:
-        components = mixture.train_components
-    except Exception:  # a user's source may raise anything if its data are not on this machine
-        components = mixture.components
-    features = {**mixture_features(components, mixture.architecture, config), "raw_tokens": tf.TensorSpec([], tf.int32)}
-    if len(components) > 1:
-        features["task"] = tf.TensorSpec([], tf.int32)
-    batch = _convert_specs(features, mixture, components, config)
-    if all(spec.shape.is_fully_defined() for spec in batch.values()):
-        return batch
-    # The preprocessors may know more sizes than the declared features.
-    element_spec = task_shard(components[0], config, 0, 0, len(components)).element_spec
-    specs = {name: element_spec.get(name, spec) for name, spec in features.items()}
-    batch = _convert_specs(specs, mixture, components, config)
-    for name, spec in batch.items():
-        if not spec.shape.is_fully_defined():
-            raise UserError(
-                f'The converter makes "{name}" of shape {list(spec.shape)}. A compiled program needs all sizes. Pad it to a '
-                "length of TASK_FEATURE_LENGTHS."
-            )
-    return batch
-
-
-def _convert_specs(
-    features: dict[str, tf.TensorSpec], mixture: ResolvedMixture, components: Sequence[Component], config: DataConfig
-) -> dict[str, tf.TensorSpec]:
-    empty = tf.data.Dataset.from_generator(lambda: iter(()), output_signature=features)
-    placeholder_ids = 0, 1  # the real ids would need the vocabulary file
-    return _convert(empty, mixture, components, config, config.batch_size, start_and_eos=placeholder_ids).element_spec
-
-
-def _convert(
-    dataset: tf.data.Dataset,
-    mixture: ResolvedMixture,
-    components: Sequence[Component],
-    config: DataConfig,
-    rows: int,
-    drop_remainder: bool = True,
-    start_and_eos: tuple[int, int] | None = None,
-) -> tf.data.Dataset:
-    """Returns the converter's batches of examples of `components`."""
-    converter: Any = config.converter or _default_converter(mixture, components, config, start_and_eos)
-    try:
-        if hasattr(converter, "batches"):
-            return converter.batches(dataset, mixture.lengths, rows, drop_remainder)
-        return converter(dataset, mixture.lengths).batch(rows, drop_remainder)
-    except Exception as error:
-        if config.converter is None or isinstance(error, UserError):
-            raise
-        reason = describe_user_code_error(error) or describe_error(error)
-        raise UserError(
-            f"The converter {type(converter).__name__} fails on examples with {', '.join(dataset.element_spec)} at the lengths "
-            f"{dict(mixture.lengths)}: {reason}."
-        ) from error
-
-
-def _default_converter(
-    mixture: ResolvedMixture, components: Sequence[Component], config: DataConfig, start_and_eos: tuple[int, int] | None
-) -> FeatureConverter:
-    input_eos = None
-    if start_and_eos is None:
-        eos = mixture.vocabulary.eos_id
-        start_and_eos = config.special_tokens.id_before_texts(eos), eos
-        input_eos = build_vocabulary(config.vocabulary_of("inputs")).eos_id if config.input_vocabulary else None
-    passthrough = passthrough_features(mixture_features(components, mixture.architecture, config))
-    return FeatureConverter(
-        mixture.architecture, config.pack, *start_and_eos, input_eos, num_tasks=len(components), passthrough=passthrough
-    )
-
-
-class EvalBatches:
-    """This process's rows of the batches of one task's `eval_split`, the same in every iteration.
-
-    Every process reads the whole split, so that rows and batches do not depend on the number of processes. The last batch is
-    padded with rows without loss. If all batches fit into `cache_bytes`, they are read once. Else the pipeline is rebuilt for
-    each iteration, so that random choices repeat.
-
-    Args:
-      mixture, component: the task and its mixture.
-      config: data configuration.
-      rows: rows of this process. Default: all.
-      num_batches: maximum number of batches. None = `config.eval_steps`.
-      num_examples: number of examples, from the first. None = all.
-      cache_bytes: bytes of batches to keep in memory.
-    """
-
-    def __init__(
-        self,
-        mixture: ResolvedMixture,
-        component: Component,
-        config: DataConfig,
-        rows: Rows | None = None,
-        num_batches: int | None = None,
-        num_examples: int | None = None,
-        cache_bytes: int = 0,
-    ):
-        self._mixture, self._component, self._config, self.split = mixture, component, config, config.eval_split
-        self._rows = (rows or Rows.all(config.batch_size)).held
-        self._num_batches, self._num_examples = num_batches or config.eval_steps, num_examples
-        self._cache_bytes = cache_bytes
-        self._cache: list[HostBatch] | None = None
-
-    def __iter__(self) -> Iterator[HostBatch]:
-        if self._cache is not None:
-            yield from self._cache
-            return
-        batches, size = [], 0
-        for batch in self._read():
-            size += sum(x.nbytes for x in batch.values())
-            if size <= self._cache_bytes:
-                batches.append(batch)
-            else:
-                batches.clear()
-            yield batch
-        self._cache = batches if size <= self._cache_bytes else None
-
-    def _read(self) -> Iterator[HostBatch]:
-        size = self._config.batch_size
-        pad = lambda x: np.pad(x, [(0, size - len(x))] + [(0, 0)] * (x.ndim - 1))
-        with report_failing_record([self._component], self.split):
-            for batch in self._dataset().as_numpy_iterator():
-                yield {name: pad(x)[self._rows] for name, x in batch.items()}
-
-    def _dataset(self) -> tf.data.Dataset:
-        component, mixture, config = self._component, self._mixture, self._config
-        dataset = read_split(component, self.split, trim=not component.is_text)
-        dataset = dataset if self._num_examples is None else dataset.take(self._num_examples)
-        features = mixture_features([component], mixture.architecture, config)
-        examples = add_mixture_features(dataset, component, None, features, mixture.architecture)
-        batches = _convert(examples, mixture, [component], config, config.batch_size, drop_remainder=False)
-        return batches.take(self._num_batches).with_options(dataset_options())
-
-
-def eval_batches(mixture: ResolvedMixture, component: Component, config: DataConfig) -> Iterator[HostBatch]:
-    """Yields all rows of at most `config.eval_steps` batches of one task's `eval_split`."""
-    return iter(EvalBatches(mixture, component, config))

@@ -6,7 +6,7 @@ import jax
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.log import log
-from t5x_lab.data.pipeline.batches import EvalBatches
+from t5x_lab.data.pipeline.evaluation_batches import EvalBatches
 from t5x_lab.evaluation.evaluation import EvaluationResult, TaskEvaluation
 from t5x_lab.evaluation.tasks import EvaluationTasks, evaluation_context, resolve_evaluation_tasks
 from t5x_lab.partitioning.waiting import fetch

@@ -51,11 +51,11 @@ def resolve_batch(data: DataConfig, architecture: str) -> ResolvedBatch:
       UserError: for tasks, lengths or a converter that do not fit each other or the architecture.
     """
     load_data_layer()
-    from t5x_lab.data.pipeline import batches as pipeline
+    from t5x_lab.data.pipeline.rows import batch_features
     from t5x_lab.data.tasks import mixture
 
     tasks = mixture.resolve_mixture(data, architecture)
-    features = pipeline.batch_features(tasks, data)
+    features = batch_features(tasks, data)
     return ResolvedBatch(
         tasks, {name: jax.ShapeDtypeStruct(tuple(x.shape), x.dtype.as_numpy_dtype) for name, x in features.items()}
     )

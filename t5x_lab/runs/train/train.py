@@ -186,8 +186,8 @@ def prepare(config: GinConfig, stack: contextlib.ExitStack) -> Job:
         check_profiler()
     # Imports TensorFlow, after all checks that do not need it.
     batch = resolve_batch(run.data, run.model.network.architecture)
-    from t5x_lab.data.pipeline import batches as pipeline
     from t5x_lab.data.pipeline import checks
+    from t5x_lab.data.pipeline.batches import SeqioBatches
     from t5x_lab.data.pipeline.stateful_functions import reject_stateful_functions
 
     tasks = batch.tasks
@@ -209,7 +209,7 @@ def prepare(config: GinConfig, stack: contextlib.ExitStack) -> Job:
     fixed = frozen_task_bindings(config.text, run.data.mixture_or_task_name, run.train_steps, run.eval_period)
     config = GinConfig((), (config.text, f"SpecialTokens.input_eos = {tasks.input_eos}", *fixed))
     with reject_stateful_functions():  # a checkpoint could not store their position
-        batches = pipeline.SeqioBatches(tasks, run.data, run.seed, sharded.rows)
+        batches = SeqioBatches(tasks, run.data, run.seed, sharded.rows)
     evaluations = prepare_evaluations(run, config, sharded)
 
     make_run_directory(run.model_dir)
