@@ -14,7 +14,7 @@ from t5x_lab.observe.model_info import model_info
 from t5x_lab.optim.optimizers import AdamW
 from t5x_lab.optim.schedules import LearningRate
 from t5x_lab.partitioning.mesh import MeshShape
-from t5x_lab.partitioning.rules import ShardingRules
+from t5x_lab.partitioning.rules import ShardingRules, split_further
 from t5x_lab.runs.config.gin_config import GinConfig
 from t5x_lab.runs.model.inference import Inference
 from t5x_lab.runs.model.sharded_model import ShardedModel
@@ -158,3 +158,17 @@ def test_a_name_of_ones_own_is_split_where_a_rule_says_so():
     short = ShardedModel(ModelConfig(tiny_config("causal_decoder")), MeshShape(1, 2, 2), jax.devices()[:4], rules)
     with pytest.raises(UserError, match=r"A network constrains an activation of shape \(2, 3\) by the axes"):
         short.partitioner.constrain(jnp.ones((2, 3)), ("batch",))
+
+
+@pytest.mark.parametrize(
+    "spec, shape, expected",
+    [
+        (P(), (6, 16), P("fsdp", "data")),
+        (P(None, "fsdp"), (6, 16), P(None, ("fsdp", "data"))),
+        (P("fsdp"), (8, 3, 16), P("fsdp", None, "data")),
+        (P(("data", "fsdp")), (16,), P(("data", "fsdp"))),
+        (P(), (3, 5), P(None, None)),
+    ],
+)
+def test_a_spec_is_split_over_the_axes_that_it_leaves_out(spec, shape, expected):
+    assert split_further(spec, shape, {"data": 4, "fsdp": 2, "tensor": 1}) == expected
