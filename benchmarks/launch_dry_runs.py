@@ -118,6 +118,7 @@ def main() -> None:
     ]
     settings += [("jobset", n, 1, [f"--topology={SLICES[n]}"], start_jobset) for n in numbers]
     settings.append(("jobset", 8, 2, ["--topology=v5e:4x4", "--num_slices=2"], start_jobset))
+    path = os.environ["PATH"]
     print(f"{'files':8}{'hosts':>6}{'slices':>7}{'joined':>7}  numbers        commands   seconds")
     for kind, hosts, slices, flags, start_all in settings:
         with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
@@ -128,7 +129,7 @@ def main() -> None:
                 pathlib.Path("bin", name).chmod(0o755)
             launch = [sys.executable, "-m", "t5x_lab", "launch", f"--kind={kind}", "--output=job", *flags, "--", *RUN]
             subprocess.run(launch, check=True, stdout=subprocess.DEVNULL)
-            os.environ["PATH"] = f"{folder}/bin:{os.environ['PATH']}"
+            os.environ["PATH"] = f"{folder}/bin:{path}"
             began = time.monotonic()
             processes = start_all("job", hosts)
             statuses = [process.wait(LIMIT) for process in processes]

@@ -108,9 +108,8 @@ class Axes:
         """Returns the coordinates of a run's steps on each axis."""
         coordinates = {"step": steps.astype(float)}
         if "flops" in self.names:
-            has_totals = np.isfinite(run.train["flops"]).any()  # runs of earlier versions have none, and equal steps
             equal = (steps - run.first_step) * run.number("flops_per_step")
-            coordinates["flops"] = _interpolate(run, "flops", steps) if has_totals else equal
+            coordinates["flops"] = _interpolate(run, "flops", steps) if run.has_total_flops else equal
         for key, metric, unit in (("tokens", "tokens_processed", 1.0), ("time", "seconds", self._unit)):
             if key in self.names:
                 coordinates[key] = _interpolate(run, metric, steps) / unit

@@ -61,8 +61,7 @@ def _tokens(run: RunFiles) -> str:
 
 def _flops(run: RunFiles) -> str:
     steps = run.last_step - run.first_step if len(run.train.steps) else 0
-    has_totals = np.isfinite(run.train["flops"]).any()  # runs of earlier versions have none, and equal steps
-    flops = _last(run, "flops") if has_totals else steps * run.facts["flops_per_step"]
+    flops = _last(run, "flops") if run.has_total_flops else steps * run.facts["flops_per_step"]
     return f"{flops:.3g}, forward and backward" if steps else ""
 
 

@@ -94,6 +94,11 @@ class RunFiles:
         return float(value) if is_number(value) else float("nan") if (step := parse_step(bound)) is None else float(step)
 
     @property
+    def has_total_flops(self) -> bool:
+        """Whether the metrics have the FLOPs since the start. Runs of earlier versions do not, and their steps are equal."""
+        return bool(np.isfinite(self.train["flops"]).any())
+
+    @property
     def is_bad(self) -> np.ndarray:
         """Whether the loss or gradient of each training step was not finite, bool [N]."""
         bad = ~np.isfinite(self.train["loss"]) & ("loss" in self.train.values)
