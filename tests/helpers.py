@@ -158,5 +158,4 @@ def harness_task(folder, name, data, text, choices, label, **more):
 
 def set_max_separate_tasks(monkeypatch, number: int) -> None:
     """Sets the number of tasks above which a mixture is read as one dataset."""
-    for module in ("reading", "batches"):
-        monkeypatch.setattr(f"t5x_lab.data.pipeline.{module}.MAX_SEPARATE_TASKS", number)
+    monkeypatch.setattr("t5x_lab.data.pipeline.reading.MAX_SEPARATE_TASKS", number)

@@ -20,7 +20,7 @@ from t5x_lab.data.pipeline.closing import close_at_exit
 from t5x_lab.data.pipeline.failures import report_failing_record
 from t5x_lab.data.pipeline.file_changes import file_fingerprints, find_change
 from t5x_lab.data.pipeline.rates import example_rates
-from t5x_lab.data.pipeline.reading import MAX_SEPARATE_TASKS, task_shard
+from t5x_lab.data.pipeline.reading import are_separate, task_shard
 from t5x_lab.data.pipeline.rows import build_shards
 from t5x_lab.data.tasks.mixture import ResolvedMixture, resolve_mixture
 from t5x_lab.training.batches import HostBatch, Rows
@@ -81,7 +81,7 @@ class SeqioBatches:
         self._indices: dict[int, np.ndarray] = {}
         self._rest: dict[int, HostBatch] = {}  # rows by shard that were read and are not used yet
         owned = tuple(sorted(self._owned))
-        is_joint = len(mixture.train_components) > MAX_SEPARATE_TASKS and owned
+        is_joint = owned and not are_separate(len(mixture.train_components))
         groups = [owned] if is_joint else [(shard,) for shard in owned]
         groups += [(shard,) for shard in self._shards if shard not in self._owned]
         with self._report_failing_record():

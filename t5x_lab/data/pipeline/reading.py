@@ -26,6 +26,11 @@ MAX_SEPARATE_TASKS = 16
 MAX_ROTATION = 256  # first records of a file that a task without its own shuffle buffer may read last
 
 
+def are_separate(num_tasks: int) -> bool:
+    """Returns whether each of this many tasks has a buffer of examples of its own."""
+    return num_tasks <= MAX_SEPARATE_TASKS
+
+
 def task_shard(
     component: Component, config: DataConfig, run_seed: int, shard: Shard, num_tasks: int, text_share: float = 1.0
 ) -> tf.data.Dataset:
@@ -47,7 +52,7 @@ def task_shard(
     fixed_order = bool(config.unique_tokens) or not config.shuffle
     whole = split_source(task.source, config.split)
     source = SourceShard(whole, shard, config.shards, derive_seed(run_seed, task.name), fixed_order)
-    is_separate = num_tasks <= MAX_SEPARATE_TASKS
+    is_separate = are_separate(num_tasks)
     buffer_size = config.shuffle_buffer_size or task.shuffle_buffer_size
     try:
         if type(task).get_dataset is not seqio.Task.get_dataset:  # a user's class that reads in its own way

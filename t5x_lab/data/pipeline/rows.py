@@ -13,7 +13,7 @@ from t5x_lab.data.config import DataConfig
 from t5x_lab.data.packing.feature_converter import FeatureConverter
 from t5x_lab.data.pipeline.examples import add_mixture_features, mixture_features, passthrough_features
 from t5x_lab.data.pipeline.graph import Shard, interleave_shards
-from t5x_lab.data.pipeline.reading import MAX_SEPARATE_TASKS, task_shard
+from t5x_lab.data.pipeline.reading import are_separate, task_shard
 from t5x_lab.data.pipeline.seeds import derive_seed
 from t5x_lab.data.tasks.mixture import Component, ResolvedMixture
 from t5x_lab.data.vocabularies.build import build_vocabulary
@@ -24,7 +24,7 @@ def build_shards(
 ) -> tf.data.Dataset:
     """Returns endless shuffled blocks of rows of model features of one logical shard, or of several in turn."""
     build = functools.partial(training_shard, mixture, config, seed, rates, rows)
-    if len(mixture.train_components) > MAX_SEPARATE_TASKS:
+    if not are_separate(len(mixture.train_components)):
         seeds = [1 + derive_seed(seed, shard) % (2**31 - 2) for shard in shards]
         return interleave_shards(build, shards, seeds, derive_seed(seed))
     (shard,) = shards
@@ -64,7 +64,7 @@ def training_shard(
     mixed, shard_seed = datasets[0], derive_seed(seed, shard)
     if len(datasets) > 1:
         mixed = mixture.sample_fn(datasets, [rate for _, _, rate in sampled], shard_seed)
-    if len(components) > MAX_SEPARATE_TASKS and config.shuffle:
+    if config.shuffle and not are_separate(len(components)):
         mixed = mixed.shuffle(config.shuffle_buffer_size or seqio.SHUFFLE_BUFFER_SIZE, seed=shard_seed)
     return convert(mixed, mixture, components, config, rows)
 
