@@ -1,6 +1,8 @@
 """Runs on gs:// and s3://, against servers of both on loopback, with the faults that object storage has."""
 
 import contextlib
+import gzip
+import json
 import os
 import pathlib
 import random
@@ -9,7 +11,12 @@ import threading
 import time
 
 import commands
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import seqio
+import tensorflow as tf
+from cached_tasks import BYTES, assert_equal, cached, of_tfds, task_of
 from commands import Command
 from etils import epath
 from helpers import exhaustive
@@ -19,6 +26,10 @@ from storage_servers import storage
 from t5x_lab.checkpoints.layout import finished_steps, read_info
 from t5x_lab.config.errors import NotHere
 from t5x_lab.config.object_storage import retry
+from t5x_lab.config.temporary import copy_files
+from t5x_lab.data.cache.reading import use_cache
+from t5x_lab.data.config import DataConfig, TextFiles
+from t5x_lab.data.tasks.names import documents, find_members
 from t5x_lab.data.vocabularies.build import build_vocabulary
 from t5x_lab.data.vocabularies.config import SentencePieceVocabulary
 from t5x_lab.data.vocabularies.sentencepiece import train_sentencepiece
@@ -197,6 +208,63 @@ def test_what_may_pass_is_tried_again(path, error, calls, monkeypatch):
     with pytest.raises(type(error)):
         retry(fail, path)
     assert len(tried) == calls and sum(pauses) == (60 if calls > 1 else 0)
+
+
+def read_all(folder, environment):
+    """Yields the examples of SeqIO's own sources, of TFDS, of caches of these, and of texts, all in one folder."""
+    os.environ |= environment
+    encode_example = lambda text: tf.train.Feature(bytes_list=tf.train.BytesList(value=[text.encode()]))
+    lines = [[f"{file} {line} words" for line in range(120)] for file in range(2)]
+    for number, texts in enumerate(lines):
+        rows = [json.dumps({"text": text}) for text in texts]
+        epath.Path(f"{folder}/lines{number}.txt").write_text("\n".join(texts))
+        epath.Path(f"{folder}/rows{number}.jsonl.gz").write_bytes(gzip.compress("\n".join(rows).encode()))
+        pq.write_table(pa.table({"text": texts}), "table.parquet")
+        with tf.io.TFRecordWriter("file.tfrecord") as writer:
+            for text in texts:
+                features = tf.train.Features(feature={"text": encode_example(text)})
+                writer.write(tf.train.Example(features=features).SerializeToString())
+        epath.Path(f"{folder}/table{number}.parquet").write_bytes(pathlib.Path("table.parquet").read_bytes())
+        epath.Path(f"{folder}/records{number}.tfrecord").write_bytes(pathlib.Path("file.tfrecord").read_bytes())
+    if "://" in folder:
+        of_tfds(pathlib.Path.cwd() / "prepared", "news", (90, 30))
+        copy_files(pathlib.Path("prepared/news"), epath.Path(folder, "news"))
+        news = seqio.TfdsDataSource("news:1.0.0", folder, splits={"train": "train", "validation": "train[:10]"})
+    else:
+        news = of_tfds(pathlib.Path(folder), "news", (90, 30))
+    both = lambda pattern: {"train": f"{folder}/{pattern}", "validation": f"{folder}/{pattern}"}
+    records = seqio.TFExampleDataSource(both("records*"), {"text": tf.io.FixedLenFeature([], tf.string)})
+    for source in (seqio.TextLineDataSource(both("lines*.txt")), records, news):
+        task = task_of(type(source).__name__, source)
+        seqio.TaskRegistry.add_provider(task.name, task)
+        config = DataConfig(task.name, {}, 16, BYTES, use_cached=True, cache_dirs=(f"{folder}/caches",))
+        (member,) = find_members(config)
+        assert cached(member.task, f"{folder}/caches")["train"] in (120, 240)
+        for task in (member.task, use_cache(member.task, config)):
+            yield [*task.get_dataset({}, "train", seed=0, try_in_mem_cache=False).take(50).as_numpy_iterator()]
+    for kind in ("lines*.txt", "rows*.jsonl.gz", "table*.parquet", "records*.tfrecord"):
+        lines_per_document = 1 if kind.endswith("txt") else None
+        texts = {"mine": TextFiles(f"{folder}/{kind}", lines_per_document=lines_per_document)}
+        yield [{"text": text} for text in documents(DataConfig("mine", {}, 16, BYTES, texts=texts))]
+
+
+def listed(function, *args):
+    return list(function(*args))
+
+
+@pytest.mark.parametrize("scheme", ["s3", exhaustive("gs")])
+def test_texts_records_and_caches_are_read_from_a_bucket(scheme):
+    pathlib.Path("local").mkdir()
+    expected = commands.call(listed, read_all, "local", {})
+    with storage(scheme) as bucket:
+        fault = faults(1)  # Google's emulator forgets an upload whose last reply was lost
+        bucket.fault = lambda method, path: fault(method, path) if method in ("GET", "HEAD") else None
+        actual = commands.call(listed, read_all, f"{bucket.url}/data", bucket.environment)
+        names = [name.removeprefix("data/") for name in bucket.names("data/caches")]
+    local = pathlib.Path("local")
+    assert sorted(names) == sorted(str(path.relative_to(local)) for path in local.glob("caches/**/*") if path.is_file())
+    for examples, expected_examples in zip(actual, expected, strict=True):
+        assert_equal(examples, expected_examples)
 
 
 def encode(path, environment):

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import gin
+from etils import epath
 from gin.config import (
     _CONFIG,
     _FILE_READERS,
@@ -30,6 +31,8 @@ from gin.config import (
 from t5x_lab.config.errors import NotSet, UserError, did_you_mean
 from t5x_lab.config.gin_errors import GIN_ERRORS, explain_error
 from t5x_lab.config.macros import defined_macros
+from t5x_lab.config.object_storage import retry
+from t5x_lab.config.regular_files import is_regular_file
 from t5x_lab.config.renamed import replace_old_names
 from t5x_lab.config.t5x_names import hint
 from t5x_lab.config.user_code import describe_user_code_error
@@ -83,7 +86,7 @@ def parse(
     gin.clear_config()
     _macros_in_files.clear()
     _LOCATION_PREFIXES[:] = []
-    _FILE_READERS[:] = [(_GinFile, os.path.isfile)]  # gin's other reader logs an error for every path without the file
+    _FILE_READERS[:] = [(_GinFile, _is_file)]  # gin's other reader logs an error for every path without the file
     for path in ("", *search_paths, str(PACKAGE_GIN)):
         gin.add_config_file_search_path(path)
     if os.getcwd() not in sys.path:
@@ -107,12 +110,15 @@ def parse(
     _check_t5x_bindings()
 
 
+def _is_file(path: str) -> bool:
+    return retry(lambda: is_regular_file(path), path)
+
+
 class _GinFile(io.StringIO):
     """Text of a gin file, with the name that gin reads for its error messages."""
 
     def __init__(self, path: str):
-        with open(path) as file:
-            text = replace_old_names(file.read())
+        text = replace_old_names(epath.Path(path).read_text())
         super().__init__(text)
         self.name = path
         _macros_in_files.update(re.findall(r"%([A-Za-z_]\w*)", re.sub("#.*", "", text)))

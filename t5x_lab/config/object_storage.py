@@ -2,6 +2,7 @@
 
 import errno
 import importlib.util
+import io
 import json
 import logging
 import os
@@ -21,6 +22,7 @@ SCHEMES = ("gs://", "s3://")
 INSTALL = "pip install 't5x_lab[storage]'"
 _PACKAGES = ("gcsfs", "s3fs")
 _OPTIONS = {"use_listings_cache": False}  # other processes write, too
+_BUFFER_BYTES = 1 << 22
 _PAUSES = (1, 2, 4, 8, 15, 30)  # seconds between attempts
 _PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _PERMANENT = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG)
@@ -52,6 +54,52 @@ def use_fsspec() -> None:
 
 def _is_installed() -> bool:
     return all(importlib.util.find_spec(package) for package in _PACKAGES)
+
+
+def open_file_system(path: str) -> tuple[Any, str]:
+    """Returns fsspec's file system of a path on object storage, and the path in it.
+
+    Raises:
+      UserError: if packages are not installed, or the storage is unknown.
+    """
+    if not _is_installed():
+        raise UserError(f"{path} needs packages that are not installed. Run: {INSTALL}.")
+    import fsspec
+
+    try:
+        return fsspec.core.url_to_fs(path)
+    except (ImportError, ValueError) as error:
+        raise UserError(f"{path} cannot be read or written: {error}.") from error
+
+
+def open_object(path: str) -> io.BufferedReader:
+    """Opens a file on object storage for reading bytes."""
+    return io.BufferedReader(_Object(path), _BUFFER_BYTES)
+
+
+class _Object(io.RawIOBase):
+    """File whose reads are repeated when the storage fails."""
+
+    def __init__(self, path: str):
+        system, name = open_file_system(path)
+        self._path, self._file = path, retry(lambda: system.open(name, "rb"), path)
+
+    readable = seekable = lambda self: True
+
+    def readinto(self, buffer: Any) -> int:
+        data = retry(lambda: self._file.read(len(buffer)), self._path)
+        buffer[: len(data)] = data
+        return len(data)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 def check_storage(model_dir: str) -> None:
@@ -135,9 +183,7 @@ def is_permanent(error: BaseException | None) -> bool:
 def modified_at(path: Any) -> float:
     """Returns the time of the last change of a file, an `epath.Path`, in seconds since the Unix epoch."""
     if is_object_storage(path) and _is_installed():
-        import fsspec
-
-        storage, name = fsspec.core.url_to_fs(os.fspath(path))
+        storage, name = open_file_system(os.fspath(path))
         return storage.modified(name).timestamp()
     return path.stat().mtime
 

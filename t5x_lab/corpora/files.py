@@ -1,32 +1,19 @@
-"""Files on any storage that Beam reads: local paths, gs://, s3://."""
+"""Files on disks, gs:// and s3://, and on other storage that fsspec reads."""
 
 import contextlib
+import datetime
 import glob
 import os
 import shutil
+import tempfile
 import uuid
-from collections.abc import Iterator, Sequence
-from typing import BinaryIO
+from collections.abc import Iterator, Mapping
+from typing import Any, BinaryIO
 
-from t5x_lab.config.beam import import_beam
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.log import log
+from t5x_lab.config.object_storage import open_file_system, open_object, retry
 from t5x_lab.corpora.reading.decompression import Damage, decompress, find_compression
-
-
-def _file_systems():
-    import_beam("corpus", "corpus")
-    from apache_beam.io.filesystems import FileSystems
-
-    return FileSystems
-
-
-def set_options(options: Sequence[str]) -> None:
-    """Passes Beam's flags to the storages, such as --s3_endpoint_url, before there is a pipeline."""
-    file_systems = _file_systems()
-    from apache_beam.options.pipeline_options import PipelineOptions
-
-    file_systems.set_options(PipelineOptions(list(options)))
 
 
 def match_files(pattern: str) -> list[tuple[str, int]]:
@@ -53,13 +40,23 @@ def match_files_with_times(pattern: str) -> list[tuple[str, int, float]]:
 
 
 def _match_remote(pattern: str) -> list[tuple[str, int, float]]:
+    system, path = open_file_system(pattern)
     try:
-        matches = _file_systems().match([pattern])[0].metadata_list
-        if not matches:  # a folder
-            matches = _file_systems().match([f"{pattern.rstrip('/')}/**"])[0].metadata_list
+        matches = retry(lambda: system.glob(path, detail=True), pattern)
+        files = {name: info for name, info in matches.items() if info["type"] == "file"}
+        for folder in matches.keys() - files.keys():
+            in_folder = retry(lambda: system.find(folder, detail=True), pattern)
+            files |= {name: info for name, info in in_folder.items() if os.path.basename(name)[:1] not in "._"}
     except Exception as error:  # each storage raises its own
-        raise UserError(f'"{pattern}" cannot be read: {str(error).partition(". Path")[0]}.') from error
-    return sorted((str(m.path), int(m.size_in_bytes), float(m.last_updated_in_seconds or 0)) for m in matches)
+        raise UserError(f'"{pattern}" cannot be read: {error}.') from error
+    return sorted((system.unstrip_protocol(name), int(info["size"]), _modified(info)) for name, info in files.items())
+
+
+def _modified(info: Mapping[str, Any]) -> float:
+    """Returns the time of the last change in fsspec's description of a file, which each storage names in its own way."""
+    value = next((info[name] for name in ("LastModified", "mtime", "updated") if info.get(name)), 0)
+    value = datetime.datetime.fromisoformat(value) if isinstance(value, str) else value
+    return value.timestamp() if isinstance(value, datetime.datetime) else float(value)
 
 
 def _walk(top: str) -> list[str]:
@@ -83,9 +80,7 @@ def open_input(path: str) -> Iterator[BinaryIO]:
         with open(path, "rb") as file:
             yield file
         return
-    from apache_beam.io.filesystem import CompressionTypes
-
-    with _file_systems().open(path, compression_type=CompressionTypes.UNCOMPRESSED) as file:
+    with open_object(path) as file:
         yield file
 
 
@@ -134,48 +129,37 @@ def open_output(path: str) -> Iterator[BinaryIO]:
             with contextlib.suppress(FileNotFoundError):
                 os.remove(unfinished)
         return
-    from apache_beam.io.filesystem import CompressionTypes
-
-    systems = _file_systems()
-    try:
-        file = systems.create(unfinished, compression_type=CompressionTypes.UNCOMPRESSED)
-    except ValueError as error:
-        raise UserError(f"{path} cannot be written: {str(error).partition('. Path')[0]}.") from error
-    try:
-        with file:
+    system, name = open_file_system(path)
+    with tempfile.TemporaryDirectory(prefix="t5x_lab_") as folder:  # an interrupted upload would leave a part of the file
+        local = os.path.join(folder, "output")
+        with open(local, "wb") as file:
             yield file
-    except BaseException:
-        with contextlib.suppress(Exception):  # of the storage
-            systems.delete([unfinished])
-        raise
-    remove(path)  # some storages rename to no file that exists
-    systems.rename([unfinished], [path])
+        retry(lambda: system.put_file(local, name), path)
 
 
 def exists(path: str) -> bool:
     """Tells whether a file exists.
 
     Raises:
-      UserError: if Beam does not know the storage.
+      UserError: if its storage is unknown.
     """
     if "://" not in path:
         return os.path.exists(path)
-    try:
-        return bool(_file_systems().exists(path))
-    except ValueError as error:
-        raise UserError(f"{path} cannot be read: {str(error).partition('. Path')[0]}.") from error
+    system, name = open_file_system(path)
+    return retry(lambda: system.exists(name), path)
 
 
 def move(source: str, target: str) -> None:
-    """Moves a file, also to another storage. Within one it is renamed."""
+    """Moves a file, also to another storage."""
     if "://" not in source and "://" not in target:
         os.makedirs(os.path.dirname(target) or ".", exist_ok=True)
         with contextlib.suppress(OSError):  # of another disk
             os.replace(source, target)
             return
     elif source.split("/")[:3] == target.split("/")[:3]:  # the bucket
-        remove(target)
-        _file_systems().rename([source], [target])
+        system, name = open_file_system(source)
+        retry(lambda: system.cp_file(name, open_file_system(target)[1]), target)
+        remove(source)
         return
     with open_input(source) as file, open_output(target) as output:
         shutil.copyfileobj(file, output, 1 << 20)
@@ -184,8 +168,9 @@ def move(source: str, target: str) -> None:
 
 def remove(path: str) -> None:
     """Removes a file if it exists."""
-    if "://" not in path:
-        with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(FileNotFoundError):
+        if "://" not in path:
             os.remove(path)
-    elif exists(path):
-        _file_systems().delete([path])
+        else:
+            system, name = open_file_system(path)
+            retry(lambda: system.rm_file(name), path)

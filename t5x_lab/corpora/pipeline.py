@@ -14,7 +14,7 @@ from t5x_lab.config.locks import hold_lock
 from t5x_lab.config.log import log
 from t5x_lab.corpora.completion import complete, find_shards
 from t5x_lab.corpora.config import Corpus
-from t5x_lab.corpora.files import open_output, set_options
+from t5x_lab.corpora.files import open_output
 from t5x_lab.corpora.page import Page
 from t5x_lab.corpora.planning import make_plan
 from t5x_lab.corpora.stages import clean, collect_questions, find_duplicates, finish, near_duplicates, read, write
@@ -106,8 +106,6 @@ def make_corpus(
 def _make(
     corpus: Corpus, config: str, inputs: Sequence[str], output: str, work_dir: str, options: Sequence[str], workers: int | None
 ) -> dict[str, Any]:
-    if options:
-        set_options(options)
     check_output(corpus, output)
     plan = make_plan(corpus, config, inputs, output, work_dir)
     _check_rules(corpus)

@@ -12,7 +12,7 @@ from t5x_lab.config.errors import UserError
 from t5x_lab.config.json_files import parse_json
 from t5x_lab.config.object_storage import is_object_storage
 from t5x_lab.corpora.completion import SUMMARY
-from t5x_lab.corpora.files import exists, match_files, open_input, open_output, set_options
+from t5x_lab.corpora.files import exists, match_files, open_input, open_output
 from t5x_lab.report.markdown_page import to_html
 
 FILE = "report.html"
@@ -30,7 +30,6 @@ def find_corpus(folder: str) -> str | None:
         if is_object_storage(folder) and not epath.Path(folder, SUMMARY).exists():
             return None  # a run, whose report needs no Beam
         with contextlib.suppress(UserError):  # a run may be on a storage that Beam does not know
-            set_options(())
             return folder if is_object_storage(folder) or exists(f"{folder}/{SUMMARY}") else None
         return None
     if exists(f"{folder}/{SUMMARY}"):

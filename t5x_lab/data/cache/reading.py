@@ -17,7 +17,9 @@ from etils import epath
 from t5x_lab.config.errors import NotHere, UserError
 from t5x_lab.config.json_files import parse_json
 from t5x_lab.config.log import log
+from t5x_lab.config.temporary import copy_file, make_temporary_folder
 from t5x_lab.data.config import DataConfig
+from t5x_lab.data.sources.storage import is_known_to_tensorflow, list_matches, read_copies
 from t5x_lab.data.vocabularies.build import fingerprint
 from t5x_lab.data.vocabularies.config import Vocabulary
 
@@ -197,6 +199,17 @@ class CachedTaskSource(seqio.DataSource):
             "with --gin.CACHE_DIRS='[\"FOLDER\"]'."
         )
 
+    @functools.cached_property
+    def description(self) -> epath.Path:
+        """Folder with the files that describe the cache, which SeqIO reads: its own, or one with copies."""
+        if is_known_to_tensorflow(str(self.folder)):
+            return self.folder
+        copies = epath.Path(make_temporary_folder())
+        for file in self.folder.iterdir():
+            if file.name == COMPLETED or file.name.endswith(".json"):
+                copy_file(file, copies / file.name)
+        return copies
+
     @property
     def splits(self) -> Sequence[str]:
         """The task's splits. If they need the source and it is missing, the cache's splits."""
@@ -230,8 +243,11 @@ class CachedTaskSource(seqio.DataSource):
                 "the task again with that split."
             )
         task = copy.copy(self._task)
-        task._cache_dir = str(self.folder)
+        task._cache_dir = str(self.description)
         source, manifest = task._get_cached_source(split), read_manifest(self.folder)
+        if self.description != self.folder:
+            matches = list_matches(str(self.folder / os.path.basename(source._split_to_filepattern[split])))
+            source._reader, source.list_shards = read_copies(source._reader, matches), lambda split: matches
         if manifest is None:
             _check_tokens(source, split, self._task, self.folder)
             return source
@@ -269,7 +285,7 @@ def register_cache_stats(caches: Caches) -> Iterator[None]:
     saved = [(task, task._cache_dir, task._stats) for task, _ in caches]
     try:
         for task, cache in caches:
-            task._cache_dir, task._stats = str(cache.folder), cache.stats
+            task._cache_dir, task._stats = str(cache.description), cache.stats
         yield
     finally:
         for task, folder, stats in saved:

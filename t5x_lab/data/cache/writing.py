@@ -8,8 +8,9 @@ import contextlib
 import dataclasses
 import json
 import math
+import tempfile
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ from etils import epath
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.json_files import parse_json, read_json, write_json
+from t5x_lab.config.object_storage import retry
+from t5x_lab.config.temporary import copy_file
 from t5x_lab.data.cache.reading import (
     COMPLETED,
     MANIFEST,
@@ -32,6 +35,7 @@ from t5x_lab.data.cache.reading import (
     task_cache_dir,
 )
 from t5x_lab.data.sources.sharding import file_sizes, longest_record_bytes, single_file_source
+from t5x_lab.data.sources.storage import is_known_to_tensorflow
 from t5x_lab.data.sources.text_files import READ_BATCH, DocumentFiles
 from t5x_lab.data.vocabularies.config import Vocabulary
 
@@ -143,20 +147,31 @@ def write(shard: CacheShard, task: seqio.Task, cache: str, seed: int = 0) -> Non
         return
     records, number = _count_elements(_read_source_shard(task.source, shard.split, shard.index, shard.number, seed))
     examples = task.preprocess_precache(records, seed=seed).with_options(_single_core_options())
-    unfinished = folder / _PARTS / f"{shard.file}.{uuid.uuid4().hex}"  # two workers may get the same shard
     counts, first = _Counts(task.output_features), None
     try:
-        with tf.io.TFRecordWriter(str(unfinished)) as writer:
+        with _unfinished(folder, shard) as unfinished, tf.io.TFRecordWriter(str(unfinished)) as writer:
             for example in examples.map(_flatten).as_numpy_iterator():
                 first = example if first is None else first
                 counts.add(example)
                 writer.write(_serialize(example))
-        unfinished.replace(folder / shard.file)
         features = _feature_info(examples.element_spec, first or {})
         write_json(stats_file, {"stats": counts.stats, "features": features, "records": int(number)})
     except (OSError, tf.errors.NotFoundError):
         if not (folder / COMPLETED).exists():  # else another worker has completed the cache
             raise
+
+
+@contextlib.contextmanager
+def _unfinished(folder: epath.Path, shard: CacheShard) -> Iterator[epath.Path]:
+    """Yields the name of a file that TensorFlow can write, which is the cache file at the end of the block."""
+    if is_known_to_tensorflow(str(folder)):
+        unfinished = folder / _PARTS / f"{shard.file}.{uuid.uuid4().hex}"  # two workers may get the same shard
+        yield unfinished
+        unfinished.replace(folder / shard.file)
+        return
+    with tempfile.TemporaryDirectory(prefix="t5x_lab_") as local:
+        yield epath.Path(local) / shard.file
+        retry(lambda: copy_file(epath.Path(local) / shard.file, folder / shard.file), folder)
 
 
 def _count_elements(records: tf.data.Dataset) -> tuple[tf.data.Dataset, tf.Variable]:

@@ -6,9 +6,9 @@ import zlib
 from collections.abc import Mapping
 
 import seqio
-import tensorflow as tf
 
 from t5x_lab.data.cache.reading import split_source
+from t5x_lab.data.sources.storage import file_size, open_stored
 from t5x_lab.data.tasks.mixture import ResolvedMixture
 
 END_BYTES = 4_096  # bytes that are hashed at either end of a file
@@ -54,15 +54,12 @@ def _list_files(source: seqio.DataSource, split: str) -> list[str]:
 
 
 def _fingerprint(name: str, hash_ends: bool) -> list[int]:
-    try:
-        size = tf.io.gfile.stat(name).length
-        return [size, *([_hash_ends(name, size)] if hash_ends else [])]
-    except tf.errors.OpError:  # the name is not that of a file
-        return []
+    size = file_size(name)
+    return [] if size is None else [size, *([_hash_ends(name, size)] if hash_ends else [])]
 
 
 def _hash_ends(name: str, size: int) -> int:
-    with tf.io.gfile.GFile(name, "rb") as file:
+    with open_stored(name) as file:
         first = file.read(END_BYTES)
         file.seek(max(size - END_BYTES, 0))
         return zlib.crc32(first + file.read(END_BYTES))

@@ -11,10 +11,10 @@ import os
 from collections.abc import Collection, Iterable, Iterator
 
 import pyarrow as pa
-import tensorflow as tf
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.regular_files import is_regular_file
+from t5x_lab.data.sources.storage import file_size, open_stored
 
 MAX_LINE_BYTES = 1 << 26
 _SUFFIXES = {".txt": "txt", ".jsonl": "jsonl", ".json": "jsonl", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet"}
@@ -78,18 +78,8 @@ def common_file_type(names: Iterable[str], kinds: Collection[str], setting: str)
 def check_regular_files(names: Iterable[str]) -> None:
     """Raises a `UserError` for a named pipe or device, which cannot be read twice."""
     for name in names:
-        if tf.io.gfile.exists(name) and not is_regular_file(name):
+        if "://" not in name and os.path.exists(name) and not is_regular_file(name):
             raise UserError(f"{name} is not a file. It is read more than once, so it cannot be a pipe. Write it to a file.")
-
-
-class _StoredFile(tf.io.gfile.GFile):
-    """File on any storage, with the interface that pyarrow needs."""
-
-    closed = False
-    readable = lambda self: True
-
-    def __init__(self, name: str):
-        super().__init__(name, "rb")
 
 
 @contextlib.contextmanager
@@ -105,8 +95,8 @@ def open_file(name: str, compression: str = "", start: int = 0) -> Iterator[io.B
       UserError: if it is a pipe, or not a compressed file.
     """
     check_regular_files([name])
-    with _StoredFile(name) as raw:
-        if compression and raw.size() == 0:
+    with open_stored(name) as raw:
+        if compression and file_size(name) == 0:
             raise UserError(f"{name} has 0 bytes and is no {compression} file. Copy it again, or remove it.")
         if compression:
             file = io.BufferedReader(pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), compression), _BUFFER_BYTES)

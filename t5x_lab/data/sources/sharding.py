@@ -11,6 +11,8 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
+from t5x_lab.data.sources.storage import file_size
+
 SAMPLED_FILES = 16  # files whose first records are read to estimate the length of records
 MAX_IMBALANCE = 0.02  # relative difference of the sizes of shards
 LARGE = 1 << 30  # bytes; of a smaller source each shard reads all and keeps every n-th record
@@ -28,14 +30,8 @@ def single_file_source(source: seqio.FileDataSource, split: str, file: str) -> s
 def file_sizes(files: Sequence[str]) -> list[int | None]:
     """Returns the bytes of each file, None if a name is not that of a file."""
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
-        return list(pool.map(_size, files))
-
-
-def _size(file: str) -> int | None:
-    try:
-        return tf.io.gfile.stat(file).length
-    except (tf.errors.NotFoundError, tf.errors.InvalidArgumentError, tf.errors.UnimplementedError):
-        return None  # other storage errors are raised: another shard might not see them and divide the text differently
+        # Storage errors are raised: another shard might not see them and divide the text differently.
+        return list(pool.map(file_size, files))
 
 
 def have_equal_shards(sizes: Sequence[int | None], shards: int) -> bool:

@@ -13,6 +13,7 @@ import tensorflow as tf
 from t5x_lab.config.errors import UserError
 from t5x_lab.data.sources.file_types import MAX_LINE_BYTES, FileType, open_file, read_lines
 from t5x_lab.data.sources.resumable import READ_BATCH
+from t5x_lab.data.sources.storage import copied
 
 csv.field_size_limit(MAX_LINE_BYTES)  # Python's own limit, 131,072 characters, is less than a document
 
@@ -35,7 +36,7 @@ def read_rows(
     if file_type.kind == "parquet":
         yield from _read_parquet(file)
     elif file_type.kind == "tfrecord":
-        for serialized in serialized_examples(file, file_type).as_numpy_iterator():
+        for serialized in serialized_examples(copied(file), file_type).as_numpy_iterator():
             yield example_values(serialized, lists)
     else:
         yield from _read_separated(file, file_type, columns, numbers)

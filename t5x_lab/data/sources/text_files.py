@@ -28,6 +28,7 @@ from t5x_lab.data.sources.sharding import (
     longest_record_bytes,
     read_file_shares,
 )
+from t5x_lab.data.sources.storage import is_folder, list_matches, read_copies
 from t5x_lab.data.sources.tables import open_parquet, read_rows, serialized_examples
 
 # T5's objectives read a random part of 65,536 tokens of longer documents, which is never less of a text than these bytes.
@@ -59,15 +60,15 @@ def match_files(pattern: str, setting: str) -> list[str]:
     Raises:
       UserError: if there are none, or one is a folder or a pipe.
     """
-    files = sorted(file for part in pattern.split(",") for file in tf.io.gfile.glob(part.strip()))
+    files = sorted(file for part in pattern.split(",") for file in list_matches(part.strip()))
     if not files:
         raise NotHere(f'No file matches {setting} = "{pattern}". Use a pattern such as "corpus/*.txt".')
-    folder = next((file for file in files if tf.io.gfile.isdir(file)), None)
+    folder = next((file for file in files if is_folder(file)), None)
     if folder:
         raise UserError(
             f'{setting} = "{pattern}" matches the folder {folder}. Use a pattern of files, such as "{folder}/*.txt".'
         )
-    check_regular_files([file for file in files if "://" not in file])
+    check_regular_files(files)
     return files
 
 
@@ -97,6 +98,7 @@ def document_files(
       clean: f(document) -> text. None = unchanged.
     """
     read = _reader(file_type, text_key, lines_per_document)
+    read = read_copies(read, [*itertools.chain(*files.values())]) if file_type.kind == "tfrecord" else read
     to_value = functools.partial(_json_value, text_key=text_key) if file_type.kind in ("jsonl", "csv", "tsv") else None
     features = {text_key: tf.io.FixedLenFeature([], tf.string)}
 
@@ -242,7 +244,7 @@ class DocumentFiles(seqio.FileDataSource):
         super().__init__(read, files, block_length=1)
         self._parse, self._format_id = parse, format_id
 
-    must_read_to_count = True
+    must_read_to_count = reads_any_storage = True
 
     @property
     def supports_arbitrary_sharding(self) -> bool:

@@ -21,6 +21,7 @@ from t5x_lab.config.log import log, log_once
 from t5x_lab.data.config import ALL_TEXTS, DataConfig
 from t5x_lab.data.objectives.named import OBJECTIVES, get_objective
 from t5x_lab.data.objectives.objective import Objective
+from t5x_lab.data.sources.storage import read_source_copies
 from t5x_lab.data.sources.text_files import text_files
 from t5x_lab.data.tasks.text_tasks import BYTE_VOCABULARY, LazySource, objective_task, task_documents, text_task
 from t5x_lab.data.vocabularies.build import is_same_vocabulary, lazy_vocabulary, vocabulary_flags
@@ -149,7 +150,11 @@ def find_members(config: DataConfig, need_objective: bool = True) -> list[Member
             "file, for example: import my_tasks"
         )
     replace_vocabulary = VocabularyReplacer(config)
-    make_member = lambda task: _make_member(task, config, replace_vocabulary, need_objective)
+
+    def make_member(name: str) -> Member:
+        member = _make_member(name, config, replace_vocabulary, need_objective)
+        return dataclasses.replace(member, task=read_source_copies(member.task))
+
     if name in seqio.MixtureRegistry.names() and name not in text_names:
         mixture = seqio.MixtureRegistry.get(name)
         members = [dataclasses.replace(make_member(task.name), mixture=mixture, registered_task=task) for task in mixture.tasks]

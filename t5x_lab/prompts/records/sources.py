@@ -16,6 +16,7 @@ from t5x_lab.config.errors import NotHere, UserError
 from t5x_lab.data.sources.file_types import RECORD_KINDS, check_regular_files, common_file_type
 from t5x_lab.data.sources.resumable import READ_BATCH, numbered_chunks, resumable_reader
 from t5x_lab.data.sources.sharding import file_sizes
+from t5x_lab.data.sources.storage import list_matches, read_copies
 from t5x_lab.data.sources.tables import example_values, read_rows, serialized_examples
 from t5x_lab.data.sources.text_files import document_counts, line_reader
 from t5x_lab.prompts.config import Records, fill_pattern
@@ -105,18 +106,18 @@ class _FileRecords(seqio.FileDataSource):
         splits = list(self._split_to_filepattern)
         if not self._has_one_pattern:
             return splits
-        return [split for split in splits if tf.io.gfile.glob(self._split_to_filepattern[split])] or splits
+        return [split for split in splits if list_matches(self._split_to_filepattern[split])] or splits
 
-    must_read_to_count = True
+    must_read_to_count = reads_any_storage = True
 
     def list_shards(self, split: str) -> list[str]:
-        files = sorted(tf.io.gfile.glob(self._split_to_filepattern[split]))
+        files = list_matches(self._split_to_filepattern[split])
         if not files:
             raise NotHere(
                 f'The data set "{self._dataset}" is not available: no file matches {self._split_to_filepattern[split]}. Put '
                 "its records there, or set their location with Records.files, .tfds, .saved or .hub."
             )
-        check_regular_files([file for file in files if "://" not in file])
+        check_regular_files(files)
         return files
 
     def num_input_examples(self, split: str) -> int:
@@ -140,7 +141,7 @@ def _reader(dataset: str, patterns: Mapping[str, str], records: Records) -> Call
         read = line_reader(file_type.compression, 1)
     elif file_type.kind == "tfrecord":
         encode = functools.partial(_tfrecord_to_json, lists=records.lists)
-        return lambda file: serialized_examples(file, file_type).map(encode)
+        return read_copies(lambda file: serialized_examples(file, file_type).map(encode), [*patterns.values()])
     else:
         rows = lambda file: map(encode_json, read_rows(file, file_type, records.columns, records.numbers))
         read = resumable_reader(numbered_chunks(rows))

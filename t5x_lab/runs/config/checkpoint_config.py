@@ -6,12 +6,15 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
+from etils import epath
+
 from t5x_lab.checkpoints.formats.huggingface import directory as huggingface
 from t5x_lab.checkpoints.formats.location import Location, find
 from t5x_lab.checkpoints.layout import read_info
 from t5x_lab.config.errors import NotHere, NotSet, UserError
 from t5x_lab.config.json_files import parse_json
 from t5x_lab.config.log import log
+from t5x_lab.config.temporary import local_copy
 from t5x_lab.data.vocabularies.sentinels import num_sentinels
 from t5x_lab.runs.config.gin_config import GinConfig, is_run_directory, local_file, run_config_file
 from t5x_lab.runs.config.trust import check_trusted
@@ -33,7 +36,7 @@ def read_config(location: Location, trust: bool = False) -> GinConfig:
       UserError: if it has none, or it is not trusted.
     """
     if location.format == "hf":
-        return GinConfig((), _bindings(pathlib.Path(location.path)))
+        return GinConfig((), _bindings(location.path))
     if location.format == "t5x_lab":
         text = read_info(location.path).get("config")
         file = location.path.parent.parent / "config.gin"
@@ -75,8 +78,9 @@ def _object_bindings(config: Any, scope: str) -> Iterator[str]:
         yield f"{scope}{type(config).__name__}.{field.name} = {text if scopes else repr(value)}"
 
 
-def _bindings(directory: pathlib.Path) -> tuple[str, ...]:
+def _bindings(path: epath.Path) -> tuple[str, ...]:
     """Returns gin bindings for the network, vocabulary and special tokens of a Hugging Face directory."""
+    directory = pathlib.Path(local_copy(str(path)))
     network = huggingface.read_config(directory)[1]
     bindings = [line for line in _object_bindings(network, "") if not line.startswith("TransformerConfig.dropout_rate")]
     bindings.append("MODEL = @ModelConfig()")
@@ -87,7 +91,7 @@ def _bindings(directory: pathlib.Path) -> tuple[str, ...]:
     has_any = lambda names: any((directory / name).exists() for name in names)
     if network.architecture == "encoder_decoder" and pieces.exists() and not has_any(MAY_ADD_TOKENS):
         # transformers tokenizes as SentencePiece does here, and TensorFlow can read the SentencePiece model.
-        bindings += ["VOCABULARY = @SentencePieceVocabulary()", f"SentencePieceVocabulary.path = {str(pieces)!r}"]
+        bindings += ["VOCABULARY = @SentencePieceVocabulary()", f"SentencePieceVocabulary.path = {str(path / SENTENCEPIECE)!r}"]
         bindings.append(f"SentencePieceVocabulary.extra_ids = {_extra_ids(directory, pieces)}")
         tokens["input_eos"] = True
     elif has_any(TOKENIZER_FILES):
@@ -95,7 +99,7 @@ def _bindings(directory: pathlib.Path) -> tuple[str, ...]:
         from t5x_lab.data.vocabularies.huggingface import read_tokenizer, special_ids_around
 
         before, after = special_ids_around(read_tokenizer(str(directory)))
-        bindings += ["VOCABULARY = @HuggingFaceVocabulary()", f"HuggingFaceVocabulary.path = {str(directory)!r}"]
+        bindings += ["VOCABULARY = @HuggingFaceVocabulary()", f"HuggingFaceVocabulary.path = {str(path)!r}"]
         if network.architecture != "encoder_decoder":
             tokens["start"] = before.pop(0) if before else None
         tokens |= {"input_start": tuple(before), "input_eos": bool(after), "input_end": tuple(after) or None}

@@ -147,13 +147,11 @@ def run_config_file(model_dir: str, trust: bool = False) -> str:
         raise UserError(f"{model_dir} is not a run directory: it has no config.gin. Use the MODEL_DIR of a training run.")
     if not trust:
         check_trusted(path.read_text(), path)
-    if "://" not in str(path):
-        return str(path)
-    return local_file(path.read_text())
+    return str(path)
 
 
 def local_file(text: str) -> str:
-    """Writes a configuration to a temporary file, since gin reads local files only."""
+    """Writes a configuration to a temporary file, since gin reads files only."""
     file = make_temporary_folder() / "config.gin"
     file.write_text(text)
     return str(file)

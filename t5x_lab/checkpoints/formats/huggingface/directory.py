@@ -15,6 +15,7 @@ from t5x_lab.checkpoints.layers import network_parts
 from t5x_lab.checkpoints.lazy_tensors import LazyTensor
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.json_files import parse_json
+from t5x_lab.config.temporary import local_copy
 from t5x_lab.networks.config import DTYPES
 from t5x_lab.networks.head import find_head
 from t5x_lab.networks.network import Network
@@ -64,8 +65,6 @@ def find(root: epath.Path, step: int | None) -> epath.Path | None:
         return None
     if step is not None:
         raise UserError(f"{root} is a Hugging Face model, which has no steps. Remove --step.")
-    if "://" in str(root):
-        raise UserError(f"{root} is remote. Hugging Face models are read from local directories only. Copy it first.")
     return root
 
 
@@ -74,11 +73,11 @@ def step_of(path: epath.Path) -> int:
 
 
 def open(path: epath.Path) -> Source:
-    return Source(path, 0, _open_params(pathlib.Path(path)))
+    return Source(path, 0, _open_params(pathlib.Path(local_copy(str(path)))))
 
 
 def open_as_saved(path: epath.Path) -> Mapping[str, LazyTensor]:
-    return safetensors_files.open_directory(pathlib.Path(path))
+    return safetensors_files.open_directory(pathlib.Path(local_copy(str(path))))
 
 
 def read_config(directory: pathlib.Path) -> tuple[Family, TransformerConfig]:

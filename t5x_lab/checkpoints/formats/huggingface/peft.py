@@ -16,6 +16,7 @@ from t5x_lab.checkpoints.layers import UNSTACKED, network_parts
 from t5x_lab.checkpoints.lazy_tensors import LazyTensor, check_shape, from_array
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.json_files import parse_json
+from t5x_lab.config.temporary import local_copy
 from t5x_lab.networks.lora import Lora
 from t5x_lab.networks.network import Network
 
@@ -35,7 +36,7 @@ def read(directory: str, network: Network) -> tuple[Lora, dict[str, np.ndarray]]
     Raises:
       UserError: if files are missing or damaged, or the adapter is not plain LoRA for projections of this network.
     """
-    path = pathlib.Path(directory)
+    path = pathlib.Path(local_copy(directory))
     try:
         config = parse_json((path / CONFIG).read_bytes())
         kind, rank, alpha = config["peft_type"], int(config["r"]), float(config["lora_alpha"])
