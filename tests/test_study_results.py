@@ -14,6 +14,7 @@ from test_study import STUDY
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.study.config import Factor, Saving, Stage, Study
+from t5x_lab.study.figures import held_out_curves
 from t5x_lab.study.intervals import adjust, interval, paired_difference
 from t5x_lab.study.measures import Measure, Value
 from t5x_lab.study.plan import make_plan
@@ -228,6 +229,11 @@ def test_tokens_saved_by_an_adaptation_are_those_of_known_curves(tmp_path):
     for s in saved:  # two steps of adaptation are worth eight from scratch, which has four
         assert s.tokens == pytest.approx(2 * 8 * 65) and math.isnan(s.ratio)
         assert s.ratio_at_scratch == pytest.approx(4, rel=0.03)
+    measure = Measure(name="held-out loss", evaluation="eval", metric="loss", best_is="lowest", stages=("pretrain", "adapt"))
+    curves = held_out_curves(plan, make_measure_reports(plan, measure)[0], quantities)["causal decoder, MLM, LM-A"]
+    flops = [quantities[f"{run}-seed0"].flops for run in ("pretrain-causal_decoder-mlm", "adapt-causal_decoder-mlm-lm_a")]
+    for losses, flops_P in curves:
+        assert flops_P[0] > flops[0] and flops_P[-1] == pytest.approx(sum(flops)) and len(losses.losses) == len(flops_P)
     page = write_report(plan, quantities, [])
     text = (tmp_path / "report.md").read_text()
     assert "| not reached | more than 2.00 | 4." in text and "Mean ratio at the last loss from scratch: " in text

@@ -1,4 +1,4 @@
-"""Figures of a study, as PNG, PDF and SVG: bars of its measures, and losses of its stages over tokens, FLOPs and time."""
+"""Figures of a study, as PNG, PDF and SVG: bars of its measures, and losses over tokens, FLOPs and time."""
 
 import math
 import pathlib
@@ -17,7 +17,8 @@ from t5x_lab.study.config import slug
 from t5x_lab.study.isoflop import Fit
 from t5x_lab.study.plan import Plan, PlannedRun
 from t5x_lab.study.quantities import Quantities
-from t5x_lab.study.results import MeasureReport
+from t5x_lab.study.results import MeasureReport, measured_run
+from t5x_lab.study.savings import Losses, held_out_losses
 
 FOLDER, KINDS = "figures", ("png", "pdf", "svg")
 POINTS = 200  # of a curve
@@ -40,6 +41,7 @@ def write_figures(
     folder.mkdir(parents=True, exist_ok=True)
     names = [_write_isoflop(fits, folder)]
     names += [_write_bars(report, folder) for report in reports]
+    names += [_write_held_out(plan, report, quantities, folder) for report in reports if not fits]
     names += [_write_losses(plan, stage.name, quantities, folder) for stage in plan.study.stages if stage.command == "train"]
     return [f"{FOLDER}/{name}.png" for name in names if name]
 
@@ -123,17 +125,66 @@ def _write_losses(plan: Plan, stage: str, quantities: Mapping[str, Quantities], 
         losses_SP = np.array([points["loss"][:length] for _, points in curves])
         for axes, (name, label) in zip(all_axes, AXES.items(), strict=True):
             x = np.mean([_x_values(name, numbers, points)[:length] for numbers, points in curves], axis=0)
-            axes.plot(x, losses_SP.mean(axis=0), color=f"C{color}", label=title, linewidth=1)
-            axes.fill_between(x, losses_SP.min(axis=0), losses_SP.max(axis=0), color=f"C{color}", alpha=0.2, linewidth=0)
+            _draw(axes, x, losses_SP, color, title)
             axes.set_xlabel(label)
-            axes.grid(alpha=0.3)
     if not has_data:
         plt.close(figure)
         return None
     all_axes[0].set_ylabel("training loss, nats per token with loss")
-    handles, labels = all_axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=LEGEND_COLUMNS, fontsize="small")
+    _add_legend(figure)
     return _save(figure, folder, f"loss-{stage}")
+
+
+def _write_held_out(
+    plan: Plan, report: MeasureReport, quantities: Mapping[str, Quantities], folder: pathlib.Path
+) -> str | None:
+    """Draws a held-out loss over the tokens of its stage, and over the FLOPs of this and earlier stages."""
+    groups = held_out_curves(plan, report, quantities) if report.measure.metric == "loss" else {}
+    if not groups:
+        return None
+    rows = math.ceil(len(groups) / LEGEND_COLUMNS)
+    figure, all_axes = plt.subplots(1, 2, figsize=(10, 4 + 0.18 * rows), layout="constrained", sharey=True)
+    for color, (title, curves) in enumerate(groups.items()):
+        length = min(len(losses.losses) for losses, _ in curves)
+        losses_SP = np.array([losses.losses[:length] for losses, _ in curves])
+        tokens_SP = np.array([losses.tokens[:length] for losses, _ in curves])
+        flops_SP = np.array([flops[:length] for _, flops in curves])
+        for axes, x_SP in zip(all_axes, (tokens_SP, flops_SP), strict=True):
+            _draw(axes, x_SP.mean(axis=0), losses_SP, color, title, marker="o")
+    all_axes[0].set(xlabel="tokens of the stage, padding included", ylabel=report.measure.name)
+    all_axes[1].set(xlabel="FLOPs of this stage and earlier ones")
+    _add_legend(figure)
+    return _save(figure, folder, f"curve-{slug(report.title)}")
+
+
+def held_out_curves(
+    plan: Plan, report: MeasureReport, quantities: Mapping[str, Quantities]
+) -> dict[str, list[tuple[Losses, np.ndarray]]]:
+    """Returns the losses of each seed by the title of a cell, with the FLOPs until each evaluation, [P]."""
+    groups: dict[str, list[tuple[Losses, np.ndarray]]] = {}
+    for title, cell in ((each.title, cell) for each in report.cells for cell in plan.cells if cell.title == each.title):
+        run = measured_run(plan, cell, report.measure)
+        if run is None or run.name not in quantities:
+            continue
+        numbers, names = quantities[run.name], list(cell.runs.values())
+        losses = held_out_losses(run.model_dir, report.measure.evaluation, numbers)
+        before = sum(quantities[name].flops for name in names[: names.index(run.name)] if name in quantities)
+        if len(losses.losses) > 1:
+            per_token = numbers.flops / (numbers.steps * numbers.batch_tokens)
+            groups.setdefault(title, []).append((losses, before + losses.tokens * per_token))
+    return groups
+
+
+def _draw(axes, x: np.ndarray, losses_SP: np.ndarray, color: int, label: str, **style) -> None:
+    """Draws the mean over seeds, and their range."""
+    axes.plot(x, losses_SP.mean(axis=0), color=f"C{color}", label=label, linewidth=1, markersize=3, **style)
+    axes.fill_between(x, losses_SP.min(axis=0), losses_SP.max(axis=0), color=f"C{color}", alpha=0.2, linewidth=0)
+    axes.grid(alpha=0.3)
+
+
+def _add_legend(figure) -> None:
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=LEGEND_COLUMNS, fontsize="small")
 
 
 def _loss_of(run: PlannedRun) -> dict[str, np.ndarray] | None:

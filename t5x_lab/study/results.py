@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from t5x_lab.study.intervals import LEVEL, Interval, Results, adjust, interval, mean_over_units, paired_difference
 from t5x_lab.study.isoflop import Fit, Point, fit_isoflop
 from t5x_lab.study.measures import ChosenStep, Measure, Value
-from t5x_lab.study.plan import Cell, Plan
+from t5x_lab.study.plan import Cell, Plan, PlannedRun
 from t5x_lab.study.quantities import Quantities
 
 
@@ -39,17 +39,17 @@ def read_results(plan: Plan, measure: Measure) -> list[CellResults]:
 
 
 def _read_cell(plan: Plan, title: str, cells: Sequence[Cell], measure: Measure) -> CellResults:
-    runs = {cell.seed: _measured_run(plan, cell, measure) for cell in cells}
-    by_seed = {seed: measure.read(run) if run else {} for seed, run in runs.items()}
+    runs = {cell.seed: measured_run(plan, cell, measure) for cell in cells}
+    by_seed = {seed: measure.read(run.model_dir) if run else {} for seed, run in runs.items()}
     values = {(seed, unit): value for seed, units in by_seed.items() for unit, value in units.items()}
     published = measure.published.get(_title_without(cells[0], measure.best_of))
     return CellResults(title, published, values, [seed for seed, units in by_seed.items() if not units])
 
 
-def _measured_run(plan: Plan, cell: Cell, measure: Measure) -> str | None:
-    """Returns the directory of the cell's last run that may have the evaluation. None if it has no such run."""
+def measured_run(plan: Plan, cell: Cell, measure: Measure) -> PlannedRun | None:
+    """Returns the cell's last run that may have the evaluation. None if it has no such run."""
     names = [name for stage, name in cell.runs.items() if not measure.stages or stage in measure.stages]
-    return plan.runs[names[-1]].model_dir if names else None
+    return plan.runs[names[-1]] if names else None
 
 
 def _title_without(cell: Cell, factors: Collection[str]) -> str:
@@ -74,8 +74,8 @@ def _best_title(plan: Plan, titles: Mapping[str, Sequence[Cell]], measure: Measu
         return next(iter(titles))
     bests: dict[str, list[ChosenStep]] = {}
     for title, cells in titles.items():
-        runs = filter(None, (_measured_run(plan, cell, measure) for cell in cells))
-        bests[title] = list(filter(None, map(measure.choose_step, runs)))
+        runs = filter(None, (measured_run(plan, cell, measure) for cell in cells))
+        bests[title] = list(filter(None, (measure.choose_step(run.model_dir) for run in runs)))
     extents = {title: (len(best), sum(step.num_units for step in best)) for title, best in bests.items()}
     most = max(extents.values())
     means = {title: sum(step.mean for step in best) / max(len(best), 1) for title, best in bests.items()}

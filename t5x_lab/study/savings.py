@@ -77,7 +77,7 @@ def compute_savings(plan: Plan, saving: Saving, quantities: Mapping[str, Quantit
     results = []
     for seed in plan.study.seeds:
         curves = [
-            _losses(plan.runs[runs[seed]].model_dir, saving.evaluation, quantities[runs[seed]])
+            held_out_losses(plan.runs[runs[seed]].model_dir, saving.evaluation, quantities[runs[seed]])
             for runs in (adapted, scratch)
             if seed in runs
         ]
@@ -104,7 +104,7 @@ def _runs(plan: Plan, values: Mapping[str, str], stage: str) -> dict[int, str]:
     return {cell.seed: cell.runs[stage] for cell in reversed(cells)}
 
 
-def _losses(model_dir: str, evaluation: str, quantities: Quantities) -> Losses:
+def held_out_losses(model_dir: str, evaluation: str, quantities: Quantities) -> Losses:
     """Returns the mean loss over the tasks of an evaluation, at the steps where all of them have it."""
     columns = [c for split, c in read_columns(model_dir).items() if split.startswith(f"{evaluation}/")]
     by_step: dict[int, list[float]] = {}
