@@ -8,9 +8,13 @@ import math
 import re
 from collections.abc import Mapping
 
+from t5x_lab.checkpoints.formats.location import find
 from t5x_lab.config.errors import UserError
 from t5x_lab.data.config import stable_repr
+from t5x_lab.networks.network import has_encoder
+from t5x_lab.runs.config.checkpoint_config import read_config
 from t5x_lab.runs.config.run_config import RunConfig
+from t5x_lab.runs.train.batch import resolve_batch
 from t5x_lab.study.plan import Plan, PlannedRun
 from t5x_lab.study.step_cost import StepCost, step_cost
 
@@ -29,7 +33,7 @@ class Quantities:
       batch_tokens: tokens of a batch, padding included.
       steps: steps of this run. Those of the run that it continues do not count.
       last_step: number of its last step. It includes the steps of the run that it continues if the step is carried over.
-      flops: FLOPs of all its steps, forward and backward.
+      flops: FLOPs of all its steps, forward and backward, with the forward pass of a teacher.
       parameters: number of parameters.
       seed, vocabulary, dropout, precision, text, optimizer: settings.
     """
@@ -59,13 +63,13 @@ def compute_quantities(plan: Plan) -> dict[str, Quantities]:
     for name, run in plan.runs.items():
         if run.stage.command == "train":
             try:
-                quantities[name] = _quantities(run, quantities, costs)
+                quantities[name] = _quantities(plan, run, quantities, costs)
             except UserError as error:
                 raise UserError(f"The run {name} cannot be trained: {error.sentence}") from error
     return quantities
 
 
-def _quantities(planned: PlannedRun, earlier: Mapping[str, Quantities], costs: dict[str, StepCost]) -> Quantities:
+def _quantities(plan: Plan, planned: PlannedRun, earlier: Mapping[str, Quantities], costs: dict[str, StepCost]) -> Quantities:
     run = planned.config().run()
     if planned.last_step is not None and run.train_steps != planned.last_step:
         raise UserError(
@@ -85,7 +89,7 @@ def _quantities(planned: PlannedRun, earlier: Mapping[str, Quantities], costs: d
         batch_tokens=cost.tokens,
         steps=steps,
         last_step=steps + (before.last_step if before else 0),
-        flops=float(steps * cost.flops),
+        flops=float(steps * (cost.flops + _teacher_flops(plan, run))),
         parameters=cost.parameters,
         seed=run.seed,
         vocabulary=f"{run.data.vocabulary}, {run.data.input_vocabulary}",
@@ -94,6 +98,16 @@ def _quantities(planned: PlannedRun, earlier: Mapping[str, Quantities], costs: d
         text=_text(run),
         optimizer=stable_repr(run.optimizer),
     )
+
+
+def _teacher_flops(plan: Plan, run: RunConfig) -> int:
+    """Returns the FLOPs of the teacher's forward pass for a batch, a third of those of its training. 0 without a teacher."""
+    if run.teacher is None:
+        return 0
+    planned = next((other for other in plan.runs.values() if other.model_dir == run.teacher.path), None)
+    network = (planned.config() if planned else read_config(find(run.teacher.path))).model().network
+    lengths = resolve_batch(run.data, run.model.network.architecture).lengths
+    return run.data.batch_size * network.flops(*lengths if has_encoder(network) else (0, sum(lengths))) // 3
 
 
 def _text(run: RunConfig) -> str:
