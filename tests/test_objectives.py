@@ -479,6 +479,7 @@ def test_sentinels_are_those_of_the_vocabulary_in_their_order(tmp_path):
         assert len(targets) > 1 and targets == ids[: len(targets)]
     masked = examples_of(OBJECTIVES["masked_lm"], {"inputs": 64}, [document], "encoder", vocabulary=vocabulary)
     assert {i for i in np.concatenate([example["inputs"] for example in masked]).tolist() if i > 258} == {ids[0]}
+    assert imported.decode([*tokenizer.encode("words", add_special_tokens=False), 400]) == "words"  # of a larger network
 
 
 def test_masking_needs_a_sentinel():

@@ -89,6 +89,7 @@ class HuggingFaceTokenizer(seqio.Vocabulary):
     def __init__(self, directory: str):
         self.directory, self._tokenizer = directory, read_tokenizer(directory)
         self._ids = self._tokenizer.get_vocab()
+        self._known_ids = frozenset(self._ids.values())
         super().__init__(extra_ids=0)
 
     def save(self, directory: str) -> None:
@@ -142,14 +143,18 @@ class HuggingFaceTokenizer(seqio.Vocabulary):
 
     def decode_with_special_tokens(self, ids) -> str:
         """Decodes ids. Unlike `decode`, it keeps special tokens such as sentinels."""
-        return self._tokenizer.decode([int(i) for i in ids])
+        return self._tokenizer.decode(self._ids_of_tokens(ids))
 
     def _encode(self, s) -> list[int]:
         text = s.decode(errors="replace") if isinstance(s, bytes) else s
         return self._tokenizer.encode(text, add_special_tokens=False)
 
     def _decode(self, ids) -> str:
-        return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=True)
+        return self._tokenizer.decode(self._ids_of_tokens(ids), skip_special_tokens=True)
+
+    def _ids_of_tokens(self, ids) -> list[int]:
+        """Returns the ids that stand for a token. A network may have more, of which ByT5's tokenizer has no text."""
+        return [int(i) for i in ids if int(i) in self._known_ids]
 
     def _encode_tf(self, s: tf.Tensor) -> tf.Tensor:
         # Not stateful: the position of a pipeline with a stateful function cannot be saved.
