@@ -1,7 +1,7 @@
 """Hosts that are killed, frozen or slow: what the others say, and how long until training goes on by itself.
 
-Runs of two and of four processes, started by the scripts of `t5x_lab launch --kind=hosts`. In each, the last and the first process
-are killed (SIGKILL), one is frozen (SIGSTOP) for two minutes, and one has a fifth of its time (SIGSTOP and SIGCONT in turn).
+Runs of two and of four processes, started by the scripts of `t5x_lab launch --kind=hosts`. In each, the last and the first
+process are killed (SIGKILL), one is frozen (SIGSTOP) for two minutes, and one has a fifth of its time (SIGSTOP and SIGCONT).
 
     python benchmarks/lost_hosts.py [--hosts=2 --hosts=4]
 """
