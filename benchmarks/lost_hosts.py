@@ -102,8 +102,8 @@ def show(title: str, hosts: Hosts, lost: int, before: list[int]) -> None:
     print(f"\n{title}")
     for host, log in enumerate(hosts.logs):
         text = log.read_bytes()[before[host] :].decode(errors="replace")
-        said = dict.fromkeys(line.strip()[:200] for line in text.splitlines() if WORTH_SHOWING.search(line))
-        for line in [*said][:4] if host != lost else []:
+        sentences = dict.fromkeys(line.strip()[:200] for line in text.splitlines() if WORTH_SHOWING.search(line))
+        for line in [*sentences][:4] if host != lost else []:
             print(f"  host {host}: {line}")
 
 

@@ -27,7 +27,8 @@ MAX_COPIES = 256  # the oldest is removed; TensorFlow reads on in one that it ha
 
 def is_known_to_tensorflow(path: str) -> bool:
     """Returns whether TensorFlow reads a path itself."""
-    return not is_object_storage(path) or (path.startswith("gs://") and "STORAGE_EMULATOR_HOST" not in os.environ)
+    is_of_google = path.startswith("gs://") and "STORAGE_EMULATOR_HOST" not in os.environ
+    return is_of_google or not is_object_storage(path)
 
 
 def list_matches(pattern: str) -> list[str]:
@@ -133,9 +134,10 @@ def read_source_copies(task: seqio.Task) -> seqio.Task:
     source = task.source
     if isinstance(source, seqio.TfdsDataSource):
         read_tfds_copies(str(source.tfds_dataset.data_dir or ""))
-    patterns = getattr(source, "_split_to_filepattern", {}) if isinstance(source, seqio.FileDataSource) else {}
-    by_split = {split: [pattern] if isinstance(pattern, str) else list(pattern) for split, pattern in patterns.items()}
-    names = [name for pattern in by_split.values() for name in pattern]
+    if not isinstance(source, seqio.FileDataSource):
+        return task
+    by_split = {split: [*map(str, tf.nest.flatten(pattern))] for split, pattern in source._split_to_filepattern.items()}
+    names = [name for patterns in by_split.values() for name in patterns]
     if getattr(source, "reads_any_storage", False) or all(map(is_known_to_tensorflow, names)):
         return task
     new_source, new_task = copy.copy(source), copy.copy(task)
