@@ -34,6 +34,7 @@ from t5x_lab.data.vocabularies.build import build_vocabulary
 from t5x_lab.data.vocabularies.config import SentencePieceVocabulary
 from t5x_lab.data.vocabularies.sentencepiece import train_sentencepiece
 from t5x_lab.evaluation.inference import output as output_module
+from t5x_lab.runs.config.gin_config import GinConfig
 from t5x_lab.runs.convert.export_tokenizer import read_sentencepiece_bytes
 
 pytestmark = pytest.mark.slow
@@ -88,6 +89,7 @@ def test_a_run_in_a_bucket_is_that_on_a_disk(scheme):
             infer(remote),
             convert(remote, "hf", "hf"),
             convert(remote, "again", "t5x_lab"),
+            ["inspect", f"{remote}_hf"],
             ["report", remote],
             ["eval", f"--model_dir={remote}", f"--output={remote}/more"],
             ["eval", f"--model_dir={remote}_again", *FULL_LM, f"--output={remote}/of_copy"],
@@ -242,6 +244,8 @@ def read_all(folder, environment):
         assert cached(member.task, f"{folder}/caches")["train"] in (120, 240)
         for task in (member.task, use_cache(member.task, config)):
             yield [*task.get_dataset({}, "train", seed=0, try_in_mem_cache=False).take(50).as_numpy_iterator()]
+    epath.Path(f"{folder}/mine.gin").write_text("VOCABULARY = @ByteVocabulary()\n")
+    assert GinConfig((f"{folder}/mine.gin",)).vocabulary() == BYTES
     for kind in ("lines*.txt", "rows*.jsonl.gz", "table*.parquet", "records*.tfrecord"):
         lines_per_document = 1 if kind.endswith("txt") else None
         texts = {"mine": TextFiles(f"{folder}/{kind}", lines_per_document=lines_per_document)}
