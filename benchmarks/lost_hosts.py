@@ -110,8 +110,8 @@ def show(title: str, hosts: Hosts, lost: int, before: list[int]) -> None:
 def kill(hosts: Hosts, lost: int, begin: float) -> str:
     step = last_step()
     os.kill(hosts.process(lost), signal.SIGKILL)
-    seconds = hosts.wait_for(lambda: last_step() > step)
-    return f"host {lost} killed at step {step}: a new step after {seconds:.0f} s, {seconds / begin:.1f} times a first start"
+    seconds = hosts.wait_for(lambda: last_step() > step + 10)  # of the last ones the metrics may just have been written
+    return f"host {lost} killed at step {step}: ten new steps after {seconds:.0f} s, {seconds / begin:.1f} times a first start"
 
 
 def freeze(hosts: Hosts, lost: int, begin: float) -> str:
