@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import json
 import math
-import tempfile
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -21,8 +20,7 @@ from etils import epath
 
 from t5x_lab.config.errors import UserError
 from t5x_lab.config.json_files import parse_json, read_json, write_json
-from t5x_lab.config.object_storage import retry
-from t5x_lab.config.temporary import copy_file
+from t5x_lab.config.temporary import written_locally
 from t5x_lab.data.cache.reading import (
     COMPLETED,
     MANIFEST,
@@ -169,9 +167,8 @@ def _unfinished(folder: epath.Path, shard: CacheShard) -> Iterator[epath.Path]:
         yield unfinished
         unfinished.replace(folder / shard.file)
         return
-    with tempfile.TemporaryDirectory(prefix="t5x_lab_") as local:
-        yield epath.Path(local) / shard.file
-        retry(lambda: copy_file(epath.Path(local) / shard.file, folder / shard.file), folder)
+    with written_locally(folder) as local:
+        yield local / shard.file
 
 
 def _count_elements(records: tf.data.Dataset) -> tuple[tf.data.Dataset, tf.Variable]:

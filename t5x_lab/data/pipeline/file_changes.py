@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Mapping
 
 import seqio
+import tensorflow as tf
 
 from t5x_lab.data.cache.reading import split_source
 from t5x_lab.data.sources.storage import file_size, open_stored
@@ -54,8 +55,11 @@ def _list_files(source: seqio.DataSource, split: str) -> list[str]:
 
 
 def _fingerprint(name: str, hash_ends: bool) -> list[int]:
-    size = file_size(name)
-    return [] if size is None else [size, *([_hash_ends(name, size)] if hash_ends else [])]
+    try:
+        size = file_size(name)
+        return [] if size is None else [size, *([_hash_ends(name, size)] if hash_ends else [])]
+    except tf.errors.OpError:  # the name is not that of a file
+        return []
 
 
 def _hash_ends(name: str, size: int) -> int:
